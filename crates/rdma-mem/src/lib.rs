@@ -1,0 +1,1 @@
+//! RDMA devices, contexts, protection domains and registered memory.

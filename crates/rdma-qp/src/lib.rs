@@ -1,0 +1,1 @@
+//! RDMA completion queues, queue pairs, work requests and completions.

@@ -1,0 +1,1 @@
+//! RDMA's numbers: GIDs, keys, sequence numbers, MTUs, timers, access flags, status codes.

@@ -1,0 +1,1 @@
+//! What the tests of this workspace share: allocation counter, fault hooks.
