@@ -1,0 +1,16 @@
+//! What the generated bindings take from the C library and the kernel's headers.
+
+#![allow(non_camel_case_types)]
+
+pub(crate) use libc::{pthread_cond_t, pthread_mutex_t, timespec};
+
+/// A number that lies in memory with its highest byte first.
+pub(crate) type __be16 = u16;
+/// A number that lies in memory with its highest byte first.
+pub(crate) type __be32 = u32;
+/// A number that lies in memory with its highest byte first.
+pub(crate) type __be64 = u64;
+pub(crate) type __u8 = u8;
+pub(crate) type __u16 = u16;
+pub(crate) type __u32 = u32;
+pub(crate) type __u64 = u64;

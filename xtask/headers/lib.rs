@@ -1,0 +1,1 @@
+//! Only a manifest that pins a source of headers; see `Cargo.toml`.
