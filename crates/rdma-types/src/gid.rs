@@ -1,0 +1,264 @@
+//! Global identifiers: the 128-bit addresses of ports.
+
+use core::fmt;
+use core::net::{Ipv4Addr, Ipv6Addr};
+use core::str::FromStr;
+
+use crate::macros::open_enum;
+use crate::{Guid, ParseGidError};
+
+/// A global identifier (GID): a port's 128-bit address, in the form of an IPv6 address.
+///
+/// A port has a table of them. On RoCE the entries stand for the IP addresses of the network
+/// interface, those of IPv4 as [mapped](Self::is_ipv4_mapped) ones; on InfiniBand an entry is the
+/// subnet prefix and the port's GUID. What `union ibv_gid` is in C; IBTA vol 1, section 4.1.1.
+///
+/// Text is that of an IPv6 address; parsing takes every form of it, so also the eight full groups that
+/// sysfs prints.
+///
+/// # Examples
+///
+/// ```
+/// use rdma_types::Gid;
+///
+/// let gid: Gid = "0000:0000:0000:0000:0000:ffff:c000:0201".parse()?;
+/// assert!(gid.is_ipv4_mapped());
+/// assert_eq!(gid.to_string(), "::ffff:192.0.2.1");
+/// assert_eq!(gid.to_ipv4().unwrap().to_string(), "192.0.2.1");
+/// # Ok::<(), rdma_types::ParseGidError>(())
+/// ```
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(from = "Ipv6Addr", into = "Ipv6Addr"))]
+#[repr(transparent)]
+pub struct Gid([u8; 16]);
+
+impl Gid {
+    /// All zero: what an unused entry of a GID table holds.
+    pub const ZERO: Self = Self([0; 16]);
+
+    /// The subnet prefix `fe80::/64`, which InfiniBand ports have before a subnet manager gives them
+    /// another.
+    pub const LINK_LOCAL_PREFIX: u64 = 0xfe80_0000_0000_0000;
+
+    /// The GID with these bytes, in network order, as `ibv_gid.raw` and packets have them.
+    #[inline]
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes, in network order.
+    #[inline]
+    pub const fn to_bytes(self) -> [u8; 16] {
+        self.0
+    }
+
+    /// The bytes, in network order.
+    #[inline]
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+
+    /// The GID of a port: the prefix of its subnet (host order), then its GUID.
+    #[inline]
+    pub const fn from_parts(subnet_prefix: u64, interface_id: Guid) -> Self {
+        let number = ((subnet_prefix as u128) << 64) | interface_id.to_u64() as u128;
+        Self(number.to_be_bytes())
+    }
+
+    /// The GID that stands for an IPv4 address on RoCE: `::ffff:a.b.c.d`.
+    #[inline]
+    pub const fn from_ipv4(address: Ipv4Addr) -> Self {
+        Self(address.to_ipv6_mapped().octets())
+    }
+
+    /// The GID as an IPv6 address, which every GID can be written as.
+    #[inline]
+    pub const fn to_ipv6(self) -> Ipv6Addr {
+        Ipv6Addr::from_bits(u128::from_be_bytes(self.0))
+    }
+
+    /// The IPv4 address that this GID stands for, if [it does](Self::is_ipv4_mapped).
+    #[inline]
+    pub const fn to_ipv4(self) -> Option<Ipv4Addr> {
+        self.to_ipv6().to_ipv4_mapped()
+    }
+
+    /// The upper half: the subnet prefix, in host order.
+    #[inline]
+    pub const fn subnet_prefix(self) -> u64 {
+        (u128::from_be_bytes(self.0) >> 64) as u64
+    }
+
+    /// The lower half: the interface identifier, on InfiniBand the port's GUID.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // the lower half is meant
+    pub const fn interface_id(self) -> Guid {
+        Guid::from_u64(u128::from_be_bytes(self.0) as u64)
+    }
+
+    /// Whether this is the all-zero GID, an unused table entry.
+    #[inline]
+    pub const fn is_zero(self) -> bool {
+        u128::from_be_bytes(self.0) == 0
+    }
+
+    /// Whether this GID is good on its own link only: `fe80::/10`.
+    ///
+    /// A RoCE device refuses to connect a link-local GID with one that is not.
+    #[inline]
+    pub const fn is_link_local(self) -> bool {
+        self.to_ipv6().is_unicast_link_local()
+    }
+
+    /// Whether this GID stands for an IPv4 address: `::ffff:a.b.c.d`. RoCEv2 sends such traffic in
+    /// IPv4 packets.
+    #[inline]
+    pub const fn is_ipv4_mapped(self) -> bool {
+        self.to_ipv4().is_some()
+    }
+}
+
+impl From<[u8; 16]> for Gid {
+    #[inline]
+    fn from(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+}
+
+impl From<Gid> for [u8; 16] {
+    #[inline]
+    fn from(gid: Gid) -> Self {
+        gid.0
+    }
+}
+
+impl From<Ipv6Addr> for Gid {
+    #[inline]
+    fn from(address: Ipv6Addr) -> Self {
+        Self(address.octets())
+    }
+}
+
+impl From<Gid> for Ipv6Addr {
+    #[inline]
+    fn from(gid: Gid) -> Self {
+        gid.to_ipv6()
+    }
+}
+
+/// As [`Gid::from_ipv4`].
+impl From<Ipv4Addr> for Gid {
+    #[inline]
+    fn from(address: Ipv4Addr) -> Self {
+        Self::from_ipv4(address)
+    }
+}
+
+impl FromStr for Gid {
+    type Err = ParseGidError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<Ipv6Addr>().map(Self::from).map_err(|_| ParseGidError)
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_ipv6().fmt(f)
+    }
+}
+
+impl fmt::Debug for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gid({self})")
+    }
+}
+
+open_enum! {
+    /// What kind of packets a GID is for (`enum ibv_gid_type`). Two ports can talk only through GIDs of
+    /// the same type.
+    #[doc(alias = "ibv_gid_type")]
+    GidType(u32), "GID type" {
+        /// InfiniBand.
+        IB = 0, "IB";
+        /// RoCE version 1: InfiniBand packets straight in Ethernet frames, not routable.
+        ROCE_V1 = 1, "RoCE v1";
+        /// RoCE version 2: UDP port 4791, routable.
+        ROCE_V2 = 2, "RoCE v2";
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::format;
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn ipv4_mapped_gid_converts_both_ways() {
+        let address = Ipv4Addr::new(10, 1, 2, 3);
+        let gid = Gid::from(address);
+        assert_eq!(gid.to_bytes(), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 2, 3]);
+        assert_eq!(gid.to_ipv4(), Some(address));
+        assert_eq!(format!("{gid} {gid:?}"), "::ffff:10.1.2.3 Gid(::ffff:10.1.2.3)");
+        assert!(!gid.is_link_local() && !gid.is_zero());
+    }
+
+    #[test]
+    fn only_the_mapped_prefix_is_ipv4() {
+        for text in ["::10.1.2.3", "::fffe:10.1.2.3", "1::ffff:10.1.2.3", "fe80::1", "::"] {
+            let gid: Gid = text.parse().unwrap();
+            assert!(!gid.is_ipv4_mapped(), "{text}");
+        }
+    }
+
+    #[test]
+    fn link_local_is_the_first_ten_bits() {
+        for (text, expected) in
+            [("fe80::1", true), ("febf::1", true), ("fec0::1", false), ("fe40::", false)]
+        {
+            assert_eq!(text.parse::<Gid>().unwrap().is_link_local(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn parts_are_the_halves() {
+        let guid = Guid::from_u64(0x0002_c903_0012_3456);
+        let gid = Gid::from_parts(Gid::LINK_LOCAL_PREFIX, guid);
+        assert_eq!(gid.to_string(), "fe80::2:c903:12:3456");
+        assert_eq!((gid.subnet_prefix(), gid.interface_id()), (Gid::LINK_LOCAL_PREFIX, guid));
+    }
+
+    #[test]
+    fn zero_is_the_default_and_unused() {
+        assert_eq!(Gid::default(), Gid::ZERO);
+        assert!(Gid::ZERO.is_zero());
+        assert!(!"::1".parse::<Gid>().unwrap().is_zero());
+    }
+
+    #[test]
+    fn text_that_is_no_address_is_refused() {
+        for text in ["", "10.0.0.1", "fe80", "fe80::1%eth0", "fe80::12345", "[fe80::1]", " ::1"] {
+            assert_eq!(text.parse::<Gid>(), Err(ParseGidError), "{text:?}");
+        }
+        assert!(ParseGidError.to_string().contains("::ffff:192.0.2.1"));
+    }
+
+    #[test]
+    fn gid_types_have_the_numbers_of_verbs_h() {
+        assert_eq!([GidType::IB, GidType::ROCE_V1, GidType::ROCE_V2].map(GidType::raw), [0, 1, 2]);
+        assert_eq!(
+            format!("{} {:?}", GidType::ROCE_V2, GidType::ROCE_V2),
+            "RoCE v2 GidType::ROCE_V2"
+        );
+    }
+
+    #[test]
+    fn unknown_gid_type_is_data() {
+        let newer = GidType::from_raw(77);
+        assert_eq!((newer.raw(), newer.name()), (77, None));
+        assert_eq!(format!("{newer}, {newer:?}"), "unknown GID type 77, GidType(77)");
+    }
+}

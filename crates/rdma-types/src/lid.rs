@@ -1,0 +1,74 @@
+//! Local identifiers: the 16-bit addresses within an InfiniBand subnet.
+
+use core::fmt;
+
+/// A local identifier (LID): a port's address within its InfiniBand subnet, given by the subnet
+/// manager (`ibv_port_attr.lid`). Ethernet ports have none and report 0. IBTA vol 1, section 4.1.3.
+///
+/// # Examples
+///
+/// ```
+/// use rdma_types::Lid;
+///
+/// assert!(Lid::new(7).is_unicast());
+/// assert!(!Lid::NONE.is_unicast());
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(transparent))]
+#[repr(transparent)]
+pub struct Lid(u16);
+
+impl Lid {
+    /// Reserved: the port has no LID.
+    pub const NONE: Self = Self(0);
+
+    /// The LID with this number, in host order.
+    #[inline]
+    pub const fn new(lid: u16) -> Self {
+        Self(lid)
+    }
+
+    /// The number, in host order.
+    #[inline]
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+
+    /// Whether this can be the address of one port: `0x0001..=0xbfff`.
+    #[inline]
+    pub const fn is_unicast(self) -> bool {
+        matches!(self.0, 0x0001..=0xbfff)
+    }
+}
+
+impl From<u16> for Lid {
+    #[inline]
+    fn from(lid: u16) -> Self {
+        Self(lid)
+    }
+}
+
+impl From<Lid> for u16 {
+    #[inline]
+    fn from(lid: Lid) -> Self {
+        lid.0
+    }
+}
+
+impl fmt::Display for Lid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unicast_ends_where_multicast_begins() {
+        let unicast = [0, 1, 0xbfff, 0xc000, 0xffff].map(|lid| Lid::new(lid).is_unicast());
+        assert_eq!(unicast, [false, true, true, false, false]);
+    }
+}
