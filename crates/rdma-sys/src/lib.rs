@@ -4,8 +4,19 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("rdma-sys needs 64-bit Linux: the verbs are an interface of its kernel");
 
+mod elf;
+mod errno;
 mod generated;
+mod load;
+mod load_error;
 mod os;
+mod refusal;
+mod registry;
+mod table;
 
-pub use generated::functions;
-pub use generated::verbs::*;
+pub use errno::Errno;
+pub use generated::{functions, verbs::*};
+pub use load::system;
+pub use load_error::LoadError;
+pub use registry::{Provider, UnknownProvider, providers, register};
+pub use table::{Unsupported, Verbs};

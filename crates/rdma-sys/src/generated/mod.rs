@@ -3,6 +3,7 @@
 #![allow(
     missing_docs,
     non_camel_case_types,
+    non_snake_case,
     non_upper_case_globals,
     unnameable_types,
     missing_debug_implementations
@@ -15,4 +16,4 @@ pub mod functions;
 mod layout_aarch64;
 #[cfg(target_arch = "x86_64")]
 mod layout_x86_64;
-pub mod verbs;
+pub(crate) mod verbs;

@@ -1,0 +1,73 @@
+//! The installed libibverbs, loaded at run time.
+
+#![allow(unsafe_code)]
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    sync::OnceLock,
+};
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::{LoadError, Verbs, elf};
+
+/// The file name that libibverbs has had since its first release.
+const SONAME: &str = "libibverbs.so.1";
+
+/// The environment variable that names another file.
+const PATH_VARIABLE: &str = "RDMA_LIBIBVERBS";
+
+/// The verbs of the installed libibverbs, and with them every RDMA device of this machine that the
+/// kernel knows.
+///
+/// The library is looked for once, at the first call, and never unloaded; later calls return the
+/// same table or the same error. `RDMA_LIBIBVERBS` gives the path of another library than
+/// `libibverbs.so.1`. It is loaded with `RTLD_NOW | RTLD_LOCAL`: its names are not visible to other
+/// libraries. The provider is called `system`.
+///
+/// Nothing needs this function to succeed: a software device is a [`Verbs`] of its own.
+///
+/// # Errors
+/// The library is not there, is too old, is made for another machine, or cannot be loaded into a
+/// static binary; each [`LoadError`] says what to do.
+///
+/// ```
+/// match rdma_sys::system() {
+///     Ok(verbs) => assert_eq!(verbs.name, "system"),
+///     Err(error) => eprintln!("no RDMA hardware: {error}"),
+/// }
+/// ```
+#[doc(alias = "dlopen")]
+pub fn system() -> Result<&'static Verbs, LoadError> {
+    static SYSTEM: OnceLock<Result<Verbs, LoadError>> = OnceLock::new();
+    let loaded = SYSTEM.get_or_init(|| {
+        let named = env::var_os(PATH_VARIABLE).filter(|path| !path.is_empty());
+        load(&named.unwrap_or_else(|| OsString::from(SONAME)))
+    });
+    loaded.as_ref().map_err(Clone::clone)
+}
+
+fn load(file: &OsStr) -> Result<Verbs, LoadError> {
+    if elf::program_is_static() {
+        return Err(LoadError::StaticBinary);
+    }
+    // SAFETY: the file is the machine's libibverbs, or what whoever started the program called so.
+    // Its initialisers register drivers and touch nothing of ours (SAFETY.md F2).
+    let opened = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) };
+    let library = opened.map_err(|error| LoadError::of_dlopen(file, &reason(&error)))?;
+    // SAFETY: as above for what it exports; it is never closed, neither here nor below
+    // (SAFETY.md F2).
+    let table = unsafe { Verbs::load("system", &library) };
+    // Also not after a failure: its drivers may have started threads or kept pointers.
+    let _open_for_ever = library.into_raw();
+    table.map_err(|symbol| LoadError::TooOld { file: file.to_owned(), symbol })
+}
+
+/// The text of `dlerror`, which libloading keeps as the source of its own.
+fn reason(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests;

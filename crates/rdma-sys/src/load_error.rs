@@ -1,0 +1,156 @@
+//! Why libibverbs is not there, and what to do.
+
+use std::{ffi::OsStr, ffi::OsString, path::Path};
+
+use crate::elf;
+
+/// What every message ends with.
+macro_rules! without {
+    () => {
+        "; the software device needs none: rdma_soft::install()"
+    };
+}
+
+/// Why [`system`](crate::system) has no table.
+///
+/// The software device works in each of these cases.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// There is no such file, or the loader does not look where it is.
+    #[error(
+        "{} is not installed: install rdma-core (Debian, Ubuntu: libibverbs1 and \
+         ibverbs-providers; Fedora, RHEL: libibverbs), or set RDMA_LIBIBVERBS to its path{}",
+        .file.display(), without!()
+    )]
+    NotFound {
+        /// What was looked for.
+        file: OsString,
+    },
+    /// The library lacks a function that libibverbs has had since 2008.
+    #[error(
+        "{} has no function {symbol}: it is too old, or not libibverbs; install rdma-core 20 or \
+         newer, or correct RDMA_LIBIBVERBS{}",
+        .file.display(), without!()
+    )]
+    TooOld {
+        /// The library.
+        file: OsString,
+        /// The first function that it lacks.
+        symbol: &'static str,
+    },
+    /// The library is made for another kind of machine than this program.
+    #[error(
+        "{} is for {found}, this program for {expected}: install the libibverbs package of \
+         {expected}, or set RDMA_LIBIBVERBS to such a file{}",
+        .file.display(), without!()
+    )]
+    WrongArchitecture {
+        /// The library.
+        file: OsString,
+        /// What the library is for, such as `32-bit x86`.
+        found: String,
+        /// What this program is for.
+        expected: String,
+    },
+    /// This program is statically linked, and such a program cannot load a library.
+    #[error(
+        "a statically linked program cannot load libibverbs: build it with dynamic linking (for a \
+         musl target: RUSTFLAGS=-Ctarget-feature=-crt-static){}",
+        without!()
+    )]
+    StaticBinary,
+    /// The library is there, but the loader refused it, for example because a library that it needs
+    /// is missing.
+    #[error(
+        "{} could not be loaded: {reason}; `ldd` shows which library it lacks{}",
+        .file.display(), without!()
+    )]
+    Refused {
+        /// The library.
+        file: OsString,
+        /// The loader's own words.
+        reason: String,
+    },
+}
+
+impl LoadError {
+    /// Tells from what is on the disk, and from the loader's words, why `dlopen` failed.
+    ///
+    /// The words alone do not do: the loader of glibc calls a library of another machine "not
+    /// found".
+    pub(crate) fn of_dlopen(file: &OsStr, reason: &str) -> Self {
+        let file = file.to_owned();
+        let path = Path::new(&file);
+        let is_path = path.components().count() > 1;
+        if is_path && let Some((found, expected)) = elf::other_machine(path) {
+            return Self::WrongArchitecture { file, found, expected };
+        }
+        let missing = if is_path { !path.exists() } else { is_missing(&file, reason) };
+        if missing {
+            Self::NotFound { file }
+        } else {
+            Self::Refused { file, reason: reason.to_owned() }
+        }
+    }
+}
+
+/// Whether the loader looked for `file` itself in vain, and not for a library which that one needs.
+fn is_missing(file: &OsStr, reason: &str) -> bool {
+    let file = file.to_string_lossy();
+    let glibc = format!("{file}: cannot open shared object file");
+    let musl = format!("Error loading shared library {file}: No such file or directory");
+    reason.starts_with(&glibc) || (reason.starts_with(&musl) && !reason.contains("needed by"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_soname(reason: &str) -> LoadError {
+        LoadError::of_dlopen(OsStr::new("libibverbs.so.1"), reason)
+    }
+
+    #[test]
+    fn the_library_itself_is_missing() {
+        let file = OsString::from("libibverbs.so.1");
+        for reason in [
+            "libibverbs.so.1: cannot open shared object file: No such file or directory",
+            "Error loading shared library libibverbs.so.1: No such file or directory",
+        ] {
+            assert_eq!(of_soname(reason), LoadError::NotFound { file: file.clone() });
+        }
+    }
+
+    #[test]
+    fn a_library_that_it_needs_is_missing() {
+        for reason in [
+            "libnl-3.so.200: cannot open shared object file: No such file or directory",
+            "Error loading shared library libnl-3.so.200: No such file or directory (needed by \
+             /usr/lib/libibverbs.so.1)",
+        ] {
+            let LoadError::Refused { reason: kept, .. } = of_soname(reason) else {
+                panic!("{reason}");
+            };
+            assert_eq!(kept, reason);
+        }
+    }
+
+    #[test]
+    fn every_message_says_what_to_do() {
+        let file = OsString::from("libibverbs.so.1");
+        for error in [
+            LoadError::NotFound { file: file.clone() },
+            LoadError::TooOld { file: file.clone(), symbol: "ibv_open_device" },
+            LoadError::WrongArchitecture {
+                file: file.clone(),
+                found: "32-bit x86".to_owned(),
+                expected: "64-bit x86".to_owned(),
+            },
+            LoadError::StaticBinary,
+            LoadError::Refused { file, reason: "no memory".to_owned() },
+        ] {
+            assert!(error.to_string().contains("rdma_soft::install()"), "{error}");
+        }
+    }
+}

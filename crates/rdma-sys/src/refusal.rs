@@ -1,0 +1,90 @@
+//! What a function of [`Verbs::unsupported`](crate::Verbs::unsupported) does: it fails as the
+//! function that it stands for fails.
+
+use std::{
+    ffi::{c_char, c_int},
+    ptr::null_mut,
+};
+
+use crate::Errno;
+
+/// How a function without implementation answers; `R` is what it returns.
+pub(crate) trait Refusal<R> {
+    fn refuse() -> R;
+}
+
+/// Returns `ENOSYS`.
+pub(crate) struct Number;
+/// Returns -1 and sets `errno` to `ENOSYS`.
+pub(crate) struct MinusOne;
+/// Returns NULL and sets `errno` to `ENOSYS`.
+pub(crate) struct Null;
+/// Returns a text that says so, because C programs print it unchecked.
+pub(crate) struct Text;
+/// Returns 0, where C has no way to report an error.
+pub(crate) struct Zero;
+/// Does nothing.
+pub(crate) struct Nothing;
+
+impl Refusal<c_int> for Number {
+    fn refuse() -> c_int {
+        Errno::ENOSYS.set();
+        libc::ENOSYS
+    }
+}
+
+impl Refusal<c_int> for MinusOne {
+    fn refuse() -> c_int {
+        Errno::ENOSYS.set();
+        -1
+    }
+}
+
+impl<T> Refusal<*mut T> for Null {
+    fn refuse() -> *mut T {
+        Errno::ENOSYS.set();
+        null_mut()
+    }
+}
+
+impl Refusal<*const c_char> for Text {
+    fn refuse() -> *const c_char {
+        c"unsupported".as_ptr()
+    }
+}
+
+impl Refusal<u64> for Zero {
+    fn refuse() -> u64 {
+        0
+    }
+}
+
+impl Refusal<()> for Nothing {
+    fn refuse() {}
+}
+
+/// Gives each C function type a function that refuses in the manner `K`.
+pub(crate) trait Refuse<K> {
+    const REFUSE: Self;
+}
+
+macro_rules! refuse {
+    ($($argument:ident)*) => {
+        impl<K: Refusal<R>, R $(, $argument)*> Refuse<K> for unsafe extern "C" fn($($argument),*) -> R {
+            const REFUSE: Self = {
+                extern "C" fn refuse<K: Refusal<R>, R $(, $argument)*>($(_: $argument),*) -> R {
+                    K::refuse()
+                }
+                refuse::<K, R $(, $argument)*>
+            };
+        }
+    };
+}
+
+refuse!();
+refuse!(A);
+refuse!(A B);
+refuse!(A B C);
+refuse!(A B C D);
+refuse!(A B C D E);
+refuse!(A B C D E F);

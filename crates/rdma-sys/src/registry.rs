@@ -1,0 +1,190 @@
+//! The providers of this process, and the order in which they are asked for devices.
+
+#![allow(unsafe_code)]
+
+use std::{
+    env, ptr,
+    sync::{Mutex, PoisonError},
+};
+
+use crate::{LoadError, Verbs, system};
+
+/// The environment variable that chooses and orders providers.
+const CHOICE_VARIABLE: &str = "RDMA_PROVIDERS";
+
+/// What the installed libibverbs is called.
+const SYSTEM: &str = "system";
+
+static REGISTERED: Mutex<Vec<&'static Verbs>> = Mutex::new(Vec::new());
+
+/// A provider that was asked for, whether it is there or not.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Provider {
+    /// Its [name](Verbs::name): `system`, or that of a registered table.
+    pub name: &'static str,
+    /// Its table; for `system` also why there is none. That is no reason to do without the others.
+    pub verbs: Result<&'static Verbs, LoadError>,
+}
+
+/// `RDMA_PROVIDERS` names a provider that is not there.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "RDMA_PROVIDERS names {name:?}, but the providers of this program are: {}{}",
+    .known.join(", "),
+    if .name.starts_with("soft") && .known == &[SYSTEM] {
+        "; the software devices are added by rdma_soft::install()"
+    } else {
+        ""
+    }
+)]
+#[non_exhaustive]
+pub struct UnknownProvider {
+    /// The name in the variable.
+    pub name: String,
+    /// The names that it could have.
+    pub known: Vec<&'static str>,
+}
+
+/// Adds a provider to those of this process, for [`providers`].
+///
+/// The list is global to the process and only grows. Registering the same table again changes
+/// nothing. Any thread may call this at any time; who has called [`providers`] before does not see
+/// it. Two tables may have the same name, then they are chosen together.
+///
+/// # Safety
+/// Each function of the table must behave as the one of libibverbs that its field is named after,
+/// for the objects that the table itself made, from any thread (SAFETY.md F2): safe code will call
+/// them so.
+pub unsafe fn register(verbs: &'static Verbs) {
+    let mut registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !registered.iter().any(|known| ptr::eq(*known, verbs)) {
+        registered.push(verbs);
+    }
+}
+
+/// The providers to ask for devices, in this order: the installed libibverbs (`system`), then those
+/// that were [registered](register), in the order in which they were.
+///
+/// The environment variable `RDMA_PROVIDERS`, a list such as `soft,system`, chooses and orders them
+/// instead; unset and empty are the same. libibverbs is not loaded if it is not chosen.
+///
+/// # Errors
+/// If `RDMA_PROVIDERS` names a provider that is not there. That libibverbs cannot be loaded is no
+/// error here, but a part of its [`Provider`].
+///
+/// ```
+/// for provider in rdma_sys::providers()? {
+///     match provider.verbs {
+///         Ok(_) => println!("{}: there", provider.name),
+///         Err(error) => println!("{}: {error}", provider.name),
+///     }
+/// }
+/// # Ok::<(), rdma_sys::UnknownProvider>(())
+/// ```
+pub fn providers() -> Result<Vec<Provider>, UnknownProvider> {
+    let registered = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let choice = env::var_os(CHOICE_VARIABLE).unwrap_or_default();
+    let chosen = choose(&choice.to_string_lossy(), &registered)?;
+    let provider = |chosen| match chosen {
+        Chosen::System => Provider { name: SYSTEM, verbs: system() },
+        Chosen::Registered(verbs) => Provider { name: verbs.name, verbs: Ok(verbs) },
+    };
+    Ok(chosen.into_iter().map(provider).collect())
+}
+
+#[derive(Clone, Copy)]
+enum Chosen {
+    System,
+    Registered(&'static Verbs),
+}
+
+impl Chosen {
+    fn name(self) -> &'static str {
+        match self {
+            Self::System => SYSTEM,
+            Self::Registered(verbs) => verbs.name,
+        }
+    }
+}
+
+/// What the list `choice` means.
+fn choose(choice: &str, registered: &[&'static Verbs]) -> Result<Vec<Chosen>, UnknownProvider> {
+    let mut all = vec![Chosen::System];
+    all.extend(registered.iter().map(|verbs| Chosen::Registered(verbs)));
+
+    let mut names: Vec<&str> = Vec::new();
+    for name in choice.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    if names.is_empty() {
+        return Ok(all);
+    }
+    let mut chosen = Vec::new();
+    for name in names {
+        let before = chosen.len();
+        chosen.extend(all.iter().filter(|provider| provider.name() == name));
+        if chosen.len() == before {
+            let mut known: Vec<_> = all.iter().map(|provider| provider.name()).collect();
+            known.dedup();
+            return Err(UnknownProvider { name: name.to_owned(), known });
+        }
+    }
+    Ok(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn named(name: &'static str) -> Verbs {
+        let mut verbs = Verbs::unsupported();
+        verbs.name = name;
+        verbs
+    }
+
+    static SOFT: Verbs = named("soft");
+    static OTHER: Verbs = named("other");
+
+    fn names(choice: &str) -> Vec<&'static str> {
+        let chosen = choose(choice, &[&SOFT, &OTHER]).unwrap();
+        chosen.into_iter().map(Chosen::name).collect()
+    }
+
+    #[test]
+    fn the_default_is_system_first() {
+        assert_eq!(names(""), ["system", "soft", "other"]);
+        assert_eq!(names(" , "), ["system", "soft", "other"]);
+    }
+
+    #[test]
+    fn the_list_chooses_and_orders() {
+        assert_eq!(names("soft,system"), ["soft", "system"]);
+        assert_eq!(names(" other "), ["other"]);
+        assert_eq!(names("soft,soft"), ["soft"]);
+    }
+
+    #[test]
+    fn an_unknown_name_is_an_error_that_lists_the_known_ones() {
+        let error = choose("soft,sytsem", &[&SOFT]).err().unwrap();
+        assert_eq!(error.name, "sytsem");
+        assert!(error.to_string().ends_with("are: system, soft"), "{error}");
+        let error = choose("soft", &[]).err().unwrap();
+        assert!(error.to_string().contains("rdma_soft::install()"), "{error}");
+    }
+
+    #[test]
+    fn registering_twice_is_registering_once() {
+        static EXAMPLE: Verbs = named("example");
+        // SAFETY: no object comes from this table, all its functions refuse (SAFETY.md F2).
+        unsafe { register(&EXAMPLE) };
+        // SAFETY: as above.
+        unsafe { register(&EXAMPLE) };
+        let found = providers().unwrap();
+        let examples: Vec<_> = found.iter().filter(|one| one.name == "example").collect();
+        assert_eq!(examples.len(), 1);
+        assert!(ptr::eq(*examples[0].verbs.as_ref().unwrap(), &raw const EXAMPLE));
+    }
+}

@@ -1,0 +1,242 @@
+//! The table of verbs: one function pointer for each function of libibverbs that is used.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+
+use libloading::os::unix::Library;
+
+use crate::{
+    functions::*,
+    refusal::{MinusOne, Nothing, Null, Number, Refuse, Text, Zero},
+};
+
+/// A function that this provider does not have, because its libibverbs is older than the function
+/// or because the device is software that does not implement it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the provider `{provider}` has no `{verb}` (libibverbs has it since {since}): update \
+     rdma-core, or do without"
+)]
+#[non_exhaustive]
+pub struct Unsupported {
+    /// The function, as C spells it.
+    pub verb: &'static str,
+    /// The symbol version that introduced it, and the release of rdma-core which has that.
+    pub since: &'static str,
+    /// The [name](Verbs::name) of the table that was asked.
+    pub provider: &'static str,
+}
+
+/// Looks up a function by its C name.
+///
+/// # Safety
+/// `F` is a function pointer type, that of the function which `library` exports as `name`.
+unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Option<F> {
+    // SAFETY: `Option<F>` has the size and the niche of a pointer, so that NULL is a value of it;
+    // the rest is this function's contract (SAFETY.md F2).
+    let found = unsafe { library.get::<Option<F>>(name) };
+    found.ok().and_then(|symbol| *symbol)
+}
+
+/// The struct, the empty table, the loader and the list of symbol versions from one list, so that
+/// they cannot differ. An entry is `field: C name => how it fails`; its signature is the header's
+/// ([`functions`](crate::functions)).
+macro_rules! table {
+    (
+        required { $($field:ident: $symbol:ident => $refusal:ident,)+ }
+        $(optional $since:literal { $($optional:ident: $newer:ident,)+ })+
+    ) => {
+        /// One provider's functions: those of an installed libibverbs, or of a software device.
+        ///
+        /// A field is named as in C without `ibv_`, and documented by C's manual page of that name.
+        /// What libibverbs had at the beginning (symbol versions 1.0 and 1.1) is always there;
+        /// a later function is an `Option`, and a method of the field's name turns a missing one
+        /// into a typed [`Unsupported`].
+        ///
+        /// Calls that an object makes for itself, the data path above all, do not come through
+        /// here: they go through the `ops` of the object's context, as the inline functions of
+        /// `verbs.h` do ([`ibv_post_send`](crate::ibv_post_send) …).
+        ///
+        /// A new provider starts from [`Verbs::unsupported`] and sets what it has:
+        ///
+        /// ```
+        /// use rdma_sys::{Verbs, ibv_device};
+        ///
+        /// unsafe extern "C" fn name(_device: *mut ibv_device) -> *const std::ffi::c_char {
+        ///     c"example0".as_ptr()
+        /// }
+        ///
+        /// let mut verbs = Verbs::unsupported();
+        /// verbs.name = "example";
+        /// verbs.get_device_name = name;
+        /// assert_eq!(verbs.reg_dmabuf_mr().unwrap_err().verb, "ibv_reg_dmabuf_mr");
+        /// ```
+        #[derive(Clone, Copy)]
+        #[non_exhaustive]
+        pub struct Verbs {
+            /// What `RDMA_PROVIDERS` and messages call the provider: `system`, `soft`.
+            pub name: &'static str,
+            $(
+                #[doc = concat!("`", stringify!($symbol), "`, always there.")]
+                pub $field: $symbol,
+            )+
+            $($(
+                #[doc = concat!("`", stringify!($newer), "`, since ", $since, ".")]
+                pub $optional: Option<$newer>,
+            )+)+
+        }
+
+        impl Verbs {
+            /// A table whose functions fail as C's do: NULL or -1 with `errno` set to `ENOSYS`, or
+            /// `ENOSYS` itself; none of the optional functions. Its name is `unsupported`.
+            #[must_use]
+            pub const fn unsupported() -> Self {
+                Self {
+                    name: "unsupported",
+                    $($field: <$symbol as Refuse<$refusal>>::REFUSE,)+
+                    $($($optional: None,)+)+
+                }
+            }
+
+            /// The table of a loaded libibverbs, or the first required function that it lacks.
+            ///
+            /// # Safety
+            /// What `library` exports under the names of libibverbs' functions must be these
+            /// functions (SAFETY.md F2), and it must stay loaded.
+            pub(crate) unsafe fn load(
+                name: &'static str,
+                library: &Library,
+            ) -> Result<Self, &'static str> {
+                Ok(Self {
+                    name,
+                    $(
+                        // SAFETY: the type is that of the header's declaration (SAFETY.md F5), and
+                        // the function is that one by this function's contract (F2).
+                        $field: unsafe { symbol::<$symbol>(library, stringify!($symbol)) }
+                            .ok_or(stringify!($symbol))?,
+                    )+
+                    $($(
+                        // SAFETY: as above.
+                        $optional: unsafe { symbol::<$newer>(library, stringify!($newer)) },
+                    )+)+
+                })
+            }
+
+            /// The functions that every libibverbs has.
+            pub const REQUIRED: &'static [&'static str] = &[$(stringify!($symbol),)+];
+
+            /// Each optional function, and the symbol version that introduced it.
+            pub const SINCE: &'static [(&'static str, &'static str)] =
+                &[$($((stringify!($newer), $since),)+)+];
+
+            $($(
+                #[doc = concat!("`", stringify!($newer), "`.")]
+                ///
+                /// # Errors
+                #[doc = concat!("[`Unsupported`] by a libibverbs before ", $since, ".")]
+                #[inline]
+                pub fn $optional(&self) -> Result<$newer, Unsupported> {
+                    self.$optional.ok_or(Unsupported {
+                        verb: stringify!($newer),
+                        since: $since,
+                        provider: self.name,
+                    })
+                }
+            )+)+
+        }
+    };
+}
+
+table! {
+    required {
+        get_device_list: ibv_get_device_list => Null,
+        free_device_list: ibv_free_device_list => Nothing,
+        get_device_name: ibv_get_device_name => Text,
+        get_device_guid: ibv_get_device_guid => Zero,
+        open_device: ibv_open_device => Null,
+        close_device: ibv_close_device => Number,
+        get_async_event: ibv_get_async_event => MinusOne,
+        ack_async_event: ibv_ack_async_event => Nothing,
+        query_device: ibv_query_device => Number,
+        query_port: ibv_query_port => Number,
+        query_gid: ibv_query_gid => MinusOne,
+        query_pkey: ibv_query_pkey => MinusOne,
+        alloc_pd: ibv_alloc_pd => Null,
+        dealloc_pd: ibv_dealloc_pd => Number,
+        reg_mr: ibv_reg_mr => Null,
+        rereg_mr: ibv_rereg_mr => Number,
+        dereg_mr: ibv_dereg_mr => Number,
+        create_comp_channel: ibv_create_comp_channel => Null,
+        destroy_comp_channel: ibv_destroy_comp_channel => Number,
+        create_cq: ibv_create_cq => Null,
+        resize_cq: ibv_resize_cq => Number,
+        destroy_cq: ibv_destroy_cq => Number,
+        get_cq_event: ibv_get_cq_event => MinusOne,
+        ack_cq_events: ibv_ack_cq_events => Nothing,
+        create_srq: ibv_create_srq => Null,
+        modify_srq: ibv_modify_srq => Number,
+        query_srq: ibv_query_srq => Number,
+        destroy_srq: ibv_destroy_srq => Number,
+        create_qp: ibv_create_qp => Null,
+        modify_qp: ibv_modify_qp => Number,
+        query_qp: ibv_query_qp => Number,
+        destroy_qp: ibv_destroy_qp => Number,
+        create_ah: ibv_create_ah => Null,
+        create_ah_from_wc: ibv_create_ah_from_wc => Null,
+        init_ah_from_wc: ibv_init_ah_from_wc => Number,
+        destroy_ah: ibv_destroy_ah => Number,
+        attach_mcast: ibv_attach_mcast => Number,
+        detach_mcast: ibv_detach_mcast => Number,
+        fork_init: ibv_fork_init => Number,
+        wc_status_str: ibv_wc_status_str => Text,
+        event_type_str: ibv_event_type_str => Text,
+        node_type_str: ibv_node_type_str => Text,
+        port_state_str: ibv_port_state_str => Text,
+    }
+    optional "IBVERBS_1.5, rdma-core 20" {
+        get_pkey_index: ibv_get_pkey_index,
+    }
+    optional "IBVERBS_1.6, rdma-core 24" {
+        qp_to_qp_ex: ibv_qp_to_qp_ex,
+    }
+    optional "IBVERBS_1.7, rdma-core 25" {
+        reg_mr_iova: ibv_reg_mr_iova,
+    }
+    optional "IBVERBS_1.8, rdma-core 28" {
+        reg_mr_iova2: ibv_reg_mr_iova2,
+    }
+    optional "IBVERBS_1.9, rdma-core 30" {
+        get_device_index: ibv_get_device_index,
+    }
+    optional "IBVERBS_1.10, rdma-core 31" {
+        import_device: ibv_import_device,
+        import_pd: ibv_import_pd,
+        unimport_pd: ibv_unimport_pd,
+        import_mr: ibv_import_mr,
+        unimport_mr: ibv_unimport_mr,
+        query_ece: ibv_query_ece,
+        set_ece: ibv_set_ece,
+    }
+    optional "IBVERBS_1.11, rdma-core 32" {
+        query_gid_ex: _ibv_query_gid_ex,
+        query_gid_table: _ibv_query_gid_table,
+    }
+    optional "IBVERBS_1.12, rdma-core 34" {
+        reg_dmabuf_mr: ibv_reg_dmabuf_mr,
+    }
+    optional "IBVERBS_1.13, rdma-core 35" {
+        import_dm: ibv_import_dm,
+        unimport_dm: ibv_unimport_dm,
+        is_fork_initialized: ibv_is_fork_initialized,
+    }
+    optional "IBVERBS_1.14, rdma-core 36" {
+        query_qp_data_in_order: ibv_query_qp_data_in_order,
+    }
+}
+
+impl fmt::Debug for Verbs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Verbs").field("name", &self.name).finish_non_exhaustive()
+    }
+}
