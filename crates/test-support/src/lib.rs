@@ -1,1 +1,9 @@
-//! What the tests of this workspace share: allocation counter, fault hooks.
+//! What the tests of this workspace share. Never published.
+//!
+//! - [`alloc_counter`]: proof that a piece of code does not allocate, on any thread.
+//! - [`fault`]: faults that a test plants on purpose, as plain data.
+//!
+//! It knows no device, so that every crate can use it.
+
+pub mod alloc_counter;
+pub mod fault;
