@@ -67,7 +67,10 @@ pub(crate) fn parse(tree: &Tree, target: Target) -> Result<String> {
         .allowlist_file(".*/xtask/include/infiniband/verbs(_api)?[.]h")
         .allowlist_type("ib_uverbs_access_flags")
         .blocklist_file("/usr/(lib|include|local|aarch64-linux-gnu)/.*")
-        .default_enum_style(bindgen::EnumVariation::NewType { is_bitfield: false, is_global: false })
+        .default_enum_style(bindgen::EnumVariation::NewType {
+            is_bitfield: false,
+            is_global: false,
+        })
         .bitfield_enum(".*_flags|.*_mask")
         .constified_enum("_bindgen_ty_.*")
         .derive_default(true)

@@ -1,0 +1,235 @@
+//! The jobs, as data. A new one is a row here, in the workflow and in CONTRIBUTING.md; `tidy`
+//! notices if one of the three is forgotten.
+
+use super::needs::Need;
+use super::step::{Step, run, tests};
+
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) tier: Tier,
+    pub(crate) needs: &'static [Need],
+    pub(crate) steps: &'static [Step],
+}
+
+/// Which runs a job belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tier {
+    /// The gate alone: a short form of a job of the full run.
+    Gate,
+    /// The gate and the full run.
+    Both,
+    /// The full run alone: too long for the gate, or in need of what few machines have.
+    Full,
+}
+
+impl Tier {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Gate => "gate",
+            Self::Both => "both",
+            Self::Full => "full",
+        }
+    }
+}
+
+/// A compiler of the stable channel obeys `-Z` with it, so the sanitizers need no nightly.
+const UNSTABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
+
+/// Runs every test binary under valgrind; a leak or an invalid access fails it.
+const MEMCHECK: (&str, &str) = (
+    "CARGO_TARGET_{HOST}_RUNNER",
+    "valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite",
+);
+
+pub(crate) const JOBS: &[Job] = &[
+    Job {
+        name: "fmt",
+        about: "rustfmt changes nothing",
+        tier: Tier::Both,
+        needs: &[],
+        steps: &[run("cargo fmt --all --check")],
+    },
+    Job {
+        name: "tidy",
+        about: "layers, lengths, unsafe files, exported symbols, links, repeated facts",
+        tier: Tier::Both,
+        needs: &[],
+        steps: &[run("cargo xtask tidy")],
+    },
+    Job {
+        name: "clippy",
+        about: "rustc and clippy warn of nothing, in tests, examples and benches too",
+        tier: Tier::Both,
+        needs: &[],
+        steps: &[run("cargo clippy --workspace --all-targets -- -D warnings")],
+    },
+    Job {
+        name: "doc",
+        about: "rustdoc warns of nothing",
+        tier: Tier::Both,
+        needs: &[],
+        steps: &[run("cargo doc --workspace --no-deps").with(&[("RUSTDOCFLAGS", "-D warnings")])],
+    },
+    Job {
+        name: "bindgen-check",
+        about: "the checked-in bindings are what the pinned headers give",
+        tier: Tier::Both,
+        needs: &[
+            Need::Libclang,
+            Need::Path("/usr/aarch64-linux-gnu/include", "apt-get install libc6-dev-arm64-cross"),
+        ],
+        steps: &[run("cargo xtask bindgen --check")],
+    },
+    Job {
+        name: "test",
+        about: "all tests, those in the documentation too",
+        tier: Tier::Both,
+        needs: &[],
+        steps: &[tests("cargo test --workspace")],
+    },
+    Job {
+        name: "features",
+        about: "each crate builds alone, with each of its features alone",
+        tier: Tier::Both,
+        needs: &[Need::Tool("cargo-hack", "cargo install --locked cargo-hack")],
+        steps: &[run(
+            "cargo hack check --workspace --exclude xtask --each-feature --exclude-all-features",
+        )],
+    },
+    Job {
+        name: "deny",
+        about: "licences, sources and duplicates of the dependencies",
+        tier: Tier::Both,
+        needs: &[Need::Tool("cargo-deny", "cargo install --locked cargo-deny")],
+        steps: &[run("cargo deny --workspace check bans licenses sources")],
+    },
+    Job {
+        name: "aarch64",
+        about: "it compiles for aarch64",
+        tier: Tier::Both,
+        needs: &[Need::Std("aarch64-unknown-linux-gnu")],
+        steps: &[run("cargo check --workspace --target aarch64-unknown-linux-gnu")],
+    },
+    Job {
+        name: "bench-build",
+        about: "the benches compile",
+        tier: Tier::Both,
+        needs: &[],
+        steps: &[run("cargo bench --workspace --no-run")],
+    },
+    Job {
+        name: "copy-file",
+        about: "the main job copies a file on both kinds of software device",
+        tier: Tier::Both,
+        needs: &[],
+        steps: COPY_FILE,
+    },
+    Job {
+        name: "asan",
+        about: "AddressSanitizer and LeakSanitizer see the device's copies and find nothing",
+        tier: Tier::Both,
+        needs: &[],
+        steps: ASAN,
+    },
+    Job {
+        name: "lsan",
+        about: "LeakSanitizer alone, on the real copies",
+        tier: Tier::Full,
+        needs: &[],
+        steps: LSAN,
+    },
+    Job {
+        name: "valgrind",
+        about: "memcheck on the real copies, the device's own unit tests",
+        tier: Tier::Gate,
+        needs: &[Need::Tool("valgrind", "apt-get install valgrind libc6-dbg")],
+        steps: VALGRIND,
+    },
+    Job {
+        name: "valgrind-full",
+        about: "memcheck on the real copies, every test of the device",
+        tier: Tier::Full,
+        needs: &[Need::Tool("valgrind", "apt-get install valgrind libc6-dbg")],
+        steps: VALGRIND_FULL,
+    },
+    Job {
+        name: "loom",
+        about: "the lock-free parts in every order of threads, two preemptions at most",
+        tier: Tier::Gate,
+        needs: &[],
+        steps: LOOM,
+    },
+    Job {
+        name: "loom-full",
+        about: "the lock-free parts in every order of threads, three preemptions at most",
+        tier: Tier::Full,
+        needs: &[],
+        steps: LOOM_FULL,
+    },
+    Job {
+        name: "msrv",
+        about: "it compiles with the oldest compiler that it promises",
+        tier: Tier::Full,
+        needs: &[Need::Works("cargo +{msrv} --version", "rustup toolchain install {msrv}")],
+        steps: &[run("cargo +{msrv} check --workspace --target-dir {target}/msrv")],
+    },
+    Job {
+        name: "advisories",
+        about: "no dependency has a known vulnerability",
+        tier: Tier::Full,
+        needs: &[
+            Need::Tool("cargo-deny", "cargo install --locked cargo-deny"),
+            Need::Reach("github.com:443"),
+        ],
+        steps: &[run("cargo deny --workspace check advisories")],
+    },
+    Job {
+        name: "miri",
+        about: "no undefined behaviour in the crates without FFI",
+        tier: Tier::Full,
+        needs: &[Need::Works(
+            "cargo +nightly miri --version",
+            "rustup toolchain install nightly --component miri,rust-src",
+        )],
+        steps: &[tests("cargo +nightly miri test -p rdma-types --target-dir {target}/miri")],
+    },
+];
+
+const COPY_FILE: &[Step] = &[
+    run("mkdir -p {target}/copy-file"),
+    run("dd if=/dev/urandom of={target}/copy-file/src bs=10000019 count=1 iflag=fullblock"),
+    run("cargo run --release --example copy_file -- \
+        {target}/copy-file/src {target}/copy-file/soft0 --device soft0"),
+    run("cmp {target}/copy-file/src {target}/copy-file/soft0"),
+    run("cargo run --release --example copy_file -- \
+        {target}/copy-file/src {target}/copy-file/softib0 --device softib0"),
+    run("cmp {target}/copy-file/src {target}/copy-file/softib0"),
+];
+
+const ASAN: &[Step] = &[tests(
+    "cargo test --target {host} --target-dir {target}/asan --lib --bins --tests --examples \
+        -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-examples",
+)
+.with(&[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=address --cfg rdma_visible_copies")])];
+
+const LSAN: &[Step] = &[tests(
+    "cargo test --target {host} --target-dir {target}/lsan --lib --bins --tests --examples \
+        -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-examples",
+)
+.with(&[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=leak")])];
+
+const VALGRIND: &[Step] =
+    &[tests("cargo test -p rdma-soft --lib -- --test-threads=1").with(&[MEMCHECK])];
+
+const VALGRIND_FULL: &[Step] =
+    &[tests("cargo test -p rdma-soft --lib --tests -- --test-threads=1").with(&[MEMCHECK])];
+
+const LOOM: &[Step] =
+    &[tests("cargo test -p rdma-soft --release --lib --target-dir {target}/loom loom")
+        .with(&[("RUSTFLAGS", "--cfg loom"), ("LOOM_MAX_PREEMPTIONS", "2")])];
+
+const LOOM_FULL: &[Step] =
+    &[tests("cargo test -p rdma-soft --release --lib --target-dir {target}/loom loom")
+        .with(&[("RUSTFLAGS", "--cfg loom"), ("LOOM_MAX_PREEMPTIONS", "3")])];

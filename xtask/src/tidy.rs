@@ -1,0 +1,90 @@
+//! `cargo xtask tidy`: the rules of this workspace that rustc, rustfmt and clippy do not know.
+//!
+//! Each rule is a module with a `check` that looks at a [`Tree`] and returns findings, and with
+//! tests that show it failing.
+
+mod drift;
+mod fence;
+mod layers;
+mod length;
+mod links;
+mod tokens;
+mod words;
+
+use std::fmt;
+
+use anyhow::Result;
+
+use crate::tree::{self, Tree};
+
+/// One thing to mend: where, what is wrong and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Finding {
+    path: String,
+    line: usize,
+    what: String,
+}
+
+impl Finding {
+    fn new(path: impl Into<String>, line: usize, what: impl Into<String>) -> Self {
+        Self { path: path.into(), line, what: what.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.path, self.line, self.what)
+    }
+}
+
+/// Checks the checkout; `false` if there is something to mend.
+pub(crate) fn run() -> Result<bool> {
+    let root = tree::root();
+    let tree = Tree::read(&root)?;
+    let mut found = layers::check(&layers::packages(&root)?);
+    for rule in [fence::check, length::check, links::check, drift::check, words::check] {
+        found.extend(rule(&tree));
+    }
+    found.sort();
+    for finding in &found {
+        eprintln!("{finding}");
+    }
+    match found.len() {
+        0 => println!("tidy: {} files, nothing to mend", tree.paths().len()),
+        many => eprintln!("tidy: {many} to mend"),
+    }
+    Ok(found.is_empty())
+}
+
+/// The number of the line that holds the byte at `offset`, from 1.
+fn line_of(text: &str, offset: usize) -> usize {
+    let before = text.as_bytes().get(..offset).unwrap_or(text.as_bytes());
+    before.iter().filter(|&&byte| byte == b'\n').count() + 1
+}
+
+/// Whether people wrote the file: generated modules live in folders of that name.
+fn by_hand(path: &str) -> bool {
+    !path.split('/').any(|part| part == "generated")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_finding_reads_as_a_compiler_message() {
+        let finding = Finding::new("a/b.rs", 7, "too long; split it");
+        assert_eq!(finding.to_string(), "a/b.rs:7: too long; split it");
+    }
+
+    #[test]
+    fn lines_count_from_one() {
+        assert_eq!((line_of("a\nb", 0), line_of("a\nb", 2), line_of("a\nb", 99)), (1, 2, 2));
+    }
+
+    #[test]
+    fn generated_is_a_folder_not_a_part_of_a_name() {
+        assert!(!by_hand("crates/x/src/generated/verbs.rs"));
+        assert!(by_hand("crates/x/src/generated.rs") && by_hand("crates/x/src/regenerated/a.rs"));
+    }
+}

@@ -1,0 +1,148 @@
+//! Facts that stand in two places are the same in both.
+
+use super::{Finding, line_of};
+use crate::{ci, tree::Tree};
+
+pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
+    let mut found = rust_version(tree);
+    found.extend(ci::names().flat_map(|job| job_is_named(tree, job)));
+    found.extend(safety_facts(tree));
+    found
+}
+
+/// The oldest compiler: the root manifest says it, these pages repeat it.
+fn rust_version(tree: &Tree) -> Vec<Finding> {
+    let manifest = tree.text("Cargo.toml").unwrap_or_default();
+    let Some(version) = manifest.lines().find_map(|line| line.strip_prefix("rust-version = "))
+    else {
+        return vec![Finding::new("Cargo.toml", 1, "no `rust-version`; add it to the workspace")];
+    };
+    let version = version.trim_matches('"');
+    let mut found = Vec::new();
+    for (path, prefix) in [("README.md", "Rust "), ("CONTRIBUTING.md", "Rust ")] {
+        let text = tree.text(path).unwrap_or_default();
+        let mut said = 0;
+        for (at, _) in text.match_indices(prefix) {
+            let rest = &text[at + prefix.len()..];
+            let other: String =
+                rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+            let other = other.trim_end_matches('.');
+            if other.is_empty() {
+                continue;
+            }
+            said += 1;
+            if other != version {
+                let what = format!("says Rust {other}, the manifest {version}; make them agree");
+                found.push(Finding::new(path, line_of(text, at), what));
+            }
+        }
+        if said == 0 {
+            let what = format!("does not say the oldest compiler; write `Rust {version}`");
+            found.push(Finding::new(path, 1, what));
+        }
+    }
+    found
+}
+
+/// Each job runs on GitHub, and people can read what it is for.
+fn job_is_named(tree: &Tree, job: &str) -> Vec<Finding> {
+    let pages = [
+        (".github/workflows/ci.yml", format!("job: {job} ")),
+        ("CONTRIBUTING.md", format!("`{job}`")),
+    ];
+    let lacks = pages.into_iter().filter(|(path, name)| {
+        // In the workflow a name ends its line or is followed by more of the row.
+        let text = tree.text(path).unwrap_or_default();
+        !text.lines().any(|line| format!("{} ", line.replace([',', '}'], " ")).contains(name))
+    });
+    lacks
+        .map(|(path, name)| {
+            let name = name.trim_end();
+            Finding::new(path, 1, format!("CI job `{job}` is missing; add a row with {name}"))
+        })
+        .collect()
+}
+
+/// A `SAFETY` comment cites facts that exist.
+fn safety_facts(tree: &Tree) -> Vec<Finding> {
+    const PAGE: &str = "SAFETY.md";
+    let headings = tree.text(PAGE).unwrap_or_default().lines();
+    let known: Vec<_> = headings
+        .filter_map(|line| line.strip_prefix("## F"))
+        .map(|rest| rest.chars().take_while(char::is_ascii_digit).collect::<String>())
+        .collect();
+    let mut found = Vec::new();
+    for (path, text) in tree.ending(&[".rs", ".md"]) {
+        for (at, _) in text.match_indices(PAGE) {
+            let line = text[at + PAGE.len()..].lines().next().unwrap_or_default();
+            for fact in cited(line).filter(|fact| !known.contains(fact)) {
+                let what = format!("cites fact F{fact}, which {PAGE} does not have; add it there");
+                found.push(Finding::new(path, line_of(text, at), what));
+            }
+        }
+    }
+    found
+}
+
+/// The numbers in ` F1, F2 and F3: because …`.
+fn cited(line: &str) -> impl Iterator<Item = String> {
+    let words = line.split([' ', ',', '/']).filter(|word| !matches!(*word, "" | "and"));
+    words.map_while(|word| {
+        let digits: String =
+            word.strip_prefix('F')?.chars().take_while(char::is_ascii_digit).collect();
+        (!digits.is_empty()).then_some(digits)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANIFEST: (&str, &str) = ("Cargo.toml", "[workspace.package]\nrust-version = \"1.88\"\n");
+
+    #[test]
+    fn a_page_with_another_compiler_fails() {
+        let tree = Tree::of([
+            MANIFEST,
+            ("README.md", "Needs Rust 1.88.\nRust is fun.\nRust 1.80 works.\n"),
+            ("CONTRIBUTING.md", "Rust 1.88 or later\n"),
+        ]);
+        let found = rust_version(&tree);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].to_string().starts_with("README.md:3: says Rust 1.80, the manifest 1.88"));
+    }
+
+    #[test]
+    fn a_page_without_the_compiler_and_a_manifest_without_it_fail() {
+        let tree = Tree::of([MANIFEST, ("README.md", "Rust 1.88"), ("CONTRIBUTING.md", "Rust")]);
+        assert_eq!(rust_version(&tree).len(), 1);
+        assert_eq!(rust_version(&Tree::of([("Cargo.toml", "")])).len(), 1);
+    }
+
+    #[test]
+    fn a_job_that_github_or_the_page_lacks_fails() {
+        let yml = "          - { job: loom-long, setup: x }\n          - job: fmt\n";
+        let pages = [(".github/workflows/ci.yml", yml), ("CONTRIBUTING.md", "| `fmt` | `loom` |")];
+        let tree = Tree::of(pages);
+        assert_eq!(job_is_named(&tree, "fmt"), []);
+        let found = job_is_named(&tree, "loom");
+        assert!(found[0].to_string().starts_with(".github/workflows/ci.yml:1: CI job `loom`"));
+        assert_eq!(found.len(), 1);
+        assert_eq!(job_is_named(&tree, "loom-long").len(), 1, "the page lacks it");
+        assert_eq!(job_is_named(&tree, "fm").len(), 2);
+    }
+
+    #[test]
+    fn a_fact_that_does_not_exist_fails() {
+        let page = ("SAFETY.md", "# Facts\n## F1 One\n## F2 Two\n");
+        let cite = |facts| format!("// SAFETY: {}.md {facts}\n", "SAFETY");
+        for facts in ["F1: as said", "F1, F2: both F9", "F2 and F1", "F1/F2 hold", "says more"] {
+            assert_eq!(safety_facts(&Tree::of([page, ("a.rs", &cite(facts))])), [], "{facts}");
+        }
+        for facts in ["F3: no", "F1, F3: no", "F1 and F12", "F2/F0"] {
+            let found = safety_facts(&Tree::of([page, ("a.rs", &cite(facts))]));
+            assert_eq!(found.len(), 1, "{facts}");
+            assert!(found[0].to_string().starts_with("a.rs:1: cites fact F"));
+        }
+    }
+}

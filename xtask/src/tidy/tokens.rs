@@ -1,0 +1,241 @@
+//! What the rules ask of a Rust file, answered from its tokens.
+//!
+//! Tokens and not the syntax tree, because macro bodies have no tree: a function or an `unsafe`
+//! inside `macro_rules!` counts as well. Comments and strings are not code and never match.
+
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+
+use super::Finding;
+
+/// A function with a body.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Function {
+    pub(crate) name: String,
+    /// The line of `fn`, and of the closing brace.
+    pub(crate) lines: (usize, usize),
+}
+
+/// Splits a file into tokens.
+pub(crate) fn lex(path: &str, text: &str) -> Result<TokenStream, Finding> {
+    text.parse().map_err(|error: proc_macro2::LexError| {
+        let line = error.span().start().line;
+        Finding::new(path, line, "this is not Rust: it cannot be split into tokens; mend it")
+    })
+}
+
+/// Every function that has a body, those in macros and those within functions too.
+pub(crate) fn functions(tokens: &TokenStream) -> Vec<Function> {
+    let mut found = Vec::new();
+    each_level(tokens, &mut |level| {
+        for (at, tree) in level.iter().enumerate() {
+            if !is_word(tree, "fn") {
+                continue;
+            }
+            let after = &level[at + 1..];
+            let name = after.iter().take(2).map_while(name_part).collect::<String>();
+            if let (false, Some(body)) = (name.is_empty(), body(after)) {
+                let lines = (tree.span().start().line, body.span_close().end().line);
+                found.push(Function { name, lines });
+            }
+        }
+    });
+    found
+}
+
+/// Lines with unsafe code, or with an attribute that allows it.
+///
+/// The type of a function pointer (`unsafe extern "C" fn(…)`) is none: naming it needs no permission.
+pub(crate) fn unsafe_lines(tokens: &TokenStream) -> Vec<usize> {
+    let mut lines = Vec::new();
+    each_level(tokens, &mut |level| {
+        for (at, tree) in level.iter().enumerate() {
+            let after = &level[at + 1..];
+            let opens = match tree {
+                TokenTree::Ident(word) if word == "unsafe" => !is_pointer_type(after),
+                TokenTree::Ident(word) if word == "allow" || word == "expect" || word == "warn" => {
+                    matches!(after.first(), Some(TokenTree::Group(lints)) if names(lints, "unsafe_code"))
+                }
+                _ => false,
+            };
+            if opens {
+                lines.push(tree.span().start().line);
+            }
+        }
+    });
+    lines.sort_unstable();
+    lines
+}
+
+/// Whether the file has the inner attribute `#![forbid(unsafe_code)]`.
+pub(crate) fn forbids_unsafe(tokens: &TokenStream) -> bool {
+    attributes(tokens).iter().any(|attribute| {
+        let inner: Vec<_> = attribute.stream().into_iter().collect();
+        matches!(&inner[..], [word, TokenTree::Group(lints)]
+            if is_word(word, "forbid") && names(lints, "unsafe_code"))
+    })
+}
+
+/// Attributes that give an item a symbol name that C can see: line and attribute.
+pub(crate) fn exports(tokens: &TokenStream) -> Vec<(usize, &'static str)> {
+    let mut found = Vec::new();
+    for attribute in attributes(tokens) {
+        for name in ["no_mangle", "export_name"] {
+            if names(&attribute, name) {
+                found.push((attribute.span_open().start().line, name));
+            }
+        }
+    }
+    found
+}
+
+/// The bracketed part of each attribute.
+fn attributes(tokens: &TokenStream) -> Vec<Group> {
+    let mut found = Vec::new();
+    each_level(tokens, &mut |level| {
+        let is = |at: usize, char| matches!(level.get(at), Some(TokenTree::Punct(p)) if p.as_char() == char);
+        for at in (0..level.len()).filter(|&at| is(at, '#')) {
+            if let Some(TokenTree::Group(group)) = level.get(at + 1 + usize::from(is(at + 1, '!')))
+                && group.delimiter() == Delimiter::Bracket
+            {
+                found.push(group.clone());
+            }
+        }
+    });
+    found
+}
+
+fn each_level(tokens: &TokenStream, visit: &mut impl FnMut(&[TokenTree])) {
+    let level: Vec<_> = tokens.clone().into_iter().collect();
+    visit(&level);
+    for tree in level {
+        if let TokenTree::Group(group) = tree {
+            each_level(&group.stream(), visit);
+        }
+    }
+}
+
+fn is_word(tree: &TokenTree, word: &str) -> bool {
+    matches!(tree, TokenTree::Ident(ident) if ident == word)
+}
+
+fn names(group: &Group, word: &str) -> bool {
+    group.stream().into_iter().any(|tree| match tree {
+        TokenTree::Group(inner) => names(&inner, word),
+        tree => is_word(&tree, word),
+    })
+}
+
+/// A function's name is one identifier, or in a macro `$name`.
+fn name_part(tree: &TokenTree) -> Option<String> {
+    match tree {
+        TokenTree::Ident(ident) => Some(ident.to_string()),
+        TokenTree::Punct(punct) if punct.as_char() == '$' => Some("$".to_owned()),
+        _ => None,
+    }
+}
+
+/// The body of the function whose name and signature `after` starts with.
+fn body(after: &[TokenTree]) -> Option<&Group> {
+    let (mut angles, mut arrow) = (0_i32, false);
+    for tree in after {
+        match tree {
+            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace && angles == 0 => {
+                return Some(group);
+            }
+            TokenTree::Punct(punct) => {
+                match punct.as_char() {
+                    '<' => angles += 1,
+                    '>' if !arrow => angles -= 1,
+                    ';' if angles == 0 => return None,
+                    _ => {}
+                }
+                arrow = matches!(punct.as_char(), '-' | '=');
+                continue;
+            }
+            _ => {}
+        }
+        arrow = false;
+    }
+    None
+}
+
+/// Whether what follows `unsafe` makes it the type of a function pointer.
+fn is_pointer_type(after: &[TokenTree]) -> bool {
+    let abi = after.iter().take_while(|tree| !is_word(tree, "fn")).count();
+    let only_abi = after[..abi].iter().enumerate().all(|(at, tree)| {
+        if at == 0 { is_word(tree, "extern") } else { matches!(tree, TokenTree::Literal(_)) }
+    });
+    only_abi
+        && abi <= 2
+        && matches!(after.get(abi + 1), Some(TokenTree::Group(g)) if g.delimiter() == Delimiter::Parenthesis)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(text: &str) -> TokenStream {
+        lex("x.rs", text).unwrap()
+    }
+
+    #[test]
+    fn a_function_spans_from_fn_to_its_brace() {
+        let text =
+            "fn a<T: Fn() -> [u8; 2]>()\nwhere\n    T: Copy,\n{\n}\ntrait B {\n    fn c();\n}\n";
+        let found = functions(&tokens(text));
+        assert_eq!(found, [Function { name: "a".to_owned(), lines: (1, 5) }]);
+    }
+
+    #[test]
+    fn functions_in_macros_and_impls_are_seen() {
+        let text =
+            "macro_rules! m { ($n:ident) => { fn $n() -> Foo<{ 1 }> {} } }\nimpl A { fn b() {} }";
+        let names: Vec<_> = functions(&tokens(text)).into_iter().map(|f| f.name).collect();
+        assert_eq!(names, ["$n", "b"]);
+    }
+
+    #[test]
+    fn pointer_types_are_not_functions_and_not_unsafe() {
+        let text = "type A = fn(u8);\ntype B = unsafe extern \"C\" fn(u8);\ntype C = unsafe fn();";
+        assert_eq!(functions(&tokens(text)), []);
+        assert_eq!(unsafe_lines(&tokens(text)), [0; 0]);
+    }
+
+    #[test]
+    fn each_kind_of_unsafe_code_is_seen() {
+        for text in [
+            "fn a() { unsafe { b() } }",
+            "unsafe fn a() {}",
+            "unsafe extern \"C\" fn a() {}",
+            "unsafe extern \"C\" { fn a(); }",
+            "unsafe impl Send for A {}",
+            "unsafe trait A {}",
+            "#[unsafe(link_section = \"x\")] static A: u8 = 0;",
+            "#![allow(unsafe_code)]",
+            "#[expect(dead_code, unsafe_code)] mod a;",
+            "macro_rules! m { () => { unsafe { a() } } }",
+        ] {
+            assert_eq!(unsafe_lines(&tokens(text)), [1], "{text}");
+        }
+    }
+
+    #[test]
+    fn words_in_comments_and_strings_are_not_code() {
+        let text =
+            "// unsafe { }\n/// fn a() {}\n#![deny(unsafe_code)]\nconst A: &str = \"unsafe\";";
+        assert_eq!(unsafe_lines(&tokens(text)), [0; 0]);
+        assert_eq!(functions(&tokens(text)), []);
+    }
+
+    #[test]
+    fn forbid_is_told_from_deny() {
+        assert!(forbids_unsafe(&tokens("#![forbid(unsafe_code)]")));
+        assert!(!forbids_unsafe(&tokens("#![deny(unsafe_code)]")));
+        assert!(!forbids_unsafe(&tokens("//! #![forbid(unsafe_code)]")));
+    }
+
+    #[test]
+    fn a_broken_file_is_a_finding() {
+        assert_eq!(lex("x.rs", "fn a() {\n\"").unwrap_err().path, "x.rs");
+    }
+}

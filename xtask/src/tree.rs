@@ -1,0 +1,106 @@
+//! The files of the checkout, as text: what git tracks, and what it would track.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Paths relative to the root, with `/`, each with its text.
+#[derive(Debug, Default)]
+pub(crate) struct Tree {
+    files: BTreeMap<String, String>,
+}
+
+impl Tree {
+    /// Reads every file that git tracks or would add. Binary files are listed with empty text.
+    pub(crate) fn read(root: &Path) -> Result<Self> {
+        let args = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
+        let listed = Command::new("git").arg("-C").arg(root).args(args).output();
+        let listed = listed.context("starting git, which lists the files to check")?;
+        let why = String::from_utf8_lossy(&listed.stderr);
+        ensure!(listed.status.success(), "`git ls-files` failed, is this a git checkout? {why}");
+        let mut files = BTreeMap::new();
+        for path in String::from_utf8_lossy(&listed.stdout).split_terminator('\0') {
+            // A file that is deleted but not yet staged is still listed.
+            let Ok(bytes) = std::fs::read(root.join(path)) else { continue };
+            files.insert(path.to_owned(), String::from_utf8(bytes).unwrap_or_default());
+        }
+        Ok(Self { files })
+    }
+
+    /// A tree made of literals, for tests.
+    #[cfg(test)]
+    pub(crate) fn of<const N: usize>(files: [(&str, &str); N]) -> Self {
+        Self { files: files.map(|(path, text)| (path.to_owned(), text.to_owned())).into() }
+    }
+
+    pub(crate) fn text(&self, path: &str) -> Option<&str> {
+        self.files.get(path).map(String::as_str)
+    }
+
+    /// Whether `path` is a file, or a folder with files in it (`""` is the root).
+    pub(crate) fn has(&self, path: &str) -> bool {
+        let path = path.trim_end_matches('/');
+        let folder = format!("{path}/");
+        path.is_empty()
+            || self.files.contains_key(path)
+            || self
+                .files
+                .range(folder.clone()..)
+                .next()
+                .is_some_and(|(p, _)| p.starts_with(&folder))
+    }
+
+    pub(crate) fn paths(&self) -> BTreeSet<&str> {
+        self.files.keys().map(String::as_str).collect()
+    }
+
+    /// Files whose names end with one of `suffixes`.
+    pub(crate) fn ending<'a>(
+        &'a self,
+        suffixes: &'a [&str],
+    ) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.files
+            .iter()
+            .map(|(path, text)| (path.as_str(), text.as_str()))
+            .filter(|(path, _)| suffixes.iter().any(|suffix| path.ends_with(suffix)))
+    }
+}
+
+/// The workspace root, from where this crate was compiled.
+pub(crate) fn root() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.parent().unwrap_or(own).to_path_buf()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_known_by_its_files() {
+        let tree = Tree::of([("text/a.md", ""), ("texty.md", "")]);
+        assert!(tree.has("text") && tree.has("text/") && tree.has("text/a.md") && tree.has(""));
+        assert!(!tree.has("doc") && !tree.has("text/a") && !tree.has("text/b.md"));
+    }
+
+    #[test]
+    fn untracked_files_are_read_and_ignored_ones_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let git = Command::new("git").arg("-C").arg(dir.path()).args(["init", "-q"]).status();
+        assert!(git.unwrap().success());
+        for (name, text) in [(".gitignore", "secret\n"), ("secret", "x"), ("seen", "y")] {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+        let tree = Tree::read(dir.path()).unwrap();
+        assert_eq!(tree.text("seen"), Some("y"));
+        assert_eq!(tree.text("secret"), None);
+    }
+
+    #[test]
+    fn a_folder_without_git_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Tree::read(dir.path()).unwrap_err().to_string().contains("git"));
+    }
+}
