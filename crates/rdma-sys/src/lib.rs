@@ -7,6 +7,7 @@ compile_error!("rdma-sys needs 64-bit Linux: the verbs are an interface of its k
 mod elf;
 mod errno;
 mod generated;
+mod inline;
 mod load;
 mod load_error;
 mod os;
@@ -16,6 +17,7 @@ mod table;
 
 pub use errno::Errno;
 pub use generated::{functions, verbs::*};
+pub use inline::*;
 pub use load::system;
 pub use load_error::LoadError;
 pub use registry::{Provider, UnknownProvider, providers, register};

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Linux-OpenIB
+// Copyright (c) 2004, 2005 Topspin Communications.  All rights reserved.
+// Copyright (c) 2004, 2011-2012 Intel Corporation.  All rights reserved.
+// Copyright (c) 2005, 2006, 2007 Cisco Systems, Inc.  All rights reserved.
+// Copyright (c) 2005 PathScale, Inc.  All rights reserved.
+// Copyright (c) 2020 Intel Corporation.  All rights reserved.
+//
+// Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
+// conditions and the disclaimer are in LICENSE-OPENIB.
+
+//! The extended context, and the queries that belong to a device as a whole.
+
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::c_int,
+    mem::{offset_of, size_of},
+    ptr::null_mut,
+};
+
+use crate::{Verbs, ibv_context, ibv_device_attr_ex, ibv_query_device_ex_input, verbs_context};
+
+/// The extended context that `context` is the last field of, or NULL if its provider is older than
+/// that.
+///
+/// The provider's `verbs_context` may be smaller than ours: the struct grows at its beginning. So
+/// the pointer returned may be to memory before the provider's; only `sz`, and what is within `sz`
+/// bytes of the end, may be read.
+///
+/// # Safety
+/// `context` is what `ibv_open_device` returned, and not closed.
+#[inline]
+pub unsafe fn verbs_get_ctx(context: *mut ibv_context) -> *mut verbs_context {
+    // SAFETY: the context is live by this function's contract (SAFETY.md F1).
+    let abi_compat = unsafe { (*context).abi_compat };
+    if abi_compat.addr() != usize::MAX {
+        return null_mut();
+    }
+    context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
+}
+
+/// The function `$op` of the extended context, or `None` if the provider's struct does not reach
+/// that far or holds NULL there; C's `verbs_get_ctx_op`.
+macro_rules! verbs_get_ctx_op {
+    ($context:expr, $op:ident) => {
+        $crate::inline::context::read_op(
+            $context,
+            ::std::mem::offset_of!($crate::verbs_context, $op),
+            |context: &$crate::verbs_context| context.$op,
+        )
+    };
+}
+pub(super) use verbs_get_ctx_op;
+
+/// Reads the function pointer at `offset` of the extended context.
+///
+/// # Safety
+/// As [`verbs_get_ctx`]; and at `offset` is the field whose type `_field` gives.
+#[inline]
+pub(super) unsafe fn read_op<F: Copy>(
+    context: *mut ibv_context,
+    offset: usize,
+    _field: fn(&verbs_context) -> Option<F>,
+) -> Option<F> {
+    // SAFETY: the same contract (SAFETY.md F1).
+    let extended = unsafe { verbs_get_ctx(context) };
+    if extended.is_null() {
+        return None;
+    }
+    let size = extended.wrapping_byte_add(offset_of!(verbs_context, sz)).cast::<usize>();
+    // SAFETY: an extended context has its size right before the context (SAFETY.md F5).
+    let size = unsafe { size.read() };
+    if size < size_of::<verbs_context>() - offset {
+        return None;
+    }
+    let op = extended.wrapping_byte_add(offset).cast::<Option<F>>();
+    // SAFETY: the field lies within the provider's struct, which is at least that large, and is set
+    // while the context is open (SAFETY.md F3, F5).
+    unsafe { op.read() }
+}
+
+/// What a device is and can, with what came after `ibv_query_device`; man `ibv_query_device_ex`.
+///
+/// A provider without it is asked for the classic attributes, and the others are zero. Returns 0 or
+/// an error number ([`Errno::check`](crate::Errno::check)); `EINVAL` for an `input` with a
+/// `comp_mask`, since no bit of it is defined.
+///
+/// # Safety
+/// `context` is live and from `verbs`; `input` is NULL or valid; `attr` may be written.
+#[inline]
+pub unsafe fn ibv_query_device_ex(
+    verbs: &Verbs,
+    context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+) -> c_int {
+    if !input.is_null() {
+        // SAFETY: not NULL, so valid by this function's contract (SAFETY.md F1).
+        let comp_mask = unsafe { (*input).comp_mask };
+        if comp_mask != 0 {
+            return libc::EINVAL;
+        }
+    }
+    // SAFETY: the context is live (SAFETY.md F1), and the macro matches offset and type (F5).
+    let query = unsafe { verbs_get_ctx_op!(context, query_device_ex) };
+    if let Some(query) = query {
+        // SAFETY: the provider's own function and context (SAFETY.md F3), `attr` has the size that
+        // is passed (F1).
+        let returned = unsafe { query(context, input, attr, size_of::<ibv_device_attr_ex>()) };
+        if returned != libc::EOPNOTSUPP && returned != libc::ENOSYS {
+            return returned;
+        }
+    }
+    // SAFETY: `attr` may be written (SAFETY.md F1), and zero is a value of it (F4).
+    unsafe { attr.write_bytes(0, 1) };
+    // SAFETY: `attr` is valid (SAFETY.md F1); no reference is made.
+    let classic = unsafe { &raw mut (*attr).orig_attr };
+    // SAFETY: the table's own context (SAFETY.md F2), and attributes to write to (F1).
+    unsafe { (verbs.query_device)(context, classic) }
+}

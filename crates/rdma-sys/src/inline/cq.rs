@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Linux-OpenIB
+// Copyright (c) 2004, 2005 Topspin Communications.  All rights reserved.
+// Copyright (c) 2004, 2011-2012 Intel Corporation.  All rights reserved.
+// Copyright (c) 2005, 2006, 2007 Cisco Systems, Inc.  All rights reserved.
+// Copyright (c) 2005 PathScale, Inc.  All rights reserved.
+// Copyright (c) 2020 Intel Corporation.  All rights reserved.
+//
+// Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
+// conditions and the disclaimer are in LICENSE-OPENIB.
+
+//! Completion queues on the data path.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+
+use crate::{ibv_cq, ibv_wc};
+
+/// Takes up to `num_entries` completions; man `ibv_poll_cq`.
+///
+/// Returns how many there were, or a negative value that is no error number
+/// ([`Errno::check_poll`](crate::Errno::check_poll)). Of a completion with a failed status only
+/// `wr_id`, `status`, `qp_num` and `vendor_err` are set.
+///
+/// # Safety
+/// `cq` is live; `num_entries` is not negative, and so many completions at `wc` may be written.
+#[inline]
+pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: the CQ is live by this function's contract (SAFETY.md F1).
+    let context = unsafe { (*cq).context };
+    // SAFETY: a live CQ's context is live (SAFETY.md F1).
+    let op = unsafe { (*context).ops.poll_cq };
+    // SAFETY: every provider sets it when it opens the device (SAFETY.md F3).
+    let op = unsafe { op.unwrap_unchecked() };
+    // SAFETY: the provider's own function and CQ (SAFETY.md F3), and `num_entries` places to write
+    // to (F12).
+    unsafe { op(cq, num_entries, wc) }
+}
+
+/// Asks for one event on the CQ's channel at the next completion, or with a `solicited_only` that is
+/// not 0 at the next solicited or failed one; man `ibv_req_notify_cq`.
+///
+/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)). What completed before the
+/// call makes no event: poll once more after it.
+///
+/// # Safety
+/// `cq` is live.
+#[inline]
+pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: the CQ is live by this function's contract (SAFETY.md F1).
+    let context = unsafe { (*cq).context };
+    // SAFETY: a live CQ's context is live (SAFETY.md F1).
+    let op = unsafe { (*context).ops.req_notify_cq };
+    // SAFETY: every provider sets it when it opens the device (SAFETY.md F3).
+    let op = unsafe { op.unwrap_unchecked() };
+    // SAFETY: the provider's own function and CQ (SAFETY.md F3).
+    unsafe { op(cq, solicited_only) }
+}

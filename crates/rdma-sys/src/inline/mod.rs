@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Linux-OpenIB
+// Copyright (c) 2004, 2005 Topspin Communications.  All rights reserved.
+// Copyright (c) 2004, 2011-2012 Intel Corporation.  All rights reserved.
+// Copyright (c) 2005, 2006, 2007 Cisco Systems, Inc.  All rights reserved.
+// Copyright (c) 2005 PathScale, Inc.  All rights reserved.
+// Copyright (c) 2020 Intel Corporation.  All rights reserved.
+//
+// Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
+// conditions and the disclaimer are in LICENSE-OPENIB.
+
+//! The inline functions of `verbs.h`, which no library exports: C programs carry a copy of their
+//! own, so a Rust program does too.
+//!
+//! They are named as in C, make the same checks, and reach the provider through the same pointers.
+//! Those that call an exported function in C take the [table](crate::Verbs) of it here. There are
+//! as many as the layers above need; the rest of the 95 come with what needs them.
+
+mod context;
+mod cq;
+mod mr;
+mod port;
+mod qp;
+
+pub use context::{ibv_query_device_ex, verbs_get_ctx};
+pub use cq::{ibv_poll_cq, ibv_req_notify_cq};
+pub use mr::ibv_reg_mr;
+pub use port::{ibv_query_gid_ex, ibv_query_gid_table, ibv_query_port};
+pub use qp::{ibv_post_recv, ibv_post_send};

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Linux-OpenIB
+// Copyright (c) 2004, 2005 Topspin Communications.  All rights reserved.
+// Copyright (c) 2004, 2011-2012 Intel Corporation.  All rights reserved.
+// Copyright (c) 2005, 2006, 2007 Cisco Systems, Inc.  All rights reserved.
+// Copyright (c) 2005 PathScale, Inc.  All rights reserved.
+// Copyright (c) 2020 Intel Corporation.  All rights reserved.
+//
+// Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
+// conditions and the disclaimer are in LICENSE-OPENIB.
+
+//! Ports and their tables of GIDs.
+
+#![allow(unsafe_code)]
+
+use std::{ffi::c_int, mem::size_of};
+
+use super::context::verbs_get_ctx_op;
+use crate::{Unsupported, Verbs, ibv_context, ibv_gid_entry, ibv_port_attr};
+
+/// What a port is and can; man `ibv_query_port`.
+///
+/// Programs never call the exported function of this name by itself: that one fills the first 48
+/// bytes only. It is the fallback for a provider without the extended one, and the rest is zero
+/// then. Returns 0 or an error number ([`Errno::check`](crate::Errno::check)).
+///
+/// # Safety
+/// `context` is live and from `verbs`; `attr` may be written.
+#[inline]
+pub unsafe fn ibv_query_port(
+    verbs: &Verbs,
+    context: *mut ibv_context,
+    port_num: u8,
+    attr: *mut ibv_port_attr,
+) -> c_int {
+    // SAFETY: the context is live (SAFETY.md F1), and the macro matches offset and type (F5).
+    let query = unsafe { verbs_get_ctx_op!(context, query_port) };
+    if let Some(query) = query {
+        // SAFETY: the provider's own function and context (SAFETY.md F3), `attr` has the size that
+        // is passed (F1).
+        return unsafe { query(context, port_num, attr, size_of::<ibv_port_attr>()) };
+    }
+    // SAFETY: `attr` may be written (SAFETY.md F1), and zero is a value of it (F4).
+    unsafe { attr.write_bytes(0, 1) };
+    // SAFETY: the table's own context (SAFETY.md F2); what it writes is the beginning of `attr`, as
+    // in C (F5).
+    unsafe { (verbs.query_port)(context, port_num, attr.cast()) }
+}
+
+/// One GID of a port, with its type and network device; man `ibv_query_gid_ex`.
+///
+/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)): `ENODATA` for an empty
+/// place in the table. No flag is defined.
+///
+/// # Errors
+/// [`Unsupported`] before rdma-core 32; then `/sys/class/infiniband` has the types.
+///
+/// # Safety
+/// `context` is live and from `verbs`; `entry` may be written.
+#[inline]
+pub unsafe fn ibv_query_gid_ex(
+    verbs: &Verbs,
+    context: *mut ibv_context,
+    port_num: u32,
+    gid_index: u32,
+    entry: *mut ibv_gid_entry,
+    flags: u32,
+) -> Result<c_int, Unsupported> {
+    let query = verbs.query_gid_ex()?;
+    // SAFETY: the table's own context (SAFETY.md F2), and an entry of the size that is passed (F1).
+    Ok(unsafe { query(context, port_num, gid_index, entry, flags, size_of::<ibv_gid_entry>()) })
+}
+
+/// All GIDs of all ports; man `ibv_query_gid_table`.
+///
+/// Returns how many of `entries` were filled, or a negated error number
+/// ([`Errno::check_count`](crate::Errno::check_count)). No flag is defined.
+///
+/// # Errors
+/// [`Unsupported`] before rdma-core 32; then `/sys/class/infiniband` has the table.
+///
+/// # Safety
+/// `context` is live and from `verbs`; `entries` may be written, `max_entries` of them.
+#[inline]
+pub unsafe fn ibv_query_gid_table(
+    verbs: &Verbs,
+    context: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    max_entries: usize,
+    flags: u32,
+) -> Result<isize, Unsupported> {
+    let query = verbs.query_gid_table()?;
+    // SAFETY: the table's own context (SAFETY.md F2), and `max_entries` entries of the size that is
+    // passed (F12).
+    Ok(unsafe { query(context, entries, max_entries, flags, size_of::<ibv_gid_entry>()) })
+}
