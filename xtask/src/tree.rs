@@ -15,8 +15,10 @@ pub(crate) struct Tree {
 impl Tree {
     /// Reads every file that git tracks or would add. Binary files are listed with empty text.
     pub(crate) fn read(root: &Path) -> Result<Self> {
-        let args = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
-        let listed = Command::new("git").arg("-C").arg(root).args(args).output();
+        // The checkout may belong to another user, as in a container.
+        let args = ["-c", "safe.directory=*", "ls-files", "-z"];
+        let which = ["--cached", "--others", "--exclude-standard"];
+        let listed = Command::new("git").current_dir(root).args(args).args(which).output();
         let listed = listed.context("starting git, which lists the files to check")?;
         let why = String::from_utf8_lossy(&listed.stderr);
         ensure!(listed.status.success(), "`git ls-files` failed, is this a git checkout? {why}");

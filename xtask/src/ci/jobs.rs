@@ -34,6 +34,8 @@ impl Tier {
     }
 }
 
+const RUSTFMT: Need = Need::Works("cargo fmt --version", "rustup component add rustfmt");
+
 /// A compiler of the stable channel obeys `-Z` with it, so the sanitizers need no nightly.
 const UNSTABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
@@ -48,7 +50,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "fmt",
         about: "rustfmt changes nothing",
         tier: Tier::Both,
-        needs: &[],
+        needs: &[RUSTFMT],
         steps: &[run("cargo fmt --all --check")],
     },
     Job {
@@ -62,7 +64,7 @@ pub(crate) const JOBS: &[Job] = &[
         name: "clippy",
         about: "rustc and clippy warn of nothing, in tests, examples and benches too",
         tier: Tier::Both,
-        needs: &[],
+        needs: &[Need::Works("cargo clippy --version", "rustup component add clippy")],
         steps: &[run("cargo clippy --workspace --all-targets -- -D warnings")],
     },
     Job {
@@ -77,6 +79,7 @@ pub(crate) const JOBS: &[Job] = &[
         about: "the checked-in bindings are what the pinned headers give",
         tier: Tier::Both,
         needs: &[
+            RUSTFMT,
             Need::Libclang,
             Need::Path("/usr/aarch64-linux-gnu/include", "apt-get install libc6-dev-arm64-cross"),
         ],

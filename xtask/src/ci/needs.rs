@@ -71,7 +71,8 @@ fn has_libclang() -> bool {
         let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
         files.map(|file| file.file_name()).any(|name| {
             let name = name.to_string_lossy();
-            name.starts_with("libclang.so") || name.starts_with("libclang-")
+            let library = name.starts_with("libclang.so") || name.starts_with("libclang-");
+            library && !name.starts_with("libclang-cpp")
         })
     })
 }

@@ -3,6 +3,13 @@
 use super::{Finding, line_of};
 use crate::{ci, tree::Tree};
 
+/// Where the oldest compiler is repeated, and the words before it.
+const OLDEST: [(&str, &str); 3] = [
+    ("README.md", "Rust "),
+    ("CONTRIBUTING.md", "Rust "),
+    (".github/workflows/ci.yml", "MSRV: \""),
+];
+
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut found = rust_version(tree);
     found.extend(ci::names().flat_map(|job| job_is_named(tree, job)));
@@ -19,7 +26,7 @@ fn rust_version(tree: &Tree) -> Vec<Finding> {
     };
     let version = version.trim_matches('"');
     let mut found = Vec::new();
-    for (path, prefix) in [("README.md", "Rust "), ("CONTRIBUTING.md", "Rust ")] {
+    for (path, prefix) in OLDEST {
         let text = tree.text(path).unwrap_or_default();
         let mut said = 0;
         for (at, _) in text.match_indices(prefix) {
@@ -32,12 +39,12 @@ fn rust_version(tree: &Tree) -> Vec<Finding> {
             }
             said += 1;
             if other != version {
-                let what = format!("says Rust {other}, the manifest {version}; make them agree");
+                let what = format!("says {prefix}{other}, the manifest {version}; make them agree");
                 found.push(Finding::new(path, line_of(text, at), what));
             }
         }
         if said == 0 {
-            let what = format!("does not say the oldest compiler; write `Rust {version}`");
+            let what = format!("does not say the oldest compiler; write `{prefix}{version}`");
             found.push(Finding::new(path, 1, what));
         }
     }
@@ -106,16 +113,18 @@ mod tests {
             MANIFEST,
             ("README.md", "Needs Rust 1.88.\nRust is fun.\nRust 1.80 works.\n"),
             ("CONTRIBUTING.md", "Rust 1.88 or later\n"),
+            (OLDEST[2].0, "env:\n  MSRV: \"1.87\"\n"),
         ]);
         let found = rust_version(&tree);
-        assert_eq!(found.len(), 1);
+        assert_eq!(found.len(), 2);
         assert!(found[0].to_string().starts_with("README.md:3: says Rust 1.80, the manifest 1.88"));
+        assert!(found[1].to_string().contains("ci.yml:2: says MSRV: \"1.87, the manifest 1.88"));
     }
 
     #[test]
     fn a_page_without_the_compiler_and_a_manifest_without_it_fail() {
         let tree = Tree::of([MANIFEST, ("README.md", "Rust 1.88"), ("CONTRIBUTING.md", "Rust")]);
-        assert_eq!(rust_version(&tree).len(), 1);
+        assert_eq!(rust_version(&tree).len(), 2);
         assert_eq!(rust_version(&Tree::of([("Cargo.toml", "")])).len(), 1);
     }
 
