@@ -1,5 +1,50 @@
-//! libibverbs as it is: bindings, run-time loader, the table of verbs, the inline functions of
-//! `verbs.h`.
+//! libibverbs as it is: its types, its functions as a table, its inline functions, its errors.
+//!
+//! This is the lowest layer, for crates that build safe ones. Everything is spelled as in C, raw
+//! pointers included; the manual pages of rdma-core (`man ibv_post_send` …) are its documentation.
+//!
+//! # Finding a provider
+//!
+//! Nothing is linked: a program that uses this crate builds with a Rust toolchain alone, and starts
+//! on a machine without RDMA. Functions are reached through a table, [`Verbs`], and a table comes
+//! from [`system`], the libibverbs that is installed, or from [`register`], where a software device
+//! adds its own. [`providers`] lists them in the order of `RDMA_PROVIDERS`.
+//!
+//! | variable | meaning |
+//! |---|---|
+//! | `RDMA_PROVIDERS` | which providers, in which order: `soft,system` |
+//! | `RDMA_LIBIBVERBS` | the path of the library to load instead of `libibverbs.so.1` |
+//!
+//! ```
+//! use rdma_sys::{Errno, providers};
+//!
+//! for provider in providers()? {
+//!     let Ok(verbs) = provider.verbs else { continue };
+//!     let mut count = 0;
+//!     // SAFETY: `count` is alive, and the list is freed once.
+//!     match Errno::check_null(unsafe { (verbs.get_device_list)(&raw mut count) }) {
+//!         Ok(list) => {
+//!             println!("{}: {count} devices", provider.name);
+//!             // SAFETY: the list is the one above, and nothing of it is used after this.
+//!             unsafe { (verbs.free_device_list)(list.as_ptr()) };
+//!         }
+//!         Err(errno) => println!("{}: {errno}", provider.name),
+//!     }
+//! }
+//! # Ok::<(), rdma_sys::UnknownProvider>(())
+//! ```
+//!
+//! # The types
+//!
+//! They are generated from the headers of rdma-core 55 (`cargo xtask bindgen`) and checked against
+//! them at compile time. C's enums are open integers with constants ([`ibv_wc_status`]): a value
+//! that a newer kernel invents is data. `Default` is all zeros, as `memset` makes it.
+//!
+//! The structs are meant to be reached by pointer. Those of objects (`ibv_context`, `ibv_qp`,
+//! `verbs_context` …) are made by a provider, which may know more or fewer fields at the end that
+//! grows; and regenerating from newer headers may add fields to any struct. So fields are no part of
+//! this crate's promise of stable versions: make values with `..Default::default()`, and expect to
+//! adapt code that lists all fields of one.
 
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("rdma-sys needs 64-bit Linux: the verbs are an interface of its kernel");
@@ -16,7 +61,9 @@ mod registry;
 mod table;
 
 pub use errno::Errno;
-pub use generated::{functions, verbs::*};
+/// The signatures of libibverbs' functions, as the headers declare them.
+pub use generated::functions;
+pub use generated::verbs::*;
 pub use inline::*;
 pub use load::system;
 pub use load_error::LoadError;

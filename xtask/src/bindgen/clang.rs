@@ -66,7 +66,7 @@ pub(crate) fn parse(tree: &Tree, target: Target) -> Result<String> {
         .use_core()
         .allowlist_file(".*/xtask/include/infiniband/verbs(_api)?[.]h")
         .allowlist_type("ib_uverbs_access_flags")
-        .blocklist_file("/usr/(lib|include|local|aarch64-linux-gnu)/.*")
+        .blocklist_file("/usr/(lib|include|local/include|aarch64-linux-gnu)/.*")
         .default_enum_style(bindgen::EnumVariation::NewType {
             is_bitfield: false,
             is_global: false,
