@@ -64,7 +64,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     }
     println!("\n{:<16}{:>10}  result", "job", "time");
     for (name, outcome, time) in &rows {
-        println!("{name:<16}{:>10}  {}", seconds(*time), outcome.text());
+        let result: String = outcome.text().chars().take(80).collect();
+        println!("{name:<16}{:>10}  {result}", seconds(*time));
     }
     let total = rows.iter().map(|(.., time)| *time).sum();
     println!("{:<16}{:>10}", "total", seconds(total));
@@ -73,12 +74,10 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 
 fn run_job(job: &Job, setting: &Setting, strict: bool) -> Outcome {
     if let Some(lack) = job.needs.iter().find_map(|need| need.lack(setting)) {
-        println!("SKIPPED: {lack}");
         return if strict { Outcome::Failed(lack) } else { Outcome::Skipped(lack) };
     }
     for step in job.steps {
         if let Err(error) = step.run(setting) {
-            println!("FAILED: {error:#}");
             return Outcome::Failed(format!("{error:#}"));
         }
     }
@@ -107,8 +106,8 @@ impl Outcome {
     fn text(&self) -> String {
         match self {
             Self::Passed => "ok".to_owned(),
-            Self::Skipped(why) => format!("skipped ({why})"),
-            Self::Failed(why) => format!("FAILED ({why})"),
+            Self::Skipped(why) => format!("skipped: {why}"),
+            Self::Failed(why) => format!("FAILED: {why}"),
         }
     }
 }

@@ -91,9 +91,9 @@ impl Step {
         let passed = copy_and_count(BufReader::new(stdout))?;
         let status = child.wait()?;
         if !status.success() {
-            bail!("`{line}`: {status}");
+            bail!("{status}: `{line}`");
         }
-        ensure!(!self.tests || passed > 0, "`{line}` ran no test, so it shows nothing");
+        ensure!(!self.tests || passed > 0, "no test ran, so it shows nothing: `{line}`");
         Ok(())
     }
 }
@@ -149,7 +149,7 @@ mod unit {
     #[test]
     fn a_test_step_without_a_test_fails() {
         let none = tests("echo test result: ok. 0 passed; 0 failed;");
-        assert!(none.run(&setting()).unwrap_err().to_string().contains("ran no test"));
+        assert!(none.run(&setting()).unwrap_err().to_string().contains("no test ran"));
         tests("echo test result: ok. 2 passed; 0 failed;").run(&setting()).unwrap();
     }
 }
