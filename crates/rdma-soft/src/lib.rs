@@ -1,1 +1,61 @@
 //! A software RDMA device at the C ABI of libibverbs: no kernel module, no root, no C library.
+//!
+//! [`install`] puts two devices into the process: `soft0`, whose port is RoCE, and `softib0`, whose
+//! port is InfiniBand. They are found through the same list as hardware (`rdma_mem::list_devices`),
+//! and nothing above `rdma-sys` knows the difference. [`Builder`] makes more, with names, schedules
+//! and limits of their own.
+//!
+//! ```
+//! rdma_soft::install();
+//! let soft0 = rdma_soft::SoftDevice::find("soft0").unwrap();
+//! assert_eq!(soft0.gids().len(), 4);
+//! ```
+//!
+//! # What it does
+//!
+//! Reliable connections between the devices of one process: SEND, RDMA WRITE and RDMA READ, with
+//! immediate data, inline data, unsignaled and fenced requests; the state machine of queue pairs with
+//! the refusals of the specification; keys, protection domains, bounds and rights checked when a
+//! request is executed; receiver-not-ready and unreachable peers with timers and retry counts; the
+//! error state with its flushes; completion queues that overflow. A request is executed as a checked
+//! copy between two registered regions, on the thread that posts it, or when the
+//! [`Schedule`] says.
+//!
+//! # What it does not
+//!
+//! It pins nothing and catches no fault: memory that is unmapped while it is registered faults when
+//! the device touches it, where hardware would go on with the old pages.
+//!
+//! Fields of a completion that the specification leaves undefined hold junk, on purpose.
+//!
+//! # State
+//!
+//! Devices are global to the process and live as long as it. A forked child must not use them.
+
+mod abi;
+mod address;
+mod builder;
+mod device;
+mod engine;
+mod fabric;
+mod identity;
+mod overflow;
+mod random;
+mod schedule;
+mod soft_device;
+mod sync;
+
+pub use abi::verbs;
+pub use builder::{Builder, InstallError, Link};
+pub use schedule::Schedule;
+pub use soft_device::SoftDevice;
+
+/// Installs `soft0` and `softib0`. Calling it again, from any thread, changes nothing.
+///
+/// Programs that want other devices use [`Builder`], with or without this.
+pub fn install() {
+    for (name, link) in [("soft0", Link::Ethernet), ("softib0", Link::InfiniBand)] {
+        // A device of that name may be there: this was called before, or a builder made it.
+        let _ = Builder::new(name).link(link).install();
+    }
+}

@@ -1,0 +1,131 @@
+//! The heap blocks behind the pointers that programs hold.
+//!
+//! Each begins with the C struct, so that the program's pointer is the block's (SAFETY.md F5, F11).
+//! The C part belongs to the program's inline functions as much as to us and is only touched through
+//! the raw pointer; what follows it is ours.
+
+use std::mem::offset_of;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rdma_sys::{ibv_context, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, verbs_context};
+
+use crate::device::Device;
+use crate::engine::Refusal;
+use crate::engine::completion::CompletionQueue;
+use crate::engine::protection::{ProtectionDomain, Registration};
+use crate::engine::queue_pair::QueuePair;
+
+/// How many objects were made from this one and are still there.
+#[derive(Debug, Default)]
+pub(super) struct Children(AtomicU32);
+
+impl Children {
+    pub(super) fn add(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Refuses to destroy a parent before its children, as the kernel does.
+    pub(super) fn none(&self) -> Result<(), Refusal> {
+        if self.0.load(Ordering::Relaxed) == 0 { Ok(()) } else { Err(Refusal::Busy) }
+    }
+}
+
+#[repr(C)]
+pub(super) struct ContextBlock {
+    /// `verbs_context` grows at its low end: room, as zeroes, for what newer headers put before the
+    /// bindings' first field, so that programs built against them find it and find it missing.
+    pub(super) newer: [usize; 6],
+    pub(super) verbs: verbs_context,
+    pub(super) device: &'static Device,
+    pub(super) children: Children,
+    /// Closed with the context; nothing is written to it before asynchronous events exist.
+    pub(super) async_pipe: [std::os::fd::OwnedFd; 2],
+}
+
+#[repr(C)]
+pub(super) struct PdBlock {
+    pub(super) verbs: ibv_pd,
+    pub(super) pd: Arc<ProtectionDomain>,
+    pub(super) children: Children,
+}
+
+#[repr(C)]
+pub(super) struct MrBlock {
+    pub(super) verbs: ibv_mr,
+    pub(super) registration: Registration,
+}
+
+#[repr(C)]
+pub(super) struct CqBlock {
+    pub(super) verbs: ibv_cq,
+    pub(super) queue: Arc<CompletionQueue>,
+    pub(super) children: Children,
+}
+
+#[repr(C)]
+pub(super) struct QpBlock {
+    pub(super) verbs: ibv_qp_ex,
+    pub(super) queue_pair: Arc<QueuePair>,
+}
+
+/// The block behind a program's context.
+///
+/// # Safety
+///
+/// The context was opened by this provider and is not closed during the call.
+pub(super) unsafe fn context_block(context: *mut ibv_context) -> *mut ContextBlock {
+    let offset = offset_of!(ContextBlock, verbs) + offset_of!(verbs_context, context);
+    // SAFETY: the pointer was made from the block's by going up just so far (SAFETY.md F5, F11).
+    unsafe { context.byte_sub(offset).cast() }
+}
+
+macro_rules! block_of {
+    ($name:ident, $verbs:ty, $block:ty, $field:ident: $part:ty) => {
+        /// Our part of the block behind a program's object.
+        ///
+        /// # Safety
+        ///
+        /// The object was made by this provider and is not destroyed while the result is used.
+        #[inline]
+        pub(super) unsafe fn $name<'a>(object: *mut $verbs) -> &'a $part {
+            // SAFETY: the object is the beginning of its block (SAFETY.md F11), and the field is only
+            // written before the block is handed out.
+            unsafe { &(*object.cast::<$block>()).$field }
+        }
+    };
+}
+
+block_of!(pd_of, ibv_pd, PdBlock, pd: Arc<ProtectionDomain>);
+block_of!(pd_children, ibv_pd, PdBlock, children: Children);
+block_of!(queue_of, ibv_cq, CqBlock, queue: Arc<CompletionQueue>);
+block_of!(queue_children, ibv_cq, CqBlock, children: Children);
+block_of!(queue_pair_of, ibv_qp, QpBlock, queue_pair: Arc<QueuePair>);
+
+/// The device of a program's context.
+///
+/// # Safety
+///
+/// As for [`context_block`].
+pub(super) unsafe fn device_of(context: *mut ibv_context) -> &'static Device {
+    // SAFETY: this function's contract.
+    let block = unsafe { context_block(context) };
+    // SAFETY: a live block (SAFETY.md F11); the field is only written before it is handed out.
+    unsafe { (*block).device }
+}
+
+/// The counter of what was made from a context.
+///
+/// # Safety
+///
+/// As for [`context_block`], while the result is used.
+pub(super) unsafe fn context_children<'a>(context: *mut ibv_context) -> &'a Children {
+    // SAFETY: this function's contract.
+    let block = unsafe { context_block(context) };
+    // SAFETY: a live block (SAFETY.md F11); the counter is only used through shared references.
+    unsafe { &(*block).children }
+}

@@ -1,0 +1,171 @@
+//! The data path: what a context's `ops` point to.
+
+use std::ffi::c_int;
+use std::slice;
+
+use rdma_sys::{
+    Errno, ibv_cq, ibv_qp, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc,
+    ibv_wc__bindgen_ty_1, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status,
+};
+
+use super::block::{queue_of, queue_pair_of};
+use super::number;
+use crate::engine::Refusal;
+use crate::engine::completion::{Completion, Side};
+use crate::engine::request::{Opcode, Payload, Request};
+
+/// The flags that a request of a reliable connection may have.
+const SEND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0
+    | ibv_send_flags::IBV_SEND_SIGNALED.0
+    | ibv_send_flags::IBV_SEND_SOLICITED.0
+    | ibv_send_flags::IBV_SEND_INLINE.0;
+
+/// # Safety
+///
+/// `list` points to `count` elements that are not written while the result is used, unless `count` is
+/// 0 or negative.
+#[inline]
+unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], Refusal> {
+    match usize::try_from(count) {
+        Err(_) => Err(Refusal::Invalid),
+        Ok(0) => Ok(&[]),
+        // SAFETY: this function's contract (SAFETY.md F12).
+        Ok(count) => Ok(unsafe { slice::from_raw_parts(list, count) }),
+    }
+}
+
+/// Reads a program's request. A fence is implied: a request begins when the one before it is done.
+///
+/// # Safety
+///
+/// The request and what it points to are valid while the result is used.
+#[inline]
+unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payload<'a>), Refusal> {
+    let opcode = Opcode::from_verbs(wr.opcode).ok_or(Refusal::Invalid)?;
+    let flags = wr.send_flags;
+    if flags & !SEND_FLAGS != 0 {
+        return Err(Refusal::Invalid);
+    }
+    // SAFETY: this function's contract.
+    let sges = unsafe { elements(wr.sg_list, wr.num_sge)? };
+    let payload = if flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
+        // SAFETY: inline data is readable until the post returns (man ibv_post_send; F12).
+        unsafe { Payload::inline(sges) }
+    } else {
+        Payload::keyed(sges)
+    };
+    // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
+    let imm = unsafe { wr.__bindgen_anon_1.imm_data };
+    // SAFETY: as above; a send leaves it unused.
+    let remote = unsafe { wr.wr.rdma };
+    let request = Request {
+        wr_id: wr.wr_id,
+        opcode,
+        signaled: flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0,
+        imm,
+        remote_address: remote.remote_addr,
+        rkey: remote.rkey,
+    };
+    Ok((request, payload))
+}
+
+pub(super) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    let queue_pair = unsafe { queue_pair_of(qp) };
+    let (mut next, mut current) = (wr, wr);
+    let result = queue_pair.post_send(|| {
+        if next.is_null() {
+            return None;
+        }
+        current = next;
+        // SAFETY: a request of the caller's list (SAFETY.md F12).
+        let request = unsafe { &*current };
+        next = request.next;
+        // SAFETY: as above.
+        Some(unsafe { send_request(request) })
+    });
+    if result.is_err() {
+        // SAFETY: the caller's place for the request that was refused (SAFETY.md F1).
+        unsafe { bad_wr.write(current) };
+    }
+    number(result)
+}
+
+pub(super) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    let queue_pair = unsafe { queue_pair_of(qp) };
+    let mut current = wr;
+    while !current.is_null() {
+        // SAFETY: a request of the caller's list (SAFETY.md F12).
+        let request = unsafe { &*current };
+        // SAFETY: as above.
+        let sges = unsafe { elements(request.sg_list, request.num_sge) };
+        let result = sges.and_then(|sges| queue_pair.post_receive(request.wr_id, sges));
+        if result.is_err() {
+            // SAFETY: the caller's place for the request that was refused (SAFETY.md F1).
+            unsafe { bad_wr.write(current) };
+            return number(result);
+        }
+        current = request.next;
+    }
+    0
+}
+
+pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    let queue = unsafe { queue_of(cq) };
+    let most = u32::try_from(entries).unwrap_or(0);
+    queue.step_deferred();
+    let polled = queue.poll(most, |n, completion| {
+        // SAFETY: the caller's array has `entries` places, and `n` is less (SAFETY.md F12).
+        let place = unsafe { wc.add(n as usize) };
+        // SAFETY: as above.
+        unsafe { place.write(work_completion(completion)) };
+    });
+    match polled {
+        Ok(count) => count.cast_signed(),
+        Err(_) => -Errno::EOVERFLOW.raw(),
+    }
+}
+
+/// Nobody can be notified before completion channels exist, so that asking for it changes nothing.
+pub(super) unsafe extern "C" fn req_notify_cq(_cq: *mut ibv_cq, _solicited_only: c_int) -> c_int {
+    0
+}
+
+/// What fields hold that the specification leaves undefined: nothing that looks right.
+const JUNK: u32 = 0xdead_c0de;
+
+/// A completion as the program sees it.
+#[inline]
+fn work_completion(completion: &Completion) -> ibv_wc {
+    let success = completion.status == ibv_wc_status::IBV_WC_SUCCESS;
+    let receive = completion.side == Side::Receive;
+    let counted = receive || completion.opcode == ibv_wc_opcode::IBV_WC_RDMA_READ;
+    let flags = if completion.with_imm { ibv_wc_flags::IBV_WC_WITH_IMM.0 } else { 0 };
+    ibv_wc {
+        wr_id: completion.wr_id,
+        status: completion.status,
+        opcode: if success { completion.opcode } else { ibv_wc_opcode(JUNK) },
+        vendor_err: completion.vendor_err,
+        byte_len: if success && counted { completion.byte_len } else { JUNK },
+        __bindgen_anon_1: ibv_wc__bindgen_ty_1 {
+            imm_data: if completion.with_imm { completion.imm } else { JUNK },
+        },
+        qp_num: completion.qpn,
+        src_qp: JUNK,
+        wc_flags: if success { flags } else { JUNK },
+        pkey_index: (JUNK & 0xffff) as u16,
+        slid: (JUNK & 0xffff) as u16,
+        sl: (JUNK & 0xff) as u8,
+        dlid_path_bits: (JUNK & 0xff) as u8,
+    }
+}

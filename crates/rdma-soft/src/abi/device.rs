@@ -1,0 +1,107 @@
+//! The device list, and what `ibv_query_device` says.
+
+use std::ffi::{c_char, c_int};
+use std::ptr;
+
+use rdma_sys::{Errno, ibv_atomic_cap, ibv_context, ibv_device, ibv_device_attr};
+
+use super::block::device_of;
+use crate::device::DeviceBlock;
+use crate::engine::execute::MAX_MESSAGE_BYTES;
+use crate::engine::modify::MAX_RD_ATOMIC;
+use crate::fabric;
+
+pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    let devices = fabric::devices();
+    // SAFETY: calloc has no precondition; the last entry stays NULL.
+    let memory = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_device>()) };
+    let list = memory.cast::<*mut ibv_device>();
+    if list.is_null() {
+        Errno::ENOMEM.set();
+        return list;
+    }
+    for (n, block) in devices.iter().enumerate() {
+        let device = ptr::from_ref::<DeviceBlock>(block).cast_mut().cast();
+        // SAFETY: `n` is less than the number of entries that were allocated.
+        let entry = unsafe { list.add(n) };
+        // SAFETY: an entry of the list just made.
+        unsafe { entry.write(device) };
+    }
+    if !count.is_null() {
+        // SAFETY: the caller's place for the count, or NULL (SAFETY.md F1).
+        unsafe { count.write(int(devices.len() as u64)) };
+    }
+    list
+}
+
+pub(super) unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: made by `get_device_list` with calloc (SAFETY.md F1).
+    unsafe { libc::free(list.cast()) }
+}
+
+pub(super) unsafe extern "C" fn get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: devices live as long as the process (SAFETY.md F11).
+    let name = unsafe { &raw const (*device).name };
+    name.cast()
+}
+
+/// # Safety
+///
+/// The device is one of this provider's.
+unsafe fn block<'a>(device: *mut ibv_device) -> &'a DeviceBlock {
+    // SAFETY: an `ibv_device` of ours is the beginning of its block, lives as long as the process and
+    // is never written (SAFETY.md F11).
+    unsafe { &*device.cast::<DeviceBlock>() }
+}
+
+pub(super) unsafe extern "C" fn get_device_guid(device: *mut ibv_device) -> u64 {
+    // SAFETY: the caller's device (SAFETY.md F1).
+    unsafe { block(device) }.device().guid().to_be()
+}
+
+pub(super) unsafe extern "C" fn get_device_index(_device: *mut ibv_device) -> c_int {
+    // The kernel numbers its devices; this one is none of them (man ibv_get_device_index).
+    -1
+}
+
+/// Limits as C has them.
+pub(super) fn int(number: u64) -> c_int {
+    c_int::try_from(number).unwrap_or(c_int::MAX)
+}
+
+pub(super) unsafe extern "C" fn query_device(
+    context: *mut ibv_context,
+    out: *mut ibv_device_attr,
+) -> c_int {
+    // SAFETY: the caller's context (SAFETY.md F1).
+    let device = unsafe { device_of(context) };
+    let limits = &device.limits;
+    let mut attr = ibv_device_attr::default();
+    for (to, from) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *to = from.cast_signed();
+    }
+    attr.node_guid = device.guid().to_be();
+    attr.sys_image_guid = attr.node_guid;
+    attr.max_mr_size = u64::MAX >> 1;
+    attr.page_size_cap = rustix::param::page_size() as u64;
+    attr.max_qp = int(limits.max_qp.into());
+    attr.max_qp_wr = int(limits.max_qp_wr.into());
+    attr.max_sge = int(limits.max_sge.into());
+    attr.max_sge_rd = attr.max_sge;
+    attr.max_cq = int(limits.max_cq.into());
+    attr.max_cqe = int(limits.max_cqe.into());
+    attr.max_mr = int(limits.max_mr.into());
+    attr.max_pd = int(limits.max_pd.into());
+    attr.max_qp_rd_atom = MAX_RD_ATOMIC.into();
+    attr.max_qp_init_rd_atom = MAX_RD_ATOMIC.into();
+    attr.max_res_rd_atom = attr.max_qp.saturating_mul(MAX_RD_ATOMIC.into());
+    attr.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_NONE;
+    attr.max_pkeys = 1;
+    attr.phys_port_cnt = 1;
+    // SAFETY: the caller's attributes (SAFETY.md F1).
+    unsafe { out.write(attr) };
+    0
+}
+
+/// The longest message, as a port says it.
+pub(super) const MAX_MESSAGE: u32 = (MAX_MESSAGE_BYTES & 0xffff_ffff) as u32;

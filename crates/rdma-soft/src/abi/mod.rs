@@ -1,0 +1,107 @@
+//! The C ABI: shims that turn the calls of a libibverbs program into calls of the engine.
+//!
+//! Every pointer here is a program's. The shims trust it as libibverbs does (SAFETY.md F1): it is of
+//! the stated type, was made by this provider, and is not destroyed during the call.
+#![allow(unsafe_code)]
+
+mod block;
+mod context;
+mod cq;
+mod data_path;
+mod device;
+mod mr;
+mod pd;
+mod port;
+mod qp;
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::OnceLock;
+
+use rdma_sys::{Errno, Verbs};
+
+use crate::engine::Refusal;
+
+/// The software devices' table of verbs, for [`DeviceList::of`] and for C callers; [`install`] has
+/// registered it.
+///
+/// [`DeviceList::of`]: https://docs.rs/rdma-mem
+/// [`install`]: crate::install
+#[must_use]
+pub fn verbs() -> &'static Verbs {
+    static TABLE: OnceLock<Verbs> = OnceLock::new();
+    TABLE.get_or_init(|| {
+        let mut verbs = Verbs::unsupported();
+        verbs.name = "soft";
+        verbs.get_device_list = device::get_device_list;
+        verbs.free_device_list = device::free_device_list;
+        verbs.get_device_name = device::get_device_name;
+        verbs.get_device_guid = device::get_device_guid;
+        verbs.get_device_index = Some(device::get_device_index);
+        verbs.open_device = context::open_device;
+        verbs.close_device = context::close_device;
+        verbs.query_device = device::query_device;
+        verbs.query_port = port::query_port_compat;
+        verbs.query_gid = port::query_gid;
+        verbs.query_gid_ex = Some(port::query_gid_ex);
+        verbs.query_gid_table = Some(port::query_gid_table);
+        verbs.query_pkey = port::query_pkey;
+        verbs.get_pkey_index = Some(port::get_pkey_index);
+        verbs.alloc_pd = pd::alloc_pd;
+        verbs.dealloc_pd = pd::dealloc_pd;
+        verbs.reg_mr = mr::reg_mr;
+        verbs.reg_mr_iova = Some(mr::reg_mr_iova);
+        verbs.reg_mr_iova2 = Some(mr::reg_mr_iova2);
+        verbs.dereg_mr = mr::dereg_mr;
+        verbs.create_cq = cq::create_cq;
+        verbs.destroy_cq = cq::destroy_cq;
+        verbs.create_qp = qp::create_qp;
+        verbs.modify_qp = qp::modify_qp;
+        verbs.query_qp = qp::query_qp;
+        verbs.destroy_qp = qp::destroy_qp;
+        verbs
+    })
+}
+
+/// Registers the table with rdma-sys.
+pub(crate) fn register() {
+    // SAFETY: each function of the table behaves as the verb of its name, on the objects of this
+    // provider, from any thread (SAFETY.md F2, F9).
+    unsafe { rdma_sys::register(verbs()) }
+}
+
+impl From<Refusal> for Errno {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Invalid => Self::EINVAL,
+            Refusal::Unsupported => Self::EOPNOTSUPP,
+            Refusal::NoRoom => Self::ENOMEM,
+            Refusal::Fault => Self::EFAULT,
+            Refusal::Busy => Self::EBUSY,
+        }
+    }
+}
+
+/// For verbs that return an error number.
+fn number(result: Result<(), Refusal>) -> c_int {
+    result.map_or_else(|refusal| Errno::from(refusal).raw(), |()| 0)
+}
+
+/// For verbs that return -1 and set `errno`.
+fn minus_one(result: Result<(), Refusal>) -> c_int {
+    match result {
+        Ok(()) => 0,
+        Err(refusal) => {
+            Errno::from(refusal).set();
+            -1
+        }
+    }
+}
+
+/// For verbs that return NULL and set `errno`.
+fn pointer<T>(result: Result<*mut T, Refusal>) -> *mut T {
+    result.unwrap_or_else(|refusal| {
+        Errno::from(refusal).set();
+        ptr::null_mut()
+    })
+}

@@ -1,0 +1,70 @@
+//! Memory regions.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
+
+use super::block::{MrBlock, pd_children, pd_of};
+use super::{number, pointer};
+
+pub(super) unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: as this call (SAFETY.md F1).
+    unsafe { reg_mr_iova2(pd, addr, length, addr.addr() as u64, access.cast_unsigned()) }
+}
+
+pub(super) unsafe extern "C" fn reg_mr_iova(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: as this call (SAFETY.md F1).
+    unsafe { reg_mr_iova2(pd, addr, length, iova, access.cast_unsigned()) }
+}
+
+pub(super) unsafe extern "C" fn reg_mr_iova2(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    let zero_based = access & ibv_access_flags::IBV_ACCESS_ZERO_BASED.0 != 0;
+    let iova = if zero_based { 0 } else { iova };
+    // The device comes back to this memory by its address alone (SAFETY.md F7).
+    let address = addr.expose_provenance() as u64;
+    // SAFETY: the caller's protection domain (SAFETY.md F1).
+    let domain = unsafe { pd_of(pd) };
+    pointer(domain.register(address, length as u64, iova, access).map(|registration| {
+        // SAFETY: as above.
+        unsafe { pd_children(pd) }.add();
+        let verbs = ibv_mr {
+            // SAFETY: as above; the C part of a protection domain is only read once it is made.
+            context: unsafe { (*pd).context },
+            pd,
+            addr,
+            length,
+            handle: registration.key,
+            lkey: registration.key,
+            rkey: registration.key,
+        };
+        Box::into_raw(Box::new(MrBlock { verbs, registration })).cast()
+    }))
+}
+
+pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    // SAFETY: made by `reg_mr_iova2`, and the caller gives it up (SAFETY.md F11).
+    let block = unsafe { Box::from_raw(mr.cast::<MrBlock>()) };
+    let pd = block.verbs.pd;
+    // SAFETY: a protection domain outlives its regions, since deallocating it would be refused.
+    unsafe { pd_of(pd) }.deregister(block.registration);
+    // SAFETY: as above.
+    unsafe { pd_children(pd) }.remove();
+    number(Ok(()))
+}

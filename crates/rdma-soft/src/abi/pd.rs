@@ -1,0 +1,33 @@
+//! Protection domains.
+
+use std::ffi::c_int;
+
+use rdma_sys::{ibv_context, ibv_pd};
+
+use super::block::{Children, PdBlock, context_children, device_of, pd_children};
+use super::{number, pointer};
+use crate::engine::protection::ProtectionDomain;
+
+pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    // SAFETY: the caller's context (SAFETY.md F1).
+    let device = unsafe { device_of(context) };
+    pointer(device.protection_domains.take(device.limits.max_pd).map(|()| {
+        let pd = ProtectionDomain::new(device);
+        // SAFETY: as above.
+        unsafe { context_children(context) }.add();
+        let verbs = ibv_pd { context, handle: pd.number };
+        Box::into_raw(Box::new(PdBlock { verbs, pd, children: Children::default() })).cast()
+    }))
+}
+
+pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: the caller's protection domain (SAFETY.md F1).
+    let free = unsafe { pd_children(pd) }.none();
+    number(free.map(|()| {
+        // SAFETY: made by `alloc_pd`, and the caller gives it up (SAFETY.md F11).
+        let block = unsafe { Box::from_raw(pd.cast::<PdBlock>()) };
+        block.pd.device.protection_domains.give();
+        // SAFETY: a context outlives what was made from it, since closing it would be refused.
+        unsafe { context_children(block.verbs.context) }.remove();
+    }))
+}

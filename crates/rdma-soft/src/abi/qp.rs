@@ -1,0 +1,152 @@
+//! Queue pairs.
+
+use std::ffi::c_int;
+
+use rdma_sys::{
+    ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_ex, ibv_qp_init_attr,
+    ibv_qp_type,
+};
+
+use super::block::{QpBlock, pd_children, pd_of, queue_children, queue_of, queue_pair_of};
+use super::{number, pointer};
+use crate::builder::Limits;
+use crate::engine::Refusal;
+use crate::engine::queue_pair::{Capacity, QueuePair};
+
+pub(super) unsafe extern "C" fn create_qp(
+    pd: *mut ibv_pd,
+    init: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
+    // SAFETY: the caller's attributes (SAFETY.md F1).
+    let init = unsafe { init.read() };
+    // SAFETY: the caller's protection domain, and the completion queues of its attributes.
+    pointer(unsafe { create(pd, &init) })
+}
+
+/// # Safety
+///
+/// The protection domain is a live one of this provider's, the completion queues are too or NULL.
+unsafe fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> Result<*mut ibv_qp, Refusal> {
+    // SAFETY: this function's contract.
+    let domain = unsafe { pd_of(pd) };
+    if init.qp_type != ibv_qp_type::IBV_QPT_RC || !init.srq.is_null() {
+        return Err(Refusal::Unsupported);
+    }
+    if init.send_cq.is_null() || init.recv_cq.is_null() {
+        return Err(Refusal::Invalid);
+    }
+    let capacity = check_capacity(&domain.device.limits, init)?;
+    // SAFETY: this function's contract.
+    let send_cq = unsafe { queue_of(init.send_cq) };
+    // SAFETY: this function's contract.
+    let receive_cq = unsafe { queue_of(init.recv_cq) };
+    let signal_all = init.sq_sig_all != 0;
+    let queue_pair = QueuePair::create(domain, send_cq, receive_cq, capacity, signal_all)?;
+    for children in [
+        // SAFETY: this function's contract.
+        unsafe { pd_children(pd) },
+        // SAFETY: this function's contract.
+        unsafe { queue_children(init.send_cq) },
+        // SAFETY: this function's contract.
+        unsafe { queue_children(init.recv_cq) },
+    ] {
+        children.add();
+    }
+    let mut verbs = ibv_qp_ex::default();
+    let base = &mut verbs.qp_base;
+    // SAFETY: this function's contract; the C part of a protection domain is only read once made.
+    base.context = unsafe { (*pd).context };
+    base.qp_context = init.qp_context;
+    base.pd = pd;
+    base.send_cq = init.send_cq;
+    base.recv_cq = init.recv_cq;
+    base.handle = queue_pair.qpn;
+    base.qp_num = queue_pair.qpn;
+    base.qp_type = init.qp_type;
+    Ok(Box::into_raw(Box::new(QpBlock { verbs, queue_pair })).cast())
+}
+
+fn check_capacity(limits: &Limits, init: &ibv_qp_init_attr) -> Result<Capacity, Refusal> {
+    let cap = &init.cap;
+    let fits = cap.max_send_wr <= limits.max_qp_wr
+        && cap.max_recv_wr <= limits.max_qp_wr
+        && cap.max_send_sge <= limits.max_sge
+        && cap.max_recv_sge <= limits.max_sge
+        && cap.max_inline_data <= limits.max_inline;
+    let capacity = Capacity {
+        send_wr: cap.max_send_wr,
+        receive_wr: cap.max_recv_wr,
+        send_sge: cap.max_send_sge,
+        receive_sge: cap.max_recv_sge,
+        inline: cap.max_inline_data,
+    };
+    if fits { Ok(capacity) } else { Err(Refusal::Invalid) }
+}
+
+fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
+    // SAFETY: all bytes of the union are its `raw` field, and any bytes are a value of it (F4).
+    unsafe { gid.raw }
+}
+
+pub(super) unsafe extern "C" fn modify_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    // SAFETY: the caller's attributes (SAFETY.md F1).
+    let attr = unsafe { attr.read() };
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    let queue_pair = unsafe { queue_pair_of(qp) };
+    let mask = mask.cast_unsigned();
+    let result = queue_pair.modify(&attr, gid_bytes(&attr.ah_attr.grh.dgid), mask);
+    if result.is_ok() && mask & ibv_qp_attr_mask::IBV_QP_STATE.0 != 0 {
+        // SAFETY: as above; libibverbs keeps the last known state here, too.
+        unsafe { (*qp).state = attr.qp_state };
+    }
+    number(result)
+}
+
+pub(super) unsafe extern "C" fn query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    let queue_pair = unsafe { queue_pair_of(qp) };
+    let found = queue_pair.query();
+    // SAFETY: as above.
+    unsafe { (*qp).state = found.qp_state };
+    let mut created = ibv_qp_init_attr::default();
+    // SAFETY: as above; these fields are only read once the queue pair is made.
+    let verbs = unsafe { qp.read() };
+    created.qp_context = verbs.qp_context;
+    created.send_cq = verbs.send_cq;
+    created.recv_cq = verbs.recv_cq;
+    created.cap = found.cap;
+    created.qp_type = verbs.qp_type;
+    created.sq_sig_all = queue_pair.signal_all.into();
+    // SAFETY: the caller's attributes (SAFETY.md F1).
+    unsafe { attr.write(found) };
+    // SAFETY: the caller's attributes (SAFETY.md F1).
+    unsafe { init.write(created) };
+    0
+}
+
+pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: made by `create_qp`, and the caller gives it up (SAFETY.md F11).
+    let block = unsafe { Box::from_raw(qp.cast::<QpBlock>()) };
+    block.queue_pair.destroy();
+    let base = &block.verbs.qp_base;
+    for children in [
+        // SAFETY: parents outlive their children, since destroying them would be refused.
+        unsafe { pd_children(base.pd) },
+        // SAFETY: as above.
+        unsafe { queue_children(base.send_cq) },
+        // SAFETY: as above.
+        unsafe { queue_children(base.recv_cq) },
+    ] {
+        children.remove();
+    }
+    0
+}

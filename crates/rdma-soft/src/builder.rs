@@ -1,0 +1,166 @@
+//! Making devices.
+
+use crate::device::Device;
+use crate::schedule::Schedule;
+use crate::soft_device::SoftDevice;
+use crate::{abi, fabric};
+
+/// The link layer of a device's port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Link {
+    /// RoCE: addresses are GIDs (link-local and IPv4-mapped, for RoCE v1 and v2).
+    #[default]
+    Ethernet,
+    /// InfiniBand: the address is a LID.
+    InfiniBand,
+}
+
+/// What a device can hold; asking for more is refused as hardware refuses it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) max_qp: u32,
+    pub(crate) max_qp_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) max_inline: u32,
+    pub(crate) max_cq: u32,
+    pub(crate) max_cqe: u32,
+    pub(crate) max_mr: u32,
+    pub(crate) max_pd: u32,
+    pub(crate) memlock_bytes: Option<u64>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_qp: 1 << 16,
+            max_qp_wr: 1 << 14,
+            max_sge: 32,
+            max_inline: 512,
+            max_cq: 1 << 16,
+            max_cqe: 1 << 20,
+            max_mr: 1 << 20,
+            max_pd: 1 << 15,
+            memlock_bytes: None,
+        }
+    }
+}
+
+/// Why a device was not installed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InstallError {
+    /// There is a device of this name; devices live as long as the process.
+    #[error("a software device named `{0}` is already installed: choose another name")]
+    NameTaken(String),
+    /// The name does not fit into `struct ibv_device`, or could not be typed on a command line.
+    #[error(
+        "`{0}` is no device name: use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` and `.`"
+    )]
+    BadName(String),
+}
+
+/// Makes a software device with a name, a schedule and limits of its own.
+///
+/// The device is in the device list of every program part from then on, and lives as long as the
+/// process. Devices of one process with the same [`Link`] reach each other.
+///
+/// ```
+/// use rdma_soft::{Builder, Link, Schedule};
+///
+/// let device = Builder::new("held0").link(Link::InfiniBand).schedule(Schedule::Held).install()?;
+/// assert_eq!(device.name(), "held0");
+/// # Ok::<(), rdma_soft::InstallError>(())
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "a builder does nothing until `install`"]
+pub struct Builder {
+    name: String,
+    link: Link,
+    schedule: Schedule,
+    limits: Limits,
+}
+
+impl Builder {
+    /// A RoCE device that executes requests within their post.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            link: Link::default(),
+            schedule: Schedule::default(),
+            limits: Limits::default(),
+        }
+    }
+
+    /// The link layer of its port.
+    pub fn link(mut self, link: Link) -> Self {
+        self.link = link;
+        self
+    }
+
+    /// When it executes what is posted.
+    pub fn schedule(mut self, schedule: Schedule) -> Self {
+        self.schedule = schedule;
+        self
+    }
+
+    /// The most memory, in bytes of whole pages, that may be registered at a time, as
+    /// `RLIMIT_MEMLOCK` limits it for hardware. Registering more fails with `ENOMEM`. Without this
+    /// there is no limit: the device pins nothing.
+    pub fn memlock_limit(mut self, bytes: u64) -> Self {
+        self.limits.memlock_bytes = Some(bytes);
+        self
+    }
+
+    /// The most queue pairs; at first 65,536.
+    pub fn max_queue_pairs(mut self, count: u32) -> Self {
+        self.limits.max_qp = count;
+        self
+    }
+
+    /// The most work requests in one queue; at first 16,384.
+    pub fn max_work_requests(mut self, count: u32) -> Self {
+        self.limits.max_qp_wr = count;
+        self
+    }
+
+    /// The most scatter/gather elements in one request; at first 32.
+    pub fn max_sge(mut self, count: u32) -> Self {
+        self.limits.max_sge = count;
+        self
+    }
+
+    /// The most bytes of inline data; at first 512.
+    pub fn max_inline_data(mut self, bytes: u32) -> Self {
+        self.limits.max_inline = bytes;
+        self
+    }
+
+    /// The most completions in one queue; at first 1,048,576.
+    pub fn max_completions(mut self, count: u32) -> Self {
+        self.limits.max_cqe = count;
+        self
+    }
+
+    /// The most memory regions; at first 1,048,576.
+    pub fn max_memory_regions(mut self, count: u32) -> Self {
+        self.limits.max_mr = count;
+        self
+    }
+
+    /// Adds the device to those of this process.
+    ///
+    /// # Errors
+    ///
+    /// If the name is taken, or is none.
+    pub fn install(self) -> Result<SoftDevice, InstallError> {
+        let typeable = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+        if !(1..64).contains(&self.name.len()) || !self.name.chars().all(typeable) {
+            return Err(InstallError::BadName(self.name));
+        }
+        let device = Device::new(self.name.clone(), self.link, self.limits, self.schedule);
+        let device = fabric::add(device).ok_or(InstallError::NameTaken(self.name))?;
+        abi::register();
+        Ok(SoftDevice::of(device))
+    }
+}

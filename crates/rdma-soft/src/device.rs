@@ -1,0 +1,225 @@
+//! A software device: its identity, its tables, its limits.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use rdma_sys::{ibv_ah_attr, ibv_device, ibv_node_type, ibv_transport_type};
+use rdma_types::Guid;
+
+use crate::address::{Address, GidEntry, Path};
+use crate::builder::{Limits, Link};
+use crate::engine::Refusal;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::region::RegionTable;
+use crate::fabric;
+use crate::identity::Identity;
+use crate::random::SplitMix;
+use crate::schedule::{Deferred, Schedule};
+use crate::sync::locked;
+
+/// The block that an `ibv_device` pointer of ours points to.
+///
+/// Vendors' direct verbs look behind `ibv_device`, where libibverbs keeps its own part of
+/// `struct verbs_device`, to see whose device it is: they find zeroes.
+#[repr(C)]
+pub(crate) struct DeviceBlock {
+    pub(crate) verbs: ibv_device,
+    libibverbs: [u64; 16],
+    device: Device,
+}
+
+// SAFETY: the C part is written before the block is shared and only read afterwards (SAFETY.md F11);
+// the rest is `Device`, which is `Sync`.
+unsafe impl Sync for DeviceBlock {}
+// SAFETY: as for `Sync`; nothing in it belongs to a thread.
+unsafe impl Send for DeviceBlock {}
+
+impl DeviceBlock {
+    pub(crate) fn new(device: Device) -> Self {
+        let mut verbs = ibv_device::default();
+        verbs.node_type = ibv_node_type::IBV_NODE_CA;
+        verbs.transport_type = ibv_transport_type::IBV_TRANSPORT_IB;
+        for field in [&mut verbs.name, &mut verbs.dev_name] {
+            // The builder left room for the terminating zero.
+            for (to, from) in field.iter_mut().zip(device.name.bytes()) {
+                *to = from.cast_signed();
+            }
+        }
+        Self { verbs, libibverbs: [0; 16], device }
+    }
+
+    pub(crate) fn device(&'static self) -> &'static Device {
+        &self.device
+    }
+}
+
+impl std::fmt::Debug for DeviceBlock {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.device.fmt(f)
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) name: String,
+    pub(crate) link: Link,
+    pub(crate) identity: Identity,
+    pub(crate) limits: Limits,
+    pub(crate) schedule: Schedule,
+    /// Only with a deferred schedule.
+    pub(crate) deferred: Option<Deferred>,
+    pub(crate) regions: RegionTable,
+    pub(crate) protection_domains: Quota,
+    pub(crate) completion_queues: Quota,
+    locked_bytes: AtomicU64,
+    queue_pairs: Mutex<QueuePairs>,
+}
+
+#[derive(Debug)]
+struct QueuePairs {
+    /// Reserved numbers have no queue pair yet.
+    by_number: HashMap<u32, Weak<QueuePair>>,
+    next: u32,
+}
+
+/// How many objects of a kind there are, below a limit.
+#[derive(Debug, Default)]
+pub(crate) struct Quota(AtomicU32);
+
+impl Quota {
+    pub(crate) fn take(&self, limit: u32) -> Result<(), Refusal> {
+        let one_more = |count: u32| (count < limit).then(|| count + 1);
+        let taken = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        taken.map(drop).map_err(|_| Refusal::NoRoom)
+    }
+
+    pub(crate) fn give(&self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A number that no other object of this process has; never 0.
+pub(crate) fn unique_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Device {
+    pub(crate) fn new(name: String, link: Link, limits: Limits, schedule: Schedule) -> Self {
+        let mut rng = SplitMix::from_system();
+        let identity = Identity::random(link, &mut rng);
+        let deferred = match schedule {
+            Schedule::Deferred { seed } => Some(Deferred::new(seed)),
+            _ => None,
+        };
+        let next = rng.next_u32();
+        Self {
+            name,
+            link,
+            identity,
+            limits,
+            schedule,
+            deferred,
+            regions: RegionTable::new(limits.max_mr, rng),
+            protection_domains: Quota::default(),
+            completion_queues: Quota::default(),
+            locked_bytes: AtomicU64::new(0),
+            queue_pairs: Mutex::new(QueuePairs { by_number: HashMap::new(), next }),
+        }
+    }
+
+    pub(crate) fn guid(&self) -> Guid {
+        self.identity.guid
+    }
+
+    /// Takes a free queue pair number. 0 and 1 are the management queue pairs, and all ones is the
+    /// multicast number.
+    pub(crate) fn reserve_qpn(&self) -> Result<u32, Refusal> {
+        let mut queue_pairs = locked(&self.queue_pairs);
+        if queue_pairs.by_number.len() >= self.limits.max_qp as usize {
+            return Err(Refusal::NoRoom);
+        }
+        if let Some(deferred) = &self.deferred {
+            deferred.reserve(queue_pairs.by_number.len() + 1);
+        }
+        loop {
+            let number = queue_pairs.next & 0x00ff_ffff;
+            queue_pairs.next = queue_pairs.next.wrapping_add(1);
+            let usable = (2..0x00ff_ffff).contains(&number);
+            if usable && !queue_pairs.by_number.contains_key(&number) {
+                queue_pairs.by_number.insert(number, Weak::new());
+                return Ok(number);
+            }
+        }
+    }
+
+    pub(crate) fn publish_queue_pair(&self, number: u32, queue_pair: Weak<QueuePair>) {
+        locked(&self.queue_pairs).by_number.insert(number, queue_pair);
+    }
+
+    pub(crate) fn retire_queue_pair(&self, number: u32) {
+        locked(&self.queue_pairs).by_number.remove(&number);
+    }
+
+    pub(crate) fn queue_pair(&self, number: u32) -> Option<Arc<QueuePair>> {
+        locked(&self.queue_pairs).by_number.get(&number).and_then(Weak::upgrade)
+    }
+
+    pub(crate) fn all_queue_pairs(&self) -> Vec<Arc<QueuePair>> {
+        locked(&self.queue_pairs).by_number.values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// The queue pair at the far end of a path, if there is one in this process.
+    pub(crate) fn find_peer(&self, path: Option<&Path>, number: u32) -> Option<Arc<QueuePair>> {
+        fabric::device_at(self.link, &path?.remote)?.queue_pair(number)
+    }
+
+    pub(crate) fn has_address(&self, address: &Address) -> bool {
+        match address {
+            Address::Lid(lid) => *lid == self.identity.lid,
+            Address::Gid(entry) => self.identity.gids.contains(entry),
+        }
+    }
+
+    /// The path that an address vector describes, if packets could take it.
+    pub(crate) fn path(&self, vector: &ibv_ah_attr, dgid: [u8; 16]) -> Result<Path, Refusal> {
+        let source = self.identity.gids.get(usize::from(vector.grh.sgid_index));
+        if vector.port_num != 1 || vector.is_global != 0 && source.is_none() {
+            return Err(Refusal::Invalid);
+        }
+        match self.link {
+            Link::InfiniBand => {
+                // Unicast LIDs (IBTA volume 1, 4.1.3).
+                let unicast = (1..0xc000).contains(&vector.dlid);
+                let remote = Address::Lid(vector.dlid);
+                let path = Path { local: Address::Lid(self.identity.lid), remote };
+                if unicast { Ok(path) } else { Err(Refusal::Invalid) }
+            }
+            Link::Ethernet => {
+                // RoCE has no LIDs: every packet has a GRH, and one family of addresses per route.
+                let source = source.filter(|_| vector.is_global != 0).ok_or(Refusal::Invalid)?;
+                let remote = GidEntry { gid: dgid.into(), kind: source.kind };
+                let same_family = remote.gid.is_ipv4_mapped() == source.gid.is_ipv4_mapped()
+                    && remote.gid.is_link_local() == source.gid.is_link_local();
+                if remote.gid.is_zero() || !same_family {
+                    return Err(Refusal::Invalid);
+                }
+                Ok(Path { local: Address::Gid(*source), remote: Address::Gid(remote) })
+            }
+        }
+    }
+
+    /// Counts pinned memory against the limit that the device was built with.
+    pub(crate) fn lock_memory(&self, bytes: u64) -> Result<(), Refusal> {
+        let limit = self.limits.memlock_bytes.unwrap_or(u64::MAX);
+        let add = |locked: u64| locked.checked_add(bytes).filter(|&locked| locked <= limit);
+        let added = self.locked_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        added.map(drop).map_err(|_| Refusal::NoRoom)
+    }
+
+    pub(crate) fn unlock_memory(&self, bytes: u64) {
+        self.locked_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,262 @@
+//! The one place where the device touches user memory.
+//!
+//! Two sides may touch the same bytes at once, as with DMA: no reference to them is ever formed, and
+//! on x86-64 the copy is assembly, which the compiler treats as opaque. It runs upwards, and the last
+//! eight bytes are one store after all others, for programs that poll the end of a message; an aligned
+//! word of eight bytes is a single store. `--cfg rdma_visible_copies` replaces it by the copy that
+//! AddressSanitizer intercepts.
+#![allow(unsafe_code)]
+
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+
+/// A range of process memory that the device may touch while its owner's locks are held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Segment {
+    address: u64,
+    length: u64,
+}
+
+impl Segment {
+    /// # Safety
+    ///
+    /// The range must be valid for the access that the segment is used for until the segment is
+    /// dropped or forgotten, and its provenance must have been exposed.
+    #[inline]
+    pub(crate) unsafe fn new(address: u64, length: u64) -> Self {
+        Self { address, length }
+    }
+
+    #[inline]
+    pub(crate) fn length(self) -> u64 {
+        self.length
+    }
+}
+
+/// Copies the bytes `from..to` of the concatenation of `source` to the same places in `sink`.
+///
+/// Where one of them ends, the copy ends.
+#[inline]
+pub(crate) fn transfer(source: &[Segment], sink: &[Segment], from: u64, to: u64) {
+    match (source, sink) {
+        ([source], [sink]) if from == 0 => {
+            copy_segment(source.address, sink.address, to.min(source.length).min(sink.length));
+        }
+        _ => transfer_pieces(source, sink, from, to),
+    }
+}
+
+fn transfer_pieces(source: &[Segment], sink: &[Segment], from: u64, to: u64) {
+    let (mut sources, mut sinks) = (Cursor::at(source, from), Cursor::at(sink, from));
+    let mut left = to.saturating_sub(from);
+    while left > 0 {
+        let (Some(source), Some(sink)) = (sources.rest(), sinks.rest()) else { return };
+        let piece = left.min(source.length).min(sink.length);
+        copy_segment(source.address, sink.address, piece);
+        sources.advance(piece);
+        sinks.advance(piece);
+        left -= piece;
+    }
+}
+
+/// A position in a list of segments.
+struct Cursor<'a> {
+    segments: std::slice::Iter<'a, Segment>,
+    rest: Option<Segment>,
+}
+
+impl<'a> Cursor<'a> {
+    fn at(segments: &'a [Segment], offset: u64) -> Self {
+        let mut segments = segments.iter();
+        let rest = segments.next().copied();
+        let mut cursor = Self { segments, rest };
+        cursor.advance(offset);
+        cursor
+    }
+
+    /// What is left of the present segment; never empty.
+    fn rest(&mut self) -> Option<Segment> {
+        while self.rest.is_some_and(|rest| rest.length == 0) {
+            self.rest = self.segments.next().copied();
+        }
+        self.rest
+    }
+
+    fn advance(&mut self, mut by: u64) {
+        while let Some(rest) = self.rest() {
+            let step = by.min(rest.length);
+            self.rest = Some(Segment { address: rest.address + step, length: rest.length - step });
+            by -= step;
+            if by == 0 {
+                return;
+            }
+        }
+    }
+}
+
+#[inline]
+fn copy_segment(source: u64, sink: u64, length: u64) {
+    // The device is 64-bit only (rdma-sys refuses other targets), so addresses fit.
+    #[allow(clippy::cast_possible_truncation)]
+    let (source, sink, length) = (source as usize, sink as usize, length as usize);
+    let (source, sink) =
+        (with_exposed_provenance::<u8>(source), with_exposed_provenance_mut::<u8>(sink));
+    // SAFETY: both ranges are valid by the contract of `Segment::new` (SAFETY.md F7, F8), and no Rust
+    // reference to them is formed here (F10).
+    unsafe { device_copy(source, sink, length) }
+}
+
+/// # Safety
+///
+/// `source` must be valid for reads and `sink` for writes of `length` bytes.
+#[cfg(any(rdma_visible_copies, miri))]
+#[inline]
+unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
+    // SAFETY: as this function's contract; `copy` allows overlap.
+    unsafe { std::ptr::copy(source, sink, length) }
+}
+
+/// # Safety
+///
+/// `source` must be valid for reads and `sink` for writes of `length` bytes.
+#[cfg(all(target_arch = "x86_64", not(any(rdma_visible_copies, miri))))]
+#[inline]
+unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
+    /// From here on the string instruction is faster than a loop of words.
+    const STRING: usize = 128;
+
+    macro_rules! move_at {
+        ($register:literal, $offset:expr) => {{
+            let (from, to) = (source.wrapping_add($offset), sink.wrapping_add($offset));
+            // SAFETY: the caller checks that the moved bytes lie inside both ranges; the assembly
+            // touches nothing else (SAFETY.md F10).
+            unsafe {
+                std::arch::asm!(
+                    concat!("mov {word:", $register, "}, [{from}]"),
+                    concat!("mov [{to}], {word:", $register, "}"),
+                    word = out(reg) _, from = in(reg) from, to = in(reg) to,
+                    options(nostack, preserves_flags),
+                );
+            }
+        }};
+    }
+
+    match length {
+        0 => {}
+        1 => {
+            // SAFETY: one byte of each range (SAFETY.md F10).
+            unsafe {
+                std::arch::asm!(
+                    "mov {byte}, [{from}]", "mov [{to}], {byte}",
+                    byte = out(reg_byte) _, from = in(reg) source, to = in(reg) sink,
+                    options(nostack, preserves_flags),
+                );
+            }
+        }
+        2..4 => {
+            move_at!("x", 0);
+            move_at!("x", length - 2);
+        }
+        4..8 => {
+            move_at!("e", 0);
+            move_at!("e", length - 4);
+        }
+        8..STRING => {
+            let mut offset = 0;
+            while offset + 8 < length {
+                move_at!("r", offset);
+                offset += 8;
+            }
+            move_at!("r", length - 8);
+        }
+        _ => {
+            // SAFETY: all but the last eight bytes of both ranges; the direction flag is clear by
+            // the ABI (SAFETY.md F10).
+            unsafe {
+                std::arch::asm!(
+                    "rep movsb",
+                    inout("rcx") length - 8 => _, inout("rsi") source => _, inout("rdi") sink => _,
+                    options(nostack, preserves_flags),
+                );
+            }
+            move_at!("r", length - 8);
+        }
+    }
+}
+
+/// # Safety
+///
+/// `source` must be valid for reads and `sink` for writes of `length` bytes.
+#[cfg(not(any(target_arch = "x86_64", rdma_visible_copies, miri)))]
+#[inline]
+unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
+    use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+    let word_wise = source.addr() % 8 == 0 && sink.addr() % 8 == 0;
+    let words = if word_wise { length / 8 } else { 0 };
+    for word in 0..words {
+        // SAFETY: aligned and inside the source.
+        let from = unsafe { AtomicU64::from_ptr(source.cast_mut().cast::<u64>().add(word)) };
+        // SAFETY: aligned and inside the sink.
+        let to = unsafe { AtomicU64::from_ptr(sink.cast::<u64>().add(word)) };
+        to.store(from.load(Ordering::Relaxed), Ordering::Release);
+    }
+    for byte in words * 8..length {
+        // SAFETY: inside the source.
+        let from = unsafe { AtomicU8::from_ptr(source.cast_mut().add(byte)) };
+        // SAFETY: inside the sink.
+        let to = unsafe { AtomicU8::from_ptr(sink.add(byte)) };
+        to.store(from.load(Ordering::Relaxed), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(memory: &mut [u8]) -> Segment {
+        // SAFETY: exclusive memory of the test, which outlives the segment.
+        unsafe { Segment::new(memory.as_mut_ptr().expose_provenance() as u64, memory.len() as u64) }
+    }
+
+    fn numbered(length: usize) -> Vec<u8> {
+        (0..=250).cycle().take(length).collect()
+    }
+
+    #[test]
+    fn every_length_and_alignment_is_copied_and_nothing_beside_it() {
+        for length in (0..300).chain([4096, 65537]) {
+            for offset in 0..9 {
+                let mut source = numbered(length + offset);
+                let mut sink = vec![0xee; length + offset + 16];
+                let from = segment(&mut source[offset..]);
+                transfer(&[from], &[segment(&mut sink[offset..offset + length])], 0, length as u64);
+                assert_eq!(sink[offset..offset + length], source[offset..], "{length} at {offset}");
+                assert!(sink[..offset].iter().chain(&sink[offset + length..]).all(|&b| b == 0xee));
+            }
+        }
+    }
+
+    #[test]
+    fn lists_are_copied_as_if_joined_from_any_offset() {
+        let mut whole = numbered(100);
+        for (from, to) in
+            [(0_usize, 100_usize), (0, 50), (50, 100), (33, 34), (99, 100), (100, 100)]
+        {
+            let mut sink = [0xee; 100];
+            let (a, rest) = whole.split_at_mut(10);
+            let (b, c) = rest.split_at_mut(0);
+            let source = [segment(a), segment(b), segment(c)];
+            let (d, e) = sink.split_at_mut(64);
+            transfer(&source, &[segment(d), segment(e)], from as u64, to as u64);
+            assert_eq!(sink[from..to], whole[from..to]);
+            assert!(sink[..from].iter().chain(&sink[to..]).all(|&b| b == 0xee));
+        }
+    }
+
+    #[test]
+    fn a_shorter_list_ends_the_copy() {
+        let (mut source, mut sink) = (numbered(10), vec![0u8; 4]);
+        transfer(&[segment(&mut source)], &[segment(&mut sink)], 0, 10);
+        assert_eq!(sink, [0, 1, 2, 3]);
+    }
+}

@@ -1,0 +1,38 @@
+//! From a key and an address to memory, as seen by one queue pair.
+#![allow(unsafe_code)]
+
+use crate::engine::copy::Segment;
+use crate::engine::queue_pair::QueuePair;
+
+impl QueuePair {
+    /// The memory that `key` names at `iova`, if the key is registered in this queue pair's protection
+    /// domain, gives all of `access`, and the whole range lies inside. A range of no bytes needs no
+    /// key (IBTA volume 1, 10.6.3.2 and 9.7.4.1.4).
+    ///
+    /// The caller holds this queue pair's send lock or its responder lock, and drops the segment
+    /// before the lock.
+    #[inline]
+    pub(crate) fn find_memory(
+        &self,
+        key: u32,
+        iova: u64,
+        length: u64,
+        access: u32,
+    ) -> Option<Segment> {
+        let address = match length {
+            0 => 0,
+            _ => {
+                let region = self.device.regions.find(key)?;
+                let allowed = region.pd == self.pd.number && region.access & access == access;
+                if !allowed {
+                    return None;
+                }
+                region.locate(iova, length)?
+            }
+        };
+        // SAFETY: the region was registered (and probed) when it was found under this queue pair's
+        // lock, and `ProtectionDomain::deregister` passes through that lock before it returns, so the
+        // memory stays registered, and by SAFETY.md F8 allocated, while the lock is held.
+        Some(unsafe { Segment::new(address, length) })
+    }
+}

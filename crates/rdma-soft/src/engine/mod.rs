@@ -1,0 +1,41 @@
+//! The engine: queues, keys, the state machine, and the execution of requests as checked copies.
+//!
+//! Lock order: a queue pair's attributes, its send side, a responder, a receive queue, a completion
+//! queue; never two of one kind at once, so that two queue pairs that talk to each other cannot wait
+//! for each other. What must touch another queue pair's send side (its error state, a requester that
+//! waits for a receive) is done [after](aftermath::Aftermath) all locks are dropped.
+
+pub(crate) mod aftermath;
+pub(crate) mod completion;
+pub(crate) mod copy;
+pub(crate) mod execute;
+pub(crate) mod memory;
+pub(crate) mod modify;
+pub(crate) mod post;
+pub(crate) mod probe;
+pub(crate) mod protection;
+pub(crate) mod queue_pair;
+pub(crate) mod receive_queue;
+pub(crate) mod region;
+pub(crate) mod request;
+pub(crate) mod responder;
+pub(crate) mod run;
+pub(crate) mod send_queue;
+pub(crate) mod send_side;
+pub(crate) mod timer;
+pub(crate) mod transition;
+
+/// Why the device refuses a call; the shims turn it into an errno.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// An argument, or a call in a state that does not allow it: `EINVAL`.
+    Invalid,
+    /// The device does not have this: `EOPNOTSUPP`.
+    Unsupported,
+    /// A queue is full or a limit is reached: `ENOMEM`.
+    NoRoom,
+    /// Memory that is not mapped, or not writable: `EFAULT`.
+    Fault,
+    /// Something that was made from the object is still there: `EBUSY`.
+    Busy,
+}

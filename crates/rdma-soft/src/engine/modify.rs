@@ -1,0 +1,187 @@
+//! Modifying and querying a queue pair. Every attribute is checked before any is changed.
+
+use std::sync::Arc;
+
+use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State};
+
+use crate::address::Path;
+use crate::engine::Refusal;
+use crate::engine::probe;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::transition;
+use crate::overflow;
+use crate::sync::locked;
+
+/// The deepest READ pipeline that a queue pair may ask for.
+pub(crate) const MAX_RD_ATOMIC: u8 = 16;
+const LARGEST_24_BITS: u32 = 0x00ff_ffff;
+
+/// A queue pair's attributes as they were last set, and its life. This lock comes before all others
+/// of the queue pair, and its state is the one that a transition starts from.
+#[derive(Default)]
+pub(crate) struct Attributes {
+    pub(crate) verbs: ibv_qp_attr,
+    pub(crate) incarnation: u32,
+    pub(crate) destroyed: bool,
+}
+
+impl std::fmt::Debug for Attributes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Attributes")
+            .field("state", &self.verbs.qp_state)
+            .field("incarnation", &self.incarnation)
+            .field("destroyed", &self.destroyed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Attributes {
+    fn record(&mut self, attr: &ibv_qp_attr, has: impl Fn(Mask) -> bool) {
+        macro_rules! record {
+            ($($mask:ident: $($field:ident),+;)+) => {
+                $(if has(Mask::$mask) { $(self.verbs.$field = attr.$field;)+ })+
+            };
+        }
+        record! {
+            IBV_QP_STATE: qp_state;
+            IBV_QP_ACCESS_FLAGS: qp_access_flags;
+            IBV_QP_PKEY_INDEX: pkey_index;
+            IBV_QP_PORT: port_num;
+            IBV_QP_AV: ah_attr;
+            IBV_QP_PATH_MTU: path_mtu;
+            IBV_QP_TIMEOUT: timeout;
+            IBV_QP_RETRY_CNT: retry_cnt;
+            IBV_QP_RNR_RETRY: rnr_retry;
+            IBV_QP_MAX_QP_RD_ATOMIC: max_rd_atomic;
+            IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
+            IBV_QP_MIN_RNR_TIMER: min_rnr_timer;
+            IBV_QP_DEST_QPN: dest_qp_num;
+        }
+    }
+}
+
+impl QueuePair {
+    /// `ibv_modify_qp`.
+    pub(crate) fn modify(
+        self: &Arc<Self>,
+        attr: &ibv_qp_attr,
+        dgid: [u8; 16],
+        mask: u32,
+    ) -> Result<(), Refusal> {
+        let has = |bit: Mask| mask & bit.0 != 0;
+        let to = {
+            let mut attributes = locked(&self.attributes);
+            let from = attributes.verbs.qp_state;
+            let to = if has(Mask::IBV_QP_STATE) { attr.qp_state } else { from };
+            transition::check(from, to, mask)?;
+            if has(Mask::IBV_QP_CUR_STATE) && attr.cur_qp_state != from {
+                return Err(Refusal::Invalid);
+            }
+            check_values(attr, has)?;
+            let path = match has(Mask::IBV_QP_AV) {
+                true => Some(self.device.path(&attr.ah_attr, dgid)?),
+                false => None,
+            };
+            match to {
+                State::IBV_QPS_RESET => self.reset(&mut attributes),
+                State::IBV_QPS_ERR => {
+                    attributes.verbs.qp_state = to;
+                    self.flush();
+                }
+                _ => {
+                    attributes.record(attr, has);
+                    self.apply(attr, to, path, has);
+                }
+            }
+            to
+        };
+        overflow::settle();
+        if to == State::IBV_QPS_RTS {
+            self.resume();
+        }
+        Ok(())
+    }
+
+    fn apply(&self, attr: &ibv_qp_attr, to: State, path: Option<Path>, has: impl Fn(Mask) -> bool) {
+        let mut guard = self.send.lock();
+        let send = &mut *guard;
+        send.state = to;
+        let requester = &mut send.requester;
+        if path.is_some() {
+            (requester.path, requester.peer) = (path, None);
+        }
+        if has(Mask::IBV_QP_DEST_QPN) {
+            requester.peer_qpn = attr.dest_qp_num;
+        }
+        if has(Mask::IBV_QP_PATH_MTU) {
+            requester.mtu_bytes = 128 << attr.path_mtu.0;
+        }
+        if has(Mask::IBV_QP_SQ_PSN) {
+            requester.psn = attr.sq_psn & LARGEST_24_BITS;
+        }
+        if has(Mask::IBV_QP_TIMEOUT) {
+            requester.ack_timeout = attr.timeout;
+        }
+        if has(Mask::IBV_QP_RETRY_CNT) {
+            requester.retries = attr.retry_cnt;
+        }
+        if has(Mask::IBV_QP_RNR_RETRY) {
+            requester.rnr_retries = attr.rnr_retry;
+        }
+        if has(Mask::IBV_QP_MAX_QP_RD_ATOMIC) {
+            requester.max_rd_atomic = attr.max_rd_atomic;
+        }
+        let mut responder = self.responder.lock();
+        responder.state = to;
+        if path.is_some() {
+            (responder.path, responder.verified) = (path, 0);
+        }
+        if has(Mask::IBV_QP_DEST_QPN) {
+            (responder.peer_qpn, responder.verified) = (attr.dest_qp_num, 0);
+        }
+        if has(Mask::IBV_QP_RQ_PSN) {
+            responder.psn = attr.rq_psn & LARGEST_24_BITS;
+        }
+        if has(Mask::IBV_QP_ACCESS_FLAGS) {
+            responder.access = attr.qp_access_flags;
+        }
+        if has(Mask::IBV_QP_MIN_RNR_TIMER) {
+            responder.min_rnr_timer = attr.min_rnr_timer;
+        }
+        if has(Mask::IBV_QP_MAX_DEST_RD_ATOMIC) {
+            responder.max_rd_atomic = attr.max_dest_rd_atomic;
+        }
+        self.receive.lock().state = to;
+    }
+
+    /// `ibv_query_qp`: all attributes, whatever was asked for, as providers do.
+    pub(crate) fn query(&self) -> ibv_qp_attr {
+        let attributes = locked(&self.attributes);
+        let mut attr = attributes.verbs;
+        attr.cur_qp_state = attr.qp_state;
+        attr.sq_psn = self.send.lock().requester.psn;
+        attr.rq_psn = self.responder.lock().psn;
+        attr.cap.max_send_wr = self.capacity.send_wr;
+        attr.cap.max_recv_wr = self.capacity.receive_wr;
+        attr.cap.max_send_sge = self.capacity.send_sge;
+        attr.cap.max_recv_sge = self.capacity.receive_sge;
+        attr.cap.max_inline_data = self.capacity.inline;
+        attr
+    }
+}
+
+fn check_values(attr: &ibv_qp_attr, has: impl Fn(Mask) -> bool) -> Result<(), Refusal> {
+    let access = rdma_sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | probe::FROM_PEERS;
+    let bad = has(Mask::IBV_QP_PORT) && attr.port_num != 1
+        || has(Mask::IBV_QP_PKEY_INDEX) && attr.pkey_index != 0
+        || has(Mask::IBV_QP_ACCESS_FLAGS) && attr.qp_access_flags & !access != 0
+        || has(Mask::IBV_QP_PATH_MTU) && !(1..=5).contains(&attr.path_mtu.0)
+        || has(Mask::IBV_QP_DEST_QPN) && attr.dest_qp_num > LARGEST_24_BITS
+        || has(Mask::IBV_QP_TIMEOUT) && attr.timeout > 31
+        || has(Mask::IBV_QP_MIN_RNR_TIMER) && attr.min_rnr_timer > 31
+        || has(Mask::IBV_QP_RETRY_CNT) && attr.retry_cnt > 7
+        || has(Mask::IBV_QP_RNR_RETRY) && attr.rnr_retry > 7
+        || has(Mask::IBV_QP_MAX_QP_RD_ATOMIC) && attr.max_rd_atomic > MAX_RD_ATOMIC
+        || has(Mask::IBV_QP_MAX_DEST_RD_ATOMIC) && attr.max_dest_rd_atomic > MAX_RD_ATOMIC;
+    if bad { Err(Refusal::Invalid) } else { Ok(()) }
+}

@@ -1,0 +1,125 @@
+//! Posting to the send queue.
+
+use std::sync::Arc;
+
+use rdma_sys::{ibv_qp_state, ibv_wc_status as Status};
+
+use crate::engine::Refusal;
+use crate::engine::aftermath::Aftermath;
+use crate::engine::completion::Side;
+use crate::engine::execute::Extent;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::request::{Opcode, Payload, Request};
+use crate::engine::send_side::{Blocked, SendSide, Verdict};
+use crate::schedule::Schedule;
+use crate::sync::Ordering;
+
+impl QueuePair {
+    /// Posts requests until one is refused; those before it stay posted. `next` is asked for one at
+    /// a time, under the send lock.
+    #[inline]
+    pub(crate) fn post_send<'a>(
+        self: &Arc<Self>,
+        mut next: impl FnMut() -> Option<Result<(Request, Payload<'a>), Refusal>>,
+    ) -> Result<(), Refusal> {
+        let mut aftermath = Aftermath::default();
+        let mut result = Ok(());
+        {
+            let mut send = self.send.lock();
+            while let Some(request) = next() {
+                result = request.and_then(|(request, payload)| {
+                    self.post_one(&mut send, &request, payload, &mut aftermath)
+                });
+                if result.is_err() {
+                    break;
+                }
+            }
+        }
+        aftermath.settle();
+        result
+    }
+
+    #[inline]
+    fn post_one(
+        self: &Arc<Self>,
+        send: &mut SendSide,
+        request: &Request,
+        payload: Payload<'_>,
+        aftermath: &mut Aftermath,
+    ) -> Result<(), Refusal> {
+        self.check_request(send, request, payload)?;
+        let immediate = matches!(self.device.schedule, Schedule::Immediate);
+        if send.state == ibv_qp_state::IBV_QPS_RTS && immediate && send.queue.is_empty() {
+            let requester = &mut send.requester;
+            let verdict = self.attempt(requester, request, payload, Extent::Whole, aftermath);
+            if let Verdict::Done { bytes } = verdict {
+                send.posted = send.posted.wrapping_add(1);
+                self.finish(send, request, send.posted, Ok(bytes), aftermath);
+                return Ok(());
+            }
+            self.post_unfinished(send, request, payload, verdict, aftermath);
+        } else if send.state == ibv_qp_state::IBV_QPS_ERR {
+            // What is queued was posted before, and may not be flushed yet.
+            self.flush_send(send);
+            send.posted = send.posted.wrapping_add(1);
+            let status = Status::IBV_WC_WR_FLUSH_ERR;
+            self.push_send(self.failed_send(request.wr_id, send.posted, status));
+        } else {
+            send.push(request, payload);
+            self.defer(send);
+        }
+        Ok(())
+    }
+
+    /// What this queue pair cannot take at all. `EINVAL` and `ENOMEM` as providers give them.
+    #[inline]
+    fn check_request(
+        &self,
+        send: &mut SendSide,
+        request: &Request,
+        payload: Payload<'_>,
+    ) -> Result<(), Refusal> {
+        match send.state {
+            ibv_qp_state::IBV_QPS_RTS | ibv_qp_state::IBV_QPS_SQD | ibv_qp_state::IBV_QPS_ERR => {}
+            _ => return Err(Refusal::Invalid),
+        }
+        let reads = request.opcode == Opcode::Read;
+        let inline = payload.is_inline();
+        if payload.sges().len() > self.capacity.send_sge as usize
+            || inline && (reads || payload.length() > u64::from(self.capacity.inline))
+            || reads && send.requester.max_rd_atomic == 0
+        {
+            return Err(Refusal::Invalid);
+        }
+        if send.posted.wrapping_sub(send.reclaimed) >= self.capacity.send_wr {
+            send.reclaimed = self.reclaimed.of(Side::Send).load(Ordering::Acquire);
+            if send.posted.wrapping_sub(send.reclaimed) >= self.capacity.send_wr {
+                return Err(Refusal::NoRoom);
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn post_unfinished(
+        self: &Arc<Self>,
+        send: &mut SendSide,
+        request: &Request,
+        payload: Payload<'_>,
+        verdict: Verdict,
+        aftermath: &mut Aftermath,
+    ) {
+        let failed = match verdict {
+            Verdict::Failed(status) => Some(status),
+            _ => self.block(send, verdict).err(),
+        };
+        match failed {
+            None => send.push(request, payload),
+            Some(status) => {
+                send.blocked = Blocked::No;
+                send.posted = send.posted.wrapping_add(1);
+                self.finish(send, request, send.posted, Err(status), aftermath);
+            }
+        }
+    }
+}

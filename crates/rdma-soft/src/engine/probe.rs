@@ -1,0 +1,165 @@
+//! Registration looks at the memory as the kernel does when it pins pages: what is not mapped, or not
+//! writable for a region that is written, is refused then and not by a crash later.
+#![allow(unsafe_code)]
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+
+use rdma_sys::ibv_access_flags as Flags;
+
+use crate::engine::Refusal;
+
+const WRITES_FROM_PEERS: u32 = Flags::IBV_ACCESS_REMOTE_WRITE.0 | Flags::IBV_ACCESS_REMOTE_ATOMIC.0;
+/// All rights that a peer can have here.
+pub(crate) const FROM_PEERS: u32 = WRITES_FROM_PEERS | Flags::IBV_ACCESS_REMOTE_READ.0;
+/// What this device takes and checks or may ignore (`IBV_ACCESS_OPTIONAL_RANGE`: the top bits).
+const KNOWN: u32 = FROM_PEERS
+    | Flags::IBV_ACCESS_LOCAL_WRITE.0
+    | Flags::IBV_ACCESS_ZERO_BASED.0
+    | Flags::IBV_ACCESS_HUGETLB.0
+    | OPTIONAL;
+const OPTIONAL: u32 = 0x3ff0_0000;
+
+/// Access rights that were found to go together.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Access(u32);
+
+impl Access {
+    /// Refuses what the verbs forbid (a peer may not write where the device itself may not) and what
+    /// the device does not have.
+    pub(crate) fn check(access: u32) -> Result<Self, Refusal> {
+        if access & WRITES_FROM_PEERS != 0 && access & Flags::IBV_ACCESS_LOCAL_WRITE.0 == 0 {
+            return Err(Refusal::Invalid);
+        }
+        if access & !KNOWN != 0 { Err(Refusal::Unsupported) } else { Ok(Self(access)) }
+    }
+
+    pub(crate) fn is_writable(self) -> bool {
+        self.0 & (WRITES_FROM_PEERS | Flags::IBV_ACCESS_LOCAL_WRITE.0) != 0
+    }
+}
+
+/// Whole pages, by address; never empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Pages {
+    start: u64,
+    end: u64,
+}
+
+impl Pages {
+    pub(crate) fn length(self) -> u64 {
+        self.end - self.start
+    }
+}
+
+/// The pages that a range touches; `None` if it is empty or leaves the address space.
+pub(crate) fn pages(address: u64, length: u64) -> Option<Pages> {
+    let page = rustix::param::page_size() as u64;
+    let end = address.checked_add(length)?.checked_next_multiple_of(page)?;
+    let end_fits = length > 0 && isize::try_from(end).is_ok();
+    end_fits.then_some(Pages { start: address - address % page, end })
+}
+
+/// Faults the pages in, for writing if the device may write there.
+pub(crate) fn populate(pages: Pages, writable: bool) -> Result<(), Refusal> {
+    // `pages` checked that the end fits into a pointer.
+    #[allow(clippy::cast_possible_truncation)]
+    let (start, length) = (pages.start as usize, pages.length() as usize);
+    let start = std::ptr::with_exposed_provenance_mut(start);
+    let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+    // SAFETY: populating changes no contents and unmaps nothing; a range that is not mapped is
+    // reported (madvise(2)).
+    match unsafe { madvise(start, length, advice) } {
+        Ok(()) => Ok(()),
+        // A kernel before 5.14 does not know the advice; later ones are not of one mind about what to
+        // say of memory without the permission.
+        Err(Errno::INVAL | Errno::AGAIN | Errno::NOMEM) => maps::covers(pages, writable),
+        Err(_) => Err(Refusal::Fault),
+    }
+}
+
+/// The same question answered from `/proc/self/maps` (proc_pid_maps(5)), which faults nothing in.
+mod maps {
+    use super::{Pages, Refusal};
+
+    pub(super) fn covers(pages: Pages, writable: bool) -> Result<(), Refusal> {
+        let maps = std::fs::read_to_string("/proc/self/maps").map_err(|_| Refusal::Fault)?;
+        if covered(&maps, pages, writable) { Ok(()) } else { Err(Refusal::Fault) }
+    }
+
+    pub(super) fn covered(maps: &str, pages: Pages, writable: bool) -> bool {
+        let mut next = pages.start;
+        for (start, end, permissions) in maps.lines().filter_map(parse) {
+            if next >= pages.end || start > next {
+                break;
+            }
+            if end > next {
+                let allowed = permissions.starts_with(if writable { "rw" } else { "r" });
+                if !allowed {
+                    return false;
+                }
+                next = end;
+            }
+        }
+        next >= pages.end
+    }
+
+    fn parse(line: &str) -> Option<(u64, u64, &str)> {
+        let mut fields = line.split(' ');
+        let (start, end) = fields.next()?.split_once('-')?;
+        let number = |digits| u64::from_str_radix(digits, 16).ok();
+        Some((number(start)?, number(end)?, fields.next()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "\
+1000-3000 r-xp 00000000 00:00 0 text
+3000-5000 rw-p 00000000 00:00 0
+5000-6000 rw-s 00000000 00:00 0 shared
+8000-9000 ---p 00000000 00:00 0 guard
+";
+
+    #[test]
+    fn maps_answer_for_gaps_borders_and_permissions() {
+        let covered = |start, end, writable| maps::covered(MAPS, Pages { start, end }, writable);
+        assert!(covered(0x1000, 0x6000, false));
+        assert!(covered(0x3000, 0x6000, true));
+        assert!(!covered(0x2000, 0x4000, true), "text is not writable");
+        assert!(!covered(0x0, 0x2000, false), "begins in a gap");
+        assert!(!covered(0x5000, 0x7000, false), "ends in a gap");
+        assert!(!covered(0x8000, 0x9000, false), "no permission at all");
+        assert!(!covered(0xa000, 0xb000, false), "behind all");
+    }
+
+    #[test]
+    fn pages_are_whole_and_do_not_wrap() {
+        let page = rustix::param::page_size() as u64;
+        assert_eq!(pages(page + 1, 1), Some(Pages { start: page, end: 2 * page }));
+        assert_eq!(pages(page, page + 1), Some(Pages { start: page, end: 3 * page }));
+        assert_eq!(pages(page, 0), None);
+        assert_eq!(pages(page, u64::MAX), None);
+        assert_eq!(pages(u64::MAX - 1, 1), None);
+    }
+
+    #[test]
+    fn both_ways_of_probing_agree_on_real_memory() {
+        let text = pages((populate as fn(_, _) -> _ as *const ()).addr() as u64, 1).unwrap();
+        let heap = vec![0u8; 100_000];
+        let heap = pages(heap.as_ptr().addr() as u64, heap.len() as u64).unwrap();
+        let nowhere = pages(1, 1).unwrap();
+        for (range, writable, result) in [
+            (text, false, Ok(())),
+            (text, true, Err(Refusal::Fault)),
+            (heap, false, Ok(())),
+            (heap, true, Ok(())),
+            (nowhere, false, Err(Refusal::Fault)),
+        ] {
+            assert_eq!(populate(range, writable), result, "{range:?} {writable}");
+            assert_eq!(maps::covers(range, writable), result, "{range:?} {writable}");
+        }
+    }
+}

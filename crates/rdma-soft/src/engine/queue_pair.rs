@@ -1,0 +1,246 @@
+//! Queue pairs: what they are made of, their making, their error state and their end.
+
+use std::sync::{Arc, Mutex};
+
+use rdma_sys::{ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
+
+use crate::device::Device;
+use crate::engine::Refusal;
+use crate::engine::completion::{Completion, CompletionQueue, Reclaimed, Seat, Side};
+use crate::engine::modify::Attributes;
+use crate::engine::protection::ProtectionDomain;
+use crate::engine::receive_queue::{Receive, ReceiveQueue};
+use crate::engine::responder::Responder;
+use crate::engine::send_side::SendSide;
+use crate::engine::timer::Alarm;
+use crate::overflow;
+use crate::sync::{Line, Lock, Ordering, locked};
+
+/// The sizes of a queue pair, as its creator asked for them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Capacity {
+    pub(crate) send_wr: u32,
+    pub(crate) receive_wr: u32,
+    pub(crate) send_sge: u32,
+    pub(crate) receive_sge: u32,
+    pub(crate) inline: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    /// Unique in the process and never 0.
+    pub(crate) id: u64,
+    pub(crate) qpn: u32,
+    pub(crate) device: &'static Device,
+    pub(crate) pd: Arc<ProtectionDomain>,
+    pub(crate) send_cq: Arc<CompletionQueue>,
+    pub(crate) receive_cq: Arc<CompletionQueue>,
+    pub(crate) capacity: Capacity,
+    /// Every send request completes aloud.
+    pub(crate) signal_all: bool,
+    send_seat: Seat,
+    receive_seat: Seat,
+    pub(crate) reclaimed: Arc<Reclaimed>,
+    pub(crate) alarm: Alarm,
+    pub(crate) attributes: Mutex<Attributes>,
+    pub(crate) send: Line<Lock<SendSide>>,
+    pub(crate) responder: Line<Lock<Responder>>,
+    pub(crate) receive: Line<Lock<ReceiveQueue>>,
+}
+
+impl QueuePair {
+    /// Makes a queue pair in RESET and enters it where peers, timers and its completion queues look.
+    pub(crate) fn create(
+        pd: &Arc<ProtectionDomain>,
+        send_cq: &Arc<CompletionQueue>,
+        receive_cq: &Arc<CompletionQueue>,
+        capacity: Capacity,
+        signal_all: bool,
+    ) -> Result<Arc<Self>, Refusal> {
+        let device = pd.device;
+        let qpn = device.reserve_qpn()?;
+        let reclaimed = Arc::new(Reclaimed::default());
+        let queue_pair = Arc::new_cyclic(|weak| Self {
+            id: crate::device::unique_id(),
+            qpn,
+            device,
+            pd: Arc::clone(pd),
+            send_cq: Arc::clone(send_cq),
+            receive_cq: Arc::clone(receive_cq),
+            capacity,
+            signal_all,
+            send_seat: send_cq.attach(&reclaimed),
+            receive_seat: receive_cq.attach(&reclaimed),
+            reclaimed: Arc::clone(&reclaimed),
+            alarm: Alarm::new(weak.clone()),
+            attributes: Mutex::new(Attributes::default()),
+            send: Line(Lock::new(SendSide::new(&capacity))),
+            responder: Line(Lock::new(Responder::new(capacity.receive_sge))),
+            receive: Line(Lock::new(ReceiveQueue::new(capacity.receive_wr, capacity.receive_sge))),
+        });
+        let weak = Arc::downgrade(&queue_pair);
+        send_cq.add_user(weak.clone());
+        receive_cq.add_user(weak.clone());
+        pd.add_queue_pair(weak.clone());
+        device.publish_queue_pair(qpn, weak);
+        Ok(queue_pair)
+    }
+
+    /// Ends the queue pair: when this returns no peer and no device thread touches it, its memory or
+    /// its completions, and everything that was held or queued is cancelled.
+    pub(crate) fn destroy(self: Arc<Self>) {
+        self.device.retire_queue_pair(self.qpn);
+        {
+            let mut attributes = locked(&self.attributes);
+            attributes.destroyed = true;
+            self.reset(&mut attributes);
+        }
+        let weak = Arc::downgrade(&self);
+        self.pd.remove_queue_pair(&weak);
+        for (cq, seat) in [(&self.send_cq, self.send_seat), (&self.receive_cq, self.receive_seat)] {
+            cq.remove_user(&weak);
+            cq.detach(seat);
+        }
+    }
+
+    /// Drops all requests and completions, and forgets the connection.
+    pub(crate) fn reset(&self, attributes: &mut Attributes) {
+        let destroyed = attributes.destroyed;
+        let incarnation = attributes.incarnation.wrapping_add(1);
+        *attributes = Attributes { incarnation, destroyed, ..Attributes::default() };
+        {
+            let mut send = self.send.lock();
+            (send.state, send.incarnation) = (ibv_qp_state::IBV_QPS_RESET, incarnation);
+            send.clear();
+            // Before the counter, so that no polled completion sets it back.
+            self.send_cq.purge(self.send_seat);
+            self.reclaimed.of(Side::Send).store(send.posted, Ordering::Release);
+            send.reclaimed = send.posted;
+        }
+        let mut responder = self.responder.lock();
+        (responder.state, responder.incarnation) = (ibv_qp_state::IBV_QPS_RESET, incarnation);
+        responder.clear();
+        let mut receive = self.receive.lock();
+        receive.state = ibv_qp_state::IBV_QPS_RESET;
+        receive.clear();
+        receive.waiter = None;
+        self.receive_cq.purge(self.receive_seat);
+        self.reclaimed.of(Side::Receive).store(receive.posted, Ordering::Release);
+    }
+
+    /// Moves to the error state and flushes both queues, oldest first. With an incarnation, only if
+    /// the queue pair was not reset since.
+    pub(crate) fn enter_error(&self, incarnation: Option<u32>) {
+        let mut attributes = locked(&self.attributes);
+        if incarnation.is_some_and(|incarnation| incarnation != attributes.incarnation)
+            || attributes.verbs.qp_state == ibv_qp_state::IBV_QPS_RESET
+        {
+            return;
+        }
+        attributes.verbs.qp_state = ibv_qp_state::IBV_QPS_ERR;
+        self.flush();
+    }
+
+    /// Enters the error state in each part of the queue pair; its attributes' lock is held.
+    pub(crate) fn flush(&self) {
+        {
+            let mut send = self.send.lock();
+            send.state = ibv_qp_state::IBV_QPS_ERR;
+            self.flush_send(&mut send);
+        }
+        let mut responder = self.responder.lock();
+        responder.state = ibv_qp_state::IBV_QPS_ERR;
+        responder.verified = 0;
+        let mut receive = self.receive.lock();
+        receive.state = ibv_qp_state::IBV_QPS_ERR;
+        receive.waiter = None;
+        let responder = &mut *responder;
+        let mut next = responder.current.take().or_else(|| receive.pop(&mut responder.sges));
+        while let Some(request) = next {
+            self.push_receive(self.failed_receive(&request, ibv_wc_status::IBV_WC_WR_FLUSH_ERR));
+            next = receive.pop(&mut responder.sges);
+        }
+    }
+
+    /// Completes everything in the send queue as flushed, unsignaled requests too.
+    pub(crate) fn flush_send(&self, send: &mut SendSide) {
+        send.blocked = crate::engine::send_side::Blocked::No;
+        send.requester.progress = 0;
+        send.requester.peer = None;
+        let mut index = send.head_index();
+        while let Some(request) = send.queue.pop() {
+            index = index.wrapping_add(1);
+            self.push_send(self.failed_send(
+                request.wr_id,
+                index,
+                ibv_wc_status::IBV_WC_WR_FLUSH_ERR,
+            ));
+        }
+    }
+
+    /// A failed send completion; the request is the last that it gives back before `upto`.
+    pub(crate) fn failed_send(&self, wr_id: u64, upto: u32, status: ibv_wc_status) -> Completion {
+        Completion {
+            wr_id,
+            status,
+            opcode: ibv_wc_opcode::IBV_WC_SEND,
+            byte_len: 0,
+            imm: 0,
+            with_imm: false,
+            qpn: self.qpn,
+            vendor_err: status.0,
+            side: Side::Send,
+            upto,
+        }
+    }
+
+    pub(crate) fn failed_receive(&self, receive: &Receive, status: ibv_wc_status) -> Completion {
+        Completion {
+            side: Side::Receive,
+            ..self.failed_send(receive.wr_id, receive.index.wrapping_add(1), status)
+        }
+    }
+
+    #[inline]
+    pub(crate) fn push_send(&self, completion: Completion) {
+        self.send_cq.push(self.send_seat, completion);
+    }
+
+    #[inline]
+    pub(crate) fn push_receive(&self, completion: Completion) {
+        self.receive_cq.push(self.receive_seat, completion);
+    }
+
+    /// Posts one receive request; a requester that waits for it goes on before this returns.
+    #[inline]
+    pub(crate) fn post_receive(&self, wr_id: u64, sges: &[ibv_sge]) -> Result<(), Refusal> {
+        if sges.len() > self.capacity.receive_sge as usize {
+            return Err(Refusal::Invalid);
+        }
+        let waiter = {
+            let mut queue = self.receive.lock();
+            if queue.state == ibv_qp_state::IBV_QPS_RESET {
+                return Err(Refusal::Invalid);
+            }
+            let reclaimed = self.reclaimed.of(Side::Receive).load(Ordering::Acquire);
+            if queue.posted.wrapping_sub(reclaimed) >= self.capacity.receive_wr {
+                return Err(Refusal::NoRoom);
+            }
+            if queue.state == ibv_qp_state::IBV_QPS_ERR {
+                let receive = Receive { wr_id, index: queue.posted, sges: 0 };
+                queue.posted = queue.posted.wrapping_add(1);
+                let flushed = self.failed_receive(&receive, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+                self.push_receive(flushed);
+                None
+            } else {
+                queue.push(wr_id, sges);
+                queue.waiter.take()
+            }
+        };
+        match waiter {
+            Some(requester) => requester.receiver_is_ready(),
+            None => overflow::settle(),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,275 @@
+//! The region table: from a key to the memory that it names, without a lock.
+//!
+//! A slot is written under the free list's lock and read by any thread with a sequence check: the
+//! version (key and incarnation) is read before and after the fields. A torn read is a miss. That a
+//! region found here *stays* is not this table's business: `ProtectionDomain::deregister` unpublishes
+//! first and then passes through the locks of every queue pair that may have found it.
+
+use std::sync::OnceLock;
+
+use crate::random::SplitMix;
+use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering, fence};
+
+/// What a key names. Addresses are the process's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Region {
+    /// Where the memory starts in this process.
+    pub(crate) address: u64,
+    /// Where it starts in the addresses that requests use.
+    pub(crate) iova: u64,
+    pub(crate) length: u64,
+    /// `IBV_ACCESS_*`.
+    pub(crate) access: u32,
+    /// The protection domain's number.
+    pub(crate) pd: u32,
+}
+
+impl Region {
+    /// The process address of `length` bytes at `iova`, if all of them lie inside.
+    #[inline]
+    pub(crate) fn locate(&self, iova: u64, length: u64) -> Option<u64> {
+        let offset = iova.checked_sub(self.iova)?;
+        let end = offset.checked_add(length)?;
+        (end <= self.length).then(|| self.address.wrapping_add(offset))
+    }
+}
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Slot {
+    /// `incarnation << 32 | key`; 0 while nothing is registered here.
+    version: AtomicU64,
+    address: AtomicU64,
+    iova: AtomicU64,
+    length: AtomicU64,
+    access: AtomicU32,
+    pd: AtomicU32,
+    incarnation: AtomicU32,
+}
+
+impl Slot {
+    #[inline]
+    fn read(&self, key: u32) -> Option<Region> {
+        let before = self.version.load(Ordering::Acquire);
+        if (before & 0xffff_ffff) as u32 != key || before == 0 {
+            return None;
+        }
+        let region = Region {
+            address: self.address.load(Ordering::Relaxed),
+            iova: self.iova.load(Ordering::Relaxed),
+            length: self.length.load(Ordering::Relaxed),
+            access: self.access.load(Ordering::Relaxed),
+            pd: self.pd.load(Ordering::Relaxed),
+        };
+        fence(Ordering::Acquire);
+        (self.version.load(Ordering::Relaxed) == before).then_some(region)
+    }
+
+    /// Fills a free slot; writers are serialised by the table's lock.
+    fn publish(&self, version: u64, region: &Region) {
+        // Orders the version's earlier clearing before the fields, for a reader that sees a field.
+        fence(Ordering::Release);
+        self.address.store(region.address, Ordering::Relaxed);
+        self.iova.store(region.iova, Ordering::Relaxed);
+        self.length.store(region.length, Ordering::Relaxed);
+        self.access.store(region.access, Ordering::Relaxed);
+        self.pd.store(region.pd, Ordering::Relaxed);
+        self.version.store(version, Ordering::Release);
+    }
+}
+
+/// Slots of the first segment; each later one doubles.
+const FIRST: u32 = if cfg!(loom) { 1 } else { 64 };
+const SEGMENTS: usize = 18;
+/// Keys hold 24 bits of slot number and 8 bits of incarnation.
+const INDEX_MASK: u32 = 0x00ff_ffff;
+
+#[derive(Debug)]
+struct FreeList {
+    free: Vec<u32>,
+    next: u32,
+    capacity: u32,
+    rng: SplitMix,
+}
+
+#[derive(Debug)]
+pub(crate) struct RegionTable {
+    segments: [OnceLock<Box<[Slot]>>; SEGMENTS],
+    /// Random, so that the keys of two devices or processes differ.
+    mask: u32,
+    list: Lock<FreeList>,
+}
+
+impl RegionTable {
+    /// A table of at most `capacity` regions.
+    pub(crate) fn new(capacity: u32, mut rng: SplitMix) -> Self {
+        let most = FIRST * ((1 << SEGMENTS) - 1);
+        Self {
+            segments: [const { OnceLock::new() }; SEGMENTS],
+            mask: rng.next_u32() & INDEX_MASK,
+            list: Lock::new(FreeList {
+                free: Vec::new(),
+                next: 0,
+                capacity: capacity.min(most),
+                rng,
+            }),
+        }
+    }
+
+    #[inline]
+    fn slot(&self, index: u32) -> Option<&Slot> {
+        let shifted = index + FIRST;
+        let segment = (shifted / FIRST).ilog2();
+        let slots = self.segments.get(segment as usize)?.get()?;
+        slots.get((shifted - (FIRST << segment)) as usize)
+    }
+
+    /// The region of `key`, if it is registered now.
+    #[inline]
+    pub(crate) fn find(&self, key: u32) -> Option<Region> {
+        self.slot((key >> 8) ^ self.mask)?.read(key)
+    }
+
+    /// Registers `region` and returns its key, or `None` when the table is full.
+    pub(crate) fn insert(&self, region: &Region) -> Option<u32> {
+        let mut list = self.list.lock();
+        let index = match list.free.pop() {
+            Some(index) => index,
+            None if list.next < list.capacity => self.grow(&mut list),
+            None => return None,
+        };
+        let slot = self.slot(index)?;
+        // The low byte is never 0, so that no version and no key is 0.
+        let incarnation = match slot.incarnation.load(Ordering::Relaxed).wrapping_add(1) {
+            n if n & 0xff == 0 => n + 1,
+            n => n,
+        };
+        slot.incarnation.store(incarnation, Ordering::Relaxed);
+        let key = ((index ^ self.mask) & INDEX_MASK) << 8 | (incarnation & 0xff);
+        slot.publish(u64::from(incarnation) << 32 | u64::from(key), region);
+        Some(key)
+    }
+
+    fn grow(&self, list: &mut FreeList) -> u32 {
+        let index = list.next;
+        list.next += 1;
+        // One place more than is in use, so that removing never allocates.
+        if list.free.capacity() < list.next as usize {
+            let more = list.next as usize;
+            list.free.reserve(more);
+        }
+        let segment = ((index + FIRST) / FIRST).ilog2();
+        if let Some(cell) = self.segments.get(segment as usize) {
+            cell.get_or_init(|| (0..FIRST << segment).map(|_| Slot::default()).collect());
+        }
+        if let Some(slot) = self.slot(index) {
+            slot.incarnation.store(list.rng.next_u32() >> 8, Ordering::Relaxed);
+        }
+        index
+    }
+
+    /// Makes `key` unknown to every reader that starts from now on. The slot is not reused before
+    /// [`release`](Self::release).
+    pub(crate) fn unpublish(&self, key: u32) -> bool {
+        let _writers = self.list.lock();
+        match self.slot((key >> 8) ^ self.mask) {
+            Some(slot) if slot.read(key).is_some() => {
+                slot.version.store(0, Ordering::Release);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Gives the slot of an unpublished key to the next registration.
+    pub(crate) fn release(&self, key: u32) {
+        self.list.lock().free.push((key >> 8) ^ self.mask);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn region(address: u64) -> Region {
+        Region { address, iova: address, length: 100, access: 1, pd: 1 }
+    }
+
+    #[test]
+    fn finds_what_was_inserted_until_it_is_unpublished() {
+        let table = RegionTable::new(1 << 20, SplitMix::new(1));
+        let keys: Vec<u32> = (1..=1000).map(|n| table.insert(&region(n)).unwrap()).collect();
+        for (n, &key) in keys.iter().enumerate() {
+            assert_eq!(table.find(key), Some(region(n as u64 + 1)));
+        }
+        assert!(table.unpublish(keys[500]));
+        assert!(!table.unpublish(keys[500]), "a second time it is unknown");
+        assert_eq!(table.find(keys[500]), None);
+        table.release(keys[500]);
+        let again = table.insert(&region(7)).unwrap();
+        assert_eq!(again >> 8, keys[500] >> 8, "the slot is reused");
+        assert_ne!(again, keys[500], "under another key");
+        assert_eq!(table.find(keys[500]), None);
+    }
+
+    #[test]
+    fn unknown_keys_are_not_found() {
+        let table = RegionTable::new(10, SplitMix::new(2));
+        let key = table.insert(&region(1)).unwrap();
+        for wrong in [0, u32::MAX, key ^ 1, key ^ 0x100, key ^ 0x8000_0000] {
+            assert_eq!(table.find(wrong), None, "{wrong:#x}");
+        }
+    }
+
+    #[test]
+    fn a_full_table_refuses() {
+        let table = RegionTable::new(2, SplitMix::new(3));
+        let key = table.insert(&region(1)).unwrap();
+        assert!(table.insert(&region(2)).is_some());
+        assert!(table.insert(&region(3)).is_none());
+        assert!(table.unpublish(key));
+        table.release(key);
+        assert!(table.insert(&region(4)).is_some());
+    }
+
+    #[test]
+    fn bounds_do_not_wrap() {
+        let r = Region { address: 0x1000, iova: 0x50, length: 0x10, access: 0, pd: 0 };
+        assert_eq!(r.locate(0x50, 0x10), Some(0x1000));
+        assert_eq!(r.locate(0x60, 0), Some(0x1010));
+        assert_eq!(r.locate(0x58, 9), None);
+        assert_eq!(r.locate(0x4f, 1), None);
+        assert_eq!(r.locate(0x51, u64::MAX), None);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// A reader that runs across a deregistration and a new registration in the same slot sees one
+    /// whole region or none, never the fields of both.
+    #[test]
+    fn loom_reader_never_sees_a_torn_region() {
+        loom::model(|| {
+            let table = Arc::new(RegionTable::new(1, SplitMix::new(1)));
+            let whole =
+                |n: u64| Region { address: n, iova: n, length: n, access: n as u32, pd: n as u32 };
+            let old = table.insert(&whole(1)).unwrap();
+            let reader = {
+                let table = Arc::clone(&table);
+                loom::thread::spawn(move || table.find(old))
+            };
+            assert!(table.unpublish(old));
+            table.release(old);
+            let new = table.insert(&whole(2)).unwrap();
+            assert!(matches!(
+                reader.join().unwrap(),
+                None | Some(Region { address: 1, iova: 1, length: 1, access: 1, pd: 1 })
+            ));
+            assert_eq!(table.find(new), Some(whole(2)));
+            assert_eq!(table.find(old), None);
+        });
+    }
+}

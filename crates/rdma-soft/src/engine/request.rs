@@ -1,0 +1,118 @@
+//! A send request as the engine sees it, whatever form it was posted in.
+#![allow(unsafe_code)]
+
+use crate::engine::copy::Segment;
+use rdma_sys::{ibv_access_flags, ibv_sge, ibv_wc_opcode, ibv_wr_opcode};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Opcode {
+    Send,
+    SendWithImm,
+    Write,
+    WriteWithImm,
+    Read,
+}
+
+impl Opcode {
+    #[inline]
+    pub(crate) fn from_verbs(opcode: ibv_wr_opcode) -> Option<Self> {
+        Some(match opcode {
+            ibv_wr_opcode::IBV_WR_SEND => Self::Send,
+            ibv_wr_opcode::IBV_WR_SEND_WITH_IMM => Self::SendWithImm,
+            ibv_wr_opcode::IBV_WR_RDMA_WRITE => Self::Write,
+            ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM => Self::WriteWithImm,
+            ibv_wr_opcode::IBV_WR_RDMA_READ => Self::Read,
+            _ => return None,
+        })
+    }
+
+    /// The opcode of the requester's completion.
+    #[inline]
+    pub(crate) fn completion(self) -> ibv_wc_opcode {
+        match self {
+            Self::Send | Self::SendWithImm => ibv_wc_opcode::IBV_WC_SEND,
+            Self::Write | Self::WriteWithImm => ibv_wc_opcode::IBV_WC_RDMA_WRITE,
+            Self::Read => ibv_wc_opcode::IBV_WC_RDMA_READ,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn takes_receive(self) -> bool {
+        matches!(self, Self::Send | Self::SendWithImm | Self::WriteWithImm)
+    }
+
+    #[inline]
+    pub(crate) fn has_immediate(self) -> bool {
+        matches!(self, Self::SendWithImm | Self::WriteWithImm)
+    }
+
+    /// The right that a one-sided request needs of the peer's queue pair and region; 0 for a send.
+    #[inline]
+    pub(crate) fn remote_access(self) -> u32 {
+        match self {
+            Self::Send | Self::SendWithImm => 0,
+            Self::Write | Self::WriteWithImm => ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
+            Self::Read => ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
+        }
+    }
+}
+
+/// What a send request says besides its data.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Request {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: Opcode,
+    pub(crate) signaled: bool,
+    /// Network order, carried through untouched.
+    pub(crate) imm: u32,
+    pub(crate) remote_address: u64,
+    pub(crate) rkey: u32,
+}
+
+/// The local data of a request: ranges of registered memory, or plain memory for inline data.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Payload<'a> {
+    sges: &'a [ibv_sge],
+    inline: bool,
+}
+
+impl<'a> Payload<'a> {
+    /// Ranges that are checked against their keys when the request is executed.
+    #[inline]
+    pub(crate) fn keyed(sges: &'a [ibv_sge]) -> Self {
+        Self { sges, inline: false }
+    }
+
+    /// Bytes that are read without a key.
+    ///
+    /// # Safety
+    ///
+    /// Each range must be readable, with exposed provenance, while the payload is used.
+    #[inline]
+    pub(crate) unsafe fn inline(sges: &'a [ibv_sge]) -> Self {
+        Self { sges, inline: true }
+    }
+
+    #[inline]
+    pub(crate) fn is_inline(&self) -> bool {
+        self.inline
+    }
+
+    #[inline]
+    pub(crate) fn sges(&self) -> &'a [ibv_sge] {
+        self.sges
+    }
+
+    #[inline]
+    pub(crate) fn length(&self) -> u64 {
+        self.sges.iter().map(|sge| u64::from(sge.length)).sum()
+    }
+
+    /// The ranges of inline data; nothing if the payload is keyed.
+    #[inline]
+    pub(crate) fn inline_segments(&self) -> impl Iterator<Item = Segment> + use<'a> {
+        let sges = if self.inline { self.sges } else { &[] };
+        // SAFETY: readable by the contract of `inline`, the only maker of such a payload (F7, F12).
+        sges.iter().map(|sge| unsafe { Segment::new(sge.addr, u64::from(sge.length)) })
+    }
+}

@@ -1,0 +1,139 @@
+//! The responder's half of a queue pair, driven by the peer's thread under this lock.
+
+use std::sync::Arc;
+
+use rdma_sys::{ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
+
+use crate::address::Path;
+use crate::engine::aftermath::Aftermath;
+use crate::engine::completion::{Completion, Side};
+use crate::engine::copy::Segment;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::receive_queue::Receive;
+
+#[derive(Debug)]
+pub(crate) struct Responder {
+    pub(crate) state: ibv_qp_state,
+    pub(crate) incarnation: u32,
+    /// `IBV_ACCESS_REMOTE_*` of the queue pair.
+    pub(crate) access: u32,
+    pub(crate) path: Option<Path>,
+    pub(crate) peer_qpn: u32,
+    /// The packet sequence number that is expected next (24 bits).
+    pub(crate) psn: u32,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) max_rd_atomic: u8,
+    /// The requester whose address was found right; 0 for none.
+    pub(crate) verified: u64,
+    /// The receive request that the present message goes to.
+    pub(crate) current: Option<Receive>,
+    /// Its elements, and where they are.
+    pub(crate) sges: Vec<ibv_sge>,
+    pub(crate) room: Vec<Segment>,
+}
+
+impl Responder {
+    pub(crate) fn new(max_sge: u32) -> Self {
+        let max_sge = max_sge.max(1) as usize;
+        Self {
+            state: ibv_qp_state::IBV_QPS_RESET,
+            incarnation: 0,
+            access: 0,
+            path: None,
+            peer_qpn: 0,
+            psn: 0,
+            min_rnr_timer: 0,
+            max_rd_atomic: 0,
+            verified: 0,
+            current: None,
+            sges: Vec::with_capacity(max_sge),
+            room: Vec::with_capacity(max_sge),
+        }
+    }
+
+    /// Whether a packet of this requester with this sequence number would be taken. One that would be
+    /// is from the connected queue pair, along the connected path, and expected next; anything else is
+    /// dropped without an answer.
+    #[inline]
+    pub(crate) fn listens_to(&mut self, id: u64, qpn: u32, path: Option<&Path>, psn: u32) -> bool {
+        let ready = matches!(
+            self.state,
+            ibv_qp_state::IBV_QPS_RTS | ibv_qp_state::IBV_QPS_RTR | ibv_qp_state::IBV_QPS_SQD
+        );
+        ready && self.psn == psn && (self.verified == id || self.verify(id, qpn, path))
+    }
+
+    #[cold]
+    fn verify(&mut self, id: u64, qpn: u32, path: Option<&Path>) -> bool {
+        let connected = self.peer_qpn == qpn
+            && path
+                .zip(self.path.as_ref())
+                .is_some_and(|(theirs, ours)| theirs.is_reverse_of(ours));
+        if connected {
+            self.verified = id;
+        }
+        connected
+    }
+
+    /// Takes the receive request for the message that comes in, if there is one; without one the
+    /// requester is told when there is.
+    #[inline]
+    pub(crate) fn take_receive(&mut self, own: &QueuePair, requester: &Arc<QueuePair>) -> bool {
+        if self.current.is_some() {
+            return true;
+        }
+        let mut queue = own.receive.lock();
+        self.current = queue.pop(&mut self.sges);
+        if self.current.is_none() {
+            queue.waiter = Some(Arc::clone(requester));
+        }
+        self.current.is_some()
+    }
+
+    /// Completes the current receive request.
+    #[inline]
+    pub(crate) fn complete(
+        &mut self,
+        own: &QueuePair,
+        opcode: ibv_wc_opcode,
+        bytes: u64,
+        imm: Option<u32>,
+    ) {
+        let Some(receive) = self.current.take() else { return };
+        own.push_receive(Completion {
+            wr_id: receive.wr_id,
+            status: ibv_wc_status::IBV_WC_SUCCESS,
+            opcode,
+            // A message is at most 2 GiB.
+            byte_len: u32::try_from(bytes).unwrap_or(u32::MAX),
+            imm: imm.unwrap_or_default(),
+            with_imm: imm.is_some(),
+            qpn: own.qpn,
+            vendor_err: 0,
+            side: Side::Receive,
+            upto: receive.index.wrapping_add(1),
+        });
+    }
+
+    /// Answers with a negative acknowledgement that is fatal to both: the current receive request
+    /// completes with `status`, or is flushed, and the queue pair goes to error.
+    #[cold]
+    pub(crate) fn fail(
+        &mut self,
+        own: &Arc<QueuePair>,
+        status: ibv_wc_status,
+        aftermath: &mut Aftermath,
+    ) {
+        if let Some(receive) = self.current.take() {
+            own.push_receive(own.failed_receive(&receive, status));
+        }
+        self.state = ibv_qp_state::IBV_QPS_ERR;
+        aftermath.responder_failed(own, self.incarnation);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.verified = 0;
+        self.current = None;
+        self.path = None;
+    }
+}

@@ -1,0 +1,230 @@
+//! Driving a send queue: executing its head, waiting, giving up.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rdma_sys::{ibv_qp_state, ibv_wc_status as Status};
+use rdma_types::MinRnrTimer;
+
+use crate::engine::aftermath::Aftermath;
+use crate::engine::completion::{Completion, Side};
+use crate::engine::execute::Extent;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::request::Request;
+use crate::engine::send_side::{Blocked, SendSide, Verdict};
+use crate::schedule::Schedule;
+
+/// How much of a queue one drive may execute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    All,
+    Requests(u32),
+    /// The head, half-way through its copy.
+    HalfOfHead,
+}
+
+impl QueuePair {
+    /// Completes a request whose attempt came to an end; `upto` is the number behind its own.
+    #[inline]
+    pub(crate) fn finish(
+        self: &Arc<Self>,
+        send: &mut SendSide,
+        request: &Request,
+        upto: u32,
+        result: Result<u64, Status>,
+        aftermath: &mut Aftermath,
+    ) {
+        match result {
+            Ok(bytes) if request.signaled || self.signal_all => self.push_send(Completion {
+                wr_id: request.wr_id,
+                status: Status::IBV_WC_SUCCESS,
+                opcode: request.opcode.completion(),
+                byte_len: u32::try_from(bytes).unwrap_or(u32::MAX),
+                imm: 0,
+                with_imm: false,
+                qpn: self.qpn,
+                vendor_err: 0,
+                side: Side::Send,
+                upto,
+            }),
+            Ok(_) => {}
+            Err(status) => {
+                self.push_send(self.failed_send(request.wr_id, upto, status));
+                send.state = ibv_qp_state::IBV_QPS_ERR;
+                aftermath.requester_failed(self, send.incarnation);
+            }
+        }
+    }
+
+    /// Records why the head waits, and sets the alarm. A reason that it already waits for keeps its
+    /// deadline.
+    #[cold]
+    pub(crate) fn block(&self, send: &mut SendSide, verdict: Verdict) -> Result<(), Status> {
+        let requester = &send.requester;
+        let next = match (verdict, send.blocked) {
+            (Verdict::NotReady { .. }, Blocked::NotReady { .. })
+            | (Verdict::Unanswered, Blocked::Unanswered { .. }) => return Ok(()),
+            (Verdict::NotReady { timer }, _) => {
+                let until = match requester.rnr_retries {
+                    0 => return Err(Status::IBV_WC_RNR_RETRY_EXC_ERR),
+                    7 => None,
+                    retries => MinRnrTimer::from_code(timer)
+                        .map(|timer| Instant::now() + timer.duration() * u32::from(retries)),
+                };
+                Blocked::NotReady { until }
+            }
+            (Verdict::Unanswered, _) => {
+                let at = requester.answer_timeout().map(|timeout| Instant::now() + timeout);
+                Blocked::Unanswered { at, left: requester.retries }
+            }
+            (Verdict::Done { .. } | Verdict::Failed(_) | Verdict::Paused, _) => return Ok(()),
+        };
+        send.blocked = next;
+        if let Blocked::NotReady { until: Some(at) } | Blocked::Unanswered { at: Some(at), .. } =
+            next
+        {
+            self.alarm.set(at);
+        }
+        Ok(())
+    }
+
+    /// Executes from the head of the queue; a blocked head is tried again first. Says how many
+    /// requests ended.
+    pub(crate) fn drive(
+        self: &Arc<Self>,
+        send: &mut SendSide,
+        work: Work,
+        aftermath: &mut Aftermath,
+    ) -> u32 {
+        let mut ended = 0;
+        let extent = if work == Work::HalfOfHead { Extent::Half } else { Extent::Whole };
+        while send.may_run() && work != Work::Requests(ended) {
+            let upto = send.head_index().wrapping_add(1);
+            let Some((request, payload)) = send.queue.front() else { break };
+            let requester = &mut send.requester;
+            let verdict = self.attempt(requester, &request, payload, extent, aftermath);
+            let result = match verdict {
+                Verdict::Done { bytes } => Ok(bytes),
+                Verdict::Failed(status) => Err(status),
+                Verdict::Paused => break,
+                Verdict::NotReady { .. } | Verdict::Unanswered => match self.block(send, verdict) {
+                    Ok(()) => break,
+                    Err(status) => Err(status),
+                },
+            };
+            self.end_head(send, &request, upto, result, aftermath);
+            ended += 1;
+            if extent == Extent::Half {
+                break;
+            }
+        }
+        ended
+    }
+
+    fn end_head(
+        self: &Arc<Self>,
+        send: &mut SendSide,
+        request: &Request,
+        upto: u32,
+        result: Result<u64, Status>,
+        aftermath: &mut Aftermath,
+    ) {
+        send.queue.pop();
+        send.blocked = Blocked::No;
+        send.requester.progress = 0;
+        self.finish(send, request, upto, result, aftermath);
+    }
+
+    /// Drives the queue and settles what that leaves.
+    pub(crate) fn drive_and_settle(self: &Arc<Self>, work: Work) -> u32 {
+        let mut aftermath = Aftermath::default();
+        let ended = self.drive(&mut self.send.lock(), work, &mut aftermath);
+        aftermath.settle();
+        ended
+    }
+
+    /// The receiver that this requester found without a request has one now.
+    #[cold]
+    pub(crate) fn receiver_is_ready(self: &Arc<Self>) {
+        let work = match self.device.schedule {
+            Schedule::Immediate => Work::All,
+            // Only the head was under way.
+            Schedule::Deferred { .. } | Schedule::Held => Work::Requests(1),
+        };
+        self.drive_and_settle(work);
+        self.arm_if_deferred(&self.send.lock());
+    }
+
+    /// Ready to send again, after a drain: goes on with what was posted meanwhile.
+    pub(crate) fn resume(self: &Arc<Self>) {
+        if matches!(self.device.schedule, Schedule::Immediate) {
+            self.drive_and_settle(Work::All);
+        } else {
+            self.arm_if_deferred(&self.send.lock());
+        }
+    }
+
+    /// The alarm that this queue pair set has rung: a deadline has passed, or deferred work is due.
+    pub(crate) fn alarm_rings(self: &Arc<Self>) {
+        let mut aftermath = Aftermath::default();
+        {
+            let mut guard = self.send.lock();
+            let send = &mut *guard;
+            match send.blocked {
+                Blocked::No => self.run_deferred(send, &mut aftermath),
+                Blocked::NotReady { until: Some(at) }
+                | Blocked::Unanswered { at: Some(at), .. }
+                    if at <= Instant::now() =>
+                {
+                    self.retry(send, &mut aftermath);
+                }
+                // It rang for an earlier deadline, which is gone.
+                Blocked::NotReady { until: Some(at) }
+                | Blocked::Unanswered { at: Some(at), .. } => {
+                    self.alarm.set(at);
+                }
+                Blocked::NotReady { until: None } | Blocked::Unanswered { at: None, .. } => {}
+            }
+        }
+        aftermath.settle();
+    }
+
+    /// Tries a blocked head whose time has come again, and gives it up if that was the last time.
+    fn retry(self: &Arc<Self>, send: &mut SendSide, aftermath: &mut Aftermath) {
+        let exhausted = match &mut send.blocked {
+            Blocked::NotReady { .. } => Some(Status::IBV_WC_RNR_RETRY_EXC_ERR),
+            Blocked::Unanswered { left: 0, .. } => {
+                return self.give_up(send, Status::IBV_WC_RETRY_EXC_ERR, aftermath);
+            }
+            Blocked::Unanswered { at, left } => {
+                *left -= 1;
+                let timeout = send.requester.answer_timeout();
+                *at = timeout.map(|timeout| Instant::now() + timeout);
+                None
+            }
+            Blocked::No => None,
+        };
+        let before = send.blocked;
+        let work = match self.device.schedule {
+            Schedule::Immediate => Work::All,
+            Schedule::Deferred { .. } | Schedule::Held => Work::Requests(1),
+        };
+        self.drive(send, work, aftermath);
+        if send.blocked != before || send.queue.is_empty() {
+            self.arm_if_deferred(send);
+        } else if let Some(status) = exhausted {
+            self.give_up(send, status, aftermath);
+        } else if let Blocked::Unanswered { at: Some(at), .. } = send.blocked {
+            self.alarm.set(at);
+        }
+    }
+
+    fn give_up(self: &Arc<Self>, send: &mut SendSide, status: Status, aftermath: &mut Aftermath) {
+        if !send.may_run() {
+            return;
+        }
+        let upto = send.head_index().wrapping_add(1);
+        let Some((request, _)) = send.queue.front() else { return };
+        self.end_head(send, &request, upto, Err(status), aftermath);
+    }
+}

@@ -1,0 +1,172 @@
+//! The send queue: requests that were accepted and are not finished.
+#![allow(unsafe_code)]
+
+use rdma_sys::ibv_sge;
+
+use crate::engine::copy::{Segment, transfer};
+use crate::engine::request::{Opcode, Payload, Request};
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    request: Request,
+    sges: usize,
+    inline: bool,
+}
+
+/// A ring of copies: nothing of the caller's request is used after its post returned. All memory is
+/// taken when the queue pair is created.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    slots: Box<[Slot]>,
+    sges: Box<[ibv_sge]>,
+    inline: Box<[u8]>,
+    max_sge: usize,
+    max_inline: usize,
+    head: usize,
+    len: usize,
+}
+
+impl SendQueue {
+    pub(crate) fn new(max_wr: u32, max_sge: u32, max_inline: u32) -> Self {
+        let (slots, max_sge) = (max_wr.max(1) as usize, max_sge.max(1) as usize);
+        let max_inline = max_inline as usize;
+        let empty = Request {
+            wr_id: 0,
+            opcode: Opcode::Send,
+            signaled: false,
+            imm: 0,
+            remote_address: 0,
+            rkey: 0,
+        };
+        Self {
+            slots: vec![Slot { request: empty, sges: 0, inline: false }; slots].into_boxed_slice(),
+            sges: vec![ibv_sge::default(); slots * max_sge].into_boxed_slice(),
+            inline: vec![0; slots * max_inline].into_boxed_slice(),
+            max_sge,
+            max_inline,
+            head: 0,
+            len: 0,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn slot_at(&self, offset: usize) -> usize {
+        (self.head + offset) % self.slots.len()
+    }
+
+    /// Copies a request in. The caller has checked it against the queue's limits, so that the queue
+    /// has room.
+    pub(crate) fn push(&mut self, request: &Request, payload: Payload<'_>) {
+        debug_assert!(self.len < self.slots.len());
+        let slot = self.slot_at(self.len);
+        let sges = &mut self.sges[slot * self.max_sge..(slot + 1) * self.max_sge];
+        let count = if payload.is_inline() {
+            let room = slot * self.max_inline..(slot + 1) * self.max_inline;
+            sges[0] = take_inline(&mut self.inline[room], payload);
+            1
+        } else {
+            sges[..payload.sges().len()].copy_from_slice(payload.sges());
+            payload.sges().len()
+        };
+        self.slots[slot] = Slot { request: *request, sges: count, inline: payload.is_inline() };
+        self.len += 1;
+    }
+
+    pub(crate) fn front(&self) -> Option<(Request, Payload<'_>)> {
+        if self.len == 0 {
+            return None;
+        }
+        let slot = &self.slots[self.head];
+        let first = self.head * self.max_sge;
+        let sges = &self.sges[first..first + slot.sges];
+        let payload = if slot.inline {
+            // SAFETY: `take_inline` pointed the element at this queue's own bytes, which stay in
+            // place and untouched until the request is popped.
+            unsafe { Payload::inline(sges) }
+        } else {
+            Payload::keyed(sges)
+        };
+        Some((slot.request, payload))
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Request> {
+        let request = self.front()?.0;
+        self.head = self.slot_at(1);
+        self.len -= 1;
+        Some(request)
+    }
+
+    pub(crate) fn clear(&mut self) {
+        (self.head, self.len) = (0, 0);
+    }
+}
+
+/// Gathers inline data into the queue's own memory and describes it there.
+fn take_inline(room: &mut [u8], payload: Payload<'_>) -> ibv_sge {
+    let address = room.as_mut_ptr().expose_provenance() as u64;
+    let mut length = 0;
+    for source in payload.inline_segments() {
+        let left = room.len() as u64 - length;
+        // SAFETY: the rest of `room`, exclusively borrowed for the copy.
+        let sink = unsafe { Segment::new(address + length, left) };
+        transfer(&[source], &[sink], 0, source.length());
+        length += source.length().min(left);
+    }
+    // Inline data is at most `max_inline` bytes, far below 4 GiB.
+    ibv_sge { addr: address, length: u32::try_from(length).unwrap_or(u32::MAX), lkey: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(wr_id: u64) -> Request {
+        Request { wr_id, opcode: Opcode::Write, signaled: true, imm: 0, remote_address: 0, rkey: 0 }
+    }
+
+    #[test]
+    fn keeps_order_across_the_wrap() {
+        let mut queue = SendQueue::new(3, 2, 0);
+        let sges = [ibv_sge { addr: 1, length: 2, lkey: 3 }; 2];
+        for round in 0..10 {
+            queue.push(&request(round), Payload::keyed(&sges));
+            queue.push(&request(round + 100), Payload::keyed(&sges[..1]));
+            let (front, payload) = queue.front().unwrap();
+            assert_eq!((front.wr_id, payload.sges().len()), (round, 2));
+            assert_eq!(queue.pop().unwrap().wr_id, round);
+            assert_eq!(queue.front().unwrap().1.sges().len(), 1);
+            assert_eq!(queue.pop().unwrap().wr_id, round + 100);
+            assert!(queue.pop().is_none());
+        }
+    }
+
+    #[test]
+    fn inline_data_is_joined_and_kept() {
+        let mut queue = SendQueue::new(2, 4, 8);
+        let mut bytes = *b"abcdef";
+        let base = bytes.as_mut_ptr().expose_provenance() as u64;
+        let sges = [
+            ibv_sge { addr: base, length: 2, lkey: 0 },
+            ibv_sge { addr: base + 3, length: 3, lkey: 0 },
+        ];
+        // SAFETY: the elements describe `bytes`.
+        queue.push(&request(1), unsafe { Payload::inline(&sges) });
+        bytes.fill(0);
+        let (_, payload) = queue.front().unwrap();
+        let mut out = [0u8; 5];
+        // SAFETY: exclusive memory of the test.
+        let sink =
+            unsafe { Segment::new(out.as_mut_ptr().expose_provenance() as u64, out.len() as u64) };
+        let source: Vec<_> = payload.inline_segments().collect();
+        transfer(&source, &[sink], 0, 5);
+        assert_eq!(&out, b"abdef");
+    }
+}

@@ -1,0 +1,150 @@
+//! The requester's half of a queue pair: its queue, its connection, and why it waits.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdma_sys::{ibv_qp_state, ibv_wc_status};
+
+use crate::address::Path;
+use crate::engine::copy::Segment;
+use crate::engine::queue_pair::{Capacity, QueuePair};
+use crate::engine::request::{Payload, Request};
+use crate::engine::send_queue::SendQueue;
+
+/// What the requester knows of its connection.
+#[derive(Debug)]
+pub(crate) struct Requester {
+    pub(crate) path: Option<Path>,
+    pub(crate) peer_qpn: u32,
+    /// The next packet sequence number (24 bits).
+    pub(crate) psn: u32,
+    pub(crate) mtu_bytes: u32,
+    pub(crate) ack_timeout: u8,
+    pub(crate) retries: u8,
+    pub(crate) rnr_retries: u8,
+    pub(crate) max_rd_atomic: u8,
+    /// Found at the first request; the peer's lock says whether it still listens.
+    pub(crate) peer: Option<Arc<QueuePair>>,
+    /// Bytes of the head request that a held device has already copied.
+    pub(crate) progress: u64,
+    /// Scratch of one request: where its data is here, and at the peer.
+    pub(crate) local: Vec<Segment>,
+}
+
+impl Requester {
+    fn new(max_sge: u32) -> Self {
+        Self {
+            path: None,
+            peer_qpn: 0,
+            psn: 0,
+            mtu_bytes: 1024,
+            ack_timeout: 0,
+            retries: 0,
+            rnr_retries: 0,
+            max_rd_atomic: 0,
+            peer: None,
+            progress: 0,
+            local: Vec::with_capacity(max_sge.max(1) as usize),
+        }
+    }
+
+    /// How long the requester waits for an answer: 4.096 us x 2^code, for ever with code 0
+    /// (IBTA volume 1, 9.7.6.1.3).
+    pub(crate) fn answer_timeout(&self) -> Option<Duration> {
+        match self.ack_timeout {
+            0 => None,
+            code => Some(Duration::from_nanos(4096 << u32::from(code & 31))),
+        }
+    }
+}
+
+/// Why the head of the send queue waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Blocked {
+    No,
+    /// The receiver has no request; given up at that time, never without one.
+    NotReady {
+        until: Option<Instant>,
+    },
+    /// Nothing answers; tried again at that time so many times more, never without a time.
+    Unanswered {
+        at: Option<Instant>,
+        left: u8,
+    },
+}
+
+/// How an attempt at a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Done {
+        bytes: u64,
+    },
+    /// The receiver has no request and asks to be left alone for this timer code.
+    NotReady {
+        timer: u8,
+    },
+    Unanswered,
+    Failed(ibv_wc_status),
+    /// Stopped half-way, as a held device was told to.
+    Paused,
+}
+
+#[derive(Debug)]
+pub(crate) struct SendSide {
+    pub(crate) state: ibv_qp_state,
+    /// Counts resets, so that a late error of an earlier life does no harm.
+    pub(crate) incarnation: u32,
+    pub(crate) queue: SendQueue,
+    pub(crate) requester: Requester,
+    pub(crate) blocked: Blocked,
+    /// Requests accepted since the queue pair was made (free-running).
+    pub(crate) posted: u32,
+    /// What the completion counters said when they were last looked at.
+    pub(crate) reclaimed: u32,
+    /// Stands in the list of a deferred schedule.
+    pub(crate) pending: bool,
+}
+
+impl SendSide {
+    pub(crate) fn new(capacity: &Capacity) -> Self {
+        Self {
+            state: ibv_qp_state::IBV_QPS_RESET,
+            incarnation: 0,
+            queue: SendQueue::new(capacity.send_wr, capacity.send_sge, capacity.inline),
+            requester: Requester::new(capacity.send_sge),
+            blocked: Blocked::No,
+            posted: 0,
+            reclaimed: 0,
+            pending: false,
+        }
+    }
+
+    /// The number of the oldest request in the queue.
+    pub(crate) fn head_index(&self) -> u32 {
+        let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
+        self.posted.wrapping_sub(queued)
+    }
+
+    /// Whether the head may be executed: a draining queue finishes only what it has begun.
+    pub(crate) fn may_run(&self) -> bool {
+        match self.state {
+            ibv_qp_state::IBV_QPS_RTS => true,
+            ibv_qp_state::IBV_QPS_SQD => self.blocked != Blocked::No || self.requester.progress > 0,
+            _ => false,
+        }
+    }
+
+    pub(crate) fn push(&mut self, request: &Request, payload: Payload<'_>) {
+        self.queue.push(request, payload);
+        self.posted = self.posted.wrapping_add(1);
+    }
+
+    /// Forgets the connection and everything that is queued.
+    pub(crate) fn clear(&mut self) {
+        self.queue.clear();
+        self.blocked = Blocked::No;
+        self.requester.peer = None;
+        self.requester.progress = 0;
+        self.requester.path = None;
+    }
+}

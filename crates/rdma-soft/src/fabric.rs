@@ -1,0 +1,39 @@
+//! The devices of this process, and who of them is where. Devices are never removed.
+
+use std::sync::Mutex;
+
+use crate::address::Address;
+use crate::builder::Link;
+use crate::device::{Device, DeviceBlock};
+use crate::sync::locked;
+
+static DEVICES: Mutex<Vec<&'static DeviceBlock>> = Mutex::new(Vec::new());
+
+/// All devices, in the order in which they were installed.
+pub(crate) fn devices() -> Vec<&'static DeviceBlock> {
+    locked(&DEVICES).clone()
+}
+
+/// Adds a device, unless there is one of that name.
+pub(crate) fn add(device: Device) -> Option<&'static Device> {
+    let mut devices = locked(&DEVICES);
+    if devices.iter().any(|block| block.device().name == device.name) {
+        return None;
+    }
+    let block: &'static DeviceBlock = Box::leak(Box::new(DeviceBlock::new(device)));
+    devices.push(block);
+    Some(block.device())
+}
+
+pub(crate) fn device_named(name: &str) -> Option<&'static Device> {
+    locked(&DEVICES).iter().map(|block| block.device()).find(|device| device.name == name)
+}
+
+/// The device with that port address on that kind of link.
+pub(crate) fn device_at(link: Link, address: &Address) -> Option<&'static Device> {
+    let devices = locked(&DEVICES);
+    devices
+        .iter()
+        .map(|block| block.device())
+        .find(|device| device.link == link && device.has_address(address))
+}

@@ -1,0 +1,97 @@
+//! The handle by which a test or an embedding program steers a device.
+
+use rdma_types::{Gid, Guid, Qpn};
+
+use crate::device::Device;
+use crate::engine::run::Work;
+use crate::engine::send_side::SendSide;
+use crate::fabric;
+
+/// An installed software device, seen from outside the verbs: its identity, and the strings that a
+/// [`Held`](crate::Schedule::Held) device hangs on.
+///
+/// `Copy`; it refers to a device that lives as long as the process.
+#[derive(Clone, Copy)]
+pub struct SoftDevice {
+    device: &'static Device,
+}
+
+impl std::fmt::Debug for SoftDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SoftDevice").field("name", &self.device.name).finish_non_exhaustive()
+    }
+}
+
+impl SoftDevice {
+    pub(crate) fn of(device: &'static Device) -> Self {
+        Self { device }
+    }
+
+    /// The installed device of that name.
+    #[must_use]
+    pub fn find(name: &str) -> Option<Self> {
+        fabric::device_named(name).map(Self::of)
+    }
+
+    /// Its name, as in the device list.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        &self.device.name
+    }
+
+    /// Its node GUID.
+    #[must_use]
+    pub fn guid(&self) -> Guid {
+        self.device.guid()
+    }
+
+    /// Its port's GIDs, in the order of their index.
+    #[must_use]
+    pub fn gids(&self) -> Vec<Gid> {
+        self.device.identity.gids.iter().map(|entry| entry.gid).collect()
+    }
+
+    /// How many send requests of a queue pair were posted and are not finished: those that a schedule
+    /// holds back, and those that wait for the peer. 0 if there is no such queue pair.
+    #[must_use]
+    pub fn in_flight(&self, queue_pair: Qpn) -> usize {
+        self.with_send_side(queue_pair, |send| send.queue.len())
+    }
+
+    /// How many bytes of the oldest unfinished request of a queue pair are copied: not 0 only after
+    /// [`release_half`](Self::release_half).
+    #[must_use]
+    pub fn half_copied(&self, queue_pair: Qpn) -> u64 {
+        self.with_send_side(queue_pair, |send| send.requester.progress)
+    }
+
+    /// Executes up to `count` requests of a queue pair now, oldest first, whatever the schedule; says
+    /// how many completed. A request that the peer is not ready for stays.
+    pub fn release(&self, queue_pair: Qpn, count: u32) -> u32 {
+        self.drive(queue_pair, Work::Requests(count))
+    }
+
+    /// Copies the first half of the oldest request of a queue pair and stops there, as if it was in
+    /// flight; a later release does the rest. Says whether it is half-way now; a request of less than
+    /// two bytes cannot be, and completes.
+    pub fn release_half(&self, queue_pair: Qpn) -> bool {
+        self.drive(queue_pair, Work::HalfOfHead);
+        self.half_copied(queue_pair) > 0
+    }
+
+    /// Executes everything that any queue pair of the device holds; says how many requests completed.
+    pub fn release_all(&self) -> u32 {
+        let queue_pairs = self.device.all_queue_pairs();
+        queue_pairs.iter().map(|queue_pair| queue_pair.drive_and_settle(Work::All)).sum()
+    }
+
+    fn drive(&self, queue_pair: Qpn, work: Work) -> u32 {
+        let found = self.device.queue_pair(queue_pair.get());
+        found.map_or(0, |queue_pair| queue_pair.drive_and_settle(work))
+    }
+
+    fn with_send_side<T: Default>(&self, qpn: Qpn, look: impl FnOnce(&SendSide) -> T) -> T {
+        let found = self.device.queue_pair(qpn.get());
+        found.map_or_else(T::default, |queue_pair| look(&queue_pair.send.lock()))
+    }
+}

@@ -1,0 +1,166 @@
+//! Bringing queue pairs to each other.
+
+use rdma_sys::{ibv_qp_attr_mask as Mask, *};
+
+use super::{ALL_ACCESS, Context, Cq, Pd, Qp, Size, verbs};
+
+/// Where a queue pair can be reached.
+#[derive(Clone, Copy)]
+pub(crate) struct Endpoint {
+    pub(crate) qpn: u32,
+    pub(crate) lid: u16,
+    pub(crate) gid: ibv_gid,
+    pub(crate) gid_index: u8,
+    pub(crate) ethernet: bool,
+}
+
+/// The knobs of a connection that tests turn.
+#[derive(Clone, Copy)]
+pub(crate) struct Knobs {
+    pub(crate) access: u32,
+    pub(crate) mtu: ibv_mtu,
+    pub(crate) psn: u32,
+    pub(crate) timeout: u8,
+    pub(crate) retries: u8,
+    pub(crate) rnr_retries: u8,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) rd_atomic: u8,
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        Self {
+            access: ALL_ACCESS,
+            mtu: ibv_mtu::IBV_MTU_1024,
+            psn: 7,
+            timeout: 8,
+            retries: 2,
+            rnr_retries: 7,
+            min_rnr_timer: 1,
+            rd_atomic: 4,
+        }
+    }
+}
+
+/// The IPv4-mapped RoCE v2 GID of a software RoCE device.
+pub(crate) const GID_INDEX: u8 = 3;
+
+pub(crate) fn endpoint(context: &Context, qp: &Qp) -> Endpoint {
+    endpoint_with_gid(context, qp, GID_INDEX)
+}
+
+pub(crate) fn endpoint_with_gid(context: &Context, qp: &Qp, gid_index: u8) -> Endpoint {
+    let mut port = ibv_port_attr::default();
+    assert_eq!(unsafe { ibv_query_port(verbs(), context.0, 1, &raw mut port) }, 0);
+    let ethernet = u32::from(port.link_layer) == IBV_LINK_LAYER_ETHERNET;
+    let mut gid = ibv_gid::default();
+    let index = if ethernet { gid_index } else { 0 };
+    assert_eq!(unsafe { (verbs().query_gid)(context.0, 1, index.into(), &raw mut gid) }, 0);
+    Endpoint { qpn: qp.number(), lid: port.lid, gid, gid_index: index, ethernet }
+}
+
+pub(crate) const INIT: u32 = Mask::IBV_QP_STATE.0
+    | Mask::IBV_QP_PKEY_INDEX.0
+    | Mask::IBV_QP_PORT.0
+    | Mask::IBV_QP_ACCESS_FLAGS.0;
+pub(crate) const RTR: u32 = Mask::IBV_QP_STATE.0
+    | Mask::IBV_QP_AV.0
+    | Mask::IBV_QP_PATH_MTU.0
+    | Mask::IBV_QP_DEST_QPN.0
+    | Mask::IBV_QP_RQ_PSN.0
+    | Mask::IBV_QP_MAX_DEST_RD_ATOMIC.0
+    | Mask::IBV_QP_MIN_RNR_TIMER.0;
+pub(crate) const RTS: u32 = Mask::IBV_QP_STATE.0
+    | Mask::IBV_QP_TIMEOUT.0
+    | Mask::IBV_QP_RETRY_CNT.0
+    | Mask::IBV_QP_RNR_RETRY.0
+    | Mask::IBV_QP_SQ_PSN.0
+    | Mask::IBV_QP_MAX_QP_RD_ATOMIC.0;
+
+/// The attributes with which `own` goes through INIT, RTR and RTS towards `peer`; set the state.
+pub(crate) fn attributes(own: &Endpoint, peer: &Endpoint, knobs: &Knobs) -> ibv_qp_attr {
+    let mut attr = ibv_qp_attr::default();
+    attr.port_num = 1;
+    attr.qp_access_flags = knobs.access;
+    attr.path_mtu = knobs.mtu;
+    attr.dest_qp_num = peer.qpn;
+    attr.rq_psn = knobs.psn;
+    attr.sq_psn = knobs.psn;
+    attr.max_rd_atomic = knobs.rd_atomic;
+    attr.max_dest_rd_atomic = knobs.rd_atomic;
+    attr.min_rnr_timer = knobs.min_rnr_timer;
+    attr.timeout = knobs.timeout;
+    attr.retry_cnt = knobs.retries;
+    attr.rnr_retry = knobs.rnr_retries;
+    attr.ah_attr.port_num = 1;
+    attr.ah_attr.dlid = peer.lid;
+    if own.ethernet {
+        attr.ah_attr.is_global = 1;
+        attr.ah_attr.grh.dgid = peer.gid;
+        attr.ah_attr.grh.sgid_index = own.gid_index;
+        attr.ah_attr.grh.hop_limit = 64;
+    }
+    attr
+}
+
+pub(crate) fn to_init(qp: &Qp, attr: &ibv_qp_attr) {
+    let init = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_INIT, ..*attr };
+    assert_eq!(qp.modify(init, INIT), 0);
+}
+
+pub(crate) fn to_rtr(qp: &Qp, attr: &ibv_qp_attr) {
+    let rtr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..*attr };
+    assert_eq!(qp.modify(rtr, RTR), 0);
+}
+
+pub(crate) fn to_rts(qp: &Qp, attr: &ibv_qp_attr) {
+    let rts = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTS, ..*attr };
+    assert_eq!(qp.modify(rts, RTS), 0);
+}
+
+pub(crate) fn connect(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs: &Knobs) {
+    let attr = attributes(own, peer, knobs);
+    to_init(qp, &attr);
+    to_rtr(qp, &attr);
+    to_rts(qp, &attr);
+}
+
+/// One side of a connection. Fields drop in order: the queue pair first, the context last.
+pub(crate) struct Side {
+    pub(crate) qp: Qp,
+    pub(crate) send_cq: Cq,
+    pub(crate) receive_cq: Cq,
+    pub(crate) pd: Pd,
+    pub(crate) context: Context,
+}
+
+impl Side {
+    pub(crate) fn new(device: &str, size: &Size, cq_capacity: i32) -> Self {
+        let context = Context::open(device);
+        let (send_cq, receive_cq) = (context.cq(cq_capacity), context.cq(cq_capacity));
+        let pd = context.pd();
+        let qp = pd.qp(&send_cq, &receive_cq, size);
+        Self { qp, send_cq, receive_cq, pd, context }
+    }
+
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        endpoint(&self.context, &self.qp)
+    }
+}
+
+/// Two connected queue pairs on one device.
+pub(crate) fn pair(device: &str) -> (Side, Side) {
+    pair_with(device, &Size::default(), &Knobs::default())
+}
+
+pub(crate) fn pair_with(device: &str, size: &Size, knobs: &Knobs) -> (Side, Side) {
+    let (a, b) = (Side::new(device, size, 256), Side::new(device, size, 256));
+    connect_sides(&a, &b, knobs);
+    (a, b)
+}
+
+pub(crate) fn connect_sides(a: &Side, b: &Side, knobs: &Knobs) {
+    let (at_a, at_b) = (a.endpoint(), b.endpoint());
+    connect(&a.qp, &at_a, &at_b, knobs);
+    connect(&b.qp, &at_b, &at_a, knobs);
+}

@@ -1,0 +1,303 @@
+//! What the device's tests stand on: the verbs as C calls them, with no layer of ours between.
+//!
+//! Objects are made in order, checked, and destroyed in the opposite order; each destruction must
+//! succeed. Memory is a `Vec` that the test owns for longer than its registration.
+#![allow(dead_code, unsafe_code, clippy::multiple_unsafe_ops_per_block)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
+#![allow(clippy::undocumented_unsafe_blocks)] // Tests call C as C does; the argument is the rig's order.
+
+use std::ffi::CStr;
+use std::ptr;
+use std::time::{Duration, Instant};
+
+use rdma_soft::{Builder, Link, Schedule};
+use rdma_sys::*;
+
+pub(crate) mod connect;
+pub(crate) mod post;
+
+pub(crate) const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+pub(crate) const REMOTE_WRITE: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+pub(crate) const REMOTE_READ: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+pub(crate) const ALL_ACCESS: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ;
+
+/// Runs a test on a device of each link, under each schedule that ends by itself; `name` is the
+/// test's own.
+pub(crate) fn on_each_device(name: &str, test: impl Fn(&str)) {
+    let schedules =
+        [Schedule::Immediate, Schedule::Deferred { seed: 1 }, Schedule::Deferred { seed: 2 }];
+    for (link, link_name) in [(Link::Ethernet, "roce"), (Link::InfiniBand, "ib")] {
+        for (n, schedule) in schedules.into_iter().enumerate() {
+            let device = format!("{name}-{link_name}-{n}");
+            Builder::new(&device).link(link).schedule(schedule).install().unwrap();
+            test(&device);
+        }
+    }
+}
+
+/// The immediate data of a completion, in network order as in C.
+pub(crate) fn imm_of(wc: &ibv_wc) -> u32 {
+    unsafe { wc.__bindgen_anon_1.imm_data }
+}
+
+pub(crate) fn verbs() -> &'static Verbs {
+    rdma_soft::verbs()
+}
+
+/// `errno` of the last call that returned NULL or -1.
+pub(crate) fn errno() -> Errno {
+    Errno::last()
+}
+
+pub(crate) struct Context(pub(crate) *mut ibv_context);
+
+impl Context {
+    pub(crate) fn open(name: &str) -> Self {
+        rdma_soft::install();
+        unsafe {
+            let list = (verbs().get_device_list)(ptr::null_mut());
+            let mut n = 0;
+            while !(*list.add(n)).is_null() {
+                let device = *list.add(n);
+                let found = CStr::from_ptr((verbs().get_device_name)(device));
+                if found.to_str() == Ok(name) {
+                    let context = (verbs().open_device)(device);
+                    assert!(!context.is_null());
+                    (verbs().free_device_list)(list);
+                    return Self(context);
+                }
+                n += 1;
+            }
+        }
+        panic!("no device named {name}");
+    }
+
+    pub(crate) fn pd(&self) -> Pd {
+        let pd = unsafe { (verbs().alloc_pd)(self.0) };
+        assert!(!pd.is_null());
+        Pd(pd)
+    }
+
+    pub(crate) fn cq(&self, capacity: i32) -> Cq {
+        let cq = self.try_cq(capacity);
+        assert!(!cq.is_null());
+        Cq(cq)
+    }
+
+    pub(crate) fn try_cq(&self, capacity: i32) -> *mut ibv_cq {
+        unsafe { (verbs().create_cq)(self.0, capacity, ptr::null_mut(), ptr::null_mut(), 0) }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        assert_eq!(unsafe { (verbs().close_device)(self.0) }, 0);
+    }
+}
+
+pub(crate) struct Pd(pub(crate) *mut ibv_pd);
+
+impl Pd {
+    pub(crate) fn try_register(&self, address: *mut u8, length: usize, access: u32) -> *mut ibv_mr {
+        unsafe { (verbs().reg_mr)(self.0, address.cast(), length, access.cast_signed()) }
+    }
+
+    pub(crate) fn register(&self, length: usize, access: u32) -> Mr {
+        self.register_filled(vec![0; length], access)
+    }
+
+    pub(crate) fn register_filled(&self, mut memory: Vec<u8>, access: u32) -> Mr {
+        let mr = self.try_register(memory.as_mut_ptr(), memory.len(), access);
+        assert!(!mr.is_null(), "{}", errno());
+        Mr { mr, memory }
+    }
+
+    pub(crate) fn try_qp(&self, send: &Cq, receive: &Cq, size: &Size) -> *mut ibv_qp {
+        let mut init = ibv_qp_init_attr::default();
+        init.send_cq = send.0;
+        init.recv_cq = receive.0;
+        init.cap.max_send_wr = size.send_wr;
+        init.cap.max_recv_wr = size.receive_wr;
+        init.cap.max_send_sge = size.sge;
+        init.cap.max_recv_sge = size.sge;
+        init.cap.max_inline_data = size.inline;
+        init.qp_type = ibv_qp_type::IBV_QPT_RC;
+        init.sq_sig_all = size.signal_all.into();
+        unsafe { (verbs().create_qp)(self.0, &raw mut init) }
+    }
+
+    pub(crate) fn qp(&self, send: &Cq, receive: &Cq, size: &Size) -> Qp {
+        let qp = self.try_qp(send, receive, size);
+        assert!(!qp.is_null(), "{}", errno());
+        Qp(qp)
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        assert_eq!(unsafe { (verbs().dealloc_pd)(self.0) }, 0);
+    }
+}
+
+/// The sizes of a queue pair.
+#[derive(Clone, Copy)]
+pub(crate) struct Size {
+    pub(crate) send_wr: u32,
+    pub(crate) receive_wr: u32,
+    pub(crate) sge: u32,
+    pub(crate) inline: u32,
+    pub(crate) signal_all: bool,
+}
+
+impl Default for Size {
+    fn default() -> Self {
+        Self { send_wr: 64, receive_wr: 64, sge: 4, inline: 64, signal_all: false }
+    }
+}
+
+/// Registered memory of the test. Read it only when nothing is in flight.
+pub(crate) struct Mr {
+    pub(crate) mr: *mut ibv_mr,
+    pub(crate) memory: Vec<u8>,
+}
+
+unsafe impl Send for Mr {}
+unsafe impl Sync for Mr {}
+
+impl Mr {
+    pub(crate) fn key(&self) -> u32 {
+        unsafe { (*self.mr).lkey }
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.as_ptr().addr() as u64
+    }
+
+    pub(crate) fn sge(&self, from: usize, length: usize) -> ibv_sge {
+        let length = u32::try_from(length).unwrap();
+        ibv_sge { addr: self.address() + from as u64, length, lkey: self.key() }
+    }
+
+    /// Ends the registration and gives the memory back.
+    pub(crate) fn deregister(mut self) -> Vec<u8> {
+        assert_eq!(unsafe { (verbs().dereg_mr)(self.mr) }, 0);
+        self.mr = ptr::null_mut();
+        std::mem::take(&mut self.memory)
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        if !self.mr.is_null() {
+            assert_eq!(unsafe { (verbs().dereg_mr)(self.mr) }, 0);
+        }
+    }
+}
+
+pub(crate) struct Cq(pub(crate) *mut ibv_cq);
+
+unsafe impl Send for Cq {}
+unsafe impl Sync for Cq {}
+
+impl Cq {
+    /// One poll for up to `N` completions.
+    pub(crate) fn try_poll<const N: usize>(&self) -> Result<Vec<ibv_wc>, i32> {
+        let mut wcs = [ibv_wc::default(); N];
+        let polled = unsafe { ibv_poll_cq(self.0, i32::try_from(N).unwrap(), wcs.as_mut_ptr()) };
+        usize::try_from(polled).map(|count| wcs[..count].to_vec()).map_err(|_| polled)
+    }
+
+    /// Nothing is there now. On a deferred device this may make something come.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.try_poll::<1>().unwrap().is_empty()
+    }
+
+    /// Waits for the next completion.
+    pub(crate) fn next(&self) -> ibv_wc {
+        self.next_within(Duration::from_secs(20)).expect("no completion in 20 s")
+    }
+
+    pub(crate) fn next_within(&self, patience: Duration) -> Option<ibv_wc> {
+        let end = Instant::now() + patience;
+        loop {
+            if let Some(wc) = self.try_poll::<1>().expect("poll failed").pop() {
+                return Some(wc);
+            }
+            if Instant::now() >= end {
+                return None;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Waits for the next completion, which must be this one.
+    #[track_caller]
+    pub(crate) fn expect(&self, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
+        let wc = self.next();
+        assert_eq!((wc.wr_id, wc.status), (wr_id, status));
+        wc
+    }
+
+    #[track_caller]
+    pub(crate) fn expect_success(&self, wr_id: u64) -> ibv_wc {
+        self.expect(wr_id, ibv_wc_status::IBV_WC_SUCCESS)
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        assert_eq!(unsafe { (verbs().destroy_cq)(self.0) }, 0);
+    }
+}
+
+pub(crate) struct Qp(pub(crate) *mut ibv_qp);
+
+unsafe impl Send for Qp {}
+unsafe impl Sync for Qp {}
+
+impl Qp {
+    pub(crate) fn number(&self) -> u32 {
+        unsafe { (*self.0).qp_num }
+    }
+
+    pub(crate) fn qpn(&self) -> rdma_types::Qpn {
+        rdma_types::Qpn::masked(self.number())
+    }
+
+    pub(crate) fn query(&self) -> ibv_qp_attr {
+        let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
+        let (attr_place, init_place) = (&raw mut attr, &raw mut init);
+        assert_eq!(unsafe { (verbs().query_qp)(self.0, attr_place, 1, init_place) }, 0);
+        attr
+    }
+
+    pub(crate) fn state(&self) -> ibv_qp_state {
+        self.query().qp_state
+    }
+
+    /// Modifies; the result is 0 or an error number.
+    pub(crate) fn modify(&self, mut attr: ibv_qp_attr, mask: u32) -> i32 {
+        unsafe { (verbs().modify_qp)(self.0, &raw mut attr, mask.cast_signed()) }
+    }
+
+    pub(crate) fn to_state(&self, state: ibv_qp_state) -> i32 {
+        let mut attr = ibv_qp_attr::default();
+        attr.qp_state = state;
+        self.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE.0)
+    }
+
+    /// Waits until the device has moved the queue pair to that state.
+    pub(crate) fn wait_for(&self, state: ibv_qp_state) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while self.state() != state {
+            assert!(Instant::now() < end, "still {:?}", self.state());
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        assert_eq!(unsafe { (verbs().destroy_qp)(self.0) }, 0);
+    }
+}

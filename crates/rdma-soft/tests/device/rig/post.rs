@@ -1,0 +1,115 @@
+//! Posting work requests.
+
+use std::ptr;
+
+use rdma_sys::*;
+
+use super::{Mr, Qp};
+
+/// A send request that owns its elements.
+#[derive(Clone)]
+pub(crate) struct Wr {
+    pub(crate) wr: ibv_send_wr,
+    pub(crate) sges: Vec<ibv_sge>,
+}
+
+impl Wr {
+    pub(crate) fn new(wr_id: u64, opcode: ibv_wr_opcode, sges: &[ibv_sge]) -> Self {
+        let mut wr = ibv_send_wr::default();
+        wr.wr_id = wr_id;
+        wr.opcode = opcode;
+        wr.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
+        Self { wr, sges: sges.to_vec() }
+    }
+
+    pub(crate) fn send(wr_id: u64, sges: &[ibv_sge]) -> Self {
+        Self::new(wr_id, ibv_wr_opcode::IBV_WR_SEND, sges)
+    }
+
+    pub(crate) fn write(wr_id: u64, sges: &[ibv_sge], to: &Mr, offset: usize) -> Self {
+        let address = to.address() + offset as u64;
+        Self::new(wr_id, ibv_wr_opcode::IBV_WR_RDMA_WRITE, sges).remote(address, to.key())
+    }
+
+    pub(crate) fn read(wr_id: u64, sges: &[ibv_sge], from: &Mr, offset: usize) -> Self {
+        let address = from.address() + offset as u64;
+        Self::new(wr_id, ibv_wr_opcode::IBV_WR_RDMA_READ, sges).remote(address, from.key())
+    }
+
+    pub(crate) fn remote(mut self, address: u64, rkey: u32) -> Self {
+        self.wr.wr.rdma.remote_addr = address;
+        self.wr.wr.rdma.rkey = rkey;
+        self
+    }
+
+    /// The same with immediate data, in network order as in C.
+    pub(crate) fn with_imm(mut self, imm: u32) -> Self {
+        self.wr.opcode = match self.wr.opcode {
+            ibv_wr_opcode::IBV_WR_SEND => ibv_wr_opcode::IBV_WR_SEND_WITH_IMM,
+            _ => ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
+        };
+        self.wr.__bindgen_anon_1.imm_data = imm;
+        self
+    }
+
+    pub(crate) fn flags(mut self, flags: ibv_send_flags) -> Self {
+        self.wr.send_flags |= flags.0;
+        self
+    }
+
+    pub(crate) fn unsignaled(mut self) -> Self {
+        self.wr.send_flags &= !ibv_send_flags::IBV_SEND_SIGNALED.0;
+        self
+    }
+
+    pub(crate) fn inline(self) -> Self {
+        self.flags(ibv_send_flags::IBV_SEND_INLINE)
+    }
+}
+
+impl Qp {
+    /// Posts one request; the result is 0 or an error number.
+    pub(crate) fn try_post(&self, wr: &Wr) -> i32 {
+        self.try_post_list(std::slice::from_ref(wr)).map_or_else(|(_, errno)| errno, |()| 0)
+    }
+
+    #[track_caller]
+    pub(crate) fn post(&self, wr: &Wr) {
+        assert_eq!(self.try_post(wr), 0);
+    }
+
+    /// Posts a list by one call; on refusal, how many were posted and the error number.
+    pub(crate) fn try_post_list(&self, wrs: &[Wr]) -> Result<(), (usize, i32)> {
+        let mut list: Vec<ibv_send_wr> = wrs.iter().map(|wr| wr.wr).collect();
+        for (n, wr) in wrs.iter().enumerate() {
+            list[n].sg_list = wr.sges.as_ptr().cast_mut();
+            list[n].num_sge = i32::try_from(wr.sges.len()).unwrap();
+        }
+        let base = list.as_mut_ptr();
+        for n in 1..wrs.len() {
+            unsafe { (*base.add(n - 1)).next = base.add(n) };
+        }
+        let mut bad = ptr::null_mut();
+        let errno = unsafe { ibv_post_send(self.0, base, &raw mut bad) };
+        if errno == 0 {
+            return Ok(());
+        }
+        Err((usize::try_from(unsafe { bad.offset_from(base) }).unwrap(), errno))
+    }
+
+    pub(crate) fn try_post_receive(&self, wr_id: u64, sges: &[ibv_sge]) -> i32 {
+        let mut wr = ibv_recv_wr::default();
+        wr.wr_id = wr_id;
+        wr.sg_list = sges.as_ptr().cast_mut();
+        wr.num_sge = i32::try_from(sges.len()).unwrap();
+        let mut bad = ptr::null_mut();
+        let errno = unsafe { ibv_post_recv(self.0, &raw mut wr, &raw mut bad) };
+        assert_eq!(bad.is_null(), errno == 0, "bad_wr is set if and only if the post is refused");
+        errno
+    }
+
+    #[track_caller]
+    pub(crate) fn post_receive(&self, wr_id: u64, sges: &[ibv_sge]) {
+        assert_eq!(self.try_post_receive(wr_id, sges), 0);
+    }
+}
