@@ -1,6 +1,6 @@
 //! Modifying and querying a queue pair. Every attribute is checked before any is changed.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State};
 
@@ -21,8 +21,8 @@ const LARGEST_24_BITS: u32 = 0x00ff_ffff;
 #[derive(Default)]
 pub(crate) struct Attributes {
     pub(crate) verbs: ibv_qp_attr,
+    /// Counts resets.
     pub(crate) incarnation: u32,
-    pub(crate) destroyed: bool,
 }
 
 impl std::fmt::Debug for Attributes {
@@ -30,7 +30,6 @@ impl std::fmt::Debug for Attributes {
         f.debug_struct("Attributes")
             .field("state", &self.verbs.qp_state)
             .field("incarnation", &self.incarnation)
-            .field("destroyed", &self.destroyed)
             .finish_non_exhaustive()
     }
 }
@@ -70,7 +69,7 @@ impl QueuePair {
     ) -> Result<(), Refusal> {
         let has = |bit: Mask| mask & bit.0 != 0;
         let to = {
-            let mut attributes = locked(&self.attributes);
+            let mut attributes = self.attributes();
             let from = attributes.verbs.qp_state;
             let to = if has(Mask::IBV_QP_STATE) { attr.qp_state } else { from };
             transition::check(from, to, mask)?;
@@ -102,10 +101,26 @@ impl QueuePair {
         Ok(())
     }
 
+    /// The attributes, with the state as it is: a request that failed puts its completion there
+    /// before it has locked the attributes.
+    fn attributes(&self) -> MutexGuard<'_, Attributes> {
+        let mut attributes = locked(&self.attributes);
+        let failed = self.send.lock().state == State::IBV_QPS_ERR
+            || self.responder.lock().state == State::IBV_QPS_ERR;
+        if failed && attributes.verbs.qp_state != State::IBV_QPS_ERR {
+            attributes.verbs.qp_state = State::IBV_QPS_ERR;
+            self.flush();
+        }
+        attributes
+    }
+
+    /// Sets what was given. A half that failed since the transition was checked stays in error, and
+    /// the rest of the queue pair follows it: whoever made it fail sees to that.
     fn apply(&self, attr: &ibv_qp_attr, to: State, path: Option<Path>, has: impl Fn(Mask) -> bool) {
+        let unless_failed = |from| if from == State::IBV_QPS_ERR { from } else { to };
         let mut guard = self.send.lock();
         let send = &mut *guard;
-        send.state = to;
+        send.state = unless_failed(send.state);
         let requester = &mut send.requester;
         if path.is_some() {
             (requester.path, requester.peer) = (path, None);
@@ -132,7 +147,7 @@ impl QueuePair {
             requester.max_rd_atomic = attr.max_rd_atomic;
         }
         let mut responder = self.responder.lock();
-        responder.state = to;
+        responder.state = unless_failed(responder.state);
         if path.is_some() {
             (responder.path, responder.verified) = (path, 0);
         }
@@ -156,8 +171,7 @@ impl QueuePair {
 
     /// `ibv_query_qp`: all attributes, whatever was asked for, as providers do.
     pub(crate) fn query(&self) -> ibv_qp_attr {
-        let attributes = locked(&self.attributes);
-        let mut attr = attributes.verbs;
+        let mut attr = self.attributes().verbs;
         attr.cur_qp_state = attr.qp_state;
         attr.sq_psn = self.send.lock().requester.psn;
         attr.rq_psn = self.responder.lock().psn;

@@ -90,11 +90,7 @@ impl QueuePair {
     /// its completions, and everything that was held or queued is cancelled.
     pub(crate) fn destroy(self: Arc<Self>) {
         self.device.retire_queue_pair(self.qpn);
-        {
-            let mut attributes = locked(&self.attributes);
-            attributes.destroyed = true;
-            self.reset(&mut attributes);
-        }
+        self.reset(&mut locked(&self.attributes));
         let weak = Arc::downgrade(&self);
         self.pd.remove_queue_pair(&weak);
         for (cq, seat) in [(&self.send_cq, self.send_seat), (&self.receive_cq, self.receive_seat)] {
@@ -105,9 +101,8 @@ impl QueuePair {
 
     /// Drops all requests and completions, and forgets the connection.
     pub(crate) fn reset(&self, attributes: &mut Attributes) {
-        let destroyed = attributes.destroyed;
         let incarnation = attributes.incarnation.wrapping_add(1);
-        *attributes = Attributes { incarnation, destroyed, ..Attributes::default() };
+        *attributes = Attributes { incarnation, ..Attributes::default() };
         {
             let mut send = self.send.lock();
             (send.state, send.incarnation) = (ibv_qp_state::IBV_QPS_RESET, incarnation);
