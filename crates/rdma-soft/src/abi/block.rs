@@ -8,7 +8,9 @@ use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rdma_sys::{ibv_context, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, verbs_context};
+use rdma_sys::{
+    ibv_context, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_qp_init_attr, verbs_context,
+};
 
 use crate::device::Device;
 use crate::engine::Refusal;
@@ -71,6 +73,8 @@ pub(super) struct CqBlock {
 pub(super) struct QpBlock {
     pub(super) verbs: ibv_qp_ex,
     pub(super) queue_pair: Arc<QueuePair>,
+    /// What it was created with.
+    pub(super) init: ibv_qp_init_attr,
 }
 
 /// The block behind a program's context.
@@ -105,6 +109,7 @@ block_of!(pd_children, ibv_pd, PdBlock, children: Children);
 block_of!(queue_of, ibv_cq, CqBlock, queue: Arc<CompletionQueue>);
 block_of!(queue_children, ibv_cq, CqBlock, children: Children);
 block_of!(queue_pair_of, ibv_qp, QpBlock, queue_pair: Arc<QueuePair>);
+block_of!(queue_pair_init, ibv_qp, QpBlock, init: ibv_qp_init_attr);
 
 /// The device of a program's context.
 ///

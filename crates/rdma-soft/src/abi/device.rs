@@ -13,7 +13,7 @@ use crate::fabric;
 
 pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let devices = fabric::devices();
-    // SAFETY: calloc has no precondition; the last entry stays NULL.
+    // SAFETY: no precondition (SAFETY.md F15); the last entry stays NULL.
     let memory = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_device>()) };
     let list = memory.cast::<*mut ibv_device>();
     if list.is_null() {

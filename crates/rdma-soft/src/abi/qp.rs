@@ -7,7 +7,9 @@ use rdma_sys::{
     ibv_qp_type,
 };
 
-use super::block::{QpBlock, pd_children, pd_of, queue_children, queue_of, queue_pair_of};
+use super::block::{
+    QpBlock, pd_children, pd_of, queue_children, queue_of, queue_pair_init, queue_pair_of,
+};
 use super::{number, pointer};
 use crate::builder::Limits;
 use crate::engine::Refusal;
@@ -63,7 +65,7 @@ unsafe fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> Result<*mut ibv_qp
     base.handle = queue_pair.qpn;
     base.qp_num = queue_pair.qpn;
     base.qp_type = init.qp_type;
-    Ok(Box::into_raw(Box::new(QpBlock { verbs, queue_pair })).cast())
+    Ok(Box::into_raw(Box::new(QpBlock { verbs, queue_pair, init: *init })).cast())
 }
 
 fn check_capacity(limits: &Limits, init: &ibv_qp_init_attr) -> Result<Capacity, Refusal> {
@@ -117,15 +119,8 @@ pub(super) unsafe extern "C" fn query_qp(
     let found = queue_pair.query();
     // SAFETY: as above.
     unsafe { (*qp).state = found.qp_state };
-    let mut created = ibv_qp_init_attr::default();
-    // SAFETY: as above; these fields are only read once the queue pair is made.
-    let verbs = unsafe { qp.read() };
-    created.qp_context = verbs.qp_context;
-    created.send_cq = verbs.send_cq;
-    created.recv_cq = verbs.recv_cq;
-    created.cap = found.cap;
-    created.qp_type = verbs.qp_type;
-    created.sq_sig_all = queue_pair.signal_all.into();
+    // SAFETY: as above.
+    let created = unsafe { *queue_pair_init(qp) };
     // SAFETY: the caller's attributes (SAFETY.md F1).
     unsafe { attr.write(found) };
     // SAFETY: the caller's attributes (SAFETY.md F1).

@@ -30,9 +30,8 @@ impl QueuePair {
                 region.locate(iova, length)?
             }
         };
-        // SAFETY: the region was registered (and probed) when it was found under this queue pair's
-        // lock, and `ProtectionDomain::deregister` passes through that lock before it returns, so the
-        // memory stays registered, and by SAFETY.md F8 allocated, while the lock is held.
+        // SAFETY: the region was found under this queue pair's lock, so that it stays registered, and
+        // its memory allocated, while the lock is held (SAFETY.md F14, F8).
         Some(unsafe { Segment::new(address, length) })
     }
 }

@@ -68,7 +68,7 @@ pub(crate) fn populate(pages: Pages, writable: bool) -> Result<(), Refusal> {
     let start = std::ptr::with_exposed_provenance_mut(start);
     let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
     // SAFETY: populating changes no contents and unmaps nothing; a range that is not mapped is
-    // reported (madvise(2)).
+    // reported (madvise(2), SAFETY.md F15).
     match unsafe { madvise(start, length, advice) } {
         Ok(()) => Ok(()),
         // A kernel before 5.14 does not know the advice; later ones are not of one mind about what to
