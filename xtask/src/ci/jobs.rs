@@ -152,7 +152,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "valgrind",
-        about: "memcheck on the real copies, the device's own unit tests",
+        about: "memcheck on the real copies, the device's unit tests and its verbs",
         tier: Tier::Gate,
         needs: &[Need::Tool("valgrind", "apt-get install valgrind libc6-dbg")],
         steps: VALGRIND,
@@ -234,7 +234,7 @@ const LSAN: &[Step] = &[tests(
 .with(&[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=leak")])];
 
 const VALGRIND: &[Step] =
-    &[tests("cargo test -p rdma-soft --lib -- --test-threads=1").with(&[MEMCHECK])];
+    &[tests("cargo test -p rdma-soft --lib --test device -- --test-threads=1").with(&[MEMCHECK])];
 
 const VALGRIND_FULL: &[Step] =
     &[tests("cargo test -p rdma-soft --lib --tests -- --test-threads=1").with(&[MEMCHECK])];
