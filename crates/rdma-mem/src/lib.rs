@@ -1,1 +1,85 @@
 //! RDMA devices, contexts, protection domains and registered memory.
+//!
+//! The first layer with owners and lifetimes: what is made here is destroyed in the right order, and
+//! memory that a device may touch is freed after the device has let go of it, never before.
+//!
+//! ```
+//! use rdma_mem::AccessFlags;
+//!
+//! rdma_soft::install(); // the software devices, beside those of the machine
+//! let context = rdma_mem::open_device("soft0")?;
+//! let pd = context.allocate_pd()?;
+//!
+//! let mut buffer = pd.allocate_region(4096)?; // for this machine's own requests
+//! buffer[..5].copy_from_slice(b"hello");
+//!
+//! let access = AccessFlags::new().with_local_write().with_remote_write();
+//! let board = pd.allocate_shared_region(4096, access)?; // for peers
+//! println!("write to {:?}", board.remote());
+//! # Ok::<(), rdma_mem::Error>(())
+//! ```
+//!
+//! # Which region
+//!
+//! | type | memory | who reaches it | view of the bytes |
+//! |---|---|---|---|
+//! | [`OwnedRegion`] | its own | this machine's requests | derefs to `[u8]`; registered slices |
+//! | [`SharedRegion`] | its own | peers, as its access flags say | copies in and out, 8-byte atomics |
+//! | [`MemoryRegion`] | the caller's | this machine's requests; peers if registered `unsafe`ly | none |
+//!
+//! # Closing
+//!
+//! Everything is closed by `Drop`. A failure there is one `tracing` event, and memory that the device
+//! might still touch is leaked. To see the error, use `close`, which gives the object back with it.
+//! Whatever is made from an object keeps it alive.
+//!
+//! # Features
+//!
+//! `serde` (off by default): [`RemoteMemoryRegion`] and the numbers of `rdma-types` can be serialised.
+
+mod context;
+mod copy;
+mod device;
+mod device_attributes;
+mod device_list;
+mod element;
+mod error;
+mod gid_sysfs;
+mod gid_table;
+mod handle;
+mod hint;
+mod memory_region;
+mod owned_region;
+mod port_attributes;
+mod protection_domain;
+mod range_error;
+mod region_memory;
+mod registration;
+mod remote_memory_region;
+mod shared_element;
+mod shared_region;
+mod slice;
+
+pub use context::Context;
+pub use device::Device;
+pub use device_attributes::DeviceAttributes;
+pub use device_list::{DeviceList, ListError, UnknownDevice, list_devices, open_device};
+pub use element::{GatherElement, ScatterElement, ScatterGatherElementError};
+pub use error::{Error, VerbError};
+pub use gid_table::GidEntry;
+pub use handle::Handle;
+pub use memory_region::MemoryRegion;
+pub use owned_region::OwnedRegion;
+pub use port_attributes::PortAttributes;
+pub use protection_domain::ProtectionDomain;
+pub use range_error::RangeError;
+pub use region_memory::RegionMemory;
+pub use remote_memory_region::RemoteMemoryRegion;
+pub use shared_element::SharedElement;
+pub use shared_region::SharedRegion;
+pub use slice::{SliceMut, SliceRef};
+
+pub use rdma_sys::{Errno, Unsupported};
+pub use rdma_types::{
+    AccessError, AccessFlags, Gid, GidType, Guid, Lid, LinkLayer, Lkey, Mtu, PortState, Rkey,
+};

@@ -1,0 +1,188 @@
+//! An opened device.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_sys::{Errno, Verbs, ibv_context, ibv_device_attr, ibv_gid, ibv_port_attr};
+use rdma_types::Gid;
+
+use crate::{
+    Device, DeviceAttributes, Error, GidEntry, Handle, PortAttributes, ProtectionDomain, VerbError,
+    gid_table, hint,
+};
+
+/// An opened device, from which everything else is made.
+///
+/// Clones are cheap and name the same context. It is closed when the last clone, and the last object
+/// that was made from it, is dropped.
+///
+/// # Examples
+/// ```
+/// rdma_soft::install();
+/// let context = rdma_mem::open_device("soft0")?;
+/// let device = context.query_device()?;
+/// for number in 1..=device.port_count {
+///     println!("port {number} is {}", context.query_port(number)?.state);
+/// }
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_context")]
+#[derive(Clone, Debug)]
+pub struct Context(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    handle: Handle<ibv_context>,
+    device: Device,
+}
+
+impl Context {
+    /// Opens a device; as [`Device::open`].
+    ///
+    /// # Errors
+    /// If the provider refuses, with a hint.
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(device: &Device) -> Result<Self, Error> {
+        let verbs = device.verbs();
+        // SAFETY: SAFETY.md F2: a listed device of this table, alive by `device`.
+        let raw = unsafe { (verbs.open_device)(device.as_raw()) };
+        let raw = Errno::check_null(raw).map_err(|errno| {
+            VerbError::new("ibv_open_device", errno).with_hint(hint::open(errno))
+        })?;
+        // SAFETY: SAFETY.md F2, F9: just opened by this table. What is made from the context holds a
+        // clone of it (F6), and `device` keeps the device.
+        let handle = unsafe { Handle::new(raw, verbs.close_device, "ibv_close_device") };
+        Ok(Self(Arc::new(Inner { handle, device: device.clone() })))
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// Allocates a protection domain; as [`ProtectionDomain::allocate`].
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn allocate_pd(&self) -> Result<ProtectionDomain, Error> {
+        ProtectionDomain::allocate(self)
+    }
+
+    /// What the device is and can; see `man ibv_query_device`.
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    #[doc(alias = "ibv_query_device")]
+    pub fn query_device(&self) -> Result<DeviceAttributes, Error> {
+        let mut attributes = ibv_device_attr::default();
+        // SAFETY: SAFETY.md F1, F2: a live context of this table, and attributes to write to.
+        let returned = unsafe { (self.verbs().query_device)(self.as_raw(), &raw mut attributes) };
+        check("ibv_query_device", returned)?;
+        Ok(DeviceAttributes::from_raw(&attributes))
+    }
+
+    /// What a port is and can; see `man ibv_query_port`. Ports count from 1.
+    ///
+    /// # Errors
+    /// If there is no such port, or the provider refuses.
+    #[doc(alias = "ibv_query_port")]
+    pub fn query_port(&self, port: u8) -> Result<PortAttributes, Error> {
+        let mut attributes = ibv_port_attr::default();
+        // SAFETY: SAFETY.md F1: a live context of this table, and attributes to write to.
+        let returned = unsafe {
+            rdma_sys::ibv_query_port(self.verbs(), self.as_raw(), port, &raw mut attributes)
+        };
+        check("ibv_query_port", returned)?;
+        Ok(PortAttributes::from_raw(port, &attributes))
+    }
+
+    /// The GID at a place of a port's table; see `man ibv_query_gid`. An empty place holds
+    /// [`Gid::ZERO`].
+    ///
+    /// # Errors
+    /// If there is no such port or place.
+    #[doc(alias = "ibv_query_gid")]
+    pub fn query_gid(&self, port: u8, index: u32) -> Result<Gid, Error> {
+        let verb = "ibv_query_gid";
+        let place = i32::try_from(index).map_err(|_| VerbError::new(verb, Errno::EINVAL))?;
+        let mut gid = ibv_gid::default();
+        // SAFETY: SAFETY.md F1, F2: a live context of this table, and a GID to write to.
+        let returned =
+            unsafe { (self.verbs().query_gid)(self.as_raw(), port, place, &raw mut gid) };
+        Errno::check_minus_one(returned).map_err(|errno| VerbError::new(verb, errno))?;
+        Ok(gid_table::gid(&gid))
+    }
+
+    /// The GIDs of all ports, by port and index; empty places are left out.
+    ///
+    /// Types and network devices come from `ibv_query_gid_table`, or with rdma-core before 32 from
+    /// `/sys/class/infiniband`.
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    ///
+    /// # Examples
+    /// ```
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// for entry in context.gid_table()? {
+    ///     println!("{}[{}] {} {}", entry.port, entry.index, entry.gid, entry.gid_type);
+    /// }
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[doc(alias = "ibv_query_gid_table")]
+    #[doc(alias = "ibv_query_gid_ex")]
+    pub fn gid_table(&self) -> Result<Vec<GidEntry>, Error> {
+        gid_table::query(self)
+    }
+
+    /// Closes the device.
+    ///
+    /// # Errors
+    /// With the context: [`Error::StillUsed`] if a clone or something made from it is alive, or what
+    /// the provider says.
+    #[doc(alias = "ibv_close_device")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let inner = match Arc::try_unwrap(self.0) {
+            Ok(inner) => inner,
+            Err(shared) => return Err((Self(shared), Error::StillUsed { what: "context" })),
+        };
+        let Inner { handle, device } = inner;
+        handle
+            .close()
+            .map_err(|(handle, error)| (Self(Arc::new(Inner { handle, device })), error.into()))
+    }
+
+    /// The functions of the context's provider.
+    #[inline]
+    #[must_use]
+    pub fn verbs(&self) -> &'static Verbs {
+        self.0.device.verbs()
+    }
+
+    /// The C object, live as long as `self` or a clone.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_context {
+        self.0.handle.as_ptr()
+    }
+
+    /// Whether both are clones of one context.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+fn check(verb: &'static str, returned: i32) -> Result<(), VerbError> {
+    Errno::check(returned).map_err(|errno| VerbError::new(verb, errno))
+}
+
+/// Takes a pointer that a verb returned, or the error that it left.
+pub(crate) fn check_null<T>(verb: &'static str, returned: *mut T) -> Result<NonNull<T>, VerbError> {
+    Errno::check_null(returned)
+        .map_err(|errno| VerbError::new(verb, errno).with_hint(hint::create(errno)))
+}

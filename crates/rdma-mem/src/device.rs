@@ -1,0 +1,136 @@
+//! One RDMA device, before it is opened.
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_sys::{Errno, Verbs, ibv_device};
+use rdma_types::Guid;
+
+use crate::{Context, Error, VerbError, hint};
+
+/// An RDMA device that [`list_devices`](crate::list_devices) found.
+///
+/// Clones are cheap. A device can be opened any number of times.
+#[doc(alias = "ibv_device")]
+#[derive(Clone)]
+pub struct Device {
+    raw: NonNull<ibv_device>,
+    name: Arc<str>,
+    list: Arc<RawList>,
+}
+
+// SAFETY: SAFETY.md F9: a listed device does not change, and verbs on it may come from any thread.
+unsafe impl Send for Device {}
+// SAFETY: SAFETY.md F9: as above.
+unsafe impl Sync for Device {}
+
+/// The array that `ibv_get_device_list` returned. Its devices live as long as it.
+struct RawList {
+    raw: NonNull<*mut ibv_device>,
+    verbs: &'static Verbs,
+}
+
+// SAFETY: SAFETY.md F9: it is only read, and freed by whoever is the last to hold it.
+unsafe impl Send for RawList {}
+// SAFETY: SAFETY.md F9: as above.
+unsafe impl Sync for RawList {}
+
+impl Drop for RawList {
+    fn drop(&mut self) {
+        // SAFETY: SAFETY.md F2, F6: the list of this table; every device holds an `Arc` of it.
+        unsafe { (self.verbs.free_device_list)(self.raw.as_ptr()) };
+    }
+}
+
+impl Device {
+    /// Asks one provider for its devices.
+    ///
+    /// # Safety
+    /// As of [`rdma_sys::register`]: the functions of the table are those of one provider
+    /// (SAFETY.md F2).
+    pub(crate) unsafe fn list(verbs: &'static Verbs) -> Result<Vec<Self>, VerbError> {
+        let mut count = 0;
+        // SAFETY: SAFETY.md F1, F2: `count` is alive during the call.
+        let raw = unsafe { (verbs.get_device_list)(&raw mut count) };
+        let raw = Errno::check_null(raw).map_err(|errno| {
+            VerbError::new("ibv_get_device_list", errno).with_hint(hint::open(errno))
+        })?;
+        let list = Arc::new(RawList { raw, verbs });
+        let count = usize::try_from(count).unwrap_or(0);
+        Ok((0..count).filter_map(|index| Self::at(&list, index)).collect())
+    }
+
+    fn at(list: &Arc<RawList>, index: usize) -> Option<Self> {
+        // SAFETY: SAFETY.md F1: the caller counts to what `ibv_get_device_list` returned.
+        let place = unsafe { list.raw.add(index) };
+        // SAFETY: SAFETY.md F1: the place is within the array, which lives as long as `list`.
+        let raw = NonNull::new(unsafe { place.read() })?;
+        // SAFETY: SAFETY.md F2: a device of this table's list.
+        let name = unsafe { (list.verbs.get_device_name)(raw.as_ptr()) };
+        if name.is_null() {
+            return None;
+        }
+        // SAFETY: SAFETY.md F1: the name is a C string that lives as long as the device.
+        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+        Some(Self { raw, name: Arc::from(name), list: Arc::clone(list) })
+    }
+
+    /// The device's name: `mlx5_0`, `rxe0`, `soft0`.
+    #[doc(alias = "ibv_get_device_name")]
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The GUID of the device (of its node, as InfiniBand says).
+    #[doc(alias = "ibv_get_device_guid")]
+    #[must_use]
+    pub fn guid(&self) -> Guid {
+        // SAFETY: SAFETY.md F2, F6: a device of this table, alive by `self.list`.
+        Guid::from_be(unsafe { (self.verbs().get_device_guid)(self.raw.as_ptr()) })
+    }
+
+    /// Opens the device; see `man ibv_open_device`.
+    ///
+    /// # Errors
+    /// If the provider refuses: [`Error::Verb`], most often for want of rights to
+    /// `/dev/infiniband`, which the hint then says.
+    ///
+    /// # Examples
+    /// ```
+    /// rdma_soft::install();
+    /// let devices = rdma_mem::list_devices();
+    /// let soft0 = devices.iter().find(|device| device.name() == "soft0").unwrap();
+    /// let context = soft0.open()?;
+    /// assert_eq!(context.device().guid(), soft0.guid());
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(&self) -> Result<Context, Error> {
+        Context::open(self)
+    }
+
+    /// The functions of the device's provider.
+    #[must_use]
+    pub fn verbs(&self) -> &'static Verbs {
+        self.list.verbs
+    }
+
+    /// The C object, live as long as `self` or a clone.
+    #[must_use]
+    pub const fn as_raw(&self) -> *mut ibv_device {
+        self.raw.as_ptr()
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("name", &self.name)
+            .field("provider", &self.verbs().name)
+            .finish_non_exhaustive()
+    }
+}

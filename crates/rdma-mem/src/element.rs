@@ -1,0 +1,240 @@
+//! Scatter/gather elements: the pieces of memory that a work request names.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use rdma_sys::ibv_sge;
+use rdma_types::Lkey;
+
+use crate::MemoryRegion;
+
+/// A piece of registered memory that a request reads from: data to send or to write.
+///
+/// The very struct of C (`ibv_sge`), with the lifetime of region and data. A request can name several,
+/// up to the queue pair's limit; their bytes are one message.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::{GatherElement, ScatterGatherElementError};
+///
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let memory = [7; 64];
+/// let region = pd.register_local_mr_slice(&memory[..32])?;
+/// assert_eq!(GatherElement::new(&region, &memory[8..16]).length(), 8);
+/// assert_eq!(
+///     GatherElement::new_checked(&region, &memory[30..34]).unwrap_err(),
+///     ScatterGatherElementError::SliceNotWithinBounds,
+/// );
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_sge")]
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct GatherElement<'a> {
+    sge: ibv_sge,
+    borrow: PhantomData<(&'a MemoryRegion, &'a [u8])>,
+}
+
+/// A piece of registered memory that a request writes to: room for a receive, or for the answer to a
+/// read.
+///
+/// The very struct of C (`ibv_sge`), with the lifetime of region and room; not `Copy`, since the room
+/// is exclusive.
+#[doc(alias = "ibv_sge")]
+#[repr(transparent)]
+pub struct ScatterElement<'a> {
+    sge: ibv_sge,
+    borrow: PhantomData<(&'a MemoryRegion, &'a mut [u8])>,
+}
+
+/// A slice that cannot be an element of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScatterGatherElementError {
+    /// C has 32 bits for an element's length.
+    #[error("the slice is longer than an element can be, 4294967295 bytes: use several elements")]
+    SliceTooBig,
+    /// The slice is not, or not wholly, in the region.
+    #[error("the slice is not within the bounds of the memory region")]
+    SliceNotWithinBounds,
+}
+
+/// The checks of an element, in the order of the errors.
+#[inline]
+fn check(region: &MemoryRegion, data: &[u8]) -> Result<(), ScatterGatherElementError> {
+    if u32::try_from(data.len()).is_err() {
+        Err(ScatterGatherElementError::SliceTooBig)
+    } else if !region.encloses_slice(data) {
+        Err(ScatterGatherElementError::SliceNotWithinBounds)
+    } else {
+        Ok(())
+    }
+}
+
+#[cold]
+#[inline(never)]
+#[allow(clippy::panic)] // what `new` is documented to do
+fn refuse(region: &MemoryRegion, error: ScatterGatherElementError) -> ! {
+    panic!("{error}: {region:?}");
+}
+
+impl<'a> GatherElement<'a> {
+    /// The element for `data`.
+    ///
+    /// # Panics
+    /// If `data` is not within the region, or longer than 4 GiB - 1; in every build.
+    #[inline]
+    #[must_use]
+    pub fn new(region: &'a MemoryRegion, data: &'a [u8]) -> Self {
+        if let Err(error) = check(region, data) {
+            refuse(region, error);
+        }
+        Self::new_unchecked(region, data)
+    }
+
+    /// The element for `data`.
+    ///
+    /// # Errors
+    /// If `data` is not within the region, or longer than 4 GiB - 1.
+    #[inline]
+    pub fn new_checked(
+        region: &'a MemoryRegion,
+        data: &'a [u8],
+    ) -> Result<Self, ScatterGatherElementError> {
+        check(region, data)?;
+        Ok(Self::new_unchecked(region, data))
+    }
+
+    /// The element for `data`, wherever it is.
+    ///
+    /// Safe: it is the device which refuses an element outside of its region, by an error completion
+    /// that ends the connection. Of a slice longer than 4 GiB - 1 only so many bytes are taken.
+    #[inline]
+    #[must_use]
+    pub fn new_unchecked(region: &'a MemoryRegion, data: &'a [u8]) -> Self {
+        let address = region.device_address(data.as_ptr().expose_provenance());
+        Self::from_parts(address, data.len(), region.lkey())
+    }
+
+    #[inline]
+    pub(crate) fn from_parts(address: u64, length: usize, lkey: Lkey) -> Self {
+        Self { sge: sge(address, length, lkey), borrow: PhantomData }
+    }
+
+    /// How many bytes it has.
+    #[inline]
+    #[must_use]
+    pub const fn length(&self) -> u32 {
+        self.sge.length
+    }
+
+    /// The C struct.
+    #[inline]
+    #[must_use]
+    pub const fn as_raw(&self) -> &ibv_sge {
+        &self.sge
+    }
+}
+
+impl<'a> ScatterElement<'a> {
+    /// The element for `room`.
+    ///
+    /// # Panics
+    /// If `room` is not within the region, or longer than 4 GiB - 1; in every build.
+    #[inline]
+    #[must_use]
+    pub fn new(region: &'a MemoryRegion, room: &'a mut [u8]) -> Self {
+        if let Err(error) = check(region, room) {
+            refuse(region, error);
+        }
+        Self::new_unchecked(region, room)
+    }
+
+    /// The element for `room`.
+    ///
+    /// # Errors
+    /// If `room` is not within the region, or longer than 4 GiB - 1.
+    #[inline]
+    pub fn new_checked(
+        region: &'a MemoryRegion,
+        room: &'a mut [u8],
+    ) -> Result<Self, ScatterGatherElementError> {
+        check(region, room)?;
+        Ok(Self::new_unchecked(region, room))
+    }
+
+    /// The element for `room`, wherever it is; as [`GatherElement::new_unchecked`].
+    #[inline]
+    #[must_use]
+    pub fn new_unchecked(region: &'a MemoryRegion, room: &'a mut [u8]) -> Self {
+        // `as_mut_ptr`: through an address that `as_ptr` gave nobody may write.
+        let address = region.device_address(room.as_mut_ptr().expose_provenance());
+        Self::from_parts(address, room.len(), region.lkey())
+    }
+
+    #[inline]
+    pub(crate) fn from_parts(address: u64, length: usize, lkey: Lkey) -> Self {
+        Self { sge: sge(address, length, lkey), borrow: PhantomData }
+    }
+
+    /// How many bytes it has.
+    #[inline]
+    #[must_use]
+    pub const fn length(&self) -> u32 {
+        self.sge.length
+    }
+
+    /// The C struct.
+    #[inline]
+    #[must_use]
+    pub const fn as_raw(&self) -> &ibv_sge {
+        &self.sge
+    }
+}
+
+#[inline]
+fn sge(address: u64, length: usize, lkey: Lkey) -> ibv_sge {
+    // Clamped, never wrapped: 4 GiB must not become 0, which means nothing or everything.
+    let length = u32::try_from(length).unwrap_or(u32::MAX);
+    ibv_sge { addr: address, length, lkey: lkey.get() }
+}
+
+fn debug(name: &str, sge: &ibv_sge, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    f.debug_struct(name)
+        .field("address", &format_args!("{:#x}", sge.addr))
+        .field("length", &sge.length)
+        .field("lkey", &Lkey::new(sge.lkey))
+        .finish()
+}
+
+impl fmt::Debug for GatherElement<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug("GatherElement", &self.sge, f)
+    }
+}
+
+impl fmt::Debug for ScatterElement<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug("ScatterElement", &self.sge, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_are_the_structs_of_c() {
+        assert_eq!(size_of::<GatherElement<'_>>(), size_of::<ibv_sge>());
+        assert_eq!(align_of::<ScatterElement<'_>>(), align_of::<ibv_sge>());
+    }
+
+    #[test]
+    fn lengths_are_clamped_and_never_wrap() {
+        let length = |length| sge(0, length, Lkey::new(1)).length;
+        assert_eq!(length(u32::MAX as usize), u32::MAX);
+        assert_eq!(length(1 << 32), u32::MAX, "4 GiB is not 0");
+        assert_eq!(length(usize::MAX), u32::MAX);
+    }
+}

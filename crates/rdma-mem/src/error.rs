@@ -1,0 +1,76 @@
+//! What can fail, and what to do about it.
+
+use std::borrow::Cow;
+
+use rdma_sys::{Errno, Unsupported};
+use rdma_types::AccessError;
+
+use crate::UnknownDevice;
+
+/// A verb that failed: which, with what number, and the usual cause.
+///
+/// ```
+/// use rdma_mem::{Errno, VerbError};
+///
+/// let error = VerbError::new("ibv_alloc_pd", Errno::ENOMEM);
+/// assert_eq!(error.to_string(), "ibv_alloc_pd: Cannot allocate memory (ENOMEM)");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{verb}: {errno}{}{}", if .hint.is_some() { ": " } else { "" }, .hint.as_deref().unwrap_or(""))]
+#[non_exhaustive]
+pub struct VerbError {
+    /// The function, as C spells it.
+    pub verb: &'static str,
+    /// What it returned, or left in `errno`.
+    pub errno: Errno,
+    /// The usual cause of this number from this verb and what to do, where there is one.
+    pub hint: Option<Cow<'static, str>>,
+}
+
+impl VerbError {
+    /// A failure without a hint.
+    #[must_use]
+    pub const fn new(verb: &'static str, errno: Errno) -> Self {
+        Self { verb, errno, hint: None }
+    }
+
+    /// The same with a hint, or without if it is `None`.
+    #[must_use]
+    pub fn with_hint(mut self, hint: Option<Cow<'static, str>>) -> Self {
+        self.hint = hint;
+        self
+    }
+}
+
+/// Why an operation of this crate failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A verb failed.
+    #[error(transparent)]
+    Verb(#[from] VerbError),
+    /// No device has this name.
+    #[error(transparent)]
+    UnknownDevice(#[from] Box<UnknownDevice>),
+    /// The provider lacks a function.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// Access flags that the verbs forbid.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// A region of no bytes, which devices do not register.
+    #[error("a region of 0 bytes cannot be registered")]
+    EmptyRegion,
+    /// This process has no memory of that size.
+    #[error("no memory for a region of {length} bytes")]
+    OutOfMemory {
+        /// How much was asked for, in bytes.
+        length: usize,
+    },
+    /// It cannot be closed now, because clones of it, or objects made from it, are alive.
+    #[error("the {what} is still used: drop its clones and what was made from it first")]
+    StillUsed {
+        /// What was to be closed.
+        what: &'static str,
+    },
+}

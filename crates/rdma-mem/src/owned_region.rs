@@ -1,0 +1,139 @@
+//! Regions with memory of their own, for this machine alone.
+#![allow(unsafe_code)]
+
+use std::ops::{Deref, DerefMut};
+
+use rdma_sys::ibv_mr;
+use rdma_types::Lkey;
+
+use crate::registration::Registration;
+use crate::slice::{SliceMut, SliceRef};
+use crate::{AccessFlags, Error, ProtectionDomain, RegionMemory, range_error};
+
+/// Registered memory that the region owns and no peer can reach: the one to take for what is sent and
+/// received.
+///
+/// It derefs to its bytes. Pieces of it that carry the region's key come from
+/// [`get_ref`](Self::get_ref) and [`get_mut`](Self::get_mut); an element made from one cannot be wrong.
+///
+/// [`close`](Self::close) gives the memory back, which can then be
+/// [registered for peers](crate::SharedRegion::register), and the other way round.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::AccessFlags;
+///
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let mut region = pd.allocate_region(1 << 20)?;
+/// region[..5].copy_from_slice(b"hello");
+/// assert_eq!(region.get_ref(0, 5).unwrap().gather_element().length(), 5);
+///
+/// // The same memory, for peers to read.
+/// let memory = region.close().map_err(|(_, error)| error)?;
+/// let access = AccessFlags::new().with_remote_read();
+/// let shared = pd.register_shared(memory, access).map_err(|(_, error)| error)?;
+/// assert_eq!(shared.remote().length(), 1 << 20);
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_mr")]
+#[derive(Debug)]
+pub struct OwnedRegion(Registration<RegionMemory>);
+
+impl OwnedRegion {
+    /// Allocates `length` bytes, zero, on pages of their own, and registers them.
+    ///
+    /// # Errors
+    /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], or the verb's: the hint tells about the limit
+    /// of locked memory.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate(pd: &ProtectionDomain, length: usize) -> Result<Self, Error> {
+        Self::register(pd, RegionMemory::allocate(length)?).map_err(|(_, error)| error)
+    }
+
+    /// Registers memory that was a region's before.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate), with the memory.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register(
+        pd: &ProtectionDomain,
+        memory: RegionMemory,
+    ) -> Result<Self, (RegionMemory, Error)> {
+        let access = AccessFlags::new().with_local_write();
+        let (base, length) = (memory.base(), memory.len());
+        // SAFETY: SAFETY.md F8: the registration owns the memory, and no peer may use it.
+        unsafe { Registration::new(pd, base, length, access, memory) }.map(Self)
+    }
+
+    /// `length` bytes at `offset`, to send or write from; `None` if they are not within the region.
+    #[inline]
+    #[must_use]
+    pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
+        range_error::check(offset, length, self.0.length()).ok()?;
+        // SAFETY: SAFETY.md F16: checked.
+        let base = unsafe { self.0.base().add(offset) };
+        // SAFETY: SAFETY.md F16: within the region, and borrowed by `&self`.
+        Some(unsafe { SliceRef::new(base, length, self.0.device_address(offset), self.lkey()) })
+    }
+
+    /// `length` bytes at `offset`, exclusively: also to receive or read into. `None` if they are not
+    /// within the region.
+    #[inline]
+    #[must_use]
+    pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
+        range_error::check(offset, length, self.0.length()).ok()?;
+        // SAFETY: SAFETY.md F16: checked.
+        let base = unsafe { self.0.base().add(offset) };
+        // SAFETY: SAFETY.md F16: within the region, and borrowed by `&mut self`.
+        Some(unsafe { SliceMut::new(base, length, self.0.device_address(offset), self.lkey()) })
+    }
+
+    /// The key for this machine's own requests.
+    #[inline]
+    #[must_use]
+    pub fn lkey(&self) -> Lkey {
+        self.0.lkey()
+    }
+
+    /// The domain that it was registered in.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.0.pd()
+    }
+
+    /// Deregisters, and gives the memory back.
+    ///
+    /// # Errors
+    /// What the provider says, with the region, which is still registered.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn close(self) -> Result<RegionMemory, (Self, Error)> {
+        self.0.close().map_err(|(registration, error)| (Self(registration), error.into()))
+    }
+
+    /// The C object, live as long as `self`.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_mr {
+        self.0.as_raw()
+    }
+}
+
+impl Deref for OwnedRegion {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: SAFETY.md F16: the region's own memory, borrowed by `&self`. The device writes it
+        // only for requests whose poster promised that nobody else uses it.
+        unsafe { std::slice::from_raw_parts(self.0.base().as_ptr(), self.0.length()) }
+    }
+}
+
+impl DerefMut for OwnedRegion {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
+        unsafe { std::slice::from_raw_parts_mut(self.0.base().as_ptr(), self.0.length()) }
+    }
+}

@@ -1,0 +1,194 @@
+//! Protection domains.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use rdma_sys::{Verbs, ibv_pd};
+
+use crate::context::check_null;
+use crate::{
+    AccessFlags, Context, Error, Handle, MemoryRegion, OwnedRegion, RegionMemory, SharedRegion,
+};
+
+/// A protection domain (PD): the fence within which queue pairs may use memory regions.
+///
+/// A queue pair reaches only regions of its own domain, for its own requests as for those of its peer.
+/// Clones are cheap and name the same domain; whatever is made from it keeps it alive.
+///
+/// # Examples
+/// ```
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let mut region = pd.allocate_region(4096)?;
+/// region[..5].copy_from_slice(b"hello");
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_pd")]
+#[derive(Clone, Debug)]
+pub struct ProtectionDomain(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    handle: Handle<ibv_pd>,
+    context: Context,
+}
+
+impl ProtectionDomain {
+    /// Allocates a domain; see `man ibv_alloc_pd`.
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn allocate(context: &Context) -> Result<Self, Error> {
+        let verbs = context.verbs();
+        // SAFETY: SAFETY.md F1, F2: a live context of this table.
+        let raw = check_null("ibv_alloc_pd", unsafe { (verbs.alloc_pd)(context.as_raw()) })?;
+        // SAFETY: SAFETY.md F2, F9: just allocated by this table. What is made from the domain holds a
+        // clone of it (F6), and `context` keeps the context.
+        let handle = unsafe { Handle::new(raw, verbs.dealloc_pd, "ibv_dealloc_pd") };
+        Ok(Self(Arc::new(Inner { handle, context: context.clone() })))
+    }
+
+    /// The context that it was made from.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// Allocates and registers memory for this machine's own use; as [`OwnedRegion::allocate`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn allocate_region(&self, length: usize) -> Result<OwnedRegion, Error> {
+        OwnedRegion::allocate(self, length)
+    }
+
+    /// Allocates and registers memory that peers may use; as [`SharedRegion::allocate`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn allocate_shared_region(
+        &self,
+        length: usize,
+        access: AccessFlags,
+    ) -> Result<SharedRegion, Error> {
+        SharedRegion::allocate(self, length, access)
+    }
+
+    /// Registers memory of a closed region again; as [`OwnedRegion::register`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn register_owned(
+        &self,
+        memory: RegionMemory,
+    ) -> Result<OwnedRegion, (RegionMemory, Error)> {
+        OwnedRegion::register(self, memory)
+    }
+
+    /// Registers memory of a closed region for peers; as [`SharedRegion::register`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn register_shared(
+        &self,
+        memory: RegionMemory,
+        access: AccessFlags,
+    ) -> Result<SharedRegion, (RegionMemory, Error)> {
+        SharedRegion::register(self, memory, access)
+    }
+
+    /// Registers a slice for local access; as [`MemoryRegion::register_local_mr_slice`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_local_mr_slice(&self, memory: &[u8]) -> Result<MemoryRegion, Error> {
+        MemoryRegion::register_local_mr_slice(self, memory)
+    }
+
+    /// Registers memory for local access; as [`MemoryRegion::register_local_mr`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn register_local_mr(
+        &self,
+        address: *mut u8,
+        length: usize,
+    ) -> Result<MemoryRegion, Error> {
+        // SAFETY: SAFETY.md F8: the same contract.
+        unsafe { MemoryRegion::register_local_mr(self, address, length) }
+    }
+
+    /// Registers memory that peers may read and write; as [`MemoryRegion::register_shared_mr`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn register_shared_mr(
+        &self,
+        address: *mut u8,
+        length: usize,
+    ) -> Result<MemoryRegion, Error> {
+        // SAFETY: SAFETY.md F8: the same contract.
+        unsafe { MemoryRegion::register_shared_mr(self, address, length) }
+    }
+
+    /// Registers memory with any access; as [`MemoryRegion::register_mr_with_access`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn register_mr_with_access(
+        &self,
+        address: *mut u8,
+        length: usize,
+        access: AccessFlags,
+    ) -> Result<MemoryRegion, Error> {
+        // SAFETY: SAFETY.md F8: the same contract.
+        unsafe { MemoryRegion::register_mr_with_access(self, address, length, access) }
+    }
+
+    /// Deallocates the domain.
+    ///
+    /// # Errors
+    /// With the domain: [`Error::StillUsed`] if a clone or something made from it is alive, or what
+    /// the provider says.
+    #[doc(alias = "ibv_dealloc_pd")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let inner = match Arc::try_unwrap(self.0) {
+            Ok(inner) => inner,
+            Err(shared) => {
+                return Err((Self(shared), Error::StillUsed { what: "protection domain" }));
+            }
+        };
+        let Inner { handle, context } = inner;
+        handle
+            .close()
+            .map_err(|(handle, error)| (Self(Arc::new(Inner { handle, context })), error.into()))
+    }
+
+    /// The functions of the domain's provider.
+    #[inline]
+    #[must_use]
+    pub fn verbs(&self) -> &'static Verbs {
+        self.context().verbs()
+    }
+
+    /// The C object, live as long as `self` or a clone.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_pd {
+        self.0.handle.as_ptr()
+    }
+}

@@ -1,0 +1,55 @@
+//! Ranges that are not within their region.
+
+/// A range that a region does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RangeError {
+    /// It is not, or not wholly, within the region.
+    #[error("{length} bytes at offset {offset} are not within a region of {region} bytes")]
+    OutOfBounds {
+        /// Where the range begins, in bytes from the start of the region.
+        offset: usize,
+        /// How long it is, in bytes.
+        length: usize,
+        /// How long the region is, in bytes.
+        region: usize,
+    },
+    /// Its address is not a multiple of what it must be.
+    #[error("offset {offset} is not a multiple of {align}")]
+    Misaligned {
+        /// Where the range begins, in bytes from the start of the region.
+        offset: usize,
+        /// What it must be a multiple of.
+        align: usize,
+    },
+    /// C has 32 bits for an element's length.
+    #[error("{length} bytes are more than an element can have, 4294967295")]
+    TooLong {
+        /// How long the range is, in bytes.
+        length: usize,
+    },
+}
+
+/// Whether `length` bytes at `offset` are within `region` bytes.
+#[inline]
+pub(crate) fn check(offset: usize, length: usize, region: usize) -> Result<(), RangeError> {
+    match offset.checked_add(length) {
+        Some(end) if end <= region => Ok(()),
+        _ => Err(RangeError::OutOfBounds { offset, length, region }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_is_within_and_overflow_is_not() {
+        assert_eq!(check(0, 8, 8), Ok(()));
+        assert_eq!(check(8, 0, 8), Ok(()));
+        for (offset, length) in [(8, 1), (9, 0), (usize::MAX, 1), (1, usize::MAX)] {
+            let error = RangeError::OutOfBounds { offset, length, region: 8 };
+            assert_eq!(check(offset, length, 8), Err(error));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Memory made to be registered.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use crate::Error;
+
+/// Pages are pinned and mapped whole, so nothing else should live on those of a region.
+const PAGE: usize = 4096;
+
+/// Memory that a region can own: whole pages of its own, zero at first.
+///
+/// What [`OwnedRegion::close`](crate::OwnedRegion::close) and
+/// [`SharedRegion::close`](crate::SharedRegion::close) give back: plain bytes again, that no device
+/// reaches. Dropping it frees the memory.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::RegionMemory;
+///
+/// let mut memory = RegionMemory::allocate(100)?;
+/// memory.fill(1);
+/// assert_eq!(memory.len(), 100);
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+pub struct RegionMemory {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: SAFETY.md F16: plain memory with one owner, which any thread may free.
+unsafe impl Send for RegionMemory {}
+// SAFETY: SAFETY.md F16: `&RegionMemory` gives `&[u8]` and nothing more.
+unsafe impl Sync for RegionMemory {}
+
+impl RegionMemory {
+    /// Allocates `length` bytes.
+    ///
+    /// # Errors
+    /// [`Error::EmptyRegion`] for 0 bytes, [`Error::OutOfMemory`].
+    pub fn allocate(length: usize) -> Result<Self, Error> {
+        if length == 0 {
+            return Err(Error::EmptyRegion);
+        }
+        let layout = layout(length).ok_or(Error::OutOfMemory { length })?;
+        // SAFETY: SAFETY.md F16: the size is not 0.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) });
+        base.map(|base| Self { base, length }).ok_or(Error::OutOfMemory { length })
+    }
+
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+}
+
+/// Whole pages.
+fn layout(length: usize) -> Option<Layout> {
+    Layout::from_size_align(length.checked_next_multiple_of(PAGE)?, PAGE).ok()
+}
+
+impl Deref for RegionMemory {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: SAFETY.md F16: allocated, initialised, and borrowed by `&self`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
+    }
+}
+
+impl DerefMut for RegionMemory {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
+    }
+}
+
+impl Drop for RegionMemory {
+    fn drop(&mut self) {
+        if let Some(layout) = layout(self.length) {
+            // SAFETY: SAFETY.md F16: allocated with this layout, freed once; a region that owns it
+            // drops it only after deregistration (F8).
+            unsafe { dealloc(self.base.as_ptr(), layout) };
+        }
+    }
+}
+
+impl fmt::Debug for RegionMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegionMemory")
+            .field("address", &self.base)
+            .field("length", &self.length)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zero_page_aligned_and_its_own() {
+        let memory = RegionMemory::allocate(PAGE + 1).unwrap();
+        assert_eq!((memory.len(), memory.as_ptr().addr() % PAGE), (PAGE + 1, 0));
+        assert!(memory.iter().all(|&byte| byte == 0));
+        assert_eq!(layout(memory.len()).unwrap().size(), 2 * PAGE);
+    }
+
+    #[test]
+    fn impossible_lengths_are_errors() {
+        assert!(matches!(RegionMemory::allocate(0), Err(Error::EmptyRegion)));
+        for length in [usize::MAX, isize::MAX as usize] {
+            let error = RegionMemory::allocate(length).unwrap_err();
+            assert!(matches!(error, Error::OutOfMemory { length: asked } if asked == length));
+        }
+    }
+}

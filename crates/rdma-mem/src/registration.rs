@@ -1,0 +1,159 @@
+//! One `ibv_mr`, with the memory that must outlive it.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use rdma_sys::{Errno, ibv_mr};
+use rdma_types::{AccessFlags, Lkey, Rkey};
+
+use crate::{Error, ProtectionDomain, RemoteMemoryRegion, VerbError, hint};
+
+/// A registration of memory, and its owner `M`: dropped after the deregistration, or never if that
+/// fails.
+pub(crate) struct Registration<M> {
+    raw: NonNull<ibv_mr>,
+    base: NonNull<u8>,
+    length: usize,
+    /// Where the region begins in the addresses that requests use.
+    iova: u64,
+    lkey: Lkey,
+    rkey: Rkey,
+    memory: ManuallyDrop<M>,
+    // After everything else: the domain outlives the region.
+    pd: ProtectionDomain,
+}
+
+// SAFETY: SAFETY.md F9: a region may be used and deregistered on any thread. `base` is an address
+// here; who reaches the memory through it argues for itself.
+unsafe impl<M: Send> Send for Registration<M> {}
+// SAFETY: SAFETY.md F9: as above; it does not change.
+unsafe impl<M: Sync> Sync for Registration<M> {}
+
+impl<M> Registration<M> {
+    /// Registers `length` bytes at `base`, and exposes their provenance (SAFETY.md F7).
+    ///
+    /// # Safety
+    /// The memory stays mapped as long as it is registered; dropping `memory` may end that. Nobody
+    /// gets the rkey who may not use the memory as `access` says.
+    pub(crate) unsafe fn new(
+        pd: &ProtectionDomain,
+        base: NonNull<u8>,
+        length: usize,
+        access: AccessFlags,
+        memory: M,
+    ) -> Result<Self, (M, Error)> {
+        if length == 0 {
+            return Err((memory, Error::EmptyRegion));
+        }
+        if let Err(error) = access.check() {
+            return Err((memory, error.into()));
+        }
+        let address = base.as_ptr().expose_provenance() as u64;
+        let verbs = pd.verbs();
+        let start = base.as_ptr().cast();
+        // SAFETY: SAFETY.md F8: a live domain of this table, and memory as this function's contract
+        // says.
+        let raw = unsafe { rdma_sys::ibv_reg_mr(verbs, pd.as_raw(), start, length, access.bits()) };
+        let raw = match Errno::check_null(raw) {
+            Ok(raw) => raw,
+            Err(errno) => {
+                let hint = hint::register(pd.context(), errno, length);
+                return Err((memory, VerbError::new("ibv_reg_mr", errno).with_hint(hint).into()));
+            }
+        };
+        // SAFETY: SAFETY.md F1: a live region, whose keys do not change.
+        let mr = unsafe { raw.read() };
+        let iova = if access.contains(AccessFlags::ZERO_BASED) { 0 } else { address };
+        let memory = ManuallyDrop::new(memory);
+        let (lkey, rkey) = (Lkey::new(mr.lkey), Rkey::new(mr.rkey));
+        Ok(Self { raw, base, length, iova, lkey, rkey, memory, pd: pd.clone() })
+    }
+
+    /// Deregisters, and gives the memory back.
+    pub(crate) fn close(self) -> Result<M, (Self, VerbError)> {
+        let mut this = ManuallyDrop::new(self);
+        if let Err(error) = this.deregister() {
+            return Err((ManuallyDrop::into_inner(this), error));
+        }
+        // SAFETY: SAFETY.md F6: the registration is gone, and `this` is not used again; the clone of
+        // the domain within it is taken out here, once.
+        drop(unsafe { std::ptr::read(&raw const this.pd) });
+        // SAFETY: SAFETY.md F8: as above; the memory is deregistered.
+        Ok(unsafe { ManuallyDrop::take(&mut this.memory) })
+    }
+
+    fn deregister(&self) -> Result<(), VerbError> {
+        // SAFETY: SAFETY.md F2: a live region of this table; the two callers have it by value or in
+        // `Drop`, so it happens once.
+        let returned = unsafe { (self.pd.verbs().dereg_mr)(self.raw.as_ptr()) };
+        Errno::check(returned).map_err(|errno| VerbError::new("ibv_dereg_mr", errno))
+    }
+
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    #[inline]
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    #[inline]
+    pub(crate) fn lkey(&self) -> Lkey {
+        self.lkey
+    }
+
+    #[inline]
+    pub(crate) fn rkey(&self) -> Rkey {
+        self.rkey
+    }
+
+    /// The region as its peers see it.
+    pub(crate) fn remote(&self) -> RemoteMemoryRegion {
+        RemoteMemoryRegion::new(self.iova, self.length, self.rkey)
+    }
+
+    /// The address, as requests use it, of what lies `offset` bytes from the beginning.
+    #[inline]
+    pub(crate) fn device_address(&self, offset: usize) -> u64 {
+        self.iova.wrapping_add(offset as u64)
+    }
+
+    pub(crate) fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
+    #[inline]
+    pub(crate) fn as_raw(&self) -> *mut ibv_mr {
+        self.raw.as_ptr()
+    }
+}
+
+impl<M> Drop for Registration<M> {
+    fn drop(&mut self) {
+        match self.deregister() {
+            // SAFETY: SAFETY.md F8: deregistered; the field is not used again.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.memory) },
+            Err(error) => tracing::error!(
+                %error,
+                address = ?self.base,
+                length = self.length,
+                "a memory region could not be deregistered; memory that it owns is leaked"
+            ),
+        }
+    }
+}
+
+impl<M> fmt::Debug for Registration<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("address", &self.base)
+            .field("length", &self.length)
+            .field("lkey", &self.lkey)
+            .field("rkey", &self.rkey)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,137 @@
+//! Slices that carry the key of their region.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use rdma_types::Lkey;
+
+use crate::{GatherElement, ScatterElement};
+
+/// Registered bytes, shared: what [`OwnedRegion::get_ref`](crate::OwnedRegion::get_ref) gives.
+#[derive(Clone, Copy)]
+pub struct SliceRef<'r> {
+    base: NonNull<u8>,
+    length: usize,
+    address: u64,
+    lkey: Lkey,
+    borrow: PhantomData<&'r [u8]>,
+}
+
+/// Registered bytes, exclusive: what [`OwnedRegion::get_mut`](crate::OwnedRegion::get_mut) gives.
+///
+/// Within are raw parts and no reference: it can be moved while a device writes the bytes.
+pub struct SliceMut<'r> {
+    base: NonNull<u8>,
+    length: usize,
+    address: u64,
+    lkey: Lkey,
+    borrow: PhantomData<&'r mut [u8]>,
+}
+
+// SAFETY: SAFETY.md F16: as `&[u8]`, which it stands for.
+unsafe impl Send for SliceRef<'_> {}
+// SAFETY: SAFETY.md F16: as `&[u8]`.
+unsafe impl Sync for SliceRef<'_> {}
+// SAFETY: SAFETY.md F16: as `&mut [u8]`, which it stands for.
+unsafe impl Send for SliceMut<'_> {}
+// SAFETY: SAFETY.md F16: as `&mut [u8]`.
+unsafe impl Sync for SliceMut<'_> {}
+
+impl<'r> SliceRef<'r> {
+    /// # Safety
+    /// The bytes are initialised and borrowed for `'r`; `address` and `lkey` are theirs.
+    #[inline]
+    pub(crate) unsafe fn new(base: NonNull<u8>, length: usize, address: u64, lkey: Lkey) -> Self {
+        Self { base, length, address, lkey, borrow: PhantomData }
+    }
+
+    /// The element for these bytes. Of more than 4 GiB - 1 only so many are taken.
+    #[inline]
+    #[must_use]
+    pub fn gather_element(&self) -> GatherElement<'r> {
+        GatherElement::from_parts(self.address, self.length, self.lkey)
+    }
+}
+
+impl<'r> SliceMut<'r> {
+    /// # Safety
+    /// The bytes are initialised and exclusively borrowed for `'r`; `address` and `lkey` are theirs.
+    #[inline]
+    pub(crate) unsafe fn new(base: NonNull<u8>, length: usize, address: u64, lkey: Lkey) -> Self {
+        Self { base, length, address, lkey, borrow: PhantomData }
+    }
+
+    /// The element for these bytes, to read from.
+    #[inline]
+    #[must_use]
+    pub fn gather_element(&self) -> GatherElement<'_> {
+        GatherElement::from_parts(self.address, self.length, self.lkey)
+    }
+
+    /// The element for these bytes, to write to. Of more than 4 GiB - 1 only so many are taken.
+    #[inline]
+    #[must_use]
+    pub fn scatter_element(&mut self) -> ScatterElement<'_> {
+        ScatterElement::from_parts(self.address, self.length, self.lkey)
+    }
+
+    /// Two slices: the first `middle` bytes, and the rest.
+    ///
+    /// # Panics
+    /// If `middle` is more than the length.
+    #[inline]
+    #[must_use]
+    pub fn split_at(self, middle: usize) -> (Self, Self) {
+        assert!(middle <= self.length, "split at {middle} of {} bytes", self.length);
+        // SAFETY: SAFETY.md F16: checked.
+        let base = unsafe { self.base.add(middle) };
+        let (length, address) = (self.length - middle, self.address.wrapping_add(middle as u64));
+        // SAFETY: SAFETY.md F16: the latter part of what `self` borrowed, which is consumed.
+        let rest = unsafe { Self::new(base, length, address, self.lkey) };
+        // SAFETY: SAFETY.md F16: the former part.
+        (unsafe { Self::new(self.base, middle, self.address, self.lkey) }, rest)
+    }
+}
+
+impl Deref for SliceRef<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: SAFETY.md F16: by the contract of `new`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
+    }
+}
+
+impl Deref for SliceMut<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: SAFETY.md F16: by the contract of `new`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
+    }
+}
+
+impl DerefMut for SliceMut<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: SAFETY.md F16: by the contract of `new`, exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
+    }
+}
+
+impl fmt::Debug for SliceRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SliceRef({} bytes at {:?}, {:?})", self.length, self.base, self.lkey)
+    }
+}
+
+impl fmt::Debug for SliceMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SliceMut({} bytes at {:?}, {:?})", self.length, self.base, self.lkey)
+    }
+}
