@@ -183,6 +183,13 @@ impl Device {
         }
     }
 
+    pub(crate) fn shares_address_with(&self, other: &Self) -> bool {
+        let identity = &other.identity;
+        self.link == other.link
+            && (identity.lid != 0 && identity.lid == self.identity.lid
+                || identity.gids.iter().any(|entry| self.identity.gids.contains(entry)))
+    }
+
     /// The path that an address vector describes, if packets could take it.
     pub(crate) fn path(&self, vector: &ibv_ah_attr, dgid: [u8; 16]) -> Result<Path, Refusal> {
         let source = self.identity.gids.get(usize::from(vector.grh.sgid_index));

@@ -5,6 +5,8 @@ use std::sync::Mutex;
 use crate::address::Address;
 use crate::builder::Link;
 use crate::device::{Device, DeviceBlock};
+use crate::identity::Identity;
+use crate::random::SplitMix;
 use crate::sync::locked;
 
 static DEVICES: Mutex<Vec<&'static DeviceBlock>> = Mutex::new(Vec::new());
@@ -14,11 +16,15 @@ pub(crate) fn devices() -> Vec<&'static DeviceBlock> {
     locked(&DEVICES).clone()
 }
 
-/// Adds a device, unless there is one of that name.
-pub(crate) fn add(device: Device) -> Option<&'static Device> {
+/// Adds a device, unless there is one of that name. Its identity is drawn again until no other device
+/// of this process shares an address with it: 16 bits of LID alone collide soon.
+pub(crate) fn add(mut device: Device) -> Option<&'static Device> {
     let mut devices = locked(&DEVICES);
     if devices.iter().any(|block| block.device().name == device.name) {
         return None;
+    }
+    while devices.iter().any(|block| block.device().shares_address_with(&device)) {
+        device.identity = Identity::random(device.link, &mut SplitMix::from_system());
     }
     let block: &'static DeviceBlock = Box::leak(Box::new(DeviceBlock::new(device)));
     devices.push(block);
