@@ -146,13 +146,21 @@ impl QueuePair {
     /// The receiver that this requester found without a request has one now.
     #[cold]
     pub(crate) fn receiver_is_ready(self: &Arc<Self>) {
-        let work = match self.device.schedule {
-            Schedule::Immediate => Work::All,
-            // Only the head was under way.
-            Schedule::Deferred { .. } | Schedule::Held => Work::Requests(1),
-        };
-        self.drive_and_settle(work);
-        self.arm_if_deferred(&self.send.lock());
+        let mut aftermath = Aftermath::default();
+        {
+            let mut send = self.send.lock();
+            // If it waits no more it was reset, or gave up.
+            if let Blocked::NotReady { .. } = send.blocked {
+                let work = match self.device.schedule {
+                    Schedule::Immediate => Work::All,
+                    // Only the head was under way.
+                    Schedule::Deferred { .. } | Schedule::Held => Work::Requests(1),
+                };
+                self.drive(&mut send, work, &mut aftermath);
+            }
+            self.arm_if_deferred(&send);
+        }
+        aftermath.settle();
     }
 
     /// Ready to send again, after a drain: goes on with what was posted meanwhile.
