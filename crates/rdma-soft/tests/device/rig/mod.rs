@@ -3,18 +3,22 @@
 //! Objects are made in order, checked, and destroyed in the opposite order; each destruction must
 //! succeed. Memory is a `Vec` that the test owns for longer than its registration.
 #![allow(dead_code, unsafe_code, clippy::multiple_unsafe_ops_per_block)]
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 #![allow(clippy::undocumented_unsafe_blocks)] // Tests call C as C does; the argument is the rig's order.
 
 use std::ffi::CStr;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use rdma_soft::{Builder, Link, Schedule};
+use rdma_soft::{Builder, Link, Schedule, SoftDevice};
 use rdma_sys::*;
 
 pub(crate) mod connect;
+pub(crate) mod map;
+pub(crate) mod memory;
 pub(crate) mod post;
+pub(crate) mod scene;
+
+pub(crate) use memory::Mr;
 
 pub(crate) const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
 pub(crate) const REMOTE_WRITE: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
@@ -32,6 +36,31 @@ pub(crate) fn on_each_device(name: &str, test: impl Fn(&str)) {
             Builder::new(&device).link(link).schedule(schedule).install().unwrap();
             test(&device);
         }
+    }
+}
+
+/// Runs a test on a device of each link that executes nothing before it is told to.
+pub(crate) fn on_each_held_device(name: &str, test: impl Fn(&SoftDevice)) {
+    for (link, link_name) in [(Link::Ethernet, "roce"), (Link::InfiniBand, "ib")] {
+        let device = format!("{name}-{link_name}-held");
+        test(&Builder::new(&device).link(link).schedule(Schedule::Held).install().unwrap());
+    }
+}
+
+pub(crate) fn soft(device: &str) -> SoftDevice {
+    SoftDevice::find(device).unwrap()
+}
+
+/// No test waits for longer; nothing that works comes near it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits for something that the device does by itself.
+#[track_caller]
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        std::thread::yield_now();
     }
 }
 
@@ -72,20 +101,29 @@ impl Context {
         panic!("no device named {name}");
     }
 
+    /// Closes the device if nothing was made from it; else the error number.
+    pub(crate) fn try_close(&self) -> Errno {
+        assert_eq!(unsafe { (verbs().close_device)(self.0) }, -1);
+        errno()
+    }
+
     pub(crate) fn pd(&self) -> Pd {
+        self.try_pd().unwrap()
+    }
+
+    pub(crate) fn try_pd(&self) -> Result<Pd, Errno> {
         let pd = unsafe { (verbs().alloc_pd)(self.0) };
-        assert!(!pd.is_null());
-        Pd(pd)
+        if pd.is_null() { Err(errno()) } else { Ok(Pd(pd)) }
     }
 
     pub(crate) fn cq(&self, capacity: i32) -> Cq {
-        let cq = self.try_cq(capacity);
-        assert!(!cq.is_null());
-        Cq(cq)
+        self.try_cq(capacity, 0).unwrap()
     }
 
-    pub(crate) fn try_cq(&self, capacity: i32) -> *mut ibv_cq {
-        unsafe { (verbs().create_cq)(self.0, capacity, ptr::null_mut(), ptr::null_mut(), 0) }
+    pub(crate) fn try_cq(&self, capacity: i32, vector: i32) -> Result<Cq, Errno> {
+        let none = ptr::null_mut();
+        let cq = unsafe { (verbs().create_cq)(self.0, capacity, none, ptr::null_mut(), vector) };
+        if cq.is_null() { Err(errno()) } else { Ok(Cq(cq)) }
     }
 }
 
@@ -98,21 +136,14 @@ impl Drop for Context {
 pub(crate) struct Pd(pub(crate) *mut ibv_pd);
 
 impl Pd {
-    pub(crate) fn try_register(&self, address: *mut u8, length: usize, access: u32) -> *mut ibv_mr {
-        unsafe { (verbs().reg_mr)(self.0, address.cast(), length, access.cast_signed()) }
+    /// Deallocates, which must be refused; the error number.
+    pub(crate) fn try_dealloc(&self) -> i32 {
+        let refused = unsafe { (verbs().dealloc_pd)(self.0) };
+        assert_ne!(refused, 0);
+        refused
     }
 
-    pub(crate) fn register(&self, length: usize, access: u32) -> Mr {
-        self.register_filled(vec![0; length], access)
-    }
-
-    pub(crate) fn register_filled(&self, mut memory: Vec<u8>, access: u32) -> Mr {
-        let mr = self.try_register(memory.as_mut_ptr(), memory.len(), access);
-        assert!(!mr.is_null(), "{}", errno());
-        Mr { mr, memory }
-    }
-
-    pub(crate) fn try_qp(&self, send: &Cq, receive: &Cq, size: &Size) -> *mut ibv_qp {
+    pub(crate) fn try_qp(&self, send: &Cq, receive: &Cq, size: &Size) -> Result<Qp, Errno> {
         let mut init = ibv_qp_init_attr::default();
         init.send_cq = send.0;
         init.recv_cq = receive.0;
@@ -123,13 +154,12 @@ impl Pd {
         init.cap.max_inline_data = size.inline;
         init.qp_type = ibv_qp_type::IBV_QPT_RC;
         init.sq_sig_all = size.signal_all.into();
-        unsafe { (verbs().create_qp)(self.0, &raw mut init) }
+        let qp = unsafe { (verbs().create_qp)(self.0, &raw mut init) };
+        if qp.is_null() { Err(errno()) } else { Ok(Qp(qp)) }
     }
 
     pub(crate) fn qp(&self, send: &Cq, receive: &Cq, size: &Size) -> Qp {
-        let qp = self.try_qp(send, receive, size);
-        assert!(!qp.is_null(), "{}", errno());
-        Qp(qp)
+        self.try_qp(send, receive, size).unwrap()
     }
 }
 
@@ -155,45 +185,6 @@ impl Default for Size {
     }
 }
 
-/// Registered memory of the test. Read it only when nothing is in flight.
-pub(crate) struct Mr {
-    pub(crate) mr: *mut ibv_mr,
-    pub(crate) memory: Vec<u8>,
-}
-
-unsafe impl Send for Mr {}
-unsafe impl Sync for Mr {}
-
-impl Mr {
-    pub(crate) fn key(&self) -> u32 {
-        unsafe { (*self.mr).lkey }
-    }
-
-    pub(crate) fn address(&self) -> u64 {
-        self.memory.as_ptr().addr() as u64
-    }
-
-    pub(crate) fn sge(&self, from: usize, length: usize) -> ibv_sge {
-        let length = u32::try_from(length).unwrap();
-        ibv_sge { addr: self.address() + from as u64, length, lkey: self.key() }
-    }
-
-    /// Ends the registration and gives the memory back.
-    pub(crate) fn deregister(mut self) -> Vec<u8> {
-        assert_eq!(unsafe { (verbs().dereg_mr)(self.mr) }, 0);
-        self.mr = ptr::null_mut();
-        std::mem::take(&mut self.memory)
-    }
-}
-
-impl Drop for Mr {
-    fn drop(&mut self) {
-        if !self.mr.is_null() {
-            assert_eq!(unsafe { (verbs().dereg_mr)(self.mr) }, 0);
-        }
-    }
-}
-
 pub(crate) struct Cq(pub(crate) *mut ibv_cq);
 
 unsafe impl Send for Cq {}
@@ -207,25 +198,27 @@ impl Cq {
         usize::try_from(polled).map(|count| wcs[..count].to_vec()).map_err(|_| polled)
     }
 
+    /// Destroys, which must be refused; the error number.
+    pub(crate) fn try_destroy(&self) -> i32 {
+        let refused = unsafe { (verbs().destroy_cq)(self.0) };
+        assert_ne!(refused, 0);
+        refused
+    }
+
     /// Nothing is there now. On a deferred device this may make something come.
     pub(crate) fn is_empty(&self) -> bool {
         self.try_poll::<1>().unwrap().is_empty()
     }
 
     /// Waits for the next completion.
+    #[track_caller]
     pub(crate) fn next(&self) -> ibv_wc {
-        self.next_within(Duration::from_secs(20)).expect("no completion in 20 s")
-    }
-
-    pub(crate) fn next_within(&self, patience: Duration) -> Option<ibv_wc> {
-        let end = Instant::now() + patience;
+        let end = Instant::now() + PATIENCE;
         loop {
             if let Some(wc) = self.try_poll::<1>().expect("poll failed").pop() {
-                return Some(wc);
+                return wc;
             }
-            if Instant::now() >= end {
-                return None;
-            }
+            assert!(Instant::now() < end, "no completion in {PATIENCE:?}");
             std::thread::yield_now();
         }
     }
@@ -241,6 +234,14 @@ impl Cq {
     #[track_caller]
     pub(crate) fn expect_success(&self, wr_id: u64) -> ibv_wc {
         self.expect(wr_id, ibv_wc_status::IBV_WC_SUCCESS)
+    }
+
+    /// Waits for the flushes of these requests, in this order.
+    #[track_caller]
+    pub(crate) fn expect_flushed(&self, wr_ids: impl IntoIterator<Item = u64>) {
+        for wr_id in wr_ids {
+            self.expect(wr_id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+        }
     }
 }
 
@@ -286,13 +287,25 @@ impl Qp {
         self.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE.0)
     }
 
-    /// Waits until the device has moved the queue pair to that state.
-    pub(crate) fn wait_for(&self, state: ibv_qp_state) {
-        let end = Instant::now() + Duration::from_secs(20);
-        while self.state() != state {
-            assert!(Instant::now() < end, "still {:?}", self.state());
-            std::thread::yield_now();
-        }
+    #[track_caller]
+    pub(crate) fn to_error(&self) {
+        assert_eq!(self.to_state(ibv_qp_state::IBV_QPS_ERR), 0);
+    }
+
+    #[track_caller]
+    pub(crate) fn to_reset(&self) {
+        assert_eq!(self.to_state(ibv_qp_state::IBV_QPS_RESET), 0);
+    }
+
+    /// Waits until the device has moved the queue pair to the error state.
+    #[track_caller]
+    pub(crate) fn wait_for_error(&self) {
+        until("the error state", || self.state() == ibv_qp_state::IBV_QPS_ERR);
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_ready(&self) {
+        assert_eq!(self.state(), ibv_qp_state::IBV_QPS_RTS);
     }
 }
 

@@ -65,6 +65,10 @@ impl Wr {
     pub(crate) fn inline(self) -> Self {
         self.flags(ibv_send_flags::IBV_SEND_INLINE)
     }
+
+    pub(crate) fn fenced(self) -> Self {
+        self.flags(ibv_send_flags::IBV_SEND_FENCE)
+    }
 }
 
 impl Qp {
@@ -98,14 +102,31 @@ impl Qp {
     }
 
     pub(crate) fn try_post_receive(&self, wr_id: u64, sges: &[ibv_sge]) -> i32 {
-        let mut wr = ibv_recv_wr::default();
-        wr.wr_id = wr_id;
-        wr.sg_list = sges.as_ptr().cast_mut();
-        wr.num_sge = i32::try_from(sges.len()).unwrap();
+        self.try_post_receive_list(&[(wr_id, sges)]).map_or_else(|(_, errno)| errno, |()| 0)
+    }
+
+    /// Posts a list by one call; on refusal, how many were posted and the error number.
+    pub(crate) fn try_post_receive_list(
+        &self,
+        requests: &[(u64, &[ibv_sge])],
+    ) -> Result<(), (usize, i32)> {
+        let mut list = vec![ibv_recv_wr::default(); requests.len()];
+        for (wr, (wr_id, sges)) in list.iter_mut().zip(requests) {
+            wr.wr_id = *wr_id;
+            wr.sg_list = sges.as_ptr().cast_mut();
+            wr.num_sge = i32::try_from(sges.len()).unwrap();
+        }
+        let base = list.as_mut_ptr();
+        for n in 1..requests.len() {
+            unsafe { (*base.add(n - 1)).next = base.add(n) };
+        }
         let mut bad = ptr::null_mut();
-        let errno = unsafe { ibv_post_recv(self.0, &raw mut wr, &raw mut bad) };
-        assert_eq!(bad.is_null(), errno == 0, "bad_wr is set if and only if the post is refused");
-        errno
+        let errno = unsafe { ibv_post_recv(self.0, base, &raw mut bad) };
+        assert_eq!(bad.is_null(), errno == 0, "bad_wr is set if and only if a post is refused");
+        if errno == 0 {
+            return Ok(());
+        }
+        Err((usize::try_from(unsafe { bad.offset_from(base) }).unwrap(), errno))
     }
 
     #[track_caller]

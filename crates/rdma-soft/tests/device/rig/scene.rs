@@ -1,0 +1,78 @@
+//! Two connected queue pairs, each with memory that the other may use and one receive request: what
+//! most refusals are shown on.
+
+use rdma_sys::ibv_wc_status as Status;
+
+use super::connect::{Knobs, Side, pair_with};
+use super::post::Wr;
+use super::{ALL_ACCESS, Mr, Size};
+
+pub(crate) struct Scene {
+    pub(crate) at_a: Mr,
+    pub(crate) at_b: Mr,
+    pub(crate) a: Side,
+    pub(crate) b: Side,
+}
+
+pub(crate) const BYTES: usize = 64;
+pub(crate) const AT_A: u8 = 0xaa;
+pub(crate) const AT_B: u8 = 0xbb;
+/// The receive requests.
+pub(crate) const RECEIVE_A: u64 = 1001;
+pub(crate) const RECEIVE_B: u64 = 1002;
+
+impl Scene {
+    pub(crate) fn new(device: &str) -> Self {
+        Self::with(device, &Size::default(), &Knobs::default())
+    }
+
+    pub(crate) fn with(device: &str, size: &Size, knobs: &Knobs) -> Self {
+        let (a, b) = pair_with(device, size, knobs);
+        let at_a = a.pd.register_filled(vec![AT_A; BYTES], ALL_ACCESS);
+        let at_b = b.pd.register_filled(vec![AT_B; BYTES], ALL_ACCESS);
+        a.qp.post_receive(RECEIVE_A, &[at_a.sge(0, BYTES)]);
+        b.qp.post_receive(RECEIVE_B, &[at_b.sge(0, BYTES)]);
+        Self { at_a, at_b, a, b }
+    }
+
+    /// Requests from A that use 32 bytes of both sides' memory: WRITE, WRITE with immediate, READ and
+    /// SEND.
+    pub(crate) fn requests(&self) -> [Wr; 4] {
+        let local = [self.at_a.sge(8, 32)];
+        let write = Wr::write(1, &local, &self.at_b, 16);
+        let read = Wr::read(1, &local, &self.at_b, 16);
+        [write.clone(), write.with_imm(5), read, Wr::send(1, &local)]
+    }
+
+    /// Posts a request that B must refuse: A's completion says `status`, both queue pairs are in error
+    /// with their receive requests flushed, and nothing was copied.
+    #[track_caller]
+    pub(crate) fn expect_remote_refusal(&self, wr: &Wr, status: Status) {
+        self.a.qp.post(wr);
+        self.a.send_cq.expect(wr.wr.wr_id, status);
+        self.a.qp.wait_for_error();
+        self.b.qp.wait_for_error();
+        self.a.receive_cq.expect_flushed([RECEIVE_A]);
+        self.b.receive_cq.expect_flushed([RECEIVE_B]);
+        assert!(self.a.send_cq.is_empty() && self.b.send_cq.is_empty());
+        self.assert_untouched();
+    }
+
+    /// Posts a request that A itself must refuse: B never hears of it.
+    #[track_caller]
+    pub(crate) fn expect_local_refusal(&self, wr: &Wr, status: Status) {
+        self.a.qp.post(wr);
+        self.a.send_cq.expect(wr.wr.wr_id, status);
+        self.a.qp.wait_for_error();
+        self.a.receive_cq.expect_flushed([RECEIVE_A]);
+        self.b.qp.assert_ready();
+        assert!(self.b.receive_cq.is_empty());
+        self.assert_untouched();
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_untouched(&self) {
+        self.at_a.assert_filled(AT_A);
+        self.at_b.assert_filled(AT_B);
+    }
+}
