@@ -87,7 +87,7 @@ impl Deferred {
             }
             queue_pair.stay_pending(&mut send, self);
         }
-        aftermath.settle();
+        aftermath.settle(&queue_pair);
     }
 }
 

@@ -5,19 +5,18 @@ use std::sync::Arc;
 use crate::engine::queue_pair::QueuePair;
 use crate::overflow;
 
-/// Queue pairs that a request moved to the error state, whose queues are still to be flushed: at most
-/// the requester and the responder of one request, since a requester in error executes no other.
+/// Queue pairs that a request moved to the error state, whose queues are still to be flushed: the
+/// requester, by its incarnation, and one responder, since a requester in error executes no other.
 #[derive(Debug, Default)]
-#[must_use]
 pub(crate) struct Aftermath {
-    requester: Option<(Arc<QueuePair>, u32)>,
+    requester: Option<u32>,
     responder: Option<(Arc<QueuePair>, u32)>,
 }
 
 impl Aftermath {
     #[cold]
-    pub(crate) fn requester_failed(&mut self, queue_pair: &Arc<QueuePair>, incarnation: u32) {
-        self.requester = Some((Arc::clone(queue_pair), incarnation));
+    pub(crate) fn requester_failed(&mut self, incarnation: u32) {
+        self.requester = Some(incarnation);
     }
 
     #[cold]
@@ -27,18 +26,20 @@ impl Aftermath {
 
     /// Flushes, then moves the users of completion queues that overflowed meanwhile to error.
     #[inline]
-    pub(crate) fn settle(self) {
+    pub(crate) fn settle(&mut self, requester: &QueuePair) {
         if self.requester.is_some() || self.responder.is_some() {
-            self.flush();
+            self.flush(requester);
         }
         overflow::settle();
     }
 
     #[cold]
-    fn flush(self) {
-        for (queue_pair, incarnation) in [self.requester, self.responder].into_iter().flatten() {
-            queue_pair.enter_error(Some(incarnation));
-            overflow::settle();
+    fn flush(&mut self, requester: &QueuePair) {
+        if let incarnation @ Some(_) = self.requester.take() {
+            requester.enter_error(incarnation);
+        }
+        if let Some((responder, incarnation)) = self.responder.take() {
+            responder.enter_error(Some(incarnation));
         }
     }
 }

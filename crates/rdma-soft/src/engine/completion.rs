@@ -73,7 +73,9 @@ impl Reclaimed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Seat(u32);
 
+/// One cache line, since producer and consumer are on different cores.
 #[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
 struct Entry {
     completion: Completion,
     seat: Seat,
@@ -83,14 +85,35 @@ impl Entry {
     const EMPTY: Self = Self { completion: Completion::EMPTY, seat: Seat(u32::MAX) };
 }
 
+/// Small, so that it is on the same cache line as its lock.
 #[derive(Debug)]
 struct Ring {
     entries: Box<[Entry]>,
-    head: usize,
-    len: usize,
-    /// The attached queue pairs' counters; a queue pair that uses the queue for both sides sits twice.
-    seats: Vec<Option<Arc<Reclaimed>>>,
-    free_seats: Vec<u32>,
+    head: u32,
+    len: u32,
+    seats: Box<Seats>,
+}
+
+/// The attached queue pairs' counters; a queue pair that uses the queue for both sides sits twice.
+#[derive(Debug, Default)]
+struct Seats {
+    counters: Vec<Option<Arc<Reclaimed>>>,
+    free: Vec<u32>,
+}
+
+impl Ring {
+    /// The number of entries, which is not 0.
+    #[inline]
+    fn size(&self) -> u32 {
+        u32::try_from(self.entries.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The place of the `offset`th entry behind the head; `offset` is at most the size.
+    #[inline]
+    fn place(&self, offset: u32) -> usize {
+        let (place, size) = (self.head + offset, self.size());
+        (if place >= size { place - size } else { place }) as usize
+    }
 }
 
 /// The completion queue overflowed: a completion was lost, and it is in error for good.
@@ -112,7 +135,7 @@ impl CompletionQueue {
     /// A queue for `capacity` completions; polling it drives the deferred work of its device.
     pub(crate) fn new(capacity: u32, deferred: Option<&'static Deferred>) -> Self {
         let entries = vec![Entry::EMPTY; capacity as usize].into_boxed_slice();
-        let ring = Ring { entries, head: 0, len: 0, seats: Vec::new(), free_seats: Vec::new() };
+        let ring = Ring { entries, head: 0, len: 0, seats: Box::default() };
         Self {
             deferred,
             ready: Line::default(),
@@ -132,28 +155,25 @@ impl CompletionQueue {
 
     /// Lets completions of `counters`' queue pair in.
     pub(crate) fn attach(&self, counters: &Arc<Reclaimed>) -> Seat {
-        let mut ring = self.ring.lock();
-        if let Some(seat) = ring.free_seats.pop() {
-            if let Some(place) = ring.seats.get_mut(seat as usize) {
-                *place = Some(Arc::clone(counters));
-            }
+        let seats = &mut self.ring.lock().seats;
+        let counters = Some(Arc::clone(counters));
+        if let Some(seat) = seats.free.pop() {
+            seats.counters[seat as usize] = counters;
             return Seat(seat);
         }
-        ring.seats.push(Some(Arc::clone(counters)));
+        seats.counters.push(counters);
         // Detaching then never allocates.
-        let seats = ring.seats.len();
-        ring.free_seats.reserve(seats);
-        Seat(u32::try_from(seats - 1).unwrap_or(u32::MAX))
+        let count = seats.counters.len();
+        seats.free.reserve(count);
+        Seat(u32::try_from(count - 1).unwrap_or(u32::MAX))
     }
 
     /// Removes the queue pair and the completions it still has here.
     pub(crate) fn detach(&self, seat: Seat) {
         let mut ring = self.ring.lock();
         self.purge_locked(&mut ring, seat);
-        if let Some(place) = ring.seats.get_mut(seat.0 as usize) {
-            *place = None;
-        }
-        ring.free_seats.push(seat.0);
+        ring.seats.counters[seat.0 as usize] = None;
+        ring.seats.free.push(seat.0);
     }
 
     /// Drops the completions of a queue pair that was reset.
@@ -163,41 +183,31 @@ impl CompletionQueue {
     }
 
     fn purge_locked(&self, ring: &mut Ring, seat: Seat) {
-        let size = ring.entries.len();
         let mut kept = 0;
         for offset in 0..ring.len {
-            let from = (ring.head + offset) % size;
-            let entry = ring.entries[from];
+            let entry = ring.entries[ring.place(offset)];
             if entry.seat != seat {
-                ring.entries[(ring.head + kept) % size] = entry;
+                let place = ring.place(kept);
+                ring.entries[place] = entry;
                 kept += 1;
             }
         }
         ring.len = kept;
-        self.publish(ring);
-    }
-
-    #[inline]
-    fn publish(&self, ring: &Ring) {
-        self.ready.store(u32::try_from(ring.len).unwrap_or(u32::MAX), Ordering::Release);
+        self.ready.store(kept, Ordering::Release);
     }
 
     /// Adds a completion. On overflow it is lost and the queue is in error: the caller, once it
     /// holds no lock, [settle](overflow::settle).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push(self: &Arc<Self>, seat: Seat, completion: Completion) {
         let mut ring = self.ring.lock();
-        let size = ring.entries.len();
-        if ring.len == size || self.is_overflowed() {
+        if ring.len == ring.size() || self.is_overflowed() {
             return self.overflow();
         }
-        let mut tail = ring.head + ring.len;
-        if tail >= size {
-            tail -= size;
-        }
+        let tail = ring.place(ring.len);
         ring.entries[tail] = Entry { completion, seat };
         ring.len += 1;
-        self.publish(&ring);
+        self.ready.store(ring.len, Ordering::Release);
     }
 
     #[cold]
@@ -216,23 +226,27 @@ impl CompletionQueue {
         mut take: impl FnMut(u32, &Completion),
     ) -> Result<u32, Overflowed> {
         if self.ready.load(Ordering::Acquire) == 0 {
-            return if self.is_overflowed() { Err(Overflowed) } else { Ok(0) };
+            if !self.is_overflowed() {
+                return Ok(0);
+            }
+            // Completions may have come between the two looks; none come after an overflow.
+            if self.ready.load(Ordering::Acquire) == 0 {
+                return Err(Overflowed);
+            }
         }
         let mut ring = self.ring.lock();
         let ring = &mut *ring;
-        let size = ring.entries.len();
-        let mut taken = 0;
-        while taken < most && ring.len > 0 {
-            let Entry { completion, seat } = &ring.entries[ring.head];
-            if let Some(Some(counters)) = ring.seats.get(seat.0 as usize) {
+        let taken = most.min(ring.len);
+        for n in 0..taken {
+            let Entry { completion, seat } = &ring.entries[ring.place(n)];
+            if let Some(counters) = &ring.seats.counters[seat.0 as usize] {
                 counters.of(completion.side).store(completion.upto, Ordering::Release);
             }
-            take(taken, completion);
-            taken += 1;
-            ring.head = if ring.head + 1 == size { 0 } else { ring.head + 1 };
-            ring.len -= 1;
+            take(n, completion);
         }
-        self.publish(ring);
+        ring.head = u32::try_from(ring.place(taken)).unwrap_or(0);
+        ring.len -= taken;
+        self.ready.store(ring.len, Ordering::Release);
         Ok(taken)
     }
 
@@ -261,3 +275,7 @@ impl CompletionQueue {
         }
     }
 }
+
+#[cfg(test)]
+#[cfg(loom)]
+mod loom_tests;

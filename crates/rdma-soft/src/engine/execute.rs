@@ -43,7 +43,7 @@ impl QueuePair {
         if requester.peer.is_none() {
             requester.peer = self.device.find_peer(requester.path.as_ref(), requester.peer_qpn);
         }
-        let Requester { peer, path, psn, local, progress, mtu_bytes, .. } = requester;
+        let Requester { peer, path, psn, local, progress, mtu_log2, .. } = requester;
         let Some(peer_queue_pair) = peer else { return Verdict::Unanswered };
         let mut responder = peer_queue_pair.responder.lock();
         if !responder.listens_to(self.id, self.qpn, path.as_ref(), *psn) {
@@ -61,14 +61,19 @@ impl QueuePair {
             local,
             progress,
             extent,
-            aftermath,
         };
-        let verdict = exchange.serve();
-        if let Verdict::Done { .. } = verdict {
-            let next = next_psn(*psn, length, *mtu_bytes);
-            (*psn, responder.psn) = (next, next);
+        match exchange.serve() {
+            Ok(Verdict::Done { bytes }) => {
+                let next = next_psn(*psn, length, *mtu_log2);
+                (*psn, responder.psn) = (next, next);
+                Verdict::Done { bytes }
+            }
+            Ok(verdict) => verdict,
+            Err(refused) => {
+                responder.fail(peer_queue_pair, refused.receive, aftermath);
+                Verdict::Failed(refused.request)
+            }
         }
-        verdict
     }
 
     /// Checks the local elements and says how long they are together. What is wrong here is found
@@ -82,40 +87,46 @@ impl QueuePair {
     ) -> Result<u64, Status> {
         let local = &mut requester.local;
         local.clear();
-        if payload.is_inline() {
+        let length = if payload.is_inline() {
             local.extend(payload.inline_segments());
+            payload.length()
         } else {
             let access = match opcode {
                 Opcode::Read => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0,
                 _ => 0,
             };
-            if !self.locate(payload.sges(), access, local) {
-                return Err(Status::IBV_WC_LOC_PROT_ERR);
-            }
-        }
-        let length = local.iter().map(|segment| segment.length()).sum();
+            self.locate(payload.sges(), access, local).ok_or(Status::IBV_WC_LOC_PROT_ERR)?
+        };
         if length > MAX_MESSAGE_BYTES { Err(Status::IBV_WC_LOC_LEN_ERR) } else { Ok(length) }
     }
 
-    /// Turns elements into segments: the keys must be known, of this protection domain, and give
-    /// `access` to all of the range. An empty element is not looked at.
-    #[inline]
-    fn locate(&self, sges: &[ibv_sge], access: u32, out: &mut Vec<Segment>) -> bool {
-        sges.iter().all(|sge| {
+    /// Turns elements into segments and says how long they are together: the keys must be known, of
+    /// this protection domain, and give `access` to all of the range.
+    #[inline(always)]
+    fn locate(&self, sges: &[ibv_sge], access: u32, out: &mut Vec<Segment>) -> Option<u64> {
+        let mut total = 0;
+        for sge in sges {
             let length = u64::from(sge.length);
-            let segment = self.find_memory(sge.lkey, sge.addr, length, access);
-            out.extend(segment);
-            segment.is_some()
-        })
+            out.push(self.find_memory(sge.lkey, sge.addr, length, access)?);
+            total += length;
+        }
+        Some(total)
     }
 }
 
 /// The packet sequence number behind a message: it took one packet for each MTU, at least one.
 #[inline]
-fn next_psn(psn: u32, length: u64, mtu_bytes: u32) -> u32 {
-    // At most 2^31 / 2^8 packets.
-    let packets = length.div_ceil(u64::from(mtu_bytes)).max(1) & 0x00ff_ffff;
-    psn.wrapping_add(packets as u32) & 0x00ff_ffff
+fn next_psn(psn: u32, length: u64, mtu_log2: u32) -> u32 {
+    // At most 2^31 / 2^8 packets, so that the mask takes nothing away.
+    let packets = (length.saturating_sub(1) >> mtu_log2) & 0x00ff_ffff;
+    (psn + 1 + packets as u32) & 0x00ff_ffff
+}
+
+/// How a responder answers a request that it does not execute: the status of the request, and that of
+/// the receive request that it may have taken.
+struct Refused {
+    receive: Status,
+    request: Status,
 }
 
 /// One request between its requester and the locked responder.
@@ -128,25 +139,24 @@ struct Exchange<'a> {
     local: &'a mut Vec<Segment>,
     progress: &'a mut u64,
     extent: Extent,
-    aftermath: &'a mut Aftermath,
 }
 
 impl Exchange<'_> {
     #[inline]
-    fn serve(&mut self) -> Verdict {
+    fn serve(&mut self) -> Result<Verdict, Refused> {
         let opcode = self.request.opcode;
         if opcode.takes_receive() && !self.responder.take_receive(self.peer, self.own) {
-            return Verdict::NotReady { timer: self.responder.min_rnr_timer };
+            return Ok(Verdict::NotReady { timer: self.responder.min_rnr_timer });
         }
-        let served = match opcode {
+        let copied = match opcode {
             Opcode::Send | Opcode::SendWithImm => self.send(),
             Opcode::Write | Opcode::WriteWithImm | Opcode::Read => self.one_sided(),
         };
         // No segment outlives the locks under which it was found.
         self.local.clear();
         self.responder.room.clear();
-        if let Some(verdict) = served {
-            return verdict;
+        if copied? == Copied::Half {
+            return Ok(Verdict::Paused);
         }
         if opcode.takes_receive() {
             let imm = opcode.has_immediate().then_some(self.request.imm);
@@ -156,54 +166,55 @@ impl Exchange<'_> {
             };
             self.responder.complete(self.peer, completion, self.length, imm);
         }
-        Verdict::Done { bytes: self.length }
+        Ok(Verdict::Done { bytes: self.length })
     }
 
-    /// Copies into the receive request's elements; `None` if all went well.
+    /// Copies into the receive request's elements.
     #[inline]
-    fn send(&mut self) -> Option<Verdict> {
+    fn send(&mut self) -> Result<Copied, Refused> {
         let Responder { sges, room, .. } = &mut *self.responder;
         room.clear();
         let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-        if !self.peer.locate(sges, access, room) {
-            return self.refuse(Status::IBV_WC_LOC_PROT_ERR, Status::IBV_WC_REM_OP_ERR);
+        let fits = self.peer.locate(sges, access, room).ok_or(Refused {
+            receive: Status::IBV_WC_LOC_PROT_ERR,
+            request: Status::IBV_WC_REM_OP_ERR,
+        })?;
+        if fits < self.length {
+            return Err(Refused {
+                receive: Status::IBV_WC_LOC_LEN_ERR,
+                request: Status::IBV_WC_REM_INV_REQ_ERR,
+            });
         }
-        if room.iter().map(|segment| segment.length()).sum::<u64>() < self.length {
-            return self.refuse(Status::IBV_WC_LOC_LEN_ERR, Status::IBV_WC_REM_INV_REQ_ERR);
-        }
-        let Responder { room, .. } = &*self.responder;
-        copy(self.local, room, self.length, self.progress, self.extent)
+        Ok(copy(self.local, room, self.length, self.progress, self.extent))
     }
 
-    /// Copies to or from the remote range; `None` if all went well.
+    /// Copies to or from the remote range.
     #[inline]
-    fn one_sided(&mut self) -> Option<Verdict> {
-        let (request, flushed) = (self.request, Status::IBV_WC_WR_FLUSH_ERR);
+    fn one_sided(&mut self) -> Result<Copied, Refused> {
+        let refused = |request| Refused { receive: Status::IBV_WC_WR_FLUSH_ERR, request };
+        let request = self.request;
         let access = request.opcode.remote_access();
         let reads = request.opcode == Opcode::Read;
         if self.responder.access & access == 0 || reads && self.responder.max_rd_atomic == 0 {
-            return self.refuse(flushed, Status::IBV_WC_REM_INV_REQ_ERR);
+            return Err(refused(Status::IBV_WC_REM_INV_REQ_ERR));
         }
-        let found =
-            self.peer.find_memory(request.rkey, request.remote_address, self.length, access);
-        let Some(remote) = found else {
-            return self.refuse(flushed, Status::IBV_WC_REM_ACCESS_ERR);
-        };
-        if reads {
-            copy(&[remote], self.local, self.length, self.progress, self.extent)
-        } else {
-            copy(self.local, &[remote], self.length, self.progress, self.extent)
-        }
-    }
-
-    #[cold]
-    fn refuse(&mut self, receive: Status, request: Status) -> Option<Verdict> {
-        self.responder.fail(self.peer, receive, self.aftermath);
-        Some(Verdict::Failed(request))
+        let remote = self
+            .peer
+            .find_memory(request.rkey, request.remote_address, self.length, access)
+            .ok_or(refused(Status::IBV_WC_REM_ACCESS_ERR))?;
+        let (source, sink) =
+            if reads { (&[remote][..], &**self.local) } else { (&**self.local, &[remote][..]) };
+        Ok(copy(source, sink, self.length, self.progress, self.extent))
     }
 }
 
-/// Copies what is still to be copied of a message; `Some` if it paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Copied {
+    All,
+    Half,
+}
+
+/// Copies what is still to be copied of a message.
 #[inline]
 fn copy(
     source: &[Segment],
@@ -211,15 +222,15 @@ fn copy(
     length: u64,
     progress: &mut u64,
     extent: Extent,
-) -> Option<Verdict> {
+) -> Copied {
     if extent == Extent::Half && *progress == 0 && length > 1 {
         transfer(source, sink, 0, length / 2);
         *progress = length / 2;
-        return Some(Verdict::Paused);
+        return Copied::Half;
     }
     transfer(source, sink, *progress, length);
     *progress = 0;
-    None
+    Copied::All
 }
 
 #[cfg(test)]
@@ -228,11 +239,11 @@ mod tests {
 
     #[test]
     fn a_message_takes_one_sequence_number_for_each_packet() {
-        assert_eq!(next_psn(5, 0, 1024), 6);
-        assert_eq!(next_psn(5, 1, 1024), 6);
-        assert_eq!(next_psn(5, 1024, 1024), 6);
-        assert_eq!(next_psn(5, 1025, 1024), 7);
-        assert_eq!(next_psn(0x00ff_ffff, 1, 256), 0);
-        assert_eq!(next_psn(3, MAX_MESSAGE_BYTES, 256), 3 + (1 << 23));
+        assert_eq!(next_psn(5, 0, 10), 6);
+        assert_eq!(next_psn(5, 1, 10), 6);
+        assert_eq!(next_psn(5, 1024, 10), 6);
+        assert_eq!(next_psn(5, 1025, 10), 7);
+        assert_eq!(next_psn(0x00ff_ffff, 1, 8), 0);
+        assert_eq!(next_psn(3, MAX_MESSAGE_BYTES, 8), 3 + (1 << 23));
     }
 }

@@ -11,7 +11,7 @@ impl QueuePair {
     ///
     /// The caller holds this queue pair's send lock or its responder lock, and drops the segment
     /// before the lock.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find_memory(
         &self,
         key: u32,
@@ -23,7 +23,7 @@ impl QueuePair {
             0 => 0,
             _ => {
                 let region = self.device.regions.find(key)?;
-                let allowed = region.pd == self.pd.number && region.access & access == access;
+                let allowed = region.pd == self.pd_number && region.access & access == access;
                 if !allowed {
                     return None;
                 }

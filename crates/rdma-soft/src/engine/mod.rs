@@ -10,6 +10,9 @@ pub(crate) mod completion;
 pub(crate) mod copy;
 pub(crate) mod execute;
 pub(crate) mod memory;
+#[cfg(test)]
+#[cfg(loom)]
+mod models;
 pub(crate) mod modify;
 pub(crate) mod post;
 pub(crate) mod probe;

@@ -129,7 +129,8 @@ impl QueuePair {
             requester.peer_qpn = attr.dest_qp_num;
         }
         if has(Mask::IBV_QP_PATH_MTU) {
-            requester.mtu_bytes = 128 << attr.path_mtu.0;
+            // Code 1 is 256 bytes.
+            requester.mtu_log2 = 7 + attr.path_mtu.0;
         }
         if has(Mask::IBV_QP_SQ_PSN) {
             requester.psn = attr.sq_psn & LARGEST_24_BITS;

@@ -11,7 +11,6 @@ use crate::engine::execute::Extent;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::request::{Opcode, Payload, Request};
 use crate::engine::send_side::{Blocked, SendSide, Verdict};
-use crate::schedule::Schedule;
 use crate::sync::Ordering;
 
 impl QueuePair {
@@ -35,7 +34,7 @@ impl QueuePair {
                 }
             }
         }
-        aftermath.settle();
+        aftermath.settle(self);
         result
     }
 
@@ -48,8 +47,7 @@ impl QueuePair {
         aftermath: &mut Aftermath,
     ) -> Result<(), Refusal> {
         self.check_request(send, request, payload)?;
-        let immediate = matches!(self.device.schedule, Schedule::Immediate);
-        if send.state == ibv_qp_state::IBV_QPS_RTS && immediate && send.queue.is_empty() {
+        if send.state == ibv_qp_state::IBV_QPS_RTS && self.immediate && send.queue.is_empty() {
             let requester = &mut send.requester;
             let verdict = self.attempt(requester, request, payload, Extent::Whole, aftermath);
             if let Verdict::Done { bytes } = verdict {

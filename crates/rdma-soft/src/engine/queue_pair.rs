@@ -14,6 +14,7 @@ use crate::engine::responder::Responder;
 use crate::engine::send_side::SendSide;
 use crate::engine::timer::Alarm;
 use crate::overflow;
+use crate::schedule::Schedule;
 use crate::sync::{Line, Lock, Ordering, locked};
 
 /// The sizes of a queue pair, as its creator asked for them.
@@ -33,6 +34,10 @@ pub(crate) struct QueuePair {
     pub(crate) qpn: u32,
     pub(crate) device: &'static Device,
     pub(crate) pd: Arc<ProtectionDomain>,
+    /// Its domain's number, here because every request needs it.
+    pub(crate) pd_number: u32,
+    /// Requests are executed within their post.
+    pub(crate) immediate: bool,
     pub(crate) send_cq: Arc<CompletionQueue>,
     pub(crate) receive_cq: Arc<CompletionQueue>,
     pub(crate) capacity: Capacity,
@@ -65,6 +70,8 @@ impl QueuePair {
             qpn,
             device,
             pd: Arc::clone(pd),
+            pd_number: pd.number,
+            immediate: device.schedule == Schedule::Immediate,
             send_cq: Arc::clone(send_cq),
             receive_cq: Arc::clone(receive_cq),
             capacity,
@@ -222,8 +229,7 @@ impl QueuePair {
                 return Err(Refusal::NoRoom);
             }
             if queue.state == ibv_qp_state::IBV_QPS_ERR {
-                let receive = Receive { wr_id, index: queue.posted, sges: 0 };
-                queue.posted = queue.posted.wrapping_add(1);
+                let receive = queue.bypass(wr_id);
                 let flushed = self.failed_receive(&receive, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
                 self.push_receive(flushed);
                 None

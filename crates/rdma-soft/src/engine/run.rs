@@ -12,7 +12,6 @@ use crate::engine::execute::Extent;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::request::Request;
 use crate::engine::send_side::{Blocked, SendSide, Verdict};
-use crate::schedule::Schedule;
 
 /// How much of a queue one drive may execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +50,7 @@ impl QueuePair {
             Err(status) => {
                 self.push_send(self.failed_send(request.wr_id, upto, status));
                 send.state = ibv_qp_state::IBV_QPS_ERR;
-                aftermath.requester_failed(self, send.incarnation);
+                aftermath.requester_failed(send.incarnation);
             }
         }
     }
@@ -139,8 +138,13 @@ impl QueuePair {
     pub(crate) fn drive_and_settle(self: &Arc<Self>, work: Work) -> u32 {
         let mut aftermath = Aftermath::default();
         let ended = self.drive(&mut self.send.lock(), work, &mut aftermath);
-        aftermath.settle();
+        aftermath.settle(self);
         ended
+    }
+
+    /// What may go on when the head does: under a schedule that holds requests back, only the head.
+    fn what_was_begun(&self) -> Work {
+        if self.immediate { Work::All } else { Work::Requests(1) }
     }
 
     /// The receiver that this requester found without a request has one now.
@@ -151,21 +155,16 @@ impl QueuePair {
             let mut send = self.send.lock();
             // If it waits no more it was reset, or gave up.
             if let Blocked::NotReady { .. } = send.blocked {
-                let work = match self.device.schedule {
-                    Schedule::Immediate => Work::All,
-                    // Only the head was under way.
-                    Schedule::Deferred { .. } | Schedule::Held => Work::Requests(1),
-                };
-                self.drive(&mut send, work, &mut aftermath);
+                self.drive(&mut send, self.what_was_begun(), &mut aftermath);
             }
             self.arm_if_deferred(&send);
         }
-        aftermath.settle();
+        aftermath.settle(self);
     }
 
     /// Ready to send again, after a drain: goes on with what was posted meanwhile.
     pub(crate) fn resume(self: &Arc<Self>) {
-        if matches!(self.device.schedule, Schedule::Immediate) {
+        if self.immediate {
             self.drive_and_settle(Work::All);
         } else {
             self.arm_if_deferred(&self.send.lock());
@@ -194,7 +193,7 @@ impl QueuePair {
                 Blocked::NotReady { until: None } | Blocked::Unanswered { at: None, .. } => {}
             }
         }
-        aftermath.settle();
+        aftermath.settle(self);
     }
 
     /// Tries a blocked head whose time has come again, and gives it up if that was the last time.
@@ -213,10 +212,7 @@ impl QueuePair {
             Blocked::No => None,
         };
         let before = send.blocked;
-        let work = match self.device.schedule {
-            Schedule::Immediate => Work::All,
-            Schedule::Deferred { .. } | Schedule::Held => Work::Requests(1),
-        };
+        let work = self.what_was_begun();
         self.drive(send, work, aftermath);
         if send.blocked != before || send.queue.is_empty() {
             self.arm_if_deferred(send);

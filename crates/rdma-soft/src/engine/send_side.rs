@@ -18,7 +18,8 @@ pub(crate) struct Requester {
     pub(crate) peer_qpn: u32,
     /// The next packet sequence number (24 bits).
     pub(crate) psn: u32,
-    pub(crate) mtu_bytes: u32,
+    /// The path MTU is two to the power of this, in bytes.
+    pub(crate) mtu_log2: u32,
     pub(crate) ack_timeout: u8,
     pub(crate) retries: u8,
     pub(crate) rnr_retries: u8,
@@ -37,7 +38,7 @@ impl Requester {
             path: None,
             peer_qpn: 0,
             psn: 0,
-            mtu_bytes: 1024,
+            mtu_log2: 10,
             ack_timeout: 0,
             retries: 0,
             rnr_retries: 0,

@@ -1,0 +1,128 @@
+//! Pushing and polling in every order of threads. The model checker sees which stores a load may miss
+//! only if the load runs after them, so that the one who polls is the last spawned thread.
+
+use super::*;
+use loom::thread;
+
+fn completion(wr_id: u64, upto: u32) -> Completion {
+    let status = ibv_wc_status::IBV_WC_SUCCESS;
+    Completion { wr_id, status, upto, ..Completion::EMPTY }
+}
+
+/// A queue pair's counters and its seat in `queue`.
+fn seat(queue: &CompletionQueue) -> (Arc<Reclaimed>, Seat) {
+    let counters = Arc::new(Reclaimed::default());
+    let seat = queue.attach(&counters);
+    (counters, seat)
+}
+
+fn poll(queue: &CompletionQueue, most: u32, got: &mut Vec<u64>) -> Result<u32, Overflowed> {
+    queue.poll(most, |_, completion| got.push(completion.wr_id))
+}
+
+/// Two queue pairs complete into one queue while it is polled: each completion comes once, those of
+/// a queue pair in their order, and each gives its slot back.
+#[test]
+fn loom_no_completion_is_lost_doubled_or_overtaken() {
+    loom::model(|| {
+        let queue = Arc::new(CompletionQueue::new(3, None));
+        let ((first, first_seat), (second, second_seat)) = (seat(&queue), seat(&queue));
+        let pusher = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || queue.push(second_seat, completion(11, 1)))
+        };
+        let poller = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || {
+                let mut got = Vec::new();
+                poll(&queue, 1, &mut got).unwrap();
+                poll(&queue, 2, &mut got).unwrap();
+                got
+            })
+        };
+        queue.push(first_seat, completion(1, 1));
+        queue.push(first_seat, completion(2, 2));
+        pusher.join().unwrap();
+        let mut got = poller.join().unwrap();
+        poll(&queue, 3, &mut got).unwrap();
+        let of_first: Vec<_> = got.iter().filter(|&&wr_id| wr_id < 10).collect();
+        assert_eq!(of_first, [&1, &2]);
+        got.sort_unstable();
+        assert_eq!(got, [1, 2, 11]);
+        assert_eq!(poll(&queue, 1, &mut got), Ok(0));
+        let given_back = |counters: &Reclaimed| counters.of(Side::Send).load(Ordering::Relaxed);
+        assert_eq!((given_back(&first), given_back(&second)), (2, 1));
+    });
+}
+
+/// Who has heard of a completion finds it, though an empty poll takes no lock.
+#[test]
+fn loom_a_poll_is_not_empty_after_a_push() {
+    loom::model(|| {
+        let queue = Arc::new(CompletionQueue::new(1, None));
+        let (_counters, seat) = seat(&queue);
+        let said = Arc::new(AtomicU32::new(0));
+        let poller = {
+            let (queue, said) = (Arc::clone(&queue), Arc::clone(&said));
+            thread::spawn(move || {
+                let heard = said.load(Ordering::Acquire) == 1;
+                let polled = poll(&queue, 1, &mut Vec::new());
+                assert!(!heard || polled == Ok(1), "{polled:?}");
+            })
+        };
+        queue.push(seat, completion(1, 1));
+        said.store(1, Ordering::Release);
+        poller.join().unwrap();
+    });
+}
+
+/// A poster that sees its slot given back finds room for the completion of the next request.
+#[test]
+fn loom_a_slot_that_is_given_back_has_room() {
+    loom::model(|| {
+        let queue = Arc::new(CompletionQueue::new(1, None));
+        let (counters, seat) = seat(&queue);
+        queue.push(seat, completion(1, 1));
+        let poster = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || {
+                let free = counters.of(Side::Send).load(Ordering::Acquire) == 1;
+                if free {
+                    queue.push(seat, completion(2, 2));
+                }
+                u64::from(free)
+            })
+        };
+        let mut got = Vec::new();
+        poll(&queue, 1, &mut got).unwrap();
+        let posted = 1 + poster.join().unwrap();
+        poll(&queue, 1, &mut got).unwrap();
+        assert!(!queue.is_overflowed());
+        assert_eq!(got, (1..=posted).collect::<Vec<_>>());
+    });
+}
+
+/// What was there before an overflow is polled before the error.
+#[test]
+fn loom_the_error_comes_after_the_completions() {
+    loom::model(|| {
+        let queue = Arc::new(CompletionQueue::new(1, None));
+        let (_counters, seat) = seat(&queue);
+        let poller = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || {
+                let mut got = Vec::new();
+                let polled = poll(&queue, 1, &mut got);
+                assert!(polled.is_ok(), "{polled:?} before the completion");
+                got
+            })
+        };
+        queue.push(seat, completion(1, 1));
+        queue.push(seat, completion(2, 2));
+        let mut got = poller.join().unwrap();
+        if poll(&queue, 1, &mut got) == Err(Overflowed) {
+            assert_eq!(got, [1]);
+        }
+        overflow::settle();
+    });
+}

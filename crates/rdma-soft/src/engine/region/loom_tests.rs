@@ -1,0 +1,96 @@
+//! Finding regions in every order of threads. The model checker sees which stores a load may miss only
+//! if the load runs after them, so that readers are the spawned threads.
+
+use super::*;
+use loom::thread;
+use std::sync::Arc;
+
+fn whole(n: u32) -> Region {
+    let long = u64::from(n);
+    Region { address: long, iova: long, length: long, access: n, pd: n }
+}
+
+/// A table with one region, and its key. Each has the keys of the others.
+fn table() -> (RegionTable, u32) {
+    let table = RegionTable::new(1, SplitMix::new(1));
+    let key = table.insert(&whole(1)).unwrap();
+    (table, key)
+}
+
+/// Registers another region in the same slot.
+fn renew(table: &RegionTable, old: u32) -> u32 {
+    assert!(table.unpublish(old));
+    table.release(old);
+    table.insert(&whole(2)).unwrap()
+}
+
+/// A reader that runs across a deregistration and a new registration in the same slot sees one
+/// whole region or none, never the fields of both.
+#[test]
+fn loom_no_region_is_torn() {
+    loom::model(|| {
+        let (table, old) = table();
+        let table = Arc::new(table);
+        let reader = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || table.find(old))
+        };
+        let new = renew(&table, old);
+        let seen = reader.join().unwrap();
+        assert!(seen.is_none_or(|region| region == whole(1)), "{seen:?}");
+        assert_eq!(table.find(new), Some(whole(2)));
+        assert_eq!(table.find(old), None);
+    });
+}
+
+/// Also a key that nobody told, but that a peer guessed, names a whole region or none.
+#[test]
+fn loom_a_guessed_key_finds_no_torn_region() {
+    loom::model(|| {
+        let (twin, old) = table();
+        let guess = renew(&twin, old);
+        let table = Arc::new(table().0);
+        let reader = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || table.find(guess))
+        };
+        assert_eq!(renew(&table, old), guess);
+        let seen = reader.join().unwrap();
+        assert!(seen.is_none_or(|region| region == whole(2)), "{seen:?}");
+    });
+}
+
+/// Who was told a key finds its region.
+#[test]
+fn loom_a_key_that_was_told_is_found() {
+    loom::model(|| {
+        let (table, old) = table();
+        let table = Arc::new(table);
+        let told = Arc::new(AtomicU32::new(0));
+        let reader = {
+            let (table, told) = (Arc::clone(&table), Arc::clone(&told));
+            thread::spawn(move || match told.load(Ordering::Acquire) {
+                0 => {}
+                key => assert_eq!(table.find(key), Some(whole(2))),
+            })
+        };
+        told.store(renew(&table, old), Ordering::Release);
+        reader.join().unwrap();
+    });
+}
+
+/// Of two threads that unpublish one key, one is told that it was there.
+#[test]
+fn loom_a_key_is_unpublished_once() {
+    loom::model(|| {
+        let (table, key) = table();
+        let table = Arc::new(table);
+        let other = {
+            let table = Arc::clone(&table);
+            thread::spawn(move || table.unpublish(key))
+        };
+        let here = table.unpublish(key);
+        assert_ne!(here, other.join().unwrap());
+        assert_eq!(table.find(key), None);
+    });
+}
