@@ -1,0 +1,50 @@
+//! How large the queues of a queue pair are.
+
+use rdma_sys::ibv_qp_cap;
+
+/// How large the queues of a queue pair are.
+#[doc(alias = "ibv_qp_cap")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueuePairCapabilities {
+    /// How many requests the send queue holds.
+    pub max_send_wr: u32,
+    /// How many receives the receive queue holds.
+    pub max_recv_wr: u32,
+    /// How many elements a request of the send queue can have.
+    pub max_send_sge: u32,
+    /// How many elements a receive can have.
+    pub max_recv_sge: u32,
+    /// How many bytes an inline request can have.
+    pub max_inline_data: u32,
+}
+
+impl QueuePairCapabilities {
+    pub(crate) const ASKED_BY_DEFAULT: Self = Self {
+        max_send_wr: 16,
+        max_recv_wr: 16,
+        max_send_sge: 4,
+        max_recv_sge: 4,
+        max_inline_data: 0,
+    };
+
+    pub(crate) const fn from_raw(raw: &ibv_qp_cap) -> Self {
+        Self {
+            max_send_wr: raw.max_send_wr,
+            max_recv_wr: raw.max_recv_wr,
+            max_send_sge: raw.max_send_sge,
+            max_recv_sge: raw.max_recv_sge,
+            max_inline_data: raw.max_inline_data,
+        }
+    }
+
+    pub(crate) const fn to_raw(self) -> ibv_qp_cap {
+        ibv_qp_cap {
+            max_send_wr: self.max_send_wr,
+            max_recv_wr: self.max_recv_wr,
+            max_send_sge: self.max_send_sge,
+            max_recv_sge: self.max_recv_sge,
+            max_inline_data: self.max_inline_data,
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Creating a queue pair, and what its endpoint says.
+#![allow(unsafe_code)]
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use rdma_mem::{
+    Context, DeviceAttributes, Errno, GidEntry, Handle, Mtu, PortAttributes, PortState, VerbError,
+};
+use rdma_sys::{ibv_qp_init_attr, ibv_qp_type};
+use rdma_types::{Psn, Qpn};
+
+use crate::error::create_hint;
+use crate::object::Object;
+use crate::{
+    CompletionQueue, EndpointGid, Error, PreparedQueuePair, QueuePairBuilder,
+    QueuePairCapabilities, QueuePairEndpoint, path,
+};
+
+/// Depths of reads that cost a device little.
+const RD_ATOMIC: u32 = 16;
+
+pub(crate) fn build(builder: &QueuePairBuilder<'_>) -> Result<PreparedQueuePair, Error> {
+    let context = builder.pd.context();
+    let send_cq = completion_queue(builder, "send_cq", builder.send_cq)?;
+    let recv_cq = completion_queue(builder, "recv_cq", builder.recv_cq)?;
+    check_room(builder, send_cq, recv_cq)?;
+    let device = context.query_device()?;
+    let port = choose_port(context, &device, builder.port)?;
+    let mtu = choose_mtu(&port, builder.mtu)?;
+    let gids = choose_gids(context, &port, builder.gid_index)?;
+    // Everything that can fail was done before, so that nothing is made in vain.
+    let object = create(builder, send_cq, recv_cq, &device)?;
+
+    let depth = |asked: Option<u8>, limit: u32| {
+        asked.unwrap_or_else(|| u8::try_from(limit.min(RD_ATOMIC)).unwrap_or(u8::MAX))
+    };
+    let max_rd_atomic = depth(builder.max_rd_atomic, device.max_qp_init_rd_atom);
+    let max_dest_rd_atomic = depth(builder.max_dest_rd_atomic, device.max_qp_rd_atom);
+    let mut endpoint =
+        QueuePairEndpoint::new(object.qpn, builder.send_psn.unwrap_or_else(random_psn))
+            .with_mtu(mtu)
+            .with_rd_atomic(max_rd_atomic, max_dest_rd_atomic)
+            .with_grh_required(port.grh_required);
+    let mut indexes = Vec::new();
+    for (gid, index) in gids.into_iter().take(QueuePairEndpoint::MAX_GIDS) {
+        endpoint = endpoint.with_gid(gid.gid, gid.gid_type);
+        indexes.push(index);
+    }
+    endpoint.lid = port.lid;
+    endpoint.link_layer = port.link_layer;
+    Ok(PreparedQueuePair {
+        object,
+        endpoint,
+        indexes,
+        port: port.number,
+        fixed_mtu: builder.mtu,
+        recv_psn: builder.recv_psn,
+        settings: builder.settings,
+    })
+}
+
+fn completion_queue<'a>(
+    builder: &QueuePairBuilder<'_>,
+    knob: &'static str,
+    cq: Option<&'a CompletionQueue>,
+) -> Result<&'a CompletionQueue, Error> {
+    let cq = cq.ok_or(Error::Missing { knob })?;
+    if cq.context().is_same(builder.pd.context()) {
+        Ok(cq)
+    } else {
+        Err(Error::ForeignCompletionQueue { knob })
+    }
+}
+
+/// Unsignaled requests count too: when they are flushed they all complete.
+fn check_room(
+    builder: &QueuePairBuilder<'_>,
+    send_cq: &CompletionQueue,
+    recv_cq: &CompletionQueue,
+) -> Result<(), Error> {
+    let QueuePairCapabilities { max_send_wr, max_recv_wr, .. } = builder.sizes;
+    let check = |knob, cq: &CompletionQueue, needed| {
+        let capacity = cq.min_capacity();
+        if needed <= capacity {
+            Ok(())
+        } else {
+            Err(Error::CompletionQueueTooSmall { knob, capacity, needed })
+        }
+    };
+    if send_cq.is_same(recv_cq) {
+        return check("send_cq", send_cq, max_send_wr.saturating_add(max_recv_wr));
+    }
+    check("send_cq", send_cq, max_send_wr)?;
+    check("recv_cq", recv_cq, max_recv_wr)
+}
+
+fn choose_port(
+    context: &Context,
+    device: &DeviceAttributes,
+    asked: Option<u8>,
+) -> Result<PortAttributes, Error> {
+    let count = device.port_count;
+    if let Some(port) = asked {
+        if port == 0 || port > count {
+            return Err(Error::NoSuchPort { port, count });
+        }
+        return Ok(context.query_port(port)?);
+    }
+    let mut ports = Vec::new();
+    for number in 1..=count {
+        let port = context.query_port(number)?;
+        if matches!(port.state, PortState::ACTIVE | PortState::ACTIVE_DEFER) {
+            return Ok(port);
+        }
+        ports.push(port.state);
+    }
+    Err(Error::NoActivePort { device: context.device().name().to_owned(), ports })
+}
+
+fn choose_mtu(port: &PortAttributes, asked: Option<Mtu>) -> Result<Mtu, Error> {
+    // A code beyond those of the specification means more than its largest.
+    let unknown = if port.active_mtu_code == 0 { Mtu::MTU256 } else { Mtu::MTU4096 };
+    let active = port.active_mtu.unwrap_or(unknown);
+    match asked {
+        Some(asked) if asked > active => {
+            Err(Error::MtuTooLarge { asked, port: port.number, active })
+        }
+        Some(asked) => Ok(asked),
+        None => Ok(active),
+    }
+}
+
+/// The GIDs of the port that can be used, with their places in its table, best first.
+fn choose_gids(
+    context: &Context,
+    port: &PortAttributes,
+    asked: Option<u8>,
+) -> Result<Vec<(EndpointGid, u8)>, Error> {
+    let usable = |entry: &GidEntry| {
+        let gid = EndpointGid { gid: entry.gid, gid_type: entry.gid_type };
+        let index = u8::try_from(entry.index).ok()?;
+        let of_port = entry.port == port.number && asked.is_none_or(|asked| asked == index);
+        Some((path::rank(&gid).filter(|_| of_port)?, gid, index))
+    };
+    let mut gids: Vec<_> = context.gid_table()?.iter().filter_map(usable).collect();
+    // Stable: within a kind the table's order stays.
+    gids.sort_by_key(|&(rank, ..)| rank);
+    match asked {
+        Some(index) if gids.is_empty() => Err(Error::NoSuchGid { port: port.number, index }),
+        _ => Ok(gids.into_iter().map(|(_, gid, index)| (gid, index)).collect()),
+    }
+}
+
+fn create(
+    builder: &QueuePairBuilder<'_>,
+    send_cq: &CompletionQueue,
+    recv_cq: &CompletionQueue,
+    device: &DeviceAttributes,
+) -> Result<Object, Error> {
+    let verbs = builder.pd.verbs();
+    let mut attributes = ibv_qp_init_attr {
+        send_cq: send_cq.as_raw(),
+        recv_cq: recv_cq.as_raw(),
+        cap: builder.sizes.to_raw(),
+        qp_type: ibv_qp_type::IBV_QPT_RC,
+        sq_sig_all: i32::from(builder.sq_sig_all),
+        ..Default::default()
+    };
+    // SAFETY: SAFETY.md F1, F2: a live domain and live queues of one context of this table.
+    let raw = unsafe { (verbs.create_qp)(builder.pd.as_raw(), &raw mut attributes) };
+    let raw = Errno::check_null(raw).map_err(|errno| {
+        let hint = create_hint(errno, &format!("{:?}", builder.sizes), device);
+        VerbError::new("ibv_create_qp", errno).with_hint(hint)
+    })?;
+    // SAFETY: SAFETY.md F2, F9: just created by this table; the clones below outlive it (F6).
+    let handle = unsafe { Handle::new(raw, verbs.destroy_qp, "ibv_destroy_qp") };
+    // SAFETY: SAFETY.md F1: live by `handle`; the number does not change.
+    let qpn = Qpn::masked(unsafe { (*raw.as_ptr()).qp_num });
+    let capabilities = QueuePairCapabilities::from_raw(&attributes.cap);
+    let (send_cq, recv_cq, pd) = (send_cq.clone(), recv_cq.clone(), builder.pd.clone());
+    Ok(Object { handle, qpn, capabilities, send_cq, recv_cq, pd })
+}
+
+/// Starting anywhere keeps packets of an old connection from being taken for those of a new one.
+fn random_psn() -> Psn {
+    let [a, b, c, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
+    Psn::masked(u32::from_ne_bytes([a, b, c, 0]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn psns_differ() {
+        let psns: std::collections::HashSet<_> = (0..8).map(|_| random_psn()).collect();
+        assert!(psns.len() > 1);
+    }
+}

@@ -1,0 +1,179 @@
+//! What a queue pair's peer has to know to connect to it.
+
+use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
+use rdma_types::{Psn, Qpn};
+
+/// A GID of an endpoint, with the kind of packets that it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct EndpointGid {
+    /// The GID.
+    pub gid: Gid,
+    /// What kind of packets it is for.
+    pub gid_type: GidType,
+}
+
+impl EndpointGid {
+    /// What an unused place holds.
+    pub(crate) const NONE: Self = Self { gid: Gid::ZERO, gid_type: GidType::IB };
+}
+
+/// One end of a connection, for the other end: what both ends exchange, by whatever means they have,
+/// before [`handshake`](crate::PreparedQueuePair::handshake).
+///
+/// It travels as [fixed bytes](Self::to_bytes), or by serde (feature `serde`). To talk to a program
+/// that knows only some of it, such as `ibv_rc_pingpong`, make one from parts:
+///
+/// ```
+/// use rdma_qp::QueuePairEndpoint;
+/// use rdma_types::{Gid, GidType, Psn, Qpn};
+///
+/// // remote address:  LID 0x0000, QPN 0x000011, PSN 0x3a1b2c, GID ::ffff:192.0.2.7
+/// let gid: Gid = "::ffff:192.0.2.7".parse()?;
+/// let endpoint = QueuePairEndpoint::new(Qpn::masked(0x11), Psn::masked(0x3a1b2c))
+///     .with_gid(gid, GidType::ROCE_V2);
+/// let bytes = endpoint.to_bytes();
+/// assert_eq!(QueuePairEndpoint::from_bytes(&bytes)?, endpoint);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(
+    feature = "serde",
+    serde(try_from = "crate::endpoint_serde::Parts", into = "crate::endpoint_serde::Parts")
+)]
+pub struct QueuePairEndpoint {
+    pub(crate) qpn: Qpn,
+    pub(crate) psn: Psn,
+    pub(crate) lid: Lid,
+    pub(crate) link_layer: LinkLayer,
+    pub(crate) grh_required: bool,
+    pub(crate) mtu: Mtu,
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
+    pub(crate) gids: [EndpointGid; Self::MAX_GIDS],
+    pub(crate) gid_count: u8,
+}
+
+impl QueuePairEndpoint {
+    /// The version of the format that [`to_bytes`](Self::to_bytes) writes.
+    pub const VERSION: u8 = 1;
+
+    /// The most GIDs that an endpoint carries. A port that has more shows its best ones.
+    pub const MAX_GIDS: usize = 16;
+
+    /// An endpoint without address: add a LID or GIDs. It has an MTU of 1024 bytes, and one RDMA read
+    /// at a time.
+    #[must_use]
+    pub const fn new(qpn: Qpn, psn: Psn) -> Self {
+        Self {
+            qpn,
+            psn,
+            lid: Lid::NONE,
+            link_layer: LinkLayer::UNSPECIFIED,
+            grh_required: false,
+            mtu: Mtu::MTU1024,
+            max_rd_atomic: 1,
+            max_dest_rd_atomic: 1,
+            gids: [EndpointGid::NONE; Self::MAX_GIDS],
+            gid_count: 0,
+        }
+    }
+
+    /// Sets the port's LID, which makes it an InfiniBand port.
+    #[must_use]
+    pub const fn with_lid(mut self, lid: Lid) -> Self {
+        self.lid = lid;
+        self.link_layer = LinkLayer::INFINIBAND;
+        self
+    }
+
+    /// Adds a GID. A RoCE type makes the port an Ethernet port. The seventeenth is dropped.
+    #[must_use]
+    pub fn with_gid(mut self, gid: Gid, gid_type: GidType) -> Self {
+        if gid_type != GidType::IB {
+            self.link_layer = LinkLayer::ETHERNET;
+        }
+        if let Some(place) = self.gids.get_mut(usize::from(self.gid_count)) {
+            *place = EndpointGid { gid, gid_type };
+            self.gid_count += 1;
+        }
+        self
+    }
+
+    /// Sets the MTU of the end.
+    #[must_use]
+    pub const fn with_mtu(mut self, mtu: Mtu) -> Self {
+        self.mtu = mtu;
+        self
+    }
+
+    /// Sets how many RDMA reads and atomics the end starts, and how many it answers, at a time.
+    #[must_use]
+    pub const fn with_rd_atomic(mut self, max_rd_atomic: u8, max_dest_rd_atomic: u8) -> Self {
+        self.max_rd_atomic = max_rd_atomic;
+        self.max_dest_rd_atomic = max_dest_rd_atomic;
+        self
+    }
+
+    /// Says whether packets to this end need a global route header.
+    #[must_use]
+    pub const fn with_grh_required(mut self, grh_required: bool) -> Self {
+        self.grh_required = grh_required;
+        self
+    }
+
+    /// The queue pair's number.
+    #[must_use]
+    pub const fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    /// The number of the first packet that it sends.
+    #[must_use]
+    pub const fn psn(&self) -> Psn {
+        self.psn
+    }
+
+    /// The port's LID; none on Ethernet.
+    #[must_use]
+    pub const fn lid(&self) -> Lid {
+        self.lid
+    }
+
+    /// What the port is plugged into.
+    #[must_use]
+    pub const fn link_layer(&self) -> LinkLayer {
+        self.link_layer
+    }
+
+    /// Whether packets to this end need a global route header.
+    #[must_use]
+    pub const fn grh_required(&self) -> bool {
+        self.grh_required
+    }
+
+    /// The largest MTU of the end.
+    #[must_use]
+    pub const fn mtu(&self) -> Mtu {
+        self.mtu
+    }
+
+    /// How many RDMA reads and atomics it starts at a time.
+    #[must_use]
+    pub const fn max_rd_atomic(&self) -> u8 {
+        self.max_rd_atomic
+    }
+
+    /// How many RDMA reads and atomics it answers at a time.
+    #[must_use]
+    pub const fn max_dest_rd_atomic(&self) -> u8 {
+        self.max_dest_rd_atomic
+    }
+
+    /// The GIDs of the port that can be used, best first.
+    #[must_use]
+    pub fn gids(&self) -> &[EndpointGid] {
+        self.gids.get(..usize::from(self.gid_count)).unwrap_or(&self.gids)
+    }
+}

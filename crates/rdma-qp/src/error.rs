@@ -1,0 +1,140 @@
+//! What can fail on the control path, and what to do about it.
+
+use std::borrow::Cow;
+
+use rdma_mem::{DeviceAttributes, Errno, PortState, VerbError};
+use rdma_types::{Mtu, QpState, Qpn};
+
+use crate::HandshakeError;
+
+/// Why an operation of this crate failed. Posting has an error of its own,
+/// [`PostError`](crate::PostError).
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A verb failed.
+    #[error(transparent)]
+    Verb(#[from] VerbError),
+    /// A device or memory operation failed.
+    #[error(transparent)]
+    Memory(#[from] rdma_mem::Error),
+    /// A queue pair did not change its state.
+    #[error("queue pair {qpn}: {from} to {to}: {source}")]
+    Transition {
+        /// Which queue pair.
+        qpn: Qpn,
+        /// The state that it was in, as far as this program has brought it.
+        from: QpState,
+        /// The state that it was to have.
+        to: QpState,
+        /// What the verb said.
+        source: VerbError,
+    },
+    /// The endpoints do not fit together.
+    #[error(transparent)]
+    Handshake(#[from] Box<HandshakeError>),
+    /// The builder lacks something that has no default.
+    #[error("the queue pair needs a `{knob}`: set it with .{knob}(…)")]
+    Missing {
+        /// The builder's method.
+        knob: &'static str,
+    },
+    /// A completion queue of another context than the protection domain's.
+    #[error("the `{knob}` belongs to another context than the protection domain")]
+    ForeignCompletionQueue {
+        /// The builder's method.
+        knob: &'static str,
+    },
+    /// A completion queue that one queue pair alone could make overflow.
+    #[error(
+        "the `{knob}` holds {capacity} completions, but this queue pair can have {needed} at a \
+         time: create it larger, or ask for fewer work requests"
+    )]
+    CompletionQueueTooSmall {
+        /// The builder's method.
+        knob: &'static str,
+        /// How many completions it holds.
+        capacity: u32,
+        /// How many it must hold.
+        needed: u32,
+    },
+    /// No port passes data.
+    #[error("no port of `{device}` is active: {}", list_ports(.ports))]
+    NoActivePort {
+        /// The device.
+        device: String,
+        /// The state of each port, from port 1.
+        ports: Vec<PortState>,
+    },
+    /// The device has no such port.
+    #[error("there is no port {port}: the device has ports 1 to {count}")]
+    NoSuchPort {
+        /// The port that was asked for.
+        port: u8,
+        /// How many ports there are.
+        count: u8,
+    },
+    /// The port's table has no GID at this index.
+    #[error("port {port} has no usable GID at index {index}")]
+    NoSuchGid {
+        /// The port.
+        port: u8,
+        /// The index that was asked for.
+        index: u8,
+    },
+    /// The MTU that was asked for is larger than the port's.
+    #[error("an MTU of {asked} was asked for, but that of port {port} is {active}")]
+    MtuTooLarge {
+        /// The MTU that was asked for.
+        asked: Mtu,
+        /// The port.
+        port: u8,
+        /// The port's MTU.
+        active: Mtu,
+    },
+    /// It cannot be closed now, because clones of it, or objects made from it, are alive.
+    #[error("the {what} is still used: drop its clones and what was made from it first")]
+    StillUsed {
+        /// What was to be closed.
+        what: &'static str,
+    },
+}
+
+fn list_ports(states: &[PortState]) -> String {
+    let ports = (1..).zip(states).map(|(port, state): (u32, _)| format!("port {port} is {state}"));
+    ports.collect::<Vec<_>>().join(", ")
+}
+
+/// The hint for a queue that was not created.
+pub(crate) fn create_hint(
+    errno: Errno,
+    asked: &str,
+    device: &DeviceAttributes,
+) -> Option<Cow<'static, str>> {
+    let DeviceAttributes { max_qp, max_qp_wr, max_sge, max_cq, max_cqe, .. } = device;
+    Some(match errno {
+        Errno::EINVAL => Cow::Owned(format!(
+            "asked for {asked}; the device allows {max_qp_wr} work requests, {max_sge} elements, \
+             {max_cqe} completions"
+        )),
+        Errno::ENOMEM => Cow::Owned(format!(
+            "asked for {asked}; the device may have no more (it has {max_qp} queue pairs, {max_cq} \
+             completion queues), or RLIMIT_MEMLOCK (`ulimit -l`) is reached: queues lock memory too"
+        )),
+        _ => return None,
+    })
+}
+
+/// The hint for a refused transition.
+pub(crate) fn modify_hint(errno: Errno) -> Option<Cow<'static, str>> {
+    Some(Cow::Borrowed(match errno {
+        Errno::EINVAL => {
+            "the state does not allow it, or an attribute is not what the device has: port, GID \
+             index, MTU, partition key, depth of reads"
+        }
+        Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH => {
+            "the peer's GID could not be resolved: is its network reachable from the GID's interface?"
+        }
+        _ => return None,
+    }))
+}

@@ -1,0 +1,67 @@
+//! The object of the provider behind a queue pair, connected or not.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+
+use rdma_mem::{Errno, Handle, ProtectionDomain, VerbError};
+use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
+use rdma_types::{QpState, Qpn};
+
+use crate::error::modify_hint;
+use crate::{CompletionQueue, Error, QueuePairCapabilities};
+
+#[derive(Debug)]
+pub(crate) struct Object {
+    // First, so that it is destroyed before what it uses.
+    pub(crate) handle: Handle<ibv_qp>,
+    pub(crate) qpn: Qpn,
+    pub(crate) capabilities: QueuePairCapabilities,
+    pub(crate) send_cq: CompletionQueue,
+    pub(crate) recv_cq: CompletionQueue,
+    pub(crate) pd: ProtectionDomain,
+}
+
+impl Object {
+    pub(crate) fn query(
+        &self,
+        mask: ibv_qp_attr_mask,
+    ) -> Result<(ibv_qp_attr, ibv_qp_init_attr), VerbError> {
+        let mut attributes = ibv_qp_attr::default();
+        let mut init = ibv_qp_init_attr::default();
+        let (mask, verbs) = (mask.0.cast_signed(), self.pd.verbs());
+        // SAFETY: SAFETY.md F1, F2: a live queue pair of this table, and attributes to write to.
+        let returned =
+            unsafe { (verbs.query_qp)(self.as_raw(), &raw mut attributes, mask, &raw mut init) };
+        Errno::check(returned).map_err(|errno| VerbError::new("ibv_query_qp", errno))?;
+        Ok((attributes, init))
+    }
+
+    pub(crate) fn modify(
+        &self,
+        attributes: &mut ibv_qp_attr,
+        mask: ibv_qp_attr_mask,
+        from: QpState,
+        to: QpState,
+    ) -> Result<(), Error> {
+        let mask: c_int = mask.0.cast_signed();
+        // SAFETY: SAFETY.md F1, F2: a live queue pair of this table, and live attributes.
+        let returned = unsafe { (self.pd.verbs().modify_qp)(self.as_raw(), attributes, mask) };
+        Errno::check(returned).map_err(|errno| {
+            let source = VerbError::new("ibv_modify_qp", errno).with_hint(modify_hint(errno));
+            Error::Transition { qpn: self.qpn, from, to, source }
+        })
+    }
+
+    #[allow(clippy::result_large_err)] // it is the queue pair itself
+    pub(crate) fn close(self) -> Result<(), (Self, VerbError)> {
+        let Self { handle, qpn, capabilities, send_cq, recv_cq, pd } = self;
+        handle.close().map_err(|(handle, error)| {
+            (Self { handle, qpn, capabilities, send_cq, recv_cq, pd }, error)
+        })
+    }
+
+    #[inline]
+    pub(crate) const fn as_raw(&self) -> *mut ibv_qp {
+        self.handle.as_ptr()
+    }
+}

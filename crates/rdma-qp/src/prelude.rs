@@ -1,0 +1,45 @@
+//! The methods that this crate adds to types of `rdma-mem`.
+//!
+//! ```
+//! use rdma_qp::prelude::*;
+//! ```
+
+use rdma_mem::{Context, ProtectionDomain};
+
+use crate::{CompletionQueue, Error, QueuePair, QueuePairBuilder};
+
+mod sealed {
+    #[allow(unnameable_types)] // that is the point
+    pub trait Sealed {}
+    impl Sealed for rdma_mem::ProtectionDomain {}
+    impl Sealed for rdma_mem::Context {}
+}
+
+/// Queue pairs from a protection domain.
+pub trait CreateQueuePair: sealed::Sealed {
+    /// As [`QueuePair::builder`].
+    #[doc(alias = "ibv_create_qp")]
+    fn create_qp(&self) -> QueuePairBuilder<'_>;
+}
+
+impl CreateQueuePair for ProtectionDomain {
+    fn create_qp(&self) -> QueuePairBuilder<'_> {
+        QueuePair::builder(self)
+    }
+}
+
+/// Completion queues from a context.
+pub trait CreateCompletionQueue: sealed::Sealed {
+    /// As [`CompletionQueue::create`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "ibv_create_cq")]
+    fn create_cq(&self, min_capacity: u32) -> Result<CompletionQueue, Error>;
+}
+
+impl CreateCompletionQueue for Context {
+    fn create_cq(&self, min_capacity: u32) -> Result<CompletionQueue, Error> {
+        CompletionQueue::create(self, min_capacity)
+    }
+}

@@ -1,0 +1,163 @@
+//! Connected queue pairs.
+
+use rdma_mem::ProtectionDomain;
+use rdma_sys::{ibv_qp, ibv_qp_attr_mask};
+use rdma_types::{QpState, Qpn};
+
+use crate::object::Object;
+use crate::{
+    CompletionQueue, ConnectAttributes, Error, QueuePairAttributes, QueuePairBuilder,
+    QueuePairCapabilities, modify,
+};
+
+/// A queue pair (QP), connected to one other: a send queue and a receive queue, with reliable delivery
+/// (RC).
+///
+/// Requests go in by the [`post_…`](Self#posting) methods, and come out as completions of the
+/// queue pair's completion queues. All methods take `&self` and can be called from several threads.
+///
+/// The first failing request ends the connection: the queue pair goes to its error state, and the rest
+/// is flushed. Dropping it destroys it; completions that were not polled are gone then.
+///
+/// # Examples
+/// A message from one end to the other.
+/// ```
+/// use rdma_qp::{CompletionQueue, PollSlot, ReceiveWorkRequest, SendWorkRequest, prelude::*};
+///
+/// rdma_soft::install();
+/// let context = rdma_mem::open_device("soft0")?;
+/// let cq = CompletionQueue::create(&context, 64)?;
+/// let pd = context.allocate_pd()?;
+/// let mut source = pd.allocate_region(64)?;
+/// let mut target = pd.allocate_region(64)?;
+/// source[..5].copy_from_slice(b"hello");
+/// # let a = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
+/// # let b = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
+/// # let (a_end, b_end) = (a.endpoint(), b.endpoint());
+/// # let (a, b) = (a.handshake(b_end)?, b.handshake(a_end)?);
+///
+/// let mut room = target.get_mut(0, 64).unwrap();
+/// // SAFETY: nobody touches either region until both requests have completed below.
+/// unsafe { b.post_receive(ReceiveWorkRequest::new(&mut [room.scatter_element()]), 1) }.unwrap();
+/// let data = [source.get_ref(0, 5).unwrap().gather_element()];
+/// // SAFETY: as above.
+/// unsafe { a.post_send(SendWorkRequest::new(&data).with_immediate(7), 2) }.unwrap();
+///
+/// let (mut slots, mut left) = ([PollSlot::default(); 4], 2);
+/// while left > 0 {
+///     for completion in cq.poll(&mut slots)? {
+///         let success = completion.result().unwrap();
+///         if completion.wr_id() == 1 {
+///             assert_eq!(success.immediate_data(), Some(7));
+///             assert_eq!(success.scattered_bytes(), Some(5));
+///         }
+///         left -= 1;
+///     }
+/// }
+/// assert_eq!(&target[..5], b"hello");
+/// # Ok::<(), rdma_qp::Error>(())
+/// ```
+#[doc(alias = "ibv_qp")]
+#[derive(Debug)]
+pub struct QueuePair {
+    object: Object,
+    peer: ConnectAttributes,
+}
+
+impl QueuePair {
+    /// The knobs of a new queue pair; as `pd.create_qp()` of the [prelude](crate::prelude).
+    pub fn builder(pd: &ProtectionDomain) -> QueuePairBuilder<'_> {
+        QueuePairBuilder::new(pd)
+    }
+
+    pub(crate) const fn new(object: Object, peer: ConnectAttributes) -> Self {
+        Self { object, peer }
+    }
+
+    /// Its number.
+    #[inline]
+    #[must_use]
+    pub const fn qpn(&self) -> Qpn {
+        self.object.qpn
+    }
+
+    /// How large its queues are: what the device gave, at least what was asked for.
+    #[inline]
+    #[must_use]
+    pub const fn capabilities(&self) -> QueuePairCapabilities {
+        self.object.capabilities
+    }
+
+    /// Whom it is connected to, and how.
+    #[must_use]
+    pub const fn peer(&self) -> ConnectAttributes {
+        self.peer
+    }
+
+    /// Where requests of the send queue complete.
+    #[must_use]
+    pub const fn send_cq(&self) -> &CompletionQueue {
+        &self.object.send_cq
+    }
+
+    /// Where receives complete.
+    #[must_use]
+    pub const fn recv_cq(&self) -> &CompletionQueue {
+        &self.object.recv_cq
+    }
+
+    /// The domain whose memory it can use.
+    #[must_use]
+    pub const fn pd(&self) -> &ProtectionDomain {
+        &self.object.pd
+    }
+
+    /// The state that it is in, as the device says.
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn state(&self) -> Result<QpState, Error> {
+        Ok(QpState::from_raw(self.object.query(ibv_qp_attr_mask::IBV_QP_STATE)?.0.qp_state.0))
+    }
+
+    /// Its attributes, as the device has them; see `man ibv_query_qp`.
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query(&self) -> Result<QueuePairAttributes, Error> {
+        let (attributes, init) = self.object.query(QueuePairAttributes::MASK)?;
+        Ok(QueuePairAttributes::from_raw(&attributes, &init))
+    }
+
+    /// Ends the connection: what is posted is flushed, that is, completes with
+    /// [`WorkErrorCode::WorkRequestFlushError`](crate::WorkErrorCode::WorkRequestFlushError), except
+    /// for what was done already. The peer is not told.
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    #[doc(alias = "IBV_QPS_ERR")]
+    pub fn to_error(&self) -> Result<(), Error> {
+        let (mut attributes, mask) = modify::to_error();
+        self.object.modify(&mut attributes, mask, QpState::RTS, QpState::ERR)
+    }
+
+    /// Destroys the queue pair. The device uses no memory of its requests after this.
+    ///
+    /// # Errors
+    /// What the provider says, with the queue pair.
+    #[doc(alias = "ibv_destroy_qp")]
+    #[allow(clippy::result_large_err)] // it is the queue pair itself
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { object, peer } = self;
+        object.close().map_err(|(object, error)| (Self { object, peer }, error.into()))
+    }
+
+    /// The C object, live as long as `self`.
+    #[inline]
+    #[must_use]
+    pub const fn as_raw(&self) -> *mut ibv_qp {
+        self.object.as_raw()
+    }
+}

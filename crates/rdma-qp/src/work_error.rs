@@ -1,0 +1,241 @@
+//! What a failed completion says, and what to look at.
+
+use std::fmt;
+
+use rdma_types::WcStatus;
+
+/// A work request that failed.
+///
+/// Its connection has ended: the queue pair is in the error state, and the requests after it are
+/// flushed. The first failure tells the cause, the flushed ones do not.
+///
+/// ```
+/// use rdma_qp::{WorkErrorClass, WorkErrorCode};
+///
+/// let code = WorkErrorCode::RetryExceededError;
+/// assert_eq!(code.class(), WorkErrorClass::Transport);
+/// assert!(code.hint().contains("GID"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct WorkError {
+    status: WcStatus,
+    vendor_code: u32,
+}
+
+impl WorkError {
+    #[cold]
+    pub(crate) const fn new(status: WcStatus, vendor_code: u32) -> Self {
+        Self { status, vendor_code }
+    }
+
+    /// What went wrong.
+    #[must_use]
+    pub fn code(&self) -> WorkErrorCode {
+        WorkErrorCode::from_status(self.status)
+    }
+
+    /// What kind of failure it is.
+    #[must_use]
+    pub fn class(&self) -> WorkErrorClass {
+        self.code().class()
+    }
+
+    /// What to check first.
+    #[must_use]
+    pub fn hint(&self) -> &'static str {
+        self.code().hint()
+    }
+
+    /// The status as C has it (`enum ibv_wc_status`), known or not.
+    #[must_use]
+    pub const fn raw_status(&self) -> u32 {
+        self.status.raw()
+    }
+
+    /// The vendor's own code, for the vendor's own documents.
+    #[must_use]
+    pub const fn vendor_code(&self) -> u32 {
+        self.vendor_code
+    }
+}
+
+impl fmt::Display for WorkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (status, raw, vendor) = (self.status, self.raw_status(), self.vendor_code);
+        write!(f, "{status} (status {raw}, vendor code {vendor:#x}): {}", self.hint())
+    }
+}
+
+/// What kind of failure a [`WorkError`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WorkErrorClass {
+    /// This program asked for something wrong: lengths, keys, access.
+    LocalProgramming,
+    /// Something of this machine's device was not to be had.
+    LocalResource,
+    /// The peer refused.
+    Remote,
+    /// The peer, or the way to it, did not answer as it should.
+    Transport,
+    /// An answer did not come in time.
+    Timeout,
+    /// Not executed, since the queue pair had already failed or was closed.
+    Flushed,
+    /// The device failed.
+    Fatal,
+    /// Not known.
+    Unknown,
+}
+
+macro_rules! codes {
+    ($($(#[$meta:meta])* $name:ident = $status:ident, $class:ident, $hint:expr;)+) => {
+        /// What went wrong: every `ibv_wc_status` but success.
+        #[doc(alias = "ibv_wc_status")]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum WorkErrorCode {
+            $($(#[$meta])* $name,)+
+            /// A status that this crate does not know; see [`WorkError::raw_status`].
+            UnknownError,
+        }
+
+        impl WorkErrorCode {
+            /// The code of a status.
+            #[must_use]
+            pub const fn from_status(status: WcStatus) -> Self {
+                match status {
+                    $(WcStatus::$status => Self::$name,)+
+                    _ => Self::UnknownError,
+                }
+            }
+
+            /// What kind of failure it is.
+            #[must_use]
+            pub const fn class(self) -> WorkErrorClass {
+                match self {
+                    $(Self::$name => WorkErrorClass::$class,)+
+                    Self::UnknownError => WorkErrorClass::Unknown,
+                }
+            }
+
+            /// What to check first.
+            #[must_use]
+            pub const fn hint(self) -> &'static str {
+                match self {
+                    $(Self::$name => $hint,)+
+                    Self::UnknownError => "see the vendor's documents for the vendor code",
+                }
+            }
+        }
+    };
+}
+
+const OF_NO_DEVICE: &str = "of a service that no device has; see the vendor code";
+
+codes! {
+    /// A message was too long for its buffer, or for the port.
+    LocalLengthError = LOC_LEN_ERR, LocalProgramming,
+        "a receive was smaller than the message for it, or a message longer than the port's \
+         max_message_size";
+    /// The queue pair could not execute the request.
+    LocalQueuePairOperationError = LOC_QP_OP_ERR, LocalProgramming,
+        "check that the request suits the queue pair: reads and atomics need a depth above 0, and \
+         its elements room";
+    /// Of reliable datagrams.
+    LocalEecOperationError = LOC_EEC_OP_ERR, LocalProgramming, OF_NO_DEVICE;
+    /// A local key did not cover the memory.
+    LocalProtectionError = LOC_PROT_ERR, LocalProgramming,
+        "check that each element is within a region of the queue pair's own protection domain, that \
+         the region is still registered, and has local write where the device is to write";
+    /// Flushed.
+    WorkRequestFlushError = WR_FLUSH_ERR, Flushed,
+        "the queue pair was in the error state: look at the first completion that failed, or at who \
+         closed the connection";
+    /// A memory window could not be bound.
+    MemoryWindowBindError = MW_BIND_ERR, LocalResource,
+        "check that the region has with_mw_bind, and the range and access that the window wants";
+    /// The peer's answer made no sense.
+    BadResponseError = BAD_RESP_ERR, Transport,
+        "the peer answered with what the request does not allow: check that both ends connected to \
+         each other and nobody else";
+    /// An arriving message met memory that it may not use.
+    LocalAccessError = LOC_ACCESS_ERR, LocalProgramming,
+        "check that memory which peers write has remote write, and the queue pair's access too";
+    /// The peer could not make sense of the request.
+    RemoteInvalidRequestError = REM_INV_REQ_ERR, Remote,
+        "the peer's receive was smaller than the message, or its queue pair does not take this \
+         operation: check the sizes, and access and depth of reads at the peer";
+    /// The peer's memory does not allow it.
+    RemoteAccessError = REM_ACCESS_ERR, Remote,
+        "check the rkey, that address and length are within the peer's region, that the region is \
+         still registered and has this access, and its queue pair too";
+    /// The peer failed.
+    RemoteOperationError = REM_OP_ERR, Remote,
+        "the peer failed at its side: look at the errors of its queue pair";
+    /// The peer did not answer.
+    RetryExceededError = RETRY_EXC_ERR, Transport,
+        "the peer did not answer: check that its queue pair is in RTR or RTS and alive; that QPN, \
+         PSN, LID, GID index and GID type (RoCE v1 or v2) at both ends are a pair; that the path MTU \
+         fits; that the network lets UDP port 4791 through (RoCE v2); then a longer ack_timeout";
+    /// The peer had no receive posted.
+    RnrRetryExceededError = RNR_RETRY_EXC_ERR, Transport,
+        "the peer had no receive posted for so long: post more of them in time, give credits, or \
+         raise max_rnr_retries here and min_rnr_timer at the peer";
+    /// Of reliable datagrams.
+    LocalRddViolationError = LOC_RDD_VIOL_ERR, LocalProgramming, OF_NO_DEVICE;
+    /// Of reliable datagrams; not of RDMA reads.
+    RemoteInvalidRdRequestError = REM_INV_RD_REQ_ERR, Remote, OF_NO_DEVICE;
+    /// The peer aborted it.
+    RemoteAbortError = REM_ABORT_ERR, Remote,
+        "the peer aborted the operation: look at the errors of its queue pair";
+    /// Of reliable datagrams.
+    InvalidEecnError = INV_EECN_ERR, LocalProgramming, OF_NO_DEVICE;
+    /// Of reliable datagrams.
+    InvalidEecStateError = INV_EEC_STATE_ERR, LocalProgramming, OF_NO_DEVICE;
+    /// The device failed.
+    FatalError = FATAL_ERR, Fatal,
+        "the device failed: see the kernel's log (dmesg); it has to be opened anew";
+    /// An answer did not come in time.
+    ResponseTimeoutError = RESP_TIMEOUT_ERR, Timeout,
+        "check that the peer is alive, and the way to it";
+    /// Something else.
+    GeneralError = GENERAL_ERR, Unknown,
+        "see the kernel's log (dmesg), and the vendor's documents for the vendor code";
+    /// Tag matching failed.
+    TagMatchingError = TM_ERR, LocalResource,
+        "tag matching failed; see the vendor code";
+    /// Tag matching left a rendezvous to software.
+    TagMatchingRendezvousIncomplete = TM_RNDV_INCOMPLETE, LocalResource,
+        "the rendezvous has to be finished by software";
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_status_has_a_code_of_its_own() {
+        let code = |raw| WorkErrorCode::from_status(WcStatus::from_raw(raw));
+        let codes: HashSet<_> = (1..=23).map(code).collect();
+        assert_eq!(codes.len(), 23);
+        assert!(!codes.contains(&WorkErrorCode::UnknownError));
+        assert_eq!(code(24), WorkErrorCode::UnknownError);
+    }
+
+    #[test]
+    fn the_text_has_status_vendor_code_and_hint() {
+        let text = WorkError::new(WcStatus::RETRY_EXC_ERR, 0x81).to_string();
+        let start = "transport retry counter exceeded (status 12, vendor code 0x81): the peer did";
+        assert!(text.starts_with(start), "{text}");
+    }
+
+    #[test]
+    fn flushes_are_told_from_causes() {
+        assert_eq!(WorkErrorCode::WorkRequestFlushError.class(), WorkErrorClass::Flushed);
+        let unknown = WorkError::new(WcStatus::from_raw(99), 0);
+        assert_eq!(unknown.class(), WorkErrorClass::Unknown);
+    }
+}

@@ -1,0 +1,176 @@
+//! Work requests: what a queue pair is asked to do.
+
+use rdma_mem::{GatherElement, RemoteMemoryRegion, ScatterElement};
+use rdma_sys::ibv_send_flags;
+
+const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;
+const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
+const SOLICITED: u32 = ibv_send_flags::IBV_SEND_SOLICITED.0;
+const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
+
+/// Sends a message, which goes into the peer's next receive.
+///
+/// # Examples
+/// ```
+/// use rdma_qp::SendWorkRequest;
+///
+/// let only_a_number = SendWorkRequest::only_immediate(7).solicited();
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct SendWorkRequest<'wr, 'data> {
+    pub(crate) elements: &'wr [GatherElement<'data>],
+    pub(crate) immediate: Option<u32>,
+    pub(crate) flags: u32,
+}
+
+/// Room for one message of the peer.
+#[derive(Debug)]
+pub struct ReceiveWorkRequest<'wr, 'data> {
+    pub(crate) elements: &'wr mut [ScatterElement<'data>],
+}
+
+/// Writes into memory of the peer, which notices nothing, unless an immediate goes along.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteWorkRequest<'wr, 'data> {
+    pub(crate) elements: &'wr [GatherElement<'data>],
+    pub(crate) remote: RemoteMemoryRegion,
+    pub(crate) immediate: Option<u32>,
+    pub(crate) flags: u32,
+}
+
+/// Reads memory of the peer, which notices nothing.
+#[derive(Debug)]
+pub struct ReadWorkRequest<'wr, 'data> {
+    pub(crate) elements: &'wr mut [ScatterElement<'data>],
+    pub(crate) remote: RemoteMemoryRegion,
+    pub(crate) flags: u32,
+}
+
+/// What requests of the send queue have in common.
+macro_rules! flags {
+    ($($request:ident)+) => {$(
+        impl $request<'_, '_> {
+            /// Whether success makes a completion. It does unless this says `false`; failure and
+            /// flush always do. Without one, the request is known to be done by the completion of a
+            /// later request of the same queue, and only that makes room in the queue: so every
+            /// queue needs a signaled request now and then.
+            #[doc(alias = "IBV_SEND_SIGNALED")]
+            #[inline]
+            #[must_use]
+            pub const fn signaled(mut self, signaled: bool) -> Self {
+                self.flags = if signaled { self.flags | SIGNALED } else { self.flags & !SIGNALED };
+                self
+            }
+
+            /// It waits until the RDMA reads before it in the queue are done.
+            #[doc(alias = "IBV_SEND_FENCE")]
+            #[inline]
+            #[must_use]
+            pub const fn fence(mut self) -> Self {
+                self.flags |= FENCE;
+                self
+            }
+        }
+    )+};
+}
+
+flags!(SendWorkRequest WriteWorkRequest ReadWorkRequest);
+
+/// What requests that carry data have in common.
+macro_rules! data {
+    ($($request:ident)+) => {$(
+        impl $request<'_, '_> {
+            /// Sends a number along, in host order at both ends. A receive of the peer takes it.
+            #[inline]
+            #[must_use]
+            pub const fn with_immediate(mut self, immediate: u32) -> Self {
+                self.immediate = Some(immediate);
+                self
+            }
+
+            /// The peer's completion wakes it even if it waits for solicited ones only. Of writes,
+            /// for those with an immediate.
+            #[doc(alias = "IBV_SEND_SOLICITED")]
+            #[inline]
+            #[must_use]
+            pub const fn solicited(mut self) -> Self {
+                self.flags |= SOLICITED;
+                self
+            }
+
+            /// The processor copies the data when it is posted: the memory can be used again at once,
+            /// and needs no registration. As much as the queue pair's `max_inline_data`.
+            #[doc(alias = "IBV_SEND_INLINE")]
+            #[inline]
+            #[must_use]
+            pub const fn inline(mut self) -> Self {
+                self.flags |= INLINE;
+                self
+            }
+        }
+    )+};
+}
+
+data!(SendWorkRequest WriteWorkRequest);
+
+impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
+    /// Sends the bytes of these elements as one message.
+    #[inline]
+    #[must_use]
+    pub const fn new(elements: &'wr [GatherElement<'data>]) -> Self {
+        Self { elements, immediate: None, flags: SIGNALED }
+    }
+
+    /// Sends a message of no bytes, with a number.
+    #[inline]
+    #[must_use]
+    pub const fn only_immediate(immediate: u32) -> Self {
+        Self { elements: &[], immediate: Some(immediate), flags: SIGNALED }
+    }
+}
+
+impl<'wr, 'data> ReceiveWorkRequest<'wr, 'data> {
+    /// Takes one message into these elements, in order. The message may be shorter than they are, not
+    /// longer.
+    #[inline]
+    #[must_use]
+    pub const fn new(elements: &'wr mut [ScatterElement<'data>]) -> Self {
+        Self { elements }
+    }
+
+    /// Takes a message of no bytes, or the number that goes with an RDMA write.
+    #[inline]
+    #[must_use]
+    pub const fn only_immediate() -> Self {
+        Self { elements: &mut [] }
+    }
+}
+
+impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
+    /// Writes the bytes of these elements to the beginning of `remote`.
+    #[inline]
+    #[must_use]
+    pub const fn new(elements: &'wr [GatherElement<'data>], remote: RemoteMemoryRegion) -> Self {
+        Self { elements, remote, immediate: None, flags: SIGNALED }
+    }
+
+    /// Writes no bytes, and sends a number, which a receive of the peer takes.
+    #[inline]
+    #[must_use]
+    pub fn only_immediate(immediate: u32) -> Self {
+        let remote = RemoteMemoryRegion::new(0, 0, 0);
+        Self { elements: &[], remote, immediate: Some(immediate), flags: SIGNALED }
+    }
+}
+
+impl<'wr, 'data> ReadWorkRequest<'wr, 'data> {
+    /// Reads as many bytes from the beginning of `remote` as these elements have.
+    #[inline]
+    #[must_use]
+    pub const fn new(
+        elements: &'wr mut [ScatterElement<'data>],
+        remote: RemoteMemoryRegion,
+    ) -> Self {
+        Self { elements, remote, flags: SIGNALED }
+    }
+}

@@ -1,0 +1,58 @@
+//! What a successful completion says.
+
+use rdma_types::WcOpcode;
+
+/// A work request that was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkSuccess {
+    opcode: WcOpcode,
+    /// Only of receives.
+    bytes: Option<u32>,
+    immediate: Option<u32>,
+}
+
+impl WorkSuccess {
+    #[inline]
+    pub(crate) const fn of_send(opcode: WcOpcode) -> Self {
+        Self { opcode, bytes: None, immediate: None }
+    }
+
+    #[inline]
+    pub(crate) const fn of_receive(opcode: WcOpcode, bytes: u32, immediate: Option<u32>) -> Self {
+        Self { opcode, bytes: Some(bytes), immediate }
+    }
+
+    /// What it was.
+    #[inline]
+    #[must_use]
+    pub const fn opcode(&self) -> WcOpcode {
+        self.opcode
+    }
+
+    /// Whether it was a receive: the other questions are about these.
+    #[inline]
+    #[must_use]
+    pub const fn is_receive(&self) -> bool {
+        self.bytes.is_some()
+    }
+
+    /// The number that the peer sent along, in host order; `None` if it sent none, and of requests
+    /// that are no receives.
+    #[inline]
+    #[must_use]
+    pub const fn immediate_data(&self) -> Option<u32> {
+        self.immediate
+    }
+
+    /// How many bytes arrived: in the receive's own elements, or for an RDMA write with immediate
+    /// ([`WcOpcode::RECV_RDMA_WITH_IMM`]) in the memory that the peer named. `None` of requests that
+    /// are no receives.
+    #[inline]
+    #[must_use]
+    pub const fn scattered_bytes(&self) -> Option<usize> {
+        match self.bytes {
+            Some(bytes) => Some(bytes as usize),
+            None => None,
+        }
+    }
+}
