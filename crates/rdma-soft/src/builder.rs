@@ -58,6 +58,9 @@ pub enum InstallError {
         "`{0}` is no device name: use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` and `.`"
     )]
     BadName(String),
+    /// Devices live as long as the process, and there is room for so many.
+    #[error("there are {0} software devices in this process already: use one of them")]
+    TooMany(usize),
 }
 
 /// Makes a software device with a name, a schedule and limits of its own.
@@ -152,14 +155,14 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// If the name is taken, or is none.
+    /// If the name is taken, or is none, or there are thousands of devices.
     pub fn install(self) -> Result<SoftDevice, InstallError> {
         let typeable = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if !(1..64).contains(&self.name.len()) || !self.name.chars().all(typeable) {
             return Err(InstallError::BadName(self.name));
         }
-        let device = Device::new(self.name.clone(), self.link, self.limits, self.schedule);
-        let device = fabric::add(device).ok_or(InstallError::NameTaken(self.name))?;
+        let device = Device::new(self.name, self.link, self.limits, self.schedule);
+        let device = fabric::add(device)?;
         abi::register();
         Ok(SoftDevice::of(device))
     }

@@ -3,11 +3,14 @@
 use std::sync::Mutex;
 
 use crate::address::Address;
-use crate::builder::Link;
+use crate::builder::{InstallError, Link};
 use crate::device::{Device, DeviceBlock};
 use crate::identity::Identity;
 use crate::random::SplitMix;
 use crate::sync::locked;
+
+/// Far more than there are uses for, and far fewer than LIDs.
+const MAX_DEVICES: usize = 4096;
 
 static DEVICES: Mutex<Vec<&'static DeviceBlock>> = Mutex::new(Vec::new());
 
@@ -18,17 +21,21 @@ pub(crate) fn devices() -> Vec<&'static DeviceBlock> {
 
 /// Adds a device, unless there is one of that name. Its identity is drawn again until no other device
 /// of this process shares an address with it: 16 bits of LID alone collide soon.
-pub(crate) fn add(mut device: Device) -> Option<&'static Device> {
+pub(crate) fn add(mut device: Device) -> Result<&'static Device, InstallError> {
     let mut devices = locked(&DEVICES);
     if devices.iter().any(|block| block.device().name == device.name) {
-        return None;
+        return Err(InstallError::NameTaken(device.name));
+    }
+    // So that an identity is always found soon.
+    if devices.len() >= MAX_DEVICES {
+        return Err(InstallError::TooMany(MAX_DEVICES));
     }
     while devices.iter().any(|block| block.device().shares_address_with(&device)) {
         device.identity = Identity::random(device.link, &mut SplitMix::from_system());
     }
     let block: &'static DeviceBlock = Box::leak(Box::new(DeviceBlock::new(device)));
     devices.push(block);
-    Some(block.device())
+    Ok(block.device())
 }
 
 pub(crate) fn device_named(name: &str) -> Option<&'static Device> {
