@@ -1,0 +1,115 @@
+//! Why a copy failed.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rdma_qp::WorkErrorClass;
+
+/// Why a copy failed, in words for the person who started it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Sizes that are not allowed.
+    #[error("{0}")]
+    Settings(String),
+    /// A file could not be read or written.
+    #[error("cannot {action} `{}`: {source}", .path.display())]
+    File {
+        /// `read` or `write`.
+        action: &'static str,
+        /// Which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Source and destination are one file.
+    #[error("source and destination are the same file, `{}`", .path.display())]
+    SameFile {
+        /// The destination, as it was given.
+        path: PathBuf,
+    },
+    /// The stream that is copied could not be read.
+    #[error("cannot read the source: {0}")]
+    Read(#[source] io::Error),
+    /// The stream that is made could not be written.
+    #[error("cannot write the destination: {0}")]
+    Write(#[source] io::Error),
+    /// Device, domain or memory.
+    #[error(transparent)]
+    Memory(#[from] rdma_mem::Error),
+    /// Memory could not be registered.
+    #[error("cannot register {bytes} bytes: {source}. Or use a smaller --chunk or --depth")]
+    Registration {
+        /// How much was to be registered, on this side.
+        bytes: usize,
+        /// What the device said.
+        source: rdma_mem::Error,
+    },
+    /// Queues.
+    #[error(transparent)]
+    Queue(#[from] rdma_qp::Error),
+    /// A request was not posted.
+    #[error("a request was refused: {0}")]
+    Post(#[from] rdma_qp::PostError),
+    /// A request failed.
+    #[error("a request failed: {0}")]
+    Completion(#[from] rdma_qp::WorkError),
+    /// What arrived is not what was sent.
+    #[error(
+        "the data was damaged on its way: {expected_bytes} bytes with checksum {expected:08x} were \
+         sent, {bytes} bytes with checksum {found:08x} arrived; nothing was written"
+    )]
+    Corrupt {
+        /// The sender's CRC-32.
+        expected: u32,
+        /// The receiver's.
+        found: u32,
+        /// How many bytes were sent.
+        expected_bytes: u64,
+        /// How many arrived.
+        bytes: u64,
+    },
+    /// The other side said what it must not say.
+    #[error("the other side does not follow the protocol: {0}")]
+    Protocol(String),
+    /// A slot was to be used while it was in flight.
+    #[error("no slot is free for the next message")]
+    NoSlot,
+    /// Nothing happened for too long.
+    #[error("nothing came from the other side for {patience:?}; given up")]
+    Stalled {
+        /// How long it was waited for.
+        patience: Duration,
+    },
+    /// Somebody wanted it to end.
+    #[error("interrupted; nothing was written")]
+    Cancelled,
+    /// The other side ended first; its error is the cause.
+    #[error("the other side of the transfer ended too early")]
+    OtherSide,
+}
+
+impl Error {
+    pub(crate) fn file(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::File { action, path: path.to_owned(), source }
+    }
+
+    /// Whether it only tells that something else went wrong before.
+    pub(crate) fn is_consequence(&self) -> bool {
+        match self {
+            Self::OtherSide => true,
+            Self::Completion(error) => error.class() == WorkErrorClass::Flushed,
+            _ => false,
+        }
+    }
+
+    /// Says which files the streams of a transfer were.
+    pub(crate) fn with_paths(self, from: &Path, to: &Path) -> Self {
+        match self {
+            Self::Read(error) => Self::file("read", from, error),
+            Self::Write(error) => Self::file("write", to, error),
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The side that reads the file and writes it into the other's memory.
+
+use std::io::{ErrorKind, Read};
+
+use crc32fast::Hasher;
+use rdma_mem::RemoteMemoryRegion;
+
+use super::connection::{Arrival, Connection};
+use super::message::{Kind, Trailer, immediate, kind_of};
+use super::stop::Stop;
+use super::{Error, Settings};
+
+/// Reads the stream into its slots, writes each into the same slot of the receiver, and waits for
+/// credits when all slots are in use.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    connection: Connection,
+    /// The receiver's slots.
+    remote: RemoteMemoryRegion,
+    settings: Settings,
+    sent: u64,
+    credits: u64,
+}
+
+impl Sender {
+    pub(crate) fn new(
+        connection: Connection,
+        remote: RemoteMemoryRegion,
+        settings: Settings,
+    ) -> Self {
+        Self { connection, remote, settings, sent: 0, credits: 0 }
+    }
+
+    /// Sends all that the source gives, then the trailer; returns when the receiver has confirmed it.
+    pub(crate) fn run(&mut self, source: &mut dyn Read, stop: &Stop<'_>) -> Result<Trailer, Error> {
+        let mut hasher = Hasher::new();
+        let mut bytes = 0;
+        loop {
+            self.free_slot(stop)?;
+            let mut slot = self.connection.next_slot()?;
+            let length = fill(source, &mut slot)?;
+            if length == 0 {
+                break;
+            }
+            hasher.update(&slot[..length]);
+            bytes += length as u64;
+            self.send(Kind::Data, length)?;
+        }
+        let trailer = Trailer { bytes, crc32: hasher.finalize() };
+        self.connection.next_slot()?[..Trailer::SIZE].copy_from_slice(&trailer.to_bytes());
+        self.send(Kind::End, Trailer::SIZE)?;
+        while self.credits < self.sent {
+            self.take_credit(stop)?;
+        }
+        Ok(trailer)
+    }
+
+    /// Waits until both sides are done with the next slot.
+    fn free_slot(&mut self, stop: &Stop<'_>) -> Result<(), Error> {
+        stop.check()?;
+        while self.sent - self.credits >= self.settings.depth() as u64 {
+            self.take_credit(stop)?;
+        }
+        self.connection.room(stop)
+    }
+
+    fn send(&mut self, kind: Kind, length: usize) -> Result<(), Error> {
+        let start = self.connection.next_offset();
+        let remote = self.remote.slice(start..start + length).ok_or(Error::NoSlot)?;
+        self.connection.write_slot(length, remote, immediate(kind, self.sent))?;
+        self.sent += 1;
+        Ok(())
+    }
+
+    fn take_credit(&mut self, stop: &Stop<'_>) -> Result<(), Error> {
+        let Arrival { immediate, .. } = self.connection.arrival(stop)?;
+        match kind_of(immediate, self.credits)? {
+            Kind::Credit if self.credits < self.sent => {
+                self.credits += 1;
+                self.connection.post_receive()
+            }
+            kind => Err(Error::Protocol(format!("{kind:?} came to the sender"))),
+        }
+    }
+}
+
+/// Reads until the slot is full or the stream ends.
+fn fill(source: &mut dyn Read, slot: &mut [u8]) -> Result<usize, Error> {
+    let mut filled = 0;
+    while filled < slot.len() {
+        match source.read(&mut slot[filled..]) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::Read(error)),
+        }
+    }
+    Ok(filled)
+}

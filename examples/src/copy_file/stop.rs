@@ -1,0 +1,131 @@
+//! How one side learns that the other has failed, and that nothing waits for ever.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::{hint, thread};
+
+use super::Error;
+
+/// The first failure of a transfer, or the wish to end it: ends both sides.
+#[derive(Debug)]
+pub(crate) struct Stop<'a> {
+    /// Set from outside.
+    cancelled: &'a AtomicBool,
+    patience: Duration,
+    stopped: AtomicBool,
+    first: Mutex<Option<Error>>,
+}
+
+impl<'a> Stop<'a> {
+    pub(crate) fn new(cancelled: &'a AtomicBool, patience: Duration) -> Self {
+        Self { cancelled, patience, stopped: AtomicBool::new(false), first: Mutex::new(None) }
+    }
+
+    /// Ends the transfer. The first error that tells a cause is kept.
+    pub(crate) fn fail(&self, error: Error) {
+        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        if first.as_ref().is_none_or(Error::is_consequence) {
+            *first = Some(error);
+        }
+        self.stopped.store(true, Ordering::Release);
+    }
+
+    /// Whether the transfer goes on.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.cancelled.load(Ordering::Relaxed) {
+            return Err(Error::Cancelled);
+        }
+        if self.stopped.load(Ordering::Acquire) { Err(Error::OtherSide) } else { Ok(()) }
+    }
+
+    /// The cause, if the transfer failed.
+    pub(crate) fn into_result(self) -> Result<(), Error> {
+        let first = self.first.into_inner().unwrap_or_else(PoisonError::into_inner);
+        first.map_or(Ok(()), Err)
+    }
+}
+
+/// Ends the transfer if its side panics.
+pub(crate) struct StopOnPanic<'a>(pub(crate) &'a Stop<'a>);
+
+impl Drop for StopOnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.fail(Error::OtherSide);
+        }
+    }
+}
+
+/// Empty polls before the core is offered to others: about what a message between two cores takes.
+const SPINS: u32 = 256;
+
+/// A wait for a completion.
+pub(crate) struct Wait<'a> {
+    stop: &'a Stop<'a>,
+    spins: u32,
+    since: Option<Instant>,
+}
+
+impl<'a> Wait<'a> {
+    pub(crate) fn new(stop: &'a Stop<'a>) -> Self {
+        Self { stop, spins: 0, since: None }
+    }
+
+    /// After an empty poll: a moment's pause, or the reason to give up.
+    pub(crate) fn pause(&mut self) -> Result<(), Error> {
+        if self.spins < SPINS {
+            self.spins += 1;
+            hint::spin_loop();
+            return Ok(());
+        }
+        self.stop.check()?;
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if since.elapsed() > self.stop.patience {
+            return Err(Error::Stalled { patience: self.stop.patience });
+        }
+        thread::yield_now();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static NEVER: AtomicBool = AtomicBool::new(false);
+
+    #[test]
+    fn the_first_failure_is_the_cause_and_ends_every_wait() {
+        let stop = Stop::new(&NEVER, Duration::MAX);
+        assert!(stop.check().is_ok());
+        let mut wait = Wait::new(&stop);
+        stop.fail(Error::Protocol("first".to_owned()));
+        stop.fail(Error::Protocol("second".to_owned()));
+        let ended = (0..=SPINS).find_map(|_| wait.pause().err());
+        assert!(matches!(ended, Some(Error::OtherSide)));
+        assert!(stop.into_result().unwrap_err().to_string().contains("first"));
+    }
+
+    #[test]
+    fn a_panic_ends_the_other_side() {
+        let stop = Stop::new(&NEVER, Duration::MAX);
+        thread::scope(|scope| {
+            let side = scope.spawn(|| {
+                let _guard = StopOnPanic(&stop);
+                panic!("on purpose");
+            });
+            assert!(side.join().is_err());
+        });
+        assert!(stop.check().is_err());
+    }
+
+    #[test]
+    fn a_cancelled_transfer_ends() {
+        let cancelled = AtomicBool::new(false);
+        let stop = Stop::new(&cancelled, Duration::MAX);
+        assert!(stop.check().is_ok());
+        cancelled.store(true, Ordering::Relaxed);
+        assert!(matches!(stop.check(), Err(Error::Cancelled)));
+    }
+}

@@ -1,0 +1,96 @@
+//! A folder to copy in, and the program.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use rdma_examples::copy_file::{Control, Error, Job, Settings, Summary, copy};
+use tempfile::TempDir;
+
+/// A folder with a file `source`.
+pub(crate) struct Bench {
+    folder: TempDir,
+}
+
+impl Bench {
+    pub(crate) fn with_source(bytes: &[u8]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("source"), bytes).unwrap();
+        Self { folder }
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn at(&self, name: &str) -> PathBuf {
+        self.folder().join(name)
+    }
+
+    /// The names in the folder, sorted.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let name = |entry: fs::DirEntry| entry.file_name().into_string().unwrap();
+        let mut names: Vec<_> =
+            fs::read_dir(self.folder()).unwrap().map(|entry| name(entry.unwrap())).collect();
+        names.sort();
+        names
+    }
+
+    /// `copy_file source copy` with more arguments.
+    pub(crate) fn program(&self, more: &[&str]) -> Output {
+        self.command().args(["source", "copy"]).args(more).output().unwrap()
+    }
+
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(program());
+        command.current_dir(self.folder());
+        command
+    }
+
+    /// The same within this process.
+    pub(crate) fn copy(
+        &self,
+        device: &str,
+        settings: Settings,
+        control: Control<'_>,
+    ) -> Result<Summary, Error> {
+        let (source, destination) = (self.at("source"), self.at("copy"));
+        copy(&Job { source, destination, device: device.to_owned(), settings }, control)
+    }
+
+    /// That the copy failed without a trace, and what it said.
+    pub(crate) fn failed(&self, result: Result<Summary, Error>) -> String {
+        let error = result.unwrap_err().to_string();
+        assert_eq!(self.names(), ["source"], "{error}");
+        error
+    }
+}
+
+/// Cargo builds examples with the tests, beside the folder of the test binaries.
+pub(crate) fn program() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let program = test.ancestors().nth(2).unwrap().join("examples/copy_file");
+    assert!(program.exists(), "{program:?} is not built: run cargo test -p rdma-examples");
+    program
+}
+
+/// That the program ended with this status, and what it said on standard error.
+pub(crate) fn said(output: &Output, status: i32) -> String {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(status), "{said}");
+    said
+}
+
+/// Bytes without a pattern that a mistake in order or place would fit.
+pub(crate) fn noise(length: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}

@@ -1,0 +1,31 @@
+//! An interrupted program takes its temporary file away.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::bench::{Bench, said};
+
+#[test]
+fn an_interrupted_copy_leaves_nothing() {
+    let bench = Bench::with_source(b"");
+    // Sparse, and so long that the program cannot be done before it is interrupted.
+    let source = fs::File::options().write(true).open(bench.at("source")).unwrap();
+    source.set_len(1 << 40).unwrap();
+    for signal in ["-INT", "-TERM"] {
+        let mut command = bench.command();
+        command.args(["source", "copy"]).stderr(Stdio::piped()).stdout(Stdio::piped());
+        let child = command.spawn().unwrap();
+        let started = Instant::now();
+        let written = |name: &String| fs::metadata(bench.at(name)).is_ok_and(|m| m.len() > 0);
+        while !bench.names().iter().any(|name| name.ends_with(".part") && written(name)) {
+            assert!(started.elapsed() < Duration::from_secs(60), "{:?}", bench.names());
+            std::thread::yield_now();
+        }
+        let pid = child.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        let said = said(&child.wait_with_output().unwrap(), 1);
+        assert_eq!(said, "copy_file: interrupted; nothing was written\n");
+        assert_eq!(bench.names(), ["source"]);
+    }
+}

@@ -1,0 +1,8 @@
+//! The README's example is the program that the tests compile.
+
+#[test]
+fn the_readme_shows_the_example_as_it_is() {
+    let (readme, hello) = (include_str!("../../README.md"), include_str!("../examples/hello.rs"));
+    let shown = readme.split("```rust\n").nth(1).and_then(|rest| rest.split("```").next());
+    assert_eq!(shown, Some(hello), "copy examples/examples/hello.rs into README.md");
+}
