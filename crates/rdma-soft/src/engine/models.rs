@@ -180,9 +180,10 @@ fn loom_no_write_after_destruction() {
     loom::model(|| {
         let model = Model::new();
         let source = Memory::new(&model.a.pd, 1);
-        let mut sink = Memory::new(&model.b.pd, 0);
+        // Looking the second up leaves time between finding the first and writing it.
+        let (mut sink, second) = (Memory::new(&model.b.pd, 0), Memory::new(&model.b.pd, 0));
         let (pd, from) = (Arc::clone(&model.b.pd), source.sge());
-        model.b.post_receive(11, &[sink.sge()]).unwrap();
+        model.b.post_receive(11, &[sink.sge(), second.sge()]).unwrap();
         let sender = {
             let a = Arc::clone(&model.a);
             thread::spawn(move || post(&a, 1, &[from], None))
