@@ -1,0 +1,197 @@
+//! The error state: what is flushed, in which order, and what a failed completion says.
+
+use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_status as Status};
+
+use crate::rig::connect::{Knobs, connect, endpoint, pair, pair_with};
+use crate::rig::post::Wr;
+use crate::rig::scene::{RECEIVE_A, RECEIVE_B, Scene};
+use crate::rig::{LOCAL_WRITE, Size, imm_of, on_each_device, on_each_held_device};
+
+/// A request that B refuses.
+fn bad(scene: &Scene, wr_id: u64) -> Wr {
+    let wr = Wr::write(wr_id, &[scene.at_a.sge(0, 8)], &scene.at_b, 0);
+    wr.remote(scene.at_b.address(), scene.at_b.key() ^ 1)
+}
+
+#[test]
+fn failing_request_comes_first_then_the_rest_in_order() {
+    on_each_device("flush-order", |device| {
+        let scene = Scene::new(device);
+        for n in 2..=4 {
+            scene.a.qp.post_receive(n, &[]);
+            scene.b.qp.post_receive(n, &[]);
+        }
+        let good = |n| Wr::write(n, &[scene.at_a.sge(0, 8)], &scene.at_b, 0);
+        scene.a.qp.post(&good(10));
+        scene.a.qp.post(&bad(&scene, 11));
+        for n in 12..=20 {
+            let wr = good(n);
+            scene.a.qp.post(&if n % 2 == 0 { wr.unsignaled() } else { wr });
+        }
+        scene.a.send_cq.expect_success(10);
+        scene.a.send_cq.expect(11, Status::IBV_WC_REM_ACCESS_ERR);
+        scene.a.send_cq.expect_flushed(12..=20);
+        scene.a.receive_cq.expect_flushed([RECEIVE_A, 2, 3, 4]);
+        scene.b.receive_cq.expect_flushed([RECEIVE_B, 2, 3, 4]);
+        assert!(scene.a.send_cq.is_empty() && scene.a.receive_cq.is_empty());
+        assert!(scene.b.send_cq.is_empty() && scene.b.receive_cq.is_empty());
+    });
+}
+
+#[test]
+fn requests_behind_one_in_flight_are_flushed_in_order() {
+    on_each_held_device("flush-held", |device| {
+        let scene = Scene::new(device.name());
+        let good = |n| Wr::write(n, &[scene.at_a.sge(0, 8)], &scene.at_b, 0);
+        scene.a.qp.post(&good(10).unsignaled());
+        scene.a.qp.post(&bad(&scene, 11).unsignaled());
+        for n in 12..=15 {
+            scene.a.qp.post(&good(n).unsignaled());
+        }
+        assert_eq!(device.in_flight(scene.a.qp.qpn()), 6);
+        assert_eq!(device.release_all(), 2, "one succeeds, one fails, none is tried after that");
+        scene.a.send_cq.expect(11, Status::IBV_WC_REM_ACCESS_ERR);
+        scene.a.send_cq.expect_flushed(12..=15);
+        assert!(scene.a.send_cq.is_empty());
+        assert_eq!(device.in_flight(scene.a.qp.qpn()), 0);
+    });
+}
+
+#[test]
+fn send_queue_is_flushed_before_the_receive_queue() {
+    on_each_held_device("flush-queues", |device| {
+        let (a, b) = pair(device.name());
+        // Both queues complete into one.
+        let qp = a.pd.qp(&a.send_cq, &a.send_cq, &Size::default());
+        let at_qp = endpoint(&a.context, &qp);
+        connect(&qp, &at_qp, &b.endpoint(), &Knobs::default());
+        for n in 0..4 {
+            qp.post_receive(n, &[]);
+            qp.post(&Wr::send(n + 10, &[]).unsignaled());
+        }
+        qp.to_error();
+        a.send_cq.expect_flushed([10, 11, 12, 13, 0, 1, 2, 3]);
+        assert!(a.send_cq.is_empty());
+    });
+}
+
+#[test]
+fn error_state_flushes_both_queues_in_order() {
+    on_each_device("flush-to-error", |device| {
+        // Nobody receives, so that the send requests stay.
+        let (a, b) = pair(device);
+        for n in 0..10 {
+            a.qp.post(&Wr::send(n, &[]).unsignaled());
+            a.qp.post_receive(n + 20, &[]);
+        }
+        a.qp.to_error();
+        a.send_cq.expect_flushed(0..10);
+        a.receive_cq.expect_flushed(20..30);
+        assert!(a.send_cq.is_empty() && a.receive_cq.is_empty());
+        b.qp.assert_ready();
+        assert!(b.receive_cq.is_empty());
+    });
+}
+
+#[test]
+fn completions_from_before_the_error_stay_in_front() {
+    on_each_device("flush-behind", |device| {
+        let (a, b) = pair(device);
+        for n in 0..3 {
+            b.qp.post_receive(n, &[]);
+            a.qp.post(&Wr::send(n, &[]));
+        }
+        for n in 0..3 {
+            b.receive_cq.expect_success(n);
+        }
+        a.qp.post(&Wr::send(3, &[]));
+        a.qp.to_error();
+        for n in 0..3 {
+            a.send_cq.expect_success(n);
+        }
+        a.send_cq.expect_flushed([3]);
+    });
+}
+
+#[test]
+fn posts_in_the_error_state_are_flushed() {
+    on_each_device("flush-posts", |device| {
+        let (a, _b) = pair(device);
+        let sink = a.pd.register(8, LOCAL_WRITE);
+        a.qp.post(&Wr::send(0, &[]));
+        a.qp.to_error();
+        a.qp.to_error();
+        for n in 1..4 {
+            a.qp.post(&Wr::send(n, &[sink.sge(0, 8)]).unsignaled());
+            a.qp.post_receive(n, &[sink.sge(0, 8)]);
+        }
+        a.send_cq.expect_flushed(0..4);
+        a.receive_cq.expect_flushed(1..4);
+        assert!(a.send_cq.is_empty() && a.receive_cq.is_empty());
+    });
+}
+
+/// Of a completion that failed, these fields hold what they must, and all others junk.
+fn assert_failed_completion(wc: &ibv_wc, wr_id: u64, status: Status, qpn: u32) {
+    assert_eq!((wc.wr_id, wc.status, wc.qp_num), (wr_id, status, qpn));
+    assert_ne!(wc.vendor_err, 0);
+    assert!(wc.opcode.0 > 1 << 16, "no opcode: {:?}", wc.opcode);
+    for field in [wc.byte_len, wc.wc_flags, imm_of(wc), wc.src_qp] {
+        assert!(field > 1 << 16, "looks like something: {field}");
+    }
+    assert!(wc.pkey_index > 1 && wc.slid > 1 && wc.sl > 15 && wc.dlid_path_bits > 1);
+}
+
+#[test]
+fn failed_completion_says_which_request_and_why_and_nothing_else() {
+    on_each_device("junk-failed", |device| {
+        let scene = Scene::new(device);
+        scene.a.qp.post(&bad(&scene, 11));
+        scene.a.qp.post(&Wr::send(12, &[]));
+        let (a, b) = (scene.a.qp.number(), scene.b.qp.number());
+        let flushed = Status::IBV_WC_WR_FLUSH_ERR;
+        let failed = Status::IBV_WC_REM_ACCESS_ERR;
+        assert_failed_completion(&scene.a.send_cq.next(), 11, failed, a);
+        assert_failed_completion(&scene.a.send_cq.next(), 12, flushed, a);
+        assert_failed_completion(&scene.a.receive_cq.next(), RECEIVE_A, flushed, a);
+        assert_failed_completion(&scene.b.receive_cq.next(), RECEIVE_B, flushed, b);
+    });
+}
+
+#[test]
+fn undefined_fields_of_a_success_hold_junk() {
+    on_each_device("junk-success", |device| {
+        let scene = Scene::new(device);
+        scene.a.qp.post(&Wr::send(1, &[scene.at_a.sge(0, 8)]));
+        let sent = scene.a.send_cq.expect_success(1);
+        assert!(sent.byte_len > 1 << 16, "defined for receives and reads only");
+        let received = scene.b.receive_cq.expect_success(RECEIVE_B);
+        assert_eq!((received.byte_len, received.wc_flags), (8, 0));
+        for wc in [sent, received] {
+            assert_eq!(wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0, 0);
+            assert!(imm_of(&wc) > 1 << 16, "no immediate data was sent");
+            // Datagrams only.
+            assert!(wc.src_qp > 0x00ff_ffff && wc.slid > 1 && wc.sl > 15);
+        }
+    });
+}
+
+#[test]
+fn both_ends_of_a_failed_send_are_flushed_behind_it() {
+    on_each_device("flush-both", |device| {
+        let (a, b) = pair_with(device, &Size::default(), &Knobs::default());
+        let source = a.pd.register(8, 0);
+        b.qp.post_receive(1, &[]);
+        b.qp.post_receive(2, &[]);
+        // B waits for A to receive, which it never does.
+        b.qp.post(&Wr::send(3, &[]).unsignaled());
+        b.qp.post(&Wr::send(4, &[]));
+        a.qp.post(&Wr::send(5, &[source.sge(0, 8)]));
+        a.qp.post(&Wr::send(6, &[]));
+        a.send_cq.expect(5, Status::IBV_WC_REM_INV_REQ_ERR);
+        a.send_cq.expect_flushed([6]);
+        b.receive_cq.expect(1, Status::IBV_WC_LOC_LEN_ERR);
+        b.receive_cq.expect_flushed([2]);
+        b.send_cq.expect_flushed([3, 4]);
+    });
+}
