@@ -24,10 +24,12 @@ pub(crate) fn unreserve() {
     QUEUES.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Notes a queue's first overflow.
-pub(crate) fn note(queue: Arc<CompletionQueue>) {
+/// Notes that a queue lost a completion.
+pub(crate) fn note(queue: &Arc<CompletionQueue>) {
     let mut failed = locked(&FAILED);
-    failed.push(queue);
+    if !failed.iter().any(|other| Arc::ptr_eq(other, queue)) {
+        failed.push(Arc::clone(queue));
+    }
     COUNT.store(failed.len(), Ordering::Release);
 }
 

@@ -212,9 +212,9 @@ impl CompletionQueue {
 
     #[cold]
     fn overflow(self: &Arc<Self>) {
-        if self.overflowed.swap(1, Ordering::AcqRel) == 0 {
-            overflow::note(Arc::clone(self));
-        }
+        self.overflowed.store(1, Ordering::Release);
+        // Each time: the loser may have come to this queue, or back from a reset, after the first.
+        overflow::note(self);
     }
 
     /// Takes up to `most` completions, oldest first, gives their slots back, and hands each to
