@@ -1,0 +1,50 @@
+//! Which types may go to, and be used from, other threads.
+
+use rdma_mem::{
+    Context, Device, DeviceAttributes, DeviceList, Error, GatherElement, GidEntry, Handle,
+    ListError, MemoryRegion, OwnedRegion, PortAttributes, ProtectionDomain, RangeError,
+    RegionMemory, RemoteMemoryRegion, ScatterElement, ScatterGatherElementError, SharedElement,
+    SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
+};
+
+fn send_sync<T: Send + Sync>() {}
+fn unpin<T: Unpin>() {}
+fn error<T: std::error::Error + Send + Sync + 'static>() {}
+
+#[test]
+fn objects_are_send_and_sync() {
+    send_sync::<Context>();
+    send_sync::<Device>();
+    send_sync::<DeviceList>();
+    send_sync::<Handle<rdma_sys::ibv_pd>>();
+    send_sync::<MemoryRegion>();
+    send_sync::<OwnedRegion>();
+    send_sync::<ProtectionDomain>();
+    send_sync::<RegionMemory>();
+    send_sync::<SharedRegion>();
+    unpin::<OwnedRegion>();
+    unpin::<SharedRegion>();
+}
+
+#[test]
+fn values_are_send_and_sync() {
+    send_sync::<DeviceAttributes>();
+    send_sync::<PortAttributes>();
+    send_sync::<GidEntry>();
+    send_sync::<RemoteMemoryRegion>();
+    send_sync::<GatherElement<'_>>();
+    send_sync::<ScatterElement<'_>>();
+    send_sync::<SharedElement<'_>>();
+    send_sync::<SliceRef<'_>>();
+    send_sync::<SliceMut<'_>>();
+}
+
+#[test]
+fn errors_are_errors_of_any_thread() {
+    error::<Error>();
+    error::<ListError>();
+    error::<UnknownDevice>();
+    error::<VerbError>();
+    error::<RangeError>();
+    error::<ScatterGatherElementError>();
+}

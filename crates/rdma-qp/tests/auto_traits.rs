@@ -1,0 +1,54 @@
+//! Which types may go to, and be used from, other threads.
+
+use rdma_qp::{
+    CompletionQueue, ConnectAttributes, EndpointError, EndpointGid, Error, GlobalRoute,
+    HandshakeError, PollSlot, PolledCompletions, PostError, PreparedQueuePair, QueuePair,
+    QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint, QueuedReceive,
+    QueuedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkCompletion, WorkError,
+    WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
+};
+
+fn send_sync<T: Send + Sync>() {}
+fn copy<T: Copy>() {}
+fn error<T: std::error::Error + Send + Sync + 'static>() {}
+
+#[test]
+fn objects_are_send_and_sync() {
+    send_sync::<CompletionQueue>();
+    send_sync::<QueuePair>();
+    send_sync::<PreparedQueuePair>();
+    send_sync::<QueuePairBuilder<'_>>();
+}
+
+#[test]
+fn values_are_send_and_sync() {
+    send_sync::<ConnectAttributes>();
+    send_sync::<EndpointGid>();
+    send_sync::<GlobalRoute>();
+    send_sync::<PollSlot>();
+    send_sync::<PolledCompletions<'_>>();
+    send_sync::<QueuePairAttributes>();
+    send_sync::<QueuePairCapabilities>();
+    send_sync::<QueuePairEndpoint>();
+    send_sync::<QueuedReceive<'_, '_>>();
+    send_sync::<QueuedRequest<'_, '_>>();
+    send_sync::<ReadWorkRequest<'_, '_>>();
+    send_sync::<ReceiveWorkRequest<'_, '_>>();
+    send_sync::<SendWorkRequest<'_, '_>>();
+    send_sync::<WriteWorkRequest<'_, '_>>();
+    send_sync::<WorkCompletion>();
+    send_sync::<WorkErrorClass>();
+    send_sync::<WorkErrorCode>();
+    send_sync::<WorkSuccess>();
+    copy::<QueuePairEndpoint>();
+    copy::<WorkCompletion>();
+}
+
+#[test]
+fn errors_are_errors_of_any_thread() {
+    error::<EndpointError>();
+    error::<Error>();
+    error::<HandshakeError>();
+    error::<PostError>();
+    error::<WorkError>();
+}

@@ -1,0 +1,83 @@
+//! Two connected ends in one process.
+
+#![allow(dead_code)] // each test binary uses a part
+
+use std::time::{Duration, Instant};
+
+use rdma_mem::{AccessFlags, ProtectionDomain, SharedRegion, open_device};
+use rdma_qp::{CompletionQueue, PollSlot, QueuePair, QueuePairBuilder, WorkCompletion, prelude::*};
+
+/// Every device that the tests run on.
+pub(crate) const DEVICES: [&str; 2] = ["soft0", "softib0"];
+
+/// One end, with a domain, a completion queue and 4 KiB that the peer may use.
+pub(crate) struct End {
+    pub(crate) qp: QueuePair,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) board: SharedRegion,
+}
+
+pub(crate) fn everything() -> AccessFlags {
+    AccessFlags::new().with_local_write().with_remote_write().with_remote_read()
+}
+
+/// A domain and a completion queue on a context of their own.
+pub(crate) fn parts(device: &str) -> (ProtectionDomain, CompletionQueue) {
+    rdma_soft::install();
+    let context = open_device(device).unwrap();
+    let cq = CompletionQueue::create(&context, 256).unwrap();
+    (context.allocate_pd().unwrap(), cq)
+}
+
+/// Two ends that are connected to each other.
+pub(crate) fn pair(device: &str) -> (End, End) {
+    pair_with(device, |builder| builder)
+}
+
+/// Two such ends with other knobs.
+pub(crate) fn pair_with(
+    device: &str,
+    knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
+) -> (End, End) {
+    let ((a_pd, a_cq), (b_pd, b_cq)) = (parts(device), parts(device));
+    let prepare = |pd: &ProtectionDomain, cq| {
+        let builder = pd.create_qp().send_cq(cq).recv_cq(cq).access(everything());
+        knobs(builder).build().unwrap()
+    };
+    let (a, b) = (prepare(&a_pd, &a_cq), prepare(&b_pd, &b_cq));
+    let (a_end, b_end) = (a.endpoint(), b.endpoint());
+    let (a, b) = (a.handshake(b_end).unwrap(), b.handshake(a_end).unwrap());
+    let end = |qp, cq, pd: ProtectionDomain| {
+        let board = pd.allocate_shared_region(4096, everything()).unwrap();
+        End { qp, cq, pd, board }
+    };
+    (end(a, a_cq, a_pd), end(b, b_cq, b_pd))
+}
+
+impl End {
+    /// Waits for the next completion; ten seconds are a hang.
+    pub(crate) fn next(&self) -> WorkCompletion {
+        let mut slots = [PollSlot::default()];
+        let begin = Instant::now();
+        loop {
+            if let Some(completion) = self.cq.poll(&mut slots).unwrap().next() {
+                return completion;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(10), "no completion");
+            std::hint::spin_loop();
+        }
+    }
+
+    /// That nothing has completed.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.cq.poll(&mut [PollSlot::default()]).unwrap().is_empty()
+    }
+
+    /// What is on the board.
+    pub(crate) fn read<const N: usize>(&self, offset: usize) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.board.read(offset, &mut bytes).unwrap();
+        bytes
+    }
+}
