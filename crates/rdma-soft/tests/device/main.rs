@@ -2,11 +2,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and the device is 64-bit only.
 
+mod abi;
 mod flush;
 mod keys;
 mod not_ready;
 mod operations;
+mod overflow;
 mod queues;
+mod registration;
 mod rig;
 mod sends;
 mod states;

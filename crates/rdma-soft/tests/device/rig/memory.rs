@@ -29,11 +29,19 @@ impl Pd {
 
     /// Registers memory whose first byte requests find at `iova`.
     pub(crate) fn register_at(&self, mut memory: Vec<u8>, iova: u64, access: u32) -> Mr {
-        let (start, length) = (memory.as_mut_ptr(), memory.len());
-        let register = verbs().reg_mr_iova2.unwrap();
-        let mr = unsafe { register(self.0, start.cast(), length, iova, access) };
-        assert!(!mr.is_null(), "{}", errno());
+        let mr = self.try_register_at(&mut memory, iova, access).unwrap();
         Mr { mr, memory }
+    }
+
+    pub(crate) fn try_register_at(
+        &self,
+        memory: &mut [u8],
+        iova: u64,
+        access: u32,
+    ) -> Result<*mut ibv_mr, Errno> {
+        let (start, length) = (memory.as_mut_ptr().cast(), memory.len());
+        let mr = unsafe { verbs().reg_mr_iova2.unwrap()(self.0, start, length, iova, access) };
+        if mr.is_null() { Err(errno()) } else { Ok(mr) }
     }
 
     /// Registers any range; what comes back is given to [`deregister`].

@@ -13,6 +13,7 @@ use rdma_soft::{Builder, Link, Schedule, SoftDevice};
 use rdma_sys::*;
 
 pub(crate) mod connect;
+pub(crate) mod device;
 pub(crate) mod map;
 pub(crate) mod memory;
 pub(crate) mod post;

@@ -1,0 +1,190 @@
+//! Asking devices about themselves.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
+#![allow(clippy::multiple_unsafe_ops_per_block)]
+
+use std::ffi::CStr;
+use std::ptr;
+
+use rdma_sys::*;
+use rdma_types::{Gid, Guid};
+
+use super::{Context, errno, verbs};
+
+/// One entry of the device list.
+pub(crate) struct Listed {
+    pub(crate) name: String,
+    pub(crate) dev_name: String,
+    pub(crate) guid: Guid,
+    pub(crate) node_type: i32,
+    pub(crate) transport: i32,
+    pub(crate) index: i32,
+}
+
+fn string(chars: &[std::ffi::c_char]) -> String {
+    unsafe { CStr::from_ptr(chars.as_ptr()) }.to_str().unwrap().to_owned()
+}
+
+/// The device list, in its order.
+pub(crate) fn devices() -> Vec<Listed> {
+    let mut count = -1;
+    let mut listed = Vec::new();
+    unsafe {
+        let list = (verbs().get_device_list)(&raw mut count);
+        while !(*list.add(listed.len())).is_null() {
+            let device = *list.add(listed.len());
+            let name = CStr::from_ptr((verbs().get_device_name)(device));
+            listed.push(Listed {
+                name: name.to_str().unwrap().to_owned(),
+                dev_name: string(&(*device).dev_name),
+                guid: Guid::from_bytes((verbs().get_device_guid)(device).to_ne_bytes()),
+                node_type: (*device).node_type.0,
+                transport: (*device).transport_type.0,
+                index: verbs().get_device_index.unwrap()(device),
+            });
+        }
+        (verbs().free_device_list)(list);
+    }
+    assert_eq!(usize::try_from(count).unwrap(), listed.len());
+    listed
+}
+
+/// A row of the GID table.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Row {
+    pub(crate) gid: Gid,
+    pub(crate) index: u32,
+    pub(crate) port: u32,
+    pub(crate) kind: u32,
+    pub(crate) interface: u32,
+}
+
+fn row(entry: &ibv_gid_entry) -> Row {
+    Row {
+        gid: unsafe { entry.gid.raw }.into(),
+        index: entry.gid_index,
+        port: entry.port_num,
+        kind: entry.gid_type,
+        interface: entry.ndev_ifindex,
+    }
+}
+
+pub(crate) fn query_gid(context: &Context, port: u8, index: i32) -> Result<Gid, Errno> {
+    let mut gid = ibv_gid::default();
+    match unsafe { (verbs().query_gid)(context.0, port, index, &raw mut gid) } {
+        0 => Ok(unsafe { gid.raw }.into()),
+        -1 => Err(errno()),
+        other => panic!("{other}"),
+    }
+}
+
+pub(crate) fn query_gid_ex(
+    context: &Context,
+    port: u32,
+    index: u32,
+    flags: u32,
+) -> Result<Row, Errno> {
+    let mut entry = ibv_gid_entry::default();
+    let (query, size) = (verbs().query_gid_ex.unwrap(), size_of::<ibv_gid_entry>());
+    match unsafe { query(context.0, port, index, &raw mut entry, flags, size) } {
+        0 => Ok(row(&entry)),
+        refused => Err(Errno::from_raw(refused)),
+    }
+}
+
+pub(crate) fn gid_table(context: &Context, room: usize, flags: u32) -> Result<Vec<Row>, Errno> {
+    let mut entries = vec![ibv_gid_entry::default(); room];
+    let (query, size) = (verbs().query_gid_table.unwrap(), size_of::<ibv_gid_entry>());
+    match unsafe { query(context.0, entries.as_mut_ptr(), room, flags, size) } {
+        refused @ ..0 => Err(Errno::from_raw(i32::try_from(-refused).unwrap())),
+        count => Ok(entries[..count.cast_unsigned()].iter().map(row).collect()),
+    }
+}
+
+/// In host order.
+pub(crate) fn query_pkey(context: &Context, port: u8, index: i32) -> Result<u16, Errno> {
+    let mut key = 0;
+    match unsafe { (verbs().query_pkey)(context.0, port, index, &raw mut key) } {
+        0 => Ok(u16::from_be(key)),
+        -1 => Err(errno()),
+        other => panic!("{other}"),
+    }
+}
+
+impl Context {
+    pub(crate) fn name(&self) -> &str {
+        unsafe { CStr::from_ptr((verbs().get_device_name)((*self.0).device)) }.to_str().unwrap()
+    }
+
+    pub(crate) fn query_device(&self) -> ibv_device_attr {
+        let mut attr = ibv_device_attr::default();
+        assert_eq!(unsafe { (verbs().query_device)(self.0, &raw mut attr) }, 0);
+        attr
+    }
+
+    pub(crate) fn query_port(&self) -> ibv_port_attr {
+        let mut attr = ibv_port_attr::default();
+        assert_eq!(unsafe { ibv_query_port(verbs(), self.0, 1, &raw mut attr) }, 0);
+        attr
+    }
+
+    pub(crate) fn try_query_port(&self, port: u8) -> i32 {
+        let mut attr = ibv_port_attr::default();
+        unsafe { ibv_query_port(verbs(), self.0, port, &raw mut attr) }
+    }
+
+    fn extended(&self) -> *mut verbs_context {
+        let offset = std::mem::offset_of!(verbs_context, context);
+        unsafe { self.0.byte_sub(offset).cast() }
+    }
+
+    /// The port's attributes as a program sees them whose struct has so many bytes.
+    pub(crate) fn query_port_bytes(&self, length: usize) -> Vec<u8> {
+        // Aligned as the struct, with a mark behind it.
+        let mut room = [u64::from_ne_bytes([0xee; 8]); 16];
+        let query = unsafe { (*self.extended()).query_port }.unwrap();
+        assert_eq!(unsafe { query(self.0, 1, room.as_mut_ptr().cast(), length) }, 0);
+        marked(&room, length)
+    }
+
+    /// As [`query_port_bytes`](Self::query_port_bytes), by the function of the first header.
+    pub(crate) fn query_port_compat(&self) -> Vec<u8> {
+        let mut room = [u64::from_ne_bytes([0xee; 8]); 16];
+        let old = room.as_mut_ptr().cast();
+        assert_eq!(unsafe { (verbs().query_port)(self.0, 1, old) }, 0);
+        marked(&room, 48)
+    }
+
+    /// Of a partition key in host order.
+    pub(crate) fn pkey_index(&self, key: u16) -> Result<i32, Errno> {
+        match unsafe { verbs().get_pkey_index.unwrap()(self.0, 1, key.to_be()) } {
+            -1 => Err(errno()),
+            index => Ok(index),
+        }
+    }
+
+    /// Whether programs find a `verbs_context` around it, as large as their bindings'.
+    pub(crate) fn is_extended(&self) -> bool {
+        let mark = unsafe { (*self.0).abi_compat };
+        let size = unsafe { (*self.extended()).sz };
+        ptr::eq(mark, ptr::without_provenance(usize::MAX)) && size >= size_of::<verbs_context>()
+    }
+
+    pub(crate) fn async_fd(&self) -> i32 {
+        unsafe { (*self.0).async_fd }
+    }
+
+    pub(crate) fn command_fd(&self) -> i32 {
+        unsafe { (*self.0).cmd_fd }
+    }
+
+    pub(crate) fn completion_vectors(&self) -> i32 {
+        unsafe { (*self.0).num_comp_vectors }
+    }
+}
+
+/// The first bytes of what was filled; what is behind must still be as it was.
+fn marked(room: &[u64], length: usize) -> Vec<u8> {
+    let bytes: Vec<u8> = room.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    assert!(bytes[length..].iter().all(|&byte| byte == 0xee), "written behind {length} bytes");
+    bytes[..length].to_vec()
+}

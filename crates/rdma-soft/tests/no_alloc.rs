@@ -1,0 +1,318 @@
+//! The data path allocates nothing, on any thread: posts and polls, waits, errors, flushes, overflows
+//! and deadlines. Making and connecting objects may, and is not counted.
+//!
+//! It has its own `main`, since the threads of the usual harness allocate too.
+#![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
+
+#[path = "device/rig/mod.rs"]
+mod rig;
+
+use std::ptr;
+use std::sync::Barrier;
+use std::thread;
+
+use rdma_sys::{ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_recv_wr, ibv_sge, ibv_wc};
+use rdma_sys::{ibv_send_flags, ibv_wc_status as Status};
+use test_support::alloc_counter::CountingAllocator;
+
+use rdma_soft::{Builder, Schedule};
+use rig::connect::{Knobs, Side, connect_sides};
+use rig::post::Wr;
+use rig::{ALL_ACCESS, Cq, Mr, Qp, Size, soft, until};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
+
+const SIZE: Size = Size { send_wr: 512, receive_wr: 512, sge: 4, inline: 256, signal_all: false };
+
+/// Two queue pairs, memory that each may use of the other, and requests.
+struct Stage {
+    device: &'static str,
+    write: Wr,
+    inline: Wr,
+    read: Wr,
+    send: Wr,
+    bad_write: Wr,
+    remote: Mr,
+    _local: Mr,
+    a: Side,
+    b: Side,
+}
+
+impl Stage {
+    fn new(device: &'static str, cq_capacity: i32) -> Self {
+        let [a, b] = [(); 2].map(|()| Side::new(device, &SIZE, cq_capacity));
+        connect_sides(&a, &b, &Knobs::default());
+        let [local, remote] = [&a, &b].map(|side| side.pd.register(4096, ALL_ACCESS));
+        let sges = [local.sge(0, 100), local.sge(200, 100)];
+        let write = Wr::write(1, &sges, &remote, 0);
+        Self {
+            device,
+            inline: write.clone().inline(),
+            bad_write: write.clone().remote(remote.address(), !remote.key()),
+            read: Wr::read(1, &sges, &remote, 0),
+            send: Wr::send(1, &sges),
+            write,
+            remote,
+            _local: local,
+            a,
+            b,
+        }
+    }
+
+    fn reconnect(&self, knobs: &Knobs) {
+        self.a.qp.to_reset();
+        self.b.qp.to_reset();
+        connect_sides(&self.a, &self.b, knobs);
+    }
+
+    fn receive_sge(&self) -> ibv_sge {
+        self.remote.sge(1024, 1024)
+    }
+}
+
+/// Posts that many copies of a request as one list; only the last is signaled.
+fn post(qp: &Qp, wr: &Wr, count: usize) -> u64 {
+    let mut list = [wr.wr; 64];
+    for wr_n in &mut list {
+        wr_n.send_flags &= !ibv_send_flags::IBV_SEND_SIGNALED.0;
+        wr_n.sg_list = wr.sges.as_ptr().cast_mut();
+        wr_n.num_sge = i32::try_from(wr.sges.len()).unwrap();
+    }
+    list[count - 1].send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+    let base = list.as_mut_ptr();
+    for n in 1..count {
+        unsafe { (*base.add(n - 1)).next = base.add(n) };
+    }
+    let mut bad = ptr::null_mut();
+    assert_eq!(unsafe { ibv_post_send(qp.0, base, &raw mut bad) }, 0);
+    count as u64
+}
+
+fn post_receives(qp: &Qp, mut sge: ibv_sge, count: usize) -> u64 {
+    for _ in 0..count {
+        let mut wr = ibv_recv_wr { sg_list: &raw mut sge, num_sge: 1, ..Default::default() };
+        let mut bad = ptr::null_mut();
+        assert_eq!(unsafe { ibv_post_recv(qp.0, &raw mut wr, &raw mut bad) }, 0);
+    }
+    count as u64
+}
+
+fn poll(cq: &Cq, wcs: &mut [ibv_wc; 16]) -> i32 {
+    unsafe { ibv_poll_cq(cq.0, 16, wcs.as_mut_ptr()) }
+}
+
+/// Polls one completion of the first status and `count` of the other; no more are there.
+fn drain(cq: &Cq, first: Status, count: usize, rest: Status) {
+    let (mut seen, mut wcs) = (0, [ibv_wc::default(); 16]);
+    until("completions", || {
+        let polled = usize::try_from(poll(cq, &mut wcs)).unwrap();
+        for wc in &wcs[..polled] {
+            assert_eq!(wc.status, if seen == 0 { first } else { rest });
+            seen += 1;
+        }
+        seen > count
+    });
+    assert_eq!((seen, poll(cq, &mut wcs)), (count + 1, 0));
+}
+
+/// A part of the data path.
+struct Case {
+    name: &'static str,
+    /// How often it is counted, after one round that is not.
+    rounds: u32,
+    /// What comes before each round.
+    prepare: fn(&Stage),
+    /// Says how many requests it posted.
+    run: fn(&Stage) -> u64,
+}
+
+const CASES: &[Case] = &[
+    Case { name: "requests that succeed", rounds: 300, prepare: |_| {}, run: succeed },
+    Case { name: "lists, mostly unsignaled", rounds: 20, prepare: |_| {}, run: unsignaled },
+    Case { name: "empty polls", rounds: 1000, prepare: |_| {}, run: empty_polls },
+    Case { name: "receiver not ready", rounds: 100, prepare: |_| {}, run: resumed },
+    Case { name: "receiver ready in time", rounds: 50, prepare: patient, run: resumed },
+    Case { name: "receiver never ready", rounds: 20, prepare: impatient, run: given_up },
+    Case { name: "nobody there", rounds: 20, prepare: unreachable, run: unanswered },
+    Case { name: "remote access error", rounds: 20, prepare: fresh, run: refused },
+    Case { name: "hundreds of flushes", rounds: 20, prepare: fresh, run: flushed },
+];
+
+fn fresh(stage: &Stage) {
+    stage.reconnect(&Knobs::default());
+}
+
+/// Waits with a deadline that is far away.
+fn patient(stage: &Stage) {
+    stage.reconnect(&Knobs { rnr_retries: 6, min_rnr_timer: 31, ..Knobs::default() });
+}
+
+/// Waits for 10 us, once.
+fn impatient(stage: &Stage) {
+    stage.reconnect(&Knobs { rnr_retries: 1, min_rnr_timer: 1, ..Knobs::default() });
+}
+
+/// Waits for 8 us, three times.
+fn unreachable(stage: &Stage) {
+    stage.reconnect(&Knobs { timeout: 1, retries: 2, ..Knobs::default() });
+    stage.b.qp.to_reset();
+}
+
+const OK: Status = Status::IBV_WC_SUCCESS;
+const FLUSHED: Status = Status::IBV_WC_WR_FLUSH_ERR;
+
+fn succeed(stage: &Stage) -> u64 {
+    let (a, b) = (&stage.a, &stage.b);
+    let receives = post_receives(&b.qp, stage.receive_sge(), 2);
+    let wrs = [&stage.write, &stage.read, &stage.inline, &stage.send, &stage.send];
+    let sends: u64 = wrs.into_iter().map(|wr| post(&a.qp, wr, 1)).sum();
+    drain(&a.send_cq, OK, 4, OK);
+    drain(&b.receive_cq, OK, 1, OK);
+    receives + sends
+}
+
+fn unsignaled(stage: &Stage) -> u64 {
+    let posted = post(&stage.a.qp, &stage.write, 64);
+    drain(&stage.a.send_cq, OK, 0, OK);
+    posted
+}
+
+fn empty_polls(stage: &Stage) -> u64 {
+    assert_eq!(poll(&stage.a.send_cq, &mut [ibv_wc::default(); 16]), 0);
+    0
+}
+
+fn resumed(stage: &Stage) -> u64 {
+    let sends = post(&stage.a.qp, &stage.send, 1) + post(&stage.a.qp, &stage.inline, 4);
+    assert_eq!(poll(&stage.a.send_cq, &mut [ibv_wc::default(); 16]), 0);
+    let receives = post_receives(&stage.b.qp, stage.receive_sge(), 1);
+    drain(&stage.a.send_cq, OK, 1, OK);
+    drain(&stage.b.receive_cq, OK, 0, OK);
+    sends + receives
+}
+
+fn given_up(stage: &Stage) -> u64 {
+    let sends = post(&stage.a.qp, &stage.send, 1) + post(&stage.a.qp, &stage.write, 4);
+    drain(&stage.a.send_cq, Status::IBV_WC_RNR_RETRY_EXC_ERR, 4, FLUSHED);
+    sends
+}
+
+fn unanswered(stage: &Stage) -> u64 {
+    let sends = post(&stage.a.qp, &stage.write, 5);
+    drain(&stage.a.send_cq, Status::IBV_WC_RETRY_EXC_ERR, 4, FLUSHED);
+    sends
+}
+
+fn refused(stage: &Stage) -> u64 {
+    let receives = post_receives(&stage.b.qp, stage.receive_sge(), 4);
+    let sends = post(&stage.a.qp, &stage.bad_write, 1) + post(&stage.a.qp, &stage.write, 10);
+    drain(&stage.a.send_cq, Status::IBV_WC_REM_ACCESS_ERR, 10, FLUSHED);
+    drain(&stage.b.receive_cq, FLUSHED, 3, FLUSHED);
+    receives + sends
+}
+
+/// Two hundred sends behind one that waits, which then fails, and as many receives.
+fn flushed(stage: &Stage) -> u64 {
+    let (a, b) = (&stage.a, &stage.b);
+    let mut posted = post_receives(&a.qp, stage.receive_sge(), 200);
+    posted += post(&a.qp, &stage.send, 1);
+    posted += (0..4).map(|_| post(&a.qp, &stage.write, 50)).sum::<u64>();
+    let bad = ibv_sge { lkey: !stage.remote.key(), ..stage.receive_sge() };
+    posted += post_receives(&b.qp, bad, 1);
+    drain(&a.send_cq, Status::IBV_WC_REM_OP_ERR, 200, FLUSHED);
+    drain(&a.receive_cq, FLUSHED, 199, FLUSHED);
+    drain(&b.receive_cq, Status::IBV_WC_LOC_PROT_ERR, 0, OK);
+    posted
+}
+
+/// Eight completions for a queue of four.
+fn overflow(stage: &Stage) -> u64 {
+    let (a, mut wcs) = (&stage.a, [ibv_wc::default(); 16]);
+    let posted = (0..8).map(|_| post(&a.qp, &stage.write, 1)).sum();
+    until("execution", || soft(stage.device).in_flight(a.qp.qpn()) == 0);
+    assert_eq!(poll(&a.send_cq, &mut wcs), 4);
+    assert!(poll(&a.send_cq, &mut wcs) < 0);
+    posted
+}
+
+/// Runs a part of the data path, which must not allocate.
+fn counted(name: &str, run: impl FnOnce() -> u64) -> u64 {
+    let before = ALLOCATOR.allocations();
+    let posted = run();
+    let allocations = ALLOCATOR.allocations() - before;
+    assert_eq!(allocations, 0, "allocations: {name}");
+    posted
+}
+
+fn count_case(stage: &Stage, case: &Case) -> u64 {
+    (case.prepare)(stage);
+    (case.run)(stage);
+    let round = |_| {
+        (case.prepare)(stage);
+        counted(case.name, || (case.run)(stage))
+    };
+    (0..case.rounds).map(round).sum()
+}
+
+/// B receives what A sends, and answers, on a thread of its own.
+fn two_threads(stage: &Stage) -> u64 {
+    const MESSAGES: u64 = 500;
+    let (a, b, sge) = (&stage.a, &stage.b, stage.receive_sge());
+    let step = Barrier::new(2);
+    let (b_qp, b_send_cq, b_receive_cq) = (&b.qp, &b.send_cq, &b.receive_cq);
+    let answer = || {
+        let wr = Wr::send(1, &[]);
+        step.wait();
+        step.wait();
+        for _ in 0..MESSAGES {
+            drain(b_receive_cq, OK, 0, OK);
+            post_receives(b_qp, sge, 1);
+            post(b_qp, &wr, 1);
+            drain(b_send_cq, OK, 0, OK);
+        }
+        step.wait();
+        // Ending a thread is not the data path.
+        step.wait();
+    };
+    thread::scope(|scope| {
+        scope.spawn(answer);
+        post_receives(b_qp, sge, 1);
+        step.wait();
+        let posted = counted("two threads", || {
+            step.wait();
+            for _ in 0..MESSAGES {
+                post_receives(&a.qp, sge, 1);
+                post(&a.qp, &stage.send, 1);
+                drain(&a.send_cq, OK, 0, OK);
+                drain(&a.receive_cq, OK, 0, OK);
+            }
+            step.wait();
+            4 * MESSAGES
+        });
+        step.wait();
+        posted
+    })
+}
+
+fn main() {
+    for (device, schedule) in [
+        ("no_alloc-immediate", Schedule::Immediate),
+        ("no_alloc-deferred", Schedule::Deferred { seed: 1 }),
+    ] {
+        Builder::new(device).schedule(schedule).install().unwrap();
+        let mut posted = 0;
+        {
+            let stage = Stage::new(device, 1024);
+            posted += CASES.iter().map(|case| count_case(&stage, case)).sum::<u64>();
+            fresh(&stage);
+            posted += two_threads(&stage);
+        }
+        let small: Vec<_> = (0..10).map(|_| Stage::new(device, 4)).collect();
+        overflow(&small[0]);
+        posted += small[1..].iter().map(|s| counted("overflow", || overflow(s))).sum::<u64>();
+        assert!(posted >= 10_000, "{posted}");
+        println!("{device}: {posted} requests without an allocation");
+    }
+}
