@@ -1,0 +1,37 @@
+//! Two connected queue pairs with memory, as most benches need them.
+
+use crate::prepared::{Prepared, PreparedReceive};
+use crate::rig::connect::{Knobs, Side, connect_sides};
+use crate::rig::{ALL_ACCESS, Mr, Size};
+
+/// Fields drop in order: the memory before the queue pairs that know it.
+pub(crate) struct Link {
+    pub(crate) source: Mr,
+    pub(crate) sink: Mr,
+    pub(crate) a: Side,
+    pub(crate) b: Side,
+}
+
+impl Link {
+    /// Regions of `length` bytes, of side `a` and of side `b`.
+    pub(crate) fn new(length: usize) -> Self {
+        let size = Size::default();
+        let (a, b) = (Side::new("soft0", &size, 256), Side::new("soft0", &size, 256));
+        connect_sides(&a, &b, &Knobs::default());
+        // Not zeroes: pages that were never written would all be the one page of zeroes.
+        let source = a.pd.register_filled(vec![1; length], ALL_ACCESS);
+        let sink = b.pd.register_filled(vec![2; length], ALL_ACCESS);
+        Self { source, sink, a, b }
+    }
+
+    /// A write of the first `length` bytes from `a` to `b`.
+    pub(crate) fn write(&self, length: usize) -> Prepared {
+        Prepared::write(self.source.sge(0, length), self.sink.sge(0, length))
+    }
+
+    /// A send of the first `length` bytes of `a`, and the receive request of `b` for it.
+    pub(crate) fn send(&self, length: usize) -> (Prepared, PreparedReceive) {
+        let send = Prepared::send(self.source.sge(0, length));
+        (send, PreparedReceive::new(self.sink.sge(0, length)))
+    }
+}

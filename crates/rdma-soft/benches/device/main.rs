@@ -1,0 +1,31 @@
+//! How fast the device is, through its C ABI. `docs/performance.md` has the results.
+#![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails says so.
+#![allow(clippy::cast_possible_truncation)] // rdma-sys is for 64-bit targets alone.
+
+use std::time::Duration;
+
+use criterion::Criterion;
+
+mod copies;
+mod link;
+mod many;
+mod one_thread;
+mod prepared;
+#[path = "../../tests/device/rig/mod.rs"]
+mod rig;
+mod scale;
+mod two_threads;
+
+fn main() {
+    let mut criterion = Criterion::default()
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1))
+        .sample_size(50)
+        .configure_from_args();
+    one_thread::bench(&mut criterion);
+    two_threads::bench(&mut criterion);
+    copies::bench(&mut criterion);
+    scale::bench(&mut criterion);
+    criterion.final_summary();
+}

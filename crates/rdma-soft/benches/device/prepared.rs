@@ -1,0 +1,96 @@
+//! Requests that are built once and posted many times, so that a loop measures only the device.
+#![allow(dead_code)] // Not every bench uses all.
+
+use std::hint;
+use std::ptr;
+
+use rdma_sys::*;
+
+use crate::rig::{Cq, Qp};
+
+/// A send request with its one element.
+#[derive(Clone, Copy)]
+pub(crate) struct Prepared {
+    wr: ibv_send_wr,
+    sge: ibv_sge,
+}
+
+// Plain memory: the list pointer is set anew by each post.
+unsafe impl Send for Prepared {}
+
+impl Prepared {
+    fn new(opcode: ibv_wr_opcode, sge: ibv_sge) -> Self {
+        let mut wr = ibv_send_wr::default();
+        wr.opcode = opcode;
+        wr.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
+        wr.num_sge = 1;
+        Self { wr, sge }
+    }
+
+    pub(crate) fn send(sge: ibv_sge) -> Self {
+        Self::new(ibv_wr_opcode::IBV_WR_SEND, sge)
+    }
+
+    /// Writes the bytes of `source` to those of `sink`.
+    pub(crate) fn write(source: ibv_sge, sink: ibv_sge) -> Self {
+        let mut prepared = Self::new(ibv_wr_opcode::IBV_WR_RDMA_WRITE, source);
+        prepared.aim(source, sink);
+        prepared
+    }
+
+    /// Gives a write another source and another sink.
+    #[inline]
+    pub(crate) fn aim(&mut self, source: ibv_sge, sink: ibv_sge) {
+        self.sge = source;
+        self.wr.wr.rdma.remote_addr = sink.addr;
+        self.wr.wr.rdma.rkey = sink.lkey;
+    }
+
+    #[inline]
+    pub(crate) fn post(&mut self, qp: &Qp) {
+        self.wr.sg_list = &raw mut self.sge;
+        let mut bad = ptr::null_mut();
+        let refused = unsafe { ibv_post_send(qp.0, &raw mut self.wr, &raw mut bad) };
+        assert_eq!(refused, 0);
+    }
+}
+
+/// A receive request with its one element.
+#[derive(Clone, Copy)]
+pub(crate) struct PreparedReceive {
+    wr: ibv_recv_wr,
+    sge: ibv_sge,
+}
+
+// As for `Prepared`.
+unsafe impl Send for PreparedReceive {}
+
+impl PreparedReceive {
+    pub(crate) fn new(sge: ibv_sge) -> Self {
+        let mut wr = ibv_recv_wr::default();
+        wr.num_sge = 1;
+        Self { wr, sge }
+    }
+
+    #[inline]
+    pub(crate) fn post(&mut self, qp: &Qp) {
+        self.wr.sg_list = &raw mut self.sge;
+        let mut bad = ptr::null_mut();
+        let refused = unsafe { ibv_post_recv(qp.0, &raw mut self.wr, &raw mut bad) };
+        assert_eq!(refused, 0);
+    }
+}
+
+/// Waits for one completion, which must be a success.
+#[inline]
+pub(crate) fn poll(cq: &Cq, wc: &mut ibv_wc) {
+    loop {
+        let polled = unsafe { ibv_poll_cq(cq.0, 1, wc) };
+        if polled == 1 {
+            break;
+        }
+        assert_eq!(polled, 0);
+        hint::spin_loop();
+    }
+    assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
+}

@@ -1,0 +1,21 @@
+//! Writes of 8 B when a device holds few objects and when it holds many.
+
+use criterion::Criterion;
+
+use crate::many::{Count, Many};
+
+pub(crate) fn bench(c: &mut Criterion) {
+    let mut group = c.benchmark_group("scale");
+    let one = Count::OneOf(1);
+    for (name, connections, regions) in [
+        ("1_of_1", one, one),
+        ("1_of_1000_queue_pairs", Count::OneOf(1_000), one),
+        ("1000_queue_pairs_in_turn", Count::AllOf(1_000), one),
+        ("1_of_100000_regions", one, Count::OneOf(100_000)),
+        ("100000_regions_in_turn", one, Count::AllOf(100_000)),
+    ] {
+        let mut many = Many::new(connections, regions);
+        group.bench_function(name, |b| b.iter(|| many.write()));
+    }
+    group.finish();
+}
