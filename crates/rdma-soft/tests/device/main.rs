@@ -3,7 +3,9 @@
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and the device is 64-bit only.
 
 mod abi;
+mod busy;
 mod flush;
+mod held;
 mod keys;
 mod not_ready;
 mod operations;

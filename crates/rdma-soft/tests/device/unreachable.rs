@@ -87,8 +87,8 @@ fn peer_that_becomes_ready_in_time_gets_the_message() {
     on_each_device("peer-in-time", |device| {
         let (a, b) = (side(device), side(device));
         let (at_a, at_b) = (a.endpoint(), b.endpoint());
-        // The retries last for seconds, and the first is after milliseconds.
-        let knobs = Knobs { timeout: 11, retries: 7, ..Knobs::default() };
+        // The first retry comes after 134 ms, the last after a second.
+        let knobs = Knobs { timeout: 15, retries: 7, ..Knobs::default() };
         connect(&a.qp, &at_a, &at_b, &knobs);
         a.qp.post(&Wr::send(1, &[]));
         let attr = attributes(&at_b, &at_a, &knobs);

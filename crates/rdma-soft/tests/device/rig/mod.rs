@@ -81,6 +81,9 @@ pub(crate) fn errno() -> Errno {
 
 pub(crate) struct Context(pub(crate) *mut ibv_context);
 
+unsafe impl Send for Context {}
+unsafe impl Sync for Context {}
+
 impl Context {
     pub(crate) fn open(name: &str) -> Self {
         rdma_soft::install();
@@ -135,6 +138,9 @@ impl Drop for Context {
 }
 
 pub(crate) struct Pd(pub(crate) *mut ibv_pd);
+
+unsafe impl Send for Pd {}
+unsafe impl Sync for Pd {}
 
 impl Pd {
     /// Deallocates, which must be refused; the error number.
@@ -266,6 +272,12 @@ impl Qp {
         rdma_types::Qpn::masked(self.number())
     }
 
+    /// Destroys it before its time; nothing else may be done with it then.
+    pub(crate) fn destroy(&mut self) {
+        assert_eq!(unsafe { (verbs().destroy_qp)(self.0) }, 0);
+        self.0 = ptr::null_mut();
+    }
+
     pub(crate) fn query(&self) -> ibv_qp_attr {
         let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
         let (attr_place, init_place) = (&raw mut attr, &raw mut init);
@@ -312,6 +324,8 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        assert_eq!(unsafe { (verbs().destroy_qp)(self.0) }, 0);
+        if !self.0.is_null() {
+            self.destroy();
+        }
     }
 }
