@@ -29,13 +29,7 @@ use crate::{
 /// ```
 #[doc(alias = "ibv_context")]
 #[derive(Clone, Debug)]
-pub struct Context(Arc<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    handle: Handle<ibv_context>,
-    device: Device,
-}
+pub struct Context(Arc<Handle<ibv_context, Device>>);
 
 impl Context {
     /// Opens a device; as [`Device::open`].
@@ -50,16 +44,17 @@ impl Context {
         let raw = Errno::check_null(raw).map_err(|errno| {
             VerbError::new("ibv_open_device", errno).with_hint(hint::open(errno))
         })?;
-        // SAFETY: SAFETY.md F2, F9: just opened by this table. What is made from the context holds a
-        // clone of it (F6), and `device` keeps the device.
-        let handle = unsafe { Handle::new(raw, verbs.close_device, "ibv_close_device") };
-        Ok(Self(Arc::new(Inner { handle, device: device.clone() })))
+        let device = device.clone();
+        // SAFETY: SAFETY.md F2, F9: just opened by this table; it needs the device. What is made from
+        // the context holds a clone of it (F6).
+        let handle = unsafe { Handle::new(raw, verbs.close_device, "ibv_close_device", device) };
+        Ok(Self(Arc::new(handle)))
     }
 
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Device {
-        &self.0.device
+        self.0.needs()
     }
 
     /// Allocates a protection domain; as [`ProtectionDomain::allocate`].
@@ -146,28 +141,27 @@ impl Context {
     /// the provider says.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (Self, Error)> {
-        let inner = match Arc::try_unwrap(self.0) {
-            Ok(inner) => inner,
-            Err(shared) => return Err((Self(shared), Error::StillUsed { what: "context" })),
-        };
-        let Inner { handle, device } = inner;
-        handle
-            .close()
-            .map_err(|(handle, error)| (Self(Arc::new(Inner { handle, device })), error.into()))
+        match Arc::try_unwrap(self.0) {
+            Ok(handle) => handle
+                .close()
+                .map(drop)
+                .map_err(|(handle, error)| (Self(Arc::new(handle)), error.into())),
+            Err(shared) => Err((Self(shared), Error::StillUsed { what: "context" })),
+        }
     }
 
     /// The functions of the context's provider.
     #[inline]
     #[must_use]
     pub fn verbs(&self) -> &'static Verbs {
-        self.0.device.verbs()
+        self.device().verbs()
     }
 
     /// The C object, live as long as `self` or a clone.
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_context {
-        self.0.handle.as_ptr()
+        self.0.as_ptr()
     }
 
     /// Whether both are clones of one context.

@@ -1,4 +1,4 @@
-//! The handle of one object of a provider.
+//! The handle of one object of a provider, with what must outlive it.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -10,38 +10,43 @@ use rdma_sys::Errno;
 
 use crate::VerbError;
 
-/// One object of a provider (`ibv_pd`, `ibv_qp` …), destroyed when dropped.
+/// One object of a provider (`ibv_pd`, `ibv_qp` …), destroyed when dropped, and `P`, what it needs:
+/// its parents, or its memory.
 ///
-/// What the owners in this crate and in those above are made of; programs have no need for it. A
-/// `Drop` that fails is one `tracing` event, and the object stays. To see the error, use
-/// [`close`](Self::close).
-///
-/// An owner puts its handle first among its fields, so that it is destroyed before the parents, which
-/// the other fields keep alive (SAFETY.md F6).
-pub struct Handle<T> {
+/// What the owners in this crate and in those above are made of; programs have no need for it. `P` is
+/// dropped after the object was destroyed (SAFETY.md F6). If that fails, `Drop` makes one `tracing`
+/// event, and object and `P` stay for ever: the device may still use them. To see the error instead,
+/// there is [`close`](Self::close).
+pub struct Handle<T, P> {
     raw: NonNull<T>,
     destroy: Destroy<T>,
     verb: &'static str,
+    needs: ManuallyDrop<P>,
 }
 
 type Destroy<T> = unsafe extern "C" fn(*mut T) -> c_int;
 
 // SAFETY: SAFETY.md F9: the contract of `new` has an object that any thread may use and destroy.
-unsafe impl<T> Send for Handle<T> {}
+unsafe impl<T, P: Send> Send for Handle<T, P> {}
 // SAFETY: SAFETY.md F9: through `&Handle` one gets a pointer, and to use that is `unsafe`.
-unsafe impl<T> Sync for Handle<T> {}
+unsafe impl<T, P: Sync> Sync for Handle<T, P> {}
 
-impl<T> Handle<T> {
+impl<T, P> Handle<T, P> {
     /// Takes over the object at `raw`, which `destroy`, called `verb` in messages, destroys.
     ///
     /// # Safety
     /// `raw` is live; `destroy` is its provider's function for it, which returns an error number;
-    /// nobody else calls that. Any thread may use and destroy the object. Until the handle is gone,
-    /// the parents of the object stay alive, and when it is dropped or closed nobody uses the object
+    /// nobody else calls that. Any thread may use and destroy the object. What the object needs to be
+    /// alive is kept so by `needs`; and when the handle is dropped or closed, nobody uses the object
     /// any more.
     #[must_use]
-    pub const unsafe fn new(raw: NonNull<T>, destroy: Destroy<T>, verb: &'static str) -> Self {
-        Self { raw, destroy, verb }
+    pub const unsafe fn new(
+        raw: NonNull<T>,
+        destroy: Destroy<T>,
+        verb: &'static str,
+        needs: P,
+    ) -> Self {
+        Self { raw, destroy, verb, needs: ManuallyDrop::new(needs) }
     }
 
     /// The object. It is live as long as the handle.
@@ -51,13 +56,26 @@ impl<T> Handle<T> {
         self.raw.as_ptr()
     }
 
-    /// Destroys the object.
+    /// What the object needs.
+    #[inline]
+    #[must_use]
+    pub fn needs(&self) -> &P {
+        &self.needs
+    }
+
+    /// Destroys the object, and gives back what it needed.
     ///
     /// # Errors
     /// If the provider refuses, with the handle, whose object is as it was.
-    pub fn close(self) -> Result<(), (Self, VerbError)> {
-        let this = ManuallyDrop::new(self);
-        this.destroy().map_err(|error| (ManuallyDrop::into_inner(this), error))
+    #[allow(clippy::result_large_err)] // it is the handle itself
+    pub fn close(self) -> Result<P, (Self, VerbError)> {
+        let mut this = ManuallyDrop::new(self);
+        match this.destroy() {
+            // SAFETY: SAFETY.md F6: the object is destroyed, and `this` is not used or dropped after
+            // this.
+            Ok(()) => Ok(unsafe { ManuallyDrop::take(&mut this.needs) }),
+            Err(error) => Err((ManuallyDrop::into_inner(this), error)),
+        }
     }
 
     fn destroy(&self) -> Result<(), VerbError> {
@@ -68,22 +86,29 @@ impl<T> Handle<T> {
     }
 }
 
-impl<T> Drop for Handle<T> {
+impl<T, P> Drop for Handle<T, P> {
     fn drop(&mut self) {
-        if let Err(error) = self.destroy() {
-            tracing::error!(%error, object = ?self.raw, "an RDMA object could not be destroyed");
+        match self.destroy() {
+            // SAFETY: SAFETY.md F6, F8: the object is destroyed, and the field is not used again.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.needs) },
+            Err(error) => tracing::error!(
+                %error,
+                object = ?self.raw,
+                "an RDMA object could not be destroyed: it is leaked, with what it needs"
+            ),
         }
     }
 }
 
-impl<T> fmt::Debug for Handle<T> {
+impl<T, P: fmt::Debug> fmt::Debug for Handle<T, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.raw.fmt(f)
+        f.debug_struct("Handle").field("raw", &self.raw).field("needs", &*self.needs).finish()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
     use std::sync::atomic::{AtomicI32, Ordering};
 
     use super::*;
@@ -95,26 +120,31 @@ mod tests {
         if object.fetch_sub(1, Ordering::Relaxed) > 0 { Errno::EBUSY.raw() } else { 0 }
     }
 
-    fn handle(object: &AtomicI32) -> Handle<AtomicI32> {
+    fn handle(object: &AtomicI32, needs: &Rc<()>) -> Handle<AtomicI32, Rc<()>> {
         // SAFETY: SAFETY.md F1: the object outlives the handle, and is used through atomics only.
-        unsafe { Handle::new(NonNull::from(object), destroy, "destroy") }
+        unsafe { Handle::new(NonNull::from(object), destroy, "destroy", Rc::clone(needs)) }
     }
 
     #[test]
     fn a_refused_close_gives_the_handle_back() {
-        let object = AtomicI32::new(1);
-        let (back, error) = handle(&object).close().unwrap_err();
+        let (object, needs) = (AtomicI32::new(1), Rc::new(()));
+        let (back, error) = handle(&object, &needs).close().unwrap_err();
         assert_eq!(error, VerbError::new("destroy", Errno::EBUSY));
-        back.close().unwrap();
+        assert_eq!(Rc::strong_count(back.needs()), 2);
+        drop(back.close().unwrap());
+        assert_eq!(Rc::strong_count(&needs), 1);
         assert_eq!(object.into_inner(), -1, "two calls, and none by Drop");
     }
 
     #[test]
-    fn drop_destroys_once_and_never_panics() {
+    fn drop_destroys_once_and_keeps_what_a_living_object_needs() {
         for failures in [0, 1] {
-            let object = AtomicI32::new(failures);
-            drop(handle(&object));
+            let (object, needs) = (AtomicI32::new(failures), Rc::new(()));
+            drop(handle(&object, &needs));
             assert_eq!(object.into_inner(), failures - 1);
+            assert_eq!(Rc::strong_count(&needs), if failures == 0 { 1 } else { 2 });
+            // SAFETY: SAFETY.md F1: the count of the `Rc` that the handle leaked.
+            (failures == 1).then(|| unsafe { Rc::decrement_strong_count(Rc::as_ptr(&needs)) });
         }
     }
 }

@@ -25,13 +25,7 @@ use crate::{
 /// ```
 #[doc(alias = "ibv_pd")]
 #[derive(Clone, Debug)]
-pub struct ProtectionDomain(Arc<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    handle: Handle<ibv_pd>,
-    context: Context,
-}
+pub struct ProtectionDomain(Arc<Handle<ibv_pd, Context>>);
 
 impl ProtectionDomain {
     /// Allocates a domain; see `man ibv_alloc_pd`.
@@ -43,16 +37,17 @@ impl ProtectionDomain {
         let verbs = context.verbs();
         // SAFETY: SAFETY.md F1, F2: a live context of this table.
         let raw = check_null("ibv_alloc_pd", unsafe { (verbs.alloc_pd)(context.as_raw()) })?;
-        // SAFETY: SAFETY.md F2, F9: just allocated by this table. What is made from the domain holds a
-        // clone of it (F6), and `context` keeps the context.
-        let handle = unsafe { Handle::new(raw, verbs.dealloc_pd, "ibv_dealloc_pd") };
-        Ok(Self(Arc::new(Inner { handle, context: context.clone() })))
+        let context = context.clone();
+        // SAFETY: SAFETY.md F2, F9: just allocated by this table; it needs the context. What is made
+        // from the domain holds a clone of it (F6).
+        let handle = unsafe { Handle::new(raw, verbs.dealloc_pd, "ibv_dealloc_pd", context) };
+        Ok(Self(Arc::new(handle)))
     }
 
     /// The context that it was made from.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.0.context
+        self.0.needs()
     }
 
     /// Allocates and registers memory for this machine's own use; as [`OwnedRegion::allocate`].
@@ -166,16 +161,13 @@ impl ProtectionDomain {
     /// the provider says.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn close(self) -> Result<(), (Self, Error)> {
-        let inner = match Arc::try_unwrap(self.0) {
-            Ok(inner) => inner,
-            Err(shared) => {
-                return Err((Self(shared), Error::StillUsed { what: "protection domain" }));
-            }
-        };
-        let Inner { handle, context } = inner;
-        handle
-            .close()
-            .map_err(|(handle, error)| (Self(Arc::new(Inner { handle, context })), error.into()))
+        match Arc::try_unwrap(self.0) {
+            Ok(handle) => handle
+                .close()
+                .map(drop)
+                .map_err(|(handle, error)| (Self(Arc::new(handle)), error.into())),
+            Err(shared) => Err((Self(shared), Error::StillUsed { what: "protection domain" })),
+        }
     }
 
     /// The functions of the domain's provider.
@@ -189,6 +181,6 @@ impl ProtectionDomain {
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_pd {
-        self.0.handle.as_ptr()
+        self.0.as_ptr()
     }
 }

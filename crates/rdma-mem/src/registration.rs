@@ -2,33 +2,29 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use rdma_sys::{Errno, ibv_mr};
 use rdma_types::{AccessFlags, Lkey, Rkey};
 
-use crate::{Error, ProtectionDomain, RemoteMemoryRegion, VerbError, hint};
+use crate::{Error, Handle, ProtectionDomain, RemoteMemoryRegion, VerbError, hint};
 
 /// A registration of memory, and its owner `M`: dropped after the deregistration, or never if that
 /// fails.
 pub(crate) struct Registration<M> {
-    raw: NonNull<ibv_mr>,
+    handle: Handle<ibv_mr, (M, ProtectionDomain)>,
     base: NonNull<u8>,
     length: usize,
     /// Where the region begins in the addresses that requests use.
     iova: u64,
     lkey: Lkey,
     rkey: Rkey,
-    memory: ManuallyDrop<M>,
-    // After everything else: the domain outlives the region.
-    pd: ProtectionDomain,
 }
 
-// SAFETY: SAFETY.md F9: a region may be used and deregistered on any thread. `base` is an address
-// here; who reaches the memory through it argues for itself.
+// SAFETY: SAFETY.md F16: `base` is an address here; who reaches the memory through it argues for
+// itself.
 unsafe impl<M: Send> Send for Registration<M> {}
-// SAFETY: SAFETY.md F9: as above; it does not change.
+// SAFETY: SAFETY.md F16: as above; it does not change.
 unsafe impl<M: Sync> Sync for Registration<M> {}
 
 impl<M> Registration<M> {
@@ -63,32 +59,26 @@ impl<M> Registration<M> {
                 return Err((memory, VerbError::new("ibv_reg_mr", errno).with_hint(hint).into()));
             }
         };
+        let needs = (memory, pd.clone());
+        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table; it needs memory and domain.
+        let handle = unsafe { Handle::new(raw, verbs.dereg_mr, "ibv_dereg_mr", needs) };
         // SAFETY: SAFETY.md F1: a live region, whose keys do not change.
         let mr = unsafe { raw.read() };
         let iova = if access.contains(AccessFlags::ZERO_BASED) { 0 } else { address };
-        let memory = ManuallyDrop::new(memory);
         let (lkey, rkey) = (Lkey::new(mr.lkey), Rkey::new(mr.rkey));
-        Ok(Self { raw, base, length, iova, lkey, rkey, memory, pd: pd.clone() })
+        Ok(Self { handle, base, length, iova, lkey, rkey })
     }
 
     /// Deregisters, and gives the memory back.
-    pub(crate) fn close(self) -> Result<M, (Self, VerbError)> {
-        let mut this = ManuallyDrop::new(self);
-        if let Err(error) = this.deregister() {
-            return Err((ManuallyDrop::into_inner(this), error));
+    #[allow(clippy::result_large_err)] // it is the registration itself
+    pub(crate) fn close(self) -> Result<M, (Self, Error)> {
+        let Self { handle, base, length, iova, lkey, rkey } = self;
+        match handle.close() {
+            Ok((memory, _)) => Ok(memory),
+            Err((handle, error)) => {
+                Err((Self { handle, base, length, iova, lkey, rkey }, error.into()))
+            }
         }
-        // SAFETY: SAFETY.md F6: the registration is gone, and `this` is not used again; the clone of
-        // the domain within it is taken out here, once.
-        drop(unsafe { std::ptr::read(&raw const this.pd) });
-        // SAFETY: SAFETY.md F8: as above; the memory is deregistered.
-        Ok(unsafe { ManuallyDrop::take(&mut this.memory) })
-    }
-
-    fn deregister(&self) -> Result<(), VerbError> {
-        // SAFETY: SAFETY.md F2: a live region of this table; the two callers have it by value or in
-        // `Drop`, so it happens once.
-        let returned = unsafe { (self.pd.verbs().dereg_mr)(self.raw.as_ptr()) };
-        Errno::check(returned).map_err(|errno| VerbError::new("ibv_dereg_mr", errno))
     }
 
     #[inline]
@@ -123,27 +113,12 @@ impl<M> Registration<M> {
     }
 
     pub(crate) fn pd(&self) -> &ProtectionDomain {
-        &self.pd
+        &self.handle.needs().1
     }
 
     #[inline]
     pub(crate) fn as_raw(&self) -> *mut ibv_mr {
-        self.raw.as_ptr()
-    }
-}
-
-impl<M> Drop for Registration<M> {
-    fn drop(&mut self) {
-        match self.deregister() {
-            // SAFETY: SAFETY.md F8: deregistered; the field is not used again.
-            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.memory) },
-            Err(error) => tracing::error!(
-                %error,
-                address = ?self.base,
-                length = self.length,
-                "a memory region could not be deregistered; memory that it owns is leaked"
-            ),
-        }
+        self.handle.as_ptr()
     }
 }
 

@@ -198,8 +198,9 @@ impl SharedRegion {
     /// # Errors
     /// What the provider says, with the region, which is still registered.
     #[doc(alias = "ibv_dereg_mr")]
+    #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<RegionMemory, (Self, Error)> {
-        self.0.close().map_err(|(registration, error)| (Self(registration), error.into()))
+        self.0.close().map_err(|(registration, error)| (Self(registration), error))
     }
 
     /// The C object, live as long as `self`.

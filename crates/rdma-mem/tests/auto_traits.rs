@@ -16,7 +16,7 @@ fn objects_are_send_and_sync() {
     send_sync::<Context>();
     send_sync::<Device>();
     send_sync::<DeviceList>();
-    send_sync::<Handle<rdma_sys::ibv_pd>>();
+    send_sync::<Handle<rdma_sys::ibv_pd, Context>>();
     send_sync::<MemoryRegion>();
     send_sync::<OwnedRegion>();
     send_sync::<ProtectionDomain>();

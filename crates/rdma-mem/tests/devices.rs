@@ -1,5 +1,6 @@
 //! Devices, contexts and domains, on both software devices.
 #![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use std::sync::Once;
 

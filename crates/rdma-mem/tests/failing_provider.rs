@@ -1,14 +1,20 @@
-//! What happens when a provider refuses to let go: the software device with a function that fails.
+//! What happens when a provider refuses to let go, or is old: the software device with functions that
+//! fail or are not there.
 
 #![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use std::alloc::{Layout, dealloc};
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::slice;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use rdma_mem::{AccessFlags, DeviceList, Errno, Error, OwnedRegion, ProtectionDomain};
+use rdma_mem::{AccessFlags, Context, DeviceList, Errno, Error, GidType, ProtectionDomain};
 use rdma_sys::{Verbs, ibv_mr, ibv_pd};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 thread_local! {
     static REFUSED: Cell<u32> = const { Cell::new(0) };
@@ -37,15 +43,56 @@ unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     unsafe { (rdma_soft::verbs().dealloc_pd)(pd) }
 }
 
-fn pd() -> ProtectionDomain {
-    rdma_soft::install();
-    let mut verbs = *rdma_soft::verbs();
-    verbs.dereg_mr = dereg_mr;
-    verbs.dealloc_pd = dealloc_pd;
-    let verbs: &'static Verbs = Box::leak(Box::new(verbs));
+/// `soft0`, of this table.
+fn soft0(verbs: &'static Verbs) -> Context {
     // SAFETY: SAFETY.md F2: the functions are the software device's, or fail without doing anything.
     let list = unsafe { DeviceList::of(verbs) };
-    list.get(0).unwrap().open().unwrap().allocate_pd().unwrap()
+    list.iter().find(|device| device.name() == "soft0").unwrap().open().unwrap()
+}
+
+/// A domain whose regions, and which itself, can refuse to go.
+fn pd() -> ProtectionDomain {
+    static TABLE: OnceLock<Verbs> = OnceLock::new();
+    rdma_soft::install();
+    let verbs = TABLE.get_or_init(|| {
+        let mut verbs = *rdma_soft::verbs();
+        verbs.dereg_mr = dereg_mr;
+        verbs.dealloc_pd = dealloc_pd;
+        verbs
+    });
+    soft0(verbs).allocate_pd().unwrap()
+}
+
+/// Counts `tracing` events.
+struct Events(Arc<AtomicU32>);
+
+impl Subscriber for Events {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// How many events `work` makes.
+fn events(work: impl FnOnce()) -> u32 {
+    let count = Arc::new(AtomicU32::new(0));
+    tracing::subscriber::with_default(Events(Arc::clone(&count)), work);
+    count.load(Ordering::Relaxed)
 }
 
 fn is_busy(error: &Error) -> bool {
@@ -74,10 +121,13 @@ fn a_region_that_cannot_be_closed_comes_back_whole() {
 
 #[test]
 fn memory_of_a_region_that_stays_registered_is_never_freed() {
+    // Its domain stays too; here a leak checker sees that it is meant to.
+    static STAYS: Mutex<Option<ProtectionDomain>> = Mutex::new(None);
     let region = pd().allocate_region(4096).unwrap();
+    *STAYS.lock().unwrap() = Some(region.pd().clone());
     let (memory, mr) = (region.as_ptr().cast_mut(), region.as_raw());
     REFUSED.set(1);
-    drop::<OwnedRegion>(region);
+    assert_eq!(events(|| drop(region)), 1, "it is said once");
     // SAFETY: SAFETY.md F8: leaked, because the device may still write it.
     assert_eq!(unsafe { slice::from_raw_parts(memory, 4096) }, [0; 4096]);
     // SAFETY: SAFETY.md F1: the refused call did nothing, so the region is live.
@@ -95,4 +145,28 @@ fn a_domain_that_cannot_be_closed_comes_back() {
     assert!(is_busy(&error), "{error}");
     domain.allocate_region(64).unwrap();
     domain.close().unwrap();
+}
+
+#[test]
+fn what_closes_says_nothing() {
+    let region = pd().allocate_region(64).unwrap();
+    assert_eq!(events(|| drop(region)), 0);
+}
+
+#[test]
+fn without_the_verb_the_table_of_gids_comes_from_sysfs() {
+    static TABLE: OnceLock<Verbs> = OnceLock::new();
+    rdma_soft::install();
+    let context = soft0(TABLE.get_or_init(|| {
+        let mut verbs = *rdma_soft::verbs();
+        verbs.query_gid_table = None;
+        verbs
+    }));
+    let table = context.gid_table().unwrap();
+    assert_eq!(table.len(), 4);
+    for entry in table {
+        // This device is in no sysfs, so that the link layer decides.
+        assert_eq!((entry.port, entry.gid_type), (1, GidType::ROCE_V1));
+        assert_eq!(context.query_gid(1, entry.index).unwrap(), entry.gid);
+    }
 }

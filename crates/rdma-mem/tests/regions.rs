@@ -1,5 +1,6 @@
 //! Regions: bounds, access, and who owns the memory when.
 #![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use std::sync::atomic::Ordering;
 

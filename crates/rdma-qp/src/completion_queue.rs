@@ -36,9 +36,8 @@ pub struct CompletionQueue(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    handle: Handle<ibv_cq>,
+    handle: Handle<ibv_cq, Context>,
     capacity: u32,
-    context: Context,
 }
 
 impl CompletionQueue {
@@ -59,16 +58,17 @@ impl CompletionQueue {
         // SAFETY: SAFETY.md F1, F2: a live context of this table; no channel, and vector 0 exists.
         let raw = unsafe { (verbs.create_cq)(context.as_raw(), asked, null_mut(), null_mut(), 0) };
         let raw = Errno::check_null(raw).map_err(fail)?;
-        // SAFETY: SAFETY.md F2, F9: just created by this table. Queue pairs hold a clone (F6), and
-        // `context` keeps the context.
-        let handle = unsafe { Handle::new(raw, verbs.destroy_cq, "ibv_destroy_cq") };
+        let needs = context.clone();
+        // SAFETY: SAFETY.md F2, F9: just created by this table; it needs the context. Queue pairs hold
+        // a clone of the queue (F6).
+        let handle = unsafe { Handle::new(raw, verbs.destroy_cq, "ibv_destroy_cq", needs) };
         // SAFETY: SAFETY.md F1: live by `handle`.
         let capacity = unsafe { (*raw.as_ptr()).cqe };
         let capacity = u32::try_from(capacity).unwrap_or(0);
         if capacity < min_capacity {
             return Err(fail(Errno::EINVAL).into());
         }
-        Ok(Self(Arc::new(Inner { handle, capacity, context: context.clone() })))
+        Ok(Self(Arc::new(Inner { handle, capacity })))
     }
 
     /// Takes completions off the queue, as many as there are and `slots` has room for, without
@@ -100,7 +100,7 @@ impl CompletionQueue {
     /// The context that it was made from.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.0.context
+        self.0.handle.needs()
     }
 
     /// Whether both are clones of one queue.
@@ -116,16 +116,14 @@ impl CompletionQueue {
     /// provider says.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn close(self) -> Result<(), (Self, Error)> {
-        let inner = match Arc::try_unwrap(self.0) {
-            Ok(inner) => inner,
-            Err(shared) => {
-                return Err((Self(shared), Error::StillUsed { what: "completion queue" }));
+        match Arc::try_unwrap(self.0) {
+            Ok(Inner { handle, capacity }) => {
+                handle.close().map(drop).map_err(|(handle, error)| {
+                    (Self(Arc::new(Inner { handle, capacity })), error.into())
+                })
             }
-        };
-        let Inner { handle, capacity, context } = inner;
-        handle.close().map_err(|(handle, error)| {
-            (Self(Arc::new(Inner { handle, capacity, context })), error.into())
-        })
+            Err(shared) => Err((Self(shared), Error::StillUsed { what: "completion queue" })),
+        }
     }
 
     /// The C object, live as long as `self` or a clone.

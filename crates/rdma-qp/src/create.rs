@@ -10,7 +10,7 @@ use rdma_sys::{ibv_qp_init_attr, ibv_qp_type};
 use rdma_types::{Psn, Qpn};
 
 use crate::error::create_hint;
-use crate::object::Object;
+use crate::object::{Needs, Object};
 use crate::{
     CompletionQueue, EndpointGid, Error, PreparedQueuePair, QueuePairBuilder,
     QueuePairCapabilities, QueuePairEndpoint, path,
@@ -172,13 +172,14 @@ fn create(
         let hint = create_hint(errno, &format!("{:?}", builder.sizes), device);
         VerbError::new("ibv_create_qp", errno).with_hint(hint)
     })?;
-    // SAFETY: SAFETY.md F2, F9: just created by this table; the clones below outlive it (F6).
-    let handle = unsafe { Handle::new(raw, verbs.destroy_qp, "ibv_destroy_qp") };
+    let needs =
+        Needs { send_cq: send_cq.clone(), recv_cq: recv_cq.clone(), pd: builder.pd.clone() };
+    // SAFETY: SAFETY.md F2, F9: just created by this table; it needs queues and domain (F6).
+    let handle = unsafe { Handle::new(raw, verbs.destroy_qp, "ibv_destroy_qp", needs) };
     // SAFETY: SAFETY.md F1: live by `handle`; the number does not change.
     let qpn = Qpn::masked(unsafe { (*raw.as_ptr()).qp_num });
     let capabilities = QueuePairCapabilities::from_raw(&attributes.cap);
-    let (send_cq, recv_cq, pd) = (send_cq.clone(), recv_cq.clone(), builder.pd.clone());
-    Ok(Object { handle, qpn, capabilities, send_cq, recv_cq, pd })
+    Ok(Object::new(handle, qpn, capabilities))
 }
 
 /// Starting anywhere keeps packets of an old connection from being taken for those of a new one.

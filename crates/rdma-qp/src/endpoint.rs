@@ -6,6 +6,7 @@ use rdma_types::{Psn, Qpn};
 /// A GID of an endpoint, with the kind of packets that it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
 pub struct EndpointGid {
     /// The GID.
     pub gid: Gid,

@@ -12,23 +12,39 @@ use crate::{CompletionQueue, Error, QueuePairCapabilities};
 
 #[derive(Debug)]
 pub(crate) struct Object {
-    // First, so that it is destroyed before what it uses.
-    pub(crate) handle: Handle<ibv_qp>,
+    handle: Handle<ibv_qp, Needs>,
     pub(crate) qpn: Qpn,
     pub(crate) capabilities: QueuePairCapabilities,
+}
+
+/// What a queue pair must not outlive.
+#[derive(Debug)]
+pub(crate) struct Needs {
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
     pub(crate) pd: ProtectionDomain,
 }
 
 impl Object {
+    pub(crate) const fn new(
+        handle: Handle<ibv_qp, Needs>,
+        qpn: Qpn,
+        capabilities: QueuePairCapabilities,
+    ) -> Self {
+        Self { handle, qpn, capabilities }
+    }
+
+    pub(crate) fn needs(&self) -> &Needs {
+        self.handle.needs()
+    }
+
     pub(crate) fn query(
         &self,
         mask: ibv_qp_attr_mask,
     ) -> Result<(ibv_qp_attr, ibv_qp_init_attr), VerbError> {
         let mut attributes = ibv_qp_attr::default();
         let mut init = ibv_qp_init_attr::default();
-        let (mask, verbs) = (mask.0.cast_signed(), self.pd.verbs());
+        let (mask, verbs) = (mask.0.cast_signed(), self.needs().pd.verbs());
         // SAFETY: SAFETY.md F1, F2: a live queue pair of this table, and attributes to write to.
         let returned =
             unsafe { (verbs.query_qp)(self.as_raw(), &raw mut attributes, mask, &raw mut init) };
@@ -45,7 +61,8 @@ impl Object {
     ) -> Result<(), Error> {
         let mask: c_int = mask.0.cast_signed();
         // SAFETY: SAFETY.md F1, F2: a live queue pair of this table, and live attributes.
-        let returned = unsafe { (self.pd.verbs().modify_qp)(self.as_raw(), attributes, mask) };
+        let returned =
+            unsafe { (self.needs().pd.verbs().modify_qp)(self.as_raw(), attributes, mask) };
         Errno::check(returned).map_err(|errno| {
             let source = VerbError::new("ibv_modify_qp", errno).with_hint(modify_hint(errno));
             Error::Transition { qpn: self.qpn, from, to, source }
@@ -54,10 +71,11 @@ impl Object {
 
     #[allow(clippy::result_large_err)] // it is the queue pair itself
     pub(crate) fn close(self) -> Result<(), (Self, VerbError)> {
-        let Self { handle, qpn, capabilities, send_cq, recv_cq, pd } = self;
-        handle.close().map_err(|(handle, error)| {
-            (Self { handle, qpn, capabilities, send_cq, recv_cq, pd }, error)
-        })
+        let Self { handle, qpn, capabilities } = self;
+        handle
+            .close()
+            .map(drop)
+            .map_err(|(handle, error)| (Self { handle, qpn, capabilities }, error))
     }
 
     #[inline]

@@ -96,20 +96,20 @@ impl QueuePair {
 
     /// Where requests of the send queue complete.
     #[must_use]
-    pub const fn send_cq(&self) -> &CompletionQueue {
-        &self.object.send_cq
+    pub fn send_cq(&self) -> &CompletionQueue {
+        &self.object.needs().send_cq
     }
 
     /// Where receives complete.
     #[must_use]
-    pub const fn recv_cq(&self) -> &CompletionQueue {
-        &self.object.recv_cq
+    pub fn recv_cq(&self) -> &CompletionQueue {
+        &self.object.needs().recv_cq
     }
 
     /// The domain whose memory it can use.
     #[must_use]
-    pub const fn pd(&self) -> &ProtectionDomain {
-        &self.object.pd
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.object.needs().pd
     }
 
     /// The state that it is in, as the device says.

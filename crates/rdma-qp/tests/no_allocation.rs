@@ -2,6 +2,7 @@
 //! harness allocate too.
 
 #![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 mod common;
 

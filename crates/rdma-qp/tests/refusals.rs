@@ -1,6 +1,7 @@
 //! What is refused, by whom, and in which words.
 
 #![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! What arrives, on each software device.
 
 #![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 mod common;
 
