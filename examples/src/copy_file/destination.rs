@@ -3,7 +3,7 @@
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
@@ -17,23 +17,23 @@ pub(crate) struct Destination {
     temporary: NamedTempFile,
     path: PathBuf,
     folder: PathBuf,
-    /// Those of the file that is replaced.
-    permissions: Option<Permissions>,
+    /// The file that is replaced.
+    old: Option<Metadata>,
 }
 
 impl Destination {
     /// A new file has the permissions of the source, less the umask; one that is replaced keeps its
-    /// own. A link is followed.
+    /// own, and its owner where we may give files away. A link is followed.
     pub(crate) fn create(path: &Path, source: &Metadata) -> Result<Self, Error> {
         let failed = |error| Error::file("write", path, error);
         let old = existing(path).map_err(failed)?;
         if old.as_ref().is_some_and(|old| (old.dev(), old.ino()) == (source.dev(), source.ino())) {
             return Err(Error::SameFile { path: path.to_owned() });
         }
-        Self::try_create(path, old.as_ref(), source).map_err(failed)
+        Self::try_create(path, old, source).map_err(failed)
     }
 
-    fn try_create(path: &Path, old: Option<&Metadata>, source: &Metadata) -> io::Result<Self> {
+    fn try_create(path: &Path, old: Option<Metadata>, source: &Metadata) -> io::Result<Self> {
         let path = match old {
             Some(_) => {
                 // To replace a file takes the right to write its folder; to overwrite it, as would be
@@ -52,18 +52,21 @@ impl Destination {
             .suffix(".part")
             .permissions(rights(source))
             .tempfile_in(&folder)?;
-        Ok(Self { temporary, path, folder, permissions: old.map(rights) })
+        Ok(Self { temporary, path, folder, old })
     }
 
     /// Puts the file on disk and in its place.
     pub(crate) fn commit(self) -> io::Result<()> {
-        let Self { temporary, path, folder, permissions } = self;
-        if let Some(permissions) = permissions {
-            temporary.as_file().set_permissions(permissions)?;
+        let Self { temporary, path, folder, old } = self;
+        let file = temporary.as_file();
+        if let Some(old) = old {
+            let _ = fchown(file, Some(old.uid()), Some(old.gid()));
+            file.set_permissions(rights(&old))?;
         }
-        temporary.as_file().sync_all()?;
+        file.sync_all()?;
         temporary.persist(path).map_err(|failed| failed.error)?;
-        File::open(folder)?.sync_all()
+        // A folder that may be written need not be readable.
+        File::open(folder).map_or(Ok(()), |folder| folder.sync_all())
     }
 }
 
@@ -164,8 +167,11 @@ mod tests {
         folder.copy("new", &source);
         assert_eq!(folder.mode("new"), 0o500);
         folder.write("old", 0o640);
+        let owner = |name| fs::metadata(folder.at(name)).unwrap().uid();
+        let somebody = if owner("old") == 0 { 65534 } else { owner("old") };
+        std::os::unix::fs::chown(folder.at("old"), Some(somebody), None).unwrap();
         folder.copy("old", &source);
-        assert_eq!(folder.mode("old"), 0o640);
+        assert_eq!((folder.mode("old"), owner("old")), (0o640, somebody));
     }
 
     #[test]

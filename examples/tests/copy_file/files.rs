@@ -15,7 +15,9 @@ const NOBODY: u32 = 65534;
 /// The program of a user who has no rights that the files do not give.
 fn unprivileged(bench: &Bench) -> Command {
     let copied = bench.at("program");
-    fs::copy(program(), &copied).unwrap();
+    // By another process: a program that is open for writing in this one, or in a child that another
+    // test has just forked, could not be executed.
+    assert!(Command::new("cp").arg(program()).arg(&copied).status().unwrap().success());
     let mut command = Command::new(copied);
     command.current_dir(bench.folder());
     let root = fs::metadata(bench.folder()).unwrap().uid() == 0;
