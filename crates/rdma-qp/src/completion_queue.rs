@@ -79,14 +79,14 @@ impl CompletionQueue {
     /// request is done by it.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
-    pub fn poll<'s>(&self, slots: &'s mut [PollSlot]) -> Result<PolledCompletions<'s>, Error> {
+    pub fn poll<'s>(&self, slots: &'s mut [PollSlot]) -> Result<PolledCompletions<'s>, PollError> {
         let room = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
         // SAFETY: SAFETY.md F1, F12: a live queue, and so many completions to write to; a slot is
         // laid out as one (F5).
         let returned = unsafe { ibv_poll_cq(self.as_raw(), room, slots.as_mut_ptr().cast()) };
         match Errno::check_poll(returned) {
             Ok(count) => Ok(PolledCompletions::new(slots.get(..count).unwrap_or(slots))),
-            Err(errno) => Err(poll_error(errno)),
+            Err(_) => Err(PollError),
         }
     }
 
@@ -134,9 +134,13 @@ impl CompletionQueue {
     }
 }
 
-#[cold]
-fn poll_error(errno: Errno) -> Error {
-    let hint = "the completion queue has failed, most often because it overflowed: make it as large \
-                as the queues of all its queue pairs together";
-    VerbError::new("ibv_poll_cq", errno).with_hint(Some(hint.into())).into()
-}
+/// A completion queue that failed.
+///
+/// It holds no memory, so that the way to a completion does not have to free it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "ibv_poll_cq failed: the completion queue has failed, most often because it overflowed: make it \
+     as large as the queues of all its queue pairs together"
+)]
+#[non_exhaustive]
+pub struct PollError;

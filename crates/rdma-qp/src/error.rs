@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use rdma_mem::{DeviceAttributes, Errno, PortState, VerbError};
 use rdma_types::{Mtu, QpState, Qpn};
 
-use crate::HandshakeError;
+use crate::{HandshakeError, PollError};
 
 /// Why an operation of this crate failed. Posting has an error of its own,
 /// [`PostError`](crate::PostError).
@@ -18,6 +18,9 @@ pub enum Error {
     /// A device or memory operation failed.
     #[error(transparent)]
     Memory(#[from] rdma_mem::Error),
+    /// A completion queue failed.
+    #[error(transparent)]
+    Poll(#[from] PollError),
     /// A queue pair did not change its state.
     #[error("queue pair {qpn}: {from} to {to}: {source}")]
     Transition {

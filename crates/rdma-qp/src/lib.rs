@@ -50,7 +50,7 @@ mod work_success;
 pub use builder::QueuePairBuilder;
 pub use capabilities::QueuePairCapabilities;
 pub use completion::{PollSlot, PolledCompletions, WorkCompletion, WorkResult};
-pub use completion_queue::CompletionQueue;
+pub use completion_queue::{CompletionQueue, PollError};
 pub use connect_attributes::{ConnectAttributes, GlobalRoute, HandshakeError};
 pub use endpoint::{EndpointGid, QueuePairEndpoint};
 pub use endpoint_bytes::EndpointError;

@@ -181,10 +181,11 @@ impl QueuePair {
     /// # Safety
     /// As [`Self::post_send`] or [`Self::post_read`].
     #[inline]
-    unsafe fn post_one(&self, mut request: QueuedRequest<'_, '_>) -> Result<(), PostError> {
+    unsafe fn post_one(&self, request: QueuedRequest<'_, '_>) -> Result<(), PostError> {
         request.check().map_err(|reason| PostError::new(0, reason))?;
+        let mut wr = request.into_raw();
         // SAFETY: SAFETY.md F12: one request, which ends the list; the rest is the same contract.
-        unsafe { self.post_send_list(request.as_raw(), |bad| usize::from(bad.is_null())) }
+        unsafe { self.post_send_list(&raw mut wr, |bad| usize::from(bad.is_null())) }
     }
 
     /// Posts a list; `posted` tells from the refused request how many were posted.

@@ -4,11 +4,14 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
+use std::ptr::null_mut;
 
 use rdma_mem::{GatherElement, RemoteMemoryRegion, ScatterElement};
 use rdma_sys::{
     ibv_recv_wr, ibv_send_wr, ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2,
-    ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_sge, ibv_wr_opcode,
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_send_wr__bindgen_ty_3,
+    ibv_send_wr__bindgen_ty_3__bindgen_ty_1, ibv_send_wr__bindgen_ty_4,
+    ibv_send_wr__bindgen_ty_4__bindgen_ty_2, ibv_sge, ibv_wr_opcode,
 };
 
 use crate::post_error::Reason;
@@ -79,21 +82,32 @@ impl QueuedRequest<'_, '_> {
         remote: Option<RemoteMemoryRegion>,
         send_flags: u32,
     ) -> Self {
-        let mut wr =
-            ibv_send_wr { wr_id, sg_list, num_sge, opcode, send_flags, ..Default::default() };
-        if let Some(immediate) = immediate {
-            wr.__bindgen_anon_1 = ibv_send_wr__bindgen_ty_1 { imm_data: immediate.to_be() };
-        }
-        let mut room = u64::MAX;
-        if let Some(remote) = remote {
-            wr.wr = ibv_send_wr__bindgen_ty_2 {
-                rdma: ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
-                    remote_addr: remote.address(),
-                    rkey: remote.rkey().get(),
-                },
-            };
-            room = remote.length() as u64;
-        }
+        let (address, rkey, room) = match remote {
+            Some(remote) => (remote.address(), remote.rkey().get(), remote.length() as u64),
+            None => (0, 0, u64::MAX),
+        };
+        // Each part by itself, and of a union no more than is used: zeros for the whole would be made
+        // elsewhere first and copied then, which takes longer than the post.
+        let wr = ibv_send_wr {
+            wr_id,
+            next: null_mut(),
+            sg_list,
+            num_sge,
+            opcode,
+            send_flags,
+            __bindgen_anon_1: ibv_send_wr__bindgen_ty_1 {
+                imm_data: immediate.unwrap_or(0).to_be(),
+            },
+            wr: ibv_send_wr__bindgen_ty_2 {
+                rdma: ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: address, rkey },
+            },
+            qp_type: ibv_send_wr__bindgen_ty_3 {
+                xrc: ibv_send_wr__bindgen_ty_3__bindgen_ty_1 { remote_srqn: 0 },
+            },
+            __bindgen_anon_2: ibv_send_wr__bindgen_ty_4 {
+                tso: ibv_send_wr__bindgen_ty_4__bindgen_ty_2 { hdr: null_mut(), hdr_sz: 0, mss: 0 },
+            },
+        };
         Self { wr, bytes, remote: room, borrow: PhantomData }
     }
 
@@ -117,6 +131,11 @@ impl QueuedRequest<'_, '_> {
     #[inline]
     pub(crate) fn as_raw(&mut self) -> *mut ibv_send_wr {
         &raw mut self.wr
+    }
+
+    #[inline]
+    pub(crate) fn into_raw(self) -> ibv_send_wr {
+        self.wr
     }
 }
 
@@ -179,7 +198,7 @@ impl<'wr, 'data> ReceiveWorkRequest<'wr, 'data> {
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedReceive<'wr, 'data> {
         let (sg_list, num_sge, _) = scattered(self.elements);
-        let wr = ibv_recv_wr { wr_id, sg_list, num_sge, ..Default::default() };
+        let wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list, num_sge };
         QueuedReceive { wr, borrow: PhantomData }
     }
 }

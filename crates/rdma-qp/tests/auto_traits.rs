@@ -2,10 +2,10 @@
 
 use rdma_qp::{
     CompletionQueue, ConnectAttributes, EndpointError, EndpointGid, Error, GlobalRoute,
-    HandshakeError, PollSlot, PolledCompletions, PostError, PreparedQueuePair, QueuePair,
-    QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint, QueuedReceive,
-    QueuedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkCompletion, WorkError,
-    WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
+    HandshakeError, PollError, PollSlot, PolledCompletions, PostError, PreparedQueuePair,
+    QueuePair, QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint,
+    QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
+    WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -49,6 +49,7 @@ fn errors_are_errors_of_any_thread() {
     error::<EndpointError>();
     error::<Error>();
     error::<HandshakeError>();
+    error::<PollError>();
     error::<PostError>();
     error::<WorkError>();
 }
