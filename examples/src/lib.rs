@@ -4,3 +4,8 @@
 //! name in the folder `examples` is the thin command line around it.
 
 pub mod copy_file;
+
+/// The examples in the README run.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

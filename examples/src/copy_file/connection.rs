@@ -129,7 +129,8 @@ impl Connection {
     /// Takes one completion, if there is one.
     fn poll(&mut self) -> Result<bool, Error> {
         let mut slot = [PollSlot::default()];
-        let Some(completion) = self.completions.poll(&mut slot)?.next() else { return Ok(false) };
+        let mut polled = self.completions.poll(&mut slot).map_err(rdma_qp::Error::from)?;
+        let Some(completion) = polled.next() else { return Ok(false) };
         let success = completion.result()?;
         if completion.wr_id() != RECEIVE {
             // The send queue completes in order, and each of its requests is signaled.

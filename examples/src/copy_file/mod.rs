@@ -18,6 +18,7 @@
 //! Both sides are here in one process, so the flag and the exchange of endpoints need no network. What
 //! is between them is nothing but RDMA.
 
+mod command;
 mod connect;
 mod connection;
 mod destination;
@@ -34,6 +35,7 @@ mod transfer;
 use std::path::PathBuf;
 use std::time::Instant;
 
+pub use command::main;
 pub use error::Error;
 pub use settings::Settings;
 pub use summary::Summary;

@@ -66,12 +66,8 @@ impl Bench {
     }
 }
 
-/// Cargo builds examples with the tests, beside the folder of the test binaries.
-pub(crate) fn program() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let program = test.ancestors().nth(2).unwrap().join("examples/copy_file");
-    assert!(program.exists(), "{program:?} is not built: run cargo test -p rdma-examples");
-    program
+pub(crate) fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_copy_file"))
 }
 
 /// That the program ended with this status, and what it said on standard error.
