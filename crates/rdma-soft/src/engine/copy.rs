@@ -115,100 +115,11 @@ unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
     unsafe { std::ptr::copy(source, sink, length) }
 }
 
-/// # Safety
-///
-/// `source` must be valid for reads and `sink` for writes of `length` bytes.
 #[cfg(all(target_arch = "x86_64", not(any(rdma_visible_copies, miri))))]
-#[inline]
-unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
-    /// From here on a loop of 64 bytes is faster than one of words.
-    const LINES: usize = 64;
-    /// From here on the string instruction is, wherever the sink is aligned.
-    const STRING: usize = 4096;
+use x86_64::device_copy;
 
-    macro_rules! move_at {
-        ($register:literal, $offset:expr) => {{
-            let (from, to) = (source.wrapping_add($offset), sink.wrapping_add($offset));
-            // SAFETY: the caller checks that the moved bytes lie inside both ranges; the assembly
-            // touches nothing else (SAFETY.md F10).
-            unsafe {
-                std::arch::asm!(
-                    concat!("mov {word:", $register, "}, [{from}]"),
-                    concat!("mov [{to}], {word:", $register, "}"),
-                    word = out(reg) _, from = in(reg) from, to = in(reg) to,
-                    options(nostack, preserves_flags),
-                );
-            }
-        }};
-    }
-
-    match length {
-        0 => {}
-        1 => {
-            // SAFETY: one byte of each range (SAFETY.md F10).
-            unsafe {
-                std::arch::asm!(
-                    "mov {byte}, [{from}]", "mov [{to}], {byte}",
-                    byte = out(reg_byte) _, from = in(reg) source, to = in(reg) sink,
-                    options(nostack, preserves_flags),
-                );
-            }
-        }
-        2..4 => {
-            move_at!("x", 0);
-            move_at!("x", length - 2);
-        }
-        4..8 => {
-            move_at!("e", 0);
-            move_at!("e", length - 4);
-        }
-        8..LINES => {
-            let mut offset = 0;
-            while offset + 8 < length {
-                move_at!("r", offset);
-                offset += 8;
-            }
-            move_at!("r", length - 8);
-        }
-        LINES..STRING => {
-            let mut offset = 0;
-            while offset + 72 < length {
-                let (from, to) = (source.wrapping_add(offset), sink.wrapping_add(offset));
-                // SAFETY: 64 bytes of both ranges, none of them among the last eight (SAFETY.md F10).
-                unsafe {
-                    std::arch::asm!(
-                        "movups {a}, [{from}]", "movups {b}, [{from} + 16]",
-                        "movups {c}, [{from} + 32]", "movups {d}, [{from} + 48]",
-                        "movups [{to}], {a}", "movups [{to} + 16], {b}",
-                        "movups [{to} + 32], {c}", "movups [{to} + 48], {d}",
-                        a = out(xmm_reg) _, b = out(xmm_reg) _,
-                        c = out(xmm_reg) _, d = out(xmm_reg) _,
-                        from = in(reg) from, to = in(reg) to,
-                        options(nostack, preserves_flags),
-                    );
-                }
-                offset += 64;
-            }
-            while offset + 8 < length {
-                move_at!("r", offset);
-                offset += 8;
-            }
-            move_at!("r", length - 8);
-        }
-        _ => {
-            // SAFETY: all but the last eight bytes of both ranges; the direction flag is clear by
-            // the ABI (SAFETY.md F10).
-            unsafe {
-                std::arch::asm!(
-                    "rep movsb",
-                    inout("rcx") length - 8 => _, inout("rsi") source => _, inout("rdi") sink => _,
-                    options(nostack, preserves_flags),
-                );
-            }
-            move_at!("r", length - 8);
-        }
-    }
-}
+#[cfg(all(target_arch = "x86_64", not(any(rdma_visible_copies, miri))))]
+mod x86_64;
 
 /// # Safety
 ///
