@@ -51,11 +51,10 @@ impl Deferred {
         Self { state: Mutex::new(State { pending: Vec::new(), rng: SplitMix::new(seed) }) }
     }
 
-    /// Makes room for one more queue pair, so that posting never allocates.
+    /// Makes room for that many queue pairs beside those in the list, which may be destroyed ones, so
+    /// that posting never allocates.
     pub(crate) fn reserve(&self, queue_pairs: usize) {
-        let pending = &mut locked(&self.state).pending;
-        let more = queue_pairs.saturating_sub(pending.len());
-        pending.reserve(more);
+        locked(&self.state).pending.reserve(queue_pairs);
     }
 
     fn add(&self, queue_pair: Arc<QueuePair>) {
