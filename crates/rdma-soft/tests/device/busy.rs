@@ -1,10 +1,9 @@
 //! Many threads at once: destruction and deregistration under load, polling and posting from several
 //! threads, queue pairs that talk to each other and to themselves.
 
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use rdma_sys::{Errno, ibv_wc, ibv_wc_status as Status};
+use rdma_sys::{Errno, ibv_sge, ibv_wc, ibv_wc_status as Status, ibv_wr_opcode};
 
 use crate::rig::connect::{Knobs, Side, connect, connect_sides, pair, pair_with};
 use crate::rig::post::Wr;
@@ -15,33 +14,33 @@ use crate::rig::{ALL_ACCESS, Cq, LOCAL_WRITE, Mr, Qp, Size, on_each_device, unti
 const ROUNDS: u8 = 20;
 
 /// Posts writes until one completes with an error, and gives its status.
-fn write_until_failure(qp: &Qp, cq: &Cq, wr: &Wr, started: &Barrier) -> Status {
-    let mut waited = false;
-    loop {
+fn write_until_failure(qp: &Qp, cq: &Cq, wr: &Wr, works: &AtomicBool) -> Status {
+    let mut failure = None;
+    until("a failure", || {
         match Errno::from_raw(qp.try_post(wr)) {
             Errno::ENOMEM => {}
             errno => assert_eq!(errno.raw(), 0),
         }
         for wc in cq.try_poll::<16>().unwrap() {
-            if wc.status != Status::IBV_WC_SUCCESS {
-                return wc.status;
-            }
-            if !std::mem::replace(&mut waited, true) {
-                started.wait();
+            match wc.status {
+                Status::IBV_WC_SUCCESS => works.store(true, Ordering::Relaxed),
+                status => failure = failure.or(Some(status)),
             }
         }
-    }
+        failure.is_some()
+    });
+    failure.unwrap()
 }
 
 /// Runs `end` while A writes to B's memory, and gives A's failure.
-fn while_a_writes(a: &Side, from: &Mr, to: (u64, u32), end: impl FnOnce()) -> Status {
-    let started = Barrier::new(2);
+fn while_a_writes(a: &Side, from: ibv_sge, to: (u64, u32), end: impl FnOnce()) -> Status {
+    let works = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
-            let wr = Wr::new(1, rdma_sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, &[from.sge(0, BYTES)]);
-            write_until_failure(&a.qp, &a.send_cq, &wr.remote(to.0, to.1), &started)
+            let wr = Wr::new(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &[from]).remote(to.0, to.1);
+            write_until_failure(&a.qp, &a.send_cq, &wr, &works)
         });
-        started.wait();
+        until("the first write", || works.load(Ordering::Relaxed));
         end();
         writer.join().unwrap()
     })
@@ -52,10 +51,11 @@ fn destroyed_queue_pair_is_not_written_through_any_more() {
     on_each_device("busy-destroy", |device| {
         for _ in 0..ROUNDS {
             let Scene { a, mut b, at_a, at_b } = Scene::new(device);
-            let failure = while_a_writes(&a, &at_a, (at_b.address(), at_b.key()), || {
-                b.qp.destroy();
-                at_b.fill(0);
-            });
+            let failure =
+                while_a_writes(&a, at_a.sge(0, BYTES), (at_b.address(), at_b.key()), || {
+                    b.qp.destroy();
+                    at_b.fill(0);
+                });
             assert_eq!(failure, Status::IBV_WC_RETRY_EXC_ERR);
             at_b.assert_filled(0);
         }
@@ -67,14 +67,15 @@ fn queue_pair_in_error_is_not_written_through_any_more() {
     on_each_device("busy-error", |device| {
         for round in 0..ROUNDS {
             let Scene { a, b, at_a, at_b } = Scene::new(device);
-            let failure = while_a_writes(&a, &at_a, (at_b.address(), at_b.key()), || {
-                if round % 2 == 0 {
-                    b.qp.to_error()
-                } else {
-                    b.qp.to_reset()
-                }
-                at_b.fill(0);
-            });
+            let failure =
+                while_a_writes(&a, at_a.sge(0, BYTES), (at_b.address(), at_b.key()), || {
+                    if round % 2 == 0 {
+                        b.qp.to_error()
+                    } else {
+                        b.qp.to_reset()
+                    }
+                    at_b.fill(0);
+                });
             assert_eq!(failure, Status::IBV_WC_RETRY_EXC_ERR);
             at_b.assert_filled(0);
         }
@@ -87,10 +88,11 @@ fn deregistered_memory_is_not_written_by_peers_any_more() {
         for _ in 0..ROUNDS {
             let Scene { a, b, at_a, at_b } = Scene::new(device);
             let mut memory = Vec::new();
-            let failure = while_a_writes(&a, &at_a, (at_b.address(), at_b.key()), || {
-                memory = at_b.deregister();
-                memory.fill(0);
-            });
+            let failure =
+                while_a_writes(&a, at_a.sge(0, BYTES), (at_b.address(), at_b.key()), || {
+                    memory = at_b.deregister();
+                    memory.fill(0);
+                });
             assert_eq!(failure, Status::IBV_WC_REM_ACCESS_ERR);
             assert_eq!(memory, [0; BYTES]);
             b.qp.wait_for_error();
@@ -103,18 +105,9 @@ fn deregistered_memory_is_not_sent_from_any_more() {
     on_each_device("busy-dereg-local", |device| {
         for _ in 0..ROUNDS {
             let Scene { a, b, at_a, at_b } = Scene::new(device);
-            let started = Barrier::new(2);
-            let wr = (at_b.address(), at_b.key(), at_a.sge(0, BYTES));
-            std::thread::scope(|scope| {
-                let writer = scope.spawn(|| {
-                    let opcode = rdma_sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE;
-                    let wr = Wr::new(1, opcode, &[wr.2]).remote(wr.0, wr.1);
-                    write_until_failure(&a.qp, &a.send_cq, &wr, &started)
-                });
-                started.wait();
-                at_a.deregister().fill(0xee);
-                assert_eq!(writer.join().unwrap(), Status::IBV_WC_LOC_PROT_ERR);
-            });
+            let (from, to) = (at_a.sge(0, BYTES), (at_b.address(), at_b.key()));
+            let failure = while_a_writes(&a, from, to, || at_a.deregister().fill(0xee));
+            assert_eq!(failure, Status::IBV_WC_LOC_PROT_ERR);
             // What was sent was sent before.
             at_b.assert_filled(AT_A);
             b.qp.assert_ready();

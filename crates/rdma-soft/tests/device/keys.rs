@@ -94,7 +94,21 @@ fn remote_range_that_wraps_is_refused() {
 }
 
 #[test]
-fn range_that_wraps_inside_a_region_at_the_top_is_refused() {
+fn range_that_wraps_back_into_a_region_is_refused() {
+    on_each_device("remote-wrap-bottom", |device| {
+        for n in 0..3 {
+            let scene = Scene::new(device);
+            let mr = scene.b.pd.register_at(vec![AT_B; BYTES], 0, ALL_ACCESS);
+            // It would end at the region's 17th byte.
+            let wr = scene.requests()[n].clone().remote(u64::MAX - 15, mr.key());
+            scene.expect_remote_refusal(&wr, Status::IBV_WC_REM_ACCESS_ERR);
+            mr.assert_filled(AT_B);
+        }
+    });
+}
+
+#[test]
+fn range_that_wraps_out_of_a_region_at_the_top_is_refused() {
     on_each_device("remote-wrap-top", |device| {
         let scene = Scene::new(device);
         let top = u64::MAX - BYTES as u64;
