@@ -63,6 +63,11 @@ impl Connection {
         Ok(connection)
     }
 
+    /// How much memory is registered here. Receives, and writes of nothing, need none.
+    pub(crate) fn registered_bytes(&self) -> usize {
+        self.slots.as_ref().map_or(0, |slots| slots.len())
+    }
+
     /// Whether the send queue has room, and the next slot is not in flight.
     pub(crate) fn can_send(&self) -> bool {
         self.posted - self.completed < self.settings.depth() as u64

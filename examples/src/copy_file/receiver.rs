@@ -28,6 +28,10 @@ impl Receiver {
         Self { connection, slots, chunk: vec![0; settings.chunk()], settings, taken: 0 }
     }
 
+    pub(crate) fn registered_bytes(&self) -> usize {
+        self.slots.len() + self.connection.registered_bytes()
+    }
+
     /// Writes all chunks to `sink`, until the trailer says that they were all, and right.
     pub(crate) fn run(
         &mut self,

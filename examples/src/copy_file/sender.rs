@@ -31,6 +31,10 @@ impl Sender {
         Self { connection, remote, settings, sent: 0, credits: 0 }
     }
 
+    pub(crate) fn registered_bytes(&self) -> usize {
+        self.connection.registered_bytes()
+    }
+
     /// Sends all that the source gives, then the trailer; returns when the receiver has confirmed it.
     pub(crate) fn run(&mut self, source: &mut dyn Read, stop: &Stop<'_>) -> Result<Trailer, Error> {
         let mut hasher = Hasher::new();
@@ -96,4 +100,34 @@ fn fill(source: &mut dyn Read, slot: &mut [u8]) -> Result<usize, Error> {
         }
     }
     Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    use rdma_soft::{Builder, Schedule};
+
+    use super::*;
+    use crate::copy_file::connect::connect;
+
+    #[test]
+    fn a_slot_is_not_handed_out_or_posted_while_it_is_in_flight() {
+        let device = Builder::new("held_slots").schedule(Schedule::Held).install().unwrap();
+        let cancelled = AtomicBool::new(false);
+        let stop = Stop::new(&cancelled, Duration::ZERO);
+        let (mut sender, _receiver) = connect("held_slots", Settings::new(64, 2).unwrap()).unwrap();
+        for slot in [1, 2] {
+            sender.connection.next_slot().unwrap().fill(slot);
+            sender.send(Kind::Data, 64).unwrap();
+        }
+        assert!(matches!(sender.connection.next_slot(), Err(Error::NoSlot)));
+        assert!(matches!(sender.send(Kind::Data, 64), Err(Error::NoSlot)));
+        assert!(matches!(sender.connection.room(&stop), Err(Error::Stalled { .. })));
+
+        assert_eq!(device.release_all(), 2, "both were in flight");
+        sender.connection.room(&stop).unwrap();
+        assert_eq!(sender.connection.next_slot().unwrap()[..], [1; 64]);
+    }
 }

@@ -89,7 +89,7 @@ pub fn transfer(
     });
     stop.into_result()?;
     let Trailer { bytes, crc32 } = sent.ok_or(Error::OtherSide)?;
-    let registered_bytes = settings.registered_bytes();
+    let registered_bytes = sender.registered_bytes().max(receiver.registered_bytes());
     Ok(Transferred { bytes, crc32, registered_bytes, time: started.elapsed() })
 }
 

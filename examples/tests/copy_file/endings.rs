@@ -121,3 +121,21 @@ fn memory_that_may_not_be_locked() {
         assert_eq!(bench.copy(name, settings, Control::default()).is_ok(), limit > 0);
     }
 }
+
+#[test]
+fn each_side_registers_depth_chunks_and_nothing_else() {
+    let settings = Settings::new(4096, 16).unwrap();
+    let both_sides = 2 * 4096 * 16;
+    for (name, limit) in [("exactly", both_sides), ("page_less", both_sides - 4096)] {
+        Builder::new(name).memlock_limit(limit).install().unwrap();
+        let result =
+            transfer(name, &mut &[1; 9][..], &mut io::sink(), settings, Control::default());
+        match result {
+            Ok(done) => assert_eq!((done.registered_bytes, limit), (4096 * 16, both_sides)),
+            Err(Error::Registration { bytes, .. }) => {
+                assert_eq!((bytes, limit), (4096 * 16, both_sides - 4096));
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+}
