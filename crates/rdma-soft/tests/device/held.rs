@@ -220,7 +220,8 @@ fn error_state_of_the_requester_cancels_what_it_holds() {
         scene.a.qp.to_error();
         scene.a.send_cq.expect_flushed([1, 2]);
         scene.a.receive_cq.expect_flushed([RECEIVE_A]);
-        assert_eq!(device.in_flight(scene.a.qp.qpn()), 0);
+        let qpn = scene.a.qp.qpn();
+        assert_eq!((device.in_flight(qpn), device.half_copied(qpn)), (0, 0));
         expect_still_half(device, &scene, kind);
         scene.b.qp.assert_ready();
     });

@@ -13,6 +13,7 @@ mod overflow;
 mod queues;
 mod registration;
 mod rig;
+mod schedules;
 mod sends;
 mod states;
 mod unreachable;

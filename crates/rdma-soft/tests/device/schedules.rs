@@ -1,0 +1,41 @@
+//! What the schedules promise: nothing in flight after a post, or something, and in the end all done.
+
+use rdma_soft::{Builder, Schedule};
+
+use crate::rig::post::Wr;
+use crate::rig::scene::Scene;
+use crate::rig::{soft, until};
+
+/// Posts a hundred requests one at a time, polling only at the end; says after how many posts
+/// something was in flight.
+fn in_flight_after_posts(device: &str, schedule: Schedule) -> usize {
+    Builder::new(device).schedule(schedule).install().unwrap();
+    let scene = Scene::new(device);
+    let mut counted = 0;
+    for round in 0..10 {
+        for n in 0..10 {
+            let id = 10 * round + n;
+            scene.a.qp.post(&Wr::write(id, &[scene.at_a.sge(0, 8)], &scene.at_b, 0));
+            counted += usize::from(soft(device).in_flight(scene.a.qp.qpn()) > 0);
+        }
+        until("execution without a poll", || soft(device).in_flight(scene.a.qp.qpn()) == 0);
+        for n in 0..10 {
+            scene.a.send_cq.expect_success(10 * round + n);
+        }
+    }
+    counted
+}
+
+#[test]
+fn immediate_device_has_nothing_in_flight_after_a_post() {
+    assert_eq!(in_flight_after_posts("schedule-immediate", Schedule::Immediate), 0);
+}
+
+#[test]
+fn deferred_device_has_requests_in_flight_and_ends_them_by_itself() {
+    for seed in 0..5 {
+        let name = format!("schedule-deferred-{seed}");
+        let counted = in_flight_after_posts(&name, Schedule::Deferred { seed });
+        assert!(counted > 10, "seed {seed}: after {counted} of 100 posts");
+    }
+}
