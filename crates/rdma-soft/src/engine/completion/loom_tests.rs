@@ -1,13 +1,14 @@
 //! Pushing and polling in every order of threads. The model checker sees which stores a load may miss
 //! only if the load runs after them, so that the one who polls is the last spawned thread.
 
-use super::*;
+use std::sync::Arc;
+
 use loom::thread;
 
-fn completion(wr_id: u64, upto: u32) -> Completion {
-    let status = ibv_wc_status::IBV_WC_SUCCESS;
-    Completion { wr_id, status, upto, ..Completion::EMPTY }
-}
+use super::queue::Overflowed;
+use super::*;
+use crate::overflow;
+use crate::sync::Ordering;
 
 /// A queue pair's counters and its seat in `queue`.
 fn seat(queue: &CompletionQueue) -> (Arc<Reclaimed>, Seat) {
@@ -29,7 +30,7 @@ fn loom_no_completion_is_lost_doubled_or_overtaken() {
         let ((first, first_seat), (second, second_seat)) = (seat(&queue), seat(&queue));
         let pusher = {
             let queue = Arc::clone(&queue);
-            thread::spawn(move || queue.push(second_seat, completion(11, 1)))
+            thread::spawn(move || queue.push(second_seat, Completion::success(11, 1)))
         };
         let poller = {
             let queue = Arc::clone(&queue);
@@ -40,8 +41,8 @@ fn loom_no_completion_is_lost_doubled_or_overtaken() {
                 got
             })
         };
-        queue.push(first_seat, completion(1, 1));
-        queue.push(first_seat, completion(2, 2));
+        queue.push(first_seat, Completion::success(1, 1));
+        queue.push(first_seat, Completion::success(2, 2));
         pusher.join().unwrap();
         let mut got = poller.join().unwrap();
         poll(&queue, 3, &mut got).unwrap();
@@ -70,7 +71,7 @@ fn loom_a_poll_is_not_empty_after_a_push() {
                 assert!(!heard || polled == Ok(1), "{polled:?}");
             })
         };
-        queue.push(seat, completion(1, 1));
+        queue.push(seat, Completion::success(1, 1));
         said.store(1, Ordering::Release);
         poller.join().unwrap();
     });
@@ -82,13 +83,13 @@ fn loom_a_slot_that_is_given_back_has_room() {
     loom::model(|| {
         let queue = Arc::new(CompletionQueue::new(1, None));
         let (counters, seat) = seat(&queue);
-        queue.push(seat, completion(1, 1));
+        queue.push(seat, Completion::success(1, 1));
         let poster = {
             let queue = Arc::clone(&queue);
             thread::spawn(move || {
                 let free = counters.of(Side::Send).load(Ordering::Acquire) == 1;
                 if free {
-                    queue.push(seat, completion(2, 2));
+                    queue.push(seat, Completion::success(2, 2));
                 }
                 u64::from(free)
             })
@@ -117,12 +118,68 @@ fn loom_the_error_comes_after_the_completions() {
                 got
             })
         };
-        queue.push(seat, completion(1, 1));
-        queue.push(seat, completion(2, 2));
+        queue.push(seat, Completion::success(1, 1));
+        queue.push(seat, Completion::success(2, 2));
         let mut got = poller.join().unwrap();
         if poll(&queue, 1, &mut got) == Err(Overflowed) {
             assert_eq!(got, [1]);
         }
         overflow::settle();
+    });
+}
+
+/// A reset drops the completions of its queue pair and no others, whose owner at no time finds the
+/// queue empty.
+#[test]
+fn loom_a_reset_hides_no_completion_of_others() {
+    loom::model(|| {
+        let queue = Arc::new(CompletionQueue::new(3, None));
+        let ((_dropped, of_reset), (_kept, of_other)) = (seat(&queue), seat(&queue));
+        queue.push(of_reset, Completion::success(1, 1));
+        queue.push(of_other, Completion::success(11, 1));
+        let pusher = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || queue.push(of_other, Completion::success(12, 2)))
+        };
+        let poller = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || {
+                let mut got = Vec::new();
+                assert_eq!(poll(&queue, 1, &mut got), Ok(1), "it was there before");
+                got
+            })
+        };
+        queue.purge(of_reset);
+        let mut got = poller.join().unwrap();
+        pusher.join().unwrap();
+        poll(&queue, 3, &mut got).unwrap();
+        let first_polled = usize::from(got[0] == 1);
+        assert_eq!(got[first_polled..], [11, 12]);
+    });
+}
+
+/// A poller that others overtake, round the ring, does not take a queue for empty that never was.
+#[test]
+fn loom_a_poller_that_is_overtaken_finds_what_is_there() {
+    loom::model(|| {
+        let queue = Arc::new(CompletionQueue::new(2, None));
+        let (_counters, seat) = seat(&queue);
+        queue.push(seat, Completion::success(1, 1));
+        queue.push(seat, Completion::success(2, 2));
+        let poller = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || {
+                let mut got = Vec::new();
+                assert_eq!(poll(&queue, 1, &mut got), Ok(1));
+                got
+            })
+        };
+        let mut got = Vec::new();
+        assert_eq!(poll(&queue, 1, &mut got), Ok(1));
+        queue.push(seat, Completion::success(3, 3));
+        got.extend(poller.join().unwrap());
+        poll(&queue, 2, &mut got).unwrap();
+        got.sort_unstable();
+        assert_eq!(got, [1, 2, 3]);
     });
 }

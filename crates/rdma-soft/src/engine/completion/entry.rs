@@ -1,0 +1,96 @@
+//! One completion in the memory of a queue.
+
+use rdma_sys::{ibv_wc_opcode, ibv_wc_status};
+
+use crate::engine::completion::{Completion, Seat, Side};
+use crate::sync::{AtomicU64, Ordering};
+
+const WITH_IMM: u32 = 1;
+const OF_RECEIVE: u32 = 2;
+
+/// A place for one completion, which says itself whether it is filled, as the entries of hardware do:
+/// so one cache line goes from the producer's core to the poller's, and no other has to.
+///
+/// Made of atomics, as a poller looks at it while it is written. What is between an acquiring look that
+/// found it filled and the next write is the poller's; the writes are relaxed and cost nothing.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub(super) struct Entry {
+    /// One more than the number of the completion that is here; the number itself once that was
+    /// dropped. So while the queue's head is here this is at most the head if there is none.
+    filled: AtomicU64,
+    wr_id: AtomicU64,
+    status_opcode: AtomicU64,
+    length_imm: AtomicU64,
+    qpn_vendor: AtomicU64,
+    upto_seat: AtomicU64,
+    flags: AtomicU64,
+}
+
+impl Entry {
+    /// Whether completion `number` is here.
+    #[inline(always)]
+    pub(super) fn holds(&self, number: u64) -> bool {
+        self.filled.load(Ordering::Acquire) == number + 1
+    }
+
+    /// Whether nothing was there when the queue's head was, or is, `number`. If the head has gone on
+    /// since, something may be there, and the answer is no.
+    #[inline(always)]
+    pub(super) fn is_behind(&self, number: u64) -> bool {
+        self.filled.load(Ordering::Acquire) <= number
+    }
+
+    #[inline(always)]
+    pub(super) fn write(&self, number: u64, seat: Seat, completion: &Completion) {
+        let c = completion;
+        let of_receive = if c.side == Side::Receive { OF_RECEIVE } else { 0 };
+        let with_imm = if c.with_imm { WITH_IMM } else { 0 };
+        self.wr_id.store(c.wr_id, Ordering::Relaxed);
+        self.status_opcode.store(pair(c.status.0, c.opcode.0), Ordering::Relaxed);
+        self.length_imm.store(pair(c.byte_len, c.imm), Ordering::Relaxed);
+        self.qpn_vendor.store(pair(c.qpn, c.vendor_err), Ordering::Relaxed);
+        self.upto_seat.store(pair(c.upto, seat.0), Ordering::Relaxed);
+        self.flags.store(u64::from(of_receive | with_imm), Ordering::Relaxed);
+        self.filled.store(number + 1, Ordering::Release);
+    }
+
+    /// What is here. The caller has seen that the entry [holds](Self::holds) it.
+    #[inline(always)]
+    pub(super) fn read(&self) -> (Seat, Completion) {
+        let (status, opcode) = halves(&self.status_opcode);
+        let (byte_len, imm) = halves(&self.length_imm);
+        let (qpn, vendor_err) = halves(&self.qpn_vendor);
+        let (upto, seat) = halves(&self.upto_seat);
+        let (flags, _) = halves(&self.flags);
+        let completion = Completion {
+            wr_id: self.wr_id.load(Ordering::Relaxed),
+            status: ibv_wc_status(status),
+            opcode: ibv_wc_opcode(opcode),
+            byte_len,
+            imm,
+            with_imm: flags & WITH_IMM != 0,
+            qpn,
+            vendor_err,
+            side: if flags & OF_RECEIVE != 0 { Side::Receive } else { Side::Send },
+            upto,
+        };
+        (Seat(seat), completion)
+    }
+
+    /// Drops completion `number`, which is here.
+    pub(super) fn drop_number(&self, number: u64) {
+        self.filled.store(number, Ordering::Relaxed);
+    }
+}
+
+#[inline(always)]
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+#[inline(always)]
+fn halves(word: &AtomicU64) -> (u32, u32) {
+    let word = word.load(Ordering::Relaxed);
+    ((word & 0xffff_ffff) as u32, (word >> 32) as u32)
+}

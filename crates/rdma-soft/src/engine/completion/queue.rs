@@ -1,0 +1,205 @@
+//! The completion queue: a ring whose entries say themselves that they are filled.
+//!
+//! Producers and pollers have a lock each, and neither touches the other's lines: a poller learns of a
+//! completion from its entry, and a producer asks for the pollers' head only where the queue looks
+//! full. An empty poll takes no lock.
+
+use std::sync::{Arc, Weak};
+
+use crate::engine::completion::entry::Entry;
+use crate::engine::completion::seats::Seats;
+use crate::engine::completion::{Completion, Reclaimed, Seat};
+use crate::engine::queue_pair::QueuePair;
+use crate::overflow;
+use crate::schedule::Deferred;
+use crate::sync::{AtomicU32, AtomicU64, Line, Lock, Ordering, locked};
+
+/// The completion queue overflowed: a completion was lost, and it is in error for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Overflowed;
+
+/// Completions are numbered from 0 as they come; those that are dropped give their numbers back.
+#[derive(Debug, Default)]
+struct Producers {
+    /// The number of the next completion.
+    tail: u64,
+    /// Where the pollers' head was when it was last asked for.
+    head: u64,
+}
+
+#[derive(Debug, Default)]
+struct Pollers {
+    /// The number of the oldest completion, changed under the lock.
+    head: AtomicU64,
+    seats: Lock<Seats>,
+}
+
+#[derive(Debug)]
+pub(crate) struct CompletionQueue {
+    deferred: Option<&'static Deferred>,
+    capacity: u64,
+    /// A power of two, so that a number's place is a mask away; the capacity is watched apart.
+    entries: Box<[Entry]>,
+    mask: u64,
+    overflowed: AtomicU32,
+    producers: Line<Lock<Producers>>,
+    pollers: Line<Pollers>,
+    /// Those who go to error with this queue.
+    users: std::sync::Mutex<Vec<Weak<QueuePair>>>,
+}
+
+impl CompletionQueue {
+    /// A queue for `capacity` completions; polling it drives the deferred work of its device.
+    pub(crate) fn new(capacity: u32, deferred: Option<&'static Deferred>) -> Self {
+        let size = u64::from(capacity).next_power_of_two();
+        Self {
+            deferred,
+            capacity: capacity.into(),
+            entries: (0..size).map(|_| Entry::default()).collect(),
+            mask: size - 1,
+            overflowed: AtomicU32::default(),
+            producers: Line::default(),
+            pollers: Line::default(),
+            users: std::sync::Mutex::default(),
+        }
+    }
+
+    #[inline(always)]
+    fn entry(&self, number: u64) -> &Entry {
+        // It is as large as memory is.
+        &self.entries[usize::try_from(number & self.mask).unwrap_or(0)]
+    }
+
+    /// A poll is a moment at which a deferred schedule may execute something.
+    #[inline]
+    pub(crate) fn step_deferred(&self) {
+        if let Some(deferred) = self.deferred {
+            deferred.step();
+        }
+    }
+
+    /// Lets completions of `counters`' queue pair in.
+    pub(crate) fn attach(&self, counters: &Arc<Reclaimed>) -> Seat {
+        self.pollers.seats.lock().take(counters)
+    }
+
+    /// Removes the queue pair and the completions it still has here.
+    pub(crate) fn detach(&self, seat: Seat) {
+        let mut seats = self.pollers.seats.lock();
+        self.drop_completions(seat);
+        seats.free(seat);
+    }
+
+    /// Drops the completions of a queue pair that was reset.
+    pub(crate) fn purge(&self, seat: Seat) {
+        let _pollers = self.pollers.seats.lock();
+        self.drop_completions(seat);
+    }
+
+    /// Moves what is kept together, under both locks; that of the pollers is held by the caller.
+    fn drop_completions(&self, seat: Seat) {
+        let mut producers = self.producers.lock();
+        let head = self.pollers.head.load(Ordering::Relaxed);
+        let mut kept = head;
+        for number in head..producers.tail {
+            let (of, completion) = self.entry(number).read();
+            if of != seat {
+                self.entry(kept).write(kept, of, &completion);
+                kept += 1;
+            }
+        }
+        // At the end: what is kept must at no time look empty to a poll without the lock.
+        for number in kept..producers.tail {
+            self.entry(number).drop_number(number);
+        }
+        producers.tail = kept;
+    }
+
+    /// Adds a completion. On overflow it is lost and the queue is in error: the caller, once it
+    /// holds no lock, [settle](overflow::settle).
+    #[inline(always)]
+    pub(crate) fn push(self: &Arc<Self>, seat: Seat, completion: Completion) {
+        let mut producers = self.producers.lock();
+        if !self.has_room(&mut producers) || self.is_overflowed() {
+            return self.overflow();
+        }
+        let number = producers.tail;
+        producers.tail += 1;
+        self.entry(number).write(number, seat, &completion);
+    }
+
+    #[inline(always)]
+    fn has_room(&self, producers: &mut Producers) -> bool {
+        if producers.tail - producers.head < self.capacity {
+            return true;
+        }
+        // Acquired, so that the entry was read before it is written again.
+        producers.head = self.pollers.head.load(Ordering::Acquire);
+        producers.tail - producers.head < self.capacity
+    }
+
+    #[cold]
+    fn overflow(self: &Arc<Self>) {
+        self.overflowed.store(1, Ordering::Release);
+        // Each time: the loser may have come to this queue, or back from a reset, after the first.
+        overflow::note(self);
+    }
+
+    /// Takes up to `most` completions, oldest first, gives their slots back, and hands each to
+    /// `take`. After an overflow the error comes once the completions that were kept are taken.
+    #[inline]
+    pub(crate) fn poll(
+        &self,
+        most: u32,
+        mut take: impl FnMut(u32, &Completion),
+    ) -> Result<u32, Overflowed> {
+        let head = self.pollers.head.load(Ordering::Relaxed);
+        if self.entry(head).is_behind(head) && !self.is_overflowed() {
+            return Ok(0);
+        }
+        let seats = self.pollers.seats.lock();
+        let mut head = self.pollers.head.load(Ordering::Relaxed);
+        let mut taken = 0;
+        while taken < most && self.entry(head).holds(head) {
+            let (seat, completion) = self.entry(head).read();
+            head += 1;
+            // Before its slot is given back: whoever sees that must find room here.
+            self.pollers.head.store(head, Ordering::Release);
+            if let Some(counters) = seats.of(seat) {
+                counters.of(completion.side).store(completion.upto, Ordering::Release);
+            }
+            take(taken, &completion);
+            taken += 1;
+        }
+        // Looked at in this order, since completions come before an overflow, but none after it.
+        if taken == 0 && self.is_overflowed() && !self.entry(head).holds(head) {
+            return Err(Overflowed);
+        }
+        Ok(taken)
+    }
+
+    pub(crate) fn is_overflowed(&self) -> bool {
+        self.overflowed.load(Ordering::Acquire) != 0
+    }
+
+    /// The `n`th queue pair that completes here, counted from 0, for walking them without a lock
+    /// held: walk downwards, since removal moves the last one into the gap.
+    pub(crate) fn user(&self, n: usize) -> Option<Arc<QueuePair>> {
+        locked(&self.users).get(n).and_then(Weak::upgrade)
+    }
+
+    pub(crate) fn users(&self) -> usize {
+        locked(&self.users).len()
+    }
+
+    pub(crate) fn add_user(&self, user: Weak<QueuePair>) {
+        locked(&self.users).push(user);
+    }
+
+    pub(crate) fn remove_user(&self, user: &Weak<QueuePair>) {
+        let mut users = locked(&self.users);
+        if let Some(n) = users.iter().position(|other| other.ptr_eq(user)) {
+            users.swap_remove(n);
+        }
+    }
+}

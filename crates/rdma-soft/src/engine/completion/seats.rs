@@ -1,0 +1,41 @@
+//! The queue pairs of a completion queue.
+
+use std::sync::Arc;
+
+use crate::engine::completion::Reclaimed;
+
+/// A queue pair's place in a completion queue, fixed while it is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seat(pub(super) u32);
+
+/// The attached queue pairs' counters; a queue pair that uses the queue for both sides sits twice.
+#[derive(Debug, Default)]
+pub(super) struct Seats {
+    counters: Vec<Option<Arc<Reclaimed>>>,
+    free: Vec<u32>,
+}
+
+impl Seats {
+    pub(super) fn take(&mut self, counters: &Arc<Reclaimed>) -> Seat {
+        let counters = Some(Arc::clone(counters));
+        if let Some(seat) = self.free.pop() {
+            self.counters[seat as usize] = counters;
+            return Seat(seat);
+        }
+        self.counters.push(counters);
+        // Detaching then never allocates.
+        let count = self.counters.len();
+        self.free.reserve(count);
+        Seat(u32::try_from(count - 1).unwrap_or(u32::MAX))
+    }
+
+    pub(super) fn free(&mut self, seat: Seat) {
+        self.counters[seat.0 as usize] = None;
+        self.free.push(seat.0);
+    }
+
+    #[inline(always)]
+    pub(super) fn of(&self, seat: Seat) -> Option<&Reclaimed> {
+        self.counters[seat.0 as usize].as_deref()
+    }
+}

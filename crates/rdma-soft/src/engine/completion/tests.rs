@@ -1,0 +1,164 @@
+use std::sync::Arc;
+
+use super::queue::Overflowed;
+use super::*;
+use crate::overflow;
+use crate::sync::Ordering;
+
+fn queue(capacity: u32) -> Arc<CompletionQueue> {
+    Arc::new(CompletionQueue::new(capacity, None))
+}
+
+/// A queue pair's counters and its seat in `queue`.
+fn seat(queue: &CompletionQueue) -> (Arc<Reclaimed>, Seat) {
+    let counters = Arc::new(Reclaimed::default());
+    let seat = queue.attach(&counters);
+    (counters, seat)
+}
+
+fn push(queue: &Arc<CompletionQueue>, seat: Seat, ids: impl IntoIterator<Item = u32>) {
+    for id in ids {
+        queue.push(seat, Completion::success(id.into(), id));
+    }
+}
+
+fn poll(queue: &CompletionQueue, most: u32) -> Result<Vec<u64>, Overflowed> {
+    let mut got = Vec::new();
+    let count = queue.poll(most, |n, completion| {
+        assert_eq!(n as usize, got.len());
+        got.push(completion.wr_id);
+    })?;
+    assert_eq!(count as usize, got.len());
+    Ok(got)
+}
+
+#[test]
+fn every_field_comes_out_as_it_went_in() {
+    let queue = queue(2);
+    let (counters, seat) = seat(&queue);
+    let full = Completion {
+        wr_id: u64::MAX - 1,
+        status: ibv_wc_status(u32::MAX - 2),
+        opcode: ibv_wc_opcode(u32::MAX - 3),
+        byte_len: u32::MAX - 4,
+        imm: u32::MAX - 5,
+        with_imm: true,
+        qpn: u32::MAX - 6,
+        vendor_err: u32::MAX - 7,
+        side: Side::Receive,
+        upto: u32::MAX - 8,
+    };
+    let plain = Completion::success(7, 8);
+    queue.push(seat, full);
+    queue.push(seat, plain);
+    let mut got = Vec::new();
+    assert_eq!(queue.poll(8, |_, completion| got.push(*completion)), Ok(2));
+    assert_eq!(got, [full, plain]);
+    assert_eq!(counters.of(Side::Receive).load(Ordering::Relaxed), full.upto);
+    assert_eq!(counters.of(Side::Send).load(Ordering::Relaxed), plain.upto);
+}
+
+#[test]
+fn completions_come_in_order_round_and_round() {
+    for capacity in 1..=9 {
+        let queue = queue(capacity);
+        let (counters, seat) = seat(&queue);
+        let (mut pushed, mut polled) = (0, 0);
+        for round in 0..50 {
+            let fill = if round % 2 == 0 { capacity } else { round % capacity + 1 };
+            push(&queue, seat, pushed..pushed + fill);
+            pushed += fill;
+            while polled < pushed {
+                let got = poll(&queue, round % 3 + 1).unwrap();
+                assert!(!got.is_empty());
+                for wr_id in got {
+                    assert_eq!(wr_id, u64::from(polled));
+                    polled += 1;
+                }
+                assert_eq!(counters.of(Side::Send).load(Ordering::Relaxed), polled - 1);
+            }
+            assert_eq!(poll(&queue, 4), Ok(vec![]));
+        }
+        assert!(!queue.is_overflowed());
+    }
+}
+
+#[test]
+fn capacity_is_exact_and_an_overflow_keeps_what_fitted() {
+    for capacity in [1, 2, 3, 5, 8] {
+        let queue = queue(capacity);
+        let (_counters, seat) = seat(&queue);
+        // Not from the beginning of the ring.
+        push(&queue, seat, 0..1);
+        assert_eq!(poll(&queue, 1), Ok(vec![0]));
+        push(&queue, seat, 1..=capacity);
+        assert!(!queue.is_overflowed());
+        push(&queue, seat, 100..101);
+        assert!(queue.is_overflowed());
+        assert_eq!(poll(&queue, 0), Ok(vec![]));
+        for id in 1..=capacity {
+            assert_eq!(poll(&queue, 1), Ok(vec![id.into()]));
+        }
+        for most in [0, 1, 8] {
+            assert_eq!(poll(&queue, most), Err(Overflowed));
+        }
+        // In error for good, though there is room again.
+        push(&queue, seat, 101..102);
+        assert_eq!(poll(&queue, 8), Err(Overflowed));
+    }
+    overflow::settle();
+}
+
+#[test]
+fn purge_drops_one_queue_pairs_completions_and_keeps_the_others_order() {
+    let queue = queue(6);
+    let ((_, first), (_, second)) = (seat(&queue), seat(&queue));
+    for round in 0..64_u32 {
+        // Another place of the ring each time.
+        push(&queue, second, 0..round % 3);
+        poll(&queue, 8).unwrap();
+        let of_first = round;
+        for id in 0..6 {
+            let dropped = of_first >> id & 1 != 0;
+            push(&queue, if dropped { first } else { second }, [id]);
+        }
+        queue.purge(first);
+        let stay = (0..6).filter(|id| of_first >> id & 1 == 0);
+        // What was dropped leaves room, exactly.
+        let more = 10..10 + of_first.count_ones();
+        push(&queue, first, more.clone());
+        let got = poll(&queue, 8).unwrap();
+        assert!(got.into_iter().eq(stay.chain(more).map(u64::from)), "round {round}");
+        assert_eq!(poll(&queue, 1), Ok(vec![]));
+    }
+    assert!(!queue.is_overflowed());
+}
+
+#[test]
+fn dropped_completions_give_nothing_back() {
+    for capacity in [1, 2, 3] {
+        let queue = queue(capacity);
+        let (counters, seat) = seat(&queue);
+        for _ in 0..5 {
+            push(&queue, seat, 1..=capacity);
+            queue.purge(seat);
+            assert_eq!(poll(&queue, 8), Ok(vec![]));
+            queue.purge(seat);
+            assert_eq!(counters.of(Side::Send).load(Ordering::Relaxed), 0);
+        }
+    }
+}
+
+#[test]
+fn seats_are_used_again_without_what_they_had() {
+    let queue = queue(4);
+    let ((_, first), (_, second)) = (seat(&queue), seat(&queue));
+    push(&queue, first, [1]);
+    push(&queue, second, [2]);
+    queue.detach(first);
+    let (again, third) = seat(&queue);
+    assert_eq!((third, third == second), (first, false));
+    push(&queue, third, [3]);
+    assert_eq!(poll(&queue, 8), Ok(vec![2, 3]));
+    assert_eq!(again.of(Side::Send).load(Ordering::Relaxed), 3);
+}
