@@ -33,7 +33,15 @@ impl Model {
             let queue = || Arc::new(CompletionQueue::new(2, None));
             QueuePair::create(&pd, &queue(), &queue(), capacity, false).unwrap()
         });
-        for queue_pair in [&a, &b] {
+        let model = Self { a, b };
+        model.connect();
+        model
+    }
+
+    /// Connects queue pairs that were made or reset.
+    fn connect(&self) {
+        let (a, b) = (&self.a, &self.b);
+        for queue_pair in [a, b] {
             let ready = ibv_qp_state::IBV_QPS_RTS;
             locked(&queue_pair.attributes).verbs.qp_state = ready;
             queue_pair.send.lock().state = ready;
@@ -42,12 +50,10 @@ impl Model {
         }
         {
             let requester = &mut a.send.lock().requester;
-            (requester.peer, requester.rnr_retries) = (Some(Arc::clone(&b)), 7);
+            (requester.peer, requester.rnr_retries) = (Some(Arc::clone(b)), 7);
         }
         let mut responder = b.responder.lock();
         (responder.verified, responder.access) = (a.id, Flags::IBV_ACCESS_REMOTE_WRITE.0);
-        drop(responder);
-        Self { a, b }
     }
 
     fn end(self) {
@@ -216,6 +222,53 @@ fn loom_a_reset_gives_all_slots_back() {
         poller.join().unwrap();
         assert!(polled(&model.a.send_cq).is_empty());
         assert_eq!(model.a.reclaimed.of(Side::Send).load(Ordering::Relaxed), 2);
+        model.end();
+    });
+}
+
+/// A receive request that is posted while the queue pair goes to error is flushed once, wherever it got
+/// to, and a reset leaves nothing of it: the next message goes to the next request.
+#[test]
+fn loom_a_request_is_flushed_once_and_gone_after_a_reset() {
+    loom::model(|| {
+        let model = Model::new();
+        let poster = {
+            let b = Arc::clone(&model.b);
+            thread::spawn(move || {
+                b.post_receive(11, &[]).unwrap();
+                b.post_receive(12, &[]).unwrap();
+            })
+        };
+        model.b.enter_error(None);
+        poster.join().unwrap();
+        let flushed = Status::IBV_WC_WR_FLUSH_ERR;
+        assert_eq!(polled(&model.b.receive_cq), [(11, flushed), (12, flushed)]);
+        model.b.reset(&mut locked(&model.b.attributes));
+        model.connect();
+        model.b.post_receive(13, &[]).unwrap();
+        post(&model.a, 1, &[], None);
+        let done = Status::IBV_WC_SUCCESS;
+        assert_eq!(polled(&model.b.receive_cq), [(13, done)]);
+        assert_eq!(polled(&model.a.send_cq), [(1, done)]);
+        model.end();
+    });
+}
+
+/// A message that comes while its receiver goes to error takes the request, or the error flushes it.
+#[test]
+fn loom_a_request_is_taken_or_flushed() {
+    loom::model(|| {
+        let model = Model::new();
+        model.b.post_receive(11, &[]).unwrap();
+        let sender = {
+            let a = Arc::clone(&model.a);
+            thread::spawn(move || post(&a, 1, &[], None))
+        };
+        model.b.enter_error(None);
+        sender.join().unwrap();
+        let sent = polled(&model.a.send_cq) == [(1, Status::IBV_WC_SUCCESS)];
+        let status = if sent { Status::IBV_WC_SUCCESS } else { Status::IBV_WC_WR_FLUSH_ERR };
+        assert_eq!(polled(&model.b.receive_cq), [(11, status)]);
         model.end();
     });
 }

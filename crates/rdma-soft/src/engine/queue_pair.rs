@@ -9,7 +9,7 @@ use crate::engine::Refusal;
 use crate::engine::completion::{Completion, CompletionQueue, Reclaimed, Seat, Side};
 use crate::engine::modify::Attributes;
 use crate::engine::protection::ProtectionDomain;
-use crate::engine::receive_queue::{Receive, ReceiveQueue};
+use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots};
 use crate::engine::responder::Responder;
 use crate::engine::send_side::SendSide;
 use crate::engine::timer::Alarm;
@@ -51,6 +51,8 @@ pub(crate) struct QueuePair {
     pub(crate) send: Line<Lock<SendSide>>,
     pub(crate) responder: Line<Lock<Responder>>,
     pub(crate) receive: Line<Lock<ReceiveQueue>>,
+    /// The requests of `receive`, outside its lock.
+    pub(crate) receives: ReceiveSlots,
 }
 
 impl QueuePair {
@@ -83,7 +85,8 @@ impl QueuePair {
             attributes: Mutex::new(Attributes::default()),
             send: Line(Lock::new(SendSide::new(&capacity))),
             responder: Line(Lock::new(Responder::new(capacity.receive_sge))),
-            receive: Line(Lock::new(ReceiveQueue::new(capacity.receive_wr, capacity.receive_sge))),
+            receive: Line(Lock::new(ReceiveQueue::new())),
+            receives: ReceiveSlots::new(capacity.receive_wr, capacity.receive_sge),
         });
         let weak = Arc::downgrade(&queue_pair);
         send_cq.add_user(weak.clone());
@@ -124,10 +127,11 @@ impl QueuePair {
         responder.clear();
         let mut receive = self.receive.lock();
         receive.state = ibv_qp_state::IBV_QPS_RESET;
-        receive.clear();
         receive.waiter = None;
+        // Past what is dropped, and past what was flushed without having been in the queue.
+        responder.next_receive = receive.next;
         self.receive_cq.purge(self.receive_seat);
-        self.reclaimed.of(Side::Receive).store(receive.posted, Ordering::Release);
+        self.reclaimed.of(Side::Receive).store(receive.posted(), Ordering::Release);
     }
 
     /// Moves to the error state and flushes both queues, oldest first. With an incarnation, only if
@@ -156,11 +160,11 @@ impl QueuePair {
         let mut receive = self.receive.lock();
         receive.state = ibv_qp_state::IBV_QPS_ERR;
         receive.waiter = None;
-        let responder = &mut *responder;
-        let mut next = responder.current.take().or_else(|| receive.pop(&mut responder.sges));
+        let Responder { current, next_receive, sges, .. } = &mut *responder;
+        let mut next = current.take().or_else(|| self.receives.take(next_receive, sges));
         while let Some(request) = next {
             self.push_receive(self.failed_receive(&request, ibv_wc_status::IBV_WC_WR_FLUSH_ERR));
-            next = receive.pop(&mut responder.sges);
+            next = self.receives.take(next_receive, sges);
         }
     }
 
@@ -225,7 +229,7 @@ impl QueuePair {
                 return Err(Refusal::Invalid);
             }
             let reclaimed = self.reclaimed.of(Side::Receive).load(Ordering::Acquire);
-            if queue.posted.wrapping_sub(reclaimed) >= self.capacity.receive_wr {
+            if queue.posted().wrapping_sub(reclaimed) >= self.capacity.receive_wr {
                 return Err(Refusal::NoRoom);
             }
             if queue.state == ibv_qp_state::IBV_QPS_ERR {
@@ -234,7 +238,7 @@ impl QueuePair {
                 self.push_receive(flushed);
                 None
             } else {
-                queue.push(wr_id, sges);
+                queue.push(&self.receives, wr_id, sges);
                 queue.waiter.take()
             }
         };

@@ -1,140 +1,176 @@
 //! The receive queue: requests that wait for a message.
+//!
+//! Requests are posted under the lock of the [`ReceiveQueue`] and taken under the responder's, and a slot
+//! says itself that a request is there: a message takes it without the line of the posting thread's lock.
+//! Only one that finds none locks the queue, to look again and leave word that it waits.
 
 use std::sync::Arc;
 
 use rdma_sys::{ibv_qp_state, ibv_sge};
 
 use crate::engine::queue_pair::QueuePair;
+use crate::sync::{AtomicU64, Ordering};
 
-/// A receive request, with its first element: most have one.
-#[derive(Debug, Clone, Copy, Default)]
+#[cfg(test)]
+#[cfg(loom)]
+mod loom_tests;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
+/// A receive request that was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Receive {
     pub(crate) wr_id: u64,
-    /// Its number in the queue, which its completion gives back.
+    /// Its number in the queue (free-running), which its completion gives back.
     pub(crate) index: u32,
-    sges: u32,
-    first: ibv_sge,
 }
 
-/// One cache line: the thread that posts it and the peer's that takes it are on different cores.
-#[derive(Debug, Clone, Copy, Default)]
-#[repr(align(64))]
-struct Slot(Receive);
+/// How many elements of a request are on its slot's cache line.
+const NEAR: usize = 2;
 
-/// Small, so that it is on the same cache line as its lock.
+/// One cache line: the thread that posts and the peer's that takes are on different cores.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Slot {
+    /// One more than the number of the request that was last posted here.
+    filled: AtomicU64,
+    wr_id: AtomicU64,
+    elements: AtomicU64,
+    near: [Element; NEAR],
+}
+
+#[derive(Debug, Default)]
+struct Element {
+    address: AtomicU64,
+    length_key: AtomicU64,
+}
+
+impl Element {
+    #[inline(always)]
+    fn write(&self, sge: &ibv_sge) {
+        self.address.store(sge.addr, Ordering::Relaxed);
+        let length_key = u64::from(sge.length) | u64::from(sge.lkey) << 32;
+        self.length_key.store(length_key, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    fn read(&self) -> ibv_sge {
+        let addr = self.address.load(Ordering::Relaxed);
+        let length_key = self.length_key.load(Ordering::Relaxed);
+        let (length, lkey) = ((length_key & 0xffff_ffff) as u32, (length_key >> 32) as u32);
+        ibv_sge { addr, length, lkey }
+    }
+}
+
+/// The requests. A slot is written by whoever holds the queue's lock, after the completion of its last
+/// request was polled, and read by whoever holds the responder's lock, once it says that it is filled.
+#[derive(Debug)]
+pub(crate) struct ReceiveSlots {
+    /// A power of two, so that a number's place is a mask away.
+    slots: Box<[Slot]>,
+    /// The elements that are not near.
+    far: Box<[Element]>,
+    far_per_slot: usize,
+}
+
+impl ReceiveSlots {
+    pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
+        let slots = (max_wr as usize).next_power_of_two();
+        let far_per_slot = (max_sge as usize).saturating_sub(NEAR);
+        Self {
+            slots: (0..slots).map(|_| Slot::default()).collect(),
+            far: (0..slots * far_per_slot).map(|_| Element::default()).collect(),
+            far_per_slot,
+        }
+    }
+
+    #[inline(always)]
+    fn place(&self, number: u64) -> usize {
+        // The mask is a `usize`.
+        usize::try_from(number & (self.slots.len() as u64 - 1)).unwrap_or(0)
+    }
+
+    /// Where the elements of a request with `count` of them are.
+    #[inline(always)]
+    fn elements(&self, place: usize, count: usize) -> impl Iterator<Item = &Element> {
+        let far = match count.checked_sub(NEAR + 1) {
+            Some(last) => &self.far[place * self.far_per_slot..][..=last],
+            None => &[],
+        };
+        self.slots[place].near[..count.min(NEAR)].iter().chain(far)
+    }
+
+    #[inline(always)]
+    fn put(&self, number: u64, wr_id: u64, sges: &[ibv_sge]) {
+        let place = self.place(number);
+        let slot = &self.slots[place];
+        slot.wr_id.store(wr_id, Ordering::Relaxed);
+        slot.elements.store(sges.len() as u64, Ordering::Relaxed);
+        for (element, sge) in self.elements(place, sges.len()).zip(sges) {
+            element.write(sge);
+        }
+        slot.filled.store(number + 1, Ordering::Release);
+    }
+
+    /// Takes request `head`, if it was posted, and moves on to the next; its elements go to `out`, which
+    /// is emptied first and has room. The responder's lock is held.
+    #[inline(always)]
+    pub(crate) fn take(&self, head: &mut u64, out: &mut Vec<ibv_sge>) -> Option<Receive> {
+        let number = *head;
+        let place = self.place(number);
+        let slot = &self.slots[place];
+        if slot.filled.load(Ordering::Acquire) != number + 1 {
+            return None;
+        }
+        let count = usize::try_from(slot.elements.load(Ordering::Relaxed)).unwrap_or(0);
+        out.clear();
+        out.extend(self.elements(place, count).map(Element::read));
+        *head = number + 1;
+        Some(Receive { wr_id: slot.wr_id.load(Ordering::Relaxed), index: index(number) })
+    }
+}
+
+/// The number as completions carry it.
+#[inline(always)]
+fn index(number: u64) -> u32 {
+    (number & 0xffff_ffff) as u32
+}
+
+/// The posting half; small, so that it is on the same cache line as its lock.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
     pub(crate) state: ibv_qp_state,
-    slots: Box<[Slot]>,
-    head: u32,
-    len: u32,
-    /// Accepted since the queue was made (free-running).
-    pub(crate) posted: u32,
-    more: Box<More>,
-    /// The requester that found the queue empty and wants to know of the next request.
+    /// The number of the next request: how many were accepted since the queue was made.
+    pub(crate) next: u64,
+    /// The requester that found no request and wants to know of the next.
     pub(crate) waiter: Option<Arc<QueuePair>>,
 }
 
-/// The elements behind the first of each slot.
-#[derive(Debug)]
-struct More {
-    sges: Box<[ibv_sge]>,
-    per_slot: usize,
-}
-
 impl ReceiveQueue {
-    pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
-        let (slots, per_slot) = (max_wr.max(1) as usize, max_sge.saturating_sub(1) as usize);
-        let sges = vec![ibv_sge::default(); slots * per_slot].into_boxed_slice();
-        Self {
-            state: ibv_qp_state::IBV_QPS_RESET,
-            slots: vec![Slot::default(); slots].into_boxed_slice(),
-            head: 0,
-            len: 0,
-            posted: 0,
-            more: Box::new(More { sges, per_slot }),
-            waiter: None,
-        }
+    pub(crate) fn new() -> Self {
+        Self { state: ibv_qp_state::IBV_QPS_RESET, next: 0, waiter: None }
     }
 
-    /// The place of the `offset`th request behind the head; `offset` is at most the number of slots.
+    /// How many requests were accepted, as [`Reclaimed`](crate::engine::completion::Reclaimed) counts.
     #[inline]
-    fn place(&self, offset: u32) -> usize {
-        let (place, slots) = ((self.head + offset) as usize, self.slots.len());
-        if place >= slots { place - slots } else { place }
+    pub(crate) fn posted(&self) -> u32 {
+        index(self.next)
     }
 
     /// Copies a request in; the caller has checked that there is room.
-    #[inline]
-    pub(crate) fn push(&mut self, wr_id: u64, sges: &[ibv_sge]) {
-        let place = self.place(self.len);
-        let (first, rest) = match sges {
-            [] => (ibv_sge::default(), &[][..]),
-            [first, rest @ ..] => (*first, rest),
-        };
-        let count = u32::try_from(sges.len()).unwrap_or(u32::MAX);
-        self.slots[place] = Slot(Receive { wr_id, index: self.posted, sges: count, first });
-        if !rest.is_empty() {
-            let from = place * self.more.per_slot;
-            self.more.sges[from..from + rest.len()].copy_from_slice(rest);
-        }
-        self.len += 1;
-        self.posted = self.posted.wrapping_add(1);
+    #[inline(always)]
+    pub(crate) fn push(&mut self, slots: &ReceiveSlots, wr_id: u64, sges: &[ibv_sge]) {
+        slots.put(self.next, wr_id, sges);
+        self.next += 1;
     }
 
-    /// Takes the oldest request; its elements go to `out`, which is emptied first and has room.
-    #[inline]
-    pub(crate) fn pop(&mut self, out: &mut Vec<ibv_sge>) -> Option<Receive> {
-        if self.len == 0 {
-            return None;
-        }
-        let place = self.place(0);
-        let receive = self.slots[place].0;
-        out.clear();
-        if receive.sges > 0 {
-            out.push(receive.first);
-        }
-        if receive.sges > 1 {
-            let from = place * self.more.per_slot;
-            out.extend_from_slice(&self.more.sges[from..from + receive.sges as usize - 1]);
-        }
-        self.head = u32::try_from(self.place(1)).unwrap_or(0);
-        self.len -= 1;
-        Some(receive)
-    }
-
-    /// A request that is completed without having been in the queue.
+    /// A request that is completed without having been in the queue. Those who take do not come to its
+    /// number or any behind it before the next reset.
     #[inline]
     pub(crate) fn bypass(&mut self, wr_id: u64) -> Receive {
-        let receive = Receive { wr_id, index: self.posted, ..Receive::default() };
-        self.posted = self.posted.wrapping_add(1);
+        let receive = Receive { wr_id, index: index(self.next) };
+        self.next += 1;
         receive
-    }
-
-    pub(crate) fn clear(&mut self) {
-        (self.head, self.len) = (0, 0);
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_come_out_in_order_with_all_their_elements() {
-        let sge = |n: u64| ibv_sge { addr: n, length: 1, lkey: 2 };
-        let mut queue = ReceiveQueue::new(3, 4);
-        let mut out = Vec::with_capacity(4);
-        for round in 0..20 {
-            let sges: Vec<_> = (0..round % 5).map(sge).collect();
-            queue.push(round, &sges);
-            queue.push(round + 100, &sges[..sges.len().min(1)]);
-            let (first, index) = (queue.pop(&mut out).unwrap(), queue.posted - 2);
-            assert_eq!((first.wr_id, first.index), (round, index));
-            assert!(out.iter().map(|sge| sge.addr).eq(0..round % 5));
-            assert_eq!(queue.pop(&mut out).unwrap().wr_id, round + 100);
-            assert_eq!(out.len(), sges.len().min(1));
-            assert!(queue.pop(&mut out).is_none());
-        }
     }
 }

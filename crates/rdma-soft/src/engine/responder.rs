@@ -27,7 +27,9 @@ pub(crate) struct Responder {
     pub(crate) verified: u64,
     /// The receive request that the present message goes to.
     pub(crate) current: Option<Receive>,
-    /// Its elements, and where they are.
+    /// The number of the receive request that the next message goes to.
+    pub(crate) next_receive: u64,
+    /// The elements of the current one, and where they are.
     pub(crate) sges: Vec<ibv_sge>,
     pub(crate) room: Vec<Segment>,
 }
@@ -46,6 +48,7 @@ impl Responder {
             max_rd_atomic: 0,
             verified: 0,
             current: None,
+            next_receive: 0,
             sges: Vec::with_capacity(max_sge),
             room: Vec::with_capacity(max_sge),
         }
@@ -82,8 +85,16 @@ impl Responder {
         if self.current.is_some() {
             return true;
         }
+        self.current = own.receives.take(&mut self.next_receive, &mut self.sges);
+        self.current.is_some() || self.take_or_wait(own, requester)
+    }
+
+    /// Looks again under the lock under which requests are posted: one that came meanwhile is taken,
+    /// and whoever posts one later finds the waiter.
+    #[cold]
+    fn take_or_wait(&mut self, own: &QueuePair, requester: &Arc<QueuePair>) -> bool {
         let mut queue = own.receive.lock();
-        self.current = queue.pop(&mut self.sges);
+        self.current = own.receives.take(&mut self.next_receive, &mut self.sges);
         if self.current.is_none() {
             queue.waiter = Some(Arc::clone(requester));
         }

@@ -2,7 +2,7 @@
 
 use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_status as Status};
 
-use crate::rig::connect::{Knobs, connect, endpoint, pair, pair_with};
+use crate::rig::connect::{Knobs, connect, connect_sides, endpoint, pair, pair_with};
 use crate::rig::post::Wr;
 use crate::rig::scene::{RECEIVE_A, RECEIVE_B, Scene};
 use crate::rig::{LOCAL_WRITE, Size, imm_of, on_each_device, on_each_held_device};
@@ -128,6 +128,41 @@ fn posts_in_the_error_state_are_flushed() {
         a.send_cq.expect_flushed(0..4);
         a.receive_cq.expect_flushed(1..4);
         assert!(a.send_cq.is_empty() && a.receive_cq.is_empty());
+    });
+}
+
+#[test]
+fn receive_queue_that_was_flushed_is_whole_after_a_reset() {
+    on_each_device("flush-reset", |device| {
+        let size = Size { receive_wr: 3, ..Size::default() };
+        let (a, b) = pair_with(device, &size, &Knobs::default());
+        let source = a.pd.register_filled(vec![7; 8], 0);
+        let sink = b.pd.register(8, LOCAL_WRITE);
+        for round in 0..5 {
+            // In the queue, then past it, with more posts than it has places; some stay unpolled.
+            b.qp.post_receive(0, &[sink.sge(0, 1)]);
+            b.qp.to_error();
+            for n in 1..=round {
+                b.qp.post_receive(n, &[sink.sge(0, 2)]);
+                b.receive_cq.expect_flushed([n - 1]);
+            }
+            a.qp.to_reset();
+            b.qp.to_reset();
+            assert!(b.receive_cq.is_empty());
+            connect_sides(&a, &b, &Knobs::default());
+            // All its places are free, and nothing old is in them, once around and on.
+            for first in [10, 20] {
+                for n in first..first + 3 {
+                    b.qp.post_receive(n, &[sink.sge(0, 4), sink.sge(4, 4)]);
+                }
+                for n in first..first + 3 {
+                    a.qp.post(&Wr::send(n, &[source.sge(0, 8)]));
+                    a.send_cq.expect_success(n);
+                    assert_eq!(b.receive_cq.expect_success(n).byte_len, 8);
+                }
+            }
+            sink.assert_filled(7);
+        }
     });
 }
 

@@ -1,0 +1,48 @@
+//! Posting and taking in every order of two threads. The model checker sees which stores a load may
+//! miss only if the load runs after them, so that the one who takes is the spawned thread.
+
+use std::sync::Arc;
+
+use loom::thread;
+
+use super::*;
+
+/// With one element more than is near.
+fn sges(n: u64) -> [ibv_sge; NEAR + 1] {
+    [ibv_sge { addr: n, length: 1, lkey: 2 }; NEAR + 1]
+}
+
+/// A request is whole as soon as it is seen, also one that is posted where another was.
+#[test]
+fn loom_a_request_that_is_seen_is_whole() {
+    loom::model(|| {
+        let slots = Arc::new(ReceiveSlots::new(1, 3));
+        // What the completion of the request does, once it is polled.
+        let given_back = Arc::new(AtomicU64::new(0));
+        let taker = {
+            let (slots, given_back) = (Arc::clone(&slots), Arc::clone(&given_back));
+            thread::spawn(move || {
+                let (mut head, mut out) = (0, Vec::new());
+                for _ in 0..2 {
+                    let expected = head;
+                    let Some(receive) = slots.take(&mut head, &mut out) else { continue };
+                    assert_eq!((receive.wr_id, u64::from(receive.index)), (expected, expected));
+                    assert_eq!(out.len(), NEAR + 1);
+                    assert!(out.iter().all(|sge| sge.addr == expected));
+                    given_back.store(head, Ordering::Release);
+                }
+                head
+            })
+        };
+        let mut queue = ReceiveQueue::new();
+        for number in 0..2 {
+            if given_back.load(Ordering::Acquire) == number {
+                queue.push(&slots, number, &sges(number));
+            }
+        }
+        let mut head = taker.join().unwrap();
+        let mut out = Vec::new();
+        while slots.take(&mut head, &mut out).is_some() {}
+        assert_eq!(head, queue.next, "each is taken, once");
+    });
+}
