@@ -103,7 +103,7 @@ impl Patience {
     #[inline]
     pub(crate) fn spin(&mut self) {
         self.0 += 1;
-        if self.0.is_multiple_of(10_000) {
+        if self.0.is_multiple_of(1_000) {
             thread::yield_now();
         } else {
             hint::spin_loop();

@@ -21,6 +21,8 @@ const BATCH: u64 = 32;
 
 pub(crate) fn bench(c: &mut Criterion) {
     let mut group = c.benchmark_group("two_threads");
+    // Where the threads have to wait for their cores, each sample takes long.
+    group.sample_size(20);
     bench_beside(&mut group, "write_8B_polled_memory", "a bare cache line", BATCH, writes);
     bench_beside(&mut group, "send_8B", "a bare cache line", BATCH, sends);
     group.finish();
