@@ -10,6 +10,7 @@ use std::{ptr, thread};
 
 use criterion::Criterion;
 use rdma_sys::ibv_wc;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::batches::{bench_beside, ns_of_one};
 use crate::link::Link;
@@ -21,8 +22,6 @@ const BATCH: u64 = 32;
 
 pub(crate) fn bench(c: &mut Criterion) {
     let mut group = c.benchmark_group("two_threads");
-    // Where the threads have to wait for their cores, each sample takes long.
-    group.sample_size(20);
     bench_beside(&mut group, "write_8B_polled_memory", "a bare cache line", BATCH, writes);
     bench_beside(&mut group, "send_8B", "a bare cache line", BATCH, sends);
     group.finish();
@@ -55,29 +54,47 @@ trait Player {
     }
 }
 
-/// Plays in turn with a bare cache line; half of what a round trip took, in nanoseconds, of each.
-fn play(batches: u64, mut a: impl Player, mut b: impl Player + Send) -> Vec<(f64, f64)> {
+/// Plays in turn with a bare cache line, each side on a core of its own; half of what a round trip
+/// took, in nanoseconds, of each.
+fn play(batches: u64, mut a: impl Player + Send, mut b: impl Player + Send) -> Vec<(f64, f64)> {
     let lines = [Line::default(), Line::default()];
-    let (mut bare_a, mut bare_b) =
-        (Liner::new(&lines[0], &lines[1]), Liner::new(&lines[1], &lines[0]));
-    let start = Barrier::new(2);
+    let mut bare_a = Liner::new(&lines[0], &lines[1]);
+    let mut bare_b = Liner::new(&lines[1], &lines[0]);
+    let start = &Barrier::new(2);
+    // What a player writes is moved to its thread: on one stack it would be the other's neighbour.
     thread::scope(|scope| {
-        scope.spawn(|| {
+        scope.spawn(move || {
+            stay_on_core(1);
             start.wait();
             for _ in 0..batches {
                 (0..BATCH).for_each(|_| b.pong());
                 (0..BATCH).for_each(|_| bare_b.pong());
             }
         });
-        start.wait();
-        let half_of = |ns: f64| ns / 2.0;
-        (0..batches)
-            .map(|_| {
+        let times = scope.spawn(move || {
+            stay_on_core(0);
+            start.wait();
+            let mut times = Vec::new();
+            for _ in 0..batches {
                 let game = ns_of_one(BATCH, || a.ping());
-                (half_of(game), half_of(ns_of_one(BATCH, || bare_a.ping())))
-            })
-            .collect()
+                let bare = ns_of_one(BATCH, || bare_a.ping());
+                times.push((game / 2.0, bare / 2.0));
+            }
+            times
+        });
+        times.join().unwrap()
     })
+}
+
+/// Keeps this thread on the `n`th of the cores that it may use, if there are so many.
+fn stay_on_core(n: usize) {
+    let allowed = sched_getaffinity(None).unwrap();
+    let core = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).nth(n);
+    if let Some(core) = core {
+        let mut only = CpuSet::new();
+        only.set(core);
+        sched_setaffinity(None, &only).unwrap();
+    }
 }
 
 #[derive(Default)]
