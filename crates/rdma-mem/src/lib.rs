@@ -24,6 +24,7 @@
 //! | type | memory | who reaches it | view of the bytes |
 //! |---|---|---|---|
 //! | [`OwnedRegion`] | its own | this machine's requests | derefs to `[u8]`; registered slices |
+//! | [`BorrowedRegion`] | borrowed | this machine's requests | derefs to `[u8]`; registered slices |
 //! | [`SharedRegion`] | its own | peers, as its access flags say | copies in and out, 8-byte atomics |
 //! | [`MemoryRegion`] | the caller's | this machine's requests; peers if registered `unsafe`ly | none |
 //!
@@ -37,6 +38,7 @@
 //!
 //! `serde` (off by default): [`RemoteMemoryRegion`] and the numbers of `rdma-types` can be serialised.
 
+mod borrowed_region;
 mod context;
 mod copy;
 mod device;
@@ -60,6 +62,7 @@ mod shared_element;
 mod shared_region;
 mod slice;
 
+pub use borrowed_region::BorrowedRegion;
 pub use context::Context;
 pub use device::Device;
 pub use device_attributes::DeviceAttributes;

@@ -7,7 +7,8 @@ use rdma_sys::{Verbs, ibv_pd};
 
 use crate::context::check_null;
 use crate::{
-    AccessFlags, Context, Error, Handle, MemoryRegion, OwnedRegion, RegionMemory, SharedRegion,
+    AccessFlags, BorrowedRegion, Context, Error, Handle, MemoryRegion, OwnedRegion, RegionMemory,
+    SharedRegion,
 };
 
 /// A protection domain (PD): the fence within which queue pairs may use memory regions.
@@ -93,6 +94,15 @@ impl ProtectionDomain {
         SharedRegion::register(self, memory, access)
     }
 
+    /// Registers a slice for this machine's own use, and borrows it; as [`BorrowedRegion::register`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_borrowed<'a>(&self, memory: &'a mut [u8]) -> Result<BorrowedRegion<'a>, Error> {
+        BorrowedRegion::register(self, memory)
+    }
+
     /// Registers a slice for local access; as [`MemoryRegion::register_local_mr_slice`].
     ///
     /// # Errors
@@ -168,6 +178,12 @@ impl ProtectionDomain {
                 .map_err(|(handle, error)| (Self(Arc::new(handle)), error.into())),
             Err(shared) => Err((Self(shared), Error::StillUsed { what: "protection domain" })),
         }
+    }
+
+    /// Whether both are clones of one domain.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// The functions of the domain's provider.

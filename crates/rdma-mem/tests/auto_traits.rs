@@ -1,8 +1,8 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_mem::{
-    Context, Device, DeviceAttributes, DeviceList, Error, GatherElement, GidEntry, Handle,
-    ListError, MemoryRegion, OwnedRegion, PortAttributes, ProtectionDomain, RangeError,
+    BorrowedRegion, Context, Device, DeviceAttributes, DeviceList, Error, GatherElement, GidEntry,
+    Handle, ListError, MemoryRegion, OwnedRegion, PortAttributes, ProtectionDomain, RangeError,
     RegionMemory, RemoteMemoryRegion, ScatterElement, ScatterGatherElementError, SharedElement,
     SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
 };
@@ -13,6 +13,7 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 
 #[test]
 fn objects_are_send_and_sync() {
+    send_sync::<BorrowedRegion<'_>>();
     send_sync::<Context>();
     send_sync::<Device>();
     send_sync::<DeviceList>();

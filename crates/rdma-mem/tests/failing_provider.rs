@@ -120,6 +120,19 @@ fn a_region_that_cannot_be_closed_comes_back_whole() {
 }
 
 #[test]
+fn a_borrowed_region_that_cannot_be_closed_comes_back_and_keeps_its_borrow() {
+    let pd = pd();
+    let mut memory = [1; 64];
+    let region = pd.register_borrowed(&mut memory).unwrap();
+    REFUSED.set(1);
+    let (mut region, error) = region.close().unwrap_err();
+    assert!(is_busy(&error), "{error}");
+    region.fill(2);
+    region.close().unwrap();
+    assert_eq!(memory, [2; 64]);
+}
+
+#[test]
 fn memory_of_a_region_that_stays_registered_is_never_freed() {
     // Its domain stays too; here a leak checker sees that it is meant to.
     static STAYS: Mutex<Option<ProtectionDomain>> = Mutex::new(None);
