@@ -3,8 +3,9 @@
 use rdma_mem::{
     BorrowedRegion, Context, Device, DeviceAttributes, DeviceList, Error, GatherElement, GidEntry,
     Handle, ListError, MemoryRegion, OwnedRegion, PortAttributes, ProtectionDomain, RangeError,
-    RegionMemory, RemoteMemoryRegion, ScatterElement, ScatterGatherElementError, SharedElement,
-    SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
+    RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement,
+    ScatterGatherElementError, SharedElement, SharedRegion, SliceMut, SliceRef, UnknownDevice,
+    VerbError,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -33,6 +34,8 @@ fn values_are_send_and_sync() {
     send_sync::<PortAttributes>();
     send_sync::<GidEntry>();
     send_sync::<RemoteMemoryRegion>();
+    send_sync::<RemoteRef<*const u8>>();
+    send_sync::<RemoteSlice<*const u8>>();
     send_sync::<GatherElement<'_>>();
     send_sync::<ScatterElement<'_>>();
     send_sync::<SharedElement<'_>>();
