@@ -24,6 +24,7 @@
 //! | type | memory | who reaches it | view of the bytes |
 //! |---|---|---|---|
 //! | [`OwnedRegion`] | its own | this machine's requests | derefs to `[u8]`; registered slices |
+//! | [`Buffer`] | of a [`BufferPool`] | this machine's requests | derefs to `[u8]`; registered slices |
 //! | [`BorrowedRegion`] | borrowed | this machine's requests | derefs to `[u8]`; registered slices |
 //! | [`SharedRegion`] | its own | peers, as its access flags say | copies in and out, 8-byte atomics |
 //! | [`MemoryRegion`] | the caller's | this machine's requests; peers if registered `unsafe`ly | none |
@@ -39,6 +40,8 @@
 //! `serde` (off by default): [`RemoteMemoryRegion`] and the numbers of `rdma-types` can be serialised.
 
 mod borrowed_region;
+mod buffer;
+mod buffer_pool;
 mod context;
 mod copy;
 mod device;
@@ -52,6 +55,7 @@ mod handle;
 mod hint;
 mod memory_region;
 mod owned_region;
+mod pool_region;
 mod port_attributes;
 mod protection_domain;
 mod range_error;
@@ -65,6 +69,8 @@ mod shared_region;
 mod slice;
 
 pub use borrowed_region::BorrowedRegion;
+pub use buffer::Buffer;
+pub use buffer_pool::{BufferPool, PoolUsage};
 pub use context::Context;
 pub use device::Device;
 pub use device_attributes::DeviceAttributes;
