@@ -84,6 +84,8 @@ impl BufferPool {
     /// If another region is needed and cannot be had: [`Error::OutOfMemory`], or what the verb says;
     /// the hint tells about the limit of locked memory.
     pub fn allocate(&self, length: usize) -> Result<Buffer, Error> {
+        // A child might wait for ever for a lock that another thread held when it was forked.
+        self.0.pd.check_process()?;
         let mut regions = self.regions();
         let found = regions.iter().find_map(|region| Some((region, region.take(length)?)));
         let (region, range) = match found {
@@ -101,9 +103,13 @@ impl BufferPool {
         Ok(unsafe { Buffer::new(region, range, length) })
     }
 
-    /// Deregisters and frees the regions that no buffer uses. Returns how many bytes that are.
+    /// Deregisters and frees the regions that no buffer uses. Returns how many bytes that are;
+    /// none in a forked child.
     #[must_use = "it says what was given back; `let _ =` if that does not matter"]
     pub fn trim(&self) -> usize {
+        if self.0.pd.check_process().is_err() {
+            return 0;
+        }
         let unused: Vec<_> =
             self.regions().extract_if(.., |region| region.in_use().buffers == 0).collect();
         unused.iter().map(|region| region.registration().length()).sum()

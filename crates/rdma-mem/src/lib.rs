@@ -35,6 +35,12 @@
 //! might still touch is leaked. To see the error, use `close`, which gives the object back with it.
 //! Whatever is made from an object keeps it alive.
 //!
+//! # Forking
+//!
+//! A process with live objects can start programs ([`std::process::Command`]); [`fork_support`] makes
+//! sure of that on old kernels. Objects remember their process: in a forked child their functions
+//! return [`Forked`], and dropping them frees nothing.
+//!
 //! # Features
 //!
 //! `serde` (off by default): [`RemoteMemoryRegion`] and the numbers of `rdma-types` can be serialised.
@@ -49,6 +55,7 @@ mod device_attributes;
 mod device_list;
 mod element;
 mod error;
+mod fork;
 mod gid_sysfs;
 mod gid_table;
 mod handle;
@@ -77,6 +84,7 @@ pub use device_attributes::DeviceAttributes;
 pub use device_list::{DeviceList, ListError, UnknownDevice, list_devices, open_device};
 pub use element::{GatherElement, ScatterElement, ScatterGatherElementError};
 pub use error::{Error, VerbError};
+pub use fork::{ForkMode, ForkStatus, Forked, fork_support};
 pub use gid_table::GidEntry;
 pub use handle::Handle;
 pub use memory_region::MemoryRegion;

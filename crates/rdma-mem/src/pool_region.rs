@@ -93,8 +93,11 @@ impl PoolRegion {
         Some(Range { allocation, units })
     }
 
-    /// Takes a range back.
+    /// Takes a range back; not in a forked child, which might wait for ever for the lock.
     pub(crate) fn give_back(&self, range: Range) {
+        if self.registration.check_process().is_err() {
+            return;
+        }
         let mut ranges = self.ranges();
         ranges.free.free(range.allocation);
         ranges.buffers -= 1;

@@ -8,8 +8,8 @@ use rdma_sys::{Errno, ibv_mr};
 use rdma_types::{AccessFlags, Lkey, Rkey};
 
 use crate::{
-    Error, Handle, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef, VerbError, hint,
-    range_error,
+    Error, Forked, Handle, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef, VerbError,
+    hint, range_error,
 };
 
 /// A registration of memory, and its owner `M`: dropped after the deregistration, or never if that
@@ -49,6 +49,9 @@ impl<M> Registration<M> {
         if let Err(error) = access.check() {
             return Err((memory, error.into()));
         }
+        if let Err(forked) = pd.check_process() {
+            return Err((memory, forked.into()));
+        }
         let address = base.as_ptr().expose_provenance() as u64;
         let verbs = pd.verbs();
         let start = base.as_ptr().cast();
@@ -78,10 +81,13 @@ impl<M> Registration<M> {
         let Self { handle, base, length, iova, lkey, rkey } = self;
         match handle.close() {
             Ok((memory, _)) => Ok(memory),
-            Err((handle, error)) => {
-                Err((Self { handle, base, length, iova, lkey, rkey }, error.into()))
-            }
+            Err((handle, error)) => Err((Self { handle, base, length, iova, lkey, rkey }, error)),
         }
+    }
+
+    /// As [`Handle::check_process`].
+    pub(crate) fn check_process(&self) -> Result<(), Forked> {
+        self.handle.check_process()
     }
 
     #[inline]

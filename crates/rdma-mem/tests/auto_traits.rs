@@ -2,10 +2,10 @@
 
 use rdma_mem::{
     BorrowedRegion, Buffer, BufferPool, Context, Device, DeviceAttributes, DeviceList, Error,
-    GatherElement, GidEntry, Handle, ListError, MemoryRegion, OwnedRegion, PoolUsage,
-    PortAttributes, ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion, RemoteRef,
-    RemoteSlice, ScatterElement, ScatterGatherElementError, SharedElement, SharedRegion, SliceMut,
-    SliceRef, UnknownDevice, VerbError,
+    ForkStatus, Forked, GatherElement, GidEntry, Handle, ListError, MemoryRegion, OwnedRegion,
+    PoolUsage, PortAttributes, ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion,
+    RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError, SharedElement, SharedRegion,
+    SliceMut, SliceRef, UnknownDevice, VerbError,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -35,6 +35,7 @@ fn values_are_send_and_sync() {
     send_sync::<DeviceAttributes>();
     send_sync::<PortAttributes>();
     send_sync::<GidEntry>();
+    send_sync::<ForkStatus>();
     send_sync::<PoolUsage>();
     send_sync::<RemoteMemoryRegion>();
     send_sync::<RemoteRef<*const u8>>();
@@ -49,6 +50,7 @@ fn values_are_send_and_sync() {
 #[test]
 fn errors_are_errors_of_any_thread() {
     error::<Error>();
+    error::<Forked>();
     error::<ListError>();
     error::<UnknownDevice>();
     error::<VerbError>();
