@@ -174,6 +174,11 @@ impl<M> Registration<M> {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
     }
 
+    /// What owns the memory.
+    pub(crate) fn memory(&self) -> &M {
+        &self.handle.needs().0
+    }
+
     pub(crate) fn pd(&self) -> &ProtectionDomain {
         &self.handle.needs().1
     }
