@@ -14,7 +14,7 @@ pub enum ForkMode {
     /// Only ask.
     Query,
     /// Have libibverbs keep registered memory from forked children, where the kernel does not copy it
-    /// for them. Where it does (Linux 5.12 and later) this costs nothing. It has to come before the
+    /// for them. Where it does (Linux 5.13 and later) this costs nothing. It has to come before the
     /// first registration.
     Protect,
 }
