@@ -8,8 +8,8 @@ use rdma_sys::{Errno, Verbs, ibv_context, ibv_device_attr, ibv_gid, ibv_port_att
 use rdma_types::Gid;
 
 use crate::{
-    Device, DeviceAttributes, Error, GidEntry, Handle, PortAttributes, ProtectionDomain, VerbError,
-    gid_table, hint,
+    Device, DeviceAttributes, Error, Forked, GidEntry, Handle, PortAttributes, ProtectionDomain,
+    VerbError, gid_table, hint,
 };
 
 /// An opened device, from which everything else is made.
@@ -38,6 +38,7 @@ impl Context {
     /// If the provider refuses, with a hint.
     #[doc(alias = "ibv_open_device")]
     pub fn open(device: &Device) -> Result<Self, Error> {
+        device.check_process()?;
         let verbs = device.verbs();
         // SAFETY: SAFETY.md F2: a listed device of this table, alive by `device`.
         let raw = unsafe { (verbs.open_device)(device.as_raw()) };
@@ -72,6 +73,7 @@ impl Context {
     /// If the provider refuses.
     #[doc(alias = "ibv_query_device")]
     pub fn query_device(&self) -> Result<DeviceAttributes, Error> {
+        self.check_process()?;
         let mut attributes = ibv_device_attr::default();
         // SAFETY: SAFETY.md F1, F2: a live context of this table, and attributes to write to.
         let returned = unsafe { (self.verbs().query_device)(self.as_raw(), &raw mut attributes) };
@@ -85,6 +87,7 @@ impl Context {
     /// If there is no such port, or the provider refuses.
     #[doc(alias = "ibv_query_port")]
     pub fn query_port(&self, port: u8) -> Result<PortAttributes, Error> {
+        self.check_process()?;
         let mut attributes = ibv_port_attr::default();
         // SAFETY: SAFETY.md F1: a live context of this table, and attributes to write to.
         let returned = unsafe {
@@ -101,6 +104,7 @@ impl Context {
     /// If there is no such port or place.
     #[doc(alias = "ibv_query_gid")]
     pub fn query_gid(&self, port: u8, index: u32) -> Result<Gid, Error> {
+        self.check_process()?;
         let verb = "ibv_query_gid";
         let place = i32::try_from(index).map_err(|_| VerbError::new(verb, Errno::EINVAL))?;
         let mut gid = ibv_gid::default();
@@ -131,6 +135,7 @@ impl Context {
     #[doc(alias = "ibv_query_gid_table")]
     #[doc(alias = "ibv_query_gid_ex")]
     pub fn gid_table(&self) -> Result<Vec<GidEntry>, Error> {
+        self.check_process()?;
         gid_table::query(self)
     }
 
@@ -142,12 +147,20 @@ impl Context {
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         match Arc::try_unwrap(self.0) {
-            Ok(handle) => handle
-                .close()
-                .map(drop)
-                .map_err(|(handle, error)| (Self(Arc::new(handle)), error.into())),
+            Ok(handle) => {
+                handle.close().map(drop).map_err(|(handle, error)| (Self(Arc::new(handle)), error))
+            }
             Err(shared) => Err((Self(shared), Error::StillUsed { what: "context" })),
         }
+    }
+
+    /// Whether this process is the one that made it. Who calls verbs on [`as_raw`](Self::as_raw) that are
+    /// not on the data path asks first.
+    ///
+    /// # Errors
+    /// If it is a child that was forked since.
+    pub fn check_process(&self) -> Result<(), Forked> {
+        self.0.check_process()
     }
 
     /// The functions of the context's provider.

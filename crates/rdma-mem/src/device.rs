@@ -9,7 +9,8 @@ use std::sync::Arc;
 use rdma_sys::{Errno, Verbs, ibv_device};
 use rdma_types::Guid;
 
-use crate::{Context, Error, VerbError, hint};
+use crate::fork::Process;
+use crate::{Context, Error, Forked, VerbError, hint};
 
 /// An RDMA device that [`list_devices`](crate::list_devices) found.
 ///
@@ -31,6 +32,7 @@ unsafe impl Sync for Device {}
 struct RawList {
     raw: NonNull<*mut ibv_device>,
     verbs: &'static Verbs,
+    process: Process,
 }
 
 // SAFETY: SAFETY.md F9: it is only read, and freed by whoever is the last to hold it.
@@ -40,6 +42,9 @@ unsafe impl Sync for RawList {}
 
 impl Drop for RawList {
     fn drop(&mut self) {
+        if self.process.check().is_err() {
+            return;
+        }
         // SAFETY: SAFETY.md F2, F6: the list of this table; every device holds an `Arc` of it.
         unsafe { (self.verbs.free_device_list)(self.raw.as_ptr()) };
     }
@@ -58,7 +63,7 @@ impl Device {
         let raw = Errno::check_null(raw).map_err(|errno| {
             VerbError::new("ibv_get_device_list", errno).with_hint(hint::open(errno))
         })?;
-        let list = Arc::new(RawList { raw, verbs });
+        let list = Arc::new(RawList { raw, verbs, process: Process::current() });
         let count = usize::try_from(count).unwrap_or(0);
         Ok((0..count).filter_map(|index| Self::at(&list, index)).collect())
     }
@@ -111,6 +116,11 @@ impl Device {
     #[doc(alias = "ibv_open_device")]
     pub fn open(&self) -> Result<Context, Error> {
         Context::open(self)
+    }
+
+    /// Whether this process is the one that listed it.
+    pub(crate) fn check_process(&self) -> Result<(), Forked> {
+        self.list.process.check()
     }
 
     /// The functions of the device's provider.

@@ -40,6 +40,8 @@ pub struct DeviceAttributes {
     pub max_cqe: u32,
     /// The most memory regions.
     pub max_mr: u32,
+    /// The most memory windows; 0 if the device has none.
+    pub max_mw: u32,
     /// The most protection domains.
     pub max_pd: u32,
     /// The most RDMA reads and atomics of peers that one queue pair answers at a time.
@@ -72,6 +74,7 @@ impl DeviceAttributes {
             max_cq: limit(raw.max_cq),
             max_cqe: limit(raw.max_cqe),
             max_mr: limit(raw.max_mr),
+            max_mw: limit(raw.max_mw),
             max_pd: limit(raw.max_pd),
             max_qp_rd_atom: limit(raw.max_qp_rd_atom),
             max_qp_init_rd_atom: limit(raw.max_qp_init_rd_atom),

@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use rdma_sys::{Errno, Unsupported};
+use rdma_sys::{Errno, UnknownProvider, Unsupported};
 use rdma_types::AccessError;
 
-use crate::UnknownDevice;
+use crate::{Forked, UnknownDevice};
 
 /// A verb that failed: which, with what number, and the usual cause.
 ///
@@ -52,6 +52,12 @@ pub enum Error {
     /// No device has this name.
     #[error(transparent)]
     UnknownDevice(#[from] Box<UnknownDevice>),
+    /// The environment variable `RDMA_PROVIDERS` names a provider that is not there.
+    #[error(transparent)]
+    UnknownProvider(#[from] UnknownProvider),
+    /// The object belongs to the process that forked this one.
+    #[error(transparent)]
+    Forked(#[from] Forked),
     /// The provider lacks a function.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),

@@ -8,7 +8,8 @@ use std::ptr::NonNull;
 
 use rdma_sys::Errno;
 
-use crate::VerbError;
+use crate::fork::Process;
+use crate::{Error, Forked, VerbError};
 
 /// One object of a provider (`ibv_pd`, `ibv_qp` …), destroyed when dropped, and `P`, what it needs:
 /// its parents, or its memory.
@@ -17,10 +18,13 @@ use crate::VerbError;
 /// dropped after the object was destroyed (SAFETY.md F6). If that fails, `Drop` makes one `tracing`
 /// event, and object and `P` stay for ever: the device may still use them. To see the error instead,
 /// there is [`close`](Self::close).
+///
+/// In a forked child nothing is destroyed, nor is `P` dropped.
 pub struct Handle<T, P> {
     raw: NonNull<T>,
     destroy: Destroy<T>,
     verb: &'static str,
+    process: Process,
     needs: ManuallyDrop<P>,
 }
 
@@ -40,13 +44,18 @@ impl<T, P> Handle<T, P> {
     /// alive is kept so by `needs`; and when the handle is dropped or closed, nobody uses the object
     /// any more.
     #[must_use]
-    pub const unsafe fn new(
-        raw: NonNull<T>,
-        destroy: Destroy<T>,
-        verb: &'static str,
-        needs: P,
-    ) -> Self {
-        Self { raw, destroy, verb, needs: ManuallyDrop::new(needs) }
+    pub unsafe fn new(raw: NonNull<T>, destroy: Destroy<T>, verb: &'static str, needs: P) -> Self {
+        let process = Process::current();
+        Self { raw, destroy, verb, process, needs: ManuallyDrop::new(needs) }
+    }
+
+    /// Whether this process is the one that made the object. What is not on the data path asks first.
+    ///
+    /// # Errors
+    /// If it is a child that was forked since.
+    #[inline]
+    pub fn check_process(&self) -> Result<(), Forked> {
+        self.process.check()
     }
 
     /// The object. It is live as long as the handle.
@@ -66,15 +75,19 @@ impl<T, P> Handle<T, P> {
     /// Destroys the object, and gives back what it needed.
     ///
     /// # Errors
-    /// If the provider refuses, with the handle, whose object is as it was.
+    /// With the handle, whose object is as it was: [`Error::Verb`] if the provider refuses,
+    /// [`Error::Forked`].
     #[allow(clippy::result_large_err)] // it is the handle itself
-    pub fn close(self) -> Result<P, (Self, VerbError)> {
+    pub fn close(self) -> Result<P, (Self, Error)> {
+        if let Err(forked) = self.check_process() {
+            return Err((self, forked.into()));
+        }
         let mut this = ManuallyDrop::new(self);
         match this.destroy() {
             // SAFETY: SAFETY.md F6: the object is destroyed, and `this` is not used or dropped after
             // this.
             Ok(()) => Ok(unsafe { ManuallyDrop::take(&mut this.needs) }),
-            Err(error) => Err((ManuallyDrop::into_inner(this), error)),
+            Err(error) => Err((ManuallyDrop::into_inner(this), error.into())),
         }
     }
 
@@ -88,6 +101,9 @@ impl<T, P> Handle<T, P> {
 
 impl<T, P> Drop for Handle<T, P> {
     fn drop(&mut self) {
+        if self.check_process().is_err() {
+            return;
+        }
         match self.destroy() {
             // SAFETY: SAFETY.md F6, F8: the object is destroyed, and the field is not used again.
             Ok(()) => unsafe { ManuallyDrop::drop(&mut self.needs) },
@@ -129,6 +145,7 @@ mod tests {
     fn a_refused_close_gives_the_handle_back() {
         let (object, needs) = (AtomicI32::new(1), Rc::new(()));
         let (back, error) = handle(&object, &needs).close().unwrap_err();
+        let Error::Verb(error) = error else { panic!("{error}") };
         assert_eq!(error, VerbError::new("destroy", Errno::EBUSY));
         assert_eq!(Rc::strong_count(back.needs()), 2);
         drop(back.close().unwrap());

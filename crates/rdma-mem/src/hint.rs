@@ -44,6 +44,19 @@ pub(crate) fn register(
     })
 }
 
+/// Why memory could not be mapped.
+pub(crate) fn map(call: &str, errno: Errno) -> Option<Cow<'static, str>> {
+    Some(Cow::Borrowed(match (call, errno) {
+        ("mmap", Errno::ENOMEM) => {
+            "there are not enough free huge pages of this size: \
+             /sys/kernel/mm/hugepages/hugepages-*kB/nr_hugepages sets them aside"
+        }
+        ("mmap", Errno::EINVAL) => "this machine has no huge pages of this size",
+        (_, Errno::EMFILE | Errno::ENFILE) => "too many open files: raise `ulimit -n`",
+        _ => return None,
+    }))
+}
+
 fn locked_memory(context: &Context, length: usize) -> String {
     let now = match getrlimit(Resource::Memlock).current {
         Some(bytes) => format!("{bytes} bytes for the whole process"),

@@ -24,6 +24,8 @@
 //! | type | memory | who reaches it | view of the bytes |
 //! |---|---|---|---|
 //! | [`OwnedRegion`] | its own | this machine's requests | derefs to `[u8]`; registered slices |
+//! | [`Buffer`] | of a [`BufferPool`] | this machine's requests | derefs to `[u8]`; registered slices |
+//! | [`BorrowedRegion`] | borrowed | this machine's requests | derefs to `[u8]`; registered slices |
 //! | [`SharedRegion`] | its own | peers, as its access flags say | copies in and out, 8-byte atomics |
 //! | [`MemoryRegion`] | the caller's | this machine's requests; peers if registered `unsafe`ly | none |
 //!
@@ -33,10 +35,19 @@
 //! might still touch is leaked. To see the error, use `close`, which gives the object back with it.
 //! Whatever is made from an object keeps it alive.
 //!
+//! # Forking
+//!
+//! A process with live objects can start programs ([`std::process::Command`]); [`fork_support`] makes
+//! sure of that on old kernels. Objects remember their process: in a forked child their functions
+//! return [`Forked`], and dropping them frees nothing.
+//!
 //! # Features
 //!
 //! `serde` (off by default): [`RemoteMemoryRegion`] and the numbers of `rdma-types` can be serialised.
 
+mod borrowed_region;
+mod buffer;
+mod buffer_pool;
 mod context;
 mod copy;
 mod device;
@@ -44,37 +55,50 @@ mod device_attributes;
 mod device_list;
 mod element;
 mod error;
+mod fork;
 mod gid_sysfs;
 mod gid_table;
 mod handle;
 mod hint;
+mod mapping;
 mod memory_region;
 mod owned_region;
+mod pool_region;
 mod port_attributes;
 mod protection_domain;
 mod range_error;
 mod region_memory;
 mod registration;
+mod remote_field;
 mod remote_memory_region;
+mod remote_ref;
 mod shared_element;
 mod shared_region;
 mod slice;
 
+pub use borrowed_region::BorrowedRegion;
+pub use buffer::Buffer;
+pub use buffer_pool::{BufferPool, PoolUsage};
 pub use context::Context;
 pub use device::Device;
 pub use device_attributes::DeviceAttributes;
 pub use device_list::{DeviceList, ListError, UnknownDevice, list_devices, open_device};
 pub use element::{GatherElement, ScatterElement, ScatterGatherElementError};
 pub use error::{Error, VerbError};
+pub use fork::{ForkMode, ForkStatus, Forked, fork_support};
 pub use gid_table::GidEntry;
 pub use handle::Handle;
+pub use mapping::HugePageSize;
 pub use memory_region::MemoryRegion;
 pub use owned_region::OwnedRegion;
 pub use port_attributes::PortAttributes;
 pub use protection_domain::ProtectionDomain;
 pub use range_error::RangeError;
 pub use region_memory::RegionMemory;
+#[doc(hidden)]
+pub use remote_field::__size_of_field;
 pub use remote_memory_region::RemoteMemoryRegion;
+pub use remote_ref::{RemoteRef, RemoteSlice};
 pub use shared_element::SharedElement;
 pub use shared_region::SharedRegion;
 pub use slice::{SliceMut, SliceRef};

@@ -7,8 +7,7 @@ use rdma_sys::ibv_mr;
 use rdma_types::Lkey;
 
 use crate::registration::Registration;
-use crate::slice::{SliceMut, SliceRef};
-use crate::{AccessFlags, Error, ProtectionDomain, RegionMemory, range_error};
+use crate::{AccessFlags, Error, ProtectionDomain, RegionMemory, SliceMut, SliceRef};
 
 /// Registered memory that the region owns and no peer can reach: the one to take for what is sent and
 /// received.
@@ -70,11 +69,9 @@ impl OwnedRegion {
     #[inline]
     #[must_use]
     pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
-        range_error::check(offset, length, self.0.length()).ok()?;
-        // SAFETY: SAFETY.md F16: checked.
-        let base = unsafe { self.0.base().add(offset) };
-        // SAFETY: SAFETY.md F16: within the region, and borrowed by `&self`.
-        Some(unsafe { SliceRef::new(base, length, self.0.device_address(offset), self.lkey()) })
+        // SAFETY: SAFETY.md F16: the region's own memory, which no peer can reach, and which a request
+        // of this machine names only if its poster promised to leave it alone.
+        unsafe { self.0.slice(offset, length) }
     }
 
     /// `length` bytes at `offset`, exclusively: also to receive or read into. `None` if they are not
@@ -82,11 +79,36 @@ impl OwnedRegion {
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
-        range_error::check(offset, length, self.0.length()).ok()?;
-        // SAFETY: SAFETY.md F16: checked.
-        let base = unsafe { self.0.base().add(offset) };
-        // SAFETY: SAFETY.md F16: within the region, and borrowed by `&mut self`.
-        Some(unsafe { SliceMut::new(base, length, self.0.device_address(offset), self.lkey()) })
+        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
+        unsafe { self.0.slice_mut(offset, length) }
+    }
+
+    /// The whole region, to send or write from.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> SliceRef<'_> {
+        let (length, base, lkey) = (self.0.length(), self.0.base(), self.0.lkey());
+        // SAFETY: SAFETY.md F16: as `get_ref`.
+        unsafe { SliceRef::new(base, length, self.0.device_address(0), lkey, self.0.pd()) }
+    }
+
+    /// The whole region, exclusively: also to receive or read into.
+    #[inline]
+    #[must_use]
+    pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
+        let (length, base, lkey) = (self.0.length(), self.0.base(), self.0.lkey());
+        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
+        unsafe { SliceMut::new(base, length, self.0.device_address(0), lkey, self.0.pd()) }
+    }
+
+    /// The first `middle` bytes and the rest, both exclusively.
+    ///
+    /// # Panics
+    /// If `middle` is more than the length.
+    #[inline]
+    #[must_use]
+    pub fn split_at(&mut self, middle: usize) -> (SliceMut<'_>, SliceMut<'_>) {
+        self.as_slice_mut().split_at(middle)
     }
 
     /// The key for this machine's own requests.
@@ -125,9 +147,8 @@ impl Deref for OwnedRegion {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: SAFETY.md F16: the region's own memory, borrowed by `&self`. The device writes it
-        // only for requests whose poster promised that nobody else uses it.
-        unsafe { std::slice::from_raw_parts(self.0.base().as_ptr(), self.0.length()) }
+        // SAFETY: SAFETY.md F16: as `get_ref`.
+        unsafe { self.0.bytes() }
     }
 }
 
@@ -135,6 +156,6 @@ impl DerefMut for OwnedRegion {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: SAFETY.md F16: as above, by `&mut self`.
-        unsafe { std::slice::from_raw_parts_mut(self.0.base().as_ptr(), self.0.length()) }
+        unsafe { self.0.bytes_mut() }
     }
 }

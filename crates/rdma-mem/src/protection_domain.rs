@@ -7,7 +7,8 @@ use rdma_sys::{Verbs, ibv_pd};
 
 use crate::context::check_null;
 use crate::{
-    AccessFlags, Context, Error, Handle, MemoryRegion, OwnedRegion, RegionMemory, SharedRegion,
+    AccessFlags, BorrowedRegion, Context, Error, Forked, Handle, MemoryRegion, OwnedRegion,
+    RegionMemory, SharedRegion,
 };
 
 /// A protection domain (PD): the fence within which queue pairs may use memory regions.
@@ -34,6 +35,7 @@ impl ProtectionDomain {
     /// If the provider refuses.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn allocate(context: &Context) -> Result<Self, Error> {
+        context.check_process()?;
         let verbs = context.verbs();
         // SAFETY: SAFETY.md F1, F2: a live context of this table.
         let raw = check_null("ibv_alloc_pd", unsafe { (verbs.alloc_pd)(context.as_raw()) })?;
@@ -91,6 +93,15 @@ impl ProtectionDomain {
         access: AccessFlags,
     ) -> Result<SharedRegion, (RegionMemory, Error)> {
         SharedRegion::register(self, memory, access)
+    }
+
+    /// Registers a slice for this machine's own use, and borrows it; as [`BorrowedRegion::register`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_borrowed<'a>(&self, memory: &'a mut [u8]) -> Result<BorrowedRegion<'a>, Error> {
+        BorrowedRegion::register(self, memory)
     }
 
     /// Registers a slice for local access; as [`MemoryRegion::register_local_mr_slice`].
@@ -162,12 +173,26 @@ impl ProtectionDomain {
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         match Arc::try_unwrap(self.0) {
-            Ok(handle) => handle
-                .close()
-                .map(drop)
-                .map_err(|(handle, error)| (Self(Arc::new(handle)), error.into())),
+            Ok(handle) => {
+                handle.close().map(drop).map_err(|(handle, error)| (Self(Arc::new(handle)), error))
+            }
             Err(shared) => Err((Self(shared), Error::StillUsed { what: "protection domain" })),
         }
+    }
+
+    /// Whether both are clones of one domain.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Whether this process is the one that made it. Who calls verbs on [`as_raw`](Self::as_raw) that are
+    /// not on the data path asks first.
+    ///
+    /// # Errors
+    /// If it is a child that was forked since.
+    pub fn check_process(&self) -> Result<(), Forked> {
+        self.0.check_process()
     }
 
     /// The functions of the domain's provider.

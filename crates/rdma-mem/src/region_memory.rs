@@ -4,9 +4,13 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
-use crate::Error;
+use rdma_sys::Errno;
+
+use crate::mapping::{HugePageSize, Mapping};
+use crate::{Error, VerbError, hint};
 
 /// Pages are pinned and mapped whole, so nothing else should live on those of a region.
 const PAGE: usize = 4096;
@@ -16,6 +20,10 @@ const PAGE: usize = 4096;
 /// What [`OwnedRegion::close`](crate::OwnedRegion::close) and
 /// [`SharedRegion::close`](crate::SharedRegion::close) give back: plain bytes again, that no device
 /// reaches. Dropping it frees the memory.
+///
+/// It is of one of three kinds, from [`allocate`](Self::allocate), [`huge_pages`](Self::huge_pages) or
+/// [`memfd`](Self::memfd), and becomes a region by [`OwnedRegion::register`](crate::OwnedRegion::register)
+/// or [`SharedRegion::register`](crate::SharedRegion::register).
 ///
 /// # Examples
 /// ```
@@ -29,6 +37,13 @@ const PAGE: usize = 4096;
 pub struct RegionMemory {
     base: NonNull<u8>,
     length: usize,
+    source: Source,
+}
+
+/// Where it came from, and goes to.
+enum Source {
+    Allocator(Layout),
+    Mapping(Mapping),
 }
 
 // SAFETY: SAFETY.md F16: plain memory with one owner, which any thread may free.
@@ -48,7 +63,75 @@ impl RegionMemory {
         let layout = layout(length).ok_or(Error::OutOfMemory { length })?;
         // SAFETY: SAFETY.md F16: the size is not 0.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) });
-        base.map(|base| Self { base, length }).ok_or(Error::OutOfMemory { length })
+        let base = base.ok_or(Error::OutOfMemory { length })?;
+        Ok(Self { base, length, source: Source::Allocator(layout) })
+    }
+
+    /// `length` bytes on huge pages: a large region is then registered faster, and a NIC needs fewer
+    /// entries of its translation cache.
+    ///
+    /// What is taken is whole pages. The system's administrator sets them aside
+    /// (`/proc/sys/vm/nr_hugepages`, `/sys/kernel/mm/hugepages`); there may be none.
+    ///
+    /// # Errors
+    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `mmap` if there are not enough free huge
+    /// pages, with a hint.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_mem::{HugePageSize, RegionMemory};
+    ///
+    /// let length = 3 << 20;
+    /// let memory = RegionMemory::huge_pages(length, HugePageSize::MIB2)
+    ///     .or_else(|_| RegionMemory::allocate(length))?;
+    /// assert_eq!(memory.len(), length);
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    pub fn huge_pages(length: usize, page: HugePageSize) -> Result<Self, Error> {
+        Self::map(length, "mmap", || Mapping::huge(length, page))
+    }
+
+    /// `length` bytes of a file in memory (`man memfd_create`) that is sealed: its length never changes.
+    ///
+    /// Registered with [`SharedRegion::register`](crate::SharedRegion::register) it can be shared with
+    /// other processes of this machine, see [`SharedRegion::memfd`](crate::SharedRegion::memfd).
+    ///
+    /// # Errors
+    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `memfd_create` if the system has not so
+    /// much memory, or no descriptor.
+    ///
+    /// # Examples
+    /// ```
+    /// let memory = rdma_mem::RegionMemory::memfd(4096)?;
+    /// assert!(memory.iter().all(|&byte| byte == 0));
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[doc(alias = "memfd_create")]
+    pub fn memfd(length: usize) -> Result<Self, Error> {
+        Self::map(length, "memfd_create", || Mapping::sealed_file(length))
+    }
+
+    fn map(
+        length: usize,
+        verb: &'static str,
+        map: impl FnOnce() -> rustix::io::Result<Mapping>,
+    ) -> Result<Self, Error> {
+        if length == 0 {
+            return Err(Error::EmptyRegion);
+        }
+        let mapping = map().map_err(|errno| {
+            let errno = Errno::from_raw(errno.raw_os_error());
+            VerbError::new(verb, errno).with_hint(hint::map(verb, errno))
+        })?;
+        Ok(Self { base: mapping.base(), length, source: Source::Mapping(mapping) })
+    }
+
+    /// The file, of [`memfd`](Self::memfd).
+    pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.source {
+            Source::Allocator(_) => None,
+            Source::Mapping(mapping) => mapping.file(),
+        }
     }
 
     #[inline]
@@ -82,7 +165,8 @@ impl DerefMut for RegionMemory {
 
 impl Drop for RegionMemory {
     fn drop(&mut self) {
-        if let Some(layout) = layout(self.length) {
+        // A mapping unmaps itself.
+        if let Source::Allocator(layout) = self.source {
             // SAFETY: SAFETY.md F16: allocated with this layout, freed once; a region that owns it
             // drops it only after deregistration (F8).
             unsafe { dealloc(self.base.as_ptr(), layout) };

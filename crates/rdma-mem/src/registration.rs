@@ -7,7 +7,10 @@ use std::ptr::NonNull;
 use rdma_sys::{Errno, ibv_mr};
 use rdma_types::{AccessFlags, Lkey, Rkey};
 
-use crate::{Error, Handle, ProtectionDomain, RemoteMemoryRegion, VerbError, hint};
+use crate::{
+    Error, Forked, Handle, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef, VerbError,
+    hint, range_error,
+};
 
 /// A registration of memory, and its owner `M`: dropped after the deregistration, or never if that
 /// fails.
@@ -46,6 +49,9 @@ impl<M> Registration<M> {
         if let Err(error) = access.check() {
             return Err((memory, error.into()));
         }
+        if let Err(forked) = pd.check_process() {
+            return Err((memory, forked.into()));
+        }
         let address = base.as_ptr().expose_provenance() as u64;
         let verbs = pd.verbs();
         let start = base.as_ptr().cast();
@@ -75,10 +81,13 @@ impl<M> Registration<M> {
         let Self { handle, base, length, iova, lkey, rkey } = self;
         match handle.close() {
             Ok((memory, _)) => Ok(memory),
-            Err((handle, error)) => {
-                Err((Self { handle, base, length, iova, lkey, rkey }, error.into()))
-            }
+            Err((handle, error)) => Err((Self { handle, base, length, iova, lkey, rkey }, error)),
         }
+    }
+
+    /// As [`Handle::check_process`].
+    pub(crate) fn check_process(&self) -> Result<(), Forked> {
+        self.handle.check_process()
     }
 
     #[inline]
@@ -110,6 +119,64 @@ impl<M> Registration<M> {
     #[inline]
     pub(crate) fn device_address(&self, offset: usize) -> u64 {
         self.iova.wrapping_add(offset as u64)
+    }
+
+    /// `length` bytes at `offset`; `None` if they are not within the region.
+    ///
+    /// # Safety
+    /// While the registration is borrowed, the bytes are initialised, and nobody writes them but the
+    /// device for this machine's own requests.
+    #[inline]
+    pub(crate) unsafe fn slice(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
+        range_error::check(offset, length, self.length).ok()?;
+        // SAFETY: SAFETY.md F16: checked.
+        let base = unsafe { self.base.add(offset) };
+        let address = self.device_address(offset);
+        // SAFETY: SAFETY.md F16: within the region, and borrowed by `&self`.
+        Some(unsafe { SliceRef::new(base, length, address, self.lkey, self.pd()) })
+    }
+
+    /// As [`slice`](Self::slice), exclusively.
+    ///
+    /// # Safety
+    /// As there, and nobody else reads them either.
+    #[inline]
+    pub(crate) unsafe fn slice_mut(
+        &mut self,
+        offset: usize,
+        length: usize,
+    ) -> Option<SliceMut<'_>> {
+        range_error::check(offset, length, self.length).ok()?;
+        // SAFETY: SAFETY.md F16: checked.
+        let base = unsafe { self.base.add(offset) };
+        let address = self.device_address(offset);
+        // SAFETY: SAFETY.md F16: within the region, and borrowed by `&mut self`.
+        Some(unsafe { SliceMut::new(base, length, address, self.lkey, self.pd()) })
+    }
+
+    /// All bytes.
+    ///
+    /// # Safety
+    /// As of [`slice`](Self::slice).
+    #[inline]
+    pub(crate) unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: SAFETY.md F16: the region's memory, by the contract.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
+    }
+
+    /// All bytes, exclusively.
+    ///
+    /// # Safety
+    /// As of [`slice_mut`](Self::slice_mut).
+    #[inline]
+    pub(crate) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: SAFETY.md F16: the region's memory, by the contract.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
+    }
+
+    /// What owns the memory.
+    pub(crate) fn memory(&self) -> &M {
+        &self.handle.needs().0
     }
 
     pub(crate) fn pd(&self) -> &ProtectionDomain {

@@ -87,7 +87,33 @@ impl RemoteMemoryRegion {
         let Range { start, end } = range;
         let length = end.checked_sub(start)?;
         let rest = self.sub_region(start)?;
+        rest.address.checked_add(length as u64)?;
         (length <= rest.length).then_some(Self { length, ..rest })
+    }
+
+    /// What is left from the field at `offset` in the element `index`, if `length` bytes are; for the
+    /// macros of [`remote_field`](crate::remote_array_field).
+    #[doc(hidden)]
+    #[inline]
+    #[must_use]
+    pub fn __element(
+        &self,
+        index: usize,
+        stride: usize,
+        offset: usize,
+        length: usize,
+    ) -> Option<Self> {
+        let rest = self.sub_region(index.checked_mul(stride)?.checked_add(offset)?)?;
+        rest.address.checked_add(length as u64)?;
+        (length <= rest.length).then_some(rest)
+    }
+
+    /// As [`__element`](Self::__element), also past the end.
+    #[doc(hidden)]
+    #[inline]
+    #[must_use]
+    pub const fn __element_unchecked(&self, index: usize, stride: usize, offset: usize) -> Self {
+        self.sub_region_unchecked(index.saturating_mul(stride).saturating_add(offset))
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
@@ -165,6 +166,18 @@ impl SharedRegion {
         range_error::check(start, length, self.len())?;
         let length = u32::try_from(length).map_err(|_| RangeError::TooLong { length })?;
         Ok(SharedElement::new(self.0.device_address(start), length, self.lkey()))
+    }
+
+    /// The file that the memory is, if it came from [`RegionMemory::memfd`]: for other processes of this
+    /// machine, which map it, and for drivers that turn it into a dma-buf (`/dev/udmabuf`).
+    ///
+    /// # Safety
+    /// The memory that [`close`](Self::close) gives back is shown as `&[u8]`, and can become an
+    /// [`OwnedRegion`](crate::OwnedRegion), which is too. From then on nobody may write it by way of this
+    /// file or a duplicate of it, in this process or another one.
+    #[must_use]
+    pub unsafe fn memfd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.memory().file()
     }
 
     /// The region as a peer names it, for sending to that peer.

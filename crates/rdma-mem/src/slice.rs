@@ -8,26 +8,30 @@ use std::ptr::NonNull;
 
 use rdma_types::Lkey;
 
-use crate::{GatherElement, ScatterElement};
+use crate::{GatherElement, ProtectionDomain, ScatterElement};
 
-/// Registered bytes, shared: what [`OwnedRegion::get_ref`](crate::OwnedRegion::get_ref) gives.
+/// Registered bytes, shared: what [`OwnedRegion::get_ref`](crate::OwnedRegion::get_ref) gives, and
+/// [`BorrowedRegion::get_ref`](crate::BorrowedRegion::get_ref).
 #[derive(Clone, Copy)]
 pub struct SliceRef<'r> {
     base: NonNull<u8>,
     length: usize,
     address: u64,
     lkey: Lkey,
+    pd: &'r ProtectionDomain,
     borrow: PhantomData<&'r [u8]>,
 }
 
-/// Registered bytes, exclusive: what [`OwnedRegion::get_mut`](crate::OwnedRegion::get_mut) gives.
+/// Registered bytes, exclusive: what [`OwnedRegion::get_mut`](crate::OwnedRegion::get_mut) gives, and
+/// [`BorrowedRegion::get_mut`](crate::BorrowedRegion::get_mut).
 ///
-/// Within are raw parts and no reference: it can be moved while a device writes the bytes.
+/// Within are raw parts and no reference to the bytes: it can be moved while a device writes them.
 pub struct SliceMut<'r> {
     base: NonNull<u8>,
     length: usize,
     address: u64,
     lkey: Lkey,
+    pd: &'r ProtectionDomain,
     borrow: PhantomData<&'r mut [u8]>,
 }
 
@@ -42,10 +46,24 @@ unsafe impl Sync for SliceMut<'_> {}
 
 impl<'r> SliceRef<'r> {
     /// # Safety
-    /// The bytes are initialised and borrowed for `'r`; `address` and `lkey` are theirs.
+    /// The bytes are initialised and borrowed for `'r`; `address`, `lkey` and `pd` are those
+    /// of their registration.
     #[inline]
-    pub(crate) unsafe fn new(base: NonNull<u8>, length: usize, address: u64, lkey: Lkey) -> Self {
-        Self { base, length, address, lkey, borrow: PhantomData }
+    pub(crate) unsafe fn new(
+        base: NonNull<u8>,
+        length: usize,
+        address: u64,
+        lkey: Lkey,
+        pd: &'r ProtectionDomain,
+    ) -> Self {
+        Self { base, length, address, lkey, pd, borrow: PhantomData }
+    }
+
+    /// The domain of the region that the bytes belong to.
+    #[inline]
+    #[must_use]
+    pub fn pd(&self) -> &'r ProtectionDomain {
+        self.pd
     }
 
     /// The element for these bytes. Of more than 4 GiB - 1 only so many are taken.
@@ -54,14 +72,42 @@ impl<'r> SliceRef<'r> {
     pub fn gather_element(&self) -> GatherElement<'r> {
         GatherElement::from_parts(self.address, self.length, self.lkey)
     }
+
+    /// Two slices: the first `middle` bytes, and the rest.
+    ///
+    /// # Panics
+    /// If `middle` is more than the length.
+    #[inline]
+    #[must_use]
+    pub fn split_at(self, middle: usize) -> (Self, Self) {
+        assert!(middle <= self.length, "split at {middle} of {} bytes", self.length);
+        // SAFETY: SAFETY.md F16: checked.
+        let base = unsafe { self.base.add(middle) };
+        let (length, address) = (self.length - middle, self.address.wrapping_add(middle as u64));
+        (Self { length: middle, ..self }, Self { base, length, address, ..self })
+    }
 }
 
 impl<'r> SliceMut<'r> {
     /// # Safety
-    /// The bytes are initialised and exclusively borrowed for `'r`; `address` and `lkey` are theirs.
+    /// The bytes are initialised and exclusively borrowed for `'r`; `address`, `lkey` and `pd` are those
+    /// of their registration.
     #[inline]
-    pub(crate) unsafe fn new(base: NonNull<u8>, length: usize, address: u64, lkey: Lkey) -> Self {
-        Self { base, length, address, lkey, borrow: PhantomData }
+    pub(crate) unsafe fn new(
+        base: NonNull<u8>,
+        length: usize,
+        address: u64,
+        lkey: Lkey,
+        pd: &'r ProtectionDomain,
+    ) -> Self {
+        Self { base, length, address, lkey, pd, borrow: PhantomData }
+    }
+
+    /// The domain of the region that the bytes belong to.
+    #[inline]
+    #[must_use]
+    pub fn pd(&self) -> &'r ProtectionDomain {
+        self.pd
     }
 
     /// The element for these bytes, to read from.
@@ -89,10 +135,7 @@ impl<'r> SliceMut<'r> {
         // SAFETY: SAFETY.md F16: checked.
         let base = unsafe { self.base.add(middle) };
         let (length, address) = (self.length - middle, self.address.wrapping_add(middle as u64));
-        // SAFETY: SAFETY.md F16: the latter part of what `self` borrowed, which is consumed.
-        let rest = unsafe { Self::new(base, length, address, self.lkey) };
-        // SAFETY: SAFETY.md F16: the former part.
-        (unsafe { Self::new(self.base, middle, self.address, self.lkey) }, rest)
+        (Self { length: middle, ..self }, Self { base, length, address, ..self })
     }
 }
 

@@ -1,10 +1,11 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_mem::{
-    Context, Device, DeviceAttributes, DeviceList, Error, GatherElement, GidEntry, Handle,
-    ListError, MemoryRegion, OwnedRegion, PortAttributes, ProtectionDomain, RangeError,
-    RegionMemory, RemoteMemoryRegion, ScatterElement, ScatterGatherElementError, SharedElement,
-    SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
+    BorrowedRegion, Buffer, BufferPool, Context, Device, DeviceAttributes, DeviceList, Error,
+    ForkStatus, Forked, GatherElement, GidEntry, Handle, ListError, MemoryRegion, OwnedRegion,
+    PoolUsage, PortAttributes, ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion,
+    RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError, SharedElement, SharedRegion,
+    SliceMut, SliceRef, UnknownDevice, VerbError,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -13,6 +14,9 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 
 #[test]
 fn objects_are_send_and_sync() {
+    send_sync::<BorrowedRegion<'_>>();
+    send_sync::<Buffer>();
+    send_sync::<BufferPool>();
     send_sync::<Context>();
     send_sync::<Device>();
     send_sync::<DeviceList>();
@@ -31,7 +35,11 @@ fn values_are_send_and_sync() {
     send_sync::<DeviceAttributes>();
     send_sync::<PortAttributes>();
     send_sync::<GidEntry>();
+    send_sync::<ForkStatus>();
+    send_sync::<PoolUsage>();
     send_sync::<RemoteMemoryRegion>();
+    send_sync::<RemoteRef<*const u8>>();
+    send_sync::<RemoteSlice<*const u8>>();
     send_sync::<GatherElement<'_>>();
     send_sync::<ScatterElement<'_>>();
     send_sync::<SharedElement<'_>>();
@@ -42,6 +50,7 @@ fn values_are_send_and_sync() {
 #[test]
 fn errors_are_errors_of_any_thread() {
     error::<Error>();
+    error::<Forked>();
     error::<ListError>();
     error::<UnknownDevice>();
     error::<VerbError>();

@@ -6,17 +6,20 @@
 
 use std::alloc::{Layout, dealloc};
 use std::cell::Cell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::slice;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use rdma_mem::{AccessFlags, Context, DeviceList, Errno, Error, GidType, ProtectionDomain};
+use rdma_mem::{
+    AccessFlags, BufferPool, Context, DeviceList, Errno, Error, GidType, ProtectionDomain,
+};
 use rdma_sys::{Verbs, ibv_mr, ibv_pd};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
 thread_local! {
+    static ACCESS: Cell<c_int> = const { Cell::new(0) };
     static REFUSED: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -33,6 +36,17 @@ unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     }
     // SAFETY: SAFETY.md F1: the caller's own contract.
     unsafe { (rdma_soft::verbs().dereg_mr)(mr) }
+}
+
+unsafe extern "C" fn reg_mr(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    access: c_int,
+) -> *mut ibv_mr {
+    ACCESS.set(access);
+    // SAFETY: SAFETY.md F1: the caller's own contract.
+    unsafe { (rdma_soft::verbs().reg_mr)(pd, address, length, access) }
 }
 
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
@@ -56,6 +70,7 @@ fn pd() -> ProtectionDomain {
     rdma_soft::install();
     let verbs = TABLE.get_or_init(|| {
         let mut verbs = *rdma_soft::verbs();
+        verbs.reg_mr = reg_mr;
         verbs.dereg_mr = dereg_mr;
         verbs.dealloc_pd = dealloc_pd;
         verbs
@@ -120,6 +135,19 @@ fn a_region_that_cannot_be_closed_comes_back_whole() {
 }
 
 #[test]
+fn a_borrowed_region_that_cannot_be_closed_comes_back_and_keeps_its_borrow() {
+    let pd = pd();
+    let mut memory = [1; 64];
+    let region = pd.register_borrowed(&mut memory).unwrap();
+    REFUSED.set(1);
+    let (mut region, error) = region.close().unwrap_err();
+    assert!(is_busy(&error), "{error}");
+    region.fill(2);
+    region.close().unwrap();
+    assert_eq!(memory, [2; 64]);
+}
+
+#[test]
 fn memory_of_a_region_that_stays_registered_is_never_freed() {
     // Its domain stays too; here a leak checker sees that it is meant to.
     static STAYS: Mutex<Option<ProtectionDomain>> = Mutex::new(None);
@@ -145,6 +173,14 @@ fn a_domain_that_cannot_be_closed_comes_back() {
     assert!(is_busy(&error), "{error}");
     domain.allocate_region(64).unwrap();
     domain.close().unwrap();
+}
+
+#[test]
+fn a_pool_gives_peers_no_right() {
+    let buffer = BufferPool::new(&pd()).allocate(64).unwrap();
+    let access = AccessFlags::from_bits_retain(ACCESS.get().cast_unsigned());
+    assert!(access.contains(AccessFlags::LOCAL_WRITE) && !access.any_remote(), "{access}");
+    drop(buffer);
 }
 
 #[test]

@@ -53,6 +53,38 @@ fn a_slice_cannot_be_split_beyond_its_end() {
 }
 
 #[test]
+fn a_borrowed_region_derefs_to_the_bytes_it_borrows() {
+    let pd = pd();
+    let mut memory = [0; 100];
+    let start = memory.as_ptr().addr() as u64;
+    let mut region = pd.register_borrowed(&mut memory[20..80]).unwrap();
+    let lkey = region.lkey().get();
+    region[0] = 1;
+    let (mut head, tail) = region.split_at(40);
+    head[39] = 2;
+    let sge = *head.scatter_element().as_raw();
+    assert_eq!((sge.addr, sge.length, sge.lkey), (start + 20, 40, lkey));
+    let sge = *tail.gather_element().as_raw();
+    assert_eq!((sge.addr, sge.length, sge.lkey), (start + 60, 20, lkey));
+    assert!(region.as_slice().pd().is_same(&pd) && region.as_slice_mut().len() == 60);
+    assert!(region.get_ref(60, 0).is_some() && region.get_mut(59, 2).is_none());
+    let (left, right) = region.as_slice().split_at(1);
+    assert_eq!((left[0], right[38], right.gather_element().length()), (1, 2, 59));
+    region.close().unwrap();
+    assert_eq!((memory[20], memory[59]), (1, 2));
+    assert!(matches!(pd.register_borrowed(&mut []), Err(Error::EmptyRegion)));
+}
+
+#[test]
+fn slices_know_their_domain() {
+    let (pd, other) = (pd(), pd());
+    let mut region = pd.allocate_region(8).unwrap();
+    let (left, right) = region.split_at(4);
+    assert!(left.pd().is_same(&pd) && right.pd().is_same(&pd.clone()));
+    assert!(!left.pd().is_same(&other));
+}
+
+#[test]
 fn memory_goes_from_owned_to_shared_and_back_without_a_copy() {
     let pd = pd();
     let mut region = pd.allocate_region(4096).unwrap();

@@ -47,6 +47,7 @@ impl CompletionQueue {
     /// If the provider refuses, with the device's limits.
     #[doc(alias = "ibv_create_cq")]
     pub fn create(context: &Context, min_capacity: u32) -> Result<Self, Error> {
+        context.check_process().map_err(rdma_mem::Error::from)?;
         let verb = "ibv_create_cq";
         let fail = |errno| {
             let asked = format!("{min_capacity} completions");

@@ -41,7 +41,8 @@ impl Object {
     pub(crate) fn query(
         &self,
         mask: ibv_qp_attr_mask,
-    ) -> Result<(ibv_qp_attr, ibv_qp_init_attr), VerbError> {
+    ) -> Result<(ibv_qp_attr, ibv_qp_init_attr), Error> {
+        self.handle.check_process().map_err(rdma_mem::Error::from)?;
         let mut attributes = ibv_qp_attr::default();
         let mut init = ibv_qp_init_attr::default();
         let (mask, verbs) = (mask.0.cast_signed(), self.needs().pd.verbs());
@@ -59,6 +60,7 @@ impl Object {
         from: QpState,
         to: QpState,
     ) -> Result<(), Error> {
+        self.handle.check_process().map_err(rdma_mem::Error::from)?;
         let mask: c_int = mask.0.cast_signed();
         // SAFETY: SAFETY.md F1, F2: a live queue pair of this table, and live attributes.
         let returned =
@@ -70,7 +72,7 @@ impl Object {
     }
 
     #[allow(clippy::result_large_err)] // it is the queue pair itself
-    pub(crate) fn close(self) -> Result<(), (Self, VerbError)> {
+    pub(crate) fn close(self) -> Result<(), (Self, rdma_mem::Error)> {
         let Self { handle, qpn, capabilities } = self;
         handle
             .close()

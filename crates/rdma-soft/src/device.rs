@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
+use std::ffi::c_char;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -44,7 +45,7 @@ impl DeviceBlock {
         for field in [&mut verbs.name, &mut verbs.dev_name] {
             // The builder left room for the terminating zero.
             for (to, from) in field.iter_mut().zip(device.name.bytes()) {
-                *to = from.cast_signed();
+                *to = c_char::from_ne_bytes([from]);
             }
         }
         Self { verbs, libibverbs: [0; 16], device }

@@ -42,7 +42,8 @@ const UNSTABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 /// Runs every test binary under valgrind; a leak or an invalid access fails it.
 const MEMCHECK: (&str, &str) = (
     "CARGO_TARGET_{HOST}_RUNNER",
-    "valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite",
+    "valgrind --quiet --error-exitcode=99 --leak-check=full --show-leak-kinds=definite \
+        --errors-for-leak-kinds=definite",
 );
 
 pub(crate) const JOBS: &[Job] = &[
@@ -152,31 +153,31 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "valgrind",
-        about: "memcheck on the real copies, the device's unit tests and its verbs",
+        about: "memcheck sees the device's real copies and finds nothing in the device's tests",
         tier: Tier::Gate,
         needs: &[Need::Tool("valgrind", "apt-get install valgrind libc6-dbg")],
         steps: VALGRIND,
     },
     Job {
         name: "valgrind-full",
-        about: "memcheck on the real copies, every test of the device",
+        about: "memcheck on the real copies, the tests of the layers too",
         tier: Tier::Full,
         needs: &[Need::Tool("valgrind", "apt-get install valgrind libc6-dbg")],
         steps: VALGRIND_FULL,
     },
     Job {
         name: "loom",
-        about: "the lock-free parts in every order of threads, two preemptions at most",
-        tier: Tier::Gate,
+        about: "what threads share in the device, in every order of threads",
+        tier: Tier::Both,
         needs: &[],
         steps: LOOM,
     },
     Job {
-        name: "loom-full",
-        about: "the lock-free parts in every order of threads, three preemptions at most",
+        name: "stress",
+        about: "the device's stress test for two minutes, instead of five seconds as in `test`",
         tier: Tier::Full,
         needs: &[],
-        steps: LOOM_FULL,
+        steps: STRESS,
     },
     Job {
         name: "advisories",
@@ -233,19 +234,31 @@ const LSAN: &[Step] = &[tests(
 )
 .with(&[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=leak")])];
 
-const VALGRIND: &[Step] =
-    &[tests("cargo test -p rdma-soft --lib --test device -- --test-threads=1").with(&[MEMCHECK])];
+/// First that memcheck sees the device at all: these tests expect its report.
+const MEMCHECK_SEES: Step =
+    tests("cargo test -p rdma-soft --test visible_copies -- --ignored --test-threads=1");
 
-const VALGRIND_FULL: &[Step] =
-    &[tests("cargo test -p rdma-soft --lib --tests -- --test-threads=1").with(&[MEMCHECK])];
+const VALGRIND: &[Step] = &[
+    MEMCHECK_SEES,
+    tests("cargo test -p rdma-soft --lib --tests -- --test-threads=1").with(&[MEMCHECK]),
+];
 
+const VALGRIND_FULL: &[Step] = &[
+    MEMCHECK_SEES,
+    tests(
+        "cargo test --lib --bins --tests --examples -p rdma-soft -p rdma-mem -p rdma-qp \
+            -p rdma-examples -- --test-threads=1",
+    )
+    .with(&[MEMCHECK]),
+];
+
+/// Without a bound on preemptions: all orders take seconds.
 const LOOM: &[Step] =
     &[tests("cargo test -p rdma-soft --release --lib --target-dir {target}/loom loom")
-        .with(&[("RUSTFLAGS", "--cfg loom"), ("LOOM_MAX_PREEMPTIONS", "2")])];
+        .with(&[("RUSTFLAGS", "--cfg loom")])];
 
-const LOOM_FULL: &[Step] =
-    &[tests("cargo test -p rdma-soft --release --lib --target-dir {target}/loom loom")
-        .with(&[("RUSTFLAGS", "--cfg loom"), ("LOOM_MAX_PREEMPTIONS", "3")])];
+const STRESS: &[Step] = &[tests("cargo test -p rdma-soft --release --test stress")
+    .with(&[("RDMA_STRESS_SECONDS", "120")])];
 
 /// proptest looks for its files of failures, and miri is a hundred times slower than the machine.
 const MIRI: &[Step] = &[tests("cargo +nightly miri test -p rdma-types --target-dir {target}/miri")

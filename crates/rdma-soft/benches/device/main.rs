@@ -1,4 +1,8 @@
 //! How fast the device is, through its C ABI. `docs/performance.md` has the results.
+//!
+//! ```sh
+//! cargo bench -p rdma-soft
+//! ```
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails says so.
 #![allow(clippy::cast_possible_truncation)] // rdma-sys is for 64-bit targets alone.
@@ -7,6 +11,7 @@ use std::time::Duration;
 
 use criterion::Criterion;
 
+mod batches;
 mod copies;
 mod link;
 mod many;
@@ -22,6 +27,7 @@ fn main() {
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1))
         .sample_size(50)
+        .without_plots()
         .configure_from_args();
     one_thread::bench(&mut criterion);
     two_threads::bench(&mut criterion);

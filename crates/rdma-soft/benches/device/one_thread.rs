@@ -3,6 +3,7 @@
 use criterion::Criterion;
 use rdma_sys::ibv_wc;
 
+use crate::batches;
 use crate::link::Link;
 use crate::prepared::poll;
 
@@ -12,14 +13,14 @@ pub(crate) fn bench(c: &mut Criterion) {
     let mut wc = ibv_wc::default();
     let mut write = link.write(8);
     group.bench_function("write_8B", |b| {
-        b.iter(|| {
+        batches::iter(b, 128, || {
             write.post(&link.a.qp);
             poll(&link.a.send_cq, &mut wc);
         });
     });
     let (mut send, mut receive) = link.send(8);
     group.bench_function("send_receive_8B", |b| {
-        b.iter(|| {
+        batches::iter(b, 128, || {
             receive.post(&link.b.qp);
             send.post(&link.a.qp);
             poll(&link.a.send_cq, &mut wc);

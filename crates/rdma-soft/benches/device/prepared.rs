@@ -1,8 +1,7 @@
 //! Requests that are built once and posted many times, so that a loop measures only the device.
 #![allow(dead_code)] // Not every bench uses all.
 
-use std::hint;
-use std::ptr;
+use std::{hint, ptr, thread};
 
 use rdma_sys::*;
 
@@ -84,13 +83,30 @@ impl PreparedReceive {
 /// Waits for one completion, which must be a success.
 #[inline]
 pub(crate) fn poll(cq: &Cq, wc: &mut ibv_wc) {
+    let mut patience = Patience::default();
     loop {
         let polled = unsafe { ibv_poll_cq(cq.0, 1, wc) };
         if polled == 1 {
             break;
         }
         assert_eq!(polled, 0);
-        hint::spin_loop();
+        patience.spin();
     }
     assert_eq!(wc.status, ibv_wc_status::IBV_WC_SUCCESS);
+}
+
+/// Spins as long as the other thread can be expected to run, then leaves it the core.
+#[derive(Default)]
+pub(crate) struct Patience(u32);
+
+impl Patience {
+    #[inline]
+    pub(crate) fn spin(&mut self) {
+        self.0 += 1;
+        if self.0.is_multiple_of(1_000) {
+            thread::yield_now();
+        } else {
+            hint::spin_loop();
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 use criterion::Criterion;
 
+use crate::batches;
 use crate::many::{Count, Many};
 
 pub(crate) fn bench(c: &mut Criterion) {
@@ -15,7 +16,7 @@ pub(crate) fn bench(c: &mut Criterion) {
         ("100000_regions_in_turn", one, Count::AllOf(100_000)),
     ] {
         let mut many = Many::new(connections, regions);
-        group.bench_function(name, |b| b.iter(|| many.write()));
+        group.bench_function(name, |b| batches::iter(b, 128, || many.write()));
     }
     group.finish();
 }

@@ -4,120 +4,162 @@
 //! the system chose. So each bench takes turns with a ping-pong of a bare cache line between the same
 //! threads, and says what that took.
 
-use std::ops::Range;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-use std::{hint, ptr, thread};
+use std::{ptr, thread};
 
 use criterion::Criterion;
 use rdma_sys::ibv_wc;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::batches::{bench_beside, ns_of_one};
 use crate::link::Link;
-use crate::prepared::{Prepared, PreparedReceive, poll};
+use crate::prepared::{Patience, Prepared, PreparedReceive, poll};
 use crate::rig::connect::Side;
 use crate::rig::{Cq, Mr, Qp};
 
+const BATCH: u64 = 32;
+
 pub(crate) fn bench(c: &mut Criterion) {
-    bench_game(c, "write_8B_polled_memory", writes);
-    bench_game(c, "send_8B", sends);
+    let mut group = c.benchmark_group("two_threads");
+    bench_beside(&mut group, "write_8B_polled_memory", "a bare cache line", BATCH, writes);
+    bench_beside(&mut group, "send_8B", "a bare cache line", BATCH, sends);
+    group.finish();
 }
 
-fn bench_game(c: &mut Criterion, name: &str, game: fn(u64) -> HalfRounds) {
-    let mut bare = Vec::new();
-    c.benchmark_group("two_threads").bench_function(name, |b| {
-        b.iter_custom(|rounds| {
-            let took = game(rounds);
-            bare.push(took.bare_ns);
-            Duration::from_secs_f64(took.game_ns * 1e-9 * rounds as f64)
-        });
-    });
-    bare.sort_unstable_by(f64::total_cmp);
-    // Empty if a filter left this bench out.
-    if let (Some(least), Some(most)) = (bare.first(), bare.last()) {
-        let median = bare[bare.len() / 2];
-        println!(
-            "a bare cache line beside it: median {median:.0} ns, {least:.0} to {most:.0} ns\n"
-        );
+fn writes(batches: u64) -> Vec<(f64, f64)> {
+    let link = Link::new(LENGTH);
+    let a = Writer::new(&link.a, &link.source, &link.sink);
+    play(batches, a, Writer::new(&link.b, &link.sink, &link.source))
+}
+
+fn sends(batches: u64) -> Vec<(f64, f64)> {
+    let link = Link::new(LENGTH);
+    play(batches, Sender::new(&link.a, &link.source), Sender::new(&link.b, &link.sink))
+}
+
+/// One side of a ping-pong.
+trait Player {
+    fn say(&mut self);
+    fn hear(&mut self);
+
+    fn ping(&mut self) {
+        self.say();
+        self.hear();
+    }
+
+    fn pong(&mut self) {
+        self.hear();
+        self.say();
     }
 }
 
-/// What half a round trip took: of the game, and of a bare cache line.
-struct HalfRounds {
-    game_ns: f64,
-    bare_ns: f64,
-}
-
-/// Round trips that are timed together, and how often at least.
-const BATCH: u64 = 32;
-const LEAST_BATCHES: u64 = 256;
-
-/// Plays `ping` and `pong` on two threads, in turn with a bare cache line. Both times are from the
-/// median batch, since on a shared machine the mean tells how long a thread waited for its core.
-fn play(rounds: u64, mut ping: impl FnMut(u64), mut pong: impl FnMut(u64) + Send) -> HalfRounds {
-    let batches = rounds.div_ceil(BATCH).max(LEAST_BATCHES);
-    let batch = |n: u64| n * BATCH + 1..(n + 1) * BATCH + 1;
-    let (line, start) = (BareLine::default(), Barrier::new(2));
-    let (mut bare, mut game): (Vec<_>, Vec<_>) = thread::scope(|scope| {
-        scope.spawn(|| {
+/// Plays in turn with a bare cache line, each side on a core of its own; half of what a round trip
+/// took, in nanoseconds, of each.
+fn play(batches: u64, mut a: impl Player + Send, mut b: impl Player + Send) -> Vec<(f64, f64)> {
+    let lines = [Line::default(), Line::default()];
+    let mut bare_a = Liner::new(&lines[0], &lines[1]);
+    let mut bare_b = Liner::new(&lines[1], &lines[0]);
+    let start = &Barrier::new(2);
+    // What a player writes is moved to its thread: on one stack it would be the other's neighbour.
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            stay_on_core(1);
             start.wait();
-            for n in 0..batches {
-                batch(n).for_each(|round| line.pong(round));
-                batch(n).for_each(&mut pong);
+            for _ in 0..batches {
+                (0..BATCH).for_each(|_| b.pong());
+                (0..BATCH).for_each(|_| bare_b.pong());
             }
         });
-        start.wait();
-        (0..batches)
-            .map(|n| (time(batch(n), |round| line.ping(round)), time(batch(n), &mut ping)))
-            .unzip()
-    });
-    HalfRounds { game_ns: median_half_ns(&mut game), bare_ns: median_half_ns(&mut bare) }
+        let times = scope.spawn(move || {
+            stay_on_core(0);
+            start.wait();
+            let mut times = Vec::new();
+            for _ in 0..batches {
+                let game = ns_of_one(BATCH, || a.ping());
+                let bare = ns_of_one(BATCH, || bare_a.ping());
+                times.push((game / 2.0, bare / 2.0));
+            }
+            times
+        });
+        times.join().unwrap()
+    })
 }
 
-fn time(batch: Range<u64>, ping: impl FnMut(u64)) -> Duration {
-    let begin = Instant::now();
-    batch.for_each(ping);
-    begin.elapsed()
-}
-
-/// Half a round trip of the median batch.
-fn median_half_ns(batches: &mut [Duration]) -> f64 {
-    batches.sort_unstable();
-    batches[batches.len() / 2].as_nanos() as f64 / (2.0 * BATCH as f64)
+/// Keeps this thread on the `n`th of the cores that it may use, if there are so many.
+fn stay_on_core(n: usize) {
+    let allowed = sched_getaffinity(None).unwrap();
+    let core = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).nth(n);
+    if let Some(core) = core {
+        let mut only = CpuSet::new();
+        only.set(core);
+        sched_setaffinity(None, &only).unwrap();
+    }
 }
 
 #[derive(Default)]
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-#[derive(Default)]
-struct BareLine {
-    there: Line,
-    back: Line,
+/// Plays with bare cache lines.
+struct Liner<'a> {
+    out: &'a Line,
+    back: &'a Line,
+    said: u64,
+    heard: u64,
 }
 
-impl BareLine {
-    fn ping(&self, round: u64) {
-        self.there.0.store(round, Ordering::Release);
-        wait_for(&self.back.0, round);
+impl<'a> Liner<'a> {
+    fn new(out: &'a Line, back: &'a Line) -> Self {
+        Self { out, back, said: 0, heard: 0 }
+    }
+}
+
+impl Player for Liner<'_> {
+    fn say(&mut self) {
+        self.said += 1;
+        self.out.0.store(self.said, Ordering::Release);
     }
 
-    fn pong(&self, round: u64) {
-        wait_for(&self.there.0, round);
-        self.back.0.store(round, Ordering::Release);
+    fn hear(&mut self) {
+        self.heard += 1;
+        wait_for(&self.back.0, self.heard);
     }
 }
 
 fn wait_for(word: &AtomicU64, round: u64) {
+    let mut patience = Patience::default();
     while word.load(Ordering::Acquire) != round {
-        hint::spin_loop();
+        patience.spin();
     }
 }
 
 /// Where a side's words are: each alone on its cache lines.
-const SAID: usize = 128;
-const HEARD: usize = 384;
+const OUT: usize = 128;
+const BACK: usize = 384;
 const LENGTH: usize = 512;
+
+/// Plays with writes into the memory that the other side polls.
+struct Writer<'a> {
+    qp: &'a Qp,
+    send_cq: &'a Cq,
+    out: &'a AtomicU64,
+    back: &'a AtomicU64,
+    write: Prepared,
+    wc: ibv_wc,
+    said: u64,
+    heard: u64,
+}
+
+impl<'a> Writer<'a> {
+    fn new(side: &'a Side, memory: &'a Mr, peer: &'a Mr) -> Self {
+        let (out, back) = (word(memory, OUT), word(memory, BACK));
+        back.store(0, Ordering::Relaxed);
+        let write = Prepared::write(memory.sge(OUT, 8), peer.sge(BACK, 8));
+        let (qp, send_cq, wc) = (&side.qp, &side.send_cq, ibv_wc::default());
+        Self { qp, send_cq, out, back, write, wc, said: 0, heard: 0 }
+    }
+}
 
 /// The word at `offset` of memory that nobody touches but the device and these threads.
 fn word(memory: &Mr, offset: usize) -> &AtomicU64 {
@@ -128,51 +170,21 @@ fn word(memory: &Mr, offset: usize) -> &AtomicU64 {
     unsafe { AtomicU64::from_ptr(pointer) }
 }
 
-/// One side of the ping-pong by writes.
-struct Writer<'a> {
-    qp: &'a Qp,
-    send_cq: &'a Cq,
-    memory: &'a Mr,
-    write: Prepared,
-    wc: ibv_wc,
-}
-
-impl<'a> Writer<'a> {
-    fn new(side: &'a Side, memory: &'a Mr, peer: &'a Mr) -> Self {
-        word(memory, HEARD).store(0, Ordering::Relaxed);
-        let write = Prepared::write(memory.sge(SAID, 8), peer.sge(HEARD, 8));
-        Self { qp: &side.qp, send_cq: &side.send_cq, memory, write, wc: ibv_wc::default() }
-    }
-
-    fn say(&mut self, round: u64) {
-        word(self.memory, SAID).store(round, Ordering::Relaxed);
+impl Player for Writer<'_> {
+    fn say(&mut self) {
+        self.said += 1;
+        self.out.store(self.said, Ordering::Relaxed);
         self.write.post(self.qp);
         poll(self.send_cq, &mut self.wc);
     }
 
-    fn hear(&self, round: u64) {
-        wait_for(word(self.memory, HEARD), round);
+    fn hear(&mut self) {
+        self.heard += 1;
+        wait_for(self.back, self.heard);
     }
 }
 
-fn writes(rounds: u64) -> HalfRounds {
-    let link = Link::new(LENGTH);
-    let mut a = Writer::new(&link.a, &link.source, &link.sink);
-    let mut b = Writer::new(&link.b, &link.sink, &link.source);
-    play(
-        rounds,
-        |round| {
-            a.say(round);
-            a.hear(round);
-        },
-        |round| {
-            b.hear(round);
-            b.say(round);
-        },
-    )
-}
-
-/// One side of the ping-pong by sends.
+/// Plays with sends.
 struct Sender<'a> {
     qp: &'a Qp,
     send_cq: &'a Cq,
@@ -184,15 +196,17 @@ struct Sender<'a> {
 
 impl<'a> Sender<'a> {
     fn new(side: &'a Side, memory: &'a Mr) -> Self {
-        let send = Prepared::send(memory.sge(SAID, 8));
-        let mut receive = PreparedReceive::new(memory.sge(HEARD, 8));
+        let send = Prepared::send(memory.sge(OUT, 8));
+        let mut receive = PreparedReceive::new(memory.sge(BACK, 8));
         for _ in 0..16 {
             receive.post(&side.qp);
         }
         let (qp, send_cq, receive_cq) = (&side.qp, &side.send_cq, &side.receive_cq);
         Self { qp, send_cq, receive_cq, send, receive, wc: ibv_wc::default() }
     }
+}
 
+impl Player for Sender<'_> {
     fn say(&mut self) {
         self.send.post(self.qp);
         poll(self.send_cq, &mut self.wc);
@@ -202,20 +216,4 @@ impl<'a> Sender<'a> {
         poll(self.receive_cq, &mut self.wc);
         self.receive.post(self.qp);
     }
-}
-
-fn sends(rounds: u64) -> HalfRounds {
-    let link = Link::new(LENGTH);
-    let (mut a, mut b) = (Sender::new(&link.a, &link.source), Sender::new(&link.b, &link.sink));
-    play(
-        rounds,
-        |_| {
-            a.say();
-            a.hear();
-        },
-        |_| {
-            b.hear();
-            b.say();
-        },
-    )
 }

@@ -78,7 +78,7 @@ pub(super) unsafe extern "C" fn query_device(
     let limits = &device.limits;
     let mut attr = ibv_device_attr::default();
     for (to, from) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
-        *to = from.cast_signed();
+        *to = c_char::from_ne_bytes([from]);
     }
     attr.node_guid = device.guid().to_be();
     attr.sys_image_guid = attr.node_guid;

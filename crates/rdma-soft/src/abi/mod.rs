@@ -9,6 +9,7 @@ mod context;
 mod cq;
 mod data_path;
 mod device;
+mod fork;
 mod mr;
 mod pd;
 mod port;
@@ -53,6 +54,8 @@ pub fn verbs() -> &'static Verbs {
         verbs.reg_mr_iova = Some(mr::reg_mr_iova);
         verbs.reg_mr_iova2 = Some(mr::reg_mr_iova2);
         verbs.dereg_mr = mr::dereg_mr;
+        verbs.fork_init = fork::fork_init;
+        verbs.is_fork_initialized = Some(fork::is_fork_initialized);
         verbs.create_cq = cq::create_cq;
         verbs.destroy_cq = cq::destroy_cq;
         verbs.create_qp = qp::create_qp;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::engine::queue_pair::QueuePair;
 use crate::sync::locked;
 
-const LINGER: Duration = Duration::from_secs(1);
+const LINGER: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 struct Clock {

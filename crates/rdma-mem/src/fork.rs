@@ -1,0 +1,215 @@
+//! Processes that fork.
+#![allow(unsafe_code)]
+
+use std::fmt;
+
+use rdma_sys::{Errno, Verbs, ibv_fork_status, providers};
+
+use crate::{Error, VerbError};
+
+/// What [`fork_support`] is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ForkMode {
+    /// Only ask.
+    Query,
+    /// Have libibverbs keep registered memory from forked children, where the kernel does not copy it
+    /// for them. Where it does (Linux 5.13 and later) this costs nothing. It has to come before the
+    /// first registration.
+    Protect,
+}
+
+/// What a fork does to registered memory (`enum ibv_fork_status`).
+///
+/// ```
+/// use rdma_mem::ForkStatus;
+///
+/// assert!(ForkStatus::UNNEEDED.is_safe() && !ForkStatus::DISABLED.is_safe());
+/// assert_eq!(ForkStatus::ENABLED.to_string(), "enabled");
+/// ```
+#[doc(alias = "ibv_fork_status")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ForkStatus(u32);
+
+impl ForkStatus {
+    /// After a fork, what the parent writes to registered memory may miss the device, and the other way
+    /// round.
+    pub const DISABLED: Self = Self(ibv_fork_status::IBV_FORK_DISABLED.0);
+    /// Registered pages are not given to children, who crash if they touch them.
+    pub const ENABLED: Self = Self(ibv_fork_status::IBV_FORK_ENABLED.0);
+    /// The kernel copies registered pages for children: nothing is to be done.
+    pub const UNNEEDED: Self = Self(ibv_fork_status::IBV_FORK_UNNEEDED.0);
+
+    /// Whether a process that forks keeps its registered memory.
+    #[must_use]
+    pub fn is_safe(self) -> bool {
+        matches!(self, Self::ENABLED | Self::UNNEEDED)
+    }
+
+    /// The number that C has for it.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Display for ForkStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::DISABLED => f.write_str("disabled"),
+            Self::ENABLED => f.write_str("enabled"),
+            Self::UNNEEDED => f.write_str("unneeded"),
+            Self(other) => write!(f, "fork status {other}"),
+        }
+    }
+}
+
+/// Asks what a fork does to registered memory, and protects it; see `man ibv_fork_init`.
+///
+/// Of several providers, the status that is the least safe. libibverbs that cannot be loaded counts as
+/// no provider: it registers nothing.
+///
+/// This is about the memory of the parent, for programs that fork and for those that start others
+/// (`std::process::Command`). A forked child itself has nothing of it: what it inherits returns
+/// [`Forked`] and frees nothing. It may open devices of its own only after it executed a program.
+///
+/// # Errors
+/// [`Error::Unsupported`] from a libibverbs that cannot be asked (before rdma-core 35);
+/// [`Error::Verb`] if memory is registered already, or the kernel cannot do it;
+/// [`Error::UnknownProvider`] for a bad `RDMA_PROVIDERS`.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::{ForkMode, fork_support};
+///
+/// rdma_soft::install();
+/// match fork_support(ForkMode::Query) {
+///     Ok(status) if status.is_safe() => println!("this program may start others"),
+///     Ok(status) => println!("registered memory and fork: {status}"),
+///     Err(error) => println!("nobody knows: {error}"),
+/// }
+/// ```
+#[doc(alias = "ibv_fork_init")]
+#[doc(alias = "ibv_is_fork_initialized")]
+pub fn fork_support(mode: ForkMode) -> Result<ForkStatus, Error> {
+    let mut least = ForkStatus::UNNEEDED;
+    for provider in providers()? {
+        if let Ok(verbs) = provider.verbs {
+            least = least.min(of_provider(verbs, mode)?);
+        }
+    }
+    Ok(least)
+}
+
+fn of_provider(verbs: &'static Verbs, mode: ForkMode) -> Result<ForkStatus, Error> {
+    if mode == ForkMode::Protect {
+        // SAFETY: SAFETY.md F2: it asks for nothing.
+        Errno::check(unsafe { (verbs.fork_init)() }).map_err(refused)?;
+    }
+    match verbs.is_fork_initialized() {
+        // SAFETY: SAFETY.md F2: as above.
+        Ok(ask) => Ok(ForkStatus(unsafe { ask() }.0)),
+        // It did what it was asked, and cannot say that it was not necessary.
+        Err(_) if mode == ForkMode::Protect => Ok(ForkStatus::ENABLED),
+        Err(unsupported) => Err(unsupported.into()),
+    }
+}
+
+fn refused(errno: Errno) -> VerbError {
+    let hint = match errno {
+        Errno::EINVAL => Some("it has to be called before any memory is registered".into()),
+        Errno::ENOSYS => Some("the kernel cannot keep pages from children".into()),
+        _ => None,
+    };
+    VerbError::new("ibv_fork_init", errno).with_hint(hint)
+}
+
+/// An object of another process: this one was forked from it.
+///
+/// What a device and its provider know is the parent's. The child can neither use it nor release it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this belongs to process {owner}, which forked this one: a forked child cannot use RDMA objects \
+     of its parent; open the device in a program of its own, started with std::process::Command"
+)]
+#[non_exhaustive]
+pub struct Forked {
+    /// The process that made the object.
+    pub owner: u32,
+}
+
+/// The process that made an object.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Process(u32);
+
+impl Process {
+    pub(crate) fn current() -> Self {
+        Self(std::process::id())
+    }
+
+    pub(crate) fn check(self) -> Result<(), Forked> {
+        if self.0 == std::process::id() { Ok(()) } else { Err(Forked { owner: self.0 }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::c_int;
+    use std::sync::OnceLock;
+
+    use super::*;
+
+    extern "C" fn done() -> c_int {
+        0
+    }
+
+    extern "C" fn too_late() -> c_int {
+        Errno::EINVAL.raw()
+    }
+
+    extern "C" fn new_kind() -> ibv_fork_status {
+        ibv_fork_status(9)
+    }
+
+    #[test]
+    fn what_cannot_be_asked_is_protected_or_unsupported() {
+        static OLD: OnceLock<Verbs> = OnceLock::new();
+        let old = OLD.get_or_init(|| {
+            let mut verbs = *rdma_soft::verbs();
+            verbs.fork_init = done;
+            verbs.is_fork_initialized = None;
+            verbs
+        });
+        assert!(matches!(of_provider(old, ForkMode::Query), Err(Error::Unsupported(_))));
+        assert_eq!(of_provider(old, ForkMode::Protect).unwrap(), ForkStatus::ENABLED);
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        static LATE: OnceLock<Verbs> = OnceLock::new();
+        let late = LATE.get_or_init(|| {
+            let mut verbs = *rdma_soft::verbs();
+            verbs.fork_init = too_late;
+            verbs.is_fork_initialized = Some(new_kind);
+            verbs
+        });
+        let error = of_provider(late, ForkMode::Protect).unwrap_err().to_string();
+        assert!(error.contains("before any memory is registered"), "{error}");
+        let status = of_provider(late, ForkMode::Query).unwrap();
+        assert_eq!((status.to_string().as_str(), status.get()), ("fork status 9", 9));
+        assert!(!status.is_safe());
+    }
+
+    #[test]
+    fn the_software_device_needs_nothing() {
+        for mode in [ForkMode::Query, ForkMode::Protect] {
+            assert_eq!(of_provider(rdma_soft::verbs(), mode).unwrap(), ForkStatus::UNNEEDED);
+        }
+    }
+
+    #[test]
+    fn another_process_is_told_apart() {
+        assert_eq!(Process::current().check(), Ok(()));
+        assert_eq!(Process(1).check(), Err(Forked { owner: 1 }));
+    }
+}

@@ -1,0 +1,98 @@
+//! Memory from `mmap`: huge pages, and files in memory.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+/// How large the pages of a region are, in bytes, apart from the usual ones.
+///
+/// ```
+/// use rdma_mem::HugePageSize;
+///
+/// assert_eq!(HugePageSize::MIB2.bytes(), 2 << 20);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HugePageSize(usize);
+
+impl HugePageSize {
+    /// 2 MiB.
+    pub const MIB2: Self = Self(2 << 20);
+    /// 1 GiB.
+    pub const GIB1: Self = Self(1 << 30);
+
+    /// In bytes.
+    #[must_use]
+    pub const fn bytes(self) -> usize {
+        self.0
+    }
+
+    const fn flag(self) -> MapFlags {
+        if self.0 == Self::MIB2.0 { MapFlags::HUGE_2MB } else { MapFlags::HUGE_1GB }
+    }
+}
+
+/// A mapping of this process, zero at first.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    length: usize,
+    file: Option<OwnedFd>,
+}
+
+// SAFETY: SAFETY.md F16: an address here, with one owner.
+unsafe impl Send for Mapping {}
+// SAFETY: SAFETY.md F16: as above; it does not change.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// At least `length` bytes on huge pages.
+    pub(crate) fn huge(length: usize, page: HugePageSize) -> rustix::io::Result<Self> {
+        let length = length.checked_next_multiple_of(page.0).ok_or(rustix::io::Errno::NOMEM)?;
+        let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | page.flag();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: SAFETY.md F15: a new mapping, anywhere.
+        let base = unsafe { mmap_anonymous(ptr::null_mut(), length, access, flags) }?;
+        Self::new(base, length, None)
+    }
+
+    /// `length` bytes of a file in memory that can neither shrink nor grow.
+    pub(crate) fn sealed_file(length: usize) -> rustix::io::Result<Self> {
+        let too_long = |_| rustix::io::Errno::NOMEM;
+        let size = i64::try_from(length).map_err(too_long)?.cast_unsigned();
+        let file = memfd_create("rdma region", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, size)?;
+        // Were it cut short, whoever touches the mapping would be killed by SIGBUS.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: SAFETY.md F15: a new mapping, anywhere.
+        let base = unsafe { mmap(ptr::null_mut(), length, access, MapFlags::SHARED, &file, 0) }?;
+        Self::new(base, length, Some(file))
+    }
+
+    fn new(base: *mut c_void, length: usize, file: Option<OwnedFd>) -> rustix::io::Result<Self> {
+        let base = NonNull::new(base.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+        Ok(Self { base, length, file })
+    }
+
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: SAFETY.md F15, F16: the mapping that `new` took, which nobody uses any more.
+        if let Err(error) = unsafe { munmap(self.base.as_ptr().cast(), self.length) } {
+            tracing::error!(%error, base = ?self.base, "memory could not be unmapped");
+        }
+    }
+}

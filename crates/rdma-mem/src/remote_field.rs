@@ -1,0 +1,228 @@
+//! Elements and fields of what a peer has in its memory.
+
+/// The element at an index of an array of a peer: the region from there on.
+///
+/// `remote_array_field!(region, T, index)` gives `Option<RemoteMemoryRegion>`, for an array of `T` at
+/// the start of the [`RemoteMemoryRegion`](crate::RemoteMemoryRegion). It starts at the element and is
+/// as long as what is left, as [`sub_region`](crate::RemoteMemoryRegion::sub_region) gives. `None` if
+/// the element is not wholly within the region, or something overflows.
+///
+/// How a type is laid out is known only where it has a layout that both sides share: of `#[repr(C)]`
+/// types and of integers in the byte order of the peer. What the address is aligned to is the peer's
+/// affair. For a region as long as the element there is
+/// [`RemoteMemoryRegion::array`](crate::RemoteMemoryRegion::array).
+///
+/// # Examples
+/// ```
+/// use rdma_mem::{RemoteMemoryRegion, remote_array_field};
+///
+/// let region = RemoteMemoryRegion::new(0x1000, 20, 7);
+/// let second = remote_array_field!(region, u64, 1).unwrap();
+/// assert_eq!((second.address(), second.length()), (0x1008, 12));
+/// assert_eq!(remote_array_field!(region, u64, 2), None); // bytes 16 to 24 of 20
+/// ```
+#[macro_export]
+macro_rules! remote_array_field {
+    ($region:expr, $T:ty, $index:expr $(,)?) => {
+        $crate::RemoteMemoryRegion::__element(
+            &$region,
+            $index,
+            ::core::mem::size_of::<$T>(),
+            0,
+            ::core::mem::size_of::<$T>(),
+        )
+    };
+}
+
+/// As [`remote_array_field!`](crate::remote_array_field), also past the end, as
+/// [`sub_region_unchecked`](crate::RemoteMemoryRegion::sub_region_unchecked) gives: a
+/// `RemoteMemoryRegion` whose length is then 0. Nothing overflows.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::{RemoteMemoryRegion, remote_array_field_unchecked};
+///
+/// let region = RemoteMemoryRegion::new(0x1000, 20, 7);
+/// assert_eq!(remote_array_field_unchecked!(region, u64, 2).length(), 4);
+/// assert_eq!(remote_array_field_unchecked!(region, u64, usize::MAX).length(), 0);
+/// ```
+#[macro_export]
+macro_rules! remote_array_field_unchecked {
+    ($region:expr, $T:ty, $index:expr $(,)?) => {
+        $crate::RemoteMemoryRegion::__element_unchecked(
+            &$region,
+            $index,
+            ::core::mem::size_of::<$T>(),
+            0,
+        )
+    };
+}
+
+/// A field of a struct of a peer: the region from there on.
+///
+/// `remote_struct_field!(region, Struct::field)` gives `Option<RemoteMemoryRegion>`, for a struct at the
+/// start of the [`RemoteMemoryRegion`](crate::RemoteMemoryRegion); otherwise as
+/// [`remote_array_field!`](crate::remote_array_field). Any path to the type is taken, with generic
+/// arguments, and fields of fields: `wire::Entry<u32>::header.key`, `(u64, u32)::1`.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::{RemoteMemoryRegion, remote_struct_field};
+///
+/// #[repr(C)]
+/// struct Head {
+///     sequence: u64,
+///     name: [u8; 16],
+/// }
+///
+/// let region = RemoteMemoryRegion::new(0x1000, 64, 7);
+/// let name = remote_struct_field!(region, Head::name).unwrap();
+/// assert_eq!((name.address(), name.length()), (0x1008, 56));
+/// let short = region.slice(0..20).unwrap();
+/// assert!(remote_struct_field!(short, Head::sequence).is_some());
+/// assert_eq!(remote_struct_field!(short, Head::name), None); // bytes 8 to 24 of 20
+/// ```
+#[macro_export]
+macro_rules! remote_struct_field {
+    ($region:expr, $($path:tt)+) => {
+        $crate::__remote_field!([checked $region] [] $($path)+)
+    };
+}
+
+/// As [`remote_struct_field!`](crate::remote_struct_field), also past the end: then the length is 0.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::{RemoteMemoryRegion, remote_struct_field_unchecked};
+///
+/// let region = RemoteMemoryRegion::new(0x1000, 12, 7);
+/// assert_eq!(remote_struct_field_unchecked!(region, (u64, u64)::1).length(), 4);
+/// ```
+#[macro_export]
+macro_rules! remote_struct_field_unchecked {
+    ($region:expr, $($path:tt)+) => {
+        $crate::__remote_field!([unchecked $region] [] $($path)+)
+    };
+}
+
+/// A field of the struct at an index of an array of a peer: the region from there on.
+///
+/// `remote_struct_array_field!(region, Struct, index, field)` gives `Option<RemoteMemoryRegion>`;
+/// otherwise as [`remote_struct_field!`](crate::remote_struct_field). The field has to be within the
+/// region; what follows it in its struct does not.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::{RemoteMemoryRegion, remote_struct_array_field};
+///
+/// #[repr(C)]
+/// struct Slot {
+///     owner: u64,
+///     state: u64,
+/// }
+///
+/// let region = RemoteMemoryRegion::new(0x1000, 4 * 16, 7);
+/// let state = remote_struct_array_field!(region, Slot, 3, state).unwrap();
+/// assert_eq!((state.address(), state.length()), (0x1038, 8));
+/// assert_eq!(remote_struct_array_field!(region, Slot, 4, owner), None);
+/// ```
+#[macro_export]
+macro_rules! remote_struct_array_field {
+    ($region:expr, $S:ty, $index:expr, $($field:tt).+ $(,)?) => {
+        $crate::RemoteMemoryRegion::__element(
+            &$region,
+            $index,
+            ::core::mem::size_of::<$S>(),
+            ::core::mem::offset_of!($S, $($field).+),
+            $crate::__size_of_field(|whole: $S| whole.$($field).+),
+        )
+    };
+}
+
+/// As [`remote_struct_array_field!`](crate::remote_struct_array_field), also past the end: then the
+/// length is 0.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::{RemoteMemoryRegion, remote_struct_array_field_unchecked};
+///
+/// let region = RemoteMemoryRegion::new(0x1000, 20, 7);
+/// let field = remote_struct_array_field_unchecked!(region, (u64, u64), 1, 0);
+/// assert_eq!((field.address(), field.length()), (0x1010, 4));
+/// ```
+#[macro_export]
+macro_rules! remote_struct_array_field_unchecked {
+    ($region:expr, $S:ty, $index:expr, $($field:tt).+ $(,)?) => {
+        $crate::RemoteMemoryRegion::__element_unchecked(
+            &$region,
+            $index,
+            ::core::mem::size_of::<$S>(),
+            ::core::mem::offset_of!($S, $($field).+),
+        )
+    };
+}
+
+/// A field of a struct of a peer, as long as the field: `Option<RemoteRef<F>>`.
+///
+/// As [`remote_struct_field!`](crate::remote_struct_field), but typed: the field is plain old data
+/// (`bytemuck::Pod`).
+///
+/// # Examples
+/// ```
+/// use rdma_mem::{RemoteMemoryRegion, RemoteRef, remote_ref};
+///
+/// let region = RemoteMemoryRegion::new(0x1000, 64, 7);
+/// let field: RemoteRef<u32> = remote_ref!(region, (u64, u32)::1).unwrap();
+/// assert_eq!(field.region().length(), 4);
+/// ```
+#[macro_export]
+macro_rules! remote_ref {
+    ($region:expr, $($path:tt)+) => {
+        $crate::__remote_field!([typed $region] [] $($path)+)
+    };
+}
+
+/// Takes the path apart, one token after the other: what is before the last `::` is the type, since a
+/// `ty` can not be followed by `::`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __remote_field {
+    ([checked $region:expr] [$($S:tt)+] :: $($field:tt).+ $(,)?) => {
+        $crate::RemoteMemoryRegion::__element(
+            &$region,
+            0,
+            0,
+            ::core::mem::offset_of!($($S)+, $($field).+),
+            $crate::__size_of_field(|whole: $($S)+| whole.$($field).+),
+        )
+    };
+    ([unchecked $region:expr] [$($S:tt)+] :: $($field:tt).+ $(,)?) => {
+        $crate::RemoteMemoryRegion::__element_unchecked(
+            &$region,
+            0,
+            0,
+            ::core::mem::offset_of!($($S)+, $($field).+),
+        )
+    };
+    ([typed $region:expr] [$($S:tt)+] :: $($field:tt).+ $(,)?) => {
+        $crate::RemoteRef::__field(
+            &$region,
+            ::core::mem::offset_of!($($S)+, $($field).+),
+            |whole: $($S)+| whole.$($field).+,
+        )
+    };
+    ($how:tt [$($S:tt)*] $next:tt $($rest:tt)+) => {
+        $crate::__remote_field!($how [$($S)* $next] $($rest)+)
+    };
+    ($how:tt [$($S:tt)*] $last:tt) => {
+        ::core::compile_error!("expected `Struct::field`, `path::Struct<T>::field.of.field` or `(A, B)::0`")
+    };
+}
+
+/// How long a field is: `get` tells its type and is never called.
+#[doc(hidden)]
+#[inline]
+#[must_use]
+pub const fn __size_of_field<S, F>(_get: fn(S) -> F) -> usize {
+    size_of::<F>()
+}

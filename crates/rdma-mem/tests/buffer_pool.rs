@@ -1,0 +1,163 @@
+//! Pools: buffers are apart, come back, and outlive their pool.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use std::thread;
+
+use proptest::prelude::*;
+use rdma_mem::{Buffer, BufferPool, Error, ProtectionDomain, open_device};
+
+fn pd() -> ProtectionDomain {
+    rdma_soft::install();
+    open_device("soft0").unwrap().allocate_pd().unwrap()
+}
+
+fn small() -> BufferPool {
+    BufferPool::with_region_size(&pd(), 4096)
+}
+
+#[test]
+fn a_pool_has_nothing_until_it_is_asked() {
+    let pool = small();
+    assert_eq!(pool.usage(), Default::default());
+    assert_eq!(pool.trim(), 0);
+}
+
+#[test]
+fn buffers_carry_the_key_of_their_region_and_begin_on_cache_lines() {
+    let pool = small();
+    let mut first = pool.allocate(100).unwrap();
+    let mut second = pool.allocate(1).unwrap();
+    assert_eq!(first.lkey(), second.lkey(), "one region");
+    assert_eq!((first.len(), second.len()), (100, 1));
+    assert!(first.pd().is_same(pool.pd()));
+    for buffer in [&mut first, &mut second] {
+        let start = buffer.as_ptr().addr();
+        assert_eq!(start % 64, 0);
+        let sge = *buffer.as_slice().gather_element().as_raw();
+        assert_eq!((sge.addr, sge.lkey), (start as u64, buffer.lkey().get()));
+        assert_eq!(sge.length as usize, buffer.len());
+        let sge = *buffer.as_slice_mut().scatter_element().as_raw();
+        assert_eq!(sge.addr, start as u64);
+    }
+    let part = first.get_ref(90, 10).unwrap();
+    assert_eq!(part.gather_element().as_raw().addr, first.as_ptr().addr() as u64 + 90);
+    for (offset, length) in [(91, 10), (101, 0), (usize::MAX, 1), (1, usize::MAX)] {
+        assert!(first.get_ref(offset, length).is_none());
+        assert!(first.get_mut(offset, length).is_none());
+    }
+}
+
+#[test]
+fn it_grows_and_gives_back() {
+    let pool = small();
+    let buffers: Vec<Buffer> = (0..3).map(|_| pool.allocate(2048).unwrap()).collect();
+    let usage = pool.usage();
+    assert_eq!((usage.regions, usage.registered_bytes), (2, 8192));
+    assert_eq!((usage.buffers, usage.used_bytes), (3, 6144));
+    let large = pool.allocate(100_000).unwrap();
+    assert_eq!(pool.usage().regions, 3);
+    assert!(large.iter().all(|&byte| byte == 0));
+    drop(buffers);
+    assert_eq!(pool.usage().regions, 3, "they stay, for the next ones");
+    assert_eq!(pool.trim(), 8192);
+    let usage = pool.usage();
+    assert_eq!((usage.regions, usage.buffers), (1, 1));
+    assert!(usage.registered_bytes >= 100_000 && usage.registered_bytes < 115_000);
+    drop(large);
+    assert!(pool.trim() >= 100_000);
+    assert_eq!(pool.usage(), Default::default());
+}
+
+#[test]
+fn what_is_given_back_is_one_piece_again() {
+    let pool = small();
+    let mut pieces: Vec<Buffer> = (0..64).map(|_| pool.allocate(64).unwrap()).collect();
+    assert_eq!(pool.usage().regions, 1);
+    pieces.sort_by_key(|piece| piece.as_ptr().addr() % 1009); // no order
+    drop(pieces);
+    let whole = pool.allocate(4096).unwrap();
+    assert_eq!((pool.usage().regions, whole.len()), (1, 4096));
+}
+
+#[test]
+fn a_buffer_outlives_its_pool_and_its_handles() {
+    let mut buffer = small().allocate(64).unwrap();
+    buffer.fill(3);
+    assert_eq!(buffer.pd().context().device().name(), "soft0");
+    thread::spawn(move || assert_eq!(&*buffer, [3; 64])).join().unwrap();
+}
+
+#[test]
+fn empty_and_impossible_lengths() {
+    let pool = small();
+    let empty = pool.allocate(0).unwrap();
+    assert!(empty.is_empty() && empty.as_slice().gather_element().length() == 0);
+    for length in [usize::MAX, 1 << 40] {
+        assert!(matches!(pool.allocate(length), Err(Error::OutOfMemory { .. })));
+    }
+    assert_eq!(pool.usage().buffers, 1);
+}
+
+#[test]
+fn a_region_that_cannot_be_registered_changes_nothing() {
+    rdma_soft::Builder::new("softpool0").memlock_limit(1 << 20).install().unwrap();
+    let pd = open_device("softpool0").unwrap().allocate_pd().unwrap();
+    let pool = BufferPool::with_region_size(&pd, 1 << 19);
+    let held = pool.allocate(1 << 19).unwrap();
+    let before = pool.usage();
+    let error = pool.allocate(1 << 20).unwrap_err().to_string();
+    assert!(error.contains("RLIMIT_MEMLOCK"), "{error}");
+    assert_eq!(pool.usage(), before);
+    drop(held);
+    assert_eq!(pool.allocate(1 << 18).unwrap().len(), 1 << 18);
+}
+
+#[test]
+fn threads_share_a_pool_and_never_a_byte() {
+    let pool = small();
+    thread::scope(|scope| {
+        for mark in 1..=4_u8 {
+            let pool = pool.clone();
+            scope.spawn(move || {
+                let mut held: Vec<Buffer> = Vec::new();
+                for round in 0..500_usize {
+                    let mut buffer = pool.allocate(round * 37 % 700).unwrap();
+                    buffer.fill(mark);
+                    held.push(buffer);
+                    if held.len() > 10 {
+                        let old = held.swap_remove(round % 10);
+                        assert!(old.iter().all(|&byte| byte == mark));
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!((pool.usage().buffers, pool.usage().used_bytes), (0, 0));
+    let _ = pool.trim();
+    assert_eq!(pool.usage(), Default::default());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Each buffer keeps what was written to it, whatever is allocated and dropped beside it.
+    #[test]
+    fn buffers_never_overlap(steps in prop::collection::vec((0_usize..3000, any::<u8>()), 1..60)) {
+        let pool = small();
+        let mut held: Vec<(Buffer, u8)> = Vec::new();
+        for (length, mark) in steps {
+            if mark % 3 == 0 && !held.is_empty() {
+                let (buffer, mark) = held.swap_remove(length % held.len());
+                prop_assert!(buffer.iter().all(|&byte| byte == mark));
+            }
+            let mut buffer = pool.allocate(length).unwrap();
+            buffer.fill(mark);
+            held.push((buffer, mark));
+        }
+        let used: usize = held.iter().map(|(buffer, _)| buffer.len().div_ceil(64).max(1) * 64).sum();
+        prop_assert_eq!((pool.usage().buffers, pool.usage().used_bytes), (held.len(), used));
+        for (buffer, mark) in &held {
+            prop_assert!(buffer.iter().all(|byte| byte == mark));
+        }
+    }
+}

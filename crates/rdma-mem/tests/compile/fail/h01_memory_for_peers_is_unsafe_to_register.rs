@@ -1,0 +1,15 @@
+//! H1: memory that is not the region's is never exposed to peers by safe code.
+#![allow(unsafe_code)]
+
+use rdma_mem::{Error, open_device};
+
+fn main() -> Result<(), Error> {
+    rdma_soft::install();
+    let pd = open_device("soft0")?.allocate_pd()?;
+    let mut memory = vec![0; 64];
+    let (address, length) = (memory.as_mut_ptr(), memory.len());
+    // SAFETY: SAFETY.md F8: the region ends before its memory, and nobody has its key.
+    let region = pd.register_shared_mr(address, length)?;
+    println!("{}", region.length());
+    Ok(())
+}

@@ -1,0 +1,16 @@
+//! H8: the field and its size are those of the struct that is named.
+
+use rdma_mem::{Error, RemoteMemoryRegion, open_device, remote_struct_field};
+
+fn main() -> Result<(), Error> {
+    rdma_soft::install();
+    let pd = open_device("soft0")?.allocate_pd()?;
+    #[repr(C)]
+    struct Head {
+        sequence: u64,
+    }
+    let (region, head) = (RemoteMemoryRegion::new(0x1000, 64, 7), Head { sequence: 1 });
+    let field = remote_struct_field!(region, Head::length);
+    println!("{field:?} {} {pd:?}", head.sequence);
+    Ok(())
+}

@@ -1,0 +1,13 @@
+//! H10: memory that peers write comes back only from a region that is closed.
+
+use rdma_mem::{AccessFlags, Error, open_device};
+
+fn main() -> Result<(), Error> {
+    rdma_soft::install();
+    let pd = open_device("soft0")?.allocate_pd()?;
+    let region = pd.allocate_shared_region(64, AccessFlags::new().with_remote_read())?;
+    let element = region.element(0..8).unwrap();
+    let memory = region.close();
+    println!("{} {memory:?}", element.length());
+    Ok(())
+}

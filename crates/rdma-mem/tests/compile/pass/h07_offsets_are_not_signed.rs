@@ -1,0 +1,12 @@
+//! H7: what lies before a remote region cannot be asked for.
+
+use rdma_mem::{Error, RemoteMemoryRegion, open_device};
+
+fn main() -> Result<(), Error> {
+    rdma_soft::install();
+    let pd = open_device("soft0")?.allocate_pd()?;
+    let region = RemoteMemoryRegion::new(0x1000, 64, 7);
+    let offset = 8_usize;
+    println!("{:?} {:?}", region.sub_region(offset), pd);
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! What a forked child may do with the objects of its parent: nothing, and it says so.
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+use std::ffi::c_int;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rdma_mem::{
+    AccessFlags, BufferPool, Context, DeviceList, Error, Forked, MemoryRegion, ProtectionDomain,
+    RegionMemory,
+};
+use rdma_sys::{Verbs, ibv_context, ibv_device, ibv_mr, ibv_pd};
+
+/// How often something was released, in this process.
+static RELEASED: AtomicU8 = AtomicU8::new(0);
+
+/// The functions that release, counted.
+macro_rules! counted {
+    ($($name:ident($T:ty) -> $R:ty;)+) => {$(
+        unsafe extern "C" fn $name(object: *mut $T) -> $R {
+            RELEASED.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: SAFETY.md F1: the caller's own contract.
+            unsafe { (rdma_soft::verbs().$name)(object) }
+        }
+    )+};
+}
+
+counted! {
+    dereg_mr(ibv_mr) -> c_int;
+    dealloc_pd(ibv_pd) -> c_int;
+    close_device(ibv_context) -> c_int;
+    free_device_list(*mut ibv_device) -> ();
+}
+
+fn context() -> Context {
+    static TABLE: OnceLock<Verbs> = OnceLock::new();
+    rdma_soft::install();
+    let verbs = TABLE.get_or_init(|| {
+        let mut verbs = *rdma_soft::verbs();
+        verbs.dereg_mr = dereg_mr;
+        verbs.dealloc_pd = dealloc_pd;
+        verbs.close_device = close_device;
+        verbs.free_device_list = free_device_list;
+        verbs
+    });
+    // SAFETY: SAFETY.md F2: the functions are the software device's.
+    let list = unsafe { DeviceList::of(verbs) };
+    list.iter().find(|device| device.name() == "soft0").unwrap().open().unwrap()
+}
+
+/// What `child` returns in a forked child. A child that hangs is killed after ten seconds.
+///
+/// Other threads may hold locks while this forks. Nothing that the child calls may wait for one; that
+/// of the allocator is free in a child.
+fn forked(child: impl FnOnce() -> u8) -> c_int {
+    // SAFETY: SAFETY.md F15: the child calls nothing that waits for another thread, and ends below.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "no child");
+    if pid == 0 {
+        // SAFETY: SAFETY.md F15: it ends this child.
+        unsafe { libc::alarm(10) };
+        let returned = child();
+        // SAFETY: SAFETY.md F15: nothing else runs in this child.
+        unsafe { libc::_exit(returned.into()) };
+    }
+    let mut status = 0;
+    // SAFETY: SAFETY.md F15: the child of this process, and room for its status.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert!(libc::WIFEXITED(status), "the child was ended by signal {}", libc::WTERMSIG(status));
+    libc::WEXITSTATUS(status)
+}
+
+fn is_forked<T>(result: Result<T, Error>, owner: u32) -> bool {
+    matches!(result, Err(Error::Forked(Forked { owner: of, .. })) if of == owner)
+}
+
+/// The number of the first that is `false`, from 1; 0 if none is.
+fn first_false(checks: &[bool]) -> u8 {
+    let place = checks.iter().position(|check| !check);
+    place.map_or(0, |place| u8::try_from(place + 1).unwrap_or(u8::MAX))
+}
+
+#[test]
+fn every_control_verb_of_a_forked_child_says_so() {
+    let (context, me) = (context(), std::process::id());
+    let pd = context.allocate_pd().unwrap();
+    let pool = BufferPool::new(&pd);
+    let held = pool.allocate(64).unwrap();
+    let (mut bytes, memory) = ([0; 64], RegionMemory::allocate(64).unwrap());
+    let access = AccessFlags::new();
+    let returned = forked(|| {
+        first_false(&[
+            is_forked(context.device().open(), me),
+            is_forked(context.query_device(), me),
+            is_forked(context.query_port(1), me),
+            is_forked(context.query_gid(1, 0), me),
+            is_forked(context.gid_table(), me),
+            is_forked(context.allocate_pd(), me),
+            is_forked(pd.allocate_region(64), me),
+            is_forked(pd.allocate_shared_region(64, access), me),
+            is_forked(pd.register_local_mr_slice(&bytes), me),
+            is_forked(pd.register_borrowed(&mut bytes), me),
+            is_forked(pd.register_owned(memory).map_err(|(_, error)| error), me),
+            is_forked(pool.allocate(64), me),
+            pool.trim() == 0,
+        ])
+    });
+    assert_eq!(returned, 0, "the number of the check that failed");
+    assert_eq!(held.len(), 64);
+    context.query_device().unwrap(); // the parent may
+}
+
+fn everything(pd: &ProtectionDomain) -> impl Sized + use<> {
+    let access = AccessFlags::new().with_remote_read();
+    let pool = BufferPool::new(pd);
+    let buffer = pool.allocate(64).unwrap();
+    let mr = MemoryRegion::register_local_mr_slice(pd, &buffer).unwrap();
+    let shared = pd.allocate_shared_region(64, access).unwrap();
+    (mr, buffer, pool, shared, pd.allocate_region(64).unwrap())
+}
+
+#[test]
+fn a_forked_child_releases_nothing() {
+    let context = context();
+    let pd = context.allocate_pd().unwrap();
+    let closing = (pd.allocate_region(64).unwrap(), pd.clone());
+    let all = everything(&pd);
+    let returned = forked(move || {
+        // Other tests of the parent release too, but not in this process.
+        let before = RELEASED.load(Ordering::Relaxed);
+        let (region, _pd) = closing;
+        let refused = region.close();
+        let refused = matches!(&refused, Err((_, Error::Forked(_))));
+        drop((all, pd, context));
+        let released = RELEASED.load(Ordering::Relaxed).wrapping_sub(before);
+        if refused { released } else { 99 }
+    });
+    assert_eq!(returned, 0, "how much was released; 99 if closing did not say why");
+}
+
+#[test]
+fn a_process_with_live_regions_starts_others() {
+    let pd = context().allocate_pd().unwrap();
+    let mut region = pd.allocate_region(1 << 16).unwrap();
+    region.fill(1);
+    let output = Command::new("echo").arg("from a child").output().unwrap();
+    assert_eq!(output.stdout, b"from a child\n");
+    assert!(region.iter().all(|&byte| byte == 1));
+    region.close().unwrap();
+}

@@ -1,0 +1,71 @@
+//! Programs that are started, and children that are forked, while there is traffic.
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+mod common;
+
+use std::process::Command;
+
+use common::{DEVICES, End, pair};
+use rdma_mem::{GatherElement, ScatterElement};
+use rdma_qp::{CompletionQueue, Error, ReceiveWorkRequest, SendWorkRequest};
+
+fn post_receive(end: &End, id: u64) {
+    let mut room = [ScatterElement::from(end.board.element(0..8).unwrap())];
+    // SAFETY: SAFETY.md F8: a shared region, which outlives the completion.
+    unsafe { end.qp.post_receive(ReceiveWorkRequest::new(&mut room), id) }.unwrap();
+}
+
+/// Sends eight bytes, for a receive that is posted.
+fn message(from: &End, to: &End, number: u64) {
+    from.board.write(8, &number.to_le_bytes()).unwrap();
+    let data = [GatherElement::from(from.board.element(8..16).unwrap())];
+    // SAFETY: SAFETY.md F8: a shared region, which outlives the completion.
+    unsafe { from.qp.post_send(SendWorkRequest::new(&data), number) }.unwrap();
+    assert!(from.next().result().is_ok());
+    assert_eq!(to.next().result().unwrap().scattered_bytes(), Some(8));
+    assert_eq!(to.read(0), number.to_le_bytes());
+}
+
+#[test]
+fn programs_are_started_while_receives_are_posted() {
+    for device in DEVICES {
+        let (a, b) = pair(device);
+        for number in 0..5 {
+            post_receive(&b, number);
+            // The child is forked, or cloned, with the receive in flight; its exit changes nothing.
+            let running = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+            message(&a, &b, number);
+            assert!(running.wait_with_output().unwrap().status.success());
+            post_receive(&a, number);
+            message(&b, &a, number);
+        }
+    }
+}
+
+#[test]
+fn a_forked_child_cannot_touch_the_connection_and_its_end_changes_nothing() {
+    for device in DEVICES {
+        let (a, b) = pair(device);
+        post_receive(&b, 1);
+        // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "no child");
+        if pid == 0 {
+            // SAFETY: SAFETY.md F15: it ends a child that hangs.
+            unsafe { libc::alarm(10) };
+            let forked = |error| matches!(error, Error::Memory(rdma_mem::Error::Forked(_)));
+            let create = CompletionQueue::create(a.pd.context(), 16).err().is_some_and(forked);
+            let query = a.qp.query().err().is_some_and(forked);
+            let close = a.qp.close().err().is_some_and(|(_, error)| forked(error));
+            drop(b);
+            // SAFETY: SAFETY.md F15: nothing else runs in this child.
+            unsafe { libc::_exit(i32::from(!(create && query && close))) };
+        }
+        let mut status = 0;
+        // SAFETY: SAFETY.md F15: the child of this process, and room for its status.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0);
+        message(&a, &b, 1);
+    }
+}

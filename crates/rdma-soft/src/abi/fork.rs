@@ -1,0 +1,14 @@
+//! What a fork does to registered memory: nothing. The device reaches it as the process does, through
+//! its page tables, and no page is pinned.
+
+use std::ffi::c_int;
+
+use rdma_sys::ibv_fork_status;
+
+pub(super) extern "C" fn fork_init() -> c_int {
+    0
+}
+
+pub(super) extern "C" fn is_fork_initialized() -> ibv_fork_status {
+    ibv_fork_status::IBV_FORK_UNNEEDED
+}
