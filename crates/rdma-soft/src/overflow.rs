@@ -5,6 +5,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rdma_sys::ibv_event_type;
+
 use crate::engine::completion::CompletionQueue;
 use crate::sync::locked;
 
@@ -49,9 +51,10 @@ fn settle_all() {
         COUNT.store(failed.len(), Ordering::Release);
         drop(failed);
         let Some(queue) = queue else { return };
+        queue.report_overflow();
         for n in (0..queue.users()).rev() {
             if let Some(queue_pair) = queue.user(n) {
-                queue_pair.enter_error(None);
+                queue_pair.enter_error(None, Some(ibv_event_type::IBV_EVENT_QP_FATAL));
             }
         }
     }

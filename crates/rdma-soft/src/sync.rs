@@ -18,9 +18,9 @@ mod lock;
 mod modelled_lock;
 
 #[cfg(not(loom))]
-pub(crate) use lock::Lock;
+pub(crate) use lock::{Guard, Lock};
 #[cfg(loom)]
-pub(crate) use modelled_lock::Lock;
+pub(crate) use modelled_lock::{Guard, Lock};
 
 /// Waits for a moment before another thread's work is looked at again, which was done in vain `looks`
 /// times: the longer, the more often.

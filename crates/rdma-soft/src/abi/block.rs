@@ -9,14 +9,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_sys::{
-    ibv_context, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_qp_init_attr, verbs_context,
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_qp_init_attr,
+    verbs_context,
 };
 
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::completion::CompletionQueue;
+use crate::engine::events::{Acknowledgements, EventQueue};
 use crate::engine::protection::{ProtectionDomain, Registration};
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::report::{AsyncEvent, Handle};
 
 /// How many objects were made from this one and are still there.
 #[derive(Debug, Default)]
@@ -45,8 +48,7 @@ pub(super) struct ContextBlock {
     pub(super) verbs: verbs_context,
     pub(super) device: &'static Device,
     pub(super) children: Children,
-    /// Closed with the context; nothing is written to it before asynchronous events exist.
-    pub(super) async_pipe: [std::os::fd::OwnedFd; 2],
+    pub(super) events: Arc<EventQueue<AsyncEvent>>,
 }
 
 #[repr(C)]
@@ -63,10 +65,19 @@ pub(super) struct MrBlock {
 }
 
 #[repr(C)]
+pub(super) struct ChannelBlock {
+    pub(super) verbs: ibv_comp_channel,
+    pub(super) events: Arc<EventQueue<Handle>>,
+    pub(super) children: Children,
+}
+
+#[repr(C)]
 pub(super) struct CqBlock {
     pub(super) verbs: ibv_cq,
     pub(super) queue: Arc<CompletionQueue>,
     pub(super) children: Children,
+    pub(super) completion_events: Acknowledgements,
+    pub(super) async_events: Acknowledgements,
 }
 
 #[repr(C)]
@@ -75,6 +86,7 @@ pub(super) struct QpBlock {
     pub(super) queue_pair: Arc<QueuePair>,
     /// What it was created with.
     pub(super) init: ibv_qp_init_attr,
+    pub(super) async_events: Acknowledgements,
 }
 
 /// The block behind a program's context.
@@ -108,7 +120,12 @@ block_of!(pd_of, ibv_pd, PdBlock, pd: Arc<ProtectionDomain>);
 block_of!(pd_children, ibv_pd, PdBlock, children: Children);
 block_of!(queue_of, ibv_cq, CqBlock, queue: Arc<CompletionQueue>);
 block_of!(queue_children, ibv_cq, CqBlock, children: Children);
+block_of!(queue_completion_events, ibv_cq, CqBlock, completion_events: Acknowledgements);
+block_of!(queue_async_events, ibv_cq, CqBlock, async_events: Acknowledgements);
+block_of!(channel_events, ibv_comp_channel, ChannelBlock, events: Arc<EventQueue<Handle>>);
+block_of!(channel_children, ibv_comp_channel, ChannelBlock, children: Children);
 block_of!(queue_pair_of, ibv_qp, QpBlock, queue_pair: Arc<QueuePair>);
+block_of!(queue_pair_async_events, ibv_qp, QpBlock, async_events: Acknowledgements);
 block_of!(queue_pair_init, ibv_qp, QpBlock, init: ibv_qp_init_attr);
 
 /// The device of a program's context.
@@ -133,4 +150,18 @@ pub(super) unsafe fn context_children<'a>(context: *mut ibv_context) -> &'a Chil
     let block = unsafe { context_block(context) };
     // SAFETY: a live block (SAFETY.md F11); the counter is only used through shared references.
     unsafe { &(*block).children }
+}
+
+/// Where the asynchronous events of a context go.
+///
+/// # Safety
+///
+/// As for [`context_block`], while the result is used.
+pub(super) unsafe fn context_events<'a>(
+    context: *mut ibv_context,
+) -> &'a Arc<EventQueue<AsyncEvent>> {
+    // SAFETY: this function's contract.
+    let block = unsafe { context_block(context) };
+    // SAFETY: a live block (SAFETY.md F11); the field is only written before it is handed out.
+    unsafe { &(*block).events }
 }

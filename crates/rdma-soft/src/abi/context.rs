@@ -1,24 +1,26 @@
 //! Opening and closing a device.
 
 use std::ffi::c_int;
-use std::os::fd::AsRawFd;
 use std::ptr;
+use std::sync::Arc;
 
 use rdma_sys::{ibv_context, ibv_device, verbs_context};
-use rustix::pipe::{PipeFlags, pipe_with};
 
 use super::block::{Children, ContextBlock, context_block};
 use super::{data_path, minus_one, pointer, port};
 use crate::device::DeviceBlock;
 use crate::engine::Refusal;
+use crate::engine::events::EventQueue;
 
 /// The completion vectors that a context has.
 pub(super) const COMPLETION_VECTORS: c_int = 1;
+/// What the kernel writes for one (`struct ib_uverbs_async_event_desc`).
+const ASYNC_EVENT_BYTES: usize = 16;
 
 pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of ours lives as long as the process (SAFETY.md F11).
     let block: &'static DeviceBlock = unsafe { &*device.cast::<DeviceBlock>() };
-    let opened = pipe_with(PipeFlags::CLOEXEC).map_err(|_| Refusal::NoRoom).map(|(read, write)| {
+    let opened = EventQueue::new(ASYNC_EVENT_BYTES).map_err(|_| Refusal::NoRoom).map(|events| {
         let mut verbs = verbs_context::default();
         verbs.query_port = Some(port::query_port);
         verbs.sz = std::mem::offset_of!(ContextBlock, device);
@@ -28,7 +30,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.context.ops.post_send = Some(data_path::post_send);
         verbs.context.ops.post_recv = Some(data_path::post_recv);
         verbs.context.cmd_fd = -1;
-        verbs.context.async_fd = read.as_raw_fd();
+        verbs.context.async_fd = events.fd();
         verbs.context.num_comp_vectors = COMPLETION_VECTORS;
         // What says that this is a `verbs_context` (`__VERBS_ABI_IS_EXTENDED`).
         verbs.context.abi_compat = ptr::without_provenance_mut(usize::MAX);
@@ -37,7 +39,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             verbs,
             device: block.device(),
             children: Children::default(),
-            async_pipe: [read, write],
+            events: Arc::new(events),
         }));
         // SAFETY: the block was just made; no reference is formed, so that the pointer may go back to
         // all of the block (SAFETY.md F11).

@@ -1,16 +1,21 @@
 //! Completion queues.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rdma_sys::{ibv_comp_channel, ibv_context, ibv_cq};
 
-use super::block::{Children, CqBlock, context_children, device_of, queue_children};
+use super::block::{
+    Children, CqBlock, channel_children, channel_events, context_children, context_events,
+    device_of, queue_async_events, queue_children, queue_completion_events, queue_of,
+};
 use super::context::COMPLETION_VECTORS;
 use super::{number, pointer};
 use crate::device::Device;
 use crate::engine::Refusal;
-use crate::engine::completion::CompletionQueue;
+use crate::engine::completion::{CompletionQueue, Notifier};
+use crate::engine::events::Acknowledgements;
+use crate::engine::report::{Element, Handle, Reporter};
 use crate::overflow;
 
 pub(super) unsafe extern "C" fn create_cq(
@@ -22,21 +27,47 @@ pub(super) unsafe extern "C" fn create_cq(
 ) -> *mut ibv_cq {
     // SAFETY: the caller's context (SAFETY.md F1).
     let device = unsafe { device_of(context) };
-    if !channel.is_null() {
-        // There is no way to make one yet.
-        return pointer(Err(Refusal::Unsupported));
-    }
     pointer(check(device, cqe, comp_vector).map(|capacity| {
         overflow::reserve();
-        let queue = Arc::new(CompletionQueue::new(capacity, device.deferred.as_ref()));
+        // SAFETY: the caller's channel, if there is one (SAFETY.md F1).
+        let notifier = unsafe { notifier(channel) };
+        // SAFETY: as above.
+        let events = Arc::clone(unsafe { context_events(context) });
+        let reporter = Reporter::new(events, Element::CompletionQueue);
+        let deferred = device.deferred.as_ref();
+        let queue = CompletionQueue::new(capacity, deferred).with_events(notifier, reporter);
+        let queue = Arc::new(queue);
         // SAFETY: as above.
         unsafe { context_children(context) }.add();
         let mut verbs = ibv_cq::default();
         verbs.context = context;
+        verbs.channel = channel;
         verbs.cq_context = cq_context;
         verbs.cqe = cqe;
-        Box::into_raw(Box::new(CqBlock { verbs, queue, children: Children::default() })).cast()
+        let block = Box::into_raw(Box::new(CqBlock {
+            verbs,
+            queue: Arc::clone(&queue),
+            children: Children::default(),
+            completion_events: Acknowledgements::default(),
+            async_events: Acknowledgements::default(),
+        }));
+        queue.name(Handle(block.cast()));
+        block.cast()
     }))
+}
+
+/// # Safety
+///
+/// The channel is a live one of this provider's, or NULL.
+unsafe fn notifier(channel: *mut ibv_comp_channel) -> Option<Notifier> {
+    if channel.is_null() {
+        return None;
+    }
+    // SAFETY: this function's contract.
+    unsafe { channel_children(channel) }.add();
+    // SAFETY: this function's contract.
+    let events = unsafe { channel_events(channel) };
+    Some(Notifier { channel: Arc::clone(events), handle: OnceLock::new() })
 }
 
 fn check(device: &Device, cqe: c_int, comp_vector: c_int) -> Result<u32, Refusal> {
@@ -53,9 +84,20 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     // SAFETY: the caller's completion queue (SAFETY.md F1).
     let free = unsafe { queue_children(cq) }.none();
     number(free.map(|()| {
+        // SAFETY: the caller's completion queue, which nobody uses any more (SAFETY.md F1).
+        let queue = unsafe { queue_of(cq) };
+        queue.withdraw_events();
+        // SAFETY: as above. What was delivered may be acknowledged by other threads.
+        unsafe { queue_completion_events(cq) }.wait();
+        // SAFETY: as above.
+        unsafe { queue_async_events(cq) }.wait();
         // SAFETY: made by `create_cq`, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(cq.cast::<CqBlock>()) };
         overflow::unreserve();
+        if !block.verbs.channel.is_null() {
+            // SAFETY: a channel outlives its queues, since destroying it would be refused.
+            unsafe { channel_children(block.verbs.channel) }.remove();
+        }
         let context = block.verbs.context;
         // SAFETY: a context outlives what was made from it, since closing it would be refused.
         unsafe { device_of(context) }.completion_queues.give();

@@ -62,6 +62,7 @@ unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payload<'a>), R
         wr_id: wr.wr_id,
         opcode,
         signaled: flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0,
+        solicited: flags & ibv_send_flags::IBV_SEND_SOLICITED.0 != 0,
         imm,
         remote_address: remote.remote_addr,
         rkey: remote.rkey,
@@ -136,8 +137,9 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
     }
 }
 
-/// Nobody can be notified before completion channels exist, so that asking for it changes nothing.
-pub(super) unsafe extern "C" fn req_notify_cq(_cq: *mut ibv_cq, _solicited_only: c_int) -> c_int {
+pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    unsafe { queue_of(cq) }.request_event(solicited_only != 0);
     0
 }
 

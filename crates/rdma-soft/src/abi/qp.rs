@@ -1,6 +1,7 @@
 //! Queue pairs.
 
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use rdma_sys::{
     ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_ex, ibv_qp_init_attr,
@@ -8,12 +9,15 @@ use rdma_sys::{
 };
 
 use super::block::{
-    QpBlock, pd_children, pd_of, queue_children, queue_of, queue_pair_init, queue_pair_of,
+    QpBlock, context_events, pd_children, pd_of, queue_children, queue_of, queue_pair_async_events,
+    queue_pair_init, queue_pair_of,
 };
 use super::{number, pointer};
 use crate::builder::Limits;
 use crate::engine::Refusal;
+use crate::engine::events::Acknowledgements;
 use crate::engine::queue_pair::{Capacity, QueuePair};
+use crate::engine::report::{Element, Handle, Reporter};
 
 pub(super) unsafe extern "C" fn create_qp(
     pd: *mut ibv_pd,
@@ -43,7 +47,13 @@ unsafe fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> Result<*mut ibv_qp
     // SAFETY: this function's contract.
     let receive_cq = unsafe { queue_of(init.recv_cq) };
     let signal_all = init.sq_sig_all != 0;
-    let queue_pair = QueuePair::create(domain, send_cq, receive_cq, capacity, signal_all)?;
+    // SAFETY: this function's contract; the C part of a protection domain is only read once made.
+    let context = unsafe { (*pd).context };
+    // SAFETY: a context outlives what was made from it, since closing it would be refused.
+    let events = Arc::clone(unsafe { context_events(context) });
+    let reporter = Reporter::new(events, Element::QueuePair);
+    let queue_pair =
+        QueuePair::create(domain, send_cq, receive_cq, capacity, signal_all, reporter)?;
     for children in [
         // SAFETY: this function's contract.
         unsafe { pd_children(pd) },
@@ -56,8 +66,7 @@ unsafe fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> Result<*mut ibv_qp
     }
     let mut verbs = ibv_qp_ex::default();
     let base = &mut verbs.qp_base;
-    // SAFETY: this function's contract; the C part of a protection domain is only read once made.
-    base.context = unsafe { (*pd).context };
+    base.context = context;
     base.qp_context = init.qp_context;
     base.pd = pd;
     base.send_cq = init.send_cq;
@@ -65,7 +74,14 @@ unsafe fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> Result<*mut ibv_qp
     base.handle = queue_pair.qpn;
     base.qp_num = queue_pair.qpn;
     base.qp_type = init.qp_type;
-    Ok(Box::into_raw(Box::new(QpBlock { verbs, queue_pair, init: *init })).cast())
+    let block = Box::into_raw(Box::new(QpBlock {
+        verbs,
+        queue_pair: Arc::clone(&queue_pair),
+        init: *init,
+        async_events: Acknowledgements::default(),
+    }));
+    queue_pair.reporter.name(Handle(block.cast()));
+    Ok(block.cast())
 }
 
 fn check_capacity(limits: &Limits, init: &ibv_qp_init_attr) -> Result<Capacity, Refusal> {
@@ -129,9 +145,13 @@ pub(super) unsafe extern "C" fn query_qp(
 }
 
 pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    // SAFETY: the caller's queue pair, which nobody uses any more (SAFETY.md F1).
+    let queue_pair = Arc::clone(unsafe { queue_pair_of(qp) });
+    queue_pair.destroy();
+    // SAFETY: as above. What was delivered may be acknowledged by other threads.
+    unsafe { queue_pair_async_events(qp) }.wait();
     // SAFETY: made by `create_qp`, and the caller gives it up (SAFETY.md F11).
     let block = unsafe { Box::from_raw(qp.cast::<QpBlock>()) };
-    block.queue_pair.destroy();
     let base = &block.verbs.qp_base;
     for children in [
         // SAFETY: parents outlive their children, since destroying them would be refused.

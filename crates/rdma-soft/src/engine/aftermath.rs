@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rdma_sys::ibv_event_type;
+
 use crate::engine::queue_pair::QueuePair;
 use crate::overflow;
 
@@ -10,7 +12,7 @@ use crate::overflow;
 #[derive(Debug, Default)]
 pub(crate) struct Aftermath {
     requester: Option<u32>,
-    responder: Option<(Arc<QueuePair>, u32)>,
+    responder: Option<(Arc<QueuePair>, u32, ibv_event_type)>,
 }
 
 impl Aftermath {
@@ -20,8 +22,13 @@ impl Aftermath {
     }
 
     #[cold]
-    pub(crate) fn responder_failed(&mut self, queue_pair: &Arc<QueuePair>, incarnation: u32) {
-        self.responder = Some((Arc::clone(queue_pair), incarnation));
+    pub(crate) fn responder_failed(
+        &mut self,
+        queue_pair: &Arc<QueuePair>,
+        incarnation: u32,
+        event: ibv_event_type,
+    ) {
+        self.responder = Some((Arc::clone(queue_pair), incarnation, event));
     }
 
     /// Flushes, then moves the users of completion queues that overflowed meanwhile to error.
@@ -36,10 +43,10 @@ impl Aftermath {
     #[cold]
     fn flush(&mut self, requester: &QueuePair) {
         if let incarnation @ Some(_) = self.requester.take() {
-            requester.enter_error(incarnation);
+            requester.enter_error(incarnation, None);
         }
-        if let Some((responder, incarnation)) = self.responder.take() {
-            responder.enter_error(Some(incarnation));
+        if let Some((responder, incarnation, event)) = self.responder.take() {
+            responder.enter_error(Some(incarnation), Some(event));
         }
     }
 }

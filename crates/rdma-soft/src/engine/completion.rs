@@ -14,7 +14,7 @@ mod seats;
 #[cfg(not(loom))]
 mod tests;
 
-pub(crate) use queue::CompletionQueue;
+pub(crate) use queue::{CompletionQueue, Notifier};
 pub(crate) use seats::Seat;
 
 /// One completion as the device writes it. What the specification leaves undefined is filled with
@@ -30,6 +30,8 @@ pub(crate) struct Completion {
     pub(crate) with_imm: bool,
     pub(crate) qpn: u32,
     pub(crate) vendor_err: u32,
+    /// The sender asked for an event at the receiver; a failure always asks.
+    pub(crate) solicited: bool,
     /// The queue whose slots this completion gives back, and up to which of its requests.
     pub(crate) side: Side,
     pub(crate) upto: u32,
@@ -48,6 +50,7 @@ impl Completion {
             with_imm: false,
             qpn: 0,
             vendor_err: 0,
+            solicited: false,
             side: Side::Send,
             upto,
         }

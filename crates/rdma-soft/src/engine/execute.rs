@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use rdma_sys::{ibv_access_flags, ibv_sge, ibv_wc_opcode, ibv_wc_status as Status};
+use rdma_sys::{ibv_access_flags, ibv_event_type, ibv_sge, ibv_wc_opcode, ibv_wc_status as Status};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::{Segment, transfer};
@@ -46,7 +46,7 @@ impl QueuePair {
         let Requester { peer, path, psn, local, progress, mtu_log2, .. } = requester;
         let Some(peer_queue_pair) = peer else { return Verdict::Unanswered };
         let mut responder = peer_queue_pair.responder.lock();
-        if !responder.listens_to(self.id, self.qpn, path.as_ref(), *psn) {
+        if !responder.listens_to(peer_queue_pair, self.id, self.qpn, path.as_ref(), *psn) {
             drop(responder);
             // It may have been destroyed; another may have its number by the next attempt.
             *peer = None;
@@ -70,7 +70,12 @@ impl QueuePair {
             }
             Ok(verdict) => verdict,
             Err(refused) => {
-                responder.fail(peer_queue_pair, refused.receive, aftermath);
+                // IBTA volume 1, 11.6.3.3: local access violation, or invalid request.
+                let event = match refused.request {
+                    Status::IBV_WC_REM_ACCESS_ERR => ibv_event_type::IBV_EVENT_QP_ACCESS_ERR,
+                    _ => ibv_event_type::IBV_EVENT_QP_REQ_ERR,
+                };
+                responder.fail(peer_queue_pair, refused.receive, event, aftermath);
                 Verdict::Failed(refused.request)
             }
         }
@@ -159,12 +164,11 @@ impl Exchange<'_> {
             return Ok(Verdict::Paused);
         }
         if opcode.takes_receive() {
-            let imm = opcode.has_immediate().then_some(self.request.imm);
             let completion = match opcode {
                 Opcode::WriteWithImm => ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
                 _ => ibv_wc_opcode::IBV_WC_RECV,
             };
-            self.responder.complete(self.peer, completion, self.length, imm);
+            self.responder.complete(self.peer, completion, self.length, self.request);
         }
         Ok(Verdict::Done { bytes: self.length })
     }

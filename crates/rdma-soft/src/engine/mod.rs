@@ -8,6 +8,7 @@
 pub(crate) mod aftermath;
 pub(crate) mod completion;
 pub(crate) mod copy;
+pub(crate) mod events;
 pub(crate) mod execute;
 pub(crate) mod memory;
 #[cfg(test)]
@@ -20,6 +21,7 @@ pub(crate) mod protection;
 pub(crate) mod queue_pair;
 pub(crate) mod receive_queue;
 pub(crate) mod region;
+pub(crate) mod report;
 pub(crate) mod request;
 pub(crate) mod responder;
 pub(crate) mod run;

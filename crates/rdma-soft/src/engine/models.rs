@@ -31,7 +31,8 @@ impl Model {
         let [a, b] = [(); 2].map(|()| {
             let pd = ProtectionDomain::new(device);
             let queue = || Arc::new(CompletionQueue::new(2, None));
-            QueuePair::create(&pd, &queue(), &queue(), capacity, false).unwrap()
+            let reporter = Reporter::silent();
+            QueuePair::create(&pd, &queue(), &queue(), capacity, false, reporter).unwrap()
         });
         let model = Self { a, b };
         model.connect();

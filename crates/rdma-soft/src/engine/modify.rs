@@ -23,6 +23,8 @@ pub(crate) struct Attributes {
     pub(crate) verbs: ibv_qp_attr,
     /// Counts resets.
     pub(crate) incarnation: u32,
+    /// An event told why it failed.
+    pub(crate) reported: bool,
 }
 
 impl std::fmt::Debug for Attributes {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use rdma_sys::{ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
+use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
 use crate::device::Device;
 use crate::engine::Refusal;
@@ -10,6 +10,7 @@ use crate::engine::completion::{Completion, CompletionQueue, Reclaimed, Seat, Si
 use crate::engine::modify::Attributes;
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots};
+use crate::engine::report::Reporter;
 use crate::engine::responder::Responder;
 use crate::engine::send_side::SendSide;
 use crate::engine::timer::Alarm;
@@ -47,6 +48,7 @@ pub(crate) struct QueuePair {
     receive_seat: Seat,
     pub(crate) reclaimed: Arc<Reclaimed>,
     pub(crate) alarm: Alarm,
+    pub(crate) reporter: Reporter,
     pub(crate) attributes: Mutex<Attributes>,
     pub(crate) send: Line<Lock<SendSide>>,
     pub(crate) responder: Line<Lock<Responder>>,
@@ -63,6 +65,7 @@ impl QueuePair {
         receive_cq: &Arc<CompletionQueue>,
         capacity: Capacity,
         signal_all: bool,
+        reporter: Reporter,
     ) -> Result<Arc<Self>, Refusal> {
         let device = pd.device;
         let qpn = device.reserve_qpn()?;
@@ -82,6 +85,7 @@ impl QueuePair {
             receive_seat: receive_cq.attach(&reclaimed),
             reclaimed: Arc::clone(&reclaimed),
             alarm: Alarm::new(weak.clone()),
+            reporter,
             attributes: Mutex::new(Attributes::default()),
             send: Line(Lock::new(SendSide::new(&capacity))),
             responder: Line(Lock::new(Responder::new(capacity.receive_sge))),
@@ -107,6 +111,7 @@ impl QueuePair {
             cq.remove_user(&weak);
             cq.detach(seat);
         }
+        self.reporter.withdraw();
     }
 
     /// Drops all requests and completions, and forgets the connection.
@@ -135,13 +140,19 @@ impl QueuePair {
     }
 
     /// Moves to the error state and flushes both queues, oldest first. With an incarnation, only if
-    /// the queue pair was not reset since.
-    pub(crate) fn enter_error(&self, incarnation: Option<u32>) {
+    /// the queue pair was not reset since. The event is reported, if none was since.
+    pub(crate) fn enter_error(&self, incarnation: Option<u32>, event: Option<ibv_event_type>) {
         let mut attributes = locked(&self.attributes);
         if incarnation.is_some_and(|incarnation| incarnation != attributes.incarnation)
             || attributes.verbs.qp_state == ibv_qp_state::IBV_QPS_RESET
         {
             return;
+        }
+        if let Some(event) = event
+            && !attributes.reported
+        {
+            attributes.reported = true;
+            self.reporter.report(event);
         }
         attributes.verbs.qp_state = ibv_qp_state::IBV_QPS_ERR;
         self.flush();
@@ -195,6 +206,7 @@ impl QueuePair {
             with_imm: false,
             qpn: self.qpn,
             vendor_err: status.0,
+            solicited: false,
             side: Side::Send,
             upto,
         }

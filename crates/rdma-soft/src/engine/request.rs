@@ -63,6 +63,7 @@ pub(crate) struct Request {
     pub(crate) wr_id: u64,
     pub(crate) opcode: Opcode,
     pub(crate) signaled: bool,
+    pub(crate) solicited: bool,
     /// Network order, carried through untouched.
     pub(crate) imm: u32,
     pub(crate) remote_address: u64,

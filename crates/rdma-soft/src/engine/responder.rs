@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma_sys::{ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
+use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
 use crate::address::Path;
 use crate::engine::aftermath::Aftermath;
@@ -10,6 +10,7 @@ use crate::engine::completion::{Completion, Side};
 use crate::engine::copy::Segment;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Receive;
+use crate::engine::request::Request;
 
 #[derive(Debug)]
 pub(crate) struct Responder {
@@ -58,22 +59,33 @@ impl Responder {
     /// is from the connected queue pair, along the connected path, and expected next; anything else is
     /// dropped without an answer.
     #[inline]
-    pub(crate) fn listens_to(&mut self, id: u64, qpn: u32, path: Option<&Path>, psn: u32) -> bool {
+    pub(crate) fn listens_to(
+        &mut self,
+        own: &QueuePair,
+        id: u64,
+        qpn: u32,
+        path: Option<&Path>,
+        psn: u32,
+    ) -> bool {
         let ready = matches!(
             self.state,
             ibv_qp_state::IBV_QPS_RTS | ibv_qp_state::IBV_QPS_RTR | ibv_qp_state::IBV_QPS_SQD
         );
-        ready && self.psn == psn && (self.verified == id || self.verify(id, qpn, path))
+        ready && self.psn == psn && (self.verified == id || self.verify(own, id, qpn, path))
     }
 
     #[cold]
-    fn verify(&mut self, id: u64, qpn: u32, path: Option<&Path>) -> bool {
+    fn verify(&mut self, own: &QueuePair, id: u64, qpn: u32, path: Option<&Path>) -> bool {
         let connected = self.peer_qpn == qpn
             && path
                 .zip(self.path.as_ref())
                 .is_some_and(|(theirs, ours)| theirs.is_reverse_of(ours));
         if connected {
             self.verified = id;
+            if self.state == ibv_qp_state::IBV_QPS_RTR {
+                // The first message tells a passive side that the other is ready.
+                own.reporter.report(ibv_event_type::IBV_EVENT_COMM_EST);
+            }
         }
         connected
     }
@@ -108,7 +120,7 @@ impl Responder {
         own: &QueuePair,
         opcode: ibv_wc_opcode,
         bytes: u64,
-        imm: Option<u32>,
+        request: &Request,
     ) {
         let Some(receive) = self.current.take() else { return };
         own.push_receive(Completion {
@@ -117,10 +129,11 @@ impl Responder {
             opcode,
             // A message is at most 2 GiB.
             byte_len: u32::try_from(bytes).unwrap_or(u32::MAX),
-            imm: imm.unwrap_or_default(),
-            with_imm: imm.is_some(),
+            imm: request.imm,
+            with_imm: request.opcode.has_immediate(),
             qpn: own.qpn,
             vendor_err: 0,
+            solicited: request.solicited,
             side: Side::Receive,
             upto: receive.index.wrapping_add(1),
         });
@@ -133,13 +146,14 @@ impl Responder {
         &mut self,
         own: &Arc<QueuePair>,
         status: ibv_wc_status,
+        event: ibv_event_type,
         aftermath: &mut Aftermath,
     ) {
         if let Some(receive) = self.current.take() {
             own.push_receive(own.failed_receive(&receive, status));
         }
         self.state = ibv_qp_state::IBV_QPS_ERR;
-        aftermath.responder_failed(own, self.incarnation);
+        aftermath.responder_failed(own, self.incarnation, event);
     }
 
     pub(crate) fn clear(&mut self) {

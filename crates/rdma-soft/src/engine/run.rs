@@ -43,6 +43,7 @@ impl QueuePair {
                 with_imm: false,
                 qpn: self.qpn,
                 vendor_err: 0,
+                solicited: false,
                 side: Side::Send,
                 upto,
             }),

@@ -34,6 +34,7 @@ impl SendQueue {
             wr_id: 0,
             opcode: Opcode::Send,
             signaled: false,
+            solicited: false,
             imm: 0,
             remote_address: 0,
             rkey: 0,

@@ -1,6 +1,7 @@
 //! The lock as the model checker explores it.
 
-use loom::sync::{Mutex, MutexGuard};
+use loom::sync::Mutex;
+pub(crate) use loom::sync::MutexGuard as Guard;
 
 #[derive(Debug, Default)]
 pub(crate) struct Lock<T>(Mutex<T>);
@@ -10,7 +11,7 @@ impl<T> Lock<T> {
         Self(Mutex::new(value))
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
         match self.0.lock() {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),

@@ -4,6 +4,7 @@
 
 mod abi;
 mod busy;
+mod events;
 mod flush;
 mod held;
 mod keys;

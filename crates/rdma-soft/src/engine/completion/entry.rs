@@ -72,6 +72,8 @@ impl Entry {
             with_imm: flags & WITH_IMM != 0,
             qpn,
             vendor_err,
+            // It has done its work when the completion came here.
+            solicited: false,
             side: if flags & OF_RECEIVE != 0 { Side::Receive } else { Side::Send },
             upto,
         };

@@ -4,15 +4,19 @@
 //! completion from its entry, and a producer asks for the pollers' head only where the queue looks
 //! full. An empty poll takes no lock.
 
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
+
+use rdma_sys::{ibv_event_type, ibv_wc_status};
 
 use crate::engine::completion::entry::Entry;
 use crate::engine::completion::seats::Seats;
 use crate::engine::completion::{Completion, Reclaimed, Seat};
+use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::report::{Handle, Reporter};
 use crate::overflow;
 use crate::schedule::Deferred;
-use crate::sync::{AtomicU32, AtomicU64, Line, Lock, Ordering, locked};
+use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
 
 /// The completion queue overflowed: a completion was lost, and it is in error for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +29,23 @@ struct Producers {
     tail: u64,
     /// Where the pollers' head was when it was last asked for.
     head: u64,
+    armed: Armed,
+}
+
+/// Which completion the next event is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Armed {
+    #[default]
+    No,
+    Solicited,
+    Any,
+}
+
+/// A completion queue's events: where they go, and what names the queue there.
+#[derive(Debug)]
+pub(crate) struct Notifier {
+    pub(crate) channel: Arc<EventQueue<Handle>>,
+    pub(crate) handle: OnceLock<Handle>,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +67,10 @@ pub(crate) struct CompletionQueue {
     pollers: Line<Pollers>,
     /// Those who go to error with this queue.
     users: std::sync::Mutex<Vec<Weak<QueuePair>>>,
+    /// Without a completion channel there is nobody to notify.
+    notifier: Option<Notifier>,
+    /// Where the overflow is reported.
+    reporter: Reporter,
 }
 
 impl CompletionQueue {
@@ -61,7 +86,14 @@ impl CompletionQueue {
             producers: Line::default(),
             pollers: Line::default(),
             users: std::sync::Mutex::default(),
+            notifier: None,
+            reporter: Reporter::silent(),
         }
+    }
+
+    /// The same with somebody to tell of its events.
+    pub(crate) fn with_events(self, notifier: Option<Notifier>, reporter: Reporter) -> Self {
+        Self { notifier, reporter, ..self }
     }
 
     #[inline(always)]
@@ -126,6 +158,62 @@ impl CompletionQueue {
         let number = producers.tail;
         producers.tail += 1;
         self.entry(number).write(number, seat, &completion);
+        if producers.armed != Armed::No {
+            self.notify(producers, &completion);
+        }
+    }
+
+    /// Sends the event that was asked for, if this completion is one that it was asked for.
+    #[cold]
+    fn notify(&self, mut producers: Guard<'_, Producers>, completion: &Completion) {
+        let failed = completion.status != ibv_wc_status::IBV_WC_SUCCESS;
+        if producers.armed == Armed::Any || completion.solicited || failed {
+            producers.armed = Armed::No;
+            drop(producers);
+            if let Some((notifier, handle)) = self.named_notifier() {
+                notifier.channel.push(handle);
+            }
+        }
+    }
+
+    fn named_notifier(&self) -> Option<(&Notifier, Handle)> {
+        let notifier = self.notifier.as_ref()?;
+        Some((notifier, *notifier.handle.get()?))
+    }
+
+    /// Asks for one event: for the next completion, or the next solicited one. What is there already
+    /// counts for nothing; the wider of two requests holds (man ibv_req_notify_cq).
+    pub(crate) fn request_event(&self, solicited_only: bool) {
+        let mut producers = self.producers.lock();
+        producers.armed = match (solicited_only, producers.armed) {
+            (true, Armed::No | Armed::Solicited) => Armed::Solicited,
+            _ => Armed::Any,
+        };
+    }
+
+    /// Names the queue in its events.
+    pub(crate) fn name(&self, handle: Handle) {
+        if let Some(notifier) = &self.notifier {
+            // Named once, when its block is made.
+            let _ = notifier.handle.set(handle);
+        }
+        self.reporter.name(handle);
+    }
+
+    /// Reports the overflow, the first time.
+    pub(crate) fn report_overflow(&self) {
+        if self.overflowed.swap(2, Ordering::AcqRel) == 1 {
+            self.reporter.report(ibv_event_type::IBV_EVENT_CQ_ERR);
+        }
+    }
+
+    /// Removes the events that were not taken yet: the queue goes away, and nothing completes here any
+    /// more.
+    pub(crate) fn withdraw_events(&self) {
+        if let Some((notifier, handle)) = self.named_notifier() {
+            notifier.channel.discard(|event| event == handle);
+        }
+        self.reporter.withdraw();
     }
 
     #[inline(always)]
@@ -140,7 +228,8 @@ impl CompletionQueue {
 
     #[cold]
     fn overflow(self: &Arc<Self>) {
-        self.overflowed.store(1, Ordering::Release);
+        // 2 once it was reported.
+        self.overflowed.fetch_max(1, Ordering::AcqRel);
         // Each time: the loser may have come to this queue, or back from a reset, after the first.
         overflow::note(self);
     }

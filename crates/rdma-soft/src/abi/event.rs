@@ -1,0 +1,143 @@
+//! Completion channels and asynchronous events.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use rdma_sys::{
+    Errno, ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_comp_channel, ibv_context, ibv_cq,
+    ibv_qp,
+};
+
+use super::block::{
+    ChannelBlock, Children, channel_children, channel_events, context_children, context_events,
+    queue_async_events, queue_completion_events, queue_pair_async_events,
+};
+use super::{number, pointer};
+use crate::engine::Refusal;
+use crate::engine::events::EventQueue;
+use crate::engine::report::Element;
+
+/// What the kernel writes for one (`struct ib_uverbs_comp_event_desc`).
+const COMPLETION_EVENT_BYTES: usize = 8;
+
+pub(super) unsafe extern "C" fn create_comp_channel(
+    context: *mut ibv_context,
+) -> *mut ibv_comp_channel {
+    let made = EventQueue::new(COMPLETION_EVENT_BYTES).map_err(|_| Refusal::NoRoom);
+    pointer(made.map(|events| {
+        // SAFETY: the caller's context (SAFETY.md F1).
+        unsafe { context_children(context) }.add();
+        let verbs = ibv_comp_channel { context, fd: events.fd(), refcnt: 0 };
+        let (events, children) = (Arc::new(events), Children::default());
+        Box::into_raw(Box::new(ChannelBlock { verbs, events, children })).cast()
+    }))
+}
+
+pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    // SAFETY: the caller's channel (SAFETY.md F1).
+    let free = unsafe { channel_children(channel) }.none();
+    number(free.map(|()| {
+        // SAFETY: made by `create_comp_channel`, and the caller gives it up (SAFETY.md F11).
+        let block = unsafe { Box::from_raw(channel.cast::<ChannelBlock>()) };
+        // SAFETY: a context outlives what was made from it, since closing it would be refused.
+        unsafe { context_children(block.verbs.context) }.remove();
+    }))
+}
+
+pub(super) unsafe extern "C" fn get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's channel (SAFETY.md F1).
+    let events = unsafe { channel_events(channel) };
+    let taken = events.take(|handle| {
+        let object = handle.0.cast::<ibv_cq>();
+        // SAFETY: the queue is there: destroying it discards its events first, under the lock that is
+        // held here (SAFETY.md F11).
+        unsafe { queue_completion_events(object) }.delivered();
+        object
+    });
+    finish(taken, |object| {
+        // SAFETY: as above, since the event is not acknowledged.
+        let context = unsafe { (*object).cq_context };
+        // SAFETY: the caller's place for the queue (SAFETY.md F1).
+        unsafe { cq.write(object) };
+        // SAFETY: the caller's place for its context (SAFETY.md F1).
+        unsafe { cq_context.write(context) };
+    })
+}
+
+/// Delivers what was taken; -1 and `errno` if nothing was.
+fn finish<T>(taken: Result<T, Errno>, deliver: impl FnOnce(T)) -> c_int {
+    match taken {
+        Ok(event) => {
+            deliver(event);
+            0
+        }
+        Err(errno) => {
+            errno.set();
+            -1
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    unsafe { queue_completion_events(cq) }.acknowledge(count);
+}
+
+pub(super) unsafe extern "C" fn get_async_event(
+    context: *mut ibv_context,
+    out: *mut ibv_async_event,
+) -> c_int {
+    // SAFETY: the caller's context (SAFETY.md F1).
+    let events = unsafe { context_events(context) };
+    let taken = events.take(|event| {
+        let element = match event.element {
+            Element::CompletionQueue(handle) => {
+                let cq = handle.0.cast::<ibv_cq>();
+                // SAFETY: the object is there: destroying it discards its events first, under the
+                // lock that is held here (SAFETY.md F11).
+                unsafe { queue_async_events(cq) }.delivered();
+                ibv_async_event__bindgen_ty_1 { cq }
+            }
+            Element::QueuePair(handle) => {
+                let qp = handle.0.cast::<ibv_qp>();
+                // SAFETY: as above.
+                unsafe { queue_pair_async_events(qp) }.delivered();
+                ibv_async_event__bindgen_ty_1 { qp }
+            }
+            Element::Port(port) => ibv_async_event__bindgen_ty_1 { port_num: port.into() },
+        };
+        ibv_async_event { element, event_type: event.kind }
+    });
+    // SAFETY: the caller's place for the event (SAFETY.md F1).
+    finish(taken, |event| unsafe { out.write(event) })
+}
+
+pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
+    use rdma_sys::ibv_event_type as Type;
+    // SAFETY: an event that `get_async_event` filled (SAFETY.md F1).
+    let event = unsafe { event.read() };
+    match event.event_type {
+        Type::IBV_EVENT_CQ_ERR => {
+            // SAFETY: an event of this type is about a queue (man ibv_get_async_event).
+            let cq = unsafe { event.element.cq };
+            // SAFETY: the queue is there until its events are acknowledged.
+            unsafe { queue_async_events(cq) }.acknowledge(1);
+        }
+        Type::IBV_EVENT_QP_FATAL
+        | Type::IBV_EVENT_QP_REQ_ERR
+        | Type::IBV_EVENT_QP_ACCESS_ERR
+        | Type::IBV_EVENT_COMM_EST
+        | Type::IBV_EVENT_SQ_DRAINED
+        | Type::IBV_EVENT_QP_LAST_WQE_REACHED => {
+            // SAFETY: an event of this type is about a queue pair (man ibv_get_async_event).
+            let qp = unsafe { event.element.qp };
+            // SAFETY: the queue pair is there until its events are acknowledged.
+            unsafe { queue_pair_async_events(qp) }.acknowledge(1);
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,77 @@
+//! Asynchronous events: what happens to an object when nobody calls.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+
+use rdma_sys::ibv_event_type;
+
+use crate::engine::events::EventQueue;
+use crate::sync::locked;
+
+/// What names an object to the program: the pointer to its C struct, which is only passed on here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Handle(pub(crate) *mut c_void);
+
+// SAFETY: it is a name here; who turns it back into an object argues for that (SAFETY.md F11).
+unsafe impl Send for Handle {}
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Element {
+    CompletionQueue(Handle),
+    QueuePair(Handle),
+    Port(u8),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AsyncEvent {
+    pub(crate) kind: ibv_event_type,
+    pub(crate) element: Element,
+}
+
+/// Reports the events of one object to the context that it was made from.
+#[derive(Debug)]
+pub(crate) struct Reporter {
+    /// None if there is nobody to report to.
+    context: Option<Arc<EventQueue<AsyncEvent>>>,
+    /// While the program knows the object. Held while an event is sent, so that none is sent for an
+    /// object that has gone.
+    handle: Mutex<Option<Handle>>,
+    element: fn(Handle) -> Element,
+}
+
+impl Reporter {
+    pub(crate) fn new(
+        context: Arc<EventQueue<AsyncEvent>>,
+        element: fn(Handle) -> Element,
+    ) -> Self {
+        Self { context: Some(context), handle: Mutex::default(), element }
+    }
+
+    /// One whose object nobody asks about.
+    pub(crate) fn silent() -> Self {
+        Self { context: None, handle: Mutex::default(), element: Element::QueuePair }
+    }
+
+    pub(crate) fn name(&self, handle: Handle) {
+        *locked(&self.handle) = Some(handle);
+    }
+
+    pub(crate) fn report(&self, kind: ibv_event_type) {
+        if let (Some(context), Some(handle)) = (&self.context, *locked(&self.handle)) {
+            context.push(AsyncEvent { kind, element: (self.element)(handle) });
+        }
+    }
+
+    /// Removes the events that were not taken yet, and sends no more: the object goes away.
+    pub(crate) fn withdraw(&self) {
+        let handle = locked(&self.handle).take();
+        if let (Some(context), Some(handle)) = (&self.context, handle) {
+            let element = (self.element)(handle);
+            context.discard(|event| event.element == element);
+        }
+    }
+}
