@@ -3,17 +3,19 @@
 
 use std::collections::HashMap;
 use std::ffi::c_char;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use rdma_sys::{ibv_ah_attr, ibv_device, ibv_node_type, ibv_transport_type};
+use rdma_sys::{ibv_ah_attr, ibv_device, ibv_event_type, ibv_node_type, ibv_transport_type};
 use rdma_types::Guid;
 
 use crate::address::{Address, GidEntry, Path};
 use crate::builder::{Limits, Link};
 use crate::engine::Refusal;
+use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::RegionTable;
+use crate::engine::report::{AsyncEvent, Element};
 use crate::fabric;
 use crate::identity::Identity;
 use crate::random::SplitMix;
@@ -76,6 +78,14 @@ pub(crate) struct Device {
     pub(crate) completion_queues: Quota,
     locked_bytes: AtomicU64,
     queue_pairs: Mutex<QueuePairs>,
+    port: Port,
+}
+
+/// The port, and the contexts that hear of it.
+#[derive(Debug)]
+struct Port {
+    is_up: AtomicBool,
+    contexts: Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>,
 }
 
 #[derive(Debug)]
@@ -128,6 +138,7 @@ impl Device {
             completion_queues: Quota::default(),
             locked_bytes: AtomicU64::new(0),
             queue_pairs: Mutex::new(QueuePairs { by_number: HashMap::new(), next }),
+            port: Port { is_up: AtomicBool::new(true), contexts: Mutex::default() },
         }
     }
 
@@ -174,13 +185,46 @@ impl Device {
 
     /// The queue pair at the far end of a path, if there is one in this process.
     pub(crate) fn find_peer(&self, path: Option<&Path>, number: u32) -> Option<Arc<QueuePair>> {
-        fabric::device_at(self.link, &path?.remote)?.queue_pair(number)
+        let path = path.filter(|_| self.port_is_up())?;
+        fabric::device_at(self.link, &path.remote)?.queue_pair(number)
     }
 
     pub(crate) fn has_address(&self, address: &Address) -> bool {
         match address {
             Address::Lid(lid) => *lid == self.identity.lid,
             Address::Gid(entry) => self.identity.gids.contains(entry),
+        }
+    }
+
+    pub(crate) fn port_is_up(&self) -> bool {
+        self.port.is_up.load(Ordering::Acquire)
+    }
+
+    /// A context was opened that wants to hear of the port.
+    pub(crate) fn add_context(&self, events: &Arc<EventQueue<AsyncEvent>>) {
+        let mut contexts = locked(&self.port.contexts);
+        contexts.retain(|context| context.strong_count() > 0);
+        contexts.push(Arc::downgrade(events));
+    }
+
+    /// Brings the port up or down, and tells every context if that is news. Connections that were
+    /// found good are looked at again by their next request.
+    pub(crate) fn set_port(&self, up: bool) {
+        let contexts = locked(&self.port.contexts);
+        if self.port.is_up.swap(up, Ordering::AcqRel) == up {
+            return;
+        }
+        for queue_pair in self.all_queue_pairs() {
+            queue_pair.send.lock().requester.peer = None;
+            queue_pair.responder.lock().verified = 0;
+        }
+        let kind = if up {
+            ibv_event_type::IBV_EVENT_PORT_ACTIVE
+        } else {
+            ibv_event_type::IBV_EVENT_PORT_ERR
+        };
+        for context in contexts.iter().filter_map(Weak::upgrade) {
+            context.push(AsyncEvent { kind, element: Element::Port(1) });
         }
     }
 

@@ -51,6 +51,14 @@ impl SoftDevice {
         self.device.identity.gids.iter().map(|entry| entry.gid).collect()
     }
 
+    /// Brings its port up, or down: then nothing it sends arrives and nothing arrives here, until it is
+    /// up again. Every context of the device gets an event if that is news.
+    ///
+    /// Requests that are under way when the port goes down may still be executed before this returns.
+    pub fn set_port_up(&self, up: bool) {
+        self.device.set_port(up);
+    }
+
     /// How many send requests of a queue pair were posted and are not finished: those that a schedule
     /// holds back, and those that wait for the peer. 0 if there is no such queue pair.
     #[must_use]

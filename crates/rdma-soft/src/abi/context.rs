@@ -21,6 +21,8 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     // SAFETY: a device of ours lives as long as the process (SAFETY.md F11).
     let block: &'static DeviceBlock = unsafe { &*device.cast::<DeviceBlock>() };
     let opened = EventQueue::new(ASYNC_EVENT_BYTES).map_err(|_| Refusal::NoRoom).map(|events| {
+        let events = Arc::new(events);
+        block.device().add_context(&events);
         let mut verbs = verbs_context::default();
         verbs.query_port = Some(port::query_port);
         verbs.sz = std::mem::offset_of!(ContextBlock, device);
@@ -39,7 +41,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             verbs,
             device: block.device(),
             children: Children::default(),
-            events: Arc::new(events),
+            events,
         }));
         // SAFETY: the block was just made; no reference is formed, so that the pointer may go back to
         // all of the block (SAFETY.md F11).

@@ -95,7 +95,7 @@ pub(super) unsafe extern "C" fn query_device(
     attr.max_qp_rd_atom = MAX_RD_ATOMIC.into();
     attr.max_qp_init_rd_atom = MAX_RD_ATOMIC.into();
     attr.max_res_rd_atom = attr.max_qp.saturating_mul(MAX_RD_ATOMIC.into());
-    attr.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_NONE;
+    attr.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_GLOB;
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;
     // SAFETY: the caller's attributes (SAFETY.md F1).

@@ -20,7 +20,11 @@ const COMPAT_BYTES: usize = 48;
 
 fn port_attr(device: &Device) -> ibv_port_attr {
     let mut attr = ibv_port_attr::default();
-    attr.state = ibv_port_state::IBV_PORT_ACTIVE;
+    // PortPhysicalState 5: link up, 2: polling (IBTA volume 1, 14.2.5.6).
+    (attr.state, attr.phys_state) = match device.port_is_up() {
+        true => (ibv_port_state::IBV_PORT_ACTIVE, 5),
+        false => (ibv_port_state::IBV_PORT_DOWN, 2),
+    };
     attr.max_mtu = ibv_mtu::IBV_MTU_4096;
     attr.active_mtu = ibv_mtu::IBV_MTU_4096;
     attr.gid_tbl_len = int(device.identity.gids.len() as u64);
@@ -28,10 +32,9 @@ fn port_attr(device: &Device) -> ibv_port_attr {
     attr.pkey_tbl_len = 1;
     attr.lid = device.identity.lid;
     attr.max_vl_num = 1;
-    // 4x at 25 Gb/s; PortPhysicalState 5: link up (IBTA volume 1, 14.2.5.6).
+    // 4x at 25 Gb/s.
     attr.active_width = 2;
     attr.active_speed = 32;
-    attr.phys_state = 5;
     let layer = match device.link {
         Link::InfiniBand => IBV_LINK_LAYER_INFINIBAND,
         Link::Ethernet => IBV_LINK_LAYER_ETHERNET,

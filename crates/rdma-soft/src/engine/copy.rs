@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A range of process memory that the device may touch while its owner's locks are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,45 @@ impl Segment {
     pub(crate) fn length(self) -> u64 {
         self.length
     }
+}
+
+/// Eight aligned bytes of process memory, for the device's atomics, which are the processor's: atomic
+/// with each other, and with those of the program.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AtomicWord(u64);
+
+impl AtomicWord {
+    /// `None` unless the segment is eight bytes and aligned here.
+    pub(crate) fn at(segment: Segment) -> Option<Self> {
+        let fits = segment.length == 8 && segment.address.is_multiple_of(8);
+        fits.then_some(Self(segment.address))
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        // The device is 64-bit only (rdma-sys refuses other targets), so addresses fit.
+        #[allow(clippy::cast_possible_truncation)]
+        let place = with_exposed_provenance_mut::<u64>(self.0 as usize);
+        // SAFETY: valid by the contract of `Segment::new` (SAFETY.md F7, F8) while the word is used,
+        // and aligned; an atomic is what the program's own accesses at the same time must be (F10).
+        unsafe { AtomicU64::from_ptr(place) }
+    }
+
+    /// Says what was there; if that is `compare`, `swap` is there now.
+    pub(crate) fn compare_and_swap(self, compare: u64, swap: u64) -> u64 {
+        let done = self.word().compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire);
+        done.unwrap_or_else(|found| found)
+    }
+
+    /// Says what was there.
+    pub(crate) fn fetch_and_add(self, add: u64) -> u64 {
+        self.word().fetch_add(add, Ordering::AcqRel)
+    }
+}
+
+/// Copies a number, in the order of this machine's bytes, to a list of segments.
+pub(crate) fn deliver(mut number: u64, sink: &[Segment]) {
+    let address = (&raw mut number).expose_provenance() as u64;
+    transfer(&[Segment { address, length: 8 }], sink, 0, 8);
 }
 
 /// Copies the bytes `from..to` of the concatenation of `source` to the same places in `sink`.

@@ -152,7 +152,7 @@ mod tests {
 
     fn readable(queue: &EventQueue<u32>) -> bool {
         let mut fds = [PollFd::new(&queue.read, PollFlags::IN)];
-        poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+        poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rdma_sys::{ibv_access_flags, ibv_event_type, ibv_sge, ibv_wc_opcode, ibv_wc_status as Status};
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::{Segment, transfer};
+use crate::engine::copy::{AtomicWord, Segment, deliver, transfer};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::request::{Opcode, Payload, Request};
 use crate::engine::responder::Responder;
@@ -96,13 +96,13 @@ impl QueuePair {
             local.extend(payload.inline_segments());
             payload.length()
         } else {
-            let access = match opcode {
-                Opcode::Read => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0,
-                _ => 0,
-            };
+            let access =
+                if opcode.fetches() { ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 } else { 0 };
             self.locate(payload.sges(), access, local).ok_or(Status::IBV_WC_LOC_PROT_ERR)?
         };
-        if length > MAX_MESSAGE_BYTES { Err(Status::IBV_WC_LOC_LEN_ERR) } else { Ok(length) }
+        // The result of an atomic is eight bytes (IBTA volume 1, 9.4.5).
+        let wrong_length = length > MAX_MESSAGE_BYTES || opcode.is_atomic() && length != 8;
+        if wrong_length { Err(Status::IBV_WC_LOC_LEN_ERR) } else { Ok(length) }
     }
 
     /// Turns elements into segments and says how long they are together: the keys must be known, of
@@ -156,6 +156,7 @@ impl Exchange<'_> {
         let copied = match opcode {
             Opcode::Send | Opcode::SendWithImm => self.send(),
             Opcode::Write | Opcode::WriteWithImm | Opcode::Read => self.one_sided(),
+            Opcode::CompareAndSwap | Opcode::FetchAndAdd => self.atomic(),
         };
         // No segment outlives the locks under which it was found.
         self.local.clear();
@@ -195,20 +196,50 @@ impl Exchange<'_> {
     /// Copies to or from the remote range.
     #[inline]
     fn one_sided(&mut self) -> Result<Copied, Refused> {
-        let refused = |request| Refused { receive: Status::IBV_WC_WR_FLUSH_ERR, request };
-        let request = self.request;
-        let access = request.opcode.remote_access();
-        let reads = request.opcode == Opcode::Read;
-        if self.responder.access & access == 0 || reads && self.responder.max_rd_atomic == 0 {
-            return Err(refused(Status::IBV_WC_REM_INV_REQ_ERR));
-        }
-        let remote = self
-            .peer
-            .find_memory(request.rkey, request.remote_address, self.length, access)
-            .ok_or(refused(Status::IBV_WC_REM_ACCESS_ERR))?;
+        let remote = self.remote()?;
+        let reads = self.request.opcode == Opcode::Read;
         let (source, sink) =
             if reads { (&[remote][..], &**self.local) } else { (&**self.local, &[remote][..]) };
         Ok(copy(source, sink, self.length, self.progress, self.extent))
+    }
+}
+
+impl Exchange<'_> {
+    /// The remote range, if the request may touch it.
+    #[inline(always)]
+    fn remote(&self) -> Result<Segment, Refused> {
+        let refused = |request| Refused { receive: Status::IBV_WC_WR_FLUSH_ERR, request };
+        let (request, responder) = (self.request, &*self.responder);
+        let access = request.opcode.remote_access();
+        let no_resource = request.opcode.fetches() && responder.max_rd_atomic == 0;
+        if responder.access & access == 0 || no_resource {
+            return Err(refused(Status::IBV_WC_REM_INV_REQ_ERR));
+        }
+        self.peer
+            .find_memory(request.rkey, request.remote_address, self.length, access)
+            .ok_or(refused(Status::IBV_WC_REM_ACCESS_ERR))
+    }
+
+    /// Executes an atomic, and brings what was there before.
+    fn atomic(&mut self) -> Result<Copied, Refused> {
+        let request = self.request;
+        if !request.remote_address.is_multiple_of(8) {
+            let receive = Status::IBV_WC_WR_FLUSH_ERR;
+            return Err(Refused { receive, request: Status::IBV_WC_REM_INV_REQ_ERR });
+        }
+        let remote = self.remote()?;
+        let Some(word) = AtomicWord::at(remote) else {
+            // Aligned for the peer, but not here: the region was registered under another address.
+            let receive = Status::IBV_WC_WR_FLUSH_ERR;
+            return Err(Refused { receive, request: Status::IBV_WC_REM_INV_REQ_ERR });
+        };
+        // A held device cannot stop half-way.
+        let before = match request.opcode {
+            Opcode::CompareAndSwap => word.compare_and_swap(request.operand, request.swap),
+            _ => word.fetch_and_add(request.operand),
+        };
+        deliver(before, self.local);
+        Ok(Copied::All)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::device::Device;
 use crate::engine::completion::{CompletionQueue, Side};
 use crate::engine::protection::{ProtectionDomain, Registration};
 use crate::engine::queue_pair::{Capacity, QueuePair};
+use crate::engine::report::Reporter;
 use crate::engine::request::{Opcode, Payload, Request};
 use crate::schedule::Schedule;
 use crate::sync::{Ordering, locked};
@@ -103,7 +104,7 @@ fn post(queue_pair: &Arc<QueuePair>, wr_id: u64, sges: &[ibv_sge], write_to: Opt
     let opcode = if write_to.is_some() { Opcode::Write } else { Opcode::Send };
     let sink = write_to.unwrap_or_default();
     let (remote_address, rkey) = (sink.addr, sink.lkey);
-    let request = Request { wr_id, opcode, signaled: true, imm: 0, remote_address, rkey };
+    let request = Request { wr_id, opcode, signaled: true, remote_address, rkey, ..Request::EMPTY };
     let mut list = Some(Ok((request, Payload::keyed(sges))));
     queue_pair.post_send(|| list.take()).unwrap();
 }
@@ -240,7 +241,7 @@ fn loom_a_request_is_flushed_once_and_gone_after_a_reset() {
                 b.post_receive(12, &[]).unwrap();
             })
         };
-        model.b.enter_error(None);
+        model.b.enter_error(None, None);
         poster.join().unwrap();
         let flushed = Status::IBV_WC_WR_FLUSH_ERR;
         assert_eq!(polled(&model.b.receive_cq), [(11, flushed), (12, flushed)]);
@@ -265,7 +266,7 @@ fn loom_a_request_is_taken_or_flushed() {
             let a = Arc::clone(&model.a);
             thread::spawn(move || post(&a, 1, &[], None))
         };
-        model.b.enter_error(None);
+        model.b.enter_error(None, None);
         sender.join().unwrap();
         let sent = polled(&model.a.send_cq) == [(1, Status::IBV_WC_SUCCESS)];
         let status = if sent { Status::IBV_WC_SUCCESS } else { Status::IBV_WC_WR_FLUSH_ERR };

@@ -9,7 +9,7 @@ use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::Side;
 use crate::engine::execute::Extent;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::request::{Opcode, Payload, Request};
+use crate::engine::request::{Payload, Request};
 use crate::engine::send_side::{Blocked, SendSide, Verdict};
 use crate::sync::Ordering;
 
@@ -81,11 +81,11 @@ impl QueuePair {
             ibv_qp_state::IBV_QPS_RTS | ibv_qp_state::IBV_QPS_SQD | ibv_qp_state::IBV_QPS_ERR => {}
             _ => return Err(Refusal::Invalid),
         }
-        let reads = request.opcode == Opcode::Read;
+        let fetches = request.opcode.fetches();
         let inline = payload.is_inline();
         if payload.sges().len() > self.capacity.send_sge as usize
-            || inline && (reads || payload.length() > u64::from(self.capacity.inline))
-            || reads && send.requester.max_rd_atomic == 0
+            || inline && (fetches || payload.length() > u64::from(self.capacity.inline))
+            || fetches && send.requester.max_rd_atomic == 0
         {
             return Err(Refusal::Invalid);
         }

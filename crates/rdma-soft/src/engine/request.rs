@@ -11,6 +11,8 @@ pub(crate) enum Opcode {
     Write,
     WriteWithImm,
     Read,
+    CompareAndSwap,
+    FetchAndAdd,
 }
 
 impl Opcode {
@@ -22,6 +24,8 @@ impl Opcode {
             ibv_wr_opcode::IBV_WR_RDMA_WRITE => Self::Write,
             ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM => Self::WriteWithImm,
             ibv_wr_opcode::IBV_WR_RDMA_READ => Self::Read,
+            ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP => Self::CompareAndSwap,
+            ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => Self::FetchAndAdd,
             _ => return None,
         })
     }
@@ -33,6 +37,8 @@ impl Opcode {
             Self::Send | Self::SendWithImm => ibv_wc_opcode::IBV_WC_SEND,
             Self::Write | Self::WriteWithImm => ibv_wc_opcode::IBV_WC_RDMA_WRITE,
             Self::Read => ibv_wc_opcode::IBV_WC_RDMA_READ,
+            Self::CompareAndSwap => ibv_wc_opcode::IBV_WC_COMP_SWAP,
+            Self::FetchAndAdd => ibv_wc_opcode::IBV_WC_FETCH_ADD,
         }
     }
 
@@ -53,7 +59,22 @@ impl Opcode {
             Self::Send | Self::SendWithImm => 0,
             Self::Write | Self::WriteWithImm => ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
             Self::Read => ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
+            Self::CompareAndSwap | Self::FetchAndAdd => {
+                ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0
+            }
         }
+    }
+
+    #[inline]
+    pub(crate) fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareAndSwap | Self::FetchAndAdd)
+    }
+
+    /// Whether something comes back: that is written to the local elements, and takes one of the
+    /// responder's resources for reads and atomics.
+    #[inline]
+    pub(crate) fn fetches(self) -> bool {
+        self == Self::Read || self.is_atomic()
     }
 }
 
@@ -68,6 +89,25 @@ pub(crate) struct Request {
     pub(crate) imm: u32,
     pub(crate) remote_address: u64,
     pub(crate) rkey: u32,
+    /// What an atomic compares with, or adds.
+    pub(crate) operand: u64,
+    /// What a compare-and-swap puts there.
+    pub(crate) swap: u64,
+}
+
+impl Request {
+    /// What an unused slot holds.
+    pub(crate) const EMPTY: Self = Self {
+        wr_id: 0,
+        opcode: Opcode::Send,
+        signaled: false,
+        solicited: false,
+        imm: 0,
+        remote_address: 0,
+        rkey: 0,
+        operand: 0,
+        swap: 0,
+    };
 }
 
 /// The local data of a request: ranges of registered memory, or plain memory for inline data.

@@ -76,7 +76,8 @@ impl Responder {
 
     #[cold]
     fn verify(&mut self, own: &QueuePair, id: u64, qpn: u32, path: Option<&Path>) -> bool {
-        let connected = self.peer_qpn == qpn
+        let connected = own.device.port_is_up()
+            && self.peer_qpn == qpn
             && path
                 .zip(self.path.as_ref())
                 .is_some_and(|(theirs, ours)| theirs.is_reverse_of(ours));

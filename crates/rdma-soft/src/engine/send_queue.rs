@@ -4,7 +4,7 @@
 use rdma_sys::ibv_sge;
 
 use crate::engine::copy::{Segment, transfer};
-use crate::engine::request::{Opcode, Payload, Request};
+use crate::engine::request::{Payload, Request};
 
 #[derive(Debug, Clone, Copy)]
 struct Slot {
@@ -30,17 +30,9 @@ impl SendQueue {
     pub(crate) fn new(max_wr: u32, max_sge: u32, max_inline: u32) -> Self {
         let (slots, max_sge) = (max_wr.max(1) as usize, max_sge.max(1) as usize);
         let max_inline = max_inline as usize;
-        let empty = Request {
-            wr_id: 0,
-            opcode: Opcode::Send,
-            signaled: false,
-            solicited: false,
-            imm: 0,
-            remote_address: 0,
-            rkey: 0,
-        };
         Self {
-            slots: vec![Slot { request: empty, sges: 0, inline: false }; slots].into_boxed_slice(),
+            slots: vec![Slot { request: Request::EMPTY, sges: 0, inline: false }; slots]
+                .into_boxed_slice(),
             sges: vec![ibv_sge::default(); slots * max_sge].into_boxed_slice(),
             inline: vec![0; slots * max_inline].into_boxed_slice(),
             max_sge,
@@ -130,7 +122,7 @@ mod tests {
     use super::*;
 
     fn request(wr_id: u64) -> Request {
-        Request { wr_id, opcode: Opcode::Write, signaled: true, imm: 0, remote_address: 0, rkey: 0 }
+        Request { wr_id, ..Request::EMPTY }
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Completion channels, and events that nobody asked for.
 
-use rdma_sys::{Errno, ibv_event_type as Event, ibv_send_flags, ibv_wc_status};
+use rdma_sys::{Errno, ibv_event_type as Event, ibv_port_state, ibv_send_flags, ibv_wc_status};
 
 use crate::rig::connect::{
-    Knobs, Side, attributes, connect, connect_sides, endpoint, pair, to_init, to_rtr,
+    Knobs, Side, attributes, connect, connect_sides, endpoint, pair, pair_with, to_init, to_rtr,
 };
 use crate::rig::events::Channel;
 use crate::rig::post::Wr;
-use crate::rig::{ALL_ACCESS, Context, Cq, LOCAL_WRITE, Pd, Qp, Size, on_each_device, until};
+use crate::rig::{ALL_ACCESS, Context, Cq, LOCAL_WRITE, Pd, Qp, Size, on_each_device, soft, until};
 
 /// A receiver with a completion channel. Fields drop in order.
 struct Receiver {
@@ -217,5 +217,29 @@ fn the_events_of_a_destroyed_queue_pair_are_gone() {
         b.qp.wait_for_error();
         b.qp.destroy();
         assert_eq!(b.context.async_events(), []);
+    });
+}
+
+#[test]
+fn a_port_that_goes_down_cuts_the_connection_until_it_is_up() {
+    on_each_device("event-port", |device| {
+        let knobs = Knobs { timeout: 14, retries: 7, ..Knobs::default() };
+        let (a, b) = pair_with(device, &Size::default(), &knobs);
+        let sink = b.pd.register(8, ALL_ACCESS);
+        a.qp.post(&Wr::write(1, &[], &sink, 0));
+        a.send_cq.expect_success(1);
+        soft(device).set_port_up(false);
+        soft(device).set_port_up(false);
+        assert_eq!(a.context.query_port().state, ibv_port_state::IBV_PORT_DOWN);
+        a.qp.post(&Wr::write(2, &[], &sink, 0));
+        assert!(a.send_cq.is_empty());
+        soft(device).set_port_up(true);
+        assert_eq!(a.context.query_port().state, ibv_port_state::IBV_PORT_ACTIVE);
+        // A retry gets through.
+        a.send_cq.expect_success(2);
+        for side in [&a, &b] {
+            let kinds: Vec<_> = side.context.async_events().iter().map(|event| event.0).collect();
+            assert_eq!(kinds, [Event::IBV_EVENT_PORT_ERR, Event::IBV_EVENT_PORT_ACTIVE]);
+        }
     });
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and the device is 64-bit only.
 
 mod abi;
+mod atomics;
 mod busy;
 mod events;
 mod flush;

@@ -229,7 +229,7 @@ fn inline_read_is_refused_at_the_post() {
 fn unknown_opcode_is_refused_at_the_post() {
     for (name, opcode) in [
         ("opcode-unknown", ibv_wr_opcode(999)),
-        ("opcode-atomic", ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD),
+        ("opcode-invalidate", ibv_wr_opcode::IBV_WR_LOCAL_INV),
         ("opcode-bind", ibv_wr_opcode::IBV_WR_BIND_MW),
     ] {
         refused_at_the_post(name, |scene| Wr::new(1, opcode, &[scene.at_a.sge(0, 8)]));

@@ -45,6 +45,7 @@ fn every_field_comes_out_as_it_went_in() {
         with_imm: true,
         qpn: u32::MAX - 6,
         vendor_err: u32::MAX - 7,
+        solicited: false,
         side: Side::Receive,
         upto: u32::MAX - 8,
     };

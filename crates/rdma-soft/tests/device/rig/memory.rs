@@ -80,7 +80,7 @@ impl Mr {
         ibv_sge { addr: self.address() + from as u64, length, lkey: self.key() }
     }
 
-    fn start(&self) -> *mut u8 {
+    pub(crate) fn start(&self) -> *mut u8 {
         ptr::with_exposed_provenance_mut(self.memory.as_ptr().addr())
     }
 

@@ -42,6 +42,22 @@ impl Wr {
         self
     }
 
+    /// An atomic on eight bytes of `word`.
+    pub(crate) fn atomic(self, word: &Mr, offset: usize, operand: u64, swap: u64) -> Self {
+        self.atomic_at(word.address() + offset as u64, word.key(), operand, swap)
+    }
+
+    pub(crate) fn atomic_at(mut self, address: u64, rkey: u32, operand: u64, swap: u64) -> Self {
+        let compare_add = operand;
+        self.wr.wr.atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
+            remote_addr: address,
+            compare_add,
+            swap,
+            rkey,
+        };
+        self
+    }
+
     /// The same with immediate data, in network order as in C.
     pub(crate) fn with_imm(mut self, imm: u32) -> Self {
         self.wr.opcode = match self.wr.opcode {
