@@ -8,8 +8,7 @@ use rdma_sys::{Errno, Verbs, ibv_context, ibv_device_attr, ibv_gid, ibv_port_att
 use rdma_types::Gid;
 
 use crate::{
-    Device, DeviceAttributes, Error, Forked, GidEntry, Handle, PortAttributes, ProtectionDomain,
-    VerbError, gid_table, hint,
+    AsyncEvents, Device, DeviceAttributes, Error, Forked, GidEntry, Handle, PortAttributes, ProtectionDomain, VerbError, gid_table, hint,
 };
 
 /// An opened device, from which everything else is made.
@@ -137,6 +136,23 @@ impl Context {
     pub fn gid_table(&self) -> Result<Vec<GidEntry>, Error> {
         self.check_process()?;
         gid_table::query(self)
+    }
+
+    /// Where the device says what happens when nobody calls; as [`AsyncEvents::of`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "ibv_get_async_event")]
+    pub fn async_events(&self) -> Result<AsyncEvents, Error> {
+        AsyncEvents::of(self)
+    }
+
+    /// How many completion vectors there are: which of a device's interrupts a completion queue uses.
+    #[doc(alias = "num_comp_vectors")]
+    #[must_use]
+    pub fn completion_vectors(&self) -> u32 {
+        // SAFETY: SAFETY.md F1, F6: a live context, whose number of vectors does not change.
+        u32::try_from(unsafe { (*self.as_raw()).num_comp_vectors }).unwrap_or(0)
     }
 
     /// Closes the device.

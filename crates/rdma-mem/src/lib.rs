@@ -48,6 +48,8 @@
 mod borrowed_region;
 mod buffer;
 mod buffer_pool;
+mod async_event;
+mod async_events;
 mod context;
 mod copy;
 mod device;
@@ -56,12 +58,14 @@ mod device_list;
 mod element;
 mod error;
 mod fork;
+mod event_file;
 mod gid_sysfs;
 mod gid_table;
 mod handle;
 mod hint;
 mod mapping;
 mod memory_region;
+mod object_id;
 mod owned_region;
 mod pool_region;
 mod port_attributes;
@@ -79,6 +83,8 @@ mod slice;
 pub use borrowed_region::BorrowedRegion;
 pub use buffer::Buffer;
 pub use buffer_pool::{BufferPool, PoolUsage};
+pub use async_event::{AsyncEvent, AsyncEventSource};
+pub use async_events::AsyncEvents;
 pub use context::Context;
 pub use device::Device;
 pub use device_attributes::DeviceAttributes;
@@ -86,10 +92,12 @@ pub use device_list::{DeviceList, ListError, UnknownDevice, list_devices, open_d
 pub use element::{GatherElement, ScatterElement, ScatterGatherElementError};
 pub use error::{Error, VerbError};
 pub use fork::{ForkMode, ForkStatus, Forked, fork_support};
+pub use event_file::EventFile;
 pub use gid_table::GidEntry;
 pub use handle::Handle;
 pub use mapping::HugePageSize;
 pub use memory_region::MemoryRegion;
+pub use object_id::ObjectId;
 pub use owned_region::OwnedRegion;
 pub use port_attributes::PortAttributes;
 pub use protection_domain::ProtectionDomain;
@@ -105,5 +113,6 @@ pub use slice::{SliceMut, SliceRef};
 
 pub use rdma_sys::{Errno, Unsupported};
 pub use rdma_types::{
-    AccessError, AccessFlags, Gid, GidType, Guid, Lid, LinkLayer, Lkey, Mtu, PortState, Rkey,
+    AccessError, AccessFlags, AsyncEventKind, Gid, GidType, Guid, Lid, LinkLayer, Lkey, Mtu,
+    PortState, Qpn, Rkey,
 };

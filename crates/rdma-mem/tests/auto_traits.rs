@@ -1,11 +1,7 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_mem::{
-    BorrowedRegion, Buffer, BufferPool, Context, Device, DeviceAttributes, DeviceList, Error,
-    ForkStatus, Forked, GatherElement, GidEntry, Handle, ListError, MemoryRegion, OwnedRegion,
-    PoolUsage, PortAttributes, ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion,
-    RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError, SharedElement, SharedRegion,
-    SliceMut, SliceRef, UnknownDevice, VerbError,
+    AsyncEvent, AsyncEventSource, AsyncEvents, BorrowedRegion, Buffer, BufferPool, Context, Device, DeviceAttributes, DeviceList, Error, EventFile, ForkStatus, Forked, GatherElement, GidEntry, Handle, ListError, MemoryRegion, ObjectId, OwnedRegion, PoolUsage, PortAttributes, ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError, SharedElement, SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -17,9 +13,11 @@ fn objects_are_send_and_sync() {
     send_sync::<BorrowedRegion<'_>>();
     send_sync::<Buffer>();
     send_sync::<BufferPool>();
+    send_sync::<AsyncEvents>();
     send_sync::<Context>();
     send_sync::<Device>();
     send_sync::<DeviceList>();
+    send_sync::<EventFile>();
     send_sync::<Handle<rdma_sys::ibv_pd, Context>>();
     send_sync::<MemoryRegion>();
     send_sync::<OwnedRegion>();
@@ -32,7 +30,10 @@ fn objects_are_send_and_sync() {
 
 #[test]
 fn values_are_send_and_sync() {
+    send_sync::<AsyncEvent>();
+    send_sync::<AsyncEventSource>();
     send_sync::<DeviceAttributes>();
+    send_sync::<ObjectId>();
     send_sync::<PortAttributes>();
     send_sync::<GidEntry>();
     send_sync::<ForkStatus>();

@@ -9,7 +9,7 @@
 //! | keys and numbers | [`Lkey`], [`Rkey`], [`Qpn`], [`Psn`] | 24-bit ones cannot hold a 25th bit |
 //! | codes | [`Mtu`], [`AckTimeout`], [`MinRnrTimer`], [`MaxAckRetries`], [`MaxRnrRetries`] | cannot hold a code that the specification does not define |
 //! | flags | [`AccessFlags`] | the bits of `IBV_ACCESS_*` |
-//! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`] | any integer is a value: what a newer kernel invents is data, not an error |
+//! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`AsyncEventKind`] | any integer is a value: what a newer kernel invents is data, not an error |
 //!
 //! The numeric values are those of `infiniband/verbs.h` (rdma-core 55).
 //!
@@ -29,6 +29,7 @@ mod macros;
 
 mod access;
 mod error;
+mod event;
 mod gid;
 mod guid;
 mod key;
@@ -44,6 +45,7 @@ mod wc;
 
 pub use access::{AccessError, AccessFlags};
 pub use error::{OutOfRangeError, ParseGidError, ParseGuidError};
+pub use event::AsyncEventKind;
 pub use gid::{Gid, GidType};
 pub use guid::Guid;
 pub use key::{Lkey, Rkey};

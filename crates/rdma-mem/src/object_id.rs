@@ -1,0 +1,54 @@
+//! What names an object in events.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Names a completion queue, or a shared receive queue, in events.
+///
+/// No two objects of a process have the same, not even one after the other, so an event of an object
+/// that is gone is not taken for that of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectId(usize);
+
+impl ObjectId {
+    /// One that no object had before. For the owners in the crates above.
+    #[must_use]
+    pub fn unique() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The id of an object with this user context (`cq_context`, `srq_context`), which is never used as
+    /// an address. Objects that these crates did not make have what their makers put there.
+    #[must_use]
+    pub fn from_context(context: *mut c_void) -> Self {
+        Self(context.addr())
+    }
+
+    /// The user context of an object of this id.
+    #[must_use]
+    pub const fn to_context(self) -> *mut c_void {
+        ptr::without_provenance_mut(self.0)
+    }
+}
+
+impl fmt::Display for ObjectId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_differ_and_survive_the_way_through_c() {
+        let (a, b) = (ObjectId::unique(), ObjectId::unique());
+        assert_ne!(a, b);
+        assert_eq!(ObjectId::from_context(a.to_context()), a);
+        assert_ne!(a, ObjectId::from_context(ptr::null_mut()), "no context is nobody's");
+    }
+}
