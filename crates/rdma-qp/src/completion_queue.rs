@@ -2,14 +2,15 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use rdma_mem::{Context, Errno, Handle, VerbError};
-use rdma_sys::{ibv_cq, ibv_poll_cq};
+use rdma_mem::{Context, Errno, Handle, ObjectId, VerbError};
+use rdma_sys::{ibv_cq, ibv_poll_cq, ibv_req_notify_cq};
 
+use crate::completion_channel::Subscription;
 use crate::error::create_hint;
-use crate::{Error, PollSlot, PolledCompletions};
+use crate::{CompletionChannel, Error, PollSlot, PolledCompletions};
 
 /// A completion queue (CQ): where the device says which work requests are done.
 ///
@@ -36,8 +37,29 @@ pub struct CompletionQueue(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    handle: Handle<ibv_cq, Context>,
+    /// Dropped before the queue is destroyed.
+    subscription: Option<Subscription>,
+    handle: Handle<ibv_cq, Needs>,
+    id: ObjectId,
     capacity: u32,
+}
+
+/// What a completion queue must not outlive.
+#[derive(Debug)]
+struct Needs {
+    channel: Option<CompletionChannel>,
+    context: Context,
+}
+
+impl Needs {
+    /// # Safety
+    /// The queue is of this channel, if there is one, and of this id, and is destroyed after the
+    /// subscription was dropped.
+    unsafe fn subscribe(&self, cq: NonNull<ibv_cq>, id: ObjectId) -> Option<Subscription> {
+        let channel = self.channel.clone()?;
+        // SAFETY: the same contract.
+        Some(unsafe { Subscription::new(channel, cq, id) })
+    }
 }
 
 impl CompletionQueue {
@@ -48,28 +70,58 @@ impl CompletionQueue {
     #[doc(alias = "ibv_create_cq")]
     pub fn create(context: &Context, min_capacity: u32) -> Result<Self, Error> {
         context.check_process().map_err(rdma_mem::Error::from)?;
+        Self::create_in(Needs { channel: None, context: context.clone() }, min_capacity, 0)
+    }
+
+    /// Creates a queue that can send events to a channel, from the channel's context. `vector` says
+    /// which of the device's interrupts it uses, from 0: see
+    /// [`Context::completion_vectors`]. Queues that are polled by different processors do well with
+    /// different ones.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchVector`], or as [`create`](Self::create).
+    #[doc(alias = "ibv_create_cq")]
+    pub fn create_with_channel(
+        channel: &CompletionChannel,
+        min_capacity: u32,
+        vector: u32,
+    ) -> Result<Self, Error> {
+        let count = channel.context().completion_vectors();
+        if vector >= count {
+            return Err(Error::NoSuchVector { vector, count });
+        }
+        let needs = Needs { channel: Some(channel.clone()), context: channel.context().clone() };
+        Self::create_in(needs, min_capacity, vector)
+    }
+
+    fn create_in(needs: Needs, min_capacity: u32, vector: u32) -> Result<Self, Error> {
         let verb = "ibv_create_cq";
+        let context = needs.context.clone();
         let fail = |errno| {
             let asked = format!("{min_capacity} completions");
             let hint = context.query_device().ok().and_then(|d| create_hint(errno, &asked, &d));
             VerbError::new(verb, errno).with_hint(hint)
         };
-        let asked = c_int::try_from(min_capacity).map_err(|_| fail(Errno::EINVAL))?;
-        let verbs = context.verbs();
-        // SAFETY: SAFETY.md F1, F2: a live context of this table; no channel, and vector 0 exists.
-        let raw = unsafe { (verbs.create_cq)(context.as_raw(), asked, null_mut(), null_mut(), 0) };
+        let invalid = |_| fail(Errno::EINVAL);
+        let asked = c_int::try_from(min_capacity).map_err(invalid)?;
+        let vector = c_int::try_from(vector).map_err(invalid)?;
+        let (id, verbs, create) = (ObjectId::unique(), context.verbs(), context.verbs().create_cq);
+        let channel = needs.channel.as_ref().map_or(null_mut(), CompletionChannel::as_raw);
+        // SAFETY: SAFETY.md F1, F2: a live context of this table, a channel of it or none.
+        let raw = unsafe { create(context.as_raw(), asked, id.to_context(), channel, vector) };
         let raw = Errno::check_null(raw).map_err(fail)?;
-        let needs = context.clone();
-        // SAFETY: SAFETY.md F2, F9: just created by this table; it needs the context. Queue pairs hold
-        // a clone of the queue (F6).
+        // SAFETY: SAFETY.md F2, F9: just created by this table; it needs the context and the channel.
+        // Queue pairs hold a clone of the queue (F6).
         let handle = unsafe { Handle::new(raw, verbs.destroy_cq, "ibv_destroy_cq", needs) };
+        // SAFETY: SAFETY.md F6: of these, and dropped before the handle, here and as a field.
+        let subscription = unsafe { handle.needs().subscribe(raw, id) };
         // SAFETY: SAFETY.md F1: live by `handle`.
         let capacity = unsafe { (*raw.as_ptr()).cqe };
         let capacity = u32::try_from(capacity).unwrap_or(0);
         if capacity < min_capacity {
             return Err(fail(Errno::EINVAL).into());
         }
-        Ok(Self(Arc::new(Inner { handle, capacity })))
+        Ok(Self(Arc::new(Inner { subscription, handle, id, capacity })))
     }
 
     /// Takes completions off the queue, as many as there are and `slots` has room for, without
@@ -91,6 +143,41 @@ impl CompletionQueue {
         }
     }
 
+    /// Asks for one event on the channel at the next completion, or with `solicited_only` at the next
+    /// that the peer [asked for](crate::SendWorkRequest::solicited) or that failed; see
+    /// `man ibv_req_notify_cq`.
+    ///
+    /// What is in the queue already sends no event: poll once more after this, before you sleep. Of
+    /// two requests before an event the wider one holds.
+    ///
+    /// # Errors
+    /// [`Error::NoCompletionChannel`] of a queue that was created without one, or what the provider
+    /// says.
+    #[doc(alias = "ibv_req_notify_cq")]
+    #[inline]
+    pub fn req_notify(&self, solicited_only: bool) -> Result<(), Error> {
+        if self.0.subscription.is_none() {
+            return Err(Error::NoCompletionChannel);
+        }
+        // SAFETY: SAFETY.md F1: a live queue.
+        let returned = unsafe { ibv_req_notify_cq(self.as_raw(), c_int::from(solicited_only)) };
+        Errno::check(returned).map_err(|errno| VerbError::new("ibv_req_notify_cq", errno).into())
+    }
+
+    /// The channel that it was created with.
+    #[must_use]
+    pub fn channel(&self) -> Option<&CompletionChannel> {
+        self.0.handle.needs().channel.as_ref()
+    }
+
+    /// What names it in events: those of its channel, and
+    /// [asynchronous ones](rdma_mem::AsyncEventSource::CompletionQueue).
+    #[inline]
+    #[must_use]
+    pub fn id(&self) -> ObjectId {
+        self.0.id
+    }
+
     /// How many completions it holds: what the device gave, never less than was asked for.
     #[inline]
     #[must_use]
@@ -101,7 +188,7 @@ impl CompletionQueue {
     /// The context that it was made from.
     #[must_use]
     pub fn context(&self) -> &Context {
-        self.0.handle.needs()
+        &self.0.handle.needs().context
     }
 
     /// Whether both are clones of one queue.
@@ -118,9 +205,14 @@ impl CompletionQueue {
     #[doc(alias = "ibv_destroy_cq")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         match Arc::try_unwrap(self.0) {
-            Ok(Inner { handle, capacity }) => {
+            Ok(Inner { subscription, handle, id, capacity }) => {
+                drop(subscription);
                 handle.close().map(drop).map_err(|(handle, error)| {
-                    (Self(Arc::new(Inner { handle, capacity })), error.into())
+                    let cq = NonNull::new(handle.as_ptr());
+                    // SAFETY: SAFETY.md F6: the queue is as it was, and its events are counted again.
+                    let again = |cq| unsafe { handle.needs().subscribe(cq, id) };
+                    let subscription = cq.and_then(again);
+                    (Self(Arc::new(Inner { subscription, handle, id, capacity })), error.into())
                 })
             }
             Err(shared) => Err((Self(shared), Error::StillUsed { what: "completion queue" })),

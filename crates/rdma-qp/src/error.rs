@@ -61,6 +61,20 @@ pub enum Error {
         /// How many it must hold.
         needed: u32,
     },
+    /// Events were asked for from a completion queue without a channel.
+    #[error(
+        "the completion queue has no completion channel: create it with \
+         CompletionQueue::create_with_channel"
+    )]
+    NoCompletionChannel,
+    /// The context has no such completion vector.
+    #[error("there is no completion vector {vector}: the context has {count}, counted from 0")]
+    NoSuchVector {
+        /// The vector that was asked for.
+        vector: u32,
+        /// How many there are.
+        count: u32,
+    },
     /// No port passes data.
     #[error("no port of `{device}` is active: {}", list_ports(.ports))]
     NoActivePort {

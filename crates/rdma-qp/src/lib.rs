@@ -8,6 +8,7 @@
 //! | connect | [`PreparedQueuePair::handshake`] |
 //! | post requests | [`QueuePair::post_send`], `post_receive`, `post_write`, `post_read`, in batches [`QueuePair::post_batch`] |
 //! | take completions | [`CompletionQueue::poll`] |
+//! | sleep until there are some | [`CompletionQueue::req_notify`], [`CompletionChannel::get_event`] |
 //!
 //! # The raw level
 //!
@@ -25,6 +26,7 @@
 mod builder;
 mod capabilities;
 mod completion;
+mod completion_channel;
 mod completion_queue;
 mod connect_attributes;
 mod create;
@@ -50,6 +52,7 @@ mod work_success;
 pub use builder::QueuePairBuilder;
 pub use capabilities::QueuePairCapabilities;
 pub use completion::{PollSlot, PolledCompletions, WorkCompletion, WorkResult};
+pub use completion_channel::CompletionChannel;
 pub use completion_queue::{CompletionQueue, PollError};
 pub use connect_attributes::{ConnectAttributes, GlobalRoute, HandshakeError};
 pub use endpoint::{EndpointGid, QueuePairEndpoint};

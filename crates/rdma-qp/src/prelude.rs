@@ -6,7 +6,7 @@
 
 use rdma_mem::{Context, ProtectionDomain};
 
-use crate::{CompletionQueue, Error, QueuePair, QueuePairBuilder};
+use crate::{CompletionChannel, CompletionQueue, Error, QueuePair, QueuePairBuilder};
 
 mod sealed {
     #[allow(unnameable_types)] // that is the point
@@ -28,7 +28,7 @@ impl CreateQueuePair for ProtectionDomain {
     }
 }
 
-/// Completion queues from a context.
+/// Completion queues and channels from a context.
 pub trait CreateCompletionQueue: sealed::Sealed {
     /// As [`CompletionQueue::create`].
     ///
@@ -36,10 +36,21 @@ pub trait CreateCompletionQueue: sealed::Sealed {
     /// As there.
     #[doc(alias = "ibv_create_cq")]
     fn create_cq(&self, min_capacity: u32) -> Result<CompletionQueue, Error>;
+
+    /// As [`CompletionChannel::create`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "ibv_create_comp_channel")]
+    fn create_completion_channel(&self) -> Result<CompletionChannel, Error>;
 }
 
 impl CreateCompletionQueue for Context {
     fn create_cq(&self, min_capacity: u32) -> Result<CompletionQueue, Error> {
         CompletionQueue::create(self, min_capacity)
+    }
+
+    fn create_completion_channel(&self) -> Result<CompletionChannel, Error> {
+        CompletionChannel::create(self)
     }
 }

@@ -1,11 +1,12 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_qp::{
-    CompletionQueue, ConnectAttributes, EndpointError, EndpointGid, Error, GlobalRoute,
-    HandshakeError, PollError, PollSlot, PolledCompletions, PostError, PreparedQueuePair,
-    QueuePair, QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint,
-    QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
-    WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
+    CompletionChannel, CompletionQueue, ConnectAttributes, EndpointError, EndpointGid, Error,
+    GlobalRoute, HandshakeError, PollError, PollSlot, PolledCompletions, PostError,
+    PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities,
+    QueuePairEndpoint, QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest,
+    SendWorkRequest, WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode, WorkSuccess,
+    WriteWorkRequest,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -14,6 +15,7 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 
 #[test]
 fn objects_are_send_and_sync() {
+    send_sync::<CompletionChannel>();
     send_sync::<CompletionQueue>();
     send_sync::<QueuePair>();
     send_sync::<PreparedQueuePair>();

@@ -2,10 +2,15 @@
 
 #![allow(dead_code)] // each test binary uses a part
 
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_mem::{AccessFlags, ProtectionDomain, SharedRegion, open_device};
+use rdma_mem::{AccessFlags, Context, ProtectionDomain, SharedRegion, open_device};
 use rdma_qp::{CompletionQueue, PollSlot, QueuePair, QueuePairBuilder, WorkCompletion, prelude::*};
+
+/// A longer wait is a hang.
+pub(crate) const HANG: Duration = Duration::from_secs(20);
 
 /// Every device that the tests run on.
 pub(crate) const DEVICES: [&str; 2] = ["soft0", "softib0"];
@@ -40,7 +45,33 @@ pub(crate) fn pair_with(
     device: &str,
     knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
 ) -> (End, End) {
-    let ((a_pd, a_cq), (b_pd, b_cq)) = (parts(device), parts(device));
+    connect(parts(device), parts(device), knobs)
+}
+
+/// Two such ends, of which the second is on this context.
+pub(crate) fn pair_on(device: &str, context: &Context) -> (End, End) {
+    let cq = CompletionQueue::create(context, 256).unwrap();
+    connect(parts(device), (context.allocate_pd().unwrap(), cq), |builder| builder)
+}
+
+/// Fails if `work` does not end.
+pub(crate) fn must_end(work: impl FnOnce() + Send + 'static) {
+    let (done, ended) = mpsc::channel();
+    let worker = thread::spawn(move || {
+        work();
+        done.send(()).unwrap();
+    });
+    assert_ne!(ended.recv_timeout(HANG), Err(RecvTimeoutError::Timeout), "it hangs");
+    worker.join().unwrap();
+}
+
+type Parts = (ProtectionDomain, CompletionQueue);
+
+fn connect(
+    (a_pd, a_cq): Parts,
+    (b_pd, b_cq): Parts,
+    knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
+) -> (End, End) {
     let prepare = |pd: &ProtectionDomain, cq| {
         let builder = pd.create_qp().send_cq(cq).recv_cq(cq).access(everything());
         knobs(builder).build().unwrap()

@@ -1,0 +1,138 @@
+//! Asynchronous events of queue pairs and completion queues, as the software device has them.
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+mod common;
+
+use std::collections::HashSet;
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{DEVICES, End, HANG, everything, must_end, pair, parts};
+use rdma_mem::{
+    AsyncEvent, AsyncEventKind, AsyncEventSource, AsyncEvents, Context, RemoteMemoryRegion,
+    open_device,
+};
+use rdma_qp::{CompletionQueue, QpState, WorkErrorCode, WriteWorkRequest, prelude::*};
+
+fn next(events: &AsyncEvents) -> (AsyncEventKind, AsyncEventSource) {
+    let AsyncEvent { kind, source, .. } = events.get_event_timeout(HANG).unwrap().unwrap();
+    (kind, source)
+}
+
+/// Has `b` refuse a write of `a` to memory that is not there.
+fn refuse_access(a: &End, b: &End) {
+    let source = a.pd.allocate_region(8).unwrap();
+    let elements = [source.get_ref(0, 8).unwrap().gather_element()];
+    let nowhere = RemoteMemoryRegion::new(0x1000, 8, 0x1234_5678);
+    // SAFETY: SAFETY.md F8: the region lives until the completion below.
+    unsafe { a.qp.post_write(WriteWorkRequest::new(&elements, nowhere), 1) }.unwrap();
+    let error = a.next().result().unwrap_err();
+    assert_eq!(error.code(), WorkErrorCode::RemoteAccessError);
+    while b.qp.state().unwrap() != QpState::ERR {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_refused_access_is_an_event_of_the_queue_pair_that_refused() {
+    for device in DEVICES {
+        let (a, b) = pair(device);
+        let events = b.pd.context().async_events().unwrap();
+        let elsewhere = a.pd.context().async_events().unwrap();
+        refuse_access(&a, &b);
+        let source = AsyncEventSource::QueuePair(b.qp.qpn());
+        assert_eq!(next(&events), (AsyncEventKind::QP_ACCESS_ERR, source));
+        assert_eq!(events.try_get_event().unwrap(), None);
+        assert_eq!(elsewhere.try_get_event().unwrap(), None, "it has its completion");
+        // It is acknowledged: destroying waits for nothing.
+        b.qp.close().unwrap();
+    }
+}
+
+#[test]
+fn an_overflow_is_an_event_of_the_completion_queue_and_of_its_queue_pairs() {
+    for device in DEVICES {
+        let (pd, cq) = parts(device);
+        let events = pd.context().async_events().unwrap();
+        let small = CompletionQueue::create(pd.context(), 4).unwrap();
+        let connected: Vec<_> = (0..3)
+            .map(|_| {
+                let prepare = |sends| {
+                    let builder = pd.create_qp().send_cq(sends).recv_cq(&cq).access(everything());
+                    builder.max_send_wr(2).max_recv_wr(2).build().unwrap()
+                };
+                let (a, b) = (prepare(&small), prepare(&cq));
+                let (a_end, b_end) = (a.endpoint(), b.endpoint());
+                (a.handshake(b_end).unwrap(), b.handshake(a_end).unwrap())
+            })
+            .collect();
+        for (a, _) in &connected {
+            for n in 0..2 {
+                let nothing = RemoteMemoryRegion::new(0, 0, 0);
+                let request = WriteWorkRequest::new(&[], nothing);
+                // SAFETY: SAFETY.md F8: no memory. After the overflow it may be refused.
+                let _ = unsafe { a.post_write(request, n) };
+            }
+        }
+        let mut expected: HashSet<_> = connected
+            .iter()
+            .map(|(a, _)| (AsyncEventKind::QP_FATAL, AsyncEventSource::QueuePair(a.qpn())))
+            .collect();
+        let source = AsyncEventSource::CompletionQueue(small.id());
+        assert_ne!(small.id(), cq.id());
+        expected.insert((AsyncEventKind::CQ_ERR, source));
+        while !expected.is_empty() {
+            let event = next(&events);
+            assert!(expected.remove(&event), "{event:?} was not expected");
+        }
+    }
+}
+
+#[test]
+fn of_two_takers_each_event_goes_to_one() {
+    const EVENTS: usize = 20;
+    for device in DEVICES {
+        rdma_soft::install();
+        let context: Context = open_device(device).unwrap();
+        let taken = Mutex::new(Vec::new());
+        let pairs = thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    let events = context.async_events().unwrap();
+                    let begin = Instant::now();
+                    while taken.lock().unwrap().len() < EVENTS {
+                        let event = events.get_event_timeout(Duration::from_millis(1)).unwrap();
+                        taken.lock().unwrap().extend(event);
+                        assert!(begin.elapsed() < HANG, "an event is lost");
+                    }
+                });
+            }
+            let refuse = |_| {
+                let (a, b) = common::pair_on(device, &context);
+                refuse_access(&a, &b);
+                (a, b)
+            };
+            (0..EVENTS).map(refuse).collect::<Vec<_>>()
+        });
+        assert_eq!(context.async_events().unwrap().try_get_event().unwrap(), None);
+        let taken = taken.into_inner().unwrap();
+        let sources: HashSet<_> = taken.iter().map(|event| event.source).collect();
+        let expected = pairs.iter().map(|(_, b)| AsyncEventSource::QueuePair(b.qp.qpn()));
+        assert_eq!((taken.len(), sources), (EVENTS, expected.collect()));
+    }
+}
+
+#[test]
+fn events_that_nobody_takes_make_nothing_wait() {
+    for device in DEVICES {
+        let (a, b) = pair(device);
+        let events = b.pd.context().async_events().unwrap();
+        refuse_access(&a, &b);
+        must_end(move || {
+            drop((a, b));
+            assert_eq!(events.try_get_event().unwrap(), None, "it went with its queue pair");
+        });
+    }
+}
