@@ -1,11 +1,12 @@
 //! What can fail on the control path, and what to do about it.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use rdma_mem::{DeviceAttributes, Errno, PortState, VerbError};
 use rdma_types::{Mtu, QpState, Qpn};
 
-use crate::{HandshakeError, PollError};
+use crate::{HandshakeError, PollError, PostError};
 
 /// Why an operation of this crate failed. Posting has an error of its own,
 /// [`PostError`](crate::PostError).
@@ -32,6 +33,47 @@ pub enum Error {
         to: QpState,
         /// What the verb said.
         source: VerbError,
+    },
+    /// A queue pair cannot go from its state to that one.
+    #[error(
+        "queue pair {qpn}: there is no way from {from} to {to}: it goes from RESET to INIT, RTR and \
+         RTS, and to RESET from everywhere"
+    )]
+    NoTransition {
+        /// Which queue pair.
+        qpn: Qpn,
+        /// The state that it is in.
+        from: QpState,
+        /// The state that it was to have.
+        to: QpState,
+    },
+    /// The attributes do not fit the transition.
+    #[error("queue pair {qpn}: {from} to {to}{}", list_attributes(.lacking, .forbidden))]
+    Attributes {
+        /// Which queue pair.
+        qpn: Qpn,
+        /// The state that it is in.
+        from: QpState,
+        /// The state that it was to have.
+        to: QpState,
+        /// What has to be set and was not.
+        lacking: Vec<&'static str>,
+        /// What cannot be set on this way and was.
+        forbidden: Vec<&'static str>,
+    },
+    /// The last request of a queue was refused.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// What was posted did not complete in time, although the queue pair is in error.
+    #[error(
+        "queue pair {qpn}: its requests were not flushed within {timeout:?}: does somebody else poll \
+         its completion queues? Destroying it takes them from the device"
+    )]
+    DrainTimedOut {
+        /// Which queue pair.
+        qpn: Qpn,
+        /// How long it took at least.
+        timeout: Duration,
     },
     /// The endpoints do not fit together.
     #[error(transparent)]
@@ -115,6 +157,16 @@ pub enum Error {
         /// What was to be closed.
         what: &'static str,
     },
+}
+
+fn list_attributes(lacking: &[&str], forbidden: &[&str]) -> String {
+    let list = |what, names: &[&str]| match names {
+        [] => String::new(),
+        names => format!(" {what} `{}`", names.join("`, `")),
+    };
+    let between = if lacking.is_empty() || forbidden.is_empty() { "" } else { " and" };
+    let (lacking, forbidden) = (list("lacks", lacking), list("must not have", forbidden));
+    format!("{lacking}{between}{forbidden}")
 }
 
 fn list_ports(states: &[PortState]) -> String {

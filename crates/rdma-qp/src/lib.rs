@@ -9,6 +9,7 @@
 //! | post requests | [`QueuePair::post_send`], `post_receive`, `post_write`, `post_read`, in batches [`QueuePair::post_batch`] |
 //! | take completions | [`CompletionQueue::poll`] |
 //! | sleep until there are some | [`CompletionQueue::req_notify`], [`CompletionChannel::get_event`] |
+//! | end a connection | [`QueuePair::drain`], [`QueuePair::to_error`] |
 //!
 //! # The raw level
 //!
@@ -30,11 +31,13 @@ mod completion_channel;
 mod completion_queue;
 mod connect_attributes;
 mod create;
+mod drain;
 mod endpoint;
 mod endpoint_bytes;
 #[cfg(feature = "serde")]
 mod endpoint_serde;
 mod error;
+mod modification;
 mod modify;
 mod object;
 mod path;
@@ -45,6 +48,7 @@ mod prepared_queue_pair;
 mod queue_pair;
 mod queue_pair_attributes;
 mod queued_request;
+mod transition;
 mod work_error;
 mod work_request;
 mod work_success;
@@ -58,7 +62,8 @@ pub use connect_attributes::{ConnectAttributes, GlobalRoute, HandshakeError};
 pub use endpoint::{EndpointGid, QueuePairEndpoint};
 pub use endpoint_bytes::EndpointError;
 pub use error::Error;
-pub use post_error::PostError;
+pub use modification::QueuePairModification;
+pub use post_error::{PostError, PostErrorKind};
 pub use prepared_queue_pair::PreparedQueuePair;
 pub use queue_pair::QueuePair;
 pub use queue_pair_attributes::QueuePairAttributes;

@@ -8,7 +8,7 @@ use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
 use rdma_types::{QpState, Qpn};
 
 use crate::error::modify_hint;
-use crate::{CompletionQueue, Error, QueuePairCapabilities};
+use crate::{CompletionQueue, Error, QueuePairCapabilities, transition};
 
 #[derive(Debug)]
 pub(crate) struct Object {
@@ -61,6 +61,7 @@ impl Object {
         to: QpState,
     ) -> Result<(), Error> {
         self.handle.check_process().map_err(rdma_mem::Error::from)?;
+        transition::check(self.qpn, from, to, mask)?;
         let mask: c_int = mask.0.cast_signed();
         // SAFETY: SAFETY.md F1, F2: a live queue pair of this table, and live attributes.
         let returned =

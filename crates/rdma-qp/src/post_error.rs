@@ -42,6 +42,19 @@ pub(crate) enum Reason {
     Verb { verb: &'static str, errno: Errno },
 }
 
+/// Why requests were not posted, for programs; [`PostError`] says it for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PostErrorKind {
+    /// The elements are longer than the remote memory.
+    RemoteTooShort,
+    /// The queue is full: take completions first, then post again. Nothing is wrong with the queue
+    /// pair.
+    WouldBlock,
+    /// The provider refused, for another reason.
+    Refused,
+}
+
 impl PostError {
     #[cold]
     pub(crate) const fn new(posted: usize, reason: Reason) -> Self {
@@ -53,6 +66,16 @@ impl PostError {
     #[must_use]
     pub const fn posted(&self) -> usize {
         self.posted
+    }
+
+    /// Why it was not posted.
+    #[must_use]
+    pub const fn kind(&self) -> PostErrorKind {
+        match self.reason {
+            Reason::RemoteTooShort { .. } => PostErrorKind::RemoteTooShort,
+            Reason::Verb { errno: Errno::ENOMEM, .. } => PostErrorKind::WouldBlock,
+            Reason::Verb { .. } => PostErrorKind::Refused,
+        }
     }
 
     /// The error number, if it was the provider that refused; `None` if the request was refused here.

@@ -7,7 +7,7 @@ use rdma_types::{QpState, Qpn};
 use crate::object::Object;
 use crate::{
     CompletionQueue, ConnectAttributes, Error, QueuePairAttributes, QueuePairBuilder,
-    QueuePairCapabilities, modify,
+    QueuePairCapabilities, QueuePairModification, modify,
 };
 
 /// A queue pair (QP), connected to one other: a send queue and a receive queue, with reliable delivery
@@ -129,6 +129,46 @@ impl QueuePair {
     pub fn query(&self) -> Result<QueuePairAttributes, Error> {
         let (attributes, init) = self.object.query(QueuePairAttributes::MASK)?;
         Ok(QueuePairAttributes::from_raw(&attributes, &init))
+    }
+
+    /// Changes its state, attributes, or both; see `man ibv_modify_qp`.
+    ///
+    /// [`handshake`](crate::PreparedQueuePair::handshake) has done what a connection needs. This is for
+    /// what comes later: another `min_rnr_timer`, less `access`, or a new connection after `RESET`,
+    /// which [`peer`](Self::peer) knows nothing of. Going to `RESET` forgets what was posted, without
+    /// completions.
+    ///
+    /// # Errors
+    /// [`Error::NoTransition`] and [`Error::Attributes`], which say what does not fit, before the device
+    /// sees anything; [`Error::Transition`] with what the device refused.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_qp::{MinRnrTimer, QpState, QueuePairModification};
+    /// # use rdma_qp::{CompletionQueue, prelude::*};
+    /// # rdma_soft::install();
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let cq = CompletionQueue::create(&context, 64)?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).build();
+    /// # let (one, other) = (prepare()?, prepare()?);
+    /// # let other = other.endpoint();
+    /// # let qp = one.handshake(other)?;
+    ///
+    /// qp.modify(&QueuePairModification::new().min_rnr_timer(MinRnrTimer::longest()))?;
+    /// assert_eq!(qp.query()?.min_rnr_timer, MinRnrTimer::longest());
+    ///
+    /// let incomplete = QueuePairModification::new().state(QpState::INIT).port(1);
+    /// qp.modify(&QueuePairModification::new().state(QpState::RESET))?;
+    /// let error = qp.modify(&incomplete).unwrap_err().to_string();
+    /// assert!(error.ends_with("RESET to INIT lacks `pkey_index`, `access`"), "{error}");
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn modify(&self, modification: &QueuePairModification) -> Result<(), Error> {
+        let QueuePairModification { mut attributes, mask } = *modification;
+        let from = self.state()?;
+        self.object.modify(&mut attributes, mask, from, modification.to().unwrap_or(from))
     }
 
     /// Ends the connection: what is posted is flushed, that is, completes with

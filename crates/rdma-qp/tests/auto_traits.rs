@@ -2,11 +2,11 @@
 
 use rdma_qp::{
     CompletionChannel, CompletionQueue, ConnectAttributes, EndpointError, EndpointGid, Error,
-    GlobalRoute, HandshakeError, PollError, PollSlot, PolledCompletions, PostError,
+    GlobalRoute, HandshakeError, PollError, PollSlot, PolledCompletions, PostError, PostErrorKind,
     PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities,
-    QueuePairEndpoint, QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest,
-    SendWorkRequest, WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode, WorkSuccess,
-    WriteWorkRequest,
+    QueuePairEndpoint, QueuePairModification, QueuedReceive, QueuedRequest, ReadWorkRequest,
+    ReceiveWorkRequest, SendWorkRequest, WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode,
+    WorkSuccess, WriteWorkRequest,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -32,6 +32,8 @@ fn values_are_send_and_sync() {
     send_sync::<QueuePairAttributes>();
     send_sync::<QueuePairCapabilities>();
     send_sync::<QueuePairEndpoint>();
+    send_sync::<QueuePairModification>();
+    send_sync::<PostErrorKind>();
     send_sync::<QueuedReceive<'_, '_>>();
     send_sync::<QueuedRequest<'_, '_>>();
     send_sync::<ReadWorkRequest<'_, '_>>();

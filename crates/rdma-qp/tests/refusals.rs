@@ -8,9 +8,9 @@ mod common;
 use common::{DEVICES, everything, pair, pair_with, parts};
 use rdma_mem::{Errno, GatherElement, Mtu, RemoteMemoryRegion, ScatterElement};
 use rdma_qp::{
-    CompletionQueue, Error, HandshakeError, QpState, Qpn, QueuePair, QueuePairEndpoint,
-    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkErrorClass, WorkErrorCode,
-    WriteWorkRequest, prelude::*,
+    CompletionQueue, Error, HandshakeError, PostErrorKind, QpState, Qpn, QueuePair,
+    QueuePairEndpoint, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkErrorClass,
+    WorkErrorCode, WriteWorkRequest, prelude::*,
 };
 
 fn build_error(
@@ -136,6 +136,7 @@ fn a_full_queue_says_how_many_were_posted() {
     // SAFETY: SAFETY.md F8: no memory.
     let error = unsafe { b.qp.post_receive_batch(&mut batch) }.unwrap_err();
     assert_eq!((error.posted(), error.errno()), (room, Some(Errno::ENOMEM)));
+    assert_eq!(error.kind(), PostErrorKind::WouldBlock);
     let text = error.to_string();
     assert!(text.contains("the queue is full") && text.ends_with(" posted before it)"), "{text}");
     // SAFETY: SAFETY.md F8: no memory.
