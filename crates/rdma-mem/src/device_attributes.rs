@@ -1,7 +1,7 @@
 //! What a device is and can.
 
 use rdma_sys::ibv_device_attr;
-use rdma_types::Guid;
+use rdma_types::{AtomicCapability, Guid};
 
 /// What a device is and can, from [`Context::query_device`](crate::Context::query_device).
 ///
@@ -48,6 +48,33 @@ pub struct DeviceAttributes {
     pub max_qp_rd_atom: u32,
     /// The most RDMA reads and atomics that one queue pair has in flight.
     pub max_qp_init_rd_atom: u32,
+    /// The most RDMA reads and atomics of peers that the whole device answers at a time.
+    pub max_res_rd_atom: u32,
+    /// What its atomic operations are atomic to.
+    pub atomic_capability: AtomicCapability,
+    /// What it can, as C has it: the bits of `enum ibv_device_cap_flags`.
+    pub capability_flags: u32,
+    /// The most address handles.
+    pub max_ah: u32,
+    /// The most shared receive queues.
+    pub max_srq: u32,
+    /// The most receives in one shared receive queue.
+    pub max_srq_wr: u32,
+    /// The most scatter elements of a receive in a shared receive queue.
+    pub max_srq_sge: u32,
+    /// The most multicast groups.
+    pub max_mcast_grp: u32,
+    /// The most queue pairs in one multicast group.
+    pub max_mcast_qp_attach: u32,
+    /// The most queue pairs in all multicast groups together.
+    pub max_total_mcast_qp_attach: u32,
+    /// The most raw Ethernet queue pairs.
+    pub max_raw_ethernet_qp: u32,
+    /// The most partition keys.
+    pub max_pkeys: u16,
+    /// How long it takes to acknowledge, as the specification encodes it: 4.096 µs times two to the
+    /// power of this.
+    pub local_ack_delay_code: u8,
     /// How many ports there are. They are numbered from 1.
     pub port_count: u8,
 }
@@ -78,6 +105,19 @@ impl DeviceAttributes {
             max_pd: limit(raw.max_pd),
             max_qp_rd_atom: limit(raw.max_qp_rd_atom),
             max_qp_init_rd_atom: limit(raw.max_qp_init_rd_atom),
+            max_res_rd_atom: limit(raw.max_res_rd_atom),
+            atomic_capability: AtomicCapability::from_raw(raw.atomic_cap.0),
+            capability_flags: raw.device_cap_flags,
+            max_ah: limit(raw.max_ah),
+            max_srq: limit(raw.max_srq),
+            max_srq_wr: limit(raw.max_srq_wr),
+            max_srq_sge: limit(raw.max_srq_sge),
+            max_mcast_grp: limit(raw.max_mcast_grp),
+            max_mcast_qp_attach: limit(raw.max_mcast_qp_attach),
+            max_total_mcast_qp_attach: limit(raw.max_total_mcast_qp_attach),
+            max_raw_ethernet_qp: limit(raw.max_raw_ethy_qp),
+            max_pkeys: raw.max_pkeys,
+            local_ack_delay_code: raw.local_ca_ack_delay,
             port_count: raw.phys_port_cnt,
         }
     }

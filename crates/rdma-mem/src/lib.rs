@@ -113,6 +113,6 @@ pub use slice::{SliceMut, SliceRef};
 
 pub use rdma_sys::{Errno, Unsupported};
 pub use rdma_types::{
-    AccessError, AccessFlags, AsyncEventKind, Gid, GidType, Guid, Lid, LinkLayer, Lkey, Mtu,
-    PortState, Qpn, Rkey,
+    AccessError, AccessFlags, AsyncEventKind, AtomicCapability, Gid, GidType, Guid, Lid, LinkLayer,
+    Lkey, Mtu, PortState, Qpn, Rkey,
 };

@@ -43,9 +43,25 @@ pub struct PortAttributes {
     /// The link's width, as C encodes it.
     pub active_width_code: u8,
     /// The link's speed for each lane, as C encodes it.
-    pub active_speed_code: u8,
+    pub active_speed_code: u32,
     /// The state of the physical link, as C encodes it.
     pub physical_state_code: u8,
+    /// What it can, as C has it: the bits of `enum ibv_port_cap_flags`.
+    pub capability_flags: u32,
+    /// More of that: the bits of `enum ibv_port_cap_flags2`.
+    pub capability_flags2: u16,
+    /// How many virtual lanes it could have, as C encodes it.
+    pub max_vl_code: u8,
+    /// How many packets came with a partition key that the port does not have.
+    pub bad_pkey_count: u32,
+    /// How many packets came with a queue key that a queue pair does not have.
+    pub qkey_violation_count: u32,
+    /// The service level to the subnet manager.
+    pub sm_service_level: u8,
+    /// How long packets within the subnet take at most, as the specification encodes it.
+    pub subnet_timeout_code: u8,
+    /// What the subnet manager did when it initialised the port, as the specification encodes it.
+    pub init_type_reply: u8,
 }
 
 impl PortAttributes {
@@ -67,8 +83,49 @@ impl PortAttributes {
             pkey_table_length: raw.pkey_tbl_len,
             max_message_size: raw.max_msg_sz,
             active_width_code: raw.active_width,
-            active_speed_code: raw.active_speed,
+            active_speed_code: match raw.active_speed_ex {
+                0 => raw.active_speed.into(),
+                more => more,
+            },
             physical_state_code: raw.phys_state,
+            capability_flags: raw.port_cap_flags,
+            capability_flags2: raw.port_cap_flags2,
+            max_vl_code: raw.max_vl_num,
+            bad_pkey_count: raw.bad_pkey_cntr,
+            qkey_violation_count: raw.qkey_viol_cntr,
+            sm_service_level: raw.sm_sl,
+            subnet_timeout_code: raw.subnet_timeout,
+            init_type_reply: raw.init_type_reply,
+        }
+    }
+
+    /// How many lanes the link has; `None` for a code that the specification does not have. IBTA vol 1,
+    /// section 14.2.5.6.
+    #[must_use]
+    pub const fn lanes(&self) -> Option<u8> {
+        match self.active_width_code {
+            1 => Some(1),
+            2 => Some(4),
+            4 => Some(8),
+            8 => Some(12),
+            16 => Some(2),
+            _ => None,
+        }
+    }
+
+    /// How much one lane carries, in Mbit/s; `None` for a code that the specification does not have.
+    #[must_use]
+    pub const fn lane_speed_mbps(&self) -> Option<u32> {
+        match self.active_speed_code {
+            1 => Some(2_500),
+            2 => Some(5_000),
+            4 | 8 => Some(10_000),
+            16 => Some(14_000),
+            32 => Some(25_000),
+            64 => Some(50_000),
+            128 => Some(100_000),
+            256 => Some(200_000),
+            _ => None,
         }
     }
 }
@@ -94,5 +151,23 @@ mod tests {
         assert_eq!((port.active_mtu, port.active_mtu_code), (None, 6));
         assert_eq!(port.max_mtu, Some(Mtu::MTU4096));
         assert!(port.grh_required);
+        assert_eq!((port.lanes(), port.lane_speed_mbps()), (None, None));
+    }
+
+    #[test]
+    fn widths_and_speeds_are_those_of_the_specification() {
+        let of = |active_width, active_speed, active_speed_ex| {
+            let raw =
+                ibv_port_attr { active_width, active_speed, active_speed_ex, ..Default::default() };
+            let port = PortAttributes::from_raw(1, &raw);
+            (port.lanes(), port.lane_speed_mbps())
+        };
+        assert_eq!(of(2, 32, 0), (Some(4), Some(25_000)), "EDR");
+        assert_eq!(of(16, 1, 0), (Some(2), Some(2_500)), "SDR");
+        assert_eq!(
+            of(1, 128, 256),
+            (Some(1), Some(200_000)),
+            "XDR, which does not fit into 8 bits"
+        );
     }
 }

@@ -9,7 +9,7 @@
 //! | keys and numbers | [`Lkey`], [`Rkey`], [`Qpn`], [`Psn`] | 24-bit ones cannot hold a 25th bit |
 //! | codes | [`Mtu`], [`AckTimeout`], [`MinRnrTimer`], [`MaxAckRetries`], [`MaxRnrRetries`] | cannot hold a code that the specification does not define |
 //! | flags | [`AccessFlags`] | the bits of `IBV_ACCESS_*` |
-//! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`AsyncEventKind`] | any integer is a value: what a newer kernel invents is data, not an error |
+//! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`AsyncEventKind`], [`AtomicCapability`] | any integer is a value: what a newer kernel invents is data, not an error |
 //!
 //! The numeric values are those of `infiniband/verbs.h` (rdma-core 55).
 //!
@@ -28,6 +28,7 @@ extern crate std;
 mod macros;
 
 mod access;
+mod atomic;
 mod error;
 mod event;
 mod gid;
@@ -44,6 +45,7 @@ mod timer;
 mod wc;
 
 pub use access::{AccessError, AccessFlags};
+pub use atomic::AtomicCapability;
 pub use error::{OutOfRangeError, ParseGidError, ParseGuidError};
 pub use event::AsyncEventKind;
 pub use gid::{Gid, GidType};
