@@ -1,0 +1,69 @@
+//! The smaller programs run, and say what they should.
+#![allow(clippy::unwrap_used)] // helpers of tests
+
+use clap::Parser;
+
+#[allow(dead_code)] // its `main`
+#[path = "../examples/devices.rs"]
+mod devices;
+#[allow(dead_code)] // its `main`
+#[path = "../examples/pingpong.rs"]
+mod pingpong;
+
+fn devices(arguments: &[&str]) -> String {
+    let arguments = devices::Arguments::parse_from(["devices"].iter().chain(arguments));
+    let mut out = Vec::new();
+    devices::run(&arguments, &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn devices_are_printed_for_people() {
+    let text = devices(&["--device", "softib0"]);
+    for line in ["state                      active", "link_layer                 InfiniBand"] {
+        assert!(text.lines().any(|printed| printed.trim() == line), "{line}: {text}");
+    }
+    assert!(text.starts_with("name                       softib0\n"), "{text}");
+    assert!(text.contains("\n    gid[0] ") && text.contains("\nport 1\n"), "{text}");
+    assert!(!text.contains('{') && !text.contains('"'), "{text}");
+    assert!(devices(&[]).matches("\nport 1\n").count() >= 2, "every device");
+}
+
+#[test]
+fn devices_are_printed_for_programs() {
+    let json: serde_json::Value = serde_json::from_str(&devices(&["--json"])).unwrap();
+    let all = json.as_array().unwrap();
+    for name in ["soft0", "softib0"] {
+        let device = all.iter().find(|device| device["name"] == name).unwrap();
+        let context = rdma_mem::open_device(name).unwrap();
+        assert_eq!(device["node_guid"], context.device().guid().to_string());
+        assert_eq!(device["max_qp_wr"], context.query_device().unwrap().max_qp_wr);
+        let (port, gids) = (&device["ports"][0], context.gid_table().unwrap());
+        assert_eq!((&port["state"], &port["active_width"]), (&"active".into(), &"4X".into()));
+        assert_eq!(port["gids"].as_array().unwrap().len(), gids.len());
+        assert_eq!(port["gids"][0]["gid"], gids[0].gid.to_string());
+    }
+}
+
+#[test]
+fn an_unknown_device_is_an_error_that_lists_those_that_exist() {
+    let arguments = devices::Arguments::parse_from(["devices", "--device", "mlx5_77"]);
+    let error = devices::run(&arguments, &mut Vec::new()).unwrap_err().to_string();
+    assert!(error.contains("mlx5_77") && error.contains("soft0"), "{error}");
+}
+
+#[test]
+fn a_message_goes_to_and_fro_by_polling_and_by_sleeping() {
+    for device in ["soft0", "softib0"] {
+        for events in [&["--events"][..], &[]] {
+            for (size, iterations) in [("1", "50"), ("100000", "5"), ("64", "0")] {
+                let options =
+                    ["pingpong", "--device", device, "--size", size, "--iterations", iterations];
+                let arguments = pingpong::Arguments::parse_from(options.iter().chain(events));
+                let line = pingpong::run(&arguments).unwrap();
+                let begin = format!("{device}: {iterations} times {size} bytes, ");
+                assert!(line.starts_with(&begin) && line.ends_with(" us to and fro"), "{line}");
+            }
+        }
+    }
+}
