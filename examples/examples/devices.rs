@@ -26,7 +26,7 @@ macro_rules! rows {
 }
 
 /// A device, and its ports.
-struct Description(Rows, Vec<Rows>);
+type Description = (Rows, Vec<Rows>);
 
 fn main() -> ExitCode {
     match run(&Arguments::parse(), &mut io::stdout().lock()) {
@@ -58,11 +58,11 @@ pub(crate) fn run(
         }
     }
     if arguments.json {
-        let all = described.into_iter().map(Description::into_json).collect();
+        let all = described.into_iter().map(into_json).collect();
         writeln!(out, "{:#}", Value::Array(all))?;
         return Ok(());
     }
-    for Description(device, ports) in described {
+    for (device, ports) in described {
         print(out, &device, "")?;
         for (number, port) in (1..).zip(ports) {
             writeln!(out, "port {number}")?;
@@ -72,12 +72,10 @@ pub(crate) fn run(
     Ok(())
 }
 
-impl Description {
-    fn into_json(self) -> Value {
-        let object = |rows: Rows| rows.into_iter().map(|(name, value)| (name.to_owned(), value));
-        let ports = self.1.into_iter().map(|port| object(port).collect()).collect();
-        object(self.0).chain([("ports".to_owned(), Value::Array(ports))]).collect()
-    }
+fn into_json((device, ports): Description) -> Value {
+    let object = |rows: Rows| rows.into_iter().map(|(name, value)| (name.to_owned(), value));
+    let ports = ports.into_iter().map(|port| object(port).collect()).collect();
+    object(device).chain([("ports".to_owned(), Value::Array(ports))]).collect()
 }
 
 fn print(out: &mut impl Write, rows: &Rows, indent: &str) -> io::Result<()> {
@@ -141,7 +139,7 @@ fn device(context: &Context) -> Result<Description, Error> {
         num_comp_vectors: context.completion_vectors(),
         phys_port_cnt: attributes.port_count,
     };
-    Ok(Description(device, ports))
+    Ok((device, ports))
 }
 
 fn port(port: &PortAttributes, gids: &[GidEntry]) -> Rows {
