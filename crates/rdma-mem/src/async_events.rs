@@ -44,6 +44,7 @@ impl AsyncEvents {
     /// If the kernel refuses that.
     #[doc(alias = "async_fd")]
     pub fn of(context: &Context) -> Result<Self, Error> {
+        context.check_process()?;
         let context = context.clone();
         // SAFETY: SAFETY.md F1, F6: a live context, whose file does not change.
         let fd = unsafe { (*context.as_raw()).async_fd };
@@ -79,6 +80,7 @@ impl AsyncEvents {
     /// # Errors
     /// As [`get_event`](Self::get_event).
     pub fn try_get_event(&self) -> Result<Option<AsyncEvent>, Error> {
+        self.context.check_process()?;
         let verbs = self.context.verbs();
         let mut raw = ibv_async_event::default();
         // SAFETY: SAFETY.md F1, F2: a live context of this table, and an event to write to.

@@ -8,7 +8,8 @@ use rdma_sys::{Errno, Verbs, ibv_context, ibv_device_attr, ibv_gid, ibv_port_att
 use rdma_types::Gid;
 
 use crate::{
-    AsyncEvents, Device, DeviceAttributes, Error, Forked, GidEntry, Handle, PortAttributes, ProtectionDomain, VerbError, gid_table, hint,
+    AsyncEvents, Device, DeviceAttributes, Error, Forked, GidEntry, Handle, PortAttributes,
+    ProtectionDomain, VerbError, gid_table, hint,
 };
 
 /// An opened device, from which everything else is made.

@@ -45,11 +45,11 @@
 //!
 //! `serde` (off by default): [`RemoteMemoryRegion`] and the numbers of `rdma-types` can be serialised.
 
+mod async_event;
+mod async_events;
 mod borrowed_region;
 mod buffer;
 mod buffer_pool;
-mod async_event;
-mod async_events;
 mod context;
 mod copy;
 mod device;
@@ -57,8 +57,8 @@ mod device_attributes;
 mod device_list;
 mod element;
 mod error;
-mod fork;
 mod event_file;
+mod fork;
 mod gid_sysfs;
 mod gid_table;
 mod handle;
@@ -80,19 +80,19 @@ mod shared_element;
 mod shared_region;
 mod slice;
 
+pub use async_event::{AsyncEvent, AsyncEventSource};
+pub use async_events::AsyncEvents;
 pub use borrowed_region::BorrowedRegion;
 pub use buffer::Buffer;
 pub use buffer_pool::{BufferPool, PoolUsage};
-pub use async_event::{AsyncEvent, AsyncEventSource};
-pub use async_events::AsyncEvents;
 pub use context::Context;
 pub use device::Device;
 pub use device_attributes::DeviceAttributes;
 pub use device_list::{DeviceList, ListError, UnknownDevice, list_devices, open_device};
 pub use element::{GatherElement, ScatterElement, ScatterGatherElementError};
 pub use error::{Error, VerbError};
-pub use fork::{ForkMode, ForkStatus, Forked, fork_support};
 pub use event_file::EventFile;
+pub use fork::{ForkMode, ForkStatus, Forked, fork_support};
 pub use gid_table::GidEntry;
 pub use handle::Handle;
 pub use mapping::HugePageSize;

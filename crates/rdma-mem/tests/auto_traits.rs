@@ -1,7 +1,12 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_mem::{
-    AsyncEvent, AsyncEventSource, AsyncEvents, BorrowedRegion, Buffer, BufferPool, Context, Device, DeviceAttributes, DeviceList, Error, EventFile, ForkStatus, Forked, GatherElement, GidEntry, Handle, ListError, MemoryRegion, ObjectId, OwnedRegion, PoolUsage, PortAttributes, ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError, SharedElement, SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
+    AsyncEvent, AsyncEventSource, AsyncEvents, BorrowedRegion, Buffer, BufferPool, Context, Device,
+    DeviceAttributes, DeviceList, Error, EventFile, ForkStatus, Forked, GatherElement, GidEntry,
+    Handle, ListError, MemoryRegion, ObjectId, OwnedRegion, PoolUsage, PortAttributes,
+    ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice,
+    ScatterElement, ScatterGatherElementError, SharedElement, SharedRegion, SliceMut, SliceRef,
+    UnknownDevice, VerbError,
 };
 
 fn send_sync<T: Send + Sync>() {}

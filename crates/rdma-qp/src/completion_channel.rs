@@ -86,6 +86,7 @@ impl CompletionChannel {
     /// If the provider refuses, most often because too many files are open.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create(context: &Context) -> Result<Self, Error> {
+        context.check_process().map_err(rdma_mem::Error::from)?;
         let (verbs, needs) = (context.verbs(), context.clone());
         // SAFETY: SAFETY.md F1, F2: a live context of this table.
         let raw = unsafe { (verbs.create_comp_channel)(context.as_raw()) };
@@ -132,6 +133,7 @@ impl CompletionChannel {
     /// # Errors
     /// As [`get_event`](Self::get_event).
     pub fn try_get_event(&self) -> Result<Option<ObjectId>, Error> {
+        self.0.handle.check_process().map_err(rdma_mem::Error::from)?;
         let (mut cq, mut context) = (null_mut(), null_mut());
         let get = self.context().verbs().get_cq_event;
         // SAFETY: SAFETY.md F1, F2: a live channel of this table, and places to write to.
@@ -233,6 +235,10 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
+        // A forked child destroys nothing, and its parent settles.
+        if self.channel.0.handle.check_process().is_err() {
+            return;
+        }
         // Who takes an event after this does not find the queue, and acknowledges at once.
         let count = self.channel.taken().remove(&self.id).unwrap_or(0);
         if count > 0 {

@@ -69,7 +69,6 @@ impl CompletionQueue {
     /// If the provider refuses, with the device's limits.
     #[doc(alias = "ibv_create_cq")]
     pub fn create(context: &Context, min_capacity: u32) -> Result<Self, Error> {
-        context.check_process().map_err(rdma_mem::Error::from)?;
         Self::create_in(Needs { channel: None, context: context.clone() }, min_capacity, 0)
     }
 
@@ -97,6 +96,7 @@ impl CompletionQueue {
     fn create_in(needs: Needs, min_capacity: u32, vector: u32) -> Result<Self, Error> {
         let verb = "ibv_create_cq";
         let context = needs.context.clone();
+        context.check_process().map_err(rdma_mem::Error::from)?;
         let fail = |errno| {
             let asked = format!("{min_capacity} completions");
             let hint = context.query_device().ok().and_then(|d| create_hint(errno, &asked, &d));
