@@ -128,6 +128,35 @@ fn loom_the_error_comes_after_the_completions() {
     });
 }
 
+/// Also to a poller from under whose hands another takes the completion that it saw.
+#[test]
+fn loom_the_error_comes_after_the_completions_for_each_poller() {
+    loom::model(|| {
+        let queue = Arc::new(CompletionQueue::new(1, None));
+        let (_counters, seat) = seat(&queue);
+        queue.push(seat, Completion::success(1, 1));
+        let poller = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || {
+                let mut got = Vec::new();
+                let polled = poll(&queue, 1, &mut got);
+                assert!(polled.is_ok(), "{polled:?} before the last completion");
+                got
+            })
+        };
+        let mut got = Vec::new();
+        poll(&queue, 1, &mut got).unwrap();
+        queue.push(seat, Completion::success(2, 2));
+        queue.push(seat, Completion::success(3, 3));
+        got.extend(poller.join().unwrap());
+        overflow::settle();
+        while let Ok(1) = poll(&queue, 1, &mut got) {}
+        got.sort_unstable();
+        let kept: &[u64] = if queue.is_overflowed() { &[1, 2] } else { &[1, 2, 3] };
+        assert_eq!(got, kept);
+    });
+}
+
 /// A reset drops the completions of its queue pair and no others, whose owner at no time finds the
 /// queue empty.
 #[test]
