@@ -59,7 +59,7 @@ fn a_queue_that_was_not_destroyed_goes_on_counting_its_events() {
     event(&channel, &cq);
     REFUSE.store(true, Ordering::Relaxed);
     let (cq, error) = cq.close().unwrap_err();
-    assert!(matches!(error, Error::Verb(_)), "{error}");
+    assert!(matches!(error, Error::Memory(rdma_mem::Error::Verb(_))), "{error}");
     event(&channel, &cq);
     REFUSE.store(false, Ordering::Relaxed);
     must_end(move || {

@@ -35,6 +35,8 @@ struct State<E> {
     events: VecDeque<E>,
     /// In the pipe, and at most one for each event; less while the pipe is full.
     tokens: usize,
+    /// How many different events there can be.
+    room: usize,
 }
 
 impl<E: Copy> EventQueue<E> {
@@ -44,7 +46,7 @@ impl<E: Copy> EventQueue<E> {
         let flags = rustix::fs::fcntl_getfl(&write)?;
         rustix::fs::fcntl_setfl(&write, flags | OFlags::NONBLOCK)?;
         Ok(Self {
-            state: Mutex::new(State { events: VecDeque::new(), tokens: 0 }),
+            state: Mutex::new(State { events: VecDeque::new(), tokens: 0, room: 0 }),
             take_back: reopen(&read),
             read: File::from(read),
             write: File::from(write),
@@ -60,6 +62,31 @@ impl<E: Copy> EventQueue<E> {
         let mut state = locked(&self.state);
         state.events.push_back(event);
         self.refill(&mut state);
+    }
+
+    /// As [`push`](Self::push), unless the same event is waiting already: it says no more twice.
+    pub(crate) fn push_new(&self, event: E)
+    where
+        E: PartialEq,
+    {
+        let mut state = locked(&self.state);
+        if !state.events.contains(&event) {
+            state.events.push_back(event);
+            self.refill(&mut state);
+        }
+    }
+
+    /// One more object reports here, each of up to `kinds` events: makes room, so that reporting does
+    /// not allocate.
+    pub(crate) fn join(&self, kinds: usize) {
+        let mut state = locked(&self.state);
+        state.room += kinds;
+        let room = state.room;
+        state.events.reserve(room);
+    }
+
+    pub(crate) fn leave(&self, kinds: usize) {
+        locked(&self.state).room -= kinds;
     }
 
     /// Has a token in the pipe for each event, as far as there is room.

@@ -32,6 +32,9 @@ pub(crate) struct AsyncEvent {
     pub(crate) element: Element,
 }
 
+/// How many kinds of events one object has at most.
+const KINDS: usize = 4;
+
 /// Reports the events of one object to the context that it was made from.
 #[derive(Debug)]
 pub(crate) struct Reporter {
@@ -48,6 +51,7 @@ impl Reporter {
         context: Arc<EventQueue<AsyncEvent>>,
         element: fn(Handle) -> Element,
     ) -> Self {
+        context.join(KINDS);
         Self { context: Some(context), handle: Mutex::default(), element }
     }
 
@@ -62,7 +66,7 @@ impl Reporter {
 
     pub(crate) fn report(&self, kind: ibv_event_type) {
         if let (Some(context), Some(handle)) = (&self.context, *locked(&self.handle)) {
-            context.push(AsyncEvent { kind, element: (self.element)(handle) });
+            context.push_new(AsyncEvent { kind, element: (self.element)(handle) });
         }
     }
 
@@ -72,6 +76,14 @@ impl Reporter {
         if let (Some(context), Some(handle)) = (&self.context, handle) {
             let element = (self.element)(handle);
             context.discard(|event| event.element == element);
+        }
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        if let Some(context) = &self.context {
+            context.leave(KINDS);
         }
     }
 }
