@@ -1,45 +1,38 @@
 //! The primitives that the model checker replaces: under `cfg(loom)` the lock and the atomics of the
 //! data path are loom's, so that its tests explore the production modules.
-//!
-//! The lock itself is explored apart, by two threads: with more, two that wait can hand the processor to
-//! each other for ever, as the model checker has no fairness. Of what is built on it, it explores more,
-//! and with a mutex that blocks and has the same contract.
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU32, AtomicU64, Ordering, fence},
+};
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicU32, AtomicU64, Ordering, fence},
+};
 
-#[cfg(any(not(loom), test))]
-mod cell;
-#[cfg(any(not(loom), test))]
-mod lock;
-#[cfg(loom)]
-mod modelled_lock;
+/// A mutex without poisoning: no code of a caller runs under it, and the shims abort on a panic.
+#[derive(Debug, Default)]
+pub(crate) struct Lock<T>(Mutex<T>);
 
-#[cfg(not(loom))]
-pub(crate) use lock::{Guard, Lock};
-#[cfg(loom)]
-pub(crate) use modelled_lock::{Guard, Lock};
-
-/// Waits for a moment before another thread's work is looked at again, which was done in vain `looks`
-/// times: the longer, the more often.
-#[cfg(not(loom))]
-fn pause(looks: u32) {
-    const SPINS: u32 = 200;
-    const YIELDS: u32 = 200;
-    const SLEEP: std::time::Duration = std::time::Duration::from_micros(50);
-    match looks % (SPINS + YIELDS + 1) {
-        n if n < SPINS => std::hint::spin_loop(),
-        n if n < SPINS + YIELDS => std::thread::yield_now(),
-        // Then from the beginning: the more looks, the less easily does it miss that the lock is free.
-        _ => std::thread::sleep(SLEEP),
+impl<T> Lock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Mutex::new(value))
     }
-}
 
-#[cfg(all(loom, test))]
-fn pause(_looks: u32) {
-    loom::thread::yield_now();
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        match self.0.lock() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+
+    /// Waits until whoever holds the lock has let go, and sees what they did.
+    pub(crate) fn pass(&self) {
+        drop(self.lock());
+    }
 }
 
 /// Locks a control-path mutex, which the model checker does not see, likewise without poisoning.

@@ -16,7 +16,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{Handle, Reporter};
 use crate::overflow;
 use crate::schedule::Deferred;
-use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
+use crate::sync::{AtomicU32, AtomicU64, Line, Lock, MutexGuard, Ordering, locked};
 
 /// The completion queue overflowed: a completion was lost, and it is in error for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,7 +165,7 @@ impl CompletionQueue {
 
     /// Sends the event that was asked for, if this completion is one that it was asked for.
     #[cold]
-    fn notify(&self, mut producers: Guard<'_, Producers>, completion: &Completion) {
+    fn notify(&self, mut producers: MutexGuard<'_, Producers>, completion: &Completion) {
         let failed = completion.status != ibv_wc_status::IBV_WC_SUCCESS;
         if producers.armed == Armed::Any || completion.solicited || failed {
             producers.armed = Armed::No;
