@@ -11,7 +11,7 @@ use rdma_sys::{
 use super::block::{queue_of, queue_pair_of};
 use super::number;
 use crate::engine::Refusal;
-use crate::engine::completion::{Completion, Side};
+use crate::engine::completion::Completion;
 use crate::engine::request::{Opcode, Payload, Request};
 
 /// The flags that a request of a reliable connection may have.
@@ -56,27 +56,29 @@ unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payload<'a>), R
     };
     // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
     let imm = unsafe { wr.__bindgen_anon_1.imm_data };
-    let (remote_address, rkey, operand, swap) = if opcode.is_atomic() {
-        // SAFETY: as above.
-        let atomic = unsafe { wr.wr.atomic };
-        (atomic.remote_addr, atomic.rkey, atomic.compare_add, atomic.swap)
-    } else {
-        // SAFETY: as above; a send leaves it unused.
-        let rdma = unsafe { wr.wr.rdma };
-        (rdma.remote_addr, rdma.rkey, 0, 0)
-    };
+    // SAFETY: as above; a send leaves it unused.
+    let remote = unsafe { wr.wr.rdma };
+    let (rkey, operand, swap) = if opcode.is_atomic() { atomic(wr) } else { (remote.rkey, 0, 0) };
     let request = Request {
         wr_id: wr.wr_id,
         opcode,
         signaled: flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0,
         solicited: flags & ibv_send_flags::IBV_SEND_SOLICITED.0 != 0,
         imm,
-        remote_address,
+        remote_address: remote.remote_addr,
         rkey,
         operand,
         swap,
     };
     Ok((request, payload))
+}
+
+/// The key, the operand and what is swapped in of an atomic.
+#[cold]
+fn atomic(wr: &ibv_send_wr) -> (u32, u64, u64) {
+    // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
+    let atomic = unsafe { wr.wr.atomic };
+    (atomic.rkey, atomic.compare_add, atomic.swap)
 }
 
 pub(super) unsafe extern "C" fn post_send(
@@ -159,14 +161,8 @@ const JUNK: u32 = 0xdead_c0de;
 #[inline]
 fn work_completion(completion: &Completion) -> ibv_wc {
     let success = completion.status == ibv_wc_status::IBV_WC_SUCCESS;
-    let receive = completion.side == Side::Receive;
-    let counted = receive
-        || matches!(
-            completion.opcode,
-            ibv_wc_opcode::IBV_WC_RDMA_READ
-                | ibv_wc_opcode::IBV_WC_COMP_SWAP
-                | ibv_wc_opcode::IBV_WC_FETCH_ADD
-        );
+    // Of what the requester sent, the bytes are not counted: sends and writes have the first numbers.
+    let counted = completion.opcode.0 >= ibv_wc_opcode::IBV_WC_RDMA_READ.0;
     let flags = if completion.with_imm { ibv_wc_flags::IBV_WC_WITH_IMM.0 } else { 0 };
     ibv_wc {
         wr_id: completion.wr_id,

@@ -156,7 +156,9 @@ impl Exchange<'_> {
         let copied = match opcode {
             Opcode::Send | Opcode::SendWithImm => self.send(),
             Opcode::Write | Opcode::WriteWithImm | Opcode::Read => self.one_sided(),
-            Opcode::CompareAndSwap | Opcode::FetchAndAdd => self.atomic(),
+            Opcode::CompareAndSwap | Opcode::FetchAndAdd => {
+                atomic(self.peer, self.responder, self.request, self.local)
+            }
         };
         // No segment outlives the locks under which it was found.
         self.local.clear();
@@ -196,7 +198,7 @@ impl Exchange<'_> {
     /// Copies to or from the remote range.
     #[inline]
     fn one_sided(&mut self) -> Result<Copied, Refused> {
-        let remote = self.remote()?;
+        let remote = remote(self.peer, self.responder, self.request, self.length)?;
         let reads = self.request.opcode == Opcode::Read;
         let (source, sink) =
             if reads { (&[remote][..], &**self.local) } else { (&**self.local, &[remote][..]) };
@@ -204,43 +206,48 @@ impl Exchange<'_> {
     }
 }
 
-impl Exchange<'_> {
-    /// The remote range, if the request may touch it.
-    #[inline(always)]
-    fn remote(&self) -> Result<Segment, Refused> {
-        let refused = |request| Refused { receive: Status::IBV_WC_WR_FLUSH_ERR, request };
-        let (request, responder) = (self.request, &*self.responder);
-        let access = request.opcode.remote_access();
-        let no_resource = request.opcode.fetches() && responder.max_rd_atomic == 0;
-        if responder.access & access == 0 || no_resource {
-            return Err(refused(Status::IBV_WC_REM_INV_REQ_ERR));
-        }
-        self.peer
-            .find_memory(request.rkey, request.remote_address, self.length, access)
-            .ok_or(refused(Status::IBV_WC_REM_ACCESS_ERR))
+/// The remote range of a one-sided request, if it may touch it.
+#[inline(always)]
+fn remote(
+    peer: &QueuePair,
+    responder: &Responder,
+    request: &Request,
+    length: u64,
+) -> Result<Segment, Refused> {
+    let refused = |request| Refused { receive: Status::IBV_WC_WR_FLUSH_ERR, request };
+    let access = request.opcode.remote_access();
+    let no_resource = request.opcode.fetches() && responder.max_rd_atomic == 0;
+    if responder.access & access == 0 || no_resource {
+        return Err(refused(Status::IBV_WC_REM_INV_REQ_ERR));
     }
+    peer.find_memory(request.rkey, request.remote_address, length, access)
+        .ok_or(refused(Status::IBV_WC_REM_ACCESS_ERR))
+}
 
-    /// Executes an atomic, and brings what was there before.
-    fn atomic(&mut self) -> Result<Copied, Refused> {
-        let request = self.request;
-        if !request.remote_address.is_multiple_of(8) {
-            let receive = Status::IBV_WC_WR_FLUSH_ERR;
-            return Err(Refused { receive, request: Status::IBV_WC_REM_INV_REQ_ERR });
-        }
-        let remote = self.remote()?;
-        let Some(word) = AtomicWord::at(remote) else {
-            // Aligned for the peer, but not here: the region was registered under another address.
-            let receive = Status::IBV_WC_WR_FLUSH_ERR;
-            return Err(Refused { receive, request: Status::IBV_WC_REM_INV_REQ_ERR });
-        };
-        // A held device cannot stop half-way.
-        let before = match request.opcode {
-            Opcode::CompareAndSwap => word.compare_and_swap(request.operand, request.swap),
-            _ => word.fetch_and_add(request.operand),
-        };
-        deliver(before, self.local);
-        Ok(Copied::All)
+/// Executes an atomic, and brings what was there before. A held device cannot stop half-way.
+#[cold]
+fn atomic(
+    peer: &QueuePair,
+    responder: &Responder,
+    request: &Request,
+    local: &[Segment],
+) -> Result<Copied, Refused> {
+    let misaligned = || Refused {
+        receive: Status::IBV_WC_WR_FLUSH_ERR,
+        request: Status::IBV_WC_REM_INV_REQ_ERR,
+    };
+    if !request.remote_address.is_multiple_of(8) {
+        return Err(misaligned());
     }
+    // It can be aligned for the peer and not here, if the region was registered under other addresses.
+    let remote = remote(peer, responder, request, 8)?;
+    let word = AtomicWord::at(remote).ok_or_else(misaligned)?;
+    let before = match request.opcode {
+        Opcode::CompareAndSwap => word.compare_and_swap(request.operand, request.swap),
+        _ => word.fetch_and_add(request.operand),
+    };
+    deliver(before, local);
+    Ok(Copied::All)
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{Handle, Reporter};
 use crate::overflow;
 use crate::schedule::Deferred;
-use crate::sync::{AtomicU32, AtomicU64, Line, Lock, MutexGuard, Ordering, locked};
+use crate::sync::{AtomicU32, AtomicU64, Line, Lock, Ordering, locked};
 
 /// The completion queue overflowed: a completion was lost, and it is in error for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,18 @@ struct Producers {
     /// Where the pollers' head was when it was last asked for.
     head: u64,
     armed: Armed,
+}
+
+impl Producers {
+    /// Whether an event was asked for that is due with a completion that came; it is then due no more.
+    #[inline(always)]
+    fn take_event(&mut self, solicited: bool) -> bool {
+        let is_due = self.armed == Armed::Any || self.armed == Armed::Solicited && solicited;
+        if is_due {
+            self.armed = Armed::No;
+        }
+        is_due
+    }
 }
 
 /// Which completion the next event is for.
@@ -158,21 +170,18 @@ impl CompletionQueue {
         let number = producers.tail;
         producers.tail += 1;
         self.entry(number).write(number, seat, &completion);
-        if producers.armed != Armed::No {
-            self.notify(producers, &completion);
+        let failed = completion.status != ibv_wc_status::IBV_WC_SUCCESS;
+        let is_due = producers.take_event(completion.solicited || failed);
+        drop(producers);
+        if is_due {
+            self.send_event();
         }
     }
 
-    /// Sends the event that was asked for, if this completion is one that it was asked for.
     #[cold]
-    fn notify(&self, mut producers: MutexGuard<'_, Producers>, completion: &Completion) {
-        let failed = completion.status != ibv_wc_status::IBV_WC_SUCCESS;
-        if producers.armed == Armed::Any || completion.solicited || failed {
-            producers.armed = Armed::No;
-            drop(producers);
-            if let Some((notifier, handle)) = self.named_notifier() {
-                notifier.channel.push(handle);
-            }
+    fn send_event(&self) {
+        if let Some((notifier, handle)) = self.named_notifier() {
+            notifier.channel.push(handle);
         }
     }
 
