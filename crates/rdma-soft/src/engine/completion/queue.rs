@@ -16,7 +16,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{Handle, Reporter};
 use crate::overflow;
 use crate::schedule::Deferred;
-use crate::sync::{AtomicU32, AtomicU64, Line, Lock, Ordering, locked};
+use crate::sync::{AtomicU32, AtomicU64, Line, Lock, MutexGuard, Ordering, locked};
 
 /// The completion queue overflowed: a completion was lost, and it is in error for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,18 +30,6 @@ struct Producers {
     /// Where the pollers' head was when it was last asked for.
     head: u64,
     armed: Armed,
-}
-
-impl Producers {
-    /// Whether an event was asked for that is due with a completion that came; it is then due no more.
-    #[inline(always)]
-    fn take_event(&mut self, solicited: bool) -> bool {
-        let is_due = self.armed == Armed::Any || self.armed == Armed::Solicited && solicited;
-        if is_due {
-            self.armed = Armed::No;
-        }
-        is_due
-    }
 }
 
 /// Which completion the next event is for.
@@ -170,15 +158,22 @@ impl CompletionQueue {
         let number = producers.tail;
         producers.tail += 1;
         self.entry(number).write(number, seat, &completion);
-        let failed = completion.status != ibv_wc_status::IBV_WC_SUCCESS;
-        let is_due = producers.take_event(completion.solicited || failed);
-        drop(producers);
-        if is_due {
+        if producers.armed != Armed::No {
+            let failed = completion.status != ibv_wc_status::IBV_WC_SUCCESS;
+            self.disarm(producers, completion.solicited || failed);
+        }
+    }
+
+    /// Sends the event that was asked for, if it was for a completion such as the one that came.
+    #[cold]
+    fn disarm(&self, mut producers: MutexGuard<'_, Producers>, solicited: bool) {
+        if producers.armed == Armed::Any || solicited {
+            producers.armed = Armed::No;
+            drop(producers);
             self.send_event();
         }
     }
 
-    #[cold]
     fn send_event(&self) {
         if let Some((notifier, handle)) = self.named_notifier() {
             notifier.channel.push(handle);
