@@ -87,18 +87,16 @@ impl OwnedRegion {
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
-        let (length, base, lkey) = (self.0.length(), self.0.base(), self.0.lkey());
         // SAFETY: SAFETY.md F16: as `get_ref`.
-        unsafe { SliceRef::new(base, length, self.0.device_address(0), lkey, self.0.pd()) }
+        unsafe { self.0.whole() }
     }
 
     /// The whole region, exclusively: also to receive or read into.
     #[inline]
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
-        let (length, base, lkey) = (self.0.length(), self.0.base(), self.0.lkey());
         // SAFETY: SAFETY.md F16: as above, by `&mut self`.
-        unsafe { SliceMut::new(base, length, self.0.device_address(0), lkey, self.0.pd()) }
+        unsafe { self.0.whole_mut() }
     }
 
     /// The first `middle` bytes and the rest, both exclusively.

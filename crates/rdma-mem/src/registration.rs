@@ -154,6 +154,28 @@ impl<M> Registration<M> {
         Some(unsafe { SliceMut::new(base, length, address, self.lkey, self.pd()) })
     }
 
+    /// The whole region.
+    ///
+    /// # Safety
+    /// As of [`slice`](Self::slice).
+    #[inline]
+    pub(crate) unsafe fn whole(&self) -> SliceRef<'_> {
+        let address = self.device_address(0);
+        // SAFETY: SAFETY.md F16: the region, borrowed by `&self`.
+        unsafe { SliceRef::new(self.base, self.length, address, self.lkey, self.pd()) }
+    }
+
+    /// As [`whole`](Self::whole), exclusively.
+    ///
+    /// # Safety
+    /// As of [`slice_mut`](Self::slice_mut).
+    #[inline]
+    pub(crate) unsafe fn whole_mut(&mut self) -> SliceMut<'_> {
+        let address = self.device_address(0);
+        // SAFETY: SAFETY.md F16: the region, borrowed by `&mut self`.
+        unsafe { SliceMut::new(self.base, self.length, address, self.lkey, self.pd()) }
+    }
+
     /// All bytes.
     ///
     /// # Safety

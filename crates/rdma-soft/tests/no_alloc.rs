@@ -251,7 +251,7 @@ fn counted(name: &str, run: impl FnOnce() -> u64) -> u64 {
     posted
 }
 
-/// Starts the timer's thread, which stays for a second, and shows that it has started: nobody else
+/// Starts the timer's thread, which stays for a while, and shows that it has started: nobody else
 /// ends this wait.
 fn start_timer(stage: &Stage) {
     impatient(stage);
