@@ -1,21 +1,12 @@
 //! Where a queue pair is: port addresses and the path between two of them.
 
-use rdma_types::Gid;
-
-/// How a GID goes on the wire (`enum ibv_gid_type`); the numbers are the kernel's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum GidKind {
-    Infiniband = 0,
-    RoceV1 = 1,
-    RoceV2 = 2,
-}
+use rdma_types::{Gid, GidType};
 
 /// One row of a port's GID table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GidEntry {
     pub(crate) gid: Gid,
-    pub(crate) kind: GidKind,
+    pub(crate) kind: GidType,
 }
 
 /// The address of a port, as far as a packet needs it.

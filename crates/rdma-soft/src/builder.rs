@@ -1,6 +1,7 @@
 //! Making devices.
 
 use crate::device::Device;
+use crate::gid_place::GidPlace;
 use crate::schedule::Schedule;
 use crate::soft_device::SoftDevice;
 use crate::{abi, fabric};
@@ -80,6 +81,7 @@ pub enum InstallError {
 pub struct Builder {
     name: String,
     link: Link,
+    gids: Option<Vec<GidPlace>>,
     schedule: Schedule,
     limits: Limits,
 }
@@ -90,6 +92,7 @@ impl Builder {
         Self {
             name: name.into(),
             link: Link::default(),
+            gids: None,
             schedule: Schedule::default(),
             limits: Limits::default(),
         }
@@ -98,6 +101,26 @@ impl Builder {
     /// The link layer of its port.
     pub fn link(mut self, link: Link) -> Self {
         self.link = link;
+        self
+    }
+
+    /// The places of its port's GID table, in the order of their index. Without this they are the usual
+    /// ones: link-local and IPv4-mapped, each for RoCE v1 and v2, or one on InfiniBand.
+    ///
+    /// A table may be empty, may have holes, and types that are not the link's or nobody's: programs
+    /// meet all of these. No index beyond 255 can be used.
+    ///
+    /// ```
+    /// use rdma_soft::{Builder, GidPlace};
+    /// use rdma_types::GidType;
+    ///
+    /// let places = [GidPlace::Empty, GidPlace::Global(GidType::ROCE_V2)];
+    /// let device = Builder::new("global0").gids(places).install()?;
+    /// assert!(device.gids()[0].is_zero() && !device.gids()[1].is_link_local());
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    pub fn gids(mut self, places: impl IntoIterator<Item = GidPlace>) -> Self {
+        self.gids = Some(places.into_iter().collect());
         self
     }
 
@@ -161,7 +184,8 @@ impl Builder {
         if !(1..64).contains(&self.name.len()) || !self.name.chars().all(typeable) {
             return Err(InstallError::BadName(self.name));
         }
-        let device = Device::new(self.name, self.link, self.limits, self.schedule);
+        let gids = self.gids.unwrap_or_else(|| GidPlace::usual(self.link));
+        let device = Device::new(self.name, self.link, gids, self.limits, self.schedule);
         let device = fabric::add(device)?;
         abi::register();
         Ok(SoftDevice::of(device))

@@ -17,6 +17,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::RegionTable;
 use crate::engine::report::{AsyncEvent, Element};
 use crate::fabric;
+use crate::gid_place::GidPlace;
 use crate::identity::Identity;
 use crate::random::SplitMix;
 use crate::schedule::{Deferred, Schedule};
@@ -118,9 +119,15 @@ pub(crate) fn unique_id() -> u64 {
 }
 
 impl Device {
-    pub(crate) fn new(name: String, link: Link, limits: Limits, schedule: Schedule) -> Self {
+    pub(crate) fn new(
+        name: String,
+        link: Link,
+        gids: Vec<GidPlace>,
+        limits: Limits,
+        schedule: Schedule,
+    ) -> Self {
         let mut rng = SplitMix::from_system();
-        let identity = Identity::random(link, &mut rng);
+        let identity = Identity::random(link, gids, &mut rng);
         let deferred = match schedule {
             Schedule::Deferred { seed } => Some(Deferred::new(seed)),
             _ => None,
@@ -192,7 +199,7 @@ impl Device {
     pub(crate) fn has_address(&self, address: &Address) -> bool {
         match address {
             Address::Lid(lid) => *lid == self.identity.lid,
-            Address::Gid(entry) => self.identity.gids.contains(entry),
+            Address::Gid(entry) => self.identity.has_gid(entry),
         }
     }
 
@@ -232,12 +239,13 @@ impl Device {
         let identity = &other.identity;
         self.link == other.link
             && (identity.lid != 0 && identity.lid == self.identity.lid
-                || identity.gids.iter().any(|entry| self.identity.gids.contains(entry)))
+                || identity.gids.iter().any(|entry| self.identity.has_gid(entry)))
     }
 
     /// The path that an address vector describes, if packets could take it.
     pub(crate) fn path(&self, vector: &ibv_ah_attr, dgid: [u8; 16]) -> Result<Path, Refusal> {
         let source = self.identity.gids.get(usize::from(vector.grh.sgid_index));
+        let source = source.filter(|entry| !entry.gid.is_zero());
         if vector.port_num != 1 || vector.is_global != 0 && source.is_none() {
             return Err(Refusal::Invalid);
         }

@@ -5,7 +5,6 @@ use std::sync::Mutex;
 use crate::address::Address;
 use crate::builder::{InstallError, Link};
 use crate::device::{Device, DeviceBlock};
-use crate::identity::Identity;
 use crate::random::SplitMix;
 use crate::sync::locked;
 
@@ -31,7 +30,7 @@ pub(crate) fn add(mut device: Device) -> Result<&'static Device, InstallError> {
         return Err(InstallError::TooMany(MAX_DEVICES));
     }
     while devices.iter().any(|block| block.device().shares_address_with(&device)) {
-        device.identity = Identity::random(device.link, &mut SplitMix::from_system());
+        device.identity = device.identity.redrawn(device.link, &mut SplitMix::from_system());
     }
     let block: &'static DeviceBlock = Box::leak(Box::new(DeviceBlock::new(device)));
     devices.push(block);

@@ -39,6 +39,7 @@ mod builder;
 mod device;
 mod engine;
 mod fabric;
+mod gid_place;
 mod identity;
 mod overflow;
 mod random;
@@ -48,6 +49,7 @@ mod sync;
 
 pub use abi::verbs;
 pub use builder::{Builder, InstallError, Link};
+pub use gid_place::GidPlace;
 pub use schedule::Schedule;
 pub use soft_device::SoftDevice;
 

@@ -87,7 +87,7 @@ fn to_verbs(index: u32, entry: GidEntry) -> ibv_gid_entry {
         gid: ibv_gid { raw: entry.gid.to_bytes() },
         gid_index: index,
         port_num: 1,
-        gid_type: entry.kind as u32,
+        gid_type: entry.kind.raw(),
         ndev_ifindex: 0,
     }
 }
@@ -126,6 +126,7 @@ pub(super) unsafe extern "C" fn query_gid_ex(
     }
     // SAFETY: the caller's context (SAFETY.md F1).
     match entry(unsafe { device_of(context) }, port, index) {
+        Ok(entry) if entry.gid.is_zero() => Errno::ENODATA.raw(),
         Ok(entry) => {
             // SAFETY: the caller's entry is at least as large as ours (SAFETY.md F1).
             unsafe { out.write(to_verbs(index, entry)) };
@@ -148,15 +149,18 @@ pub(super) unsafe extern "C" fn query_gid_table(
     }
     // SAFETY: the caller's context (SAFETY.md F1).
     let gids = &unsafe { device_of(context) }.identity.gids;
-    if gids.len() > max_entries {
+    // Empty places are left out.
+    let found = || (0..).zip(gids).filter(|(_, entry)| !entry.gid.is_zero());
+    let count = found().count();
+    if count > max_entries {
         return refused(Errno::EINVAL);
     }
-    for (index, &entry) in (0..).zip(gids) {
-        let place = entries.wrapping_byte_add(index as usize * entry_size);
+    for (n, (index, &entry)) in found().enumerate() {
+        let place = entries.wrapping_byte_add(n * entry_size);
         // SAFETY: the caller's entries: fewer than `max_entries` of this size (SAFETY.md F12).
         unsafe { place.write(to_verbs(index, entry)) };
     }
-    isize::try_from(gids.len()).unwrap_or(isize::MAX)
+    isize::try_from(count).unwrap_or(isize::MAX)
 }
 
 pub(super) unsafe extern "C" fn query_pkey(

@@ -25,7 +25,8 @@ impl Model {
     /// Connected by hand: the way through the list of devices and `modify` is not what is explored.
     fn new() -> Self {
         let limits = Limits { max_mr: 3, ..Limits::default() };
-        let device = Device::new("model".into(), Link::Ethernet, limits, Schedule::Immediate);
+        let device =
+            Device::new("model".into(), Link::Ethernet, Vec::new(), limits, Schedule::Immediate);
         let device: &'static Device = Box::leak(Box::new(device));
         let capacity =
             Capacity { send_wr: 2, receive_wr: 2, send_sge: 2, receive_sge: 2, inline: 0 };

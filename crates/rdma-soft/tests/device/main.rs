@@ -12,6 +12,7 @@ mod keys;
 mod not_ready;
 mod operations;
 mod overflow;
+mod profiles;
 mod queues;
 mod registration;
 mod rig;

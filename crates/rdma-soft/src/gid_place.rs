@@ -1,0 +1,46 @@
+//! What a port's GID table looks like.
+
+use rdma_types::GidType;
+
+use crate::builder::Link;
+
+/// What one place of a port's GID table holds, for [`Builder::gids`](crate::Builder::gids). The address
+/// itself is random.
+///
+/// Places of one family and different types have the same address, as on hardware, where an address of
+/// the network interface is there once for RoCE v1 and once for v2. A second place of one family and
+/// type has the second address of that family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GidPlace {
+    /// Nothing, as an address leaves it that was removed: queries give the zero GID, or `ENODATA`.
+    Empty,
+    /// An address from `fe80::/64`; the first is made from the device's GUID.
+    LinkLocal(GidType),
+    /// An address from 240.0.0.0/5, mapped to IPv6.
+    Ipv4Mapped(GidType),
+    /// An address from `2001:db8::/32`, which is set aside for documentation (RFC 3849).
+    Global(GidType),
+}
+
+impl GidPlace {
+    /// The table of a device whose builder was not told.
+    pub(crate) fn usual(link: Link) -> Vec<Self> {
+        match link {
+            Link::InfiniBand => vec![Self::LinkLocal(GidType::IB)],
+            Link::Ethernet => vec![
+                Self::LinkLocal(GidType::ROCE_V1),
+                Self::LinkLocal(GidType::ROCE_V2),
+                Self::Ipv4Mapped(GidType::ROCE_V1),
+                Self::Ipv4Mapped(GidType::ROCE_V2),
+            ],
+        }
+    }
+
+    pub(crate) fn gid_type(self) -> GidType {
+        match self {
+            Self::Empty => GidType::IB,
+            Self::LinkLocal(kind) | Self::Ipv4Mapped(kind) | Self::Global(kind) => kind,
+        }
+    }
+}
