@@ -1,12 +1,10 @@
 //! Elements over memory that nobody has for himself.
 
-use std::marker::PhantomData;
-
 use rdma_types::Lkey;
 
-use crate::{GatherElement, ScatterElement, SharedRegion};
+use crate::{GatherElement, ProtectionDomain, ScatterElement};
 
-/// A range of a [`SharedRegion`], as source or destination of requests.
+/// A range of a [`SharedRegion`](crate::SharedRegion), as source or destination of requests.
 ///
 /// `Copy`, and both at once, because nothing promises that a shared region's bytes are exclusive.
 #[derive(Clone, Copy, Debug)]
@@ -14,13 +12,21 @@ pub struct SharedElement<'r> {
     address: u64,
     length: u32,
     lkey: Lkey,
-    region: PhantomData<&'r SharedRegion>,
+    /// The region's own: the element lives no longer than it.
+    pd: &'r ProtectionDomain,
 }
 
-impl SharedElement<'_> {
+impl<'r> SharedElement<'r> {
     #[inline]
-    pub(crate) fn new(address: u64, length: u32, lkey: Lkey) -> Self {
-        Self { address, length, lkey, region: PhantomData }
+    pub(crate) fn new(address: u64, length: u32, lkey: Lkey, pd: &'r ProtectionDomain) -> Self {
+        Self { address, length, lkey, pd }
+    }
+
+    /// The domain of the region that the bytes belong to.
+    #[inline]
+    #[must_use]
+    pub fn pd(&self) -> &'r ProtectionDomain {
+        self.pd
     }
 
     /// How many bytes it has.

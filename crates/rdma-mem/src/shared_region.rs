@@ -165,7 +165,7 @@ impl SharedRegion {
         })?;
         range_error::check(start, length, self.len())?;
         let length = u32::try_from(length).map_err(|_| RangeError::TooLong { length })?;
-        Ok(SharedElement::new(self.0.device_address(start), length, self.lkey()))
+        Ok(SharedElement::new(self.0.device_address(start), length, self.lkey(), self.pd()))
     }
 
     /// The file that the memory is, if it came from [`RegionMemory::memfd`]: for other processes of this

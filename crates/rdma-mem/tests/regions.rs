@@ -140,6 +140,7 @@ fn words_are_atomic_aligned_and_the_bytes_of_the_region() {
 fn a_shared_element_is_source_and_destination() {
     let region = pd().allocate_shared_region(100, shared()).unwrap();
     let element = region.element(10..40).unwrap();
+    assert!(element.pd().is_same(region.pd()));
     let source = *GatherElement::from(element).as_raw();
     let target = *ScatterElement::from(element).as_raw();
     assert_eq!(
