@@ -18,7 +18,9 @@ use std::{
     ptr::null_mut,
 };
 
-use crate::{Verbs, ibv_context, ibv_device_attr_ex, ibv_query_device_ex_input, verbs_context};
+use crate::{
+    Verbs, ibv_context, ibv_device_attr_ex, ibv_query_device_ex_input, ibv_values_ex, verbs_context,
+};
 
 /// The extended context that `context` is the last field of, or NULL if its provider is older than
 /// that.
@@ -117,4 +119,24 @@ pub unsafe fn ibv_query_device_ex(
     let classic = unsafe { &raw mut (*attr).orig_attr };
     // SAFETY: the table's own context (SAFETY.md F2), and attributes to write to (F1).
     unsafe { (verbs.query_device)(context, classic) }
+}
+
+/// What the device's clock says; man `ibv_query_rt_values_ex`.
+///
+/// The `comp_mask` of `values` says what to fill in, and afterwards what was. Providers put all ticks of
+/// the clock into `raw_clock.tv_nsec`. Returns 0 or an error number
+/// ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` from a provider without it.
+///
+/// # Safety
+/// `context` is live; `values` is valid and may be written.
+#[inline]
+pub unsafe fn ibv_query_rt_values_ex(
+    context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    // SAFETY: the context is live (SAFETY.md F1), and the macro matches offset and type (F5).
+    let query = unsafe { verbs_get_ctx_op!(context, query_rt_values) };
+    let Some(query) = query else { return libc::EOPNOTSUPP };
+    // SAFETY: the provider's own function and context (SAFETY.md F3), values to write to (F1).
+    unsafe { query(context, values) }
 }

@@ -8,13 +8,14 @@
 // Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
 // conditions and the disclaimer are in LICENSE-OPENIB.
 
-//! Completion queues on the data path.
+//! Completion queues on the data path, and their moderation.
 
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
 
-use crate::{ibv_cq, ibv_wc};
+use super::context::verbs_get_ctx_op;
+use crate::{ibv_cq, ibv_modify_cq_attr, ibv_wc};
 
 /// Takes up to `num_entries` completions; man `ibv_poll_cq`.
 ///
@@ -55,4 +56,22 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
     let op = unsafe { op.unwrap_unchecked() };
     // SAFETY: the provider's own function and CQ (SAFETY.md F3).
     unsafe { op(cq, solicited_only) }
+}
+
+/// Changes how events of the CQ are moderated; man `ibv_modify_cq`.
+///
+/// Returns 0 or an error number ([`Errno::check`](crate::Errno::check)); `EOPNOTSUPP` from a provider
+/// without it.
+///
+/// # Safety
+/// `cq` is live; `attr` is valid.
+#[inline]
+pub unsafe fn ibv_modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: the CQ is live by this function's contract (SAFETY.md F1).
+    let context = unsafe { (*cq).context };
+    // SAFETY: a live CQ's context is live (SAFETY.md F1), and the macro matches offset and type (F5).
+    let modify = unsafe { verbs_get_ctx_op!(context, modify_cq) };
+    let Some(modify) = modify else { return libc::EOPNOTSUPP };
+    // SAFETY: the provider's own function and CQ (SAFETY.md F3), valid attributes (F1).
+    unsafe { modify(cq, attr) }
 }

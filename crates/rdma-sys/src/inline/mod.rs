@@ -17,12 +17,16 @@
 
 mod context;
 mod cq;
+mod cq_ex;
 mod mr;
 mod port;
 mod qp;
+mod wr;
 
-pub use context::{ibv_query_device_ex, verbs_get_ctx};
-pub use cq::{ibv_poll_cq, ibv_req_notify_cq};
+pub use context::{ibv_query_device_ex, ibv_query_rt_values_ex, verbs_get_ctx};
+pub use cq::{ibv_modify_cq, ibv_poll_cq, ibv_req_notify_cq};
+pub use cq_ex::*;
 pub use mr::ibv_reg_mr;
 pub use port::{ibv_query_gid_ex, ibv_query_gid_table, ibv_query_port};
-pub use qp::{ibv_post_recv, ibv_post_send};
+pub use qp::{ibv_create_qp_ex, ibv_post_recv, ibv_post_send};
+pub use wr::*;

@@ -8,13 +8,50 @@
 // Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
 // conditions and the disclaimer are in LICENSE-OPENIB.
 
-//! Queue pairs on the data path.
+//! Queue pairs: their extended creation, and the data path.
 
 #![allow(unsafe_code)]
 
-use std::ffi::c_int;
+use std::{ffi::c_int, ptr::null_mut};
 
-use crate::{ibv_qp, ibv_recv_wr, ibv_send_wr};
+use super::context::verbs_get_ctx_op;
+use crate::{
+    Errno, Verbs, ibv_context, ibv_qp, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_recv_wr,
+    ibv_send_wr,
+};
+
+/// Creates a QP with more than `ibv_create_qp` knows; man `ibv_create_qp_ex`.
+///
+/// As in C, attributes that have nothing more than a PD go to that function. Returns NULL on failure
+/// ([`Errno::check_null`]); `EOPNOTSUPP` from a provider without it.
+///
+/// # Safety
+/// `context` is live and from `verbs`; the attributes are valid, and their objects of that context.
+#[inline]
+pub unsafe fn ibv_create_qp_ex(
+    verbs: &Verbs,
+    context: *mut ibv_context,
+    qp_init_attr_ex: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    // SAFETY: the attributes are valid by this function's contract (SAFETY.md F1).
+    let comp_mask = unsafe { (*qp_init_attr_ex).comp_mask };
+    if comp_mask == ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_PD.0 {
+        // SAFETY: as above.
+        let pd = unsafe { (*qp_init_attr_ex).pd };
+        // SAFETY: the table's own PD (SAFETY.md F2); the classic attributes are the beginning of the
+        // extended ones, as in C (F5).
+        return unsafe { (verbs.create_qp)(pd, qp_init_attr_ex.cast()) };
+    }
+    // SAFETY: the context is live (SAFETY.md F1), and the macro matches offset and type (F5).
+    let create = unsafe { verbs_get_ctx_op!(context, create_qp_ex) };
+    let Some(create) = create else {
+        Errno::EOPNOTSUPP.set();
+        return null_mut();
+    };
+    // SAFETY: the provider's own function and context (SAFETY.md F3), attributes as the contract
+    // says (F1).
+    unsafe { create(context, qp_init_attr_ex) }
+}
 
 /// Posts a list of requests to the send queue; man `ibv_post_send`.
 ///

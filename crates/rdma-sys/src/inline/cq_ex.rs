@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Linux-OpenIB
+// Copyright (c) 2004, 2005 Topspin Communications.  All rights reserved.
+// Copyright (c) 2004, 2011-2012 Intel Corporation.  All rights reserved.
+// Copyright (c) 2005, 2006, 2007 Cisco Systems, Inc.  All rights reserved.
+// Copyright (c) 2005 PathScale, Inc.  All rights reserved.
+// Copyright (c) 2020 Intel Corporation.  All rights reserved.
+//
+// Ported from <infiniband/verbs.h> of rdma-core, under the second of its two licences: the
+// conditions and the disclaimer are in LICENSE-OPENIB.
+
+//! Extended completion queues.
+
+#![allow(unsafe_code)]
+
+use std::{ffi::c_int, ptr::null_mut};
+
+use super::context::verbs_get_ctx_op;
+use crate::{
+    Errno, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc_opcode,
+    ibv_wc_tm_info,
+};
+
+/// Creates a CQ whose completions have the fields that `cq_attr` asks for; man `ibv_create_cq_ex`.
+///
+/// Returns NULL on failure ([`Errno::check_null`]); `EOPNOTSUPP` from a provider without extended
+/// CQs. `ibv_destroy_cq` destroys it.
+///
+/// # Safety
+/// `context` is live; `cq_attr` is valid, its channel and domain are of the same context or NULL.
+#[inline]
+pub unsafe fn ibv_create_cq_ex(
+    context: *mut ibv_context,
+    cq_attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: the context is live (SAFETY.md F1), and the macro matches offset and type (F5).
+    let create = unsafe { verbs_get_ctx_op!(context, create_cq_ex) };
+    let Some(create) = create else {
+        Errno::EOPNOTSUPP.set();
+        return null_mut();
+    };
+    // SAFETY: the provider's own function and context (SAFETY.md F3), attributes as the contract
+    // says (F1).
+    unsafe { create(context, cq_attr) }
+}
+
+/// The CQ that an extended one begins with.
+#[inline]
+#[must_use]
+pub fn ibv_cq_ex_to_cq(cq: *mut ibv_cq_ex) -> *mut ibv_cq {
+    cq.cast()
+}
+
+/// Functions that read the completion that the iteration has come to.
+macro_rules! read {
+    ($($(#[$documentation:meta])* $name:ident: $op:ident -> $returned:ty;)+) => {$(
+        $(#[$documentation])*
+        ///
+        /// # Safety
+        /// `cq` is live and was created with the flag for this field, if it needs one; the calling
+        /// thread has started to poll it and has come to a completion.
+        #[inline]
+        #[must_use]
+        pub unsafe fn $name(cq: *mut ibv_cq_ex) -> $returned {
+            // SAFETY: the CQ is live by this function's contract (SAFETY.md F1).
+            let op = unsafe { (*cq).$op };
+            // SAFETY: the provider sets what the CQ was created with (SAFETY.md F3).
+            let op = unsafe { op.unwrap_unchecked() };
+            // SAFETY: the provider's own function and CQ (SAFETY.md F3).
+            unsafe { op(cq) }
+        }
+    )+};
+}
+
+/// Begins to poll, and comes to the first completion; man `ibv_create_cq_ex`.
+///
+/// Returns 0, or an error number ([`Errno::check`]) without having begun: `ENOENT` if there is no
+/// completion. `wr_id` and `status` of the completion are fields of `cq`. Until [`ibv_end_poll`] the
+/// provider may hold a lock of the CQ.
+///
+/// # Safety
+/// `cq` is live, extended and not being polled by this thread; `attr` is valid.
+#[inline]
+pub unsafe fn ibv_start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: the CQ is live by this function's contract (SAFETY.md F1).
+    let op = unsafe { (*cq).start_poll };
+    // SAFETY: the provider sets it when it creates an extended CQ (SAFETY.md F3).
+    let op = unsafe { op.unwrap_unchecked() };
+    // SAFETY: the provider's own function and CQ (SAFETY.md F3), valid attributes (F1).
+    unsafe { op(cq, attr) }
+}
+
+/// Comes to the next completion; man `ibv_create_cq_ex`.
+///
+/// Returns 0 or an error number ([`Errno::check`]): `ENOENT` if there is none. Either way
+/// [`ibv_end_poll`] must follow.
+///
+/// # Safety
+/// `cq` is live, and the calling thread has started to poll it.
+#[inline]
+pub unsafe fn ibv_next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: the CQ is live by this function's contract (SAFETY.md F1).
+    let op = unsafe { (*cq).next_poll };
+    // SAFETY: the provider sets it when it creates an extended CQ (SAFETY.md F3).
+    let op = unsafe { op.unwrap_unchecked() };
+    // SAFETY: the provider's own function and CQ (SAFETY.md F3).
+    unsafe { op(cq) }
+}
+
+/// Ends what [`ibv_start_poll`] began; man `ibv_create_cq_ex`.
+///
+/// # Safety
+/// As for [`ibv_next_poll`].
+#[inline]
+pub unsafe fn ibv_end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: the CQ is live by this function's contract (SAFETY.md F1).
+    let op = unsafe { (*cq).end_poll };
+    // SAFETY: the provider sets it when it creates an extended CQ (SAFETY.md F3).
+    let op = unsafe { op.unwrap_unchecked() };
+    // SAFETY: the provider's own function and CQ (SAFETY.md F3).
+    unsafe { op(cq) }
+}
+
+read! {
+    /// What completed; undefined for a failed request.
+    ibv_wc_read_opcode: read_opcode -> ibv_wc_opcode;
+    /// The provider's own error code.
+    ibv_wc_read_vendor_err: read_vendor_err -> u32;
+    /// The number of bytes transferred (`IBV_WC_EX_WITH_BYTE_LEN`).
+    ibv_wc_read_byte_len: read_byte_len -> u32;
+    /// Immediate data in network order (`IBV_WC_EX_WITH_IMM`); only if the flags say so.
+    ibv_wc_read_imm_data: read_imm_data -> u32;
+    /// The number of the local QP (`IBV_WC_EX_WITH_QP_NUM`).
+    ibv_wc_read_qp_num: read_qp_num -> u32;
+    /// The number of the sender's QP (`IBV_WC_EX_WITH_SRC_QP`); only of a datagram.
+    ibv_wc_read_src_qp: read_src_qp -> u32;
+    /// The flags, as in `ibv_wc`.
+    ibv_wc_read_wc_flags: read_wc_flags -> u32;
+    /// The sender's LID (`IBV_WC_EX_WITH_SLID`); only of a datagram.
+    ibv_wc_read_slid: read_slid -> u32;
+    /// The service level (`IBV_WC_EX_WITH_SL`); only of a datagram.
+    ibv_wc_read_sl: read_sl -> u8;
+    /// The path bits of the local LID (`IBV_WC_EX_WITH_DLID_PATH_BITS`); only of a datagram.
+    ibv_wc_read_dlid_path_bits: read_dlid_path_bits -> u8;
+    /// When it completed, in ticks of the device's clock (`IBV_WC_EX_WITH_COMPLETION_TIMESTAMP`).
+    ibv_wc_read_completion_ts: read_completion_ts -> u64;
+    /// When it completed, in nanoseconds since 1970
+    /// (`IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK`).
+    ibv_wc_read_completion_wallclock_ns: read_completion_wallclock_ns -> u64;
+    /// The VLAN tag (`IBV_WC_EX_WITH_CVLAN`).
+    ibv_wc_read_cvlan: read_cvlan -> u16;
+    /// The tag of the flow that matched (`IBV_WC_EX_WITH_FLOW_TAG`).
+    ibv_wc_read_flow_tag: read_flow_tag -> u32;
+}
+
+/// The key that a send with invalidate made invalid (`IBV_WC_EX_WITH_IMM`, whose place it takes);
+/// only if the flags say so.
+///
+/// # Safety
+/// As for [`ibv_wc_read_imm_data`].
+#[inline]
+#[must_use]
+pub unsafe fn ibv_wc_read_invalidated_rkey(cq: *mut ibv_cq_ex) -> u32 {
+    // SAFETY: this function's contract. As in C, the provider's function gives both, each in the
+    // order of bytes that its field of `ibv_wc` has.
+    unsafe { ibv_wc_read_imm_data(cq) }
+}
+
+/// Fills in what tag matching found (`IBV_WC_EX_WITH_TM_INFO`).
+///
+/// # Safety
+/// As for the other functions that read a completion; `tm_info` may be written.
+#[inline]
+pub unsafe fn ibv_wc_read_tm_info(cq: *mut ibv_cq_ex, tm_info: *mut ibv_wc_tm_info) {
+    // SAFETY: the CQ is live by this function's contract (SAFETY.md F1).
+    let op = unsafe { (*cq).read_tm_info };
+    // SAFETY: the provider sets what the CQ was created with (SAFETY.md F3).
+    let op = unsafe { op.unwrap_unchecked() };
+    // SAFETY: the provider's own function and CQ (SAFETY.md F3), a place to write to (F1).
+    unsafe { op(cq, tm_info) }
+}
