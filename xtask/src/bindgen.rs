@@ -1,5 +1,5 @@
 //! `cargo xtask bindgen`: the checked-in bindings of `rdma-sys`, generated from the headers of the
-//! rdma-core release that `xtask/headers` pins.
+//! rdma-core release that `ibverbs-sys` ships, in the version of `Cargo.lock`.
 //!
 //! What is written depends on the headers alone: the machine's libclang and libc do not show. CI
 //! runs it with `--check` and fails on a difference.
@@ -22,22 +22,25 @@ pub(crate) fn run(check: bool) -> Result<()> {
     let root = workspace_root();
     let tree = headers::lay_out(&root)?;
     let mut files = Vec::new();
-    let mut neutral: Option<(&str, String, String)> = None;
+    let mut neutral: Option<(&str, [(&str, String); 3])> = None;
     for target in Target::ALL {
         let parts = items::split(&clang::parse(&tree, target)?)?;
         files.push((format!("layout_{}.rs", target.arch), parts.layout));
+        let same = [
+            ("verbs.rs", parts.types),
+            ("functions.rs", parts.functions),
+            ("symbols.rs", parts.symbols),
+        ];
         match &neutral {
-            None => neutral = Some((target.arch, parts.types, parts.functions)),
-            Some((arch, types, functions)) => {
-                if *types != parts.types || *functions != parts.functions {
-                    bail!("the bindings differ between {arch} and {}", target.arch);
-                }
+            None => neutral = Some((target.arch, same)),
+            Some((arch, first)) if *first != same => {
+                bail!("the bindings differ between {arch} and {}", target.arch);
             }
+            Some(_) => {}
         }
     }
-    let (_, types, functions) = neutral.context("no target")?;
-    files.push(("verbs.rs".to_owned(), types));
-    files.push(("functions.rs".to_owned(), functions));
+    let (_, neutral) = neutral.context("no target")?;
+    files.extend(neutral.map(|(name, body)| (name.to_owned(), body)));
 
     let folder = root.join("crates/rdma-sys/src/generated");
     let mut differing = Vec::new();

@@ -34,6 +34,9 @@
 //! # Ok::<(), rdma_sys::UnknownProvider>(())
 //! ```
 //!
+//! The feature `linked` adds one more table, `linked()`: that of the libibverbs with which the
+//! program is linked. It needs cmake, libclang and the development packages of libibverbs to build.
+//!
 //! # The types
 //!
 //! They are generated from the headers of rdma-core 55 (`cargo xtask bindgen`) and checked against
@@ -53,6 +56,8 @@ mod elf;
 mod errno;
 mod generated;
 mod inline;
+#[cfg(feature = "linked")]
+mod linked;
 mod load;
 mod load_error;
 mod os;
@@ -65,6 +70,8 @@ pub use errno::Errno;
 pub use generated::functions;
 pub use generated::verbs::*;
 pub use inline::*;
+#[cfg(feature = "linked")]
+pub use linked::linked;
 pub use load::system;
 pub use load_error::LoadError;
 pub use registry::{Provider, UnknownProvider, providers, register};

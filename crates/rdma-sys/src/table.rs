@@ -39,9 +39,9 @@ unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Option<F> {
     found.ok().and_then(|symbol| *symbol)
 }
 
-/// The struct, the empty table, the loader and the list of symbol versions from one list, so that
-/// they cannot differ. An entry is `field: C name => how it fails`; its signature is the header's
-/// ([`functions`](crate::functions)).
+/// The struct, the empty table, the loader, the linked table and the list of symbol versions from
+/// one list, so that they cannot differ. An entry is `field: C name => how it fails`; its signature
+/// is the header's ([`functions`](crate::functions)).
 macro_rules! table {
     (
         required { $($field:ident: $symbol:ident => $refusal:ident,)+ }
@@ -121,6 +121,16 @@ macro_rules! table {
                         $optional: unsafe { symbol::<$newer>(library, stringify!($newer)) },
                     )+)+
                 })
+            }
+
+            /// The table of the functions that the program is linked with.
+            #[cfg(feature = "linked")]
+            pub(crate) const fn of_symbols(name: &'static str) -> Self {
+                Self {
+                    name,
+                    $($field: crate::generated::symbols::$symbol,)+
+                    $($($optional: Some(crate::generated::symbols::$newer),)+)+
+                }
             }
 
             /// The functions that every libibverbs has.

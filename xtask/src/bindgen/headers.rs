@@ -6,10 +6,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use cargo_metadata::MetadataCommand;
+use cargo_metadata::{CargoOpt, MetadataCommand};
 
-/// The crate whose source holds rdma-core.
+/// The crate whose source holds rdma-core. Only the feature `linked` of rdma-sys builds it.
 const SOURCE: &str = "ibverbs-sys";
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The headers, by the folder that an `#include` names.
 ///
@@ -36,12 +38,14 @@ pub(crate) struct Tree {
 /// Copies the pinned headers into `target/xtask/include`.
 pub(crate) fn lay_out(root: &Path) -> Result<Tree> {
     let metadata = MetadataCommand::new()
-        .manifest_path(root.join("xtask/headers/Cargo.toml"))
-        .other_options(vec!["--locked".to_owned()])
+        .current_dir(root)
+        // It is an optional dependency, and nothing for Windows has to be fetched to find it.
+        .features(CargoOpt::AllFeatures)
+        .other_options(["--locked", "--filter-platform", TARGET].map(str::to_owned).to_vec())
         .exec()
         .context("asking cargo for the source of the headers")?;
     let Some(package) = metadata.packages.iter().find(|p| p.name.as_str() == SOURCE) else {
-        bail!("xtask/headers/Cargo.toml does not pin {SOURCE}");
+        bail!("no crate of the workspace depends on {SOURCE}");
     };
     let folder = package.manifest_path.parent().context("a manifest without a folder")?;
     let source = folder.join("vendor/rdma-core").into_std_path_buf();

@@ -1,5 +1,5 @@
-//! From bindgen's one output to the files that are checked in: types, function signatures, and the
-//! layout asserts of one architecture.
+//! From bindgen's one output to the files that are checked in: types, function signatures, the
+//! symbols to link with, and the layout asserts of one architecture.
 
 use std::collections::HashMap;
 
@@ -17,6 +17,7 @@ const PRIVATE: &[&str] = &["ibv_wr_opcode_str"];
 pub(crate) struct Parts {
     pub(crate) types: String,
     pub(crate) functions: String,
+    pub(crate) symbols: String,
     pub(crate) layout: String,
 }
 
@@ -24,14 +25,17 @@ pub(crate) struct Parts {
 pub(crate) fn split(bindings: &str) -> Result<Parts> {
     let mut file = syn::parse_file(bindings).context("bindgen's output is not Rust")?;
     visit_file_mut(&mut Renumber::default(), &mut file);
-    let (mut types, mut functions, mut layout) =
-        (TokenStream::new(), TokenStream::new(), TokenStream::new());
+    let (mut types, mut layout) = (TokenStream::new(), TokenStream::new());
+    let (mut functions, mut symbols) = (TokenStream::new(), TokenStream::new());
     for item in file.items {
         match item {
             Item::ForeignMod(block) => {
                 for item in block.items {
-                    if let ForeignItem::Fn(function) = item {
+                    if let ForeignItem::Fn(function) = item
+                        && PRIVATE.iter().all(|private| function.sig.ident != private)
+                    {
                         functions.extend(signature(&function));
+                        function.to_tokens(&mut symbols);
                     }
                 }
             }
@@ -42,6 +46,13 @@ pub(crate) fn split(bindings: &str) -> Result<Parts> {
     Ok(Parts {
         types: quote!(#![allow(unsafe_code)] use crate::os::*; #types).to_string(),
         functions: quote!(use super::verbs::*; use crate::os::*; #functions).to_string(),
+        symbols: quote! {
+            #![allow(unsafe_code)]
+            use super::verbs::*;
+            use crate::os::*;
+            unsafe extern "C" { #symbols }
+        }
+        .to_string(),
         layout: quote!(use super::verbs::*; #layout).to_string(),
     })
 }
@@ -49,9 +60,6 @@ pub(crate) fn split(bindings: &str) -> Result<Parts> {
 /// `type NAME = unsafe extern "C" fn(…)`: a name for the signature and nothing to link with.
 fn signature(function: &ForeignItemFn) -> TokenStream {
     let name = &function.sig.ident;
-    if PRIVATE.iter().any(|private| name == private) {
-        return TokenStream::new();
-    }
     let (inputs, output) = (&function.sig.inputs, &function.sig.output);
     quote!(pub type #name = unsafe extern "C" fn(#inputs) #output;)
 }

@@ -98,9 +98,9 @@ pub(crate) const JOBS: &[Job] = &[
         about: "each crate builds alone, with each of its features alone",
         tier: Tier::Both,
         needs: &[Need::Tool("cargo-hack", "cargo install --locked cargo-hack")],
-        steps: &[run(
-            "cargo hack check --workspace --exclude xtask --each-feature --exclude-all-features",
-        )],
+        // `linked` has a job of its own: it needs libibverbs and builds rdma-core.
+        steps: &[run("cargo hack check --workspace --exclude xtask --each-feature \
+            --exclude-all-features --exclude-features linked")],
     },
     Job {
         name: "deny",
@@ -190,6 +190,23 @@ pub(crate) const JOBS: &[Job] = &[
         steps: &[run("cargo deny --workspace check advisories")],
     },
     Job {
+        name: "linked",
+        about: "the table of a libibverbs that is linked is the one that would be loaded",
+        tier: Tier::Full,
+        needs: &[
+            Need::Path("/usr/include/infiniband/verbs.h", "apt-get install libibverbs-dev"),
+            Need::Works(
+                "pkg-config --exists libnl-3.0 libnl-route-3.0",
+                "apt-get install pkg-config libnl-3-dev libnl-route-3-dev",
+            ),
+            Need::Tool("cmake", "apt-get install cmake"),
+            Need::Tool("make", "apt-get install make"),
+            Need::Tool("python3", "apt-get install python3-minimal"),
+            Need::Libclang,
+        ],
+        steps: LINKED,
+    },
+    Job {
         name: "miri",
         about: "no undefined behaviour in the crates without FFI",
         tier: Tier::Full,
@@ -251,6 +268,12 @@ const VALGRIND_FULL: &[Step] = &[
             -p rdma-examples -- --test-threads=1 --skip forked_child",
     )
     .with(&[MEMCHECK]),
+];
+
+const LINKED: &[Step] = &[
+    run("cargo clippy -p rdma-sys --features linked --all-targets --target-dir {target}/linked \
+        -- -D warnings"),
+    tests("cargo test -p rdma-sys --features linked --target-dir {target}/linked"),
 ];
 
 /// Without a bound on preemptions: all orders take seconds.

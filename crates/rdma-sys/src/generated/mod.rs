@@ -16,4 +16,8 @@ pub mod functions;
 mod layout_aarch64;
 #[cfg(target_arch = "x86_64")]
 mod layout_x86_64;
+// All that libibverbs exports, of which the table takes what is used.
+#[cfg(feature = "linked")]
+#[allow(dead_code, unreachable_pub)]
+pub(crate) mod symbols;
 pub(crate) mod verbs;

@@ -1,1 +1,0 @@
-//! Only a manifest that pins a source of headers; see `Cargo.toml`.
