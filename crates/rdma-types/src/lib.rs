@@ -9,7 +9,7 @@
 //! | keys and numbers | [`Lkey`], [`Rkey`], [`Qpn`], [`Psn`] | 24-bit ones cannot hold a 25th bit |
 //! | codes | [`Mtu`], [`AckTimeout`], [`MinRnrTimer`], [`MaxAckRetries`], [`MaxRnrRetries`] | cannot hold a code that the specification does not define |
 //! | flags | [`AccessFlags`] | the bits of `IBV_ACCESS_*` |
-//! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`AsyncEventKind`], [`AtomicCapability`] | any integer is a value: what a newer kernel invents is data, not an error |
+//! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`AsyncEventKind`], [`AtomicCapability`], [`NodeType`], [`TransportType`] | any integer is a value: what a newer kernel invents is data, not an error |
 //!
 //! The numeric values are those of `infiniband/verbs.h` (rdma-core 55).
 //!
@@ -36,6 +36,7 @@ mod guid;
 mod key;
 mod lid;
 mod mtu;
+mod node;
 mod port;
 mod psn;
 mod qpn;
@@ -53,6 +54,7 @@ pub use guid::Guid;
 pub use key::{Lkey, Rkey};
 pub use lid::Lid;
 pub use mtu::Mtu;
+pub use node::{NodeType, TransportType};
 pub use port::{LinkLayer, PortState};
 pub use psn::Psn;
 pub use qpn::Qpn;

@@ -40,6 +40,18 @@ macro_rules! open_enum {
                     _ => None,
                 }
             }
+
+            /// The text of `Display` as C wants it; `None` if this value has no constant here.
+            pub const fn c_text(self) -> Option<&'static core::ffi::CStr> {
+                let text = match self {
+                    $( Self::$known => concat!($text, "\0"), )+
+                    _ => return None,
+                };
+                match core::ffi::CStr::from_bytes_with_nul(text.as_bytes()) {
+                    Ok(text) => Some(text),
+                    Err(_) => None,
+                }
+            }
         }
 
         impl From<$raw> for $name {

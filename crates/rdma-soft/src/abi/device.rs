@@ -1,12 +1,16 @@
 //! The device list, and what `ibv_query_device` says.
 
 use std::ffi::{c_char, c_int};
+use std::mem::offset_of;
 use std::ptr;
 
-use rdma_sys::{Errno, ibv_atomic_cap, ibv_context, ibv_device, ibv_device_attr};
+use rdma_sys::{
+    Errno, ibv_atomic_cap, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex,
+    ibv_device_cap_flags, ibv_query_device_ex_input,
+};
 
 use super::block::device_of;
-use crate::device::DeviceBlock;
+use crate::device::{Device, DeviceBlock};
 use crate::engine::execute::MAX_MESSAGE_BYTES;
 use crate::engine::modify::MAX_RD_ATOMIC;
 use crate::fabric;
@@ -69,12 +73,20 @@ pub(super) fn int(number: u64) -> c_int {
     c_int::try_from(number).unwrap_or(c_int::MAX)
 }
 
-pub(super) unsafe extern "C" fn query_device(
-    context: *mut ibv_context,
-    out: *mut ibv_device_attr,
-) -> c_int {
-    // SAFETY: the caller's context (SAFETY.md F1).
-    let device = unsafe { device_of(context) };
+/// What the device can, of `enum ibv_device_cap_flags`.
+const CAPABILITIES: ibv_device_cap_flags = {
+    use ibv_device_cap_flags as Flags;
+    ibv_device_cap_flags(
+        Flags::IBV_DEVICE_CURR_QP_STATE_MOD.0
+            | Flags::IBV_DEVICE_PORT_ACTIVE_EVENT.0
+            | Flags::IBV_DEVICE_SYS_IMAGE_GUID.0
+            | Flags::IBV_DEVICE_RC_RNR_NAK_GEN.0,
+    )
+};
+/// A vendor without a number of its own has all ones in these 24 bits.
+const NO_VENDOR: u32 = 0x00ff_ffff;
+
+fn device_attr(device: &Device) -> ibv_device_attr {
     let limits = &device.limits;
     let mut attr = ibv_device_attr::default();
     for (to, from) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
@@ -82,10 +94,12 @@ pub(super) unsafe extern "C" fn query_device(
     }
     attr.node_guid = device.guid().to_be();
     attr.sys_image_guid = attr.node_guid;
+    attr.vendor_id = NO_VENDOR;
     attr.max_mr_size = u64::MAX >> 1;
     attr.page_size_cap = rustix::param::page_size() as u64;
     attr.max_qp = int(limits.max_qp.into());
     attr.max_qp_wr = int(limits.max_qp_wr.into());
+    attr.device_cap_flags = CAPABILITIES.0;
     attr.max_sge = int(limits.max_sge.into());
     attr.max_sge_rd = attr.max_sge;
     attr.max_cq = int(limits.max_cq.into());
@@ -98,9 +112,59 @@ pub(super) unsafe extern "C" fn query_device(
     attr.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_GLOB;
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;
+    attr
+}
+
+pub(super) unsafe extern "C" fn query_device(
+    context: *mut ibv_context,
+    out: *mut ibv_device_attr,
+) -> c_int {
+    // SAFETY: the caller's context (SAFETY.md F1).
+    let attr = device_attr(unsafe { device_of(context) });
     // SAFETY: the caller's attributes (SAFETY.md F1).
     unsafe { out.write(attr) };
     0
+}
+
+/// What came after `ibv_query_device`. What the device does not have is zero.
+fn device_attr_ex(device: &Device) -> ibv_device_attr_ex {
+    let mut attr = ibv_device_attr_ex::default();
+    attr.orig_attr = device_attr(device);
+    attr.device_cap_flags_ex = attr.orig_attr.device_cap_flags.into();
+    attr.phys_port_cnt_ex = attr.orig_attr.phys_port_cnt.into();
+    attr
+}
+
+pub(super) unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    out: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    // SAFETY: the caller's input, if there is one (SAFETY.md F1).
+    let asks_for_more = !input.is_null() && unsafe { (*input).comp_mask } != 0;
+    // The first header that had it ends with `comp_mask`.
+    if asks_for_more || size < offset_of!(ibv_device_attr_ex, odp_caps) {
+        return Errno::EINVAL.raw();
+    }
+    // SAFETY: the caller's context (SAFETY.md F1).
+    let attr = device_attr_ex(unsafe { device_of(context) });
+    // SAFETY: the caller's struct has `size` bytes (SAFETY.md F1).
+    unsafe { fill(&attr, out, size) };
+    0
+}
+
+/// Fills as much of a program's struct as both sides know, and zeroes the rest.
+///
+/// # Safety
+///
+/// `size` bytes may be written at `out`.
+pub(super) unsafe fn fill<T: Copy>(known: &T, out: *mut T, size: usize) {
+    // SAFETY: this function's contract.
+    unsafe { out.cast::<u8>().write_bytes(0, size) };
+    let common = size.min(size_of::<T>());
+    // SAFETY: as above, and `common` is no more than either struct has.
+    unsafe { out.cast::<u8>().copy_from_nonoverlapping(ptr::from_ref(known).cast(), common) };
 }
 
 /// The longest message, as a port says it.

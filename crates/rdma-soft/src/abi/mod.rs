@@ -4,6 +4,7 @@
 //! the stated type, was made by this provider, and is not destroyed during the call.
 #![allow(unsafe_code)]
 
+mod absent;
 mod block;
 mod context;
 mod cq;
@@ -15,6 +16,7 @@ mod mr;
 mod pd;
 mod port;
 mod qp;
+mod text;
 
 use std::ffi::c_int;
 use std::ptr;
@@ -55,6 +57,7 @@ pub fn verbs() -> &'static Verbs {
         verbs.reg_mr_iova = Some(mr::reg_mr_iova);
         verbs.reg_mr_iova2 = Some(mr::reg_mr_iova2);
         verbs.dereg_mr = mr::dereg_mr;
+        verbs.rereg_mr = absent::rereg_mr;
         verbs.fork_init = fork::fork_init;
         verbs.is_fork_initialized = Some(fork::is_fork_initialized);
         verbs.create_comp_channel = event::create_comp_channel;
@@ -65,10 +68,17 @@ pub fn verbs() -> &'static Verbs {
         verbs.ack_async_event = event::ack_async_event;
         verbs.create_cq = cq::create_cq;
         verbs.destroy_cq = cq::destroy_cq;
+        verbs.resize_cq = absent::resize_cq;
         verbs.create_qp = qp::create_qp;
         verbs.modify_qp = qp::modify_qp;
         verbs.query_qp = qp::query_qp;
         verbs.destroy_qp = qp::destroy_qp;
+        verbs.attach_mcast = absent::mcast;
+        verbs.detach_mcast = absent::mcast;
+        verbs.wc_status_str = text::wc_status_str;
+        verbs.event_type_str = text::event_type_str;
+        verbs.node_type_str = text::node_type_str;
+        verbs.port_state_str = text::port_state_str;
         verbs
     })
 }

@@ -8,13 +8,15 @@ use rdma_sys::{
 };
 
 use super::block::device_of;
-use super::device::{MAX_MESSAGE, int};
+use super::device::{MAX_MESSAGE, fill, int};
 use crate::address::GidEntry;
 use crate::builder::Link;
 use crate::device::Device;
 
 /// The default partition, full membership (IBTA volume 1, 10.9.1.2).
 const PKEY: u16 = 0xffff;
+/// `IBV_QPF_GRH_REQUIRED`: RoCE packets are addressed by GID.
+const GRH_REQUIRED: u8 = 1;
 /// What `ibv_query_port` filled when its symbol was frozen.
 const COMPAT_BYTES: usize = 48;
 
@@ -40,14 +42,14 @@ fn port_attr(device: &Device) -> ibv_port_attr {
         Link::Ethernet => IBV_LINK_LAYER_ETHERNET,
     };
     attr.link_layer = u8::try_from(layer).unwrap_or_default();
-    if device.link == Link::InfiniBand {
+    match device.link {
         // There is no subnet manager; a port that has a LID must have got it from one.
-        attr.sm_lid = attr.lid;
+        Link::InfiniBand => attr.sm_lid = attr.lid,
+        Link::Ethernet => attr.flags = GRH_REQUIRED,
     }
     attr
 }
 
-/// Fills as much of the caller's struct as both know, and zeroes the rest.
 pub(super) unsafe extern "C" fn query_port(
     context: *mut ibv_context,
     port: u8,
@@ -60,10 +62,7 @@ pub(super) unsafe extern "C" fn query_port(
     // SAFETY: the caller's context (SAFETY.md F1).
     let attr = port_attr(unsafe { device_of(context) });
     // SAFETY: the caller's struct has `length` bytes (SAFETY.md F1).
-    unsafe { out.cast::<u8>().write_bytes(0, length) };
-    let common = length.min(size_of::<ibv_port_attr>());
-    // SAFETY: as above, and `common` is no more than either struct has.
-    unsafe { out.cast::<u8>().copy_from_nonoverlapping((&raw const attr).cast(), common) };
+    unsafe { fill(&attr, out, length) };
     0
 }
 

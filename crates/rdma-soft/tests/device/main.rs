@@ -13,6 +13,7 @@ mod not_ready;
 mod operations;
 mod overflow;
 mod profiles;
+mod queries;
 mod queues;
 mod registration;
 mod rig;

@@ -2,13 +2,13 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
 #![allow(clippy::multiple_unsafe_ops_per_block)]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_char};
 use std::ptr;
 
 use rdma_sys::*;
 use rdma_types::{Gid, Guid};
 
-use super::{Context, errno, verbs};
+use super::{Context, Cq, Mr, Qp, errno, verbs};
 
 /// One entry of the device list.
 pub(crate) struct Listed {
@@ -121,6 +121,25 @@ impl Context {
         attr
     }
 
+    pub(crate) fn query_device_ex(&self) -> ibv_device_attr_ex {
+        let mut attr = ibv_device_attr_ex::default();
+        let none = ptr::null();
+        assert_eq!(unsafe { ibv_query_device_ex(verbs(), self.0, none, &raw mut attr) }, 0);
+        attr
+    }
+
+    /// The device's attributes as a program sees them whose struct has so many bytes; else the error
+    /// number.
+    pub(crate) fn query_device_ex_bytes(&self, asks: u32, size: usize) -> Result<Vec<u8>, i32> {
+        let mut room = [u64::from_ne_bytes([0xee; 8]); 64];
+        let query = unsafe { (*self.extended()).query_device_ex }.unwrap();
+        let input = ibv_query_device_ex_input { comp_mask: asks };
+        match unsafe { query(self.0, &raw const input, room.as_mut_ptr().cast(), size) } {
+            0 => Ok(marked(&room, size)),
+            errno => Err(errno),
+        }
+    }
+
     pub(crate) fn query_port(&self) -> ibv_port_attr {
         let mut attr = ibv_port_attr::default();
         assert_eq!(unsafe { ibv_query_port(verbs(), self.0, 1, &raw mut attr) }, 0);
@@ -179,6 +198,53 @@ impl Context {
 
     pub(crate) fn completion_vectors(&self) -> i32 {
         unsafe { (*self.0).num_comp_vectors }
+    }
+}
+
+fn text(text: *const c_char) -> &'static str {
+    unsafe { CStr::from_ptr(text) }.to_str().unwrap()
+}
+
+pub(crate) fn status_text(status: u32) -> &'static str {
+    text(unsafe { (verbs().wc_status_str)(ibv_wc_status(status)) })
+}
+
+pub(crate) fn event_text(event: u32) -> &'static str {
+    text(unsafe { (verbs().event_type_str)(ibv_event_type(event)) })
+}
+
+pub(crate) fn node_text(node: i32) -> &'static str {
+    text(unsafe { (verbs().node_type_str)(ibv_node_type(node)) })
+}
+
+pub(crate) fn port_state_text(state: u32) -> &'static str {
+    text(unsafe { (verbs().port_state_str)(ibv_port_state(state)) })
+}
+
+impl Cq {
+    pub(crate) fn try_resize(&self, entries: i32) -> i32 {
+        unsafe { (verbs().resize_cq)(self.0, entries) }
+    }
+
+    pub(crate) fn entries(&self) -> i32 {
+        unsafe { (*self.0).cqe }
+    }
+}
+
+impl Qp {
+    /// What joining and leaving a group return.
+    pub(crate) fn try_multicast(&self) -> [i32; 2] {
+        let gid = ibv_gid::default();
+        let calls = [verbs().attach_mcast, verbs().detach_mcast];
+        calls.map(|call| unsafe { call(self.0, &raw const gid, 1) })
+    }
+}
+
+impl Mr {
+    /// What changing its access returns.
+    pub(crate) fn try_reregister(&self) -> i32 {
+        let none = ptr::null_mut();
+        unsafe { (verbs().rereg_mr)(self.mr, 4, ptr::null_mut(), none, 0, 0) }
     }
 }
 

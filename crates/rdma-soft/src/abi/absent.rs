@@ -1,0 +1,27 @@
+//! Verbs that the device does not have. They say so as libibverbs does for a provider without them.
+
+use std::ffi::{c_int, c_void};
+
+use rdma_sys::{Errno, ibv_cq, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_rereg_mr_err_code};
+
+pub(super) extern "C" fn resize_cq(_cq: *mut ibv_cq, _cqe: c_int) -> c_int {
+    Errno::EOPNOTSUPP.raw()
+}
+
+pub(super) extern "C" fn rereg_mr(
+    _mr: *mut ibv_mr,
+    _flags: c_int,
+    _pd: *mut ibv_pd,
+    _addr: *mut c_void,
+    _length: usize,
+    _access: c_int,
+) -> c_int {
+    // The region is as it was (man ibv_rereg_mr).
+    Errno::EOPNOTSUPP.set();
+    ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_INPUT.0
+}
+
+/// Both `ibv_attach_mcast` and `ibv_detach_mcast`.
+pub(super) extern "C" fn mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
+    Errno::EOPNOTSUPP.raw()
+}

@@ -1,0 +1,110 @@
+//! What a device says of itself beyond the first functions, what it calls its numbers, and how it says
+//! that it does not have something.
+
+use std::mem::{offset_of, size_of};
+
+use rdma_sys::*;
+
+use crate::rig::connect::Side;
+use crate::rig::device::{event_text, node_text, port_state_text, status_text};
+use crate::rig::{Context, LOCAL_WRITE, Size, errno, verbs};
+
+#[test]
+fn the_extended_attributes_have_the_classic_ones_and_nothing_that_the_device_lacks() {
+    for name in ["soft0", "softib0"] {
+        let context = Context::open(name);
+        let (classic, all) = (context.query_device(), context.query_device_ex());
+        assert_eq!(all.orig_attr.node_guid, classic.node_guid);
+        assert_eq!((all.orig_attr.max_qp, all.orig_attr.max_mr), (classic.max_qp, classic.max_mr));
+        assert_eq!(all.device_cap_flags_ex, u64::from(classic.device_cap_flags));
+        assert_eq!((all.phys_port_cnt_ex, all.comp_mask), (1, 0));
+        assert_eq!((all.odp_caps.general_caps, all.xrc_odp_caps), (0, 0));
+        assert_eq!((all.tso_caps.max_tso, all.rss_caps.supported_qpts), (0, 0));
+        assert_eq!((all.tm_caps.max_num_tags, all.max_dm_size, all.raw_packet_caps), (0, 0, 0));
+        assert_eq!(all.max_wq_type_rq, 0);
+    }
+}
+
+#[test]
+fn programs_of_every_age_get_as_much_of_the_device_as_they_know() {
+    let context = Context::open("soft0");
+    let size = size_of::<ibv_device_attr_ex>();
+    let whole = context.query_device_ex_bytes(0, size).unwrap();
+    let oldest = offset_of!(ibv_device_attr_ex, odp_caps);
+    for size in [oldest, size - 8, size] {
+        assert_eq!(context.query_device_ex_bytes(0, size).unwrap(), whole[..size], "{size}");
+    }
+    let newer = context.query_device_ex_bytes(0, size + 24).unwrap();
+    assert_eq!((&newer[..size], &newer[size..]), (&whole[..], &[0; 24][..]));
+    let refused = Err(Errno::EINVAL.raw());
+    assert_eq!(context.query_device_ex_bytes(0, oldest - 1), refused, "older than the function");
+    assert_eq!(context.query_device_ex_bytes(1, size), refused, "nobody has defined that bit");
+}
+
+#[test]
+fn the_capability_flags_are_what_the_device_does() {
+    let attr = Context::open("soft0").query_device();
+    let flags = ibv_device_cap_flags(attr.device_cap_flags);
+    for flag in [
+        ibv_device_cap_flags::IBV_DEVICE_CURR_QP_STATE_MOD,
+        ibv_device_cap_flags::IBV_DEVICE_PORT_ACTIVE_EVENT,
+        ibv_device_cap_flags::IBV_DEVICE_RC_RNR_NAK_GEN,
+        ibv_device_cap_flags::IBV_DEVICE_SYS_IMAGE_GUID,
+    ] {
+        assert_eq!(flags & flag, flag);
+    }
+    let none = ibv_device_cap_flags(0);
+    assert_eq!(flags & ibv_device_cap_flags::IBV_DEVICE_AUTO_PATH_MIG, none);
+    assert_eq!(flags & ibv_device_cap_flags::IBV_DEVICE_XRC, none);
+    assert_eq!((attr.vendor_id, attr.sys_image_guid), (0x00ff_ffff, attr.node_guid));
+}
+
+#[test]
+fn ethernet_ports_say_that_they_need_a_global_header() {
+    for (name, flags) in [("soft0", 1), ("softib0", 0)] {
+        let port = Context::open(name).query_port();
+        assert_eq!(port.flags, flags, "{name}");
+        // 4 lanes of 25 Gb/s.
+        assert_eq!((port.active_width, port.active_speed, port.phys_state), (2, 32, 5));
+    }
+}
+
+#[test]
+fn every_number_has_a_text_and_those_of_nobody_are_unknown() {
+    assert_eq!(status_text(0), "success");
+    assert_eq!(status_text(12), "transport retry counter exceeded");
+    assert_eq!((event_text(9), node_text(1)), ("port active", "InfiniBand channel adapter"));
+    assert_eq!((port_state_text(1), port_state_text(4)), ("down", "active"));
+    assert!(
+        (0..24).all(|n| status_text(n) != "unknown") && (0..20).all(|n| event_text(n) != "unknown")
+    );
+    for unknown in [99, u32::MAX] {
+        assert_eq!(
+            [status_text(unknown), event_text(unknown), port_state_text(unknown)],
+            ["unknown"; 3]
+        );
+    }
+    assert_eq!([node_text(0), node_text(i32::MIN), node_text(99)], ["unknown"; 3]);
+}
+
+#[test]
+fn what_the_device_does_not_have_fails_with_a_number_and_changes_nothing() {
+    let side = Side::new("soft0", &Size::default(), 8);
+    let unsupported = Errno::EOPNOTSUPP.raw();
+    assert_eq!((side.send_cq.try_resize(16), side.send_cq.entries()), (unsupported, 8));
+    assert_eq!(side.qp.try_multicast(), [unsupported; 2]);
+    let region = side.pd.register(8, LOCAL_WRITE);
+    let input = ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_INPUT;
+    assert_eq!((region.try_reregister(), errno()), (input.0, Errno::EOPNOTSUPP));
+    drop(region); // still to be deregistered, as the page says
+    let verbs = verbs();
+    for refused in [
+        verbs.query_ece().err(),
+        verbs.set_ece().err(),
+        verbs.import_mr().err(),
+        verbs.import_dm().err(),
+        verbs.query_qp_data_in_order().err(),
+    ] {
+        assert_eq!(refused.unwrap().provider, "soft");
+    }
+}
