@@ -8,6 +8,7 @@ mod fence;
 mod layers;
 mod length;
 mod links;
+mod public_api;
 mod tokens;
 mod words;
 
@@ -42,7 +43,9 @@ pub(crate) fn run() -> Result<bool> {
     let root = tree::root();
     let tree = Tree::read(&root)?;
     let mut found = layers::check(&layers::packages(&root)?);
-    for rule in [fence::check, length::check, links::check, drift::check, words::check] {
+    let rules =
+        [fence::check, length::check, links::check, drift::check, words::check, public_api::check];
+    for rule in rules {
         found.extend(rule(&tree));
     }
     found.sort();

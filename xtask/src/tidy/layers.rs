@@ -35,6 +35,11 @@ pub(crate) fn without_unsafe() -> impl Iterator<Item = &'static str> {
     LAYERS.iter().filter(|layer| !layer.unsafe_code).map(|layer| layer.name)
 }
 
+/// The crates that users may depend on.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    LAYERS.iter().map(|layer| layer.name)
+}
+
 /// A member of the workspace with its dependencies on other members.
 #[derive(Debug)]
 pub(crate) struct Package {
