@@ -2,11 +2,11 @@
 
 use rdma_mem::{
     AsyncEvent, AsyncEventSource, AsyncEvents, BorrowedRegion, Buffer, BufferPool, Context, Device,
-    DeviceAttributes, DeviceList, Error, EventFile, ForkStatus, Forked, GatherElement, GidEntry,
-    Handle, ListError, MemoryRegion, ObjectId, OwnedRegion, PoolUsage, PortAttributes,
+    DeviceAttributes, DeviceList, Error, EventFile, ForkStatus, Forked, GatherElement, GatherList,
+    GidEntry, Handle, ListError, MemoryRegion, ObjectId, OwnedRegion, PoolUsage, PortAttributes,
     ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice,
-    ScatterElement, ScatterGatherElementError, SharedElement, SharedRegion, SliceMut, SliceRef,
-    UnknownDevice, VerbError,
+    ScatterElement, ScatterGatherElementError, ScatterList, SharedElement, SharedRegion, SliceMut,
+    SliceRef, UnknownDevice, VerbError,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -48,6 +48,8 @@ fn values_are_send_and_sync() {
     send_sync::<RemoteSlice<*const u8>>();
     send_sync::<GatherElement<'_>>();
     send_sync::<ScatterElement<'_>>();
+    send_sync::<GatherList<'_, 2>>();
+    send_sync::<ScatterList<'_, 2>>();
     send_sync::<SharedElement<'_>>();
     send_sync::<SliceRef<'_>>();
     send_sync::<SliceMut<'_>>();
