@@ -12,8 +12,11 @@ use rdma_qp::{CompletionQueue, PollSlot, QueuePair, QueuePairBuilder, WorkComple
 /// A longer wait is a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(20);
 
-/// Every device that the tests run on.
-pub(crate) const DEVICES: [&str; 2] = ["soft0", "softib0"];
+/// Every device that the tests run on: RoCE, InfiniBand, and [`LATE`].
+pub(crate) const DEVICES: [&str; 3] = ["soft0", "softib0", LATE];
+
+/// A RoCE device that executes requests at a later poll or on another thread.
+pub(crate) const LATE: &str = "softlate0";
 
 /// One end, with a domain, a completion queue and 4 KiB that the peer may use.
 pub(crate) struct End {
@@ -24,13 +27,24 @@ pub(crate) struct End {
 }
 
 pub(crate) fn everything() -> AccessFlags {
-    AccessFlags::new().with_local_write().with_remote_write().with_remote_read()
+    let local = AccessFlags::new().with_local_write();
+    local.with_remote_write().with_remote_read().with_remote_atomic()
+}
+
+/// A context of one of the [`DEVICES`].
+pub(crate) fn open(device: &str) -> Context {
+    rdma_soft::install();
+    if device == LATE {
+        let schedule = rdma_soft::Schedule::Deferred { seed: 7 };
+        // Another test may have been first.
+        let _ = rdma_soft::Builder::new(LATE).schedule(schedule).install();
+    }
+    open_device(device).unwrap()
 }
 
 /// A domain and a completion queue on a context of their own.
 pub(crate) fn parts(device: &str) -> (ProtectionDomain, CompletionQueue) {
-    rdma_soft::install();
-    let context = open_device(device).unwrap();
+    let context = open(device);
     let cq = CompletionQueue::create(&context, 256).unwrap();
     (context.allocate_pd().unwrap(), cq)
 }
