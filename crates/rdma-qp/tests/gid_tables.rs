@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use common::{End, connect, parts};
+use common::{End, parts, try_connect};
 use proptest::prelude::*;
 use rdma_mem::GidType;
 use rdma_qp::{Error, GlobalRoute, HandshakeError, ReceiveWorkRequest, SendWorkRequest};
@@ -16,7 +16,7 @@ fn place() -> impl Strategy<Value = GidPlace> {
     // One that no link has, and one that nobody knows.
     let unfit = prop_oneof![Just(GidType::IB), Just(GidType::from_raw(9))];
     let roce = prop_oneof![Just(GidType::ROCE_V1), Just(GidType::ROCE_V2)];
-    let gid_type = prop_oneof![3 => roce, 1 => unfit];
+    let gid_type = prop_oneof![roce, unfit];
     prop_oneof![
         1 => Just(GidPlace::Empty),
         3 => gid_type.clone().prop_map(GidPlace::LinkLocal),
@@ -61,7 +61,7 @@ proptest! {
 
     #[test]
     fn ports_of_any_two_tables_talk_or_say_why_not(
-        a in prop::collection::vec(place(), 0..12), b in prop::collection::vec(place(), 0..12),
+        a in prop::collection::vec(place(), 0..6), b in prop::collection::vec(place(), 0..6),
     ) {
         let of_link = |place: &&GidPlace| match place {
             GidPlace::LinkLocal(kind) | GidPlace::Ipv4Mapped(kind) | GidPlace::Global(kind) =>
@@ -69,7 +69,7 @@ proptest! {
             _ => false,
         };
         let common = a.iter().filter(of_link).any(|place| b.contains(place));
-        match connect(parts(&device(a)), parts(&device(b)), |builder| builder) {
+        match try_connect(parts(&device(a)), parts(&device(b)), |builder| builder) {
             Ok((a, b)) => {
                 assert!(common, "they had nothing in common");
                 assert_eq!(meets(&a, &b), meets(&b, &a));

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma_mem::{AccessFlags, Context, ProtectionDomain, SharedRegion, open_device};
-use rdma_qp::{CompletionQueue, PollSlot, QueuePair, QueuePairBuilder, WorkCompletion, prelude::*};
+use rdma_qp::{
+    CompletionQueue, Error, PollSlot, QueuePair, QueuePairBuilder, WorkCompletion, prelude::*,
+};
 
 /// A longer wait is a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(20);
@@ -82,22 +84,31 @@ pub(crate) fn must_end(work: impl FnOnce() + Send + 'static) {
 type Parts = (ProtectionDomain, CompletionQueue);
 
 fn connect(
+    a: Parts,
+    b: Parts,
+    knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
+) -> (End, End) {
+    try_connect(a, b, knobs).unwrap()
+}
+
+/// Two such ends, or why they cannot be connected.
+pub(crate) fn try_connect(
     (a_pd, a_cq): Parts,
     (b_pd, b_cq): Parts,
     knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
-) -> (End, End) {
+) -> Result<(End, End), Error> {
     let prepare = |pd: &ProtectionDomain, cq| {
         let builder = pd.create_qp().send_cq(cq).recv_cq(cq).access(everything());
         knobs(builder).build().unwrap()
     };
     let (a, b) = (prepare(&a_pd, &a_cq), prepare(&b_pd, &b_cq));
     let (a_end, b_end) = (a.endpoint(), b.endpoint());
-    let (a, b) = (a.handshake(b_end).unwrap(), b.handshake(a_end).unwrap());
+    let (a, b) = (a.handshake(b_end)?, b.handshake(a_end)?);
     let end = |qp, cq, pd: ProtectionDomain| {
         let board = pd.allocate_shared_region(4096, everything()).unwrap();
         End { qp, cq, pd, board }
     };
-    (end(a, a_cq, a_pd), end(b, b_cq, b_pd))
+    Ok((end(a, a_cq, a_pd), end(b, b_cq, b_pd)))
 }
 
 impl End {
