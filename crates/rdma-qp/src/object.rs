@@ -34,7 +34,6 @@ impl Object {
         Self { handle, qpn, capabilities }
     }
 
-    #[inline]
     pub(crate) fn needs(&self) -> &Needs {
         self.handle.needs()
     }

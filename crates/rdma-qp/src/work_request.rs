@@ -1,16 +1,12 @@
 //! Work requests: what a queue pair is asked to do.
 
-use rdma_mem::{
-    GatherElement, GatherList, ProtectionDomain, RemoteMemoryRegion, ScatterElement, ScatterList,
-};
+use rdma_mem::{GatherElement, RemoteMemoryRegion, ScatterElement};
 use rdma_sys::ibv_send_flags;
 
-use crate::AtomicWorkRequest;
-
 const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;
-pub(crate) const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
+const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
 const SOLICITED: u32 = ibv_send_flags::IBV_SEND_SOLICITED.0;
-pub(crate) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
+const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
 /// Sends a message, which goes into the peer's next receive.
 ///
@@ -23,7 +19,6 @@ pub(crate) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 #[derive(Clone, Copy, Debug)]
 pub struct SendWorkRequest<'wr, 'data> {
     pub(crate) elements: &'wr [GatherElement<'data>],
-    pub(crate) domains: &'wr [&'data ProtectionDomain],
     pub(crate) immediate: Option<u32>,
     pub(crate) flags: u32,
 }
@@ -32,14 +27,12 @@ pub struct SendWorkRequest<'wr, 'data> {
 #[derive(Debug)]
 pub struct ReceiveWorkRequest<'wr, 'data> {
     pub(crate) elements: &'wr mut [ScatterElement<'data>],
-    pub(crate) domains: &'wr [&'data ProtectionDomain],
 }
 
 /// Writes into memory of the peer, which notices nothing, unless an immediate goes along.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteWorkRequest<'wr, 'data> {
     pub(crate) elements: &'wr [GatherElement<'data>],
-    pub(crate) domains: &'wr [&'data ProtectionDomain],
     pub(crate) remote: RemoteMemoryRegion,
     pub(crate) immediate: Option<u32>,
     pub(crate) flags: u32,
@@ -49,7 +42,6 @@ pub struct WriteWorkRequest<'wr, 'data> {
 #[derive(Debug)]
 pub struct ReadWorkRequest<'wr, 'data> {
     pub(crate) elements: &'wr mut [ScatterElement<'data>],
-    pub(crate) domains: &'wr [&'data ProtectionDomain],
     pub(crate) remote: RemoteMemoryRegion,
     pub(crate) flags: u32,
 }
@@ -70,7 +62,7 @@ macro_rules! flags {
                 self
             }
 
-            /// It waits until the RDMA reads and atomics before it in the queue are done.
+            /// It waits until the RDMA reads before it in the queue are done.
             #[doc(alias = "IBV_SEND_FENCE")]
             #[inline]
             #[must_use]
@@ -82,7 +74,7 @@ macro_rules! flags {
     )+};
 }
 
-flags!(SendWorkRequest WriteWorkRequest ReadWorkRequest AtomicWorkRequest);
+flags!(SendWorkRequest WriteWorkRequest ReadWorkRequest);
 
 /// What requests that carry data have in common.
 macro_rules! data {
@@ -126,21 +118,14 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
     #[inline]
     #[must_use]
     pub const fn new(elements: &'wr [GatherElement<'data>]) -> Self {
-        Self { elements, domains: &[], immediate: None, flags: SIGNALED }
-    }
-
-    /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
-    #[inline]
-    #[must_use]
-    pub const fn from_list<const N: usize>(list: &'wr GatherList<'data, N>) -> Self {
-        Self { domains: list.domains(), ..Self::new(list.elements()) }
+        Self { elements, immediate: None, flags: SIGNALED }
     }
 
     /// Sends a message of no bytes, with a number.
     #[inline]
     #[must_use]
     pub const fn only_immediate(immediate: u32) -> Self {
-        Self { elements: &[], domains: &[], immediate: Some(immediate), flags: SIGNALED }
+        Self { elements: &[], immediate: Some(immediate), flags: SIGNALED }
     }
 }
 
@@ -150,22 +135,14 @@ impl<'wr, 'data> ReceiveWorkRequest<'wr, 'data> {
     #[inline]
     #[must_use]
     pub const fn new(elements: &'wr mut [ScatterElement<'data>]) -> Self {
-        Self { elements, domains: &[] }
-    }
-
-    /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
-    #[inline]
-    #[must_use]
-    pub const fn from_list<const N: usize>(list: &'wr mut ScatterList<'data, N>) -> Self {
-        let (elements, domains) = list.parts();
-        Self { elements, domains }
+        Self { elements }
     }
 
     /// Takes a message of no bytes, or the number that goes with an RDMA write.
     #[inline]
     #[must_use]
     pub const fn only_immediate() -> Self {
-        Self { elements: &mut [], domains: &[] }
+        Self { elements: &mut [] }
     }
 }
 
@@ -174,17 +151,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
     #[inline]
     #[must_use]
     pub const fn new(elements: &'wr [GatherElement<'data>], remote: RemoteMemoryRegion) -> Self {
-        Self { elements, domains: &[], remote, immediate: None, flags: SIGNALED }
-    }
-
-    /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
-    #[inline]
-    #[must_use]
-    pub const fn from_list<const N: usize>(
-        list: &'wr GatherList<'data, N>,
-        remote: RemoteMemoryRegion,
-    ) -> Self {
-        Self { domains: list.domains(), ..Self::new(list.elements(), remote) }
+        Self { elements, remote, immediate: None, flags: SIGNALED }
     }
 
     /// Writes no bytes, and sends a number, which a receive of the peer takes.
@@ -192,7 +159,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
     #[must_use]
     pub fn only_immediate(immediate: u32) -> Self {
         let remote = RemoteMemoryRegion::new(0, 0, 0);
-        Self { elements: &[], domains: &[], remote, immediate: Some(immediate), flags: SIGNALED }
+        Self { elements: &[], remote, immediate: Some(immediate), flags: SIGNALED }
     }
 }
 
@@ -204,17 +171,6 @@ impl<'wr, 'data> ReadWorkRequest<'wr, 'data> {
         elements: &'wr mut [ScatterElement<'data>],
         remote: RemoteMemoryRegion,
     ) -> Self {
-        Self { elements, domains: &[], remote, flags: SIGNALED }
-    }
-
-    /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
-    #[inline]
-    #[must_use]
-    pub const fn from_list<const N: usize>(
-        list: &'wr mut ScatterList<'data, N>,
-        remote: RemoteMemoryRegion,
-    ) -> Self {
-        let (elements, domains) = list.parts();
-        Self { elements, domains, remote, flags: SIGNALED }
+        Self { elements, remote, flags: SIGNALED }
     }
 }

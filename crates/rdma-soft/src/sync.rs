@@ -3,14 +3,30 @@
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
-    Mutex, MutexGuard,
+    Condvar, Mutex, MutexGuard,
     atomic::{AtomicU32, AtomicU64, Ordering, fence},
 };
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
-    Mutex, MutexGuard,
+    Condvar, Mutex, MutexGuard,
     atomic::{AtomicU32, AtomicU64, Ordering, fence},
 };
+
+#[cfg(loom)]
+loom::thread_local! {
+    static PLACE: std::cell::Cell<u64> = std::cell::Cell::new(0);
+}
+#[cfg(not(loom))]
+thread_local! {
+    /// Nobody looks at what is there: its address is the thread's number.
+    static PLACE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// A number that no other living thread has: even, and not 0.
+#[inline]
+pub(crate) fn this_thread() -> u64 {
+    PLACE.with(|place| std::ptr::from_ref(place).addr() as u64)
+}
 
 /// A mutex without poisoning: no code of a caller runs under it, and the shims abort on a panic.
 #[derive(Debug, Default)]

@@ -9,13 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_sys::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_qp_init_attr,
-    verbs_context,
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex,
+    ibv_qp_init_attr, verbs_context,
 };
 
+use super::cq_ex::Polled;
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::completion::CompletionQueue;
+use crate::engine::critical_region::CriticalRegion;
 use crate::engine::events::{Acknowledgements, EventQueue};
 use crate::engine::protection::{ProtectionDomain, Registration};
 use crate::engine::queue_pair::QueuePair;
@@ -73,8 +75,9 @@ pub(super) struct ChannelBlock {
 
 #[repr(C)]
 pub(super) struct CqBlock {
-    pub(super) verbs: ibv_cq,
+    pub(super) verbs: ibv_cq_ex,
     pub(super) queue: Arc<CompletionQueue>,
+    pub(super) polling: CriticalRegion<Polled>,
     pub(super) children: Children,
     pub(super) completion_events: Acknowledgements,
     pub(super) async_events: Acknowledgements,
@@ -119,6 +122,7 @@ macro_rules! block_of {
 block_of!(pd_of, ibv_pd, PdBlock, pd: Arc<ProtectionDomain>);
 block_of!(pd_children, ibv_pd, PdBlock, children: Children);
 block_of!(queue_of, ibv_cq, CqBlock, queue: Arc<CompletionQueue>);
+block_of!(queue_polling, ibv_cq_ex, CqBlock, polling: CriticalRegion<Polled>);
 block_of!(queue_children, ibv_cq, CqBlock, children: Children);
 block_of!(queue_completion_events, ibv_cq, CqBlock, completion_events: Acknowledgements);
 block_of!(queue_async_events, ibv_cq, CqBlock, async_events: Acknowledgements);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rdma_sys::{ibv_context, ibv_device, verbs_context};
 
 use super::block::{Children, ContextBlock, context_block};
-use super::{data_path, device, minus_one, pointer, port};
+use super::{cq_ex, data_path, device, minus_one, pointer, port};
 use crate::device::DeviceBlock;
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
@@ -26,6 +26,8 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         let mut verbs = verbs_context::default();
         verbs.query_port = Some(port::query_port);
         verbs.query_device_ex = Some(device::query_device_ex);
+        verbs.query_rt_values = Some(device::query_rt_values);
+        verbs.create_cq_ex = Some(cq_ex::create_cq_ex);
         verbs.sz = std::mem::offset_of!(ContextBlock, device);
         verbs.context.device = device;
         verbs.context.ops.poll_cq = Some(data_path::poll_cq);

@@ -3,17 +3,19 @@
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
-use rdma_sys::{ibv_comp_channel, ibv_context, ibv_cq};
+use rdma_sys::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex};
 
 use super::block::{
     Children, CqBlock, channel_children, channel_events, context_children, context_events,
     device_of, queue_async_events, queue_children, queue_completion_events, queue_of,
 };
 use super::context::COMPLETION_VECTORS;
-use super::{number, pointer};
+use super::cq_ex::Polled;
+use super::{cq_ex, number, pointer};
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::completion::{CompletionQueue, Notifier};
+use crate::engine::critical_region::CriticalRegion;
 use crate::engine::events::Acknowledgements;
 use crate::engine::report::{Element, Handle, Reporter};
 use crate::overflow;
@@ -25,35 +27,49 @@ pub(super) unsafe extern "C" fn create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
-    // SAFETY: the caller's context (SAFETY.md F1).
+    let verbs = ibv_cq_ex { context, channel, cq_context, cqe, ..cq_ex::functions() };
+    // SAFETY: the caller's context and channel (SAFETY.md F1).
+    let created = unsafe { create(verbs, comp_vector, 0) };
+    pointer(created).cast()
+}
+
+/// Makes the queue of a program's part, whose extended completions have these fields.
+///
+/// # Safety
+///
+/// Its context is a live one of this provider's, and so is its channel, unless that is NULL.
+pub(super) unsafe fn create(
+    verbs: ibv_cq_ex,
+    comp_vector: c_int,
+    fields: u64,
+) -> Result<*mut ibv_cq_ex, Refusal> {
+    let ibv_cq_ex { context, channel, cqe, .. } = verbs;
+    // SAFETY: this function's contract.
     let device = unsafe { device_of(context) };
-    pointer(check(device, cqe, comp_vector).map(|capacity| {
-        overflow::reserve();
-        // SAFETY: the caller's channel, if there is one (SAFETY.md F1).
-        let notifier = unsafe { notifier(channel) };
-        // SAFETY: as above.
-        let events = Arc::clone(unsafe { context_events(context) });
-        let reporter = Reporter::new(events, Element::CompletionQueue);
-        let deferred = device.deferred.as_ref();
-        let queue = CompletionQueue::new(capacity, deferred).with_events(notifier, reporter);
-        let queue = Arc::new(queue);
-        // SAFETY: as above.
-        unsafe { context_children(context) }.add();
-        let mut verbs = ibv_cq::default();
-        verbs.context = context;
-        verbs.channel = channel;
-        verbs.cq_context = cq_context;
-        verbs.cqe = cqe;
-        let block = Box::into_raw(Box::new(CqBlock {
-            verbs,
-            queue: Arc::clone(&queue),
-            children: Children::default(),
-            completion_events: Acknowledgements::default(),
-            async_events: Acknowledgements::default(),
-        }));
-        queue.name(Handle(block.cast()));
-        block.cast()
-    }))
+    let capacity = check(device, cqe, comp_vector)?;
+    overflow::reserve();
+    // SAFETY: this function's contract.
+    let notifier = unsafe { notifier(channel) };
+    // SAFETY: this function's contract.
+    let events = Arc::clone(unsafe { context_events(context) });
+    let reporter = Reporter::new(events, Element::CompletionQueue);
+    let deferred = device.deferred.as_ref();
+    let queue = CompletionQueue::new(capacity, deferred)
+        .with_events(notifier, reporter)
+        .with_timestamps(cq_ex::has_timestamps(fields));
+    let queue = Arc::new(queue);
+    // SAFETY: this function's contract.
+    unsafe { context_children(context) }.add();
+    let block = Box::into_raw(Box::new(CqBlock {
+        verbs,
+        queue: Arc::clone(&queue),
+        polling: CriticalRegion::new(Polled::new(fields)),
+        children: Children::default(),
+        completion_events: Acknowledgements::default(),
+        async_events: Acknowledgements::default(),
+    }));
+    queue.name(Handle(block.cast()));
+    Ok(block.cast())
 }
 
 /// # Safety

@@ -136,7 +136,7 @@ pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
     let queue = unsafe { queue_of(cq) };
     let most = u32::try_from(entries).unwrap_or(0);
     queue.step_deferred();
-    let polled = queue.poll(most, |n, completion| {
+    let polled = queue.poll(most, |n, completion, _| {
         // SAFETY: the caller's array has `entries` places, and `n` is less (SAFETY.md F12).
         let place = unsafe { wc.add(n as usize) };
         // SAFETY: as above.
@@ -155,11 +155,11 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
 }
 
 /// What fields hold that the specification leaves undefined: nothing that looks right.
-const JUNK: u32 = 0xdead_c0de;
+pub(super) const JUNK: u32 = 0xdead_c0de;
 
 /// A completion as the program sees it.
 #[inline]
-fn work_completion(completion: &Completion) -> ibv_wc {
+pub(super) fn work_completion(completion: &Completion) -> ibv_wc {
     let success = completion.status == ibv_wc_status::IBV_WC_SUCCESS;
     // Of what the requester sent, the bytes are not counted: sends and writes have the first numbers.
     let counted = completion.opcode.0 >= ibv_wc_opcode::IBV_WC_RDMA_READ.0;

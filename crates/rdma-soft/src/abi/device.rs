@@ -6,12 +6,14 @@ use std::ptr;
 
 use rdma_sys::{
     Errno, ibv_atomic_cap, ibv_context, ibv_device, ibv_device_attr, ibv_device_attr_ex,
-    ibv_device_cap_flags, ibv_query_device_ex_input,
+    ibv_device_cap_flags, ibv_query_device_ex_input, ibv_values_ex, ibv_values_mask,
 };
 
 use super::block::device_of;
 use crate::device::{Device, DeviceBlock};
+use crate::engine::clock;
 use crate::engine::execute::MAX_MESSAGE_BYTES;
+use crate::engine::modify::MAX_RD_ATOMIC;
 use crate::fabric;
 
 pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
@@ -105,13 +107,10 @@ fn device_attr(device: &Device) -> ibv_device_attr {
     attr.max_cqe = int(limits.max_cqe.into());
     attr.max_mr = int(limits.max_mr.into());
     attr.max_pd = int(limits.max_pd.into());
-    attr.max_qp_rd_atom = limits.max_rd_atomic.into();
-    attr.max_qp_init_rd_atom = attr.max_qp_rd_atom;
-    attr.max_res_rd_atom = attr.max_qp.saturating_mul(attr.max_qp_rd_atom);
-    attr.atomic_cap = match limits.atomics {
-        true => ibv_atomic_cap::IBV_ATOMIC_GLOB,
-        false => ibv_atomic_cap::IBV_ATOMIC_NONE,
-    };
+    attr.max_qp_rd_atom = MAX_RD_ATOMIC.into();
+    attr.max_qp_init_rd_atom = MAX_RD_ATOMIC.into();
+    attr.max_res_rd_atom = attr.max_qp.saturating_mul(MAX_RD_ATOMIC.into());
+    attr.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_GLOB;
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;
     attr
@@ -134,6 +133,8 @@ fn device_attr_ex(device: &Device) -> ibv_device_attr_ex {
     attr.orig_attr = device_attr(device);
     attr.device_cap_flags_ex = attr.orig_attr.device_cap_flags.into();
     attr.phys_port_cnt_ex = attr.orig_attr.phys_port_cnt.into();
+    attr.completion_timestamp_mask = u64::MAX;
+    attr.hca_core_clock = clock::KILOHERTZ;
     attr
 }
 
@@ -167,6 +168,26 @@ pub(super) unsafe fn fill<T: Copy>(known: &T, out: *mut T, size: usize) {
     let common = size.min(size_of::<T>());
     // SAFETY: as above, and `common` is no more than either struct has.
     unsafe { out.cast::<u8>().copy_from_nonoverlapping(ptr::from_ref(known).cast(), common) };
+}
+
+pub(super) unsafe extern "C" fn query_rt_values(
+    _context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    // SAFETY: the caller's values (SAFETY.md F1).
+    let asked = unsafe { (*values).comp_mask };
+    let raw_clock = ibv_values_mask::IBV_VALUES_MASK_RAW_CLOCK.0;
+    if asked & !raw_clock != 0 {
+        return Errno::EINVAL.raw();
+    }
+    let mut found = ibv_values_ex { comp_mask: asked, ..ibv_values_ex::default() };
+    if asked != 0 {
+        // All ticks are in this field, as those of hardware's clocks are.
+        found.raw_clock.tv_nsec = clock::ticks().cast_signed();
+    }
+    // SAFETY: as above.
+    unsafe { values.write(found) };
+    0
 }
 
 /// The longest message, as a port says it.

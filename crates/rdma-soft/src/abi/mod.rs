@@ -8,6 +8,7 @@ mod absent;
 mod block;
 mod context;
 mod cq;
+mod cq_ex;
 mod data_path;
 mod device;
 mod event;

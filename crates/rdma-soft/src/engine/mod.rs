@@ -1,13 +1,16 @@
 //! The engine: queues, keys, the state machine, and the execution of requests as checked copies.
 //!
-//! Lock order: a queue pair's attributes, its send side, a responder, a receive queue, a completion
-//! queue; never two of one kind at once, so that two queue pairs that talk to each other cannot wait
-//! for each other. What must touch another queue pair's send side (its error state, a requester that
-//! waits for a receive) is done [after](aftermath::Aftermath) all locks are dropped.
+//! Lock order: a program's [critical region](critical_region), a queue pair's attributes, its send side,
+//! a responder, a receive queue, a completion queue; never two of one kind at once, so that two queue
+//! pairs that talk to each other cannot wait for each other. What must touch another queue pair's send
+//! side (its error state, a requester that waits for a receive) is done
+//! [after](aftermath::Aftermath) all locks are dropped.
 
 pub(crate) mod aftermath;
+pub(crate) mod clock;
 pub(crate) mod completion;
 pub(crate) mod copy;
+pub(crate) mod critical_region;
 pub(crate) mod events;
 pub(crate) mod execute;
 pub(crate) mod memory;

@@ -112,7 +112,7 @@ fn post(queue_pair: &Arc<QueuePair>, wr_id: u64, sges: &[ibv_sge], write_to: Opt
 
 fn polled(queue: &CompletionQueue) -> Vec<(u64, Status)> {
     let mut got = Vec::new();
-    queue.poll(8, |_, completion| got.push((completion.wr_id, completion.status))).unwrap();
+    queue.poll(8, |_, completion, _| got.push((completion.wr_id, completion.status))).unwrap();
     got
 }
 
@@ -218,7 +218,7 @@ fn loom_a_reset_gives_all_slots_back() {
         let poller = {
             let queue = Arc::clone(&model.a.send_cq);
             thread::spawn(move || {
-                queue.poll(1, |_, _| {}).unwrap();
+                queue.poll(1, |_, _, _| {}).unwrap();
             })
         };
         model.a.reset(&mut locked(&model.a.attributes));

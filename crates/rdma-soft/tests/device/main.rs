@@ -6,6 +6,7 @@ mod abi;
 mod atomics;
 mod busy;
 mod events;
+mod extended_polls;
 mod flush;
 mod held;
 mod keys;

@@ -2,6 +2,7 @@
 
 use rdma_sys::{ibv_wc_opcode, ibv_wc_status};
 
+use crate::engine::clock;
 use crate::engine::completion::{Completion, Seat, Side};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -25,6 +26,8 @@ pub(super) struct Entry {
     qpn_vendor: AtomicU64,
     upto_seat: AtomicU64,
     flags: AtomicU64,
+    /// When it came, if the queue keeps that.
+    timestamp: AtomicU64,
 }
 
 impl Entry {
@@ -42,7 +45,7 @@ impl Entry {
     }
 
     #[inline(always)]
-    pub(super) fn write(&self, number: u64, seat: Seat, completion: &Completion) {
+    pub(super) fn put(&self, seat: Seat, completion: &Completion) {
         let c = completion;
         let of_receive = if c.side == Side::Receive { OF_RECEIVE } else { 0 };
         let with_imm = if c.with_imm { WITH_IMM } else { 0 };
@@ -52,6 +55,11 @@ impl Entry {
         self.qpn_vendor.store(pair(c.qpn, c.vendor_err), Ordering::Relaxed);
         self.upto_seat.store(pair(c.upto, seat.0), Ordering::Relaxed);
         self.flags.store(u64::from(of_receive | with_imm), Ordering::Relaxed);
+    }
+
+    /// Says that completion `number` is here.
+    #[inline(always)]
+    pub(super) fn publish(&self, number: u64) {
         self.filled.store(number + 1, Ordering::Release);
     }
 
@@ -80,9 +88,30 @@ impl Entry {
         (Seat(seat), completion)
     }
 
+    /// Notes the time, before the completion is written.
+    #[cold]
+    pub(super) fn stamp(&self) {
+        self.timestamp.store(clock::ticks(), Ordering::Relaxed);
+    }
+
+    pub(super) fn copy_timestamp(&self, from: &Self) {
+        self.timestamp.store(from.timestamp.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
     /// Drops completion `number`, which is here.
     pub(super) fn drop_number(&self, number: u64) {
         self.filled.store(number, Ordering::Relaxed);
+    }
+}
+
+/// When a completion came, which is there as long as its entry is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timestamp<'a>(pub(super) &'a Entry);
+
+impl Timestamp<'_> {
+    /// In ticks of the device's clock; nothing sensible unless the queue keeps it.
+    pub(crate) fn ticks(self) -> u64 {
+        self.0.timestamp.load(Ordering::Relaxed)
     }
 }
 

@@ -18,7 +18,7 @@ fn seat(queue: &CompletionQueue) -> (Arc<Reclaimed>, Seat) {
 }
 
 fn poll(queue: &CompletionQueue, most: u32, got: &mut Vec<u64>) -> Result<u32, Overflowed> {
-    queue.poll(most, |_, completion| got.push(completion.wr_id))
+    queue.poll(most, |_, completion, _| got.push(completion.wr_id))
 }
 
 /// Two queue pairs complete into one queue while it is polled: each completion comes once, those of

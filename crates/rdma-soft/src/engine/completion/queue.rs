@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use rdma_sys::{ibv_event_type, ibv_wc_status};
 
-use crate::engine::completion::entry::Entry;
+use crate::engine::completion::entry::{Entry, Timestamp};
 use crate::engine::completion::seats::Seats;
 use crate::engine::completion::{Completion, Reclaimed, Seat};
 use crate::engine::events::EventQueue;
@@ -67,6 +67,8 @@ pub(crate) struct CompletionQueue {
     pollers: Line<Pollers>,
     /// Those who go to error with this queue.
     users: std::sync::Mutex<Vec<Weak<QueuePair>>>,
+    /// Each completion is stamped with the time at which it came.
+    timestamps: bool,
     /// Without a completion channel there is nobody to notify.
     notifier: Option<Notifier>,
     /// Where the overflow is reported.
@@ -86,6 +88,7 @@ impl CompletionQueue {
             producers: Line::default(),
             pollers: Line::default(),
             users: std::sync::Mutex::default(),
+            timestamps: false,
             notifier: None,
             reporter: Reporter::silent(),
         }
@@ -94,6 +97,11 @@ impl CompletionQueue {
     /// The same with somebody to tell of its events.
     pub(crate) fn with_events(self, notifier: Option<Notifier>, reporter: Reporter) -> Self {
         Self { notifier, reporter, ..self }
+    }
+
+    /// The same, and whether it keeps the time at which each completion comes.
+    pub(crate) fn with_timestamps(self, timestamps: bool) -> Self {
+        Self { timestamps, ..self }
     }
 
     #[inline(always)]
@@ -136,7 +144,9 @@ impl CompletionQueue {
         for number in head..producers.tail {
             let (of, completion) = self.entry(number).read();
             if of != seat {
-                self.entry(kept).write(kept, of, &completion);
+                self.entry(kept).copy_timestamp(self.entry(number));
+                self.entry(kept).put(of, &completion);
+                self.entry(kept).publish(kept);
                 kept += 1;
             }
         }
@@ -157,7 +167,12 @@ impl CompletionQueue {
         }
         let number = producers.tail;
         producers.tail += 1;
-        self.entry(number).write(number, seat, &completion);
+        let entry = self.entry(number);
+        entry.put(seat, &completion);
+        if self.timestamps {
+            entry.stamp();
+        }
+        entry.publish(number);
         if producers.armed != Armed::No {
             let failed = completion.status != ibv_wc_status::IBV_WC_SUCCESS;
             self.disarm(producers, completion.solicited || failed);
@@ -238,13 +253,14 @@ impl CompletionQueue {
         overflow::note(self);
     }
 
-    /// Takes up to `most` completions, oldest first, gives their slots back, and hands each to
-    /// `take`. After an overflow the error comes once the completions that were kept are taken.
+    /// Takes up to `most` completions, oldest first, hands each to `take`, which may ask when it came,
+    /// and gives their slots back. After an overflow the error comes once the completions that were
+    /// kept are taken.
     #[inline]
     pub(crate) fn poll(
         &self,
         most: u32,
-        mut take: impl FnMut(u32, &Completion),
+        mut take: impl FnMut(u32, &Completion, Timestamp<'_>),
     ) -> Result<u32, Overflowed> {
         let head = self.pollers.head.load(Ordering::Relaxed);
         if self.entry(head).is_behind(head) && !self.is_overflowed() {
@@ -254,14 +270,15 @@ impl CompletionQueue {
         let mut head = self.pollers.head.load(Ordering::Relaxed);
         let mut taken = 0;
         while taken < most && self.entry(head).holds(head) {
-            let (seat, completion) = self.entry(head).read();
+            let entry = self.entry(head);
+            let (seat, completion) = entry.read();
+            take(taken, &completion, Timestamp(entry));
             head += 1;
             // Before its slot is given back: whoever sees that must find room here.
             self.pollers.head.store(head, Ordering::Release);
             if let Some(counters) = seats.of(seat) {
                 counters.of(completion.side).store(completion.upto, Ordering::Release);
             }
-            take(taken, &completion);
             taken += 1;
         }
         // Looked at in this order, since completions come before an overflow, but none after it.

@@ -24,7 +24,7 @@ fn push(queue: &Arc<CompletionQueue>, seat: Seat, ids: impl IntoIterator<Item = 
 
 fn poll(queue: &CompletionQueue, most: u32) -> Result<Vec<u64>, Overflowed> {
     let mut got = Vec::new();
-    let count = queue.poll(most, |n, completion| {
+    let count = queue.poll(most, |n, completion, _| {
         assert_eq!(n as usize, got.len());
         got.push(completion.wr_id);
     })?;
@@ -53,7 +53,7 @@ fn every_field_comes_out_as_it_went_in() {
     queue.push(seat, full);
     queue.push(seat, plain);
     let mut got = Vec::new();
-    assert_eq!(queue.poll(8, |_, completion| got.push(*completion)), Ok(2));
+    assert_eq!(queue.poll(8, |_, completion, _| got.push(*completion)), Ok(2));
     assert_eq!(got, [full, plain]);
     assert_eq!(counters.of(Side::Receive).load(Ordering::Relaxed), full.upto);
     assert_eq!(counters.of(Side::Send).load(Ordering::Relaxed), plain.upto);

@@ -15,6 +15,7 @@ use rdma_sys::*;
 pub(crate) mod connect;
 pub(crate) mod device;
 pub(crate) mod events;
+pub(crate) mod extended;
 pub(crate) mod map;
 pub(crate) mod memory;
 pub(crate) mod post;

@@ -1,0 +1,226 @@
+//! Extended completion queues: polling one completion at a time, and reading its fields.
+//!
+//! From `start_poll` to `end_poll` one thread is in the queue's critical region, and others that start
+//! wait. A completion is taken out of the queue when the poll comes to it.
+
+use std::ffi::{c_int, c_uint};
+
+use rdma_sys::{
+    Errno, ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_cq_init_attr_mask,
+    ibv_create_cq_attr_flags, ibv_create_cq_wc_flags as Fields, ibv_poll_cq_attr, ibv_wc,
+    ibv_wc_opcode, ibv_wc_tm_info,
+};
+
+use super::block::{queue_of, queue_polling};
+use super::cq::create;
+use super::data_path::{JUNK, work_completion};
+use super::device::int;
+use super::pointer;
+use crate::engine::Refusal;
+use crate::engine::clock;
+use crate::engine::critical_region::Nested;
+
+/// The completion that a poll has come to.
+pub(super) struct Polled {
+    /// The fields that the queue was created with (`enum ibv_create_cq_wc_flags`).
+    fields: u64,
+    wc: ibv_wc,
+    /// In ticks of the device's clock.
+    timestamp: u64,
+}
+
+impl Polled {
+    pub(super) fn new(fields: u64) -> Self {
+        Self { fields, wc: ibv_wc::default(), timestamp: 0 }
+    }
+
+    /// A field's value, if the queue was created with it.
+    fn field<T>(&self, flag: Fields, value: T) -> Option<T> {
+        (self.fields & u64::from(flag.0) != 0).then_some(value)
+    }
+}
+
+/// The fields that completions here can have.
+const FIELDS: u64 = (Fields::IBV_WC_EX_WITH_BYTE_LEN.0
+    | Fields::IBV_WC_EX_WITH_IMM.0
+    | Fields::IBV_WC_EX_WITH_QP_NUM.0
+    | Fields::IBV_WC_EX_WITH_SRC_QP.0
+    | Fields::IBV_WC_EX_WITH_SLID.0
+    | Fields::IBV_WC_EX_WITH_SL.0
+    | Fields::IBV_WC_EX_WITH_DLID_PATH_BITS.0) as u64
+    | TIMESTAMPS;
+const TIMESTAMPS: u64 = (Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0
+    | Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK.0) as u64;
+
+pub(super) unsafe extern "C" fn create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: the caller's attributes (SAFETY.md F1).
+    let attr = unsafe { attr.read() };
+    let verbs = ibv_cq_ex {
+        context,
+        channel: attr.channel,
+        cq_context: attr.cq_context,
+        cqe: int(attr.cqe.into()),
+        ..functions()
+    };
+    let vector = int(attr.comp_vector.into());
+    pointer(check(&attr).and_then(|()| {
+        // SAFETY: the caller's context, and the channel of its attributes (SAFETY.md F1).
+        unsafe { create(verbs, vector, attr.wc_flags) }
+    }))
+}
+
+/// Refuses what the device does not have. That only one thread polls is good to know and changes
+/// nothing; a queue that overflows is in error whatever its owner says.
+fn check(attr: &ibv_cq_init_attr_ex) -> Result<(), Refusal> {
+    let with_flags = ibv_cq_init_attr_mask::IBV_CQ_INIT_ATTR_MASK_FLAGS.0;
+    let single_threaded = ibv_create_cq_attr_flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED.0;
+    let flags = if attr.comp_mask & with_flags != 0 { attr.flags } else { 0 };
+    let known = attr.comp_mask & !with_flags == 0
+        && flags & !single_threaded == 0
+        && attr.wc_flags & !FIELDS == 0;
+    if known { Ok(()) } else { Err(Refusal::Unsupported) }
+}
+
+/// Whether a queue that was created with these fields keeps the times of its completions.
+pub(super) fn has_timestamps(fields: u64) -> bool {
+    fields & TIMESTAMPS != 0
+}
+
+unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    // SAFETY: the caller's attributes (SAFETY.md F1).
+    if unsafe { (*attr).comp_mask } != 0 {
+        return Errno::EINVAL.raw();
+    }
+    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    let polling = unsafe { queue_polling(cq) };
+    if polling.enter() == Err(Nested) {
+        return Errno::EDEADLK.raw();
+    }
+    // SAFETY: as above.
+    unsafe { queue_of(cq.cast()) }.step_deferred();
+    // SAFETY: as above.
+    let polled = unsafe { next_poll(cq) };
+    if polled != 0 {
+        polling.leave();
+    }
+    polled
+}
+
+unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    let queue = unsafe { queue_of(cq.cast()) };
+    // SAFETY: as above.
+    let polling = unsafe { queue_polling(cq) };
+    // SAFETY: polling a queue does not come back here.
+    let taken = unsafe {
+        polling.with(|polled| {
+            let taken = queue.poll(1, |_, completion, timestamp| {
+                polled.wc = work_completion(completion);
+                polled.timestamp = timestamp.ticks();
+            });
+            taken.map(|count| (count, polled.wc.wr_id, polled.wc.status))
+        })
+    };
+    match taken {
+        Some(Ok((1, wr_id, status))) => {
+            // SAFETY: the program's part, which belongs to the thread in the critical region (F17).
+            unsafe { (*cq).wr_id = wr_id };
+            // SAFETY: as above.
+            unsafe { (*cq).status = status };
+            0
+        }
+        Some(Ok(_)) => Errno::ENOENT.raw(),
+        Some(Err(_)) => Errno::EOVERFLOW.raw(),
+        None => Errno::EINVAL.raw(),
+    }
+}
+
+unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
+    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    unsafe { queue_polling(cq) }.leave();
+}
+
+/// Defines the functions that read a completion, and what a queue begins with. What a queue was not
+/// created with is junk, and so is everything outside of the critical region.
+macro_rules! read {
+    ($($name:ident -> $type:ty { $junk:expr, |$polled:ident| $field:expr })+) => {
+        $(
+            unsafe extern "C" fn $name(cq: *mut ibv_cq_ex) -> $type {
+                // SAFETY: the caller's completion queue (SAFETY.md F1).
+                let polling = unsafe { queue_polling(cq) };
+                // SAFETY: reading a field does not come back here.
+                let field = unsafe { polling.with(|$polled| $field) };
+                field.flatten().unwrap_or($junk)
+            }
+        )+
+
+        /// The program's part of a new queue. All functions are there, since programs call them
+        /// unchecked.
+        pub(super) fn functions() -> ibv_cq_ex {
+            ibv_cq_ex {
+                start_poll: Some(start_poll),
+                next_poll: Some(next_poll),
+                end_poll: Some(end_poll),
+                read_tm_info: Some(read_tm_info),
+                $($name: Some($name),)+
+                ..ibv_cq_ex::default()
+            }
+        }
+    };
+}
+
+read! {
+    read_opcode -> ibv_wc_opcode { ibv_wc_opcode(JUNK), |polled| Some(polled.wc.opcode) }
+    read_vendor_err -> u32 { JUNK, |polled| Some(polled.wc.vendor_err) }
+    read_wc_flags -> c_uint { JUNK, |polled| Some(polled.wc.wc_flags) }
+    read_byte_len -> u32 {
+        JUNK, |polled| polled.field(Fields::IBV_WC_EX_WITH_BYTE_LEN, polled.wc.byte_len)
+    }
+    read_imm_data -> u32 {
+        JUNK, |polled| polled.field(Fields::IBV_WC_EX_WITH_IMM, immediate(&polled.wc))
+    }
+    read_qp_num -> u32 {
+        JUNK, |polled| polled.field(Fields::IBV_WC_EX_WITH_QP_NUM, polled.wc.qp_num)
+    }
+    read_src_qp -> u32 {
+        JUNK, |polled| polled.field(Fields::IBV_WC_EX_WITH_SRC_QP, polled.wc.src_qp)
+    }
+    read_slid -> u32 {
+        JUNK, |polled| polled.field(Fields::IBV_WC_EX_WITH_SLID, polled.wc.slid.into())
+    }
+    read_sl -> u8 { JUNK_BYTE, |polled| polled.field(Fields::IBV_WC_EX_WITH_SL, polled.wc.sl) }
+    read_dlid_path_bits -> u8 {
+        JUNK_BYTE,
+        |polled| polled.field(Fields::IBV_WC_EX_WITH_DLID_PATH_BITS, polled.wc.dlid_path_bits)
+    }
+    read_completion_ts -> u64 {
+        JUNK.into(),
+        |polled| polled.field(Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, polled.timestamp)
+    }
+    read_completion_wallclock_ns -> u64 {
+        JUNK.into(),
+        |polled| {
+            let flag = Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
+            polled.field(flag, polled.timestamp).map(clock::wallclock)
+        }
+    }
+    read_cvlan -> u16 { JUNK_WORD, |_polled| None }
+    read_flow_tag -> u32 { JUNK, |_polled| None }
+}
+
+unsafe extern "C" fn read_tm_info(_cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
+    // SAFETY: the caller's place (SAFETY.md F1).
+    unsafe { info.write(ibv_wc_tm_info { tag: JUNK.into(), priv_: JUNK }) };
+}
+
+/// Immediate data, or the key that was made invalid: one place has both.
+fn immediate(wc: &ibv_wc) -> u32 {
+    // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
+    unsafe { wc.__bindgen_anon_1.imm_data }
+}
+
+const JUNK_WORD: u16 = (JUNK & 0xffff) as u16;
+const JUNK_BYTE: u8 = (JUNK & 0xff) as u8;
