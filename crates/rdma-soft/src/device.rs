@@ -11,6 +11,7 @@ use rdma_types::Guid;
 
 use crate::address::{Address, GidEntry, Path};
 use crate::builder::{Limits, Link};
+use crate::counters::Tally;
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
@@ -79,6 +80,7 @@ pub(crate) struct Device {
     pub(crate) completion_queues: Quota,
     locked_bytes: AtomicU64,
     queue_pairs: Mutex<QueuePairs>,
+    pub(crate) tally: Tally,
     port: Port,
 }
 
@@ -145,6 +147,7 @@ impl Device {
             completion_queues: Quota::default(),
             locked_bytes: AtomicU64::new(0),
             queue_pairs: Mutex::new(QueuePairs { by_number: HashMap::new(), next }),
+            tally: Tally::default(),
             port: Port { is_up: AtomicBool::new(true), contexts: Mutex::default() },
         }
     }
@@ -228,6 +231,7 @@ impl Device {
         let kind = if up {
             ibv_event_type::IBV_EVENT_PORT_ACTIVE
         } else {
+            self.tally.link_downed.count();
             ibv_event_type::IBV_EVENT_PORT_ERR
         };
         for context in contexts.iter().filter_map(Weak::upgrade) {

@@ -36,6 +36,7 @@
 mod abi;
 mod address;
 mod builder;
+mod counters;
 mod device;
 mod engine;
 mod fabric;
@@ -49,6 +50,7 @@ mod sync;
 
 pub use abi::verbs;
 pub use builder::{Builder, InstallError, Link};
+pub use counters::Counters;
 pub use gid_place::GidPlace;
 pub use schedule::Schedule;
 pub use soft_device::SoftDevice;

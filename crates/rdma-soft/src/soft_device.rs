@@ -2,6 +2,7 @@
 
 use rdma_types::{Gid, Guid, Qpn};
 
+use crate::counters::Counters;
 use crate::device::Device;
 use crate::engine::run::Work;
 use crate::engine::send_side::SendSide;
@@ -49,6 +50,21 @@ impl SoftDevice {
     #[must_use]
     pub fn gids(&self) -> Vec<Gid> {
         self.device.identity.gids.iter().map(|entry| entry.gid).collect()
+    }
+
+    /// What it has counted until now. While requests are executed the counters may be of slightly
+    /// different moments; no counter ever goes back.
+    ///
+    /// ```
+    /// rdma_soft::install();
+    /// let soft0 = rdma_soft::SoftDevice::find("soft0").unwrap();
+    /// for (name, value) in soft0.counters().iter() {
+    ///     println!("{name:<24} {value}");
+    /// }
+    /// ```
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.device.tally.counters()
     }
 
     /// Brings its port up, or down: then nothing it sends arrives and nothing arrives here, until it is

@@ -66,6 +66,7 @@ impl QueuePair {
             Ok(Verdict::Done { bytes }) => {
                 let next = next_psn(*psn, length, *mtu_log2);
                 (*psn, responder.psn) = (next, next);
+                responder.executed += 1;
                 Verdict::Done { bytes }
             }
             Ok(verdict) => verdict,
@@ -169,7 +170,10 @@ impl Exchange<'_> {
         if opcode.takes_receive() {
             let completion = match opcode {
                 Opcode::WriteWithImm => ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
-                _ => ibv_wc_opcode::IBV_WC_RECV,
+                _ => {
+                    self.own.sends.count();
+                    ibv_wc_opcode::IBV_WC_RECV
+                }
             };
             self.responder.complete(self.peer, completion, self.length, self.request);
         }

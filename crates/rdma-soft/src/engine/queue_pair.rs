@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
+use crate::counters::Exclusive;
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::completion::{Completion, CompletionQueue, Reclaimed, Seat, Side};
@@ -51,6 +52,8 @@ pub(crate) struct QueuePair {
     pub(crate) reporter: Reporter,
     pub(crate) attributes: Mutex<Attributes>,
     pub(crate) send: Line<Lock<SendSide>>,
+    /// SENDs that were executed, counted under the send lock.
+    pub(crate) sends: Line<Exclusive>,
     pub(crate) responder: Line<Lock<Responder>>,
     pub(crate) receive: Line<Lock<ReceiveQueue>>,
     /// The requests of `receive`, outside its lock.
@@ -87,6 +90,7 @@ impl QueuePair {
             alarm: Alarm::new(weak.clone()),
             reporter,
             attributes: Mutex::new(Attributes::default()),
+            sends: Line(Exclusive::default()),
             send: Line(Lock::new(SendSide::new(&capacity))),
             responder: Line(Lock::new(Responder::new(capacity.receive_sge))),
             receive: Line(Lock::new(ReceiveQueue::new())),
@@ -97,6 +101,7 @@ impl QueuePair {
         receive_cq.add_user(weak.clone());
         pd.add_queue_pair(weak.clone());
         device.publish_queue_pair(qpn, weak);
+        device.tally.add_queue_pair(&queue_pair);
         Ok(queue_pair)
     }
 
@@ -105,6 +110,7 @@ impl QueuePair {
     pub(crate) fn destroy(self: Arc<Self>) {
         self.device.retire_queue_pair(self.qpn);
         self.reset(&mut locked(&self.attributes));
+        self.device.tally.remove_queue_pair(&self);
         let weak = Arc::downgrade(&self);
         self.pd.remove_queue_pair(&weak);
         for (cq, seat) in [(&self.send_cq, self.send_seat), (&self.receive_cq, self.receive_seat)] {

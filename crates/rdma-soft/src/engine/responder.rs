@@ -33,6 +33,9 @@ pub(crate) struct Responder {
     /// The elements of the current one, and where they are.
     pub(crate) sges: Vec<ibv_sge>,
     pub(crate) room: Vec<Segment>,
+    /// Requests that were executed, and receive requests that they completed.
+    pub(crate) executed: u64,
+    pub(crate) receives: u64,
 }
 
 impl Responder {
@@ -52,6 +55,8 @@ impl Responder {
             next_receive: 0,
             sges: Vec::with_capacity(max_sge),
             room: Vec::with_capacity(max_sge),
+            executed: 0,
+            receives: 0,
         }
     }
 
@@ -124,6 +129,7 @@ impl Responder {
         request: &Request,
     ) {
         let Some(receive) = self.current.take() else { return };
+        self.receives += 1;
         own.push_receive(Completion {
             wr_id: receive.wr_id,
             status: ibv_wc_status::IBV_WC_SUCCESS,
@@ -155,6 +161,20 @@ impl Responder {
         }
         self.state = ibv_qp_state::IBV_QPS_ERR;
         aftermath.responder_failed(own, self.incarnation, event);
+    }
+
+    /// Counts a request that was dropped for its sequence number, if it is from the connected peer.
+    pub(crate) fn count_dropped(&self, own: &QueuePair, qpn: u32, path: Option<&Path>, psn: u32) {
+        let paths = path.zip(self.path.as_ref());
+        let connected =
+            self.peer_qpn == qpn && paths.is_some_and(|(theirs, ours)| theirs.is_reverse_of(ours));
+        let tally = &own.device.tally;
+        match psn.wrapping_sub(self.psn) & 0x00ff_ffff {
+            0 => {}
+            _ if !connected => {}
+            1..0x0080_0000 => tally.out_of_sequence.count(),
+            _ => tally.duplicates.count(),
+        }
     }
 
     pub(crate) fn clear(&mut self) {

@@ -11,7 +11,7 @@ use crate::engine::completion::{Completion, Side};
 use crate::engine::execute::Extent;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::request::Request;
-use crate::engine::send_side::{Blocked, SendSide, Verdict};
+use crate::engine::send_side::{Blocked, Requester, SendSide, Verdict};
 
 /// How much of a queue one drive may execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +33,9 @@ impl QueuePair {
         result: Result<u64, Status>,
         aftermath: &mut Aftermath,
     ) {
+        if result.is_ok() {
+            send.executed += 1;
+        }
         match result {
             Ok(bytes) if request.signaled || self.signal_all => self.push_send(Completion {
                 wr_id: request.wr_id,
@@ -49,6 +52,7 @@ impl QueuePair {
             }),
             Ok(_) => {}
             Err(status) => {
+                self.device.tally.count_failure(status);
                 self.push_send(self.failed_send(request.wr_id, upto, status));
                 send.state = ibv_qp_state::IBV_QPS_ERR;
                 aftermath.requester_failed(send.incarnation);
@@ -61,6 +65,7 @@ impl QueuePair {
     #[cold]
     pub(crate) fn block(&self, send: &mut SendSide, verdict: Verdict) -> Result<(), Status> {
         let requester = &send.requester;
+        self.count_answer(requester, verdict);
         let next = match (verdict, send.blocked) {
             (Verdict::NotReady { .. }, Blocked::NotReady { .. })
             | (Verdict::Unanswered, Blocked::Unanswered { .. }) => return Ok(()),
@@ -86,6 +91,25 @@ impl QueuePair {
             self.alarm.set(at);
         }
         Ok(())
+    }
+
+    /// Counts how a request was not executed.
+    fn count_answer(&self, requester: &Requester, verdict: Verdict) {
+        let Requester { peer, path, peer_qpn, psn, .. } = requester;
+        match verdict {
+            Verdict::NotReady { .. } => {
+                self.device.tally.not_ready_received.count();
+                if let Some(peer) = peer {
+                    peer.device.tally.not_ready_sent.count();
+                }
+            }
+            Verdict::Unanswered => {
+                if let Some(peer) = self.device.find_peer(path.as_ref(), *peer_qpn) {
+                    peer.responder.lock().count_dropped(&peer, self.qpn, path.as_ref(), *psn);
+                }
+            }
+            _ => {}
+        }
     }
 
     /// Executes from the head of the queue; a blocked head is tried again first. Says how many
@@ -206,6 +230,7 @@ impl QueuePair {
             }
             Blocked::Unanswered { at, left } => {
                 *left -= 1;
+                self.device.tally.retries.count();
                 let timeout = send.requester.answer_timeout();
                 *at = timeout.map(|timeout| Instant::now() + timeout);
                 None

@@ -102,6 +102,8 @@ pub(crate) struct SendSide {
     pub(crate) posted: u32,
     /// What the completion counters said when they were last looked at.
     pub(crate) reclaimed: u32,
+    /// Requests that were executed.
+    pub(crate) executed: u64,
     /// Stands in the list of a deferred schedule.
     pub(crate) pending: bool,
 }
@@ -116,6 +118,7 @@ impl SendSide {
             blocked: Blocked::No,
             posted: 0,
             reclaimed: 0,
+            executed: 0,
             pending: false,
         }
     }

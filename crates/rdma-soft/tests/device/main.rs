@@ -5,6 +5,7 @@
 mod abi;
 mod atomics;
 mod busy;
+mod counters;
 mod events;
 mod extended_polls;
 mod flush;

@@ -1,0 +1,175 @@
+//! What a device counts.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use rdma_sys::ibv_wc_status;
+
+use crate::engine::queue_pair::QueuePair;
+use crate::sync::locked;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)+) => {
+        /// What a device counted since it was installed, from
+        /// [`SoftDevice::counters`](crate::SoftDevice::counters).
+        ///
+        /// Named as the kernel's SoftRoCE names its own (`drivers/infiniband/sw/rxe/rxe_hw_counters.c`,
+        /// `/sys/class/infiniband/rxe0/ports/1/hw_counters`). Of those that nothing in one process can
+        /// raise, the value is always 0.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: u64,)+
+        }
+
+        impl Counters {
+            /// Each name and its value, in the order of the fields.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($name), self.$name)),+].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Requests of this device that were executed. Between two queue pairs of one process a message is one
+    /// copy, so that it counts as one packet, however long it is; acknowledgements are none.
+    sent_pkts,
+    /// Requests from peers that were executed.
+    rcvd_pkts,
+    /// Requests from the connected peer whose sequence number has been before. They are dropped.
+    duplicate_request,
+    /// Requests from the connected peer whose sequence number is beyond the expected one. They are
+    /// dropped.
+    out_of_seq_request,
+    /// How often a request of this device found its receiver without a receive request.
+    rcvd_rnr_err,
+    /// How often a request from a peer found no receive request here.
+    send_rnr_err,
+    /// Always 0: nothing is lost, so that no peer says that it missed something.
+    rcvd_seq_err,
+    /// Always 0: there is nothing to acknowledge.
+    ack_deferred,
+    /// Requests that were given up because the peer did not answer.
+    retry_exceeded_err,
+    /// Requests that were given up because the peer had no receive request.
+    retry_rnr_exceeded_err,
+    /// How often a request was tried again because the peer did not answer.
+    completer_retry_err,
+    /// Always 0: sending cannot fail by itself.
+    send_err,
+    /// How often the port went down.
+    link_downed,
+    /// SEND requests that were executed.
+    rdma_sends,
+    /// Receive requests that completed with success.
+    rdma_recvs,
+}
+
+/// One counter of what is rare enough to be counted by an atomic.
+#[derive(Debug, Default)]
+pub(crate) struct Rare(AtomicU64);
+
+impl Rare {
+    #[cold]
+    pub(crate) fn count(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A counter that one thread at a time raises.
+#[derive(Debug, Default)]
+pub(crate) struct Exclusive(AtomicU64);
+
+impl Exclusive {
+    #[inline]
+    pub(crate) fn count(&self) {
+        self.0.store(self.get() + 1, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What a device counts itself, and the queue pairs that count the rest, each under its own locks.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) duplicates: Rare,
+    pub(crate) out_of_sequence: Rare,
+    pub(crate) not_ready_received: Rare,
+    pub(crate) not_ready_sent: Rare,
+    pub(crate) retries_exceeded: Rare,
+    pub(crate) not_ready_exceeded: Rare,
+    pub(crate) retries: Rare,
+    pub(crate) link_downed: Rare,
+    traffic: Mutex<Traffic>,
+}
+
+/// This lock comes before those of the queue pairs.
+#[derive(Debug, Default)]
+struct Traffic {
+    /// The sums of queue pairs that are gone.
+    gone: Counters,
+    by_id: HashMap<u64, Weak<QueuePair>>,
+}
+
+impl Tally {
+    pub(crate) fn add_queue_pair(&self, queue_pair: &Arc<QueuePair>) {
+        locked(&self.traffic).by_id.insert(queue_pair.id, Arc::downgrade(queue_pair));
+    }
+
+    /// Takes over the counts of a queue pair that executes nothing any more.
+    pub(crate) fn remove_queue_pair(&self, queue_pair: &QueuePair) {
+        let mut traffic = locked(&self.traffic);
+        traffic.by_id.remove(&queue_pair.id);
+        traffic.gone.add(queue_pair);
+    }
+
+    /// A request was given up.
+    #[cold]
+    pub(crate) fn count_failure(&self, status: ibv_wc_status) {
+        match status {
+            ibv_wc_status::IBV_WC_RETRY_EXC_ERR => self.retries_exceeded.count(),
+            ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => self.not_ready_exceeded.count(),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        let traffic = locked(&self.traffic);
+        let mut sum = Counters {
+            duplicate_request: self.duplicates.get(),
+            out_of_seq_request: self.out_of_sequence.get(),
+            rcvd_rnr_err: self.not_ready_received.get(),
+            send_rnr_err: self.not_ready_sent.get(),
+            retry_exceeded_err: self.retries_exceeded.get(),
+            retry_rnr_exceeded_err: self.not_ready_exceeded.get(),
+            completer_retry_err: self.retries.get(),
+            link_downed: self.link_downed.get(),
+            ..traffic.gone
+        };
+        for queue_pair in traffic.by_id.values().filter_map(Weak::upgrade) {
+            sum.add(&queue_pair);
+        }
+        sum
+    }
+}
+
+impl Counters {
+    fn add(&mut self, queue_pair: &QueuePair) {
+        {
+            let send = queue_pair.send.lock();
+            self.sent_pkts += send.executed;
+            self.rdma_sends += queue_pair.sends.get();
+        }
+        let responder = queue_pair.responder.lock();
+        self.rcvd_pkts += responder.executed;
+        self.rdma_recvs += responder.receives;
+    }
+}
