@@ -3,6 +3,7 @@
 //! Each rule is a module with a `check` that looks at a [`Tree`] and returns findings, and with
 //! tests that show it failing.
 
+mod auto_traits;
 mod drift;
 mod fence;
 mod layers;
@@ -43,8 +44,15 @@ pub(crate) fn run() -> Result<bool> {
     let root = tree::root();
     let tree = Tree::read(&root)?;
     let mut found = layers::check(&layers::packages(&root)?);
-    let rules =
-        [fence::check, length::check, links::check, drift::check, words::check, public_api::check];
+    let rules = [
+        fence::check,
+        length::check,
+        links::check,
+        drift::check,
+        words::check,
+        public_api::check,
+        auto_traits::check,
+    ];
     for rule in rules {
         found.extend(rule(&tree));
     }

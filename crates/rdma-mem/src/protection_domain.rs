@@ -181,6 +181,7 @@ impl ProtectionDomain {
     }
 
     /// Whether both are clones of one domain.
+    #[inline]
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

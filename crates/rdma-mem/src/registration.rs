@@ -201,6 +201,7 @@ impl<M> Registration<M> {
         &self.handle.needs().0
     }
 
+    #[inline]
     pub(crate) fn pd(&self) -> &ProtectionDomain {
         &self.handle.needs().1
     }

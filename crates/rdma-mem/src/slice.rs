@@ -124,6 +124,28 @@ impl<'r> SliceMut<'r> {
         ScatterElement::from_parts(self.address, self.length, self.lkey)
     }
 
+    /// The element for these bytes, as long as they are borrowed.
+    #[inline]
+    pub(crate) fn into_scatter_element(self) -> ScatterElement<'r> {
+        ScatterElement::from_parts(self.address, self.length, self.lkey)
+    }
+
+    /// The same bytes, shared.
+    #[inline]
+    #[must_use]
+    pub fn as_shared(&self) -> SliceRef<'_> {
+        let Self { base, length, address, lkey, pd, .. } = *self;
+        SliceRef { base, length, address, lkey, pd, borrow: PhantomData }
+    }
+
+    /// The same bytes, for a shorter time: the slice can be used again after it.
+    #[inline]
+    #[must_use]
+    pub fn reborrow(&mut self) -> SliceMut<'_> {
+        let Self { base, length, address, lkey, pd, .. } = *self;
+        SliceMut { base, length, address, lkey, pd, borrow: PhantomData }
+    }
+
     /// Two slices: the first `middle` bytes, and the rest.
     ///
     /// # Panics

@@ -2,11 +2,11 @@
 
 use rdma_mem::{
     AsyncEvent, AsyncEventSource, AsyncEvents, BorrowedRegion, Buffer, BufferPool, Context, Device,
-    DeviceAttributes, DeviceList, Error, EventFile, ForkStatus, Forked, GatherElement, GidEntry,
-    Handle, ListError, MemoryRegion, ObjectId, OwnedRegion, PoolUsage, PortAttributes,
-    ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice,
-    ScatterElement, ScatterGatherElementError, SharedElement, SharedRegion, SliceMut, SliceRef,
-    UnknownDevice, VerbError,
+    DeviceAttributes, DeviceList, Error, EventFile, ForkMode, ForkStatus, Forked, GatherElement,
+    GatherList, GidEntry, Handle, HugePageSize, ListError, MemoryRegion, ObjectId, OwnedRegion,
+    PoolUsage, PortAttributes, ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion,
+    RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError, ScatterList, SharedElement,
+    SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -41,13 +41,17 @@ fn values_are_send_and_sync() {
     send_sync::<ObjectId>();
     send_sync::<PortAttributes>();
     send_sync::<GidEntry>();
+    send_sync::<ForkMode>();
     send_sync::<ForkStatus>();
+    send_sync::<HugePageSize>();
     send_sync::<PoolUsage>();
     send_sync::<RemoteMemoryRegion>();
     send_sync::<RemoteRef<*const u8>>();
     send_sync::<RemoteSlice<*const u8>>();
     send_sync::<GatherElement<'_>>();
     send_sync::<ScatterElement<'_>>();
+    send_sync::<GatherList<'_, 2>>();
+    send_sync::<ScatterList<'_, 2>>();
     send_sync::<SharedElement<'_>>();
     send_sync::<SliceRef<'_>>();
     send_sync::<SliceMut<'_>>();

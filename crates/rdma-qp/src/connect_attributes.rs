@@ -168,6 +168,9 @@ impl fmt::Display for ConnectAttributes {
 }
 
 #[cfg(test)]
+mod properties;
+
+#[cfg(test)]
 mod tests {
     use rdma_mem::GidType;
 

@@ -78,7 +78,7 @@ impl QueuePairEndpoint {
         put(&[self.max_rd_atomic, self.max_dest_rd_atomic, u8::from(self.grh_required)]);
         put(&[0; 3]);
         for EndpointGid { gid, gid_type } in self.gids() {
-            // Only known types are ever put in by `with_gid`'s callers here; others have no byte.
+            // The types that there are have a byte; what `with_gid` was given beyond has no form.
             put(&[u8::try_from(gid_type.raw()).unwrap_or(u8::MAX)]);
             put(gid.as_bytes());
         }

@@ -51,6 +51,12 @@ impl TryFrom<Parts> for QueuePairEndpoint {
             .with_rd_atomic(parts.max_rd_atomic, parts.max_dest_rd_atomic)
             .with_grh_required(parts.grh_required);
         (endpoint.lid, endpoint.link_layer) = (parts.lid, parts.link_layer);
+        if let Some(gid) = gids.iter().find(|gid| gid.gid_type.raw() > u8::MAX.into()) {
+            return Err(format!(
+                "GID type {} is none: an endpoint has a byte for it",
+                gid.gid_type
+            ));
+        }
         let places = endpoint.gids.get_mut(..gids.len()).ok_or_else(|| {
             format!("{} GIDs, more than the {} of an endpoint", gids.len(), Self::MAX_GIDS)
         })?;

@@ -6,7 +6,7 @@
 //! | make a queue pair | `pd.create_qp()` of the [`prelude`], [`QueuePairBuilder`] |
 //! | tell the peer | [`PreparedQueuePair::endpoint`], [`QueuePairEndpoint::to_bytes`] |
 //! | connect | [`PreparedQueuePair::handshake`] |
-//! | post requests | [`QueuePair::post_send`], `post_receive`, `post_write`, `post_read`, in batches [`QueuePair::post_batch`] |
+//! | post requests | [`QueuePair::post`], by kind [`post_send`](QueuePair::post_send) …, in batches [`post_batch`](QueuePair::post_batch) |
 //! | take completions | [`CompletionQueue::poll`] |
 //! | sleep until there are some | [`CompletionQueue::req_notify`], [`CompletionChannel::get_event`] |
 //! | end a connection | [`QueuePair::drain`], [`QueuePair::to_error`] |
@@ -20,10 +20,29 @@
 //!
 //! Posting and polling do what the same calls in C do: no allocation, no lock, no counting beside it.
 //!
+//! # Two levels of posting
+//!
+//! | wrong with a request | [`post`](QueuePair::post), `post_send` …, [`post_batch`](QueuePair::post_batch), `post_receive_batch` | [`post_raw`](QueuePair::post_raw), `post_batch_raw`, `post_receive_batch_raw` |
+//! |---|---|---|
+//! | an element outside of its region | cannot be made | cannot be made |
+//! | elements longer than the remote memory | [`RemoteTooShort`](PostErrorKind::RemoteTooShort) | overwrites what lies behind it, or fails at the peer |
+//! | more elements than the queue takes | [`TooManyElements`](PostErrorKind::TooManyElements) | the provider refuses ([`Refused`](PostErrorKind::Refused)) |
+//! | more inline bytes than the queue pair takes | [`TooMuchInline`](PostErrorKind::TooMuchInline) | the provider refuses |
+//! | a registered slice of another domain, in a [list](rdma_mem::GatherList) | [`WrongDomain`](PostErrorKind::WrongDomain) | a failed completion |
+//! | an element of another domain, in no list | a failed completion | a failed completion |
+//! | an atomic at an address that is no multiple of 8 | [`Misaligned`](PostErrorKind::Misaligned) | a failed completion |
+//! | an atomic whose result is not of 8 bytes | [`AtomicResult`](PostErrorKind::AtomicResult) | a failed completion, or a part of it |
+//! | a full queue | [`WouldBlock`](PostErrorKind::WouldBlock) | `WouldBlock` |
+//! | the memory is used before the completion | your promise: posting is `unsafe` | your promise |
+//!
+//! What the first level refuses is posted to nobody: the queue pair is as it was, and of a batch none
+//! was posted. A failed completion ends the connection.
+//!
 //! # Features
 //!
 //! `serde` (off by default): [`QueuePairEndpoint`] can be serialised, and what rdma-mem can.
 
+mod atomic_work_request;
 mod builder;
 mod capabilities;
 mod completion;
@@ -43,16 +62,20 @@ mod object;
 mod path;
 mod post;
 mod post_error;
+mod post_list;
 pub mod prelude;
 mod prepared_queue_pair;
 mod queue_pair;
 mod queue_pair_attributes;
+mod queued_receive;
 mod queued_request;
+mod request;
 mod transition;
 mod work_error;
 mod work_request;
 mod work_success;
 
+pub use atomic_work_request::{AtomicResult, AtomicWorkRequest};
 pub use builder::QueuePairBuilder;
 pub use capabilities::QueuePairCapabilities;
 pub use completion::{PollSlot, PolledCompletions, WorkCompletion, WorkResult};
@@ -67,7 +90,9 @@ pub use post_error::{PostError, PostErrorKind};
 pub use prepared_queue_pair::PreparedQueuePair;
 pub use queue_pair::QueuePair;
 pub use queue_pair_attributes::QueuePairAttributes;
-pub use queued_request::{QueuedReceive, QueuedRequest};
+pub use queued_receive::QueuedReceive;
+pub use queued_request::QueuedRequest;
+pub use request::WorkRequest;
 pub use work_error::{WorkError, WorkErrorClass, WorkErrorCode};
 pub use work_request::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
 pub use work_success::WorkSuccess;

@@ -34,6 +34,7 @@ impl Object {
         Self { handle, qpn, capabilities }
     }
 
+    #[inline]
     pub(crate) fn needs(&self) -> &Needs {
         self.handle.needs()
     }

@@ -33,12 +33,18 @@ use rdma_mem::Errno;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PostError {
     posted: usize,
+    refused: usize,
     reason: Reason,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     RemoteTooShort { elements: u64, remote: u64 },
+    TooManyElements { elements: u32, most: u32 },
+    TooMuchInline { bytes: u64, most: u32 },
+    WrongDomain { element: usize },
+    Misaligned { address: u64 },
+    AtomicResult,
     Verb { verb: &'static str, errno: Errno },
 }
 
@@ -48,6 +54,16 @@ pub(crate) enum Reason {
 pub enum PostErrorKind {
     /// The elements are longer than the remote memory.
     RemoteTooShort,
+    /// The request has more elements than the queue pair's `max_send_sge` or `max_recv_sge`.
+    TooManyElements,
+    /// The inline request has more bytes than the queue pair's `max_inline_data`.
+    TooMuchInline,
+    /// A registered slice of the request is of another protection domain than the queue pair.
+    WrongDomain,
+    /// The peer's word of an atomic request is not at a multiple of 8.
+    Misaligned,
+    /// The result of an atomic request is not of 8 bytes.
+    AtomicResult,
     /// The queue is full: take completions first, then post again. Nothing is wrong with the queue
     /// pair.
     WouldBlock,
@@ -58,7 +74,13 @@ pub enum PostErrorKind {
 impl PostError {
     #[cold]
     pub(crate) const fn new(posted: usize, reason: Reason) -> Self {
-        Self { posted, reason }
+        Self { posted, refused: posted, reason }
+    }
+
+    /// The same, of the request at this place in a batch.
+    #[cold]
+    pub(crate) const fn at(self, refused: usize) -> Self {
+        Self { refused, ..self }
     }
 
     /// How many of the requests are with the device. 1 for a single request means: perhaps. A provider
@@ -68,11 +90,22 @@ impl PostError {
         self.posted
     }
 
+    /// Which request of the batch was refused, from 0.
+    #[must_use]
+    pub const fn refused(&self) -> usize {
+        self.refused
+    }
+
     /// Why it was not posted.
     #[must_use]
     pub const fn kind(&self) -> PostErrorKind {
         match self.reason {
             Reason::RemoteTooShort { .. } => PostErrorKind::RemoteTooShort,
+            Reason::TooManyElements { .. } => PostErrorKind::TooManyElements,
+            Reason::TooMuchInline { .. } => PostErrorKind::TooMuchInline,
+            Reason::WrongDomain { .. } => PostErrorKind::WrongDomain,
+            Reason::Misaligned { .. } => PostErrorKind::Misaligned,
+            Reason::AtomicResult => PostErrorKind::AtomicResult,
             Reason::Verb { errno: Errno::ENOMEM, .. } => PostErrorKind::WouldBlock,
             Reason::Verb { .. } => PostErrorKind::Refused,
         }
@@ -83,19 +116,50 @@ impl PostError {
     pub const fn errno(&self) -> Option<Errno> {
         match self.reason {
             Reason::Verb { errno, .. } => Some(errno),
-            Reason::RemoteTooShort { .. } => None,
+            _ => None,
         }
     }
 }
 
 impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.reason {
-            Reason::RemoteTooShort { elements, remote } => write!(
+        if self.refused > self.posted {
+            write!(f, "request {} of the batch, of which none was posted: ", self.refused)?;
+        }
+        self.reason.fmt(f)?;
+        if self.posted > 0 { write!(f, " ({} posted before it)", self.posted) } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::RemoteTooShort { elements, remote } => write!(
                 f,
                 "{elements} bytes of elements do not fit into {remote} bytes of remote memory"
-            )?,
-            Reason::Verb { verb, errno } => {
+            ),
+            Self::TooManyElements { elements, most } => write!(
+                f,
+                "{elements} elements, and the queue takes {most}: send fewer, or create it with more"
+            ),
+            Self::TooMuchInline { bytes, most } => write!(
+                f,
+                "{bytes} bytes inline, and the queue pair takes {most}: create it with a larger \
+                 `max_inline_data`, or post without `inline`"
+            ),
+            Self::WrongDomain { element } => write!(
+                f,
+                "element {element} is of another protection domain than the queue pair: register the \
+                 memory in the domain of the queue pair"
+            ),
+            Self::Misaligned { address } => write!(
+                f,
+                "the remote address {address:#x} of an atomic operation is not a multiple of 8"
+            ),
+            Self::AtomicResult => {
+                f.write_str("the result of an atomic operation needs an element of exactly 8 bytes")
+            }
+            Self::Verb { verb, errno } => {
                 write!(f, "{verb}: {errno}")?;
                 f.write_str(match errno {
                     Errno::ENOMEM => {
@@ -107,10 +171,9 @@ impl fmt::Display for PostError {
                          does not take requests (receives from INIT on, others in RTS)"
                     }
                     _ => "",
-                })?;
+                })
             }
         }
-        if self.posted > 0 { write!(f, " ({} posted before it)", self.posted) } else { Ok(()) }
     }
 }
 
@@ -118,7 +181,7 @@ impl std::error::Error for PostError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.reason {
             Reason::Verb { errno, .. } => Some(errno),
-            Reason::RemoteTooShort { .. } => None,
+            _ => None,
         }
     }
 }

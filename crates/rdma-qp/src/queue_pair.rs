@@ -88,6 +88,11 @@ impl QueuePair {
         self.object.capabilities
     }
 
+    #[inline]
+    pub(crate) const fn limits(&self) -> &QueuePairCapabilities {
+        &self.object.capabilities
+    }
+
     /// Whom it is connected to, and how.
     #[must_use]
     pub const fn peer(&self) -> ConnectAttributes {
@@ -107,6 +112,7 @@ impl QueuePair {
     }
 
     /// The domain whose memory it can use.
+    #[inline]
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.object.needs().pd

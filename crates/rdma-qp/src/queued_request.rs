@@ -6,16 +6,17 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
-use rdma_mem::{GatherElement, RemoteMemoryRegion, ScatterElement};
+use rdma_mem::{GatherElement, ProtectionDomain, RemoteMemoryRegion, ScatterElement};
 use rdma_sys::{
-    ibv_recv_wr, ibv_send_wr, ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2,
+    ibv_send_wr, ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2,
     ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_send_wr__bindgen_ty_3,
     ibv_send_wr__bindgen_ty_3__bindgen_ty_1, ibv_send_wr__bindgen_ty_4,
     ibv_send_wr__bindgen_ty_4__bindgen_ty_2, ibv_sge, ibv_wr_opcode,
 };
 
 use crate::post_error::Reason;
-use crate::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
+use crate::work_request::INLINE;
+use crate::{PostError, QueuePair, ReadWorkRequest, SendWorkRequest, WriteWorkRequest};
 
 /// A request of the send queue, of any kind, with its number: what
 /// [`QueuePair::post_batch`](crate::QueuePair::post_batch) takes a slice of.
@@ -24,23 +25,14 @@ use crate::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkReque
 #[doc(alias = "ibv_send_wr")]
 #[repr(C)]
 pub struct QueuedRequest<'wr, 'data> {
-    wr: ibv_send_wr,
+    pub(crate) wr: ibv_send_wr,
     /// How many bytes the elements have.
-    bytes: u64,
+    pub(crate) bytes: u64,
     /// How many bytes the peer's memory has.
-    remote: u64,
+    pub(crate) remote: u64,
+    /// The domains of its elements, as far as they are known.
+    domains: &'wr [&'data ProtectionDomain],
     borrow: PhantomData<(&'wr [GatherElement<'data>], &'wr mut [ScatterElement<'data>])>,
-}
-
-/// A receive with its number: what
-/// [`QueuePair::post_receive_batch`](crate::QueuePair::post_receive_batch) takes a slice of.
-///
-/// Made by [`ReceiveWorkRequest::with_id`].
-#[doc(alias = "ibv_recv_wr")]
-#[repr(C)]
-pub struct QueuedReceive<'wr, 'data> {
-    wr: ibv_recv_wr,
-    borrow: PhantomData<&'wr mut [ScatterElement<'data>]>,
 }
 
 // SAFETY: SAFETY.md F12: it stands for numbers and the borrow of an array, which is `Send`. The
@@ -48,10 +40,37 @@ pub struct QueuedReceive<'wr, 'data> {
 unsafe impl Send for QueuedRequest<'_, '_> {}
 // SAFETY: SAFETY.md F12: nothing is done through `&self`.
 unsafe impl Sync for QueuedRequest<'_, '_> {}
-// SAFETY: SAFETY.md F12: as above.
-unsafe impl Send for QueuedReceive<'_, '_> {}
-// SAFETY: SAFETY.md F12: as above.
-unsafe impl Sync for QueuedReceive<'_, '_> {}
+
+/// The elements of a request, as C has them, and what is known of them.
+pub(crate) struct Elements<'wr, 'data> {
+    pub(crate) sg_list: *mut ibv_sge,
+    pub(crate) num_sge: c_int,
+    pub(crate) bytes: u64,
+    pub(crate) domains: &'wr [&'data ProtectionDomain],
+}
+
+impl<'wr, 'data> Elements<'wr, 'data> {
+    #[inline]
+    pub(crate) fn gathered(
+        elements: &'wr [GatherElement<'data>],
+        domains: &'wr [&'data ProtectionDomain],
+    ) -> Self {
+        let bytes = elements.iter().map(|element| u64::from(element.length())).sum();
+        // C has no `const` here, and does not write.
+        let sg_list = elements.as_ptr().cast_mut().cast();
+        Self { sg_list, num_sge: count(elements.len()), bytes, domains }
+    }
+
+    #[inline]
+    pub(crate) fn scattered(
+        elements: &'wr mut [ScatterElement<'data>],
+        domains: &'wr [&'data ProtectionDomain],
+    ) -> Self {
+        let bytes = elements.iter().map(|element| u64::from(element.length())).sum();
+        let sg_list = elements.as_mut_ptr().cast();
+        Self { sg_list, num_sge: count(elements.len()), bytes, domains }
+    }
+}
 
 /// The length as C has it. What does not fit is more than any device takes, and is refused by it.
 #[inline]
@@ -59,33 +78,16 @@ fn count(elements: usize) -> c_int {
     c_int::try_from(elements).unwrap_or(c_int::MAX)
 }
 
-#[inline]
-fn gathered(elements: &[GatherElement<'_>]) -> (*mut ibv_sge, c_int, u64) {
-    let bytes = elements.iter().map(|element| u64::from(element.length())).sum();
-    // C has no `const` here, and does not write.
-    (elements.as_ptr().cast_mut().cast(), count(elements.len()), bytes)
-}
-
-#[inline]
-fn scattered(elements: &mut [ScatterElement<'_>]) -> (*mut ibv_sge, c_int, u64) {
-    let bytes = elements.iter().map(|element| u64::from(element.length())).sum();
-    (elements.as_mut_ptr().cast(), count(elements.len()), bytes)
-}
-
-impl QueuedRequest<'_, '_> {
+impl<'wr, 'data> QueuedRequest<'wr, 'data> {
+    /// A request without immediate and remote memory.
     #[inline]
-    fn new(
+    pub(crate) fn new(
         wr_id: u64,
         opcode: ibv_wr_opcode,
-        (sg_list, num_sge, bytes): (*mut ibv_sge, c_int, u64),
-        immediate: Option<u32>,
-        remote: Option<RemoteMemoryRegion>,
         send_flags: u32,
+        elements: Elements<'wr, 'data>,
     ) -> Self {
-        let (address, rkey, room) = match remote {
-            Some(remote) => (remote.address(), remote.rkey().get(), remote.length() as u64),
-            None => (0, 0, u64::MAX),
-        };
+        let Elements { sg_list, num_sge, bytes, domains } = elements;
         // Each part by itself, and of a union no more than is used: zeros for the whole would be made
         // elsewhere first and copied then, which takes longer than the post.
         let wr = ibv_send_wr {
@@ -95,11 +97,9 @@ impl QueuedRequest<'_, '_> {
             num_sge,
             opcode,
             send_flags,
-            __bindgen_anon_1: ibv_send_wr__bindgen_ty_1 {
-                imm_data: immediate.unwrap_or(0).to_be(),
-            },
+            __bindgen_anon_1: ibv_send_wr__bindgen_ty_1 { imm_data: 0 },
             wr: ibv_send_wr__bindgen_ty_2 {
-                rdma: ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: address, rkey },
+                rdma: ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: 0, rkey: 0 },
             },
             qp_type: ibv_send_wr__bindgen_ty_3 {
                 xrc: ibv_send_wr__bindgen_ty_3__bindgen_ty_1 { remote_srqn: 0 },
@@ -108,7 +108,21 @@ impl QueuedRequest<'_, '_> {
                 tso: ibv_send_wr__bindgen_ty_4__bindgen_ty_2 { hdr: null_mut(), hdr_sz: 0, mss: 0 },
             },
         };
-        Self { wr, bytes, remote: room, borrow: PhantomData }
+        Self { wr, bytes, remote: u64::MAX, domains, borrow: PhantomData }
+    }
+
+    #[inline]
+    fn immediate(mut self, immediate: Option<u32>) -> Self {
+        self.wr.__bindgen_anon_1.imm_data = immediate.unwrap_or(0).to_be();
+        self
+    }
+
+    #[inline]
+    fn rdma(mut self, remote: RemoteMemoryRegion) -> Self {
+        let (remote_addr, rkey) = (remote.address(), remote.rkey().get());
+        self.wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
+        self.remote = remote.length() as u64;
+        self
     }
 
     /// The number that its completion will have.
@@ -118,39 +132,62 @@ impl QueuedRequest<'_, '_> {
         self.wr.wr_id
     }
 
-    /// That the elements are no longer than the peer's memory.
+    /// Whether the queue pair can be known not to be able to do it.
     #[inline]
-    pub(crate) const fn check(&self) -> Result<(), Reason> {
-        if self.bytes <= self.remote {
-            Ok(())
-        } else {
-            Err(Reason::RemoteTooShort { elements: self.bytes, remote: self.remote })
+    pub(crate) fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
+        let limits = qp.limits();
+        if self.bytes > self.remote {
+            return Err(self.misfit());
         }
+        if self.wr.num_sge.cast_unsigned() > limits.max_send_sge {
+            return Err(too_many(self.wr.num_sge, limits.max_send_sge));
+        }
+        // Inline data needs no registration.
+        if self.wr.send_flags & INLINE == 0 {
+            return check_domains(self.domains, qp.pd());
+        }
+        let most = limits.max_inline_data;
+        if self.bytes > u64::from(most) {
+            return Err(PostError::new(0, Reason::TooMuchInline { bytes: self.bytes, most }));
+        }
+        Ok(())
     }
 
-    #[inline]
-    pub(crate) fn as_raw(&mut self) -> *mut ibv_send_wr {
-        &raw mut self.wr
-    }
-
-    #[inline]
-    pub(crate) fn into_raw(self) -> ibv_send_wr {
-        self.wr
+    /// Why the elements do not go with the remote memory.
+    #[cold]
+    fn misfit(&self) -> PostError {
+        let (elements, remote) = (self.bytes, self.remote);
+        let mut reason = Reason::RemoteTooShort { elements, remote };
+        if let ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP
+        | ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD = self.wr.opcode
+        {
+            // SAFETY: SAFETY.md F4: as the opcode says, and plain numbers in any case.
+            let address = unsafe { self.wr.wr.atomic.remote_addr };
+            if !address.is_multiple_of(8) {
+                reason = Reason::Misaligned { address };
+            } else if elements != 8 {
+                reason = Reason::AtomicResult;
+            }
+        }
+        PostError::new(0, reason)
     }
 }
 
-impl QueuedReceive<'_, '_> {
-    /// The number that its completion will have.
-    #[inline]
-    #[must_use]
-    pub const fn wr_id(&self) -> u64 {
-        self.wr.wr_id
+/// That all elements whose domain is known are of this one.
+#[inline]
+pub(crate) fn check_domains(
+    domains: &[&ProtectionDomain],
+    pd: &ProtectionDomain,
+) -> Result<(), PostError> {
+    match domains.iter().position(|domain| !domain.is_same(pd)) {
+        None => Ok(()),
+        Some(element) => Err(PostError::new(0, Reason::WrongDomain { element })),
     }
+}
 
-    #[inline]
-    pub(crate) fn as_raw(&mut self) -> *mut ibv_recv_wr {
-        &raw mut self.wr
-    }
+#[cold]
+pub(crate) fn too_many(elements: c_int, most: u32) -> PostError {
+    PostError::new(0, Reason::TooManyElements { elements: elements.cast_unsigned(), most })
 }
 
 impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
@@ -162,8 +199,8 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
             None => ibv_wr_opcode::IBV_WR_SEND,
             Some(_) => ibv_wr_opcode::IBV_WR_SEND_WITH_IMM,
         };
-        let elements = gathered(self.elements);
-        QueuedRequest::new(wr_id, opcode, elements, self.immediate, None, self.flags)
+        let elements = Elements::gathered(self.elements, self.domains);
+        QueuedRequest::new(wr_id, opcode, self.flags, elements).immediate(self.immediate)
     }
 }
 
@@ -176,8 +213,9 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
             None => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
             Some(_) => ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
         };
-        let elements = gathered(self.elements);
-        QueuedRequest::new(wr_id, opcode, elements, self.immediate, Some(self.remote), self.flags)
+        let elements = Elements::gathered(self.elements, self.domains);
+        let request = QueuedRequest::new(wr_id, opcode, self.flags, elements);
+        request.immediate(self.immediate).rdma(self.remote)
     }
 }
 
@@ -186,20 +224,9 @@ impl<'wr, 'data> ReadWorkRequest<'wr, 'data> {
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {
-        let elements = scattered(self.elements);
+        let elements = Elements::scattered(self.elements, self.domains);
         let opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
-        QueuedRequest::new(wr_id, opcode, elements, None, Some(self.remote), self.flags)
-    }
-}
-
-impl<'wr, 'data> ReceiveWorkRequest<'wr, 'data> {
-    /// The receive, for a batch, with the number that its completion will have.
-    #[inline]
-    #[must_use]
-    pub fn with_id(self, wr_id: u64) -> QueuedReceive<'wr, 'data> {
-        let (sg_list, num_sge, _) = scattered(self.elements);
-        let wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list, num_sge };
-        QueuedReceive { wr, borrow: PhantomData }
+        QueuedRequest::new(wr_id, opcode, self.flags, elements).rdma(self.remote)
     }
 }
 
@@ -209,15 +236,6 @@ impl fmt::Debug for QueuedRequest<'_, '_> {
             .field("wr_id", &self.wr_id())
             .field("opcode", &self.wr.opcode.0)
             .field("bytes", &self.bytes)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for QueuedReceive<'_, '_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QueuedReceive")
-            .field("wr_id", &self.wr_id())
-            .field("elements", &self.wr.num_sge)
             .finish_non_exhaustive()
     }
 }

@@ -1,12 +1,16 @@
 //! Work requests: what a queue pair is asked to do.
 
-use rdma_mem::{GatherElement, RemoteMemoryRegion, ScatterElement};
+use rdma_mem::{
+    GatherElement, GatherList, ProtectionDomain, RemoteMemoryRegion, ScatterElement, ScatterList,
+};
 use rdma_sys::ibv_send_flags;
 
+use crate::AtomicWorkRequest;
+
 const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;
-const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
+pub(crate) const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
 const SOLICITED: u32 = ibv_send_flags::IBV_SEND_SOLICITED.0;
-const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
+pub(crate) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
 /// Sends a message, which goes into the peer's next receive.
 ///
@@ -19,6 +23,7 @@ const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 #[derive(Clone, Copy, Debug)]
 pub struct SendWorkRequest<'wr, 'data> {
     pub(crate) elements: &'wr [GatherElement<'data>],
+    pub(crate) domains: &'wr [&'data ProtectionDomain],
     pub(crate) immediate: Option<u32>,
     pub(crate) flags: u32,
 }
@@ -27,12 +32,14 @@ pub struct SendWorkRequest<'wr, 'data> {
 #[derive(Debug)]
 pub struct ReceiveWorkRequest<'wr, 'data> {
     pub(crate) elements: &'wr mut [ScatterElement<'data>],
+    pub(crate) domains: &'wr [&'data ProtectionDomain],
 }
 
 /// Writes into memory of the peer, which notices nothing, unless an immediate goes along.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteWorkRequest<'wr, 'data> {
     pub(crate) elements: &'wr [GatherElement<'data>],
+    pub(crate) domains: &'wr [&'data ProtectionDomain],
     pub(crate) remote: RemoteMemoryRegion,
     pub(crate) immediate: Option<u32>,
     pub(crate) flags: u32,
@@ -42,6 +49,7 @@ pub struct WriteWorkRequest<'wr, 'data> {
 #[derive(Debug)]
 pub struct ReadWorkRequest<'wr, 'data> {
     pub(crate) elements: &'wr mut [ScatterElement<'data>],
+    pub(crate) domains: &'wr [&'data ProtectionDomain],
     pub(crate) remote: RemoteMemoryRegion,
     pub(crate) flags: u32,
 }
@@ -62,7 +70,7 @@ macro_rules! flags {
                 self
             }
 
-            /// It waits until the RDMA reads before it in the queue are done.
+            /// It waits until the RDMA reads and atomics before it in the queue are done.
             #[doc(alias = "IBV_SEND_FENCE")]
             #[inline]
             #[must_use]
@@ -74,7 +82,7 @@ macro_rules! flags {
     )+};
 }
 
-flags!(SendWorkRequest WriteWorkRequest ReadWorkRequest);
+flags!(SendWorkRequest WriteWorkRequest ReadWorkRequest AtomicWorkRequest);
 
 /// What requests that carry data have in common.
 macro_rules! data {
@@ -118,14 +126,21 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
     #[inline]
     #[must_use]
     pub const fn new(elements: &'wr [GatherElement<'data>]) -> Self {
-        Self { elements, immediate: None, flags: SIGNALED }
+        Self { elements, domains: &[], immediate: None, flags: SIGNALED }
+    }
+
+    /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
+    #[inline]
+    #[must_use]
+    pub const fn from_list<const N: usize>(list: &'wr GatherList<'data, N>) -> Self {
+        Self { domains: list.domains(), ..Self::new(list.elements()) }
     }
 
     /// Sends a message of no bytes, with a number.
     #[inline]
     #[must_use]
     pub const fn only_immediate(immediate: u32) -> Self {
-        Self { elements: &[], immediate: Some(immediate), flags: SIGNALED }
+        Self { elements: &[], domains: &[], immediate: Some(immediate), flags: SIGNALED }
     }
 }
 
@@ -135,14 +150,22 @@ impl<'wr, 'data> ReceiveWorkRequest<'wr, 'data> {
     #[inline]
     #[must_use]
     pub const fn new(elements: &'wr mut [ScatterElement<'data>]) -> Self {
-        Self { elements }
+        Self { elements, domains: &[] }
+    }
+
+    /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
+    #[inline]
+    #[must_use]
+    pub const fn from_list<const N: usize>(list: &'wr mut ScatterList<'data, N>) -> Self {
+        let (elements, domains) = list.parts();
+        Self { elements, domains }
     }
 
     /// Takes a message of no bytes, or the number that goes with an RDMA write.
     #[inline]
     #[must_use]
     pub const fn only_immediate() -> Self {
-        Self { elements: &mut [] }
+        Self { elements: &mut [], domains: &[] }
     }
 }
 
@@ -151,7 +174,17 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
     #[inline]
     #[must_use]
     pub const fn new(elements: &'wr [GatherElement<'data>], remote: RemoteMemoryRegion) -> Self {
-        Self { elements, remote, immediate: None, flags: SIGNALED }
+        Self { elements, domains: &[], remote, immediate: None, flags: SIGNALED }
+    }
+
+    /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
+    #[inline]
+    #[must_use]
+    pub const fn from_list<const N: usize>(
+        list: &'wr GatherList<'data, N>,
+        remote: RemoteMemoryRegion,
+    ) -> Self {
+        Self { domains: list.domains(), ..Self::new(list.elements(), remote) }
     }
 
     /// Writes no bytes, and sends a number, which a receive of the peer takes.
@@ -159,7 +192,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
     #[must_use]
     pub fn only_immediate(immediate: u32) -> Self {
         let remote = RemoteMemoryRegion::new(0, 0, 0);
-        Self { elements: &[], remote, immediate: Some(immediate), flags: SIGNALED }
+        Self { elements: &[], domains: &[], remote, immediate: Some(immediate), flags: SIGNALED }
     }
 }
 
@@ -171,6 +204,17 @@ impl<'wr, 'data> ReadWorkRequest<'wr, 'data> {
         elements: &'wr mut [ScatterElement<'data>],
         remote: RemoteMemoryRegion,
     ) -> Self {
-        Self { elements, remote, flags: SIGNALED }
+        Self { elements, domains: &[], remote, flags: SIGNALED }
+    }
+
+    /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
+    #[inline]
+    #[must_use]
+    pub const fn from_list<const N: usize>(
+        list: &'wr mut ScatterList<'data, N>,
+        remote: RemoteMemoryRegion,
+    ) -> Self {
+        let (elements, domains) = list.parts();
+        Self { elements, domains, remote, flags: SIGNALED }
     }
 }

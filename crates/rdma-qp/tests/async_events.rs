@@ -9,10 +9,9 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{DEVICES, End, HANG, everything, must_end, pair, parts};
+use common::{DEVICES, End, HANG, everything, must_end, open, pair, parts};
 use rdma_mem::{
     AsyncEvent, AsyncEventKind, AsyncEventSource, AsyncEvents, Context, RemoteMemoryRegion,
-    open_device,
 };
 use rdma_qp::{CompletionQueue, QpState, WorkErrorCode, WriteWorkRequest, prelude::*};
 
@@ -95,7 +94,7 @@ fn of_two_takers_each_event_goes_to_one() {
     const EVENTS: usize = 20;
     for device in DEVICES {
         rdma_soft::install();
-        let context: Context = open_device(device).unwrap();
+        let context: Context = open(device);
         let taken = Mutex::new(Vec::new());
         let pairs = thread::scope(|threads| {
             for _ in 0..2 {

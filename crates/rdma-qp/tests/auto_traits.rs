@@ -1,12 +1,12 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_qp::{
-    CompletionChannel, CompletionQueue, ConnectAttributes, EndpointError, EndpointGid, Error,
-    GlobalRoute, HandshakeError, PollError, PollSlot, PolledCompletions, PostError, PostErrorKind,
-    PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities,
-    QueuePairEndpoint, QueuePairModification, QueuedReceive, QueuedRequest, ReadWorkRequest,
-    ReceiveWorkRequest, SendWorkRequest, WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode,
-    WorkSuccess, WriteWorkRequest,
+    AtomicResult, AtomicWorkRequest, CompletionChannel, CompletionQueue, ConnectAttributes,
+    EndpointError, EndpointGid, Error, GlobalRoute, HandshakeError, PollError, PollSlot,
+    PolledCompletions, PostError, PostErrorKind, PreparedQueuePair, QueuePair, QueuePairAttributes,
+    QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint, QueuePairModification,
+    QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
+    WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -24,6 +24,8 @@ fn objects_are_send_and_sync() {
 
 #[test]
 fn values_are_send_and_sync() {
+    send_sync::<AtomicResult<'_, '_>>();
+    send_sync::<AtomicWorkRequest<'_, '_>>();
     send_sync::<ConnectAttributes>();
     send_sync::<EndpointGid>();
     send_sync::<GlobalRoute>();

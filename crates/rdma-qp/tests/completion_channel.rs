@@ -10,8 +10,8 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{DEVICES, HANG, everything, must_end};
-use rdma_mem::{Context, ObjectId, ProtectionDomain, open_device};
+use common::{DEVICES, HANG, everything, must_end, open};
+use rdma_mem::{ObjectId, ProtectionDomain};
 use rdma_qp::{
     CompletionChannel, CompletionQueue, Error, PollSlot, QueuePair, ReceiveWorkRequest,
     SendWorkRequest, prelude::*,
@@ -21,11 +21,6 @@ use rdma_qp::{
 struct Sleeper {
     qp: QueuePair,
     cq: CompletionQueue,
-}
-
-fn context(device: &str) -> Context {
-    rdma_soft::install();
-    open_device(device).unwrap()
 }
 
 /// A sender, and a receiver of this domain and channel.
@@ -42,7 +37,7 @@ fn pair(pd: &ProtectionDomain, channel: &CompletionChannel) -> (QueuePair, Sleep
 }
 
 fn setup(device: &str) -> (ProtectionDomain, CompletionChannel) {
-    let context = context(device);
+    let context = open(device);
     (context.allocate_pd().unwrap(), CompletionChannel::create(&context).unwrap())
 }
 
@@ -265,7 +260,7 @@ fn queues_come_and_go_while_another_thread_sleeps() {
 #[test]
 fn what_cannot_send_events_says_so() {
     for device in DEVICES {
-        let context = context(device);
+        let context = open(device);
         let cq = context.create_cq(4).unwrap();
         assert!(cq.channel().is_none());
         let error = cq.req_notify(false).unwrap_err();

@@ -6,11 +6,11 @@
 mod common;
 
 use common::{DEVICES, everything, pair, pair_with, parts};
-use rdma_mem::{Errno, GatherElement, Mtu, RemoteMemoryRegion, ScatterElement};
+use rdma_mem::{GatherElement, Mtu, RemoteMemoryRegion};
 use rdma_qp::{
-    CompletionQueue, Error, HandshakeError, PostErrorKind, QpState, Qpn, QueuePair,
-    QueuePairEndpoint, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkErrorClass,
-    WorkErrorCode, WriteWorkRequest, prelude::*,
+    CompletionQueue, Error, HandshakeError, QpState, Qpn, QueuePair, QueuePairEndpoint,
+    ReceiveWorkRequest, SendWorkRequest, WorkErrorClass, WorkErrorCode, WriteWorkRequest,
+    prelude::*,
 };
 
 fn build_error(
@@ -100,63 +100,6 @@ fn endpoints_that_do_not_fit_are_refused_by_field() {
         refused(QueuePairEndpoint::new(Qpn::masked(0), end.psn())),
         HandshakeError::Qpn { .. }
     ));
-}
-
-#[test]
-fn a_request_longer_than_the_remote_memory_never_reaches_the_device() {
-    for device in DEVICES {
-        let (a, b) = pair(device);
-        let data = [GatherElement::from(a.board.element(0..40).unwrap()); 2];
-        let remote = b.board.remote().slice(0..79).unwrap();
-        let write = WriteWorkRequest::new(&data, remote);
-        // SAFETY: SAFETY.md F8: shared regions, which outlive the test.
-        let error = unsafe { a.qp.post_write(write, 1) }.unwrap_err();
-        assert_eq!((error.posted(), error.errno()), (0, None));
-        let fits = WriteWorkRequest::new(&data[..1], remote);
-        let mut batch = [fits.with_id(1), write.with_id(2)];
-        // SAFETY: SAFETY.md F8: as above.
-        let error = unsafe { a.qp.post_batch(&mut batch) }.unwrap_err();
-        assert_eq!(error.posted(), 0, "not even the first");
-        let mut room = [ScatterElement::from(a.board.element(0..80).unwrap())];
-        // SAFETY: SAFETY.md F8: as above.
-        let error = unsafe { a.qp.post_read(ReadWorkRequest::new(&mut room, remote), 3) };
-        let text = error.unwrap_err().to_string();
-        assert_eq!(text, "80 bytes of elements do not fit into 79 bytes of remote memory");
-        assert!(a.is_idle());
-        assert_eq!(a.qp.state().unwrap(), QpState::RTS);
-    }
-}
-
-#[test]
-fn a_full_queue_says_how_many_were_posted() {
-    let (a, b) = pair("soft0");
-    let room = usize::try_from(b.qp.capabilities().max_recv_wr).unwrap();
-    let mut batch: Vec<_> =
-        (0..room + 3).map(|n| ReceiveWorkRequest::only_immediate().with_id(n as u64)).collect();
-    // SAFETY: SAFETY.md F8: no memory.
-    let error = unsafe { b.qp.post_receive_batch(&mut batch) }.unwrap_err();
-    assert_eq!((error.posted(), error.errno()), (room, Some(Errno::ENOMEM)));
-    assert_eq!(error.kind(), PostErrorKind::WouldBlock);
-    let text = error.to_string();
-    assert!(text.contains("the queue is full") && text.ends_with(" posted before it)"), "{text}");
-    // SAFETY: SAFETY.md F8: no memory.
-    let error = unsafe { b.qp.post_receive(ReceiveWorkRequest::only_immediate(), 0) };
-    assert_eq!(error.unwrap_err().posted(), 0);
-    drop(a);
-}
-
-#[test]
-fn too_many_elements_are_refused_and_the_rest_of_the_batch_too() {
-    let (a, b) = pair("soft0");
-    let most = usize::try_from(a.qp.capabilities().max_send_sge).unwrap();
-    let elements = vec![GatherElement::from(a.board.element(0..1).unwrap()); most + 1];
-    let write = |count: usize| WriteWorkRequest::new(&elements[..count], b.board.remote());
-    let mut batch = [write(most).with_id(1), write(most + 1).with_id(2), write(1).with_id(3)];
-    // SAFETY: SAFETY.md F8: shared regions, which outlive the test.
-    let error = unsafe { a.qp.post_batch(&mut batch) }.unwrap_err();
-    assert_eq!((error.posted(), error.errno()), (1, Some(Errno::EINVAL)));
-    assert_eq!(a.next().wr_id(), 1);
-    assert!(a.is_idle());
 }
 
 #[test]

@@ -183,7 +183,7 @@ fn both_ends_know_each_other() {
             assert_eq!((told.max_rd_atomic, told.max_dest_rd_atomic), (3, 3));
             assert_eq!((attributes.max_rd_atomic, attributes.mtu), (3, Some(told.mtu)));
             assert_eq!(attributes.access & common::everything(), common::everything());
-            assert_eq!(told.route.is_some(), device == "soft0");
+            assert_eq!(told.route.is_some(), device != "softib0");
             assert!(own.capabilities().max_send_wr >= 20);
             assert_eq!(attributes.capabilities, own.capabilities());
         }
@@ -199,7 +199,7 @@ fn an_endpoint_survives_the_way_to_the_peer() {
         let bytes = endpoint.to_bytes();
         assert_eq!(rdma_qp::QueuePairEndpoint::from_bytes(&bytes), Ok(endpoint));
         assert_eq!(endpoint.lid().is_unicast(), device == "softib0");
-        if device == "soft0" {
+        if device != "softib0" {
             assert_eq!(endpoint.gids().len(), 4);
             let best = endpoint.gids()[0];
             assert!(best.gid.is_ipv4_mapped() && best.gid_type == rdma_mem::GidType::ROCE_V2);

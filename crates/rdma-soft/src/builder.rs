@@ -17,7 +17,7 @@ pub enum Link {
     InfiniBand,
 }
 
-/// What a device can hold; asking for more is refused as hardware refuses it.
+/// What a device can and can hold; asking for more is refused as hardware refuses it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) max_qp: u32,
@@ -28,6 +28,9 @@ pub(crate) struct Limits {
     pub(crate) max_cqe: u32,
     pub(crate) max_mr: u32,
     pub(crate) max_pd: u32,
+    /// READs and atomics of a queue pair in flight, each way.
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) atomics: bool,
     pub(crate) memlock_bytes: Option<u64>,
 }
 
@@ -42,6 +45,8 @@ impl Default for Limits {
             max_cqe: 1 << 20,
             max_mr: 1 << 20,
             max_pd: 1 << 15,
+            max_rd_atomic: 16,
+            atomics: true,
             memlock_bytes: None,
         }
     }
@@ -171,6 +176,28 @@ impl Builder {
     /// The most memory regions; at first 1,048,576.
     pub fn max_memory_regions(mut self, count: u32) -> Self {
         self.limits.max_mr = count;
+        self
+    }
+
+    /// The most READs and atomics that a queue pair has in flight, and answers at a time; at first 16.
+    /// With 0 there are none.
+    pub fn max_rd_atomic(mut self, depth: u8) -> Self {
+        self.limits.max_rd_atomic = depth;
+        self
+    }
+
+    /// Without compare-and-swap and fetch-and-add: `atomic_cap` says so, posting one fails with `EINVAL`,
+    /// and one that comes from a peer is refused as an invalid request.
+    ///
+    /// ```
+    /// use rdma_soft::Builder;
+    ///
+    /// let device = Builder::new("plain0").without_atomics().max_sge(2).max_inline_data(0).install()?;
+    /// assert_eq!(device.name(), "plain0");
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    pub fn without_atomics(mut self) -> Self {
+        self.limits.atomics = false;
         self
     }
 

@@ -7,13 +7,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma_mem::{AccessFlags, Context, ProtectionDomain, SharedRegion, open_device};
-use rdma_qp::{CompletionQueue, PollSlot, QueuePair, QueuePairBuilder, WorkCompletion, prelude::*};
+use rdma_qp::{
+    CompletionQueue, Error, PollSlot, QueuePair, QueuePairBuilder, WorkCompletion, prelude::*,
+};
 
 /// A longer wait is a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(20);
 
-/// Every device that the tests run on.
-pub(crate) const DEVICES: [&str; 2] = ["soft0", "softib0"];
+/// Every device that the tests run on: RoCE, InfiniBand, and [`LATE`].
+pub(crate) const DEVICES: [&str; 3] = ["soft0", "softib0", LATE];
+
+/// A RoCE device that executes requests at a later poll or on another thread.
+pub(crate) const LATE: &str = "softlate0";
 
 /// One end, with a domain, a completion queue and 4 KiB that the peer may use.
 pub(crate) struct End {
@@ -24,13 +29,24 @@ pub(crate) struct End {
 }
 
 pub(crate) fn everything() -> AccessFlags {
-    AccessFlags::new().with_local_write().with_remote_write().with_remote_read()
+    let local = AccessFlags::new().with_local_write();
+    local.with_remote_write().with_remote_read().with_remote_atomic()
+}
+
+/// A context of one of the [`DEVICES`].
+pub(crate) fn open(device: &str) -> Context {
+    rdma_soft::install();
+    if device == LATE {
+        let schedule = rdma_soft::Schedule::Deferred { seed: 7 };
+        // Another test may have been first.
+        let _ = rdma_soft::Builder::new(LATE).schedule(schedule).install();
+    }
+    open_device(device).unwrap()
 }
 
 /// A domain and a completion queue on a context of their own.
 pub(crate) fn parts(device: &str) -> (ProtectionDomain, CompletionQueue) {
-    rdma_soft::install();
-    let context = open_device(device).unwrap();
+    let context = open(device);
     let cq = CompletionQueue::create(&context, 256).unwrap();
     (context.allocate_pd().unwrap(), cq)
 }
@@ -68,22 +84,31 @@ pub(crate) fn must_end(work: impl FnOnce() + Send + 'static) {
 type Parts = (ProtectionDomain, CompletionQueue);
 
 fn connect(
+    a: Parts,
+    b: Parts,
+    knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
+) -> (End, End) {
+    try_connect(a, b, knobs).unwrap()
+}
+
+/// Two such ends, or why they cannot be connected.
+pub(crate) fn try_connect(
     (a_pd, a_cq): Parts,
     (b_pd, b_cq): Parts,
     knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
-) -> (End, End) {
+) -> Result<(End, End), Error> {
     let prepare = |pd: &ProtectionDomain, cq| {
         let builder = pd.create_qp().send_cq(cq).recv_cq(cq).access(everything());
         knobs(builder).build().unwrap()
     };
     let (a, b) = (prepare(&a_pd, &a_cq), prepare(&b_pd, &b_cq));
     let (a_end, b_end) = (a.endpoint(), b.endpoint());
-    let (a, b) = (a.handshake(b_end).unwrap(), b.handshake(a_end).unwrap());
+    let (a, b) = (a.handshake(b_end)?, b.handshake(a_end)?);
     let end = |qp, cq, pd: ProtectionDomain| {
         let board = pd.allocate_shared_region(4096, everything()).unwrap();
         End { qp, cq, pd, board }
     };
-    (end(a, a_cq, a_pd), end(b, b_cq, b_pd))
+    Ok((end(a, a_cq, a_pd), end(b, b_cq, b_pd)))
 }
 
 impl End {

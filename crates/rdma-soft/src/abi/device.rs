@@ -13,7 +13,6 @@ use super::block::device_of;
 use crate::device::{Device, DeviceBlock};
 use crate::engine::clock;
 use crate::engine::execute::MAX_MESSAGE_BYTES;
-use crate::engine::modify::MAX_RD_ATOMIC;
 use crate::fabric;
 
 pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
@@ -107,10 +106,13 @@ fn device_attr(device: &Device) -> ibv_device_attr {
     attr.max_cqe = int(limits.max_cqe.into());
     attr.max_mr = int(limits.max_mr.into());
     attr.max_pd = int(limits.max_pd.into());
-    attr.max_qp_rd_atom = MAX_RD_ATOMIC.into();
-    attr.max_qp_init_rd_atom = MAX_RD_ATOMIC.into();
-    attr.max_res_rd_atom = attr.max_qp.saturating_mul(MAX_RD_ATOMIC.into());
-    attr.atomic_cap = ibv_atomic_cap::IBV_ATOMIC_GLOB;
+    attr.max_qp_rd_atom = limits.max_rd_atomic.into();
+    attr.max_qp_init_rd_atom = attr.max_qp_rd_atom;
+    attr.max_res_rd_atom = attr.max_qp.saturating_mul(attr.max_qp_rd_atom);
+    attr.atomic_cap = match limits.atomics {
+        true => ibv_atomic_cap::IBV_ATOMIC_GLOB,
+        false => ibv_atomic_cap::IBV_ATOMIC_NONE,
+    };
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;
     attr

@@ -236,16 +236,16 @@ fn atomic(
     request: &Request,
     local: &[Segment],
 ) -> Result<Copied, Refused> {
-    let misaligned = || Refused {
+    let invalid = || Refused {
         receive: Status::IBV_WC_WR_FLUSH_ERR,
         request: Status::IBV_WC_REM_INV_REQ_ERR,
     };
-    if !request.remote_address.is_multiple_of(8) {
-        return Err(misaligned());
+    if !request.remote_address.is_multiple_of(8) || !peer.device.limits.atomics {
+        return Err(invalid());
     }
     // It can be aligned for the peer and not here, if the region was registered under other addresses.
     let remote = remote(peer, responder, request, 8)?;
-    let word = AtomicWord::at(remote).ok_or_else(misaligned)?;
+    let word = AtomicWord::at(remote).ok_or_else(invalid)?;
     let before = match request.opcode {
         Opcode::CompareAndSwap => word.compare_and_swap(request.operand, request.swap),
         _ => word.fetch_and_add(request.operand),

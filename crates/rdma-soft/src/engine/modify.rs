@@ -12,8 +12,6 @@ use crate::engine::transition;
 use crate::overflow;
 use crate::sync::locked;
 
-/// The deepest READ pipeline that a queue pair may ask for.
-pub(crate) const MAX_RD_ATOMIC: u8 = 16;
 const LARGEST_24_BITS: u32 = 0x00ff_ffff;
 
 /// A queue pair's attributes as they were last set, and its life. This lock comes before all others
@@ -78,7 +76,7 @@ impl QueuePair {
             if has(Mask::IBV_QP_CUR_STATE) && attr.cur_qp_state != from {
                 return Err(Refusal::Invalid);
             }
-            check_values(attr, has)?;
+            check_values(attr, self.device.limits.max_rd_atomic, has)?;
             let path = match has(Mask::IBV_QP_AV) {
                 true => Some(self.device.path(&attr.ah_attr, dgid)?),
                 false => None,
@@ -187,7 +185,11 @@ impl QueuePair {
     }
 }
 
-fn check_values(attr: &ibv_qp_attr, has: impl Fn(Mask) -> bool) -> Result<(), Refusal> {
+fn check_values(
+    attr: &ibv_qp_attr,
+    max_rd_atomic: u8,
+    has: impl Fn(Mask) -> bool,
+) -> Result<(), Refusal> {
     let access = rdma_sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | probe::FROM_PEERS;
     let bad = has(Mask::IBV_QP_PORT) && attr.port_num != 1
         || has(Mask::IBV_QP_PKEY_INDEX) && attr.pkey_index != 0
@@ -198,7 +200,7 @@ fn check_values(attr: &ibv_qp_attr, has: impl Fn(Mask) -> bool) -> Result<(), Re
         || has(Mask::IBV_QP_MIN_RNR_TIMER) && attr.min_rnr_timer > 31
         || has(Mask::IBV_QP_RETRY_CNT) && attr.retry_cnt > 7
         || has(Mask::IBV_QP_RNR_RETRY) && attr.rnr_retry > 7
-        || has(Mask::IBV_QP_MAX_QP_RD_ATOMIC) && attr.max_rd_atomic > MAX_RD_ATOMIC
-        || has(Mask::IBV_QP_MAX_DEST_RD_ATOMIC) && attr.max_dest_rd_atomic > MAX_RD_ATOMIC;
+        || has(Mask::IBV_QP_MAX_QP_RD_ATOMIC) && attr.max_rd_atomic > max_rd_atomic
+        || has(Mask::IBV_QP_MAX_DEST_RD_ATOMIC) && attr.max_dest_rd_atomic > max_rd_atomic;
     if bad { Err(Refusal::Invalid) } else { Ok(()) }
 }

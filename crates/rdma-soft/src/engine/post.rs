@@ -86,6 +86,7 @@ impl QueuePair {
         if payload.sges().len() > self.capacity.send_sge as usize
             || inline && (fetches || payload.length() > u64::from(self.capacity.inline))
             || fetches && send.requester.max_rd_atomic == 0
+            || request.opcode.is_atomic() && !self.device.limits.atomics
         {
             return Err(Refusal::Invalid);
         }

@@ -1,15 +1,19 @@
 //! Devices that lack what others have.
 
 use rdma_soft::{Builder, GidPlace, Link};
-use rdma_sys::{Errno, ibv_qp_attr, ibv_qp_state};
+use rdma_sys::{
+    Errno, ibv_atomic_cap, ibv_qp_attr, ibv_qp_state, ibv_wc_status as Status,
+    ibv_wr_opcode as Opcode,
+};
 use rdma_types::{Gid, GidType};
 
 use crate::rig::connect::{
-    Knobs, RTR, Side, attributes, connect, connect_sides, endpoint_with_gid, to_init,
+    Knobs, RTR, RTS, Side, attributes, connect, connect_sides, endpoint_with_gid, pair_with,
+    to_init, to_rtr,
 };
 use crate::rig::device::{gid_table, query_gid, query_gid_ex};
 use crate::rig::post::Wr;
-use crate::rig::{ALL_ACCESS, Context, Size};
+use crate::rig::{ALL_ACCESS, Context, LOCAL_WRITE, Mr, REMOTE_ATOMIC, Size};
 
 #[test]
 fn a_gid_table_has_the_places_that_were_asked_for() {
@@ -92,4 +96,80 @@ fn a_port_without_gids_has_none_and_an_infiniband_port_can_do_without() {
     let (from, to) = (a.pd.register(8, ALL_ACCESS), b.pd.register(8, ALL_ACCESS));
     a.qp.post(&Wr::write(1, &[from.sge(0, 8)], &to, 0));
     a.send_cq.expect_success(1);
+}
+
+fn additions(wr_id: u64, result: &Mr, word: &Mr) -> [Wr; 2] {
+    let wr = |opcode| Wr::new(wr_id, opcode, &[result.sge(0, 8)]).atomic(word, 0, 0, 9);
+    [Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, Opcode::IBV_WR_ATOMIC_CMP_AND_SWP].map(wr)
+}
+
+#[test]
+fn a_device_without_atomics_says_so_posts_none_and_executes_none() {
+    Builder::new("no-atomics").without_atomics().install().unwrap();
+    let none = ibv_atomic_cap::IBV_ATOMIC_NONE;
+    assert_eq!(Context::open("no-atomics").query_device().atomic_cap, none);
+    let knobs = Knobs { access: ALL_ACCESS | REMOTE_ATOMIC, ..Knobs::default() };
+    let (a, b) = pair_with("no-atomics", &Size::default(), &knobs);
+    let (result, word) = (a.pd.register(8, LOCAL_WRITE), b.pd.register(8, knobs.access));
+    for wr in additions(1, &result, &word) {
+        assert_eq!(a.qp.try_post(&wr), Errno::EINVAL.raw());
+    }
+    // What it has still works, and so does the connection.
+    a.qp.post(&Wr::read(2, &[result.sge(0, 8)], &word, 0));
+    a.send_cq.expect_success(2);
+    // A device that has them meets one that does not.
+    for n in [0, 1] {
+        let here = Side::new("soft0", &Size::default(), 8);
+        let there = Side::new("no-atomics", &Size::default(), 8);
+        connect_sides(&here, &there, &knobs);
+        let (result, word) = (here.pd.register(8, LOCAL_WRITE), there.pd.register(8, knobs.access));
+        here.qp.post(&additions(3, &result, &word)[n]);
+        here.send_cq.expect(3, Status::IBV_WC_REM_INV_REQ_ERR);
+        there.qp.wait_for_error();
+        word.assert_filled(0);
+    }
+}
+
+#[test]
+fn reads_are_as_deep_as_the_device_allows() {
+    for depth in [0, 1, 3] {
+        let name = format!("depth-{depth}");
+        Builder::new(&name).max_rd_atomic(depth).install().unwrap();
+        let attr = Context::open(&name).query_device();
+        assert_eq!((attr.max_qp_rd_atom, attr.max_qp_init_rd_atom), (depth.into(), depth.into()));
+        assert_eq!(attr.max_res_rd_atom, attr.max_qp * i32::from(depth));
+        let side = Side::new(&name, &Size::default(), 8);
+        let end = side.endpoint();
+        let with = |rd_atomic| attributes(&end, &end, &Knobs { rd_atomic, ..Knobs::default() });
+        to_init(&side.qp, &with(depth));
+        let to = |qp_state, attr| ibv_qp_attr { qp_state, ..attr };
+        let deeper = to(ibv_qp_state::IBV_QPS_RTR, with(depth + 1));
+        assert_eq!(side.qp.modify(deeper, RTR), Errno::EINVAL.raw());
+        to_rtr(&side.qp, &with(depth));
+        let deeper = to(ibv_qp_state::IBV_QPS_RTS, with(depth + 1));
+        assert_eq!(side.qp.modify(deeper, RTS), Errno::EINVAL.raw());
+    }
+}
+
+#[test]
+fn a_device_has_no_more_inline_data_and_elements_than_it_was_built_with() {
+    Builder::new("small-requests").max_inline_data(0).max_sge(1).install().unwrap();
+    assert_eq!(Context::open("small-requests").query_device().max_sge, 1);
+    let side = Side::new("small-requests", &Size { sge: 1, inline: 0, ..Size::default() }, 8);
+    for size in [Size { sge: 2, inline: 0, ..Size::default() }, Size { sge: 1, ..Size::default() }]
+    {
+        let refused = side.pd.try_qp(&side.send_cq, &side.receive_cq, &size);
+        assert_eq!(refused.err(), Some(Errno::EINVAL));
+    }
+    drop(side);
+    let (a, b) = pair_with(
+        "small-requests",
+        &Size { sge: 1, inline: 0, ..Size::default() },
+        &Knobs::default(),
+    );
+    let (from, to) = (a.pd.register(8, LOCAL_WRITE), b.pd.register(8, ALL_ACCESS));
+    let inline = Wr::write(1, &[from.sge(0, 1)], &to, 0).inline();
+    assert_eq!(a.qp.try_post(&inline), Errno::EINVAL.raw());
+    let two = Wr::write(1, &[from.sge(0, 1), from.sge(1, 1)], &to, 0);
+    assert_eq!(a.qp.try_post(&two), Errno::EINVAL.raw());
 }

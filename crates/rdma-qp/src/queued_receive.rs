@@ -1,0 +1,69 @@
+//! Receives in the form of C, ready to be posted in a list.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::null_mut;
+
+use rdma_mem::{ProtectionDomain, ScatterElement};
+use rdma_sys::ibv_recv_wr;
+
+use crate::queued_request::{Elements, check_domains, too_many};
+use crate::{PostError, ReceiveWorkRequest};
+
+/// A receive with its number: what
+/// [`QueuePair::post_receive_batch`](crate::QueuePair::post_receive_batch) takes a slice of.
+///
+/// Made by [`ReceiveWorkRequest::with_id`].
+#[doc(alias = "ibv_recv_wr")]
+#[repr(C)]
+pub struct QueuedReceive<'wr, 'data> {
+    pub(crate) wr: ibv_recv_wr,
+    domains: &'wr [&'data ProtectionDomain],
+    borrow: PhantomData<&'wr mut [ScatterElement<'data>]>,
+}
+
+// SAFETY: SAFETY.md F12: it stands for numbers and the borrow of an array, which is `Send`. The
+// pointers to other receives are set in one call and not used after it.
+unsafe impl Send for QueuedReceive<'_, '_> {}
+// SAFETY: SAFETY.md F12: nothing is done through `&self`.
+unsafe impl Sync for QueuedReceive<'_, '_> {}
+
+impl QueuedReceive<'_, '_> {
+    /// The number that its completion will have.
+    #[inline]
+    #[must_use]
+    pub const fn wr_id(&self) -> u64 {
+        self.wr.wr_id
+    }
+
+    /// Whether a queue of this domain and so many elements can be known not to be able to do it.
+    #[inline]
+    pub(crate) fn check(&self, pd: &ProtectionDomain, most: u32) -> Result<(), PostError> {
+        if self.wr.num_sge.cast_unsigned() > most {
+            return Err(too_many(self.wr.num_sge, most));
+        }
+        check_domains(self.domains, pd)
+    }
+}
+
+impl<'wr, 'data> ReceiveWorkRequest<'wr, 'data> {
+    /// The receive, for a batch, with the number that its completion will have.
+    #[inline]
+    #[must_use]
+    pub fn with_id(self, wr_id: u64) -> QueuedReceive<'wr, 'data> {
+        let Elements { sg_list, num_sge, domains, .. } =
+            Elements::scattered(self.elements, self.domains);
+        let wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list, num_sge };
+        QueuedReceive { wr, domains, borrow: PhantomData }
+    }
+}
+
+impl fmt::Debug for QueuedReceive<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuedReceive")
+            .field("wr_id", &self.wr_id())
+            .field("elements", &self.wr.num_sge)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,21 @@
+//! A table of verbs is for every thread, as the functions in it are. The structs of C are not looked
+//! at here: they have raw pointers, which Rust leaves to one thread.
+
+use rdma_sys::{Errno, LoadError, Provider, UnknownProvider, Unsupported, Verbs};
+
+fn send_sync<T: Send + Sync + 'static>() {}
+fn error<T: std::error::Error + Send + Sync + 'static>() {}
+
+#[test]
+fn tables_are_for_every_thread() {
+    send_sync::<Verbs>();
+    send_sync::<Provider>();
+}
+
+#[test]
+fn errors_are_errors_of_any_thread() {
+    error::<Errno>();
+    error::<LoadError>();
+    error::<UnknownProvider>();
+    error::<Unsupported>();
+}

@@ -1,0 +1,48 @@
+//! Numbers are copied, compared, and at home in every thread.
+
+use std::hash::Hash;
+
+use rdma_types::{
+    AccessError, AccessFlags, AckTimeout, AsyncEventKind, AtomicCapability, Gid, GidType, Guid,
+    Lid, LinkLayer, Lkey, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu, NodeType,
+    OutOfRangeError, ParseGidError, ParseGuidError, PortState, Psn, QpState, Qpn, Rkey,
+    TransportType, WcOpcode, WcStatus,
+};
+
+fn number<T: Copy + Eq + Hash + Send + Sync + Unpin + 'static>() {}
+fn error<T: core::error::Error + Send + Sync + 'static>() {}
+
+#[test]
+fn numbers_are_copied_and_compared_in_any_thread() {
+    number::<AccessFlags>();
+    number::<AckTimeout>();
+    number::<AsyncEventKind>();
+    number::<AtomicCapability>();
+    number::<Gid>();
+    number::<GidType>();
+    number::<Guid>();
+    number::<Lid>();
+    number::<LinkLayer>();
+    number::<Lkey>();
+    number::<MaxAckRetries>();
+    number::<MaxRnrRetries>();
+    number::<MinRnrTimer>();
+    number::<Mtu>();
+    number::<NodeType>();
+    number::<PortState>();
+    number::<Psn>();
+    number::<QpState>();
+    number::<Qpn>();
+    number::<Rkey>();
+    number::<TransportType>();
+    number::<WcOpcode>();
+    number::<WcStatus>();
+}
+
+#[test]
+fn errors_are_errors_of_any_thread() {
+    error::<AccessError>();
+    error::<OutOfRangeError>();
+    error::<ParseGidError>();
+    error::<ParseGuidError>();
+}
