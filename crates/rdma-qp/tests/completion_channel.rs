@@ -4,13 +4,12 @@
 
 mod common;
 
-use std::any::Any;
 use std::os::fd::AsFd;
-use std::sync::{Mutex, mpsc};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{DEVICES, HANG, everything, must_end, open};
+use common::{DEVICES, HANG, everything, forget, must_end, open};
 use rdma_mem::{ObjectId, ProtectionDomain};
 use rdma_qp::{
     CompletionChannel, CompletionQueue, Error, PollSlot, QueuePair, ReceiveWorkRequest,
@@ -195,12 +194,6 @@ fn destroying_waits_for_no_event() {
             channel.close().unwrap();
         });
     }
-}
-
-/// As `mem::forget`, but where a leak checker finds it.
-fn forget(value: impl Any + Send) {
-    static FORGOTTEN: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
-    FORGOTTEN.lock().unwrap().push(Box::new(value));
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // each test binary uses a part
 
+use std::any::Any;
+use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -79,6 +81,12 @@ pub(crate) fn must_end(work: impl FnOnce() + Send + 'static) {
     });
     assert_ne!(ended.recv_timeout(HANG), Err(RecvTimeoutError::Timeout), "it hangs");
     worker.join().unwrap();
+}
+
+/// As `mem::forget`, but where a leak checker finds it.
+pub(crate) fn forget(value: impl Any + Send) {
+    static FORGOTTEN: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
+    FORGOTTEN.lock().unwrap().push(Box::new(value));
 }
 
 type Parts = (ProtectionDomain, CompletionQueue);
