@@ -11,9 +11,9 @@ use std::{
 use rdma_sys::{
     _compat_ibv_port_attr, Errno, Verbs, ibv_context, ibv_cq, ibv_device_attr, ibv_device_attr_ex,
     ibv_gid_entry, ibv_mr, ibv_pd, ibv_poll_cq, ibv_port_attr, ibv_post_recv, ibv_post_send,
-    ibv_qp, ibv_query_device_ex, ibv_query_device_ex_input, ibv_query_gid_ex, ibv_query_gid_table,
-    ibv_query_port, ibv_recv_wr, ibv_reg_mr, ibv_req_notify_cq, ibv_send_wr, ibv_wc, verbs_context,
-    verbs_get_ctx,
+    ibv_post_srq_recv, ibv_qp, ibv_query_device_ex, ibv_query_device_ex_input, ibv_query_gid_ex,
+    ibv_query_gid_table, ibv_query_port, ibv_recv_wr, ibv_reg_mr, ibv_req_notify_cq, ibv_send_wr,
+    ibv_srq, ibv_wc, verbs_context, verbs_get_ctx,
 };
 
 /// An extended context as a provider allocates it.
@@ -181,6 +181,18 @@ unsafe extern "C" fn send(
     libc::ENOMEM
 }
 
+unsafe extern "C" fn receive_shared(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller's SRQ and its place for the refused request (SAFETY.md F1).
+    unsafe { (*srq).handle = 3 };
+    // SAFETY: as above.
+    unsafe { *bad_wr = wr };
+    libc::ENOMEM
+}
+
 unsafe extern "C" fn receive(
     qp: *mut ibv_qp,
     wr: *mut ibv_recv_wr,
@@ -200,6 +212,7 @@ fn the_data_path_goes_through_the_contexts_own_functions() {
         it.context.ops.req_notify_cq = Some(notify);
         it.context.ops.post_send = Some(send);
         it.context.ops.post_recv = Some(receive);
+        it.context.ops.post_srq_recv = Some(receive_shared);
     });
     let context = provider.context();
     let mut cq = ibv_cq { context, handle: 42, ..ibv_cq::default() };
@@ -220,6 +233,11 @@ fn the_data_path_goes_through_the_contexts_own_functions() {
     // SAFETY: as above.
     let returned = unsafe { ibv_post_recv(&raw mut qp, &raw mut wr, &raw mut bad_wr) };
     assert_eq!((returned, qp.handle, bad_wr), (libc::EINVAL, 2, &raw mut wr));
+
+    let (mut srq, mut bad_wr) = (ibv_srq { context, ..ibv_srq::default() }, ptr::null_mut());
+    // SAFETY: as above.
+    let returned = unsafe { ibv_post_srq_recv(&raw mut srq, &raw mut wr, &raw mut bad_wr) };
+    assert_eq!((returned, srq.handle, bad_wr), (libc::ENOMEM, 3, &raw mut wr));
 }
 
 unsafe extern "C" fn classic_reg(

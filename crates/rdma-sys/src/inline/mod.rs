@@ -22,6 +22,7 @@ mod mr;
 mod mw;
 mod port;
 mod qp;
+mod srq;
 mod wr;
 
 pub use context::{ibv_query_device_ex, ibv_query_rt_values_ex, verbs_get_ctx};
@@ -31,4 +32,5 @@ pub use mr::ibv_reg_mr;
 pub use mw::{ibv_alloc_mw, ibv_bind_mw, ibv_dealloc_mw, ibv_inc_rkey};
 pub use port::{ibv_query_gid_ex, ibv_query_gid_table, ibv_query_port};
 pub use qp::{ibv_create_qp_ex, ibv_post_recv, ibv_post_send};
+pub use srq::ibv_post_srq_recv;
 pub use wr::*;
