@@ -26,6 +26,9 @@ pub(crate) struct Limits {
     pub(crate) max_inline: u32,
     pub(crate) max_cq: u32,
     pub(crate) max_cqe: u32,
+    pub(crate) max_srq: u32,
+    pub(crate) max_srq_wr: u32,
+    pub(crate) max_srq_sge: u32,
     pub(crate) max_mr: u32,
     pub(crate) max_pd: u32,
     /// READs and atomics of a queue pair in flight, each way.
@@ -43,6 +46,9 @@ impl Default for Limits {
             max_inline: 512,
             max_cq: 1 << 16,
             max_cqe: 1 << 20,
+            max_srq: 1 << 16,
+            max_srq_wr: 1 << 14,
+            max_srq_sge: 32,
             max_mr: 1 << 20,
             max_pd: 1 << 15,
             max_rd_atomic: 16,
@@ -170,6 +176,24 @@ impl Builder {
     /// The most completions in one queue; at first 1,048,576.
     pub fn max_completions(mut self, count: u32) -> Self {
         self.limits.max_cqe = count;
+        self
+    }
+
+    /// The most shared receive queues; at first 65,536. With 0 the device has none.
+    pub fn max_shared_receive_queues(mut self, count: u32) -> Self {
+        self.limits.max_srq = count;
+        self
+    }
+
+    /// The most requests in one shared receive queue; at first 16,384.
+    pub fn max_shared_work_requests(mut self, count: u32) -> Self {
+        self.limits.max_srq_wr = count;
+        self
+    }
+
+    /// The most elements in a request of a shared receive queue; at first 32.
+    pub fn max_shared_sge(mut self, count: u32) -> Self {
+        self.limits.max_srq_sge = count;
         self
     }
 

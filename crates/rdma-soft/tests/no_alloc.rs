@@ -12,13 +12,16 @@ use std::ptr;
 use std::sync::Barrier;
 use std::thread;
 
-use rdma_sys::{ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_recv_wr, ibv_sge, ibv_wc};
-use rdma_sys::{ibv_send_flags, ibv_wc_status as Status};
+use rdma_sys::{
+    ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_post_srq_recv, ibv_recv_wr, ibv_send_flags,
+    ibv_sge, ibv_wc, ibv_wc_status as Status,
+};
 use test_support::alloc_counter::CountingAllocator;
 
 use rdma_soft::{Builder, Schedule};
 use rig::connect::{Knobs, Side, connect_sides};
 use rig::post::Wr;
+use rig::srq::Server;
 use rig::{ALL_ACCESS, Cq, Mr, Qp, Size, soft, until};
 
 #[global_allocator]
@@ -95,11 +98,19 @@ fn post(qp: &Qp, wr: &Wr, count: usize) -> u64 {
     count as u64
 }
 
-fn post_receives(qp: &Qp, mut sge: ibv_sge, count: usize) -> u64 {
+fn post_receives(qp: &Qp, sge: ibv_sge, count: usize) -> u64 {
+    post_each(sge, count, |wr, bad| unsafe { ibv_post_recv(qp.0, wr, bad) })
+}
+
+fn post_each(
+    mut sge: ibv_sge,
+    count: usize,
+    post: impl Fn(*mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
+) -> u64 {
     for _ in 0..count {
         let mut wr = ibv_recv_wr { sg_list: &raw mut sge, num_sge: 1, ..Default::default() };
         let mut bad = ptr::null_mut();
-        assert_eq!(unsafe { ibv_post_recv(qp.0, &raw mut wr, &raw mut bad) }, 0);
+        assert_eq!(post(&raw mut wr, &raw mut bad), 0);
     }
     count as u64
 }
@@ -242,6 +253,29 @@ fn overflow(stage: &Stage) -> u64 {
     posted
 }
 
+/// Queue pairs that wait for the requests of a queue that they share, also when they fail.
+fn shared(device: &str) -> u64 {
+    let (clients, server) = Server::with_clients(device, 8, 4, &Knobs::default());
+    let (sink, message) = (server.pd.register(8, ALL_ACCESS), Wr::send(1, &[]));
+    let round = || {
+        server.srq.set_limit(2);
+        let sends: u64 = clients.iter().map(|client| post(&client.qp, &message, 1)).sum();
+        let post = |wr, bad| unsafe { ibv_post_srq_recv(server.srq.0, wr, bad) };
+        let receives = post_each(sink.sge(0, 8), 4, post);
+        clients.iter().for_each(|client| drain(&client.send_cq, OK, 0, OK));
+        drain(&server.receive_cq, OK, 3, OK);
+        sends + receives
+    };
+    round();
+    let posted = (0..50).map(|_| counted("a shared queue", round)).sum();
+    counted("its queue pairs' end", || {
+        server.qps.iter().for_each(Qp::to_error);
+        0
+    });
+    assert_eq!(server.events().len(), 5, "the limit, and four ends");
+    posted
+}
+
 /// Runs a part of the data path, which must not allocate.
 fn counted(name: &str, run: impl FnOnce() -> u64) -> u64 {
     let before = ALLOCATOR.allocations();
@@ -323,6 +357,7 @@ fn main() {
             posted += CASES.iter().map(|case| count_case(&stage, case)).sum::<u64>();
             start_timer(&stage);
             posted += two_threads(&stage);
+            posted += shared(device);
         }
         let small: Vec<_> = (0..10).map(|_| Stage::new(device, 4)).collect();
         start_timer(&small[0]);

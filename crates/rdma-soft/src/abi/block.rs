@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_sys::{
     ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex,
-    ibv_qp_init_attr, verbs_context,
+    ibv_qp_init_attr, ibv_srq, verbs_context,
 };
 
 use super::cq_ex::Polled;
@@ -22,6 +22,7 @@ use crate::engine::events::{Acknowledgements, EventQueue};
 use crate::engine::protection::{ProtectionDomain, Registration};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{AsyncEvent, Handle};
+use crate::engine::shared_receive_queue::SharedReceiveQueue;
 
 /// How many objects were made from this one and are still there.
 #[derive(Debug, Default)]
@@ -84,6 +85,14 @@ pub(super) struct CqBlock {
 }
 
 #[repr(C)]
+pub(super) struct SrqBlock {
+    pub(super) verbs: ibv_srq,
+    pub(super) queue: Arc<SharedReceiveQueue>,
+    pub(super) children: Children,
+    pub(super) async_events: Acknowledgements,
+}
+
+#[repr(C)]
 pub(super) struct QpBlock {
     pub(super) verbs: ibv_qp_ex,
     pub(super) queue_pair: Arc<QueuePair>,
@@ -128,6 +137,9 @@ block_of!(queue_completion_events, ibv_cq, CqBlock, completion_events: Acknowled
 block_of!(queue_async_events, ibv_cq, CqBlock, async_events: Acknowledgements);
 block_of!(channel_events, ibv_comp_channel, ChannelBlock, events: Arc<EventQueue<Handle>>);
 block_of!(channel_children, ibv_comp_channel, ChannelBlock, children: Children);
+block_of!(shared_queue_of, ibv_srq, SrqBlock, queue: Arc<SharedReceiveQueue>);
+block_of!(shared_queue_children, ibv_srq, SrqBlock, children: Children);
+block_of!(shared_queue_async_events, ibv_srq, SrqBlock, async_events: Acknowledgements);
 block_of!(queue_pair_of, ibv_qp, QpBlock, queue_pair: Arc<QueuePair>);
 block_of!(queue_pair_async_events, ibv_qp, QpBlock, async_events: Acknowledgements);
 block_of!(queue_pair_init, ibv_qp, QpBlock, init: ibv_qp_init_attr);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rdma_sys::{ibv_context, ibv_device, verbs_context};
 
 use super::block::{Children, ContextBlock, context_block};
-use super::{cq_ex, data_path, device, minus_one, pointer, port};
+use super::{cq_ex, data_path, device, minus_one, pointer, port, srq};
 use crate::device::DeviceBlock;
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
@@ -34,6 +34,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.context.ops.req_notify_cq = Some(data_path::req_notify_cq);
         verbs.context.ops.post_send = Some(data_path::post_send);
         verbs.context.ops.post_recv = Some(data_path::post_recv);
+        verbs.context.ops.post_srq_recv = Some(srq::post_srq_recv);
         verbs.context.cmd_fd = -1;
         verbs.context.async_fd = events.fd();
         verbs.context.num_comp_vectors = COMPLETION_VECTORS;

@@ -114,13 +114,29 @@ pub(super) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: the caller's queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
+    // SAFETY: the caller's list, and place for the request that is refused (SAFETY.md F1, F12).
+    unsafe { post_list(wr, bad_wr, |wr_id, sges| queue_pair.post_receive(wr_id, sges)) }
+}
+
+/// Posts receive requests until one is refused.
+///
+/// # Safety
+///
+/// The list and its elements are valid during the call, and the refused request may be written to
+/// `bad_wr`.
+#[inline(always)]
+pub(super) unsafe fn post_list(
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+    post: impl Fn(u64, &[ibv_sge]) -> Result<(), Refusal>,
+) -> c_int {
     let mut current = wr;
     while !current.is_null() {
         // SAFETY: a request of the caller's list (SAFETY.md F12).
         let request = unsafe { &*current };
         // SAFETY: as above.
         let sges = unsafe { elements(request.sg_list, request.num_sge) };
-        let result = sges.and_then(|sges| queue_pair.post_receive(request.wr_id, sges));
+        let result = sges.and_then(|sges| post(request.wr_id, sges));
         if result.is_err() {
             // SAFETY: the caller's place for the request that was refused (SAFETY.md F1).
             unsafe { bad_wr.write(current) };

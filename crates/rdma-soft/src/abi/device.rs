@@ -113,6 +113,9 @@ fn device_attr(device: &Device) -> ibv_device_attr {
         true => ibv_atomic_cap::IBV_ATOMIC_GLOB,
         false => ibv_atomic_cap::IBV_ATOMIC_NONE,
     };
+    attr.max_srq = int(limits.max_srq.into());
+    attr.max_srq_wr = int(limits.max_srq_wr.into());
+    attr.max_srq_sge = int(limits.max_srq_sge.into());
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;
     attr

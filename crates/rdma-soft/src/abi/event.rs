@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use rdma_sys::{
     Errno, ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_comp_channel, ibv_context, ibv_cq,
-    ibv_qp,
+    ibv_qp, ibv_srq,
 };
 
 use super::block::{
     ChannelBlock, Children, channel_children, channel_events, context_children, context_events,
     queue_async_events, queue_completion_events, queue_pair_async_events,
+    shared_queue_async_events,
 };
 use super::{number, pointer};
 use crate::engine::Refusal;
@@ -108,6 +109,12 @@ pub(super) unsafe extern "C" fn get_async_event(
                 unsafe { queue_pair_async_events(qp) }.delivered();
                 ibv_async_event__bindgen_ty_1 { qp }
             }
+            Element::SharedReceiveQueue(handle) => {
+                let srq = handle.0.cast::<ibv_srq>();
+                // SAFETY: as above.
+                unsafe { shared_queue_async_events(srq) }.delivered();
+                ibv_async_event__bindgen_ty_1 { srq }
+            }
             Element::Port(port) => ibv_async_event__bindgen_ty_1 { port_num: port.into() },
         };
         ibv_async_event { element, event_type: event.kind }
@@ -137,6 +144,12 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
             let qp = unsafe { event.element.qp };
             // SAFETY: the queue pair is there until its events are acknowledged.
             unsafe { queue_pair_async_events(qp) }.acknowledge(1);
+        }
+        Type::IBV_EVENT_SRQ_ERR | Type::IBV_EVENT_SRQ_LIMIT_REACHED => {
+            // SAFETY: an event of this type is about a shared queue (man ibv_get_async_event).
+            let srq = unsafe { event.element.srq };
+            // SAFETY: the queue is there until its events are acknowledged.
+            unsafe { shared_queue_async_events(srq) }.acknowledge(1);
         }
         _ => {}
     }

@@ -17,6 +17,7 @@ mod mr;
 mod pd;
 mod port;
 mod qp;
+mod srq;
 mod text;
 
 use std::ffi::c_int;
@@ -70,6 +71,10 @@ pub fn verbs() -> &'static Verbs {
         verbs.create_cq = cq::create_cq;
         verbs.destroy_cq = cq::destroy_cq;
         verbs.resize_cq = absent::resize_cq;
+        verbs.create_srq = srq::create_srq;
+        verbs.modify_srq = srq::modify_srq;
+        verbs.query_srq = srq::query_srq;
+        verbs.destroy_srq = srq::destroy_srq;
         verbs.create_qp = qp::create_qp;
         verbs.modify_qp = qp::modify_qp;
         verbs.query_qp = qp::query_qp;

@@ -1,6 +1,7 @@
 //! Queue pairs.
 
 use std::ffi::c_int;
+use std::ptr;
 use std::sync::Arc;
 
 use rdma_sys::{
@@ -10,7 +11,7 @@ use rdma_sys::{
 
 use super::block::{
     QpBlock, context_events, pd_children, pd_of, queue_children, queue_of, queue_pair_async_events,
-    queue_pair_init, queue_pair_of,
+    queue_pair_init, queue_pair_of, shared_queue_children, shared_queue_of,
 };
 use super::{number, pointer};
 use crate::builder::Limits;
@@ -24,18 +25,27 @@ pub(super) unsafe extern "C" fn create_qp(
     init: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
     // SAFETY: the caller's attributes (SAFETY.md F1).
-    let init = unsafe { init.read() };
-    // SAFETY: the caller's protection domain, and the completion queues of its attributes.
-    pointer(unsafe { create(pd, &init) })
+    let mut asked = unsafe { init.read() };
+    if !asked.srq.is_null() {
+        // Ignored, and there are none (man ibv_create_qp).
+        (asked.cap.max_recv_wr, asked.cap.max_recv_sge) = (0, 0);
+    }
+    // SAFETY: the caller's protection domain, and the queues of its attributes.
+    let created = unsafe { create(pd, &asked) };
+    if created.is_ok() {
+        // SAFETY: the caller's attributes, whose sizes become the queue pair's (SAFETY.md F1).
+        unsafe { (*init).cap = asked.cap };
+    }
+    pointer(created)
 }
 
 /// # Safety
 ///
-/// The protection domain is a live one of this provider's, the completion queues are too or NULL.
+/// The protection domain is a live one of this provider's, the queues are too or NULL.
 unsafe fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> Result<*mut ibv_qp, Refusal> {
     // SAFETY: this function's contract.
     let domain = unsafe { pd_of(pd) };
-    if init.qp_type != ibv_qp_type::IBV_QPT_RC || !init.srq.is_null() {
+    if init.qp_type != ibv_qp_type::IBV_QPT_RC {
         return Err(Refusal::Unsupported);
     }
     if init.send_cq.is_null() || init.recv_cq.is_null() {
@@ -46,6 +56,14 @@ unsafe fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> Result<*mut ibv_qp
     let send_cq = unsafe { queue_of(init.send_cq) };
     // SAFETY: this function's contract.
     let receive_cq = unsafe { queue_of(init.recv_cq) };
+    let shared = match init.srq.is_null() {
+        true => None,
+        // SAFETY: this function's contract.
+        false => Some(unsafe { shared_queue_of(init.srq) }),
+    };
+    if shared.is_some_and(|shared| !ptr::eq(shared.pd.device, domain.device)) {
+        return Err(Refusal::Invalid);
+    }
     let signal_all = init.sq_sig_all != 0;
     // SAFETY: this function's contract; the C part of a protection domain is only read once made.
     let context = unsafe { (*pd).context };
@@ -53,7 +71,7 @@ unsafe fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> Result<*mut ibv_qp
     let events = Arc::clone(unsafe { context_events(context) });
     let reporter = Reporter::new(events, Element::QueuePair);
     let queue_pair =
-        QueuePair::create(domain, send_cq, receive_cq, capacity, signal_all, reporter)?;
+        QueuePair::create(domain, send_cq, receive_cq, shared, capacity, signal_all, reporter)?;
     for children in [
         // SAFETY: this function's contract.
         unsafe { pd_children(pd) },
@@ -64,6 +82,10 @@ unsafe fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> Result<*mut ibv_qp
     ] {
         children.add();
     }
+    if !init.srq.is_null() {
+        // SAFETY: this function's contract.
+        unsafe { shared_queue_children(init.srq) }.add();
+    }
     let mut verbs = ibv_qp_ex::default();
     let base = &mut verbs.qp_base;
     base.context = context;
@@ -71,6 +93,7 @@ unsafe fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> Result<*mut ibv_qp
     base.pd = pd;
     base.send_cq = init.send_cq;
     base.recv_cq = init.recv_cq;
+    base.srq = init.srq;
     base.handle = queue_pair.qpn;
     base.qp_num = queue_pair.qpn;
     base.qp_type = init.qp_type;
@@ -162,6 +185,10 @@ pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         unsafe { queue_children(base.recv_cq) },
     ] {
         children.remove();
+    }
+    if !base.srq.is_null() {
+        // SAFETY: as above.
+        unsafe { shared_queue_children(base.srq) }.remove();
     }
     0
 }

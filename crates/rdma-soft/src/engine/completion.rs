@@ -1,8 +1,11 @@
 //! Completions, the queue of them, and what polling them gives back.
 
+use std::sync::Arc;
+
 use rdma_sys::{ibv_wc_opcode, ibv_wc_status};
 
-use crate::sync::{AtomicU32, Line};
+use crate::engine::shared_receive_queue::SharedReceiveQueue;
+use crate::sync::{AtomicU32, Line, Ordering};
 
 mod entry;
 #[cfg(test)]
@@ -72,9 +75,28 @@ pub(crate) enum Side {
 pub(crate) struct Reclaimed {
     send: Line<AtomicU32>,
     receive: Line<AtomicU32>,
+    /// Whose the receive requests are, if not the queue pair's own.
+    shared: Option<Arc<SharedReceiveQueue>>,
 }
 
 impl Reclaimed {
+    pub(crate) fn new(shared: Option<&Arc<SharedReceiveQueue>>) -> Self {
+        Self { shared: shared.map(Arc::clone), ..Self::default() }
+    }
+
+    /// The requests before `upto` are done with. The caller holds the pollers' lock of the queue where
+    /// they complete, or no completion of them is there.
+    #[inline(always)]
+    pub(crate) fn give_back(&self, side: Side, upto: u32) {
+        match (side, &self.shared) {
+            (Side::Receive, Some(shared)) => {
+                let before = self.receive.swap(upto, Ordering::AcqRel);
+                shared.give_back(upto.wrapping_sub(before));
+            }
+            _ => self.of(side).store(upto, Ordering::Release),
+        }
+    }
+
     #[inline]
     pub(crate) fn of(&self, side: Side) -> &AtomicU32 {
         match side {

@@ -99,7 +99,8 @@ impl QueuePair {
         } else {
             let access =
                 if opcode.fetches() { ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 } else { 0 };
-            self.locate(payload.sges(), access, local).ok_or(Status::IBV_WC_LOC_PROT_ERR)?
+            self.locate(self.pd_number, payload.sges(), access, local)
+                .ok_or(Status::IBV_WC_LOC_PROT_ERR)?
         };
         // The result of an atomic is eight bytes (IBTA volume 1, 9.4.5).
         let wrong_length = length > MAX_MESSAGE_BYTES || opcode.is_atomic() && length != 8;
@@ -107,13 +108,19 @@ impl QueuePair {
     }
 
     /// Turns elements into segments and says how long they are together: the keys must be known, of
-    /// this protection domain, and give `access` to all of the range.
+    /// the protection domain `pd`, and give `access` to all of the range.
     #[inline(always)]
-    fn locate(&self, sges: &[ibv_sge], access: u32, out: &mut Vec<Segment>) -> Option<u64> {
+    fn locate(
+        &self,
+        pd: u32,
+        sges: &[ibv_sge],
+        access: u32,
+        out: &mut Vec<Segment>,
+    ) -> Option<u64> {
         let mut total = 0;
         for sge in sges {
             let length = u64::from(sge.length);
-            out.push(self.find_memory(sge.lkey, sge.addr, length, access)?);
+            out.push(self.find_memory(pd, sge.lkey, sge.addr, length, access)?);
             total += length;
         }
         Some(total)
@@ -186,7 +193,8 @@ impl Exchange<'_> {
         let Responder { sges, room, .. } = &mut *self.responder;
         room.clear();
         let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-        let fits = self.peer.locate(sges, access, room).ok_or(Refused {
+        let pd = self.peer.receive_pd_number;
+        let fits = self.peer.locate(pd, sges, access, room).ok_or(Refused {
             receive: Status::IBV_WC_LOC_PROT_ERR,
             request: Status::IBV_WC_REM_OP_ERR,
         })?;
@@ -224,7 +232,7 @@ fn remote(
     if responder.access & access == 0 || no_resource {
         return Err(refused(Status::IBV_WC_REM_INV_REQ_ERR));
     }
-    peer.find_memory(request.rkey, request.remote_address, length, access)
+    peer.find_memory(peer.pd_number, request.rkey, request.remote_address, length, access)
         .ok_or(refused(Status::IBV_WC_REM_ACCESS_ERR))
 }
 

@@ -5,15 +5,16 @@ use crate::engine::copy::Segment;
 use crate::engine::queue_pair::QueuePair;
 
 impl QueuePair {
-    /// The memory that `key` names at `iova`, if the key is registered in this queue pair's protection
-    /// domain, gives all of `access`, and the whole range lies inside. A range of no bytes needs no
+    /// The memory that `key` names at `iova`, if the key is registered in the protection domain `pd`,
+    /// gives all of `access`, and the whole range lies inside. A range of no bytes needs no
     /// key (IBTA volume 1, 10.6.3.2 and 9.7.4.1.4).
     ///
-    /// The caller holds this queue pair's send lock or its responder lock, and drops the segment
-    /// before the lock.
+    /// The domain is this queue pair's, or that of its shared receive queue. The caller holds this queue
+    /// pair's send lock or its responder lock, and drops the segment before the lock.
     #[inline(always)]
     pub(crate) fn find_memory(
         &self,
+        pd: u32,
         key: u32,
         iova: u64,
         length: u64,
@@ -23,7 +24,7 @@ impl QueuePair {
             0 => 0,
             _ => {
                 let region = self.device.regions.find(key)?;
-                let allowed = region.pd == self.pd_number && region.access & access == access;
+                let allowed = region.pd == pd && region.access & access == access;
                 if !allowed {
                     return None;
                 }

@@ -12,8 +12,11 @@ use crate::engine::protection::{ProtectionDomain, Registration};
 use crate::engine::queue_pair::{Capacity, QueuePair};
 use crate::engine::report::Reporter;
 use crate::engine::request::{Opcode, Payload, Request};
+use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::schedule::Schedule;
 use crate::sync::{Ordering, locked};
+
+mod shared;
 
 /// Two queue pairs, each of a domain of its own: `a` sends to `b`.
 struct Model {
@@ -24,18 +27,8 @@ struct Model {
 impl Model {
     /// Connected by hand: the way through the list of devices and `modify` is not what is explored.
     fn new() -> Self {
-        let limits = Limits { max_mr: 3, ..Limits::default() };
-        let device =
-            Device::new("model".into(), Link::Ethernet, Vec::new(), limits, Schedule::Immediate);
-        let device: &'static Device = Box::leak(Box::new(device));
-        let capacity =
-            Capacity { send_wr: 2, receive_wr: 2, send_sge: 2, receive_sge: 2, inline: 0 };
-        let [a, b] = [(); 2].map(|()| {
-            let pd = ProtectionDomain::new(device);
-            let queue = || Arc::new(CompletionQueue::new(2, None));
-            let reporter = Reporter::silent();
-            QueuePair::create(&pd, &queue(), &queue(), capacity, false, reporter).unwrap()
-        });
+        let device = device();
+        let [a, b] = [(); 2].map(|()| queue_pair(device, None));
         let model = Self { a, b };
         model.connect();
         model
@@ -43,26 +36,46 @@ impl Model {
 
     /// Connects queue pairs that were made or reset.
     fn connect(&self) {
-        let (a, b) = (&self.a, &self.b);
-        for queue_pair in [a, b] {
-            let ready = ibv_qp_state::IBV_QPS_RTS;
-            locked(&queue_pair.attributes).verbs.qp_state = ready;
-            queue_pair.send.lock().state = ready;
-            queue_pair.receive.lock().state = ready;
-            queue_pair.responder.lock().state = ready;
-        }
-        {
-            let requester = &mut a.send.lock().requester;
-            (requester.peer, requester.rnr_retries) = (Some(Arc::clone(b)), 7);
-        }
-        let mut responder = b.responder.lock();
-        (responder.verified, responder.access) = (a.id, Flags::IBV_ACCESS_REMOTE_WRITE.0);
+        connect(&self.a, &self.b);
     }
 
     fn end(self) {
         self.a.destroy();
         self.b.destroy();
     }
+}
+
+fn device() -> &'static Device {
+    let limits = Limits { max_mr: 3, ..Limits::default() };
+    let device =
+        Device::new("model".into(), Link::Ethernet, Vec::new(), limits, Schedule::Immediate);
+    Box::leak(Box::new(device))
+}
+
+/// A queue pair of a domain of its own.
+fn queue_pair(device: &'static Device, shared: Option<&Arc<SharedReceiveQueue>>) -> Arc<QueuePair> {
+    let capacity = Capacity { send_wr: 2, receive_wr: 2, send_sge: 2, receive_sge: 2, inline: 0 };
+    let pd = ProtectionDomain::new(device);
+    let queue = || Arc::new(CompletionQueue::new(2, None));
+    let reporter = Reporter::silent();
+    QueuePair::create(&pd, &queue(), &queue(), shared, capacity, false, reporter).unwrap()
+}
+
+/// Has `a` send to `b`.
+fn connect(a: &Arc<QueuePair>, b: &Arc<QueuePair>) {
+    for queue_pair in [a, b] {
+        let ready = ibv_qp_state::IBV_QPS_RTS;
+        locked(&queue_pair.attributes).verbs.qp_state = ready;
+        queue_pair.send.lock().state = ready;
+        queue_pair.receive.lock().state = ready;
+        queue_pair.responder.lock().state = ready;
+    }
+    {
+        let requester = &mut a.send.lock().requester;
+        (requester.peer, requester.rnr_retries) = (Some(Arc::clone(b)), 7);
+    }
+    let mut responder = b.responder.lock();
+    (responder.verified, responder.access) = (a.id, Flags::IBV_ACCESS_REMOTE_WRITE.0);
 }
 
 /// Memory of the model, registered.

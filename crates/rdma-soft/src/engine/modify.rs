@@ -55,6 +55,7 @@ impl Attributes {
             IBV_QP_MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
             IBV_QP_MIN_RNR_TIMER: min_rnr_timer;
             IBV_QP_DEST_QPN: dest_qp_num;
+            IBV_QP_EN_SQD_ASYNC_NOTIFY: en_sqd_async_notify;
         }
     }
 }
@@ -121,6 +122,12 @@ impl QueuePair {
         let mut guard = self.send.lock();
         let send = &mut *guard;
         send.state = unless_failed(send.state);
+        if to != State::IBV_QPS_SQD {
+            send.notify_drained = false;
+        } else if has(Mask::IBV_QP_EN_SQD_ASYNC_NOTIFY) {
+            send.notify_drained = attr.en_sqd_async_notify != 0;
+            self.report_drained(send);
+        }
         let requester = &mut send.requester;
         if path.is_some() {
             (requester.path, requester.peer) = (path, None);
@@ -174,7 +181,12 @@ impl QueuePair {
     pub(crate) fn query(&self) -> ibv_qp_attr {
         let mut attr = self.attributes().verbs;
         attr.cur_qp_state = attr.qp_state;
-        attr.sq_psn = self.send.lock().requester.psn;
+        {
+            let send = self.send.lock();
+            attr.sq_psn = send.requester.psn;
+            let draining = send.state == State::IBV_QPS_SQD && send.may_run();
+            attr.sq_draining = draining.into();
+        }
         attr.rq_psn = self.responder.lock().psn;
         attr.cap.max_send_wr = self.capacity.send_wr;
         attr.cap.max_recv_wr = self.capacity.receive_wr;

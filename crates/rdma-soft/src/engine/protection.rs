@@ -13,7 +13,8 @@ use crate::sync::locked;
 pub(crate) struct ProtectionDomain {
     pub(crate) number: u32,
     pub(crate) device: &'static Device,
-    /// Those that may hold a region of this domain in their hands.
+    /// Those that may hold a region of this domain in their hands: its own, and those that take from a
+    /// shared receive queue of it.
     queue_pairs: Mutex<Vec<Weak<QueuePair>>>,
 }
 
@@ -69,7 +70,7 @@ impl ProtectionDomain {
     /// Ends a registration: when this returns no request touches its memory, and those that come
     /// find the key unknown.
     ///
-    /// Whoever found the region did so under the send lock of a queue pair of this domain, or under
+    /// Whoever found the region did so under the send lock of a queue pair of this list, or under
     /// the responder lock of one, and keeps that lock while it uses what it found. So it is enough to
     /// unpublish the key and pass through these locks.
     pub(crate) fn deregister(&self, registration: Registration) {

@@ -10,16 +10,17 @@ use crate::engine::Refusal;
 use crate::engine::completion::{Completion, CompletionQueue, Reclaimed, Seat, Side};
 use crate::engine::modify::Attributes;
 use crate::engine::protection::ProtectionDomain;
-use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots};
+use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
 use crate::engine::report::Reporter;
 use crate::engine::responder::Responder;
 use crate::engine::send_side::SendSide;
+use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::engine::timer::Alarm;
 use crate::overflow;
 use crate::schedule::Schedule;
 use crate::sync::{Line, Lock, Ordering, locked};
 
-/// The sizes of a queue pair, as its creator asked for them.
+/// The sizes of a queue pair, as its creator asked for them; with a shared receive queue, no receives.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Capacity {
     pub(crate) send_wr: u32,
@@ -58,6 +59,10 @@ pub(crate) struct QueuePair {
     pub(crate) receive: Line<Lock<ReceiveQueue>>,
     /// The requests of `receive`, outside its lock.
     pub(crate) receives: ReceiveSlots,
+    /// Where receive requests are taken from instead.
+    pub(crate) shared: Option<Arc<SharedReceiveQueue>>,
+    /// The domain of the elements of receive requests.
+    pub(crate) receive_pd_number: u32,
 }
 
 impl QueuePair {
@@ -66,13 +71,16 @@ impl QueuePair {
         pd: &Arc<ProtectionDomain>,
         send_cq: &Arc<CompletionQueue>,
         receive_cq: &Arc<CompletionQueue>,
+        shared: Option<&Arc<SharedReceiveQueue>>,
         capacity: Capacity,
         signal_all: bool,
         reporter: Reporter,
     ) -> Result<Arc<Self>, Refusal> {
         let device = pd.device;
         let qpn = device.reserve_qpn()?;
-        let reclaimed = Arc::new(Reclaimed::default());
+        let reclaimed = Arc::new(Reclaimed::new(shared));
+        let receive_pd = shared.map_or(pd, |shared| &shared.pd);
+        let receive_sge = shared.map_or(capacity.receive_sge, |shared| shared.max_sge);
         let queue_pair = Arc::new_cyclic(|weak| Self {
             id: crate::device::unique_id(),
             qpn,
@@ -92,14 +100,22 @@ impl QueuePair {
             attributes: Mutex::new(Attributes::default()),
             sends: Line(Exclusive::default()),
             send: Line(Lock::new(SendSide::new(&capacity))),
-            responder: Line(Lock::new(Responder::new(capacity.receive_sge))),
+            responder: Line(Lock::new(Responder::new(receive_sge))),
             receive: Line(Lock::new(ReceiveQueue::new())),
             receives: ReceiveSlots::new(capacity.receive_wr, capacity.receive_sge),
+            shared: shared.map(Arc::clone),
+            receive_pd_number: receive_pd.number,
         });
         let weak = Arc::downgrade(&queue_pair);
         send_cq.add_user(weak.clone());
         receive_cq.add_user(weak.clone());
         pd.add_queue_pair(weak.clone());
+        if let Some(shared) = shared {
+            shared.attach();
+            if !Arc::ptr_eq(receive_pd, pd) {
+                receive_pd.add_queue_pair(weak.clone());
+            }
+        }
         device.publish_queue_pair(qpn, weak);
         device.tally.add_queue_pair(&queue_pair);
         Ok(queue_pair)
@@ -113,6 +129,10 @@ impl QueuePair {
         self.device.tally.remove_queue_pair(&self);
         let weak = Arc::downgrade(&self);
         self.pd.remove_queue_pair(&weak);
+        if let Some(shared) = &self.shared {
+            shared.pd.remove_queue_pair(&weak);
+            shared.detach(&self);
+        }
         for (cq, seat) in [(&self.send_cq, self.send_seat), (&self.receive_cq, self.receive_seat)] {
             cq.remove_user(&weak);
             cq.detach(seat);
@@ -139,10 +159,12 @@ impl QueuePair {
         let mut receive = self.receive.lock();
         receive.state = ibv_qp_state::IBV_QPS_RESET;
         receive.waiter = None;
-        // Past what is dropped, and past what was flushed without having been in the queue.
-        responder.next_receive = receive.next;
+        if self.shared.is_none() {
+            // Past what is dropped, and past what was flushed without having been in the queue.
+            responder.next_receive = receive.next;
+        }
         self.receive_cq.purge(self.receive_seat);
-        self.reclaimed.of(Side::Receive).store(receive.posted(), Ordering::Release);
+        self.reclaimed.give_back(Side::Receive, index(responder.next_receive));
     }
 
     /// Moves to the error state and flushes both queues, oldest first. With an incarnation, only if
@@ -175,6 +197,7 @@ impl QueuePair {
         responder.state = ibv_qp_state::IBV_QPS_ERR;
         responder.verified = 0;
         let mut receive = self.receive.lock();
+        let entered = receive.state != ibv_qp_state::IBV_QPS_ERR;
         receive.state = ibv_qp_state::IBV_QPS_ERR;
         receive.waiter = None;
         let Responder { current, next_receive, sges, .. } = &mut *responder;
@@ -182,6 +205,10 @@ impl QueuePair {
         while let Some(request) = next {
             self.push_receive(self.failed_receive(&request, ibv_wc_status::IBV_WC_WR_FLUSH_ERR));
             next = self.receives.take(next_receive, sges);
+        }
+        if entered && self.shared.is_some() {
+            // What it took is where it can be polled, and it takes no more.
+            self.reporter.report(ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED);
         }
     }
 
@@ -248,7 +275,8 @@ impl QueuePair {
             }
             let reclaimed = self.reclaimed.of(Side::Receive).load(Ordering::Acquire);
             if queue.posted().wrapping_sub(reclaimed) >= self.capacity.receive_wr {
-                return Err(Refusal::NoRoom);
+                let shared = self.shared.is_some();
+                return Err(if shared { Refusal::Invalid } else { Refusal::NoRoom });
             }
             if queue.state == ibv_qp_state::IBV_QPS_ERR {
                 let receive = queue.bypass(wr_id);

@@ -64,7 +64,8 @@ impl Element {
 }
 
 /// The requests. A slot is written by whoever holds the queue's lock, after the completion of its last
-/// request was polled, and read by whoever holds the responder's lock, once it says that it is filled.
+/// request was polled, and read by whoever holds the responder's lock, once it says that it is filled. Of
+/// a shared queue both hold its lock.
 #[derive(Debug)]
 pub(crate) struct ReceiveSlots {
     /// A power of two, so that a number's place is a mask away.
@@ -102,7 +103,7 @@ impl ReceiveSlots {
     }
 
     #[inline(always)]
-    fn put(&self, number: u64, wr_id: u64, sges: &[ibv_sge]) {
+    pub(super) fn put(&self, number: u64, wr_id: u64, sges: &[ibv_sge]) {
         let place = self.place(number);
         let slot = &self.slots[place];
         slot.wr_id.store(wr_id, Ordering::Relaxed);
@@ -133,7 +134,7 @@ impl ReceiveSlots {
 
 /// The number as completions carry it.
 #[inline(always)]
-fn index(number: u64) -> u32 {
+pub(super) fn index(number: u64) -> u32 {
     (number & 0xffff_ffff) as u32
 }
 

@@ -23,6 +23,7 @@ unsafe impl Sync for Handle {}
 pub(crate) enum Element {
     CompletionQueue(Handle),
     QueuePair(Handle),
+    SharedReceiveQueue(Handle),
     Port(u8),
 }
 
@@ -32,8 +33,8 @@ pub(crate) struct AsyncEvent {
     pub(crate) element: Element,
 }
 
-/// How many kinds of events one object has at most.
-const KINDS: usize = 4;
+/// How many kinds of events one object has at most: a queue pair, in several lives.
+const KINDS: usize = 6;
 
 /// Reports the events of one object to the context that it was made from.
 #[derive(Debug)]

@@ -28,7 +28,8 @@ pub(crate) struct Responder {
     pub(crate) verified: u64,
     /// The receive request that the present message goes to.
     pub(crate) current: Option<Receive>,
-    /// The number of the receive request that the next message goes to.
+    /// The number of the receive request that the next message goes to: how many were taken, of a shared
+    /// queue by this queue pair.
     pub(crate) next_receive: u64,
     /// The elements of the current one, and where they are.
     pub(crate) sges: Vec<ibv_sge>,
@@ -111,6 +112,11 @@ impl Responder {
     /// and whoever posts one later finds the waiter.
     #[cold]
     fn take_or_wait(&mut self, own: &QueuePair, requester: &Arc<QueuePair>) -> bool {
+        if let Some(shared) = &own.shared {
+            let waiter = Some((own, requester));
+            self.current = shared.take(&mut self.next_receive, &mut self.sges, waiter);
+            return self.current.is_some();
+        }
         let mut queue = own.receive.lock();
         self.current = own.receives.take(&mut self.next_receive, &mut self.sges);
         if self.current.is_none() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use rdma_sys::{ibv_qp_state, ibv_wc_status as Status};
+use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_wc_status as Status};
 use rdma_types::MinRnrTimer;
 
 use crate::engine::aftermath::Aftermath;
@@ -157,6 +157,15 @@ impl QueuePair {
         send.blocked = Blocked::No;
         send.requester.progress = 0;
         self.finish(send, request, upto, result, aftermath);
+        self.report_drained(send);
+    }
+
+    /// Sends the event that was asked for when the queue was told to drain, once it is drained.
+    pub(crate) fn report_drained(&self, send: &SendSide) {
+        let drained = send.state == ibv_qp_state::IBV_QPS_SQD && !send.may_run();
+        if drained && send.notify_drained {
+            self.reporter.report(ibv_event_type::IBV_EVENT_SQ_DRAINED);
+        }
     }
 
     /// Drives the queue and settles what that leaves.

@@ -104,6 +104,8 @@ pub(crate) struct SendSide {
     pub(crate) reclaimed: u32,
     /// Requests that were executed.
     pub(crate) executed: u64,
+    /// An event is sent when what was begun is done.
+    pub(crate) notify_drained: bool,
     /// Stands in the list of a deferred schedule.
     pub(crate) pending: bool,
 }
@@ -119,6 +121,7 @@ impl SendSide {
             posted: 0,
             reclaimed: 0,
             executed: 0,
+            notify_drained: false,
             pending: false,
         }
     }
@@ -147,6 +150,7 @@ impl SendSide {
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
         self.blocked = Blocked::No;
+        self.notify_drained = false;
         self.requester.peer = None;
         self.requester.progress = 0;
         self.requester.path = None;

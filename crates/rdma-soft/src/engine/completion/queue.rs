@@ -277,7 +277,7 @@ impl CompletionQueue {
             // Before its slot is given back: whoever sees that must find room here.
             self.pollers.head.store(head, Ordering::Release);
             if let Some(counters) = seats.of(seat) {
-                counters.of(completion.side).store(completion.upto, Ordering::Release);
+                counters.give_back(completion.side, completion.upto);
             }
             taken += 1;
         }

@@ -104,6 +104,10 @@ impl Context {
         self.take_async_events(true)
     }
 
+    pub(crate) fn has_async_events(&self) -> bool {
+        readable(self.async_fd())
+    }
+
     pub(crate) fn take_async_events(&self, acknowledge: bool) -> Vec<(ibv_event_type, usize)> {
         set_non_blocking(self.async_fd(), true);
         let mut found = Vec::new();

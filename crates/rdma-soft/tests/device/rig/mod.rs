@@ -20,6 +20,7 @@ pub(crate) mod map;
 pub(crate) mod memory;
 pub(crate) mod post;
 pub(crate) mod scene;
+pub(crate) mod srq;
 
 pub(crate) use memory::Mr;
 
@@ -154,6 +155,10 @@ impl Pd {
     }
 
     pub(crate) fn try_qp(&self, send: &Cq, receive: &Cq, size: &Size) -> Result<Qp, Errno> {
+        self.try_qp_of(&mut Self::qp_init(send, receive, size))
+    }
+
+    pub(crate) fn qp_init(send: &Cq, receive: &Cq, size: &Size) -> ibv_qp_init_attr {
         let mut init = ibv_qp_init_attr::default();
         init.send_cq = send.0;
         init.recv_cq = receive.0;
@@ -164,7 +169,11 @@ impl Pd {
         init.cap.max_inline_data = size.inline;
         init.qp_type = ibv_qp_type::IBV_QPT_RC;
         init.sq_sig_all = size.signal_all.into();
-        let qp = unsafe { (verbs().create_qp)(self.0, &raw mut init) };
+        init
+    }
+
+    pub(crate) fn try_qp_of(&self, init: &mut ibv_qp_init_attr) -> Result<Qp, Errno> {
+        let qp = unsafe { (verbs().create_qp)(self.0, init) };
         if qp.is_null() { Err(errno()) } else { Ok(Qp(qp)) }
     }
 

@@ -126,27 +126,35 @@ impl Qp {
         &self,
         requests: &[(u64, &[ibv_sge])],
     ) -> Result<(), (usize, i32)> {
-        let mut list = vec![ibv_recv_wr::default(); requests.len()];
-        for (wr, (wr_id, sges)) in list.iter_mut().zip(requests) {
-            wr.wr_id = *wr_id;
-            wr.sg_list = sges.as_ptr().cast_mut();
-            wr.num_sge = i32::try_from(sges.len()).unwrap();
-        }
-        let base = list.as_mut_ptr();
-        for n in 1..requests.len() {
-            unsafe { (*base.add(n - 1)).next = base.add(n) };
-        }
-        let mut bad = ptr::null_mut();
-        let errno = unsafe { ibv_post_recv(self.0, base, &raw mut bad) };
-        assert_eq!(bad.is_null(), errno == 0, "bad_wr is set if and only if a post is refused");
-        if errno == 0 {
-            return Ok(());
-        }
-        Err((usize::try_from(unsafe { bad.offset_from(base) }).unwrap(), errno))
+        receive_list(requests, |list, bad| unsafe { ibv_post_recv(self.0, list, bad) })
     }
 
     #[track_caller]
     pub(crate) fn post_receive(&self, wr_id: u64, sges: &[ibv_sge]) {
         assert_eq!(self.try_post_receive(wr_id, sges), 0);
     }
+}
+
+/// Posts a list of receives by `post`; on refusal, how many were posted and the error number.
+pub(super) fn receive_list(
+    requests: &[(u64, &[ibv_sge])],
+    post: impl FnOnce(*mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
+) -> Result<(), (usize, i32)> {
+    let mut list = vec![ibv_recv_wr::default(); requests.len()];
+    for (wr, (wr_id, sges)) in list.iter_mut().zip(requests) {
+        wr.wr_id = *wr_id;
+        wr.sg_list = sges.as_ptr().cast_mut();
+        wr.num_sge = i32::try_from(sges.len()).unwrap();
+    }
+    let base = list.as_mut_ptr();
+    for n in 1..requests.len() {
+        unsafe { (*base.add(n - 1)).next = base.add(n) };
+    }
+    let mut bad = ptr::null_mut();
+    let errno = post(base, &raw mut bad);
+    assert_eq!(bad.is_null(), errno == 0, "bad_wr is set if and only if a post is refused");
+    if errno == 0 {
+        return Ok(());
+    }
+    Err((usize::try_from(unsafe { bad.offset_from(base) }).unwrap(), errno))
 }

@@ -1,0 +1,130 @@
+//! Models of a shared receive queue: `a` sends to `b` and `c` to `d`, and `b` and `d` share one.
+
+use super::*;
+
+struct Shared {
+    a: Arc<QueuePair>,
+    b: Arc<QueuePair>,
+    c: Arc<QueuePair>,
+    d: Arc<QueuePair>,
+    /// Of a domain of its own.
+    queue: Arc<SharedReceiveQueue>,
+}
+
+impl Shared {
+    fn new() -> Self {
+        let device = device();
+        let pd = ProtectionDomain::new(device);
+        let queue = Arc::new(SharedReceiveQueue::new(&pd, 2, 2, Reporter::silent()));
+        let [a, c] = [(); 2].map(|()| queue_pair(device, None));
+        let [b, d] = [(); 2].map(|()| queue_pair(device, Some(&queue)));
+        connect(&a, &b);
+        connect(&c, &d);
+        Self { a, b, c, d, queue }
+    }
+
+    fn post(&self, wr_id: u64, sges: &[ibv_sge]) -> Result<(), crate::engine::Refusal> {
+        self.queue.post(wr_id, sges)
+    }
+
+    fn end(self) {
+        [self.a, self.b, self.c, self.d].into_iter().for_each(QueuePair::destroy);
+    }
+}
+
+const DONE: Status = Status::IBV_WC_SUCCESS;
+
+/// One sender waits and another comes while two requests are posted: both go through, whoever takes
+/// what and whoever executes it.
+#[test]
+fn loom_each_sender_that_waits_is_woken() {
+    loom::model(|| {
+        let model = Shared::new();
+        post(&model.a, 1, &[], None);
+        let sender = {
+            let c = Arc::clone(&model.c);
+            thread::spawn(move || post(&c, 2, &[], None))
+        };
+        model.post(11, &[]).unwrap();
+        model.post(12, &[]).unwrap();
+        sender.join().unwrap();
+        assert_eq!(polled(&model.a.send_cq), [(1, DONE)]);
+        assert_eq!(polled(&model.c.send_cq), [(2, DONE)]);
+        let mut received = polled(&model.b.receive_cq);
+        received.extend(polled(&model.d.receive_cq));
+        received.sort_by_key(|completion| completion.0);
+        assert_eq!(received, [(11, DONE), (12, DONE)]);
+        model.end();
+    });
+}
+
+/// Two wait, and the first goes while a request is posted: it takes the request, or leaves it to the
+/// second.
+#[test]
+fn loom_who_goes_leaves_the_request_to_the_next() {
+    loom::model(|| {
+        let model = Shared::new();
+        post(&model.a, 1, &[], None);
+        post(&model.c, 2, &[], None);
+        let leaver = {
+            let a = Arc::clone(&model.a);
+            thread::spawn(move || a.enter_error(None, None))
+        };
+        model.post(11, &[]).unwrap();
+        leaver.join().unwrap();
+        let (first, second) = (polled(&model.a.send_cq), polled(&model.c.send_cq));
+        if first == [(1, DONE)] {
+            assert_eq!(second, []);
+        } else {
+            assert_eq!(first, [(1, Status::IBV_WC_WR_FLUSH_ERR)]);
+            assert_eq!(second, [(2, DONE)]);
+        }
+        model.end();
+    });
+}
+
+/// Memory that a request names is of the queue's domain, not of the queue pair's that takes it.
+#[test]
+fn loom_no_write_after_deregistration_from_the_domain_of_the_queue() {
+    loom::model(|| {
+        let model = Shared::new();
+        let source = Memory::new(&model.a.pd, 1);
+        // Looking the second up leaves time between finding the first and writing it.
+        let pd = Arc::clone(&model.queue.pd);
+        let (mut sink, second) = (Memory::new(&pd, 0), Memory::new(&pd, 0));
+        model.post(11, &[sink.sge(), second.sge()]).unwrap();
+        let sender = {
+            let (a, from) = (Arc::clone(&model.a), source.sge());
+            thread::spawn(move || post(&a, 1, &[from], None))
+        };
+        sink.free(&pd);
+        sender.join().unwrap();
+        assert!(sink.is_free(), "written after it was freed");
+        model.end();
+    });
+}
+
+/// A reset, while another thread polls what it drops, gives each slot back exactly once.
+#[test]
+fn loom_a_reset_gives_all_shared_slots_back() {
+    loom::model(|| {
+        let model = Shared::new();
+        for n in 0..2 {
+            model.post(n, &[]).unwrap();
+            post(&model.a, n, &[], None);
+        }
+        assert!(model.post(2, &[]).is_err(), "nothing was polled");
+        let poller = {
+            let queue = Arc::clone(&model.b.receive_cq);
+            thread::spawn(move || {
+                queue.poll(2, |_, _, _| {}).unwrap();
+            })
+        };
+        model.b.reset(&mut locked(&model.b.attributes));
+        poller.join().unwrap();
+        model.post(3, &[]).unwrap();
+        model.post(4, &[]).unwrap();
+        assert!(model.post(5, &[]).is_err());
+        model.end();
+    });
+}

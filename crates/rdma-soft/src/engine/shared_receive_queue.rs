@@ -1,0 +1,179 @@
+//! The shared receive queue: requests of which each of its queue pairs takes the oldest when a message
+//! comes for it.
+//!
+//! One lock, under which requests are posted, taken, and waited for. As on hardware a slot is free again
+//! when the completion of its request was polled, by whichever queue pair.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use rdma_sys::{ibv_event_type, ibv_sge};
+
+use crate::engine::Refusal;
+use crate::engine::protection::ProtectionDomain;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::receive_queue::{Receive, ReceiveSlots, index};
+use crate::engine::report::Reporter;
+use crate::sync::{AtomicU32, Line, Lock, Ordering};
+
+#[derive(Debug)]
+pub(crate) struct SharedReceiveQueue {
+    /// Its elements are checked against this domain, not against the queue pair's that takes them (IBTA
+    /// volume 1, 10.2.9).
+    pub(crate) pd: Arc<ProtectionDomain>,
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) reporter: Reporter,
+    slots: ReceiveSlots,
+    requests: Line<Lock<Requests>>,
+    /// How many requests were given back (free-running).
+    reclaimed: Line<AtomicU32>,
+}
+
+#[derive(Debug, Default)]
+struct Requests {
+    /// The number of the oldest request.
+    head: u64,
+    /// The number of the next request: how many were accepted.
+    next: u64,
+    /// An event is sent when fewer are left; 0 if none was asked for.
+    limit: u32,
+    waiters: VecDeque<Waiter>,
+    /// How many queue pairs take from here.
+    users: usize,
+}
+
+/// A queue pair for which a message came when there was no request, and the message's sender.
+#[derive(Debug)]
+struct Waiter {
+    receiver: u64,
+    requester: Arc<QueuePair>,
+}
+
+impl Requests {
+    /// Who has waited longest, if there is a request to take.
+    fn take_waiter(&mut self) -> Option<Arc<QueuePair>> {
+        if self.head == self.next {
+            return None;
+        }
+        self.waiters.pop_front().map(|waiter| waiter.requester)
+    }
+
+    /// Has the requester told of a request; who waits already keeps its place.
+    fn wait(&mut self, receiver: &QueuePair, requester: &Arc<QueuePair>) {
+        let requester = Arc::clone(requester);
+        match self.waiters.iter_mut().find(|waiter| waiter.receiver == receiver.id) {
+            Some(waiter) => waiter.requester = requester,
+            None => self.waiters.push_back(Waiter { receiver: receiver.id, requester }),
+        }
+    }
+}
+
+impl SharedReceiveQueue {
+    pub(crate) fn new(
+        pd: &Arc<ProtectionDomain>,
+        max_wr: u32,
+        max_sge: u32,
+        reporter: Reporter,
+    ) -> Self {
+        Self {
+            pd: Arc::clone(pd),
+            max_wr,
+            max_sge,
+            reporter,
+            slots: ReceiveSlots::new(max_wr, max_sge),
+            requests: Line::default(),
+            reclaimed: Line::default(),
+        }
+    }
+
+    /// A queue pair was made that takes from here: makes room, so that waiting does not allocate.
+    pub(crate) fn attach(&self) {
+        let mut requests = self.requests.lock();
+        requests.users += 1;
+        let users = requests.users;
+        requests.waiters.reserve(users);
+    }
+
+    /// It goes away: no message comes for it any more.
+    pub(crate) fn detach(&self, receiver: &QueuePair) {
+        let mut requests = self.requests.lock();
+        requests.users -= 1;
+        requests.waiters.retain(|waiter| waiter.receiver != receiver.id);
+    }
+
+    /// Posts a request. Those who wait for one go on before this returns, in the order in which they
+    /// came, as long as there are requests.
+    pub(crate) fn post(&self, wr_id: u64, sges: &[ibv_sge]) -> Result<(), Refusal> {
+        if sges.len() > self.max_sge as usize {
+            return Err(Refusal::Invalid);
+        }
+        let mut waiter = {
+            let mut requests = self.requests.lock();
+            let reclaimed = self.reclaimed.load(Ordering::Acquire);
+            if index(requests.next).wrapping_sub(reclaimed) >= self.max_wr {
+                return Err(Refusal::NoRoom);
+            }
+            self.slots.put(requests.next, wr_id, sges);
+            requests.next += 1;
+            requests.take_waiter()
+        };
+        // Who is woken may have given up meanwhile, and leaves the request to the next.
+        while let Some(requester) = waiter {
+            requester.receiver_is_ready();
+            waiter = self.requests.lock().take_waiter();
+        }
+        Ok(())
+    }
+
+    /// Takes the oldest request; its elements go to `out`, which is emptied first and has room. If there
+    /// is none, the requester is told when there is, if it waits. The responder's lock is held.
+    ///
+    /// `taken` counts what this responder takes, as its completions give it back.
+    pub(crate) fn take(
+        &self,
+        taken: &mut u64,
+        out: &mut Vec<ibv_sge>,
+        waiter: Option<(&QueuePair, &Arc<QueuePair>)>,
+    ) -> Option<Receive> {
+        let limit_reached;
+        let receive = {
+            let mut requests = self.requests.lock();
+            let Some(receive) = self.slots.take(&mut requests.head, out) else {
+                if let Some((receiver, requester)) = waiter {
+                    requests.wait(receiver, requester);
+                }
+                return None;
+            };
+            limit_reached = requests.next - requests.head < u64::from(requests.limit);
+            if limit_reached {
+                requests.limit = 0;
+            }
+            receive
+        };
+        if limit_reached {
+            self.reporter.report(ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED);
+        }
+        let number = *taken;
+        *taken += 1;
+        Some(Receive { index: index(number), ..receive })
+    }
+
+    /// That many requests are done with.
+    pub(crate) fn give_back(&self, count: u32) {
+        self.reclaimed.fetch_add(count, Ordering::AcqRel);
+    }
+
+    pub(crate) fn limit(&self) -> u32 {
+        self.requests.lock().limit
+    }
+
+    /// Asks for one event, for when a request is taken and fewer than that are left; 0 for none.
+    pub(crate) fn set_limit(&self, limit: u32) -> Result<(), Refusal> {
+        if limit > self.max_wr {
+            return Err(Refusal::Invalid);
+        }
+        self.requests.lock().limit = limit;
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! Draining a send queue: what was begun is finished, nothing else is, and who asked is told.
+
+use rdma_sys::{
+    ibv_event_type as Event, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
+    ibv_wc_status as Status,
+};
+
+use crate::rig::connect::{Knobs, Side, pair, pair_with};
+use crate::rig::post::Wr;
+use crate::rig::{Qp, Size, on_each_device, on_each_held_device, soft};
+
+/// Tells the queue pair to drain, and says whether an event is wanted.
+fn drain(qp: &Qp, notify: bool) {
+    let mut attr = ibv_qp_attr::default();
+    (attr.qp_state, attr.en_sqd_async_notify) = (State::IBV_QPS_SQD, notify.into());
+    let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_EN_SQD_ASYNC_NOTIFY;
+    assert_eq!(qp.modify(attr, mask.0), 0);
+}
+
+fn is_draining(qp: &Qp) -> bool {
+    qp.query().sq_draining != 0
+}
+
+/// The events of a side's queue pair.
+fn events(side: &Side) -> Vec<Event> {
+    side.context.async_events().into_iter().map(|(kind, _)| kind).collect()
+}
+
+const DRAINED: [Event; 1] = [Event::IBV_EVENT_SQ_DRAINED];
+
+#[test]
+fn a_queue_that_has_begun_nothing_is_drained_at_once() {
+    on_each_device("drained-idle", |device| {
+        let (a, _b) = pair(device);
+        for _ in 0..2 {
+            drain(&a.qp, true);
+            assert!(!is_draining(&a.qp));
+            assert_eq!(a.context.async_events(), [(DRAINED[0], a.qp.0.addr())]);
+            assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
+        }
+    });
+}
+
+#[test]
+fn nobody_is_told_who_did_not_ask() {
+    on_each_device("drained-silent", |device| {
+        let (a, _b) = pair(device);
+        drain(&a.qp, false);
+        assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
+        assert_eq!(a.qp.to_state(State::IBV_QPS_SQD), 0);
+        assert_eq!(events(&a), []);
+    });
+}
+
+#[test]
+fn what_waits_for_the_peer_is_finished_first() {
+    on_each_device("drained-waits", |device| {
+        let (a, b) = pair(device);
+        a.qp.post(&Wr::send(1, &[]));
+        a.qp.post(&Wr::send(2, &[]));
+        soft(device).release(a.qp.qpn(), 1);
+        drain(&a.qp, true);
+        assert!(is_draining(&a.qp));
+        assert_eq!(events(&a), []);
+        // An attribute may change meanwhile.
+        let mut attr = ibv_qp_attr::default();
+        (attr.qp_state, attr.rnr_retry) = (State::IBV_QPS_SQD, 7);
+        assert_eq!(a.qp.modify(attr, (Mask::IBV_QP_STATE | Mask::IBV_QP_RNR_RETRY).0), 0);
+        assert_eq!(events(&a), []);
+        b.qp.post_receive(1, &[]);
+        a.send_cq.expect_success(1);
+        assert_eq!(events(&a), DRAINED);
+        assert!(!is_draining(&a.qp));
+        b.qp.post_receive(2, &[]);
+        assert!(a.send_cq.is_empty(), "it was not begun");
+        assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
+        a.send_cq.expect_success(2);
+        assert_eq!(events(&a), [], "once");
+    });
+}
+
+#[test]
+fn a_request_half_way_is_finished_first() {
+    on_each_held_device("drained-half", |device| {
+        let (a, b) = pair(device.name());
+        let (source, sink) = (a.pd.register(8, 0), b.pd.register(8, crate::rig::ALL_ACCESS));
+        for n in 0..2 {
+            a.qp.post(&Wr::write(n, &[source.sge(0, 8)], &sink, 0));
+        }
+        assert!(device.release_half(a.qp.qpn()));
+        drain(&a.qp, true);
+        assert!(is_draining(&a.qp) && events(&a).is_empty());
+        assert_eq!(device.release(a.qp.qpn(), 5), 1);
+        a.send_cq.expect_success(0);
+        assert_eq!(events(&a), DRAINED);
+    });
+}
+
+#[test]
+fn a_wish_to_be_told_ends_when_the_queue_goes_on() {
+    on_each_device("drained-on", |device| {
+        let (a, b) = pair(device);
+        a.qp.post(&Wr::send(1, &[]));
+        soft(device).release(a.qp.qpn(), 1);
+        drain(&a.qp, true);
+        assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
+        assert_eq!(a.qp.to_state(State::IBV_QPS_SQD), 0);
+        b.qp.post_receive(1, &[]);
+        a.send_cq.expect_success(1);
+        assert_eq!(events(&a), []);
+    });
+}
+
+#[test]
+fn a_queue_that_fails_is_not_drained() {
+    on_each_device("drained-not", |device| {
+        let knobs = Knobs { rnr_retries: 1, min_rnr_timer: 14, ..Knobs::default() };
+        let (a, _b) = pair_with(device, &Size::default(), &knobs);
+        a.qp.post(&Wr::send(1, &[]));
+        soft(device).release(a.qp.qpn(), 1);
+        drain(&a.qp, true);
+        a.send_cq.expect(1, Status::IBV_WC_RNR_RETRY_EXC_ERR);
+        a.qp.wait_for_error();
+        assert_eq!(events(&a), []);
+    });
+}
