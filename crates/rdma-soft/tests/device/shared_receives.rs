@@ -2,8 +2,8 @@
 
 use rdma_soft::Builder;
 use rdma_sys::{
-    Errno, ibv_event_type as Event, ibv_srq_attr_mask as Mask, ibv_wc_opcode,
-    ibv_wc_status as Status,
+    Errno, ibv_device_cap_flags as Cap, ibv_event_type as Event, ibv_srq_attr_mask as Mask,
+    ibv_wc_opcode, ibv_wc_status as Status,
 };
 
 use crate::rig::connect::{Knobs, Side, connect_sides};
@@ -156,6 +156,7 @@ fn sizes_beyond_the_device_are_refused() {
     let context = Context::open("srq-sizes");
     let attr = context.query_device();
     assert_eq!((attr.max_srq, attr.max_srq_wr, attr.max_srq_sge), (2, 8, 3));
+    assert_eq!(attr.device_cap_flags & Cap::IBV_DEVICE_SRQ_RESIZE.0, 0);
     let pd = context.pd();
     for (max_wr, max_sge) in [(0, 1), (9, 1), (8, 4), (u32::MAX, 1), (8, u32::MAX)] {
         assert_eq!(pd.try_srq(max_wr, max_sge).err(), Some(Errno::EINVAL), "{max_wr} {max_sge}");
