@@ -19,6 +19,7 @@ use crate::engine::Refusal;
 use crate::engine::completion::CompletionQueue;
 use crate::engine::critical_region::CriticalRegion;
 use crate::engine::events::{Acknowledgements, EventQueue};
+use crate::engine::import::Imported;
 use crate::engine::protection::{ProtectionDomain, Registration};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{AsyncEvent, Handle};
@@ -65,6 +66,8 @@ pub(super) struct PdBlock {
 pub(super) struct MrBlock {
     pub(super) verbs: ibv_mr,
     pub(super) registration: Registration,
+    /// Memory that came as a file; dropped, as all of the block, after the deregistration.
+    pub(super) imported: Option<Imported>,
 }
 
 #[repr(C)]

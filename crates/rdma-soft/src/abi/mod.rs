@@ -58,6 +58,7 @@ pub fn verbs() -> &'static Verbs {
         verbs.reg_mr = mr::reg_mr;
         verbs.reg_mr_iova = Some(mr::reg_mr_iova);
         verbs.reg_mr_iova2 = Some(mr::reg_mr_iova2);
+        verbs.reg_dmabuf_mr = Some(mr::reg_dmabuf_mr);
         verbs.dereg_mr = mr::dereg_mr;
         verbs.rereg_mr = absent::rereg_mr;
         verbs.fork_init = fork::fork_init;
@@ -104,6 +105,8 @@ impl From<Refusal> for Errno {
             Refusal::NoRoom => Self::ENOMEM,
             Refusal::Fault => Self::EFAULT,
             Refusal::Busy => Self::EBUSY,
+            Refusal::NoFile => Self::EBADF,
+            Refusal::NotAllowed => Self::EACCES,
         }
     }
 }

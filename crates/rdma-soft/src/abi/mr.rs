@@ -1,11 +1,16 @@
 //! Memory regions.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
 
 use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
 
 use super::block::{MrBlock, pd_children, pd_of};
 use super::{number, pointer};
+use crate::engine::Refusal;
+use crate::engine::import::{self, Imported};
+use crate::engine::probe::Access;
+use crate::engine::protection::{ProtectionDomain, Registration};
 
 pub(super) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,
@@ -43,19 +48,80 @@ pub(super) unsafe extern "C" fn reg_mr_iova2(
     let domain = unsafe { pd_of(pd) };
     pointer(domain.register(address, length as u64, iova, access).map(|registration| {
         // SAFETY: as above.
-        unsafe { pd_children(pd) }.add();
-        let verbs = ibv_mr {
-            // SAFETY: as above; the C part of a protection domain is only read once it is made.
-            context: unsafe { (*pd).context },
-            pd,
-            addr,
-            length,
-            handle: registration.key,
-            lkey: registration.key,
-            rkey: registration.key,
-        };
-        Box::into_raw(Box::new(MrBlock { verbs, registration })).cast()
+        unsafe { region(pd, addr, length, registration, None) }
     }))
+}
+
+/// The object of a registration that was just made.
+///
+/// # Safety
+///
+/// The protection domain is a live one of this provider's.
+unsafe fn region(
+    pd: *mut ibv_pd,
+    addr: *mut c_void,
+    length: usize,
+    registration: Registration,
+    imported: Option<Imported>,
+) -> *mut ibv_mr {
+    // SAFETY: this function's contract.
+    unsafe { pd_children(pd) }.add();
+    let verbs = ibv_mr {
+        // SAFETY: as above; the C part of a protection domain is only read once it is made.
+        context: unsafe { (*pd).context },
+        pd,
+        addr,
+        length,
+        handle: registration.key,
+        lkey: registration.key,
+        rkey: registration.key,
+    };
+    Box::into_raw(Box::new(MrBlock { verbs, registration, imported })).cast()
+}
+
+/// The flags that the kernel takes for a dma-buf (`UVERBS_METHOD_REG_DMABUF_MR`).
+const DMABUF_ACCESS: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
+    | ibv_access_flags::IBV_ACCESS_REMOTE_READ.0
+    | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0
+    | ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0
+    | ibv_access_flags::IBV_ACCESS_RELAXED_ORDERING.0;
+
+pub(super) unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's protection domain (SAFETY.md F1).
+    let domain = unsafe { pd_of(pd) };
+    let access = access.cast_unsigned();
+    pointer(import(domain, offset, length, iova, fd, access).map(|(registration, imported)| {
+        // As libibverbs, which has no address for it either.
+        let addr = ptr::without_provenance_mut(usize::try_from(offset).unwrap_or(0));
+        // SAFETY: as above.
+        unsafe { region(pd, addr, length, registration, Some(imported)) }
+    }))
+}
+
+fn import(
+    domain: &ProtectionDomain,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: u32,
+) -> Result<(Registration, Imported), Refusal> {
+    let checked = Access::check(access)?;
+    let page = rustix::param::page_size() as u64;
+    if access & !DMABUF_ACCESS != 0 || !(offset ^ iova).is_multiple_of(page) {
+        return Err(Refusal::Invalid);
+    }
+    let file = import::open_file(fd)?;
+    let imported = Imported::map(file, offset, length, checked.is_writable())?;
+    let registration = domain.register(imported.address(), length as u64, iova, access)?;
+    Ok((registration, imported))
 }
 
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {

@@ -13,6 +13,7 @@ pub(crate) mod copy;
 pub(crate) mod critical_region;
 pub(crate) mod events;
 pub(crate) mod execute;
+pub(crate) mod import;
 pub(crate) mod memory;
 #[cfg(test)]
 #[cfg(loom)]
@@ -47,4 +48,8 @@ pub(crate) enum Refusal {
     Fault,
     /// Something that was made from the object is still there: `EBUSY`.
     Busy,
+    /// A file descriptor that is not open: `EBADF`.
+    NoFile,
+    /// A file that may not be used so: `EACCES`.
+    NotAllowed,
 }

@@ -7,6 +7,7 @@ mod atomics;
 mod busy;
 mod counters;
 mod drained;
+mod dmabuf;
 mod events;
 mod extended_polls;
 mod flush;

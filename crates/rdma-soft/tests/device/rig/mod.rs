@@ -14,6 +14,7 @@ use rdma_sys::*;
 
 pub(crate) mod connect;
 pub(crate) mod device;
+pub(crate) mod dmabuf;
 pub(crate) mod events;
 pub(crate) mod extended;
 pub(crate) mod map;

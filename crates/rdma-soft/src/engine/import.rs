@@ -1,0 +1,103 @@
+//! Memory that comes as a file: what hardware does with a dma-buf this device does by mapping it.
+#![allow(unsafe_code)]
+
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr;
+
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::engine::Refusal;
+
+/// `DMA_BUF_MAGIC` and `TMPFS_MAGIC` of `linux/magic.h`.
+const DMA_BUF: i64 = 0x444d_4142;
+const MEMFD: i64 = 0x0102_1994;
+
+/// A part of a file in this process's memory, unmapped when dropped (SAFETY.md F18).
+#[derive(Debug)]
+pub(crate) struct Imported {
+    base: *mut c_void,
+    mapped: usize,
+    /// Where the part begins within the first page.
+    skip: usize,
+}
+
+// SAFETY: a mapping belongs to the process, and this is the one owner of it (SAFETY.md F18).
+unsafe impl Send for Imported {}
+// SAFETY: as above; through a shared reference there is nothing but its address.
+unsafe impl Sync for Imported {}
+
+impl Imported {
+    /// Maps `length` bytes at `offset` of a file that cannot shrink.
+    pub(crate) fn map(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        writable: bool,
+    ) -> Result<Self, Refusal> {
+        let size = lasting_size(file)?;
+        let end = offset.checked_add(length as u64).filter(|&end| end <= size);
+        if length == 0 || end.is_none() {
+            return Err(Refusal::Invalid);
+        }
+        let page = rustix::param::page_size();
+        let skip = offset % page as u64;
+        // Less than a page.
+        let skip_bytes = usize::try_from(skip).map_err(|_| Refusal::Invalid)?;
+        let mapped = length.checked_add(skip_bytes).and_then(|n| n.checked_next_multiple_of(page));
+        let mapped = mapped.ok_or(Refusal::Invalid)?;
+        let mut access = ProtFlags::READ;
+        access.set(ProtFlags::WRITE, writable);
+        let (anywhere, shared) = (ptr::null_mut(), MapFlags::SHARED);
+        // SAFETY: a new mapping, anywhere (SAFETY.md F15).
+        let base = unsafe { mmap(anywhere, mapped, access, shared, file, offset - skip) };
+        Ok(Self { base: base.map_err(refusal)?, mapped, skip: skip_bytes })
+    }
+
+    /// Where the part begins. The device comes back to it by its address alone (SAFETY.md F7).
+    pub(crate) fn address(&self) -> u64 {
+        (self.base.expose_provenance() + self.skip) as u64
+    }
+}
+
+impl Drop for Imported {
+    fn drop(&mut self) {
+        // SAFETY: the mapping that `map` made, whose registration has ended (SAFETY.md F18).
+        let unmapped = unsafe { munmap(self.base, self.mapped) };
+        debug_assert!(unmapped.is_ok(), "{unmapped:?}");
+    }
+}
+
+/// How long a file is, if it stays so long: whoever touches a mapping behind the end of its file is
+/// killed. A dma-buf never changes its size, and a file in memory can be sealed.
+fn lasting_size(file: BorrowedFd<'_>) -> Result<u64, Refusal> {
+    let lasting = match fstatfs(file).map_err(refusal)?.f_type {
+        DMA_BUF => true,
+        MEMFD => fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK)),
+        _ => false,
+    };
+    let size = fstat(file).map_err(refusal)?.st_size;
+    u64::try_from(size).ok().filter(|_| lasting).ok_or(Refusal::Invalid)
+}
+
+/// The file that a C program names, if it is open.
+pub(crate) fn open_file<'a>(fd: i32) -> Result<BorrowedFd<'a>, Refusal> {
+    if fd < 0 {
+        return Err(Refusal::NoFile);
+    }
+    // SAFETY: asked about below, before it is used, and not closed during the call (SAFETY.md F1).
+    let file = unsafe { BorrowedFd::borrow_raw(fd) };
+    rustix::io::fcntl_getfd(file.as_fd()).map(|_| file).map_err(refusal)
+}
+
+fn refusal(errno: Errno) -> Refusal {
+    match errno {
+        Errno::BADF => Refusal::NoFile,
+        Errno::ACCESS | Errno::PERM => Refusal::NotAllowed,
+        Errno::NOMEM | Errno::AGAIN => Refusal::NoRoom,
+        Errno::NODEV | Errno::OPNOTSUPP => Refusal::Unsupported,
+        _ => Refusal::Invalid,
+    }
+}
