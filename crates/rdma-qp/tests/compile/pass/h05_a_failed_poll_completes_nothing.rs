@@ -1,0 +1,18 @@
+//! H5: a poll that failed names no request, so that nobody takes it for the end of one.
+
+use rdma_mem::open_device;
+use rdma_qp::{CompletionQueue, Error, PollSlot, prelude::*};
+
+fn main() -> Result<(), Error> {
+    rdma_soft::install();
+    let context = open_device("soft0")?;
+    let cq = CompletionQueue::create(&context, 64)?;
+    let pd = context.allocate_pd()?;
+    let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).build();
+    drop(prepare()?);
+    let mut slots = [PollSlot::default(); 4];
+    if let Err(error) = cq.poll(&mut slots) {
+        println!("{}", error.to_string());
+    }
+    Ok(())
+}
