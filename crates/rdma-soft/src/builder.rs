@@ -30,6 +30,7 @@ pub(crate) struct Limits {
     pub(crate) max_srq_wr: u32,
     pub(crate) max_srq_sge: u32,
     pub(crate) max_mr: u32,
+    pub(crate) max_mw: u32,
     pub(crate) max_pd: u32,
     /// READs and atomics of a queue pair in flight, each way.
     pub(crate) max_rd_atomic: u8,
@@ -50,6 +51,7 @@ impl Default for Limits {
             max_srq_wr: 1 << 14,
             max_srq_sge: 32,
             max_mr: 1 << 20,
+            max_mw: 1 << 18,
             max_pd: 1 << 15,
             max_rd_atomic: 16,
             atomics: true,
@@ -222,6 +224,13 @@ impl Builder {
     /// ```
     pub fn without_atomics(mut self) -> Self {
         self.limits.atomics = false;
+        self
+    }
+
+    /// The most memory windows; at first 262,144. With 0 the device has no windows at all: allocating
+    /// one fails with `EOPNOTSUPP`.
+    pub fn max_memory_windows(mut self, count: u32) -> Self {
+        self.limits.max_mw = count;
         self
     }
 

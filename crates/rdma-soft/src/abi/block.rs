@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_sys::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex,
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_mr, ibv_mw, ibv_pd, ibv_qp, ibv_qp_ex,
     ibv_qp_init_attr, ibv_srq, verbs_context,
 };
 
@@ -24,6 +24,7 @@ use crate::engine::protection::{ProtectionDomain, Registration};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{AsyncEvent, Handle};
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
+use crate::engine::window::Name;
 
 /// How many objects were made from this one and are still there.
 #[derive(Debug, Default)]
@@ -68,6 +69,12 @@ pub(super) struct MrBlock {
     pub(super) registration: Registration,
     /// Memory that came as a file; dropped, as all of the block, after the deregistration.
     pub(super) imported: Option<Imported>,
+}
+
+#[repr(C)]
+pub(super) struct MwBlock {
+    pub(super) verbs: ibv_mw,
+    pub(super) window: Name,
 }
 
 #[repr(C)]
@@ -138,6 +145,8 @@ block_of!(queue_polling, ibv_cq_ex, CqBlock, polling: CriticalRegion<Polled>);
 block_of!(queue_children, ibv_cq, CqBlock, children: Children);
 block_of!(queue_completion_events, ibv_cq, CqBlock, completion_events: Acknowledgements);
 block_of!(queue_async_events, ibv_cq, CqBlock, async_events: Acknowledgements);
+block_of!(registration_of, ibv_mr, MrBlock, registration: Registration);
+block_of!(window_of, ibv_mw, MwBlock, window: Name);
 block_of!(channel_events, ibv_comp_channel, ChannelBlock, events: Arc<EventQueue<Handle>>);
 block_of!(channel_children, ibv_comp_channel, ChannelBlock, children: Children);
 block_of!(shared_queue_of, ibv_srq, SrqBlock, queue: Arc<SharedReceiveQueue>);

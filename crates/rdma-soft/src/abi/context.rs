@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rdma_sys::{ibv_context, ibv_device, verbs_context};
 
 use super::block::{Children, ContextBlock, context_block};
-use super::{cq_ex, data_path, device, minus_one, pointer, port, srq};
+use super::{cq_ex, data_path, device, minus_one, mw, pointer, port, srq};
 use crate::device::DeviceBlock;
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
@@ -30,6 +30,9 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.create_cq_ex = Some(cq_ex::create_cq_ex);
         verbs.sz = std::mem::offset_of!(ContextBlock, device);
         verbs.context.device = device;
+        verbs.context.ops.alloc_mw = Some(mw::alloc_mw);
+        verbs.context.ops.bind_mw = Some(mw::bind_mw);
+        verbs.context.ops.dealloc_mw = Some(mw::dealloc_mw);
         verbs.context.ops.poll_cq = Some(data_path::poll_cq);
         verbs.context.ops.req_notify_cq = Some(data_path::req_notify_cq);
         verbs.context.ops.post_send = Some(data_path::post_send);

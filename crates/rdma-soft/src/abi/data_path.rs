@@ -9,10 +9,11 @@ use rdma_sys::{
 };
 
 use super::block::{queue_of, queue_pair_of};
-use super::number;
+use super::{mw, number};
 use crate::engine::Refusal;
 use crate::engine::completion::Completion;
 use crate::engine::request::{Opcode, Payload, Request};
+use crate::engine::window::Kind;
 
 /// The flags that a request of a reliable connection may have.
 const SEND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0
@@ -46,6 +47,10 @@ unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payload<'a>), R
     if flags & !SEND_FLAGS != 0 {
         return Err(Refusal::Invalid);
     }
+    if opcode.is_local() {
+        // SAFETY: this function's contract.
+        return Ok((unsafe { local_request(wr, opcode)? }, Payload::keyed(&[])));
+    }
     // SAFETY: this function's contract.
     let sges = unsafe { elements(wr.sg_list, wr.num_sge)? };
     let payload = if flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
@@ -71,6 +76,26 @@ unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payload<'a>), R
         swap,
     };
     Ok((request, payload))
+}
+
+/// Reads a request that no peer hears of.
+///
+/// # Safety
+///
+/// The request, its window and its region are valid during the call.
+#[cold]
+unsafe fn local_request(wr: &ibv_send_wr, opcode: Opcode) -> Result<Request, Refusal> {
+    let signaled = wr.send_flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0;
+    if opcode == Opcode::BindWindow {
+        // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
+        let bind = unsafe { wr.__bindgen_anon_2.bind_mw };
+        // SAFETY: this function's contract.
+        let bind = unsafe { mw::bind(bind.mw, Kind::Two, bind.rkey, &bind.bind_info)? };
+        return Ok(bind.into_request(wr.wr_id, signaled));
+    }
+    // SAFETY: as above; the key is kept in host order.
+    let imm = unsafe { wr.__bindgen_anon_1.invalidate_rkey };
+    Ok(Request { wr_id: wr.wr_id, opcode, signaled, imm, ..Request::EMPTY })
 }
 
 /// The key, the operand and what is swapped in of an atomic.
@@ -170,6 +195,8 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     0
 }
 
+const WITH_NUMBER: u32 = ibv_wc_flags::IBV_WC_WITH_IMM.0 | ibv_wc_flags::IBV_WC_WITH_INV.0;
+
 /// What fields hold that the specification leaves undefined: nothing that looks right.
 pub(super) const JUNK: u32 = 0xdead_c0de;
 
@@ -178,8 +205,10 @@ pub(super) const JUNK: u32 = 0xdead_c0de;
 pub(super) fn work_completion(completion: &Completion) -> ibv_wc {
     let success = completion.status == ibv_wc_status::IBV_WC_SUCCESS;
     // Of what the requester sent, the bytes are not counted: sends and writes have the first numbers.
-    let counted = completion.opcode.0 >= ibv_wc_opcode::IBV_WC_RDMA_READ.0;
-    let flags = if completion.with_imm { ibv_wc_flags::IBV_WC_WITH_IMM.0 } else { 0 };
+    let counted = completion.opcode.0 >= ibv_wc_opcode::IBV_WC_RDMA_READ.0
+        && completion.opcode != ibv_wc_opcode::IBV_WC_BIND_MW
+        && completion.opcode != ibv_wc_opcode::IBV_WC_LOCAL_INV;
+    let has_number = completion.flags & WITH_NUMBER != 0;
     ibv_wc {
         wr_id: completion.wr_id,
         status: completion.status,
@@ -187,11 +216,11 @@ pub(super) fn work_completion(completion: &Completion) -> ibv_wc {
         vendor_err: completion.vendor_err,
         byte_len: if success && counted { completion.byte_len } else { JUNK },
         __bindgen_anon_1: ibv_wc__bindgen_ty_1 {
-            imm_data: if completion.with_imm { completion.imm } else { JUNK },
+            imm_data: if has_number { completion.imm } else { JUNK },
         },
         qp_num: completion.qpn,
         src_qp: JUNK,
-        wc_flags: if success { flags } else { JUNK },
+        wc_flags: if success { completion.flags } else { JUNK },
         pkey_index: (JUNK & 0xffff) as u16,
         slid: (JUNK & 0xffff) as u16,
         sl: (JUNK & 0xff) as u8,

@@ -83,6 +83,10 @@ const CAPABILITIES: ibv_device_cap_flags = {
             | Flags::IBV_DEVICE_RC_RNR_NAK_GEN.0,
     )
 };
+const WINDOWS: ibv_device_cap_flags = {
+    use ibv_device_cap_flags as Flags;
+    ibv_device_cap_flags(Flags::IBV_DEVICE_MEM_WINDOW.0 | Flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0)
+};
 /// A vendor without a number of its own has all ones in these 24 bits.
 const NO_VENDOR: u32 = 0x00ff_ffff;
 
@@ -105,6 +109,10 @@ fn device_attr(device: &Device) -> ibv_device_attr {
     attr.max_cq = int(limits.max_cq.into());
     attr.max_cqe = int(limits.max_cqe.into());
     attr.max_mr = int(limits.max_mr.into());
+    attr.max_mw = int(limits.max_mw.into());
+    if limits.max_mw > 0 {
+        attr.device_cap_flags |= WINDOWS.0;
+    }
     attr.max_pd = int(limits.max_pd.into());
     attr.max_qp_rd_atom = limits.max_rd_atomic.into();
     attr.max_qp_init_rd_atom = attr.max_qp_rd_atom;

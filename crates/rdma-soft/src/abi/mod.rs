@@ -14,6 +14,7 @@ mod device;
 mod event;
 mod fork;
 mod mr;
+mod mw;
 mod pd;
 mod port;
 mod qp;

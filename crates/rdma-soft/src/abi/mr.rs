@@ -5,7 +5,7 @@ use std::ptr;
 
 use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
 
-use super::block::{MrBlock, pd_children, pd_of};
+use super::block::{MrBlock, pd_children, pd_of, registration_of};
 use super::{number, pointer};
 use crate::engine::Refusal;
 use crate::engine::import::{self, Imported};
@@ -125,12 +125,16 @@ fn import(
 }
 
 pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
-    // SAFETY: made by `reg_mr_iova2`, and the caller gives it up (SAFETY.md F11).
-    let block = unsafe { Box::from_raw(mr.cast::<MrBlock>()) };
-    let pd = block.verbs.pd;
-    // SAFETY: a protection domain outlives its regions, since deallocating it would be refused.
-    unsafe { pd_of(pd) }.deregister(block.registration);
+    // SAFETY: the caller's region (SAFETY.md F1).
+    let registration = unsafe { *registration_of(mr) };
     // SAFETY: as above.
-    unsafe { pd_children(pd) }.remove();
-    number(Ok(()))
+    let pd = unsafe { (*mr).pd };
+    // SAFETY: a protection domain outlives its regions, since deallocating it would be refused.
+    let deregistered = unsafe { pd_of(pd) }.deregister(registration);
+    number(deregistered.map(|()| {
+        // SAFETY: made by `reg_mr_iova2`, and the caller gives it up (SAFETY.md F11).
+        drop(unsafe { Box::from_raw(mr.cast::<MrBlock>()) });
+        // SAFETY: as above.
+        unsafe { pd_children(pd) }.remove();
+    }))
 }

@@ -28,9 +28,10 @@ pub(crate) struct Completion {
     pub(crate) status: ibv_wc_status,
     pub(crate) opcode: ibv_wc_opcode,
     pub(crate) byte_len: u32,
-    /// Network order; only with `with_imm`.
+    /// An immediate in network order, or the key that was invalidated; only with the flag for it.
     pub(crate) imm: u32,
-    pub(crate) with_imm: bool,
+    /// `IBV_WC_WITH_IMM`, `IBV_WC_WITH_INV` or nothing.
+    pub(crate) flags: u32,
     pub(crate) qpn: u32,
     pub(crate) vendor_err: u32,
     /// The sender asked for an event at the receiver; a failure always asks.
@@ -50,7 +51,7 @@ impl Completion {
             opcode: ibv_wc_opcode::IBV_WC_SEND,
             byte_len: 0,
             imm: 0,
-            with_imm: false,
+            flags: 0,
             qpn: 0,
             vendor_err: 0,
             solicited: false,

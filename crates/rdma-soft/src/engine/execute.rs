@@ -10,6 +10,7 @@ use rdma_sys::{ibv_access_flags, ibv_event_type, ibv_sge, ibv_wc_opcode, ibv_wc_
 use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::{AtomicWord, Segment, deliver, transfer};
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::region::LOCAL_READ;
 use crate::engine::request::{Opcode, Payload, Request};
 use crate::engine::responder::Responder;
 use crate::engine::send_side::{Requester, Verdict};
@@ -36,6 +37,9 @@ impl QueuePair {
         extent: Extent,
         aftermath: &mut Aftermath,
     ) -> Verdict {
+        if request.opcode.is_local() {
+            return self.execute_locally(request);
+        }
         let length = match self.locate_payload(requester, request.opcode, payload) {
             Ok(length) => length,
             Err(status) => return Verdict::Failed(status),
@@ -77,7 +81,10 @@ impl QueuePair {
                     _ => ibv_event_type::IBV_EVENT_QP_REQ_ERR,
                 };
                 responder.fail(peer_queue_pair, refused.receive, event, aftermath);
-                Verdict::Failed(refused.request)
+                match refused.request {
+                    Status::IBV_WC_SUCCESS => Verdict::Done { bytes: length },
+                    status => Verdict::Failed(status),
+                }
             }
         }
     }
@@ -97,8 +104,10 @@ impl QueuePair {
             local.extend(payload.inline_segments());
             payload.length()
         } else {
-            let access =
-                if opcode.fetches() { ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 } else { 0 };
+            let access = match opcode.fetches() {
+                true => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0,
+                false => LOCAL_READ,
+            };
             self.locate(self.pd_number, payload.sges(), access, local)
                 .ok_or(Status::IBV_WC_LOC_PROT_ERR)?
         };
@@ -135,7 +144,7 @@ fn next_psn(psn: u32, length: u64, mtu_log2: u32) -> u32 {
     (psn + 1 + packets as u32) & 0x00ff_ffff
 }
 
-/// How a responder answers a request that it does not execute: the status of the request, and that of
+/// How a responder answers a request after which it is in error: the status of the request, and that of
 /// the receive request that it may have taken.
 struct Refused {
     receive: Status,
@@ -162,17 +171,21 @@ impl Exchange<'_> {
             return Ok(Verdict::NotReady { timer: self.responder.min_rnr_timer });
         }
         let copied = match opcode {
-            Opcode::Send | Opcode::SendWithImm => self.send(),
-            Opcode::Write | Opcode::WriteWithImm | Opcode::Read => self.one_sided(),
+            Opcode::Send | Opcode::SendWithImm | Opcode::SendWithInvalidate => self.send(),
             Opcode::CompareAndSwap | Opcode::FetchAndAdd => {
                 atomic(self.peer, self.responder, self.request, self.local)
             }
+            // Requests that no peer hears of do not get here.
+            _ => self.one_sided(),
         };
         // No segment outlives the locks under which it was found.
         self.local.clear();
         self.responder.room.clear();
         if copied? == Copied::Half {
             return Ok(Verdict::Paused);
+        }
+        if opcode == Opcode::SendWithInvalidate {
+            self.invalidate()?;
         }
         if opcode.takes_receive() {
             let completion = match opcode {
@@ -205,6 +218,19 @@ impl Exchange<'_> {
             });
         }
         Ok(copy(self.local, room, self.length, self.progress, self.extent))
+    }
+
+    /// Invalidates the window that a send names, after its data has come and before its receive
+    /// completes; the responder's lock is held, under which alone a peer uses such a window. A key that
+    /// cannot be invalidated is the responder's affair: it is in error, and the send was delivered, as
+    /// `rxe_resp.c` has it.
+    #[cold]
+    fn invalidate(&self) -> Result<(), Refused> {
+        if self.peer.pd.invalidate(self.request.imm, self.peer.id) {
+            return Ok(());
+        }
+        let request = Status::IBV_WC_SUCCESS;
+        Err(Refused { receive: Status::IBV_WC_REM_INV_REQ_ERR, request })
     }
 
     /// Copies to or from the remote range.

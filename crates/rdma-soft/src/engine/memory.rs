@@ -5,9 +5,9 @@ use crate::engine::copy::Segment;
 use crate::engine::queue_pair::QueuePair;
 
 impl QueuePair {
-    /// The memory that `key` names at `iova`, if the key is registered in the protection domain `pd`,
-    /// gives all of `access`, and the whole range lies inside. A range of no bytes needs no
-    /// key (IBTA volume 1, 10.6.3.2 and 9.7.4.1.4).
+    /// The memory that `key` names at `iova`, if the key is a region of the protection domain `pd`, or a
+    /// window that this queue pair may use, gives all of `access`, and the whole range lies inside. A
+    /// range of no bytes needs no key (IBTA volume 1, 10.6.3.2 and 9.7.4.1.4).
     ///
     /// The domain is this queue pair's, or that of its shared receive queue. The caller holds this queue
     /// pair's send lock or its responder lock, and drops the segment before the lock.
@@ -24,7 +24,8 @@ impl QueuePair {
             0 => 0,
             _ => {
                 let region = self.device.regions.find(key)?;
-                let allowed = region.pd == pd && region.access & access == access;
+                let reachable = region.scope == pd || region.scope == self.scope;
+                let allowed = reachable && region.access & access == access;
                 if !allowed {
                     return None;
                 }

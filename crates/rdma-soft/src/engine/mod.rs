@@ -1,10 +1,10 @@
 //! The engine: queues, keys, the state machine, and the execution of requests as checked copies.
 //!
 //! Lock order: a program's [critical region](critical_region), a queue pair's attributes, its send side,
-//! a responder, a receive queue, a shared receive queue, a completion queue; never two of one kind at
-//! once, so that two queue pairs that talk to each other cannot wait for each other. What must touch
-//! another queue pair's send side (its error state, a requester that waits for a receive) is done
-//! [after](aftermath::Aftermath) all locks are dropped.
+//! a responder, then a receive queue, a shared receive queue, a completion queue, or the windows of a
+//! domain; never two of one kind at once, so that two queue pairs that talk to each other cannot wait for
+//! each other. What must touch another queue pair's send side (its error state, a requester that waits
+//! for a receive) is done [after](aftermath::Aftermath) all locks are dropped.
 
 pub(crate) mod aftermath;
 pub(crate) mod clock;
@@ -34,6 +34,7 @@ pub(crate) mod send_side;
 pub(crate) mod shared_receive_queue;
 pub(crate) mod timer;
 pub(crate) mod transition;
+pub(crate) mod window;
 
 /// Why the device refuses a call; the shims turn it into an errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

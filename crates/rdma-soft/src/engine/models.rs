@@ -1,5 +1,7 @@
 //! Models: whole queue pairs and regions, whose calls race in every order of two threads.
 
+mod windows;
+
 use std::sync::Arc;
 
 use loom::thread;
@@ -46,7 +48,7 @@ impl Model {
 }
 
 fn device() -> &'static Device {
-    let limits = Limits { max_mr: 3, ..Limits::default() };
+    let limits = Limits { max_mr: 3, max_mw: 1, ..Limits::default() };
     let device =
         Device::new("model".into(), Link::Ethernet, Vec::new(), limits, Schedule::Immediate);
     Box::leak(Box::new(device))
@@ -90,7 +92,9 @@ impl Memory {
     fn new(pd: &ProtectionDomain, byte: u8) -> Self {
         let mut bytes = vec![byte; 4];
         let address = bytes.as_mut_ptr().expose_provenance() as u64;
-        let access = Flags::IBV_ACCESS_LOCAL_WRITE.0 | Flags::IBV_ACCESS_REMOTE_WRITE.0;
+        let access = Flags::IBV_ACCESS_LOCAL_WRITE.0
+            | Flags::IBV_ACCESS_REMOTE_WRITE.0
+            | Flags::IBV_ACCESS_MW_BIND.0;
         let registration = pd.register(address, 4, address, access).unwrap();
         Self { bytes, registration }
     }
@@ -105,7 +109,7 @@ impl Memory {
 
     /// Deregisters, then does to the bytes what an allocator might; the device must not see it.
     fn free(&mut self, pd: &ProtectionDomain) {
-        pd.deregister(self.registration);
+        pd.deregister(self.registration).unwrap();
         self.bytes.fill(FREED);
     }
 

@@ -15,6 +15,7 @@ pub(crate) const FROM_PEERS: u32 = WRITES_FROM_PEERS | Flags::IBV_ACCESS_REMOTE_
 /// What this device takes and checks or may ignore (`IBV_ACCESS_OPTIONAL_RANGE`: the top bits).
 const KNOWN: u32 = FROM_PEERS
     | Flags::IBV_ACCESS_LOCAL_WRITE.0
+    | Flags::IBV_ACCESS_MW_BIND.0
     | Flags::IBV_ACCESS_ZERO_BASED.0
     | Flags::IBV_ACCESS_HUGETLB.0
     | OPTIONAL;

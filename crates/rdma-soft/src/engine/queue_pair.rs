@@ -39,6 +39,8 @@ pub(crate) struct QueuePair {
     pub(crate) pd: Arc<ProtectionDomain>,
     /// Its domain's number, here because every request needs it.
     pub(crate) pd_number: u32,
+    /// Its own number among those of domains: the scope of the windows that are bound to it.
+    pub(crate) scope: u32,
     /// Requests are executed within their post.
     pub(crate) immediate: bool,
     pub(crate) send_cq: Arc<CompletionQueue>,
@@ -81,12 +83,14 @@ impl QueuePair {
         let reclaimed = Arc::new(Reclaimed::new(shared));
         let receive_pd = shared.map_or(pd, |shared| &shared.pd);
         let receive_sge = shared.map_or(capacity.receive_sge, |shared| shared.max_sge);
+        let id = crate::device::unique_id();
         let queue_pair = Arc::new_cyclic(|weak| Self {
-            id: crate::device::unique_id(),
+            id,
             qpn,
             device,
             pd: Arc::clone(pd),
             pd_number: pd.number,
+            scope: (id & 0xffff_ffff) as u32,
             immediate: device.schedule == Schedule::Immediate,
             send_cq: Arc::clone(send_cq),
             receive_cq: Arc::clone(receive_cq),
@@ -153,6 +157,8 @@ impl QueuePair {
             self.reclaimed.of(Side::Send).store(send.posted, Ordering::Release);
             send.reclaimed = send.posted;
         }
+        // Nothing binds any more, and peers that found one are done when the lock was taken below.
+        self.pd.unbind_windows_of(self.id);
         let mut responder = self.responder.lock();
         (responder.state, responder.incarnation) = (ibv_qp_state::IBV_QPS_RESET, incarnation);
         responder.clear();
@@ -236,7 +242,7 @@ impl QueuePair {
             opcode: ibv_wc_opcode::IBV_WC_SEND,
             byte_len: 0,
             imm: 0,
-            with_imm: false,
+            flags: 0,
             qpn: self.qpn,
             vendor_err: status.0,
             solicited: false,

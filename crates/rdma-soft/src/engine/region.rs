@@ -1,4 +1,5 @@
-//! The region table: from a key to the memory that it names, without a lock.
+//! The region table: from a key to the memory that it names, without a lock. Memory windows are in it
+//! too: to who looks a key up, a window is a region.
 //!
 //! A slot is written under the free list's lock and read by any thread with a sequence check: the
 //! version (key and incarnation) is read before and after the fields. A torn read is a miss. That a
@@ -18,11 +19,15 @@ pub(crate) struct Region {
     /// Where it starts in the addresses that requests use.
     pub(crate) iova: u64,
     pub(crate) length: u64,
-    /// `IBV_ACCESS_*`.
+    /// `IBV_ACCESS_*`, and [`LOCAL_READ`].
     pub(crate) access: u32,
-    /// The protection domain's number.
-    pub(crate) pd: u32,
+    /// The number of the protection domain whose queue pairs may use it, or of the one queue pair.
+    pub(crate) scope: u32,
 }
+
+/// The right of this machine's own requests, which every region gives and no window. A bit that
+/// `IBV_ACCESS_*` does not use.
+pub(crate) const LOCAL_READ: u32 = 1 << 31;
 
 impl Region {
     /// The process address of `length` bytes at `iova`, if all of them lie inside.
@@ -43,7 +48,7 @@ struct Slot {
     iova: AtomicU64,
     length: AtomicU64,
     access: AtomicU32,
-    pd: AtomicU32,
+    scope: AtomicU32,
     incarnation: AtomicU32,
 }
 
@@ -59,10 +64,26 @@ impl Slot {
             iova: self.iova.load(Ordering::Relaxed),
             length: self.length.load(Ordering::Relaxed),
             access: self.access.load(Ordering::Relaxed),
-            pd: self.pd.load(Ordering::Relaxed),
+            scope: self.scope.load(Ordering::Relaxed),
         };
         fence(Ordering::Acquire);
         (self.version.load(Ordering::Relaxed) == before).then_some(region)
+    }
+
+    /// Counts the incarnation up; writers are serialised by the table's lock.
+    fn renew(&self) -> u32 {
+        // The low byte is never 0, so that no version, and no key of a region, is 0.
+        let incarnation = match self.incarnation.load(Ordering::Relaxed).wrapping_add(1) {
+            n if n & 0xff == 0 => n + 1,
+            n => n,
+        };
+        self.incarnation.store(incarnation, Ordering::Relaxed);
+        incarnation
+    }
+
+    /// The version of this incarnation, under that key.
+    fn version(&self, key: u32) -> u64 {
+        u64::from(self.incarnation.load(Ordering::Relaxed)) << 32 | u64::from(key)
     }
 
     /// Fills a free slot; writers are serialised by the table's lock.
@@ -73,7 +94,7 @@ impl Slot {
         self.iova.store(region.iova, Ordering::Relaxed);
         self.length.store(region.length, Ordering::Relaxed);
         self.access.store(region.access, Ordering::Relaxed);
-        self.pd.store(region.pd, Ordering::Relaxed);
+        self.scope.store(region.scope, Ordering::Relaxed);
         self.version.store(version, Ordering::Release);
     }
 }
@@ -100,7 +121,7 @@ pub(crate) struct RegionTable {
 }
 
 impl RegionTable {
-    /// A table of at most `capacity` regions.
+    /// A table of at most `capacity` regions and windows.
     pub(crate) fn new(capacity: u32, mut rng: SplitMix) -> Self {
         let capacity = capacity.min(INDEX_MASK);
         let chunks = (capacity as usize).div_ceil(CHUNK);
@@ -126,21 +147,37 @@ impl RegionTable {
     /// Registers `region` and returns its key, or `None` when the table is full.
     pub(crate) fn insert(&self, region: &Region) -> Option<u32> {
         let mut list = self.list.lock();
+        let (slot, key) = self.take(&mut list)?;
+        slot.publish(slot.version(key), region);
+        Some(key)
+    }
+
+    /// Takes a place for a window, and returns a key that names nothing yet.
+    pub(crate) fn reserve(&self) -> Option<u32> {
+        Some(self.take(&mut self.list.lock())?.1)
+    }
+
+    /// Takes a free slot, and the next key of it.
+    fn take(&self, list: &mut FreeList) -> Option<(&Slot, u32)> {
         let index = match list.free.pop() {
             Some(index) => index,
-            None if list.next < list.capacity => self.grow(&mut list),
+            None if list.next < list.capacity => self.grow(list),
             None => return None,
         };
         let slot = self.slot(index)?;
-        // The low byte is never 0, so that no version and no key is 0.
-        let incarnation = match slot.incarnation.load(Ordering::Relaxed).wrapping_add(1) {
-            n if n & 0xff == 0 => n + 1,
-            n => n,
-        };
-        slot.incarnation.store(incarnation, Ordering::Relaxed);
-        let key = ((index ^ self.mask) & INDEX_MASK) << 8 | (incarnation & 0xff);
-        slot.publish(u64::from(incarnation) << 32 | u64::from(key), region);
-        Some(key)
+        let incarnation = slot.renew();
+        Some((slot, ((index ^ self.mask) & INDEX_MASK) << 8 | (incarnation & 0xff)))
+    }
+
+    /// Makes a window in a place that was [reserved](Self::reserve) name `region` under this key, whose
+    /// low byte is the window's owner's to choose, and no longer what it named.
+    pub(crate) fn publish(&self, key: u32, region: &Region) {
+        let _writers = self.list.lock();
+        if let Some(slot) = self.slot((key >> 8) ^ self.mask) {
+            slot.version.store(0, Ordering::Release);
+            slot.renew();
+            slot.publish(slot.version(key), region);
+        }
     }
 
     fn grow(&self, list: &mut FreeList) -> u32 {
@@ -185,7 +222,7 @@ mod tests {
     use super::*;
 
     fn region(address: u64) -> Region {
-        Region { address, iova: address, length: 100, access: 1, pd: 1 }
+        Region { address, iova: address, length: 100, access: 1, scope: 1 }
     }
 
     #[test]
@@ -226,8 +263,28 @@ mod tests {
     }
 
     #[test]
+    fn a_window_is_found_by_its_present_key_alone() {
+        let table = RegionTable::new(2, SplitMix::new(4));
+        let key = table.reserve().unwrap();
+        assert_eq!(table.find(key), None, "bound to nothing");
+        let mut before = key;
+        // The low byte is anybody's choice, also 0, and the same again.
+        for low in [7, 0, 0, 255, 7] {
+            let next = key & !0xff | low;
+            table.publish(next, &region(u64::from(low)));
+            assert_eq!(table.find(next), Some(region(u64::from(low))));
+            assert!(before == next || table.find(before).is_none());
+            before = next;
+        }
+        assert!(table.unpublish(before));
+        assert_eq!(table.find(before), None);
+        table.release(before);
+        assert_eq!(table.insert(&region(1)).unwrap() >> 8, key >> 8, "the place is free again");
+    }
+
+    #[test]
     fn bounds_do_not_wrap() {
-        let r = Region { address: 0x1000, iova: 0x50, length: 0x10, access: 0, pd: 0 };
+        let r = Region { address: 0x1000, iova: 0x50, length: 0x10, access: 0, scope: 0 };
         assert_eq!(r.locate(0x50, 0x10), Some(0x1000));
         assert_eq!(r.locate(0x60, 0), Some(0x1010));
         assert_eq!(r.locate(0x58, 9), None);

@@ -2,17 +2,20 @@
 #![allow(unsafe_code)]
 
 use crate::engine::copy::Segment;
-use rdma_sys::{ibv_access_flags, ibv_sge, ibv_wc_opcode, ibv_wr_opcode};
+use rdma_sys::{ibv_access_flags, ibv_sge, ibv_wc_flags, ibv_wc_opcode, ibv_wr_opcode};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Opcode {
     Send,
     SendWithImm,
+    SendWithInvalidate,
     Write,
     WriteWithImm,
     Read,
     CompareAndSwap,
     FetchAndAdd,
+    BindWindow,
+    LocalInvalidate,
 }
 
 impl Opcode {
@@ -21,11 +24,14 @@ impl Opcode {
         Some(match opcode {
             ibv_wr_opcode::IBV_WR_SEND => Self::Send,
             ibv_wr_opcode::IBV_WR_SEND_WITH_IMM => Self::SendWithImm,
+            ibv_wr_opcode::IBV_WR_SEND_WITH_INV => Self::SendWithInvalidate,
             ibv_wr_opcode::IBV_WR_RDMA_WRITE => Self::Write,
             ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM => Self::WriteWithImm,
             ibv_wr_opcode::IBV_WR_RDMA_READ => Self::Read,
             ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP => Self::CompareAndSwap,
             ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => Self::FetchAndAdd,
+            ibv_wr_opcode::IBV_WR_BIND_MW => Self::BindWindow,
+            ibv_wr_opcode::IBV_WR_LOCAL_INV => Self::LocalInvalidate,
             _ => return None,
         })
     }
@@ -34,29 +40,43 @@ impl Opcode {
     #[inline]
     pub(crate) fn completion(self) -> ibv_wc_opcode {
         match self {
-            Self::Send | Self::SendWithImm => ibv_wc_opcode::IBV_WC_SEND,
+            Self::Send | Self::SendWithImm | Self::SendWithInvalidate => ibv_wc_opcode::IBV_WC_SEND,
             Self::Write | Self::WriteWithImm => ibv_wc_opcode::IBV_WC_RDMA_WRITE,
             Self::Read => ibv_wc_opcode::IBV_WC_RDMA_READ,
             Self::CompareAndSwap => ibv_wc_opcode::IBV_WC_COMP_SWAP,
             Self::FetchAndAdd => ibv_wc_opcode::IBV_WC_FETCH_ADD,
+            Self::BindWindow => ibv_wc_opcode::IBV_WC_BIND_MW,
+            Self::LocalInvalidate => ibv_wc_opcode::IBV_WC_LOCAL_INV,
         }
     }
 
     #[inline]
     pub(crate) fn takes_receive(self) -> bool {
-        matches!(self, Self::Send | Self::SendWithImm | Self::WriteWithImm)
+        matches!(
+            self,
+            Self::Send | Self::SendWithImm | Self::SendWithInvalidate | Self::WriteWithImm
+        )
     }
 
+    /// What the receiver's completion says of the number that came along.
     #[inline]
-    pub(crate) fn has_immediate(self) -> bool {
-        matches!(self, Self::SendWithImm | Self::WriteWithImm)
+    pub(crate) fn receive_flags(self) -> u32 {
+        match self {
+            Self::SendWithImm | Self::WriteWithImm => ibv_wc_flags::IBV_WC_WITH_IMM.0,
+            Self::SendWithInvalidate => ibv_wc_flags::IBV_WC_WITH_INV.0,
+            _ => 0,
+        }
     }
 
-    /// The right that a one-sided request needs of the peer's queue pair and region; 0 for a send.
+    /// The right that a one-sided request needs of the peer's queue pair and region; 0 for others.
     #[inline]
     pub(crate) fn remote_access(self) -> u32 {
         match self {
-            Self::Send | Self::SendWithImm => 0,
+            Self::Send
+            | Self::SendWithImm
+            | Self::SendWithInvalidate
+            | Self::BindWindow
+            | Self::LocalInvalidate => 0,
             Self::Write | Self::WriteWithImm => ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
             Self::Read => ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
             Self::CompareAndSwap | Self::FetchAndAdd => {
@@ -68,6 +88,12 @@ impl Opcode {
     #[inline]
     pub(crate) fn is_atomic(self) -> bool {
         matches!(self, Self::CompareAndSwap | Self::FetchAndAdd)
+    }
+
+    /// Whether it is executed here, and no peer hears of it.
+    #[inline]
+    pub(crate) fn is_local(self) -> bool {
+        matches!(self, Self::BindWindow | Self::LocalInvalidate)
     }
 
     /// Whether something comes back: that is written to the local elements, and takes one of the
@@ -85,7 +111,7 @@ pub(crate) struct Request {
     pub(crate) opcode: Opcode,
     pub(crate) signaled: bool,
     pub(crate) solicited: bool,
-    /// Network order, carried through untouched.
+    /// Network order, carried through untouched; or a key to be invalidated, in host order.
     pub(crate) imm: u32,
     pub(crate) remote_address: u64,
     pub(crate) rkey: u32,

@@ -143,7 +143,7 @@ impl Responder {
             // A message is at most 2 GiB.
             byte_len: u32::try_from(bytes).unwrap_or(u32::MAX),
             imm: request.imm,
-            with_imm: request.opcode.has_immediate(),
+            flags: request.opcode.receive_flags(),
             qpn: own.qpn,
             vendor_err: 0,
             solicited: request.solicited,

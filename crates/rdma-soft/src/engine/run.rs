@@ -43,7 +43,7 @@ impl QueuePair {
                 opcode: request.opcode.completion(),
                 byte_len: u32::try_from(bytes).unwrap_or(u32::MAX),
                 imm: 0,
-                with_imm: false,
+                flags: 0,
                 qpn: self.qpn,
                 vendor_err: 0,
                 solicited: false,

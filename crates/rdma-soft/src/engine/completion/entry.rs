@@ -6,8 +6,8 @@ use crate::engine::clock;
 use crate::engine::completion::{Completion, Seat, Side};
 use crate::sync::{AtomicU64, Ordering};
 
-const WITH_IMM: u32 = 1;
-const OF_RECEIVE: u32 = 2;
+/// Beside the flags of a completion, which are the low ones.
+const OF_RECEIVE: u32 = 1 << 31;
 
 /// A place for one completion, which says itself whether it is filled, as the entries of hardware do:
 /// so one cache line goes from the producer's core to the poller's, and no other has to.
@@ -48,13 +48,12 @@ impl Entry {
     pub(super) fn put(&self, seat: Seat, completion: &Completion) {
         let c = completion;
         let of_receive = if c.side == Side::Receive { OF_RECEIVE } else { 0 };
-        let with_imm = if c.with_imm { WITH_IMM } else { 0 };
         self.wr_id.store(c.wr_id, Ordering::Relaxed);
         self.status_opcode.store(pair(c.status.0, c.opcode.0), Ordering::Relaxed);
         self.length_imm.store(pair(c.byte_len, c.imm), Ordering::Relaxed);
         self.qpn_vendor.store(pair(c.qpn, c.vendor_err), Ordering::Relaxed);
         self.upto_seat.store(pair(c.upto, seat.0), Ordering::Relaxed);
-        self.flags.store(u64::from(of_receive | with_imm), Ordering::Relaxed);
+        self.flags.store(u64::from(of_receive | c.flags), Ordering::Relaxed);
     }
 
     /// Says that completion `number` is here.
@@ -77,7 +76,7 @@ impl Entry {
             opcode: ibv_wc_opcode(opcode),
             byte_len,
             imm,
-            with_imm: flags & WITH_IMM != 0,
+            flags: flags & !OF_RECEIVE,
             qpn,
             vendor_err,
             // It has done its work when the completion came here.

@@ -42,7 +42,7 @@ fn every_field_comes_out_as_it_went_in() {
         opcode: ibv_wc_opcode(u32::MAX - 3),
         byte_len: u32::MAX - 4,
         imm: u32::MAX - 5,
-        with_imm: true,
+        flags: 8,
         qpn: u32::MAX - 6,
         vendor_err: u32::MAX - 7,
         solicited: false,

@@ -99,6 +99,13 @@ impl Mr {
         assert_eq!(self.bytes(), vec![byte; self.memory.len()]);
     }
 
+    /// Deregisters, which must be refused; the error number.
+    pub(crate) fn try_deregister(&self) -> i32 {
+        let refused = unsafe { (verbs().dereg_mr)(self.mr) };
+        assert_ne!(refused, 0);
+        refused
+    }
+
     /// Ends the registration and gives the memory back.
     pub(crate) fn deregister(mut self) -> Vec<u8> {
         deregister(std::mem::replace(&mut self.mr, ptr::null_mut()));

@@ -1,0 +1,98 @@
+//! Windows that are taken back while a peer writes through them.
+
+use super::*;
+use crate::engine::Refusal;
+use crate::engine::window::{Bind, Kind, Name};
+
+/// A window of `b`, bound to all of `sink`, and how its peer names it.
+fn bound(model: &Model, kind: Kind, sink: &Memory) -> (Name, ibv_sge) {
+    let name = model.b.pd.allocate_window(kind).unwrap();
+    let access = Flags::IBV_ACCESS_REMOTE_WRITE.0;
+    bind(model, Bind { access, ..part(name, sink, 4) });
+    (name, ibv_sge { lkey: name.key, ..sink.sge() })
+}
+
+fn part(name: Name, sink: &Memory, length: u64) -> Bind {
+    let Name { number: window, key } = name;
+    let region = sink.registration.key;
+    Bind { window, key, region, access: 0, address: sink.address(), length }
+}
+
+fn bind(model: &Model, bind: Bind) {
+    done_at_b(model, bind.into_request(20, true));
+}
+
+/// `b` executes a request that no peer hears of.
+fn done_at_b(model: &Model, request: Request) {
+    let mut list = Some(Ok((request, Payload::keyed(&[]))));
+    model.b.post_send(|| list.take()).unwrap();
+    assert_eq!(polled(&model.b.send_cq), [(request.wr_id, Status::IBV_WC_SUCCESS)]);
+}
+
+/// Takes a window back while `a` writes through it: no byte changes after that.
+fn takes_back(kind: Kind, take_back: impl Fn(&Model, Name, &Memory) + Sync + Send + 'static) {
+    loom::model(move || {
+        let model = Model::new();
+        let source = Memory::new(&model.a.pd, 1);
+        let mut sink = Memory::new(&model.b.pd, 0);
+        let (name, to) = bound(&model, kind, &sink);
+        let from = source.sge();
+        let sender = {
+            let a = Arc::clone(&model.a);
+            thread::spawn(move || post(&a, 1, &[from], Some(to)))
+        };
+        take_back(&model, name, &sink);
+        // The region is still registered; the memory is the program's again.
+        sink.bytes.fill(FREED);
+        sender.join().unwrap();
+        assert!(sink.is_free(), "written after it was taken back");
+        let status = polled(&model.a.send_cq)[0].1;
+        assert!([Status::IBV_WC_SUCCESS, Status::IBV_WC_REM_ACCESS_ERR].contains(&status));
+        model.end();
+    });
+}
+
+#[test]
+fn loom_no_write_after_a_local_invalidation() {
+    takes_back(Kind::Two, |model, name, _| {
+        let opcode = Opcode::LocalInvalidate;
+        let request =
+            Request { wr_id: 21, opcode, signaled: true, imm: name.key, ..Request::EMPTY };
+        done_at_b(model, request);
+    });
+}
+
+#[test]
+fn loom_no_write_after_a_window_of_type_1_was_unbound() {
+    takes_back(Kind::One, |model, name, sink| bind(model, part(name, sink, 0)));
+}
+
+#[test]
+fn loom_no_write_after_a_deallocation() {
+    for kind in [Kind::One, Kind::Two] {
+        takes_back(kind, |model, name, _| model.b.pd.deallocate_window(name));
+    }
+}
+
+/// A region that a window was bound to until now can be deregistered and freed.
+#[test]
+fn loom_no_write_after_the_region_of_a_former_window_is_gone() {
+    loom::model(|| {
+        let model = Model::new();
+        let source = Memory::new(&model.a.pd, 1);
+        let mut sink = Memory::new(&model.b.pd, 0);
+        let (name, to) = bound(&model, Kind::Two, &sink);
+        let from = source.sge();
+        let sender = {
+            let a = Arc::clone(&model.a);
+            thread::spawn(move || post(&a, 1, &[from], Some(to)))
+        };
+        assert_eq!(model.b.pd.deregister(sink.registration), Err(Refusal::Busy));
+        // As its send queue does, but before it has passed the lock of its responder.
+        assert!(model.b.pd.invalidate(name.key, model.b.id));
+        sink.free(&model.b.pd);
+        sender.join().unwrap();
+        assert!(sink.is_free(), "written after it was freed");
+        model.end();
+    });
+}

@@ -1,0 +1,243 @@
+//! Memory windows: keys that let peers use a part of a region until they are taken back
+//! (IBTA volume 1, 10.6.7).
+//!
+//! A bound window is a region of the [table](crate::engine::region), so that requests find it as they
+//! find those. What it was bound to, and what the program may do with it, is kept here, by protection
+//! domain. A key is taken back in the same way as a region's: it is made unknown, then the locks are
+//! passed through under which a peer may have found it before. Of a window of type 2 that is one lock.
+
+use std::collections::HashMap;
+
+use rdma_sys::{ibv_access_flags as Flags, ibv_wc_status as Status};
+
+use crate::engine::Refusal;
+use crate::engine::probe::FROM_PEERS;
+use crate::engine::protection::ProtectionDomain;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::region::Region;
+use crate::engine::request::{Opcode, Request};
+use crate::engine::send_side::Verdict;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Of the protection domain.
+    One,
+    /// 2B: of the protection domain, and while it is bound of the queue pair that bound it.
+    Two,
+}
+
+/// The windows of a protection domain, by the part of their keys that is the device's.
+#[derive(Debug, Default)]
+pub(crate) struct Windows(HashMap<u32, Window>);
+
+#[derive(Debug)]
+struct Window {
+    /// No other window has it, not even one that gets the same place later.
+    number: u32,
+    kind: Kind,
+    key: u32,
+    bound: Option<Bound>,
+}
+
+#[derive(Debug)]
+struct Bound {
+    /// The key of the region that it is a part of.
+    region: u32,
+    /// The queue pair that a window of type 2 belongs to.
+    queue_pair: Option<u64>,
+}
+
+/// What a new window is called.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Name {
+    pub(crate) number: u32,
+    /// It names nothing before it is bound.
+    pub(crate) key: u32,
+}
+
+/// What a request to bind asks for. It travels in fields of the [`Request`] that other requests use
+/// otherwise.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bind {
+    /// The window's number.
+    pub(crate) window: u32,
+    /// The key that it is to have.
+    pub(crate) key: u32,
+    /// The key of the region.
+    pub(crate) region: u32,
+    /// `IBV_ACCESS_*`.
+    pub(crate) access: u32,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+}
+
+impl Bind {
+    pub(crate) fn into_request(self, wr_id: u64, signaled: bool) -> Request {
+        Request {
+            wr_id,
+            opcode: Opcode::BindWindow,
+            signaled,
+            imm: self.window,
+            remote_address: self.address,
+            rkey: self.key,
+            operand: self.length,
+            swap: u64::from(self.region) << 32 | u64::from(self.access),
+            ..Request::EMPTY
+        }
+    }
+
+    fn of(request: &Request) -> Self {
+        Self {
+            window: request.imm,
+            key: request.rkey,
+            region: (request.swap >> 32) as u32,
+            access: (request.swap & 0xffff_ffff) as u32,
+            address: request.remote_address,
+            length: request.operand,
+        }
+    }
+}
+
+impl QueuePair {
+    /// Executes a request that no peer hears of; what it takes back is out of every peer's reach when
+    /// this returns. The send lock is held.
+    ///
+    /// Whatever is wrong is one status, which the specification calls memory management operation error
+    /// (IBTA volume 1, 11.6.2).
+    #[cold]
+    pub(crate) fn execute_locally(&self, request: &Request) -> Verdict {
+        let done = match request.opcode {
+            Opcode::BindWindow => self.bind_window(&Bind::of(request)),
+            _ => self.pd.invalidate(request.imm, self.id).then(|| self.responder.pass()),
+        };
+        match done {
+            Some(()) => Verdict::Done { bytes: 0 },
+            None => Verdict::Failed(Status::IBV_WC_MW_BIND_ERR),
+        }
+    }
+
+    fn bind_window(&self, bind: &Bind) -> Option<()> {
+        match self.pd.bind(bind, self)? {
+            // Any queue pair of the domain may be using what it was bound to.
+            Kind::One => self.pd.pass_responders(),
+            Kind::Two => {}
+        }
+        Some(())
+    }
+}
+
+impl ProtectionDomain {
+    pub(crate) fn allocate_window(&self, kind: Kind) -> Result<Name, Refusal> {
+        let device = self.device;
+        if device.limits.max_mw == 0 {
+            return Err(Refusal::Unsupported);
+        }
+        device.memory_windows.take(device.limits.max_mw)?;
+        let Some(key) = device.regions.reserve() else {
+            device.memory_windows.give();
+            return Err(Refusal::NoRoom);
+        };
+        let number = (crate::device::unique_id() & 0xffff_ffff) as u32;
+        self.windows.lock().0.insert(key >> 8, Window { number, kind, key, bound: None });
+        Ok(Name { number, key })
+    }
+
+    /// Ends a window: when this returns no peer uses memory through it, bound or not.
+    pub(crate) fn deallocate_window(&self, name: Name) {
+        let Some(window) = self.windows.lock().0.remove(&(name.key >> 8)) else { return };
+        self.device.regions.unpublish(window.key);
+        // Also if it was unbound: a request that did that may not have passed yet.
+        self.pass_responders();
+        self.device.regions.release(window.key);
+        self.device.memory_windows.give();
+    }
+
+    /// Binds a window for this queue pair, and says of which kind it is; `None`, and nothing has changed,
+    /// if the request is wrong. Peers that found what the window was bound to before may still use it.
+    fn bind(&self, bind: &Bind, queue_pair: &QueuePair) -> Option<Kind> {
+        let mut windows = self.windows.lock();
+        let window = windows.0.get_mut(&(bind.key >> 8))?;
+        // It may have been deallocated since the request was posted.
+        if window.number != bind.window {
+            return None;
+        }
+        let region = match (window.kind, bind.length) {
+            (Kind::One, 0) => None,
+            (Kind::One, _) => Some(self.part(bind, window.kind, self.number)?),
+            // Length 0 does not unbind it (o10-37.2.40), nor does another bind (o10-37.2.30).
+            (Kind::Two, 0) => return None,
+            (Kind::Two, _) if window.bound.is_some() => return None,
+            (Kind::Two, _) => Some(self.part(bind, window.kind, queue_pair.scope)?),
+        };
+        self.device.regions.unpublish(window.key);
+        if let Some(region) = &region {
+            self.device.regions.publish(bind.key, region);
+        }
+        window.key = bind.key;
+        window.bound = region.map(|_| Bound {
+            region: bind.region,
+            queue_pair: (window.kind == Kind::Two).then_some(queue_pair.id),
+        });
+        Some(window.kind)
+    }
+
+    /// The part of a region that a window is to be: of this domain, bindable (C10-73), with local write
+    /// if peers are to change it (C10-74), and all of it inside (C10-75).
+    fn part(&self, bind: &Bind, kind: Kind, scope: u32) -> Option<Region> {
+        let region = self.device.regions.find(bind.region)?;
+        let zero_based = bind.access & Flags::IBV_ACCESS_ZERO_BASED.0 != 0;
+        let changes = Flags::IBV_ACCESS_REMOTE_WRITE.0 | Flags::IBV_ACCESS_REMOTE_ATOMIC.0;
+        let lacking = if bind.access & changes != 0 { Flags::IBV_ACCESS_LOCAL_WRITE.0 } else { 0 }
+            | Flags::IBV_ACCESS_MW_BIND.0;
+        let wrong = region.scope != self.number
+            || region.access & lacking != lacking
+            || region.access & Flags::IBV_ACCESS_ZERO_BASED.0 != 0
+            || bind.access & !(FROM_PEERS | Flags::IBV_ACCESS_ZERO_BASED.0) != 0
+            || zero_based && kind == Kind::One;
+        if wrong {
+            return None;
+        }
+        Some(Region {
+            address: region.locate(bind.address, bind.length)?,
+            iova: if zero_based { 0 } else { bind.address },
+            length: bind.length,
+            access: bind.access & FROM_PEERS,
+            scope,
+        })
+    }
+
+    /// Takes back what this key allows, if it is a window of type 2 that this queue pair has bound; no
+    /// other key can be invalidated (o10-37.2.26). Whether peers may still use it depends on the locks
+    /// that the caller holds or passes through.
+    pub(crate) fn invalidate(&self, key: u32, queue_pair: u64) -> bool {
+        let mut windows = self.windows.lock();
+        let window = windows.0.get_mut(&(key >> 8)).filter(|window| {
+            let owner = window.bound.as_ref().and_then(|bound| bound.queue_pair);
+            window.key == key && owner == Some(queue_pair)
+        });
+        let Some(window) = window else { return false };
+        window.bound = None;
+        self.device.regions.unpublish(key)
+    }
+
+    /// Unbinds the windows of a queue pair that is reset.
+    pub(crate) fn unbind_windows_of(&self, queue_pair: u64) {
+        for window in self.windows.lock().0.values_mut() {
+            if window.bound.as_ref().is_some_and(|bound| bound.queue_pair == Some(queue_pair)) {
+                window.bound = None;
+                self.device.regions.unpublish(window.key);
+            }
+        }
+    }
+
+    /// Makes a region's key unknown, unless a window is bound to it.
+    pub(crate) fn unpublish_unbound(&self, region: u32) -> Result<(), Refusal> {
+        let windows = self.windows.lock();
+        let is_bound_to = |bound: &Bound| bound.region == region;
+        if windows.0.values().any(|window| window.bound.as_ref().is_some_and(is_bound_to)) {
+            return Err(Refusal::Busy);
+        }
+        self.device.regions.unpublish(region);
+        Ok(())
+    }
+}

@@ -1,0 +1,329 @@
+//! How the access that a memory window gives is taken back: by invalidation here or by the peer, by
+//! deallocation, by the end of its queue pair.
+
+use std::any::Any;
+
+use rdma_soft::{Schedule, SoftDevice};
+use rdma_sys::{
+    Errno, ibv_event_type as Event, ibv_mw_type, ibv_wc_opcode, ibv_wc_status as Status,
+};
+
+use crate::rig::connect::Side;
+use crate::rig::post::Wr;
+use crate::rig::window::{AT_A, AT_B, BYTES, Grant, REMOTE, TYPE_1, TYPE_2, invalidated};
+use crate::rig::{LOCAL_WRITE, on_each_device, on_each_held_device, soft};
+
+/// On devices of all schedules.
+fn everywhere(name: &str, test: impl Fn(&str)) {
+    on_each_device(name, &test);
+    on_each_held_device(name, |device: &SoftDevice| test(device.name()));
+}
+
+#[test]
+fn after_a_local_invalidation_has_completed_the_peer_touches_nothing() {
+    everywhere("invalidate-local", |device| {
+        let grant = Grant::new(device);
+        let (_mw, key) = grant.window(TYPE_2, REMOTE);
+        grant.allows(&grant.write(key, 16, 8));
+        grant.local_invalidate(key);
+        grant.at_b.fill(AT_B);
+        grant.refuses(&grant.write(key, 16, 8));
+        grant.at_b.assert_filled(AT_B);
+    });
+}
+
+#[test]
+fn an_invalidated_window_can_be_bound_again_and_by_another_queue_pair() {
+    everywhere("invalidate-rebind", |device| {
+        let grant = Grant::new(device);
+        let (mw, key) = grant.window(TYPE_2, REMOTE);
+        grant.local_invalidate(key);
+        let again = grant.bind(&mw, grant.at_b.part(0, 8, REMOTE));
+        assert_eq!(again, key, "the choice of who binds");
+        grant.allows(&grant.write(again, 0, 8));
+        grant.local_invalidate(again);
+        let (c, d) = grant.second_pair(device);
+        d.qp.post(&Wr::bind(1, &mw, key, grant.at_b.part(16, 8, REMOTE)));
+        soft(device).release_all();
+        d.send_cq.expect_success(1);
+        grant.refuses(&grant.write(key, 16, 8));
+        drop(c);
+    });
+}
+
+#[test]
+fn a_send_invalidates_at_its_receiver_before_the_receive_completes() {
+    everywhere("invalidate-send", |device| {
+        for length in [0, 24] {
+            let grant = Grant::new(device);
+            let (mw, key) = grant.window(TYPE_2, REMOTE);
+            let room = grant.b.pd.register(BYTES, LOCAL_WRITE);
+            grant.b.qp.post_receive(10, &[room.sge(0, BYTES)]);
+            let write = grant.write(key, 16, 8);
+            let sges = [grant.at_a.sge(0, length)];
+            let send = Wr::send_with_invalidate(2, &sges, key);
+            assert_eq!(grant.a.qp.try_post_list(&[write.clone(), send]), Ok(()));
+            soft(device).release_all();
+            grant.a.send_cq.expect_success(1);
+            let wc = grant.a.send_cq.expect_success(2);
+            assert_eq!((wc.opcode, invalidated(&wc)), (ibv_wc_opcode::IBV_WC_SEND, None));
+            let wc = grant.b.receive_cq.expect_success(10);
+            assert_eq!((wc.opcode, invalidated(&wc)), (ibv_wc_opcode::IBV_WC_RECV, Some(key)));
+            assert_eq!((wc.byte_len as usize, wc.wc_flags), (length, 8));
+            assert_eq!(room.bytes()[..length], vec![AT_A; length]);
+            grant.at_b.fill(AT_B);
+            // It can be bound again, so it is no longer bound.
+            let again = Wr::bind(3, &mw, mw.key_with(9), grant.at_b.part(0, 8, REMOTE));
+            grant.b.qp.post(&again);
+            soft(device).release_all();
+            grant.b.send_cq.expect_success(3);
+            grant.refuses(&write);
+        }
+    });
+}
+
+/// Keys that cannot be invalidated, and what else must live as long.
+fn stubborn_keys(grant: &Grant, device: &str) -> Vec<(&'static str, u32, Box<dyn Any>)> {
+    let region = grant.at_b.key();
+    let (one, first) = grant.window(TYPE_1, REMOTE);
+    let (gone, second) = grant.window(TYPE_2, REMOTE);
+    grant.local_invalidate(second);
+    let new = grant.b.pd.mw(TYPE_2);
+    let bound = grant.b.pd.mw(TYPE_2);
+    let other_low = bound.key_with(2);
+    grant.b.qp.post(&Wr::bind(1, &bound, bound.key_with(1), grant.at_b.part(0, 8, REMOTE)));
+    let (c, d) = grant.second_pair(device);
+    let others = grant.b.pd.mw(TYPE_2);
+    d.qp.post(&Wr::bind(1, &others, others.key(), grant.at_b.part(0, 8, REMOTE)));
+    soft(device).release_all();
+    grant.b.send_cq.expect_success(1);
+    d.send_cq.expect_success(1);
+    let (unbound, foreign) = (new.key(), others.key());
+    vec![
+        ("a region", region, Box::new(())),
+        ("a window of type 1", first, Box::new(one)),
+        ("an invalidated window", second, Box::new(gone)),
+        ("a window that was never bound", unbound, Box::new(new)),
+        ("another low byte", other_low, Box::new(bound)),
+        ("a window of another queue pair", foreign, Box::new((others, c, d))),
+        ("nothing", 0x1234_5678, Box::new(())),
+    ]
+}
+
+#[test]
+fn a_local_invalidation_of_any_other_key_fails() {
+    everywhere("invalidate-wrong", |device| {
+        for n in 0..7 {
+            let grant = Grant::new(device);
+            let keys = stubborn_keys(&grant, device);
+            let (what, key, _) = &keys[n];
+            println!("{what}");
+            grant.fails_at_b(|qp| qp.post(&Wr::local_invalidate(1, *key).unsignaled()));
+        }
+    });
+}
+
+#[test]
+fn a_send_that_invalidates_any_other_key_is_delivered_and_ends_its_receiver() {
+    everywhere("invalidate-send-wrong", |device| {
+        for n in 0..7 {
+            let grant = Grant::new(device);
+            let keys = stubborn_keys(&grant, device);
+            let (what, key, _) = &keys[n];
+            println!("{what}");
+            let room = grant.b.pd.register(BYTES, LOCAL_WRITE);
+            grant.b.qp.post_receive(10, &[room.sge(0, BYTES)]);
+            grant.b.qp.post_receive(11, &[]);
+            let sges = [grant.at_a.sge(0, 8)];
+            grant.a.qp.post(&Wr::send_with_invalidate(2, &sges, *key));
+            soft(device).release_all();
+            grant.a.send_cq.expect_success(2);
+            grant.b.receive_cq.expect(10, Status::IBV_WC_REM_INV_REQ_ERR);
+            grant.b.receive_cq.expect_flushed([11]);
+            grant.b.qp.wait_for_error();
+            let events = grant.b.context.async_events();
+            let expected = (Event::IBV_EVENT_QP_REQ_ERR, grant.b.qp.0.addr());
+            assert!(events.contains(&expected), "{events:?}");
+            assert_eq!(room.bytes()[..8], [AT_A; 8]);
+        }
+    });
+}
+
+#[test]
+fn a_key_that_cannot_be_invalidated_still_works() {
+    everywhere("invalidate-not", |device| {
+        let grant = Grant::new(device);
+        let (_mw, key) = grant.window(TYPE_1, REMOTE);
+        let (c, d) = grant.second_pair(device);
+        d.qp.post(&Wr::local_invalidate(1, key));
+        soft(device).release_all();
+        d.send_cq.expect(1, Status::IBV_WC_MW_BIND_ERR);
+        grant.allows(&grant.write(key, 16, 8));
+        let (c2, d2) = grant.second_pair(device);
+        let (_mw, key) = grant.window(TYPE_2, REMOTE);
+        d2.qp.post(&Wr::local_invalidate(1, key));
+        soft(device).release_all();
+        d2.send_cq.expect(1, Status::IBV_WC_MW_BIND_ERR);
+        grant.allows(&grant.write(key, 16, 8));
+        drop((c, c2));
+    });
+}
+
+/// After `end`, A's write through a window of this kind touches nothing, and the region that it was
+/// bound to can go.
+fn ends_access(name: &str, kind: ibv_mw_type, end: impl Fn(&Grant, crate::rig::window::Mw)) {
+    everywhere(name, |device| {
+        let grant = Grant::new(device);
+        let (mw, key) = grant.window(kind, REMOTE);
+        let write = grant.write(key, 16, 8);
+        end(&grant, mw);
+        let before = grant.at_b.bytes();
+        let status = grant.try_by_a(&write);
+        assert!(
+            [Status::IBV_WC_REM_ACCESS_ERR, Status::IBV_WC_RETRY_EXC_ERR].contains(&status),
+            "{status:?}"
+        );
+        assert_eq!(grant.at_b.bytes(), before);
+        let Grant { at_a, at_b, a, b } = grant;
+        at_b.deregister();
+        drop((at_a, a, b));
+    });
+}
+
+#[test]
+fn deallocation_ends_a_bound_window() {
+    for (kind, name) in [(TYPE_1, "dealloc-one"), (TYPE_2, "dealloc-two")] {
+        ends_access(name, kind, |_, mw| drop(mw));
+    }
+}
+
+#[test]
+fn a_window_of_type_2_ends_with_its_queue_pair() {
+    ends_access("window-qp-reset", TYPE_2, |grant, mw| {
+        grant.b.qp.to_reset();
+        // Bound to nobody, it can be bound by somebody else.
+        let (c, d) = grant.second_pair(grant.b.context.name());
+        d.qp.post(&Wr::bind(1, &mw, mw.key(), grant.at_b.part(0, 8, REMOTE)));
+        soft(grant.b.context.name()).release_all();
+        d.send_cq.expect_success(1);
+        drop((c, d));
+        assert_eq!(grant.b.qp.state(), rdma_sys::ibv_qp_state::IBV_QPS_RESET);
+    });
+    everywhere("window-qp-destroy", |device| {
+        let grant = Grant::new(device);
+        let (_mw, key) = grant.window(TYPE_2, REMOTE);
+        let write = grant.write(key, 16, 8);
+        let Grant { at_a, at_b, a, mut b } = grant;
+        assert_eq!(at_b.try_deregister(), Errno::EBUSY.raw());
+        b.qp.destroy();
+        assert_eq!(at_b.deregister(), [AT_B; BYTES]);
+        a.qp.post(&write);
+        drop(_mw);
+        drop((at_a, a, b));
+    });
+}
+
+#[test]
+fn a_window_of_type_1_outlives_the_queue_pair_that_bound_it() {
+    everywhere("window-survives", |device| {
+        let grant = Grant::new(device);
+        let mw = grant.b.pd.mw(TYPE_1);
+        let (c, d) = grant.second_pair(device);
+        let key = d.qp.post_bind(1, &mw, grant.at_b.part(16, 8, REMOTE));
+        soft(device).release_all();
+        d.send_cq.expect_success(1);
+        drop((d, c));
+        grant.allows(&grant.write(key, 16, 8));
+    });
+}
+
+#[test]
+fn the_error_state_leaves_windows_bound_but_out_of_reach() {
+    everywhere("window-error", |device| {
+        let grant = Grant::new(device);
+        let (mw, key) = grant.window(TYPE_2, REMOTE);
+        grant.b.qp.to_error();
+        assert_eq!(grant.at_b.try_deregister(), Errno::EBUSY.raw());
+        assert_eq!(grant.try_by_a(&grant.write(key, 16, 8)), Status::IBV_WC_RETRY_EXC_ERR);
+        grant.at_b.assert_filled(AT_B);
+        drop(mw);
+        let Grant { at_a, at_b, a, b } = grant;
+        at_b.deregister();
+        drop((at_a, a, b));
+    });
+}
+
+#[test]
+fn a_write_that_was_half_done_does_not_go_on_after_its_window_is_taken_back() {
+    on_each_held_device("invalidate-half", |device| {
+        for way in 0..4 {
+            let grant = Grant::new(device.name());
+            let kind = if way == 3 { TYPE_1 } else { TYPE_2 };
+            let (mw, key) = grant.window(kind, REMOTE);
+            grant.a.qp.post(&grant.write(key, 16, 32));
+            assert!(device.release_half(grant.a.qp.qpn()));
+            let release = |side: &Side| assert_eq!(device.release(side.qp.qpn(), 1), 1);
+            let mut mw = Some(mw);
+            match way {
+                0 => {
+                    grant.b.qp.post(&Wr::local_invalidate(5, key));
+                    release(&grant.b);
+                    grant.b.send_cq.expect_success(5);
+                }
+                1 => drop(mw.take()),
+                2 => grant.b.qp.to_reset(),
+                _ => {
+                    let nothing = grant.at_b.part(0, 0, 0);
+                    grant.b.qp.post_bind(5, mw.as_ref().unwrap(), nothing);
+                    release(&grant.b);
+                    grant.b.send_cq.expect_success(5);
+                }
+            }
+            let mut half = vec![AT_B; BYTES];
+            half[16..32].fill(AT_A);
+            assert_eq!(grant.at_b.bytes(), half);
+            device.release_all();
+            let status = grant.a.send_cq.next().status;
+            assert_ne!(status, Status::IBV_WC_SUCCESS, "way {way}");
+            assert_eq!(grant.at_b.bytes(), half, "way {way}");
+        }
+    });
+}
+
+/// Requests of several threads: windows come and go while peers use them.
+#[test]
+fn a_peer_that_writes_all_the_time_stops_when_its_window_is_invalidated() {
+    const ROUNDS: u32 = 60;
+    for (n, schedule) in
+        [Schedule::Immediate, Schedule::Deferred { seed: 7 }].into_iter().enumerate()
+    {
+        let name = format!("invalidate-race-{n}");
+        rdma_soft::Builder::new(&name).schedule(schedule).install().unwrap();
+        for round in 0..ROUNDS {
+            let grant = Grant::new(&name);
+            let mw = grant.b.pd.mw(TYPE_2);
+            let key = grant.bind(&mw, grant.at_b.part(0, BYTES, REMOTE));
+            std::thread::scope(|threads| {
+                let writer = threads.spawn(|| {
+                    let mut written = 0_u32;
+                    loop {
+                        grant.a.qp.post(&grant.write(key, 0, BYTES));
+                        match grant.a.send_cq.next().status {
+                            Status::IBV_WC_SUCCESS => written += 1,
+                            status => return (written, status),
+                        }
+                    }
+                });
+                for _ in 0..round {
+                    std::hint::spin_loop();
+                }
+                grant.b.qp.post(&Wr::local_invalidate(5, key));
+                grant.b.send_cq.expect_success(5);
+                grant.at_b.fill(7);
+                let (_, status) = writer.join().unwrap();
+                assert_eq!(status, Status::IBV_WC_REM_ACCESS_ERR);
+                grant.at_b.assert_filled(7);
+            });
+        }
+    }
+}
