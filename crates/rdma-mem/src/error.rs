@@ -67,6 +67,19 @@ pub enum Error {
     /// A region of no bytes, which devices do not register.
     #[error("a region of 0 bytes cannot be registered")]
     EmptyRegion,
+    /// A part of a dma-buf and an address for it that are not at the same place within a page.
+    #[error(
+        "offset {offset:#x} of the dma-buf and iova {iova:#x} are not at the same place within a page \
+         of {page} bytes: take an iova that is {:#x} more than a multiple of it", .offset % .page
+    )]
+    PageOffset {
+        /// Where the part begins in the dma-buf, in bytes.
+        offset: u64,
+        /// Where requests were to find it.
+        iova: u64,
+        /// How large a page is, in bytes.
+        page: u64,
+    },
     /// This process has no memory of that size.
     #[error("no memory for a region of {length} bytes")]
     OutOfMemory {

@@ -44,6 +44,28 @@ pub(crate) fn register(
     })
 }
 
+/// Why `length` bytes of a dma-buf could not be registered.
+pub(crate) fn register_dmabuf(
+    context: &Context,
+    errno: Errno,
+    length: usize,
+) -> Option<Cow<'static, str>> {
+    Some(Cow::Borrowed(match errno {
+        Errno::EBADF => "the file descriptor is not open",
+        Errno::EACCES => "the file may not be written, and the access flags let the device write",
+        Errno::EINVAL => {
+            "the descriptor is no dma-buf (a software device also takes a memfd that is sealed with \
+             F_SEAL_SHRINK), the range goes beyond its end, or an access flag is none of local write, \
+             remote read, write and atomic, relaxed ordering"
+        }
+        Errno::EOPNOTSUPP => {
+            "the device's driver cannot use dma-bufs (rdma_rxe cannot), or the dma-buf cannot be \
+             reached by it"
+        }
+        _ => return register(context, errno, length),
+    }))
+}
+
 /// Why memory could not be mapped.
 pub(crate) fn map(call: &str, errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match (call, errno) {

@@ -27,6 +27,7 @@
 //! | [`Buffer`] | of a [`BufferPool`] | this machine's requests | derefs to `[u8]`; registered slices |
 //! | [`BorrowedRegion`] | borrowed | this machine's requests | derefs to `[u8]`; registered slices |
 //! | [`SharedRegion`] | its own | peers, as its access flags say | copies in and out, 8-byte atomics |
+//! | [`DmabufRegion`] | a dma-buf's | this machine's requests; peers if registered `unsafe`ly | none; elements by range |
 //! | [`MemoryRegion`] | the caller's | this machine's requests; peers if registered `unsafe`ly | none |
 //!
 //! # Closing
@@ -55,6 +56,7 @@ mod copy;
 mod device;
 mod device_attributes;
 mod device_list;
+mod dmabuf_region;
 mod element;
 mod error;
 mod event_file;
@@ -90,6 +92,7 @@ pub use context::Context;
 pub use device::Device;
 pub use device_attributes::DeviceAttributes;
 pub use device_list::{DeviceList, ListError, UnknownDevice, list_devices, open_device};
+pub use dmabuf_region::DmabufRegion;
 pub use element::{GatherElement, ScatterElement, ScatterGatherElementError};
 pub use error::{Error, VerbError};
 pub use event_file::EventFile;

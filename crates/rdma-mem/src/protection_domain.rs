@@ -1,14 +1,15 @@
 //! Protection domains.
 #![allow(unsafe_code)]
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use rdma_sys::{Verbs, ibv_pd};
 
 use crate::context::check_null;
 use crate::{
-    AccessFlags, BorrowedRegion, Context, Error, Forked, Handle, MemoryRegion, OwnedRegion,
-    RegionMemory, SharedRegion,
+    AccessFlags, BorrowedRegion, Context, DmabufRegion, Error, Forked, Handle, MemoryRegion,
+    OwnedRegion, RegionMemory, SharedRegion,
 };
 
 /// A protection domain (PD): the fence within which queue pairs may use memory regions.
@@ -163,6 +164,65 @@ impl ProtectionDomain {
     ) -> Result<MemoryRegion, Error> {
         // SAFETY: SAFETY.md F8: the same contract.
         unsafe { MemoryRegion::register_mr_with_access(self, address, length, access) }
+    }
+
+    /// Registers memory of a dma-buf for local access; as
+    /// [`DmabufRegion::register_local_dmabuf_mr`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub fn register_local_dmabuf_mr(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        iova: u64,
+    ) -> Result<DmabufRegion, Error> {
+        DmabufRegion::register_local_dmabuf_mr(self, fd, offset, length, iova)
+    }
+
+    /// Registers memory of a dma-buf that peers may read and write; as
+    /// [`DmabufRegion::register_shared_dmabuf_mr`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub unsafe fn register_shared_dmabuf_mr(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        iova: u64,
+    ) -> Result<DmabufRegion, Error> {
+        // SAFETY: SAFETY.md F8: the same contract.
+        unsafe { DmabufRegion::register_shared_dmabuf_mr(self, fd, offset, length, iova) }
+    }
+
+    /// Registers memory of a dma-buf with any access; as
+    /// [`DmabufRegion::register_dmabuf_mr_with_access`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub unsafe fn register_dmabuf_mr_with_access(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        access: AccessFlags,
+    ) -> Result<DmabufRegion, Error> {
+        // SAFETY: SAFETY.md F8: the same contract.
+        unsafe {
+            DmabufRegion::register_dmabuf_mr_with_access(self, fd, offset, length, iova, access)
+        }
     }
 
     /// Deallocates the domain.

@@ -1,12 +1,15 @@
 //! Elements over memory that nobody has for himself.
 
+use std::ops::Range;
+
 use rdma_types::Lkey;
 
-use crate::{GatherElement, ProtectionDomain, ScatterElement};
+use crate::{GatherElement, ProtectionDomain, RangeError, ScatterElement, range_error};
 
-/// A range of a [`SharedRegion`](crate::SharedRegion), as source or destination of requests.
+/// A range of a [`SharedRegion`](crate::SharedRegion) or a [`DmabufRegion`](crate::DmabufRegion), as
+/// source or destination of requests.
 ///
-/// `Copy`, and both at once, because nothing promises that a shared region's bytes are exclusive.
+/// `Copy`, and both at once, because nothing promises that such a region's bytes are exclusive.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedElement<'r> {
     address: u64,
@@ -17,9 +20,22 @@ pub struct SharedElement<'r> {
 }
 
 impl<'r> SharedElement<'r> {
+    /// The element for a range of a region of `region` bytes, the first of which requests find at
+    /// `iova`.
     #[inline]
-    pub(crate) fn new(address: u64, length: u32, lkey: Lkey, pd: &'r ProtectionDomain) -> Self {
-        Self { address, length, lkey, pd }
+    pub(crate) fn within(
+        range: Range<usize>,
+        region: usize,
+        iova: u64,
+        lkey: Lkey,
+        pd: &'r ProtectionDomain,
+    ) -> Result<Self, RangeError> {
+        let Range { start, end } = range;
+        let outside = RangeError::OutOfBounds { offset: start, length: 0, region };
+        let length = end.checked_sub(start).ok_or(outside)?;
+        range_error::check(start, length, region)?;
+        let length = u32::try_from(length).map_err(|_| RangeError::TooLong { length })?;
+        Ok(Self { address: iova.wrapping_add(start as u64), length, lkey, pd })
     }
 
     /// The domain of the region that the bytes belong to.

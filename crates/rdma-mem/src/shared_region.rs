@@ -157,15 +157,8 @@ impl SharedRegion {
     /// ```
     #[inline]
     pub fn element(&self, range: Range<usize>) -> Result<SharedElement<'_>, RangeError> {
-        let Range { start, end } = range;
-        let length = end.checked_sub(start).ok_or(RangeError::OutOfBounds {
-            offset: start,
-            length: 0,
-            region: self.len(),
-        })?;
-        range_error::check(start, length, self.len())?;
-        let length = u32::try_from(length).map_err(|_| RangeError::TooLong { length })?;
-        Ok(SharedElement::new(self.0.device_address(start), length, self.lkey(), self.pd()))
+        let iova = self.0.device_address(0);
+        SharedElement::within(range, self.len(), iova, self.lkey(), self.pd())
     }
 
     /// The file that the memory is, if it came from [`RegionMemory::memfd`]: for other processes of this

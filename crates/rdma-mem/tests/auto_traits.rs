@@ -2,11 +2,11 @@
 
 use rdma_mem::{
     AsyncEvent, AsyncEventSource, AsyncEvents, BorrowedRegion, Buffer, BufferPool, Context, Device,
-    DeviceAttributes, DeviceList, Error, EventFile, ForkMode, ForkStatus, Forked, GatherElement,
-    GatherList, GidEntry, Handle, HugePageSize, ListError, MemoryRegion, ObjectId, OwnedRegion,
-    PoolUsage, PortAttributes, ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion,
-    RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError, ScatterList, SharedElement,
-    SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
+    DeviceAttributes, DeviceList, DmabufRegion, Error, EventFile, ForkMode, ForkStatus, Forked,
+    GatherElement, GatherList, GidEntry, Handle, HugePageSize, ListError, MemoryRegion, ObjectId,
+    OwnedRegion, PoolUsage, PortAttributes, ProtectionDomain, RangeError, RegionMemory,
+    RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError,
+    ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -21,6 +21,7 @@ fn objects_are_send_and_sync() {
     send_sync::<AsyncEvents>();
     send_sync::<Context>();
     send_sync::<Device>();
+    send_sync::<DmabufRegion>();
     send_sync::<DeviceList>();
     send_sync::<EventFile>();
     send_sync::<Handle<rdma_sys::ibv_pd, Context>>();

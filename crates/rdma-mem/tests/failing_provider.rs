@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use rdma_mem::{
     AccessFlags, BufferPool, Context, DeviceList, Errno, Error, GidType, ProtectionDomain,
+    RegionMemory,
 };
 use rdma_sys::{Verbs, ibv_mr, ibv_pd};
 use tracing::span::{Attributes, Id, Record};
@@ -131,6 +132,20 @@ fn a_region_that_cannot_be_closed_comes_back_whole() {
     let (region, error) = region.close().unwrap_err();
     assert!(is_busy(&error), "{error}");
     region.write(0, b"still").unwrap();
+    region.close().unwrap();
+
+    let memory = RegionMemory::memfd(64).unwrap();
+    let view = pd.register_shared(memory, access).map_err(|(_, error)| error).unwrap();
+    // SAFETY: SAFETY.md F16: nobody writes by way of the file.
+    let file = unsafe { view.memfd() }.unwrap();
+    let region = pd.register_local_dmabuf_mr(file, 0, 64, 4096).unwrap();
+    REFUSED.set(1);
+    let (region, error) = region.close().unwrap_err();
+    assert!(is_busy(&error), "{error}");
+    assert_eq!(
+        (region.iova(), region.len(), region.element(0..64).unwrap().length()),
+        (4096, 64, 64)
+    );
     region.close().unwrap();
 }
 

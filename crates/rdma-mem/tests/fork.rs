@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use std::ffi::c_int;
+use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -102,6 +103,7 @@ fn every_control_verb_of_a_forked_child_says_so() {
             is_forked(pd.allocate_shared_region(64, access), me),
             is_forked(pd.register_local_mr_slice(&bytes), me),
             is_forked(pd.register_borrowed(&mut bytes), me),
+            is_forked(pd.register_local_dmabuf_mr(std::io::stdin().as_fd(), 0, 64, 0), me),
             is_forked(pd.register_owned(memory).map_err(|(_, error)| error), me),
             is_forked(pool.allocate(64), me),
             pool.trim() == 0,
@@ -117,8 +119,12 @@ fn everything(pd: &ProtectionDomain) -> impl Sized + use<> {
     let pool = BufferPool::new(pd);
     let buffer = pool.allocate(64).unwrap();
     let mr = MemoryRegion::register_local_mr_slice(pd, &buffer).unwrap();
-    let shared = pd.allocate_shared_region(64, access).unwrap();
-    (mr, buffer, pool, shared, pd.allocate_region(64).unwrap())
+    let memory = RegionMemory::memfd(64).unwrap();
+    let shared = pd.register_shared(memory, access).map_err(|(_, error)| error).unwrap();
+    // SAFETY: SAFETY.md F16: nobody writes by way of the file.
+    let file = unsafe { shared.memfd() }.unwrap();
+    let dmabuf = pd.register_local_dmabuf_mr(file, 0, 64, 0).unwrap();
+    (mr, buffer, pool, shared, dmabuf, pd.allocate_region(64).unwrap())
 }
 
 #[test]
