@@ -6,7 +6,7 @@
 
 use std::alloc::{Layout, dealloc};
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::slice;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -50,6 +50,18 @@ unsafe extern "C" fn reg_mr(
     unsafe { (rdma_soft::verbs().reg_mr)(pd, address, length, access) }
 }
 
+/// What takes optional flags.
+unsafe extern "C" fn reg_mr_iova2(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    _iova: u64,
+    access: c_uint,
+) -> *mut ibv_mr {
+    // SAFETY: SAFETY.md F1: the caller's own contract.
+    unsafe { reg_mr(pd, address, length, access.cast_signed()) }
+}
+
 unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     if refuse() {
         return Errno::EBUSY.raw();
@@ -72,6 +84,7 @@ fn pd() -> ProtectionDomain {
     let verbs = TABLE.get_or_init(|| {
         let mut verbs = *rdma_soft::verbs();
         verbs.reg_mr = reg_mr;
+        verbs.reg_mr_iova2 = Some(reg_mr_iova2);
         verbs.dereg_mr = dereg_mr;
         verbs.dealloc_pd = dealloc_pd;
         verbs
@@ -196,6 +209,30 @@ fn a_pool_gives_peers_no_right() {
     let access = AccessFlags::from_bits_retain(ACCESS.get().cast_unsigned());
     assert!(access.contains(AccessFlags::LOCAL_WRITE) && !access.any_remote(), "{access}");
     drop(buffer);
+}
+
+/// Relaxed ordering breaks programs that poll memory for a peer's last write.
+#[test]
+fn a_region_has_the_access_that_was_asked_for_and_no_other() {
+    let pd = pd();
+    let access = || AccessFlags::from_bits_retain(ACCESS.replace(0).cast_unsigned());
+    let local = AccessFlags::new().with_local_write().with_mw_bind();
+    let mut memory = [0; 64];
+    drop(pd.allocate_region(64).unwrap());
+    assert!(local.contains(access()));
+    drop(pd.register_borrowed(&mut memory).unwrap());
+    assert!(local.contains(access()));
+    drop(pd.register_local_mr_slice(&memory).unwrap());
+    assert!(local.contains(access()));
+    for asked in [
+        AccessFlags::new(),
+        AccessFlags::new().with_remote_read(),
+        AccessFlags::new().with_local_write().with_remote_write().with_remote_atomic(),
+    ] {
+        drop(pd.allocate_shared_region(64, asked).unwrap());
+        let given = access();
+        assert!(given.contains(asked) && (asked | local).contains(given), "{asked}: {given}");
+    }
 }
 
 #[test]

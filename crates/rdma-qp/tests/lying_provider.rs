@@ -16,8 +16,8 @@ use rdma_qp::{
     WorkCompletion, WorkErrorClass, prelude::*,
 };
 use rdma_sys::{
-    Verbs, ibv_cq, ibv_gid_entry, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_wc,
-    ibv_wc__bindgen_ty_1, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status,
+    Verbs, ibv_cq, ibv_gid_entry, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_recv_wr,
+    ibv_send_wr, ibv_wc, ibv_wc__bindgen_ty_1, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status,
 };
 
 thread_local! {
@@ -144,6 +144,48 @@ fn a_number_is_found_among_other_flags_and_is_in_host_order() {
         let sent = polled(&cq, completion(0, WcOpcode::SEND.raw(), others | imm)).result().unwrap();
         assert_eq!((sent.immediate_data(), sent.scattered_bytes()), (None, None), "H14");
     }
+}
+
+unsafe extern "C" fn post_send(
+    _qp: *mut ibv_qp,
+    _list: *mut ibv_send_wr,
+    _bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    Errno::EIO.raw()
+}
+
+unsafe extern "C" fn post_recv(
+    _qp: *mut ibv_qp,
+    _list: *mut ibv_recv_wr,
+    _bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    Errno::EIO.raw()
+}
+
+/// A provider need not cope with an empty list, nor with what an empty slice points to.
+#[test]
+fn posting_nothing_does_not_reach_the_device() {
+    let cq = queue();
+    let pd = cq.context().allocate_pd().unwrap();
+    let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).build().unwrap();
+    let qp = prepare().handshake(prepare().endpoint()).unwrap();
+    let ops = {
+        // SAFETY: SAFETY.md F1: a live context, whose functions nobody calls at the moment.
+        unsafe { &mut (*cq.context().as_raw()).ops }
+    };
+    ops.post_send = Some(post_send);
+    ops.post_recv = Some(post_recv);
+    // SAFETY: SAFETY.md F8: no memory.
+    unsafe { qp.post_batch(&mut []) }.unwrap();
+    // SAFETY: SAFETY.md F8: no memory.
+    unsafe { qp.post_batch_raw(&mut []) }.unwrap();
+    // SAFETY: SAFETY.md F8: no memory.
+    unsafe { qp.post_receive_batch(&mut []) }.unwrap();
+    // SAFETY: SAFETY.md F8: no memory.
+    unsafe { qp.post_receive_batch_raw(&mut []) }.unwrap();
+    // SAFETY: SAFETY.md F8: no memory.
+    let error = unsafe { qp.post_receive(ReceiveWorkRequest::only_immediate(), 1) }.unwrap_err();
+    assert_eq!((error.posted(), error.errno()), (1, Some(Errno::EIO)), "it did not say which");
 }
 
 thread_local! {

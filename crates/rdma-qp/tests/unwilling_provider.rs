@@ -1,27 +1,41 @@
-//! A provider that refuses to destroy a completion queue: the software device, with one function that
-//! fails.
+//! A provider that refuses to destroy: the software device, with functions that fail.
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 mod common;
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::must_end;
+use common::{forget, must_end};
 use rdma_mem::{Context, DeviceList, Errno};
-use rdma_qp::{CompletionChannel, CompletionQueue, Error, PollSlot, SendWorkRequest, prelude::*};
-use rdma_sys::{Verbs, ibv_cq};
+use rdma_qp::{
+    CompletionChannel, CompletionQueue, Error, PollSlot, QueuePair, SendWorkRequest, prelude::*,
+};
+use rdma_sys::{Verbs, ibv_comp_channel, ibv_cq, ibv_qp};
 
-static REFUSE: AtomicBool = AtomicBool::new(false);
+thread_local! {
+    static REFUSE: Cell<bool> = const { Cell::new(false) };
+}
 
-unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
-    if REFUSE.load(Ordering::Relaxed) {
-        return Errno::EBUSY.raw();
-    }
-    // SAFETY: SAFETY.md F1: the caller's own contract.
-    unsafe { (rdma_soft::verbs().destroy_cq)(cq) }
+/// Functions that destroy, unless this thread is not to.
+macro_rules! unwilling {
+    ($($destroy:ident($object:ty);)+) => {$(
+        unsafe extern "C" fn $destroy(object: *mut $object) -> c_int {
+            if REFUSE.get() {
+                return Errno::EBUSY.raw();
+            }
+            // SAFETY: SAFETY.md F1: the caller's own contract.
+            unsafe { (rdma_soft::verbs().$destroy)(object) }
+        }
+    )+};
+}
+
+unwilling! {
+    destroy_comp_channel(ibv_comp_channel);
+    destroy_cq(ibv_cq);
+    destroy_qp(ibv_qp);
 }
 
 fn open() -> Context {
@@ -29,7 +43,9 @@ fn open() -> Context {
     rdma_soft::install();
     let verbs = TABLE.get_or_init(|| {
         let mut verbs = *rdma_soft::verbs();
+        verbs.destroy_comp_channel = destroy_comp_channel;
         verbs.destroy_cq = destroy_cq;
+        verbs.destroy_qp = destroy_qp;
         verbs
     });
     // SAFETY: SAFETY.md F2: the functions are the software device's, or fail without doing anything.
@@ -57,13 +73,62 @@ fn a_queue_that_was_not_destroyed_goes_on_counting_its_events() {
     let channel = CompletionChannel::create(&open()).unwrap();
     let cq = CompletionQueue::create_with_channel(&channel, 64, 0).unwrap();
     event(&channel, &cq);
-    REFUSE.store(true, Ordering::Relaxed);
+    REFUSE.set(true);
     let (cq, error) = cq.close().unwrap_err();
     assert!(matches!(error, Error::Memory(rdma_mem::Error::Verb(_))), "{error}");
+    REFUSE.set(false);
     event(&channel, &cq);
-    REFUSE.store(false, Ordering::Relaxed);
     must_end(move || {
         cq.close().unwrap();
         channel.close().unwrap();
     });
+}
+
+fn connected(cq: &CompletionQueue) -> QueuePair {
+    let pd = cq.context().allocate_pd().unwrap();
+    let prepare = || pd.create_qp().send_cq(cq).recv_cq(cq).build().unwrap();
+    prepare().handshake(prepare().endpoint()).unwrap()
+}
+
+fn is_busy(error: &Error) -> bool {
+    matches!(error, Error::Memory(rdma_mem::Error::Verb(error)) if error.errno == Errno::EBUSY)
+}
+
+#[test]
+fn what_cannot_be_closed_comes_back_whole() {
+    let channel = CompletionChannel::create(&open()).unwrap();
+    let cq = CompletionQueue::create_with_channel(&channel, 64, 0).unwrap();
+    let qp = connected(&cq);
+    REFUSE.set(true);
+    let (qp, error) = qp.close().unwrap_err();
+    assert!(is_busy(&error), "{error}");
+    REFUSE.set(false);
+    qp.to_error().unwrap();
+    qp.close().unwrap();
+    cq.close().unwrap();
+    REFUSE.set(true);
+    let (channel, error) = channel.close().unwrap_err();
+    assert!(is_busy(&error), "{error}");
+    REFUSE.set(false);
+    assert_eq!(channel.try_get_event().unwrap(), None);
+    channel.close().unwrap();
+}
+
+/// H25, and what a queue pair that lives on may still use.
+#[test]
+fn what_cannot_be_dropped_stays_with_all_that_it_needs() {
+    let channel = CompletionChannel::create(&open()).unwrap();
+    let cq = CompletionQueue::create_with_channel(&channel, 64, 0).unwrap();
+    let qp = connected(&cq);
+    let raw = qp.as_raw();
+    forget(qp.pd().clone()); // it stays with the queue pair, and here a leak checker sees it
+    REFUSE.set(true);
+    drop(qp);
+    REFUSE.set(false);
+    let (cq, error) = cq.close().unwrap_err();
+    assert!(matches!(error, Error::StillUsed { .. }), "{error}");
+    assert!(cq.poll(&mut [PollSlot::default()]).unwrap().is_empty());
+    // SAFETY: SAFETY.md F1: the refused call did nothing, so the queue pair is live.
+    assert_eq!(unsafe { destroy_qp(raw) }, 0);
+    forget((cq, channel)); // as above
 }
