@@ -71,6 +71,7 @@ mod queued_receive;
 mod queued_request;
 mod request;
 mod transition;
+mod without_niche;
 mod work_error;
 mod work_request;
 mod work_success;

@@ -57,7 +57,7 @@ impl QueuePair {
     /// ```
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post(&self, request: impl WorkRequest, wr_id: u64) -> Result<(), PostError> {
         let request = request.queue(wr_id);
         Queued::check(&request, self)?;
@@ -77,7 +77,7 @@ impl QueuePair {
     /// behind it, if the peer's region goes on there.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_raw(&self, request: impl WorkRequest, wr_id: u64) -> Result<(), PostError> {
         // SAFETY: the same contract.
         unsafe { Queued::post(request.queue(wr_id), self) }
@@ -91,7 +91,7 @@ impl QueuePair {
     /// # Safety
     /// As [`post`](Self::post).
     #[doc(alias = "ibv_post_send")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_send(
         &self,
         request: SendWorkRequest<'_, '_>,
@@ -109,7 +109,7 @@ impl QueuePair {
     /// # Safety
     /// As [`post`](Self::post).
     #[doc(alias = "ibv_post_send")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_write(
         &self,
         request: WriteWorkRequest<'_, '_>,
@@ -127,7 +127,7 @@ impl QueuePair {
     /// # Safety
     /// As [`post`](Self::post).
     #[doc(alias = "ibv_post_send")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_read(
         &self,
         request: ReadWorkRequest<'_, '_>,
@@ -145,7 +145,7 @@ impl QueuePair {
     /// # Safety
     /// As [`post`](Self::post).
     #[doc(alias = "ibv_post_send")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_atomic(
         &self,
         request: AtomicWorkRequest<'_, '_>,
@@ -163,7 +163,7 @@ impl QueuePair {
     /// # Safety
     /// As [`post`](Self::post).
     #[doc(alias = "ibv_post_recv")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_receive(
         &self,
         request: ReceiveWorkRequest<'_, '_>,

@@ -4,6 +4,8 @@ use std::fmt;
 
 use rdma_mem::Errno;
 
+use crate::without_niche::WithoutNiche;
+
 /// Requests that were not posted, or not all.
 ///
 /// Requests are posted in order, so the first [`posted`](Self::posted) of a batch are with the device,
@@ -34,7 +36,7 @@ use rdma_mem::Errno;
 pub struct PostError {
     posted: usize,
     refused: usize,
-    reason: Reason,
+    reason: WithoutNiche<Reason>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +76,7 @@ pub enum PostErrorKind {
 impl PostError {
     #[cold]
     pub(crate) const fn new(posted: usize, reason: Reason) -> Self {
-        Self { posted, refused: posted, reason }
+        Self { posted, refused: posted, reason: WithoutNiche::new(reason) }
     }
 
     /// The same, of the request at this place in a batch.
@@ -99,7 +101,7 @@ impl PostError {
     /// Why it was not posted.
     #[must_use]
     pub const fn kind(&self) -> PostErrorKind {
-        match self.reason {
+        match *self.reason.get() {
             Reason::RemoteTooShort { .. } => PostErrorKind::RemoteTooShort,
             Reason::TooManyElements { .. } => PostErrorKind::TooManyElements,
             Reason::TooMuchInline { .. } => PostErrorKind::TooMuchInline,
@@ -114,7 +116,7 @@ impl PostError {
     /// The error number, if it was the provider that refused; `None` if the request was refused here.
     #[must_use]
     pub const fn errno(&self) -> Option<Errno> {
-        match self.reason {
+        match *self.reason.get() {
             Reason::Verb { errno, .. } => Some(errno),
             _ => None,
         }
@@ -126,7 +128,7 @@ impl fmt::Display for PostError {
         if self.refused > self.posted {
             write!(f, "request {} of the batch, of which none was posted: ", self.refused)?;
         }
-        self.reason.fmt(f)?;
+        self.reason.get().fmt(f)?;
         if self.posted > 0 { write!(f, " ({} posted before it)", self.posted) } else { Ok(()) }
     }
 }
@@ -179,7 +181,7 @@ impl fmt::Display for Reason {
 
 impl std::error::Error for PostError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match &self.reason {
+        match self.reason.get() {
             Reason::Verb { errno, .. } => Some(errno),
             _ => None,
         }

@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 use rdma_mem::{ProtectionDomain, ScatterElement};
 use rdma_sys::ibv_recv_wr;
 
-use crate::queued_request::{Elements, check_domains, too_many};
+use crate::queued_request::{Elements, are_of, refusal};
 use crate::{PostError, ReceiveWorkRequest};
 
 /// A receive with its number: what
@@ -40,10 +40,11 @@ impl QueuedReceive<'_, '_> {
     /// Whether a queue of this domain and so many elements can be known not to be able to do it.
     #[inline]
     pub(crate) fn check(&self, pd: &ProtectionDomain, most: u32) -> Result<(), PostError> {
-        if self.wr.num_sge.cast_unsigned() > most {
-            return Err(too_many(self.wr.num_sge, most));
+        let elements = self.wr.num_sge.cast_unsigned();
+        if elements <= most && are_of(self.domains, pd) {
+            return Ok(());
         }
-        check_domains(self.domains, pd)
+        Err(refusal(elements, most, self.domains, pd))
     }
 }
 

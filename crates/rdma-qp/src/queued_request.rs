@@ -136,58 +136,86 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
     #[inline]
     pub(crate) fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
         let limits = qp.limits();
-        if self.bytes > self.remote {
-            return Err(self.misfit());
-        }
-        if self.wr.num_sge.cast_unsigned() > limits.max_send_sge {
-            return Err(too_many(self.wr.num_sge, limits.max_send_sge));
-        }
-        // Inline data needs no registration.
-        if self.wr.send_flags & INLINE == 0 {
-            return check_domains(self.domains, qp.pd());
-        }
-        let most = limits.max_inline_data;
-        if self.bytes > u64::from(most) {
-            return Err(PostError::new(0, Reason::TooMuchInline { bytes: self.bytes, most }));
-        }
-        Ok(())
-    }
-
-    /// Why the elements do not go with the remote memory.
-    #[cold]
-    fn misfit(&self) -> PostError {
-        let (elements, remote) = (self.bytes, self.remote);
-        let mut reason = Reason::RemoteTooShort { elements, remote };
-        if let ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP
-        | ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD = self.wr.opcode
-        {
-            // SAFETY: SAFETY.md F4: as the opcode says, and plain numbers in any case.
-            let address = unsafe { self.wr.wr.atomic.remote_addr };
-            if !address.is_multiple_of(8) {
-                reason = Reason::Misaligned { address };
-            } else if elements != 8 {
-                reason = Reason::AtomicResult;
+        let (elements, inline) =
+            (self.wr.num_sge.cast_unsigned(), self.wr.send_flags & INLINE != 0);
+        if self.bytes <= self.remote
+            && elements <= limits.max_send_sge
+            && if inline {
+                // Needs no registration.
+                self.bytes <= u64::from(limits.max_inline_data)
+            } else {
+                are_of(self.domains, qp.pd())
             }
+        {
+            return Ok(());
         }
-        PostError::new(0, reason)
+        // SAFETY: SAFETY.md F4: plain numbers, with the address first wherever there is one.
+        let address = unsafe { self.wr.wr.rdma.remote_addr };
+        let (opcode, domains) = (self.wr.opcode, self.domains);
+        let (bytes, remote) = (self.bytes, self.remote);
+        Err(Refused { opcode, bytes, remote, address, elements, inline, domains }.why(qp))
     }
 }
 
-/// That all elements whose domain is known are of this one.
+/// What is looked at to say why a request is refused. A copy: of a request whose address is given away,
+/// all would have to be in memory before it is checked.
+struct Refused<'wr, 'data> {
+    opcode: ibv_wr_opcode,
+    bytes: u64,
+    remote: u64,
+    address: u64,
+    elements: u32,
+    inline: bool,
+    domains: &'wr [&'data ProtectionDomain],
+}
+
+impl Refused<'_, '_> {
+    #[cold]
+    #[inline(never)]
+    fn why(self, qp: &QueuePair) -> PostError {
+        let Self { opcode, bytes, remote, address, elements, inline, domains } = self;
+        let atomic = matches!(
+            opcode,
+            ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP | ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD
+        );
+        let limits = qp.limits();
+        if bytes <= remote && inline && elements <= limits.max_send_sge {
+            PostError::new(0, Reason::TooMuchInline { bytes, most: limits.max_inline_data })
+        } else if bytes <= remote {
+            refusal(elements, limits.max_send_sge, domains, qp.pd())
+        } else if atomic && !address.is_multiple_of(8) {
+            PostError::new(0, Reason::Misaligned { address })
+        } else if atomic && bytes != 8 {
+            PostError::new(0, Reason::AtomicResult)
+        } else {
+            PostError::new(0, Reason::RemoteTooShort { elements: bytes, remote })
+        }
+    }
+}
+
+/// Whether all domains that are known are this one.
 #[inline]
-pub(crate) fn check_domains(
+pub(crate) fn are_of(domains: &[&ProtectionDomain], pd: &ProtectionDomain) -> bool {
+    domains.iter().all(|domain| domain.is_same(pd))
+}
+
+/// Why so many elements of these domains are refused.
+#[cold]
+#[inline(never)]
+pub(crate) fn refusal(
+    elements: u32,
+    most: u32,
     domains: &[&ProtectionDomain],
     pd: &ProtectionDomain,
-) -> Result<(), PostError> {
-    match domains.iter().position(|domain| !domain.is_same(pd)) {
-        None => Ok(()),
-        Some(element) => Err(PostError::new(0, Reason::WrongDomain { element })),
-    }
-}
-
-#[cold]
-pub(crate) fn too_many(elements: c_int, most: u32) -> PostError {
-    PostError::new(0, Reason::TooManyElements { elements: elements.cast_unsigned(), most })
+) -> PostError {
+    let foreign = domains.iter().position(|domain| !domain.is_same(pd));
+    PostError::new(
+        0,
+        match foreign {
+            Some(element) if elements <= most => Reason::WrongDomain { element },
+            _ => Reason::TooManyElements { elements, most },
+        },
+    )
 }
 
 impl<'wr, 'data> SendWorkRequest<'wr, 'data> {

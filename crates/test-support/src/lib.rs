@@ -1,11 +1,15 @@
-//! What the tests of this workspace share. Never published.
+//! What the tests and benches of this workspace share. Never published.
 //!
 //! - [`alloc_counter`]: proof that a piece of code does not allocate, on any thread.
+//! - [`callgrind`]: how many instructions a piece of code takes.
 //! - [`fault`]: faults that a test plants on purpose, as plain data.
+//! - [`quiet_device`]: a device that does nothing, beside which the caller's own code is counted.
 //! - [`twins`]: what must not compile, beside what does.
 //!
-//! It knows no device, so that every crate can use it.
+//! It depends on no crate of the workspace, so that every one can use it.
 
 pub mod alloc_counter;
+pub mod callgrind;
 pub mod fault;
+pub mod quiet_device;
 pub mod twins;

@@ -3,16 +3,17 @@
 //!
 //! Instructions, unlike nanoseconds, are the same in each run, so that this is a check: it fails if
 //! one of many costs more than [`MOST`] times one alone. It runs itself under callgrind with n and
-//! with 2n operations; the difference is the operations alone. Without valgrind it says so and checks
-//! nothing.
+//! with 2n operations; the difference is the operations alone. It fails without valgrind.
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails says so.
 
 use std::env;
 use std::hint::black_box;
-use std::process::{Command, ExitCode};
+use std::path::Path;
+use std::process::ExitCode;
 
 use many::{Count, Many};
+use test_support::callgrind::profiles;
 
 #[path = "../device/many.rs"]
 mod many;
@@ -24,9 +25,8 @@ mod rig;
 const MOST: f64 = 1.2;
 const OPERATIONS: u64 = 10_000;
 
-/// In the environment of a run under callgrind: the scenario's name and how many operations.
+/// In the environment of a run under callgrind: the scenario's name.
 const SCENARIO: &str = "RDMA_SOFT_SCENARIO";
-const COUNT: &str = "RDMA_SOFT_OPERATIONS";
 
 /// A name, how connections and regions are used, and whether the result is checked.
 type Scenario = (&'static str, Count, Count, bool);
@@ -40,28 +40,36 @@ const SCENARIOS: [Scenario; 5] = [
 ];
 
 fn main() -> ExitCode {
-    if let (Ok(scenario), Ok(count)) = (env::var(SCENARIO), env::var(COUNT)) {
+    if let Ok(scenario) = env::var(SCENARIO) {
         let found = SCENARIOS.into_iter().find(|known| known.0 == scenario);
         let (_, connections, regions, _) = found.expect("a scenario of this list");
         let mut many = Many::new(connections, regions);
-        many.write();
-        counted(&mut many, count.parse().expect("a number"));
+        // So that what only the first use of each costs is not in the first count.
+        (0..OPERATIONS).for_each(|_| many.write());
+        counted(&mut many, OPERATIONS);
+        counted(&mut many, 2 * OPERATIONS);
         return ExitCode::SUCCESS;
     }
     // `cargo test --benches` only wants to see that it starts.
     if !env::args().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
     }
-    if Command::new("valgrind").arg("--version").output().is_err() {
-        eprintln!(
-            "instructions: NOT CHECKED, valgrind is missing (Debian: apt-get install valgrind)"
-        );
-        return ExitCode::SUCCESS;
+    match compare() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("instructions: {message}");
+            ExitCode::FAILURE
+        }
     }
+}
+
+/// Prints the table. Whether all is within the limit.
+fn compare() -> Result<bool, String> {
     let mut alone = 0.0;
     let mut flat = true;
     for scenario in SCENARIOS {
-        let cost = instructions_per_operation(scenario.0);
+        let cost = instructions_per_operation(scenario.0)?;
         alone = if alone == 0.0 { cost } else { alone };
         let ratio = cost / alone;
         let too_much = scenario.3 && ratio > MOST;
@@ -69,7 +77,7 @@ fn main() -> ExitCode {
         println!("{:<28}{cost:>8.1} instructions{ratio:>8.3}{remark}", scenario.0);
         flat &= !too_much;
     }
-    if flat { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(flat)
 }
 
 /// What callgrind counts. It finds the function by its name.
@@ -80,23 +88,8 @@ fn counted(many: &mut Many, operations: u64) {
     }
 }
 
-fn instructions_per_operation(scenario: &str) -> f64 {
-    let (once, twice) = (callgrind(scenario, OPERATIONS), callgrind(scenario, 2 * OPERATIONS));
-    (twice - once) as f64 / OPERATIONS as f64
-}
-
-fn callgrind(scenario: &str, operations: u64) -> u64 {
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--toggle-collect=*counted*", "--callgrind-out-file=/dev/null"])
-        .arg(env::current_exe().expect("the path of this program"))
-        .env(SCENARIO, scenario)
-        .env(COUNT, operations.to_string())
-        .output()
-        .expect("valgrind starts");
-    let report = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{report}");
-    // "==123== Collected : 456"
-    let collected = report.lines().find_map(|line| line.split_once("Collected :"));
-    let count = collected.expect("callgrind says what it collected").1.trim();
-    count.parse().expect("a number of instructions")
+fn instructions_per_operation(scenario: &str) -> Result<f64, String> {
+    let profiles = profiles(&[(SCENARIO, scenario)], Path::new(env!("CARGO_TARGET_TMPDIR")))?;
+    let [once, twice] = &profiles[..] else { return Err("not two runs".to_owned()) };
+    Ok((twice.total() - once.total()) as f64 / OPERATIONS as f64)
 }

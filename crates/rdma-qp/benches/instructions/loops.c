@@ -1,0 +1,270 @@
+/* What a C program writes for the same work: bare, and with the checks that rdma-qp's checked posts
+ * make. Each returns the sum of the ids that it polled, or -1. */
+#include "verbs.h"
+
+/* As in a loop that is written out. */
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+enum { DEPTH = 16, PLACES = 64, LENGTH = 8 };
+
+struct region {
+	uint64_t address, length;
+	uint32_t lkey;
+	struct ibv_pd *pd;
+};
+
+struct remote {
+	uint64_t address, length;
+	uint32_t rkey;
+};
+
+struct end {
+	struct ibv_qp *qp;
+	struct ibv_cq *send_cq, *recv_cq;
+	struct region region;
+	struct remote remote;
+	uint32_t max_send_sge, max_recv_sge, max_inline_data;
+	/* Made beforehand, for the bare loops. */
+	struct ibv_sge elements[PLACES];
+};
+
+/* --- Bare --- */
+
+ALWAYS_INLINE void write_wr(struct ibv_send_wr *wr, const struct end *end, struct ibv_sge *sge, uint64_t id)
+{
+	*wr = (struct ibv_send_wr){
+		.wr_id = id,
+		.sg_list = sge,
+		.num_sge = 1,
+		.opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED,
+		.wr.rdma = { .remote_addr = end->remote.address, .rkey = end->remote.rkey },
+	};
+}
+
+ALWAYS_INLINE int bare_write(struct end *end, uint64_t id)
+{
+	struct ibv_send_wr wr, *bad;
+
+	write_wr(&wr, end, &end->elements[id % PLACES], id);
+	return ibv_post_send(end->qp, &wr, &bad);
+}
+
+ALWAYS_INLINE int bare_batch(struct end *end, uint64_t id)
+{
+	struct ibv_send_wr batch[DEPTH], *bad;
+
+	for (int i = 0; i < DEPTH; i++) {
+		write_wr(&batch[i], end, &end->elements[(id + i) % PLACES], id + i);
+		batch[i].next = i + 1 < DEPTH ? &batch[i + 1] : NULL;
+	}
+	return ibv_post_send(end->qp, batch, &bad);
+}
+
+ALWAYS_INLINE int bare_receive(struct end *end, uint64_t id)
+{
+	struct ibv_recv_wr wr = {
+		.wr_id = id,
+		.sg_list = &end->elements[id % PLACES],
+		.num_sge = 1,
+	}, *bad;
+
+	return ibv_post_recv(end->qp, &wr, &bad);
+}
+
+ALWAYS_INLINE int bare_send(struct end *end, uint64_t id)
+{
+	struct ibv_send_wr wr = {
+		.wr_id = id,
+		.sg_list = &end->elements[id % PLACES],
+		.num_sge = 1,
+		.opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED,
+	}, *bad;
+
+	return ibv_post_send(end->qp, &wr, &bad);
+}
+
+/* --- With checks --- */
+
+/* Bounds and domain. */
+ALWAYS_INLINE int element(const struct end *end, uint64_t offset, uint64_t length, struct ibv_sge *sge)
+{
+	const struct region *region = &end->region;
+
+	if (offset > region->length || length > region->length - offset)
+		return -1;
+	if (length > UINT32_MAX)
+		return -1;
+	if (region->pd != end->qp->pd)
+		return -1;
+	sge->addr = region->address + offset;
+	sge->length = length;
+	sge->lkey = region->lkey;
+	return 0;
+}
+
+/* The remote length, and what the queue takes. */
+ALWAYS_INLINE int check(const struct end *end, const struct ibv_send_wr *wr, uint64_t remote)
+{
+	uint64_t bytes = 0;
+
+	for (int i = 0; i < wr->num_sge; i++)
+		bytes += wr->sg_list[i].length;
+	if (bytes > remote || (uint32_t)wr->num_sge > end->max_send_sge)
+		return -1;
+	if (wr->send_flags & IBV_SEND_INLINE && bytes > end->max_inline_data)
+		return -1;
+	return 0;
+}
+
+ALWAYS_INLINE int checked_write(struct end *end, uint64_t id)
+{
+	struct ibv_sge sge;
+	struct ibv_send_wr wr, *bad;
+
+	if (element(end, id % PLACES * LENGTH, LENGTH, &sge))
+		return -1;
+	write_wr(&wr, end, &sge, id);
+	if (check(end, &wr, end->remote.length))
+		return -1;
+	return ibv_post_send(end->qp, &wr, &bad);
+}
+
+ALWAYS_INLINE int checked_batch(struct end *end, uint64_t id)
+{
+	struct ibv_sge elements[DEPTH];
+	struct ibv_send_wr batch[DEPTH], *bad;
+
+	for (int i = 0; i < DEPTH; i++) {
+		if (element(end, (id + i) % PLACES * LENGTH, LENGTH, &elements[i]))
+			return -1;
+		write_wr(&batch[i], end, &elements[i], id + i);
+		if (check(end, &batch[i], end->remote.length))
+			return -1;
+		batch[i].next = i + 1 < DEPTH ? &batch[i + 1] : NULL;
+	}
+	return ibv_post_send(end->qp, batch, &bad);
+}
+
+ALWAYS_INLINE int checked_receive(struct end *end, uint64_t id)
+{
+	struct ibv_sge sge;
+	struct ibv_recv_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	if (element(end, id % PLACES * LENGTH, LENGTH, &sge))
+		return -1;
+	if ((uint32_t)wr.num_sge > end->max_recv_sge)
+		return -1;
+	return ibv_post_recv(end->qp, &wr, &bad);
+}
+
+ALWAYS_INLINE int checked_send(struct end *end, uint64_t id)
+{
+	struct ibv_sge sge;
+	struct ibv_send_wr wr = {
+		.wr_id = id,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED,
+	}, *bad;
+
+	if (element(end, id % PLACES * LENGTH, LENGTH, &sge))
+		return -1;
+	if (check(end, &wr, UINT64_MAX))
+		return -1;
+	return ibv_post_send(end->qp, &wr, &bad);
+}
+
+/* --- The loops, of either --- */
+
+/* Polls until there is one completion, and adds its id and length to the sum. */
+ALWAYS_INLINE int take_one(struct ibv_cq *cq, uint64_t *sum)
+{
+	struct ibv_wc wc;
+	int count;
+
+	do
+		count = ibv_poll_cq(cq, 1, &wc);
+	while (count == 0);
+	if (count < 0 || wc.status != IBV_WC_SUCCESS)
+		return -1;
+	*sum += wc.wr_id;
+	if (wc.opcode & IBV_WC_RECV)
+		*sum += wc.byte_len;
+	return 0;
+}
+
+/* Polls until there were DEPTH completions. */
+ALWAYS_INLINE int take_all(struct ibv_cq *cq, uint64_t *sum)
+{
+	struct ibv_wc wc[DEPTH];
+	int left = DEPTH;
+
+	while (left > 0) {
+		int count = ibv_poll_cq(cq, DEPTH, wc);
+
+		if (count < 0)
+			return -1;
+		for (int i = 0; i < count; i++) {
+			if (wc[i].status != IBV_WC_SUCCESS)
+				return -1;
+			*sum += wc[i].wr_id;
+		}
+		left -= count;
+	}
+	return 0;
+}
+
+#define LOOPS(kind)                                                                      \
+	uint64_t kind##_one(struct end *end, uint64_t n)                                 \
+	{                                                                                \
+		uint64_t sum = 0;                                                        \
+		for (uint64_t i = 0; i < n; i++)                                         \
+			if (kind##_write(end, i) || take_one(end->send_cq, &sum))        \
+				return -1;                                               \
+		return sum;                                                              \
+	}                                                                                \
+	uint64_t kind##_outstanding(struct end *end, uint64_t n)                         \
+	{                                                                                \
+		uint64_t sum = 0;                                                        \
+		for (uint64_t i = 0; i < n; i += DEPTH) {                                \
+			for (uint64_t k = 0; k < DEPTH; k++)                             \
+				if (kind##_write(end, i + k))                            \
+					return -1;                                       \
+			if (take_all(end->send_cq, &sum))                                \
+				return -1;                                               \
+		}                                                                        \
+		return sum;                                                              \
+	}                                                                                \
+	uint64_t kind##_batches(struct end *end, uint64_t n)                             \
+	{                                                                                \
+		uint64_t sum = 0;                                                        \
+		for (uint64_t i = 0; i < n; i += DEPTH)                                  \
+			if (kind##_batch(end, i) || take_all(end->send_cq, &sum))        \
+				return -1;                                               \
+		return sum;                                                              \
+	}                                                                                \
+	uint64_t kind##_messages(struct end *end, uint64_t n)                            \
+	{                                                                                \
+		uint64_t sum = 0;                                                        \
+		for (uint64_t i = 0; i < n; i++)                                         \
+			if (kind##_receive(end, i) || kind##_send(end, i) ||             \
+			    take_one(end->recv_cq, &sum) || take_one(end->send_cq, &sum)) \
+				return -1;                                               \
+		return sum;                                                              \
+	}
+
+LOOPS(bare)
+LOOPS(checked)
+
+uint64_t empty_polls(struct end *end, uint64_t n)
+{
+	struct ibv_wc wc;
+
+	for (uint64_t i = 0; i < n; i++)
+		if (ibv_poll_cq(end->send_cq, 1, &wc))
+			return -1;
+	return 0;
+}

@@ -1,0 +1,120 @@
+/* A device that does nothing: what is posted has succeeded, and waits to be polled. It moves no data,
+ * takes no lock, and serves one queue pair whose two completion queues differ. What is left of an
+ * operation on it is what the caller's own code costs. */
+#include <errno.h>
+#include "verbs.h"
+
+enum { ROOM = 1024 }; /* a power of two */
+
+struct ring {
+	uint64_t taken, filled;
+	struct ibv_wc entries[ROOM];
+};
+
+/* How often each operation was called, and how many requests there were. */
+struct quiet_device_calls {
+	uint64_t post_send, post_recv, poll_cq, requests, completions;
+};
+
+static struct ring sent, received;
+static struct {
+	uint64_t taken, filled;
+	uint64_t wr_ids[ROOM];
+} receives;
+static struct ibv_cq *recv_cq;
+static struct quiet_device_calls calls;
+
+static void complete(struct ring *ring, struct ibv_qp *qp, uint64_t wr_id, int opcode, uint32_t length)
+{
+	struct ibv_wc *wc = &ring->entries[ring->filled++ % ROOM];
+
+	wc->wr_id = wr_id;
+	wc->status = IBV_WC_SUCCESS;
+	wc->opcode = opcode;
+	wc->byte_len = length;
+	wc->wc_flags = 0;
+	wc->qp_num = qp->qp_num;
+}
+
+static int quiet_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+	calls.post_send++;
+	for (; wr; wr = wr->next) {
+		int sends = wr->opcode == IBV_WR_SEND;
+
+		if (sent.filled - sent.taken == ROOM || (sends && receives.taken == receives.filled)) {
+			*bad = wr;
+			return ENOMEM;
+		}
+		calls.requests++;
+		if (sends)
+			complete(&received, qp, receives.wr_ids[receives.taken++ % ROOM], IBV_WC_RECV,
+				 wr->sg_list->length);
+		if (wr->send_flags & IBV_SEND_SIGNALED)
+			complete(&sent, qp, wr->wr_id, sends ? IBV_WC_SEND : IBV_WC_RDMA_WRITE, 0);
+	}
+	return 0;
+}
+
+static int quiet_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+	(void)qp;
+	calls.post_recv++;
+	for (; wr; wr = wr->next) {
+		if (receives.filled - receives.taken == ROOM) {
+			*bad = wr;
+			return ENOMEM;
+		}
+		calls.requests++;
+		receives.wr_ids[receives.filled++ % ROOM] = wr->wr_id;
+	}
+	return 0;
+}
+
+static int quiet_poll_cq(struct ibv_cq *cq, int room, struct ibv_wc *wc)
+{
+	struct ring *ring = cq == recv_cq ? &received : &sent;
+	int count = 0;
+
+	calls.poll_cq++;
+	while (count < room && ring->taken != ring->filled)
+		wc[count++] = ring->entries[ring->taken++ % ROOM];
+	calls.completions += count;
+	return count;
+}
+
+/* Has the queues of this queue pair's context call this device. */
+void quiet_device_attach(struct ibv_qp *qp)
+{
+	recv_cq = qp->recv_cq;
+	qp->context->ops.poll_cq = quiet_poll_cq;
+	qp->context->ops.post_send = quiet_post_send;
+	qp->context->ops.post_recv = quiet_post_recv;
+}
+
+/* What was called since the last time this was. */
+struct quiet_device_calls quiet_device_calls(void)
+{
+	struct quiet_device_calls now = calls;
+
+	calls = (struct quiet_device_calls){ 0 };
+	return now;
+}
+
+/* Sizes and offsets, in the order in which the bench has those of rdma-sys. */
+const size_t quiet_device_layout[] = {
+	offsetof(struct ibv_context, ops.poll_cq),
+	offsetof(struct ibv_context, ops.post_send),
+	offsetof(struct ibv_context, ops.post_recv),
+	offsetof(struct ibv_qp, recv_cq),
+	offsetof(struct ibv_qp, qp_num),
+	sizeof(struct ibv_send_wr),
+	offsetof(struct ibv_send_wr, send_flags),
+	offsetof(struct ibv_send_wr, wr),
+	sizeof(struct ibv_recv_wr),
+	offsetof(struct ibv_recv_wr, num_sge),
+	sizeof(struct ibv_wc),
+	offsetof(struct ibv_wc, byte_len),
+	offsetof(struct ibv_wc, qp_num),
+	offsetof(struct ibv_wc, wc_flags),
+};

@@ -1,0 +1,110 @@
+//! Counting instructions with valgrind's callgrind.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
+
+/// What one call of a function named `…counted…` cost, in instructions, by the function that they
+/// belong to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Profile {
+    functions: HashMap<String, u64>,
+}
+
+impl Profile {
+    /// The instructions of those functions whose name fits.
+    pub fn of(&self, fits: impl Fn(&str) -> bool) -> u64 {
+        self.functions.iter().filter(|(name, _)| fits(name)).map(|(_, cost)| cost).sum()
+    }
+
+    /// All instructions.
+    pub fn total(&self) -> u64 {
+        self.of(|_| true)
+    }
+
+    /// Reads a dump of callgrind. What calls cost the caller is left out: it is in the callee's lines.
+    fn parse(dump: &str) -> Option<Self> {
+        let (mut names, mut functions) = (HashMap::new(), HashMap::new());
+        let (mut current, mut after_calls) = (None, false);
+        for line in dump.lines() {
+            let function = line.strip_prefix("fn=").or_else(|| line.strip_prefix("cfn="));
+            if let Some((id, name)) = function.and_then(|rest| rest.split_once(')')) {
+                // "(7) name" the first time, "(7)" afterwards.
+                if !name.is_empty() {
+                    names.insert(id, name.trim());
+                }
+                if line.starts_with("fn=") {
+                    current = Some(*names.get(id)?);
+                }
+            } else if line.starts_with("calls=") {
+                after_calls = true;
+            } else if line.starts_with(|c: char| c.is_ascii_digit() || "+-*".contains(c))
+                && !std::mem::take(&mut after_calls)
+            {
+                // "line cost", and no cost if it is 0.
+                let cost = line.split_whitespace().nth(1).map_or(Some(0), |c| c.parse().ok())?;
+                *functions.entry(current?.to_owned()).or_insert(0) += cost;
+            }
+        }
+        Some(Self { functions })
+    }
+}
+
+/// Runs this program once more, under callgrind, with this in its environment, and gives a profile of
+/// each call that it makes of a function with `counted` in its name, in order. Nothing else is counted.
+///
+/// # Errors
+/// A message that says what to do, if there is no valgrind; or what valgrind or the program said.
+pub fn profiles(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profile>, String> {
+    let folder = folder.join(format!("callgrind-{}", std::process::id()));
+    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let found = run(environment, &folder);
+    // What is left of it disturbs nobody.
+    let _ = fs::remove_dir_all(&folder);
+    found
+}
+
+fn run(environment: &[(&str, &str)], folder: &Path) -> Result<Vec<Profile>, String> {
+    let program = env::current_exe().map_err(|error| error.to_string())?;
+    let output = Command::new("valgrind")
+        // Two patterns for one thing: of two options with the same one, valgrind obeys one.
+        .args(["--tool=callgrind", "--zero-before=*count?d", "--dump-after=*counte?"])
+        .arg(format!("--callgrind-out-file={}", folder.join("out").display()))
+        .arg(program)
+        .envs(environment.iter().copied())
+        .output()
+        .map_err(|error| format!("valgrind does not start ({error}): apt-get install valgrind"))?;
+    let report = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() {
+        return Err(format!("under valgrind: {}\n{report}", output.status));
+    }
+    let mut profiles = Vec::new();
+    // The dump without a number is of the end of the program.
+    for number in 1.. {
+        let Ok(dump) = fs::read_to_string(folder.join(format!("out.{number}"))) else { break };
+        let profile = Profile::parse(&dump).ok_or_else(|| format!("not understood:\n{dump}"))?;
+        profiles.push(profile);
+    }
+    if profiles.is_empty() {
+        Err(format!("callgrind counted nothing:\n{report}"))
+    } else {
+        Ok(profiles)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_belong_to_the_function_that_spent_them() {
+        let dump = "version: 1\nevents: Ir\nfl=(1) a.c\nfn=(1) one\n3 5\n+1 7\ncfn=(2) two\n\
+                    calls=4 9\n* 400\n* 2\n\nfn=(2)\n9 100\n12\n\nfn=(1)\n30 1\ntotals: 115\n";
+        let profile = Profile::parse(dump).unwrap();
+        assert_eq!(profile.of(|name| name == "one"), 15);
+        assert_eq!(profile.of(|name| name == "two"), 100);
+        assert_eq!(profile.total(), 115);
+        assert_eq!(Profile::parse("fn=(3)\n1 2\n"), None, "a name that was never said");
+    }
+}
