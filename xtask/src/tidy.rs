@@ -5,6 +5,7 @@
 
 mod auto_traits;
 mod drift;
+mod evidence;
 mod fence;
 mod layers;
 mod length;
@@ -52,6 +53,7 @@ pub(crate) fn run() -> Result<bool> {
         words::check,
         public_api::check,
         auto_traits::check,
+        evidence::check,
     ];
     for rule in rules {
         found.extend(rule(&tree));

@@ -87,6 +87,21 @@ fn a_buffer_outlives_its_pool_and_its_handles() {
     thread::spawn(move || assert_eq!(&*buffer, [3; 64])).join().unwrap();
 }
 
+/// H15: what registered memory once is not kept by a pool that is gone.
+#[test]
+fn a_pool_keeps_its_domain_no_longer_than_its_last_buffer() {
+    rdma_soft::install();
+    let context = open_device("soft0").unwrap();
+    let pd = context.allocate_pd().unwrap();
+    let pool = BufferPool::new(&pd);
+    let (one, other) = (pool.allocate(64).unwrap(), pool.allocate(64).unwrap());
+    drop((pool, one));
+    let (pd, _) = pd.close().unwrap_err();
+    drop(other);
+    pd.close().unwrap();
+    context.close().unwrap();
+}
+
 #[test]
 fn empty_and_impossible_lengths() {
     let pool = small();

@@ -1,0 +1,126 @@
+//! What a page says is shown by a test is shown by one that exists.
+//!
+//! It looks at the tables whose last heading is `shown by`. Each piece of code in that column is the
+//! name of a test, of a case that must not compile, or of a file; `…` at the end stands for the rest of
+//! some names.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+
+use super::{Finding, line_of};
+use crate::tree::Tree;
+
+const HEADING: &str = "shown by";
+
+pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
+    let known = names(tree);
+    let mut found = Vec::new();
+    for (path, text) in tree.ending(&[".md"]) {
+        for (name, offset) in cited(text) {
+            if !exists(tree, &known, &name) {
+                let what = format!("there is no test or case `{name}`; name one that shows it");
+                found.push(Finding::new(path, line_of(text, offset), what));
+            }
+        }
+    }
+    found
+}
+
+/// The names of all functions, and of all cases that must not compile.
+fn names(tree: &Tree) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for (path, text) in tree.ending(&[".rs"]) {
+        for (at, _) in text.match_indices("fn ") {
+            let word = |c: char| c.is_alphanumeric() || c == '_';
+            let name: String = text[at + 3..].chars().take_while(|&c| word(c)).collect();
+            names.insert(name);
+        }
+        if let Some((_, case)) = path.split_once("/tests/compile/fail/") {
+            names.insert(case.trim_end_matches(".rs").to_owned());
+        }
+    }
+    names
+}
+
+fn exists(tree: &Tree, known: &BTreeSet<String>, name: &str) -> bool {
+    if name.contains('/') {
+        let end = format!("/{name}");
+        return tree.has(name) || tree.paths().iter().any(|path| path.ends_with(&end));
+    }
+    match name.strip_suffix('…') {
+        Some(start) if !start.is_empty() => known.iter().any(|known| known.starts_with(start)),
+        _ => known.contains(name),
+    }
+}
+
+/// The pieces of code in the columns that say what shows something.
+fn cited(text: &str) -> Vec<(String, usize)> {
+    let (mut found, mut cells, mut heading) = (Vec::new(), Vec::new(), false);
+    let mut columns = 0; // of a table that ends with such a column
+    for (event, Range { start, .. }) in
+        Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter()
+    {
+        match event {
+            Event::Start(Tag::Table(_)) => columns = 0,
+            Event::Start(Tag::TableHead) => (heading, cells) = (true, Vec::new()),
+            Event::Start(Tag::TableRow) => cells.clear(),
+            Event::Start(Tag::TableCell) => cells.push(String::new()),
+            Event::End(TagEnd::TableHead) => {
+                heading = false;
+                if cells.last().is_some_and(|last| last == HEADING) {
+                    columns = cells.len();
+                }
+            }
+            Event::End(TagEnd::Table) => columns = 0,
+            Event::Text(part) if heading => {
+                cells.last_mut().into_iter().for_each(|cell| cell.push_str(&part));
+            }
+            Event::Code(name) if columns > 0 && cells.len() == columns => {
+                found.push((name.into_string(), start));
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEST: (&str, &str) =
+        ("crates/a/tests/x.rs", "#[test]\nfn one_holds() {}\nfn each_holds<T>() {}\n");
+    const CASE: (&str, &str) = ("crates/a/tests/compile/fail/h01_no.rs", "fn main() {}\n");
+
+    fn messages(column: &str) -> Vec<String> {
+        let page = format!("# A\n\n| what | shown by |\n|---|---|\n| `nothing` | {column} |\n");
+        let tree = Tree::of([TEST, CASE, ("d/page.md", &page)]);
+        check(&tree).iter().map(Finding::to_string).collect()
+    }
+
+    #[test]
+    fn tests_cases_and_files_that_exist_pass() {
+        for column in ["`one_holds`", "`one_holds`, `each_holds`", "`h01_no`", "`h01_…`", "words"]
+        {
+            assert_eq!(messages(column), [""; 0], "{column}");
+        }
+        assert_eq!(messages("`tests/x.rs`, `crates/a/tests/x.rs`"), [""; 0]);
+    }
+
+    #[test]
+    fn what_does_not_exist_fails_where_it_stands() {
+        for column in ["`two_holds`", "`h02_…`", "`tests/y.rs`", "`…`", "`one_hold`"] {
+            let found = messages(column);
+            assert_eq!(found.len(), 1, "{column}");
+            assert!(found[0].starts_with("d/page.md:5: there is no test or case"), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn other_columns_and_tables_are_free() {
+        let page = "| shown by | what |\n|---|---|\n| `x` | `y` |\n\n`z`\n";
+        assert_eq!(check(&Tree::of([TEST, ("d/page.md", page)])), []);
+    }
+}
