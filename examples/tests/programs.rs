@@ -4,6 +4,9 @@
 use clap::Parser;
 
 #[allow(dead_code)] // its `main`
+#[path = "../examples/atomics.rs"]
+mod atomics;
+#[allow(dead_code)] // its `main`
 #[path = "../examples/devices.rs"]
 mod devices;
 #[allow(dead_code)] // its `main`
@@ -64,6 +67,23 @@ fn a_message_goes_to_and_fro_by_polling_and_by_sleeping() {
                 let begin = format!("{device}: {iterations} times {size} bytes, ");
                 assert!(line.starts_with(&begin) && line.ends_with(" us to and fro"), "{line}");
             }
+        }
+    }
+}
+
+#[test]
+fn every_thread_draws_numbers_of_its_own_and_the_lock_keeps_the_sum() {
+    let late = "atomics_deferred";
+    let schedule = rdma_soft::Schedule::Deferred { seed: 11 };
+    rdma_soft::Builder::new(late).schedule(schedule).install().unwrap();
+    for device in ["soft0", "softib0", late] {
+        for (threads, numbers) in [("3", "40"), ("1", "1"), ("2", "0")] {
+            let options =
+                ["atomics", "--device", device, "--threads", threads, "--numbers", numbers];
+            let line = atomics::run(&atomics::Arguments::parse_from(options)).unwrap();
+            let count = threads.parse::<u64>().unwrap() * numbers.parse::<u64>().unwrap();
+            let sum = count * count.saturating_sub(1) / 2;
+            assert_eq!(line, format!("{device}: {count} numbers, and their sum is {sum}"));
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Lists of elements that know the domain of each.
 
-use crate::{GatherElement, ProtectionDomain, ScatterElement, SliceMut, SliceRef};
+use crate::{GatherElement, ProtectionDomain, ScatterElement, SharedElement, SliceMut, SliceRef};
 
-/// Registered slices that a request reads from, as elements, with their domains.
+/// Registered slices, or ranges of shared regions, that a request reads from, as elements, with their
+/// domains.
 ///
 /// An element is the struct of C and cannot say whose it is. A list can, so that a queue pair refuses a
 /// slice of another domain when it is posted, and not by a failed completion later.
@@ -27,7 +28,8 @@ pub struct GatherList<'a, const N: usize> {
     domains: [&'a ProtectionDomain; N],
 }
 
-/// Registered slices that a request writes to, as elements, with their domains; see [`GatherList`].
+/// Registered slices, or ranges of shared regions, that a request writes to, as elements, with their
+/// domains; see [`GatherList`].
 #[doc(alias = "sg_list")]
 #[derive(Debug)]
 pub struct ScatterList<'a, const N: usize> {
@@ -73,5 +75,21 @@ impl<'a, const N: usize> From<[SliceMut<'a>; N]> for ScatterList<'a, N> {
     fn from(slices: [SliceMut<'a>; N]) -> Self {
         let domains = slices.each_ref().map(SliceMut::pd);
         Self { elements: slices.map(SliceMut::into_scatter_element), domains }
+    }
+}
+
+impl<'a, const N: usize> From<[SharedElement<'a>; N]> for GatherList<'a, N> {
+    #[inline]
+    fn from(elements: [SharedElement<'a>; N]) -> Self {
+        let domains = elements.map(|element| element.pd());
+        Self { elements: elements.map(GatherElement::from), domains }
+    }
+}
+
+impl<'a, const N: usize> From<[SharedElement<'a>; N]> for ScatterList<'a, N> {
+    #[inline]
+    fn from(elements: [SharedElement<'a>; N]) -> Self {
+        let domains = elements.map(|element| element.pd());
+        Self { elements: elements.map(ScatterElement::from), domains }
     }
 }

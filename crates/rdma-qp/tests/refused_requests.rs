@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{DEVICES, End, pair, pair_with};
+use common::{DEVICES, End, everything, pair, pair_with};
 use rdma_mem::{Errno, GatherElement, GatherList, ScatterElement, ScatterList};
 use rdma_qp::{
     AtomicWorkRequest, PostError, PostErrorKind, QpState, QueuedRequest, ReadWorkRequest,
@@ -178,6 +178,16 @@ fn registered_slices_of_another_domain_are_refused() {
         let mut result = ScatterList::from([other.get_mut(0, 8).unwrap()]);
         let next = AtomicWorkRequest::fetch_and_add(&mut result, remote, 1);
         assert_eq!(refusal(&a, next).kind(), PostErrorKind::WrongDomain);
+        let board = foreign.allocate_shared_region(64, everything()).unwrap();
+        let element = board.element(0..8).unwrap();
+        let list = GatherList::from([element]);
+        assert_eq!(
+            refusal(&a, SendWorkRequest::from_list(&list)).kind(),
+            PostErrorKind::WrongDomain
+        );
+        let mut room = ScatterList::from([a.board.element(0..8).unwrap(), element]);
+        let receive = ReceiveWorkRequest::from_list(&mut room);
+        assert_eq!(refusal(&a, receive).kind(), PostErrorKind::WrongDomain);
         // What has no list is the device's to find out, which ends the connection.
         let elements = [other.get_ref(0, 8).unwrap().gather_element()];
         // SAFETY: SAFETY.md F8: as above.
