@@ -13,6 +13,7 @@ use rdma_sys::{
     ibv_qp_init_attr, ibv_srq, verbs_context,
 };
 
+use super::batch::Batch;
 use super::cq_ex::Polled;
 use crate::device::Device;
 use crate::engine::Refusal;
@@ -106,6 +107,8 @@ pub(super) struct SrqBlock {
 pub(super) struct QpBlock {
     pub(super) verbs: ibv_qp_ex,
     pub(super) queue_pair: Arc<QueuePair>,
+    /// Only if it was created to post by function calls.
+    pub(super) posting: Option<Box<CriticalRegion<Batch>>>,
     /// What it was created with.
     pub(super) init: ibv_qp_init_attr,
     pub(super) async_events: Acknowledgements,
@@ -153,6 +156,7 @@ block_of!(shared_queue_of, ibv_srq, SrqBlock, queue: Arc<SharedReceiveQueue>);
 block_of!(shared_queue_children, ibv_srq, SrqBlock, children: Children);
 block_of!(shared_queue_async_events, ibv_srq, SrqBlock, async_events: Acknowledgements);
 block_of!(queue_pair_of, ibv_qp, QpBlock, queue_pair: Arc<QueuePair>);
+block_of!(queue_pair_posting, ibv_qp_ex, QpBlock, posting: Option<Box<CriticalRegion<Batch>>>);
 block_of!(queue_pair_async_events, ibv_qp, QpBlock, async_events: Acknowledgements);
 block_of!(queue_pair_init, ibv_qp, QpBlock, init: ibv_qp_init_attr);
 

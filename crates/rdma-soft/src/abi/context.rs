@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rdma_sys::{ibv_context, ibv_device, verbs_context};
 
 use super::block::{Children, ContextBlock, context_block};
-use super::{cq_ex, data_path, device, minus_one, mw, pointer, port, srq};
+use super::{cq_ex, data_path, device, minus_one, mw, pointer, port, qp_ex, srq};
 use crate::device::DeviceBlock;
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
@@ -28,6 +28,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.query_device_ex = Some(device::query_device_ex);
         verbs.query_rt_values = Some(device::query_rt_values);
         verbs.create_cq_ex = Some(cq_ex::create_cq_ex);
+        verbs.create_qp_ex = Some(qp_ex::create_qp_ex);
         verbs.sz = std::mem::offset_of!(ContextBlock, device);
         verbs.context.device = device;
         verbs.context.ops.alloc_mw = Some(mw::alloc_mw);

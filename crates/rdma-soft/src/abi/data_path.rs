@@ -41,7 +41,7 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sg
 ///
 /// The request and what it points to are valid while the result is used.
 #[inline]
-unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payload<'a>), Refusal> {
+pub(super) unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payload<'a>), Refusal> {
     let opcode = Opcode::from_verbs(wr.opcode).ok_or(Refusal::Invalid)?;
     let flags = wr.send_flags;
     if flags & !SEND_FLAGS != 0 {

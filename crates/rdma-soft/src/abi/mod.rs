@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod absent;
+mod batch;
 mod block;
 mod context;
 mod cq;
@@ -18,8 +19,10 @@ mod mw;
 mod pd;
 mod port;
 mod qp;
+mod qp_ex;
 mod srq;
 mod text;
+mod wr;
 
 use std::ffi::c_int;
 use std::ptr;
@@ -78,6 +81,7 @@ pub fn verbs() -> &'static Verbs {
         verbs.query_srq = srq::query_srq;
         verbs.destroy_srq = srq::destroy_srq;
         verbs.create_qp = qp::create_qp;
+        verbs.qp_to_qp_ex = Some(qp_ex::qp_to_qp_ex);
         verbs.modify_qp = qp::modify_qp;
         verbs.query_qp = qp::query_qp;
         verbs.destroy_qp = qp::destroy_qp;

@@ -9,11 +9,12 @@ use rdma_sys::{
     ibv_qp_type,
 };
 
+use super::batch::Batch;
 use super::block::{
     QpBlock, context_events, pd_children, pd_of, queue_children, queue_of, queue_pair_async_events,
     queue_pair_init, queue_pair_of, shared_queue_children, shared_queue_of,
 };
-use super::{number, pointer};
+use super::{number, pointer, wr};
 use crate::builder::Limits;
 use crate::engine::Refusal;
 use crate::engine::events::Acknowledgements;
@@ -24,25 +25,43 @@ pub(super) unsafe extern "C" fn create_qp(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
-    // SAFETY: the caller's attributes (SAFETY.md F1).
+    // SAFETY: the caller's attributes, its protection domain and the queues of its attributes (F1).
+    pointer(unsafe { create(pd, init, None) })
+}
+
+/// Makes a queue pair as the attributes say, and puts its sizes there. With operations, those are posted
+/// by function calls, too.
+///
+/// # Safety
+///
+/// The protection domain is a live one of this provider's, the queues are too or NULL; the attributes
+/// may be read and written.
+pub(super) unsafe fn create(
+    pd: *mut ibv_pd,
+    init: *mut ibv_qp_init_attr,
+    operations: Option<u64>,
+) -> Result<*mut ibv_qp, Refusal> {
+    // SAFETY: this function's contract.
     let mut asked = unsafe { init.read() };
     if !asked.srq.is_null() {
         // Ignored, and there are none (man ibv_create_qp).
         (asked.cap.max_recv_wr, asked.cap.max_recv_sge) = (0, 0);
     }
-    // SAFETY: the caller's protection domain, and the queues of its attributes.
-    let created = unsafe { create(pd, &asked) };
-    if created.is_ok() {
-        // SAFETY: the caller's attributes, whose sizes become the queue pair's (SAFETY.md F1).
-        unsafe { (*init).cap = asked.cap };
-    }
-    pointer(created)
+    // SAFETY: this function's contract.
+    let created = unsafe { make(pd, &asked, operations)? };
+    // SAFETY: this function's contract.
+    unsafe { (*init).cap = asked.cap };
+    Ok(created)
 }
 
 /// # Safety
 ///
 /// The protection domain is a live one of this provider's, the queues are too or NULL.
-unsafe fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> Result<*mut ibv_qp, Refusal> {
+unsafe fn make(
+    pd: *mut ibv_pd,
+    init: &ibv_qp_init_attr,
+    operations: Option<u64>,
+) -> Result<*mut ibv_qp, Refusal> {
     // SAFETY: this function's contract.
     let domain = unsafe { pd_of(pd) };
     if init.qp_type != ibv_qp_type::IBV_QPT_RC {
@@ -87,6 +106,7 @@ unsafe fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> Result<*mut ibv_qp
         unsafe { shared_queue_children(init.srq) }.add();
     }
     let mut verbs = ibv_qp_ex::default();
+    wr::set_functions(&mut verbs);
     let base = &mut verbs.qp_base;
     base.context = context;
     base.qp_context = init.qp_context;
@@ -101,6 +121,7 @@ unsafe fn create(pd: *mut ibv_pd, init: &ibv_qp_init_attr) -> Result<*mut ibv_qp
         verbs,
         queue_pair: Arc::clone(&queue_pair),
         init: *init,
+        posting: operations.map(|operations| Batch::region(operations, capacity)),
         async_events: Acknowledgements::default(),
     }));
     queue_pair.reporter.name(Handle(block.cast()));

@@ -10,6 +10,7 @@ use crate::engine::completion::Side;
 use crate::engine::execute::Extent;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::request::{Payload, Request};
+use crate::engine::run::Work;
 use crate::engine::send_side::{Blocked, SendSide, Verdict};
 use crate::sync::Ordering;
 
@@ -38,6 +39,31 @@ impl QueuePair {
         result
     }
 
+    /// Posts all requests, or none if one is refused, and goes through them twice for that. They go
+    /// through the queue, so that there is one copy of the code that executes within a post.
+    pub(crate) fn post_all<'a>(
+        self: &Arc<Self>,
+        requests: impl ExactSizeIterator<Item = Result<(Request, Payload<'a>), Refusal>> + Clone,
+    ) -> Result<(), Refusal> {
+        let mut aftermath = Aftermath::default();
+        {
+            let mut send = self.send.lock();
+            self.check_room(&mut send, u32::try_from(requests.len()).unwrap_or(u32::MAX))?;
+            for request in requests.clone() {
+                let (request, payload) = request?;
+                self.check_request(&mut send, &request, payload)?;
+            }
+            for (request, payload) in requests.flatten() {
+                self.post_later(&mut send, &request, payload);
+            }
+            if self.immediate && send.blocked == Blocked::No {
+                self.drive(&mut send, Work::All, &mut aftermath);
+            }
+        }
+        aftermath.settle(self);
+        Ok(())
+    }
+
     #[inline]
     fn post_one(
         self: &Arc<Self>,
@@ -56,7 +82,15 @@ impl QueuePair {
                 return Ok(());
             }
             self.post_unfinished(send, request, payload, verdict, aftermath);
-        } else if send.state == ibv_qp_state::IBV_QPS_ERR {
+        } else {
+            self.post_later(send, request, payload);
+        }
+        Ok(())
+    }
+
+    /// Queues a request that is not executed now; a queue in error flushes it.
+    fn post_later(self: &Arc<Self>, send: &mut SendSide, request: &Request, payload: Payload<'_>) {
+        if send.state == ibv_qp_state::IBV_QPS_ERR {
             // What is queued was posted before, and may not be flushed yet.
             self.flush_send(send);
             send.posted = send.posted.wrapping_add(1);
@@ -66,7 +100,6 @@ impl QueuePair {
             send.push(request, payload);
             self.defer(send);
         }
-        Ok(())
     }
 
     /// What this queue pair cannot take at all. `EINVAL` and `ENOMEM` as providers give them.
@@ -90,9 +123,19 @@ impl QueuePair {
         {
             return Err(Refusal::Invalid);
         }
-        if send.posted.wrapping_sub(send.reclaimed) >= self.capacity.send_wr {
+        self.check_room(send, 1)
+    }
+
+    /// Whether so many more requests have room, of which there is at least one.
+    #[inline]
+    fn check_room(&self, send: &mut SendSide, count: u32) -> Result<(), Refusal> {
+        let fits = |send: &SendSide| {
+            let queued = send.posted.wrapping_sub(send.reclaimed);
+            self.capacity.send_wr.saturating_sub(queued) >= count
+        };
+        if !fits(send) {
             send.reclaimed = self.reclaimed.of(Side::Send).load(Ordering::Acquire);
-            if send.posted.wrapping_sub(send.reclaimed) >= self.capacity.send_wr {
+            if !fits(send) {
                 return Err(Refusal::NoRoom);
             }
         }

@@ -102,8 +102,8 @@ impl SendQueue {
     }
 }
 
-/// Gathers inline data into the queue's own memory and describes it there.
-fn take_inline(room: &mut [u8], payload: Payload<'_>) -> ibv_sge {
+/// Gathers inline data into a queue's own memory and describes it there.
+pub(crate) fn take_inline(room: &mut [u8], payload: Payload<'_>) -> ibv_sge {
     let address = room.as_mut_ptr().expose_provenance() as u64;
     let mut length = 0;
     for source in payload.inline_segments() {

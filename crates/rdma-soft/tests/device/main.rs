@@ -10,6 +10,7 @@ mod dmabuf;
 mod drained;
 mod events;
 mod extended_polls;
+mod extended_posts;
 mod flush;
 mod held;
 mod invalidation;

@@ -7,7 +7,8 @@ use std::time::Instant;
 use rdma_sys::*;
 
 use super::connect::Side;
-use super::{Context, Cq, PATIENCE, Size, errno};
+use super::post::Wr;
+use super::{Context, Cq, PATIENCE, Pd, Qp, Size, errno, verbs};
 
 /// What `IBV_WC_STANDARD_FLAGS` is in C.
 pub(crate) const STANDARD: u64 = 0x7f;
@@ -155,3 +156,162 @@ pub(crate) const JUNK: Read = Read {
     flow_tag: 0xdead_c0de,
     cvlan: 0xc0de,
 };
+
+/// All that a reliable connection can post, each by its flag.
+pub(crate) const OPERATIONS: u64 = {
+    use ibv_qp_create_send_ops_flags as Op;
+    (Op::IBV_QP_EX_WITH_RDMA_WRITE.0
+        | Op::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0
+        | Op::IBV_QP_EX_WITH_SEND.0
+        | Op::IBV_QP_EX_WITH_SEND_WITH_IMM.0
+        | Op::IBV_QP_EX_WITH_RDMA_READ.0
+        | Op::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP.0
+        | Op::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0
+        | Op::IBV_QP_EX_WITH_LOCAL_INV.0
+        | Op::IBV_QP_EX_WITH_BIND_MW.0
+        | Op::IBV_QP_EX_WITH_SEND_WITH_INV.0) as u64
+};
+
+/// Attributes of an extended queue pair that posts `operations`.
+pub(crate) fn init(
+    pd: &Pd,
+    send: &Cq,
+    receive: &Cq,
+    size: &Size,
+    operations: u64,
+) -> ibv_qp_init_attr_ex {
+    use ibv_qp_init_attr_mask as Mask;
+    let mut init =
+        ibv_qp_init_attr_ex { pd: pd.0, send_ops_flags: operations, ..Default::default() };
+    init.comp_mask = (Mask::IBV_QP_INIT_ATTR_PD | Mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).0;
+    (init.send_cq, init.recv_cq) = (send.0, receive.0);
+    init.cap.max_send_wr = size.send_wr;
+    init.cap.max_recv_wr = size.receive_wr;
+    init.cap.max_send_sge = size.sge;
+    init.cap.max_recv_sge = size.sge;
+    init.cap.max_inline_data = size.inline;
+    init.qp_type = ibv_qp_type::IBV_QPT_RC;
+    init.sq_sig_all = size.signal_all.into();
+    init
+}
+
+impl Context {
+    pub(crate) fn try_qp_ex(&self, init: &ibv_qp_init_attr_ex) -> Result<Qp, Errno> {
+        let mut init = *init;
+        let qp = unsafe { ibv_create_qp_ex(verbs(), self.0, &raw mut init) };
+        if qp.is_null() { Err(errno()) } else { Ok(Qp(qp)) }
+    }
+}
+
+impl Side {
+    /// A side whose queue pair posts `operations` by function calls.
+    pub(crate) fn extended(device: &str, size: &Size, operations: u64) -> Self {
+        let context = Context::open(device);
+        let (send_cq, receive_cq) = (context.cq(256), context.cq(256));
+        let pd = context.pd();
+        let qp = context.try_qp_ex(&init(&pd, &send_cq, &receive_cq, size, operations)).unwrap();
+        Self { qp, send_cq, receive_cq, pd, context }
+    }
+}
+
+/// For queue pairs that were created by [`Context::try_qp_ex`].
+impl Qp {
+    /// NULL unless it was created to post by function calls.
+    pub(crate) fn as_ex(&self) -> *mut ibv_qp_ex {
+        unsafe { verbs().qp_to_qp_ex.unwrap()(self.0) }
+    }
+
+    pub(crate) fn start(&self) {
+        unsafe { ibv_wr_start(self.as_ex()) };
+    }
+
+    pub(crate) fn complete(&self) -> i32 {
+        unsafe { ibv_wr_complete(self.as_ex()) }
+    }
+
+    pub(crate) fn abort(&self) {
+        unsafe { ibv_wr_abort(self.as_ex()) };
+    }
+
+    /// Begins a request, without its data.
+    pub(crate) fn begin(&self, wr: &Wr) {
+        let (qp, wr) = (self.as_ex(), &wr.wr);
+        unsafe {
+            (*qp).wr_id = wr.wr_id;
+            (*qp).wr_flags = wr.send_flags;
+            let (imm, remote, atomic) = (wr.__bindgen_anon_1.imm_data, wr.wr.rdma, wr.wr.atomic);
+            let (rkey, address) = (remote.rkey, remote.remote_addr);
+            match wr.opcode {
+                ibv_wr_opcode::IBV_WR_SEND => ibv_wr_send(qp),
+                ibv_wr_opcode::IBV_WR_SEND_WITH_IMM => ibv_wr_send_imm(qp, imm),
+                ibv_wr_opcode::IBV_WR_RDMA_WRITE => ibv_wr_rdma_write(qp, rkey, address),
+                ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM => {
+                    ibv_wr_rdma_write_imm(qp, rkey, address, imm);
+                }
+                ibv_wr_opcode::IBV_WR_RDMA_READ => ibv_wr_rdma_read(qp, rkey, address),
+                ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP => {
+                    let (compare, swap) = (atomic.compare_add, atomic.swap);
+                    ibv_wr_atomic_cmp_swp(qp, atomic.rkey, atomic.remote_addr, compare, swap);
+                }
+                ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                    let add = atomic.compare_add;
+                    ibv_wr_atomic_fetch_add(qp, atomic.rkey, atomic.remote_addr, add);
+                }
+                ibv_wr_opcode::IBV_WR_SEND_WITH_INV => {
+                    ibv_wr_send_inv(qp, wr.__bindgen_anon_1.invalidate_rkey);
+                }
+                ibv_wr_opcode::IBV_WR_LOCAL_INV => {
+                    ibv_wr_local_inv(qp, wr.__bindgen_anon_1.invalidate_rkey);
+                }
+                ibv_wr_opcode::IBV_WR_BIND_MW => {
+                    let bind = wr.__bindgen_anon_2.bind_mw;
+                    ibv_wr_bind_mw(qp, bind.mw, bind.rkey, &raw const bind.bind_info);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Gives the request that was begun its elements.
+    pub(crate) fn set(&self, sges: &[ibv_sge]) {
+        match sges {
+            [one] => unsafe { ibv_wr_set_sge(self.as_ex(), one.lkey, one.addr, one.length) },
+            _ => unsafe { ibv_wr_set_sge_list(self.as_ex(), sges.len(), sges.as_ptr()) },
+        }
+    }
+
+    /// Gives the request that was begun its destination.
+    pub(crate) fn set_address(&self, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
+        unsafe { ibv_wr_set_ud_addr(self.as_ex(), ah, qpn, qkey) };
+    }
+
+    /// Gives the request that was begun its data itself.
+    pub(crate) fn set_inline(&self, pieces: &[&[u8]]) {
+        let buffer = |bytes: &[u8]| ibv_data_buf {
+            addr: bytes.as_ptr().cast_mut().cast(),
+            length: bytes.len(),
+        };
+        if let [one] = pieces {
+            let one = buffer(one);
+            return unsafe { ibv_wr_set_inline_data(self.as_ex(), one.addr, one.length) };
+        }
+        let list: Vec<_> = pieces.iter().map(|piece| buffer(piece)).collect();
+        unsafe { ibv_wr_set_inline_data_list(self.as_ex(), list.len(), list.as_ptr()) };
+    }
+
+    /// Builds a request as a list would have it.
+    pub(crate) fn build(&self, wr: &Wr) {
+        self.begin(wr);
+        if !matches!(wr.wr.opcode, ibv_wr_opcode::IBV_WR_BIND_MW | ibv_wr_opcode::IBV_WR_LOCAL_INV)
+        {
+            self.set(&wr.sges);
+        }
+    }
+
+    /// Posts requests by function calls; 0 or an error number.
+    pub(crate) fn try_call(&self, wrs: &[Wr]) -> i32 {
+        self.start();
+        wrs.iter().for_each(|wr| self.build(wr));
+        self.complete()
+    }
+}

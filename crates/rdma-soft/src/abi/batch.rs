@@ -1,0 +1,130 @@
+//! The requests that a thread is building.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use rdma_sys::{
+    ibv_data_buf, ibv_qp_create_send_ops_flags as Operation, ibv_send_flags, ibv_send_wr, ibv_sge,
+};
+
+use super::data_path::send_request;
+use crate::engine::Refusal;
+use crate::engine::critical_region::CriticalRegion;
+use crate::engine::queue_pair::{Capacity, QueuePair};
+use crate::engine::request::Payload;
+use crate::engine::send_queue::take_inline;
+
+pub(super) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
+
+/// The requests that a thread is building, in memory that was taken when the queue pair was created.
+/// The first mistake is kept, and what follows it is ignored.
+pub(super) struct Batch {
+    /// What the queue pair was created to post.
+    operations: u64,
+    capacity: Capacity,
+    wrs: Vec<ibv_send_wr>,
+    sges: Vec<ibv_sge>,
+    inline: Box<[u8]>,
+    inlined: usize,
+    /// The last request has its data.
+    with_data: bool,
+    refused: Option<Refusal>,
+}
+
+impl Batch {
+    /// A queue pair's, with nothing in it.
+    pub(super) fn region(operations: u64, capacity: Capacity) -> Box<CriticalRegion<Self>> {
+        let requests = capacity.send_wr as usize;
+        Box::new(CriticalRegion::new(Self {
+            operations,
+            capacity,
+            wrs: Vec::with_capacity(requests),
+            sges: Vec::with_capacity(requests * capacity.send_sge as usize),
+            inline: vec![0; requests * capacity.inline as usize].into_boxed_slice(),
+            inlined: 0,
+            with_data: false,
+            refused: None,
+        }))
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.wrs.clear();
+        self.sges.clear();
+        self.inlined = 0;
+        self.refused = None;
+    }
+
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
+        self.refused.get_or_insert(refusal);
+    }
+
+    pub(super) fn begin(&mut self, operation: Operation, wr: ibv_send_wr) {
+        if self.operations & u64::from(operation.0) == 0 {
+            self.refuse(Refusal::Unsupported);
+        } else if self.wrs.len() == self.capacity.send_wr as usize {
+            self.refuse(Refusal::NoRoom);
+        } else {
+            self.wrs.push(wr);
+            self.with_data = false;
+        }
+    }
+
+    /// The elements of the last request, which it may be given once; no more than the queue pair has, so
+    /// that the memory suffices.
+    pub(super) fn attach(&mut self, sges: &[ibv_sge], flags: u32) {
+        let fits = sges.len() <= self.capacity.send_sge as usize;
+        match self.wrs.last_mut() {
+            Some(wr) if self.refused.is_none() && !self.with_data && fits => {
+                self.sges.extend_from_slice(sges);
+                wr.num_sge = c_int::try_from(sges.len()).unwrap_or(c_int::MAX);
+                wr.send_flags |= flags;
+                self.with_data = true;
+            }
+            _ => self.refuse(Refusal::Invalid),
+        }
+    }
+
+    /// Copies the data of the last request.
+    ///
+    /// # Safety
+    ///
+    /// The buffers are readable.
+    pub(super) unsafe fn attach_inline(&mut self, buffers: &[ibv_data_buf]) {
+        let room = self.inlined..self.inlined + self.capacity.inline as usize;
+        let Some(mut left) = self.inline.get_mut(room) else {
+            return self.refuse(Refusal::Invalid);
+        };
+        let mut whole =
+            ibv_sge { addr: left.as_mut_ptr().expose_provenance() as u64, ..ibv_sge::default() };
+        for buffer in buffers {
+            let Some(length) =
+                u32::try_from(buffer.length).ok().filter(|&n| n as usize <= left.len())
+            else {
+                return self.refuse(Refusal::Invalid);
+            };
+            let source =
+                [ibv_sge { addr: buffer.addr.expose_provenance() as u64, length, lkey: 0 }];
+            // SAFETY: this function's contract (SAFETY.md F7, F12).
+            take_inline(left, unsafe { Payload::inline(&source) });
+            left = &mut left[length as usize..];
+            whole.length += length;
+        }
+        self.inlined += whole.length as usize;
+        self.attach(&[whole], INLINE);
+    }
+
+    /// Posts all requests or none.
+    pub(super) fn post(&mut self, queue_pair: &Arc<QueuePair>) -> Result<(), Refusal> {
+        if let Some(refused) = self.refused {
+            return Err(refused);
+        }
+        let mut sges = self.sges.as_mut_ptr();
+        for wr in &mut self.wrs {
+            wr.sg_list = sges;
+            sges = sges.wrapping_add(usize::try_from(wr.num_sge).unwrap_or(0));
+        }
+        // SAFETY: the elements are this batch's, and its memory is not moved or written until the post
+        // returns.
+        queue_pair.post_all(self.wrs.iter().map(|wr| unsafe { send_request(wr) }))
+    }
+}
