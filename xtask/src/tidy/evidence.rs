@@ -1,8 +1,8 @@
-//! What a page says is shown by a test is shown by one that exists.
+//! What a page says is shown by a test is shown by one that exists, and what it says is here is here.
 //!
-//! It looks at the tables whose last heading is `shown by`. Each piece of code in that column is the
-//! name of a test, of a case that must not compile, or of a file; `…` at the end stands for the rest of
-//! some names.
+//! It looks at tables by their last heading. Under `shown by` each piece of code is the name of a test,
+//! of a case that must not compile, or of a file; `…` at the end stands for the rest of some names.
+//! Under `here` its words are words of the libraries.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,20 +12,40 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 use super::{Finding, line_of};
 use crate::tree::Tree;
 
-const HEADING: &str = "shown by";
-
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
-    let known = names(tree);
+    let (tests, items) = (names(tree), words(tree));
     let mut found = Vec::new();
     for (path, text) in tree.ending(&[".md"]) {
-        for (name, offset) in cited(text) {
-            if !exists(tree, &known, &name) {
-                let what = format!("there is no test or case `{name}`; name one that shows it");
-                found.push(Finding::new(path, line_of(text, offset), what));
+        let mut add = |offset, what| found.push(Finding::new(path, line_of(text, offset), what));
+        for (name, offset) in column(text, "shown by") {
+            if !exists(tree, &tests, &name) {
+                add(offset, format!("there is no test or case `{name}`; name one that shows it"));
+            }
+        }
+        for (name, offset) in column(text, "here") {
+            if let Some(gone) = split(&name).find(|word| !items.contains(word)) {
+                add(
+                    offset,
+                    format!("nothing in the libraries is called `{gone}`; correct the page"),
+                );
             }
         }
     }
     found
+}
+
+/// The words of all library sources.
+fn words(tree: &Tree) -> BTreeSet<&str> {
+    let sources = tree.ending(&[".rs"]).filter(|(path, _)| path.contains("/src/"));
+    sources
+        .filter(|(path, _)| path.starts_with("crates/"))
+        .flat_map(|(_, text)| split(text))
+        .collect()
+}
+
+fn split(text: &str) -> impl Iterator<Item = &str> {
+    let words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with(|c: char| c.is_alphabetic() || c == '_'))
 }
 
 /// The names of all functions, and of all cases that must not compile.
@@ -55,8 +75,8 @@ fn exists(tree: &Tree, known: &BTreeSet<String>, name: &str) -> bool {
     }
 }
 
-/// The pieces of code in the columns that say what shows something.
-fn cited(text: &str) -> Vec<(String, usize)> {
+/// The pieces of code in the last columns of the tables in which that has this heading.
+fn column(text: &str, title: &str) -> Vec<(String, usize)> {
     let (mut found, mut cells, mut heading) = (Vec::new(), Vec::new(), false);
     let mut columns = 0; // of a table that ends with such a column
     for (event, Range { start, .. }) in
@@ -69,7 +89,7 @@ fn cited(text: &str) -> Vec<(String, usize)> {
             Event::Start(Tag::TableCell) => cells.push(String::new()),
             Event::End(TagEnd::TableHead) => {
                 heading = false;
-                if cells.last().is_some_and(|last| last == HEADING) {
+                if cells.last().is_some_and(|last| last == title) {
                     columns = cells.len();
                 }
             }
@@ -116,6 +136,19 @@ mod tests {
             assert_eq!(found.len(), 1, "{column}");
             assert!(found[0].starts_with("d/page.md:5: there is no test or case"), "{found:?}");
         }
+    }
+
+    #[test]
+    fn names_of_items_must_be_in_the_libraries() {
+        let source = ("crates/a/src/x.rs", "impl Region { pub fn lkey(&self) -> Lkey {} }\n");
+        let page = |cell| format!("| verb | here |\n|---|---|\n| `ibv_x` | {cell} |\n");
+        let messages = |cell| {
+            let page = page(cell);
+            check(&Tree::of([source, TEST, ("d/page.md", &page)])).len()
+        };
+        assert_eq!(messages("`Region::lkey`, `Region`; words"), 0);
+        assert_eq!(messages("`Region::rkey`"), 1);
+        assert_eq!(messages("`one_holds`"), 1, "tests are no part of it");
     }
 
     #[test]
