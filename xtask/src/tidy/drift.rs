@@ -14,6 +14,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut found = rust_version(tree);
     found.extend(ci::names().flat_map(|job| job_is_named(tree, job)));
     found.extend(safety_facts(tree));
+    found.extend(verbs(tree));
     found
 }
 
@@ -67,6 +68,19 @@ fn job_is_named(tree: &Tree, job: &str) -> Vec<Finding> {
             let name = name.trim_end();
             Finding::new(path, 1, format!("CI job `{job}` is missing; add a row with {name}"))
         })
+        .collect()
+}
+
+/// Whoever comes from C finds each function, or why it is not there.
+fn verbs(tree: &Tree) -> Vec<Finding> {
+    const PAGE: &str = "docs/from-c-verbs.md";
+    let functions = tree.text("crates/rdma-sys/src/generated/functions.rs").unwrap_or_default();
+    let names = functions.lines().filter_map(|line| line.strip_prefix("pub type "));
+    let names = names.filter_map(|rest| rest.split_once(" =")).map(|(name, _)| name);
+    let page = tree.text(PAGE).unwrap_or_default();
+    let lacking = names.filter(|name| !page.contains(&format!("`{name}`")));
+    lacking
+        .map(|name| Finding::new(PAGE, 1, format!("`{name}` is missing; say where it is")))
         .collect()
 }
 
@@ -139,6 +153,19 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!(job_is_named(&tree, "loom-long").len(), 1, "the page lacks it");
         assert_eq!(job_is_named(&tree, "fm").len(), 2);
+    }
+
+    #[test]
+    fn a_function_that_the_page_lacks_fails() {
+        let functions = (
+            "crates/rdma-sys/src/generated/functions.rs",
+            "use x;\npub type ibv_one =\n    fn();\npub type ibv_two = fn();\n",
+        );
+        let page = concat!("docs", "/from-c-verbs.md");
+        assert_eq!(verbs(&Tree::of([functions, (page, "`ibv_one`, `ibv_two`")])), []);
+        let found = verbs(&Tree::of([functions, (page, "`ibv_one`, `ibv_two_ex`")]));
+        assert_eq!(found.len(), 1);
+        assert!(found[0].to_string().contains("`ibv_two` is missing"), "{found:?}");
     }
 
     #[test]
