@@ -6,7 +6,7 @@
 mod common;
 
 use common::{DEVICES, pair, pair_with};
-use rdma_mem::{GatherElement, ScatterElement};
+use rdma_mem::{GatherElement, GatherList, ScatterElement};
 use rdma_qp::{
     QpState, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WcOpcode, WriteWorkRequest,
 };
@@ -131,6 +131,55 @@ fn a_batch_is_done_in_order_and_only_the_signaled_complete() {
         assert!(a.is_idle());
         let expected: Vec<_> = (1..=8).flat_map(|n| [n; 4]).collect();
         assert_eq!(b.read::<32>(0).as_slice(), expected);
+    }
+}
+
+#[test]
+fn every_form_of_posting_does_the_same() {
+    for device in DEVICES {
+        let (a, b) = pair(device);
+        let mut source = a.pd.allocate_region(8).unwrap();
+        for (form, value) in (0..5).zip(1_u64..) {
+            source.copy_from_slice(&value.to_ne_bytes());
+            let list = GatherList::from([source.as_slice()]);
+            let write = WriteWorkRequest::from_list(&list, b.board.remote());
+            let (qp, mut batch) = (&a.qp, [write.with_id(value)]);
+            let receive = ReceiveWorkRequest::only_immediate;
+            let mut receives = [receive().with_id(value)];
+            let posted = match form {
+                // SAFETY: SAFETY.md F8: nobody writes the region until the completion below.
+                0 => unsafe { qp.post(write, value) },
+                // SAFETY: SAFETY.md F8: nobody writes the region until the completion below.
+                1 => unsafe { qp.post_raw(write, value) },
+                // SAFETY: SAFETY.md F8: nobody writes the region until the completion below.
+                2 => unsafe { qp.post_write(write, value) },
+                // SAFETY: SAFETY.md F8: nobody writes the region until the completion below.
+                3 => unsafe { qp.post_batch(&mut batch) },
+                // SAFETY: SAFETY.md F8: nobody writes the region until the completion below.
+                _ => unsafe { qp.post_batch_raw(&mut batch) },
+            };
+            posted.unwrap();
+            let done = a.next();
+            assert_eq!((done.wr_id(), done.result().is_ok()), (value, true));
+            assert_eq!(b.read(0), value.to_ne_bytes());
+
+            let posted = match form {
+                // SAFETY: SAFETY.md F8: no memory.
+                0 => unsafe { b.qp.post(receive(), value) },
+                // SAFETY: SAFETY.md F8: no memory.
+                1 => unsafe { b.qp.post_raw(receive(), value) },
+                // SAFETY: SAFETY.md F8: no memory.
+                2 => unsafe { b.qp.post_receive(receive(), value) },
+                // SAFETY: SAFETY.md F8: no memory.
+                3 => unsafe { b.qp.post_receive_batch(&mut receives) },
+                // SAFETY: SAFETY.md F8: no memory.
+                _ => unsafe { b.qp.post_receive_batch_raw(&mut receives) },
+            };
+            posted.unwrap();
+            // SAFETY: SAFETY.md F8: no memory.
+            unsafe { qp.post(SendWorkRequest::only_immediate(7), value) }.unwrap();
+            assert_eq!((b.next().wr_id(), a.next().wr_id()), (value, value));
+        }
     }
 }
 
