@@ -3,6 +3,8 @@
 use core::error::Error;
 use core::fmt;
 
+use crate::macros::flags_display;
+
 bitflags::bitflags! {
     /// What may be done with registered memory and through a queue pair (`enum ibv_access_flags`).
     ///
@@ -161,12 +163,7 @@ impl AccessFlags {
     }
 }
 
-impl fmt::Display for AccessFlags {
-    /// The names, joined by ` | `, and unnamed bits in hex; `none` if there are none.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_empty() { f.write_str("none") } else { bitflags::parser::to_writer(self, f) }
-    }
-}
+flags_display!(AccessFlags);
 
 /// Access flags that the verbs forbid, with the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

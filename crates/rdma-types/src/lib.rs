@@ -8,15 +8,15 @@
 //! | addresses | [`Gid`], [`Guid`], [`Lid`] | bytes in network order, text as the tools print it |
 //! | keys and numbers | [`Lkey`], [`Rkey`], [`Qpn`], [`Psn`] | 24-bit ones cannot hold a 25th bit |
 //! | codes | [`Mtu`], [`AckTimeout`], [`MinRnrTimer`], [`MaxAckRetries`], [`MaxRnrRetries`] | cannot hold a code that the specification does not define |
-//! | flags | [`AccessFlags`] | the bits of `IBV_ACCESS_*` |
-//! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`AsyncEventKind`], [`AtomicCapability`], [`NodeType`], [`TransportType`] | any integer is a value: what a newer kernel invents is data, not an error |
+//! | flags | [`AccessFlags`], [`DeviceCapabilities`], [`OdpCapabilities`], [`OdpOperations`], [`RawPacketCapabilities`] | the bits of C, named or not |
+//! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`AsyncEventKind`], [`AtomicCapability`], [`NodeType`], [`TransportType`], [`LinkWidth`], [`LinkSpeed`], [`PhysicalState`] | any integer is a value: what a newer kernel invents is data, not an error |
 //!
 //! The numeric values are those of `infiniband/verbs.h` (rdma-core 55).
 //!
 //! # Features
 //!
 //! `serde` (off by default): every type can be serialised. Numbers and codes are bare integers,
-//! [`Gid`] and [`Guid`] are text in human-readable formats and bytes in others, [`AccessFlags`] are
+//! [`Gid`] and [`Guid`] are text in human-readable formats and bytes in others, flags are
 //! names or bits likewise. Deserialising checks what the constructors check.
 
 #![no_std]
@@ -29,12 +29,14 @@ mod macros;
 
 mod access;
 mod atomic;
+mod capability;
 mod error;
 mod event;
 mod gid;
 mod guid;
 mod key;
 mod lid;
+mod link;
 mod mtu;
 mod node;
 mod port;
@@ -47,12 +49,14 @@ mod wc;
 
 pub use access::{AccessError, AccessFlags};
 pub use atomic::AtomicCapability;
+pub use capability::{DeviceCapabilities, OdpCapabilities, OdpOperations, RawPacketCapabilities};
 pub use error::{OutOfRangeError, ParseGidError, ParseGuidError};
 pub use event::AsyncEventKind;
 pub use gid::{Gid, GidType};
 pub use guid::Guid;
 pub use key::{Lkey, Rkey};
 pub use lid::Lid;
+pub use link::{LinkSpeed, LinkWidth, PhysicalState};
 pub use mtu::Mtu;
 pub use node::{NodeType, TransportType};
 pub use port::{LinkLayer, PortState};

@@ -186,4 +186,46 @@ macro_rules! number24 {
     };
 }
 
-pub(crate) use {code, number24, open_enum};
+/// Flags of C: every bit is kept, those with a name are shown by it.
+macro_rules! open_flags {
+    (
+        $(#[$meta:meta])*
+        $name:ident($raw:ty) {
+            $( $(#[$doc:ident $($text:tt)*])* $known:ident = $value:expr; )+
+        }
+    ) => {
+        bitflags::bitflags! {
+            $(#[$meta])*
+            ///
+            /// Bits without a name here are kept.
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+            #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+            #[cfg_attr(feature = "serde", serde(transparent))]
+            #[repr(transparent)]
+            pub struct $name: $raw {
+                $( $(#[$doc $($text)*])* const $known = $value; )+
+                const _ = !0;
+            }
+        }
+
+        $crate::macros::flags_display!($name);
+    };
+}
+
+/// How flags are shown.
+macro_rules! flags_display {
+    ($name:ident) => {
+        impl core::fmt::Display for $name {
+            /// The names, joined by ` | `, and unnamed bits in hex; `none` if there are none.
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                if self.is_empty() {
+                    f.write_str("none")
+                } else {
+                    bitflags::parser::to_writer(self, f)
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use {code, flags_display, number24, open_enum, open_flags};
