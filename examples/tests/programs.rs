@@ -23,10 +23,21 @@ fn devices(arguments: &[&str]) -> String {
 #[test]
 fn devices_are_printed_for_people() {
     let text = devices(&["--device", "softib0"]);
-    for line in ["state                      active", "link_layer                 InfiniBand"] {
+    for line in [
+        "state                      active",
+        "link_layer                 InfiniBand",
+        "physical_state             link up",
+        "active_width               4X",
+        "active_speed               25 Gb/s a lane (EDR)",
+        "atomic_capability          within the machine",
+        "node_type                  InfiniBand channel adapter",
+        "odp                        none",
+    ] {
         assert!(text.lines().any(|printed| printed.trim() == line), "{line}: {text}");
     }
     assert!(text.starts_with("name                       softib0\n"), "{text}");
+    let can = text.lines().find(|line| line.starts_with("capabilities ")).unwrap();
+    assert!(can.contains("PORT_ACTIVE_EVENT") && can.contains("RC_RNR_NAK_GEN"), "{can}");
     assert!(text.contains("\n    gid[0] ") && text.contains("\nport 1\n"), "{text}");
     assert!(!text.contains('{') && !text.contains('"'), "{text}");
     assert!(devices(&[]).matches("\nport 1\n").count() >= 2, "every device");
@@ -41,6 +52,7 @@ fn devices_are_printed_for_programs() {
         let context = rdma_mem::open_device(name).unwrap();
         assert_eq!(device["node_guid"], context.device().guid().to_string());
         assert_eq!(device["max_qp_wr"], context.query_device().unwrap().max_qp_wr);
+        assert_eq!((&device["index"], &device["max_fmr"]), (&serde_json::Value::Null, &0.into()));
         let (port, gids) = (&device["ports"][0], context.gid_table().unwrap());
         assert_eq!((&port["state"], &port["active_width"]), (&"active".into(), &"4X".into()));
         assert_eq!(port["gids"].as_array().unwrap().len(), gids.len());

@@ -1,15 +1,15 @@
 //! An opened device.
 #![allow(unsafe_code)]
 
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use rdma_sys::{Errno, Verbs, ibv_context, ibv_device_attr, ibv_gid, ibv_port_attr};
+use rdma_sys::{Errno, Verbs, ibv_context, ibv_device_attr_ex, ibv_gid, ibv_port_attr};
 use rdma_types::Gid;
 
 use crate::{
-    AsyncEvents, Device, DeviceAttributes, Error, Forked, GidEntry, Handle, PortAttributes,
-    ProtectionDomain, VerbError, gid_table, hint,
+    AsyncEvents, Device, DeviceAttributes, Error, ExtendedAttributes, Forked, GidEntry, Handle,
+    PortAttributes, ProtectionDomain, VerbError, gid_table, hint,
 };
 
 /// An opened device, from which everything else is made.
@@ -67,18 +67,50 @@ impl Context {
         ProtectionDomain::allocate(self)
     }
 
-    /// What the device is and can; see `man ibv_query_device`.
+    /// What the device is and can; see `man ibv_query_device`, and
+    /// [`query_device_extended`](Self::query_device_extended) for the rest.
     ///
     /// # Errors
     /// If the provider refuses.
     #[doc(alias = "ibv_query_device")]
     pub fn query_device(&self) -> Result<DeviceAttributes, Error> {
+        let all = self.query_device_raw()?;
+        Ok(DeviceAttributes::from_raw(&all.orig_attr, all.device_cap_flags_ex))
+    }
+
+    /// What else the device can; see `man ibv_query_device_ex`. All of it is 0 with a provider that does
+    /// not tell.
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    ///
+    /// # Examples
+    /// ```
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let attributes = context.query_device_extended()?;
+    /// assert_eq!(attributes.odp.to_string(), "none");
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[doc(alias = "ibv_query_device_ex")]
+    pub fn query_device_extended(&self) -> Result<ExtendedAttributes, Error> {
+        Ok(ExtendedAttributes::from_raw(&self.query_device_raw()?))
+    }
+
+    fn query_device_raw(&self) -> Result<ibv_device_attr_ex, Error> {
         self.check_process()?;
-        let mut attributes = ibv_device_attr::default();
-        // SAFETY: SAFETY.md F1, F2: a live context of this table, and attributes to write to.
-        let returned = unsafe { (self.verbs().query_device)(self.as_raw(), &raw mut attributes) };
-        check("ibv_query_device", returned)?;
-        Ok(DeviceAttributes::from_raw(&attributes))
+        let mut attributes = ibv_device_attr_ex::default();
+        // SAFETY: SAFETY.md F1: a live context of this table, and attributes to write to.
+        let returned = unsafe {
+            rdma_sys::ibv_query_device_ex(
+                self.verbs(),
+                self.as_raw(),
+                ptr::null(),
+                &raw mut attributes,
+            )
+        };
+        check("ibv_query_device_ex", returned)?;
+        Ok(attributes)
     }
 
     /// What a port is and can; see `man ibv_query_port`. Ports count from 1.

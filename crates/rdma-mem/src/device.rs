@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::{Errno, Verbs, ibv_device};
-use rdma_types::Guid;
+use rdma_types::{Guid, NodeType, TransportType};
 
 use crate::fork::Process;
 use crate::{Context, Error, Forked, VerbError, hint};
@@ -96,6 +96,30 @@ impl Device {
     pub fn guid(&self) -> Guid {
         // SAFETY: SAFETY.md F2, F6: a device of this table, alive by `self.list`.
         Guid::from_be(unsafe { (self.verbs().get_device_guid)(self.raw.as_ptr()) })
+    }
+
+    /// What it is in its network; for an InfiniBand or RoCE device [`NodeType::CA`].
+    #[must_use]
+    pub fn node_type(&self) -> NodeType {
+        // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
+        NodeType::from_raw(unsafe { (*self.raw.as_ptr()).node_type }.0)
+    }
+
+    /// What it speaks; for an InfiniBand or RoCE device [`TransportType::IB`].
+    #[must_use]
+    pub fn transport_type(&self) -> TransportType {
+        // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.
+        TransportType::from_raw(unsafe { (*self.raw.as_ptr()).transport_type }.0)
+    }
+
+    /// The number that the kernel gave it, which no other device ever has; `None` for a device that is
+    /// not the kernel's, and from a libibverbs before rdma-core 30.
+    #[doc(alias = "ibv_get_device_index")]
+    #[must_use]
+    pub fn index(&self) -> Option<u32> {
+        let index = self.verbs().get_device_index?;
+        // SAFETY: SAFETY.md F2, F6: a device of this table, alive by `self.list`.
+        u32::try_from(unsafe { index(self.raw.as_ptr()) }).ok()
     }
 
     /// Opens the device; see `man ibv_open_device`.

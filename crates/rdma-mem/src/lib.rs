@@ -48,6 +48,7 @@
 
 mod async_event;
 mod async_events;
+mod attributes;
 mod borrowed_region;
 mod buffer;
 mod buffer_pool;
@@ -60,6 +61,7 @@ mod dmabuf_region;
 mod element;
 mod error;
 mod event_file;
+mod extended_attributes;
 mod fork;
 mod gid_sysfs;
 mod gid_table;
@@ -96,6 +98,7 @@ pub use dmabuf_region::DmabufRegion;
 pub use element::{GatherElement, ScatterElement, ScatterGatherElementError};
 pub use error::{Error, VerbError};
 pub use event_file::EventFile;
+pub use extended_attributes::ExtendedAttributes;
 pub use fork::{ForkMode, ForkStatus, Forked, fork_support};
 pub use gid_table::GidEntry;
 pub use handle::Handle;
@@ -118,6 +121,7 @@ pub use slice::{SliceMut, SliceRef};
 
 pub use rdma_sys::{Errno, Unsupported};
 pub use rdma_types::{
-    AccessError, AccessFlags, AsyncEventKind, AtomicCapability, Gid, GidType, Guid, Lid, LinkLayer,
-    Lkey, Mtu, PortState, Qpn, Rkey,
+    AccessError, AccessFlags, AsyncEventKind, AtomicCapability, DeviceCapabilities, Gid, GidType,
+    Guid, Lid, LinkLayer, LinkSpeed, LinkWidth, Lkey, Mtu, NodeType, OdpCapabilities,
+    OdpOperations, PhysicalState, PortState, Qpn, RawPacketCapabilities, Rkey, TransportType,
 };

@@ -2,11 +2,12 @@
 
 use rdma_mem::{
     AsyncEvent, AsyncEventSource, AsyncEvents, BorrowedRegion, Buffer, BufferPool, Context, Device,
-    DeviceAttributes, DeviceList, DmabufRegion, Error, EventFile, ForkMode, ForkStatus, Forked,
-    GatherElement, GatherList, GidEntry, Handle, HugePageSize, ListError, MemoryRegion, ObjectId,
-    OwnedRegion, PoolUsage, PortAttributes, ProtectionDomain, RangeError, RegionMemory,
-    RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError,
-    ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
+    DeviceAttributes, DeviceList, DmabufRegion, Error, EventFile, ExtendedAttributes, ForkMode,
+    ForkStatus, Forked, GatherElement, GatherList, GidEntry, Handle, HugePageSize, ListError,
+    MemoryRegion, ObjectId, OwnedRegion, PoolUsage, PortAttributes, ProtectionDomain, RangeError,
+    RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement,
+    ScatterGatherElementError, ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef,
+    UnknownDevice, VerbError,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -39,6 +40,7 @@ fn values_are_send_and_sync() {
     send_sync::<AsyncEvent>();
     send_sync::<AsyncEventSource>();
     send_sync::<DeviceAttributes>();
+    send_sync::<ExtendedAttributes>();
     send_sync::<ObjectId>();
     send_sync::<PortAttributes>();
     send_sync::<GidEntry>();

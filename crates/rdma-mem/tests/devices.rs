@@ -5,7 +5,8 @@
 use std::sync::Once;
 
 use rdma_mem::{
-    Context, Errno, Error, GidType, Lid, LinkLayer, Mtu, PortState, list_devices, open_device,
+    Context, DeviceCapabilities, Errno, Error, GidType, Lid, LinkLayer, Mtu, NodeType,
+    PhysicalState, PortState, TransportType, list_devices, open_device,
 };
 
 const DEVICES: [&str; 2] = ["soft0", "softib0"];
@@ -122,4 +123,33 @@ fn what_is_made_keeps_its_parents_alive() {
     };
     region.fill(7);
     assert_eq!(region.pd().context().device().name(), "soft0");
+}
+
+#[test]
+fn a_device_says_what_it_is_and_can() {
+    for (name, grh_required) in [("soft0", true), ("softib0", false)] {
+        let context = open(name);
+        let device = context.device();
+        assert_eq!(
+            (device.node_type(), device.transport_type()),
+            (NodeType::CA, TransportType::IB)
+        );
+        assert_eq!(device.index(), None, "it is not the kernel's");
+        let attributes = context.query_device().unwrap();
+        assert!(attributes.capabilities.contains(DeviceCapabilities::PORT_ACTIVE_EVENT));
+        let extended = context.query_device_extended().unwrap();
+        assert!(extended.odp.is_empty() && extended.max_device_memory == 0);
+        let port = context.query_port(1).unwrap();
+        assert_eq!((port.rate_mbps(), port.virtual_lanes()), (Some(100_000), Some(1)));
+        assert_eq!(
+            (port.physical_state, port.grh_required),
+            (PhysicalState::LINK_UP, grh_required)
+        );
+        // Each field once, and none without a value.
+        let fields = attributes.fields().chain(extended.fields()).chain(port.fields());
+        let fields: Vec<_> = fields.collect();
+        assert!(fields.iter().all(|(_, value)| !value.is_empty()), "{fields:?}");
+        let names: std::collections::HashSet<_> = fields.iter().map(|(name, _)| name).collect();
+        assert_eq!(names.len(), fields.len());
+    }
 }
