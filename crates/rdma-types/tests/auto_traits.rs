@@ -3,9 +3,10 @@
 use std::hash::Hash;
 
 use rdma_types::{
-    AccessError, AccessFlags, AckTimeout, AsyncEventKind, AtomicCapability, Gid, GidType, Guid,
-    Lid, LinkLayer, Lkey, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu, NodeType,
-    OutOfRangeError, ParseGidError, ParseGuidError, PortState, Psn, QpState, Qpn, Rkey,
+    AccessError, AccessFlags, AckTimeout, AsyncEventKind, AtomicCapability, DeviceCapabilities,
+    Gid, GidType, Guid, Lid, LinkLayer, LinkSpeed, LinkWidth, Lkey, MaxAckRetries, MaxRnrRetries,
+    MinRnrTimer, Mtu, NodeType, OdpCapabilities, OdpOperations, OutOfRangeError, ParseGidError,
+    ParseGuidError, PhysicalState, PortState, Psn, QpState, Qpn, RawPacketCapabilities, Rkey,
     TransportType, WcOpcode, WcStatus,
 };
 
@@ -18,21 +19,28 @@ fn numbers_are_copied_and_compared_in_any_thread() {
     number::<AckTimeout>();
     number::<AsyncEventKind>();
     number::<AtomicCapability>();
+    number::<DeviceCapabilities>();
     number::<Gid>();
     number::<GidType>();
     number::<Guid>();
     number::<Lid>();
     number::<LinkLayer>();
+    number::<LinkSpeed>();
+    number::<LinkWidth>();
     number::<Lkey>();
     number::<MaxAckRetries>();
     number::<MaxRnrRetries>();
     number::<MinRnrTimer>();
     number::<Mtu>();
     number::<NodeType>();
+    number::<OdpCapabilities>();
+    number::<OdpOperations>();
+    number::<PhysicalState>();
     number::<PortState>();
     number::<Psn>();
     number::<QpState>();
     number::<Qpn>();
+    number::<RawPacketCapabilities>();
     number::<Rkey>();
     number::<TransportType>();
     number::<WcOpcode>();
