@@ -1,4 +1,5 @@
-//! Where a queue pair is: port addresses and the path between two of them.
+//! Where a queue pair is: port addresses, the path between two of them, and what an address handle
+//! holds.
 
 use rdma_types::{Gid, GidType};
 
@@ -27,4 +28,27 @@ impl Path {
     pub(crate) fn is_reverse_of(&self, other: &Path) -> bool {
         self.local == other.remote && self.remote == other.local
     }
+}
+
+/// Where datagrams go, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AddressVector {
+    /// The number of the protection domain whose queue pairs may use it.
+    pub(crate) pd: u32,
+    pub(crate) path: Path,
+    /// 4 bits.
+    pub(crate) service_level: u8,
+    /// Without one packets have no global route header.
+    pub(crate) route: Option<Route>,
+}
+
+/// What packets say of their way between networks (IBTA volume 1, 8.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Route {
+    pub(crate) source: GidEntry,
+    pub(crate) destination: Gid,
+    pub(crate) traffic_class: u8,
+    /// 20 bits.
+    pub(crate) flow_label: u32,
+    pub(crate) hop_limit: u8,
 }

@@ -32,6 +32,7 @@ pub(crate) struct Limits {
     pub(crate) max_mr: u32,
     pub(crate) max_mw: u32,
     pub(crate) max_pd: u32,
+    pub(crate) max_ah: u32,
     /// READs and atomics of a queue pair in flight, each way.
     pub(crate) max_rd_atomic: u8,
     pub(crate) atomics: bool,
@@ -53,6 +54,7 @@ impl Default for Limits {
             max_mr: 1 << 20,
             max_mw: 1 << 18,
             max_pd: 1 << 15,
+            max_ah: 1 << 16,
             max_rd_atomic: 16,
             atomics: true,
             memlock_bytes: None,
@@ -202,6 +204,12 @@ impl Builder {
     /// The most memory regions; at first 1,048,576.
     pub fn max_memory_regions(mut self, count: u32) -> Self {
         self.limits.max_mr = count;
+        self
+    }
+
+    /// The most address handles; at first 65,536.
+    pub fn max_address_handles(mut self, count: u32) -> Self {
+        self.limits.max_ah = count;
         self
     }
 

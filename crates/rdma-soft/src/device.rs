@@ -81,7 +81,9 @@ pub(crate) struct Device {
     pub(crate) shared_receive_queues: Quota,
     pub(crate) memory_regions: Quota,
     pub(crate) memory_windows: Quota,
+    pub(crate) address_handles: Quota,
     locked_bytes: AtomicU64,
+    wrong_qkeys: AtomicU32,
     queue_pairs: Mutex<QueuePairs>,
     pub(crate) tally: Tally,
     port: Port,
@@ -151,7 +153,9 @@ impl Device {
             shared_receive_queues: Quota::default(),
             memory_regions: Quota::default(),
             memory_windows: Quota::default(),
+            address_handles: Quota::default(),
             locked_bytes: AtomicU64::new(0),
+            wrong_qkeys: AtomicU32::new(0),
             queue_pairs: Mutex::new(QueuePairs { by_number: HashMap::new(), next }),
             tally: Tally::default(),
             port: Port { is_up: AtomicBool::new(true), contexts: Mutex::default() },
@@ -279,6 +283,16 @@ impl Device {
                 Ok(Path { local: Address::Gid(*source), remote: Address::Gid(remote) })
             }
         }
+    }
+
+    /// A datagram came with another key than its receiver has.
+    pub(crate) fn count_wrong_qkey(&self) {
+        let one_more = |count: u32| count.checked_add(1);
+        let _ = self.wrong_qkeys.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+    }
+
+    pub(crate) fn wrong_qkeys(&self) -> u32 {
+        self.wrong_qkeys.load(Ordering::Relaxed)
     }
 
     /// Counts pinned memory against the limit that the device was built with.

@@ -27,7 +27,14 @@ use rig::{ALL_ACCESS, Cq, Mr, Qp, Size, soft, until};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
-const SIZE: Size = Size { send_wr: 512, receive_wr: 512, sge: 4, inline: 256, signal_all: false };
+const SIZE: Size = Size {
+    qp_type: rdma_sys::ibv_qp_type::IBV_QPT_RC,
+    send_wr: 512,
+    receive_wr: 512,
+    sge: 4,
+    inline: 256,
+    signal_all: false,
+};
 
 /// Two queue pairs, memory that each may use of the other, and requests.
 struct Stage {

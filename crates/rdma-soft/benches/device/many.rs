@@ -53,7 +53,14 @@ impl Many {
     pub(crate) fn new(use_connections: Count, use_regions: Count) -> Self {
         let context = Context::open("soft0");
         let (pd, cq) = (context.pd(), context.cq(16));
-        let size = Size { send_wr: 8, receive_wr: 1, sge: 1, inline: 0, signal_all: false };
+        let size = Size {
+            qp_type: rdma_sys::ibv_qp_type::IBV_QPT_RC,
+            send_wr: 8,
+            receive_wr: 1,
+            sge: 1,
+            inline: 0,
+            signal_all: false,
+        };
         let connected = |_| {
             let (a, b) = (pd.qp(&cq, &cq, &size), pd.qp(&cq, &cq, &size));
             let (at_a, at_b) = (endpoint(&context, &a), endpoint(&context, &b));

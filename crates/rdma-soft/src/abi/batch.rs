@@ -4,15 +4,17 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use rdma_sys::{
-    ibv_data_buf, ibv_qp_create_send_ops_flags as Operation, ibv_send_flags, ibv_send_wr, ibv_sge,
+    ibv_ah, ibv_data_buf, ibv_qp_create_send_ops_flags as Operation, ibv_send_flags, ibv_send_wr,
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_3 as Destination, ibv_sge,
 };
 
-use super::data_path::send_request;
+use super::data_path::{datagram, send_request};
 use crate::engine::Refusal;
 use crate::engine::critical_region::CriticalRegion;
-use crate::engine::queue_pair::{Capacity, QueuePair};
+use crate::engine::queue_pair::{Capacity, Init, QueuePair};
 use crate::engine::request::Payload;
 use crate::engine::send_queue::take_inline;
+use crate::engine::service::Service;
 
 pub(super) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 
@@ -21,6 +23,8 @@ pub(super) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 pub(super) struct Batch {
     /// What the queue pair was created to post.
     operations: u64,
+    /// Each request says where it goes.
+    datagrams: bool,
     capacity: Capacity,
     wrs: Vec<ibv_send_wr>,
     sges: Vec<ibv_sge>,
@@ -33,10 +37,12 @@ pub(super) struct Batch {
 
 impl Batch {
     /// A queue pair's, with nothing in it.
-    pub(super) fn region(operations: u64, capacity: Capacity) -> Box<CriticalRegion<Self>> {
+    pub(super) fn region(operations: u64, init: &Init) -> Box<CriticalRegion<Self>> {
+        let capacity = init.capacity;
         let requests = capacity.send_wr as usize;
         Box::new(CriticalRegion::new(Self {
             operations,
+            datagrams: init.service == Service::UnreliableDatagram,
             capacity,
             wrs: Vec::with_capacity(requests),
             sges: Vec::with_capacity(requests * capacity.send_sge as usize),
@@ -66,6 +72,16 @@ impl Batch {
         } else {
             self.wrs.push(wr);
             self.with_data = false;
+        }
+    }
+
+    /// Where the last request goes.
+    pub(super) fn address(&mut self, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
+        match self.wrs.last_mut() {
+            Some(wr) if self.datagrams && self.refused.is_none() => {
+                wr.wr.ud = Destination { ah, remote_qpn, remote_qkey };
+            }
+            _ => self.refuse(Refusal::Invalid),
         }
     }
 
@@ -123,8 +139,12 @@ impl Batch {
             wr.sg_list = sges;
             sges = sges.wrapping_add(usize::try_from(wr.num_sge).unwrap_or(0));
         }
-        // SAFETY: the elements are this batch's, and its memory is not moved or written until the post
-        // returns.
-        queue_pair.post_all(self.wrs.iter().map(|wr| unsafe { send_request(wr) }))
+        // The elements are this batch's, and its memory is not moved or written until the post returns.
+        queue_pair.post_all(self.wrs.iter().map(|wr| match self.datagrams {
+            // SAFETY: valid as said, and for a queue pair of datagrams; the handles are the caller's (F1).
+            true => unsafe { datagram(wr) },
+            // SAFETY: valid as said.
+            false => unsafe { send_request(wr) },
+        }))
     }
 }

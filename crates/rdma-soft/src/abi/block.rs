@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rdma_sys::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_mr, ibv_mw, ibv_pd, ibv_qp, ibv_qp_ex,
-    ibv_qp_init_attr, ibv_srq, verbs_context,
+    ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_mr, ibv_mw, ibv_pd, ibv_qp,
+    ibv_qp_ex, ibv_qp_init_attr, ibv_srq, verbs_context,
 };
 
 use super::batch::Batch;
 use super::cq_ex::Polled;
+use crate::address::AddressVector;
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::completion::CompletionQueue;
@@ -76,6 +77,12 @@ pub(super) struct MrBlock {
 pub(super) struct MwBlock {
     pub(super) verbs: ibv_mw,
     pub(super) window: Name,
+}
+
+#[repr(C)]
+pub(super) struct AhBlock {
+    pub(super) verbs: ibv_ah,
+    pub(super) vector: AddressVector,
 }
 
 #[repr(C)]
@@ -143,6 +150,7 @@ macro_rules! block_of {
 
 block_of!(pd_of, ibv_pd, PdBlock, pd: Arc<ProtectionDomain>);
 block_of!(pd_children, ibv_pd, PdBlock, children: Children);
+block_of!(vector_of, ibv_ah, AhBlock, vector: AddressVector);
 block_of!(queue_of, ibv_cq, CqBlock, queue: Arc<CompletionQueue>);
 block_of!(queue_polling, ibv_cq_ex, CqBlock, polling: CriticalRegion<Polled>);
 block_of!(queue_children, ibv_cq, CqBlock, children: Children);

@@ -13,11 +13,12 @@ use rdma_sys::{
 
 use super::block::{queue_of, queue_polling};
 use super::cq::create;
-use super::data_path::{JUNK, work_completion};
+use super::data_path::work_completion;
 use super::device::int;
 use super::pointer;
 use crate::engine::Refusal;
 use crate::engine::clock;
+use crate::engine::completion::JUNK;
 use crate::engine::critical_region::Nested;
 
 /// The completion that a poll has come to.

@@ -5,17 +5,19 @@ use std::slice;
 
 use rdma_sys::{
     Errno, ibv_cq, ibv_qp, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc,
-    ibv_wc__bindgen_ty_1, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status,
+    ibv_wc__bindgen_ty_1, ibv_wc_opcode, ibv_wc_status,
 };
 
+use super::ah::destination;
 use super::block::{queue_of, queue_pair_of};
 use super::{mw, number};
 use crate::engine::Refusal;
-use crate::engine::completion::Completion;
+use crate::engine::completion::{Completion, JUNK};
 use crate::engine::request::{Opcode, Payload, Request};
+use crate::engine::service::Service;
 use crate::engine::window::Kind;
 
-/// The flags that a request of a reliable connection may have.
+/// The flags that a request may have.
 const SEND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0
     | ibv_send_flags::IBV_SEND_SIGNALED.0
     | ibv_send_flags::IBV_SEND_SOLICITED.0
@@ -74,6 +76,7 @@ pub(super) unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payl
         rkey,
         operand,
         swap,
+        ..Request::EMPTY
     };
     Ok((request, payload))
 }
@@ -106,6 +109,46 @@ fn atomic(wr: &ibv_send_wr) -> (u32, u64, u64) {
     (atomic.rkey, atomic.compare_add, atomic.swap)
 }
 
+/// Reads a program's request for a datagram.
+///
+/// # Safety
+///
+/// As for [`send_request`], and the request is for a queue pair of datagrams.
+#[inline]
+pub(super) unsafe fn datagram<'a>(wr: &ibv_send_wr) -> Result<(Request, Payload<'a>), Refusal> {
+    // SAFETY: this function's contract.
+    let (request, payload) = unsafe { send_request(wr)? };
+    // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
+    let ud = unsafe { wr.wr.ud };
+    // SAFETY: this function's contract: on such a queue pair the union has the address handle.
+    let vector = unsafe { destination(ud.ah) };
+    let (destination_qpn, qkey) = (ud.remote_qpn & 0x00ff_ffff, ud.remote_qkey);
+    Ok((Request { destination_qpn, qkey, ..request }, payload.to(vector)))
+}
+
+/// The requests of a program's list, one at a time, and which was the last.
+struct List {
+    next: *mut ibv_send_wr,
+    current: *mut ibv_send_wr,
+}
+
+impl List {
+    /// # Safety
+    ///
+    /// The list is valid while the result is used, and not written.
+    #[inline(always)]
+    unsafe fn next<'a>(&mut self) -> Option<&'a ibv_send_wr> {
+        if self.next.is_null() {
+            return None;
+        }
+        self.current = self.next;
+        // SAFETY: a request of the list by this function's contract (SAFETY.md F12).
+        let request = unsafe { &*self.current };
+        self.next = request.next;
+        Some(request)
+    }
+}
+
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -113,21 +156,25 @@ pub(super) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: the caller's queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
-    let (mut next, mut current) = (wr, wr);
-    let result = queue_pair.post_send(|| {
-        if next.is_null() {
-            return None;
-        }
-        current = next;
-        // SAFETY: a request of the caller's list (SAFETY.md F12).
-        let request = unsafe { &*current };
-        next = request.next;
-        // SAFETY: as above.
-        Some(unsafe { send_request(request) })
-    });
+    let mut list = List { next: wr, current: wr };
+    let result = if queue_pair.service == Service::UnreliableDatagram {
+        queue_pair.post_datagrams(&mut || {
+            // SAFETY: the caller's list (SAFETY.md F12).
+            let request = unsafe { list.next()? };
+            // SAFETY: as above, and the queue pair is one of datagrams.
+            Some(unsafe { datagram(request) })
+        })
+    } else {
+        queue_pair.post_send(|| {
+            // SAFETY: the caller's list (SAFETY.md F12).
+            let request = unsafe { list.next()? };
+            // SAFETY: as above.
+            Some(unsafe { send_request(request) })
+        })
+    };
     if result.is_err() {
         // SAFETY: the caller's place for the request that was refused (SAFETY.md F1).
-        unsafe { bad_wr.write(current) };
+        unsafe { bad_wr.write(list.current) };
     }
     number(result)
 }
@@ -195,35 +242,24 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
     0
 }
 
-const WITH_NUMBER: u32 = ibv_wc_flags::IBV_WC_WITH_IMM.0 | ibv_wc_flags::IBV_WC_WITH_INV.0;
-
-/// What fields hold that the specification leaves undefined: nothing that looks right.
-pub(super) const JUNK: u32 = 0xdead_c0de;
-
 /// A completion as the program sees it.
 #[inline]
 pub(super) fn work_completion(completion: &Completion) -> ibv_wc {
     let success = completion.status == ibv_wc_status::IBV_WC_SUCCESS;
-    // Of what the requester sent, the bytes are not counted: sends and writes have the first numbers.
-    let counted = completion.opcode.0 >= ibv_wc_opcode::IBV_WC_RDMA_READ.0
-        && completion.opcode != ibv_wc_opcode::IBV_WC_BIND_MW
-        && completion.opcode != ibv_wc_opcode::IBV_WC_LOCAL_INV;
-    let has_number = completion.flags & WITH_NUMBER != 0;
+    let source = completion.source;
     ibv_wc {
         wr_id: completion.wr_id,
         status: completion.status,
         opcode: if success { completion.opcode } else { ibv_wc_opcode(JUNK) },
         vendor_err: completion.vendor_err,
-        byte_len: if success && counted { completion.byte_len } else { JUNK },
-        __bindgen_anon_1: ibv_wc__bindgen_ty_1 {
-            imm_data: if has_number { completion.imm } else { JUNK },
-        },
+        byte_len: completion.byte_len,
+        __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: completion.imm },
         qp_num: completion.qpn,
-        src_qp: JUNK,
+        src_qp: source.qpn,
         wc_flags: if success { completion.flags } else { JUNK },
         pkey_index: (JUNK & 0xffff) as u16,
-        slid: (JUNK & 0xffff) as u16,
-        sl: (JUNK & 0xff) as u8,
-        dlid_path_bits: (JUNK & 0xff) as u8,
+        slid: source.lid,
+        sl: source.service_level,
+        dlid_path_bits: source.path_bits,
     }
 }

@@ -77,7 +77,8 @@ pub(super) fn int(number: u64) -> c_int {
 const CAPABILITIES: ibv_device_cap_flags = {
     use ibv_device_cap_flags as Flags;
     ibv_device_cap_flags(
-        Flags::IBV_DEVICE_CURR_QP_STATE_MOD.0
+        Flags::IBV_DEVICE_BAD_QKEY_CNTR.0
+            | Flags::IBV_DEVICE_CURR_QP_STATE_MOD.0
             | Flags::IBV_DEVICE_PORT_ACTIVE_EVENT.0
             | Flags::IBV_DEVICE_SYS_IMAGE_GUID.0
             | Flags::IBV_DEVICE_RC_RNR_NAK_GEN.0,
@@ -124,6 +125,7 @@ fn device_attr(device: &Device) -> ibv_device_attr {
     attr.max_srq = int(limits.max_srq.into());
     attr.max_srq_wr = int(limits.max_srq_wr.into());
     attr.max_srq_sge = int(limits.max_srq_sge.into());
+    attr.max_ah = int(limits.max_ah.into());
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;
     attr

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 mod absent;
+mod ah;
 mod batch;
 mod block;
 mod context;
@@ -65,6 +66,10 @@ pub fn verbs() -> &'static Verbs {
         verbs.reg_dmabuf_mr = Some(mr::reg_dmabuf_mr);
         verbs.dereg_mr = mr::dereg_mr;
         verbs.rereg_mr = absent::rereg_mr;
+        verbs.create_ah = ah::create_ah;
+        verbs.create_ah_from_wc = ah::create_ah_from_wc;
+        verbs.init_ah_from_wc = ah::init_ah_from_wc;
+        verbs.destroy_ah = ah::destroy_ah;
         verbs.fork_init = fork::fork_init;
         verbs.is_fork_initialized = Some(fork::is_fork_initialized);
         verbs.create_comp_channel = event::create_comp_channel;

@@ -18,8 +18,9 @@ use super::{number, pointer, wr};
 use crate::builder::Limits;
 use crate::engine::Refusal;
 use crate::engine::events::Acknowledgements;
-use crate::engine::queue_pair::{Capacity, QueuePair};
+use crate::engine::queue_pair::{Capacity, Init, QueuePair};
 use crate::engine::report::{Element, Handle, Reporter};
+use crate::engine::service::Service;
 
 pub(super) unsafe extern "C" fn create_qp(
     pd: *mut ibv_pd,
@@ -64,9 +65,7 @@ unsafe fn make(
 ) -> Result<*mut ibv_qp, Refusal> {
     // SAFETY: this function's contract.
     let domain = unsafe { pd_of(pd) };
-    if init.qp_type != ibv_qp_type::IBV_QPT_RC {
-        return Err(Refusal::Unsupported);
-    }
+    let service = service(init.qp_type).ok_or(Refusal::Unsupported)?;
     if init.send_cq.is_null() || init.recv_cq.is_null() {
         return Err(Refusal::Invalid);
     }
@@ -83,14 +82,13 @@ unsafe fn make(
     if shared.is_some_and(|shared| !ptr::eq(shared.pd.device, domain.device)) {
         return Err(Refusal::Invalid);
     }
-    let signal_all = init.sq_sig_all != 0;
+    let made = Init { service, capacity, signal_all: init.sq_sig_all != 0 };
     // SAFETY: this function's contract; the C part of a protection domain is only read once made.
     let context = unsafe { (*pd).context };
     // SAFETY: a context outlives what was made from it, since closing it would be refused.
     let events = Arc::clone(unsafe { context_events(context) });
     let reporter = Reporter::new(events, Element::QueuePair);
-    let queue_pair =
-        QueuePair::create(domain, send_cq, receive_cq, shared, capacity, signal_all, reporter)?;
+    let queue_pair = QueuePair::create(domain, send_cq, receive_cq, shared, made, reporter)?;
     for children in [
         // SAFETY: this function's contract.
         unsafe { pd_children(pd) },
@@ -121,11 +119,21 @@ unsafe fn make(
         verbs,
         queue_pair: Arc::clone(&queue_pair),
         init: *init,
-        posting: operations.map(|operations| Batch::region(operations, capacity)),
+        posting: operations.map(|operations| Batch::region(operations, &made)),
         async_events: Acknowledgements::default(),
     }));
     queue_pair.reporter.name(Handle(block.cast()));
     Ok(block.cast())
+}
+
+/// The services that the device has.
+fn service(qp_type: ibv_qp_type) -> Option<Service> {
+    match qp_type {
+        ibv_qp_type::IBV_QPT_RC => Some(Service::ReliableConnection),
+        ibv_qp_type::IBV_QPT_UC => Some(Service::UnreliableConnection),
+        ibv_qp_type::IBV_QPT_UD => Some(Service::UnreliableDatagram),
+        _ => None,
+    }
 }
 
 fn check_capacity(limits: &Limits, init: &ibv_qp_init_attr) -> Result<Capacity, Refusal> {
@@ -145,7 +153,7 @@ fn check_capacity(limits: &Limits, init: &ibv_qp_init_attr) -> Result<Capacity, 
     if fits { Ok(capacity) } else { Err(Refusal::Invalid) }
 }
 
-fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
+pub(super) fn gid_bytes(gid: &ibv_gid) -> [u8; 16] {
     // SAFETY: all bytes of the union are its `raw` field, and any bytes are a value of it (F4).
     unsafe { gid.raw }
 }

@@ -52,7 +52,8 @@ fn check(limits: &Limits, asked: &ibv_qp_init_attr_ex) -> Result<Option<u64>, Re
     Ok(Some(asked.send_ops_flags))
 }
 
-/// What a queue pair of this type can post (man ibv_wr_post).
+/// What a queue pair of this type can post (man ibv_wr_post; but no packet of an unreliable connection
+/// asks to invalidate a key, IBTA volume 1, table 38).
 fn operations(limits: &Limits, kind: ibv_qp_type) -> u64 {
     use Operation as Op;
     use ibv_wr_opcode as Wr;
@@ -65,9 +66,9 @@ fn operations(limits: &Limits, kind: ibv_qp_type) -> u64 {
         (Op::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM, Wr::IBV_WR_RDMA_WRITE_WITH_IMM),
         (Op::IBV_QP_EX_WITH_LOCAL_INV, Wr::IBV_WR_LOCAL_INV),
         (Op::IBV_QP_EX_WITH_BIND_MW, Wr::IBV_WR_BIND_MW),
-        (Op::IBV_QP_EX_WITH_SEND_WITH_INV, Wr::IBV_WR_SEND_WITH_INV),
     ];
     let reliable = [
+        (Op::IBV_QP_EX_WITH_SEND_WITH_INV, Wr::IBV_WR_SEND_WITH_INV),
         (Op::IBV_QP_EX_WITH_RDMA_READ, Wr::IBV_WR_RDMA_READ),
         (Op::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP, Wr::IBV_WR_ATOMIC_CMP_AND_SWP),
         (Op::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD, Wr::IBV_WR_ATOMIC_FETCH_AND_ADD),

@@ -176,9 +176,9 @@ fn bind(bind_mw: Bind) -> ibv_send_wr {
     wr
 }
 
-unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, _ah: *mut ibv_ah, _qpn: u32, _qkey: u32) {
-    // SAFETY: the caller's queue pair (SAFETY.md F1), which is connected.
-    unsafe { batch(qp, |batch| batch.refuse(Refusal::Invalid)) };
+unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    unsafe { batch(qp, |batch| batch.address(ah, qpn, qkey)) };
 }
 
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, _srqn: u32) {

@@ -31,6 +31,11 @@ impl Aftermath {
         self.responder = Some((Arc::clone(queue_pair), incarnation, event));
     }
 
+    /// Whether a responder has failed: no other may, as there is room for one.
+    pub(crate) fn is_full(&self) -> bool {
+        self.responder.is_some()
+    }
+
     /// Flushes, then moves the users of completion queues that overflowed meanwhile to error.
     #[inline]
     pub(crate) fn settle(&mut self, requester: &QueuePair) {

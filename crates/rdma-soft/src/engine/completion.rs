@@ -20,25 +20,48 @@ mod tests;
 pub(crate) use queue::{CompletionQueue, Notifier};
 pub(crate) use seats::Seat;
 
-/// One completion as the device writes it. What the specification leaves undefined is filled with
-/// junk where it is turned into an `ibv_wc`.
+/// What fields hold that the specification leaves undefined: nothing that looks right.
+pub(crate) const JUNK: u32 = 0xdead_c0de;
+
+/// One completion as the device writes it. Of a failed one the opcode and the flags, which are undefined
+/// then, are filled with junk where it is turned into an `ibv_wc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completion {
     pub(crate) wr_id: u64,
     pub(crate) status: ibv_wc_status,
     pub(crate) opcode: ibv_wc_opcode,
+    /// Junk of what the requester sent, and of failures.
     pub(crate) byte_len: u32,
-    /// An immediate in network order, or the key that was invalidated; only with the flag for it.
+    /// An immediate in network order, or the key that was invalidated; junk without the flag for it.
     pub(crate) imm: u32,
     /// `IBV_WC_WITH_IMM`, `IBV_WC_WITH_INV` or nothing.
     pub(crate) flags: u32,
     pub(crate) qpn: u32,
     pub(crate) vendor_err: u32,
+    /// Only of a datagram that came in.
+    pub(crate) source: Source,
     /// The sender asked for an event at the receiver; a failure always asks.
     pub(crate) solicited: bool,
     /// The queue whose slots this completion gives back, and up to which of its requests.
     pub(crate) side: Side,
     pub(crate) upto: u32,
+}
+
+/// Where a datagram came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Source {
+    /// The sender's queue pair; 27 bits are kept.
+    pub(crate) qpn: u32,
+    /// That of its port, 0 on Ethernet.
+    pub(crate) lid: u16,
+    pub(crate) service_level: u8,
+    pub(crate) path_bits: u8,
+}
+
+impl Source {
+    /// Of what is no datagram: nothing that looks right.
+    pub(crate) const UNDEFINED: Self =
+        Self { qpn: 0x06ad_c0de, lid: 0xdead, service_level: 0xde, path_bits: 0xad };
 }
 
 #[cfg(test)]
@@ -54,6 +77,7 @@ impl Completion {
             flags: 0,
             qpn: 0,
             vendor_err: 0,
+            source: Source::UNDEFINED,
             solicited: false,
             side: Side::Send,
             upto,

@@ -67,9 +67,20 @@ impl AtomicWord {
 }
 
 /// Copies a number, in the order of this machine's bytes, to a list of segments.
-pub(crate) fn deliver(mut number: u64, sink: &[Segment]) {
-    let address = (&raw mut number).expose_provenance() as u64;
-    transfer(&[Segment { address, length: 8 }], sink, 0, 8);
+pub(crate) fn deliver(number: u64, sink: &[Segment]) {
+    deliver_bytes(&number.to_ne_bytes(), sink);
+}
+
+/// Copies bytes of the device's own to the beginning of a list of segments.
+pub(crate) fn deliver_bytes(bytes: &[u8], sink: &[Segment]) {
+    let (address, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
+    transfer(&[Segment { address, length }], sink, 0, length);
+}
+
+/// Copies the first `length` bytes of the concatenation of `source` into that of `sink`, behind the
+/// first `lead` bytes there.
+pub(crate) fn transfer_behind(source: &[Segment], sink: &[Segment], lead: u64, length: u64) {
+    transfer_cursors(Cursor::at(source, 0), Cursor::at(sink, lead), length);
 }
 
 /// Copies the bytes `from..to` of the concatenation of `source` to the same places in `sink`.
@@ -86,8 +97,11 @@ pub(crate) fn transfer(source: &[Segment], sink: &[Segment], from: u64, to: u64)
 }
 
 fn transfer_pieces(source: &[Segment], sink: &[Segment], from: u64, to: u64) {
-    let (mut sources, mut sinks) = (Cursor::at(source, from), Cursor::at(sink, from));
-    let mut left = to.saturating_sub(from);
+    let (sources, sinks) = (Cursor::at(source, from), Cursor::at(sink, from));
+    transfer_cursors(sources, sinks, to.saturating_sub(from));
+}
+
+fn transfer_cursors(mut sources: Cursor<'_>, mut sinks: Cursor<'_>, mut left: u64) {
     while left > 0 {
         let (Some(source), Some(sink)) = (sources.rest(), sinks.rest()) else { return };
         let piece = left.min(source.length).min(sink.length);

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use rdma_sys::{ibv_access_flags, ibv_event_type, ibv_sge, ibv_wc_opcode, ibv_wc_status as Status};
 
 use crate::engine::aftermath::Aftermath;
+use crate::engine::completion::Source;
 use crate::engine::copy::{AtomicWord, Segment, deliver, transfer};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::LOCAL_READ;
 use crate::engine::request::{Opcode, Payload, Request};
 use crate::engine::responder::Responder;
 use crate::engine::send_side::{Requester, Verdict};
+use crate::engine::service::Service;
 
 /// The longest message (IBTA volume 1, 9.7.1: 2^31 bytes).
 pub(crate) const MAX_MESSAGE_BYTES: u64 = 1 << 31;
@@ -45,12 +47,16 @@ impl QueuePair {
             Err(status) => return Verdict::Failed(status),
         };
         if requester.peer.is_none() {
+            if self.service != Service::ReliableConnection {
+                return self
+                    .send_unreliably(requester, request, payload, length, extent, aftermath);
+            }
             requester.peer = self.device.find_peer(requester.path.as_ref(), requester.peer_qpn);
         }
         let Requester { peer, path, psn, local, progress, mtu_log2, .. } = requester;
         let Some(peer_queue_pair) = peer else { return Verdict::Unanswered };
         let mut responder = peer_queue_pair.responder.lock();
-        if !responder.listens_to(peer_queue_pair, self.id, self.qpn, path.as_ref(), *psn) {
+        if !responder.listens_to(peer_queue_pair, self, path.as_ref(), *psn) {
             drop(responder);
             // It may have been destroyed; another may have its number by the next attempt.
             *peer = None;
@@ -116,6 +122,26 @@ impl QueuePair {
         if wrong_length { Err(Status::IBV_WC_LOC_LEN_ERR) } else { Ok(length) }
     }
 
+    /// Finds the memory of the current receive request, for a message of that length. The responder is
+    /// this queue pair's.
+    #[inline(always)]
+    pub(super) fn find_room(&self, responder: &mut Responder, length: u64) -> Result<(), Refused> {
+        let Responder { sges, room, .. } = responder;
+        room.clear();
+        let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        let fits = self.locate(self.receive_pd_number, sges, access, room).ok_or(Refused {
+            receive: Status::IBV_WC_LOC_PROT_ERR,
+            request: Status::IBV_WC_REM_OP_ERR,
+        })?;
+        if fits >= length {
+            return Ok(());
+        }
+        Err(Refused {
+            receive: Status::IBV_WC_LOC_LEN_ERR,
+            request: Status::IBV_WC_REM_INV_REQ_ERR,
+        })
+    }
+
     /// Turns elements into segments and says how long they are together: the keys must be known, of
     /// the protection domain `pd`, and give `access` to all of the range.
     #[inline(always)]
@@ -138,7 +164,7 @@ impl QueuePair {
 
 /// The packet sequence number behind a message: it took one packet for each MTU, at least one.
 #[inline]
-fn next_psn(psn: u32, length: u64, mtu_log2: u32) -> u32 {
+pub(super) fn next_psn(psn: u32, length: u64, mtu_log2: u32) -> u32 {
     // At most 2^31 / 2^8 packets, so that the mask takes nothing away.
     let packets = (length.saturating_sub(1) >> mtu_log2) & 0x00ff_ffff;
     (psn + 1 + packets as u32) & 0x00ff_ffff
@@ -146,21 +172,21 @@ fn next_psn(psn: u32, length: u64, mtu_log2: u32) -> u32 {
 
 /// How a responder answers a request after which it is in error: the status of the request, and that of
 /// the receive request that it may have taken.
-struct Refused {
-    receive: Status,
-    request: Status,
+pub(super) struct Refused {
+    pub(super) receive: Status,
+    pub(super) request: Status,
 }
 
 /// One request between its requester and the locked responder.
-struct Exchange<'a> {
-    own: &'a Arc<QueuePair>,
-    peer: &'a Arc<QueuePair>,
-    responder: &'a mut Responder,
-    request: &'a Request,
-    length: u64,
-    local: &'a mut Vec<Segment>,
-    progress: &'a mut u64,
-    extent: Extent,
+pub(super) struct Exchange<'a> {
+    pub(super) own: &'a Arc<QueuePair>,
+    pub(super) peer: &'a Arc<QueuePair>,
+    pub(super) responder: &'a mut Responder,
+    pub(super) request: &'a Request,
+    pub(super) length: u64,
+    pub(super) local: &'a mut Vec<Segment>,
+    pub(super) progress: &'a mut u64,
+    pub(super) extent: Extent,
 }
 
 impl Exchange<'_> {
@@ -170,6 +196,13 @@ impl Exchange<'_> {
         if opcode.takes_receive() && !self.responder.take_receive(self.peer, self.own) {
             return Ok(Verdict::NotReady { timer: self.responder.min_rnr_timer });
         }
+        self.execute()
+    }
+
+    /// Executes the request, whose receive request was taken if it needs one.
+    #[inline(always)]
+    pub(super) fn execute(&mut self) -> Result<Verdict, Refused> {
+        let opcode = self.request.opcode;
         let copied = match opcode {
             Opcode::Send | Opcode::SendWithImm | Opcode::SendWithInvalidate => self.send(),
             Opcode::CompareAndSwap | Opcode::FetchAndAdd => {
@@ -195,7 +228,8 @@ impl Exchange<'_> {
                     ibv_wc_opcode::IBV_WC_RECV
                 }
             };
-            self.responder.complete(self.peer, completion, self.length, self.request);
+            let source = Source::UNDEFINED;
+            self.responder.complete(self.peer, completion, self.length, self.request, 0, source);
         }
         Ok(Verdict::Done { bytes: self.length })
     }
@@ -203,20 +237,8 @@ impl Exchange<'_> {
     /// Copies into the receive request's elements.
     #[inline]
     fn send(&mut self) -> Result<Copied, Refused> {
-        let Responder { sges, room, .. } = &mut *self.responder;
-        room.clear();
-        let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-        let pd = self.peer.receive_pd_number;
-        let fits = self.peer.locate(pd, sges, access, room).ok_or(Refused {
-            receive: Status::IBV_WC_LOC_PROT_ERR,
-            request: Status::IBV_WC_REM_OP_ERR,
-        })?;
-        if fits < self.length {
-            return Err(Refused {
-                receive: Status::IBV_WC_LOC_LEN_ERR,
-                request: Status::IBV_WC_REM_INV_REQ_ERR,
-            });
-        }
+        self.peer.find_room(self.responder, self.length)?;
+        let room = &self.responder.room;
         Ok(copy(self.local, room, self.length, self.progress, self.extent))
     }
 

@@ -11,6 +11,7 @@ pub(crate) mod clock;
 pub(crate) mod completion;
 pub(crate) mod copy;
 pub(crate) mod critical_region;
+pub(crate) mod datagram;
 pub(crate) mod events;
 pub(crate) mod execute;
 pub(crate) mod import;
@@ -28,12 +29,15 @@ pub(crate) mod region;
 pub(crate) mod report;
 pub(crate) mod request;
 pub(crate) mod responder;
+pub(crate) mod route_header;
 pub(crate) mod run;
 pub(crate) mod send_queue;
 pub(crate) mod send_side;
+pub(crate) mod service;
 pub(crate) mod shared_receive_queue;
 pub(crate) mod timer;
 pub(crate) mod transition;
+pub(crate) mod unreliable;
 pub(crate) mod window;
 
 /// Why the device refuses a call; the shims turn it into an errno.

@@ -11,9 +11,10 @@ use crate::builder::{Limits, Link};
 use crate::device::Device;
 use crate::engine::completion::{CompletionQueue, Side};
 use crate::engine::protection::{ProtectionDomain, Registration};
-use crate::engine::queue_pair::{Capacity, QueuePair};
+use crate::engine::queue_pair::{Capacity, Init, QueuePair};
 use crate::engine::report::Reporter;
 use crate::engine::request::{Opcode, Payload, Request};
+use crate::engine::service::Service;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::schedule::Schedule;
 use crate::sync::{Ordering, locked};
@@ -60,7 +61,9 @@ fn queue_pair(device: &'static Device, shared: Option<&Arc<SharedReceiveQueue>>)
     let pd = ProtectionDomain::new(device);
     let queue = || Arc::new(CompletionQueue::new(2, None));
     let reporter = Reporter::silent();
-    QueuePair::create(&pd, &queue(), &queue(), shared, capacity, false, reporter).unwrap()
+    let service = Service::ReliableConnection;
+    let init = Init { service, capacity, signal_all: false };
+    QueuePair::create(&pd, &queue(), &queue(), shared, init, reporter).unwrap()
 }
 
 /// Has `a` send to `b`.

@@ -8,6 +8,8 @@ use crate::address::Path;
 use crate::engine::Refusal;
 use crate::engine::probe;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::responder::Responder;
+use crate::engine::send_side::Requester;
 use crate::engine::transition;
 use crate::overflow;
 use crate::sync::locked;
@@ -56,6 +58,7 @@ impl Attributes {
             IBV_QP_MIN_RNR_TIMER: min_rnr_timer;
             IBV_QP_DEST_QPN: dest_qp_num;
             IBV_QP_EN_SQD_ASYNC_NOTIFY: en_sqd_async_notify;
+            IBV_QP_QKEY: qkey;
         }
     }
 }
@@ -73,7 +76,7 @@ impl QueuePair {
             let mut attributes = self.attributes();
             let from = attributes.verbs.qp_state;
             let to = if has(Mask::IBV_QP_STATE) { attr.qp_state } else { from };
-            transition::check(from, to, mask)?;
+            transition::check(self.service, from, to, mask)?;
             if has(Mask::IBV_QP_CUR_STATE) && attr.cur_qp_state != from {
                 return Err(Refusal::Invalid);
             }
@@ -90,7 +93,7 @@ impl QueuePair {
                 }
                 _ => {
                     attributes.record(attr, has);
-                    self.apply(attr, to, path, has);
+                    self.apply(attr, from, to, path, has);
                 }
             }
             to
@@ -106,19 +109,33 @@ impl QueuePair {
     /// before it has locked the attributes.
     fn attributes(&self) -> MutexGuard<'_, Attributes> {
         let mut attributes = locked(&self.attributes);
-        let failed = self.send.lock().state == State::IBV_QPS_ERR
-            || self.responder.lock().state == State::IBV_QPS_ERR;
+        let send = self.send.lock().state;
+        let failed =
+            send == State::IBV_QPS_ERR || self.responder.lock().state == State::IBV_QPS_ERR;
         if failed && attributes.verbs.qp_state != State::IBV_QPS_ERR {
             attributes.verbs.qp_state = State::IBV_QPS_ERR;
             self.flush();
+        } else if send == State::IBV_QPS_SQE {
+            attributes.verbs.qp_state = send;
         }
         attributes
     }
 
     /// Sets what was given. A half that failed since the transition was checked stays in error, and
     /// the rest of the queue pair follows it: whoever made it fail sees to that.
-    fn apply(&self, attr: &ibv_qp_attr, to: State, path: Option<Path>, has: impl Fn(Mask) -> bool) {
-        let unless_failed = |from| if from == State::IBV_QPS_ERR { from } else { to };
+    fn apply(
+        &self,
+        attr: &ibv_qp_attr,
+        from: State,
+        to: State,
+        path: Option<Path>,
+        has: impl Fn(Mask) -> bool,
+    ) {
+        let unless_failed = |present| match present {
+            State::IBV_QPS_ERR => present,
+            State::IBV_QPS_SQE if from != present => present,
+            _ => to,
+        };
         let mut guard = self.send.lock();
         let send = &mut *guard;
         send.state = unless_failed(send.state);
@@ -128,52 +145,10 @@ impl QueuePair {
             send.notify_drained = attr.en_sqd_async_notify != 0;
             self.report_drained(send);
         }
-        let requester = &mut send.requester;
-        if path.is_some() {
-            (requester.path, requester.peer) = (path, None);
-        }
-        if has(Mask::IBV_QP_DEST_QPN) {
-            requester.peer_qpn = attr.dest_qp_num;
-        }
-        if has(Mask::IBV_QP_PATH_MTU) {
-            // Code 1 is 256 bytes.
-            requester.mtu_log2 = 7 + attr.path_mtu.0;
-        }
-        if has(Mask::IBV_QP_SQ_PSN) {
-            requester.psn = attr.sq_psn & LARGEST_24_BITS;
-        }
-        if has(Mask::IBV_QP_TIMEOUT) {
-            requester.ack_timeout = attr.timeout;
-        }
-        if has(Mask::IBV_QP_RETRY_CNT) {
-            requester.retries = attr.retry_cnt;
-        }
-        if has(Mask::IBV_QP_RNR_RETRY) {
-            requester.rnr_retries = attr.rnr_retry;
-        }
-        if has(Mask::IBV_QP_MAX_QP_RD_ATOMIC) {
-            requester.max_rd_atomic = attr.max_rd_atomic;
-        }
+        send.requester.set(attr, path, &has);
         let mut responder = self.responder.lock();
         responder.state = unless_failed(responder.state);
-        if path.is_some() {
-            (responder.path, responder.verified) = (path, 0);
-        }
-        if has(Mask::IBV_QP_DEST_QPN) {
-            (responder.peer_qpn, responder.verified) = (attr.dest_qp_num, 0);
-        }
-        if has(Mask::IBV_QP_RQ_PSN) {
-            responder.psn = attr.rq_psn & LARGEST_24_BITS;
-        }
-        if has(Mask::IBV_QP_ACCESS_FLAGS) {
-            responder.access = attr.qp_access_flags;
-        }
-        if has(Mask::IBV_QP_MIN_RNR_TIMER) {
-            responder.min_rnr_timer = attr.min_rnr_timer;
-        }
-        if has(Mask::IBV_QP_MAX_DEST_RD_ATOMIC) {
-            responder.max_rd_atomic = attr.max_dest_rd_atomic;
-        }
+        responder.set(attr, path, &has);
         self.receive.lock().state = to;
     }
 
@@ -194,6 +169,65 @@ impl QueuePair {
         attr.cap.max_recv_sge = self.capacity.receive_sge;
         attr.cap.max_inline_data = self.capacity.inline;
         attr
+    }
+}
+
+impl Requester {
+    fn set(&mut self, attr: &ibv_qp_attr, path: Option<Path>, has: impl Fn(Mask) -> bool) {
+        if path.is_some() {
+            (self.path, self.peer, self.last) = (path, None, None);
+        }
+        if has(Mask::IBV_QP_DEST_QPN) {
+            self.peer_qpn = attr.dest_qp_num;
+        }
+        if has(Mask::IBV_QP_PATH_MTU) {
+            // Code 1 is 256 bytes.
+            self.mtu_log2 = 7 + attr.path_mtu.0;
+        }
+        if has(Mask::IBV_QP_SQ_PSN) {
+            self.psn = attr.sq_psn & LARGEST_24_BITS;
+        }
+        if has(Mask::IBV_QP_TIMEOUT) {
+            self.ack_timeout = attr.timeout;
+        }
+        if has(Mask::IBV_QP_RETRY_CNT) {
+            self.retries = attr.retry_cnt;
+        }
+        if has(Mask::IBV_QP_RNR_RETRY) {
+            self.rnr_retries = attr.rnr_retry;
+        }
+        if has(Mask::IBV_QP_MAX_QP_RD_ATOMIC) {
+            self.max_rd_atomic = attr.max_rd_atomic;
+        }
+        if has(Mask::IBV_QP_QKEY) {
+            self.qkey = attr.qkey;
+        }
+    }
+}
+
+impl Responder {
+    fn set(&mut self, attr: &ibv_qp_attr, path: Option<Path>, has: impl Fn(Mask) -> bool) {
+        if path.is_some() {
+            (self.path, self.verified) = (path, 0);
+        }
+        if has(Mask::IBV_QP_DEST_QPN) {
+            (self.peer_qpn, self.verified) = (attr.dest_qp_num, 0);
+        }
+        if has(Mask::IBV_QP_RQ_PSN) {
+            self.psn = attr.rq_psn & LARGEST_24_BITS;
+        }
+        if has(Mask::IBV_QP_ACCESS_FLAGS) {
+            self.access = attr.qp_access_flags;
+        }
+        if has(Mask::IBV_QP_MIN_RNR_TIMER) {
+            self.min_rnr_timer = attr.min_rnr_timer;
+        }
+        if has(Mask::IBV_QP_MAX_DEST_RD_ATOMIC) {
+            self.max_rd_atomic = attr.max_dest_rd_atomic;
+        }
+        if has(Mask::IBV_QP_QKEY) {
+            self.qkey = attr.qkey;
+        }
     }
 }
 

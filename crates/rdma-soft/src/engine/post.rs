@@ -9,9 +9,10 @@ use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::Side;
 use crate::engine::execute::Extent;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::request::{Payload, Request};
+use crate::engine::request::{Opcode, Payload, Request};
 use crate::engine::run::Work;
 use crate::engine::send_side::{Blocked, SendSide, Verdict};
+use crate::engine::service::Service;
 use crate::sync::Ordering;
 
 impl QueuePair {
@@ -52,6 +53,7 @@ impl QueuePair {
             for request in requests.clone() {
                 let (request, payload) = request?;
                 self.check_request(&mut send, &request, payload)?;
+                self.check_destination(&request, payload)?;
             }
             for (request, payload) in requests.flatten() {
                 self.post_later(&mut send, &request, payload);
@@ -62,6 +64,46 @@ impl QueuePair {
         }
         aftermath.settle(self);
         Ok(())
+    }
+
+    /// As [`post_send`](Self::post_send), for datagrams. Each goes through the queue, so that there is one
+    /// copy of the code that executes within a post.
+    pub(crate) fn post_datagrams<'a>(
+        self: &Arc<Self>,
+        next: &mut dyn FnMut() -> Option<Result<(Request, Payload<'a>), Refusal>>,
+    ) -> Result<(), Refusal> {
+        let mut aftermath = Aftermath::default();
+        let mut result = Ok(());
+        {
+            let mut send = self.send.lock();
+            while let Some(request) = next() {
+                result = request.and_then(|(request, payload)| {
+                    self.check_request(&mut send, &request, payload)?;
+                    self.check_destination(&request, payload)?;
+                    self.post_later(&mut send, &request, payload);
+                    Ok(())
+                });
+                if result.is_err() {
+                    break;
+                }
+                if self.immediate {
+                    self.drive(&mut send, Work::All, &mut aftermath);
+                }
+            }
+        }
+        aftermath.settle(self);
+        result
+    }
+
+    /// That a datagram is one, and goes somewhere.
+    fn check_destination(&self, request: &Request, payload: Payload<'_>) -> Result<(), Refusal> {
+        let sends = matches!(request.opcode, Opcode::Send | Opcode::SendWithImm);
+        let connected = self.service != Service::UnreliableDatagram;
+        if connected || sends && payload.destination().is_some() {
+            Ok(())
+        } else {
+            Err(Refusal::Invalid)
+        }
     }
 
     #[inline]
@@ -90,7 +132,7 @@ impl QueuePair {
 
     /// Queues a request that is not executed now; a queue in error flushes it.
     fn post_later(self: &Arc<Self>, send: &mut SendSide, request: &Request, payload: Payload<'_>) {
-        if send.state == ibv_qp_state::IBV_QPS_ERR {
+        if matches!(send.state, ibv_qp_state::IBV_QPS_ERR | ibv_qp_state::IBV_QPS_SQE) {
             // What is queued was posted before, and may not be flushed yet.
             self.flush_send(send);
             send.posted = send.posted.wrapping_add(1);
@@ -111,15 +153,16 @@ impl QueuePair {
         payload: Payload<'_>,
     ) -> Result<(), Refusal> {
         match send.state {
-            ibv_qp_state::IBV_QPS_RTS | ibv_qp_state::IBV_QPS_SQD | ibv_qp_state::IBV_QPS_ERR => {}
+            ibv_qp_state::IBV_QPS_RTS
+            | ibv_qp_state::IBV_QPS_SQD
+            | ibv_qp_state::IBV_QPS_SQE
+            | ibv_qp_state::IBV_QPS_ERR => {}
             _ => return Err(Refusal::Invalid),
         }
-        let fetches = request.opcode.fetches();
         let inline = payload.is_inline();
         if payload.sges().len() > self.capacity.send_sge as usize
-            || inline && (fetches || payload.length() > u64::from(self.capacity.inline))
-            || fetches && send.requester.max_rd_atomic == 0
-            || request.opcode.is_atomic() && !self.device.limits.atomics
+            || inline && payload.length() > u64::from(self.capacity.inline)
+            || !request.opcode.is_plain() && !self.allows(send, request.opcode, inline)
         {
             return Err(Refusal::Invalid);
         }
@@ -140,6 +183,21 @@ impl QueuePair {
             }
         }
         Ok(())
+    }
+
+    /// Whether a request that is no plain send or write can be posted here.
+    #[cold]
+    fn allows(&self, send: &SendSide, opcode: Opcode, inline: bool) -> bool {
+        if opcode.fetches() {
+            let served = self.device.limits.atomics || !opcode.is_atomic();
+            return !inline && served && send.requester.max_rd_atomic > 0;
+        }
+        // IBTA volume 1, table 39.
+        match self.service {
+            Service::ReliableConnection => true,
+            Service::UnreliableConnection => opcode.is_local(),
+            Service::UnreliableDatagram => false,
+        }
     }
 
     #[cold]

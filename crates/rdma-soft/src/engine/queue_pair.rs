@@ -7,13 +7,14 @@ use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_stat
 use crate::counters::Exclusive;
 use crate::device::Device;
 use crate::engine::Refusal;
-use crate::engine::completion::{Completion, CompletionQueue, Reclaimed, Seat, Side};
+use crate::engine::completion::{Completion, CompletionQueue, JUNK, Reclaimed, Seat, Side, Source};
 use crate::engine::modify::Attributes;
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
 use crate::engine::report::Reporter;
 use crate::engine::responder::Responder;
 use crate::engine::send_side::SendSide;
+use crate::engine::service::Service;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::engine::timer::Alarm;
 use crate::overflow;
@@ -30,11 +31,21 @@ pub(crate) struct Capacity {
     pub(crate) inline: u32,
 }
 
+/// What a queue pair is created with, besides what it uses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Init {
+    pub(crate) service: Service,
+    pub(crate) capacity: Capacity,
+    /// Every send request completes aloud.
+    pub(crate) signal_all: bool,
+}
+
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     /// Unique in the process and never 0.
     pub(crate) id: u64,
     pub(crate) qpn: u32,
+    pub(crate) service: Service,
     pub(crate) device: &'static Device,
     pub(crate) pd: Arc<ProtectionDomain>,
     /// Its domain's number, here because every request needs it.
@@ -74,10 +85,10 @@ impl QueuePair {
         send_cq: &Arc<CompletionQueue>,
         receive_cq: &Arc<CompletionQueue>,
         shared: Option<&Arc<SharedReceiveQueue>>,
-        capacity: Capacity,
-        signal_all: bool,
+        init: Init,
         reporter: Reporter,
     ) -> Result<Arc<Self>, Refusal> {
+        let Init { service, capacity, signal_all } = init;
         let device = pd.device;
         let qpn = device.reserve_qpn()?;
         let reclaimed = Arc::new(Reclaimed::new(shared));
@@ -87,6 +98,7 @@ impl QueuePair {
         let queue_pair = Arc::new_cyclic(|weak| Self {
             id,
             qpn,
+            service,
             device,
             pd: Arc::clone(pd),
             pd_number: pd.number,
@@ -103,7 +115,7 @@ impl QueuePair {
             reporter,
             attributes: Mutex::new(Attributes::default()),
             sends: Line(Exclusive::default()),
-            send: Line(Lock::new(SendSide::new(&capacity))),
+            send: Line(Lock::new(SendSide::new(&init))),
             responder: Line(Lock::new(Responder::new(receive_sge))),
             receive: Line(Lock::new(ReceiveQueue::new())),
             receives: ReceiveSlots::new(capacity.receive_wr, capacity.receive_sge),
@@ -240,11 +252,12 @@ impl QueuePair {
             wr_id,
             status,
             opcode: ibv_wc_opcode::IBV_WC_SEND,
-            byte_len: 0,
-            imm: 0,
+            byte_len: JUNK,
+            imm: JUNK,
             flags: 0,
             qpn: self.qpn,
             vendor_err: status.0,
+            source: Source::UNDEFINED,
             solicited: false,
             side: Side::Send,
             upto,

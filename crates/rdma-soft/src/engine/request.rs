@@ -1,6 +1,7 @@
 //! A send request as the engine sees it, whatever form it was posted in.
 #![allow(unsafe_code)]
 
+use crate::address::AddressVector;
 use crate::engine::copy::Segment;
 use rdma_sys::{ibv_access_flags, ibv_sge, ibv_wc_flags, ibv_wc_opcode, ibv_wr_opcode};
 
@@ -85,6 +86,12 @@ impl Opcode {
         }
     }
 
+    /// Whether it is a send or a write, and nothing more.
+    #[inline]
+    pub(crate) fn is_plain(self) -> bool {
+        matches!(self, Self::Send | Self::SendWithImm | Self::Write | Self::WriteWithImm)
+    }
+
     #[inline]
     pub(crate) fn is_atomic(self) -> bool {
         matches!(self, Self::CompareAndSwap | Self::FetchAndAdd)
@@ -119,6 +126,10 @@ pub(crate) struct Request {
     pub(crate) operand: u64,
     /// What a compare-and-swap puts there.
     pub(crate) swap: u64,
+    /// The queue pair that a datagram is for.
+    pub(crate) destination_qpn: u32,
+    /// What a datagram shows there.
+    pub(crate) qkey: u32,
 }
 
 impl Request {
@@ -133,21 +144,25 @@ impl Request {
         rkey: 0,
         operand: 0,
         swap: 0,
+        destination_qpn: 0,
+        qkey: 0,
     };
 }
 
-/// The local data of a request: ranges of registered memory, or plain memory for inline data.
+/// What a request refers to. Its local data: ranges of registered memory, or plain memory for inline
+/// data. And where a datagram goes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Payload<'a> {
     sges: &'a [ibv_sge],
     inline: bool,
+    destination: Option<&'a AddressVector>,
 }
 
 impl<'a> Payload<'a> {
     /// Ranges that are checked against their keys when the request is executed.
     #[inline]
     pub(crate) fn keyed(sges: &'a [ibv_sge]) -> Self {
-        Self { sges, inline: false }
+        Self { sges, inline: false, destination: None }
     }
 
     /// Bytes that are read without a key.
@@ -157,7 +172,18 @@ impl<'a> Payload<'a> {
     /// Each range must be readable, with exposed provenance, while the payload is used.
     #[inline]
     pub(crate) unsafe fn inline(sges: &'a [ibv_sge]) -> Self {
-        Self { sges, inline: true }
+        Self { sges, inline: true, destination: None }
+    }
+
+    /// The same to that address.
+    #[inline]
+    pub(crate) fn to(self, destination: Option<&'a AddressVector>) -> Self {
+        Self { destination, ..self }
+    }
+
+    #[inline]
+    pub(crate) fn destination(&self) -> Option<&'a AddressVector> {
+        self.destination
     }
 
     #[inline]

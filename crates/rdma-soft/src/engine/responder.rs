@@ -6,7 +6,7 @@ use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_stat
 
 use crate::address::Path;
 use crate::engine::aftermath::Aftermath;
-use crate::engine::completion::{Completion, Side};
+use crate::engine::completion::{Completion, JUNK, Side, Source};
 use crate::engine::copy::Segment;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Receive;
@@ -24,6 +24,8 @@ pub(crate) struct Responder {
     pub(crate) psn: u32,
     pub(crate) min_rnr_timer: u8,
     pub(crate) max_rd_atomic: u8,
+    /// What datagrams have to show.
+    pub(crate) qkey: u32,
     /// The requester whose address was found right; 0 for none.
     pub(crate) verified: u64,
     /// The receive request that the present message goes to.
@@ -51,6 +53,7 @@ impl Responder {
             psn: 0,
             min_rnr_timer: 0,
             max_rd_atomic: 0,
+            qkey: 0,
             verified: 0,
             current: None,
             next_receive: 0,
@@ -68,27 +71,43 @@ impl Responder {
     pub(crate) fn listens_to(
         &mut self,
         own: &QueuePair,
-        id: u64,
-        qpn: u32,
+        requester: &QueuePair,
         path: Option<&Path>,
         psn: u32,
     ) -> bool {
-        let ready = matches!(
+        self.psn == psn && self.knows(own, requester, path)
+    }
+
+    /// Whether it takes packets at all.
+    #[inline]
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(
             self.state,
             ibv_qp_state::IBV_QPS_RTS | ibv_qp_state::IBV_QPS_RTR | ibv_qp_state::IBV_QPS_SQD
-        );
-        ready && self.psn == psn && (self.verified == id || self.verify(own, id, qpn, path))
+        )
+    }
+
+    /// Whether it takes packets, and those of this requester.
+    #[inline]
+    pub(crate) fn knows(
+        &mut self,
+        own: &QueuePair,
+        requester: &QueuePair,
+        path: Option<&Path>,
+    ) -> bool {
+        self.is_ready() && (self.verified == requester.id || self.verify(own, requester, path))
     }
 
     #[cold]
-    fn verify(&mut self, own: &QueuePair, id: u64, qpn: u32, path: Option<&Path>) -> bool {
+    fn verify(&mut self, own: &QueuePair, requester: &QueuePair, path: Option<&Path>) -> bool {
         let connected = own.device.port_is_up()
-            && self.peer_qpn == qpn
+            && own.service == requester.service
+            && self.peer_qpn == requester.qpn
             && path
                 .zip(self.path.as_ref())
                 .is_some_and(|(theirs, ours)| theirs.is_reverse_of(ours));
         if connected {
-            self.verified = id;
+            self.verified = requester.id;
             if self.state == ibv_qp_state::IBV_QPS_RTR {
                 // The first message tells a passive side that the other is ready.
                 own.reporter.report(ibv_event_type::IBV_EVENT_COMM_EST);
@@ -101,11 +120,24 @@ impl Responder {
     /// requester is told when there is.
     #[inline]
     pub(crate) fn take_receive(&mut self, own: &QueuePair, requester: &Arc<QueuePair>) -> bool {
-        if self.current.is_some() {
-            return true;
+        self.try_take_receive(own) || self.take_or_wait(own, requester)
+    }
+
+    /// Takes a request of the queue pair's own.
+    #[inline]
+    fn try_take_receive(&mut self, own: &QueuePair) -> bool {
+        if self.current.is_none() {
+            self.current = own.receives.take(&mut self.next_receive, &mut self.sges);
         }
-        self.current = own.receives.take(&mut self.next_receive, &mut self.sges);
-        self.current.is_some() || self.take_or_wait(own, requester)
+        self.current.is_some()
+    }
+
+    /// As [`take_receive`](Self::take_receive), but nobody waits.
+    pub(crate) fn take_receive_or_none(&mut self, own: &QueuePair) -> bool {
+        if let (Some(shared), None) = (&own.shared, &self.current) {
+            self.current = shared.take(&mut self.next_receive, &mut self.sges, None);
+        }
+        self.try_take_receive(own)
     }
 
     /// Looks again under the lock under which requests are posted: one that came meanwhile is taken,
@@ -125,7 +157,7 @@ impl Responder {
         self.current.is_some()
     }
 
-    /// Completes the current receive request.
+    /// Completes the current receive request, with `flags` besides those that the request has.
     #[inline]
     pub(crate) fn complete(
         &mut self,
@@ -133,6 +165,8 @@ impl Responder {
         opcode: ibv_wc_opcode,
         bytes: u64,
         request: &Request,
+        flags: u32,
+        source: Source,
     ) {
         let Some(receive) = self.current.take() else { return };
         self.receives += 1;
@@ -142,10 +176,11 @@ impl Responder {
             opcode,
             // A message is at most 2 GiB.
             byte_len: u32::try_from(bytes).unwrap_or(u32::MAX),
-            imm: request.imm,
-            flags: request.opcode.receive_flags(),
+            imm: if request.opcode.receive_flags() == 0 { JUNK } else { request.imm },
+            flags: request.opcode.receive_flags() | flags,
             qpn: own.qpn,
             vendor_err: 0,
+            source,
             solicited: request.solicited,
             side: Side::Receive,
             upto: receive.index.wrapping_add(1),

@@ -7,11 +7,12 @@ use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_wc_status as Status};
 use rdma_types::MinRnrTimer;
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::completion::{Completion, Side};
+use crate::engine::completion::{Completion, JUNK, Side, Source};
 use crate::engine::execute::Extent;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::request::Request;
 use crate::engine::send_side::{Blocked, Requester, SendSide, Verdict};
+use crate::engine::service::Service;
 
 /// How much of a queue one drive may execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,11 +42,15 @@ impl QueuePair {
                 wr_id: request.wr_id,
                 status: Status::IBV_WC_SUCCESS,
                 opcode: request.opcode.completion(),
-                byte_len: u32::try_from(bytes).unwrap_or(u32::MAX),
-                imm: 0,
+                byte_len: match request.opcode.fetches() {
+                    true => u32::try_from(bytes).unwrap_or(u32::MAX),
+                    false => JUNK,
+                },
+                imm: JUNK,
                 flags: 0,
                 qpn: self.qpn,
                 vendor_err: 0,
+                source: Source::UNDEFINED,
                 solicited: false,
                 side: Side::Send,
                 upto,
@@ -54,9 +59,22 @@ impl QueuePair {
             Err(status) => {
                 self.device.tally.count_failure(status);
                 self.push_send(self.failed_send(request.wr_id, upto, status));
-                send.state = ibv_qp_state::IBV_QPS_ERR;
-                aftermath.requester_failed(send.incarnation);
+                self.stop(send, aftermath);
             }
+        }
+    }
+
+    /// A request failed. The receiver of a reliable connection cannot go on without it; of the other
+    /// services only the send queue stops (IBTA volume 1, 10.3.1.6).
+    #[cold]
+    fn stop(&self, send: &mut SendSide, aftermath: &mut Aftermath) {
+        let reliable = self.service == Service::ReliableConnection;
+        if !reliable && send.state == ibv_qp_state::IBV_QPS_RTS {
+            send.state = ibv_qp_state::IBV_QPS_SQE;
+            self.flush_send(send);
+        } else {
+            send.state = ibv_qp_state::IBV_QPS_ERR;
+            aftermath.requester_failed(send.incarnation);
         }
     }
 

@@ -3,7 +3,9 @@
 
 use rdma_sys::ibv_sge;
 
+use crate::address::AddressVector;
 use crate::engine::copy::{Segment, transfer};
+use crate::engine::queue_pair::Capacity;
 use crate::engine::request::{Payload, Request};
 
 #[derive(Debug, Clone, Copy)]
@@ -20,6 +22,8 @@ pub(crate) struct SendQueue {
     slots: Box<[Slot]>,
     sges: Box<[ibv_sge]>,
     inline: Box<[u8]>,
+    /// Where each request goes, if it says so itself: only of datagrams.
+    destinations: Box<[Option<AddressVector>]>,
     max_sge: usize,
     max_inline: usize,
     head: usize,
@@ -27,14 +31,16 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    pub(crate) fn new(max_wr: u32, max_sge: u32, max_inline: u32) -> Self {
-        let (slots, max_sge) = (max_wr.max(1) as usize, max_sge.max(1) as usize);
-        let max_inline = max_inline as usize;
+    pub(crate) fn new(capacity: &Capacity, datagrams: bool) -> Self {
+        let slots = capacity.send_wr.max(1) as usize;
+        let max_sge = capacity.send_sge.max(1) as usize;
+        let max_inline = capacity.inline as usize;
         Self {
             slots: vec![Slot { request: Request::EMPTY, sges: 0, inline: false }; slots]
                 .into_boxed_slice(),
             sges: vec![ibv_sge::default(); slots * max_sge].into_boxed_slice(),
             inline: vec![0; slots * max_inline].into_boxed_slice(),
+            destinations: vec![None; if datagrams { slots } else { 0 }].into_boxed_slice(),
             max_sge,
             max_inline,
             head: 0,
@@ -69,6 +75,9 @@ impl SendQueue {
             sges[..payload.sges().len()].copy_from_slice(payload.sges());
             payload.sges().len()
         };
+        if let Some(place) = self.destinations.get_mut(slot) {
+            *place = payload.destination().copied();
+        }
         self.slots[slot] = Slot { request: *request, sges: count, inline: payload.is_inline() };
         self.len += 1;
     }
@@ -87,7 +96,8 @@ impl SendQueue {
         } else {
             Payload::keyed(sges)
         };
-        Some((slot.request, payload))
+        let destination = self.destinations.get(self.head).and_then(Option::as_ref);
+        Some((slot.request, payload.to(destination)))
     }
 
     pub(crate) fn pop(&mut self) -> Option<Request> {
@@ -121,13 +131,18 @@ pub(crate) fn take_inline(room: &mut [u8], payload: Payload<'_>) -> ibv_sge {
 mod tests {
     use super::*;
 
+    fn queue(send_wr: u32, send_sge: u32, inline: u32) -> SendQueue {
+        let capacity = Capacity { send_wr, send_sge, inline, receive_wr: 0, receive_sge: 0 };
+        SendQueue::new(&capacity, false)
+    }
+
     fn request(wr_id: u64) -> Request {
         Request { wr_id, ..Request::EMPTY }
     }
 
     #[test]
     fn keeps_order_across_the_wrap() {
-        let mut queue = SendQueue::new(3, 2, 0);
+        let mut queue = queue(3, 2, 0);
         let sges = [ibv_sge { addr: 1, length: 2, lkey: 3 }; 2];
         for round in 0..10 {
             queue.push(&request(round), Payload::keyed(&sges));
@@ -143,7 +158,7 @@ mod tests {
 
     #[test]
     fn inline_data_is_joined_and_kept() {
-        let mut queue = SendQueue::new(2, 4, 8);
+        let mut queue = queue(2, 4, 8);
         let mut bytes = *b"abcdef";
         let base = bytes.as_mut_ptr().expose_provenance() as u64;
         let sges = [

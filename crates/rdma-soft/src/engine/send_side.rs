@@ -7,9 +7,10 @@ use rdma_sys::{ibv_qp_state, ibv_wc_status};
 
 use crate::address::Path;
 use crate::engine::copy::Segment;
-use crate::engine::queue_pair::{Capacity, QueuePair};
+use crate::engine::queue_pair::{Init, QueuePair};
 use crate::engine::request::{Payload, Request};
 use crate::engine::send_queue::SendQueue;
+use crate::engine::service::Service;
 
 /// What the requester knows of its connection.
 #[derive(Debug)]
@@ -24,8 +25,13 @@ pub(crate) struct Requester {
     pub(crate) retries: u8,
     pub(crate) rnr_retries: u8,
     pub(crate) max_rd_atomic: u8,
-    /// Found at the first request; the peer's lock says whether it still listens.
+    /// Of datagrams that name none themselves.
+    pub(crate) qkey: u32,
+    /// Found at the first request; the peer's lock says whether it still listens. Only of a reliable
+    /// connection.
     pub(crate) peer: Option<Arc<QueuePair>>,
+    /// Where the last message went that nobody acknowledged.
+    pub(crate) last: Option<Arc<QueuePair>>,
     /// Bytes of the head request that a held device has already copied.
     pub(crate) progress: u64,
     /// Scratch of one request: where its data is here, and at the peer.
@@ -43,7 +49,9 @@ impl Requester {
             retries: 0,
             rnr_retries: 0,
             max_rd_atomic: 0,
+            qkey: 0,
             peer: None,
+            last: None,
             progress: 0,
             local: Vec::with_capacity(max_sge.max(1) as usize),
         }
@@ -111,11 +119,13 @@ pub(crate) struct SendSide {
 }
 
 impl SendSide {
-    pub(crate) fn new(capacity: &Capacity) -> Self {
+    pub(crate) fn new(init: &Init) -> Self {
+        let capacity = &init.capacity;
+        let datagrams = init.service == Service::UnreliableDatagram;
         Self {
             state: ibv_qp_state::IBV_QPS_RESET,
             incarnation: 0,
-            queue: SendQueue::new(capacity.send_wr, capacity.send_sge, capacity.inline),
+            queue: SendQueue::new(capacity, datagrams),
             requester: Requester::new(capacity.send_sge),
             blocked: Blocked::No,
             posted: 0,
@@ -152,6 +162,7 @@ impl SendSide {
         self.blocked = Blocked::No;
         self.notify_drained = false;
         self.requester.peer = None;
+        self.requester.last = None;
         self.requester.progress = 0;
         self.requester.path = None;
     }

@@ -3,9 +3,11 @@
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and the device is 64-bit only.
 
 mod abi;
+mod address_handles;
 mod atomics;
 mod busy;
 mod counters;
+mod datagrams;
 mod dmabuf;
 mod drained;
 mod events;
@@ -28,4 +30,5 @@ mod sends;
 mod shared_receives;
 mod states;
 mod unreachable;
+mod unreliable;
 mod windows;

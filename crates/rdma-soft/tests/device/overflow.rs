@@ -186,7 +186,14 @@ fn queue_pair_above_the_devices_sizes_is_refused() {
     builder.max_inline_data(50).install().unwrap();
     let context = Context::open(device);
     let (cq, pd) = (context.cq(10), context.pd());
-    let largest = Size { send_wr: 100, receive_wr: 100, sge: 3, inline: 50, signal_all: false };
+    let largest = Size {
+        qp_type: rdma_sys::ibv_qp_type::IBV_QPT_RC,
+        send_wr: 100,
+        receive_wr: 100,
+        sge: 3,
+        inline: 50,
+        signal_all: false,
+    };
     assert!(pd.try_qp(&cq, &cq, &largest).is_ok());
     for larger in [
         Size { send_wr: 101, ..largest },

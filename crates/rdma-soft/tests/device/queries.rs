@@ -46,6 +46,7 @@ fn the_capability_flags_are_what_the_device_does() {
     let attr = Context::open("soft0").query_device();
     let flags = ibv_device_cap_flags(attr.device_cap_flags);
     for flag in [
+        ibv_device_cap_flags::IBV_DEVICE_BAD_QKEY_CNTR,
         ibv_device_cap_flags::IBV_DEVICE_CURR_QP_STATE_MOD,
         ibv_device_cap_flags::IBV_DEVICE_PORT_ACTIVE_EVENT,
         ibv_device_cap_flags::IBV_DEVICE_RC_RNR_NAK_GEN,

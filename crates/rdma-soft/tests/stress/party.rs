@@ -17,7 +17,14 @@ const LINKS: usize = 4;
 const SINKS: usize = 3;
 /// Slots of each link in each sink.
 const WRITABLE: usize = 4;
-const SIZE: Size = Size { send_wr: 32, receive_wr: 16, sge: 2, inline: 64, signal_all: false };
+const SIZE: Size = Size {
+    qp_type: rdma_sys::ibv_qp_type::IBV_QPT_RC,
+    send_wr: 32,
+    receive_wr: 16,
+    sge: 2,
+    inline: 64,
+    signal_all: false,
+};
 /// Slots of each link for sources: twice what can be in flight.
 const LOCAL: usize = 64;
 const RECEIVES: usize = 32;

@@ -3,11 +3,11 @@
 use rdma_sys::{ibv_wc_opcode, ibv_wc_status};
 
 use crate::engine::clock;
-use crate::engine::completion::{Completion, Seat, Side};
+use crate::engine::completion::{Completion, Seat, Side, Source};
 use crate::sync::{AtomicU64, Ordering};
 
-/// Beside the flags of a completion, which are the low ones.
-const OF_RECEIVE: u32 = 1 << 31;
+/// Beside the flags of a completion, which are the four bits below it.
+const OF_RECEIVE: u32 = 0x10;
 
 /// A place for one completion, which says itself whether it is filled, as the entries of hardware do:
 /// so one cache line goes from the producer's core to the poller's, and no other has to.
@@ -25,7 +25,7 @@ pub(super) struct Entry {
     length_imm: AtomicU64,
     qpn_vendor: AtomicU64,
     upto_seat: AtomicU64,
-    flags: AtomicU64,
+    flags_source: AtomicU64,
     /// When it came, if the queue keeps that.
     timestamp: AtomicU64,
 }
@@ -53,7 +53,8 @@ impl Entry {
         self.length_imm.store(pair(c.byte_len, c.imm), Ordering::Relaxed);
         self.qpn_vendor.store(pair(c.qpn, c.vendor_err), Ordering::Relaxed);
         self.upto_seat.store(pair(c.upto, seat.0), Ordering::Relaxed);
-        self.flags.store(u64::from(of_receive | c.flags), Ordering::Relaxed);
+        let flags = u64::from(of_receive | c.flags);
+        self.flags_source.store(flags | pack(c.source), Ordering::Relaxed);
     }
 
     /// Says that completion `number` is here.
@@ -69,19 +70,20 @@ impl Entry {
         let (byte_len, imm) = halves(&self.length_imm);
         let (qpn, vendor_err) = halves(&self.qpn_vendor);
         let (upto, seat) = halves(&self.upto_seat);
-        let (flags, _) = halves(&self.flags);
+        let flags = self.flags_source.load(Ordering::Relaxed);
         let completion = Completion {
             wr_id: self.wr_id.load(Ordering::Relaxed),
             status: ibv_wc_status(status),
             opcode: ibv_wc_opcode(opcode),
             byte_len,
             imm,
-            flags: flags & !OF_RECEIVE,
+            flags: (flags & 0xf) as u32,
             qpn,
             vendor_err,
+            source: unpack(flags),
             // It has done its work when the completion came here.
             solicited: false,
-            side: if flags & OF_RECEIVE != 0 { Side::Receive } else { Side::Send },
+            side: if flags & u64::from(OF_RECEIVE) != 0 { Side::Receive } else { Side::Send },
             upto,
         };
         (Seat(seat), completion)
@@ -111,6 +113,25 @@ impl Timestamp<'_> {
     /// In ticks of the device's clock; nothing sensible unless the queue keeps it.
     pub(crate) fn ticks(self) -> u64 {
         self.0.timestamp.load(Ordering::Relaxed)
+    }
+}
+
+/// The source as all bits but the lowest five.
+#[inline(always)]
+fn pack(source: Source) -> u64 {
+    u64::from(source.qpn & 0x07ff_ffff) << 5
+        | u64::from(source.lid) << 32
+        | u64::from(source.service_level) << 48
+        | u64::from(source.path_bits) << 56
+}
+
+#[inline(always)]
+fn unpack(word: u64) -> Source {
+    Source {
+        qpn: ((word & 0xffff_ffff) as u32) >> 5,
+        lid: (word >> 32 & 0xffff) as u16,
+        service_level: (word >> 48 & 0xff) as u8,
+        path_bits: (word >> 56 & 0xff) as u8,
     }
 }
 

@@ -77,6 +77,15 @@ pub(crate) const RTS: u32 = Mask::IBV_QP_STATE.0
     | Mask::IBV_QP_SQ_PSN.0
     | Mask::IBV_QP_MAX_QP_RD_ATOMIC.0;
 
+/// As [`RTR`], of an unreliable connection.
+pub(crate) const UC_RTR: u32 = Mask::IBV_QP_STATE.0
+    | Mask::IBV_QP_AV.0
+    | Mask::IBV_QP_PATH_MTU.0
+    | Mask::IBV_QP_DEST_QPN.0
+    | Mask::IBV_QP_RQ_PSN.0;
+/// As [`RTS`], of an unreliable connection, or for datagrams.
+pub(crate) const UNRELIABLE_RTS: u32 = Mask::IBV_QP_STATE.0 | Mask::IBV_QP_SQ_PSN.0;
+
 /// The attributes with which `own` goes through INIT, RTR and RTS towards `peer`; set the state.
 pub(crate) fn attributes(own: &Endpoint, peer: &Endpoint, knobs: &Knobs) -> ibv_qp_attr {
     let mut attr = ibv_qp_attr::default();
@@ -111,6 +120,15 @@ pub(crate) fn to_init(qp: &Qp, attr: &ibv_qp_attr) {
 pub(crate) fn to_rtr(qp: &Qp, attr: &ibv_qp_attr) {
     let rtr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..*attr };
     assert_eq!(qp.modify(rtr, RTR), 0);
+}
+
+pub(crate) fn connect_unreliably(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs: &Knobs) {
+    let attr = attributes(own, peer, knobs);
+    to_init(qp, &attr);
+    let rtr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
+    assert_eq!(qp.modify(rtr, UC_RTR), 0);
+    let rts = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTS, ..attr };
+    assert_eq!(qp.modify(rts, UNRELIABLE_RTS), 0);
 }
 
 pub(crate) fn to_rts(qp: &Qp, attr: &ibv_qp_attr) {

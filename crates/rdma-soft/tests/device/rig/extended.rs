@@ -190,7 +190,7 @@ pub(crate) fn init(
     init.cap.max_send_sge = size.sge;
     init.cap.max_recv_sge = size.sge;
     init.cap.max_inline_data = size.inline;
-    init.qp_type = ibv_qp_type::IBV_QPT_RC;
+    init.qp_type = size.qp_type;
     init.sq_sig_all = size.signal_all.into();
     init
 }

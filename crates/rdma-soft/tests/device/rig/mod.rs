@@ -13,6 +13,7 @@ use rdma_soft::{Builder, Link, Schedule, SoftDevice};
 use rdma_sys::*;
 
 pub(crate) mod connect;
+pub(crate) mod datagram;
 pub(crate) mod device;
 pub(crate) mod dmabuf;
 pub(crate) mod events;
@@ -171,7 +172,7 @@ impl Pd {
         init.cap.max_send_sge = size.sge;
         init.cap.max_recv_sge = size.sge;
         init.cap.max_inline_data = size.inline;
-        init.qp_type = ibv_qp_type::IBV_QPT_RC;
+        init.qp_type = size.qp_type;
         init.sq_sig_all = size.signal_all.into();
         init
     }
@@ -192,9 +193,10 @@ impl Drop for Pd {
     }
 }
 
-/// The sizes of a queue pair.
+/// The sizes of a queue pair, and its type.
 #[derive(Clone, Copy)]
 pub(crate) struct Size {
+    pub(crate) qp_type: ibv_qp_type,
     pub(crate) send_wr: u32,
     pub(crate) receive_wr: u32,
     pub(crate) sge: u32,
@@ -204,7 +206,8 @@ pub(crate) struct Size {
 
 impl Default for Size {
     fn default() -> Self {
-        Self { send_wr: 64, receive_wr: 64, sge: 4, inline: 64, signal_all: false }
+        let qp_type = ibv_qp_type::IBV_QPT_RC;
+        Self { qp_type, send_wr: 64, receive_wr: 64, sge: 4, inline: 64, signal_all: false }
     }
 }
 

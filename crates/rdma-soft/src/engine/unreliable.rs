@@ -1,0 +1,133 @@
+//! Unreliable connections: messages that nobody acknowledges. Where one gets lost its sender does not
+//! hear of it.
+
+use std::sync::Arc;
+
+use rdma_sys::{ibv_event_type, ibv_wc_status as Status};
+
+use crate::engine::aftermath::Aftermath;
+use crate::engine::execute::{Exchange, Extent, Refused, next_psn};
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::request::{Opcode, Payload, Request};
+use crate::engine::responder::Responder;
+use crate::engine::send_side::{Requester, Verdict};
+use crate::engine::service::Service;
+
+/// A request whose local data was found.
+pub(crate) struct Message<'a> {
+    pub(super) request: &'a Request,
+    pub(super) payload: Payload<'a>,
+    pub(super) length: u64,
+    pub(super) extent: Extent,
+}
+
+impl Message<'_> {
+    /// How much of it this attempt copies. What was half-way begins again: it may come to another
+    /// receive request, or another receiver, than before.
+    pub(super) fn extent(&self, progress: &mut u64) -> Extent {
+        if std::mem::take(progress) > 0 { Extent::Whole } else { self.extent }
+    }
+}
+
+impl QueuePair {
+    /// Sends a message whose local data was found, on a queue pair without acknowledgements. Out of line,
+    /// for the sake of those with them.
+    #[inline(never)]
+    pub(super) fn send_unreliably(
+        self: &Arc<Self>,
+        requester: &mut Requester,
+        request: &Request,
+        payload: Payload<'_>,
+        length: u64,
+        extent: Extent,
+        aftermath: &mut Aftermath,
+    ) -> Verdict {
+        let message = Message { request, payload, length, extent };
+        match self.service {
+            Service::UnreliableDatagram => self.send_datagram(requester, &message, aftermath),
+            _ => self.send_on_connection(requester, &message, aftermath),
+        }
+    }
+
+    /// Sends a message on an unreliable connection. The first packet of a message is taken with any
+    /// sequence number (IBTA volume 1, 9.8.2.2), so that a message that was lost stops no other.
+    fn send_on_connection(
+        self: &Arc<Self>,
+        requester: &mut Requester,
+        message: &Message<'_>,
+        aftermath: &mut Aftermath,
+    ) -> Verdict {
+        let path = requester.path;
+        let find = || self.device.find_peer(path.as_ref(), requester.peer_qpn);
+        let last = requester.last.take().filter(|_| self.device.port_is_up());
+        let peer = last.or_else(find);
+        let next = next_psn(requester.psn, message.length, requester.mtu_log2);
+        let mut arrived = false;
+        if let Some(peer) = peer {
+            let mut responder = peer.responder.lock();
+            // If it does not, another may have its number by the next message.
+            if responder.knows(&peer, self, path.as_ref()) {
+                match self.exchange(&peer, &mut responder, requester, message) {
+                    Ok(Verdict::Paused) => return Verdict::Paused,
+                    Ok(verdict) => arrived = verdict != Verdict::Unanswered,
+                    Err(refused) => responder.drop_message(&peer, &refused, aftermath),
+                }
+                if arrived {
+                    responder.executed += 1;
+                    responder.psn = next;
+                }
+                drop(responder);
+                requester.last = Some(peer);
+            }
+        }
+        if !arrived && matches!(message.request.opcode, Opcode::Send | Opcode::SendWithImm) {
+            self.sends.count();
+        }
+        requester.psn = next;
+        Verdict::Done { bytes: message.length }
+    }
+
+    fn exchange(
+        self: &Arc<Self>,
+        peer: &Arc<Self>,
+        responder: &mut Responder,
+        requester: &mut Requester,
+        message: &Message<'_>,
+    ) -> Result<Verdict, Refused> {
+        let request = message.request;
+        if request.opcode.takes_receive() && !responder.take_receive_or_none(peer) {
+            return Ok(Verdict::Unanswered);
+        }
+        let Requester { local, progress, .. } = requester;
+        let extent = message.extent(progress);
+        let length = message.length;
+        Exchange { own: self, peer, responder, request, length, local, progress, extent }.execute()
+    }
+}
+
+impl Responder {
+    /// A message cannot be taken. Without acknowledgements it is dropped, and a receive request that it
+    /// would have used is there for the next one (IBTA volume 1, 9.9.3, class D); one of a shared queue,
+    /// where others would miss it, completes in error (class E). But if the receive request itself is
+    /// bad, its queue pair fails (class A); when another has failed in this call already, with its next
+    /// message.
+    #[cold]
+    pub(super) fn drop_message(
+        &mut self,
+        own: &Arc<QueuePair>,
+        refused: &Refused,
+        aftermath: &mut Aftermath,
+    ) {
+        if refused.receive == Status::IBV_WC_LOC_PROT_ERR && !aftermath.is_full() {
+            self.fail(own, refused.receive, ibv_event_type::IBV_EVENT_QP_FATAL, aftermath);
+        } else if own.shared.is_some()
+            && let Some(receive) = self.current.take()
+        {
+            let status = match refused.receive {
+                Status::IBV_WC_WR_FLUSH_ERR => refused.request,
+                status => status,
+            };
+            own.push_receive(own.failed_receive(&receive, status));
+        }
+    }
+}
