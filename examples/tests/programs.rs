@@ -12,6 +12,9 @@ mod devices;
 #[allow(dead_code)] // its `main`
 #[path = "../examples/pingpong.rs"]
 mod pingpong;
+#[allow(dead_code)] // its `main`
+#[path = "../examples/shared_memory.rs"]
+mod shared_memory;
 
 fn devices(arguments: &[&str]) -> String {
     let arguments = devices::Arguments::parse_from(["devices"].iter().chain(arguments));
@@ -96,6 +99,19 @@ fn every_thread_draws_numbers_of_its_own_and_the_lock_keeps_the_sum() {
             let count = threads.parse::<u64>().unwrap() * numbers.parse::<u64>().unwrap();
             let sum = count * count.saturating_sub(1) / 2;
             assert_eq!(line, format!("{device}: {count} numbers, and their sum is {sum}"));
+        }
+    }
+}
+
+#[test]
+fn records_are_found_on_the_board_that_was_lent() {
+    for device in ["soft0", "softib0"] {
+        for (records, line) in
+            [("0", "0 of 0 records, sum 0"), ("300", "300 of 300 records, sum 44850")]
+        {
+            let options = ["shared_memory", "--device", device, "--records", records];
+            let arguments = shared_memory::Arguments::parse_from(options);
+            assert_eq!(shared_memory::run(&arguments).unwrap(), format!("{device}: {line}"));
         }
     }
 }
