@@ -155,7 +155,16 @@ proptest! {
         prop_assert_eq!(region.element(start..end).is_ok(), inside);
         prop_assert_eq!(region.atomic_u64(start).is_ok(), start <= 42 && start % 8 == 0);
         prop_assert_eq!(region.read(start, &mut [0; 3]).is_ok(), start <= 47);
-        let owned = pd.allocate_region(50).unwrap();
-        prop_assert_eq!(owned.get_ref(start, end).is_some(), start as u128 + end as u128 <= 50);
+        let mut owned = pd.allocate_region(50).unwrap();
+        let base = owned.as_ptr().addr() as u64;
+        // Here the second number is a length.
+        let fits = start as u128 + end as u128 <= 50;
+        let found = owned.get_ref(start, end).map(|slice| *slice.gather_element().as_raw());
+        prop_assert_eq!(found.is_some(), fits);
+        if let Some(sge) = found {
+            prop_assert_eq!((sge.addr - base, u64::from(sge.length)), (start as u64, end as u64));
+            prop_assert_eq!(sge.lkey, owned.lkey().get());
+        }
+        prop_assert_eq!(owned.get_mut(start, end).is_some(), fits);
     }
 }
