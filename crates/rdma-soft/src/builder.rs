@@ -36,6 +36,10 @@ pub(crate) struct Limits {
     /// READs and atomics of a queue pair in flight, each way.
     pub(crate) max_rd_atomic: u8,
     pub(crate) atomics: bool,
+    pub(crate) window_type_1: bool,
+    pub(crate) window_type_2: bool,
+    /// Extended queue pairs and completion queues, and the clock of their timestamps.
+    pub(crate) extended: bool,
     pub(crate) memlock_bytes: Option<u64>,
 }
 
@@ -57,6 +61,9 @@ impl Default for Limits {
             max_ah: 1 << 16,
             max_rd_atomic: 16,
             atomics: true,
+            window_type_1: true,
+            window_type_2: true,
+            extended: true,
             memlock_bytes: None,
         }
     }
@@ -239,6 +246,32 @@ impl Builder {
     /// one fails with `EOPNOTSUPP`.
     pub fn max_memory_windows(mut self, count: u32) -> Self {
         self.limits.max_mw = count;
+        self
+    }
+
+    /// Without memory windows of type 1: allocating one fails with `EOPNOTSUPP`.
+    pub fn without_window_type_1(mut self) -> Self {
+        self.limits.window_type_1 = false;
+        self
+    }
+
+    /// Without memory windows of type 2: allocating one fails with `EOPNOTSUPP`.
+    pub fn without_window_type_2(mut self) -> Self {
+        self.limits.window_type_2 = false;
+        self
+    }
+
+    /// Without extended queue pairs (`ibv_wr_*`), extended completion queues and timestamps: making one
+    /// fails with `EOPNOTSUPP`, as with a provider that was written before they came.
+    ///
+    /// ```
+    /// use rdma_soft::Builder;
+    ///
+    /// Builder::new("classic0").without_extended().without_window_type_2().install()?;
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    pub fn without_extended(mut self) -> Self {
+        self.limits.extended = false;
         self
     }
 

@@ -33,7 +33,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Requests of this device that were executed. Between two queue pairs of one process a message is one
+    /// Requests of this device that were executed, or sent without anybody to take them. Between two queue pairs of one process a message is one
     /// copy, so that it counts as one packet, however long it is; acknowledgements are none.
     sent_pkts,
     /// Requests from peers that were executed.
@@ -95,6 +95,15 @@ impl Exclusive {
     fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
+}
+
+/// What a queue pair counts under its send lock, apart from the path of a write.
+#[derive(Debug, Default)]
+pub(crate) struct SendCounts {
+    /// SENDs that were executed.
+    pub(crate) sends: Exclusive,
+    /// Requests that were executed and that no peer hears of.
+    pub(crate) local: Exclusive,
 }
 
 /// What a device counts itself, and the queue pairs that count the rest, each under its own locks.
@@ -165,8 +174,8 @@ impl Counters {
     fn add(&mut self, queue_pair: &QueuePair) {
         {
             let send = queue_pair.send.lock();
-            self.sent_pkts += send.executed;
-            self.rdma_sends += queue_pair.sends.get();
+            self.sent_pkts += send.executed - queue_pair.counts.local.get();
+            self.rdma_sends += queue_pair.counts.sends.get();
         }
         let responder = queue_pair.responder.lock();
         self.rcvd_pkts += responder.executed;

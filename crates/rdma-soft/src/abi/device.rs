@@ -10,9 +10,11 @@ use rdma_sys::{
 };
 
 use super::block::device_of;
+use crate::builder::Limits;
 use crate::device::{Device, DeviceBlock};
 use crate::engine::clock;
 use crate::engine::execute::MAX_MESSAGE_BYTES;
+use crate::engine::window::Kind;
 use crate::fabric;
 
 pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
@@ -84,10 +86,13 @@ const CAPABILITIES: ibv_device_cap_flags = {
             | Flags::IBV_DEVICE_RC_RNR_NAK_GEN.0,
     )
 };
-const WINDOWS: ibv_device_cap_flags = {
-    use ibv_device_cap_flags as Flags;
-    ibv_device_cap_flags(Flags::IBV_DEVICE_MEM_WINDOW.0 | Flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0)
-};
+/// Which windows there are, of the same flags.
+fn windows(limits: &Limits) -> u32 {
+    let flag = |there: bool, flag: ibv_device_cap_flags| if there { flag.0 } else { 0 };
+    flag(limits.has_windows(Kind::One), ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW)
+        | flag(limits.has_windows(Kind::Two), ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW_TYPE_2B)
+}
+
 /// A vendor without a number of its own has all ones in these 24 bits.
 const NO_VENDOR: u32 = 0x00ff_ffff;
 
@@ -104,15 +109,14 @@ fn device_attr(device: &Device) -> ibv_device_attr {
     attr.page_size_cap = rustix::param::page_size() as u64;
     attr.max_qp = int(limits.max_qp.into());
     attr.max_qp_wr = int(limits.max_qp_wr.into());
-    attr.device_cap_flags = CAPABILITIES.0;
+    attr.device_cap_flags = CAPABILITIES.0 | windows(limits);
     attr.max_sge = int(limits.max_sge.into());
     attr.max_sge_rd = attr.max_sge;
     attr.max_cq = int(limits.max_cq.into());
     attr.max_cqe = int(limits.max_cqe.into());
     attr.max_mr = int(limits.max_mr.into());
-    attr.max_mw = int(limits.max_mw.into());
-    if limits.max_mw > 0 {
-        attr.device_cap_flags |= WINDOWS.0;
+    if windows(limits) != 0 {
+        attr.max_mw = int(limits.max_mw.into());
     }
     attr.max_pd = int(limits.max_pd.into());
     attr.max_qp_rd_atom = limits.max_rd_atomic.into();
@@ -148,8 +152,10 @@ fn device_attr_ex(device: &Device) -> ibv_device_attr_ex {
     attr.orig_attr = device_attr(device);
     attr.device_cap_flags_ex = attr.orig_attr.device_cap_flags.into();
     attr.phys_port_cnt_ex = attr.orig_attr.phys_port_cnt.into();
-    attr.completion_timestamp_mask = u64::MAX;
-    attr.hca_core_clock = clock::KILOHERTZ;
+    if device.limits.extended {
+        attr.completion_timestamp_mask = u64::MAX;
+        attr.hca_core_clock = clock::KILOHERTZ;
+    }
     attr
 }
 

@@ -13,6 +13,7 @@ use super::qp::create;
 use crate::builder::Limits;
 use crate::engine::Refusal;
 use crate::engine::request::Opcode;
+use crate::engine::window::Kind;
 
 pub(super) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
@@ -79,7 +80,11 @@ fn operations(limits: &Limits, kind: ibv_qp_type) -> u64 {
         ibv_qp_type::IBV_QPT_UD => &[&sends],
         _ => &[],
     };
-    let there = |wr: Wr| Opcode::from_verbs(wr).is_some_and(|op| limits.atomics || !op.is_atomic());
+    let there = |wr: Wr| match Opcode::from_verbs(wr) {
+        Some(Opcode::BindWindow) => limits.has_windows(Kind::Two),
+        Some(opcode) => limits.atomics || !opcode.is_atomic(),
+        None => false,
+    };
     let offered = of_type.iter().copied().flatten().filter(|(_, wr)| there(*wr));
     offered.fold(0, |all, (operation, _)| all | u64::from(operation.0))
 }

@@ -49,7 +49,7 @@ impl QueuePair {
                 requester.last = Some(receiver);
             }
         }
-        self.sends.count();
+        self.counts.sends.count();
         requester.psn = (requester.psn + 1) & 0x00ff_ffff;
         Verdict::Done { bytes: message.length }
     }

@@ -224,7 +224,7 @@ impl Exchange<'_> {
             let completion = match opcode {
                 Opcode::WriteWithImm => ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
                 _ => {
-                    self.own.sends.count();
+                    self.own.counts.sends.count();
                     ibv_wc_opcode::IBV_WC_RECV
                 }
             };

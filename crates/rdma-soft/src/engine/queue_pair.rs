@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
-use crate::counters::Exclusive;
+use crate::counters::SendCounts;
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::completion::{Completion, CompletionQueue, JUNK, Reclaimed, Seat, Side, Source};
@@ -66,8 +66,7 @@ pub(crate) struct QueuePair {
     pub(crate) reporter: Reporter,
     pub(crate) attributes: Mutex<Attributes>,
     pub(crate) send: Line<Lock<SendSide>>,
-    /// SENDs that were executed, counted under the send lock.
-    pub(crate) sends: Line<Exclusive>,
+    pub(crate) counts: Line<SendCounts>,
     pub(crate) responder: Line<Lock<Responder>>,
     pub(crate) receive: Line<Lock<ReceiveQueue>>,
     /// The requests of `receive`, outside its lock.
@@ -114,7 +113,7 @@ impl QueuePair {
             alarm: Alarm::new(weak.clone()),
             reporter,
             attributes: Mutex::new(Attributes::default()),
-            sends: Line(Exclusive::default()),
+            counts: Line(SendCounts::default()),
             send: Line(Lock::new(SendSide::new(&init))),
             responder: Line(Lock::new(Responder::new(receive_sge))),
             receive: Line(Lock::new(ReceiveQueue::new())),

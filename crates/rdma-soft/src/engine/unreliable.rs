@@ -81,7 +81,7 @@ impl QueuePair {
             }
         }
         if !arrived && matches!(message.request.opcode, Opcode::Send | Opcode::SendWithImm) {
-            self.sends.count();
+            self.counts.sends.count();
         }
         requester.psn = next;
         Verdict::Done { bytes: message.length }

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 
 use rdma_sys::{ibv_access_flags as Flags, ibv_wc_status as Status};
 
+use crate::builder::Limits;
 use crate::engine::Refusal;
 use crate::engine::probe::FROM_PEERS;
 use crate::engine::protection::ProtectionDomain;
@@ -24,6 +25,17 @@ pub(crate) enum Kind {
     One,
     /// 2B: of the protection domain, and while it is bound of the queue pair that bound it.
     Two,
+}
+
+impl Limits {
+    /// Whether there are windows of this kind.
+    pub(crate) fn has_windows(&self, kind: Kind) -> bool {
+        let there = match kind {
+            Kind::One => self.window_type_1,
+            Kind::Two => self.window_type_2,
+        };
+        there && self.max_mw > 0
+    }
 }
 
 /// The windows of a protection domain, by the part of their keys that is the device's.
@@ -111,7 +123,10 @@ impl QueuePair {
             _ => self.pd.invalidate(request.imm, self.id).then(|| self.responder.pass()),
         };
         match done {
-            Some(()) => Verdict::Done { bytes: 0 },
+            Some(()) => {
+                self.counts.local.count();
+                Verdict::Done { bytes: 0 }
+            }
             None => Verdict::Failed(Status::IBV_WC_MW_BIND_ERR),
         }
     }
@@ -129,7 +144,7 @@ impl QueuePair {
 impl ProtectionDomain {
     pub(crate) fn allocate_window(&self, kind: Kind) -> Result<Name, Refusal> {
         let device = self.device;
-        if device.limits.max_mw == 0 {
+        if !device.limits.has_windows(kind) {
             return Err(Refusal::Unsupported);
         }
         device.memory_windows.take(device.limits.max_mw)?;

@@ -3,12 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_soft::{Builder, Counters, Link, SoftDevice};
-use rdma_sys::ibv_wc_status as Status;
+use rdma_sys::{ibv_qp_type, ibv_wc_status as Status};
 
 use crate::rig::connect::{
-    Knobs, Side, attributes, connect, connect_sides, pair, pair_with, to_init, to_rtr, to_rts,
+    Knobs, Side, attributes, connect, connect_sides, connect_unreliably, pair, pair_with, to_init,
+    to_rtr, to_rts,
 };
 use crate::rig::post::Wr;
+use crate::rig::window::{Grant, REMOTE, TYPE_2};
 use crate::rig::{ALL_ACCESS, LOCAL_WRITE, Size, on_each_device, soft};
 
 /// The names of `rxe_hw_counters.c`.
@@ -156,6 +158,32 @@ fn a_stranger_with_a_wrong_number_is_not_counted() {
     c.qp.post(&Wr::send(1, &[]));
     c.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
     assert_eq!(counted(device.counters()), [("retry_exceeded_err", 1)]);
+}
+
+#[test]
+fn requests_that_no_peer_hears_of_are_not_sent() {
+    let device = Builder::new("count-local").install().unwrap();
+    let grant = Grant::new("count-local");
+    let (_window, key) = grant.window(TYPE_2, REMOTE);
+    grant.local_invalidate(key);
+    assert_eq!(counted(device.counters()), []);
+}
+
+#[test]
+fn a_message_that_nobody_takes_is_sent_and_not_received() {
+    let devices = two_devices("count-lost");
+    let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..Size::default() };
+    let [a, b] = devices.map(|device| Side::new(device.name(), &size, 8));
+    connect_unreliably(&a.qp, &a.endpoint(), &b.endpoint(), &Knobs::default());
+    connect_unreliably(&b.qp, &b.endpoint(), &a.endpoint(), &Knobs::default());
+    a.qp.post(&Wr::send(1, &[]));
+    a.send_cq.expect_success(1);
+    assert_eq!(counted(devices[0].counters()), [("sent_pkts", 1), ("rdma_sends", 1)]);
+    assert_eq!(counted(devices[1].counters()), []);
+    b.qp.post_receive(2, &[]);
+    a.qp.post(&Wr::send(2, &[]));
+    b.receive_cq.expect_success(2);
+    assert_eq!(counted(devices[1].counters()), [("rcvd_pkts", 1), ("rdma_recvs", 1)]);
 }
 
 #[test]

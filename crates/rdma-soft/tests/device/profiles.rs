@@ -2,7 +2,8 @@
 
 use rdma_soft::{Builder, GidPlace, Link};
 use rdma_sys::{
-    Errno, ibv_atomic_cap, ibv_qp_attr, ibv_qp_state, ibv_wc_status as Status,
+    Errno, ibv_atomic_cap, ibv_cq_init_attr_ex, ibv_device_cap_flags as Cap, ibv_qp_attr,
+    ibv_qp_create_send_ops_flags as Operation, ibv_qp_state, ibv_wc_status as Status,
     ibv_wr_opcode as Opcode,
 };
 use rdma_types::{Gid, GidType};
@@ -12,7 +13,9 @@ use crate::rig::connect::{
     to_init, to_rtr,
 };
 use crate::rig::device::{gid_table, query_gid, query_gid_ex};
+use crate::rig::extended::{STANDARD, init};
 use crate::rig::post::Wr;
+use crate::rig::window::{TYPE_1, TYPE_2};
 use crate::rig::{ALL_ACCESS, Context, LOCAL_WRITE, Mr, REMOTE_ATOMIC, Size};
 
 #[test]
@@ -172,4 +175,50 @@ fn a_device_has_no_more_inline_data_and_elements_than_it_was_built_with() {
     assert_eq!(a.qp.try_post(&inline), Errno::EINVAL.raw());
     let two = Wr::write(1, &[from.sge(0, 1), from.sge(1, 1)], &to, 0);
     assert_eq!(a.qp.try_post(&two), Errno::EINVAL.raw());
+}
+
+#[test]
+fn a_device_has_the_types_of_windows_that_it_was_built_with() {
+    let (one, two) = (Cap::IBV_DEVICE_MEM_WINDOW.0, Cap::IBV_DEVICE_MEM_WINDOW_TYPE_2B.0);
+    let builder = |name: &str| Builder::new(name).max_memory_windows(5);
+    builder("windows-1").without_window_type_2().install().unwrap();
+    builder("windows-2").without_window_type_1().install().unwrap();
+    builder("windows-0").without_window_type_1().without_window_type_2().install().unwrap();
+    for (name, flags, most) in [("windows-1", one, 5), ("windows-2", two, 5), ("windows-0", 0, 0)] {
+        let context = Context::open(name);
+        let attr = context.query_device();
+        assert_eq!((attr.device_cap_flags & (one | two), attr.max_mw), (flags, most), "{name}");
+        let pd = context.pd();
+        for (kind, flag) in [(TYPE_1, one), (TYPE_2, two)] {
+            let refused = (flags & flag == 0).then_some(Errno::EOPNOTSUPP);
+            assert_eq!(pd.try_mw(kind).err(), refused, "{name}");
+        }
+        // Only a window of type 2 is bound by a request.
+        let (send, receive) = (context.cq(8), context.cq(8));
+        let binds = u64::from(Operation::IBV_QP_EX_WITH_BIND_MW.0);
+        let attr = init(&pd, &send, &receive, &Size::default(), binds);
+        let refused = (flags & two == 0).then_some(Errno::EOPNOTSUPP);
+        assert_eq!(context.try_qp_ex(&attr).err(), refused, "{name}");
+    }
+}
+
+#[test]
+fn a_device_without_extensions_has_neither_their_functions_nor_timestamps() {
+    Builder::new("not-extended").without_extended().install().unwrap();
+    let context = Context::open("not-extended");
+    let attr = context.query_device_ex();
+    assert_eq!((attr.completion_timestamp_mask, attr.hca_core_clock), (0, 0));
+    assert_ne!(Context::open("soft0").query_device_ex().completion_timestamp_mask, 0);
+    let asked = ibv_cq_init_attr_ex { cqe: 8, wc_flags: STANDARD, ..Default::default() };
+    assert_eq!(context.try_cq_ex(&asked).err(), Some(Errno::EOPNOTSUPP));
+    assert_eq!(context.query_rt_values(1).0, Errno::EOPNOTSUPP.raw());
+    let (pd, send, receive) = (context.pd(), context.cq(8), context.cq(8));
+    let sends = u64::from(Operation::IBV_QP_EX_WITH_SEND.0);
+    let attr = init(&pd, &send, &receive, &Size::default(), sends);
+    assert_eq!(context.try_qp_ex(&attr).err(), Some(Errno::EOPNOTSUPP));
+    // The classic ones work.
+    let (a, b) = pair_with("not-extended", &Size::default(), &Knobs::default());
+    b.qp.post_receive(1, &[]);
+    a.qp.post(&Wr::send(1, &[]));
+    b.receive_cq.expect_success(1);
 }
