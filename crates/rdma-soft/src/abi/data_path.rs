@@ -49,10 +49,6 @@ pub(super) unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payl
     if flags & !SEND_FLAGS != 0 {
         return Err(Refusal::Invalid);
     }
-    if opcode.is_local() {
-        // SAFETY: this function's contract.
-        return Ok((unsafe { local_request(wr, opcode)? }, Payload::keyed(&[])));
-    }
     // SAFETY: this function's contract.
     let sges = unsafe { elements(wr.sg_list, wr.num_sge)? };
     let payload = if flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
@@ -65,14 +61,20 @@ pub(super) unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payl
     let imm = unsafe { wr.__bindgen_anon_1.imm_data };
     // SAFETY: as above; a send leaves it unused.
     let remote = unsafe { wr.wr.rdma };
-    let (rkey, operand, swap) = if opcode.is_atomic() { atomic(wr) } else { (remote.rkey, 0, 0) };
+    let rest = if opcode.is_plain() {
+        Rest { imm, remote_address: remote.remote_addr, rkey: remote.rkey, operand: 0, swap: 0 }
+    } else {
+        // SAFETY: this function's contract.
+        unsafe { rest(wr, opcode)? }
+    };
+    let Rest { imm, remote_address, rkey, operand, swap } = rest;
     let request = Request {
         wr_id: wr.wr_id,
         opcode,
         signaled: flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0,
         solicited: flags & ibv_send_flags::IBV_SEND_SOLICITED.0 != 0,
         imm,
-        remote_address: remote.remote_addr,
+        remote_address,
         rkey,
         operand,
         swap,
@@ -81,32 +83,40 @@ pub(super) unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payl
     Ok((request, payload))
 }
 
-/// Reads a request that no peer hears of.
+/// What a request says beyond what all have.
+struct Rest {
+    imm: u32,
+    remote_address: u64,
+    rkey: u32,
+    operand: u64,
+    swap: u64,
+}
+
+/// Of a request that is not plain: an atomic, or one about windows, whose elements mean nothing.
 ///
 /// # Safety
 ///
 /// The request, its window and its region are valid during the call.
 #[cold]
-unsafe fn local_request(wr: &ibv_send_wr, opcode: Opcode) -> Result<Request, Refusal> {
-    let signaled = wr.send_flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0;
-    if opcode == Opcode::BindWindow {
+unsafe fn rest(wr: &ibv_send_wr, opcode: Opcode) -> Result<Rest, Refusal> {
+    if opcode.is_atomic() {
         // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
+        let atomic = unsafe { wr.wr.atomic };
+        let remote_address = atomic.remote_addr;
+        let (rkey, operand, swap) = (atomic.rkey, atomic.compare_add, atomic.swap);
+        return Ok(Rest { imm: 0, remote_address, rkey, operand, swap });
+    }
+    if opcode == Opcode::BindWindow {
+        // SAFETY: as above.
         let bind = unsafe { wr.__bindgen_anon_2.bind_mw };
         // SAFETY: this function's contract.
         let bind = unsafe { mw::bind(bind.mw, Kind::Two, bind.rkey, &bind.bind_info)? };
-        return Ok(bind.into_request(wr.wr_id, signaled));
+        let Request { imm, remote_address, rkey, operand, swap, .. } = bind.into_request(0, false);
+        return Ok(Rest { imm, remote_address, rkey, operand, swap });
     }
     // SAFETY: as above; the key is kept in host order.
     let imm = unsafe { wr.__bindgen_anon_1.invalidate_rkey };
-    Ok(Request { wr_id: wr.wr_id, opcode, signaled, imm, ..Request::EMPTY })
-}
-
-/// The key, the operand and what is swapped in of an atomic.
-#[cold]
-fn atomic(wr: &ibv_send_wr) -> (u32, u64, u64) {
-    // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
-    let atomic = unsafe { wr.wr.atomic };
-    (atomic.rkey, atomic.compare_add, atomic.swap)
+    Ok(Rest { imm, remote_address: 0, rkey: 0, operand: 0, swap: 0 })
 }
 
 /// Reads a program's request for a datagram.

@@ -5,18 +5,19 @@ use crate::address::AddressVector;
 use crate::engine::copy::Segment;
 use rdma_sys::{ibv_access_flags, ibv_sge, ibv_wc_flags, ibv_wc_opcode, ibv_wr_opcode};
 
+/// In the order of `enum ibv_wr_opcode`, so that it takes nothing to get here from there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Opcode {
-    Send,
-    SendWithImm,
-    SendWithInvalidate,
     Write,
     WriteWithImm,
+    Send,
+    SendWithImm,
     Read,
     CompareAndSwap,
     FetchAndAdd,
-    BindWindow,
     LocalInvalidate,
+    BindWindow,
+    SendWithInvalidate,
 }
 
 impl Opcode {
@@ -95,6 +96,12 @@ impl Opcode {
     #[inline]
     pub(crate) fn is_atomic(self) -> bool {
         matches!(self, Self::CompareAndSwap | Self::FetchAndAdd)
+    }
+
+    /// Whether it is a send, a write or a read and nothing more.
+    #[inline]
+    pub(crate) fn is_plain(self) -> bool {
+        !self.is_atomic() && !self.is_local() && self != Self::SendWithInvalidate
     }
 
     /// Whether it is executed here, and no peer hears of it.
