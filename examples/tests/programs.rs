@@ -15,6 +15,9 @@ mod pingpong;
 #[allow(dead_code)] // its `main`
 #[path = "../examples/shared_memory.rs"]
 mod shared_memory;
+#[allow(dead_code)] // its `main`
+#[path = "../examples/windows.rs"]
+mod windows;
 
 fn devices(arguments: &[&str]) -> String {
     let arguments = devices::Arguments::parse_from(["devices"].iter().chain(arguments));
@@ -113,5 +116,14 @@ fn records_are_found_on_the_board_that_was_lent() {
             let arguments = shared_memory::Arguments::parse_from(options);
             assert_eq!(shared_memory::run(&arguments).unwrap(), format!("{device}: {line}"));
         }
+    }
+}
+
+#[test]
+fn a_window_is_lent_and_given_back_and_the_peer_is_out() {
+    for device in ["soft0", "softib0"] {
+        let arguments = windows::Arguments::parse_from(["windows", "--device", device]);
+        let text = "lent and given back: written by the peer\na second write: RemoteAccessError\n";
+        assert_eq!(windows::run(&arguments).unwrap(), text);
     }
 }

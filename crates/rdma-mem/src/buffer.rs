@@ -9,7 +9,8 @@ use std::sync::Arc;
 use rdma_types::Lkey;
 
 use crate::pool_region::{PoolRegion, Range};
-use crate::{ProtectionDomain, SliceMut, SliceRef, range_error};
+use crate::registration::Registration;
+use crate::{ProtectionDomain, RegionMemory, SliceMut, SliceRef, range_error};
 
 /// Registered bytes from a [`BufferPool`](crate::BufferPool), owned: for this machine's own requests,
 /// as an [`OwnedRegion`](crate::OwnedRegion), but made without a registration.
@@ -100,9 +101,14 @@ impl Buffer {
         self.region.registration().pd()
     }
 
+    /// Of all buffers of its region.
+    pub(crate) fn registration(&self) -> &Registration<RegionMemory> {
+        self.region.registration()
+    }
+
     #[inline]
-    fn device_address(&self) -> u64 {
-        self.region.registration().device_address(self.range.offset())
+    pub(crate) fn device_address(&self) -> u64 {
+        self.registration().device_address(self.range.offset())
     }
 }
 

@@ -14,8 +14,8 @@ use crate::{AccessFlags, Buffer, Error, ProtectionDomain};
 /// bytes, where each buffer begins.
 ///
 /// Peers have no right to any of it: a key for peers would be one for all buffers of a region. For
-/// peers there are [`SharedRegion`](crate::SharedRegion), and memory windows, which can be bound to a
-/// buffer where the device has them.
+/// peers there are [`SharedRegion`](crate::SharedRegion), and, where the device has them, a
+/// [`MemoryWindow`](crate::MemoryWindow), which takes a buffer.
 ///
 /// Clones are cheap and name the same pool, which any thread may use. While it registers another
 /// region, others who allocate wait.

@@ -64,6 +64,15 @@ pub enum Error {
     /// Access flags that the verbs forbid.
     #[error(transparent)]
     Access(#[from] AccessError),
+    /// The device has no memory windows, or not of this type.
+    #[error(
+        "the device `{device}` has no memory windows of this type: for access that can be taken back, \
+         register a region for each grant and close it"
+    )]
+    NoWindows {
+        /// The device's name.
+        device: String,
+    },
     /// A region of no bytes, which devices do not register.
     #[error("a region of 0 bytes cannot be registered")]
     EmptyRegion,

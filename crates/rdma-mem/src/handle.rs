@@ -72,6 +72,12 @@ impl<T, P> Handle<T, P> {
         &self.needs
     }
 
+    /// What the object needs, to be exchanged for what serves it as well.
+    #[inline]
+    pub(crate) fn needs_mut(&mut self) -> &mut P {
+        &mut self.needs
+    }
+
     /// Destroys the object, and gives back what it needed.
     ///
     /// # Errors

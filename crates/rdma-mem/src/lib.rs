@@ -30,6 +30,8 @@
 //! | [`DmabufRegion`] | a dma-buf's | this machine's requests; peers if registered `unsafe`ly | none; elements by range |
 //! | [`MemoryRegion`] | the caller's | this machine's requests; peers if registered `unsafe`ly | none |
 //!
+//! Peers reach a part of a region, for a time, through a [`MemoryWindow`].
+//!
 //! # Closing
 //!
 //! Everything is closed by `Drop`. A failure there is one `tracing` event, and memory that the device
@@ -49,6 +51,8 @@
 mod async_event;
 mod async_events;
 mod attributes;
+mod bind_error;
+mod bindable_region;
 mod borrowed_region;
 mod buffer;
 mod buffer_pool;
@@ -70,6 +74,7 @@ mod hint;
 mod list;
 mod mapping;
 mod memory_region;
+mod memory_window;
 mod object_id;
 mod owned_region;
 mod pool_region;
@@ -87,6 +92,8 @@ mod slice;
 
 pub use async_event::{AsyncEvent, AsyncEventSource};
 pub use async_events::AsyncEvents;
+pub use bind_error::BindError;
+pub use bindable_region::BindableRegion;
 pub use borrowed_region::BorrowedRegion;
 pub use buffer::Buffer;
 pub use buffer_pool::{BufferPool, PoolUsage};
@@ -105,6 +112,7 @@ pub use handle::Handle;
 pub use list::{GatherList, ScatterList};
 pub use mapping::HugePageSize;
 pub use memory_region::MemoryRegion;
+pub use memory_window::{MemoryWindow, PreparedBind, WindowType};
 pub use object_id::ObjectId;
 pub use owned_region::OwnedRegion;
 pub use port_attributes::PortAttributes;

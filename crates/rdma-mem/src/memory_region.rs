@@ -255,6 +255,10 @@ impl MemoryRegion {
         self.0.close().map_err(|(registration, error)| (Self(registration), error))
     }
 
+    pub(crate) fn registration(&self) -> &Registration<()> {
+        &self.0
+    }
+
     /// The C object, live as long as `self`.
     #[inline]
     #[must_use]

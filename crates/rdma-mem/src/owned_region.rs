@@ -59,10 +59,43 @@ impl OwnedRegion {
         pd: &ProtectionDomain,
         memory: RegionMemory,
     ) -> Result<Self, (RegionMemory, Error)> {
-        let access = AccessFlags::new().with_local_write();
+        Self::register_with(pd, memory, AccessFlags::new().with_local_write())
+    }
+
+    /// Allocates `length` bytes, zero, on pages of their own, and registers them so that a
+    /// [`MemoryWindow`](crate::MemoryWindow) can be bound to them, which takes the region by value.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate); a device without windows may refuse it.
+    #[doc(alias = "IBV_ACCESS_MW_BIND")]
+    pub fn allocate_bindable(pd: &ProtectionDomain, length: usize) -> Result<Self, Error> {
+        Self::register_bindable(pd, RegionMemory::allocate(length)?).map_err(|(_, error)| error)
+    }
+
+    /// As [`allocate_bindable`](Self::allocate_bindable), with memory that was a region's before.
+    ///
+    /// # Errors
+    /// As there, with the memory.
+    #[doc(alias = "IBV_ACCESS_MW_BIND")]
+    pub fn register_bindable(
+        pd: &ProtectionDomain,
+        memory: RegionMemory,
+    ) -> Result<Self, (RegionMemory, Error)> {
+        Self::register_with(pd, memory, AccessFlags::new().with_local_write().with_mw_bind())
+    }
+
+    fn register_with(
+        pd: &ProtectionDomain,
+        memory: RegionMemory,
+        access: AccessFlags,
+    ) -> Result<Self, (RegionMemory, Error)> {
         let (base, length) = (memory.base(), memory.len());
         // SAFETY: SAFETY.md F8: the registration owns the memory, and no peer may use it.
         unsafe { Registration::new(pd, base, length, access, memory) }.map(Self)
+    }
+
+    pub(crate) fn registration(&self) -> &Registration<RegionMemory> {
+        &self.0
     }
 
     /// `length` bytes at `offset`, to send or write from; `None` if they are not within the region.

@@ -61,6 +61,15 @@ impl ProtectionDomain {
         OwnedRegion::allocate(self, length)
     }
 
+    /// Allocates and registers memory that a [`MemoryWindow`](crate::MemoryWindow) can lend to peers; as
+    /// [`OwnedRegion::allocate_bindable`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn allocate_bindable_region(&self, length: usize) -> Result<OwnedRegion, Error> {
+        OwnedRegion::allocate_bindable(self, length)
+    }
+
     /// Allocates and registers memory that peers may use; as [`SharedRegion::allocate`].
     ///
     /// # Errors

@@ -22,6 +22,7 @@ pub(crate) struct Registration<M> {
     iova: u64,
     lkey: Lkey,
     rkey: Rkey,
+    access: AccessFlags,
 }
 
 // SAFETY: SAFETY.md F16: `base` is an address here; who reaches the memory through it argues for
@@ -72,16 +73,18 @@ impl<M> Registration<M> {
         let mr = unsafe { raw.read() };
         let iova = if access.contains(AccessFlags::ZERO_BASED) { 0 } else { address };
         let (lkey, rkey) = (Lkey::new(mr.lkey), Rkey::new(mr.rkey));
-        Ok(Self { handle, base, length, iova, lkey, rkey })
+        Ok(Self { handle, base, length, iova, lkey, rkey, access })
     }
 
     /// Deregisters, and gives the memory back.
     #[allow(clippy::result_large_err)] // it is the registration itself
     pub(crate) fn close(self) -> Result<M, (Self, Error)> {
-        let Self { handle, base, length, iova, lkey, rkey } = self;
+        let Self { handle, base, length, iova, lkey, rkey, access } = self;
         match handle.close() {
             Ok((memory, _)) => Ok(memory),
-            Err((handle, error)) => Err((Self { handle, base, length, iova, lkey, rkey }, error)),
+            Err((handle, error)) => {
+                Err((Self { handle, base, length, iova, lkey, rkey, access }, error))
+            }
         }
     }
 
@@ -108,6 +111,11 @@ impl<M> Registration<M> {
     #[inline]
     pub(crate) fn rkey(&self) -> Rkey {
         self.rkey
+    }
+
+    /// What it was registered for.
+    pub(crate) fn access(&self) -> AccessFlags {
+        self.access
     }
 
     /// The region as its peers see it.

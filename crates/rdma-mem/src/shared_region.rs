@@ -209,6 +209,10 @@ impl SharedRegion {
         self.0.close().map_err(|(registration, error)| (Self(registration), error))
     }
 
+    pub(crate) fn registration(&self) -> &Registration<RegionMemory> {
+        &self.0
+    }
+
     /// The C object, live as long as `self`.
     #[inline]
     #[must_use]

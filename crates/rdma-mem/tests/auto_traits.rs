@@ -1,13 +1,15 @@
 //! Which types may go to, and be used from, other threads.
 
+use std::sync::Arc;
+
 use rdma_mem::{
-    AsyncEvent, AsyncEventSource, AsyncEvents, BorrowedRegion, Buffer, BufferPool, Context, Device,
-    DeviceAttributes, DeviceList, DmabufRegion, Error, EventFile, ExtendedAttributes, ForkMode,
-    ForkStatus, Forked, GatherElement, GatherList, GidEntry, Handle, HugePageSize, ListError,
-    MemoryRegion, ObjectId, OwnedRegion, PoolUsage, PortAttributes, ProtectionDomain, RangeError,
-    RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement,
-    ScatterGatherElementError, ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef,
-    UnknownDevice, VerbError,
+    AsyncEvent, AsyncEventSource, AsyncEvents, BindError, BorrowedRegion, Buffer, BufferPool,
+    Context, Device, DeviceAttributes, DeviceList, DmabufRegion, Error, EventFile,
+    ExtendedAttributes, ForkMode, ForkStatus, Forked, GatherElement, GatherList, GidEntry, Handle,
+    HugePageSize, ListError, MemoryRegion, MemoryWindow, ObjectId, OwnedRegion, PoolUsage,
+    PortAttributes, PreparedBind, ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion,
+    RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError, ScatterList, SharedElement,
+    SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError, WindowType,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -27,6 +29,10 @@ fn objects_are_send_and_sync() {
     send_sync::<EventFile>();
     send_sync::<Handle<rdma_sys::ibv_pd, Context>>();
     send_sync::<MemoryRegion>();
+    send_sync::<MemoryWindow<Arc<SharedRegion>>>();
+    send_sync::<MemoryWindow<&MemoryRegion>>();
+    send_sync::<MemoryWindow<OwnedRegion>>();
+    send_sync::<MemoryWindow<Buffer>>();
     send_sync::<OwnedRegion>();
     send_sync::<ProtectionDomain>();
     send_sync::<RegionMemory>();
@@ -47,6 +53,8 @@ fn values_are_send_and_sync() {
     send_sync::<ForkMode>();
     send_sync::<ForkStatus>();
     send_sync::<HugePageSize>();
+    send_sync::<WindowType>();
+    send_sync::<PreparedBind>();
     send_sync::<PoolUsage>();
     send_sync::<RemoteMemoryRegion>();
     send_sync::<RemoteRef<*const u8>>();
@@ -67,6 +75,7 @@ fn errors_are_errors_of_any_thread() {
     error::<ListError>();
     error::<UnknownDevice>();
     error::<VerbError>();
+    error::<BindError>();
     error::<RangeError>();
     error::<ScatterGatherElementError>();
 }

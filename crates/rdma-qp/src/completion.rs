@@ -6,8 +6,9 @@ use std::iter::FusedIterator;
 use std::slice;
 
 use rdma_sys::{ibv_wc, ibv_wc_flags};
-use rdma_types::{Qpn, WcOpcode, WcStatus};
+use rdma_types::{Qpn, Rkey, WcOpcode, WcStatus};
 
+use crate::work_success::Number;
 use crate::{WorkError, WorkSuccess};
 
 /// How a work request ended.
@@ -106,11 +107,17 @@ impl WorkCompletion {
         if !opcode.is_receive() {
             return Ok(WorkSuccess::of_send(opcode));
         }
-        let immediate = (self.0.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0).then(|| {
-            // SAFETY: SAFETY.md F4: both variants of the union are plain numbers of the same size.
-            u32::from_be(unsafe { self.0.__bindgen_anon_1.imm_data })
-        });
-        Ok(WorkSuccess::of_receive(opcode, self.0.byte_len, immediate))
+        // SAFETY: SAFETY.md F4: both variants of the union are plain numbers of the same size.
+        let number = unsafe { self.0.__bindgen_anon_1.imm_data };
+        let number = if self.0.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0 {
+            Number::Immediate(u32::from_be(number))
+        } else if self.0.wc_flags & ibv_wc_flags::IBV_WC_WITH_INV.0 != 0 {
+            // A key is in host order.
+            Number::Invalidated(Rkey::new(number))
+        } else {
+            Number::None
+        };
+        Ok(WorkSuccess::of_receive(opcode, self.0.byte_len, number))
     }
 }
 
@@ -164,6 +171,17 @@ mod tests {
             assert_eq!(arrived.immediate_data(), Some(0x0102_0304));
             assert_eq!((arrived.opcode(), arrived.scattered_bytes()), (opcode, Some(99)));
             assert_eq!(junk(0, opcode.raw(), 0).result().unwrap().immediate_data(), None);
+        }
+    }
+
+    #[test]
+    fn the_key_of_an_invalidation_is_no_immediate() {
+        const INV: u32 = ibv_wc_flags::IBV_WC_WITH_INV.0;
+        let arrived = junk(0, WcOpcode::RECV.raw(), INV).result().unwrap();
+        assert_eq!(arrived.immediate_data(), None);
+        assert_eq!(arrived.invalidated_rkey(), Some(Rkey::new(0x0102_0304_u32.to_be())));
+        for (opcode, flags) in [(WcOpcode::RECV, 0), (WcOpcode::RECV, IMM), (WcOpcode::SEND, INV)] {
+            assert_eq!(junk(0, opcode.raw(), flags).result().unwrap().invalidated_rkey(), None);
         }
     }
 

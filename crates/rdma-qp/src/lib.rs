@@ -7,6 +7,7 @@
 //! | tell the peer | [`PreparedQueuePair::endpoint`], [`QueuePairEndpoint::to_bytes`] |
 //! | connect | [`PreparedQueuePair::handshake`] |
 //! | post requests | [`QueuePair::post`], by kind [`post_send`](QueuePair::post_send) …, in batches [`post_batch`](QueuePair::post_batch) |
+//! | lend memory, and take it back | [`QueuePair::bind`], [`LocalInvalidate`], [`SendWithInvalidate`] |
 //! | take completions | [`CompletionQueue::poll`] |
 //! | sleep until there are some | [`CompletionQueue::req_notify`], [`CompletionChannel::get_event`] |
 //! | end a connection | [`QueuePair::drain`], [`QueuePair::to_error`] |
@@ -71,6 +72,8 @@ mod queued_receive;
 mod queued_request;
 mod request;
 mod transition;
+mod window;
+mod window_requests;
 mod without_niche;
 mod work_error;
 mod work_request;
@@ -94,6 +97,7 @@ pub use queue_pair_attributes::QueuePairAttributes;
 pub use queued_receive::QueuedReceive;
 pub use queued_request::QueuedRequest;
 pub use request::WorkRequest;
+pub use window_requests::{BindWindow, LocalInvalidate, SendWithInvalidate};
 pub use work_error::{WorkError, WorkErrorClass, WorkErrorCode};
 pub use work_request::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
 pub use work_success::WorkSuccess;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rdma_mem::Errno;
+use rdma_mem::{BindError, Errno};
 
 use crate::without_niche::WithoutNiche;
 
@@ -47,6 +47,7 @@ pub(crate) enum Reason {
     WrongDomain { element: usize },
     Misaligned { address: u64 },
     AtomicResult,
+    Window(BindError),
     Verb { verb: &'static str, errno: Errno },
 }
 
@@ -66,6 +67,8 @@ pub enum PostErrorKind {
     Misaligned,
     /// The result of an atomic request is not of 8 bytes.
     AtomicResult,
+    /// A memory window cannot be bound or unbound like that; the message says why.
+    Window,
     /// The queue is full: take completions first, then post again. Nothing is wrong with the queue
     /// pair.
     WouldBlock,
@@ -108,6 +111,7 @@ impl PostError {
             Reason::WrongDomain { .. } => PostErrorKind::WrongDomain,
             Reason::Misaligned { .. } => PostErrorKind::Misaligned,
             Reason::AtomicResult => PostErrorKind::AtomicResult,
+            Reason::Window(_) => PostErrorKind::Window,
             Reason::Verb { errno: Errno::ENOMEM, .. } => PostErrorKind::WouldBlock,
             Reason::Verb { .. } => PostErrorKind::Refused,
         }
@@ -120,6 +124,12 @@ impl PostError {
             Reason::Verb { errno, .. } => Some(errno),
             _ => None,
         }
+    }
+}
+
+impl From<BindError> for PostError {
+    fn from(error: BindError) -> Self {
+        Self::new(0, Reason::Window(error))
     }
 }
 
@@ -161,6 +171,7 @@ impl fmt::Display for Reason {
             Self::AtomicResult => {
                 f.write_str("the result of an atomic operation needs an element of exactly 8 bytes")
             }
+            Self::Window(error) => error.fmt(f),
             Self::Verb { verb, errno } => {
                 write!(f, "{verb}: {errno}")?;
                 f.write_str(match errno {

@@ -6,9 +6,9 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
-use rdma_mem::{GatherElement, ProtectionDomain, RemoteMemoryRegion, ScatterElement};
+use rdma_mem::{BindError, GatherElement, ProtectionDomain, RemoteMemoryRegion, ScatterElement};
 use rdma_sys::{
-    ibv_send_wr, ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2,
+    ibv_mw, ibv_send_wr, ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2,
     ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_send_wr__bindgen_ty_3,
     ibv_send_wr__bindgen_ty_3__bindgen_ty_1, ibv_send_wr__bindgen_ty_4,
     ibv_send_wr__bindgen_ty_4__bindgen_ty_2, ibv_sge, ibv_wr_opcode,
@@ -149,12 +149,30 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         {
             return Ok(());
         }
+        if self.wr.opcode == ibv_wr_opcode::IBV_WR_BIND_MW {
+            // SAFETY: SAFETY.md F4: as the opcode says.
+            let mw = unsafe { self.wr.__bindgen_anon_2.bind_mw.mw };
+            // SAFETY: SAFETY.md F1: the request borrows its window.
+            return unsafe { check_window(mw, qp) };
+        }
         // SAFETY: SAFETY.md F4: plain numbers, with the address first wherever there is one.
         let address = unsafe { self.wr.wr.rdma.remote_addr };
         let (opcode, domains) = (self.wr.opcode, self.domains);
         let (bytes, remote) = (self.bytes, self.remote);
         Err(Refused { opcode, bytes, remote, address, elements, inline, domains }.why(qp))
     }
+}
+
+/// That a window to be bound is of the queue pair's domain.
+///
+/// # Safety
+/// The window is live.
+#[cold]
+#[inline(never)]
+unsafe fn check_window(mw: *const ibv_mw, qp: &QueuePair) -> Result<(), PostError> {
+    // SAFETY: this function's contract.
+    let pd = unsafe { (*mw).pd };
+    if std::ptr::eq(pd, qp.pd().as_raw()) { Ok(()) } else { Err(BindError::WrongDomain.into()) }
 }
 
 /// What is looked at to say why a request is refused. A copy: of a request whose address is given away,

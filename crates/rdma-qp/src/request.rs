@@ -1,8 +1,8 @@
 //! What all work requests have in common: that they can be posted.
 
 use crate::{
-    AtomicWorkRequest, QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest,
-    SendWorkRequest, WriteWorkRequest,
+    AtomicWorkRequest, BindWindow, LocalInvalidate, QueuedReceive, QueuedRequest, ReadWorkRequest,
+    ReceiveWorkRequest, SendWithInvalidate, SendWorkRequest, WriteWorkRequest,
 };
 
 /// A request that [`QueuePair::post`](crate::QueuePair::post) takes, of any kind.
@@ -13,6 +13,8 @@ use crate::{
 /// | [`WriteWorkRequest`] | [`post_write`](crate::QueuePair::post_write) |
 /// | [`ReadWorkRequest`] | [`post_read`](crate::QueuePair::post_read) |
 /// | [`AtomicWorkRequest`] | [`post_atomic`](crate::QueuePair::post_atomic) |
+/// | [`BindWindow`] | [`bind`](crate::QueuePair::bind) |
+/// | [`LocalInvalidate`], [`SendWithInvalidate`] | |
 /// | [`ReceiveWorkRequest`] | [`post_receive`](crate::QueuePair::post_receive) |
 ///
 /// Sealed: the kinds of requests are those of the verbs.
@@ -74,5 +76,22 @@ requests! {
     WriteWorkRequest => QueuedRequest,
     ReadWorkRequest => QueuedRequest,
     AtomicWorkRequest => QueuedRequest,
+    SendWithInvalidate => QueuedRequest,
     ReceiveWorkRequest => QueuedReceive,
+}
+
+impl<'w> sealed::Request for BindWindow<'w> {
+    type Queued = QueuedRequest<'w, 'static>;
+
+    fn queue(self, wr_id: u64) -> Self::Queued {
+        self.with_id(wr_id)
+    }
+}
+
+impl sealed::Request for LocalInvalidate {
+    type Queued = QueuedRequest<'static, 'static>;
+
+    fn queue(self, wr_id: u64) -> Self::Queued {
+        self.with_id(wr_id)
+    }
 }

@@ -152,9 +152,12 @@ codes! {
     WorkRequestFlushError = WR_FLUSH_ERR, Flushed,
         "the queue pair was in the error state: look at the first completion that failed, or at who \
          closed the connection";
-    /// A memory window could not be bound.
+    /// A memory window could not be bound, or a key not be invalidated: what the specification calls
+    /// memory management operation error.
     MemoryWindowBindError = MW_BIND_ERR, LocalResource,
-        "check that the region has with_mw_bind, and the range and access that the window wants";
+        "check that the region has with_mw_bind, and the range and access that the window wants; that \
+         a window of type 2 was invalidated before it was bound again; and that a key to be \
+         invalidated is of such a window, bound with this queue pair";
     /// The peer's answer made no sense.
     BadResponseError = BAD_RESP_ERR, Transport,
         "the peer answered with what the request does not allow: check that both ends connected to \

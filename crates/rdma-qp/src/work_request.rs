@@ -7,7 +7,7 @@ use rdma_sys::ibv_send_flags;
 
 use crate::AtomicWorkRequest;
 
-const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;
+pub(crate) const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;
 pub(crate) const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
 const SOLICITED: u32 = ibv_send_flags::IBV_SEND_SOLICITED.0;
 pub(crate) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;

@@ -1,6 +1,6 @@
 //! What a successful completion says.
 
-use rdma_types::WcOpcode;
+use rdma_types::{Rkey, WcOpcode};
 
 /// A work request that was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,18 +8,26 @@ pub struct WorkSuccess {
     opcode: WcOpcode,
     /// Only of receives.
     bytes: Option<u32>,
-    immediate: Option<u32>,
+    number: Number,
+}
+
+/// The number that came along with a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Number {
+    None,
+    Immediate(u32),
+    Invalidated(Rkey),
 }
 
 impl WorkSuccess {
     #[inline]
     pub(crate) const fn of_send(opcode: WcOpcode) -> Self {
-        Self { opcode, bytes: None, immediate: None }
+        Self { opcode, bytes: None, number: Number::None }
     }
 
     #[inline]
-    pub(crate) const fn of_receive(opcode: WcOpcode, bytes: u32, immediate: Option<u32>) -> Self {
-        Self { opcode, bytes: Some(bytes), immediate }
+    pub(crate) const fn of_receive(opcode: WcOpcode, bytes: u32, number: Number) -> Self {
+        Self { opcode, bytes: Some(bytes), number }
     }
 
     /// What it was.
@@ -41,7 +49,23 @@ impl WorkSuccess {
     #[inline]
     #[must_use]
     pub const fn immediate_data(&self) -> Option<u32> {
-        self.immediate
+        match self.number {
+            Number::Immediate(immediate) => Some(immediate),
+            _ => None,
+        }
+    }
+
+    /// The key of the window that the peer has invalidated with its send
+    /// ([`SendWithInvalidate`](crate::SendWithInvalidate)): it has no access through it any more. `None` if
+    /// it was another send, and of requests that are no receives.
+    #[doc(alias = "IBV_WC_WITH_INV")]
+    #[inline]
+    #[must_use]
+    pub const fn invalidated_rkey(&self) -> Option<Rkey> {
+        match self.number {
+            Number::Invalidated(rkey) => Some(rkey),
+            _ => None,
+        }
     }
 
     /// How many bytes arrived: in the receive's own elements, or for an RDMA write with immediate

@@ -1,12 +1,13 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_qp::{
-    AtomicResult, AtomicWorkRequest, CompletionChannel, CompletionQueue, ConnectAttributes,
-    EndpointError, EndpointGid, Error, GlobalRoute, HandshakeError, PollError, PollSlot,
-    PolledCompletions, PostError, PostErrorKind, PreparedQueuePair, QueuePair, QueuePairAttributes,
-    QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint, QueuePairModification,
-    QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
-    WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
+    AtomicResult, AtomicWorkRequest, BindWindow, CompletionChannel, CompletionQueue,
+    ConnectAttributes, EndpointError, EndpointGid, Error, GlobalRoute, HandshakeError,
+    LocalInvalidate, PollError, PollSlot, PolledCompletions, PostError, PostErrorKind,
+    PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities,
+    QueuePairEndpoint, QueuePairModification, QueuedReceive, QueuedRequest, ReadWorkRequest,
+    ReceiveWorkRequest, SendWithInvalidate, SendWorkRequest, WorkCompletion, WorkError,
+    WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -26,6 +27,9 @@ fn objects_are_send_and_sync() {
 fn values_are_send_and_sync() {
     send_sync::<AtomicResult<'_, '_>>();
     send_sync::<AtomicWorkRequest<'_, '_>>();
+    send_sync::<BindWindow<'_>>();
+    send_sync::<LocalInvalidate>();
+    send_sync::<SendWithInvalidate<'_, '_>>();
     send_sync::<ConnectAttributes>();
     send_sync::<EndpointGid>();
     send_sync::<GlobalRoute>();

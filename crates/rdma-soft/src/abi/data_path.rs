@@ -61,11 +61,11 @@ pub(super) unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payl
     let imm = unsafe { wr.__bindgen_anon_1.imm_data };
     // SAFETY: as above; a send leaves it unused.
     let remote = unsafe { wr.wr.rdma };
-    let rest = if opcode.is_plain() {
-        Rest { imm, remote_address: remote.remote_addr, rkey: remote.rkey, operand: 0, swap: 0 }
-    } else {
+    let rest = if opcode.is_special() {
         // SAFETY: this function's contract.
         unsafe { rest(wr, opcode)? }
+    } else {
+        Rest { imm, remote_address: remote.remote_addr, rkey: remote.rkey, operand: 0, swap: 0 }
     };
     let Rest { imm, remote_address, rkey, operand, swap } = rest;
     let request = Request {
@@ -92,7 +92,7 @@ struct Rest {
     swap: u64,
 }
 
-/// Of a request that is not plain: an atomic, or one about windows, whose elements mean nothing.
+/// Of a special request: an atomic, or one about windows, whose elements mean nothing.
 ///
 /// # Safety
 ///

@@ -98,10 +98,10 @@ impl Opcode {
         matches!(self, Self::CompareAndSwap | Self::FetchAndAdd)
     }
 
-    /// Whether it is a send, a write or a read and nothing more.
+    /// Whether it says something else than where its data comes from and goes to.
     #[inline]
-    pub(crate) fn is_plain(self) -> bool {
-        !self.is_atomic() && !self.is_local() && self != Self::SendWithInvalidate
+    pub(crate) fn is_special(self) -> bool {
+        self.is_atomic() || self.is_local() || self == Self::SendWithInvalidate
     }
 
     /// Whether it is executed here, and no peer hears of it.
