@@ -13,7 +13,7 @@ use crate::error::create_hint;
 use crate::object::{Needs, Object};
 use crate::{
     CompletionQueue, EndpointGid, Error, PreparedQueuePair, QueuePairBuilder,
-    QueuePairCapabilities, QueuePairEndpoint, path,
+    QueuePairCapabilities, QueuePairEndpoint, path, range,
 };
 
 /// Depths of reads that cost a device little.
@@ -26,6 +26,7 @@ pub(crate) fn build(builder: &QueuePairBuilder<'_>) -> Result<PreparedQueuePair,
     check_room(builder, send_cq, recv_cq)?;
     let device = context.query_device()?;
     let port = choose_port(context, &device, builder.port)?;
+    range::check(builder, &device, &port)?;
     let mtu = choose_mtu(&port, builder.mtu)?;
     let gids = choose_gids(context, &port, builder.gid_index)?;
     // Everything that can fail was done before, so that nothing is made in vain.

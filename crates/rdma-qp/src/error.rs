@@ -151,6 +151,16 @@ pub enum Error {
         /// The port's MTU.
         active: Mtu,
     },
+    /// A knob of the builder is beyond its field in a packet, its table, or the device.
+    #[error("the `{knob}` cannot be {value}: here it is at most {most}")]
+    TooLarge {
+        /// The builder's method.
+        knob: &'static str,
+        /// What was asked for.
+        value: u32,
+        /// The largest that is possible.
+        most: u32,
+    },
     /// It cannot be closed now, because clones of it, or objects made from it, are alive.
     #[error("the {what} is still used: drop its clones and what was made from it first")]
     StillUsed {

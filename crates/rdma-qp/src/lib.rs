@@ -70,6 +70,7 @@ mod queue_pair;
 mod queue_pair_attributes;
 mod queued_receive;
 mod queued_request;
+mod range;
 mod request;
 mod transition;
 mod window;

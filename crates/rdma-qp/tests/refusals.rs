@@ -76,6 +76,32 @@ fn sizes_beyond_the_device_are_refused_with_its_limits() {
 }
 
 #[test]
+fn numbers_beyond_their_field_are_refused_by_knob() {
+    let (pd, _) = parts("soft0");
+    let device = pd.context().query_device().unwrap();
+    let deep = |limit: u32| u8::try_from(limit + 1).unwrap();
+    let (init, dest) = (deep(device.max_qp_init_rd_atom), deep(device.max_qp_rd_atom));
+    let refused = [
+        (build_error(|builder| builder.service_level(16)), "service_level", 16),
+        (build_error(|builder| builder.flow_label(1 << 20)), "flow_label", 1 << 20),
+        (build_error(|builder| builder.pkey_index(1)), "pkey_index", 1),
+        (build_error(move |builder| builder.max_rd_atomic(init)), "max_rd_atomic", init.into()),
+        (
+            build_error(move |builder| builder.max_dest_rd_atomic(dest)),
+            "max_dest_rd_atomic",
+            dest.into(),
+        ),
+    ];
+    for (error, name, number) in refused {
+        let text = format!("the `{name}` cannot be {number}: here it is at most {}", number - 1);
+        assert_eq!(error.to_string(), text);
+        assert!(matches!(error, Error::TooLarge { .. }));
+    }
+    let (a, b) = pair_with("soft0", |builder| builder.service_level(15).flow_label((1 << 20) - 1));
+    assert_eq!((a.qp.state().unwrap(), b.qp.state().unwrap()), (QpState::RTS, QpState::RTS));
+}
+
+#[test]
 fn endpoints_that_do_not_fit_are_refused_by_field() {
     let (pd, cq) = parts("soft0");
     let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).build().unwrap();
