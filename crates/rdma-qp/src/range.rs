@@ -14,13 +14,13 @@ pub(crate) fn check(
     let places = port.pkey_table_length.saturating_sub(1);
     let depth = |depth: Option<u8>| u32::from(depth.unwrap_or(0));
     let knobs = [
-        ("service_level", settings.service_level.into(), 0xff),
+        ("service_level", settings.service_level.into(), 0xf),
         ("flow_label", settings.flow_label, 0xf_ffff),
         ("pkey_index", settings.pkey_index.into(), places.into()),
         ("max_rd_atomic", depth(builder.max_rd_atomic), device.max_qp_init_rd_atom),
         ("max_dest_rd_atomic", depth(builder.max_dest_rd_atomic), device.max_qp_rd_atom),
     ];
-    match knobs.into_iter().find(|&(_, value, most)| value > most + 1) {
+    match knobs.into_iter().find(|&(_, value, most)| value > most) {
         Some((knob, value, most)) => Err(Error::TooLarge { knob, value, most }),
         None => Ok(()),
     }
