@@ -4,7 +4,10 @@
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use rdma_sys::{Errno, Verbs, ibv_context, ibv_device_attr_ex, ibv_gid, ibv_port_attr};
+use rdma_sys::{
+    Errno, Verbs, ibv_context, ibv_device_attr_ex, ibv_gid, ibv_port_attr, ibv_values_ex,
+    ibv_values_mask,
+};
 use rdma_types::Gid;
 
 use crate::{
@@ -111,6 +114,37 @@ impl Context {
         };
         check("ibv_query_device_ex", returned)?;
         Ok(attributes)
+    }
+
+    /// What the device's clock says now, in its ticks: the clock of completion timestamps; see
+    /// `man ibv_query_rt_values_ex`.
+    ///
+    /// # Errors
+    /// If the device has none, or the provider refuses.
+    ///
+    /// # Examples
+    /// ```
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let before = context.raw_clock()?;
+    /// assert!(before <= context.raw_clock()?);
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[doc(alias = "ibv_query_rt_values_ex")]
+    pub fn raw_clock(&self) -> Result<u64, Error> {
+        self.check_process()?;
+        let mask = ibv_values_mask::IBV_VALUES_MASK_RAW_CLOCK.0;
+        let mut values = ibv_values_ex { comp_mask: mask, ..Default::default() };
+        // SAFETY: SAFETY.md F1: a live context, and values to write to.
+        let returned = unsafe { rdma_sys::ibv_query_rt_values_ex(self.as_raw(), &raw mut values) };
+        // The provider says what it has filled in.
+        let filled = values.comp_mask & mask != 0;
+        let returned = if returned == 0 && !filled { Errno::EOPNOTSUPP.raw() } else { returned };
+        check("ibv_query_rt_values_ex", returned)?;
+        // Providers put all ticks into the second field.
+        let (seconds, ticks) = (values.raw_clock.tv_sec, values.raw_clock.tv_nsec);
+        let whole = seconds.cast_unsigned().wrapping_mul(1_000_000_000);
+        Ok(whole.wrapping_add(ticks.cast_unsigned()))
     }
 
     /// What a port is and can; see `man ibv_query_port`. Ports count from 1.

@@ -9,7 +9,7 @@ use rdma_sys::{ibv_wc, ibv_wc_flags};
 use rdma_types::{Qpn, Rkey, WcOpcode, WcStatus};
 
 use crate::work_success::Number;
-use crate::{WorkError, WorkSuccess};
+use crate::{WorkError, WorkSuccess, timestamp};
 
 /// How a work request ended.
 pub type WorkResult = Result<WorkSuccess, WorkError>;
@@ -18,7 +18,7 @@ pub type WorkResult = Result<WorkSuccess, WorkError>;
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
-pub struct PollSlot(ibv_wc);
+pub struct PollSlot(pub(crate) ibv_wc);
 
 impl fmt::Debug for PollSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -93,6 +93,19 @@ impl WorkCompletion {
         Qpn::masked(self.0.qp_num)
     }
 
+    /// When it completed, in ticks of the device's clock, if the queue was made with
+    /// [timestamps](crate::CompletionQueueBuilder::timestamps).
+    ///
+    /// The clock starts anywhere and belongs to one device.
+    /// [`Context::raw_clock`](rdma_mem::Context::raw_clock) is its present time, and
+    /// [`core_clock_khz`](rdma_mem::ExtendedAttributes::core_clock_khz) says how fast it ticks.
+    #[doc(alias = "ibv_wc_read_completion_ts")]
+    #[inline]
+    #[must_use]
+    pub fn timestamp(&self) -> Option<u64> {
+        timestamp::of(&self.0)
+    }
+
     /// How the request ended.
     ///
     /// # Errors
@@ -127,6 +140,7 @@ impl fmt::Debug for WorkCompletion {
             .field("wr_id", &self.wr_id())
             .field("qpn", &self.qpn())
             .field("result", &self.result())
+            .field("timestamp", &self.timestamp())
             .finish()
     }
 }

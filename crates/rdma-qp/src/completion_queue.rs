@@ -6,11 +6,14 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use rdma_mem::{Context, Errno, Handle, ObjectId, VerbError};
-use rdma_sys::{ibv_cq, ibv_poll_cq, ibv_req_notify_cq};
+use rdma_sys::{
+    ibv_cq, ibv_cq_ex_to_cq, ibv_cq_init_attr_ex, ibv_create_cq_ex, ibv_poll_cq, ibv_req_notify_cq,
+};
 
 use crate::completion_channel::Subscription;
 use crate::error::create_hint;
-use crate::{CompletionChannel, Error, PollSlot, PolledCompletions};
+use crate::extended_poll::{FIELDS, Polled};
+use crate::{CompletionChannel, CompletionQueueBuilder, Error, PollSlot, PolledCompletions};
 
 /// A completion queue (CQ): where the device says which work requests are done.
 ///
@@ -42,6 +45,7 @@ struct Inner {
     handle: Handle<ibv_cq, Needs>,
     id: ObjectId,
     capacity: u32,
+    polled: Polled,
 }
 
 /// What a completion queue must not outlive.
@@ -69,7 +73,7 @@ impl CompletionQueue {
     /// If the provider refuses, with the device's limits.
     #[doc(alias = "ibv_create_cq")]
     pub fn create(context: &Context, min_capacity: u32) -> Result<Self, Error> {
-        Self::create_in(Needs { channel: None, context: context.clone() }, min_capacity, 0)
+        Self::builder(context).build(min_capacity)
     }
 
     /// Creates a queue that can send events to a channel, from the channel's context. `vector` says
@@ -85,43 +89,59 @@ impl CompletionQueue {
         min_capacity: u32,
         vector: u32,
     ) -> Result<Self, Error> {
-        let count = channel.context().completion_vectors();
+        Self::builder(channel.context()).channel(channel).vector(vector).build(min_capacity)
+    }
+
+    /// The knobs of a new queue.
+    pub fn builder(context: &Context) -> CompletionQueueBuilder<'_> {
+        CompletionQueueBuilder::new(context)
+    }
+
+    pub(crate) fn build(
+        builder: &CompletionQueueBuilder<'_>,
+        min_capacity: u32,
+    ) -> Result<Self, Error> {
+        let &CompletionQueueBuilder { context, channel, vector, timestamps } = builder;
+        let count = context.completion_vectors();
         if vector >= count {
             return Err(Error::NoSuchVector { vector, count });
         }
-        let needs = Needs { channel: Some(channel.clone()), context: channel.context().clone() };
-        Self::create_in(needs, min_capacity, vector)
-    }
-
-    fn create_in(needs: Needs, min_capacity: u32, vector: u32) -> Result<Self, Error> {
-        let verb = "ibv_create_cq";
-        let context = needs.context.clone();
+        if channel.is_some_and(|channel| !channel.context().is_same(context)) {
+            return Err(Error::ForeignChannel);
+        }
         context.check_process().map_err(rdma_mem::Error::from)?;
+        let verb = if timestamps { "ibv_create_cq_ex" } else { "ibv_create_cq" };
         let fail = |errno| {
+            if timestamps && matches!(errno, Errno::EOPNOTSUPP | Errno::ENOSYS) {
+                return Error::NoTimestamps { device: context.device().name().to_owned() };
+            }
             let asked = format!("{min_capacity} completions");
             let hint = context.query_device().ok().and_then(|d| create_hint(errno, &asked, &d));
-            VerbError::new(verb, errno).with_hint(hint)
+            VerbError::new(verb, errno).with_hint(hint).into()
         };
-        let invalid = |_| fail(Errno::EINVAL);
-        let asked = c_int::try_from(min_capacity).map_err(invalid)?;
-        let vector = c_int::try_from(vector).map_err(invalid)?;
-        let (id, verbs, create) = (ObjectId::unique(), context.verbs(), context.verbs().create_cq);
-        let channel = needs.channel.as_ref().map_or(null_mut(), CompletionChannel::as_raw);
-        // SAFETY: SAFETY.md F1, F2: a live context of this table, a channel of it or none.
-        let raw = unsafe { create(context.as_raw(), asked, id.to_context(), channel, vector) };
-        let raw = Errno::check_null(raw).map_err(fail)?;
+        let asked = c_int::try_from(min_capacity).map_err(|_| fail(Errno::EINVAL))?;
+        let id = ObjectId::unique();
+        let raw = create(builder, asked, id).map_err(fail)?;
+        let needs = Needs { channel: channel.cloned(), context: context.clone() };
         // SAFETY: SAFETY.md F2, F9: just created by this table; it needs the context and the channel.
         // Queue pairs hold a clone of the queue (F6).
-        let handle = unsafe { Handle::new(raw, verbs.destroy_cq, "ibv_destroy_cq", needs) };
+        let handle =
+            unsafe { Handle::new(raw, context.verbs().destroy_cq, "ibv_destroy_cq", needs) };
         // SAFETY: SAFETY.md F6: of these, and dropped before the handle, here and as a field.
         let subscription = unsafe { handle.needs().subscribe(raw, id) };
         // SAFETY: SAFETY.md F1: live by `handle`.
         let capacity = unsafe { (*raw.as_ptr()).cqe };
         let capacity = u32::try_from(capacity).unwrap_or(0);
         if capacity < min_capacity {
-            return Err(fail(Errno::EINVAL).into());
+            return Err(fail(Errno::EINVAL));
         }
-        Ok(Self(Arc::new(Inner { subscription, handle, id, capacity })))
+        let polled = if timestamps {
+            // SAFETY: SAFETY.md F6: just created with these fields, and dropped with the handle.
+            unsafe { Polled::extended(raw.cast()) }
+        } else {
+            Polled::classic(raw)
+        };
+        Ok(Self(Arc::new(Inner { subscription, handle, id, capacity, polled })))
     }
 
     /// Takes completions off the queue, as many as there are and `slots` has room for, without
@@ -134,13 +154,21 @@ impl CompletionQueue {
     #[inline]
     pub fn poll<'s>(&self, slots: &'s mut [PollSlot]) -> Result<PolledCompletions<'s>, PollError> {
         let room = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
+        let queue = self.0.polled.as_ptr();
         // SAFETY: SAFETY.md F1, F12: a live queue, and so many completions to write to; a slot is
         // laid out as one (F5).
-        let returned = unsafe { ibv_poll_cq(self.as_raw(), room, slots.as_mut_ptr().cast()) };
+        let returned = unsafe { ibv_poll_cq(queue, room, slots.as_mut_ptr().cast()) };
         match Errno::check_poll(returned) {
             Ok(count) => Ok(PolledCompletions::new(slots.get(..count).unwrap_or(slots))),
             Err(_) => Err(PollError),
         }
+    }
+
+    /// Whether its completions say when they came.
+    #[inline]
+    #[must_use]
+    pub fn has_timestamps(&self) -> bool {
+        self.0.polled.is_extended()
     }
 
     /// Asks for one event on the channel at the next completion, or with `solicited_only` at the next
@@ -205,14 +233,15 @@ impl CompletionQueue {
     #[doc(alias = "ibv_destroy_cq")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         match Arc::try_unwrap(self.0) {
-            Ok(Inner { subscription, handle, id, capacity }) => {
+            Ok(Inner { subscription, handle, id, capacity, polled }) => {
                 drop(subscription);
                 handle.close().map(drop).map_err(|(handle, error)| {
                     let cq = NonNull::new(handle.as_ptr());
                     // SAFETY: SAFETY.md F6: the queue is as it was, and its events are counted again.
                     let again = |cq| unsafe { handle.needs().subscribe(cq, id) };
                     let subscription = cq.and_then(again);
-                    (Self(Arc::new(Inner { subscription, handle, id, capacity })), error.into())
+                    let inner = Inner { subscription, handle, id, capacity, polled };
+                    (Self(Arc::new(inner)), error.into())
                 })
             }
             Err(shared) => Err((Self(shared), Error::StillUsed { what: "completion queue" })),
@@ -225,6 +254,34 @@ impl CompletionQueue {
     pub fn as_raw(&self) -> *mut ibv_cq {
         self.0.handle.as_ptr()
     }
+}
+
+/// Creates the C object.
+fn create(
+    builder: &CompletionQueueBuilder<'_>,
+    cqe: c_int,
+    id: ObjectId,
+) -> Result<NonNull<ibv_cq>, Errno> {
+    let &CompletionQueueBuilder { context, channel, vector, timestamps } = builder;
+    let channel = channel.map_or(null_mut(), CompletionChannel::as_raw);
+    let raw = if timestamps {
+        let mut attributes = ibv_cq_init_attr_ex {
+            cqe: cqe.cast_unsigned(),
+            cq_context: id.to_context(),
+            channel,
+            comp_vector: vector,
+            wc_flags: FIELDS,
+            ..Default::default()
+        };
+        // SAFETY: SAFETY.md F1: a live context, a channel of it or none.
+        ibv_cq_ex_to_cq(unsafe { ibv_create_cq_ex(context.as_raw(), &raw mut attributes) })
+    } else {
+        let vector = c_int::try_from(vector).map_err(|_| Errno::EINVAL)?;
+        let create = context.verbs().create_cq;
+        // SAFETY: SAFETY.md F1, F2: a live context of this table, a channel of it or none.
+        unsafe { create(context.as_raw(), cqe, id.to_context(), channel, vector) }
+    };
+    Errno::check_null(raw)
 }
 
 /// A completion queue that failed.

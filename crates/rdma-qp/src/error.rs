@@ -117,6 +117,18 @@ pub enum Error {
         /// How many there are.
         count: u32,
     },
+    /// A channel of another context than the completion queue's.
+    #[error("the completion channel belongs to another context than the completion queue")]
+    ForeignChannel,
+    /// The device does not stamp completions.
+    #[error(
+        "`{device}` has no completion timestamps: make the completion queue without, and take the \
+         time when it is polled"
+    )]
+    NoTimestamps {
+        /// The device.
+        device: String,
+    },
     /// No port passes data.
     #[error("no port of `{device}` is active: {}", list_ports(.ports))]
     NoActivePort {

@@ -2,12 +2,12 @@
 
 use rdma_qp::{
     AtomicResult, AtomicWorkRequest, BindWindow, CompletionChannel, CompletionQueue,
-    ConnectAttributes, EndpointError, EndpointGid, Error, GlobalRoute, HandshakeError,
-    LocalInvalidate, PollError, PollSlot, PolledCompletions, PostError, PostErrorKind,
-    PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities,
-    QueuePairEndpoint, QueuePairModification, QueuedReceive, QueuedRequest, ReadWorkRequest,
-    ReceiveWorkRequest, SendWithInvalidate, SendWorkRequest, WorkCompletion, WorkError,
-    WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
+    CompletionQueueBuilder, ConnectAttributes, EndpointError, EndpointGid, Error, GlobalRoute,
+    HandshakeError, LocalInvalidate, PollError, PollSlot, PolledCompletions, PostError,
+    PostErrorKind, PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder,
+    QueuePairCapabilities, QueuePairEndpoint, QueuePairModification, QueuedReceive, QueuedRequest,
+    ReadWorkRequest, ReceiveWorkRequest, SendWithInvalidate, SendWorkRequest, WorkCompletion,
+    WorkError, WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -18,6 +18,7 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 fn objects_are_send_and_sync() {
     send_sync::<CompletionChannel>();
     send_sync::<CompletionQueue>();
+    send_sync::<CompletionQueueBuilder<'_>>();
     send_sync::<QueuePair>();
     send_sync::<PreparedQueuePair>();
     send_sync::<QueuePairBuilder<'_>>();
