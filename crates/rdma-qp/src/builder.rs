@@ -3,7 +3,9 @@
 use rdma_mem::{AccessFlags, Mtu, ProtectionDomain};
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Psn};
 
-use crate::{CompletionQueue, Error, PreparedQueuePair, QueuePairCapabilities, create};
+use crate::{
+    CompletionQueue, Error, PreparedQueuePair, QueuePairCapabilities, SharedReceiveQueue, create,
+};
 
 /// Makes a queue pair for a reliable connection (RC).
 ///
@@ -36,6 +38,7 @@ pub struct QueuePairBuilder<'a> {
     pub(crate) pd: &'a ProtectionDomain,
     pub(crate) send_cq: Option<&'a CompletionQueue>,
     pub(crate) recv_cq: Option<&'a CompletionQueue>,
+    pub(crate) srq: Option<&'a SharedReceiveQueue>,
     pub(crate) sizes: QueuePairCapabilities,
     pub(crate) sq_sig_all: bool,
     pub(crate) port: Option<u8>,
@@ -93,6 +96,7 @@ impl<'a> QueuePairBuilder<'a> {
             pd,
             send_cq: None,
             recv_cq: None,
+            srq: None,
             sizes: QueuePairCapabilities::ASKED_BY_DEFAULT,
             sq_sig_all: false,
             port: None,
@@ -111,6 +115,9 @@ impl<'a> QueuePairBuilder<'a> {
         send_cq: &'a CompletionQueue => send_cq, Some;
         /// Where receives complete; may be the same. No default.
         recv_cq: &'a CompletionQueue => recv_cq, Some;
+        /// Where receives are taken from, instead of a receive queue of its own: `max_recv_wr` and
+        /// `max_recv_sge` are not looked at then. Default: none.
+        srq: &'a SharedReceiveQueue => srq, Some;
         /// What the peer may do through this queue pair to memory that allows it too: remote read,
         /// write, atomic. Default: nothing, so that only sends arrive.
         access: AccessFlags => settings.access;
@@ -165,7 +172,7 @@ impl<'a> QueuePairBuilder<'a> {
     /// Creates the queue pair; see `man ibv_create_qp`.
     ///
     /// # Errors
-    /// A missing or unfit completion queue, a port or GID that is not there, an MTU above the port's;
+    /// A missing or unfit completion queue, a shared receive queue of another context, a port or GID that is not there, an MTU above the port's;
     /// or what the provider says, with the device's limits.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedQueuePair, Error> {

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::ptr::null_mut;
 
 use rdma_mem::{
     Context, DeviceAttributes, Errno, GidEntry, Handle, Mtu, PortAttributes, PortState, VerbError,
@@ -13,7 +14,7 @@ use crate::error::create_hint;
 use crate::object::{Needs, Object};
 use crate::{
     CompletionQueue, EndpointGid, Error, PreparedQueuePair, QueuePairBuilder,
-    QueuePairCapabilities, QueuePairEndpoint, path, range,
+    QueuePairCapabilities, QueuePairEndpoint, SharedReceiveQueue, path, range,
 };
 
 /// Depths of reads that cost a device little.
@@ -23,6 +24,9 @@ pub(crate) fn build(builder: &QueuePairBuilder<'_>) -> Result<PreparedQueuePair,
     let context = builder.pd.context();
     let send_cq = completion_queue(builder, "send_cq", builder.send_cq)?;
     let recv_cq = completion_queue(builder, "recv_cq", builder.recv_cq)?;
+    if builder.srq.is_some_and(|srq| !srq.pd().context().is_same(context)) {
+        return Err(Error::ForeignSharedReceiveQueue);
+    }
     check_room(builder, send_cq, recv_cq)?;
     let device = context.query_device()?;
     let port = choose_port(context, &device, builder.port)?;
@@ -73,13 +77,15 @@ fn completion_queue<'a>(
     }
 }
 
-/// Unsignaled requests count too: when they are flushed they all complete.
+/// Unsignaled requests count too: when they are flushed they all complete. So do all receives of a shared
+/// queue, since this queue pair may be the one that takes them.
 fn check_room(
     builder: &QueuePairBuilder<'_>,
     send_cq: &CompletionQueue,
     recv_cq: &CompletionQueue,
 ) -> Result<(), Error> {
     let QueuePairCapabilities { max_send_wr, max_recv_wr, .. } = builder.sizes;
+    let max_recv_wr = builder.srq.map_or(max_recv_wr, SharedReceiveQueue::max_wr);
     let check = |knob, cq: &CompletionQueue, needed| {
         let capacity = cq.min_capacity();
         if needed <= capacity {
@@ -159,10 +165,15 @@ fn create(
     device: &DeviceAttributes,
 ) -> Result<Object, Error> {
     let verbs = builder.pd.verbs();
+    let sizes = match builder.srq {
+        Some(_) => QueuePairCapabilities { max_recv_wr: 0, max_recv_sge: 0, ..builder.sizes },
+        None => builder.sizes,
+    };
     let mut attributes = ibv_qp_init_attr {
         send_cq: send_cq.as_raw(),
         recv_cq: recv_cq.as_raw(),
-        cap: builder.sizes.to_raw(),
+        srq: builder.srq.map_or(null_mut(), SharedReceiveQueue::as_raw),
+        cap: sizes.to_raw(),
         qp_type: ibv_qp_type::IBV_QPT_RC,
         sq_sig_all: i32::from(builder.sq_sig_all),
         ..Default::default()
@@ -170,16 +181,24 @@ fn create(
     // SAFETY: SAFETY.md F1, F2: a live domain and live queues of one context of this table.
     let raw = unsafe { (verbs.create_qp)(builder.pd.as_raw(), &raw mut attributes) };
     let raw = Errno::check_null(raw).map_err(|errno| {
-        let hint = create_hint(errno, &format!("{:?}", builder.sizes), device);
+        let hint = create_hint(errno, &format!("{sizes:?}"), device);
         VerbError::new("ibv_create_qp", errno).with_hint(hint)
     })?;
-    let needs =
-        Needs { send_cq: send_cq.clone(), recv_cq: recv_cq.clone(), pd: builder.pd.clone() };
+    let needs = Needs {
+        send_cq: send_cq.clone(),
+        recv_cq: recv_cq.clone(),
+        srq: builder.srq.cloned(),
+        pd: builder.pd.clone(),
+    };
     // SAFETY: SAFETY.md F2, F9: just created by this table; it needs queues and domain (F6).
     let handle = unsafe { Handle::new(raw, verbs.destroy_qp, "ibv_destroy_qp", needs) };
     // SAFETY: SAFETY.md F1: live by `handle`; the number does not change.
     let qpn = Qpn::masked(unsafe { (*raw.as_ptr()).qp_num });
-    let capabilities = QueuePairCapabilities::from_raw(&attributes.cap);
+    let mut capabilities = QueuePairCapabilities::from_raw(&attributes.cap);
+    if builder.srq.is_some() {
+        // Not every provider says so.
+        (capabilities.max_recv_wr, capabilities.max_recv_sge) = (0, 0);
+    }
     Ok(Object::new(handle, qpn, capabilities))
 }
 

@@ -33,6 +33,11 @@ impl QueuePair {
     /// [`LAST_RECEIVE_ID`](Self::LAST_RECEIVE_ID), are to be used for nothing else. Nobody else polls
     /// the queues meanwhile, or it might wait for what another one has taken.
     ///
+    /// With a [shared receive queue](crate::SharedReceiveQueue) the receives stay there for the others. What
+    /// the queue pair had taken is handed out as far as the device has completed it when it is found to be
+    /// in error; the event [`QP_LAST_WQE_REACHED`](rdma_mem::AsyncEventKind::QP_LAST_WQE_REACHED) says
+    /// that this was all.
+    ///
     /// # Errors
     /// [`Error::DrainTimedOut`]: then the requests are still the device's, until the queue pair is
     /// destroyed. [`Error::Poll`] if a completion queue has failed, [`Error::Post`] if a queue refuses
@@ -67,7 +72,9 @@ impl QueuePair {
         self.to_error()?;
         let of = |room| if room == 0 { Last::Done } else { Last::NotPosted };
         let sizes = self.capabilities();
-        let (mut send, mut receive) = (of(sizes.max_send_wr), of(sizes.max_recv_wr));
+        let mut send = of(sizes.max_send_wr);
+        // What it took from a shared queue is done when nothing more comes.
+        let mut receive = if self.srq().is_some() { Last::Posted } else { of(sizes.max_recv_wr) };
         loop {
             post(&mut send, || {
                 let request = SendWorkRequest::only_immediate(0);
@@ -88,8 +95,13 @@ impl QueuePair {
                 _ => each(completion),
             };
             let mut idle = poll(self.send_cq(), &mut take)?;
+            let mut no_receives = idle;
             if !self.recv_cq().is_same(self.send_cq()) {
-                idle &= poll(self.recv_cq(), &mut take)?;
+                no_receives = poll(self.recv_cq(), &mut take)?;
+                idle &= no_receives;
+            }
+            if self.srq().is_some() && no_receives {
+                receive = Last::Done;
             }
             if (send, receive) == (Last::Done, Last::Done) {
                 return Ok(());

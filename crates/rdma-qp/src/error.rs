@@ -90,6 +90,19 @@ pub enum Error {
         /// The builder's method.
         knob: &'static str,
     },
+    /// A shared receive queue of another context than the queue pair's protection domain.
+    #[error("the `srq` belongs to another context than the protection domain")]
+    ForeignSharedReceiveQueue,
+    /// A limit that would always be reached.
+    #[error(
+        "a limit of {limit} was asked for, but the shared receive queue holds {max_wr} receives"
+    )]
+    LimitTooLarge {
+        /// The limit that was asked for.
+        limit: u32,
+        /// How many receives the queue holds.
+        max_wr: u32,
+    },
     /// A completion queue that one queue pair alone could make overflow.
     #[error(
         "the `{knob}` holds {capacity} completions, but this queue pair can have {needed} at a \
@@ -212,6 +225,30 @@ pub(crate) fn create_hint(
             "asked for {asked}; the device may have no more (it has {max_qp} queue pairs, {max_cq} \
              completion queues), or RLIMIT_MEMLOCK (`ulimit -l`) is reached: queues lock memory too"
         )),
+        _ => return None,
+    })
+}
+
+/// The hint for a shared receive queue that was not created.
+pub(crate) fn srq_hint(
+    errno: Errno,
+    max_wr: u32,
+    max_sge: u32,
+    device: &DeviceAttributes,
+) -> Option<Cow<'static, str>> {
+    let DeviceAttributes { max_srq, max_srq_wr, max_srq_sge, .. } = device;
+    Some(match errno {
+        Errno::EINVAL => Cow::Owned(format!(
+            "asked for {max_wr} receives of {max_sge} elements; the device allows 1 to {max_srq_wr} \
+             receives, {max_srq_sge} elements"
+        )),
+        Errno::ENOMEM => Cow::Owned(format!(
+            "the device may have no more (it has {max_srq} shared receive queues), or RLIMIT_MEMLOCK \
+             (`ulimit -l`) is reached: queues lock memory too"
+        )),
+        Errno::EOPNOTSUPP | Errno::ENOSYS => {
+            Cow::Borrowed("the device has no shared receive queues: post to each queue pair")
+        }
         _ => return None,
     })
 }

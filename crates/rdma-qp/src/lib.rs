@@ -3,6 +3,7 @@
 //! | step | here |
 //! |---|---|
 //! | make a completion queue | [`CompletionQueue::create`] |
+//! | share receives among queue pairs | `pd.create_srq()` of the [`prelude`], [`SharedReceiveQueue`] |
 //! | make a queue pair | `pd.create_qp()` of the [`prelude`], [`QueuePairBuilder`] |
 //! | tell the peer | [`PreparedQueuePair::endpoint`], [`QueuePairEndpoint::to_bytes`] |
 //! | connect | [`PreparedQueuePair::handshake`] |
@@ -33,6 +34,7 @@
 //! | an element of another domain, in no list | a failed completion | a failed completion |
 //! | an atomic at an address that is no multiple of 8 | [`Misaligned`](PostErrorKind::Misaligned) | a failed completion |
 //! | an atomic whose result is not of 8 bytes | [`AtomicResult`](PostErrorKind::AtomicResult) | a failed completion, or a part of it |
+//! | a receive for a queue pair with a shared receive queue | [`SharedReceives`](PostErrorKind::SharedReceives) | `SharedReceives` |
 //! | a full queue | [`WouldBlock`](PostErrorKind::WouldBlock) | `WouldBlock` |
 //! | the memory is used before the completion | your promise: posting is `unsafe` | your promise |
 //!
@@ -74,6 +76,7 @@ mod queued_receive;
 mod queued_request;
 mod range;
 mod request;
+mod shared_receive_queue;
 mod timestamp;
 mod transition;
 mod window;
@@ -102,6 +105,9 @@ pub use queue_pair_attributes::QueuePairAttributes;
 pub use queued_receive::QueuedReceive;
 pub use queued_request::QueuedRequest;
 pub use request::WorkRequest;
+pub use shared_receive_queue::{
+    SharedReceiveQueue, SharedReceiveQueueAttributes, SharedReceiveQueueBuilder,
+};
 pub use window_requests::{BindWindow, LocalInvalidate, SendWithInvalidate};
 pub use work_error::{WorkError, WorkErrorClass, WorkErrorCode};
 pub use work_request::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};

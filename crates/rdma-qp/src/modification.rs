@@ -75,6 +75,9 @@ attributes! {
     ack_timeout(timeout: AckTimeout) { timeout = timeout.code() } IBV_QP_TIMEOUT;
     /// How often it sends again.
     max_ack_retries(retries: MaxAckRetries) { retry_cnt = retries.retries() } IBV_QP_RETRY_CNT;
+    /// On the way to `SQD`: whether an event, [`SQ_DRAINED`](rdma_mem::AsyncEventKind::SQ_DRAINED), is to
+    /// come once the requests that were begun are done.
+    notify_drained(on: bool) { en_sqd_async_notify = on.into() } IBV_QP_EN_SQD_ASYNC_NOTIFY;
     /// How often it tries again when the peer has no receive posted.
     max_rnr_retries(retries: MaxRnrRetries) { rnr_retry = retries.code() } IBV_QP_RNR_RETRY;
 }

@@ -8,7 +8,7 @@ use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
 use rdma_types::{QpState, Qpn};
 
 use crate::error::modify_hint;
-use crate::{CompletionQueue, Error, QueuePairCapabilities, transition};
+use crate::{CompletionQueue, Error, QueuePairCapabilities, SharedReceiveQueue, transition};
 
 #[derive(Debug)]
 pub(crate) struct Object {
@@ -22,6 +22,7 @@ pub(crate) struct Object {
 pub(crate) struct Needs {
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
+    pub(crate) srq: Option<SharedReceiveQueue>,
     pub(crate) pd: ProtectionDomain,
 }
 

@@ -48,6 +48,7 @@ pub(crate) enum Reason {
     Misaligned { address: u64 },
     AtomicResult,
     Window(BindError),
+    SharedReceives,
     Verb { verb: &'static str, errno: Errno },
 }
 
@@ -57,11 +58,13 @@ pub(crate) enum Reason {
 pub enum PostErrorKind {
     /// The elements are longer than the remote memory.
     RemoteTooShort,
-    /// The request has more elements than the queue pair's `max_send_sge` or `max_recv_sge`.
+    /// The request has more elements than the queue pair's `max_send_sge` or `max_recv_sge`, or the shared
+    /// receive queue's `max_sge`.
     TooManyElements,
     /// The inline request has more bytes than the queue pair's `max_inline_data`.
     TooMuchInline,
-    /// A registered slice of the request is of another protection domain than the queue pair.
+    /// A registered slice of the request is of another protection domain than the queue pair, or the
+    /// shared receive queue.
     WrongDomain,
     /// The peer's word of an atomic request is not at a multiple of 8.
     Misaligned,
@@ -69,6 +72,8 @@ pub enum PostErrorKind {
     AtomicResult,
     /// A memory window cannot be bound or unbound like that; the message says why.
     Window,
+    /// The queue pair takes its receives from a shared receive queue.
+    SharedReceives,
     /// The queue is full: take completions first, then post again. Nothing is wrong with the queue
     /// pair.
     WouldBlock,
@@ -86,6 +91,12 @@ impl PostError {
     #[cold]
     pub(crate) const fn at(self, refused: usize) -> Self {
         Self { refused, ..self }
+    }
+
+    /// The same for another reason.
+    #[cold]
+    pub(crate) const fn because(self, reason: Reason) -> Self {
+        Self { reason: WithoutNiche::new(reason), ..self }
     }
 
     /// How many of the requests are with the device. 1 for a single request means: perhaps. A provider
@@ -112,6 +123,7 @@ impl PostError {
             Reason::Misaligned { .. } => PostErrorKind::Misaligned,
             Reason::AtomicResult => PostErrorKind::AtomicResult,
             Reason::Window(_) => PostErrorKind::Window,
+            Reason::SharedReceives => PostErrorKind::SharedReceives,
             Reason::Verb { errno: Errno::ENOMEM, .. } => PostErrorKind::WouldBlock,
             Reason::Verb { .. } => PostErrorKind::Refused,
         }
@@ -161,8 +173,8 @@ impl fmt::Display for Reason {
             ),
             Self::WrongDomain { element } => write!(
                 f,
-                "element {element} is of another protection domain than the queue pair: register the \
-                 memory in the domain of the queue pair"
+                "element {element} is of another protection domain than the queue: register the memory \
+                 in the domain of the queue"
             ),
             Self::Misaligned { address } => write!(
                 f,
@@ -172,6 +184,9 @@ impl fmt::Display for Reason {
                 f.write_str("the result of an atomic operation needs an element of exactly 8 bytes")
             }
             Self::Window(error) => error.fmt(f),
+            Self::SharedReceives => f.write_str(
+                "the queue pair takes its receives from a shared receive queue: post them there",
+            ),
             Self::Verb { verb, errno } => {
                 write!(f, "{verb}: {errno}")?;
                 f.write_str(match errno {

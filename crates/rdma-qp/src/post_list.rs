@@ -39,19 +39,19 @@ impl Linked for QueuedReceive<'_, '_> {
     }
 }
 
-/// Has `call`, which is called `verb` in messages, post one request. It gets the request and where to
-/// say which one it refused.
+/// Has `call` post one request. It gets the request and where to say which one it refused; `refused` gets
+/// what it returned then, and how many were posted.
 #[inline]
 pub(crate) fn post_one<W>(
     mut wr: W,
-    verb: &'static str,
     call: impl FnOnce(*mut W, *mut *mut W) -> c_int,
+    refused: impl FnOnce(c_int, usize) -> PostError,
 ) -> Result<(), PostError> {
     // A provider that does not set it counts as one that has posted all.
     let mut bad = null_mut();
     match call(&raw mut wr, &raw mut bad) {
         0 => Ok(()),
-        returned => Err(refused(verb, returned, usize::from(bad.is_null()))),
+        returned => Err(refused(returned, usize::from(bad.is_null()))),
     }
 }
 
@@ -59,8 +59,8 @@ pub(crate) fn post_one<W>(
 #[inline]
 pub(crate) fn post_all<R: Linked>(
     requests: &mut [R],
-    verb: &'static str,
     call: impl FnOnce(*mut R::Wr, *mut *mut R::Wr) -> c_int,
+    refused: impl FnOnce(c_int, usize) -> PostError,
 ) -> Result<(), PostError> {
     let first = requests.iter_mut().rev().fold(null_mut(), |next, request| request.link(next));
     if first.is_null() {
@@ -71,13 +71,14 @@ pub(crate) fn post_all<R: Linked>(
         0 => Ok(()),
         returned => {
             let posted = place(first.addr(), bad.addr(), size_of::<R>(), requests.len());
-            Err(refused(verb, returned, posted))
+            Err(refused(returned, posted))
         }
     }
 }
 
+/// For a function of this name.
 #[cold]
-fn refused(verb: &'static str, returned: c_int, posted: usize) -> PostError {
+pub(crate) fn refused(verb: &'static str, returned: c_int, posted: usize) -> PostError {
     let errno = Errno::check(returned).err().unwrap_or(Errno::EIO);
     PostError::new(posted, Reason::Verb { verb, errno })
 }
@@ -98,43 +99,54 @@ impl Queued for QueuedRequest<'_, '_> {
 
     #[inline]
     unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError> {
-        post_one(self.wr, "ibv_post_send", |wr, bad| {
-            // SAFETY: SAFETY.md F1, F12: a live queue pair, and one request, which ends the list; the
-            // rest is this function's contract.
-            unsafe { ibv_post_send(qp.as_raw(), wr, bad) }
-        })
+        // SAFETY: SAFETY.md F1, F12: a live queue pair, and one request, which ends the list; the rest is
+        // this function's contract.
+        let call = |wr, bad| unsafe { ibv_post_send(qp.as_raw(), wr, bad) };
+        post_one(self.wr, call, |returned, posted| refused("ibv_post_send", returned, posted))
     }
 
     #[inline]
     unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        post_all(batch, "ibv_post_send", |list, bad| {
-            // SAFETY: SAFETY.md F1, F12: a live queue pair, and a list of the whole slice; the rest is
-            // this function's contract.
-            unsafe { ibv_post_send(qp.as_raw(), list, bad) }
-        })
+        // SAFETY: SAFETY.md F1, F12: a live queue pair, and a list of the whole slice; the rest is this
+        // function's contract.
+        let call = |list, bad| unsafe { ibv_post_send(qp.as_raw(), list, bad) };
+        post_all(batch, call, |returned, posted| refused("ibv_post_send", returned, posted))
     }
 }
 
 impl Queued for QueuedReceive<'_, '_> {
     #[inline]
     fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
-        self.check(qp.pd(), qp.limits().max_recv_sge)
+        self.check(qp.pd(), qp.limits().max_recv_sge).map_err(|error| explain(error, qp))
     }
 
     #[inline]
     unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError> {
-        post_one(self.wr, "ibv_post_recv", |wr, bad| {
-            // SAFETY: SAFETY.md F1, F12: as above.
-            unsafe { ibv_post_recv(qp.as_raw(), wr, bad) }
-        })
+        // SAFETY: SAFETY.md F1, F12: as above.
+        let call = |wr, bad| unsafe { ibv_post_recv(qp.as_raw(), wr, bad) };
+        post_one(self.wr, call, |returned, posted| refused_receive(qp, returned, posted))
     }
 
     #[inline]
     unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        post_all(batch, "ibv_post_recv", |list, bad| {
-            // SAFETY: SAFETY.md F1, F12: as above.
-            unsafe { ibv_post_recv(qp.as_raw(), list, bad) }
-        })
+        // SAFETY: SAFETY.md F1, F12: as above.
+        let call = |list, bad| unsafe { ibv_post_recv(qp.as_raw(), list, bad) };
+        post_all(batch, call, |returned, posted| refused_receive(qp, returned, posted))
+    }
+}
+
+#[cold]
+fn refused_receive(qp: &QueuePair, returned: c_int, posted: usize) -> PostError {
+    explain(refused("ibv_post_recv", returned, posted), qp)
+}
+
+/// Providers say nothing helpful of a receive for a queue pair that has a shared receive queue: some that
+/// its own queue, which holds none, is full.
+#[cold]
+fn explain(error: PostError, qp: &QueuePair) -> PostError {
+    match qp.srq() {
+        Some(_) => error.because(Reason::SharedReceives),
+        None => error,
     }
 }
 

@@ -6,7 +6,10 @@
 
 use rdma_mem::{Context, ProtectionDomain};
 
-use crate::{CompletionChannel, CompletionQueue, Error, QueuePair, QueuePairBuilder};
+use crate::{
+    CompletionChannel, CompletionQueue, Error, QueuePair, QueuePairBuilder, SharedReceiveQueue,
+    SharedReceiveQueueBuilder,
+};
 
 mod sealed {
     #[allow(unnameable_types)] // that is the point
@@ -15,16 +18,24 @@ mod sealed {
     impl Sealed for rdma_mem::Context {}
 }
 
-/// Queue pairs from a protection domain.
+/// Queue pairs and shared receive queues from a protection domain.
 pub trait CreateQueuePair: sealed::Sealed {
     /// As [`QueuePair::builder`].
     #[doc(alias = "ibv_create_qp")]
     fn create_qp(&self) -> QueuePairBuilder<'_>;
+
+    /// As [`SharedReceiveQueue::builder`].
+    #[doc(alias = "ibv_create_srq")]
+    fn create_srq(&self) -> SharedReceiveQueueBuilder<'_>;
 }
 
 impl CreateQueuePair for ProtectionDomain {
     fn create_qp(&self) -> QueuePairBuilder<'_> {
         QueuePair::builder(self)
+    }
+
+    fn create_srq(&self) -> SharedReceiveQueueBuilder<'_> {
+        SharedReceiveQueue::builder(self)
     }
 }
 

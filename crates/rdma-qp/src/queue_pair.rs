@@ -7,7 +7,7 @@ use rdma_types::{QpState, Qpn};
 use crate::object::Object;
 use crate::{
     CompletionQueue, ConnectAttributes, Error, QueuePairAttributes, QueuePairBuilder,
-    QueuePairCapabilities, QueuePairModification, modify,
+    QueuePairCapabilities, QueuePairModification, SharedReceiveQueue, modify,
 };
 
 /// A queue pair (QP), connected to one other: a send queue and a receive queue, with reliable delivery
@@ -109,6 +109,13 @@ impl QueuePair {
     #[must_use]
     pub fn recv_cq(&self) -> &CompletionQueue {
         &self.object.needs().recv_cq
+    }
+
+    /// Where its receives are taken from, if not from a receive queue of its own.
+    #[inline]
+    #[must_use]
+    pub fn srq(&self) -> Option<&SharedReceiveQueue> {
+        self.object.needs().srq.as_ref()
     }
 
     /// The domain whose memory it can use.

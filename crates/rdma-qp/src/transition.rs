@@ -7,7 +7,7 @@ use rdma_types::{QpState, Qpn};
 use crate::Error;
 
 /// The attributes, by the names that [`QueuePairModification`](crate::QueuePairModification) gives them.
-const NAMES: [(Mask, &str); 14] = [
+const NAMES: [(Mask, &str); 15] = [
     (Mask::IBV_QP_PORT, "port"),
     (Mask::IBV_QP_PKEY_INDEX, "pkey_index"),
     (Mask::IBV_QP_ACCESS_FLAGS, "access"),
@@ -22,6 +22,7 @@ const NAMES: [(Mask, &str); 14] = [
     (Mask::IBV_QP_RNR_RETRY, "max_rnr_retries"),
     (Mask::IBV_QP_SQ_PSN, "send_psn"),
     (Mask::IBV_QP_MAX_QP_RD_ATOMIC, "max_rd_atomic"),
+    (Mask::IBV_QP_EN_SQD_ASYNC_NOTIFY, "notify_drained"),
 ];
 
 const NONE: Mask = Mask(0);
@@ -76,7 +77,7 @@ fn attributes(from: QpState, to: QpState) -> Option<(Mask, Mask)> {
         (QpState::INIT, QpState::RTR) => (READY_TO_RECEIVE, init_optional),
         (QpState::RTR, QpState::RTS) => (READY_TO_SEND, RUNNING),
         (QpState::RTS | QpState::SQD, QpState::RTS) => (NONE, RUNNING),
-        (QpState::RTS, QpState::SQD) => (NONE, NONE),
+        (QpState::RTS, QpState::SQD) => (NONE, Mask::IBV_QP_EN_SQD_ASYNC_NOTIFY),
         (QpState::SQD, QpState::SQD) => (NONE, DRAINED),
         (QpState::RESET, QpState::ERR) => return None,
         (_, QpState::ERR) => (NONE, NONE),
@@ -139,7 +140,7 @@ mod tests {
     #[test]
     fn each_attribute_that_is_lacking_or_too_much_is_named() {
         let all = NAMES.iter().fold(0, |all, (mask, _)| all | mask.0);
-        assert_eq!(all.count_ones(), 14);
+        assert_eq!(all.count_ones(), 15);
         for (from, to) in STATES.iter().flat_map(|&from| STATES.map(|to| (from, to))) {
             let Some((needed, optional)) = attributes(from, to) else { continue };
             let verdict = |mask| match check(Qpn::masked(1), from, to, Mask(mask)) {

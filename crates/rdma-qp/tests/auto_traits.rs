@@ -6,8 +6,9 @@ use rdma_qp::{
     HandshakeError, LocalInvalidate, PollError, PollSlot, PolledCompletions, PostError,
     PostErrorKind, PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder,
     QueuePairCapabilities, QueuePairEndpoint, QueuePairModification, QueuedReceive, QueuedRequest,
-    ReadWorkRequest, ReceiveWorkRequest, SendWithInvalidate, SendWorkRequest, WorkCompletion,
-    WorkError, WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
+    ReadWorkRequest, ReceiveWorkRequest, SendWithInvalidate, SendWorkRequest, SharedReceiveQueue,
+    SharedReceiveQueueAttributes, SharedReceiveQueueBuilder, WorkCompletion, WorkError,
+    WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -22,6 +23,8 @@ fn objects_are_send_and_sync() {
     send_sync::<QueuePair>();
     send_sync::<PreparedQueuePair>();
     send_sync::<QueuePairBuilder<'_>>();
+    send_sync::<SharedReceiveQueue>();
+    send_sync::<SharedReceiveQueueBuilder<'_>>();
 }
 
 #[test]
@@ -46,6 +49,7 @@ fn values_are_send_and_sync() {
     send_sync::<ReadWorkRequest<'_, '_>>();
     send_sync::<ReceiveWorkRequest<'_, '_>>();
     send_sync::<SendWorkRequest<'_, '_>>();
+    send_sync::<SharedReceiveQueueAttributes>();
     send_sync::<WriteWorkRequest<'_, '_>>();
     send_sync::<WorkCompletion>();
     send_sync::<WorkErrorClass>();

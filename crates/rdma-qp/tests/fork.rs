@@ -8,7 +8,7 @@ use std::process::Command;
 
 use common::{DEVICES, End, pair};
 use rdma_mem::{GatherElement, ScatterElement};
-use rdma_qp::{CompletionQueue, Error, ReceiveWorkRequest, SendWorkRequest};
+use rdma_qp::{CompletionQueue, Error, ReceiveWorkRequest, SendWorkRequest, prelude::*};
 
 fn post_receive(end: &End, id: u64) {
     let mut room = [ScatterElement::from(end.board.element(0..8).unwrap())];
@@ -47,6 +47,7 @@ fn programs_are_started_while_receives_are_posted() {
 fn a_forked_child_cannot_touch_the_connection_and_its_end_changes_nothing() {
     for device in DEVICES {
         let (a, b) = pair(device);
+        let srq = a.pd.create_srq().build().unwrap();
         post_receive(&b, 1);
         // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
         let pid = unsafe { libc::fork() };
@@ -57,10 +58,14 @@ fn a_forked_child_cannot_touch_the_connection_and_its_end_changes_nothing() {
             let forked = |error| matches!(error, Error::Memory(rdma_mem::Error::Forked(_)));
             let create = CompletionQueue::create(a.pd.context(), 16).err().is_some_and(forked);
             let query = a.qp.query().err().is_some_and(forked);
+            let shared = a.pd.create_srq().build().err().is_some_and(forked)
+                && srq.query().err().is_some_and(forked)
+                && srq.set_limit(1).err().is_some_and(forked)
+                && srq.close().err().is_some_and(|(_, error)| forked(error));
             let close = a.qp.close().err().is_some_and(|(_, error)| forked(error));
             drop(b);
             // SAFETY: SAFETY.md F15: nothing else runs in this child.
-            unsafe { libc::_exit(i32::from(!(create && query && close))) };
+            unsafe { libc::_exit(i32::from(!(create && query && shared && close))) };
         }
         let mut status = 0;
         // SAFETY: SAFETY.md F15: the child of this process, and room for its status.

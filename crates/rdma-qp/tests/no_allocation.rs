@@ -9,7 +9,8 @@ mod common;
 use common::pair_with;
 use rdma_mem::{GatherElement, GatherList, OwnedRegion, ScatterElement};
 use rdma_qp::{
-    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
+    AtomicWorkRequest, PostErrorKind, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
+    WriteWorkRequest, prelude::*,
 };
 use test_support::alloc_counter::CountingAllocator;
 
@@ -28,6 +29,7 @@ fn main() {
             // The first rounds may fill the pools of device and runtime.
             assert!(round < 10 || allocated == 0, "{allocated} allocations in round {round}");
         }
+        shared(&a);
         a.qp.to_error().unwrap();
         let before = ALLOCATOR.allocations();
         // SAFETY: SAFETY.md F8: no memory.
@@ -36,6 +38,37 @@ fn main() {
         assert_eq!(ALLOCATOR.allocations(), before, "a flush");
     }
     println!("no allocation: ok");
+}
+
+/// Receives of a shared queue, until it is full, and one for a queue pair that has none of its own.
+fn shared(end: &common::End) {
+    let (cq, srq) = (&end.cq, end.pd.create_srq().max_wr(2).build().unwrap());
+    let prepare = || end.pd.create_qp().send_cq(cq).recv_cq(cq);
+    let (client, server) = (prepare().build().unwrap(), prepare().srq(&srq).build().unwrap());
+    let (client_end, server_end) = (client.endpoint(), server.endpoint());
+    let client = client.handshake(server_end).unwrap();
+    let server = server.handshake(client_end).unwrap();
+    for round in 0..100 {
+        let before = ALLOCATOR.allocations();
+        let mut batch = [3, 4].map(|id| ReceiveWorkRequest::only_immediate().with_id(id));
+        // SAFETY: SAFETY.md F8: no memory, here and below.
+        unsafe { srq.post_receive_batch(&mut batch) }.unwrap();
+        // SAFETY: SAFETY.md F8: as above.
+        let full = unsafe { srq.post_receive(ReceiveWorkRequest::only_immediate(), 5) };
+        // SAFETY: SAFETY.md F8: as above.
+        let own = unsafe { server.post_receive(ReceiveWorkRequest::only_immediate(), 5) };
+        assert_eq!(full.unwrap_err().kind(), PostErrorKind::WouldBlock);
+        assert_eq!(own.unwrap_err().kind(), PostErrorKind::SharedReceives);
+        for id in [3, 4] {
+            // SAFETY: SAFETY.md F8: as above.
+            unsafe { client.post_send(SendWorkRequest::only_immediate(1), 9) }.unwrap();
+            let mut ids = [end.next().wr_id(), end.next().wr_id()];
+            ids.sort_unstable();
+            assert_eq!(ids, [id, 9]);
+        }
+        let allocated = ALLOCATOR.allocations() - before;
+        assert!(round < 10 || allocated == 0, "{allocated} allocations in round {round}");
+    }
 }
 
 /// One of everything.
