@@ -1,5 +1,5 @@
 //! The smaller programs run, and say what they should.
-#![allow(clippy::unwrap_used)] // helpers of tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use clap::Parser;
 
@@ -15,6 +15,9 @@ mod pingpong;
 #[allow(dead_code)] // its `main`
 #[path = "../examples/shared_memory.rs"]
 mod shared_memory;
+#[allow(dead_code)] // its `main`
+#[path = "../examples/srq.rs"]
+mod srq;
 #[allow(dead_code)] // its `main`
 #[path = "../examples/windows.rs"]
 mod windows;
@@ -125,5 +128,22 @@ fn a_window_is_lent_and_given_back_and_the_peer_is_out() {
         let arguments = windows::Arguments::parse_from(["windows", "--device", device]);
         let text = "lent and given back: written by the peer\na second write: RemoteAccessError\n";
         assert_eq!(windows::run(&arguments).unwrap(), text);
+    }
+}
+
+#[test]
+fn clients_share_the_receives_of_a_server() {
+    for device in ["soft0", "softib0"] {
+        for messages in [0_u64, 1, 500] {
+            let count = messages.to_string();
+            let arguments = ["srq", "--device", device, "--messages", &count];
+            let line = srq::run(&srq::Arguments::parse_from(arguments)).unwrap();
+            let (total, sum) = (2 * messages, messages * (messages + 1));
+            let begin = format!("{device}: {total} messages, their sum is {sum}, filled ");
+            let fills = line.strip_prefix(&begin).and_then(|rest| rest.strip_suffix(" times"));
+            let fills: u64 = fills.unwrap_or_else(|| panic!("{line}")).parse().unwrap();
+            // Sixteen receives at first, then eight to sixteen each time.
+            assert!((total.div_ceil(16)..=total / 8 + 1).contains(&fills), "{line}");
+        }
     }
 }
