@@ -70,11 +70,17 @@ fn datagrams_reach_other_devices_of_the_link() {
     let (a, b) = (side("ud-far-1"), side("ud-far-2"));
     let sink = b.pd.register(HEADER, LOCAL_WRITE);
     let ah = a.pd.ah_to(&a.endpoint(), &b.endpoint());
-    for round in 0..2 {
+    for round in 0..3 {
         b.qp.post_receive(10, &[sink.sge(0, HEADER)]);
+        b.qp.post_receive(11, &[sink.sge(0, HEADER)]);
         a.qp.post(&Wr::send(1, &[]).to(&ah, b.qp.number(), QKEY));
         a.send_cq.expect_success(1);
-        b.receive_cq.expect_success(10);
+        b.receive_cq.expect_success(if round == 0 { 10 } else { 11 });
+        if round > 0 {
+            a.qp.post(&Wr::send(1, &[]).to(&ah, b.qp.number(), QKEY));
+            a.send_cq.expect_success(1);
+            b.receive_cq.expect_success(10);
+        }
         // The receiver's port counts as well as the sender's.
         for down in [&a, &b] {
             let port = soft(down.context.name());
@@ -169,7 +175,8 @@ fn queue_pairs_that_are_not_ready_or_of_another_type_hear_nothing() {
             let reliable = qp_type == ibv_qp_type::IBV_QPT_RC;
             let connect = if reliable { connect } else { connect_unreliably };
             connect(&other.qp, &at_other, &at_a, &Knobs::default());
-            other.qp.post_receive(20, &[]);
+            let room = other.pd.register(HEADER, LOCAL_WRITE);
+            other.qp.post_receive(20, &[room.sge(0, HEADER)]);
             pair.expect_lost(&pair.send(2, 0).to(&ah, other.qp.number(), QKEY));
             pair.expect_lost(&pair.send(3, 0).to(&ah, other.qp.number(), 0));
             assert!(other.receive_cq.is_empty());
@@ -242,6 +249,8 @@ fn two_receivers_with_bad_elements_fail_by_two_calls_at_the_latest() {
         for receiver in [&b, &c] {
             receiver.receive_cq.expect(10, Status::IBV_WC_LOC_PROT_ERR);
             receiver.qp.wait_for_error();
+            let event = (ibv_event_type::IBV_EVENT_QP_FATAL, receiver.qp.0.addr());
+            assert_eq!(receiver.context.async_events(), [event]);
         }
         a.qp.assert_ready();
     });
@@ -367,6 +376,7 @@ fn half_a_datagram_begins_again() {
         pair.a.qp.post(&pair.good(&ah, 1, 16));
         assert!(device.release_half(qpn));
         assert_eq!(device.half_copied(qpn), 8);
+        assert!(pair.a.send_cq.is_empty());
         assert_eq!(pair.at_b.bytes()[HEADER..HEADER + 16], [[0xaa; 8], [0xbb; 8]].concat());
         assert!(pair.b.receive_cq.is_empty());
         // Another one comes in between and takes the receive.

@@ -551,3 +551,47 @@ fn a_connection_follows_its_path_and_its_peer() {
     send(3);
     b.receive_cq.expect_success(11);
 }
+
+#[test]
+fn the_second_half_is_the_whole_message() {
+    on_each_held_device("uc-halves", |device| {
+        let pair = Pair::new(device.name());
+        let qpn = pair.a.qp.qpn();
+        pair.a.qp.post(&pair.write(1));
+        assert!(device.release_half(qpn));
+        pair.at_b.fill(0xbb);
+        assert!(!device.release_half(qpn), "it ends now");
+        assert_eq!(pair.at_b.bytes()[8..24], [0xaa; 16]);
+        pair.a.send_cq.expect_success(1);
+    });
+}
+
+#[test]
+fn messages_to_another_device_count_and_need_both_ports() {
+    let names = ["uc-far-a", "uc-far-b"];
+    let devices = names.map(|name| rdma_soft::Builder::new(name).install().unwrap());
+    let [a, b] = names.map(|name| Side::new(name, &size(), 64));
+    let (at_a, at_b) = (a.endpoint(), b.endpoint());
+    connect_unreliably(&a.qp, &at_a, &at_b, &Knobs::default());
+    connect_unreliably(&b.qp, &at_b, &at_a, &Knobs::default());
+    let send = |wr_id| {
+        a.qp.post(&Wr::send(wr_id, &[]));
+        a.send_cq.expect_success(wr_id);
+    };
+    for wr_id in 10..12 {
+        b.qp.post_receive(wr_id, &[]);
+    }
+    send(1);
+    b.receive_cq.expect_success(10);
+    for device in &devices {
+        device.set_port_up(false);
+        send(2);
+        assert!(b.receive_cq.is_empty(), "{device:?}");
+        device.set_port_up(true);
+    }
+    send(3);
+    b.receive_cq.expect_success(11);
+    let [sent, received] = devices.map(|device| device.counters());
+    assert_eq!((sent.sent_pkts, sent.rdma_sends), (4, 4), "two were lost");
+    assert_eq!((received.rcvd_pkts, received.rdma_recvs), (2, 2));
+}
