@@ -5,7 +5,10 @@ mod windows;
 use std::sync::Arc;
 
 use loom::thread;
-use rdma_sys::{ibv_access_flags as Flags, ibv_qp_state, ibv_sge, ibv_wc_status as Status};
+use rdma_sys::{
+    ibv_access_flags as Flags, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state, ibv_sge,
+    ibv_wc_status as Status,
+};
 
 use crate::builder::{Limits, Link};
 use crate::device::Device;
@@ -20,6 +23,7 @@ use crate::schedule::Schedule;
 use crate::sync::{Ordering, locked};
 
 mod shared;
+mod unreliable;
 
 /// Two queue pairs, each of a domain of its own: `a` sends to `b`.
 struct Model {
@@ -57,11 +61,18 @@ fn device() -> &'static Device {
 
 /// A queue pair of a domain of its own.
 fn queue_pair(device: &'static Device, shared: Option<&Arc<SharedReceiveQueue>>) -> Arc<QueuePair> {
+    queue_pair_of(Service::ReliableConnection, device, shared)
+}
+
+fn queue_pair_of(
+    service: Service,
+    device: &'static Device,
+    shared: Option<&Arc<SharedReceiveQueue>>,
+) -> Arc<QueuePair> {
     let capacity = Capacity { send_wr: 2, receive_wr: 2, send_sge: 2, receive_sge: 2, inline: 0 };
     let pd = ProtectionDomain::new(device);
     let queue = || Arc::new(CompletionQueue::new(2, None));
     let reporter = Reporter::silent();
-    let service = Service::ReliableConnection;
     let init = Init { service, capacity, signal_all: false };
     QueuePair::create(&pd, &queue(), &queue(), shared, init, reporter).unwrap()
 }

@@ -1,0 +1,61 @@
+//! Models of what has no acknowledgements.
+
+use super::*;
+
+/// The pair of the models, as unreliable connections.
+fn unreliable() -> Model {
+    let device = device();
+    let service = Service::UnreliableConnection;
+    let [a, b] = [(); 2].map(|()| queue_pair_of(service, device, None));
+    let model = Model { a, b };
+    model.connect();
+    {
+        let requester = &mut model.a.send.lock().requester;
+        requester.last = requester.peer.take();
+    }
+    model
+}
+
+/// A request that fails while its queue pair is modified: the send queue stops, whatever comes first.
+#[test]
+fn loom_a_failed_send_queue_is_not_revived_by_accident() {
+    loom::model(|| {
+        let model = unreliable();
+        let bad = ibv_sge { addr: 8, length: 8, lkey: 1 };
+        let sender = {
+            let a = Arc::clone(&model.a);
+            thread::spawn(move || post(&a, 1, &[bad], None))
+        };
+        let ready = ibv_qp_state::IBV_QPS_RTS;
+        let attr = ibv_qp_attr { qp_state: ready, cur_qp_state: ready, ..Default::default() };
+        let mask = Mask::IBV_QP_STATE.0 | Mask::IBV_QP_CUR_STATE.0;
+        // It takes place while the queue is well, or is refused.
+        let _ = model.a.modify(&attr, [0; 16], mask);
+        sender.join().unwrap();
+        assert_eq!(model.a.query().qp_state, ibv_qp_state::IBV_QPS_SQE);
+        assert_eq!(polled(&model.a.send_cq), [(1, Status::IBV_WC_LOC_PROT_ERR)]);
+        model.end();
+    });
+}
+
+/// A message whose receiver is destroyed: it arrives or is lost, and its memory is left alone then.
+#[test]
+fn loom_a_message_arrives_or_is_lost() {
+    loom::model(|| {
+        let model = unreliable();
+        let source = Memory::new(&model.a.pd, 1);
+        let mut sink = Memory::new(&model.b.pd, 0);
+        let (pd, from) = (Arc::clone(&model.b.pd), source.sge());
+        model.b.post_receive(11, &[sink.sge()]).unwrap();
+        let sender = {
+            let a = Arc::clone(&model.a);
+            thread::spawn(move || post(&a, 1, &[from], None))
+        };
+        model.b.destroy();
+        sink.free(&pd);
+        sender.join().unwrap();
+        assert!(sink.is_free(), "written after it was freed");
+        assert_eq!(polled(&model.a.send_cq), [(1, Status::IBV_WC_SUCCESS)]);
+        model.a.destroy();
+    });
+}
