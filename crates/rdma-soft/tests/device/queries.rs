@@ -3,6 +3,7 @@
 
 use std::mem::{offset_of, size_of};
 
+use rdma_soft::Builder;
 use rdma_sys::*;
 
 use crate::rig::connect::Side;
@@ -107,5 +108,14 @@ fn what_the_device_does_not_have_fails_with_a_number_and_changes_nothing() {
         verbs.query_qp_data_in_order().err(),
     ] {
         assert_eq!(refused.unwrap().provider, "soft");
+    }
+}
+
+#[test]
+fn no_device_lacks_a_function_that_programs_call_without_a_look() {
+    let bare = Builder::new("bare").without_atomics().without_extended().max_memory_windows(0);
+    bare.install().unwrap();
+    for name in ["soft0", "softib0", "bare"] {
+        assert!(Context::open(name).has_unchecked_functions(), "{name}");
     }
 }

@@ -188,6 +188,18 @@ impl Context {
         ptr::eq(mark, ptr::without_provenance(usize::MAX)) && size >= size_of::<verbs_context>()
     }
 
+    /// Whether every function is there that `verbs.h` calls without a look.
+    pub(crate) fn has_unchecked_functions(&self) -> bool {
+        let ops = unsafe { &(*self.0).ops };
+        ops.poll_cq.is_some()
+            && ops.req_notify_cq.is_some()
+            && ops.post_send.is_some()
+            && ops.post_recv.is_some()
+            && ops.post_srq_recv.is_some()
+            && ops.bind_mw.is_some()
+            && ops.dealloc_mw.is_some()
+    }
+
     pub(crate) fn async_fd(&self) -> i32 {
         unsafe { (*self.0).async_fd }
     }
