@@ -148,6 +148,18 @@ mod tests {
         assert!(!chosen("ci --gate --except test").contains(&"test"));
     }
 
+    /// What it links is not there on most machines, and others test what happens without.
+    #[test]
+    fn only_its_own_job_turns_linked_on() {
+        for job in JOBS.iter().filter(|job| job.name != "linked") {
+            let steps = format!("{:?}", job.steps);
+            assert!(!steps.contains("--all-features"), "{}", job.name);
+            assert!(!steps.contains("--features linked"), "{}", job.name);
+            let excluded = steps.contains("--exclude-features linked");
+            assert_eq!(steps.contains("--each-feature"), excluded, "{}", job.name);
+        }
+    }
+
     #[test]
     fn an_unknown_job_is_an_error_that_lists_the_known() {
         let cli = Cli::try_parse_from(["ci", "clipy"]).unwrap();
