@@ -6,6 +6,8 @@
 
 mod common;
 
+use std::sync::atomic::Ordering;
+
 use common::pair_with;
 use rdma_mem::{GatherElement, GatherList, OwnedRegion, ScatterElement};
 use rdma_qp::{
@@ -18,10 +20,10 @@ use test_support::alloc_counter::CountingAllocator;
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
 
 fn main() {
-    // Of the third one, whose timer grows now and then, the device's own tests count.
-    for device in ["soft0", "softib0"] {
+    for device in common::DEVICES {
         let (a, b) = pair_with(device, |builder| builder.max_inline_data(32));
         let source = a.pd.allocate_region(32).unwrap();
+        start_timer(&a, &b);
         for round in 0..1000 {
             let before = ALLOCATOR.allocations();
             work(&a, &b, &source);
@@ -69,6 +71,21 @@ fn shared(end: &common::End) {
         let allocated = ALLOCATOR.allocations() - before;
         assert!(round < 10 || allocated == 0, "{allocated} allocations in round {round}");
     }
+}
+
+/// Has the thread of a device that defers its work start, which allocates, and shows that it has: where
+/// nobody polls, nobody else executes this request.
+fn start_timer(a: &common::End, b: &common::End) {
+    let mut result = ScatterElement::from(a.board.element(160..168).unwrap());
+    let remote = b.board.remote().slice(0..8).unwrap();
+    let add = AtomicWorkRequest::fetch_and_add(&mut result, remote, 1);
+    // SAFETY: SAFETY.md F8: shared regions, which outlive the request.
+    unsafe { a.qp.post_atomic(add, 1) }.unwrap();
+    let word = b.board.atomic_u64(0).unwrap();
+    while word.load(Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
+    assert!(a.next().result().is_ok());
 }
 
 /// One of everything.
