@@ -51,7 +51,7 @@ impl Deferred {
         Self { state: Mutex::new(State { pending: Vec::new(), rng: SplitMix::new(seed) }) }
     }
 
-    /// Makes room for that many queue pairs beside those in the list, which may be destroyed ones, so
+    /// Makes room for that many queue pairs beside those in the list, which may be about to go away, so
     /// that posting never allocates.
     pub(crate) fn reserve(&self, queue_pairs: usize) {
         locked(&self.state).pending.reserve(queue_pairs);
@@ -59,6 +59,12 @@ impl Deferred {
 
     fn add(&self, queue_pair: Arc<QueuePair>) {
         locked(&self.state).pending.push(queue_pair);
+    }
+
+    /// The queue pair goes away, and has nothing left to execute.
+    pub(crate) fn remove(&self, queue_pair: &Arc<QueuePair>) {
+        let mut state = locked(&self.state);
+        state.pending.retain(|other| !Arc::ptr_eq(other, queue_pair));
     }
 
     fn below(&self, bound: u32) -> u32 {
@@ -121,5 +127,47 @@ impl QueuePair {
         let requests = 1 + deferred.below(STEP);
         self.drive(send, Work::Requests(requests), aftermath);
         self.arm_if_deferred(send);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::builder::{Limits, Link};
+    use crate::device::Device;
+    use crate::engine::completion::CompletionQueue;
+    use crate::engine::protection::ProtectionDomain;
+    use crate::engine::queue_pair::{Capacity, Init};
+    use crate::engine::report::Reporter;
+    use crate::engine::request::{Payload, Request};
+    use crate::engine::service::Service;
+
+    #[test]
+    fn queue_pair_that_was_destroyed_with_work_to_do_is_forgotten() {
+        let schedule = Schedule::Deferred { seed: 1 };
+        let device =
+            Device::new("d".into(), Link::Ethernet, Vec::new(), Limits::default(), schedule);
+        let device: &'static Device = Box::leak(Box::new(device));
+        let (pd, cq) = (ProtectionDomain::new(device), Arc::new(CompletionQueue::new(2, None)));
+        let capacity =
+            Capacity { send_wr: 1, receive_wr: 0, send_sge: 1, receive_sge: 0, inline: 0 };
+        let service = Service::ReliableConnection;
+        let init = Init { service, capacity, signal_all: false };
+        let queue_pair = QueuePair::create(&pd, &cq, &cq, None, init, Reporter::silent()).unwrap();
+        {
+            let mut send = queue_pair.send.lock();
+            send.state = rdma_sys::ibv_qp_state::IBV_QPS_RTS;
+            send.push(&Request::EMPTY, Payload::keyed(&[]));
+            queue_pair.defer(&mut send);
+        }
+        let pending = || locked(&device.deferred.as_ref().unwrap().state).pending.len();
+        assert_eq!(pending(), 1);
+        let weak = Arc::downgrade(&queue_pair);
+        queue_pair.destroy();
+        assert_eq!(pending(), 0);
+        // The other thread may be looking at it.
+        while weak.strong_count() > 0 {
+            std::thread::yield_now();
+        }
     }
 }

@@ -141,6 +141,9 @@ impl QueuePair {
     pub(crate) fn destroy(self: Arc<Self>) {
         self.device.retire_queue_pair(self.qpn);
         self.reset(&mut locked(&self.attributes));
+        if let Some(deferred) = &self.device.deferred {
+            deferred.remove(&self);
+        }
         self.device.tally.remove_queue_pair(&self);
         let weak = Arc::downgrade(&self);
         self.pd.remove_queue_pair(&weak);
