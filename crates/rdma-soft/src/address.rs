@@ -34,7 +34,7 @@ impl Path {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AddressVector {
     /// The number of the protection domain whose queue pairs may use it.
-    pub(crate) pd: u32,
+    pub(crate) pd: u64,
     pub(crate) path: Path,
     /// 4 bits.
     pub(crate) service_level: u8,

@@ -38,7 +38,7 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     }))
 }
 
-fn vector(device: &Device, pd: u32, attr: &ibv_ah_attr) -> Result<AddressVector, Refusal> {
+fn vector(device: &Device, pd: u64, attr: &ibv_ah_attr) -> Result<AddressVector, Refusal> {
     let destination = gid_bytes(&attr.grh.dgid);
     let path = device.path(attr, destination)?;
     if attr.sl > MAX_SERVICE_LEVEL {

@@ -15,7 +15,7 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
         let pd = ProtectionDomain::new(device);
         // SAFETY: as above.
         unsafe { context_children(context) }.add();
-        let verbs = ibv_pd { context, handle: pd.number };
+        let verbs = ibv_pd { context, handle: (pd.number & 0xffff_ffff) as u32 };
         Box::into_raw(Box::new(PdBlock { verbs, pd, children: Children::default() })).cast()
     }))
 }

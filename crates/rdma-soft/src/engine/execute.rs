@@ -147,7 +147,7 @@ impl QueuePair {
     #[inline(always)]
     fn locate(
         &self,
-        pd: u32,
+        pd: u64,
         sges: &[ibv_sge],
         access: u32,
         out: &mut Vec<Segment>,

@@ -14,7 +14,7 @@ impl QueuePair {
     #[inline(always)]
     pub(crate) fn find_memory(
         &self,
-        pd: u32,
+        pd: u64,
         key: u32,
         iova: u64,
         length: u64,
@@ -39,7 +39,7 @@ impl QueuePair {
 
     /// Whether a key is that of a window of this queue pair. Apart, so that regions do not pay for it.
     #[cold]
-    fn is_scope(&self, scope: u32) -> bool {
-        self.scope == scope
+    fn is_scope(&self, scope: u64) -> bool {
+        self.id == scope
     }
 }

@@ -12,7 +12,8 @@ use crate::sync::{Lock, locked};
 
 #[derive(Debug)]
 pub(crate) struct ProtectionDomain {
-    pub(crate) number: u32,
+    /// Unique in the process, also among those of queue pairs.
+    pub(crate) number: u64,
     pub(crate) device: &'static Device,
     /// Those that may hold a region of this domain in their hands: its own, and those that take from a
     /// shared receive queue of it.
@@ -29,7 +30,7 @@ pub(crate) struct Registration {
 
 impl ProtectionDomain {
     pub(crate) fn new(device: &'static Device) -> Arc<Self> {
-        let number = (crate::device::unique_id() & 0xffff_ffff) as u32;
+        let number = crate::device::unique_id();
         Arc::new(Self { number, device, queue_pairs: Mutex::default(), windows: Lock::default() })
     }
 

@@ -42,16 +42,15 @@ pub(crate) struct Init {
 
 #[derive(Debug)]
 pub(crate) struct QueuePair {
-    /// Unique in the process and never 0.
+    /// Unique in the process, also among the numbers of domains, and never 0: the scope of the windows
+    /// that are bound to it.
     pub(crate) id: u64,
     pub(crate) qpn: u32,
     pub(crate) service: Service,
     pub(crate) device: &'static Device,
     pub(crate) pd: Arc<ProtectionDomain>,
     /// Its domain's number, here because every request needs it.
-    pub(crate) pd_number: u32,
-    /// Its own number among those of domains: the scope of the windows that are bound to it.
-    pub(crate) scope: u32,
+    pub(crate) pd_number: u64,
     /// Requests are executed within their post.
     pub(crate) immediate: bool,
     pub(crate) send_cq: Arc<CompletionQueue>,
@@ -74,7 +73,7 @@ pub(crate) struct QueuePair {
     /// Where receive requests are taken from instead.
     pub(crate) shared: Option<Arc<SharedReceiveQueue>>,
     /// The domain of the elements of receive requests.
-    pub(crate) receive_pd_number: u32,
+    pub(crate) receive_pd_number: u64,
 }
 
 impl QueuePair {
@@ -101,7 +100,6 @@ impl QueuePair {
             device,
             pd: Arc::clone(pd),
             pd_number: pd.number,
-            scope: (id & 0xffff_ffff) as u32,
             immediate: device.schedule == Schedule::Immediate,
             send_cq: Arc::clone(send_cq),
             receive_cq: Arc::clone(receive_cq),

@@ -22,7 +22,7 @@ pub(crate) struct Region {
     /// `IBV_ACCESS_*`, and [`LOCAL_READ`].
     pub(crate) access: u32,
     /// The number of the protection domain whose queue pairs may use it, or of the one queue pair.
-    pub(crate) scope: u32,
+    pub(crate) scope: u64,
 }
 
 /// The right of this machine's own requests, which every region gives and no window. A bit that
@@ -47,8 +47,8 @@ struct Slot {
     address: AtomicU64,
     iova: AtomicU64,
     length: AtomicU64,
+    scope: AtomicU64,
     access: AtomicU32,
-    scope: AtomicU32,
     incarnation: AtomicU32,
 }
 
@@ -280,6 +280,14 @@ mod tests {
         assert_eq!(table.find(before), None);
         table.release(before);
         assert_eq!(table.insert(&region(1)).unwrap() >> 8, key >> 8, "the place is free again");
+    }
+
+    #[test]
+    fn scopes_that_differ_only_beyond_32_bits_differ() {
+        let table = RegionTable::new(2, SplitMix::new(5));
+        let of = |scope| Region { scope, ..region(1) };
+        let keys = [7, 1 << 32 | 7].map(|scope| table.insert(&of(scope)).unwrap());
+        assert_eq!(keys.map(|key| table.find(key).unwrap().scope), [7, 1 << 32 | 7]);
     }
 
     #[test]

@@ -182,7 +182,7 @@ impl ProtectionDomain {
             // Length 0 does not unbind it (o10-37.2.40), nor does another bind (o10-37.2.30).
             (Kind::Two, 0) => return None,
             (Kind::Two, _) if window.bound.is_some() => return None,
-            (Kind::Two, _) => Some(self.part(bind, window.kind, queue_pair.scope)?),
+            (Kind::Two, _) => Some(self.part(bind, window.kind, queue_pair.id)?),
         };
         self.device.regions.unpublish(window.key);
         if let Some(region) = &region {
@@ -198,7 +198,7 @@ impl ProtectionDomain {
 
     /// The part of a region that a window is to be: of this domain, bindable (C10-73), with local write
     /// if peers are to change it (C10-74), and all of it inside (C10-75).
-    fn part(&self, bind: &Bind, kind: Kind, scope: u32) -> Option<Region> {
+    fn part(&self, bind: &Bind, kind: Kind, scope: u64) -> Option<Region> {
         let region = self.device.regions.find(bind.region)?;
         let zero_based = bind.access & Flags::IBV_ACCESS_ZERO_BASED.0 != 0;
         let changes = Flags::IBV_ACCESS_REMOTE_WRITE.0 | Flags::IBV_ACCESS_REMOTE_ATOMIC.0;

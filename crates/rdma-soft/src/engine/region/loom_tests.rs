@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 fn whole(n: u32) -> Region {
     let long = u64::from(n);
-    Region { address: long, iova: long, length: long, access: n, scope: n }
+    Region { address: long, iova: long, length: long, access: n, scope: n.into() }
 }
 
 /// A table with one region, and its key. Each has the keys of the others.
