@@ -18,7 +18,7 @@ impl<T: Copy> WithoutNiche<T> {
     }
 
     pub(crate) const fn get(&self) -> &T {
-        // SAFETY: SAFETY.md F18: `new` is the only way to make one.
+        // SAFETY: SAFETY.md F19: `new` is the only way to make one.
         unsafe { self.0.assume_init_ref() }
     }
 }
