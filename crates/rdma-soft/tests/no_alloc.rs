@@ -22,7 +22,8 @@ use rdma_soft::{Builder, Schedule};
 use rig::connect::{Knobs, Side, connect_sides};
 use rig::post::Wr;
 use rig::srq::Server;
-use rig::{ALL_ACCESS, Cq, Mr, Qp, Size, soft, until};
+use rig::window::{Mw, TYPE_2};
+use rig::{ALL_ACCESS, Cq, MW_BIND, Mr, Qp, REMOTE_WRITE, Size, soft, until};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
@@ -44,6 +45,8 @@ struct Stage {
     read: Wr,
     send: Wr,
     bad_write: Wr,
+    /// What B lends to A, and takes back.
+    mw: Mw,
     remote: Mr,
     local: Mr,
     a: Side,
@@ -54,7 +57,8 @@ impl Stage {
     fn new(device: &'static str, cq_capacity: i32) -> Self {
         let [a, b] = [(); 2].map(|()| Side::new(device, &SIZE, cq_capacity));
         connect_sides(&a, &b, &Knobs::default());
-        let [local, remote] = [&a, &b].map(|side| side.pd.register(4096, ALL_ACCESS));
+        let access = ALL_ACCESS | MW_BIND;
+        let [local, remote] = [&a, &b].map(|side| side.pd.register(4096, access));
         let sges = [local.sge(0, 100), local.sge(200, 100)];
         let write = Wr::write(1, &sges, &remote, 0);
         Self {
@@ -63,6 +67,7 @@ impl Stage {
             bad_write: write.clone().remote(remote.address(), !remote.key()),
             read: Wr::read(1, &sges, &remote, 0),
             send: Wr::send(1, &sges),
+            mw: b.pd.mw(TYPE_2),
             write,
             remote,
             local,
@@ -154,6 +159,7 @@ struct Case {
 const CASES: &[Case] = &[
     Case { name: "requests that succeed", rounds: 300, prepare: |_| {}, run: succeed },
     Case { name: "lists, mostly unsignaled", rounds: 20, prepare: |_| {}, run: unsignaled },
+    Case { name: "memory windows", rounds: 100, prepare: |_| {}, run: windows },
     Case { name: "empty polls", rounds: 1000, prepare: |_| {}, run: empty_polls },
     Case { name: "receiver not ready", rounds: 100, prepare: |_| {}, run: resumed },
     Case { name: "receiver ready in time", rounds: 50, prepare: patient, run: resumed },
@@ -199,6 +205,24 @@ fn succeed(stage: &Stage) -> u64 {
 fn unsignaled(stage: &Stage) -> u64 {
     let posted = post(&stage.a.qp, &stage.write, 64);
     drain(&stage.a.send_cq, OK, 0, OK);
+    posted
+}
+
+/// Lent and taken back by B, then lent again and given back by A.
+fn windows(stage: &Stage) -> u64 {
+    let (a, b, key) = (&stage.a, &stage.b, stage.mw.key());
+    let part = stage.remote.part(0, 64, REMOTE_WRITE);
+    let mut posted = 0;
+    for wr in [Wr::bind(1, &stage.mw, key, part), Wr::local_invalidate(1, key)] {
+        posted += post(&b.qp, &wr, 1);
+        drain(&b.send_cq, OK, 0, OK);
+    }
+    posted += post(&b.qp, &Wr::bind(1, &stage.mw, key, part), 1);
+    drain(&b.send_cq, OK, 0, OK);
+    posted += post_receives(&b.qp, stage.sge_of_b(), 1);
+    posted += post(&a.qp, &Wr::send_with_invalidate(1, &[], key), 1);
+    drain(&a.send_cq, OK, 0, OK);
+    drain(&b.receive_cq, OK, 0, OK);
     posted
 }
 

@@ -2,16 +2,20 @@
 //! deallocation, by the end of its queue pair.
 
 use std::any::Any;
+use std::time::Instant;
 
 use rdma_soft::{Schedule, SoftDevice};
 use rdma_sys::{
-    Errno, ibv_event_type as Event, ibv_mw_type, ibv_wc_opcode, ibv_wc_status as Status,
+    Errno, ibv_event_type as Event, ibv_mw_type, ibv_qp_type, ibv_wc_opcode,
+    ibv_wc_status as Status,
 };
 
-use crate::rig::connect::Side;
+use crate::rig::connect::{Knobs, Side, connect_unreliably};
 use crate::rig::post::Wr;
-use crate::rig::window::{AT_A, AT_B, BYTES, Grant, REMOTE, TYPE_1, TYPE_2, invalidated};
-use crate::rig::{LOCAL_WRITE, on_each_device, on_each_held_device, soft};
+use crate::rig::window::{AT_A, AT_B, BINDABLE, BYTES, Grant, REMOTE, TYPE_1, TYPE_2, invalidated};
+use crate::rig::{
+    LOCAL_WRITE, PATIENCE, REMOTE_WRITE, Size, on_each_device, on_each_held_device, soft,
+};
 
 /// On devices of all schedules.
 fn everywhere(name: &str, test: impl Fn(&str)) {
@@ -28,6 +32,28 @@ fn after_a_local_invalidation_has_completed_the_peer_touches_nothing() {
         grant.local_invalidate(key);
         grant.at_b.fill(AT_B);
         grant.refuses(&grant.write(key, 16, 8));
+        grant.at_b.assert_filled(AT_B);
+    });
+}
+
+#[test]
+fn on_an_unreliable_connection_what_comes_after_an_invalidation_is_dropped() {
+    everywhere("invalidate-unreliable", |device| {
+        let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..Size::default() };
+        let (a, b) = (Side::new(device, &size, 64), Side::new(device, &size, 64));
+        let knobs = Knobs { access: REMOTE_WRITE, ..Knobs::default() };
+        connect_unreliably(&a.qp, &a.endpoint(), &b.endpoint(), &knobs);
+        connect_unreliably(&b.qp, &b.endpoint(), &a.endpoint(), &knobs);
+        let at_a = a.pd.register_filled(vec![AT_A; BYTES], 0);
+        let at_b = b.pd.register_filled(vec![AT_B; BYTES], BINDABLE);
+        let grant = Grant { at_a, at_b, a, b };
+        let (_mw, key) = grant.window(TYPE_2, REMOTE_WRITE);
+        grant.allows(&grant.write(key, 16, 8));
+        assert_eq!(grant.at_b.bytes()[16], AT_A);
+        grant.local_invalidate(key);
+        grant.at_b.fill(AT_B);
+        // Nobody tells the sender.
+        grant.allows(&grant.write(key, 16, 8));
         grant.at_b.assert_filled(AT_B);
     });
 }
@@ -120,6 +146,16 @@ fn a_local_invalidation_of_any_other_key_fails() {
             println!("{what}");
             grant.fails_at_b(|qp| qp.post(&Wr::local_invalidate(1, *key).unsignaled()));
         }
+    });
+}
+
+#[test]
+fn a_key_with_another_low_byte_unbinds_nothing() {
+    everywhere("invalidate-low-byte", |device| {
+        let grant = Grant::new(device);
+        let (_mw, key) = grant.window(TYPE_2, REMOTE);
+        grant.fails_at_b(|qp| qp.post(&Wr::local_invalidate(1, key ^ 1)));
+        assert_eq!(grant.at_b.try_deregister(), Errno::EBUSY.raw());
     });
 }
 
@@ -305,14 +341,15 @@ fn a_peer_that_writes_all_the_time_stops_when_its_window_is_invalidated() {
             let key = grant.bind(&mw, grant.at_b.part(0, BYTES, REMOTE));
             std::thread::scope(|threads| {
                 let writer = threads.spawn(|| {
-                    let mut written = 0_u32;
-                    loop {
+                    let end = Instant::now() + PATIENCE;
+                    while Instant::now() < end {
                         grant.a.qp.post(&grant.write(key, 0, BYTES));
                         match grant.a.send_cq.next().status {
-                            Status::IBV_WC_SUCCESS => written += 1,
-                            status => return (written, status),
+                            Status::IBV_WC_SUCCESS => {}
+                            status => return status,
                         }
                     }
+                    panic!("it still writes");
                 });
                 for _ in 0..round {
                     std::hint::spin_loop();
@@ -320,8 +357,7 @@ fn a_peer_that_writes_all_the_time_stops_when_its_window_is_invalidated() {
                 grant.b.qp.post(&Wr::local_invalidate(5, key));
                 grant.b.send_cq.expect_success(5);
                 grant.at_b.fill(7);
-                let (_, status) = writer.join().unwrap();
-                assert_eq!(status, Status::IBV_WC_REM_ACCESS_ERR);
+                assert_eq!(writer.join().unwrap(), Status::IBV_WC_REM_ACCESS_ERR);
                 grant.at_b.assert_filled(7);
             });
         }

@@ -304,13 +304,15 @@ fn what_a_window_cannot_be_bound_to() {
         for access in [LOCAL_WRITE, MW_BIND, 1 << 20, 1 << 31] {
             fails(&|_, info| info.mw_access_flags |= access);
         }
-        // Regions that live until their queue pair is in error.
         let on = |memory: u32, access: u32| {
             let grant = Grant::new(device);
             let region = grant.b.pd.register(BYTES, memory);
             let mw = grant.b.pd.mw(kind);
+            let part = region.part(0, 8, access);
+            // Requests count from there.
+            let addr = if memory & ZERO_BASED == 0 { part.addr } else { 0 };
             grant.fails_at_b(|qp| {
-                qp.post_bind(900, &mw, region.part(0, 8, access));
+                qp.post_bind(900, &mw, ibv_mw_bind_info { addr, ..part });
             });
         };
         on(LOCAL_WRITE, REMOTE_READ);
