@@ -56,7 +56,7 @@ fn a_program_for_ibverbs_rs_runs_with_other_use_lines() -> Result<(), Box<dyn st
     let endpoint = prepared.endpoint();
     let qp = prepared.handshake(endpoint)?;
 
-    let mut memory = vec![0_u8; 64];
+    let mut memory = [0_u8; 64];
     memory[..8].copy_from_slice(b"a number");
     let (data, room) = memory.split_at_mut(32);
     let local = pd.register_local_mr_slice(data)?;
