@@ -41,6 +41,7 @@ pub struct QueuePairBuilder<'a> {
     pub(crate) srq: Option<&'a SharedReceiveQueue>,
     pub(crate) sizes: QueuePairCapabilities,
     pub(crate) sq_sig_all: bool,
+    pub(crate) extended: bool,
     pub(crate) port: Option<u8>,
     pub(crate) gid_index: Option<u8>,
     pub(crate) mtu: Option<Mtu>,
@@ -99,6 +100,7 @@ impl<'a> QueuePairBuilder<'a> {
             srq: None,
             sizes: QueuePairCapabilities::ASKED_BY_DEFAULT,
             sq_sig_all: false,
+            extended: false,
             port: None,
             gid_index: None,
             mtu: None,
@@ -133,6 +135,10 @@ impl<'a> QueuePairBuilder<'a> {
         max_inline_data: u32 => sizes.max_inline_data;
         /// Every request of the send queue makes a completion, signaled or not. Default: no.
         sq_sig_all: bool => sq_sig_all;
+        /// Post by function calls (`ibv_wr_send` and its kin) where the device can, and by lists
+        /// (`ibv_post_send`) else: [`is_extended`](crate::QueuePair::is_extended) says which. A batch is
+        /// then posted as a whole or not at all, and a request costs more. Default: no.
+        extended: bool => extended;
         /// The port, from 1. Default: the first that is active.
         port: u8 => port, Some;
         /// Use this GID of the port's table and no other. Default: the best that the peer has too.

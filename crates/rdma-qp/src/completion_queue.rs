@@ -12,7 +12,8 @@ use rdma_sys::{
 
 use crate::completion_channel::Subscription;
 use crate::error::create_hint;
-use crate::extended_poll::{FIELDS, Polled};
+use crate::extended_poll::{FIELDS, polled};
+use crate::stand_in::Called;
 use crate::{CompletionChannel, CompletionQueueBuilder, Error, PollSlot, PolledCompletions};
 
 /// A completion queue (CQ): where the device says which work requests are done.
@@ -45,7 +46,7 @@ struct Inner {
     handle: Handle<ibv_cq, Needs>,
     id: ObjectId,
     capacity: u32,
-    polled: Polled,
+    polled: Called<ibv_cq>,
 }
 
 /// What a completion queue must not outlive.
@@ -135,12 +136,7 @@ impl CompletionQueue {
         if capacity < min_capacity {
             return Err(fail(Errno::EINVAL));
         }
-        let polled = if timestamps {
-            // SAFETY: SAFETY.md F6: just created with these fields, and dropped with the handle.
-            unsafe { Polled::extended(raw.cast()) }
-        } else {
-            Polled::classic(raw)
-        };
+        let polled = if timestamps { polled(raw) } else { Called::itself(raw) };
         Ok(Self(Arc::new(Inner { subscription, handle, id, capacity, polled })))
     }
 
@@ -168,7 +164,7 @@ impl CompletionQueue {
     #[inline]
     #[must_use]
     pub fn has_timestamps(&self) -> bool {
-        self.0.polled.is_extended()
+        self.0.polled.stands_in()
     }
 
     /// Asks for one event on the channel at the next completion, or with `solicited_only` at the next

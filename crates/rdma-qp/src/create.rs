@@ -12,9 +12,10 @@ use rdma_types::{Psn, Qpn};
 
 use crate::error::create_hint;
 use crate::object::{Needs, Object};
+use crate::stand_in::Called;
 use crate::{
     CompletionQueue, EndpointGid, Error, PreparedQueuePair, QueuePairBuilder,
-    QueuePairCapabilities, QueuePairEndpoint, SharedReceiveQueue, path, range,
+    QueuePairCapabilities, QueuePairEndpoint, SharedReceiveQueue, extended_post, path, range,
 };
 
 /// Depths of reads that cost a device little.
@@ -178,12 +179,24 @@ fn create(
         sq_sig_all: i32::from(builder.sq_sig_all),
         ..Default::default()
     };
-    // SAFETY: SAFETY.md F1, F2: a live domain and live queues of one context of this table.
-    let raw = unsafe { (verbs.create_qp)(builder.pd.as_raw(), &raw mut attributes) };
-    let raw = Errno::check_null(raw).map_err(|errno| {
+    let fail = |errno| {
         let hint = create_hint(errno, &format!("{sizes:?}"), device);
         VerbError::new("ibv_create_qp", errno).with_hint(hint)
-    })?;
+    };
+    let extended = match builder.extended {
+        // SAFETY: SAFETY.md F1, F2: a live domain and live queues of one context of this table.
+        true => unsafe { extended_post::create(builder.pd, &mut attributes) }.map_err(fail)?,
+        false => None,
+    };
+    let (raw, posted) = match extended {
+        Some(created) => created,
+        None => {
+            // SAFETY: SAFETY.md F1, F2: as above.
+            let raw = unsafe { (verbs.create_qp)(builder.pd.as_raw(), &raw mut attributes) };
+            let raw = Errno::check_null(raw).map_err(fail)?;
+            (raw, Called::itself(raw))
+        }
+    };
     let needs = Needs {
         send_cq: send_cq.clone(),
         recv_cq: recv_cq.clone(),
@@ -199,7 +212,7 @@ fn create(
         // Not every provider says so.
         (capabilities.max_recv_wr, capabilities.max_recv_sge) = (0, 0);
     }
-    Ok(Object::new(handle, qpn, capabilities))
+    Ok(Object::new(handle, posted, qpn, capabilities))
 }
 
 /// Starting anywhere keeps packets of an old connection from being taken for those of a new one.

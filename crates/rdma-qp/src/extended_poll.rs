@@ -6,13 +6,14 @@ use std::ptr::NonNull;
 
 use rdma_mem::Errno;
 use rdma_sys::{
-    ibv_context, ibv_cq, ibv_cq_ex, ibv_end_poll, ibv_poll_cq_attr, ibv_start_poll, ibv_wc,
+    ibv_context_ops, ibv_cq, ibv_cq_ex, ibv_end_poll, ibv_poll_cq_attr, ibv_start_poll, ibv_wc,
     ibv_wc__bindgen_ty_1, ibv_wc_flags, ibv_wc_read_byte_len, ibv_wc_read_completion_ts,
     ibv_wc_read_dlid_path_bits, ibv_wc_read_imm_data, ibv_wc_read_opcode, ibv_wc_read_qp_num,
     ibv_wc_read_sl, ibv_wc_read_slid, ibv_wc_read_src_qp, ibv_wc_read_vendor_err,
     ibv_wc_read_wc_flags, ibv_wc_status,
 };
 
+use crate::stand_in::{Called, real};
 use crate::timestamp;
 
 /// What such a queue is created with: all that a classic completion has, and the timestamp.
@@ -28,74 +29,18 @@ pub(crate) const FIELDS: u64 = {
         | Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0) as u64
 };
 
-/// What `ibv_poll_cq` is called on: a classic queue itself, or what stands for an extended one.
-///
-/// Like the functions of the data path this goes through the pointers of the object, so that a queue
-/// without timestamps is polled as if there were no others.
-#[derive(Debug)]
-pub(crate) struct Polled {
-    queue: NonNull<ibv_cq>,
-    extended: bool,
-}
-
-// SAFETY: SAFETY.md F9: the queue is for any thread, and what stands for it never changes.
-unsafe impl Send for Polled {}
-// SAFETY: SAFETY.md F9: as above.
-unsafe impl Sync for Polled {}
-
-/// A queue, and the context of it, that have nothing but what `ibv_poll_cq` needs.
-#[repr(C)]
-struct StandIn {
-    cq: ibv_cq,
-    context: ibv_context,
-    queue: NonNull<ibv_cq_ex>,
-}
-
-impl Polled {
-    pub(crate) fn classic(queue: NonNull<ibv_cq>) -> Self {
-        Self { queue, extended: false }
-    }
-
-    /// # Safety
-    /// The queue was created with [`FIELDS`], and lives as long as the result is used.
-    pub(crate) unsafe fn extended(queue: NonNull<ibv_cq_ex>) -> Self {
-        let (cq, mut context) = (ibv_cq::default(), ibv_context::default());
-        context.ops.poll_cq = Some(poll);
-        let stand_in = Box::leak(Box::new(StandIn { cq, context, queue }));
-        let stand_in = NonNull::from(stand_in);
-        // SAFETY: SAFETY.md F11: just made.
-        let context = unsafe { &raw mut (*stand_in.as_ptr()).context };
-        // SAFETY: SAFETY.md F11: as above.
-        unsafe { (*stand_in.as_ptr()).cq.context = context };
-        Self { queue: stand_in.cast(), extended: true }
-    }
-
-    pub(crate) fn is_extended(&self) -> bool {
-        self.extended
-    }
-
-    #[inline]
-    pub(crate) fn as_ptr(&self) -> *mut ibv_cq {
-        self.queue.as_ptr()
-    }
-}
-
-impl Drop for Polled {
-    fn drop(&mut self) {
-        if self.extended {
-            // SAFETY: SAFETY.md F11: leaked when this was made, and nobody else has it.
-            drop(unsafe { Box::from_raw(self.queue.as_ptr().cast::<StandIn>()) });
-        }
-    }
+/// What such a queue is polled through.
+pub(crate) fn polled(queue: NonNull<ibv_cq>) -> Called<ibv_cq> {
+    Called::through(queue, 0, ibv_context_ops { poll_cq: Some(poll), ..Default::default() })
 }
 
 /// Takes completions, as the function of a provider does.
 unsafe extern "C" fn poll(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: SAFETY.md F11: it is the beginning of one, and never changes.
-    let queue = unsafe { (*cq.cast::<StandIn>()).queue };
+    // SAFETY: SAFETY.md F20: it stands for a queue.
+    let (queue, _) = unsafe { real(cq) };
     for count in 0..entries {
-        // SAFETY: SAFETY.md F6: the queue outlives what stands for it.
-        match unsafe { take(queue.as_ptr()) } {
+        // SAFETY: SAFETY.md F5, F20: a live queue with these fields; it begins with a classic one.
+        match unsafe { take(queue.cast()) } {
             Ok(Some(completion)) => {
                 let place = wc.wrapping_add(usize::try_from(count).unwrap_or(0));
                 // SAFETY: SAFETY.md F12: the caller's array has so many places.

@@ -8,11 +8,14 @@ use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
 use rdma_types::{QpState, Qpn};
 
 use crate::error::modify_hint;
+use crate::stand_in::Called;
 use crate::{CompletionQueue, Error, QueuePairCapabilities, SharedReceiveQueue, transition};
 
 #[derive(Debug)]
 pub(crate) struct Object {
     handle: Handle<ibv_qp, Needs>,
+    /// What its send queue is posted to through.
+    pub(crate) posted: Called<ibv_qp>,
     pub(crate) qpn: Qpn,
     pub(crate) capabilities: QueuePairCapabilities,
 }
@@ -29,10 +32,11 @@ pub(crate) struct Needs {
 impl Object {
     pub(crate) const fn new(
         handle: Handle<ibv_qp, Needs>,
+        posted: Called<ibv_qp>,
         qpn: Qpn,
         capabilities: QueuePairCapabilities,
     ) -> Self {
-        Self { handle, qpn, capabilities }
+        Self { handle, posted, qpn, capabilities }
     }
 
     #[inline]
@@ -76,11 +80,11 @@ impl Object {
 
     #[allow(clippy::result_large_err)] // it is the queue pair itself
     pub(crate) fn close(self) -> Result<(), (Self, rdma_mem::Error)> {
-        let Self { handle, qpn, capabilities } = self;
+        let Self { handle, posted, qpn, capabilities } = self;
         handle
             .close()
             .map(drop)
-            .map_err(|(handle, error)| (Self { handle, qpn, capabilities }, error))
+            .map_err(|(handle, error)| (Self { handle, posted, qpn, capabilities }, error))
     }
 
     #[inline]

@@ -101,7 +101,7 @@ impl Queued for QueuedRequest<'_, '_> {
     unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError> {
         // SAFETY: SAFETY.md F1, F12: a live queue pair, and one request, which ends the list; the rest is
         // this function's contract.
-        let call = |wr, bad| unsafe { ibv_post_send(qp.as_raw(), wr, bad) };
+        let call = |wr, bad| unsafe { ibv_post_send(qp.posted(), wr, bad) };
         post_one(self.wr, call, |returned, posted| refused("ibv_post_send", returned, posted))
     }
 
@@ -109,7 +109,7 @@ impl Queued for QueuedRequest<'_, '_> {
     unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
         // SAFETY: SAFETY.md F1, F12: a live queue pair, and a list of the whole slice; the rest is this
         // function's contract.
-        let call = |list, bad| unsafe { ibv_post_send(qp.as_raw(), list, bad) };
+        let call = |list, bad| unsafe { ibv_post_send(qp.posted(), list, bad) };
         post_all(batch, call, |returned, posted| refused("ibv_post_send", returned, posted))
     }
 }

@@ -93,6 +93,20 @@ impl QueuePair {
         &self.object.capabilities
     }
 
+    /// Whether it posts by function calls (`ibv_wr_send` and its kin), as
+    /// [asked for](QueuePairBuilder::extended).
+    #[doc(alias = "ibv_qp_to_qp_ex")]
+    #[must_use]
+    pub const fn is_extended(&self) -> bool {
+        self.object.posted.stands_in()
+    }
+
+    /// What `ibv_post_send` is called on.
+    #[inline]
+    pub(crate) const fn posted(&self) -> *mut ibv_qp {
+        self.object.posted.as_ptr()
+    }
+
     /// Whom it is connected to, and how.
     #[must_use]
     pub const fn peer(&self) -> ConnectAttributes {

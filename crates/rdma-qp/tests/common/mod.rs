@@ -16,11 +16,17 @@ use rdma_qp::{
 /// A longer wait is a hang.
 pub(crate) const HANG: Duration = Duration::from_secs(20);
 
-/// Every device that the tests run on: RoCE, InfiniBand, and [`LATE`].
-pub(crate) const DEVICES: [&str; 3] = ["soft0", "softib0", LATE];
+/// Every device that the tests run on: RoCE, InfiniBand, and those below.
+pub(crate) const DEVICES: [&str; 5] = ["soft0", "softib0", LATE, CALLS, LATE_CALLS];
 
 /// A RoCE device that executes requests at a later poll or on another thread.
 pub(crate) const LATE: &str = "softlate0";
+
+/// A RoCE device whose queue pairs post by function calls, and whose completions have timestamps.
+pub(crate) const CALLS: &str = "softcalls0";
+
+/// As [`CALLS`], and as [`LATE`].
+pub(crate) const LATE_CALLS: &str = "softlatecalls0";
 
 /// One end, with a domain, a completion queue and 4 KiB that the peer may use.
 pub(crate) struct End {
@@ -38,10 +44,11 @@ pub(crate) fn everything() -> AccessFlags {
 /// A context of one of the [`DEVICES`].
 pub(crate) fn open(device: &str) -> Context {
     rdma_soft::install();
-    if device == LATE {
-        let schedule = rdma_soft::Schedule::Deferred { seed: 7 };
+    let late = rdma_soft::Schedule::Deferred { seed: 7 };
+    let schedules = [(LATE, late), (LATE_CALLS, late), (CALLS, rdma_soft::Schedule::Immediate)];
+    if let Some((name, schedule)) = schedules.into_iter().find(|(name, _)| *name == device) {
         // Another test may have been first.
-        let _ = rdma_soft::Builder::new(LATE).schedule(schedule).install();
+        let _ = rdma_soft::Builder::new(name).schedule(schedule).install();
     }
     open_device(device).unwrap()
 }
@@ -49,7 +56,8 @@ pub(crate) fn open(device: &str) -> Context {
 /// A domain and a completion queue on a context of their own.
 pub(crate) fn parts(device: &str) -> (ProtectionDomain, CompletionQueue) {
     let context = open(device);
-    let cq = CompletionQueue::create(&context, 256).unwrap();
+    let calls = [CALLS, LATE_CALLS].contains(&device);
+    let cq = CompletionQueue::builder(&context).timestamps(calls).build(256).unwrap();
     (context.allocate_pd().unwrap(), cq)
 }
 
@@ -107,7 +115,7 @@ pub(crate) fn try_connect(
 ) -> Result<(End, End), Error> {
     let prepare = |pd: &ProtectionDomain, cq| {
         let builder = pd.create_qp().send_cq(cq).recv_cq(cq).access(everything());
-        knobs(builder).build().unwrap()
+        knobs(builder.extended(cq.has_timestamps())).build().unwrap()
     };
     let (a, b) = (prepare(&a_pd, &a_cq), prepare(&b_pd, &b_cq));
     let (a_end, b_end) = (a.endpoint(), b.endpoint());

@@ -1,0 +1,93 @@
+//! What the data path is called on: an object of the provider itself, or what stands for it.
+//!
+//! `ibv_post_send` and `ibv_poll_cq` go through the pointers of the object that they are called on. So an
+//! extended queue gets a stand-in whose functions are of this crate, and the others are posted to and
+//! polled as if there were none.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use rdma_sys::{ibv_context, ibv_context_ops, ibv_cq, ibv_qp};
+
+/// An object whose first field points to its context.
+pub(crate) trait Object: Default {}
+
+impl Object for ibv_cq {}
+impl Object for ibv_qp {}
+
+/// What functions of the data path are called on.
+pub(crate) struct Called<T: Object> {
+    object: NonNull<T>,
+    stands_in: bool,
+}
+
+/// As much of an object as functions of the data path look at, and what their stand-ins need.
+#[repr(C)]
+struct StandIn<T> {
+    object: T,
+    context: ibv_context,
+    real: NonNull<T>,
+    flags: u64,
+}
+
+// SAFETY: SAFETY.md F9: objects are for any thread, and what stands for one never changes.
+unsafe impl<T: Object> Send for Called<T> {}
+// SAFETY: SAFETY.md F9: as above.
+unsafe impl<T: Object> Sync for Called<T> {}
+
+impl<T: Object> Called<T> {
+    /// The object itself.
+    pub(crate) const fn itself(object: NonNull<T>) -> Self {
+        Self { object, stands_in: false }
+    }
+
+    /// Something that calls these functions instead, which find out about it with [`real`].
+    pub(crate) fn through(real: NonNull<T>, flags: u64, ops: ibv_context_ops) -> Self {
+        let context = ibv_context { ops, ..ibv_context::default() };
+        let stand_in = StandIn { object: T::default(), context, real, flags };
+        let stand_in = NonNull::from(Box::leak(Box::new(stand_in)));
+        // SAFETY: SAFETY.md F20: just made.
+        let context = unsafe { &raw mut (*stand_in.as_ptr()).context };
+        // SAFETY: SAFETY.md F5, F20: the first field of the first field points to the context.
+        unsafe { stand_in.cast::<*mut ibv_context>().write(context) };
+        Self { object: stand_in.cast(), stands_in: true }
+    }
+
+    pub(crate) const fn stands_in(&self) -> bool {
+        self.stands_in
+    }
+
+    #[inline]
+    pub(crate) const fn as_ptr(&self) -> *mut T {
+        self.object.as_ptr()
+    }
+}
+
+/// What an object stands for, and the flags that came with it.
+///
+/// # Safety
+/// It is a live [`Called::through`].
+pub(crate) unsafe fn real<T: Object>(object: *mut T) -> (*mut T, u64) {
+    let stand_in = object.cast::<StandIn<T>>();
+    // SAFETY: SAFETY.md F20: this function's contract.
+    let real = unsafe { (*stand_in).real };
+    // SAFETY: SAFETY.md F20: as above.
+    let flags = unsafe { (*stand_in).flags };
+    (real.as_ptr(), flags)
+}
+
+impl<T: Object> Drop for Called<T> {
+    fn drop(&mut self) {
+        if self.stands_in {
+            // SAFETY: SAFETY.md F20: leaked when this was made, and nobody else has it.
+            drop(unsafe { Box::from_raw(self.object.as_ptr().cast::<StandIn<T>>()) });
+        }
+    }
+}
+
+impl<T: Object> fmt::Debug for Called<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Called").field("stands_in", &self.stands_in).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,123 @@
+//! Queue pairs that post by function calls. What all requests do, the tests of traffic show on such
+//! queue pairs too.
+#![allow(unsafe_code)]
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+mod common;
+
+use common::{CALLS, End, LATE_CALLS, open, pair, pair_with, parts, try_connect};
+use rdma_mem::{Context, GatherElement, ScatterElement};
+use rdma_qp::{
+    AtomicWorkRequest, CompletionQueue, PostErrorKind, QueuePair, QueuedRequest, WriteWorkRequest,
+    prelude::*,
+};
+use rdma_sys::verbs_get_ctx;
+
+/// So many writes of one byte.
+fn batch<'wr, 'data>(
+    data: &'wr [GatherElement<'data>; 1],
+    to: &End,
+    count: u64,
+) -> Vec<QueuedRequest<'wr, 'data>> {
+    let write = |id| WriteWorkRequest::new(data, to.board.remote()).with_id(id);
+    (0..count).map(write).collect()
+}
+
+fn byte(end: &End) -> [GatherElement<'_>; 1] {
+    [end.board.element(0..1).unwrap().into()]
+}
+
+#[test]
+fn a_batch_is_posted_as_a_whole_or_not_at_all() {
+    for device in [CALLS, LATE_CALLS] {
+        for extended in [true, false] {
+            let (a, b) = pair_with(device, |builder| builder.max_send_wr(8).extended(extended));
+            assert_eq!((a.qp.is_extended(), b.qp.is_extended()), (extended, extended));
+            let room = u64::from(a.qp.capabilities().max_send_wr);
+            let data = byte(&a);
+            // SAFETY: SAFETY.md F8: shared regions, which outlive the completions below.
+            let error = unsafe { a.qp.post_batch(&mut batch(&data, &b, room + 1)) }.unwrap_err();
+            assert_eq!(error.kind(), PostErrorKind::WouldBlock);
+            let posted = if extended { 0 } else { room };
+            assert_eq!(error.posted() as u64, posted, "{error}");
+            (0..posted).for_each(|id| assert_eq!(a.next().wr_id(), id));
+            // SAFETY: SAFETY.md F8: as above.
+            unsafe { a.qp.post_batch(&mut batch(&data, &b, room)) }.unwrap();
+            (0..room).for_each(|id| assert_eq!(a.next().wr_id(), id));
+            assert!(a.is_idle());
+        }
+    }
+}
+
+#[test]
+fn inline_data_of_many_pieces_is_posted_either_way() {
+    for pieces in [1, 2, 16, 17] {
+        let (a, b) = pair_with(CALLS, |builder| builder.max_send_sge(17).max_inline_data(64));
+        a.board.write(0, &(0..64).collect::<Vec<u8>>()).unwrap();
+        let data: Vec<_> =
+            (0..pieces).map(|n| a.board.element(2 * n..2 * n + 1).unwrap().into()).collect();
+        let request = WriteWorkRequest::new(&data, b.board.remote()).inline();
+        // SAFETY: SAFETY.md F8: shared regions, which outlive the completion below.
+        unsafe { a.qp.post_write(request, 1) }.unwrap();
+        a.board.write(0, &[0xee; 64]).unwrap();
+        a.next().result().unwrap();
+        let expected: Vec<_> = (0..pieces).map(|n| u8::try_from(2 * n).unwrap()).collect();
+        let mut arrived = vec![0; pieces];
+        b.board.read(0, &mut arrived).unwrap();
+        assert_eq!(arrived, expected);
+    }
+}
+
+/// Two queue pairs of one context that were to post by calls, and a write from one to the other.
+fn write_on(context: &Context) -> QueuePair {
+    let parts = || {
+        let cq = CompletionQueue::create(context, 64).unwrap();
+        (context.allocate_pd().unwrap(), cq)
+    };
+    let (a, b) = try_connect(parts(), parts(), |builder| builder.extended(true)).unwrap();
+    let data = byte(&a);
+    // SAFETY: SAFETY.md F8: shared regions, which outlive the completion below.
+    unsafe { a.qp.post_write(WriteWorkRequest::new(&data, b.board.remote()), 1) }.unwrap();
+    a.next().result().unwrap();
+    a.qp
+}
+
+#[test]
+fn a_device_that_has_no_extended_queue_pairs_posts_by_lists() {
+    let context = open("soft0");
+    assert!(write_on(&context).is_extended());
+    // SAFETY: SAFETY.md F1: a live context, which nobody else knows.
+    let extended = unsafe { verbs_get_ctx(context.as_raw()) };
+    // SAFETY: SAFETY.md F1: as above; the software device's reaches that far.
+    unsafe { (*extended).create_qp_ex = None };
+    assert!(!write_on(&context).is_extended());
+}
+
+#[test]
+fn a_device_without_atomics_posts_the_rest_by_calls_and_refuses_them() {
+    let _ = rdma_soft::Builder::new("softplain0").without_atomics().install();
+    let context = open("softplain0");
+    let qp = write_on(&context);
+    assert!(qp.is_extended());
+    let (pd, cq) = (context.allocate_pd().unwrap(), CompletionQueue::create(&context, 64).unwrap());
+    let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).extended(true).build().unwrap();
+    let own = prepared.endpoint();
+    let qp = prepared.handshake(own).unwrap();
+    let board = pd.allocate_shared_region(64, common::everything()).unwrap();
+    let mut result = ScatterElement::from(board.element(0..8).unwrap());
+    let add = AtomicWorkRequest::fetch_and_add(&mut result, board.remote(), 1);
+    // SAFETY: SAFETY.md F8: a shared region, and nothing is posted.
+    let refused = unsafe { qp.post_atomic(add, 1) }.unwrap_err();
+    assert_eq!(refused.posted(), 0, "{refused}");
+}
+
+#[test]
+fn sizes_that_no_device_has_are_refused_as_without_calls() {
+    let (pd, cq) = parts("soft0");
+    let errors = [true, false].map(|extended| {
+        let builder = pd.create_qp().send_cq(&cq).recv_cq(&cq).extended(extended);
+        builder.max_send_sge(1000).build().unwrap_err().to_string()
+    });
+    assert_eq!(errors[0], errors[1]);
+    assert!(!pair("soft0").0.qp.is_extended(), "not asked for");
+}
