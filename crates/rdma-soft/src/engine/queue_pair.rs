@@ -1,6 +1,7 @@
 //! Queue pairs: what they are made of, their making, their error state and their end.
 
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
@@ -147,7 +148,7 @@ impl QueuePair {
         self.pd.remove_queue_pair(&weak);
         if let Some(shared) = &self.shared {
             shared.pd.remove_queue_pair(&weak);
-            shared.detach(&self);
+            shared.detach();
         }
         for (cq, seat) in [(&self.send_cq, self.send_seat), (&self.receive_cq, self.receive_seat)] {
             cq.remove_user(&weak);
@@ -176,7 +177,7 @@ impl QueuePair {
         responder.clear();
         let mut receive = self.receive.lock();
         receive.state = ibv_qp_state::IBV_QPS_RESET;
-        receive.waiter = None;
+        self.dismiss_waiter(&mut receive);
         if self.shared.is_none() {
             // Past what is dropped, and past what was flushed without having been in the queue.
             responder.next_receive = receive.next;
@@ -217,7 +218,7 @@ impl QueuePair {
         let mut receive = self.receive.lock();
         let entered = receive.state != ibv_qp_state::IBV_QPS_ERR;
         receive.state = ibv_qp_state::IBV_QPS_ERR;
-        receive.waiter = None;
+        self.dismiss_waiter(&mut receive);
         let Responder { current, next_receive, sges, .. } = &mut *responder;
         let mut next = current.take().or_else(|| self.receives.take(next_receive, sges));
         while let Some(request) = next {
@@ -227,6 +228,14 @@ impl QueuePair {
         if entered && self.shared.is_some() {
             // What it took is where it can be polled, and it takes no more.
             self.reporter.report(ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED);
+        }
+    }
+
+    /// Whoever waits for a receive request here finds, in a moment, that nobody answers.
+    fn dismiss_waiter(&self, receive: &mut ReceiveQueue) {
+        let of_shared = || self.shared.as_ref().and_then(|shared| shared.dismiss_waiter(self));
+        if let Some(requester) = receive.waiter.take().or_else(of_shared) {
+            requester.alarm.set(Instant::now());
         }
     }
 

@@ -242,7 +242,12 @@ impl QueuePair {
                 | Blocked::Unanswered { at: Some(at), .. } => {
                     self.alarm.set(at);
                 }
-                Blocked::NotReady { until: None } | Blocked::Unanswered { at: None, .. } => {}
+                // The receiver it waits for has gone.
+                Blocked::NotReady { until: None } => {
+                    self.drive(send, self.what_was_begun(), &mut aftermath);
+                    self.arm_if_deferred(send);
+                }
+                Blocked::Unanswered { at: None, .. } => {}
             }
         }
         aftermath.settle(self);

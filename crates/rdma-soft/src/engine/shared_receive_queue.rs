@@ -95,11 +95,15 @@ impl SharedReceiveQueue {
         requests.waiters.reserve(users);
     }
 
-    /// It goes away: no message comes for it any more.
-    pub(crate) fn detach(&self, receiver: &QueuePair) {
+    pub(crate) fn detach(&self) {
+        self.requests.lock().users -= 1;
+    }
+
+    /// Who waits for a request for this queue pair, which takes none any more.
+    pub(crate) fn dismiss_waiter(&self, receiver: &QueuePair) -> Option<Arc<QueuePair>> {
         let mut requests = self.requests.lock();
-        requests.users -= 1;
-        requests.waiters.retain(|waiter| waiter.receiver != receiver.id);
+        let place = requests.waiters.iter().position(|waiter| waiter.receiver == receiver.id)?;
+        requests.waiters.remove(place).map(|waiter| waiter.requester)
     }
 
     /// Posts a request. Those who wait for one go on before this returns, in the order in which they

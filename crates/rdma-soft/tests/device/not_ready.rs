@@ -176,3 +176,19 @@ fn receive_for_one_that_waited_in_an_earlier_life_releases_nothing() {
         c.receive_cq.expect_success(8);
     });
 }
+
+#[test]
+fn endless_wait_for_a_receiver_that_goes_away_ends() {
+    on_each_device("rnr-gone", |device| {
+        for end in 0..3 {
+            let (a, mut b) = sent_too_early(device, 7, 1);
+            soft(device).release(a.qp.qpn(), 1);
+            match end {
+                0 => b.qp.to_error(),
+                1 => b.qp.to_reset(),
+                _ => b.qp.destroy(),
+            }
+            a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+        }
+    });
+}

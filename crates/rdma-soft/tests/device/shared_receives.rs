@@ -134,6 +134,23 @@ fn who_gave_up_or_went_leaves_the_request_to_the_next() {
 }
 
 #[test]
+fn who_waits_for_a_receiver_that_goes_finds_nobody() {
+    on_each_device("srq-gone", |device| {
+        let (clients, mut server) = with_clients(device, 8, 3);
+        for client in &clients {
+            client.qp.post(&Wr::send(1, &[]));
+            soft(device).release(client.qp.qpn(), 1);
+        }
+        server.qps[0].to_error();
+        server.qps[1].to_reset();
+        server.qps[2].destroy();
+        for client in &clients {
+            client.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+        }
+    });
+}
+
+#[test]
 fn retries_end_without_a_request() {
     on_each_device("srq-rnr", |device| {
         let knobs = Knobs { rnr_retries: 1, min_rnr_timer: 10, ..Knobs::default() };
