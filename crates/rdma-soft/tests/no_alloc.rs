@@ -20,6 +20,7 @@ use test_support::alloc_counter::CountingAllocator;
 
 use rdma_soft::{Builder, Schedule};
 use rig::connect::{Knobs, Side, connect_sides};
+use rig::extended::{OPERATIONS, STANDARD, TIMESTAMP, WALLCLOCK, init};
 use rig::post::Wr;
 use rig::srq::Server;
 use rig::window::{Mw, TYPE_2};
@@ -284,6 +285,50 @@ fn overflow(stage: &Stage) -> u64 {
     posted
 }
 
+/// Posts by function calls, batches that are refused too, and polls one after the other.
+fn extended(device: &str) -> u64 {
+    let fields = STANDARD | TIMESTAMP | WALLCLOCK;
+    let mut a = Side::with_fields(device, 1024, fields);
+    a.qp = a.context.try_qp_ex(&init(&a.pd, &a.send_cq, &a.receive_cq, &SIZE, OPERATIONS)).unwrap();
+    let b = Side::with_fields(device, 1024, fields);
+    connect_sides(&a, &b, &Knobs::default());
+    let [local, remote] = [&a, &b].map(|side| side.pd.register(4096, ALL_ACCESS));
+    let write = Wr::write(1, &[local.sge(0, 100), local.sge(200, 100)], &remote, 0);
+    let (send, small) = (Wr::send(1, &[]), [7_u8; 200]);
+    let take = |cq: &Cq, count: usize| {
+        let mut taken = 0;
+        while taken < count {
+            cq.start_at_next();
+            loop {
+                assert_eq!(cq.at().1, OK);
+                assert!(cq.read().timestamp < cq.read().wallclock);
+                taken += 1;
+                if cq.advance() != 0 {
+                    break;
+                }
+            }
+            cq.end();
+        }
+    };
+    let round = || {
+        post_receives(&b.qp, remote.sge(1024, 64), 1);
+        a.qp.start();
+        (0..64).for_each(|_| a.qp.build(&write));
+        a.qp.begin(&write);
+        a.qp.set_inline(&[&small]);
+        a.qp.build(&send);
+        assert_eq!(a.qp.complete(), 0);
+        a.qp.start();
+        (0..600).for_each(|_| a.qp.build(&write));
+        assert_ne!(a.qp.complete(), 0);
+        take(&a.send_cq, 66);
+        take(&b.receive_cq, 1);
+        67
+    };
+    round();
+    counted("extended", || (0..20).map(|_| round()).sum())
+}
+
 /// Queue pairs that wait for the requests of a queue that they share, also when they fail.
 fn shared(device: &str) -> u64 {
     let (clients, server) = Server::with_clients(device, 8, 4, &Knobs::default());
@@ -389,6 +434,7 @@ fn main() {
             start_timer(&stage);
             posted += two_threads(&stage);
             posted += shared(device);
+            posted += extended(device);
         }
         let small: Vec<_> = (0..10).map(|_| Stage::new(device, 4)).collect();
         start_timer(&small[0]);
