@@ -10,7 +10,6 @@ use rdma_qp::{
     CompletionChannel, CompletionQueue, Error, PollSlot, QueuePair, ReceiveWorkRequest,
     SendWorkRequest, WorkCompletion, WorkErrorCode,
 };
-use rdma_sys::verbs_get_ctx;
 
 /// A connection whose two ends complete into one queue with timestamps.
 struct Scene {
@@ -168,15 +167,15 @@ fn what_cannot_be_built_is_refused_with_a_reason() {
     assert!(matches!(refused, Error::ForeignChannel), "{refused}");
     let refused = builder.clone().vector(7).build(4).unwrap_err();
     assert!(matches!(refused, Error::NoSuchVector { vector: 7, count: 1 }), "{refused}");
-    let refused = builder.clone().build(0).unwrap_err().to_string();
+    let refused = builder.build(0).unwrap_err().to_string();
     assert!(refused.contains("ibv_create_cq_ex"), "{refused}");
-    // SAFETY: SAFETY.md F1: a live context, which nobody else knows.
-    let extended = unsafe { verbs_get_ctx(context.as_raw()) };
-    // SAFETY: SAFETY.md F1: as above; the software device's reaches that far.
-    unsafe { (*extended).create_cq_ex = None };
-    let refused = builder.build(4).unwrap_err();
+    let _ = rdma_soft::Builder::new("softclassic0").without_extended().install();
+    let classic = open("softclassic0");
+    let refused = CompletionQueue::builder(&classic).timestamps(true).build(4).unwrap_err();
     assert!(matches!(refused, Error::NoTimestamps { .. }), "{refused}");
-    assert!(refused.to_string().contains("soft0"), "{refused}");
+    assert!(refused.to_string().contains("softclassic0"), "{refused}");
+    let refused = classic.raw_clock().unwrap_err().to_string();
+    assert!(refused.contains("ibv_query_rt_values_ex"), "{refused}");
 }
 
 /// Queue pairs that are connected to themselves.
