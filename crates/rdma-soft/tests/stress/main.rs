@@ -4,7 +4,7 @@
 //! queue pairs away while the other uses them. Every message, read and write carries a tag, so that it
 //! is known what must be where; every request is accounted for once and in order; memory that its owner
 //! has back is poisoned and looked at again later; and everything is destroyed at the end of a round,
-//! which is refused if anything is left.
+//! which is refused if anything is left. Beside them, many threads share a receive queue.
 //!
 //! `RDMA_STRESS_SEED` repeats a run, as far as threads can be repeated; `RDMA_STRESS_SECONDS` makes it
 //! longer than five seconds.
@@ -17,6 +17,7 @@ mod memory;
 mod party;
 #[path = "../device/rig/mod.rs"]
 mod rig;
+mod shared;
 
 use std::io::Write;
 use std::sync::Arc;
@@ -112,7 +113,13 @@ fn every_request_is_accounted_for_and_nothing_outlives_its_owner() {
             let device = devices[pair % devices.len()].0;
             scope.spawn(move || run_pair(device, pair, seed, end))
         });
-        for pair in pairs.collect::<Vec<_>>() {
+        let (pairs, mut messages) = (pairs.collect::<Vec<_>>(), 0);
+        let servers = devices.map(|(name, ..)| scope.spawn(move || shared::run(name, seed, end)));
+        for server in servers {
+            messages += server.join().unwrap();
+        }
+        println!("{messages} messages to shared receive queues");
+        for pair in pairs {
             let (of_pair, rounds_of_pair) = pair.join().unwrap();
             score += of_pair;
             rounds += rounds_of_pair;
