@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
 use rdma_sys::{ibv_ah_attr, ibv_device, ibv_event_type, ibv_node_type, ibv_transport_type};
 use rdma_types::Guid;
@@ -17,6 +18,7 @@ use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::RegionTable;
 use crate::engine::report::{AsyncEvent, Element};
+use crate::engine::send_side::Blocked;
 use crate::fabric;
 use crate::gid_place::GidPlace;
 use crate::identity::Identity;
@@ -235,8 +237,17 @@ impl Device {
             return;
         }
         for queue_pair in self.all_queue_pairs() {
-            queue_pair.send.lock().requester.peer = None;
+            let waits = {
+                let mut send = queue_pair.send.lock();
+                send.requester.peer = None;
+                matches!(send.blocked, Blocked::NotReady { .. })
+            };
             queue_pair.responder.lock().verified = 0;
+            // Those who wait for a receive request, here or for one here, hear nothing any more.
+            if waits {
+                queue_pair.alarm.set(Instant::now());
+            }
+            queue_pair.dismiss_waiter(&mut queue_pair.receive.lock());
         }
         let kind = if up {
             ibv_event_type::IBV_EVENT_PORT_ACTIVE

@@ -232,7 +232,7 @@ impl QueuePair {
     }
 
     /// Whoever waits for a receive request here finds, in a moment, that nobody answers.
-    fn dismiss_waiter(&self, receive: &mut ReceiveQueue) {
+    pub(crate) fn dismiss_waiter(&self, receive: &mut ReceiveQueue) {
         let of_shared = || self.shared.as_ref().and_then(|shared| shared.dismiss_waiter(self));
         if let Some(requester) = receive.waiter.take().or_else(of_shared) {
             requester.alarm.set(Instant::now());

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use rdma_soft::{Builder, Link};
 use rdma_sys::{ibv_wc_opcode, ibv_wc_status as Status};
 use rdma_types::MinRnrTimer;
 
@@ -189,6 +190,27 @@ fn endless_wait_for_a_receiver_that_goes_away_ends() {
                 _ => b.qp.destroy(),
             }
             a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+        }
+    });
+}
+
+#[test]
+fn endless_wait_ends_when_the_port_of_either_goes_down() {
+    on_each_device("rnr-port", |device| {
+        let there = format!("{device}-there");
+        let knobs = Knobs { timeout: 1, retries: 1, rnr_retries: 7, ..Knobs::default() };
+        let link = if device.contains("-ib-") { Link::InfiniBand } else { Link::Ethernet };
+        Builder::new(&there).link(link).install().unwrap();
+        for down in [device, &there] {
+            let waits = || soft(device).counters().rcvd_rnr_err;
+            let before = waits();
+            let [a, b] = [device, &there].map(|name| Side::new(name, &Size::default(), 16));
+            connect_sides(&a, &b, &knobs);
+            a.qp.post(&Wr::send(1, &[]));
+            until("the wait", || a.send_cq.is_empty() && waits() > before);
+            soft(down).set_port_up(false);
+            a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+            soft(down).set_port_up(true);
         }
     });
 }
