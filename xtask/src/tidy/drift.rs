@@ -84,7 +84,7 @@ fn verbs(tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// A `SAFETY` comment cites facts that exist.
+/// A `SAFETY` comment cites facts that exist, and each has a number of its own.
 fn safety_facts(tree: &Tree) -> Vec<Finding> {
     const PAGE: &str = "SAFETY.md";
     let headings = tree.text(PAGE).unwrap_or_default().lines();
@@ -93,6 +93,10 @@ fn safety_facts(tree: &Tree) -> Vec<Finding> {
         .map(|rest| rest.chars().take_while(char::is_ascii_digit).collect::<String>())
         .collect();
     let mut found = Vec::new();
+    for (_, fact) in known.iter().enumerate().filter(|(n, fact)| known[..*n].contains(fact)) {
+        let what = format!("fact F{fact} is there twice; the later one needs another number");
+        found.push(Finding::new(PAGE, 1, what));
+    }
     for (path, text) in tree.ending(&[".rs", ".md"]) {
         for (at, _) in text.match_indices(PAGE) {
             let line = text[at + PAGE.len()..].lines().next().unwrap_or_default();
@@ -180,5 +184,7 @@ mod tests {
             assert_eq!(found.len(), 1, "{facts}");
             assert!(found[0].to_string().starts_with("a.rs:1: cites fact F"));
         }
+        let twice = safety_facts(&Tree::of([("SAFETY.md", "# Facts\n## F1 One\n## F1 Two\n")]));
+        assert_eq!(twice.len(), 1, "{twice:?}");
     }
 }
