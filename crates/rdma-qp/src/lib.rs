@@ -2,7 +2,7 @@
 //!
 //! | step | here |
 //! |---|---|
-//! | make a completion queue | [`CompletionQueue::create`] |
+//! | make a completion queue | [`CompletionQueue::create`], with timestamps [`CompletionQueue::builder`] |
 //! | share receives among queue pairs | `pd.create_srq()` of the [`prelude`], [`SharedReceiveQueue`] |
 //! | make a queue pair | `pd.create_qp()` of the [`prelude`], [`QueuePairBuilder`] |
 //! | tell the peer | [`PreparedQueuePair::endpoint`], [`QueuePairEndpoint::to_bytes`] |
