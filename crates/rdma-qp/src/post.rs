@@ -32,6 +32,7 @@ impl QueuePair {
     /// - Of a read, an atomic or a receive, it is nobody else's, since the device writes it: no
     ///   reference to it exists or is made, but for [shared regions](rdma_mem::SharedRegion), which make
     ///   none.
+    /// - Of a [bind](crate::BindWindow), peers use the memory that is lent, as [`bind`](Self::bind) says.
     ///
     /// A request has completed when its own completion was polled; an unsignaled one also when that of
     /// a later request of this send queue was.
