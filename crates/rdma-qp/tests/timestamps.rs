@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use common::{CALLS, DEVICES, LATE_CALLS, open, pair, pair_with, try_connect};
+use common::{CALLS, DEVICES, LATE_CALLS, must_end, open, pair, pair_with, try_connect};
 use rdma_mem::Context;
 use rdma_qp::{
     CompletionChannel, CompletionQueue, Error, PollSlot, QueuePair, ReceiveWorkRequest,
@@ -199,36 +199,40 @@ impl Loop for rdma_mem::ProtectionDomain {
 /// polls.
 #[test]
 fn several_threads_post_by_calls_and_poll_with_timestamps() {
+    for device in [CALLS, LATE_CALLS] {
+        must_end(move || post_and_poll(device));
+    }
+}
+
+fn post_and_poll(device: &str) {
     const EACH: u64 = 200;
     const THREADS: u64 = 4;
-    for device in [CALLS, LATE_CALLS] {
-        let (a, b) = pair_with(device, |builder| builder.max_send_wr(64).max_recv_wr(64));
-        assert!(a.qp.is_extended() && a.cq.has_timestamps());
-        let (seen, left) = (Mutex::new(Vec::new()), AtomicU64::new(EACH * THREADS));
-        let work = |thread: u64| {
-            let mut slots = [PollSlot::default(); 3];
-            let mut next = 0;
-            while next < EACH || left.load(Ordering::Relaxed) > 0 {
-                let request = WriteWorkRequest::new(&[], b.board.remote());
-                // SAFETY: no memory.
-                let posted = next < EACH
-                    && unsafe { a.qp.post_write(request, thread * EACH + next) }.is_ok();
-                next += u64::from(posted);
-                for completion in a.cq.poll(&mut slots).unwrap() {
-                    assert!(completion.result().is_ok() && completion.timestamp().is_some());
-                    seen.lock().unwrap().push(completion.wr_id());
-                    left.fetch_sub(1, Ordering::Relaxed);
-                }
+    let (a, b) = pair_with(device, |builder| builder.max_send_wr(64).max_recv_wr(64));
+    assert!(a.qp.is_extended() && a.cq.has_timestamps());
+    let (seen, left) = (Mutex::new(Vec::new()), AtomicU64::new(EACH * THREADS));
+    let work = |thread: u64| {
+        let mut slots = [PollSlot::default(); 3];
+        let mut next = 0;
+        while next < EACH || left.load(Ordering::Relaxed) > 0 {
+            let request = WriteWorkRequest::new(&[], b.board.remote());
+            // SAFETY: no memory.
+            let posted =
+                next < EACH && unsafe { a.qp.post_write(request, thread * EACH + next) }.is_ok();
+            next += u64::from(posted);
+            for completion in a.cq.poll(&mut slots).unwrap() {
+                assert!(completion.result().is_ok() && completion.timestamp().is_some());
+                seen.lock().unwrap().push(completion.wr_id());
+                left.fetch_sub(1, Ordering::Relaxed);
             }
-        };
-        thread::scope(|scope| {
-            for thread in 0..THREADS {
-                let work = &work;
-                scope.spawn(move || work(thread));
-            }
-        });
-        let mut seen = seen.into_inner().unwrap();
-        seen.sort_unstable();
-        assert!(seen.into_iter().eq(0..EACH * THREADS));
-    }
+        }
+    };
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let work = &work;
+            scope.spawn(move || work(thread));
+        }
+    });
+    let mut seen = seen.into_inner().unwrap();
+    seen.sort_unstable();
+    assert!(seen.into_iter().eq(0..EACH * THREADS));
 }
