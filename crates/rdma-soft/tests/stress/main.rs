@@ -1,4 +1,4 @@
-//! Many threads, queue pairs, regions, deregistrations, destructions and errors, by seed.
+//! Many threads, queue pairs, regions, windows, deregistrations, destructions and errors, by seed.
 //!
 //! Threads meet in pairs, round after round. Both sides post, poll, and in wild rounds take memory and
 //! queue pairs away while the other uses them. Every message, read and write carries a tag, so that it
@@ -11,6 +11,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and the device is 64-bit only.
 
+mod crowd;
 mod link;
 mod meeting;
 mod memory;
@@ -115,6 +116,9 @@ fn every_request_is_accounted_for_and_nothing_outlives_its_owner() {
         });
         let (pairs, mut messages) = (pairs.collect::<Vec<_>>(), 0);
         let servers = devices.map(|(name, ..)| scope.spawn(move || shared::run(name, seed, end)));
+        let crowds = devices.map(|(name, ..)| scope.spawn(move || crowd::run(name, seed, end)));
+        let requests: u64 = crowds.into_iter().map(|crowd| crowd.join().unwrap()).sum();
+        println!("{requests} requests of clients that were lent memory");
         for server in servers {
             messages += server.join().unwrap();
         }

@@ -59,29 +59,32 @@ impl Plan<'_> {
     }
 }
 
-struct Region {
-    memory: Arc<Memory>,
-    mr: *mut ibv_mr,
+pub(crate) struct Region {
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) mr: *mut ibv_mr,
 }
 
 impl Region {
-    fn new(pd: &Pd, slots: usize, access: u32) -> Self {
-        let memory = Arc::new(Memory::new(slots));
+    pub(crate) fn new(pd: &Pd, slots: usize, access: u32) -> Self {
+        Self::of(pd, &Arc::new(Memory::new(slots)), access)
+    }
+
+    pub(crate) fn of(pd: &Pd, memory: &Arc<Memory>, access: u32) -> Self {
         let mr = pd.try_register(memory.start(), memory.length(), access).unwrap();
-        Self { memory, mr }
+        Self { memory: Arc::clone(memory), mr }
     }
 
     fn key(&self) -> u32 {
         key_of(self.mr)
     }
 
-    fn sge(&self, slot: usize, from: usize, to: usize) -> ibv_sge {
+    pub(crate) fn sge(&self, slot: usize, from: usize, to: usize) -> ibv_sge {
         let addr = self.memory.address_of(slot) + from as u64;
         ibv_sge { addr, length: u32::try_from(to - from).unwrap(), lkey: self.key() }
     }
 
     /// The memory is its owner's again: whoever writes from now on is caught.
-    fn end(self) -> Arc<Memory> {
+    pub(crate) fn end(self) -> Arc<Memory> {
         deregister(self.mr);
         self.memory.take_back();
         self.memory
