@@ -19,6 +19,9 @@ mod shared_memory;
 #[path = "../examples/srq.rs"]
 mod srq;
 #[allow(dead_code)] // its `main`
+#[path = "../examples/ud_pingpong.rs"]
+mod ud_pingpong;
+#[allow(dead_code)] // its `main`
 #[path = "../examples/windows.rs"]
 mod windows;
 
@@ -128,6 +131,21 @@ fn a_window_is_lent_and_given_back_and_the_peer_is_out() {
         let arguments = windows::Arguments::parse_from(["windows", "--device", device]);
         let text = "lent and given back: written by the peer\na second write: RemoteAccessError\n";
         assert_eq!(windows::run(&arguments).unwrap(), text);
+    }
+}
+
+#[test]
+fn datagrams_are_answered_by_a_server_that_knows_nobody() {
+    let late = "ud_pingpong_deferred";
+    let schedule = rdma_soft::Schedule::Deferred { seed: 5 };
+    rdma_soft::Builder::new(late).schedule(schedule).install().unwrap();
+    for device in ["soft0", "softib0", late] {
+        for iterations in ["0", "1", "300"] {
+            let arguments = ["ud_pingpong", "--device", device, "--iterations", iterations];
+            let line = ud_pingpong::run(&ud_pingpong::Arguments::parse_from(arguments)).unwrap();
+            let told = format!("{device}: {iterations} times to and fro, which makes {iterations}");
+            assert_eq!(line, told);
+        }
     }
 }
 

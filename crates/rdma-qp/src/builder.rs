@@ -1,13 +1,14 @@
 //! The knobs of a queue pair.
 
-use rdma_mem::{AccessFlags, Mtu, ProtectionDomain};
-use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Psn};
+use rdma_mem::{AccessFlags, Lid, Mtu, ProtectionDomain};
+use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Psn, QpType};
 
 use crate::{
-    CompletionQueue, Error, PreparedQueuePair, QueuePairCapabilities, SharedReceiveQueue, create,
+    AddressVector, CompletionQueue, Error, GlobalRoute, PreparedQueuePair, QueuePairCapabilities,
+    SharedReceiveQueue, create,
 };
 
-/// Makes a queue pair for a reliable connection (RC).
+/// Makes a queue pair: for a reliable connection (RC), unless [`qp_type`](Self::qp_type) says otherwise.
 ///
 /// Only `send_cq` and `recv_cq` have no default. Sizes are asked for; how large the queues became says
 /// [`QueuePair::capabilities`](crate::QueuePair::capabilities).
@@ -39,6 +40,7 @@ pub struct QueuePairBuilder<'a> {
     pub(crate) send_cq: Option<&'a CompletionQueue>,
     pub(crate) recv_cq: Option<&'a CompletionQueue>,
     pub(crate) srq: Option<&'a SharedReceiveQueue>,
+    pub(crate) qp_type: QpType,
     pub(crate) sizes: QueuePairCapabilities,
     pub(crate) sq_sig_all: bool,
     pub(crate) extended: bool,
@@ -49,6 +51,7 @@ pub struct QueuePairBuilder<'a> {
     pub(crate) recv_psn: Option<Psn>,
     pub(crate) max_rd_atomic: Option<u8>,
     pub(crate) max_dest_rd_atomic: Option<u8>,
+    pub(crate) qkey: Option<u32>,
     pub(crate) settings: Settings,
 }
 
@@ -56,6 +59,8 @@ pub struct QueuePairBuilder<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) access: AccessFlags,
+    /// Only of UD.
+    pub(crate) qkey: u32,
     pub(crate) ack_timeout: AckTimeout,
     pub(crate) max_ack_retries: MaxAckRetries,
     pub(crate) max_rnr_retries: MaxRnrRetries,
@@ -83,6 +88,7 @@ impl<'a> QueuePairBuilder<'a> {
     pub(crate) fn new(pd: &'a ProtectionDomain) -> Self {
         let settings = Settings {
             access: AccessFlags::new(),
+            qkey: 0,
             ack_timeout: AckTimeout::default(),
             max_ack_retries: MaxAckRetries::default(),
             max_rnr_retries: MaxRnrRetries::default(),
@@ -90,7 +96,7 @@ impl<'a> QueuePairBuilder<'a> {
             pkey_index: 0,
             service_level: 0,
             traffic_class: 0,
-            hop_limit: 64,
+            hop_limit: AddressVector::HOP_LIMIT,
             flow_label: 0,
         };
         Self {
@@ -98,6 +104,7 @@ impl<'a> QueuePairBuilder<'a> {
             send_cq: None,
             recv_cq: None,
             srq: None,
+            qp_type: QpType::RC,
             sizes: QueuePairCapabilities::ASKED_BY_DEFAULT,
             sq_sig_all: false,
             extended: false,
@@ -108,6 +115,7 @@ impl<'a> QueuePairBuilder<'a> {
             recv_psn: None,
             max_rd_atomic: None,
             max_dest_rd_atomic: None,
+            qkey: None,
             settings,
         }
     }
@@ -120,6 +128,13 @@ impl<'a> QueuePairBuilder<'a> {
         /// Where receives are taken from, instead of a receive queue of its own: `max_recv_wr` and
         /// `max_recv_sge` are not looked at then. Default: none.
         srq: &'a SharedReceiveQueue => srq, Some;
+        /// The type: RC, UC or UD. What is said below of acknowledgements, retries, RDMA reads and atomics is
+        /// of RC alone, and what is said of a peer not of UD, whose requests name it themselves. Default:
+        /// RC.
+        qp_type: QpType => qp_type;
+        /// The key that datagrams have to show to get in, of UD. Keys whose high bit is set need a
+        /// privilege on hardware. Default: random, for the endpoint tells it.
+        qkey: u32 => qkey, Some;
         /// What the peer may do through this queue pair to memory that allows it too: remote read,
         /// write, atomic. Default: nothing, so that only sends arrive.
         access: AccessFlags => settings.access;
@@ -143,7 +158,8 @@ impl<'a> QueuePairBuilder<'a> {
         port: u8 => port, Some;
         /// Use this GID of the port's table and no other. Default: the best that the peer has too.
         gid_index: u8 => gid_index, Some;
-        /// The path MTU, which the peer must have too. Default: the smaller one of the two ports.
+        /// The path MTU, which the peer must have too; of UD the longest message. Default: the smaller one of
+        /// the two ports, and of UD that of the own.
         mtu: Mtu => mtu, Some;
         /// The number of the first packet from here. Default: random.
         send_psn: Psn => send_psn, Some;
@@ -178,10 +194,29 @@ impl<'a> QueuePairBuilder<'a> {
     /// Creates the queue pair; see `man ibv_create_qp`.
     ///
     /// # Errors
-    /// A missing or unfit completion queue, a shared receive queue of another context, a port or GID that is not there, an MTU above the port's;
-    /// or what the provider says, with the device's limits.
+    /// A type or a device that this library does not know to handle; a missing or unfit completion queue, a
+    /// shared receive queue of another context, a port or GID that is not there, an MTU above the port's; or
+    /// what the provider says, with the device's limits.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedQueuePair, Error> {
         create::build(&self)
+    }
+}
+
+impl Settings {
+    /// The way from this port to there, as these say.
+    pub(crate) fn vector(
+        &self,
+        port: u8,
+        (lid, route): (Lid, Option<GlobalRoute>),
+    ) -> AddressVector {
+        AddressVector {
+            route,
+            service_level: self.service_level,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+            flow_label: self.flow_label,
+            ..AddressVector::new(port, lid)
+        }
     }
 }

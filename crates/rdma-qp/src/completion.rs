@@ -79,6 +79,10 @@ impl FusedIterator for PolledCompletions<'_> {}
 pub struct WorkCompletion(ibv_wc);
 
 impl WorkCompletion {
+    pub(crate) const fn raw(&self) -> &ibv_wc {
+        &self.0
+    }
+
     /// The number that the request was posted with.
     #[inline]
     #[must_use]

@@ -2,21 +2,10 @@
 
 use std::fmt::{self, Write as _};
 
-use rdma_mem::{Gid, Lid, LinkLayer, Mtu};
-use rdma_types::{Psn, Qpn};
+use rdma_mem::{Lid, LinkLayer, Mtu};
+use rdma_types::{Psn, QpType, Qpn};
 
-use crate::{EndpointGid, QueuePairEndpoint, path};
-
-/// How packets get from one subnet, or one Ethernet port, to the other: the GIDs of both ends.
-#[doc(alias = "ibv_global_route")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct GlobalRoute {
-    /// The peer's GID.
-    pub destination: Gid,
-    /// The place of the own GID in the port's table.
-    pub source_index: u8,
-}
+use crate::{EndpointGid, GlobalRoute, QueuePairEndpoint, path};
 
 /// What [`handshake`](crate::PreparedQueuePair::handshake) computes from the two endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +68,14 @@ pub enum HandshakeError {
         /// The peer's.
         peer: Mtu,
     },
+    /// Two types that do not talk to each other.
+    #[error("type: this queue pair is {own}, the peer's is {peer}")]
+    QueuePairType {
+        /// The own queue pair's.
+        own: QpType,
+        /// The peer's.
+        peer: QpType,
+    },
     /// No queue pair of a program has this number.
     #[error("QPN: {qpn} is no queue pair that can be connected to")]
     Qpn {
@@ -109,9 +106,35 @@ pub(crate) struct Own<'a> {
 impl ConnectAttributes {
     pub(crate) fn compute(own: &Own<'_>, peer: &QueuePairEndpoint) -> Result<Self, HandshakeError> {
         let end = own.endpoint;
+        let (peer_lid, route) = Self::way(own, peer)?;
+        if let Some(fixed) = own.fixed_mtu.filter(|&fixed| fixed > peer.mtu) {
+            return Err(HandshakeError::Mtu { own: fixed, peer: peer.mtu });
+        }
+        Ok(Self {
+            peer_qpn: peer.qpn,
+            peer_lid,
+            route,
+            mtu: end.mtu.min(peer.mtu),
+            send_psn: end.psn,
+            recv_psn: own.recv_psn.unwrap_or(peer.psn),
+            max_rd_atomic: end.max_rd_atomic.min(peer.max_dest_rd_atomic),
+            max_dest_rd_atomic: end.max_dest_rd_atomic.min(peer.max_rd_atomic),
+        })
+    }
+
+    /// The way to the peer, if there is one, and a queue pair of the same type at its end.
+    pub(crate) fn way(
+        own: &Own<'_>,
+        peer: &QueuePairEndpoint,
+    ) -> Result<(Lid, Option<GlobalRoute>), HandshakeError> {
+        let end = own.endpoint;
         // 0 and 1 are the subnet management's.
         if peer.qpn.get() <= 1 || peer.qpn == Qpn::MULTICAST {
             return Err(HandshakeError::Qpn { qpn: peer.qpn });
+        }
+        if end.qp_type != peer.qp_type {
+            let (own, peer) = (end.qp_type, peer.qp_type);
+            return Err(HandshakeError::QueuePairType { own, peer });
         }
         let ethernet = |end: &QueuePairEndpoint| end.link_layer == LinkLayer::ETHERNET;
         if ethernet(end) != ethernet(peer) {
@@ -123,19 +146,7 @@ impl ConnectAttributes {
         if !ethernet(peer) && !peer.lid.is_unicast() {
             return Err(HandshakeError::Lid { lid: peer.lid });
         }
-        if let Some(fixed) = own.fixed_mtu.filter(|&fixed| fixed > peer.mtu) {
-            return Err(HandshakeError::Mtu { own: fixed, peer: peer.mtu });
-        }
-        Ok(Self {
-            peer_qpn: peer.qpn,
-            peer_lid: peer.lid,
-            route,
-            mtu: end.mtu.min(peer.mtu),
-            send_psn: end.psn,
-            recv_psn: own.recv_psn.unwrap_or(peer.psn),
-            max_rd_atomic: end.max_rd_atomic.min(peer.max_dest_rd_atomic),
-            max_dest_rd_atomic: end.max_dest_rd_atomic.min(peer.max_rd_atomic),
-        })
+        Ok((peer.lid, route))
     }
 
     fn route(own: &Own<'_>, peer: &QueuePairEndpoint) -> Result<GlobalRoute, HandshakeError> {

@@ -8,8 +8,9 @@ use rdma_mem::{
     Context, DeviceAttributes, Errno, GidEntry, Handle, Mtu, PortAttributes, PortState, VerbError,
 };
 use rdma_sys::{ibv_qp_init_attr, ibv_qp_type};
-use rdma_types::{Psn, Qpn};
+use rdma_types::{Psn, QpType, Qpn, TransportType};
 
+use crate::datagrams::OwnEnd;
 use crate::error::create_hint;
 use crate::object::{Needs, Object};
 use crate::stand_in::Called;
@@ -23,6 +24,7 @@ const RD_ATOMIC: u32 = 16;
 
 pub(crate) fn build(builder: &QueuePairBuilder<'_>) -> Result<PreparedQueuePair, Error> {
     let context = builder.pd.context();
+    check_type(builder.qp_type, context)?;
     let send_cq = completion_queue(builder, "send_cq", builder.send_cq)?;
     let recv_cq = completion_queue(builder, "recv_cq", builder.recv_cq)?;
     if builder.srq.is_some_and(|srq| !srq.pd().context().is_same(context)) {
@@ -54,15 +56,37 @@ pub(crate) fn build(builder: &QueuePairBuilder<'_>) -> Result<PreparedQueuePair,
     }
     endpoint.lid = port.lid;
     endpoint.link_layer = port.link_layer;
+    let (send_psn, mut settings) = (endpoint.psn, builder.settings);
+    match builder.qp_type {
+        QpType::UC => endpoint = endpoint.with_unreliable_connection(),
+        QpType::UD => {
+            settings.qkey = builder.qkey.unwrap_or_else(random_qkey);
+            endpoint = endpoint.with_qkey(settings.qkey);
+        }
+        _ => {}
+    }
+    let end = OwnEnd { endpoint, indexes, port: port.number, settings };
     Ok(PreparedQueuePair {
         object,
-        endpoint,
-        indexes,
-        port: port.number,
+        end,
         fixed_mtu: builder.mtu,
+        send_psn,
         recv_psn: builder.recv_psn,
-        settings: builder.settings,
     })
+}
+
+/// What is not known here is refused by its name, before a provider refuses it without a word.
+fn check_type(qp_type: QpType, context: &Context) -> Result<(), Error> {
+    if !matches!(qp_type, QpType::RC | QpType::UC | QpType::UD) {
+        return Err(Error::UnsupportedType { qp_type });
+    }
+    let device = context.device();
+    match device.transport_type() {
+        TransportType::IB => Ok(()),
+        transport => {
+            Err(Error::UnsupportedTransport { device: device.name().to_owned(), transport })
+        }
+    }
 }
 
 fn completion_queue<'a>(
@@ -175,7 +199,7 @@ fn create(
         recv_cq: recv_cq.as_raw(),
         srq: builder.srq.map_or(null_mut(), SharedReceiveQueue::as_raw),
         cap: sizes.to_raw(),
-        qp_type: ibv_qp_type::IBV_QPT_RC,
+        qp_type: ibv_qp_type(builder.qp_type.raw()),
         sq_sig_all: i32::from(builder.sq_sig_all),
         ..Default::default()
     };
@@ -212,13 +236,23 @@ fn create(
         // Not every provider says so.
         (capabilities.max_recv_wr, capabilities.max_recv_sge) = (0, 0);
     }
-    Ok(Object::new(handle, posted, qpn, capabilities))
+    Ok(Object::new(handle, posted, qpn, builder.qp_type, capabilities))
 }
 
 /// Starting anywhere keeps packets of an old connection from being taken for those of a new one.
 fn random_psn() -> Psn {
-    let [a, b, c, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
-    Psn::masked(u32::from_ne_bytes([a, b, c, 0]))
+    Psn::masked(random())
+}
+
+/// Nobody sends by chance to a queue pair that has the number of an earlier one. The high bit is for keys
+/// that need a privilege.
+fn random_qkey() -> u32 {
+    random() >> 1
+}
+
+fn random() -> u32 {
+    let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
+    u32::from_ne_bytes([a, b, c, d])
 }
 
 #[cfg(test)]
@@ -229,5 +263,7 @@ mod tests {
     fn psns_differ() {
         let psns: std::collections::HashSet<_> = (0..8).map(|_| random_psn()).collect();
         assert!(psns.len() > 1);
+        let qkeys: std::collections::HashSet<_> = (0..8).map(|_| random_qkey()).collect();
+        assert!(qkeys.len() > 1 && qkeys.iter().all(|qkey| qkey >> 31 == 0));
     }
 }

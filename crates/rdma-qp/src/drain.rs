@@ -4,6 +4,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rdma_types::QpType;
+
 use crate::{
     CompletionQueue, Error, PollSlot, PostError, PostErrorKind, QueuePair, ReceiveWorkRequest,
     SendWorkRequest, WorkCompletion,
@@ -41,7 +43,8 @@ impl QueuePair {
     /// # Errors
     /// [`Error::DrainTimedOut`]: then the requests are still the device's, until the queue pair is
     /// destroyed. [`Error::Poll`] if a completion queue has failed, [`Error::Post`] if a queue refuses
-    /// the last request, [`Error::Transition`].
+    /// the last request, [`Error::Transition`]; of UD also what [`address_handle`](Self::address_handle) of
+    /// the own endpoint says, and then nothing has changed.
     ///
     /// # Examples
     /// ```
@@ -69,6 +72,11 @@ impl QueuePair {
         mut each: impl FnMut(WorkCompletion),
     ) -> Result<(), Error> {
         let deadline = Instant::now().checked_add(timeout);
+        let mut last_send = SendWorkRequest::only_immediate(0);
+        if self.qp_type() == QpType::UD {
+            // Goes nowhere, but has to say where to.
+            last_send = last_send.to(self.own_handle()?, self.qpn(), 0);
+        }
         self.to_error()?;
         let of = |room| if room == 0 { Last::Done } else { Last::NotPosted };
         let sizes = self.capabilities();
@@ -77,9 +85,8 @@ impl QueuePair {
         let mut receive = if self.srq().is_some() { Last::Posted } else { of(sizes.max_recv_wr) };
         loop {
             post(&mut send, || {
-                let request = SendWorkRequest::only_immediate(0);
-                // SAFETY: SAFETY.md F8: no memory.
-                unsafe { self.post_send(request, Self::LAST_SEND_ID) }
+                // SAFETY: SAFETY.md F8: no memory, and a handle that lives as long as `self`.
+                unsafe { self.post_send(last_send, Self::LAST_SEND_ID) }
             })?;
             post(&mut receive, || {
                 let request = ReceiveWorkRequest::only_immediate();

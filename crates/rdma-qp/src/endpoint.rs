@@ -1,7 +1,7 @@
 //! What a queue pair's peer has to know to connect to it.
 
 use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
-use rdma_types::{Psn, Qpn};
+use rdma_types::{Psn, QpType, Qpn};
 
 /// A GID of an endpoint, with the kind of packets that it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,8 +44,12 @@ impl EndpointGid {
     serde(try_from = "crate::endpoint_serde::Parts", into = "crate::endpoint_serde::Parts")
 )]
 pub struct QueuePairEndpoint {
+    pub(crate) qp_type: QpType,
     pub(crate) qpn: Qpn,
+    /// 0 for datagrams.
     pub(crate) psn: Psn,
+    /// Only for datagrams.
+    pub(crate) qkey: u32,
     pub(crate) lid: Lid,
     pub(crate) link_layer: LinkLayer,
     pub(crate) grh_required: bool,
@@ -63,13 +67,15 @@ impl QueuePairEndpoint {
     /// The most GIDs that an endpoint carries. A port that has more shows its best ones.
     pub const MAX_GIDS: usize = 16;
 
-    /// An endpoint without address: add a LID or GIDs. It has an MTU of 1024 bytes, and one RDMA read
-    /// at a time.
+    /// An endpoint without address: add a LID or GIDs. It is of a reliable connection (RC), and has an MTU
+    /// of 1024 bytes, and one RDMA read at a time.
     #[must_use]
     pub const fn new(qpn: Qpn, psn: Psn) -> Self {
         Self {
+            qp_type: QpType::RC,
             qpn,
             psn,
+            qkey: 0,
             lid: Lid::NONE,
             link_layer: LinkLayer::UNSPECIFIED,
             grh_required: false,
@@ -79,6 +85,22 @@ impl QueuePairEndpoint {
             gids: [EndpointGid::NONE; Self::MAX_GIDS],
             gid_count: 0,
         }
+    }
+
+    /// Makes it one of an unreliable connection (UC).
+    #[must_use]
+    pub const fn with_unreliable_connection(mut self) -> Self {
+        self.qp_type = QpType::UC;
+        self
+    }
+
+    /// Makes it one of datagrams (UD), which have to show this key to get in; it has no PSN.
+    #[must_use]
+    pub const fn with_qkey(mut self, qkey: u32) -> Self {
+        self.qp_type = QpType::UD;
+        self.qkey = qkey;
+        self.psn = Psn::masked(0);
+        self
     }
 
     /// Sets the port's LID, which makes it an InfiniBand port.
@@ -124,13 +146,25 @@ impl QueuePairEndpoint {
         self
     }
 
+    /// The queue pair's type.
+    #[must_use]
+    pub const fn qp_type(&self) -> QpType {
+        self.qp_type
+    }
+
     /// The queue pair's number.
     #[must_use]
     pub const fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    /// The number of the first packet that it sends.
+    /// The key that datagrams have to show to get in; 0 of a connected queue pair.
+    #[must_use]
+    pub const fn qkey(&self) -> u32 {
+        self.qkey
+    }
+
+    /// The number of the first packet that it sends; 0 of datagrams.
     #[must_use]
     pub const fn psn(&self) -> Psn {
         self.psn

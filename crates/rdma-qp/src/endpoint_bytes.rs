@@ -10,16 +10,17 @@
 //! | 6 | 1 | MTU code |
 //! | 7 | 1 | how many GIDs, at most 16 |
 //! | 8 | 4 | QPN |
-//! | 12 | 4 | PSN |
+//! | 12 | 4 | PSN; of UD the Q_Key |
 //! | 16 | 2 | LID |
 //! | 18 | 1 | reads and atomics that it starts at a time |
 //! | 19 | 1 | reads and atomics that it answers at a time |
 //! | 20 | 1 | flags: bit 0, a global route header is required |
-//! | 21 | 3 | reserved |
+//! | 21 | 1 | type: 0 for RC, 3 for UC, 4 for UD |
+//! | 22 | 2 | reserved |
 //! | 24 | 272 | 16 GIDs, each its type (1 byte) and its 16 bytes |
 
 use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
-use rdma_types::{Psn, Qpn};
+use rdma_types::{Psn, QpType, Qpn};
 
 use crate::{EndpointGid, QueuePairEndpoint};
 
@@ -73,10 +74,11 @@ impl QueuePairEndpoint {
         put(&MAGIC);
         put(&[Self::VERSION, self.link_layer.raw(), self.mtu.code(), self.gid_count]);
         put(&self.qpn.get().to_be_bytes());
-        put(&self.psn.get().to_be_bytes());
+        let datagrams = self.qp_type == QpType::UD;
+        put(&if datagrams { self.qkey } else { self.psn.get() }.to_be_bytes());
         put(&self.lid.get().to_be_bytes());
         put(&[self.max_rd_atomic, self.max_dest_rd_atomic, u8::from(self.grh_required)]);
-        put(&[0; 3]);
+        put(&[type_byte(self.qp_type), 0, 0]);
         for EndpointGid { gid, gid_type } in self.gids() {
             // The types that there are have a byte; what `with_gid` was given beyond has no form.
             put(&[u8::try_from(gid_type.raw()).unwrap_or(u8::MAX)]);
@@ -102,17 +104,25 @@ impl QueuePairEndpoint {
         }
         let field = |field, value| EndpointError::Field { field, value };
         let qpn = u32::from_be_bytes(reader.take());
-        let psn = u32::from_be_bytes(reader.take());
+        let psn_or_qkey = u32::from_be_bytes(reader.take());
         let lid = Lid::new(u16::from_be_bytes(reader.take()));
         let [max_rd_atomic, max_dest_rd_atomic, flags] = reader.take();
-        let [a, b, c] = reader.take();
+        let [qp_type, a, b] = reader.take();
         if flags > 1 {
             return Err(field("flags", flags.into()));
         }
-        if [a, b, c] != [0; 3] {
-            return Err(field("reserved bytes", u32::from_be_bytes([0, a, b, c])));
+        if [a, b] != [0; 2] {
+            return Err(field("reserved bytes", u32::from_be_bytes([0, 0, a, b])));
         }
+        let qp_type = [QpType::RC, QpType::UC, QpType::UD]
+            .into_iter()
+            .find(|&known| type_byte(known) == qp_type)
+            .ok_or(field("type", qp_type.into()))?;
+        let datagrams = qp_type == QpType::UD;
+        let (psn, qkey) = if datagrams { (0, psn_or_qkey) } else { (psn_or_qkey, 0) };
         let mut endpoint = Self {
+            qp_type,
+            qkey,
             qpn: Qpn::new(qpn).ok_or(field("QPN", qpn))?,
             psn: Psn::new(psn).ok_or(field("PSN", psn))?,
             lid,
@@ -136,6 +146,14 @@ impl QueuePairEndpoint {
             }
         }
         Ok(endpoint)
+    }
+}
+
+/// Reliable connections were there first.
+fn type_byte(qp_type: QpType) -> u8 {
+    match qp_type {
+        QpType::RC => 0,
+        other => u8::try_from(other.raw()).unwrap_or(u8::MAX),
     }
 }
 
@@ -190,6 +208,21 @@ mod tests {
     }
 
     #[test]
+    fn types_without_acknowledgements_differ_in_a_byte_and_datagrams_have_a_key() {
+        let mut bytes = golden();
+        bytes[21] = 3;
+        let connection = endpoint().with_unreliable_connection();
+        assert_eq!(connection.to_bytes(), bytes);
+        assert_eq!(QueuePairEndpoint::from_bytes(&bytes), Ok(connection));
+        bytes[21] = 4;
+        bytes[12..16].copy_from_slice(&[0x81, 0x22, 0x33, 0x44]);
+        let datagrams = endpoint().with_qkey(0x8122_3344);
+        assert_eq!(datagrams.to_bytes(), bytes);
+        assert_eq!(QueuePairEndpoint::from_bytes(&bytes), Ok(datagrams));
+        assert_eq!((datagrams.psn().get(), datagrams.qkey()), (0, 0x8122_3344));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         let wrong = |at: usize, value: u8| {
             let mut bytes = golden();
@@ -205,6 +238,9 @@ mod tests {
         assert_eq!(wrong(12, 1), field("PSN", 0x010a_0b0c));
         assert_eq!(wrong(20, 2), field("flags", 2));
         assert_eq!(wrong(23, 9), field("reserved bytes", 9));
+        for no_type in [1, 2, 5, 255] {
+            assert_eq!(wrong(21, no_type), field("type", no_type.into()));
+        }
         assert_eq!(wrong(295, 1), field("unused GID", 0));
         for found in [0, 295, 297] {
             let error = QueuePairEndpoint::from_bytes(&vec![0; found]).unwrap_err();

@@ -1,7 +1,7 @@
 //! Endpoints by serde: the fields by name, the GIDs as a list.
 
 use rdma_mem::{Lid, LinkLayer, Mtu};
-use rdma_types::{Psn, Qpn};
+use rdma_types::{Psn, QpType, Qpn};
 
 use crate::{EndpointGid, QueuePairEndpoint};
 
@@ -9,8 +9,12 @@ use crate::{EndpointGid, QueuePairEndpoint};
 #[serde(rename = "QueuePairEndpoint")]
 pub(crate) struct Parts {
     version: u8,
+    #[serde(default = "reliable_connection")]
+    qp_type: QpType,
     qpn: Qpn,
     psn: Psn,
+    #[serde(default)]
+    qkey: u32,
     lid: Lid,
     link_layer: LinkLayer,
     grh_required: bool,
@@ -20,12 +24,18 @@ pub(crate) struct Parts {
     gids: Vec<EndpointGid>,
 }
 
+fn reliable_connection() -> QpType {
+    QpType::RC
+}
+
 impl From<QueuePairEndpoint> for Parts {
     fn from(endpoint: QueuePairEndpoint) -> Self {
         Self {
             version: QueuePairEndpoint::VERSION,
+            qp_type: endpoint.qp_type,
             qpn: endpoint.qpn,
             psn: endpoint.psn,
+            qkey: endpoint.qkey,
             lid: endpoint.lid,
             link_layer: endpoint.link_layer,
             grh_required: endpoint.grh_required,
@@ -50,6 +60,12 @@ impl TryFrom<Parts> for QueuePairEndpoint {
             .with_mtu(parts.mtu)
             .with_rd_atomic(parts.max_rd_atomic, parts.max_dest_rd_atomic)
             .with_grh_required(parts.grh_required);
+        endpoint = match parts.qp_type {
+            QpType::RC => endpoint,
+            QpType::UC => endpoint.with_unreliable_connection(),
+            QpType::UD => endpoint.with_qkey(parts.qkey),
+            other => return Err(format!("{other} queue pairs have no endpoints here")),
+        };
         (endpoint.lid, endpoint.link_layer) = (parts.lid, parts.link_layer);
         if let Some(gid) = gids.iter().find(|gid| gid.gid_type.raw() > u8::MAX.into()) {
             return Err(format!(

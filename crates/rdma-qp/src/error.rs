@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use rdma_mem::{DeviceAttributes, Errno, PortState, VerbError};
-use rdma_types::{Mtu, QpState, Qpn};
+use rdma_types::{Mtu, QpState, QpType, Qpn, TransportType};
 
 use crate::{HandshakeError, PollError, PostError};
 
@@ -78,6 +78,46 @@ pub enum Error {
     /// The endpoints do not fit together.
     #[error(transparent)]
     Handshake(#[from] Box<HandshakeError>),
+    /// A type of queue pair that this library has no code for.
+    #[error("{qp_type} queue pairs are not supported by this library: it has RC, UC and UD")]
+    UnsupportedType {
+        /// The type that was asked for.
+        qp_type: QpType,
+    },
+    /// A device that does not speak InfiniBand, or RoCE, which is called by the same name.
+    #[error(
+        "`{device}` speaks {transport}, which this library does not support: it is for InfiniBand and \
+         RoCE"
+    )]
+    UnsupportedTransport {
+        /// The device.
+        device: String,
+        /// What it speaks.
+        transport: TransportType,
+    },
+    /// A queue pair for datagrams was to be connected.
+    #[error(
+        "UD queue pairs are not connected: make it ready with `activate`, and say with each send where \
+         it goes (`SendWorkRequest::to`)"
+    )]
+    NotConnected,
+    /// A queue pair that is to be connected was used as one for datagrams.
+    #[error(
+        "this queue pair is {qp_type}, and has one peer: connect it with `handshake`; address handles \
+         and `activate` are for UD"
+    )]
+    NotDatagrams {
+        /// Its type.
+        qp_type: QpType,
+    },
+    /// A completion that is none of a datagram that came to this queue pair.
+    #[error(
+        "the completion is none of a datagram that queue pair {qpn} received: there is nobody to answer"
+    )]
+    NoDatagram {
+        /// The queue pair.
+        qpn: Qpn,
+    },
     /// The builder lacks something that has no default.
     #[error("the queue pair needs a `{knob}`: set it with .{knob}(…)")]
     Missing {
@@ -251,6 +291,24 @@ pub(crate) fn srq_hint(
         }
         _ => return None,
     })
+}
+
+/// The hint for an address handle that was not created.
+pub(crate) fn address_hint(errno: Errno) -> Option<Cow<'static, str>> {
+    Some(Cow::Borrowed(match errno {
+        Errno::EINVAL => {
+            "the port, the LID, the place of the own GID or the peer's GID is not what the port has; on \
+             Ethernet there has to be a route"
+        }
+        Errno::ENOMEM => "the device may have no more address handles (`max_ah`): share them",
+        Errno::ENOENT => {
+            "the header names no GID of this port: is it of another port, or is it junk?"
+        }
+        Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH => {
+            "the peer's GID could not be resolved: is its network reachable from the GID's interface?"
+        }
+        _ => return None,
+    }))
 }
 
 /// The hint for a refused transition.

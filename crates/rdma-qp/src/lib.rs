@@ -7,6 +7,7 @@
 //! | make a queue pair | `pd.create_qp()` of the [`prelude`], [`QueuePairBuilder`] |
 //! | tell the peer | [`PreparedQueuePair::endpoint`], [`QueuePairEndpoint::to_bytes`] |
 //! | connect | [`PreparedQueuePair::handshake`] |
+//! | send datagrams | [`PreparedQueuePair::activate`], [`QueuePair::address_handle`], [`SendWorkRequest::to`] |
 //! | post requests | [`QueuePair::post`], by kind [`post_send`](QueuePair::post_send) …, in batches [`post_batch`](QueuePair::post_batch) |
 //! | lend memory, and take it back | [`QueuePair::bind`], [`LocalInvalidate`], [`SendWithInvalidate`] |
 //! | take completions | [`CompletionQueue::poll`] |
@@ -34,17 +35,23 @@
 //! | an element of another domain, in no list | a failed completion | a failed completion |
 //! | an atomic at an address that is no multiple of 8 | [`Misaligned`](PostErrorKind::Misaligned) | a failed completion |
 //! | an atomic whose result is not of 8 bytes | [`AtomicResult`](PostErrorKind::AtomicResult) | a failed completion, or a part of it |
+//! | a request that the type of the queue pair does not have | [`Opcode`](PostErrorKind::Opcode) | the provider refuses |
+//! | a datagram without destination, or a destination on a connection | [`NoDestination`](PostErrorKind::NoDestination), [`Destination`](PostErrorKind::Destination) | the provider refuses, or the number is taken for another |
+//! | a datagram longer than the MTU | [`LongerThanMtu`](PostErrorKind::LongerThanMtu) | a failed completion |
+//! | an address handle of another domain | [`ForeignHandle`](PostErrorKind::ForeignHandle) | a failed completion |
 //! | a receive for a queue pair with a shared receive queue | [`SharedReceives`](PostErrorKind::SharedReceives) | `SharedReceives` |
 //! | a full queue | [`WouldBlock`](PostErrorKind::WouldBlock) | `WouldBlock` |
 //! | the memory is used before the completion | your promise: posting is `unsafe` | your promise |
 //!
 //! What the first level refuses is posted to nobody: the queue pair is as it was, and of a batch none
-//! was posted. A failed completion ends the connection.
+//! was posted. A failed completion ends a reliable connection.
 //!
 //! # Features
 //!
 //! `serde` (off by default): [`QueuePairEndpoint`] can be serialised, and what rdma-mem can.
 
+mod address_handle;
+mod address_vector;
 mod atomic_work_request;
 mod builder;
 mod capabilities;
@@ -54,6 +61,7 @@ mod completion_queue;
 mod completion_queue_builder;
 mod connect_attributes;
 mod create;
+mod datagrams;
 mod drain;
 mod endpoint;
 mod endpoint_bytes;
@@ -62,6 +70,7 @@ mod endpoint_serde;
 mod error;
 mod extended_poll;
 mod extended_post;
+mod global_route_header;
 mod modification;
 mod modify;
 mod object;
@@ -77,6 +86,7 @@ mod queued_receive;
 mod queued_request;
 mod range;
 mod request;
+mod service;
 mod shared_receive_queue;
 mod stand_in;
 mod timestamp;
@@ -88,6 +98,8 @@ mod work_error;
 mod work_request;
 mod work_success;
 
+pub use address_handle::AddressHandle;
+pub use address_vector::{AddressVector, GlobalRoute};
 pub use atomic_work_request::{AtomicResult, AtomicWorkRequest};
 pub use builder::QueuePairBuilder;
 pub use capabilities::QueuePairCapabilities;
@@ -95,10 +107,12 @@ pub use completion::{PollSlot, PolledCompletions, WorkCompletion, WorkResult};
 pub use completion_channel::CompletionChannel;
 pub use completion_queue::{CompletionQueue, PollError};
 pub use completion_queue_builder::CompletionQueueBuilder;
-pub use connect_attributes::{ConnectAttributes, GlobalRoute, HandshakeError};
+pub use connect_attributes::{ConnectAttributes, HandshakeError};
+pub use datagrams::DatagramSource;
 pub use endpoint::{EndpointGid, QueuePairEndpoint};
 pub use endpoint_bytes::EndpointError;
 pub use error::Error;
+pub use global_route_header::GlobalRouteHeader;
 pub use modification::QueuePairModification;
 pub use post_error::{PostError, PostErrorKind};
 pub use prepared_queue_pair::PreparedQueuePair;
@@ -117,5 +131,5 @@ pub use work_success::WorkSuccess;
 
 pub use rdma_types::{
     AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu as MaximumTransferUnit,
-    Psn as PacketSequenceNumber, QpState, Qpn, WcOpcode, WcStatus,
+    Psn as PacketSequenceNumber, QpState, QpType as QueuePairType, Qpn, WcOpcode, WcStatus,
 };

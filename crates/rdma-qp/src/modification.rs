@@ -3,19 +3,23 @@
 use std::fmt;
 
 use rdma_mem::{AccessFlags, Lid, Mtu};
-use rdma_sys::{ibv_gid, ibv_global_route, ibv_mtu, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
+use rdma_sys::{ibv_mtu, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Psn, QpState, Qpn};
 
-use crate::GlobalRoute;
 use crate::transition::names;
+use crate::{AddressVector, GlobalRoute};
 
 /// What [`QueuePair::modify`](crate::QueuePair::modify) is to change: a state, attributes, or both.
 ///
 /// Which attributes go with which transition says section 11.2.5.2 of the specification, and the error
-/// if they do not. In short: `INIT` needs `port`, `pkey_index` and `access`; `RTR` needs `path`, `mtu`,
-/// `peer_qpn`, `recv_psn`, `max_dest_rd_atomic` and `min_rnr_timer`; `RTS` needs `ack_timeout`,
-/// `max_ack_retries`, `max_rnr_retries`, `send_psn` and `max_rd_atomic`, and within it `access` and
-/// `min_rnr_timer` can be changed.
+/// if they do not. In short:
+///
+/// | to | RC | UC | UD |
+/// |---|---|---|---|
+/// | `INIT` | `port`, `pkey_index`, `access` | as RC | `port`, `pkey_index`, `qkey` |
+/// | `RTR` | `path`, `mtu`, `peer_qpn`, `recv_psn`, `max_dest_rd_atomic`, `min_rnr_timer` | `path`, `mtu`, `peer_qpn`, `recv_psn` | nothing |
+/// | `RTS` | `ack_timeout`, `max_ack_retries`, `max_rnr_retries`, `send_psn`, `max_rd_atomic` | `send_psn` | `send_psn` |
+/// | within `RTS` | `access`, `min_rnr_timer` | `access` | `qkey` |
 ///
 /// ```
 /// use rdma_qp::{QpState, QueuePairModification};
@@ -57,6 +61,8 @@ attributes! {
     pkey_index(index: u16) { pkey_index = index } IBV_QP_PKEY_INDEX;
     /// What the peer may do through the queue pair.
     access(access: AccessFlags) { qp_access_flags = access.bits() } IBV_QP_ACCESS_FLAGS;
+    /// The key that datagrams have to show to get in: only of UD.
+    qkey(qkey: u32) { qkey = qkey } IBV_QP_QKEY;
     /// The path MTU.
     mtu(mtu: Mtu) { path_mtu = ibv_mtu(mtu.code().into()) } IBV_QP_PATH_MTU;
     /// The peer's queue pair.
@@ -82,9 +88,6 @@ attributes! {
     max_rnr_retries(retries: MaxRnrRetries) { rnr_retry = retries.code() } IBV_QP_RNR_RETRY;
 }
 
-/// As that of the builder: far enough for every network.
-const HOP_LIMIT: u8 = 64;
-
 impl QueuePairModification {
     /// Nothing yet.
     pub fn new() -> Self {
@@ -94,17 +97,7 @@ impl QueuePairModification {
     /// The way to the peer from this port: its LID, and the GIDs of both ends or `None` within an
     /// InfiniBand subnet. 64 hops, service level, traffic class and flow label 0.
     pub fn path(mut self, port: u8, lid: Lid, route: Option<GlobalRoute>) -> Self {
-        let address = &mut self.attributes.ah_attr;
-        (address.port_num, address.dlid) = (port, lid.get());
-        if let Some(route) = route {
-            address.is_global = 1;
-            address.grh = ibv_global_route {
-                dgid: ibv_gid { raw: route.destination.to_bytes() },
-                sgid_index: route.source_index,
-                hop_limit: HOP_LIMIT,
-                ..Default::default()
-            };
-        }
+        self.attributes.ah_attr = AddressVector { route, ..AddressVector::new(port, lid) }.to_raw();
         self.mask |= ibv_qp_attr_mask::IBV_QP_AV;
         self
     }

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 
 use rdma_mem::{Errno, Handle, ProtectionDomain, VerbError};
 use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
-use rdma_types::{QpState, Qpn};
+use rdma_types::{QpState, QpType, Qpn};
 
 use crate::error::modify_hint;
 use crate::stand_in::Called;
@@ -17,6 +17,7 @@ pub(crate) struct Object {
     /// What its send queue is posted to through.
     pub(crate) posted: Called<ibv_qp>,
     pub(crate) qpn: Qpn,
+    pub(crate) qp_type: QpType,
     pub(crate) capabilities: QueuePairCapabilities,
 }
 
@@ -34,9 +35,10 @@ impl Object {
         handle: Handle<ibv_qp, Needs>,
         posted: Called<ibv_qp>,
         qpn: Qpn,
+        qp_type: QpType,
         capabilities: QueuePairCapabilities,
     ) -> Self {
-        Self { handle, posted, qpn, capabilities }
+        Self { handle, posted, qpn, qp_type, capabilities }
     }
 
     #[inline]
@@ -67,7 +69,7 @@ impl Object {
         to: QpState,
     ) -> Result<(), Error> {
         self.handle.check_process().map_err(rdma_mem::Error::from)?;
-        transition::check(self.qpn, from, to, mask)?;
+        transition::check(self.qpn, self.qp_type, from, to, mask)?;
         let mask: c_int = mask.0.cast_signed();
         // SAFETY: SAFETY.md F1, F2: a live queue pair of this table, and live attributes.
         let returned =
@@ -80,11 +82,11 @@ impl Object {
 
     #[allow(clippy::result_large_err)] // it is the queue pair itself
     pub(crate) fn close(self) -> Result<(), (Self, rdma_mem::Error)> {
-        let Self { handle, posted, qpn, capabilities } = self;
+        let Self { handle, posted, qpn, qp_type, capabilities } = self;
         handle
             .close()
             .map(drop)
-            .map_err(|(handle, error)| (Self { handle, posted, qpn, capabilities }, error))
+            .map_err(|(handle, error)| (Self { handle, posted, qpn, qp_type, capabilities }, error))
     }
 
     #[inline]

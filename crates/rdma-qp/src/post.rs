@@ -33,6 +33,7 @@ impl QueuePair {
     ///   reference to it exists or is made, but for [shared regions](rdma_mem::SharedRegion), which make
     ///   none.
     /// - Of a [bind](crate::BindWindow), peers use the memory that is lent, as [`bind`](Self::bind) says.
+    /// - The [address handle](crate::AddressHandle) of a datagram lives as long.
     ///
     /// A request has completed when its own completion was polled; an unsignaled one also when that of
     /// a later request of this send queue was.
@@ -77,7 +78,9 @@ impl QueuePair {
     ///
     /// # Safety
     /// As [`post`](Self::post). Elements that are longer than the remote memory overwrite what lies
-    /// behind it, if the peer's region goes on there.
+    /// behind it, if the peer's region goes on there. To a UD queue pair a request of the send queue is a
+    /// send that says [where it goes](SendWorkRequest::to), and to no other queue pair it is: a provider
+    /// takes for a handle what stands in its place.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]

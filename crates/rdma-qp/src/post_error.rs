@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use rdma_mem::{BindError, Errno};
+use rdma_mem::{BindError, Errno, Mtu};
+use rdma_types::QpType;
 
 use crate::without_niche::WithoutNiche;
 
@@ -49,6 +50,11 @@ pub(crate) enum Reason {
     AtomicResult,
     Window(BindError),
     SharedReceives,
+    NoDestination,
+    Destination { qp_type: QpType },
+    ForeignHandle,
+    LongerThanMtu { bytes: u64, mtu: Mtu },
+    Opcode { opcode: &'static str, qp_type: QpType },
     Verb { verb: &'static str, errno: Errno },
 }
 
@@ -74,6 +80,16 @@ pub enum PostErrorKind {
     Window,
     /// The queue pair takes its receives from a shared receive queue.
     SharedReceives,
+    /// A send of a UD queue pair does not say where it goes.
+    NoDestination,
+    /// A destination was given, but the queue pair is connected.
+    Destination,
+    /// The address handle is of another protection domain than the queue pair.
+    ForeignHandle,
+    /// A datagram is longer than the MTU.
+    LongerThanMtu,
+    /// A queue pair of this type has no such requests.
+    Opcode,
     /// The queue is full: take completions first, then post again. Nothing is wrong with the queue
     /// pair.
     WouldBlock,
@@ -124,6 +140,11 @@ impl PostError {
             Reason::AtomicResult => PostErrorKind::AtomicResult,
             Reason::Window(_) => PostErrorKind::Window,
             Reason::SharedReceives => PostErrorKind::SharedReceives,
+            Reason::NoDestination => PostErrorKind::NoDestination,
+            Reason::Destination { .. } => PostErrorKind::Destination,
+            Reason::ForeignHandle => PostErrorKind::ForeignHandle,
+            Reason::LongerThanMtu { .. } => PostErrorKind::LongerThanMtu,
+            Reason::Opcode { .. } => PostErrorKind::Opcode,
             Reason::Verb { errno: Errno::ENOMEM, .. } => PostErrorKind::WouldBlock,
             Reason::Verb { .. } => PostErrorKind::Refused,
         }
@@ -187,6 +208,26 @@ impl fmt::Display for Reason {
             Self::SharedReceives => f.write_str(
                 "the queue pair takes its receives from a shared receive queue: post them there",
             ),
+            Self::NoDestination => f.write_str(
+                "a send of a UD queue pair has to say where it goes: `SendWorkRequest::to`",
+            ),
+            Self::Destination { qp_type } => write!(
+                f,
+                "this queue pair is {qp_type}, and sends to the peer that it is connected to: leave \
+                 `SendWorkRequest::to` out"
+            ),
+            Self::ForeignHandle => f.write_str(
+                "the address handle is of another protection domain than the queue pair: make one in \
+                 the domain of the queue pair",
+            ),
+            Self::LongerThanMtu { bytes, mtu } => write!(
+                f,
+                "a datagram of {bytes} bytes, and the MTU is {mtu}: send several, or use a connection"
+            ),
+            Self::Opcode { opcode, qp_type } => {
+                let carried = if qp_type == QpType::UD { "sends" } else { "sends and writes" };
+                write!(f, "{opcode}, and this queue pair is {qp_type}, which has only {carried}")
+            }
             Self::Verb { verb, errno } => {
                 write!(f, "{verb}: {errno}")?;
                 f.write_str(match errno {

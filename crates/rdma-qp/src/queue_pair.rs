@@ -1,23 +1,34 @@
-//! Connected queue pairs.
+//! Queue pairs that are ready.
+
+use std::sync::OnceLock;
 
 use rdma_mem::ProtectionDomain;
-use rdma_sys::{ibv_qp, ibv_qp_attr_mask};
-use rdma_types::{QpState, Qpn};
+use rdma_sys::{ibv_qp, ibv_qp_attr_mask, ibv_qp_state};
+use rdma_types::{QpState, QpType, Qpn};
 
+use crate::datagrams::{Datagrams, OwnEnd};
 use crate::object::Object;
 use crate::{
     CompletionQueue, ConnectAttributes, Error, QueuePairAttributes, QueuePairBuilder,
     QueuePairCapabilities, QueuePairModification, SharedReceiveQueue, modify,
 };
 
-/// A queue pair (QP), connected to one other: a send queue and a receive queue, with reliable delivery
-/// (RC).
+/// A queue pair (QP): a send queue and a receive queue.
+///
+/// | [type](crate::QueuePairBuilder::qp_type) | talks to | messages | requests of the send queue |
+/// |---|---|---|---|
+/// | RC | one peer, by [`handshake`](crate::PreparedQueuePair::handshake) | arrive once, in order, or it fails | all |
+/// | UC | one peer, by [`handshake`](crate::PreparedQueuePair::handshake) | arrive whole, in order, or not at all | sends, writes |
+/// | UD | anybody, after [`activate`](crate::PreparedQueuePair::activate) | of one packet, which arrives or not | sends that say [where they go](crate::SendWorkRequest::to) |
 ///
 /// Requests go in by the [`post_…`](Self#posting) methods, and come out as completions of the
 /// queue pair's completion queues. All methods take `&self` and can be called from several threads.
 ///
-/// The first failing request ends the connection: the queue pair goes to its error state, and the rest
-/// is flushed. Dropping it destroys it; completions that were not polled are gone then.
+/// The first failing request ends a reliable connection: the queue pair goes to its error state, and the
+/// rest is flushed. Of UC and UD a failing request of the send queue stops that queue alone: it goes to
+/// [`SQE`](QpState::SQE), receives go on, and [`modify`](Self::modify) to `RTS` lets it go on too. Success
+/// says there that the message was sent, not that it arrived. Dropping a queue pair destroys it; completions
+/// that were not polled are gone then.
 ///
 /// # Examples
 /// A message from one end to the other.
@@ -60,8 +71,16 @@ use crate::{
 #[doc(alias = "ibv_qp")]
 #[derive(Debug)]
 pub struct QueuePair {
+    // Goes first: the handle to itself is the device's as long as there is a request that names it.
     object: Object,
-    peer: ConnectAttributes,
+    peers: Peers,
+}
+
+/// Whom it talks to.
+#[derive(Debug)]
+enum Peers {
+    One(ConnectAttributes),
+    Anybody(Box<Datagrams>),
 }
 
 impl QueuePair {
@@ -70,8 +89,28 @@ impl QueuePair {
         QueuePairBuilder::new(pd)
     }
 
-    pub(crate) const fn new(object: Object, peer: ConnectAttributes) -> Self {
-        Self { object, peer }
+    pub(crate) const fn connected(object: Object, peer: ConnectAttributes) -> Self {
+        Self { object, peers: Peers::One(peer) }
+    }
+
+    pub(crate) fn of_datagrams(object: Object, end: OwnEnd) -> Self {
+        let datagrams = Datagrams { end, own: OnceLock::new() };
+        Self { object, peers: Peers::Anybody(Box::new(datagrams)) }
+    }
+
+    /// What only queue pairs for datagrams have.
+    pub(crate) fn datagrams(&self) -> Result<&Datagrams, Error> {
+        match &self.peers {
+            Peers::Anybody(datagrams) => Ok(datagrams),
+            Peers::One(_) => Err(Error::NotDatagrams { qp_type: self.qp_type() }),
+        }
+    }
+
+    /// Its type.
+    #[inline]
+    #[must_use]
+    pub const fn qp_type(&self) -> QpType {
+        self.object.qp_type
     }
 
     /// Its number.
@@ -107,10 +146,20 @@ impl QueuePair {
         self.object.posted.as_ptr()
     }
 
-    /// Whom it is connected to, and how.
+    /// Whom it was connected to, and how; `None` of UD, which is connected to nobody.
     #[must_use]
-    pub const fn peer(&self) -> ConnectAttributes {
-        self.peer
+    pub const fn peer(&self) -> Option<ConnectAttributes> {
+        match self.peers {
+            Peers::One(peer) => Some(peer),
+            Peers::Anybody(_) => None,
+        }
+    }
+
+    /// The key that datagrams had to show to get in when it was made ready; `None` of connected queue
+    /// pairs. [`query`](Self::query) says the present one.
+    #[must_use]
+    pub fn qkey(&self) -> Option<u32> {
+        self.datagrams().ok().map(|datagrams| datagrams.end.endpoint.qkey())
     }
 
     /// Where requests of the send queue complete.
@@ -154,7 +203,7 @@ impl QueuePair {
     /// If the provider refuses.
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttributes, Error> {
-        let (attributes, init) = self.object.query(QueuePairAttributes::MASK)?;
+        let (attributes, init) = self.object.query(QueuePairAttributes::mask(self.qp_type()))?;
         Ok(QueuePairAttributes::from_raw(&attributes, &init))
     }
 
@@ -206,7 +255,7 @@ impl QueuePair {
     /// If the provider refuses.
     #[doc(alias = "IBV_QPS_ERR")]
     pub fn to_error(&self) -> Result<(), Error> {
-        let (mut attributes, mask) = modify::to_error();
+        let (mut attributes, mask) = modify::to_state(ibv_qp_state::IBV_QPS_ERR);
         self.object.modify(&mut attributes, mask, QpState::RTS, QpState::ERR)
     }
 
@@ -217,8 +266,8 @@ impl QueuePair {
     #[doc(alias = "ibv_destroy_qp")]
     #[allow(clippy::result_large_err)] // it is the queue pair itself
     pub fn close(self) -> Result<(), (Self, Error)> {
-        let Self { object, peer } = self;
-        object.close().map_err(|(object, error)| (Self { object, peer }, error.into()))
+        let Self { object, peers } = self;
+        object.close().map_err(|(object, error)| (Self { object, peers }, error.into()))
     }
 
     /// The C object, live as long as `self`.

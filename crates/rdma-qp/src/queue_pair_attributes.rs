@@ -2,11 +2,16 @@
 
 use rdma_mem::{AccessFlags, Mtu};
 use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
-use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Psn, QpState, Qpn};
+use rdma_types::{
+    AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Psn, QpState, QpType, Qpn,
+};
 
 use crate::QueuePairCapabilities;
 
 /// The attributes of a queue pair, from [`QueuePair::query`](crate::QueuePair::query).
+///
+/// What its type does not have is 0, or the default: acknowledgements, retries, reads and atomics are of RC,
+/// a peer of RC and UC, a Q_Key of UD.
 #[doc(alias = "ibv_qp_attr")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -21,6 +26,8 @@ pub struct QueuePairAttributes {
     pub port: u8,
     /// The place of its partition key in the port's table.
     pub pkey_index: u16,
+    /// The key that datagrams have to show to get in.
+    pub qkey: u32,
     /// The peer's queue pair.
     pub peer_qpn: Qpn,
     /// The path MTU; `None` for a code that the specification does not have.
@@ -44,8 +51,25 @@ pub struct QueuePairAttributes {
 }
 
 impl QueuePairAttributes {
-    /// Every attribute of a reliable connection.
-    pub(crate) const MASK: ibv_qp_attr_mask = ibv_qp_attr_mask(
+    /// Every attribute of that type.
+    pub(crate) fn mask(qp_type: QpType) -> ibv_qp_attr_mask {
+        match qp_type {
+            QpType::UD => Self::UD,
+            QpType::UC => Self::UC,
+            _ => Self::RC,
+        }
+    }
+
+    const UD: ibv_qp_attr_mask = ibv_qp_attr_mask(
+        ibv_qp_attr_mask::IBV_QP_STATE.0
+            | ibv_qp_attr_mask::IBV_QP_CAP.0
+            | ibv_qp_attr_mask::IBV_QP_PORT.0
+            | ibv_qp_attr_mask::IBV_QP_PKEY_INDEX.0
+            | ibv_qp_attr_mask::IBV_QP_QKEY.0
+            | ibv_qp_attr_mask::IBV_QP_SQ_PSN.0,
+    );
+
+    const UC: ibv_qp_attr_mask = ibv_qp_attr_mask(
         ibv_qp_attr_mask::IBV_QP_STATE.0
             | ibv_qp_attr_mask::IBV_QP_CAP.0
             | ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS.0
@@ -54,7 +78,11 @@ impl QueuePairAttributes {
             | ibv_qp_attr_mask::IBV_QP_DEST_QPN.0
             | ibv_qp_attr_mask::IBV_QP_PATH_MTU.0
             | ibv_qp_attr_mask::IBV_QP_SQ_PSN.0
-            | ibv_qp_attr_mask::IBV_QP_RQ_PSN.0
+            | ibv_qp_attr_mask::IBV_QP_RQ_PSN.0,
+    );
+
+    const RC: ibv_qp_attr_mask = ibv_qp_attr_mask(
+        Self::UC.0
             | ibv_qp_attr_mask::IBV_QP_MAX_QP_RD_ATOMIC.0
             | ibv_qp_attr_mask::IBV_QP_MAX_DEST_RD_ATOMIC.0
             | ibv_qp_attr_mask::IBV_QP_TIMEOUT.0
@@ -71,6 +99,7 @@ impl QueuePairAttributes {
             access: AccessFlags::from_bits_retain(raw.qp_access_flags),
             port: raw.port_num,
             pkey_index: raw.pkey_index,
+            qkey: raw.qkey,
             peer_qpn: Qpn::masked(raw.dest_qp_num),
             mtu: u8::try_from(raw.path_mtu.0).ok().and_then(Mtu::from_code),
             send_psn: Psn::masked(raw.sq_psn),

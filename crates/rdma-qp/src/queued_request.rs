@@ -9,14 +9,19 @@ use std::ptr::null_mut;
 use rdma_mem::{BindError, GatherElement, ProtectionDomain, RemoteMemoryRegion, ScatterElement};
 use rdma_sys::{
     ibv_mw, ibv_send_wr, ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2,
-    ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_send_wr__bindgen_ty_3,
-    ibv_send_wr__bindgen_ty_3__bindgen_ty_1, ibv_send_wr__bindgen_ty_4,
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_send_wr__bindgen_ty_2__bindgen_ty_3,
+    ibv_send_wr__bindgen_ty_3, ibv_send_wr__bindgen_ty_3__bindgen_ty_1, ibv_send_wr__bindgen_ty_4,
     ibv_send_wr__bindgen_ty_4__bindgen_ty_2, ibv_sge, ibv_wr_opcode,
 };
 
+use rdma_types::QpType;
+
 use crate::post_error::Reason;
-use crate::work_request::INLINE;
-use crate::{PostError, QueuePair, ReadWorkRequest, SendWorkRequest, WriteWorkRequest};
+use crate::service::check_service;
+use crate::work_request::{Destination, INLINE};
+use crate::{
+    AddressHandle, PostError, QueuePair, ReadWorkRequest, SendWorkRequest, WriteWorkRequest,
+};
 
 /// A request of the send queue, of any kind, with its number: what
 /// [`QueuePair::post_batch`](crate::QueuePair::post_batch) takes a slice of.
@@ -32,6 +37,8 @@ pub struct QueuedRequest<'wr, 'data> {
     pub(crate) remote: u64,
     /// The domains of its elements, as far as they are known.
     domains: &'wr [&'data ProtectionDomain],
+    /// Of a datagram.
+    handle: Option<&'wr AddressHandle>,
     borrow: PhantomData<(&'wr [GatherElement<'data>], &'wr mut [ScatterElement<'data>])>,
 }
 
@@ -108,12 +115,25 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
                 tso: ibv_send_wr__bindgen_ty_4__bindgen_ty_2 { hdr: null_mut(), hdr_sz: 0, mss: 0 },
             },
         };
-        Self { wr, bytes, remote: u64::MAX, domains, borrow: PhantomData }
+        Self { wr, bytes, remote: u64::MAX, domains, handle: None, borrow: PhantomData }
     }
 
     #[inline]
     fn immediate(mut self, immediate: Option<u32>) -> Self {
         self.wr.__bindgen_anon_1.imm_data = immediate.unwrap_or(0).to_be();
+        self
+    }
+
+    #[inline]
+    fn to(mut self, destination: Option<Destination<'wr>>) -> Self {
+        if let Some(Destination { handle, qpn, qkey }) = destination {
+            self.wr.wr.ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
+                ah: handle.as_raw(),
+                remote_qpn: qpn.get(),
+                remote_qkey: qkey,
+            };
+            self.handle = Some(handle);
+        }
         self
     }
 
@@ -135,6 +155,9 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
     /// Whether the queue pair can be known not to be able to do it.
     #[inline]
     pub(crate) fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
+        if self.handle.is_some() || qp.qp_type() != QpType::RC {
+            check_service(qp, self.wr.opcode, self.bytes, self.handle)?;
+        }
         let limits = qp.limits();
         let (elements, inline) =
             (self.wr.num_sge.cast_unsigned(), self.wr.send_flags & INLINE != 0);
@@ -246,7 +269,8 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
             Some(_) => ibv_wr_opcode::IBV_WR_SEND_WITH_IMM,
         };
         let elements = Elements::gathered(self.elements, self.domains);
-        QueuedRequest::new(wr_id, opcode, self.flags, elements).immediate(self.immediate)
+        let request = QueuedRequest::new(wr_id, opcode, self.flags, elements);
+        request.immediate(self.immediate).to(self.destination)
     }
 }
 

@@ -4,8 +4,9 @@ use rdma_mem::{
     GatherElement, GatherList, ProtectionDomain, RemoteMemoryRegion, ScatterElement, ScatterList,
 };
 use rdma_sys::ibv_send_flags;
+use rdma_types::Qpn;
 
-use crate::AtomicWorkRequest;
+use crate::{AddressHandle, AtomicWorkRequest};
 
 pub(crate) const FENCE: u32 = ibv_send_flags::IBV_SEND_FENCE.0;
 pub(crate) const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -26,9 +27,19 @@ pub struct SendWorkRequest<'wr, 'data> {
     pub(crate) domains: &'wr [&'data ProtectionDomain],
     pub(crate) immediate: Option<u32>,
     pub(crate) flags: u32,
+    pub(crate) destination: Option<Destination<'wr>>,
 }
 
-/// Room for one message of the peer.
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Destination<'wr> {
+    pub(crate) handle: &'wr AddressHandle,
+    pub(crate) qpn: Qpn,
+    pub(crate) qkey: u32,
+}
+
+/// Room for one message of the peer; of a queue pair for datagrams, with 40 bytes more in front of it
+/// ([`GlobalRouteHeader`](crate::GlobalRouteHeader)).
 #[derive(Debug)]
 pub struct ReceiveWorkRequest<'wr, 'data> {
     pub(crate) elements: &'wr mut [ScatterElement<'data>],
@@ -126,7 +137,7 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
     #[inline]
     #[must_use]
     pub const fn new(elements: &'wr [GatherElement<'data>]) -> Self {
-        Self { elements, domains: &[], immediate: None, flags: SIGNALED }
+        Self { elements, domains: &[], immediate: None, flags: SIGNALED, destination: None }
     }
 
     /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
@@ -140,7 +151,23 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
     #[inline]
     #[must_use]
     pub const fn only_immediate(immediate: u32) -> Self {
-        Self { elements: &[], domains: &[], immediate: Some(immediate), flags: SIGNALED }
+        Self { immediate: Some(immediate), ..Self::new(&[]) }
+    }
+
+    /// Sends it, as a datagram, through that handle to the queue pair of that number, with its key. Only for
+    /// UD queue pairs, which need it for each message; a message is no longer than the MTU.
+    ///
+    /// The handle is of the queue pair's domain, and lives until the request has completed. A key whose high
+    /// bit is set means the own queue pair's key: IBTA vol 1, section 10.2.5; `man ibv_post_send`.
+    ///
+    /// See [`QueuePair::address_handle`](crate::QueuePair::address_handle) for an example.
+    #[doc(alias = "remote_qpn")]
+    #[doc(alias = "remote_qkey")]
+    #[inline]
+    #[must_use]
+    pub const fn to(mut self, handle: &'wr AddressHandle, qpn: Qpn, qkey: u32) -> Self {
+        self.destination = Some(Destination { handle, qpn, qkey });
+        self
     }
 }
 

@@ -1,14 +1,15 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_qp::{
-    AtomicResult, AtomicWorkRequest, BindWindow, CompletionChannel, CompletionQueue,
-    CompletionQueueBuilder, ConnectAttributes, EndpointError, EndpointGid, Error, GlobalRoute,
-    HandshakeError, LocalInvalidate, PollError, PollSlot, PolledCompletions, PostError,
-    PostErrorKind, PreparedQueuePair, QueuePair, QueuePairAttributes, QueuePairBuilder,
-    QueuePairCapabilities, QueuePairEndpoint, QueuePairModification, QueuedReceive, QueuedRequest,
-    ReadWorkRequest, ReceiveWorkRequest, SendWithInvalidate, SendWorkRequest, SharedReceiveQueue,
-    SharedReceiveQueueAttributes, SharedReceiveQueueBuilder, WorkCompletion, WorkError,
-    WorkErrorClass, WorkErrorCode, WorkSuccess, WriteWorkRequest,
+    AddressHandle, AddressVector, AtomicResult, AtomicWorkRequest, BindWindow, CompletionChannel,
+    CompletionQueue, CompletionQueueBuilder, ConnectAttributes, DatagramSource, EndpointError,
+    EndpointGid, Error, GlobalRoute, GlobalRouteHeader, HandshakeError, LocalInvalidate, PollError,
+    PollSlot, PolledCompletions, PostError, PostErrorKind, PreparedQueuePair, QueuePair,
+    QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities, QueuePairEndpoint,
+    QueuePairModification, QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest,
+    SendWithInvalidate, SendWorkRequest, SharedReceiveQueue, SharedReceiveQueueAttributes,
+    SharedReceiveQueueBuilder, WorkCompletion, WorkError, WorkErrorClass, WorkErrorCode,
+    WorkSuccess, WriteWorkRequest,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -17,6 +18,7 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 
 #[test]
 fn objects_are_send_and_sync() {
+    send_sync::<AddressHandle>();
     send_sync::<CompletionChannel>();
     send_sync::<CompletionQueue>();
     send_sync::<CompletionQueueBuilder<'_>>();
@@ -29,6 +31,9 @@ fn objects_are_send_and_sync() {
 
 #[test]
 fn values_are_send_and_sync() {
+    send_sync::<AddressVector>();
+    send_sync::<DatagramSource>();
+    send_sync::<GlobalRouteHeader>();
     send_sync::<AtomicResult<'_, '_>>();
     send_sync::<AtomicWorkRequest<'_, '_>>();
     send_sync::<BindWindow<'_>>();
@@ -57,6 +62,7 @@ fn values_are_send_and_sync() {
     send_sync::<WorkSuccess>();
     copy::<QueuePairEndpoint>();
     copy::<WorkCompletion>();
+    copy::<AddressVector>();
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn device(places: Vec<GidPlace>) -> String {
 }
 
 fn route(end: &End) -> GlobalRoute {
-    end.qp.peer().route.unwrap()
+    end.qp.peer().unwrap().route.unwrap()
 }
 
 /// That the source of `from`, as its port's table has it, is where `to` sends, and of what type.

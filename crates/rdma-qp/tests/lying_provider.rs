@@ -255,6 +255,38 @@ fn unlucky() -> Context {
     list.iter().next().unwrap().open().unwrap()
 }
 
+/// Its queue pairs would be made, and not work: they want other attributes on their way to a connection.
+#[test]
+fn a_device_that_speaks_something_else_is_refused_by_name() {
+    use rdma_sys::ibv_transport_type as Transport;
+    rdma_soft::install();
+    let name = "softforeign0";
+    rdma_soft::Builder::new(name).install().unwrap();
+    for (transport, speaks) in [
+        (Transport::IBV_TRANSPORT_IWARP, "iWARP"),
+        (Transport::IBV_TRANSPORT_USNIC_UDP, "usNIC"),
+        (Transport::IBV_TRANSPORT_UNSPECIFIED, "unspecified"),
+        (Transport::IBV_TRANSPORT_IB, ""),
+    ] {
+        let context = rdma_mem::open_device(name).unwrap();
+        // SAFETY: SAFETY.md F1: a live context.
+        let device = unsafe { (*context.as_raw()).device };
+        // SAFETY: SAFETY.md F1: its device, which no other test knows.
+        unsafe { (*device).transport_type = transport };
+        let cq = CompletionQueue::create(&context, 64).unwrap();
+        let pd = context.allocate_pd().unwrap();
+        let built = pd.create_qp().send_cq(&cq).recv_cq(&cq).build();
+        if transport == Transport::IBV_TRANSPORT_IB {
+            built.unwrap();
+            continue;
+        }
+        let error = built.unwrap_err();
+        assert!(matches!(error, Error::UnsupportedTransport { .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains(name) && text.contains(speaks), "{text}");
+    }
+}
+
 /// H13: whichever of the verbs fails on the way to a connection, there is no queue pair left.
 #[test]
 fn a_queue_pair_that_did_not_become_one_is_not_left_behind() {

@@ -16,7 +16,7 @@ fn to(state: QpState) -> QueuePairModification {
 
 /// Takes the end back, and again as far as `RTR`, with the same peer.
 fn passive(end: &End) {
-    let (peer, was) = (end.qp.peer(), end.qp.query().unwrap());
+    let (peer, was) = (end.qp.peer().unwrap(), end.qp.query().unwrap());
     end.qp.modify(&to(QpState::RESET)).unwrap();
     let init = to(QpState::INIT).port(was.port).pkey_index(was.pkey_index).access(everything());
     end.qp.modify(&init).unwrap();
@@ -45,7 +45,7 @@ fn a_first_message_establishes_the_connection_of_a_passive_end() {
     for device in DEVICES {
         let (a, b) = pair(device);
         let events = b.pd.context().async_events().unwrap();
-        let peer = b.qp.peer();
+        let peer = b.qp.peer().unwrap();
         passive(&b);
         send(&a, &b);
         let event = events.get_event_timeout(HANG).unwrap().unwrap();

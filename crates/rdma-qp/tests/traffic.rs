@@ -226,9 +226,10 @@ fn both_ends_know_each_other() {
         let (a, b) = pair_with(device, |builder| builder.max_rd_atomic(3).max_send_wr(20));
         for (own, peer) in [(&a.qp, &b.qp), (&b.qp, &a.qp)] {
             assert_eq!(own.state().unwrap(), QpState::RTS);
-            let (told, attributes) = (own.peer(), own.query().unwrap());
+            let (told, attributes) = (own.peer().unwrap(), own.query().unwrap());
             assert_eq!((told.peer_qpn, attributes.peer_qpn), (peer.qpn(), peer.qpn()));
-            assert_eq!((told.send_psn, told.mtu), (peer.peer().recv_psn, peer.peer().mtu));
+            let peers = peer.peer().unwrap();
+            assert_eq!((told.send_psn, told.mtu), (peers.recv_psn, peers.mtu));
             assert_eq!((told.max_rd_atomic, told.max_dest_rd_atomic), (3, 3));
             assert_eq!((attributes.max_rd_atomic, attributes.mtu), (3, Some(told.mtu)));
             assert_eq!(attributes.access & common::everything(), common::everything());

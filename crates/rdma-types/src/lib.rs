@@ -9,7 +9,7 @@
 //! | keys and numbers | [`Lkey`], [`Rkey`], [`Qpn`], [`Psn`] | 24-bit ones cannot hold a 25th bit |
 //! | codes | [`Mtu`], [`AckTimeout`], [`MinRnrTimer`], [`MaxAckRetries`], [`MaxRnrRetries`] | cannot hold a code that the specification does not define |
 //! | flags | [`AccessFlags`], [`DeviceCapabilities`], [`OdpCapabilities`], [`OdpOperations`], [`RawPacketCapabilities`] | the bits of C, named or not |
-//! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`AsyncEventKind`], [`AtomicCapability`], [`NodeType`], [`TransportType`], [`LinkWidth`], [`LinkSpeed`], [`PhysicalState`] | any integer is a value: what a newer kernel invents is data, not an error |
+//! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`QpType`], [`AsyncEventKind`], [`AtomicCapability`], [`NodeType`], [`TransportType`], [`LinkWidth`], [`LinkSpeed`], [`PhysicalState`] | any integer is a value: what a newer kernel invents is data, not an error |
 //!
 //! The numeric values are those of `infiniband/verbs.h` (rdma-core 55).
 //!
@@ -41,6 +41,7 @@ mod mtu;
 mod node;
 mod port;
 mod psn;
+mod qp_type;
 mod qpn;
 mod retry;
 mod state;
@@ -61,6 +62,7 @@ pub use mtu::Mtu;
 pub use node::{NodeType, TransportType};
 pub use port::{LinkLayer, PortState};
 pub use psn::Psn;
+pub use qp_type::QpType;
 pub use qpn::Qpn;
 pub use retry::{MaxAckRetries, MaxRnrRetries};
 pub use state::QpState;

@@ -6,8 +6,8 @@ use rdma_types::{
     AccessError, AccessFlags, AckTimeout, AsyncEventKind, AtomicCapability, DeviceCapabilities,
     Gid, GidType, Guid, Lid, LinkLayer, LinkSpeed, LinkWidth, Lkey, MaxAckRetries, MaxRnrRetries,
     MinRnrTimer, Mtu, NodeType, OdpCapabilities, OdpOperations, OutOfRangeError, ParseGidError,
-    ParseGuidError, PhysicalState, PortState, Psn, QpState, Qpn, RawPacketCapabilities, Rkey,
-    TransportType, WcOpcode, WcStatus,
+    ParseGuidError, PhysicalState, PortState, Psn, QpState, QpType, Qpn, RawPacketCapabilities,
+    Rkey, TransportType, WcOpcode, WcStatus,
 };
 
 fn number<T: Copy + Eq + Hash + Send + Sync + Unpin + 'static>() {}
@@ -39,6 +39,7 @@ fn numbers_are_copied_and_compared_in_any_thread() {
     number::<PortState>();
     number::<Psn>();
     number::<QpState>();
+    number::<QpType>();
     number::<Qpn>();
     number::<RawPacketCapabilities>();
     number::<Rkey>();

@@ -7,7 +7,8 @@ use std::fmt::{self, Debug, Display};
 
 use rdma_types::{
     AccessFlags, AckTimeout, Gid, GidType, Guid, Lid, LinkLayer, Lkey, MaxAckRetries,
-    MaxRnrRetries, MinRnrTimer, Mtu, PortState, Psn, QpState, Qpn, Rkey, WcOpcode, WcStatus,
+    MaxRnrRetries, MinRnrTimer, Mtu, PortState, Psn, QpState, QpType, Qpn, Rkey, WcOpcode,
+    WcStatus,
 };
 use serde::Serialize;
 use serde::de::value::{Error, StrDeserializer};
@@ -70,6 +71,7 @@ fn open_enums_are_bare_integers_even_unknown_ones() {
     golden(LinkLayer::ETHERNET, &[2]);
     golden(PortState::ACTIVE, &[4]);
     golden(QpState::from_raw(77), &[77]);
+    golden(QpType::UD, &[4]);
 }
 
 #[test]

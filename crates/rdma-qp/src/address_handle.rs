@@ -1,0 +1,136 @@
+//! Where datagrams go.
+#![allow(unsafe_code)]
+
+use rdma_mem::{Errno, Handle, ProtectionDomain, VerbError};
+use rdma_sys::{ibv_ah, ibv_ah_attr, ibv_wc, ibv_wc_flags};
+
+use crate::error::address_hint;
+use crate::{AddressVector, Error, GlobalRouteHeader, QueuePair, WorkCompletion};
+
+/// A way to another port, as the device keeps it: with [`SendWorkRequest::to`](crate::SendWorkRequest::to)
+/// it is where a datagram goes.
+///
+/// It belongs to a protection domain, which it keeps alive; queue pairs of the same domain can use it, from
+/// several threads. Dropping it destroys it, which is to wait until the sends that name it have completed:
+/// that is a part of what posting them promises.
+///
+/// # Examples
+/// A handle is made of [what a peer has told](QueuePair::address_handle), of
+/// [what has arrived](Self::from_completion), or of parts:
+/// ```
+/// use rdma_qp::{AddressHandle, AddressVector, GlobalRoute};
+///
+/// rdma_soft::install();
+/// let context = rdma_mem::open_device("soft0")?;
+/// let pd = context.allocate_pd()?;
+/// let own = context.gid_table()?[0];
+/// let route = GlobalRoute::new(own.index.try_into()?, own.gid);
+/// let vector = AddressVector::new(own.port, rdma_types::Lid::NONE).with_route(route);
+/// let to_myself = AddressHandle::create(&pd, &vector)?;
+/// # to_myself.close().map_err(|(_, error)| error)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "ibv_ah")]
+#[derive(Debug)]
+pub struct AddressHandle(Handle<ibv_ah, ProtectionDomain>);
+
+impl AddressHandle {
+    /// Makes one; see `man ibv_create_ah`.
+    ///
+    /// # Errors
+    /// What the provider says: no such port, no such GID, too many.
+    #[doc(alias = "ibv_create_ah")]
+    pub fn create(pd: &ProtectionDomain, vector: &AddressVector) -> Result<Self, Error> {
+        Self::create_raw(pd, vector.to_raw())
+    }
+
+    /// Makes one to who sent a datagram: the way that it came, back. The queue pair is the one that received
+    /// it, `header` what stands in front of it; of a datagram without header it is not looked at.
+    ///
+    /// The answer goes to [`DatagramSource::qpn`](crate::DatagramSource::qpn) through this handle; its key is
+    /// not in the packet, so both ends know it or the message says it. `man ibv_create_ah_from_wc`.
+    ///
+    /// # Errors
+    /// [`Error::NotDatagrams`] of a connected queue pair, [`Error::NoDatagram`] if the completion is none of
+    /// a datagram that it received, or what the provider says: the header names no GID of the port.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # use rdma_qp::{
+    /// #     AddressHandle, DatagramSource, GlobalRouteHeader, QueuePair, SendWorkRequest, WorkCompletion,
+    /// # };
+    /// # fn example(qp: &QueuePair, completion: &WorkCompletion, room: &[u8]) -> Option<()> {
+    /// let (header, message) = GlobalRouteHeader::split(room)?;
+    /// let sender: DatagramSource = qp.datagram(completion)?;
+    /// let back = AddressHandle::from_completion(qp, completion, &header).ok()?;
+    /// let answer = SendWorkRequest::only_immediate(1).to(&back, sender.qpn, qp.qkey()?);
+    /// # Some(())
+    /// # }
+    /// ```
+    #[doc(alias = "ibv_init_ah_from_wc")]
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn from_completion(
+        qp: &QueuePair,
+        completion: &WorkCompletion,
+        header: &GlobalRouteHeader,
+    ) -> Result<Self, Error> {
+        let port = qp.datagrams()?.end.port;
+        let source = qp.datagram(completion).ok_or(Error::NoDatagram { qpn: qp.qpn() })?;
+        let pd = qp.pd();
+        pd.context().check_process().map_err(rdma_mem::Error::from)?;
+        let mut wc = ibv_wc {
+            src_qp: source.qpn.get(),
+            slid: source.lid.get(),
+            sl: source.service_level,
+            dlid_path_bits: completion.raw().dlid_path_bits,
+            wc_flags: if source.has_header { ibv_wc_flags::IBV_WC_GRH.0 } else { 0 },
+            ..Default::default()
+        };
+        let (mut grh, mut attributes) = (header.to_raw(), ibv_ah_attr::default());
+        let context = pd.context().as_raw();
+        let (wc, grh) = (&raw mut wc, &raw mut grh);
+        // SAFETY: SAFETY.md F1, F2: a live context of this table, and a live completion, header and place for
+        // the result.
+        let returned =
+            unsafe { (pd.verbs().init_ah_from_wc)(context, port, wc, grh, &raw mut attributes) };
+        Errno::check(returned).map_err(|errno| {
+            VerbError::new("ibv_init_ah_from_wc", errno).with_hint(address_hint(errno))
+        })?;
+        Self::create_raw(pd, attributes)
+    }
+
+    fn create_raw(pd: &ProtectionDomain, mut attributes: ibv_ah_attr) -> Result<Self, Error> {
+        pd.context().check_process().map_err(rdma_mem::Error::from)?;
+        let verbs = pd.verbs();
+        // SAFETY: SAFETY.md F1, F2: a live domain of this table, and live attributes.
+        let raw = unsafe { (verbs.create_ah)(pd.as_raw(), &raw mut attributes) };
+        let raw = Errno::check_null(raw).map_err(|errno| {
+            VerbError::new("ibv_create_ah", errno).with_hint(address_hint(errno))
+        })?;
+        // SAFETY: SAFETY.md F2, F9: just created by this table; it needs the domain (F6). That the requests
+        // that name it have completed is the contract of posting them.
+        Ok(Self(unsafe { Handle::new(raw, verbs.destroy_ah, "ibv_destroy_ah", pd.clone()) }))
+    }
+
+    /// The domain that it belongs to.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.0.needs()
+    }
+
+    /// Destroys it.
+    ///
+    /// # Errors
+    /// What the provider says, with the handle.
+    #[doc(alias = "ibv_destroy_ah")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        self.0.close().map(drop).map_err(|(handle, error)| (Self(handle), error.into()))
+    }
+
+    /// The C object, live as long as `self`.
+    #[inline]
+    #[must_use]
+    pub const fn as_raw(&self) -> *mut ibv_ah {
+        self.0.as_ptr()
+    }
+}

@@ -1,0 +1,121 @@
+//! Datagrams to and fro: the server answers whoever has asked, and knows nobody before.
+#![allow(unsafe_code)]
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use rdma_mem::{AccessFlags, Context, SharedRegion, open_device};
+use rdma_qp::{
+    AddressHandle, CompletionQueue, GlobalRouteHeader, PollSlot, PreparedQueuePair, Qpn, QueuePair,
+    QueuePairType, ReceiveWorkRequest, SendWorkRequest, WorkCompletion, prelude::*,
+};
+
+/// A client sends numbers to a server as datagrams, and gets each back, plus one.
+#[derive(Debug, Parser)]
+pub(crate) struct Arguments {
+    #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
+    device: String,
+    #[arg(long, default_value_t = 1000, help = "How often a number goes to and fro")]
+    iterations: u64,
+}
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Both ends know it: it is not in a packet that one could answer.
+const QKEY: u32 = 0x0dad_ab1e;
+/// The bytes of a number, behind the header of its packet.
+const NUMBER: std::ops::Range<usize> = GlobalRouteHeader::BYTES..GlobalRouteHeader::BYTES + 8;
+
+fn main() -> Result<(), Failure> {
+    run(&Arguments::parse()).map(|line| println!("{line}"))
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let Arguments { device, iterations } = arguments;
+    rdma_soft::install();
+    let context = open_device(device)?;
+    let (client, server) = (End::prepare(&context)?, End::prepare(&context)?);
+    let server_end = server.0.endpoint();
+    let (client, server) = (End::activate(client)?, End::activate(server)?);
+    // What is not received at once is lost.
+    server.receive()?;
+    thread::scope(|threads| {
+        let serving = threads.spawn(|| server.serve(*iterations));
+        let handle = client.qp.address_handle(&server_end)?;
+        let mut number = 0;
+        for _ in 0..*iterations {
+            client.receive()?;
+            client.send(number, &handle, server_end.qpn())?;
+            number = client.arrived()?.1;
+        }
+        serving.join().map_err(|_| "the server panicked")??;
+        Ok(format!("{device}: {iterations} times to and fro, which makes {number}"))
+    })
+}
+
+struct End {
+    qp: QueuePair,
+    board: SharedRegion,
+}
+
+impl End {
+    fn prepare(context: &Context) -> Result<(PreparedQueuePair, SharedRegion), Failure> {
+        let queue = || CompletionQueue::create(context, 64);
+        let (sent, received, pd) = (queue()?, queue()?, context.allocate_pd()?);
+        let board = pd.allocate_shared_region(64, AccessFlags::new().with_local_write())?;
+        let builder = pd.create_qp().qp_type(QueuePairType::UD).qkey(QKEY);
+        Ok((builder.send_cq(&sent).recv_cq(&received).build()?, board))
+    }
+
+    fn activate((qp, board): (PreparedQueuePair, SharedRegion)) -> Result<Self, Failure> {
+        Ok(Self { qp: qp.activate()?, board })
+    }
+
+    fn serve(&self, iterations: u64) -> Result<(), Failure> {
+        for _ in 0..iterations {
+            let (completion, number) = self.arrived()?;
+            let mut header = [0; GlobalRouteHeader::BYTES];
+            self.board.read(0, &mut header)?;
+            let back = AddressHandle::from_completion(&self.qp, &completion, &header.into())?;
+            let sender = self.qp.datagram(&completion).ok_or("no datagram")?;
+            self.receive()?;
+            self.send(number + 1, &back, sender.qpn)?;
+        }
+        Ok(())
+    }
+
+    fn receive(&self) -> Result<(), Failure> {
+        let mut room = [self.board.element(0..NUMBER.end)?.into()];
+        // SAFETY: SAFETY.md F8: the board goes after the queue pair, and is read when this is done.
+        Ok(unsafe { self.qp.post_receive(ReceiveWorkRequest::new(&mut room), 1) }?)
+    }
+
+    /// Sends, from the end of the board, and waits until it is sent.
+    fn send(&self, number: u64, handle: &AddressHandle, to: Qpn) -> Result<(), Failure> {
+        self.board.write(56, &number.to_le_bytes())?;
+        let data = [self.board.element(56..64)?.into()];
+        let request = SendWorkRequest::new(&data).to(handle, to, QKEY);
+        // SAFETY: SAFETY.md F8: as above; board and handle are left alone until the completion below.
+        unsafe { self.qp.post_send(request, 2) }?;
+        next(self.qp.send_cq()).map(drop)
+    }
+
+    /// The next number, and how it came.
+    fn arrived(&self) -> Result<(WorkCompletion, u64), Failure> {
+        let (completion, mut number) = (next(self.qp.recv_cq())?, [0; 8]);
+        self.board.read(NUMBER.start, &mut number)?;
+        Ok((completion, u64::from_le_bytes(number)))
+    }
+}
+
+/// The next success.
+fn next(cq: &CompletionQueue) -> Result<WorkCompletion, Failure> {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(10) {
+        if let Some(done) = cq.poll(&mut [PollSlot::default()])?.next() {
+            return Ok(done.result().map(|_| done)?);
+        }
+    }
+    Err("a datagram was lost".into())
+}
