@@ -37,7 +37,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let context = open_device(device)?;
     let (client, server) = (End::prepare(&context)?, End::prepare(&context)?);
     let server_end = server.0.endpoint();
-    let (client, server) = (End::activate(client)?, End::activate(server)?);
+    let client = End { qp: client.0.activate()?, board: client.1 };
+    let server = End { qp: server.0.activate()?, board: server.1 };
     // What is not received at once is lost.
     server.receive()?;
     thread::scope(|threads| {
@@ -68,10 +69,6 @@ impl End {
         Ok((builder.send_cq(&sent).recv_cq(&received).build()?, board))
     }
 
-    fn activate((qp, board): (PreparedQueuePair, SharedRegion)) -> Result<Self, Failure> {
-        Ok(Self { qp: qp.activate()?, board })
-    }
-
     fn serve(&self, iterations: u64) -> Result<(), Failure> {
         for _ in 0..iterations {
             let (completion, number) = self.arrived()?;
@@ -96,7 +93,7 @@ impl End {
         self.board.write(56, &number.to_le_bytes())?;
         let data = [self.board.element(56..64)?.into()];
         let request = SendWorkRequest::new(&data).to(handle, to, QKEY);
-        // SAFETY: SAFETY.md F8: as above; board and handle are left alone until the completion below.
+        // SAFETY: SAFETY.md F8: as above; both are left alone until the completion below.
         unsafe { self.qp.post_send(request, 2) }?;
         next(self.qp.send_cq()).map(drop)
     }

@@ -10,21 +10,25 @@ use rdma_mem::{Errno, ProtectionDomain};
 use rdma_sys::{
     ibv_context_ops, ibv_create_qp_ex, ibv_data_buf, ibv_post_send, ibv_qp,
     ibv_qp_create_send_ops_flags as Operation, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex,
-    ibv_qp_init_attr_mask as Mask, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_atomic_cmp_swp,
-    ibv_wr_atomic_fetch_add, ibv_wr_bind_mw, ibv_wr_complete, ibv_wr_local_inv,
-    ibv_wr_opcode as Opcode, ibv_wr_rdma_read, ibv_wr_rdma_write, ibv_wr_rdma_write_imm,
-    ibv_wr_send, ibv_wr_send_imm, ibv_wr_send_inv, ibv_wr_set_inline_data,
-    ibv_wr_set_inline_data_list, ibv_wr_set_sge, ibv_wr_set_sge_list, ibv_wr_start,
+    ibv_qp_init_attr_mask as Mask, ibv_qp_type, ibv_send_flags, ibv_send_wr, ibv_sge,
+    ibv_wr_atomic_cmp_swp, ibv_wr_atomic_fetch_add, ibv_wr_bind_mw, ibv_wr_complete,
+    ibv_wr_local_inv, ibv_wr_opcode as Opcode, ibv_wr_rdma_read, ibv_wr_rdma_write,
+    ibv_wr_rdma_write_imm, ibv_wr_send, ibv_wr_send_imm, ibv_wr_send_inv, ibv_wr_set_inline_data,
+    ibv_wr_set_inline_data_list, ibv_wr_set_sge, ibv_wr_set_sge_list, ibv_wr_set_ud_addr,
+    ibv_wr_start,
 };
 
 use crate::stand_in::{Called, real};
 
-/// What every device that posts by calls can on a connection.
-const ALWAYS: u64 = (Operation::IBV_QP_EX_WITH_SEND.0
-    | Operation::IBV_QP_EX_WITH_SEND_WITH_IMM.0
-    | Operation::IBV_QP_EX_WITH_RDMA_WRITE.0
-    | Operation::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0
-    | Operation::IBV_QP_EX_WITH_RDMA_READ.0) as u64;
+/// What every device that posts by calls can: of datagrams, …
+const SENDS: u64 =
+    (Operation::IBV_QP_EX_WITH_SEND.0 | Operation::IBV_QP_EX_WITH_SEND_WITH_IMM.0) as u64;
+/// … on an unreliable connection, …
+const UNRELIABLE: u64 = SENDS
+    | (Operation::IBV_QP_EX_WITH_RDMA_WRITE.0 | Operation::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0)
+        as u64;
+/// … and on a reliable one.
+const ALWAYS: u64 = UNRELIABLE | Operation::IBV_QP_EX_WITH_RDMA_READ.0 as u64;
 const ATOMICS: u64 = (Operation::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP.0
     | Operation::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD.0) as u64;
 const WINDOWS: u64 = (Operation::IBV_QP_EX_WITH_LOCAL_INV.0
@@ -47,7 +51,7 @@ pub(crate) unsafe fn create(
 ) -> Result<Option<Created>, Errno> {
     let verbs = pd.verbs();
     let Some(to_extended) = verbs.qp_to_qp_ex else { return Ok(None) };
-    for operations in [ALWAYS | ATOMICS | WINDOWS, ALWAYS | ATOMICS, ALWAYS | WINDOWS, ALWAYS] {
+    for &operations in wishes(attributes.qp_type) {
         let mut extended = extend(attributes, pd, operations);
         let context = pd.context().as_raw();
         // SAFETY: SAFETY.md F1, F2: this function's contract.
@@ -70,6 +74,15 @@ pub(crate) unsafe fn create(
         return Ok(Some((raw, called)));
     }
     Ok(None)
+}
+
+/// What to ask for, the most first.
+fn wishes(qp_type: ibv_qp_type) -> &'static [u64] {
+    match qp_type {
+        ibv_qp_type::IBV_QPT_UD => &[SENDS],
+        ibv_qp_type::IBV_QPT_UC => &[UNRELIABLE],
+        _ => &[ALWAYS | ATOMICS | WINDOWS, ALWAYS | ATOMICS, ALWAYS | WINDOWS, ALWAYS],
+    }
 }
 
 fn extend(
@@ -209,6 +222,11 @@ unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
                 _ => call!(ibv_wr_rdma_write_imm(rkey, address, immediate)),
             }
         }
+    }
+    // SAFETY: SAFETY.md F1: a live queue pair, whose type does not change.
+    if unsafe { (*qp).qp_base.qp_type } == ibv_qp_type::IBV_QPT_UD {
+        let to = field!(wr.ud);
+        call!(ibv_wr_set_ud_addr(to.ah, to.remote_qpn, to.remote_qkey));
     }
     // SAFETY: this function's contract.
     unsafe { set_data(qp, wr) };

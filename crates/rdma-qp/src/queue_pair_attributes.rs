@@ -113,3 +113,19 @@ impl QueuePairAttributes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_type_has_is_asked_for() {
+        let asks =
+            |qp_type, one: ibv_qp_attr_mask| QueuePairAttributes::mask(qp_type).0 & one.0 != 0;
+        let types = |one| [QpType::RC, QpType::UC, QpType::UD].map(|qp_type| asks(qp_type, one));
+        assert_eq!(types(ibv_qp_attr_mask::IBV_QP_PORT), [true, true, true]);
+        assert_eq!(types(ibv_qp_attr_mask::IBV_QP_DEST_QPN), [true, true, false]);
+        assert_eq!(types(ibv_qp_attr_mask::IBV_QP_TIMEOUT), [true, false, false]);
+        assert_eq!(types(ibv_qp_attr_mask::IBV_QP_QKEY), [false, false, true]);
+    }
+}

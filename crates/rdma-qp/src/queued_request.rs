@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 
 use rdma_mem::{BindError, GatherElement, ProtectionDomain, RemoteMemoryRegion, ScatterElement};
 use rdma_sys::{
-    ibv_mw, ibv_send_wr, ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2,
+    ibv_mw, ibv_pd, ibv_send_wr, ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2,
     ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_send_wr__bindgen_ty_2__bindgen_ty_3,
     ibv_send_wr__bindgen_ty_3, ibv_send_wr__bindgen_ty_3__bindgen_ty_1, ibv_send_wr__bindgen_ty_4,
     ibv_send_wr__bindgen_ty_4__bindgen_ty_2, ibv_sge, ibv_wr_opcode,
@@ -19,9 +19,7 @@ use rdma_types::QpType;
 use crate::post_error::Reason;
 use crate::service::check_service;
 use crate::work_request::{Destination, INLINE};
-use crate::{
-    AddressHandle, PostError, QueuePair, ReadWorkRequest, SendWorkRequest, WriteWorkRequest,
-};
+use crate::{PostError, QueuePair, ReadWorkRequest, SendWorkRequest, WriteWorkRequest};
 
 /// A request of the send queue, of any kind, with its number: what
 /// [`QueuePair::post_batch`](crate::QueuePair::post_batch) takes a slice of.
@@ -31,14 +29,12 @@ use crate::{
 #[repr(C)]
 pub struct QueuedRequest<'wr, 'data> {
     pub(crate) wr: ibv_send_wr,
-    /// How many bytes the elements have.
+    /// How many bytes the elements have; of a datagram and [`TO`].
     pub(crate) bytes: u64,
     /// How many bytes the peer's memory has.
     pub(crate) remote: u64,
     /// The domains of its elements, as far as they are known.
     domains: &'wr [&'data ProtectionDomain],
-    /// Of a datagram.
-    handle: Option<&'wr AddressHandle>,
     borrow: PhantomData<(&'wr [GatherElement<'data>], &'wr mut [ScatterElement<'data>])>,
 }
 
@@ -115,7 +111,7 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
                 tso: ibv_send_wr__bindgen_ty_4__bindgen_ty_2 { hdr: null_mut(), hdr_sz: 0, mss: 0 },
             },
         };
-        Self { wr, bytes, remote: u64::MAX, domains, handle: None, borrow: PhantomData }
+        Self { wr, bytes, remote: u64::MAX, domains, borrow: PhantomData }
     }
 
     #[inline]
@@ -132,7 +128,8 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
                 remote_qpn: qpn.get(),
                 remote_qkey: qkey,
             };
-            self.handle = Some(handle);
+            // So that the one check of each post fails, which then looks closer.
+            (self.bytes, self.remote) = (self.bytes | TO, 0);
         }
         self
     }
@@ -155,24 +152,15 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
     /// Whether the queue pair can be known not to be able to do it.
     #[inline]
     pub(crate) fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
-        if self.handle.is_some() || qp.qp_type() != QpType::RC {
-            check_service(qp, self.wr.opcode, self.bytes, self.handle)?;
-        }
-        let limits = qp.limits();
+        let (bytes, remote, domains) = (self.bytes, self.remote, self.domains);
         let (elements, inline) =
             (self.wr.num_sge.cast_unsigned(), self.wr.send_flags & INLINE != 0);
-        if self.bytes <= self.remote
-            && elements <= limits.max_send_sge
-            && if inline {
-                // Needs no registration.
-                self.bytes <= u64::from(limits.max_inline_data)
-            } else {
-                are_of(self.domains, qp.pd())
-            }
-        {
+        let reliable = qp.qp_type() == QpType::RC;
+        if reliable && fits(qp, bytes, remote, elements, inline, domains) {
             return Ok(());
         }
-        if self.wr.opcode == ibv_wr_opcode::IBV_WR_BIND_MW {
+        let opcode = self.wr.opcode;
+        if opcode == ibv_wr_opcode::IBV_WR_BIND_MW && qp.qp_type() != QpType::UD {
             // SAFETY: SAFETY.md F4: as the opcode says.
             let mw = unsafe { self.wr.__bindgen_anon_2.bind_mw.mw };
             // SAFETY: SAFETY.md F1: the request borrows its window.
@@ -180,10 +168,46 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         }
         // SAFETY: SAFETY.md F4: plain numbers, with the address first wherever there is one.
         let address = unsafe { self.wr.wr.rdma.remote_addr };
-        let (opcode, domains) = (self.wr.opcode, self.domains);
-        let (bytes, remote) = (self.bytes, self.remote);
-        Err(Refused { opcode, bytes, remote, address, elements, inline, domains }.why(qp))
+        let doubtful = Doubtful { opcode, bytes, remote, address, elements, inline, domains };
+        let send = matches!(
+            opcode,
+            ibv_wr_opcode::IBV_WR_SEND
+                | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM
+                | ibv_wr_opcode::IBV_WR_SEND_WITH_INV
+        );
+        // Others have no destination, and more bytes than there are where something is wrong with them.
+        if !send || bytes & TO == 0 {
+            return doubtful.check(qp, None);
+        }
+        // SAFETY: SAFETY.md F4: `to` has set both.
+        let handle = unsafe { self.wr.wr.ud.ah };
+        // SAFETY: SAFETY.md F1: the request borrows its handle.
+        doubtful.check(qp, Some(unsafe { (*handle).pd }))
     }
+}
+
+/// Set in the number of bytes, which is never so large, of a send that says where it goes.
+const TO: u64 = 1 << 63;
+
+/// Whether the queue pair has room for the elements, the peer's memory too, and all are of one domain.
+#[inline]
+fn fits(
+    qp: &QueuePair,
+    bytes: u64,
+    remote: u64,
+    elements: u32,
+    inline: bool,
+    domains: &[&ProtectionDomain],
+) -> bool {
+    let limits = qp.limits();
+    bytes <= remote
+        && elements <= limits.max_send_sge
+        && if inline {
+            // Needs no registration.
+            bytes <= u64::from(limits.max_inline_data)
+        } else {
+            are_of(domains, qp.pd())
+        }
 }
 
 /// That a window to be bound is of the queue pair's domain.
@@ -198,9 +222,9 @@ unsafe fn check_window(mw: *const ibv_mw, qp: &QueuePair) -> Result<(), PostErro
     if std::ptr::eq(pd, qp.pd().as_raw()) { Ok(()) } else { Err(BindError::WrongDomain.into()) }
 }
 
-/// What is looked at to say why a request is refused. A copy: of a request whose address is given away,
-/// all would have to be in memory before it is checked.
-struct Refused<'wr, 'data> {
+/// What is looked at when a request, or its queue pair, is not as most are. A copy: of a request whose
+/// address is given away, all would have to be in memory before it is checked.
+struct Doubtful<'wr, 'data> {
     opcode: ibv_wr_opcode,
     bytes: u64,
     remote: u64,
@@ -210,9 +234,20 @@ struct Refused<'wr, 'data> {
     domains: &'wr [&'data ProtectionDomain],
 }
 
-impl Refused<'_, '_> {
+impl Doubtful<'_, '_> {
+    /// With the domain of its address handle, if it has one.
     #[cold]
     #[inline(never)]
+    fn check(self, qp: &QueuePair, handle: Option<*mut ibv_pd>) -> Result<(), PostError> {
+        let this = match handle {
+            Some(_) => Self { bytes: self.bytes & !TO, remote: u64::MAX, ..self },
+            None => self,
+        };
+        check_service(qp, this.opcode, this.bytes, handle)?;
+        let Self { bytes, remote, elements, inline, domains, .. } = this;
+        if fits(qp, bytes, remote, elements, inline, domains) { Ok(()) } else { Err(this.why(qp)) }
+    }
+
     fn why(self, qp: &QueuePair) -> PostError {
         let Self { opcode, bytes, remote, address, elements, inline, domains } = self;
         let atomic = matches!(
@@ -305,7 +340,7 @@ impl fmt::Debug for QueuedRequest<'_, '_> {
         f.debug_struct("QueuedRequest")
             .field("wr_id", &self.wr_id())
             .field("opcode", &self.wr.opcode.0)
-            .field("bytes", &self.bytes)
+            .field("bytes", &(self.bytes & !TO))
             .finish_non_exhaustive()
     }
 }

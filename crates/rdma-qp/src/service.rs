@@ -1,19 +1,18 @@
 //! What each type of queue pair carries.
 
-use rdma_sys::ibv_wr_opcode;
+use rdma_sys::{ibv_pd, ibv_wr_opcode};
 use rdma_types::QpType;
 
 use crate::post_error::Reason;
-use crate::{AddressHandle, PostError, QueuePair};
+use crate::{PostError, QueuePair};
 
 /// Whether a queue pair that is not RC, or a request with a destination, can be known to be unable to do it.
-#[cold]
-#[inline(never)]
+/// `handle` is the domain of the destination's.
 pub(crate) fn check_service(
     qp: &QueuePair,
     opcode: ibv_wr_opcode,
     bytes: u64,
-    handle: Option<&AddressHandle>,
+    handle: Option<*mut ibv_pd>,
 ) -> Result<(), PostError> {
     let refuse = |reason| Err(PostError::new(0, reason));
     let qp_type = qp.qp_type();
@@ -24,7 +23,7 @@ pub(crate) fn check_service(
         (Err(_), None) => Ok(()),
         (Err(_), Some(_)) => refuse(Reason::Destination { qp_type }),
         (Ok(_), None) => refuse(Reason::NoDestination),
-        (Ok(_), Some(handle)) if !handle.pd().is_same(qp.pd()) => refuse(Reason::ForeignHandle),
+        (Ok(_), Some(pd)) if pd != qp.pd().as_raw() => refuse(Reason::ForeignHandle),
         (Ok(datagrams), Some(_)) => {
             let mtu = datagrams.end.endpoint.mtu();
             let fits = bytes <= u64::from(mtu.bytes());

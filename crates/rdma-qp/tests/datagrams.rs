@@ -67,9 +67,11 @@ fn send(from: &End, bytes: &[u8], handle: &AddressHandle, to: &QueuePairEndpoint
 #[test]
 fn a_message_is_answered_by_what_came_with_it() {
     for device in DEVICES {
-        for with_header in [false, true] {
+        for (with_header, extended) in [(false, false), (true, true), (false, true)] {
             // On Ethernet there always is one; elsewhere it is a matter of the sender's handle.
-            let ((a, a_end), (b, b_end)) = (end(device), end(device));
+            let ((a, a_end), (b, b_end)) =
+                (end_with(device, |builder| builder.extended(extended)), end(device));
+            assert_eq!(a.qp.is_extended(), extended);
             let to_b = if with_header {
                 let own = a.pd.context().gid_table().unwrap()[0];
                 let peer = b.pd.context().gid_table().unwrap()[0];

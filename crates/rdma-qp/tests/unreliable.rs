@@ -33,9 +33,10 @@ fn receive(end: &End) {
 
 #[test]
 fn sends_and_writes_arrive() {
-    for device in DEVICES {
-        let (a, b) = unreliable(device);
-        assert_eq!(a.qp.qp_type(), QueuePairType::UC);
+    for (device, extended) in DEVICES.into_iter().flat_map(|name| [(name, false), (name, true)]) {
+        let (a, b) =
+            pair_with(device, |builder| builder.qp_type(QueuePairType::UC).extended(extended));
+        assert_eq!((a.qp.qp_type(), a.qp.is_extended()), (QueuePairType::UC, extended));
         assert_eq!(a.qp.peer().unwrap().peer_qpn, b.qp.qpn());
         let told = a.qp.query().unwrap();
         assert_eq!((told.state, told.peer_qpn), (QpState::RTS, b.qp.qpn()));
