@@ -407,3 +407,35 @@ fn types_without_code_here_are_refused_by_name() {
         assert!(text.starts_with(&format!("{other} queue pairs are not supported")), "{text}");
     }
 }
+
+#[test]
+fn the_source_is_told_with_a_timestamp_and_from_a_shared_receive_queue() {
+    for device in DEVICES {
+        let ((a, a_end), context) = (end(device), open(device));
+        let cq = CompletionQueue::builder(&context).timestamps(true).build(256).unwrap();
+        let pd = context.allocate_pd().unwrap();
+        let srq = pd.create_srq().build().unwrap();
+        let builder = pd.create_qp().qp_type(QueuePairType::UD).srq(&srq);
+        let prepared = builder.send_cq(&cq).recv_cq(&cq).build().unwrap();
+        let endpoint = prepared.endpoint();
+        let board = pd.allocate_shared_region(4096, common::everything()).unwrap();
+        let b = End { qp: prepared.activate().unwrap(), cq, pd, board };
+        let mut room = [ScatterElement::from(b.board.element(0..HEADER + 64).unwrap())];
+        // SAFETY: SAFETY.md F8: a shared region, which outlives the test.
+        unsafe { srq.post_receive(ReceiveWorkRequest::new(&mut room), 1) }.unwrap();
+        send(&a, b"ping", &a.qp.address_handle(&endpoint).unwrap(), &endpoint);
+        let completion = b.next();
+        let source = b.qp.datagram(&completion).unwrap();
+        assert!(completion.timestamp().is_some());
+        assert_eq!((source.qpn, source.has_header), (a.qp.qpn(), device != "softib0"));
+        if device == "softib0" {
+            assert_eq!(source.lid, a_end.lid());
+        }
+        let header = b.read::<HEADER>(0).into();
+        let back = AddressHandle::from_completion(&b.qp, &completion, &header).unwrap();
+        receive(&a, 0, 2);
+        send(&b, b"pong", &back, &a_end);
+        a.next().result().unwrap();
+        assert_eq!(&a.read::<4>(HEADER), b"pong");
+    }
+}

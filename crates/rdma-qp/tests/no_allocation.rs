@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 use common::pair_with;
 use rdma_mem::{GatherElement, GatherList, OwnedRegion, ScatterElement};
 use rdma_qp::{
-    AtomicWorkRequest, PostErrorKind, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
-    WriteWorkRequest, prelude::*,
+    AtomicWorkRequest, PostErrorKind, QueuePairType, ReadWorkRequest, ReceiveWorkRequest,
+    SendWorkRequest, WriteWorkRequest, prelude::*,
 };
 use test_support::alloc_counter::CountingAllocator;
 
@@ -32,6 +32,7 @@ fn main() {
             assert!(round < 10 || allocated == 0, "{allocated} allocations in round {round}");
         }
         shared(&a);
+        datagrams(&a);
         a.qp.to_error().unwrap();
         let before = ALLOCATOR.allocations();
         // SAFETY: SAFETY.md F8: no memory.
@@ -68,6 +69,31 @@ fn shared(end: &common::End) {
             ids.sort_unstable();
             assert_eq!(ids, [id, 9]);
         }
+        let allocated = ALLOCATOR.allocations() - before;
+        assert!(round < 10 || allocated == 0, "{allocated} allocations in round {round}");
+    }
+}
+
+/// Datagrams to itself, and one that is refused.
+fn datagrams(end: &common::End) {
+    let builder = end.pd.create_qp().qp_type(QueuePairType::UD);
+    let prepared = builder.send_cq(&end.cq).recv_cq(&end.cq).build().unwrap();
+    let own = prepared.endpoint();
+    let qp = prepared.activate().unwrap();
+    let handle = qp.address_handle(&own).unwrap();
+    let mut room = [ScatterElement::from(end.board.element(0..64).unwrap())];
+    for round in 0..100 {
+        let before = ALLOCATOR.allocations();
+        // SAFETY: SAFETY.md F8: a shared region, which outlives the queue pair.
+        unsafe { qp.post_receive(ReceiveWorkRequest::new(&mut room), 3) }.unwrap();
+        let request = SendWorkRequest::only_immediate(1);
+        // SAFETY: SAFETY.md F8: no memory.
+        let refused = unsafe { qp.post_send(request, 4) }.unwrap_err();
+        assert_eq!(refused.kind(), PostErrorKind::NoDestination);
+        // SAFETY: SAFETY.md F8: no memory.
+        unsafe { qp.post_send(request.to(&handle, own.qpn(), own.qkey()), 4) }.unwrap();
+        let arrived = [end.next(), end.next()].into_iter().filter_map(|each| qp.datagram(&each));
+        assert!(arrived.map(|source| source.qpn).eq([qp.qpn()]));
         let allocated = ALLOCATOR.allocations() - before;
         assert!(round < 10 || allocated == 0, "{allocated} allocations in round {round}");
     }

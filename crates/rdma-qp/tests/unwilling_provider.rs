@@ -11,9 +11,10 @@ use std::sync::OnceLock;
 use common::{forget, must_end};
 use rdma_mem::{Context, DeviceList, Errno};
 use rdma_qp::{
-    CompletionChannel, CompletionQueue, Error, PollSlot, QueuePair, SendWorkRequest, prelude::*,
+    CompletionChannel, CompletionQueue, Error, PollSlot, QueuePair, QueuePairType, SendWorkRequest,
+    prelude::*,
 };
-use rdma_sys::{Verbs, ibv_comp_channel, ibv_cq, ibv_qp};
+use rdma_sys::{Verbs, ibv_ah, ibv_comp_channel, ibv_cq, ibv_qp};
 
 thread_local! {
     static REFUSE: Cell<bool> = const { Cell::new(false) };
@@ -36,6 +37,7 @@ unwilling! {
     destroy_comp_channel(ibv_comp_channel);
     destroy_cq(ibv_cq);
     destroy_qp(ibv_qp);
+    destroy_ah(ibv_ah);
 }
 
 fn open() -> Context {
@@ -46,6 +48,7 @@ fn open() -> Context {
         verbs.destroy_comp_channel = destroy_comp_channel;
         verbs.destroy_cq = destroy_cq;
         verbs.destroy_qp = destroy_qp;
+        verbs.destroy_ah = destroy_ah;
         verbs
     });
     // SAFETY: SAFETY.md F2: the functions are the software device's, or fail without doing anything.
@@ -131,4 +134,24 @@ fn what_cannot_be_dropped_stays_with_all_that_it_needs() {
     // SAFETY: SAFETY.md F1: the refused call did nothing, so the queue pair is live.
     assert_eq!(unsafe { destroy_qp(raw) }, 0);
     forget((cq, channel)); // as above
+}
+
+#[test]
+fn an_address_handle_that_cannot_be_closed_comes_back() {
+    let context = open();
+    let (pd, cq) = (context.allocate_pd().unwrap(), CompletionQueue::create(&context, 64).unwrap());
+    let builder = pd.create_qp().qp_type(QueuePairType::UD).send_cq(&cq).recv_cq(&cq);
+    let prepared = builder.build().unwrap();
+    let own = prepared.endpoint();
+    let qp = prepared.activate().unwrap();
+    let handle = qp.address_handle(&own).unwrap();
+    REFUSE.set(true);
+    let (handle, error) = handle.close().unwrap_err();
+    REFUSE.set(false);
+    assert!(error.to_string().contains("ibv_destroy_ah"), "{error}");
+    let request = SendWorkRequest::only_immediate(1).to(&handle, own.qpn(), own.qkey());
+    // SAFETY: SAFETY.md F8: no memory.
+    unsafe { qp.post_send(request, 1) }.unwrap();
+    cq.poll(&mut [PollSlot::default()]).unwrap().next().unwrap().result().unwrap();
+    handle.close().unwrap();
 }
