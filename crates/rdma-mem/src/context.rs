@@ -12,7 +12,7 @@ use rdma_types::Gid;
 
 use crate::{
     AsyncEvents, Device, DeviceAttributes, Error, ExtendedAttributes, Forked, GidEntry, Handle,
-    PortAttributes, ProtectionDomain, VerbError, gid_table, hint,
+    Ownership, PortAttributes, ProtectionDomain, VerbError, gid_table, hint,
 };
 
 /// An opened device, from which everything else is made.
@@ -52,6 +52,50 @@ impl Context {
         // SAFETY: SAFETY.md F2, F9: just opened by this table; it needs the device. What is made from
         // the context holds a clone of it (F6).
         let handle = unsafe { Handle::new(raw, verbs.close_device, "ibv_close_device", device) };
+        Ok(Self(Arc::new(handle)))
+    }
+
+    /// Makes one of a context that was opened elsewhere.
+    ///
+    /// Its events are in one queue: who uses [`async_events`](Self::async_events) of it makes its file
+    /// non-blocking for its other users, too.
+    ///
+    /// # Errors
+    /// If the provider refuses to list its devices, or the context's is not there any more
+    /// ([`Error::UnknownDevice`]).
+    ///
+    /// # Safety
+    /// What [`Ownership`] says. The context was opened by `ibv_open_device` of this table, and the table is
+    /// one provider's, as of [`DeviceList::of`](crate::DeviceList::of).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::{Context, Ownership};
+    ///
+    /// rdma_soft::install();
+    /// let verbs = rdma_soft::verbs();
+    /// # let devices = rdma_mem::list_devices();
+    /// # let device = devices.iter().find(|device| device.name() == "soft0").unwrap().as_raw();
+    /// // SAFETY: a listed device of this table.
+    /// let raw = NonNull::new(unsafe { (verbs.open_device)(device) }).unwrap();
+    /// // SAFETY: just opened, and nobody else has it.
+    /// let context = unsafe { Context::from_raw(raw, verbs, Ownership::Owned) }?;
+    /// assert_eq!(context.device().name(), "soft0");
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_context>,
+        verbs: &'static Verbs,
+        ownership: Ownership,
+    ) -> Result<Self, Error> {
+        // SAFETY: SAFETY.md F1: a live context, whose device does not change.
+        let device = unsafe { (*raw.as_ptr()).device };
+        // SAFETY: SAFETY.md F1, F2: the device of a live context of this table.
+        let needs = unsafe { Device::find(verbs, device) }?;
+        let (close, verb) = (verbs.close_device, "ibv_close_device");
+        // SAFETY: SAFETY.md F2, F6, F9: this function's contract; it needs the device.
+        let handle = unsafe { Handle::from_raw(raw, close, verb, needs, ownership) };
         Ok(Self(Arc::new(handle)))
     }
 

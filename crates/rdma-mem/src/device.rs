@@ -3,14 +3,14 @@
 
 use std::ffi::CStr;
 use std::fmt;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{Errno, Verbs, ibv_device};
 use rdma_types::{Guid, NodeType, TransportType};
 
 use crate::fork::Process;
-use crate::{Context, Error, Forked, VerbError, hint};
+use crate::{Context, Error, Forked, UnknownDevice, VerbError, hint};
 
 /// An RDMA device that [`list_devices`](crate::list_devices) found.
 ///
@@ -66,6 +66,27 @@ impl Device {
         let list = Arc::new(RawList { raw, verbs, process: Process::current() });
         let count = usize::try_from(count).unwrap_or(0);
         Ok((0..count).filter_map(|index| Self::at(&list, index)).collect())
+    }
+
+    /// The device at this address, of a new list that keeps it alive.
+    ///
+    /// # Safety
+    /// As of [`list`](Self::list), and the device is live and of this table.
+    pub(crate) unsafe fn find(verbs: &'static Verbs, raw: *mut ibv_device) -> Result<Self, Error> {
+        // SAFETY: SAFETY.md F2: the same contract.
+        let devices = unsafe { Self::list(verbs) }?;
+        if let Some(device) = devices.iter().find(|device| ptr::eq(device.as_raw(), raw)) {
+            return Ok(device.clone());
+        }
+        // SAFETY: SAFETY.md F2: the contract.
+        let name = unsafe { (verbs.get_device_name)(raw) };
+        let name = match name.is_null() {
+            true => String::new(),
+            // SAFETY: SAFETY.md F1: the name is a C string that lives as long as the device.
+            false => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
+        };
+        let known = devices.iter().map(|device| device.name().to_owned()).collect();
+        Err(Box::new(UnknownDevice { name, known, errors: Vec::new() }).into())
     }
 
     fn at(list: &Arc<RawList>, index: usize) -> Option<Self> {

@@ -4,13 +4,14 @@
 use std::fmt;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
 
 use rdma_sys::{Errno, ibv_mr};
 use rdma_types::{Lkey, Rkey};
 
 use crate::{
-    AccessFlags, Error, Handle, ProtectionDomain, RangeError, RemoteMemoryRegion, SharedElement,
-    VerbError, hint,
+    AccessFlags, Error, Handle, Ownership, ProtectionDomain, RangeError, RemoteMemoryRegion,
+    SharedElement, VerbError, hint,
 };
 
 /// Registered memory that comes as a file descriptor: a dma-buf, the kernel's way to hand on memory that
@@ -122,8 +123,7 @@ impl DmabufRegion {
     ) -> Result<Self, Error> {
         check(offset, length, iova, access)?;
         pd.check_process()?;
-        let verbs = pd.verbs();
-        let register = verbs.reg_dmabuf_mr()?;
+        let register = pd.verbs().reg_dmabuf_mr()?;
         let flags = access.bits().cast_signed();
         // SAFETY: SAFETY.md F1, F2: a live domain of this table and an open file. The memory is the
         // file's, which the provider keeps (man ibv_reg_dmabuf_mr).
@@ -132,11 +132,69 @@ impl DmabufRegion {
             let hint = hint::register_dmabuf(pd.context(), errno, length);
             VerbError::new("ibv_reg_dmabuf_mr", errno).with_hint(hint)
         })?;
-        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table; it needs the domain.
-        let handle = unsafe { Handle::new(raw, verbs.dereg_mr, "ibv_dereg_mr", pd.clone()) };
+        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, of this length.
+        Ok(unsafe { Self::of(raw, pd, length, iova, Ownership::Owned) })
+    }
+
+    /// Makes one of a region that was registered elsewhere, by `ibv_reg_dmabuf_mr`. Length and keys are in
+    /// it; from where requests count is not, and is asked for.
+    ///
+    /// A region of other memory can be had as one, too, where elements by range are enough: one that was
+    /// registered by `ibv_reg_mr_iova`, for example.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says. The region is of this domain, and requests count from `iova` in it. Of the
+    /// memory, what [`register_dmabuf_mr_with_access`](Self::register_dmabuf_mr_with_access) asks for; and
+    /// if it is not a dma-buf's, it stays mapped as long as it is registered.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::{AccessFlags, DmabufRegion, GatherElement, Ownership};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let mut memory = [0_u64; 8];
+    /// let access = AccessFlags::new().with_local_write().bits().cast_signed();
+    /// let (start, length, iova) = (memory.as_mut_ptr().cast(), 64, 4096);
+    /// let register = pd.verbs().reg_mr_iova()?;
+    /// // SAFETY: a live domain of this table, and memory that outlives the region.
+    /// let raw = unsafe { register(pd.as_raw(), start, length, iova, access) };
+    /// let raw = NonNull::new(raw).unwrap();
+    /// // SAFETY: just registered like this, and nobody else deregisters it.
+    /// let region = unsafe { DmabufRegion::from_raw(raw, &pd, iova, Ownership::Owned) };
+    /// let element = GatherElement::from(region.element(8..16).unwrap());
+    /// assert_eq!((region.iova(), element.length()), (4096, 8));
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[must_use]
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_mr>,
+        pd: &ProtectionDomain,
+        iova: u64,
+        ownership: Ownership,
+    ) -> Self {
+        // SAFETY: SAFETY.md F1: a live region, whose length does not change.
+        let length = unsafe { (*raw.as_ptr()).length };
+        // SAFETY: SAFETY.md F2, F6, F8, F9: this function's contract.
+        unsafe { Self::of(raw, pd, length, iova, ownership) }
+    }
+
+    /// # Safety
+    /// As of [`from_raw`](Self::from_raw), of so many bytes.
+    unsafe fn of(
+        raw: NonNull<ibv_mr>,
+        pd: &ProtectionDomain,
+        length: usize,
+        iova: u64,
+        ownership: Ownership,
+    ) -> Self {
+        let (deregister, verb) = (pd.verbs().dereg_mr, "ibv_dereg_mr");
+        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs the domain.
+        let handle = unsafe { Handle::from_raw(raw, deregister, verb, pd.clone(), ownership) };
         // SAFETY: SAFETY.md F1: a live region, whose keys do not change.
         let mr = unsafe { raw.read() };
-        Ok(Self { handle, iova, length, lkey: Lkey::new(mr.lkey), rkey: Rkey::new(mr.rkey) })
+        Self { handle, iova, length, lkey: Lkey::new(mr.lkey), rkey: Rkey::new(mr.rkey) }
     }
 
     /// Where requests and peers find its first byte.

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use rdma_sys::Errno;
 
 use crate::fork::Process;
-use crate::{Error, Forked, VerbError};
+use crate::{Error, Forked, Ownership, VerbError};
 
 /// One object of a provider (`ibv_pd`, `ibv_qp` …), destroyed when dropped, and `P`, what it needs:
 /// its parents, or its memory.
@@ -19,7 +19,8 @@ use crate::{Error, Forked, VerbError};
 /// event, and object and `P` stay for ever: the device may still use them. To see the error instead,
 /// there is [`close`](Self::close).
 ///
-/// In a forked child nothing is destroyed, nor is `P` dropped.
+/// In a forked child nothing is destroyed, nor is `P` dropped. Of an object that is
+/// [borrowed](Self::from_raw) only `P` is dropped.
 pub struct Handle<T, P> {
     raw: NonNull<T>,
     destroy: Destroy<T>,
@@ -47,6 +48,28 @@ impl<T, P> Handle<T, P> {
     pub unsafe fn new(raw: NonNull<T>, destroy: Destroy<T>, verb: &'static str, needs: P) -> Self {
         let process = Process::current();
         Self { raw, destroy, verb, process, needs: ManuallyDrop::new(needs) }
+    }
+
+    /// As [`new`](Self::new), of an object that came from elsewhere: `destroy` is called if it is owned, and
+    /// nothing if it is borrowed.
+    ///
+    /// # Safety
+    /// As of [`new`](Self::new). If the object is borrowed, others destroy it, and not before the handle was
+    /// dropped or closed.
+    #[must_use]
+    pub unsafe fn from_raw(
+        raw: NonNull<T>,
+        destroy: Destroy<T>,
+        verb: &'static str,
+        needs: P,
+        ownership: Ownership,
+    ) -> Self {
+        let destroy = match ownership {
+            Ownership::Owned => destroy,
+            Ownership::Borrowed => leave,
+        };
+        // SAFETY: SAFETY.md F1: the same contract.
+        unsafe { Self::new(raw, destroy, verb, needs) }
     }
 
     /// Whether this process is the one that made the object. What is not on the data path asks first.
@@ -105,6 +128,11 @@ impl<T, P> Handle<T, P> {
     }
 }
 
+/// What is called in place of the verb that destroys a borrowed object.
+unsafe extern "C" fn leave<T>(_: *mut T) -> c_int {
+    0
+}
+
 impl<T, P> Drop for Handle<T, P> {
     fn drop(&mut self) {
         if self.check_process().is_err() {
@@ -157,6 +185,22 @@ mod tests {
         drop(back.close().unwrap());
         assert_eq!(Rc::strong_count(&needs), 1);
         assert_eq!(object.into_inner(), -1, "two calls, and none by Drop");
+    }
+
+    #[test]
+    fn what_is_borrowed_is_left_alone_and_needs_nothing_any_more() {
+        for (ownership, calls) in [(Ownership::Owned, 1), (Ownership::Borrowed, 0)] {
+            let (object, needs) = (AtomicI32::new(0), Rc::new(()));
+            let handle = || {
+                let (raw, needs) = (NonNull::from(&object), Rc::clone(&needs));
+                // SAFETY: SAFETY.md F1: the object outlives the handle, and is used through atomics only.
+                unsafe { Handle::from_raw(raw, destroy, "destroy", needs, ownership) }
+            };
+            drop(handle());
+            assert_eq!((object.load(Ordering::Relaxed), Rc::strong_count(&needs)), (-calls, 1));
+            drop(handle().close().unwrap());
+            assert_eq!((object.load(Ordering::Relaxed), Rc::strong_count(&needs)), (-2 * calls, 1));
+        }
     }
 
     #[test]

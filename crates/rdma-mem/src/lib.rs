@@ -38,6 +38,11 @@
 //! might still touch is leaked. To see the error, use `close`, which gives the object back with it.
 //! Whatever is made from an object keeps it alive.
 //!
+//! # C and other libraries
+//!
+//! Each owner lends its C object ([`Context::as_raw`] …) and is made of one ([`Context::from_raw`] …);
+//! [`Ownership`] says who destroys it then.
+//!
 //! # Forking
 //!
 //! A process with live objects can start programs ([`std::process::Command`]); [`fork_support`] makes
@@ -77,6 +82,7 @@ mod memory_region;
 mod memory_window;
 mod object_id;
 mod owned_region;
+mod ownership;
 mod pool_region;
 mod port_attributes;
 mod protection_domain;
@@ -115,6 +121,7 @@ pub use memory_region::MemoryRegion;
 pub use memory_window::{MemoryWindow, PreparedBind, WindowType};
 pub use object_id::ObjectId;
 pub use owned_region::OwnedRegion;
+pub use ownership::Ownership;
 pub use port_attributes::PortAttributes;
 pub use protection_domain::ProtectionDomain;
 pub use range_error::RangeError;

@@ -8,8 +8,8 @@ use rdma_types::{Lkey, Rkey};
 
 use crate::registration::Registration;
 use crate::{
-    AccessFlags, Error, GatherElement, ProtectionDomain, RemoteMemoryRegion, ScatterElement,
-    ScatterGatherElementError, VerbError,
+    AccessFlags, Error, GatherElement, Ownership, ProtectionDomain, RemoteMemoryRegion,
+    ScatterElement, ScatterGatherElementError, VerbError,
 };
 
 /// A registration of memory that it neither owns nor borrows.
@@ -121,14 +121,55 @@ impl MemoryRegion {
         length: usize,
         access: AccessFlags,
     ) -> Result<Self, Error> {
-        let Some(base) = NonNull::new(address) else {
-            let hint = Some("the address is NULL".into());
-            let error = VerbError::new("ibv_reg_mr", rdma_sys::Errno::EFAULT);
-            return Err(error.with_hint(hint).into());
-        };
+        let base = NonNull::new(address).ok_or_else(no_address)?;
         // SAFETY: SAFETY.md F8: the same contract.
         let registration = unsafe { Registration::new(pd, base, length, access, ()) };
         registration.map(Self).map_err(|((), error)| error)
+    }
+
+    /// Makes one of a region that was registered elsewhere. Address, length and keys are in it; with what
+    /// `access` it was registered is not, and is asked for.
+    ///
+    /// # Errors
+    /// [`Error::Verb`] if the region has no address: that of a dma-buf, which is a
+    /// [`DmabufRegion`](crate::DmabufRegion), or of the whole address space (implicit ODP).
+    ///
+    /// # Safety
+    /// What [`Ownership`] says. The region is of this domain, and was registered by `ibv_reg_mr` with this
+    /// access; or by a verb that is told where requests count from (`ibv_reg_mr_iova`), and that is the
+    /// memory's own address, or 0 if `access` has [`AccessFlags::ZERO_BASED`]. Of the memory, what
+    /// [`register_mr_with_access`](Self::register_mr_with_access) asks for, as long as this value lives.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::{AccessFlags, MemoryRegion, Ownership};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let mut memory = [0_u8; 64];
+    /// let (access, start) = (AccessFlags::new().with_local_write(), memory.as_mut_ptr().cast());
+    /// // SAFETY: a live domain of this table, and memory that outlives the region.
+    /// let raw = unsafe { (pd.verbs().reg_mr)(pd.as_raw(), start, 64, access.bits().cast_signed()) };
+    /// let raw = NonNull::new(raw).unwrap();
+    /// // SAFETY: just registered like this, and nobody else deregisters it.
+    /// let region = unsafe { MemoryRegion::from_raw(raw, &pd, access, Ownership::Owned) }?;
+    /// assert_eq!(region.gather_element(&memory[..16]).length(), 16);
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_mr>,
+        pd: &ProtectionDomain,
+        access: AccessFlags,
+        ownership: Ownership,
+    ) -> Result<Self, Error> {
+        // SAFETY: SAFETY.md F1: a live region, which does not change.
+        let ibv_mr { addr, length, .. } = unsafe { raw.read() };
+        let base = NonNull::new(addr.cast()).ok_or_else(no_address)?;
+        // SAFETY: SAFETY.md F2, F6, F8, F9: this function's contract.
+        let registration =
+            unsafe { Registration::from_raw(pd, raw, base, length, access, (), ownership) };
+        Ok(Self(registration))
     }
 
     /// Where it begins, in this process.
@@ -271,4 +312,9 @@ impl MemoryRegion {
     pub(crate) fn device_address(&self, address: usize) -> u64 {
         self.0.device_address(address.wrapping_sub(self.address()))
     }
+}
+
+fn no_address() -> VerbError {
+    let hint = Some("the address is NULL".into());
+    VerbError::new("ibv_reg_mr", rdma_sys::Errno::EFAULT).with_hint(hint)
 }

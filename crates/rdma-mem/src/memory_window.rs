@@ -3,13 +3,14 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::ptr::NonNull;
 
 use rdma_sys::{Errno, ibv_alloc_mw, ibv_inc_rkey, ibv_mw, ibv_mw_bind_info, ibv_mw_type};
 use rdma_types::Rkey;
 
 use crate::bindable_region::Target;
 use crate::{
-    AccessFlags, BindError, BindableRegion, Error, Forked, Handle, ProtectionDomain,
+    AccessFlags, BindError, BindableRegion, Error, Forked, Handle, Ownership, ProtectionDomain,
     RemoteMemoryRegion, VerbError, range_error,
 };
 
@@ -120,13 +121,60 @@ impl<R: BindableRegion> MemoryWindow<R> {
                 return Err((region, error.with_hint(crate::hint::create(errno)).into()));
             }
         };
-        // SAFETY: SAFETY.md F1: just allocated.
+        // SAFETY: SAFETY.md F6, F9: just allocated, of this kind and domain.
+        Ok(unsafe { Self::of(raw, (region, pd), kind, Ownership::Owned) })
+    }
+
+    /// Makes one of a window that was allocated elsewhere and is not bound, for this region.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says. The window is of the region's domain, is not bound, and nobody else binds
+    /// it. A [borrowed](Ownership::Borrowed) one is not bound when it is dropped or closed either, since
+    /// that does not end a peer's access.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::{MemoryWindow, Ownership, WindowType};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let region = pd.allocate_bindable_region(4096)?;
+    /// let kind = rdma_sys::ibv_mw_type::IBV_MW_TYPE_2;
+    /// // SAFETY: a live domain.
+    /// let raw = NonNull::new(unsafe { rdma_sys::ibv_alloc_mw(pd.as_raw(), kind) }).unwrap();
+    /// // SAFETY: just allocated in the region's domain.
+    /// let window = unsafe { MemoryWindow::from_raw(raw, region, Ownership::Owned) };
+    /// assert_eq!((window.kind(), window.is_bound()), (WindowType::Two, false));
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[must_use]
+    pub unsafe fn from_raw(raw: NonNull<ibv_mw>, region: R, ownership: Ownership) -> Self {
+        let pd = region.target().pd.clone();
+        // SAFETY: SAFETY.md F1: a live window, whose type does not change.
+        let kind = match unsafe { (*raw.as_ptr()).type_ } {
+            ibv_mw_type::IBV_MW_TYPE_1 => WindowType::One,
+            _ => WindowType::Two,
+        };
+        // SAFETY: SAFETY.md F6, F9: this function's contract.
+        unsafe { Self::of(raw, (region, pd), kind, ownership) }
+    }
+
+    /// # Safety
+    /// As of [`from_raw`](Self::from_raw), of this kind.
+    unsafe fn of(
+        raw: NonNull<ibv_mw>,
+        needs: (R, ProtectionDomain),
+        kind: WindowType,
+        ownership: Ownership,
+    ) -> Self {
+        // SAFETY: SAFETY.md F1: a live window, which nobody binds now.
         let key = unsafe { (*raw.as_ptr()).rkey };
         let verb = "ibv_dealloc_mw";
-        // SAFETY: SAFETY.md F3, F6, F9: just allocated; it needs its domain, and while it is bound its
-        // region. The function reaches the provider's own.
-        let handle = unsafe { Handle::new(raw, dealloc, verb, (region, pd)) };
-        Ok(Self { handle, kind, key, bound: None })
+        // SAFETY: SAFETY.md F3, F6, F9: this function's contract; it needs its domain, and while it is
+        // bound its region. The function reaches the provider's own.
+        let handle = unsafe { Handle::from_raw(raw, dealloc, verb, needs, ownership) };
+        Self { handle, kind, key, bound: None }
     }
 
     /// Of which type it is.

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::{Verbs, ibv_pd};
@@ -9,7 +10,7 @@ use rdma_sys::{Verbs, ibv_pd};
 use crate::context::check_null;
 use crate::{
     AccessFlags, BorrowedRegion, Context, DmabufRegion, Error, Forked, Handle, MemoryRegion,
-    OwnedRegion, RegionMemory, SharedRegion,
+    OwnedRegion, Ownership, RegionMemory, SharedRegion,
 };
 
 /// A protection domain (PD): the fence within which queue pairs may use memory regions.
@@ -45,6 +46,19 @@ impl ProtectionDomain {
         // from the domain holds a clone of it (F6).
         let handle = unsafe { Handle::new(raw, verbs.dealloc_pd, "ibv_dealloc_pd", context) };
         Ok(Self(Arc::new(handle)))
+    }
+
+    /// Makes one of a domain that was allocated elsewhere, a parent domain too. [`Ownership`] has an
+    /// example.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says; the domain is of this context.
+    #[must_use]
+    pub unsafe fn from_raw(raw: NonNull<ibv_pd>, context: &Context, ownership: Ownership) -> Self {
+        let (deallocate, verb) = (context.verbs().dealloc_pd, "ibv_dealloc_pd");
+        // SAFETY: SAFETY.md F2, F6, F9: this function's contract; it needs the context.
+        let handle = unsafe { Handle::from_raw(raw, deallocate, verb, context.clone(), ownership) };
+        Self(Arc::new(handle))
     }
 
     /// The context that it was made from.

@@ -8,8 +8,8 @@ use rdma_sys::{Errno, ibv_mr};
 use rdma_types::{AccessFlags, Lkey, Rkey};
 
 use crate::{
-    Error, Forked, Handle, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef, VerbError,
-    hint, range_error,
+    Error, Forked, Handle, Ownership, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef,
+    VerbError, hint, range_error,
 };
 
 /// A registration of memory, and its owner `M`: dropped after the deregistration, or never if that
@@ -53,7 +53,7 @@ impl<M> Registration<M> {
         if let Err(forked) = pd.check_process() {
             return Err((memory, forked.into()));
         }
-        let address = base.as_ptr().expose_provenance() as u64;
+        base.as_ptr().expose_provenance();
         let verbs = pd.verbs();
         let start = base.as_ptr().cast();
         // SAFETY: SAFETY.md F8: a live domain of this table, and memory as this function's contract
@@ -66,14 +66,33 @@ impl<M> Registration<M> {
                 return Err((memory, VerbError::new("ibv_reg_mr", errno).with_hint(hint).into()));
             }
         };
+        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, with these.
+        Ok(unsafe { Self::from_raw(pd, raw, base, length, access, memory, Ownership::Owned) })
+    }
+
+    /// Of a region that is registered.
+    ///
+    /// # Safety
+    /// As of [`Handle::from_raw`], and of [`new`](Self::new): `raw` was made in this domain with the rest.
+    pub(crate) unsafe fn from_raw(
+        pd: &ProtectionDomain,
+        raw: NonNull<ibv_mr>,
+        base: NonNull<u8>,
+        length: usize,
+        access: AccessFlags,
+        memory: M,
+        ownership: Ownership,
+    ) -> Self {
+        let (deregister, verb) = (pd.verbs().dereg_mr, "ibv_dereg_mr");
         let needs = (memory, pd.clone());
-        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table; it needs memory and domain.
-        let handle = unsafe { Handle::new(raw, verbs.dereg_mr, "ibv_dereg_mr", needs) };
+        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs memory and domain.
+        let handle = unsafe { Handle::from_raw(raw, deregister, verb, needs, ownership) };
         // SAFETY: SAFETY.md F1: a live region, whose keys do not change.
         let mr = unsafe { raw.read() };
-        let iova = if access.contains(AccessFlags::ZERO_BASED) { 0 } else { address };
+        let zero_based = access.contains(AccessFlags::ZERO_BASED);
+        let iova = if zero_based { 0 } else { base.as_ptr().expose_provenance() as u64 };
         let (lkey, rkey) = (Lkey::new(mr.lkey), Rkey::new(mr.rkey));
-        Ok(Self { handle, base, length, iova, lkey, rkey, access })
+        Self { handle, base, length, iova, lkey, rkey, access }
     }
 
     /// Deregisters, and gives the memory back.

@@ -6,10 +6,11 @@ use rdma_mem::{
     AsyncEvent, AsyncEventSource, AsyncEvents, BindError, BorrowedRegion, Buffer, BufferPool,
     Context, Device, DeviceAttributes, DeviceList, DmabufRegion, Error, EventFile,
     ExtendedAttributes, ForkMode, ForkStatus, Forked, GatherElement, GatherList, GidEntry, Handle,
-    HugePageSize, ListError, MemoryRegion, MemoryWindow, ObjectId, OwnedRegion, PoolUsage,
-    PortAttributes, PreparedBind, ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion,
-    RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError, ScatterList, SharedElement,
-    SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError, WindowType,
+    HugePageSize, ListError, MemoryRegion, MemoryWindow, ObjectId, OwnedRegion, Ownership,
+    PoolUsage, PortAttributes, PreparedBind, ProtectionDomain, RangeError, RegionMemory,
+    RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError,
+    ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
+    WindowType,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -48,6 +49,7 @@ fn values_are_send_and_sync() {
     send_sync::<DeviceAttributes>();
     send_sync::<ExtendedAttributes>();
     send_sync::<ObjectId>();
+    send_sync::<Ownership>();
     send_sync::<PortAttributes>();
     send_sync::<GidEntry>();
     send_sync::<ForkMode>();

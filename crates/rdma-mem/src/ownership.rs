@@ -1,0 +1,59 @@
+//! Who destroys what came from C.
+
+/// Who destroys an object that `from_raw` was given.
+///
+/// An owner lends its C object to other libraries with `as_raw`, and is made of one of theirs with
+/// `from_raw`: [`Context`](crate::Context::from_raw),
+/// [`ProtectionDomain`](crate::ProtectionDomain::from_raw), [`MemoryRegion`](crate::MemoryRegion::from_raw),
+/// [`DmabufRegion`](crate::DmabufRegion::from_raw), [`MemoryWindow`](crate::MemoryWindow::from_raw), and
+/// those of `rdma-qp`. Regions that own or borrow their memory
+/// ([`OwnedRegion`](crate::OwnedRegion), [`SharedRegion`](crate::SharedRegion),
+/// [`BorrowedRegion`](crate::BorrowedRegion), [`BufferPool`](crate::BufferPool)) have no `from_raw`: they
+/// allocate the memory, or prove that it is borrowed. C's memory is a
+/// [`MemoryRegion`](crate::MemoryRegion).
+///
+/// # What every `from_raw` asks for
+/// - The object is live, was made by the provider that the parents are of, from the parents that are given,
+///   and in this process.
+/// - Nobody else destroys it, until this value and all that was made from it are gone.
+/// - Any thread may use it: it was made without `IBV_CREATE_CQ_ATTR_SINGLE_THREADED` and without a thread
+///   domain, which leave out the provider's locks.
+/// - [`Owned`](Self::Owned): when it is destroyed, nobody else uses it, or has objects made from it.
+///
+/// If `from_raw` fails, the object is as it was, and its caller's with either ownership.
+///
+/// # Names
+/// Two values of one C object are two objects to these crates, which then say that a queue pair and a region
+/// are of different domains. So wrap once, and clone.
+///
+/// # Examples
+/// ```
+/// use std::ptr::NonNull;
+/// use rdma_mem::{Ownership, ProtectionDomain};
+///
+/// rdma_soft::install();
+/// let context = rdma_mem::open_device("soft0")?;
+/// let verbs = context.verbs();
+/// // SAFETY: a live context of this table.
+/// let raw = NonNull::new(unsafe { (verbs.alloc_pd)(context.as_raw()) }).unwrap();
+///
+/// // SAFETY: just allocated from the context, and deallocated below.
+/// let pd = unsafe { ProtectionDomain::from_raw(raw, &context, Ownership::Borrowed) };
+/// drop(pd.allocate_region(64)?);
+/// drop(pd);
+/// // SAFETY: the domain is still live, and nothing that was made from it is.
+/// assert_eq!(unsafe { (verbs.dealloc_pd)(raw.as_ptr()) }, 0);
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums)] // somebody does, or somebody else
+pub enum Ownership {
+    /// Dropping the value destroys the object, by its provider's verb, as if it had been made here.
+    Owned,
+    /// The caller does, after the value and all that was made from it are gone. Dropping or closing the
+    /// value calls nothing.
+    ///
+    /// The value keeps its parents alive, and lets go of them when it is dropped: parents that are owned
+    /// here have to be kept until the object was destroyed.
+    Borrowed,
+}
