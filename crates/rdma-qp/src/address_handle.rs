@@ -1,7 +1,9 @@
 //! Where datagrams go.
 #![allow(unsafe_code)]
 
-use rdma_mem::{Errno, Handle, ProtectionDomain, VerbError};
+use std::ptr::NonNull;
+
+use rdma_mem::{Errno, Handle, Ownership, ProtectionDomain, VerbError};
 use rdma_sys::{ibv_ah, ibv_ah_attr, ibv_wc, ibv_wc_flags};
 
 use crate::error::address_hint;
@@ -107,9 +109,42 @@ impl AddressHandle {
         let raw = Errno::check_null(raw).map_err(|errno| {
             VerbError::new("ibv_create_ah", errno).with_hint(address_hint(errno))
         })?;
-        // SAFETY: SAFETY.md F2, F9: just created by this table; it needs the domain (F6). That the requests
+        // SAFETY: SAFETY.md F2, F9: just created by this table, in this domain.
+        Ok(unsafe { Self::from_raw(raw, pd, Ownership::Owned) })
+    }
+
+    /// Makes one of a handle that was created elsewhere.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says; the handle is of this domain.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::Ownership;
+    /// use rdma_qp::AddressHandle;
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("softib0")?.allocate_pd()?;
+    /// let mut to = rdma_sys::ibv_ah_attr { dlid: 7, port_num: 1, ..Default::default() };
+    /// // SAFETY: a live domain of this table.
+    /// let raw = unsafe { (pd.verbs().create_ah)(pd.as_raw(), &raw mut to) };
+    /// let raw = NonNull::new(raw).unwrap();
+    /// // SAFETY: just created in the domain, and nobody else destroys it.
+    /// let handle = unsafe { AddressHandle::from_raw(raw, &pd, Ownership::Owned) };
+    /// assert!(handle.pd().is_same(&pd));
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[must_use]
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_ah>,
+        pd: &ProtectionDomain,
+        ownership: Ownership,
+    ) -> Self {
+        let (destroy, verb) = (pd.verbs().destroy_ah, "ibv_destroy_ah");
+        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the domain (F6). That the requests
         // that name it have completed is the contract of posting them.
-        Ok(Self(unsafe { Handle::new(raw, verbs.destroy_ah, "ibv_destroy_ah", pd.clone()) }))
+        Self(unsafe { Handle::from_raw(raw, destroy, verb, pd.clone(), ownership) })
     }
 
     /// The domain that it belongs to.

@@ -8,7 +8,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rdma_mem::{Context, Errno, EventFile, Handle, ObjectId, VerbError};
+use rdma_mem::{Context, Errno, EventFile, Handle, ObjectId, Ownership, VerbError};
 use rdma_sys::{ibv_comp_channel, ibv_cq};
 
 use crate::Error;
@@ -73,8 +73,9 @@ pub struct CompletionChannel(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// How many events of each queue were taken and are not acknowledged.
-    taken: Mutex<HashMap<ObjectId, u32>>,
+    /// How many events of each queue were taken and are not acknowledged, by the address of its object:
+    /// other queues of the channel may have any user context.
+    taken: Mutex<HashMap<usize, u32>>,
     file: EventFile,
     handle: Handle<ibv_comp_channel, Context>,
 }
@@ -87,7 +88,7 @@ impl CompletionChannel {
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create(context: &Context) -> Result<Self, Error> {
         context.check_process().map_err(rdma_mem::Error::from)?;
-        let (verbs, needs) = (context.verbs(), context.clone());
+        let verbs = context.verbs();
         // SAFETY: SAFETY.md F1, F2: a live context of this table.
         let raw = unsafe { (verbs.create_comp_channel)(context.as_raw()) };
         let verb = "ibv_create_comp_channel";
@@ -96,14 +97,60 @@ impl CompletionChannel {
             let full = matches!(errno, Errno::EMFILE | Errno::ENFILE).then(|| hint.into());
             VerbError::new(verb, errno).with_hint(full)
         })?;
-        let (destroy, verb) = (verbs.destroy_comp_channel, "ibv_destroy_comp_channel");
-        // SAFETY: SAFETY.md F2, F9: just created by this table; it needs the context. Queues hold a
-        // clone of the channel (F6).
-        let handle = unsafe { Handle::new(raw, destroy, verb, needs) };
-        // SAFETY: SAFETY.md F1: live by `handle`; its file does not change.
+        // SAFETY: SAFETY.md F2, F9: just created by this table, from this context.
+        let channel = unsafe { Self::from_raw(raw, context, Ownership::Owned) };
+        if channel.is_err() {
+            // SAFETY: SAFETY.md F2: it was not taken over.
+            unsafe { (verbs.destroy_comp_channel)(raw.as_ptr()) };
+        }
+        channel
+    }
+
+    /// Makes one of a channel that was created elsewhere. Makes its file non-blocking, for its other users,
+    /// too.
+    ///
+    /// Its queues need not be these crates'. An event of one of those is acknowledged at once and named by
+    /// what its maker gave it ([`ObjectId::from_context`]); but events go to whoever takes them first, here
+    /// or there.
+    ///
+    /// # Errors
+    /// If the kernel refuses to make the file non-blocking.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says; the channel is of this context.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::Ownership;
+    /// use rdma_qp::{CompletionChannel, CompletionQueue};
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// // SAFETY: a live context of this table.
+    /// let raw = unsafe { (context.verbs().create_comp_channel)(context.as_raw()) };
+    /// let raw = NonNull::new(raw).unwrap();
+    /// // SAFETY: just created from the context, and nobody else destroys it.
+    /// let channel = unsafe { CompletionChannel::from_raw(raw, &context, Ownership::Owned) }?;
+    /// let cq = CompletionQueue::create_with_channel(&channel, 64, 0)?;
+    /// cq.req_notify(false)?;
+    /// assert_eq!(channel.try_get_event()?, None);
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_comp_channel>,
+        context: &Context,
+        ownership: Ownership,
+    ) -> Result<Self, Error> {
+        // SAFETY: SAFETY.md F1: a live channel, whose file does not change.
         let fd = unsafe { (*raw.as_ptr()).fd };
         // SAFETY: SAFETY.md F6: the channel closes its file, and stands beside it.
         let file = unsafe { EventFile::new(fd) }?;
+        let destroy = context.verbs().destroy_comp_channel;
+        let (verb, needs) = ("ibv_destroy_comp_channel", context.clone());
+        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the context. Queues hold a clone of
+        // the channel (F6).
+        let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
         Ok(Self(Arc::new(Inner { taken: Mutex::default(), file, handle })))
     }
 
@@ -144,13 +191,13 @@ impl CompletionChannel {
             Err(errno) => return Err(VerbError::new("ibv_get_cq_event", errno).into()),
         }
         let id = ObjectId::from_context(context);
-        let due = match self.taken().get_mut(&id) {
+        let due = match self.taken().get_mut(&cq.addr()) {
             Some(count) if *count < BATCH => {
                 *count += 1;
                 return Ok(Some(id));
             }
             Some(count) => mem::take(count) + 1,
-            // It is being destroyed, and waits for this one.
+            // It is being destroyed, and waits for this one; or it is none of these crates'.
             None => 1,
         };
         // SAFETY: SAFETY.md F1: the event that was just taken is among those, so the queue is live.
@@ -193,7 +240,7 @@ impl CompletionChannel {
         self.0.handle.as_ptr()
     }
 
-    fn taken(&self) -> MutexGuard<'_, HashMap<ObjectId, u32>> {
+    fn taken(&self) -> MutexGuard<'_, HashMap<usize, u32>> {
         self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -210,7 +257,6 @@ impl AsFd for CompletionChannel {
 pub(crate) struct Subscription {
     pub(crate) channel: CompletionChannel,
     cq: NonNull<ibv_cq>,
-    id: ObjectId,
 }
 
 // SAFETY: SAFETY.md F9: the pointer is for acknowledging only, which any thread may.
@@ -222,14 +268,10 @@ impl Subscription {
     /// Counts the events of a queue from here on.
     ///
     /// # Safety
-    /// The queue is of this channel and this id, and is destroyed after this was dropped.
-    pub(crate) unsafe fn new(
-        channel: CompletionChannel,
-        cq: NonNull<ibv_cq>,
-        id: ObjectId,
-    ) -> Self {
-        channel.taken().insert(id, 0);
-        Self { channel, cq, id }
+    /// The queue is of this channel, is in no other subscription, and is destroyed after this was dropped.
+    pub(crate) unsafe fn new(channel: CompletionChannel, cq: NonNull<ibv_cq>) -> Self {
+        channel.taken().insert(cq.addr().get(), 0);
+        Self { channel, cq }
     }
 }
 
@@ -240,7 +282,7 @@ impl Drop for Subscription {
             return;
         }
         // Who takes an event after this does not find the queue, and acknowledges at once.
-        let count = self.channel.taken().remove(&self.id).unwrap_or(0);
+        let count = self.channel.taken().remove(&self.cq.addr().get()).unwrap_or(0);
         if count > 0 {
             let acknowledge = self.channel.context().verbs().ack_cq_events;
             // SAFETY: SAFETY.md F1, F2: live by the contract of `new`, and so many were taken.

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use rdma_mem::{Context, Errno, Handle, ObjectId, VerbError};
+use rdma_mem::{Context, Errno, Handle, ObjectId, Ownership, VerbError};
 use rdma_sys::{
     ibv_cq, ibv_cq_ex_to_cq, ibv_cq_init_attr_ex, ibv_create_cq_ex, ibv_poll_cq, ibv_req_notify_cq,
 };
@@ -58,12 +58,11 @@ struct Needs {
 
 impl Needs {
     /// # Safety
-    /// The queue is of this channel, if there is one, and of this id, and is destroyed after the
-    /// subscription was dropped.
-    unsafe fn subscribe(&self, cq: NonNull<ibv_cq>, id: ObjectId) -> Option<Subscription> {
+    /// The queue is of this channel, if there is one, and is destroyed after the subscription was dropped.
+    unsafe fn subscribe(&self, cq: NonNull<ibv_cq>) -> Option<Subscription> {
         let channel = self.channel.clone()?;
         // SAFETY: the same contract.
-        Some(unsafe { Subscription::new(channel, cq, id) })
+        Some(unsafe { Subscription::new(channel, cq) })
     }
 }
 
@@ -121,23 +120,77 @@ impl CompletionQueue {
             VerbError::new(verb, errno).with_hint(hint).into()
         };
         let asked = c_int::try_from(min_capacity).map_err(|_| fail(Errno::EINVAL))?;
-        let id = ObjectId::unique();
-        let raw = create(builder, asked, id).map_err(fail)?;
-        let needs = Needs { channel: channel.cloned(), context: context.clone() };
-        // SAFETY: SAFETY.md F2, F9: just created by this table; it needs the context and the channel.
-        // Queue pairs hold a clone of the queue (F6).
-        let handle =
-            unsafe { Handle::new(raw, context.verbs().destroy_cq, "ibv_destroy_cq", needs) };
-        // SAFETY: SAFETY.md F6: of these, and dropped before the handle, here and as a field.
-        let subscription = unsafe { handle.needs().subscribe(raw, id) };
-        // SAFETY: SAFETY.md F1: live by `handle`.
-        let capacity = unsafe { (*raw.as_ptr()).cqe };
-        let capacity = u32::try_from(capacity).unwrap_or(0);
-        if capacity < min_capacity {
+        let raw = create(builder, asked).map_err(fail)?;
+        let called = if timestamps { polled(raw) } else { Called::itself(raw) };
+        // SAFETY: SAFETY.md F2, F9: just created by this table, from these.
+        let queue = unsafe { Self::of(raw, context, channel, called, Ownership::Owned) };
+        if queue.min_capacity() < min_capacity {
             return Err(fail(Errno::EINVAL));
         }
-        let polled = if timestamps { polled(raw) } else { Called::itself(raw) };
-        Ok(Self(Arc::new(Inner { subscription, handle, id, capacity, polled })))
+        Ok(queue)
+    }
+
+    /// Makes one of a queue that was created elsewhere, of its channel if it can be asked for events here.
+    ///
+    /// It is polled by `ibv_poll_cq`, and has no timestamps. Its [`id`](Self::id) is the user context that
+    /// its maker gave it, which these crates only compare. Events that are taken here are counted and
+    /// acknowledged here, and no others.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says. The queue is of this context, `ibv_poll_cq` can be called on it, and
+    /// `channel` is the one that it was created with, or `None`; with a channel no other value has the
+    /// queue. Owned: events that others took are acknowledged when it is destroyed, which waits for them.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::{NonNull, null_mut};
+    /// use rdma_mem::Ownership;
+    /// use rdma_qp::{CompletionQueue, PollSlot};
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let create = context.verbs().create_cq;
+    /// // SAFETY: a live context of this table.
+    /// let raw = unsafe { create(context.as_raw(), 64, null_mut(), null_mut(), 0) };
+    /// let raw = NonNull::new(raw).unwrap();
+    /// // SAFETY: just created from the context, and nobody else destroys it.
+    /// let cq = unsafe { CompletionQueue::from_raw(raw, &context, None, Ownership::Owned) };
+    /// assert!(cq.poll(&mut [PollSlot::default()])?.is_empty());
+    /// assert!(cq.min_capacity() >= 64);
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[must_use]
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_cq>,
+        context: &Context,
+        channel: Option<&CompletionChannel>,
+        ownership: Ownership,
+    ) -> Self {
+        // SAFETY: SAFETY.md F1: the same contract.
+        unsafe { Self::of(raw, context, channel, Called::itself(raw), ownership) }
+    }
+
+    /// # Safety
+    /// As of [`from_raw`](Self::from_raw); it can be polled through `polled`.
+    unsafe fn of(
+        raw: NonNull<ibv_cq>,
+        context: &Context,
+        channel: Option<&CompletionChannel>,
+        polled: Called<ibv_cq>,
+        ownership: Ownership,
+    ) -> Self {
+        let needs = Needs { channel: channel.cloned(), context: context.clone() };
+        let (destroy, verb) = (context.verbs().destroy_cq, "ibv_destroy_cq");
+        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the context and the channel. Queue
+        // pairs hold a clone of the queue (F6).
+        let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
+        // SAFETY: SAFETY.md F6: of this channel, and dropped before the handle, as a field.
+        let subscription = unsafe { handle.needs().subscribe(raw) };
+        // SAFETY: SAFETY.md F1: live by `handle`; its maker's, and does not change.
+        let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).cq_context });
+        // SAFETY: SAFETY.md F1: live by `handle`.
+        let capacity = u32::try_from(unsafe { (*raw.as_ptr()).cqe }).unwrap_or(0);
+        Self(Arc::new(Inner { subscription, handle, id, capacity, polled }))
     }
 
     /// Takes completions off the queue, as many as there are and `slots` has room for, without
@@ -234,7 +287,7 @@ impl CompletionQueue {
                 handle.close().map(drop).map_err(|(handle, error)| {
                     let cq = NonNull::new(handle.as_ptr());
                     // SAFETY: SAFETY.md F6: the queue is as it was, and its events are counted again.
-                    let again = |cq| unsafe { handle.needs().subscribe(cq, id) };
+                    let again = |cq| unsafe { handle.needs().subscribe(cq) };
                     let subscription = cq.and_then(again);
                     let inner = Inner { subscription, handle, id, capacity, polled };
                     (Self(Arc::new(inner)), error.into())
@@ -253,11 +306,8 @@ impl CompletionQueue {
 }
 
 /// Creates the C object.
-fn create(
-    builder: &CompletionQueueBuilder<'_>,
-    cqe: c_int,
-    id: ObjectId,
-) -> Result<NonNull<ibv_cq>, Errno> {
+fn create(builder: &CompletionQueueBuilder<'_>, cqe: c_int) -> Result<NonNull<ibv_cq>, Errno> {
+    let id = ObjectId::unique();
     let &CompletionQueueBuilder { context, channel, vector, timestamps } = builder;
     let channel = channel.map_or(null_mut(), CompletionChannel::as_raw);
     let raw = if timestamps {

@@ -2,12 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 
 use rdma_mem::{
-    Context, DeviceAttributes, Errno, GidEntry, Handle, Mtu, PortAttributes, PortState, VerbError,
+    Context, DeviceAttributes, Errno, GidEntry, Handle, Mtu, Ownership, PortAttributes, PortState,
+    VerbError,
 };
-use rdma_sys::{ibv_qp_init_attr, ibv_qp_type};
+use rdma_sys::{ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type};
 use rdma_types::{Psn, QpType, Qpn, TransportType};
 
 use crate::datagrams::OwnEnd;
@@ -24,28 +25,53 @@ const RD_ATOMIC: u32 = 16;
 
 pub(crate) fn build(builder: &QueuePairBuilder<'_>) -> Result<PreparedQueuePair, Error> {
     let context = builder.pd.context();
+    let (send_cq, recv_cq) = check_parents(builder)?;
+    check_room(builder, send_cq, recv_cq)?;
+    let device = context.query_device()?;
+    let mut end = own_end(builder, &device)?;
+    // Everything that can fail was done before, so that nothing is made in vain.
+    let object = create(builder, send_cq, recv_cq, &device)?;
+    end.endpoint.qpn = object.qpn;
+    Ok(PreparedQueuePair {
+        object,
+        send_psn: end.endpoint.psn,
+        end,
+        fixed_mtu: builder.mtu,
+        recv_psn: builder.recv_psn,
+    })
+}
+
+/// Checks the type, and that all is of one context.
+pub(crate) fn check_parents<'a>(
+    builder: &QueuePairBuilder<'a>,
+) -> Result<(&'a CompletionQueue, &'a CompletionQueue), Error> {
+    let context = builder.pd.context();
     check_type(builder.qp_type, context)?;
     let send_cq = completion_queue(builder, "send_cq", builder.send_cq)?;
     let recv_cq = completion_queue(builder, "recv_cq", builder.recv_cq)?;
     if builder.srq.is_some_and(|srq| !srq.pd().context().is_same(context)) {
         return Err(Error::ForeignSharedReceiveQueue);
     }
-    check_room(builder, send_cq, recv_cq)?;
-    let device = context.query_device()?;
-    let port = choose_port(context, &device, builder.port)?;
-    range::check(builder, &device, &port)?;
+    Ok((send_cq, recv_cq))
+}
+
+/// The end of a queue pair that has no number yet.
+pub(crate) fn own_end(
+    builder: &QueuePairBuilder<'_>,
+    device: &DeviceAttributes,
+) -> Result<OwnEnd, Error> {
+    let context = builder.pd.context();
+    let port = choose_port(context, device, builder.port)?;
+    range::check(builder, device, &port)?;
     let mtu = choose_mtu(&port, builder.mtu)?;
     let gids = choose_gids(context, &port, builder.gid_index)?;
-    // Everything that can fail was done before, so that nothing is made in vain.
-    let object = create(builder, send_cq, recv_cq, &device)?;
-
     let depth = |asked: Option<u8>, limit: u32| {
         asked.unwrap_or_else(|| u8::try_from(limit.min(RD_ATOMIC)).unwrap_or(u8::MAX))
     };
     let max_rd_atomic = depth(builder.max_rd_atomic, device.max_qp_init_rd_atom);
     let max_dest_rd_atomic = depth(builder.max_dest_rd_atomic, device.max_qp_rd_atom);
     let mut endpoint =
-        QueuePairEndpoint::new(object.qpn, builder.send_psn.unwrap_or_else(random_psn))
+        QueuePairEndpoint::new(Qpn::masked(0), builder.send_psn.unwrap_or_else(random_psn))
             .with_mtu(mtu)
             .with_rd_atomic(max_rd_atomic, max_dest_rd_atomic)
             .with_grh_required(port.grh_required);
@@ -56,7 +82,7 @@ pub(crate) fn build(builder: &QueuePairBuilder<'_>) -> Result<PreparedQueuePair,
     }
     endpoint.lid = port.lid;
     endpoint.link_layer = port.link_layer;
-    let (send_psn, mut settings) = (endpoint.psn, builder.settings);
+    let mut settings = builder.settings;
     match builder.qp_type {
         QpType::UC => endpoint = endpoint.with_unreliable_connection(),
         QpType::UD => {
@@ -65,14 +91,7 @@ pub(crate) fn build(builder: &QueuePairBuilder<'_>) -> Result<PreparedQueuePair,
         }
         _ => {}
     }
-    let end = OwnEnd { endpoint, indexes, port: port.number, settings };
-    Ok(PreparedQueuePair {
-        object,
-        end,
-        fixed_mtu: builder.mtu,
-        send_psn,
-        recv_psn: builder.recv_psn,
-    })
+    Ok(OwnEnd { endpoint, indexes, port: port.number, settings })
 }
 
 /// What is not known here is refused by its name, before a provider refuses it without a word.
@@ -221,22 +240,40 @@ fn create(
             (raw, Called::itself(raw))
         }
     };
+    let (queues, cap) = ((send_cq, recv_cq), &attributes.cap);
+    // SAFETY: SAFETY.md F2, F9: just created by this table, of these.
+    Ok(unsafe { object(builder, queues, raw, posted, cap, Ownership::Owned) })
+}
+
+/// Of a queue pair that was created.
+///
+/// # Safety
+/// As of [`Handle::from_raw`]: it is of the builder's domain and type, and of these queues.
+pub(crate) unsafe fn object(
+    builder: &QueuePairBuilder<'_>,
+    (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
+    raw: NonNull<ibv_qp>,
+    posted: Called<ibv_qp>,
+    cap: &ibv_qp_cap,
+    ownership: Ownership,
+) -> Object {
     let needs = Needs {
         send_cq: send_cq.clone(),
         recv_cq: recv_cq.clone(),
         srq: builder.srq.cloned(),
         pd: builder.pd.clone(),
     };
-    // SAFETY: SAFETY.md F2, F9: just created by this table; it needs queues and domain (F6).
-    let handle = unsafe { Handle::new(raw, verbs.destroy_qp, "ibv_destroy_qp", needs) };
+    let (destroy, verb) = (builder.pd.verbs().destroy_qp, "ibv_destroy_qp");
+    // SAFETY: SAFETY.md F2, F9: this function's contract; it needs queues and domain (F6).
+    let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
     // SAFETY: SAFETY.md F1: live by `handle`; the number does not change.
     let qpn = Qpn::masked(unsafe { (*raw.as_ptr()).qp_num });
-    let mut capabilities = QueuePairCapabilities::from_raw(&attributes.cap);
+    let mut capabilities = QueuePairCapabilities::from_raw(cap);
     if builder.srq.is_some() {
         // Not every provider says so.
         (capabilities.max_recv_wr, capabilities.max_recv_sge) = (0, 0);
     }
-    Ok(Object::new(handle, posted, qpn, builder.qp_type, capabilities))
+    Object::new(handle, posted, qpn, builder.qp_type, capabilities)
 }
 
 /// Starting anywhere keeps packets of an old connection from being taken for those of a new one.

@@ -85,6 +85,7 @@ mod queue_pair_attributes;
 mod queued_receive;
 mod queued_request;
 mod range;
+mod raw_queue_pair;
 mod request;
 mod service;
 mod shared_receive_queue;

@@ -79,7 +79,7 @@ pub struct QueuePair {
 /// Whom it talks to.
 #[derive(Debug)]
 enum Peers {
-    One(ConnectAttributes),
+    One(Option<ConnectAttributes>),
     Anybody(Box<Datagrams>),
 }
 
@@ -90,7 +90,11 @@ impl QueuePair {
     }
 
     pub(crate) const fn connected(object: Object, peer: ConnectAttributes) -> Self {
-        Self { object, peers: Peers::One(peer) }
+        Self { object, peers: Peers::One(Some(peer)) }
+    }
+
+    pub(crate) const fn connected_elsewhere(object: Object) -> Self {
+        Self { object, peers: Peers::One(None) }
     }
 
     pub(crate) fn of_datagrams(object: Object, end: OwnEnd) -> Self {
@@ -146,11 +150,12 @@ impl QueuePair {
         self.object.posted.as_ptr()
     }
 
-    /// Whom it was connected to, and how; `None` of UD, which is connected to nobody.
+    /// Whom it was connected to, and how; `None` of UD, which is connected to nobody, and of one that was
+    /// connected [elsewhere](Self::from_raw).
     #[must_use]
     pub const fn peer(&self) -> Option<ConnectAttributes> {
         match self.peers {
-            Peers::One(peer) => Some(peer),
+            Peers::One(peer) => peer,
             Peers::Anybody(_) => None,
         }
     }

@@ -1,9 +1,10 @@
 //! Shared receive queues.
 #![allow(unsafe_code)]
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
-use rdma_mem::{Errno, Handle, ObjectId, ProtectionDomain, VerbError};
+use rdma_mem::{Errno, Handle, ObjectId, Ownership, ProtectionDomain, VerbError};
 use rdma_sys::{ibv_post_srq_recv, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_srq_init_attr};
 
 use crate::error::srq_hint;
@@ -144,6 +145,52 @@ impl SharedReceiveQueue {
         SharedReceiveQueueBuilder { pd, max_wr: 16, max_sge: 4 }
     }
 
+    /// Makes one of a queue that was created elsewhere. Its [`id`](Self::id) is the user context that its
+    /// maker gave it, which these crates only compare.
+    ///
+    /// # Errors
+    /// If the provider refuses to say how large it is.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says; the queue is of this domain.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::Ownership;
+    /// use rdma_qp::{ReceiveWorkRequest, SharedReceiveQueue};
+    /// use rdma_sys::{ibv_srq_attr, ibv_srq_init_attr};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let attr = ibv_srq_attr { max_wr: 8, max_sge: 1, srq_limit: 0 };
+    /// let mut init = ibv_srq_init_attr { attr, ..Default::default() };
+    /// // SAFETY: a live domain of this table.
+    /// let raw = unsafe { (pd.verbs().create_srq)(pd.as_raw(), &raw mut init) };
+    /// let raw = NonNull::new(raw).unwrap();
+    /// // SAFETY: just created in the domain, and nobody else destroys it.
+    /// let srq = unsafe { SharedReceiveQueue::from_raw(raw, &pd, Ownership::Owned) }?;
+    /// // SAFETY: no memory.
+    /// unsafe { srq.post_receive(ReceiveWorkRequest::only_immediate(), 1) }?;
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_srq>,
+        pd: &ProtectionDomain,
+        ownership: Ownership,
+    ) -> Result<Self, Error> {
+        // SAFETY: SAFETY.md F1, F2: this function's contract.
+        let attributes = unsafe { query(raw.as_ptr(), pd) }?;
+        let SharedReceiveQueueAttributes { max_wr, max_sge, .. } = attributes;
+        // SAFETY: SAFETY.md F1: a live queue; its maker's, and does not change.
+        let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).srq_context });
+        let (destroy, verb) = (pd.verbs().destroy_srq, "ibv_destroy_srq");
+        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the domain. Queue pairs hold a clone
+        // of the queue (F6).
+        let handle = unsafe { Handle::from_raw(raw, destroy, verb, pd.clone(), ownership) };
+        Ok(Self(Arc::new(Inner { handle, id, max_wr, max_sge })))
+    }
+
     /// Posts a receive.
     ///
     /// # Errors
@@ -239,12 +286,8 @@ impl SharedReceiveQueue {
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SharedReceiveQueueAttributes, Error> {
         self.0.handle.check_process().map_err(rdma_mem::Error::from)?;
-        let mut attr = ibv_srq_attr::default();
-        // SAFETY: SAFETY.md F1, F2: a live queue of this table, and attributes to write to.
-        let returned = unsafe { (self.pd().verbs().query_srq)(self.as_raw(), &raw mut attr) };
-        Errno::check(returned).map_err(|errno| VerbError::new("ibv_query_srq", errno))?;
-        let ibv_srq_attr { max_wr, max_sge, srq_limit } = attr;
-        Ok(SharedReceiveQueueAttributes { max_wr, max_sge, limit: srq_limit })
+        // SAFETY: SAFETY.md F1, F2: a live queue of this table.
+        unsafe { query(self.as_raw(), self.pd()) }
     }
 
     /// What names it in [asynchronous events](rdma_mem::AsyncEventSource::SharedReceiveQueue).
@@ -304,4 +347,18 @@ impl SharedReceiveQueue {
     pub fn as_raw(&self) -> *mut ibv_srq {
         self.0.handle.as_ptr()
     }
+}
+
+/// # Safety
+/// The queue is live, and of the domain's table.
+unsafe fn query(
+    srq: *mut ibv_srq,
+    pd: &ProtectionDomain,
+) -> Result<SharedReceiveQueueAttributes, Error> {
+    let mut attr = ibv_srq_attr::default();
+    // SAFETY: SAFETY.md F1, F2: this function's contract, and attributes to write to.
+    let returned = unsafe { (pd.verbs().query_srq)(srq, &raw mut attr) };
+    Errno::check(returned).map_err(|errno| VerbError::new("ibv_query_srq", errno))?;
+    let ibv_srq_attr { max_wr, max_sge, srq_limit } = attr;
+    Ok(SharedReceiveQueueAttributes { max_wr, max_sge, limit: srq_limit })
 }
