@@ -132,6 +132,8 @@ impl QueuePair {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::OnceLock;
+
     use super::*;
     use crate::builder::{Limits, Link};
     use crate::device::Device;
@@ -145,9 +147,11 @@ mod tests {
     #[test]
     fn queue_pair_that_was_destroyed_with_work_to_do_is_forgotten() {
         let schedule = Schedule::Deferred { seed: 1 };
-        let device =
-            Device::new("d".into(), Link::Ethernet, Vec::new(), Limits::default(), schedule);
-        let device: &'static Device = Box::leak(Box::new(device));
+        // Where a leak checker finds it.
+        static DEVICE: OnceLock<Device> = OnceLock::new();
+        let device = DEVICE.get_or_init(|| {
+            Device::new("d".into(), Link::Ethernet, Vec::new(), Limits::default(), schedule)
+        });
         let (pd, cq) = (ProtectionDomain::new(device), Arc::new(CompletionQueue::new(2, None)));
         let capacity =
             Capacity { send_wr: 1, receive_wr: 0, send_sge: 1, receive_sge: 0, inline: 0 };
