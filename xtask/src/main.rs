@@ -1,7 +1,8 @@
-//! The chores of this workspace: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask bindgen`.
+//! The chores of this workspace: `cargo xtask ci`, `tidy`, `bindgen`, `rxe-setup` and its kin.
 
 mod bindgen;
 mod ci;
+mod rxe;
 mod tidy;
 mod tree;
 
@@ -28,6 +29,12 @@ enum Chore {
         #[arg(long)]
         check: bool,
     },
+    /// Get an RXE (SoftRoCE) device: the kernel's, or one in a virtual machine
+    RxeSetup(rxe::SetupArgs),
+    /// Run a command where the RXE device is
+    RxeRun(rxe::RunArgs),
+    /// Remove what rxe-setup made
+    RxeTeardown,
 }
 
 fn main() -> ExitCode {
@@ -35,13 +42,18 @@ fn main() -> ExitCode {
         Chore::Ci(args) => ci::run(&args),
         Chore::Tidy => tidy::run(),
         Chore::Bindgen { check } => bindgen::run(check).map(|()| true),
+        Chore::RxeSetup(args) => rxe::setup(&args),
+        Chore::RxeRun(args) => return rxe::run(&args).unwrap_or_else(|error| failed(&error, 125)),
+        Chore::RxeTeardown => rxe::teardown(),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(&error, 1),
     }
+}
+
+fn failed(error: &anyhow::Error, status: u8) -> ExitCode {
+    eprintln!("error: {error:#}");
+    ExitCode::from(status)
 }

@@ -1,0 +1,224 @@
+//! Which way to SoftRoCE a machine allows, and why: a pure function of what was found.
+
+use anyhow::{Result, bail};
+
+/// What was found on the machine.
+#[derive(Clone, Debug)]
+pub(super) struct Host {
+    pub(super) arch: String,
+    /// Release of the running kernel.
+    pub(super) kernel: String,
+    pub(super) devices: Vec<Device>,
+    pub(super) module: Module,
+    /// Root, or a user who has `sudo`.
+    pub(super) may_be_root: bool,
+    /// Somebody can be asked.
+    pub(super) terminal: bool,
+    pub(super) apt: bool,
+}
+
+/// An RXE device that the running kernel has.
+#[derive(Clone, Debug)]
+pub(super) struct Device {
+    pub(super) name: String,
+    /// Why programs cannot use it, if they cannot.
+    pub(super) trouble: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Module {
+    /// In the running kernel.
+    Loaded,
+    /// Among the kernel's modules.
+    Loadable,
+    Missing,
+}
+
+/// What the user asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Wish {
+    pub(super) native: bool,
+    pub(super) machine: bool,
+    /// A kernel and its modules were given.
+    pub(super) kernel: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// The device is there already.
+    Present(String),
+    /// Load the module and add a device.
+    Native,
+    /// Ask whether to load the module; if not, the machine.
+    Ask,
+    /// A virtual machine.
+    Machine,
+}
+
+/// The best way, and why it is that one.
+pub(super) fn choose(host: &Host, wish: Wish) -> Result<(Way, String)> {
+    let usable = host.devices.iter().find(|device| device.trouble.is_none());
+    if let Some(device) = usable.filter(|_| !wish.machine) {
+        let why = format!("this kernel has {}, which is active", device.name);
+        return Ok((Way::Present(device.name.clone()), why));
+    }
+    if wish.native {
+        return native(host);
+    }
+    let why = why_not_native(host, wish);
+    match why {
+        None => Ok((Way::Ask, format!("kernel {} can load rdma_rxe", host.kernel))),
+        Some(why) => machine(host, wish).map(|()| (Way::Machine, why)),
+    }
+}
+
+fn native(host: &Host) -> Result<(Way, String)> {
+    let kernel = &host.kernel;
+    if host.module == Module::Missing {
+        bail!(
+            "kernel {kernel} has no module rdma_rxe, so --native cannot work here; without it \
+             a virtual machine is made. (Ubuntu has the module in linux-modules-extra-{kernel}.)"
+        );
+    }
+    if !host.may_be_root {
+        bail!("--native loads a module, which needs root, and there is no `sudo`; run it as root");
+    }
+    Ok((Way::Native, "--native asks for it".to_owned()))
+}
+
+/// Why SoftRoCE of the running kernel is out of the question; `None` if somebody should be asked.
+fn why_not_native(host: &Host, wish: Wish) -> Option<String> {
+    if wish.machine {
+        return Some("--machine asks for it".to_owned());
+    }
+    if wish.kernel {
+        return Some("--kernel asks for it".to_owned());
+    }
+    let broken = host.devices.iter().find_map(|Device { name, trouble }| {
+        Some(format!("this kernel has {name}, but {}", trouble.as_ref()?))
+    });
+    if broken.is_some() {
+        return broken;
+    }
+    let kernel = &host.kernel;
+    match (host.module, host.may_be_root, host.terminal) {
+        (Module::Missing, ..) => Some(format!("kernel {kernel} has no rdma_rxe")),
+        (_, false, _) => Some(format!("loading rdma_rxe into kernel {kernel} needs root")),
+        (_, true, false) => Some(format!(
+            "kernel {kernel} can load rdma_rxe, but nobody is there to ask; --native does it"
+        )),
+        (_, true, true) => None,
+    }
+}
+
+/// Whether a virtual machine can be made at all.
+pub(super) fn machine(host: &Host, wish: Wish) -> Result<()> {
+    if host.arch != "x86_64" {
+        bail!(
+            "the virtual machine is made for x86_64 alone, and this is {}; load rdma_rxe on a \
+             kernel that has it (`cargo xtask rxe-setup --native`), or use the software device",
+            host.arch
+        );
+    }
+    if !host.apt && !wish.kernel {
+        bail!(
+            "kernel packages are fetched with apt-get, which this machine lacks; give a kernel \
+             that has rdma_rxe: --kernel /boot/vmlinuz-VERSION --modules /lib/modules/VERSION"
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A container on a kernel without RDMA: no device, no module, root, nobody to ask.
+    fn host() -> Host {
+        Host {
+            arch: "x86_64".to_owned(),
+            kernel: "6.18".to_owned(),
+            devices: Vec::new(),
+            module: Module::Missing,
+            may_be_root: true,
+            terminal: false,
+            apt: true,
+        }
+    }
+
+    fn device(trouble: Option<&str>) -> Vec<Device> {
+        vec![Device { name: "rxe7".to_owned(), trouble: trouble.map(str::to_owned) }]
+    }
+
+    const NATIVE: Wish = Wish { native: true, machine: false, kernel: false };
+    const MACHINE: Wish = Wish { native: false, machine: true, kernel: false };
+    const KERNEL: Wish = Wish { native: false, machine: false, kernel: true };
+
+    fn refusal(host: &Host, wish: Wish) -> String {
+        choose(host, wish).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_device_that_is_there_is_taken_unless_a_machine_is_asked_for() {
+        let host = Host { devices: device(None), module: Module::Loaded, ..host() };
+        for wish in [Wish::default(), NATIVE, KERNEL] {
+            let (way, why) = choose(&host, wish).unwrap();
+            assert_eq!(way, Way::Present("rxe7".to_owned()));
+            assert!(why.contains("rxe7"), "{why}");
+        }
+        assert_eq!(choose(&host, MACHINE).unwrap().0, Way::Machine);
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_used_is_the_reason_for_a_machine() {
+        let host = Host { devices: device(Some("its port is down")), ..host() };
+        let (way, why) = choose(&host, Wish::default()).unwrap();
+        assert_eq!(way, Way::Machine);
+        assert!(why.contains("rxe7") && why.contains("its port is down"), "{why}");
+    }
+
+    #[test]
+    fn a_loadable_module_is_asked_for_where_somebody_is_there_and_may() {
+        for module in [Module::Loadable, Module::Loaded] {
+            let host = Host { module, terminal: true, ..host() };
+            assert_eq!(choose(&host, Wish::default()).unwrap().0, Way::Ask);
+            assert_eq!(choose(&host, NATIVE).unwrap().0, Way::Native);
+            assert_eq!(choose(&host, MACHINE).unwrap().0, Way::Machine);
+            assert_eq!(choose(&host, KERNEL).unwrap().0, Way::Machine);
+            let nobody = Host { terminal: false, ..host.clone() };
+            let (way, why) = choose(&nobody, Wish::default()).unwrap();
+            assert!(way == Way::Machine && why.contains("--native"), "{way:?} {why}");
+            let user = Host { may_be_root: false, ..host };
+            let (way, why) = choose(&user, Wish::default()).unwrap();
+            assert!(way == Way::Machine && why.contains("needs root"), "{way:?} {why}");
+            let why = refusal(&user, NATIVE);
+            assert!(why.contains("needs root") && why.contains("sudo"), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_without_the_module_leads_to_a_machine() {
+        let host = Host { terminal: true, ..host() };
+        let (way, why) = choose(&host, Wish::default()).unwrap();
+        assert!(way == Way::Machine && why.contains("6.18 has no rdma_rxe"), "{way:?} {why}");
+        let why = refusal(&host, NATIVE);
+        assert!(why.contains("6.18") && why.contains("virtual machine"), "{why}");
+    }
+
+    #[test]
+    fn another_architecture_has_no_machine_but_a_native_device() {
+        let arm = Host { arch: "aarch64".to_owned(), ..host() };
+        let why = refusal(&arm, Wish::default());
+        assert!(why.contains("aarch64") && why.contains("--native"), "{why}");
+        let able = Host { module: Module::Loadable, ..arm };
+        assert_eq!(choose(&able, NATIVE).unwrap().0, Way::Native);
+    }
+
+    #[test]
+    fn without_apt_a_kernel_has_to_be_given() {
+        let host = Host { apt: false, ..host() };
+        let why = refusal(&host, Wish::default());
+        assert!(why.contains("--kernel") && why.contains("--modules"), "{why}");
+        assert_eq!(choose(&host, KERNEL).unwrap().0, Way::Machine);
+    }
+}

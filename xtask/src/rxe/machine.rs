@@ -1,0 +1,242 @@
+//! The virtual machine: what it is started with, and one run of a command in it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::ports::{Port, Ports};
+use super::script;
+use super::tools::tool;
+
+/// A machine that can be started.
+#[derive(Debug)]
+pub(super) struct Machine {
+    /// The unpacked packages.
+    pub(super) tree: PathBuf,
+    /// Where kernel and initramfs are.
+    pub(super) boot: PathBuf,
+    pub(super) accelerator: Accelerator,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Accelerator {
+    Kvm,
+    Emulation,
+}
+
+impl Accelerator {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "KVM",
+            Self::Emulation => "emulation",
+        }
+    }
+
+    pub(super) fn of(name: &str) -> Option<Self> {
+        [Self::Kvm, Self::Emulation].into_iter().find(|one| one.name() == name)
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The command ended, with this exit status.
+    Status(u8),
+    /// The time limit passed.
+    TimedOut,
+    /// This signal asked for the end.
+    Interrupted(i32),
+}
+
+/// What happens while the machine runs.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// So many bytes of output were passed on.
+    Output(Port, u64),
+    /// The command ended: its status, and how long its output and its errors are.
+    Finished {
+        status: u8,
+        lengths: [u64; 2],
+    },
+    /// qemu ended, with these complaints.
+    Stopped(String),
+    Signal(i32),
+}
+
+impl Machine {
+    /// Runs `command` in the machine, in the working directory of this process.
+    pub(super) fn run(&self, command: &[OsString], limit: Option<Duration>) -> Result<Ended> {
+        let folder = tempfile::Builder::new().prefix("rxe-").tempdir()?;
+        script::write(&folder.path().join("command"), command)?;
+        let (sender, events) = channel();
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let handle = signals.handle();
+        let signalled = sender.clone();
+        thread::spawn(move || {
+            signals.forever().for_each(|signal| drop(signalled.send(Event::Signal(signal))));
+        });
+        let ports = Ports::listen(folder.path(), &sender)?;
+        let mut qemu = self.start(folder.path(), &sender)?;
+        let ended = follow(&events, limit);
+        // It waits for nothing but its end: the output is here, and it has no disk.
+        let killed = qemu.kill().and_then(|()| qemu.wait());
+        handle.close();
+        ports.close();
+        killed.context("ending qemu")?;
+        let console = fs::read(folder.path().join("console")).unwrap_or_default();
+        ended.with_context(|| format!("its console says:\n{}", tail(&console)))
+    }
+
+    fn start(&self, folder: &Path, events: &Sender<Event>) -> Result<Child> {
+        let mut command = tool(&self.tree, "qemu-system-x86_64")?;
+        command.args(self.arguments(folder));
+        // Not in this group, so that Ctrl-C reaches it through here only.
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut qemu = command.spawn().context("starting qemu")?;
+        let mut complaints = qemu.stderr.take().context("qemu has no stderr")?;
+        let events = events.clone();
+        thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = complaints.read_to_end(&mut text); // what was read says enough
+            let _ = events.send(Event::Stopped(String::from_utf8_lossy(&text).into_owned()));
+        });
+        Ok(qemu)
+    }
+
+    fn arguments(&self, folder: &Path) -> Vec<OsString> {
+        let firmware = ["usr/share/seabios", "usr/share/qemu", "usr/lib/ipxe/qemu"];
+        let firmware = firmware.map(|at| self.tree.join(at)).into_iter().filter(|at| at.is_dir());
+        let mut words: Vec<OsString> = Vec::new();
+        for at in firmware {
+            words.extend(["-L".into(), at.into()]);
+        }
+        words.extend(match self.accelerator {
+            Accelerator::Kvm => ["-accel", "kvm", "-cpu", "host"].map(OsString::from),
+            Accelerator::Emulation => {
+                ["-accel", "tcg,thread=multi", "-cpu", "max"].map(OsString::from)
+            }
+        });
+        let processors = thread::available_parallelism().map_or(1, usize::from).min(4);
+        words.extend(["-smp".into(), processors.to_string().into()]);
+        let fixed =
+            "-m 3G -nodefaults -no-user-config -display none -no-reboot -device virtio-serial";
+        words.extend(fixed.split(' ').map(OsString::from));
+        let append =
+            format!("console=ttyS0 quiet panic=-1 mitigations=off rxe={} ", folder.display());
+        words.extend(["-append".into(), append.into()]);
+        words.extend(["-kernel".into(), self.boot.join("vmlinuz").into()]);
+        words.extend(["-initrd".into(), self.boot.join("initramfs").into()]);
+        words.extend(["-serial".into(), with_path("file:", &folder.join("console"))]);
+        for (tag, path) in [("host", Path::new("/")), ("packages", self.tree.as_path())] {
+            let share = format!(
+                "local,mount_tag={tag},security_model=none,readonly=on,multidevs=remap,path="
+            );
+            words.extend(["-virtfs".into(), with_path(&share, path)]);
+        }
+        for port in Port::ALL {
+            let name = port.name();
+            let socket = format!("socket,id={name},path=");
+            words.extend(["-chardev".into(), with_path(&socket, &port.socket(folder))]);
+            words.push("-device".into());
+            words.push(format!("virtserialport,chardev={name},name={name}").into());
+        }
+        words
+    }
+}
+
+/// An option of qemu that ends in a path, whose commas are doubled.
+fn with_path(option: &str, path: &Path) -> OsString {
+    format!("{option}{}", path.display().to_string().replace(',', ",,")).into()
+}
+
+/// Waits until the command has ended and all of its output is here, or something else ends the run.
+fn follow(events: &Receiver<Event>, limit: Option<Duration>) -> Result<Ended> {
+    let end = limit.map(|limit| Instant::now() + limit);
+    let (mut passed, mut finished) = ([0; 2], None);
+    loop {
+        let event = match end {
+            Some(end) => events.recv_timeout(end.saturating_duration_since(Instant::now())).ok(),
+            None => Some(events.recv()?),
+        };
+        match event {
+            None => return Ok(Ended::TimedOut),
+            Some(Event::Signal(signal)) => return Ok(Ended::Interrupted(signal)),
+            Some(Event::Stopped(why)) => {
+                bail!("the machine stopped before the command ended. {}", why.trim_end());
+            }
+            Some(Event::Output(port, bytes)) => match port {
+                Port::Out => passed[0] += bytes,
+                Port::Err => passed[1] += bytes,
+                Port::Status => {}
+            },
+            Some(Event::Finished { status, lengths }) => finished = Some((status, lengths)),
+        }
+        match finished {
+            Some((status, lengths)) if lengths == passed => return Ok(Ended::Status(status)),
+            _ => {}
+        }
+    }
+}
+
+/// The last lines of the console.
+fn tail(console: &[u8]) -> String {
+    let text = String::from_utf8_lossy(console).replace('\r', "");
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(30)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn followed(all: impl IntoIterator<Item = Event>, limit: Option<Duration>) -> Result<Ended> {
+        let (sender, events) = channel();
+        all.into_iter().for_each(|event| sender.send(event).unwrap());
+        drop(sender);
+        follow(&events, limit)
+    }
+
+    #[test]
+    fn a_run_ends_when_status_and_all_output_are_here_in_any_order() {
+        let finished = || Event::Finished { status: 3, lengths: [5, 2] };
+        let (out, err) = (|n| Event::Output(Port::Out, n), |n| Event::Output(Port::Err, n));
+        let minute = Some(Duration::from_secs(60));
+        for events in [[out(3), out(2), err(2), finished()], [finished(), out(1), err(2), out(4)]] {
+            assert_eq!(followed(events, minute).unwrap(), Ended::Status(3));
+        }
+        // What is not complete goes on: here until nothing can come any more.
+        followed([finished(), out(4), err(2)], None).unwrap_err();
+    }
+
+    #[test]
+    fn a_run_ends_by_limit_signal_and_death() {
+        let (_sender, events) = channel();
+        assert_eq!(follow(&events, Some(Duration::ZERO)).unwrap(), Ended::TimedOut);
+        let signal = followed([Event::Signal(SIGINT)], None).unwrap();
+        assert_eq!(signal, Ended::Interrupted(SIGINT));
+        let error = followed([Event::Stopped("no memory\n".to_owned())], None).unwrap_err();
+        assert!(error.to_string().contains("no memory"), "{error}");
+    }
+
+    #[test]
+    fn commas_in_paths_do_not_end_an_option() {
+        assert_eq!(with_path("file:", Path::new("/a,b")), "file:/a,,b");
+    }
+
+    #[test]
+    fn the_tail_is_the_last_thirty_lines() {
+        let text: String = (0..40).map(|n| format!("{n}\r\n")).collect();
+        let tail = tail(text.as_bytes());
+        assert!(tail.starts_with("10\n") && tail.ends_with("\n39"), "{tail}");
+    }
+}

@@ -1,0 +1,240 @@
+//! The packages that the machine needs and the host lacks: downloaded and unpacked, never installed.
+//!
+//! The unpacked tree serves both sides: programs of the host (qemu) run from it, and in the guest it
+//! lies over the host's files.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::host::{has_rxe, on_path, os_release};
+use super::tools::{PROGRAMS, done, require, tool};
+
+/// What programs in the guest need: the library, its provider, `ibv_rc_pingpong`, `rping`, `rdma`.
+const GUEST: [&str; 4] = ["ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "iproute2"];
+
+/// What the packages take, packed and unpacked, with room for the rest.
+const NEEDED_MIB: u64 = 1024;
+
+/// apt says what is wrong; this what to do about it.
+const ARCHIVES: &str = "the packages cannot be had from the archives: check the network, apt's proxy \
+    and its sources, then run this again; a kernel of your own is given by --kernel and --modules";
+
+/// A kernel that the user has.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct GivenKernel {
+    /// A kernel that has rdma_rxe, instead of that of the distribution's package
+    #[arg(long, value_name = "PATH", requires = "modules")]
+    pub(super) kernel: Option<PathBuf>,
+    /// The modules of that kernel, as in /lib/modules/VERSION
+    #[arg(long, value_name = "DIR", requires = "kernel")]
+    pub(super) modules: Option<PathBuf>,
+}
+
+/// What the tree depends on, so that it is made again if that changes.
+pub(super) fn key(given: &GivenKernel) -> String {
+    let (distribution, version) = (os_release("ID"), os_release("VERSION_ID"));
+    format!("1 {distribution} {version} {given:?} {PROGRAMS:?} {GUEST:?}\n")
+}
+
+/// Fills `tree` with the unpacked packages and a kernel.
+pub(super) fn unpack(tree: &Path, given: &GivenKernel, install: bool) -> Result<()> {
+    link_as_the_host_does(tree, Path::new("/"))?;
+    match on_path("apt-get") {
+        Some(_) => download(tree, given.kernel.is_none())?,
+        None => require(install)?,
+    }
+    let folder = tree.join("lib/modules");
+    if let Some(modules) = &given.modules {
+        let modules = fs::canonicalize(modules);
+        let modules = modules.with_context(|| format!("--modules {:?}", given.modules))?;
+        let name = modules.file_name().context("--modules is no folder of a kernel version")?;
+        fs::create_dir_all(&folder)?;
+        symlink(&modules, folder.join(name))?;
+    } else {
+        done(tool(tree, "depmod")?.arg("-b").arg(tree).arg(version(tree)?))?;
+    }
+    let version = version(tree)?;
+    ensure!(
+        has_rxe(&folder.join(&version)),
+        "the modules of kernel {version} have no rdma_rxe; give a kernel that has it: \
+         --kernel /boot/vmlinuz-VERSION --modules /lib/modules/VERSION"
+    );
+    let kernel = kernel(tree, given, &version);
+    ensure!(kernel.is_file(), "no kernel at {}", kernel.display());
+    Ok(())
+}
+
+pub(super) fn kernel(tree: &Path, given: &GivenKernel, version: &str) -> PathBuf {
+    given.kernel.clone().unwrap_or_else(|| tree.join(format!("boot/vmlinuz-{version}")))
+}
+
+/// The version of the kernel whose modules are in `tree`.
+pub(super) fn version(tree: &Path) -> Result<String> {
+    let folder = tree.join("lib/modules");
+    let mut found = fs::read_dir(&folder).into_iter().flatten().flatten();
+    let first = found.next().context("the kernel's packages have no modules")?;
+    Ok(first.file_name().to_string_lossy().into_owned())
+}
+
+/// Where the host has `/lib -> usr/lib`, a folder `lib` of a package would hide all of the host's.
+fn link_as_the_host_does(tree: &Path, host: &Path) -> Result<()> {
+    for name in ["bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
+        let Ok(target) = fs::read_link(host.join(name)) else { continue };
+        let target = target.strip_prefix("/").unwrap_or(&target).to_path_buf();
+        fs::create_dir_all(tree.join(&target))?;
+        symlink(&target, tree.join(name))?;
+    }
+    Ok(())
+}
+
+/// Downloads and unpacks what is not installed, without root: apt's lists are kept here too.
+fn download(tree: &Path, kernel: bool) -> Result<()> {
+    ensure_space(tree)?;
+    let own = tempfile::Builder::new().prefix("partial-apt-").tempdir_in(tree)?;
+    let apt = Apt { own: own.path() };
+    println!("packages: asking the archives");
+    for folder in ["lists/partial", "cache/archives/partial"] {
+        fs::create_dir_all(own.path().join(folder))?;
+    }
+    done(&mut apt.get("update")).context(ARCHIVES)?;
+    let programs = PROGRAMS.map(|(_, package)| package);
+    let mut wanted = apt.missing(&[&programs[..], &GUEST].concat())?;
+    if kernel {
+        wanted.extend(apt.kernel(kernel_package(&os_release("ID"), &os_release("ID_LIKE")))?);
+    }
+    println!("packages: downloading {}", wanted.len());
+    let debs = own.path().join("debs");
+    fs::create_dir(&debs)?;
+    done(apt.get("download").args(&wanted).current_dir(&debs)).context(ARCHIVES)?;
+    println!("packages: unpacking");
+    for deb in fs::read_dir(&debs)? {
+        unpack_one(&deb?.path(), tree)?;
+    }
+    Ok(())
+}
+
+fn ensure_space(folder: &Path) -> Result<()> {
+    let room = rustix::fs::statvfs(folder)?;
+    let free_mib = (room.f_bavail * room.f_frsize) >> 20;
+    ensure!(
+        free_mib >= NEEDED_MIB,
+        "{free_mib} MiB are free where the machine would be made, {NEEDED_MIB} are needed; make \
+         room there, or set CARGO_TARGET_DIR to a place that has it"
+    );
+    Ok(())
+}
+
+/// Keeps the links of `tree`, as an installation keeps those of the host.
+fn unpack_one(deb: &Path, tree: &Path) -> Result<()> {
+    let mut archive = Command::new("dpkg-deb");
+    let mut archive = archive.arg("--fsys-tarfile").arg(deb).stdout(Stdio::piped()).spawn()?;
+    let piped = archive.stdout.take().context("dpkg-deb has no output")?;
+    let mut tar = Command::new("tar");
+    tar.args(["-x", "--keep-directory-symlink", "--no-same-owner", "-C"]).arg(tree).stdin(piped);
+    let output = tar.output()?;
+    if !archive.wait()?.success() || !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr);
+        bail!("unpacking {}: {}", deb.display(), why.trim_end());
+    }
+    Ok(())
+}
+
+/// The package that depends on the newest stock kernel.
+fn kernel_package(distribution: &str, like: &str) -> &'static str {
+    let ubuntu = distribution == "ubuntu" || like.split(' ').any(|name| name == "ubuntu");
+    if ubuntu { "linux-image-generic" } else { "linux-image-amd64" }
+}
+
+/// apt with lists and a cache of its own, in a folder.
+struct Apt<'a> {
+    own: &'a Path,
+}
+
+impl Apt<'_> {
+    fn get(&self, verb: &str) -> Command {
+        let mut command = Command::new("apt-get");
+        let mut option = |name: &str, value: &dyn std::fmt::Display| {
+            command.arg("-o").arg(format!("{name}={value}"));
+        };
+        option("Dir::State::Lists", &self.own.join("lists").display());
+        option("Dir::Cache", &self.own.join("cache").display());
+        option("Acquire::Retries", &3);
+        // Not the user `_apt`, who may not write here.
+        option("APT::Sandbox::User", &"root");
+        option("Debug::NoLocking", &true);
+        command.args(["--quiet", "--no-install-recommends", verb]).env("LC_ALL", "C");
+        command
+    }
+
+    /// What installing `packages` would install, as `NAME=VERSION`.
+    fn missing(&self, packages: &[&str]) -> Result<Vec<String>> {
+        let text = done(self.get("install").arg("--simulate").args(packages)).context(ARCHIVES)?;
+        Ok(to_install(&text))
+    }
+
+    /// The kernel that `package` stands for, also where it is installed.
+    fn kernel(&self, package: &str) -> Result<Vec<String>> {
+        let mut command = self.get("install");
+        command.args(["-o", "Dir::State::status=/dev/null", "--simulate", package]);
+        let text = done(&mut command).context(ARCHIVES)?;
+        let mut parts = to_install(&text);
+        // Its image and modules, not firmware and what makes a machine boot it.
+        parts.retain(|name| name.starts_with("linux-image-") || name.starts_with("linux-modules-"));
+        Ok(parts)
+    }
+}
+
+/// The packages in the output of a simulated installation: `Inst NAME [OLD] (VERSION …`.
+fn to_install(text: &str) -> Vec<String> {
+    let lines = text.lines().filter_map(|line| line.strip_prefix("Inst "));
+    let packages = lines.filter_map(|line| {
+        let name = line.split(' ').next()?;
+        let version = line.split_once('(')?.1.split(' ').next()?;
+        Some(format!("{name}={version}"))
+    });
+    packages.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_are_read_from_a_simulated_installation() {
+        let text = "NOTE: a simulation\n\
+            Inst cpio (2.13+dfsg-7.1 Debian:12.15/oldstable [amd64])\n\
+            Inst libc6 [2.36-8] (2.36-9 Debian:12.15/oldstable [amd64]) [x:amd64 ]\n\
+            Conf cpio (2.13+dfsg-7.1 Debian:12.15/oldstable [amd64])\n";
+        assert_eq!(to_install(text), ["cpio=2.13+dfsg-7.1", "libc6=2.36-9"]);
+    }
+
+    #[test]
+    fn the_kernel_is_that_of_the_distribution() {
+        assert_eq!(kernel_package("debian", ""), "linux-image-amd64");
+        assert_eq!(kernel_package("ubuntu", "debian"), "linux-image-generic");
+        assert_eq!(kernel_package("linuxmint", "ubuntu debian"), "linux-image-generic");
+    }
+
+    #[test]
+    fn the_tree_has_the_links_of_the_host() {
+        let (tree, host) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        symlink("usr/lib", host.path().join("lib")).unwrap();
+        fs::create_dir(host.path().join("bin")).unwrap();
+        link_as_the_host_does(tree.path(), host.path()).unwrap();
+        assert_eq!(fs::read_link(tree.path().join("lib")).unwrap(), Path::new("usr/lib"));
+        assert!(tree.path().join("usr/lib").is_dir() && !tree.path().join("bin").exists());
+    }
+
+    #[test]
+    fn a_kernel_without_rxe_is_refused_by_its_version() {
+        let home = tempfile::tempdir().unwrap();
+        let modules = home.path().join("5.0-small");
+        fs::create_dir(&modules).unwrap();
+        fs::write(modules.join("modules.dep"), "kernel/drivers/net/dummy.ko:\n").unwrap();
+        assert!(!has_rxe(&modules));
+    }
+}
