@@ -190,6 +190,13 @@ pub(crate) const JOBS: &[Job] = &[
         steps: STRESS,
     },
     Job {
+        name: "rxe",
+        about: "SoftRoCE can be had by one command, and programs of ours run on it",
+        tier: Tier::Full,
+        needs: &[Need::Tool("apt-get", "it gets the packages of the virtual machine")],
+        steps: RXE,
+    },
+    Job {
         name: "advisories",
         about: "no dependency has a known vulnerability",
         tier: Tier::Full,
@@ -237,6 +244,14 @@ const COPY_FILE: &[Step] = &[
     run("cargo run --release --example copy_file -- \
         {target}/copy-file/src {target}/copy-file/softib0 --device softib0"),
     run("cmp {target}/copy-file/src {target}/copy-file/softib0"),
+];
+
+const RXE: &[Step] = &[
+    run("cargo build -p rdma-examples --examples"),
+    run("cargo xtask rxe-setup"),
+    run("cargo xtask rxe-run --timeout 300 -- {target}/debug/examples/devices --device rxe0"),
+    run("cargo xtask rxe-run --timeout 300 -- \
+        {target}/debug/examples/pingpong --device rxe0 --iterations 100"),
 ];
 
 const ADDRESS: &[(&str, &str)] =
