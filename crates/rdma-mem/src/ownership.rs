@@ -51,7 +51,8 @@ pub enum Ownership {
     /// Dropping the value destroys the object, by its provider's verb, as if it had been made here.
     Owned,
     /// The caller does, after the value and all that was made from it are gone. Dropping or closing the
-    /// value calls nothing.
+    /// value calls nothing, so it ends no request and no access of a peer: where a promise lasts until an
+    /// object is destroyed, it lasts until the caller has.
     ///
     /// The value keeps its parents alive, and lets go of them when it is dropped: parents that are owned
     /// here have to be kept until the object was destroyed.

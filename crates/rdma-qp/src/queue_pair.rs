@@ -264,7 +264,8 @@ impl QueuePair {
         self.object.modify(&mut attributes, mask, QpState::RTS, QpState::ERR)
     }
 
-    /// Destroys the queue pair. The device uses no memory of its requests after this.
+    /// Destroys the queue pair. The device uses no memory of its requests after this; one that is
+    /// [borrowed](rdma_mem::Ownership::Borrowed) is as it was, and so are they.
     ///
     /// # Errors
     /// What the provider says, with the queue pair.

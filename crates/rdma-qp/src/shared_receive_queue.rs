@@ -324,7 +324,8 @@ impl SharedReceiveQueue {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Destroys the queue. The device uses no memory of its receives after this.
+    /// Destroys the queue. The device uses no memory of its receives after this; one that is
+    /// [borrowed](Ownership::Borrowed) is as it was, and so are they.
     ///
     /// # Errors
     /// With the queue: [`Error::StillUsed`] if a clone or a queue pair of it is alive, or what the

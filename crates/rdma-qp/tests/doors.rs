@@ -416,7 +416,7 @@ fn an_event_of_a_queue_of_c_is_not_counted_for_one_with_its_name() {
 }
 
 #[test]
-fn elements_of_a_region_of_c_are_of_its_domain() {
+fn elements_of_a_region_of_c_lie_within_it() {
     let context = context();
     let made = Made::on(&context, ibv_qp_type::IBV_QPT_RC, null_mut());
     // SAFETY: SAFETY.md F6: as it was made, and destroyed below.
