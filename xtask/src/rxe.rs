@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cargo_metadata::MetadataCommand;
 use rustix::fs::FlockOperation;
 
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let home = home()?;
     let _lock = lock(&home, FlockOperation::NonBlockingLockShared)?;
     let machine = made(&home)?;
-    let ended = machine.run(&args.command, args.timeout.map(Duration::from_secs))?;
+    let (ended, _) = machine.run(&args.command, args.timeout.map(Duration::from_secs))?;
     Ok(ExitCode::from(match ended {
         Ended::Status(status) => status,
         Ended::TimedOut => {
@@ -161,9 +161,11 @@ fn replace(args: &RunArgs) -> anyhow::Error {
 /// The machine, each stage made unless it is there, and started once to see that it works.
 fn make(home: &Path, given: &GivenKernel, install: bool) -> Result<Machine> {
     let key = packages::key(given);
+    forget_after(home, "packages", &key, "boot")?;
     let tree = stage::stage(home, "packages", &key, |at| packages::unpack(at, given, install))?;
     let version = packages::version(&tree)?;
     let key = format!("{key}kernel {version}\n{}{}", initramfs::INIT, initramfs::GUEST);
+    forget_after(home, "boot", &key, "check")?;
     let boot = stage::stage(home, "boot", &key, |at| {
         let kernel = packages::kernel(&tree, given, &version);
         fs::copy(&kernel, at.join("vmlinuz"))
@@ -176,6 +178,11 @@ fn make(home: &Path, given: &GivenKernel, install: bool) -> Result<Machine> {
         Ok(fs::write(at.join("accelerator"), accelerator.name())?)
     })?;
     made(home)
+}
+
+/// Removes the stage `next` if the one before it has to be made again.
+fn forget_after(home: &Path, name: &str, key: &str, next: &str) -> Result<()> {
+    if stage::is_made(&home.join(name), key) { Ok(()) } else { stage::remove(&home.join(next)) }
 }
 
 /// The machine that `make` made to its end.
@@ -198,24 +205,21 @@ fn made(home: &Path) -> Result<Machine> {
 
 /// Starts the machine by the fastest means that work.
 fn check(tree: &Path, boot: &Path) -> Result<Accelerator> {
-    let at = |accelerator| Machine { tree: tree.into(), boot: boot.into(), accelerator };
-    let starts = |machine: &Machine, limit: Duration| {
-        println!("check: starting it by {}, at most {limit:?}", machine.accelerator.name());
-        match machine.run(&["true".into()], Some(limit))? {
-            Ended::Status(0) => Ok(()),
-            Ended::Status(status) => bail!("`true` ends with {status} in it"),
-            Ended::TimedOut => bail!("it does not come up in {limit:?}"),
-            Ended::Interrupted(signal) => bail!("interrupted by signal {signal}"),
-        }
-    };
-    if host::may_use_kvm() {
-        match starts(&at(Accelerator::Kvm), KVM_LIMIT) {
-            Ok(()) => return Ok(Accelerator::Kvm),
-            Err(error) => println!("check: not by KVM: {}", error.root_cause()),
-        }
+    let kvm = host::may_use_kvm().then_some((Accelerator::Kvm, KVM_LIMIT));
+    let mut last = None;
+    for (accelerator, limit) in kvm.into_iter().chain([(Accelerator::Emulation, EMULATION_LIMIT)]) {
+        println!("check: starting it by {}, at most {limit:?}", accelerator.name());
+        let machine = Machine { tree: tree.into(), boot: boot.into(), accelerator };
+        let why = match machine.run(&["true".into()], Some(limit)) {
+            Ok((Ended::Status(0), _)) => return Ok(accelerator),
+            Ok((Ended::Interrupted(signal), _)) => bail!("interrupted by signal {signal}"),
+            Ok((ended, console)) => anyhow!("{ended:?}").context(console),
+            Err(error) => error,
+        };
+        println!("check: not by {}: {}", accelerator.name(), why.root_cause());
+        last = Some(why);
     }
-    starts(&at(Accelerator::Emulation), EMULATION_LIMIT)?;
-    Ok(Accelerator::Emulation)
+    Err(last.unwrap_or_else(|| anyhow!("nothing was tried")))
 }
 
 #[cfg(test)]
@@ -241,6 +245,17 @@ mod tests {
         assert!(refused(home.path()));
         stage::remove(&home.path().join("packages")).unwrap();
         assert!(refused(home.path()));
+    }
+
+    #[test]
+    fn a_stage_does_not_outlive_the_one_before_it() {
+        let home = tempfile::tempdir().unwrap();
+        stages(home.path(), [("packages", "a\n"), ("boot", "a\nb\n"), ("check", "a\nb\nc\n")]);
+        forget_after(home.path(), "packages", "a\n", "boot").unwrap();
+        assert!(home.path().join("boot").exists());
+        stage::remove(&home.path().join("packages")).unwrap();
+        forget_after(home.path(), "packages", "a\n", "boot").unwrap();
+        assert!(!home.path().join("boot").exists());
     }
 
     #[test]

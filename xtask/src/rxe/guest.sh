@@ -7,6 +7,10 @@ stop() {
     $b poweroff -f
 }
 
+# By their paths, else the shell takes its own, which load no packed modules.
+modprobe() { /sbin/modprobe "$@"; }
+ip() { /sbin/ip "$@"; }
+
 ip link set lo up
 modprobe virtio_console || stop "no module virtio_console"
 # Without it the device cannot be made on some kernels; others have it built in.

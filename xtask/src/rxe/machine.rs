@@ -74,8 +74,13 @@ pub(super) enum Event {
 }
 
 impl Machine {
-    /// Runs `command` in the machine, in the working directory of this process.
-    pub(super) fn run(&self, command: &[OsString], limit: Option<Duration>) -> Result<Ended> {
+    /// Runs `command` in the machine, in the working directory of this process: how it ended, and
+    /// the last lines of the console.
+    pub(super) fn run(
+        &self,
+        command: &[OsString],
+        limit: Option<Duration>,
+    ) -> Result<(Ended, String)> {
         let folder = tempfile::Builder::new().prefix("rxe-").tempdir()?;
         script::write(&folder.path().join("command"), command)?;
         let (sender, events) = channel();
@@ -94,7 +99,11 @@ impl Machine {
         ports.close();
         killed.context("ending qemu")?;
         let console = fs::read(folder.path().join("console")).unwrap_or_default();
-        ended.with_context(|| format!("its console says:\n{}", tail(&console)))
+        let console = format!("its console says:\n{}\n", tail(&console));
+        match ended {
+            Ok(ended) => Ok((ended, console)),
+            Err(error) => Err(error.context(console)),
+        }
     }
 
     fn start(&self, folder: &Path, events: &Sender<Event>) -> Result<Child> {

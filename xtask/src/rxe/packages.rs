@@ -16,6 +16,9 @@ use super::tools::{PROGRAMS, done, require, tool};
 /// What programs in the guest need: the library, its provider, `ibv_rc_pingpong`, `rping`, `rdma`.
 const GUEST: [&str; 4] = ["ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "iproute2"];
 
+/// What unpacks modules, which some distributions pack.
+const UNPACKERS: [&str; 2] = ["xz-utils", "zstd"];
+
 /// What the packages take, packed and unpacked, with room for the rest.
 const NEEDED_MIB: u64 = 1024;
 
@@ -52,6 +55,12 @@ pub(super) fn unpack(tree: &Path, given: &GivenKernel, install: bool) -> Result<
         let modules = fs::canonicalize(modules);
         let modules = modules.with_context(|| format!("--modules {:?}", given.modules))?;
         let name = modules.file_name().context("--modules is no folder of a kernel version")?;
+        ensure!(
+            modules.join("modules.dep").is_file(),
+            "{0} has no modules.dep: it is not the folder of a kernel's modules, or `depmod` has \
+             not been run for it",
+            modules.display()
+        );
         fs::create_dir_all(&folder)?;
         symlink(&modules, folder.join(name))?;
     } else {
@@ -102,7 +111,7 @@ fn download(tree: &Path, kernel: bool) -> Result<()> {
     }
     done(&mut apt.get("update")).context(ARCHIVES)?;
     let programs = PROGRAMS.map(|(_, package)| package);
-    let mut wanted = apt.missing(&[&programs[..], &GUEST].concat())?;
+    let mut wanted = apt.missing(&[&programs[..], &GUEST, &UNPACKERS].concat())?;
     if kernel {
         wanted.extend(apt.kernel(kernel_package(&os_release("ID"), &os_release("ID_LIKE")))?);
     }

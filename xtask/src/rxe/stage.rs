@@ -31,7 +31,7 @@ pub(super) fn stage(
 }
 
 /// Whether the stage at `place` was made from `key`, to the end.
-fn is_made(place: &Path, key: &str) -> bool {
+pub(super) fn is_made(place: &Path, key: &str) -> bool {
     manifest(place).is_some_and(|made| made == key)
 }
 
