@@ -67,13 +67,18 @@ pub(super) fn unpack(tree: &Path, given: &GivenKernel, install: bool) -> Result<
         done(tool(tree, "depmod")?.arg("-b").arg(tree).arg(version(tree)?))?;
     }
     let version = version(tree)?;
+    ensure_rxe(&folder, &version)?;
+    let kernel = kernel(tree, given, &version);
+    ensure!(kernel.is_file(), "no kernel at {}", kernel.display());
+    Ok(())
+}
+
+fn ensure_rxe(folder: &Path, version: &str) -> Result<()> {
     ensure!(
-        has_rxe(&folder.join(&version)),
+        has_rxe(&folder.join(version)),
         "the modules of kernel {version} have no rdma_rxe; give a kernel that has it: \
          --kernel /boot/vmlinuz-VERSION --modules /lib/modules/VERSION"
     );
-    let kernel = kernel(tree, given, &version);
-    ensure!(kernel.is_file(), "no kernel at {}", kernel.display());
     Ok(())
 }
 
@@ -244,6 +249,9 @@ mod tests {
         let modules = home.path().join("5.0-small");
         fs::create_dir(&modules).unwrap();
         fs::write(modules.join("modules.dep"), "kernel/drivers/net/dummy.ko:\n").unwrap();
-        assert!(!has_rxe(&modules));
+        let error = ensure_rxe(home.path(), "5.0-small").unwrap_err().to_string();
+        assert!(error.contains("5.0-small") && error.contains("--modules"), "{error}");
+        fs::write(modules.join("modules.dep"), "kernel/drivers/rdma_rxe.ko:\n").unwrap();
+        ensure_rxe(home.path(), "5.0-small").unwrap();
     }
 }
