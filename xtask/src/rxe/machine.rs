@@ -225,6 +225,7 @@ mod tests {
         }
         // What is not complete goes on: here until nothing can come any more.
         followed([finished(), out(4), err(2)], None).unwrap_err();
+        followed([finished(), out(5), err(1)], None).unwrap_err();
     }
 
     #[test]
