@@ -115,10 +115,13 @@ impl BufferPool {
         unused.iter().map(|region| region.registration().length()).sum()
     }
 
-    /// What it has, and what of it is in use.
+    /// What it has, and what of it is in use; nothing in a forked child.
     #[must_use]
     pub fn usage(&self) -> PoolUsage {
         let mut usage = PoolUsage::default();
+        if self.0.pd.check_process().is_err() {
+            return usage;
+        }
         for region in self.regions().iter() {
             let used = region.in_use();
             usage.regions += 1;

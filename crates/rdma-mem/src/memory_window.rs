@@ -235,12 +235,16 @@ impl<R: BindableRegion> MemoryWindow<R> {
     /// Tells the window that no peer has access any more.
     ///
     /// # Safety
-    /// That is so. The completion of its bind was polled with a failure; or with success, and after it
+    /// That is so, and stays so: no request to bind it is still to be executed. One of these was polled:
     ///
-    /// - the completion of its invalidation, with success: of a local one, or of a receive that gives this
-    ///   [key](Self::rkey) as invalidated;
-    /// - or, of type 1, the completion of its unbind, with success;
-    /// - or, of type 2, the queue pair that it was bound with was reset or destroyed.
+    /// - the completion of its bind, with a failure;
+    /// - of type 2, the completion of its invalidation, with success: of a local one, or of a receive that
+    ///   gives this [key](Self::rkey) as invalidated;
+    /// - of type 1, the completion of its unbind, with success, where the unbind could not overtake the bind:
+    ///   it was posted to the same queue pair, or after the completion of the bind was polled.
+    ///
+    /// That its queue pair was reset or destroyed is not enough: some devices keep the window bound, for the
+    /// next queue pair of that number. [`close`](Self::close) it then.
     pub const unsafe fn unbound(&mut self) {
         self.bound = None;
     }

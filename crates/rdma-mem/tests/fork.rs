@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rdma_mem::{
-    AccessFlags, BufferPool, Context, DeviceList, Error, Forked, MemoryRegion, ProtectionDomain,
-    RegionMemory,
+    AccessFlags, BufferPool, Context, DeviceList, Error, Forked, MemoryRegion, PoolUsage,
+    ProtectionDomain, RegionMemory,
 };
 use rdma_sys::{Verbs, ibv_context, ibv_device, ibv_mr, ibv_pd};
 
@@ -107,6 +107,7 @@ fn every_control_verb_of_a_forked_child_says_so() {
             is_forked(pd.register_owned(memory).map_err(|(_, error)| error), me),
             is_forked(pool.allocate(64), me),
             pool.trim() == 0,
+            pool.usage() == PoolUsage::default(),
         ])
     });
     assert_eq!(returned, 0, "the number of the check that failed");

@@ -26,7 +26,8 @@ const BATCH: u32 = 256;
 /// Any number of queues can share a channel; clones are cheap and name the same one. All methods take
 /// `&self`, from any thread; of several threads that wait, one gets the event. The channel
 /// [is a file](AsFd) that is readable while there are events, for `poll`, `epoll` and what is made of
-/// them; it never blocks.
+/// them; it never blocks. Nothing is to be read from it by other ways than these methods: an event that was
+/// taken so is never acknowledged, and its queue's destruction waits for it.
 ///
 /// An event is a value. What the provider wants to have acknowledged before it destroys a queue is
 /// counted here and settled then, so that no event, taken or not, makes that wait.
@@ -288,5 +289,37 @@ impl Drop for Subscription {
             // SAFETY: SAFETY.md F1, F2: live by the contract of `new`, and so many were taken.
             unsafe { acknowledge(self.cq.as_ptr(), count) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::CompletionQueue;
+
+    use super::*;
+
+    #[test]
+    fn a_forked_child_waits_for_no_lock_of_its_parent() {
+        rdma_soft::install();
+        let context = rdma_mem::open_device("soft0").unwrap();
+        let channel = CompletionChannel::create(&context).unwrap();
+        let cq = CompletionQueue::create_with_channel(&channel, 16, 0).unwrap();
+        let held = channel.taken();
+        // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "no child");
+        if pid == 0 {
+            // SAFETY: SAFETY.md F15: it ends a child that hangs.
+            unsafe { libc::alarm(5) };
+            let failed = cq.close().is_err();
+            // SAFETY: SAFETY.md F15: nothing else runs in this child.
+            unsafe { libc::_exit(i32::from(!failed)) };
+        }
+        let mut status = 0;
+        // SAFETY: SAFETY.md F15: the child of this process, and room for its status.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        drop(held);
+        assert_eq!(status, 0);
+        cq.close().unwrap();
     }
 }

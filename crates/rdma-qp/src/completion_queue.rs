@@ -281,6 +281,10 @@ impl CompletionQueue {
     /// provider says.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn close(self) -> Result<(), (Self, Error)> {
+        // A forked child might wait for ever for the lock of the channel.
+        if let Err(forked) = self.0.handle.check_process() {
+            return Err((self, rdma_mem::Error::from(forked).into()));
+        }
         match Arc::try_unwrap(self.0) {
             Ok(Inner { subscription, handle, id, capacity, polled }) => {
                 drop(subscription);

@@ -28,11 +28,15 @@ impl QueuePair {
     /// memory of its elements stays allocated and registered.
     ///
     /// - Of a send or a write, nobody writes that memory. The exception is an inline request, whose
-    ///   data is copied before the call returns.
+    ///   data is copied before the call returns; the processor does it, so requests find that memory at its
+    ///   own address, and not at the `iova` of a [`DmabufRegion`](rdma_mem::DmabufRegion), or from 0 on as in
+    ///   a region with [`ZERO_BASED`](rdma_mem::AccessFlags::ZERO_BASED).
     /// - Of a read, an atomic or a receive, it is nobody else's, since the device writes it: no
     ///   reference to it exists or is made, but for [shared regions](rdma_mem::SharedRegion), which make
     ///   none.
     /// - Of a [bind](crate::BindWindow), peers use the memory that is lent, as [`bind`](Self::bind) says.
+    ///   It is posted once: a second one would lend the memory again, when the window is believed
+    ///   [unbound](rdma_mem::MemoryWindow::unbound).
     /// - The [address handle](crate::AddressHandle) of a datagram lives as long.
     ///
     /// A request has completed when its own completion was polled; an unsignaled one also when that of

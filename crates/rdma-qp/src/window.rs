@@ -112,6 +112,9 @@ impl QueuePair {
     /// with success, no peer has access through it any more. Windows of type 2 are
     /// [invalidated](crate::LocalInvalidate).
     ///
+    /// Queue pairs do not wait for each other: through another than the one that binds it, an unbind may come
+    /// before the bind. So there poll the completion of the bind first.
+    ///
     /// # Errors
     /// See [`PostError`]: [`Window`](crate::PostErrorKind::Window) if it is not bound, or of type 2.
     ///

@@ -118,7 +118,9 @@ macro_rules! data {
             }
 
             /// The processor copies the data when it is posted: the memory can be used again at once,
-            /// and needs no registration. As much as the queue pair's `max_inline_data`.
+            /// and needs no registration. As much as the queue pair's `max_inline_data`. Not from regions
+            /// whose requests count from another address than the memory's own: a
+            /// [`DmabufRegion`](rdma_mem::DmabufRegion), or one that is zero based.
             #[doc(alias = "IBV_SEND_INLINE")]
             #[inline]
             #[must_use]

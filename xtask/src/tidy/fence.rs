@@ -1,5 +1,5 @@
-//! The fence around unsafe code: a checked-in list of the files that may have any, and no symbol
-//! that C could link to from a library.
+//! The fence around unsafe code: a checked-in list of the files that may have any, few files that turn
+//! addresses into pointers, and no symbol that C could link to from a library.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +7,14 @@ use super::{Finding, layers, tokens};
 use crate::tree::Tree;
 
 const LIST: &str = "xtask/unsafe-files.txt";
+
+/// What turns an address into a pointer, and the files of libraries that may (SAFETY.md F7).
+const POINTERS: &str = "with_exposed_provenance";
+const OF_ADDRESSES: [&str; 3] = [
+    "crates/rdma-qp/src/extended_post.rs",
+    "crates/rdma-soft/src/engine/copy.rs",
+    "crates/rdma-soft/src/engine/probe.rs",
+];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -24,9 +32,20 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
             }));
         }
     }
+    found.extend(pointers(tree));
     found.extend(listed(tree, &unsafe_files));
     found.extend(forbidden(tree, &unsafe_files));
     found
+}
+
+fn pointers(tree: &Tree) -> Vec<Finding> {
+    let sources = tree.ending(&[".rs"]).filter(|(path, _)| is_library_source(path));
+    let others = sources.filter(|(path, _)| !OF_ADDRESSES.contains(path));
+    let line = |text: &str| Some(text.lines().position(|line| line.contains(POINTERS))? + 1);
+    let found = others.filter_map(|(path, text)| Some((path, line(text)?)));
+    let what =
+        format!("`{POINTERS}`: SAFETY.md F7 has the files that turn addresses into pointers");
+    found.map(|(path, line)| Finding::new(path, line, what.clone())).collect()
 }
 
 fn listed(tree: &Tree, unsafe_files: &BTreeMap<&str, usize>) -> Vec<Finding> {
@@ -126,6 +145,17 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert!(found[0].contains("gid.rs:1: unsafe code, and rdma-types may have none"));
         assert!(messages([(root, "#![deny(unsafe_code)]"), (LIST, "")])[0].contains("forbid"));
+    }
+
+    #[test]
+    fn addresses_become_pointers_in_few_files() {
+        let text = "fn a() {}\nlet p = ptr::with_exposed_provenance_mut::<u8>(1);\n";
+        for path in OF_ADDRESSES.into_iter().chain(["crates/rdma-soft/tests/a.rs"]) {
+            assert!(messages([(path, text), (LIST, "")]).is_empty(), "{path}");
+        }
+        let found = messages([("crates/rdma-qp/src/a.rs", text), (LIST, "")]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].starts_with("crates/rdma-qp/src/a.rs:2: `with_exposed"), "{found:?}");
     }
 
     #[test]
