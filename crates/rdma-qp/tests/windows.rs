@@ -5,14 +5,15 @@
 
 mod common;
 
-use common::{DEVICES, End, forget, pair, pair_with, parts};
+use common::{DEVICES, End, forget, pair, pair_with, parts, try_connect};
 use rdma_mem::{
     AccessFlags, BindError, BindableRegion, BufferPool, GatherElement, MemoryWindow,
     RemoteMemoryRegion, ScatterElement, WindowType,
 };
 use rdma_qp::{
-    BindWindow, LocalInvalidate, PostErrorKind, QpState, ReadWorkRequest, ReceiveWorkRequest,
-    SendWithInvalidate, SendWorkRequest, WcOpcode, WorkErrorCode, WorkResult, WriteWorkRequest,
+    BindWindow, CompletionQueue, LocalInvalidate, PostErrorKind, QpState, ReadWorkRequest,
+    ReceiveWorkRequest, SendWithInvalidate, SendWorkRequest, WcOpcode, WorkErrorCode, WorkResult,
+    WriteWorkRequest,
 };
 
 fn write() -> AccessFlags {
@@ -227,6 +228,29 @@ fn a_bind_goes_before_the_send_that_tells_it() {
         write_nines(&a, RemoteMemoryRegion::new(remote.address(), 8, told)).unwrap();
         assert_eq!(b.next().wr_id(), 82, "the bind was unsignaled");
         assert_eq!(window.remote(), Some(remote));
+    }
+}
+
+#[test]
+fn an_unbind_through_another_queue_pair_does_not_wait_for_the_bind() {
+    for device in DEVICES {
+        let (a, b) = pair(device);
+        let own = CompletionQueue::create(b.pd.context(), 256).unwrap();
+        let (_c, other) = try_connect(parts(device), (b.pd.clone(), own), |knobs| knobs).unwrap();
+        let mut window = window(b.pd.allocate_bindable_region(64).unwrap(), WindowType::One);
+        // SAFETY: a request without memory. It waits for a receive, and what comes after it, too.
+        unsafe { b.qp.post_send(SendWorkRequest::only_immediate(1), 90) }.unwrap();
+        // SAFETY: SAFETY.md F8: the window's own region.
+        unsafe { b.qp.bind(&mut window, 0..64, write(), 91) }.unwrap();
+        let remote = window.remote().unwrap();
+        // SAFETY: a request without memory.
+        unsafe { other.qp.unbind(&mut window, 92) }.unwrap();
+        assert!(other.next().result().is_ok() && window.is_bound(), "the window is told");
+        // SAFETY: a request without memory.
+        unsafe { a.qp.post_receive(ReceiveWorkRequest::only_immediate(), 93) }.unwrap();
+        assert_eq!((b.next().wr_id(), b.next().wr_id(), a.next().wr_id()), (90, 91, 93));
+        write_nines(&a, remote).unwrap();
+        assert!(window.region().is_none(), "the peer has it still");
     }
 }
 
