@@ -16,7 +16,8 @@ use crate::{AsyncEvent, Context, Error, EventFile, VerbError};
 /// what others want to know; a library opens a context of its own.
 ///
 /// It [is a file](AsFd) that is readable while there are events, for `poll`, `epoll` and what is made
-/// of them.
+/// of them. Nothing is to be read from it by other ways than these methods: an event that was taken so is
+/// never acknowledged, and the destruction of what it is about waits for it.
 ///
 /// # Examples
 /// ```
