@@ -86,10 +86,10 @@ impl Clock {
         self.alarms.iter().flatten().filter_map(|slot| slot.at).min()
     }
 
-    /// Takes one owner whose time has come.
+    /// Takes the owner whose time came first, so that who is always due again keeps nobody waiting.
     fn take_due(&mut self, now: Instant) -> Option<Weak<QueuePair>> {
         let due = |slot: &&mut Slot| slot.at.is_some_and(|at| at <= now);
-        let slot = self.alarms.iter_mut().flatten().find(due)?;
+        let slot = self.alarms.iter_mut().flatten().filter(due).min_by_key(|slot| slot.at)?;
         slot.at = None;
         Some(slot.owner.clone())
     }
@@ -125,5 +125,25 @@ fn serve() {
             }
         };
         clock = CHANGED.wait_timeout(clock, wait).unwrap_or_else(PoisonError::into_inner).0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_due_first_is_served_first() {
+        let now = Instant::now();
+        let times = [3, 1, 0, 2].map(|n| now + Duration::from_secs(n));
+        let slot = |at| Some(Slot { owner: Weak::new(), at: Some(at) });
+        let alarms = times.into_iter().map(slot).collect();
+        let mut clock = Clock { alarms, free: Vec::new(), served_by: None };
+        for left in (0..3).rev() {
+            assert!(clock.take_due(now + Duration::from_secs(2)).is_some());
+            let waiting = clock.alarms.iter().flatten().filter_map(|slot| slot.at);
+            assert_eq!(waiting.min(), Some(now + Duration::from_secs(3 - left)));
+        }
+        assert!(clock.take_due(now + Duration::from_secs(2)).is_none(), "it is not time yet");
     }
 }
