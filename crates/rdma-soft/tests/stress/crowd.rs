@@ -141,7 +141,11 @@ impl Server {
             if dice.one_in(2) {
                 self.poll_extended(&mut dice);
             }
-            for wc in self.receive_cq.try_poll::<8>().unwrap() {
+            let completions = self.receive_cq.try_poll::<8>().unwrap();
+            if completions.is_empty() {
+                thread::yield_now();
+            }
+            for wc in completions {
                 self.receive(wc.wr_id);
                 if wc.status == Status::IBV_WC_SUCCESS {
                     self.took_back(wc.qp_num, invalidated(&wc));
