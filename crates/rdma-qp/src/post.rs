@@ -214,7 +214,7 @@ impl QueuePair {
         &self,
         requests: &mut [QueuedRequest<'_, '_>],
     ) -> Result<(), PostError> {
-        check_all(requests, self)?;
+        check_all(requests, |request| Queued::check(request, self))?;
         // SAFETY: the same contract.
         unsafe { self.post_batch_raw(requests) }
     }
@@ -250,7 +250,7 @@ impl QueuePair {
         &self,
         requests: &mut [QueuedReceive<'_, '_>],
     ) -> Result<(), PostError> {
-        check_all(requests, self)?;
+        check_all(requests, |request| Queued::check(request, self))?;
         // SAFETY: the same contract.
         unsafe { self.post_receive_batch_raw(requests) }
     }

@@ -47,11 +47,14 @@ pub(crate) mod sealed {
         unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
     }
 
-    /// As [`Queued::check`], of all; the error says which.
+    /// Checks all; the error says which.
     #[inline]
-    pub(crate) fn check_all<Q: Queued>(batch: &[Q], qp: &QueuePair) -> Result<(), PostError> {
+    pub(crate) fn check_all<Q>(
+        batch: &[Q],
+        check: impl Fn(&Q) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
         for (place, request) in batch.iter().enumerate() {
-            request.check(qp).map_err(|error| error.at(place))?;
+            check(request).map_err(|error| error.at(place))?;
         }
         Ok(())
     }

@@ -9,6 +9,7 @@ use rdma_sys::{ibv_post_srq_recv, ibv_srq, ibv_srq_attr, ibv_srq_attr_mask, ibv_
 
 use crate::error::srq_hint;
 use crate::post_list::{post_all, post_one, refused};
+use crate::request::sealed::check_all;
 use crate::{Error, PostError, QueuedReceive, ReceiveWorkRequest};
 
 /// A shared receive queue (SRQ): receives for any number of queue pairs.
@@ -231,9 +232,7 @@ impl SharedReceiveQueue {
         &self,
         requests: &mut [QueuedReceive<'_, '_>],
     ) -> Result<(), PostError> {
-        for (place, request) in requests.iter().enumerate() {
-            request.check(self.pd(), self.max_sge()).map_err(|error| error.at(place))?;
-        }
+        check_all(requests, |request| request.check(self.pd(), self.max_sge()))?;
         // SAFETY: SAFETY.md F1, F12: a live queue, and a list of the whole slice; the rest is this
         // function's contract.
         let call = |list, bad| unsafe { ibv_post_srq_recv(self.as_raw(), list, bad) };
