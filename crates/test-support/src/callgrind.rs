@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::{env, fs};
 
 /// What one call of a function named `…counted…` cost, in instructions, by the function that they
@@ -48,6 +48,23 @@ impl Profile {
             }
         }
         Some(Self { functions })
+    }
+}
+
+/// What `main` of a bench does outside of callgrind: `compare` prints a table and says whether all is
+/// within the limits.
+pub fn bench(compare: impl FnOnce() -> Result<bool, String>) -> ExitCode {
+    // `cargo test --benches` only wants to see that it starts.
+    if !env::args().any(|argument| argument == "--bench") {
+        return ExitCode::SUCCESS;
+    }
+    match compare() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(message) => {
+            eprintln!("instructions: {message}");
+            ExitCode::FAILURE
+        }
     }
 }
 

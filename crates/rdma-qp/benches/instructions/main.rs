@@ -21,7 +21,7 @@ use c::{CObject, Calls, End};
 use loops::{Checked, DEPTH, LENGTH, Outcome, PLACES, Raw, Rig};
 use rdma_mem::{AccessFlags, open_device};
 use rdma_qp::{CompletionQueue, prelude::*};
-use test_support::callgrind::{Profile, profiles};
+use test_support::callgrind::{Profile, bench, profiles};
 use test_support::quiet_device;
 
 mod c;
@@ -104,18 +104,7 @@ fn main() -> ExitCode {
         run_all(Path::new(&object));
         return ExitCode::SUCCESS;
     }
-    // `cargo test --benches` only wants to see that it starts.
-    if !env::args().any(|argument| argument == "--bench") {
-        return ExitCode::SUCCESS;
-    }
-    match compare() {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(message) => {
-            eprintln!("instructions: {message}");
-            ExitCode::FAILURE
-        }
-    }
+    bench(compare)
 }
 
 /// Prints the table. Whether all is within the limits.

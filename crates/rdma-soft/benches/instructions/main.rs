@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use many::{Count, Many};
-use test_support::callgrind::profiles;
+use test_support::callgrind::{bench, profiles};
 
 #[path = "../device/many.rs"]
 mod many;
@@ -50,18 +50,7 @@ fn main() -> ExitCode {
         counted(&mut many, 2 * OPERATIONS);
         return ExitCode::SUCCESS;
     }
-    // `cargo test --benches` only wants to see that it starts.
-    if !env::args().any(|argument| argument == "--bench") {
-        return ExitCode::SUCCESS;
-    }
-    match compare() {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(message) => {
-            eprintln!("instructions: {message}");
-            ExitCode::FAILURE
-        }
-    }
+    bench(compare)
 }
 
 /// Prints the table. Whether all is within the limit.
