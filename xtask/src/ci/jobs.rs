@@ -42,7 +42,7 @@ const UNSTABLE: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 /// Runs every test binary under valgrind; a leak or an invalid access fails it.
 const MEMCHECK: (&str, &str) = (
     "CARGO_TARGET_{HOST}_RUNNER",
-    "valgrind --quiet --error-exitcode=99 --leak-check=full --show-leak-kinds=definite \
+    "valgrind --quiet --fair-sched=yes --error-exitcode=99 --leak-check=full --show-leak-kinds=definite \
         --errors-for-leak-kinds=definite",
 );
 
