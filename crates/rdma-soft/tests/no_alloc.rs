@@ -5,9 +5,6 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 
-#[path = "device/rig/mod.rs"]
-mod rig;
-
 use std::ptr;
 use std::sync::Barrier;
 use std::thread;
@@ -18,13 +15,13 @@ use rdma_sys::{
 };
 use test_support::alloc_counter::CountingAllocator;
 
-use rdma_soft::{Builder, Schedule};
-use rig::connect::{Knobs, Side, connect_sides};
-use rig::extended::{OPERATIONS, STANDARD, TIMESTAMP, WALLCLOCK, init};
-use rig::post::Wr;
-use rig::srq::Server;
-use rig::window::{Mw, TYPE_2};
-use rig::{ALL_ACCESS, Cq, MW_BIND, Mr, Qp, REMOTE_WRITE, Size, soft, until};
+use rdma_soft::{Builder, Schedule, SoftDevice};
+use test_support::rig::connect::{Knobs, Side, connect_sides};
+use test_support::rig::extended::{OPERATIONS, STANDARD, TIMESTAMP, WALLCLOCK, init};
+use test_support::rig::post::Wr;
+use test_support::rig::srq::Server;
+use test_support::rig::window::{Mw, TYPE_2};
+use test_support::rig::{ALL_ACCESS, Cq, MW_BIND, Mr, Qp, REMOTE_WRITE, Size, until};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
@@ -279,7 +276,7 @@ fn flushed(stage: &Stage) -> u64 {
 fn overflow(stage: &Stage) -> u64 {
     let (a, mut wcs) = (&stage.a, [ibv_wc::default(); 16]);
     let posted = (0..8).map(|_| post(&a.qp, &stage.write, 1)).sum();
-    until("execution", || soft(stage.device).in_flight(a.qp.qpn()) == 0);
+    until("execution", || SoftDevice::find(stage.device).unwrap().in_flight(a.qp.qpn()) == 0);
     assert_eq!(poll(&a.send_cq, &mut wcs), 4);
     assert!(poll(&a.send_cq, &mut wcs) < 0);
     posted

@@ -6,17 +6,14 @@
 //! ask for them by name.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 
-#[path = "device/rig/mod.rs"]
-mod rig;
-
 use std::env;
 use std::process::Command;
 
 use rdma_soft::{Builder, Schedule, SoftDevice};
-use rig::connect::{Side, pair};
-use rig::memory::key_of;
-use rig::post::Wr;
-use rig::{ALL_ACCESS, LOCAL_WRITE};
+use test_support::rig::connect::{Side, pair};
+use test_support::rig::memory::key_of;
+use test_support::rig::post::Wr;
+use test_support::rig::{ALL_ACCESS, LOCAL_WRITE};
 
 const CHILD: &str = "RDMA_VISIBLE_COPIES_CHILD";
 
@@ -63,7 +60,7 @@ fn write_to_freed_memory() {
     drop(sink);
     a.qp.post(&Wr::write(1, &[source.sge(0, BYTES)], &source, 0).remote(address, key_of(mr)));
     a.send_cq.expect_success(1);
-    rig::memory::deregister(mr);
+    test_support::rig::memory::deregister(mr);
 }
 
 /// A peer writes one byte more than a buffer has: the registration is as long as its program said.
@@ -75,7 +72,7 @@ fn write_past_the_end() {
     let address = sink.as_ptr().addr() as u64;
     a.qp.post(&Wr::write(1, &[source.sge(0, BYTES + 1)], &source, 0).remote(address, key_of(mr)));
     a.send_cq.expect_success(1);
-    rig::memory::deregister(mr);
+    test_support::rig::memory::deregister(mr);
 }
 
 /// A program frees what it sends while the request is in flight.
@@ -90,7 +87,7 @@ fn read_of_freed_memory() {
     a.qp.post(&Wr::send(2, &[sge]));
     drop(source);
     assert_eq!(soft.release(a.qp.qpn(), 1), 1);
-    rig::memory::deregister(mr);
+    test_support::rig::memory::deregister(mr);
 }
 
 #[cfg(rdma_visible_copies)]

@@ -4,12 +4,14 @@
 //! - [`callgrind`]: how many instructions a piece of code takes.
 //! - [`fault`]: faults that a test plants on purpose, as plain data.
 //! - [`quiet_device`]: a device that does nothing, beside which the caller's own code is counted.
+//! - [`rig`]: the verbs as C calls them, for tests of devices.
 //! - [`twins`]: what must not compile, beside what does.
 //!
-//! It depends on no crate of the workspace, so that every one can use it.
+//! Of the workspace it uses only the two lowest crates, so that every other one can use it.
 
 pub mod alloc_counter;
 pub mod callgrind;
 pub mod fault;
 pub mod quiet_device;
+pub mod rig;
 pub mod twins;

@@ -1,8 +1,8 @@
 //! Two connected queue pairs with memory, as most benches need them.
 
 use crate::prepared::{Prepared, PreparedReceive};
-use crate::rig::connect::{Knobs, Side, connect_sides};
-use crate::rig::{ALL_ACCESS, Mr, Size};
+use test_support::rig::connect::{Knobs, Side, connect_sides};
+use test_support::rig::{ALL_ACCESS, Mr, Size};
 
 /// Fields drop in order: the memory before the queue pairs that know it.
 pub(crate) struct Link {

@@ -17,8 +17,6 @@ mod link;
 mod many;
 mod one_thread;
 mod prepared;
-#[path = "../../tests/device/rig/mod.rs"]
-mod rig;
 mod scale;
 mod two_threads;
 

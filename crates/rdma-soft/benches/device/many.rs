@@ -3,8 +3,8 @@
 use rdma_sys::{ibv_sge, ibv_wc};
 
 use crate::prepared::{Prepared, poll};
-use crate::rig::connect::{Knobs, connect, endpoint};
-use crate::rig::{ALL_ACCESS, Context, Cq, Mr, Pd, Qp, Size};
+use test_support::rig::connect::{Knobs, connect, endpoint};
+use test_support::rig::{ALL_ACCESS, Context, Cq, Mr, Pd, Qp, Size};
 
 /// How many of something there are, and whether operations use one of them or all in turn.
 #[derive(Clone, Copy)]

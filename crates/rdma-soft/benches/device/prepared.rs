@@ -5,7 +5,7 @@ use std::{hint, ptr, thread};
 
 use rdma_sys::*;
 
-use crate::rig::{Cq, Qp};
+use test_support::rig::{Cq, Qp};
 
 /// A send request with its one element.
 #[derive(Clone, Copy)]

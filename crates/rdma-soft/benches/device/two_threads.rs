@@ -15,8 +15,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use crate::batches::{bench_beside, ns_of_one};
 use crate::link::Link;
 use crate::prepared::{Patience, Prepared, PreparedReceive, poll};
-use crate::rig::connect::Side;
-use crate::rig::{Cq, Mr, Qp};
+use test_support::rig::connect::Side;
+use test_support::rig::{Cq, Mr, Qp};
 
 const BATCH: u64 = 32;
 

@@ -19,8 +19,6 @@ use test_support::callgrind::{bench, profiles};
 mod many;
 #[path = "../device/prepared.rs"]
 mod prepared;
-#[path = "../../tests/device/rig/mod.rs"]
-mod rig;
 
 const MOST: f64 = 1.2;
 const OPERATIONS: u64 = 10_000;

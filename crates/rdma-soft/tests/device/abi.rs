@@ -87,7 +87,8 @@ fn device_attributes_are_the_limits_it_enforces() {
 
 #[test]
 fn port_attributes_say_what_kind_of_link_it_is() {
-    let (roce, ib) = (Context::open("soft0").query_port(), Context::open("softib0").query_port());
+    let (roce, ib) =
+        (crate::rig::open_default("soft0").query_port(), Context::open("softib0").query_port());
     for port in [&roce, &ib] {
         assert_eq!(port.state, ibv_port_state::IBV_PORT_ACTIVE);
         assert_eq!((port.max_mtu, port.active_mtu), (ibv_mtu::IBV_MTU_4096, ibv_mtu::IBV_MTU_4096));
@@ -100,7 +101,7 @@ fn port_attributes_say_what_kind_of_link_it_is() {
 
 #[test]
 fn programs_of_every_age_get_as_much_of_the_port_as_they_know() {
-    let context = Context::open("softib0");
+    let context = crate::rig::open_default("softib0");
     let whole = context.query_port_bytes(56);
     assert_eq!(whole.len(), 56);
     for length in [48, 52, 56] {
@@ -115,7 +116,7 @@ fn programs_of_every_age_get_as_much_of_the_port_as_they_know() {
 
 #[test]
 fn ports_that_do_not_exist_are_refused() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     for port in [0, 2, 255] {
         assert_eq!(context.try_query_port(port), Errno::EINVAL.raw());
         assert_eq!(query_gid(&context, port, 0), Err(Errno::EINVAL));
@@ -152,7 +153,7 @@ fn gid_queries_agree() {
 
 #[test]
 fn roce_gids_are_link_local_and_ipv4_mapped_outside_of_real_networks() {
-    let gids = soft(Context::open("soft0").name()).gids();
+    let gids = soft(crate::rig::open_default("soft0").name()).gids();
     assert!(gids[0] == gids[1] && gids[2] == gids[3]);
     assert!(gids[0].is_link_local());
     assert!(gids[2].to_ipv4().unwrap().octets()[0] >= 240, "{}", gids[2]);
@@ -161,7 +162,7 @@ fn roce_gids_are_link_local_and_ipv4_mapped_outside_of_real_networks() {
 
 #[test]
 fn one_partition_key_is_there() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     assert_eq!(query_pkey(&context, 1, 0), Ok(0xffff));
     assert_eq!(query_pkey(&context, 1, 1), Err(Errno::EINVAL));
     assert_eq!(context.pkey_index(0xffff), Ok(0));
@@ -170,10 +171,10 @@ fn one_partition_key_is_there() {
 
 #[test]
 fn context_is_a_verbs_context_with_a_data_path_and_a_descriptor() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     assert!(context.is_extended());
     assert!(context.async_fd() >= 0);
     assert_eq!((context.command_fd(), context.completion_vectors()), (-1, 1));
-    let second = Context::open("soft0");
+    let second = crate::rig::open_default("soft0");
     assert_ne!(context.async_fd(), second.async_fd(), "each context has its own");
 }

@@ -81,7 +81,7 @@ fn requests_reach_nothing_outside_of_the_part() {
 
 #[test]
 fn the_file_is_mapped_while_it_is_registered_whoever_closes_it() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     let pd = context.pd();
     let name = "dmabuf-lifetime";
     let file = memfd(name, 3 * PAGE, SHRINK);
@@ -113,7 +113,7 @@ fn a_request_that_is_held_half_way_is_over_before_the_file_is_unmapped() {
 
 #[test]
 fn ranges_that_are_not_of_the_file_are_refused() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     let pd = context.pd();
     let file = memfd("dmabuf-ranges", 3 * PAGE, SHRINK);
     let refused = |part: Part| pd.try_import(part, file.as_raw_fd(), 0).err();
@@ -132,7 +132,7 @@ fn ranges_that_are_not_of_the_file_are_refused() {
 
 #[test]
 fn files_that_could_shrink_and_what_is_no_memory_are_refused() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     let pd = context.pd();
     let part = Part { offset: 0, length: 4096, iova: 0 };
     let refused = |file: &OwnedFd| pd.try_import(part, file.as_raw_fd(), 0).err();
@@ -150,7 +150,7 @@ fn files_that_could_shrink_and_what_is_no_memory_are_refused() {
 
 #[test]
 fn a_file_that_may_not_be_written_is_registered_for_reading_only() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     let pd = context.pd();
     let writable = memfd("dmabuf-read-only", 3 * PAGE, SHRINK);
     let read_only = File::open(format!("/proc/self/fd/{}", writable.as_raw_fd())).unwrap();
@@ -168,7 +168,7 @@ fn a_file_that_may_not_be_written_is_registered_for_reading_only() {
 
 #[test]
 fn rights_that_no_dmabuf_has_are_refused() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     let pd = context.pd();
     let file = memfd("dmabuf-rights", 3 * PAGE, SHRINK);
     let refused = |access| pd.try_import(TAIL, file.as_raw_fd(), access).err();

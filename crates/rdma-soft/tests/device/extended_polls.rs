@@ -11,9 +11,7 @@ use rdma_sys::{
 use crate::rig::connect::{Knobs, Side, connect, connect_sides, endpoint};
 use crate::rig::extended::{JUNK, Read, STANDARD, TIMESTAMP, WALLCLOCK};
 use crate::rig::post::Wr;
-use crate::rig::{
-    ALL_ACCESS, Context, Size, imm_of, on_each_device, on_each_held_device, soft, until,
-};
+use crate::rig::{ALL_ACCESS, Size, imm_of, on_each_device, on_each_held_device, soft, until};
 
 const ENOENT: i32 = Errno::ENOENT.raw();
 const EINVAL: i32 = Errno::EINVAL.raw();
@@ -342,7 +340,7 @@ fn a_timestamp_stays_with_its_completion_when_another_queue_pair_goes() {
 
 #[test]
 fn what_the_device_does_not_have_is_refused_at_creation() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     let base = ibv_cq_init_attr_ex { cqe: 4, wc_flags: STANDARD, ..Default::default() };
     let try_cq = |attr| context.try_cq_ex(&attr).err();
     let unsupported = Some(Errno::EOPNOTSUPP);
@@ -367,7 +365,7 @@ fn what_the_device_does_not_have_is_refused_at_creation() {
 
 #[test]
 fn the_clock_is_asked_for_by_name() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     let attr = context.query_device_ex();
     assert_eq!((attr.hca_core_clock, attr.completion_timestamp_mask), (1_000_000, u64::MAX));
     let (first, second) = (context.clock(), context.clock());

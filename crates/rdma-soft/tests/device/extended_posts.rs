@@ -444,7 +444,7 @@ fn batches_of_several_threads_do_not_mix() {
 
 #[test]
 fn what_was_not_asked_for_is_not_there() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     let (cq, pd) = (context.cq(4), context.pd());
     let classic = pd.qp(&cq, &cq, &Size::default());
     assert!(classic.as_ex().is_null());
@@ -465,7 +465,7 @@ fn what_was_not_asked_for_is_not_there() {
 
 #[test]
 fn attributes_that_the_device_does_not_have_are_refused() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     let (cq, pd) = (context.cq(4), context.pd());
     let base = init(&pd, &cq, &cq, &Size::default(), OPERATIONS);
     let try_qp = |attr: ibv_qp_init_attr_ex| context.try_qp_ex(&attr).err();

@@ -208,7 +208,7 @@ fn a_device_without_extensions_has_neither_their_functions_nor_timestamps() {
     let context = Context::open("not-extended");
     let attr = context.query_device_ex();
     assert_eq!((attr.completion_timestamp_mask, attr.hca_core_clock), (0, 0));
-    assert_ne!(Context::open("soft0").query_device_ex().completion_timestamp_mask, 0);
+    assert_ne!(crate::rig::open_default("soft0").query_device_ex().completion_timestamp_mask, 0);
     let asked = ibv_cq_init_attr_ex { cqe: 8, wc_flags: STANDARD, ..Default::default() };
     assert_eq!(context.try_cq_ex(&asked).err(), Some(Errno::EOPNOTSUPP));
     assert_eq!(context.query_rt_values(1).0, Errno::EOPNOTSUPP.raw());

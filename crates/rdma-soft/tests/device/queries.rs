@@ -28,7 +28,7 @@ fn the_extended_attributes_have_the_classic_ones_and_nothing_that_the_device_lac
 
 #[test]
 fn programs_of_every_age_get_as_much_of_the_device_as_they_know() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     let size = size_of::<ibv_device_attr_ex>();
     let whole = context.query_device_ex_bytes(0, size).unwrap();
     let oldest = offset_of!(ibv_device_attr_ex, odp_caps);
@@ -44,7 +44,7 @@ fn programs_of_every_age_get_as_much_of_the_device_as_they_know() {
 
 #[test]
 fn the_capability_flags_are_what_the_device_does() {
-    let attr = Context::open("soft0").query_device();
+    let attr = crate::rig::open_default("soft0").query_device();
     let flags = ibv_device_cap_flags(attr.device_cap_flags);
     for flag in [
         ibv_device_cap_flags::IBV_DEVICE_BAD_QKEY_CNTR,

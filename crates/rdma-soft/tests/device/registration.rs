@@ -12,7 +12,7 @@ use crate::rig::{ALL_ACCESS, Context, LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, on
 const PAGE: usize = 4096;
 
 fn with_pd(test: impl Fn(&crate::rig::Pd)) {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     test(&context.pd());
 }
 

@@ -65,7 +65,7 @@ fn windows_and_regions_are_counted_apart() {
 
 #[test]
 fn a_domain_with_a_window_stays() {
-    let context = Context::open("soft0");
+    let context = crate::rig::open_default("soft0");
     let pd = context.pd();
     let mw = pd.mw(TYPE_2);
     assert_eq!(pd.try_dealloc(), Errno::EBUSY.raw());

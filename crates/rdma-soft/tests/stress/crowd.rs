@@ -18,12 +18,12 @@ use rdma_sys::{
 
 use crate::memory::{Dice, Memory, SLOT};
 use crate::party::Region;
-use crate::rig::connect::{Endpoint, Knobs, Side, connect, endpoint};
-use crate::rig::extended::OPERATIONS;
-use crate::rig::post::Wr;
-use crate::rig::srq::Srq;
-use crate::rig::window::{Mw, TYPE_1, TYPE_2, invalidated};
-use crate::rig::{
+use test_support::rig::connect::{Endpoint, Knobs, Side, connect, endpoint};
+use test_support::rig::extended::OPERATIONS;
+use test_support::rig::post::Wr;
+use test_support::rig::srq::Srq;
+use test_support::rig::window::{Mw, TYPE_1, TYPE_2, invalidated};
+use test_support::rig::{
     ALL_ACCESS, Context, Cq, LOCAL_WRITE, MW_BIND, Pd, Qp, REMOTE_WRITE, Size, datagram,
 };
 

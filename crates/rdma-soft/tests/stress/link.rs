@@ -7,7 +7,7 @@ use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status as Status};
 
 use crate::meeting::{Tally, deed};
 use crate::memory::{Memory, length_of};
-use crate::rig::{Qp, imm_of};
+use test_support::rig::{Qp, imm_of};
 
 pub(crate) enum Request {
     Write {

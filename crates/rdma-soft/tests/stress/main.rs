@@ -16,8 +16,6 @@ mod link;
 mod meeting;
 mod memory;
 mod party;
-#[path = "../device/rig/mod.rs"]
-mod rig;
 mod shared;
 
 use std::io::Write;

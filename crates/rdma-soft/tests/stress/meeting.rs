@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 
 use crate::memory::Memory;
-use crate::rig::connect::Endpoint;
+use test_support::rig::connect::Endpoint;
 
 /// Memory that the peer writes and reads.
 #[derive(Clone)]

@@ -8,10 +8,10 @@ use rdma_sys::{ibv_mr, ibv_send_flags, ibv_sge, ibv_wr_opcode as Opcode};
 use crate::link::{Link, Request, Score};
 use crate::meeting::{Desk, Meeting, Sink, deed};
 use crate::memory::{Dice, Memory, SLOT, length_of};
-use crate::rig::connect::{Endpoint, Knobs, connect, endpoint};
-use crate::rig::memory::{deregister, key_of};
-use crate::rig::post::Wr;
-use crate::rig::{ALL_ACCESS, Context, Cq, LOCAL_WRITE, Pd, Size, until};
+use test_support::rig::connect::{Endpoint, Knobs, connect, endpoint};
+use test_support::rig::memory::{deregister, key_of};
+use test_support::rig::post::Wr;
+use test_support::rig::{ALL_ACCESS, Context, Cq, LOCAL_WRITE, Pd, Size, until};
 
 const LINKS: usize = 4;
 const SINKS: usize = 3;

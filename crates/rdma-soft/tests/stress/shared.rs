@@ -13,10 +13,10 @@ use std::time::Instant;
 use rdma_sys::{ibv_event_type as Event, ibv_sge, ibv_wc, ibv_wc_status as Status};
 
 use crate::memory::Dice;
-use crate::rig::connect::{Knobs, Side};
-use crate::rig::post::Wr;
-use crate::rig::srq::Server;
-use crate::rig::{LOCAL_WRITE, Mr};
+use test_support::rig::connect::{Knobs, Side};
+use test_support::rig::post::Wr;
+use test_support::rig::srq::Server;
+use test_support::rig::{LOCAL_WRITE, Mr};
 
 const CLIENTS: usize = 4;
 /// How often each client connects; all but the last connection are made to fail.
@@ -114,7 +114,7 @@ impl Round<'_> {
         let mut received: Count = Default::default();
         let mut alive = [0; CLIENTS];
         let mut total = 0;
-        let at_end = Instant::now() + crate::rig::PATIENCE;
+        let at_end = Instant::now() + test_support::rig::PATIENCE;
         loop {
             // Asked first: what comes before the end is found after it.
             let ended = all_have_ended();

@@ -2,71 +2,51 @@
 //!
 //! Objects are made in order, checked, and destroyed in the opposite order; each destruction must
 //! succeed. Memory is a `Vec` that the test owns for longer than its registration.
-#![allow(dead_code, unsafe_code, clippy::multiple_unsafe_ops_per_block)]
+//!
+//! A process tests the devices of one provider: `use_provider` names it before the first call.
+#![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block)]
 #![allow(clippy::undocumented_unsafe_blocks)] // Tests call C as C does; the argument is the rig's order.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
+#![allow(clippy::cast_possible_truncation)] // Small numbers, and devices are 64-bit only.
+#![allow(missing_docs, missing_debug_implementations)] // Most are named after what they call.
+#![allow(clippy::missing_safety_doc, clippy::exhaustive_enums, unnameable_types)]
 
 use std::ffi::CStr;
 use std::ptr;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use rdma_soft::{Builder, Link, Schedule, SoftDevice};
 use rdma_sys::*;
 
-pub(crate) mod connect;
-pub(crate) mod datagram;
-pub(crate) mod device;
-pub(crate) mod dmabuf;
-pub(crate) mod events;
-pub(crate) mod extended;
-pub(crate) mod map;
-pub(crate) mod memory;
-pub(crate) mod post;
-pub(crate) mod scene;
-pub(crate) mod srq;
-pub(crate) mod window;
+pub mod connect;
+pub mod datagram;
+pub mod device;
+pub mod dmabuf;
+pub mod events;
+pub mod extended;
+pub mod map;
+pub mod memory;
+pub mod post;
+pub mod scene;
+pub mod srq;
+pub mod window;
 
-pub(crate) use memory::Mr;
+pub use memory::Mr;
 
-pub(crate) const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-pub(crate) const REMOTE_WRITE: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
-pub(crate) const REMOTE_READ: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
-pub(crate) const REMOTE_ATOMIC: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
-pub(crate) const MW_BIND: u32 = ibv_access_flags::IBV_ACCESS_MW_BIND.0;
-pub(crate) const ZERO_BASED: u32 = ibv_access_flags::IBV_ACCESS_ZERO_BASED.0;
-pub(crate) const ALL_ACCESS: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ;
-
-/// Runs a test on a device of each link, under each schedule that ends by itself; `name` is the
-/// test's own.
-pub(crate) fn on_each_device(name: &str, test: impl Fn(&str)) {
-    let schedules =
-        [Schedule::Immediate, Schedule::Deferred { seed: 1 }, Schedule::Deferred { seed: 2 }];
-    for (link, link_name) in [(Link::Ethernet, "roce"), (Link::InfiniBand, "ib")] {
-        for (n, schedule) in schedules.into_iter().enumerate() {
-            let device = format!("{name}-{link_name}-{n}");
-            Builder::new(&device).link(link).schedule(schedule).install().unwrap();
-            test(&device);
-        }
-    }
-}
-
-/// Runs a test on a device of each link that executes nothing before it is told to.
-pub(crate) fn on_each_held_device(name: &str, test: impl Fn(&SoftDevice)) {
-    for (link, link_name) in [(Link::Ethernet, "roce"), (Link::InfiniBand, "ib")] {
-        let device = format!("{name}-{link_name}-held");
-        test(&Builder::new(&device).link(link).schedule(Schedule::Held).install().unwrap());
-    }
-}
-
-pub(crate) fn soft(device: &str) -> SoftDevice {
-    SoftDevice::find(device).unwrap()
-}
+pub const LOCAL_WRITE: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+pub const REMOTE_WRITE: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0;
+pub const REMOTE_READ: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_READ.0;
+pub const REMOTE_ATOMIC: u32 = ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0;
+pub const MW_BIND: u32 = ibv_access_flags::IBV_ACCESS_MW_BIND.0;
+pub const ZERO_BASED: u32 = ibv_access_flags::IBV_ACCESS_ZERO_BASED.0;
+pub const ALL_ACCESS: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ;
 
 /// No test waits for longer; nothing that works comes near it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits for something that the device does by itself.
 #[track_caller]
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !holds() {
         assert!(Instant::now() < end, "not in time: {what}");
@@ -75,27 +55,62 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// The immediate data of a completion, in network order as in C.
-pub(crate) fn imm_of(wc: &ibv_wc) -> u32 {
+pub fn imm_of(wc: &ibv_wc) -> u32 {
     unsafe { wc.__bindgen_anon_1.imm_data }
 }
 
-pub(crate) fn verbs() -> &'static Verbs {
-    rdma_soft::verbs()
+/// Whose devices this process tests.
+#[derive(Clone, Copy)]
+pub struct Provider {
+    pub verbs: &'static Verbs,
+    /// Whether an answer may take long though nothing is wrong: connections then wait for longer and
+    /// try more often, unless a test says otherwise.
+    pub slow: bool,
+}
+
+static PROVIDER: OnceLock<Provider> = OnceLock::new();
+static RELEASE: OnceLock<fn(&str)> = OnceLock::new();
+
+/// Names the provider; without, it is the one that was registered.
+pub fn use_provider(provider: Provider) {
+    assert!(PROVIDER.set(provider).is_ok(), "a process tests the devices of one provider");
+}
+
+/// Says how a device of that name, which holds requests back, is told to go on.
+pub fn release_by(release: fn(&str)) {
+    RELEASE.get_or_init(|| release);
+}
+
+fn release(device: &str) {
+    if let Some(release) = RELEASE.get() {
+        release(device);
+    }
+}
+
+fn provider() -> &'static Provider {
+    PROVIDER.get_or_init(|| {
+        let mut known = providers().unwrap().into_iter().filter(|known| known.name != "system");
+        let verbs = known.next().and_then(|known| known.verbs.ok());
+        Provider { verbs: verbs.expect("register a provider first"), slow: false }
+    })
+}
+
+pub fn verbs() -> &'static Verbs {
+    provider().verbs
 }
 
 /// `errno` of the last call that returned NULL or -1.
-pub(crate) fn errno() -> Errno {
+pub fn errno() -> Errno {
     Errno::last()
 }
 
-pub(crate) struct Context(pub(crate) *mut ibv_context);
+pub struct Context(pub *mut ibv_context);
 
 unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    pub(crate) fn open(name: &str) -> Self {
-        rdma_soft::install();
+    pub fn open(name: &str) -> Self {
         unsafe {
             let list = (verbs().get_device_list)(ptr::null_mut());
             let mut n = 0;
@@ -115,25 +130,25 @@ impl Context {
     }
 
     /// Closes the device if nothing was made from it; else the error number.
-    pub(crate) fn try_close(&self) -> Errno {
+    pub fn try_close(&self) -> Errno {
         assert_eq!(unsafe { (verbs().close_device)(self.0) }, -1);
         errno()
     }
 
-    pub(crate) fn pd(&self) -> Pd {
+    pub fn pd(&self) -> Pd {
         self.try_pd().unwrap()
     }
 
-    pub(crate) fn try_pd(&self) -> Result<Pd, Errno> {
+    pub fn try_pd(&self) -> Result<Pd, Errno> {
         let pd = unsafe { (verbs().alloc_pd)(self.0) };
         if pd.is_null() { Err(errno()) } else { Ok(Pd(pd)) }
     }
 
-    pub(crate) fn cq(&self, capacity: i32) -> Cq {
+    pub fn cq(&self, capacity: i32) -> Cq {
         self.try_cq(capacity, 0).unwrap()
     }
 
-    pub(crate) fn try_cq(&self, capacity: i32, vector: i32) -> Result<Cq, Errno> {
+    pub fn try_cq(&self, capacity: i32, vector: i32) -> Result<Cq, Errno> {
         let none = ptr::null_mut();
         let cq = unsafe { (verbs().create_cq)(self.0, capacity, none, ptr::null_mut(), vector) };
         if cq.is_null() { Err(errno()) } else { Ok(Cq(cq)) }
@@ -146,24 +161,24 @@ impl Drop for Context {
     }
 }
 
-pub(crate) struct Pd(pub(crate) *mut ibv_pd);
+pub struct Pd(pub *mut ibv_pd);
 
 unsafe impl Send for Pd {}
 unsafe impl Sync for Pd {}
 
 impl Pd {
     /// Deallocates, which must be refused; the error number.
-    pub(crate) fn try_dealloc(&self) -> i32 {
+    pub fn try_dealloc(&self) -> i32 {
         let refused = unsafe { (verbs().dealloc_pd)(self.0) };
         assert_ne!(refused, 0);
         refused
     }
 
-    pub(crate) fn try_qp(&self, send: &Cq, receive: &Cq, size: &Size) -> Result<Qp, Errno> {
+    pub fn try_qp(&self, send: &Cq, receive: &Cq, size: &Size) -> Result<Qp, Errno> {
         self.try_qp_of(&mut Self::qp_init(send, receive, size))
     }
 
-    pub(crate) fn qp_init(send: &Cq, receive: &Cq, size: &Size) -> ibv_qp_init_attr {
+    pub fn qp_init(send: &Cq, receive: &Cq, size: &Size) -> ibv_qp_init_attr {
         let mut init = ibv_qp_init_attr::default();
         init.send_cq = send.0;
         init.recv_cq = receive.0;
@@ -177,12 +192,12 @@ impl Pd {
         init
     }
 
-    pub(crate) fn try_qp_of(&self, init: &mut ibv_qp_init_attr) -> Result<Qp, Errno> {
+    pub fn try_qp_of(&self, init: &mut ibv_qp_init_attr) -> Result<Qp, Errno> {
         let qp = unsafe { (verbs().create_qp)(self.0, init) };
         if qp.is_null() { Err(errno()) } else { Ok(Qp(qp)) }
     }
 
-    pub(crate) fn qp(&self, send: &Cq, receive: &Cq, size: &Size) -> Qp {
+    pub fn qp(&self, send: &Cq, receive: &Cq, size: &Size) -> Qp {
         self.try_qp(send, receive, size).unwrap()
     }
 }
@@ -195,13 +210,13 @@ impl Drop for Pd {
 
 /// The sizes of a queue pair, and its type.
 #[derive(Clone, Copy)]
-pub(crate) struct Size {
-    pub(crate) qp_type: ibv_qp_type,
-    pub(crate) send_wr: u32,
-    pub(crate) receive_wr: u32,
-    pub(crate) sge: u32,
-    pub(crate) inline: u32,
-    pub(crate) signal_all: bool,
+pub struct Size {
+    pub qp_type: ibv_qp_type,
+    pub send_wr: u32,
+    pub receive_wr: u32,
+    pub sge: u32,
+    pub inline: u32,
+    pub signal_all: bool,
 }
 
 impl Default for Size {
@@ -211,34 +226,34 @@ impl Default for Size {
     }
 }
 
-pub(crate) struct Cq(pub(crate) *mut ibv_cq);
+pub struct Cq(pub *mut ibv_cq);
 
 unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
     /// One poll for up to `N` completions.
-    pub(crate) fn try_poll<const N: usize>(&self) -> Result<Vec<ibv_wc>, i32> {
+    pub fn try_poll<const N: usize>(&self) -> Result<Vec<ibv_wc>, i32> {
         let mut wcs = [ibv_wc::default(); N];
         let polled = unsafe { ibv_poll_cq(self.0, i32::try_from(N).unwrap(), wcs.as_mut_ptr()) };
         usize::try_from(polled).map(|count| wcs[..count].to_vec()).map_err(|_| polled)
     }
 
     /// Destroys, which must be refused; the error number.
-    pub(crate) fn try_destroy(&self) -> i32 {
+    pub fn try_destroy(&self) -> i32 {
         let refused = unsafe { (verbs().destroy_cq)(self.0) };
         assert_ne!(refused, 0);
         refused
     }
 
     /// Nothing is there now. On a deferred device this may make something come.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.try_poll::<1>().unwrap().is_empty()
     }
 
     /// Waits for the next completion.
     #[track_caller]
-    pub(crate) fn next(&self) -> ibv_wc {
+    pub fn next(&self) -> ibv_wc {
         let end = Instant::now() + PATIENCE;
         loop {
             if let Some(wc) = self.try_poll::<1>().expect("poll failed").pop() {
@@ -251,20 +266,20 @@ impl Cq {
 
     /// Waits for the next completion, which must be this one.
     #[track_caller]
-    pub(crate) fn expect(&self, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
+    pub fn expect(&self, wr_id: u64, status: ibv_wc_status) -> ibv_wc {
         let wc = self.next();
         assert_eq!((wc.wr_id, wc.status), (wr_id, status));
         wc
     }
 
     #[track_caller]
-    pub(crate) fn expect_success(&self, wr_id: u64) -> ibv_wc {
+    pub fn expect_success(&self, wr_id: u64) -> ibv_wc {
         self.expect(wr_id, ibv_wc_status::IBV_WC_SUCCESS)
     }
 
     /// Waits for the flushes of these requests, in this order.
     #[track_caller]
-    pub(crate) fn expect_flushed(&self, wr_ids: impl IntoIterator<Item = u64>) {
+    pub fn expect_flushed(&self, wr_ids: impl IntoIterator<Item = u64>) {
         for wr_id in wr_ids {
             self.expect(wr_id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
         }
@@ -277,66 +292,66 @@ impl Drop for Cq {
     }
 }
 
-pub(crate) struct Qp(pub(crate) *mut ibv_qp);
+pub struct Qp(pub *mut ibv_qp);
 
 unsafe impl Send for Qp {}
 unsafe impl Sync for Qp {}
 
 impl Qp {
-    pub(crate) fn number(&self) -> u32 {
+    pub fn number(&self) -> u32 {
         unsafe { (*self.0).qp_num }
     }
 
-    pub(crate) fn qpn(&self) -> rdma_types::Qpn {
+    pub fn qpn(&self) -> rdma_types::Qpn {
         rdma_types::Qpn::masked(self.number())
     }
 
     /// Destroys it before its time; nothing else may be done with it then.
-    pub(crate) fn destroy(&mut self) {
+    pub fn destroy(&mut self) {
         assert_eq!(unsafe { (verbs().destroy_qp)(self.0) }, 0);
         self.0 = ptr::null_mut();
     }
 
-    pub(crate) fn query(&self) -> ibv_qp_attr {
+    pub fn query(&self) -> ibv_qp_attr {
         let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
         let (attr_place, init_place) = (&raw mut attr, &raw mut init);
         assert_eq!(unsafe { (verbs().query_qp)(self.0, attr_place, 1, init_place) }, 0);
         attr
     }
 
-    pub(crate) fn state(&self) -> ibv_qp_state {
+    pub fn state(&self) -> ibv_qp_state {
         self.query().qp_state
     }
 
     /// Modifies; the result is 0 or an error number.
-    pub(crate) fn modify(&self, mut attr: ibv_qp_attr, mask: u32) -> i32 {
+    pub fn modify(&self, mut attr: ibv_qp_attr, mask: u32) -> i32 {
         unsafe { (verbs().modify_qp)(self.0, &raw mut attr, mask.cast_signed()) }
     }
 
-    pub(crate) fn to_state(&self, state: ibv_qp_state) -> i32 {
+    pub fn to_state(&self, state: ibv_qp_state) -> i32 {
         let mut attr = ibv_qp_attr::default();
         attr.qp_state = state;
         self.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE.0)
     }
 
     #[track_caller]
-    pub(crate) fn to_error(&self) {
+    pub fn to_error(&self) {
         assert_eq!(self.to_state(ibv_qp_state::IBV_QPS_ERR), 0);
     }
 
     #[track_caller]
-    pub(crate) fn to_reset(&self) {
+    pub fn to_reset(&self) {
         assert_eq!(self.to_state(ibv_qp_state::IBV_QPS_RESET), 0);
     }
 
     /// Waits until the device has moved the queue pair to the error state.
     #[track_caller]
-    pub(crate) fn wait_for_error(&self) {
+    pub fn wait_for_error(&self) {
         until("the error state", || self.state() == ibv_qp_state::IBV_QPS_ERR);
     }
 
     #[track_caller]
-    pub(crate) fn assert_ready(&self) {
+    pub fn assert_ready(&self) {
         assert_eq!(self.state(), ibv_qp_state::IBV_QPS_RTS);
     }
 }

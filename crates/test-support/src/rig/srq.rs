@@ -7,14 +7,14 @@ use super::connect::{Knobs, Side, connect, endpoint};
 use super::post::receive_list;
 use super::{Context, Cq, Pd, Qp, Size, errno, verbs};
 
-pub(crate) struct Srq(pub(crate) *mut ibv_srq);
+pub struct Srq(pub *mut ibv_srq);
 
 unsafe impl Send for Srq {}
 unsafe impl Sync for Srq {}
 
 impl Pd {
     /// The queue, and the sizes that the device gave.
-    pub(crate) fn try_srq(&self, max_wr: u32, max_sge: u32) -> Result<(Srq, (u32, u32)), Errno> {
+    pub fn try_srq(&self, max_wr: u32, max_sge: u32) -> Result<(Srq, (u32, u32)), Errno> {
         let mut init = ibv_srq_init_attr::default();
         // Irrelevant here (man ibv_create_srq).
         init.attr = ibv_srq_attr { max_wr, max_sge, srq_limit: 7 };
@@ -25,13 +25,13 @@ impl Pd {
         Ok((Srq(srq), (init.attr.max_wr, init.attr.max_sge)))
     }
 
-    pub(crate) fn srq(&self, max_wr: u32, max_sge: u32) -> Srq {
+    pub fn srq(&self, max_wr: u32, max_sge: u32) -> Srq {
         let (srq, sizes) = self.try_srq(max_wr, max_sge).unwrap();
         assert_eq!(sizes, (max_wr, max_sge));
         srq
     }
 
-    pub(crate) fn qp_with_srq(&self, send: &Cq, receive: &Cq, size: &Size, srq: &Srq) -> Qp {
+    pub fn qp_with_srq(&self, send: &Cq, receive: &Cq, size: &Size, srq: &Srq) -> Qp {
         let mut init = Self::qp_init(send, receive, size);
         init.srq = srq.0;
         let qp = self.try_qp_of(&mut init).unwrap();
@@ -41,44 +41,44 @@ impl Pd {
 }
 
 impl Srq {
-    pub(crate) fn query(&self) -> ibv_srq_attr {
+    pub fn query(&self) -> ibv_srq_attr {
         let mut attr = ibv_srq_attr::default();
         assert_eq!(unsafe { (verbs().query_srq)(self.0, &raw mut attr) }, 0);
         attr
     }
 
-    pub(crate) fn limit(&self) -> u32 {
+    pub fn limit(&self) -> u32 {
         self.query().srq_limit
     }
 
     /// Modifies; the result is 0 or an error number.
-    pub(crate) fn modify(&self, max_wr: u32, srq_limit: u32, mask: ibv_srq_attr_mask) -> i32 {
+    pub fn modify(&self, max_wr: u32, srq_limit: u32, mask: ibv_srq_attr_mask) -> i32 {
         let mut attr = ibv_srq_attr { max_wr, max_sge: 0, srq_limit };
         unsafe { (verbs().modify_srq)(self.0, &raw mut attr, mask.0.cast_signed()) }
     }
 
     #[track_caller]
-    pub(crate) fn set_limit(&self, limit: u32) {
+    pub fn set_limit(&self, limit: u32) {
         assert_eq!(self.modify(0, limit, ibv_srq_attr_mask::IBV_SRQ_LIMIT), 0);
     }
 
     /// Posts a list by one call; on refusal, how many were posted and the error number.
-    pub(crate) fn try_post_list(&self, requests: &[(u64, &[ibv_sge])]) -> Result<(), (usize, i32)> {
+    pub fn try_post_list(&self, requests: &[(u64, &[ibv_sge])]) -> Result<(), (usize, i32)> {
         receive_list(requests, |list, bad| unsafe { ibv_post_srq_recv(self.0, list, bad) })
     }
 
     /// Posts one request; the result is 0 or an error number.
-    pub(crate) fn try_post(&self, wr_id: u64, sges: &[ibv_sge]) -> i32 {
+    pub fn try_post(&self, wr_id: u64, sges: &[ibv_sge]) -> i32 {
         self.try_post_list(&[(wr_id, sges)]).map_or_else(|(_, errno)| errno, |()| 0)
     }
 
     #[track_caller]
-    pub(crate) fn post(&self, wr_id: u64, sges: &[ibv_sge]) {
+    pub fn post(&self, wr_id: u64, sges: &[ibv_sge]) {
         assert_eq!(self.try_post(wr_id, sges), 0);
     }
 
     /// Posts requests, numbered from `first`, until the queue is full; how many there was room for.
-    pub(crate) fn fill(&self, first: u64) -> u64 {
+    pub fn fill(&self, first: u64) -> u64 {
         let mut count = 0;
         loop {
             match self.try_post(first + count, &[]) {
@@ -92,30 +92,30 @@ impl Srq {
     }
 
     /// Destroys, which must be refused; the error number.
-    pub(crate) fn try_destroy(&self) -> i32 {
+    pub fn try_destroy(&self) -> i32 {
         let refused = unsafe { (verbs().destroy_srq)(self.0) };
         assert_ne!(refused, 0);
         refused
     }
 
     /// What events call it.
-    pub(crate) fn name(&self) -> usize {
+    pub fn name(&self) -> usize {
         self.0.addr()
     }
 }
 
 /// What a queue is called while another thread destroys it.
 #[derive(Clone, Copy)]
-pub(crate) struct SrqName(*mut ibv_srq);
+pub struct SrqName(*mut ibv_srq);
 
 unsafe impl Send for SrqName {}
 
 impl SrqName {
-    pub(crate) fn of(srq: &Srq) -> Self {
+    pub fn of(srq: &Srq) -> Self {
         Self(srq.0)
     }
 
-    pub(crate) fn acknowledge_limit(self) {
+    pub fn acknowledge_limit(self) {
         let mut event = ibv_async_event {
             element: ibv_async_event__bindgen_ty_1 { srq: self.0 },
             event_type: ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED,
@@ -131,18 +131,18 @@ impl Drop for Srq {
 }
 
 /// Queue pairs that share a receive queue, and where they complete. Fields drop in order.
-pub(crate) struct Server {
-    pub(crate) qps: Vec<Qp>,
-    pub(crate) srq: Srq,
-    pub(crate) send_cq: Cq,
-    pub(crate) receive_cq: Cq,
-    pub(crate) pd: Pd,
-    pub(crate) context: Context,
+pub struct Server {
+    pub qps: Vec<Qp>,
+    pub srq: Srq,
+    pub send_cq: Cq,
+    pub receive_cq: Cq,
+    pub pd: Pd,
+    pub context: Context,
 }
 
 impl Server {
     /// A server with a queue of so many requests, without queue pairs.
-    pub(crate) fn new(device: &str, max_wr: u32) -> Self {
+    pub fn new(device: &str, max_wr: u32) -> Self {
         let context = Context::open(device);
         let (send_cq, receive_cq) = (context.cq(256), context.cq(256));
         let pd = context.pd();
@@ -151,14 +151,14 @@ impl Server {
     }
 
     /// One more queue pair, of this domain, which completes receives there, connected to a client.
-    pub(crate) fn qp(&self, pd: &Pd, receive_cq: &Cq, client: &Side) -> Qp {
+    pub fn qp(&self, pd: &Pd, receive_cq: &Cq, client: &Side) -> Qp {
         let qp = pd.qp_with_srq(&self.send_cq, receive_cq, &Size::default(), &self.srq);
         self.connect(&qp, client, &Knobs::default());
         qp
     }
 
     /// Connects a queue pair with a client, both in whatever state.
-    pub(crate) fn connect(&self, qp: &Qp, client: &Side, knobs: &Knobs) {
+    pub fn connect(&self, qp: &Qp, client: &Side, knobs: &Knobs) {
         client.qp.to_reset();
         qp.to_reset();
         let (there, here) = (client.endpoint(), endpoint(&self.context, qp));
@@ -167,7 +167,7 @@ impl Server {
     }
 
     /// A server with a queue of so many requests, and its clients.
-    pub(crate) fn with_clients(
+    pub fn with_clients(
         device: &str,
         max_wr: u32,
         clients: usize,
@@ -186,18 +186,18 @@ impl Server {
 
     /// Waits for the next receive, which must be this one, of this client's queue pair.
     #[track_caller]
-    pub(crate) fn expect(&self, client: usize, wr_id: u64) -> ibv_wc {
+    pub fn expect(&self, client: usize, wr_id: u64) -> ibv_wc {
         let wc = self.receive_cq.expect_success(wr_id);
         assert_eq!(wc.qp_num, self.qps[client].number());
         wc
     }
 
     /// The asynchronous events that are there, as kind and object.
-    pub(crate) fn events(&self) -> Vec<(ibv_event_type, usize)> {
+    pub fn events(&self) -> Vec<(ibv_event_type, usize)> {
         self.context.async_events()
     }
 
-    pub(crate) fn qp_name(&self, client: usize) -> usize {
+    pub fn qp_name(&self, client: usize) -> usize {
         self.qps[client].0.addr()
     }
 }

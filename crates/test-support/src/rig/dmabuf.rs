@@ -10,7 +10,7 @@ use super::memory::{deregister, key_of};
 use super::{Pd, errno, verbs};
 
 /// A file in memory of so many bytes, sealed so.
-pub(crate) fn memfd(name: &str, length: u64, seals: SealFlags) -> OwnedFd {
+pub fn memfd(name: &str, length: u64, seals: SealFlags) -> OwnedFd {
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&file, length).unwrap();
     fcntl_add_seals(&file, seals).unwrap();
@@ -18,53 +18,53 @@ pub(crate) fn memfd(name: &str, length: u64, seals: SealFlags) -> OwnedFd {
 }
 
 /// How many mappings of this process have the name.
-pub(crate) fn mappings(name: &str) -> usize {
+pub fn mappings(name: &str) -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains(name)).count()
 }
 
 /// What is registered of a file.
 #[derive(Clone, Copy)]
-pub(crate) struct Part {
-    pub(crate) offset: u64,
-    pub(crate) length: usize,
-    pub(crate) iova: u64,
+pub struct Part {
+    pub offset: u64,
+    pub length: usize,
+    pub iova: u64,
 }
 
 /// A registered part of a file.
-pub(crate) struct DmabufMr {
+pub struct DmabufMr {
     mr: *mut ibv_mr,
     part: Part,
 }
 
 impl Pd {
-    pub(crate) fn try_import(&self, part: Part, file: i32, access: u32) -> Result<DmabufMr, Errno> {
+    pub fn try_import(&self, part: Part, file: i32, access: u32) -> Result<DmabufMr, Errno> {
         let register = verbs().reg_dmabuf_mr.unwrap();
         let Part { offset, length, iova } = part;
         let mr = unsafe { register(self.0, offset, length, iova, file, access.cast_signed()) };
         if mr.is_null() { Err(errno()) } else { Ok(DmabufMr { mr, part }) }
     }
 
-    pub(crate) fn import(&self, part: Part, file: &OwnedFd, access: u32) -> DmabufMr {
+    pub fn import(&self, part: Part, file: &OwnedFd, access: u32) -> DmabufMr {
         self.try_import(part, file.as_raw_fd(), access).unwrap()
     }
 }
 
 impl DmabufMr {
-    pub(crate) fn key(&self) -> u32 {
+    pub fn key(&self) -> u32 {
         key_of(self.mr)
     }
 
     /// The region's `addr` and `length`.
-    pub(crate) fn fields(&self) -> (usize, usize) {
+    pub fn fields(&self) -> (usize, usize) {
         unsafe { ((*self.mr).addr.addr(), (*self.mr).length) }
     }
 
-    pub(crate) fn address(&self, from: u64) -> u64 {
+    pub fn address(&self, from: u64) -> u64 {
         self.part.iova + from
     }
 
-    pub(crate) fn sge(&self, from: u64, length: u32) -> ibv_sge {
+    pub fn sge(&self, from: u64, length: u32) -> ibv_sge {
         ibv_sge { addr: self.address(from), length, lkey: self.key() }
     }
 }

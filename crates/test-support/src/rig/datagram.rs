@@ -7,21 +7,21 @@ use super::connect::{Endpoint, Side, UNRELIABLE_RTS};
 use super::post::Wr;
 use super::{ALL_ACCESS, Context, Mr, Pd, Qp, Size, errno, verbs};
 
-pub(crate) const QKEY: u32 = 0x1122_3344;
+pub const QKEY: u32 = 0x1122_3344;
 /// In front of each message.
-pub(crate) const HEADER: usize = 40;
+pub const HEADER: usize = 40;
 /// The longest message.
-pub(crate) const MTU: usize = 4096;
+pub const MTU: usize = 4096;
 
-pub(crate) const UD_INIT: u32 =
+pub const UD_INIT: u32 =
     Mask::IBV_QP_STATE.0 | Mask::IBV_QP_PKEY_INDEX.0 | Mask::IBV_QP_PORT.0 | Mask::IBV_QP_QKEY.0;
 
-pub(crate) fn size() -> Size {
+pub fn size() -> Size {
     Size { qp_type: ibv_qp_type::IBV_QPT_UD, ..Size::default() }
 }
 
 /// Goes to this state from the one before it.
-pub(crate) fn step(qp: &Qp, state: ibv_qp_state, qkey: u32) {
+pub fn step(qp: &Qp, state: ibv_qp_state, qkey: u32) {
     let mut attr = ibv_qp_attr { qp_state: state, port_num: 1, qkey, ..Default::default() };
     attr.sq_psn = 5;
     let mask = match state {
@@ -32,7 +32,7 @@ pub(crate) fn step(qp: &Qp, state: ibv_qp_state, qkey: u32) {
     assert_eq!(qp.modify(attr, mask), 0);
 }
 
-pub(crate) fn activate(qp: &Qp, qkey: u32) {
+pub fn activate(qp: &Qp, qkey: u32) {
     for state in [ibv_qp_state::IBV_QPS_INIT, ibv_qp_state::IBV_QPS_RTR, ibv_qp_state::IBV_QPS_RTS]
     {
         step(qp, state, qkey);
@@ -40,17 +40,17 @@ pub(crate) fn activate(qp: &Qp, qkey: u32) {
 }
 
 /// A side that sends and takes datagrams.
-pub(crate) fn side(device: &str) -> Side {
+pub fn side(device: &str) -> Side {
     let side = Side::new(device, &size(), 256);
     activate(&side.qp, QKEY);
     side
 }
 
 /// An address handle.
-pub(crate) struct Ah(pub(crate) *mut ibv_ah);
+pub struct Ah(pub *mut ibv_ah);
 
 impl Ah {
-    pub(crate) fn destroy(self) {
+    pub fn destroy(self) {
         drop(self);
     }
 }
@@ -62,7 +62,7 @@ impl Drop for Ah {
 }
 
 /// The attributes of the way from an end to another one; without `global` by LID alone.
-pub(crate) fn vector(from: &Endpoint, to: &Endpoint, global: bool) -> ibv_ah_attr {
+pub fn vector(from: &Endpoint, to: &Endpoint, global: bool) -> ibv_ah_attr {
     let mut attr = ibv_ah_attr { port_num: 1, dlid: to.lid, sl: 3, ..Default::default() };
     if global {
         attr.is_global = 1;
@@ -78,22 +78,22 @@ pub(crate) fn vector(from: &Endpoint, to: &Endpoint, global: bool) -> ibv_ah_att
 }
 
 impl Pd {
-    pub(crate) fn try_ah(&self, mut attr: ibv_ah_attr) -> Result<Ah, Errno> {
+    pub fn try_ah(&self, mut attr: ibv_ah_attr) -> Result<Ah, Errno> {
         let ah = unsafe { (verbs().create_ah)(self.0, &raw mut attr) };
         if ah.is_null() { Err(errno()) } else { Ok(Ah(ah)) }
     }
 
-    pub(crate) fn ah(&self, attr: ibv_ah_attr) -> Ah {
+    pub fn ah(&self, attr: ibv_ah_attr) -> Ah {
         self.try_ah(attr).unwrap()
     }
 
     /// The way from one end to another, as the link needs it.
-    pub(crate) fn ah_to(&self, from: &Endpoint, to: &Endpoint) -> Ah {
+    pub fn ah_to(&self, from: &Endpoint, to: &Endpoint) -> Ah {
         self.ah(vector(from, to, from.ethernet))
     }
 
     /// To where a message came from, with the header that it began with.
-    pub(crate) fn try_ah_from(&self, wc: &ibv_wc, header: &[u8]) -> Result<Ah, Errno> {
+    pub fn try_ah_from(&self, wc: &ibv_wc, header: &[u8]) -> Result<Ah, Errno> {
         let (mut wc, mut header) = (*wc, header.to_vec());
         let header = header.as_mut_ptr().cast();
         let ah = unsafe { (verbs().create_ah_from_wc)(self.0, &raw mut wc, header, 1) };
@@ -102,7 +102,7 @@ impl Pd {
 }
 
 impl Context {
-    pub(crate) fn ah_attributes(&self, wc: &ibv_wc, header: &[u8]) -> Result<ibv_ah_attr, Errno> {
+    pub fn ah_attributes(&self, wc: &ibv_wc, header: &[u8]) -> Result<ibv_ah_attr, Errno> {
         let (mut wc, mut header) = (*wc, header.to_vec());
         let mut attr = ibv_ah_attr::default();
         let place = header.as_mut_ptr().cast();
@@ -115,19 +115,19 @@ impl Context {
     }
 }
 
-pub(crate) fn gid_of(gid: &ibv_gid) -> Gid {
+pub fn gid_of(gid: &ibv_gid) -> Gid {
     unsafe { gid.raw }.into()
 }
 
 /// A GID that nobody has.
-pub(crate) fn changed(gid: &ibv_gid) -> ibv_gid {
+pub fn changed(gid: &ibv_gid) -> ibv_gid {
     let mut raw = gid_of(gid).to_bytes();
     raw[15] ^= 1;
     ibv_gid { raw }
 }
 
 impl Wr {
-    pub(crate) fn to(mut self, ah: &Ah, qpn: u32, qkey: u32) -> Self {
+    pub fn to(mut self, ah: &Ah, qpn: u32, qkey: u32) -> Self {
         self.wr.wr.ud.ah = ah.0;
         self.wr.wr.ud.remote_qpn = qpn;
         self.wr.wr.ud.remote_qkey = qkey;
@@ -136,41 +136,41 @@ impl Wr {
 }
 
 /// A sender and a receiver, with memory of a whole datagram: that of A is 0xaa, that of B 0xbb.
-pub(crate) struct Pair {
-    pub(crate) at_a: Mr,
-    pub(crate) at_b: Mr,
-    pub(crate) a: Side,
-    pub(crate) b: Side,
+pub struct Pair {
+    pub at_a: Mr,
+    pub at_b: Mr,
+    pub a: Side,
+    pub b: Side,
 }
 
 impl Pair {
-    pub(crate) fn new(device: &str) -> Self {
+    pub fn new(device: &str) -> Self {
         let (a, b) = (side(device), side(device));
         let at_a = a.pd.register_filled(vec![0xaa; MTU + 1], ALL_ACCESS);
         let at_b = b.pd.register_filled(vec![0xbb; HEADER + MTU], ALL_ACCESS);
         Self { at_a, at_b, a, b }
     }
 
-    pub(crate) fn ah(&self) -> Ah {
+    pub fn ah(&self) -> Ah {
         self.a.pd.ah_to(&self.a.endpoint(), &self.b.endpoint())
     }
 
-    pub(crate) fn receive(&self, wr_id: u64, length: usize) {
+    pub fn receive(&self, wr_id: u64, length: usize) {
         self.b.qp.post_receive(wr_id, &[self.at_b.sge(0, length)]);
     }
 
-    pub(crate) fn send(&self, wr_id: u64, length: usize) -> Wr {
+    pub fn send(&self, wr_id: u64, length: usize) -> Wr {
         Wr::send(wr_id, &[self.at_a.sge(0, length)])
     }
 
     /// To B with its key.
-    pub(crate) fn good(&self, ah: &Ah, wr_id: u64, length: usize) -> Wr {
+    pub fn good(&self, ah: &Ah, wr_id: u64, length: usize) -> Wr {
         self.send(wr_id, length).to(ah, self.b.qp.number(), QKEY)
     }
 
     /// Posts what gets lost: the sender is done, and B as it was.
     #[track_caller]
-    pub(crate) fn expect_lost(&self, wr: &Wr) {
+    pub fn expect_lost(&self, wr: &Wr) {
         self.a.qp.post(wr);
         self.a.send_cq.expect_success(wr.wr.wr_id);
         assert!(self.b.receive_cq.is_empty());
@@ -180,7 +180,7 @@ impl Pair {
 
     /// Posts what arrives.
     #[track_caller]
-    pub(crate) fn expect_sent(&self, wr: &Wr, receive: u64) -> ibv_wc {
+    pub fn expect_sent(&self, wr: &Wr, receive: u64) -> ibv_wc {
         self.a.qp.post(wr);
         self.a.send_cq.expect_success(wr.wr.wr_id);
         self.b.receive_cq.expect_success(receive)

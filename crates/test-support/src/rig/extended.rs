@@ -11,31 +11,30 @@ use super::post::Wr;
 use super::{Context, Cq, PATIENCE, Pd, Qp, Size, errno, verbs};
 
 /// What `IBV_WC_STANDARD_FLAGS` is in C.
-pub(crate) const STANDARD: u64 = 0x7f;
-pub(crate) const TIMESTAMP: u64 =
-    ibv_create_cq_wc_flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0 as u64;
-pub(crate) const WALLCLOCK: u64 =
+pub const STANDARD: u64 = 0x7f;
+pub const TIMESTAMP: u64 = ibv_create_cq_wc_flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP.0 as u64;
+pub const WALLCLOCK: u64 =
     ibv_create_cq_wc_flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK.0 as u64;
 
 impl Context {
-    pub(crate) fn try_cq_ex(&self, attr: &ibv_cq_init_attr_ex) -> Result<Cq, Errno> {
+    pub fn try_cq_ex(&self, attr: &ibv_cq_init_attr_ex) -> Result<Cq, Errno> {
         let mut attr = *attr;
         let cq = unsafe { ibv_create_cq_ex(self.0, &raw mut attr) };
         if cq.is_null() { Err(errno()) } else { Ok(Cq(ibv_cq_ex_to_cq(cq))) }
     }
 
-    pub(crate) fn cq_ex(&self, cqe: u32, wc_flags: u64) -> Cq {
+    pub fn cq_ex(&self, cqe: u32, wc_flags: u64) -> Cq {
         self.try_cq_ex(&ibv_cq_init_attr_ex { cqe, wc_flags, ..Default::default() }).unwrap()
     }
 
     /// What the device's clock says.
-    pub(crate) fn clock(&self) -> u64 {
+    pub fn clock(&self) -> u64 {
         let (refused, values) = self.query_rt_values(1);
         assert_eq!((refused, values.comp_mask, values.raw_clock.tv_sec), (0, 1, 0));
         values.raw_clock.tv_nsec.cast_unsigned()
     }
 
-    pub(crate) fn query_rt_values(&self, comp_mask: u32) -> (i32, ibv_values_ex) {
+    pub fn query_rt_values(&self, comp_mask: u32) -> (i32, ibv_values_ex) {
         let mut values = ibv_values_ex { comp_mask, ..Default::default() };
         (unsafe { ibv_query_rt_values_ex(self.0, &raw mut values) }, values)
     }
@@ -43,7 +42,7 @@ impl Context {
 
 impl Side {
     /// A side whose two queues are extended and have these fields.
-    pub(crate) fn with_fields(device: &str, capacity: u32, wc_flags: u64) -> Self {
+    pub fn with_fields(device: &str, capacity: u32, wc_flags: u64) -> Self {
         let context = Context::open(device);
         let (send_cq, receive_cq) =
             (context.cq_ex(capacity, wc_flags), context.cq_ex(capacity, wc_flags));
@@ -55,32 +54,32 @@ impl Side {
 
 /// For queues that were created by [`Context::cq_ex`].
 impl Cq {
-    pub(crate) fn ex(&self) -> *mut ibv_cq_ex {
+    pub fn ex(&self) -> *mut ibv_cq_ex {
         self.0.cast()
     }
 
     /// Begins to poll; 0 or an error number.
-    pub(crate) fn start(&self) -> i32 {
+    pub fn start(&self) -> i32 {
         self.start_with(0)
     }
 
-    pub(crate) fn start_with(&self, comp_mask: u32) -> i32 {
+    pub fn start_with(&self, comp_mask: u32) -> i32 {
         let mut attr = ibv_poll_cq_attr { comp_mask };
         unsafe { ibv_start_poll(self.ex(), &raw mut attr) }
     }
 
     /// Comes to the next completion; 0 or an error number.
-    pub(crate) fn advance(&self) -> i32 {
+    pub fn advance(&self) -> i32 {
         unsafe { ibv_next_poll(self.ex()) }
     }
 
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         unsafe { ibv_end_poll(self.ex()) }
     }
 
     /// Begins to poll once there is a completion.
     #[track_caller]
-    pub(crate) fn start_at_next(&self) {
+    pub fn start_at_next(&self) {
         let end = Instant::now() + PATIENCE;
         loop {
             match Errno::from_raw(self.start()) {
@@ -92,12 +91,12 @@ impl Cq {
     }
 
     /// The request that the poll has come to, and how it ended.
-    pub(crate) fn at(&self) -> (u64, ibv_wc_status) {
+    pub fn at(&self) -> (u64, ibv_wc_status) {
         unsafe { ((*self.ex()).wr_id, (*self.ex()).status) }
     }
 
     /// All that the queue says of the completion that the poll has come to.
-    pub(crate) fn read(&self) -> Read {
+    pub fn read(&self) -> Read {
         let cq = self.ex();
         unsafe {
             Read {
@@ -122,25 +121,25 @@ impl Cq {
 
 /// The fields of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Read {
-    pub(crate) opcode: ibv_wc_opcode,
-    pub(crate) vendor_err: u32,
-    pub(crate) wc_flags: u32,
-    pub(crate) byte_len: u32,
-    pub(crate) imm_data: u32,
-    pub(crate) qp_num: u32,
-    pub(crate) src_qp: u32,
-    pub(crate) slid: u32,
-    pub(crate) sl: u8,
-    pub(crate) dlid_path_bits: u8,
-    pub(crate) timestamp: u64,
-    pub(crate) wallclock: u64,
-    pub(crate) flow_tag: u32,
-    pub(crate) cvlan: u16,
+pub struct Read {
+    pub opcode: ibv_wc_opcode,
+    pub vendor_err: u32,
+    pub wc_flags: u32,
+    pub byte_len: u32,
+    pub imm_data: u32,
+    pub qp_num: u32,
+    pub src_qp: u32,
+    pub slid: u32,
+    pub sl: u8,
+    pub dlid_path_bits: u8,
+    pub timestamp: u64,
+    pub wallclock: u64,
+    pub flow_tag: u32,
+    pub cvlan: u16,
 }
 
 /// What all fields of a completion hold that nobody asked for.
-pub(crate) const JUNK: Read = Read {
+pub const JUNK: Read = Read {
     opcode: ibv_wc_opcode(0xdead_c0de),
     vendor_err: 0xdead_c0de,
     wc_flags: 0xdead_c0de,
@@ -158,7 +157,7 @@ pub(crate) const JUNK: Read = Read {
 };
 
 /// All that a reliable connection can post, each by its flag.
-pub(crate) const OPERATIONS: u64 = {
+pub const OPERATIONS: u64 = {
     use ibv_qp_create_send_ops_flags as Op;
     (Op::IBV_QP_EX_WITH_RDMA_WRITE.0
         | Op::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM.0
@@ -173,13 +172,7 @@ pub(crate) const OPERATIONS: u64 = {
 };
 
 /// Attributes of an extended queue pair that posts `operations`.
-pub(crate) fn init(
-    pd: &Pd,
-    send: &Cq,
-    receive: &Cq,
-    size: &Size,
-    operations: u64,
-) -> ibv_qp_init_attr_ex {
+pub fn init(pd: &Pd, send: &Cq, receive: &Cq, size: &Size, operations: u64) -> ibv_qp_init_attr_ex {
     use ibv_qp_init_attr_mask as Mask;
     let mut init =
         ibv_qp_init_attr_ex { pd: pd.0, send_ops_flags: operations, ..Default::default() };
@@ -196,7 +189,7 @@ pub(crate) fn init(
 }
 
 impl Context {
-    pub(crate) fn try_qp_ex(&self, init: &ibv_qp_init_attr_ex) -> Result<Qp, Errno> {
+    pub fn try_qp_ex(&self, init: &ibv_qp_init_attr_ex) -> Result<Qp, Errno> {
         let mut init = *init;
         let qp = unsafe { ibv_create_qp_ex(verbs(), self.0, &raw mut init) };
         if qp.is_null() { Err(errno()) } else { Ok(Qp(qp)) }
@@ -205,7 +198,7 @@ impl Context {
 
 impl Side {
     /// A side whose queue pair posts `operations` by function calls.
-    pub(crate) fn extended(device: &str, size: &Size, operations: u64) -> Self {
+    pub fn extended(device: &str, size: &Size, operations: u64) -> Self {
         let context = Context::open(device);
         let (send_cq, receive_cq) = (context.cq(256), context.cq(256));
         let pd = context.pd();
@@ -217,24 +210,24 @@ impl Side {
 /// For queue pairs that were created by [`Context::try_qp_ex`].
 impl Qp {
     /// NULL unless it was created to post by function calls.
-    pub(crate) fn as_ex(&self) -> *mut ibv_qp_ex {
+    pub fn as_ex(&self) -> *mut ibv_qp_ex {
         unsafe { verbs().qp_to_qp_ex.unwrap()(self.0) }
     }
 
-    pub(crate) fn start(&self) {
+    pub fn start(&self) {
         unsafe { ibv_wr_start(self.as_ex()) };
     }
 
-    pub(crate) fn complete(&self) -> i32 {
+    pub fn complete(&self) -> i32 {
         unsafe { ibv_wr_complete(self.as_ex()) }
     }
 
-    pub(crate) fn abort(&self) {
+    pub fn abort(&self) {
         unsafe { ibv_wr_abort(self.as_ex()) };
     }
 
     /// Begins a request, without its data.
-    pub(crate) fn begin(&self, wr: &Wr) {
+    pub fn begin(&self, wr: &Wr) {
         let (qp, wr) = (self.as_ex(), &wr.wr);
         unsafe {
             (*qp).wr_id = wr.wr_id;
@@ -273,7 +266,7 @@ impl Qp {
     }
 
     /// Gives the request that was begun its elements.
-    pub(crate) fn set(&self, sges: &[ibv_sge]) {
+    pub fn set(&self, sges: &[ibv_sge]) {
         match sges {
             [one] => unsafe { ibv_wr_set_sge(self.as_ex(), one.lkey, one.addr, one.length) },
             _ => unsafe { ibv_wr_set_sge_list(self.as_ex(), sges.len(), sges.as_ptr()) },
@@ -281,12 +274,12 @@ impl Qp {
     }
 
     /// Gives the request that was begun its destination.
-    pub(crate) fn set_address(&self, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
+    pub fn set_address(&self, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
         unsafe { ibv_wr_set_ud_addr(self.as_ex(), ah, qpn, qkey) };
     }
 
     /// Gives the request that was begun its data itself.
-    pub(crate) fn set_inline(&self, pieces: &[&[u8]]) {
+    pub fn set_inline(&self, pieces: &[&[u8]]) {
         let buffer = |bytes: &[u8]| ibv_data_buf {
             addr: bytes.as_ptr().cast_mut().cast(),
             length: bytes.len(),
@@ -300,7 +293,7 @@ impl Qp {
     }
 
     /// Builds a request as a list would have it.
-    pub(crate) fn build(&self, wr: &Wr) {
+    pub fn build(&self, wr: &Wr) {
         self.begin(wr);
         if !matches!(wr.wr.opcode, ibv_wr_opcode::IBV_WR_BIND_MW | ibv_wr_opcode::IBV_WR_LOCAL_INV)
         {
@@ -309,7 +302,7 @@ impl Qp {
     }
 
     /// Posts requests by function calls; 0 or an error number.
-    pub(crate) fn try_call(&self, wrs: &[Wr]) -> i32 {
+    pub fn try_call(&self, wrs: &[Wr]) -> i32 {
         self.start();
         wrs.iter().for_each(|wr| self.build(wr));
         self.complete()

@@ -11,13 +11,13 @@ use rdma_types::{Gid, Guid};
 use super::{Context, Cq, Mr, Qp, errno, verbs};
 
 /// One entry of the device list.
-pub(crate) struct Listed {
-    pub(crate) name: String,
-    pub(crate) dev_name: String,
-    pub(crate) guid: Guid,
-    pub(crate) node_type: i32,
-    pub(crate) transport: i32,
-    pub(crate) index: i32,
+pub struct Listed {
+    pub name: String,
+    pub dev_name: String,
+    pub guid: Guid,
+    pub node_type: i32,
+    pub transport: i32,
+    pub index: i32,
 }
 
 fn string(chars: &[std::ffi::c_char]) -> String {
@@ -25,7 +25,7 @@ fn string(chars: &[std::ffi::c_char]) -> String {
 }
 
 /// The device list, in its order.
-pub(crate) fn devices() -> Vec<Listed> {
+pub fn devices() -> Vec<Listed> {
     let mut count = -1;
     let mut listed = Vec::new();
     unsafe {
@@ -50,12 +50,12 @@ pub(crate) fn devices() -> Vec<Listed> {
 
 /// A row of the GID table.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Row {
-    pub(crate) gid: Gid,
-    pub(crate) index: u32,
-    pub(crate) port: u32,
-    pub(crate) kind: u32,
-    pub(crate) interface: u32,
+pub struct Row {
+    pub gid: Gid,
+    pub index: u32,
+    pub port: u32,
+    pub kind: u32,
+    pub interface: u32,
 }
 
 fn row(entry: &ibv_gid_entry) -> Row {
@@ -68,7 +68,7 @@ fn row(entry: &ibv_gid_entry) -> Row {
     }
 }
 
-pub(crate) fn query_gid(context: &Context, port: u8, index: i32) -> Result<Gid, Errno> {
+pub fn query_gid(context: &Context, port: u8, index: i32) -> Result<Gid, Errno> {
     let mut gid = ibv_gid::default();
     match unsafe { (verbs().query_gid)(context.0, port, index, &raw mut gid) } {
         0 => Ok(unsafe { gid.raw }.into()),
@@ -77,12 +77,7 @@ pub(crate) fn query_gid(context: &Context, port: u8, index: i32) -> Result<Gid, 
     }
 }
 
-pub(crate) fn query_gid_ex(
-    context: &Context,
-    port: u32,
-    index: u32,
-    flags: u32,
-) -> Result<Row, Errno> {
+pub fn query_gid_ex(context: &Context, port: u32, index: u32, flags: u32) -> Result<Row, Errno> {
     let mut entry = ibv_gid_entry::default();
     let (query, size) = (verbs().query_gid_ex.unwrap(), size_of::<ibv_gid_entry>());
     match unsafe { query(context.0, port, index, &raw mut entry, flags, size) } {
@@ -91,7 +86,7 @@ pub(crate) fn query_gid_ex(
     }
 }
 
-pub(crate) fn gid_table(context: &Context, room: usize, flags: u32) -> Result<Vec<Row>, Errno> {
+pub fn gid_table(context: &Context, room: usize, flags: u32) -> Result<Vec<Row>, Errno> {
     let mut entries = vec![ibv_gid_entry::default(); room];
     let (query, size) = (verbs().query_gid_table.unwrap(), size_of::<ibv_gid_entry>());
     match unsafe { query(context.0, entries.as_mut_ptr(), room, flags, size) } {
@@ -101,7 +96,7 @@ pub(crate) fn gid_table(context: &Context, room: usize, flags: u32) -> Result<Ve
 }
 
 /// In host order.
-pub(crate) fn query_pkey(context: &Context, port: u8, index: i32) -> Result<u16, Errno> {
+pub fn query_pkey(context: &Context, port: u8, index: i32) -> Result<u16, Errno> {
     let mut key = 0;
     match unsafe { (verbs().query_pkey)(context.0, port, index, &raw mut key) } {
         0 => Ok(u16::from_be(key)),
@@ -111,17 +106,17 @@ pub(crate) fn query_pkey(context: &Context, port: u8, index: i32) -> Result<u16,
 }
 
 impl Context {
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         unsafe { CStr::from_ptr((verbs().get_device_name)((*self.0).device)) }.to_str().unwrap()
     }
 
-    pub(crate) fn query_device(&self) -> ibv_device_attr {
+    pub fn query_device(&self) -> ibv_device_attr {
         let mut attr = ibv_device_attr::default();
         assert_eq!(unsafe { (verbs().query_device)(self.0, &raw mut attr) }, 0);
         attr
     }
 
-    pub(crate) fn query_device_ex(&self) -> ibv_device_attr_ex {
+    pub fn query_device_ex(&self) -> ibv_device_attr_ex {
         let mut attr = ibv_device_attr_ex::default();
         let none = ptr::null();
         assert_eq!(unsafe { ibv_query_device_ex(verbs(), self.0, none, &raw mut attr) }, 0);
@@ -130,7 +125,7 @@ impl Context {
 
     /// The device's attributes as a program sees them whose struct has so many bytes; else the error
     /// number.
-    pub(crate) fn query_device_ex_bytes(&self, asks: u32, size: usize) -> Result<Vec<u8>, i32> {
+    pub fn query_device_ex_bytes(&self, asks: u32, size: usize) -> Result<Vec<u8>, i32> {
         let mut room = [u64::from_ne_bytes([0xee; 8]); 64];
         let query = unsafe { (*self.extended()).query_device_ex }.unwrap();
         let input = ibv_query_device_ex_input { comp_mask: asks };
@@ -140,13 +135,13 @@ impl Context {
         }
     }
 
-    pub(crate) fn query_port(&self) -> ibv_port_attr {
+    pub fn query_port(&self) -> ibv_port_attr {
         let mut attr = ibv_port_attr::default();
         assert_eq!(unsafe { ibv_query_port(verbs(), self.0, 1, &raw mut attr) }, 0);
         attr
     }
 
-    pub(crate) fn try_query_port(&self, port: u8) -> i32 {
+    pub fn try_query_port(&self, port: u8) -> i32 {
         let mut attr = ibv_port_attr::default();
         unsafe { ibv_query_port(verbs(), self.0, port, &raw mut attr) }
     }
@@ -157,7 +152,7 @@ impl Context {
     }
 
     /// The port's attributes as a program sees them whose struct has so many bytes.
-    pub(crate) fn query_port_bytes(&self, length: usize) -> Vec<u8> {
+    pub fn query_port_bytes(&self, length: usize) -> Vec<u8> {
         // Aligned as the struct, with a mark behind it.
         let mut room = [u64::from_ne_bytes([0xee; 8]); 16];
         let query = unsafe { (*self.extended()).query_port }.unwrap();
@@ -166,7 +161,7 @@ impl Context {
     }
 
     /// As [`query_port_bytes`](Self::query_port_bytes), by the function of the first header.
-    pub(crate) fn query_port_compat(&self) -> Vec<u8> {
+    pub fn query_port_compat(&self) -> Vec<u8> {
         let mut room = [u64::from_ne_bytes([0xee; 8]); 16];
         let old = room.as_mut_ptr().cast();
         assert_eq!(unsafe { (verbs().query_port)(self.0, 1, old) }, 0);
@@ -174,7 +169,7 @@ impl Context {
     }
 
     /// Of a partition key in host order.
-    pub(crate) fn pkey_index(&self, key: u16) -> Result<i32, Errno> {
+    pub fn pkey_index(&self, key: u16) -> Result<i32, Errno> {
         match unsafe { verbs().get_pkey_index.unwrap()(self.0, 1, key.to_be()) } {
             -1 => Err(errno()),
             index => Ok(index),
@@ -182,14 +177,14 @@ impl Context {
     }
 
     /// Whether programs find a `verbs_context` around it, as large as their bindings'.
-    pub(crate) fn is_extended(&self) -> bool {
+    pub fn is_extended(&self) -> bool {
         let mark = unsafe { (*self.0).abi_compat };
         let size = unsafe { (*self.extended()).sz };
         ptr::eq(mark, ptr::without_provenance(usize::MAX)) && size >= size_of::<verbs_context>()
     }
 
     /// Whether every function is there that `verbs.h` calls without a look.
-    pub(crate) fn has_unchecked_functions(&self) -> bool {
+    pub fn has_unchecked_functions(&self) -> bool {
         let ops = unsafe { &(*self.0).ops };
         ops.poll_cq.is_some()
             && ops.req_notify_cq.is_some()
@@ -200,15 +195,15 @@ impl Context {
             && ops.dealloc_mw.is_some()
     }
 
-    pub(crate) fn async_fd(&self) -> i32 {
+    pub fn async_fd(&self) -> i32 {
         unsafe { (*self.0).async_fd }
     }
 
-    pub(crate) fn command_fd(&self) -> i32 {
+    pub fn command_fd(&self) -> i32 {
         unsafe { (*self.0).cmd_fd }
     }
 
-    pub(crate) fn completion_vectors(&self) -> i32 {
+    pub fn completion_vectors(&self) -> i32 {
         unsafe { (*self.0).num_comp_vectors }
     }
 }
@@ -217,35 +212,35 @@ fn text(text: *const c_char) -> &'static str {
     unsafe { CStr::from_ptr(text) }.to_str().unwrap()
 }
 
-pub(crate) fn status_text(status: u32) -> &'static str {
+pub fn status_text(status: u32) -> &'static str {
     text(unsafe { (verbs().wc_status_str)(ibv_wc_status(status)) })
 }
 
-pub(crate) fn event_text(event: u32) -> &'static str {
+pub fn event_text(event: u32) -> &'static str {
     text(unsafe { (verbs().event_type_str)(ibv_event_type(event)) })
 }
 
-pub(crate) fn node_text(node: i32) -> &'static str {
+pub fn node_text(node: i32) -> &'static str {
     text(unsafe { (verbs().node_type_str)(ibv_node_type(node)) })
 }
 
-pub(crate) fn port_state_text(state: u32) -> &'static str {
+pub fn port_state_text(state: u32) -> &'static str {
     text(unsafe { (verbs().port_state_str)(ibv_port_state(state)) })
 }
 
 impl Cq {
-    pub(crate) fn try_resize(&self, entries: i32) -> i32 {
+    pub fn try_resize(&self, entries: i32) -> i32 {
         unsafe { (verbs().resize_cq)(self.0, entries) }
     }
 
-    pub(crate) fn entries(&self) -> i32 {
+    pub fn entries(&self) -> i32 {
         unsafe { (*self.0).cqe }
     }
 }
 
 impl Qp {
     /// What joining and leaving a group return.
-    pub(crate) fn try_multicast(&self) -> [i32; 2] {
+    pub fn try_multicast(&self) -> [i32; 2] {
         let gid = ibv_gid::default();
         let calls = [verbs().attach_mcast, verbs().detach_mcast];
         calls.map(|call| unsafe { call(self.0, &raw const gid, 1) })
@@ -254,7 +249,7 @@ impl Qp {
 
 impl Mr {
     /// What changing its access returns.
-    pub(crate) fn try_reregister(&self) -> i32 {
+    pub fn try_reregister(&self) -> i32 {
         let none = ptr::null_mut();
         unsafe { (verbs().rereg_mr)(self.mr, 4, ptr::null_mut(), none, 0, 0) }
     }

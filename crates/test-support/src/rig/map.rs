@@ -4,21 +4,21 @@
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 /// Anonymous private memory; unmapped when dropped.
-pub(crate) struct Mapping {
+pub struct Mapping {
     start: *mut u8,
     length: usize,
 }
 
 impl Mapping {
-    pub(crate) fn readable(length: usize) -> Self {
+    pub fn readable(length: usize) -> Self {
         Self::new(length, ProtFlags::READ)
     }
 
-    pub(crate) fn writable(length: usize) -> Self {
+    pub fn writable(length: usize) -> Self {
         Self::new(length, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    pub(crate) fn inaccessible(length: usize) -> Self {
+    pub fn inaccessible(length: usize) -> Self {
         Self::new(length, ProtFlags::empty())
     }
 
@@ -28,12 +28,12 @@ impl Mapping {
         Self { start: start.unwrap().cast(), length }
     }
 
-    pub(crate) fn start(&self) -> *mut u8 {
+    pub fn start(&self) -> *mut u8 {
         self.start
     }
 
     /// Unmaps the bytes from `from` on, a multiple of the page size.
-    pub(crate) fn truncate(&mut self, from: usize) {
+    pub fn truncate(&mut self, from: usize) {
         unsafe { munmap(self.start.add(from).cast(), self.length - from) }.unwrap();
         self.length = from;
     }

@@ -6,37 +6,38 @@ use rdma_sys::*;
 use super::connect::{Knobs, Side, connect_sides, pair_with};
 use super::post::Wr;
 use super::{
-    LOCAL_WRITE, MW_BIND, Mr, Pd, Qp, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, Size, errno, soft,
+    LOCAL_WRITE, MW_BIND, Mr, Pd, Qp, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, Size, errno,
+    release,
 };
 
-pub(crate) const TYPE_1: ibv_mw_type = ibv_mw_type::IBV_MW_TYPE_1;
-pub(crate) const TYPE_2: ibv_mw_type = ibv_mw_type::IBV_MW_TYPE_2;
+pub const TYPE_1: ibv_mw_type = ibv_mw_type::IBV_MW_TYPE_1;
+pub const TYPE_2: ibv_mw_type = ibv_mw_type::IBV_MW_TYPE_2;
 
-pub(crate) struct Mw(pub(crate) *mut ibv_mw);
+pub struct Mw(pub *mut ibv_mw);
 
 impl Pd {
-    pub(crate) fn try_mw(&self, kind: ibv_mw_type) -> Result<Mw, Errno> {
+    pub fn try_mw(&self, kind: ibv_mw_type) -> Result<Mw, Errno> {
         let mw = unsafe { ibv_alloc_mw(self.0, kind) };
         if mw.is_null() { Err(errno()) } else { Ok(Mw(mw)) }
     }
 
-    pub(crate) fn mw(&self, kind: ibv_mw_type) -> Mw {
+    pub fn mw(&self, kind: ibv_mw_type) -> Mw {
         self.try_mw(kind).unwrap()
     }
 }
 
 impl Mw {
     /// The key as the C struct has it: of windows of type 2 the first one.
-    pub(crate) fn key(&self) -> u32 {
+    pub fn key(&self) -> u32 {
         unsafe { (*self.0).rkey }
     }
 
-    pub(crate) fn kind(&self) -> ibv_mw_type {
+    pub fn kind(&self) -> ibv_mw_type {
         unsafe { (*self.0).type_ }
     }
 
     /// The key with this low byte.
-    pub(crate) fn key_with(&self, low: u8) -> u32 {
+    pub fn key_with(&self, low: u8) -> u32 {
         self.key() & !0xff | u32::from(low)
     }
 }
@@ -49,7 +50,7 @@ impl Drop for Mw {
 
 impl Mr {
     /// What it takes to bind a window to a part of the region.
-    pub(crate) fn part(&self, from: usize, length: usize, access: u32) -> ibv_mw_bind_info {
+    pub fn part(&self, from: usize, length: usize, access: u32) -> ibv_mw_bind_info {
         ibv_mw_bind_info {
             mr: self.mr,
             addr: self.address() + from as u64,
@@ -61,18 +62,18 @@ impl Mr {
 
 impl Wr {
     /// Binds a window of type 2.
-    pub(crate) fn bind(wr_id: u64, mw: &Mw, key: u32, info: ibv_mw_bind_info) -> Self {
+    pub fn bind(wr_id: u64, mw: &Mw, key: u32, info: ibv_mw_bind_info) -> Self {
         let mut wr = Self::new(wr_id, ibv_wr_opcode::IBV_WR_BIND_MW, &[]);
         wr.wr.__bindgen_anon_2.bind_mw =
             ibv_send_wr__bindgen_ty_4__bindgen_ty_1 { mw: mw.0, rkey: key, bind_info: info };
         wr
     }
 
-    pub(crate) fn local_invalidate(wr_id: u64, key: u32) -> Self {
+    pub fn local_invalidate(wr_id: u64, key: u32) -> Self {
         Self::new(wr_id, ibv_wr_opcode::IBV_WR_LOCAL_INV, &[]).invalidating(key)
     }
 
-    pub(crate) fn send_with_invalidate(wr_id: u64, sges: &[ibv_sge], key: u32) -> Self {
+    pub fn send_with_invalidate(wr_id: u64, sges: &[ibv_sge], key: u32) -> Self {
         Self::new(wr_id, ibv_wr_opcode::IBV_WR_SEND_WITH_INV, sges).invalidating(key)
     }
 
@@ -84,7 +85,7 @@ impl Wr {
 
 impl Qp {
     /// Binds a window of type 1; the result is 0 or an error number.
-    pub(crate) fn try_bind(&self, wr_id: u64, mw: &Mw, info: ibv_mw_bind_info, flags: u32) -> i32 {
+    pub fn try_bind(&self, wr_id: u64, mw: &Mw, info: ibv_mw_bind_info, flags: u32) -> i32 {
         let mut bind = ibv_mw_bind { wr_id, send_flags: flags, bind_info: info };
         unsafe { ibv_bind_mw(self.0, mw.0, &raw mut bind) }
     }
@@ -92,7 +93,7 @@ impl Qp {
     /// Posts a request that binds a window of either type, of type 2 under its first key's successor;
     /// the key that it will have.
     #[track_caller]
-    pub(crate) fn post_bind(&self, wr_id: u64, mw: &Mw, info: ibv_mw_bind_info) -> u32 {
+    pub fn post_bind(&self, wr_id: u64, mw: &Mw, info: ibv_mw_bind_info) -> u32 {
         if mw.kind() == TYPE_1 {
             let signaled = ibv_send_flags::IBV_SEND_SIGNALED.0;
             assert_eq!(self.try_bind(wr_id, mw, info, signaled), 0);
@@ -106,28 +107,28 @@ impl Qp {
 }
 
 /// The key of a completion that says that one was invalidated.
-pub(crate) fn invalidated(wc: &ibv_wc) -> Option<u32> {
+pub fn invalidated(wc: &ibv_wc) -> Option<u32> {
     let with_inv = wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_INV.0 != 0;
     with_inv.then_some(unsafe { wc.__bindgen_anon_1.invalidated_rkey })
 }
 
 /// A connection whose B gives A windows onto 64 bytes that A cannot reach without one.
-pub(crate) struct Grant {
-    pub(crate) at_a: Mr,
-    pub(crate) at_b: Mr,
-    pub(crate) a: Side,
-    pub(crate) b: Side,
+pub struct Grant {
+    pub at_a: Mr,
+    pub at_b: Mr,
+    pub a: Side,
+    pub b: Side,
 }
 
-pub(crate) const BYTES: usize = 64;
-pub(crate) const AT_A: u8 = 0xaa;
-pub(crate) const AT_B: u8 = 0xbb;
+pub const BYTES: usize = 64;
+pub const AT_A: u8 = 0xaa;
+pub const AT_B: u8 = 0xbb;
 /// What a region needs for windows with all rights.
-pub(crate) const BINDABLE: u32 = LOCAL_WRITE | MW_BIND;
-pub(crate) const REMOTE: u32 = REMOTE_READ | REMOTE_WRITE | REMOTE_ATOMIC;
+pub const BINDABLE: u32 = LOCAL_WRITE | MW_BIND;
+pub const REMOTE: u32 = REMOTE_READ | REMOTE_WRITE | REMOTE_ATOMIC;
 
 impl Grant {
-    pub(crate) fn new(device: &str) -> Self {
+    pub fn new(device: &str) -> Self {
         let knobs = Knobs { access: REMOTE, ..Knobs::default() };
         let (a, b) = pair_with(device, &Size::default(), &knobs);
         let at_a = a.pd.register_filled(vec![AT_A; BYTES], LOCAL_WRITE);
@@ -137,14 +138,14 @@ impl Grant {
 
     /// A window of this kind onto 32 bytes from 16 on, and its key.
     #[track_caller]
-    pub(crate) fn window(&self, kind: ibv_mw_type, access: u32) -> (Mw, u32) {
+    pub fn window(&self, kind: ibv_mw_type, access: u32) -> (Mw, u32) {
         let mw = self.b.pd.mw(kind);
         let key = self.bind(&mw, self.at_b.part(16, 32, access));
         (mw, key)
     }
 
     /// Another connection, whose second queue pair is of B's domain. It goes before the grant.
-    pub(crate) fn second_pair(&self, device: &str) -> (Side, Side) {
+    pub fn second_pair(&self, device: &str) -> (Side, Side) {
         let side = || Side::new(device, &Size::default(), 64);
         let (c, mut d) = (side(), side());
         d.qp = self.b.pd.qp(&d.send_cq, &d.receive_cq, &Size::default());
@@ -154,14 +155,14 @@ impl Grant {
 
     /// Binds, and waits until it is done; the key.
     #[track_caller]
-    pub(crate) fn bind(&self, mw: &Mw, info: ibv_mw_bind_info) -> u32 {
+    pub fn bind(&self, mw: &Mw, info: ibv_mw_bind_info) -> u32 {
         let key = self.b.qp.post_bind(900, mw, info);
         self.done(900, ibv_wc_opcode::IBV_WC_BIND_MW);
         key
     }
 
     #[track_caller]
-    pub(crate) fn local_invalidate(&self, key: u32) {
+    pub fn local_invalidate(&self, key: u32) {
         self.b.qp.post(&Wr::local_invalidate(901, key));
         self.done(901, ibv_wc_opcode::IBV_WC_LOCAL_INV);
     }
@@ -173,19 +174,19 @@ impl Grant {
     }
 
     /// A's write of so many bytes through a window, `from` bytes behind the beginning of B's memory.
-    pub(crate) fn write(&self, key: u32, from: u64, length: usize) -> Wr {
+    pub fn write(&self, key: u32, from: u64, length: usize) -> Wr {
         let sges = [self.at_a.sge(0, length)];
         let wr = Wr::new(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &sges);
         wr.remote(self.at_b.address().wrapping_add(from), key)
     }
 
-    pub(crate) fn read(&self, key: u32, from: u64, length: usize) -> Wr {
+    pub fn read(&self, key: u32, from: u64, length: usize) -> Wr {
         let mut wr = self.write(key, from, length);
         wr.wr.opcode = ibv_wr_opcode::IBV_WR_RDMA_READ;
         wr
     }
 
-    pub(crate) fn add(&self, key: u32, from: u64) -> Wr {
+    pub fn add(&self, key: u32, from: u64) -> Wr {
         let sges = [self.at_a.sge(0, 8)];
         let wr = Wr::new(1, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &sges);
         wr.atomic_at(self.at_b.address() + from, key, 1, 0)
@@ -193,27 +194,27 @@ impl Grant {
 
     /// A's request, and how it ends.
     #[track_caller]
-    pub(crate) fn try_by_a(&self, wr: &Wr) -> ibv_wc_status {
+    pub fn try_by_a(&self, wr: &Wr) -> ibv_wc_status {
         self.a.qp.post(wr);
         until_released(&self.a, || self.a.send_cq.next()).status
     }
 
     /// That A's request is refused for its key, and touches nothing of B.
     #[track_caller]
-    pub(crate) fn refuses(&self, wr: &Wr) {
+    pub fn refuses(&self, wr: &Wr) {
         let before = self.at_b.bytes();
         assert_eq!(self.try_by_a(wr), ibv_wc_status::IBV_WC_REM_ACCESS_ERR);
         assert_eq!(self.at_b.bytes(), before);
     }
 
     #[track_caller]
-    pub(crate) fn allows(&self, wr: &Wr) {
+    pub fn allows(&self, wr: &Wr) {
         assert_eq!(self.try_by_a(wr), ibv_wc_status::IBV_WC_SUCCESS);
     }
 
     /// That B's request ends as memory management operation error, in the error state.
     #[track_caller]
-    pub(crate) fn fails_at_b(&self, post: impl FnOnce(&Qp)) {
+    pub fn fails_at_b(&self, post: impl FnOnce(&Qp)) {
         post(&self.b.qp);
         let wc = until_released(&self.b, || self.b.send_cq.next());
         assert_eq!(wc.status, ibv_wc_status::IBV_WC_MW_BIND_ERR);
@@ -223,6 +224,6 @@ impl Grant {
 
 /// Does it, after releasing what a held device has.
 fn until_released<T>(side: &Side, act: impl FnOnce() -> T) -> T {
-    soft(side.context.name()).release_all();
+    release(side.context.name());
     act()
 }

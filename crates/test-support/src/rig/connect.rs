@@ -2,39 +2,41 @@
 
 use rdma_sys::{ibv_qp_attr_mask as Mask, *};
 
-use super::{ALL_ACCESS, Context, Cq, Pd, Qp, Size, verbs};
+use super::device::{Row, gid_table};
+use super::{ALL_ACCESS, Context, Cq, Pd, Qp, Size, provider, verbs};
 
 /// Where a queue pair can be reached.
 #[derive(Clone, Copy)]
-pub(crate) struct Endpoint {
-    pub(crate) qpn: u32,
-    pub(crate) lid: u16,
-    pub(crate) gid: ibv_gid,
-    pub(crate) gid_index: u8,
-    pub(crate) ethernet: bool,
+pub struct Endpoint {
+    pub qpn: u32,
+    pub lid: u16,
+    pub gid: ibv_gid,
+    pub gid_index: u8,
+    pub ethernet: bool,
 }
 
 /// The knobs of a connection that tests turn.
 #[derive(Clone, Copy)]
-pub(crate) struct Knobs {
-    pub(crate) access: u32,
-    pub(crate) mtu: ibv_mtu,
-    pub(crate) psn: u32,
-    pub(crate) timeout: u8,
-    pub(crate) retries: u8,
-    pub(crate) rnr_retries: u8,
-    pub(crate) min_rnr_timer: u8,
-    pub(crate) rd_atomic: u8,
+pub struct Knobs {
+    pub access: u32,
+    pub mtu: ibv_mtu,
+    pub psn: u32,
+    pub timeout: u8,
+    pub retries: u8,
+    pub rnr_retries: u8,
+    pub min_rnr_timer: u8,
+    pub rd_atomic: u8,
 }
 
 impl Default for Knobs {
     fn default() -> Self {
+        let slow = provider().slow;
         Self {
             access: ALL_ACCESS,
             mtu: ibv_mtu::IBV_MTU_1024,
             psn: 7,
-            timeout: 8,
-            retries: 2,
+            timeout: if slow { 16 } else { 8 },
+            retries: if slow { 7 } else { 2 },
             rnr_retries: 7,
             min_rnr_timer: 1,
             rd_atomic: 4,
@@ -42,14 +44,19 @@ impl Default for Knobs {
     }
 }
 
-/// The IPv4-mapped RoCE v2 GID of a software RoCE device.
-pub(crate) const GID_INDEX: u8 = 3;
-
-pub(crate) fn endpoint(context: &Context, qp: &Qp) -> Endpoint {
-    endpoint_with_gid(context, qp, GID_INDEX)
+/// The place of the port's first IPv4-mapped GID for RoCE v2, which a link-local one cannot reach; else 0.
+fn gid_index(context: &Context) -> u8 {
+    let mapped =
+        |row: &Row| row.kind == ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0 && row.gid.is_ipv4_mapped();
+    let rows = gid_table(context, 256, 0).unwrap();
+    rows.iter().find(|row| mapped(row)).map_or(0, |row| row.index.try_into().unwrap())
 }
 
-pub(crate) fn endpoint_with_gid(context: &Context, qp: &Qp, gid_index: u8) -> Endpoint {
+pub fn endpoint(context: &Context, qp: &Qp) -> Endpoint {
+    endpoint_with_gid(context, qp, gid_index(context))
+}
+
+pub fn endpoint_with_gid(context: &Context, qp: &Qp, gid_index: u8) -> Endpoint {
     let mut port = ibv_port_attr::default();
     assert_eq!(unsafe { ibv_query_port(verbs(), context.0, 1, &raw mut port) }, 0);
     let ethernet = u32::from(port.link_layer) == IBV_LINK_LAYER_ETHERNET;
@@ -59,18 +66,18 @@ pub(crate) fn endpoint_with_gid(context: &Context, qp: &Qp, gid_index: u8) -> En
     Endpoint { qpn: qp.number(), lid: port.lid, gid, gid_index: index, ethernet }
 }
 
-pub(crate) const INIT: u32 = Mask::IBV_QP_STATE.0
+pub const INIT: u32 = Mask::IBV_QP_STATE.0
     | Mask::IBV_QP_PKEY_INDEX.0
     | Mask::IBV_QP_PORT.0
     | Mask::IBV_QP_ACCESS_FLAGS.0;
-pub(crate) const RTR: u32 = Mask::IBV_QP_STATE.0
+pub const RTR: u32 = Mask::IBV_QP_STATE.0
     | Mask::IBV_QP_AV.0
     | Mask::IBV_QP_PATH_MTU.0
     | Mask::IBV_QP_DEST_QPN.0
     | Mask::IBV_QP_RQ_PSN.0
     | Mask::IBV_QP_MAX_DEST_RD_ATOMIC.0
     | Mask::IBV_QP_MIN_RNR_TIMER.0;
-pub(crate) const RTS: u32 = Mask::IBV_QP_STATE.0
+pub const RTS: u32 = Mask::IBV_QP_STATE.0
     | Mask::IBV_QP_TIMEOUT.0
     | Mask::IBV_QP_RETRY_CNT.0
     | Mask::IBV_QP_RNR_RETRY.0
@@ -78,16 +85,16 @@ pub(crate) const RTS: u32 = Mask::IBV_QP_STATE.0
     | Mask::IBV_QP_MAX_QP_RD_ATOMIC.0;
 
 /// As [`RTR`], of an unreliable connection.
-pub(crate) const UC_RTR: u32 = Mask::IBV_QP_STATE.0
+pub const UC_RTR: u32 = Mask::IBV_QP_STATE.0
     | Mask::IBV_QP_AV.0
     | Mask::IBV_QP_PATH_MTU.0
     | Mask::IBV_QP_DEST_QPN.0
     | Mask::IBV_QP_RQ_PSN.0;
 /// As [`RTS`], of an unreliable connection, or for datagrams.
-pub(crate) const UNRELIABLE_RTS: u32 = Mask::IBV_QP_STATE.0 | Mask::IBV_QP_SQ_PSN.0;
+pub const UNRELIABLE_RTS: u32 = Mask::IBV_QP_STATE.0 | Mask::IBV_QP_SQ_PSN.0;
 
 /// The attributes with which `own` goes through INIT, RTR and RTS towards `peer`; set the state.
-pub(crate) fn attributes(own: &Endpoint, peer: &Endpoint, knobs: &Knobs) -> ibv_qp_attr {
+pub fn attributes(own: &Endpoint, peer: &Endpoint, knobs: &Knobs) -> ibv_qp_attr {
     let mut attr = ibv_qp_attr::default();
     attr.port_num = 1;
     attr.qp_access_flags = knobs.access;
@@ -112,17 +119,17 @@ pub(crate) fn attributes(own: &Endpoint, peer: &Endpoint, knobs: &Knobs) -> ibv_
     attr
 }
 
-pub(crate) fn to_init(qp: &Qp, attr: &ibv_qp_attr) {
+pub fn to_init(qp: &Qp, attr: &ibv_qp_attr) {
     let init = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_INIT, ..*attr };
     assert_eq!(qp.modify(init, INIT), 0);
 }
 
-pub(crate) fn to_rtr(qp: &Qp, attr: &ibv_qp_attr) {
+pub fn to_rtr(qp: &Qp, attr: &ibv_qp_attr) {
     let rtr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..*attr };
     assert_eq!(qp.modify(rtr, RTR), 0);
 }
 
-pub(crate) fn connect_unreliably(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs: &Knobs) {
+pub fn connect_unreliably(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs: &Knobs) {
     let attr = attributes(own, peer, knobs);
     to_init(qp, &attr);
     let rtr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
@@ -131,12 +138,12 @@ pub(crate) fn connect_unreliably(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs
     assert_eq!(qp.modify(rts, UNRELIABLE_RTS), 0);
 }
 
-pub(crate) fn to_rts(qp: &Qp, attr: &ibv_qp_attr) {
+pub fn to_rts(qp: &Qp, attr: &ibv_qp_attr) {
     let rts = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTS, ..*attr };
     assert_eq!(qp.modify(rts, RTS), 0);
 }
 
-pub(crate) fn connect(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs: &Knobs) {
+pub fn connect(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs: &Knobs) {
     let attr = attributes(own, peer, knobs);
     to_init(qp, &attr);
     to_rtr(qp, &attr);
@@ -144,16 +151,16 @@ pub(crate) fn connect(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs: &Knobs) {
 }
 
 /// One side of a connection. Fields drop in order: the queue pair first, the context last.
-pub(crate) struct Side {
-    pub(crate) qp: Qp,
-    pub(crate) send_cq: Cq,
-    pub(crate) receive_cq: Cq,
-    pub(crate) pd: Pd,
-    pub(crate) context: Context,
+pub struct Side {
+    pub qp: Qp,
+    pub send_cq: Cq,
+    pub receive_cq: Cq,
+    pub pd: Pd,
+    pub context: Context,
 }
 
 impl Side {
-    pub(crate) fn new(device: &str, size: &Size, cq_capacity: i32) -> Self {
+    pub fn new(device: &str, size: &Size, cq_capacity: i32) -> Self {
         let context = Context::open(device);
         let (send_cq, receive_cq) = (context.cq(cq_capacity), context.cq(cq_capacity));
         let pd = context.pd();
@@ -161,23 +168,23 @@ impl Side {
         Self { qp, send_cq, receive_cq, pd, context }
     }
 
-    pub(crate) fn endpoint(&self) -> Endpoint {
+    pub fn endpoint(&self) -> Endpoint {
         endpoint(&self.context, &self.qp)
     }
 }
 
 /// Two connected queue pairs on one device.
-pub(crate) fn pair(device: &str) -> (Side, Side) {
+pub fn pair(device: &str) -> (Side, Side) {
     pair_with(device, &Size::default(), &Knobs::default())
 }
 
-pub(crate) fn pair_with(device: &str, size: &Size, knobs: &Knobs) -> (Side, Side) {
+pub fn pair_with(device: &str, size: &Size, knobs: &Knobs) -> (Side, Side) {
     let (a, b) = (Side::new(device, size, 256), Side::new(device, size, 256));
     connect_sides(&a, &b, knobs);
     (a, b)
 }
 
-pub(crate) fn connect_sides(a: &Side, b: &Side, knobs: &Knobs) {
+pub fn connect_sides(a: &Side, b: &Side, knobs: &Knobs) {
     let (at_a, at_b) = (a.endpoint(), b.endpoint());
     connect(&a.qp, &at_a, &at_b, knobs);
     connect(&b.qp, &at_b, &at_a, knobs);

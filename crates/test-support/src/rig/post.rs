@@ -8,13 +8,13 @@ use super::{Mr, Qp};
 
 /// A send request that owns its elements.
 #[derive(Clone)]
-pub(crate) struct Wr {
-    pub(crate) wr: ibv_send_wr,
-    pub(crate) sges: Vec<ibv_sge>,
+pub struct Wr {
+    pub wr: ibv_send_wr,
+    pub sges: Vec<ibv_sge>,
 }
 
 impl Wr {
-    pub(crate) fn new(wr_id: u64, opcode: ibv_wr_opcode, sges: &[ibv_sge]) -> Self {
+    pub fn new(wr_id: u64, opcode: ibv_wr_opcode, sges: &[ibv_sge]) -> Self {
         let mut wr = ibv_send_wr::default();
         wr.wr_id = wr_id;
         wr.opcode = opcode;
@@ -22,32 +22,32 @@ impl Wr {
         Self { wr, sges: sges.to_vec() }
     }
 
-    pub(crate) fn send(wr_id: u64, sges: &[ibv_sge]) -> Self {
+    pub fn send(wr_id: u64, sges: &[ibv_sge]) -> Self {
         Self::new(wr_id, ibv_wr_opcode::IBV_WR_SEND, sges)
     }
 
-    pub(crate) fn write(wr_id: u64, sges: &[ibv_sge], to: &Mr, offset: usize) -> Self {
+    pub fn write(wr_id: u64, sges: &[ibv_sge], to: &Mr, offset: usize) -> Self {
         let address = to.address() + offset as u64;
         Self::new(wr_id, ibv_wr_opcode::IBV_WR_RDMA_WRITE, sges).remote(address, to.key())
     }
 
-    pub(crate) fn read(wr_id: u64, sges: &[ibv_sge], from: &Mr, offset: usize) -> Self {
+    pub fn read(wr_id: u64, sges: &[ibv_sge], from: &Mr, offset: usize) -> Self {
         let address = from.address() + offset as u64;
         Self::new(wr_id, ibv_wr_opcode::IBV_WR_RDMA_READ, sges).remote(address, from.key())
     }
 
-    pub(crate) fn remote(mut self, address: u64, rkey: u32) -> Self {
+    pub fn remote(mut self, address: u64, rkey: u32) -> Self {
         self.wr.wr.rdma.remote_addr = address;
         self.wr.wr.rdma.rkey = rkey;
         self
     }
 
     /// An atomic on eight bytes of `word`.
-    pub(crate) fn atomic(self, word: &Mr, offset: usize, operand: u64, swap: u64) -> Self {
+    pub fn atomic(self, word: &Mr, offset: usize, operand: u64, swap: u64) -> Self {
         self.atomic_at(word.address() + offset as u64, word.key(), operand, swap)
     }
 
-    pub(crate) fn atomic_at(mut self, address: u64, rkey: u32, operand: u64, swap: u64) -> Self {
+    pub fn atomic_at(mut self, address: u64, rkey: u32, operand: u64, swap: u64) -> Self {
         let compare_add = operand;
         self.wr.wr.atomic = ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
             remote_addr: address,
@@ -59,7 +59,7 @@ impl Wr {
     }
 
     /// The same with immediate data, in network order as in C.
-    pub(crate) fn with_imm(mut self, imm: u32) -> Self {
+    pub fn with_imm(mut self, imm: u32) -> Self {
         self.wr.opcode = match self.wr.opcode {
             ibv_wr_opcode::IBV_WR_SEND => ibv_wr_opcode::IBV_WR_SEND_WITH_IMM,
             _ => ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
@@ -68,38 +68,38 @@ impl Wr {
         self
     }
 
-    pub(crate) fn flags(mut self, flags: ibv_send_flags) -> Self {
+    pub fn flags(mut self, flags: ibv_send_flags) -> Self {
         self.wr.send_flags |= flags.0;
         self
     }
 
-    pub(crate) fn unsignaled(mut self) -> Self {
+    pub fn unsignaled(mut self) -> Self {
         self.wr.send_flags &= !ibv_send_flags::IBV_SEND_SIGNALED.0;
         self
     }
 
-    pub(crate) fn inline(self) -> Self {
+    pub fn inline(self) -> Self {
         self.flags(ibv_send_flags::IBV_SEND_INLINE)
     }
 
-    pub(crate) fn fenced(self) -> Self {
+    pub fn fenced(self) -> Self {
         self.flags(ibv_send_flags::IBV_SEND_FENCE)
     }
 }
 
 impl Qp {
     /// Posts one request; the result is 0 or an error number.
-    pub(crate) fn try_post(&self, wr: &Wr) -> i32 {
+    pub fn try_post(&self, wr: &Wr) -> i32 {
         self.try_post_list(std::slice::from_ref(wr)).map_or_else(|(_, errno)| errno, |()| 0)
     }
 
     #[track_caller]
-    pub(crate) fn post(&self, wr: &Wr) {
+    pub fn post(&self, wr: &Wr) {
         assert_eq!(self.try_post(wr), 0);
     }
 
     /// Posts a list by one call; on refusal, how many were posted and the error number.
-    pub(crate) fn try_post_list(&self, wrs: &[Wr]) -> Result<(), (usize, i32)> {
+    pub fn try_post_list(&self, wrs: &[Wr]) -> Result<(), (usize, i32)> {
         let mut list: Vec<ibv_send_wr> = wrs.iter().map(|wr| wr.wr).collect();
         for (n, wr) in wrs.iter().enumerate() {
             list[n].sg_list = wr.sges.as_ptr().cast_mut();
@@ -117,12 +117,12 @@ impl Qp {
         Err((usize::try_from(unsafe { bad.offset_from(base) }).unwrap(), errno))
     }
 
-    pub(crate) fn try_post_receive(&self, wr_id: u64, sges: &[ibv_sge]) -> i32 {
+    pub fn try_post_receive(&self, wr_id: u64, sges: &[ibv_sge]) -> i32 {
         self.try_post_receive_list(&[(wr_id, sges)]).map_or_else(|(_, errno)| errno, |()| 0)
     }
 
     /// Posts a list by one call; on refusal, how many were posted and the error number.
-    pub(crate) fn try_post_receive_list(
+    pub fn try_post_receive_list(
         &self,
         requests: &[(u64, &[ibv_sge])],
     ) -> Result<(), (usize, i32)> {
@@ -130,13 +130,13 @@ impl Qp {
     }
 
     #[track_caller]
-    pub(crate) fn post_receive(&self, wr_id: u64, sges: &[ibv_sge]) {
+    pub fn post_receive(&self, wr_id: u64, sges: &[ibv_sge]) {
         assert_eq!(self.try_post_receive(wr_id, sges), 0);
     }
 }
 
 /// Posts a list of receives by `post`; on refusal, how many were posted and the error number.
-pub(super) fn receive_list(
+pub(crate) fn receive_list(
     requests: &[(u64, &[ibv_sge])],
     post: impl FnOnce(*mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> i32,
 ) -> Result<(), (usize, i32)> {

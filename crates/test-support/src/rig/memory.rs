@@ -9,8 +9,8 @@ use super::{Pd, errno, verbs};
 
 /// A registration of memory that the test owns. The memory is looked at only by copies through raw
 /// pointers, as the device does, and only when nothing is in flight to it.
-pub(crate) struct Mr {
-    pub(crate) mr: *mut ibv_mr,
+pub struct Mr {
+    pub mr: *mut ibv_mr,
     memory: Vec<u8>,
 }
 
@@ -18,22 +18,22 @@ unsafe impl Send for Mr {}
 unsafe impl Sync for Mr {}
 
 impl Pd {
-    pub(crate) fn register(&self, length: usize, access: u32) -> Mr {
+    pub fn register(&self, length: usize, access: u32) -> Mr {
         self.register_filled(vec![0; length], access)
     }
 
-    pub(crate) fn register_filled(&self, mut memory: Vec<u8>, access: u32) -> Mr {
+    pub fn register_filled(&self, mut memory: Vec<u8>, access: u32) -> Mr {
         let mr = self.try_register(memory.as_mut_ptr(), memory.len(), access).unwrap();
         Mr { mr, memory }
     }
 
     /// Registers memory whose first byte requests find at `iova`.
-    pub(crate) fn register_at(&self, mut memory: Vec<u8>, iova: u64, access: u32) -> Mr {
+    pub fn register_at(&self, mut memory: Vec<u8>, iova: u64, access: u32) -> Mr {
         let mr = self.try_register_at(&mut memory, iova, access).unwrap();
         Mr { mr, memory }
     }
 
-    pub(crate) fn try_register_at(
+    pub fn try_register_at(
         &self,
         memory: &mut [u8],
         iova: u64,
@@ -45,7 +45,7 @@ impl Pd {
     }
 
     /// Registers any range; what comes back is given to [`deregister`].
-    pub(crate) fn try_register(
+    pub fn try_register(
         &self,
         start: *mut u8,
         length: usize,
@@ -58,56 +58,56 @@ impl Pd {
 }
 
 /// The key of what [`Pd::try_register`] made.
-pub(crate) fn key_of(mr: *mut ibv_mr) -> u32 {
+pub fn key_of(mr: *mut ibv_mr) -> u32 {
     unsafe { (*mr).lkey }
 }
 
-pub(crate) fn deregister(mr: *mut ibv_mr) {
+pub fn deregister(mr: *mut ibv_mr) {
     assert_eq!(unsafe { (verbs().dereg_mr)(mr) }, 0);
 }
 
 impl Mr {
-    pub(crate) fn key(&self) -> u32 {
+    pub fn key(&self) -> u32 {
         key_of(self.mr)
     }
 
-    pub(crate) fn address(&self) -> u64 {
+    pub fn address(&self) -> u64 {
         self.memory.as_ptr().addr() as u64
     }
 
-    pub(crate) fn sge(&self, from: usize, length: usize) -> ibv_sge {
+    pub fn sge(&self, from: usize, length: usize) -> ibv_sge {
         let length = u32::try_from(length).unwrap();
         ibv_sge { addr: self.address() + from as u64, length, lkey: self.key() }
     }
 
-    pub(crate) fn start(&self) -> *mut u8 {
+    pub fn start(&self) -> *mut u8 {
         ptr::with_exposed_provenance_mut(self.memory.as_ptr().addr())
     }
 
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.memory.len()];
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.start(), bytes.len()) };
         bytes
     }
 
-    pub(crate) fn fill(&self, byte: u8) {
+    pub fn fill(&self, byte: u8) {
         unsafe { self.start().write_bytes(byte, self.memory.len()) };
     }
 
     #[track_caller]
-    pub(crate) fn assert_filled(&self, byte: u8) {
+    pub fn assert_filled(&self, byte: u8) {
         assert_eq!(self.bytes(), vec![byte; self.memory.len()]);
     }
 
     /// Deregisters, which must be refused; the error number.
-    pub(crate) fn try_deregister(&self) -> i32 {
+    pub fn try_deregister(&self) -> i32 {
         let refused = unsafe { (verbs().dereg_mr)(self.mr) };
         assert_ne!(refused, 0);
         refused
     }
 
     /// Ends the registration and gives the memory back.
-    pub(crate) fn deregister(mut self) -> Vec<u8> {
+    pub fn deregister(mut self) -> Vec<u8> {
         deregister(std::mem::replace(&mut self.mr, ptr::null_mut()));
         std::mem::take(&mut self.memory)
     }

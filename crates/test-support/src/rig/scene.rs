@@ -7,26 +7,26 @@ use super::connect::{Knobs, Side, pair_with};
 use super::post::Wr;
 use super::{ALL_ACCESS, Mr, Size};
 
-pub(crate) struct Scene {
-    pub(crate) at_a: Mr,
-    pub(crate) at_b: Mr,
-    pub(crate) a: Side,
-    pub(crate) b: Side,
+pub struct Scene {
+    pub at_a: Mr,
+    pub at_b: Mr,
+    pub a: Side,
+    pub b: Side,
 }
 
-pub(crate) const BYTES: usize = 64;
-pub(crate) const AT_A: u8 = 0xaa;
-pub(crate) const AT_B: u8 = 0xbb;
+pub const BYTES: usize = 64;
+pub const AT_A: u8 = 0xaa;
+pub const AT_B: u8 = 0xbb;
 /// The receive requests.
-pub(crate) const RECEIVE_A: u64 = 1001;
-pub(crate) const RECEIVE_B: u64 = 1002;
+pub const RECEIVE_A: u64 = 1001;
+pub const RECEIVE_B: u64 = 1002;
 
 impl Scene {
-    pub(crate) fn new(device: &str) -> Self {
+    pub fn new(device: &str) -> Self {
         Self::with(device, &Size::default(), &Knobs::default())
     }
 
-    pub(crate) fn with(device: &str, size: &Size, knobs: &Knobs) -> Self {
+    pub fn with(device: &str, size: &Size, knobs: &Knobs) -> Self {
         let (a, b) = pair_with(device, size, knobs);
         let at_a = a.pd.register_filled(vec![AT_A; BYTES], ALL_ACCESS);
         let at_b = b.pd.register_filled(vec![AT_B; BYTES], ALL_ACCESS);
@@ -37,7 +37,7 @@ impl Scene {
 
     /// Requests from A that use 32 bytes of both sides' memory: WRITE, WRITE with immediate, READ and
     /// SEND.
-    pub(crate) fn requests(&self) -> [Wr; 4] {
+    pub fn requests(&self) -> [Wr; 4] {
         let local = [self.at_a.sge(8, 32)];
         let write = Wr::write(1, &local, &self.at_b, 16);
         let read = Wr::read(1, &local, &self.at_b, 16);
@@ -47,7 +47,7 @@ impl Scene {
     /// Posts a request that B must refuse: A's completion says `status`, both queue pairs are in error
     /// with their receive requests flushed, and nothing was copied.
     #[track_caller]
-    pub(crate) fn expect_remote_refusal(&self, wr: &Wr, status: Status) {
+    pub fn expect_remote_refusal(&self, wr: &Wr, status: Status) {
         self.a.qp.post(wr);
         self.a.send_cq.expect(wr.wr.wr_id, status);
         self.a.qp.wait_for_error();
@@ -60,7 +60,7 @@ impl Scene {
 
     /// Posts a request that A itself must refuse: B never hears of it.
     #[track_caller]
-    pub(crate) fn expect_local_refusal(&self, wr: &Wr, status: Status) {
+    pub fn expect_local_refusal(&self, wr: &Wr, status: Status) {
         self.a.qp.post(wr);
         self.a.send_cq.expect(wr.wr.wr_id, status);
         self.a.qp.wait_for_error();
@@ -71,7 +71,7 @@ impl Scene {
     }
 
     #[track_caller]
-    pub(crate) fn assert_untouched(&self) {
+    pub fn assert_untouched(&self) {
         self.at_a.assert_filled(AT_A);
         self.at_b.assert_filled(AT_B);
     }

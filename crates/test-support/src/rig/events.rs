@@ -7,7 +7,7 @@ use rdma_sys::*;
 use super::{Context, Cq, errno, verbs};
 
 /// A completion channel; its events are got without blocking unless the test says otherwise.
-pub(crate) struct Channel(*mut ibv_comp_channel);
+pub struct Channel(*mut ibv_comp_channel);
 
 unsafe impl Send for Channel {}
 unsafe impl Sync for Channel {}
@@ -37,16 +37,16 @@ impl Channel {
         unsafe { (*self.0).fd }
     }
 
-    pub(crate) fn is_readable(&self) -> bool {
+    pub fn is_readable(&self) -> bool {
         readable(self.fd())
     }
 
-    pub(crate) fn set_non_blocking(&self, on: bool) {
+    pub fn set_non_blocking(&self, on: bool) {
         set_non_blocking(self.fd(), on);
     }
 
     /// The queue that the next event is for.
-    pub(crate) fn get(&self) -> Result<*mut ibv_cq, Errno> {
+    pub fn get(&self) -> Result<*mut ibv_cq, Errno> {
         let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
         match unsafe { (verbs().get_cq_event)(self.0, &raw mut cq, &raw mut context) } {
             0 => Ok(cq),
@@ -54,45 +54,45 @@ impl Channel {
         }
     }
 
-    pub(crate) fn try_destroy(&self) -> i32 {
+    pub fn try_destroy(&self) -> i32 {
         unsafe { (verbs().destroy_comp_channel)(self.0) }
     }
 }
 
 /// What a queue is called while another thread destroys it.
 #[derive(Clone, Copy)]
-pub(crate) struct CqName(*mut ibv_cq);
+pub struct CqName(*mut ibv_cq);
 
 unsafe impl Send for CqName {}
 
 impl CqName {
-    pub(crate) fn acknowledge(self, events: u32) {
+    pub fn acknowledge(self, events: u32) {
         unsafe { (verbs().ack_cq_events)(self.0, events) }
     }
 }
 
 impl Cq {
-    pub(crate) fn name(&self) -> CqName {
+    pub fn name(&self) -> CqName {
         CqName(self.0)
     }
 
-    pub(crate) fn request_event(&self, solicited_only: bool) {
+    pub fn request_event(&self, solicited_only: bool) {
         assert_eq!(unsafe { ibv_req_notify_cq(self.0, solicited_only.into()) }, 0);
     }
 
-    pub(crate) fn acknowledge(&self, events: u32) {
+    pub fn acknowledge(&self, events: u32) {
         self.name().acknowledge(events);
     }
 }
 
 impl Context {
-    pub(crate) fn channel(&self) -> Channel {
+    pub fn channel(&self) -> Channel {
         let channel = unsafe { (verbs().create_comp_channel)(self.0) };
         assert!(!channel.is_null(), "{}", errno());
         Channel(channel)
     }
 
-    pub(crate) fn cq_with(&self, channel: &Channel, capacity: i32) -> Cq {
+    pub fn cq_with(&self, channel: &Channel, capacity: i32) -> Cq {
         let cq = unsafe { (verbs().create_cq)(self.0, capacity, ptr::null_mut(), channel.0, 0) };
         assert!(!cq.is_null(), "{}", errno());
         Cq(cq)
@@ -100,15 +100,15 @@ impl Context {
 
     /// All asynchronous events that are there: what happened, and to which object. They are
     /// acknowledged.
-    pub(crate) fn async_events(&self) -> Vec<(ibv_event_type, usize)> {
+    pub fn async_events(&self) -> Vec<(ibv_event_type, usize)> {
         self.take_async_events(true)
     }
 
-    pub(crate) fn has_async_events(&self) -> bool {
+    pub fn has_async_events(&self) -> bool {
         readable(self.async_fd())
     }
 
-    pub(crate) fn take_async_events(&self, acknowledge: bool) -> Vec<(ibv_event_type, usize)> {
+    pub fn take_async_events(&self, acknowledge: bool) -> Vec<(ibv_event_type, usize)> {
         set_non_blocking(self.async_fd(), true);
         let mut found = Vec::new();
         while readable(self.async_fd()) {

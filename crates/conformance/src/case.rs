@@ -1,0 +1,63 @@
+//! What a case is.
+
+use std::time::Duration;
+
+use crate::device::Device;
+
+/// One sentence of the contract.
+#[derive(Clone, Copy)]
+pub(crate) struct Case {
+    /// The part of the contract, then the sentence: `keys::wrong_rkey_is_refused`.
+    pub(crate) part: &'static str,
+    pub(crate) sentence: &'static str,
+    pub(crate) run: fn(&Device),
+    /// Whether it overflows, exhausts or breaks something that others of the machine may use.
+    pub(crate) destructive: bool,
+}
+
+/// No case takes longer; nothing that works comes near it. More than the rig's patience, so that a case
+/// can still say what it waited for.
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+
+impl Case {
+    pub(crate) fn name(&self) -> String {
+        format!("{}::{}", self.part, self.sentence)
+    }
+
+    pub(crate) const fn destructive(mut self) -> Self {
+        self.destructive = true;
+        self
+    }
+}
+
+/// Lists the cases of a file; those behind `destructive:` overflow, exhaust or break something.
+macro_rules! cases {
+    ($($sentence:ident),* $(,)? $(; destructive: $($breaks:ident),* $(,)?)?) => {
+        pub(super) const CASES: &[$crate::case::Case] = &[
+            $($crate::case::case!($sentence),)*
+            $($($crate::case::case!($breaks).destructive(),)*)?
+        ];
+    };
+}
+
+macro_rules! case {
+    ($sentence:ident) => {
+        $crate::case::Case {
+            part: $crate::case::last_segment(module_path!()),
+            sentence: stringify!($sentence),
+            run: $sentence,
+            destructive: false,
+        }
+    };
+}
+
+pub(crate) use {case, cases};
+
+/// What is behind the last `::`.
+pub(crate) const fn last_segment(path: &'static str) -> &'static str {
+    let (bytes, mut at) = (path.as_bytes(), path.len());
+    while at > 0 && bytes[at - 1] != b':' {
+        at -= 1;
+    }
+    path.split_at(at).1
+}

@@ -1,0 +1,98 @@
+//! The device as a case sees it.
+
+use std::cell::RefCell;
+use std::ops::Deref;
+use std::process;
+
+use rdma_sys::ibv_device_attr;
+use test_support::rig::Context;
+
+use crate::outcome::Outcome;
+
+/// Whose device it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Of this project.
+    Software,
+    /// The kernel's SoftRoCE.
+    Rxe,
+    /// A NIC, or anything else.
+    Other,
+}
+
+/// The device of this process. It is its name where the rig wants one.
+#[derive(Debug)]
+pub(crate) struct Device {
+    name: String,
+    kind: Kind,
+    differences: RefCell<Vec<String>>,
+}
+
+impl Deref for Device {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Device {
+    pub(crate) fn new(name: String, kind: Kind) -> Self {
+        Self { name, kind, differences: RefCell::default() }
+    }
+
+    pub(crate) fn open(&self) -> Context {
+        Context::open(&self.name)
+    }
+
+    pub(crate) fn attributes(&self) -> ibv_device_attr {
+        self.open().query_device()
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Ends the case, since the device lacks what it is about.
+    pub(crate) fn skip(&self, reason: &str) -> ! {
+        report(&Outcome::Skipped { reason: reason.to_owned() });
+        process::exit(0);
+    }
+
+    /// Goes on only if the device has what the case is about.
+    pub(crate) fn needs(&self, has: bool, reason: &str) {
+        if !has {
+            self.skip(reason);
+        }
+    }
+
+    /// Whether to expect the difference of SoftRoCE that has this name in `docs/rxe-differences.md`,
+    /// instead of what the contract says. The case then asserts the difference, and is counted apart.
+    pub(crate) fn differs(&self, difference: &str) -> bool {
+        if self.kind != Kind::Rxe {
+            return false;
+        }
+        self.differences.borrow_mut().push(difference.to_owned());
+        true
+    }
+
+    /// What the contract says, or on SoftRoCE what [`differs`](Self::differs).
+    pub(crate) fn expected<T>(&self, contract: T, difference: &str, rxe: T) -> T {
+        if self.differs(difference) { rxe } else { contract }
+    }
+
+    /// Ends a case that came to its end.
+    pub(crate) fn report(&self) {
+        let mut differences = self.differences.borrow().clone();
+        differences.sort();
+        differences.dedup();
+        report(&match differences.is_empty() {
+            true => Outcome::Passed,
+            false => Outcome::Differs { differences },
+        });
+    }
+}
+
+fn report(outcome: &Outcome) {
+    println!("{}", serde_json::to_string(outcome).unwrap());
+}

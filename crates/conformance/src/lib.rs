@@ -1,0 +1,24 @@
+//! The verbs' contract as one suite of cases, for every device. Never published.
+//!
+//! One case is one sentence of the contract, from the InfiniBand specification and the manual pages of
+//! rdma-core. Each runs on each device, in a child process of the same binary that is killed at its
+//! limit: a hang or a crash is that case's failure, and the run goes on. `docs/testing.md` says how to
+//! run it and how to read the table at its end.
+//!
+//! - [`case`]: what a case is, and how a file of cases lists them.
+//! - [`device`]: the device as a case sees it: its name, what it lacks, where it is known to differ.
+//! - [`devices`]: which devices a run has.
+//! - [`child`]: one case in a process of its own.
+//! - [`run`]: the trials and the table.
+//! - [`cases`]: the cases, a file for each part of the contract.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its case.
+
+mod case;
+mod cases;
+mod child;
+mod device;
+mod devices;
+mod outcome;
+mod run;
+
+pub use run::main;
