@@ -30,6 +30,9 @@ use packages::GivenKernel;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct SetupArgs {
+    /// Only say where SoftRoCE is, as `DEVICE PLACE`; fails if it was not set up
+    #[arg(long, conflicts_with_all = ["native", "machine", "install", "kernel"])]
+    check: bool,
     /// Load rdma_rxe into the running kernel and add rxe0, without asking
     #[arg(long, conflicts_with = "machine")]
     native: bool,
@@ -66,6 +69,10 @@ const EMULATION_LIMIT: Duration = Duration::from_secs(180);
 pub(crate) fn setup(args: &SetupArgs) -> Result<bool> {
     let start = Instant::now();
     let host = host::look();
+    if args.check {
+        println!("{}", present(&host, &home()?)?);
+        return Ok(true);
+    }
     let wish =
         Wish { native: args.native, machine: args.machine, kernel: args.given.kernel.is_some() };
     let (mut way, why) = choice::choose(&host, wish)?;
@@ -91,6 +98,16 @@ pub(crate) fn setup(args: &SetupArgs) -> Result<bool> {
     println!("ready after {:.1} s: {place}; try", start.elapsed().as_secs_f64());
     println!("    cargo xtask rxe-run -- ibv_devinfo");
     Ok(true)
+}
+
+/// The device that `run` would use, and where.
+fn present(host: &choice::Host, home: &Path) -> Result<String> {
+    let here = host.devices.iter().find(|device| device.trouble.is_none());
+    if let Some(device) = here {
+        return Ok(format!("{} of the running kernel", device.name));
+    }
+    let machine = made(home)?;
+    Ok(format!("rxe0 in a virtual machine ({})", machine.accelerator.name()))
 }
 
 /// Runs a command where RXE is; its exit status.

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{Read as _, Seek as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -17,6 +18,9 @@ use crate::outcome::Outcome;
 
 /// Tells a process that it is the child, by `DEVICE::CASE`.
 const VARIABLE: &str = "RDMA_TEST_CASE";
+
+/// How long a process may take to go once it was killed.
+const LAST: Duration = Duration::from_secs(10);
 
 /// Runs the case that this process was made for, if it was made for one.
 pub(crate) fn run_own_case() -> bool {
@@ -31,34 +35,35 @@ pub(crate) fn run_own_case() -> bool {
 
 /// Runs a case in a child process.
 pub(crate) fn run(device: &str, case: &Case) -> Outcome {
-    try_run(device, case).unwrap_or_else(|error| Outcome::Failed { message: format!("{error:#}") })
+    let outcome = env::current_exe().map_err(Into::into).and_then(|own| {
+        let mut command = Command::new(own);
+        command.env(VARIABLE, format!("{device}::{}", case.name()));
+        finish(command, LIMIT)
+    });
+    outcome.unwrap_or_else(|error| Outcome::Failed { message: format!("{error:#}") })
 }
 
-fn try_run(device: &str, case: &Case) -> Result<Outcome> {
+/// Runs a process whose last line is its outcome, for so long.
+fn finish(mut command: Command, limit: Duration) -> Result<Outcome> {
     let (mut output, mut errors) = (tempfile::tempfile()?, tempfile::tempfile()?);
-    let mut child = Command::new(env::current_exe()?)
-        .env(VARIABLE, format!("{device}::{}", case.name()))
-        .stdin(Stdio::null())
-        .stdout(output.try_clone()?)
-        .stderr(errors.try_clone()?)
-        // What it leaves running is ended with it.
-        .process_group(0)
-        .spawn()
-        .context("starting the case")?;
-    let status = child.wait_timeout(LIMIT)?;
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(errors.try_clone()?);
+    // What it leaves running is ended with it.
+    let mut child = command.process_group(0).spawn().context("starting the case")?;
+    let status = child.wait_timeout(limit)?;
     kill_group(&child);
     let ended = match status {
         Some(status) => describe(status),
-        None => {
-            child.wait()?;
-            format!("killed: it still ran after {LIMIT:?}")
-        }
+        // What the kernel does not let go of stays behind.
+        None => match child.wait_timeout(LAST)? {
+            Some(_) => format!("killed: it still ran after {limit:?}"),
+            None => format!("it still ran after {limit:?}, and cannot be killed"),
+        },
     };
     let said = contents(&mut output)?;
-    if status.is_some_and(|status| status.success()) {
-        if let Some(Ok(outcome)) = said.lines().last().map(serde_json::from_str) {
-            return Ok(outcome);
-        }
+    if status.is_some_and(|status| status.success())
+        && let Some(Ok(outcome)) = said.lines().last().map(serde_json::from_str)
+    {
+        return Ok(outcome);
     }
     let errors = contents(&mut errors)?;
     Ok(Outcome::Failed { message: format!("{ended}\n{said}{errors}") })
@@ -84,4 +89,58 @@ fn contents(file: &mut File) -> Result<String> {
     file.rewind()?;
     file.read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    fn shell(script: &str, limit: Duration) -> Outcome {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        finish(command, limit).unwrap()
+    }
+
+    fn message(outcome: Outcome) -> String {
+        match outcome {
+            Outcome::Failed { message } => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_last_line_of_a_process_that_succeeds_is_its_outcome() {
+        let passed = shell(r#"echo noise; echo '"Passed"'"#, LIMIT);
+        assert_eq!(passed, Outcome::Passed);
+        let skipped = shell(r#"echo '{"Skipped":{"reason":"no"}}'"#, LIMIT);
+        assert_eq!(skipped, Outcome::Skipped { reason: "no".to_owned() });
+    }
+
+    #[test]
+    fn a_process_that_fails_or_says_nothing_has_failed_with_all_that_it_said() {
+        let failed = message(shell(r#"echo '"Passed"'; echo why >&2; exit 3"#, LIMIT));
+        assert!(failed.contains("exit status: 3") && failed.contains("why"), "{failed}");
+        let silent = message(shell("true", LIMIT));
+        assert!(silent.contains("exit status: 0"), "{silent}");
+    }
+
+    #[test]
+    fn a_crash_is_a_failure_that_names_the_signal() {
+        assert!(message(shell("kill -SEGV $$", LIMIT)).contains("signal 11"));
+    }
+
+    #[test]
+    fn a_hang_is_killed_with_what_it_started() {
+        let start = Instant::now();
+        // The process waits for a grandchild, which has the number that is printed.
+        let ended = message(shell("sleep 1000 & echo $!; wait", Duration::from_secs(1)));
+        assert!(ended.contains("killed: it still ran after 1s"), "{ended}");
+        assert!(start.elapsed() < Duration::from_secs(600));
+        let grandchild = ended.lines().nth(1).unwrap();
+        let stat = format!("/proc/{grandchild}/stat");
+        let lives = || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+        test_support::rig::until("the grandchild's end", || !lives());
+    }
 }

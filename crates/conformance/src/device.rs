@@ -9,6 +9,8 @@ use test_support::rig::Context;
 
 use crate::outcome::Outcome;
 
+const DIFFERENCES: &str = include_str!("../../../docs/rxe-differences.md");
+
 /// Whose device it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -69,6 +71,8 @@ impl Device {
     /// Whether to expect the difference of SoftRoCE that has this name in `docs/rxe-differences.md`,
     /// instead of what the contract says. The case then asserts the difference, and is counted apart.
     pub(crate) fn differs(&self, difference: &str) -> bool {
+        let entry = format!("## {difference}");
+        assert!(DIFFERENCES.lines().any(|line| line == entry), "no entry {difference}");
         if self.kind != Kind::Rxe {
             return false;
         }

@@ -1,6 +1,7 @@
 //! Which devices a run has.
 
 use std::env;
+use std::path::Path;
 
 use rdma_soft::{Builder, Link, Schedule};
 use test_support::rig::{Provider, use_provider};
@@ -55,7 +56,9 @@ pub(crate) fn prepare(name: &str) -> Device {
         }
         None => {
             use_provider(Provider { verbs: rdma_sys::system().unwrap(), slow: true });
-            if name.starts_with("rxe") { Kind::Rxe } else { Kind::Other }
+            // Only of SoftRoCE the kernel says on which network interface it stands.
+            let parent = Path::new("/sys/class/infiniband").join(name).join("parent");
+            if parent.is_file() { Kind::Rxe } else { Kind::Other }
         }
     };
     Device::new(name.to_owned(), kind)

@@ -9,7 +9,8 @@
 //! - [`device`]: the device as a case sees it: its name, what it lacks, where it is known to differ.
 //! - [`devices`]: which devices a run has.
 //! - [`child`]: one case in a process of its own.
-//! - [`run`]: the trials and the table.
+//! - [`remote`]: the cases of SoftRoCE, where that is.
+//! - [`run`]: the trials; [`table`]: what came out.
 //! - [`cases`]: the cases, a file for each part of the contract.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its case.
 
@@ -19,6 +20,8 @@ mod child;
 mod device;
 mod devices;
 mod outcome;
+mod remote;
 mod run;
+mod table;
 
 pub use run::main;

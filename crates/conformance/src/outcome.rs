@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum Outcome {
     /// The device does what the contract says.
     Passed,
+    /// It did only when nothing ran beside it.
+    PassedAlone,
     /// The device does something else, and exactly what is documented under these names.
     Differs {
         differences: Vec<String>,

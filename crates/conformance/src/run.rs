@@ -1,74 +1,109 @@
-//! The trials and the table.
+//! The trials.
 
-use std::collections::BTreeMap;
+use std::env;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use libtest_mimic::{Arguments, Completion, Trial};
 
 use crate::case::Case;
+use crate::devices::{self, Wanted};
 use crate::outcome::Outcome;
-use crate::{cases, child, devices};
+use crate::remote::{self, Remote};
+use crate::table::Results;
+use crate::{cases, child};
 
-/// What came out, by device and case.
-type Results = Arc<Mutex<BTreeMap<(String, String), Outcome>>>;
+/// Whether SoftRoCE takes part: `auto` (if it is set up), `off`, or `required`.
+const RXE: &str = "RDMA_TEST_RXE";
 
-/// Runs the suite as `cargo test` does, or the one case that this process was made for.
+/// Runs the suite as `cargo test` does, or what this process was made for.
 #[must_use]
 pub fn main() -> ExitCode {
-    if child::run_own_case() {
+    if child::run_own_case() || remote::serve() {
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_args();
-    let results = Results::default();
-    let mut trials = Vec::new();
-    for device in devices::wanted() {
-        let cases = cases::all().filter(|case| device.all || !case.destructive);
-        trials.extend(cases.map(|case| trial(&device.name, case, &results)));
+    let results = Arc::new(Results::default());
+    let mut trials: Vec<Trial> = devices::wanted()
+        .iter()
+        .flat_map(|device| cases_for(device).map(|case| here(&device.name, case, &results)))
+        .collect();
+    match with_rxe(&arguments, &results) {
+        Ok(more) => trials.extend(more),
+        Err(why) => {
+            eprintln!("error: {why}");
+            return ExitCode::FAILURE;
+        }
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
     if !arguments.list {
-        print_table(&results);
+        print!("{results}");
     }
     conclusion.exit_code()
 }
 
-fn trial(device: &str, case: &'static Case, results: &Results) -> Trial {
+fn cases_for(device: &Wanted) -> impl Iterator<Item = &'static Case> {
+    let all = device.all;
+    cases::all().filter(move |case| all || !case.destructive)
+}
+
+/// The trial of a case that is run by this process.
+fn here(device: &str, case: &'static Case, results: &Arc<Results>) -> Trial {
+    let name = device.to_owned();
+    trial(device, case, results, move || child::run(&name, case))
+}
+
+/// The trials of SoftRoCE, which starts with those that are wanted.
+fn with_rxe(arguments: &Arguments, results: &Arc<Results>) -> Result<Vec<Trial>, String> {
+    let wish = env::var(RXE).unwrap_or_else(|_| "auto".to_owned());
+    let found = match wish.as_str() {
+        "off" => return Ok(Vec::new()),
+        "auto" | "required" => remote::find(),
+        other => return Err(format!("{RXE} is {other:?}; it can be auto, off or required")),
+    };
+    let Some((device, place)) = found else {
+        let why = "SoftRoCE is not set up: cargo xtask rxe-setup";
+        if wish == "required" {
+            return Err(why.to_owned());
+        }
+        eprintln!("{why}, to run the suite on it too");
+        return Ok(Vec::new());
+    };
+    let name_only = |case: &Case| Trial::test(format!("{device}::{}", case.name()), || Ok(()));
+    let wanted: Vec<_> = cases::all()
+        .filter(|case| !arguments.is_filtered_out(&name_only(case)))
+        .map(Case::name)
+        .collect();
+    let idle = wanted.is_empty() || arguments.list;
+    let remote = if idle {
+        Arc::default()
+    } else {
+        eprintln!("{device}: {place}");
+        Remote::start(device.clone(), wanted)
+    };
+    let trials = cases::all().map(|case| {
+        let remote = Arc::clone(&remote);
+        trial(&device, case, results, move || remote.wait(&case.name()))
+    });
+    Ok(trials.collect())
+}
+
+fn trial(
+    device: &str,
+    case: &'static Case,
+    results: &Arc<Results>,
+    run: impl FnOnce() -> Outcome + Send + 'static,
+) -> Trial {
     let (device, results) = (device.to_owned(), Arc::clone(results));
     Trial::ignorable_test(format!("{device}::{}", case.name()), move || {
-        let outcome = child::run(&device, case);
-        let mut all = results.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert((device, case.name()), outcome.clone());
+        let outcome = run();
+        results.add(&device, case.name(), outcome.clone());
         match outcome {
-            Outcome::Passed | Outcome::Differs { .. } => Ok(Completion::Completed),
+            Outcome::Passed | Outcome::PassedAlone | Outcome::Differs { .. } => {
+                Ok(Completion::Completed)
+            }
             Outcome::Skipped { reason } => Ok(Completion::ignored_with(reason)),
             Outcome::Failed { message } => Err(message.into()),
         }
     })
-}
-
-#[derive(Default)]
-struct Row {
-    passed: usize,
-    differs: usize,
-    skipped: usize,
-    failed: usize,
-}
-
-fn print_table(results: &Results) {
-    let results = results.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut rows = BTreeMap::<&str, Row>::new();
-    for ((device, _), outcome) in results.iter() {
-        let row = rows.entry(device).or_default();
-        match outcome {
-            Outcome::Passed => row.passed += 1,
-            Outcome::Differs { .. } => row.differs += 1,
-            Outcome::Skipped { .. } => row.skipped += 1,
-            Outcome::Failed { .. } => row.failed += 1,
-        }
-    }
-    println!("{:<20}{:>8}{:>9}{:>9}{:>8}", "device", "passed", "differs", "skipped", "failed");
-    for (device, Row { passed, differs, skipped, failed }) in rows {
-        println!("{device:<20}{passed:>8}{differs:>9}{skipped:>9}{failed:>8}");
-    }
 }

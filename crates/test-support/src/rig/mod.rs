@@ -9,7 +9,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and devices are 64-bit only.
 #![allow(missing_docs, missing_debug_implementations)] // Most are named after what they call.
-#![allow(clippy::missing_safety_doc, clippy::exhaustive_enums, unnameable_types)]
+#![allow(clippy::exhaustive_enums, unnameable_types, clippy::not_unsafe_ptr_arg_deref)]
 
 use std::ffi::CStr;
 use std::ptr;

@@ -1,0 +1,183 @@
+//! The cases of SoftRoCE: one process runs them where that is, natively or in the virtual machine, and
+//! prints a line for each as it ends.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::env;
+use std::ffi::OsString;
+use std::io::{BufRead as _, BufReader, Read as _, Seek as _};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use anyhow::{Context as _, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::outcome::Outcome;
+use crate::{cases, child};
+
+/// Names the device to a process that runs the cases of its arguments.
+const VARIABLE: &str = "RDMA_TEST_REMOTE";
+
+/// Emulated on a slow machine; on most it takes a few minutes.
+const LIMIT_SECONDS: &str = "1500";
+
+/// How one case ended, as a line.
+#[derive(Debug, Serialize, Deserialize)]
+struct Line {
+    case: String,
+    outcome: Outcome,
+}
+
+/// Where SoftRoCE is, in words, and the name of its device; none if it was not set up.
+pub(crate) fn find() -> Option<(String, String)> {
+    let output = xtask("rxe-setup").arg("--check").stdin(Stdio::null()).output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let (device, place) = text.trim().split_once(' ')?;
+    output.status.success().then(|| (device.to_owned(), place.to_owned()))
+}
+
+fn xtask(chore: &str) -> Command {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    let mut command = Command::new(cargo);
+    command.args(["--quiet", "xtask", chore]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command
+}
+
+/// Runs the cases of its arguments, if this process was made for that.
+pub(crate) fn serve() -> bool {
+    let Ok(device) = env::var(VARIABLE) else { return false };
+    let wanted: Vec<String> = env::args().skip(1).collect();
+    let queue: VecDeque<_> = cases::all().filter(|case| wanted.contains(&case.name())).collect();
+    let (queue, failed) = (Mutex::new(queue), Mutex::new(Vec::new()));
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(case) = next() {
+                    match child::run(&device, case) {
+                        Outcome::Failed { .. } => failed.lock().unwrap().push(case),
+                        outcome => print(case.name(), outcome),
+                    }
+                }
+            });
+        }
+    });
+    // An emulated kernel can be late when two cases want it: once more, and alone.
+    for case in failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        let outcome = match child::run(&device, case) {
+            Outcome::Passed => Outcome::PassedAlone,
+            outcome => outcome,
+        };
+        print(case.name(), outcome);
+    }
+    true
+}
+
+fn print(case: String, outcome: Outcome) {
+    println!("{}", serde_json::to_string(&Line { case, outcome }).unwrap());
+}
+
+/// What runs these cases where SoftRoCE is.
+fn command(device: &str, cases: Vec<String>) -> Result<Command> {
+    let mut command = xtask("rxe-run");
+    command.args(["--timeout", LIMIT_SECONDS, "--"]).arg(env::current_exe()?).args(cases);
+    command.env(VARIABLE, device);
+    Ok(command)
+}
+
+/// The cases that run elsewhere, and what is known of them by now.
+#[derive(Debug, Default)]
+pub(crate) struct Remote {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    outcomes: BTreeMap<String, Outcome>,
+    /// Why no more will come.
+    ended: Option<String>,
+}
+
+impl Remote {
+    /// Starts them.
+    pub(crate) fn start(device: String, cases: Vec<String>) -> Arc<Self> {
+        let remote = Arc::new(Self::default());
+        let own = Arc::clone(&remote);
+        thread::spawn(move || own.follow_to_the_end(command(&device, cases)));
+        remote
+    }
+
+    fn follow_to_the_end(&self, command: Result<Command>) {
+        let ended = match command.and_then(|command| self.follow(command)) {
+            Ok(()) => "it ended without a word of this case".to_owned(),
+            Err(error) => format!("{error:#}"),
+        };
+        self.state().ended = Some(ended);
+        self.changed.notify_all();
+    }
+
+    /// Takes the lines of the process that runs them.
+    fn follow(&self, mut command: Command) -> Result<()> {
+        let mut errors = tempfile::tempfile()?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors.try_clone()?);
+        let mut child = command.spawn().context("starting cargo xtask rxe-run")?;
+        for line in BufReader::new(child.stdout.take().context("no output")?).lines() {
+            let line = line?;
+            let Ok(Line { case, outcome }) = serde_json::from_str(&line) else { continue };
+            self.state().outcomes.insert(case, outcome);
+            self.changed.notify_all();
+        }
+        let status = child.wait()?;
+        if status.success() {
+            return Ok(());
+        }
+        let mut said = String::new();
+        errors.rewind()?;
+        errors.read_to_string(&mut said)?;
+        bail!("cargo xtask rxe-run: {status}\n{said}");
+    }
+
+    /// Waits for the end of a case.
+    pub(crate) fn wait(&self, case: &str) -> Outcome {
+        let going_on =
+            |state: &mut State| !state.outcomes.contains_key(case) && state.ended.is_none();
+        let waited = self.changed.wait_while(self.state(), going_on);
+        let state = waited.unwrap_or_else(PoisonError::into_inner);
+        let lost = || Outcome::Failed { message: state.ended.clone().unwrap_or_default() };
+        state.outcomes.get(case).cloned().unwrap_or_else(lost)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn followed(script: &str) -> Remote {
+        let (remote, mut command) = (Remote::default(), Command::new("sh"));
+        command.args(["-c", script]);
+        remote.follow_to_the_end(Ok(command));
+        remote
+    }
+
+    const ONE: &str = r#"echo boot; echo '{"case":"a::b","outcome":"Passed"}'"#;
+
+    #[test]
+    fn a_case_has_the_outcome_of_its_line() {
+        assert_eq!(followed(ONE).wait("a::b"), Outcome::Passed);
+    }
+
+    #[test]
+    fn cases_without_a_line_fail_when_the_machine_ends() {
+        let cut = followed(&format!("{ONE}; echo panic >&2; exit 125"));
+        assert_eq!(cut.wait("a::b"), Outcome::Passed);
+        let Outcome::Failed { message } = cut.wait("c::d") else { panic!("not failed") };
+        assert!(message.contains("125") && message.contains("panic"), "{message}");
+        assert!(matches!(followed(ONE).wait("c::d"), Outcome::Failed { .. }));
+    }
+}
