@@ -4,6 +4,7 @@
 //! tests that show it failing.
 
 mod auto_traits;
+mod differences;
 mod drift;
 mod evidence;
 mod fence;
@@ -49,6 +50,7 @@ pub(crate) fn run() -> Result<bool> {
         fence::check,
         length::check,
         links::check,
+        differences::check,
         drift::check,
         words::check,
         public_api::check,

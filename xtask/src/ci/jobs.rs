@@ -252,10 +252,14 @@ const RXE: &[Step] = &[
     run("cargo xtask rxe-run --timeout 300 -- {target}/debug/examples/devices --device rxe0"),
     run("cargo xtask rxe-run --timeout 300 -- \
         {target}/debug/examples/pingpong --device rxe0 --iterations 100"),
+    tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
 ];
 
+/// The sanitizers and memcheck are for our own code.
+const WITHOUT_RXE: (&str, &str) = ("RDMA_TEST_RXE", "off");
+
 const ADDRESS: &[(&str, &str)] =
-    &[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=address --cfg rdma_visible_copies")];
+    &[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=address --cfg rdma_visible_copies"), WITHOUT_RXE];
 
 const ASAN: &[Step] = &[
     // First that the sanitizer sees the device at all: these tests expect its abort.
@@ -265,16 +269,16 @@ const ASAN: &[Step] = &[
     .with(ADDRESS),
     tests(
         "cargo test --target {host} --target-dir {target}/asan --lib --bins --tests --examples \
-            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-examples",
+            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-examples -p conformance",
     )
     .with(ADDRESS),
 ];
 
 const LSAN: &[Step] = &[tests(
     "cargo test --target {host} --target-dir {target}/lsan --lib --bins --tests --examples \
-        -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-examples",
+        -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-examples -p conformance",
 )
-.with(&[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=leak")])];
+.with(&[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=leak"), WITHOUT_RXE])];
 
 /// First that memcheck sees the device at all: these tests expect its report.
 const MEMCHECK_SEES: Step =
@@ -283,7 +287,12 @@ const MEMCHECK_SEES: Step =
 const VALGRIND: &[Step] = &[
     MEMCHECK_SEES,
     tests("cargo test -p rdma-soft --lib --tests -- --test-threads=1").with(&[MEMCHECK]),
+    MEMCHECK_SUITE,
 ];
+
+/// Each case is a process; of the devices one is enough.
+const MEMCHECK_SUITE: Step = tests("cargo test -p conformance --test conformance -- soft0::")
+    .with(&[MEMCHECK, ("VALGRIND_OPTS", "--trace-children=yes"), WITHOUT_RXE]);
 
 /// A forked child releases nothing, on purpose, and valgrind would call that leaks.
 const VALGRIND_FULL: &[Step] = &[
@@ -293,6 +302,7 @@ const VALGRIND_FULL: &[Step] = &[
             -p rdma-examples -- --test-threads=1 --skip forked_child",
     )
     .with(&[MEMCHECK]),
+    MEMCHECK_SUITE,
 ];
 
 const LINKED: &[Step] = &[
