@@ -191,7 +191,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "rxe",
-        about: "SoftRoCE can be had by one command, and programs of ours run on it",
+        about: "SoftRoCE can be had by one command; programs of ours and the suite run on it",
         tier: Tier::Full,
         needs: &[Need::Tool("apt-get", "it gets the packages of the virtual machine")],
         steps: RXE,
