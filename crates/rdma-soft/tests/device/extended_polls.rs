@@ -1,17 +1,12 @@
-//! Extended completion queues: polling one completion after the other, the fields that were asked for,
-//! and timestamps.
+//! Extended completion queues, beyond the contract: junk where nothing is valid, calls out of turn, and
+//! what this device does not have.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use rdma_sys::{
-    Errno, ibv_cq_init_attr_ex, ibv_wc_flags, ibv_wc_opcode as Opcode, ibv_wc_status as Status,
-};
+use rdma_sys::{Errno, ibv_cq_init_attr_ex, ibv_wc_opcode as Opcode, ibv_wc_status as Status};
 
 use crate::rig::connect::{Knobs, Side, connect, connect_sides, endpoint};
 use crate::rig::extended::{JUNK, Read, STANDARD, TIMESTAMP, WALLCLOCK};
 use crate::rig::post::Wr;
-use crate::rig::{ALL_ACCESS, Size, imm_of, on_each_device, on_each_held_device, soft, until};
+use crate::rig::{Size, on_each_device, on_each_held_device, soft, until};
 
 const ENOENT: i32 = Errno::ENOENT.raw();
 const EINVAL: i32 = Errno::EINVAL.raw();
@@ -38,85 +33,6 @@ fn exchange(a: &Side, b: &Side, wr_ids: std::ops::Range<u64>) {
 }
 
 #[test]
-fn completions_are_come_to_in_order_until_there_is_none() {
-    on_each_device("ex-order", |device| {
-        let (a, b) = pair(device, STANDARD);
-        for batch in 0..3 {
-            exchange(&a, &b, 10 * batch..10 * batch + 3);
-            for cq in [&a.send_cq, &b.receive_cq] {
-                assert_eq!(cq.start(), 0);
-                for n in 0..3 {
-                    assert_eq!(cq.at(), (10 * batch + n, Status::IBV_WC_SUCCESS));
-                    assert_eq!(cq.advance(), if n < 2 { 0 } else { ENOENT });
-                }
-                assert_eq!(cq.advance(), ENOENT, "the batch is still open");
-                cq.end();
-                assert_eq!(cq.start(), ENOENT);
-            }
-        }
-    });
-}
-
-#[test]
-fn fields_are_those_of_a_classic_poll() {
-    on_each_device("ex-fields", |device| {
-        let (a, b) = pair(device, STANDARD);
-        let at_a = a.pd.register(64, ALL_ACCESS);
-        let at_b = b.pd.register(64, ALL_ACCESS);
-        let local = [at_a.sge(0, 24)];
-        let requests = [
-            Wr::send(1, &local).with_imm(0x1234_5678_u32.to_be()),
-            Wr::write(2, &local, &at_b, 0).with_imm(7),
-            Wr::read(3, &local, &at_b, 0),
-        ];
-        let mut rounds = Vec::new();
-        for classic in [true, false] {
-            let mut seen = Vec::new();
-            for wr in &requests {
-                let receives = wr.wr.wr_id < 3;
-                if receives {
-                    b.qp.post_receive(1, &[at_b.sge(32, 32)]);
-                }
-                a.qp.post(wr);
-                let queues = [Some(&a.send_cq), receives.then_some(&b.receive_cq)];
-                for cq in queues.into_iter().flatten() {
-                    if classic {
-                        let wc = cq.next();
-                        let of_wc = Read {
-                            opcode: wc.opcode,
-                            vendor_err: wc.vendor_err,
-                            wc_flags: wc.wc_flags,
-                            byte_len: wc.byte_len,
-                            imm_data: imm_of(&wc),
-                            qp_num: wc.qp_num,
-                            src_qp: wc.src_qp,
-                            slid: wc.slid.into(),
-                            sl: wc.sl,
-                            dlid_path_bits: wc.dlid_path_bits,
-                            ..JUNK
-                        };
-                        seen.push((wc.wr_id, wc.status, of_wc));
-                    } else {
-                        cq.start_at_next();
-                        seen.push((cq.at().0, cq.at().1, cq.read()));
-                        cq.end();
-                    }
-                }
-            }
-            rounds.push(seen);
-        }
-        assert_eq!(rounds[0], rounds[1]);
-        let (_, _, first) = rounds[1][1];
-        assert_eq!((first.opcode, first.byte_len), (Opcode::IBV_WC_RECV, 24));
-        assert_eq!(first.imm_data, 0x1234_5678_u32.to_be());
-        assert_eq!(
-            (first.wc_flags, first.qp_num),
-            (ibv_wc_flags::IBV_WC_WITH_IMM.0, b.qp.number())
-        );
-    });
-}
-
-#[test]
 fn a_field_that_was_not_asked_for_is_junk() {
     on_each_device("ex-not-asked", |device| {
         let (a, b) = pair(device, 0);
@@ -131,7 +47,7 @@ fn a_field_that_was_not_asked_for_is_junk() {
 }
 
 #[test]
-fn a_failed_completion_has_its_identity_and_status() {
+fn what_a_failed_completion_does_not_have_is_junk() {
     on_each_device("ex-failed", |device| {
         let (a, _b) = pair(device, STANDARD);
         a.qp.to_error();
@@ -140,7 +56,6 @@ fn a_failed_completion_has_its_identity_and_status() {
         assert_eq!(a.send_cq.at(), (6, Status::IBV_WC_WR_FLUSH_ERR));
         let read = a.send_cq.read();
         assert_eq!((read.opcode, read.byte_len), (JUNK.opcode, JUNK.byte_len));
-        assert_eq!(read.qp_num, a.qp.number());
         a.send_cq.end();
     });
 }
@@ -181,33 +96,6 @@ fn calls_out_of_turn_find_nothing() {
     });
     assert_eq!(cq.read().qp_num, a.qp.number());
     cq.end();
-}
-
-#[test]
-fn another_thread_waits_for_the_end() {
-    on_each_device("ex-threads", |device| {
-        let (a, b) = pair(device, STANDARD);
-        exchange(&a, &b, 0..2);
-        let (trying, got) = (AtomicBool::new(false), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            assert_eq!(a.send_cq.start(), 0);
-            scope.spawn(|| {
-                trying.store(true, Ordering::SeqCst);
-                assert_eq!(a.send_cq.start(), 0);
-                got.store(true, Ordering::SeqCst);
-                assert_eq!(a.send_cq.at(), (1, Status::IBV_WC_SUCCESS));
-                a.send_cq.end();
-            });
-            until("the other thread", || trying.load(Ordering::SeqCst));
-            for _ in 0..1000 {
-                std::thread::yield_now();
-                assert!(!got.load(Ordering::SeqCst), "two threads in one batch");
-            }
-            assert_eq!(a.send_cq.at(), (0, Status::IBV_WC_SUCCESS));
-            a.send_cq.end();
-        });
-        assert!(got.load(Ordering::SeqCst));
-    });
 }
 
 #[test]
@@ -256,39 +144,6 @@ fn overflow_is_an_error_of_the_poll_once_what_was_kept_is_taken() {
         a.send_cq.end();
         assert_eq!((a.send_cq.start(), a.send_cq.start()), (EOVERFLOW, EOVERFLOW));
     });
-}
-
-#[test]
-fn timestamps_say_when_it_completed() {
-    on_each_device("ex-timestamps", |device| {
-        let (a, b) = pair(device, TIMESTAMP | WALLCLOCK);
-        let mut last = a.context.clock();
-        for round in 0..3 {
-            let wall_before = wall();
-            exchange(&a, &b, 2 * round..2 * round + 2);
-            let (after, wall_after) = (a.context.clock(), wall());
-            assert_eq!(a.send_cq.start(), 0);
-            for n in 0..2 {
-                let read = a.send_cq.read();
-                assert!((last..=after).contains(&read.timestamp), "{read:?} {last} {after}");
-                // The two clocks are not read at one moment, and one of them may be set.
-                let slack = 1_000_000_000;
-                let range = wall_before - slack..wall_after + slack;
-                assert!(range.contains(&read.wallclock), "{read:?} {range:?}");
-                assert_eq!(read.qp_num, JUNK.qp_num);
-                last = read.timestamp;
-                assert_eq!(a.send_cq.advance(), if n == 0 { 0 } else { ENOENT });
-            }
-            a.send_cq.end();
-            last = after;
-        }
-    });
-}
-
-/// Nanoseconds since 1970.
-fn wall() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    u64::try_from(since.as_nanos()).unwrap()
 }
 
 #[test]

@@ -33,6 +33,10 @@ fn set_non_blocking(fd: i32, on: bool) {
 }
 
 impl Channel {
+    pub fn as_raw(&self) -> *mut ibv_comp_channel {
+        self.0
+    }
+
     fn fd(&self) -> i32 {
         unsafe { (*self.0).fd }
     }

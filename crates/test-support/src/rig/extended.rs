@@ -95,26 +95,34 @@ impl Cq {
         unsafe { ((*self.ex()).wr_id, (*self.ex()).status) }
     }
 
-    /// All that the queue says of the completion that the poll has come to.
+    /// All that the queue says of the completion that the poll has come to; [`JUNK`] where its
+    /// provider gives no function, which is its right where the field was not asked for.
     pub fn read(&self) -> Read {
         let cq = self.ex();
-        unsafe {
-            Read {
-                opcode: ibv_wc_read_opcode(cq),
-                vendor_err: ibv_wc_read_vendor_err(cq),
-                wc_flags: ibv_wc_read_wc_flags(cq),
-                byte_len: ibv_wc_read_byte_len(cq),
-                imm_data: ibv_wc_read_imm_data(cq),
-                qp_num: ibv_wc_read_qp_num(cq),
-                src_qp: ibv_wc_read_src_qp(cq),
-                slid: ibv_wc_read_slid(cq),
-                sl: ibv_wc_read_sl(cq),
-                dlid_path_bits: ibv_wc_read_dlid_path_bits(cq),
-                timestamp: ibv_wc_read_completion_ts(cq),
-                wallclock: ibv_wc_read_completion_wallclock_ns(cq),
-                flow_tag: ibv_wc_read_flow_tag(cq),
-                cvlan: ibv_wc_read_cvlan(cq),
-            }
+        macro_rules! read {
+            ($field:ident, $op:ident, $read:ident) => {
+                if unsafe { (*cq).$op }.is_some() { unsafe { $read(cq) } } else { JUNK.$field }
+            };
+        }
+        Read {
+            opcode: unsafe { ibv_wc_read_opcode(cq) },
+            vendor_err: unsafe { ibv_wc_read_vendor_err(cq) },
+            wc_flags: unsafe { ibv_wc_read_wc_flags(cq) },
+            byte_len: read!(byte_len, read_byte_len, ibv_wc_read_byte_len),
+            imm_data: read!(imm_data, read_imm_data, ibv_wc_read_imm_data),
+            qp_num: read!(qp_num, read_qp_num, ibv_wc_read_qp_num),
+            src_qp: read!(src_qp, read_src_qp, ibv_wc_read_src_qp),
+            slid: read!(slid, read_slid, ibv_wc_read_slid),
+            sl: read!(sl, read_sl, ibv_wc_read_sl),
+            dlid_path_bits: read!(dlid_path_bits, read_dlid_path_bits, ibv_wc_read_dlid_path_bits),
+            timestamp: read!(timestamp, read_completion_ts, ibv_wc_read_completion_ts),
+            wallclock: read!(
+                wallclock,
+                read_completion_wallclock_ns,
+                ibv_wc_read_completion_wallclock_ns
+            ),
+            flow_tag: read!(flow_tag, read_flow_tag, ibv_wc_read_flow_tag),
+            cvlan: read!(cvlan, read_cvlan, ibv_wc_read_cvlan),
         }
     }
 }

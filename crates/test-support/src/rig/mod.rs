@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use rdma_sys::*;
 
+pub mod batch;
 pub mod connect;
 pub mod datagram;
 pub mod device;
@@ -313,10 +314,20 @@ impl Qp {
     }
 
     pub fn query(&self) -> ibv_qp_attr {
+        self.query_both().0
+    }
+
+    /// The sizes that the device gave.
+    pub fn capacity(&self) -> ibv_qp_cap {
+        self.query_both().1.cap
+    }
+
+    fn query_both(&self) -> (ibv_qp_attr, ibv_qp_init_attr) {
         let (mut attr, mut init) = (ibv_qp_attr::default(), ibv_qp_init_attr::default());
         let (attr_place, init_place) = (&raw mut attr, &raw mut init);
-        assert_eq!(unsafe { (verbs().query_qp)(self.0, attr_place, 1, init_place) }, 0);
-        attr
+        let mask = (ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_CAP).0.cast_signed();
+        assert_eq!(unsafe { (verbs().query_qp)(self.0, attr_place, mask, init_place) }, 0);
+        (attr, init)
     }
 
     pub fn state(&self) -> ibv_qp_state {

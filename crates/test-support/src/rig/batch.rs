@@ -1,0 +1,42 @@
+//! A connection on which requests are posted by function calls.
+
+use super::connect::{Knobs, Side, connect_sides};
+use super::extended::OPERATIONS;
+use super::post::Wr;
+use super::{ALL_ACCESS, LOCAL_WRITE, Mr, REMOTE_ATOMIC, Size};
+
+/// Two connected queue pairs, with memory; A posts by function calls. That of A counts from 0, that of
+/// B is 0.
+pub struct Scene {
+    pub at_a: Mr,
+    pub at_b: Mr,
+    pub a: Side,
+    pub b: Side,
+}
+
+impl Scene {
+    pub fn new(device: &str) -> Self {
+        Self::with(device, &Size::default(), OPERATIONS)
+    }
+
+    pub fn with(device: &str, size: &Size, operations: u64) -> Self {
+        let (a, b) = (Side::extended(device, size, operations), Side::new(device, size, 256));
+        let access = ALL_ACCESS | REMOTE_ATOMIC;
+        connect_sides(&a, &b, &Knobs { access, ..Knobs::default() });
+        let at_a = a.pd.register_filled((0..64).collect(), LOCAL_WRITE);
+        let at_b = b.pd.register_filled(vec![0; 64], access);
+        Self { at_a, at_b, a, b }
+    }
+
+    /// Writes eight bytes to where they are at A.
+    pub fn write(&self, wr_id: u64, place: usize) -> Wr {
+        Wr::write(wr_id, &[self.at_a.sge(place, 8)], &self.at_b, place)
+    }
+
+    #[track_caller]
+    pub fn expect_successes(&self, wr_ids: std::ops::Range<u64>) {
+        for wr_id in wr_ids {
+            self.a.send_cq.expect_success(wr_id);
+        }
+    }
+}
