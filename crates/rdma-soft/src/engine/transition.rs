@@ -54,7 +54,7 @@ const RC: Attributes = Attributes {
         | Mask::IBV_QP_RNR_RETRY.0
         | Mask::IBV_QP_MAX_QP_RD_ATOMIC.0
         | Mask::IBV_QP_MAX_DEST_RD_ATOMIC.0
-        | RC_RUNNING,
+        | (RC_RUNNING & !CURRENT),
     recovered: None,
 };
 
