@@ -4,7 +4,7 @@ use std::ptr;
 
 use rdma_sys::*;
 
-use super::{Context, Cq, errno, verbs};
+use super::{Context, Cq, Qp, errno, verbs};
 
 /// A completion channel; its events are got without blocking unless the test says otherwise.
 pub struct Channel(*mut ibv_comp_channel);
@@ -89,6 +89,26 @@ impl Cq {
     }
 }
 
+/// What a queue pair is called while another thread destroys it.
+#[derive(Clone, Copy)]
+pub struct QpName(*mut ibv_qp);
+
+unsafe impl Send for QpName {}
+
+impl QpName {
+    pub fn acknowledge(self, event_type: ibv_event_type) {
+        let element = ibv_async_event__bindgen_ty_1 { qp: self.0 };
+        let mut event = ibv_async_event { element, event_type };
+        unsafe { (verbs().ack_async_event)(&raw mut event) }
+    }
+}
+
+impl Qp {
+    pub fn name(&self) -> QpName {
+        QpName(self.0)
+    }
+}
+
 impl Context {
     pub fn channel(&self) -> Channel {
         let channel = unsafe { (verbs().create_comp_channel)(self.0) };
@@ -112,16 +132,31 @@ impl Context {
         readable(self.async_fd())
     }
 
+    pub fn set_async_non_blocking(&self, on: bool) {
+        set_non_blocking(self.async_fd(), on);
+    }
+
+    /// The next asynchronous event, which is acknowledged: what happened, and to which object.
+    pub fn try_async_event(&self) -> Result<(ibv_event_type, usize), Errno> {
+        self.take_async_event(true)
+    }
+
+    fn take_async_event(&self, acknowledge: bool) -> Result<(ibv_event_type, usize), Errno> {
+        let mut event: ibv_async_event = unsafe { std::mem::zeroed() };
+        if unsafe { (verbs().get_async_event)(self.0, &raw mut event) } != 0 {
+            return Err(errno());
+        }
+        if acknowledge {
+            unsafe { (verbs().ack_async_event)(&raw mut event) };
+        }
+        Ok((event.event_type, unsafe { event.element.qp.addr() }))
+    }
+
     pub fn take_async_events(&self, acknowledge: bool) -> Vec<(ibv_event_type, usize)> {
         set_non_blocking(self.async_fd(), true);
         let mut found = Vec::new();
         while readable(self.async_fd()) {
-            let mut event: ibv_async_event = unsafe { std::mem::zeroed() };
-            assert_eq!(unsafe { (verbs().get_async_event)(self.0, &raw mut event) }, 0);
-            found.push((event.event_type, unsafe { event.element.qp.addr() }));
-            if acknowledge {
-                unsafe { (verbs().ack_async_event)(&raw mut event) };
-            }
+            found.push(self.take_async_event(acknowledge).unwrap());
         }
         found
     }

@@ -30,6 +30,7 @@ pub mod memory;
 pub mod post;
 pub mod scene;
 pub mod srq;
+pub mod transition;
 pub mod window;
 
 pub use memory::Mr;
@@ -307,6 +308,10 @@ impl Qp {
         rdma_types::Qpn::masked(self.number())
     }
 
+    pub fn service(&self) -> ibv_qp_type {
+        unsafe { (*self.0).qp_type }
+    }
+
     /// Destroys it before its time; nothing else may be done with it then.
     pub fn destroy(&mut self) {
         assert_eq!(unsafe { (verbs().destroy_qp)(self.0) }, 0);
@@ -319,7 +324,12 @@ impl Qp {
 
     /// The sizes that the device gave.
     pub fn capacity(&self) -> ibv_qp_cap {
-        self.query_both().1.cap
+        self.query_init().cap
+    }
+
+    /// What it was created with.
+    pub fn query_init(&self) -> ibv_qp_init_attr {
+        self.query_both().1
     }
 
     fn query_both(&self) -> (ibv_qp_attr, ibv_qp_init_attr) {
