@@ -1,9 +1,32 @@
 //! Programs on the RDMA stack.
 //!
-//! What is more than a page is a module here, so that its tests can drive it; the program of the same
-//! name in the folder `examples` is the thin command line around it.
+//! What is more than a page, or what several programs need, is a module here, so that its tests can drive
+//! it; the program in the folder `examples` is the thin command line around it.
 
 pub mod copy_file;
+pub mod end;
+pub mod out_of_band;
+pub mod rc_pingpong_line;
+
+use std::process::ExitCode;
+
+/// What went wrong, for people.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Ends a program: what it has to say goes to the output, what went wrong to the errors.
+#[must_use]
+pub fn exit(outcome: Result<String, Failure>) -> ExitCode {
+    match outcome {
+        Ok(line) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// The examples in the README run.
 #[cfg(doctest)]

@@ -249,9 +249,9 @@ const COPY_FILE: &[Step] = &[
 const RXE: &[Step] = &[
     run("cargo build -p rdma-examples --examples"),
     run("cargo xtask rxe-setup"),
-    run("cargo xtask rxe-run --timeout 300 -- {target}/debug/examples/devices --device rxe0"),
-    run("cargo xtask rxe-run --timeout 300 -- \
-        {target}/debug/examples/pingpong --device rxe0 --iterations 100"),
+    // Not `cargo xtask`: that would be run by the runner, too.
+    tests("cargo test -p rdma-examples --test two_processes -- --ignored --test-threads=1")
+        .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
     tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
 ];
 

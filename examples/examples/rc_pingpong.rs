@@ -1,0 +1,85 @@
+//! The other end of `ibv_rc_pingpong`, the tool of rdma-core, for both of its roles.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use rdma_examples::end::{End, check_reach};
+use rdma_examples::out_of_band::Peer;
+use rdma_examples::rc_pingpong_line::Line;
+use rdma_examples::{Failure, exit};
+use rdma_mem::{Mtu, open_device};
+use rdma_qp::{CompletionQueue, PreparedQueuePair, prelude::*};
+
+/// Sends messages to and fro with `ibv_rc_pingpong -d DEVICE -g INDEX`, which has to be given the same size,
+/// iterations and MTU. How many receives it posts at a time (`-r`) is its own matter.
+///
+///   rc_pingpong --device rxe0 --connect 192.0.2.7:18515     where ibv_rc_pingpong waits
+///   rc_pingpong --device rxe0 --listen 0.0.0.0:18515        for ibv_rc_pingpong 192.0.2.6
+#[derive(Debug, Parser)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Arguments {
+    #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
+    device: String,
+    #[arg(long, value_name = "INDEX", help = "The GID to use [default: the best one]")]
+    gid_index: Option<u8>,
+    #[arg(long, default_value_t = 4096, help = "How long the message is, in bytes")]
+    size: usize,
+    #[arg(long, default_value_t = 1000, help = "How often it goes to and fro")]
+    iterations: u32,
+    #[arg(long, default_value = "1024", value_parser = mtu, help = "The path MTU, in bytes")]
+    mtu: Mtu,
+    #[command(flatten)]
+    peer: Peer,
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, help = "For the other process")]
+    wait: u64,
+}
+
+fn mtu(text: &str) -> Result<Mtu, &'static str> {
+    text.parse().ok().and_then(Mtu::from_bytes).ok_or("one of 256, 512, 1024, 2048 and 4096")
+}
+
+fn main() -> ExitCode {
+    exit(run(&Arguments::parse()))
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let Arguments { device, size, iterations: n, peer, wait, .. } = arguments;
+    rdma_soft::install();
+    let prepared = prepare(arguments)?;
+    let own = prepared.endpoint();
+    println!("here: {}", Line::of(&own));
+    let other = peer.meet(Duration::from_secs(*wait))?;
+    let mut other = other.ok_or("where is ibv_rc_pingpong? Give `--listen` or `--connect`")?;
+    let mut end = other.exchange(&Line::of(&own).to_bytes(), |bytes| {
+        let line = Line::from_bytes(bytes)?;
+        println!("there: {line}");
+        let peer = line.endpoint(&own)?;
+        check_reach(device, &own, &peer)?;
+        End::connect(prepared, peer, *size)
+    })?;
+    // The client says that it has read the server's line, and begins.
+    let begin = Instant::now();
+    if other.listens() {
+        if other.receive()? != Line::DONE {
+            return Err("the peer did not say that it was done with the exchange".into());
+        }
+        end.answer(*n)?;
+    } else {
+        other.send(&Line::DONE)?;
+        end.ask(*n)?;
+    }
+    let micros = begin.elapsed().as_secs_f64() * 1e6 / f64::from((*n).max(1));
+    Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us to and fro"))
+}
+
+fn prepare(arguments: &Arguments) -> Result<PreparedQueuePair, Failure> {
+    let context = open_device(&arguments.device)?;
+    let cq = CompletionQueue::create(&context, 4)?;
+    let pd = context.allocate_pd()?;
+    let mut builder = pd.create_qp().send_cq(&cq).recv_cq(&cq).max_send_wr(2).max_recv_wr(2);
+    if let Some(index) = arguments.gid_index {
+        builder = builder.gid_index(index);
+    }
+    Ok(builder.mtu(arguments.mtu).build()?)
+}

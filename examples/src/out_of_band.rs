@@ -1,0 +1,246 @@
+//! How two processes tell each other their endpoints, before there is RDMA between them: by TCP.
+//!
+//! Nothing here waits for ever: not for a peer that does not come, nor for one that stalls, closes
+//! early, or speaks something else.
+
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// Where the other process is; part of a command line.
+#[derive(Clone, Debug, clap::Args)]
+#[group(multiple = false)]
+pub struct Peer {
+    /// Wait here for the other process, which connects
+    #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:18515")]
+    listen: Option<String>,
+    /// The other process, which listens there
+    #[arg(long, value_name = "ADDR:PORT")]
+    connect: Option<String>,
+}
+
+impl Peer {
+    /// Meets the other process within that time; `None` if the command line names none.
+    ///
+    /// Who listens prints where, since port 0 is any that is free. Who connects tries again while nobody
+    /// listens yet.
+    ///
+    /// # Errors
+    /// Any [`OutOfBandError`].
+    pub fn meet(&self, wait: Duration) -> Result<Option<OutOfBand>, OutOfBandError> {
+        let deadline = Instant::now() + wait;
+        match (&self.listen, &self.connect) {
+            (Some(address), _) => OutOfBand::listen(address, deadline).map(Some),
+            (None, Some(address)) => OutOfBand::connect(address, deadline).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// A TCP connection to the other process, until a deadline.
+#[derive(Debug)]
+pub struct OutOfBand {
+    stream: TcpStream,
+    deadline: Instant,
+    listens: bool,
+}
+
+/// Why the processes could not tell each other what they should.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OutOfBandError {
+    /// No connection is possible at this address.
+    #[error("no connection at {address}: {source}")]
+    Address {
+        /// As it was given.
+        address: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The other process did not connect.
+    #[error("nobody connected to {address} in time: start the other process with `--connect`")]
+    NobodyConnected {
+        /// Where this process listened.
+        address: String,
+    },
+    /// The other process does not listen.
+    #[error("nobody listens at {address}: start the other process with `--listen`")]
+    NobodyListens {
+        /// Where this process looked for it.
+        address: String,
+    },
+    /// The peer speaks something else, or is gone.
+    #[error("the peer {then} after {} of {expected} bytes (\"{}\"): what does it say itself?",
+        .got.len(), .got.escape_ascii())]
+    Short {
+        /// What came.
+        got: Vec<u8>,
+        /// How many bytes were to come.
+        expected: usize,
+        /// What the peer did.
+        then: &'static str,
+    },
+    /// The peer speaks something else.
+    #[error("the peer sent more than was agreed on: is it the same program?")]
+    Long,
+    /// The peer neither finished nor ended.
+    #[error("the peer did not finish in time")]
+    Late,
+    /// The connection failed.
+    #[error("the connection between the processes failed: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl OutOfBand {
+    /// Waits for one process to connect.
+    ///
+    /// # Errors
+    /// [`OutOfBandError::Address`], [`OutOfBandError::NobodyConnected`].
+    pub fn listen(address: &str, deadline: Instant) -> Result<Self, OutOfBandError> {
+        let wrong = |source| OutOfBandError::Address { address: address.to_owned(), source };
+        let listener = TcpListener::bind(address).map_err(wrong)?;
+        let address = listener.local_addr().map_err(wrong)?.to_string();
+        println!("listening on {address}");
+        listener.set_nonblocking(true)?;
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(false)?;
+                    return Ok(Self { stream, deadline, listens: true });
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+            let timeout = Timespec::try_from(left(deadline)).map_err(io::Error::other)?;
+            let mut readable = [PollFd::new(&listener, PollFlags::IN)];
+            match poll(&mut readable, Some(&timeout)) {
+                Ok(0) => return Err(OutOfBandError::NobodyConnected { address }),
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+        }
+    }
+
+    /// Connects to the process that listens there, or will do so before the deadline.
+    ///
+    /// # Errors
+    /// [`OutOfBandError::Address`], [`OutOfBandError::NobodyListens`].
+    pub fn connect(address: &str, deadline: Instant) -> Result<Self, OutOfBandError> {
+        let wrong = |source| OutOfBandError::Address { address: address.to_owned(), source };
+        let places: Vec<_> = address.to_socket_addrs().map_err(wrong)?.collect();
+        loop {
+            for place in &places {
+                match TcpStream::connect_timeout(place, left(deadline)) {
+                    // TCP connects a port with itself where nobody listens.
+                    Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {}
+                    Ok(stream) => return Ok(Self { stream, deadline, listens: false }),
+                    Err(error) => match error.kind() {
+                        ErrorKind::ConnectionRefused | ErrorKind::TimedOut => {}
+                        _ => return Err(wrong(error)),
+                    },
+                }
+            }
+            if Instant::now() >= deadline {
+                return Err(OutOfBandError::NobodyListens { address: address.to_owned() });
+            }
+            // Nothing tells when somebody begins to listen.
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Whether it is the other process that connected.
+    #[must_use]
+    pub const fn listens(&self) -> bool {
+        self.listens
+    }
+
+    /// Tells the peer `own`, and connects with what it tells.
+    ///
+    /// Who listens connects first, and answers then: so what the other one sends as soon as it is connected
+    /// finds a queue pair that is ready for it. It answers also if it failed, for the peer to find out
+    /// as well what does not fit.
+    ///
+    /// # Errors
+    /// Any [`OutOfBandError`], and what `connect` returns.
+    pub fn exchange<const N: usize, T, E: From<OutOfBandError>>(
+        &mut self,
+        own: &[u8; N],
+        connect: impl FnOnce(&[u8; N]) -> Result<T, E>,
+    ) -> Result<T, E> {
+        if self.listens {
+            let connected = connect(&self.receive()?);
+            self.send(own)?;
+            connected
+        } else {
+            self.send(own)?;
+            connect(&self.receive()?)
+        }
+    }
+
+    /// Sends these bytes, at once.
+    ///
+    /// # Errors
+    /// [`OutOfBandError::Io`].
+    pub fn send(&mut self, bytes: &[u8]) -> Result<(), OutOfBandError> {
+        Ok(self.stream.write_all(bytes)?) // far less than what a socket holds without being read
+    }
+
+    /// Receives as many bytes as are agreed on.
+    ///
+    /// # Errors
+    /// [`OutOfBandError::Short`], [`OutOfBandError::Io`].
+    pub fn receive<const N: usize>(&mut self) -> Result<[u8; N], OutOfBandError> {
+        let (mut bytes, mut filled) = ([0; N], 0);
+        let then = loop {
+            let rest = bytes.get_mut(filled..).unwrap_or_default();
+            if rest.is_empty() {
+                return Ok(bytes);
+            }
+            match read(&mut self.stream, rest, self.deadline)? {
+                Some(0) => break "closed the connection",
+                Some(count) => filled += count,
+                None => break "stalled",
+            }
+        };
+        let got = bytes.get(..filled).unwrap_or_default().to_vec();
+        Err(OutOfBandError::Short { got, expected: N, then })
+    }
+
+    /// Says that this process has finished, and waits until the peer has, for so long at most: who leaves
+    /// first would take its acknowledgement of the peer's last message along.
+    ///
+    /// # Errors
+    /// [`OutOfBandError::Long`], [`OutOfBandError::Late`], [`OutOfBandError::Io`].
+    pub fn finish(mut self, wait: Duration) -> Result<(), OutOfBandError> {
+        self.stream.shutdown(Shutdown::Write)?;
+        match read(&mut self.stream, &mut [0], Instant::now() + wait)? {
+            Some(0) => Ok(()),
+            Some(_) => Err(OutOfBandError::Long),
+            None => Err(OutOfBandError::Late),
+        }
+    }
+}
+
+/// What there is to read, nothing at the end of the stream; `None` when the deadline is over.
+fn read(stream: &mut TcpStream, room: &mut [u8], deadline: Instant) -> io::Result<Option<usize>> {
+    loop {
+        stream.set_read_timeout(Some(left(deadline)))?;
+        match stream.read(room) {
+            Ok(count) => return Ok(Some(count)),
+            Err(error) => match error.kind() {
+                ErrorKind::WouldBlock => return Ok(None),
+                ErrorKind::Interrupted => {}
+                ErrorKind::ConnectionReset => return Ok(Some(0)),
+                _ => return Err(error),
+            },
+        }
+    }
+}
+
+/// The time until then, and a little in any case: what is there already is taken.
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}

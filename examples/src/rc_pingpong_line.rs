@@ -1,0 +1,194 @@
+//! What `ibv_rc_pingpong` tells its peer, as text: LID, QPN, PSN and GID of its queue pair.
+//!
+//! ```text
+//! 0000:000013:26bfa2:00000000000000000000ffffc6120001
+//! ```
+//!
+//! All of it hexadecimal, and a zero byte at the end. The GID's digits are its 16 bytes in order; without
+//! `-g` the tool has none, and they are zero.
+
+use std::fmt;
+
+use rdma_qp::QueuePairEndpoint;
+use rdma_types::{Gid, GidType, Lid, LinkLayer, Psn, Qpn};
+
+/// A line of `ibv_rc_pingpong`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Line {
+    /// The port's LID; 0 on Ethernet.
+    pub lid: Lid,
+    /// The queue pair's number.
+    pub qpn: Qpn,
+    /// The number of the first packet that it sends.
+    pub psn: Psn,
+    /// The GID that it uses, or [`Gid::ZERO`].
+    pub gid: Gid,
+}
+
+/// What is wrong with a line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LineError {
+    /// It is something else.
+    #[error("\"{}\" is no line of `ibv_rc_pingpong`: wrong {field}", .bytes.escape_ascii())]
+    Malformed {
+        /// What it is.
+        bytes: Vec<u8>,
+        /// Where it is wrong first.
+        field: &'static str,
+    },
+    /// On Ethernet there is no way to the peer without.
+    #[error("the peer uses no GID: start `ibv_rc_pingpong` with `-g` and the index of one")]
+    NoGid,
+}
+
+impl Line {
+    /// How many bytes a line has, with the zero at the end.
+    pub const BYTES: usize = 52;
+
+    /// What the client says when it has read the server's line, with the zero at the end.
+    pub const DONE: [u8; 5] = *b"done\0";
+
+    /// The line of an end, which uses the best of its GIDs where packets need one.
+    #[must_use]
+    pub fn of(own: &QueuePairEndpoint) -> Self {
+        let routed = own.link_layer() == LinkLayer::ETHERNET || own.grh_required();
+        let gid = own.gids().first().filter(|_| routed).map_or(Gid::ZERO, |best| best.gid);
+        Self { lid: own.lid(), qpn: own.qpn(), psn: own.psn(), gid }
+    }
+
+    /// The peer's end. What is not in the line is as at the own one: the MTU, and the kind of packets that
+    /// the GID is for.
+    ///
+    /// # Errors
+    /// [`LineError::NoGid`] if one is needed.
+    pub fn endpoint(&self, own: &QueuePairEndpoint) -> Result<QueuePairEndpoint, LineError> {
+        let mut peer = QueuePairEndpoint::new(self.qpn, self.psn).with_mtu(own.mtu());
+        let ethernet = own.link_layer() == LinkLayer::ETHERNET;
+        if !ethernet {
+            peer = peer.with_lid(self.lid);
+        }
+        let kind = own.gids().first().map_or(GidType::IB, |best| best.gid_type);
+        match self.gid.is_zero() {
+            true if ethernet => Err(LineError::NoGid),
+            true => Ok(peer),
+            false => Ok(peer.with_gid(self.gid, kind)),
+        }
+    }
+
+    /// The line as it is sent.
+    #[must_use]
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        for (place, byte) in bytes.iter_mut().zip(self.to_string().bytes()) {
+            *place = byte;
+        }
+        bytes
+    }
+
+    /// The line that these bytes are.
+    ///
+    /// # Errors
+    /// With the field that is not what it should be.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Result<Self, LineError> {
+        let wrong = |field| LineError::Malformed { bytes: bytes.to_vec(), field };
+        let text = bytes.strip_suffix(&[0]).and_then(|text| std::str::from_utf8(text).ok());
+        let mut fields = text.ok_or_else(|| wrong("end"))?.split(':');
+        let mut number = |name, digits| {
+            let field = fields.next().filter(|field| field.len() == digits);
+            let field = field.filter(|field| field.bytes().all(|byte| byte.is_ascii_hexdigit()));
+            let number = field.and_then(|field| u128::from_str_radix(field, 16).ok());
+            number.ok_or_else(|| wrong(name))
+        };
+        let small = |number: u128| u32::try_from(number).unwrap_or(u32::MAX);
+        let lid = Lid::new(u16::try_from(number("LID", 4)?).map_err(|_| wrong("LID"))?);
+        let qpn = Qpn::new(small(number("QPN", 6)?)).ok_or_else(|| wrong("QPN"))?;
+        let psn = Psn::new(small(number("PSN", 6)?)).ok_or_else(|| wrong("PSN"))?;
+        let gid = Gid::from_bytes(number("GID", 32)?.to_be_bytes());
+        Ok(Self { lid, qpn, psn, gid })
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { lid, qpn, psn, gid } = self;
+        let gid = u128::from_be_bytes(gid.to_bytes());
+        write!(f, "{:04x}:{:06x}:{:06x}:{gid:032x}", lid.get(), qpn.get(), psn.get())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `ibv_rc_pingpong -d rxe0 -g 1` of rdma-core 44 sent, which printed the numbers as
+    /// `LID 0x0000, QPN 0x000013, PSN 0x26bfa2, GID ::ffff:198.18.0.1`.
+    const GOLDEN: &[u8; Line::BYTES] = b"0000:000013:26bfa2:00000000000000000000ffffc6120001\0";
+
+    fn golden() -> Line {
+        let gid = "::ffff:198.18.0.1".parse().unwrap();
+        Line { lid: Lid::NONE, qpn: Qpn::masked(0x13), psn: Psn::masked(0x26_bfa2), gid }
+    }
+
+    #[test]
+    fn lines_are_those_of_the_tool() {
+        assert_eq!(Line::from_bytes(GOLDEN), Ok(golden()));
+        assert_eq!(&golden().to_bytes(), GOLDEN);
+        let largest = b"ffff:ffffff:ffffff:fe800000000000005887d8fffe3944de\0";
+        let line = Line::from_bytes(largest).unwrap();
+        assert_eq!((line.lid.get(), line.qpn.get(), line.psn), (0xffff, 0xff_ffff, Psn::MAX));
+        assert_eq!(line.gid, "fe80::5887:d8ff:fe39:44de".parse().unwrap());
+        assert_eq!(&line.to_bytes(), largest);
+    }
+
+    #[test]
+    fn the_first_field_that_is_wrong_is_named() {
+        let wrong = |at: usize, byte: u8| {
+            let mut bytes = *GOLDEN;
+            bytes[at] = byte;
+            match Line::from_bytes(&bytes) {
+                Err(LineError::Malformed { bytes: told, field }) if told == bytes => field,
+                other => panic!("{other:?}"),
+            }
+        };
+        for (at, field) in [(0, "LID"), (5, "QPN"), (12, "PSN"), (19, "GID"), (50, "GID")] {
+            for byte in [b'g', b' ', b'+', b'-', b':', 0, 0x7f] {
+                assert_eq!(wrong(at, byte), field, "{byte:#x} at {at}");
+            }
+        }
+        for (separator, field) in [(4, "LID"), (11, "QPN"), (18, "PSN")] {
+            assert_eq!(wrong(separator, b'0'), field);
+        }
+        assert_eq!(wrong(51, b'0'), "end");
+        assert_eq!(wrong(20, 0xff), "end", "no text");
+        let error = Line::from_bytes(&[b'x'; Line::BYTES]).unwrap_err().to_string();
+        assert!(error.contains("xxx") && error.contains("ibv_rc_pingpong"), "{error}");
+    }
+
+    #[test]
+    fn on_ethernet_the_peer_is_at_its_gid_and_on_infiniband_at_its_lid() {
+        let line = golden();
+        let gid = "::ffff:198.18.0.9".parse().unwrap();
+        let own = QueuePairEndpoint::new(Qpn::masked(0x20), Psn::masked(7));
+        let roce = own.with_gid(gid, GidType::ROCE_V2);
+        let peer = line.endpoint(&roce).unwrap();
+        assert_eq!(
+            (peer.qpn(), peer.psn(), peer.link_layer()),
+            (line.qpn, line.psn, LinkLayer::ETHERNET)
+        );
+        assert_eq!((peer.gids()[0].gid, peer.gids()[0].gid_type), (line.gid, GidType::ROCE_V2));
+        assert_eq!(Line::of(&roce).gid, gid);
+        let none = Line { gid: Gid::ZERO, ..line };
+        assert_eq!(none.endpoint(&roce), Err(LineError::NoGid));
+
+        let infiniband = own.with_lid(Lid::new(3)).with_gid(gid, GidType::IB);
+        let peer = Line { lid: Lid::new(9), ..none }.endpoint(&infiniband).unwrap();
+        assert_eq!((peer.lid(), peer.gids()), (Lid::new(9), &[][..]));
+        assert_eq!(
+            (Line::of(&infiniband).lid, Line::of(&infiniband).gid),
+            (Lid::new(3), Gid::ZERO)
+        );
+        assert_eq!(Line::of(&infiniband.with_grh_required(true)).gid, gid);
+    }
+}

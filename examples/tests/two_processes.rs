@@ -1,0 +1,226 @@
+//! Programs that meet another process.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+use std::io::Read as _;
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+
+use clap::Parser;
+use rdma_examples::Failure;
+
+#[allow(dead_code)] // its `main`
+#[path = "../examples/pingpong.rs"]
+mod pingpong;
+#[allow(dead_code)] // its `main`
+#[path = "../examples/rc_pingpong.rs"]
+mod rc_pingpong;
+
+/// A port at which nobody listens, as an address.
+fn free() -> String {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+/// Both sides as threads, given these options each.
+fn sides(
+    run: fn(&[&str]) -> Result<String, Failure>,
+    options: [&[&str]; 2],
+) -> [Result<String, Failure>; 2] {
+    let address = &free();
+    thread::scope(|threads| {
+        let [listens, connects] =
+            [("--listen", options[0]), ("--connect", options[1])].map(|(role, options)| {
+                threads.spawn(move || run(&[&[role, address], options].concat()))
+            });
+        [listens.join().unwrap(), connects.join().unwrap()]
+    })
+}
+
+fn pingpong(options: &[&str]) -> Result<String, Failure> {
+    let options = ["pingpong"].iter().chain(options);
+    pingpong::run(&pingpong::Arguments::parse_from(options))
+}
+
+fn rc_pingpong(options: &[&str]) -> Result<String, Failure> {
+    let options = ["rc_pingpong"].iter().chain(options);
+    rc_pingpong::run(&rc_pingpong::Arguments::parse_from(options))
+}
+
+#[test]
+fn a_message_goes_to_and_fro_between_sides_that_met_by_tcp() {
+    let late = "two_processes_deferred";
+    let schedule = rdma_soft::Schedule::Deferred { seed: 3 };
+    rdma_soft::Builder::new(late).schedule(schedule).install().unwrap();
+    for run in [pingpong, rc_pingpong] {
+        for device in ["soft0", "softib0", late] {
+            for (size, iterations) in [("1", "0"), ("64", "30"), ("100000", "5")] {
+                let options = ["--device", device, "--size", size, "--iterations", iterations];
+                for outcome in sides(run, [&options, &options]) {
+                    let line = outcome.unwrap();
+                    let begin = format!("{device}: {iterations} times {size} bytes, ");
+                    assert!(line.starts_with(&begin), "{line}");
+                }
+            }
+        }
+    }
+    let options: &[&str] = &["--events", "--iterations", "20"];
+    let _lines = sides(pingpong, [options, &options[1..]]).map(Result::unwrap);
+}
+
+#[test]
+fn sides_that_do_not_fit_are_both_told() {
+    for outcome in sides(pingpong, [&["--device", "soft0"], &["--device", "softib0"]]) {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("reaches queue pairs of its own process only"), "{error}");
+    }
+    // The one speaks its own format, the other that of the tool.
+    let address = &free();
+    let outcomes = thread::scope(|threads| {
+        let listens = threads.spawn(|| pingpong(&["--listen", address, "--wait", "3"]));
+        let connects = rc_pingpong(&["--connect", address, "--wait", "3"]);
+        [listens.join().unwrap(), connects].map(|outcome| outcome.unwrap_err().to_string())
+    });
+    assert!(outcomes[0].contains("after 52 of 296 bytes (\"0000:"), "{outcomes:?}");
+    assert!(outcomes[1].contains("after 0 of 52 bytes"), "{outcomes:?}");
+}
+
+#[test]
+fn a_gid_index_is_taken_and_one_that_is_not_there_refused() {
+    let index = ["--gid-index", "1", "--iterations", "3"];
+    let _lines = sides(rc_pingpong, [&index, &index]).map(Result::unwrap);
+    let error = rc_pingpong(&["--gid-index", "200", "--listen", "127.0.0.1:0"]).unwrap_err();
+    assert!(error.to_string().contains("200"), "{error}");
+    let error = rc_pingpong(&[]).unwrap_err().to_string();
+    assert!(error.contains("--listen"), "{error}");
+    let mtu = ["rc_pingpong", "--mtu", "1500"];
+    let error = rc_pingpong::Arguments::try_parse_from(mtu).unwrap_err().to_string();
+    assert!(error.contains("4096"), "{error}");
+}
+
+/// A process that is ended if it has not ended itself in time.
+struct Process(Child);
+
+impl Process {
+    /// An example, as a program.
+    fn example(name: &str, options: &[&str]) -> Self {
+        let test = std::env::current_exe().unwrap();
+        let program = test.ancestors().nth(2).unwrap().join("examples").join(name);
+        assert!(program.exists(), "`cargo build -p rdma-examples --examples` makes the program");
+        Self::start(program.to_str().unwrap(), options)
+    }
+
+    fn start(program: &str, options: &[&str]) -> Self {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=1", "60", program]).args(options);
+        Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// Where it listens, as soon as it does.
+    fn address(&mut self) -> String {
+        let (output, mut text) = (self.0.stdout.as_mut().unwrap(), String::new());
+        loop {
+            let mut byte = [0];
+            assert_eq!(output.read(&mut byte).unwrap(), 1, "it ended: {text}");
+            text.push(byte[0].into());
+            let line = text.strip_suffix('\n').and_then(|text| text.lines().last());
+            if let Some(address) = line.and_then(|line| line.strip_prefix("listening on ")) {
+                return address.to_owned();
+            }
+        }
+    }
+
+    fn end(self) -> Output {
+        self.0.wait_with_output().unwrap()
+    }
+
+    /// The last line of what it printed, if it succeeded.
+    fn succeed(self) -> String {
+        let output = self.end();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().last().unwrap_or_default().to_owned()
+    }
+}
+
+#[test]
+fn processes_with_software_devices_are_told_that_they_do_not_reach_each_other() {
+    let mut listens = Process::example("pingpong", &["--listen", "127.0.0.1:0"]);
+    let connects = Process::example("pingpong", &["--connect", &listens.address()]);
+    for process in [connects, listens] {
+        let output = process.end();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        let told =
+            "error: soft0 is a software device, which reaches queue pairs of its own process only";
+        assert!(text.starts_with(told), "{text}");
+    }
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn programs_of_one_process_run_on_rxe() {
+    for (name, more) in [
+        ("atomics", &["--numbers", "20"][..]),
+        ("copy_file", &["Cargo.toml", "/tmp/copy"]),
+        ("devices", &[]),
+        ("pingpong", &["--iterations", "50"]),
+        ("shared_memory", &["--records", "50"]),
+        ("srq", &["--messages", "50"]),
+        ("ud_pingpong", &["--iterations", "50"]),
+    ] {
+        let process = Process::example(name, &[&["--device", "rxe0"], more].concat());
+        println!("{name}: {}", process.succeed());
+    }
+}
+
+const TIMES: [&str; 4] = ["--device", "rxe0", "--iterations", "50"];
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn two_processes_send_to_and_fro_on_rxe() {
+    for more in [&["--size", "64"][..], &["--size", "100000", "--events"]] {
+        let options = [&TIMES, more].concat();
+        let listen = [&options[..], &["--listen", "127.0.0.1:0"]].concat();
+        let mut listens = Process::example("pingpong", &listen);
+        let address = listens.address();
+        let connect = [&options[..], &["--connect", &address]].concat();
+        let connects = Process::example("pingpong", &connect);
+        for process in [connects, listens] {
+            let line = process.succeed();
+            assert!(line.starts_with("rxe0: 50 times "), "{line}");
+        }
+    }
+}
+
+/// The tool of rdma-core, which prints how many iterations it did.
+fn tool(options: &[&str]) -> Process {
+    let own = ["-d", "rxe0", "-g", "1", "-n", "50"];
+    Process::start("ibv_rc_pingpong", &[&own, options].concat())
+}
+
+fn to_and_fro(ours: Process, c: Process) {
+    let (ours, c) = (ours.succeed(), c.succeed());
+    assert!(ours.starts_with("rxe0: 50 times 4096 bytes"), "{ours}");
+    assert!(c.starts_with("50 iters in "), "{c}");
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn the_tool_of_c_serves_us_on_rxe() {
+    let address = &free();
+    let c = tool(&["-p", address.rsplit(':').next().unwrap()]);
+    // It does not say when it listens, so ours tries again until it does.
+    let ours = Process::example("rc_pingpong", &[&TIMES, &["--connect", address][..]].concat());
+    to_and_fro(ours, c);
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn we_serve_the_tool_of_c_on_rxe() {
+    let options = [&TIMES, &["--listen", "127.0.0.1:0"][..]].concat();
+    let mut ours = Process::example("rc_pingpong", &options);
+    let address = ours.address();
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let c = tool(&["-p", port, host]);
+    to_and_fro(ours, c);
+}
