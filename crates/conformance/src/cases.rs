@@ -8,10 +8,12 @@ mod extended_fields;
 mod extended_polls;
 mod extended_posts;
 mod extended_queue_pairs;
+mod keys;
 mod objects;
 mod operations;
 mod overflow;
 mod queries;
+mod registration;
 mod states;
 
 use crate::case::Case;
@@ -25,10 +27,12 @@ const PARTS: &[&[Case]] = &[
     extended_polls::CASES,
     extended_posts::CASES,
     extended_queue_pairs::CASES,
+    keys::CASES,
     objects::CASES,
     operations::CASES,
     overflow::CASES,
     queries::CASES,
+    registration::CASES,
     states::CASES,
 ];
 

@@ -1,7 +1,9 @@
 //! Mapped memory, with the permissions that a test wants.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::os::fd::OwnedFd;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 /// Anonymous private memory; unmapped when dropped.
 pub struct Mapping {
@@ -22,14 +24,42 @@ impl Mapping {
         Self::new(length, ProtFlags::empty())
     }
 
+    /// Of memory that forked children share.
+    pub fn shared(length: usize) -> Self {
+        Self::with(length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)
+    }
+
+    pub fn of_file(file: &OwnedFd, length: usize) -> Self {
+        let (permissions, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), length, permissions, flags, file, 0) }.unwrap();
+        Self { start: start.cast(), length }
+    }
+
     fn new(length: usize, permissions: ProtFlags) -> Self {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        Self::with(length, permissions, MapFlags::PRIVATE | MapFlags::NORESERVE)
+    }
+
+    fn with(length: usize, permissions: ProtFlags, flags: MapFlags) -> Self {
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), length, permissions, flags) };
         Self { start: start.unwrap().cast(), length }
     }
 
     pub fn start(&self) -> *mut u8 {
         self.start
+    }
+
+    /// A copy of some of its bytes, which nothing may be changing.
+    pub fn bytes(&self, from: usize, length: usize) -> Vec<u8> {
+        assert!(from + length <= self.length);
+        let mut bytes = vec![0; length];
+        unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.start.add(from), length) };
+        bytes
+    }
+
+    pub fn put(&self, from: usize, bytes: &[u8]) {
+        assert!(from + bytes.len() <= self.length);
+        unsafe { self.start.add(from).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
     /// Unmaps the bytes from `from` on, a multiple of the page size.

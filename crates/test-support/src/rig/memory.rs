@@ -39,8 +39,18 @@ impl Pd {
         iova: u64,
         access: u32,
     ) -> Result<*mut ibv_mr, Errno> {
-        let (start, length) = (memory.as_mut_ptr().cast(), memory.len());
-        let mr = unsafe { verbs().reg_mr_iova2.unwrap()(self.0, start, length, iova, access) };
+        self.try_register_range_at(memory.as_mut_ptr(), memory.len(), iova, access)
+    }
+
+    pub fn try_register_range_at(
+        &self,
+        start: *mut u8,
+        length: usize,
+        iova: u64,
+        access: u32,
+    ) -> Result<*mut ibv_mr, Errno> {
+        let register = verbs().reg_mr_iova2.unwrap();
+        let mr = unsafe { register(self.0, start.cast(), length, iova, access) };
         if mr.is_null() { Err(errno()) } else { Ok(mr) }
     }
 
@@ -62,6 +72,16 @@ pub fn key_of(mr: *mut ibv_mr) -> u32 {
     unsafe { (*mr).lkey }
 }
 
+/// As [`key_of`], the one for peers, which a region that peers have no rights to may lack.
+pub fn rkey_of(mr: *mut ibv_mr) -> u32 {
+    unsafe { (*mr).rkey }
+}
+
+/// What it says about itself.
+pub fn fields_of(mr: *mut ibv_mr) -> ibv_mr {
+    unsafe { *mr }
+}
+
 pub fn deregister(mr: *mut ibv_mr) {
     assert_eq!(unsafe { (verbs().dereg_mr)(mr) }, 0);
 }
@@ -69,6 +89,11 @@ pub fn deregister(mr: *mut ibv_mr) {
 impl Mr {
     pub fn key(&self) -> u32 {
         key_of(self.mr)
+    }
+
+    /// What peers name it by.
+    pub fn rkey(&self) -> u32 {
+        rkey_of(self.mr)
     }
 
     pub fn address(&self) -> u64 {

@@ -28,12 +28,12 @@ impl Wr {
 
     pub fn write(wr_id: u64, sges: &[ibv_sge], to: &Mr, offset: usize) -> Self {
         let address = to.address() + offset as u64;
-        Self::new(wr_id, ibv_wr_opcode::IBV_WR_RDMA_WRITE, sges).remote(address, to.key())
+        Self::new(wr_id, ibv_wr_opcode::IBV_WR_RDMA_WRITE, sges).remote(address, to.rkey())
     }
 
     pub fn read(wr_id: u64, sges: &[ibv_sge], from: &Mr, offset: usize) -> Self {
         let address = from.address() + offset as u64;
-        Self::new(wr_id, ibv_wr_opcode::IBV_WR_RDMA_READ, sges).remote(address, from.key())
+        Self::new(wr_id, ibv_wr_opcode::IBV_WR_RDMA_READ, sges).remote(address, from.rkey())
     }
 
     pub fn remote(mut self, address: u64, rkey: u32) -> Self {
@@ -44,7 +44,7 @@ impl Wr {
 
     /// An atomic on eight bytes of `word`.
     pub fn atomic(self, word: &Mr, offset: usize, operand: u64, swap: u64) -> Self {
-        self.atomic_at(word.address() + offset as u64, word.key(), operand, swap)
+        self.atomic_at(word.address() + offset as u64, word.rkey(), operand, swap)
     }
 
     pub fn atomic_at(mut self, address: u64, rkey: u32, operand: u64, swap: u64) -> Self {

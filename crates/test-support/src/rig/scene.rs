@@ -61,13 +61,22 @@ impl Scene {
     /// Posts a request that A itself must refuse: B never hears of it.
     #[track_caller]
     pub fn expect_local_refusal(&self, wr: &Wr, status: Status) {
+        assert_eq!(self.local_refusal(wr), status);
+    }
+
+    /// As [`expect_local_refusal`](Self::expect_local_refusal), whatever error it is.
+    #[track_caller]
+    pub fn local_refusal(&self, wr: &Wr) -> Status {
         self.a.qp.post(wr);
-        self.a.send_cq.expect(wr.wr.wr_id, status);
+        let wc = self.a.send_cq.next();
+        assert_eq!(wc.wr_id, wr.wr.wr_id);
+        assert_ne!(wc.status, Status::IBV_WC_SUCCESS);
         self.a.qp.wait_for_error();
         self.a.receive_cq.expect_flushed([RECEIVE_A]);
         self.b.qp.assert_ready();
         assert!(self.b.receive_cq.is_empty());
         self.assert_untouched();
+        wc.status
     }
 
     #[track_caller]
