@@ -3,18 +3,27 @@
 mod async_events;
 mod attributes;
 mod channels;
+mod completions;
+mod drained;
+mod endings;
 mod extended_batches;
 mod extended_fields;
 mod extended_polls;
 mod extended_posts;
 mod extended_queue_pairs;
+mod flush;
 mod keys;
+mod not_ready;
 mod objects;
 mod operations;
 mod overflow;
 mod queries;
+mod queues;
 mod registration;
+mod sharing;
 mod states;
+mod threads;
+mod unreachable;
 
 use crate::case::Case;
 
@@ -22,18 +31,27 @@ const PARTS: &[&[Case]] = &[
     async_events::CASES,
     attributes::CASES,
     channels::CASES,
+    completions::CASES,
+    drained::CASES,
+    endings::CASES,
     extended_batches::CASES,
     extended_fields::CASES,
     extended_polls::CASES,
     extended_posts::CASES,
     extended_queue_pairs::CASES,
+    flush::CASES,
     keys::CASES,
+    not_ready::CASES,
     objects::CASES,
     operations::CASES,
     overflow::CASES,
     queries::CASES,
+    queues::CASES,
     registration::CASES,
+    sharing::CASES,
     states::CASES,
+    threads::CASES,
+    unreachable::CASES,
 ];
 
 pub(crate) fn all() -> impl Iterator<Item = &'static Case> {

@@ -13,6 +13,7 @@
 //! - [`run`]: the trials; [`table`]: what came out.
 //! - [`cases`]: the cases, a file for each part of the contract.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its case.
+#![allow(clippy::cast_possible_truncation)] // Small numbers, and devices are 64-bit only.
 
 mod case;
 mod cases;

@@ -29,30 +29,6 @@ fn events(side: &Side) -> Vec<Event> {
 const DRAINED: [Event; 1] = [Event::IBV_EVENT_SQ_DRAINED];
 
 #[test]
-fn a_queue_that_has_begun_nothing_is_drained_at_once() {
-    on_each_device("drained-idle", |device| {
-        let (a, _b) = pair(device);
-        for _ in 0..2 {
-            drain(&a.qp, true);
-            assert!(!is_draining(&a.qp));
-            assert_eq!(a.context.async_events(), [(DRAINED[0], a.qp.0.addr())]);
-            assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
-        }
-    });
-}
-
-#[test]
-fn nobody_is_told_who_did_not_ask() {
-    on_each_device("drained-silent", |device| {
-        let (a, _b) = pair(device);
-        drain(&a.qp, false);
-        assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
-        assert_eq!(a.qp.to_state(State::IBV_QPS_SQD), 0);
-        assert_eq!(events(&a), []);
-    });
-}
-
-#[test]
 fn what_waits_for_the_peer_is_finished_first() {
     on_each_device("drained-waits", |device| {
         let (a, b) = pair(device);
