@@ -2,6 +2,7 @@
 
 mod async_events;
 mod attributes;
+mod binds;
 mod channels;
 mod completions;
 mod drained;
@@ -12,6 +13,7 @@ mod extended_polls;
 mod extended_posts;
 mod extended_queue_pairs;
 mod flush;
+mod invalidation;
 mod keys;
 mod not_ready;
 mod objects;
@@ -20,16 +22,20 @@ mod overflow;
 mod queries;
 mod queues;
 mod registration;
+mod shared_receive_queues;
+mod shared_receives;
 mod sharing;
 mod states;
 mod threads;
 mod unreachable;
+mod windows;
 
 use crate::case::Case;
 
 const PARTS: &[&[Case]] = &[
     async_events::CASES,
     attributes::CASES,
+    binds::CASES,
     channels::CASES,
     completions::CASES,
     drained::CASES,
@@ -40,6 +46,7 @@ const PARTS: &[&[Case]] = &[
     extended_posts::CASES,
     extended_queue_pairs::CASES,
     flush::CASES,
+    invalidation::CASES,
     keys::CASES,
     not_ready::CASES,
     objects::CASES,
@@ -48,10 +55,13 @@ const PARTS: &[&[Case]] = &[
     queries::CASES,
     queues::CASES,
     registration::CASES,
+    shared_receive_queues::CASES,
+    shared_receives::CASES,
     sharing::CASES,
     states::CASES,
     threads::CASES,
     unreachable::CASES,
+    windows::CASES,
 ];
 
 pub(crate) fn all() -> impl Iterator<Item = &'static Case> {

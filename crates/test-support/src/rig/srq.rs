@@ -15,9 +15,18 @@ unsafe impl Sync for Srq {}
 impl Pd {
     /// The queue, and the sizes that the device gave.
     pub fn try_srq(&self, max_wr: u32, max_sge: u32) -> Result<(Srq, (u32, u32)), Errno> {
+        self.try_srq_with_limit(max_wr, max_sge, 0)
+    }
+
+    /// The same with a limit, which means nothing here (man ibv_create_srq).
+    pub fn try_srq_with_limit(
+        &self,
+        max_wr: u32,
+        max_sge: u32,
+        srq_limit: u32,
+    ) -> Result<(Srq, (u32, u32)), Errno> {
         let mut init = ibv_srq_init_attr::default();
-        // Irrelevant here (man ibv_create_srq).
-        init.attr = ibv_srq_attr { max_wr, max_sge, srq_limit: 7 };
+        init.attr = ibv_srq_attr { max_wr, max_sge, srq_limit };
         let srq = unsafe { (verbs().create_srq)(self.0, &raw mut init) };
         if srq.is_null() {
             return Err(errno());
@@ -27,16 +36,23 @@ impl Pd {
 
     pub fn srq(&self, max_wr: u32, max_sge: u32) -> Srq {
         let (srq, sizes) = self.try_srq(max_wr, max_sge).unwrap();
-        assert_eq!(sizes, (max_wr, max_sge));
+        assert!(sizes.0 >= max_wr && sizes.1 >= max_sge, "{sizes:?}");
         srq
     }
 
     pub fn qp_with_srq(&self, send: &Cq, receive: &Cq, size: &Size, srq: &Srq) -> Qp {
         let mut init = Self::qp_init(send, receive, size);
         init.srq = srq.0;
-        let qp = self.try_qp_of(&mut init).unwrap();
-        assert_eq!((init.cap.max_recv_wr, init.cap.max_recv_sge), (0, 0), "it has no receives");
-        qp
+        self.try_qp_of(&mut init).unwrap()
+    }
+}
+
+impl Qp {
+    /// What posting a receive of its own returns, and whether the request is named as refused.
+    pub fn try_post_own_receive(&self) -> (i32, bool) {
+        let (mut wr, mut bad) = (ibv_recv_wr::default(), std::ptr::null_mut());
+        let errno = unsafe { ibv_post_recv(self.0, &raw mut wr, &raw mut bad) };
+        (errno, std::ptr::eq(bad, &raw const wr))
     }
 }
 

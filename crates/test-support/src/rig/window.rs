@@ -3,10 +3,10 @@
 
 use rdma_sys::*;
 
-use super::connect::{Knobs, Side, connect_sides, pair_with};
+use super::connect::{Knobs, Side, connect, endpoint, pair_with};
 use super::post::Wr;
 use super::{
-    LOCAL_WRITE, MW_BIND, Mr, Pd, Qp, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, Size, errno,
+    Cq, LOCAL_WRITE, MW_BIND, Mr, Pd, Qp, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, Size, errno,
     release,
 };
 
@@ -120,6 +120,13 @@ pub struct Grant {
     pub b: Side,
 }
 
+/// A further queue pair of a domain. Fields drop in order.
+pub struct Second {
+    pub qp: Qp,
+    pub send_cq: Cq,
+    pub receive_cq: Cq,
+}
+
 pub const BYTES: usize = 64;
 pub const AT_A: u8 = 0xaa;
 pub const AT_B: u8 = 0xbb;
@@ -129,8 +136,11 @@ pub const REMOTE: u32 = REMOTE_READ | REMOTE_WRITE | REMOTE_ATOMIC;
 
 impl Grant {
     pub fn new(device: &str) -> Self {
-        let knobs = Knobs { access: REMOTE, ..Knobs::default() };
-        let (a, b) = pair_with(device, &Size::default(), &knobs);
+        Self::with(device, &Knobs { access: REMOTE, ..Knobs::default() })
+    }
+
+    pub fn with(device: &str, knobs: &Knobs) -> Self {
+        let (a, b) = pair_with(device, &Size::default(), knobs);
         let at_a = a.pd.register_filled(vec![AT_A; BYTES], LOCAL_WRITE);
         let at_b = b.pd.register_filled(vec![AT_B; BYTES], BINDABLE);
         Self { at_a, at_b, a, b }
@@ -145,12 +155,16 @@ impl Grant {
     }
 
     /// Another connection, whose second queue pair is of B's domain. It goes before the grant.
-    pub fn second_pair(&self, device: &str) -> (Side, Side) {
-        let side = || Side::new(device, &Size::default(), 64);
-        let (c, mut d) = (side(), side());
-        d.qp = self.b.pd.qp(&d.send_cq, &d.receive_cq, &Size::default());
-        connect_sides(&c, &d, &Knobs { access: REMOTE, ..Knobs::default() });
-        (c, d)
+    pub fn second_pair(&self, device: &str) -> (Side, Second) {
+        let c = Side::new(device, &Size::default(), 64);
+        let context = &self.b.context;
+        let (send_cq, receive_cq) = (context.cq(64), context.cq(64));
+        let qp = self.b.pd.qp(&send_cq, &receive_cq, &Size::default());
+        let (at_c, at_d) = (c.endpoint(), endpoint(context, &qp));
+        let knobs = Knobs { access: REMOTE, ..Knobs::default() };
+        connect(&c.qp, &at_c, &at_d, &knobs);
+        connect(&qp, &at_d, &at_c, &knobs);
+        (c, Second { qp, send_cq, receive_cq })
     }
 
     /// Binds, and waits until it is done; the key.
@@ -215,9 +229,15 @@ impl Grant {
     /// That B's request ends as memory management operation error, in the error state.
     #[track_caller]
     pub fn fails_at_b(&self, post: impl FnOnce(&Qp)) {
+        self.fails_at_b_with(ibv_wc_status::IBV_WC_MW_BIND_ERR, post);
+    }
+
+    /// The same with another status.
+    #[track_caller]
+    pub fn fails_at_b_with(&self, status: ibv_wc_status, post: impl FnOnce(&Qp)) {
         post(&self.b.qp);
         let wc = until_released(&self.b, || self.b.send_cq.next());
-        assert_eq!(wc.status, ibv_wc_status::IBV_WC_MW_BIND_ERR);
+        assert_eq!(wc.status, status);
         self.b.qp.wait_for_error();
     }
 }
