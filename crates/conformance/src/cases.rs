@@ -1,10 +1,13 @@
 //! The cases.
 
+mod address_handles;
 mod async_events;
 mod attributes;
 mod binds;
 mod channels;
 mod completions;
+mod datagram_errors;
+mod datagrams;
 mod drained;
 mod endings;
 mod extended_batches;
@@ -15,6 +18,7 @@ mod extended_queue_pairs;
 mod flush;
 mod invalidation;
 mod keys;
+mod multicast;
 mod not_ready;
 mod objects;
 mod operations;
@@ -28,16 +32,21 @@ mod sharing;
 mod states;
 mod threads;
 mod unreachable;
+mod unreliable;
+mod unreliable_errors;
 mod windows;
 
 use crate::case::Case;
 
 const PARTS: &[&[Case]] = &[
+    address_handles::CASES,
     async_events::CASES,
     attributes::CASES,
     binds::CASES,
     channels::CASES,
     completions::CASES,
+    datagram_errors::CASES,
+    datagrams::CASES,
     drained::CASES,
     endings::CASES,
     extended_batches::CASES,
@@ -48,6 +57,7 @@ const PARTS: &[&[Case]] = &[
     flush::CASES,
     invalidation::CASES,
     keys::CASES,
+    multicast::CASES,
     not_ready::CASES,
     objects::CASES,
     operations::CASES,
@@ -61,6 +71,8 @@ const PARTS: &[&[Case]] = &[
     states::CASES,
     threads::CASES,
     unreachable::CASES,
+    unreliable::CASES,
+    unreliable_errors::CASES,
     windows::CASES,
 ];
 

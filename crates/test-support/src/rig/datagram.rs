@@ -115,6 +115,18 @@ impl Context {
     }
 }
 
+impl Qp {
+    /// Joins a group; 0 or an error number.
+    pub fn attach(&self, group: &ibv_gid, lid: u16) -> i32 {
+        unsafe { (verbs().attach_mcast)(self.0, group, lid) }
+    }
+
+    /// Leaves a group; 0 or an error number.
+    pub fn detach(&self, group: &ibv_gid, lid: u16) -> i32 {
+        unsafe { (verbs().detach_mcast)(self.0, group, lid) }
+    }
+}
+
 pub fn gid_of(gid: &ibv_gid) -> Gid {
     unsafe { gid.raw }.into()
 }

@@ -8,7 +8,7 @@ use std::ptr;
 use rdma_sys::*;
 use rdma_types::{Gid, Guid};
 
-use super::{Context, Cq, Mr, Qp, errno, verbs};
+use super::{Context, Cq, Mr, errno, verbs};
 
 /// One entry of the device list.
 pub struct Listed {
@@ -235,15 +235,6 @@ impl Cq {
 
     pub fn entries(&self) -> i32 {
         unsafe { (*self.0).cqe }
-    }
-}
-
-impl Qp {
-    /// What joining and leaving a group return.
-    pub fn try_multicast(&self) -> [i32; 2] {
-        let gid = ibv_gid::default();
-        let calls = [verbs().attach_mcast, verbs().detach_mcast];
-        calls.map(|call| unsafe { call(self.0, &raw const gid, 1) })
     }
 }
 

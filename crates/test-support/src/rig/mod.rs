@@ -318,6 +318,13 @@ impl Qp {
         self.0 = ptr::null_mut();
     }
 
+    /// Destroys, which must be refused; the error number.
+    pub fn try_destroy(&self) -> i32 {
+        let refused = unsafe { (verbs().destroy_qp)(self.0) };
+        assert_ne!(refused, 0);
+        refused
+    }
+
     pub fn query(&self) -> ibv_qp_attr {
         self.query_both().0
     }

@@ -1,0 +1,284 @@
+//! Groups: a datagram to all queue pairs that joined.
+
+use std::net::{Ipv4Addr, UdpSocket};
+
+use rdma_sys::{IBV_LINK_LAYER_ETHERNET, ibv_gid, ibv_qp_state as State, ibv_qp_type};
+
+use test_support::rig::connect::Side;
+use test_support::rig::datagram::{Ah, HEADER, QKEY, gid_of, side, size, step, vector};
+use test_support::rig::post::Wr;
+use test_support::rig::{LOCAL_WRITE, Mr, Size, imm_of};
+
+use crate::case::cases;
+use crate::device::Device;
+
+cases![
+    without_groups_nobody_joins,
+    a_datagram_to_a_group_reaches_all_members,
+    a_datagram_to_a_group_names_it,
+    who_left_hears_nothing,
+    who_joined_another_group_hears_nothing,
+    members_with_another_key_hear_nothing,
+    members_without_a_receive_miss_a_datagram_alone,
+    senders_need_not_join,
+    groups_can_be_joined_before_a_queue_pair_is_ready,
+    only_datagram_queue_pairs_join,
+    only_addresses_of_groups_can_be_joined,
+    who_did_not_join_cannot_leave,
+    members_cannot_be_destroyed,
+];
+
+/// What says that a datagram is for a group.
+const GROUP_QPN: u32 = 0x00ff_ffff;
+
+/// The first group of all networks.
+const MULTICAST: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+
+/// A group of this machine's own, by a number: 239.255/16 is of no one organization.
+struct Group {
+    address: ibv_gid,
+    /// The host's own membership, without which its network stack drops what comes.
+    _socket: Option<UdpSocket>,
+}
+
+impl Group {
+    fn new(side: &Side, number: u8) -> Self {
+        let own = gid_of(&side.endpoint().gid);
+        let mut raw = MULTICAST;
+        raw[15] = number;
+        let mut socket = None;
+        if own.is_ipv4_mapped() {
+            let group = Ipv4Addr::new(239, 255, 77, number);
+            raw = group.to_ipv6_mapped().octets();
+            let bytes = own.to_bytes();
+            let interface = Ipv4Addr::new(bytes[12], bytes[13], bytes[14], bytes[15]);
+            let member = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+            member.join_multicast_v4(&group, &interface).unwrap();
+            socket = Some(member);
+        }
+        Self { address: ibv_gid { raw }, _socket: socket }
+    }
+}
+
+/// A sender, and members that may be.
+struct Scene {
+    ah: Ah,
+    room: Vec<Mr>,
+    group: Group,
+    a: Side,
+    others: Vec<Side>,
+}
+
+impl Scene {
+    /// Goes on only if the device has groups.
+    fn new(device: &Device, others: usize) -> Self {
+        needs_groups(device);
+        let a = side(device);
+        let others: Vec<_> = (0..others).map(|_| side(device)).collect();
+        let group = Group::new(&a, 1);
+        let room = others.iter().map(|other| other.pd.register(HEADER, LOCAL_WRITE)).collect();
+        Self { ah: way(&a, &group), room, group, a, others }
+    }
+
+    fn join(&self, n: usize) {
+        assert_eq!(self.others[n].qp.attach(&self.group.address, 0), 0);
+    }
+
+    fn leave(&self, n: usize) {
+        assert_eq!(self.others[n].qp.detach(&self.group.address, 0), 0);
+    }
+
+    fn receive(&self, n: usize, wr_id: u64) {
+        self.others[n].qp.post_receive(wr_id, &[self.room[n].sge(0, HEADER)]);
+    }
+
+    /// Sends to the group, with a number.
+    fn send(&self, imm: u32) {
+        self.a.qp.post(&Wr::send(1, &[]).with_imm(imm).to(&self.ah, GROUP_QPN, QKEY));
+        self.a.send_cq.expect_success(1);
+    }
+
+    /// The next that this one hears has this number.
+    #[track_caller]
+    fn expect(&self, n: usize, wr_id: u64, imm: u32) {
+        let got = self.others[n].receive_cq.expect_success(wr_id);
+        assert_eq!((imm_of(&got), got.byte_len, got.src_qp), (imm, 40, self.a.qp.number()));
+        assert_eq!(got.qp_num, self.others[n].qp.number());
+    }
+}
+
+fn way(from: &Side, group: &Group) -> Ah {
+    let end = from.endpoint();
+    let mut attr = vector(&end, &end, true);
+    attr.grh.dgid = group.address;
+    from.pd.ah(attr)
+}
+
+fn needs_groups(device: &Device) {
+    let attributes = device.attributes();
+    device.needs(attributes.max_mcast_grp > 0, "the device has no multicast groups");
+    let port = device.open().query_port();
+    let ethernet = u32::from(port.link_layer) == IBV_LINK_LAYER_ETHERNET;
+    device.needs(ethernet, "groups of InfiniBand need a subnet manager");
+}
+
+fn without_groups_nobody_joins(device: &Device) {
+    let attributes = device.attributes();
+    device.needs(attributes.max_mcast_grp == 0, "the device has multicast groups");
+    assert_eq!((attributes.max_mcast_qp_attach, attributes.max_total_mcast_qp_attach), (0, 0));
+    let side = side(device);
+    let group = ibv_gid { raw: MULTICAST };
+    assert_ne!(side.qp.attach(&group, 0), 0);
+    assert_ne!(side.qp.detach(&group, 0), 0);
+}
+
+fn a_datagram_to_a_group_reaches_all_members(device: &Device) {
+    let scene = Scene::new(device, 3);
+    for n in 0..3 {
+        scene.join(n);
+        scene.receive(n, 10);
+        scene.receive(n, 11);
+    }
+    for imm in 0..2 {
+        scene.send(imm);
+        for n in 0..3 {
+            scene.expect(n, 10 + u64::from(imm), imm);
+        }
+    }
+    (0..3).for_each(|n| scene.leave(n));
+}
+
+fn a_datagram_to_a_group_names_it(device: &Device) {
+    let scene = Scene::new(device, 1);
+    scene.join(0);
+    scene.receive(0, 10);
+    scene.send(7);
+    scene.expect(0, 10, 7);
+    let (header, group) = (scene.room[0].bytes(), gid_of(&scene.group.address));
+    let named = if group.is_ipv4_mapped() { 12 } else { 0 };
+    assert_eq!(header[24 + named..], group.to_bytes()[named..]);
+    scene.leave(0);
+}
+
+fn who_left_hears_nothing(device: &Device) {
+    let scene = Scene::new(device, 2);
+    for n in 0..2 {
+        scene.join(n);
+        scene.receive(n, 10);
+    }
+    scene.leave(0);
+    scene.send(1);
+    scene.expect(1, 10, 1);
+    // The next that it hears is what comes after it joined again.
+    scene.join(0);
+    scene.receive(1, 11);
+    scene.send(2);
+    scene.expect(0, 10, 2);
+    scene.expect(1, 11, 2);
+    (0..2).for_each(|n| scene.leave(n));
+}
+
+fn who_joined_another_group_hears_nothing(device: &Device) {
+    let scene = Scene::new(device, 1);
+    let another = Group::new(&scene.a, 2);
+    assert_eq!(scene.others[0].qp.attach(&another.address, 0), 0);
+    scene.receive(0, 10);
+    scene.send(1);
+    let ah = way(&scene.a, &another);
+    scene.a.qp.post(&Wr::send(2, &[]).with_imm(2).to(&ah, GROUP_QPN, QKEY));
+    scene.a.send_cq.expect_success(2);
+    scene.expect(0, 10, 2);
+    assert_eq!(scene.others[0].qp.detach(&another.address, 0), 0);
+}
+
+fn members_with_another_key_hear_nothing(device: &Device) {
+    let scene = Scene::new(device, 2);
+    (0..2).for_each(|n| scene.join(n));
+    (0..2).for_each(|n| scene.receive(n, 10));
+    scene.others[0].qp.to_reset();
+    for state in [State::IBV_QPS_INIT, State::IBV_QPS_RTR, State::IBV_QPS_RTS] {
+        step(&scene.others[0].qp, state, QKEY + 1);
+    }
+    scene.receive(0, 20);
+    scene.send(1);
+    scene.expect(1, 10, 1);
+    // The next that it hears has its key.
+    scene.a.qp.post(&Wr::send(2, &[]).with_imm(2).to(&scene.ah, GROUP_QPN, QKEY + 1));
+    scene.a.send_cq.expect_success(2);
+    scene.expect(0, 20, 2);
+    (0..2).for_each(|n| scene.leave(n));
+}
+
+fn members_without_a_receive_miss_a_datagram_alone(device: &Device) {
+    let scene = Scene::new(device, 2);
+    (0..2).for_each(|n| scene.join(n));
+    scene.receive(1, 10);
+    scene.send(1);
+    scene.expect(1, 10, 1);
+    scene.receive(0, 11);
+    scene.receive(1, 11);
+    scene.send(2);
+    scene.expect(0, 11, 2);
+    scene.expect(1, 11, 2);
+    (0..2).for_each(|n| scene.leave(n));
+}
+
+fn senders_need_not_join(device: &Device) {
+    let scene = Scene::new(device, 1);
+    scene.join(0);
+    let at_a = scene.a.pd.register(HEADER, LOCAL_WRITE);
+    scene.a.qp.post_receive(20, &[at_a.sge(0, HEADER)]);
+    scene.receive(0, 10);
+    scene.send(1);
+    scene.expect(0, 10, 1);
+    // What the sender hears next is from itself, by its own number.
+    let own = scene.a.pd.ah_to(&scene.a.endpoint(), &scene.a.endpoint());
+    scene.a.qp.post(&Wr::send(2, &[]).with_imm(2).to(&own, scene.a.qp.number(), QKEY));
+    scene.a.send_cq.expect_success(2);
+    assert_eq!(imm_of(&scene.a.receive_cq.expect_success(20)), 2);
+    scene.leave(0);
+}
+
+fn groups_can_be_joined_before_a_queue_pair_is_ready(device: &Device) {
+    let scene = Scene::new(device, 1);
+    scene.others[0].qp.to_reset();
+    scene.join(0);
+    for state in [State::IBV_QPS_INIT, State::IBV_QPS_RTR] {
+        step(&scene.others[0].qp, state, QKEY);
+    }
+    scene.receive(0, 10);
+    scene.send(1);
+    scene.expect(0, 10, 1);
+    scene.leave(0);
+}
+
+fn only_datagram_queue_pairs_join(device: &Device) {
+    let scene = Scene::new(device, 0);
+    for qp_type in [ibv_qp_type::IBV_QPT_RC, ibv_qp_type::IBV_QPT_UC] {
+        let other = Side::new(device, &Size { qp_type, ..size() }, 16);
+        assert_ne!(other.qp.attach(&scene.group.address, 0), 0);
+    }
+}
+
+fn only_addresses_of_groups_can_be_joined(device: &Device) {
+    let scene = Scene::new(device, 0);
+    for address in [scene.a.endpoint().gid, ibv_gid { raw: [0; 16] }] {
+        assert_ne!(scene.a.qp.attach(&address, 0), 0);
+    }
+}
+
+fn who_did_not_join_cannot_leave(device: &Device) {
+    let scene = Scene::new(device, 1);
+    assert_ne!(scene.others[0].qp.detach(&scene.group.address, 0), 0);
+    scene.join(0);
+    scene.leave(0);
+    assert_ne!(scene.others[0].qp.detach(&scene.group.address, 0), 0);
+}
+
+fn members_cannot_be_destroyed(device: &Device) {
+    let scene = Scene::new(device, 1);
+    scene.join(0);
+    assert_eq!(scene.others[0].qp.try_destroy(), rdma_sys::Errno::EBUSY.raw());
+    scene.leave(0);
+    // Dropping it asserts that it goes now.
+}
