@@ -29,11 +29,13 @@ mod registration;
 mod shared_receive_queues;
 mod shared_receives;
 mod sharing;
+mod sizes;
 mod states;
 mod threads;
 mod unreachable;
 mod unreliable;
 mod unreliable_errors;
+mod values;
 mod windows;
 
 use crate::case::Case;
@@ -68,11 +70,13 @@ const PARTS: &[&[Case]] = &[
     shared_receive_queues::CASES,
     shared_receives::CASES,
     sharing::CASES,
+    sizes::CASES,
     states::CASES,
     threads::CASES,
     unreachable::CASES,
     unreliable::CASES,
     unreliable_errors::CASES,
+    values::CASES,
     windows::CASES,
 ];
 

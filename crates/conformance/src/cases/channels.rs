@@ -1,5 +1,7 @@
 //! Completion channels: which completions are events, and how events are taken.
 
+use std::sync::Mutex;
+
 use rdma_sys::{Errno, ibv_send_flags, ibv_wc_status as Status};
 use test_support::rig::connect::{Knobs, Side, connect, endpoint};
 use test_support::rig::events::Channel;
@@ -12,9 +14,12 @@ use crate::device::Device;
 cases![
     no_event_comes_unasked,
     an_event_names_its_queue,
+    an_event_has_the_pointer_of_its_queue,
+    each_event_goes_to_one_of_many_threads,
     one_event_comes_for_each_request_of_one,
     each_request_gets_an_event_of_its_own,
     requests_before_an_event_are_one,
+    events_that_nobody_takes_wait,
     what_was_polled_before_the_request_is_no_event,
     what_came_before_the_request_is_found_by_a_poll_behind_it,
     a_queue_of_sends_has_events,
@@ -148,6 +153,18 @@ fn requests_before_an_event_are_one(device: &Device) {
     send(&a, &b, PLAIN);
     send(&a, &b, PLAIN);
     b.expect(&b.receive_cq);
+    b.expect_no_event(&a);
+}
+
+fn events_that_nobody_takes_wait(device: &Device) {
+    let (a, b) = with_channel(device);
+    for _ in 0..3 {
+        b.receive_cq.request_event(false);
+        send(&a, &b, PLAIN);
+    }
+    for _ in 0..3 {
+        b.expect(&b.receive_cq);
+    }
     b.expect_no_event(&a);
 }
 
@@ -424,4 +441,55 @@ fn destroying_a_queue_waits_for_acknowledgements(device: &Device) {
     });
     drop((send_cq, pd, channel));
     drop(context);
+}
+
+fn an_event_has_the_pointer_of_its_queue(device: &Device) {
+    let context = device.open();
+    let channel = context.channel();
+    let (cq, pd) = (context.cq_tagged(&channel, 64, 0x5ca1_ab1e), context.pd());
+    assert_eq!(cq.tag(), 0x5ca1_ab1e);
+    let qp = pd.qp(&cq, &cq, &Size::default());
+    let end = endpoint(&context, &qp);
+    connect(&qp, &end, &end, &Knobs::default());
+    cq.request_event(false);
+    qp.post_receive(1, &[]);
+    qp.to_error();
+    assert_eq!(channel.get_tagged(), Ok((cq.0, 0x5ca1_ab1e)));
+    cq.acknowledge(1);
+    cq.expect_flushed([1]);
+}
+
+fn each_event_goes_to_one_of_many_threads(device: &Device) {
+    const EVENTS: usize = 24;
+    let context = device.open();
+    let (channel, pd) = (context.channel(), context.pd());
+    channel.set_non_blocking(true);
+    let queues: Vec<_> = (0..EVENTS).map(|_| context.cq_with(&channel, 8)).collect();
+    let qps: Vec<_> = queues.iter().map(|cq| pd.qp(cq, cq, &Size::default())).collect();
+    let taken = Mutex::new(Vec::new());
+    std::thread::scope(|threads| {
+        for _ in 0..3 {
+            threads.spawn(|| {
+                until("all events", || {
+                    let event = channel.get().map(<*mut _>::addr);
+                    let mut taken = taken.lock().unwrap();
+                    taken.extend(event);
+                    taken.len() >= EVENTS
+                });
+            });
+        }
+        for (qp, cq) in qps.iter().zip(&queues) {
+            let end = endpoint(&context, qp);
+            connect(qp, &end, &end, &Knobs::default());
+            cq.request_event(false);
+            qp.post_receive(1, &[]);
+            qp.to_error();
+        }
+    });
+    let mut taken = taken.into_inner().unwrap();
+    taken.sort_unstable();
+    let mut wanted: Vec<_> = queues.iter().map(|cq| cq.0.addr()).collect();
+    wanted.sort_unstable();
+    assert_eq!(taken, wanted);
+    queues.iter().for_each(|cq| cq.acknowledge(1));
 }

@@ -1,14 +1,14 @@
-//! The life of objects: what must go first, what is left of the others, and how many and how large they
-//! may be.
+//! The life of objects: what must go first, what is left of the others, and whose they are.
 
 use std::ptr;
 
-use rdma_sys::{Errno, ibv_qp_state as State, ibv_qp_type};
-use test_support::rig::connect::{Knobs, Side, connect, endpoint, pair, pair_with};
+use rdma_sys::{Errno, ibv_device_cap_flags, ibv_qp_state as State, ibv_qp_type};
+use test_support::rig::connect::{Knobs, Side, connect, endpoint, expect_traffic, pair};
 use test_support::rig::datagram::vector;
 use test_support::rig::post::Wr;
 use test_support::rig::transition::{SERVICES, alone};
-use test_support::rig::{ALL_ACCESS, Context, Cq, LOCAL_WRITE, Pd, Qp, Size};
+use test_support::rig::window::TYPE_1;
+use test_support::rig::{ALL_ACCESS, Context, Pd, Size};
 
 use crate::case::cases;
 use crate::device::Device;
@@ -18,6 +18,7 @@ cases![
     a_domain_with_a_queue_pair_stays,
     a_domain_with_a_shared_receive_queue_stays,
     a_domain_with_an_address_handle_stays,
+    a_domain_with_a_window_stays,
     a_queue_that_serves_sends_stays,
     a_queue_that_serves_receives_stays,
     a_refused_destruction_changes_nothing,
@@ -29,33 +30,14 @@ cases![
     many_contexts_are_open_at_once,
     a_closed_context_leaves_the_others,
     a_new_queue_pair_is_in_reset,
+    objects_point_to_what_they_were_made_from,
+    objects_have_the_pointer_of_the_program,
+    many_threads_create_and_destroy_at_once,
+    many_threads_open_and_close_at_once,
     a_queue_pair_is_what_it_was_created_as,
-    a_queue_pair_gets_at_least_the_sizes_that_it_asked_for,
-    a_query_gives_the_sizes_that_creation_gave,
-    a_queue_pair_completes_where_it_was_told,
-    a_queue_pair_works_at_the_sizes_that_it_got,
-    queue_pairs_above_the_devices_work_requests_are_refused,
-    queue_pairs_above_the_devices_elements_are_refused,
-    queue_pairs_with_as_many_elements_as_the_device_has_work,
-    queue_pairs_above_the_devices_inline_data_are_refused,
-    queue_pairs_of_unknown_types_are_refused,
-    a_queue_has_at_least_the_room_that_was_asked_for,
-    queues_above_the_devices_room_are_refused,
-    queues_of_no_completions_are_refused,
-    queues_of_vectors_that_the_device_lacks_are_refused,
-    each_completion_vector_can_be_used,
-    many_completion_queues_are_there_at_once,
-    a_queue_grows_and_keeps_its_completions,
-    a_queue_does_not_shrink_below_what_is_in_it,
-    queues_are_not_resized_above_the_devices_room,
-    ;
-    destructive:
-    domains_above_the_devices_limit_are_refused_until_one_is_gone,
-    queues_above_the_devices_number_are_refused_until_one_is_gone,
 ];
 
 const BUSY: i32 = Errno::EBUSY.raw();
-const REFUSED: i32 = Errno::EINVAL.raw();
 
 fn context_and_domain(device: &Device) -> (Context, Pd) {
     let context = device.open();
@@ -105,18 +87,6 @@ fn a_queue_that_serves_receives_stays(device: &Device) {
     }
 }
 
-/// A message and a write go through.
-#[track_caller]
-fn expect_traffic(a: &Side, b: &Side) {
-    let memory = b.pd.register(8, ALL_ACCESS);
-    b.qp.post_receive(1, &[]);
-    a.qp.post(&Wr::send(2, &[]));
-    a.qp.post(&Wr::write(3, &[], &memory, 0));
-    a.send_cq.expect_success(2);
-    a.send_cq.expect_success(3);
-    b.receive_cq.expect_success(1);
-}
-
 fn a_refused_destruction_changes_nothing(device: &Device) {
     let (a, b) = pair(device);
     for side in [&a, &b] {
@@ -142,15 +112,6 @@ fn a_queue_with_completions_can_be_destroyed(device: &Device) {
     }
     a.send_cq.expect_success(0);
     drop((a, b));
-}
-
-/// A queue pair in this domain with these queues, connected with one that has its own.
-fn connected(context: &Context, pd: &Pd, cq: &Cq, peer: &Side) -> Qp {
-    let qp = pd.qp(cq, cq, &Size::default());
-    let (here, there) = (endpoint(context, &qp), peer.endpoint());
-    connect(&qp, &here, &there, &Knobs::default());
-    connect(&peer.qp, &there, &here, &Knobs::default());
-    qp
 }
 
 fn objects_of_one_kind_are_told_apart(device: &Device) {
@@ -217,260 +178,66 @@ fn a_queue_pair_is_what_it_was_created_as(device: &Device) {
     }
 }
 
-fn sizes(attr: &rdma_sys::ibv_qp_cap) -> [u32; 5] {
-    [attr.max_send_wr, attr.max_recv_wr, attr.max_send_sge, attr.max_recv_sge, attr.max_inline_data]
-}
-
-/// A queue pair of these sizes, and the sizes that it got.
-fn of_sizes(device: &Device, size: &Size) -> (Side, [u32; 5]) {
-    let mut side = alone(device, size.qp_type);
-    side.qp.destroy();
-    let mut init = Pd::qp_init(&side.send_cq, &side.receive_cq, size);
-    side.qp = side.pd.try_qp_of(&mut init).unwrap();
-    (side, sizes(&init.cap))
-}
-
-const ODD: Size = Size {
-    qp_type: ibv_qp_type::IBV_QPT_RC,
-    send_wr: 5,
-    receive_wr: 7,
-    sge: 3,
-    inline: 21,
-    signal_all: false,
-};
-
-fn a_queue_pair_gets_at_least_the_sizes_that_it_asked_for(device: &Device) {
-    for qp_type in SERVICES {
-        let (_side, got) = of_sizes(device, &Size { qp_type, ..ODD });
-        assert!(got.iter().zip([5, 7, 3, 3, 21]).all(|(&got, asked)| got >= asked), "{got:?}");
-    }
-}
-
-fn a_query_gives_the_sizes_that_creation_gave(device: &Device) {
-    let (side, got) = of_sizes(device, &ODD);
-    assert_eq!(sizes(&side.qp.query().cap), got);
-    assert_eq!(sizes(&side.qp.query_init().cap), got);
-}
-
-fn a_queue_pair_completes_where_it_was_told(device: &Device) {
-    let (a, b) = pair(device);
-    b.qp.post_receive(1, &[]);
-    a.qp.post(&Wr::send(2, &[]));
-    a.send_cq.expect_success(2);
-    b.receive_cq.expect_success(1);
-    assert!(a.receive_cq.is_empty() && b.send_cq.is_empty());
-}
-
-fn a_queue_pair_works_at_the_sizes_that_it_got(device: &Device) {
-    let (a, b) = pair_with(device, &ODD, &Knobs::default());
-    let got = sizes(&a.qp.query().cap);
-    let elements = got[2].min(got[3]) as usize;
-    let from = a.pd.register_filled((0..=255).collect(), 0);
-    let to = b.pd.register(256, LOCAL_WRITE);
-    let pieces = |memory: &test_support::rig::Mr| -> Vec<_> {
-        (0..elements).map(|n| memory.sge(7 * n, 7)).collect()
-    };
-    let count = u64::from(got[0].min(got[1]));
-    for n in 0..count {
-        b.qp.post_receive(n, &pieces(&to));
-        a.qp.post(&Wr::send(n, &pieces(&from)));
-    }
-    for n in 0..count {
-        a.send_cq.expect_success(n);
-        b.receive_cq.expect_success(n);
-    }
-    assert_eq!(to.bytes()[..7 * elements], from.bytes()[..7 * elements]);
-    let inline = Wr::send(1, &[from.sge(0, got[4].min(256) as usize)]).inline();
-    b.qp.post_receive(1, &[to.sge(0, 256)]);
-    a.qp.post(&inline);
-    a.send_cq.expect_success(1);
-}
-
-/// Creation with these sizes is refused, for what they are.
-#[track_caller]
-fn expect_too_large(device: &Device, size: &Size) {
+fn objects_point_to_what_they_were_made_from(device: &Device) {
     let side = alone(device, ibv_qp_type::IBV_QPT_RC);
-    let refused = side.pd.try_qp(&side.send_cq, &side.receive_cq, size).err();
-    assert_eq!(refused, Some(Errno::EINVAL));
-    // And what was there is as it was.
-    side.bring(State::IBV_QPS_RTS);
+    let (context, pd) = (side.context.0, side.pd.0);
+    let region = side.pd.register(8, 0);
+    assert_eq!(side.pd.context(), context);
+    assert_eq!((side.send_cq.context(), side.receive_cq.context()), (context, context));
+    assert_eq!(region.parents(), (context, pd));
+    assert_eq!(side.qp.parents(), (context, pd, side.send_cq.0, side.receive_cq.0));
 }
 
-fn queue_pairs_above_the_devices_work_requests_are_refused(device: &Device) {
-    let most = device.attributes().max_qp_wr.cast_unsigned();
-    let small = Size { send_wr: 1, receive_wr: 1, sge: 1, inline: 0, ..Size::default() };
-    for wrs in [most + 1, u32::MAX] {
-        expect_too_large(device, &Size { send_wr: wrs, ..small });
-        expect_too_large(device, &Size { receive_wr: wrs, ..small });
-    }
-}
-
-fn queue_pairs_above_the_devices_elements_are_refused(device: &Device) {
-    let most = device.attributes().max_sge.cast_unsigned();
-    for sge in [most + 1, u32::MAX] {
-        expect_too_large(device, &Size { sge, inline: 0, ..Size::default() });
-    }
-}
-
-fn queue_pairs_with_as_many_elements_as_the_device_has_work(device: &Device) {
-    let sge = device.attributes().max_sge.cast_unsigned();
-    let (a, b) = pair_with(device, &Size { sge, inline: 0, ..Size::default() }, &Knobs::default());
-    let from = a.pd.register_filled((0..=255).collect(), 0);
-    let to = b.pd.register(256, ALL_ACCESS);
-    let pieces: Vec<_> = (0..sge as usize).map(|n| from.sge(n % 256, 1)).collect();
-    a.qp.post(&Wr::write(1, &pieces[..pieces.len().min(256)], &to, 0));
-    a.send_cq.expect_success(1);
-    let count = pieces.len().min(256);
-    assert_eq!(to.bytes()[..count], from.bytes()[..count]);
-}
-
-fn queue_pairs_above_the_devices_inline_data_are_refused(device: &Device) {
-    expect_too_large(device, &Size { inline: u32::MAX, ..Size::default() });
-}
-
-fn queue_pairs_of_unknown_types_are_refused(device: &Device) {
-    let side = alone(device, ibv_qp_type::IBV_QPT_RC);
-    for qp_type in [ibv_qp_type(0), ibv_qp_type(99), ibv_qp_type(u32::MAX)] {
-        let size = Size { qp_type, ..Size::default() };
-        let refused = side.pd.try_qp(&side.send_cq, &side.receive_cq, &size).err();
-        let refused = refused.expect("refused");
-        assert!([Errno::EINVAL, Errno::EOPNOTSUPP].contains(&refused), "{refused}");
-    }
-}
-
-fn a_queue_has_at_least_the_room_that_was_asked_for(device: &Device) {
+fn objects_have_the_pointer_of_the_program(device: &Device) {
     let context = device.open();
-    let most = context.query_device().max_cqe;
-    for room in [1, 2, 3, 100, 1000] {
-        if room <= most {
-            assert!(context.cq(room).entries() >= room, "{room}");
+    let (channel, pd) = (context.channel(), context.pd());
+    let cq = context.cq_tagged(&channel, 8, 4711);
+    let mut init = Pd::qp_init(&cq, &cq, &Size::default());
+    init.qp_context = ptr::without_provenance_mut(815);
+    let qp = pd.try_qp_of(&mut init).unwrap();
+    assert_eq!((cq.tag(), qp.tag()), (4711, 815));
+    assert_eq!(qp.query_init().qp_context.addr(), 815);
+}
+
+fn many_threads_create_and_destroy_at_once(device: &Device) {
+    let (context, pd) = context_and_domain(device);
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| {
+                for _ in 0..10 {
+                    let (cq, memory) = (context.cq(8), pd.register(8, ALL_ACCESS));
+                    let qp = pd.qp(&cq, &cq, &Size::default());
+                    let end = endpoint(&context, &qp);
+                    connect(&qp, &end, &end, &Knobs::default());
+                    qp.post_receive(1, &[]);
+                    qp.post(&Wr::write(2, &[memory.sge(0, 8)], &memory, 0));
+                    cq.expect_success(2);
+                }
+            });
         }
-    }
+    });
 }
 
-fn queues_above_the_devices_room_are_refused(device: &Device) {
-    let context = device.open();
-    let most = context.query_device().max_cqe;
-    device.needs(most < i32::MAX, "the device has as much room as can be asked for");
-    for room in [most + 1, i32::MAX] {
-        assert_eq!(context.try_cq(room, 0).err(), Some(Errno::EINVAL), "{room}");
-    }
+fn many_threads_open_and_close_at_once(device: &Device) {
+    let name: &str = device;
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(move || {
+                for _ in 0..4 {
+                    let (a, b) = pair(name);
+                    expect_traffic(&a, &b);
+                }
+            });
+        }
+    });
 }
 
-fn queues_of_no_completions_are_refused(device: &Device) {
-    let context = device.open();
-    for room in [0, -1, i32::MIN] {
-        assert_eq!(context.try_cq(room, 0).err(), Some(Errno::EINVAL), "{room}");
-    }
-}
-
-fn queues_of_vectors_that_the_device_lacks_are_refused(device: &Device) {
-    let context = device.open();
-    for vector in [-1, context.completion_vectors(), i32::MAX] {
-        assert_eq!(context.try_cq(8, vector).err(), Some(Errno::EINVAL), "{vector}");
-    }
-}
-
-fn each_completion_vector_can_be_used(device: &Device) {
-    let context = device.open();
-    let queues: Vec<_> =
-        (0..context.completion_vectors()).map(|n| context.try_cq(8, n).unwrap()).collect();
-    let pd = context.pd();
-    for cq in &queues {
-        let peer = alone(device, ibv_qp_type::IBV_QPT_RC);
-        let qp = connected(&context, &pd, cq, &peer);
-        peer.qp.post_receive(1, &[]);
-        qp.post(&Wr::send(2, &[]));
-        cq.expect_success(2);
-    }
-}
-
-fn many_completion_queues_are_there_at_once(device: &Device) {
-    let context = device.open();
-    let pd = context.pd();
-    let queues: Vec<_> = (0..100).map(|_| context.cq(4)).collect();
-    let peer = alone(device, ibv_qp_type::IBV_QPT_RC);
-    let qp = connected(&context, &pd, &queues[57], &peer);
-    peer.qp.post_receive(1, &[]);
-    qp.post(&Wr::send(2, &[]));
-    queues[57].expect_success(2);
-    assert!(queues.iter().all(Cq::is_empty));
-    drop(qp);
-}
-
-/// Ends the case if the device does not resize queues.
-fn needs_resize(device: &Device) {
-    let context = device.open();
-    let errno = context.cq(4).try_resize(8);
-    let lacks = [Errno::EOPNOTSUPP.raw(), Errno::ENOSYS.raw()].contains(&errno);
-    device.needs(!lacks, "the device does not resize completion queues");
-}
-
-fn a_queue_grows_and_keeps_its_completions(device: &Device) {
-    needs_resize(device);
-    let (a, b) = pair_with(device, &Size::default(), &Knobs::default());
-    for n in 0..8 {
-        b.qp.post_receive(n, &[]);
-        a.qp.post(&Wr::send(n, &[]));
-        b.receive_cq.expect_success(n);
-    }
-    a.send_cq.expect_success(0);
-    let before = a.send_cq.entries();
-    assert_eq!(a.send_cq.try_resize(before + 1), 0);
-    assert!(a.send_cq.entries() > before);
-    for n in 1..8 {
-        a.send_cq.expect_success(n);
-    }
-    expect_traffic(&a, &b);
-}
-
-fn a_queue_does_not_shrink_below_what_is_in_it(device: &Device) {
-    needs_resize(device);
-    let (a, b) = pair_with(device, &Size::default(), &Knobs::default());
-    for n in 0..8 {
-        b.qp.post_receive(n, &[]);
-        a.qp.post(&Wr::send(n, &[]));
-        b.receive_cq.expect_success(n);
-    }
-    assert_eq!(a.send_cq.try_resize(2), REFUSED);
-    for n in 0..8 {
-        a.send_cq.expect_success(n);
-    }
-}
-
-fn queues_are_not_resized_above_the_devices_room(device: &Device) {
-    needs_resize(device);
-    let context = device.open();
-    let most = context.query_device().max_cqe;
-    let cq = context.cq(4);
-    let before = cq.entries();
-    for room in [most + 1, i32::MAX] {
-        assert_eq!((cq.try_resize(room), cq.entries()), (REFUSED, before), "{room}");
-    }
-}
-
-/// Makes as many as the device says that there may be.
-fn fill<T>(most: i32, create: impl Fn() -> Result<T, Errno>) {
-    let mut all: Vec<_> =
-        (0..most).map(|n| create().unwrap_or_else(|errno| panic!("{n}: {errno}"))).collect();
-    assert_eq!(create().err(), Some(Errno::ENOMEM));
-    all.pop();
-    all.push(create().unwrap());
-}
-
-/// No more are made than this.
-const MANY: i32 = 1 << 17;
-
-fn domains_above_the_devices_limit_are_refused_until_one_is_gone(device: &Device) {
-    let context = device.open();
-    let most = context.query_device().max_pd;
-    device.needs(most <= MANY, "the device has more protection domains than a case can make");
-    fill(most, || context.try_pd());
-}
-
-fn queues_above_the_devices_number_are_refused_until_one_is_gone(device: &Device) {
-    let context = device.open();
-    let most = context.query_device().max_cq;
-    device.needs(most <= MANY, "the device has more completion queues than a case can make");
-    fill(most, || context.try_cq(1, 0));
+fn a_domain_with_a_window_stays(device: &Device) {
+    let windows = ibv_device_cap_flags::IBV_DEVICE_MEM_WINDOW.0;
+    let has = device.attributes().device_cap_flags & windows != 0;
+    device.needs(has, "the device has no memory windows of type 1");
+    let (_context, pd) = context_and_domain(device);
+    let window = pd.mw(TYPE_1);
+    assert_eq!(pd.try_dealloc(), BUSY);
+    drop(window);
 }

@@ -2,8 +2,8 @@
 
 use rdma_sys::{Errno, ibv_atomic_cap, ibv_mtu, ibv_port_state};
 use test_support::rig::device::{
-    Listed, devices, event_text, gid_table, node_text, port_state_text, query_gid, query_gid_ex,
-    query_pkey, status_text,
+    Listed, Row, devices, event_text, gid_table, node_text, port_state_text, query_gid,
+    query_gid_ex, query_pkey, status_text,
 };
 
 use crate::case::cases;
@@ -34,6 +34,8 @@ cases![
     a_gid_table_that_does_not_fit_is_refused,
     flags_of_gid_queries_that_nobody_knows_are_refused,
     kinds_of_gids_are_those_of_the_link,
+    no_gid_is_there_twice_with_one_kind,
+    the_firmware_has_a_version_in_characters,
     the_default_partition_is_there,
     the_place_of_a_partition_key_is_found,
     partition_keys_that_are_not_there_have_no_place,
@@ -333,4 +335,19 @@ fn numbers_that_nobody_knows_are_called_unknown(_: &Device) {
         assert_eq!(texts, ["unknown"; 3]);
     }
     assert_eq!([node_text(i32::MIN), node_text(99)], ["unknown"; 2]);
+}
+
+fn no_gid_is_there_twice_with_one_kind(device: &Device) {
+    let rows = gid_table(&device.open(), 1024, 0).unwrap();
+    let same = |a: &Row, b: &Row| (a.port, a.gid, a.kind) == (b.port, b.gid, b.kind);
+    for (n, row) in rows.iter().enumerate() {
+        assert!(!rows[..n].iter().any(|before| same(before, row)), "GID {}", row.index);
+    }
+}
+
+fn the_firmware_has_a_version_in_characters(device: &Device) {
+    let attr = device.attributes();
+    let end = attr.fw_ver.iter().position(|&char| char == 0).expect("a C string");
+    assert!(attr.fw_ver[..end].iter().all(|&char| (0x20..0x7f).contains(&char)));
+    assert!(attr.local_ca_ack_delay < 32, "5 bits");
 }

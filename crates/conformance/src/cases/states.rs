@@ -1,13 +1,14 @@
 //! The state machine of queue pairs: which transitions exist, what may be posted in each state, and what
 //! a queue pair does with its requests when it leaves one.
 
-use rdma_sys::{Errno, ibv_qp_state as State, ibv_wc_status as Status};
+use rdma_sys::{Errno, ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_wc_status as Status};
 use test_support::rig::connect::{
     INIT, Knobs, Side, attributes, connect, connect_sides, endpoint, pair, pair_with,
 };
+use test_support::rig::datagram::QKEY;
 use test_support::rig::post::{NOT_SAID, Wr};
-use test_support::rig::transition::{RC, SERVICES, STATES, alone, transition};
-use test_support::rig::{ALL_ACCESS, Size};
+use test_support::rig::transition::{RC, SERVICES, STATES, UD, alone, transition};
+use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Size};
 
 use crate::case::cases;
 use crate::device::Device;
@@ -25,14 +26,16 @@ cases![
     receives_of_before_the_connection_take_its_first_messages,
     sequence_numbers_that_do_not_match_never_connect,
     a_queue_pair_that_only_receives_takes_messages,
-    draining_queue_still_receives,
+    draining_queue_still_serves_its_peer,
     draining_queue_can_be_flushed,
     reset_drops_requests,
     reset_frees_all_places_of_both_queues,
     reset_leaves_the_completions_of_other_queue_pairs,
     error_state_can_be_left_by_reset,
     a_queue_pair_is_connected_to_another_peer_after_reset,
-    a_reset_queue_pair_is_not_reached,
+    a_queue_pair_that_does_not_receive_is_not_reached,
+    attributes_alone_are_refused_where_the_state_cannot_stay,
+    a_modification_of_nothing_changes_nothing,
 ];
 
 const REFUSED: i32 = Errno::EINVAL.raw();
@@ -106,10 +109,15 @@ fn receives_are_taken_from_init_on(device: &Device) {
 fn no_send_is_taken_before_the_queue_pair_sends(device: &Device) {
     for service in SERVICES {
         let side = alone(device, service);
+        let end = side.endpoint();
+        let ah = side.pd.ah_to(&end, &end);
         for state in &STATES[..3] {
             side.bring(*state);
-            let refused = side.qp.try_post(&Wr::send(1, &[]));
-            assert_eq!(refused, REFUSED, "{service:?}: {state:?}");
+            let wr = match service {
+                UD => Wr::send(1, &[]).to(&ah, end.qpn, QKEY),
+                _ => Wr::send(1, &[]),
+            };
+            assert_eq!(side.qp.try_post(&wr), REFUSED, "{service:?}: {state:?}");
         }
     }
 }
@@ -185,13 +193,21 @@ fn a_queue_pair_that_only_receives_takes_messages(device: &Device) {
     assert_eq!(b.qp.state(), State::IBV_QPS_RTR);
 }
 
-fn draining_queue_still_receives(device: &Device) {
+fn draining_queue_still_serves_its_peer(device: &Device) {
     let (a, b) = pair(device);
     assert_eq!(a.qp.to_state(State::IBV_QPS_SQD), 0);
     a.qp.post_receive(9, &[]);
     b.qp.post(&Wr::send(8, &[]));
     b.send_cq.expect_success(8);
     a.receive_cq.expect_success(9);
+    let (from, to) = (b.pd.register_filled(vec![3; 8], LOCAL_WRITE), a.pd.register(8, ALL_ACCESS));
+    b.qp.post(&Wr::write(7, &[from.sge(0, 8)], &to, 0));
+    b.send_cq.expect_success(7);
+    to.assert_filled(3);
+    from.fill(0);
+    b.qp.post(&Wr::read(6, &[from.sge(0, 8)], &to, 0));
+    b.send_cq.expect_success(6);
+    from.assert_filled(3);
 }
 
 fn draining_queue_can_be_flushed(device: &Device) {
@@ -299,12 +315,37 @@ fn a_queue_pair_is_connected_to_another_peer_after_reset(device: &Device) {
     expect_nothing_but_a_message(&c, &a);
 }
 
-fn a_reset_queue_pair_is_not_reached(device: &Device) {
-    let knobs = Knobs { timeout: 14, retries: 2, ..Knobs::default() };
-    let (a, b) = pair_with(device, &Size::default(), &knobs);
-    let memory = b.pd.register(8, ALL_ACCESS);
-    b.qp.to_reset();
-    a.qp.post(&Wr::write(1, &[], &memory, 0));
-    a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
-    assert_eq!(b.qp.state(), State::IBV_QPS_RESET);
+fn a_queue_pair_that_does_not_receive_is_not_reached(device: &Device) {
+    let knobs = Knobs { timeout: 14, retries: 1, ..Knobs::default() };
+    for state in [State::IBV_QPS_RESET, State::IBV_QPS_INIT, State::IBV_QPS_ERR] {
+        let (a, b) = pair_with(device, &Size::default(), &knobs);
+        let memory = b.pd.register(8, ALL_ACCESS);
+        b.bring(state);
+        let source = a.pd.register_filled(vec![7; 8], 0);
+        a.qp.post(&Wr::write(1, &[source.sge(0, 8)], &memory, 0));
+        a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+        assert_eq!(b.qp.state(), state);
+        memory.assert_filled(0);
+    }
+}
+
+fn attributes_alone_are_refused_where_the_state_cannot_stay(device: &Device) {
+    let attr = rdma_sys::ibv_qp_attr { qp_access_flags: ALL_ACCESS, ..Default::default() };
+    let side = alone(device, RC);
+    for state in [State::IBV_QPS_RESET, State::IBV_QPS_RTR, State::IBV_QPS_ERR] {
+        side.bring(state);
+        let refused = side.qp.modify(attr, Mask::IBV_QP_ACCESS_FLAGS.0);
+        assert_eq!(refused, REFUSED, "{state:?}");
+        assert_eq!(side.qp.state(), state);
+    }
+}
+
+fn a_modification_of_nothing_changes_nothing(device: &Device) {
+    let (a, b) = pair(device);
+    for qp in [&a.qp, &b.qp] {
+        assert_eq!(qp.modify(Default::default(), 0), 0);
+        qp.assert_ready();
+    }
+    expect_nothing_but_a_message(&a, &b);
+    assert_eq!(a.qp.query().sq_psn, b.qp.query().rq_psn);
 }

@@ -1,7 +1,7 @@
 //! Completion queues that overflow, and the limits of a device.
 
 use rdma_soft::Builder;
-use rdma_sys::{Errno, ibv_wc_status as Status};
+use rdma_sys::{Errno, ibv_event_type as Event, ibv_wc_status as Status};
 
 use crate::rig::connect::{Knobs, Side, connect, connect_sides, endpoint, pair};
 use crate::rig::post::Wr;
@@ -56,6 +56,23 @@ fn overflow_keeps_what_fitted_then_fails_and_takes_its_queue_pairs_along() {
         for n in 0..3 {
             b.receive_cq.expect_success(n);
         }
+    });
+}
+
+#[test]
+fn an_overflow_is_one_event_of_the_queue_and_one_of_each_queue_pair() {
+    on_each_device("cq-overflow-event", |device| {
+        let (a, b) = small(device, 2);
+        let sink = b.pd.register(8, ALL_ACCESS);
+        for n in 0..3 {
+            a.qp.post(&Wr::write(n, &[], &sink, 0));
+        }
+        // Nobody polls the full queue: on a deferred device the other thread works.
+        a.qp.wait_for_error();
+        let mut events = a.context.async_events();
+        events.sort_by_key(|(kind, _)| kind.0);
+        let of_queue = (Event::IBV_EVENT_CQ_ERR, a.send_cq.0.addr());
+        assert_eq!(events, [of_queue, (Event::IBV_EVENT_QP_FATAL, a.qp.0.addr())]);
     });
 }
 

@@ -3,6 +3,7 @@
 use rdma_sys::{ibv_qp_attr_mask as Mask, *};
 
 use super::device::{Row, gid_table};
+use super::post::Wr;
 use super::{ALL_ACCESS, Context, Cq, Pd, Qp, Size, provider, verbs};
 
 /// Where a queue pair can be reached.
@@ -188,4 +189,16 @@ pub fn connect_sides(a: &Side, b: &Side, knobs: &Knobs) {
     let (at_a, at_b) = (a.endpoint(), b.endpoint());
     connect(&a.qp, &at_a, &at_b, knobs);
     connect(&b.qp, &at_b, &at_a, knobs);
+}
+
+/// A message and a write go through.
+#[track_caller]
+pub fn expect_traffic(a: &Side, b: &Side) {
+    let memory = b.pd.register(8, ALL_ACCESS);
+    b.qp.post_receive(1, &[]);
+    a.qp.post(&Wr::send(2, &[]));
+    a.qp.post(&Wr::write(3, &[], &memory, 0));
+    a.send_cq.expect_success(2);
+    a.send_cq.expect_success(3);
+    b.receive_cq.expect_success(1);
 }

@@ -8,7 +8,7 @@ use std::ptr;
 use rdma_sys::*;
 use rdma_types::{Gid, Guid};
 
-use super::{Context, Cq, Mr, errno, verbs};
+use super::{Context, Cq, Mr, Pd, Qp, errno, verbs};
 
 /// One entry of the device list.
 pub struct Listed {
@@ -228,7 +228,44 @@ pub fn port_state_text(state: u32) -> &'static str {
     text(unsafe { (verbs().port_state_str)(ibv_port_state(state)) })
 }
 
+impl Pd {
+    /// The context that it says it is of.
+    pub fn context(&self) -> *mut ibv_context {
+        unsafe { (*self.0).context }
+    }
+}
+
+impl Mr {
+    /// The context and the domain that it says it is of.
+    pub fn parents(&self) -> (*mut ibv_context, *mut ibv_pd) {
+        unsafe { ((*self.mr).context, (*self.mr).pd) }
+    }
+}
+
+impl Qp {
+    /// The context, the domain, the queues of sends and of receives that it says it is of.
+    pub fn parents(&self) -> (*mut ibv_context, *mut ibv_pd, *mut ibv_cq, *mut ibv_cq) {
+        let qp = unsafe { &*self.0 };
+        (qp.context, qp.pd, qp.send_cq, qp.recv_cq)
+    }
+
+    /// The pointer that the program gave it.
+    pub fn tag(&self) -> usize {
+        unsafe { (*self.0).qp_context }.addr()
+    }
+}
+
 impl Cq {
+    /// The context that it says it is of.
+    pub fn context(&self) -> *mut ibv_context {
+        unsafe { (*self.0).context }
+    }
+
+    /// The pointer that the program gave it.
+    pub fn tag(&self) -> usize {
+        unsafe { (*self.0).cq_context }.addr()
+    }
+
     pub fn try_resize(&self, entries: i32) -> i32 {
         unsafe { (verbs().resize_cq)(self.0, entries) }
     }

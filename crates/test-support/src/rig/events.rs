@@ -51,9 +51,14 @@ impl Channel {
 
     /// The queue that the next event is for.
     pub fn get(&self) -> Result<*mut ibv_cq, Errno> {
-        let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
-        match unsafe { (verbs().get_cq_event)(self.0, &raw mut cq, &raw mut context) } {
-            0 => Ok(cq),
+        self.get_tagged().map(|(cq, _)| cq)
+    }
+
+    /// The queue that the next event is for, and the pointer that the program gave it.
+    pub fn get_tagged(&self) -> Result<(*mut ibv_cq, usize), Errno> {
+        let (mut cq, mut tag) = (ptr::null_mut(), ptr::null_mut());
+        match unsafe { (verbs().get_cq_event)(self.0, &raw mut cq, &raw mut tag) } {
+            0 => Ok((cq, tag.addr())),
             _ => Err(errno()),
         }
     }
@@ -117,7 +122,13 @@ impl Context {
     }
 
     pub fn cq_with(&self, channel: &Channel, capacity: i32) -> Cq {
-        let cq = unsafe { (verbs().create_cq)(self.0, capacity, ptr::null_mut(), channel.0, 0) };
+        self.cq_tagged(channel, capacity, 0)
+    }
+
+    /// A queue with a pointer of the program's own.
+    pub fn cq_tagged(&self, channel: &Channel, capacity: i32, tag: usize) -> Cq {
+        let tag = ptr::without_provenance_mut(tag);
+        let cq = unsafe { (verbs().create_cq)(self.0, capacity, tag, channel.0, 0) };
         assert!(!cq.is_null(), "{}", errno());
         Cq(cq)
     }
