@@ -12,6 +12,7 @@
 //! - [`remote`]: the cases of SoftRoCE, where that is.
 //! - [`run`]: the trials; [`table`]: what came out.
 //! - [`cases`]: the cases, a file for each part of the contract.
+//! - [`differential`]: random programs of verbs on two devices, a test of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its case.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and devices are 64-bit only.
 
@@ -20,6 +21,7 @@ mod cases;
 mod child;
 mod device;
 mod devices;
+pub mod differential;
 mod outcome;
 mod remote;
 mod run;

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::outcome::Outcome;
@@ -19,7 +19,7 @@ use crate::{cases, child};
 const VARIABLE: &str = "RDMA_TEST_REMOTE";
 
 /// Emulated on a slow machine; on most it takes a few minutes.
-const LIMIT_SECONDS: &str = "1500";
+pub(crate) const LIMIT_SECONDS: &str = "1500";
 
 /// How one case ended, as a line.
 #[derive(Debug, Serialize, Deserialize)]
@@ -28,15 +28,36 @@ struct Line {
     outcome: Outcome,
 }
 
+/// Whether SoftRoCE is one of the devices: `auto` (if it was set up), `off` or `required`.
+const WISH: &str = "RDMA_TEST_RXE";
+
+/// SoftRoCE, if it is to be tested: the name of its device, and where that is, in words.
+pub(crate) fn wanted() -> Result<Option<(String, String)>, String> {
+    let wish = env::var(WISH).unwrap_or_else(|_| "auto".to_owned());
+    let found = match wish.as_str() {
+        "off" => return Ok(None),
+        "auto" | "required" => find(),
+        other => return Err(format!("{WISH} is {other:?}; it can be auto, off or required")),
+    };
+    if found.is_none() {
+        let why = "SoftRoCE is not set up: cargo xtask rxe-setup";
+        if wish == "required" {
+            return Err(why.to_owned());
+        }
+        eprintln!("{why}, to test it too");
+    }
+    Ok(found)
+}
+
 /// Where SoftRoCE is, in words, and the name of its device; none if it was not set up.
-pub(crate) fn find() -> Option<(String, String)> {
+fn find() -> Option<(String, String)> {
     let output = xtask("rxe-setup").arg("--check").stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let (device, place) = text.trim().split_once(' ')?;
     output.status.success().then(|| (device.to_owned(), place.to_owned()))
 }
 
-fn xtask(chore: &str) -> Command {
+pub(crate) fn xtask(chore: &str) -> Command {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(cargo);
     command.args(["--quiet", "xtask", chore]).current_dir(env!("CARGO_MANIFEST_DIR"));
@@ -79,7 +100,7 @@ fn print(case: String, outcome: Outcome) {
 }
 
 /// What runs these cases where SoftRoCE is.
-fn command(device: &str, cases: Vec<String>) -> Result<Command> {
+fn command(device: &str, cases: Vec<String>) -> anyhow::Result<Command> {
     let mut command = xtask("rxe-run");
     command.args(["--timeout", LIMIT_SECONDS, "--"]).arg(env::current_exe()?).args(cases);
     command.env(VARIABLE, device);
@@ -109,7 +130,7 @@ impl Remote {
         remote
     }
 
-    fn follow_to_the_end(&self, command: Result<Command>) {
+    fn follow_to_the_end(&self, command: anyhow::Result<Command>) {
         let ended = match command.and_then(|command| self.follow(command)) {
             Ok(()) => "it ended without a word of this case".to_owned(),
             Err(error) => format!("{error:#}"),
@@ -119,7 +140,7 @@ impl Remote {
     }
 
     /// Takes the lines of the process that runs them.
-    fn follow(&self, mut command: Command) -> Result<()> {
+    fn follow(&self, mut command: Command) -> anyhow::Result<()> {
         let mut errors = tempfile::tempfile()?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors.try_clone()?);
         let mut child = command.spawn().context("starting cargo xtask rxe-run")?;

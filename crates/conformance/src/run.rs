@@ -1,6 +1,5 @@
 //! The trials.
 
-use std::env;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -12,9 +11,6 @@ use crate::outcome::Outcome;
 use crate::remote::{self, Remote};
 use crate::table::Results;
 use crate::{cases, child};
-
-/// Whether SoftRoCE takes part: `auto` (if it is set up), `off`, or `required`.
-const RXE: &str = "RDMA_TEST_RXE";
 
 /// Runs the suite as `cargo test` does, or what this process was made for.
 #[must_use]
@@ -55,20 +51,7 @@ fn here(device: &str, case: &'static Case, results: &Arc<Results>) -> Trial {
 
 /// The trials of SoftRoCE, which starts with those that are wanted.
 fn with_rxe(arguments: &Arguments, results: &Arc<Results>) -> Result<Vec<Trial>, String> {
-    let wish = env::var(RXE).unwrap_or_else(|_| "auto".to_owned());
-    let found = match wish.as_str() {
-        "off" => return Ok(Vec::new()),
-        "auto" | "required" => remote::find(),
-        other => return Err(format!("{RXE} is {other:?}; it can be auto, off or required")),
-    };
-    let Some((device, place)) = found else {
-        let why = "SoftRoCE is not set up: cargo xtask rxe-setup";
-        if wish == "required" {
-            return Err(why.to_owned());
-        }
-        eprintln!("{why}, to run the suite on it too");
-        return Ok(Vec::new());
-    };
+    let Some((device, place)) = remote::wanted()? else { return Ok(Vec::new()) };
     let name_only = |case: &Case| Trial::test(format!("{device}::{}", case.name()), || Ok(()));
     let wanted: Vec<_> = cases::all()
         .filter(|case| !arguments.is_filtered_out(&name_only(case)))

@@ -119,6 +119,12 @@ impl Mr {
         unsafe { self.start().write_bytes(byte, self.memory.len()) };
     }
 
+    pub fn fill_part(&self, from: usize, length: usize, byte: u8) {
+        assert!(from + length <= self.memory.len());
+        let start = unsafe { self.start().add(from) };
+        unsafe { start.write_bytes(byte, length) };
+    }
+
     #[track_caller]
     pub fn assert_filled(&self, byte: u8) {
         assert_eq!(self.bytes(), vec![byte; self.memory.len()]);

@@ -1,0 +1,103 @@
+//! One device in a process of its own, which runs programs one after the other: libibverbs and our software
+//! device have a process each, and what crashes or hangs in one does so alone.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+use std::{env, io, thread};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::program::Program;
+use super::run;
+use super::trace::Trace;
+use crate::devices;
+
+/// Tells a process that it is the child, by the name of its device.
+const VARIABLE: &str = "RDMA_TEST_DIFFERENTIAL";
+
+/// No program takes longer; nothing that works comes near it.
+const LIMIT: Duration = Duration::from_secs(100);
+
+/// Runs what the parent sends, if this process was made for that.
+pub(super) fn serve() -> bool {
+    let Ok(name) = env::var(VARIABLE) else { return false };
+    let device = devices::prepare(&name);
+    let context = device.open();
+    for line in io::stdin().lines() {
+        let line = line.expect("the parent's pipe");
+        let program = Program::from_json(&line).expect("a program of the parent");
+        let trace = run::run(&context, &program);
+        println!("{}", serde_json::to_string(&trace).expect("a trace is plain data"));
+    }
+    true
+}
+
+/// A device and its process, which is started again after it died.
+pub(super) struct Device {
+    pub(super) name: String,
+    process: Option<Process>,
+}
+
+struct Process {
+    child: Child,
+    input: ChildStdin,
+    lines: Receiver<io::Result<String>>,
+}
+
+impl Device {
+    pub(super) fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), process: None }
+    }
+
+    /// What the device makes of the program; an error if it dies of it.
+    pub(super) fn run(&mut self, program: &Program) -> Result<Trace> {
+        let trace = self.try_run(program);
+        if trace.is_err() {
+            self.process = None;
+        }
+        trace.with_context(|| format!("the process of {}", self.name))
+    }
+
+    fn try_run(&mut self, program: &Program) -> Result<Trace> {
+        let process = match &mut self.process {
+            Some(process) => process,
+            None => self.process.insert(Process::start(&self.name)?),
+        };
+        writeln!(process.input, "{}", program.to_json())?;
+        let Ok(line) = process.lines.recv_timeout(LIMIT) else {
+            let status = process.child.try_wait()?;
+            bail!("died ({status:?}), or took longer than {LIMIT:?}");
+        };
+        Ok(serde_json::from_str(&line?)?)
+    }
+}
+
+impl Process {
+    fn start(device: &str) -> Result<Self> {
+        let mut child = Command::new(env::current_exe()?)
+            .env(VARIABLE, device)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let input = child.stdin.take().context("it has an input")?;
+        let output = child.stdout.take().context("it has an output")?;
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines() {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Self { child, input, lines })
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,337 @@
+//! Whether a program is fair: whether all that it leaves open is nothing that devices may decide.
+//!
+//! The model knows what is registered and posted, and from that, which request is at fault. It does not know
+//! what a device says of a fault: that is for the devices to agree on.
+
+use std::collections::VecDeque;
+
+use rdma_sys::ibv_access_flags as Access;
+
+use super::footprint::Footprints;
+use super::program::*;
+
+/// What the queues of a program are asked to hold.
+pub(super) const QUEUE: u32 = 32;
+/// Elements of a request, and bytes of inline data.
+pub(super) const ELEMENTS: u32 = 3;
+pub(super) const INLINE: u32 = 64;
+/// The longest datagram, and what comes before it.
+pub(super) const DATAGRAM: u32 = 1024;
+pub(super) const HEADER: u32 = 40;
+
+/// What makes a program unfair.
+pub(super) type Unfair = &'static str;
+type Fair<T = ()> = Result<T, Unfair>;
+
+pub(super) fn fair(condition: bool, otherwise: Unfair) -> Fair {
+    if condition { Ok(()) } else { Err(otherwise) }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Region {
+    pub(super) length: u32,
+    pub(super) access: u32,
+}
+
+impl Region {
+    pub(super) fn allows(self, flag: Access) -> bool {
+        self.access & flag.0 != 0
+    }
+}
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct EndState {
+    pub(super) regions: [Option<Region>; SLOTS as usize],
+    /// Whether the slot had a registration before.
+    pub(super) stale: [bool; SLOTS as usize],
+    pub(super) receives: VecDeque<Vec<Element>>,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct PairState {
+    pub(super) plan: Pair,
+    pub(super) ends: [EndState; 2],
+    /// Whether one of its queue pairs is in error.
+    pub(super) broken: bool,
+}
+
+impl PairState {
+    fn shares(&self, side: Side) -> bool {
+        self.plan.shared && side == Side::B
+    }
+
+    /// What ends the receives of a queue pair leaves those of a shared queue.
+    fn forget_receives(&mut self) {
+        for side in [Side::A, Side::B] {
+            if !self.shares(side) {
+                self.ends[side as usize].receives.clear();
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Model {
+    pub(super) pairs: Vec<PairState>,
+}
+
+/// How a request ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    Done,
+    /// It is sent, and nobody takes it.
+    Lost,
+    /// It fails, and its queue pair with it.
+    Fails,
+}
+
+impl Model {
+    pub(super) fn new(pairs: &[Pair]) -> Self {
+        let state =
+            |plan: &Pair| PairState { plan: *plan, ends: Default::default(), broken: false };
+        Self { pairs: pairs.iter().map(state).collect() }
+    }
+
+    pub(super) fn check(program: &Program) -> Fair {
+        let mut model = Self::new(&program.pairs);
+        program.steps.iter().try_for_each(|step| model.apply(step))
+    }
+
+    pub(super) fn end(&self, end: End) -> &EndState {
+        &self.pairs[usize::from(end.pair)].ends[end.side as usize]
+    }
+
+    pub(super) fn end_mut(&mut self, end: End) -> &mut EndState {
+        &mut self.pairs[usize::from(end.pair)].ends[end.side as usize]
+    }
+
+    /// Goes past the step, if it is fair; else what is left of the model is of no use.
+    pub(super) fn apply(&mut self, step: &Step) -> Fair {
+        match step {
+            Step::Phase(requests) => self.phase(requests),
+            Step::Register { end, slot, length, access } => {
+                let place = &mut self.end_mut(*end).regions[usize::from(*slot)];
+                fair(place.is_none(), "the slot is registered")?;
+                *place = Some(Region { length: *length, access: *access });
+                Ok(())
+            }
+            Step::Deregister { end, slot } => {
+                let (state, slot) = (self.end_mut(*end), usize::from(*slot));
+                fair(state.regions[slot].take().is_some(), "the slot is not registered")?;
+                state.stale[slot] = true;
+                // What was posted with its key stays posted with it.
+                let posted = state.receives.iter_mut().flatten();
+                let with_key =
+                    |part: &&mut Element| usize::from(part.slot) == slot && part.key == Key::Own;
+                posted.filter(with_key).for_each(|part| part.key = Key::Stale);
+                Ok(())
+            }
+            Step::Fail { end } => {
+                let pair = &mut self.pairs[usize::from(end.pair)];
+                fair(!pair.broken, "it may be in error already")?;
+                pair.broken = true;
+                pair.forget_receives();
+                Ok(())
+            }
+            Step::Reconnect { pair } => {
+                let pair = &mut self.pairs[usize::from(*pair)];
+                pair.broken = false;
+                pair.forget_receives();
+                Ok(())
+            }
+            Step::Refused { end, call } => {
+                let broken = self.pairs[usize::from(end.pair)].broken;
+                let connected = [Refusal::Backwards, Refusal::ForeignAttribute];
+                fair(!broken || !connected.contains(call), "the state may be another one")
+            }
+        }
+    }
+
+    /// All receives come before all sends.
+    fn phase(&mut self, requests: &[Request]) -> Fair {
+        for request in requests {
+            if let Request::Receive { end, elements } = request {
+                fair(!self.pairs[usize::from(end.pair)].broken, "the pair is broken")?;
+                fair(elements.len() <= ELEMENTS as usize, "too many elements")?;
+                self.nameable(*end, elements)?;
+                let receives = &mut self.end_mut(*end).receives;
+                fair(receives.len() < QUEUE as usize, "the queue may be full")?;
+                receives.push_back(elements.clone());
+            }
+        }
+        for n in 0..self.pairs.len() {
+            let pair = u8::try_from(n).expect("few pairs");
+            let of_pair = requests.iter().filter_map(|request| match request {
+                Request::Send(send) if send.end.pair == pair => Some(send),
+                _ => None,
+            });
+            let sends: Vec<&Send> = of_pair.collect();
+            if !sends.is_empty() {
+                self.sends(&sends)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The sends of one pair.
+    fn sends(&mut self, sends: &[&Send]) -> Fair {
+        let index = usize::from(sends[0].end.pair);
+        let plan = self.pairs[index].plan;
+        fair(!self.pairs[index].broken, "the pair is broken")?;
+        let mut footprints = Footprints::default();
+        for side in [Side::A, Side::B] {
+            let own: Vec<&&Send> = sends.iter().filter(|send| send.end.side == side).collect();
+            let Some(last) = own.last() else { continue };
+            fair(own.len() <= QUEUE as usize / 2, "the queue may be full")?;
+            let mut fate = Fate::Done;
+            for (n, send) in own.iter().enumerate() {
+                self.well_formed(plan, send)?;
+                footprints.add(send)?;
+                if self.pairs[index].broken {
+                    continue;
+                }
+                fate = self.execute(plan, send, &mut footprints)?;
+                if fate == Fate::Fails {
+                    fair(n == 0 && own.len() == sends.len(), "a failure comes first and alone")?;
+                    // What comes behind may be executed before the answer finds no place.
+                    let early = send.opcode.fetches() && self.local_faults(send) > 0;
+                    fair(!early || own.len() == 1, "what comes behind may be executed")?;
+                    self.pairs[index].broken = true;
+                }
+            }
+            if !self.pairs[index].broken {
+                fair(last.signaled || plan.all_signaled, "the end would not be seen")?;
+                let seen = plan.transport == Transport::Rc || last.opcode.has_imm();
+                fair(seen && fate == Fate::Done, "its arrival would not be seen")?;
+            }
+        }
+        if self.pairs[index].broken {
+            self.pairs[index].forget_receives();
+        }
+        Ok(())
+    }
+
+    /// What no device has to take.
+    fn well_formed(&self, plan: Pair, send: &Send) -> Fair {
+        let opcode = send.opcode;
+        let carried = match plan.transport {
+            Transport::Rc => true,
+            Transport::Uc => !opcode.fetches(),
+            Transport::Ud => matches!(opcode, Opcode::Send | Opcode::SendImm),
+        };
+        fair(carried, "the transport does not carry it")?;
+        fair(send.elements.len() <= ELEMENTS as usize, "too many elements")?;
+        self.nameable(send.end, &send.elements)?;
+        let length = length(&send.elements);
+        fair(!send.inline || length <= INLINE && !opcode.fetches(), "not to be inlined")?;
+        let one_word = send.elements.len() == 1 && length == 8;
+        fair(!opcode.is_atomic() || one_word, "an atomic is on eight bytes")?;
+        fair(send.good_qkey || plan.transport == Transport::Ud, "there is no Q_Key")?;
+        fair(plan.transport != Transport::Ud || length <= DATAGRAM, "longer than a datagram")?;
+        if let Some(remote) = send.remote {
+            fair(!opcode.is_atomic() || remote.offset % 8 == 0, "a misaligned atomic")?;
+            let there = self.end(send.end.peer());
+            let slot = usize::from(remote.slot);
+            named(there, slot, remote.key)?;
+            fair(remote.offset + length <= SLOT_BYTES, "beyond the memory")?;
+        }
+        let needs_remote =
+            opcode == Opcode::Write || opcode == Opcode::WriteImm || opcode.fetches();
+        fair(needs_remote == send.remote.is_some(), "a remote place too many or too few")
+    }
+
+    /// Whether there is such a key, and such memory.
+    fn nameable(&self, end: End, elements: &[Element]) -> Fair {
+        for element in elements {
+            named(self.end(end), usize::from(element.slot), element.key)?;
+            fair(element.offset + element.length <= SLOT_BYTES, "beyond the memory")?;
+            fair(element.length > 0, "an element of no bytes")?;
+        }
+        Ok(())
+    }
+
+    /// How a request ends, and what it takes and touches on the way. Two faults at once would leave it to the
+    /// device which of them it finds.
+    fn execute(&mut self, plan: Pair, send: &Send, footprints: &mut Footprints) -> Fair<Fate> {
+        let peer = send.end.peer();
+        let local = self.local_faults(send);
+        let remote = self.remote_faults(plan, send) + usize::from(!send.good_qkey);
+        fair(local + remote <= 1, "two faults")?;
+        if local == 1 {
+            return Ok(Fate::Fails);
+        }
+        let reliable = plan.transport == Transport::Rc;
+        if remote == 1 && !reliable {
+            return Ok(Fate::Lost);
+        }
+        if !send.opcode.is_received() {
+            return Ok(if remote == 1 { Fate::Fails } else { Fate::Done });
+        }
+        if remote == 1 {
+            // Whether the receive request of a shared queue is taken is left open.
+            fair(!self.pairs[usize::from(peer.pair)].shares(peer.side), "of a shared queue")?;
+            return Ok(Fate::Fails);
+        }
+        let Some(receive) = self.end_mut(peer).receives.pop_front() else {
+            fair(reliable, "nobody would hear of it")?;
+            return Ok(Fate::Fails);
+        };
+        let carried = if send.opcode == Opcode::WriteImm { 0 } else { length(&send.elements) };
+        let header = if plan.transport == Transport::Ud { HEADER } else { 0 };
+        let short = length(&receive) < carried + header;
+        let used = carried + header > 0;
+        let bad = if used { self.faults(peer, &receive, true) } else { 0 };
+        fair(bad + usize::from(short) <= 1, "two faults")?;
+        if used {
+            footprints.add_receive(peer, &receive)?;
+        }
+        fair(reliable || !short && bad == 0, "nobody would hear of it")?;
+        Ok(if short || bad > 0 { Fate::Fails } else { Fate::Done })
+    }
+
+    fn local_faults(&self, send: &Send) -> usize {
+        if send.inline { 0 } else { self.faults(send.end, &send.elements, send.opcode.fetches()) }
+    }
+
+    fn faults(&self, end: End, elements: &[Element], written: bool) -> usize {
+        elements.iter().map(|element| self.element_faults(end, element, written)).sum()
+    }
+
+    fn element_faults(&self, end: End, element: &Element, written: bool) -> usize {
+        let region = self.end(end).regions[usize::from(element.slot)];
+        let (Some(region), Key::Own) = (region, element.key) else { return 1 };
+        let outside = element.offset + element.length > region.length;
+        let unwritable = written && !region.allows(Access::IBV_ACCESS_LOCAL_WRITE);
+        usize::from(outside) + usize::from(unwritable)
+    }
+
+    fn remote_faults(&self, plan: Pair, send: &Send) -> usize {
+        let Some(remote) = send.remote else { return 0 };
+        let right = match send.opcode {
+            Opcode::Read => Access::IBV_ACCESS_REMOTE_READ,
+            opcode if opcode.is_atomic() => Access::IBV_ACCESS_REMOTE_ATOMIC,
+            _ => Access::IBV_ACCESS_REMOTE_WRITE,
+        };
+        let refused = usize::from(plan.access & right.0 == 0);
+        let length = length(&send.elements);
+        if length == 0 {
+            return refused;
+        }
+        let region = self.end(send.end.peer()).regions[usize::from(remote.slot)];
+        let (Some(region), Key::Own) = (region, remote.key) else { return refused + 1 };
+        let outside = remote.offset + length > region.length;
+        refused + usize::from(outside) + usize::from(!region.allows(right))
+    }
+}
+
+pub(super) fn length(elements: &[Element]) -> u32 {
+    elements.iter().map(|element| element.length).sum()
+}
+
+fn named(state: &EndState, slot: usize, key: Key) -> Fair {
+    match key {
+        Key::Own => fair(state.regions[slot].is_some(), "the slot has no key"),
+        Key::Stale => fair(state.stale[slot], "the slot never had a key"),
+        Key::Foreign | Key::Unknown => Ok(()),
+    }
+}

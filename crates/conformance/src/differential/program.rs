@@ -1,0 +1,296 @@
+//! A program of verbs, as data.
+//!
+//! It names things by place (pair, side, slot), never by address or key, so that it means the same on
+//! every device, in every process, and after a part of it was taken away.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// How much memory a slot has; a registration begins where its slot begins.
+pub(super) const SLOT_BYTES: u32 = 8192;
+/// Slots of each end.
+pub(super) const SLOTS: u8 = 3;
+
+/// Pairs of connected queue pairs, and what is done with them one after the other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Program {
+    pub(super) pairs: Vec<Pair>,
+    pub(super) steps: Vec<Step>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Pair {
+    pub(super) transport: Transport,
+    /// Whether B takes its receives from a shared receive queue.
+    pub(super) shared: bool,
+    pub(super) all_signaled: bool,
+    /// What the queue pairs let their peer do; flags of registrations.
+    pub(super) access: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Transport {
+    Rc,
+    Uc,
+    Ud,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) enum Side {
+    A,
+    B,
+}
+
+impl Side {
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
+        }
+    }
+}
+
+/// One queue pair with its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct End {
+    pub(super) pair: u8,
+    pub(super) side: Side,
+}
+
+impl End {
+    pub(super) fn peer(self) -> Self {
+        Self { side: self.side.other(), ..self }
+    }
+}
+
+/// Something after which the device is quiet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Step {
+    /// Requests whose order cannot matter, then all their completions.
+    Phase(Vec<Request>),
+    /// Registers the beginning of a slot, which is not registered.
+    Register {
+        end: End,
+        slot: u8,
+        length: u32,
+        access: u32,
+    },
+    Deregister {
+        end: End,
+        slot: u8,
+    },
+    /// Moves a queue pair to the error state.
+    Fail {
+        end: End,
+    },
+    /// Moves both queue pairs through RESET to RTS.
+    Reconnect {
+        pair: u8,
+    },
+    /// A call that is refused and changes nothing.
+    Refused {
+        end: End,
+        call: Refusal,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Request {
+    Receive { end: End, elements: Vec<Element> },
+    Send(Send),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Send {
+    pub(super) end: End,
+    pub(super) opcode: Opcode,
+    pub(super) elements: Vec<Element>,
+    /// Where at the peer; of WRITE, READ and atomics.
+    pub(super) remote: Option<Remote>,
+    pub(super) signaled: bool,
+    pub(super) inline: bool,
+    pub(super) fenced: bool,
+    pub(super) solicited: bool,
+    /// Of atomics: what is compared or added, and what is swapped in.
+    pub(super) operands: (u64, u64),
+    /// Whether a datagram has its receiver's Q_Key.
+    pub(super) good_qkey: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Opcode {
+    Send,
+    SendImm,
+    Write,
+    WriteImm,
+    Read,
+    CompareSwap,
+    FetchAdd,
+}
+
+impl Opcode {
+    pub(super) fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareSwap | Self::FetchAdd)
+    }
+
+    /// Whether it takes a receive request.
+    pub(super) fn is_received(self) -> bool {
+        matches!(self, Self::Send | Self::SendImm | Self::WriteImm)
+    }
+
+    pub(super) fn has_imm(self) -> bool {
+        matches!(self, Self::SendImm | Self::WriteImm)
+    }
+
+    /// Whether bytes arrive in the requester's elements.
+    pub(super) fn fetches(self) -> bool {
+        self.is_atomic() || self == Self::Read
+    }
+}
+
+/// A part of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Element {
+    pub(super) slot: u8,
+    pub(super) offset: u32,
+    pub(super) length: u32,
+    pub(super) key: Key,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Remote {
+    pub(super) slot: u8,
+    pub(super) offset: u32,
+    pub(super) key: Key,
+}
+
+/// Which key is given with a place in a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Key {
+    /// That of the slot's registration.
+    Own,
+    /// The one that the slot's last registration had, which has ended.
+    Stale,
+    /// That of another registration of the same memory, in another protection domain.
+    Foreign,
+    /// One that nobody gave out.
+    Unknown,
+}
+
+/// Calls that every device refuses at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Refusal {
+    /// A SEND with one element more than the queue pair has.
+    SendElements,
+    /// A receive with one element more than the queue pair has.
+    ReceiveElements,
+    /// Inline data, one byte more than the queue pair takes.
+    InlineBytes,
+    /// Remote write without local write.
+    RemoteWriteAlone,
+    /// Remote atomics without local write.
+    RemoteAtomicAlone,
+    /// Memory that is not mapped.
+    Unmapped,
+    /// From RTS back to INIT.
+    Backwards,
+    /// An attribute that this transition does not take.
+    ForeignAttribute,
+    /// A queue pair with more requests than the device has.
+    HugeQueuePair,
+    /// A completion queue with more entries than the device has, or with none.
+    HugeCompletionQueue,
+    EmptyCompletionQueue,
+    /// A protection domain that has regions, a completion queue that a queue pair uses.
+    DomainInUse,
+    CompletionQueueInUse,
+}
+
+impl Program {
+    pub(super) fn from_json(text: &str) -> serde_json::Result<Self> {
+        serde_json::from_str(text)
+    }
+
+    pub(super) fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("a program is plain data")
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", self.pair, self.side)
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "slot {} [{}; {}]", self.slot, self.offset, self.length)?;
+        if self.key == Key::Own { Ok(()) } else { write!(f, " by {:?} key", self.key) }
+    }
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |elements: &[Element]| {
+            elements.iter().map(Element::to_string).collect::<Vec<_>>().join(" + ")
+        };
+        let send = match self {
+            Self::Receive { end, elements } => {
+                return write!(f, "{end}: receive into {}", list(elements));
+            }
+            Self::Send(send) => send,
+        };
+        write!(f, "{}: {:?} {}", send.end, send.opcode, list(&send.elements))?;
+        if let Some(remote) = send.remote {
+            write!(f, ", slot {} [{}] by {:?} key there", remote.slot, remote.offset, remote.key)?;
+        }
+        if send.opcode.is_atomic() {
+            write!(f, ", operands {:?}", send.operands)?;
+        }
+        let flags = [
+            (!send.signaled, "unsignaled"),
+            (send.inline, "inline"),
+            (send.fenced, "fenced"),
+            (send.solicited, "solicited"),
+            (!send.good_qkey, "wrong Q_Key"),
+        ];
+        flags.iter().filter(|flag| flag.0).try_for_each(|flag| write!(f, ", {}", flag.1))
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, pair) in self.pairs.iter().enumerate() {
+            writeln!(f, "pair {n}: {pair:?}")?;
+        }
+        for (n, step) in self.steps.iter().enumerate() {
+            match step {
+                Step::Phase(requests) => {
+                    writeln!(f, "step {n}: phase")?;
+                    for (i, request) in requests.iter().enumerate() {
+                        writeln!(f, "    {}: {request}", wr_id(n, i))?;
+                    }
+                }
+                Step::Register { end, slot, length, access } => {
+                    writeln!(
+                        f,
+                        "step {n}: {end}: register slot {slot} [{length}], access {access:#x}"
+                    )?;
+                }
+                Step::Deregister { end, slot } => {
+                    writeln!(f, "step {n}: {end}: deregister slot {slot}")?;
+                }
+                Step::Fail { end } => writeln!(f, "step {n}: {end}: to error")?,
+                Step::Reconnect { pair } => writeln!(f, "step {n}: {pair}: reset and reconnect")?,
+                Step::Refused { end, call } => writeln!(f, "step {n}: {end}: refused {call:?}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The identifier of a request, which is its immediate data as well.
+pub(super) fn wr_id(step: usize, request: usize) -> u64 {
+    1000 * (step as u64 + 1) + request as u64
+}

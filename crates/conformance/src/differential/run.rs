@@ -1,0 +1,201 @@
+//! Runs programs on one device.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use rdma_sys::ibv_qp_state as State;
+use test_support::rig::connect::Knobs;
+use test_support::rig::post::Wr;
+use test_support::rig::{Context, Cq};
+
+use super::end::Ends;
+use super::program::*;
+use super::trace::{Completion, StepTrace, Trace, changes};
+use super::{refusal, settle};
+
+/// How long a completion is waited for that the contract promises; it is then missing in the trace.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// Runs the program on queue pairs and memory of its own.
+pub(super) fn run(context: &Context, program: &Program) -> Trace {
+    let mut run = Run { ends: Ends::new(context, program), step: StepTrace::default(), program };
+    let mut steps = Vec::new();
+    for (n, step) in program.steps.iter().enumerate() {
+        run.take(n, step);
+        run.note_memory();
+        steps.push(std::mem::take(&mut run.step));
+    }
+    run.finish();
+    steps.push(run.step);
+    Trace { steps }
+}
+
+pub(super) struct Run<'a> {
+    pub(super) ends: Ends<'a>,
+    pub(super) step: StepTrace,
+    pub(super) program: &'a Program,
+}
+
+impl Run<'_> {
+    fn take(&mut self, n: usize, step: &Step) {
+        match step {
+            Step::Phase(requests) => self.phase(n, requests),
+            Step::Register { end, slot, length, access } => {
+                let errno = self.ends.get_mut(*end).register(*slot, *length, *access);
+                self.step.calls.push(errno);
+            }
+            Step::Deregister { end, slot } => self.ends.get_mut(*end).deregister(*slot),
+            Step::Fail { end } => self.fail(*end),
+            Step::Reconnect { pair } => {
+                self.ends.reconnect(*pair, self.program.pairs[usize::from(*pair)]);
+                for side in [Side::A, Side::B] {
+                    self.note_state(End { pair: *pair, side }, State::IBV_QPS_RTS);
+                }
+            }
+            Step::Refused { end, call } => {
+                let errno = refusal::call(self.ends.context, self.ends.get(*end), *call);
+                self.step.calls.push(errno);
+            }
+        }
+    }
+
+    fn phase(&mut self, n: usize, requests: &[Request]) {
+        for (i, request) in requests.iter().enumerate() {
+            if let Request::Receive { end, elements } = request {
+                let errno = self.ends.get_mut(*end).post_receive(wr_id(n, i), elements);
+                self.step.calls.push(errno);
+            }
+        }
+        let mut accepted = BTreeMap::<End, Vec<(u64, &Send)>>::new();
+        for (i, request) in requests.iter().enumerate() {
+            if let Request::Send(send) = request {
+                accepted.entry(send.end).or_default().push((wr_id(n, i), send));
+            }
+        }
+        for (&end, sends) in &mut accepted {
+            let wrs: Vec<Wr> =
+                sends.iter().map(|(id, send)| self.ends.request(*id, send)).collect();
+            // One side posts lists, the other one by one.
+            let (count, errno) = match end.side {
+                Side::A => self.ends.get(end).post_list(&wrs),
+                Side::B => self.ends.get(end).post_each(&wrs),
+            };
+            self.step.calls.push(errno);
+            sends.truncate(count);
+        }
+        settle::settle(self, &accepted);
+    }
+
+    /// Moves a queue pair to error and takes the flushes.
+    pub(super) fn fail(&mut self, end: End) {
+        let errno = self.ends.get(end).qp.to_state(State::IBV_QPS_ERR);
+        self.step.calls.push(errno);
+        self.take_all_receives(end);
+        self.note_state(end, State::IBV_QPS_ERR);
+    }
+
+    /// Notes the state, which the queue pair may be on its way to.
+    pub(super) fn note_state(&mut self, end: End, expected: State) {
+        let until = Instant::now() + PATIENCE;
+        let qp = &self.ends.get(end).qp;
+        let mut state = qp.state();
+        while state != expected && Instant::now() < until {
+            std::thread::yield_now();
+            state = qp.state();
+        }
+        self.step.states.insert(end.to_string(), state.0);
+    }
+
+    /// Takes what completes at this end's send queue, up to this request.
+    pub(super) fn take_sent(&mut self, end: End, last: u64) {
+        let found = wait(&self.ends.get(end).send_cq, false, |found| {
+            found.last().is_some_and(|last_found: &Completion| last_found.wr_id == last)
+        });
+        self.step.sent.entry(end.to_string()).or_default().extend(found);
+    }
+
+    /// Takes so many receives of this end.
+    pub(super) fn take_received(&mut self, end: End, count: usize) {
+        if count > 0 {
+            let found = wait(&self.ends.get(end).receive_cq, true, |found| found.len() >= count);
+            self.received(end, found);
+        }
+    }
+
+    /// Takes receives up to the one with this immediate data.
+    pub(super) fn take_received_until(&mut self, end: End, imm: u32) {
+        let found = wait(&self.ends.get(end).receive_cq, true, |found| {
+            let details = found.last().and_then(|last: &Completion| last.details.as_ref());
+            details.is_some_and(|details| details.imm == Some(imm))
+        });
+        self.received(end, found);
+    }
+
+    /// Takes all receives of a queue pair that is in error; those of a shared queue stay.
+    pub(super) fn take_all_receives(&mut self, end: End) {
+        let state = self.ends.get(end);
+        if state.srq.is_none() {
+            self.take_received(end, state.posted.len());
+        }
+    }
+
+    fn received(&mut self, end: End, found: Vec<Completion>) {
+        let transport = self.program.pairs[usize::from(end.pair)].transport;
+        let state = self.ends.get_mut(end);
+        for completion in &found {
+            if let Some(elements) = state.posted.remove(&completion.wr_id) {
+                state.clear_undefined(&elements, completion, transport);
+            }
+        }
+        self.step.received.entry(end.to_string()).or_default().extend(found);
+    }
+
+    fn note_memory(&mut self) {
+        for end in self.ends.all() {
+            let state = self.ends.get_mut(end);
+            for (n, slot) in state.slots.iter_mut().enumerate() {
+                let now = slot.memory.bytes();
+                for (at, bytes) in changes(&slot.seen, &now) {
+                    self.step.memory.insert(format!("{end} slot {n} [{at}]"), bytes);
+                }
+                slot.seen = now;
+            }
+        }
+    }
+
+    /// What is still posted is flushed, and nothing more comes.
+    fn finish(&mut self) {
+        for end in self.ends.all() {
+            self.fail(end);
+        }
+        for end in self.ends.all() {
+            let state = self.ends.get(end);
+            let (sent, received) = (poll(&state.send_cq, false), poll(&state.receive_cq, true));
+            self.step.sent.entry(end.to_string()).or_default().extend(sent);
+            self.step.received.entry(end.to_string()).or_default().extend(received);
+        }
+    }
+}
+
+fn poll(cq: &Cq, received: bool) -> Vec<Completion> {
+    let wcs = cq.try_poll::<16>().expect("the completion queue is not in error");
+    wcs.iter().map(|wc| Completion::of(wc, received)).collect()
+}
+
+/// Polls until that is so, or for as long as patience lasts.
+fn wait(cq: &Cq, received: bool, done: impl Fn(&[Completion]) -> bool) -> Vec<Completion> {
+    let until = Instant::now() + PATIENCE;
+    let mut found = Vec::new();
+    loop {
+        found.extend(poll(cq, received));
+        if done(&found) || Instant::now() > until {
+            return found;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Reliable, and patient where the device is slow; but who has no receive request is given up soon.
+pub(super) fn knobs(pair: Pair) -> Knobs {
+    Knobs { access: pair.access, rnr_retries: 1, ..Knobs::default() }
+}

@@ -1,0 +1,79 @@
+//! Which completions a phase has to wait for.
+
+use std::collections::BTreeMap;
+
+use rdma_sys::{ibv_qp_state as State, ibv_wc_status as Status};
+
+use super::program::*;
+use super::run::Run;
+
+/// What was accepted by the ends' send queues.
+type Accepted<'p> = BTreeMap<End, Vec<(u64, &'p Send)>>;
+
+/// Takes all completions that the requests have.
+pub(super) fn settle(run: &mut Run<'_>, accepted: &Accepted<'_>) {
+    for (&end, sends) in accepted {
+        if let Some(&(last, _)) = sends.last() {
+            run.take_sent(end, last);
+        }
+    }
+    for (&end, sends) in accepted {
+        let transport = run.program.pairs[usize::from(end.pair)].transport;
+        match failure(run, end, sends) {
+            Some((_, status)) if transport == Transport::Rc => failed(run, end, sends, status),
+            // Only its send queue may have stopped: its receives come back by the error state.
+            Some(_) => run.fail(end),
+            None if transport == Transport::Rc => {
+                let count = sends.iter().filter(|(_, send)| send.opcode.is_received()).count();
+                run.take_received(end.peer(), count);
+                run.note_state(end, State::IBV_QPS_RTS);
+            }
+            None => {
+                if let Some(&(last, _)) = sends.last() {
+                    run.take_received_until(end.peer(), imm(last));
+                }
+                run.note_state(end, State::IBV_QPS_RTS);
+            }
+        }
+    }
+}
+
+/// The immediate data of a request.
+pub(super) fn imm(wr_id: u64) -> u32 {
+    u32::try_from(wr_id).expect("few requests")
+}
+
+/// The first request that failed, if any did.
+fn failure(run: &mut Run<'_>, end: End, sends: &[(u64, &Send)]) -> Option<(u64, u32)> {
+    let sent = run.step.sent.get(&end.to_string())?;
+    let failed = |id: u64| sent.iter().find(|wc| wc.wr_id == id && wc.status != 0);
+    let (id, send, status) =
+        sends.iter().find_map(|&(id, send)| failed(id).map(|wc| (id, send, wc.status)))?;
+    if send.opcode.fetches() {
+        // What a failed request leaves there is not defined, nor whether an atomic was executed before its
+        // answer found no place.
+        run.ends.get(end).clear(&send.elements);
+        if let (Some(Remote { slot, offset, .. }), true) = (send.remote, send.opcode.is_atomic()) {
+            run.ends.get(end.peer()).clear(&[Element { slot, offset, length: 8, key: Key::Own }]);
+        }
+    }
+    Some((id, status))
+}
+
+/// A reliable connection of which a request failed.
+fn failed(run: &mut Run<'_>, end: End, sends: &[(u64, &Send)], status: u32) {
+    let peer = end.peer();
+    let answered =
+        [Status::IBV_WC_REM_ACCESS_ERR, Status::IBV_WC_REM_INV_REQ_ERR, Status::IBV_WC_REM_OP_ERR];
+    if answered.contains(&Status(status)) {
+        // What came before was received; then the peer's queue pair is in error, too.
+        if run.ends.get(peer).srq.is_none() {
+            run.take_all_receives(peer);
+        } else {
+            run.take_received(peer, usize::from(sends[0].1.opcode.is_received()));
+        }
+        run.note_state(peer, State::IBV_QPS_ERR);
+    }
+    run.take_all_receives(end);
+    run.note_state(end, State::IBV_QPS_ERR);
+}

@@ -1,0 +1,259 @@
+//! Makes a program smaller as long as it stays fair and still fails.
+
+use super::model::Model;
+use super::program::*;
+
+/// The smallest program found with so many tries.
+pub(super) fn shrink(
+    program: Program,
+    mut tries: usize,
+    mut fails: impl FnMut(&Program) -> bool,
+) -> Program {
+    let mut smallest = program;
+    'again: loop {
+        for candidate in candidates(&smallest) {
+            if Model::check(&candidate).is_err() {
+                continue;
+            }
+            if tries == 0 {
+                return smallest;
+            }
+            tries -= 1;
+            if fails(&candidate) {
+                smallest = candidate;
+                continue 'again;
+            }
+        }
+        return smallest;
+    }
+}
+
+/// Smaller programs, those that take away most first.
+fn candidates(program: &Program) -> Vec<Program> {
+    let mut found = Vec::new();
+    found.extend((0..program.pairs.len()).filter_map(|pair| without_pair(program, pair)));
+    let steps = program.steps.len();
+    for (size, stride) in [(16, 16), (4, 4), (1, 1), (2, 1), (3, 1)] {
+        for from in (0..steps).step_by(stride).rev() {
+            let mut smaller = program.clone();
+            smaller.steps.drain(from..(from + size).min(steps));
+            found.push(smaller);
+        }
+    }
+    for (n, step) in program.steps.iter().enumerate() {
+        let smaller = match step {
+            Step::Phase(requests) => smaller_phases(requests),
+            Step::Register { end, slot, length, access } if *length < SLOT_BYTES => {
+                let (end, slot, access) = (*end, *slot, *access);
+                vec![Step::Register { end, slot, length: SLOT_BYTES, access }]
+            }
+            _ => Vec::new(),
+        };
+        for step in smaller {
+            let mut candidate = program.clone();
+            candidate.steps[n] = step;
+            found.push(candidate);
+        }
+    }
+    for n in 0..program.pairs.len() {
+        let plan = program.pairs[n];
+        let simple = Pair { shared: false, all_signaled: false, ..plan };
+        if simple != plan {
+            let mut candidate = program.clone();
+            candidate.pairs[n] = simple;
+            found.push(candidate);
+        }
+    }
+    found
+}
+
+/// The program without a pair and all that is done with it.
+fn without_pair(program: &Program, pair: usize) -> Option<Program> {
+    let gone = u8::try_from(pair).ok()?;
+    if program.pairs.len() == 1 {
+        return None;
+    }
+    let mut smaller = program.clone();
+    smaller.pairs.remove(pair);
+    smaller.steps.retain_mut(|step| match step {
+        Step::Phase(requests) => {
+            requests.retain_mut(|request| keep(end_of(request), gone));
+            !requests.is_empty()
+        }
+        Step::Reconnect { pair } => {
+            let mut end = End { pair: *pair, side: Side::A };
+            let kept = keep(&mut end, gone);
+            *pair = end.pair;
+            kept
+        }
+        Step::Register { end, .. }
+        | Step::Deregister { end, .. }
+        | Step::Fail { end }
+        | Step::Refused { end, .. } => keep(end, gone),
+    });
+    Some(smaller)
+}
+
+fn end_of(request: &mut Request) -> &mut End {
+    match request {
+        Request::Receive { end, .. } => end,
+        Request::Send(send) => &mut send.end,
+    }
+}
+
+/// Whether the end is there without that pair; it then has the number that it has without.
+fn keep(end: &mut End, gone: u8) -> bool {
+    let kept = end.pair != gone;
+    end.pair -= u8::from(end.pair > gone);
+    kept
+}
+
+fn smaller_phases(requests: &[Request]) -> Vec<Step> {
+    let mut found = Vec::new();
+    for n in 0..requests.len() {
+        let mut fewer = requests.to_vec();
+        fewer.remove(n);
+        if !fewer.is_empty() {
+            found.push(Step::Phase(fewer));
+        }
+    }
+    // A send with the receive that it takes.
+    for n in 0..requests.len() {
+        for m in 0..n {
+            let mut fewer = requests.to_vec();
+            fewer.remove(n);
+            fewer.remove(m);
+            if !fewer.is_empty() {
+                found.push(Step::Phase(fewer));
+            }
+        }
+    }
+    for (n, request) in requests.iter().enumerate() {
+        for simpler in simpler_requests(request) {
+            let mut candidate = requests.to_vec();
+            candidate[n] = simpler;
+            found.push(Step::Phase(candidate));
+        }
+    }
+    found
+}
+
+fn simpler_requests(request: &Request) -> Vec<Request> {
+    match request {
+        Request::Receive { end, elements } => {
+            let simpler = simpler_elements(elements).into_iter();
+            simpler.map(|elements| Request::Receive { end: *end, elements }).collect()
+        }
+        Request::Send(send) => simpler_sends(send).into_iter().map(Request::Send).collect(),
+    }
+}
+
+fn simpler_sends(send: &Send) -> Vec<Send> {
+    let lists = simpler_elements(&send.elements).into_iter();
+    let mut found: Vec<Send> = lists.map(|elements| Send { elements, ..send.clone() }).collect();
+    let mut offer = |simpler: Send| {
+        if simpler != *send {
+            found.push(simpler);
+        }
+    };
+    offer(Send { fenced: false, solicited: false, ..send.clone() });
+    offer(Send { inline: false, ..send.clone() });
+    offer(Send { signaled: true, ..send.clone() });
+    offer(Send { operands: (1, 1), ..send.clone() });
+    offer(Send {
+        remote: send.remote.map(|remote| Remote { offset: 0, ..remote }),
+        ..send.clone()
+    });
+    found
+}
+
+/// Fewer elements, then shorter ones, then such at the beginning.
+fn simpler_elements(elements: &[Element]) -> Vec<Vec<Element>> {
+    let mut found = Vec::new();
+    let mut change = |n: usize, new: Option<Element>| {
+        let mut simpler = elements.to_vec();
+        match new {
+            Some(element) => simpler[n] = element,
+            None => drop(simpler.remove(n)),
+        }
+        found.push(simpler);
+    };
+    (0..elements.len()).for_each(|n| change(n, None));
+    for (n, &element) in elements.iter().enumerate() {
+        for length in [1, element.length / 2, element.length - 1] {
+            if 0 < length && length < element.length {
+                change(n, Some(Element { length, ..element }));
+            }
+        }
+        if element.offset > 0 {
+            change(n, Some(Element { offset: 0, ..element }));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::generate;
+    use super::*;
+
+    fn sends(program: &Program) -> Vec<&Send> {
+        let phases = program.steps.iter().filter_map(|step| match step {
+            Step::Phase(requests) => Some(requests),
+            _ => None,
+        });
+        let requests = phases.flatten();
+        requests
+            .filter_map(|request| if let Request::Send(send) = request { Some(send) } else { None })
+            .collect()
+    }
+
+    #[test]
+    fn what_fails_for_one_request_is_shrunk_to_it_and_what_it_needs() {
+        let is_it = |send: &&Send| send.opcode == Opcode::CompareSwap;
+        let fails = |program: &Program| sends(program).iter().any(is_it);
+        let mut shrunk = 0;
+        for program in (0..100).map(generate::program).filter(|program| fails(program)) {
+            let small = shrink(program, 10_000, fails);
+            assert_eq!(Model::check(&small), Ok(()));
+            assert!(fails(&small));
+            assert_eq!((small.pairs.len(), sends(&small).len()), (1, 1), "{small}");
+            assert!(small.steps.len() <= 3, "{small}");
+            shrunk += 1;
+        }
+        assert!(shrunk > 10);
+    }
+
+    #[test]
+    fn lengths_shrink_to_the_smallest_that_fails() {
+        let long = |send: &&Send| super::super::model::length(&send.elements) >= 100;
+        let fails = |program: &Program| sends(program).iter().any(long);
+        for program in (0..60).map(generate::program).filter(|program| fails(program)).take(10) {
+            let small = shrink(program, 20_000, fails);
+            let lengths: Vec<u32> = sends(&small)
+                .iter()
+                .map(|send| super::super::model::length(&send.elements))
+                .collect();
+            // Unreliable sends need another behind them that arrives.
+            assert_eq!(lengths.iter().sum::<u32>(), 100, "{small}");
+        }
+    }
+
+    #[test]
+    fn tries_are_limited() {
+        let mut tries = 0;
+        shrink(generate::program(1), 7, |_| {
+            tries += 1;
+            false
+        });
+        assert_eq!(tries, 7);
+    }
+
+    #[test]
+    fn every_candidate_is_another_program() {
+        for seed in 0..20 {
+            let program = generate::program(seed);
+            assert!(candidates(&program).iter().all(|candidate| *candidate != program));
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What a device made of a program.
+
+use std::collections::BTreeMap;
+
+use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
+use serde::{Deserialize, Serialize};
+use test_support::rig::imm_of;
+
+/// What a device did, step by step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Trace {
+    pub(super) steps: Vec<StepTrace>,
+}
+
+/// What is seen of one step. Ends are named as `0A`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct StepTrace {
+    /// What the calls returned, in their order: 0 or an error number.
+    pub(super) calls: Vec<i32>,
+    pub(super) sent: BTreeMap<String, Vec<Completion>>,
+    pub(super) received: BTreeMap<String, Vec<Completion>>,
+    /// States of the queue pairs that were used.
+    pub(super) states: BTreeMap<String, u32>,
+    /// Bytes that changed: slot and offset, then what is there now, in hexadecimal.
+    pub(super) memory: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Completion {
+    pub(super) wr_id: u64,
+    pub(super) status: u32,
+    /// What only a success has.
+    pub(super) details: Option<Details>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Details {
+    pub(super) opcode: i32,
+    /// Of receives, READs and atomics.
+    pub(super) byte_len: Option<u32>,
+    pub(super) imm: Option<u32>,
+}
+
+impl Completion {
+    pub(super) fn of(wc: &ibv_wc, received: bool) -> Self {
+        let status = ibv_wc_status(wc.status.0);
+        let success = status == ibv_wc_status::IBV_WC_SUCCESS;
+        let details = success.then(|| {
+            let fetched = wc.opcode == ibv_wc_opcode::IBV_WC_RDMA_READ
+                || wc.opcode == ibv_wc_opcode::IBV_WC_COMP_SWAP
+                || wc.opcode == ibv_wc_opcode::IBV_WC_FETCH_ADD;
+            let has_imm = received && wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
+            Details {
+                opcode: wc.opcode.0.try_into().expect("few opcodes"),
+                byte_len: (received || fetched).then_some(wc.byte_len),
+                imm: has_imm.then(|| imm_of(wc)),
+            }
+        });
+        Self { wr_id: wc.wr_id, status: status.0, details }
+    }
+}
+
+/// Where two states of memory differ.
+pub(super) fn changes(before: &[u8], after: &[u8]) -> Vec<(usize, String)> {
+    let mut found: Vec<(usize, String)> = Vec::new();
+    if before == after {
+        return found;
+    }
+    let mut end = 0;
+    for (at, (old, new)) in before.iter().zip(after).enumerate() {
+        if old == new {
+            continue;
+        }
+        let byte = format!("{new:02x}");
+        match found.last_mut() {
+            Some((_, bytes)) if end == at => bytes.push_str(&byte),
+            _ => found.push((at, byte)),
+        }
+        end = at + 1;
+    }
+    found
+}
