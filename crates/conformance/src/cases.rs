@@ -16,6 +16,7 @@ mod extended_polls;
 mod extended_posts;
 mod extended_queue_pairs;
 mod flush;
+mod forks;
 mod invalidation;
 mod keys;
 mod multicast;
@@ -57,6 +58,7 @@ const PARTS: &[&[Case]] = &[
     extended_posts::CASES,
     extended_queue_pairs::CASES,
     flush::CASES,
+    forks::CASES,
     invalidation::CASES,
     keys::CASES,
     multicast::CASES,

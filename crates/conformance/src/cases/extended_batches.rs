@@ -18,6 +18,9 @@ use crate::device::Device;
 cases![
     nothing_is_executed_before_the_batch_is_complete,
     a_batch_is_executed_in_the_order_of_its_calls,
+    a_batch_may_fill_the_queue_again_and_again,
+    batches_of_two_queue_pairs_are_built_side_by_side,
+    receives_are_posted_and_completions_polled_while_a_batch_is_built,
     an_empty_batch_posts_nothing,
     an_aborted_batch_is_forgotten,
     an_aborted_mistake_is_forgotten,
@@ -84,6 +87,51 @@ fn a_batch_is_executed_in_the_order_of_its_calls(device: &Device) {
     scene.expect_successes(1..5);
     assert_eq!(scene.at_a.bytes()[32..40], (16..24).collect::<Vec<u8>>());
     assert_eq!(scene.at_b.bytes()[..8], (24..32).collect::<Vec<u8>>());
+}
+
+fn a_batch_may_fill_the_queue_again_and_again(device: &Device) {
+    needs_calls(device);
+    let scene = Scene::with(device, &Size { send_wr: 8, ..Size::default() }, OPERATIONS);
+    for first in [0, 10, 20, 30, 40] {
+        let places = (0..8).map(|n| 8 * n);
+        let all: Vec<_> = (first..).zip(places).map(|(n, at)| scene.write(n, at)).collect();
+        assert_eq!(scene.a.qp.try_call(&all), 0);
+        scene.expect_successes(first..first + 8);
+    }
+    assert_eq!(scene.at_b.bytes(), scene.at_a.bytes());
+}
+
+fn batches_of_two_queue_pairs_are_built_side_by_side(device: &Device) {
+    let (one, other) = (scene(device), scene(device));
+    let scenes = [&one, &other];
+    scenes.iter().for_each(|scene| scene.a.qp.start());
+    for (n, place) in [(0, 0), (1, 8), (2, 16)] {
+        one.a.qp.build(&one.write(n, place));
+        other.a.qp.build(&other.write(n, 32 + place));
+    }
+    assert_eq!(other.a.qp.complete(), 0);
+    other.expect_successes(0..3);
+    one.at_b.assert_filled(0);
+    assert_eq!(one.a.qp.complete(), 0);
+    one.expect_successes(0..3);
+    assert_eq!(one.at_b.bytes()[..24], one.at_a.bytes()[..24]);
+    assert_eq!(other.at_b.bytes()[32..56], other.at_a.bytes()[32..56]);
+}
+
+fn receives_are_posted_and_completions_polled_while_a_batch_is_built(device: &Device) {
+    let scene = scene(device);
+    assert_eq!(scene.a.qp.try_call(&[scene.write(1, 0)]), 0);
+    scene.a.qp.start();
+    scene.a.qp.build(&scene.write(2, 8));
+    scene.a.qp.post_receive(3, &[]);
+    scene.a.send_cq.expect_success(1);
+    scene.b.qp.post(&Wr::send(4, &[]));
+    scene.a.receive_cq.expect_success(3);
+    scene.b.send_cq.expect_success(4);
+    scene.a.qp.build(&scene.write(5, 16));
+    assert_eq!(scene.a.qp.complete(), 0);
+    scene.a.send_cq.expect_success(2);
+    scene.a.send_cq.expect_success(5);
 }
 
 fn an_empty_batch_posts_nothing(device: &Device) {
@@ -161,27 +209,35 @@ fn more_requests_than_the_queue_has_fail_the_batch_and_nothing_is_posted(device:
     // A device may have more room than it says.
     while scene.a.qp.try_call(&empty_writes(&scene, count)) == 0 {
         scene.a.send_cq.expect_success(6);
-        count += 1;
+        count *= 2;
         assert!(count < 10_000, "no end of the queue");
     }
     assert!(count > 8, "what was asked for fits");
     expect_nothing_posted(&scene);
 }
 
-fn a_batch_for_which_the_queue_has_no_room_now_is_not_posted_in_part(device: &Device) {
-    needs_calls(device);
-    let scene = Scene::with(device, &Size { send_wr: 4, ..Size::default() }, OPERATIONS);
-    // They wait for receives, and so does what is behind them.
-    let mut waiting = 0;
-    while waiting < 1000 && scene.a.qp.try_call(&[Wr::send(waiting, &[])]) == 0 {
-        waiting += 1;
-    }
-    assert!((4..1000).contains(&waiting), "{waiting}");
-    assert_ne!(scene.a.qp.try_call(&[scene.write(900, 0), scene.write(901, 8)]), 0);
-    for n in 0..waiting {
+/// Posts messages for which there is no receive yet, up to so many; how many there was room for.
+fn post_waiting(scene: &Scene, most: u64) -> u64 {
+    (0..most).take_while(|&n| scene.a.qp.try_call(&[Wr::send(n, &[])]) == 0).count() as u64
+}
+
+#[track_caller]
+fn let_through(scene: &Scene, count: u64) {
+    for n in 0..count {
         scene.b.qp.post_receive(n, &[]);
         scene.a.send_cq.expect_success(n);
     }
+}
+
+fn a_batch_for_which_the_queue_has_no_room_now_is_not_posted_in_part(device: &Device) {
+    needs_calls(device);
+    let scene = Scene::with(device, &Size { send_wr: 4, ..Size::default() }, OPERATIONS);
+    let room = post_waiting(&scene, 1000);
+    assert!((4..1000).contains(&room), "{room}");
+    let_through(&scene, room);
+    assert_eq!(post_waiting(&scene, room - 1), room - 1);
+    assert_ne!(scene.a.qp.try_call(&[scene.write(900, 0), scene.write(901, 8)]), 0);
+    let_through(&scene, room - 1);
     expect_nothing_posted(&scene);
 }
 

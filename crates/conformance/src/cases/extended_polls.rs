@@ -18,6 +18,7 @@ cases![
     an_empty_queue_says_so_and_stays_usable,
     completions_are_come_to_in_order,
     what_a_batch_did_not_come_to_stays,
+    what_completes_during_a_batch_is_come_to,
     the_end_of_a_batch_is_told,
     a_batch_that_came_to_its_end_leaves_the_queue_empty,
     many_batches_go_around_the_queue,
@@ -117,6 +118,18 @@ fn what_a_batch_did_not_come_to_stays(device: &Device) {
     take(&b.receive_cq, 1..4);
     exchange(&a, &b, 6..8);
     take(&b.receive_cq, 4..8);
+    assert_eq!(b.receive_cq.start(), ENOENT);
+}
+
+fn what_completes_during_a_batch_is_come_to(device: &Device) {
+    let (a, b) = to_extended(device);
+    exchange(&a, &b, 0..1);
+    assert_eq!(b.receive_cq.start(), 0);
+    for next in 1..4 {
+        exchange(&a, &b, next..next + 1);
+        assert_eq!((b.receive_cq.advance(), b.receive_cq.at().0), (0, next));
+    }
+    b.receive_cq.end();
     assert_eq!(b.receive_cq.start(), ENOENT);
 }
 

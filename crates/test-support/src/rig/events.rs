@@ -37,7 +37,7 @@ impl Channel {
         self.0
     }
 
-    fn fd(&self) -> i32 {
+    pub fn fd(&self) -> i32 {
         unsafe { (*self.0).fd }
     }
 

@@ -25,6 +25,7 @@ pub mod device;
 pub mod dmabuf;
 pub mod events;
 pub mod extended;
+pub mod fork;
 pub mod map;
 pub mod memory;
 pub mod post;
