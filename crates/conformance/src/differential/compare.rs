@@ -111,8 +111,18 @@ fn describe(n: usize, left: &StepTrace, right: &StepTrace) -> String {
     lines.extend(entries("sent by", &queue(&left.sent), &queue(&right.sent)));
     lines.extend(entries("received by", &queue(&left.received), &queue(&right.received)));
     lines.extend(entries("state of", &states(left), &states(right)));
-    lines.extend(entries("memory of", &left.memory, &right.memory));
+    lines.extend(entries("memory of", &shortened(&left.memory), &shortened(&right.memory)));
     lines.join("\n")
+}
+
+/// The first bytes are enough to see what they are.
+fn shortened(memory: &Entries) -> Entries {
+    const SHOWN: usize = 32;
+    let short = |bytes: &String| match bytes.get(..2 * SHOWN) {
+        Some(shown) => format!("{shown}... ({} bytes)", bytes.len() / 2),
+        None => bytes.clone(),
+    };
+    memory.iter().map(|(place, bytes)| (place.clone(), short(bytes))).collect()
 }
 
 type Entries = BTreeMap<String, String>;

@@ -9,7 +9,7 @@ use rdma_sys::ibv_access_flags as Access;
 use super::model::{DATAGRAM, HEADER, INLINE, Model, length};
 use super::program::*;
 
-const ALL_ACCESS: u32 = Access::IBV_ACCESS_LOCAL_WRITE.0
+pub(super) const ALL_ACCESS: u32 = Access::IBV_ACCESS_LOCAL_WRITE.0
     | Access::IBV_ACCESS_REMOTE_WRITE.0
     | Access::IBV_ACCESS_REMOTE_READ.0
     | Access::IBV_ACCESS_REMOTE_ATOMIC.0;
@@ -36,7 +36,9 @@ fn pair(rng: &mut Rng) -> Pair {
     let shared = transport != Transport::Uc && rng.u8(0..5) == 0;
     let all_signaled = rng.u8(0..5) == 0;
     let access = if rng.u8(0..8) == 0 { access(rng) } else { ALL_ACCESS };
-    Pair { transport, shared, all_signaled, access }
+    // The end of their range is as likely as all else of it.
+    let psn = if rng.bool() { rng.u32(0xff_fff0..=0xff_ffff) } else { rng.u32(0..=0xff_ffff) };
+    Pair { transport, shared, all_signaled, psn, access }
 }
 
 /// Rights that may be asked for together.
@@ -145,11 +147,13 @@ impl Generator {
         let mut requests = Vec::new();
         for pair in 0..self.program.pairs.len() {
             let pair = u8::try_from(pair).expect("few pairs");
-            if self.model.pairs[usize::from(pair)].broken || self.rng.u8(0..4) == 0 {
+            let state = &self.model.pairs[usize::from(pair)];
+            let (broken, flushes) = (state.broken, state.flushes);
+            if self.rng.u8(0..4) == 0 {
                 continue;
             }
             for side in [Side::A, Side::B] {
-                if self.rng.u8(0..3) == 0 {
+                if self.rng.u8(0..3) == 0 || broken && !flushes[side as usize] {
                     continue;
                 }
                 let end = End { pair, side };
@@ -170,7 +174,9 @@ impl Generator {
                 self.spoil(&mut send, receive.as_mut());
             }
             let mut longer = requests.clone();
-            if let Some(elements) = receive.filter(|_| self.rng.u8(0..20) > 0) {
+            let broken = self.model.pairs[usize::from(end.pair)].broken;
+            let received = !broken && self.rng.u8(0..20) > 0;
+            if let Some(elements) = receive.filter(|_| received) {
                 longer.insert(0, Request::Receive { end: end.peer(), elements });
             }
             let of_end =
@@ -308,6 +314,8 @@ const REFUSALS: &[Refusal] = &[
     Refusal::RemoteWriteAlone,
     Refusal::RemoteAtomicAlone,
     Refusal::Unmapped,
+    Refusal::FullReceiveQueue,
+    Refusal::FullSendQueue,
     Refusal::Backwards,
     Refusal::ForeignAttribute,
     Refusal::HugeQueuePair,

@@ -53,6 +53,8 @@ pub(super) struct PairState {
     pub(super) ends: [EndState; 2],
     /// Whether one of its queue pairs is in error.
     pub(super) broken: bool,
+    /// Whether this one surely is, which flushes what is sent from it.
+    pub(super) flushes: [bool; 2],
 }
 
 impl PairState {
@@ -87,8 +89,12 @@ pub(super) enum Fate {
 
 impl Model {
     pub(super) fn new(pairs: &[Pair]) -> Self {
-        let state =
-            |plan: &Pair| PairState { plan: *plan, ends: Default::default(), broken: false };
+        let state = |plan: &Pair| PairState {
+            plan: *plan,
+            ends: Default::default(),
+            broken: false,
+            flushes: [false; 2],
+        };
         Self { pairs: pairs.iter().map(state).collect() }
     }
 
@@ -130,12 +136,14 @@ impl Model {
                 let pair = &mut self.pairs[usize::from(end.pair)];
                 fair(!pair.broken, "it may be in error already")?;
                 pair.broken = true;
+                pair.flushes[end.side as usize] = true;
                 pair.forget_receives();
                 Ok(())
             }
             Step::Reconnect { pair } => {
                 let pair = &mut self.pairs[usize::from(*pair)];
                 pair.broken = false;
+                pair.flushes = [false; 2];
                 pair.forget_receives();
                 Ok(())
             }
@@ -177,7 +185,9 @@ impl Model {
     fn sends(&mut self, sends: &[&Send]) -> Fair {
         let index = usize::from(sends[0].end.pair);
         let plan = self.pairs[index].plan;
-        fair(!self.pairs[index].broken, "the pair is broken")?;
+        if self.pairs[index].broken {
+            return self.flushed(plan, sends);
+        }
         let mut footprints = Footprints::default();
         for side in [Side::A, Side::B] {
             let own: Vec<&&Send> = sends.iter().filter(|send| send.end.side == side).collect();
@@ -196,7 +206,10 @@ impl Model {
                     // What comes behind may be executed before the answer finds no place.
                     let early = send.opcode.fetches() && self.local_faults(send) > 0;
                     fair(!early || own.len() == 1, "what comes behind may be executed")?;
+                    // On SoftRoCE neither may ever complete.
+                    fair(!own[1..].iter().any(|send| send.fenced), "a fence behind a failure")?;
                     self.pairs[index].broken = true;
+                    self.pairs[index].flushes[side as usize] = true;
                 }
             }
             if !self.pairs[index].broken {
@@ -207,6 +220,17 @@ impl Model {
         }
         if self.pairs[index].broken {
             self.pairs[index].forget_receives();
+        }
+        Ok(())
+    }
+
+    /// Sends of a pair that is broken already.
+    fn flushed(&self, plan: Pair, sends: &[&Send]) -> Fair {
+        let flushes = self.pairs[usize::from(sends[0].end.pair)].flushes;
+        fair(sends.len() <= QUEUE as usize / 2, "the queue may be full")?;
+        for send in sends {
+            fair(flushes[send.end.side as usize], "its state may be another one")?;
+            self.well_formed(plan, send)?;
         }
         Ok(())
     }

@@ -25,6 +25,8 @@ pub(super) struct Pair {
     /// Whether B takes its receives from a shared receive queue.
     pub(super) shared: bool,
     pub(super) all_signaled: bool,
+    /// Where sequence numbers begin.
+    pub(super) psn: u32,
     /// What the queue pairs let their peer do; flags of registrations.
     pub(super) access: u32,
 }
@@ -197,6 +199,9 @@ pub(super) enum Refusal {
     Backwards,
     /// An attribute that this transition does not take.
     ForeignAttribute,
+    /// One receive more than a queue pair has room for, and one send.
+    FullReceiveQueue,
+    FullSendQueue,
     /// A queue pair with more requests than the device has.
     HugeQueuePair,
     /// A completion queue with more entries than the device has, or with none.

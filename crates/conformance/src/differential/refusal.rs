@@ -1,11 +1,11 @@
 //! Calls that every device refuses.
 
 use rdma_sys::{Errno, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State};
-use test_support::rig::connect::INIT;
+use test_support::rig::connect::{INIT, Knobs, connect, endpoint};
 use test_support::rig::map::Mapping;
 use test_support::rig::memory::deregister;
 use test_support::rig::post::Wr;
-use test_support::rig::{Context, LOCAL_WRITE, REMOTE_ATOMIC, REMOTE_WRITE, Size};
+use test_support::rig::{Context, LOCAL_WRITE, Qp, REMOTE_ATOMIC, REMOTE_WRITE, Size};
 
 use super::end::EndState;
 use super::program::Refusal;
@@ -43,6 +43,8 @@ pub(super) fn call(context: &Context, end: &EndState, call: Refusal) -> i32 {
             let attr = ibv_qp_attr { qp_state: State::IBV_QPS_RTS, ..Default::default() };
             end.qp.modify(attr, Mask::IBV_QP_STATE.0 | Mask::IBV_QP_PORT.0)
         }
+        Refusal::FullReceiveQueue => full(context, end, |qp| qp.try_post_receive(1, &[])),
+        Refusal::FullSendQueue => full(context, end, |qp| qp.try_post(&Wr::send(1, &[]))),
         Refusal::HugeQueuePair => {
             let most = context.query_device().max_qp_wr.cast_unsigned();
             let size = Size { send_wr: most + 1, ..Size::default() };
@@ -56,6 +58,21 @@ pub(super) fn call(context: &Context, end: &EndState, call: Refusal) -> i32 {
         Refusal::DomainInUse => end.pd.try_dealloc(),
         Refusal::CompletionQueueInUse => end.send_cq.try_destroy(),
     }
+}
+
+/// Posts to a queue pair, which waits for a receive that nobody posts, as much as there is room for, and one
+/// more.
+fn full(context: &Context, end: &EndState, post: impl Fn(&Qp) -> i32) -> i32 {
+    const ROOM: u32 = 4;
+    let size = Size { send_wr: ROOM, receive_wr: ROOM, ..Size::default() };
+    let side = || end.pd.qp(&end.send_cq, &end.receive_cq, &size);
+    let (qp, peer) = (side(), side());
+    let (own, there) = (endpoint(context, &qp), endpoint(context, &peer));
+    connect(&qp, &own, &there, &Knobs::default());
+    connect(&peer, &there, &own, &Knobs::default());
+    (0..ROOM).for_each(|_| assert_eq!(post(&qp), 0));
+    // Devices may have more room than was asked for.
+    (0..u32::from(u16::MAX)).map(|_| post(&qp)).find(|&errno| errno != 0).unwrap_or(0)
 }
 
 fn register(end: &EndState, access: u32) -> i32 {

@@ -10,7 +10,7 @@ use test_support::rig::{Context, Cq};
 
 use super::end::Ends;
 use super::program::*;
-use super::trace::{Completion, StepTrace, Trace, changes};
+use super::trace::{Completion, Queue, StepTrace, Trace, changes};
 use super::{refusal, settle};
 
 /// How long a completion is waited for that the contract promises; it is then missing in the trace.
@@ -108,7 +108,7 @@ impl Run<'_> {
 
     /// Takes what completes at this end's send queue, up to this request.
     pub(super) fn take_sent(&mut self, end: End, last: u64) {
-        let found = wait(&self.ends.get(end).send_cq, false, |found| {
+        let found = wait(&self.ends.get(end).send_cq, Queue::Send, |found| {
             found.last().is_some_and(|last_found: &Completion| last_found.wr_id == last)
         });
         self.step.sent.entry(end.to_string()).or_default().extend(found);
@@ -117,18 +117,26 @@ impl Run<'_> {
     /// Takes so many receives of this end.
     pub(super) fn take_received(&mut self, end: End, count: usize) {
         if count > 0 {
-            let found = wait(&self.ends.get(end).receive_cq, true, |found| found.len() >= count);
+            let found =
+                wait(&self.ends.get(end).receive_cq, self.queue(end), |found| found.len() >= count);
             self.received(end, found);
         }
     }
 
     /// Takes receives up to the one with this immediate data.
     pub(super) fn take_received_until(&mut self, end: End, imm: u32) {
-        let found = wait(&self.ends.get(end).receive_cq, true, |found| {
+        let found = wait(&self.ends.get(end).receive_cq, self.queue(end), |found| {
             let details = found.last().and_then(|last: &Completion| last.details.as_ref());
             details.is_some_and(|details| details.imm == Some(imm))
         });
         self.received(end, found);
+    }
+
+    /// The receive queue of this end.
+    fn queue(&self, end: End) -> Queue {
+        let plan = self.program.pairs[usize::from(end.pair)];
+        let datagrams = plan.transport == Transport::Ud;
+        Queue::Receive { datagrams_of: datagrams.then(|| self.ends.get(end.peer()).qp.number()) }
     }
 
     /// Takes all receives of a queue pair that is in error; those of a shared queue stay.
@@ -170,24 +178,25 @@ impl Run<'_> {
         }
         for end in self.ends.all() {
             let state = self.ends.get(end);
-            let (sent, received) = (poll(&state.send_cq, false), poll(&state.receive_cq, true));
+            let sent = poll(&state.send_cq, Queue::Send);
+            let received = poll(&state.receive_cq, self.queue(end));
             self.step.sent.entry(end.to_string()).or_default().extend(sent);
             self.step.received.entry(end.to_string()).or_default().extend(received);
         }
     }
 }
 
-fn poll(cq: &Cq, received: bool) -> Vec<Completion> {
+fn poll(cq: &Cq, queue: Queue) -> Vec<Completion> {
     let wcs = cq.try_poll::<16>().expect("the completion queue is not in error");
-    wcs.iter().map(|wc| Completion::of(wc, received)).collect()
+    wcs.iter().map(|wc| Completion::of(wc, queue)).collect()
 }
 
 /// Polls until that is so, or for as long as patience lasts.
-fn wait(cq: &Cq, received: bool, done: impl Fn(&[Completion]) -> bool) -> Vec<Completion> {
+fn wait(cq: &Cq, queue: Queue, done: impl Fn(&[Completion]) -> bool) -> Vec<Completion> {
     let until = Instant::now() + PATIENCE;
     let mut found = Vec::new();
     loop {
-        found.extend(poll(cq, received));
+        found.extend(poll(cq, queue));
         if done(&found) || Instant::now() > until {
             return found;
         }
@@ -197,5 +206,5 @@ fn wait(cq: &Cq, received: bool, done: impl Fn(&[Completion]) -> bool) -> Vec<Co
 
 /// Reliable, and patient where the device is slow; but who has no receive request is given up soon.
 pub(super) fn knobs(pair: Pair) -> Knobs {
-    Knobs { access: pair.access, rnr_retries: 1, ..Knobs::default() }
+    Knobs { access: pair.access, psn: pair.psn, rnr_retries: 1, ..Knobs::default() }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use rdma_sys::{ibv_qp_state as State, ibv_wc_status as Status};
 
+use super::model::length;
 use super::program::*;
 use super::run::Run;
 
@@ -50,12 +51,18 @@ fn failure(run: &mut Run<'_>, end: End, sends: &[(u64, &Send)]) -> Option<(u64, 
     let (id, send, status) =
         sends.iter().find_map(|&(id, send)| failed(id).map(|wc| (id, send, wc.status)))?;
     if send.opcode.fetches() {
-        // What a failed request leaves there is not defined, nor whether an atomic was executed before its
-        // answer found no place.
+        // What a failed request leaves there is not defined.
         run.ends.get(end).clear(&send.elements);
-        if let (Some(Remote { slot, offset, .. }), true) = (send.remote, send.opcode.is_atomic()) {
-            run.ends.get(end.peer()).clear(&[Element { slot, offset, length: 8, key: Key::Own }]);
-        }
+    }
+    // An atomic may have been executed before its answer found no place, and all but the end of a WRITE before
+    // its immediate data found no receive request.
+    let unheard =
+        send.opcode == Opcode::WriteImm && Status(status) == Status::IBV_WC_RNR_RETRY_EXC_ERR;
+    if let (Some(Remote { slot, offset, .. }), true) =
+        (send.remote, send.opcode.is_atomic() || unheard)
+    {
+        let length = length(&send.elements);
+        run.ends.get(end.peer()).clear(&[Element { slot, offset, length, key: Key::Own }]);
     }
     Some((id, status))
 }

@@ -39,11 +39,28 @@ pub(super) struct Details {
     /// Of receives, READs and atomics.
     pub(super) byte_len: Option<u32>,
     pub(super) imm: Option<u32>,
+    /// Of datagrams: whether it is said to come from the peer.
+    pub(super) of_peer: Option<bool>,
+}
+
+/// What a completion is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Queue {
+    Send,
+    /// With the number of the queue pair that sends datagrams to it.
+    Receive {
+        datagrams_of: Option<u32>,
+    },
 }
 
 impl Completion {
-    pub(super) fn of(wc: &ibv_wc, received: bool) -> Self {
+    pub(super) fn of(wc: &ibv_wc, queue: Queue) -> Self {
         let status = ibv_wc_status(wc.status.0);
+        let received = queue != Queue::Send;
+        let datagrams_of = match queue {
+            Queue::Receive { datagrams_of } => datagrams_of,
+            Queue::Send => None,
+        };
         let success = status == ibv_wc_status::IBV_WC_SUCCESS;
         let details = success.then(|| {
             let fetched = wc.opcode == ibv_wc_opcode::IBV_WC_RDMA_READ
@@ -54,6 +71,7 @@ impl Completion {
                 opcode: wc.opcode.0.try_into().expect("few opcodes"),
                 byte_len: (received || fetched).then_some(wc.byte_len),
                 imm: has_imm.then(|| imm_of(wc)),
+                of_peer: datagrams_of.map(|peer| peer == wc.src_qp),
             }
         });
         Self { wr_id: wc.wr_id, status: status.0, details }
