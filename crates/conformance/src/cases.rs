@@ -6,6 +6,7 @@ mod attributes;
 mod binds;
 mod channels;
 mod completions;
+mod concurrency;
 mod datagram_errors;
 mod datagrams;
 mod drained;
@@ -48,6 +49,7 @@ const PARTS: &[&[Case]] = &[
     binds::CASES,
     channels::CASES,
     completions::CASES,
+    concurrency::CASES,
     datagram_errors::CASES,
     datagrams::CASES,
     drained::CASES,

@@ -5,7 +5,6 @@
 mod abi;
 mod address_handles;
 mod atomics;
-mod busy;
 mod counters;
 mod datagrams;
 mod dmabuf;
