@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_sys::{ibv_gid, ibv_gid_type, ibv_wc_status as Status};
+use rdma_sys::{ibv_atomic_cap, ibv_gid, ibv_gid_type, ibv_wc_status as Status, ibv_wr_opcode};
 use rdma_types::AckTimeout;
 use test_support::rig::connect::{
     Endpoint, Knobs, Side, attributes, connect, connect_sides, endpoint_with_gid, pair, to_init,
@@ -12,7 +12,7 @@ use test_support::rig::connect::{
 use test_support::rig::datagram::gid_of;
 use test_support::rig::device::gid_table;
 use test_support::rig::post::Wr;
-use test_support::rig::{ALL_ACCESS, Size};
+use test_support::rig::{ALL_ACCESS, REMOTE_ATOMIC, Size};
 
 use crate::case::cases;
 use crate::device::Device;
@@ -24,6 +24,7 @@ cases![
     requester_that_gives_up_flushes_what_is_behind,
     peer_that_is_not_ready_yet_is_unreachable,
     peer_that_becomes_ready_in_time_gets_the_message,
+    requests_that_are_tried_again_are_executed_once,
     peer_that_was_destroyed_is_unreachable,
     peer_that_was_reset_is_unreachable,
     peer_in_error_is_unreachable,
@@ -156,6 +157,41 @@ fn peer_that_becomes_ready_in_time_gets_the_message(device: &Device) {
     to_rtr(&b.qp, &attr);
     a.send_cq.expect_success(1);
     b.receive_cq.expect_success(2);
+}
+
+fn requests_that_are_tried_again_are_executed_once(device: &Device) {
+    let has = device.attributes().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE;
+    device.needs(has, "the device has no atomic operations");
+    let access = ALL_ACCESS | REMOTE_ATOMIC;
+    let knobs = Knobs { timeout: 14, retries: 6, access, ..Knobs::default() };
+    let (a, b) = sides(device);
+    let (at_a, at_b) = (a.endpoint(), b.endpoint());
+    let (own, counter) = (a.pd.register(80, ALL_ACCESS), b.pd.register(8, access));
+    connect(&a.qp, &at_a, &at_b, &knobs);
+    for n in 0..10 {
+        let add =
+            Wr::new(n, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &[own.sge(8 * n as usize, 8)]);
+        a.qp.post(&add.atomic(&counter, 0, 1, 0));
+        a.qp.post(&Wr::send(n, &[]));
+    }
+    let attr = attributes(&at_b, &at_a, &knobs);
+    to_init(&b.qp, &attr);
+    for n in 0..20 {
+        b.qp.post_receive(n, &[]);
+    }
+    // Not before the first attempts.
+    let (c, _d) = acquainted(device);
+    c.qp.assert_ready();
+    to_rtr(&b.qp, &attr);
+    for n in 0..10 {
+        a.send_cq.expect_success(n);
+        a.send_cq.expect_success(n);
+        b.receive_cq.expect_success(n);
+    }
+    assert!(b.receive_cq.is_empty());
+    assert_eq!(counter.bytes(), 10_u64.to_ne_bytes());
+    let found: Vec<_> = own.bytes().chunks(8).map(|word| word[0]).collect();
+    assert_eq!(found, (0..10).collect::<Vec<u8>>());
 }
 
 fn peer_that_was_destroyed_is_unreachable(device: &Device) {
