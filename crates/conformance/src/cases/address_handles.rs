@@ -210,6 +210,9 @@ fn attributes_of_the_way_back_are_in_what_came(device: &Device) {
         assert_eq!(gid_of(&attr.grh.dgid), gid_of(&back.grh.dgid));
         assert_eq!(attr.grh.sgid_index, way.index, "by the address at which it came");
         assert_eq!((attr.grh.hop_limit, attr.grh.traffic_class), (way.hop_limit(&header), 0x2c));
+        // Before a header of IPv4 there are zeroes.
+        let start = u32::from_be_bytes(header[..4].try_into().unwrap());
+        assert_eq!(attr.grh.flow_label, start & 0x000f_ffff);
         if !way.from.ethernet {
             assert_eq!((attr.sl, attr.dlid, attr.src_path_bits), (back.sl, back.dlid, 0));
         }
@@ -281,11 +284,13 @@ fn handles_need_a_port_of_the_device(device: &Device) {
 }
 
 fn handles_need_a_source_of_the_port(device: &Device) {
-    let length = device.open().query_port().gid_tbl_len;
-    let beyond = u8::try_from(length).unwrap_or(u8::MAX);
-    device.needs(i32::from(beyond) >= length, "each index that fits is in the table");
-    expect_refused(device, |attr| (attr.is_global, attr.grh.sgid_index) = (1, beyond));
-    expect_refused(device, |attr| (attr.is_global, attr.grh.sgid_index) = (1, 255));
+    let rows = gid_table(&device.open(), 256, 0).unwrap();
+    let has = |index: u8| rows.iter().any(|row| row.index == u32::from(index));
+    // The first that has no GID, or is not in the table at all, and the last.
+    let first = (0..=u8::MAX).find(|&index| !has(index));
+    for index in first.into_iter().chain([u8::MAX]) {
+        expect_refused(device, |attr| (attr.is_global, attr.grh.sgid_index) = (1, index));
+    }
 }
 
 fn on_ethernet_handles_need_a_global_route(device: &Device) {

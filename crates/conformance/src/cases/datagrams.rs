@@ -37,6 +37,7 @@ cases![
     a_receivers_key_can_be_changed,
     with_the_high_bit_the_senders_own_key_goes,
     a_key_with_the_high_bit_is_only_sent_by_those_who_have_it,
+    datagrams_that_are_lost_are_no_events,
     datagrams_to_nobody_are_sent,
     datagrams_to_a_queue_pair_that_is_gone_are_sent,
     an_address_that_nobody_has_gets_nothing,
@@ -327,6 +328,19 @@ fn a_key_with_the_high_bit_is_only_sent_by_those_who_have_it(device: &Device) {
     a.send_cq.expect_success(2);
     let arrived = device.expected(2, "ud-qkey-high-bit", 1);
     assert_eq!(imm_of(&b.receive_cq.expect_success(10)), arrived);
+}
+
+fn datagrams_that_are_lost_are_no_events(device: &Device) {
+    let scene = Scene::new(device);
+    let b = scene.pair.b.qp.number();
+    scene.send(&scene.good(1, 8));
+    scene.send(&scene.to(scene.pair.send(2, 8), b, QKEY + 1));
+    scene.send(&scene.to(scene.pair.send(3, 8), b ^ 0x0080_0000, QKEY));
+    scene.receive_mark(10);
+    scene.expect_mark(10);
+    for side in [&scene.pair.a, &scene.pair.b] {
+        assert!(side.context.async_events().is_empty());
+    }
 }
 
 fn datagrams_to_nobody_are_sent(device: &Device) {

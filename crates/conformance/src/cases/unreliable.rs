@@ -35,6 +35,7 @@ cases![
     messages_to_a_peer_that_is_not_ready_are_lost_and_later_ones_are_not,
     messages_to_a_peer_in_error_are_sent,
     messages_without_a_receive_are_lost_and_later_ones_are_not,
+    messages_that_are_lost_are_no_events,
     writes_that_the_peer_does_not_allow_are_lost,
     a_lost_write_with_immediate_leaves_its_receive,
     writes_of_many_packets_that_are_not_allowed_write_nothing,
@@ -328,6 +329,18 @@ fn messages_without_a_receive_are_lost_and_later_ones_are_not(device: &Device) {
     pair.expect_mark(10);
     pair.at_b.assert_filled(0xbb);
     pair.b.qp.assert_ready();
+}
+
+fn messages_that_are_lost_are_no_events(device: &Device) {
+    let pair = Pair::new(device);
+    pair.expect_sent(&pair.send(1));
+    pair.expect_sent(&pair.write(2).with_imm(5));
+    pair.expect_sent(&pair.write(3).remote(pair.at_b.address(), pair.at_b.key() ^ 1));
+    pair.receive(10, 32);
+    pair.expect_mark(10);
+    for side in [&pair.a, &pair.b] {
+        assert!(side.context.async_events().is_empty());
+    }
 }
 
 /// Where B lets A write nothing: an address and a key each.
