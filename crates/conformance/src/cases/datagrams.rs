@@ -414,7 +414,8 @@ fn queue_pairs_of_other_types_hear_nothing(device: &Device) {
         let connect = if reliable { connect } else { connect_unreliably };
         connect(&other.qp, &other.endpoint(), &peer.endpoint(), &Knobs::default());
         connect(&peer.qp, &peer.endpoint(), &other.endpoint(), &Knobs::default());
-        other.qp.post_receive(20, &[]);
+        let room = other.pd.register(HEADER, LOCAL_WRITE);
+        other.qp.post_receive(20, &[room.sge(0, HEADER)]);
         for (wr_id, qkey) in [(1, QKEY), (2, 0)] {
             scene.send(&scene.to(scene.pair.send(wr_id, 0), other.qp.number(), qkey));
         }
