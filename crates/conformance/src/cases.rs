@@ -2,6 +2,7 @@
 
 mod address_handles;
 mod async_events;
+mod atomics;
 mod attributes;
 mod binds;
 mod channels;
@@ -20,6 +21,7 @@ mod flush;
 mod forks;
 mod invalidation;
 mod keys;
+mod locked_memory;
 mod multicast;
 mod not_ready;
 mod objects;
@@ -28,6 +30,7 @@ mod overflow;
 mod queries;
 mod queues;
 mod registration;
+mod sends;
 mod shared_receive_queues;
 mod shared_receives;
 mod sharing;
@@ -45,6 +48,7 @@ use crate::case::Case;
 const PARTS: &[&[Case]] = &[
     address_handles::CASES,
     async_events::CASES,
+    atomics::CASES,
     attributes::CASES,
     binds::CASES,
     channels::CASES,
@@ -63,6 +67,7 @@ const PARTS: &[&[Case]] = &[
     forks::CASES,
     invalidation::CASES,
     keys::CASES,
+    locked_memory::CASES,
     multicast::CASES,
     not_ready::CASES,
     objects::CASES,
@@ -71,6 +76,7 @@ const PARTS: &[&[Case]] = &[
     queries::CASES,
     queues::CASES,
     registration::CASES,
+    sends::CASES,
     shared_receive_queues::CASES,
     shared_receives::CASES,
     sharing::CASES,

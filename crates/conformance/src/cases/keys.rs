@@ -44,6 +44,7 @@ cases![
     deregistered_lkey_is_refused,
     key_of_memory_that_was_registered_again_is_refused,
     refusal_leaves_other_queue_pairs_of_the_protection_domains,
+    keys_of_another_opening_of_the_device_are_refused,
 ];
 
 /// WRITE and READ, of the requests of a scene.
@@ -462,4 +463,16 @@ fn refusal_leaves_other_queue_pairs_of_the_protection_domains(device: &Device) {
     a.send_cq.expect_success(1);
     to.assert_filled(1);
     qps.iter().for_each(Qp::assert_ready);
+}
+
+fn keys_of_another_opening_of_the_device_are_refused(device: &Device) {
+    for n in ONE_SIDED {
+        let scene = Scene::new(device);
+        let other = device.open();
+        let pd = other.pd();
+        let mr = pd.register_filled(vec![AT_B; BYTES], ALL_ACCESS);
+        let wr = scene.requests()[n].clone().remote(mr.address(), mr.rkey());
+        scene.expect_remote_refusal(&wr, Status::IBV_WC_REM_ACCESS_ERR);
+        mr.assert_filled(AT_B);
+    }
 }

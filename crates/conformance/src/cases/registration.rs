@@ -1,7 +1,8 @@
 //! Registration: which memory and which rights are taken, and under which addresses.
 
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Barrier, Mutex};
 
 use rdma_sys::{Errno, ibv_access_flags as Flags, ibv_mr, ibv_sge, ibv_wc_status as Status};
 use rustix::fs::SealFlags;
@@ -11,7 +12,7 @@ use test_support::rig::map::Mapping;
 use test_support::rig::memory::{deregister, fields_of, key_of, rkey_of};
 use test_support::rig::post::Wr;
 use test_support::rig::{
-    ALL_ACCESS, LOCAL_WRITE, MW_BIND, Pd, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, ZERO_BASED,
+    ALL_ACCESS, LOCAL_WRITE, MW_BIND, Mr, Pd, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, ZERO_BASED,
 };
 
 use crate::case::cases;
@@ -45,6 +46,9 @@ cases![
     requests_name_memory_by_the_address_it_was_registered_at,
     other_address_than_it_was_registered_at_is_refused,
     zero_based_memory_starts_at_0,
+    regions_end_in_any_order,
+    threads_register_at_the_same_time,
+    requests_go_on_while_other_memory_is_registered,
 ];
 
 const PAGE: usize = 4096;
@@ -475,4 +479,59 @@ fn zero_based_memory_starts_at_0(device: &Device) {
     a.qp.post(&write(3, 0).remote(base + 17, rkey_of(sink)));
     a.send_cq.expect(3, Status::IBV_WC_REM_ACCESS_ERR);
     deregister(sink);
+}
+
+fn regions_end_in_any_order(device: &Device) {
+    let (a, b) = pair(device);
+    let here = a.pd.register_filled(vec![1; 1], LOCAL_WRITE);
+    let mut regions: Vec<_> = (0..8).map(|_| Some(b.pd.register(8, ALL_ACCESS))).collect();
+    for n in [3, 0, 7, 4, 1, 6, 2] {
+        drop(regions[n].take());
+        for region in regions.iter().flatten() {
+            a.qp.post(&Wr::write(1, &[here.sge(0, 1)], region, 0));
+            a.send_cq.expect_success(1);
+        }
+    }
+    assert_eq!(regions[5].as_ref().unwrap().bytes(), [1, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+fn threads_register_at_the_same_time(device: &Device) {
+    let context = device.open();
+    let pd = context.pd();
+    let (keys, all_there) = (Mutex::new(Vec::new()), Barrier::new(4));
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            threads.spawn(|| {
+                let regions: Vec<_> = (0..50).map(|_| pd.register(100, ALL_ACCESS)).collect();
+                // All of them live at this moment.
+                keys.lock().unwrap().extend(regions.iter().map(Mr::key));
+                all_there.wait();
+            });
+        }
+    });
+    let mut keys = keys.into_inner().unwrap();
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), 200);
+}
+
+fn requests_go_on_while_other_memory_is_registered(device: &Device) {
+    let (a, b) = pair(device);
+    let (here, there) = (a.pd.register(64, LOCAL_WRITE), b.pd.register(64, ALL_ACCESS));
+    let done = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                drop(a.pd.register(PAGE, LOCAL_WRITE));
+                drop(b.pd.register(PAGE, ALL_ACCESS));
+            }
+        });
+        for round in 1..100 {
+            here.fill(round);
+            a.qp.post(&Wr::write(1, &[here.sge(0, 64)], &there, 0));
+            a.send_cq.expect_success(1);
+            there.assert_filled(round);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
 }

@@ -17,7 +17,6 @@ mod held;
 mod invalidation;
 mod keys;
 mod not_ready;
-mod operations;
 mod overflow;
 mod profiles;
 mod queries;
