@@ -125,7 +125,12 @@ impl Generator {
                     self.add(again);
                 }
             }
-            14..16 => {
+            14 => {
+                if let Some(race) = self.race(end) {
+                    self.add(Step::Race(race));
+                }
+            }
+            15 => {
                 let step = self.registration(end, slot);
                 self.add(step);
             }
@@ -140,6 +145,14 @@ impl Generator {
                 self.add(Step::Refused { end, call });
             }
         }
+    }
+
+    fn race(&mut self, of: End) -> Option<Race> {
+        let (a, b) = (End { side: Side::A, ..of }, End { side: Side::B, ..of });
+        let length = self.rng.u32(1..=4096);
+        let (written, read) = (self.place(a, length, 1)?, self.place(a, length, 1)?);
+        let target = self.place(b, length, 1)?;
+        Some(Race { pair: of.pair, length, written, read, target })
     }
 
     /// Each end's last send is looked for first, then others before it.
@@ -369,6 +382,7 @@ mod tests {
             "Foreign",
             "Unknown",
             "Deregister",
+            "Race",
             "Fail",
             "Reconnect",
             "Refused",

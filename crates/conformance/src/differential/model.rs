@@ -132,6 +132,10 @@ impl Model {
                 posted.filter(with_key).for_each(|part| part.key = Key::Stale);
                 Ok(())
             }
+            Step::Race(race) => race.requests().into_iter().try_for_each(|request| {
+                self.phase(&[request])?;
+                fair(!self.pairs[usize::from(race.pair)].broken, "a race of a request that fails")
+            }),
             Step::Fail { end } => {
                 let pair = &mut self.pairs[usize::from(end.pair)];
                 fair(!pair.broken, "it may be in error already")?;

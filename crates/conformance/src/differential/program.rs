@@ -82,6 +82,8 @@ pub(super) enum Step {
         end: End,
         slot: u8,
     },
+    /// Two requests that write the same bytes.
+    Race(Race),
     /// Moves a queue pair to the error state.
     Fail {
         end: End,
@@ -95,6 +97,50 @@ pub(super) enum Step {
         end: End,
         call: Refusal,
     },
+}
+
+/// A writes to B, and B reads from A, both into the same bytes of B. Each of these is then from one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Race {
+    pub(super) pair: u8,
+    pub(super) length: u32,
+    /// Slots and offsets: of A, what is written and what is read; of B, where to.
+    pub(super) written: (u8, u32),
+    pub(super) read: (u8, u32),
+    pub(super) target: (u8, u32),
+}
+
+impl Race {
+    pub(super) fn ends(self) -> (End, End) {
+        let a = End { pair: self.pair, side: Side::A };
+        (a, a.peer())
+    }
+
+    /// As two requests, of which each alone is fair.
+    pub(super) fn requests(self) -> [Request; 2] {
+        let (a, b) = self.ends();
+        let send = |end, opcode, from: (u8, u32), to: (u8, u32)| {
+            let (key, length) = (Key::Own, self.length);
+            let element = Element { slot: from.0, offset: from.1, length, key };
+            let remote = Remote { slot: to.0, offset: to.1, key };
+            Request::Send(Send {
+                end,
+                opcode,
+                elements: vec![element],
+                remote: Some(remote),
+                signaled: true,
+                inline: false,
+                fenced: false,
+                solicited: false,
+                operands: (0, 0),
+                good_qkey: true,
+            })
+        };
+        [
+            send(a, Opcode::Write, self.written, self.target),
+            send(b, Opcode::Read, self.target, self.read),
+        ]
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -287,6 +333,7 @@ impl fmt::Display for Program {
                     writeln!(f, "step {n}: {end}: deregister slot {slot}")?;
                 }
                 Step::Fail { end } => writeln!(f, "step {n}: {end}: to error")?,
+                Step::Race(race) => writeln!(f, "step {n}: {race:?}")?,
                 Step::Reconnect { pair } => writeln!(f, "step {n}: {pair}: reset and reconnect")?,
                 Step::Refused { end, call } => writeln!(f, "step {n}: {end}: refused {call:?}")?,
             }

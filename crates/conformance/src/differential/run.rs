@@ -44,6 +44,7 @@ impl Run<'_> {
                 let errno = self.ends.get_mut(*end).register(*slot, *length, *access);
                 self.step.calls.push(errno);
             }
+            Step::Race(race) => self.race(n, *race),
             Step::Deregister { end, slot } => self.ends.get_mut(*end).deregister(*slot),
             Step::Fail { end } => self.fail(*end),
             Step::Reconnect { pair } => {
@@ -84,6 +85,24 @@ impl Run<'_> {
             sends.truncate(count);
         }
         settle::settle(self, &accepted);
+    }
+
+    /// Each byte is of one of those who wrote it; of which, is not compared.
+    fn race(&mut self, n: usize, race: Race) {
+        let (a, b) = race.ends();
+        let bytes = |ends: &Ends<'_>, end: End, place: (u8, u32)| {
+            let all = ends.get(end).slots[usize::from(place.0)].memory.bytes();
+            all[place.1 as usize..][..race.length as usize].to_vec()
+        };
+        let (written, read) = (bytes(&self.ends, a, race.written), bytes(&self.ends, a, race.read));
+        self.phase(n, &race.requests());
+        let found = bytes(&self.ends, b, race.target);
+        let (slot, offset) = race.target;
+        self.ends.get(b).clear(&[Element { slot, offset, length: race.length, key: Key::Own }]);
+        let mut allowed = written.iter().zip(&read).zip(&found);
+        if let Some(at) = allowed.position(|((one, other), found)| found != one && found != other) {
+            self.step.memory.insert(format!("race at {at}"), format!("{:02x}", found[at]));
+        }
     }
 
     /// Moves a queue pair to error and takes the flushes.

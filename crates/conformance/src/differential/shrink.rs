@@ -53,6 +53,9 @@ fn candidates(program: &Program) -> Vec<Program> {
                 simpler.retain(|simpler| simpler != step);
                 simpler
             }
+            Step::Race(race) if race.length > 1 => {
+                vec![Step::Race(Race { length: race.length / 2, ..*race })]
+            }
             _ => Vec::new(),
         };
         for step in smaller {
@@ -90,6 +93,12 @@ fn without_pair(program: &Program, pair: usize) -> Option<Program> {
             let mut end = End { pair: *pair, side: Side::A };
             let kept = keep(&mut end, gone);
             *pair = end.pair;
+            kept
+        }
+        Step::Race(race) => {
+            let (mut end, _) = race.ends();
+            let kept = keep(&mut end, gone);
+            race.pair = end.pair;
             kept
         }
         Step::Register { end, .. }
