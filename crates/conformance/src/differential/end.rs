@@ -10,7 +10,7 @@ use test_support::rig::post::Wr;
 use test_support::rig::srq::Srq;
 use test_support::rig::{ALL_ACCESS, Context, Cq, Mr, Pd, Qp, REMOTE_ATOMIC, Size};
 
-use super::model::{ELEMENTS, HEADER, INLINE, QUEUE};
+use super::model::{ELEMENTS, HEADER, INLINE, QUEUE, beginning};
 use super::program::*;
 use super::run::knobs;
 use super::settle::imm;
@@ -187,16 +187,6 @@ impl EndState {
             self.clear(&beginning(elements, HEADER));
         }
     }
-}
-
-fn beginning(elements: &[Element], mut bytes: u32) -> Vec<Element> {
-    let mut parts = Vec::new();
-    for element in elements {
-        let length = element.length.min(bytes);
-        bytes -= length;
-        parts.push(Element { length, ..*element });
-    }
-    parts
 }
 
 /// All ends of a program.

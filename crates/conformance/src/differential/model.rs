@@ -307,12 +307,11 @@ impl Model {
         let carried = if send.opcode == Opcode::WriteImm { 0 } else { length(&send.elements) };
         let header = if plan.transport == Transport::Ud { HEADER } else { 0 };
         let short = length(&receive) < carried + header;
-        let used = carried + header > 0;
-        let bad = if used { self.faults(peer, &receive, true) } else { 0 };
+        let bad = self.faults(peer, &beginning(&receive, carried + header), true);
+        // Whether elements are looked at that the message does not reach is left open.
+        fair(bad == self.faults(peer, &receive, true), "a bad element that is not reached")?;
         fair(bad + usize::from(short) <= 1, "two faults")?;
-        if used {
-            footprints.add_receive(peer, &receive)?;
-        }
+        footprints.add_receive(peer, &receive)?;
         fair(reliable || !short && bad == 0, "nobody would hear of it")?;
         Ok(if short || bad > 0 { Fate::Fails } else { Fate::Done })
     }
@@ -354,6 +353,19 @@ impl Model {
 
 pub(super) fn length(elements: &[Element]) -> u32 {
     elements.iter().map(|element| element.length).sum()
+}
+
+/// The elements as far as the first `bytes` go.
+pub(super) fn beginning(elements: &[Element], mut bytes: u32) -> Vec<Element> {
+    let mut parts = Vec::new();
+    for element in elements {
+        let length = element.length.min(bytes);
+        if length > 0 {
+            parts.push(Element { length, ..*element });
+        }
+        bytes -= length;
+    }
+    parts
 }
 
 fn named(state: &EndState, slot: usize, key: Key) -> Fair {
