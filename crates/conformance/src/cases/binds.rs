@@ -4,7 +4,7 @@
 use rdma_sys::{
     Errno, ibv_inc_rkey, ibv_mw_bind_info, ibv_mw_type, ibv_wc_opcode, ibv_wc_status as Status,
 };
-use test_support::rig::connect::{Knobs, pair_with};
+use test_support::rig::connect::{Knobs, Side, pair_with};
 use test_support::rig::post::Wr;
 use test_support::rig::window::{BINDABLE, BYTES, Grant, Mw, REMOTE, TYPE_1, TYPE_2};
 use test_support::rig::{
@@ -44,6 +44,7 @@ cases![
     the_function_that_binds_is_for_type_1,
     the_request_that_binds_is_for_type_2,
     binds_fill_the_queue_as_other_requests_do,
+    a_queue_pair_that_is_not_connected_binds_nothing,
 ];
 
 /// What the rig would do, with a key whose low byte no window had before.
@@ -393,4 +394,15 @@ fn binds_fill_the_queue_as_other_requests_do(device: &Device) {
     a.send_cq.expect_success(0);
     a.send_cq.expect(1, FAILED);
     a.send_cq.expect_flushed(2..posted as u64);
+}
+
+fn a_queue_pair_that_is_not_connected_binds_nothing(device: &Device) {
+    needs(device, TYPE_1);
+    let side = Side::new(device, &Size::default(), 8);
+    let region = side.pd.register(8, BINDABLE);
+    let mw = side.pd.mw(TYPE_1);
+    let key = mw.key();
+    assert_eq!(side.qp.try_bind(1, &mw, region.part(0, 8, REMOTE_READ), 0), Errno::EINVAL.raw());
+    assert_eq!(mw.key(), key);
+    drop(mw);
 }

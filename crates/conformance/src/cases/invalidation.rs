@@ -4,8 +4,8 @@
 use std::time::Instant;
 
 use rdma_sys::{
-    ibv_mw_bind_info, ibv_mw_type, ibv_qp_state, ibv_qp_type, ibv_wc_flags, ibv_wc_opcode,
-    ibv_wc_status as Status,
+    ibv_event_type as Event, ibv_mw_bind_info, ibv_mw_type, ibv_qp_state, ibv_qp_type,
+    ibv_wc_flags, ibv_wc_opcode, ibv_wc_status as Status,
 };
 use test_support::rig::connect::{Knobs, Side, connect_unreliably};
 use test_support::rig::memory::deregister;
@@ -13,7 +13,7 @@ use test_support::rig::post::Wr;
 use test_support::rig::window::{
     AT_A, AT_B, BINDABLE, BYTES, Grant, Mw, REMOTE, TYPE_1, TYPE_2, invalidated,
 };
-use test_support::rig::{LOCAL_WRITE, Mr, PATIENCE, REMOTE_WRITE, Size};
+use test_support::rig::{LOCAL_WRITE, Mr, PATIENCE, REMOTE_WRITE, Size, until};
 
 use super::windows::{kinds, needs};
 use crate::case::cases;
@@ -21,6 +21,7 @@ use crate::device::Device;
 
 cases![
     after_a_local_invalidation_has_completed_the_peer_touches_nothing,
+    after_a_local_invalidation_the_peer_reads_nothing,
     a_completion_says_that_it_is_of_a_local_invalidation,
     an_invalidated_window_lets_its_region_go,
     on_an_unreliable_connection_what_comes_after_the_end_of_a_window_is_dropped,
@@ -42,6 +43,7 @@ cases![
     a_send_that_invalidates_no_window_of_type_2_is_delivered_and_ends_its_receiver,
     a_send_that_invalidates_another_key_is_delivered_and_ends_its_receiver,
     a_send_that_invalidates_an_unbound_window_is_delivered_and_ends_its_receiver,
+    a_send_that_invalidates_nothing_is_an_event_of_its_receiver,
     deallocation_ends_a_bound_window,
     a_window_of_type_2_ends_with_the_reset_of_its_queue_pair,
     a_window_of_type_2_ends_with_its_queue_pair,
@@ -59,7 +61,17 @@ fn after_a_local_invalidation_has_completed_the_peer_touches_nothing(device: &De
     grant.local_invalidate(key);
     grant.at_b.fill(AT_B);
     grant.refuses(&grant.write(key, 16, 8));
-    grant.at_b.assert_filled(AT_B);
+}
+
+fn after_a_local_invalidation_the_peer_reads_nothing(device: &Device) {
+    needs(device, TYPE_2);
+    for atomic in [false, true] {
+        let grant = Grant::new(device);
+        let (_mw, key) = grant.window(TYPE_2, REMOTE);
+        grant.local_invalidate(key);
+        grant.refuses(&if atomic { grant.add(key, 16) } else { grant.read(key, 16, 8) });
+        grant.at_a.assert_filled(AT_A);
+    }
 }
 
 fn a_completion_says_that_it_is_of_a_local_invalidation(device: &Device) {
@@ -385,6 +397,20 @@ fn a_send_that_invalidates_another_key_is_delivered_and_ends_its_receiver(device
 
 fn a_send_that_invalidates_an_unbound_window_is_delivered_and_ends_its_receiver(device: &Device) {
     with_unbound_windows(device, delivered_and_ended);
+}
+
+fn a_send_that_invalidates_nothing_is_an_event_of_its_receiver(device: &Device) {
+    needs(device, TYPE_2);
+    let grant = Grant::new(device);
+    delivered_and_ended(&grant, grant.at_b.key());
+    let context = &grant.b.context;
+    if device.differs("refused-requests-are-no-events") {
+        assert!(!context.has_async_events());
+        return;
+    }
+    until("the event", || context.has_async_events());
+    let expected = (Event::IBV_EVENT_QP_REQ_ERR, grant.b.qp.0.addr());
+    assert_eq!(context.async_events(), [expected]);
 }
 
 /// A's write through a window that is gone is refused, and the region that it was bound to can go.

@@ -26,6 +26,7 @@ cases![
     polled_completions_give_their_room_back,
     a_queue_pair_that_is_destroyed_gives_its_room_back,
     a_queue_is_busy_while_queue_pairs_use_it,
+    a_query_of_a_queue_pair_names_its_shared_queue,
     what_nobody_took_goes_with_the_queue,
     a_limit_beyond_the_queue_is_refused,
     the_limit_is_as_it_was_set,
@@ -169,6 +170,11 @@ fn a_queue_is_busy_while_queue_pairs_use_it(device: &Device) {
     server.srq.post(1, &[]);
     send(&clients[1]);
     server.expect(1, 1);
+}
+
+fn a_query_of_a_queue_pair_names_its_shared_queue(device: &Device) {
+    let (_clients, server) = with_clients(device, 8, 1);
+    assert_eq!(server.qps[0].query_init().srq, server.srq.0);
 }
 
 fn what_nobody_took_goes_with_the_queue(device: &Device) {

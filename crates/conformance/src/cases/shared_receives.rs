@@ -25,6 +25,7 @@ cases![
     unreliable_connections_take_requests,
     requests_of_many_threads_are_taken_once_each,
     a_sender_waits_for_a_request,
+    a_list_of_requests_serves_all_who_wait,
     retries_end_without_a_request,
     a_sender_that_gave_up_takes_no_request,
     a_sender_that_goes_leaves_the_request_to_the_next,
@@ -233,6 +234,23 @@ fn a_sender_waits_for_a_request(device: &Device) {
     server.srq.post(7, &[]);
     clients[0].send_cq.expect_success(1);
     server.expect(0, 7);
+}
+
+fn a_list_of_requests_serves_all_who_wait(device: &Device) {
+    let (clients, server) = with_clients(device, 8, 3);
+    clients.iter().for_each(|client| client.qp.post(&Wr::send(1, &[])));
+    server.srq.try_post_list(&[(0, &[]), (1, &[]), (2, &[])]).unwrap();
+    for client in &clients {
+        client.send_cq.expect_success(1);
+    }
+    let mut taken = Vec::from_iter((0..3).map(|_| server.receive_cq.next()));
+    taken.iter().for_each(|wc| assert_eq!(wc.status, Status::IBV_WC_SUCCESS));
+    taken.sort_by_key(|wc| wc.wr_id);
+    assert!(taken.iter().map(|wc| wc.wr_id).eq(0..3));
+    let mut takers = Vec::from_iter(taken.iter().map(|wc| wc.qp_num));
+    takers.sort_unstable();
+    takers.dedup();
+    assert_eq!(takers.len(), 3);
 }
 
 /// Clients whose messages are given up soon if there is no request.

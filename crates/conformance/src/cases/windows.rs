@@ -7,7 +7,7 @@ use test_support::rig::connect::Knobs;
 use test_support::rig::post::Wr;
 use test_support::rig::window::{AT_A, AT_B, BINDABLE, BYTES, Grant, REMOTE, TYPE_1, TYPE_2};
 use test_support::rig::{
-    ALL_ACCESS, LOCAL_WRITE, MW_BIND, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, ZERO_BASED,
+    ALL_ACCESS, LOCAL_WRITE, MW_BIND, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, ZERO_BASED, imm_of,
 };
 
 use crate::case::cases;
@@ -18,11 +18,13 @@ cases![
     a_window_of_an_unknown_kind_is_refused,
     windows_have_keys_of_their_own,
     a_new_window_names_nothing,
+    a_new_window_does_not_revive_one_that_is_gone,
     a_window_reaches_from_its_first_byte_to_its_last,
     what_reaches_out_of_a_window_is_refused,
     what_reaches_out_of_a_windows_region_is_refused,
     a_window_gives_the_rights_that_it_was_bound_with,
     a_window_gives_no_other_rights,
+    a_write_with_immediate_goes_through_a_window,
     a_window_that_only_reads_needs_no_right_but_to_be_bound,
     a_queue_pair_without_the_right_gives_none_by_a_window,
     the_key_of_a_window_is_no_local_key,
@@ -100,6 +102,19 @@ fn a_new_window_names_nothing(device: &Device) {
         let grant = Grant::new(device);
         let mw = grant.b.pd.mw(kind);
         grant.refuses(&grant.write(mw.key(), 16, 8));
+    }
+}
+
+fn a_new_window_does_not_revive_one_that_is_gone(device: &Device) {
+    for kind in kinds(device) {
+        let grant = Grant::new(device);
+        let (mw, gone) = grant.window(kind, REMOTE);
+        drop(mw);
+        let (new, key) = grant.window(kind, REMOTE);
+        assert_ne!(key, gone);
+        grant.allows(&grant.write(key, 16, 8));
+        grant.refuses(&grant.write(gone, 16, 8));
+        drop(new);
     }
 }
 
@@ -188,6 +203,18 @@ fn a_window_gives_no_other_rights(device: &Device) {
     }
 }
 
+fn a_write_with_immediate_goes_through_a_window(device: &Device) {
+    for kind in kinds(device) {
+        let grant = Grant::new(device);
+        let (_mw, key) = grant.window(kind, REMOTE_WRITE);
+        grant.b.qp.post_receive(10, &[]);
+        grant.allows(&grant.write(key, 16, 8).with_imm(7));
+        let wc = grant.b.receive_cq.expect_success(10);
+        assert_eq!((imm_of(&wc), wc.byte_len), (7, 8));
+        assert_eq!(grant.at_b.bytes()[16..24], [AT_A; 8]);
+    }
+}
+
 fn a_window_that_only_reads_needs_no_right_but_to_be_bound(device: &Device) {
     for kind in kinds(device) {
         let grant = Grant::new(device);
@@ -219,7 +246,7 @@ fn the_key_of_a_window_is_no_local_key(device: &Device) {
         grant.b.qp.post(&Wr::send(1, &[sge]));
         let status = device.expected(
             Status::IBV_WC_LOC_PROT_ERR,
-            "local-key-status",
+            "status-of-a-bad-lkey",
             Status::IBV_WC_LOC_QP_OP_ERR,
         );
         grant.b.send_cq.expect(1, status);

@@ -1,25 +1,11 @@
 //! How the access that a memory window gives is taken back, on this device.
 
-use rdma_sys::{ibv_event_type as Event, ibv_wc_status as Status};
+use rdma_sys::ibv_wc_status as Status;
 
 use crate::rig::connect::Side;
+use crate::rig::on_each_held_device;
 use crate::rig::post::Wr;
 use crate::rig::window::{AT_A, AT_B, BYTES, Grant, REMOTE, TYPE_1, TYPE_2};
-use crate::rig::{on_each_device, on_each_held_device};
-
-#[test]
-fn a_send_that_invalidates_nothing_is_an_event_of_its_receiver() {
-    on_each_device("invalidate-event", |device| {
-        let grant = Grant::new(device);
-        grant.b.qp.post_receive(10, &[]);
-        grant.a.qp.post(&Wr::send_with_invalidate(2, &[], grant.at_b.key()));
-        grant.a.send_cq.expect_success(2);
-        grant.b.receive_cq.expect(10, Status::IBV_WC_REM_INV_REQ_ERR);
-        grant.b.qp.wait_for_error();
-        let expected = (Event::IBV_EVENT_QP_REQ_ERR, grant.b.qp.0.addr());
-        assert_eq!(grant.b.context.async_events(), [expected]);
-    });
-}
 
 #[test]
 fn a_write_that_was_half_done_does_not_go_on_after_its_window_is_taken_back() {
