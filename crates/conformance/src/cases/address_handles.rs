@@ -23,6 +23,7 @@ cases![
     headers_say_how_long_the_packet_is,
     headers_of_ipv4_have_a_right_checksum,
     attributes_of_the_way_back_are_in_what_came,
+    the_way_back_leads_to_whom_the_header_names,
     an_answer_goes_back_by_what_came_with_the_question,
     what_is_no_header_makes_no_handle,
     headers_for_other_addresses_make_no_handle,
@@ -189,6 +190,13 @@ fn ipv4_sum(header: &[u8]) -> u16 {
     u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap()
 }
 
+/// Gives the header the checksum of what it is now.
+fn set_ipv4_checksum(header: &mut [u8]) {
+    header[30..32].fill(0);
+    let checksum = !ipv4_sum(header);
+    header[30..32].copy_from_slice(&checksum.to_be_bytes());
+}
+
 fn headers_of_ipv4_have_a_right_checksum(device: &Device) {
     let scene = Scene::new(device);
     let Some(way) = scene.ways().into_iter().find(Way::is_ipv4) else {
@@ -216,6 +224,25 @@ fn attributes_of_the_way_back_are_in_what_came(device: &Device) {
         if !way.from.ethernet {
             assert_eq!((attr.sl, attr.dlid, attr.src_path_bits), (back.sl, back.dlid, 0));
         }
+    }
+}
+
+fn the_way_back_leads_to_whom_the_header_names(device: &Device) {
+    let scene = Scene::new(device);
+    for way in scene.ways() {
+        let ah = scene.a.pd.ah(vector(&way.from, &way.to, true));
+        let (question, mut header) = scene.send(&ah, 0);
+        // As if it came from another, by the last byte of the source.
+        let last = if way.is_ipv4() { 35 } else { 23 };
+        header[last] ^= 0x40;
+        if way.is_ipv4() {
+            set_ipv4_checksum(&mut header);
+        }
+        let mut source = gid_of(&way.from.gid).to_bytes();
+        source[15] ^= 0x40;
+        let attr = scene.b.context.ah_attributes(&question, &header).unwrap();
+        assert_eq!(gid_of(&attr.grh.dgid).to_bytes(), source);
+        assert_eq!(attr.grh.sgid_index, way.index);
     }
 }
 
@@ -256,10 +283,7 @@ fn headers_for_other_addresses_make_no_handle(device: &Device) {
     // The last byte of the destination.
     header[39] ^= 0x40;
     if header[0] >> 4 != 6 {
-        // With the checksum of what it is now.
-        header[30..32].fill(0);
-        let checksum = !ipv4_sum(&header);
-        header[30..32].copy_from_slice(&checksum.to_be_bytes());
+        set_ipv4_checksum(&mut header);
     }
     assert!(scene.b.context.ah_attributes(&question, &header).is_err());
     assert!(scene.b.pd.try_ah_from(&question, &header).is_err());

@@ -365,6 +365,9 @@ fn an_address_that_nobody_has_gets_nothing(device: &Device) {
     let scene = Scene::new(device);
     let mut nowhere = scene.pair.b.endpoint();
     (nowhere.lid, nowhere.gid) = (nowhere.lid ^ 1, changed(&nowhere.gid));
+    // One goes to the right address before.
+    scene.receive_mark(9);
+    scene.expect_mark(9);
     scene.pair.receive(10, HEADER + 8);
     let from = scene.pair.a.endpoint();
     let way = vector(&from, &nowhere, from.ethernet);

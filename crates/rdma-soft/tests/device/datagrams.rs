@@ -7,7 +7,7 @@ use rdma_sys::{
 };
 
 use crate::rig::connect::Side;
-use crate::rig::datagram::{HEADER, MTU, Pair, QKEY, activate, side, size};
+use crate::rig::datagram::{HEADER, MTU, Pair, QKEY, activate, gid_of, side, size};
 use crate::rig::post::Wr;
 use crate::rig::{LOCAL_WRITE, Size, on_each_device, on_each_held_device, soft};
 
@@ -79,6 +79,9 @@ fn datagrams_reach_other_devices_of_the_link() {
         a.qp.post(&Wr::send(1, &[]).to(&ah, b.qp.number(), QKEY));
         a.send_cq.expect_success(1);
         b.receive_cq.expect_success(if round == 0 { 10 } else { 11 });
+        let header = sink.bytes();
+        assert_eq!(header[32..36], gid_of(&a.endpoint().gid).to_bytes()[12..]);
+        assert_eq!(header[36..], gid_of(&b.endpoint().gid).to_bytes()[12..]);
         if round > 0 {
             a.qp.post(&Wr::send(1, &[]).to(&ah, b.qp.number(), QKEY));
             a.send_cq.expect_success(1);
