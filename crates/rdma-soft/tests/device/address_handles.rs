@@ -9,6 +9,7 @@ const GRH: u32 = ibv_wc_flags::IBV_WC_GRH.0;
 
 #[test]
 fn headers_of_nobody_make_no_handle() {
+    rdma_soft::install();
     let side = side("soft0");
     let wc = ibv_wc { wc_flags: GRH, slid: 0, sl: 0, ..Default::default() };
     let attributes = |header: [u8; HEADER]| side.context.ah_attributes(&wc, &header).err();

@@ -193,6 +193,7 @@ fn datagrams_that_are_held_are_cancelled_or_lost() {
 
 #[test]
 fn other_types_are_not_supported() {
+    rdma_soft::install();
     let side = side("soft0");
     for qp_type in [
         ibv_qp_type::IBV_QPT_RAW_PACKET,
