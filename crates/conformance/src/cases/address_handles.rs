@@ -140,7 +140,7 @@ fn headers_carry_the_hop_limit(device: &Device) {
             let mut attr = vector(&way.from, &way.to, true);
             attr.grh.hop_limit = hop_limit;
             let (_, header) = scene.send(&scene.a.pd.ah(attr), 13);
-            let carried = device.expected(hop_limit, "hop-limit-of-handles", 64);
+            let carried = device.expected(hop_limit, "hop-limit-is-the-routes", 64);
             assert_eq!(way.hop_limit(&header), carried);
         }
     }

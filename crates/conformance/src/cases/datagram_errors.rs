@@ -88,7 +88,7 @@ fn a_receive_with_a_bad_element_fails_its_own_queue_pair(device: &Device) {
     fail_receiver(&scene);
     let status = device.expected(
         Status::IBV_WC_LOC_PROT_ERR,
-        "status-of-a-bad-lkey",
+        "receive-with-a-bad-element",
         Status::IBV_WC_LOC_QP_OP_ERR,
     );
     scene.pair.b.receive_cq.expect(10, status);

@@ -102,7 +102,7 @@ fn a_receive_with_a_bad_element_fails_the_receiver_alone(device: &Device) {
     let pair = Pair::new(device);
     fail_receiver(&pair);
     let (contract, rxe) = (Status::IBV_WC_LOC_PROT_ERR, Status::IBV_WC_LOC_QP_OP_ERR);
-    pair.b.receive_cq.expect(10, device.expected(contract, "status-of-a-bad-lkey", rxe));
+    pair.b.receive_cq.expect(10, device.expected(contract, "receive-with-a-bad-element", rxe));
     pair.b.receive_cq.expect_flushed([11]);
     pair.b.qp.wait_for_error();
     pair.a.qp.assert_ready();
