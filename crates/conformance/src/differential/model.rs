@@ -298,6 +298,7 @@ impl Model {
         if remote == 1 {
             // Whether the receive request of a shared queue is taken is left open.
             fair(!self.pairs[usize::from(peer.pair)].shares(peer.side), "of a shared queue")?;
+            fair(!self.end(peer).receives.is_empty(), "two faults")?;
             return Ok(Fate::Fails);
         }
         let Some(receive) = self.end_mut(peer).receives.pop_front() else {
