@@ -15,6 +15,8 @@ pub(super) const QUEUE: u32 = 32;
 /// Elements of a request, and bytes of inline data.
 pub(super) const ELEMENTS: u32 = 3;
 pub(super) const INLINE: u32 = 64;
+/// The path MTU.
+const PACKET: u32 = 1024;
 /// The longest datagram, and what comes before it.
 pub(super) const DATAGRAM: u32 = 1024;
 pub(super) const HEADER: u32 = 40;
@@ -286,6 +288,9 @@ impl Model {
         let remote = self.remote_faults(plan, send) + usize::from(!send.good_qkey);
         fair(local + remote <= 1, "two faults")?;
         if local == 1 {
+            // What is in earlier packets may have arrived by then.
+            let whole = send.opcode.fetches() || length(&send.elements) <= PACKET;
+            fair(whole, "a mistake behind the first packet")?;
             return Ok(Fate::Fails);
         }
         let reliable = plan.transport == Transport::Rc;
