@@ -66,11 +66,17 @@ fn candidates(program: &Program) -> Vec<Program> {
     }
     for n in 0..program.pairs.len() {
         let plan = program.pairs[n];
-        let simple = Pair { shared: false, all_signaled: false, ..plan };
-        if simple != plan {
-            let mut candidate = program.clone();
-            candidate.pairs[n] = simple;
-            found.push(candidate);
+        for simple in [
+            Pair { shared: false, all_signaled: false, access: ALL_ACCESS, ..plan },
+            Pair { shared: false, ..plan },
+            Pair { all_signaled: false, ..plan },
+            Pair { access: ALL_ACCESS, ..plan },
+        ] {
+            if simple != plan {
+                let mut candidate = program.clone();
+                candidate.pairs[n] = simple;
+                found.push(candidate);
+            }
         }
     }
     found
