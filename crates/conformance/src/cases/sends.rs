@@ -68,7 +68,7 @@ fn receive_too_small_is_an_error_on_both_sides(device: &Device) {
 fn receive_too_small_is_a_length_error_here_and_an_invalid_request_there(device: &Device) {
     let wanted = device.expected(
         (Status::IBV_WC_REM_INV_REQ_ERR, Status::IBV_WC_LOC_LEN_ERR),
-        "status-of-a-receive-that-fails",
+        "receive-too-small",
         (Status::IBV_WC_REM_OP_ERR, Status::IBV_WC_LOC_QP_OP_ERR),
     );
     assert_eq!(too_long_for_its_receive(device), wanted);
@@ -135,7 +135,7 @@ fn receive_into_another_protection_domain_is_an_error_on_both_sides(device: &Dev
 fn receive_that_may_not_be_filled_is_a_protection_error(device: &Device) {
     let wanted = device.expected(
         Status::IBV_WC_LOC_PROT_ERR,
-        "status-of-a-receive-that-fails",
+        "receive-with-a-bad-element",
         Status::IBV_WC_LOC_QP_OP_ERR,
     );
     assert_eq!(bad_receive(device, wrong_key), wanted);
