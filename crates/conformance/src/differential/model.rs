@@ -206,16 +206,20 @@ impl Model {
                 if self.pairs[index].broken {
                     continue;
                 }
+                let receives = &self.end(send.end.peer()).receives;
+                let not_ready = send.opcode.is_received() && receives.is_empty();
                 fate = self.execute(plan, send, &mut footprints)?;
                 if fate == Fate::Fails {
                     fair(n == 0 && own.len() == sends.len(), "a failure comes first and alone")?;
                     // What comes behind may be executed before the answer finds no place.
                     let early = send.opcode.fetches() && self.local_faults(send) > 0;
                     fair(!early || own.len() == 1, "what comes behind may be executed")?;
-                    // On SoftRoCE a fenced request that finds no receive, with others behind it, may
-                    // never complete.
+                    // On SoftRoCE a request that waits for a receive may never complete if one behind it
+                    // fails here meanwhile, or if there is a fence.
                     let fenced = own.len() > 1 && own.iter().any(|send| send.fenced);
                     fair(!fenced, "a fence in a failure")?;
+                    let wrong = own[1..].iter().any(|send| self.local_faults(send) > 0);
+                    fair(!(not_ready && wrong), "a mistake behind one that waits")?;
                     self.pairs[index].broken = true;
                     self.pairs[index].flushes[side as usize] = true;
                 }
