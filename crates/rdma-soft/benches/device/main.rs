@@ -21,6 +21,7 @@ mod scale;
 mod two_threads;
 
 fn main() {
+    rdma_soft::install();
     let mut criterion = Criterion::default()
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1))

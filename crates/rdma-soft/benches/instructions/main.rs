@@ -40,6 +40,7 @@ const SCENARIOS: [Scenario; 5] = [
 fn main() -> ExitCode {
     if let Ok(scenario) = env::var(SCENARIO) {
         let found = SCENARIOS.into_iter().find(|known| known.0 == scenario);
+        rdma_soft::install();
         let (_, connections, regions, _) = found.expect("a scenario of this list");
         let mut many = Many::new(connections, regions);
         // So that what only the first use of each costs is not in the first count.
