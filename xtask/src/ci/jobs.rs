@@ -267,6 +267,9 @@ const ASAN: &[Step] = &[
         "cargo test --target {host} --target-dir {target}/asan -p rdma-soft --test visible_copies",
     )
     .with(ADDRESS),
+    // The programs of the examples, which a test starts.
+    run("cargo build --target {host} --target-dir {target}/asan -p rdma-examples --examples")
+        .with(ADDRESS),
     tests(
         "cargo test --target {host} --target-dir {target}/asan --lib --bins --tests --examples \
             -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-examples -p conformance",
@@ -274,11 +277,17 @@ const ASAN: &[Step] = &[
     .with(ADDRESS),
 ];
 
-const LSAN: &[Step] = &[tests(
-    "cargo test --target {host} --target-dir {target}/lsan --lib --bins --tests --examples \
-        -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-examples -p conformance",
-)
-.with(&[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=leak"), WITHOUT_RXE])];
+const LEAKS: &[(&str, &str)] = &[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=leak"), WITHOUT_RXE];
+
+const LSAN: &[Step] = &[
+    run("cargo build --target {host} --target-dir {target}/lsan -p rdma-examples --examples")
+        .with(LEAKS),
+    tests(
+        "cargo test --target {host} --target-dir {target}/lsan --lib --bins --tests --examples \
+            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-examples -p conformance",
+    )
+    .with(LEAKS),
+];
 
 /// First that memcheck sees the device at all: these tests expect its report.
 const MEMCHECK_SEES: Step =
@@ -297,6 +306,7 @@ const MEMCHECK_SUITE: Step = tests("cargo test -p conformance --test conformance
 /// A forked child releases nothing, on purpose, and valgrind would call that leaks.
 const VALGRIND_FULL: &[Step] = &[
     MEMCHECK_SEES,
+    run("cargo build -p rdma-examples --examples"),
     tests(
         "cargo test --lib --bins --tests --examples -p rdma-soft -p rdma-mem -p rdma-qp \
             -p rdma-examples -- --test-threads=1 --skip forked_child",
