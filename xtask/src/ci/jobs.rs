@@ -170,7 +170,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "valgrind-full",
-        about: "memcheck on the real copies, the tests of the layers too",
+        about: "memcheck on the real copies, the tests of the layers and the suite too",
         tier: Tier::Full,
         needs: &[Need::Tool("valgrind", "apt-get install valgrind libc6-dbg")],
         steps: VALGRIND_FULL,
@@ -296,7 +296,6 @@ const MEMCHECK_SEES: Step =
 const VALGRIND: &[Step] = &[
     MEMCHECK_SEES,
     tests("cargo test -p rdma-soft --lib --tests -- --test-threads=1").with(&[MEMCHECK]),
-    MEMCHECK_SUITE,
 ];
 
 /// Each case is a process; of the devices one is enough. Of forks see below.
