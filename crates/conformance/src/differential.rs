@@ -3,14 +3,14 @@
 //! A program is a list of steps, after each of which the devices are quiet. Within a step there are only
 //! requests whose order cannot matter, so that what the devices may decide is not in the comparison.
 //!
-//! - [`program`]: what a program is; [`generate`] makes one of a seed.
-//! - [`model`]: whether a program is fair, that is, leaves nothing to the devices; [`footprint`] is the part
+//! - `program`: what a program is; `generate` makes one of a seed.
+//! - `model`: whether a program is fair, that is, leaves nothing to the devices; `footprint` is the part
 //!   of it about memory.
-//! - [`run`]: executing it on a device, with [`end`], [`settle`] and [`refusal`]; what it saw is a [`trace`].
-//! - [`child`]: a device in a process of its own.
-//! - [`compare`]: whether two traces say the same.
-//! - [`shrink`]: making a program that fails smaller.
-//! - [`arguments`]: which programs, on which devices.
+//! - `run`: executing it on a device, with `end`, `settle` and `refusal`; what it saw is a `trace`.
+//! - `child`: a device in a process of its own.
+//! - `compare`: whether two traces say the same.
+//! - `shrink`: making a program that fails smaller.
+//! - `arguments`: which programs, on which devices.
 
 mod arguments;
 mod child;

@@ -5,14 +5,14 @@
 //! limit: a hang or a crash is that case's failure, and the run goes on. `docs/testing.md` says how to
 //! run it and how to read the table at its end.
 //!
-//! - [`case`]: what a case is, and how a file of cases lists them.
-//! - [`device`]: the device as a case sees it: its name, what it lacks, where it is known to differ.
-//! - [`devices`]: which devices a run has.
-//! - [`child`]: one case in a process of its own.
-//! - [`remote`]: the cases of SoftRoCE, where that is.
-//! - [`run`]: the trials; [`table`]: what came out.
-//! - [`cases`]: the cases, a file for each part of the contract.
-//! - [`differential`]: random programs of verbs on two devices, a test of its own.
+//! - `case`: what a case is, and how a file of cases lists them.
+//! - `device`: the device as a case sees it: its name, what it lacks, where it is known to differ.
+//! - `devices`: which devices a run has.
+//! - `child`: one case in a process of its own.
+//! - `remote`: the cases of SoftRoCE, where that is.
+//! - `run`: the trials; `table`: what came out.
+//! - `cases`: the cases, a file for each part of the contract.
+//! - `differential`: random programs of verbs on two devices, a test of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its case.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and devices are 64-bit only.
 
