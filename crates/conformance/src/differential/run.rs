@@ -14,7 +14,7 @@ use super::trace::{Completion, Queue, StepTrace, Trace, changes};
 use super::{refusal, settle};
 
 /// How long a completion is waited for that the contract promises; it is then missing in the trace.
-const PATIENCE: Duration = Duration::from_secs(4);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Runs the program on queue pairs and memory of its own.
 pub(super) fn run(context: &Context, program: &Program) -> Trace {
