@@ -17,7 +17,7 @@ const SOFTWARE: [(&str, Link, Schedule); 4] = [
 ];
 
 /// Names further devices of the machine, `NAME` or `NAME:all`, with commas between.
-const VARIABLE: &str = "RDMA_TEST_DEVICES";
+pub(crate) const VARIABLE: &str = "RDMA_TEST_DEVICES";
 
 /// A device of this run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,8 +30,13 @@ pub(crate) struct Wanted {
 /// The software devices, then those that were named.
 pub(crate) fn wanted() -> Vec<Wanted> {
     let software = SOFTWARE.iter().map(|(name, ..)| Wanted { name: (*name).to_owned(), all: true });
+    software.chain(named()).collect()
+}
+
+/// The devices that were named.
+pub(crate) fn named() -> Vec<Wanted> {
     let named = env::var(VARIABLE).unwrap_or_default();
-    software.chain(named.split(',').filter(|name| !name.is_empty()).map(named_device)).collect()
+    named.split(',').filter(|name| !name.is_empty()).map(named_device).collect()
 }
 
 fn named_device(text: &str) -> Wanted {
@@ -40,6 +45,12 @@ fn named_device(text: &str) -> Wanted {
         Some(name) => Wanted { name: name.to_owned(), all: true },
         None => Wanted { name: text.to_owned(), all: false },
     }
+}
+
+/// Whether the device of this name is SoftRoCE: only of that the kernel says on which network interface it
+/// stands.
+pub(crate) fn is_rxe(name: &str) -> bool {
+    Path::new("/sys/class/infiniband").join(name).join("parent").is_file()
 }
 
 /// Makes this process's device; any name but those of the software devices is one of libibverbs.
@@ -56,9 +67,7 @@ pub(crate) fn prepare(name: &str) -> Device {
         }
         None => {
             use_provider(Provider { verbs: rdma_sys::system().unwrap(), slow: true });
-            // Only of SoftRoCE the kernel says on which network interface it stands.
-            let parent = Path::new("/sys/class/infiniband").join(name).join("parent");
-            if parent.is_file() { Kind::Rxe } else { Kind::Other }
+            if is_rxe(name) { Kind::Rxe } else { Kind::Other }
         }
     };
     Device::new(name.to_owned(), kind)

@@ -37,7 +37,7 @@ use child::Device;
 use compare::Met;
 use program::Program;
 
-use crate::remote;
+use crate::{devices, remote};
 
 /// How many programs the shrinker may try, and how long that may take.
 const TRIES: usize = 600;
@@ -73,15 +73,13 @@ fn here((left, right): (String, String), arguments: &Arguments) -> Trial {
 
 /// SoftRoCE, where it was set up, unless this process is there already.
 fn elsewhere(arguments: &Arguments) -> Result<Option<Trial>, String> {
-    if env::var_os(arguments::DEVICES).is_some() {
+    if env::var_os(devices::VARIABLE).is_some() {
         return Ok(None);
     }
     let Some((device, _)) = remote::wanted()? else { return Ok(None) };
     let own = arguments.own();
     Ok(Some(Trial::test(name(SOFTWARE, &device), move || {
-        let mut command = remote::xtask("rxe-run");
-        command.args(["--timeout", remote::LIMIT_SECONDS, "--"]).arg(env::current_exe()?).args(own);
-        let output = command.env(arguments::DEVICES, &device).output()?;
+        let output = remote::command(devices::VARIABLE, &device, own)?.output()?;
         if output.status.success() {
             return Ok(());
         }
@@ -101,7 +99,7 @@ struct Comparison {
 
 impl Comparison {
     fn new(left: &str, right: &str) -> Self {
-        let met = right.starts_with("rxe").then(Met::new);
+        let met = devices::is_rxe(right).then(Met::new);
         Self { left: Device::new(left), right: Device::new(right), met }
     }
 

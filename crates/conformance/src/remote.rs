@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::env;
 use std::ffi::OsString;
-use std::io::{BufRead as _, BufReader, Read as _, Seek as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -19,7 +19,7 @@ use crate::{cases, child};
 const VARIABLE: &str = "RDMA_TEST_REMOTE";
 
 /// Emulated on a slow machine; on most it takes a few minutes.
-pub(crate) const LIMIT_SECONDS: &str = "1500";
+const LIMIT_SECONDS: &str = "1500";
 
 /// How one case ended, as a line.
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ fn find() -> Option<(String, String)> {
     output.status.success().then(|| (device.to_owned(), place.to_owned()))
 }
 
-pub(crate) fn xtask(chore: &str) -> Command {
+fn xtask(chore: &str) -> Command {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(cargo);
     command.args(["--quiet", "xtask", chore]).current_dir(env!("CARGO_MANIFEST_DIR"));
@@ -99,11 +99,11 @@ fn print(case: String, outcome: Outcome) {
     println!("{}", serde_json::to_string(&Line { case, outcome }).unwrap());
 }
 
-/// What runs these cases where SoftRoCE is.
-fn command(device: &str, cases: Vec<String>) -> anyhow::Result<Command> {
+/// What runs this program where SoftRoCE is, told by `variable` to be on its device.
+pub(crate) fn command(variable: &str, device: &str, arguments: Vec<String>) -> io::Result<Command> {
     let mut command = xtask("rxe-run");
-    command.args(["--timeout", LIMIT_SECONDS, "--"]).arg(env::current_exe()?).args(cases);
-    command.env(VARIABLE, device);
+    command.args(["--timeout", LIMIT_SECONDS, "--"]).arg(env::current_exe()?).args(arguments);
+    command.env(variable, device);
     Ok(command)
 }
 
@@ -126,12 +126,12 @@ impl Remote {
     pub(crate) fn start(device: String, cases: Vec<String>) -> Arc<Self> {
         let remote = Arc::new(Self::default());
         let own = Arc::clone(&remote);
-        thread::spawn(move || own.follow_to_the_end(command(&device, cases)));
+        thread::spawn(move || own.follow_to_the_end(command(VARIABLE, &device, cases)));
         remote
     }
 
-    fn follow_to_the_end(&self, command: anyhow::Result<Command>) {
-        let ended = match command.and_then(|command| self.follow(command)) {
+    fn follow_to_the_end(&self, command: io::Result<Command>) {
+        let ended = match command.map_err(Into::into).and_then(|command| self.follow(command)) {
             Ok(()) => "it ended without a word of this case".to_owned(),
             Err(error) => format!("{error:#}"),
         };

@@ -239,14 +239,20 @@ fn needs_resize(device: &Device) {
     device.needs(!lacks, "the device does not resize completion queues");
 }
 
-fn a_queue_grows_and_keeps_its_completions(device: &Device) {
-    needs_resize(device);
+/// Two sides, of which A has eight completions of sends to poll.
+fn with_eight_completions(device: &Device) -> (Side, Side) {
     let (a, b) = pair_with(device, &Size::default(), &Knobs::default());
     for n in 0..8 {
         b.qp.post_receive(n, &[]);
         a.qp.post(&Wr::send(n, &[]));
         b.receive_cq.expect_success(n);
     }
+    (a, b)
+}
+
+fn a_queue_grows_and_keeps_its_completions(device: &Device) {
+    needs_resize(device);
+    let (a, b) = with_eight_completions(device);
     a.send_cq.expect_success(0);
     let before = a.send_cq.entries();
     assert_eq!(a.send_cq.try_resize(before + 1), 0);
@@ -259,12 +265,7 @@ fn a_queue_grows_and_keeps_its_completions(device: &Device) {
 
 fn a_queue_does_not_shrink_below_what_is_in_it(device: &Device) {
     needs_resize(device);
-    let (a, b) = pair_with(device, &Size::default(), &Knobs::default());
-    for n in 0..8 {
-        b.qp.post_receive(n, &[]);
-        a.qp.post(&Wr::send(n, &[]));
-        b.receive_cq.expect_success(n);
-    }
+    let (a, _b) = with_eight_completions(device);
     assert_eq!(a.send_cq.try_resize(2), REFUSED);
     for n in 0..8 {
         a.send_cq.expect_success(n);

@@ -62,15 +62,6 @@ fn acquainted(device: &Device) -> (Side, Side) {
     (a, b)
 }
 
-/// A's next request fails as unanswered.
-#[track_caller]
-fn expect_unreachable(a: &Side) {
-    a.qp.post(&Wr::send(77, &[]));
-    a.send_cq.expect(77, Status::IBV_WC_RETRY_EXC_ERR);
-    a.qp.wait_for_error();
-    assert!(a.send_cq.is_empty());
-}
-
 /// A queue pair that no device has.
 fn nobody(at: &Endpoint) -> Endpoint {
     Endpoint { qpn: at.qpn ^ 0x0080_0000, ..*at }
@@ -85,7 +76,7 @@ fn requester_tries_as_often_as_it_was_told_to_and_not_less(device: &Device) {
         let at_a = a.endpoint();
         connect(&a.qp, &at_a, &nobody(&at_a), &Knobs { timeout, retries, ..Knobs::default() });
         let start = Instant::now();
-        expect_unreachable(&a);
+        a.expect_unreachable();
         let least = (wait - 2 * Duration::from_millis(4)) * (u32::from(retries) + 1);
         assert!(start.elapsed() >= least, "{:?} of {least:?}", start.elapsed());
     }
@@ -139,7 +130,7 @@ fn peer_that_is_not_ready_yet_is_unreachable(device: &Device) {
             to_init(&b.qp, &attributes(&at_b, &at_a, &impatient()));
             b.qp.post_receive(1, &[]);
         }
-        expect_unreachable(&a);
+        a.expect_unreachable();
         assert!(b.receive_cq.is_empty());
     }
 }
@@ -197,20 +188,20 @@ fn requests_that_are_tried_again_are_executed_once(device: &Device) {
 fn peer_that_was_destroyed_is_unreachable(device: &Device) {
     let (a, b) = acquainted(device);
     drop(b);
-    expect_unreachable(&a);
+    a.expect_unreachable();
 }
 
 fn peer_that_was_reset_is_unreachable(device: &Device) {
     let (a, b) = acquainted(device);
     b.qp.to_reset();
-    expect_unreachable(&a);
+    a.expect_unreachable();
 }
 
 fn peer_in_error_is_unreachable(device: &Device) {
     let (a, b) = acquainted(device);
     b.qp.post_receive(1, &[]);
     b.qp.to_error();
-    expect_unreachable(&a);
+    a.expect_unreachable();
     b.receive_cq.expect_flushed([1]);
 }
 
@@ -220,7 +211,7 @@ fn queue_pair_number_that_nobody_has_is_unreachable(device: &Device) {
     connect(&a.qp, &at_a, &nobody(&at_b), &impatient());
     connect(&b.qp, &at_b, &at_a, &impatient());
     b.qp.post_receive(1, &[]);
-    expect_unreachable(&a);
+    a.expect_unreachable();
     assert!(b.receive_cq.is_empty());
 }
 
@@ -237,7 +228,7 @@ fn address_that_nobody_has_is_unreachable(device: &Device) {
     connect(&a.qp, &at_a, &elsewhere(&at_b), &impatient());
     connect(&b.qp, &at_b, &at_a, &impatient());
     b.qp.post_receive(1, &[]);
-    expect_unreachable(&a);
+    a.expect_unreachable();
     assert!(b.receive_cq.is_empty());
 }
 
@@ -248,7 +239,7 @@ fn address_that_the_peer_does_not_expect_is_unreachable(device: &Device) {
     // B expects a queue pair of A's number at another address.
     connect(&b.qp, &at_b, &elsewhere(&at_a), &impatient());
     b.qp.post_receive(1, &[]);
-    expect_unreachable(&a);
+    a.expect_unreachable();
     assert!(b.receive_cq.is_empty());
 }
 
@@ -298,7 +289,7 @@ fn timeout_0_waits_for_ever_and_ends_with_the_error_state(device: &Device) {
     // Longer than what any other timeout of this length would take.
     let at_limited = limited.endpoint();
     connect(&limited.qp, &at_limited, &nobody(&at_limited), &impatient());
-    expect_unreachable(&limited);
+    limited.expect_unreachable();
     a.qp.assert_ready();
     assert!(a.send_cq.is_empty());
     a.qp.to_error();
@@ -310,7 +301,7 @@ fn requester_that_gives_up_leaves_other_queue_pairs_alone(device: &Device) {
     let at_a = a.endpoint();
     let (c, d) = pair(device);
     connect(&a.qp, &at_a, &nobody(&at_a), &impatient());
-    expect_unreachable(&a);
+    a.expect_unreachable();
     d.qp.post_receive(1, &[]);
     c.qp.post(&Wr::send(2, &[]));
     c.send_cq.expect_success(2);

@@ -5,15 +5,13 @@ use std::{env, fmt, fs, iter};
 
 use super::generate;
 use super::program::Program;
+use crate::devices;
 
 /// As many as a run of CI has.
 const COUNT: u64 = 200;
 
 /// The device that others are compared with.
 pub(super) const SOFTWARE: &str = "soft0";
-
-/// Names the devices to compare it with.
-pub(super) const DEVICES: &str = "RDMA_TEST_DEVICES";
 
 /// Programs, each with what to call it.
 pub(super) type Programs = Box<dyn Iterator<Item = (String, Program)> + Send>;
@@ -54,15 +52,13 @@ impl Arguments {
     /// Pairs of devices to compare: the schedules of the software devices, or the software device with each
     /// that is named.
     pub(super) fn devices(&self) -> impl Iterator<Item = (String, String)> {
-        let named = env::var(DEVICES).unwrap_or_default();
-        let names = named.split(',').filter(|name| !name.is_empty());
         let mut pairs: Vec<_> =
-            names.map(|name| (SOFTWARE, name.trim().trim_end_matches(":all"))).collect();
+            devices::named().into_iter().map(|named| (SOFTWARE.to_owned(), named.name)).collect();
         if pairs.is_empty() {
-            pairs = vec![("soft0", "soft0-deferred"), ("softib0", "softib0-deferred")];
+            let schedules = |name: &str| (name.to_owned(), format!("{name}-deferred"));
+            pairs = ["soft0", "softib0"].map(schedules).into();
         }
-        let owned: Vec<_> = pairs.into_iter().map(|(a, b)| (a.to_owned(), b.to_owned())).collect();
-        owned.into_iter()
+        pairs.into_iter()
     }
 
     /// What tells another process to run the same programs.

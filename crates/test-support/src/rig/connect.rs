@@ -120,28 +120,28 @@ pub fn attributes(own: &Endpoint, peer: &Endpoint, knobs: &Knobs) -> ibv_qp_attr
     attr
 }
 
+/// Goes to this state with those of the attributes.
+fn step(qp: &Qp, attr: &ibv_qp_attr, qp_state: ibv_qp_state, mask: u32) {
+    assert_eq!(qp.modify(ibv_qp_attr { qp_state, ..*attr }, mask), 0);
+}
+
 pub fn to_init(qp: &Qp, attr: &ibv_qp_attr) {
-    let init = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_INIT, ..*attr };
-    assert_eq!(qp.modify(init, INIT), 0);
+    step(qp, attr, ibv_qp_state::IBV_QPS_INIT, INIT);
 }
 
 pub fn to_rtr(qp: &Qp, attr: &ibv_qp_attr) {
-    let rtr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..*attr };
-    assert_eq!(qp.modify(rtr, RTR), 0);
+    step(qp, attr, ibv_qp_state::IBV_QPS_RTR, RTR);
+}
+
+pub fn to_rts(qp: &Qp, attr: &ibv_qp_attr) {
+    step(qp, attr, ibv_qp_state::IBV_QPS_RTS, RTS);
 }
 
 pub fn connect_unreliably(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs: &Knobs) {
     let attr = attributes(own, peer, knobs);
     to_init(qp, &attr);
-    let rtr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
-    assert_eq!(qp.modify(rtr, UC_RTR), 0);
-    let rts = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTS, ..attr };
-    assert_eq!(qp.modify(rts, UNRELIABLE_RTS), 0);
-}
-
-pub fn to_rts(qp: &Qp, attr: &ibv_qp_attr) {
-    let rts = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTS, ..*attr };
-    assert_eq!(qp.modify(rts, RTS), 0);
+    step(qp, &attr, ibv_qp_state::IBV_QPS_RTR, UC_RTR);
+    step(qp, &attr, ibv_qp_state::IBV_QPS_RTS, UNRELIABLE_RTS);
 }
 
 pub fn connect(qp: &Qp, own: &Endpoint, peer: &Endpoint, knobs: &Knobs) {
@@ -171,6 +171,15 @@ impl Side {
 
     pub fn endpoint(&self) -> Endpoint {
         endpoint(&self.context, &self.qp)
+    }
+
+    /// Its next request fails as unanswered.
+    #[track_caller]
+    pub fn expect_unreachable(&self) {
+        self.qp.post(&Wr::send(77, &[]));
+        self.send_cq.expect(77, ibv_wc_status::IBV_WC_RETRY_EXC_ERR);
+        self.qp.wait_for_error();
+        assert!(self.send_cq.is_empty());
     }
 }
 

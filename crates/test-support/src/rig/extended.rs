@@ -186,11 +186,7 @@ pub fn init(pd: &Pd, send: &Cq, receive: &Cq, size: &Size, operations: u64) -> i
         ibv_qp_init_attr_ex { pd: pd.0, send_ops_flags: operations, ..Default::default() };
     init.comp_mask = (Mask::IBV_QP_INIT_ATTR_PD | Mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).0;
     (init.send_cq, init.recv_cq) = (send.0, receive.0);
-    init.cap.max_send_wr = size.send_wr;
-    init.cap.max_recv_wr = size.receive_wr;
-    init.cap.max_send_sge = size.sge;
-    init.cap.max_recv_sge = size.sge;
-    init.cap.max_inline_data = size.inline;
+    init.cap = size.cap();
     init.qp_type = size.qp_type;
     init.sq_sig_all = size.signal_all.into();
     init

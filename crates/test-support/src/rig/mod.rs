@@ -185,11 +185,7 @@ impl Pd {
         let mut init = ibv_qp_init_attr::default();
         init.send_cq = send.0;
         init.recv_cq = receive.0;
-        init.cap.max_send_wr = size.send_wr;
-        init.cap.max_recv_wr = size.receive_wr;
-        init.cap.max_send_sge = size.sge;
-        init.cap.max_recv_sge = size.sge;
-        init.cap.max_inline_data = size.inline;
+        init.cap = size.cap();
         init.qp_type = size.qp_type;
         init.sq_sig_all = size.signal_all.into();
         init
@@ -220,6 +216,18 @@ pub struct Size {
     pub sge: u32,
     pub inline: u32,
     pub signal_all: bool,
+}
+
+impl Size {
+    pub fn cap(&self) -> ibv_qp_cap {
+        ibv_qp_cap {
+            max_send_wr: self.send_wr,
+            max_recv_wr: self.receive_wr,
+            max_send_sge: self.sge,
+            max_recv_sge: self.sge,
+            max_inline_data: self.inline,
+        }
+    }
 }
 
 impl Default for Size {
