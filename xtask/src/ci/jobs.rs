@@ -272,7 +272,7 @@ const ASAN: &[Step] = &[
         .with(ADDRESS),
     tests(
         "cargo test --target {host} --target-dir {target}/asan --lib --bins --tests --examples \
-            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-examples -p conformance",
+            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-examples -p conformance",
     )
     .with(ADDRESS),
 ];
@@ -284,7 +284,7 @@ const LSAN: &[Step] = &[
         .with(LEAKS),
     tests(
         "cargo test --target {host} --target-dir {target}/lsan --lib --bins --tests --examples \
-            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-examples -p conformance",
+            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-examples -p conformance",
     )
     .with(LEAKS),
 ];
@@ -312,7 +312,7 @@ const VALGRIND_FULL: &[Step] = &[
     run("cargo build -p rdma-examples --examples"),
     tests(
         "cargo test --lib --bins --tests --examples -p rdma-soft -p rdma-mem -p rdma-qp \
-            -p rdma-examples -- --test-threads=1 --skip forked_child",
+            -p rdma-channel -p rdma-examples -- --test-threads=1 --skip forked_child",
     )
     .with(&[MEMCHECK]),
     MEMCHECK_SUITE,

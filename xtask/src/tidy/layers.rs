@@ -25,6 +25,7 @@ const LAYERS: &[Layer] = &[
     layer("rdma-soft", &["rdma-types", "rdma-sys"], true),
     layer("rdma-mem", &["rdma-types", "rdma-sys"], true),
     layer("rdma-qp", &["rdma-types", "rdma-sys", "rdma-mem"], true),
+    layer("rdma-channel", &["rdma-types", "rdma-sys", "rdma-mem", "rdma-qp"], true),
 ];
 
 /// Never published: they may use everything, and no layer may use them but in its tests.
