@@ -1,3 +1,33 @@
 //! Connected RDMA endpoints whose operations keep their memory alive and always end.
 
-pub use rdma_qp::QueuePairEndpoint;
+mod blocking;
+mod builder;
+mod channel;
+mod core;
+mod ending;
+mod in_flight;
+mod lane;
+mod limits;
+mod operation;
+mod patience;
+mod pending_work;
+pub mod prelude;
+mod prepared_channel;
+mod rent;
+mod scope;
+mod slot;
+mod ticket;
+mod transport_error;
+mod unpolled;
+
+pub use builder::ChannelBuilder;
+pub use channel::Channel;
+pub use in_flight::{Finished, InFlight, Refused};
+pub use operation::Operation;
+pub use pending_work::{PendingWork, ScopedPendingWork};
+pub use prepared_channel::PreparedChannel;
+pub use rent::{Rent, RentMut};
+pub use scope::{Scope, ScopeError};
+pub use transport_error::{CloseReason, OperationError, TransportError, WorkId};
+
+pub use rdma_qp::{QueuePairEndpoint, WorkSuccess};

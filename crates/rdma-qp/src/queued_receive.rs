@@ -37,6 +37,14 @@ impl QueuedReceive<'_, '_> {
         self.wr.wr_id
     }
 
+    /// The same with another number.
+    #[inline]
+    #[must_use]
+    pub const fn with_id(mut self, wr_id: u64) -> Self {
+        self.wr.wr_id = wr_id;
+        self
+    }
+
     /// Whether a queue of this domain and so many elements can be known not to be able to do it.
     #[inline]
     pub(crate) fn check(&self, pd: &ProtectionDomain, most: u32) -> Result<(), PostError> {

@@ -18,7 +18,7 @@ use rdma_types::QpType;
 
 use crate::post_error::Reason;
 use crate::service::check_service;
-use crate::work_request::{Destination, INLINE};
+use crate::work_request::{Destination, INLINE, SIGNALED};
 use crate::{PostError, QueuePair, ReadWorkRequest, SendWorkRequest, WriteWorkRequest};
 
 /// A request of the send queue, of any kind, with its number: what
@@ -147,6 +147,30 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
     #[must_use]
     pub const fn wr_id(&self) -> u64 {
         self.wr.wr_id
+    }
+
+    /// The same with another number.
+    #[inline]
+    #[must_use]
+    pub const fn with_id(mut self, wr_id: u64) -> Self {
+        self.wr.wr_id = wr_id;
+        self
+    }
+
+    /// Whether success makes a completion; as of [`WriteWorkRequest::signaled`].
+    #[inline]
+    #[must_use]
+    pub const fn signaled(mut self, signaled: bool) -> Self {
+        let others = self.wr.send_flags & !SIGNALED;
+        self.wr.send_flags = if signaled { others | SIGNALED } else { others };
+        self
+    }
+
+    /// Whether success makes a completion.
+    #[inline]
+    #[must_use]
+    pub const fn is_signaled(&self) -> bool {
+        self.wr.send_flags & SIGNALED != 0
     }
 
     /// Whether the queue pair can be known not to be able to do it.

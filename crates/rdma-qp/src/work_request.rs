@@ -81,6 +81,13 @@ macro_rules! flags {
                 self
             }
 
+            /// Whether success makes a completion, as [`signaled`](Self::signaled) said.
+            #[inline]
+            #[must_use]
+            pub const fn is_signaled(&self) -> bool {
+                self.flags & SIGNALED != 0
+            }
+
             /// It waits until the RDMA reads and atomics before it in the queue are done.
             #[doc(alias = "IBV_SEND_FENCE")]
             #[inline]
@@ -92,6 +99,24 @@ macro_rules! flags {
         }
     )+};
 }
+
+/// What requests whose elements have domains have in common.
+macro_rules! domains {
+    ($($request:ident)+) => {$(
+        impl<'wr, 'data> $request<'wr, 'data> {
+            /// Says of which domains its elements are, in order, so that it is refused when it is posted if
+            /// one is of another than the queue pair. `from_list` does this.
+            #[inline]
+            #[must_use]
+            pub const fn with_domains(mut self, domains: &'wr [&'data ProtectionDomain]) -> Self {
+                self.domains = domains;
+                self
+            }
+        }
+    )+};
+}
+
+domains!(SendWorkRequest ReceiveWorkRequest WriteWorkRequest ReadWorkRequest);
 
 flags!(SendWorkRequest WriteWorkRequest ReadWorkRequest AtomicWorkRequest);
 

@@ -20,8 +20,11 @@ pub(crate) enum Number {
 }
 
 impl WorkSuccess {
+    /// A request of the send queue that is known to be done: by its completion, or, if it was
+    /// [unsignaled](crate::WriteWorkRequest::signaled), by that of a later one.
     #[inline]
-    pub(crate) const fn of_send(opcode: WcOpcode) -> Self {
+    #[must_use]
+    pub const fn of_send(opcode: WcOpcode) -> Self {
         Self { opcode, bytes: None, number: Number::None }
     }
 

@@ -1,0 +1,76 @@
+//! Operations one at a time: post, wait, and if that fails, end.
+
+use std::time::Duration;
+
+use rdma_qp::{WorkErrorClass, WorkSuccess};
+
+use crate::core::Core;
+use crate::ending::without_unwinding;
+use crate::lane::Lane;
+use crate::ticket::Ticket;
+use crate::{CloseReason, Operation, TransportError, WorkId};
+
+impl Core {
+    /// Posts one request, and returns when the device uses its memory no more.
+    #[inline(always)]
+    pub(crate) fn block(
+        &mut self,
+        peer: usize,
+        timeout: Duration,
+        post: impl for<'c> FnOnce(&'c Self, &'c Lane) -> Result<Ticket<'c>, TransportError>,
+    ) -> Result<WorkSuccess, TransportError> {
+        without_unwinding(|| {
+            let left = match self.lane(peer).and_then(|lane| post(self, lane)) {
+                Ok(ticket) => match ticket.wait(timeout) {
+                    Ok(Some(result)) => return Ok(result?),
+                    Ok(None) => Ok((ticket.keep(), None)),
+                    Err(error) => Ok((ticket.keep(), Some(error))),
+                },
+                Err(error) => Err(error),
+            };
+            match left {
+                Ok(((id, operation), failure)) => {
+                    self.out_of_patience(id, operation, timeout, failure)
+                }
+                Err(error) => {
+                    self.end_doubtful();
+                    Err(error)
+                }
+            }
+        })
+    }
+
+    /// The request is ended: its memory goes back to the caller.
+    #[cold]
+    #[inline(never)]
+    fn out_of_patience(
+        &mut self,
+        id: WorkId,
+        operation: Operation,
+        timeout: Duration,
+        failure: Option<TransportError>,
+    ) -> Result<WorkSuccess, TransportError> {
+        let reason = match failure {
+            Some(_) => CloseReason::Poll,
+            None => CloseReason::Timeout { operation },
+        };
+        let error = failure.unwrap_or(TransportError::Timeout { operation, timeout });
+        match self.give_up(id, reason).own {
+            // It was done before the device was told to let go.
+            Some(Ok(Ok(success))) => Ok(success),
+            Some(Ok(Err(work))) if work.class() != WorkErrorClass::Flushed => Err(work.into()),
+            _ => Err(error),
+        }
+    }
+
+    /// Ends a request that was refused, if it may be with the device all the same.
+    #[cold]
+    #[inline(never)]
+    fn end_doubtful(&mut self) {
+        let id = self.doubtful.replace(0);
+        if let Some(slot) = self.in_flight(id) {
+            let operation = slot.operation.get();
+            self.give_up(WorkId(id), CloseReason::Doubtful { operation });
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! Channels: one connection, and its operations one at a time.
+#![allow(unsafe_code)]
+
+use std::time::Duration;
+
+use rdma_mem::{ProtectionDomain, RemoteMemoryRegion};
+use rdma_qp::{
+    AtomicResult, AtomicWorkRequest, ConnectAttributes, QpState, Qpn, QueuePair,
+    QueuePairAttributes, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
+    WriteWorkRequest,
+};
+
+use crate::core::{Core, SendRequest, closed};
+use crate::lane::Lane;
+use crate::ticket::Ticket;
+use crate::{ChannelBuilder, CloseReason, Operation, TransportError};
+
+/// A connection to one peer, whose operations keep their memory alive and always end.
+///
+/// Operations come in three forms: blocking ones below, [scoped](Self::scope) ones, of which many are under
+/// way at a time, and [unpolled](Self::send_unpolled) ones, which are `unsafe` and what the others are made
+/// of.
+///
+/// The channel has its completion queue for itself. It can be moved to another thread, and used by one at a
+/// time.
+///
+/// # Blocking operations
+/// Each posts one request and waits until it is done, so that its memory is borrowed as long as the device
+/// may use it. A call takes no longer than the limit of its kind, which the [builder](ChannelBuilder) set: 30
+/// seconds, and for [`receive`](Self::receive) no limit, as of a socket. A call that runs out has **closed**
+/// the channel: the queue pair goes to its error state, which is the only way to have a device let go of a
+/// request. Later calls say [`TransportError::Closed`], with the reason. So it is after a request that failed.
+///
+/// # Examples
+/// ```
+/// use rdma_channel::prelude::*;
+/// use rdma_mem::{GatherList, ScatterList};
+/// use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+///
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
+/// let (here_end, there_end) = (here.endpoint(), there.endpoint());
+/// let (mut here, mut there) = (here.handshake(there_end)?, there.handshake(here_end)?);
+///
+/// let receiver = std::thread::spawn({
+///     let pd = pd.clone();
+///     move || -> Result<Vec<u8>, rdma_channel::TransportError> {
+///         let mut room = pd.allocate_region(64)?;
+///         let mut list = ScatterList::from([room.as_slice_mut()]);
+///         let bytes = there.receive(ReceiveWorkRequest::from_list(&mut list))?.scattered_bytes();
+///         Ok(room[..bytes.unwrap_or(0)].to_vec())
+///     }
+/// });
+/// let mut data = pd.allocate_region(5)?;
+/// data.copy_from_slice(b"hello");
+/// here.send(SendWorkRequest::from_list(&GatherList::from([data.as_slice()])))?;
+/// assert_eq!(receiver.join().unwrap()?, b"hello");
+/// # Ok::<(), rdma_channel::TransportError>(())
+/// ```
+#[derive(Debug)]
+pub struct Channel {
+    pub(crate) core: Core,
+}
+
+/// The blocking operations of one kind of request.
+macro_rules! blocking {
+    ($($(#[$doc:meta])* $name:ident, $name_timeout:ident: $request:ident => $operation:ident, $post:ident;)+) => {$(
+        $(#[$doc])*
+        ///
+        /// # Errors
+        /// Any [`TransportError`]. After those of the post the channel is as it was, the others have closed it.
+        #[inline]
+        pub fn $name(&mut self, wr: $request<'_, '_>) -> Result<WorkSuccess, TransportError> {
+            self.$name_timeout(wr, self.core.limits.of(Operation::$operation))
+        }
+
+        #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), with a limit of its own. [`Duration::MAX`] is none.")]
+        ///
+        /// # Errors
+        /// As there.
+        #[inline]
+        pub fn $name_timeout(
+            &mut self,
+            wr: $request<'_, '_>,
+            timeout: Duration,
+        ) -> Result<WorkSuccess, TransportError> {
+            self.$post(Operation::$operation, wr, timeout)
+        }
+    )+};
+}
+
+impl Channel {
+    /// The knobs of a new channel; as `pd.create_channel()` of the [prelude](crate::prelude).
+    pub fn builder(pd: &ProtectionDomain) -> ChannelBuilder<'_> {
+        ChannelBuilder::new(pd)
+    }
+
+    blocking! {
+        /// Sends a message, which goes into the peer's next receive. It is done when the peer has it (RC), or
+        /// when it has left (UC).
+        send, send_timeout: SendWorkRequest => Send, block;
+        /// Takes one message of the peer.
+        receive, receive_timeout: ReceiveWorkRequest => Receive, block_receive;
+        /// Writes into memory of the peer.
+        write, write_timeout: WriteWorkRequest => Write, block;
+        /// Reads memory of the peer.
+        read, read_timeout: ReadWorkRequest => Read, block;
+    }
+
+    /// Puts `swap` into the peer's word if that is `compare`; `result` then has what it was.
+    ///
+    /// See [`AtomicWorkRequest`].
+    ///
+    /// # Errors
+    /// As of [`send`](Self::send).
+    pub fn compare_and_swap<'wr, 'data: 'wr>(
+        &mut self,
+        result: impl Into<AtomicResult<'wr, 'data>>,
+        remote: impl Into<RemoteMemoryRegion>,
+        compare: u64,
+        swap: u64,
+    ) -> Result<WorkSuccess, TransportError> {
+        let request = AtomicWorkRequest::compare_and_swap(result, remote, compare, swap);
+        self.atomic_timeout(request, self.core.limits.atomic)
+    }
+
+    /// Adds `add` to the peer's word, wrapping; `result` then has what it was.
+    ///
+    /// See [`AtomicWorkRequest`].
+    ///
+    /// # Errors
+    /// As of [`send`](Self::send).
+    pub fn fetch_add<'wr, 'data: 'wr>(
+        &mut self,
+        result: impl Into<AtomicResult<'wr, 'data>>,
+        remote: impl Into<RemoteMemoryRegion>,
+        add: u64,
+    ) -> Result<WorkSuccess, TransportError> {
+        let request = AtomicWorkRequest::fetch_and_add(result, remote, add);
+        self.atomic_timeout(request, self.core.limits.atomic)
+    }
+
+    /// An atomic operation of either kind, with a limit of its own. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// As of [`send`](Self::send).
+    pub fn atomic_timeout(
+        &mut self,
+        wr: AtomicWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(Operation::Atomic, wr, timeout)
+    }
+
+    /// Posts a request of the send queue, and waits for it.
+    #[inline(always)]
+    fn block<R: SendRequest>(
+        &mut self,
+        operation: Operation,
+        request: R,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        // SAFETY: SAFETY.md F22: its memory is borrowed by this call, which ends after the request.
+        self.finish(timeout, |core, lane| unsafe {
+            core.post(lane, operation, request.made_signaled(), true)
+        })
+    }
+
+    #[inline(always)]
+    fn block_receive(
+        &mut self,
+        _: Operation,
+        request: ReceiveWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        // SAFETY: SAFETY.md F22: its memory is borrowed by this call, which ends after the request.
+        self.finish(timeout, |core, lane| unsafe { core.post_receive(lane, request, true) })
+    }
+
+    /// Posts, and waits until the request is done, or ends it.
+    #[inline(always)]
+    fn finish(
+        &mut self,
+        timeout: Duration,
+        post: impl for<'c> FnOnce(&'c Core, &'c Lane) -> Result<Ticket<'c>, TransportError>,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.core.block(0, timeout, post)
+    }
+
+    /// The domain whose memory it uses.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.core.pd
+    }
+
+    /// How many requests of the send queue, and how many receives, can be under way: what was asked for.
+    #[must_use]
+    pub fn depths(&self) -> (u32, u32) {
+        self.core.lanes.first().map_or((0, 0), |lane| (lane.send.count, lane.receive.count))
+    }
+
+    /// Whether it has been closed, and by what: then it takes no requests any more.
+    #[must_use]
+    pub fn closed(&self) -> Option<CloseReason> {
+        self.core.lanes.first().and_then(|lane| lane.closed.get())
+    }
+
+    /// Whom it was connected to, and how. `None` if its queue pair had to be destroyed.
+    #[must_use]
+    pub fn peer(&self) -> Option<ConnectAttributes> {
+        self.qp().ok().and_then(QueuePair::peer)
+    }
+
+    /// The number of its queue pair. `None` if that had to be destroyed.
+    #[must_use]
+    pub fn qpn(&self) -> Option<Qpn> {
+        self.qp().ok().map(QueuePair::qpn)
+    }
+
+    /// The state of its queue pair, as the device says.
+    ///
+    /// # Errors
+    /// What the provider says, or [`TransportError::Closed`] if the queue pair had to be destroyed.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn state(&self) -> Result<QpState, TransportError> {
+        Ok(self.qp()?.state()?)
+    }
+
+    /// The attributes of its queue pair, as the device has them.
+    ///
+    /// # Errors
+    /// As of [`state`](Self::state).
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query(&self) -> Result<QueuePairAttributes, TransportError> {
+        Ok(self.qp()?.query()?)
+    }
+
+    /// How many completions came that were of no request under way: there are none unless the device is
+    /// broken. They release nothing.
+    #[must_use]
+    pub fn stray_completions(&self) -> u64 {
+        self.core.strays.get()
+    }
+
+    fn qp(&self) -> Result<&QueuePair, TransportError> {
+        let lane = self.core.lane(0)?;
+        lane.qp.as_ref().ok_or_else(|| closed(lane))
+    }
+}
+
+impl Channel {
+    /// Destroys its queue pair: after that the device uses no memory of its requests.
+    ///
+    /// # Errors
+    /// What the provider says, with the channel.
+    #[doc(alias = "ibv_destroy_qp")]
+    #[allow(clippy::result_large_err)] // it is the channel itself
+    pub fn close(mut self) -> Result<(), (Self, rdma_qp::Error)> {
+        self.core.close().map_err(|error| (self, error))
+    }
+}

@@ -1,0 +1,275 @@
+//! Operations on rented memory.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::time::Duration;
+
+use rdma_mem::{RemoteMemoryRegion, ScatterList, SliceMut};
+use rdma_qp::{
+    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkResult,
+    WorkSuccess, WriteWorkRequest,
+};
+
+use crate::ticket::Ticket;
+use crate::{Operation, Rent, RentMut, Scope, TransportError, WorkId};
+
+/// An operation under way, with the memory that it has rented.
+///
+/// Dropping it changes nothing but that the memory does not come back before the scope has ended.
+#[must_use = "the memory comes back from it"]
+#[derive(Debug)]
+pub struct InFlight<'scope, B> {
+    ticket: Ticket<'scope>,
+    buf: B,
+}
+
+/// An operation that is over, with its memory.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Finished<B> {
+    /// The memory that it had rented.
+    pub buf: B,
+    /// How it ended.
+    pub result: Result<WorkSuccess, TransportError>,
+}
+
+/// A request that was not posted, with its memory.
+pub struct Refused<B> {
+    /// The memory that it would have rented. `None` if the provider did not say whether it had posted the
+    /// request: then the memory stays with the scope.
+    pub buf: Option<B>,
+    /// Why it was not posted.
+    pub error: TransportError,
+}
+
+impl<B> From<Refused<B>> for TransportError {
+    fn from(refused: Refused<B>) -> Self {
+        refused.error
+    }
+}
+
+impl<B> fmt::Debug for Refused<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<B> fmt::Display for Refused<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<B> std::error::Error for Refused<B> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<B> InFlight<'_, B> {
+    /// The memory, if the operation is over; does not wait.
+    ///
+    /// # Errors
+    /// The handle, if it is not. After a failed poll of the completion queue it stays so until the scope
+    /// ends: the memory is the device's.
+    #[inline]
+    pub fn poll(self) -> Result<Finished<B>, Self> {
+        match self.ticket.poll() {
+            Ok(Some(result)) => Ok(self.finished(result)),
+            Ok(None) | Err(_) => Err(self),
+        }
+    }
+
+    /// The memory, when the operation is over, if that is within this time. [`Duration::MAX`] is for ever.
+    ///
+    /// # Errors
+    /// The handle, if it is not, or if the completion queue has failed. Nothing has changed.
+    #[inline]
+    pub fn wait(self, timeout: Duration) -> Result<Finished<B>, Self> {
+        match self.ticket.wait(timeout) {
+            Ok(Some(result)) => Ok(self.finished(result)),
+            Ok(None) | Err(_) => Err(self),
+        }
+    }
+
+    #[inline]
+    fn finished(self, result: WorkResult) -> Finished<B> {
+        Finished { buf: self.buf, result: result.map_err(TransportError::from) }
+    }
+
+    /// What it is.
+    pub fn operation(&self) -> Operation {
+        self.ticket.operation()
+    }
+
+    /// By what number errors name it.
+    pub fn id(&self) -> WorkId {
+        self.ticket.id()
+    }
+}
+
+impl<'scope> Scope<'scope, '_> {
+    /// What was posted, with its memory, or the memory.
+    #[inline(always)]
+    fn rented<B>(
+        &self,
+        buf: B,
+        posted: Result<Ticket<'scope>, TransportError>,
+    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+        match posted {
+            Ok(ticket) => Ok(InFlight { ticket, buf }),
+            Err(error) => {
+                let buf = if error.may_be_posted() { None } else { Some(buf) };
+                Err(Refused { buf, error })
+            }
+        }
+    }
+
+    /// Sends the bytes of rented memory as one message. Waits for room as [`post_send`](Self::post_send).
+    ///
+    /// # Errors
+    /// [`Refused`] with the memory, if it was not posted.
+    ///
+    /// # Examples
+    /// One buffer, filled anew while the scope lasts.
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_channel::{TransportError, prelude::*};
+    ///
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let channel = pd.create_channel().build()?;
+    /// # let endpoint = channel.endpoint();
+    /// # let mut channel = channel.handshake(endpoint)?; // to itself
+    /// let (mut source, mut target) = (pd.allocate_region(8)?, pd.allocate_region(8)?);
+    /// let second = Duration::from_secs(1);
+    /// let sum = channel.scope(|s| {
+    ///     let (mut from, mut to, mut sum) = (source.as_slice_mut(), target.as_slice_mut(), 0);
+    ///     for i in 0..10 {
+    ///         from.fill(i);
+    ///         let room = s.receive_into(to)?;
+    ///         let sent = s.send_from(from)?;
+    ///         let arrived = room.wait(second).expect("a message");
+    ///         sum += u32::from(arrived.buf[0]);
+    ///         (from, to) = (sent.wait(second).expect("sent").buf, arrived.buf);
+    ///     }
+    ///     Ok::<_, TransportError>(sum)
+    /// });
+    /// assert_eq!(sum.unwrap(), 45);
+    /// # Ok::<(), TransportError>(())
+    /// ```
+    #[inline]
+    pub fn send_from<B: Rent + 'scope>(
+        &'scope self,
+        buf: B,
+    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+        let posted = buf.gather(|elements, domains| {
+            let request = SendWorkRequest::new(elements).with_domains(domains);
+            // SAFETY: SAFETY.md F22: the memory is lent for the scope, or comes back from the handle when
+            // the request is over.
+            unsafe { self.core.post(self.core.lane(0)?, Operation::Send, request, true) }
+        });
+        self.rented(buf, posted)
+    }
+
+    /// Takes one message of the peer into rented memory. A full queue is as for
+    /// [`post_receive`](Self::post_receive).
+    ///
+    /// # Errors
+    /// [`Refused`] with the memory, if it was not posted.
+    #[inline]
+    pub fn receive_into<B: RentMut + 'scope>(
+        &'scope self,
+        mut buf: B,
+    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+        let posted = buf.scatter(|elements, domains| {
+            let request = ReceiveWorkRequest::new(elements).with_domains(domains);
+            // SAFETY: SAFETY.md F22: as of `send_from`.
+            unsafe { self.core.post_receive(self.core.lane(0)?, request, true) }
+        });
+        self.rented(buf, posted)
+    }
+
+    /// Writes the bytes of rented memory to the beginning of `remote`. Waits for room as
+    /// [`post_write`](Self::post_write).
+    ///
+    /// # Errors
+    /// [`Refused`] with the memory, if it was not posted.
+    #[inline]
+    pub fn write_from<B: Rent + 'scope>(
+        &'scope self,
+        buf: B,
+        remote: RemoteMemoryRegion,
+    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+        let posted = buf.gather(|elements, domains| {
+            let request = WriteWorkRequest::new(elements, remote).with_domains(domains);
+            // SAFETY: SAFETY.md F22: as of `send_from`.
+            unsafe { self.core.post(self.core.lane(0)?, Operation::Write, request, true) }
+        });
+        self.rented(buf, posted)
+    }
+
+    /// Fills rented memory from the beginning of `remote`. Waits for room as [`post_read`](Self::post_read).
+    ///
+    /// # Errors
+    /// [`Refused`] with the memory, if it was not posted.
+    #[inline]
+    pub fn read_into<B: RentMut + 'scope>(
+        &'scope self,
+        mut buf: B,
+        remote: RemoteMemoryRegion,
+    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+        let posted = buf.scatter(|elements, domains| {
+            let request = ReadWorkRequest::new(elements, remote).with_domains(domains);
+            // SAFETY: SAFETY.md F22: as of `send_from`.
+            unsafe { self.core.post(self.core.lane(0)?, Operation::Read, request, true) }
+        });
+        self.rented(buf, posted)
+    }
+
+    /// Puts `swap` into the peer's word if that is `compare`, and what it was into rented memory of 8 bytes.
+    ///
+    /// # Errors
+    /// [`Refused`] with the memory, if it was not posted.
+    #[inline]
+    pub fn compare_and_swap_into(
+        &'scope self,
+        buf: SliceMut<'scope>,
+        remote: impl Into<RemoteMemoryRegion>,
+        compare: u64,
+        swap: u64,
+    ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
+        self.atomic_into(buf, |list| {
+            AtomicWorkRequest::compare_and_swap(list, remote, compare, swap)
+        })
+    }
+
+    /// Adds `add` to the peer's word, and puts what it was into rented memory of 8 bytes.
+    ///
+    /// # Errors
+    /// [`Refused`] with the memory, if it was not posted.
+    #[inline]
+    pub fn fetch_add_into(
+        &'scope self,
+        buf: SliceMut<'scope>,
+        remote: impl Into<RemoteMemoryRegion>,
+        add: u64,
+    ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
+        self.atomic_into(buf, |list| AtomicWorkRequest::fetch_and_add(list, remote, add))
+    }
+
+    #[inline]
+    fn atomic_into(
+        &'scope self,
+        mut buf: SliceMut<'scope>,
+        request: impl for<'w, 'd> FnOnce(&'w mut ScatterList<'d, 1>) -> AtomicWorkRequest<'w, 'd>,
+    ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
+        let mut list = ScatterList::from([buf.reborrow()]);
+        let request = request(&mut list);
+        let posted = self.core.lane(0).and_then(|lane| {
+            // SAFETY: SAFETY.md F22: as of `send_from`.
+            unsafe { self.core.post(lane, Operation::Atomic, request, true) }
+        });
+        self.rented(buf, posted)
+    }
+}

@@ -1,0 +1,42 @@
+//! How long operations may take.
+
+use std::time::Duration;
+
+use crate::Operation;
+use crate::patience::FOR_EVER;
+
+/// The default limits of a channel, by kind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) send: Duration,
+    pub(crate) receive: Duration,
+    pub(crate) write: Duration,
+    pub(crate) read: Duration,
+    pub(crate) atomic: Duration,
+    /// For what is under way when a scope is left, and once more for its flushes.
+    pub(crate) drain: Duration,
+}
+
+impl Limits {
+    const USUAL: Duration = Duration::from_secs(30);
+
+    pub(crate) const DEFAULT: Self = Self {
+        send: Self::USUAL,
+        receive: FOR_EVER,
+        write: Self::USUAL,
+        read: Self::USUAL,
+        atomic: Self::USUAL,
+        drain: Duration::from_secs(5),
+    };
+
+    #[inline]
+    pub(crate) const fn of(&self, operation: Operation) -> Duration {
+        match operation {
+            Operation::Send => self.send,
+            Operation::Receive => self.receive,
+            Operation::Write => self.write,
+            Operation::Read => self.read,
+            Operation::Atomic => self.atomic,
+        }
+    }
+}

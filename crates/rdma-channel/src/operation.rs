@@ -1,0 +1,46 @@
+//! What a channel is asked to do.
+
+use std::fmt;
+
+use rdma_types::WcOpcode;
+
+/// The kinds of operations of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Operation {
+    /// A message to the peer.
+    Send,
+    /// Room for a message of the peer.
+    Receive,
+    /// Into the peer's memory.
+    Write,
+    /// From the peer's memory.
+    Read,
+    /// Compare-and-swap or fetch-and-add on the peer's memory.
+    Atomic,
+}
+
+impl Operation {
+    /// What a completion of it says. Of atomics it stands for both.
+    pub(crate) const fn opcode(self) -> WcOpcode {
+        match self {
+            Self::Send => WcOpcode::SEND,
+            Self::Receive => WcOpcode::RECV,
+            Self::Write => WcOpcode::RDMA_WRITE,
+            Self::Read => WcOpcode::RDMA_READ,
+            Self::Atomic => WcOpcode::FETCH_ADD,
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Send => "send",
+            Self::Receive => "receive",
+            Self::Write => "RDMA write",
+            Self::Read => "RDMA read",
+            Self::Atomic => "atomic operation",
+        })
+    }
+}

@@ -1,0 +1,68 @@
+//! How long to wait.
+
+use std::hint;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// No limit: `Instant` cannot count so far.
+pub(crate) const FOR_EVER: Duration = Duration::MAX;
+
+/// Between two looks at the clock.
+const POLLS: u32 = 16;
+/// After so many empty polls, some tens of microseconds, others may have the processor.
+const SPINS: u32 = 1024;
+
+/// A limit that begins with the first empty poll: until then, the clock is not read.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    limit: Duration,
+    polls: u32,
+    end: Option<Instant>,
+}
+
+impl Patience {
+    #[inline]
+    pub(crate) const fn new(limit: Duration) -> Self {
+        Self { limit, polls: 0, end: None }
+    }
+
+    /// To be asked after each empty poll.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn is_over(&mut self) -> bool {
+        let polls = self.polls;
+        self.polls = polls.saturating_add(1);
+        if polls < SPINS && !polls.is_multiple_of(POLLS) {
+            hint::spin_loop();
+            return false;
+        }
+        let now = Instant::now();
+        if polls == 0 {
+            self.end = now.checked_add(self.limit);
+        }
+        if polls >= SPINS {
+            thread::yield_now();
+        }
+        self.end.is_some_and(|end| now >= end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn none_is_over_at_once_and_all_time_never() {
+        assert!(Patience::new(Duration::ZERO).is_over());
+        let mut patience = Patience::new(FOR_EVER);
+        assert!((0..5000).all(|_| !patience.is_over()));
+    }
+
+    #[test]
+    fn it_ends_after_its_limit() {
+        let (limit, start) = (Duration::from_millis(20), Instant::now());
+        let mut patience = Patience::new(limit);
+        while !patience.is_over() {}
+        assert!(start.elapsed() >= limit);
+    }
+}

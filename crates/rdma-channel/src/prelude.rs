@@ -1,0 +1,28 @@
+//! The methods that this crate adds to types of `rdma-mem`, and those of `rdma-qp`.
+//!
+//! ```
+//! use rdma_channel::prelude::*;
+//! ```
+
+use rdma_mem::ProtectionDomain;
+pub use rdma_qp::prelude::*;
+
+use crate::{Channel, ChannelBuilder};
+
+mod sealed {
+    #[allow(unnameable_types)] // that is the point
+    pub trait Sealed {}
+    impl Sealed for rdma_mem::ProtectionDomain {}
+}
+
+/// Channels from a protection domain.
+pub trait CreateChannel: sealed::Sealed {
+    /// As [`Channel::builder`].
+    fn create_channel(&self) -> ChannelBuilder<'_>;
+}
+
+impl CreateChannel for ProtectionDomain {
+    fn create_channel(&self) -> ChannelBuilder<'_> {
+        Channel::builder(self)
+    }
+}

@@ -1,0 +1,64 @@
+//! A channel that is not connected yet.
+
+use rdma_mem::ProtectionDomain;
+use rdma_qp::{
+    CompletionQueue, ConnectAttributes, Error, PreparedQueuePair, QueuePair, QueuePairEndpoint,
+};
+
+use crate::Channel;
+use crate::core::Core;
+use crate::limits::Limits;
+
+/// A channel that waits for its peer's endpoint.
+///
+/// [`exchange`](crate::exchange) tells both ends over a connection that there is already.
+#[derive(Debug)]
+pub struct PreparedChannel {
+    pub(crate) qp: PreparedQueuePair,
+    pub(crate) cq: CompletionQueue,
+    /// How many requests the queues were asked to hold, which the completion queue has room for.
+    pub(crate) asked: (u32, u32),
+    pub(crate) limits: Limits,
+    pub(crate) pd: ProtectionDomain,
+}
+
+impl PreparedChannel {
+    /// What the peer has to know.
+    #[must_use]
+    pub const fn endpoint(&self) -> QueuePairEndpoint {
+        self.qp.endpoint()
+    }
+
+    /// Connects to the peer, which does the same with the endpoint of this one. With its own it is connected to
+    /// itself.
+    ///
+    /// # Errors
+    /// As of [`PreparedQueuePair::handshake`].
+    pub fn handshake(self, peer: QueuePairEndpoint) -> Result<Channel, Error> {
+        self.connected(|qp| qp.handshake(peer))
+    }
+
+    /// What [`handshake`](Self::handshake) would connect with.
+    ///
+    /// # Errors
+    /// As of [`PreparedQueuePair::connect_attributes`].
+    pub fn connect_attributes(&self, peer: &QueuePairEndpoint) -> Result<ConnectAttributes, Error> {
+        self.qp.connect_attributes(peer)
+    }
+
+    /// Connects with these attributes, from wherever they are.
+    ///
+    /// # Errors
+    /// As of [`PreparedQueuePair::connect`].
+    pub fn connect(self, attributes: ConnectAttributes) -> Result<Channel, Error> {
+        self.connected(|qp| qp.connect(attributes))
+    }
+
+    fn connected(
+        self,
+        connect: impl FnOnce(PreparedQueuePair) -> Result<QueuePair, Error>,
+    ) -> Result<Channel, Error> {
+        let Self { qp, cq, asked, limits, pd } = self;
+        Ok(Channel { core: Core::new(cq, vec![connect(qp)?], asked, limits, pd) })
+    }
+}

@@ -1,0 +1,210 @@
+//! Scopes: many operations under way, which all end before their memory is given back.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+
+use rdma_qp::{
+    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
+};
+
+use crate::core::Core;
+use crate::ending::Ended;
+use crate::{Channel, Operation, OperationError, PendingWork, ScopedPendingWork, TransportError};
+
+/// Where operations are posted that end before it does.
+///
+/// Made by [`Channel::scope`], and lent to its closure, as [`std::thread::scope`] does. Neither it nor its
+/// handles can leave the closure, or its thread.
+#[derive(Debug)]
+pub struct Scope<'scope, 'env: 'scope, C = Channel> {
+    pub(crate) core: &'scope Core,
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+    of: PhantomData<fn(C) -> C>,
+}
+
+/// Why a scope failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScopeError<E = TransportError> {
+    /// What the closure said.
+    #[error("{0}")]
+    ClosureError(E),
+    /// The closure succeeded, but not all operations did that it had left.
+    #[error("{} of the operations that the scope had left failed; first: {}", .0.len(), first(.0))]
+    AutoPollError(Vec<OperationError>),
+}
+
+fn first(errors: &[OperationError]) -> String {
+    errors.first().map(ToString::to_string).unwrap_or_default()
+}
+
+impl<E> From<E> for ScopeError<E> {
+    fn from(error: E) -> Self {
+        Self::ClosureError(error)
+    }
+}
+
+/// Ends what is under way, also if the closure panics.
+struct Guard<'env>(&'env mut Core);
+
+impl Drop for Guard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+/// Runs the closure, then ends what it has left under way.
+#[inline]
+pub(crate) fn run<'env, C, T, E>(
+    core: &'env mut Core,
+    f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, C>) -> Result<T, E>,
+) -> (Result<T, E>, Ended) {
+    let guard = Guard(core);
+    let scope = Scope { core: &*guard.0, scope: PhantomData, env: PhantomData, of: PhantomData };
+    let result = f(&scope);
+    let mut guard = std::mem::ManuallyDrop::new(guard);
+    let ended = guard.0.end();
+    (result, ended)
+}
+
+/// What [`Channel::scope`] returns.
+#[inline]
+pub(crate) fn finish<T, E>((result, ended): (Result<T, E>, Ended)) -> Result<T, ScopeError<E>> {
+    let value = result.map_err(ScopeError::ClosureError)?;
+    if ended.errors.is_empty() { Ok(value) } else { Err(ScopeError::AutoPollError(ended.errors)) }
+}
+
+/// What [`Channel::manual_scope`] returns.
+#[inline]
+#[allow(clippy::panic)] // what it is documented to do
+pub(crate) fn finish_manual<T, E>((result, ended): (Result<T, E>, Ended)) -> Result<T, E> {
+    assert!(
+        result.is_err() || ended.unasked == 0,
+        "{} operations of a manual scope were left without being asked how they ended",
+        ended.unasked
+    );
+    result
+}
+
+impl Channel {
+    /// Runs a closure that posts operations, which are all over when this returns.
+    ///
+    /// The memory of its requests is borrowed as long as the scope lasts. In the other form the scope
+    /// [rents](Scope::send_from) registered slices, and gives each back when its operation is done: with that a
+    /// ring of buffers goes round in one scope.
+    ///
+    /// However the closure ends, by return, `?` or panic: what it has left under way is finished. That takes
+    /// no longer than the [drain limit](crate::ChannelBuilder::drain_timeout), 5 seconds by default, after
+    /// which the channel is closed, and the same time once more, after which its queue pair is destroyed.
+    ///
+    /// # Errors
+    /// [`ScopeError::ClosureError`] with what the closure says. Else [`ScopeError::AutoPollError`] with each
+    /// operation that failed or was lost and had not told its handle.
+    ///
+    /// # Aborts
+    /// If the queue pair still uses memory and cannot be destroyed: the memory is borrowed, and returning
+    /// would give it back.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_channel::{ScopeError, TransportError, prelude::*};
+    /// use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let channel = pd.create_channel().build()?;
+    /// let endpoint = channel.endpoint();
+    /// let mut channel = channel.handshake(endpoint)?; // to itself
+    ///
+    /// let mut memory = [0; 8];
+    /// let region = pd.register_local_mr_slice(&memory)?;
+    /// memory[..4].fill(8);
+    /// channel
+    ///     .scope(|s| {
+    ///         let (from, to) = memory.split_at_mut(4);
+    ///         let mut room = [region.scatter_element(to)];
+    ///         s.post_receive(ReceiveWorkRequest::new(&mut room))?;
+    ///         s.post_send(SendWorkRequest::new(&[region.gather_element(from)]))?;
+    ///         Ok::<(), ScopeError<TransportError>>(())
+    ///     })
+    ///     .unwrap();
+    /// assert_eq!(memory, [8; 8]);
+    /// # Ok::<(), TransportError>(())
+    /// ```
+    #[inline]
+    pub fn scope<'env, T, E>(
+        &'env mut self,
+        f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
+    ) -> Result<T, ScopeError<E>> {
+        finish(run(&mut self.core, f))
+    }
+
+    /// As [`scope`](Self::scope), of a closure that asks all its handles how their operations ended.
+    ///
+    /// # Errors
+    /// What the closure says, as it is.
+    ///
+    /// # Panics
+    /// If the closure succeeds and has not asked all: after they have ended.
+    #[inline]
+    pub fn manual_scope<'env, T, E>(
+        &'env mut self,
+        f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        finish_manual(run(&mut self.core, f))
+    }
+}
+
+/// The posts of requests of the send queue.
+macro_rules! posts {
+    ($($(#[$doc:meta])* $name:ident: $request:ident => $operation:ident;)+) => {$(
+        $(#[$doc])*
+        ///
+        /// Waits for room in the queue, as long as operations of its kind may take.
+        ///
+        /// # Errors
+        /// If it was not posted: nothing has changed then.
+        #[inline]
+        pub fn $name(
+            &'scope self,
+            wr: $request<'_, 'scope>,
+        ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+            let lane = self.core.lane(0)?;
+            // SAFETY: SAFETY.md F22: its memory is borrowed for the scope, which ends after the request.
+            let ticket = unsafe { self.core.post(lane, Operation::$operation, wr, true) }?;
+            Ok(PendingWork::new(ticket))
+        }
+    )+};
+}
+
+impl<'scope> Scope<'scope, '_> {
+    posts! {
+        /// Posts a message to the peer.
+        post_send: SendWorkRequest => Send;
+        /// Posts a write into memory of the peer.
+        post_write: WriteWorkRequest => Write;
+        /// Posts a read of memory of the peer.
+        post_read: ReadWorkRequest => Read;
+        /// Posts an atomic operation on memory of the peer.
+        post_atomic: AtomicWorkRequest => Atomic;
+    }
+
+    /// Posts room for a message of the peer.
+    ///
+    /// # Errors
+    /// If it was not posted: nothing has changed then. A full queue is [`TransportError::WouldBlock`] at
+    /// once, unless the builder has set a [limit for receives](crate::ChannelBuilder::receive_timeout):
+    /// then it waits as long for room.
+    #[inline]
+    pub fn post_receive(
+        &'scope self,
+        wr: ReceiveWorkRequest<'_, 'scope>,
+    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        let lane = self.core.lane(0)?;
+        // SAFETY: SAFETY.md F22: its memory is borrowed for the scope, which ends after the request.
+        let ticket = unsafe { self.core.post_receive(lane, wr, true) }?;
+        Ok(PendingWork::new(ticket))
+    }
+}

@@ -1,0 +1,173 @@
+//! Why operations fail.
+
+use std::time::Duration;
+
+use rdma_qp::{PollError, PostError, PostErrorKind, WorkError};
+
+use crate::Operation;
+
+/// Why an operation of a channel failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransportError {
+    /// A verb failed.
+    #[error(transparent)]
+    IbvError(Box<rdma_qp::Error>),
+    /// The request was not posted. The channel is as it was.
+    #[error(transparent)]
+    PostError(PostError),
+    /// The operation completed with a failure, which has closed the channel.
+    #[error(transparent)]
+    WorkError(#[from] WorkError),
+    /// The completion queue failed, so that nothing is known of what is under way. The channel is closed.
+    #[error(transparent)]
+    PollError(#[from] PollError),
+    /// The operation was not done in time. A blocking call has closed the channel by it; the `wait` of a
+    /// handle, and a post that waited for room, have changed nothing.
+    #[error(
+        "the {operation} was not done within {timeout:?}: is the peer there, and does it do its part?"
+    )]
+    Timeout {
+        /// What it was.
+        operation: Operation,
+        /// How long it was waited for.
+        timeout: Duration,
+    },
+    /// There is no room for the request now; nothing has changed. Take completions first: what is done
+    /// keeps its place until its handle has told so, or is dropped.
+    #[error(
+        "the queue has no room: wait for earlier operations, and drop the handles of what is done"
+    )]
+    WouldBlock,
+    /// The batch is larger than the queue.
+    #[error(
+        "a batch of {requests} does not fit into a queue for {room}: build the channel with more"
+    )]
+    BatchTooLarge {
+        /// How many requests there were.
+        requests: usize,
+        /// How many the queue holds.
+        room: u32,
+    },
+    /// An earlier operation has closed the channel.
+    #[error("the channel is closed, since {0}: connect a new one")]
+    Closed(CloseReason),
+    /// The operation never completed: the queue pair was destroyed under it. It may have been done.
+    #[error(
+        "the {operation} never completed, and the queue pair was destroyed: it may have been done or not"
+    )]
+    Lost {
+        /// What it was.
+        operation: Operation,
+    },
+    /// There is no peer of that number.
+    #[error("there is no peer {peer}: the channels go to {count} peers, counted from 0")]
+    NoSuchPeer {
+        /// Which was asked for.
+        peer: usize,
+        /// How many there are.
+        count: usize,
+    },
+}
+
+impl TransportError {
+    /// Whether the request may be with the device, although its post failed.
+    pub(crate) const fn may_be_posted(&self) -> bool {
+        matches!(self, Self::PostError(error) if error.posted() > 0)
+    }
+}
+
+/// What has closed a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CloseReason {
+    /// An operation was not done in time.
+    #[error("a {operation} was not done in time")]
+    Timeout {
+        /// What it was.
+        operation: Operation,
+    },
+    /// An operation failed.
+    #[error("a {operation} failed: {error}")]
+    Work {
+        /// What it was.
+        operation: Operation,
+        /// How it failed.
+        error: WorkError,
+    },
+    /// The completion queue failed.
+    #[error("its completion queue failed")]
+    Poll,
+    /// The provider refused a request, and did not say whether it had posted it.
+    #[error("a {operation} was refused by a provider that does not say whether it had posted it")]
+    Doubtful {
+        /// What it was.
+        operation: Operation,
+    },
+    /// The last request of a scope was unsignaled, so that nothing tells when it is done.
+    #[error(
+        "a scope ended with an unsignaled {operation}, which only a later signaled request would have \
+         shown to be done: have the last request of a scope signaled"
+    )]
+    Unsignaled {
+        /// What it was.
+        operation: Operation,
+    },
+    /// It was to be destroyed, and of several queue pairs not all could be.
+    #[error("it was to be destroyed")]
+    Destroyed,
+    /// This is a forked child, and the channel is its parent's.
+    #[error("it belongs to the process that this one was forked from")]
+    Forked,
+}
+
+impl From<rdma_qp::Error> for TransportError {
+    fn from(error: rdma_qp::Error) -> Self {
+        Self::IbvError(Box::new(error))
+    }
+}
+
+impl From<rdma_mem::Error> for TransportError {
+    fn from(error: rdma_mem::Error) -> Self {
+        rdma_qp::Error::from(error).into()
+    }
+}
+
+impl From<PostError> for TransportError {
+    #[cold]
+    fn from(error: PostError) -> Self {
+        match error.kind() {
+            PostErrorKind::WouldBlock if error.posted() == 0 => Self::WouldBlock,
+            _ => Self::PostError(error),
+        }
+    }
+}
+
+/// An operation that failed, or was lost, and whose handle was not asked.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{operation}, {id}{}: {error}", of_peer(*peer))]
+#[non_exhaustive]
+pub struct OperationError {
+    /// What it was.
+    pub operation: Operation,
+    /// The number that its handle has.
+    pub id: WorkId,
+    /// Of a channel to many, to which peer.
+    pub peer: Option<usize>,
+    /// What became of it.
+    pub error: TransportError,
+}
+
+fn of_peer(peer: Option<usize>) -> String {
+    peer.map(|peer| format!(", peer {peer}")).unwrap_or_default()
+}
+
+/// The number of an operation, by which errors name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WorkId(pub(crate) u64);
+
+impl std::fmt::Display for WorkId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "work {}.{}", self.0 & 0xffff_ffff, self.0 >> 32)
+    }
+}

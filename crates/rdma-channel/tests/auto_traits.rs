@@ -1,0 +1,56 @@
+//! Which types may go to, and be used from, other threads.
+
+use rdma_channel::{
+    Channel, ChannelBuilder, CloseReason, Finished, InFlight, Operation, OperationError,
+    PendingWork, PreparedChannel, Refused, Scope, ScopeError, ScopedPendingWork, TransportError,
+    WorkId,
+};
+
+fn send<T: Send>() {}
+fn send_sync<T: Send + Sync>() {}
+fn error<T: std::error::Error + Send + Sync + 'static>() {}
+
+/// Compiles only if the type is not `Send`, and the second if it is not `Sync`: else two impls fit.
+trait NotSend<A> {
+    fn holds() {}
+}
+impl<T: ?Sized> NotSend<()> for T {}
+impl<T: ?Sized + Send> NotSend<u8> for T {}
+
+trait NotSync<A> {
+    fn holds() {}
+}
+impl<T: ?Sized> NotSync<()> for T {}
+impl<T: ?Sized + Sync> NotSync<u8> for T {}
+
+#[test]
+fn a_channel_is_used_by_one_thread_at_a_time() {
+    send::<Channel>();
+    <Channel as NotSync<_>>::holds();
+    send_sync::<PreparedChannel>();
+    send_sync::<ChannelBuilder<'_>>();
+}
+
+#[test]
+fn a_scope_and_its_handles_stay_on_their_thread() {
+    <Scope<'_, '_> as NotSend<_>>::holds();
+    <Scope<'_, '_> as NotSync<_>>::holds();
+    <PendingWork<'_> as NotSend<_>>::holds();
+    <PendingWork<'_> as NotSync<_>>::holds();
+    <ScopedPendingWork<'_> as NotSend<_>>::holds();
+    <InFlight<'_, ()> as NotSend<_>>::holds();
+    <InFlight<'_, ()> as NotSync<_>>::holds();
+}
+
+#[test]
+fn results_are_values() {
+    send_sync::<Finished<()>>();
+    send_sync::<Refused<()>>();
+    send_sync::<CloseReason>();
+    send_sync::<Operation>();
+    send_sync::<WorkId>();
+    error::<TransportError>();
+    error::<OperationError>();
+    error::<ScopeError>();
+    error::<Refused<()>>();
+}
