@@ -10,6 +10,8 @@ use rdma_qp::{
     WorkSuccess, WriteWorkRequest,
 };
 
+use crate::lane::Lane;
+use crate::rent::sealed::{Gathered as _, Scattered as _};
 use crate::ticket::Ticket;
 use crate::{Operation, Rent, RentMut, Scope, TransportError, WorkId};
 
@@ -109,6 +111,11 @@ impl<B> InFlight<'_, B> {
 }
 
 impl<'scope> Scope<'scope, '_> {
+    #[inline(always)]
+    pub(crate) fn lane(&self) -> Result<&'scope Lane, TransportError> {
+        self.core.lane(0)
+    }
+
     /// What was posted, with its memory, or the memory.
     #[inline(always)]
     fn rented<B>(
@@ -163,12 +170,15 @@ impl<'scope> Scope<'scope, '_> {
         &'scope self,
         buf: B,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        let posted = buf.gather(|elements, domains| {
+        let posted = {
+            let list = buf.gather();
+            let (elements, domains) = list.parts();
             let request = SendWorkRequest::new(elements).with_domains(domains);
             // SAFETY: SAFETY.md F22: the memory is lent for the scope, or comes back from the handle when
             // the request is over.
-            unsafe { self.core.post(self.core.lane(0)?, Operation::Send, request, true) }
-        });
+            self.lane()
+                .and_then(|lane| unsafe { self.core.post(lane, Operation::Send, request, true) })
+        };
         self.rented(buf, posted)
     }
 
@@ -182,11 +192,13 @@ impl<'scope> Scope<'scope, '_> {
         &'scope self,
         mut buf: B,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        let posted = buf.scatter(|elements, domains| {
+        let posted = {
+            let mut list = buf.scatter();
+            let (elements, domains) = list.parts();
             let request = ReceiveWorkRequest::new(elements).with_domains(domains);
             // SAFETY: SAFETY.md F22: as of `send_from`.
-            unsafe { self.core.post_receive(self.core.lane(0)?, request, true) }
-        });
+            self.lane().and_then(|lane| unsafe { self.core.post_receive(lane, request, true) })
+        };
         self.rented(buf, posted)
     }
 
@@ -201,11 +213,14 @@ impl<'scope> Scope<'scope, '_> {
         buf: B,
         remote: RemoteMemoryRegion,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        let posted = buf.gather(|elements, domains| {
+        let posted = {
+            let list = buf.gather();
+            let (elements, domains) = list.parts();
             let request = WriteWorkRequest::new(elements, remote).with_domains(domains);
             // SAFETY: SAFETY.md F22: as of `send_from`.
-            unsafe { self.core.post(self.core.lane(0)?, Operation::Write, request, true) }
-        });
+            self.lane()
+                .and_then(|lane| unsafe { self.core.post(lane, Operation::Write, request, true) })
+        };
         self.rented(buf, posted)
     }
 
@@ -219,11 +234,14 @@ impl<'scope> Scope<'scope, '_> {
         mut buf: B,
         remote: RemoteMemoryRegion,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        let posted = buf.scatter(|elements, domains| {
+        let posted = {
+            let mut list = buf.scatter();
+            let (elements, domains) = list.parts();
             let request = ReadWorkRequest::new(elements, remote).with_domains(domains);
             // SAFETY: SAFETY.md F22: as of `send_from`.
-            unsafe { self.core.post(self.core.lane(0)?, Operation::Read, request, true) }
-        });
+            self.lane()
+                .and_then(|lane| unsafe { self.core.post(lane, Operation::Read, request, true) })
+        };
         self.rented(buf, posted)
     }
 
@@ -266,10 +284,10 @@ impl<'scope> Scope<'scope, '_> {
     ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
         let mut list = ScatterList::from([buf.reborrow()]);
         let request = request(&mut list);
-        let posted = self.core.lane(0).and_then(|lane| {
-            // SAFETY: SAFETY.md F22: as of `send_from`.
-            unsafe { self.core.post(lane, Operation::Atomic, request, true) }
-        });
+        // SAFETY: SAFETY.md F22: as of `send_from`.
+        let posted = self
+            .lane()
+            .and_then(|lane| unsafe { self.core.post(lane, Operation::Atomic, request, true) });
         self.rented(buf, posted)
     }
 }

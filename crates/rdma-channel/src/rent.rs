@@ -1,9 +1,6 @@
 //! Memory that can be rented to a device, and comes back.
 
-use rdma_mem::{
-    GatherElement, GatherList, ProtectionDomain, ScatterElement, ScatterList, SharedElement,
-    SliceMut, SliceRef,
-};
+use rdma_mem::{GatherList, ScatterList, SharedElement, SliceMut, SliceRef};
 
 /// Registered memory that a request can read: a registered slice, a range of a shared region, or an array of
 /// one of these.
@@ -20,86 +17,134 @@ impl<B: sealed::Writable> RentMut for B {}
 
 #[allow(unnameable_types)] // that is how it is sealed
 pub(crate) mod sealed {
-    use super::{GatherElement, ProtectionDomain, ScatterElement};
+    use rdma_mem::{GatherElement, GatherList, ProtectionDomain, ScatterElement, ScatterList};
 
     pub trait Readable {
-        fn gather<R>(
-            &self,
-            use_elements: impl FnOnce(&[GatherElement<'_>], &[&ProtectionDomain]) -> R,
-        ) -> R;
+        type Gathered<'a>: Gathered<'a>
+        where
+            Self: 'a;
+
+        fn gather(&self) -> Self::Gathered<'_>;
     }
 
     pub trait Writable: Readable {
-        fn scatter<R>(
-            &mut self,
-            use_elements: impl for<'d> FnOnce(&mut [ScatterElement<'d>], &[&'d ProtectionDomain]) -> R,
-        ) -> R;
+        type Scattered<'a>: Scattered<'a>
+        where
+            Self: 'a;
+
+        fn scatter(&mut self) -> Self::Scattered<'_>;
+    }
+
+    /// Elements, with their domains.
+    pub trait Gathered<'a> {
+        fn parts(&self) -> (&[GatherElement<'a>], &[&'a ProtectionDomain]);
+    }
+
+    /// As [`Gathered`], to write to.
+    pub trait Scattered<'a> {
+        fn parts(&mut self) -> (&mut [ScatterElement<'a>], &[&'a ProtectionDomain]);
+    }
+
+    impl<'a, const N: usize> Gathered<'a> for GatherList<'a, N> {
+        #[inline(always)]
+        fn parts(&self) -> (&[GatherElement<'a>], &[&'a ProtectionDomain]) {
+            (self.elements(), self.domains())
+        }
+    }
+
+    impl<'a, const N: usize> Scattered<'a> for ScatterList<'a, N> {
+        #[inline(always)]
+        fn parts(&mut self) -> (&mut [ScatterElement<'a>], &[&'a ProtectionDomain]) {
+            self.parts()
+        }
     }
 }
 
-macro_rules! readable {
-    ($($type:ident, |$slice:ident| $shared:expr;)+) => {$(
-        impl sealed::Readable for $type<'_> {
-            #[inline(always)]
-            fn gather<R>(
-                &self,
-                use_elements: impl FnOnce(&[GatherElement<'_>], &[&ProtectionDomain]) -> R,
-            ) -> R {
-                let $slice = self;
-                let list = GatherList::from([$shared]);
-                use_elements(list.elements(), list.domains())
-            }
-        }
+impl sealed::Readable for SliceRef<'_> {
+    type Gathered<'a>
+        = GatherList<'a, 1>
+    where
+        Self: 'a;
 
+    #[inline(always)]
+    fn gather(&self) -> GatherList<'_, 1> {
+        GatherList::from([*self])
+    }
+}
+
+impl sealed::Readable for SliceMut<'_> {
+    type Gathered<'a>
+        = GatherList<'a, 1>
+    where
+        Self: 'a;
+
+    #[inline(always)]
+    fn gather(&self) -> GatherList<'_, 1> {
+        GatherList::from([self.as_shared()])
+    }
+}
+
+impl sealed::Readable for SharedElement<'_> {
+    type Gathered<'a>
+        = GatherList<'a, 1>
+    where
+        Self: 'a;
+
+    #[inline(always)]
+    fn gather(&self) -> GatherList<'_, 1> {
+        GatherList::from([*self])
+    }
+}
+
+impl sealed::Writable for SliceMut<'_> {
+    type Scattered<'a>
+        = ScatterList<'a, 1>
+    where
+        Self: 'a;
+
+    #[inline(always)]
+    fn scatter(&mut self) -> ScatterList<'_, 1> {
+        ScatterList::from([self.reborrow()])
+    }
+}
+
+impl sealed::Writable for SharedElement<'_> {
+    type Scattered<'a>
+        = ScatterList<'a, 1>
+    where
+        Self: 'a;
+
+    #[inline(always)]
+    fn scatter(&mut self) -> ScatterList<'_, 1> {
+        ScatterList::from([*self])
+    }
+}
+
+/// Arrays of them, as one message.
+macro_rules! arrays {
+    ($($type:ident: |$read:ident| $shared:expr $(, |$write:ident| $exclusive:expr)?;)+) => {$(
         impl<const N: usize> sealed::Readable for [$type<'_>; N] {
+            type Gathered<'a> = GatherList<'a, N> where Self: 'a;
+
             #[inline(always)]
-            fn gather<R>(
-                &self,
-                use_elements: impl FnOnce(&[GatherElement<'_>], &[&ProtectionDomain]) -> R,
-            ) -> R {
-                let list = GatherList::from(self.each_ref().map(|$slice| $shared));
-                use_elements(list.elements(), list.domains())
+            fn gather(&self) -> GatherList<'_, N> {
+                GatherList::from(self.each_ref().map(|$read| $shared))
             }
         }
+
+        $(impl<const N: usize> sealed::Writable for [$type<'_>; N] {
+            type Scattered<'a> = ScatterList<'a, N> where Self: 'a;
+
+            #[inline(always)]
+            fn scatter(&mut self) -> ScatterList<'_, N> {
+                ScatterList::from(self.each_mut().map(|$write| $exclusive))
+            }
+        })?
     )+};
 }
 
-macro_rules! writable {
-    ($($type:ident, |$slice:ident| $exclusive:expr;)+) => {$(
-        impl sealed::Writable for $type<'_> {
-            #[inline(always)]
-            fn scatter<R>(
-                &mut self,
-                use_elements: impl for<'d> FnOnce(&mut [ScatterElement<'d>], &[&'d ProtectionDomain]) -> R,
-            ) -> R {
-                let $slice = self;
-                let mut list = ScatterList::from([$exclusive]);
-                let (elements, domains) = list.parts();
-                use_elements(elements, domains)
-            }
-        }
-
-        impl<const N: usize> sealed::Writable for [$type<'_>; N] {
-            #[inline(always)]
-            fn scatter<R>(
-                &mut self,
-                use_elements: impl for<'d> FnOnce(&mut [ScatterElement<'d>], &[&'d ProtectionDomain]) -> R,
-            ) -> R {
-                let mut list = ScatterList::from(self.each_mut().map(|$slice| $exclusive));
-                let (elements, domains) = list.parts();
-                use_elements(elements, domains)
-            }
-        }
-    )+};
-}
-
-readable! {
-    SliceRef, |slice| *slice;
-    SliceMut, |slice| slice.as_shared();
-    SharedElement, |element| *element;
-}
-
-writable! {
-    SliceMut, |slice| slice.reborrow();
-    SharedElement, |element| *element;
+arrays! {
+    SliceRef: |slice| *slice;
+    SliceMut: |slice| slice.as_shared(), |slice| slice.reborrow();
+    SharedElement: |element| *element, |element| *element;
 }
