@@ -5,6 +5,7 @@ mod builder;
 mod channel;
 mod core;
 mod ending;
+mod exchange;
 mod in_flight;
 mod lane;
 mod limits;
@@ -22,6 +23,7 @@ mod unpolled;
 
 pub use builder::ChannelBuilder;
 pub use channel::Channel;
+pub use exchange::{ExchangeError, Pipes, TimedStream, confirm, exchange, exchange_all};
 pub use in_flight::{Finished, InFlight, Refused};
 pub use operation::Operation;
 pub use pending_work::{PendingWork, ScopedPendingWork};

@@ -1,9 +1,9 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_channel::{
-    Channel, ChannelBuilder, CloseReason, Finished, InFlight, Operation, OperationError,
-    PendingWork, PreparedChannel, Refused, Scope, ScopeError, ScopedPendingWork, TransportError,
-    WorkId,
+    Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, Operation,
+    OperationError, PendingWork, Pipes, PreparedChannel, Refused, Scope, ScopeError,
+    ScopedPendingWork, TransportError, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -53,4 +53,6 @@ fn results_are_values() {
     error::<OperationError>();
     error::<ScopeError>();
     error::<Refused<()>>();
+    error::<ExchangeError>();
+    send_sync::<Pipes<std::fs::File, std::fs::File>>();
 }
