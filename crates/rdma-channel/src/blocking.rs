@@ -7,6 +7,7 @@ use rdma_qp::{WorkErrorClass, WorkSuccess};
 use crate::core::Core;
 use crate::ending::without_unwinding;
 use crate::lane::Lane;
+use crate::patience::Patience;
 use crate::ticket::Ticket;
 use crate::{CloseReason, Operation, TransportError, WorkId};
 
@@ -37,6 +38,26 @@ impl Core {
                     Err(error)
                 }
             }
+        })
+    }
+
+    /// Runs what posts several requests and [waits](wait_all) for them. Returns when the device uses the memory
+    /// of none.
+    pub(crate) fn block_all<T>(
+        &mut self,
+        run: impl for<'c> FnOnce(&'c Self) -> Result<T, TransportError>,
+    ) -> Result<T, TransportError> {
+        without_unwinding(|| {
+            let outcome = run(self);
+            match &outcome {
+                Ok(_) => {}
+                Err(TransportError::Timeout { operation, .. }) => {
+                    let _ = self.end_now(CloseReason::Timeout { operation: *operation });
+                }
+                // What is under way is given the time that a scope would give it.
+                Err(_) => drop(self.end()),
+            }
+            outcome
         })
     }
 
@@ -73,4 +94,26 @@ impl Core {
             self.give_up(WorkId(id), CloseReason::Doubtful { operation });
         }
     }
+}
+
+/// Waits for all, also if one fails, and hands on their successes in order. The limit is for all.
+///
+/// # Errors
+/// Of the first that failed; or that time ran out, and then some are under way.
+pub(crate) fn wait_all<'c>(
+    tickets: impl IntoIterator<Item = Ticket<'c>>,
+    timeout: Duration,
+    mut each: impl FnMut(WorkSuccess),
+) -> Result<(), TransportError> {
+    let (mut patience, mut failure) = (Patience::new(timeout), None);
+    for ticket in tickets {
+        match ticket.wait_with(&mut patience)? {
+            Some(Ok(success)) => each(success),
+            Some(Err(error)) => {
+                failure.get_or_insert(error);
+            }
+            None => return Err(TransportError::Timeout { operation: ticket.operation(), timeout }),
+        }
+    }
+    failure.map_or(Ok(()), |error| Err(error.into()))
 }

@@ -167,7 +167,7 @@ impl Core {
     /// The slot for the next request of a queue, and the queue pair. With `wait`, as long as operations of this kind may
     /// take, but for ever.
     #[inline(always)]
-    fn take<'c>(
+    pub(crate) fn take<'c>(
         &'c self,
         lane: &'c Lane,
         ring: &Ring,

@@ -30,8 +30,8 @@ pub(crate) struct Ended {
 pub(crate) enum Why {
     /// A scope was left: what is under way may take as long as the limit says.
     Left,
-    /// This operation took too long, or the completion queue failed under it.
-    GivenUp(WorkId, CloseReason),
+    /// It took too long, or the completion queue failed. The result of this operation is asked for.
+    GivenUp(Option<WorkId>, CloseReason),
 }
 
 /// Aborts the process when it is dropped: where unwinding would give memory back that a device uses.
@@ -62,11 +62,18 @@ impl Core {
         without_unwinding(|| self.end_all(Why::Left))
     }
 
-    /// As [`end`](Self::end), now.
+    /// As [`end_now`](Self::end_now), and says how that one ended.
     #[cold]
     #[inline(never)]
     pub(crate) fn give_up(&mut self, id: WorkId, reason: CloseReason) -> Ended {
-        without_unwinding(|| self.end_all(Why::GivenUp(id, reason)))
+        without_unwinding(|| self.end_all(Why::GivenUp(Some(id), reason)))
+    }
+
+    /// As [`end`](Self::end), now.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn end_now(&mut self, reason: CloseReason) -> Ended {
+        without_unwinding(|| self.end_all(Why::GivenUp(None, reason)))
     }
 
     #[cold]
@@ -218,7 +225,7 @@ impl Core {
                 _ => Err(TransportError::Lost { operation }),
             };
             self.release(slot);
-            if matches!(why, Why::GivenUp(own, _) if own == id) {
+            if matches!(why, Why::GivenUp(Some(own), _) if own == id) {
                 ended.own = Some(result);
                 continue;
             }

@@ -68,7 +68,12 @@ impl<B> std::error::Error for Refused<B> {
     }
 }
 
-impl<B> InFlight<'_, B> {
+impl<'scope, B> InFlight<'scope, B> {
+    #[inline]
+    pub(crate) const fn new(ticket: Ticket<'scope>, buf: B) -> Self {
+        Self { ticket, buf }
+    }
+
     /// The memory, if the operation is over; does not wait.
     ///
     /// # Errors

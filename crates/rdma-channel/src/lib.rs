@@ -1,5 +1,6 @@
 //! Connected RDMA endpoints whose operations keep their memory alive and always end.
 
+mod batch;
 mod blocking;
 mod builder;
 mod channel;
@@ -15,12 +16,14 @@ mod pending_work;
 pub mod prelude;
 mod prepared_channel;
 mod rent;
+mod rent_batch;
 mod scope;
 mod slot;
 mod ticket;
 mod transport_error;
 mod unpolled;
 
+pub use batch::Request;
 pub use builder::ChannelBuilder;
 pub use channel::Channel;
 pub use exchange::{ExchangeError, Pipes, TimedStream, confirm, exchange, exchange_all};
@@ -29,6 +32,7 @@ pub use operation::Operation;
 pub use pending_work::{PendingWork, ScopedPendingWork};
 pub use prepared_channel::PreparedChannel;
 pub use rent::{Rent, RentMut};
+pub use rent_batch::RefusedBatch;
 pub use scope::{Scope, ScopeError};
 pub use transport_error::{CloseReason, OperationError, TransportError, WorkId};
 

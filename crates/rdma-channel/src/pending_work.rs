@@ -12,7 +12,6 @@ use crate::{Operation, TransportError, WorkId};
 ///
 /// Dropping it changes nothing: the operation goes on, and who borrowed its memory, the scope, ends it. It
 /// keeps its place in the queue's table until it is dropped, also when it is done.
-#[must_use = "ask it how the operation ended"]
 #[derive(Debug)]
 pub struct PendingWork<'c> {
     ticket: Ticket<'c>,

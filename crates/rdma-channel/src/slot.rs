@@ -19,6 +19,8 @@ impl State {
     pub(crate) const DONE: Self = Self(2);
     /// Completed, and its handle has told.
     pub(crate) const SEEN: Self = Self(3);
+    /// Taken for a request that is not posted yet.
+    pub(crate) const RESERVED: Self = Self(5);
     /// Not a slot for requests: where the cursor of a closed queue stands.
     pub(crate) const DEAD: Self = Self(4);
 

@@ -70,7 +70,15 @@ impl<'c> Ticket<'c> {
     /// As [`poll`](Self::poll).
     #[inline]
     pub(crate) fn wait(&self, limit: Duration) -> Result<Option<WorkResult>, TransportError> {
-        let mut patience = Patience::new(limit);
+        self.wait_with(&mut Patience::new(limit))
+    }
+
+    /// As [`wait`](Self::wait), with what is left of a limit.
+    #[inline]
+    pub(crate) fn wait_with(
+        &self,
+        patience: &mut Patience,
+    ) -> Result<Option<WorkResult>, TransportError> {
         loop {
             match self.look()? {
                 Found::Own(result) => return Ok(Some(result)),

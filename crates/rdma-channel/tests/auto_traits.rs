@@ -2,8 +2,8 @@
 
 use rdma_channel::{
     Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, Operation,
-    OperationError, PendingWork, Pipes, PreparedChannel, Refused, Scope, ScopeError,
-    ScopedPendingWork, TransportError, WorkId,
+    OperationError, PendingWork, Pipes, PreparedChannel, Refused, RefusedBatch, Request, Scope,
+    ScopeError, ScopedPendingWork, TransportError, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -40,12 +40,14 @@ fn a_scope_and_its_handles_stay_on_their_thread() {
     <ScopedPendingWork<'_> as NotSend<_>>::holds();
     <InFlight<'_, ()> as NotSend<_>>::holds();
     <InFlight<'_, ()> as NotSync<_>>::holds();
+    <RefusedBatch<'_, ()> as NotSend<_>>::holds();
 }
 
 #[test]
 fn results_are_values() {
     send_sync::<Finished<()>>();
     send_sync::<Refused<()>>();
+    send_sync::<Request<'_, '_>>();
     send_sync::<CloseReason>();
     send_sync::<Operation>();
     send_sync::<WorkId>();

@@ -1,0 +1,112 @@
+//! Several requests with one doorbell, in each form.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::cast_possible_truncation)]
+
+use std::time::Duration;
+
+use rdma_channel::{Channel, ScopeError, TransportError, prelude::*};
+use rdma_mem::{AccessFlags, ProtectionDomain};
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WcOpcode, WriteWorkRequest};
+
+const SECOND: Duration = Duration::from_secs(10);
+
+fn domain() -> ProtectionDomain {
+    rdma_soft::install();
+    rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap()
+}
+
+fn looped(pd: &ProtectionDomain) -> Channel {
+    let prepared = pd.create_channel().build().unwrap();
+    let endpoint = prepared.endpoint();
+    prepared.handshake(endpoint).unwrap()
+}
+
+fn numbers<const N: usize>() -> [SendWorkRequest<'static, 'static>; N] {
+    std::array::from_fn(|i| SendWorkRequest::only_immediate(i as u32))
+}
+
+#[test]
+fn a_blocking_batch_says_how_each_ended_in_order() {
+    let pd = domain();
+    let mut channel = looped(&pd);
+    let shared = AccessFlags::new().with_local_write().with_remote_write();
+    let board = pd.allocate_shared_region(64, shared).unwrap();
+    let source = pd.allocate_region(64).unwrap();
+    let element = [source.as_slice().gather_element()];
+    let write = WriteWorkRequest::new(&element, board.remote());
+    let done = channel.batch([write.into(), write.into(), write.signaled(false).into()]).unwrap();
+    assert_eq!(done.map(|success| success.opcode()), [WcOpcode::RDMA_WRITE; 3]);
+}
+
+#[test]
+fn unsignaled_requests_of_a_batch_are_done_with_its_last() {
+    let pd = domain();
+    let mut channel = looped(&pd);
+    channel
+        .scope(|s| {
+            let received =
+                s.post_receive_batch(numbers::<4>().map(|_| ReceiveWorkRequest::only_immediate()))?;
+            let sent = s.post_batch(numbers::<4>().map(|send| send.signaled(false).into()))?;
+            for (i, handle) in received.iter().enumerate() {
+                assert_eq!(handle.wait(SECOND)?.immediate_data(), Some(i as u32));
+            }
+            for handle in &sent {
+                assert_eq!(handle.wait(SECOND)?.opcode(), WcOpcode::SEND);
+            }
+            Ok::<_, TransportError>(())
+        })
+        .unwrap();
+    assert!(channel.closed().is_none());
+}
+
+#[test]
+fn a_batch_that_is_larger_than_the_queue_is_refused_before_anything_is_posted() {
+    let mut channel = looped(&domain());
+    let error = channel.batch(numbers::<17>().map(Into::into)).unwrap_err();
+    assert!(matches!(error, TransportError::BatchTooLarge { requests: 17, room: 16 }), "{error}");
+    assert!(channel.closed().is_none());
+    let received = channel.scope(|s| {
+        s.post_receive(ReceiveWorkRequest::only_immediate())?;
+        s.post_batch(numbers::<1>().map(Into::into))?;
+        Ok::<_, TransportError>(())
+    });
+    received.unwrap();
+}
+
+#[test]
+fn a_batch_with_one_bad_request_posts_none_and_gives_all_memory_back() {
+    let pd = domain();
+    let mut channel = looped(&pd);
+    let other = domain();
+    let (mut own, mut foreign) =
+        (pd.allocate_region(8).unwrap(), other.allocate_region(8).unwrap());
+    let result = channel.scope(|s| {
+        let refused =
+            s.receive_batch_into([own.as_slice_mut(), foreign.as_slice_mut()]).unwrap_err();
+        assert_eq!((refused.posted.len(), refused.refused.len()), (0, 2));
+        Err::<(), TransportError>(refused.into())
+    });
+    let Err(ScopeError::ClosureError(TransportError::PostError(error))) = result else {
+        panic!("{result:?}");
+    };
+    assert_eq!((error.posted(), error.refused()), (0, 1));
+    assert!(channel.closed().is_none());
+}
+
+#[test]
+fn a_batch_waits_for_room_for_all_of_it() {
+    let mut channel = looped(&domain());
+    channel
+        .scope(|s| {
+            for _ in 0..20 {
+                let rooms = s.post_receive_batch(
+                    numbers::<5>().map(|_| ReceiveWorkRequest::only_immediate()),
+                )?;
+                drop(s.post_batch(numbers::<5>().map(Into::into))?);
+                for room in rooms {
+                    room.wait(SECOND)?;
+                }
+            }
+            Ok::<_, TransportError>(())
+        })
+        .unwrap();
+}
