@@ -70,13 +70,10 @@ impl Slot {
         (self.version.load(Ordering::Relaxed) == before).then_some(region)
     }
 
-    /// Counts the incarnation up; writers are serialised by the table's lock.
+    /// Counts the incarnation up; writers are serialised by the table's lock. It is never 0, so that no
+    /// version is.
     fn renew(&self) -> u32 {
-        // The low byte is never 0, so that no version, and no key of a region, is 0.
-        let incarnation = match self.incarnation.load(Ordering::Relaxed).wrapping_add(1) {
-            n if n & 0xff == 0 => n + 1,
-            n => n,
-        };
+        let incarnation = self.incarnation.load(Ordering::Relaxed).wrapping_add(1).max(1);
         self.incarnation.store(incarnation, Ordering::Relaxed);
         incarnation
     }
@@ -101,7 +98,7 @@ impl Slot {
 
 /// Slots are made by the chunk, when the first of them is used, and stay.
 const CHUNK: usize = if cfg!(loom) { 1 } else { 1024 };
-/// Keys hold 24 bits of slot number and 8 bits of incarnation.
+/// Keys hold 24 bits of slot number and 8 bits from the incarnation.
 const INDEX_MASK: u32 = 0x00ff_ffff;
 
 #[derive(Debug)]
@@ -165,8 +162,9 @@ impl RegionTable {
             None => return None,
         };
         let slot = self.slot(index)?;
-        let incarnation = slot.renew();
-        Some((slot, ((index ^ self.mask) & INDEX_MASK) << 8 | (incarnation & 0xff)))
+        // The low byte is never 0, so that no key of a region is.
+        let low = slot.renew() % 0xff + 1;
+        Some((slot, ((index ^ self.mask) & INDEX_MASK) << 8 | low))
     }
 
     /// Makes a window in a place that was [reserved](Self::reserve) name `region` under this key, whose
@@ -183,11 +181,8 @@ impl RegionTable {
     fn grow(&self, list: &mut FreeList) -> u32 {
         let index = list.next;
         list.next += 1;
-        // One place more than is in use, so that removing never allocates.
-        if list.free.capacity() < list.next as usize {
-            let more = list.next as usize;
-            list.free.reserve(more);
-        }
+        // No place is free: room for all, so that removing never allocates.
+        list.free.reserve(list.next as usize);
         if let Some(chunk) = self.chunks.get(index as usize / CHUNK) {
             chunk.get_or_init(|| Box::new(std::array::from_fn(|_| Slot::default())));
         }
