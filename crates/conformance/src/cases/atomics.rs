@@ -1,6 +1,6 @@
 //! Compare-and-swap and fetch-and-add.
 
-use rdma_sys::{ibv_atomic_cap, ibv_wc_status as Status, ibv_wr_opcode as Opcode};
+use rdma_sys::{Errno, ibv_atomic_cap, ibv_wc_status as Status, ibv_wr_opcode as Opcode};
 use test_support::rig::connect::{Knobs, Side, pair_with};
 use test_support::rig::memory::{Mr, deregister, rkey_of};
 use test_support::rig::post::Wr;
@@ -261,16 +261,24 @@ fn queue_pair_without_remote_atomic_refuses_atomics(device: &Device) {
     assert_eq!(status, Status::IBV_WC_REM_INV_REQ_ERR);
 }
 
-/// The post itself may refuse it, or the peer.
+/// By the address that the requester uses, or in the peer's memory, if it can be registered under addresses
+/// that are aligned otherwise. The post itself may refuse it, or the peer.
 fn misaligned_atomic_changes_nothing(device: &Device) {
-    for offset in [1, 2, 4, 7] {
+    for (offset, shift) in [(1, 0), (2, 0), (4, 0), (7, 0), (0, 4), (4, 4)] {
         let (a, b) = sides(device);
         let result = a.pd.register_filled(vec![3; 16], LOCAL_WRITE);
-        let words = b.pd.register_filled(vec![7; 16], EVERYTHING);
-        if a.qp.try_post(&add_at(offset)(&result, &words)) == 0 {
+        let mut words = vec![7; 16];
+        let first = words.as_ptr().addr() as u64 + shift;
+        let region = match b.pd.try_register_at(&mut words, first, EVERYTHING) {
+            Err(Errno::EINVAL) if shift != 0 => continue,
+            region => region.unwrap(),
+        };
+        let wr = Wr::new(1, Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &[result.sge(0, 8)]);
+        if a.qp.try_post(&wr.atomic_at(first + offset, rkey_of(region), 1, 0)) == 0 {
             assert_eq!(a.send_cq.next().status, Status::IBV_WC_REM_INV_REQ_ERR);
         }
-        words.assert_filled(7);
+        deregister(region);
+        assert_eq!(words, [7; 16]);
         result.assert_filled(3);
     }
 }

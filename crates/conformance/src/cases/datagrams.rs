@@ -38,6 +38,7 @@ cases![
     with_the_high_bit_the_senders_own_key_goes,
     a_key_with_the_high_bit_is_only_sent_by_those_who_have_it,
     datagrams_that_are_lost_are_no_events,
+    sequence_numbers_count_datagrams,
     datagrams_to_nobody_are_sent,
     datagrams_to_a_queue_pair_that_is_gone_are_sent,
     an_address_that_nobody_has_gets_nothing,
@@ -328,6 +329,25 @@ fn a_key_with_the_high_bit_is_only_sent_by_those_who_have_it(device: &Device) {
     a.send_cq.expect_success(2);
     let arrived = device.expected(2, "ud-qkey-high-bit", 1);
     assert_eq!(imm_of(&b.receive_cq.expect_success(10)), arrived);
+}
+
+fn sequence_numbers_count_datagrams(device: &Device) {
+    let scene = Scene::new(device);
+    let a = &scene.pair.a;
+    // The last takes it beyond 24 bits.
+    for first in [0, 5, 0x00ff_fffe] {
+        let mut attr = ibv_qp_attr { qp_state: State::IBV_QPS_RESET, ..Default::default() };
+        assert_eq!(a.qp.modify(attr, Mask::IBV_QP_STATE.0), 0);
+        step(&a.qp, State::IBV_QPS_INIT, QKEY);
+        step(&a.qp, State::IBV_QPS_RTR, QKEY);
+        (attr.qp_state, attr.sq_psn) = (State::IBV_QPS_RTS, first);
+        assert_eq!(a.qp.modify(attr, UNRELIABLE_RTS), 0);
+        for n in 0..3 {
+            a.qp.post(&scene.good(n, 8));
+            a.send_cq.expect_success(n);
+        }
+        assert_eq!(a.qp.query().sq_psn, (first + 3) & 0x00ff_ffff);
+    }
 }
 
 fn datagrams_that_are_lost_are_no_events(device: &Device) {

@@ -4,9 +4,9 @@ use rdma_sys::{
     ibv_event_type as Event, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
     ibv_wc_status as Status,
 };
-use test_support::rig::connect::{Side, pair};
+use test_support::rig::connect::{Knobs, Side, pair, pair_with};
 use test_support::rig::post::Wr;
-use test_support::rig::{Qp, until};
+use test_support::rig::{Qp, Size, until};
 
 use crate::case::cases;
 use crate::device::Device;
@@ -15,6 +15,7 @@ cases![
     queue_that_has_begun_nothing_is_drained_at_once,
     nobody_is_told_who_did_not_ask,
     queue_is_drained_when_what_it_began_is_finished,
+    queue_says_that_it_drains_until_what_it_began_is_finished,
     queue_may_be_drained_again_and_again,
     requests_of_a_drained_queue_are_begun_when_it_sends_again,
 ];
@@ -77,6 +78,31 @@ fn queue_is_drained_when_what_it_began_is_finished(device: &Device) {
         b.receive_cq.expect_success(n);
     }
     assert!(b.receive_cq.is_empty());
+}
+
+fn queue_says_that_it_drains_until_what_it_began_is_finished(device: &Device) {
+    let mut begun = None;
+    until("a send that was begun before the queue was told to drain", || {
+        let (a, b) =
+            pair_with(device, &Size::default(), &Knobs { rnr_retries: 7, ..Knobs::default() });
+        a.qp.post(&Wr::send(1, &[]));
+        assert!(a.send_cq.is_empty());
+        drain(&a.qp, true);
+        let draining = a.qp.query().sq_draining != 0;
+        if draining {
+            begun = Some((a, b));
+        }
+        draining
+    });
+    let (a, b) = begun.unwrap();
+    if device.differs("drained-while-a-send-waits") {
+        return expect_drained(&a);
+    }
+    assert!(!a.context.has_async_events());
+    b.qp.post_receive(2, &[]);
+    expect_drained(&a);
+    a.send_cq.expect_success(1);
+    b.receive_cq.expect_success(2);
 }
 
 fn queue_may_be_drained_again_and_again(device: &Device) {

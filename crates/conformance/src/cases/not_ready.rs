@@ -1,6 +1,7 @@
 //! Receiver not ready: the requester waits as often and as long as it was told to, whether or not
 //! anybody polls.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rdma_sys::{ibv_wc_opcode as Opcode, ibv_wc_status as Status};
@@ -21,6 +22,7 @@ cases![
     requests_behind_one_that_gave_up_are_flushed,
     receive_posted_in_time_ends_the_wait,
     each_message_may_wait_as_often_as_the_first,
+    a_wait_that_ended_does_not_shorten_the_next,
     endless_retries_outlive_limited_ones_and_end_with_the_receive,
     receive_ends_the_wait_also_when_nobody_polls,
     requests_behind_one_that_waits_keep_their_order,
@@ -124,6 +126,18 @@ fn each_message_may_wait_as_often_as_the_first(device: &Device) {
         a.send_cq.expect_success(n);
         b.receive_cq.expect_success(n);
     }
+}
+
+fn a_wait_that_ended_does_not_shorten_the_next(device: &Device) {
+    let (a, b) = sent_too_early(device, 1, LONGEST);
+    // Into the first wait, but not to its end.
+    thread::sleep(Duration::from_millis(200));
+    b.qp.post_receive(1, &[]);
+    a.send_cq.expect_success(1);
+    let start = Instant::now();
+    a.qp.post(&Wr::send(2, &[]));
+    a.send_cq.expect(2, Status::IBV_WC_RNR_RETRY_EXC_ERR);
+    assert!(start.elapsed() >= least(LONGEST, 1), "{:?}", start.elapsed());
 }
 
 fn endless_retries_outlive_limited_ones_and_end_with_the_receive(device: &Device) {

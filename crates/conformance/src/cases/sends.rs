@@ -3,6 +3,8 @@
 
 use rdma_sys::{ibv_sge, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status as Status, ibv_wr_opcode};
 use test_support::rig::connect::{Knobs, Side, pair, pair_with};
+use test_support::rig::map::Mapping;
+use test_support::rig::memory::{deregister, key_of};
 use test_support::rig::post::Wr;
 use test_support::rig::scene::{AT_A, AT_B, BYTES, RECEIVE_B, Scene};
 use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, REMOTE_READ, Size, imm_of};
@@ -20,6 +22,7 @@ cases![
     receive_that_is_larger_than_the_message_stays_untouched_behind_it,
     receive_of_exactly_the_messages_length_is_filled,
     empty_message_takes_a_receive,
+    message_may_be_as_long_as_the_port_says_and_not_longer,
     messages_arrive_in_order_each_in_a_receive_of_its_own,
     message_is_scattered_as_it_was_gathered_or_not,
     immediate_data_arrives_bit_for_bit_in_network_order,
@@ -160,6 +163,36 @@ fn receive_of_exactly_the_messages_length_is_filled(device: &Device) {
         a.send_cq.expect_success(2);
         assert_eq!(b.receive_cq.expect_success(1).byte_len as usize, length);
         assert!(sink.bytes() == vec![1; length]);
+    }
+}
+
+fn message_may_be_as_long_as_the_port_says_and_not_longer(device: &Device) {
+    let elements = device.attributes().max_sge.min(32);
+    let sge = u32::try_from(elements).unwrap();
+    for beyond in [0, 1] {
+        let (a, b) = pair_with(device, &Size { sge, ..Size::default() }, &Knobs::default());
+        let length = a.context.query_port().max_msg_sz + beyond;
+        // All elements are of the same memory.
+        let part = length.div_ceil(sge);
+        let memory = Mapping::readable(part as usize);
+        let region = a.pd.try_register(memory.start(), part as usize, 0).unwrap();
+        let (addr, lkey) = (memory.start().addr() as u64, key_of(region));
+        let mut sges = vec![ibv_sge { addr, length: part, lkey }; sge as usize];
+        sges[0].length = length - part * (sge - 1);
+        let sink = b.pd.register(8, LOCAL_WRITE);
+        b.qp.post_receive(2, &[sink.sge(0, 8)]);
+        a.qp.post(&Wr::send(1, &sges));
+        let status = a.send_cq.next().status;
+        if beyond == 0 || device.differs("messages-of-any-length") {
+            // It was sent, to where it has no room.
+            assert_ne!(status, Status::IBV_WC_LOC_LEN_ERR);
+            assert_eq!(b.receive_cq.next().wr_id, 2);
+        } else {
+            assert_eq!(status, Status::IBV_WC_LOC_LEN_ERR);
+            b.qp.assert_ready();
+            assert!(b.receive_cq.is_empty());
+        }
+        deregister(region);
     }
 }
 

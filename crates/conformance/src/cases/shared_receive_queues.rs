@@ -30,6 +30,7 @@ cases![
     what_nobody_took_goes_with_the_queue,
     a_limit_beyond_the_queue_is_refused,
     the_limit_is_as_it_was_set,
+    a_limit_that_the_mask_does_not_name_is_not_set,
     the_limit_is_an_event_when_fewer_are_left,
     the_limit_is_an_event_once,
     the_limit_can_be_set_again,
@@ -211,6 +212,13 @@ fn the_limit_is_as_it_was_set(device: &Device) {
         server.srq.set_limit(limit);
         assert_eq!(server.srq.limit(), limit);
     }
+}
+
+fn a_limit_that_the_mask_does_not_name_is_not_set(device: &Device) {
+    let server = server(device, 8);
+    server.srq.set_limit(3);
+    assert_eq!(server.srq.modify(0, 5, Mask(0)), 0);
+    assert_eq!(server.srq.limit(), 3);
 }
 
 /// A client, and a server whose queue has eight requests.

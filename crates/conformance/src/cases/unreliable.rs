@@ -46,6 +46,7 @@ cases![
     queue_pairs_of_other_types_are_not_heard,
     each_step_needs_its_attributes_and_takes_no_others,
     after_a_reset_it_can_be_connected_again,
+    after_a_reset_no_receive_of_before_is_used,
 ];
 
 const BYTES: usize = 64;
@@ -506,17 +507,35 @@ fn each_step_needs_its_attributes_and_takes_no_others(device: &Device) {
     }
 }
 
+/// Resets both ends, and connects them again.
+fn connect_again(pair: &Pair) {
+    let (at_a, at_b) = (pair.a.endpoint(), pair.b.endpoint());
+    pair.a.qp.to_reset();
+    pair.b.qp.to_reset();
+    connect_unreliably(&pair.a.qp, &at_a, &at_b, &Knobs::default());
+    connect_unreliably(&pair.b.qp, &at_b, &at_a, &Knobs::default());
+}
+
 fn after_a_reset_it_can_be_connected_again(device: &Device) {
     let pair = Pair::new(device);
-    let (at_a, at_b) = (pair.a.endpoint(), pair.b.endpoint());
     pair.receive(9, 32);
     pair.expect_mark(9);
     for side in [&pair.a, &pair.b] {
         side.qp.to_error();
-        side.qp.to_reset();
     }
-    connect_unreliably(&pair.a.qp, &at_a, &at_b, &Knobs::default());
-    connect_unreliably(&pair.b.qp, &at_b, &at_a, &Knobs::default());
+    connect_again(&pair);
     pair.receive(10, 32);
     pair.expect_mark(10);
+}
+
+fn after_a_reset_no_receive_of_before_is_used(device: &Device) {
+    let pair = Pair::new(device);
+    // One that a message would have used, and one that none came to.
+    pair.receive(8, 32);
+    pair.receive(9, 32);
+    pair.expect_sent(&pair.write(1).remote(pair.at_b.address(), pair.at_b.key() ^ 1).with_imm(5));
+    connect_again(&pair);
+    pair.receive(10, 32);
+    pair.expect_mark(10);
+    assert!(pair.b.receive_cq.is_empty());
 }
