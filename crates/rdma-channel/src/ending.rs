@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use std::mem::ManuallyDrop;
 use std::process;
 
-use rdma_qp::{QueuePair, WorkResult};
+use rdma_qp::{QueuePair, WorkErrorClass, WorkResult};
 
 use crate::core::Core;
 use crate::lane::Lane;
@@ -224,7 +224,7 @@ impl Core {
                 Some(result) if !state.is_in_flight() => Ok(result),
                 _ => Err(TransportError::Lost { operation }),
             };
-            self.release(slot);
+            slot.free();
             if matches!(why, Why::GivenUp(Some(own), _) if own == id) {
                 ended.own = Some(result);
                 continue;
@@ -232,12 +232,33 @@ impl Core {
             if state == State::SEEN || state.is_mark() {
                 continue;
             }
-            if let Some(error) = result.map_or_else(Some, |r| r.err().map(TransportError::from)) {
+            if let Some(error) = self.failure(slot, result) {
                 let peer = (self.lanes.len() > 1).then_some(slot.lane as usize);
                 ended.errors.push(OperationError { operation, id, peer, error });
             }
         }
+        self.live.set(0);
         ended
+    }
+
+    /// How an operation failed, if it did. Of one that was flushed, why it was.
+    fn failure(
+        &self,
+        slot: &Slot,
+        result: Result<WorkResult, TransportError>,
+    ) -> Option<TransportError> {
+        let error = match result {
+            Ok(Ok(_)) => return None,
+            Ok(Err(error)) => error,
+            Err(lost) => return Some(lost),
+        };
+        let reason = self.lanes.get(slot.lane as usize).and_then(|lane| lane.closed.get());
+        match reason {
+            Some(reason) if error.class() == WorkErrorClass::Flushed => {
+                Some(TransportError::Closed(reason))
+            }
+            _ => Some(error.into()),
+        }
     }
 }
 

@@ -31,7 +31,7 @@ pub use in_flight::{Finished, InFlight, Refused};
 pub use operation::Operation;
 pub use pending_work::{PendingWork, ScopedPendingWork};
 pub use prepared_channel::PreparedChannel;
-pub use rent::{Rent, RentMut};
+pub use rent::{Prefix, Rent, RentMut};
 pub use rent_batch::RefusedBatch;
 pub use scope::{Scope, ScopeError};
 pub use transport_error::{CloseReason, OperationError, TransportError, WorkId};

@@ -148,3 +148,63 @@ arrays! {
     SliceMut: |slice| slice.as_shared(), |slice| slice.reborrow();
     SharedElement: |element| *element, |element| *element;
 }
+
+/// The first bytes of an exclusive registered slice: what is sent of a buffer that is not full.
+///
+/// ```
+/// use std::time::Duration;
+/// use rdma_channel::{Prefix, TransportError, prelude::*};
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// # let channel = pd.create_channel().build()?;
+/// # let endpoint = channel.endpoint();
+/// # let mut channel = channel.handshake(endpoint)?; // to itself
+/// let mut buffer = pd.allocate_region(4096)?;
+/// channel
+///     .scope(|s| {
+/// #       s.post_receive(rdma_qp::ReceiveWorkRequest::only_immediate())?;
+///         let mut buffer = buffer.as_slice_mut();
+///         let filled = b"".len();
+///         let sent = s.send_from(Prefix::new(buffer, filled).expect("it fits"))?;
+///         buffer = sent.wait(Duration::from_secs(1)).expect("sent").buf.into_whole();
+///         assert_eq!(buffer.len(), 4096);
+///         Ok::<_, TransportError>(())
+///     })
+///     .unwrap();
+/// # Ok::<(), TransportError>(())
+/// ```
+#[derive(Debug)]
+pub struct Prefix<'r> {
+    whole: SliceMut<'r>,
+    length: usize,
+}
+
+impl<'r> Prefix<'r> {
+    /// So many bytes of it.
+    ///
+    /// # Errors
+    /// The slice, if it is shorter.
+    #[inline]
+    pub fn new(whole: SliceMut<'r>, length: usize) -> Result<Self, SliceMut<'r>> {
+        if length <= whole.len() { Ok(Self { whole, length }) } else { Err(whole) }
+    }
+
+    /// All of the slice.
+    #[inline]
+    #[must_use]
+    pub fn into_whole(self) -> SliceMut<'r> {
+        self.whole
+    }
+}
+
+impl sealed::Readable for Prefix<'_> {
+    type Gathered<'a>
+        = GatherList<'a, 1>
+    where
+        Self: 'a;
+
+    #[inline(always)]
+    fn gather(&self) -> GatherList<'_, 1> {
+        GatherList::from([self.whole.as_shared().split_at(self.length).0])
+    }
+}

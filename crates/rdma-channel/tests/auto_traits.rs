@@ -45,6 +45,7 @@ fn a_scope_and_its_handles_stay_on_their_thread() {
 
 #[test]
 fn results_are_values() {
+    send_sync::<Prefix<'_>>();
     send_sync::<Finished<()>>();
     send_sync::<Refused<()>>();
     send_sync::<Request<'_, '_>>();
