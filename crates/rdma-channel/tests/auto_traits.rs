@@ -2,8 +2,8 @@
 
 use rdma_channel::{
     Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, Operation,
-    OperationError, PendingWork, Pipes, PreparedChannel, Refused, RefusedBatch, Request, Scope,
-    ScopeError, ScopedPendingWork, TransportError, WorkId,
+    OperationError, PendingWork, Pipes, Prefix, PreparedChannel, Refused, RefusedBatch, Request,
+    Scope, ScopeError, ScopedPendingWork, TransportError, WorkId,
 };
 
 fn send<T: Send>() {}
