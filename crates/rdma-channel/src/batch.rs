@@ -356,7 +356,7 @@ impl<'scope> Scope<'scope, '_> {
         requests: [Request<'_, 'scope>; N],
     ) -> Result<[ScopedPendingWork<'scope>; N], TransportError> {
         // SAFETY: SAFETY.md F22: the memory is borrowed for the scope, which ends after the requests.
-        let tickets = unsafe { self.core.post_batch(self.lane()?, requests, true) }?;
+        let tickets = unsafe { self.core.post_batch(self.core.lane(0)?, requests, true) }?;
         Ok(tickets.map(PendingWork::new))
     }
 
@@ -365,12 +365,12 @@ impl<'scope> Scope<'scope, '_> {
     /// # Errors
     /// As of [`post_batch`](Self::post_batch).
     #[inline]
-    pub fn post_receive_batch<const N: usize>(
+    pub fn post_receive_batch<'data: 'scope, const N: usize>(
         &'scope self,
-        receives: [ReceiveWorkRequest<'_, 'scope>; N],
+        receives: [ReceiveWorkRequest<'_, 'data>; N],
     ) -> Result<[ScopedPendingWork<'scope>; N], TransportError> {
         // SAFETY: SAFETY.md F22: the memory is borrowed for the scope, which ends after the requests.
-        let tickets = unsafe { self.core.post_batch(self.lane()?, receives, true) }?;
+        let tickets = unsafe { self.core.post_batch(self.core.lane(0)?, receives, true) }?;
         Ok(tickets.map(PendingWork::new))
     }
 }

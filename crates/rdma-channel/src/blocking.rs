@@ -1,10 +1,11 @@
 //! Operations one at a time: post, wait, and if that fails, end.
+#![allow(unsafe_code)]
 
 use std::time::Duration;
 
-use rdma_qp::{WorkErrorClass, WorkSuccess};
+use rdma_qp::{ReceiveWorkRequest, WorkErrorClass, WorkSuccess};
 
-use crate::core::Core;
+use crate::core::{Core, SendRequest};
 use crate::ending::without_unwinding;
 use crate::lane::Lane;
 use crate::patience::Patience;
@@ -12,9 +13,37 @@ use crate::ticket::Ticket;
 use crate::{CloseReason, Operation, TransportError, WorkId};
 
 impl Core {
+    /// Posts a request of the send queue, and waits for it.
+    #[inline(always)]
+    pub(crate) fn block_send<R: SendRequest>(
+        &mut self,
+        peer: usize,
+        operation: Operation,
+        request: R,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        // SAFETY: SAFETY.md F22: its memory is borrowed by this call, which ends after the request.
+        self.block(peer, timeout, |core, lane| unsafe {
+            core.post(lane, operation, request.made_signaled(), true)
+        })
+    }
+
+    /// As [`block_send`](Self::block_send), of a receive.
+    #[inline(always)]
+    pub(crate) fn block_receive(
+        &mut self,
+        peer: usize,
+        _: Operation,
+        request: ReceiveWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        // SAFETY: SAFETY.md F22: its memory is borrowed by this call, which ends after the request.
+        self.block(peer, timeout, |core, lane| unsafe { core.post_receive(lane, request, true) })
+    }
+
     /// Posts one request, and returns when the device uses its memory no more.
     #[inline(always)]
-    pub(crate) fn block(
+    fn block(
         &mut self,
         peer: usize,
         timeout: Duration,

@@ -1,5 +1,4 @@
 //! Channels: one connection, and its operations one at a time.
-#![allow(unsafe_code)]
 
 use std::time::Duration;
 
@@ -10,9 +9,7 @@ use rdma_qp::{
     WriteWorkRequest,
 };
 
-use crate::core::{Core, SendRequest, closed};
-use crate::lane::Lane;
-use crate::ticket::Ticket;
+use crate::core::Core;
 use crate::{ChannelBuilder, CloseReason, Operation, TransportError};
 
 /// A connection to one peer, whose operations keep their memory alive and always end.
@@ -85,7 +82,7 @@ macro_rules! blocking {
             wr: $request<'_, '_>,
             timeout: Duration,
         ) -> Result<WorkSuccess, TransportError> {
-            self.$post(Operation::$operation, wr, timeout)
+            self.core.$post(0, Operation::$operation, wr, timeout)
         }
     )+};
 }
@@ -99,13 +96,13 @@ impl Channel {
     blocking! {
         /// Sends a message, which goes into the peer's next receive. It is done when the peer has it (RC), or
         /// when it has left (UC).
-        send, send_timeout: SendWorkRequest => Send, block;
+        send, send_timeout: SendWorkRequest => Send, block_send;
         /// Takes one message of the peer.
         receive, receive_timeout: ReceiveWorkRequest => Receive, block_receive;
         /// Writes into memory of the peer.
-        write, write_timeout: WriteWorkRequest => Write, block;
+        write, write_timeout: WriteWorkRequest => Write, block_send;
         /// Reads memory of the peer.
-        read, read_timeout: ReadWorkRequest => Read, block;
+        read, read_timeout: ReadWorkRequest => Read, block_send;
     }
 
     /// Puts `swap` into the peer's word if that is `compare`; `result` then has what it was.
@@ -150,42 +147,7 @@ impl Channel {
         wr: AtomicWorkRequest<'_, '_>,
         timeout: Duration,
     ) -> Result<WorkSuccess, TransportError> {
-        self.block(Operation::Atomic, wr, timeout)
-    }
-
-    /// Posts a request of the send queue, and waits for it.
-    #[inline(always)]
-    fn block<R: SendRequest>(
-        &mut self,
-        operation: Operation,
-        request: R,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        // SAFETY: SAFETY.md F22: its memory is borrowed by this call, which ends after the request.
-        self.finish(timeout, |core, lane| unsafe {
-            core.post(lane, operation, request.made_signaled(), true)
-        })
-    }
-
-    #[inline(always)]
-    fn block_receive(
-        &mut self,
-        _: Operation,
-        request: ReceiveWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        // SAFETY: SAFETY.md F22: its memory is borrowed by this call, which ends after the request.
-        self.finish(timeout, |core, lane| unsafe { core.post_receive(lane, request, true) })
-    }
-
-    /// Posts, and waits until the request is done, or ends it.
-    #[inline(always)]
-    fn finish(
-        &mut self,
-        timeout: Duration,
-        post: impl for<'c> FnOnce(&'c Core, &'c Lane) -> Result<Ticket<'c>, TransportError>,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.core.block(0, timeout, post)
+        self.core.block_send(0, Operation::Atomic, wr, timeout)
     }
 
     /// The domain whose memory it uses.
@@ -209,13 +171,13 @@ impl Channel {
     /// Whom it was connected to, and how. `None` if its queue pair had to be destroyed.
     #[must_use]
     pub fn peer(&self) -> Option<ConnectAttributes> {
-        self.qp().ok().and_then(QueuePair::peer)
+        self.core.qp(0).ok().and_then(QueuePair::peer)
     }
 
     /// The number of its queue pair. `None` if that had to be destroyed.
     #[must_use]
     pub fn qpn(&self) -> Option<Qpn> {
-        self.qp().ok().map(QueuePair::qpn)
+        self.core.qp(0).ok().map(QueuePair::qpn)
     }
 
     /// The state of its queue pair, as the device says.
@@ -224,7 +186,7 @@ impl Channel {
     /// What the provider says, or [`TransportError::Closed`] if the queue pair had to be destroyed.
     #[doc(alias = "ibv_query_qp")]
     pub fn state(&self) -> Result<QpState, TransportError> {
-        Ok(self.qp()?.state()?)
+        Ok(self.core.qp(0)?.state()?)
     }
 
     /// The attributes of its queue pair, as the device has them.
@@ -233,7 +195,7 @@ impl Channel {
     /// As of [`state`](Self::state).
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttributes, TransportError> {
-        Ok(self.qp()?.query()?)
+        Ok(self.core.qp(0)?.query()?)
     }
 
     /// How many completions came that were of no request under way: there are none unless the device is
@@ -241,11 +203,6 @@ impl Channel {
     #[must_use]
     pub fn stray_completions(&self) -> u64 {
         self.core.strays.get()
-    }
-
-    fn qp(&self) -> Result<&QueuePair, TransportError> {
-        let lane = self.core.lane(0)?;
-        lane.qp.as_ref().ok_or_else(|| closed(lane))
     }
 }
 

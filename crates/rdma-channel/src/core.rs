@@ -113,6 +113,12 @@ impl Core {
         self.lanes.get(peer).ok_or(TransportError::NoSuchPeer { peer, count })
     }
 
+    /// As [`lane`](Self::lane), if it is not destroyed.
+    pub(crate) fn qp(&self, peer: usize) -> Result<&QueuePair, TransportError> {
+        let lane = self.lane(peer)?;
+        lane.qp.as_ref().ok_or_else(|| closed(lane))
+    }
+
     /// Posts a request to the send queue.
     ///
     /// # Safety
@@ -140,6 +146,39 @@ impl Core {
             }
             Err(error) => Err(self.refused(slot, operation, state, error)),
         }
+    }
+
+    /// As [`post`](Self::post), to that peer.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn post_to<R: SendRequest>(
+        &self,
+        peer: usize,
+        operation: Operation,
+        request: R,
+        wait: bool,
+    ) -> Result<Ticket<'_>, TransportError> {
+        let lane = self.lane(peer)?;
+        // SAFETY: SAFETY.md F21: the same contract.
+        unsafe { self.post(lane, operation, request, wait) }
+    }
+
+    /// As [`post_receive`](Self::post_receive), from that peer.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline(always)]
+    pub(crate) unsafe fn post_receive_from(
+        &self,
+        peer: usize,
+        request: ReceiveWorkRequest<'_, '_>,
+        wait: bool,
+    ) -> Result<Ticket<'_>, TransportError> {
+        let lane = self.lane(peer)?;
+        // SAFETY: SAFETY.md F21: the same contract.
+        unsafe { self.post_receive(lane, request, wait) }
     }
 
     /// Posts a receive.

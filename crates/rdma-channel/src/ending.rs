@@ -25,15 +25,6 @@ pub(crate) struct Ended {
     pub(crate) own: Option<Result<WorkResult, TransportError>>,
 }
 
-/// Why it ends now.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Why {
-    /// A scope was left: what is under way may take as long as the limit says.
-    Left,
-    /// It took too long, or the completion queue failed. The result of this operation is asked for.
-    GivenUp(Option<WorkId>, CloseReason),
-}
-
 /// Aborts the process when it is dropped: where unwinding would give memory back that a device uses.
 struct AbortOnUnwind;
 
@@ -59,40 +50,48 @@ impl Core {
         if self.live.get() == 0 && self.unasked.get() == 0 {
             return Ended::default();
         }
-        without_unwinding(|| self.end_all(Why::Left))
+        without_unwinding(|| self.end_all())
     }
 
-    /// As [`end_now`](Self::end_now), and says how that one ended.
+    #[cold]
+    #[inline(never)]
+    fn end_all(&mut self) -> Ended {
+        let dropped = self.unasked.replace(0) as usize;
+        let forgotten = self.table.iter().filter(|slot| is_unasked(slot)).count();
+        self.settle(Self::await_completions);
+        self.collect(None, dropped + forgotten)
+    }
+
+    /// Ends a request now, and all that its queue pair has; says how it ended.
     #[cold]
     #[inline(never)]
     pub(crate) fn give_up(&mut self, id: WorkId, reason: CloseReason) -> Ended {
-        without_unwinding(|| self.end_all(Why::GivenUp(Some(id), reason)))
+        without_unwinding(|| {
+            self.settle(|core| core.close_lane_of(id, reason));
+            self.collect(Some(id), 0)
+        })
     }
 
     /// As [`end`](Self::end), now.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_now(&mut self, reason: CloseReason) -> Ended {
-        without_unwinding(|| self.end_all(Why::GivenUp(None, reason)))
+        without_unwinding(|| {
+            self.settle(|core| core.close_busy(reason));
+            self.collect(None, 0)
+        })
     }
 
-    #[cold]
-    #[inline(never)]
-    fn end_all(&mut self, why: Why) -> Ended {
-        let dropped = self.unasked.replace(0) as usize;
-        let forgotten = self.table.iter().filter(|slot| is_unasked(slot)).count();
+    /// Has the device let go of all requests of the lanes that are closed when `close` has run.
+    pub(crate) fn settle(&mut self, close: impl FnOnce(&Self)) {
         if self.cq.context().check_process().is_err() {
             // The device uses the memory of the parent; nothing of it is this process's.
-            self.close_all(CloseReason::Forked);
-        } else {
-            match why {
-                Why::Left => self.await_completions(),
-                Why::GivenUp(_, reason) => self.close_busy(reason),
-            }
-            self.flush();
-            self.destroy();
+            self.lanes.iter().for_each(|lane| lane.close(CloseReason::Forked));
+            return;
         }
-        self.collect(why, dropped + forgotten)
+        close(self);
+        self.flush();
+        self.destroy();
     }
 
     /// Destroys all queue pairs; says how that failed first.
@@ -108,14 +107,23 @@ impl Core {
         Ok(())
     }
 
-    fn close_all(&self, reason: CloseReason) {
-        self.lanes.iter().for_each(|lane| lane.close(reason));
+    /// Closes the lane of a request that is with the device.
+    pub(crate) fn close_lane_of(&self, id: WorkId, reason: CloseReason) {
+        let lane = self.in_flight(id.0).and_then(|slot| self.lanes.get(slot.lane as usize));
+        lane.into_iter().for_each(|lane| lane.close(reason));
     }
 
     /// Closes the lanes that have requests under way.
     fn close_busy(&self, reason: CloseReason) {
         let busy = |lane: &&Lane| self.under_way(lane).next().is_some();
         self.lanes.iter().filter(busy).for_each(|lane| lane.close(reason));
+    }
+
+    /// The lanes that are closed and have requests under way.
+    fn unsettled(&self) -> impl Iterator<Item = &Lane> {
+        let ends =
+            |lane: &&Lane| lane.closed.get().is_some() && self.under_way(lane).next().is_some();
+        self.lanes.iter().filter(ends)
     }
 
     /// The requests of a lane that are with the device.
@@ -164,18 +172,14 @@ impl Core {
 
     /// Has the device let go of what is under way on closed lanes, and takes the flushes.
     fn flush(&self) {
-        for lane in &self.lanes {
-            if let (Some(qp), Some(_)) = (&lane.qp, self.under_way(lane).next()) {
-                // If it is refused nothing is flushed, and the queue pair will be destroyed.
-                let _ = qp.to_error();
-            }
+        for qp in self.unsettled().filter_map(|lane| lane.qp.as_ref()) {
+            // If it is refused nothing is flushed, and the queue pair will be destroyed.
+            let _ = qp.to_error();
         }
         let mut patience = Patience::new(self.limits.drain);
         loop {
-            for lane in &self.lanes {
-                self.mark_silent(lane);
-            }
-            if self.lanes.iter().all(|lane| self.under_way(lane).next().is_none()) {
+            self.unsettled().for_each(|lane| self.mark_silent(lane));
+            if self.unsettled().next().is_none() {
                 return;
             }
             match self.progress() {
@@ -201,7 +205,7 @@ impl Core {
     fn destroy(&mut self) {
         for place in 0..self.lanes.len() {
             let Some(lane) = self.lanes.get(place) else { return };
-            if self.under_way(lane).next().is_none() {
+            if lane.closed.get().is_none() || self.under_way(lane).next().is_none() {
                 continue;
             }
             let Some(lane) = self.lanes.get_mut(place) else { return };
@@ -211,12 +215,16 @@ impl Core {
         }
     }
 
-    /// Takes all results out of the table.
-    fn collect(&self, why: Why, unasked: usize) -> Ended {
-        let mut ended = Ended { unasked, ..Ended::default() };
+    /// Takes all results out of the table; what is under way on an open lane stays there.
+    pub(crate) fn collect(&self, own: Option<WorkId>, unasked: usize) -> Ended {
+        let (mut ended, mut live) = (Ended { unasked, ..Ended::default() }, 0);
         for slot in &self.table {
             let (state, id) = (slot.state.get(), WorkId(slot.id.get()));
             if state == State::FREE || state == State::DEAD {
+                continue;
+            }
+            if self.goes_on(slot) {
+                live += 1;
                 continue;
             }
             let operation = slot.operation.get();
@@ -225,7 +233,7 @@ impl Core {
                 _ => Err(TransportError::Lost { operation }),
             };
             slot.free();
-            if matches!(why, Why::GivenUp(Some(own), _) if own == id) {
+            if own == Some(id) {
                 ended.own = Some(result);
                 continue;
             }
@@ -237,7 +245,7 @@ impl Core {
                 ended.errors.push(OperationError { operation, id, peer, error });
             }
         }
-        self.live.set(0);
+        self.live.set(live);
         ended
     }
 
@@ -259,6 +267,12 @@ impl Core {
             }
             _ => Some(error.into()),
         }
+    }
+
+    /// Whether it is with the device, and nobody has ended that.
+    fn goes_on(&self, slot: &Slot) -> bool {
+        let lane = self.lanes.get(slot.lane as usize);
+        slot.state.get().is_in_flight() && lane.is_some_and(|lane| lane.closed.get().is_none())
     }
 }
 

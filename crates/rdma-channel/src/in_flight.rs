@@ -10,7 +10,6 @@ use rdma_qp::{
     WorkSuccess, WriteWorkRequest,
 };
 
-use crate::lane::Lane;
 use crate::rent::sealed::{Gathered as _, Scattered as _};
 use crate::ticket::Ticket;
 use crate::{Operation, Rent, RentMut, Scope, TransportError, WorkId};
@@ -115,12 +114,8 @@ impl<'scope, B> InFlight<'scope, B> {
     }
 }
 
-impl<'scope> Scope<'scope, '_> {
-    #[inline(always)]
-    pub(crate) fn lane(&self) -> Result<&'scope Lane, TransportError> {
-        self.core.lane(0)
-    }
-
+/// Whatever the scope is of: what is rented goes to a peer by number.
+impl<'scope, C> Scope<'scope, '_, C> {
     /// What was posted, with its memory, or the memory.
     #[inline(always)]
     fn rented<B>(
@@ -137,6 +132,89 @@ impl<'scope> Scope<'scope, '_> {
         }
     }
 
+    #[inline(always)]
+    pub(crate) fn rent_send<B: Rent + 'scope>(
+        &'scope self,
+        peer: usize,
+        buf: B,
+    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+        let posted = {
+            let list = buf.gather();
+            let (elements, domains) = list.parts();
+            let request = SendWorkRequest::new(elements).with_domains(domains);
+            // SAFETY: SAFETY.md F22: the memory is lent for the scope, or comes back from the handle when
+            // the request is over.
+            unsafe { self.core.post_to(peer, Operation::Send, request, true) }
+        };
+        self.rented(buf, posted)
+    }
+
+    #[inline(always)]
+    pub(crate) fn rent_receive<B: RentMut + 'scope>(
+        &'scope self,
+        peer: usize,
+        mut buf: B,
+    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+        let posted = {
+            let mut list = buf.scatter();
+            let (elements, domains) = list.parts();
+            let request = ReceiveWorkRequest::new(elements).with_domains(domains);
+            // SAFETY: SAFETY.md F22: as of `rent_send`.
+            unsafe { self.core.post_receive_from(peer, request, true) }
+        };
+        self.rented(buf, posted)
+    }
+
+    #[inline(always)]
+    pub(crate) fn rent_write<B: Rent + 'scope>(
+        &'scope self,
+        peer: usize,
+        buf: B,
+        remote: RemoteMemoryRegion,
+    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+        let posted = {
+            let list = buf.gather();
+            let (elements, domains) = list.parts();
+            let request = WriteWorkRequest::new(elements, remote).with_domains(domains);
+            // SAFETY: SAFETY.md F22: as of `rent_send`.
+            unsafe { self.core.post_to(peer, Operation::Write, request, true) }
+        };
+        self.rented(buf, posted)
+    }
+
+    #[inline(always)]
+    pub(crate) fn rent_read<B: RentMut + 'scope>(
+        &'scope self,
+        peer: usize,
+        mut buf: B,
+        remote: RemoteMemoryRegion,
+    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+        let posted = {
+            let mut list = buf.scatter();
+            let (elements, domains) = list.parts();
+            let request = ReadWorkRequest::new(elements, remote).with_domains(domains);
+            // SAFETY: SAFETY.md F22: as of `rent_send`.
+            unsafe { self.core.post_to(peer, Operation::Read, request, true) }
+        };
+        self.rented(buf, posted)
+    }
+
+    #[inline]
+    pub(crate) fn rent_atomic(
+        &'scope self,
+        peer: usize,
+        mut buf: SliceMut<'scope>,
+        request: impl for<'w, 'd> FnOnce(&'w mut ScatterList<'d, 1>) -> AtomicWorkRequest<'w, 'd>,
+    ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
+        let mut list = ScatterList::from([buf.reborrow()]);
+        let request = request(&mut list);
+        // SAFETY: SAFETY.md F22: as of `rent_send`.
+        let posted = unsafe { self.core.post_to(peer, Operation::Atomic, request, true) };
+        self.rented(buf, posted)
+    }
+}
+
+impl<'scope> Scope<'scope, '_> {
     /// Sends the bytes of rented memory as one message. Waits for room as [`post_send`](Self::post_send).
     ///
     /// # Errors
@@ -175,16 +253,7 @@ impl<'scope> Scope<'scope, '_> {
         &'scope self,
         buf: B,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        let posted = {
-            let list = buf.gather();
-            let (elements, domains) = list.parts();
-            let request = SendWorkRequest::new(elements).with_domains(domains);
-            // SAFETY: SAFETY.md F22: the memory is lent for the scope, or comes back from the handle when
-            // the request is over.
-            self.lane()
-                .and_then(|lane| unsafe { self.core.post(lane, Operation::Send, request, true) })
-        };
-        self.rented(buf, posted)
+        self.rent_send(0, buf)
     }
 
     /// Takes one message of the peer into rented memory. A full queue is as for
@@ -195,16 +264,9 @@ impl<'scope> Scope<'scope, '_> {
     #[inline]
     pub fn receive_into<B: RentMut + 'scope>(
         &'scope self,
-        mut buf: B,
+        buf: B,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        let posted = {
-            let mut list = buf.scatter();
-            let (elements, domains) = list.parts();
-            let request = ReceiveWorkRequest::new(elements).with_domains(domains);
-            // SAFETY: SAFETY.md F22: as of `send_from`.
-            self.lane().and_then(|lane| unsafe { self.core.post_receive(lane, request, true) })
-        };
-        self.rented(buf, posted)
+        self.rent_receive(0, buf)
     }
 
     /// Writes the bytes of rented memory to the beginning of `remote`. Waits for room as
@@ -218,15 +280,7 @@ impl<'scope> Scope<'scope, '_> {
         buf: B,
         remote: RemoteMemoryRegion,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        let posted = {
-            let list = buf.gather();
-            let (elements, domains) = list.parts();
-            let request = WriteWorkRequest::new(elements, remote).with_domains(domains);
-            // SAFETY: SAFETY.md F22: as of `send_from`.
-            self.lane()
-                .and_then(|lane| unsafe { self.core.post(lane, Operation::Write, request, true) })
-        };
-        self.rented(buf, posted)
+        self.rent_write(0, buf, remote)
     }
 
     /// Fills rented memory from the beginning of `remote`. Waits for room as [`post_read`](Self::post_read).
@@ -236,18 +290,10 @@ impl<'scope> Scope<'scope, '_> {
     #[inline]
     pub fn read_into<B: RentMut + 'scope>(
         &'scope self,
-        mut buf: B,
+        buf: B,
         remote: RemoteMemoryRegion,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        let posted = {
-            let mut list = buf.scatter();
-            let (elements, domains) = list.parts();
-            let request = ReadWorkRequest::new(elements, remote).with_domains(domains);
-            // SAFETY: SAFETY.md F22: as of `send_from`.
-            self.lane()
-                .and_then(|lane| unsafe { self.core.post(lane, Operation::Read, request, true) })
-        };
-        self.rented(buf, posted)
+        self.rent_read(0, buf, remote)
     }
 
     /// Puts `swap` into the peer's word if that is `compare`, and what it was into rented memory of 8 bytes.
@@ -262,7 +308,7 @@ impl<'scope> Scope<'scope, '_> {
         compare: u64,
         swap: u64,
     ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
-        self.atomic_into(buf, |list| {
+        self.rent_atomic(0, buf, |list| {
             AtomicWorkRequest::compare_and_swap(list, remote, compare, swap)
         })
     }
@@ -278,21 +324,6 @@ impl<'scope> Scope<'scope, '_> {
         remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
-        self.atomic_into(buf, |list| AtomicWorkRequest::fetch_and_add(list, remote, add))
-    }
-
-    #[inline]
-    fn atomic_into(
-        &'scope self,
-        mut buf: SliceMut<'scope>,
-        request: impl for<'w, 'd> FnOnce(&'w mut ScatterList<'d, 1>) -> AtomicWorkRequest<'w, 'd>,
-    ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
-        let mut list = ScatterList::from([buf.reborrow()]);
-        let request = request(&mut list);
-        // SAFETY: SAFETY.md F22: as of `send_from`.
-        let posted = self
-            .lane()
-            .and_then(|lane| unsafe { self.core.post(lane, Operation::Atomic, request, true) });
-        self.rented(buf, posted)
+        self.rent_atomic(0, buf, |list| AtomicWorkRequest::fetch_and_add(list, remote, add))
     }
 }

@@ -168,7 +168,7 @@ impl<'scope> Scope<'scope, '_> {
         &'scope self,
         items: [I; N],
     ) -> Result<[Ticket<'scope>; N], BatchRefused<'scope, N>> {
-        let lane = self.lane().map_err(BatchRefused::nothing_posted)?;
+        let lane = self.core.lane(0).map_err(BatchRefused::nothing_posted)?;
         // SAFETY: SAFETY.md F22: as of `send_from`.
         unsafe { self.core.post_batch(lane, items, true) }
     }

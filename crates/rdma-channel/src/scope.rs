@@ -167,13 +167,12 @@ macro_rules! posts {
         /// # Errors
         /// If it was not posted: nothing has changed then.
         #[inline]
-        pub fn $name(
+        pub fn $name<'data: 'scope>(
             &'scope self,
-            wr: $request<'_, 'scope>,
+            wr: $request<'_, 'data>,
         ) -> Result<ScopedPendingWork<'scope>, TransportError> {
-            let lane = self.core.lane(0)?;
             // SAFETY: SAFETY.md F22: its memory is borrowed for the scope, which ends after the request.
-            let ticket = unsafe { self.core.post(lane, Operation::$operation, wr, true) }?;
+            let ticket = unsafe { self.core.post_to(0, Operation::$operation, wr, true) }?;
             Ok(PendingWork::new(ticket))
         }
     )+};
@@ -198,13 +197,12 @@ impl<'scope> Scope<'scope, '_> {
     /// once, unless the builder has set a [limit for receives](crate::ChannelBuilder::receive_timeout):
     /// then it waits as long for room.
     #[inline]
-    pub fn post_receive(
+    pub fn post_receive<'data: 'scope>(
         &'scope self,
-        wr: ReceiveWorkRequest<'_, 'scope>,
+        wr: ReceiveWorkRequest<'_, 'data>,
     ) -> Result<ScopedPendingWork<'scope>, TransportError> {
-        let lane = self.core.lane(0)?;
         // SAFETY: SAFETY.md F22: its memory is borrowed for the scope, which ends after the request.
-        let ticket = unsafe { self.core.post_receive(lane, wr, true) }?;
+        let ticket = unsafe { self.core.post_receive_from(0, wr, true) }?;
         Ok(PendingWork::new(ticket))
     }
 }

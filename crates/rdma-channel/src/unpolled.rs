@@ -23,9 +23,8 @@ macro_rules! unpolled {
             &self,
             wr: $request<'_, '_>,
         ) -> Result<PendingWork<'_>, TransportError> {
-            let lane = self.core.lane(0)?;
             // SAFETY: SAFETY.md F21: the same contract.
-            let ticket = unsafe { self.core.post(lane, Operation::$operation, wr, false) }?;
+            let ticket = unsafe { self.core.post_to(0, Operation::$operation, wr, false) }?;
             Ok(PendingWork::new(ticket))
         }
     )+};
@@ -66,9 +65,8 @@ impl Channel {
         &self,
         wr: SendWorkRequest<'_, '_>,
     ) -> Result<PendingWork<'_>, TransportError> {
-        let lane = self.core.lane(0)?;
         // SAFETY: SAFETY.md F21: the same contract.
-        let ticket = unsafe { self.core.post(lane, Operation::Send, wr, false) }?;
+        let ticket = unsafe { self.core.post_to(0, Operation::Send, wr, false) }?;
         Ok(PendingWork::new(ticket))
     }
 
@@ -93,9 +91,8 @@ impl Channel {
         &self,
         wr: ReceiveWorkRequest<'_, '_>,
     ) -> Result<PendingWork<'_>, TransportError> {
-        let lane = self.core.lane(0)?;
         // SAFETY: SAFETY.md F21: the same contract.
-        let ticket = unsafe { self.core.post_receive(lane, wr, false) }?;
+        let ticket = unsafe { self.core.post_receive_from(0, wr, false) }?;
         Ok(PendingWork::new(ticket))
     }
 }
