@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rdma_sys::{Errno, ibv_wc_status as Status};
 
-use super::trace::{Completion, StepTrace, Trace};
+use super::trace::{Completion, Invalidated, RXE_WITH_INV, StepTrace, Trace, WITH_INV};
 
 /// Where SoftRoCE is known to differ: what it says where the contract says something else.
 struct Difference<T: 'static> {
@@ -24,6 +24,11 @@ const SENT: &[Difference<Status>] = &[
         name: "receive-too-small",
         contract: Status::IBV_WC_REM_INV_REQ_ERR,
         rxe: Status::IBV_WC_REM_OP_ERR,
+    },
+    Difference {
+        name: "local-invalidation-status",
+        contract: Status::IBV_WC_MW_BIND_ERR,
+        rxe: Status::IBV_WC_LOC_QP_OP_ERR,
     },
 ];
 
@@ -45,7 +50,12 @@ const RECEIVED: &[Difference<Status>] = &[
     },
 ];
 
-const CALLS: &[Difference<Errno>] = &[];
+const CALLS: &[Difference<Errno>] =
+    &[Difference { name: "bound-region-einval", contract: Errno::EBUSY, rxe: Errno::EINVAL }];
+
+/// Flags of a receive whose sender invalidated a key.
+const FLAGS: &[Difference<u32>] =
+    &[Difference { name: "with-invalidate-flag", contract: WITH_INV, rxe: RXE_WITH_INV }];
 
 /// Known differences that were met, and how often.
 pub(super) type Met = BTreeMap<&'static str, usize>;
@@ -86,6 +96,14 @@ fn put_right(contract: &Queues, rxe: &mut Queues, known: &[Difference<Status>], 
         for (wanted, found) in wanted.zip(completions) {
             if is_known(known, Status(wanted.status), Status(found.status), met) {
                 found.status = wanted.status;
+            }
+            let flag = wanted.details.as_ref().and_then(|wanted| Some(wanted.invalidated?.flag));
+            let details = found.details.as_mut();
+            if let (Some(wanted), Some(Invalidated { flag, .. })) =
+                (flag, details.and_then(|found| found.invalidated.as_mut()))
+                && is_known(FLAGS, wanted, *flag, met)
+            {
+                *flag = wanted;
             }
         }
     }
@@ -172,7 +190,9 @@ mod tests {
     fn each_known_difference_is_on_the_page() {
         let page = include_str!("../../../../docs/rxe-differences.md");
         let statuses = SENT.iter().chain(RECEIVED).map(|known| known.name);
-        for name in statuses.chain(CALLS.iter().map(|known| known.name)) {
+        let others =
+            CALLS.iter().map(|known| known.name).chain(FLAGS.iter().map(|known| known.name));
+        for name in statuses.chain(others) {
             assert!(page.contains(&format!("\n## {name}\n")), "{name}");
         }
     }

@@ -1,16 +1,21 @@
 //! The ends of a program's pairs on a device: queue pairs, completion queues and memory.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
-use rdma_sys::{ibv_mr, ibv_qp_cap, ibv_qp_type, ibv_sge, ibv_wc_status as Status, ibv_wr_opcode};
+use rdma_sys::{
+    ibv_mr, ibv_mw_bind_info, ibv_qp_cap, ibv_qp_type, ibv_send_flags as Flags, ibv_sge,
+    ibv_wc_status as Status, ibv_wr_opcode,
+};
 use test_support::rig::connect::{Endpoint, connect, connect_unreliably, endpoint};
 use test_support::rig::datagram::{Ah, QKEY, activate};
-use test_support::rig::memory::{deregister, key_of};
+use test_support::rig::memory::{deregister, key_of, try_deregister};
 use test_support::rig::post::Wr;
 use test_support::rig::srq::Srq;
+use test_support::rig::window::{Mw, TYPE_1, TYPE_2};
 use test_support::rig::{ALL_ACCESS, Context, Cq, Mr, Pd, Qp, REMOTE_ATOMIC, Size};
 
-use super::model::{ELEMENTS, HEADER, INLINE, QUEUE, beginning};
+use super::model::{ELEMENTS, HEADER, INLINE, Model, QUEUE, beginning};
 use super::program::*;
 use super::run::knobs;
 use super::settle::imm;
@@ -28,15 +33,34 @@ pub(super) struct Slot {
     pub(super) seen: Vec<u8>,
 }
 
+/// A memory window, and the key that it was bound under last, which a new one has not.
+struct Window {
+    mw: Mw,
+    key: Option<u32>,
+}
+
+impl Window {
+    fn new(pd: &Pd, end: End, window: u8) -> Self {
+        let kind = if end.is_type_1(window) { TYPE_1 } else { TYPE_2 };
+        Self { mw: pd.mw(kind), key: None }
+    }
+
+    fn key(&self) -> u32 {
+        self.key.unwrap_or_else(|| self.mw.key())
+    }
+}
+
 pub(super) struct EndState {
+    end: End,
+    windows: Vec<Window>,
     ah: Option<Ah>,
     pub(super) qp: Qp,
     pub(super) caps: ibv_qp_cap,
-    pub(super) srq: Option<Srq>,
+    pub(super) srq: Option<Rc<Srq>>,
     pub(super) send_cq: Cq,
     pub(super) receive_cq: Cq,
     pub(super) slots: Vec<Slot>,
-    pub(super) pd: Pd,
+    pub(super) pd: Rc<Pd>,
     /// Keeps what is registered in it apart.
     _foreign_pd: Pd,
     /// Receives that have not completed.
@@ -59,8 +83,10 @@ fn pattern(end: End, slot: u8) -> Vec<u8> {
 }
 
 impl EndState {
-    fn new(context: &Context, end: End, plan: Pair) -> Self {
-        let (pd, foreign_pd) = (context.pd(), context.pd());
+    /// A joined end has the domain and the shared receive queue of the other one.
+    fn new(context: &Context, end: End, plan: Pair, joined: Option<&Self>) -> Self {
+        let pd = joined.map_or_else(|| Rc::new(context.pd()), |other| Rc::clone(&other.pd));
+        let foreign_pd = context.pd();
         let entries = i32::try_from(4 * QUEUE).expect("a small queue");
         let (send_cq, receive_cq) = (context.cq(entries), context.cq(entries));
         let qp_type = match plan.transport {
@@ -78,7 +104,8 @@ impl EndState {
         };
         let mut init = Pd::qp_init(&send_cq, &receive_cq, &size);
         let shared = plan.shared && end.side == Side::B;
-        let srq = shared.then(|| pd.try_srq(QUEUE, ELEMENTS).expect("a shared receive queue").0);
+        let new = || Rc::new(pd.try_srq(QUEUE, ELEMENTS).expect("a shared receive queue").0);
+        let srq = joined.map_or_else(|| shared.then(new), |other| other.srq.clone());
         if let Some(srq) = &srq {
             init.srq = srq.0;
         }
@@ -89,10 +116,26 @@ impl EndState {
             Slot { region: None, stale: UNKNOWN_KEY, seen: memory.bytes(), memory }
         };
         let slots = (0..SLOTS).map(slot).collect();
+        // A device without windows is asked for none.
+        let wanted = if plan.windows { WINDOWS } else { 0 };
+        let windows = (0..wanted).map(|window| Window::new(&pd, end, window)).collect();
         let (ah, posted) = (None, BTreeMap::new());
         let _foreign_pd = foreign_pd;
         let caps = init.cap;
-        Self { ah, qp, caps, srq, send_cq, receive_cq, slots, pd, _foreign_pd, posted }
+        Self {
+            end,
+            windows,
+            ah,
+            qp,
+            caps,
+            srq,
+            send_cq,
+            receive_cq,
+            slots,
+            pd,
+            _foreign_pd,
+            posted,
+        }
     }
 
     /// The error number, or 0.
@@ -107,11 +150,29 @@ impl EndState {
         }
     }
 
-    pub(super) fn deregister(&mut self, slot: u8) {
+    /// The error number, or 0.
+    pub(super) fn deregister(&mut self, slot: u8) -> i32 {
         let slot = &mut self.slots[usize::from(slot)];
-        let region = slot.region.take().expect("a fair program");
-        slot.stale = key_of(region);
-        deregister(region);
+        let region = slot.region.expect("a fair program");
+        let key = key_of(region);
+        let errno = try_deregister(region);
+        if errno == 0 {
+            (slot.region, slot.stale) = (None, key);
+        }
+        errno
+    }
+
+    /// Deallocates a window, and allocates another one in its place.
+    pub(super) fn renew(&mut self, window: u8) {
+        drop(self.windows.remove(usize::from(window)));
+        let new = Window::new(&self.pd, self.end, window);
+        self.windows.insert(usize::from(window), new);
+    }
+
+    /// The keys of the windows.
+    pub(super) fn window_keys(&self) -> [u32; WINDOWS as usize] {
+        let key = |window| self.windows.get(window).map_or(UNKNOWN_KEY, Window::key);
+        std::array::from_fn(key)
     }
 
     fn key(&self, slot: u8, key: Key) -> u32 {
@@ -121,6 +182,7 @@ impl EndState {
             Key::Stale => slot.stale,
             Key::Foreign => slot.memory.key(),
             Key::Unknown => UNKNOWN_KEY,
+            Key::Window(window) => self.window_keys()[usize::from(window)],
         }
     }
 
@@ -154,14 +216,42 @@ impl EndState {
         self.qp.try_post_list(wrs).map_or_else(|refused| refused, |()| (wrs.len(), 0))
     }
 
-    pub(super) fn post_each(&self, wrs: &[Wr]) -> (usize, i32) {
-        for (n, wr) in wrs.iter().enumerate() {
-            let errno = self.qp.try_post(wr);
+    pub(super) fn post_each(&self, wrs: &[Wr], sends: &[(u64, &Send)]) -> (usize, i32) {
+        for (n, (wr, (_, send))) in wrs.iter().zip(sends).enumerate() {
+            let errno = match send.bind {
+                Some(bind) if self.end.is_type_1(bind.window) => {
+                    let mw = &self.windows[usize::from(bind.window)].mw;
+                    self.qp.try_bind(wr.wr.wr_id, mw, self.bind_info(bind), wr.wr.send_flags)
+                }
+                _ => self.qp.try_post(wr),
+            };
             if errno != 0 {
                 return (n, errno);
             }
         }
         (wrs.len(), 0)
+    }
+
+    fn bind_info(&self, bind: Bind) -> ibv_mw_bind_info {
+        let region = self.slots[usize::from(bind.slot)].region;
+        ibv_mw_bind_info {
+            mr: region.expect("a fair program"),
+            addr: self.address(bind.slot, bind.offset),
+            length: bind.length.into(),
+            mw_access_flags: bind.access,
+        }
+    }
+
+    /// A request that binds a window, which has its new key from now on: those behind it may name it.
+    fn bind_request(&mut self, wr_id: u64, bind: Bind) -> Wr {
+        let info = self.bind_info(bind);
+        let window = &mut self.windows[usize::from(bind.window)];
+        let first = window.mw.key();
+        let key = window.mw.key_with(first.to_le_bytes()[0].wrapping_add(bind.low));
+        if window.mw.kind() == TYPE_2 {
+            window.key = Some(key);
+        }
+        Wr::bind(wr_id, &window.mw, key, info)
     }
 
     /// Makes bytes that devices may leave in any state the same everywhere.
@@ -202,7 +292,10 @@ impl<'a> Ends<'a> {
         for (pair, plan) in (0..).zip(&program.pairs) {
             for side in [Side::A, Side::B] {
                 let end = End { pair, side };
-                states.insert(end, EndState::new(context, end, *plan));
+                let joined = plan.joined && side == Side::B;
+                let owner = joined.then(|| &states[&End { pair: 0, side }]);
+                let state = EndState::new(context, end, *plan, owner);
+                states.insert(end, state);
             }
         }
         let mut ends = Self { context, states };
@@ -218,6 +311,20 @@ impl<'a> Ends<'a> {
 
     pub(super) fn get_mut(&mut self, end: End) -> &mut EndState {
         self.states.get_mut(&end).expect("an end of the program")
+    }
+
+    /// Whether the slots are registered that should be.
+    pub(super) fn are_registered_as(&self, model: &Model) -> bool {
+        self.states.iter().all(|(&end, state)| {
+            let expected = model.end(end).regions.iter().map(Option::is_some);
+            expected.eq(state.slots.iter().map(|slot| slot.region.is_some()))
+        })
+    }
+
+    /// The end that has posted this one's receive requests.
+    pub(super) fn receiver(&mut self, end: End, plan: Pair) -> &mut EndState {
+        let joined = plan.joined && end.side == Side::B;
+        self.get_mut(if joined { End { pair: 0, ..end } } else { end })
     }
 
     pub(super) fn all(&self) -> Vec<End> {
@@ -246,7 +353,10 @@ impl<'a> Ends<'a> {
 
     pub(super) fn reconnect(&mut self, pair: u8, plan: Pair) {
         for side in [Side::A, Side::B] {
-            let state = self.get_mut(End { pair, side });
+            let end = End { pair, side };
+            let state = self.get_mut(end);
+            let windows = 0..if plan.windows { WINDOWS } else { 0 };
+            windows.filter(|&n| !end.is_type_1(n)).for_each(|n| state.renew(n));
             state.qp.to_reset();
             if state.srq.is_none() {
                 state.posted.clear();
@@ -256,9 +366,36 @@ impl<'a> Ends<'a> {
     }
 
     /// The request as C has it.
-    pub(super) fn request(&self, wr_id: u64, send: &Send) -> Wr {
+    pub(super) fn request(&mut self, wr_id: u64, send: &Send) -> Wr {
+        let wr = match send.bind {
+            Some(bind) => self.get_mut(send.end).bind_request(wr_id, bind),
+            None => self.message(wr_id, send),
+        };
+        let flags = [
+            (send.inline, Flags::IBV_SEND_INLINE),
+            (send.fenced, Flags::IBV_SEND_FENCE),
+            (send.solicited, Flags::IBV_SEND_SOLICITED),
+        ];
+        let wr = if send.signaled { wr } else { wr.unsignaled() };
+        flags.iter().filter(|flag| flag.0).fold(wr, |wr, flag| wr.flags(flag.1))
+    }
+
+    fn message(&self, wr_id: u64, send: &Send) -> Wr {
         let (own, peer) = (self.get(send.end), self.get(send.end.peer()));
+        match send.invalidates {
+            Some(key) if send.opcode == Opcode::Invalidate => {
+                return Wr::local_invalidate(wr_id, own.key(0, key));
+            }
+            Some(key) => {
+                let sges = own.sges(&send.elements);
+                return Wr::send_with_invalidate(wr_id, &sges, peer.key(0, key));
+            }
+            None => {}
+        }
         let opcode = match send.opcode {
+            Opcode::Bind => ibv_wr_opcode::IBV_WR_BIND_MW,
+            Opcode::Invalidate => ibv_wr_opcode::IBV_WR_LOCAL_INV,
+            Opcode::SendInvalidate => ibv_wr_opcode::IBV_WR_SEND_WITH_INV,
             Opcode::Send | Opcode::SendImm => ibv_wr_opcode::IBV_WR_SEND,
             Opcode::Write | Opcode::WriteImm => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
             Opcode::Read => ibv_wr_opcode::IBV_WR_RDMA_READ,
@@ -278,13 +415,6 @@ impl<'a> Ends<'a> {
             let qkey = if send.good_qkey { QKEY } else { QKEY + 1 };
             wr = wr.to(ah, peer.qp.number(), qkey);
         }
-        if send.opcode.has_imm() {
-            wr = wr.with_imm(imm(wr_id));
-        }
-        let wr = if send.signaled { wr } else { wr.unsignaled() };
-        let wr = if send.inline { wr.inline() } else { wr };
-        let wr = if send.fenced { wr.fenced() } else { wr };
-        let solicited = rdma_sys::ibv_send_flags::IBV_SEND_SOLICITED;
-        if send.solicited { wr.flags(solicited) } else { wr }
+        if send.opcode.has_imm() { wr.with_imm(imm(wr_id)) } else { wr }
     }
 }

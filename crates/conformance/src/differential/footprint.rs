@@ -1,7 +1,8 @@
-//! The memory that the requests of a phase touch: what one writes, no other touches.
+//! What the requests of a phase touch: memory that one writes, or a window that one changes, no other touches
+//! but those that surely come before or behind.
 
 use super::model::{Unfair, fair, length};
-use super::program::{Element, End, Send};
+use super::program::{Element, End, Key, Opcode, Send};
 
 #[derive(Debug, Clone, Copy)]
 struct Footprint {
@@ -12,12 +13,25 @@ struct Footprint {
     written: bool,
 }
 
+/// A request that names a window.
+#[derive(Debug, Clone, Copy)]
+struct Touch {
+    owner: End,
+    window: u8,
+    by_owner: bool,
+    changed: bool,
+}
+
 #[derive(Debug, Default)]
-pub(super) struct Footprints(Vec<Footprint>);
+pub(super) struct Footprints {
+    memory: Vec<Footprint>,
+    windows: Vec<Touch>,
+}
 
 impl Footprints {
     pub(super) fn add(&mut self, send: &Send) -> Result<(), Unfair> {
         let fetches = send.opcode.fetches();
+        self.add_windows(send)?;
         self.add_elements(send.end, &send.elements, fetches)?;
         let Some(remote) = send.remote else { return Ok(()) };
         let to = remote.offset + length(&send.elements);
@@ -46,8 +60,32 @@ impl Footprints {
             let same = (old.end, old.slot) == (new.end, new.slot);
             same && old.from < new.to && new.from < old.to && (old.written || new.written)
         };
-        fair(!self.0.iter().any(clash), "the order would matter")?;
-        self.0.push(new);
+        fair(!self.memory.iter().any(clash), "the order would matter")?;
+        self.memory.push(new);
+        Ok(())
+    }
+
+    fn add_windows(&mut self, send: &Send) -> Result<(), Unfair> {
+        let (own, peer) = (send.end, send.end.peer());
+        let owner = if send.opcode == Opcode::SendInvalidate { peer } else { own };
+        let bound = send.bind.map(|bind| (own, bind.window, true));
+        let invalidated = match send.invalidates {
+            Some(Key::Window(window)) => Some((owner, window, true)),
+            _ => None,
+        };
+        let used = match send.remote.map(|remote| remote.key) {
+            Some(Key::Window(window)) => Some((peer, window, false)),
+            _ => None,
+        };
+        for (owner, window, changed) in [bound, invalidated, used].into_iter().flatten() {
+            let new = Touch { owner, window, by_owner: owner == own, changed };
+            let clash = |old: &Touch| {
+                let same = (old.owner, old.window) == (new.owner, new.window);
+                same && (old.changed || new.changed) && !(old.by_owner && new.by_owner)
+            };
+            fair(!self.windows.iter().any(clash), "the order would matter")?;
+            self.windows.push(new);
+        }
         Ok(())
     }
 }

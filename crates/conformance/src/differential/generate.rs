@@ -3,6 +3,8 @@
 //! Not by proptest: what may come next depends on all that came before, and a part that is taken out must
 //! leave a fair program. So the generator proposes, and the model, which the shrinker asks as well, decides.
 
+mod windows;
+
 use fastrand::Rng;
 use rdma_sys::ibv_access_flags as Access;
 
@@ -17,13 +19,21 @@ pub(super) const ALL_ACCESS: u32 = Access::IBV_ACCESS_LOCAL_WRITE.0
 /// The program of a seed, always the same.
 pub(super) fn program(seed: u64) -> Program {
     let mut rng = Rng::with_seed(seed);
-    let pairs: Vec<Pair> = (0..rng.usize(1..=3)).map(|_| pair(&mut rng)).collect();
+    let mut pairs: Vec<Pair> = (0..rng.usize(1..=3)).map(|_| pair(&mut rng)).collect();
+    // Each third program has more, and the others are as they were before that.
+    let extended = seed.is_multiple_of(3);
+    if extended {
+        windows::extend(&mut rng, &mut pairs);
+    }
+    let steps = if extended { 6..=12 } else { 3..=9 };
     let model = Model::new(&pairs);
     let mut generator = Generator { rng, model, program: Program { pairs, steps: Vec::new() } };
     generator.register_slots();
-    for _ in 0..generator.rng.usize(3..=9) {
+    generator.bind_windows();
+    for _ in 0..generator.rng.usize(steps) {
         generator.step();
     }
+    generator.look_at_windows();
     generator.program
 }
 
@@ -38,7 +48,7 @@ fn pair(rng: &mut Rng) -> Pair {
     let access = if rng.u8(0..8) == 0 { access(rng) } else { ALL_ACCESS };
     // The end of their range is as likely as all else of it.
     let psn = if rng.bool() { rng.u32(0xff_fff0..=0xff_ffff) } else { rng.u32(0..=0xff_ffff) };
-    Pair { transport, shared, all_signaled, psn, access }
+    Pair { transport, shared, joined: false, windows: false, all_signaled, psn, access }
 }
 
 /// Rights that may be asked for together.
@@ -84,6 +94,8 @@ impl Generator {
     fn registration(&mut self, end: End, slot: u8) -> Step {
         let length = if self.rng.bool() { SLOT_BYTES } else { self.rng.u32(1..SLOT_BYTES) };
         let access = if self.rng.u8(0..6) == 0 { access(&mut self.rng) } else { ALL_ACCESS };
+        let bindable = self.has_windows(end) && self.rng.u8(0..8) > 0;
+        let access = if bindable { access | Access::IBV_ACCESS_MW_BIND.0 } else { access };
         Step::Register { end, slot, length, access }
     }
 
@@ -110,6 +122,10 @@ impl Generator {
         if self.model.pairs[usize::from(end.pair)].broken && self.rng.u8(0..10) < 7 {
             self.add(Step::Reconnect { pair: end.pair });
             return;
+        }
+        if self.has_windows(end) && self.rng.u8(0..6) == 0 {
+            let window = self.rng.u8(0..WINDOWS);
+            self.add(Step::Renew { end, window });
         }
         match self.rng.u8(0..20) {
             0..12 => {
@@ -181,7 +197,9 @@ impl Generator {
     /// Inserts a send of this end, and mostly a receive for it, if that is fair.
     fn propose(&mut self, requests: &mut Vec<Request>, end: End, last: bool) {
         for _ in 0..4 {
-            let Some(mut send) = self.send(end, last) else { return };
+            let windows = self.has_windows(end) && self.rng.u8(0..3) == 0;
+            let send = if windows { self.any_window_send(end) } else { self.send(end, last) };
+            let Some(mut send) = send else { return };
             let mut receive = self.receive(&send);
             if self.rng.u8(0..8) == 0 {
                 self.spoil(&mut send, receive.as_mut());
@@ -190,12 +208,15 @@ impl Generator {
             let broken = self.model.pairs[usize::from(end.pair)].broken;
             let received = !broken && self.rng.u8(0..20) > 0;
             if let Some(elements) = receive.filter(|_| received) {
-                longer.insert(0, Request::Receive { end: end.peer(), elements });
+                let end = self.model.receiver(end.peer());
+                longer.insert(0, Request::Receive { end, elements });
             }
             let of_end =
                 |request: &Request| matches!(request, Request::Send(known) if known.end == end);
             let first = longer.iter().position(of_end).unwrap_or(longer.len());
+            let behind = self.invalidation_of(&send);
             longer.insert(first, Request::Send(send));
+            longer.extend(behind);
             if self.model.clone().apply(&Step::Phase(longer.clone())).is_ok() {
                 *requests = longer;
                 return;
@@ -243,6 +264,8 @@ impl Generator {
             solicited: self.rng.u8(0..6) == 0,
             operands,
             good_qkey: transport != Transport::Ud || last || self.rng.u8(0..8) > 0,
+            bind: None,
+            invalidates: None,
         })
     }
 
@@ -270,6 +293,14 @@ impl Generator {
     }
 
     fn remote(&mut self, peer: End, length: u32) -> Option<Remote> {
+        if self.has_windows(peer) && self.rng.u8(0..3) > 0 {
+            let window = self.rng.u8(0..WINDOWS);
+            let state = self.model.end(peer).windows[usize::from(window)];
+            let gone = state.last.filter(|_| self.rng.u8(0..3) == 0);
+            if let Some(bound) = state.bound.or(gone) {
+                return self.place_in_window(window, bound, length);
+            }
+        }
         let (slot, offset) = self.place(peer, length, 8)?;
         Some(Remote { slot, offset, key: Key::Own })
     }
@@ -296,6 +327,10 @@ impl Generator {
     /// Puts a mistake into the send, or into the receive that it would take.
     fn spoil(&mut self, send: &mut Send, receive: Option<&mut Vec<Element>>) {
         let beyond = |region: u32, length: u32| (region + 1).saturating_sub(length);
+        if self.has_windows(send.end) && self.rng.bool() {
+            self.spoil_window(send);
+            return;
+        }
         match (self.rng.u8(0..5), send.elements.first_mut(), &mut send.remote, receive) {
             (0, Some(element), ..) => element.key = key(&mut self.rng),
             (1, Some(element), ..) => {
@@ -390,6 +425,12 @@ mod tests {
             "inline: true",
             "signaled: false",
             "good_qkey: false",
+            "joined: true",
+            "Bind {",
+            "opcode: Invalidate",
+            "opcode: SendInvalidate",
+            "Renew",
+            "key: Window",
         ];
         for word in wanted {
             let count = programs.iter().filter(|text| text.contains(word)).count();

@@ -9,6 +9,7 @@ use rdma_sys::ibv_access_flags as Access;
 
 use super::footprint::Footprints;
 use super::program::*;
+use super::windows::Window;
 
 /// What the queues of a program are asked to hold.
 pub(super) const QUEUE: u32 = 32;
@@ -23,7 +24,7 @@ pub(super) const HEADER: u32 = 40;
 
 /// What makes a program unfair.
 pub(super) type Unfair = &'static str;
-type Fair<T = ()> = Result<T, Unfair>;
+pub(super) type Fair<T = ()> = Result<T, Unfair>;
 
 pub(super) fn fair(condition: bool, otherwise: Unfair) -> Fair {
     if condition { Ok(()) } else { Err(otherwise) }
@@ -47,6 +48,7 @@ pub(super) struct EndState {
     /// Whether the slot had a registration before.
     pub(super) stale: [bool; SLOTS as usize],
     pub(super) receives: VecDeque<Vec<Element>>,
+    pub(super) windows: [Window; WINDOWS as usize],
 }
 
 #[derive(Debug, Clone)]
@@ -102,6 +104,13 @@ impl Model {
 
     pub(super) fn check(program: &Program) -> Fair {
         let mut model = Self::new(&program.pairs);
+        for (n, plan) in program.pairs.iter().enumerate() {
+            let shares = |plan: &Pair| plan.shared && plan.transport == Transport::Rc;
+            let joins = n > 0 && shares(plan) && shares(&program.pairs[0]);
+            fair(!plan.joined || joins, "there is no queue to join")?;
+            let connected = plan.transport == Transport::Rc;
+            fair(!plan.windows || connected, "windows of what is not connected")?;
+        }
         program.steps.iter().try_for_each(|step| model.apply(step))
     }
 
@@ -111,6 +120,12 @@ impl Model {
 
     pub(super) fn end_mut(&mut self, end: End) -> &mut EndState {
         &mut self.pairs[usize::from(end.pair)].ends[end.side as usize]
+    }
+
+    /// Whose receive requests this end takes.
+    pub(super) fn receiver(&self, end: End) -> End {
+        let joined = self.pairs[usize::from(end.pair)].plan.joined && end.side == Side::B;
+        if joined { End { pair: 0, ..end } } else { end }
     }
 
     /// Goes past the step, if it is fair; else what is left of the model is of no use.
@@ -125,6 +140,9 @@ impl Model {
             }
             Step::Deregister { end, slot } => {
                 let (state, slot) = (self.end_mut(*end), usize::from(*slot));
+                if state.windows.iter().any(|window| window.is_bound_to(slot)) {
+                    return Ok(()); // and is refused
+                }
                 fair(state.regions[slot].take().is_some(), "the slot is not registered")?;
                 state.stale[slot] = true;
                 // What was posted with its key stays posted with it.
@@ -132,6 +150,11 @@ impl Model {
                 let with_key =
                     |part: &&mut Element| usize::from(part.slot) == slot && part.key == Key::Own;
                 posted.filter(with_key).for_each(|part| part.key = Key::Stale);
+                Ok(())
+            }
+            Step::Renew { end, window } => {
+                fair(self.pairs[usize::from(end.pair)].plan.windows, "there are no windows")?;
+                self.end_mut(*end).windows[usize::from(*window)] = Window::default();
                 Ok(())
             }
             Step::Race(race) => race.requests().into_iter().try_for_each(|request| {
@@ -147,6 +170,7 @@ impl Model {
                 Ok(())
             }
             Step::Reconnect { pair } => {
+                self.renew_windows(*pair);
                 let pair = &mut self.pairs[usize::from(*pair)];
                 pair.broken = false;
                 pair.flushes = [false; 2];
@@ -166,6 +190,7 @@ impl Model {
         for request in requests {
             if let Request::Receive { end, elements } = request {
                 fair(!self.pairs[usize::from(end.pair)].broken, "the pair is broken")?;
+                fair(self.receiver(*end) == *end, "the queue is another end's")?;
                 fair(elements.len() <= ELEMENTS as usize, "too many elements")?;
                 self.nameable(*end, elements)?;
                 let receives = &mut self.end_mut(*end).receives;
@@ -173,6 +198,7 @@ impl Model {
                 receives.push_back(elements.clone());
             }
         }
+        self.only_one_of_a_queue(requests)?;
         for n in 0..self.pairs.len() {
             let pair = u8::try_from(n).expect("few pairs");
             let of_pair = requests.iter().filter_map(|request| match request {
@@ -185,6 +211,21 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// Whose message takes which receive request would be left open.
+    fn only_one_of_a_queue(&self, requests: &[Request]) -> Fair {
+        let joined = |pair: u8| self.pairs[usize::from(pair)].plan.joined;
+        let mut pairs: Vec<u8> = Vec::new();
+        for request in requests {
+            if let Request::Send(send) = request {
+                pairs.push(send.end.pair);
+            }
+        }
+        let mut others = pairs.iter().filter(|&&pair| joined(pair));
+        let Some(first) = others.next() else { return Ok(()) };
+        let same = others.all(|pair| pair == first) && !pairs.contains(&0);
+        fair(same, "two of one shared receive queue")
     }
 
     /// The sends of one pair.
@@ -206,7 +247,7 @@ impl Model {
                 if self.pairs[index].broken {
                     continue;
                 }
-                let receives = &self.end(send.end.peer()).receives;
+                let receives = &self.end(self.receiver(send.end.peer())).receives;
                 let not_ready = send.opcode.is_received() && receives.is_empty();
                 fate = self.execute(plan, send, &mut footprints)?;
                 if fate == Fate::Fails {
@@ -220,6 +261,8 @@ impl Model {
                     fair(!fenced, "a fence in a failure")?;
                     let wrong = own[1..].iter().any(|send| self.local_faults(send) > 0);
                     fair(!(not_ready && wrong), "a mistake behind one that waits")?;
+                    let changes = own[1..].iter().any(|send| send.opcode.is_of_windows());
+                    fair(!changes, "whether it is executed before the failure is open")?;
                     self.pairs[index].broken = true;
                     self.pairs[index].flushes[side as usize] = true;
                 }
@@ -251,13 +294,15 @@ impl Model {
     fn well_formed(&self, plan: Pair, send: &Send) -> Fair {
         let opcode = send.opcode;
         let carried = match plan.transport {
-            Transport::Rc => true,
-            Transport::Uc => !opcode.fetches(),
+            Transport::Rc => plan.windows || !opcode.is_of_windows(),
+            // `no-local-invalidation-on-uc`
+            Transport::Uc => !opcode.fetches() && !opcode.is_of_windows(),
             Transport::Ud => matches!(opcode, Opcode::Send | Opcode::SendImm),
         };
         fair(carried, "the transport does not carry it")?;
         fair(send.elements.len() <= ELEMENTS as usize, "too many elements")?;
         self.nameable(send.end, &send.elements)?;
+        self.window_request(send)?;
         let length = length(&send.elements);
         fair(!send.inline || length <= INLINE && !opcode.fetches(), "not to be inlined")?;
         let one_word = send.elements.len() == 1 && length == 8;
@@ -289,9 +334,12 @@ impl Model {
     /// How a request ends, and what it takes and touches on the way. Two faults at once would leave it to the
     /// device which of them it finds.
     fn execute(&mut self, plan: Pair, send: &Send, footprints: &mut Footprints) -> Fair<Fate> {
+        if matches!(send.opcode, Opcode::Bind | Opcode::Invalidate) {
+            return Ok(self.change_window(send));
+        }
         let peer = send.end.peer();
         let local = self.local_faults(send);
-        let remote = self.remote_faults(plan, send) + usize::from(!send.good_qkey);
+        let remote = self.remote_faults(plan, send)? + usize::from(!send.good_qkey);
         fair(local + remote <= 1, "two faults")?;
         if local == 1 {
             // What is in earlier packets may have arrived by then.
@@ -312,20 +360,27 @@ impl Model {
             fair(!self.end(peer).receives.is_empty(), "two faults")?;
             return Ok(Fate::Fails);
         }
-        let Some(receive) = self.end_mut(peer).receives.pop_front() else {
+        let receiver = self.receiver(peer);
+        let Some(receive) = self.end_mut(receiver).receives.pop_front() else {
             fair(reliable, "nobody would hear of it")?;
             return Ok(Fate::Fails);
         };
         let carried = if send.opcode == Opcode::WriteImm { 0 } else { length(&send.elements) };
         let header = if plan.transport == Transport::Ud { HEADER } else { 0 };
         let short = length(&receive) < carried + header;
-        let bad = self.faults(peer, &beginning(&receive, carried + header), true);
+        let bad = self.faults(receiver, &beginning(&receive, carried + header), true);
         // Whether elements are looked at that the message does not reach is left open.
-        fair(bad == self.faults(peer, &receive, true), "a bad element that is not reached")?;
+        fair(bad == self.faults(receiver, &receive, true), "a bad element that is not reached")?;
         fair(bad + usize::from(short) <= 1, "two faults")?;
-        footprints.add_receive(peer, &receive)?;
+        footprints.add_receive(receiver, &receive)?;
         fair(reliable || !short && bad == 0, "nobody would hear of it")?;
-        Ok(if short || bad > 0 { Fate::Fails } else { Fate::Done })
+        if short || bad > 0 {
+            return Ok(Fate::Fails);
+        }
+        if let Some(key) = send.invalidates {
+            self.invalidate(peer, key);
+        }
+        Ok(Fate::Done)
     }
 
     fn local_faults(&self, send: &Send) -> usize {
@@ -344,8 +399,8 @@ impl Model {
         usize::from(outside) + usize::from(unwritable)
     }
 
-    fn remote_faults(&self, plan: Pair, send: &Send) -> usize {
-        let Some(remote) = send.remote else { return 0 };
+    fn remote_faults(&self, plan: Pair, send: &Send) -> Fair<usize> {
+        let Some(remote) = send.remote else { return Ok(0) };
         let right = match send.opcode {
             Opcode::Read => Access::IBV_ACCESS_REMOTE_READ,
             opcode if opcode.is_atomic() => Access::IBV_ACCESS_REMOTE_ATOMIC,
@@ -354,12 +409,16 @@ impl Model {
         let refused = usize::from(plan.access & right.0 == 0);
         let length = length(&send.elements);
         if length == 0 {
-            return refused;
+            return Ok(refused);
         }
         let region = self.end(send.end.peer()).regions[usize::from(remote.slot)];
-        let (Some(region), Key::Own) = (region, remote.key) else { return refused + 1 };
+        if let Key::Window(window) = remote.key {
+            let window = self.end(send.end.peer()).windows[usize::from(window)];
+            return Ok(refused + window.faults(remote, length, right, region)?);
+        }
+        let (Some(region), Key::Own) = (region, remote.key) else { return Ok(refused + 1) };
         let outside = remote.offset + length > region.length;
-        refused + usize::from(outside) + usize::from(!region.allows(right))
+        Ok(refused + usize::from(outside) + usize::from(!region.allows(right)))
     }
 }
 
@@ -380,10 +439,11 @@ pub(super) fn beginning(elements: &[Element], mut bytes: u32) -> Vec<Element> {
     parts
 }
 
-fn named(state: &EndState, slot: usize, key: Key) -> Fair {
+pub(super) fn named(state: &EndState, slot: usize, key: Key) -> Fair {
     match key {
         Key::Own => fair(state.regions[slot].is_some(), "the slot has no key"),
         Key::Stale => fair(state.stale[slot], "the slot never had a key"),
         Key::Foreign | Key::Unknown => Ok(()),
+        Key::Window(window) => fair(window < WINDOWS, "there is no such window"),
     }
 }

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 pub(super) const SLOT_BYTES: u32 = 8192;
 /// Slots of each end.
 pub(super) const SLOTS: u8 = 3;
+/// Memory windows of each end.
+pub(super) const WINDOWS: u8 = 2;
 
 /// Pairs of connected queue pairs, and what is done with them one after the other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +26,10 @@ pub(super) struct Pair {
     pub(super) transport: Transport,
     /// Whether B takes its receives from a shared receive queue.
     pub(super) shared: bool,
+    /// Whether that queue, and B's protection domain, are those of the first pair's B.
+    pub(super) joined: bool,
+    /// Whether its ends have memory windows.
+    pub(super) windows: bool,
     pub(super) all_signaled: bool,
     /// Where sequence numbers begin.
     pub(super) psn: u32,
@@ -64,6 +70,11 @@ impl End {
     pub(super) fn peer(self) -> Self {
         Self { side: self.side.other(), ..self }
     }
+
+    /// Whether this window of it is of type 1, which is bound by a call of its own: B posts one by one.
+    pub(super) fn is_type_1(self, window: u8) -> bool {
+        self.side == Side::B && window == 1
+    }
 }
 
 /// Something after which the device is quiet.
@@ -81,6 +92,11 @@ pub(super) enum Step {
     Deregister {
         end: End,
         slot: u8,
+    },
+    /// Deallocates a window, bound or not, and allocates another one in its place.
+    Renew {
+        end: End,
+        window: u8,
     },
     /// Two requests that write the same bytes.
     Race(Race),
@@ -134,6 +150,8 @@ impl Race {
                 solicited: false,
                 operands: (0, 0),
                 good_qkey: true,
+                bind: None,
+                invalidates: None,
             })
         };
         [
@@ -164,6 +182,21 @@ pub(super) struct Send {
     pub(super) operands: (u64, u64),
     /// Whether a datagram has its receiver's Q_Key.
     pub(super) good_qkey: bool,
+    pub(super) bind: Option<Bind>,
+    /// The key that is invalidated, here or at the peer; of registrations that of the first slot's.
+    pub(super) invalidates: Option<Key>,
+}
+
+/// To what a window is bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Bind {
+    pub(super) window: u8,
+    pub(super) slot: u8,
+    pub(super) offset: u32,
+    pub(super) length: u32,
+    pub(super) access: u32,
+    /// What is added to the low byte of its first key; of windows of type 2.
+    pub(super) low: u8,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -175,6 +208,9 @@ pub(super) enum Opcode {
     Read,
     CompareSwap,
     FetchAdd,
+    Bind,
+    Invalidate,
+    SendInvalidate,
 }
 
 impl Opcode {
@@ -184,7 +220,12 @@ impl Opcode {
 
     /// Whether it takes a receive request.
     pub(super) fn is_received(self) -> bool {
-        matches!(self, Self::Send | Self::SendImm | Self::WriteImm)
+        matches!(self, Self::Send | Self::SendImm | Self::WriteImm | Self::SendInvalidate)
+    }
+
+    /// Whether it changes what a window is bound to.
+    pub(super) fn is_of_windows(self) -> bool {
+        matches!(self, Self::Bind | Self::Invalidate | Self::SendInvalidate)
     }
 
     pub(super) fn has_imm(self) -> bool {
@@ -224,6 +265,8 @@ pub(super) enum Key {
     Foreign,
     /// One that nobody gave out.
     Unknown,
+    /// That of a window, as it was bound last, or of a new one.
+    Window(u8),
 }
 
 /// Calls that every device refuses at once.
@@ -299,6 +342,12 @@ impl fmt::Display for Request {
         if send.opcode.is_atomic() {
             write!(f, ", operands {:?}", send.operands)?;
         }
+        if let Some(bind) = send.bind {
+            write!(f, " {bind:?}")?;
+        }
+        if let Some(key) = send.invalidates {
+            write!(f, ", invalidates {key:?} key")?;
+        }
         let flags = [
             (!send.signaled, "unsignaled"),
             (send.inline, "inline"),
@@ -333,6 +382,7 @@ impl fmt::Display for Program {
                     writeln!(f, "step {n}: {end}: deregister slot {slot}")?;
                 }
                 Step::Fail { end } => writeln!(f, "step {n}: {end}: to error")?,
+                Step::Renew { end, window } => writeln!(f, "step {n}: {end}: new window {window}")?,
                 Step::Race(race) => writeln!(f, "step {n}: {race:?}")?,
                 Step::Reconnect { pair } => writeln!(f, "step {n}: {pair}: reset and reconnect")?,
                 Step::Refused { end, call } => writeln!(f, "step {n}: {end}: refused {call:?}")?,

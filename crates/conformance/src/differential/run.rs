@@ -9,6 +9,7 @@ use test_support::rig::post::Wr;
 use test_support::rig::{Context, Cq};
 
 use super::end::Ends;
+use super::model::Model;
 use super::program::*;
 use super::trace::{Completion, Queue, StepTrace, Trace, changes};
 use super::{refusal, settle};
@@ -20,10 +21,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) fn run(context: &Context, program: &Program) -> Trace {
     let mut run = Run { ends: Ends::new(context, program), step: StepTrace::default(), program };
     let mut steps = Vec::new();
+    let mut model = Model::new(&program.pairs);
     for (n, step) in program.steps.iter().enumerate() {
         run.take(n, step);
         run.note_memory();
         steps.push(std::mem::take(&mut run.step));
+        // What comes next would name what is not there.
+        if model.apply(step).is_err() || !run.ends.are_registered_as(&model) {
+            break;
+        }
     }
     run.finish();
     steps.push(run.step);
@@ -45,7 +51,11 @@ impl Run<'_> {
                 self.step.calls.push(errno);
             }
             Step::Race(race) => self.race(n, *race),
-            Step::Deregister { end, slot } => self.ends.get_mut(*end).deregister(*slot),
+            Step::Deregister { end, slot } => {
+                let errno = self.ends.get_mut(*end).deregister(*slot);
+                self.step.calls.push(errno);
+            }
+            Step::Renew { end, window } => self.ends.get_mut(*end).renew(*window),
             Step::Fail { end } => self.fail(*end),
             Step::Reconnect { pair } => {
                 self.ends.reconnect(*pair, self.program.pairs[usize::from(*pair)]);
@@ -79,7 +89,7 @@ impl Run<'_> {
             // One side posts lists, the other one by one.
             let (count, errno) = match end.side {
                 Side::A => self.ends.get(end).post_list(&wrs),
-                Side::B => self.ends.get(end).post_each(&wrs),
+                Side::B => self.ends.get(end).post_each(&wrs, sends),
             };
             self.step.calls.push(errno);
             sends.truncate(count);
@@ -155,7 +165,8 @@ impl Run<'_> {
     fn queue(&self, end: End) -> Queue {
         let plan = self.program.pairs[usize::from(end.pair)];
         let datagrams = plan.transport == Transport::Ud;
-        Queue::Receive { datagrams_of: datagrams.then(|| self.ends.get(end.peer()).qp.number()) }
+        let datagrams_of = datagrams.then(|| self.ends.get(end.peer()).qp.number());
+        Queue::Receive { datagrams_of, windows: self.ends.get(end).window_keys() }
     }
 
     /// Takes all receives of a queue pair that is in error; those of a shared queue stay.
@@ -167,11 +178,11 @@ impl Run<'_> {
     }
 
     fn received(&mut self, end: End, found: Vec<Completion>) {
-        let transport = self.program.pairs[usize::from(end.pair)].transport;
-        let state = self.ends.get_mut(end);
+        let plan = self.program.pairs[usize::from(end.pair)];
+        let state = self.ends.receiver(end, plan);
         for completion in &found {
             if let Some(elements) = state.posted.remove(&completion.wr_id) {
-                state.clear_undefined(&elements, completion, transport);
+                state.clear_undefined(&elements, completion, plan.transport);
             }
         }
         self.step.received.entry(end.to_string()).or_default().extend(found);

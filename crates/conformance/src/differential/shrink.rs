@@ -1,8 +1,11 @@
 //! Makes a program smaller as long as it stays fair and still fails.
 
+use rdma_sys::ibv_access_flags as Access;
+
 use super::generate::ALL_ACCESS;
 use super::model::Model;
 use super::program::*;
+use super::windows::REMOTE_ACCESS;
 
 /// The smallest program found with so many tries.
 pub(super) fn shrink(
@@ -46,9 +49,10 @@ fn candidates(program: &Program) -> Vec<Program> {
             Step::Phase(requests) => smaller_phases(requests),
             Step::Register { end, slot, length, access } => {
                 let (end, slot) = (*end, *slot);
-                let all = Step::Register { end, slot, length: SLOT_BYTES, access: ALL_ACCESS };
+                let rights = ALL_ACCESS | *access & Access::IBV_ACCESS_MW_BIND.0;
+                let all = Step::Register { end, slot, length: SLOT_BYTES, access: rights };
                 let long = Step::Register { end, slot, length: SLOT_BYTES, access: *access };
-                let free = Step::Register { end, slot, length: *length, access: ALL_ACCESS };
+                let free = Step::Register { end, slot, length: *length, access: rights };
                 let mut simpler = vec![all, long, free];
                 simpler.retain(|simpler| simpler != step);
                 simpler
@@ -67,8 +71,17 @@ fn candidates(program: &Program) -> Vec<Program> {
     for n in 0..program.pairs.len() {
         let plan = program.pairs[n];
         for simple in [
-            Pair { shared: false, all_signaled: false, access: ALL_ACCESS, ..plan },
-            Pair { shared: false, ..plan },
+            Pair {
+                shared: false,
+                joined: false,
+                windows: false,
+                all_signaled: false,
+                access: ALL_ACCESS,
+                ..plan
+            },
+            Pair { shared: false, joined: false, ..plan },
+            Pair { joined: false, ..plan },
+            Pair { windows: false, ..plan },
             Pair { all_signaled: false, ..plan },
             Pair { access: ALL_ACCESS, ..plan },
         ] {
@@ -90,6 +103,7 @@ fn without_pair(program: &Program, pair: usize) -> Option<Program> {
     }
     let mut smaller = program.clone();
     smaller.pairs.remove(pair);
+    smaller.pairs[0].joined = false;
     smaller.steps.retain_mut(|step| match step {
         Step::Phase(requests) => {
             requests.retain_mut(|request| keep(end_of(request), gone));
@@ -109,6 +123,7 @@ fn without_pair(program: &Program, pair: usize) -> Option<Program> {
         }
         Step::Register { end, .. }
         | Step::Deregister { end, .. }
+        | Step::Renew { end, .. }
         | Step::Fail { end }
         | Step::Refused { end, .. } => keep(end, gone),
     });
@@ -185,6 +200,14 @@ fn simpler_sends(send: &Send) -> Vec<Send> {
         remote: send.remote.map(|remote| Remote { offset: 0, ..remote }),
         ..send.clone()
     });
+    offer(Send {
+        remote: send.remote.map(|remote| Remote { key: Key::Own, ..remote }),
+        ..send.clone()
+    });
+    let simple = |bind: Bind| Bind { access: REMOTE_ACCESS, low: 1, ..bind };
+    offer(Send { bind: send.bind.map(simple), ..send.clone() });
+    let whole = |bind: Bind| Bind { offset: 0, length: 1024, ..simple(bind) };
+    offer(Send { bind: send.bind.map(whole), ..send.clone() });
     found
 }
 

@@ -5,6 +5,13 @@ use std::collections::BTreeMap;
 use rdma_sys::{ibv_wc, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
 use serde::{Deserialize, Serialize};
 use test_support::rig::imm_of;
+use test_support::rig::window::invalidated_key;
+
+use super::program::WINDOWS;
+
+pub(super) const WITH_INV: u32 = ibv_wc_flags::IBV_WC_WITH_INV.0;
+/// What SoftRoCE says for it.
+pub(super) const RXE_WITH_INV: u32 = ibv_wc_flags::IBV_WC_IP_CSUM_OK.0;
 
 /// What a device did, step by step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,15 +48,26 @@ pub(super) struct Details {
     pub(super) imm: Option<u32>,
     /// Of datagrams: whether it is said to come from the peer.
     pub(super) of_peer: Option<bool>,
+    pub(super) invalidated: Option<Invalidated>,
+}
+
+/// What a receive says of a key that its sender invalidated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Invalidated {
+    /// The flag that says so.
+    pub(super) flag: u32,
+    /// The window whose key it is.
+    pub(super) window: Option<usize>,
 }
 
 /// What a completion is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Queue {
     Send,
-    /// With the number of the queue pair that sends datagrams to it.
+    /// With the number of the queue pair that sends datagrams to it, and the keys of the windows there.
     Receive {
         datagrams_of: Option<u32>,
+        windows: [u32; WINDOWS as usize],
     },
 }
 
@@ -57,9 +75,9 @@ impl Completion {
     pub(super) fn of(wc: &ibv_wc, queue: Queue) -> Self {
         let status = ibv_wc_status(wc.status.0);
         let received = queue != Queue::Send;
-        let datagrams_of = match queue {
-            Queue::Receive { datagrams_of } => datagrams_of,
-            Queue::Send => None,
+        let (datagrams_of, windows) = match queue {
+            Queue::Receive { datagrams_of, windows } => (datagrams_of, windows),
+            Queue::Send => (None, Default::default()),
         };
         let success = status == ibv_wc_status::IBV_WC_SUCCESS;
         let details = success.then(|| {
@@ -72,9 +90,20 @@ impl Completion {
                 byte_len: (received || fetched).then_some(wc.byte_len),
                 imm: has_imm.then(|| imm_of(wc)),
                 of_peer: datagrams_of.map(|peer| peer == wc.src_qp),
+                invalidated: (received && datagrams_of.is_none())
+                    .then(|| Invalidated::of(wc, windows))
+                    .flatten(),
             }
         });
         Self { wr_id: wc.wr_id, status: status.0, details }
+    }
+}
+
+impl Invalidated {
+    fn of(wc: &ibv_wc, windows: [u32; WINDOWS as usize]) -> Option<Self> {
+        let flag = wc.wc_flags & (WITH_INV | RXE_WITH_INV);
+        let window = windows.iter().position(|&key| key == invalidated_key(wc));
+        (flag != 0).then_some(Self { flag, window })
     }
 }
 

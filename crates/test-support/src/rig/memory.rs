@@ -83,7 +83,12 @@ pub fn fields_of(mr: *mut ibv_mr) -> ibv_mr {
 }
 
 pub fn deregister(mr: *mut ibv_mr) {
-    assert_eq!(unsafe { (verbs().dereg_mr)(mr) }, 0);
+    assert_eq!(try_deregister(mr), 0);
+}
+
+/// The result is 0 or an error number; then it is registered still.
+pub fn try_deregister(mr: *mut ibv_mr) -> i32 {
+    unsafe { (verbs().dereg_mr)(mr) }
 }
 
 impl Mr {
@@ -132,7 +137,7 @@ impl Mr {
 
     /// Deregisters, which must be refused; the error number.
     pub fn try_deregister(&self) -> i32 {
-        let refused = unsafe { (verbs().dereg_mr)(self.mr) };
+        let refused = try_deregister(self.mr);
         assert_ne!(refused, 0);
         refused
     }

@@ -109,7 +109,12 @@ impl Qp {
 /// The key of a completion that says that one was invalidated.
 pub fn invalidated(wc: &ibv_wc) -> Option<u32> {
     let with_inv = wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_INV.0 != 0;
-    with_inv.then_some(unsafe { wc.__bindgen_anon_1.invalidated_rkey })
+    with_inv.then(|| invalidated_key(wc))
+}
+
+/// What is there if the completion says so.
+pub fn invalidated_key(wc: &ibv_wc) -> u32 {
+    unsafe { wc.__bindgen_anon_1.invalidated_rkey }
 }
 
 /// A connection whose B gives A windows onto 64 bytes that A cannot reach without one.

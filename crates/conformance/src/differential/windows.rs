@@ -1,0 +1,152 @@
+//! The part of the model that is about memory windows.
+//!
+//! What SoftRoCE does otherwise than the contract says (`docs/rxe-differences.md`) is unfair: what a window
+//! reaches is not tried outside of it (`window-bounds`), nor is a window of type 2 bound a second time
+//! (`second-bind-of-a-window`) or under its key (`bind-with-the-key-before`), bound with local rights
+//! (`local-rights-of-a-window`) or to another domain's region (`bind-to-another-domains-region`). A window that
+//! is not bound is never invalidated, which stops the machine (`invalidation-of-an-unbound-window`). The
+//! windows of queue pairs that are reset are allocated anew before (`windows-outlive-their-queue-pair`).
+
+use rdma_sys::ibv_access_flags as Access;
+
+use super::model::{Fair, Fate, Model, Region, fair, named};
+use super::program::*;
+
+/// What a window can give.
+pub(super) const REMOTE_ACCESS: u32 = Access::IBV_ACCESS_REMOTE_WRITE.0
+    | Access::IBV_ACCESS_REMOTE_READ.0
+    | Access::IBV_ACCESS_REMOTE_ATOMIC.0;
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Window {
+    pub(super) bound: Option<Bind>,
+    /// To what it was bound last, since it was allocated.
+    pub(super) last: Option<Bind>,
+}
+
+impl Window {
+    pub(super) fn is_bound_to(&self, slot: usize) -> bool {
+        self.bound.is_some_and(|bound| usize::from(bound.slot) == slot)
+    }
+
+    /// What is wrong with a use of it.
+    pub(super) fn faults(
+        self,
+        place: Remote,
+        length: u32,
+        right: Access,
+        region: Option<Region>,
+    ) -> Fair<usize> {
+        let (Some(bound), Some(region)) = (self.bound, region) else { return Ok(1) };
+        fair(place.slot == bound.slot, "outside of the window")?;
+        let refused = usize::from(bound.access & right.0 == 0);
+        let end = place.offset + length;
+        if end > region.length {
+            return Ok(refused + 1);
+        }
+        let inside = bound.offset <= place.offset && end <= bound.offset + bound.length;
+        fair(inside, "outside of the window")?;
+        Ok(refused)
+    }
+}
+
+impl Model {
+    fn window(&mut self, end: End, window: u8) -> &mut Window {
+        &mut self.end_mut(end).windows[usize::from(window)]
+    }
+
+    /// Those that end with their queue pair.
+    pub(super) fn renew_windows(&mut self, pair: u8) {
+        for end in [Side::A, Side::B].map(|side| End { pair, side }) {
+            for window in (0..WINDOWS).filter(|&window| !end.is_type_1(window)) {
+                *self.window(end, window) = Window::default();
+            }
+        }
+    }
+
+    /// What no device has to take, or what no window may be asked.
+    pub(super) fn window_request(&self, send: &Send) -> Fair {
+        let opcode = send.opcode;
+        fair(send.bind.is_some() == (opcode == Opcode::Bind), "a bind too many or too few")?;
+        let names = matches!(opcode, Opcode::Invalidate | Opcode::SendInvalidate);
+        fair(send.invalidates.is_some() == names, "an invalidation too many or too few")?;
+        let local = matches!(opcode, Opcode::Bind | Opcode::Invalidate);
+        fair(!local || send.elements.is_empty() && !send.inline, "it carries nothing")?;
+        if let Some(bind) = send.bind {
+            self.bindable(send.end, bind)?;
+        }
+        match send.invalidates {
+            Some(Key::Window(window)) => {
+                let end = if opcode == Opcode::Invalidate { send.end } else { send.end.peer() };
+                let bound = self.end(end).windows[usize::from(window)].bound.is_some();
+                let is_type_1 = end.is_type_1(window);
+                fair(bound || is_type_1, "a window that is not bound")?;
+                fair(!is_type_1 || opcode == Opcode::Invalidate, "it would end its receiver")
+            }
+            Some(_) if opcode == Opcode::SendInvalidate => Err("it would end its receiver"),
+            Some(key) => named(self.end(send.end), 0, key),
+            None => Ok(()),
+        }
+    }
+
+    fn bindable(&self, end: End, bind: Bind) -> Fair {
+        let state = self.end(end);
+        fair(bind.window < WINDOWS, "there is no such window")?;
+        fair(state.regions[usize::from(bind.slot)].is_some(), "there is no region")?;
+        fair(bind.offset + bind.length <= SLOT_BYTES, "beyond the memory")?;
+        fair(bind.access & !REMOTE_ACCESS == 0, "not a right of a window")?;
+        fair(bind.low != 0, "the key that it has")?;
+        let window = state.windows[usize::from(bind.window)];
+        let is_type_1 = end.is_type_1(bind.window);
+        let again = window.last.is_some() && window.bound.is_none();
+        fair(is_type_1 || !again, "a second bind")?;
+        if is_type_1 {
+            // Its key changes when it is posted, and does not change back.
+            fair(!self.pairs[usize::from(end.pair)].broken, "its key would be open")?;
+            fair(!self.is_wrong(end, bind), "its key would be open")?;
+        }
+        Ok(())
+    }
+
+    /// Whether a bind fails; how does not depend on why.
+    fn is_wrong(&self, end: End, bind: Bind) -> bool {
+        let state = self.end(end);
+        let is_type_1 = end.is_type_1(bind.window);
+        if bind.length == 0 {
+            return !is_type_1;
+        }
+        let Some(region) = state.regions[usize::from(bind.slot)] else { return true };
+        let changes = Access::IBV_ACCESS_REMOTE_WRITE.0 | Access::IBV_ACCESS_REMOTE_ATOMIC.0;
+        let bound = state.windows[usize::from(bind.window)].bound.is_some();
+        bound && !is_type_1
+            || !region.allows(Access::IBV_ACCESS_MW_BIND)
+            || bind.access & changes != 0 && !region.allows(Access::IBV_ACCESS_LOCAL_WRITE)
+            || bind.offset + bind.length > region.length
+    }
+
+    /// How a bind, or an invalidation here, ends, and what it does.
+    pub(super) fn change_window(&mut self, send: &Send) -> Fate {
+        if let Some(bind) = send.bind {
+            if self.is_wrong(send.end, bind) {
+                return Fate::Fails;
+            }
+            let window = self.window(send.end, bind.window);
+            window.bound = (bind.length > 0).then_some(bind);
+            window.last = window.bound.or(window.last);
+            return Fate::Done;
+        }
+        match send.invalidates {
+            Some(key @ Key::Window(window)) if !send.end.is_type_1(window) => {
+                self.invalidate(send.end, key);
+                Fate::Done
+            }
+            _ => Fate::Fails,
+        }
+    }
+
+    pub(super) fn invalidate(&mut self, end: End, key: Key) {
+        if let Key::Window(window) = key {
+            self.window(end, window).bound = None;
+        }
+    }
+}
