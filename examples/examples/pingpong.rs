@@ -5,13 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use rdma_channel::{confirm, exchange};
 use rdma_examples::end::{End, check_reach};
 use rdma_examples::out_of_band::{OutOfBand, Peer};
 use rdma_examples::{Failure, exit};
 use rdma_mem::open_device;
-use rdma_qp::{
-    CompletionChannel, CompletionQueue, PreparedQueuePair, QueuePairEndpoint, prelude::*,
-};
+use rdma_qp::{CompletionChannel, CompletionQueue, PreparedQueuePair, prelude::*};
 
 /// Sends a message to and fro, and says how long it takes: between two threads, or to another process that
 /// was given the same size and iterations.
@@ -63,23 +62,22 @@ fn with_thread(arguments: &Arguments, ping: PreparedQueuePair) -> Result<Duratio
     Ok(begin.elapsed())
 }
 
-/// One end is here. The endpoints travel as bytes, through a socket.
+/// One end is here. The endpoints travel through a socket.
 fn with_process(
     arguments: &Arguments,
     prepared: PreparedQueuePair,
-    mut other: OutOfBand,
+    other: OutOfBand,
 ) -> Result<Duration, Failure> {
     let Arguments { device, size, iterations: n, .. } = arguments;
-    let own = prepared.endpoint();
-    let mut end = other.exchange(&own.to_bytes(), |bytes| {
-        let peer = QueuePairEndpoint::from_bytes(bytes)?;
-        check_reach(device, &own, &peer)?;
-        End::connect(prepared, peer, *size)
-    })?;
+    let (own, wait) = (prepared.endpoint(), Duration::from_secs(arguments.wait));
+    let peer = exchange(other.stream(), &own, wait)?;
+    check_reach(device, &own, &peer)?;
+    let mut end = End::connect(prepared, peer, *size)?;
+    confirm(other.stream(), wait)?; // the peer is ready for the first message, too
     let begin = Instant::now();
     if other.listens() { end.answer(*n) } else { end.ask(*n) }?;
     let time = begin.elapsed();
-    other.finish(Duration::from_secs(arguments.wait))?;
+    other.finish(wait)?;
     Ok(time)
 }
 

@@ -157,6 +157,12 @@ impl OutOfBand {
         self.listens
     }
 
+    /// What the processes talk through.
+    #[must_use]
+    pub const fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
     /// Tells the peer `own`, and connects with what it tells.
     ///
     /// Who listens connects first, and answers then: so what the other one sends as soon as it is connected
