@@ -108,6 +108,7 @@ sockets!(TcpStream, &TcpStream, UnixStream, &UnixStream);
 /// of a [`Child`](std::process::Child), the standard input and output of this process, pipes, FIFOs,
 /// terminals, sockets of other kinds; by value or by reference. What this process keeps in buffers of its
 /// own is passed by: flush the output before, and read nothing of the input that belongs to the exchange.
+/// Nobody else may use them meanwhile, else a pipe that has room for a write may have none any more, and block.
 ///
 /// # Examples
 /// ```

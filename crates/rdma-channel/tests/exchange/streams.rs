@@ -1,15 +1,16 @@
 //! Streams of each kind, with little room, blocking or not.
 
-use std::io::{self, ErrorKind, Read as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use rdma_channel::{Pipes, TimedStream, confirm, exchange, exchange_all};
 use rustix::net::sockopt;
 
-use crate::{LATER, endpoint, endpoints};
+use crate::{LATER, SOON, endpoint, endpoints};
 
 fn tcp() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -82,6 +83,57 @@ fn what_a_socket_was_told_before_still_holds_afterwards() {
     assert!(!flags(&here).contains(rustix::fs::OFlags::NONBLOCK));
     assert!(flags(&there).contains(rustix::fs::OFlags::NONBLOCK));
     assert_eq!((&there).read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+/// A blocking write of so much would wait for a reader.
+#[test]
+fn one_write_is_no_longer_than_what_there_is_room_for() {
+    let ends = |mut stream: Box<dyn TimedStream>| {
+        let (mut sent, bytes) = (0, vec![7; 10_000_000]);
+        let error = loop {
+            match stream.write_within(&bytes, SOON) {
+                Ok(count) => sent += count,
+                Err(error) => break error,
+            }
+        };
+        assert!((4096..bytes.len()).contains(&sent), "{sent}");
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+    };
+    let (here, _open) = tcp();
+    ends(Box::new(here));
+    let (here, _open) = UnixStream::pair().unwrap();
+    ends(Box::new(here));
+    let [here, _open] = pipes(65536);
+    ends(Box::new(here));
+}
+
+/// All are woken by a byte, and one gets it.
+#[test]
+fn a_read_ends_in_time_also_if_somebody_else_was_faster() {
+    let (here, mut there) = UnixStream::pair().unwrap();
+    let ((reads, read), (ends, ended)) = (mpsc::channel(), mpsc::channel());
+    for _ in 0..4 {
+        let (mut here, reads, ends) = (here.try_clone().unwrap(), reads.clone(), ends.clone());
+        thread::spawn(move || {
+            loop {
+                match here.read_within(&mut [0], SOON) {
+                    Ok(count) => reads.send(count).unwrap(),
+                    Err(error) => return ends.send(error.kind()).unwrap(),
+                }
+            }
+        });
+    }
+    for _ in 0..1000 {
+        there.write_all(b"x").unwrap();
+        // On a machine that stands still all may have given up, and none reads it.
+        match read.recv_timeout(SOON * 10) {
+            Ok(count) => assert_eq!(count, 1),
+            Err(_) => break,
+        }
+    }
+    for _ in 0..4 {
+        assert_eq!(ended.recv_timeout(LATER / 2).unwrap(), ErrorKind::TimedOut);
+    }
 }
 
 #[test]
