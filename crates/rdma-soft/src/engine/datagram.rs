@@ -123,8 +123,7 @@ impl Datagram<'_> {
         if let Some(route) = &self.to.route {
             deliver_bytes(&route_header::of(route, self.message), room);
         }
-        let half = self.extent == Extent::Half && self.message.length > 1;
-        let bytes = if half { self.message.length / 2 } else { self.message.length };
+        let bytes = self.extent.of(self.message.length);
         transfer_behind(local, room, route_header::BYTES, bytes);
         bytes
     }

@@ -28,6 +28,14 @@ pub(crate) enum Extent {
     Half,
 }
 
+impl Extent {
+    /// How many bytes of a message of that length are copied before the pause, or the end.
+    #[inline]
+    pub(super) fn of(self, length: u64) -> u64 {
+        if self == Self::Half && length > 1 { length / 2 } else { length }
+    }
+}
+
 impl QueuePair {
     /// Tries to execute `request` for this requester.
     #[inline]
@@ -325,12 +333,12 @@ fn copy(
     progress: &mut u64,
     extent: Extent,
 ) -> Copied {
-    if extent == Extent::Half && *progress == 0 && length > 1 {
-        transfer(source, sink, 0, length / 2);
-        *progress = length / 2;
+    let end = if *progress == 0 { extent.of(length) } else { length };
+    transfer(source, sink, *progress, end);
+    if end < length {
+        *progress = end;
         return Copied::Half;
     }
-    transfer(source, sink, *progress, length);
     *progress = 0;
     Copied::All
 }
