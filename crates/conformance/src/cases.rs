@@ -8,6 +8,7 @@ mod binds;
 mod channels;
 mod completions;
 mod concurrency;
+mod connected_channels;
 mod datagram_errors;
 mod datagrams;
 mod drained;
@@ -54,6 +55,7 @@ const PARTS: &[&[Case]] = &[
     channels::CASES,
     completions::CASES,
     concurrency::CASES,
+    connected_channels::CASES,
     datagram_errors::CASES,
     datagrams::CASES,
     drained::CASES,
