@@ -63,7 +63,9 @@ impl Core {
                     self.out_of_patience(id, operation, timeout, failure)
                 }
                 Err(error) => {
-                    self.end_doubtful();
+                    if error.may_be_posted() {
+                        self.end_doubtful();
+                    }
                     Err(error)
                 }
             }
@@ -113,7 +115,7 @@ impl Core {
         }
     }
 
-    /// Ends a request that was refused, if it may be with the device all the same.
+    /// Ends a request that was refused, and may be with the device all the same.
     #[cold]
     #[inline(never)]
     fn end_doubtful(&mut self) {

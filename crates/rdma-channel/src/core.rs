@@ -319,13 +319,12 @@ impl Core {
         error.into()
     }
 
-    /// Takes completions, as many as there are. How many there were.
+    /// Takes completions, as many as there are. How many were of requests under way: others, from a device
+    /// that makes them up, keep nobody waiting.
     pub(crate) fn progress(&self) -> Result<usize, TransportError> {
         let mut slots = [PollSlot::default(); MANY];
         let completions = self.cq.poll(&mut slots).map_err(|error| self.poll_failed(error))?;
-        let count = completions.len();
-        completions.for_each(|completion| self.deliver(&completion));
-        Ok(count)
+        Ok(completions.filter(|completion| self.deliver(completion)).count())
     }
 
     /// After a failed poll nothing will be known of any request.
@@ -335,14 +334,18 @@ impl Core {
         error.into()
     }
 
-    /// Brings a completion to its slot.
+    /// Brings a completion to its slot. Whether it has one.
     #[inline]
-    pub(crate) fn deliver(&self, completion: &WorkCompletion) {
+    pub(crate) fn deliver(&self, completion: &WorkCompletion) -> bool {
         match self.in_flight(completion.wr_id()) {
             Some(slot) if slot.qpn == completion.qpn() => {
                 self.complete(slot, completion.result());
+                true
             }
-            _ => self.strays.set(self.strays.get() + 1),
+            _ => {
+                self.strays.set(self.strays.get() + 1);
+                false
+            }
         }
     }
 
@@ -372,6 +375,8 @@ impl Core {
         }
         if state.is_mark() || state.is_abandoned() && result.is_ok() {
             self.release(slot);
+        } else if state.is_abandoned() {
+            slot.state.set(State::DONE.abandoned());
         }
     }
 

@@ -44,6 +44,32 @@ pub(crate) fn without_unwinding<T>(run: impl FnOnce() -> T) -> T {
 }
 
 impl Core {
+    /// Begins a scope: what is under way is not of it.
+    #[inline]
+    pub(crate) fn begin(&mut self) {
+        if self.live.get() != 0 || self.unasked.get() != 0 {
+            self.disown();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn disown(&mut self) {
+        self.unasked.set(0);
+        for slot in self.table.iter().filter(|slot| is_unasked(slot)) {
+            slot.state.set(slot.state.get().abandoned());
+        }
+    }
+
+    /// That this is the process that has made it, and not a fork, which no completion reaches.
+    #[cold]
+    pub(crate) fn check_process(&self) -> Result<(), TransportError> {
+        self.cq.context().check_process().map_err(|_| {
+            self.lanes.iter().for_each(|lane| lane.close(CloseReason::Forked));
+            TransportError::Closed(CloseReason::Forked)
+        })
+    }
+
     /// Ends what a scope has left under way. After it the device uses no memory of any request.
     #[inline]
     pub(crate) fn end(&mut self) -> Ended {
@@ -84,9 +110,8 @@ impl Core {
 
     /// Has the device let go of all requests of the lanes that are closed when `close` has run.
     pub(crate) fn settle(&mut self, close: impl FnOnce(&Self)) {
-        if self.cq.context().check_process().is_err() {
-            // The device uses the memory of the parent; nothing of it is this process's.
-            self.lanes.iter().for_each(|lane| lane.close(CloseReason::Forked));
+        // In a fork, the device uses the memory of the parent; nothing of it is this process's.
+        if self.check_process().is_err() {
             return;
         }
         close(self);

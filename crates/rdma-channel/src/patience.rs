@@ -26,6 +26,12 @@ impl Patience {
         Self { limit, polls: 0, end: None }
     }
 
+    /// Whether others may have the processor, so that a slow question may be asked.
+    #[inline]
+    pub(crate) const fn is_long(&self) -> bool {
+        self.polls > SPINS
+    }
+
     /// To be asked after each empty poll.
     #[cold]
     #[inline(never)]

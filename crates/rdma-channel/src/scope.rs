@@ -61,6 +61,7 @@ pub(crate) fn run<'env, C, T, E>(
     core: &'env mut Core,
     f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, C>) -> Result<T, E>,
 ) -> (Result<T, E>, Ended) {
+    core.begin();
     let guard = Guard(core);
     let scope = Scope { core: &*guard.0, scope: PhantomData, env: PhantomData, of: PhantomData };
     let result = f(&scope);

@@ -87,6 +87,9 @@ impl<'c> Ticket<'c> {
                     if patience.is_over() {
                         return Ok(None);
                     }
+                    if patience.is_long() {
+                        self.core.check_process()?;
+                    }
                 }
             }
         }
@@ -111,8 +114,12 @@ impl<'c> Ticket<'c> {
             slot.state.set(State::SEEN);
             return Ok(Found::Own(Ok(success)));
         }
-        self.core.deliver(&completion);
-        Ok(if slot.state.get().is_in_flight() { Found::Other } else { self.tell() })
+        let known = self.core.deliver(&completion);
+        Ok(match slot.state.get().is_in_flight() {
+            false => self.tell(),
+            true if known => Found::Other,
+            true => Found::Nothing,
+        })
     }
 
     /// What its slot says.
@@ -136,8 +143,10 @@ impl<'c> Ticket<'c> {
             self.slot.state.set(state.abandoned());
         } else if self.slot.result.get().is_some_and(|result| result.is_ok()) {
             self.core.release(self.slot);
+        } else {
+            // A failure stays for the end of the scope to tell.
+            self.slot.state.set(state.abandoned());
         }
-        // A failure stays for the end of the scope to tell.
     }
 }
 

@@ -1,0 +1,146 @@
+//! Connected channels in one process, on devices that have work in flight.
+#![allow(unsafe_code)]
+#![allow(dead_code)] // each test binary uses a part
+
+pub(crate) mod provider;
+
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use rdma_channel::{Channel, ChannelBuilder, prelude::*};
+use rdma_mem::{AccessFlags, Context, OwnedRegion, ProtectionDomain, SharedRegion, open_device};
+use rdma_qp::{MaxRnrRetries, ReceiveWorkRequest, SendWorkRequest};
+use rdma_soft::{Builder, Schedule, SoftDevice};
+
+/// A longer wait is a hang.
+pub(crate) const HANG: Duration = Duration::from_secs(20);
+
+/// What the tests give an ending for each of its steps.
+pub(crate) const DRAIN: Duration = Duration::from_millis(40);
+
+/// A device that executes requests at a later poll or on another thread.
+pub(crate) const DEFERRED: &str = "softlate0";
+/// A device that executes requests when it is told to.
+pub(crate) const HELD: &str = "softheld0";
+/// The devices on which work is in flight.
+pub(crate) const LATE: [&str; 2] = [DEFERRED, HELD];
+/// These, and the one that executes requests within their post.
+pub(crate) const DEVICES: [&str; 3] = ["soft0", DEFERRED, HELD];
+
+/// A context of one of the [`DEVICES`].
+pub(crate) fn open(device: &str) -> Context {
+    install();
+    open_device(device).unwrap()
+}
+
+pub(crate) fn install() {
+    rdma_soft::install();
+    for (name, schedule) in [(DEFERRED, Schedule::Deferred { seed: 7 }), (HELD, Schedule::Held)] {
+        // Another test may have been first.
+        let _ = Builder::new(name).schedule(schedule).install();
+    }
+}
+
+pub(crate) fn everything() -> AccessFlags {
+    let local = AccessFlags::new().with_local_write();
+    local.with_remote_write().with_remote_read().with_remote_atomic()
+}
+
+/// Two channels that are connected to each other, and memory of the second that the first may use.
+pub(crate) struct Pair {
+    pub(crate) here: Channel,
+    pub(crate) there: Channel,
+    pub(crate) board: SharedRegion,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) device: SoftDevice,
+}
+
+/// Bounds a [`Pair`] that is on a device whose requests are never done.
+pub(crate) fn short(builder: ChannelBuilder<'_>) -> ChannelBuilder<'_> {
+    let builder = builder.drain_timeout(DRAIN).send_timeout(DRAIN).write_timeout(DRAIN);
+    builder.read_timeout(DRAIN).atomic_timeout(DRAIN)
+}
+
+impl Pair {
+    pub(crate) fn new(device: &str) -> Self {
+        Self::with(device, short)
+    }
+
+    pub(crate) fn with(
+        device: &str,
+        knobs: impl for<'a> Fn(ChannelBuilder<'a>) -> ChannelBuilder<'a>,
+    ) -> Self {
+        Self::on(&open(device), knobs)
+    }
+
+    /// The first channel is on this context.
+    pub(crate) fn on(
+        context: &Context,
+        knobs: impl for<'a> Fn(ChannelBuilder<'a>) -> ChannelBuilder<'a>,
+    ) -> Self {
+        let pd = context.allocate_pd().unwrap();
+        let name = context.device().name();
+        let far = open(name).allocate_pd().unwrap();
+        let prepare = |pd: &ProtectionDomain| {
+            // A send that nobody receives waits.
+            let patient = pd.create_channel().max_rnr_retries(MaxRnrRetries::unlimited());
+            knobs(patient.access(everything())).build().unwrap()
+        };
+        let (here, there) = (prepare(&pd), prepare(&far));
+        let (here_end, there_end) = (here.endpoint(), there.endpoint());
+        let (here, there) =
+            (here.handshake(there_end).unwrap(), there.handshake(here_end).unwrap());
+        let board = far.allocate_shared_region(4096, everything()).unwrap();
+        let device = SoftDevice::find(name).unwrap();
+        Self { here, there, board, pd, device }
+    }
+
+    /// Memory of the first channel's domain, filled with that byte.
+    pub(crate) fn memory(&self, length: usize, byte: u8) -> OwnedRegion {
+        let mut region = self.pd.allocate_region(length).unwrap();
+        region.fill(byte);
+        region
+    }
+
+    /// Executes whatever is left of requests of both queue pairs. How many there were.
+    pub(crate) fn release(&self) -> u32 {
+        let released = [&self.here, &self.there]
+            .map(|channel| channel.qpn().map_or(0, |qpn| self.device.release(qpn, u32::MAX)));
+        released.iter().sum()
+    }
+
+    /// How many requests of the first channel's send queue are with the device.
+    pub(crate) fn in_flight(&self) -> usize {
+        in_flight(self.device, &self.here)
+    }
+
+    /// After an ending: has the peer do what the requests of before would have waited for, and the device
+    /// what it has held back.
+    pub(crate) fn provoke(&mut self) {
+        let peer = &mut self.there;
+        // SAFETY: SAFETY.md F8: no memory.
+        let _ = unsafe { peer.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
+        let data = [rdma_mem::GatherElement::from(self.board.element(0..64).unwrap())];
+        // SAFETY: SAFETY.md F8: the region is shared, and lives as long as the channel.
+        let _ = unsafe { peer.send_unpolled(SendWorkRequest::new(&data)) };
+        self.release();
+        thread::sleep(Duration::from_millis(2)); // the thread of the deferred device
+        self.release();
+    }
+}
+
+pub(crate) fn in_flight(device: SoftDevice, channel: &Channel) -> usize {
+    channel.qpn().map_or(0, |qpn| device.in_flight(qpn))
+}
+
+/// Fails if `work` does not end.
+pub(crate) fn must_end(work: impl FnOnce() + Send + 'static) {
+    let (done, ended) = mpsc::channel();
+    let worker = thread::spawn(move || {
+        work();
+        done.send(()).unwrap();
+    });
+    assert_ne!(ended.recv_timeout(HANG), Err(RecvTimeoutError::Timeout), "it hangs");
+    worker.join().unwrap();
+}

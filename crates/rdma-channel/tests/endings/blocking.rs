@@ -1,0 +1,172 @@
+//! Blocking calls that run out of time.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma_channel::{Channel, CloseReason, Operation, TransportError};
+use rdma_mem::{GatherList, OwnedRegion, RemoteMemoryRegion, ScatterList};
+use rdma_qp::{
+    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess, WriteWorkRequest,
+};
+
+use crate::common::{DRAIN, HELD, LATE, Pair, must_end};
+
+type Outcome = Result<WorkSuccess, TransportError>;
+type Call = fn(&mut Channel, &mut OwnedRegion, RemoteMemoryRegion) -> Outcome;
+
+fn send(channel: &mut Channel, region: &mut OwnedRegion, _: RemoteMemoryRegion) -> Outcome {
+    channel.send(SendWorkRequest::from_list(&GatherList::from([region.as_slice()])))
+}
+
+fn receive(channel: &mut Channel, region: &mut OwnedRegion, _: RemoteMemoryRegion) -> Outcome {
+    let mut list = ScatterList::from([region.as_slice_mut()]);
+    channel.receive_timeout(ReceiveWorkRequest::from_list(&mut list), DRAIN)
+}
+
+fn write(channel: &mut Channel, region: &mut OwnedRegion, remote: RemoteMemoryRegion) -> Outcome {
+    let list = GatherList::from([region.as_slice()]);
+    channel.write(WriteWorkRequest::from_list(&list, remote))
+}
+
+fn read(channel: &mut Channel, region: &mut OwnedRegion, remote: RemoteMemoryRegion) -> Outcome {
+    let mut list = ScatterList::from([region.as_slice_mut()]);
+    channel.read(ReadWorkRequest::from_list(&mut list, remote))
+}
+
+fn add(channel: &mut Channel, region: &mut OwnedRegion, remote: RemoteMemoryRegion) -> Outcome {
+    let mut list = ScatterList::from([region.as_slice_mut()]);
+    channel.fetch_add(&mut list, remote, 1)
+}
+
+fn swap(channel: &mut Channel, region: &mut OwnedRegion, remote: RemoteMemoryRegion) -> Outcome {
+    let mut list = ScatterList::from([region.as_slice_mut()]);
+    channel.compare_and_swap(&mut list, remote, 0, 1)
+}
+
+const CALLS: [(Call, Operation); 6] = [
+    (send, Operation::Send),
+    (receive, Operation::Receive),
+    (write, Operation::Write),
+    (read, Operation::Read),
+    (add, Operation::Atomic),
+    (swap, Operation::Atomic),
+];
+
+/// After a call that has run out of time: it says so, and so does each later one.
+fn assert_timed_out(
+    outcome: Outcome,
+    operation: Operation,
+    pair: &mut Pair,
+    memory: &mut OwnedRegion,
+) {
+    let Err(error) = outcome else { panic!("done: {outcome:?}") };
+    assert!(
+        matches!(error, TransportError::Timeout { operation: which, timeout }
+            if which == operation && timeout == DRAIN),
+        "{error}"
+    );
+    let first = CloseReason::Timeout { operation };
+    assert_eq!(pair.here.closed(), Some(first));
+    let remote = pair.board.remote().slice(0..8).unwrap();
+    for (call, _) in CALLS {
+        let error = call(&mut pair.here, memory, remote).unwrap_err();
+        assert!(matches!(error, TransportError::Closed(why) if why == first), "{error}");
+    }
+    assert_eq!(pair.in_flight(), 0, "the device has let go");
+    memory.fill(7);
+    pair.provoke();
+    assert_eq!(**memory, [7; 8], "written after it was given back");
+}
+
+#[test]
+fn a_call_that_runs_out_gives_its_memory_back_and_closes_the_channel() {
+    for (call, operation) in CALLS {
+        must_end(move || {
+            let mut pair = Pair::new(HELD);
+            pair.board.write(0, &[9; 4096]).unwrap();
+            let mut memory = pair.memory(8, 1);
+            let remote = pair.board.remote().slice(0..8).unwrap();
+            let begin = Instant::now();
+            let outcome = call(&mut pair.here, &mut memory, remote);
+            let took = begin.elapsed();
+            assert!(took >= DRAIN && took < Duration::from_secs(10), "{took:?}");
+            assert_timed_out(outcome, operation, &mut pair, &mut memory);
+        });
+    }
+}
+
+#[test]
+fn a_message_without_a_partner_ends_in_time_on_a_device_that_runs() {
+    for device in LATE {
+        for (call, operation) in [CALLS[0], CALLS[1]] {
+            must_end(move || {
+                let mut pair = Pair::new(device);
+                pair.board.write(0, &[9; 4096]).unwrap();
+                let mut memory = pair.memory(8, 1);
+                let remote = pair.board.remote().slice(0..8).unwrap();
+                let outcome = call(&mut pair.here, &mut memory, remote);
+                assert_timed_out(outcome, operation, &mut pair, &mut memory);
+            });
+        }
+    }
+}
+
+#[test]
+fn a_call_whose_copy_is_half_done_gives_its_memory_back() {
+    must_end(|| {
+        let mut pair = Pair::with(HELD, |builder| {
+            builder.read_timeout(Duration::from_millis(300)).drain_timeout(DRAIN)
+        });
+        pair.board.write(0, &[9; 4096]).unwrap();
+        let mut memory = pair.memory(8, 1);
+        let remote = pair.board.remote().slice(0..8).unwrap();
+        let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+        let half = thread::spawn(move || {
+            while soft.in_flight(qpn) == 0 {
+                thread::yield_now();
+            }
+            assert!(soft.release_half(qpn));
+        });
+        let outcome = read(&mut pair.here, &mut memory, remote);
+        half.join().unwrap();
+        assert!(matches!(outcome, Err(TransportError::Timeout { .. })), "{outcome:?}");
+        assert_eq!(*memory, [9, 9, 9, 9, 1, 1, 1, 1], "half of it");
+        memory.fill(7);
+        pair.provoke();
+        assert_eq!(*memory, [7; 8]);
+    });
+}
+
+#[test]
+fn a_limit_of_no_time_is_one_look() {
+    for device in LATE {
+        must_end(move || {
+            let mut pair = Pair::new(device);
+            let mut room = pair.memory(8, 1);
+            let mut list = ScatterList::from([room.as_slice_mut()]);
+            let request = ReceiveWorkRequest::from_list(&mut list);
+            let outcome = pair.here.receive_timeout(request, Duration::ZERO);
+            assert!(matches!(outcome, Err(TransportError::Timeout { .. })), "{outcome:?}");
+            let outcome = pair.here.receive(ReceiveWorkRequest::only_immediate());
+            assert!(matches!(outcome, Err(TransportError::Closed(_))), "{outcome:?}");
+        });
+    }
+}
+
+#[test]
+fn a_channel_that_timed_out_is_moved_and_dropped_like_any_other() {
+    for device in LATE {
+        must_end(move || {
+            let mut pair = Pair::new(device);
+            let mut memory = pair.memory(8, 1);
+            let remote = pair.board.remote();
+            receive(&mut pair.here, &mut memory, remote).unwrap_err();
+            let channel = pair.here;
+            thread::spawn(move || channel.close().map_err(|(_, error)| error))
+                .join()
+                .unwrap()
+                .unwrap();
+            memory.close().unwrap();
+        });
+    }
+}

@@ -1,0 +1,109 @@
+//! Handles that are asked too early.
+
+use std::time::{Duration, Instant};
+
+use rdma_channel::{Operation, TransportError};
+use rdma_mem::{GatherList, ScatterList};
+use rdma_qp::{ReadWorkRequest, WriteWorkRequest};
+
+use crate::common::{DRAIN, HELD, Pair, must_end};
+
+#[test]
+fn a_wait_that_runs_out_changes_nothing_and_the_operation_is_done_later() {
+    must_end(|| {
+        let mut pair = Pair::with(HELD, |builder| builder.write_timeout(DRAIN));
+        let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+        let data = pair.memory(64, 5);
+        let remote = pair.board.remote();
+        pair.here
+            .scope(|s| {
+                let list = GatherList::from([data.as_slice()]);
+                let write = s.post_write(WriteWorkRequest::from_list(&list, remote))?;
+                assert!(write.poll().is_none());
+                for limit in [Duration::ZERO, Duration::from_millis(5)] {
+                    let begin = Instant::now();
+                    let error = write.wait(limit).unwrap_err();
+                    assert!(
+                        matches!(error, TransportError::Timeout { operation: Operation::Write, timeout }
+                            if timeout == limit),
+                        "{error}"
+                    );
+                    assert!(begin.elapsed() >= limit);
+                }
+                assert!(matches!(write.spin_poll(), Err(TransportError::Timeout { timeout, .. })
+                    if timeout == DRAIN));
+                assert_eq!(soft.in_flight(qpn), 1, "it is under way");
+                soft.release(qpn, 1);
+                write.wait(Duration::MAX)?;
+                write.spin_poll()?; // as often as one likes
+                write.poll().unwrap()?;
+                Ok::<(), TransportError>(())
+            })
+            .unwrap();
+        assert_eq!(pair.here.closed(), None);
+        let mut read = [0; 64];
+        pair.board.read(0, &mut read).unwrap();
+        assert_eq!(read, [5; 64]);
+    });
+}
+
+#[test]
+fn rented_memory_stays_with_a_handle_whose_wait_runs_out() {
+    must_end(|| {
+        let mut pair = Pair::new(HELD);
+        let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+        pair.board.write(0, &[9; 4096]).unwrap();
+        let mut to = pair.memory(64, 2);
+        let remote = pair.board.remote().slice(0..64).unwrap();
+        pair.here
+            .scope(|s| {
+                let read = s.read_into(to.as_slice_mut(), remote)?;
+                let id = read.id();
+                let read = read.poll().unwrap_err();
+                let read = read.wait(Duration::ZERO).unwrap_err();
+                let read = read.wait(Duration::from_millis(5)).unwrap_err();
+                assert_eq!((read.id(), read.operation()), (id, Operation::Read));
+                assert_eq!(soft.in_flight(qpn), 1, "it is under way");
+                soft.release(qpn, 1);
+                let mut done = read.wait(Duration::MAX).unwrap();
+                done.result?;
+                assert_eq!(*done.buf, [9; 64]);
+                done.buf.fill(4);
+                Ok::<(), TransportError>(())
+            })
+            .unwrap();
+        assert_eq!((*to).to_vec(), [4; 64]);
+    });
+}
+
+/// The memory is the scope's until it ends, whatever has become of the handle.
+#[test]
+fn a_handle_that_goes_leaves_its_operation_to_the_scope() {
+    must_end(|| {
+        let mut pair = Pair::with(HELD, |builder| builder.drain_timeout(Duration::from_secs(10)));
+        let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+        pair.board.write(0, &[9; 4096]).unwrap();
+        let (mut one, mut two) = (pair.memory(64, 2), pair.memory(64, 2));
+        let remote = pair.board.remote().slice(0..64).unwrap();
+        let releases = std::thread::spawn(move || {
+            while soft.in_flight(qpn) < 2 {
+                std::thread::yield_now();
+            }
+            while soft.in_flight(qpn) > 0 {
+                soft.release(qpn, 1);
+            }
+        });
+        pair.here
+            .scope(|s| {
+                drop(s.read_into(one.as_slice_mut(), remote)?);
+                let mut list = ScatterList::from([two.as_slice_mut()]);
+                #[allow(clippy::mem_forget)] // that is what is tested
+                std::mem::forget(s.post_read(ReadWorkRequest::from_list(&mut list, remote))?);
+                Ok::<(), TransportError>(())
+            })
+            .unwrap();
+        releases.join().unwrap();
+        assert_eq!((&one[..], &two[..]), (&[9; 64][..], &[9; 64][..]));
+        assert_eq!(pair.here.closed(), None);
+    });
+}

@@ -1,0 +1,15 @@
+//! Every way in which operations end before they are done, on devices that have not done them: within a
+//! limit, and with the memory left alone afterwards.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod blocking;
+mod handles;
+mod peers;
+mod process;
+mod provider;
+mod scope;
+mod stuck;
+mod unpolled;

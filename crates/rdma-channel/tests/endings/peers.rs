@@ -1,0 +1,103 @@
+//! Peers that are gone.
+
+use std::time::{Duration, Instant};
+
+use rdma_channel::{CloseReason, Operation, ScopeError, TransportError};
+use rdma_mem::GatherList;
+use rdma_qp::{
+    AckTimeout, MaxAckRetries, ReceiveWorkRequest, SendWorkRequest, WorkErrorCode, WriteWorkRequest,
+};
+
+use crate::common::{DEVICES, DRAIN, HELD, Pair, must_end, short};
+
+/// A pair that soon gives up on a peer that does not answer.
+fn pair(device: &str) -> Pair {
+    Pair::with(device, |builder| {
+        let builder = builder.ack_timeout(AckTimeout::limited(10).unwrap()); // 4 ms
+        builder.max_ack_retries(MaxAckRetries::limited(1).unwrap()).drain_timeout(DRAIN)
+    })
+}
+
+fn is_gone(error: &TransportError) -> bool {
+    matches!(error, TransportError::WorkError(error) if error.code() == WorkErrorCode::RetryExceededError)
+}
+
+#[test]
+fn a_blocking_call_to_a_peer_that_was_destroyed_fails_and_later_ones_say_why() {
+    for device in DEVICES.into_iter().filter(|&device| device != HELD) {
+        must_end(move || {
+            let Pair { mut here, there, board, pd, .. } = pair(device);
+            there.close().unwrap();
+            let data = pd.allocate_region(8).unwrap();
+            let list = GatherList::from([data.as_slice()]);
+            let begin = Instant::now();
+            let error = here.write(WriteWorkRequest::from_list(&list, board.remote())).unwrap_err();
+            assert!(is_gone(&error) && begin.elapsed() < Duration::from_secs(10), "{error}");
+            let error = here.send(SendWorkRequest::only_immediate(1)).unwrap_err();
+            let TransportError::Closed(CloseReason::Work { operation, error }) = error else {
+                panic!("{error}")
+            };
+            assert_eq!(
+                (operation, error.code()),
+                (Operation::Write, WorkErrorCode::RetryExceededError)
+            );
+        });
+    }
+}
+
+#[test]
+fn a_scope_whose_peer_goes_away_ends_and_says_which_operations_failed() {
+    for device in DEVICES.into_iter().filter(|&device| device != HELD) {
+        must_end(move || {
+            let mut pair = pair(device);
+            let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+            let data = pair.memory(8, 1);
+            let mut room = pair.memory(8, 3);
+            let there = pair.there;
+            let left = pair.here.scope(|s| {
+                let _ = s.receive_into(room.as_slice_mut())?;
+                let sent = s.send_from(data.as_slice())?;
+                let _ = s.send_from(data.as_slice())?;
+                assert_eq!(soft.in_flight(qpn), 2);
+                there.close().unwrap();
+                // Its limit is thirty seconds.
+                let sent = sent.wait(Duration::MAX).unwrap();
+                assert!(is_gone(&sent.result.unwrap_err()));
+                Ok::<(), TransportError>(())
+            });
+            let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
+            let operations: Vec<_> = errors.iter().map(|failed| failed.operation).collect();
+            assert_eq!(operations, [Operation::Send, Operation::Receive], "{errors:?}");
+            let closed = pair.here.closed();
+            assert!(matches!(closed, Some(CloseReason::Work { .. })), "{closed:?}");
+        });
+    }
+}
+
+#[test]
+fn a_peer_in_error_is_as_good_as_gone() {
+    for device in DEVICES.into_iter().filter(|&device| device != HELD) {
+        must_end(move || {
+            let mut pair = pair(device);
+            // Its time runs out, so that its queue pair is in error.
+            pair.there
+                .receive_timeout(ReceiveWorkRequest::only_immediate(), Duration::ZERO)
+                .unwrap_err();
+            let error = pair.here.send(SendWorkRequest::only_immediate(1)).unwrap_err();
+            assert!(is_gone(&error), "{error}");
+        });
+    }
+}
+
+/// The device does not even try.
+#[test]
+fn a_device_that_never_gets_to_the_peer_is_the_limits_affair() {
+    must_end(|| {
+        let mut pair = Pair::with(HELD, short);
+        let there = pair.there;
+        there.close().unwrap();
+        let error = pair.here.send(SendWorkRequest::only_immediate(1)).unwrap_err();
+        assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
+        assert_eq!(pair.device.in_flight(pair.here.qpn().unwrap()), 0);
+    });
+}

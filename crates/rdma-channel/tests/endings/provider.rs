@@ -1,0 +1,304 @@
+//! Providers that fail while there is work in flight.
+#![allow(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use rdma_channel::{Channel, CloseReason, Operation, ScopeError, TransportError};
+use rdma_mem::{Errno, ScatterList};
+use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest};
+
+use crate::common::provider::{
+    DESTROYED, HONEST_POSTS, KEEP, POLL, POLLS, POST, Post, STAY, faulty, honest,
+};
+use crate::common::{DRAIN, HELD, LATE, Pair, must_end, short};
+use crate::stuck::{Handles, Stuck};
+
+fn pair(device: &str) -> Pair {
+    Pair::on(&faulty(device), short)
+}
+
+fn is_poll(error: &TransportError) -> bool {
+    matches!(error, TransportError::PollError(_))
+}
+
+/// H5: a queue that cannot be polled completes nothing: the memory comes back when the queue pair is gone.
+#[test]
+fn a_scope_on_a_completion_queue_that_fails_ends_by_destroying_the_queue_pair() {
+    for device in LATE {
+        for handles in [Handles::Dropped, Handles::Forgotten] {
+            must_end(move || {
+                let mut pair = pair(device);
+                let mut stuck = Stuck::new(&pair);
+                let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+                let left = pair.here.scope(|s| {
+                    stuck.post(s, handles).unwrap();
+                    assert_eq!(soft.in_flight(qpn), 2);
+                    POLL.set(Some(-1));
+                    Ok::<(), TransportError>(())
+                });
+                let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
+                assert_eq!(errors.len(), 3);
+                assert!(errors.iter().all(|lost| matches!(lost.error,
+                    TransportError::Lost { operation } if operation == lost.operation)));
+                assert_eq!((DESTROYED.get(), soft.in_flight(qpn)), (1, 0));
+                assert_eq!((pair.here.closed(), pair.here.qpn()), (Some(CloseReason::Poll), None));
+                assert!(matches!(
+                    pair.here.state(),
+                    Err(TransportError::Closed(CloseReason::Poll))
+                ));
+                let again = pair.here.send(SendWorkRequest::only_immediate(1));
+                assert!(matches!(again, Err(TransportError::Closed(CloseReason::Poll))));
+                stuck.assert_given_back(&mut pair);
+                pair.here.close().unwrap();
+            });
+        }
+    }
+}
+
+/// H5.
+#[test]
+fn a_blocking_call_on_a_completion_queue_that_fails_says_so_after_the_queue_pair_is_gone() {
+    for device in LATE {
+        must_end(move || {
+            let mut pair = pair(device);
+            let mut room = pair.memory(64, 3);
+            let mut list = ScatterList::from([room.as_slice_mut()]);
+            POLL.set(Some(-1));
+            let request = ReceiveWorkRequest::from_list(&mut list);
+            let error = pair.here.receive(request).unwrap_err();
+            assert!(is_poll(&error) && DESTROYED.get() == 1, "{error}");
+            assert!(!error.to_string().contains("permitted"), "H6: {error}");
+            honest();
+            let again = pair.here.send(SendWorkRequest::only_immediate(1));
+            assert!(matches!(again, Err(TransportError::Closed(CloseReason::Poll))));
+            pair.provoke();
+            assert_eq!(*room, [3; 64]);
+        });
+    }
+}
+
+/// H5: the handles say nothing, and what they have rented stays.
+#[test]
+fn handles_on_a_completion_queue_that_fails_complete_nothing() {
+    for device in LATE {
+        must_end(move || {
+            let mut pair = pair(device);
+            let (mut one, mut two) = (pair.memory(64, 3), pair.memory(64, 3));
+            let left = pair.here.scope(|s| {
+                let rented = s.receive_into(one.as_slice_mut())?;
+                let mut list = ScatterList::from([two.as_slice_mut()]);
+                let borrowed = s.post_receive(ReceiveWorkRequest::from_list(&mut list))?;
+                POLL.set(Some(-1));
+                let begin = Instant::now();
+                let rented = rented.poll().unwrap_err();
+                let rented = rented.wait(Duration::MAX).unwrap_err();
+                assert!(is_poll(&borrowed.poll().unwrap().unwrap_err()));
+                assert!(is_poll(&borrowed.wait(Duration::MAX).unwrap_err()));
+                assert!(begin.elapsed() < Duration::from_secs(10));
+                let refused = s.post_receive(ReceiveWorkRequest::only_immediate()).unwrap_err();
+                assert!(matches!(refused, TransportError::Closed(CloseReason::Poll)), "{refused}");
+                // It was for once: what is there is found, but the channel stays closed.
+                POLL.set(None);
+                assert!(borrowed.poll().is_none());
+                drop(rented);
+                Ok::<(), TransportError>(())
+            });
+            assert!(matches!(left, Err(ScopeError::AutoPollError(_))), "{left:?}");
+            pair.provoke();
+            assert_eq!((&one[..], &two[..]), (&[3; 64][..], &[3; 64][..]));
+        });
+    }
+}
+
+#[test]
+fn a_poll_that_fails_once_leaves_nothing_under_way() {
+    for device in LATE {
+        must_end(move || {
+            let mut pair = pair(device);
+            let mut stuck = Stuck::new(&pair);
+            let left = pair.here.scope(|s| {
+                stuck.post(s, Handles::Dropped).unwrap();
+                POLLS.set(1);
+                Ok::<(), TransportError>(())
+            });
+            let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
+            assert_eq!(errors.len(), 3);
+            assert_eq!(pair.here.closed(), Some(CloseReason::Poll));
+            stuck.assert_given_back(&mut pair);
+        });
+    }
+}
+
+#[test]
+fn a_queue_pair_that_does_not_go_to_error_is_destroyed() {
+    for device in LATE {
+        must_end(move || {
+            let mut pair = pair(device);
+            let mut stuck = Stuck::new(&pair);
+            let begin = Instant::now();
+            let left = pair.here.scope(|s| {
+                stuck.post(s, Handles::Forgotten).unwrap();
+                STAY.set(true);
+                Ok::<(), TransportError>(())
+            });
+            assert!(begin.elapsed() < Duration::from_secs(10));
+            let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
+            assert!(errors.iter().all(|lost| matches!(lost.error, TransportError::Lost { .. })));
+            assert_eq!((errors.len(), DESTROYED.get()), (3, 1));
+            assert!(matches!(pair.here.closed(), Some(CloseReason::Timeout { .. })));
+            stuck.assert_given_back(&mut pair);
+        });
+    }
+}
+
+/// The device may have it, so the memory is kept until it cannot.
+#[test]
+fn a_blocking_call_that_a_provider_refuses_without_saying_which_closes_the_channel() {
+    for device in LATE {
+        for post in [Post::Doubtful, Post::DoubtfulAndRefused] {
+            must_end(move || {
+                let mut pair = pair(device);
+                pair.board.write(0, &[9; 4096]).unwrap();
+                let mut memory = pair.memory(64, 1);
+                let remote = pair.board.remote().slice(0..64).unwrap();
+                let mut list = ScatterList::from([memory.as_slice_mut()]);
+                POST.set(post);
+                let request = ReadWorkRequest::from_list(&mut list, remote);
+                let error = pair.here.read(request).unwrap_err();
+                let TransportError::PostError(refused) = &error else { panic!("{error}") };
+                assert_eq!((refused.posted(), refused.errno()), (1, Some(Errno::EIO)));
+                let first = CloseReason::Doubtful { operation: Operation::Read };
+                assert_eq!(pair.here.closed(), Some(first));
+                assert_eq!(pair.in_flight(), 0);
+                honest();
+                memory.fill(7);
+                pair.provoke();
+                assert_eq!(*memory, [7; 64]);
+                let again = pair.here.send(SendWorkRequest::only_immediate(1));
+                assert!(matches!(again, Err(TransportError::Closed(why)) if why == first));
+            });
+        }
+    }
+}
+
+#[test]
+fn a_scope_keeps_the_memory_of_a_request_that_was_refused_without_saying_which() {
+    for device in LATE {
+        for post in [Post::Doubtful, Post::DoubtfulAndRefused] {
+            must_end(move || {
+                let mut pair = pair(device);
+                let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+                let (mut one, mut two) = (pair.memory(64, 1), pair.memory(64, 1));
+                let remote = pair.board.remote().slice(0..64).unwrap();
+                let (data, mut three) = (pair.memory(8, 1), pair.memory(8, 1));
+                let left = pair.here.scope(|s| {
+                    let _ = s.receive_into(two.as_slice_mut())?;
+                    let _ = s.send_from(data.as_slice())?; // nobody receives it
+                    POST.set(post);
+                    let refused = s.read_into(one.as_slice_mut(), remote).unwrap_err();
+                    assert!(refused.buf.is_none(), "the device may have it");
+                    POST.set(Post::Refused(Errno::EINVAL));
+                    let refused = s.read_into(three.as_slice_mut(), remote);
+                    assert!(refused.unwrap_err().buf.is_some(), "the device has not seen it");
+                    assert_eq!(soft.in_flight(qpn), 1 + usize::from(post == Post::Doubtful));
+                    Err::<(), _>(TransportError::WouldBlock)
+                });
+                assert!(matches!(left, Err(ScopeError::ClosureError(_))));
+                assert_eq!(pair.in_flight(), 0);
+                honest();
+                one.fill(7);
+                two.fill(7);
+                pair.provoke();
+                assert_eq!((&one[..], &two[..]), (&[7; 64][..], &[7; 64][..]));
+            });
+        }
+    }
+}
+
+/// One that was posted after all completes like any other, and nobody asks for it.
+#[test]
+fn a_request_that_was_posted_after_all_frees_its_place() {
+    must_end(|| {
+        let mut pair = pair("soft0");
+        let (sends, _) = pair.here.depths();
+        let data = pair.memory(8, 5);
+        let remote = pair.board.remote();
+        pair.here
+            .scope(|s| {
+                POST.set(Post::Doubtful);
+                for _ in 0..sends {
+                    let refused = s.write_from(data.as_slice(), remote).unwrap_err();
+                    assert!(refused.buf.is_none());
+                }
+                honest();
+                for _ in 0..2 * sends {
+                    let write = s.write_from(data.as_slice(), remote)?;
+                    write.wait(Duration::from_secs(5)).unwrap().result?;
+                }
+                Ok::<(), TransportError>(())
+            })
+            .unwrap();
+        assert_eq!((pair.here.closed(), pair.here.stray_completions()), (None, 0));
+    });
+}
+
+/// What is refused later has nothing to do with it.
+#[test]
+fn a_doubtful_request_of_before_does_not_close_the_channel_of_another_that_is_refused() {
+    must_end(|| {
+        let mut pair = pair(HELD);
+        POST.set(Post::Doubtful);
+        // SAFETY: SAFETY.md F8: no memory.
+        let doubtful = unsafe { pair.here.send_unpolled(SendWorkRequest::only_immediate(1)) }.err();
+        assert!(matches!(doubtful, Some(TransportError::PostError(_))), "{doubtful:?}");
+        POST.set(Post::Refused(Errno::ENOMEM));
+        let full = pair.here.send(SendWorkRequest::only_immediate(1));
+        assert!(matches!(full, Err(TransportError::WouldBlock)), "{full:?}");
+        assert_eq!((pair.here.closed(), pair.in_flight()), (None, 1));
+    });
+}
+
+#[test]
+fn posts_in_a_scope_that_fail_after_some_end_these() {
+    for device in LATE {
+        must_end(move || {
+            let mut pair = pair(device);
+            let mut stuck = Stuck::new(&pair);
+            HONEST_POSTS.set(2);
+            POST.set(Post::Refused(Errno::ENOMEM));
+            let left = pair.here.scope(|s| {
+                stuck.post(s, Handles::Dropped)?;
+                panic!("posted");
+                #[allow(unreachable_code)]
+                Ok::<(), TransportError>(())
+            });
+            assert!(
+                matches!(left, Err(ScopeError::ClosureError(TransportError::WouldBlock))),
+                "{left:?}"
+            );
+            honest();
+            stuck.assert_given_back(&mut pair);
+        });
+    }
+}
+
+/// Nothing is in flight, so nothing is borrowed: what cannot be destroyed is left alone.
+#[test]
+fn a_channel_that_is_done_and_cannot_be_destroyed_is_leaked_or_comes_back() {
+    for device in LATE {
+        must_end(move || {
+            let mut pair = pair(device);
+            let mut memory = pair.memory(8, 1);
+            let list = &mut ScatterList::from([memory.as_slice_mut()]);
+            let request = ReceiveWorkRequest::from_list(list);
+            pair.here.receive_timeout(request, DRAIN).unwrap_err();
+            KEEP.set(true);
+            let (here, error): (Channel, _) = pair.here.close().unwrap_err();
+            assert!(error.to_string().contains("ibv_destroy_qp"), "{error}");
+            assert!(here.qpn().is_some(), "as it was");
+            KEEP.set(false);
+            here.close().map_err(|(_, error)| error).unwrap();
+            memory.close().unwrap();
+        });
+    }
+}

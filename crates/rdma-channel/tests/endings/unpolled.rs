@@ -1,0 +1,143 @@
+//! Operations whose memory nobody watches over, and channels that end before them.
+#![allow(unsafe_code)]
+
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+use std::time::Duration;
+
+use rdma_channel::{Channel, CloseReason, Operation, TransportError};
+use rdma_mem::{OwnedRegion, RemoteMemoryRegion, ScatterList};
+use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest};
+
+use crate::common::{HELD, LATE, Pair, must_end};
+
+/// Posts a read behind a send that nobody receives, and leaves both.
+fn post(channel: &Channel, memory: &mut OwnedRegion, remote: RemoteMemoryRegion) {
+    let mut list = ScatterList::from([memory.as_slice_mut()]);
+    // SAFETY: SAFETY.md F8: no memory.
+    let sent = unsafe { channel.send_unpolled(SendWorkRequest::only_immediate(1)) }.unwrap();
+    // SAFETY: SAFETY.md F8: the region is not touched before the channel has closed.
+    let read = unsafe { channel.read_unpolled(ReadWorkRequest::from_list(&mut list, remote)) };
+    drop(sent);
+    #[allow(clippy::mem_forget)] // that is what is tested
+    mem::forget(read.unwrap());
+}
+
+/// H4: nothing waits for a completion that cannot come.
+#[test]
+fn a_channel_that_is_dropped_or_closed_takes_its_work_from_the_device() {
+    for device in LATE {
+        for close in [false, true] {
+            must_end(move || {
+                let Pair { here, there, board, pd, device } = Pair::new(device);
+                board.write(0, &[9; 4096]).unwrap();
+                let mut memory = pd.allocate_region(64).unwrap();
+                let qpn = here.qpn().unwrap();
+                post(&here, &mut memory, board.remote().slice(0..64).unwrap());
+                assert_eq!(device.in_flight(qpn), 2);
+                if close {
+                    here.close().map_err(|(_, error)| error).unwrap()
+                } else {
+                    drop(here)
+                }
+                assert_eq!(device.in_flight(qpn), 0);
+                memory.fill(7);
+                // SAFETY: SAFETY.md F8: no memory.
+                let _ = unsafe { there.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
+                device.release(qpn, u32::MAX);
+                thread::sleep(Duration::from_millis(2)); // the thread of the deferred device
+                assert_eq!(*memory, [7; 64]);
+                memory.close().unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_blocking_call_that_runs_out_ends_what_was_unpolled_too() {
+    for device in LATE {
+        must_end(move || {
+            let mut pair = Pair::new(device);
+            pair.board.write(0, &[9; 4096]).unwrap();
+            let mut memory = pair.memory(64, 1);
+            post(&pair.here, &mut memory, pair.board.remote().slice(0..64).unwrap());
+            assert_eq!(pair.in_flight(), 2);
+            let error = pair.here.send(SendWorkRequest::only_immediate(2)).unwrap_err();
+            assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
+            assert_eq!(pair.in_flight(), 0);
+            memory.fill(7);
+            pair.provoke();
+            assert_eq!(*memory, [7; 64]);
+        });
+    }
+}
+
+#[test]
+fn a_scope_ends_what_was_unpolled_too() {
+    for device in LATE {
+        must_end(move || {
+            let mut pair = Pair::new(device);
+            let mut memory = pair.memory(64, 1);
+            post(&pair.here, &mut memory, pair.board.remote().slice(0..64).unwrap());
+            assert_eq!(pair.in_flight(), 2);
+            let _ = pair.here.scope(|_| Ok::<(), TransportError>(()));
+            assert_eq!(pair.in_flight(), 0);
+            let closed = pair.here.closed();
+            let first = CloseReason::Timeout { operation: Operation::Send };
+            assert_eq!(closed, Some(first));
+            memory.fill(7);
+            pair.provoke();
+            assert_eq!(*memory, [7; 64]);
+        });
+    }
+}
+
+#[test]
+fn handles_of_before_are_not_those_of_a_manual_scope() {
+    must_end(|| {
+        let mut pair = Pair::new("soft0");
+        // SAFETY: SAFETY.md F8: no memory.
+        let received = unsafe { pair.there.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
+        drop(received.unwrap());
+        // SAFETY: SAFETY.md F8: no memory.
+        let sent = unsafe { pair.here.send_unpolled(SendWorkRequest::only_immediate(2)) };
+        drop(sent.unwrap());
+        let scopes = catch_unwind(AssertUnwindSafe(|| {
+            for channel in [&mut pair.here, &mut pair.there] {
+                channel.manual_scope(|_| Ok::<(), TransportError>(())).unwrap();
+            }
+        }));
+        assert!(scopes.is_ok(), "nothing was posted in them");
+    });
+}
+
+#[test]
+fn an_unpolled_handle_says_how_it_ended_and_gives_its_place_back() {
+    for device in LATE {
+        must_end(move || {
+            let pair = Pair::new(device);
+            let (sends, _) = pair.here.depths();
+            for _ in 0..3 * sends {
+                // SAFETY: SAFETY.md F8: no memory.
+                let received =
+                    unsafe { pair.there.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
+                let received = received.unwrap();
+                // SAFETY: SAFETY.md F8: no memory.
+                let sent = unsafe { pair.here.send_unpolled(SendWorkRequest::only_immediate(5)) };
+                let sent = sent.unwrap();
+                if device == HELD {
+                    assert!(matches!(
+                        sent.wait(Duration::ZERO),
+                        Err(TransportError::Timeout { .. })
+                    ));
+                    pair.release();
+                }
+                sent.wait(Duration::from_secs(10)).unwrap();
+                let success = received.wait(Duration::from_secs(10)).unwrap();
+                assert_eq!(success.immediate_data(), Some(5));
+            }
+            assert_eq!(pair.here.closed(), None);
+        });
+    }
+}
