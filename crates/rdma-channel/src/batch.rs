@@ -46,6 +46,9 @@ pub(crate) trait Item {
     fn operation(&self) -> Operation;
     fn is_signaled(&self) -> bool;
     fn ring(lane: &Lane) -> &Ring;
+    /// The last request of the queue if that is silent, and how many are: receives have nothing to do with those
+    /// of the send queue.
+    fn silent(lane: &Lane) -> (u64, u32);
     fn queue(self, id: u64, signaled: bool) -> Self::Queued;
 
     /// # Safety
@@ -69,6 +72,11 @@ impl<'wr, 'data> Item for Request<'wr, 'data> {
     #[inline(always)]
     fn ring(lane: &Lane) -> &Ring {
         &lane.send
+    }
+
+    #[inline(always)]
+    fn silent(lane: &Lane) -> (u64, u32) {
+        (lane.silent.get(), lane.run.get())
     }
 
     #[inline(always)]
@@ -99,6 +107,11 @@ impl<'wr, 'data> Item for ReceiveWorkRequest<'wr, 'data> {
     #[inline(always)]
     fn ring(lane: &Lane) -> &Ring {
         &lane.receive
+    }
+
+    #[inline(always)]
+    fn silent(_: &Lane) -> (u64, u32) {
+        (0, 0)
     }
 
     #[inline(always)]
@@ -149,7 +162,7 @@ impl Core {
             Ok(slots) => slots,
             Err(error) => return Err(BatchRefused::nothing_posted(error)),
         };
-        let (mut silent, mut run) = (lane.silent.get(), lane.run.get());
+        let (mut silent, mut run) = I::silent(lane);
         let mut states = [State::IN_FLIGHT; N];
         let mut place = 0;
         let mut queued = items.map(|item| {

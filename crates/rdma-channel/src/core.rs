@@ -247,12 +247,12 @@ impl Core {
                 ring.cursor.set(slot.next);
                 return Ok(slot);
             }
-            // Those that are done wait for their handles, and nothing that happens here helps them.
-            if !slots.iter().any(|slot| slot.state.get().is_in_flight()) {
-                return Err(TransportError::WouldBlock);
-            }
+            // Those that are done wait for their handles, and silent ones for a later one: nothing that
+            // happens here helps them.
+            let helps = |state: State| state.is_in_flight() && !state.is_silent();
+            let helps = slots.iter().any(|slot| helps(slot.state.get()));
             if self.progress()? == 0 {
-                if !wait {
+                if !wait || !helps {
                     return Err(TransportError::WouldBlock);
                 }
                 if patience.is_over() {

@@ -1,0 +1,219 @@
+//! Providers that lose, repeat and invent completions.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rdma_channel::{Channel, CloseReason, Operation, ScopeError, TransportError};
+use rdma_mem::ScatterList;
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+use rdma_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
+
+use crate::common::provider::{ENDLESS, edit, faulty, honest, invent};
+use crate::common::{DRAIN, HELD, LATE, Pair, must_end, short};
+
+const SECONDS: Duration = Duration::from_secs(5);
+
+/// The number that a completion of this handle has.
+fn wr_id(id: impl ToString) -> u64 {
+    let text = id.to_string();
+    let (index, generation) = text.strip_prefix("work ").unwrap().split_once('.').unwrap();
+    generation.parse::<u64>().unwrap() << 32 | index.parse::<u64>().unwrap()
+}
+
+fn success(channel: &Channel, wr_id: u64) -> ibv_wc {
+    ibv_wc {
+        wr_id,
+        status: ibv_wc_status::IBV_WC_SUCCESS,
+        opcode: ibv_wc_opcode::IBV_WC_RECV,
+        byte_len: 64,
+        qp_num: channel.qpn().unwrap().get(),
+        ..Default::default()
+    }
+}
+
+/// Every completion that is almost that of this request.
+fn almost(honest: ibv_wc) -> Vec<ibv_wc> {
+    let id = honest.wr_id;
+    let ids = [
+        0,
+        1 << 32,
+        u64::MAX,
+        id + (1 << 32),
+        id.wrapping_sub(1 << 32),
+        id + 1,
+        id - 1,
+        id | 0xffff_ffff,
+        id + 1000,
+    ];
+    let others = [1, 0, u32::MAX].map(|other| ibv_wc { qp_num: honest.qp_num ^ other, ..honest });
+    let failed = ibv_wc { status: ibv_wc_status::IBV_WC_GENERAL_ERR, ..honest };
+    let ids =
+        ids.into_iter().flat_map(|wr_id| [ibv_wc { wr_id, ..honest }, ibv_wc { wr_id, ..failed }]);
+    ids.chain(others.into_iter().filter(|other| other.qp_num != honest.qp_num)).collect()
+}
+
+#[test]
+fn completions_of_no_request_under_way_are_counted_and_release_nothing() {
+    for device in LATE {
+        must_end(move || {
+            let mut pair = Pair::on(&faulty(device), short);
+            let qpn = success(&pair.here, 0).qp_num;
+            let mut room = pair.memory(64, 3);
+            let invented = Cell::new(0);
+            let left = pair.here.scope(|s| {
+                let mut list = ScatterList::from([room.as_slice_mut()]);
+                let first = s.post_receive(ReceiveWorkRequest::from_list(&mut list))?;
+                let second = s.post_receive(ReceiveWorkRequest::only_immediate())?;
+                let honest =
+                    ibv_wc { wr_id: wr_id(second.id()), qp_num: qpn, ..Default::default() };
+                for lie in almost(honest).into_iter().filter(|lie| lie.wr_id != wr_id(first.id())) {
+                    invent(lie);
+                    invented.set(invented.get() + 1);
+                    assert!(first.poll().is_none() && second.poll().is_none(), "{:#x}", lie.wr_id);
+                    invent(lie);
+                    invented.set(invented.get() + 1);
+                    let waited = second.wait(Duration::from_millis(1));
+                    assert!(
+                        matches!(waited, Err(TransportError::Timeout { .. })),
+                        "{:#x}",
+                        lie.wr_id
+                    );
+                }
+                Ok::<(), TransportError>(())
+            });
+            let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
+            assert_eq!((errors.len(), invented.get()), (2, pair.here.stray_completions()));
+            assert!(invented.get() > 30);
+            assert_eq!(
+                pair.here.closed(),
+                Some(CloseReason::Timeout { operation: Operation::Receive }),
+                "strays are no reason"
+            );
+            pair.provoke();
+            assert_eq!(*room, [3; 64]);
+        });
+    }
+}
+
+#[test]
+fn a_completion_that_comes_again_and_again_is_that_of_one_request() {
+    for device in ["soft0", LATE[0]] {
+        must_end(move || {
+            let mut pair = Pair::on(&faulty(device), |builder| builder.max_send_wr(2));
+            let data = pair.memory(8, 1);
+            let remote = pair.board.remote();
+            edit(|completion| vec![completion; 3]);
+            for _ in 0..20 {
+                pair.here
+                    .scope(|s| {
+                        for _ in 0..5 {
+                            let write = s.write_from(data.as_slice(), remote)?;
+                            write.wait(SECONDS).unwrap().result?;
+                        }
+                        Ok::<(), TransportError>(())
+                    })
+                    .unwrap();
+            }
+            let _ = pair.here.send_timeout(SendWorkRequest::only_immediate(1), DRAIN);
+            assert!(pair.here.stray_completions() >= 2 * 99, "{}", pair.here.stray_completions());
+        });
+    }
+}
+
+/// Also for one of the next generation in the same place.
+#[test]
+fn a_completion_that_comes_late_is_not_that_of_the_request_after_it() {
+    must_end(|| {
+        let mut pair = Pair::on(&faulty(HELD), |builder| short(builder).max_recv_wr(1));
+        let (qpn, peer) = (success(&pair.here, 0).qp_num, pair.there.qpn().unwrap());
+        let mut room = pair.memory(64, 3);
+        let left = pair.here.scope(|s| {
+            let first = s.post_receive(ReceiveWorkRequest::only_immediate())?;
+            let id = wr_id(first.id());
+            let late = ibv_wc { wr_id: id, qp_num: qpn, ..Default::default() };
+            // SAFETY: SAFETY.md F8: no memory.
+            let sent = unsafe { pair.there.send_unpolled(SendWorkRequest::only_immediate(1)) };
+            pair.device.release(peer, 1);
+            sent?.wait(SECONDS)?;
+            first.wait(SECONDS)?;
+            drop(first);
+            let second = s.receive_into(room.as_slice_mut())?;
+            assert_eq!(wr_id(second.id()), id + (1 << 32), "the same place");
+            invent(late);
+            let second = second.poll().unwrap_err();
+            invent(late);
+            assert!(second.wait(Duration::from_millis(5)).is_err());
+            Ok::<(), TransportError>(())
+        });
+        assert!(matches!(left, Err(ScopeError::AutoPollError(_))), "{left:?}");
+        assert_eq!(pair.here.stray_completions(), 2);
+    });
+}
+
+#[test]
+fn completions_that_are_lost_leave_nothing_under_way() {
+    for device in ["soft0", LATE[0], LATE[1]] {
+        must_end(move || {
+            let mut pair = Pair::on(&faulty(device), short);
+            pair.board.write(0, &[9; 4096]).unwrap();
+            let mut to = pair.memory(64, 3);
+            let remote = pair.board.remote().slice(0..64).unwrap();
+            let lost = Rc::new(Cell::new(0));
+            let counted = Rc::clone(&lost);
+            edit(move |_| {
+                counted.set(counted.get() + 1);
+                Vec::new()
+            });
+            let qpn = pair.here.qpn().unwrap();
+            let begin = Instant::now();
+            let left = pair.here.scope(|s| {
+                let read = s.read_into(to.as_slice_mut(), remote)?;
+                assert!(read.wait(DRAIN).is_err());
+                Ok::<(), TransportError>(())
+            });
+            assert!(begin.elapsed() < Duration::from_secs(10));
+            let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
+            assert!(matches!(errors[0].error, TransportError::Lost { operation: Operation::Read }));
+            assert_eq!((errors.len(), lost.get(), pair.here.qpn()), (1, 1, None));
+            assert_eq!(pair.device.in_flight(qpn), 0);
+            honest();
+            to.fill(7);
+            pair.provoke();
+            assert_eq!(*to, [7; 64]);
+        });
+    }
+}
+
+/// They are nothing, so the time of a wait runs on.
+#[test]
+fn a_device_that_never_stops_inventing_keeps_nobody_waiting() {
+    for device in LATE {
+        must_end(move || {
+            let mut pair = Pair::on(&faulty(device), |builder| {
+                short(builder).max_recv_wr(1).receive_timeout(DRAIN)
+            });
+            let mut room = pair.memory(64, 3);
+            let left = pair.here.scope(|s| {
+                let received = s.receive_into(room.as_slice_mut())?;
+                ENDLESS.set(Some(ibv_wc { wr_id: 77, ..Default::default() }));
+                let received = received.wait(DRAIN).unwrap_err();
+                let full = s.post_receive(ReceiveWorkRequest::only_immediate());
+                assert!(matches!(full, Err(TransportError::Timeout { .. })));
+                drop(received);
+                Ok::<(), TransportError>(())
+            });
+            assert!(matches!(left, Err(ScopeError::AutoPollError(_))), "{left:?}");
+            assert_eq!(pair.here.qpn(), None, "its flush never came");
+            assert!(pair.here.stray_completions() > 0);
+
+            ENDLESS.set(None);
+            let mut pair = Pair::on(&faulty(device), short);
+            ENDLESS.set(Some(ibv_wc { wr_id: 77, ..Default::default() }));
+            let request = ReceiveWorkRequest::only_immediate();
+            let error = pair.here.receive_timeout(request, DRAIN).unwrap_err();
+            assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
+        });
+    }
+}

@@ -1,0 +1,332 @@
+//! Requests whose success makes no completion.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::mem;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rdma_channel::{
+    Channel, CloseReason, Operation, PendingWork, Scope, ScopeError, ScopedPendingWork,
+    TransportError,
+};
+use rdma_mem::{GatherList, RemoteMemoryRegion, SliceRef};
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WcOpcode, WorkErrorCode, WriteWorkRequest};
+
+use crate::common::provider::{edit, faulty};
+use crate::common::{DEVICES, DRAIN, HELD, LATE, Pair, must_end, short};
+
+const SECONDS: Duration = Duration::from_secs(5);
+
+fn write<'scope>(
+    s: &'scope Scope<'scope, '_>,
+    data: SliceRef<'scope>,
+    remote: RemoteMemoryRegion,
+    signaled: bool,
+) -> Result<ScopedPendingWork<'scope>, TransportError> {
+    let list = GatherList::from([data]);
+    s.post_write(WriteWorkRequest::from_list(&list, remote).signaled(signaled))
+}
+
+#[test]
+fn a_later_completion_tells_how_unsignaled_ones_ended() {
+    must_end(|| {
+        let mut pair = Pair::new(HELD);
+        let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+        let data = pair.memory(8, 5);
+        let remote = pair.board.remote();
+        pair.here
+            .scope(|s| {
+                let silent: Vec<_> = (0..4)
+                    .map(|_| write(s, data.as_slice(), remote, false))
+                    .collect::<Result<_, _>>()?;
+                let send = s.post_send(SendWorkRequest::only_immediate(1).signaled(false))?;
+                let told = write(s, data.as_slice(), remote, true)?;
+                let behind = write(s, data.as_slice(), remote, true)?;
+                soft.release(qpn, 4);
+                for handle in &silent {
+                    assert!(handle.poll().is_none(), "done, and nobody says so");
+                }
+                // The send waits for its receive.
+                let there = &pair.there;
+                // SAFETY: SAFETY.md F8: no memory, and it is done before the channel goes.
+                let received =
+                    unsafe { there.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
+                assert!(received.is_ok());
+                drop(received);
+                assert!(told.poll().is_none());
+                while soft.in_flight(qpn) > 1 {
+                    soft.release(qpn, 1);
+                }
+                told.wait(SECONDS)?;
+                for handle in &silent {
+                    assert_eq!(handle.poll().unwrap()?.opcode(), WcOpcode::RDMA_WRITE);
+                }
+                assert_eq!(send.wait(Duration::ZERO)?.opcode(), WcOpcode::SEND);
+                assert!(behind.poll().is_none());
+                soft.release(qpn, 1);
+                behind.wait(SECONDS)?;
+                Ok::<(), TransportError>(())
+            })
+            .unwrap();
+        assert_eq!((pair.here.closed(), pair.here.stray_completions()), (None, 0));
+    });
+}
+
+#[test]
+fn every_half_queue_has_a_request_that_is_signaled() {
+    for depth in 1..=33_u32 {
+        must_end(move || {
+            let mut pair = Pair::on(&faulty("soft0"), |builder| short(builder).max_send_wr(depth));
+            let data = pair.memory(8, 5);
+            let remote = pair.board.remote();
+            let seen = Rc::new(Cell::new(0));
+            let counted = Rc::clone(&seen);
+            edit(move |completion| {
+                counted.set(counted.get() + 1);
+                vec![completion]
+            });
+            let posts = 4 * depth;
+            pair.here
+                .scope(|s| {
+                    for _ in 0..posts {
+                        drop(write(s, data.as_slice(), remote, false)?);
+                    }
+                    write(s, data.as_slice(), remote, true)?.wait(SECONDS)?;
+                    Ok::<(), TransportError>(())
+                })
+                .unwrap();
+            let expected = posts / (depth / 2).max(1) + 1;
+            assert_eq!((seen.get(), pair.here.closed()), (expected, None), "of {depth}");
+        });
+    }
+}
+
+#[test]
+fn an_unsignaled_request_that_fails_says_so_and_those_before_it_are_done() {
+    for device in DEVICES.into_iter().filter(|&device| device != HELD) {
+        must_end(move || {
+            let mut pair = Pair::new(device);
+            let data = pair.memory(8, 5);
+            let good = pair.board.remote();
+            let bad = RemoteMemoryRegion::new(good.address(), 8, good.rkey().get() ^ 0x55);
+            let left = pair.here.scope(|s| {
+                let before = write(s, data.as_slice(), good, false)?;
+                let failing = write(s, data.as_slice(), bad, false)?;
+                let after = write(s, data.as_slice(), good, false)?;
+                let error = failing.wait(SECONDS).unwrap_err();
+                let TransportError::WorkError(error) = error else { panic!("{error}") };
+                assert_eq!(error.code(), WorkErrorCode::RemoteAccessError);
+                before.poll().unwrap()?;
+                let flushed = after.wait(SECONDS).unwrap_err();
+                assert!(matches!(flushed, TransportError::WorkError(_)), "{flushed}");
+                Ok::<(), TransportError>(())
+            });
+            left.unwrap();
+            assert!(matches!(
+                pair.here.closed(),
+                Some(CloseReason::Work { operation: Operation::Write, .. })
+            ));
+        });
+    }
+}
+
+/// What was done is done; of the rest it is known that it was not.
+#[test]
+fn a_scope_that_ends_with_unsignaled_requests_finds_out_and_closes_the_channel() {
+    for (device, done) in [("soft0", 3), (HELD, 0), (HELD, 2)] {
+        must_end(move || {
+            let mut pair = Pair::new(device);
+            let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+            let data = pair.memory(8, 5);
+            let remote = pair.board.remote();
+            let begin = Instant::now();
+            let left = pair.here.scope(|s| {
+                for _ in 0..3 {
+                    drop(write(s, data.as_slice(), remote, false)?);
+                }
+                if device == HELD {
+                    soft.release(qpn, done);
+                    assert_eq!(soft.in_flight(qpn), 3 - done as usize);
+                }
+                Ok::<(), TransportError>(())
+            });
+            assert!(begin.elapsed() < Duration::from_secs(5));
+            let first = CloseReason::Unsignaled { operation: Operation::Write };
+            assert_eq!(pair.here.closed(), Some(first));
+            let lost = match left {
+                Ok(()) => Vec::new(),
+                Err(ScopeError::AutoPollError(lost)) => lost,
+                Err(error) => panic!("{error}"),
+            };
+            assert_eq!(lost.len(), 3 - done as usize);
+            for lost in lost {
+                assert!(
+                    matches!(lost.error, TransportError::Closed(why) if why == first),
+                    "{lost}"
+                );
+            }
+            assert!(pair.here.qpn().is_some(), "nothing had to be destroyed");
+            let text = TransportError::Closed(first).to_string();
+            assert!(text.contains("have the last request of a scope signaled"), "{text}");
+        });
+    }
+}
+
+/// There is no place for the request that would show it.
+#[test]
+fn unsignaled_requests_behind_handles_that_hold_the_queue_end_with_it() {
+    for device in ["soft0", HELD] {
+        must_end(move || {
+            let mut pair =
+                Pair::with(device, |builder| builder.drain_timeout(DRAIN).max_send_wr(6));
+            let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+            let data = pair.memory(8, 5);
+            let remote = pair.board.remote();
+            let left = pair.here.scope(|s| {
+                for _ in 0..4 {
+                    let held = write(s, data.as_slice(), remote, true)?;
+                    soft.release(qpn, 1);
+                    held.wait(SECONDS)?;
+                    #[allow(clippy::mem_forget)] // that is what is tested
+                    mem::forget(held);
+                }
+                for _ in 0..2 {
+                    drop(write(s, data.as_slice(), remote, false)?);
+                }
+                let begin = Instant::now();
+                let full = write(s, data.as_slice(), remote, true);
+                assert!(matches!(full, Err(TransportError::WouldBlock)), "{full:?}");
+                assert!(begin.elapsed() < SECONDS, "nothing would have come");
+                soft.release(qpn, 2);
+                Ok::<(), TransportError>(())
+            });
+            assert!(matches!(left, Ok(()) | Err(ScopeError::AutoPollError(_))), "{left:?}");
+            assert!(pair.here.closed().is_some());
+            assert_eq!(soft.in_flight(qpn), 0);
+        });
+    }
+}
+
+#[test]
+fn flushed_unsignaled_requests_are_found_however_the_scope_was_left() {
+    for device in LATE {
+        must_end(move || {
+            let mut pair = Pair::new(device);
+            let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+            let data = pair.memory(8, 5);
+            let remote = pair.board.remote();
+            let left = pair.here.scope(|s| {
+                // Nobody receives it.
+                let list = GatherList::from([data.as_slice()]);
+                drop(s.post_send(SendWorkRequest::from_list(&list).signaled(false))?);
+                for _ in 0..3 {
+                    drop(write(s, data.as_slice(), remote, false)?);
+                }
+                assert_eq!(soft.in_flight(qpn), 4);
+                let _ = s.post_receive(ReceiveWorkRequest::only_immediate())?;
+                Ok::<(), TransportError>(())
+            });
+            let Err(ScopeError::AutoPollError(lost)) = left else { panic!("{left:?}") };
+            assert_eq!(lost.len(), 5);
+            assert_eq!(pair.in_flight(), 0);
+        });
+    }
+}
+
+#[test]
+fn a_queue_pair_that_signals_all_requests_leaves_nothing_to_find_out() {
+    for device in DEVICES.into_iter().filter(|&device| device != HELD) {
+        must_end(move || {
+            let mut pair = Pair::with(device, |builder| builder.sq_sig_all(true).max_send_wr(4));
+            let data = pair.memory(8, 5);
+            let remote = pair.board.remote();
+            for _ in 0..3 {
+                pair.here
+                    .scope(|s| {
+                        for _ in 0..20 {
+                            let silent = write(s, data.as_slice(), remote, false)?;
+                            silent.wait(SECONDS)?;
+                        }
+                        for _ in 0..20 {
+                            drop(write(s, data.as_slice(), remote, false)?);
+                        }
+                        write(s, data.as_slice(), remote, true)?.wait(SECONDS)?;
+                        Ok::<(), TransportError>(())
+                    })
+                    .unwrap();
+            }
+            assert_eq!((pair.here.closed(), pair.here.stray_completions()), (None, 0));
+        });
+    }
+}
+
+/// Those of the send queue say nothing of it, and it says nothing of them.
+#[test]
+fn a_receive_does_not_tell_of_unsignaled_requests() {
+    must_end(|| {
+        let mut pair = Pair::new(HELD);
+        let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+        let there = pair.there.qpn().unwrap();
+        let data = pair.memory(8, 5);
+        let remote = pair.board.remote();
+        let peer: &Channel = &pair.there;
+        let answer = || {
+            // SAFETY: SAFETY.md F8: no memory.
+            let sent: PendingWork<'_> =
+                unsafe { peer.send_unpolled(SendWorkRequest::only_immediate(1)) }.unwrap();
+            soft.release(there, 1);
+            sent.wait(SECONDS).unwrap();
+        };
+        pair.here
+            .scope(|s| {
+                let silent = write(s, data.as_slice(), remote, false)?;
+                let one = s.post_receive(ReceiveWorkRequest::only_immediate())?;
+                let many =
+                    s.post_receive_batch([(); 2].map(|()| ReceiveWorkRequest::only_immediate()))?;
+                (0..3).for_each(|_| answer());
+                one.wait(SECONDS)?;
+                for received in &many {
+                    received.wait(SECONDS)?;
+                }
+                assert_eq!(soft.in_flight(qpn), 1);
+                assert!(silent.poll().is_none(), "the device has not begun");
+                let told = write(s, data.as_slice(), remote, true)?;
+                soft.release(qpn, 2);
+                told.wait(SECONDS)?;
+                silent.poll().unwrap()?;
+                Ok::<(), TransportError>(())
+            })
+            .unwrap();
+        assert_eq!(pair.here.closed(), None);
+    });
+}
+
+#[test]
+fn an_unsignaled_batch_is_told_of_by_its_last_request() {
+    must_end(|| {
+        let mut pair = Pair::new(HELD);
+        let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+        let data = pair.memory(8, 5);
+        let remote = pair.board.remote();
+        pair.here
+            .scope(|s| {
+                let before = write(s, data.as_slice(), remote, false)?;
+                let list = GatherList::from([data.as_slice()]);
+                let batch =
+                    s.post_batch([(); 3].map(|()| {
+                        WriteWorkRequest::from_list(&list, remote).signaled(false).into()
+                    }))?;
+                soft.release(qpn, 3);
+                assert!(before.poll().is_none() && batch.iter().all(|one| one.poll().is_none()));
+                soft.release(qpn, 1);
+                batch[2].wait(SECONDS)?;
+                before.poll().unwrap()?;
+                batch[0].poll().unwrap()?;
+                batch[1].poll().unwrap()?;
+                Ok::<(), TransportError>(())
+            })
+            .unwrap();
+        assert_eq!(pair.here.closed(), None);
+    });
+}
