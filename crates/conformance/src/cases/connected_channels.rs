@@ -280,8 +280,8 @@ fn a_refused_write_closes_the_channel_and_flushes_the_rest(device: &Device) {
     );
     let result = channel.scope(|s| {
         let list = [source.as_slice().gather_element()];
-        let refused = s.post_write(WriteWorkRequest::new(&list, wrong))?;
         let flushed = s.post_receive(ReceiveWorkRequest::only_immediate())?;
+        let refused = s.post_write(WriteWorkRequest::new(&list, wrong))?;
         let Err(TransportError::WorkError(error)) = refused.spin_poll() else { panic!() };
         assert_eq!(error.code(), WorkErrorCode::RemoteAccessError);
         let Err(TransportError::WorkError(error)) = flushed.wait(BOUND) else { panic!() };
