@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let access = AccessFlags::new().with_local_write().with_remote_write();
     let target = pd.allocate_shared_region(4096, access)?; // peers may write it
 
-    // Each side needs the other's endpoint. Between machines, exchange them through a socket.
+    // Each side needs the other's endpoint. Between machines, `exchange` does it through a socket.
     let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
     let endpoint = here.endpoint();
     let mut here = here.handshake(there.endpoint())?;

@@ -1,6 +1,7 @@
 //! Endpoints go to a peer and come from it, whatever the peer does instead.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
+mod channels;
 mod formats;
 mod peers;
 mod properties;
