@@ -104,12 +104,12 @@ fn a_peer_that_stalls_is_an_error_in_time() {
     }
 }
 
-/// For 304 bytes with these pauses it would take nine seconds.
+/// For 304 bytes with these pauses it would take half a minute.
 #[test]
 fn a_peer_that_sends_a_byte_now_and_then_does_not_move_the_deadline() {
     let (here, mut there) = UnixStream::pair().unwrap();
     let (done, over) = mpsc::channel::<()>();
-    let pause = Duration::from_millis(30);
+    let pause = SOON / 2;
     let peer = thread::spawn(move || {
         let mut bytes = message(&[endpoint(0x21)]).into_iter();
         while over.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Timeout) {
@@ -122,7 +122,7 @@ fn a_peer_that_sends_a_byte_now_and_then_does_not_move_the_deadline() {
     drop(done);
     peer.join().unwrap();
     assert!(matches!(outcome, Err(ExchangeError::Timeout { .. })), "{outcome:?}");
-    assert!(time < Duration::from_secs(5), "{time:?}");
+    assert!(time < Duration::from_secs(20), "{time:?}");
 }
 
 /// What one gets that sends more than the stream holds to a peer that only talks.
