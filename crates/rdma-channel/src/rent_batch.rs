@@ -75,7 +75,7 @@ impl<'scope> Scope<'scope, '_> {
         &'scope self,
         bufs: [B; N],
     ) -> Rented<'scope, B, N> {
-        let lists = bufs.each_ref().map(B::gather);
+        let lists = bufs.each_ref().map(|buf| buf.gather());
         let posted = self.post_rented(lists.each_ref().map(|list| {
             let (elements, domains) = list.parts();
             Request::from(SendWorkRequest::new(elements).with_domains(domains))
@@ -154,7 +154,7 @@ impl<'scope> Scope<'scope, '_> {
         &'scope self,
         mut bufs: [B; N],
     ) -> Rented<'scope, B, N> {
-        let mut lists = bufs.each_mut().map(B::scatter);
+        let mut lists = bufs.each_mut().map(|buf| buf.scatter());
         let posted = self.post_rented(lists.each_mut().map(|list| {
             let (elements, domains) = list.parts();
             ReceiveWorkRequest::new(elements).with_domains(domains)
