@@ -269,18 +269,18 @@ fn end_of_one_registration_leaves_others_of_the_same_memory(device: &Device) {
 }
 
 fn many_regions_are_used_beside_each_other(device: &Device) {
-    const COUNT: usize = 500;
+    const COUNT: usize = 1100;
     let most = usize::try_from(device.attributes().max_mr).unwrap();
     device.needs(most > COUNT, "the device has fewer regions");
     let (a, b) = pair(device);
     let regions: Vec<_> = (0..COUNT).map(|_| b.pd.register(8, ALL_ACCESS)).collect();
     let here = a.pd.register_filled(pattern(COUNT), LOCAL_WRITE);
-    for n in (0..COUNT).step_by(7) {
+    for n in (0..COUNT).step_by(17) {
         a.qp.post(&Wr::write(n as u64, &[here.sge(n, 1)], &regions[n], 3));
         a.send_cq.expect_success(n as u64);
     }
     for (n, region) in regions.iter().enumerate() {
-        let written = if n % 7 == 0 { pattern(COUNT)[n] } else { 0 };
+        let written = if n % 17 == 0 { pattern(COUNT)[n] } else { 0 };
         assert_eq!(region.bytes(), [0, 0, 0, written, 0, 0, 0, 0]);
     }
 }
