@@ -144,8 +144,7 @@ fn empty_in_a_scope(
             s.write_from(none, remote)?.wait(SECONDS).unwrap().result?;
             s.read_into(none, remote)?.wait(SECONDS).unwrap().result?;
             s.post_write(WriteWorkRequest::new(&[], remote))?.wait(SECONDS)?;
-            let batch: [_; 0] = s.post_batch([])?;
-            drop(batch);
+            let [] = s.post_batch([])?;
             Ok::<(), TransportError>(())
         })
         .unwrap();

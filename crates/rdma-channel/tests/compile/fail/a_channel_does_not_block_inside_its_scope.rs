@@ -1,0 +1,19 @@
+//! What a blocking call that runs out ends would be the scope's too.
+
+use rdma_channel::{ScopeError, TransportError, prelude::*};
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+
+fn main() -> Result<(), ScopeError> {
+    rdma_soft::install();
+    let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+    let channel = pd.create_channel().build().unwrap();
+    let endpoint = channel.endpoint();
+    let mut channel = channel.handshake(endpoint).unwrap(); // to itself
+    channel.scope(|s| {
+        s.post_receive(ReceiveWorkRequest::new(&mut []))?;
+        channel.send(SendWorkRequest::new(&[]))?;
+        Ok::<(), TransportError>(())
+    })?;
+    drop(channel);
+    Ok(())
+}

@@ -1,0 +1,22 @@
+//! A region that its operation owned would be freed with a forgotten handle, or moved with it.
+
+use std::time::Duration;
+
+use rdma_channel::{ScopeError, TransportError, prelude::*};
+use rdma_qp::ReceiveWorkRequest;
+
+fn main() -> Result<(), ScopeError> {
+    rdma_soft::install();
+    let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+    let channel = pd.create_channel().build().unwrap();
+    let endpoint = channel.endpoint();
+    let mut channel = channel.handshake(endpoint).unwrap(); // to itself
+    let mut memory = pd.allocate_region(8).unwrap();
+    channel.scope(|s| {
+        s.post_receive(ReceiveWorkRequest::new(&mut []))?;
+        let sent = s.send_from(memory)?;
+        sent.wait(Duration::from_secs(5)).unwrap().result?;
+        Ok::<(), TransportError>(())
+    })?;
+    Ok(())
+}

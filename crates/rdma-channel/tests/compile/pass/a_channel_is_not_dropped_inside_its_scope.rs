@@ -1,0 +1,19 @@
+//! A scope has its channel for itself.
+
+use rdma_channel::{ScopeError, TransportError, prelude::*};
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+
+fn main() -> Result<(), ScopeError> {
+    rdma_soft::install();
+    let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+    let channel = pd.create_channel().build().unwrap();
+    let endpoint = channel.endpoint();
+    let mut channel = channel.handshake(endpoint).unwrap(); // to itself
+    channel.scope(|s| {
+        s.post_receive(ReceiveWorkRequest::new(&mut []))?;
+        s.post_send(SendWorkRequest::new(&[]))?;
+        drop(endpoint);
+        Ok::<(), TransportError>(())
+    })?;
+    Ok(())
+}

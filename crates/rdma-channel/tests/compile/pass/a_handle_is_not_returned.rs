@@ -1,0 +1,19 @@
+//! A handle does not leave by the door either.
+
+use rdma_channel::{ScopeError, TransportError, prelude::*};
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+
+fn main() -> Result<(), ScopeError> {
+    rdma_soft::install();
+    let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+    let channel = pd.create_channel().build().unwrap();
+    let endpoint = channel.endpoint();
+    let mut channel = channel.handshake(endpoint).unwrap(); // to itself
+    let kept = channel.scope(|s| {
+        let received = s.post_receive(ReceiveWorkRequest::new(&mut []))?;
+        s.post_send(SendWorkRequest::new(&[]))?.spin_poll()?;
+        Ok::<_, TransportError>(received.spin_poll()?)
+    })?;
+    println!("{kept:?}");
+    Ok(())
+}

@@ -1,0 +1,23 @@
+//! Two messages are not received into the same memory.
+
+use rdma_channel::{ScopeError, TransportError, prelude::*};
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+
+fn main() -> Result<(), ScopeError> {
+    rdma_soft::install();
+    let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+    let channel = pd.create_channel().build().unwrap();
+    let endpoint = channel.endpoint();
+    let mut channel = channel.handshake(endpoint).unwrap(); // to itself
+    let mut memory = vec![1_u8; 8];
+    let region = pd.register_local_mr_slice(&memory).unwrap();
+    channel.scope(|s| {
+        let (one, two) = memory.split_at_mut(4);
+        s.post_receive(ReceiveWorkRequest::new(&mut [region.scatter_element(one)]))?;
+        s.post_receive(ReceiveWorkRequest::new(&mut [region.scatter_element(two)]))?;
+        s.post_send(SendWorkRequest::new(&[]))?;
+        s.post_send(SendWorkRequest::new(&[]))?;
+        Ok::<(), TransportError>(())
+    })?;
+    Ok(())
+}

@@ -1,0 +1,19 @@
+//! Nobody watches over their memory.
+#![allow(unsafe_code)]
+
+use rdma_channel::{ScopeError, prelude::*};
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+
+fn main() -> Result<(), ScopeError> {
+    rdma_soft::install();
+    let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+    let channel = pd.create_channel().build().unwrap();
+    let endpoint = channel.endpoint();
+    let mut channel = channel.handshake(endpoint).unwrap(); // to itself
+    // SAFETY: a request without memory.
+    let received = unsafe { channel.receive_unpolled(ReceiveWorkRequest::new(&mut [])) }?;
+    channel.peer();
+    drop(received);
+    channel.send(SendWorkRequest::new(&[]))?;
+    Ok(())
+}
