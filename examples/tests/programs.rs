@@ -10,6 +10,9 @@ mod atomics;
 #[path = "../examples/devices.rs"]
 mod devices;
 #[allow(dead_code)] // its `main`
+#[path = "../examples/echo.rs"]
+mod echo;
+#[allow(dead_code)] // its `main`
 #[path = "../examples/pingpong.rs"]
 mod pingpong;
 #[allow(dead_code)] // its `main`
@@ -91,6 +94,20 @@ fn a_message_goes_to_and_fro_by_polling_and_by_sleeping() {
                 let begin = format!("{device}: {iterations} times {size} bytes, ");
                 assert!(line.starts_with(&begin) && line.ends_with(" us to and fro"), "{line}");
             }
+        }
+    }
+}
+
+#[test]
+fn every_message_comes_back_through_buffers_that_go_round() {
+    let late = "echo_deferred";
+    let schedule = rdma_soft::Schedule::Deferred { seed: 5 };
+    rdma_soft::Builder::new(late).schedule(schedule).install().unwrap();
+    for device in ["soft0", "softib0", late] {
+        for (size, messages) in [("0", "3"), ("100", "250"), ("100000", "5"), ("64", "0")] {
+            let options = ["echo", "--device", device, "--size", size, "--messages", messages];
+            let line = echo::run(&echo::Arguments::parse_from(options)).unwrap();
+            assert!(line.starts_with(&format!("{device}: {messages} messages in ")), "{line}");
         }
     }
 }

@@ -10,6 +10,9 @@ use clap::Parser;
 use rdma_examples::Failure;
 
 #[allow(dead_code)] // its `main`
+#[path = "../examples/echo.rs"]
+mod echo;
+#[allow(dead_code)] // its `main`
 #[path = "../examples/pingpong.rs"]
 mod pingpong;
 #[allow(dead_code)] // its `main`
@@ -67,6 +70,24 @@ fn a_message_goes_to_and_fro_between_sides_that_met_by_tcp() {
     let _lines = sides(pingpong, [options, &options[1..]]).map(Result::unwrap);
 }
 
+fn echo(options: &[&str]) -> Result<String, Failure> {
+    let options = ["echo"].iter().chain(options);
+    echo::run(&echo::Arguments::parse_from(options))
+}
+
+#[test]
+fn messages_come_back_between_sides_that_met_by_tcp() {
+    for device in ["soft0", "softib0"] {
+        for size in ["0", "1", "5000"] {
+            let options = ["--device", device, "--size", size, "--messages", "40"];
+            for outcome in sides(echo, [&options, &options]) {
+                let line = outcome.unwrap();
+                assert!(line.starts_with(&format!("{device}: 40 messages")), "{line}");
+            }
+        }
+    }
+}
+
 #[test]
 fn sides_that_do_not_fit_are_both_told() {
     for outcome in sides(pingpong, [&["--device", "soft0"], &["--device", "softib0"]]) {
@@ -97,34 +118,53 @@ fn a_gid_index_is_taken_and_one_that_is_not_there_refused() {
     assert!(error.contains("4096"), "{error}");
 }
 
+/// Where an example is, as a program.
+fn program(name: &str) -> String {
+    let test = std::env::current_exe().unwrap();
+    let program = test.ancestors().nth(2).unwrap().join("examples").join(name);
+    assert!(program.exists(), "`cargo build -p rdma-examples --examples` makes the program");
+    program.to_str().unwrap().to_owned()
+}
+
 /// A process that is ended if it has not ended itself in time.
 struct Process(Child);
 
 impl Process {
     /// An example, as a program.
     fn example(name: &str, options: &[&str]) -> Self {
-        let test = std::env::current_exe().unwrap();
-        let program = test.ancestors().nth(2).unwrap().join("examples").join(name);
-        assert!(program.exists(), "`cargo build -p rdma-examples --examples` makes the program");
-        Self::start(program.to_str().unwrap(), options)
+        Self::start(&program(name), options)
+    }
+
+    /// An example that is to be killed: the very process, which nobody else ends.
+    fn to_kill(name: &str, options: &[&str]) -> Self {
+        Self::of(Command::new(program(name)).args(options))
+    }
+
+    fn of(command: &mut Command) -> Self {
+        Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
     fn start(program: &str, options: &[&str]) -> Self {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=1", "60", program]).args(options);
-        Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+        Self::of(&mut command)
     }
 
     /// Where it listens, as soon as it does.
     fn address(&mut self) -> String {
+        self.line("listening on ")
+    }
+
+    /// The rest of the line that begins so, as soon as it says it.
+    fn line(&mut self, begin: &str) -> String {
         let (output, mut text) = (self.0.stdout.as_mut().unwrap(), String::new());
         loop {
             let mut byte = [0];
             assert_eq!(output.read(&mut byte).unwrap(), 1, "it ended: {text}");
             text.push(byte[0].into());
             let line = text.strip_suffix('\n').and_then(|text| text.lines().last());
-            if let Some(address) = line.and_then(|line| line.strip_prefix("listening on ")) {
-                return address.to_owned();
+            if let Some(rest) = line.and_then(|line| line.strip_prefix(begin)) {
+                return rest.to_owned();
             }
         }
     }
@@ -163,6 +203,7 @@ fn programs_of_one_process_run_on_rxe() {
         ("atomics", &["--numbers", "20"][..]),
         ("copy_file", &["Cargo.toml", "/tmp/copy"]),
         ("devices", &[]),
+        ("echo", &["--messages", "50"]),
         ("pingpong", &["--iterations", "50"]),
         ("shared_memory", &["--records", "50"]),
         ("srq", &["--messages", "50"]),
@@ -190,6 +231,37 @@ fn two_processes_send_to_and_fro_on_rxe() {
             assert!(line.starts_with("rxe0: 50 times "), "{line}");
         }
     }
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn two_processes_have_a_channel_on_rxe() {
+    let options = ["--device", "rxe0", "--messages", "100"];
+    let mut listens =
+        Process::example("echo", &[&options[..], &["--listen", "127.0.0.1:0"]].concat());
+    let address = listens.address();
+    let connects = Process::example("echo", &[&options[..], &["--connect", &address]].concat());
+    for process in [connects, listens] {
+        let line = process.succeed();
+        assert!(line.starts_with("rxe0: 100 messages"), "{line}");
+    }
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn a_channel_ends_when_its_peer_is_killed_on_rxe() {
+    let options = ["--device", "rxe0", "--messages", "100000000"];
+    let mut listens =
+        Process::to_kill("echo", &[&options[..], &["--listen", "127.0.0.1:0"]].concat());
+    let address = listens.address();
+    let mut connects = Process::example("echo", &[&options[..], &["--connect", &address]].concat());
+    connects.line("connected");
+    listens.0.kill().unwrap(); // SIGKILL
+    assert!(!listens.end().status.success());
+    let output = connects.end();
+    assert_eq!(output.status.code(), Some(1), "it ends by itself: {output:?}");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("transport retry counter exceeded"), "{text}");
 }
 
 /// The tool of rdma-core, which prints how many iterations it did.

@@ -132,6 +132,17 @@ impl Core {
         Ok(())
     }
 
+    /// Closes all lanes for good: what is under way is flushed.
+    pub(crate) fn close_as_asked(&self) {
+        for lane in &self.lanes {
+            lane.close(CloseReason::Asked);
+            if let Some(qp) = &lane.qp {
+                // If it is refused the end of the scope tries again, and then destroys it.
+                let _ = qp.to_error();
+            }
+        }
+    }
+
     /// Closes the lane of a request that is with the device.
     pub(crate) fn close_lane_of(&self, id: WorkId, reason: CloseReason) {
         let lane = self.in_flight(id.0).and_then(|slot| self.lanes.get(slot.lane as usize));
@@ -274,7 +285,7 @@ impl Core {
         ended
     }
 
-    /// How an operation failed, if it did. Of one that was flushed, why it was.
+    /// How an operation failed, if it did. Of one that was flushed, why it was, unless that was asked for.
     fn failure(
         &self,
         slot: &Slot,
@@ -287,6 +298,7 @@ impl Core {
         };
         let reason = self.lanes.get(slot.lane as usize).and_then(|lane| lane.closed.get());
         match reason {
+            Some(CloseReason::Asked) if error.class() == WorkErrorClass::Flushed => None,
             Some(reason) if error.class() == WorkErrorClass::Flushed => {
                 Some(TransportError::Closed(reason))
             }

@@ -158,6 +158,37 @@ impl Channel {
     }
 }
 
+impl<C> Scope<'_, '_, C> {
+    /// Closes the channel, for good: what is under way is flushed at once, so that the scope has not to wait for
+    /// it, and operations that were flushed so are no failure of the scope.
+    ///
+    /// It is how a side ends that has receives posted which nobody will answer. The peer is not told, and what
+    /// it has sent last may be lost: agree on the end first.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_channel::{TransportError, prelude::*};
+    /// use rdma_qp::ReceiveWorkRequest;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let channel = pd.create_channel().build()?;
+    /// # let endpoint = channel.endpoint();
+    /// # let mut channel = channel.handshake(endpoint)?; // to itself
+    /// channel
+    ///     .scope(|s| {
+    ///         s.post_receive(ReceiveWorkRequest::only_immediate())?;
+    ///         s.close();
+    ///         Ok::<_, TransportError>(())
+    ///     })
+    ///     .unwrap();
+    /// assert!(channel.closed().is_some());
+    /// # Ok::<(), TransportError>(())
+    /// ```
+    pub fn close(&self) {
+        self.core.close_as_asked();
+    }
+}
+
 /// The posts of requests of the send queue.
 macro_rules! posts {
     ($($(#[$doc:meta])* $name:ident: $request:ident => $operation:ident;)+) => {$(

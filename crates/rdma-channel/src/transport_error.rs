@@ -113,6 +113,9 @@ pub enum CloseReason {
         /// What it was.
         operation: Operation,
     },
+    /// A scope has closed it.
+    #[error("its scope has closed it")]
+    Asked,
     /// It was to be destroyed, and of several queue pairs not all could be.
     #[error("it was to be destroyed")]
     Destroyed,

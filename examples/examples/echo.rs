@@ -1,0 +1,164 @@
+//! A server sends back what it is sent, over a channel: between two threads or between two processes.
+//!
+//! Its buffers go round: a message arrives in one, leaves from it, and the next one arrives there.
+
+use std::collections::VecDeque;
+use std::process::ExitCode;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use rdma_channel::prelude::*;
+use rdma_channel::{Channel, Prefix, PreparedChannel, TransportError, confirm, exchange};
+use rdma_examples::end::check_reach;
+use rdma_examples::out_of_band::{OutOfBand, Peer};
+use rdma_examples::{Failure, exit};
+use rdma_mem::open_device;
+use rdma_qp::SendWorkRequest;
+
+/// Sends messages to a server, which sends them back: a thread, or another process that was given the same
+/// size.
+#[derive(Debug, Parser)]
+pub(crate) struct Arguments {
+    #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
+    device: String,
+    #[arg(long, default_value_t = 4096, help = "How long a message is at most, in bytes")]
+    size: usize,
+    #[arg(long, default_value_t = 1000, help = "How many messages")]
+    messages: u32,
+    #[command(flatten)]
+    peer: Peer,
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, help = "For the other process")]
+    wait: u64,
+}
+
+/// How many messages the server has room for.
+const ROOMS: usize = 4;
+/// The number that comes with the last message. Others have none.
+const GOODBYE: u32 = 0;
+
+fn main() -> ExitCode {
+    exit(run(&Arguments::parse()))
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
+    rdma_soft::install();
+    let wait = Duration::from_secs(arguments.wait);
+    let pd = open_device(&arguments.device)?.allocate_pd()?;
+    let prepare = || pd.create_channel().receive_timeout(wait).build();
+    let begin = Instant::now();
+    let count = match arguments.peer.meet(wait)? {
+        Some(other) => with_process(arguments, prepare()?, &other)?,
+        None => {
+            let (client, server) = (prepare()?, prepare()?);
+            let (client_end, server_end) = (client.endpoint(), server.endpoint());
+            let (mut client, mut server) =
+                (client.handshake(server_end)?, server.handshake(client_end)?);
+            thread::scope(|threads| {
+                let (ready, is_ready) = mpsc::channel();
+                let answers =
+                    threads.spawn(move || serve(&mut server, arguments, || Ok(ready.send(())?)));
+                if is_ready.recv().is_ok() {
+                    ask(&mut client, arguments)?;
+                }
+                answers.join().map_err(|_| "the server panicked")?
+            })?
+        }
+    };
+    let Arguments { device, .. } = arguments;
+    Ok(format!("{device}: {count} messages in {:.3} s", begin.elapsed().as_secs_f64()))
+}
+
+fn with_process(
+    arguments: &Arguments,
+    prepared: PreparedChannel,
+    other: &OutOfBand,
+) -> Result<u32, Failure> {
+    let (own, wait) = (prepared.endpoint(), Duration::from_secs(arguments.wait));
+    let peer = exchange(other.stream(), &own, wait)?;
+    check_reach(&arguments.device, &own, &peer)?;
+    let mut channel = prepared.handshake(peer)?;
+    let ready = || {
+        confirm(other.stream(), wait)?;
+        println!("connected");
+        Ok(())
+    };
+    if other.listens() {
+        return serve(&mut channel, arguments, ready);
+    }
+    ready()?;
+    ask(&mut channel, arguments)
+}
+
+/// Sends messages of growing length and compares what comes back; then says goodbye.
+fn ask(channel: &mut Channel, arguments: &Arguments) -> Result<u32, Failure> {
+    let (size, wait) = (arguments.size, Duration::from_secs(arguments.wait));
+    let pd = channel.pd().clone();
+    let region = || pd.allocate_region(size.max(1));
+    let (mut source, mut target) = (region()?, region()?);
+    let (mut from, mut to) = (Some(source.as_slice_mut()), Some(target.as_slice_mut()));
+    channel
+        .scope(|s| {
+            for number in 0..arguments.messages {
+                let (Some(mut data), Some(room)) = (from.take(), to.take()) else { break };
+                let length = number as usize % (size + 1);
+                data[..length].fill(number.to_le_bytes()[0]);
+                let answer = s.receive_into(room).map_err(TransportError::from)?;
+                let data = Prefix::new(data, length).map_err(|_| "too long")?;
+                let sent = s.send_from(data).map_err(TransportError::from)?;
+                let sent = sent.wait(wait).map_err(|_| "the server takes nothing")?;
+                sent.result?;
+                let data = sent.buf.into_whole();
+                let arrived = answer.wait(wait).map_err(|_| "the server does not answer")?;
+                if arrived.result?.scattered_bytes() != Some(length)
+                    || arrived.buf[..length] != data[..length]
+                {
+                    return Err(format!("message {number} came back as another").into());
+                }
+                (from, to) = (Some(data), Some(arrived.buf));
+            }
+            s.post_send(SendWorkRequest::only_immediate(GOODBYE))?.spin_poll()?;
+            Ok::<_, Failure>(arguments.messages)
+        })
+        .map_err(Failure::from)
+}
+
+/// Sends back what comes, until goodbye. `ready` is called when messages can come.
+fn serve(
+    channel: &mut Channel,
+    arguments: &Arguments,
+    ready: impl FnOnce() -> Result<(), Failure>,
+) -> Result<u32, Failure> {
+    let (size, wait) = (arguments.size.max(1), Duration::from_secs(arguments.wait));
+    let mut memory = channel.pd().allocate_region(ROOMS * size)?;
+    channel
+        .scope(|s| {
+            let (mut rest, mut rooms) = (memory.as_slice_mut(), VecDeque::new());
+            for _ in 0..ROOMS {
+                let (room, others) = rest.split_at(size);
+                rooms.push_back(s.receive_into(room).map_err(TransportError::from)?);
+                rest = others;
+            }
+            ready()?;
+            let mut count = 0;
+            while let Some(room) = rooms.pop_front() {
+                let arrived = room.wait(wait).map_err(|_| "the client says nothing")?;
+                let success = arrived.result?;
+                if success.immediate_data() == Some(GOODBYE) {
+                    break;
+                }
+                let length = success.scattered_bytes().unwrap_or(0);
+                let answer = Prefix::new(arrived.buf, length).map_err(|_| "too long")?;
+                let sent = s.send_from(answer).map_err(TransportError::from)?;
+                let sent = sent.wait(wait).map_err(|_| "the client takes nothing")?;
+                sent.result?;
+                let room = sent.buf.into_whole();
+                rooms.push_back(s.receive_into(room).map_err(TransportError::from)?);
+                count += 1;
+            }
+            s.close(); // nobody will answer the receives that are left
+            Ok::<_, Failure>(count)
+        })
+        .map_err(Failure::from)
+}
