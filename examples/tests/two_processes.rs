@@ -250,7 +250,7 @@ fn two_processes_have_a_channel_on_rxe() {
 #[test]
 #[ignore = "needs rxe0: cargo xtask rxe-run"]
 fn a_channel_ends_when_its_peer_is_killed_on_rxe() {
-    let options = ["--device", "rxe0", "--messages", "100000000"];
+    let options = ["--device", "rxe0", "--messages", "100000000", "--wait", "10"];
     let mut listens =
         Process::to_kill("echo", &[&options[..], &["--listen", "127.0.0.1:0"]].concat());
     let address = listens.address();
@@ -261,7 +261,9 @@ fn a_channel_ends_when_its_peer_is_killed_on_rxe() {
     let output = connects.end();
     assert_eq!(output.status.code(), Some(1), "it ends by itself: {output:?}");
     let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.contains("transport retry counter exceeded"), "{text}");
+    // Whichever comes first: the device gives up, or the channel's limit is over.
+    let why = ["transport retry counter exceeded", "takes nothing", "does not answer"];
+    assert!(why.iter().any(|why| text.contains(why)), "{text}");
 }
 
 /// The tool of rdma-core, which prints how many iterations it did.
