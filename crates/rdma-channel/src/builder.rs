@@ -1,15 +1,14 @@
 //! The knobs of a channel.
 
-use std::time::Duration;
+use std::marker::PhantomData;
 
 use rdma_mem::{AccessFlags, ProtectionDomain};
 use rdma_qp::{
-    AckTimeout, CompletionQueue, Error, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit,
-    MinRnrTimer, PacketSequenceNumber, QueuePair, QueuePairBuilder, QueuePairType,
+    CompletionQueue, Error, PreparedQueuePair, QueuePair, QueuePairBuilder, QueuePairType,
 };
 
-use crate::PreparedChannel;
 use crate::limits::Limits;
+use crate::{Channel, PreparedChannel};
 
 /// Makes a channel.
 ///
@@ -45,26 +44,142 @@ pub struct ChannelBuilder<'a> {
 /// How many requests a queue holds unless it is said.
 const DEPTH: u32 = 16;
 
-macro_rules! knobs {
-    ($($(#[$doc:meta])* $knob:ident: $type:ty;)+) => {$(
-        $(#[$doc])*
-        #[doc = concat!("See [`QueuePairBuilder::", stringify!($knob), "`].")]
-        pub fn $knob(mut self, $knob: $type) -> Self {
-            self.qp = self.qp.$knob($knob);
-            self
+/// The knobs that all builders of channels have: `own` makes those of the [`ChannelBuilder`], `forward` those of
+/// one that has a `channel` of it.
+macro_rules! channel_knobs {
+    ($kind:ident $builder:ident) => {
+        $crate::builder::channel_knobs! {
+            @$kind $builder
+            values {
+                /// How many requests of the send queue can be under way. Default: 16.
+                max_send_wr: u32;
+                /// How many receives can be under way. Default: 16.
+                max_recv_wr: u32;
+                /// RC or UC. Default: RC. Of UC a message arrives or not, and its send succeeds when it has
+                /// left.
+                qp_type: rdma_qp::QueuePairType;
+            }
+            limits {
+                /// How long a send may take. Default: 30 seconds. [`Duration::MAX`](std::time::Duration::MAX) is for ever, here and below.
+                send_timeout => send;
+                /// How long a receive may take. Default: for ever, as of a socket.
+                receive_timeout => receive;
+                /// How long an RDMA write may take. Default: 30 seconds.
+                write_timeout => write;
+                /// How long an RDMA read may take. Default: 30 seconds.
+                read_timeout => read;
+                /// How long an atomic operation may take. Default: 30 seconds.
+                atomic_timeout => atomic;
+                /// How long what a scope has left under way may take, and, if that is not enough, its flushes once
+                /// more. Default: 5 seconds.
+                drain_timeout => drain;
+            }
+            queue_pair {
+                /// What the peer may do through this channel to memory that allows it too. Default: remote read
+                /// and write.
+                access: rdma_mem::AccessFlags;
+                /// How many elements a request of the send queue can have.
+                max_send_sge: u32;
+                /// How many elements a receive can have.
+                max_recv_sge: u32;
+                /// How many bytes an inline request can have.
+                max_inline_data: u32;
+                /// The port.
+                port: u8;
+                /// The GID.
+                gid_index: u8;
+                /// The path MTU.
+                mtu: rdma_qp::MaximumTransferUnit;
+                /// The number of the first packet from here.
+                send_psn: rdma_qp::PacketSequenceNumber;
+                /// The number of the peer's first packet.
+                recv_psn: rdma_qp::PacketSequenceNumber;
+                /// How many RDMA reads and atomics are in flight from here.
+                max_rd_atomic: u8;
+                /// How many RDMA reads and atomics of the peer are answered.
+                max_dest_rd_atomic: u8;
+                /// How long to wait for an acknowledgement.
+                ack_timeout: rdma_qp::AckTimeout;
+                /// How often to send again.
+                max_ack_retries: rdma_qp::MaxAckRetries;
+                /// How often to try again when the peer has no receive posted.
+                max_rnr_retries: rdma_qp::MaxRnrRetries;
+                /// How long the peer has to wait when no receive is posted here.
+                min_rnr_timer: rdma_qp::MinRnrTimer;
+                /// The place of the partition key.
+                pkey_index: u16;
+                /// The service level.
+                service_level: u8;
+                /// The traffic class of routed packets.
+                traffic_class: u8;
+                /// Over how many routers packets may go.
+                hop_limit: u8;
+                /// The flow label of routed packets.
+                flow_label: u32;
+                /// Every request of the send queue makes a completion.
+                sq_sig_all: bool;
+                /// Post by function calls where the device can.
+                extended: bool;
+            }
         }
-    )+};
+    };
+    (@own $builder:ident
+        values {$($(#[$value_doc:meta])* $value:ident: $value_type:ty;)+}
+        limits {$($(#[$limit_doc:meta])* $limit:ident => $of:ident;)+}
+        queue_pair {$($(#[$knob_doc:meta])* $knob:ident: $knob_type:ty;)+}
+    ) => {
+        impl<'a> $builder<'a> {
+            $($(#[$value_doc])*
+            pub fn $value(mut self, $value: $value_type) -> Self {
+                self.$value = $value;
+                self
+            })+
+
+            $($(#[$limit_doc])*
+            pub fn $limit(mut self, $of: std::time::Duration) -> Self {
+                self.limits.$of = $of;
+                self
+            })+
+
+            $($(#[$knob_doc])*
+            #[doc = concat!("See [`QueuePairBuilder::", stringify!($knob), "`](rdma_qp::QueuePairBuilder::", stringify!($knob), ").")]
+            pub fn $knob(mut self, $knob: $knob_type) -> Self {
+                self.qp = self.qp.$knob($knob);
+                self
+            })+
+        }
+    };
+    (@forward $builder:ident
+        values {$($(#[$value_doc:meta])* $value:ident: $value_type:ty;)+}
+        limits {$($(#[$limit_doc:meta])* $limit:ident => $of:ident;)+}
+        queue_pair {$($(#[$knob_doc:meta])* $knob:ident: $knob_type:ty;)+}
+    ) => {
+        impl<'a> $builder<'a> {
+            $($(#[$value_doc])*
+            pub fn $value(mut self, $value: $value_type) -> Self {
+                self.channel = self.channel.$value($value);
+                self
+            })+
+
+            $($(#[$limit_doc])*
+            pub fn $limit(mut self, $of: std::time::Duration) -> Self {
+                self.channel = self.channel.$limit($of);
+                self
+            })+
+
+            $($(#[$knob_doc])*
+            #[doc = concat!("See [`QueuePairBuilder::", stringify!($knob), "`](rdma_qp::QueuePairBuilder::", stringify!($knob), ").")]
+            pub fn $knob(mut self, $knob: $knob_type) -> Self {
+                self.channel = self.channel.$knob($knob);
+                self
+            })+
+        }
+    };
 }
 
-macro_rules! limits {
-    ($($(#[$doc:meta])* $name:ident => $limit:ident;)+) => {$(
-        $(#[$doc])*
-        pub fn $name(mut self, $limit: Duration) -> Self {
-            self.limits.$limit = $limit;
-            self
-        }
-    )+};
-}
+pub(crate) use channel_knobs;
+
+channel_knobs!(own ChannelBuilder);
 
 impl<'a> ChannelBuilder<'a> {
     pub(crate) fn new(pd: &'a ProtectionDomain) -> Self {
@@ -79,103 +194,54 @@ impl<'a> ChannelBuilder<'a> {
         }
     }
 
-    /// How many requests of the send queue can be under way. Default: 16.
-    pub fn max_send_wr(mut self, max_send_wr: u32) -> Self {
-        self.max_send_wr = max_send_wr;
-        self
-    }
-
-    /// How many receives can be under way. Default: 16.
-    pub fn max_recv_wr(mut self, max_recv_wr: u32) -> Self {
-        self.max_recv_wr = max_recv_wr;
-        self
-    }
-
-    /// RC or UC. Default: RC. Of UC a message arrives or not, and its send succeeds when it has left.
-    pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
-        self.qp_type = qp_type;
-        self
-    }
-
-    limits! {
-        /// How long a send may take. Default: 30 seconds. [`Duration::MAX`] is for ever, here and below.
-        send_timeout => send;
-        /// How long a receive may take. Default: for ever, as of a socket.
-        receive_timeout => receive;
-        /// How long an RDMA write may take. Default: 30 seconds.
-        write_timeout => write;
-        /// How long an RDMA read may take. Default: 30 seconds.
-        read_timeout => read;
-        /// How long an atomic operation may take. Default: 30 seconds.
-        atomic_timeout => atomic;
-        /// How long what a scope has left under way may take, and, if that is not enough, its flushes once
-        /// more. Default: 5 seconds.
-        drain_timeout => drain;
-    }
-
-    knobs! {
-        /// What the peer may do through this channel to memory that allows it too. Default: remote read
-        /// and write.
-        access: AccessFlags;
-        /// How many elements a request of the send queue can have.
-        max_send_sge: u32;
-        /// How many elements a receive can have.
-        max_recv_sge: u32;
-        /// How many bytes an inline request can have.
-        max_inline_data: u32;
-        /// The port.
-        port: u8;
-        /// The GID.
-        gid_index: u8;
-        /// The path MTU.
-        mtu: MaximumTransferUnit;
-        /// The number of the first packet from here.
-        send_psn: PacketSequenceNumber;
-        /// The number of the peer's first packet.
-        recv_psn: PacketSequenceNumber;
-        /// How many RDMA reads and atomics are in flight from here.
-        max_rd_atomic: u8;
-        /// How many RDMA reads and atomics of the peer are answered.
-        max_dest_rd_atomic: u8;
-        /// How long to wait for an acknowledgement.
-        ack_timeout: AckTimeout;
-        /// How often to send again.
-        max_ack_retries: MaxAckRetries;
-        /// How often to try again when the peer has no receive posted.
-        max_rnr_retries: MaxRnrRetries;
-        /// How long the peer has to wait when no receive is posted here.
-        min_rnr_timer: MinRnrTimer;
-        /// The place of the partition key.
-        pkey_index: u16;
-        /// The service level.
-        service_level: u8;
-        /// The traffic class of routed packets.
-        traffic_class: u8;
-        /// Over how many routers packets may go.
-        hop_limit: u8;
-        /// The flow label of routed packets.
-        flow_label: u32;
-        /// Every request of the send queue makes a completion.
-        sq_sig_all: bool;
-        /// Post by function calls where the device can.
-        extended: bool;
-    }
-
     /// Creates the channel's queues.
     ///
     /// # Errors
     /// As of [`QueuePairBuilder::build`]; [`Error::NotConnected`] of UD, which has no connections.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel, Error> {
-        let Self { qp, pd, qp_type, max_send_wr, max_recv_wr, limits } = self;
-        if qp_type == QueuePairType::UD {
+        let cq = self.completion_queue(1)?;
+        let qp = self.queue_pair(&cq)?;
+        let (asked, limits, pd) = self.parts();
+        Ok(PreparedChannel { qp, cq, asked, limits, pd })
+    }
+
+    /// What a channel keeps: how many requests its queues hold, its limits and its domain.
+    pub(crate) fn parts(&self) -> ((u32, u32), Limits, ProtectionDomain) {
+        ((self.max_send_wr, self.max_recv_wr), self.limits, self.pd.clone())
+    }
+
+    /// A completion queue that so many channels cannot overflow.
+    pub(crate) fn completion_queue(&self, channels: u32) -> Result<CompletionQueue, Error> {
+        if self.qp_type == QueuePairType::UD {
             return Err(Error::NotConnected);
         }
-        let capacity = max_send_wr.saturating_add(max_recv_wr).max(1);
-        let cq = CompletionQueue::create(pd.context(), capacity)?;
-        let qp = qp.qp_type(qp_type).max_send_wr(max_send_wr).max_recv_wr(max_recv_wr);
-        let qp = qp.send_cq(&cq).recv_cq(&cq).build()?;
-        let asked = (max_send_wr, max_recv_wr);
-        Ok(PreparedChannel { qp, cq, asked, limits, pd: pd.clone() })
+        let each = self.max_send_wr.saturating_add(self.max_recv_wr);
+        let capacity = each.saturating_mul(channels).max(1);
+        CompletionQueue::create(self.pd.context(), capacity)
+    }
+
+    /// A queue pair that completes in that queue.
+    pub(crate) fn queue_pair(&self, cq: &CompletionQueue) -> Result<PreparedQueuePair, Error> {
+        let qp = self.qp.clone().qp_type(self.qp_type).send_cq(cq).recv_cq(cq);
+        qp.max_send_wr(self.max_send_wr).max_recv_wr(self.max_recv_wr).build()
+    }
+}
+
+/// A builder that lacks the protection domain, which [`pd`](WithoutPd::pd) tells it.
+#[must_use]
+#[derive(Debug)]
+pub struct WithoutPd<C>(PhantomData<fn() -> C>);
+
+impl<C> WithoutPd<C> {
+    pub(crate) const fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl WithoutPd<Channel> {
+    /// The domain whose memory the channel will use.
+    pub fn pd(self, pd: &ProtectionDomain) -> ChannelBuilder<'_> {
+        ChannelBuilder::new(pd)
     }
 }

@@ -10,7 +10,7 @@ use rdma_qp::{
 };
 
 use crate::core::Core;
-use crate::{ChannelBuilder, CloseReason, Operation, TransportError};
+use crate::{CloseReason, Operation, TransportError, WithoutPd};
 
 /// A connection to one peer, whose operations keep their memory alive and always end.
 ///
@@ -23,7 +23,7 @@ use crate::{ChannelBuilder, CloseReason, Operation, TransportError};
 ///
 /// # Blocking operations
 /// Each posts one request and waits until it is done, so that its memory is borrowed as long as the device
-/// may use it. A call takes no longer than the limit of its kind, which the [builder](ChannelBuilder) set: 30
+/// may use it. A call takes no longer than the limit of its kind, which the [builder](crate::ChannelBuilder) set: 30
 /// seconds, and for [`receive`](Self::receive) no limit, as of a socket. A call that runs out has **closed**
 /// the channel: the queue pair goes to its error state, which is the only way to have a device let go of a
 /// request. Later calls say [`TransportError::Closed`], with the reason. So it is after a request that failed.
@@ -88,9 +88,10 @@ macro_rules! blocking {
 }
 
 impl Channel {
-    /// The knobs of a new channel; as `pd.create_channel()` of the [prelude](crate::prelude).
-    pub fn builder(pd: &ProtectionDomain) -> ChannelBuilder<'_> {
-        ChannelBuilder::new(pd)
+    /// The knobs of a new channel, when it was told [its domain](WithoutPd::pd); as `pd.create_channel()` of the
+    /// [prelude](crate::prelude).
+    pub const fn builder() -> WithoutPd<Self> {
+        WithoutPd::new()
     }
 
     blocking! {

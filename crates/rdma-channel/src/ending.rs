@@ -286,7 +286,7 @@ impl Core {
     }
 
     /// How an operation failed, if it did. Of one that was flushed, why it was, unless that was asked for.
-    fn failure(
+    pub(crate) fn failure(
         &self,
         slot: &Slot,
         result: Result<WorkResult, TransportError>,

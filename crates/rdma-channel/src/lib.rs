@@ -10,6 +10,7 @@ mod exchange;
 mod in_flight;
 mod lane;
 mod limits;
+mod multi_channel;
 mod operation;
 mod patience;
 mod pending_work;
@@ -24,10 +25,15 @@ mod transport_error;
 mod unpolled;
 
 pub use batch::Request;
-pub use builder::ChannelBuilder;
+pub use builder::{ChannelBuilder, WithoutPd};
 pub use channel::Channel;
 pub use exchange::{ExchangeError, Pipes, TimedStream, confirm, exchange, exchange_all};
 pub use in_flight::{Finished, InFlight, Refused};
+pub use multi_channel::{
+    MultiChannel, MultiChannelBuilder, PeerAtomicWorkRequest, PeerReadWorkRequest,
+    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
+    PreparedMultiChannel,
+};
 pub use operation::Operation;
 pub use pending_work::{PendingWork, ScopedPendingWork};
 pub use prepared_channel::PreparedChannel;

@@ -7,7 +7,7 @@
 use rdma_mem::ProtectionDomain;
 pub use rdma_qp::prelude::*;
 
-use crate::{Channel, ChannelBuilder};
+use crate::{Channel, ChannelBuilder, MultiChannel, MultiChannelBuilder};
 
 mod sealed {
     #[allow(unnameable_types)] // that is the point
@@ -19,10 +19,17 @@ mod sealed {
 pub trait CreateChannel: sealed::Sealed {
     /// As [`Channel::builder`].
     fn create_channel(&self) -> ChannelBuilder<'_>;
+
+    /// As [`MultiChannel::builder`].
+    fn create_multi_channel(&self) -> MultiChannelBuilder<'_>;
 }
 
 impl CreateChannel for ProtectionDomain {
     fn create_channel(&self) -> ChannelBuilder<'_> {
-        Channel::builder(self)
+        Channel::builder().pd(self)
+    }
+
+    fn create_multi_channel(&self) -> MultiChannelBuilder<'_> {
+        MultiChannel::builder().pd(self)
     }
 }

@@ -9,6 +9,7 @@ use rdma_qp::{
 
 use crate::core::Core;
 use crate::ending::Ended;
+use crate::transport_error::first;
 use crate::{Channel, Operation, OperationError, PendingWork, ScopedPendingWork, TransportError};
 
 /// Where operations are posted that end before it does.
@@ -33,10 +34,6 @@ pub enum ScopeError<E = TransportError> {
     /// The closure succeeded, but not all operations did that it had left.
     #[error("{} of the operations that the scope had left failed; first: {}", .0.len(), first(.0))]
     AutoPollError(Vec<OperationError>),
-}
-
-fn first(errors: &[OperationError]) -> String {
-    errors.first().map(ToString::to_string).unwrap_or_default()
 }
 
 impl<E> From<E> for ScopeError<E> {

@@ -68,6 +68,33 @@ pub enum TransportError {
         /// How many there are.
         count: usize,
     },
+    /// Some operations of a collective failed, or were not done in time. The connections to their peers are closed.
+    #[error("{} of the operations failed; first: {}", .0.len(), first(.0))]
+    Collective(Vec<OperationError>),
+    /// Channels to several peers were given too few endpoints, or too many.
+    #[error(
+        "there are {channels} channels and {}: give one for each, in order",
+        count_endpoints(*.endpoints, *.channels)
+    )]
+    EndpointCount {
+        /// How many channels there are.
+        channels: usize,
+        /// How many endpoints there were; one too many stands for any number of them.
+        endpoints: usize,
+    },
+}
+
+fn count_endpoints(endpoints: usize, channels: usize) -> String {
+    if endpoints > channels {
+        "more endpoints".into()
+    } else {
+        format!("only {endpoints} endpoints")
+    }
+}
+
+/// The first of several.
+pub(crate) fn first(errors: &[OperationError]) -> String {
+    errors.first().map(ToString::to_string).unwrap_or_default()
 }
 
 impl TransportError {

@@ -1,9 +1,11 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_channel::{
-    Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, Operation,
-    OperationError, PendingWork, Pipes, Prefix, PreparedChannel, Refused, RefusedBatch, Request,
-    Scope, ScopeError, ScopedPendingWork, TransportError, WorkId,
+    Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, MultiChannel,
+    MultiChannelBuilder, Operation, OperationError, PeerAtomicWorkRequest, PeerReadWorkRequest,
+    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
+    PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Refused, RefusedBatch,
+    Request, Scope, ScopeError, ScopedPendingWork, TransportError, WithoutPd, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -29,12 +31,19 @@ fn a_channel_is_used_by_one_thread_at_a_time() {
     <Channel as NotSync<_>>::holds();
     send_sync::<PreparedChannel>();
     send_sync::<ChannelBuilder<'_>>();
+    send_sync::<WithoutPd<Channel>>();
+    send::<MultiChannel>();
+    <MultiChannel as NotSync<_>>::holds();
+    send_sync::<PreparedMultiChannel>();
+    send_sync::<MultiChannelBuilder<'_>>();
 }
 
 #[test]
 fn a_scope_and_its_handles_stay_on_their_thread() {
     <Scope<'_, '_> as NotSend<_>>::holds();
     <Scope<'_, '_> as NotSync<_>>::holds();
+    <Scope<'_, '_, MultiChannel> as NotSend<_>>::holds();
+    <Scope<'_, '_, MultiChannel> as NotSync<_>>::holds();
     <PendingWork<'_> as NotSend<_>>::holds();
     <PendingWork<'_> as NotSync<_>>::holds();
     <ScopedPendingWork<'_> as NotSend<_>>::holds();
@@ -49,6 +58,12 @@ fn results_are_values() {
     send_sync::<Finished<()>>();
     send_sync::<Refused<()>>();
     send_sync::<Request<'_, '_>>();
+    send_sync::<PeerSendWorkRequest<'_, '_>>();
+    send_sync::<PeerReceiveWorkRequest<'_, '_>>();
+    send_sync::<PeerWriteWorkRequest<'_, '_>>();
+    send_sync::<PeerReadWorkRequest<'_, '_>>();
+    send_sync::<PeerAtomicWorkRequest<'_, '_>>();
+    send_sync::<PeerRemoteMemoryRegion>();
     send_sync::<CloseReason>();
     send_sync::<Operation>();
     send_sync::<WorkId>();

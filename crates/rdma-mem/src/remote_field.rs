@@ -24,13 +24,7 @@
 #[macro_export]
 macro_rules! remote_array_field {
     ($region:expr, $T:ty, $index:expr $(,)?) => {
-        $crate::RemoteMemoryRegion::__element(
-            &$region,
-            $index,
-            ::core::mem::size_of::<$T>(),
-            0,
-            ::core::mem::size_of::<$T>(),
-        )
+        (&$region).__element($index, ::core::mem::size_of::<$T>(), 0, ::core::mem::size_of::<$T>())
     };
 }
 
@@ -49,12 +43,7 @@ macro_rules! remote_array_field {
 #[macro_export]
 macro_rules! remote_array_field_unchecked {
     ($region:expr, $T:ty, $index:expr $(,)?) => {
-        $crate::RemoteMemoryRegion::__element_unchecked(
-            &$region,
-            $index,
-            ::core::mem::size_of::<$T>(),
-            0,
-        )
+        (&$region).__element_unchecked($index, ::core::mem::size_of::<$T>(), 0)
     };
 }
 
@@ -129,8 +118,7 @@ macro_rules! remote_struct_field_unchecked {
 #[macro_export]
 macro_rules! remote_struct_array_field {
     ($region:expr, $S:ty, $index:expr, $($field:tt).+ $(,)?) => {
-        $crate::RemoteMemoryRegion::__element(
-            &$region,
+        (&$region).__element(
             $index,
             ::core::mem::size_of::<$S>(),
             ::core::mem::offset_of!($S, $($field).+),
@@ -153,8 +141,7 @@ macro_rules! remote_struct_array_field {
 #[macro_export]
 macro_rules! remote_struct_array_field_unchecked {
     ($region:expr, $S:ty, $index:expr, $($field:tt).+ $(,)?) => {
-        $crate::RemoteMemoryRegion::__element_unchecked(
-            &$region,
+        (&$region).__element_unchecked(
             $index,
             ::core::mem::size_of::<$S>(),
             ::core::mem::offset_of!($S, $($field).+),
@@ -188,8 +175,7 @@ macro_rules! remote_ref {
 #[macro_export]
 macro_rules! __remote_field {
     ([checked $region:expr] [$($S:tt)+] :: $($field:tt).+ $(,)?) => {
-        $crate::RemoteMemoryRegion::__element(
-            &$region,
+        (&$region).__element(
             0,
             0,
             ::core::mem::offset_of!($($S)+, $($field).+),
@@ -197,8 +183,7 @@ macro_rules! __remote_field {
         )
     };
     ([unchecked $region:expr] [$($S:tt)+] :: $($field:tt).+ $(,)?) => {
-        $crate::RemoteMemoryRegion::__element_unchecked(
-            &$region,
+        (&$region).__element_unchecked(
             0,
             0,
             ::core::mem::offset_of!($($S)+, $($field).+),

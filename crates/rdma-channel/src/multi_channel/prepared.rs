@@ -1,0 +1,65 @@
+//! Channels that are not connected yet.
+
+use rdma_mem::ProtectionDomain;
+use rdma_qp::{CompletionQueue, PreparedQueuePair, QueuePairEndpoint};
+
+use crate::core::Core;
+use crate::limits::Limits;
+use crate::{MultiChannel, TransportError};
+
+/// Channels that wait for the endpoints of their peers.
+///
+/// [`exchange`](crate::exchange) tells one peer over a connection that there is already, and
+/// [`exchange_all`](crate::exchange_all) all, if they are in one process.
+#[derive(Debug)]
+pub struct PreparedMultiChannel {
+    pub(super) qps: Vec<PreparedQueuePair>,
+    pub(super) cq: CompletionQueue,
+    /// How many requests the queues of each were asked to hold, which the completion queue has room for.
+    pub(super) asked: (u32, u32),
+    pub(super) limits: Limits,
+    pub(super) pd: ProtectionDomain,
+}
+
+impl PreparedMultiChannel {
+    /// What each peer has to know, in order.
+    #[must_use]
+    pub fn endpoints(&self) -> Box<[QueuePairEndpoint]> {
+        self.qps.iter().map(PreparedQueuePair::endpoint).collect()
+    }
+
+    /// Connects to the peers, in order: to each with its endpoint, and it does the same with the one that it was told.
+    ///
+    /// # Errors
+    /// [`TransportError::EndpointCount`], before anything is connected, if there are not as many endpoints as
+    /// channels; else as of [`PreparedChannel::handshake`](crate::PreparedChannel::handshake).
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_channel::prelude::*;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let center = pd.create_multi_channel().num_channels(2).build()?;
+    /// let (one, other) = (pd.create_channel().build()?, pd.create_channel().build()?);
+    ///
+    /// let ends = center.endpoints(); // one for each peer
+    /// let center = center.handshake([one.endpoint(), other.endpoint()])?;
+    /// let (one, other) = (one.handshake(ends[0])?, other.handshake(ends[1])?);
+    /// # assert!(center.peer(0)?.is_some() && one.peer() != other.peer());
+    /// # Ok::<(), rdma_channel::TransportError>(())
+    /// ```
+    pub fn handshake(
+        self,
+        endpoints: impl IntoIterator<Item = QueuePairEndpoint>,
+    ) -> Result<MultiChannel, TransportError> {
+        let Self { qps, cq, asked, limits, pd } = self;
+        let channels = qps.len();
+        let endpoints: Vec<_> = endpoints.into_iter().take(channels.saturating_add(1)).collect();
+        if endpoints.len() != channels {
+            return Err(TransportError::EndpointCount { channels, endpoints: endpoints.len() });
+        }
+        let pairs = qps.into_iter().zip(endpoints);
+        let qps = pairs.map(|(qp, peer)| qp.handshake(peer)).collect::<Result<_, _>>()?;
+        Ok(MultiChannel { core: Core::new(cq, qps, asked, limits, pd) })
+    }
+}

@@ -1,0 +1,237 @@
+//! A peer that fails, or does not answer, is lost alone, and in time.
+#![allow(unsafe_code)]
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use rdma_channel::{
+    CloseReason, MultiChannel, Operation, PeerReceiveWorkRequest, PeerRemoteMemoryRegion,
+    PeerSendWorkRequest, PeerWriteWorkRequest, ScopeError, TransportError,
+};
+use rdma_mem::{OwnedRegion, RemoteMemoryRegion};
+use rdma_qp::{SendWorkRequest, WorkErrorCode, WorkSuccess};
+
+use crate::{DEVICES, DRAIN, HELD, Star, failed, must_end};
+
+const LIMIT: Duration = Duration::from_millis(60);
+const RECEIVE: CloseReason = CloseReason::Timeout { operation: Operation::Receive };
+
+/// Receives from those peers into as many parts of the memory.
+fn gather(
+    center: &mut MultiChannel,
+    memory: &mut OwnedRegion,
+    peers: &[usize],
+) -> Result<Vec<WorkSuccess>, TransportError> {
+    let (head, rest) = memory.as_slice_mut().split_at(8);
+    let (middle, tail) = rest.split_at(8);
+    let mut rooms = [head, middle, tail];
+    let mut rooms: Vec<_> = rooms.iter_mut().map(|room| [room.scatter_element()]).collect();
+    let requests = peers.iter().zip(&mut rooms);
+    let requests = requests.map(|(&peer, room)| PeerReceiveWorkRequest::new(peer, room));
+    center.gather_receive_timeout(requests, LIMIT)
+}
+
+/// Has a peer send eight bytes, in vain if it has gone.
+fn send_word(star: &Star, peer: usize) {
+    let data = [star.boards[peer].element(0..8).unwrap().into()];
+    // SAFETY: SAFETY.md F8: the region is shared, and lives as long as the channels.
+    drop(unsafe { star.peers[peer].send_unpolled(SendWorkRequest::new(&data)) }.unwrap());
+    star.device.release_all();
+}
+
+#[test]
+fn a_peer_that_does_not_answer_loses_its_connection_alone() {
+    for device in DEVICES.into_iter().chain([HELD]) {
+        must_end(move || {
+            let mut star = Star::new(device);
+            let mut memory = star.pd.allocate_region(24).unwrap();
+            [0, 2].into_iter().for_each(|peer| {
+                star.boards[peer].write(0, &[7; 8]).unwrap();
+                send_word(&star, peer);
+            });
+            let begin = Instant::now();
+            let center = &mut star.center;
+            let outcome = std::thread::scope(|threads| {
+                // On a device that waits for it: what is there when the receives are.
+                let device = star.device;
+                threads.spawn(move || {
+                    std::thread::sleep(LIMIT / 4);
+                    device.release_all();
+                });
+                gather(center, &mut memory, &[2, 1, 0])
+            });
+            assert!(begin.elapsed() >= LIMIT);
+            let (peers, error) = failed(outcome.unwrap_err());
+            let late = matches!(error, TransportError::Timeout { operation: Operation::Receive, timeout }
+                if timeout == LIMIT);
+            assert!(late && peers == [1], "{device}: {peers:?} {error}");
+            assert_eq!((star.open(), star.center.closed(1).unwrap()), (vec![0, 2], Some(RECEIVE)));
+            assert_eq!(&memory[..8], [7; 8]);
+            memory.fill(0);
+            star.boards[1].write(0, &[9; 8]).unwrap();
+            send_word(&star, 1);
+            assert_eq!(*memory, [0; 24], "written after it was given back");
+
+            let error = gather(&mut star.center, &mut memory, &[0, 1]).unwrap_err();
+            assert!(matches!(error, TransportError::Closed(RECEIVE)), "{error}");
+            [0, 2].into_iter().for_each(|peer| send_word(&star, peer));
+            std::thread::scope(|threads| {
+                let device = star.device;
+                threads.spawn(move || {
+                    std::thread::sleep(LIMIT / 4);
+                    device.release_all();
+                });
+                assert_eq!(gather(&mut star.center, &mut memory, &[0, 2]).unwrap().len(), 2);
+            });
+        });
+    }
+}
+
+#[test]
+fn what_was_posted_before_a_refused_request_ends_too() {
+    for device in DEVICES.into_iter().chain([HELD]) {
+        must_end(move || {
+            let mut star = Star::with(device, |builder| builder.max_recv_wr(1));
+            let mut memory = star.pd.allocate_region(24).unwrap();
+            let begin = Instant::now();
+            let (head, rest) = memory.as_slice_mut().split_at(8);
+            let mut rooms = [[head], [rest]];
+            let [first, second] = &mut rooms;
+            let (mut first, mut second) =
+                ([first[0].scatter_element()], [second[0].scatter_element()]);
+            // No limit of its own: a receive has none.
+            let error = star.center.gather_receive([
+                PeerReceiveWorkRequest::new(0, &mut first),
+                PeerReceiveWorkRequest::new(1, &mut second),
+                PeerReceiveWorkRequest::only_immediate(1),
+            ]);
+            assert!(matches!(error, Err(TransportError::WouldBlock)), "{error:?}");
+            assert!(begin.elapsed() >= DRAIN);
+            assert_eq!(star.open(), [2]);
+            assert_eq!(star.center.closed(1).unwrap(), Some(RECEIVE));
+            memory.fill(7);
+            [0, 1].into_iter().for_each(|peer| send_word(&star, peer));
+            assert_eq!(*memory, [7; 24], "written after it was given back");
+        });
+    }
+}
+
+#[test]
+fn requests_that_the_device_holds_back_are_taken_from_it() {
+    must_end(|| {
+        let mut star = Star::new(HELD);
+        let data = star.pd.allocate_region(8).unwrap();
+        let element = [data.as_slice().gather_element()];
+        let remotes = [0, 1, 2].map(|peer| star.remote(peer));
+        let writes = remotes.map(|remote| PeerWriteWorkRequest::new(&element, remote));
+        let error = star.center.scatter_write_timeout(writes, LIMIT).unwrap_err();
+        assert_eq!(failed(error).0, [0, 1, 2]);
+        assert_eq!((star.in_flight(), star.open().len()), (0, 0));
+    });
+}
+
+#[test]
+fn a_request_that_fails_closes_the_connection_to_its_peer() {
+    for device in DEVICES {
+        let mut star = Star::new(device);
+        let data = star.pd.allocate_region(8).unwrap();
+        let element = [data.as_slice().gather_element()];
+        let board = star.remote(1).remote();
+        let wrong = RemoteMemoryRegion::new(board.address(), 8, !board.rkey().get());
+        let remotes = [star.remote(2), PeerRemoteMemoryRegion::new(1, wrong), star.remote(0)];
+        star.boards.iter().for_each(|board| board.write(0, &[1; 8]).unwrap());
+        let writes = remotes.map(|remote| PeerWriteWorkRequest::new(&element, remote));
+        let (peers, error) = failed(star.center.scatter_write(writes).unwrap_err());
+        let TransportError::WorkError(work) = error else { panic!("{error}") };
+        assert_eq!((peers, work.code()), (vec![1], WorkErrorCode::RemoteAccessError));
+        assert_eq!(star.open(), [0, 2]);
+        let mut word = [9; 8];
+        star.boards[0].read(0, &mut word).unwrap();
+        assert_eq!(word, [0; 8], "after it in the list");
+    }
+}
+
+#[test]
+fn giving_up_a_request_leaves_those_to_other_peers_alone() {
+    must_end(|| {
+        let mut star = Star::new(HELD);
+        star.expect_number(0);
+        // SAFETY: SAFETY.md F8: no memory, here and below.
+        drop(
+            unsafe { star.center.send_unpolled(PeerSendWorkRequest::only_immediate(0, 1)) }
+                .unwrap(),
+        );
+        assert_eq!(star.device.in_flight(star.qpns[0]), 1);
+        let room = PeerReceiveWorkRequest::only_immediate(1);
+        let error = star.center.receive_timeout(room, LIMIT).unwrap_err();
+        assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
+        assert_eq!(star.device.in_flight(star.qpns[0]), 1, "it goes on");
+        assert_eq!(star.open(), [0, 2]);
+        let rooms = [1, 2].map(PeerReceiveWorkRequest::only_immediate);
+        assert!(star.center.gather_receive_timeout(rooms, LIMIT).is_err());
+        let rooms = [2].map(PeerReceiveWorkRequest::only_immediate);
+        assert_eq!(failed(star.center.gather_receive_timeout(rooms, LIMIT).unwrap_err()).0, [2]);
+        assert_eq!(star.open(), [0]);
+        assert_eq!(star.device.release(star.qpns[0], u32::MAX), 1);
+        let done = star.center.scope(|_| Ok::<_, TransportError>(()));
+        assert!(done.is_ok() && star.open() == [0], "its completion was taken");
+    });
+}
+
+#[test]
+fn a_scope_ends_what_one_peer_has_left_unanswered() {
+    for device in DEVICES {
+        must_end(move || {
+            let mut star = Star::new(device);
+            [0, 2].into_iter().for_each(|peer| star.send_number(peer, 1));
+            let left = star.center.scope(|s| {
+                let rooms = [0, 1, 2].map(PeerReceiveWorkRequest::only_immediate);
+                s.post_gather_receive(rooms).map(drop)
+            });
+            let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
+            assert_eq!(errors.iter().map(|error| error.peer).collect::<Vec<_>>(), [Some(1)]);
+            assert_eq!(star.open(), [0, 2]);
+        });
+    }
+}
+
+#[test]
+fn requests_before_a_refused_one_are_the_scopes() {
+    must_end(|| {
+        let mut star = Star::with(HELD, |builder| builder.max_recv_wr(1));
+        let left: Result<(), ScopeError<TransportError>> = star.center.scope(|s| {
+            let rooms = [0, 1, 1].map(PeerReceiveWorkRequest::only_immediate);
+            s.post_gather_receive(rooms).map(drop)
+        });
+        let refused = matches!(left, Err(ScopeError::ClosureError(TransportError::WouldBlock)));
+        assert!(refused && star.open() == [2], "{left:?}");
+    });
+}
+
+#[test]
+fn an_iterator_that_panics_has_posted_nothing() {
+    let mut star = Star::new(HELD);
+    let requests = (0..3).map(|peer| match peer {
+        2 => panic!("no request"),
+        peer => PeerSendWorkRequest::only_immediate(peer, 1),
+    });
+    let panicked = catch_unwind(AssertUnwindSafe(|| star.center.scatter_send(requests)));
+    assert!(panicked.is_err());
+    assert_eq!((star.in_flight(), star.open().len()), (0, 3));
+}
+
+#[test]
+fn a_peer_whose_end_is_gone_is_found_out_in_time() {
+    for device in DEVICES {
+        must_end(move || {
+            let mut star = Star::new(device);
+            star.expect_number(0);
+            star.expect_number(2);
+            drop(star.peers.remove(1));
+            let sends = [1, 0, 2].map(|peer| PeerSendWorkRequest::only_immediate(peer, 1));
+            let (peers, _) =
+                failed(star.center.scatter_send_timeout(sends, 10 * LIMIT).unwrap_err());
+            assert_eq!((peers, star.open()), (vec![1], vec![0, 2]));
+        });
+    }
+}

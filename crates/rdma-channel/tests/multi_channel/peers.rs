@@ -1,0 +1,195 @@
+//! Operations with one peer, connecting, and what there is to ask.
+#![allow(unsafe_code)]
+
+use std::iter;
+use std::thread;
+use std::time::Duration;
+
+use rdma_channel::{
+    MultiChannel, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion,
+    PeerSendWorkRequest, PeerWriteWorkRequest, TransportError, prelude::*,
+};
+use rdma_mem::{
+    GatherList, RemoteMemoryRegion, ScatterList, remote_array_field, remote_struct_field,
+};
+use rdma_qp::{Error, QpState, ReadWorkRequest, WriteWorkRequest};
+
+use crate::{DEVICES, HELD, SECOND, Star, domain};
+
+#[test]
+fn each_operation_reaches_the_peer_that_it_names() {
+    for device in DEVICES {
+        let mut star = Star::new(device);
+        let mut memory = star.pd.allocate_region(8).unwrap();
+        for peer in [2, 0, 1] {
+            star.expect_number(peer);
+            star.center.send(PeerSendWorkRequest::only_immediate(peer, 7)).unwrap();
+            star.send_number(peer, 40 + peer as u32);
+            let request = PeerReceiveWorkRequest::only_immediate(peer);
+            let received = star.center.receive_timeout(request, SECOND).unwrap();
+            assert_eq!(received.immediate_data(), Some(40 + peer as u32));
+
+            let remote = star.remote(peer);
+            memory.copy_from_slice(&(5 + peer as u64).to_ne_bytes());
+            let from = [memory.as_slice().gather_element()];
+            star.center.write(PeerWriteWorkRequest::new(&from, remote)).unwrap();
+            let mut list = ScatterList::from([memory.as_slice_mut()]);
+            let word = remote.sub_region(0).unwrap();
+            star.center.fetch_add(&mut list, word, 10).unwrap();
+            let (was, new) = (15 + peer as u64, 100 * peer as u64);
+            star.center.compare_and_swap(&mut list, word, was, new).unwrap();
+            assert_eq!(*memory, was.to_ne_bytes());
+            let mut list = ScatterList::from([memory.as_slice_mut()]);
+            let read = ReadWorkRequest::from_list(&mut list, remote.remote());
+            star.center.read(PeerReadWorkRequest::from_wr(peer, read)).unwrap();
+            assert_eq!(*memory, new.to_ne_bytes());
+        }
+        for (peer, board) in star.boards.iter().enumerate() {
+            let mut word = [0; 8];
+            board.read(0, &mut word).unwrap();
+            assert_eq!(u64::from_ne_bytes(word), 100 * peer as u64);
+        }
+        assert_eq!((star.open(), star.center.stray_completions()), (vec![0, 1, 2], 0));
+    }
+}
+
+#[test]
+fn rented_memory_goes_to_any_peer_and_comes_back() {
+    for device in DEVICES {
+        let mut star = Star::new(device);
+        let mut memory = star.pd.allocate_region(16).unwrap();
+        let remotes = [0, 1, 2].map(|peer| star.remote(peer));
+        let sum = star.center.scope(|s| {
+            let (mut word, mut room) = memory.as_slice_mut().split_at(8);
+            let mut sum = 0;
+            for (peer, remote) in remotes.into_iter().enumerate() {
+                word.copy_from_slice(&(peer as u64 + 1).to_ne_bytes());
+                word = s.write_from(word, remote)?.wait(SECOND).unwrap().buf;
+                word = s.fetch_add_into(word, remote, 1)?.wait(SECOND).unwrap().buf;
+                let (was, new) = (peer as u64 + 2, 10 * (peer as u64 + 1));
+                word = s.compare_and_swap_into(word, remote, was, new)?.wait(SECOND).unwrap().buf;
+                room = s.read_into(room, remote)?.wait(SECOND).unwrap().buf;
+                sum += u64::from_ne_bytes(room[..].try_into().unwrap());
+            }
+            Ok::<_, TransportError>(sum)
+        });
+        assert_eq!(sum.unwrap(), 60);
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_exist_is_an_error_and_its_memory_comes_back() {
+    let mut star = Star::new(HELD);
+    let center = &mut star.center;
+    let nobody = |error: TransportError| {
+        assert!(matches!(error, TransportError::NoSuchPeer { peer: 3, count: 3 }), "{error}");
+    };
+    nobody(center.send(PeerSendWorkRequest::only_immediate(3, 1)).unwrap_err());
+    nobody(center.receive(PeerReceiveWorkRequest::only_immediate(3)).unwrap_err());
+    nobody(center.closed(3).unwrap_err());
+    nobody(center.state(3).unwrap_err());
+    nobody(center.peer(3).unwrap_err());
+    // SAFETY: SAFETY.md F8: no memory, here and below.
+    let posted = unsafe { center.send_unpolled(PeerSendWorkRequest::only_immediate(3, 1)) };
+    nobody(posted.map(drop).unwrap_err());
+    let several = || [0, 3, 1].map(|peer| PeerSendWorkRequest::only_immediate(peer, 1));
+    nobody(center.scatter_send(several()).unwrap_err());
+    // SAFETY: SAFETY.md F8: as above.
+    let posted = unsafe { center.scatter_send_unpolled(several()) };
+    nobody(posted.map(drop).unwrap_err());
+    let mut memory = star.pd.allocate_region(8).unwrap();
+    center
+        .scope(|s| {
+            nobody(s.post_scatter_send(several()).map(drop).unwrap_err());
+            let refused = s.receive_into(3, memory.as_slice_mut()).unwrap_err();
+            assert_eq!(refused.buf.as_deref(), Some(&[0; 8][..]));
+            nobody(refused.error);
+            Ok::<(), TransportError>(())
+        })
+        .unwrap();
+    assert_eq!(star.in_flight(), 0, "nothing was posted to the peers that there are");
+    assert_eq!(star.open(), [0, 1, 2]);
+}
+
+#[test]
+fn there_are_as_many_endpoints_as_channels() {
+    let pd = domain("soft0");
+    let prepare = || pd.create_multi_channel().num_channels(2).build().unwrap();
+    let end = prepare().endpoints()[0];
+    for (given, told) in [(0, "only 0 endpoints"), (1, "only 1 endpoints"), (3, "more endpoints")] {
+        let error = prepare().handshake(iter::repeat_n(end, given)).unwrap_err();
+        assert!(
+            matches!(error, TransportError::EndpointCount { channels: 2, endpoints } if endpoints == given)
+        );
+        assert!(error.to_string().contains(told), "{error}");
+    }
+    let error = prepare().handshake(iter::repeat(end)).unwrap_err();
+    assert!(matches!(error, TransportError::EndpointCount { endpoints: 3, .. }), "{error}");
+    let error = pd.create_multi_channel().build().unwrap_err();
+    assert!(matches!(error, Error::Missing { knob: "num_channels" }), "{error}");
+    assert!(pd.create_multi_channel().num_channels(usize::MAX).build().is_err(), "too many");
+    let none = pd.create_multi_channel().num_channels(0).build().unwrap().handshake([]).unwrap();
+    assert_eq!(none.num_channels(), 0);
+}
+
+#[test]
+fn they_are_told_their_domain_first_or_last_come_from_it() {
+    let pd = domain("soft0");
+    let prepared = MultiChannel::builder().pd(&pd).num_channels(2).max_send_wr(4).build().unwrap();
+    let ends = prepared.endpoints();
+    let center = prepared.handshake(ends.clone()).unwrap();
+    assert_eq!((center.num_channels(), center.state(1).unwrap()), (2, QpState::RTS));
+    assert_eq!(center.peer(1).unwrap().map(|to| to.peer_qpn), Some(ends[1].qpn()));
+    let center = thread::spawn(move || center).join().unwrap();
+    center.close().unwrap();
+}
+
+#[test]
+fn a_request_carries_its_flags_and_numbers() {
+    let star = Star::new(HELD);
+    let data = star.pd.allocate_region(8).unwrap();
+    let list = GatherList::from([data.as_slice()]);
+    let wr = WriteWorkRequest::from_list(&list, star.remote(1).remote()).signaled(false);
+    let request = PeerWriteWorkRequest::from_wr(1, wr).with_immediate(3);
+    assert_eq!(request.peer(), 1);
+    assert!(!WriteWorkRequest::from(request).is_signaled());
+    assert_eq!(PeerWriteWorkRequest::new(list.elements(), star.remote(2)).peer(), 2);
+}
+
+#[test]
+fn a_region_of_a_peer_stays_that_peers() {
+    #[repr(C)]
+    struct Board {
+        generation: u64,
+        slots: [u32; 4],
+    }
+    let board = PeerRemoteMemoryRegion::new(5, RemoteMemoryRegion::new(0x1000, 24, 7));
+    let slots = remote_struct_field!(board, Board::slots).unwrap();
+    assert_eq!((slots.peer(), slots.remote().address(), slots.remote().length()), (5, 0x1008, 16));
+    let third = remote_array_field!(slots, u32, 3).unwrap();
+    assert_eq!((third.peer(), third.remote().address()), (5, 0x1014));
+    assert!(remote_array_field!(slots, u32, 4).is_none() && board.sub_region(25).is_none());
+    assert_eq!(board.sub_region_unchecked(25).remote().length(), 0);
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn a_region_of_a_peer_is_serialised_as_the_published_crate_does() {
+    let region = PeerRemoteMemoryRegion::new(5, RemoteMemoryRegion::new(4096, 24, 7));
+    let text = r#"{"peer":5,"remote_mr":{"addr":4096,"length":24,"rkey":7}}"#;
+    assert_eq!(serde_json::to_string(&region).unwrap(), text);
+    assert_eq!(serde_json::from_str::<PeerRemoteMemoryRegion>(text).unwrap(), region);
+}
+
+#[test]
+fn a_limit_of_a_single_operation_closes_one_connection() {
+    for device in DEVICES {
+        let mut star =
+            Star::with(device, |builder| builder.receive_timeout(Duration::from_millis(20)));
+        let error = star.center.receive(PeerReceiveWorkRequest::only_immediate(1)).unwrap_err();
+        assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
+        assert_eq!(star.open(), [0, 2]);
+        star.expect_number(2);
+        star.center.send(PeerSendWorkRequest::only_immediate(2, 1)).unwrap();
+    }
+}
