@@ -7,11 +7,23 @@ use clap::Parser;
 #[path = "../examples/atomics.rs"]
 mod atomics;
 #[allow(dead_code)] // its `main`
+#[path = "../examples/channel.rs"]
+mod channel;
+#[allow(dead_code)] // its `main`
+#[path = "../examples/channel_blocking.rs"]
+mod channel_blocking;
+#[allow(dead_code)] // its `main`
 #[path = "../examples/devices.rs"]
 mod devices;
 #[allow(dead_code)] // its `main`
 #[path = "../examples/echo.rs"]
 mod echo;
+#[allow(dead_code)] // its `main`
+#[path = "../examples/multi_channel.rs"]
+mod multi_channel;
+#[allow(dead_code)] // its `main`
+#[path = "../examples/multi_channel_scatter_gather.rs"]
+mod multi_channel_scatter_gather;
 #[allow(dead_code)] // its `main`
 #[path = "../examples/pingpong.rs"]
 mod pingpong;
@@ -180,5 +192,40 @@ fn clients_share_the_receives_of_a_server() {
             // Sixteen receives at first, then eight to sixteen each time.
             assert!((total.div_ceil(16)..=total / 8 + 1).contains(&fills), "{line}");
         }
+    }
+}
+
+/// Devices whose requests are done when they are posted, and one where they are done later.
+fn soon_and_late(name: &'static str) -> [&'static str; 3] {
+    let schedule = rdma_soft::Schedule::Deferred { seed: 2 };
+    rdma_soft::Builder::new(name).schedule(schedule).install().unwrap();
+    ["soft0", "softib0", name]
+}
+
+#[test]
+fn channels_send_in_a_scope() {
+    for device in soon_and_late("channel_deferred") {
+        let arguments = channel::Arguments::parse_from(["channel", "--device", device]);
+        assert_eq!(channel::run(&arguments), [8; 8]);
+        let arguments = multi_channel::Arguments::parse_from(["multi_channel", "--device", device]);
+        assert_eq!(multi_channel::run(&arguments), [1; 8]);
+        let arguments = ["multi_channel_scatter_gather", "--device", device];
+        let arguments = multi_channel_scatter_gather::Arguments::parse_from(arguments);
+        let bytes = multi_channel_scatter_gather::run(&arguments);
+        assert_eq!(bytes, [1, 2, 3, 4, 5, 1, 2, 3, 4, 5]);
+    }
+}
+
+#[test]
+fn a_receive_that_nobody_can_answer_ends_and_closes_its_channel() {
+    for device in soon_and_late("blocking_deferred") {
+        let arguments = ["channel_blocking", "--device", device, "--limit", "30"];
+        let text =
+            channel_blocking::run(&channel_blocking::Arguments::parse_from(arguments)).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "two threads: from another thread");
+        assert!(lines[1].contains("the receive was not done within 30ms"), "{text}");
+        assert!(lines[2].contains("closed, since a receive was not done in time"), "{text}");
+        assert_eq!(lines.len(), 3);
     }
 }

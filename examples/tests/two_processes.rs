@@ -201,9 +201,13 @@ fn processes_with_software_devices_are_told_that_they_do_not_reach_each_other() 
 fn programs_of_one_process_run_on_rxe() {
     for (name, more) in [
         ("atomics", &["--numbers", "20"][..]),
+        ("channel", &[]),
+        ("channel_blocking", &[]),
         ("copy_file", &["Cargo.toml", "/tmp/copy"]),
         ("devices", &[]),
         ("echo", &["--messages", "50"]),
+        ("multi_channel", &[]),
+        ("multi_channel_scatter_gather", &[]),
         ("pingpong", &["--iterations", "50"]),
         ("shared_memory", &["--records", "50"]),
         ("srq", &["--messages", "50"]),
