@@ -1,20 +1,19 @@
 //! Threads count and lock with atomic operations on memory of a peer.
-#![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering::Acquire;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use rdma_channel::{Channel, prelude::*};
 use rdma_mem::{AccessFlags, OwnedRegion, ProtectionDomain, RemoteRef, ScatterList};
-use rdma_qp::{AtomicWorkRequest, CompletionQueue, PollSlot, QueuePair, prelude::*};
 
 /// Draws numbers from a counter of a peer, and adds them up under a lock of the peer.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
     device: String,
-    #[arg(long, default_value_t = 4, help = "How many threads, each with a queue pair of its own")]
+    #[arg(long, default_value_t = 4, help = "How many threads, each with a channel of its own")]
     threads: u64,
     #[arg(long, default_value_t = 100, help = "How many numbers each of them draws")]
     numbers: u64,
@@ -28,11 +27,11 @@ type Failure = Box<dyn std::error::Error + Send + Sync>;
 /// What the threads share, in the memory of the peer: a counter, a lock, and the sum that it guards.
 type Board = [RemoteRef<u64>; 3];
 
-/// A queue pair, the word that its requests use, which is freed after it, and the peer's end.
+/// A channel, the word that its requests use, and the peer's end.
 struct Client {
-    qp: QueuePair,
+    channel: Channel,
     word: OwnedRegion,
-    _peer: QueuePair,
+    _peer: Channel,
 }
 
 fn main() -> Result<(), Failure> {
@@ -61,12 +60,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
 
 impl Client {
     fn new(pd: &ProtectionDomain) -> Result<Self, Failure> {
-        let cq = CompletionQueue::create(pd.context(), 8)?;
-        let builder = || pd.create_qp().send_cq(&cq).recv_cq(&cq).max_send_wr(2).max_recv_wr(2);
-        let (here, there) = (builder().build()?, builder().access(ACCESS).build()?);
+        let builder = || pd.create_channel().atomic_timeout(LIMIT).access(ACCESS);
+        let (here, there) = (builder().build()?, builder().build()?);
         let (here_end, there_end) = (here.endpoint(), there.endpoint());
-        let (qp, peer) = (here.handshake(there_end)?, there.handshake(here_end)?);
-        Ok(Self { qp, word: pd.allocate_region(8)?, _peer: peer })
+        let (channel, peer) = (here.handshake(there_end)?, there.handshake(here_end)?);
+        Ok(Self { channel, word: pd.allocate_region(8)?, _peer: peer })
     }
 
     fn work(&mut self, [counter, lock, sum]: Board, id: u64, numbers: u64) -> Result<(), Failure> {
@@ -89,31 +87,19 @@ impl Client {
     }
 
     fn add(&mut self, word: RemoteRef<u64>, n: u64) -> Result<u64, Failure> {
-        let mut result = ScatterList::from([self.word.as_slice_mut()]);
-        let request = AtomicWorkRequest::fetch_and_add(&mut result, word, n);
-        // SAFETY: SAFETY.md F8: nobody looks at the word before `wait`.
-        unsafe { self.qp.post_atomic(request, 1) }?;
-        self.wait()
+        let mut before = ScatterList::from([self.word.as_slice_mut()]);
+        self.channel.fetch_add(&mut before, word, n)?;
+        self.before()
     }
 
     fn swap(&mut self, word: RemoteRef<u64>, old: u64, new: u64) -> Result<u64, Failure> {
-        let mut result = ScatterList::from([self.word.as_slice_mut()]);
-        let request = AtomicWorkRequest::compare_and_swap(&mut result, word, old, new);
-        // SAFETY: SAFETY.md F8: nobody looks at the word before `wait`.
-        unsafe { self.qp.post_atomic(request, 2) }?;
-        self.wait()
+        let mut before = ScatterList::from([self.word.as_slice_mut()]);
+        self.channel.compare_and_swap(&mut before, word, old, new)?;
+        self.before()
     }
 
-    /// What the remote word was, when the request has completed.
-    fn wait(&self) -> Result<u64, Failure> {
-        let (begin, mut slots) = (Instant::now(), [PollSlot::default()]);
-        while begin.elapsed() < LIMIT {
-            if let Some(completion) = self.qp.send_cq().poll(&mut slots)?.next() {
-                completion.result()?;
-                return Ok(u64::from_ne_bytes(self.word[..].try_into()?));
-            }
-            thread::yield_now();
-        }
-        Err("the peer is silent".into())
+    /// What the remote word was.
+    fn before(&self) -> Result<u64, Failure> {
+        Ok(u64::from_ne_bytes(self.word[..].try_into()?))
     }
 }

@@ -1,4 +1,4 @@
-//! Copies a file through two RDMA queue pairs: see `rdma_examples::copy_file` for how.
+//! Copies a file through two RDMA channels: see `rdma_examples::copy_file` for how.
 
 use std::process::ExitCode;
 

@@ -1,17 +1,16 @@
 //! One end lends a board of memory to the other, which writes records there and counts them. The owner
 //! finds them on the board, without a request or a completion of its own.
-#![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering::Acquire;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use rdma_mem::{AccessFlags, OwnedRegion, RegionMemory, RemoteMemoryRegion, ScatterList};
-use rdma_qp::{
-    AtomicWorkRequest, CompletionQueue, PollSlot, PreparedQueuePair, QueuePair, WriteWorkRequest,
-    prelude::*,
+use rdma_channel::{Channel, PreparedChannel, prelude::*};
+use rdma_mem::{
+    AccessFlags, GatherList, OwnedRegion, RegionMemory, RemoteMemoryRegion, ScatterList,
 };
+use rdma_qp::{AtomicWorkRequest, WriteWorkRequest};
 
 /// Writes records into memory of another end, which reads them where they are.
 #[derive(Debug, Parser)]
@@ -72,47 +71,37 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     Ok(format!("{device}: {} of {records} records, sum {sum}", seen.count()))
 }
 
-fn prepare(device: &str) -> Result<PreparedQueuePair, Failure> {
-    let context = rdma_mem::open_device(device)?;
-    let cq = CompletionQueue::create(&context, 4)?;
-    let pd = context.allocate_pd()?;
-    let builder = pd.create_qp().send_cq(&cq).recv_cq(&cq).access(ACCESS);
-    Ok(builder.max_send_wr(2).max_recv_wr(2).build()?)
+fn prepare(device: &str) -> Result<PreparedChannel, Failure> {
+    let pd = rdma_mem::open_device(device)?.allocate_pd()?;
+    Ok(pd.create_channel().access(ACCESS).build()?)
 }
 
-/// A queue pair, and the memory that its requests use, which is freed after it.
+/// A channel, and the memory that its requests use.
 struct Writer {
-    qp: QueuePair,
+    channel: Channel,
     record: OwnedRegion,
     before: OwnedRegion,
 }
 
 impl Writer {
-    fn new(qp: QueuePair) -> Result<Self, Failure> {
-        let (record, before) = (qp.pd().allocate_region(RECORD)?, qp.pd().allocate_region(8)?);
-        Ok(Self { qp, record, before })
+    fn new(channel: Channel) -> Result<Self, Failure> {
+        let pd = channel.pd();
+        let (record, before) = (pd.allocate_region(RECORD)?, pd.allocate_region(8)?);
+        Ok(Self { channel, record, before })
     }
 
-    /// Writes a record and counts it: requests of a queue pair are executed in order.
+    /// Writes a record and counts it: requests of a channel are executed in order.
     fn put(&mut self, board: RemoteMemoryRegion, n: usize) -> Result<(), Failure> {
         let (text, place) = (n.to_string(), RECORDS + n * RECORD);
         self.record.fill(0);
         self.record[..text.len()].copy_from_slice(text.as_bytes());
-        let data = [self.record.as_slice().gather_element()];
+        let data = GatherList::from([self.record.as_slice()]);
         let place = board.slice(place..place + RECORD).ok_or("the board is too short")?;
         let count = board.typed::<u64>(COUNT).ok_or("the board is too short")?;
         let mut before = ScatterList::from([self.before.as_slice_mut()]);
-        // SAFETY: SAFETY.md F8: nothing writes the record before both are done.
-        unsafe { self.qp.post_write(WriteWorkRequest::new(&data, place), 1) }?;
-        // SAFETY: SAFETY.md F8: nothing looks at `before` before both are done.
-        unsafe { self.qp.post_atomic(AtomicWorkRequest::fetch_and_add(&mut before, count, 1), 2) }?;
-        let (begin, mut done, mut slots) = (Instant::now(), 0, [PollSlot::default(); 2]);
-        while done < 2 && begin.elapsed() < LIMIT {
-            for completion in self.qp.send_cq().poll(&mut slots)? {
-                completion.result()?;
-                done += 1;
-            }
-        }
-        if done == 2 { Ok(()) } else { Err("the board's owner is silent".into()) }
+        let write = WriteWorkRequest::from_list(&data, place);
+        let count = AtomicWorkRequest::fetch_and_add(&mut before, count, 1);
+        self.channel.batch_timeout([write.into(), count.into()], LIMIT)?;
+        Ok(())
     }
 }

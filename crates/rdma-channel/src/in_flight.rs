@@ -137,13 +137,14 @@ impl<'scope, C> Scope<'scope, '_, C> {
         &'scope self,
         peer: usize,
         buf: B,
+        adapt: impl for<'w, 'd> FnOnce(SendWorkRequest<'w, 'd>) -> SendWorkRequest<'w, 'd>,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
         let posted = {
             let list = buf.gather();
             let (elements, domains) = list.parts();
-            let request = SendWorkRequest::new(elements).with_domains(domains);
+            let request = adapt(SendWorkRequest::new(elements).with_domains(domains));
             // SAFETY: SAFETY.md F22: the memory is lent for the scope, or comes back from the handle when
-            // the request is over.
+            // the request is over; the closure can have put in its place only what lives for ever.
             unsafe { self.core.post_to(peer, Operation::Send, request, true) }
         };
         self.rented(buf, posted)
@@ -171,11 +172,12 @@ impl<'scope, C> Scope<'scope, '_, C> {
         peer: usize,
         buf: B,
         remote: RemoteMemoryRegion,
+        adapt: impl for<'w, 'd> FnOnce(WriteWorkRequest<'w, 'd>) -> WriteWorkRequest<'w, 'd>,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
         let posted = {
             let list = buf.gather();
             let (elements, domains) = list.parts();
-            let request = WriteWorkRequest::new(elements, remote).with_domains(domains);
+            let request = adapt(WriteWorkRequest::new(elements, remote).with_domains(domains));
             // SAFETY: SAFETY.md F22: as of `rent_send`.
             unsafe { self.core.post_to(peer, Operation::Write, request, true) }
         };
@@ -253,7 +255,21 @@ impl<'scope> Scope<'scope, '_> {
         &'scope self,
         buf: B,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        self.rent_send(0, buf)
+        self.send_from_with(buf, |request| request)
+    }
+
+    /// As [`send_from`](Self::send_from), of a request to which the closure has added: an immediate, a fence, that
+    /// it is solicited, inline or unsignaled.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn send_from_with<B: Rent + 'scope>(
+        &'scope self,
+        buf: B,
+        adapt: impl for<'w, 'd> FnOnce(SendWorkRequest<'w, 'd>) -> SendWorkRequest<'w, 'd>,
+    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+        self.rent_send(0, buf, adapt)
     }
 
     /// Takes one message of the peer into rented memory. A full queue is as for
@@ -280,7 +296,51 @@ impl<'scope> Scope<'scope, '_> {
         buf: B,
         remote: RemoteMemoryRegion,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        self.rent_write(0, buf, remote)
+        self.write_from_with(buf, remote, |request| request)
+    }
+
+    /// As [`write_from`](Self::write_from), of a request to which the closure has added: an immediate, a fence, that
+    /// it is solicited, inline or unsignaled.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Examples
+    /// The peer learns of the write by its immediate.
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_channel::{TransportError, prelude::*};
+    /// # use rdma_mem::AccessFlags;
+    /// # use rdma_qp::ReceiveWorkRequest;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let channel = pd.create_channel().build()?;
+    /// # let endpoint = channel.endpoint();
+    /// # let mut channel = channel.handshake(endpoint)?; // to itself
+    /// # let access = AccessFlags::new().with_local_write().with_remote_write();
+    /// # let board = pd.allocate_shared_region(64, access)?;
+    /// let mut record = pd.allocate_region(64)?;
+    /// channel
+    ///     .scope(|s| {
+    ///         let told = s.post_receive(ReceiveWorkRequest::only_immediate())?;
+    ///         let record = record.as_slice_mut();
+    ///         let written = s.write_from_with(record, board.remote(), |w| w.with_immediate(7))?;
+    ///         assert_eq!(told.spin_poll()?.immediate_data(), Some(7));
+    ///         let record = written.wait(Duration::from_secs(1)).expect("written").buf;
+    ///         assert_eq!(record.len(), 64);
+    ///         Ok::<_, TransportError>(())
+    ///     })
+    ///     .unwrap();
+    /// # Ok::<(), TransportError>(())
+    /// ```
+    #[inline]
+    pub fn write_from_with<B: Rent + 'scope>(
+        &'scope self,
+        buf: B,
+        remote: RemoteMemoryRegion,
+        adapt: impl for<'w, 'd> FnOnce(WriteWorkRequest<'w, 'd>) -> WriteWorkRequest<'w, 'd>,
+    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+        self.rent_write(0, buf, remote, adapt)
     }
 
     /// Fills rented memory from the beginning of `remote`. Waits for room as [`post_read`](Self::post_read).

@@ -10,7 +10,9 @@ use rdma_qp::{
 use crate::core::Core;
 use crate::ending::Ended;
 use crate::transport_error::first;
-use crate::{Channel, Operation, OperationError, PendingWork, ScopedPendingWork, TransportError};
+use crate::{
+    Channel, CloseReason, Operation, OperationError, PendingWork, ScopedPendingWork, TransportError,
+};
 
 /// Where operations are posted that end before it does.
 ///
@@ -217,6 +219,12 @@ impl<'scope> Scope<'scope, '_> {
         post_read: ReadWorkRequest => Read;
         /// Posts an atomic operation on memory of the peer.
         post_atomic: AtomicWorkRequest => Atomic;
+    }
+
+    /// Whether the channel has been closed, and by what: why operations that had not failed were flushed.
+    #[must_use]
+    pub fn closed(&self) -> Option<CloseReason> {
+        self.core.lane(0).ok().and_then(|lane| lane.closed.get())
     }
 
     /// Posts room for a message of the peer.

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rdma_channel::{CloseReason, TransportError};
 use rdma_qp::WorkErrorClass;
 
 /// Why a copy failed, in words for the person who started it.
@@ -55,6 +56,9 @@ pub enum Error {
     /// A request failed.
     #[error("a request failed: {0}")]
     Completion(#[from] rdma_qp::WorkError),
+    /// The connection.
+    #[error(transparent)]
+    Channel(TransportError),
     /// What arrived is not what was sent.
     #[error(
         "the data was damaged on its way: {expected_bytes} bytes with checksum {expected:08x} were \
@@ -73,9 +77,12 @@ pub enum Error {
     /// The other side said what it must not say.
     #[error("the other side does not follow the protocol: {0}")]
     Protocol(String),
-    /// A slot was to be used while it was in flight.
-    #[error("no slot is free for the next message")]
-    NoSlot,
+    /// A message was longer than its slot.
+    #[error("a message of {length} bytes does not fit into its slot")]
+    TooLong {
+        /// How long it was.
+        length: usize,
+    },
     /// Nothing happened for too long.
     #[error("nothing came from the other side for {patience:?}; given up")]
     Stalled {
@@ -95,13 +102,21 @@ impl Error {
         Self::File { action, path: path.to_owned(), source }
     }
 
+    /// Of a request that was flushed, what had failed before it.
+    pub(crate) fn or_cause(self, closed: Option<CloseReason>) -> Self {
+        match closed {
+            Some(CloseReason::Work { error, .. }) if self.is_flush() => Self::Completion(error),
+            _ => self,
+        }
+    }
+
+    fn is_flush(&self) -> bool {
+        matches!(self, Self::Completion(error) if error.class() == WorkErrorClass::Flushed)
+    }
+
     /// Whether it only tells that something else went wrong before.
     pub(crate) fn is_consequence(&self) -> bool {
-        match self {
-            Self::OtherSide => true,
-            Self::Completion(error) => error.class() == WorkErrorClass::Flushed,
-            _ => false,
-        }
+        matches!(self, Self::OtherSide) || self.is_flush()
     }
 
     /// Says which files the streams of a transfer were.
@@ -110,6 +125,18 @@ impl Error {
             Self::Read(error) => Self::file("read", from, error),
             Self::Write(error) => Self::file("write", to, error),
             other => other,
+        }
+    }
+}
+
+impl From<TransportError> for Error {
+    fn from(error: TransportError) -> Self {
+        match error {
+            TransportError::WorkError(error)
+            | TransportError::Closed(CloseReason::Work { error, .. }) => Self::Completion(error),
+            TransportError::PostError(error) => Self::Post(error),
+            TransportError::IbvError(error) => Self::Queue(*error),
+            other => Self::Channel(other),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A file is copied through two queue pairs.
+//! A file is copied through two channels.
 //!
 //! A *sender* reads the file into registered slots and writes each, with RDMA, into the same slot of a
 //! *receiver*, which runs on a thread of its own and writes the new file. The receiver learns of each
@@ -13,16 +13,16 @@
 //! ```
 //!
 //! Each side ends when the other does: by a flag that both look at while they wait, and by a limit on
-//! how long nothing at all may come.
+//! how long anything may take.
 //!
 //! Both sides are here in one process, so the flag and the exchange of endpoints need no network. What
 //! is between them is nothing but RDMA.
 
 mod command;
 mod connect;
-mod connection;
 mod destination;
 mod error;
+mod inbox;
 mod message;
 mod receiver;
 mod sender;

@@ -1,21 +1,55 @@
 //! The side whose memory is written, and which writes the file.
 
+use std::collections::VecDeque;
 use std::io::Write;
 
 use crc32fast::Hasher;
+use rdma_channel::{Channel, Scope, ScopedPendingWork};
 use rdma_mem::SharedRegion;
+use rdma_qp::WriteWorkRequest;
 
-use super::connection::{Arrival, Connection};
+use super::inbox::{Arrival, Inbox};
 use super::message::{Kind, Trailer, immediate, kind_of};
-use super::stop::Stop;
+use super::stop::{Meeting, Stop};
 use super::{Control, Error, Settings};
 
 /// Takes each chunk out of its slot, writes it, and gives the slot back by a credit.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    connection: Connection,
+    pub(super) channel: Channel,
     /// The slots, which the sender writes.
     slots: SharedRegion,
+    settings: Settings,
+}
+
+impl Receiver {
+    pub(crate) fn new(channel: Channel, slots: SharedRegion, settings: Settings) -> Self {
+        Self { channel, slots, settings }
+    }
+
+    pub(crate) fn registered_bytes(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Writes all chunks to `sink`, until the trailer says that they were all, and right. How that ends is
+    /// told to `stop`.
+    pub(crate) fn run(&mut self, sink: &mut dyn Write, control: Control<'_>, stop: &Stop<'_>) {
+        let Self { channel, slots, settings } = self;
+        // What the scope itself says is no news: there was room left for messages that do not come.
+        let _ = channel.scope(|scope| {
+            stop.on_a_side(scope, || {
+                Receiving::new(scope, slots, *settings).run(sink, control, stop)
+            })
+        });
+    }
+}
+
+/// A transfer under way.
+struct Receiving<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    slots: &'scope SharedRegion,
+    inbox: Inbox<'scope>,
+    credits: VecDeque<ScopedPendingWork<'scope>>,
     /// A chunk on its way out of the slots; this memory is not registered.
     chunk: Vec<u8>,
     settings: Settings,
@@ -23,22 +57,27 @@ pub(crate) struct Receiver {
     taken: u64,
 }
 
-impl Receiver {
-    pub(crate) fn new(connection: Connection, slots: SharedRegion, settings: Settings) -> Self {
-        Self { connection, slots, chunk: vec![0; settings.chunk()], settings, taken: 0 }
+impl<'scope, 'env> Receiving<'scope, 'env> {
+    fn new(
+        scope: &'scope Scope<'scope, 'env>,
+        slots: &'scope SharedRegion,
+        settings: Settings,
+    ) -> Self {
+        let (inbox, credits) =
+            (Inbox::new(settings.depth()), VecDeque::with_capacity(settings.depth()));
+        Self { scope, slots, inbox, credits, chunk: vec![0; settings.chunk()], settings, taken: 0 }
     }
 
-    pub(crate) fn registered_bytes(&self) -> usize {
-        self.slots.len() + self.connection.registered_bytes()
-    }
-
-    /// Writes all chunks to `sink`, until the trailer says that they were all, and right.
-    pub(crate) fn run(
-        &mut self,
+    fn run(
+        mut self,
         sink: &mut dyn Write,
         control: Control<'_>,
         stop: &Stop<'_>,
     ) -> Result<(), Error> {
+        for _ in 0..self.settings.depth() {
+            self.inbox.post(self.scope)?;
+        }
+        stop.meet(Meeting::Begin)?;
         let mut hasher = Hasher::new();
         let mut bytes = 0;
         loop {
@@ -49,19 +88,23 @@ impl Receiver {
                 check(chunk, Trailer { bytes, crc32: hasher.finalize() })?;
                 sink.flush().map_err(Error::Write)?;
                 self.give_credit(stop)?;
-                return self.connection.drained(stop);
+                while !self.credits.is_empty() {
+                    self.credit_arrived(stop)?;
+                }
+                return stop.meet(Meeting::End);
             }
             (control.arrival)(bytes, chunk);
             hasher.update(chunk);
             sink.write_all(chunk).map_err(Error::Write)?;
             bytes += length as u64;
             (control.progress)(bytes);
+            self.inbox.post(self.scope)?; // before the credit for which the sender may use it
             self.give_credit(stop)?;
         }
     }
 
     fn next_message(&mut self, stop: &Stop<'_>) -> Result<(Kind, usize), Error> {
-        let Arrival { immediate, bytes } = self.connection.arrival(stop)?;
+        let Arrival { immediate, bytes } = self.inbox.next(stop)?;
         match kind_of(immediate, self.taken)? {
             Kind::Credit => Err(Error::Protocol("a credit came to the receiver".to_owned())),
             kind => Ok((kind, bytes)),
@@ -79,12 +122,21 @@ impl Receiver {
         Ok(chunk)
     }
 
-    /// First the receive, then the credit for which the sender may use it.
+    /// Writes nothing, but tells the sender a number.
     fn give_credit(&mut self, stop: &Stop<'_>) -> Result<(), Error> {
-        self.connection.post_receive()?;
-        self.connection.room(stop)?;
-        self.connection.write_nothing(immediate(Kind::Credit, self.taken))?;
+        if self.credits.len() == self.settings.depth() {
+            self.credit_arrived(stop)?;
+        }
+        let credit = WriteWorkRequest::only_immediate(immediate(Kind::Credit, self.taken));
+        self.credits.push_back(self.scope.post_write(credit)?);
         self.taken += 1;
+        Ok(())
+    }
+
+    /// Waits until the oldest credit has arrived.
+    fn credit_arrived(&mut self, stop: &Stop<'_>) -> Result<(), Error> {
+        stop.until(|| self.credits.front().and_then(ScopedPendingWork::poll))??;
+        self.credits.pop_front();
         Ok(())
     }
 }

@@ -1,9 +1,11 @@
 //! How one side learns that the other has failed, and that nothing waits for ever.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{hint, thread};
+
+use rdma_channel::Scope;
 
 use super::Error;
 
@@ -15,11 +17,24 @@ pub(crate) struct Stop<'a> {
     patience: Duration,
     stopped: AtomicBool,
     first: Mutex<Option<Error>>,
+    /// How many times a side came to a meeting.
+    met: AtomicU32,
+}
+
+/// Where the sides wait for each other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Meeting {
+    /// The receiver has room for messages.
+    Begin = 1,
+    /// Neither needs the other's end of the connection any more. Its own last acknowledgement may have been
+    /// on its way when the other had all that it needs.
+    End = 2,
 }
 
 impl<'a> Stop<'a> {
     pub(crate) fn new(cancelled: &'a AtomicBool, patience: Duration) -> Self {
-        Self { cancelled, patience, stopped: AtomicBool::new(false), first: Mutex::new(None) }
+        let (stopped, met) = (AtomicBool::new(false), AtomicU32::new(0));
+        Self { cancelled, patience, stopped, first: Mutex::new(None), met }
     }
 
     /// Ends the transfer. The first error that tells a cause is kept.
@@ -39,6 +54,39 @@ impl<'a> Stop<'a> {
         if self.stopped.load(Ordering::Acquire) { Err(Error::OtherSide) } else { Ok(()) }
     }
 
+    /// Waits until `ready` gives something, which does not wait.
+    pub(crate) fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> Result<T, Error> {
+        let mut wait = Wait::new(self);
+        loop {
+            if let Some(found) = ready() {
+                return Ok(found);
+            }
+            wait.pause()?;
+        }
+    }
+
+    /// Waits for the other side.
+    pub(crate) fn meet(&self, meeting: Meeting) -> Result<(), Error> {
+        let both = 2 * meeting as u32;
+        self.met.fetch_add(1, Ordering::AcqRel);
+        self.until(|| (self.met.load(Ordering::Acquire) >= both).then_some(()))
+    }
+
+    /// Runs a side in its scope; its failure, or its panic, ends the other.
+    ///
+    /// That is before the scope ends, and with it the connection: what the other finds then is no cause.
+    pub(crate) fn on_a_side<T>(
+        &self,
+        scope: &Scope<'_, '_>,
+        run: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let _guard = StopOnPanic(self);
+        run().map_err(|error| {
+            self.fail(error.or_cause(scope.closed()));
+            Error::OtherSide
+        })
+    }
+
     /// The cause, if the transfer failed.
     pub(crate) fn into_result(self) -> Result<(), Error> {
         let first = self.first.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -47,7 +95,7 @@ impl<'a> Stop<'a> {
 }
 
 /// Ends the transfer if its side panics.
-pub(crate) struct StopOnPanic<'a>(pub(crate) &'a Stop<'a>);
+struct StopOnPanic<'a>(&'a Stop<'a>);
 
 impl Drop for StopOnPanic<'_> {
     fn drop(&mut self) {
@@ -60,20 +108,20 @@ impl Drop for StopOnPanic<'_> {
 /// Empty polls before the core is offered to others: about what a message between two cores takes.
 const SPINS: u32 = 256;
 
-/// A wait for a completion.
-pub(crate) struct Wait<'a> {
+/// A wait for one thing.
+struct Wait<'a> {
     stop: &'a Stop<'a>,
     spins: u32,
     since: Option<Instant>,
 }
 
 impl<'a> Wait<'a> {
-    pub(crate) fn new(stop: &'a Stop<'a>) -> Self {
+    fn new(stop: &'a Stop<'a>) -> Self {
         Self { stop, spins: 0, since: None }
     }
 
-    /// After an empty poll: a moment's pause, or the reason to give up.
-    pub(crate) fn pause(&mut self) -> Result<(), Error> {
+    /// After a look in vain: a moment's pause, or the reason to give up.
+    fn pause(&mut self) -> Result<(), Error> {
         if self.spins < SPINS {
             self.spins += 1;
             hint::spin_loop();

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use super::connect::connect;
 use super::message::Trailer;
-use super::stop::{Stop, StopOnPanic};
+use super::receiver::Receiver;
+use super::sender::Sender;
+use super::stop::Stop;
 use super::{Error, Settings};
 
 /// How the caller takes part while a transfer runs. The functions are called on the receiver's thread.
@@ -20,8 +22,8 @@ pub struct Control<'a> {
     pub arrival: &'a (dyn Fn(u64, &mut [u8]) + Sync),
     /// Set it, from anywhere, to end the transfer with [`Error::Cancelled`].
     pub cancelled: &'a AtomicBool,
-    /// How long a side waits while nothing at all completes, before it ends with [`Error::Stalled`].
-    /// At first two minutes: the other side's disk may take its time.
+    /// How long a side waits for any one thing, a message of the other or a request of its own, before it
+    /// ends with [`Error::Stalled`]. At first two minutes: the other side's disk may take its time.
     pub patience: Duration,
 }
 
@@ -52,7 +54,7 @@ pub struct Transferred {
     pub time: Duration,
 }
 
-/// Sends all that `source` gives to `sink`, through two connected queue pairs of a device.
+/// Sends all that `source` gives to `sink`, through two connected channels of a device.
 ///
 /// The sender runs on this thread, the receiver on one of its own.
 ///
@@ -78,23 +80,26 @@ pub fn transfer(
     settings: Settings,
     control: Control<'_>,
 ) -> Result<Transferred, Error> {
-    // Neither side lets go of its end before both are done: the last acknowledgement may still be on
-    // its way when the side that it is for has all that it needs.
-    let (mut sender, mut receiver) = connect(device, settings)?;
-    let stop = Stop::new(control.cancelled, control.patience);
-    let started = Instant::now();
-    let sent = thread::scope(|scope| {
-        scope.spawn(|| on_a_side(&stop, || receiver.run(sink, control, &stop)));
-        on_a_side(&stop, || sender.run(source, &stop))
-    });
-    stop.into_result()?;
-    let Trailer { bytes, crc32 } = sent.ok_or(Error::OtherSide)?;
+    let (mut sender, receiver) = connect(device, settings)?;
     let registered_bytes = sender.registered_bytes().max(receiver.registered_bytes());
+    let started = Instant::now();
+    let Trailer { bytes, crc32 } = both_sides(&mut sender, receiver, source, sink, control)?;
     Ok(Transferred { bytes, crc32, registered_bytes, time: started.elapsed() })
 }
 
-/// Runs a side; its failure, or its panic, ends the other.
-fn on_a_side<T>(stop: &Stop<'_>, run: impl FnOnce() -> Result<T, Error>) -> Option<T> {
-    let _guard = StopOnPanic(stop);
-    run().map_err(|error| stop.fail(error)).ok()
+/// Runs the sides until both are done, or have failed.
+pub(crate) fn both_sides(
+    sender: &mut Sender,
+    mut receiver: Receiver,
+    source: &mut dyn Read,
+    sink: &mut (dyn Write + Send),
+    control: Control<'_>,
+) -> Result<Trailer, Error> {
+    let stop = Stop::new(control.cancelled, control.patience);
+    let sent = thread::scope(|threads| {
+        threads.spawn(|| receiver.run(sink, control, &stop));
+        sender.run(source, &stop)
+    });
+    stop.into_result()?;
+    sent
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma_examples::copy_file::{Control, Error, Settings, transfer};
 use rdma_soft::{Builder, Schedule};
@@ -33,6 +33,9 @@ impl Read for Endless {
 }
 
 const FOR_EVER: Endless = Endless { left: usize::MAX };
+
+/// What a channel gives what a scope has left under way, unless it is told otherwise.
+const DRAIN: Duration = Duration::from_secs(5);
 
 fn settings() -> Settings {
     Settings::new(4096, 4).unwrap()
@@ -93,8 +96,10 @@ fn a_caller_who_has_enough() {
         let cancelled = AtomicBool::new(false);
         let progress = |bytes| cancelled.store(bytes > 100_000, Ordering::Relaxed);
         let control = Control { progress: &progress, cancelled: &cancelled, ..Control::default() };
+        let begin = Instant::now();
         let result = transfer(&device, &mut { FOR_EVER }, &mut io::sink(), settings(), control);
         assert!(matches!(result, Err(Error::Cancelled)), "{result:?}");
+        assert!(begin.elapsed() < DRAIN, "it waited for messages that nobody sends");
     }
 }
 

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use rdma_mem::{ProtectionDomain, SliceMut};
-use rdma_qp::{AtomicWorkRequest, SendWorkRequest};
+use rdma_qp::{AtomicWorkRequest, SendWorkRequest, WriteWorkRequest};
 
 use super::work_request::PeerRequest;
 use super::{
@@ -170,7 +170,22 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         peer: usize,
         buf: B,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        self.rent_send(peer, buf)
+        self.send_from_with(peer, buf, |request| request)
+    }
+
+    /// As [`send_from`](Self::send_from), of a request to which the closure has added; as
+    /// [`Scope::send_from_with`] of a channel.
+    ///
+    /// # Errors
+    /// [`Refused`] with the memory, if it was not posted.
+    #[inline]
+    pub fn send_from_with<B: Rent + 'scope>(
+        &'scope self,
+        peer: usize,
+        buf: B,
+        adapt: impl for<'w, 'd> FnOnce(SendWorkRequest<'w, 'd>) -> SendWorkRequest<'w, 'd>,
+    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+        self.rent_send(peer, buf, adapt)
     }
 
     /// Takes one message of a peer into rented memory; as [`Scope::receive_into`] of a channel.
@@ -196,7 +211,22 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         buf: B,
         remote: PeerRemoteMemoryRegion,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        self.rent_write(remote.peer(), buf, remote.remote())
+        self.write_from_with(buf, remote, |request| request)
+    }
+
+    /// As [`write_from`](Self::write_from), of a request to which the closure has added; as
+    /// [`Scope::write_from_with`] of a channel.
+    ///
+    /// # Errors
+    /// [`Refused`] with the memory, if it was not posted.
+    #[inline]
+    pub fn write_from_with<B: Rent + 'scope>(
+        &'scope self,
+        buf: B,
+        remote: PeerRemoteMemoryRegion,
+        adapt: impl for<'w, 'd> FnOnce(WriteWorkRequest<'w, 'd>) -> WriteWorkRequest<'w, 'd>,
+    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+        self.rent_write(remote.peer(), buf, remote.remote(), adapt)
     }
 
     /// Fills rented memory from the beginning of `remote`; as [`Scope::read_into`] of a channel.

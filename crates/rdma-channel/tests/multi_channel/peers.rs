@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rdma_channel::{
     MultiChannel, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion,
-    PeerSendWorkRequest, PeerWriteWorkRequest, TransportError, prelude::*,
+    PeerSendWorkRequest, PeerWriteWorkRequest, ScopeError, TransportError, prelude::*,
 };
 use rdma_mem::{
     GatherList, RemoteMemoryRegion, ScatterList, remote_array_field, remote_struct_field,
@@ -51,6 +51,31 @@ fn each_operation_reaches_the_peer_that_it_names() {
         }
         assert_eq!((star.open(), star.center.stray_completions()), (vec![0, 1, 2], 0));
     }
+}
+
+#[test]
+fn rented_requests_take_along_what_their_closures_add() {
+    let mut star = Star::new("soft0");
+    let mut from = star.pd.allocate_region(8).unwrap();
+    let mut to = star.pd.allocate_region(8).unwrap();
+    let remote = star.remote(1);
+    let (center, peer) = (&mut star.center, &mut star.peers[1]);
+    let numbers = peer.scope(|p| {
+        let written = p.receive_into(to.as_slice_mut())?;
+        center
+            .scope(|s| {
+                let from = from.as_slice_mut();
+                let write = s.write_from_with(from, remote, |w| w.with_immediate(1))?;
+                let to = written.wait(SECOND).unwrap();
+                let sent = p.receive_into(to.buf)?;
+                let from = write.wait(SECOND).unwrap().buf;
+                drop(s.send_from_with(1, from, |w| w.with_immediate(2))?);
+                let sent = sent.wait(SECOND).unwrap().result?;
+                Ok::<_, TransportError>([to.result?, sent].map(|got| got.immediate_data()))
+            })
+            .map_err(|error| panic!("{error}"))
+    });
+    assert_eq!(numbers.unwrap_or_else(|error: ScopeError| panic!("{error}")), [Some(1), Some(2)]);
 }
 
 #[test]

@@ -1,0 +1,45 @@
+//! Messages of the peer, in order.
+
+use std::collections::VecDeque;
+
+use rdma_channel::{Scope, ScopedPendingWork};
+use rdma_qp::ReceiveWorkRequest;
+
+use super::Error;
+use super::stop::Stop;
+
+/// Room for messages that are nothing but an immediate, or come with bytes that are in memory already.
+#[derive(Debug)]
+pub(crate) struct Inbox<'scope> {
+    receives: VecDeque<ScopedPendingWork<'scope>>,
+}
+
+/// A message of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arrival {
+    pub(crate) immediate: u32,
+    /// How many bytes it wrote into our memory.
+    pub(crate) bytes: usize,
+}
+
+impl<'scope> Inbox<'scope> {
+    pub(crate) fn new(depth: usize) -> Self {
+        Self { receives: VecDeque::with_capacity(depth) }
+    }
+
+    /// Has room for one more message.
+    pub(crate) fn post(&mut self, scope: &'scope Scope<'scope, '_>) -> Result<(), Error> {
+        self.receives.push_back(scope.post_receive(ReceiveWorkRequest::only_immediate())?);
+        Ok(())
+    }
+
+    /// Waits for the next message.
+    pub(crate) fn next(&mut self, stop: &Stop<'_>) -> Result<Arrival, Error> {
+        let success = stop.until(|| self.receives.front().and_then(ScopedPendingWork::poll))??;
+        self.receives.pop_front();
+        match (success.immediate_data(), success.scattered_bytes()) {
+            (Some(immediate), Some(bytes)) => Ok(Arrival { immediate, bytes }),
+            _ => Err(Error::Protocol(format!("{success:?} has no immediate"))),
+        }
+    }
+}
