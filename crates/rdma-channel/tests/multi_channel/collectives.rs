@@ -65,6 +65,7 @@ fn messages_go_to_each_peer_and_to_several() {
             star.center.multicast_send([2, 1], SendWorkRequest::only_immediate(1).signaled(false));
         assert_eq!(done.unwrap().len(), 2);
         assert_eq!(star.center.scatter_send([]).unwrap(), []);
+        assert_eq!(star.open(), [0, 1, 2]);
     }
 }
 

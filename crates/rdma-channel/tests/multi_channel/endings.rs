@@ -175,6 +175,9 @@ fn giving_up_a_request_leaves_those_to_other_peers_alone() {
         assert_eq!(star.device.release(star.qpns[0], u32::MAX), 1);
         let done = star.center.scope(|_| Ok::<_, TransportError>(()));
         assert!(done.is_ok() && star.open() == [0], "its completion was taken");
+        let room = PeerReceiveWorkRequest::only_immediate(0);
+        assert!(star.center.receive_timeout(room, LIMIT).is_err());
+        assert_eq!(star.center.stray_completions(), 0, "as that of a request under way");
     });
 }
 
