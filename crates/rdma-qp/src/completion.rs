@@ -1,6 +1,7 @@
 //! Completions, as they are polled.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::fmt;
 use std::iter::FusedIterator;
 use std::slice;
@@ -23,6 +24,24 @@ pub struct PollSlot(pub(crate) ibv_wc);
 impl fmt::Debug for PollSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PollSlot").finish_non_exhaustive()
+    }
+}
+
+/// A slot that [`CompletionQueue::poll_into`](crate::CompletionQueue::poll_into) has filled.
+#[derive(Clone, Copy, Debug)]
+pub struct FilledSlot<'s>(&'s Cell<PollSlot>);
+
+impl<'s> FilledSlot<'s> {
+    #[inline(always)]
+    pub(crate) const fn new(slot: &'s Cell<PollSlot>) -> Self {
+        Self(slot)
+    }
+
+    /// The completion in it: the last one that was polled into this slot.
+    #[inline(always)]
+    #[must_use]
+    pub fn completion(self) -> WorkCompletion {
+        WorkCompletion(self.0.get().0)
     }
 }
 
@@ -97,6 +116,27 @@ impl WorkCompletion {
         Qpn::masked(self.0.qp_num)
     }
 
+    /// As [`result`](Self::result), of a request that is known to be of the send queue: nothing is read that
+    /// only receives have.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline(always)]
+    pub const fn result_of_send(&self) -> WorkResult {
+        let status = WcStatus::from_raw(self.0.status.0);
+        if !status.is_success() {
+            return Err(WorkError::new(status, self.0.vendor_err));
+        }
+        Ok(WorkSuccess::of_send(WcOpcode::from_raw(self.0.opcode.0)))
+    }
+
+    /// Whether it was posted to that queue pair.
+    #[inline(always)]
+    #[must_use]
+    pub const fn is_of(&self, qpn: Qpn) -> bool {
+        self.0.qp_num == qpn.get()
+    }
+
     /// When it completed, in ticks of the device's clock, if the queue was made with
     /// [timestamps](crate::CompletionQueueBuilder::timestamps).
     ///
@@ -116,13 +156,10 @@ impl WorkCompletion {
     /// If it failed: the connection has ended then, and what else was posted is flushed.
     #[inline]
     pub fn result(&self) -> WorkResult {
-        let status = WcStatus::from_raw(self.0.status.0);
-        if !status.is_success() {
-            return Err(WorkError::new(status, self.0.vendor_err));
-        }
-        let opcode = WcOpcode::from_raw(self.0.opcode.0);
+        let success = self.result_of_send()?;
+        let opcode = success.opcode();
         if !opcode.is_receive() {
-            return Ok(WorkSuccess::of_send(opcode));
+            return Ok(success);
         }
         // SAFETY: SAFETY.md F4: both variants of the union are plain numbers of the same size.
         let number = unsafe { self.0.__bindgen_anon_1.imm_data };

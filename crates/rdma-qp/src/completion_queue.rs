@@ -1,6 +1,7 @@
 //! Completion queues.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -14,7 +15,9 @@ use crate::completion_channel::Subscription;
 use crate::error::create_hint;
 use crate::extended_poll::{FIELDS, polled};
 use crate::stand_in::Called;
-use crate::{CompletionChannel, CompletionQueueBuilder, Error, PollSlot, PolledCompletions};
+use crate::{
+    CompletionChannel, CompletionQueueBuilder, Error, FilledSlot, PollSlot, PolledCompletions,
+};
 
 /// A completion queue (CQ): where the device says which work requests are done.
 ///
@@ -210,6 +213,45 @@ impl CompletionQueue {
         match Errno::check_poll(returned) {
             Ok(count) => Ok(PolledCompletions::new(slots.get(..count).unwrap_or(slots))),
             Err(_) => Err(PollError),
+        }
+    }
+
+    /// Takes one completion off the queue, if there is one, without waiting; see `man ibv_poll_cq`.
+    ///
+    /// For one at a time in few instructions: the slot is used again as it is, where a new one would be
+    /// cleared for each poll.
+    ///
+    /// # Errors
+    /// As of [`poll`](Self::poll).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::cell::Cell;
+    /// use rdma_qp::{CompletionQueue, PollSlot};
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let cq = CompletionQueue::create(&context, 64)?;
+    /// let slot = Cell::new(PollSlot::default());
+    /// while let Some(filled) = cq.poll_into(&slot)? {
+    ///     println!("{:?}", filled.completion());
+    /// }
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "ibv_poll_cq")]
+    #[inline(always)]
+    pub fn poll_into<'s>(
+        &self,
+        slot: &'s Cell<PollSlot>,
+    ) -> Result<Option<FilledSlot<'s>>, PollError> {
+        let queue = self.0.polled.as_ptr();
+        // SAFETY: SAFETY.md F1, F12: a live queue, and one completion to write to, which nobody borrows; a
+        // slot is laid out as one (F5).
+        let returned = unsafe { ibv_poll_cq(queue, 1, slot.as_ptr().cast()) };
+        match returned {
+            0 => Ok(None),
+            1.. => Ok(Some(FilledSlot::new(slot))),
+            _ => Err(PollError),
         }
     }
 

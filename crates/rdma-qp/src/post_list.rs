@@ -41,7 +41,7 @@ impl Linked for QueuedReceive<'_, '_> {
 
 /// Has `call` post one request. It gets the request and where to say which one it refused; `refused` gets
 /// what it returned then, and how many were posted.
-#[inline]
+#[inline(always)]
 pub(crate) fn post_one<W>(
     mut wr: W,
     call: impl FnOnce(*mut W, *mut *mut W) -> c_int,
@@ -92,12 +92,12 @@ fn place(first: usize, bad: usize, stride: usize, count: usize) -> usize {
 }
 
 impl Queued for QueuedRequest<'_, '_> {
-    #[inline]
+    #[inline(always)]
     fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
         self.check(qp)
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError> {
         // SAFETY: SAFETY.md F1, F12: a live queue pair, and one request, which ends the list; the rest is
         // this function's contract.
@@ -115,12 +115,12 @@ impl Queued for QueuedRequest<'_, '_> {
 }
 
 impl Queued for QueuedReceive<'_, '_> {
-    #[inline]
+    #[inline(always)]
     fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
         self.check(qp.pd(), qp.limits().max_recv_sge).map_err(|error| explain(error, qp))
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError> {
         // SAFETY: SAFETY.md F1, F12: as above.
         let call = |wr, bad| unsafe { ibv_post_recv(qp.as_raw(), wr, bad) };
