@@ -42,13 +42,15 @@ requests!(
 /// What a batch is made of: requests of the send queue, or receives.
 pub(crate) trait Item {
     type Queued;
+    /// Whether it is of the send queue, whose requests are done in order.
+    const SENDS: bool;
 
     fn operation(&self) -> Operation;
     fn is_signaled(&self) -> bool;
     fn ring(lane: &Lane) -> &Ring;
-    /// The last request of the queue if that is silent, and how many are: receives have nothing to do with those
-    /// of the send queue.
-    fn silent(lane: &Lane) -> (u64, u32);
+    /// How many silent requests are at the end of the queue: receives have nothing to do with those of the
+    /// send queue.
+    fn run(lane: &Lane) -> u32;
     fn queue(self, id: u64, signaled: bool) -> Self::Queued;
 
     /// # Safety
@@ -58,6 +60,7 @@ pub(crate) trait Item {
 
 impl<'wr, 'data> Item for Request<'wr, 'data> {
     type Queued = QueuedRequest<'wr, 'data>;
+    const SENDS: bool = true;
 
     #[inline(always)]
     fn operation(&self) -> Operation {
@@ -75,8 +78,8 @@ impl<'wr, 'data> Item for Request<'wr, 'data> {
     }
 
     #[inline(always)]
-    fn silent(lane: &Lane) -> (u64, u32) {
-        (lane.silent.get(), lane.run.get())
+    fn run(lane: &Lane) -> u32 {
+        lane.run.get()
     }
 
     #[inline(always)]
@@ -93,6 +96,7 @@ impl<'wr, 'data> Item for Request<'wr, 'data> {
 
 impl<'wr, 'data> Item for ReceiveWorkRequest<'wr, 'data> {
     type Queued = QueuedReceive<'wr, 'data>;
+    const SENDS: bool = false;
 
     #[inline(always)]
     fn operation(&self) -> Operation {
@@ -110,8 +114,8 @@ impl<'wr, 'data> Item for ReceiveWorkRequest<'wr, 'data> {
     }
 
     #[inline(always)]
-    fn silent(_: &Lane) -> (u64, u32) {
-        (0, 0)
+    fn run(_: &Lane) -> u32 {
+        0
     }
 
     #[inline(always)]
@@ -162,21 +166,15 @@ impl Core {
             Ok(slots) => slots,
             Err(error) => return Err(BatchRefused::nothing_posted(error)),
         };
-        let (mut silent, mut run) = I::silent(lane);
-        let mut states = [State::IN_FLIGHT; N];
+        let (mut run, mut signaled) = (I::run(lane), [true; N]);
         let mut place = 0;
         let mut queued = items.map(|item| {
-            let slot = slots[place];
             let last = place + 1 == N || run + 1 >= I::ring(lane).count / 2;
-            let signaled = item.is_signaled() || last;
-            if !signaled || silent != 0 {
-                slot.link.set(silent);
-                states[place] =
-                    if signaled { State::IN_FLIGHT.linked() } else { State::IN_FLIGHT.silent() };
-                (silent, run) = if signaled { (0, 0) } else { (slot.id.get(), run + 1) };
-            }
+            signaled[place] = item.is_signaled() || last;
+            run = if signaled[place] { 0 } else { run + 1 };
+            let request = item.queue(slots[place].id.get(), signaled[place]);
             place += 1;
-            item.queue(slot.id.get(), signaled)
+            request
         });
         let posted = match &lane.qp {
             // SAFETY: SAFETY.md F21: this function's contract.
@@ -184,7 +182,10 @@ impl Core {
             None => Err((0, closed(lane))),
         };
         let in_flight = |place: usize| {
-            self.posted(slots[place], operations[place], states[place]);
+            self.posted(slots[place], operations[place]);
+            if I::SENDS && (!signaled[place] || lane.silent.get() != 0) {
+                self.link(lane, slots[place], signaled[place]);
+            }
             Ticket::new(self, slots[place])
         };
         posted.map(|()| array::from_fn(in_flight)).map_err(|(count, error)| {

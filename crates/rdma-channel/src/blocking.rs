@@ -3,29 +3,27 @@
 
 use std::time::Duration;
 
-use rdma_qp::{ReceiveWorkRequest, WorkErrorClass, WorkSuccess};
+use rdma_qp::{ReceiveWorkRequest, WorkCompletion, WorkErrorClass, WorkResult, WorkSuccess};
 
-use crate::core::{Core, SendRequest};
-use crate::ending::without_unwinding;
+use crate::core::{Core, SendRequest, seldom};
+use crate::ending::{AbortOnUnwind, without_unwinding};
 use crate::lane::Lane;
 use crate::patience::Patience;
-use crate::ticket::Ticket;
+use crate::ticket::{Ticket, Unsettled};
 use crate::{CloseReason, Operation, TransportError, WorkId};
 
 impl Core {
-    /// Posts a request of the send queue, and waits for it.
+    /// Posts a request of the send queue, and waits for it, so long, or as long as operations of its kind may
+    /// take.
     #[inline(always)]
     pub(crate) fn block_send<R: SendRequest>(
         &mut self,
         peer: usize,
         operation: Operation,
         request: R,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<WorkSuccess, TransportError> {
-        // SAFETY: SAFETY.md F22: its memory is borrowed by this call, which ends after the request.
-        self.block(peer, timeout, |core, lane| unsafe {
-            core.post(lane, operation, request.made_signaled(), true)
-        })
+        self.block(peer, timeout, Sent { operation, request })
     }
 
     /// As [`block_send`](Self::block_send), of a receive.
@@ -35,41 +33,41 @@ impl Core {
         peer: usize,
         _: Operation,
         request: ReceiveWorkRequest<'_, '_>,
-        timeout: Duration,
+        timeout: Option<Duration>,
     ) -> Result<WorkSuccess, TransportError> {
-        // SAFETY: SAFETY.md F22: its memory is borrowed by this call, which ends after the request.
-        self.block(peer, timeout, |core, lane| unsafe { core.post_receive(lane, request, true) })
+        self.block(peer, timeout, request)
     }
 
     /// Posts one request, and returns when the device uses its memory no more.
     #[inline(always)]
-    fn block(
+    fn block<P: Posted>(
         &mut self,
         peer: usize,
-        timeout: Duration,
-        post: impl for<'c> FnOnce(&'c Self, &'c Lane) -> Result<Ticket<'c>, TransportError>,
+        timeout: Option<Duration>,
+        request: P,
     ) -> Result<WorkSuccess, TransportError> {
-        without_unwinding(|| {
-            let left = match self.lane(peer).and_then(|lane| post(self, lane)) {
-                Ok(ticket) => match ticket.wait(timeout) {
-                    Ok(Some(result)) => return Ok(result?),
-                    Ok(None) => Ok((ticket.keep(), None)),
-                    Err(error) => Ok((ticket.keep(), Some(error))),
-                },
+        let guard = AbortOnUnwind;
+        let left = {
+            let posted = match self.lane(peer) {
+                // SAFETY: SAFETY.md F22: its memory is borrowed by this call, which ends after the request.
+                Ok(lane) => unsafe { request.post(self, lane) },
                 Err(error) => Err(error),
             };
-            match left {
-                Ok(((id, operation), failure)) => {
-                    self.out_of_patience(id, operation, timeout, failure)
-                }
-                Err(error) => {
-                    if error.may_be_posted() {
-                        self.end_doubtful();
+            match posted {
+                Ok(ticket) => match ticket.place().glance_by(P::result) {
+                    Ok(success) => {
+                        ticket.release();
+                        guard.disarm();
+                        return Ok(success);
                     }
-                    Err(error)
-                }
+                    Err(so_far) => Left::after(ticket, so_far, timeout),
+                },
+                Err(error) => seldom(move || Left::Refused(error)),
             }
-        })
+        };
+        let result = self.end_of(left);
+        guard.disarm();
+        Ok(result??)
     }
 
     /// Runs what posts several requests and [waits](wait_all) for them. Returns when the device uses the memory
@@ -92,26 +90,28 @@ impl Core {
         })
     }
 
-    /// The request is ended: its memory goes back to the caller.
-    #[cold]
+    /// If it is not over by now, the request is ended: its memory goes back to the caller.
     #[inline(never)]
-    fn out_of_patience(
-        &mut self,
-        id: WorkId,
-        operation: Operation,
-        timeout: Duration,
-        failure: Option<TransportError>,
-    ) -> Result<WorkSuccess, TransportError> {
-        let reason = match failure {
-            Some(_) => CloseReason::Poll,
-            None => CloseReason::Timeout { operation },
+    fn end_of(&mut self, left: Left) -> Result<WorkResult, TransportError> {
+        let (id, operation, failure) = match left {
+            Left::Nothing(result) => return Ok(result),
+            Left::Refused(error) => {
+                if error.may_be_posted() {
+                    self.end_doubtful();
+                }
+                return Err(error);
+            }
+            Left::UnderWay { id, operation, failure } => (id, operation, failure),
         };
-        let error = failure.unwrap_or(TransportError::Timeout { operation, timeout });
+        let reason = match failure {
+            TransportError::Timeout { .. } => CloseReason::Timeout { operation },
+            _ => CloseReason::Poll,
+        };
         match self.give_up(id, reason).own {
             // It was done before the device was told to let go.
-            Some(Ok(Ok(success))) => Ok(success),
-            Some(Ok(Err(work))) if work.class() != WorkErrorClass::Flushed => Err(work.into()),
-            _ => Err(error),
+            Some(Ok(Ok(success))) => Ok(Ok(success)),
+            Some(Ok(Err(work))) if work.class() != WorkErrorClass::Flushed => Ok(Err(work)),
+            _ => Err(failure),
         }
     }
 
@@ -127,6 +127,73 @@ impl Core {
     }
 }
 
+/// A request, as it is posted. No closure: what is called by reference is in memory.
+trait Posted {
+    /// # Safety
+    /// As of [`Core::post`].
+    unsafe fn post<'c>(self, core: &'c Core, lane: &'c Lane) -> Result<Ticket<'c>, TransportError>;
+
+    /// How it ended.
+    fn result(completion: &WorkCompletion) -> WorkResult;
+}
+
+struct Sent<R> {
+    operation: Operation,
+    request: R,
+}
+
+impl<R: SendRequest> Posted for Sent<R> {
+    #[inline(always)]
+    unsafe fn post<'c>(self, core: &'c Core, lane: &'c Lane) -> Result<Ticket<'c>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { core.post(lane, self.operation, self.request.made_signaled(), true) }
+    }
+
+    #[inline(always)]
+    fn result(completion: &WorkCompletion) -> WorkResult {
+        completion.result_of_send()
+    }
+}
+
+impl Posted for ReceiveWorkRequest<'_, '_> {
+    #[inline(always)]
+    unsafe fn post<'c>(self, core: &'c Core, lane: &'c Lane) -> Result<Ticket<'c>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { core.post_receive(lane, self, true) }
+    }
+
+    #[inline(always)]
+    fn result(completion: &WorkCompletion) -> WorkResult {
+        completion.result()
+    }
+}
+
+/// What is left of a request that was not done at a glance.
+enum Left {
+    Nothing(WorkResult),
+    /// It was not posted, or nobody knows.
+    Refused(TransportError),
+    /// For it took too long, or the completion queue has failed.
+    UnderWay {
+        id: WorkId,
+        operation: Operation,
+        failure: TransportError,
+    },
+}
+
+impl Left {
+    #[inline(never)]
+    fn after(ticket: Ticket<'_>, so_far: Unsettled, timeout: Option<Duration>) -> Self {
+        match ticket.place().wait(so_far, timeout) {
+            Ok(result) => Self::Nothing(result),
+            Err(failure) => {
+                let (id, operation) = ticket.keep();
+                Self::UnderWay { id, operation, failure }
+            }
+        }
+    }
+}
+
 /// Waits for all, also if one fails, and hands on their successes in order. The limit is for all.
 ///
 /// # Errors
@@ -138,12 +205,17 @@ pub(crate) fn wait_all<'c>(
 ) -> Result<(), TransportError> {
     let (mut patience, mut failure) = (Patience::new(timeout), None);
     for ticket in tickets {
-        match ticket.wait_with(&mut patience)? {
+        match ticket.place().wait_with(&mut patience)? {
             Some(Ok(success)) => each(success),
             Some(Err(error)) => {
                 failure.get_or_insert(error);
             }
-            None => return Err(TransportError::Timeout { operation: ticket.operation(), timeout }),
+            None => {
+                return Err(TransportError::Timeout {
+                    operation: ticket.place().operation(),
+                    timeout,
+                });
+            }
         }
     }
     failure.map_or(Ok(()), |error| Err(error.into()))

@@ -67,22 +67,22 @@ macro_rules! blocking {
         ///
         /// # Errors
         /// Any [`TransportError`]. After those of the post the channel is as it was, the others have closed it.
-        #[inline]
+        #[inline(always)]
         pub fn $name(&mut self, wr: $request<'_, '_>) -> Result<WorkSuccess, TransportError> {
-            self.$name_timeout(wr, self.core.limits.of(Operation::$operation))
+            self.core.$post(0, Operation::$operation, wr, None)
         }
 
         #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), with a limit of its own. [`Duration::MAX`] is none.")]
         ///
         /// # Errors
         /// As there.
-        #[inline]
+        #[inline(always)]
         pub fn $name_timeout(
             &mut self,
             wr: $request<'_, '_>,
             timeout: Duration,
         ) -> Result<WorkSuccess, TransportError> {
-            self.core.$post(0, Operation::$operation, wr, timeout)
+            self.core.$post(0, Operation::$operation, wr, Some(timeout))
         }
     )+};
 }
@@ -120,7 +120,7 @@ impl Channel {
         swap: u64,
     ) -> Result<WorkSuccess, TransportError> {
         let request = AtomicWorkRequest::compare_and_swap(result, remote, compare, swap);
-        self.atomic_timeout(request, self.core.limits.atomic)
+        self.core.block_send(0, Operation::Atomic, request, None)
     }
 
     /// Adds `add` to the peer's word, wrapping; `result` then has what it was.
@@ -136,7 +136,7 @@ impl Channel {
         add: u64,
     ) -> Result<WorkSuccess, TransportError> {
         let request = AtomicWorkRequest::fetch_and_add(result, remote, add);
-        self.atomic_timeout(request, self.core.limits.atomic)
+        self.core.block_send(0, Operation::Atomic, request, None)
     }
 
     /// An atomic operation of either kind, with a limit of its own. [`Duration::MAX`] is none.
@@ -148,7 +148,7 @@ impl Channel {
         wr: AtomicWorkRequest<'_, '_>,
         timeout: Duration,
     ) -> Result<WorkSuccess, TransportError> {
-        self.core.block_send(0, Operation::Atomic, wr, timeout)
+        self.core.block_send(0, Operation::Atomic, wr, Some(timeout))
     }
 
     /// The domain whose memory it uses.

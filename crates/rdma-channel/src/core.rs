@@ -29,6 +29,8 @@ pub(crate) struct Core {
     /// The first is dead, then come those of each lane: its send queue, its receive queue.
     pub(crate) table: Box<[Slot]>,
     pub(crate) cq: CompletionQueue,
+    /// For one completion at a time.
+    pub(crate) room: Cell<PollSlot>,
     /// How many slots are not free.
     pub(crate) live: Cell<u32>,
     /// How many handles were dropped that had not told.
@@ -97,6 +99,7 @@ impl Core {
             lanes: lanes.into(),
             table: table.into(),
             cq,
+            room: Cell::default(),
             live: Cell::new(0),
             unasked: Cell::new(0),
             doubtful: Cell::new(0),
@@ -133,18 +136,21 @@ impl Core {
         wait: bool,
     ) -> Result<Ticket<'c>, TransportError> {
         let (slot, qp) = self.take(lane, &lane.send, operation, wait)?;
-        let (state, request) = if request.is_signaled() || lane.has_to_signal() {
-            (self.signaled(lane, slot), request.made_signaled())
-        } else {
-            (self.unsignaled(lane, slot), request)
-        };
+        let signaled = request.is_signaled() || lane.has_to_signal();
+        let request = if signaled { request.made_signaled() } else { request };
         // SAFETY: SAFETY.md F21: this function's contract.
         match unsafe { qp.post(request, slot.id.get()) } {
             Ok(()) => {
-                self.posted(slot, operation, state);
+                self.posted(slot, operation);
+                if !signaled || lane.silent.get() != 0 {
+                    self.link(lane, slot, signaled);
+                }
                 Ok(Ticket::new(self, slot))
             }
-            Err(error) => Err(self.refused(slot, operation, state, error)),
+            Err(error) => {
+                let refused = move || self.refused(lane, slot, operation, Some(signaled), error);
+                Err(seldom(refused))
+            }
         }
     }
 
@@ -196,10 +202,13 @@ impl Core {
         // SAFETY: SAFETY.md F21: this function's contract.
         match unsafe { qp.post(request, slot.id.get()) } {
             Ok(()) => {
-                self.posted(slot, Operation::Receive, State::IN_FLIGHT);
+                self.posted(slot, Operation::Receive);
                 Ok(Ticket::new(self, slot))
             }
-            Err(error) => Err(self.refused(slot, Operation::Receive, State::IN_FLIGHT, error)),
+            Err(error) => {
+                let refused = move || self.refused(lane, slot, Operation::Receive, None, error);
+                Err(seldom(refused))
+            }
         }
     }
 
@@ -262,58 +271,48 @@ impl Core {
         }
     }
 
-    /// The state of a request that makes a completion, which tells of the silent ones before it.
+    /// Notes a request that is with the device.
     #[inline(always)]
-    fn signaled(&self, lane: &Lane, slot: &Slot) -> State {
-        if lane.silent.get() == 0 {
-            return State::IN_FLIGHT;
-        }
-        slot.link.set(lane.silent.get());
-        State::IN_FLIGHT.linked()
-    }
-
-    #[cold]
-    fn unsignaled(&self, lane: &Lane, slot: &Slot) -> State {
-        slot.link.set(lane.silent.get());
-        State::IN_FLIGHT.silent()
-    }
-
-    #[inline(always)]
-    pub(crate) fn posted(&self, slot: &Slot, operation: Operation, state: State) {
+    pub(crate) fn posted(&self, slot: &Slot, operation: Operation) {
         slot.operation.set(operation);
-        slot.state.set(state);
+        slot.state.set(State::IN_FLIGHT);
         self.live.set(self.live.get() + 1);
-        if state != State::IN_FLIGHT {
-            self.count_silent(slot, state);
-        }
     }
 
-    /// Notes what is at the end of the send queue.
+    /// Notes a request that is silent, or signaled and behind silent ones, of which its completion tells.
     #[cold]
-    fn count_silent(&self, slot: &Slot, state: State) {
-        let Some(lane) = self.lanes.get(slot.lane as usize) else { return };
-        if state.is_silent() {
-            lane.silent.set(slot.id.get());
-            lane.run.set(lane.run.get() + 1);
-        } else {
+    #[inline(never)]
+    pub(crate) fn link(&self, lane: &Lane, slot: &Slot, signaled: bool) {
+        slot.link.set(lane.silent.get());
+        if signaled {
+            slot.state.set(State::IN_FLIGHT.linked());
             lane.silent.set(0);
             lane.run.set(0);
+        } else {
+            slot.state.set(State::IN_FLIGHT.silent());
+            lane.silent.set(slot.id.get());
+            lane.run.set(lane.run.get() + 1);
         }
     }
 
-    /// What a refused post has left behind.
+    /// What a refused post has left behind. Of a request of the send queue, whether it was signaled.
     #[cold]
     #[inline(never)]
     fn refused(
         &self,
+        lane: &Lane,
         slot: &Slot,
         operation: Operation,
-        state: State,
+        signaled: Option<bool>,
         error: PostError,
     ) -> TransportError {
         if error.posted() > 0 {
             // Perhaps it is with the device: so its slot waits as if it were.
-            self.posted(slot, operation, state.abandoned());
+            self.posted(slot, operation);
+            if let Some(signaled) = signaled {
+                self.link(lane, slot, signaled);
+            }
+            slot.state.set(slot.state.get().abandoned());
             self.doubtful.set(slot.id.get());
         }
         error.into()
@@ -338,7 +337,7 @@ impl Core {
     #[inline]
     pub(crate) fn deliver(&self, completion: &WorkCompletion) -> bool {
         match self.in_flight(completion.wr_id()) {
-            Some(slot) if slot.qpn == completion.qpn() => {
+            Some(slot) if completion.is_of(slot.qpn) => {
                 self.complete(slot, completion.result());
                 true
             }
@@ -382,10 +381,11 @@ impl Core {
 
     /// Posts a request without memory to a queue pair in error, behind silent ones: it is flushed after them.
     pub(crate) fn post_mark(&self, lane: &Lane, qp: &QueuePair, slot: &Slot) {
-        let state = self.signaled(lane, slot).mark();
         // SAFETY: SAFETY.md F21: no memory.
         if unsafe { qp.post(SendWorkRequest::new(&[]), slot.id.get()) }.is_ok() {
-            self.posted(slot, Operation::Send, state);
+            self.posted(slot, Operation::Send);
+            self.link(lane, slot, true);
+            slot.state.set(slot.state.get().mark());
         }
     }
 
@@ -409,6 +409,14 @@ impl Core {
         slot.free();
         self.live.set(self.live.get() - 1);
     }
+}
+
+/// Runs what is seldom needed, out of line. What it needs is moved into it: if the way there gave away its
+/// address, it would have to be in memory on the usual way too.
+#[cold]
+#[inline(never)]
+pub(crate) fn seldom<R>(run: impl FnOnce() -> R) -> R {
+    run()
 }
 
 /// Why a lane takes no requests.

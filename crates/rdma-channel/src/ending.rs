@@ -26,7 +26,15 @@ pub(crate) struct Ended {
 }
 
 /// Aborts the process when it is dropped: where unwinding would give memory back that a device uses.
-struct AbortOnUnwind;
+pub(crate) struct AbortOnUnwind;
+
+impl AbortOnUnwind {
+    /// From now on, it may unwind.
+    #[inline(always)]
+    pub(crate) fn disarm(self) {
+        let _ = ManuallyDrop::new(self);
+    }
+}
 
 impl Drop for AbortOnUnwind {
     fn drop(&mut self) {
@@ -39,7 +47,7 @@ impl Drop for AbortOnUnwind {
 pub(crate) fn without_unwinding<T>(run: impl FnOnce() -> T) -> T {
     let guard = AbortOnUnwind;
     let value = run();
-    let _ = ManuallyDrop::new(guard);
+    guard.disarm();
     value
 }
 
@@ -70,13 +78,13 @@ impl Core {
         })
     }
 
-    /// Ends what a scope has left under way. After it the device uses no memory of any request.
+    /// Ends what a scope has left under way, if it has. After it the device uses no memory of any request.
     #[inline]
-    pub(crate) fn end(&mut self) -> Ended {
+    pub(crate) fn end(&mut self) -> Option<Ended> {
         if self.live.get() == 0 && self.unasked.get() == 0 {
-            return Ended::default();
+            return None;
         }
-        without_unwinding(|| self.end_all())
+        Some(without_unwinding(|| self.end_all()))
     }
 
     #[cold]
@@ -264,16 +272,13 @@ impl Core {
                 continue;
             }
             let operation = slot.operation.get();
-            let result = match slot.result.get() {
-                Some(result) if !state.is_in_flight() => Ok(result),
-                _ => Err(TransportError::Lost { operation }),
-            };
+            let result = slot.told().ok_or(TransportError::Lost { operation });
             slot.free();
             if own == Some(id) {
                 ended.own = Some(result);
                 continue;
             }
-            if state == State::SEEN || state.is_mark() {
+            if state.is_told() || state.is_mark() {
                 continue;
             }
             if let Some(error) = self.failure(slot, result) {
@@ -316,7 +321,7 @@ impl Core {
 /// Whether it has a handle that was forgotten, or is nobody's.
 fn is_unasked(slot: &Slot) -> bool {
     let state = slot.state.get();
-    let over = matches!(state, State::FREE | State::SEEN | State::DEAD);
+    let over = matches!(state, State::FREE | State::DEAD) || state.is_told();
     !over && !state.is_abandoned()
 }
 

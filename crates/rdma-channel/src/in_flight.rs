@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use rdma_mem::{RemoteMemoryRegion, ScatterList, SliceMut};
 use rdma_qp::{
-    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkResult,
-    WorkSuccess, WriteWorkRequest,
+    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
+    WriteWorkRequest,
 };
 
 use crate::rent::sealed::{Gathered as _, Scattered as _};
-use crate::ticket::Ticket;
+use crate::ticket::{Ticket, Unsettled};
 use crate::{Operation, Rent, RentMut, Scope, TransportError, WorkId};
 
 /// An operation under way, with the memory that it has rented.
@@ -68,7 +68,7 @@ impl<B> std::error::Error for Refused<B> {
 }
 
 impl<'scope, B> InFlight<'scope, B> {
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn new(ticket: Ticket<'scope>, buf: B) -> Self {
         Self { ticket, buf }
     }
@@ -78,39 +78,49 @@ impl<'scope, B> InFlight<'scope, B> {
     /// # Errors
     /// The handle, if it is not. After a failed poll of the completion queue it stays so until the scope
     /// ends: the memory is the device's.
-    #[inline]
+    #[inline(always)]
     pub fn poll(self) -> Result<Finished<B>, Self> {
-        match self.ticket.poll() {
-            Ok(Some(result)) => Ok(self.finished(result)),
-            Ok(None) | Err(_) => Err(self),
-        }
+        let result = match self.ticket.place().glance() {
+            Ok(success) => {
+                self.ticket.release();
+                return Ok(Finished { buf: self.buf, result: Ok(success) });
+            }
+            Err(Unsettled::Nothing) => return Err(self),
+            Err(so_far) => match self.ticket.place().poll(so_far) {
+                Ok(Some(result)) => result.map_err(TransportError::from),
+                Ok(None) | Err(_) => return Err(self),
+            },
+        };
+        Ok(Finished { buf: self.buf, result })
     }
 
     /// The memory, when the operation is over, if that is within this time. [`Duration::MAX`] is for ever.
     ///
     /// # Errors
     /// The handle, if it is not, or if the completion queue has failed. Nothing has changed.
-    #[inline]
+    #[inline(always)]
     pub fn wait(self, timeout: Duration) -> Result<Finished<B>, Self> {
-        match self.ticket.wait(timeout) {
-            Ok(Some(result)) => Ok(self.finished(result)),
-            Ok(None) | Err(_) => Err(self),
-        }
-    }
-
-    #[inline]
-    fn finished(self, result: WorkResult) -> Finished<B> {
-        Finished { buf: self.buf, result: result.map_err(TransportError::from) }
+        let result = match self.ticket.place().glance() {
+            Ok(success) => {
+                self.ticket.release();
+                return Ok(Finished { buf: self.buf, result: Ok(success) });
+            }
+            Err(so_far) => match self.ticket.place().wait(so_far, Some(timeout)) {
+                Ok(result) => result.map_err(TransportError::from),
+                Err(_) => return Err(self),
+            },
+        };
+        Ok(Finished { buf: self.buf, result })
     }
 
     /// What it is.
     pub fn operation(&self) -> Operation {
-        self.ticket.operation()
+        self.ticket.place().operation()
     }
 
     /// By what number errors name it.
     pub fn id(&self) -> WorkId {
-        self.ticket.id()
+        self.ticket.place().id()
     }
 }
 
@@ -201,7 +211,7 @@ impl<'scope, C> Scope<'scope, '_, C> {
         self.rented(buf, posted)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn rent_atomic(
         &'scope self,
         peer: usize,
@@ -250,7 +260,7 @@ impl<'scope> Scope<'scope, '_> {
     /// assert_eq!(sum.unwrap(), 45);
     /// # Ok::<(), TransportError>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn send_from<B: Rent + 'scope>(
         &'scope self,
         buf: B,
@@ -277,7 +287,7 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     /// [`Refused`] with the memory, if it was not posted.
-    #[inline]
+    #[inline(always)]
     pub fn receive_into<B: RentMut + 'scope>(
         &'scope self,
         buf: B,
@@ -290,7 +300,7 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     /// [`Refused`] with the memory, if it was not posted.
-    #[inline]
+    #[inline(always)]
     pub fn write_from<B: Rent + 'scope>(
         &'scope self,
         buf: B,
@@ -347,7 +357,7 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     /// [`Refused`] with the memory, if it was not posted.
-    #[inline]
+    #[inline(always)]
     pub fn read_into<B: RentMut + 'scope>(
         &'scope self,
         buf: B,
@@ -360,7 +370,7 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     /// [`Refused`] with the memory, if it was not posted.
-    #[inline]
+    #[inline(always)]
     pub fn compare_and_swap_into(
         &'scope self,
         buf: SliceMut<'scope>,
@@ -377,7 +387,7 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     /// [`Refused`] with the memory, if it was not posted.
-    #[inline]
+    #[inline(always)]
     pub fn fetch_add_into(
         &'scope self,
         buf: SliceMut<'scope>,

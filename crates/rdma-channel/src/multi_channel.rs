@@ -79,7 +79,7 @@ macro_rules! blocking {
         /// As of [`Channel::send`](crate::Channel::send), and [`TransportError::NoSuchPeer`].
         #[inline]
         pub fn $name(&mut self, wr: $request<'_, '_>) -> Result<WorkSuccess, TransportError> {
-            self.$name_timeout(wr, self.core.limits.of(Operation::$operation))
+            self.core.$post(wr.peer, Operation::$operation, wr.wr, None)
         }
 
         #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), with a limit of its own. [`Duration::MAX`] is none.")]
@@ -92,7 +92,7 @@ macro_rules! blocking {
             wr: $request<'_, '_>,
             timeout: Duration,
         ) -> Result<WorkSuccess, TransportError> {
-            self.core.$post(wr.peer, Operation::$operation, wr.wr, timeout)
+            self.core.$post(wr.peer, Operation::$operation, wr.wr, Some(timeout))
         }
     )+};
 }

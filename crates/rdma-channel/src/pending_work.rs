@@ -1,11 +1,10 @@
 //! Handles of operations whose memory is borrowed.
 
-use std::cell::Cell;
 use std::time::Duration;
 
-use rdma_qp::{WorkResult, WorkSuccess};
+use rdma_qp::WorkSuccess;
 
-use crate::ticket::Ticket;
+use crate::ticket::{Ticket, Unsettled};
 use crate::{Operation, TransportError, WorkId};
 
 /// An operation under way.
@@ -15,30 +14,33 @@ use crate::{Operation, TransportError, WorkId};
 #[derive(Debug)]
 pub struct PendingWork<'c> {
     ticket: Ticket<'c>,
-    told: Cell<Option<WorkResult>>,
 }
 
 /// An operation of a [scope](crate::Channel::scope), which ends within it.
 pub type ScopedPendingWork<'scope> = PendingWork<'scope>;
 
 impl<'c> PendingWork<'c> {
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn new(ticket: Ticket<'c>) -> Self {
-        Self { ticket, told: Cell::new(None) }
+        Self { ticket }
     }
 
     /// How it ended, if it has; does not wait. Can be asked again.
     ///
     /// An error of the poll itself, [`TransportError::PollError`], says nothing of the operation.
-    #[inline]
+    #[inline(always)]
     pub fn poll(&self) -> Option<Result<WorkSuccess, TransportError>> {
-        if self.told.get().is_none() {
-            match self.ticket.poll() {
-                Ok(result) => self.told.set(result),
-                Err(error) => return Some(Err(error)),
-            }
+        let place = self.ticket.place();
+        match place.glance() {
+            Ok(success) => Some(Ok(place.tell(success))),
+            Err(Unsettled::Nothing) => None,
+            Err(so_far) => match place.poll(so_far) {
+                Ok(Some(Ok(success))) => Some(Ok(success)),
+                Ok(Some(Err(error))) => Some(Err(error.into())),
+                Ok(None) => None,
+                Err(error) => Some(Err(error)),
+            },
         }
-        self.told.get().map(|result| result.map_err(TransportError::from))
     }
 
     /// How it ended; waits as long as operations of its kind may take, which the
@@ -47,33 +49,35 @@ impl<'c> PendingWork<'c> {
     /// # Errors
     /// [`TransportError::Timeout`] if it has not ended by then, which changes nothing: it is still under way.
     /// Else how it failed.
-    #[inline]
+    #[inline(always)]
     pub fn spin_poll(&self) -> Result<WorkSuccess, TransportError> {
-        self.wait(self.ticket.limit())
+        let place = self.ticket.place();
+        match place.glance() {
+            Ok(success) => Ok(place.tell(success)),
+            Err(so_far) => Ok(place.wait(so_far, None)??),
+        }
     }
 
     /// How it ended; waits so long for it. [`Duration::MAX`] is for ever.
     ///
     /// # Errors
     /// As of [`spin_poll`](Self::spin_poll).
-    #[inline]
+    #[inline(always)]
     pub fn wait(&self, timeout: Duration) -> Result<WorkSuccess, TransportError> {
-        if self.told.get().is_none() {
-            self.told.set(self.ticket.wait(timeout)?);
-        }
-        match self.told.get() {
-            Some(result) => Ok(result?),
-            None => Err(TransportError::Timeout { operation: self.operation(), timeout }),
+        let place = self.ticket.place();
+        match place.glance() {
+            Ok(success) => Ok(place.tell(success)),
+            Err(so_far) => Ok(place.wait(so_far, Some(timeout))??),
         }
     }
 
     /// What it is.
     pub fn operation(&self) -> Operation {
-        self.ticket.operation()
+        self.ticket.place().operation()
     }
 
     /// By what number errors name it.
     pub fn id(&self) -> WorkId {
-        self.ticket.id()
+        self.ticket.place().id()
     }
 }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 
 use rdma_qp::{
     AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
@@ -50,42 +51,47 @@ struct Guard<'env>(&'env mut Core);
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.end();
+        drop(self.0.end());
     }
 }
 
-/// Runs the closure, then ends what it has left under way.
-#[inline]
-pub(crate) fn run<'env, C, T, E>(
+/// Runs the closure, then ends what it has left under way. `settle` says what comes of its value.
+#[inline(always)]
+pub(crate) fn run<'env, C, T, E, F>(
     core: &'env mut Core,
     f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, C>) -> Result<T, E>,
-) -> (Result<T, E>, Ended) {
+    settle: impl FnOnce(T, Ended) -> Result<T, F>,
+    failed: impl FnOnce(E) -> F,
+) -> Result<T, F> {
     core.begin();
     let guard = Guard(core);
     let scope = Scope { core: &*guard.0, scope: PhantomData, env: PhantomData, of: PhantomData };
-    let result = f(&scope);
-    let mut guard = std::mem::ManuallyDrop::new(guard);
-    let ended = guard.0.end();
-    (result, ended)
+    let value = match f(&scope) {
+        Ok(value) => value,
+        // What is under way ends, and what becomes of it is not asked for any more.
+        Err(error) => return Err(failed(error)),
+    };
+    match ManuallyDrop::new(guard).0.end() {
+        None => Ok(value),
+        Some(ended) => settle(value, ended),
+    }
 }
 
 /// What [`Channel::scope`] returns.
-#[inline]
-pub(crate) fn finish<T, E>((result, ended): (Result<T, E>, Ended)) -> Result<T, ScopeError<E>> {
-    let value = result.map_err(ScopeError::ClosureError)?;
-    if ended.errors.is_empty() { Ok(value) } else { Err(ScopeError::AutoPollError(ended.errors)) }
+pub(crate) fn settle<T, E>(value: T, ended: Ended) -> Result<T, ScopeError<E>> {
+    let errors = ended.errors;
+    if errors.is_empty() { Ok(value) } else { Err(ScopeError::AutoPollError(errors)) }
 }
 
 /// What [`Channel::manual_scope`] returns.
-#[inline]
 #[allow(clippy::panic)] // what it is documented to do
-pub(crate) fn finish_manual<T, E>((result, ended): (Result<T, E>, Ended)) -> Result<T, E> {
+pub(crate) fn settle_manual<T, E>(value: T, ended: Ended) -> Result<T, E> {
+    let unasked = ended.unasked;
     assert!(
-        result.is_err() || ended.unasked == 0,
-        "{} operations of a manual scope were left without being asked how they ended",
-        ended.unasked
+        unasked == 0,
+        "{unasked} operations of a manual scope were left without being asked how they ended"
     );
-    result
+    Ok(value)
 }
 
 impl Channel {
@@ -133,12 +139,12 @@ impl Channel {
     /// assert_eq!(memory, [8; 8]);
     /// # Ok::<(), TransportError>(())
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn scope<'env, T, E>(
         &'env mut self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
     ) -> Result<T, ScopeError<E>> {
-        finish(run(&mut self.core, f))
+        run(&mut self.core, f, settle, ScopeError::ClosureError)
     }
 
     /// As [`scope`](Self::scope), of a closure that asks all its handles how their operations ended.
@@ -148,12 +154,12 @@ impl Channel {
     ///
     /// # Panics
     /// If the closure succeeds and has not asked all: after they have ended.
-    #[inline]
+    #[inline(always)]
     pub fn manual_scope<'env, T, E>(
         &'env mut self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
     ) -> Result<T, E> {
-        finish_manual(run(&mut self.core, f))
+        run(&mut self.core, f, settle_manual, |error| error)
     }
 }
 
@@ -197,7 +203,7 @@ macro_rules! posts {
         ///
         /// # Errors
         /// If it was not posted: nothing has changed then.
-        #[inline]
+        #[inline(always)]
         pub fn $name<'data: 'scope>(
             &'scope self,
             wr: $request<'_, 'data>,
@@ -233,7 +239,7 @@ impl<'scope> Scope<'scope, '_> {
     /// If it was not posted: nothing has changed then. A full queue is [`TransportError::WouldBlock`] at
     /// once, unless the builder has set a [limit for receives](crate::ChannelBuilder::receive_timeout):
     /// then it waits as long for room.
-    #[inline]
+    #[inline(always)]
     pub fn post_receive<'data: 'scope>(
         &'scope self,
         wr: ReceiveWorkRequest<'_, 'data>,

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use rdma_qp::{Qpn, WorkResult};
+use rdma_qp::{Qpn, WcOpcode, WorkResult, WorkSuccess};
 
 use crate::Operation;
 
@@ -17,13 +17,17 @@ impl State {
     pub(crate) const IN_FLIGHT: Self = Self(1);
     /// Completed, and its handle has not been asked.
     pub(crate) const DONE: Self = Self(2);
-    /// Completed, and its handle has told.
-    pub(crate) const SEEN: Self = Self(3);
     /// Taken for a request that is not posted yet.
     pub(crate) const RESERVED: Self = Self(5);
+    /// Completed, and its handle has told; its result is in the slot.
+    const SEEN: Self = Self(Self::TOLD);
+    /// Succeeded, and its handle has told; its opcode is in the slot, and of a receive its result.
+    const GLANCED: Self = Self(Self::TOLD | 1);
     /// Not a slot for requests: where the cursor of a closed queue stands.
     pub(crate) const DEAD: Self = Self(4);
 
+    /// In both of these.
+    const TOLD: u8 = 0x08;
     /// In flight, and nobody has a handle.
     const ABANDONED: u8 = 0x10;
     /// In flight, and success makes no completion.
@@ -35,7 +39,16 @@ impl State {
     const FLAGS: u8 = Self::ABANDONED | Self::SILENT | Self::LINKED | Self::MARK;
 
     pub(crate) const fn is_in_flight(self) -> bool {
-        self.0 & !Self::FLAGS == Self::IN_FLIGHT.0
+        self.unflagged().0 == Self::IN_FLIGHT.0
+    }
+
+    #[inline(always)]
+    pub(crate) const fn is_told(self) -> bool {
+        self.0 & Self::TOLD != 0
+    }
+
+    const fn unflagged(self) -> Self {
+        Self(self.0 & !Self::FLAGS)
     }
 
     pub(crate) const fn abandoned(self) -> Self {
@@ -90,6 +103,8 @@ pub(crate) struct Slot {
     /// The id of the silent request before it, if its state says so.
     pub(crate) link: Cell<u64>,
     pub(crate) result: Cell<Option<WorkResult>>,
+    /// What it was that succeeded; see [`State::GLANCED`].
+    opcode: Cell<WcOpcode>,
 }
 
 /// Ids have the index in these bits, and the generation above them.
@@ -113,6 +128,7 @@ impl Slot {
             next,
             link: Cell::new(0),
             result: Cell::new(None),
+            opcode: Cell::new(WcOpcode::SEND),
         }
     }
 
@@ -121,6 +137,32 @@ impl Slot {
         let mut dead = Self::new(0, 0, Qpn::masked(0), 0);
         dead.state = Cell::new(State::DEAD);
         dead
+    }
+
+    /// Notes the success that its handle is about to tell.
+    #[inline(always)]
+    pub(crate) fn tell(&self, success: WorkSuccess) {
+        self.opcode.set(success.opcode());
+        self.state.set(State::GLANCED);
+        if success.is_receive() {
+            self.result.set(Some(Ok(success)));
+        }
+    }
+
+    /// How it ended, as its handle tells, now or again, if it has ended.
+    pub(crate) fn told(&self) -> Option<WorkResult> {
+        match self.state.get().unflagged() {
+            State::DONE => {
+                self.state.set(State::SEEN);
+                self.result.get()
+            }
+            // Of a request of the send queue there is no more to know.
+            State::GLANCED if !self.opcode.get().is_receive() => {
+                Some(Ok(WorkSuccess::of_send(self.opcode.get())))
+            }
+            State::SEEN | State::GLANCED => self.result.get(),
+            _ => None,
+        }
     }
 
     /// Makes it free for the next request, which has another id.
@@ -153,6 +195,9 @@ mod tests {
         assert!(state.is_in_flight() && state.is_silent() && state.is_abandoned());
         assert!(state.is_linked());
         assert!(!State::DONE.is_in_flight() && !State::SEEN.is_in_flight());
+        assert!(
+            !State::GLANCED.is_in_flight() && State::GLANCED.is_told() && State::SEEN.is_told()
+        );
         assert!(!State::FREE.is_in_flight() && !State::DEAD.is_in_flight());
     }
 }

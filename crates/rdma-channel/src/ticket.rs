@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::time::Duration;
 
-use rdma_qp::{PollSlot, WorkResult};
+use rdma_qp::{FilledSlot, PollError, WorkCompletion, WorkResult, WorkSuccess};
 
 use crate::core::Core;
 use crate::patience::Patience;
@@ -13,9 +13,23 @@ use crate::{Operation, TransportError, WorkId};
 /// Who holds it may ask how its request is; the request goes on when it is dropped, and its slot is free
 /// when it was asked or the request is done.
 #[derive(Debug)]
-pub(crate) struct Ticket<'c> {
+pub(crate) struct Ticket<'c>(Place<'c>);
+
+/// Where it is. By value, since what is called on a handle by reference has to be in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'c> {
     core: &'c Core,
     slot: &'c Slot,
+}
+
+/// What a [glance](Place::glance) has not settled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Unsettled {
+    /// Nothing came.
+    Nothing,
+    /// Something else came, or did before.
+    Unclear,
+    Failed(PollError),
 }
 
 /// What a look at it has found.
@@ -27,58 +41,140 @@ enum Found {
 }
 
 impl<'c> Ticket<'c> {
-    #[inline]
+    #[inline(always)]
     pub(crate) const fn new(core: &'c Core, slot: &'c Slot) -> Self {
-        Self { core, slot }
+        Self(Place { core, slot })
     }
 
-    pub(crate) fn operation(&self) -> Operation {
-        self.slot.operation.get()
+    #[inline(always)]
+    pub(crate) const fn place(&self) -> Place<'c> {
+        self.0
+    }
+
+    /// Makes room for another request: this one is done.
+    #[inline(always)]
+    pub(crate) fn release(self) {
+        let Place { core, slot } = ManuallyDrop::new(self).0;
+        core.release(slot);
     }
 
     /// Forgets the handle: the request is its owner's affair.
     #[cold]
     pub(crate) fn keep(self) -> (WorkId, Operation) {
-        let this = ManuallyDrop::new(self);
-        (this.id(), this.operation())
+        let place = ManuallyDrop::new(self).0;
+        (place.id(), place.operation())
+    }
+}
+
+impl Place<'_> {
+    pub(crate) fn operation(self) -> Operation {
+        self.slot.operation.get()
     }
 
-    pub(crate) fn id(&self) -> WorkId {
+    pub(crate) fn id(self) -> WorkId {
         WorkId(self.slot.id.get())
     }
 
-    /// How long operations of its kind may take.
-    pub(crate) fn limit(&self) -> Duration {
-        self.core.limits.of(self.operation())
+    /// The usual case, in few instructions: its success is the next completion. Then it is done: its handle
+    /// is [released](Ticket::release), or [told](Self::tell).
+    #[inline(always)]
+    pub(crate) fn glance(self) -> Result<WorkSuccess, Unsettled> {
+        self.glance_by(WorkCompletion::result)
     }
 
-    /// How it ended; asked once, then it has told.
+    /// As [`glance`](Self::glance), if it is known what kind of completion it is.
+    #[inline(always)]
+    pub(crate) fn glance_by(
+        self,
+        result: impl FnOnce(&WorkCompletion) -> WorkResult,
+    ) -> Result<WorkSuccess, Unsettled> {
+        let Self { core, slot } = self;
+        if slot.state.get() != State::IN_FLIGHT {
+            return Err(Unsettled::Unclear);
+        }
+        let polled = core.cq.poll_into(&core.room).map_err(Unsettled::Failed)?;
+        let Some(filled) = polled else { return Err(Unsettled::Nothing) };
+        let completion = filled.completion();
+        if completion.wr_id() == slot.id.get()
+            && completion.is_of(slot.qpn)
+            && let Ok(success) = result(&completion)
+        {
+            return Ok(success);
+        }
+        self.deliver(filled);
+        Err(Unsettled::Unclear)
+    }
+
+    /// Notes what a glance has seen, since its handle stays.
+    #[inline(always)]
+    pub(crate) fn tell(self, success: WorkSuccess) -> WorkSuccess {
+        self.slot.tell(success);
+        success
+    }
+
+    /// See [`Core::deliver`].
+    #[inline(never)]
+    fn deliver(self, filled: FilledSlot<'_>) -> bool {
+        self.core.deliver(&filled.completion())
+    }
+
+    /// How it ended, if a glance has not told, and it has. Can be asked again.
     ///
     /// # Errors
     /// If the completion queue has failed: that is no completion, and the request is still the device's.
-    #[inline]
-    pub(crate) fn poll(&self) -> Result<Option<WorkResult>, TransportError> {
+    #[inline(never)]
+    pub(crate) fn poll(self, so_far: Unsettled) -> Result<Option<WorkResult>, TransportError> {
+        match so_far {
+            Unsettled::Nothing => return Ok(None),
+            Unsettled::Unclear => {}
+            Unsettled::Failed(error) => return Err(self.core.poll_failed(error)),
+        }
         Ok(match self.look()? {
             Found::Own(result) => Some(result),
             Found::Other | Found::Nothing => None,
         })
     }
 
-    /// How it ended, within that time.
+    /// As [`poll`](Self::poll), within that time; else as long as operations of its kind may take.
     ///
     /// # Errors
-    /// As [`poll`](Self::poll).
-    #[inline]
-    pub(crate) fn wait(&self, limit: Duration) -> Result<Option<WorkResult>, TransportError> {
-        self.wait_with(&mut Patience::new(limit))
+    /// As there; [`TransportError::Timeout`].
+    #[inline(never)]
+    pub(crate) fn wait(
+        self,
+        so_far: Unsettled,
+        timeout: Option<Duration>,
+    ) -> Result<WorkResult, TransportError> {
+        let operation = self.operation();
+        let timeout = timeout.unwrap_or_else(|| self.core.limits.of(operation));
+        let result = self.wait_on(so_far, &mut Patience::new(timeout))?;
+        result.ok_or(TransportError::Timeout { operation, timeout })
     }
 
-    /// As [`wait`](Self::wait), with what is left of a limit.
+    /// How it ended, with what is left of a limit.
     #[inline]
     pub(crate) fn wait_with(
-        &self,
+        self,
         patience: &mut Patience,
     ) -> Result<Option<WorkResult>, TransportError> {
+        match self.glance() {
+            Ok(success) => Ok(Some(Ok(self.tell(success)))),
+            Err(so_far) => self.wait_on(so_far, patience),
+        }
+    }
+
+    /// As [`wait_with`](Self::wait_with), after a glance.
+    #[inline(never)]
+    pub(crate) fn wait_on(
+        self,
+        so_far: Unsettled,
+        patience: &mut Patience,
+    ) -> Result<Option<WorkResult>, TransportError> {
+        match so_far {
+            Unsettled::Nothing if patience.is_over() => return Ok(None),
+            Unsettled::Nothing | Unsettled::Unclear => {}
+            Unsettled::Failed(error) => return Err(self.core.poll_failed(error)),
+        }
         loop {
             match self.look()? {
                 Found::Own(result) => return Ok(Some(result)),
@@ -95,68 +191,47 @@ impl<'c> Ticket<'c> {
         }
     }
 
-    #[inline]
-    fn look(&self) -> Result<Found, TransportError> {
-        let slot = self.slot;
-        if !slot.state.get().is_in_flight() {
-            return Ok(self.tell());
+    fn look(self) -> Result<Found, TransportError> {
+        let Self { core, slot } = self;
+        if let Some(result) = slot.told() {
+            return Ok(Found::Own(result));
         }
-        let mut room = [PollSlot::default()];
-        let completion = match self.core.cq.poll(&mut room) {
-            Ok(mut completions) => completions.next(),
-            Err(error) => return Err(self.core.poll_failed(error)),
-        };
-        let Some(completion) = completion else { return Ok(Found::Nothing) };
-        let own = completion.wr_id() == slot.id.get()
-            && completion.qpn() == slot.qpn
-            && slot.state.get() == State::IN_FLIGHT;
-        if own && let Ok(success) = completion.result() {
-            slot.state.set(State::SEEN);
-            return Ok(Found::Own(Ok(success)));
-        }
-        let known = self.core.deliver(&completion);
-        Ok(match slot.state.get().is_in_flight() {
-            false => self.tell(),
-            true if known => Found::Other,
-            true => Found::Nothing,
+        let polled = core.cq.poll_into(&core.room).map_err(|error| core.poll_failed(error))?;
+        let Some(filled) = polled else { return Ok(Found::Nothing) };
+        let known = self.deliver(filled);
+        Ok(match slot.told() {
+            Some(result) => Found::Own(result),
+            None if known => Found::Other,
+            None => Found::Nothing,
         })
-    }
-
-    /// What its slot says.
-    fn tell(&self) -> Found {
-        let was = self.slot.state.replace(State::SEEN);
-        if was == State::DONE
-            && let Some(result) = self.slot.result.get()
-        {
-            return Found::Own(result);
-        }
-        Found::Nothing
     }
 
     /// What nobody has asked of.
     #[cold]
     #[inline(never)]
-    fn abandon(&self) {
-        self.core.unasked.set(self.core.unasked.get() + 1);
-        let state = self.slot.state.get();
+    fn abandon(self) {
+        let Self { core, slot } = self;
+        core.unasked.set(core.unasked.get() + 1);
+        let state = slot.state.get();
         if state.is_in_flight() {
-            self.slot.state.set(state.abandoned());
-        } else if self.slot.result.get().is_some_and(|result| result.is_ok()) {
-            self.core.release(self.slot);
+            slot.state.set(state.abandoned());
+        } else if slot.result.get().is_some_and(|result| result.is_ok()) {
+            core.release(slot);
         } else {
             // A failure stays for the end of the scope to tell.
-            self.slot.state.set(state.abandoned());
+            slot.state.set(state.abandoned());
         }
     }
 }
 
 impl Drop for Ticket<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
-        if self.slot.state.get() == State::SEEN {
-            self.core.release(self.slot);
+        let Place { core, slot } = self.0;
+        if slot.state.get().is_told() {
+            core.release(slot);
         } else {
-            self.abandon();
+            self.0.abandon();
         }
     }
 }

@@ -110,3 +110,29 @@ fn a_batch_waits_for_room_for_all_of_it() {
         })
         .unwrap();
 }
+
+#[test]
+fn receives_of_a_batch_tell_nothing_of_an_unsignaled_send_before_them() {
+    let pd = domain();
+    let prepare = || pd.create_channel().build().unwrap();
+    let (here, there) = (prepare(), prepare());
+    let (here_end, there_end) = (here.endpoint(), there.endpoint());
+    let (mut here, mut there) =
+        (here.handshake(there_end).unwrap(), there.handshake(here_end).unwrap());
+    let access = AccessFlags::new().with_local_write().with_remote_write();
+    let board = pd.allocate_shared_region(8, access).unwrap();
+    let source = pd.allocate_region(8).unwrap();
+    let element = [source.as_slice().gather_element()];
+    here.scope(|s| {
+        let silent = WriteWorkRequest::new(&element, board.remote()).signaled(false);
+        let silent = s.post_write(silent)?;
+        let [room] = s.post_receive_batch([ReceiveWorkRequest::only_immediate()])?;
+        there.send(SendWorkRequest::only_immediate(7))?;
+        room.wait(SECOND)?;
+        assert!(silent.poll().is_none(), "no completion of its own queue has come");
+        s.post_write(WriteWorkRequest::new(&element, board.remote()))?.wait(SECOND)?;
+        assert!(silent.poll().is_some_and(|result| result.is_ok()));
+        Ok::<_, TransportError>(())
+    })
+    .unwrap();
+}

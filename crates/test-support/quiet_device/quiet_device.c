@@ -1,6 +1,6 @@
 /* A device that does nothing: what is posted has succeeded, and waits to be polled. It moves no data,
- * takes no lock, and serves one queue pair whose two completion queues differ. What is left of an
- * operation on it is what the caller's own code costs. */
+ * takes no lock, and serves one queue pair at a time, whose two completion queues differ or are one. What
+ * is left of an operation on it is what the caller's own code costs. */
 #include <errno.h>
 #include "verbs.h"
 
@@ -21,6 +21,7 @@ static struct {
 	uint64_t taken, filled;
 	uint64_t wr_ids[ROOM];
 } receives;
+/* Of queue pairs that receive into a queue of its own. */
 static struct ibv_cq *recv_cq;
 static struct quiet_device_calls calls;
 
@@ -41,6 +42,7 @@ static int quiet_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv
 	calls.post_send++;
 	for (; wr; wr = wr->next) {
 		int sends = wr->opcode == IBV_WR_SEND;
+		struct ring *there = qp->recv_cq == recv_cq ? &received : &sent;
 
 		if (sent.filled - sent.taken == ROOM || (sends && receives.taken == receives.filled)) {
 			*bad = wr;
@@ -48,7 +50,7 @@ static int quiet_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv
 		}
 		calls.requests++;
 		if (sends)
-			complete(&received, qp, receives.wr_ids[receives.taken++ % ROOM], IBV_WC_RECV,
+			complete(there, qp, receives.wr_ids[receives.taken++ % ROOM], IBV_WC_RECV,
 				 wr->sg_list->length);
 		if (wr->send_flags & IBV_SEND_SIGNALED)
 			complete(&sent, qp, wr->wr_id, sends ? IBV_WC_SEND : IBV_WC_RDMA_WRITE, 0);

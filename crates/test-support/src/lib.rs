@@ -1,6 +1,7 @@
 //! What the tests and benches of this workspace share. Never published.
 //!
 //! - [`alloc_counter`]: proof that a piece of code does not allocate, on any thread.
+//! - [`c_loops`]: C programs that post and poll, to compare with.
 //! - [`callgrind`]: how many instructions a piece of code takes.
 //! - [`fault`]: faults that a test plants on purpose, as plain data.
 //! - [`quiet_device`]: a device that does nothing, beside which the caller's own code is counted.
@@ -10,6 +11,7 @@
 //! Of the workspace it uses only the two lowest crates, so that every other one can use it.
 
 pub mod alloc_counter;
+pub mod c_loops;
 pub mod callgrind;
 pub mod fault;
 pub mod quiet_device;

@@ -128,17 +128,17 @@ pub(crate) const JOBS: &[Job] = &[
         about: "the benches compile",
         tier: Tier::Both,
         needs: &[],
-        steps: &[run("cargo bench -p rdma-soft -p rdma-qp --no-run")],
+        steps: &[run("cargo bench -p rdma-soft -p rdma-qp -p rdma-channel --no-run")],
     },
     Job {
         name: "instructions",
-        about: "posting and polling cost what they cost in C, one of many objects what one alone does",
+        about: "posting, polling and channels cost what they do beside C, many objects what one alone does",
         tier: Tier::Both,
         needs: &[
             Need::Tool("valgrind", "apt-get install valgrind libc6-dbg"),
             Need::Tool("gcc", "apt-get install gcc libc6-dev"),
         ],
-        steps: &[run("cargo bench -p rdma-qp -p rdma-soft --bench instructions")],
+        steps: &[run("cargo bench -p rdma-qp -p rdma-channel -p rdma-soft --bench instructions")],
     },
     Job {
         name: "copy-file",

@@ -9,7 +9,7 @@ use super::{
     MultiChannel, PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest,
     PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
 };
-use crate::scope::{finish, finish_manual, run};
+use crate::scope::{run, settle, settle_manual};
 use crate::{
     InFlight, PendingWork, Refused, Rent, RentMut, Scope, ScopeError, ScopedPendingWork,
     TransportError,
@@ -26,12 +26,12 @@ impl MultiChannel {
     ///
     /// # Aborts
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn scope<'env, T, E>(
         &'env mut self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, Self>) -> Result<T, E>,
     ) -> Result<T, ScopeError<E>> {
-        finish(run(&mut self.core, f))
+        run(&mut self.core, f, settle, ScopeError::ClosureError)
     }
 
     /// As [`scope`](Self::scope), of a closure that asks all its handles how their operations ended.
@@ -41,12 +41,12 @@ impl MultiChannel {
     ///
     /// # Panics
     /// If the closure succeeds and has not asked all: after they have ended.
-    #[inline]
+    #[inline(always)]
     pub fn manual_scope<'env, T, E>(
         &'env mut self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, Self>) -> Result<T, E>,
     ) -> Result<T, E> {
-        finish_manual(run(&mut self.core, f))
+        run(&mut self.core, f, settle_manual, |error| error)
     }
 }
 

@@ -10,13 +10,7 @@ use rdma_qp::{
     CompletionQueue, PollError, PollSlot, PostError, QueuePair, ReceiveWorkRequest,
     SendWorkRequest, WorkError, WriteWorkRequest,
 };
-
-/// How many are outstanding, and how many a batch has.
-pub(crate) const DEPTH: usize = 16;
-/// In how many places the data of the requests is, in turn.
-pub(crate) const PLACES: usize = 64;
-/// How long it is, in bytes.
-pub(crate) const LENGTH: usize = 8;
+use test_support::c_loops::{DEPTH, LENGTH, PLACES};
 
 /// What the loops work with.
 pub(crate) struct Rig<'r> {

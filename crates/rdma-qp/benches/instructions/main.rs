@@ -1,7 +1,7 @@
 //! How many instructions posting and polling cost, beside C.
 //!
 //! The device does nothing (`quiet_device.c` of test-support): a post has succeeded when it returns. It
-//! and the C loops (`loops.c`) are one shared object, which is compiled when the bench starts, and is
+//! and the C loops (`loops.c` there) are one shared object, which is compiled when the bench starts, and is
 //! reached through the `ops` of the context, so that neither compiler sees what it calls. Each loop
 //! runs under callgrind with n and with 2n operations; the difference, less the device's own
 //! instructions, is what the caller's code costs.
@@ -13,21 +13,20 @@
 #![allow(clippy::cast_possible_truncation)]
 
 use std::env;
-use std::hint::black_box;
 use std::path::Path;
 use std::process::ExitCode;
 
-use c::{CObject, Calls, End};
-use loops::{Checked, DEPTH, LENGTH, Outcome, PLACES, Raw, Rig};
+use loops::{Checked, Outcome, Raw, Rig};
 use rdma_mem::{AccessFlags, open_device};
 use rdma_qp::{CompletionQueue, prelude::*};
-use test_support::callgrind::{Profile, bench, profiles};
+use test_support::c_loops::{
+    CObject, Calls, DEPTH, End, LENGTH, Limits, OPERATIONS, PLACES, Remote, cost, counted,
+};
+use test_support::callgrind::{bench, profiles};
 use test_support::quiet_device;
 
-mod c;
 mod loops;
 
-const OPERATIONS: u64 = 1024;
 /// In the environment of the run under callgrind: the shared object.
 const OBJECT: &str = "RDMA_QP_QUIET_DEVICE";
 
@@ -51,7 +50,7 @@ const ROWS: [Row; 4] = [
         c: "one",
         raw: loops::one::<Raw>,
         checked: loops::one::<Checked>,
-        calls: |n| writes(n, n, n),
+        calls: |n| Calls::writes(n, n, n),
         sum: ids,
     },
     Row {
@@ -59,7 +58,7 @@ const ROWS: [Row; 4] = [
         c: "outstanding",
         raw: loops::outstanding::<Raw>,
         checked: loops::outstanding::<Checked>,
-        calls: |n| writes(n, n, n / DEPTH as u64),
+        calls: |n| Calls::writes(n, n, n / DEPTH as u64),
         sum: ids,
     },
     Row {
@@ -67,7 +66,7 @@ const ROWS: [Row; 4] = [
         c: "batches",
         raw: loops::batches::<Raw>,
         checked: loops::batches::<Checked>,
-        calls: |n| writes(n, n / DEPTH as u64, n / DEPTH as u64),
+        calls: |n| Calls::writes(n, n / DEPTH as u64, n / DEPTH as u64),
         sum: ids,
     },
     Row {
@@ -75,20 +74,10 @@ const ROWS: [Row; 4] = [
         c: "messages",
         raw: loops::messages::<Raw>,
         checked: loops::messages::<Checked>,
-        calls: |n| Calls {
-            post_send: n,
-            post_recv: n,
-            poll_cq: 2 * n,
-            requests: 2 * n,
-            completions: 2 * n,
-        },
+        calls: Calls::messages,
         sum: |n| 2 * ids(n) + n * LENGTH as u64,
     },
 ];
-
-fn writes(requests: u64, post_send: u64, poll_cq: u64) -> Calls {
-    Calls { post_send, post_recv: 0, poll_cq, requests, completions: requests }
-}
 
 fn ids(n: u64) -> u64 {
     n * (n - 1) / 2
@@ -110,8 +99,7 @@ fn main() -> ExitCode {
 /// Prints the table. Whether all is within the limits.
 fn compare() -> Result<bool, String> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/instructions/loops.c");
-    let object = quiet_device::compile(&source, folder)?;
+    let object = quiet_device::compile(folder)?;
     let path = object.to_str().ok_or("the target folder has a name that is not UTF-8")?;
     let profiles = profiles(&[(OBJECT, path)], folder);
     let _ = std::fs::remove_file(&object);
@@ -135,12 +123,6 @@ fn compare() -> Result<bool, String> {
     within &= rust - c <= MOST_MORE_OF_AN_EMPTY_POLL;
     println!("{GOALS}; it fails above {MOST_RAW}, {MOST_CHECKED}, + {MOST_MORE_OF_AN_EMPTY_POLL}");
     Ok(within)
-}
-
-/// What an operation costs beside the device, from a run of n and one of 2n.
-fn cost(once: &Profile, twice: &Profile) -> f64 {
-    let own = |profile: &Profile| profile.of(|function| !function.starts_with("quiet_"));
-    (own(twice) - own(once)) as f64 / OPERATIONS as f64
 }
 
 /// Every loop with n and with 2n operations, in the order of the table.
@@ -170,8 +152,14 @@ fn run_all(object: &Path) {
         gather: std::array::from_fn(|place| [element(place).into()]),
         scatter: std::array::from_fn(|place| [element(place).into()]),
     };
-    let mut end = End::of(&rig, &pd);
-    c.attach(qp.as_raw());
+    let caps = qp.capabilities();
+    let (max_send_sge, max_recv_sge) = (caps.max_send_sge, caps.max_recv_sge);
+    let limits = Limits { max_send_sge, max_recv_sge, max_inline_data: caps.max_inline_data };
+    let (address, length) = (rig.remote.address(), rig.remote.length() as u64);
+    let remote = Remote { address, length, rkey: rig.remote.rkey().get() };
+    let data = *source.as_slice().gather_element().as_raw();
+    let mut end = unsafe { End::new(qp.as_raw(), data, remote, limits) };
+    unsafe { c.attach(qp.as_raw()) };
     c.calls();
     for row in &ROWS {
         for (kind, function) in [("bare", row.raw), ("checked", row.checked)] {
@@ -195,10 +183,4 @@ fn both(c: &CObject, row: &Row, work: &mut dyn FnMut(u64) -> u64) {
         let sum = counted(work, n);
         assert_eq!((c.calls(), sum), ((row.calls)(n), (row.sum)(n)), "{}", row.name);
     }
-}
-
-/// What callgrind counts. It finds the function by its name.
-#[inline(never)]
-fn counted(work: &mut dyn FnMut(u64) -> u64, n: u64) -> u64 {
-    black_box(work(black_box(n)))
 }

@@ -1,5 +1,6 @@
-/* What a C program writes for the same work: bare, and with the checks that rdma-qp's checked posts
- * make. Each returns the sum of the ids that it polled, or -1. */
+/* What a C program writes for the same work: bare, with the checks that rdma-qp's checked posts make,
+ * and with these and the credits that keep a queue from overflowing. Each returns the sum of the ids
+ * that it polled, or -1. */
 #include "verbs.h"
 
 /* As in a loop that is written out. */
@@ -24,6 +25,8 @@ struct end {
 	struct region region;
 	struct remote remote;
 	uint32_t max_send_sge, max_recv_sge, max_inline_data;
+	/* How many more requests each queue takes. */
+	uint32_t send_credits, recv_credits;
 	/* Made beforehand, for the bare loops. */
 	struct ibv_sge elements[PLACES];
 };
@@ -177,10 +180,48 @@ ALWAYS_INLINE int checked_send(struct end *end, uint64_t id)
 	return ibv_post_send(end->qp, &wr, &bad);
 }
 
-/* --- The loops, of either --- */
+/* --- With checks and credits --- */
 
-/* Polls until there is one completion, and adds its id and length to the sum. */
-ALWAYS_INLINE int take_one(struct ibv_cq *cq, uint64_t *sum)
+ALWAYS_INLINE int credited_write(struct end *end, uint64_t id)
+{
+	if (end->send_credits == 0 || checked_write(end, id))
+		return -1;
+	end->send_credits--;
+	return 0;
+}
+
+ALWAYS_INLINE int credited_receive(struct end *end, uint64_t id)
+{
+	if (end->recv_credits == 0 || checked_receive(end, id))
+		return -1;
+	end->recv_credits--;
+	return 0;
+}
+
+ALWAYS_INLINE int credited_send(struct end *end, uint64_t id)
+{
+	if (end->send_credits == 0 || checked_send(end, id))
+		return -1;
+	end->send_credits--;
+	return 0;
+}
+
+ALWAYS_INLINE int credited_batch(struct end *end, uint64_t id)
+{
+	if (end->send_credits < DEPTH || checked_batch(end, id))
+		return -1;
+	end->send_credits -= DEPTH;
+	return 0;
+}
+
+/* --- The loops, of each --- */
+
+#define bare_credits(end, of) NULL
+#define checked_credits(end, of) NULL
+#define credited_credits(end, of) (&(end)->of##_credits)
+
+/* Polls until there is one completion, gives its credit back, and adds its id and length to the sum. */
+ALWAYS_INLINE int take_one(struct ibv_cq *cq, uint32_t *credits, uint64_t *sum)
 {
 	struct ibv_wc wc;
 	int count;
@@ -190,6 +231,8 @@ ALWAYS_INLINE int take_one(struct ibv_cq *cq, uint64_t *sum)
 	while (count == 0);
 	if (count < 0 || wc.status != IBV_WC_SUCCESS)
 		return -1;
+	if (credits)
+		++*credits;
 	*sum += wc.wr_id;
 	if (wc.opcode & IBV_WC_RECV)
 		*sum += wc.byte_len;
@@ -197,7 +240,7 @@ ALWAYS_INLINE int take_one(struct ibv_cq *cq, uint64_t *sum)
 }
 
 /* Polls until there were DEPTH completions. */
-ALWAYS_INLINE int take_all(struct ibv_cq *cq, uint64_t *sum)
+ALWAYS_INLINE int take_all(struct ibv_cq *cq, uint32_t *credits, uint64_t *sum)
 {
 	struct ibv_wc wc[DEPTH];
 	int left = DEPTH;
@@ -212,17 +255,22 @@ ALWAYS_INLINE int take_all(struct ibv_cq *cq, uint64_t *sum)
 				return -1;
 			*sum += wc[i].wr_id;
 		}
+		if (credits)
+			*credits += count;
 		left -= count;
 	}
 	return 0;
 }
+
+#define TAKE_ONE(kind, of) take_one(end->of##_cq, kind##_credits(end, of), &sum)
+#define TAKE_ALL(kind, of) take_all(end->of##_cq, kind##_credits(end, of), &sum)
 
 #define LOOPS(kind)                                                                      \
 	uint64_t kind##_one(struct end *end, uint64_t n)                                 \
 	{                                                                                \
 		uint64_t sum = 0;                                                        \
 		for (uint64_t i = 0; i < n; i++)                                         \
-			if (kind##_write(end, i) || take_one(end->send_cq, &sum))        \
+			if (kind##_write(end, i) || TAKE_ONE(kind, send))                \
 				return -1;                                               \
 		return sum;                                                              \
 	}                                                                                \
@@ -233,7 +281,7 @@ ALWAYS_INLINE int take_all(struct ibv_cq *cq, uint64_t *sum)
 			for (uint64_t k = 0; k < DEPTH; k++)                             \
 				if (kind##_write(end, i + k))                            \
 					return -1;                                       \
-			if (take_all(end->send_cq, &sum))                                \
+			if (TAKE_ALL(kind, send))                                        \
 				return -1;                                               \
 		}                                                                        \
 		return sum;                                                              \
@@ -242,7 +290,7 @@ ALWAYS_INLINE int take_all(struct ibv_cq *cq, uint64_t *sum)
 	{                                                                                \
 		uint64_t sum = 0;                                                        \
 		for (uint64_t i = 0; i < n; i += DEPTH)                                  \
-			if (kind##_batch(end, i) || take_all(end->send_cq, &sum))        \
+			if (kind##_batch(end, i) || TAKE_ALL(kind, send))                \
 				return -1;                                               \
 		return sum;                                                              \
 	}                                                                                \
@@ -251,13 +299,14 @@ ALWAYS_INLINE int take_all(struct ibv_cq *cq, uint64_t *sum)
 		uint64_t sum = 0;                                                        \
 		for (uint64_t i = 0; i < n; i++)                                         \
 			if (kind##_receive(end, i) || kind##_send(end, i) ||             \
-			    take_one(end->recv_cq, &sum) || take_one(end->send_cq, &sum)) \
+			    TAKE_ONE(kind, recv) || TAKE_ONE(kind, send))                \
 				return -1;                                               \
 		return sum;                                                              \
 	}
 
 LOOPS(bare)
 LOOPS(checked)
+LOOPS(credited)
 
 uint64_t empty_polls(struct end *end, uint64_t n)
 {

@@ -1,0 +1,165 @@
+//! The same work as that of the C loops, by rdma-channel.
+
+use std::time::Duration;
+
+use rdma_channel::{Channel, ScopeError, ScopedPendingWork, TransportError, WorkSuccess};
+use rdma_mem::{GatherList, OwnedRegion, RemoteMemoryRegion, ScatterList, SliceRef};
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
+use test_support::c_loops::{DEPTH, LENGTH, PLACES, counted};
+
+/// What the loops work with.
+pub(crate) struct Rig {
+    pub(crate) channel: Channel,
+    pub(crate) source: OwnedRegion,
+    pub(crate) target: OwnedRegion,
+    pub(crate) remote: RemoteMemoryRegion,
+}
+
+/// By value, as a program that counts its instructions has it.
+#[derive(Debug)]
+#[allow(dead_code)] // what is in them is for whoever reads the message
+pub(crate) enum Failure {
+    Region,
+    Channel(TransportError),
+    Lost(usize),
+    Late,
+}
+
+impl From<TransportError> for Failure {
+    fn from(error: TransportError) -> Self {
+        Self::Channel(error)
+    }
+}
+
+impl From<ScopeError<Self>> for Failure {
+    fn from(error: ScopeError<Self>) -> Self {
+        match error {
+            ScopeError::ClosureError(error) => error,
+            ScopeError::AutoPollError(errors) => Self::Lost(errors.len()),
+            _ => Self::Late,
+        }
+    }
+}
+
+pub(crate) type Outcome<T> = Result<T, Failure>;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[inline(always)]
+fn place(id: u64) -> usize {
+    (id % PLACES as u64) as usize * LENGTH
+}
+
+#[inline(always)]
+fn slice(source: &OwnedRegion, id: u64) -> Outcome<SliceRef<'_>> {
+    source.get_ref(place(id), LENGTH).ok_or(Failure::Region)
+}
+
+/// What is added up of each half of a message.
+#[inline(always)]
+fn bytes(success: WorkSuccess) -> u64 {
+    success.scattered_bytes().map_or(0, |bytes| bytes as u64)
+}
+
+pub(crate) fn blocking(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for id in 0..n {
+        let list = GatherList::from([slice(&rig.source, id)?]);
+        rig.channel.write(WriteWorkRequest::from_list(&list, remote))?;
+        sum += id;
+    }
+    Ok(sum)
+}
+
+pub(crate) fn scope_of_one(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for id in 0..n {
+        rig.channel.scope(|s| {
+            let list = GatherList::from([slice(&rig.source, id)?]);
+            let work = s.post_write(WriteWorkRequest::from_list(&list, remote))?;
+            work.spin_poll()?;
+            sum += id;
+            Ok(())
+        })?;
+    }
+    Ok(sum)
+}
+
+pub(crate) fn outstanding(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for first in (0..n).step_by(DEPTH) {
+        rig.channel.scope(|s| {
+            let mut pending: [Option<ScopedPendingWork<'_>>; DEPTH] = Default::default();
+            for (id, place) in (first..).zip(&mut pending) {
+                let list = GatherList::from([slice(&rig.source, id)?]);
+                *place = Some(s.post_write(WriteWorkRequest::from_list(&list, remote))?);
+            }
+            for (id, place) in (first..).zip(&mut pending) {
+                if let Some(work) = place.take() {
+                    work.spin_poll()?;
+                    sum += id;
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(sum)
+}
+
+pub(crate) fn rented(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for first in (0..n).step_by(DEPTH) {
+        rig.channel.scope(|s| {
+            let mut pending = [const { None }; DEPTH];
+            for (id, place) in (first..).zip(&mut pending) {
+                let posted = s.write_from(slice(&rig.source, id)?, remote);
+                *place = Some(posted.map_err(TransportError::from)?);
+            }
+            for (id, place) in (first..).zip(&mut pending) {
+                if let Some(work) = place.take() {
+                    work.wait(SECOND).map_err(|_| Failure::Late)?.result?;
+                    sum += id;
+                }
+            }
+            Ok(())
+        })?;
+    }
+    Ok(sum)
+}
+
+pub(crate) fn messages(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let mut sum = 0;
+    for id in 0..n {
+        rig.channel.scope(|s| {
+            let slot = rig.target.get_mut(place(id), LENGTH).ok_or(Failure::Region)?;
+            let mut room = ScatterList::from([slot]);
+            let arrival = s.post_receive(ReceiveWorkRequest::from_list(&mut room))?;
+            let list = GatherList::from([slice(&rig.source, id)?]);
+            let sending = s.post_send(SendWorkRequest::from_list(&list))?;
+            sum += bytes(arrival.spin_poll()?) + bytes(sending.spin_poll()?);
+            Ok(())
+        })?;
+    }
+    Ok(sum)
+}
+
+/// Counts so many polls of a handle whose operation is under way.
+pub(crate) fn idle_polls(rig: &mut Rig, n: u64) -> Outcome<()> {
+    Ok(rig.channel.scope(|s| {
+        let mut room = ScatterList::from([rig.target.as_slice_mut()]);
+        let arrival = s.post_receive(ReceiveWorkRequest::from_list(&mut room))?;
+        let mut polls = |n| {
+            for _ in 0..n {
+                if arrival.poll().is_some() {
+                    return 1;
+                }
+            }
+            0
+        };
+        assert_eq!(counted(&mut polls, n), 0, "a message came that nobody has sent");
+        let list = GatherList::from([slice(&rig.source, 0)?]);
+        s.post_send(SendWorkRequest::from_list(&list))?.spin_poll()?;
+        arrival.spin_poll()?;
+        Ok::<(), Failure>(())
+    })?)
+}

@@ -1,0 +1,284 @@
+//! Operations ask for no memory, in any form. Its own `main`, since the threads of the usual harness
+//! allocate too.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use rdma_channel::{Channel, InFlight, ScopedPendingWork, TransportError, prelude::*};
+use rdma_mem::{
+    AccessFlags, GatherList, OwnedRegion, ProtectionDomain, ScatterList, SharedRegion, SliceMut,
+};
+use rdma_qp::{
+    AtomicWorkRequest, MaxRnrRetries, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
+    WriteWorkRequest,
+};
+use rdma_soft::{Builder, Schedule};
+use test_support::alloc_counter::CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
+
+const SECONDS: Duration = Duration::from_secs(20);
+const DEPTH: usize = 16;
+const LENGTH: usize = 8;
+const LATE: &str = "late0";
+
+type Outcome = Result<(), TransportError>;
+type Work = fn(&mut Rig) -> Outcome;
+
+/// A channel to itself, another to it and back, and what they work on.
+struct Rig {
+    looped: Channel,
+    here: Channel,
+    there: Channel,
+    source: OwnedRegion,
+    target: OwnedRegion,
+    board: SharedRegion,
+}
+
+impl Rig {
+    fn new(device: &str) -> Self {
+        let pd = rdma_mem::open_device(device).unwrap().allocate_pd().unwrap();
+        let access = AccessFlags::new()
+            .with_local_write()
+            .with_remote_read()
+            .with_remote_write()
+            .with_remote_atomic();
+        // A message may come before its receive.
+        let patient = MaxRnrRetries::unlimited();
+        let prepare = || pd.create_channel().access(access).max_rnr_retries(patient).build();
+        let prepare = || prepare().unwrap();
+        let (looped, here, there) = (prepare(), prepare(), prepare());
+        let (itself, here_end, there_end) = (looped.endpoint(), here.endpoint(), there.endpoint());
+        let region = |pd: &ProtectionDomain| pd.allocate_region(DEPTH * LENGTH).unwrap();
+        Self {
+            looped: looped.handshake(itself).unwrap(),
+            here: here.handshake(there_end).unwrap(),
+            there: there.handshake(here_end).unwrap(),
+            source: region(&pd),
+            target: region(&pd),
+            board: pd.allocate_shared_region(DEPTH * LENGTH, access).unwrap(),
+        }
+    }
+}
+
+fn main() {
+    rdma_soft::install();
+    Builder::new(LATE).schedule(Schedule::Deferred { seed: 7 }).install().unwrap();
+    for device in ["soft0", LATE] {
+        let mut rig = Rig::new(device);
+        start_timer(&mut rig);
+        let work: [(&str, Work); 7] = [
+            ("blocking", blocking),
+            ("a scope of one", scope_of_one),
+            ("a scope of many", scope_of_many),
+            ("rented", rented),
+            ("handles that are dropped", unasked),
+            ("batches", batches),
+            ("refusals", refusals),
+        ];
+        for (name, work) in work {
+            for round in 0..200 {
+                let before = ALLOCATOR.allocations();
+                work(&mut rig).unwrap();
+                let allocated = ALLOCATOR.allocations() - before;
+                // The first rounds may fill the pools of device and runtime.
+                assert!(
+                    round < 20 || allocated == 0,
+                    "{device}, {name}: {allocated} allocations in round {round}"
+                );
+            }
+        }
+        let strays = [&rig.looped, &rig.here, &rig.there].map(Channel::stray_completions);
+        assert_eq!(strays, [0; 3], "{device}");
+        across_threads(rig);
+    }
+    println!("no allocation: ok");
+}
+
+/// Has the thread of a device that defers its work start, which allocates: where nobody polls, nobody else
+/// executes this request.
+fn start_timer(rig: &mut Rig) {
+    let word = rig.board.atomic_u64(0).unwrap();
+    let remote = rig.board.remote().slice(0..8).unwrap();
+    rig.looped
+        .scope(|s| {
+            let handle = s.fetch_add_into(rig.target.get_mut(0, 8).unwrap(), remote, 1)?;
+            while word.load(Ordering::Acquire) == 0 {
+                std::thread::yield_now();
+            }
+            assert!(handle.wait(SECONDS).unwrap().result.is_ok());
+            Ok::<_, TransportError>(())
+        })
+        .unwrap();
+}
+
+/// Each operation but a receive.
+fn blocking(rig: &mut Rig) -> Outcome {
+    let Rig { looped, here, there, source, target, board } = rig;
+    let list = GatherList::from([source.as_slice()]);
+    looped.write(WriteWorkRequest::from_list(&list, board.remote()))?;
+    let mut room = ScatterList::from([target.as_slice_mut()]);
+    looped.read(ReadWorkRequest::from_list(&mut room, board.remote()))?;
+    let word = board.remote().slice(0..8).unwrap();
+    let mut result = ScatterList::from([target.get_mut(0, 8).unwrap()]);
+    looped.compare_and_swap(&mut result, word, 0, 1)?;
+    looped.fetch_add(&mut result, word, 1)?;
+    here.scope(|s| {
+        let mut room = ScatterList::from([target.as_slice_mut()]);
+        s.post_receive(ReceiveWorkRequest::from_list(&mut room))?;
+        there.send(SendWorkRequest::from_list(&list))?;
+        Ok::<_, TransportError>(())
+    })
+    .map_err(unwrap_scope)
+}
+
+/// Blocking sends, and blocking receives on another thread.
+fn across_threads(rig: Rig) {
+    const MESSAGES: usize = 400;
+    let Rig { mut here, mut there, .. } = rig;
+    let receiver = thread::spawn(move || {
+        let mut counts = [0; MESSAGES];
+        for count in &mut counts {
+            there.receive(ReceiveWorkRequest::only_immediate()).unwrap();
+            *count = ALLOCATOR.allocations();
+        }
+        counts
+    });
+    for _ in 0..MESSAGES {
+        here.send(SendWorkRequest::only_immediate(1)).unwrap();
+    }
+    let counts = receiver.join().unwrap();
+    // To begin with, devices and threads make what they need.
+    assert_eq!(counts[MESSAGES - 1] - counts[MESSAGES / 2], 0, "between threads");
+}
+
+fn unwrap_scope(error: rdma_channel::ScopeError) -> TransportError {
+    match error {
+        rdma_channel::ScopeError::ClosureError(error) => error,
+        other => panic!("{other}"),
+    }
+}
+
+fn scope_of_one(rig: &mut Rig) -> Outcome {
+    let Rig { looped, source, target, board, .. } = rig;
+    let list = GatherList::from([source.as_slice()]);
+    looped.manual_scope(|s| {
+        let write = WriteWorkRequest::from_list(&list, board.remote());
+        s.post_write(write)?.spin_poll()?;
+        Ok::<_, TransportError>(())
+    })?;
+    looped.manual_scope(|s| {
+        let mut room = ScatterList::from([target.get_mut(0, 8).unwrap()]);
+        let word = board.remote().slice(0..8).unwrap();
+        s.post_atomic(AtomicWorkRequest::fetch_and_add(&mut room, word, 1))?.spin_poll()?;
+        Ok::<_, TransportError>(())
+    })
+}
+
+/// As many as the queues hold, and one more, which waits for room.
+fn scope_of_many(rig: &mut Rig) -> Outcome {
+    let Rig { looped, source, target, board, .. } = rig;
+    looped.manual_scope(|s| {
+        let mut rest = target.as_slice_mut();
+        let mut pending: [Option<(ScopedPendingWork<'_>, ScopedPendingWork<'_>)>; DEPTH] =
+            Default::default();
+        for (i, place) in pending.iter_mut().enumerate() {
+            let (slot, after) = rest.split_at(LENGTH);
+            rest = after;
+            let mut room = ScatterList::from([slot]);
+            let arrival = s.post_receive(ReceiveWorkRequest::from_list(&mut room))?;
+            let list = GatherList::from([source.get_ref(i * LENGTH, LENGTH).unwrap()]);
+            *place = Some((arrival, s.post_send(SendWorkRequest::from_list(&list))?));
+        }
+        // In the other order, so that each look finds another's completion.
+        for (arrival, sending) in pending.iter().rev().flatten() {
+            assert_eq!(arrival.spin_poll()?.scattered_bytes(), Some(LENGTH));
+            sending.wait(SECONDS)?;
+            assert!(sending.poll().is_some_and(|result| result.is_ok()));
+        }
+        let list = GatherList::from([source.as_slice()]);
+        let write = WriteWorkRequest::from_list(&list, board.remote());
+        pending = Default::default();
+        let (first, second) = (s.post_write(write.signaled(false))?, s.post_write(write)?);
+        second.spin_poll()?;
+        first.spin_poll()?;
+        drop(pending);
+        Ok::<_, TransportError>(())
+    })
+}
+
+fn rented(rig: &mut Rig) -> Outcome {
+    let Rig { looped, source, target, board, .. } = rig;
+    looped.manual_scope(|s| {
+        let mut rest = target.as_slice_mut();
+        let mut pending: [Option<InFlight<'_, SliceMut<'_>>>; DEPTH] = Default::default();
+        for (i, place) in pending.iter_mut().enumerate() {
+            let (slot, after) = rest.split_at(LENGTH);
+            rest = after;
+            let remote = board.remote().slice(i * LENGTH..(i + 1) * LENGTH).unwrap();
+            *place = Some(s.read_into(slot, remote)?);
+        }
+        for handle in pending.into_iter().rev().flatten() {
+            handle.wait(SECONDS).unwrap().result?;
+        }
+        let mut from = source.as_slice_mut();
+        for _ in 0..4 {
+            let sent = s.write_from(from, board.remote())?;
+            from = sent.wait(SECONDS).unwrap().buf;
+        }
+        Ok::<_, TransportError>(())
+    })
+}
+
+/// What the scope ends by itself.
+fn unasked(rig: &mut Rig) -> Outcome {
+    let Rig { looped, source, board, .. } = rig;
+    let list = GatherList::from([source.as_slice()]);
+    looped
+        .scope(|s| {
+            for _ in 0..2 * DEPTH {
+                s.post_write(WriteWorkRequest::from_list(&list, board.remote()))?;
+            }
+            Ok::<_, TransportError>(())
+        })
+        .map_err(unwrap_scope)
+}
+
+fn batches(rig: &mut Rig) -> Outcome {
+    let Rig { looped, source, board, .. } = rig;
+    let list = GatherList::from([source.as_slice()]);
+    let write = WriteWorkRequest::from_list(&list, board.remote());
+    looped.batch([write.signaled(false).into(), write.into()])?;
+    looped.manual_scope(|s| {
+        for handle in s.post_batch([write.signaled(false).into(), write.into()])?.iter().rev() {
+            handle.spin_poll()?;
+        }
+        Ok::<_, TransportError>(())
+    })
+}
+
+/// Those that leave the channel as it was.
+fn refusals(rig: &mut Rig) -> Outcome {
+    let Rig { looped, source, target, board, .. } = rig;
+    let list = GatherList::from([source.as_slice()]);
+    let short = board.remote().slice(0..LENGTH).unwrap();
+    let refused = looped.write(WriteWorkRequest::from_list(&list, short));
+    assert!(matches!(refused, Err(TransportError::PostError(_))));
+    looped.manual_scope(|s| {
+        let mut pending: [Option<ScopedPendingWork<'_>>; DEPTH] = Default::default();
+        for place in &mut pending {
+            *place = Some(s.post_receive(ReceiveWorkRequest::only_immediate())?);
+        }
+        let full = s.receive_into(target.as_slice_mut()).unwrap_err();
+        assert!(matches!(full.error, TransportError::WouldBlock) && full.buf.is_some());
+        for work in pending.iter().flatten() {
+            s.post_send(SendWorkRequest::only_immediate(1))?.spin_poll()?;
+            work.spin_poll()?;
+        }
+        Ok::<_, TransportError>(())
+    })
+}
