@@ -1,7 +1,5 @@
 //! From a device's name to two sides that are connected to each other.
 
-use std::time::Duration;
-
 use rdma_channel::{PreparedChannel, prelude::*};
 use rdma_mem::{AccessFlags, OwnedRegion, ProtectionDomain, SharedRegion, open_device};
 
@@ -39,8 +37,6 @@ fn prepare(pd: &ProtectionDomain, settings: Settings) -> Result<PreparedChannel,
         .max_recv_wr(depth)
         // To the sender nothing is written, but with a write of nothing comes the credit.
         .access(AccessFlags::new().with_local_write().with_remote_write())
-        // What a side has under way when it ends is of no use to anybody.
-        .drain_timeout(Duration::ZERO)
         .build()?;
     Ok(channel)
 }

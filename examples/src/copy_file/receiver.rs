@@ -35,7 +35,7 @@ impl Receiver {
     /// told to `stop`.
     pub(crate) fn run(&mut self, sink: &mut dyn Write, control: Control<'_>, stop: &Stop<'_>) {
         let Self { channel, slots, settings } = self;
-        // What the scope itself says is no news: there was room left for messages that do not come.
+        // What the scope says `stop` knows.
         let _ = channel.scope(|scope| {
             stop.on_a_side(scope, || {
                 Receiving::new(scope, slots, *settings).run(sink, control, stop)

@@ -179,13 +179,12 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use std::time::Duration;
 
+    use rdma_channel::ScopeError;
     use rdma_qp::{ReceiveWorkRequest, WorkErrorClass};
     use rdma_soft::{Builder, Schedule};
 
     use super::*;
-    use crate::copy_file::Control;
     use crate::copy_file::connect::connect;
-    use crate::copy_file::transfer::both_sides;
 
     #[test]
     fn a_slot_is_not_handed_out_while_it_is_in_flight() {
@@ -194,8 +193,7 @@ mod tests {
         let stop = Stop::new(&cancelled, Duration::ZERO);
         let settings = Settings::new(64, 2).unwrap();
         let (mut near, mut far) = connect("held_slots", settings).unwrap();
-        // Both fail: they leave receives for messages that nobody sends.
-        let _ = far.channel.scope(|far| {
+        let ended = far.channel.scope(|far| {
             for _ in 0..2 {
                 far.post_receive(ReceiveWorkRequest::only_immediate()).unwrap();
             }
@@ -212,20 +210,33 @@ mod tests {
 
                 assert_eq!(device.release_all(), 2, "both were in flight");
                 assert_eq!(sending.free_slot(&stop).unwrap()[..], [1; 64]);
+                scope.close();
                 Ok::<_, Error>(())
-            })
+            })?;
+            far.close();
+            Ok::<_, ScopeError<Error>>(())
         });
+        ended.unwrap();
     }
 
     #[test]
     fn of_requests_that_were_flushed_the_cause_is_what_failed_before() {
         rdma_soft::install();
         let settings = Settings::new(64, 2).unwrap();
-        let (mut sender, receiver) = connect("soft0", settings).unwrap();
-        sender.remote = RemoteMemoryRegion::new(sender.remote.address(), 128, 0);
-        let source: &mut dyn Read = &mut &[1; 1000][..];
-        let result = both_sides(&mut sender, receiver, source, &mut Vec::new(), Control::default());
-        let Err(Error::Completion(error)) = result else { panic!("{result:?}") };
-        assert_eq!(error.class(), WorkErrorClass::Remote, "{error}");
+        let (mut near, _far) = connect("soft0", settings).unwrap(); // which has no receive posted
+        let cancelled = AtomicBool::new(false);
+        let stop = Stop::new(&cancelled, Duration::from_secs(10));
+        let ended = near.channel.scope(|scope| {
+            stop.on_a_side(scope, || {
+                let slots = near.slots.as_slice_mut();
+                let mut sending = Sending::new(scope, slots, near.remote, settings);
+                let slot = sending.free_slot(&stop)?;
+                sending.send(slot, Kind::Data, 64)?;
+                sending.take_credit(&stop) // its receive is flushed
+            })
+        });
+        assert!(ended.is_err());
+        let Err(Error::Completion(error)) = stop.into_result() else { panic!("{ended:?}") };
+        assert_eq!(error.class(), WorkErrorClass::Transport, "{error}");
     }
 }

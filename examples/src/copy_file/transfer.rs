@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 
 use super::connect::connect;
 use super::message::Trailer;
-use super::receiver::Receiver;
-use super::sender::Sender;
 use super::stop::Stop;
 use super::{Error, Settings};
 
@@ -80,26 +78,15 @@ pub fn transfer(
     settings: Settings,
     control: Control<'_>,
 ) -> Result<Transferred, Error> {
-    let (mut sender, receiver) = connect(device, settings)?;
+    let (mut sender, mut receiver) = connect(device, settings)?;
     let registered_bytes = sender.registered_bytes().max(receiver.registered_bytes());
-    let started = Instant::now();
-    let Trailer { bytes, crc32 } = both_sides(&mut sender, receiver, source, sink, control)?;
-    Ok(Transferred { bytes, crc32, registered_bytes, time: started.elapsed() })
-}
-
-/// Runs the sides until both are done, or have failed.
-pub(crate) fn both_sides(
-    sender: &mut Sender,
-    mut receiver: Receiver,
-    source: &mut dyn Read,
-    sink: &mut (dyn Write + Send),
-    control: Control<'_>,
-) -> Result<Trailer, Error> {
     let stop = Stop::new(control.cancelled, control.patience);
+    let started = Instant::now();
     let sent = thread::scope(|threads| {
         threads.spawn(|| receiver.run(sink, control, &stop));
         sender.run(source, &stop)
     });
     stop.into_result()?;
-    sent
+    let Trailer { bytes, crc32 } = sent?;
+    Ok(Transferred { bytes, crc32, registered_bytes, time: started.elapsed() })
 }

@@ -81,12 +81,14 @@ fn a_side_that_panics() {
         }
     }
     for device in devices() {
+        let begin = Instant::now();
         let receiver =
             || transfer(&device, &mut { FOR_EVER }, &mut Panics, settings(), Control::default());
         assert!(catch_unwind(AssertUnwindSafe(receiver)).is_err());
         let sender =
             || transfer(&device, &mut Panics, &mut io::sink(), settings(), Control::default());
         assert!(catch_unwind(AssertUnwindSafe(sender)).is_err());
+        assert!(begin.elapsed() < Control::default().patience, "the other side did not notice");
     }
 }
 
