@@ -160,6 +160,26 @@ fn handles_that_are_done_hold_their_places_until_they_are_gone() {
     }
 }
 
+#[test]
+fn a_handle_that_goes_unasked_when_it_is_done_gives_its_place_back() {
+    must_end(|| {
+        let mut pair = Pair::with("soft0", |builder| builder.max_send_wr(2));
+        let data = pair.memory(8, 5);
+        let remote = pair.board.remote();
+        pair.here
+            .scope(|s| {
+                for _ in 0..10 {
+                    let unasked = s.write_from(data.as_slice(), remote)?;
+                    let asked = s.write_from(data.as_slice(), remote)?;
+                    asked.wait(SECONDS).unwrap().result?; // after it has seen the other one
+                    drop(unasked);
+                }
+                Ok::<(), TransportError>(())
+            })
+            .unwrap();
+    });
+}
+
 /// A device may hold less than it said, or count otherwise.
 #[test]
 fn a_device_that_is_full_would_block_although_there_is_credit_left() {
