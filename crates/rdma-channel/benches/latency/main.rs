@@ -1,0 +1,145 @@
+//! How long operations of channels take, on any device. `docs/performance.md` says how to run it on two hosts,
+//! and what came out.
+//!
+//! ```sh
+//! cargo bench -p rdma-channel --bench latency                               # soft0, with itself
+//! cargo bench -p rdma-channel --bench latency -- --device rxe0 write        # another device, one operation
+//! cargo bench -p rdma-channel --bench latency -- --device mlx5_0 --listen 10.0.0.1:4000
+//! cargo bench -p rdma-channel --bench latency -- --device mlx5_0 --connect 10.0.0.1:4000
+//! ```
+#![allow(clippy::panic)] // A bench that fails says so.
+
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use criterion::{BenchmarkId, Criterion, Throughput};
+use end::{DEPTH, End, LONGEST, Outcome};
+use hdrhistogram::Histogram;
+use options::{Options, Peer, fail};
+use work::{Form, Memory, Operation, run};
+
+mod end;
+mod options;
+mod work;
+
+/// A minute, in nanoseconds.
+const LATEST: u64 = 60_000_000_000;
+
+/// What one measurement found.
+struct Row {
+    name: String,
+    length: usize,
+    found: Result<Histogram<u64>, String>,
+}
+
+fn main() {
+    rdma_soft::install();
+    if let Err(error) = Options::from_environment().map_err(Into::into).and_then(bench) {
+        fail(&error);
+    }
+}
+
+fn bench(Options { device, peer }: Options) -> Outcome<()> {
+    match peer {
+        Peer::Client(address) => {
+            let listener = TcpListener::bind(&address).map_err(|e| format!("{address}: {e}"))?;
+            println!("{device} waits for a client at {}", listener.local_addr()?);
+            let (stream, client) = listener.accept()?;
+            println!("serving {client}");
+            End::connect(&device, stream)?.serve()
+        }
+        Peer::Server(address) => {
+            let stream = TcpStream::connect(&address)
+                .map_err(|e| format!("{address}: {e}: is the other end there, with --listen?"))?;
+            measure(End::connect(&device, stream)?)
+        }
+        Peer::Here => {
+            let listener = TcpListener::bind("127.0.0.1:0")?;
+            let address = listener.local_addr()?;
+            let name = device.clone();
+            let server = thread::spawn(move || -> Outcome<()> {
+                End::connect(&name, listener.accept()?.0)?.serve()
+            });
+            measure(End::connect(&device, TcpStream::connect(address)?)?)?;
+            server.join().map_err(|_| "the other end has panicked")?
+        }
+    }
+}
+
+/// Measures all, and prints the table. The server ends when `end` is dropped.
+fn measure(mut end: End) -> Outcome<()> {
+    let mut criterion = Criterion::default()
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1))
+        .sample_size(20)
+        .configure_from_args();
+    let region = || end.pd.allocate_region(DEPTH * LONGEST);
+    let mut memory = Memory { source: region()?, target: region()? };
+    let mut rows = Vec::new();
+    for operation in Operation::ALL {
+        let mut group = criterion.benchmark_group(operation.name());
+        for form in Form::ALL {
+            if (operation, form) == (Operation::PingPong, Form::Blocking) {
+                let why = "left out: a receive that is posted after its request comes too late";
+                rows.push(Row { name: name(operation, form), length: 0, found: Err(why.into()) });
+                continue;
+            }
+            for &length in operation.lengths() {
+                let mut histogram = Histogram::new_with_bounds(1, LATEST, 3)?;
+                let mut failure = None;
+                group.throughput(Throughput::Elements(form.depth() as u64));
+                group.bench_function(BenchmarkId::new(form.name(), length), |bencher| {
+                    bencher.iter_custom(|iterations| {
+                        let work = (operation, form, length);
+                        let took = run(&mut end, &mut memory, work, iterations, &mut histogram);
+                        took.unwrap_or_else(|error| {
+                            failure.get_or_insert(error.to_string());
+                            // No measurement, but criterion goes on.
+                            Duration::from_nanos(iterations)
+                        })
+                    });
+                });
+                let found = match failure {
+                    Some(error) => Err(error),
+                    None if histogram.is_empty() => continue, // not asked for
+                    None => Ok(histogram),
+                };
+                rows.push(Row { name: name(operation, form), length, found });
+            }
+        }
+        group.finish();
+    }
+    criterion.final_summary();
+    print(&rows);
+    Ok(())
+}
+
+fn name(operation: Operation, form: Form) -> String {
+    format!("{}, {}", operation.name(), form.name())
+}
+
+/// In microseconds.
+fn print(rows: &[Row]) {
+    println!(
+        "\n{:<46}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}{:>10}",
+        "us per operation", "bytes", "count", "p50", "p90", "p99", "p99.9", "max"
+    );
+    for Row { name, length, found } in rows {
+        match found {
+            Ok(histogram) => {
+                print!("{name:<46}{length:>9}{:>9}", histogram.len());
+                for quantile in [0.5, 0.9, 0.99, 0.999] {
+                    print!("{:>9.2}", us(histogram.value_at_quantile(quantile)));
+                }
+                println!("{:>10.2}", us(histogram.max()));
+            }
+            Err(why) => println!("{name:<46}{length:>9}  {why}"),
+        }
+    }
+}
+
+#[allow(clippy::cast_precision_loss)] // to be read
+fn us(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1000.0
+}
