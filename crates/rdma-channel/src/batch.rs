@@ -203,13 +203,19 @@ impl Core {
     ) -> Result<[WorkSuccess; N], TransportError> {
         self.block_all(|core| {
             // SAFETY: SAFETY.md F22: the memory is borrowed by the call, which ends after the requests.
-            let tickets = unsafe { core.post_batch(core.lane(0)?, items, true) }?;
+            let tickets = match unsafe { core.post_batch(core.lane(0)?, items, true) } {
+                Ok(tickets) => tickets,
+                Err(refused) if refused.tickets.iter().all(Option::is_none) => {
+                    return Err(refused.error);
+                }
+                Err(refused) => return Ok(Err(refused.error)),
+            };
             let (mut place, mut successes) = (0, [WorkSuccess::of_send(WcOpcode::SEND); N]);
-            wait_all(tickets, timeout, |success| {
+            let waited = wait_all(tickets, timeout, |success| {
                 successes[place] = success;
                 place += 1;
-            })?;
-            Ok(successes)
+            });
+            Ok(waited.map(|()| successes))
         })
     }
 

@@ -72,12 +72,15 @@ impl Core {
 
     /// Runs what posts several requests and [waits](wait_all) for them. Returns when the device uses the memory
     /// of none.
+    ///
+    /// # Errors
+    /// The outer one if nothing was posted: then all is as it was.
     pub(crate) fn block_all<T>(
         &mut self,
-        run: impl for<'c> FnOnce(&'c Self) -> Result<T, TransportError>,
+        run: impl for<'c> FnOnce(&'c Self) -> Result<Result<T, TransportError>, TransportError>,
     ) -> Result<T, TransportError> {
         without_unwinding(|| {
-            let outcome = run(self);
+            let outcome = run(self)?;
             match &outcome {
                 Ok(_) => {}
                 Err(TransportError::Timeout { operation, .. }) => {

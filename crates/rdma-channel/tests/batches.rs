@@ -1,4 +1,5 @@
 //! Several requests with one doorbell, in each form.
+#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::cast_possible_truncation)]
 
 use std::time::Duration;
@@ -135,4 +136,20 @@ fn receives_of_a_batch_tell_nothing_of_an_unsignaled_send_before_them() {
         Ok::<_, TransportError>(())
     })
     .unwrap();
+}
+
+#[test]
+fn a_batch_that_is_refused_leaves_what_is_under_way_alone() {
+    let pd = domain();
+    let mut channel = looped(&pd);
+    let receive = ReceiveWorkRequest::only_immediate();
+    // SAFETY: SAFETY.md F21: no memory.
+    let handle = unsafe { channel.receive_unpolled(receive) }.unwrap();
+    drop(handle);
+    let start = std::time::Instant::now();
+    let error = channel.batch(numbers::<17>().map(Into::into)).unwrap_err();
+    assert!(matches!(error, TransportError::BatchTooLarge { .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(3), "it does not wait for the receive");
+    assert!(channel.closed().is_none());
+    channel.send(SendWorkRequest::only_immediate(1)).unwrap();
 }
