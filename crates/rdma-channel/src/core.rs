@@ -31,7 +31,7 @@ pub(crate) struct Core {
     pub(crate) cq: CompletionQueue,
     /// For one completion at a time.
     pub(crate) room: Cell<PollSlot>,
-    /// How many slots are not free.
+    /// How many slots are not free, and those handles: 0 if a scope has nothing to end.
     pub(crate) live: Cell<u32>,
     /// How many handles were dropped that had not told.
     pub(crate) unasked: Cell<u32>,
@@ -110,10 +110,13 @@ impl Core {
     }
 
     /// The queue pair to that peer.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lane(&self, peer: usize) -> Result<&Lane, TransportError> {
-        let count = self.lanes.len();
-        self.lanes.get(peer).ok_or(TransportError::NoSuchPeer { peer, count })
+        match self.lanes.get(peer) {
+            Some(lane) => Ok(lane),
+            // Not made beforehand: an error that is not needed would be dropped.
+            None => Err(TransportError::NoSuchPeer { peer, count: self.lanes.len() }),
+        }
     }
 
     /// As [`lane`](Self::lane), if it is not destroyed.

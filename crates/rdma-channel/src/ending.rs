@@ -55,7 +55,7 @@ impl Core {
     /// Begins a scope: what is under way is not of it.
     #[inline]
     pub(crate) fn begin(&mut self) {
-        if self.live.get() != 0 || self.unasked.get() != 0 {
+        if self.live.get() != 0 {
             self.disown();
         }
     }
@@ -63,7 +63,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn disown(&mut self) {
-        self.unasked.set(0);
+        self.live.set(self.live.get() - self.unasked.replace(0));
         for slot in self.table.iter().filter(|slot| is_unasked(slot)) {
             slot.state.set(slot.state.get().abandoned());
         }
@@ -81,7 +81,7 @@ impl Core {
     /// Ends what a scope has left under way, if it has. After it the device uses no memory of any request.
     #[inline]
     pub(crate) fn end(&mut self) -> Option<Ended> {
-        if self.live.get() == 0 && self.unasked.get() == 0 {
+        if self.live.get() == 0 {
             return None;
         }
         Some(without_unwinding(|| self.end_all()))
@@ -286,7 +286,7 @@ impl Core {
                 ended.errors.push(OperationError { operation, id, peer, error });
             }
         }
-        self.live.set(live);
+        self.live.set(live + self.unasked.get());
         ended
     }
 

@@ -212,6 +212,7 @@ impl Place<'_> {
     fn abandon(self) {
         let Self { core, slot } = self;
         core.unasked.set(core.unasked.get() + 1);
+        core.live.set(core.live.get() + 1);
         let state = slot.state.get();
         if state.is_in_flight() {
             slot.state.set(state.abandoned());
