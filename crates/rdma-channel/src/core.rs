@@ -31,10 +31,11 @@ pub(crate) struct Core {
     pub(crate) cq: CompletionQueue,
     /// For one completion at a time.
     pub(crate) room: Cell<PollSlot>,
-    /// How many slots are not free, and those handles: 0 if a scope has nothing to end.
-    pub(crate) live: Cell<u32>,
+    /// How many slots are not free, and those handles: 0 if a scope has nothing to end. Of 64 bits, so that no
+    /// scope lasts until it is 0 again.
+    pub(crate) live: Cell<usize>,
     /// How many handles were dropped that had not told.
-    pub(crate) unasked: Cell<u32>,
+    pub(crate) unasked: Cell<usize>,
     /// The id of a request that was refused, and may be with the device all the same; else 0.
     pub(crate) doubtful: Cell<u64>,
     /// How many completions were of no request of the table.

@@ -90,7 +90,7 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn end_all(&mut self) -> Ended {
-        let dropped = self.unasked.replace(0) as usize;
+        let dropped = self.unasked.replace(0);
         let forgotten = self.table.iter().filter(|slot| is_unasked(slot)).count();
         self.settle(Self::await_completions);
         self.collect(None, dropped + forgotten)
