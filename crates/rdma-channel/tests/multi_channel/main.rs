@@ -15,7 +15,7 @@ use rdma_channel::{
     TransportError, prelude::*,
 };
 use rdma_mem::{AccessFlags, ProtectionDomain, SharedRegion, open_device};
-use rdma_qp::{Qpn, ReceiveWorkRequest, SendWorkRequest};
+use rdma_qp::{MaxRnrRetries, Qpn, ReceiveWorkRequest, SendWorkRequest};
 use rdma_soft::{Builder, Schedule, SoftDevice};
 
 const SECOND: Duration = Duration::from_secs(10);
@@ -67,8 +67,11 @@ impl Star {
         let pd = domain(device);
         let center = pd.create_multi_channel().num_channels(3).drain_timeout(DRAIN);
         let center = knobs(center.access(everything())).build().unwrap();
+        // They may send before there is a receive for it.
+        let forever = MaxRnrRetries::unlimited();
         let tune = |builder: ChannelBuilder<'_>| builder.access(everything()).build().unwrap();
-        let peers: Vec<_> = (0..3).map(|_| tune(pd.create_channel())).collect();
+        let peer = || tune(pd.create_channel().max_rnr_retries(forever));
+        let peers: Vec<_> = (0..3).map(|_| peer()).collect();
         let ends = center.endpoints();
         let qpns = ends.iter().map(|end| end.qpn()).collect();
         let center = center.handshake(peers.iter().map(|peer| peer.endpoint())).unwrap();
