@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 
 use rdma_mem::{AccessFlags, ProtectionDomain};
 use rdma_qp::{
-    CompletionQueue, Error, PreparedQueuePair, QueuePair, QueuePairBuilder, QueuePairType,
+    CompletionQueue, Error, MaxRnrRetries, PreparedQueuePair, QueuePair, QueuePairBuilder,
+    QueuePairType,
 };
 
 use crate::limits::Limits;
@@ -102,7 +103,8 @@ macro_rules! channel_knobs {
                 ack_timeout: rdma_qp::AckTimeout;
                 /// How often to send again.
                 max_ack_retries: rdma_qp::MaxAckRetries;
-                /// How often to try again when the peer has no receive posted.
+                /// How often to try again when the peer has no receive posted. Default: without end, since
+                /// the limit of the operation ends it.
                 max_rnr_retries: rdma_qp::MaxRnrRetries;
                 /// How long the peer has to wait when no receive is posted here.
                 min_rnr_timer: rdma_qp::MinRnrTimer;
@@ -185,7 +187,7 @@ impl<'a> ChannelBuilder<'a> {
     pub(crate) fn new(pd: &'a ProtectionDomain) -> Self {
         let access = AccessFlags::new().with_remote_read().with_remote_write();
         Self {
-            qp: QueuePair::builder(pd).access(access),
+            qp: QueuePair::builder(pd).access(access).max_rnr_retries(MaxRnrRetries::unlimited()),
             pd,
             qp_type: QueuePairType::RC,
             max_send_wr: DEPTH,
