@@ -2,6 +2,7 @@
 
 use rdma_channel::{PreparedChannel, prelude::*};
 use rdma_mem::{AccessFlags, OwnedRegion, ProtectionDomain, SharedRegion, open_device};
+use rdma_qp::MaxRnrRetries;
 
 use super::receiver::Receiver;
 use super::sender::Sender;
@@ -37,6 +38,8 @@ fn prepare(pd: &ProtectionDomain, settings: Settings) -> Result<PreparedChannel,
         .max_recv_wr(depth)
         // To the sender nothing is written, but with a write of nothing comes the credit.
         .access(AccessFlags::new().with_local_write().with_remote_write())
+        // Both sides have met before the first message: one without room then has gone.
+        .max_rnr_retries(MaxRnrRetries::default())
         .build()?;
     Ok(channel)
 }
