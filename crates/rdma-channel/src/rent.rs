@@ -60,69 +60,19 @@ pub(crate) mod sealed {
     }
 }
 
-impl sealed::Readable for SliceRef<'_> {
-    type Gathered<'a>
-        = GatherList<'a, 1>
-    where
-        Self: 'a;
-
-    #[inline(always)]
-    fn gather(&self) -> GatherList<'_, 1> {
-        GatherList::from([*self])
-    }
-}
-
-impl sealed::Readable for SliceMut<'_> {
-    type Gathered<'a>
-        = GatherList<'a, 1>
-    where
-        Self: 'a;
-
-    #[inline(always)]
-    fn gather(&self) -> GatherList<'_, 1> {
-        GatherList::from([self.as_shared()])
-    }
-}
-
-impl sealed::Readable for SharedElement<'_> {
-    type Gathered<'a>
-        = GatherList<'a, 1>
-    where
-        Self: 'a;
-
-    #[inline(always)]
-    fn gather(&self) -> GatherList<'_, 1> {
-        GatherList::from([*self])
-    }
-}
-
-impl sealed::Writable for SliceMut<'_> {
-    type Scattered<'a>
-        = ScatterList<'a, 1>
-    where
-        Self: 'a;
-
-    #[inline(always)]
-    fn scatter(&mut self) -> ScatterList<'_, 1> {
-        ScatterList::from([self.reborrow()])
-    }
-}
-
-impl sealed::Writable for SharedElement<'_> {
-    type Scattered<'a>
-        = ScatterList<'a, 1>
-    where
-        Self: 'a;
-
-    #[inline(always)]
-    fn scatter(&mut self) -> ScatterList<'_, 1> {
-        ScatterList::from([*self])
-    }
-}
-
-/// Arrays of them, as one message.
-macro_rules! arrays {
+/// For one of a type, and for arrays of it, as one message.
+macro_rules! rented {
     ($($type:ident: |$read:ident| $shared:expr $(, |$write:ident| $exclusive:expr)?;)+) => {$(
+        impl sealed::Readable for $type<'_> {
+            type Gathered<'a> = GatherList<'a, 1> where Self: 'a;
+
+            #[inline(always)]
+            fn gather(&self) -> GatherList<'_, 1> {
+                let $read = self;
+                GatherList::from([$shared])
+            }
+        }
+
         impl<const N: usize> sealed::Readable for [$type<'_>; N] {
             type Gathered<'a> = GatherList<'a, N> where Self: 'a;
 
@@ -132,7 +82,17 @@ macro_rules! arrays {
             }
         }
 
-        $(impl<const N: usize> sealed::Writable for [$type<'_>; N] {
+        $(impl sealed::Writable for $type<'_> {
+            type Scattered<'a> = ScatterList<'a, 1> where Self: 'a;
+
+            #[inline(always)]
+            fn scatter(&mut self) -> ScatterList<'_, 1> {
+                let $write = self;
+                ScatterList::from([$exclusive])
+            }
+        }
+
+        impl<const N: usize> sealed::Writable for [$type<'_>; N] {
             type Scattered<'a> = ScatterList<'a, N> where Self: 'a;
 
             #[inline(always)]
@@ -143,7 +103,7 @@ macro_rules! arrays {
     )+};
 }
 
-arrays! {
+rented! {
     SliceRef: |slice| *slice;
     SliceMut: |slice| slice.as_shared(), |slice| slice.reborrow();
     SharedElement: |element| *element, |element| *element;

@@ -120,10 +120,7 @@ impl Core {
         for &id in ids {
             let Some(slot) = self.table.get(index(id.0)) else { continue };
             let operation = slot.operation.get();
-            let result = match slot.result.get() {
-                Some(result) if !slot.state.get().is_in_flight() => Ok(result),
-                _ => Err(TransportError::Lost { operation }),
-            };
+            let result = slot.told().ok_or(TransportError::Lost { operation });
             if let Ok(Ok(success)) = result {
                 successes.push(success);
             } else {
