@@ -2,11 +2,14 @@
  * takes no lock, and serves one queue pair at a time, whose two completion queues differ or are one. What
  * is left of an operation on it is what the caller's own code costs. */
 #include <errno.h>
+#include <stdlib.h>
 #include "verbs.h"
 
 enum { ROOM = 1024 }; /* a power of two */
+enum { QUEUES = 4 };
 
 struct ring {
+	struct ibv_cq *cq;
 	uint64_t taken, filled;
 	struct ibv_wc entries[ROOM];
 };
@@ -16,16 +19,26 @@ struct quiet_device_calls {
 	uint64_t post_send, post_recv, poll_cq, requests, completions;
 };
 
-static struct ring sent, received;
+static struct ring rings[QUEUES];
 static struct {
 	uint64_t taken, filled;
 	uint64_t wr_ids[ROOM];
 } receives;
-/* Of queue pairs that receive into a queue of its own. */
-static struct ibv_cq *recv_cq;
 static struct quiet_device_calls calls;
 
-static void complete(struct ring *ring, struct ibv_qp *qp, uint64_t wr_id, int opcode, uint32_t length)
+/* That of a completion queue, from its first use on. */
+static struct ring *quiet_ring(struct ibv_cq *cq)
+{
+	struct ring *ring = rings;
+
+	while (ring->cq != cq && ring->cq)
+		if (++ring == rings + QUEUES)
+			abort();
+	ring->cq = cq;
+	return ring;
+}
+
+static void quiet_complete(struct ring *ring, struct ibv_qp *qp, uint64_t wr_id, int opcode, uint32_t length)
 {
 	struct ibv_wc *wc = &ring->entries[ring->filled++ % ROOM];
 
@@ -42,18 +55,19 @@ static int quiet_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv
 	calls.post_send++;
 	for (; wr; wr = wr->next) {
 		int sends = wr->opcode == IBV_WR_SEND;
-		struct ring *there = qp->recv_cq == recv_cq ? &received : &sent;
+		struct ring *sent = quiet_ring(qp->send_cq);
 
-		if (sent.filled - sent.taken == ROOM || (sends && receives.taken == receives.filled)) {
+		if (sent->filled - sent->taken == ROOM || (sends && receives.taken == receives.filled)) {
 			*bad = wr;
 			return ENOMEM;
 		}
 		calls.requests++;
 		if (sends)
-			complete(there, qp, receives.wr_ids[receives.taken++ % ROOM], IBV_WC_RECV,
-				 wr->sg_list->length);
+			quiet_complete(quiet_ring(qp->recv_cq), qp,
+				       receives.wr_ids[receives.taken++ % ROOM], IBV_WC_RECV,
+				       wr->sg_list->length);
 		if (wr->send_flags & IBV_SEND_SIGNALED)
-			complete(&sent, qp, wr->wr_id, sends ? IBV_WC_SEND : IBV_WC_RDMA_WRITE, 0);
+			quiet_complete(sent, qp, wr->wr_id, sends ? IBV_WC_SEND : IBV_WC_RDMA_WRITE, 0);
 	}
 	return 0;
 }
@@ -75,7 +89,7 @@ static int quiet_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv
 
 static int quiet_poll_cq(struct ibv_cq *cq, int room, struct ibv_wc *wc)
 {
-	struct ring *ring = cq == recv_cq ? &received : &sent;
+	struct ring *ring = quiet_ring(cq);
 	int count = 0;
 
 	calls.poll_cq++;
@@ -85,13 +99,12 @@ static int quiet_poll_cq(struct ibv_cq *cq, int room, struct ibv_wc *wc)
 	return count;
 }
 
-/* Has the queues of this queue pair's context call this device. */
-void quiet_device_attach(struct ibv_qp *qp)
+/* Has the queues of this context call this device. */
+void quiet_device_attach(struct ibv_context *context)
 {
-	recv_cq = qp->recv_cq;
-	qp->context->ops.poll_cq = quiet_poll_cq;
-	qp->context->ops.post_send = quiet_post_send;
-	qp->context->ops.post_recv = quiet_post_recv;
+	context->ops.poll_cq = quiet_poll_cq;
+	context->ops.post_send = quiet_post_send;
+	context->ops.post_recv = quiet_post_recv;
 }
 
 /* What was called since the last time this was. */
@@ -108,6 +121,7 @@ const size_t quiet_device_layout[] = {
 	offsetof(struct ibv_context, ops.poll_cq),
 	offsetof(struct ibv_context, ops.post_send),
 	offsetof(struct ibv_context, ops.post_recv),
+	offsetof(struct ibv_qp, send_cq),
 	offsetof(struct ibv_qp, recv_cq),
 	offsetof(struct ibv_qp, qp_num),
 	sizeof(struct ibv_send_wr),

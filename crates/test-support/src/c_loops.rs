@@ -1,17 +1,18 @@
-//! The quiet device and the loops in C, loaded, and how their instructions are counted.
+//! The quiet device and the loops in C, loaded.
 #![allow(unsafe_code)]
 #![allow(clippy::expect_used)] // A bench that fails says so.
 
 use std::hint::black_box;
-use std::mem::{offset_of, size_of};
+use std::mem::{ManuallyDrop, offset_of, size_of};
 use std::path::Path;
 
 use libloading::{Library, Symbol};
 use rdma_sys::{
-    ibv_context, ibv_context_ops, ibv_cq, ibv_pd, ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
+    ibv_context, ibv_context_ops, ibv_cq, ibv_pd, ibv_qp, ibv_qp_cap, ibv_recv_wr, ibv_send_wr,
+    ibv_sge, ibv_wc,
 };
 
-use crate::callgrind::Profile;
+use crate::rig::{Context, Cq, LOCAL_WRITE, Mr, Pd, Qp, REMOTE_WRITE, Size};
 
 /// How many requests are outstanding, and how many a batch has.
 pub const DEPTH: usize = 16;
@@ -21,56 +22,6 @@ pub const PLACES: usize = 64;
 pub const LENGTH: usize = 8;
 /// Each loop runs with so many operations, and with twice as many.
 pub const OPERATIONS: u64 = 1024;
-
-/// What the loops work with: `struct end` of `loops.c`.
-#[derive(Debug)]
-#[repr(C)]
-pub struct End {
-    qp: *mut ibv_qp,
-    send_cq: *mut ibv_cq,
-    recv_cq: *mut ibv_cq,
-    region: Region,
-    remote: Remote,
-    limits: Limits,
-    send_credits: u32,
-    recv_credits: u32,
-    elements: [ibv_sge; PLACES],
-}
-
-#[derive(Debug)]
-#[repr(C)]
-struct Region {
-    address: u64,
-    length: u64,
-    lkey: u32,
-    pd: *mut ibv_pd,
-}
-
-/// Memory of a peer.
-#[allow(clippy::exhaustive_structs)] // as in C
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Remote {
-    /// Where it begins.
-    pub address: u64,
-    /// How many bytes it has.
-    pub length: u64,
-    /// Its key.
-    pub rkey: u32,
-}
-
-/// What the queues of a queue pair take.
-#[allow(clippy::exhaustive_structs)] // as in C
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct Limits {
-    /// Elements of a request of the send queue.
-    pub max_send_sge: u32,
-    /// Elements of a receive.
-    pub max_recv_sge: u32,
-    /// Bytes of an inline request.
-    pub max_inline_data: u32,
-}
 
 /// What was called, as `struct quiet_device_calls` has it.
 #[allow(clippy::exhaustive_structs)] // as in C
@@ -100,15 +51,205 @@ impl Calls {
         let twice = 2 * n;
         Self { post_send: n, post_recv: n, poll_cq: twice, requests: twice, completions: twice }
     }
+
+    /// Those of polls that find nothing.
+    pub const fn empty_polls(n: u64) -> Self {
+        Self::writes(0, 0, n)
+    }
 }
 
-type Loop = unsafe extern "C" fn(*mut End, u64) -> u64;
+/// A loop of `loops.c`. There are three of each name: `bare_`, `checked_` and `credited_`.
+#[derive(Clone, Copy, Debug)]
+pub struct CLoop {
+    name: &'static str,
+    /// What it calls, for n operations.
+    pub calls: fn(u64) -> Calls,
+    /// The sum of what it polled: ids, and lengths of messages.
+    pub sum: fn(u64) -> u64,
+}
+
+impl CLoop {
+    /// A write and its poll.
+    pub const ONE: Self = Self { name: "one", calls: |n| Calls::writes(n, n, n), sum: ids };
+    /// [`DEPTH`] writes, and a poll for all.
+    pub const OUTSTANDING: Self =
+        Self { name: "outstanding", calls: |n| Calls::writes(n, n, n / DEPTH as u64), sum: ids };
+    /// [`DEPTH`] writes with one post, and a poll for all.
+    pub const BATCHES: Self = Self {
+        name: "batches",
+        calls: |n| Calls::writes(n, n / DEPTH as u64, n / DEPTH as u64),
+        sum: ids,
+    };
+    /// A receive, a send, and a poll of each.
+    pub const MESSAGES: Self =
+        Self { name: "messages", calls: Calls::messages, sum: |n| 2 * ids(n) + n * LENGTH as u64 };
+}
+
+/// The sum of the ids of n operations.
+pub const fn ids(n: u64) -> u64 {
+    n * (n - 1) / 2
+}
+
+/// Runs each loop with [`OPERATIONS`] and with twice as many, and has callgrind count both.
+#[allow(missing_debug_implementations)] // as the rig
+pub struct Loops {
+    object: CObject,
+    end: End,
+    // In the order in which they are destroyed; the end has their addresses.
+    _queues: (Qp, Cq, Cq),
+    _memory: Mr,
+    _pd: Pd,
+}
+
+impl Loops {
+    /// From now on, what is posted to queue pairs of this context goes to the quiet device of this object.
+    ///
+    /// # Panics
+    /// If it cannot be loaded, or was made for other structs than those of rdma-sys.
+    ///
+    /// # Safety
+    /// The object is what [`compile`](crate::quiet_device::compile) has made. The context lives as long as
+    /// this, nobody uses objects of it but in the loops, and they post to one queue pair.
+    pub unsafe fn new(object: &Path, context: *mut ibv_context) -> Self {
+        // SAFETY: the same contract.
+        let object = unsafe { CObject::load(object) };
+        // Its owner closes it.
+        let owned = ManuallyDrop::new(Context(context));
+        let pd = owned.pd();
+        let (send_cq, recv_cq) = (owned.cq(64), owned.cq(64));
+        // Never connected: the quiet device does not ask.
+        let qp = pd.qp(&send_cq, &recv_cq, &Size::default());
+        let memory = pd.register(PLACES * LENGTH, LOCAL_WRITE | REMOTE_WRITE);
+        let end = End::new(&qp, &send_cq, &recv_cq, &pd, &memory);
+        // SAFETY: live, as the caller promises.
+        unsafe { object.attach(context) };
+        Self { object, end, _queues: (qp, send_cq, recv_cq), _memory: memory, _pd: pd }
+    }
+
+    /// Runs a loop in C: `kind` is `bare`, `checked` or `credited`.
+    ///
+    /// # Panics
+    /// If it does not do what it says.
+    pub fn c(&mut self, kind: &str, work: CLoop) {
+        self.run_c(&format!("{kind}_{}", work.name), work.calls, work.sum);
+    }
+
+    /// Runs a loop in Rust, which does such calls, and adds up so much.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub fn rust(
+        &mut self,
+        name: &str,
+        calls: fn(u64) -> Calls,
+        sum: fn(u64) -> u64,
+        work: &mut dyn FnMut(u64) -> u64,
+    ) {
+        both(&self.object, name, calls, sum, work);
+    }
+
+    /// Runs polls in C that find nothing.
+    ///
+    /// # Panics
+    /// If they find something.
+    pub fn empty_polls(&mut self) {
+        self.run_c("empty_polls", Calls::empty_polls, |_| 0);
+    }
+
+    fn run_c(&mut self, name: &str, calls: fn(u64) -> Calls, sum: fn(u64) -> u64) {
+        type Loop = unsafe extern "C" fn(*mut End, u64) -> u64;
+        let Self { object, end, .. } = self;
+        // SAFETY: the type of all loops.
+        let function = unsafe { object.symbol::<Loop>(name) };
+        // SAFETY: the objects that `end` names are live as long as this.
+        both(object, name, calls, sum, &mut |n| unsafe { function(end, n) });
+    }
+
+    /// What was called since a loop ended, or since the last time that it was asked.
+    pub fn calls(&self) -> Calls {
+        self.object.calls()
+    }
+}
+
+fn both(
+    object: &CObject,
+    name: &str,
+    calls: fn(u64) -> Calls,
+    sum: fn(u64) -> u64,
+    work: &mut dyn FnMut(u64) -> u64,
+) {
+    for n in [OPERATIONS, 2 * OPERATIONS] {
+        let found = counted(work, n);
+        assert_eq!((object.calls(), found), (calls(n), sum(n)), "{name}");
+    }
+}
+
+/// What callgrind counts. It finds the function by its name.
+#[inline(never)]
+pub fn counted(work: &mut dyn FnMut(u64) -> u64, n: u64) -> u64 {
+    black_box(work(black_box(n)))
+}
+
+/// `struct end` of `loops.c`.
+#[repr(C)]
+struct End {
+    qp: *mut ibv_qp,
+    send_cq: *mut ibv_cq,
+    recv_cq: *mut ibv_cq,
+    region: Region,
+    remote: Remote,
+    max_send_sge: u32,
+    max_recv_sge: u32,
+    max_inline_data: u32,
+    send_credits: u32,
+    recv_credits: u32,
+    elements: [ibv_sge; PLACES],
+}
+
+#[repr(C)]
+struct Region {
+    address: u64,
+    length: u64,
+    lkey: u32,
+    pd: *mut ibv_pd,
+}
+
+#[repr(C)]
+struct Remote {
+    address: u64,
+    length: u64,
+    rkey: u32,
+}
+
+/// How many requests a queue takes to begin with.
+const CREDITS: u32 = 16;
+
+impl End {
+    fn new(qp: &Qp, send_cq: &Cq, recv_cq: &Cq, pd: &Pd, memory: &Mr) -> Self {
+        let (address, length) = (memory.address(), (PLACES * LENGTH) as u64);
+        let ibv_qp_cap { max_send_sge, max_recv_sge, max_inline_data, .. } = qp.capacity();
+        Self {
+            qp: qp.0,
+            send_cq: send_cq.0,
+            recv_cq: recv_cq.0,
+            region: Region { address, length, lkey: memory.key(), pd: pd.0 },
+            remote: Remote { address, length, rkey: memory.rkey() },
+            max_send_sge,
+            max_recv_sge,
+            max_inline_data,
+            send_credits: CREDITS,
+            recv_credits: CREDITS,
+            elements: std::array::from_fn(|place| memory.sge(place * LENGTH, LENGTH)),
+        }
+    }
+}
 
 /// As `quiet_device_layout` has it.
-const LAYOUT: [usize; 14] = [
+const LAYOUT: [usize; 15] = [
     offset_of!(ibv_context, ops) + offset_of!(ibv_context_ops, poll_cq),
     offset_of!(ibv_context, ops) + offset_of!(ibv_context_ops, post_send),
     offset_of!(ibv_context, ops) + offset_of!(ibv_context_ops, post_recv),
+    offset_of!(ibv_qp, send_cq),
     offset_of!(ibv_qp, recv_cq),
     offset_of!(ibv_qp, qp_num),
     size_of::<ibv_send_wr>(),
@@ -123,19 +264,16 @@ const LAYOUT: [usize; 14] = [
 ];
 
 /// What [`compile`](crate::quiet_device::compile) has made, loaded.
-#[derive(Debug)]
-pub struct CObject(Library);
+struct CObject(Library);
 
 impl CObject {
-    /// Loads it.
-    ///
-    /// # Panics
-    /// If it cannot be loaded, or was made for other structs than those of rdma-sys.
-    pub fn load(object: &Path) -> Self {
+    /// # Safety
+    /// It is what [`compile`](crate::quiet_device::compile) has made.
+    unsafe fn load(object: &Path) -> Self {
         // SAFETY: it has no initialisers.
         let library = unsafe { Library::new(object) }.expect("what gcc made can be loaded");
         // SAFETY: the type that the C file has.
-        let layout = unsafe { library.get::<*const [usize; 14]>(b"quiet_device_layout") };
+        let layout = unsafe { library.get::<*const [usize; 15]>(b"quiet_device_layout") };
         // SAFETY: a constant of the object, which stays loaded.
         let layout = unsafe { **layout.expect("it is there") };
         assert_eq!(layout, LAYOUT, "verbs.h of the quiet device is not what rdma-sys has");
@@ -149,69 +287,21 @@ impl CObject {
         unsafe { self.0.get(name.as_bytes()) }.expect("it is in the object")
     }
 
-    /// From now on, what is posted to queue pairs of this one's context goes to the quiet device, and is
-    /// polled from their completion queues.
-    ///
     /// # Safety
-    /// The queue pair is live, and nobody uses an object of its context meanwhile. Every queue pair of it
-    /// that is used from now on either completes its receives in the completion queue that this one's do,
-    /// or in that of its sends, and they are used in turn.
-    pub unsafe fn attach(&self, qp: *mut ibv_qp) {
-        type Attach = unsafe extern "C" fn(*mut ibv_qp);
+    /// As of [`Loops::new`].
+    unsafe fn attach(&self, context: *mut ibv_context) {
+        type Attach = unsafe extern "C" fn(*mut ibv_context);
         // SAFETY: the type that the C file has.
         let attach = unsafe { self.symbol::<Attach>("quiet_device_attach") };
         // SAFETY: the same contract.
-        unsafe { attach(qp) };
+        unsafe { attach(context) };
     }
 
     /// What was called since the last time that it was asked.
-    pub fn calls(&self) -> Calls {
+    fn calls(&self) -> Calls {
         // SAFETY: the type that the C file has.
         let calls = unsafe { self.symbol::<unsafe extern "C" fn() -> Calls>("quiet_device_calls") };
         // SAFETY: it copies a struct.
         unsafe { calls() }
     }
-
-    /// Runs a loop of `loops.c` with so many operations; what it returns.
-    pub fn run(&self, name: &str, end: &mut End, n: u64) -> u64 {
-        // SAFETY: the type of all loops.
-        let function = unsafe { self.symbol::<Loop>(name) };
-        // SAFETY: `end` is as `End::new` was promised.
-        unsafe { function(end, n) }
-    }
-}
-
-impl End {
-    /// What the loops work with: this queue pair, whose completion queues differ, and [`PLACES`] places of
-    /// memory of its domain from `data` on.
-    ///
-    /// # Safety
-    /// The queue pair is live as long as loops run with this.
-    pub unsafe fn new(qp: *mut ibv_qp, data: ibv_sge, remote: Remote, limits: Limits) -> Self {
-        // SAFETY: live, and these fields do not change.
-        let &ibv_qp { pd, send_cq, recv_cq, .. } = unsafe { &*qp };
-        let ibv_sge { addr: address, length, lkey } = data;
-        let region = Region { address, length: u64::from(length), lkey, pd };
-        let element = |place: usize| ibv_sge {
-            addr: address + (place * LENGTH) as u64,
-            length: u32::try_from(LENGTH).unwrap_or(0),
-            lkey,
-        };
-        let elements = std::array::from_fn(element);
-        let (send_credits, recv_credits) = (16, 16);
-        Self { qp, send_cq, recv_cq, region, remote, limits, send_credits, recv_credits, elements }
-    }
-}
-
-/// What callgrind counts. It finds the function by its name.
-#[inline(never)]
-pub fn counted(work: &mut dyn FnMut(u64) -> u64, n: u64) -> u64 {
-    black_box(work(black_box(n)))
-}
-
-/// What an operation costs beside the device, from a run of [`OPERATIONS`] and one of twice as many.
-#[allow(clippy::cast_precision_loss)] // a few thousand
-pub fn cost(once: &Profile, twice: &Profile) -> f64 {
-    let own = |profile: &Profile| profile.of(|function| !function.starts_with("quiet_"));
-    (own(twice) - own(once)) as f64 / OPERATIONS as f64
 }

@@ -1,6 +1,7 @@
 //! What the tests and benches of this workspace share. Never published.
 //!
 //! - [`alloc_counter`]: proof that a piece of code does not allocate, on any thread.
+//! - [`beside_c`]: benches of instructions, beside C.
 //! - [`c_loops`]: C programs that post and poll, to compare with.
 //! - [`callgrind`]: how many instructions a piece of code takes.
 //! - [`fault`]: faults that a test plants on purpose, as plain data.
@@ -11,6 +12,7 @@
 //! Of the workspace it uses only the two lowest crates, so that every other one can use it.
 
 pub mod alloc_counter;
+pub mod beside_c;
 pub mod c_loops;
 pub mod callgrind;
 pub mod fault;
