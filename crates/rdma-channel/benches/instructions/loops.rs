@@ -1,5 +1,6 @@
 //! The same work as that of the C loops, by rdma-channel.
 
+use std::array;
 use std::time::Duration;
 
 use rdma_channel::{Channel, ScopeError, ScopedPendingWork, TransportError, WorkSuccess};
@@ -101,6 +102,42 @@ pub(crate) fn outstanding(rig: &mut Rig, n: u64) -> Outcome<u64> {
                 }
             }
             Ok(())
+        })?;
+    }
+    Ok(sum)
+}
+
+/// The end of the scope takes them.
+pub(crate) fn dropped(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for first in (0..n).step_by(DEPTH) {
+        rig.channel.scope(|s| {
+            for id in first..first + DEPTH as u64 {
+                let list = GatherList::from([slice(&rig.source, id)?]);
+                drop(s.post_write(WriteWorkRequest::from_list(&list, remote))?);
+                sum += id;
+            }
+            Ok::<(), Failure>(())
+        })?;
+    }
+    Ok(sum)
+}
+
+pub(crate) fn batches(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for first in (0..n).step_by(DEPTH) {
+        rig.channel.scope(|s| {
+            let lists: [_; DEPTH] = array::from_fn(|i| {
+                let slice = slice(&rig.source, first + i as u64).expect("within the region");
+                GatherList::from([slice])
+            });
+            let batch: [_; DEPTH] =
+                array::from_fn(|i| WriteWorkRequest::from_list(&lists[i], remote).into());
+            for (id, work) in (first..).zip(s.post_batch(batch)?) {
+                work.spin_poll()?;
+                sum += id;
+            }
+            Ok::<(), Failure>(())
         })?;
     }
     Ok(sum)

@@ -4,7 +4,7 @@
 //! that makes the same checks: those of a request, and the credits that keep the queues from overflowing.
 //! It fails above the limits, without valgrind, and without gcc.
 #![allow(unsafe_code)]
-#![allow(clippy::unwrap_used)] // A bench that fails says so.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A bench that fails says so.
 #![allow(clippy::cast_possible_truncation)]
 
 use std::path::Path;
@@ -14,7 +14,7 @@ use loops::{Outcome, Rig};
 use rdma_channel::prelude::*;
 use rdma_mem::{AccessFlags, open_device};
 use test_support::beside_c::bench;
-use test_support::c_loops::{CLoop, Calls, LENGTH, Loops, OPERATIONS, PLACES, ids};
+use test_support::c_loops::{CLoop, Calls, DEPTH, LENGTH, Loops, OPERATIONS, PLACES, ids};
 
 mod loops;
 
@@ -30,7 +30,7 @@ struct Row {
     most: f64,
 }
 
-const ROWS: [Row; 5] = [
+const ROWS: [Row; 7] = [
     Row {
         name: "blocking write",
         c: CLoop::ONE,
@@ -54,6 +54,22 @@ const ROWS: [Row; 5] = [
         calls: |n| Calls::writes(n, n, n),
         sum: ids,
         most: 2.1,
+    },
+    Row {
+        name: "16 writes, handles dropped",
+        c: CLoop::OUTSTANDING,
+        channel: loops::dropped,
+        calls: |n| Calls::writes(n, n, n / DEPTH as u64),
+        sum: ids,
+        most: 3.9,
+    },
+    Row {
+        name: "a batch of 16 in a scope",
+        c: CLoop::BATCHES,
+        channel: loops::batches,
+        calls: |n| Calls::writes(n, n / DEPTH as u64, n),
+        sum: ids,
+        most: 5.8,
     },
     Row {
         name: "16 rented writes in a scope",
