@@ -6,8 +6,10 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use rdma_channel::{Channel, confirm, exchange, prelude::*};
-use rdma_mem::{AccessFlags, OwnedRegion, ProtectionDomain, RemoteMemoryRegion, SharedRegion};
-use rdma_qp::MaxRnrRetries;
+use rdma_mem::{
+    AccessFlags, AtomicCapability, OwnedRegion, ProtectionDomain, RemoteMemoryRegion, SharedRegion,
+};
+use rdma_qp::{MaxRnrRetries, MinRnrTimer};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -33,16 +35,16 @@ pub(crate) struct End {
     /// For the peer to write, read and count in.
     _board: SharedRegion,
     pub(crate) peer: RemoteMemoryRegion,
+    /// Why there are none, if one of the devices has none.
+    pub(crate) no_atomics: Option<&'static str>,
 }
 
 impl End {
     pub(crate) fn connect(device: &str, mut stream: TcpStream) -> Outcome<Self> {
         let pd = rdma_mem::open_device(device)?.allocate_pd()?;
-        let access = AccessFlags::new()
-            .with_local_write()
-            .with_remote_read()
-            .with_remote_write()
-            .with_remote_atomic();
+        let atomics = pd.context().query_device()?.atomic_capability != AtomicCapability::NONE;
+        let access = AccessFlags::new().with_local_write().with_remote_read().with_remote_write();
+        let access = if atomics { access.with_remote_atomic() } else { access };
         stream.set_nodelay(true)?;
         let depth = u32::try_from(2 * DEPTH)?;
         let prepared = pd
@@ -50,22 +52,26 @@ impl End {
             .access(access)
             .max_send_wr(depth)
             .max_recv_wr(depth)
+            // Where the answer to a message comes before its receive.
             .max_rnr_retries(MaxRnrRetries::unlimited())
+            .min_rnr_timer(MinRnrTimer::min_duration_greater_than(Duration::ZERO))
             .build()?;
         let peer = exchange(&stream, &prepared.endpoint(), WAIT)?;
         let channel = prepared.handshake(peer)?;
         confirm(&stream, WAIT)?;
         let board = pd.allocate_shared_region(LONGEST, access)?;
         let remote = board.remote();
-        let mut own = [0; 20];
+        let mut own = [0; 21];
         own[..8].copy_from_slice(&remote.address().to_be_bytes());
         own[8..16].copy_from_slice(&(remote.length() as u64).to_be_bytes());
-        own[16..].copy_from_slice(&remote.rkey().get().to_be_bytes());
+        own[16..20].copy_from_slice(&remote.rkey().get().to_be_bytes());
+        own[20] = atomics.into();
         stream.write_all(&own)?;
         let (address, length) = (number(&mut stream, 8)?, number(&mut stream, 8)?);
         let rkey = u32::try_from(number(&mut stream, 4)?)?;
         let peer = RemoteMemoryRegion::new(address, usize::try_from(length)?, rkey);
-        Ok(Self { channel, stream, pd, _board: board, peer })
+        let no_atomics = no_atomics(atomics, number(&mut stream, 1)? != 0);
+        Ok(Self { channel, stream, pd, _board: board, peer, no_atomics })
     }
 
     /// Has the server expect messages. It has room for them when this returns.
@@ -128,6 +134,14 @@ impl End {
                 Ok::<(), Box<dyn Error + Send + Sync>>(())
             })
             .map_err(|error| error.to_string().into())
+    }
+}
+
+const fn no_atomics(here: bool, there: bool) -> Option<&'static str> {
+    match (here, there) {
+        (true, true) => None,
+        (false, _) => Some("left out: the device has no atomics"),
+        (true, false) => Some("left out: the device of the other end has no atomics"),
     }
 }
 

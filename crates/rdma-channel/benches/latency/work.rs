@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use rdma_channel::{Channel, ScopeError, TransportError};
 use rdma_mem::{GatherList, OwnedRegion, RemoteMemoryRegion, ScatterList};
-use rdma_qp::{AtomicWorkRequest, ReadWorkRequest, WriteWorkRequest};
+use rdma_qp::{
+    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
+};
 
 use crate::end::{DEPTH, Echo, End, Outcome};
 
@@ -39,6 +41,10 @@ impl Operation {
             Self::CompareAndSwap => "compare and swap",
             Self::FetchAdd => "fetch and add",
         }
+    }
+
+    pub(crate) const fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareAndSwap | Self::FetchAdd)
     }
 
     pub(crate) const fn lengths(self) -> &'static [usize] {
@@ -121,7 +127,11 @@ fn block(
     let data = GatherList::from([source.get_ref(0, length).ok_or("short")?]);
     let mut room = ScatterList::from([target.get_mut(0, length).ok_or("short")?]);
     match operation {
-        Operation::PingPong => return Err("a blocking receive comes too late".into()),
+        // The answer may come before the receive, and is then sent again.
+        Operation::PingPong => {
+            channel.send(SendWorkRequest::from_list(&data))?;
+            channel.receive(ReceiveWorkRequest::from_list(&mut room))?
+        }
         Operation::Write => channel.write(WriteWorkRequest::from_list(&data, remote))?,
         Operation::Read => channel.read(ReadWorkRequest::from_list(&mut room, remote))?,
         Operation::CompareAndSwap => channel.compare_and_swap(&mut room, remote, 0, 0)?,
@@ -151,7 +161,7 @@ fn scope(
             *work = Some(match operation {
                 Operation::PingPong => {
                     *room = Some(s.receive_into(slot)?);
-                    s.post_send(rdma_qp::SendWorkRequest::from_list(&data))?
+                    s.post_send(SendWorkRequest::from_list(&data))?
                 }
                 Operation::Write => s.post_write(WriteWorkRequest::from_list(&data, remote))?,
                 Operation::Read => {
