@@ -7,7 +7,7 @@ mod common;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::provider::{POST, Post, faulty, honest};
+use common::provider::{POST, Post, at_next_poll, faulty, honest};
 use common::{DEVICES, DRAIN, HELD, LATE, Pair, must_end, short};
 use rdma_channel::{CloseReason, Operation, ScopeError, TransportError};
 use rdma_mem::Errno;
@@ -286,7 +286,7 @@ fn a_queue_of_one_works_and_a_queue_of_none_would_block() {
 fn a_channel_that_closes_while_a_post_waits_for_room_says_why() {
     for device in LATE {
         must_end(move || {
-            let mut pair = Pair::with(device, |builder| builder.max_send_wr(2));
+            let mut pair = Pair::on(&faulty(device), |builder| builder.max_send_wr(2));
             let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
             let data = pair.memory(8, 5);
             let remote = pair.board.remote();
@@ -295,12 +295,9 @@ fn a_channel_that_closes_while_a_post_waits_for_room_says_why() {
             let left = pair.here.scope(|s| {
                 let one = s.write_from(data.as_slice(), bad)?;
                 let two = s.write_from(data.as_slice(), remote)?;
-                let releases = thread::spawn(move || {
-                    thread::sleep(Duration::from_millis(5));
-                    soft.release(qpn, 1);
-                });
+                // It polls as it waits.
+                at_next_poll(move || soft.release(qpn, 1));
                 let refused = s.write_from(data.as_slice(), remote).unwrap_err();
-                releases.join().unwrap();
                 assert!(
                     matches!(refused.error, TransportError::Closed(CloseReason::Work { .. })),
                     "{refused}"

@@ -2,7 +2,9 @@
 #![allow(unsafe_code)]
 #![allow(dead_code)] // each test binary uses a part
 
+pub(crate) mod child;
 pub(crate) mod provider;
+pub(crate) mod stuck;
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -118,16 +120,26 @@ impl Pair {
     /// After an ending: has the peer do what the requests of before would have waited for, and the device
     /// what it has held back.
     pub(crate) fn provoke(&mut self) {
-        let peer = &mut self.there;
-        // SAFETY: SAFETY.md F8: no memory.
-        let _ = unsafe { peer.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
-        let data = [rdma_mem::GatherElement::from(self.board.element(0..64).unwrap())];
-        // SAFETY: SAFETY.md F8: the region is shared, and lives as long as the channel.
-        let _ = unsafe { peer.send_unpolled(SendWorkRequest::new(&data)) };
+        answer(&self.there, &self.board);
         self.release();
-        thread::sleep(Duration::from_millis(2)); // the thread of the deferred device
+        wait_in_vain();
         self.release();
     }
+}
+
+/// Has a peer do what requests would have waited for: take a message, and send one from its board.
+pub(crate) fn answer(peer: &Channel, board: &SharedRegion) {
+    // SAFETY: SAFETY.md F8: no memory.
+    let _ = unsafe { peer.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
+    let data = [rdma_mem::GatherElement::from(board.element(0..64).unwrap())];
+    // SAFETY: SAFETY.md F8: the region is shared, and lives as long as the channel.
+    let _ = unsafe { peer.send_unpolled(SendWorkRequest::new(&data)) };
+}
+
+/// Time in which nothing is to happen, so that there is no event to wait for. The thread of the deferred device lets
+/// work lie for 300 microseconds at most: what it still had of a queue pair that has let go, it would execute now.
+pub(crate) fn wait_in_vain() {
+    thread::sleep(Duration::from_millis(2));
 }
 
 pub(crate) fn in_flight(device: SoftDevice, channel: &Channel) -> usize {

@@ -38,14 +38,23 @@ thread_local! {
     pub(crate) static HONEST_POSTS: Cell<u32> = const { Cell::new(0) };
     /// Whether queue pairs refuse to be destroyed.
     pub(crate) static KEEP: Cell<bool> = const { Cell::new(false) };
+    /// The number of a queue pair that refuses alone to be destroyed.
+    pub(crate) static KEPT: Cell<Option<u32>> = const { Cell::new(None) };
     /// Whether queue pairs refuse to go to error.
     pub(crate) static STAY: Cell<bool> = const { Cell::new(false) };
     /// How many queue pairs were destroyed.
     pub(crate) static DESTROYED: Cell<u32> = const { Cell::new(0) };
     /// A completion that comes with each poll.
     pub(crate) static ENDLESS: Cell<Option<ibv_wc>> = const { Cell::new(None) };
+    static AT_POLL: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
     static EDIT: RefCell<Option<Edit>> = const { RefCell::new(None) };
     static EDITED: RefCell<VecDeque<ibv_wc>> = const { RefCell::new(VecDeque::new()) };
+}
+
+/// Does that at the beginning of the next poll: when requests are posted, and are waited for. A panic of
+/// it aborts.
+pub(crate) fn at_next_poll<T>(run: impl FnOnce() -> T + 'static) {
+    AT_POLL.set(Some(Box::new(|| drop(run()))));
 }
 
 /// Each completion that comes is replaced by these.
@@ -58,6 +67,13 @@ pub(crate) fn invent(completion: ibv_wc) {
     EDITED.with_borrow_mut(|waiting| waiting.push_back(completion));
 }
 
+/// The number that a completion of this handle has.
+pub(crate) fn wr_id(id: impl ToString) -> u64 {
+    let text = id.to_string();
+    let (index, generation) = text.strip_prefix("work ").unwrap().split_once('.').unwrap();
+    generation.parse::<u64>().unwrap() << 32 | index.parse::<u64>().unwrap()
+}
+
 /// All is as it was.
 pub(crate) fn honest() {
     POLL.set(None);
@@ -67,6 +83,7 @@ pub(crate) fn honest() {
     HONEST_POSTS.set(0);
     ENDLESS.set(None);
     KEEP.set(false);
+    KEPT.set(None);
     STAY.set(false);
 }
 
@@ -83,6 +100,9 @@ fn ops() -> &'static Ops {
 }
 
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) -> c_int {
+    if let Some(run) = AT_POLL.take() {
+        run();
+    }
     if POLLS.get() > 0 {
         POLLS.set(POLLS.get() - 1);
         return -1;
@@ -178,7 +198,9 @@ unsafe extern "C" fn modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_
 }
 
 unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
-    if KEEP.get() {
+    // SAFETY: SAFETY.md F1: the caller's own contract.
+    let number = unsafe { (*qp).qp_num };
+    if KEEP.get() || KEPT.get() == Some(number) {
         return Errno::EBUSY.raw();
     }
     DESTROYED.set(DESTROYED.get() + 1);

@@ -10,17 +10,10 @@ use rdma_mem::ScatterList;
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
 use rdma_sys::{ibv_wc, ibv_wc_opcode, ibv_wc_status};
 
-use crate::common::provider::{ENDLESS, edit, faulty, honest, invent};
+use crate::common::provider::{ENDLESS, edit, faulty, honest, invent, wr_id};
 use crate::common::{DRAIN, HELD, LATE, Pair, must_end, short};
 
 const SECONDS: Duration = Duration::from_secs(5);
-
-/// The number that a completion of this handle has.
-fn wr_id(id: impl ToString) -> u64 {
-    let text = id.to_string();
-    let (index, generation) = text.strip_prefix("work ").unwrap().split_once('.').unwrap();
-    generation.parse::<u64>().unwrap() << 32 | index.parse::<u64>().unwrap()
-}
 
 fn success(channel: &Channel, wr_id: u64) -> ibv_wc {
     ibv_wc {

@@ -11,5 +11,4 @@ mod peers;
 mod process;
 mod provider;
 mod scope;
-mod stuck;
 mod unpolled;

@@ -1,45 +1,19 @@
 //! Endings that end the process, and those of a process that is not the channel's.
 #![allow(unsafe_code)]
 
-use std::env;
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use rdma_channel::{CloseReason, ScopeError, TransportError};
 use rdma_mem::{GatherElement, ScatterList};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
 
+use crate::common::child::{self, must_live, wait_for};
 use crate::common::provider::{KEEP, POLL, STAY, faulty};
+use crate::common::stuck::{Handles, Stuck};
 use crate::common::{DRAIN, HELD, LATE, Pair, everything, short};
-use crate::stuck::{Handles, Stuck};
 
-const CHILD: &str = "RDMA_CHANNEL_ENDING_CHILD";
-
-/// In the child, does `work` on each device, which aborts; in the parent, expects that and the reason.
 fn must_abort(test: &str, work: fn(Pair)) {
-    if let Some(device) = env::var_os(CHILD) {
-        work(Pair::on(&faulty(device.to_str().unwrap()), short));
-        println!("it lives");
-        return;
-    }
-    for device in LATE {
-        let begin = Instant::now();
-        let output = child(test, device);
-        assert!(begin.elapsed() < Duration::from_secs(60));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{}: {said}", output.status);
-        let reason = "rdma-channel: aborting, since memory is borrowed by requests of a queue pair that \
-            could not be destroyed";
-        assert!(said.contains(reason) && said.contains("EBUSY"), "{said}");
-        assert!(!String::from_utf8_lossy(&output.stdout).contains("it lives"));
-    }
-}
-
-/// Runs this test in a process of its own.
-fn child(test: &str, device: &str) -> Output {
-    let mut child = Command::new(env::current_exe().unwrap());
-    child.args(["--exact", test, "--nocapture"]).env(CHILD, device).output().unwrap()
+    child::must_abort(test, |device| work(Pair::on(&faulty(device), short)));
 }
 
 fn leave_a_scope(mut pair: Pair) {
@@ -88,16 +62,12 @@ fn a_blocking_call_whose_queue_pair_cannot_be_destroyed_aborts() {
 /// What is in flight then is nobody's borrow: it is leaked, with the queue pair, as the device uses both.
 #[test]
 fn a_channel_dropped_with_unpolled_work_that_cannot_be_destroyed_lives_on() {
-    let Some(device) = env::var_os(CHILD) else {
-        let test =
-            "process::a_channel_dropped_with_unpolled_work_that_cannot_be_destroyed_lives_on";
-        for device in LATE {
-            let output = child(test, device);
-            assert!(output.status.success(), "{output:?}");
-        }
-        return;
-    };
-    let context = faulty(device.to_str().unwrap());
+    let test = "process::a_channel_dropped_with_unpolled_work_that_cannot_be_destroyed_lives_on";
+    must_live(test, leave_unpolled);
+}
+
+fn leave_unpolled(device: &str) {
+    let context = faulty(device);
     let Pair { here, there: _there, board: _board, pd, device } = Pair::on(&context, short);
     let qpn = here.qpn().unwrap();
     let data = pd.allocate_shared_region(8, everything()).unwrap();
@@ -148,14 +118,6 @@ fn a_forked_child_that_leaves_a_scope_touches_nothing_of_its_parent() {
         assert!(matches!(pair.here.closed(), Some(CloseReason::Timeout { .. })));
         stuck.assert_given_back(&mut pair);
     }
-}
-
-fn wait_for(pid: i32) {
-    assert!(pid >= 0, "no child");
-    let mut status = 0;
-    // SAFETY: SAFETY.md F15: the child of this process, and room for its status.
-    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert_eq!(status, 0);
 }
 
 /// What it waits for comes to its parent.

@@ -10,8 +10,8 @@ use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest};
 use crate::common::provider::{
     DESTROYED, HONEST_POSTS, KEEP, POLL, POLLS, POST, Post, STAY, faulty, honest,
 };
+use crate::common::stuck::{Handles, Stuck};
 use crate::common::{DRAIN, HELD, LATE, Pair, must_end, short};
-use crate::stuck::{Handles, Stuck};
 
 fn pair(device: &str) -> Pair {
     Pair::on(&faulty(device), short)

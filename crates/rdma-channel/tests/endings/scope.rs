@@ -9,8 +9,8 @@ use rdma_channel::{Channel, CloseReason, InFlight, Operation, ScopeError, Transp
 use rdma_mem::{GatherList, SharedElement};
 use rdma_qp::{PostErrorKind, ReceiveWorkRequest, WriteWorkRequest};
 
+use crate::common::stuck::{Handles, Stuck};
 use crate::common::{DRAIN, LATE, Pair, in_flight, must_end};
-use crate::stuck::{Handles, Stuck};
 
 const BOTH: [Handles; 2] = [Handles::Dropped, Handles::Forgotten];
 

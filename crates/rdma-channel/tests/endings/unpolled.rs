@@ -3,14 +3,13 @@
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread;
 use std::time::Duration;
 
 use rdma_channel::{Channel, CloseReason, Operation, TransportError};
 use rdma_mem::{OwnedRegion, RemoteMemoryRegion, ScatterList};
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest};
 
-use crate::common::{HELD, LATE, Pair, must_end};
+use crate::common::{HELD, LATE, Pair, must_end, wait_in_vain};
 
 /// Posts a read behind a send that nobody receives, and leaves both.
 fn post(channel: &Channel, memory: &mut OwnedRegion, remote: RemoteMemoryRegion) {
@@ -46,7 +45,7 @@ fn a_channel_that_is_dropped_or_closed_takes_its_work_from_the_device() {
                 // SAFETY: SAFETY.md F8: no memory.
                 let _ = unsafe { there.receive_unpolled(ReceiveWorkRequest::only_immediate()) };
                 device.release(qpn, u32::MAX);
-                thread::sleep(Duration::from_millis(2)); // the thread of the deferred device
+                wait_in_vain();
                 assert_eq!(*memory, [7; 64]);
                 memory.close().unwrap();
             });

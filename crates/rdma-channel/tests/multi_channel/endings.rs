@@ -11,6 +11,7 @@ use rdma_channel::{
 use rdma_mem::{OwnedRegion, RemoteMemoryRegion};
 use rdma_qp::{SendWorkRequest, WorkErrorCode, WorkSuccess};
 
+use crate::common::provider::{at_next_poll, faulty};
 use crate::{DEVICES, DRAIN, HELD, Star, failed, must_end};
 
 const LIMIT: Duration = Duration::from_millis(60);
@@ -38,30 +39,25 @@ fn send_word(star: &Star, peer: usize) {
     let data = [star.boards[peer].element(0..8).unwrap().into()];
     // SAFETY: SAFETY.md F8: the region is shared, and lives as long as the channels.
     drop(unsafe { star.peers[peer].send_unpolled(SendWorkRequest::new(&data)) }.unwrap());
-    star.device.release_all();
+    star.releases()();
 }
 
 #[test]
 fn a_peer_that_does_not_answer_loses_its_connection_alone() {
     for device in DEVICES.into_iter().chain([HELD]) {
         must_end(move || {
-            let mut star = Star::new(device);
+            let mut star = Star::on(&faulty(device), |builder| builder);
             let mut memory = star.pd.allocate_region(24).unwrap();
             [0, 2].into_iter().for_each(|peer| {
                 star.boards[peer].write(0, &[7; 8]).unwrap();
                 send_word(&star, peer);
             });
+            let releases = star.releases();
             let begin = Instant::now();
             let center = &mut star.center;
-            let outcome = std::thread::scope(|threads| {
-                // On a device that waits for it: what is there when the receives are.
-                let device = star.device;
-                threads.spawn(move || {
-                    std::thread::sleep(LIMIT);
-                    device.release_all();
-                });
-                gather(center, &mut memory, &[2, 1, 0])
-            });
+            // On a device that waits for it: what is there when the receives are.
+            at_next_poll(releases);
+            let outcome = gather(center, &mut memory, &[2, 1, 0]);
             assert!(begin.elapsed() >= ANSWERED);
             let (peers, error) = failed(outcome.unwrap_err());
             let late = matches!(error, TransportError::Timeout { operation: Operation::Receive, timeout }
@@ -77,14 +73,8 @@ fn a_peer_that_does_not_answer_loses_its_connection_alone() {
             let error = gather(&mut star.center, &mut memory, &[0, 1]).unwrap_err();
             assert!(matches!(error, TransportError::Closed(RECEIVE)), "{error}");
             [0, 2].into_iter().for_each(|peer| send_word(&star, peer));
-            std::thread::scope(|threads| {
-                let device = star.device;
-                threads.spawn(move || {
-                    std::thread::sleep(LIMIT);
-                    device.release_all();
-                });
-                assert_eq!(gather(&mut star.center, &mut memory, &[0, 2]).unwrap().len(), 2);
-            });
+            at_next_poll(star.releases());
+            assert_eq!(gather(&mut star.center, &mut memory, &[0, 2]).unwrap().len(), 2);
         });
     }
 }

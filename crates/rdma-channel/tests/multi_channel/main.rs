@@ -2,28 +2,26 @@
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::cast_possible_truncation)] // tests
 
+#[path = "../common/mod.rs"]
+mod common;
+
 mod collectives;
 mod endings;
 mod peers;
 
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
 use std::time::Duration;
 
+use common::{DEFERRED, DRAIN, HELD, everything, must_end, open};
 use rdma_channel::{
     Channel, ChannelBuilder, MultiChannel, MultiChannelBuilder, PeerRemoteMemoryRegion,
     TransportError, prelude::*,
 };
-use rdma_mem::{AccessFlags, ProtectionDomain, SharedRegion, open_device};
+use rdma_mem::{Context, ProtectionDomain, SharedRegion};
 use rdma_qp::{MaxRnrRetries, Qpn, ReceiveWorkRequest, SendWorkRequest};
-use rdma_soft::{Builder, Schedule, SoftDevice};
+use rdma_soft::SoftDevice;
 
 const SECOND: Duration = Duration::from_secs(10);
-/// What endings may take for each of their steps.
-const DRAIN: Duration = Duration::from_millis(50);
 
-const DEFERRED: &str = "softmany0";
-const HELD: &str = "softmanyheld0";
 /// Those that work by themselves.
 const DEVICES: [&str; 2] = ["soft0", DEFERRED];
 
@@ -35,24 +33,9 @@ struct Star {
     /// Of the center, one for each peer.
     qpns: Vec<Qpn>,
     pd: ProtectionDomain,
+    /// Of the peers.
+    far: ProtectionDomain,
     device: SoftDevice,
-}
-
-fn domain(device: &str) -> ProtectionDomain {
-    rdma_soft::install();
-    for (name, schedule) in [(DEFERRED, Schedule::Deferred { seed: 3 }), (HELD, Schedule::Held)] {
-        // Another test may have been first.
-        let _ = Builder::new(name).schedule(schedule).install();
-    }
-    open_device(device).unwrap().allocate_pd().unwrap()
-}
-
-fn everything() -> AccessFlags {
-    AccessFlags::new()
-        .with_local_write()
-        .with_remote_write()
-        .with_remote_read()
-        .with_remote_atomic()
 }
 
 impl Star {
@@ -64,21 +47,32 @@ impl Star {
         device: &str,
         knobs: impl for<'a> FnOnce(MultiChannelBuilder<'a>) -> MultiChannelBuilder<'a>,
     ) -> Self {
-        let pd = domain(device);
+        Self::on(&open(device), knobs)
+    }
+
+    /// The center is on this context.
+    fn on(
+        context: &Context,
+        knobs: impl for<'a> FnOnce(MultiChannelBuilder<'a>) -> MultiChannelBuilder<'a>,
+    ) -> Self {
+        let pd = context.allocate_pd().unwrap();
+        let name = context.device().name();
+        let far = open(name).allocate_pd().unwrap();
         let center = pd.create_multi_channel().num_channels(3).drain_timeout(DRAIN);
         let center = knobs(center.access(everything())).build().unwrap();
         // They may send before there is a receive for it.
         let forever = MaxRnrRetries::unlimited();
         let tune = |builder: ChannelBuilder<'_>| builder.access(everything()).build().unwrap();
-        let peer = || tune(pd.create_channel().max_rnr_retries(forever));
+        let peer = || tune(far.create_channel().max_rnr_retries(forever));
         let peers: Vec<_> = (0..3).map(|_| peer()).collect();
         let ends = center.endpoints();
         let qpns = ends.iter().map(|end| end.qpn()).collect();
         let center = center.handshake(peers.iter().map(|peer| peer.endpoint())).unwrap();
         let peers = peers.into_iter().zip(ends).map(|(peer, end)| peer.handshake(end).unwrap());
-        let boards = (0..3).map(|_| pd.allocate_shared_region(64, everything()).unwrap()).collect();
-        let device = SoftDevice::find(device).unwrap();
-        Self { center, peers: peers.collect(), boards, qpns, pd, device }
+        let boards =
+            (0..3).map(|_| far.allocate_shared_region(64, everything()).unwrap()).collect();
+        let device = SoftDevice::find(name).unwrap();
+        Self { center, peers: peers.collect(), boards, qpns, pd, far, device }
     }
 
     fn remote(&self, peer: usize) -> PeerRemoteMemoryRegion {
@@ -87,9 +81,7 @@ impl Star {
 
     /// Has a peer take a message of no bytes, when it comes.
     fn expect_number(&self, peer: usize) {
-        let room = ReceiveWorkRequest::only_immediate();
-        // SAFETY: SAFETY.md F8: no memory.
-        drop(unsafe { self.peers[peer].receive_unpolled(room) }.unwrap());
+        expect_number(&self.peers[peer]);
     }
 
     /// Has a peer send that number, which is with the device when this returns.
@@ -110,6 +102,20 @@ impl Star {
     fn open(&self) -> Vec<usize> {
         (0..3).filter(|&peer| self.center.closed(peer).unwrap().is_none()).collect()
     }
+
+    /// What executes whatever is left of requests of all these queue pairs. How many that were.
+    fn releases(&self) -> impl Fn() -> u32 + use<> {
+        let peers = self.peers.iter().filter_map(Channel::qpn);
+        let (device, qpns): (_, Vec<_>) = (self.device, peers.chain(self.qpns.clone()).collect());
+        move || qpns.iter().map(|&qpn| device.release(qpn, u32::MAX)).sum()
+    }
+}
+
+/// See [`Star::expect_number`].
+fn expect_number(peer: &Channel) {
+    let room = ReceiveWorkRequest::only_immediate();
+    // SAFETY: SAFETY.md F8: no memory.
+    drop(unsafe { peer.receive_unpolled(room) }.unwrap());
 }
 
 /// Of an error of a collective: which peers, and how it failed with the first.
@@ -117,16 +123,4 @@ fn failed(error: TransportError) -> (Vec<usize>, TransportError) {
     let TransportError::Collective(errors) = error else { panic!("{error}") };
     let peers = errors.iter().map(|error| error.peer.unwrap()).collect();
     (peers, errors.into_iter().next().unwrap().error)
-}
-
-/// Fails if `work` does not end.
-fn must_end(work: impl FnOnce() + Send + 'static) {
-    let (done, ended) = mpsc::channel();
-    let worker = thread::spawn(move || {
-        work();
-        done.send(()).unwrap();
-    });
-    let hangs = ended.recv_timeout(2 * SECOND) == Err(RecvTimeoutError::Timeout);
-    assert!(!hangs, "it hangs");
-    worker.join().unwrap();
 }

@@ -14,7 +14,8 @@ use rdma_mem::{
 };
 use rdma_qp::{Error, QpState, ReadWorkRequest, WriteWorkRequest};
 
-use crate::{DEVICES, HELD, SECOND, Star, domain};
+use crate::common::open;
+use crate::{DEVICES, HELD, SECOND, Star};
 
 #[test]
 fn each_operation_reaches_the_peer_that_it_names() {
@@ -57,7 +58,7 @@ fn each_operation_reaches_the_peer_that_it_names() {
 fn rented_requests_take_along_what_their_closures_add() {
     let mut star = Star::new("soft0");
     let mut from = star.pd.allocate_region(8).unwrap();
-    let mut to = star.pd.allocate_region(8).unwrap();
+    let mut to = star.far.allocate_region(8).unwrap();
     let remote = star.remote(1);
     let (center, peer) = (&mut star.center, &mut star.peers[1]);
     let numbers = peer.scope(|p| {
@@ -138,7 +139,7 @@ fn a_peer_that_does_not_exist_is_an_error_and_its_memory_comes_back() {
 
 #[test]
 fn there_are_as_many_endpoints_as_channels() {
-    let pd = domain("soft0");
+    let pd = open("soft0").allocate_pd().unwrap();
     let prepare = || pd.create_multi_channel().num_channels(2).build().unwrap();
     let end = prepare().endpoints()[0];
     for (given, told) in [(0, "only 0 endpoints"), (1, "only 1 endpoints"), (3, "more endpoints")] {
@@ -159,7 +160,7 @@ fn there_are_as_many_endpoints_as_channels() {
 
 #[test]
 fn they_are_told_their_domain_first_or_last_come_from_it() {
-    let pd = domain("soft0");
+    let pd = open("soft0").allocate_pd().unwrap();
     let prepared = MultiChannel::builder().pd(&pd).num_channels(2).max_send_wr(4).build().unwrap();
     let ends = prepared.endpoints();
     let center = prepared.handshake(ends.clone()).unwrap();
