@@ -7,11 +7,15 @@ mod common;
 
 mod collectives;
 mod endings;
+mod gone;
 mod peers;
+mod process;
+mod providers;
 
 use std::time::Duration;
 
-use common::{DEFERRED, DRAIN, HELD, everything, must_end, open};
+use common::stuck::Stuck;
+use common::{DEFERRED, DRAIN, HELD, LATE, answer, everything, must_end, open, wait_in_vain};
 use rdma_channel::{
     Channel, ChannelBuilder, MultiChannel, MultiChannelBuilder, PeerRemoteMemoryRegion,
     TransportError, prelude::*,
@@ -108,6 +112,39 @@ impl Star {
         let peers = self.peers.iter().filter_map(Channel::qpn);
         let (device, qpns): (_, Vec<_>) = (self.device, peers.chain(self.qpns.clone()).collect());
         move || qpns.iter().map(|&qpn| device.release(qpn, u32::MAX)).sum()
+    }
+
+    /// The memory of requests to each peer that nobody answers.
+    fn stuck(&self) -> Vec<Stuck> {
+        self.boards.iter().map(|board| Stuck::of(&self.pd, board)).collect()
+    }
+
+    /// Whatever the peers and the device do now, the memory is the caller's.
+    fn assert_given_back(&self, stuck: Vec<Stuck>) {
+        assert_eq!(self.in_flight(), 0, "the device has let go");
+        Stuck::assert_untouched(stuck, || self.provoke());
+    }
+
+    /// As [`Pair::provoke`](common::Pair::provoke), of all peers.
+    fn provoke(&self) {
+        self.peers.iter().zip(&self.boards).for_each(|(peer, board)| answer(peer, board));
+        self.releases()();
+        wait_in_vain();
+        self.releases()();
+    }
+
+    /// Writes to the peers, with success, on every device.
+    fn assert_usable(&mut self, peers: &[usize]) {
+        let data = self.pd.allocate_region(8).unwrap();
+        for &peer in peers {
+            let (remote, releases) = (self.remote(peer), self.releases());
+            let written = self.center.scope(|s| {
+                let write = s.write_from(data.as_slice(), remote)?;
+                releases();
+                write.wait(SECOND).unwrap().result
+            });
+            assert!(written.is_ok(), "peer {peer}: {written:?}");
+        }
     }
 }
 
