@@ -4,6 +4,8 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::c_int;
+use std::mem;
+use std::ptr;
 use std::sync::OnceLock;
 
 use rdma_mem::{Context, DeviceList, Errno};
@@ -23,6 +25,8 @@ pub(crate) enum Post {
     DoubtfulAndRefused,
     /// An error with `bad_wr`.
     Refused(Errno),
+    /// As many of a longer list are posted, at least one; then an error with `bad_wr`.
+    Partly(usize),
 }
 
 /// What completions become.
@@ -175,6 +179,22 @@ macro_rules! posts {
                     // SAFETY: SAFETY.md F1: the caller's own contract.
                     unsafe { bad.write(list) };
                     errno.raw()
+                }
+                Post::Partly(count) => {
+                    let mut last = list;
+                    for _ in 1..count {
+                        // SAFETY: SAFETY.md F1: the caller's own contract: a list, which is longer.
+                        last = unsafe { (*last).next };
+                    }
+                    // SAFETY: SAFETY.md F1: as above.
+                    let rest = unsafe { mem::replace(&mut (*last).next, ptr::null_mut()) };
+                    // SAFETY: SAFETY.md F1: the caller's own contract, of a part of the list.
+                    assert_eq!(unsafe { (ops().$honest)(qp, list, bad) }, 0);
+                    // SAFETY: SAFETY.md F1: the caller's own contract.
+                    unsafe { (*last).next = rest };
+                    // SAFETY: SAFETY.md F1: the caller's own contract.
+                    unsafe { bad.write(rest) };
+                    Errno::EIO.raw()
                 }
             }
         }

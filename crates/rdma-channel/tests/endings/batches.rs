@@ -1,0 +1,172 @@
+//! Blocking batches that are not done, or not wholly posted.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rdma_channel::{Channel, CloseReason, Operation, TransportError};
+use rdma_mem::{Errno, OwnedRegion, RemoteMemoryRegion, ScatterList};
+use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest};
+
+use crate::common::provider::{DESTROYED, POLL, POST, Post, at_next_poll, faulty, honest};
+use crate::common::{DRAIN, HELD, LATE, Pair, must_end, short};
+
+type Call =
+    fn(&mut Channel, &mut [OwnedRegion; 3], RemoteMemoryRegion) -> Result<(), TransportError>;
+
+fn read(
+    channel: &mut Channel,
+    rooms: &mut [OwnedRegion; 3],
+    remote: RemoteMemoryRegion,
+) -> Result<(), TransportError> {
+    let mut lists = rooms.each_mut().map(|room| ScatterList::from([room.as_slice_mut()]));
+    let reads = lists.each_mut().map(|list| ReadWorkRequest::from_list(list, remote).into());
+    channel.batch(reads).map(drop)
+}
+
+fn receive(
+    channel: &mut Channel,
+    rooms: &mut [OwnedRegion; 3],
+    _: RemoteMemoryRegion,
+) -> Result<(), TransportError> {
+    let mut lists = rooms.each_mut().map(|room| ScatterList::from([room.as_slice_mut()]));
+    let receives = lists.each_mut().map(ReceiveWorkRequest::from_list);
+    channel.receive_batch_timeout(receives, DRAIN).map(drop)
+}
+
+/// Three requests with memory, and what is to be true of their end.
+struct Batch {
+    pair: Pair,
+    rooms: [OwnedRegion; 3],
+    under_way: Rc<Cell<usize>>,
+}
+
+impl Batch {
+    fn new(device: &str) -> Self {
+        let pair = Pair::on(&faulty(device), short);
+        pair.board.write(0, &[9; 4096]).unwrap();
+        let rooms = [1, 2, 3].map(|byte| pair.memory(8, byte));
+        Self { pair, rooms, under_way: Rc::default() }
+    }
+
+    /// Runs it, and `meanwhile` when it is posted.
+    fn call(&mut self, call: Call, meanwhile: impl FnOnce() + 'static) -> TransportError {
+        let (device, qpn) = (self.pair.device, self.pair.here.qpn().unwrap());
+        let under_way = Rc::clone(&self.under_way);
+        at_next_poll(move || {
+            under_way.set(device.in_flight(qpn));
+            meanwhile();
+        });
+        let remote = self.pair.board.remote().slice(0..8).unwrap();
+        let begin = Instant::now();
+        let error = call(&mut self.pair.here, &mut self.rooms, remote).unwrap_err();
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        error
+    }
+
+    /// The channel is closed for that reason, and whatever the peer and the device do now, the memory is the caller's.
+    fn assert_given_back(mut self, first: CloseReason) {
+        honest();
+        assert_eq!((self.pair.here.closed(), self.pair.in_flight()), (Some(first), 0));
+        let again = self.pair.here.batch([SendWorkRequest::only_immediate(1).into()]);
+        assert!(matches!(again, Err(TransportError::Closed(why)) if why == first), "{again:?}");
+        self.rooms.iter_mut().for_each(|room| room.fill(7));
+        (0..3).for_each(|_| self.pair.provoke());
+        for room in self.rooms {
+            assert_eq!(*room, [7; 8], "written after it was given back");
+            room.close().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_batch_that_runs_out_gives_its_memory_back_and_closes_the_channel() {
+    let calls: [(&str, Call, Operation, usize); 3] = [
+        (HELD, read, Operation::Read, 3),
+        (LATE[0], receive, Operation::Receive, 0),
+        (LATE[1], receive, Operation::Receive, 0),
+    ];
+    for (device, call, operation, sends) in calls {
+        must_end(move || {
+            let mut batch = Batch::new(device);
+            let error = batch.call(call, || {});
+            let late = matches!(error, TransportError::Timeout { operation: which, timeout }
+                if which == operation && timeout == DRAIN);
+            assert!(late, "{error}");
+            assert_eq!(batch.under_way.get(), sends, "nothing was done");
+            let untouched = batch.rooms.iter().map(|room| room[0]).collect::<Vec<_>>();
+            assert_eq!(untouched, [1, 2, 3]);
+            batch.assert_given_back(CloseReason::Timeout { operation });
+        });
+    }
+}
+
+/// The limit is for all.
+#[test]
+fn a_batch_of_which_one_is_not_done_runs_out() {
+    must_end(|| {
+        let mut batch = Batch::new(HELD);
+        let (device, qpn) = (batch.pair.device, batch.pair.here.qpn().unwrap());
+        let error = batch.call(read, move || assert_eq!(device.release(qpn, 2), 2));
+        assert!(matches!(error, TransportError::Timeout { .. }), "{error}");
+        assert_eq!(batch.under_way.get(), 3);
+        let read = batch.rooms.iter().map(|room| room[0]).collect::<Vec<_>>();
+        assert_eq!(read, [9, 9, 3]);
+        batch.assert_given_back(CloseReason::Timeout { operation: Operation::Read });
+    });
+}
+
+/// H5.
+#[test]
+fn a_batch_on_a_completion_queue_that_fails_says_so_after_the_queue_pair_is_gone() {
+    for (device, call, sends) in [(HELD, read as Call, 3), (LATE[0], receive, 0)] {
+        must_end(move || {
+            let mut batch = Batch::new(device);
+            let error = batch.call(call, || POLL.set(Some(-1)));
+            assert!(matches!(error, TransportError::PollError(_)), "{error}");
+            assert_eq!((batch.under_way.get(), DESTROYED.get()), (sends, 1));
+            batch.assert_given_back(CloseReason::Poll);
+        });
+    }
+}
+
+#[test]
+fn a_batch_of_which_the_provider_takes_a_part_ends_that() {
+    for (post, posted, under_way) in [
+        (Post::Partly(1), 1, 1),
+        (Post::Partly(2), 2, 2),
+        (Post::Doubtful, 3, 3),
+        (Post::DoubtfulAndRefused, 3, 0),
+    ] {
+        must_end(move || {
+            let mut batch = Batch::new(HELD);
+            POST.set(post);
+            let error = batch.call(read, || {});
+            let TransportError::PostError(refused) = &error else { panic!("{error}") };
+            assert_eq!((refused.posted(), batch.under_way.get()), (posted, under_way));
+            batch.assert_given_back(CloseReason::Timeout { operation: Operation::Read });
+        });
+    }
+}
+
+#[test]
+fn a_batch_of_which_a_part_is_done_in_time_leaves_the_channel_open() {
+    must_end(|| {
+        let mut batch = Batch::new("soft0");
+        POST.set(Post::Partly(2));
+        let error = batch.call(read, || {});
+        assert!(matches!(&error, TransportError::PostError(refused) if refused.posted() == 2));
+        let read = batch.rooms.iter().map(|room| room[0]).collect::<Vec<_>>();
+        assert_eq!((read, batch.pair.here.closed()), (vec![9, 9, 3], None));
+        POST.set(Post::Refused(Errno::EINVAL));
+        let mut again = || {
+            let remote = batch.pair.board.remote().slice(0..8).unwrap();
+            self::read(&mut batch.pair.here, &mut batch.rooms, remote)
+        };
+        let error = again().unwrap_err();
+        assert!(matches!(&error, TransportError::PostError(refused) if refused.posted() == 0));
+        honest();
+        // As often as the queue is deep: all places are free again.
+        (0..16).for_each(|_| again().unwrap());
+    });
+}
