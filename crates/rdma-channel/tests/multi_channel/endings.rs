@@ -12,7 +12,8 @@ use rdma_mem::{OwnedRegion, RemoteMemoryRegion};
 use rdma_qp::{SendWorkRequest, WorkErrorCode, WorkSuccess};
 
 use crate::common::provider::{at_next_poll, faulty};
-use crate::{DEVICES, DRAIN, HELD, Star, failed, must_end};
+use crate::common::stuck::Handles;
+use crate::{DEVICES, DRAIN, HELD, LATE, SECOND, Star, failed, must_end};
 
 const LIMIT: Duration = Duration::from_millis(60);
 /// As long, where some are to be done in time.
@@ -227,6 +228,31 @@ fn a_peer_whose_end_is_gone_is_found_out_in_time() {
             let (peers, _) =
                 failed(star.center.scatter_send_timeout(sends, 10 * LIMIT).unwrap_err());
             assert_eq!((peers, star.open()), (vec![1], vec![0, 2]));
+        });
+    }
+}
+
+#[test]
+fn a_scope_that_closes_its_channels_flushes_those_to_all_peers() {
+    for device in LATE {
+        must_end(move || {
+            let mut star = Star::with(device, |builder| builder.drain_timeout(2 * SECOND));
+            let mut stuck = star.stuck();
+            let (soft, qpns) = (star.device, star.qpns.clone());
+            let begin = Instant::now();
+            let left = star.center.scope(|s| {
+                for (peer, stuck) in stuck.iter_mut().enumerate().take(2) {
+                    stuck.post_to(peer, s, Handles::Forgotten)?;
+                }
+                let under_way: Vec<_> = qpns.iter().map(|&qpn| soft.in_flight(qpn)).collect();
+                assert_eq!(under_way, [2, 2, 0]);
+                s.close();
+                Ok::<(), TransportError>(())
+            });
+            assert!(left.is_ok() && begin.elapsed() < SECOND, "{left:?}");
+            let closed = [0, 1, 2].map(|peer| star.center.closed(peer).unwrap());
+            assert_eq!(closed, [Some(CloseReason::Asked); 3], "one that was idle too");
+            star.assert_given_back(stuck);
         });
     }
 }
