@@ -6,6 +6,7 @@ mod atomics;
 mod attributes;
 mod binds;
 mod channels;
+mod channels_to_many;
 mod completions;
 mod concurrency;
 mod connected_channels;
@@ -38,6 +39,7 @@ mod sharing;
 mod sizes;
 mod states;
 mod threads;
+mod unpolled_channels;
 mod unreachable;
 mod unreliable;
 mod unreliable_errors;
@@ -53,6 +55,7 @@ const PARTS: &[&[Case]] = &[
     attributes::CASES,
     binds::CASES,
     channels::CASES,
+    channels_to_many::CASES,
     completions::CASES,
     concurrency::CASES,
     connected_channels::CASES,
@@ -85,6 +88,7 @@ const PARTS: &[&[Case]] = &[
     sizes::CASES,
     states::CASES,
     threads::CASES,
+    unpolled_channels::CASES,
     unreachable::CASES,
     unreliable::CASES,
     unreliable_errors::CASES,

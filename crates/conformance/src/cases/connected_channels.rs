@@ -1,6 +1,6 @@
 //! What `rdma-channel` promises on top of the contract: memory comes back, and everything ends.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ use rdma_mem::{
     AccessFlags, AtomicCapability, GatherList, ProtectionDomain, ScatterList, SharedRegion,
 };
 use rdma_qp::{
-    AckTimeout, MaxAckRetries, MaxRnrRetries, ReceiveWorkRequest, SendWorkRequest, WorkErrorCode,
-    WriteWorkRequest,
+    AckTimeout, MaxAckRetries, MaxRnrRetries, PostErrorKind, ReceiveWorkRequest, SendWorkRequest,
+    WorkErrorCode, WriteWorkRequest,
 };
 
 use crate::case::cases;
@@ -27,11 +27,14 @@ cases![
     a_scope_with_an_unanswered_receive_ends_and_gives_its_memory_back,
     a_scope_left_by_an_error_ends_what_is_under_way,
     a_scope_left_by_a_panic_ends_what_is_under_way,
+    a_post_that_is_refused_ends_those_before_it,
+    a_manual_scope_that_was_not_asked_panics_when_all_has_ended,
     forgotten_handles_keep_no_scope_open,
     a_receive_that_runs_out_has_closed_its_channel,
     a_send_that_nobody_takes_runs_out,
     a_wait_that_runs_out_changes_nothing,
     a_peer_that_is_gone_fails_the_operation_and_closes_the_channel,
+    a_scope_whose_peer_goes_away_ends_and_says_what_failed,
     a_refused_write_closes_the_channel_and_flushes_the_rest,
     a_ring_of_rented_buffers_goes_round_in_one_scope,
     a_full_send_queue_waits,
@@ -202,12 +205,55 @@ fn a_scope_left_by_a_panic_ends_what_is_under_way(device: &Device) {
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         channel.scope(|s| -> Result<(), TransportError> {
             let mut room = [region.scatter_element(&mut memory)];
-            s.post_receive(ReceiveWorkRequest::new(&mut room))?;
-            panic!("on purpose");
+            let handle = s.post_receive(ReceiveWorkRequest::new(&mut room))?;
+            assert!(handle.poll().is_none(), "it has not completed");
+            panic_any(42);
         })
     }));
-    assert!(panicked.is_err() && start.elapsed() < BOUND);
+    assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&42));
+    assert!(start.elapsed() < BOUND);
     memory.fill(1);
+    expect_closed(&mut channel, LATE);
+}
+
+/// Nobody waits for ever for the receives that were posted before.
+fn a_post_that_is_refused_ends_those_before_it(device: &Device) {
+    let pd = domain(device);
+    let mut channel = looped(pd.create_channel().drain_timeout(SHORT));
+    let mut memory = pd.allocate_region(16).unwrap();
+    let (source, board) = (pd.allocate_region(8).unwrap(), board(&pd, 8));
+    let too_short = board.remote().slice(0..7).unwrap();
+    let start = Instant::now();
+    let result = channel.scope(|s| {
+        let (one, other) = memory.as_slice_mut().split_at(8);
+        let handles = [s.receive_into(one)?, s.receive_into(other)?];
+        let handles = handles.map(|handle| handle.poll().expect_err("it has not completed"));
+        let list = [source.as_slice().gather_element()];
+        s.post_write(WriteWorkRequest::new(&list, too_short)).map(drop)?;
+        panic!("posted, with {handles:?} before it");
+        #[allow(unreachable_code)]
+        Ok::<(), TransportError>(())
+    });
+    let Err(ScopeError::ClosureError(TransportError::PostError(error))) = result else {
+        panic!("{result:?}")
+    };
+    assert_eq!(error.kind(), PostErrorKind::RemoteTooShort);
+    assert!(start.elapsed() >= SHORT && start.elapsed() < BOUND);
+    memory.fill(1);
+    memory.close().unwrap();
+    expect_closed(&mut channel, LATE);
+}
+
+fn a_manual_scope_that_was_not_asked_panics_when_all_has_ended(device: &Device) {
+    let mut channel = looped(domain(device).create_channel().drain_timeout(SHORT));
+    let start = Instant::now();
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        channel.manual_scope(|s| s.post_receive(ReceiveWorkRequest::only_immediate()).map(drop))
+    }));
+    assert!(start.elapsed() >= SHORT && start.elapsed() < BOUND);
+    let payload = panicked.unwrap_err();
+    let text = payload.downcast_ref::<String>().unwrap();
+    assert!(text.starts_with("1 operations of a manual scope were left"), "{text}");
     expect_closed(&mut channel, LATE);
 }
 
@@ -263,6 +309,28 @@ fn a_peer_that_is_gone_fails_the_operation_and_closes_the_channel(device: &Devic
     drop(there);
     let error = here.send_timeout(SendWorkRequest::only_immediate(1), BOUND).unwrap_err();
     let TransportError::WorkError(error) = error else { panic!("{error:?}") };
+    assert_eq!(error.code(), WorkErrorCode::RetryExceededError);
+    expect_closed(&mut here, CloseReason::Work { operation: Operation::Send, error });
+}
+
+fn a_scope_whose_peer_goes_away_ends_and_says_what_failed(device: &Device) {
+    let pd = domain(device);
+    let retries = MaxAckRetries::limited(1).unwrap();
+    let builder = pd.create_channel().ack_timeout(AckTimeout::limited(14).unwrap());
+    let (mut here, there) = pair(builder.max_ack_retries(retries).drain_timeout(BOUND));
+    let start = Instant::now();
+    let result = here.scope(|s| {
+        let received = s.post_receive(ReceiveWorkRequest::only_immediate())?;
+        let sent = s.post_send(SendWorkRequest::only_immediate(1))?;
+        assert!(received.poll().is_none() && sent.poll().is_none(), "nobody has received it");
+        drop(there);
+        Ok::<_, TransportError>(())
+    });
+    assert!(start.elapsed() < BOUND, "it has not to wait until its limit");
+    let Err(ScopeError::AutoPollError(errors)) = result else { panic!("{result:?}") };
+    let operations: Vec<_> = errors.iter().map(|failed| failed.operation).collect();
+    assert_eq!(operations, [Operation::Send, Operation::Receive], "{errors:?}");
+    let TransportError::WorkError(error) = errors[0].error else { panic!("{errors:?}") };
     assert_eq!(error.code(), WorkErrorCode::RetryExceededError);
     expect_closed(&mut here, CloseReason::Work { operation: Operation::Send, error });
 }
