@@ -2,10 +2,14 @@
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::cast_possible_truncation)]
 
+mod common;
+
 use std::time::Duration;
 
-use rdma_channel::{Channel, ScopeError, TransportError, prelude::*};
-use rdma_mem::{AccessFlags, ProtectionDomain};
+use common::provider::{DOORBELLS, faulty};
+use common::{Pair, must_end};
+use rdma_channel::{Channel, Prefix, ScopeError, TransportError, prelude::*};
+use rdma_mem::{AccessFlags, OwnedRegion, ProtectionDomain, RemoteMemoryRegion};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WcOpcode, WriteWorkRequest};
 
 const SECOND: Duration = Duration::from_secs(10);
@@ -152,4 +156,102 @@ fn a_batch_that_is_refused_leaves_what_is_under_way_alone() {
     assert!(start.elapsed() < Duration::from_secs(3), "it does not wait for the receive");
     assert!(channel.closed().is_none());
     channel.send(SendWorkRequest::only_immediate(1)).unwrap();
+}
+
+/// How many calls of the provider it makes to post.
+fn doorbells<T>(run: impl FnOnce() -> T) -> (u32, T) {
+    DOORBELLS.set(0);
+    let value = run();
+    (DOORBELLS.get(), value)
+}
+
+fn rooms<const N: usize>() -> [ReceiveWorkRequest<'static, 'static>; N] {
+    std::array::from_fn(|_| ReceiveWorkRequest::only_immediate())
+}
+
+/// Has the other end send so many messages, which come when there is room for them.
+fn answer(there: &Channel, count: u32) {
+    for number in 0..count {
+        // SAFETY: SAFETY.md F21: no memory.
+        drop(unsafe { there.send_unpolled(SendWorkRequest::only_immediate(number)) }.unwrap());
+    }
+}
+
+#[test]
+fn a_batch_rings_one_doorbell_in_each_form() {
+    must_end(|| {
+        let Pair { mut here, there, board, pd, .. } = Pair::on(&faulty("soft0"), |builder| builder);
+        let mut memory = pd.allocate_region(32).unwrap();
+        let remote = board.remote();
+        let element = [memory.get_ref(0, 8).unwrap().gather_element()];
+        let write = WriteWorkRequest::new(&element, remote);
+
+        let requests = [write.into(), write.into(), write.into()];
+        let (rung, done) = doorbells(|| here.batch(requests));
+        assert_eq!((rung, done.unwrap().len()), (1, 3));
+        let (rung, done) = doorbells(|| here.batch_timeout([write.into(), write.into()], SECOND));
+        assert_eq!((rung, done.unwrap().len()), (1, 2));
+        answer(&there, 3);
+        let (rung, done) = doorbells(|| here.receive_batch_timeout(rooms::<3>(), SECOND));
+        assert_eq!(rung, 1);
+        assert_eq!(done.unwrap().map(|done| done.immediate_data()), [0, 1, 2].map(Some));
+
+        here.scope(|s| {
+            let (rung, writes) = doorbells(|| s.post_batch([write.into(), write.into()]));
+            assert_eq!(rung, 1);
+            writes?.iter().try_for_each(|write| write.wait(SECOND).map(drop))?;
+            let (rung, received) = doorbells(|| s.post_receive_batch(rooms::<2>()));
+            assert_eq!(rung, 1);
+            answer(&there, 2);
+            received?.iter().try_for_each(|room| room.wait(SECOND).map(drop))
+        })
+        .unwrap();
+
+        // SAFETY: SAFETY.md F8: the region lives longer than the channel, and is only read.
+        let (rung, writes) =
+            doorbells(|| unsafe { here.batch_unpolled([write.into(), write.into()]) });
+        assert_eq!(rung, 1);
+        assert!(writes.unwrap().iter().all(|write| write.wait(SECOND).is_ok()));
+        // SAFETY: SAFETY.md F21: no memory.
+        let (rung, received) = doorbells(|| unsafe { here.receive_batch_unpolled(rooms::<2>()) });
+        assert_eq!(rung, 1);
+        answer(&there, 2);
+        assert!(received.unwrap().iter().all(|room| room.wait(SECOND).is_ok()));
+
+        rented_batches(&mut here, &there, &mut memory, remote);
+        assert_eq!((here.closed(), here.stray_completions()), (None, 0));
+    });
+}
+
+fn rented_batches(
+    here: &mut Channel,
+    there: &Channel,
+    memory: &mut OwnedRegion,
+    remote: RemoteMemoryRegion,
+) {
+    here.scope(|s| {
+        let (one, other) = memory.as_slice_mut().split_at(16);
+        let (rung, writes) = doorbells(|| s.write_batch_from([(one, remote), (other, remote)]));
+        assert_eq!(rung, 1);
+        let [one, other] = writes?.map(|write| write.wait(SECOND).unwrap().buf);
+        let (rung, reads) = doorbells(|| s.read_batch_into([(one, remote), (other, remote)]));
+        assert_eq!(rung, 1);
+        let [one, other] = reads?.map(|read| read.wait(SECOND).unwrap().buf);
+        let (rung, received) = doorbells(|| s.receive_batch_into([one, other]));
+        assert_eq!(rung, 1);
+        answer(there, 2);
+        let bufs = received?.map(|room| room.wait(SECOND).unwrap().buf);
+        let rooms = [(); 2].map(|()| ReceiveWorkRequest::only_immediate());
+        // SAFETY: SAFETY.md F21: no memory.
+        let rooms = unsafe { there.receive_batch_unpolled(rooms) }?;
+        let empty = bufs.map(|buf| Prefix::new(buf, 0).unwrap());
+        let (rung, sends) = doorbells(|| s.send_batch_from(empty));
+        assert_eq!(rung, 1);
+        for (send, room) in sends?.into_iter().zip(&rooms) {
+            send.wait(SECOND).unwrap().result?;
+            room.wait(SECOND)?;
+        }
+        Ok::<_, TransportError>(())
+    })
+    .unwrap();
 }

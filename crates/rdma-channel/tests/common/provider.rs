@@ -40,6 +40,8 @@ thread_local! {
     pub(crate) static POST: Cell<Post> = const { Cell::new(Post::Honest) };
     /// Posts that are honest before [`POST`] holds.
     pub(crate) static HONEST_POSTS: Cell<u32> = const { Cell::new(0) };
+    /// How many calls there were to post, of one request or of many.
+    pub(crate) static DOORBELLS: Cell<u32> = const { Cell::new(0) };
     /// Whether queue pairs refuse to be destroyed.
     pub(crate) static KEEP: Cell<bool> = const { Cell::new(false) };
     /// The number of a queue pair that refuses alone to be destroyed.
@@ -148,6 +150,7 @@ unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, count: c_int, out: *mut ibv_wc) ->
 
 /// What this post is to say.
 fn post() -> Post {
+    DOORBELLS.set(DOORBELLS.get() + 1);
     match HONEST_POSTS.get() {
         0 => POST.get(),
         left => {

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use rdma_channel::{Channel, CloseReason, Operation, TransportError};
 use rdma_mem::{GatherList, OwnedRegion, RemoteMemoryRegion, ScatterList};
 use rdma_qp::{
-    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess, WriteWorkRequest,
+    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
+    WriteWorkRequest,
 };
 
 use crate::common::{DRAIN, HELD, LATE, Pair, must_end};
@@ -91,6 +92,55 @@ fn a_call_that_runs_out_gives_its_memory_back_and_closes_the_channel() {
             let took = begin.elapsed();
             assert!(took >= DRAIN && took < Duration::from_secs(10), "{took:?}");
             assert_timed_out(outcome, operation, &mut pair, &mut memory);
+        });
+    }
+}
+
+/// Each call with a limit of its own, where the builder has set none for it.
+fn limited(which: usize, pair: &mut Pair, memory: &mut OwnedRegion) -> Result<(), TransportError> {
+    let (channel, remote) = (&mut pair.here, pair.board.remote().slice(0..8).unwrap());
+    let write = WriteWorkRequest::new(&[], remote);
+    match which {
+        0 => channel.send_timeout(SendWorkRequest::only_immediate(1), DRAIN).map(drop),
+        1 => channel.receive_timeout(ReceiveWorkRequest::only_immediate(), DRAIN).map(drop),
+        2 => channel.write_timeout(write, DRAIN).map(drop),
+        3 => channel.read_timeout(ReadWorkRequest::new(&mut [], remote), DRAIN).map(drop),
+        4 | 5 => {
+            let mut list = ScatterList::from([memory.as_slice_mut()]);
+            let request = match which {
+                4 => AtomicWorkRequest::compare_and_swap(&mut list, remote, 0, 1),
+                _ => AtomicWorkRequest::fetch_and_add(&mut list, remote, 1),
+            };
+            channel.atomic_timeout(request, DRAIN).map(drop)
+        }
+        6 => channel.batch_timeout([write.into(), write.into()], DRAIN).map(drop),
+        _ => {
+            let rooms = [(); 2].map(|()| ReceiveWorkRequest::only_immediate());
+            channel.receive_batch_timeout(rooms, DRAIN).map(drop)
+        }
+    }
+}
+
+#[test]
+fn a_call_can_have_a_limit_of_its_own() {
+    for which in 0..8 {
+        must_end(move || {
+            let mut pair = Pair::with(HELD, |builder| builder);
+            pair.board.write(0, &[9; 4096]).unwrap();
+            let mut memory = pair.memory(8, 1);
+            let begin = Instant::now();
+            let error = limited(which, &mut pair, &mut memory).unwrap_err();
+            let took = begin.elapsed();
+            assert!(took >= DRAIN && took < Duration::from_secs(10), "{which}: {took:?}");
+            assert!(
+                matches!(error, TransportError::Timeout { timeout: DRAIN, .. }),
+                "{which}: {error}"
+            );
+            assert!(matches!(pair.here.closed(), Some(CloseReason::Timeout { .. })));
+            assert_eq!(pair.in_flight(), 0);
+            memory.fill(7);
+            pair.provoke();
+            assert_eq!(*memory, [7; 8], "written after it was given back");
         });
     }
 }

@@ -128,6 +128,31 @@ fn unpolled_each_has_a_handle_too() {
 }
 
 #[test]
+fn what_is_scattered_unpolled_is_gathered_unpolled() {
+    for device in DEVICES {
+        let star = Star::new(device);
+        let remotes = [2, 0, 1].map(|peer| star.remote(peer));
+        let [mut from, mut to] = [(); 2].map(|()| star.pd.allocate_region(24).unwrap());
+        from.copy_from_slice(&std::array::from_fn::<_, 24, _>(|i| i as u8));
+        let data = [0, 8, 16].map(|at| [from.get_ref(at, 8).unwrap().gather_element()]);
+        let writes = data.iter().zip(remotes).map(|(data, to)| PeerWriteWorkRequest::new(data, to));
+        // SAFETY: SAFETY.md F8: the memory is left alone until the requests are done; here and below.
+        let written = unsafe { star.center.scatter_write_unpolled(writes) }.unwrap();
+        written.iter().for_each(|written| assert!(written.wait(SECOND).is_ok()));
+        let (one, rest) = to.as_slice_mut().split_at(8);
+        let (other, last) = rest.split_at(8);
+        let mut room = [one, other, last];
+        let mut room: Vec<_> = room.iter_mut().map(|room| [room.scatter_element()]).collect();
+        let reads = room.iter_mut().zip(remotes);
+        let reads = reads.map(|(room, from)| PeerReadWorkRequest::new(room, from));
+        // SAFETY: SAFETY.md F8: as above.
+        let read = unsafe { star.center.gather_read_unpolled(reads) }.unwrap();
+        read.iter().for_each(|read| assert!(read.wait(SECOND).is_ok()));
+        assert_eq!(*to, *from);
+    }
+}
+
+#[test]
 fn a_queue_is_as_deep_for_each_peer_as_it_was_asked_to_be() {
     let mut star = Star::with("soft0", |builder| builder.max_recv_wr(4).max_send_wr(2));
     for peer in [0, 1, 2].repeat(4) {

@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use rdma_channel::{
-    CloseReason, MultiChannel, Operation, PeerReceiveWorkRequest, PeerRemoteMemoryRegion,
-    PeerSendWorkRequest, PeerWriteWorkRequest, ScopeError, TransportError,
+    CloseReason, MultiChannel, Operation, PeerReadWorkRequest, PeerReceiveWorkRequest,
+    PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest, ScopeError, TransportError,
 };
 use rdma_mem::{OwnedRegion, RemoteMemoryRegion};
 use rdma_qp::{SendWorkRequest, WorkErrorCode, WorkSuccess};
@@ -121,6 +121,45 @@ fn requests_that_the_device_holds_back_are_taken_from_it() {
         assert_eq!(failed(error).0, [0, 1, 2]);
         assert_eq!((star.in_flight(), star.open().len()), (0, 0));
     });
+}
+
+#[test]
+fn each_collective_has_a_limit() {
+    for which in 0..5 {
+        must_end(move || {
+            let mut star = Star::new(HELD);
+            let remotes = [0, 1, 2].map(|peer| star.remote(peer));
+            let (center, begin) = (&mut star.center, Instant::now());
+            let outcome = match which {
+                0 => center.scatter_send_timeout(
+                    [0, 1, 2].map(|peer| PeerSendWorkRequest::only_immediate(peer, 1)),
+                    LIMIT,
+                ),
+                1 => center.scatter_write_timeout(
+                    remotes.map(|remote| PeerWriteWorkRequest::new(&[], remote)),
+                    LIMIT,
+                ),
+                2 => center.gather_receive_timeout(
+                    [0, 1, 2].map(PeerReceiveWorkRequest::only_immediate),
+                    LIMIT,
+                ),
+                3 => {
+                    let reads =
+                        remotes.into_iter().map(|from| PeerReadWorkRequest::new(&mut [], from));
+                    center.gather_read_timeout(reads, LIMIT)
+                }
+                _ => {
+                    let message = SendWorkRequest::only_immediate(1);
+                    center.multicast_send_timeout([0, 1, 2], message, LIMIT)
+                }
+            };
+            assert!(begin.elapsed() >= LIMIT);
+            let (peers, error) = failed(outcome.unwrap_err());
+            let late = matches!(error, TransportError::Timeout { timeout: LIMIT, .. });
+            assert!(late && peers == [0, 1, 2], "{which}: {peers:?} {error}");
+            assert_eq!((star.in_flight(), star.open().len()), (0, 0));
+        });
+    }
 }
 
 #[test]
