@@ -10,29 +10,13 @@ use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
+use common::random::Random;
 use common::{LATE, Pair, in_flight, must_end, short};
 use rdma_channel::{
     Channel, CloseReason, InFlight, PendingWork, Scope, ScopeError, TransportError,
 };
 use rdma_mem::{GatherElement, RemoteMemoryRegion, ScatterElement, SharedElement, SharedRegion};
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % bound
-    }
-
-    fn one_in(&mut self, bound: u64) -> bool {
-        self.below(bound) == 0
-    }
-}
 
 /// A handle of either form.
 enum Handle<'scope> {
@@ -191,9 +175,10 @@ fn assert_as_new(pair: &mut Pair, element: SharedElement<'_>) {
 fn program(device: &str, random: &mut Random) -> u32 {
     let depth = |random: &mut Random| 1 + u32::try_from(random.below(9)).unwrap();
     let (sends, receives) = (depth(random), depth(random));
-    let all = random.one_in(4);
+    let (all, extended) = (random.one_in(4), random.one_in(4));
     let mut pair = Pair::with(device, move |builder| {
-        let builder = short(builder).max_send_wr(sends).max_recv_wr(receives).sq_sig_all(all);
+        let builder = short(builder).max_send_wr(sends).max_recv_wr(receives);
+        let builder = builder.sq_sig_all(all).extended(extended);
         let brief = Duration::from_millis(1);
         builder.send_timeout(brief).write_timeout(brief).read_timeout(brief)
     });

@@ -4,6 +4,7 @@
 
 pub(crate) mod child;
 pub(crate) mod provider;
+pub(crate) mod random;
 pub(crate) mod stuck;
 
 use std::sync::mpsc::{self, RecvTimeoutError};
