@@ -1,12 +1,14 @@
 //! Handles that are asked too early.
 
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::time::{Duration, Instant};
 
-use rdma_channel::{Operation, TransportError};
+use rdma_channel::{CloseReason, Operation, ScopeError, TransportError};
 use rdma_mem::{GatherList, ScatterList};
-use rdma_qp::{ReadWorkRequest, WriteWorkRequest};
+use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, WriteWorkRequest};
 
-use crate::common::{DRAIN, HELD, Pair, must_end};
+use crate::common::{DEVICES, DRAIN, HELD, Pair, must_end};
 
 #[test]
 fn a_wait_that_runs_out_changes_nothing_and_the_operation_is_done_later() {
@@ -106,4 +108,53 @@ fn a_handle_that_goes_leaves_its_operation_to_the_scope() {
         assert_eq!((&one[..], &two[..]), (&[9; 64][..], &[9; 64][..]));
         assert_eq!(pair.here.closed(), None);
     });
+}
+
+/// Each knows its own channel, in whatever scope it is asked.
+#[test]
+fn handles_that_change_places_between_scopes_stay_those_of_their_channels() {
+    for device in DEVICES {
+        for panics in [false, true] {
+            must_end(move || {
+                let (mut one, mut two) = (Pair::new(device), Pair::new(device));
+                for pair in [&one, &two] {
+                    pair.board.write(0, &[9; 4096]).unwrap();
+                }
+                let (mut first, mut second) = (one.memory(8, 1), two.memory(8, 2));
+                let remotes = [&one, &two].map(|pair| pair.board.remote().slice(0..8).unwrap());
+                let left = catch_unwind(AssertUnwindSafe(|| {
+                    one.here.scope(|s| {
+                        let outer = s.read_into(first.as_slice_mut(), remotes[0])?;
+                        let room = s.post_receive(ReceiveWorkRequest::only_immediate())?;
+                        let within = two.here.scope(|t| {
+                            let mut inner = t.read_into(second.as_slice_mut(), remotes[1])?;
+                            let mut other = t.post_receive(ReceiveWorkRequest::only_immediate())?;
+                            let (mut outer, mut room) = (outer, room);
+                            mem::swap(&mut inner, &mut outer);
+                            mem::swap(&mut other, &mut room);
+                            drop(other);
+                            #[allow(clippy::mem_forget)] // that is what is tested
+                            mem::forget(room);
+                            let _ = inner.wait(DRAIN);
+                            let _ = outer.poll();
+                            if panics { panic_any(7) } else { Ok::<(), TransportError>(()) }
+                        });
+                        assert!(matches!(within, Err(ScopeError::AutoPollError(_))));
+                        Ok::<(), TransportError>(())
+                    })
+                }));
+                assert_eq!(left.is_err(), panics);
+                assert_eq!((one.in_flight(), two.in_flight()), (0, 0));
+                for pair in [&one, &two] {
+                    let closed = pair.here.closed();
+                    assert!(matches!(closed, Some(CloseReason::Timeout { .. })), "{closed:?}");
+                }
+                first.fill(7);
+                second.fill(7);
+                one.provoke();
+                two.provoke();
+                assert_eq!((&first[..], &second[..]), (&[7; 8][..], &[7; 8][..]));
+            });
+        }
+    }
 }

@@ -1,16 +1,17 @@
 //! The ways out of a scope.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_channel::{Channel, CloseReason, InFlight, Operation, ScopeError, TransportError};
-use rdma_mem::{GatherList, SharedElement};
+use rdma_channel::{Channel, CloseReason, InFlight, Operation, Scope, ScopeError, TransportError};
+use rdma_mem::{GatherList, RemoteMemoryRegion, SharedElement};
 use rdma_qp::{PostErrorKind, ReceiveWorkRequest, WriteWorkRequest};
 
 use crate::common::stuck::{Handles, Stuck};
-use crate::common::{DRAIN, LATE, Pair, in_flight, must_end};
+use crate::common::{DEVICES, DRAIN, LATE, Pair, in_flight, must_end};
 
 const BOTH: [Handles; 2] = [Handles::Dropped, Handles::Forgotten];
 
@@ -369,5 +370,83 @@ fn a_scope_in_a_scope_of_another_channel_ends_by_itself() {
             one.assert_given_back(&mut outer);
             two.assert_given_back(&mut inner);
         });
+    }
+}
+
+/// What a caller's code does in the middle of a post.
+#[derive(Clone, Copy, PartialEq)]
+enum Within {
+    Post,
+    Close,
+    Panic,
+}
+
+/// An address that its program makes up when it is asked for it.
+struct Late<'a>(RemoteMemoryRegion, &'a dyn Fn());
+
+impl From<Late<'_>> for RemoteMemoryRegion {
+    fn from(late: Late<'_>) -> Self {
+        (late.1)();
+        late.0
+    }
+}
+
+/// Posts one more when it is dropped, be it by a panic.
+struct Last<'scope, 'env>(&'scope Scope<'scope, 'env>);
+
+impl Drop for Last<'_, '_> {
+    fn drop(&mut self) {
+        drop(self.0.post_receive(ReceiveWorkRequest::only_immediate()));
+    }
+}
+
+#[test]
+fn code_of_the_caller_within_a_post_can_post_close_and_panic() {
+    for device in DEVICES {
+        for what in [Within::Post, Within::Close, Within::Panic] {
+            for adapts in [true, false] {
+                must_end(move || {
+                    let mut pair = Pair::new(device);
+                    let (data, mut word) = (pair.memory(8, 5), pair.memory(8, 1));
+                    let remote = pair.board.remote().slice(0..8).unwrap();
+                    let ran = Cell::new(0);
+                    let left = catch_unwind(AssertUnwindSafe(|| {
+                        pair.here.scope(|s| {
+                            let _last = Last(s);
+                            let meanwhile = || {
+                                ran.set(ran.get() + 1);
+                                drop(s.write_from(data.as_slice(), remote).unwrap());
+                                match what {
+                                    Within::Post => {}
+                                    Within::Close => s.close(),
+                                    Within::Panic => panic_any(7),
+                                }
+                            };
+                            if adapts {
+                                let sent = s.send_from_with(data.as_slice(), |request| {
+                                    meanwhile();
+                                    request.with_immediate(1)
+                                });
+                                assert_eq!(sent.is_ok(), what == Within::Post);
+                            } else {
+                                let late = Late(remote, &meanwhile);
+                                let added = s.fetch_add_into(word.as_slice_mut(), late, 1);
+                                let refused = added.err();
+                                assert_eq!(refused.is_some(), what == Within::Close);
+                                assert!(refused.is_none_or(|refused| refused.buf.is_some()));
+                            }
+                            Ok::<(), TransportError>(())
+                        })
+                    }));
+                    assert_eq!((left.is_err(), ran.get()), (what == Within::Panic, 1));
+                    assert_eq!(pair.in_flight(), 0);
+                    let asked = pair.here.closed() == Some(CloseReason::Asked);
+                    assert_eq!(asked, what == Within::Close);
+                    word.fill(7);
+                    pair.provoke();
+                    assert_eq!(*word, [7; 8]);
+                });
+            }
+        }
     }
 }
