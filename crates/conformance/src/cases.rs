@@ -19,6 +19,7 @@ mod extended_fields;
 mod extended_polls;
 mod extended_posts;
 mod extended_queue_pairs;
+mod failing_polls;
 mod flush;
 mod forks;
 mod invalidation;
@@ -68,6 +69,7 @@ const PARTS: &[&[Case]] = &[
     extended_polls::CASES,
     extended_posts::CASES,
     extended_queue_pairs::CASES,
+    failing_polls::CASES,
     flush::CASES,
     forks::CASES,
     invalidation::CASES,

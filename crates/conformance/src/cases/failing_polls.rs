@@ -1,0 +1,117 @@
+//! Channels whose completion queue cannot be polled: the provider's own function is replaced by one that fails.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::time::{Duration, Instant};
+
+use rdma_channel::prelude::*;
+use rdma_channel::{Channel, CloseReason, ScopeError, TransportError};
+use rdma_mem::{Context, ProtectionDomain, ScatterList};
+use rdma_qp::{AckTimeout, MaxAckRetries, ReceiveWorkRequest, SendWorkRequest};
+use rdma_sys::{ibv_cq, ibv_wc};
+
+use crate::case::cases;
+use crate::device::Device;
+
+cases![
+    a_scope_whose_polls_fail_ends_by_destroying_the_queue_pair,
+    a_blocking_call_whose_polls_fail_ends_by_destroying_the_queue_pair,
+    a_handle_whose_polls_fail_keeps_its_memory,
+];
+
+/// Nothing here takes so long, unless it hangs.
+const BOUND: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(300);
+
+unsafe extern "C" fn fail(_: *mut ibv_cq, _: c_int, _: *mut ibv_wc) -> c_int {
+    -1
+}
+
+/// Has all polls of this context fail from now on.
+fn break_polls(context: &Context) {
+    // SAFETY: SAFETY.md F1: a live context, whose completion queues this thread alone polls.
+    let ops = unsafe { &mut (*context.as_raw()).ops };
+    ops.poll_cq = Some(fail);
+}
+
+/// A channel whose polls can be broken, and its peer, whose polls stay.
+fn pair(device: &Device) -> (Context, ProtectionDomain, Channel, Channel) {
+    let [near, far] = [(); 2].map(|()| rdma_mem::open_device(&**device).unwrap());
+    let [pd, peer] = [&near, &far].map(|context| context.allocate_pd().unwrap());
+    let prepare = |pd: &ProtectionDomain| {
+        let builder = pd.create_channel().drain_timeout(SHORT);
+        let builder = builder.ack_timeout(AckTimeout::limited(14).unwrap());
+        builder.max_ack_retries(MaxAckRetries::limited(1).unwrap()).build().unwrap()
+    };
+    let (one, other) = (prepare(&pd), prepare(&peer));
+    let (one_end, other_end) = (one.endpoint(), other.endpoint());
+    let (here, there) = (one.handshake(other_end).unwrap(), other.handshake(one_end).unwrap());
+    (near, pd, here, there)
+}
+
+/// The queue pair is gone, and the channel says why.
+fn expect_gone(here: &mut Channel, there: &mut Channel) {
+    assert_eq!((here.closed(), here.qpn()), (Some(CloseReason::Poll), None));
+    let again = here.receive(ReceiveWorkRequest::only_immediate()).unwrap_err();
+    assert!(matches!(again, TransportError::Closed(CloseReason::Poll)), "{again}");
+    there.send_timeout(SendWorkRequest::only_immediate(1), BOUND).unwrap_err();
+}
+
+fn a_scope_whose_polls_fail_ends_by_destroying_the_queue_pair(device: &Device) {
+    let (context, pd, mut here, mut there) = pair(device);
+    let mut memory = pd.allocate_region(8).unwrap();
+    let start = Instant::now();
+    let result = here.scope(|s| {
+        let received = s.receive_into(memory.as_slice_mut())?;
+        drop(received.poll().expect_err("it has not completed"));
+        break_polls(&context);
+        Ok::<(), TransportError>(())
+    });
+    assert!(start.elapsed() < BOUND);
+    let Err(ScopeError::AutoPollError(errors)) = result else { panic!("{result:?}") };
+    assert_eq!(errors.len(), 1);
+    assert!(matches!(errors[0].error, TransportError::Lost { .. }), "{errors:?}");
+    memory.fill(7);
+    expect_gone(&mut here, &mut there);
+    assert_eq!(*memory, [7; 8], "written after it was given back");
+    memory.close().unwrap();
+}
+
+fn a_blocking_call_whose_polls_fail_ends_by_destroying_the_queue_pair(device: &Device) {
+    let (context, pd, mut here, mut there) = pair(device);
+    let mut memory = pd.allocate_region(8).unwrap();
+    let mut list = ScatterList::from([memory.as_slice_mut()]);
+    break_polls(&context);
+    let start = Instant::now();
+    // It has no limit.
+    let error = here.receive(ReceiveWorkRequest::from_list(&mut list)).unwrap_err();
+    assert!(start.elapsed() < BOUND);
+    assert!(matches!(error, TransportError::PollError(_)), "{error}");
+    memory.fill(7);
+    expect_gone(&mut here, &mut there);
+    assert_eq!(*memory, [7; 8], "written after it was given back");
+    memory.close().unwrap();
+}
+
+fn a_handle_whose_polls_fail_keeps_its_memory(device: &Device) {
+    let (context, pd, mut here, mut there) = pair(device);
+    let mut memory = pd.allocate_region(8).unwrap();
+    let start = Instant::now();
+    let result = here.scope(|s| {
+        let rented = s.receive_into(memory.as_slice_mut())?;
+        let borrowed = s.post_receive(ReceiveWorkRequest::only_immediate())?;
+        let rented = rented.poll().expect_err("it has not completed");
+        break_polls(&context);
+        let rented = rented.poll().expect_err("a failed poll is no completion");
+        drop(rented.wait(Duration::MAX).expect_err("nor are many"));
+        let error = borrowed.wait(Duration::MAX).unwrap_err();
+        assert!(matches!(error, TransportError::PollError(_)), "{error}");
+        Ok::<(), TransportError>(())
+    });
+    assert!(start.elapsed() < BOUND);
+    let Err(ScopeError::AutoPollError(errors)) = result else { panic!("{result:?}") };
+    assert_eq!(errors.len(), 2);
+    memory.fill(7);
+    expect_gone(&mut here, &mut there);
+    assert_eq!(*memory, [7; 8], "written after it was given back");
+}
