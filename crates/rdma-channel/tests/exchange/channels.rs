@@ -5,7 +5,7 @@ use std::thread;
 
 use rdma_channel::{Channel, ExchangeError, PreparedChannel, confirm, exchange_all, prelude::*};
 use rdma_mem::Mtu;
-use rdma_qp::{Error, HandshakeError, ReceiveWorkRequest, SendWorkRequest};
+use rdma_qp::{Error, HandshakeError, QpState, ReceiveWorkRequest, SendWorkRequest};
 
 use crate::LATER;
 
@@ -82,4 +82,27 @@ fn an_end_is_told_that_the_other_could_not_connect() {
     assert_eq!(small.connected.unwrap().len(), 2);
     let confirmed = small.confirmed.unwrap();
     assert!(matches!(confirmed, Err(ExchangeError::Closed { .. })), "{confirmed:?}");
+}
+
+/// As those that another program says, in its own format.
+#[test]
+fn channels_are_connected_by_attributes_from_elsewhere() {
+    for device in ["soft0", "softib0"] {
+        let [one, other] =
+            [(); 2].map(|()| prepare(device, &[Mtu::MTU1024]).pop().expect("one channel"));
+        let (here, there) = (one.endpoint(), other.endpoint());
+        let attributes = one.connect_attributes(&there).unwrap();
+        assert_eq!((attributes.peer_qpn, attributes.mtu), (there.qpn(), Mtu::MTU1024));
+        let mut other = other.handshake(here).unwrap();
+        let mut one = one.connect(attributes).unwrap();
+        assert_eq!(one.peer(), Some(attributes));
+        assert_eq!((one.qpn(), one.state().unwrap()), (Some(here.qpn()), QpState::RTS));
+        assert_eq!(one.query().unwrap().peer_qpn, there.qpn());
+        thread::scope(|threads| {
+            threads.spawn(|| one.send_timeout(SendWorkRequest::only_immediate(5), LATER).unwrap());
+            let request = ReceiveWorkRequest::only_immediate();
+            let received = other.receive_timeout(request, LATER).unwrap();
+            assert_eq!(received.immediate_data(), Some(5));
+        });
+    }
 }
