@@ -2,11 +2,12 @@
 //!
 //! Nothing of the caller's runs in here: no closure, no subscriber of events.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::mem::ManuallyDrop;
 use std::process;
 
 use rdma_qp::{QueuePair, WorkErrorClass, WorkResult};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::core::Core;
 use crate::lane::Lane;
@@ -328,10 +329,19 @@ fn is_unasked(slot: &Slot) -> bool {
 /// Memory that was borrowed would be given back while the device writes it.
 #[cold]
 fn abort(error: &rdma_qp::Error) -> ! {
-    let _ = writeln!(
-        io::stderr(),
+    say(&format!(
         "rdma-channel: aborting, since memory is borrowed by requests of a queue pair that could not be \
-         destroyed: {error}"
-    );
+         destroyed: {error}\n"
+    ));
     process::abort()
+}
+
+/// Says so on standard error, if there is room at once: nobody may read it, or another thread hold its lock.
+fn say(line: &str) {
+    let file = io::stderr();
+    let mut files = [PollFd::new(&file, PollFlags::OUT)];
+    if matches!(poll(&mut files, Some(&Timespec::default())), Ok(1..)) {
+        // What a pipe has room for is longer than a line.
+        let _ = rustix::io::write(&file, line.as_bytes());
+    }
 }

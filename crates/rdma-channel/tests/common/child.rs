@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::LATE;
 
-const CHILD: &str = "RDMA_CHANNEL_ENDING_CHILD";
+/// In the environment of a child: its device.
+pub(crate) const CHILD: &str = "RDMA_CHANNEL_ENDING_CHILD";
 
 /// In the child, does `work` on each device, which aborts; in the parent, expects that and the reason.
 pub(crate) fn must_abort(test: &str, work: impl FnOnce(&str)) {

@@ -1,13 +1,17 @@
 //! Endings that end the process, and those of a process that is not the channel's.
 #![allow(unsafe_code)]
 
+use std::env;
+use std::io::{self, Write as _};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rdma_channel::{CloseReason, ScopeError, TransportError};
 use rdma_mem::{GatherElement, ScatterList};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
 
-use crate::common::child::{self, must_live, wait_for};
+use crate::common::child::{self, CHILD, must_live, wait_for};
 use crate::common::provider::{KEEP, POLL, STAY, faulty};
 use crate::common::stuck::{Handles, Stuck};
 use crate::common::{DRAIN, HELD, LATE, Pair, everything, short};
@@ -57,6 +61,25 @@ fn time_out(mut pair: Pair) {
 #[test]
 fn a_blocking_call_whose_queue_pair_cannot_be_destroyed_aborts() {
     must_abort("process::a_blocking_call_whose_queue_pair_cannot_be_destroyed_aborts", time_out);
+}
+
+#[test]
+fn an_abort_does_not_wait_until_somebody_reads_why() {
+    if let Some(device) = env::var_os(CHILD) {
+        // SAFETY: SAFETY.md F15: it ends a child that hangs.
+        unsafe { libc::alarm(15) };
+        return leave_a_scope(Pair::on(&faulty(device.to_str().unwrap()), short));
+    }
+    for device in LATE {
+        let (_unread, full) = io::pipe().unwrap();
+        rustix::pipe::fcntl_setpipe_size(&full, 4096).unwrap();
+        (&full).write_all(&[b'.'; 4096]).unwrap();
+        let mut child = Command::new(env::current_exe().unwrap());
+        let test = "process::an_abort_does_not_wait_until_somebody_reads_why";
+        child.args(["--exact", test, "--nocapture"]).env(CHILD, device);
+        let status = child.stdout(Stdio::null()).stderr(full).status().unwrap();
+        assert_eq!(status.signal(), Some(libc::SIGABRT), "{status}");
+    }
 }
 
 /// What is in flight then is nobody's borrow: it is leaked, with the queue pair, as the device uses both.
