@@ -1,8 +1,8 @@
 //! Several requests with one call of the provider: one doorbell.
 #![allow(unsafe_code)]
 
-use std::array;
 use std::time::Duration;
+use std::{array, slice};
 
 use rdma_qp::{
     AtomicWorkRequest, PostError, QueuePair, QueuedReceive, QueuedRequest, ReadWorkRequest,
@@ -12,64 +12,55 @@ use rdma_qp::{
 use crate::blocking::wait_all;
 use crate::core::{Core, closed};
 use crate::lane::{Lane, Ring};
+use crate::patience::{FOR_EVER, Patience};
 use crate::slot::{Slot, State};
 use crate::ticket::Ticket;
 use crate::{Channel, Operation, PendingWork, Scope, ScopedPendingWork, TransportError};
 
 /// A request of the send queue in a batch, of any kind: made by `into()` of each.
 #[derive(Debug)]
-pub struct Request<'wr, 'data> {
-    operation: Operation,
-    queued: QueuedRequest<'wr, 'data>,
-}
+#[repr(transparent)]
+pub struct Request<'wr, 'data>(QueuedRequest<'wr, 'data>);
 
 macro_rules! requests {
-    ($($request:ident => $operation:ident),+) => {$(
+    ($($request:ident)+) => {$(
         impl<'wr, 'data> From<$request<'wr, 'data>> for Request<'wr, 'data> {
             #[inline]
             fn from(request: $request<'wr, 'data>) -> Self {
-                Self { operation: Operation::$operation, queued: request.with_id(0) }
+                Self(request.with_id(0))
             }
         }
     )+};
 }
 
-requests!(
-    SendWorkRequest => Send, WriteWorkRequest => Write, ReadWorkRequest => Read,
-    AtomicWorkRequest => Atomic
-);
+requests!(SendWorkRequest WriteWorkRequest ReadWorkRequest AtomicWorkRequest);
 
 /// What a batch is made of: requests of the send queue, or receives.
-pub(crate) trait Item {
-    type Queued;
+pub(crate) trait Item: Sized {
     /// Whether it is of the send queue, whose requests are done in order.
     const SENDS: bool;
 
     fn operation(&self) -> Operation;
     fn is_signaled(&self) -> bool;
     fn ring(lane: &Lane) -> &Ring;
-    /// How many silent requests are at the end of the queue: receives have nothing to do with those of the
-    /// send queue.
-    fn run(lane: &Lane) -> u32;
-    fn queue(self, id: u64, signaled: bool) -> Self::Queued;
+    fn number(&mut self, id: u64, signaled: bool);
 
     /// # Safety
     /// As of [`QueuePair::post_batch`].
-    unsafe fn post(batch: &mut [Self::Queued], qp: &QueuePair) -> Result<(), PostError>;
+    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
 }
 
-impl<'wr, 'data> Item for Request<'wr, 'data> {
-    type Queued = QueuedRequest<'wr, 'data>;
+impl Item for Request<'_, '_> {
     const SENDS: bool = true;
 
     #[inline(always)]
     fn operation(&self) -> Operation {
-        self.operation
+        Operation::of(self.0.opcode())
     }
 
     #[inline(always)]
     fn is_signaled(&self) -> bool {
-        self.queued.is_signaled()
+        self.0.is_signaled()
     }
 
     #[inline(always)]
@@ -78,24 +69,23 @@ impl<'wr, 'data> Item for Request<'wr, 'data> {
     }
 
     #[inline(always)]
-    fn run(lane: &Lane) -> u32 {
-        lane.run.get()
+    fn number(&mut self, id: u64, signaled: bool) {
+        self.0.set_wr_id(id);
+        self.0.set_signaled(signaled);
     }
 
     #[inline(always)]
-    fn queue(self, id: u64, signaled: bool) -> Self::Queued {
-        self.queued.with_id(id).signaled(signaled)
-    }
-
-    #[inline(always)]
-    unsafe fn post(batch: &mut [Self::Queued], qp: &QueuePair) -> Result<(), PostError> {
+    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
+        let (first, count) = (batch.as_mut_ptr().cast(), batch.len());
+        // SAFETY: SAFETY.md F5: each is laid out as what is in it; borrowed as the slice is.
+        let queued: &mut [QueuedRequest<'_, '_>] =
+            unsafe { slice::from_raw_parts_mut(first, count) };
         // SAFETY: SAFETY.md F21: the same contract.
-        unsafe { qp.post_batch(batch) }
+        unsafe { qp.post_batch(queued) }
     }
 }
 
-impl<'wr, 'data> Item for ReceiveWorkRequest<'wr, 'data> {
-    type Queued = QueuedReceive<'wr, 'data>;
+impl Item for QueuedReceive<'_, '_> {
     const SENDS: bool = false;
 
     #[inline(always)]
@@ -114,20 +104,23 @@ impl<'wr, 'data> Item for ReceiveWorkRequest<'wr, 'data> {
     }
 
     #[inline(always)]
-    fn run(_: &Lane) -> u32 {
-        0
+    fn number(&mut self, id: u64, _: bool) {
+        self.set_wr_id(id);
     }
 
     #[inline(always)]
-    fn queue(self, id: u64, _: bool) -> Self::Queued {
-        self.with_id(id)
-    }
-
-    #[inline(always)]
-    unsafe fn post(batch: &mut [Self::Queued], qp: &QueuePair) -> Result<(), PostError> {
+    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
         // SAFETY: SAFETY.md F21: the same contract.
         unsafe { qp.post_receive_batch(batch) }
     }
+}
+
+/// Receives, to be numbered.
+#[inline]
+pub(crate) fn queued<'wr, 'data, const N: usize>(
+    receives: [ReceiveWorkRequest<'wr, 'data>; N],
+) -> [QueuedReceive<'wr, 'data>; N] {
+    receives.map(|receive| receive.with_id(0))
 }
 
 /// A batch that was not posted, or not wholly: the tickets of what was.
@@ -150,60 +143,87 @@ impl<const N: usize> From<BatchRefused<'_, N>> for TransportError {
 }
 
 impl Core {
-    /// Posts all requests in order. The last one is made signaled, so that it tells of all.
+    /// Posts all requests in order, and makes of each ticket what is wanted. The last one is made signaled, so that
+    /// it tells of all. Waits for room as long as there is patience.
     ///
     /// # Safety
     /// As of [`post`](Self::post), for each.
     #[inline]
-    pub(crate) unsafe fn post_batch<'c, I: Item, const N: usize>(
+    pub(crate) unsafe fn post_batch<'c, I: Item, H, const N: usize>(
         &'c self,
-        lane: &'c Lane,
-        items: [I; N],
-        wait: bool,
-    ) -> Result<[Ticket<'c>; N], BatchRefused<'c, N>> {
-        let operations = items.each_ref().map(I::operation);
-        let slots = match self.reserve::<I, N>(lane, &operations, wait) {
-            Ok(slots) => slots,
-            Err(error) => return Err(BatchRefused::nothing_posted(error)),
+        items: &mut [I; N],
+        patience: Option<&mut Patience>,
+        handle: impl Fn(Ticket<'c>) -> H,
+    ) -> Result<[H; N], BatchRefused<'c, N>> {
+        let (lane, ring) = (self.only(), I::ring(self.only()));
+        let slots = match self.run_at_hand(ring) {
+            Some(slots) => slots,
+            None => self.reserve(items, patience).map_err(BatchRefused::nothing_posted)?,
         };
-        let (mut run, mut signaled) = (I::run(lane), [true; N]);
-        let mut place = 0;
-        let mut queued = items.map(|item| {
-            let last = place + 1 == N || run + 1 >= I::ring(lane).count / 2;
-            signaled[place] = item.is_signaled() || last;
-            run = if signaled[place] { 0 } else { run + 1 };
-            let request = item.queue(slots[place].id.get(), signaled[place]);
-            place += 1;
-            request
-        });
-        let posted = match &lane.qp {
+        // Receives have nothing to do with silent requests of the send queue.
+        let mut run = if I::SENDS { lane.run.get() } else { 0 };
+        let mut silent = run != 0;
+        for (place, (item, slot)) in items.iter_mut().zip(&slots).enumerate() {
+            let signaled = item.is_signaled() || place + 1 == N || run + 1 >= ring.count / 2;
+            run = if signaled { 0 } else { run + 1 };
+            silent |= !signaled;
+            item.number(slot.id.get(), signaled);
+        }
+        let posted = match lane.qp() {
             // SAFETY: SAFETY.md F21: this function's contract.
-            Some(qp) => unsafe { I::post(&mut queued, qp) }.map_err(|e| (e.posted(), e.into())),
+            Some(qp) => unsafe { I::post(items, qp) }.map_err(|e| (e.posted(), e.into())),
             None => Err((0, closed(lane))),
         };
-        let in_flight = |place: usize| {
-            self.posted(slots[place], operations[place]);
-            if I::SENDS && (!signaled[place] || lane.silent.get() != 0) {
-                self.link(lane, slots[place], signaled[place]);
+        let posted = match posted {
+            Ok(()) if !silent => {
+                for (item, slot) in items.iter().zip(&slots) {
+                    self.posted(slot, item.operation());
+                }
+                Ok(())
             }
-            Ticket::new(self, slots[place])
+            posted => {
+                let count = posted.as_ref().err().map_or(N, |&(count, _)| count);
+                self.posted_in_part(lane, items, &slots, count);
+                posted
+            }
         };
-        posted.map(|()| array::from_fn(in_flight)).map_err(|(count, error)| {
-            slots.iter().skip(count).for_each(|slot| slot.state.set(State::FREE));
-            let tickets = array::from_fn(|place| (place < count).then(|| in_flight(place)));
-            BatchRefused { error, tickets }
-        })
+        match posted {
+            Ok(()) => {
+                if let Some(last) = slots.last() {
+                    lane.advance(ring, last.next.get());
+                }
+                Ok(slots.map(|slot| handle(Ticket::new(self, slot))))
+            }
+            Err((count, error)) => {
+                let ticket = |place| (place < count).then(|| Ticket::new(self, slots[place]));
+                Err(BatchRefused { error, tickets: array::from_fn(ticket) })
+            }
+        }
+    }
+
+    /// Notes what is with the device of a batch that was not posted wholly, or has silent requests.
+    #[cold]
+    fn posted_in_part<I: Item>(&self, lane: &Lane, items: &[I], slots: &[&Slot], count: usize) {
+        for (item, slot) in items.iter().zip(slots).take(count) {
+            self.posted(slot, item.operation());
+            if I::SENDS {
+                self.link(lane, slot, item.is_signaled());
+            }
+        }
+        slots.iter().skip(count).for_each(|slot| slot.state.set(State::FREE));
     }
 
     /// Posts all requests, and returns when they are over.
     fn block_batch<I: Item, const N: usize>(
         &mut self,
         timeout: Duration,
-        items: [I; N],
+        items: &mut [I; N],
     ) -> Result<[WorkSuccess; N], TransportError> {
         self.block_all(|core| {
+            let mut patience = Patience::new(timeout);
+            let room = (timeout != FOR_EVER).then_some(&mut patience);
             // SAFETY: SAFETY.md F22: the memory is borrowed by the call, which ends after the requests.
-            let tickets = match unsafe { core.post_batch(core.lane(0)?, items, true) } {
+            let tickets = match unsafe { core.post_batch(items, room, |ticket| ticket) } {
                 Ok(tickets) => tickets,
                 Err(refused) if refused.tickets.iter().all(Option::is_none) => {
                     return Err(refused.error);
@@ -211,7 +231,7 @@ impl Core {
                 Err(refused) => return Ok(Err(refused.error)),
             };
             let (mut place, mut successes) = (0, [WorkSuccess::of_send(WcOpcode::SEND); N]);
-            let waited = wait_all(tickets, timeout, |success| {
+            let waited = wait_all(tickets, &mut patience, |success| {
                 successes[place] = success;
                 place += 1;
             });
@@ -219,21 +239,38 @@ impl Core {
         })
     }
 
-    /// Slots for so many requests of one queue.
+    /// The slots that come next in a queue, if all are free and no more has to be looked at.
     #[inline]
-    fn reserve<'c, I: Item, const N: usize>(
-        &'c self,
-        lane: &'c Lane,
-        operations: &[Operation; N],
-        wait: bool,
-    ) -> Result<[&'c Slot; N], TransportError> {
-        let ring = I::ring(lane);
+    fn run_at_hand<const N: usize>(&self, ring: &Ring) -> Option<[&Slot; N]> {
+        let (mut slots, mut next) = ([&self.table[0]; N], ring.cursor());
+        if N > ring.count as usize {
+            return None;
+        }
+        for place in &mut slots {
+            // SAFETY: SAFETY.md F23: of this core's table.
+            let slot = unsafe { next.slot() };
+            if slot.state.get() != State::FREE {
+                return None;
+            }
+            (*place, next) = (slot, slot.next.get());
+        }
+        Some(slots)
+    }
+
+    /// Slots for so many requests of one queue, wherever they are.
+    #[cold]
+    fn reserve<I: Item, const N: usize>(
+        &self,
+        items: &[I; N],
+        mut patience: Option<&mut Patience>,
+    ) -> Result<[&Slot; N], TransportError> {
+        let (lane, ring) = (self.only(), I::ring(self.only()));
         if N > ring.count as usize && lane.closed.get().is_none() {
             return Err(TransportError::BatchTooLarge { requests: N, room: ring.count });
         }
         let mut slots = [&self.table[0]; N];
-        for (place, &operation) in operations.iter().enumerate() {
-            match self.take(lane, ring, operation, wait) {
+        for (place, item) in items.iter().enumerate() {
+            match self.take(lane, ring, item.operation(), patience.as_deref_mut()) {
                 Ok((slot, _)) => {
                     slot.state.set(State::RESERVED);
                     slots[place] = slot;
@@ -245,6 +282,12 @@ impl Core {
             }
         }
         Ok(slots)
+    }
+
+    /// The patience for posting requests whose scope does not say how long.
+    pub(crate) fn usual_patience<I: Item>(&self, items: &[I]) -> Option<Patience> {
+        let longest = items.iter().map(|item| self.limits.of(item.operation())).max();
+        longest.and_then(Patience::for_room)
     }
 }
 
@@ -288,7 +331,7 @@ impl Channel {
         requests: [Request<'_, '_>; N],
     ) -> Result<[WorkSuccess; N], TransportError> {
         let limits = &self.core.limits;
-        let timeout = requests.iter().map(|request| limits.of(request.operation)).max();
+        let timeout = requests.iter().map(|request| limits.of(request.operation())).max();
         self.batch_timeout(requests, timeout.unwrap_or_default())
     }
 
@@ -298,10 +341,10 @@ impl Channel {
     /// As there.
     pub fn batch_timeout<const N: usize>(
         &mut self,
-        requests: [Request<'_, '_>; N],
+        mut requests: [Request<'_, '_>; N],
         timeout: Duration,
     ) -> Result<[WorkSuccess; N], TransportError> {
-        self.core.block_batch(timeout, requests)
+        self.core.block_batch(timeout, &mut requests)
     }
 
     /// Posts receives with one doorbell, and waits until all are done.
@@ -324,7 +367,7 @@ impl Channel {
         receives: [ReceiveWorkRequest<'_, '_>; N],
         timeout: Duration,
     ) -> Result<[WorkSuccess; N], TransportError> {
-        self.core.block_batch(timeout, receives)
+        self.core.block_batch(timeout, &mut queued(receives))
     }
 
     /// As [`send_unpolled`](Self::send_unpolled), of a batch with one doorbell.
@@ -337,11 +380,10 @@ impl Channel {
     #[inline]
     pub unsafe fn batch_unpolled<const N: usize>(
         &self,
-        requests: [Request<'_, '_>; N],
+        mut requests: [Request<'_, '_>; N],
     ) -> Result<[PendingWork<'_>; N], TransportError> {
         // SAFETY: SAFETY.md F21: the same contract.
-        let tickets = unsafe { self.core.post_batch(self.core.lane(0)?, requests, false) }?;
-        Ok(tickets.map(PendingWork::new))
+        Ok(unsafe { self.core.post_batch(&mut requests, None, PendingWork::new) }?)
     }
 
     /// As [`receive_unpolled`](Self::receive_unpolled), of a batch with one doorbell.
@@ -357,8 +399,7 @@ impl Channel {
         receives: [ReceiveWorkRequest<'_, '_>; N],
     ) -> Result<[PendingWork<'_>; N], TransportError> {
         // SAFETY: SAFETY.md F21: the same contract.
-        let tickets = unsafe { self.core.post_batch(self.core.lane(0)?, receives, false) }?;
-        Ok(tickets.map(PendingWork::new))
+        Ok(unsafe { self.core.post_batch(&mut queued(receives), None, PendingWork::new) }?)
     }
 }
 
@@ -373,11 +414,11 @@ impl<'scope> Scope<'scope, '_> {
     #[inline]
     pub fn post_batch<const N: usize>(
         &'scope self,
-        requests: [Request<'_, 'scope>; N],
+        mut requests: [Request<'_, 'scope>; N],
     ) -> Result<[ScopedPendingWork<'scope>; N], TransportError> {
+        let mut patience = self.core.usual_patience(&requests);
         // SAFETY: SAFETY.md F22: the memory is borrowed for the scope, which ends after the requests.
-        let tickets = unsafe { self.core.post_batch(self.core.lane(0)?, requests, true) }?;
-        Ok(tickets.map(PendingWork::new))
+        Ok(unsafe { self.core.post_batch(&mut requests, patience.as_mut(), PendingWork::new) }?)
     }
 
     /// Posts receives with one doorbell. A full queue is as for [`post_receive`](Self::post_receive).
@@ -389,8 +430,9 @@ impl<'scope> Scope<'scope, '_> {
         &'scope self,
         receives: [ReceiveWorkRequest<'_, 'data>; N],
     ) -> Result<[ScopedPendingWork<'scope>; N], TransportError> {
+        let mut receives = queued(receives);
+        let mut patience = self.core.usual_patience(&receives);
         // SAFETY: SAFETY.md F22: the memory is borrowed for the scope, which ends after the requests.
-        let tickets = unsafe { self.core.post_batch(self.core.lane(0)?, receives, true) }?;
-        Ok(tickets.map(PendingWork::new))
+        Ok(unsafe { self.core.post_batch(&mut receives, patience.as_mut(), PendingWork::new) }?)
     }
 }

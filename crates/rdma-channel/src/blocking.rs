@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use rdma_qp::{ReceiveWorkRequest, WorkCompletion, WorkErrorClass, WorkResult, WorkSuccess};
+use rdma_qp::{ReceiveWorkRequest, WorkErrorClass, WorkResult, WorkSuccess};
 
-use crate::core::{Core, SendRequest, seldom};
+use crate::core::{Core, Room, SendRequest, To, seldom};
 use crate::ending::{AbortOnUnwind, without_unwinding};
 use crate::lane::Lane;
 use crate::patience::Patience;
@@ -18,43 +18,43 @@ impl Core {
     #[inline(always)]
     pub(crate) fn block_send<R: SendRequest>(
         &mut self,
-        peer: usize,
+        to: impl To,
         operation: Operation,
         request: R,
         timeout: Option<Duration>,
     ) -> Result<WorkSuccess, TransportError> {
-        self.block(peer, timeout, Sent { operation, request })
+        self.block(to, timeout, Sent { operation, request })
     }
 
     /// As [`block_send`](Self::block_send), of a receive.
     #[inline(always)]
     pub(crate) fn block_receive(
         &mut self,
-        peer: usize,
+        to: impl To,
         _: Operation,
         request: ReceiveWorkRequest<'_, '_>,
         timeout: Option<Duration>,
     ) -> Result<WorkSuccess, TransportError> {
-        self.block(peer, timeout, request)
+        self.block(to, timeout, request)
     }
 
     /// Posts one request, and returns when the device uses its memory no more.
     #[inline(always)]
     fn block<P: Posted>(
         &mut self,
-        peer: usize,
+        to: impl To,
         timeout: Option<Duration>,
         request: P,
     ) -> Result<WorkSuccess, TransportError> {
         let guard = AbortOnUnwind;
         let left = {
-            let posted = match self.lane(peer) {
+            let posted = match to.lane(self) {
                 // SAFETY: SAFETY.md F22: its memory is borrowed by this call, which ends after the request.
-                Ok(lane) => unsafe { request.post(self, lane) },
+                Ok(lane) => unsafe { request.post(self, lane, Room::Call(timeout)) },
                 Err(error) => Err(error),
             };
             match posted {
-                Ok(ticket) => match ticket.place().glance_by(P::result) {
+                Ok(ticket) => match ticket.place().glance() {
                     Ok(success) => {
                         ticket.release();
                         guard.disarm();
@@ -74,13 +74,21 @@ impl Core {
     /// of none.
     ///
     /// # Errors
-    /// The outer one if nothing was posted: then all is as it was.
+    /// The outer one if nothing was posted: then all is as it was, unless its time was over.
     pub(crate) fn block_all<T>(
         &mut self,
         run: impl for<'c> FnOnce(&'c Self) -> Result<Result<T, TransportError>, TransportError>,
     ) -> Result<T, TransportError> {
         without_unwinding(|| {
-            let outcome = run(self)?;
+            let outcome = match run(self) {
+                Ok(outcome) => outcome,
+                // For want of room.
+                Err(TransportError::Timeout { operation, timeout }) => {
+                    let _ = self.end_now(CloseReason::Timeout { operation });
+                    return Err(TransportError::Timeout { operation, timeout });
+                }
+                Err(error) => return Err(error),
+            };
             match &outcome {
                 Ok(_) => {}
                 Err(TransportError::Timeout { operation, .. }) => {
@@ -101,6 +109,8 @@ impl Core {
             Left::Refused(error) => {
                 if error.may_be_posted() {
                     self.end_doubtful();
+                } else if let TransportError::Timeout { .. } = error {
+                    self.end_closed();
                 }
                 return Err(error);
             }
@@ -110,10 +120,10 @@ impl Core {
             TransportError::Timeout { .. } => CloseReason::Timeout { operation },
             _ => CloseReason::Poll,
         };
-        match self.give_up(id, reason).own {
+        match self.give_up(id, reason) {
             // It was done before the device was told to let go.
-            Some(Ok(Ok(success))) => Ok(Ok(success)),
-            Some(Ok(Err(work))) if work.class() != WorkErrorClass::Flushed => Ok(Err(work)),
+            Some(Ok(success)) => Ok(Ok(success)),
+            Some(Err(work)) if work.class() != WorkErrorClass::Flushed => Ok(Err(work)),
             _ => Err(failure),
         }
     }
@@ -134,10 +144,12 @@ impl Core {
 trait Posted {
     /// # Safety
     /// As of [`Core::post`].
-    unsafe fn post<'c>(self, core: &'c Core, lane: &'c Lane) -> Result<Ticket<'c>, TransportError>;
-
-    /// How it ended.
-    fn result(completion: &WorkCompletion) -> WorkResult;
+    unsafe fn post<'c>(
+        self,
+        core: &'c Core,
+        lane: &'c Lane,
+        room: Room,
+    ) -> Result<Ticket<'c>, TransportError>;
 }
 
 struct Sent<R> {
@@ -147,27 +159,27 @@ struct Sent<R> {
 
 impl<R: SendRequest> Posted for Sent<R> {
     #[inline(always)]
-    unsafe fn post<'c>(self, core: &'c Core, lane: &'c Lane) -> Result<Ticket<'c>, TransportError> {
+    unsafe fn post<'c>(
+        self,
+        core: &'c Core,
+        lane: &'c Lane,
+        room: Room,
+    ) -> Result<Ticket<'c>, TransportError> {
         // SAFETY: SAFETY.md F22: the same contract.
-        unsafe { core.post(lane, self.operation, self.request.made_signaled(), true) }
-    }
-
-    #[inline(always)]
-    fn result(completion: &WorkCompletion) -> WorkResult {
-        completion.result_of_send()
+        unsafe { core.post(lane, self.operation, self.request.made_signaled(), room) }
     }
 }
 
 impl Posted for ReceiveWorkRequest<'_, '_> {
     #[inline(always)]
-    unsafe fn post<'c>(self, core: &'c Core, lane: &'c Lane) -> Result<Ticket<'c>, TransportError> {
+    unsafe fn post<'c>(
+        self,
+        core: &'c Core,
+        lane: &'c Lane,
+        room: Room,
+    ) -> Result<Ticket<'c>, TransportError> {
         // SAFETY: SAFETY.md F22: the same contract.
-        unsafe { core.post_receive(lane, self, true) }
-    }
-
-    #[inline(always)]
-    fn result(completion: &WorkCompletion) -> WorkResult {
-        completion.result()
+        unsafe { core.post_receive(lane, self, room) }
     }
 }
 
@@ -203,21 +215,19 @@ impl Left {
 /// Of the first that failed; or that time ran out, and then some are under way.
 pub(crate) fn wait_all<'c>(
     tickets: impl IntoIterator<Item = Ticket<'c>>,
-    timeout: Duration,
+    patience: &mut Patience,
     mut each: impl FnMut(WorkSuccess),
 ) -> Result<(), TransportError> {
-    let (mut patience, mut failure) = (Patience::new(timeout), None);
+    let mut failure = None;
     for ticket in tickets {
-        match ticket.place().wait_with(&mut patience)? {
+        match ticket.place().wait_with(patience)? {
             Some(Ok(success)) => each(success),
             Some(Err(error)) => {
                 failure.get_or_insert(error);
             }
             None => {
-                return Err(TransportError::Timeout {
-                    operation: ticket.place().operation(),
-                    timeout,
-                });
+                let (operation, timeout) = (ticket.place().operation(), patience.limit());
+                return Err(TransportError::Timeout { operation, timeout });
             }
         }
     }

@@ -9,7 +9,7 @@ use rdma_qp::{
     WriteWorkRequest,
 };
 
-use crate::core::Core;
+use crate::core::{Core, Only};
 use crate::{CloseReason, Operation, TransportError, WithoutPd};
 
 /// A connection to one peer, whose operations keep their memory alive and always end.
@@ -66,10 +66,11 @@ macro_rules! blocking {
         $(#[$doc])*
         ///
         /// # Errors
-        /// Any [`TransportError`]. After those of the post the channel is as it was, the others have closed it.
+        /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
+        /// closed it, and so has a limit that was over before there was room in the queue.
         #[inline(always)]
         pub fn $name(&mut self, wr: $request<'_, '_>) -> Result<WorkSuccess, TransportError> {
-            self.core.$post(0, Operation::$operation, wr, None)
+            self.core.$post(Only, Operation::$operation, wr, None)
         }
 
         #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), with a limit of its own. [`Duration::MAX`] is none.")]
@@ -82,7 +83,7 @@ macro_rules! blocking {
             wr: $request<'_, '_>,
             timeout: Duration,
         ) -> Result<WorkSuccess, TransportError> {
-            self.core.$post(0, Operation::$operation, wr, Some(timeout))
+            self.core.$post(Only, Operation::$operation, wr, Some(timeout))
         }
     )+};
 }
@@ -120,7 +121,7 @@ impl Channel {
         swap: u64,
     ) -> Result<WorkSuccess, TransportError> {
         let request = AtomicWorkRequest::compare_and_swap(result, remote, compare, swap);
-        self.core.block_send(0, Operation::Atomic, request, None)
+        self.core.block_send(Only, Operation::Atomic, request, None)
     }
 
     /// Adds `add` to the peer's word, wrapping; `result` then has what it was.
@@ -136,7 +137,7 @@ impl Channel {
         add: u64,
     ) -> Result<WorkSuccess, TransportError> {
         let request = AtomicWorkRequest::fetch_and_add(result, remote, add);
-        self.core.block_send(0, Operation::Atomic, request, None)
+        self.core.block_send(Only, Operation::Atomic, request, None)
     }
 
     /// An atomic operation of either kind, with a limit of its own. [`Duration::MAX`] is none.
@@ -148,7 +149,7 @@ impl Channel {
         wr: AtomicWorkRequest<'_, '_>,
         timeout: Duration,
     ) -> Result<WorkSuccess, TransportError> {
-        self.core.block_send(0, Operation::Atomic, wr, Some(timeout))
+        self.core.block_send(Only, Operation::Atomic, wr, Some(timeout))
     }
 
     /// The domain whose memory it uses.
@@ -160,13 +161,14 @@ impl Channel {
     /// How many requests of the send queue, and how many receives, can be under way: what was asked for.
     #[must_use]
     pub fn depths(&self) -> (u32, u32) {
-        self.core.lanes.first().map_or((0, 0), |lane| (lane.send.count, lane.receive.count))
+        let lane = self.core.only();
+        (lane.send.count, lane.receive.count)
     }
 
     /// Whether it has been closed, and by what: then it takes no requests any more.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
-        self.core.lanes.first().and_then(|lane| lane.closed.get())
+        self.core.only().closed.get()
     }
 
     /// Whom it was connected to, and how. `None` if its queue pair had to be destroyed.

@@ -22,8 +22,6 @@ pub(crate) struct Ended {
     pub(crate) errors: Vec<OperationError>,
     /// How many operations nobody had asked of.
     pub(crate) unasked: usize,
-    /// How the one ended that was asked for here.
-    pub(crate) own: Option<Result<WorkResult, TransportError>>,
 }
 
 /// Aborts the process when it is dropped: where unwinding would give memory back that a device uses.
@@ -44,7 +42,7 @@ impl Drop for AbortOnUnwind {
 }
 
 /// Runs what must not unwind.
-#[inline]
+#[inline(always)]
 pub(crate) fn without_unwinding<T>(run: impl FnOnce() -> T) -> T {
     let guard = AbortOnUnwind;
     let value = run();
@@ -64,7 +62,8 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn disown(&mut self) {
-        self.live.set(self.live.get() - self.unasked.replace(0));
+        self.unasked.set(0);
+        self.live.set(self.live.get() - self.over.replace(0));
         for slot in self.table.iter().filter(|slot| is_unasked(slot)) {
             slot.state.set(slot.state.get().abandoned());
         }
@@ -91,20 +90,49 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn end_all(&mut self) -> Ended {
+        // In a fork nothing completes.
+        if self.cq.context().check_process().is_ok() && self.succeeds() {
+            self.live.set(0);
+            self.over.set(0);
+            return Ended { errors: Vec::new(), unasked: self.unasked.replace(0) };
+        }
         let dropped = self.unasked.replace(0);
         let forgotten = self.table.iter().filter(|slot| is_unasked(slot)).count();
         self.settle(Self::await_completions);
-        self.collect(None, dropped + forgotten)
+        self.over.set(0);
+        self.collect(dropped + forgotten)
     }
 
-    /// Ends a request now, and all that its queue pair has; says how it ended.
+    /// Takes completions as long as there are some. Whether all that is under way has succeeded, and has no handle.
+    fn succeeds(&self) -> bool {
+        while self.live.get() != self.over.get() {
+            if !matches!(self.progress(), Ok(1..)) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends a request now, and all that its queue pair has; says how it ended, if that is known.
     #[cold]
     #[inline(never)]
-    pub(crate) fn give_up(&mut self, id: WorkId, reason: CloseReason) -> Ended {
+    pub(crate) fn give_up(&mut self, id: WorkId, reason: CloseReason) -> Option<WorkResult> {
         without_unwinding(|| {
             self.settle(|core| core.close_lane_of(id, reason));
-            self.collect(Some(id), 0)
+            let own = self.of_id(id.0).and_then(Slot::told);
+            self.collect(0);
+            own
         })
+    }
+
+    /// Ends what the lanes have that are closed.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn end_closed(&mut self) {
+        without_unwinding(|| {
+            self.settle(|_| {});
+            self.collect(0);
+        });
     }
 
     /// As [`end`](Self::end), now.
@@ -113,7 +141,7 @@ impl Core {
     pub(crate) fn end_now(&mut self, reason: CloseReason) -> Ended {
         without_unwinding(|| {
             self.settle(|core| core.close_busy(reason));
-            self.collect(None, 0)
+            self.collect(0)
         })
     }
 
@@ -130,10 +158,11 @@ impl Core {
 
     /// Destroys all queue pairs; says how that failed first.
     pub(crate) fn close(&mut self) -> Result<(), rdma_qp::Error> {
-        for lane in &mut self.lanes {
-            let Some(qp) = lane.qp.take() else { continue };
+        for peer in 0..self.lanes.len() {
+            let Some(lane) = self.lanes.get_mut(peer) else { continue };
+            let Some(qp) = lane.take_qp() else { continue };
             if let Err((qp, error)) = qp.close() {
-                lane.qp = Some(qp);
+                lane.put_back(qp);
                 return Err(error);
             }
             lane.close(CloseReason::Destroyed);
@@ -143,9 +172,9 @@ impl Core {
 
     /// Closes all lanes for good: what is under way is flushed.
     pub(crate) fn close_as_asked(&self) {
-        for lane in &self.lanes {
+        for lane in self.lanes.iter() {
             lane.close(CloseReason::Asked);
-            if let Some(qp) = &lane.qp {
+            if let Some(qp) = lane.qp() {
                 // If it is refused the end of the scope tries again, and then destroys it.
                 let _ = qp.to_error();
             }
@@ -168,13 +197,12 @@ impl Core {
     fn unsettled(&self) -> impl Iterator<Item = &Lane> {
         let ends =
             |lane: &&Lane| lane.closed.get().is_some() && self.under_way(lane).next().is_some();
-        self.lanes.iter().filter(ends)
+        self.lanes.iter().filter(|lane| lane.qp().is_some()).filter(ends)
     }
 
     /// The requests of a lane that are with the device.
     fn under_way(&self, lane: &Lane) -> impl Iterator<Item = &Slot> {
-        let slots = |range| self.table.get(range).unwrap_or_default();
-        let both = slots(lane.send.slots()).iter().chain(slots(lane.receive.slots()));
+        let both = self.slots(&lane.send).iter().chain(self.slots(&lane.receive));
         both.filter(|slot| slot.state.get().is_in_flight())
     }
 
@@ -182,10 +210,9 @@ impl Core {
     /// not.
     fn await_completions(&self) {
         let mut patience = Patience::new(self.limits.drain);
-        let mut over = false;
-        loop {
-            let mut open = false;
-            for lane in &self.lanes {
+        while !self.succeeds() {
+            let (over, mut open) = (patience.is_over(), false);
+            for lane in self.lanes.iter() {
                 let Some(first) = self.under_way(lane).next() else { continue };
                 let operation = first.operation.get();
                 if lane.closed.get().is_some() {
@@ -201,11 +228,6 @@ impl Core {
             if !open {
                 return;
             }
-            match self.progress() {
-                Ok(0) => over = patience.is_over(),
-                Ok(_) => {}
-                Err(_) => return,
-            }
         }
     }
 
@@ -217,7 +239,7 @@ impl Core {
 
     /// Has the device let go of what is under way on closed lanes, and takes the flushes.
     fn flush(&self) {
-        for qp in self.unsettled().filter_map(|lane| lane.qp.as_ref()) {
+        for qp in self.unsettled().filter_map(Lane::qp) {
             // If it is refused nothing is flushed, and the queue pair will be destroyed.
             let _ = qp.to_error();
         }
@@ -240,9 +262,11 @@ impl Core {
         if self.in_flight(lane.silent.get()).is_none() {
             return;
         }
-        let slots = self.table.get(lane.send.slots()).unwrap_or_default();
+        let slots = self.slots(&lane.send);
+        // Of a handle that has told, and was forgotten: nobody asks any more.
+        slots.iter().filter(|slot| slot.state.get().is_told()).for_each(|slot| self.release(slot));
         let free = slots.iter().find(|slot| slot.state.get() == State::FREE);
-        let (Some(qp), Some(slot)) = (&lane.qp, free) else { return };
+        let (Some(qp), Some(slot)) = (lane.qp(), free) else { return };
         self.post_mark(lane, qp, slot);
     }
 
@@ -254,16 +278,16 @@ impl Core {
                 continue;
             }
             let Some(lane) = self.lanes.get_mut(place) else { return };
-            if let Some(Err((_, error))) = lane.qp.take().map(QueuePair::close) {
+            if let Some(Err((_, error))) = lane.take_qp().map(QueuePair::close) {
                 abort(&error);
             }
         }
     }
 
     /// Takes all results out of the table; what is under way on an open lane stays there.
-    pub(crate) fn collect(&self, own: Option<WorkId>, unasked: usize) -> Ended {
+    pub(crate) fn collect(&self, unasked: usize) -> Ended {
         let (mut ended, mut live) = (Ended { unasked, ..Ended::default() }, 0);
-        for slot in &self.table {
+        for slot in self.table.iter() {
             let (state, id) = (slot.state.get(), WorkId(slot.id.get()));
             if state == State::FREE || state == State::DEAD {
                 continue;
@@ -275,10 +299,6 @@ impl Core {
             let operation = slot.operation.get();
             let result = slot.told().ok_or(TransportError::Lost { operation });
             slot.free();
-            if own == Some(id) {
-                ended.own = Some(result);
-                continue;
-            }
             if state.is_told() || state.is_mark() {
                 continue;
             }
@@ -287,7 +307,7 @@ impl Core {
                 ended.errors.push(OperationError { operation, id, peer, error });
             }
         }
-        self.live.set(live + self.unasked.get());
+        self.live.set(live + self.over.get());
         ended
     }
 

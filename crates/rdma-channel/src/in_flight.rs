@@ -10,6 +10,7 @@ use rdma_qp::{
     WriteWorkRequest,
 };
 
+use crate::core::{Only, Room, To};
 use crate::rent::sealed::{Gathered as _, Scattered as _};
 use crate::ticket::{Ticket, Unsettled};
 use crate::{Operation, Rent, RentMut, Scope, TransportError, WorkId};
@@ -145,7 +146,7 @@ impl<'scope, C> Scope<'scope, '_, C> {
     #[inline(always)]
     pub(crate) fn rent_send<B: Rent + 'scope>(
         &'scope self,
-        peer: usize,
+        to: impl To,
         buf: B,
         adapt: impl for<'w, 'd> FnOnce(SendWorkRequest<'w, 'd>) -> SendWorkRequest<'w, 'd>,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
@@ -155,7 +156,7 @@ impl<'scope, C> Scope<'scope, '_, C> {
             let request = adapt(SendWorkRequest::new(elements).with_domains(domains));
             // SAFETY: SAFETY.md F22: the memory is lent for the scope, or comes back from the handle when
             // the request is over; the closure can have put in its place only what lives for ever.
-            unsafe { self.core.post_to(peer, Operation::Send, request, true) }
+            unsafe { self.core.post_to(to, Operation::Send, request, Room::Usual) }
         };
         self.rented(buf, posted)
     }
@@ -163,7 +164,7 @@ impl<'scope, C> Scope<'scope, '_, C> {
     #[inline(always)]
     pub(crate) fn rent_receive<B: RentMut + 'scope>(
         &'scope self,
-        peer: usize,
+        to: impl To,
         mut buf: B,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
         let posted = {
@@ -171,7 +172,7 @@ impl<'scope, C> Scope<'scope, '_, C> {
             let (elements, domains) = list.parts();
             let request = ReceiveWorkRequest::new(elements).with_domains(domains);
             // SAFETY: SAFETY.md F22: as of `rent_send`.
-            unsafe { self.core.post_receive_from(peer, request, true) }
+            unsafe { self.core.post_receive_from(to, request, Room::Usual) }
         };
         self.rented(buf, posted)
     }
@@ -179,7 +180,7 @@ impl<'scope, C> Scope<'scope, '_, C> {
     #[inline(always)]
     pub(crate) fn rent_write<B: Rent + 'scope>(
         &'scope self,
-        peer: usize,
+        to: impl To,
         buf: B,
         remote: RemoteMemoryRegion,
         adapt: impl for<'w, 'd> FnOnce(WriteWorkRequest<'w, 'd>) -> WriteWorkRequest<'w, 'd>,
@@ -189,7 +190,7 @@ impl<'scope, C> Scope<'scope, '_, C> {
             let (elements, domains) = list.parts();
             let request = adapt(WriteWorkRequest::new(elements, remote).with_domains(domains));
             // SAFETY: SAFETY.md F22: as of `rent_send`.
-            unsafe { self.core.post_to(peer, Operation::Write, request, true) }
+            unsafe { self.core.post_to(to, Operation::Write, request, Room::Usual) }
         };
         self.rented(buf, posted)
     }
@@ -197,7 +198,7 @@ impl<'scope, C> Scope<'scope, '_, C> {
     #[inline(always)]
     pub(crate) fn rent_read<B: RentMut + 'scope>(
         &'scope self,
-        peer: usize,
+        to: impl To,
         mut buf: B,
         remote: RemoteMemoryRegion,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
@@ -206,7 +207,7 @@ impl<'scope, C> Scope<'scope, '_, C> {
             let (elements, domains) = list.parts();
             let request = ReadWorkRequest::new(elements, remote).with_domains(domains);
             // SAFETY: SAFETY.md F22: as of `rent_send`.
-            unsafe { self.core.post_to(peer, Operation::Read, request, true) }
+            unsafe { self.core.post_to(to, Operation::Read, request, Room::Usual) }
         };
         self.rented(buf, posted)
     }
@@ -214,14 +215,14 @@ impl<'scope, C> Scope<'scope, '_, C> {
     #[inline(always)]
     pub(crate) fn rent_atomic(
         &'scope self,
-        peer: usize,
+        to: impl To,
         mut buf: SliceMut<'scope>,
         request: impl for<'w, 'd> FnOnce(&'w mut ScatterList<'d, 1>) -> AtomicWorkRequest<'w, 'd>,
     ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
         let mut list = ScatterList::from([buf.reborrow()]);
         let request = request(&mut list);
         // SAFETY: SAFETY.md F22: as of `rent_send`.
-        let posted = unsafe { self.core.post_to(peer, Operation::Atomic, request, true) };
+        let posted = unsafe { self.core.post_to(to, Operation::Atomic, request, Room::Usual) };
         self.rented(buf, posted)
     }
 }
@@ -279,7 +280,7 @@ impl<'scope> Scope<'scope, '_> {
         buf: B,
         adapt: impl for<'w, 'd> FnOnce(SendWorkRequest<'w, 'd>) -> SendWorkRequest<'w, 'd>,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        self.rent_send(0, buf, adapt)
+        self.rent_send(Only, buf, adapt)
     }
 
     /// Takes one message of the peer into rented memory. A full queue is as for
@@ -292,7 +293,7 @@ impl<'scope> Scope<'scope, '_> {
         &'scope self,
         buf: B,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        self.rent_receive(0, buf)
+        self.rent_receive(Only, buf)
     }
 
     /// Writes the bytes of rented memory to the beginning of `remote`. Waits for room as
@@ -350,7 +351,7 @@ impl<'scope> Scope<'scope, '_> {
         remote: RemoteMemoryRegion,
         adapt: impl for<'w, 'd> FnOnce(WriteWorkRequest<'w, 'd>) -> WriteWorkRequest<'w, 'd>,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        self.rent_write(0, buf, remote, adapt)
+        self.rent_write(Only, buf, remote, adapt)
     }
 
     /// Fills rented memory from the beginning of `remote`. Waits for room as [`post_read`](Self::post_read).
@@ -363,7 +364,7 @@ impl<'scope> Scope<'scope, '_> {
         buf: B,
         remote: RemoteMemoryRegion,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        self.rent_read(0, buf, remote)
+        self.rent_read(Only, buf, remote)
     }
 
     /// Puts `swap` into the peer's word if that is `compare`, and what it was into rented memory of 8 bytes.
@@ -378,7 +379,7 @@ impl<'scope> Scope<'scope, '_> {
         compare: u64,
         swap: u64,
     ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
-        self.rent_atomic(0, buf, |list| {
+        self.rent_atomic(Only, buf, |list| {
             AtomicWorkRequest::compare_and_swap(list, remote, compare, swap)
         })
     }
@@ -394,6 +395,6 @@ impl<'scope> Scope<'scope, '_> {
         remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
-        self.rent_atomic(0, buf, |list| AtomicWorkRequest::fetch_and_add(list, remote, add))
+        self.rent_atomic(Only, buf, |list| AtomicWorkRequest::fetch_and_add(list, remote, add))
     }
 }

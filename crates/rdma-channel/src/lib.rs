@@ -20,6 +20,7 @@ mod rent;
 mod rent_batch;
 mod scope;
 mod slot;
+mod table;
 mod ticket;
 mod transport_error;
 mod unpolled;

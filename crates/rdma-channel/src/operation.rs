@@ -21,6 +21,17 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// Of a request of the send queue whose completion says this.
+    #[inline(always)]
+    pub(crate) const fn of(opcode: WcOpcode) -> Self {
+        match opcode {
+            WcOpcode::RDMA_WRITE => Self::Write,
+            WcOpcode::RDMA_READ => Self::Read,
+            WcOpcode::COMP_SWAP | WcOpcode::FETCH_ADD => Self::Atomic,
+            _ => Self::Send,
+        }
+    }
+
     /// What a completion of it says. Of atomics it stands for both.
     pub(crate) const fn opcode(self) -> WcOpcode {
         match self {

@@ -26,6 +26,25 @@ impl Patience {
         Self { limit, polls: 0, end: None }
     }
 
+    /// For a queue that is full: not for ever, since then a caller that has forgotten what is in it would hang.
+    pub(crate) fn for_room(limit: Duration) -> Option<Self> {
+        (limit != FOR_EVER).then(|| Self::new(limit))
+    }
+
+    /// Of a call that has begun, with the end that it has.
+    pub(crate) const fn until(limit: Duration, end: Option<Instant>) -> Self {
+        Self { end, ..Self::new(limit) }
+    }
+
+    pub(crate) const fn limit(&self) -> Duration {
+        self.limit
+    }
+
+    /// When it ends, if it has begun.
+    pub(crate) const fn end(&self) -> Option<Instant> {
+        self.end
+    }
+
     /// Whether others may have the processor, so that a slow question may be asked.
     #[inline]
     pub(crate) const fn is_long(&self) -> bool {
@@ -43,7 +62,7 @@ impl Patience {
             return false;
         }
         let now = Instant::now();
-        if polls == 0 {
+        if self.end.is_none() {
             self.end = now.checked_add(self.limit);
         }
         if polls >= SPINS {

@@ -157,7 +157,7 @@ impl<'scope> Scope<'scope, '_> {
         let mut lists = bufs.each_mut().map(|buf| buf.scatter());
         let posted = self.post_rented(lists.each_mut().map(|list| {
             let (elements, domains) = list.parts();
-            ReceiveWorkRequest::new(elements).with_domains(domains)
+            ReceiveWorkRequest::new(elements).with_domains(domains).with_id(0)
         }));
         drop(lists);
         with_memory(posted, bufs)
@@ -166,10 +166,10 @@ impl<'scope> Scope<'scope, '_> {
     #[inline]
     fn post_rented<I: Item, const N: usize>(
         &'scope self,
-        items: [I; N],
+        mut items: [I; N],
     ) -> Result<[Ticket<'scope>; N], BatchRefused<'scope, N>> {
-        let lane = self.core.lane(0).map_err(BatchRefused::nothing_posted)?;
+        let mut patience = self.core.usual_patience(&items);
         // SAFETY: SAFETY.md F22: as of `send_from`.
-        unsafe { self.core.post_batch(lane, items, true) }
+        unsafe { self.core.post_batch(&mut items, patience.as_mut(), |ticket| ticket) }
     }
 }

@@ -8,7 +8,7 @@ use rdma_qp::{
     AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
 };
 
-use crate::core::Core;
+use crate::core::{Core, Only, Room};
 use crate::ending::Ended;
 use crate::transport_error::first;
 use crate::{
@@ -209,7 +209,7 @@ macro_rules! posts {
             wr: $request<'_, 'data>,
         ) -> Result<ScopedPendingWork<'scope>, TransportError> {
             // SAFETY: SAFETY.md F22: its memory is borrowed for the scope, which ends after the request.
-            let ticket = unsafe { self.core.post_to(0, Operation::$operation, wr, true) }?;
+            let ticket = unsafe { self.core.post_to(Only, Operation::$operation, wr, Room::Usual) }?;
             Ok(PendingWork::new(ticket))
         }
     )+};
@@ -230,7 +230,7 @@ impl<'scope> Scope<'scope, '_> {
     /// Whether the channel has been closed, and by what: why operations that had not failed were flushed.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
-        self.core.lane(0).ok().and_then(|lane| lane.closed.get())
+        self.core.only().closed.get()
     }
 
     /// Posts room for a message of the peer.
@@ -245,7 +245,7 @@ impl<'scope> Scope<'scope, '_> {
         wr: ReceiveWorkRequest<'_, 'data>,
     ) -> Result<ScopedPendingWork<'scope>, TransportError> {
         // SAFETY: SAFETY.md F22: its memory is borrowed for the scope, which ends after the request.
-        let ticket = unsafe { self.core.post_receive_from(0, wr, true) }?;
+        let ticket = unsafe { self.core.post_receive_from(Only, wr, Room::Usual) }?;
         Ok(PendingWork::new(ticket))
     }
 }

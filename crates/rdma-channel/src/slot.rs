@@ -2,9 +2,10 @@
 
 use std::cell::Cell;
 
-use rdma_qp::{Qpn, WcOpcode, WorkResult, WorkSuccess};
+use rdma_qp::{PollSlot, WorkResult, WorkSuccess};
 
 use crate::Operation;
+use crate::table::At;
 
 /// How far the request in a slot is, with flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,10 +20,8 @@ impl State {
     pub(crate) const DONE: Self = Self(2);
     /// Taken for a request that is not posted yet.
     pub(crate) const RESERVED: Self = Self(5);
-    /// Completed, and its handle has told; its result is in the slot.
+    /// Completed, and its handle has told.
     const SEEN: Self = Self(Self::TOLD);
-    /// Succeeded, and its handle has told; its opcode is in the slot, and of a receive its result.
-    const GLANCED: Self = Self(Self::TOLD | 1);
     /// Not a slot for requests: where the cursor of a closed queue stands.
     pub(crate) const DEAD: Self = Self(4);
 
@@ -30,7 +29,7 @@ impl State {
     const TOLD: u8 = 0x08;
     /// In flight, and nobody has a handle.
     const ABANDONED: u8 = 0x10;
-    /// In flight, and success makes no completion.
+    /// In flight, and success makes no completion; or done without one.
     const SILENT: u8 = 0x20;
     /// In flight, and its completion tells of silent ones before it.
     const LINKED: u8 = 0x40;
@@ -39,16 +38,16 @@ impl State {
     const FLAGS: u8 = Self::ABANDONED | Self::SILENT | Self::LINKED | Self::MARK;
 
     pub(crate) const fn is_in_flight(self) -> bool {
-        self.unflagged().0 == Self::IN_FLIGHT.0
+        self.0 & !Self::FLAGS == Self::IN_FLIGHT.0
+    }
+
+    const fn is_done(self) -> bool {
+        self.0 & !Self::FLAGS == Self::DONE.0
     }
 
     #[inline(always)]
     pub(crate) const fn is_told(self) -> bool {
         self.0 & Self::TOLD != 0
-    }
-
-    const fn unflagged(self) -> Self {
-        Self(self.0 & !Self::FLAGS)
     }
 
     pub(crate) const fn abandoned(self) -> Self {
@@ -89,86 +88,84 @@ impl State {
 /// The id of a request is the slot's index below and the slot's generation above, so that a completion finds
 /// its slot without a search, and one that comes twice, or late, finds that the generation has passed.
 #[derive(Debug)]
-#[repr(align(64))]
 pub(crate) struct Slot {
     /// Of the request in it, or of the next one.
     pub(crate) id: Cell<u64>,
+    /// Its completion, if it is done, and was not silent. Before that, whatever came while it was waited for.
+    pub(crate) completion: Cell<PollSlot>,
     pub(crate) state: Cell<State>,
     pub(crate) operation: Cell<Operation>,
-    /// Which queue pair of the table, and its number.
-    pub(crate) lane: u32,
-    pub(crate) qpn: Qpn,
     /// The slot after it in its queue, a ring.
-    pub(crate) next: u32,
+    pub(crate) next: Cell<At>,
     /// The id of the silent request before it, if its state says so.
     pub(crate) link: Cell<u64>,
-    pub(crate) result: Cell<Option<WorkResult>>,
-    /// What it was that succeeded; see [`State::GLANCED`].
-    opcode: Cell<WcOpcode>,
+    /// Which queue pair of the table.
+    pub(crate) lane: u32,
 }
 
-/// Ids have the index in these bits, and the generation above them.
-const INDEX: u64 = 0xffff_ffff;
+/// Ids have the index in so many bits, and the generation above them: what is added for the next one is still a
+/// constant of an instruction.
+const INDEX_BITS: u32 = 30;
+const GENERATION: u64 = 1 << INDEX_BITS;
+/// So many slots can a table have.
+pub(crate) const MOST_SLOTS: usize = 1 << INDEX_BITS;
 
 /// Where the slot of this id is.
 #[inline]
 #[allow(clippy::cast_possible_truncation)] // masked; and usize has as many bits wherever there is RDMA
 pub(crate) const fn index(id: u64) -> usize {
-    (id & INDEX) as usize
+    (id & (GENERATION - 1)) as usize
 }
 
 impl Slot {
-    pub(crate) const fn new(index: u32, lane: u32, qpn: Qpn, next: u32) -> Self {
+    pub(crate) fn new(index: u32, lane: u32) -> Self {
         Self {
-            id: Cell::new(index as u64),
+            id: Cell::new(index.into()),
+            completion: Cell::default(),
             state: Cell::new(State::FREE),
             operation: Cell::new(Operation::Send),
-            lane,
-            qpn,
-            next,
+            next: Cell::new(At::NOWHERE),
             link: Cell::new(0),
-            result: Cell::new(None),
-            opcode: Cell::new(WcOpcode::SEND),
+            lane,
         }
     }
 
     /// The slot at index 0, which no request is ever in: so no id is 0.
-    pub(crate) const fn dead() -> Self {
-        let mut dead = Self::new(0, 0, Qpn::masked(0), 0);
-        dead.state = Cell::new(State::DEAD);
-        dead
+    pub(crate) fn dead() -> Self {
+        Self { state: Cell::new(State::DEAD), ..Self::new(0, 0) }
     }
 
-    /// Notes the success that its handle is about to tell.
+    /// Notes that its handle tells of the success that has just come into it.
     #[inline(always)]
-    pub(crate) fn tell(&self, success: WorkSuccess) {
-        self.opcode.set(success.opcode());
-        self.state.set(State::GLANCED);
-        if success.is_receive() {
-            self.result.set(Some(Ok(success)));
-        }
+    pub(crate) fn tell(&self) {
+        self.state.set(State::SEEN);
     }
 
     /// How it ended, as its handle tells, now or again, if it has ended.
     pub(crate) fn told(&self) -> Option<WorkResult> {
-        match self.state.get().unflagged() {
-            State::DONE => {
-                self.state.set(State::SEEN);
-                self.result.get()
-            }
-            // Of a request of the send queue there is no more to know.
-            State::GLANCED if !self.opcode.get().is_receive() => {
-                Some(Ok(WorkSuccess::of_send(self.opcode.get())))
-            }
-            State::SEEN | State::GLANCED => self.result.get(),
-            _ => None,
+        let state = self.state.get();
+        if state.is_done() {
+            let seen = State::SEEN;
+            self.state.set(if state.is_silent() { seen.silent() } else { seen });
+        } else if !state.is_told() {
+            return None;
+        }
+        Some(self.result())
+    }
+
+    /// How what is done in it has ended.
+    pub(crate) fn result(&self) -> WorkResult {
+        if self.state.get().is_silent() {
+            Ok(WorkSuccess::of_send(self.operation.get().opcode()))
+        } else {
+            self.completion.get().last().result()
         }
     }
 
     /// Makes it free for the next request, which has another id.
     #[inline]
     pub(crate) fn free(&self) {
-        self.id.set(self.id.get().wrapping_add(INDEX + 1));
+        self.id.set(self.id.get().wrapping_add(GENERATION));
         self.state.set(State::FREE);
     }
 }
@@ -179,12 +176,12 @@ mod tests {
 
     #[test]
     fn a_slot_is_found_by_the_id_of_each_of_its_generations() {
-        let slot = Slot::new(7, 0, Qpn::masked(0x11), 1);
+        let slot = Slot::new(7, 0);
         let first = slot.id.get();
         slot.free();
         assert_ne!(slot.id.get(), first);
         assert_eq!((index(first), index(slot.id.get())), (7, 7));
-        slot.id.set(u64::MAX << 32 | 7);
+        slot.id.set(u64::MAX << INDEX_BITS | 7);
         slot.free();
         assert_eq!(slot.id.get(), 7, "generations begin anew, and no id is 0");
     }
@@ -195,9 +192,8 @@ mod tests {
         assert!(state.is_in_flight() && state.is_silent() && state.is_abandoned());
         assert!(state.is_linked());
         assert!(!State::DONE.is_in_flight() && !State::SEEN.is_in_flight());
-        assert!(
-            !State::GLANCED.is_in_flight() && State::GLANCED.is_told() && State::SEEN.is_told()
-        );
+        assert!(State::SEEN.is_told() && State::SEEN.silent().is_told());
+        assert!(State::DONE.silent().is_done() && !State::SEEN.silent().is_done());
         assert!(!State::FREE.is_in_flight() && !State::DEAD.is_in_flight());
     }
 }

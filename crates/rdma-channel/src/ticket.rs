@@ -1,9 +1,10 @@
 //! One request in flight, as all handles hold it.
 
 use std::mem::ManuallyDrop;
+use std::slice;
 use std::time::Duration;
 
-use rdma_qp::{FilledSlot, PollError, WorkCompletion, WorkResult, WorkSuccess};
+use rdma_qp::{PollError, WorkResult, WorkSuccess};
 
 use crate::core::Core;
 use crate::patience::Patience;
@@ -79,43 +80,36 @@ impl Place<'_> {
     /// is [released](Ticket::release), or [told](Self::tell).
     #[inline(always)]
     pub(crate) fn glance(self) -> Result<WorkSuccess, Unsettled> {
-        self.glance_by(WorkCompletion::result)
-    }
-
-    /// As [`glance`](Self::glance), if it is known what kind of completion it is.
-    #[inline(always)]
-    pub(crate) fn glance_by(
-        self,
-        result: impl FnOnce(&WorkCompletion) -> WorkResult,
-    ) -> Result<WorkSuccess, Unsettled> {
         let Self { core, slot } = self;
         if slot.state.get() != State::IN_FLIGHT {
             return Err(Unsettled::Unclear);
         }
-        let polled = core.cq.poll_into(&core.room).map_err(Unsettled::Failed)?;
-        let Some(filled) = polled else { return Err(Unsettled::Nothing) };
-        let completion = filled.completion();
+        // Where it would be brought: usually it is its own.
+        let room = slice::from_ref(&slot.completion);
+        if core.cq.poll_into(room).map_err(Unsettled::Failed)? == 0 {
+            return Err(Unsettled::Nothing);
+        }
+        let completion = slot.completion.get().last();
         if completion.wr_id() == slot.id.get()
-            && completion.is_of(slot.qpn)
-            && let Ok(success) = result(&completion)
+            && let Ok(success) = completion.result()
         {
             return Ok(success);
         }
-        self.deliver(filled);
+        self.deliver();
         Err(Unsettled::Unclear)
     }
 
     /// Notes what a glance has seen, since its handle stays.
     #[inline(always)]
     pub(crate) fn tell(self, success: WorkSuccess) -> WorkSuccess {
-        self.slot.tell(success);
+        self.slot.tell();
         success
     }
 
-    /// See [`Core::deliver`].
+    /// Brings on what was polled into its slot; see [`Core::deliver`].
     #[inline(never)]
-    fn deliver(self, filled: FilledSlot<'_>) -> bool {
-        self.core.deliver(&filled.completion())
+    fn deliver(self) -> bool {
+        self.core.deliver(&self.slot.completion.get())
     }
 
     /// How it ended, if a glance has not told, and it has. Can be asked again.
@@ -147,7 +141,11 @@ impl Place<'_> {
     ) -> Result<WorkResult, TransportError> {
         let operation = self.operation();
         let timeout = timeout.unwrap_or_else(|| self.core.limits.of(operation));
-        let result = self.wait_on(so_far, &mut Patience::new(timeout))?;
+        let mut patience = match self.core.begun.get() {
+            (id, end) if id == self.slot.id.get() => Patience::until(timeout, end),
+            _ => Patience::new(timeout),
+        };
+        let result = self.wait_on(so_far, &mut patience)?;
         result.ok_or(TransportError::Timeout { operation, timeout })
     }
 
@@ -196,9 +194,11 @@ impl Place<'_> {
         if let Some(result) = slot.told() {
             return Ok(Found::Own(result));
         }
-        let polled = core.cq.poll_into(&core.room).map_err(|error| core.poll_failed(error))?;
-        let Some(filled) = polled else { return Ok(Found::Nothing) };
-        let known = self.deliver(filled);
+        let room = slice::from_ref(&slot.completion);
+        if core.cq.poll_into(room).map_err(|error| core.poll_failed(error))? == 0 {
+            return Ok(Found::Nothing);
+        }
+        let known = self.deliver();
         Ok(match slot.told() {
             Some(result) => Found::Own(result),
             None if known => Found::Other,
@@ -206,21 +206,18 @@ impl Place<'_> {
         })
     }
 
-    /// What nobody has asked of.
+    /// What nobody has asked of, and is not simply under way.
     #[cold]
     #[inline(never)]
     fn abandon(self) {
         let Self { core, slot } = self;
-        core.unasked.set(core.unasked.get() + 1);
-        core.live.set(core.live.get() + 1);
         let state = slot.state.get();
-        if state.is_in_flight() {
-            slot.state.set(state.abandoned());
-        } else if slot.result.get().is_some_and(|result| result.is_ok()) {
-            core.release(slot);
-        } else {
+        core.unasked.set(core.unasked.get() + 1);
+        if state.is_in_flight() || slot.result().is_err() {
             // A failure stays for the end of the scope to tell.
             slot.state.set(state.abandoned());
+        } else {
+            core.finish(slot);
         }
     }
 }
@@ -229,7 +226,11 @@ impl Drop for Ticket<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         let Place { core, slot } = self.0;
-        if slot.state.get().is_told() {
+        let state = slot.state.get();
+        if state == State::IN_FLIGHT {
+            core.unasked.set(core.unasked.get() + 1);
+            slot.state.set(State::IN_FLIGHT.abandoned());
+        } else if state.is_told() {
             core.release(slot);
         } else {
             self.0.abandon();

@@ -5,6 +5,7 @@ use rdma_qp::{
     AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
 };
 
+use crate::core::{Only, Room};
 use crate::{Channel, Operation, PendingWork, TransportError};
 
 macro_rules! unpolled {
@@ -24,7 +25,7 @@ macro_rules! unpolled {
             wr: $request<'_, '_>,
         ) -> Result<PendingWork<'_>, TransportError> {
             // SAFETY: SAFETY.md F21: the same contract.
-            let ticket = unsafe { self.core.post_to(0, Operation::$operation, wr, false) }?;
+            let ticket = unsafe { self.core.post_to(Only, Operation::$operation, wr, Room::Now) }?;
             Ok(PendingWork::new(ticket))
         }
     )+};
@@ -66,7 +67,7 @@ impl Channel {
         wr: SendWorkRequest<'_, '_>,
     ) -> Result<PendingWork<'_>, TransportError> {
         // SAFETY: SAFETY.md F21: the same contract.
-        let ticket = unsafe { self.core.post_to(0, Operation::Send, wr, false) }?;
+        let ticket = unsafe { self.core.post_to(Only, Operation::Send, wr, Room::Now) }?;
         Ok(PendingWork::new(ticket))
     }
 
@@ -92,7 +93,7 @@ impl Channel {
         wr: ReceiveWorkRequest<'_, '_>,
     ) -> Result<PendingWork<'_>, TransportError> {
         // SAFETY: SAFETY.md F21: the same contract.
-        let ticket = unsafe { self.core.post_receive_from(0, wr, false) }?;
+        let ticket = unsafe { self.core.post_receive_from(Only, wr, Room::Now) }?;
         Ok(PendingWork::new(ticket))
     }
 }

@@ -310,3 +310,29 @@ fn a_channel_that_closes_while_a_post_waits_for_room_says_why() {
         });
     }
 }
+
+/// Of a call that has a limit of its own, that one holds, also while it waits for room.
+#[test]
+fn a_calls_own_limit_holds_while_it_waits_for_room() {
+    must_end(|| {
+        // The builder's limits are thirty seconds.
+        let mut pair = Pair::with(HELD, |builder| builder.max_send_wr(2).drain_timeout(DRAIN));
+        for _ in 0..2 {
+            // SAFETY: SAFETY.md F8: no memory.
+            let sent = unsafe { pair.here.send_unpolled(SendWorkRequest::only_immediate(1)) };
+            drop(sent.unwrap());
+        }
+        let begin = Instant::now();
+        let request = SendWorkRequest::only_immediate(1);
+        let error = pair.here.send_timeout(request, DRAIN).unwrap_err();
+        assert!(
+            matches!(error, TransportError::Timeout { timeout: DRAIN, .. }),
+            "{error}, after {:?}",
+            begin.elapsed()
+        );
+        let begin = Instant::now();
+        let batch = [SendWorkRequest::only_immediate(1).into()];
+        let error = pair.here.batch_timeout(batch, DRAIN).unwrap_err();
+        assert!(begin.elapsed() < SECONDS, "{error}, after {:?}", begin.elapsed());
+    });
+}

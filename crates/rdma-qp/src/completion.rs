@@ -1,15 +1,12 @@
 //! Completions, as they are polled.
-#![allow(unsafe_code)]
 
-use std::cell::Cell;
 use std::fmt;
 use std::iter::FusedIterator;
 use std::slice;
 
-use rdma_sys::{ibv_wc, ibv_wc_flags};
-use rdma_types::{Qpn, Rkey, WcOpcode, WcStatus};
+use rdma_sys::ibv_wc;
+use rdma_types::{Qpn, WcStatus};
 
-use crate::work_success::Number;
 use crate::{WorkError, WorkSuccess, timestamp};
 
 /// How a work request ended.
@@ -21,27 +18,27 @@ pub type WorkResult = Result<WorkSuccess, WorkError>;
 #[repr(transparent)]
 pub struct PollSlot(pub(crate) ibv_wc);
 
-impl fmt::Debug for PollSlot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PollSlot").finish_non_exhaustive()
+impl PollSlot {
+    /// The completion that was polled into it last, or [put](From) there. Before the first it is the success of
+    /// a send with the number 0.
+    #[inline(always)]
+    #[must_use]
+    pub const fn last(self) -> WorkCompletion {
+        WorkCompletion(self.0)
     }
 }
 
-/// A slot that [`CompletionQueue::poll_into`](crate::CompletionQueue::poll_into) has filled.
-#[derive(Clone, Copy, Debug)]
-pub struct FilledSlot<'s>(&'s Cell<PollSlot>);
-
-impl<'s> FilledSlot<'s> {
-    #[inline(always)]
-    pub(crate) const fn new(slot: &'s Cell<PollSlot>) -> Self {
-        Self(slot)
+/// Keeps a completion where another can be polled later.
+impl From<WorkCompletion> for PollSlot {
+    #[inline]
+    fn from(completion: WorkCompletion) -> Self {
+        Self(completion.0)
     }
+}
 
-    /// The completion in it: the last one that was polled into this slot.
-    #[inline(always)]
-    #[must_use]
-    pub fn completion(self) -> WorkCompletion {
-        WorkCompletion(self.0.get().0)
+impl fmt::Debug for PollSlot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PollSlot").finish_non_exhaustive()
     }
 }
 
@@ -116,27 +113,6 @@ impl WorkCompletion {
         Qpn::masked(self.0.qp_num)
     }
 
-    /// As [`result`](Self::result), of a request that is known to be of the send queue: nothing is read that
-    /// only receives have.
-    ///
-    /// # Errors
-    /// As there.
-    #[inline(always)]
-    pub const fn result_of_send(&self) -> WorkResult {
-        let status = WcStatus::from_raw(self.0.status.0);
-        if !status.is_success() {
-            return Err(WorkError::new(status, self.0.vendor_err));
-        }
-        Ok(WorkSuccess::of_send(WcOpcode::from_raw(self.0.opcode.0)))
-    }
-
-    /// Whether it was posted to that queue pair.
-    #[inline(always)]
-    #[must_use]
-    pub const fn is_of(&self, qpn: Qpn) -> bool {
-        self.0.qp_num == qpn.get()
-    }
-
     /// When it completed, in ticks of the device's clock, if the queue was made with
     /// [timestamps](crate::CompletionQueueBuilder::timestamps).
     ///
@@ -154,24 +130,14 @@ impl WorkCompletion {
     ///
     /// # Errors
     /// If it failed: the connection has ended then, and what else was posted is flushed.
-    #[inline]
-    pub fn result(&self) -> WorkResult {
-        let success = self.result_of_send()?;
-        let opcode = success.opcode();
-        if !opcode.is_receive() {
-            return Ok(success);
-        }
-        // SAFETY: SAFETY.md F4: both variants of the union are plain numbers of the same size.
-        let number = unsafe { self.0.__bindgen_anon_1.imm_data };
-        let number = if self.0.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0 {
-            Number::Immediate(u32::from_be(number))
-        } else if self.0.wc_flags & ibv_wc_flags::IBV_WC_WITH_INV.0 != 0 {
-            // A key is in host order.
-            Number::Invalidated(Rkey::new(number))
+    #[inline(always)]
+    pub const fn result(&self) -> WorkResult {
+        let status = WcStatus::from_raw(self.0.status.0);
+        if status.is_success() {
+            Ok(WorkSuccess::of(&self.0))
         } else {
-            Number::None
-        };
-        Ok(WorkSuccess::of_receive(opcode, self.0.byte_len, number))
+            Err(WorkError::new(status, self.0.vendor_err))
+        }
     }
 }
 
@@ -188,7 +154,8 @@ impl fmt::Debug for WorkCompletion {
 
 #[cfg(test)]
 mod tests {
-    use rdma_sys::{ibv_wc__bindgen_ty_1, ibv_wc_opcode, ibv_wc_status};
+    use rdma_sys::{ibv_wc__bindgen_ty_1, ibv_wc_flags, ibv_wc_opcode, ibv_wc_status};
+    use rdma_types::{Rkey, WcOpcode};
 
     use super::*;
 
@@ -213,6 +180,8 @@ mod tests {
     fn what_is_undefined_cannot_be_read() {
         let sent = junk(0, WcOpcode::SEND.raw(), IMM).result().unwrap();
         assert_eq!((sent.immediate_data(), sent.scattered_bytes()), (None, None));
+        assert_eq!(sent, WorkSuccess::of_send(WcOpcode::SEND));
+        assert!(!format!("{sent:?}").contains("99"), "{sent:?}");
         let error = junk(10, WcOpcode::RECV.raw(), IMM).result().unwrap_err();
         assert_eq!((error.raw_status(), error.vendor_code()), (10, 3));
         let text = format!("{:?}", junk(10, 128, IMM));
@@ -238,6 +207,15 @@ mod tests {
         for (opcode, flags) in [(WcOpcode::RECV, 0), (WcOpcode::RECV, IMM), (WcOpcode::SEND, INV)] {
             assert_eq!(junk(0, opcode.raw(), flags).result().unwrap().invalidated_rkey(), None);
         }
+    }
+
+    #[test]
+    fn a_slot_gives_back_what_was_put_into_it() {
+        let slot = PollSlot::from(junk(0, WcOpcode::RECV.raw(), IMM));
+        assert_eq!(slot.last().wr_id(), 7);
+        assert_eq!(slot.last().result(), junk(0, WcOpcode::RECV.raw(), IMM).result());
+        let before = PollSlot::default().last();
+        assert_eq!((before.wr_id(), before.result().unwrap().opcode()), (0, WcOpcode::SEND));
     }
 
     #[test]

@@ -14,10 +14,8 @@ use rdma_sys::{
 use crate::completion_channel::Subscription;
 use crate::error::create_hint;
 use crate::extended_poll::{FIELDS, polled};
-use crate::stand_in::Called;
-use crate::{
-    CompletionChannel, CompletionQueueBuilder, Error, FilledSlot, PollSlot, PolledCompletions,
-};
+use crate::stand_in::{Called, Place};
+use crate::{CompletionChannel, CompletionQueueBuilder, Error, PollSlot, PolledCompletions};
 
 /// A completion queue (CQ): where the device says which work requests are done.
 ///
@@ -40,7 +38,11 @@ use crate::{
 /// ```
 #[doc(alias = "ibv_cq")]
 #[derive(Clone, Debug)]
-pub struct CompletionQueue(Arc<Inner>);
+pub struct CompletionQueue {
+    inner: Arc<Inner>,
+    /// What polls look at, beside the rest.
+    polled: Place<ibv_cq>,
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -173,6 +175,10 @@ impl CompletionQueue {
         unsafe { Self::of(raw, context, channel, Called::itself(raw), ownership) }
     }
 
+    fn shared(inner: Arc<Inner>) -> Self {
+        Self { polled: inner.polled.place(), inner }
+    }
+
     /// # Safety
     /// As of [`from_raw`](Self::from_raw); it can be polled through `polled`.
     unsafe fn of(
@@ -193,7 +199,7 @@ impl CompletionQueue {
         let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).cq_context });
         // SAFETY: SAFETY.md F1: live by `handle`.
         let capacity = u32::try_from(unsafe { (*raw.as_ptr()).cqe }).unwrap_or(0);
-        Self(Arc::new(Inner { subscription, handle, id, capacity, polled }))
+        Self::shared(Arc::new(Inner { subscription, handle, id, capacity, polled }))
     }
 
     /// Takes completions off the queue, as many as there are and `slots` has room for, without
@@ -206,7 +212,7 @@ impl CompletionQueue {
     #[inline]
     pub fn poll<'s>(&self, slots: &'s mut [PollSlot]) -> Result<PolledCompletions<'s>, PollError> {
         let room = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
-        let queue = self.0.polled.as_ptr();
+        let queue = self.polled.as_ptr();
         // SAFETY: SAFETY.md F1, F12: a live queue, and so many completions to write to; a slot is
         // laid out as one (F5).
         let returned = unsafe { ibv_poll_cq(queue, room, slots.as_mut_ptr().cast()) };
@@ -216,10 +222,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes one completion off the queue, if there is one, without waiting; see `man ibv_poll_cq`.
-    ///
-    /// For one at a time in few instructions: the slot is used again as it is, where a new one would be
-    /// cleared for each poll.
+    /// As [`poll`](Self::poll), over slots that are used again as they are, where new ones would be cleared for each
+    /// poll. Returns how many it has filled, from the first on; [`PollSlot::last`] is what is in one.
     ///
     /// # Errors
     /// As of [`poll`](Self::poll).
@@ -227,31 +231,32 @@ impl CompletionQueue {
     /// # Examples
     /// ```
     /// use std::cell::Cell;
+    /// use std::slice;
     /// use rdma_qp::{CompletionQueue, PollSlot};
     ///
     /// rdma_soft::install();
     /// let context = rdma_mem::open_device("soft0")?;
     /// let cq = CompletionQueue::create(&context, 64)?;
     /// let slot = Cell::new(PollSlot::default());
-    /// while let Some(filled) = cq.poll_into(&slot)? {
-    ///     println!("{:?}", filled.completion());
+    /// while cq.poll_into(slice::from_ref(&slot))? > 0 {
+    ///     println!("{:?}", slot.get().last());
     /// }
     /// # Ok::<(), rdma_qp::Error>(())
     /// ```
     #[doc(alias = "ibv_poll_cq")]
     #[inline(always)]
-    pub fn poll_into<'s>(
-        &self,
-        slot: &'s Cell<PollSlot>,
-    ) -> Result<Option<FilledSlot<'s>>, PollError> {
-        let queue = self.0.polled.as_ptr();
-        // SAFETY: SAFETY.md F1, F12: a live queue, and one completion to write to, which nobody borrows; a
-        // slot is laid out as one (F5).
-        let returned = unsafe { ibv_poll_cq(queue, 1, slot.as_ptr().cast()) };
-        match returned {
-            0 => Ok(None),
-            1.. => Ok(Some(FilledSlot::new(slot))),
-            _ => Err(PollError),
+    pub fn poll_into(&self, slots: &[Cell<PollSlot>]) -> Result<usize, PollError> {
+        let room = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
+        let queue = self.polled.as_ptr();
+        // SAFETY: SAFETY.md F1, F12: a live queue, and so many completions to write to, which nobody borrows; a
+        // cell of a slot is laid out as one (F5).
+        let returned = unsafe { ibv_poll_cq(queue, room, slots.as_ptr().cast_mut().cast()) };
+        if returned > 0 {
+            Ok((returned.cast_unsigned() as usize).min(slots.len()))
+        } else if returned == 0 {
+            Ok(0)
+        } else {
+            Err(PollError)
         }
     }
 
@@ -259,7 +264,7 @@ impl CompletionQueue {
     #[inline]
     #[must_use]
     pub fn has_timestamps(&self) -> bool {
-        self.0.polled.stands_in()
+        self.inner.polled.stands_in()
     }
 
     /// Asks for one event on the channel at the next completion, or with `solicited_only` at the next
@@ -275,7 +280,7 @@ impl CompletionQueue {
     #[doc(alias = "ibv_req_notify_cq")]
     #[inline]
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), Error> {
-        if self.0.subscription.is_none() {
+        if self.inner.subscription.is_none() {
             return Err(Error::NoCompletionChannel);
         }
         // SAFETY: SAFETY.md F1: a live queue.
@@ -286,7 +291,7 @@ impl CompletionQueue {
     /// The channel that it was created with.
     #[must_use]
     pub fn channel(&self) -> Option<&CompletionChannel> {
-        self.0.handle.needs().channel.as_ref()
+        self.inner.handle.needs().channel.as_ref()
     }
 
     /// What names it in events: those of its channel, and
@@ -294,26 +299,26 @@ impl CompletionQueue {
     #[inline]
     #[must_use]
     pub fn id(&self) -> ObjectId {
-        self.0.id
+        self.inner.id
     }
 
     /// How many completions it holds: what the device gave, never less than was asked for.
     #[inline]
     #[must_use]
     pub fn min_capacity(&self) -> u32 {
-        self.0.capacity
+        self.inner.capacity
     }
 
     /// The context that it was made from.
     #[must_use]
     pub fn context(&self) -> &Context {
-        &self.0.handle.needs().context
+        &self.inner.handle.needs().context
     }
 
     /// Whether both are clones of one queue.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// Destroys the queue.
@@ -324,10 +329,10 @@ impl CompletionQueue {
     #[doc(alias = "ibv_destroy_cq")]
     pub fn close(self) -> Result<(), (Self, Error)> {
         // A forked child might wait for ever for the lock of the channel.
-        if let Err(forked) = self.0.handle.check_process() {
+        if let Err(forked) = self.inner.handle.check_process() {
             return Err((self, rdma_mem::Error::from(forked).into()));
         }
-        match Arc::try_unwrap(self.0) {
+        match Arc::try_unwrap(self.inner) {
             Ok(Inner { subscription, handle, id, capacity, polled }) => {
                 drop(subscription);
                 handle.close().map(drop).map_err(|(handle, error)| {
@@ -336,10 +341,12 @@ impl CompletionQueue {
                     let again = |cq| unsafe { handle.needs().subscribe(cq) };
                     let subscription = cq.and_then(again);
                     let inner = Inner { subscription, handle, id, capacity, polled };
-                    (Self(Arc::new(inner)), error.into())
+                    (Self::shared(Arc::new(inner)), error.into())
                 })
             }
-            Err(shared) => Err((Self(shared), Error::StillUsed { what: "completion queue" })),
+            Err(shared) => {
+                Err((Self::shared(shared), Error::StillUsed { what: "completion queue" }))
+            }
         }
     }
 
@@ -347,7 +354,7 @@ impl CompletionQueue {
     #[inline]
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_cq {
-        self.0.handle.as_ptr()
+        self.inner.handle.as_ptr()
     }
 }
 

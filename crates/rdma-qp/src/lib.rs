@@ -104,7 +104,7 @@ pub use address_vector::{AddressVector, GlobalRoute};
 pub use atomic_work_request::{AtomicResult, AtomicWorkRequest};
 pub use builder::QueuePairBuilder;
 pub use capabilities::QueuePairCapabilities;
-pub use completion::{FilledSlot, PollSlot, PolledCompletions, WorkCompletion, WorkResult};
+pub use completion::{PollSlot, PolledCompletions, WorkCompletion, WorkResult};
 pub use completion_channel::CompletionChannel;
 pub use completion_queue::{CompletionQueue, PollError};
 pub use completion_queue_builder::CompletionQueueBuilder;

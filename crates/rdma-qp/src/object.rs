@@ -19,6 +19,9 @@ pub(crate) struct Object {
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
     pub(crate) capabilities: QueuePairCapabilities,
+    /// A request of the send queue with fewer elements has not too many, and not of the wrong kind of queue pair:
+    /// one comparison for both. 0 but for RC.
+    pub(crate) usual_sge: u32,
 }
 
 /// What a queue pair must not outlive.
@@ -38,7 +41,11 @@ impl Object {
         qp_type: QpType,
         capabilities: QueuePairCapabilities,
     ) -> Self {
-        Self { handle, posted, qpn, qp_type, capabilities }
+        let usual_sge = match qp_type {
+            QpType::RC => capabilities.max_send_sge.saturating_add(1),
+            _ => 0,
+        };
+        Self { handle, posted, qpn, qp_type, capabilities, usual_sge }
     }
 
     #[inline]
@@ -82,11 +89,9 @@ impl Object {
 
     #[allow(clippy::result_large_err)] // it is the queue pair itself
     pub(crate) fn close(self) -> Result<(), (Self, rdma_mem::Error)> {
-        let Self { handle, posted, qpn, qp_type, capabilities } = self;
-        handle
-            .close()
-            .map(drop)
-            .map_err(|(handle, error)| (Self { handle, posted, qpn, qp_type, capabilities }, error))
+        let Self { handle, posted, qpn, qp_type, capabilities, .. } = self;
+        let back = |handle| Self::new(handle, posted, qpn, qp_type, capabilities);
+        handle.close().map(drop).map_err(|(handle, error)| (back(handle), error))
     }
 
     #[inline]

@@ -136,6 +136,11 @@ impl QueuePair {
         &self.object.capabilities
     }
 
+    #[inline]
+    pub(crate) const fn usual_sge(&self) -> u32 {
+        self.object.usual_sge
+    }
+
     /// Whether it posts by function calls (`ibv_wr_send` and its kin), as
     /// [asked for](QueuePairBuilder::extended).
     #[doc(alias = "ibv_qp_to_qp_ex")]

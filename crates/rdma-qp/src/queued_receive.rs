@@ -37,12 +37,10 @@ impl QueuedReceive<'_, '_> {
         self.wr.wr_id
     }
 
-    /// The same with another number.
+    /// Gives it another number.
     #[inline]
-    #[must_use]
-    pub const fn with_id(mut self, wr_id: u64) -> Self {
+    pub const fn set_wr_id(&mut self, wr_id: u64) {
         self.wr.wr_id = wr_id;
-        self
     }
 
     /// Whether a queue of this domain and so many elements can be known not to be able to do it.

@@ -14,7 +14,7 @@ use rdma_sys::{
     ibv_send_wr__bindgen_ty_4__bindgen_ty_2, ibv_sge, ibv_wr_opcode,
 };
 
-use rdma_types::QpType;
+use rdma_types::{QpType, WcOpcode};
 
 use crate::post_error::Reason;
 use crate::service::check_service;
@@ -149,21 +149,34 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         self.wr.wr_id
     }
 
-    /// The same with another number.
+    /// What it is, as the completion says it if it succeeds.
     #[inline]
     #[must_use]
-    pub const fn with_id(mut self, wr_id: u64) -> Self {
-        self.wr.wr_id = wr_id;
-        self
+    pub const fn opcode(&self) -> WcOpcode {
+        match self.wr.opcode {
+            ibv_wr_opcode::IBV_WR_RDMA_WRITE | ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM => {
+                WcOpcode::RDMA_WRITE
+            }
+            ibv_wr_opcode::IBV_WR_RDMA_READ => WcOpcode::RDMA_READ,
+            ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP => WcOpcode::COMP_SWAP,
+            ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => WcOpcode::FETCH_ADD,
+            ibv_wr_opcode::IBV_WR_LOCAL_INV => WcOpcode::LOCAL_INV,
+            ibv_wr_opcode::IBV_WR_BIND_MW => WcOpcode::BIND_MW,
+            _ => WcOpcode::SEND,
+        }
     }
 
-    /// Whether success makes a completion; as of [`WriteWorkRequest::signaled`].
+    /// Gives it another number.
     #[inline]
-    #[must_use]
-    pub const fn signaled(mut self, signaled: bool) -> Self {
+    pub const fn set_wr_id(&mut self, wr_id: u64) {
+        self.wr.wr_id = wr_id;
+    }
+
+    /// Whether success shall make a completion; as of [`WriteWorkRequest::signaled`].
+    #[inline]
+    pub const fn set_signaled(&mut self, signaled: bool) {
         let others = self.wr.send_flags & !SIGNALED;
         self.wr.send_flags = if signaled { others | SIGNALED } else { others };
-        self
     }
 
     /// Whether success makes a completion.
@@ -179,8 +192,7 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         let (bytes, remote, domains) = (self.bytes, self.remote, self.domains);
         let (elements, inline) =
             (self.wr.num_sge.cast_unsigned(), self.wr.send_flags & INLINE != 0);
-        let reliable = qp.qp_type() == QpType::RC;
-        if reliable && fits(qp, bytes, remote, elements, inline, domains) {
+        if elements < qp.usual_sge() && fits(qp, bytes, remote, inline, domains) {
             return Ok(());
         }
         let opcode = self.wr.opcode;
@@ -213,22 +225,19 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
 /// Set in the number of bytes, which is never so large, of a send that says where it goes.
 const TO: u64 = 1 << 63;
 
-/// Whether the queue pair has room for the elements, the peer's memory too, and all are of one domain.
+/// Whether the peer's memory, or an inline request, has room for the elements, and all are of one domain.
 #[inline]
 fn fits(
     qp: &QueuePair,
     bytes: u64,
     remote: u64,
-    elements: u32,
     inline: bool,
     domains: &[&ProtectionDomain],
 ) -> bool {
-    let limits = qp.limits();
     bytes <= remote
-        && elements <= limits.max_send_sge
         && if inline {
             // Needs no registration.
-            bytes <= u64::from(limits.max_inline_data)
+            bytes <= u64::from(qp.limits().max_inline_data)
         } else {
             are_of(domains, qp.pd())
         }
@@ -269,7 +278,8 @@ impl Doubtful<'_, '_> {
         };
         check_service(qp, this.opcode, this.bytes, handle)?;
         let Self { bytes, remote, elements, inline, domains, .. } = this;
-        if fits(qp, bytes, remote, elements, inline, domains) { Ok(()) } else { Err(this.why(qp)) }
+        let fits = fits(qp, bytes, remote, inline, domains);
+        if fits && elements <= qp.limits().max_send_sge { Ok(()) } else { Err(this.why(qp)) }
     }
 
     fn why(self, qp: &QueuePair) -> PostError {

@@ -58,9 +58,40 @@ impl<T: Object> Called<T> {
         self.stands_in
     }
 
+    pub(crate) const fn place(&self) -> Place<T> {
+        Place(self.object)
+    }
+
     #[inline]
     pub(crate) const fn as_ptr(&self) -> *mut T {
         self.object.as_ptr()
+    }
+}
+
+/// Where a [`Called`] is, as long as it lives.
+pub(crate) struct Place<T: Object>(NonNull<T>);
+
+// SAFETY: SAFETY.md F9: an address of what is for any thread.
+unsafe impl<T: Object> Send for Place<T> {}
+// SAFETY: SAFETY.md F9: as above.
+unsafe impl<T: Object> Sync for Place<T> {}
+
+impl<T: Object> Place<T> {
+    #[inline]
+    pub(crate) const fn as_ptr(&self) -> *mut T {
+        self.0.as_ptr()
+    }
+}
+
+impl<T: Object> Clone for Place<T> {
+    fn clone(&self) -> Self {
+        Self(self.0)
+    }
+}
+
+impl<T: Object> fmt::Debug for Place<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Place").finish_non_exhaustive()
     }
 }
 

@@ -1,22 +1,22 @@
 //! What a successful completion says.
+#![allow(unsafe_code)]
 
+use std::fmt;
+
+use rdma_sys::{ibv_wc, ibv_wc_flags};
 use rdma_types::{Rkey, WcOpcode};
 
 /// A work request that was done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// What the completion says is kept as it was, and looked at when it is asked for: most programs ask for nothing.
+#[derive(Clone, Copy)]
 pub struct WorkSuccess {
     opcode: WcOpcode,
-    /// Only of receives.
-    bytes: Option<u32>,
-    number: Number,
-}
-
-/// The number that came along with a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Number {
-    None,
-    Immediate(u32),
-    Invalidated(Rkey),
+    /// Only of receives, as all below.
+    bytes: u32,
+    /// What the flags say that it is.
+    number: u32,
+    flags: u32,
 }
 
 impl WorkSuccess {
@@ -25,12 +25,19 @@ impl WorkSuccess {
     #[inline]
     #[must_use]
     pub const fn of_send(opcode: WcOpcode) -> Self {
-        Self { opcode, bytes: None, number: Number::None }
+        Self { opcode, bytes: 0, number: 0, flags: 0 }
     }
 
-    #[inline]
-    pub(crate) const fn of_receive(opcode: WcOpcode, bytes: u32, number: Number) -> Self {
-        Self { opcode, bytes: Some(bytes), number }
+    /// Of a completion that has succeeded.
+    #[inline(always)]
+    pub(crate) const fn of(completion: &ibv_wc) -> Self {
+        Self {
+            opcode: WcOpcode::from_raw(completion.opcode.0),
+            bytes: completion.byte_len,
+            // SAFETY: SAFETY.md F4: both variants of the union are plain numbers of the same size.
+            number: unsafe { completion.__bindgen_anon_1.imm_data },
+            flags: completion.wc_flags,
+        }
     }
 
     /// What it was.
@@ -44,7 +51,11 @@ impl WorkSuccess {
     #[inline]
     #[must_use]
     pub const fn is_receive(&self) -> bool {
-        self.bytes.is_some()
+        self.opcode.is_receive()
+    }
+
+    const fn has(&self, flag: ibv_wc_flags) -> bool {
+        self.is_receive() && self.flags & flag.0 != 0
     }
 
     /// The number that the peer sent along, in host order; `None` if it sent none, and of requests
@@ -52,10 +63,7 @@ impl WorkSuccess {
     #[inline]
     #[must_use]
     pub const fn immediate_data(&self) -> Option<u32> {
-        match self.number {
-            Number::Immediate(immediate) => Some(immediate),
-            _ => None,
-        }
+        if self.has(ibv_wc_flags::IBV_WC_WITH_IMM) { Some(u32::from_be(self.number)) } else { None }
     }
 
     /// The key of the window that the peer has invalidated with its send
@@ -65,9 +73,11 @@ impl WorkSuccess {
     #[inline]
     #[must_use]
     pub const fn invalidated_rkey(&self) -> Option<Rkey> {
-        match self.number {
-            Number::Invalidated(rkey) => Some(rkey),
-            _ => None,
+        if self.has(ibv_wc_flags::IBV_WC_WITH_INV) && !self.has(ibv_wc_flags::IBV_WC_WITH_IMM) {
+            // A key is in host order.
+            Some(Rkey::new(self.number))
+        } else {
+            None
         }
     }
 
@@ -77,9 +87,30 @@ impl WorkSuccess {
     #[inline]
     #[must_use]
     pub const fn scattered_bytes(&self) -> Option<usize> {
-        match self.bytes {
-            Some(bytes) => Some(bytes as usize),
-            None => None,
-        }
+        if self.is_receive() { Some(self.bytes as usize) } else { None }
+    }
+
+    /// What can be asked of it: of other fields nothing is said.
+    const fn said(&self) -> (WcOpcode, Option<usize>, Option<u32>, Option<Rkey>) {
+        (self.opcode, self.scattered_bytes(), self.immediate_data(), self.invalidated_rkey())
+    }
+}
+
+impl PartialEq for WorkSuccess {
+    fn eq(&self, other: &Self) -> bool {
+        self.said() == other.said()
+    }
+}
+
+impl Eq for WorkSuccess {}
+
+impl fmt::Debug for WorkSuccess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkSuccess")
+            .field("opcode", &self.opcode)
+            .field("scattered_bytes", &self.scattered_bytes())
+            .field("immediate_data", &self.immediate_data())
+            .field("invalidated_rkey", &self.invalidated_rkey())
+            .finish()
     }
 }

@@ -16,33 +16,7 @@ pub(crate) struct Rig {
     pub(crate) remote: RemoteMemoryRegion,
 }
 
-/// By value, as a program that counts its instructions has it.
-#[derive(Debug)]
-#[allow(dead_code)] // what is in them is for whoever reads the message
-pub(crate) enum Failure {
-    Region,
-    Channel(TransportError),
-    Lost(usize),
-    Late,
-}
-
-impl From<TransportError> for Failure {
-    fn from(error: TransportError) -> Self {
-        Self::Channel(error)
-    }
-}
-
-impl From<ScopeError<Self>> for Failure {
-    fn from(error: ScopeError<Self>) -> Self {
-        match error {
-            ScopeError::ClosureError(error) => error,
-            ScopeError::AutoPollError(errors) => Self::Lost(errors.len()),
-            _ => Self::Late,
-        }
-    }
-}
-
-pub(crate) type Outcome<T> = Result<T, Failure>;
+pub(crate) type Outcome<T> = Result<T, ScopeError>;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -52,8 +26,8 @@ fn place(id: u64) -> usize {
 }
 
 #[inline(always)]
-fn slice(source: &OwnedRegion, id: u64) -> Outcome<SliceRef<'_>> {
-    source.get_ref(place(id), LENGTH).ok_or(Failure::Region)
+fn slice(source: &OwnedRegion, id: u64) -> SliceRef<'_> {
+    source.get_ref(place(id), LENGTH).expect("within the region")
 }
 
 /// What is added up of each half of a message.
@@ -65,7 +39,7 @@ fn bytes(success: WorkSuccess) -> u64 {
 pub(crate) fn blocking(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let (remote, mut sum) = (rig.remote, 0);
     for id in 0..n {
-        let list = GatherList::from([slice(&rig.source, id)?]);
+        let list = GatherList::from([slice(&rig.source, id)]);
         rig.channel.write(WriteWorkRequest::from_list(&list, remote))?;
         sum += id;
     }
@@ -76,23 +50,23 @@ pub(crate) fn scope_of_one(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let (remote, mut sum) = (rig.remote, 0);
     for id in 0..n {
         rig.channel.scope(|s| {
-            let list = GatherList::from([slice(&rig.source, id)?]);
+            let list = GatherList::from([slice(&rig.source, id)]);
             let work = s.post_write(WriteWorkRequest::from_list(&list, remote))?;
             work.spin_poll()?;
             sum += id;
-            Ok(())
+            Ok::<(), TransportError>(())
         })?;
     }
     Ok(sum)
 }
 
-pub(crate) fn outstanding(rig: &mut Rig, n: u64) -> Outcome<u64> {
+pub(crate) fn asked(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let (remote, mut sum) = (rig.remote, 0);
     for first in (0..n).step_by(DEPTH) {
         rig.channel.scope(|s| {
             let mut pending: [Option<ScopedPendingWork<'_>>; DEPTH] = Default::default();
             for (id, place) in (first..).zip(&mut pending) {
-                let list = GatherList::from([slice(&rig.source, id)?]);
+                let list = GatherList::from([slice(&rig.source, id)]);
                 *place = Some(s.post_write(WriteWorkRequest::from_list(&list, remote))?);
             }
             for (id, place) in (first..).zip(&mut pending) {
@@ -101,23 +75,23 @@ pub(crate) fn outstanding(rig: &mut Rig, n: u64) -> Outcome<u64> {
                     sum += id;
                 }
             }
-            Ok(())
+            Ok::<(), TransportError>(())
         })?;
     }
     Ok(sum)
 }
 
-/// The end of the scope takes them.
-pub(crate) fn dropped(rig: &mut Rig, n: u64) -> Outcome<u64> {
+/// Handles are dropped, and the scope ends what it has.
+pub(crate) fn ended(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let (remote, mut sum) = (rig.remote, 0);
     for first in (0..n).step_by(DEPTH) {
         rig.channel.scope(|s| {
             for id in first..first + DEPTH as u64 {
-                let list = GatherList::from([slice(&rig.source, id)?]);
+                let list = GatherList::from([slice(&rig.source, id)]);
                 drop(s.post_write(WriteWorkRequest::from_list(&list, remote))?);
                 sum += id;
             }
-            Ok::<(), Failure>(())
+            Ok::<(), TransportError>(())
         })?;
     }
     Ok(sum)
@@ -128,7 +102,7 @@ pub(crate) fn batches(rig: &mut Rig, n: u64) -> Outcome<u64> {
     for first in (0..n).step_by(DEPTH) {
         rig.channel.scope(|s| {
             let lists: [_; DEPTH] = array::from_fn(|i| {
-                let slice = slice(&rig.source, first + i as u64).expect("within the region");
+                let slice = slice(&rig.source, first + i as u64);
                 GatherList::from([slice])
             });
             let batch: [_; DEPTH] =
@@ -137,7 +111,7 @@ pub(crate) fn batches(rig: &mut Rig, n: u64) -> Outcome<u64> {
                 work.spin_poll()?;
                 sum += id;
             }
-            Ok::<(), Failure>(())
+            Ok::<(), TransportError>(())
         })?;
     }
     Ok(sum)
@@ -149,16 +123,16 @@ pub(crate) fn rented(rig: &mut Rig, n: u64) -> Outcome<u64> {
         rig.channel.scope(|s| {
             let mut pending = [const { None }; DEPTH];
             for (id, place) in (first..).zip(&mut pending) {
-                let posted = s.write_from(slice(&rig.source, id)?, remote);
-                *place = Some(posted.map_err(TransportError::from)?);
+                let posted = s.write_from(slice(&rig.source, id), remote);
+                *place = Some(posted?);
             }
             for (id, place) in (first..).zip(&mut pending) {
                 if let Some(work) = place.take() {
-                    work.wait(SECOND).map_err(|_| Failure::Late)?.result?;
+                    work.wait(SECOND).expect("it is done").result?;
                     sum += id;
                 }
             }
-            Ok(())
+            Ok::<(), TransportError>(())
         })?;
     }
     Ok(sum)
@@ -168,13 +142,14 @@ pub(crate) fn messages(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let mut sum = 0;
     for id in 0..n {
         rig.channel.scope(|s| {
-            let slot = rig.target.get_mut(place(id), LENGTH).ok_or(Failure::Region)?;
+            let slot = rig.target.get_mut(place(id), LENGTH).expect("within the region");
             let mut room = ScatterList::from([slot]);
             let arrival = s.post_receive(ReceiveWorkRequest::from_list(&mut room))?;
-            let list = GatherList::from([slice(&rig.source, id)?]);
+            let list = GatherList::from([slice(&rig.source, id)]);
             let sending = s.post_send(SendWorkRequest::from_list(&list))?;
-            sum += bytes(arrival.spin_poll()?) + bytes(sending.spin_poll()?);
-            Ok(())
+            sum += bytes(arrival.spin_poll()?);
+            sum += bytes(sending.spin_poll()?);
+            Ok::<(), TransportError>(())
         })?;
     }
     Ok(sum)
@@ -182,7 +157,7 @@ pub(crate) fn messages(rig: &mut Rig, n: u64) -> Outcome<u64> {
 
 /// Counts so many polls of a handle whose operation is under way.
 pub(crate) fn idle_polls(rig: &mut Rig, n: u64) -> Outcome<()> {
-    Ok(rig.channel.scope(|s| {
+    rig.channel.scope(|s| {
         let mut room = ScatterList::from([rig.target.as_slice_mut()]);
         let arrival = s.post_receive(ReceiveWorkRequest::from_list(&mut room))?;
         let mut polls = |n| {
@@ -194,9 +169,9 @@ pub(crate) fn idle_polls(rig: &mut Rig, n: u64) -> Outcome<()> {
             0
         };
         assert_eq!(counted(&mut polls, n), 0, "a message came that nobody has sent");
-        let list = GatherList::from([slice(&rig.source, 0)?]);
+        let list = GatherList::from([slice(&rig.source, 0)]);
         s.post_send(SendWorkRequest::from_list(&list))?.spin_poll()?;
         arrival.spin_poll()?;
-        Ok::<(), Failure>(())
-    })?)
+        Ok::<(), TransportError>(())
+    })
 }

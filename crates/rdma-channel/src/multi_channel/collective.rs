@@ -10,7 +10,7 @@ use super::{
     MultiChannel, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest,
     PeerWriteWorkRequest,
 };
-use crate::core::{Core, closed};
+use crate::core::{Core, Room, closed};
 use crate::ending::without_unwinding;
 use crate::patience::Patience;
 use crate::slot::index;
@@ -46,7 +46,7 @@ impl Core {
             let mut refused = None;
             let post = |request: R| {
                 // SAFETY: SAFETY.md F22: the memory is borrowed by the call, which ends after the requests.
-                match unsafe { request.made_signaled().post(self, false) } {
+                match unsafe { request.made_signaled().post(self, Room::Now) } {
                     Ok(ticket) => Some(ticket.keep().0),
                     Err(error) => {
                         refused = Some(error);
@@ -64,7 +64,7 @@ impl Core {
             let outcomes = self.outcomes(&ids, timeout);
             if self.live.get() > 0 {
                 // Others of the connections that were closed.
-                self.collect(None, 0);
+                self.collect(0);
             }
             match refused {
                 Some(error) => Err(error),

@@ -9,6 +9,7 @@ use super::{
     MultiChannel, PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest,
     PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
 };
+use crate::core::Room;
 use crate::scope::{run, settle, settle_manual};
 use crate::{
     InFlight, PendingWork, Refused, Rent, RentMut, Scope, ScopeError, ScopedPendingWork,
@@ -88,7 +89,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         wr: impl PeerRequest<'data>,
     ) -> Result<ScopedPendingWork<'scope>, TransportError> {
         // SAFETY: SAFETY.md F22: its memory is borrowed for the scope, which ends after the request.
-        let ticket = unsafe { wr.post(self.core, true) }?;
+        let ticket = unsafe { wr.post(self.core, Room::Usual) }?;
         Ok(PendingWork::new(ticket))
     }
 

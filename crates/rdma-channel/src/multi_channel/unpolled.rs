@@ -8,6 +8,7 @@ use super::{
     MultiChannel, PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest,
     PeerSendWorkRequest, PeerWriteWorkRequest,
 };
+use crate::core::Room;
 use crate::{PendingWork, TransportError};
 
 macro_rules! unpolled {
@@ -26,7 +27,7 @@ macro_rules! unpolled {
             wr: $request<'_, '_>,
         ) -> Result<PendingWork<'_>, TransportError> {
             // SAFETY: SAFETY.md F21: the same contract.
-            let ticket = unsafe { wr.post(&self.core, false) }?;
+            let ticket = unsafe { wr.post(&self.core, Room::Now) }?;
             Ok(PendingWork::new(ticket))
         }
 
@@ -95,7 +96,7 @@ impl MultiChannel {
         wrs: impl IntoIterator<Item = R>,
     ) -> Result<Vec<PendingWork<'_>>, TransportError> {
         // SAFETY: SAFETY.md F21: the same contract.
-        let post = |wr: R| unsafe { wr.post(&self.core, false) };
+        let post = |wr: R| unsafe { wr.post(&self.core, Room::Now) };
         self.core.gathered(wrs)?.into_iter().map(|wr| post(wr).map(PendingWork::new)).collect()
     }
 }

@@ -8,7 +8,7 @@ use rdma_qp::{
 };
 
 use super::PeerRemoteMemoryRegion;
-use crate::core::Core;
+use crate::core::{Core, Room};
 use crate::ticket::Ticket;
 use crate::{Operation, TransportError};
 
@@ -19,11 +19,11 @@ pub(super) trait PeerRequest<'data>: Sized {
 
     /// # Safety
     /// As of [`Core::post`].
-    unsafe fn post(self, core: &Core, wait: bool) -> Result<Ticket<'_>, TransportError>;
+    unsafe fn post(self, core: &Core, room: Room) -> Result<Ticket<'_>, TransportError>;
 }
 
 macro_rules! peer_requests {
-    ($($(#[$doc:meta])* $peer_request:ident: $request:ident => |$core:ident, $peer:ident, $wr:ident, $wait:ident| $post:expr, $signaled:expr;)+) => {$(
+    ($($(#[$doc:meta])* $peer_request:ident: $request:ident => |$core:ident, $peer:ident, $wr:ident, $room:ident| $post:expr, $signaled:expr;)+) => {$(
         $(#[$doc])*
         pub struct $peer_request<'wr, 'data> {
             pub(super) peer: usize,
@@ -66,7 +66,7 @@ macro_rules! peer_requests {
             }
 
             #[inline(always)]
-            unsafe fn post(self, $core: &Core, $wait: bool) -> Result<Ticket<'_>, TransportError> {
+            unsafe fn post(self, $core: &Core, $room: Room) -> Result<Ticket<'_>, TransportError> {
                 let Self { peer: $peer, wr: $wr } = self;
                 // SAFETY: SAFETY.md F21: the same contract.
                 unsafe { $post }
@@ -79,23 +79,23 @@ peer_requests! {
     /// A message to a peer; see [`SendWorkRequest`].
     #[derive(Clone, Copy, Debug)]
     PeerSendWorkRequest: SendWorkRequest
-        => |core, peer, wr, wait| core.post_to(peer, Operation::Send, wr, wait), wr.signaled(true);
+        => |core, peer, wr, room| core.post_to(peer, Operation::Send, wr, room), wr.signaled(true);
     /// Room for one message of a peer; see [`ReceiveWorkRequest`].
     #[derive(Debug)]
     PeerReceiveWorkRequest: ReceiveWorkRequest
-        => |core, peer, wr, wait| core.post_receive_from(peer, wr, wait), wr;
+        => |core, peer, wr, room| core.post_receive_from(peer, wr, room), wr;
     /// A write into memory of a peer; see [`WriteWorkRequest`].
     #[derive(Clone, Copy, Debug)]
     PeerWriteWorkRequest: WriteWorkRequest
-        => |core, peer, wr, wait| core.post_to(peer, Operation::Write, wr, wait), wr.signaled(true);
+        => |core, peer, wr, room| core.post_to(peer, Operation::Write, wr, room), wr.signaled(true);
     /// A read of memory of a peer; see [`ReadWorkRequest`].
     #[derive(Debug)]
     PeerReadWorkRequest: ReadWorkRequest
-        => |core, peer, wr, wait| core.post_to(peer, Operation::Read, wr, wait), wr.signaled(true);
+        => |core, peer, wr, room| core.post_to(peer, Operation::Read, wr, room), wr.signaled(true);
     /// An atomic operation on memory of a peer; see [`AtomicWorkRequest`].
     #[derive(Debug)]
     PeerAtomicWorkRequest: AtomicWorkRequest
-        => |core, peer, wr, wait| core.post_to(peer, Operation::Atomic, wr, wait), wr.signaled(true);
+        => |core, peer, wr, room| core.post_to(peer, Operation::Atomic, wr, room), wr.signaled(true);
 }
 
 impl<'wr, 'data> PeerSendWorkRequest<'wr, 'data> {

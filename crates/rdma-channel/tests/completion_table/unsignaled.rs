@@ -330,3 +330,29 @@ fn an_unsignaled_batch_is_told_of_by_its_last_request() {
         assert_eq!(pair.here.closed(), None);
     });
 }
+
+/// The places of handles that have told are free when the scope has ended: so there is one for the request that shows
+/// what became of those behind them.
+#[test]
+fn an_unsignaled_request_that_was_done_is_not_lost_behind_handles_that_have_told() {
+    must_end(|| {
+        let limit = Duration::from_secs(3);
+        let mut pair = Pair::with("soft0", |builder| builder.drain_timeout(limit).max_send_wr(4));
+        let data = pair.memory(8, 5);
+        let remote = pair.board.remote();
+        let begin = Instant::now();
+        let left = pair.here.scope(|s| {
+            for _ in 0..3 {
+                let held = write(s, data.as_slice(), remote, true)?;
+                held.wait(SECONDS)?;
+                #[allow(clippy::mem_forget)] // that is what is tested
+                mem::forget(held);
+            }
+            drop(write(s, data.as_slice(), remote, false)?);
+            Ok::<(), TransportError>(())
+        });
+        assert!(begin.elapsed() < limit, "after {:?}: {left:?}", begin.elapsed());
+        assert!(left.is_ok(), "it was done: {left:?}");
+        assert!(pair.here.qpn().is_some(), "nothing had to be destroyed");
+    });
+}

@@ -5,15 +5,14 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rdma_channel::{
-    CloseReason, Operation, OperationError, PeerReadWorkRequest, PeerReceiveWorkRequest,
-    PeerSendWorkRequest, ScopeError, TransportError,
+    CloseReason, Operation, OperationError, PeerReadWorkRequest, PeerSendWorkRequest, ScopeError,
+    TransportError,
 };
 use rdma_mem::Errno;
-use rdma_sys::ibv_wc;
 
 use crate::common::provider::{
     DESTROYED, HONEST_POSTS, KEPT, POLL, POLLS, POST, Post, STAY, at_next_poll, edit, faulty,
-    honest, invent, wr_id,
+    honest,
 };
 use crate::common::stuck::Handles;
 use crate::{DEVICES, DRAIN, HELD, LATE, SECOND, Star, expect_number, failed, must_end};
@@ -220,37 +219,6 @@ fn a_collective_that_loses_a_completion_says_which_peers() {
             assert_eq!(read[8..], [9; 16]);
             assert_eq!((lost.get(), DESTROYED.get(), star.open()), (1, 1, vec![0, 2]));
             star.assert_usable(&[2, 0]);
-        });
-    }
-}
-
-/// Its number is that of a request under way, its queue pair is not.
-#[test]
-fn a_completion_in_the_name_of_another_peer_releases_nothing() {
-    for device in LATE {
-        must_end(move || {
-            let mut star = star(device);
-            let (qpns, mut stuck) = (star.qpns.clone(), star.stuck());
-            let mut invented = 0;
-            let left = star.center.scope(|s| {
-                let rooms =
-                    s.post_gather_receive([0, 1].map(PeerReceiveWorkRequest::only_immediate))?;
-                stuck[2].post_to(2, s, Handles::Forgotten)?;
-                for (peer, room) in rooms.iter().enumerate() {
-                    for other in qpns.iter().enumerate().filter(|&(other, _)| other != peer) {
-                        let (wr_id, qp_num) = (wr_id(room.id()), other.1.get());
-                        invent(ibv_wc { wr_id, qp_num, ..Default::default() });
-                        invented += 1;
-                        assert!(rooms.iter().all(|room| room.poll().is_none()));
-                    }
-                }
-                Ok::<(), TransportError>(())
-            });
-            let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
-            let peers: Vec<_> = errors.iter().map(|error| error.peer.unwrap()).collect();
-            assert_eq!(peers, [0, 1, 2, 2, 2]);
-            assert_eq!((invented, star.center.stray_completions()), (4, 4));
-            star.assert_given_back(stuck);
         });
     }
 }
