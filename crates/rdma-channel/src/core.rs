@@ -453,22 +453,20 @@ impl Core {
         let (mut strays, mut others, mut likely) = (0, 0, &self.table[0]);
         for room in self.rooms.get(..polled).unwrap_or_default() {
             let completion = room.get().last();
-            let slot = if likely.id.get() == completion.wr_id() {
-                likely
-            } else {
-                self.of_id(completion.wr_id()).unwrap_or(likely)
-            };
+            let id = completion.wr_id();
+            let slot = if likely.id.get() == id { Some(likely) } else { self.of_id(id) };
             // Most of what somebody waits for here has no handle, and completes in order.
-            if slot.id.get() == completion.wr_id()
-                && slot.state.get() == State::IN_FLIGHT.abandoned()
-                && completion.result().is_ok()
-            {
-                slot.free();
-                // SAFETY: SAFETY.md F23: of this core's table.
-                likely = unsafe { slot.next.get().slot() };
-            } else {
-                others += 1;
-                strays += usize::from(!self.deliver(&room.get()));
+            let unheld = |slot: &&Slot| slot.state.get() == State::IN_FLIGHT.abandoned();
+            match slot.filter(unheld) {
+                Some(slot) if completion.result().is_ok() => {
+                    slot.free();
+                    // SAFETY: SAFETY.md F23: of this core's table.
+                    likely = unsafe { slot.next.get().slot() };
+                }
+                _ => {
+                    others += 1;
+                    strays += usize::from(!self.deliver(&room.get()));
+                }
             }
         }
         self.over.set(self.over.get() + (polled - others) as u64);
