@@ -137,7 +137,9 @@ impl<const N: usize> BatchRefused<'_, N> {
 }
 
 impl<const N: usize> From<BatchRefused<'_, N>> for TransportError {
+    #[cold]
     fn from(refused: BatchRefused<'_, N>) -> Self {
+        refused.tickets.into_iter().flatten().for_each(Ticket::disown);
         refused.error
     }
 }

@@ -31,14 +31,14 @@ pub(crate) struct Core {
     pub(crate) table: Table,
     pub(crate) cq: CompletionQueue,
     /// For completions that can be of any request.
-    rooms: Box<[Cell<PollSlot>]>,
+    rooms: Box<[Cell<PollSlot>; MANY]>,
     /// How many requests were posted whose handles have not given their slots back. 0 if a scope has nothing to
     /// end. Of 64 bits, so that no scope lasts until it is 0 again.
     pub(crate) live: Cell<u64>,
     /// How many of these have succeeded without a handle, so that their slots are free.
     pub(crate) over: Cell<u64>,
-    /// How many handles were dropped that had not told.
-    pub(crate) unasked: Cell<usize>,
+    /// How many requests are abandoned, or have been and are over, that no handle of this scope was of.
+    pub(crate) strangers: Cell<u64>,
     /// The id of a request that was refused, and may be with the device all the same; else 0.
     pub(crate) doubtful: Cell<u64>,
     /// The id of a request that a call had to wait for room for, and the end of that call.
@@ -140,10 +140,10 @@ impl Core {
             lanes: Lanes::new(lanes, &table),
             table,
             cq,
-            rooms: vec![Cell::default(); MANY].into(),
+            rooms: Box::default(),
             live: Cell::new(0),
             over: Cell::new(0),
-            unasked: Cell::new(0),
+            strangers: Cell::new(0),
             doubtful: Cell::new(0),
             begun: Cell::new((0, None)),
             strays: Cell::new(0),
@@ -382,6 +382,9 @@ impl Core {
                     let timeout = patience.limit();
                     return Err(TransportError::Timeout { operation, timeout });
                 }
+                if patience.is_long() {
+                    self.check_process()?;
+                }
             }
         }
     }
@@ -434,6 +437,8 @@ impl Core {
         signaled: Option<bool>,
         error: PostError,
     ) -> TransportError {
+        // Its id is that of the next request in its slot too, which has its own time.
+        self.begun.set((0, None));
         if error.posted() > 0 {
             // Perhaps it is with the device: so its slot waits as if it were.
             self.posted(slot, operation);
@@ -442,6 +447,7 @@ impl Core {
             }
             slot.state.set(slot.state.get().abandoned());
             self.doubtful.set(slot.id.get());
+            self.strangers.set(self.strangers.get() + 1);
         }
         error.into()
     }
@@ -449,7 +455,7 @@ impl Core {
     /// Takes completions, as many as there are. How many were of requests under way: others, from a device
     /// that makes them up, keep nobody waiting.
     pub(crate) fn progress(&self) -> Result<usize, TransportError> {
-        let polled = self.cq.poll_into(&self.rooms).map_err(|error| self.poll_failed(error))?;
+        let polled = self.cq.poll_into(&*self.rooms).map_err(|error| self.poll_failed(error))?;
         let (mut strays, mut others, mut likely) = (0, 0, &self.table[0]);
         for room in self.rooms.get(..polled).unwrap_or_default() {
             let completion = room.get().last();

@@ -21,7 +21,7 @@ pub(crate) struct Ended {
     /// What failed or was lost, and had not been told.
     pub(crate) errors: Vec<OperationError>,
     /// How many operations nobody had asked of.
-    pub(crate) unasked: usize,
+    pub(crate) unasked: u64,
 }
 
 /// Aborts the process when it is dropped: where unwinding would give memory back that a device uses.
@@ -62,11 +62,16 @@ impl Core {
     #[cold]
     #[inline(never)]
     fn disown(&mut self) {
-        self.unasked.set(0);
         self.live.set(self.live.get() - self.over.replace(0));
         for slot in self.table.iter().filter(|slot| is_unasked(slot)) {
-            slot.state.set(slot.state.get().abandoned());
+            let state = slot.state.get();
+            if state.is_in_flight() || slot.result().is_err() {
+                slot.state.set(state.abandoned());
+            } else {
+                self.release(slot);
+            }
         }
+        self.strangers.set(self.abandoned());
     }
 
     /// That this is the process that has made it, and not a fork, which no completion reaches.
@@ -93,14 +98,19 @@ impl Core {
         // In a fork nothing completes.
         if self.cq.context().check_process().is_ok() && self.succeeds() {
             self.live.set(0);
-            self.over.set(0);
-            return Ended { errors: Vec::new(), unasked: self.unasked.replace(0) };
+            let unasked = self.over.replace(0).saturating_sub(self.strangers.replace(0));
+            return Ended { errors: Vec::new(), unasked };
         }
-        let dropped = self.unasked.replace(0);
-        let forgotten = self.table.iter().filter(|slot| is_unasked(slot)).count();
+        let dropped = (self.over.get() + self.abandoned()).saturating_sub(self.strangers.get());
+        let forgotten = self.table.iter().filter(|slot| is_unasked(slot)).count() as u64;
         self.settle(Self::await_completions);
         self.over.set(0);
         self.collect(dropped + forgotten)
+    }
+
+    /// How many slots are of requests that have no handle, and are not free.
+    fn abandoned(&self) -> u64 {
+        self.table.iter().filter(|slot| slot.state.get().is_abandoned()).count() as u64
     }
 
     /// Takes completions as long as there are some. Whether all that is under way has succeeded, and has no handle.
@@ -285,7 +295,7 @@ impl Core {
     }
 
     /// Takes all results out of the table; what is under way on an open lane stays there.
-    pub(crate) fn collect(&self, unasked: usize) -> Ended {
+    pub(crate) fn collect(&self, unasked: u64) -> Ended {
         let (mut ended, mut live) = (Ended { unasked, ..Ended::default() }, 0);
         for slot in self.table.iter() {
             let (state, id) = (slot.state.get(), WorkId(slot.id.get()));
@@ -308,6 +318,7 @@ impl Core {
             }
         }
         self.live.set(live + self.over.get());
+        self.strangers.set(0);
         ended
     }
 

@@ -117,6 +117,11 @@ pub(crate) const fn index(id: u64) -> usize {
     (id & (GENERATION - 1)) as usize
 }
 
+/// The generation in this id.
+pub(crate) const fn generation(id: u64) -> u64 {
+    id >> INDEX_BITS
+}
+
 impl Slot {
     pub(crate) fn new(index: u32, lane: u32) -> Self {
         Self {
@@ -181,6 +186,7 @@ mod tests {
         slot.free();
         assert_ne!(slot.id.get(), first);
         assert_eq!((index(first), index(slot.id.get())), (7, 7));
+        assert_eq!((generation(first), generation(slot.id.get())), (0, 1));
         slot.id.set(u64::MAX << INDEX_BITS | 7);
         slot.free();
         assert_eq!(slot.id.get(), 7, "generations begin anew, and no id is 0");

@@ -59,6 +59,13 @@ impl<'c> Ticket<'c> {
         core.release(slot);
     }
 
+    /// Drops what the caller never had as a handle.
+    #[cold]
+    pub(crate) fn disown(self) {
+        let strangers = &self.0.core.strangers;
+        strangers.set(strangers.get() + 1);
+    }
+
     /// Forgets the handle: the request is its owner's affair.
     #[cold]
     pub(crate) fn keep(self) -> (WorkId, Operation) {
@@ -212,7 +219,6 @@ impl Place<'_> {
     fn abandon(self) {
         let Self { core, slot } = self;
         let state = slot.state.get();
-        core.unasked.set(core.unasked.get() + 1);
         if state.is_in_flight() || slot.result().is_err() {
             // A failure stays for the end of the scope to tell.
             slot.state.set(state.abandoned());
@@ -228,7 +234,6 @@ impl Drop for Ticket<'_> {
         let Place { core, slot } = self.0;
         let state = slot.state.get();
         if state == State::IN_FLIGHT {
-            core.unasked.set(core.unasked.get() + 1);
             slot.state.set(State::IN_FLIGHT.abandoned());
         } else if state.is_told() {
             core.release(slot);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rdma_qp::{PollError, PostError, PostErrorKind, WorkError};
 
 use crate::Operation;
+use crate::slot::{generation, index};
 
 /// Why an operation of a channel failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -198,6 +199,6 @@ pub struct WorkId(pub(crate) u64);
 
 impl std::fmt::Display for WorkId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "work {}.{}", self.0 & 0xffff_ffff, self.0 >> 32)
+        write!(f, "work {}.{}", index(self.0), generation(self.0))
     }
 }

@@ -77,7 +77,7 @@ pub(crate) fn invent(completion: ibv_wc) {
 pub(crate) fn wr_id(id: impl ToString) -> u64 {
     let text = id.to_string();
     let (index, generation) = text.strip_prefix("work ").unwrap().split_once('.').unwrap();
-    generation.parse::<u64>().unwrap() << 32 | index.parse::<u64>().unwrap()
+    generation.parse::<u64>().unwrap() << 30 | index.parse::<u64>().unwrap()
 }
 
 /// All is as it was.

@@ -158,3 +158,20 @@ fn handles_that_change_places_between_scopes_stay_those_of_their_channels() {
         }
     }
 }
+
+/// The place of its slot, and how often that was used before.
+#[test]
+fn operations_in_one_place_have_numbers_that_differ_in_the_generation_alone() {
+    must_end(|| {
+        let mut pair = Pair::with("soft0", |builder| builder.max_send_wr(1));
+        let remote = pair.board.remote().slice(0..8).unwrap();
+        for generation in 0..3 {
+            let id = pair.here.scope(|s| {
+                let write = s.post_write(WriteWorkRequest::new(&[], remote))?;
+                write.spin_poll()?;
+                Ok::<_, TransportError>(write.id())
+            });
+            assert_eq!(id.unwrap().to_string(), format!("work 1.{generation}"));
+        }
+    });
+}

@@ -12,5 +12,6 @@ mod handles;
 mod peers;
 mod process;
 mod provider;
+mod room;
 mod scope;
 mod unpolled;

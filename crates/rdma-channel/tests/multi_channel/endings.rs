@@ -295,3 +295,29 @@ fn a_scope_that_closes_its_channels_flushes_those_to_all_peers() {
         });
     }
 }
+
+/// Of a connection that has gone, with all that was under way.
+#[test]
+fn handles_that_were_dropped_before_are_not_those_of_a_later_manual_scope() {
+    must_end(|| {
+        let mut star = Star::new("soft0");
+        // SAFETY: SAFETY.md F8: no memory.
+        let unpolled =
+            unsafe { star.center.receive_unpolled(PeerReceiveWorkRequest::only_immediate(0)) };
+        drop(unpolled.unwrap());
+        let receives = [PeerReceiveWorkRequest::only_immediate(0)];
+        star.center.gather_receive_timeout(receives, LIMIT).unwrap_err();
+        assert_eq!(star.open(), [1, 2]);
+        let remote = star.remote(1);
+        let left = catch_unwind(AssertUnwindSafe(|| {
+            star.center.manual_scope(|s| {
+                let write = s.post_write(PeerWriteWorkRequest::new(&[], remote))?;
+                write.wait(SECOND)?;
+                #[allow(clippy::mem_forget)] // it has told
+                std::mem::forget(write);
+                Ok::<(), TransportError>(())
+            })
+        }));
+        assert!(matches!(left, Ok(Ok(()))), "all that it has posted was asked");
+    });
+}
