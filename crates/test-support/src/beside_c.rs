@@ -20,7 +20,7 @@ const OBJECT: &str = "RDMA_QUIET_DEVICE";
 /// It fails above the limits, without valgrind, and without gcc.
 ///
 /// [`Loops`]: crate::c_loops::Loops
-pub fn bench(folder: &Path, run_all: fn(&Path), compare: fn(&[f64]) -> Option<bool>) -> ExitCode {
+pub fn bench(folder: &Path, run_all: fn(&Path), compare: fn(&[Cost]) -> Option<bool>) -> ExitCode {
     if let Some(object) = env::var_os(OBJECT) {
         run_all(Path::new(&object));
         return ExitCode::SUCCESS;
@@ -28,7 +28,7 @@ pub fn bench(folder: &Path, run_all: fn(&Path), compare: fn(&[f64]) -> Option<bo
     callgrind::bench(|| compare(&costs(folder)?).ok_or_else(|| "not all loops ran".to_owned()))
 }
 
-fn costs(folder: &Path) -> Result<Vec<f64>, String> {
+fn costs(folder: &Path) -> Result<Vec<Cost>, String> {
     let object = quiet_device::compile(folder)?;
     let path = object.to_str().ok_or("the target folder has a name that is not UTF-8")?;
     let profiles = profiles(&[(OBJECT, path)], folder);
@@ -36,9 +36,20 @@ fn costs(folder: &Path) -> Result<Vec<f64>, String> {
     Ok(profiles?.chunks_exact(2).map(|pair| cost(&pair[0], &pair[1])).collect())
 }
 
-/// What an operation costs beside the device, from a run of [`OPERATIONS`] and one of twice as many.
+/// How many instructions an operation costs.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Cost {
+    /// Those of the caller.
+    pub own: f64,
+    /// Those of the device too.
+    pub all: f64,
+}
+
+/// From a run of [`OPERATIONS`] and one of twice as many.
 #[allow(clippy::cast_precision_loss)] // a few thousand
-fn cost(once: &Profile, twice: &Profile) -> f64 {
+fn cost(once: &Profile, twice: &Profile) -> Cost {
     let own = |profile: &Profile| profile.of(|function| !function.starts_with("quiet_"));
-    (own(twice) - own(once)) as f64 / OPERATIONS as f64
+    let each = |once: u64, twice: u64| (twice - once) as f64 / OPERATIONS as f64;
+    Cost { own: each(own(once), own(twice)), all: each(once.total(), twice.total()) }
 }

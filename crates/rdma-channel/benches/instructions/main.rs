@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use loops::{Outcome, Rig};
 use rdma_channel::prelude::*;
 use rdma_mem::{AccessFlags, open_device};
-use test_support::beside_c::bench;
+use test_support::beside_c::{Cost, bench};
 use test_support::c_loops::{CLoop, Calls, DEPTH, LENGTH, Loops, OPERATIONS, PLACES, ids};
 
 mod loops;
@@ -89,6 +89,10 @@ const ROWS: [Row; 7] = [
     },
 ];
 
+/// Where these are among the rows.
+const BLOCKING: usize = 0;
+const ENDED: usize = 2;
+
 const GOAL: f64 = 1.3;
 const MOST_MORE_OF_AN_IDLE_POLL: f64 = 8.0;
 
@@ -97,26 +101,44 @@ fn main() -> ExitCode {
 }
 
 /// Prints the table. Whether all is within the limits.
-fn compare(costs: &[f64]) -> Option<bool> {
+fn compare(costs: &[Cost]) -> Option<bool> {
     println!(
-        "{:<28}{:>8}{:>8}{:>8}{:>20}{:>8}",
-        "instructions", "channel", "bare C", "ratio", "C with checks", "ratio"
+        "{:<30}{:>8}{:>8}{:>8}{:>15}{:>8}{:>13}{:>8}",
+        "instructions",
+        "channel",
+        "bare C",
+        "ratio",
+        "C with checks",
+        "ratio",
+        "with device",
+        "C too"
     );
-    let mut within = true;
+    let (mut within, mut all) = (true, Vec::new());
     for (row, costs) in ROWS.iter().zip(costs.chunks_exact(3)) {
-        let (bare, credited, own) = (costs[0], costs[1], costs[2]);
+        let (bare, credited, own) = (costs[0].own, costs[1].own, costs[2].own);
         let ratio = own / credited;
         let remark = if ratio > row.most { "  TOO MUCH" } else { "" };
         println!(
-            "{:<28}{own:>8.1}{bare:>8.1}{:>8.3}{credited:>20.1}{ratio:>8.3}{remark}",
+            "{:<30}{own:>8.1}{bare:>8.1}{:>8.3}{credited:>15.1}{ratio:>8.3}{:>13.1}{:>8.1}{remark}",
             row.name,
-            own / bare
+            own / bare,
+            costs[2].all,
+            costs[1].all
         );
         within &= ratio <= row.most;
+        all.push(costs[2].all);
     }
     let &[c, own] = costs.get(3 * ROWS.len()..)? else { return None };
-    println!("{:<28}{own:>8.1}{c:>8.1}{:>+8.1}", "an idle poll", own - c);
-    within &= own - c <= MOST_MORE_OF_AN_IDLE_POLL;
+    let more = own.own - c.own;
+    println!("{:<30}{:>8.1}{:>8.1}{more:>+8.1}", "an idle poll", own.own, c.own);
+    within &= more <= MOST_MORE_OF_AN_IDLE_POLL;
+    // The device is polled once for all of them. The rest is the compiler's choice.
+    if all[ENDED] > 1.1 * all[BLOCKING] {
+        println!(
+            "one of 16 that a scope ends costs more than a blocking one, with the device  TOO MUCH"
+        );
+        within = false;
+    }
     println!(
         "goals: {GOAL} beside C with checks, one of 16 writes no more than a blocking one, an idle poll \
          + {MOST_MORE_OF_AN_IDLE_POLL}; it fails above {:?}",

