@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rdma_channel::{Channel, CloseReason, Operation, TransportError};
 use rdma_mem::{Errno, OwnedRegion, RemoteMemoryRegion, ScatterList};
-use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest};
+use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
 
 use crate::common::provider::{DESTROYED, POLL, POST, Post, at_next_poll, faulty, honest};
 use crate::common::{DRAIN, HELD, LATE, Pair, must_end, short};
@@ -168,5 +168,26 @@ fn a_batch_of_which_a_part_is_done_in_time_leaves_the_channel_open() {
         honest();
         // As often as the queue is deep: all places are free again.
         (0..16).for_each(|_| again().unwrap());
+    });
+}
+
+/// The caller has no handle of what was posted.
+#[test]
+fn a_manual_scope_asks_for_no_handles_that_nobody_had() {
+    must_end(|| {
+        let mut pair = Pair::on(&faulty("soft0"), |builder| builder);
+        let data = pair.memory(8, 5);
+        let remote = pair.board.remote();
+        let refused = pair.here.manual_scope(|s| {
+            POST.set(Post::Partly(2));
+            let element = [data.as_slice().gather_element()];
+            let write = || WriteWorkRequest::new(&element, remote).into();
+            let refused = s.post_batch([write(), write(), write()]).map(drop);
+            honest();
+            Ok::<_, TransportError>(refused)
+        });
+        let refused = refused.unwrap().unwrap_err();
+        assert!(matches!(&refused, TransportError::PostError(error) if error.posted() == 2));
+        assert_eq!(pair.here.closed(), None);
     });
 }
