@@ -19,6 +19,7 @@ mod extended_fields;
 mod extended_polls;
 mod extended_posts;
 mod extended_queue_pairs;
+mod failing_destruction;
 mod failing_polls;
 mod flush;
 mod forks;
@@ -69,6 +70,7 @@ const PARTS: &[&[Case]] = &[
     extended_polls::CASES,
     extended_posts::CASES,
     extended_queue_pairs::CASES,
+    failing_destruction::CASES,
     failing_polls::CASES,
     flush::CASES,
     forks::CASES,

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
+use test_support::rig::fork::leave;
 use wait_timeout::ChildExt as _;
 
 use crate::case::{Case, LIMIT};
@@ -18,6 +19,9 @@ use crate::outcome::Outcome;
 
 /// Tells a process that it is the child, by `DEVICE::CASE`.
 const VARIABLE: &str = "RDMA_TEST_CASE";
+
+/// Tells a case's process that it is the one which [`once_more`] has started.
+const AGAIN: &str = "RDMA_TEST_CASE_AGAIN";
 
 /// How long a process may take to go once it was killed.
 const LAST: Duration = Duration::from_secs(10);
@@ -41,6 +45,32 @@ pub(crate) fn run(device: &str, case: &Case) -> Outcome {
         finish(command, LIMIT)
     });
     outcome.unwrap_or_else(|error| Outcome::Failed { message: format!("{error:#}") })
+}
+
+/// How a process ended, and what it said on standard error.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) errors: String,
+}
+
+/// For a case that ends its process: starts this case once more, in a process that does `work` where this one
+/// waits for its end, for so long. If `work` returns, the process succeeds.
+pub(crate) fn once_more(limit: Duration, work: impl FnOnce()) -> Ended {
+    if env::var_os(AGAIN).is_some() {
+        work();
+        // A leak checker does not look at what `work` may have leaked.
+        leave();
+    }
+    let mut errors = tempfile::tempfile().unwrap();
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.env(AGAIN, "").stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = command.stderr(errors.try_clone().unwrap()).spawn().unwrap();
+    // What hangs is of this process's group, and is killed with it.
+    let status = child.wait_timeout(limit).unwrap();
+    let errors = contents(&mut errors).unwrap();
+    let status = status.unwrap_or_else(|| panic!("it still ran after {limit:?}\n{errors}"));
+    Ended { status, errors }
 }
 
 /// Runs a process whose last line is its outcome, for so long.

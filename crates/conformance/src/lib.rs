@@ -8,7 +8,7 @@
 //! - `case`: what a case is, and how a file of cases lists them.
 //! - `device`: the device as a case sees it: its name, what it lacks, where it is known to differ.
 //! - `devices`: which devices a run has.
-//! - `child`: one case in a process of its own.
+//! - `child`: one case in a process of its own, and in one more if that is to end.
 //! - `remote`: the cases of SoftRoCE, where that is.
 //! - `run`: the trials; `table`: what came out.
 //! - `cases`: the cases, a file for each part of the contract.

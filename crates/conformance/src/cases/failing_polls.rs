@@ -28,7 +28,7 @@ unsafe extern "C" fn fail(_: *mut ibv_cq, _: c_int, _: *mut ibv_wc) -> c_int {
 }
 
 /// Has all polls of this context fail from now on.
-fn break_polls(context: &Context) {
+pub(super) fn break_polls(context: &Context) {
     // SAFETY: SAFETY.md F1: a live context, whose completion queues this thread alone polls.
     let ops = unsafe { &mut (*context.as_raw()).ops };
     ops.poll_cq = Some(fail);

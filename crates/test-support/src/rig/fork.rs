@@ -33,6 +33,11 @@ impl Child {
     }
 }
 
+/// Ends this process with success, and without what it would do at its end.
+pub fn leave() -> ! {
+    unsafe { libc::_exit(0) }
+}
+
 /// Prepares for forks: 0 or an error number.
 pub fn fork_init() -> i32 {
     unsafe { (verbs().fork_init)() }
