@@ -79,7 +79,7 @@ impl Lane {
         first: u32,
         (sends, receives): (u32, u32),
     ) -> Self {
-        Self {
+        let lane = Self {
             qp,
             send: Ring::new(table, first, sends),
             receive: Ring::new(table, first + sends, receives),
@@ -87,7 +87,12 @@ impl Lane {
             run: Cell::new(0),
             closed: Cell::new(None),
             dead: table.at(0),
+        };
+        if lane.qp.is_none() {
+            lane.park(&lane.send);
+            lane.park(&lane.receive);
         }
+        lane
     }
 
     /// If it is not destroyed.
@@ -215,5 +220,36 @@ impl Lanes {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Lane> {
         iter::once(&self.first).take(self.count).chain(&self.others)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slot::Slot;
+
+    #[test]
+    fn rings_go_round_and_a_lane_without_a_queue_pair_has_no_slot_at_hand() {
+        let table = Table::new((1..=5).map(|index| Slot::new(index, 0)));
+        let lane = Lane::new(None, &table, 1, (3, 2));
+        for (ring, first, last) in [(&lane.send, 1, 3), (&lane.receive, 4, 5)] {
+            assert_eq!((ring.cursor(), lane.next(ring)), (table.at(0), table.at(first)));
+            assert_eq!(table[last].next.get(), table.at(first));
+            assert_eq!(table[first].next.get(), table.at(first + 1));
+            lane.advance(ring, table.at(last));
+            lane.unpark(ring);
+            assert_eq!((ring.cursor(), lane.next(ring)), (table.at(0), table.at(last)));
+        }
+        lane.begin_silence(1);
+        lane.end_silence();
+        assert_eq!((lane.send.cursor(), lane.silent.get()), (table.at(0), 0));
+    }
+
+    #[test]
+    fn a_queue_without_room_has_only_the_dead_slot() {
+        let table = Table::new([]);
+        let lane = Lane::new(None, &table, 1, (0, 0));
+        assert_eq!((lane.next(&lane.send), lane.receive.slots()), (table.at(0), 1..1));
+        assert_eq!(Lanes::new(std::iter::empty(), &table).iter().count(), 0);
     }
 }
