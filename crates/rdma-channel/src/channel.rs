@@ -124,6 +124,24 @@ impl Channel {
         self.core.block_send(Only, Operation::Atomic, request, None)
     }
 
+    /// As [`compare_and_swap`](Self::compare_and_swap), with a limit of its own. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn compare_and_swap_timeout<'wr, 'data: 'wr>(
+        &mut self,
+        result: impl Into<AtomicResult<'wr, 'data>>,
+        remote: impl Into<RemoteMemoryRegion>,
+        compare: u64,
+        swap: u64,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.atomic_timeout(
+            AtomicWorkRequest::compare_and_swap(result, remote, compare, swap),
+            timeout,
+        )
+    }
+
     /// Adds `add` to the peer's word, wrapping; `result` then has what it was.
     ///
     /// See [`AtomicWorkRequest`].
@@ -138,6 +156,20 @@ impl Channel {
     ) -> Result<WorkSuccess, TransportError> {
         let request = AtomicWorkRequest::fetch_and_add(result, remote, add);
         self.core.block_send(Only, Operation::Atomic, request, None)
+    }
+
+    /// As [`fetch_add`](Self::fetch_add), with a limit of its own. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fetch_add_timeout<'wr, 'data: 'wr>(
+        &mut self,
+        result: impl Into<AtomicResult<'wr, 'data>>,
+        remote: impl Into<RemoteMemoryRegion>,
+        add: u64,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.atomic_timeout(AtomicWorkRequest::fetch_and_add(result, remote, add), timeout)
     }
 
     /// An atomic operation of either kind, with a limit of its own. [`Duration::MAX`] is none.

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use rdma_channel::{Channel, CloseReason, Operation, TransportError};
 use rdma_mem::{GatherList, OwnedRegion, RemoteMemoryRegion, ScatterList};
 use rdma_qp::{
-    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
-    WriteWorkRequest,
+    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess, WriteWorkRequest,
 };
 
 use crate::common::{DRAIN, HELD, LATE, Pair, must_end};
@@ -105,13 +104,13 @@ fn limited(which: usize, pair: &mut Pair, memory: &mut OwnedRegion) -> Result<()
         1 => channel.receive_timeout(ReceiveWorkRequest::only_immediate(), DRAIN).map(drop),
         2 => channel.write_timeout(write, DRAIN).map(drop),
         3 => channel.read_timeout(ReadWorkRequest::new(&mut [], remote), DRAIN).map(drop),
-        4 | 5 => {
+        4 => {
             let mut list = ScatterList::from([memory.as_slice_mut()]);
-            let request = match which {
-                4 => AtomicWorkRequest::compare_and_swap(&mut list, remote, 0, 1),
-                _ => AtomicWorkRequest::fetch_and_add(&mut list, remote, 1),
-            };
-            channel.atomic_timeout(request, DRAIN).map(drop)
+            channel.compare_and_swap_timeout(&mut list, remote, 0, 1, DRAIN).map(drop)
+        }
+        5 => {
+            let mut list = ScatterList::from([memory.as_slice_mut()]);
+            channel.fetch_add_timeout(&mut list, remote, 1, DRAIN).map(drop)
         }
         6 => channel.batch_timeout([write.into(), write.into()], DRAIN).map(drop),
         _ => {

@@ -266,11 +266,11 @@ fn posts_in_a_scope_that_fail_after_some_end_these() {
             let mut stuck = Stuck::new(&pair);
             HONEST_POSTS.set(2);
             POST.set(Post::Refused(Errno::ENOMEM));
+            let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
             let left = pair.here.scope(|s| {
-                stuck.post(s, Handles::Dropped)?;
-                panic!("posted");
-                #[allow(unreachable_code)]
-                Ok::<(), TransportError>(())
+                let refused = stuck.post(s, Handles::Dropped).unwrap_err();
+                assert_eq!(soft.in_flight(qpn), 1, "what was posted is under way");
+                Err::<(), TransportError>(refused.into())
             });
             assert!(
                 matches!(left, Err(ScopeError::ClosureError(TransportError::WouldBlock))),
