@@ -1,26 +1,22 @@
 //! Random programs of safe calls on channels to several peers: each call ends, nothing is left under way or
 //! overflows, and a connection that is open is as good as new.
-#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 mod common;
 
 use std::env;
-use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
-use common::random::Random;
+use common::random::{Handle, Random, serve, treat};
 use common::{LATE, everything, install, must_end, open};
 use rdma_channel::{
-    Channel, CloseReason, InFlight, MultiChannel, PeerReadWorkRequest, PeerReceiveWorkRequest,
-    PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest, PendingWork, Scope,
-    ScopeError, TransportError, prelude::*,
+    Channel, CloseReason, MultiChannel, PeerReadWorkRequest, PeerReceiveWorkRequest,
+    PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest, Scope, ScopeError,
+    TransportError, prelude::*,
 };
 use rdma_mem::{GatherElement, ProtectionDomain, ScatterElement, SharedElement, SharedRegion};
-use rdma_qp::{
-    MaxRnrRetries, Qpn, ReceiveWorkRequest, SendWorkRequest, WorkSuccess, WriteWorkRequest,
-};
+use rdma_qp::{MaxRnrRetries, Qpn, SendWorkRequest, WorkSuccess, WriteWorkRequest};
 use rdma_soft::SoftDevice;
 
 const BRIEF: Duration = Duration::from_millis(1);
@@ -34,12 +30,6 @@ struct Star {
     board: SharedRegion,
     device: SoftDevice,
     depths: (u32, u32),
-}
-
-/// A handle of either form.
-enum Handle<'scope> {
-    Rented(InFlight<'scope, SharedElement<'scope>>),
-    Borrowed(PendingWork<'scope>),
 }
 
 fn star(device: &str, pd: &ProtectionDomain, random: &mut Random) -> (MultiChannel, Star) {
@@ -90,16 +80,7 @@ impl Star {
     /// A peer does its part of some messages.
     fn serve(&self, random: &mut Random) {
         let peer = &self.peers[usize::try_from(random.below(self.peers.len() as u64)).unwrap()];
-        let element = self.board.element(0..8).unwrap();
-        if random.one_in(2) {
-            let mut room = [ScatterElement::from(element)];
-            // SAFETY: SAFETY.md F8: a shared region, which lives longer than the channel.
-            let _ = unsafe { peer.receive_unpolled(ReceiveWorkRequest::new(&mut room)) };
-        } else {
-            let data = [GatherElement::from(element)];
-            // SAFETY: SAFETY.md F8: as above.
-            let _ = unsafe { peer.send_unpolled(SendWorkRequest::new(&data)) };
-        }
+        serve(peer, self.board.element(0..8).unwrap(), random);
     }
 
     /// How many requests of the center's send queues are with the device.
@@ -139,25 +120,6 @@ fn post<'scope>(
             Handle::Borrowed(sent.swap_remove(usize::from(signaled)))
         }
     })
-}
-
-/// What becomes of a handle: `None` if it is gone.
-fn treat<'scope>(handle: Handle<'scope>, random: &mut Random) -> Option<Handle<'scope>> {
-    let limit = Duration::from_micros(random.below(300));
-    match (handle, random.below(8)) {
-        (handle, 0..4) => return Some(handle),
-        (Handle::Rented(handle), 4) => return handle.poll().err().map(Handle::Rented),
-        (Handle::Rented(handle), 5) => return handle.wait(limit).err().map(Handle::Rented),
-        (Handle::Borrowed(handle), 4) => {
-            let _ = handle.poll();
-            return Some(Handle::Borrowed(handle));
-        }
-        (Handle::Borrowed(handle), 5) => drop(handle.wait(limit)),
-        #[allow(clippy::mem_forget)] // that is what is tested
-        (handle, 6) => mem::forget(handle),
-        (handle, _) => drop(handle),
-    }
-    None
 }
 
 struct Thrown;

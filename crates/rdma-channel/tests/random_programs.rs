@@ -1,28 +1,18 @@
 //! Random programs of safe calls: each scope ends, nothing overflows, nothing is left under way, and an open
 //! channel is as good as new.
-#![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 mod common;
 
 use std::env;
-use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
-use common::random::Random;
+use common::random::{Handle, Random, serve, treat};
 use common::{LATE, Pair, in_flight, must_end, short};
-use rdma_channel::{
-    Channel, CloseReason, InFlight, PendingWork, Scope, ScopeError, TransportError,
-};
+use rdma_channel::{Channel, CloseReason, Scope, ScopeError, TransportError};
 use rdma_mem::{GatherElement, RemoteMemoryRegion, ScatterElement, SharedElement, SharedRegion};
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
-
-/// A handle of either form.
-enum Handle<'scope> {
-    Rented(InFlight<'scope, SharedElement<'scope>>),
-    Borrowed(PendingWork<'scope>),
-}
 
 /// What the programs use.
 struct Stage<'a> {
@@ -72,39 +62,6 @@ fn post<'scope>(
     })
 }
 
-/// The peer does its part of some messages.
-fn serve(stage: &Stage<'_>, random: &mut Random) {
-    let element = element(stage.board, random);
-    if random.one_in(2) {
-        let mut room = [ScatterElement::from(element)];
-        // SAFETY: SAFETY.md F8: a shared region, which lives longer than the channel.
-        let _ = unsafe { stage.peer.receive_unpolled(ReceiveWorkRequest::new(&mut room)) };
-    } else {
-        let data = [GatherElement::from(element)];
-        // SAFETY: SAFETY.md F8: as above.
-        let _ = unsafe { stage.peer.send_unpolled(SendWorkRequest::new(&data)) };
-    }
-}
-
-/// What becomes of a handle: `None` if it is gone.
-fn treat<'scope>(handle: Handle<'scope>, random: &mut Random) -> Option<Handle<'scope>> {
-    let limit = Duration::from_micros(random.below(300));
-    match (handle, random.below(8)) {
-        (handle, 0..4) => return Some(handle),
-        (Handle::Rented(handle), 4) => return handle.poll().err().map(Handle::Rented),
-        (Handle::Rented(handle), 5) => return handle.wait(limit).err().map(Handle::Rented),
-        (Handle::Borrowed(handle), 4) => {
-            let _ = handle.poll();
-            return Some(Handle::Borrowed(handle));
-        }
-        (Handle::Borrowed(handle), 5) => drop(handle.wait(limit)),
-        #[allow(clippy::mem_forget)] // that is what is tested
-        (handle, 6) => mem::forget(handle),
-        (handle, _) => drop(handle),
-    }
-    None
-}
-
 struct Thrown;
 
 fn closure<'scope>(
@@ -125,7 +82,7 @@ fn closure<'scope>(
                 ) => {}
                 Err(error) => panic!("{error}"),
             },
-            4 => serve(stage, random),
+            4 => serve(stage.peer, element(stage.board, random), random),
             5 => (stage.release)(1 + u32::try_from(random.below(3)).unwrap()),
             _ if !handles.is_empty() => {
                 let place = usize::try_from(random.below(handles.len() as u64)).unwrap();
@@ -136,7 +93,7 @@ fn closure<'scope>(
         }
     }
     if !random.one_in(4) {
-        (0..30).for_each(|_| serve(stage, random));
+        (0..30).for_each(|_| serve(stage.peer, element(stage.board, random), random));
         (stage.release)(u32::MAX);
     }
     match random.below(6) {

@@ -1,4 +1,12 @@
-//! Numbers by chance, the same for the same seed.
+//! What random programs have in common: numbers by chance, the same for the same seed, and what becomes of handles.
+#![allow(unsafe_code)]
+
+use std::mem;
+use std::time::Duration;
+
+use rdma_channel::{Channel, InFlight, PendingWork};
+use rdma_mem::{GatherElement, ScatterElement, SharedElement};
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
 
 /// SplitMix64.
 pub(crate) struct Random(pub(crate) u64);
@@ -14,5 +22,43 @@ impl Random {
 
     pub(crate) fn one_in(&mut self, bound: u64) -> bool {
         self.below(bound) == 0
+    }
+}
+
+/// A handle of either form.
+pub(crate) enum Handle<'scope> {
+    Rented(InFlight<'scope, SharedElement<'scope>>),
+    Borrowed(PendingWork<'scope>),
+}
+
+/// What becomes of a handle: `None` if it is gone.
+pub(crate) fn treat<'scope>(handle: Handle<'scope>, random: &mut Random) -> Option<Handle<'scope>> {
+    let limit = Duration::from_micros(random.below(300));
+    match (handle, random.below(8)) {
+        (handle, 0..4) => return Some(handle),
+        (Handle::Rented(handle), 4) => return handle.poll().err().map(Handle::Rented),
+        (Handle::Rented(handle), 5) => return handle.wait(limit).err().map(Handle::Rented),
+        (Handle::Borrowed(handle), 4) => {
+            let _ = handle.poll();
+            return Some(Handle::Borrowed(handle));
+        }
+        (Handle::Borrowed(handle), 5) => drop(handle.wait(limit)),
+        #[allow(clippy::mem_forget)] // that is what is tested
+        (handle, 6) => mem::forget(handle),
+        (handle, _) => drop(handle),
+    }
+    None
+}
+
+/// A peer does its part of some messages.
+pub(crate) fn serve(peer: &Channel, element: SharedElement<'_>, random: &mut Random) {
+    if random.one_in(2) {
+        let mut room = [ScatterElement::from(element)];
+        // SAFETY: SAFETY.md F8: a shared region, which lives longer than the channel.
+        let _ = unsafe { peer.receive_unpolled(ReceiveWorkRequest::new(&mut room)) };
+    } else {
+        let data = [GatherElement::from(element)];
+        // SAFETY: SAFETY.md F8: as above.
+        let _ = unsafe { peer.send_unpolled(SendWorkRequest::new(&data)) };
     }
 }
