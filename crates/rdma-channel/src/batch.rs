@@ -176,27 +176,22 @@ impl Core {
             Some(qp) => unsafe { I::post(items, qp) }.map_err(|e| (e.posted(), e.into())),
             None => Err((0, closed(lane))),
         };
-        let posted = match posted {
-            Ok(()) if !silent => {
-                for (item, slot) in items.iter().zip(&slots) {
-                    self.posted(slot, item.operation());
-                }
-                Ok(())
-            }
-            posted => {
-                let count = posted.as_ref().err().map_or(N, |&(count, _)| count);
-                self.posted_in_part(lane, items, &slots, count);
-                posted
-            }
-        };
         match posted {
             Ok(()) => {
+                if silent {
+                    self.posted_in_part(lane, items, &slots, N);
+                } else {
+                    for (item, slot) in items.iter().zip(&slots) {
+                        self.posted(slot, item.operation());
+                    }
+                }
                 if let Some(last) = slots.last() {
                     lane.advance(ring, last.next.get());
                 }
                 Ok(slots.map(|slot| handle(Ticket::new(self, slot))))
             }
             Err((count, error)) => {
+                self.posted_in_part(lane, items, &slots, count);
                 let ticket = |place| (place < count).then(|| Ticket::new(self, slots[place]));
                 Err(BatchRefused { error, tickets: array::from_fn(ticket) })
             }
