@@ -36,6 +36,7 @@
 
 mod abi;
 mod address;
+mod backoff;
 mod builder;
 mod counters;
 mod device;

@@ -35,7 +35,9 @@ impl QueuePair {
             return Verdict::Failed(Status::IBV_WC_LOC_LEN_ERR);
         }
         if let Some(receiver) = self.take_receiver(requester, to, message.request.destination_qpn) {
-            let extent = message.extent(&mut requester.progress);
+            // A datagram that was half-way begins again: it may come to another receive request.
+            let begun = std::mem::take(&mut requester.progress) > 0;
+            let extent = if begun { Extent::Whole } else { message.extent };
             let mut responder = receiver.responder.lock();
             let datagram = Datagram { to, message, extent, sender: self, receiver: &receiver };
             // If it is not, another may have its number by the next datagram.
@@ -46,7 +48,7 @@ impl QueuePair {
                     Err(refused) => responder.drop_message(&receiver, &refused, aftermath),
                 }
                 drop(responder);
-                requester.last = Some(receiver);
+                requester.last = Arc::downgrade(&receiver);
             }
         }
         self.counts.sends.count();
@@ -64,7 +66,8 @@ impl QueuePair {
     ) -> Option<Arc<QueuePair>> {
         let same = requester.peer_qpn == qpn && requester.path == Some(to.path);
         (requester.path, requester.peer_qpn) = (Some(to.path), qpn);
-        let last = requester.last.take().filter(|_| same && self.device.port_is_up());
+        let last = std::mem::take(&mut requester.last);
+        let last = last.upgrade().filter(|_| same && self.device.port_is_up());
         let found = last.or_else(|| self.device.find_peer(Some(&to.path), qpn));
         found.filter(|receiver| receiver.device.port_is_up())
     }
@@ -96,9 +99,9 @@ impl Datagram<'_> {
             return Ok(Verdict::Unanswered);
         }
         let length = route_header::BYTES + self.message.length;
-        let found = self.receiver.find_room(responder, length);
+        let found = self.receiver.find_room(self.message.visit, responder, length);
         let copied = found.map(|()| self.copy(&requester.local, &responder.room));
-        // No segment outlives the locks under which it was found.
+        // No segment outlives the visit in which it was found.
         requester.local.clear();
         responder.room.clear();
         let copied = copied?;

@@ -10,12 +10,14 @@ use rdma_sys::{ibv_access_flags, ibv_event_type, ibv_sge, ibv_wc_opcode, ibv_wc_
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::Source;
 use crate::engine::copy::{AtomicWord, Segment, deliver, transfer};
+use crate::engine::grace_period::Visit;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::LOCAL_READ;
 use crate::engine::request::{Opcode, Payload, Request};
-use crate::engine::responder::Responder;
+use crate::engine::responder::{Origin, Responder};
 use crate::engine::send_side::{Requester, Verdict};
 use crate::engine::service::Service;
+use crate::engine::unreliable::Message;
 
 /// The longest message (IBTA volume 1, 9.7.1: 2^31 bytes).
 pub(crate) const MAX_MESSAGE_BYTES: u64 = 1 << 31;
@@ -50,28 +52,32 @@ impl QueuePair {
         if request.opcode.is_local() {
             return self.execute_locally(request);
         }
-        let length = match self.locate_payload(requester, request.opcode, payload) {
+        let visit = Visit::begin();
+        let length = match self.locate_payload(&visit, requester, request.opcode, payload) {
             Ok(length) => length,
             Err(status) => return Verdict::Failed(status),
         };
         if requester.peer.is_none() {
             if self.service != Service::ReliableConnection {
-                return self
-                    .send_unreliably(requester, request, payload, length, extent, aftermath);
+                let message = Message { request, payload, length, extent, visit: &visit };
+                return self.send_unreliably(requester, &message, aftermath);
             }
             requester.peer = self.device.find_peer(requester.path.as_ref(), requester.peer_qpn);
         }
-        let Requester { peer, path, psn, local, progress, mtu_log2, .. } = requester;
+        let Requester { origin, peer, path, psn, local, progress, mtu_log2, .. } = requester;
         let Some(peer_queue_pair) = peer else { return Verdict::Unanswered };
         let mut responder = peer_queue_pair.responder.lock();
-        if !responder.listens_to(peer_queue_pair, self, path.as_ref(), *psn) {
+        let from = Origin { number: *origin, requester: self, path: path.as_ref() };
+        if !responder.listens_to(peer_queue_pair, from, *psn) {
             drop(responder);
             // It may have been destroyed; another may have its number by the next attempt.
             *peer = None;
             return Verdict::Unanswered;
         }
         let mut exchange = Exchange {
+            visit: &visit,
             own: self,
+            origin: *origin,
             peer: peer_queue_pair,
             responder: &mut responder,
             request,
@@ -108,6 +114,7 @@ impl QueuePair {
     #[inline]
     fn locate_payload(
         &self,
+        visit: &Visit,
         requester: &mut Requester,
         opcode: Opcode,
         payload: Payload<'_>,
@@ -122,7 +129,7 @@ impl QueuePair {
                 true => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0,
                 false => LOCAL_READ,
             };
-            self.locate(self.pd_number, payload.sges(), access, local)
+            self.locate(visit, self.pd_number, payload.sges(), access, local)
                 .ok_or(Status::IBV_WC_LOC_PROT_ERR)?
         };
         // The result of an atomic is eight bytes (IBTA volume 1, 9.4.5).
@@ -133,14 +140,20 @@ impl QueuePair {
     /// Finds the memory of the current receive request, for a message of that length. The responder is
     /// this queue pair's.
     #[inline(always)]
-    pub(super) fn find_room(&self, responder: &mut Responder, length: u64) -> Result<(), Refused> {
+    pub(super) fn find_room(
+        &self,
+        visit: &Visit,
+        responder: &mut Responder,
+        length: u64,
+    ) -> Result<(), Refused> {
         let Responder { sges, room, .. } = responder;
         room.clear();
         let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-        let fits = self.locate(self.receive_pd_number, sges, access, room).ok_or(Refused {
-            receive: Status::IBV_WC_LOC_PROT_ERR,
-            request: Status::IBV_WC_REM_OP_ERR,
-        })?;
+        let fits =
+            self.locate(visit, self.receive_pd_number, sges, access, room).ok_or(Refused {
+                receive: Status::IBV_WC_LOC_PROT_ERR,
+                request: Status::IBV_WC_REM_OP_ERR,
+            })?;
         if fits >= length {
             return Ok(());
         }
@@ -155,6 +168,7 @@ impl QueuePair {
     #[inline(always)]
     fn locate(
         &self,
+        visit: &Visit,
         pd: u64,
         sges: &[ibv_sge],
         access: u32,
@@ -163,7 +177,7 @@ impl QueuePair {
         let mut total = 0;
         for sge in sges {
             let length = u64::from(sge.length);
-            out.push(self.find_memory(pd, sge.lkey, sge.addr, length, access)?);
+            out.push(self.find_memory(visit, pd, sge.lkey, sge.addr, length, access)?);
             total += length;
         }
         Some(total)
@@ -187,7 +201,9 @@ pub(super) struct Refused {
 
 /// One request between its requester and the locked responder.
 pub(super) struct Exchange<'a> {
+    pub(super) visit: &'a Visit,
     pub(super) own: &'a Arc<QueuePair>,
+    pub(super) origin: u64,
     pub(super) peer: &'a Arc<QueuePair>,
     pub(super) responder: &'a mut Responder,
     pub(super) request: &'a Request,
@@ -211,18 +227,23 @@ impl Exchange<'_> {
     #[inline(always)]
     pub(super) fn execute(&mut self) -> Result<Verdict, Refused> {
         let opcode = self.request.opcode;
+        if *self.progress > 0 && self.responder.begun != self.origin {
+            // The receiver was reset since, or took another message: what it has is not this one.
+            *self.progress = 0;
+        }
         let copied = match opcode {
             Opcode::Send | Opcode::SendWithImm | Opcode::SendWithInvalidate => self.send(),
             Opcode::CompareAndSwap | Opcode::FetchAndAdd => {
-                atomic(self.peer, self.responder, self.request, self.local)
+                atomic(self.visit, self.peer, self.responder, self.request, self.local)
             }
             // Requests that no peer hears of do not get here.
             _ => self.one_sided(),
         };
-        // No segment outlives the locks under which it was found.
+        // No segment outlives the visit in which it was found.
         self.local.clear();
         self.responder.room.clear();
         if copied? == Copied::Half {
+            self.responder.begun = self.origin;
             return Ok(Verdict::Paused);
         }
         if opcode == Opcode::SendWithInvalidate {
@@ -245,7 +266,7 @@ impl Exchange<'_> {
     /// Copies into the receive request's elements.
     #[inline]
     fn send(&mut self) -> Result<Copied, Refused> {
-        self.peer.find_room(self.responder, self.length)?;
+        self.peer.find_room(self.visit, self.responder, self.length)?;
         let room = &self.responder.room;
         Ok(copy(self.local, room, self.length, self.progress, self.extent))
     }
@@ -266,7 +287,7 @@ impl Exchange<'_> {
     /// Copies to or from the remote range.
     #[inline]
     fn one_sided(&mut self) -> Result<Copied, Refused> {
-        let remote = remote(self.peer, self.responder, self.request, self.length)?;
+        let remote = remote(self.visit, self.peer, self.responder, self.request, self.length)?;
         let reads = self.request.opcode == Opcode::Read;
         let (source, sink) =
             if reads { (&[remote][..], &**self.local) } else { (&**self.local, &[remote][..]) };
@@ -277,6 +298,7 @@ impl Exchange<'_> {
 /// The remote range of a one-sided request, if it may touch it.
 #[inline(always)]
 fn remote(
+    visit: &Visit,
     peer: &QueuePair,
     responder: &Responder,
     request: &Request,
@@ -288,13 +310,14 @@ fn remote(
     if responder.access & access == 0 || no_resource {
         return Err(refused(Status::IBV_WC_REM_INV_REQ_ERR));
     }
-    peer.find_memory(peer.pd_number, request.rkey, request.remote_address, length, access)
+    peer.find_memory(visit, peer.pd_number, request.rkey, request.remote_address, length, access)
         .ok_or(refused(Status::IBV_WC_REM_ACCESS_ERR))
 }
 
 /// Executes an atomic, and brings what was there before. A held device cannot stop half-way.
 #[cold]
 fn atomic(
+    visit: &Visit,
     peer: &QueuePair,
     responder: &Responder,
     request: &Request,
@@ -308,7 +331,7 @@ fn atomic(
         return Err(invalid());
     }
     // It can be aligned for the peer and not here, if the region was registered under other addresses.
-    let remote = remote(peer, responder, request, 8)?;
+    let remote = remote(visit, peer, responder, request, 8)?;
     let word = AtomicWord::at(remote).ok_or_else(invalid)?;
     let before = match request.opcode {
         Opcode::CompareAndSwap => word.compare_and_swap(request.operand, request.swap),

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::engine::copy::Segment;
+use crate::engine::grace_period::Visit;
 use crate::engine::queue_pair::QueuePair;
 
 impl QueuePair {
@@ -10,10 +11,11 @@ impl QueuePair {
     /// range of no bytes needs no key (IBTA volume 1, 10.6.3.2 and 9.7.4.1.4).
     ///
     /// The domain is this queue pair's, or that of its shared receive queue. The caller holds this queue
-    /// pair's send lock or its responder lock, and drops the segment before the lock.
+    /// pair's send lock or its responder lock, and drops the segment before the lock and the visit.
     #[inline(always)]
     pub(crate) fn find_memory(
         &self,
+        _visit: &Visit,
         pd: u64,
         key: u32,
         iova: u64,
@@ -32,8 +34,9 @@ impl QueuePair {
                 region.locate(iova, length)?
             }
         };
-        // SAFETY: the region was found under this queue pair's lock, so that it stays registered, and
-        // its memory allocated, while the lock is held (SAFETY.md F14, F8).
+        // SAFETY: the region was found within a visit, so that it stays registered, and its memory
+        // allocated and exposed, while the visit lasts (SAFETY.md F14, F8, F7). A window that is of one
+        // queue pair stays while the queue pair's responder is locked.
         Some(unsafe { Segment::new(address, length) })
     }
 

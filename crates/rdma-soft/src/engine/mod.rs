@@ -7,6 +7,7 @@
 //! for a receive) is done [after](aftermath::Aftermath) all locks are dropped.
 
 pub(crate) mod aftermath;
+mod barrier;
 pub(crate) mod clock;
 pub(crate) mod completion;
 pub(crate) mod copy;
@@ -14,6 +15,7 @@ pub(crate) mod critical_region;
 pub(crate) mod datagram;
 pub(crate) mod events;
 pub(crate) mod execute;
+pub(crate) mod grace_period;
 pub(crate) mod import;
 pub(crate) mod memory;
 #[cfg(test)]

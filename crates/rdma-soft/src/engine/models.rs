@@ -86,12 +86,13 @@ fn connect(a: &Arc<QueuePair>, b: &Arc<QueuePair>) {
         queue_pair.receive.lock().state = ready;
         queue_pair.responder.lock().state = ready;
     }
-    {
+    let origin = {
         let requester = &mut a.send.lock().requester;
         (requester.peer, requester.rnr_retries) = (Some(Arc::clone(b)), 7);
-    }
+        requester.origin
+    };
     let mut responder = b.responder.lock();
-    (responder.verified, responder.access) = (a.id, Flags::IBV_ACCESS_REMOTE_WRITE.0);
+    (responder.verified, responder.access) = (origin, Flags::IBV_ACCESS_REMOTE_WRITE.0);
 }
 
 /// Memory of the model, registered.

@@ -94,6 +94,9 @@ impl QueuePair {
                 _ => {
                     attributes.record(attr, has);
                     self.apply(attr, from, to, path, has);
+                    if path.is_some() {
+                        self.leave_requester();
+                    }
                 }
             }
             to
@@ -175,7 +178,7 @@ impl QueuePair {
 impl Requester {
     fn set(&mut self, attr: &ibv_qp_attr, path: Option<Path>, has: impl Fn(Mask) -> bool) {
         if path.is_some() {
-            (self.path, self.peer, self.last) = (path, None, None);
+            self.go(path);
         }
         if has(Mask::IBV_QP_DEST_QPN) {
             self.peer_qpn = attr.dest_qp_num;

@@ -123,12 +123,8 @@ impl QueuePair {
         let weak = Arc::downgrade(&queue_pair);
         send_cq.add_user(weak.clone());
         receive_cq.add_user(weak.clone());
-        pd.add_queue_pair(weak.clone());
         if let Some(shared) = shared {
             shared.attach();
-            if !Arc::ptr_eq(receive_pd, pd) {
-                receive_pd.add_queue_pair(weak.clone());
-            }
         }
         device.publish_queue_pair(qpn, weak);
         device.tally.add_queue_pair(&queue_pair);
@@ -140,14 +136,13 @@ impl QueuePair {
     pub(crate) fn destroy(self: Arc<Self>) {
         self.device.retire_queue_pair(self.qpn);
         self.reset(&mut locked(&self.attributes));
+        self.leave_requester();
         if let Some(deferred) = &self.device.deferred {
             deferred.remove(&self);
         }
         self.device.tally.remove_queue_pair(&self);
         let weak = Arc::downgrade(&self);
-        self.pd.remove_queue_pair(&weak);
         if let Some(shared) = &self.shared {
-            shared.pd.remove_queue_pair(&weak);
             shared.detach();
         }
         for (cq, seat) in [(&self.send_cq, self.send_seat), (&self.receive_cq, self.receive_seat)] {
@@ -214,7 +209,7 @@ impl QueuePair {
         }
         let mut responder = self.responder.lock();
         responder.state = ibv_qp_state::IBV_QPS_ERR;
-        responder.verified = 0;
+        (responder.verified, responder.begun) = (0, 0);
         let mut receive = self.receive.lock();
         let entered = receive.state != ibv_qp_state::IBV_QPS_ERR;
         receive.state = ibv_qp_state::IBV_QPS_ERR;
@@ -234,7 +229,8 @@ impl QueuePair {
     /// Whoever waits for a receive request here finds, in a moment, that nobody answers.
     pub(crate) fn dismiss_waiter(&self, receive: &mut ReceiveQueue) {
         let of_shared = || self.shared.as_ref().and_then(|shared| shared.dismiss_waiter(self));
-        if let Some(requester) = receive.waiter.take().or_else(of_shared) {
+        let waiter = receive.waiter.take().and_then(|waiter| waiter.upgrade());
+        if let Some(requester) = waiter.or_else(of_shared) {
             requester.alarm.set(Instant::now());
         }
     }
@@ -316,7 +312,7 @@ impl QueuePair {
                 queue.waiter.take()
             }
         };
-        match waiter {
+        match waiter.and_then(|waiter| waiter.upgrade()) {
             Some(requester) => requester.receiver_is_ready(),
             None => overflow::settle(),
         }

@@ -4,7 +4,7 @@
 //! says itself that a request is there: a message takes it without the line of the posting thread's lock.
 //! Only one that finds none locks the queue, to look again and leave word that it waits.
 
-use std::sync::Arc;
+use std::sync::Weak;
 
 use rdma_sys::{ibv_qp_state, ibv_sge};
 
@@ -145,7 +145,7 @@ pub(crate) struct ReceiveQueue {
     /// The number of the next request: how many were accepted since the queue was made.
     pub(crate) next: u64,
     /// The requester that found no request and wants to know of the next.
-    pub(crate) waiter: Option<Arc<QueuePair>>,
+    pub(crate) waiter: Option<Weak<QueuePair>>,
 }
 
 impl ReceiveQueue {

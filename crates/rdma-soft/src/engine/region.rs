@@ -4,7 +4,7 @@
 //! A slot is written under the free list's lock and read by any thread with a sequence check: the
 //! version (key and incarnation) is read before and after the fields. A torn read is a miss. That a
 //! region found here *stays* is not this table's business: `ProtectionDomain::deregister` unpublishes
-//! first and then passes through the locks of every queue pair that may have found it.
+//! first and then waits for a [grace period](crate::engine::grace_period).
 
 use std::sync::OnceLock;
 

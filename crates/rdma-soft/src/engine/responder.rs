@@ -1,6 +1,6 @@
 //! The responder's half of a queue pair, driven by the peer's thread under this lock.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
@@ -11,6 +11,14 @@ use crate::engine::copy::Segment;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Receive;
 use crate::engine::request::Request;
+
+/// Where a request comes from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Origin<'a> {
+    pub(crate) number: u64,
+    pub(crate) requester: &'a Arc<QueuePair>,
+    pub(crate) path: Option<&'a Path>,
+}
 
 #[derive(Debug)]
 pub(crate) struct Responder {
@@ -26,10 +34,16 @@ pub(crate) struct Responder {
     pub(crate) max_rd_atomic: u8,
     /// What datagrams have to show.
     pub(crate) qkey: u32,
-    /// The requester whose address was found right; 0 for none.
+    /// The [origin](crate::engine::send_side::Requester::origin) whose address was found right; 0 for
+    /// none.
     pub(crate) verified: u64,
+    /// Who that was, and keeps this queue pair in mind.
+    requester: Weak<QueuePair>,
     /// The receive request that the present message goes to.
     pub(crate) current: Option<Receive>,
+    /// The origin of a message of which a part was copied, to the current receive request if it is a
+    /// SEND; 0 for none.
+    pub(crate) begun: u64,
     /// The number of the receive request that the next message goes to: how many were taken, of a shared
     /// queue by this queue pair.
     pub(crate) next_receive: u64,
@@ -55,7 +69,9 @@ impl Responder {
             max_rd_atomic: 0,
             qkey: 0,
             verified: 0,
+            requester: Weak::new(),
             current: None,
+            begun: 0,
             next_receive: 0,
             sges: Vec::with_capacity(max_sge),
             room: Vec::with_capacity(max_sge),
@@ -68,14 +84,8 @@ impl Responder {
     /// is from the connected queue pair, along the connected path, and expected next; anything else is
     /// dropped without an answer.
     #[inline]
-    pub(crate) fn listens_to(
-        &mut self,
-        own: &QueuePair,
-        requester: &QueuePair,
-        path: Option<&Path>,
-        psn: u32,
-    ) -> bool {
-        self.psn == psn && self.knows(own, requester, path)
+    pub(crate) fn listens_to(&mut self, own: &QueuePair, from: Origin<'_>, psn: u32) -> bool {
+        self.psn == psn && self.knows(own, from)
     }
 
     /// Whether it takes packets at all.
@@ -89,25 +99,22 @@ impl Responder {
 
     /// Whether it takes packets, and those of this requester.
     #[inline]
-    pub(crate) fn knows(
-        &mut self,
-        own: &QueuePair,
-        requester: &QueuePair,
-        path: Option<&Path>,
-    ) -> bool {
-        self.is_ready() && (self.verified == requester.id || self.verify(own, requester, path))
+    pub(crate) fn knows(&mut self, own: &QueuePair, from: Origin<'_>) -> bool {
+        self.is_ready() && (self.verified == from.number || self.verify(own, from))
     }
 
     #[cold]
-    fn verify(&mut self, own: &QueuePair, requester: &QueuePair, path: Option<&Path>) -> bool {
+    fn verify(&mut self, own: &QueuePair, from: Origin<'_>) -> bool {
         let connected = own.device.port_is_up()
-            && own.service == requester.service
-            && self.peer_qpn == requester.qpn
-            && path
+            && own.service == from.requester.service
+            && self.peer_qpn == from.requester.qpn
+            && from
+                .path
                 .zip(self.path.as_ref())
                 .is_some_and(|(theirs, ours)| theirs.is_reverse_of(ours));
         if connected {
-            self.verified = requester.id;
+            self.verified = from.number;
+            self.requester = Arc::downgrade(from.requester);
             if self.state == ibv_qp_state::IBV_QPS_RTR {
                 // The first message tells a passive side that the other is ready.
                 own.reporter.report(ibv_event_type::IBV_EVENT_COMM_EST);
@@ -152,7 +159,7 @@ impl Responder {
         let mut queue = own.receive.lock();
         self.current = own.receives.take(&mut self.next_receive, &mut self.sges);
         if self.current.is_none() {
-            queue.waiter = Some(Arc::clone(requester));
+            queue.waiter = Some(Arc::downgrade(requester));
         }
         self.current.is_some()
     }
@@ -169,6 +176,7 @@ impl Responder {
         source: Source,
     ) {
         let Some(receive) = self.current.take() else { return };
+        self.begun = 0;
         self.receives += 1;
         own.push_receive(Completion {
             wr_id: receive.wr_id,
@@ -197,6 +205,7 @@ impl Responder {
         event: ibv_event_type,
         aftermath: &mut Aftermath,
     ) {
+        self.begun = 0;
         if let Some(receive) = self.current.take() {
             own.push_receive(own.failed_receive(&receive, status));
         }
@@ -219,8 +228,19 @@ impl Responder {
     }
 
     pub(crate) fn clear(&mut self) {
-        self.verified = 0;
+        (self.verified, self.begun) = (0, 0);
         self.current = None;
         self.path = None;
+    }
+}
+
+impl QueuePair {
+    /// Has the requester that found this queue pair forget it, so that it is not kept alive. The caller
+    /// holds no lock but that of the attributes.
+    pub(crate) fn leave_requester(&self) {
+        let requester = std::mem::take(&mut self.responder.lock().requester);
+        let Some(requester) = requester.upgrade() else { return };
+        let mut send = requester.send.lock();
+        send.requester.peer.take_if(|peer| std::ptr::eq(&raw const **peer, self));
     }
 }

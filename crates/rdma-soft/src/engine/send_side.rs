@@ -1,6 +1,6 @@
 //! The requester's half of a queue pair: its queue, its connection, and why it waits.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rdma_sys::{ibv_qp_state, ibv_wc_status};
@@ -15,6 +15,9 @@ use crate::engine::service::Service;
 /// What the requester knows of its connection.
 #[derive(Debug)]
 pub(crate) struct Requester {
+    /// What responders know this connection by: another with each address vector and each reset, so that
+    /// nothing of an earlier life, and no packet from elsewhere, is taken for this one.
+    pub(crate) origin: u64,
     pub(crate) path: Option<Path>,
     pub(crate) peer_qpn: u32,
     /// The next packet sequence number (24 bits).
@@ -31,8 +34,9 @@ pub(crate) struct Requester {
     /// connection.
     pub(crate) peer: Option<Arc<QueuePair>>,
     /// Where the last message went that nobody acknowledged.
-    pub(crate) last: Option<Arc<QueuePair>>,
-    /// Bytes of the head request that a held device has already copied.
+    pub(crate) last: Weak<QueuePair>,
+    /// Bytes of the head request that were copied. They count for nothing if the responder has
+    /// [begun](crate::engine::responder::Responder::begun) something else since.
     pub(crate) progress: u64,
     /// Scratch of one request: where its data is here, and at the peer.
     pub(crate) local: Vec<Segment>,
@@ -41,6 +45,7 @@ pub(crate) struct Requester {
 impl Requester {
     fn new(max_sge: u32) -> Self {
         Self {
+            origin: crate::device::unique_id(),
             path: None,
             peer_qpn: 0,
             psn: 0,
@@ -51,10 +56,16 @@ impl Requester {
             max_rd_atomic: 0,
             qkey: 0,
             peer: None,
-            last: None,
+            last: Weak::new(),
             progress: 0,
             local: Vec::with_capacity(max_sge.max(1) as usize),
         }
+    }
+
+    /// Goes along another path from now on, to whoever is there.
+    pub(crate) fn go(&mut self, path: Option<Path>) {
+        (self.path, self.peer, self.last) = (path, None, Weak::new());
+        self.origin = crate::device::unique_id();
     }
 
     /// How long the requester waits for an answer: 4.096 us x 2^code, for ever with code 0
@@ -161,9 +172,7 @@ impl SendSide {
         self.queue.clear();
         self.blocked = Blocked::No;
         self.notify_drained = false;
-        self.requester.peer = None;
-        self.requester.last = None;
         self.requester.progress = 0;
-        self.requester.path = None;
+        self.requester.go(None);
     }
 }

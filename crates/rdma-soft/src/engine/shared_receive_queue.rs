@@ -5,7 +5,7 @@
 //! when the completion of its request was polled, by whichever queue pair.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rdma_sys::{ibv_event_type, ibv_sge};
 
@@ -47,7 +47,7 @@ struct Requests {
 #[derive(Debug)]
 struct Waiter {
     receiver: u64,
-    requester: Arc<QueuePair>,
+    requester: Weak<QueuePair>,
 }
 
 impl Requests {
@@ -56,12 +56,14 @@ impl Requests {
         if self.head == self.next {
             return None;
         }
-        self.waiters.pop_front().map(|waiter| waiter.requester)
+        // One that has gone meanwhile leaves the request to the next.
+        std::iter::from_fn(|| self.waiters.pop_front())
+            .find_map(|waiter| waiter.requester.upgrade())
     }
 
     /// Has the requester told of a request; who waits already keeps its place.
     fn wait(&mut self, receiver: &QueuePair, requester: &Arc<QueuePair>) {
-        let requester = Arc::clone(requester);
+        let requester = Arc::downgrade(requester);
         match self.waiters.iter_mut().find(|waiter| waiter.receiver == receiver.id) {
             Some(waiter) => waiter.requester = requester,
             None => self.waiters.push_back(Waiter { receiver: receiver.id, requester }),
@@ -103,7 +105,7 @@ impl SharedReceiveQueue {
     pub(crate) fn dismiss_waiter(&self, receiver: &QueuePair) -> Option<Arc<QueuePair>> {
         let mut requests = self.requests.lock();
         let place = requests.waiters.iter().position(|waiter| waiter.receiver == receiver.id)?;
-        requests.waiters.remove(place).map(|waiter| waiter.requester)
+        requests.waiters.remove(place).and_then(|waiter| waiter.requester.upgrade())
     }
 
     /// Posts a request. Those who wait for one go on before this returns, in the order in which they

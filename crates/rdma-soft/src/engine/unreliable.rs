@@ -1,15 +1,16 @@
 //! Unreliable connections: messages that nobody acknowledges. Where one gets lost its sender does not
 //! hear of it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rdma_sys::{ibv_event_type, ibv_wc_status as Status};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::execute::{Exchange, Extent, Refused, next_psn};
+use crate::engine::grace_period::Visit;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::request::{Opcode, Payload, Request};
-use crate::engine::responder::Responder;
+use crate::engine::responder::{Origin, Responder};
 use crate::engine::send_side::{Requester, Verdict};
 use crate::engine::service::Service;
 
@@ -19,14 +20,7 @@ pub(crate) struct Message<'a> {
     pub(super) payload: Payload<'a>,
     pub(super) length: u64,
     pub(super) extent: Extent,
-}
-
-impl Message<'_> {
-    /// How much of it this attempt copies. What was half-way begins again: it may come to another
-    /// receive request, or another receiver, than before.
-    pub(super) fn extent(&self, progress: &mut u64) -> Extent {
-        if std::mem::take(progress) > 0 { Extent::Whole } else { self.extent }
-    }
+    pub(super) visit: &'a Visit,
 }
 
 impl QueuePair {
@@ -36,16 +30,12 @@ impl QueuePair {
     pub(super) fn send_unreliably(
         self: &Arc<Self>,
         requester: &mut Requester,
-        request: &Request,
-        payload: Payload<'_>,
-        length: u64,
-        extent: Extent,
+        message: &Message<'_>,
         aftermath: &mut Aftermath,
     ) -> Verdict {
-        let message = Message { request, payload, length, extent };
         match self.service {
-            Service::UnreliableDatagram => self.send_datagram(requester, &message, aftermath),
-            _ => self.send_on_connection(requester, &message, aftermath),
+            Service::UnreliableDatagram => self.send_datagram(requester, message, aftermath),
+            _ => self.send_on_connection(requester, message, aftermath),
         }
     }
 
@@ -58,15 +48,17 @@ impl QueuePair {
         aftermath: &mut Aftermath,
     ) -> Verdict {
         let path = requester.path;
-        let find = || self.device.find_peer(path.as_ref(), requester.peer_qpn);
-        let last = requester.last.take().filter(|_| self.device.port_is_up());
-        let peer = last.or_else(find);
+        let from = Origin { number: requester.origin, requester: self, path: path.as_ref() };
+        let last = requester.last.upgrade().filter(|_| self.device.port_is_up());
+        let found = last.is_some();
+        let peer = last.or_else(|| self.device.find_peer(path.as_ref(), requester.peer_qpn));
         let next = next_psn(requester.psn, message.length, requester.mtu_log2);
         let mut arrived = false;
         if let Some(peer) = peer {
             let mut responder = peer.responder.lock();
             // If it does not, another may have its number by the next message.
-            if responder.knows(&peer, self, path.as_ref()) {
+            let knows = responder.knows(&peer, from);
+            if knows {
                 match self.exchange(&peer, &mut responder, requester, message) {
                     Ok(Verdict::Paused) => return Verdict::Paused,
                     Ok(verdict) => arrived = verdict != Verdict::Unanswered,
@@ -76,8 +68,12 @@ impl QueuePair {
                     responder.executed += 1;
                     responder.psn = next;
                 }
-                drop(responder);
-                requester.last = Some(peer);
+            }
+            drop(responder);
+            if !knows {
+                requester.last = Weak::new();
+            } else if !found {
+                requester.last = Arc::downgrade(&peer);
             }
         }
         if !arrived && matches!(message.request.opcode, Opcode::Send | Opcode::SendWithImm) {
@@ -98,10 +94,11 @@ impl QueuePair {
         if request.opcode.takes_receive() && !responder.take_receive_or_none(peer) {
             return Ok(Verdict::Unanswered);
         }
-        let Requester { local, progress, .. } = requester;
-        let extent = message.extent(progress);
-        let length = message.length;
-        Exchange { own: self, peer, responder, request, length, local, progress, extent }.execute()
+        let Requester { origin, local, progress, .. } = requester;
+        let Message { length, visit, extent, .. } = *message;
+        let (own, origin) = (self, *origin);
+        Exchange { visit, own, origin, peer, responder, request, length, local, progress, extent }
+            .execute()
     }
 }
 

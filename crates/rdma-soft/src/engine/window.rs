@@ -3,8 +3,9 @@
 //!
 //! A bound window is a region of the [table](crate::engine::region), so that requests find it as they
 //! find those. What it was bound to, and what the program may do with it, is kept here, by protection
-//! domain. A key is taken back in the same way as a region's: it is made unknown, then the locks are
-//! passed through under which a peer may have found it before. Of a window of type 2 that is one lock.
+//! domain. A key is taken back in the same way as a region's: it is made unknown, and a
+//! [grace period](grace_period) passes. Peers use a window of type 2 under one lock, that of its queue
+//! pair's responder, so that it is enough to pass through that one.
 
 use std::collections::HashMap;
 
@@ -12,6 +13,7 @@ use rdma_sys::{ibv_access_flags as Flags, ibv_wc_status as Status};
 
 use crate::builder::Limits;
 use crate::engine::Refusal;
+use crate::engine::grace_period;
 use crate::engine::probe::FROM_PEERS;
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::queue_pair::QueuePair;
@@ -134,7 +136,7 @@ impl QueuePair {
     fn bind_window(&self, bind: &Bind) -> Option<()> {
         match self.pd.bind(bind, self)? {
             // Any queue pair of the domain may be using what it was bound to.
-            Kind::One => self.pd.pass_responders(),
+            Kind::One => grace_period::wait(),
             Kind::Two => {}
         }
         Some(())
@@ -161,8 +163,8 @@ impl ProtectionDomain {
     pub(crate) fn deallocate_window(&self, name: Name) {
         let Some(window) = self.windows.lock().0.remove(&(name.key >> 8)) else { return };
         self.device.regions.unpublish(window.key);
-        // Also if it was unbound: a request that did that may not have passed yet.
-        self.pass_responders();
+        // Also if it was unbound: a request that did that may still wait.
+        grace_period::wait();
         self.device.regions.release(window.key);
         self.device.memory_windows.give();
     }

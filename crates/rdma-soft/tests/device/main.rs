@@ -13,6 +13,7 @@ mod events;
 mod extended_polls;
 mod extended_posts;
 mod flush;
+mod half_copied;
 mod held;
 mod invalidation;
 mod keys;

@@ -11,7 +11,8 @@ fn unreliable() -> Model {
     model.connect();
     {
         let requester = &mut model.a.send.lock().requester;
-        requester.last = requester.peer.take();
+        requester.last = Arc::downgrade(&model.b);
+        requester.peer = None;
     }
     model
 }

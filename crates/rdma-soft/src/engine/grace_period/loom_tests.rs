@@ -1,0 +1,39 @@
+//! A visitor and one who takes memory back, in every order of threads and of what they see.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use loom::cell::UnsafeCell;
+use loom::thread;
+
+use super::*;
+
+/// A key, and the memory that it names.
+struct Region {
+    key: AtomicU64,
+    memory: UnsafeCell<u64>,
+}
+
+/// Who finds the key uses the memory, and is done with it when the wait is over. The model's cell reports
+/// an access that is not ordered before the one of the waiting side.
+#[test]
+fn loom_no_use_after_a_grace_period() {
+    loom::model(|| {
+        let region = Arc::new(Region { key: AtomicU64::new(1), memory: UnsafeCell::new(1) });
+        let visitor = {
+            let region = Arc::clone(&region);
+            thread::spawn(move || {
+                let _visit = Visit::begin();
+                if region.key.load(Ordering::Acquire) == 1 {
+                    // SAFETY: the region is registered (SAFETY.md F14), and nobody writes it meanwhile.
+                    assert_eq!(region.memory.with(|memory| unsafe { *memory }), 1);
+                }
+            })
+        };
+        region.key.store(0, Ordering::Relaxed);
+        wait();
+        // SAFETY: no thread finds the memory any more (SAFETY.md F14).
+        region.memory.with_mut(|memory| unsafe { *memory = 2 });
+        visitor.join().unwrap();
+    });
+}

@@ -1,0 +1,78 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+
+use super::*;
+
+#[test]
+fn a_visit_is_waited_for() {
+    let over = AtomicBool::new(false);
+    let (began, begun) = mpsc::channel();
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            let _visit = Visit::begin();
+            began.send(()).unwrap();
+            // Long enough that who does not wait is seen.
+            thread::sleep(std::time::Duration::from_millis(20));
+            over.store(true, Ordering::Relaxed);
+        });
+        begun.recv().unwrap();
+        wait();
+        assert!(over.load(Ordering::Relaxed), "a visit was not waited for");
+    });
+}
+
+/// The next visit of a thread that makes one after the other is not waited for.
+#[test]
+fn visits_that_begin_later_are_not_waited_for() {
+    let (stop, began) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|threads| {
+        threads.spawn(|| {
+            let mut visit = Visit::begin();
+            while !stop.load(Ordering::Relaxed) {
+                began.store(true, Ordering::Relaxed);
+                drop(visit);
+                visit = Visit::begin();
+            }
+        });
+        while !began.load(Ordering::Relaxed) {
+            thread::yield_now();
+        }
+        (0..100).for_each(|_| wait());
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// A thread that ended leaves nothing behind that costs a wait, and its word is used again.
+#[test]
+fn threads_that_ended_are_not_in_the_list() {
+    let listed = || VISITORS.lock().active.len();
+    for _ in 0..100 {
+        thread::spawn(|| drop(Visit::begin())).join().unwrap();
+    }
+    // Other tests run beside this one.
+    assert!(listed() < 90, "{} threads", listed());
+}
+
+/// A destructor of a thread's local that posts, after the thread has left the list.
+#[test]
+fn a_visit_at_the_end_of_a_thread_is_waited_for() {
+    struct Last(mpsc::Sender<bool>);
+    impl Drop for Last {
+        fn drop(&mut self) {
+            let visit = Visit::begin();
+            let listed = VISITORS.lock().active.iter().any(|&v| std::ptr::eq(v, visit.visitor));
+            self.0.send(listed && visit.thread_ends).unwrap();
+        }
+    }
+    thread_local!(static LAST: std::cell::OnceCell<Last> = const { std::cell::OnceCell::new() });
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        // The last that was made is destroyed first.
+        assert!(LAST.with(|last| last.set(Last(sender)).is_ok()));
+        drop(Visit::begin());
+    })
+    .join()
+    .unwrap();
+    assert_eq!(receiver.recv(), Ok(true));
+}
