@@ -4,7 +4,9 @@ use std::fmt;
 
 use rdma_mem::{AccessFlags, Lid, Mtu};
 use rdma_sys::{ibv_mtu, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
-use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Psn, QpState, Qpn};
+use rdma_types::{
+    AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Psn, QpAttributes, QpState, Qpn,
+};
 
 use crate::transition::names;
 use crate::{AddressVector, GlobalRoute};
@@ -121,6 +123,7 @@ impl fmt::Debug for QueuePairModification {
         if let Some(state) = self.to() {
             fields.field("state", &state);
         }
-        fields.field("attributes", &names(self.mask)).finish_non_exhaustive()
+        let given = QpAttributes::from_bits_retain(self.mask.0);
+        fields.field("attributes", &names(given)).finish_non_exhaustive()
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 
 use rdma_mem::{Errno, Handle, ProtectionDomain, VerbError};
 use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
-use rdma_types::{QpState, QpType, Qpn};
+use rdma_types::{QpAttributes, QpState, QpType, Qpn};
 
 use crate::error::modify_hint;
 use crate::stand_in::Called;
@@ -76,7 +76,8 @@ impl Object {
         to: QpState,
     ) -> Result<(), Error> {
         self.handle.check_process().map_err(rdma_mem::Error::from)?;
-        transition::check(self.qpn, self.qp_type, from, to, mask)?;
+        let given = QpAttributes::from_bits_retain(mask.0);
+        transition::check(self.qpn, self.qp_type, from, to, given)?;
         let mask: c_int = mask.0.cast_signed();
         // SAFETY: SAFETY.md F1, F2: a live queue pair of this table, and live attributes.
         let returned =

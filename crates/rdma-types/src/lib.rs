@@ -8,8 +8,10 @@
 //! | addresses | [`Gid`], [`Guid`], [`Lid`] | bytes in network order, text as the tools print it |
 //! | keys and numbers | [`Lkey`], [`Rkey`], [`Qpn`], [`Psn`] | 24-bit ones cannot hold a 25th bit |
 //! | codes | [`Mtu`], [`AckTimeout`], [`MinRnrTimer`], [`MaxAckRetries`], [`MaxRnrRetries`] | cannot hold a code that the specification does not define |
-//! | flags | [`AccessFlags`], [`DeviceCapabilities`], [`OdpCapabilities`], [`OdpOperations`], [`RawPacketCapabilities`] | the bits of C, named or not |
+//! | flags | [`AccessFlags`], [`DeviceCapabilities`], [`OdpCapabilities`], [`OdpOperations`], [`RawPacketCapabilities`], [`QpAttributes`] | the bits of C, named or not |
 //! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`QpType`], [`AsyncEventKind`], [`AtomicCapability`], [`NodeType`], [`TransportType`], [`LinkWidth`], [`LinkSpeed`], [`PhysicalState`] | any integer is a value: what a newer kernel invents is data, not an error |
+//!
+//! [`QpTransition`] is the table of a queue pair's states: which follows which, and with what attributes.
 //!
 //! The numeric values are those of `infiniband/verbs.h` (rdma-core 55).
 //!
@@ -46,6 +48,7 @@ mod qpn;
 mod retry;
 mod state;
 mod timer;
+mod transition;
 mod wc;
 
 pub use access::{AccessError, AccessFlags};
@@ -67,6 +70,7 @@ pub use qpn::Qpn;
 pub use retry::{MaxAckRetries, MaxRnrRetries};
 pub use state::QpState;
 pub use timer::{AckTimeout, MinRnrTimer};
+pub use transition::{QpAttributes, QpTransition};
 pub use wc::{WcOpcode, WcStatus};
 
 /// The long name of [`Psn`].

@@ -6,8 +6,8 @@ use rdma_types::{
     AccessError, AccessFlags, AckTimeout, AsyncEventKind, AtomicCapability, DeviceCapabilities,
     Gid, GidType, Guid, Lid, LinkLayer, LinkSpeed, LinkWidth, Lkey, MaxAckRetries, MaxRnrRetries,
     MinRnrTimer, Mtu, NodeType, OdpCapabilities, OdpOperations, OutOfRangeError, ParseGidError,
-    ParseGuidError, PhysicalState, PortState, Psn, QpState, QpType, Qpn, RawPacketCapabilities,
-    Rkey, TransportType, WcOpcode, WcStatus,
+    ParseGuidError, PhysicalState, PortState, Psn, QpAttributes, QpState, QpTransition, QpType,
+    Qpn, RawPacketCapabilities, Rkey, TransportType, WcOpcode, WcStatus,
 };
 
 fn number<T: Copy + Eq + Hash + Send + Sync + Unpin + 'static>() {}
@@ -38,7 +38,9 @@ fn numbers_are_copied_and_compared_in_any_thread() {
     number::<PhysicalState>();
     number::<PortState>();
     number::<Psn>();
+    number::<QpAttributes>();
     number::<QpState>();
+    number::<QpTransition>();
     number::<QpType>();
     number::<Qpn>();
     number::<RawPacketCapabilities>();

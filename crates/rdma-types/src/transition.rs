@@ -1,0 +1,314 @@
+//! Which state a queue pair may go to, and what a transition needs and may carry.
+
+use crate::macros::open_flags;
+use crate::{QpState, QpType};
+
+open_flags! {
+    /// Attributes of a queue pair, as a modification names them (`enum ibv_qp_attr_mask`); see
+    /// `man ibv_modify_qp`.
+    ///
+    /// ```
+    /// use rdma_types::QpAttributes;
+    ///
+    /// let given = QpAttributes::STATE | QpAttributes::from_bits_retain(1 << 9);
+    /// assert_eq!(given.to_string(), "STATE | TIMEOUT");
+    /// ```
+    #[doc(alias = "ibv_qp_attr_mask")]
+    QpAttributes(u32) {
+        /// The state to go to.
+        STATE = 1;
+        /// The state that it is believed to be in.
+        CUR_STATE = 1 << 1;
+        /// Whether an event says that the send queue is drained.
+        EN_SQD_ASYNC_NOTIFY = 1 << 2;
+        /// What the peer may do through it.
+        ACCESS_FLAGS = 1 << 3;
+        /// The place of the partition key in the port's table.
+        PKEY_INDEX = 1 << 4;
+        /// The port.
+        PORT = 1 << 5;
+        /// The key that datagrams have to show.
+        QKEY = 1 << 6;
+        /// The address vector: the way to the peer.
+        AV = 1 << 7;
+        /// The path MTU.
+        PATH_MTU = 1 << 8;
+        /// How long it waits for an acknowledgement.
+        TIMEOUT = 1 << 9;
+        /// How often it sends again.
+        RETRY_CNT = 1 << 10;
+        /// How often it tries again when the peer has no receive posted.
+        RNR_RETRY = 1 << 11;
+        /// The number of the peer's first packet.
+        RQ_PSN = 1 << 12;
+        /// How many RDMA reads and atomics are outstanding from here.
+        MAX_QP_RD_ATOMIC = 1 << 13;
+        /// Another way to the peer, for automatic path migration.
+        ALT_PATH = 1 << 14;
+        /// How long the peer has to wait when no receive is posted here.
+        MIN_RNR_TIMER = 1 << 15;
+        /// The number of the first packet from here.
+        SQ_PSN = 1 << 16;
+        /// How many RDMA reads and atomics of the peer are answered at a time.
+        MAX_DEST_RD_ATOMIC = 1 << 17;
+        /// Whether it is to go to its other path.
+        PATH_MIG_STATE = 1 << 18;
+        /// How large its queues are.
+        CAP = 1 << 19;
+        /// The number of the peer's queue pair.
+        DEST_QPN = 1 << 20;
+        /// How fast it sends.
+        RATE_LIMIT = 1 << 25;
+    }
+}
+
+/// The attributes that go with a transition between two states, besides [`STATE`](QpAttributes::STATE)
+/// itself. IBTA vol 1, section 11.2.5.2; `man ibv_modify_qp`.
+///
+/// ```
+/// use rdma_types::{QpAttributes, QpState, QpTransition, QpType};
+///
+/// let ready = QpTransition::between(QpType::UC, QpState::RTR, QpState::RTS).unwrap();
+/// assert_eq!(ready.required(), QpAttributes::SQ_PSN);
+/// assert!(ready.optional().contains(QpAttributes::ACCESS_FLAGS));
+/// assert_eq!(QpTransition::between(QpType::UC, QpState::RESET, QpState::RTS), None);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QpTransition {
+    required: QpAttributes,
+    optional: QpAttributes,
+}
+
+impl QpTransition {
+    /// The transition of a queue pair of this type; `None` where the specification has none, and of types
+    /// other than RC, UC and UD.
+    #[must_use]
+    pub const fn between(qp_type: QpType, from: QpState, to: QpState) -> Option<Self> {
+        const NONE: QpAttributes = QpAttributes::empty();
+        let of = match qp_type {
+            QpType::RC => &RC,
+            QpType::UC => &UC,
+            QpType::UD => &UD,
+            _ => return None,
+        };
+        let (required, optional) = match (from, to) {
+            (_, QpState::RESET) => (NONE, NONE),
+            (QpState::RESET, QpState::INIT) => (of.init, NONE),
+            (QpState::INIT, QpState::INIT) => (NONE, of.init),
+            (QpState::INIT, QpState::RTR) => (of.receive, of.receive_optional),
+            (QpState::RTR, QpState::RTS) => (of.send, of.running),
+            (QpState::RTS | QpState::SQD, QpState::RTS) => (NONE, of.running),
+            (QpState::RTS, QpState::SQD) => (NONE, QpAttributes::EN_SQD_ASYNC_NOTIFY),
+            (QpState::SQD, QpState::SQD) => (NONE, of.drained),
+            (QpState::SQE, QpState::RTS) => match of.recovered {
+                Some(recovered) => (NONE, recovered),
+                None => return None,
+            },
+            (QpState::RESET, QpState::ERR) => return None,
+            (_, QpState::ERR) => (NONE, NONE),
+            _ => return None,
+        };
+        Some(Self { required, optional })
+    }
+
+    /// What has to be given.
+    #[must_use]
+    pub const fn required(self) -> QpAttributes {
+        self.required
+    }
+
+    /// What may be given.
+    #[must_use]
+    pub const fn optional(self) -> QpAttributes {
+        self.optional
+    }
+
+    /// What is required and not among these.
+    #[must_use]
+    pub const fn lacking(self, given: QpAttributes) -> QpAttributes {
+        self.required.difference(given)
+    }
+
+    /// What is among these, and cannot be given here. The state can be.
+    #[must_use]
+    pub const fn forbidden(self, given: QpAttributes) -> QpAttributes {
+        given.difference(self.required.union(self.optional).union(QpAttributes::STATE))
+    }
+}
+
+/// What goes with the transitions of a type.
+struct Attributes {
+    /// What INIT needs, and may change.
+    init: QpAttributes,
+    /// What RTR needs.
+    receive: QpAttributes,
+    receive_optional: QpAttributes,
+    /// What RTS needs after RTR.
+    send: QpAttributes,
+    /// What may change while requests are served.
+    running: QpAttributes,
+    /// What may change while the send queue is drained.
+    drained: QpAttributes,
+    /// What may change when a send queue in error goes on; `None` where it never does.
+    recovered: Option<QpAttributes>,
+}
+
+const ALTERNATE: QpAttributes = QpAttributes::ALT_PATH.union(QpAttributes::PATH_MIG_STATE);
+const CONNECTED_INIT: QpAttributes =
+    QpAttributes::PKEY_INDEX.union(QpAttributes::PORT).union(QpAttributes::ACCESS_FLAGS);
+const CONNECTED_RECEIVE: QpAttributes = QpAttributes::AV
+    .union(QpAttributes::PATH_MTU)
+    .union(QpAttributes::DEST_QPN)
+    .union(QpAttributes::RQ_PSN);
+const CONNECTED_RECEIVE_OPTIONAL: QpAttributes =
+    QpAttributes::ALT_PATH.union(QpAttributes::ACCESS_FLAGS).union(QpAttributes::PKEY_INDEX);
+const CONNECTED_RUNNING: QpAttributes =
+    QpAttributes::CUR_STATE.union(QpAttributes::ACCESS_FLAGS).union(ALTERNATE);
+const RC_RUNNING: QpAttributes = CONNECTED_RUNNING.union(QpAttributes::MIN_RNR_TIMER);
+const RC_SEND: QpAttributes = QpAttributes::TIMEOUT
+    .union(QpAttributes::RETRY_CNT)
+    .union(QpAttributes::RNR_RETRY)
+    .union(QpAttributes::MAX_QP_RD_ATOMIC);
+
+const RC: Attributes = Attributes {
+    init: CONNECTED_INIT,
+    receive: CONNECTED_RECEIVE
+        .union(QpAttributes::MAX_DEST_RD_ATOMIC)
+        .union(QpAttributes::MIN_RNR_TIMER),
+    receive_optional: CONNECTED_RECEIVE_OPTIONAL,
+    send: RC_SEND.union(QpAttributes::SQ_PSN),
+    running: RC_RUNNING,
+    drained: RC_RUNNING
+        .difference(QpAttributes::CUR_STATE)
+        .union(RC_SEND)
+        .union(QpAttributes::PORT)
+        .union(QpAttributes::AV)
+        .union(QpAttributes::PKEY_INDEX)
+        .union(QpAttributes::MAX_DEST_RD_ATOMIC),
+    recovered: None,
+};
+
+const UC: Attributes = Attributes {
+    init: CONNECTED_INIT,
+    receive: CONNECTED_RECEIVE,
+    receive_optional: CONNECTED_RECEIVE_OPTIONAL,
+    send: QpAttributes::SQ_PSN,
+    running: CONNECTED_RUNNING,
+    drained: QpAttributes::AV
+        .union(QpAttributes::PKEY_INDEX)
+        .union(QpAttributes::ACCESS_FLAGS)
+        .union(ALTERNATE),
+    recovered: Some(QpAttributes::CUR_STATE.union(QpAttributes::ACCESS_FLAGS)),
+};
+
+const UD: Attributes = Attributes {
+    init: QpAttributes::PKEY_INDEX.union(QpAttributes::PORT).union(QpAttributes::QKEY),
+    receive: QpAttributes::empty(),
+    receive_optional: QpAttributes::PKEY_INDEX.union(QpAttributes::QKEY),
+    send: QpAttributes::SQ_PSN,
+    running: QpAttributes::CUR_STATE.union(QpAttributes::QKEY),
+    drained: QpAttributes::PKEY_INDEX.union(QpAttributes::QKEY),
+    recovered: Some(QpAttributes::CUR_STATE.union(QpAttributes::QKEY)),
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STATES: [QpState; 7] = [
+        QpState::RESET,
+        QpState::INIT,
+        QpState::RTR,
+        QpState::RTS,
+        QpState::SQD,
+        QpState::SQE,
+        QpState::ERR,
+    ];
+
+    const TYPES: [QpType; 3] = [QpType::RC, QpType::UC, QpType::UD];
+
+    #[test]
+    fn exactly_the_transitions_of_the_specification_exist() {
+        // Rows: from; columns: to RESET, INIT, RTR, RTS, SQD, SQE, ERR.
+        let table = [
+            "x x . . . . .", // RESET
+            "x x x . . . x", // INIT
+            "x . . x . . x", // RTR
+            "x . . x x . x", // RTS
+            "x . . x x . x", // SQD
+            "x . . u . . x", // SQE: a reliable connection is never in it
+            "x . . . . . x", // ERR
+        ];
+        for qp_type in TYPES {
+            for (from, row) in STATES.into_iter().zip(table) {
+                for (to, cell) in STATES.into_iter().zip(row.split(' ')) {
+                    let exists = cell == "x" || cell == "u" && qp_type != QpType::RC;
+                    let found = QpTransition::between(qp_type, from, to).is_some();
+                    assert_eq!(found, exists, "{qp_type:?}: {from:?} to {to:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_unknown_has_no_transitions() {
+        for state in STATES {
+            for unknown in [QpState::UNKNOWN, QpState::from_raw(99)] {
+                let to_unknown = QpTransition::between(QpType::UC, state, unknown);
+                assert_eq!(to_unknown, None, "{state:?} to {unknown:?}");
+                let ends = matches!(state, QpState::RESET | QpState::ERR);
+                let from_unknown = QpTransition::between(QpType::UC, unknown, state);
+                assert_eq!(from_unknown.is_some(), ends, "{unknown:?} to {state:?}");
+            }
+            for qp_type in [QpType::RAW_PACKET, QpType::XRC_SEND, QpType::from_raw(0)] {
+                assert_eq!(QpTransition::between(qp_type, state, QpState::RESET), None);
+            }
+        }
+    }
+
+    /// `man ibv_modify_qp`, word by word.
+    #[test]
+    fn types_need_what_the_manual_page_lists() {
+        let access = QpAttributes::PKEY_INDEX | QpAttributes::PORT | QpAttributes::ACCESS_FLAGS;
+        let qkey = QpAttributes::PKEY_INDEX | QpAttributes::PORT | QpAttributes::QKEY;
+        let path = QpAttributes::AV | QpAttributes::PATH_MTU;
+        let peer = path | QpAttributes::DEST_QPN | QpAttributes::RQ_PSN;
+        let answers = QpAttributes::MAX_DEST_RD_ATOMIC | QpAttributes::MIN_RNR_TIMER;
+        let first = QpAttributes::SQ_PSN;
+        let reads = first | QpAttributes::MAX_QP_RD_ATOMIC;
+        let retries = QpAttributes::RETRY_CNT | QpAttributes::RNR_RETRY | QpAttributes::TIMEOUT;
+        let lists = [
+            (QpType::RC, access, peer | answers, reads | retries),
+            (QpType::UC, access, peer, first),
+            (QpType::UD, qkey, QpAttributes::empty(), first),
+        ];
+        for (qp_type, init, receive, send) in lists {
+            let required =
+                |from, to| QpTransition::between(qp_type, from, to).map(QpTransition::required);
+            assert_eq!(required(QpState::RESET, QpState::INIT), Some(init));
+            assert_eq!(required(QpState::INIT, QpState::RTR), Some(receive));
+            assert_eq!(required(QpState::RTR, QpState::RTS), Some(send));
+            for to in STATES {
+                let none = required(QpState::RTS, to).is_none_or(|list| list.is_empty());
+                assert!(none, "{qp_type:?}: RTS to {to:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_required_can_lack_and_nothing_else_but_the_optional_fits() {
+        let all = TYPES.map(|qp_type| STATES.map(|from| STATES.map(|to| (qp_type, from, to))));
+        for (qp_type, from, to) in all.into_iter().flatten().flatten() {
+            let Some(way) = QpTransition::between(qp_type, from, to) else { continue };
+            let required = way.required();
+            assert!(!(required | way.optional()).contains(QpAttributes::STATE));
+            assert!(!required.intersects(way.optional()), "{qp_type:?}: {from:?} to {to:?}");
+            for bit in (0..32).map(|n| QpAttributes::from_bits_retain(1 << n)) {
+                assert_eq!(way.lacking(required - bit), required & bit);
+                let fits = (required | way.optional() | QpAttributes::STATE).contains(bit);
+                let excess = if fits { QpAttributes::empty() } else { bit };
+                assert_eq!(way.forbidden(required | bit), excess, "{from:?} to {to:?}, {bit}");
+            }
+        }
+    }
+}
