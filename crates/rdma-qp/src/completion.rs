@@ -180,12 +180,35 @@ mod tests {
     fn what_is_undefined_cannot_be_read() {
         let sent = junk(0, WcOpcode::SEND.raw(), IMM).result().unwrap();
         assert_eq!((sent.immediate_data(), sent.scattered_bytes()), (None, None));
+        assert_eq!(sent.byte_len(), None);
         assert_eq!(sent, WorkSuccess::of_send(WcOpcode::SEND));
         assert!(!format!("{sent:?}").contains("99"), "{sent:?}");
         let error = junk(10, WcOpcode::RECV.raw(), IMM).result().unwrap_err();
         assert_eq!((error.raw_status(), error.vendor_code()), (10, 3));
         let text = format!("{:?}", junk(10, 128, IMM));
         assert!(!text.contains("99") && !text.contains("RECV"), "{text}");
+    }
+
+    #[test]
+    fn what_was_fetched_has_a_length_and_what_was_sent_has_none() {
+        let bytes = |opcode: WcOpcode| junk(0, opcode.raw(), IMM).result().unwrap().byte_len();
+        for opcode in [WcOpcode::RDMA_READ, WcOpcode::COMP_SWAP, WcOpcode::FETCH_ADD] {
+            assert_eq!(bytes(opcode), Some(99), "{opcode}");
+        }
+        for raw in 128..140 {
+            assert_eq!(bytes(WcOpcode::from_raw(raw)), Some(99), "{raw}");
+        }
+        for raw in [0, 1].into_iter().chain(5..128) {
+            assert_eq!(bytes(WcOpcode::from_raw(raw)), None, "{raw}");
+        }
+    }
+
+    #[test]
+    fn of_what_has_no_completion_only_the_length_of_atomics_is_known() {
+        let bytes = |opcode| WorkSuccess::of_send(opcode).byte_len();
+        assert_eq!([WcOpcode::COMP_SWAP, WcOpcode::FETCH_ADD].map(bytes), [Some(8); 2]);
+        let others = [WcOpcode::SEND, WcOpcode::RDMA_WRITE, WcOpcode::RDMA_READ];
+        assert_eq!(others.map(bytes), [None; 3]);
     }
 
     #[test]

@@ -12,12 +12,17 @@ use rdma_types::{Rkey, WcOpcode};
 #[derive(Clone, Copy)]
 pub struct WorkSuccess {
     opcode: WcOpcode,
-    /// Only of receives, as all below.
+    /// Of receives and of what brings bytes back; or [`UNKNOWN`].
     bytes: u32,
-    /// What the flags say that it is.
+    /// Only of receives, as the flags: what these say that it is.
     number: u32,
     flags: u32,
 }
+
+/// More than any message has: 2 GiB are the most.
+const UNKNOWN: u32 = u32::MAX;
+/// What an atomic operation brings back.
+const WORD: u32 = 8;
 
 impl WorkSuccess {
     /// A request of the send queue that is known to be done: by its completion, or, if it was
@@ -25,7 +30,11 @@ impl WorkSuccess {
     #[inline]
     #[must_use]
     pub const fn of_send(opcode: WcOpcode) -> Self {
-        Self { opcode, bytes: 0, number: 0, flags: 0 }
+        let bytes = match opcode {
+            WcOpcode::COMP_SWAP | WcOpcode::FETCH_ADD => WORD,
+            _ => UNKNOWN,
+        };
+        Self { opcode, bytes, number: 0, flags: 0 }
     }
 
     /// Of a completion that has succeeded.
@@ -47,7 +56,7 @@ impl WorkSuccess {
         self.opcode
     }
 
-    /// Whether it was a receive: the other questions are about these.
+    /// Whether it was a receive.
     #[inline]
     #[must_use]
     pub const fn is_receive(&self) -> bool {
@@ -83,16 +92,44 @@ impl WorkSuccess {
 
     /// How many bytes arrived: in the receive's own elements, or for an RDMA write with immediate
     /// ([`WcOpcode::RECV_RDMA_WITH_IMM`]) in the memory that the peer named. `None` of requests that
-    /// are no receives.
+    /// are no receives: [`byte_len`](Self::byte_len) is of these too.
     #[inline]
     #[must_use]
     pub const fn scattered_bytes(&self) -> Option<usize> {
         if self.is_receive() { Some(self.bytes as usize) } else { None }
     }
 
+    /// How many bytes came to this end: the length of the message of a receive or an RDMA read, and the 8
+    /// of an atomic operation. `man ibv_poll_cq`.
+    ///
+    /// `None` of sends, writes and what else brings no bytes here, of which the specification says nothing;
+    /// and of an unsignaled read, of which no completion tells.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_qp::{WcOpcode, WorkSuccess};
+    ///
+    /// // As of unsignaled ones.
+    /// assert_eq!(WorkSuccess::of_send(WcOpcode::FETCH_ADD).byte_len(), Some(8));
+    /// assert_eq!(WorkSuccess::of_send(WcOpcode::RDMA_WRITE).byte_len(), None);
+    /// ```
+    #[doc(alias = "gathered_length")]
+    #[inline]
+    #[must_use]
+    pub const fn byte_len(&self) -> Option<usize> {
+        match self.opcode {
+            WcOpcode::RDMA_READ | WcOpcode::COMP_SWAP | WcOpcode::FETCH_ADD
+                if self.bytes != UNKNOWN =>
+            {
+                Some(self.bytes as usize)
+            }
+            _ => self.scattered_bytes(),
+        }
+    }
+
     /// What can be asked of it: of other fields nothing is said.
     const fn said(&self) -> (WcOpcode, Option<usize>, Option<u32>, Option<Rkey>) {
-        (self.opcode, self.scattered_bytes(), self.immediate_data(), self.invalidated_rkey())
+        (self.opcode, self.byte_len(), self.immediate_data(), self.invalidated_rkey())
     }
 }
 
@@ -108,7 +145,7 @@ impl fmt::Debug for WorkSuccess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WorkSuccess")
             .field("opcode", &self.opcode)
-            .field("scattered_bytes", &self.scattered_bytes())
+            .field("byte_len", &self.byte_len())
             .field("immediate_data", &self.immediate_data())
             .field("invalidated_rkey", &self.invalidated_rkey())
             .finish()

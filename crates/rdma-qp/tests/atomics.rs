@@ -24,7 +24,7 @@ fn word(end: &End, opcode: WcOpcode, request: AtomicWorkRequest<'_, '_>) -> u64 
     let done = end.next();
     let success = done.result().unwrap();
     assert_eq!((done.wr_id(), success.opcode()), (3, opcode));
-    assert_eq!(success.scattered_bytes(), None);
+    assert_eq!(success.byte_len(), Some(8));
     u64::from_ne_bytes(end.read(0))
 }
 

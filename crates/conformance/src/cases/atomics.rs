@@ -13,6 +13,7 @@ cases![
     swap_happens_only_if_the_comparison_holds,
     swap_compares_all_64_bits,
     atomic_brings_what_was_there_before,
+    atomic_counts_its_eight_bytes,
     addition_wraps,
     addition_of_nothing_reads,
     addition_of_a_negative_number_subtracts,
@@ -101,6 +102,20 @@ fn atomic_brings_what_was_there_before(device: &Device) {
     ];
     for request in requests {
         assert_eq!(outcome(device, NUMBER, request).0, NUMBER);
+    }
+}
+
+fn atomic_counts_its_eight_bytes(device: &Device) {
+    let (a, b) = sides(device);
+    let (result, word) = (a.pd.register(8, LOCAL_WRITE), word(&b, 5));
+    let requests = [
+        compare_and_swap(1, &result, &word, 5, 6),
+        compare_and_swap(1, &result, &word, 5, 6),
+        fetch_and_add(1, &result, &word, 1),
+    ];
+    for request in requests {
+        a.qp.post(&request);
+        assert_eq!(a.send_cq.expect_success(1).byte_len, 8);
     }
 }
 

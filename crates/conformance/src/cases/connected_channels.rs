@@ -12,8 +12,8 @@ use rdma_mem::{
     AccessFlags, AtomicCapability, GatherList, ProtectionDomain, ScatterList, SharedRegion,
 };
 use rdma_qp::{
-    AckTimeout, MaxAckRetries, MaxRnrRetries, PostErrorKind, ReceiveWorkRequest, SendWorkRequest,
-    WorkErrorCode, WriteWorkRequest,
+    AckTimeout, MaxAckRetries, MaxRnrRetries, PostErrorKind, ReadWorkRequest, ReceiveWorkRequest,
+    SendWorkRequest, WorkErrorCode, WriteWorkRequest,
 };
 
 use crate::case::cases;
@@ -22,6 +22,7 @@ use crate::device::Device;
 cases![
     blocking_operations_move_bytes,
     blocking_atomics_count,
+    what_was_fetched_has_a_length,
     a_channel_can_be_connected_to_itself,
     a_scope_ends_what_it_has_left,
     a_scope_with_an_unanswered_receive_ends_and_gives_its_memory_back,
@@ -97,7 +98,7 @@ fn blocking_operations_move_bytes(device: &Device) {
     assert_eq!(text(&board, 5), b"hello");
     let mut back = pd.allocate_region(5).unwrap();
     let mut list = ScatterList::from([back.as_slice_mut()]);
-    here.read(rdma_qp::ReadWorkRequest::from_list(&mut list, board.remote())).unwrap();
+    here.read(ReadWorkRequest::from_list(&mut list, board.remote())).unwrap();
     assert_eq!(*back, *b"hello");
     assert_eq!((here.closed(), there.closed()), (None, None));
 }
@@ -113,13 +114,43 @@ fn blocking_atomics_count(device: &Device) {
     let mut before = pd.allocate_region(8).unwrap();
     for count in 0..3_u64 {
         let mut list = ScatterList::from([before.as_slice_mut()]);
-        channel.fetch_add(&mut list, word, 1).unwrap();
+        let done = channel.fetch_add(&mut list, word, 1).unwrap();
+        assert_eq!(done.byte_len(), Some(8));
         assert_eq!(*before, count.to_ne_bytes());
     }
     let mut list = ScatterList::from([before.as_slice_mut()]);
     channel.compare_and_swap(&mut list, word, 3, 7).unwrap();
     assert_eq!(*before, 3_u64.to_ne_bytes());
     assert_eq!(text(&board, 8), 7_u64.to_ne_bytes());
+}
+
+fn what_was_fetched_has_a_length(device: &Device) {
+    let pd = domain(device);
+    let mut channel = looped(pd.create_channel());
+    let (mut room, board) = (pd.allocate_region(5000).unwrap(), board(&pd, 5000));
+    for length in [0, 1, 1025, 5000] {
+        let mut list = ScatterList::from([room.get_mut(0, length).unwrap()]);
+        let read = ReadWorkRequest::from_list(&mut list, board.remote());
+        assert_eq!(channel.read(read).unwrap().byte_len(), Some(length));
+    }
+    channel
+        .scope(|s| {
+            let (one, rest) = room.as_slice_mut().split_at(16);
+            let (other, rest) = rest.split_at(24);
+            let rented = s.read_into(one, board.remote())?;
+            let batch = s.read_batch_into([(other, board.remote())])?;
+            let mut list = ScatterList::from([rest]);
+            let quiet = ReadWorkRequest::from_list(&mut list, board.remote()).signaled(false);
+            let quiet = s.post_read(quiet)?;
+            let written = s.post_write(WriteWorkRequest::new(&[], board.remote()))?;
+            let [batch] = batch.map(|read| read.wait(BOUND).unwrap().result);
+            let rented = rented.wait(BOUND).unwrap().result;
+            assert_eq!([rented?, batch?].map(|read| read.byte_len()), [Some(16), Some(24)]);
+            assert_eq!(written.wait(BOUND)?.byte_len(), None);
+            assert_eq!(quiet.wait(BOUND)?.byte_len(), None, "it has no completion");
+            Ok::<_, TransportError>(())
+        })
+        .unwrap();
 }
 
 fn a_channel_can_be_connected_to_itself(device: &Device) {
