@@ -1,14 +1,18 @@
 //! The primitives that the model checker replaces: under `cfg(loom)` the lock and the atomics of the
 //! data path are loom's, so that its tests explore the production modules.
 
+mod lock;
+
+pub(crate) use lock::{Guard, Lock};
+
 #[cfg(loom)]
 pub(crate) use loom::sync::{
-    Condvar, Mutex, MutexGuard,
+    Condvar, Mutex,
     atomic::{AtomicU32, AtomicU64, Ordering, fence},
 };
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
-    Condvar, Mutex, MutexGuard,
+    Condvar, Mutex,
     atomic::{AtomicU32, AtomicU64, Ordering, fence},
 };
 
@@ -26,29 +30,6 @@ thread_local! {
 #[inline]
 pub(crate) fn this_thread() -> u64 {
     PLACE.with(|place| std::ptr::from_ref(place).addr() as u64)
-}
-
-/// A mutex without poisoning: no code of a caller runs under it, and the shims abort on a panic.
-#[derive(Debug, Default)]
-pub(crate) struct Lock<T>(Mutex<T>);
-
-impl<T> Lock<T> {
-    pub(crate) fn new(value: T) -> Self {
-        Self(Mutex::new(value))
-    }
-
-    #[inline]
-    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        match self.0.lock() {
-            Ok(guard) => guard,
-            Err(poisoned) => poisoned.into_inner(),
-        }
-    }
-
-    /// Waits until whoever holds the lock has let go, and sees what they did.
-    pub(crate) fn pass(&self) {
-        drop(self.lock());
-    }
 }
 
 /// Locks a control-path mutex, which the model checker does not see, likewise without poisoning.

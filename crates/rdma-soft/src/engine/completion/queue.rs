@@ -16,7 +16,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{Handle, Reporter};
 use crate::overflow;
 use crate::schedule::Deferred;
-use crate::sync::{AtomicU32, AtomicU64, Line, Lock, MutexGuard, Ordering, locked};
+use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
 
 /// The completion queue overflowed: a completion was lost, and it is in error for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,7 +181,7 @@ impl CompletionQueue {
 
     /// Sends the event that was asked for, if it was for a completion such as the one that came.
     #[cold]
-    fn disarm(&self, mut producers: MutexGuard<'_, Producers>, solicited: bool) {
+    fn disarm(&self, mut producers: Guard<'_, Producers>, solicited: bool) {
         if producers.armed == Armed::Any || solicited {
             producers.armed = Armed::No;
             drop(producers);

@@ -1,0 +1,207 @@
+//! The lock of the data path.
+//!
+//! It is held for tens of nanoseconds, mostly by the only thread that wants it, so what counts is what
+//! an uncontended use costs: taking it is one atomic operation, giving it back a plain store. The price
+//! is that whoever gives it back does not know of those who wait, and wakes nobody: a waiter looks
+//! again, ever more rarely, since the holder may be copying megabytes, or may have lost its core.
+
+#[cfg(loom)]
+pub(crate) use model::{Guard, Lock};
+#[cfg(not(loom))]
+pub(crate) use spinning::{Guard, Lock};
+
+#[cfg(not(loom))]
+mod spinning {
+    use std::hint::spin_loop;
+    use std::time::Duration;
+
+    use rustix::thread::{NanosleepRelativeResult, nanosleep, sched_yield};
+    use rustix::time::Timespec;
+    use spin::mutex::{SpinMutex, SpinMutexGuard};
+
+    pub(crate) type Guard<'a, T> = SpinMutexGuard<'a, T>;
+
+    /// A mutex without poisoning: no code of a caller runs under it, and the shims abort on a panic.
+    #[derive(Debug, Default)]
+    pub(crate) struct Lock<T>(SpinMutex<T>);
+
+    impl<T> Lock<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(SpinMutex::new(value))
+        }
+
+        #[inline]
+        pub(crate) fn lock(&self) -> Guard<'_, T> {
+            match self.0.try_lock() {
+                Some(guard) => guard,
+                None => self.wait(),
+            }
+        }
+
+        #[cold]
+        #[inline(never)]
+        fn wait(&self) -> Guard<'_, T> {
+            let mut patience = Patience::default();
+            loop {
+                patience.pause();
+                // Only looks while it is taken: an attempt would pull the line from its holder.
+                if self.0.is_locked() {
+                    continue;
+                }
+                if let Some(guard) = self.0.try_lock() {
+                    return guard;
+                }
+            }
+        }
+
+        /// Waits until whoever holds the lock has let go, and sees what they did.
+        pub(crate) fn pass(&self) {
+            drop(self.lock());
+        }
+    }
+
+    /// How a thread waits for another: it spins, since most locks are given back at once; then lets other
+    /// threads run on its core, since the holder may be one of them; then sleeps, so that a holder of
+    /// lower priority gets to run as well, and a long copy does not keep two cores busy.
+    #[derive(Debug, Default)]
+    struct Patience {
+        pauses: u32,
+    }
+
+    /// These double, up to 32 spins each: some microseconds in all.
+    const SPINNING: u32 = 8;
+    const YIELDING: u32 = SPINNING + 8;
+    const SHORTEST_SLEEP: Duration = Duration::from_micros(16);
+    const LONGEST_SLEEP: Duration = Duration::from_millis(1);
+
+    impl Patience {
+        fn pause(&mut self) {
+            match self.pauses {
+                spins @ 0..SPINNING => (0..1 << spins.min(5)).for_each(|_| spin_loop()),
+                SPINNING..YIELDING => sched_yield(),
+                sleeps => {
+                    sleep((SHORTEST_SLEEP * (1 << (sleeps - YIELDING).min(6))).min(LONGEST_SLEEP))
+                }
+            }
+            self.pauses = self.pauses.saturating_add(1);
+        }
+    }
+
+    /// The system call itself: libc's would be a point where `pthread_cancel` ends the thread, in the
+    /// middle of a post, and would set `errno`.
+    fn sleep(time: Duration) {
+        let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+        match nanosleep(&time) {
+            // Woken early by a signal: the lock is looked at again, which is all that a sleep is for.
+            NanosleepRelativeResult::Ok | NanosleepRelativeResult::Interrupted(_) => {}
+            NanosleepRelativeResult::Err(_) => sched_yield(),
+        }
+    }
+}
+
+#[cfg(loom)]
+mod model {
+    use loom::sync::{Mutex, MutexGuard};
+
+    pub(crate) type Guard<'a, T> = MutexGuard<'a, T>;
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Lock<T>(Mutex<T>);
+
+    impl<T> Lock<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> Guard<'_, T> {
+            match self.0.lock() {
+                Ok(guard) => guard,
+                Err(poisoned) => poisoned.into_inner(),
+            }
+        }
+
+        pub(crate) fn pass(&self) {
+            drop(self.lock());
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::Lock;
+
+    #[test]
+    fn one_thread_at_a_time_is_inside() {
+        const ROUNDS: u64 = 20_000;
+        let lock = Lock::new((0_u64, 0_u64));
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..ROUNDS {
+                        let mut pair = lock.lock();
+                        assert_eq!(pair.0, pair.1);
+                        pair.0 += 1;
+                        std::hint::spin_loop();
+                        pair.1 += 1;
+                    }
+                });
+            }
+        });
+        assert_eq!(*lock.lock(), (4 * ROUNDS, 4 * ROUNDS));
+    }
+
+    #[test]
+    fn who_waits_for_a_long_time_sleeps_and_gets_the_lock_then() {
+        let lock = Lock::new(0);
+        let seen = while_one_waits(|| *lock.lock(), || lock.lock(), |guard| **guard = 5);
+        assert_eq!(seen, 5);
+    }
+
+    #[test]
+    fn passing_waits_for_the_holder() {
+        let (lock, done) = (Lock::new(()), AtomicBool::new(false));
+        let pass = || {
+            lock.pass();
+            done.load(Ordering::Relaxed)
+        };
+        assert!(while_one_waits(pass, || lock.lock(), |_| done.store(true, Ordering::Relaxed)));
+    }
+
+    /// Takes the lock, has another thread wait for it until it sleeps, and does something before the lock
+    /// is given back; what the other thread found.
+    fn while_one_waits<G, R: Send>(
+        wait: impl FnOnce() -> R + Send,
+        take: impl FnOnce() -> G,
+        finish: impl FnOnce(&mut G),
+    ) -> R {
+        let (say, hear) = mpsc::channel();
+        thread::scope(|scope| {
+            let mut guard = take();
+            let waiter = scope.spawn(move || {
+                say.send(rustix::thread::gettid()).unwrap();
+                wait()
+            });
+            let number = hear.recv().unwrap().as_raw_nonzero();
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while !is_asleep(number) {
+                assert!(Instant::now() < deadline && !waiter.is_finished(), "it has not slept");
+                thread::yield_now();
+            }
+            finish(&mut guard);
+            drop(guard);
+            waiter.join().unwrap()
+        })
+    }
+
+    /// Whether a thread of this process is in the state S (proc_pid_stat(5)).
+    fn is_asleep(thread: impl std::fmt::Display) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+        stat.is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" S")))
+    }
+}
