@@ -2,6 +2,7 @@
 
 use crate::device::Device;
 use crate::gid_place::GidPlace;
+use crate::random::Seed;
 use crate::schedule::Schedule;
 use crate::soft_device::SoftDevice;
 use crate::{abi, fabric};
@@ -84,6 +85,9 @@ pub enum InstallError {
     /// Devices live as long as the process, and there is room for so many.
     #[error("there are {0} software devices in this process already: use one of them")]
     TooMany(usize),
+    /// The system gave no random numbers, without which keys could be guessed.
+    #[error("no random numbers from the system: let the process call getrandom(2)")]
+    NoRandomness,
 }
 
 /// Makes a software device with a name, a schedule and limits of its own.
@@ -279,14 +283,16 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// If the name is taken, or is none, or there are thousands of devices.
+    /// If the name is taken, or is none, or there are thousands of devices, or the system has no random
+    /// numbers.
     pub fn install(self) -> Result<SoftDevice, InstallError> {
         let typeable = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if !(1..64).contains(&self.name.len()) || !self.name.chars().all(typeable) {
             return Err(InstallError::BadName(self.name));
         }
         let gids = self.gids.unwrap_or_else(|| GidPlace::usual(self.link));
-        let device = Device::new(self.name, self.link, gids, self.limits, self.schedule);
+        let seed = Seed::from_system().map_err(|_| InstallError::NoRandomness)?;
+        let device = Device::new(self.name, self.link, gids, self.limits, self.schedule, &seed);
         let device = fabric::add(device)?;
         abi::register();
         Ok(SoftDevice::of(device))

@@ -22,7 +22,7 @@ use crate::engine::send_side::Blocked;
 use crate::fabric;
 use crate::gid_place::GidPlace;
 use crate::identity::Identity;
-use crate::random::SplitMix;
+use crate::random::{Purpose, Seed};
 use crate::schedule::{Deferred, Schedule};
 use crate::sync::locked;
 
@@ -134,14 +134,14 @@ impl Device {
         gids: Vec<GidPlace>,
         limits: Limits,
         schedule: Schedule,
+        seed: &Seed,
     ) -> Self {
-        let mut rng = SplitMix::from_system();
-        let identity = Identity::random(link, gids, &mut rng);
+        let identity = Identity::drawn(link, gids, seed.stream(Purpose::Identity));
         let deferred = match schedule {
             Schedule::Deferred { seed } => Some(Deferred::new(seed)),
             _ => None,
         };
-        let next = rng.next_u32();
+        let next = seed.stream(Purpose::QueuePairNumbers).next_u32();
         Self {
             name,
             link,
@@ -149,7 +149,10 @@ impl Device {
             limits,
             schedule,
             deferred,
-            regions: RegionTable::new(limits.max_mr.saturating_add(limits.max_mw), rng),
+            regions: RegionTable::new(
+                limits.max_mr.saturating_add(limits.max_mw),
+                seed.stream(Purpose::Keys),
+            ),
             protection_domains: Quota::default(),
             completion_queues: Quota::default(),
             shared_receive_queues: Quota::default(),

@@ -5,7 +5,6 @@ use std::sync::Mutex;
 use crate::address::Address;
 use crate::builder::{InstallError, Link};
 use crate::device::{Device, DeviceBlock};
-use crate::random::SplitMix;
 use crate::sync::locked;
 
 /// Far more than there are uses for, and far fewer than LIDs.
@@ -30,7 +29,7 @@ pub(crate) fn add(mut device: Device) -> Result<&'static Device, InstallError> {
         return Err(InstallError::TooMany(MAX_DEVICES));
     }
     while devices.iter().any(|block| block.device().shares_address_with(&device)) {
-        device.identity = device.identity.redrawn(device.link, &mut SplitMix::from_system());
+        device.identity.redraw(device.link);
     }
     let block: &'static DeviceBlock = Box::leak(Box::new(DeviceBlock::new(device)));
     devices.push(block);

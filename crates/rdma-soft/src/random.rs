@@ -1,19 +1,86 @@
-//! Random numbers: unpredictable ones for identities and keys, seeded ones for schedules.
+//! Random numbers: unpredictable ones for what a device gives out, seeded ones for schedules.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
+use chacha20::ChaCha20Rng;
+use chacha20::rand_core::{Rng, SeedableRng};
 
-/// SplitMix64 (Steele, Lea, Flood 2014): a full-period generator that any seed starts well.
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
+/// What all random numbers of a device come from. Two devices of one seed draw the same.
+#[derive(Clone)]
+pub(crate) struct Seed([u8; 32]);
+
+/// What numbers are for. What is drawn for one purpose tells nothing about the others: peers see the
+/// identity, and must not learn from it what names memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Identity,
+    Keys,
+    QueuePairNumbers,
+}
+
+impl Seed {
+    /// One that nobody else has.
+    pub(crate) fn from_system() -> Result<Self, getrandom::Error> {
+        let mut seed = [0; 32];
+        getrandom::fill(&mut seed)?;
+        Ok(Self(seed))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn new(number: u8) -> Self {
+        Self([number; 32])
+    }
+
+    pub(crate) fn stream(&self, purpose: Purpose) -> Random {
+        let mut rng = ChaCha20Rng::from_seed(self.0);
+        rng.set_stream(purpose as u64);
+        Random(rng)
+    }
+}
+
+impl std::fmt::Debug for Seed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Seed { .. }")
+    }
+}
+
+/// Numbers that nobody can tell who has seen the ones before: the key stream of ChaCha20.
+#[derive(Debug)]
+pub(crate) struct Random(ChaCha20Rng);
+
+impl Random {
+    pub(crate) fn next_u64(&mut self) -> u64 {
+        self.0.next_u64()
+    }
+
+    pub(crate) fn next_u32(&mut self) -> u32 {
+        self.0.next_u32()
+    }
+
+    /// Uniform below a bound, but for a part in 2^32 / `bound`; `bound` 0 gives 0.
+    pub(crate) fn below(&mut self, bound: u32) -> u32 {
+        scaled(self.next_u32(), bound)
+    }
+
+    /// Every order is as likely as any other.
+    pub(crate) fn shuffle<T>(&mut self, list: &mut [T]) {
+        for last in (1..list.len()).rev() {
+            let bound = u32::try_from(last + 1).unwrap_or(u32::MAX);
+            list.swap(last, self.below(bound) as usize);
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): a full-period generator that any seed starts well. Whoever sees
+/// an output knows all others, so that it is for schedules alone.
 #[derive(Debug, Clone)]
 pub(crate) struct SplitMix(u64);
 
 impl SplitMix {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
-    }
-
-    /// A generator that no other process shares: std seeds `RandomState` from the system.
-    pub(crate) fn from_system() -> Self {
-        Self(RandomState::new().build_hasher().finish())
     }
 
     pub(crate) fn next_u64(&mut self) -> u64 {
@@ -29,25 +96,10 @@ impl SplitMix {
 
     /// Uniform enough below a small bound; `bound` 0 gives 0.
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
-        ((u64::from(self.next_u32()) * u64::from(bound)) >> 32) as u32
+        scaled(self.next_u32(), bound)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn equal_seeds_agree_and_system_seeds_differ() {
-        let (mut a, mut b) = (SplitMix::new(7), SplitMix::new(7));
-        assert!((0..100).all(|_| a.next_u64() == b.next_u64()));
-        assert_ne!(SplitMix::from_system().next_u64(), SplitMix::from_system().next_u64());
-    }
-
-    #[test]
-    fn below_stays_below() {
-        let mut rng = SplitMix::new(1);
-        assert!((0..1000).all(|_| rng.below(3) < 3));
-        assert_eq!(rng.below(0), 0);
-    }
+fn scaled(random: u32, bound: u32) -> u32 {
+    ((u64::from(random) * u64::from(bound)) >> 32) as u32
 }

@@ -143,6 +143,7 @@ mod tests {
     use crate::engine::report::Reporter;
     use crate::engine::request::{Payload, Request};
     use crate::engine::service::Service;
+    use crate::random::Seed;
 
     #[test]
     fn queue_pair_that_was_destroyed_with_work_to_do_is_forgotten() {
@@ -150,7 +151,14 @@ mod tests {
         // Where a leak checker finds it.
         static DEVICE: OnceLock<Device> = OnceLock::new();
         let device = DEVICE.get_or_init(|| {
-            Device::new("d".into(), Link::Ethernet, Vec::new(), Limits::default(), schedule)
+            Device::new(
+                "d".into(),
+                Link::Ethernet,
+                Vec::new(),
+                Limits::default(),
+                schedule,
+                &Seed::new(1),
+            )
         });
         let (pd, cq) = (ProtectionDomain::new(device), Arc::new(CompletionQueue::new(2, None)));
         let capacity =

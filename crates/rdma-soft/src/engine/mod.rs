@@ -31,6 +31,7 @@ pub(crate) mod region;
 pub(crate) mod report;
 pub(crate) mod request;
 pub(crate) mod responder;
+pub(crate) mod room;
 pub(crate) mod route_header;
 pub(crate) mod run;
 pub(crate) mod send_queue;

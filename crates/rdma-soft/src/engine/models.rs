@@ -19,6 +19,7 @@ use crate::engine::report::Reporter;
 use crate::engine::request::{Opcode, Payload, Request};
 use crate::engine::service::Service;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
+use crate::random::Seed;
 use crate::schedule::Schedule;
 use crate::sync::{Ordering, locked};
 
@@ -54,8 +55,8 @@ impl Model {
 
 fn device() -> &'static Device {
     let limits = Limits { max_mr: 3, max_mw: 1, ..Limits::default() };
-    let device =
-        Device::new("model".into(), Link::Ethernet, Vec::new(), limits, Schedule::Immediate);
+    let (name, schedule, seed) = ("model".into(), Schedule::Immediate, Seed::new(1));
+    let device = Device::new(name, Link::Ethernet, Vec::new(), limits, schedule, &seed);
     Box::leak(Box::new(device))
 }
 

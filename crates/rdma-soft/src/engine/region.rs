@@ -1,15 +1,19 @@
 //! The region table: from a key to the memory that it names, without a lock. Memory windows are in it
 //! too: to who looks a key up, a window is a region.
 //!
-//! A slot is written under the free list's lock and read by any thread with a sequence check: the
+//! A slot is written under the lock of the places and read by any thread with a sequence check: the
 //! version (key and incarnation) is read before and after the fields. A torn read is a miss. That a
 //! region found here *stays* is not this table's business: `ProtectionDomain::deregister` unpublishes
 //! first and then waits for a [grace period](crate::engine::grace_period).
 
 use std::sync::OnceLock;
 
-use crate::random::SplitMix;
+use crate::engine::region::places::{Places, REST};
+use crate::engine::room;
+use crate::random::Random;
 use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering, fence};
+
+mod places;
 
 /// What a key names. Addresses are the process's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,10 +76,9 @@ impl Slot {
 
     /// Counts the incarnation up; writers are serialised by the table's lock. It is never 0, so that no
     /// version is.
-    fn renew(&self) -> u32 {
+    fn renew(&self) {
         let incarnation = self.incarnation.load(Ordering::Relaxed).wrapping_add(1).max(1);
         self.incarnation.store(incarnation, Ordering::Relaxed);
-        incarnation
     }
 
     /// The version of this incarnation, under that key.
@@ -98,34 +101,32 @@ impl Slot {
 
 /// Slots are made by the chunk, when the first of them is used, and stay.
 const CHUNK: usize = if cfg!(loom) { 1 } else { 1024 };
-/// Keys hold 24 bits of slot number and 8 bits from the incarnation.
+/// Keys hold 24 bits of slot number and 8 bits that change each time the slot is used.
 const INDEX_MASK: u32 = 0x00ff_ffff;
-
-#[derive(Debug)]
-struct FreeList {
-    free: Vec<u32>,
-    next: u32,
-    capacity: u32,
-    rng: SplitMix,
-}
 
 #[derive(Debug)]
 pub(crate) struct RegionTable {
     chunks: Box<[OnceLock<Box<[Slot; CHUNK]>>]>,
     /// Random, so that the keys of two devices or processes differ.
     mask: u32,
-    list: Lock<FreeList>,
+    places: Lock<Places>,
 }
 
 impl RegionTable {
-    /// A table of at most `capacity` regions and windows.
-    pub(crate) fn new(capacity: u32, mut rng: SplitMix) -> Self {
-        let capacity = capacity.min(INDEX_MASK);
-        let chunks = (capacity as usize).div_ceil(CHUNK);
+    /// A table for at most `limit` regions and windows. It has more slots than that, since those that
+    /// were used have to rest: [`REST`], or in a smaller table half of them.
+    pub(crate) fn new(limit: u32, random: Random) -> Self {
+        let rest = limit.min(REST);
+        Self::with_slots(limit.saturating_add(rest), rest, random)
+    }
+
+    fn with_slots(slots: u32, rest: u32, mut random: Random) -> Self {
+        let slots = slots.min(INDEX_MASK + 1);
+        let chunks = (slots as usize).div_ceil(CHUNK);
         Self {
             chunks: (0..chunks).map(|_| OnceLock::new()).collect(),
-            mask: rng.next_u32() & INDEX_MASK,
-            list: Lock::new(FreeList { free: Vec::new(), next: 0, capacity, rng }),
+            mask: random.next_u32() & INDEX_MASK,
+            places: Lock::new(Places::new(slots, rest, random)),
         }
     }
 
@@ -143,34 +144,44 @@ impl RegionTable {
 
     /// Registers `region` and returns its key, or `None` when the table is full.
     pub(crate) fn insert(&self, region: &Region) -> Option<u32> {
-        let mut list = self.list.lock();
-        let (slot, key) = self.take(&mut list)?;
+        let mut places = self.places.lock();
+        let (slot, key) = self.take(&mut places)?;
         slot.publish(slot.version(key), region);
         Some(key)
     }
 
     /// Takes a place for a window, and returns a key that names nothing yet.
     pub(crate) fn reserve(&self) -> Option<u32> {
-        Some(self.take(&mut self.list.lock())?.1)
+        Some(self.take(&mut self.places.lock())?.1)
     }
 
     /// Takes a free slot, and the next key of it.
-    fn take(&self, list: &mut FreeList) -> Option<(&Slot, u32)> {
-        let index = match list.free.pop() {
-            Some(index) => index,
-            None if list.next < list.capacity => self.grow(list),
-            None => return None,
+    fn take(&self, places: &mut Places) -> Option<(&Slot, u32)> {
+        let (index, low) = places.take()?;
+        let Some(slot) = self.slot(index).or_else(|| self.make(index)) else {
+            // Without memory for it; as it was never used, it need not have rested.
+            places.release(index, 0);
+            return None;
         };
-        let slot = self.slot(index)?;
+        slot.renew();
         // The low byte is never 0, so that no key of a region is.
-        let low = slot.renew() % 0xff + 1;
         Some((slot, ((index ^ self.mask) & INDEX_MASK) << 8 | low))
+    }
+
+    /// Makes the chunk of a slot, on the heap from the first.
+    #[cold]
+    fn make(&self, index: u32) -> Option<&Slot> {
+        let chunk = self.chunks.get(index as usize / CHUNK)?;
+        let slots: Box<[Slot; CHUNK]> = room::boxed(CHUNK, Slot::default).ok()?.try_into().ok()?;
+        // Writers are serialised by the table's lock.
+        let _ = chunk.set(slots);
+        self.slot(index)
     }
 
     /// Makes a window in a place that was [reserved](Self::reserve) name `region` under this key, whose
     /// low byte is the window's owner's to choose, and no longer what it named.
     pub(crate) fn publish(&self, key: u32, region: &Region) {
-        let _writers = self.list.lock();
+        let _writers = self.places.lock();
         if let Some(slot) = self.slot((key >> 8) ^ self.mask) {
             slot.version.store(0, Ordering::Release);
             slot.renew();
@@ -178,24 +189,10 @@ impl RegionTable {
         }
     }
 
-    fn grow(&self, list: &mut FreeList) -> u32 {
-        let index = list.next;
-        list.next += 1;
-        // No place is free: room for all, so that removing never allocates.
-        list.free.reserve(list.next as usize);
-        if let Some(chunk) = self.chunks.get(index as usize / CHUNK) {
-            chunk.get_or_init(|| Box::new(std::array::from_fn(|_| Slot::default())));
-        }
-        if let Some(slot) = self.slot(index) {
-            slot.incarnation.store(list.rng.next_u32() >> 8, Ordering::Relaxed);
-        }
-        index
-    }
-
     /// Makes `key` unknown to every reader that starts from now on. The slot is not reused before
     /// [`release`](Self::release).
     pub(crate) fn unpublish(&self, key: u32) -> bool {
-        let _writers = self.list.lock();
+        let _writers = self.places.lock();
         match self.slot((key >> 8) ^ self.mask) {
             Some(slot) if slot.read(key).is_some() => {
                 slot.version.store(0, Ordering::Release);
@@ -205,16 +202,23 @@ impl RegionTable {
         }
     }
 
-    /// Gives the slot of an unpublished key to the next registration.
+    /// Lets the slot of an unpublished key rest, and then be used again.
     pub(crate) fn release(&self, key: u32) {
-        self.list.lock().free.push((key >> 8) ^ self.mask);
+        self.places.lock().release((key >> 8) ^ self.mask, (key & 0xff) as u8);
     }
 }
 
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
+    use std::collections::VecDeque;
+
     use super::*;
+    use crate::random::{Purpose, Seed};
+
+    fn table(limit: u32) -> RegionTable {
+        RegionTable::new(limit, Seed::new(1).stream(Purpose::Keys))
+    }
 
     fn region(address: u64) -> Region {
         Region { address, iova: address, length: 100, access: 1, scope: 1 }
@@ -222,7 +226,7 @@ mod tests {
 
     #[test]
     fn finds_what_was_inserted_until_it_is_unpublished() {
-        let table = RegionTable::new(1 << 20, SplitMix::new(1));
+        let table = table(1 << 20);
         let keys: Vec<u32> = (1..=1000).map(|n| table.insert(&region(n)).unwrap()).collect();
         for (n, &key) in keys.iter().enumerate() {
             assert_eq!(table.find(key), Some(region(n as u64 + 1)));
@@ -231,15 +235,50 @@ mod tests {
         assert!(!table.unpublish(keys[500]), "a second time it is unknown");
         assert_eq!(table.find(keys[500]), None);
         table.release(keys[500]);
-        let again = table.insert(&region(7)).unwrap();
-        assert_eq!(again >> 8, keys[500] >> 8, "the slot is reused");
-        assert_ne!(again, keys[500], "under another key");
+        assert_ne!(table.insert(&region(7)).unwrap() >> 8, keys[500] >> 8, "the slot rests");
         assert_eq!(table.find(keys[500]), None);
+    }
+
+    /// How many registrations, one at a time, there are until one is as the first was.
+    fn until_it_returns(table: &RegionTable, of: impl Fn(u32) -> u32) -> u32 {
+        let register_for_a_moment = || {
+            let key = table.insert(&region(1)).unwrap();
+            assert!(table.unpublish(key));
+            table.release(key);
+            of(key)
+        };
+        let first = register_for_a_moment();
+        (1..).find(|_| register_for_a_moment() == first).unwrap()
+    }
+
+    #[test]
+    fn a_slot_returns_after_all_that_rest_and_a_key_after_255_times_as_many() {
+        let slot = |key| key >> 8;
+        assert_eq!(until_it_returns(&table(1 << 20), slot), REST + 1);
+        // Of a smaller table half rests.
+        assert_eq!(until_it_returns(&table(10), slot), 11);
+        assert_eq!(until_it_returns(&table(10), |key| key), 255 * 11);
+        assert_eq!(until_it_returns(&table(2_000), |key| key), 255 * 2_001);
+    }
+
+    #[test]
+    fn as_many_are_registered_as_the_limit_says_whatever_rests() {
+        for limit in [1, 2, 3, 700] {
+            let table = table(limit);
+            let mut keys: VecDeque<u32> =
+                (1..limit).map(|n| table.insert(&region(n.into())).unwrap()).collect();
+            for n in 0..5 * limit {
+                keys.push_back(table.insert(&region(n.into())).unwrap());
+                let key = keys.pop_front().unwrap();
+                assert!(table.unpublish(key), "each time all {limit} are there");
+                table.release(key);
+            }
+        }
     }
 
     #[test]
     fn unknown_keys_are_not_found() {
-        let table = RegionTable::new(10, SplitMix::new(2));
+        let table = table(10);
         let key = table.insert(&region(1)).unwrap();
         for wrong in [0, u32::MAX, key ^ 1, key ^ 0x100, key ^ 0x8000_0000] {
             assert_eq!(table.find(wrong), None, "{wrong:#x}");
@@ -248,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_full_table_refuses() {
-        let table = RegionTable::new(2, SplitMix::new(3));
+        let table = RegionTable::with_slots(2, 0, Seed::new(1).stream(Purpose::Keys));
         let key = table.insert(&region(1)).unwrap();
         assert!(table.insert(&region(2)).is_some());
         assert!(table.insert(&region(3)).is_none());
@@ -259,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_window_is_found_by_its_present_key_alone() {
-        let table = RegionTable::new(2, SplitMix::new(4));
+        let table = RegionTable::with_slots(1, 0, Seed::new(1).stream(Purpose::Keys));
         let key = table.reserve().unwrap();
         assert_eq!(table.find(key), None, "bound to nothing");
         let mut before = key;
@@ -274,12 +313,14 @@ mod tests {
         assert!(table.unpublish(before));
         assert_eq!(table.find(before), None);
         table.release(before);
-        assert_eq!(table.insert(&region(1)).unwrap() >> 8, key >> 8, "the place is free again");
+        let again = table.insert(&region(1)).unwrap();
+        assert_eq!(again >> 8, key >> 8, "the place is free again");
+        assert_ne!(again, before, "under another key");
     }
 
     #[test]
     fn scopes_that_differ_only_beyond_32_bits_differ() {
-        let table = RegionTable::new(2, SplitMix::new(5));
+        let table = table(2);
         let of = |scope| Region { scope, ..region(1) };
         let keys = [7, 1 << 32 | 7].map(|scope| table.insert(&of(scope)).unwrap());
         assert_eq!(keys.map(|key| table.find(key).unwrap().scope), [7, 1 << 32 | 7]);

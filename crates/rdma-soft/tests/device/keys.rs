@@ -5,7 +5,7 @@ use rdma_sys::{Errno, ibv_wc_status as Status};
 
 use crate::rig::connect::Knobs;
 use crate::rig::scene::{AT_B, BYTES, Scene};
-use crate::rig::{ALL_ACCESS, Size, on_each_device};
+use crate::rig::{ALL_ACCESS, Context, Mr, Size, on_each_device};
 
 #[test]
 fn keys_of_another_device_mean_nothing() {
@@ -34,18 +34,41 @@ fn queue_pair_without_room_for_reads_posts_none() {
 #[test]
 fn slot_in_use_again_has_another_key() {
     on_each_device("reused-slot", |device| {
-        for n in 0..3 {
-            let scene = Scene::new(device);
-            let old = scene.b.pd.register_filled(vec![AT_B; BYTES], ALL_ACCESS);
-            let wr = scene.requests()[n].clone().remote(old.address(), old.key());
-            let old_key = old.key();
-            let again = scene.b.pd.register_filled(old.deregister(), ALL_ACCESS);
-            assert_eq!(again.key() >> 8, old_key >> 8, "the slot is in use again");
-            assert_ne!(again.key(), old_key);
-            scene.expect_remote_refusal(&wr, Status::IBV_WC_REM_ACCESS_ERR);
-            again.assert_filled(AT_B);
+        let scene = Scene::new(device);
+        let old = scene.b.pd.register_filled(vec![AT_B; BYTES], ALL_ACCESS);
+        let wr = scene.requests()[0].clone().remote(old.address(), old.key());
+        let old_key = old.key();
+        let mut again = scene.b.pd.register_filled(old.deregister(), ALL_ACCESS);
+        let mut between = 0;
+        while again.key() >> 8 != old_key >> 8 {
+            again = scene.b.pd.register_filled(again.deregister(), ALL_ACCESS);
+            between += 1;
         }
+        assert!(between >= 16_384, "a slot has to rest, and was used again after {between} others");
+        assert_ne!(again.key(), old_key);
+        scene.expect_remote_refusal(&wr, Status::IBV_WC_REM_ACCESS_ERR);
+        again.assert_filled(AT_B);
     });
+}
+
+#[test]
+fn device_of_few_regions_has_them_all_whatever_rests() {
+    for count in [1, 2, 100] {
+        let name = format!("few-regions-{count}");
+        Builder::new(&name).max_memory_regions(count).max_memory_windows(0).install().unwrap();
+        let context = Context::open(&name);
+        let pd = context.pd();
+        let mut keys = std::collections::HashSet::new();
+        let mut regions: Vec<Mr> = (0..count).map(|_| pd.register(1, 0)).collect();
+        for n in 0..10 * count as usize {
+            let mut one_more = [0];
+            let refused = pd.try_register(one_more.as_mut_ptr(), 1, 0).err();
+            assert_eq!(refused, Some(Errno::ENOMEM));
+            keys.insert(regions.swap_remove(n % count as usize).key());
+            regions.push(pd.register(1, 0));
+        }
+        assert_eq!(keys.len(), 10 * count as usize, "each has another key");
+    }
 }
 
 #[test]

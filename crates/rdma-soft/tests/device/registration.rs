@@ -66,3 +66,15 @@ fn memlock_limit_counts_whole_pages_until_they_are_deregistered() {
     deregister(one);
     deregister(pd.try_register(start, 3 * PAGE, 0).unwrap());
 }
+
+#[test]
+fn first_registration_needs_little_stack() {
+    Builder::new("little-stack").install().unwrap();
+    let context = Context::open("little-stack");
+    let pd = context.pd();
+    let thread = std::thread::Builder::new().stack_size(32 << 10);
+    std::thread::scope(|scope| {
+        let registered = thread.spawn_scoped(scope, || drop(pd.register(64, ALL_ACCESS))).unwrap();
+        registered.join().unwrap();
+    });
+}

@@ -2,6 +2,7 @@
 //! if the load runs after them, so that readers are the spawned threads.
 
 use super::*;
+use crate::random::{Purpose, Seed};
 use loom::thread;
 use std::sync::Arc;
 
@@ -10,9 +11,10 @@ fn whole(n: u32) -> Region {
     Region { address: long, iova: long, length: long, access: n, scope: n.into() }
 }
 
-/// A table with one region, and its key. Each has the keys of the others.
+/// A table of one slot, which never rests, with one region, and its key. Each has the keys of the
+/// others.
 fn table() -> (RegionTable, u32) {
-    let table = RegionTable::new(1, SplitMix::new(1));
+    let table = RegionTable::with_slots(1, 0, Seed::new(1).stream(Purpose::Keys));
     let key = table.insert(&whole(1)).unwrap();
     (table, key)
 }

@@ -1,0 +1,208 @@
+//! Which place of the table is used next, and under which low byte of its key.
+//!
+//! Peers keep keys, and may use one that was taken back. So it stays unknown as long as can be: a place
+//! rests until many others are free, those that have rested longest are used first, and each time a place
+//! is used its keys have another low byte, in an order that nobody can tell.
+
+use crate::engine::region::CHUNK;
+use crate::engine::room;
+use crate::random::Random;
+
+/// A place is used again only when so many others are free.
+pub(super) const REST: u32 = 16_384;
+
+/// What is known of a place beside the region that is there.
+#[derive(Debug, Default)]
+struct Place {
+    /// Decides the order of its low bytes.
+    secret: [u8; 8],
+    /// Which place rests since just after this one.
+    next: u32,
+    /// How many of its low bytes were used, in turns of 255.
+    turn: u8,
+    /// The low byte that was used last.
+    last: u8,
+}
+
+#[derive(Debug)]
+pub(super) struct Places {
+    /// Of [`CHUNK`] places each, as the table's.
+    chunks: Vec<Box<[Place]>>,
+    made: u32,
+    most: u32,
+    rest: u32,
+    resting: u32,
+    /// Who has rested longest, and shortest; of no meaning if nobody rests.
+    oldest: u32,
+    newest: u32,
+    /// The numbers 0 to 255 in an order of this table's own.
+    mixed: Box<[u8]>,
+    random: Random,
+}
+
+impl Places {
+    /// At most `most` places, of which `rest` stay free.
+    pub(super) fn new(most: u32, rest: u32, mut random: Random) -> Self {
+        let mut mixed: Box<[u8]> = (0..=255).collect();
+        random.shuffle(&mut mixed);
+        let (chunks, made, resting, oldest, newest) = (Vec::new(), 0, 0, 0, 0);
+        Self { chunks, made, most, rest, resting, oldest, newest, mixed, random }
+    }
+
+    /// Takes a free place, and the low byte of its next key, which is not 0. `None` if all have to rest,
+    /// or there is no memory for more.
+    pub(super) fn take(&mut self) -> Option<(u32, u32)> {
+        let index = if self.resting > self.rest { self.wake()? } else { self.grow()? };
+        let place = self.place(index)?;
+        // As many turns as there are low bytes, each of which comes once in them.
+        place.turn = place.turn % 255 + 1;
+        let (turn, secret, last) = (place.turn, place.secret, place.last);
+        let low = match self.low(turn, secret) {
+            // The owner of a window has chosen this one.
+            low if low == last => {
+                let turn = turn % 255 + 1;
+                self.place(index)?.turn = turn;
+                self.low(turn, secret)
+            }
+            low => low,
+        };
+        Some((index, low.into()))
+    }
+
+    /// A place is free again, whose last key had this low byte.
+    pub(super) fn release(&mut self, index: u32, low: u8) {
+        let Some(place) = self.place(index) else { return };
+        place.last = low;
+        if self.resting == 0 {
+            self.oldest = index;
+        } else if let Some(before) = self.place(self.newest) {
+            before.next = index;
+        }
+        self.newest = index;
+        self.resting += 1;
+    }
+
+    /// Takes the place that has rested longest.
+    fn wake(&mut self) -> Option<u32> {
+        let index = self.oldest;
+        self.oldest = self.place(index)?.next;
+        self.resting -= 1;
+        Some(index)
+    }
+
+    /// Makes another place.
+    fn grow(&mut self) -> Option<u32> {
+        let index = self.made;
+        if index == self.most {
+            return None;
+        }
+        if index as usize / CHUNK == self.chunks.len() {
+            let chunk = room::boxed(CHUNK, Place::default).ok()?;
+            self.chunks.try_reserve(1).ok()?;
+            self.chunks.push(chunk);
+        }
+        let secret = self.random.next_u64().to_ne_bytes();
+        self.place(index)?.secret = secret;
+        self.made += 1;
+        Some(index)
+    }
+
+    fn place(&mut self, index: u32) -> Option<&mut Place> {
+        let index = index as usize;
+        self.chunks.get_mut(index / CHUNK)?.get_mut(index % CHUNK)
+    }
+
+    /// What comes at this turn, from 1 to 255, in the order of this secret: a cipher of one byte, whose
+    /// rounds are this table's order. As 0 is nobody's turn and no low byte, what became 0 is what 0
+    /// becomes.
+    fn low(&self, turn: u8, secret: [u8; 8]) -> u8 {
+        let cipher =
+            |byte: u8| secret.iter().fold(byte, |byte, key| self.mixed[usize::from(byte ^ key)]);
+        match cipher(turn) {
+            0 => cipher(0),
+            low => low,
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::random::{Purpose, Seed};
+
+    fn places(most: u32, rest: u32, seed: u8) -> Places {
+        Places::new(most, rest, Seed::new(seed).stream(Purpose::Keys))
+    }
+
+    /// The low bytes of a place that is alone, in their order.
+    fn order(seed: u8) -> Vec<u32> {
+        let mut places = places(1, 0, seed);
+        let next = |_| {
+            let (index, low) = places.take().unwrap();
+            places.release(index, u8::try_from(low).unwrap());
+            low
+        };
+        (0..510).map(next).collect()
+    }
+
+    #[test]
+    fn each_low_byte_comes_once_in_255_turns_and_in_an_order_of_its_own() {
+        let orders: Vec<_> = (0..50).map(order).collect();
+        for order in &orders {
+            let once: HashSet<u32> = order[..255].iter().copied().collect();
+            assert!(once.len() == 255 && !once.contains(&0) && order[..255] == order[255..]);
+            // Neither a count nor steps of one length: each step is as good as any other.
+            let steps: HashSet<u32> =
+                order.windows(2).map(|pair| pair[1].wrapping_sub(pair[0]) & 0xff).collect();
+            assert!(steps.len() > 100, "{steps:?}");
+        }
+        let starts: HashSet<_> = orders.iter().map(|order| &order[..3]).collect();
+        assert_eq!(starts.len(), 50);
+    }
+
+    #[test]
+    fn places_of_one_table_have_different_orders() {
+        let mut places = places(64, 63, 1);
+        let mut keys = vec![Vec::new(); 64];
+        for (index, low) in (0..64 * 8).map_while(|_| {
+            let taken = places.take()?;
+            places.release(taken.0, u8::try_from(taken.1).unwrap());
+            Some(taken)
+        }) {
+            keys[index as usize].push(low);
+        }
+        assert!(keys.iter().all(|order| order.len() == 8));
+        let different: HashSet<_> = keys.iter().map(|order| &order[..3]).collect();
+        assert_eq!(different.len(), 64);
+    }
+
+    #[test]
+    fn who_rests_longest_comes_first_and_not_before_others_are_free() {
+        let mut places = places(8, 4, 1);
+        let taken: Vec<u32> = (0..8).map(|_| places.take().unwrap().0).collect();
+        assert_eq!(taken, [0, 1, 2, 3, 4, 5, 6, 7], "grows first");
+        for index in [6, 1, 4, 3] {
+            places.release(index, 1);
+            assert!(places.take().is_none(), "it would be used again too early");
+        }
+        places.release(0, 1);
+        assert_eq!(places.take().unwrap().0, 6);
+        assert!(places.take().is_none());
+        places.release(6, 1);
+        assert_eq!(places.take().unwrap().0, 1);
+    }
+
+    /// The owner of a window chooses the low byte; it is not the next one's.
+    #[test]
+    fn the_low_byte_that_a_window_had_last_is_passed_over() {
+        let order = order(3);
+        let mut places = places(1, 0, 3);
+        let (index, low) = places.take().unwrap();
+        assert_eq!(low, order[0]);
+        places.release(index, u8::try_from(order[1]).unwrap());
+        assert_eq!(places.take().unwrap().1, order[2]);
+    }
+}

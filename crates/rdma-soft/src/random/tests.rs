@@ -1,0 +1,135 @@
+//! What a peer learns from what every peer is told.
+
+use super::*;
+use crate::builder::{Limits, Link};
+use crate::device::Device;
+use crate::engine::region::Region;
+use crate::gid_place::GidPlace;
+use crate::schedule::Schedule;
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The state that SplitMix was in when it gave this output: each of its steps can be taken back.
+fn state_behind(output: u64) -> u64 {
+    let unshift = |z: u64, by: u32| (0..64 / by).fold(z, |x, _| z ^ (x >> by));
+    let z = unshift(output, 31).wrapping_mul(inverse(0x94d0_49bb_1331_11eb));
+    unshift(unshift(z, 27).wrapping_mul(inverse(0xbf58_476d_1ce4_e5b9)), 30)
+}
+
+/// Of an odd number modulo 2^64, by Newton's method.
+fn inverse(odd: u64) -> u64 {
+    (0..6).fold(odd, |x, _| x.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(x))))
+}
+
+fn device(gids: Vec<GidPlace>, seed: &Seed) -> Device {
+    let (name, limits) = ("attacked".to_owned(), Limits::default());
+    Device::new(name, Link::Ethernet, gids, limits, Schedule::Immediate, seed)
+}
+
+fn first_key(device: &Device) -> u32 {
+    let region = Region { address: 1, iova: 1, length: 1, access: 1, scope: 1 };
+    device.regions.insert(&region).unwrap()
+}
+
+/// 40 bits of an output are in a link-local GID, and 27 bits of the next in an IPv4-mapped one. If a
+/// device drew these and its keys from SplitMix, trying the 24 bits that are left gave all keys.
+#[test]
+fn two_public_gids_do_not_tell_the_keys() {
+    let device = device(GidPlace::usual(Link::Ethernet), &Seed::from_system().unwrap());
+    let guid = device.guid().to_u64().to_be_bytes();
+    let ipv4 = device.identity.gids[2].gid.to_ipv4().unwrap().to_bits() & 0x07ff_ffff;
+    let known = [0, guid[1], guid[2], guid[5], guid[6], guid[7], 0, 0];
+    let (known, key) = (u64::from_be_bytes(known), first_key(&device));
+    for guess in 0..1_u64 << 24 {
+        let output = known | guess >> 16 << 56 | guess & 0xffff;
+        let mut stolen = SplitMix::new(state_behind(output));
+        if stolen.next_u32() & 0x07ff_ffff != ipv4 {
+            continue;
+        }
+        // Between the addresses and the keys lie the subnet and the first queue pair number.
+        let masks: [u32; 4] = std::array::from_fn(|_| stolen.next_u32() & 0x00ff_ffff);
+        assert!(!masks.contains(&(key >> 8)), "state {guess:#x} tells key {key:#x}");
+    }
+}
+
+#[test]
+fn the_attack_takes_splitmix_apart() {
+    let mut rng = SplitMix::new(77);
+    assert_eq!(state_behind(rng.next_u64()), 77_u64.wrapping_add(GOLDEN));
+    assert_eq!(SplitMix::new(state_behind(rng.next_u64())).next_u64(), rng.next_u64());
+}
+
+#[test]
+fn one_seed_makes_one_device_and_the_system_s_seeds_differ() {
+    let of = |seed| {
+        let device = device(GidPlace::usual(Link::Ethernet), &seed);
+        (device.guid(), first_key(&device), device.reserve_qpn().unwrap())
+    };
+    assert_eq!(of(Seed::new(7)), of(Seed::new(7)));
+    let [one, other] = [(); 2].map(|()| of(Seed::from_system().unwrap()));
+    assert!(one.0 != other.0 && one.1 != other.1 && one.2 != other.2, "{one:x?} {other:x?}");
+}
+
+/// What is drawn for one purpose is not part of what is drawn for another.
+#[test]
+fn secrets_are_the_same_however_much_identity_was_drawn() {
+    let seed = Seed::new(9);
+    let (mut plain, mut redrawn) = (device(Vec::new(), &seed), device(Vec::new(), &seed));
+    plain.identity.redraw(Link::Ethernet);
+    (0..9).for_each(|_| redrawn.identity.redraw(Link::Ethernet));
+    assert_ne!(plain.guid(), redrawn.guid());
+    assert_eq!(first_key(&plain), first_key(&redrawn));
+    assert_eq!(plain.reserve_qpn(), redrawn.reserve_qpn());
+}
+
+#[test]
+fn no_purpose_draws_what_another_draws() {
+    let seed = Seed::new(1);
+    let purposes = [Purpose::Identity, Purpose::Keys, Purpose::QueuePairNumbers];
+    let mut drawn = purposes.map(|purpose| {
+        let mut stream = seed.stream(purpose);
+        std::array::from_fn::<u64, 64, _>(|_| stream.next_u64())
+    });
+    let all = drawn.as_flattened_mut();
+    all.sort_unstable();
+    assert!(all.windows(2).all(|pair| pair[0] != pair[1]));
+}
+
+#[test]
+fn a_seed_is_not_printed() {
+    let (seed, mut stream) = (Seed::new(0xab), Seed::new(0xab).stream(Purpose::Keys));
+    let next = stream.next_u32();
+    let printed = format!("{seed:?} {stream:?}");
+    assert!(!printed.contains("171") && !printed.contains(&next.to_string()), "{printed}");
+}
+
+#[test]
+fn below_stays_below_and_reaches_every_number() {
+    let (mut random, mut rng) = (Seed::new(1).stream(Purpose::Keys), SplitMix::new(1));
+    for below in
+        [&mut |n| random.below(n), &mut |n| rng.below(n)] as [&mut dyn FnMut(u32) -> u32; 2]
+    {
+        let mut seen = [0; 3];
+        (0..1000).for_each(|_| seen[below(3) as usize] += 1);
+        assert!(seen.iter().all(|&times| times > 200), "{seen:?}");
+        assert_eq!(below(0), 0);
+    }
+}
+
+#[test]
+fn a_shuffle_keeps_what_is_there_and_moves_it() {
+    let mut random = Seed::new(1).stream(Purpose::Keys);
+    let mut list: Vec<u32> = (0..100).collect();
+    random.shuffle(&mut list);
+    let in_place = list.iter().zip(0..).filter(|&(&now, before)| now == before).count();
+    assert!(in_place < 10, "{in_place} of 100");
+    list.sort_unstable();
+    assert!(list.iter().copied().eq(0..100));
+    random.shuffle::<u32>(&mut []);
+}
+
+#[test]
+fn equal_seeds_of_schedules_agree() {
+    let (mut a, mut b) = (SplitMix::new(7), SplitMix::new(7));
+    assert!((0..100).all(|_| a.next_u64() == b.next_u64()));
+}
