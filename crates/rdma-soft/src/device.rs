@@ -1,7 +1,6 @@
 //! A software device: its identity, its tables, its limits.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -16,6 +15,7 @@ use crate::counters::Tally;
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair_table::QueuePairTable;
 use crate::engine::region::RegionTable;
 use crate::engine::report::{AsyncEvent, Element};
 use crate::engine::send_side::Blocked;
@@ -86,7 +86,7 @@ pub(crate) struct Device {
     pub(crate) address_handles: Quota,
     locked_bytes: AtomicU64,
     wrong_qkeys: AtomicU32,
-    queue_pairs: Mutex<QueuePairs>,
+    queue_pairs: Mutex<QueuePairTable>,
     pub(crate) tally: Tally,
     port: Port,
 }
@@ -96,13 +96,6 @@ pub(crate) struct Device {
 struct Port {
     is_up: AtomicBool,
     contexts: Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>,
-}
-
-#[derive(Debug)]
-struct QueuePairs {
-    /// Reserved numbers have no queue pair yet.
-    by_number: HashMap<u32, Weak<QueuePair>>,
-    next: u32,
 }
 
 /// How many objects of a kind there are, below a limit.
@@ -141,7 +134,7 @@ impl Device {
             Schedule::Deferred { seed } => Some(Deferred::new(seed)),
             _ => None,
         };
-        let next = seed.stream(Purpose::QueuePairNumbers).next_u32();
+        let numbers = seed.stream(Purpose::QueuePairNumbers);
         Self {
             name,
             link,
@@ -161,7 +154,7 @@ impl Device {
             address_handles: Quota::default(),
             locked_bytes: AtomicU64::new(0),
             wrong_qkeys: AtomicU32::new(0),
-            queue_pairs: Mutex::new(QueuePairs { by_number: HashMap::new(), next }),
+            queue_pairs: Mutex::new(QueuePairTable::new(numbers)),
             tally: Tally::default(),
             port: Port { is_up: AtomicBool::new(true), contexts: Mutex::default() },
         }
@@ -171,41 +164,32 @@ impl Device {
         self.identity.guid
     }
 
-    /// Takes a free queue pair number. 0 and 1 are the management queue pairs, and all ones is the
-    /// multicast number.
+    /// Takes a queue pair number for a queue pair that is being made.
     pub(crate) fn reserve_qpn(&self) -> Result<u32, Refusal> {
         let mut queue_pairs = locked(&self.queue_pairs);
-        if queue_pairs.by_number.len() >= self.limits.max_qp as usize {
+        if queue_pairs.len() >= self.limits.max_qp as usize {
             return Err(Refusal::NoRoom);
         }
         if let Some(deferred) = &self.deferred {
-            deferred.reserve(queue_pairs.by_number.len() + 1);
+            deferred.reserve(queue_pairs.len() + 1);
         }
-        loop {
-            let number = queue_pairs.next & 0x00ff_ffff;
-            queue_pairs.next = queue_pairs.next.wrapping_add(1);
-            let usable = (2..0x00ff_ffff).contains(&number);
-            if usable && !queue_pairs.by_number.contains_key(&number) {
-                queue_pairs.by_number.insert(number, Weak::new());
-                return Ok(number);
-            }
-        }
+        queue_pairs.reserve()
     }
 
     pub(crate) fn publish_queue_pair(&self, number: u32, queue_pair: Weak<QueuePair>) {
-        locked(&self.queue_pairs).by_number.insert(number, queue_pair);
+        locked(&self.queue_pairs).publish(number, queue_pair);
     }
 
     pub(crate) fn retire_queue_pair(&self, number: u32) {
-        locked(&self.queue_pairs).by_number.remove(&number);
+        locked(&self.queue_pairs).retire(number);
     }
 
     pub(crate) fn queue_pair(&self, number: u32) -> Option<Arc<QueuePair>> {
-        locked(&self.queue_pairs).by_number.get(&number).and_then(Weak::upgrade)
+        locked(&self.queue_pairs).find(number)
     }
 
     pub(crate) fn all_queue_pairs(&self) -> Vec<Arc<QueuePair>> {
-        locked(&self.queue_pairs).by_number.values().filter_map(Weak::upgrade).collect()
+        locked(&self.queue_pairs).all()
     }
 
     /// The queue pair at the far end of a path, if there is one in this process.

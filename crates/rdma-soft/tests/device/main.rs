@@ -18,6 +18,7 @@ mod held;
 mod invalidation;
 mod keys;
 mod not_ready;
+mod numbers;
 mod overflow;
 mod profiles;
 mod queries;

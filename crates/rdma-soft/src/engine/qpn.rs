@@ -1,0 +1,161 @@
+//! Which queue pair number is given out next.
+//!
+//! Nobody can tell it, and one that was given back stays unused as long as can be, since peers may still
+//! send to it. Numbers come by the slot: the upper 12 of their 24 bits are drawn at random, and the lower
+//! ones come in a random order. Another slot is drawn when too few numbers of the others rest.
+
+use std::collections::VecDeque;
+
+use crate::engine::Refusal;
+use crate::random::Random;
+
+/// How many numbers a slot has, and how many slots there are.
+const SLOT: u32 = 1 << 12;
+/// A number is given out again only when so many others rest, as long as there is a slot to draw.
+const REST: usize = 16_384;
+
+#[derive(Debug)]
+pub(crate) struct Numbers {
+    /// Never given out yet, in random order.
+    fresh: Vec<u32>,
+    /// Given back, oldest first.
+    resting: VecDeque<u32>,
+    /// Slots that may still be drawn.
+    slots: Vec<u16>,
+    random: Random,
+}
+
+impl Numbers {
+    pub(crate) fn new(random: Random) -> Self {
+        let slots = (0..=0xfff).collect();
+        Self { fresh: Vec::new(), resting: VecDeque::new(), slots, random }
+    }
+
+    /// Takes a number that is free.
+    pub(crate) fn take(&mut self) -> Result<u32, Refusal> {
+        if self.fresh.is_empty() && self.resting.len() <= REST {
+            self.draw_slot()?;
+        }
+        self.fresh.pop().or_else(|| self.resting.pop_front()).ok_or(Refusal::NoRoom)
+    }
+
+    /// A number is free again. There is room for it since it was drawn.
+    pub(crate) fn give_back(&mut self, number: u32) {
+        self.resting.push_back(number);
+    }
+
+    /// Draws a slot, if there is one, and shuffles its numbers.
+    fn draw_slot(&mut self) -> Result<(), Refusal> {
+        let Some(last) = self.slots.len().checked_sub(1) else { return Ok(()) };
+        let drawn = self.drawn() + SLOT as usize;
+        self.fresh.try_reserve(SLOT as usize).map_err(|_| Refusal::NoRoom)?;
+        let more = drawn.saturating_sub(self.resting.len());
+        self.resting.try_reserve(more).map_err(|_| Refusal::NoRoom)?;
+        let chosen = self.random.below(u32::try_from(last + 1).unwrap_or(u32::MAX)) as usize;
+        let slot = u32::from(self.slots.swap_remove(chosen));
+        self.fresh.extend((slot * SLOT..(slot + 1) * SLOT).filter(|&number| is_usable(number)));
+        self.random.shuffle(&mut self.fresh);
+        Ok(())
+    }
+
+    /// How many numbers there are in all slots that were drawn.
+    fn drawn(&self) -> usize {
+        (SLOT as usize - self.slots.len()) * SLOT as usize
+    }
+}
+
+/// 0 and 1 are the management queue pairs, and all ones is the multicast number.
+fn is_usable(number: u32) -> bool {
+    (2..0x00ff_ffff).contains(&number)
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+    use crate::random::{Purpose, Seed};
+
+    fn numbers(seed: u8) -> Numbers {
+        Numbers::new(Seed::new(seed).stream(Purpose::QueuePairNumbers))
+    }
+
+    fn slot(number: u32) -> u32 {
+        number / SLOT
+    }
+
+    #[test]
+    fn a_number_returns_after_all_others() {
+        let mut numbers = numbers(1);
+        let kept: Vec<u32> = (0..100).map(|_| numbers.take().unwrap()).collect();
+        let mut one_at_a_time = || {
+            let number = numbers.take().unwrap();
+            numbers.give_back(number);
+            number
+        };
+        let first_slot: Vec<u32> = (0..SLOT - 100).map(|_| one_at_a_time()).collect();
+        assert!(first_slot.iter().all(|&number| slot(number) == slot(kept[0])), "one is enough");
+        let round: Vec<u32> =
+            first_slot.into_iter().chain((0..4 * SLOT).map(|_| one_at_a_time())).collect();
+        let different: HashSet<u32> = round.iter().chain(&kept).copied().collect();
+        assert_eq!(different.len(), 5 * SLOT as usize);
+        assert!(round.iter().all(|&number| number == one_at_a_time()), "the oldest comes first");
+    }
+
+    #[test]
+    fn numbers_do_not_count() {
+        let mut numbers = numbers(2);
+        let taken: Vec<u32> = (0..SLOT).map(|_| numbers.take().unwrap()).collect();
+        let steps: HashSet<u32> =
+            taken.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
+        assert!(steps.len() > 2000, "{} steps", steps.len());
+        let rising = taken.windows(2).filter(|pair| pair[0] < pair[1]).count();
+        assert!((1800..2300).contains(&rising), "{rising} times the next is larger");
+    }
+
+    #[test]
+    fn each_device_draws_other_slots() {
+        let first: HashSet<u32> = (0..50).map(|seed| slot(numbers(seed).take().unwrap())).collect();
+        assert!(first.len() > 40, "{first:?}");
+        let mut numbers = numbers(3);
+        let slots: HashSet<u32> = (0..16 * SLOT).map(|_| slot(numbers.take().unwrap())).collect();
+        assert!((16..=17).contains(&slots.len()), "{}", slots.len());
+    }
+
+    /// Also of a device with many queue pairs a number rests; it draws slots for that.
+    #[test]
+    fn a_number_rests_whatever_is_in_use() {
+        let mut numbers = numbers(4);
+        let mut live: VecDeque<u32> = (0..3 * SLOT).map(|_| numbers.take().unwrap()).collect();
+        let mut rests = HashSet::new();
+        for _ in 0..9 * SLOT {
+            let oldest = live.pop_front().unwrap();
+            numbers.give_back(oldest);
+            rests.insert(oldest);
+            let next = numbers.take().unwrap();
+            if rests.remove(&next) {
+                assert!(rests.len() >= REST, "{next:#x} comes again after {}", rests.len());
+            }
+            live.push_back(next);
+        }
+        assert_eq!(live.iter().collect::<HashSet<_>>().len(), live.len());
+        let drawn = 4096 - numbers.slots.len();
+        assert_eq!(drawn, 7, "three in use, four that rest");
+    }
+
+    #[test]
+    fn every_number_but_three_can_be_had_and_no_more() {
+        let slots = vec![0xfff, 7, 0];
+        let mut numbers = Numbers { slots: slots.clone(), ..numbers(5) };
+        let mut had = HashSet::new();
+        while let Ok(number) = numbers.take() {
+            assert!(had.insert(number), "{number:#x} twice");
+        }
+        let all = slots.iter().flat_map(|&slot| (0..SLOT).map(move |n| u32::from(slot) * SLOT + n));
+        let never: Vec<u32> = all.filter(|number| !had.contains(number)).collect();
+        assert_eq!((never, had.len()), (vec![0x00ff_ffff, 0, 1], 3 * SLOT as usize - 3));
+        numbers.give_back(77);
+        assert_eq!(numbers.take(), Ok(77), "one that rests, when there is no other");
+    }
+}

@@ -1,0 +1,123 @@
+//! The queue pairs of a device by their numbers.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Arc, Weak};
+
+use crate::engine::Refusal;
+use crate::engine::qpn::Numbers;
+use crate::engine::queue_pair::QueuePair;
+use crate::random::Random;
+
+/// As large as there are queue pairs, not as there ever were.
+#[derive(Debug)]
+pub(crate) struct QueuePairTable {
+    /// Reserved numbers have no queue pair yet.
+    by_number: HashMap<u32, Weak<QueuePair>, BuildHasherDefault<Spread>>,
+    numbers: Numbers,
+}
+
+impl QueuePairTable {
+    pub(crate) fn new(random: Random) -> Self {
+        Self { by_number: HashMap::default(), numbers: Numbers::new(random) }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_number.len()
+    }
+
+    /// Takes a number for a queue pair that is being made.
+    pub(crate) fn reserve(&mut self) -> Result<u32, Refusal> {
+        self.by_number.try_reserve(1).map_err(|_| Refusal::NoRoom)?;
+        let number = self.numbers.take()?;
+        self.by_number.insert(number, Weak::new());
+        Ok(number)
+    }
+
+    /// Has the queue pair with a reserved number found.
+    pub(crate) fn publish(&mut self, number: u32, queue_pair: Weak<QueuePair>) {
+        self.by_number.insert(number, queue_pair);
+    }
+
+    /// The number's queue pair goes away.
+    pub(crate) fn retire(&mut self, number: u32) {
+        if self.by_number.remove(&number).is_none() {
+            return;
+        }
+        self.numbers.give_back(number);
+        let live = self.by_number.len();
+        if self.by_number.capacity() / 8 > live.max(16) {
+            self.by_number.shrink_to(2 * live);
+        }
+    }
+
+    pub(crate) fn find(&self, number: u32) -> Option<Arc<QueuePair>> {
+        self.by_number.get(&number).and_then(Weak::upgrade)
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<QueuePair>> {
+        self.by_number.values().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// The numbers are random, and this device's choice, so that a multiplication spreads them well.
+#[derive(Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u32(byte.into());
+        }
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    /// The table looks at the lowest bits and at the highest; the lowest of a product are poor.
+    fn finish(&self) -> u64 {
+        self.0.rotate_left(32)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::random::{Purpose, Seed};
+
+    #[test]
+    fn the_table_is_as_large_as_there_are_queue_pairs() {
+        let mut table = QueuePairTable::new(Seed::new(1).stream(Purpose::QueuePairNumbers));
+        let numbers: Vec<u32> = (0..20_000).map(|_| table.reserve().unwrap()).collect();
+        assert_eq!(table.len(), 20_000);
+        for &number in &numbers[10..] {
+            table.retire(number);
+            table.retire(number);
+        }
+        assert_eq!(table.len(), 10);
+        assert!(table.by_number.capacity() < 300, "{}", table.by_number.capacity());
+        assert!(numbers[..10].iter().all(|number| table.by_number.contains_key(number)));
+        assert!(table.find(numbers[0]).is_none(), "reserved, but not there yet");
+    }
+
+    #[test]
+    fn numbers_of_one_slot_are_spread_over_the_table() {
+        let hash = |number| {
+            let mut hasher = Spread::default();
+            hasher.write_u32(number);
+            hasher.finish()
+        };
+        for slot in [0, 0x123, 0xfff] {
+            let mut lowest = [0_u32; 4096];
+            let mut highest = [0_u32; 128];
+            for number in (0..4096).map(|low| hash(slot << 12 | low)) {
+                lowest[usize::try_from(number & 0xfff).unwrap()] += 1;
+                highest[usize::try_from(number >> 57).unwrap()] += 1;
+            }
+            assert!(lowest.iter().all(|&count| count < 8), "{slot:#x}: {:?}", lowest.iter().max());
+            assert!(highest.iter().all(|&count| count < 128), "{slot:#x}: {highest:?}");
+        }
+    }
+}
