@@ -29,6 +29,7 @@ cases![
     a_window_lies_inside_its_region,
     a_window_does_not_go_round_the_end_of_all_addresses,
     a_window_gives_no_local_rights,
+    a_bind_may_name_local_write_which_gives_nothing,
     a_region_is_bound_only_if_it_says_so,
     a_window_that_changes_memory_needs_a_region_that_may_be_written,
     a_zero_based_region_has_no_windows,
@@ -204,11 +205,22 @@ fn a_window_does_not_go_round_the_end_of_all_addresses(device: &Device) {
 
 fn a_window_gives_no_local_rights(device: &Device) {
     for kind in kinds(device) {
-        for access in [LOCAL_WRITE, MW_BIND] {
-            let status = bound_with(device, kind, |info| info.mw_access_flags |= access);
-            let rxe = Status::IBV_WC_SUCCESS;
-            assert_eq!(status, device.expected(FAILED, "local-rights-of-a-window", rxe));
-        }
+        let status = bound_with(device, kind, |info| info.mw_access_flags |= MW_BIND);
+        let rxe = Status::IBV_WC_SUCCESS;
+        assert_eq!(status, device.expected(FAILED, "local-rights-of-a-window", rxe));
+    }
+}
+
+/// Programs pass the flags of the region.
+fn a_bind_may_name_local_write_which_gives_nothing(device: &Device) {
+    for kind in kinds(device) {
+        let grant = Grant::new(device);
+        let mw = grant.b.pd.mw(kind);
+        let access = LOCAL_WRITE | REMOTE_READ;
+        let key = grant.bind(&mw, grant.at_b.part(16, 32, access));
+        grant.allows(&grant.read(key, 16, 8));
+        grant.refuses(&grant.write(key, 16, 8));
+        drop(mw);
     }
 }
 

@@ -232,7 +232,8 @@ fn a_call_binds_a_window(device: &Device) {
     let local = user.pd.register_filled(vec![7; 64], LOCAL_WRITE);
     let mw = needs_windows(device, &grantor);
     let key = mw.key_with(1);
-    let bind = Wr::bind(1, &mw, key, shown.part(16, 8, REMOTE_WRITE));
+    // Local write gives nothing, and is no mistake.
+    let bind = Wr::bind(1, &mw, key, shown.part(16, 8, REMOTE_WRITE | LOCAL_WRITE));
     assert_eq!(grantor.qp.try_call(&[bind]), 0);
     assert_eq!(grantor.send_cq.expect_success(1).opcode, Opcode::IBV_WC_BIND_MW);
     let write = Wr::write(2, &[local.sge(0, 8)], &shown, 0).remote(shown.address() + 16, key);

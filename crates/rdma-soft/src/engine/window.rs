@@ -21,6 +21,11 @@ use crate::engine::region::Region;
 use crate::engine::request::{Opcode, Request};
 use crate::engine::send_side::Verdict;
 
+/// What a bind may ask for. Local write gives nothing, since a window has remote rights only; programs
+/// that pass the flags of the region have it, and providers take it.
+const OF_BINDS: u32 =
+    FROM_PEERS | Flags::IBV_ACCESS_ZERO_BASED.0 | Flags::IBV_ACCESS_LOCAL_WRITE.0;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Of the protection domain.
@@ -209,7 +214,7 @@ impl ProtectionDomain {
         let wrong = region.scope != self.number
             || region.access & lacking != lacking
             || region.access & Flags::IBV_ACCESS_ZERO_BASED.0 != 0
-            || bind.access & !(FROM_PEERS | Flags::IBV_ACCESS_ZERO_BASED.0) != 0
+            || bind.access & !OF_BINDS != 0
             || zero_based && kind == Kind::One;
         if wrong {
             return None;
