@@ -4,9 +4,11 @@
 //! The C part belongs to the program's inline functions as much as to us and is only touched through
 //! the raw pointer; what follows it is ours.
 
+use std::collections::HashSet;
 use std::mem::offset_of;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 use rdma_sys::{
     ibv_ah, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_mr, ibv_mw, ibv_pd, ibv_qp,
@@ -38,12 +40,38 @@ impl Children {
     }
 
     pub(super) fn remove(&self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.fetch_sub(1, Ordering::Release);
     }
 
     /// Refuses to destroy a parent before its children, as the kernel does.
     pub(super) fn none(&self) -> Result<(), Refusal> {
-        if self.0.load(Ordering::Relaxed) == 0 { Ok(()) } else { Err(Refusal::Busy) }
+        if self.0.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(Refusal::Busy) }
+    }
+}
+
+/// Who holds a context: the program, until it closes it, and each object that was made from it.
+#[derive(Debug)]
+pub(super) struct Holders(AtomicU32);
+
+impl Holders {
+    /// The program alone.
+    pub(super) fn new() -> Self {
+        Self(AtomicU32::new(1))
+    }
+
+    pub(super) fn join(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether there is more than one.
+    pub(super) fn are_several(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > 1
+    }
+
+    /// One goes; whether it was the last, who frees the context.
+    #[must_use]
+    pub(super) fn leave(&self) -> bool {
+        self.0.fetch_sub(1, Ordering::AcqRel) == 1
     }
 }
 
@@ -54,8 +82,12 @@ pub(super) struct ContextBlock {
     pub(super) newer: [usize; 6],
     pub(super) verbs: verbs_context,
     pub(super) device: &'static Device,
-    pub(super) children: Children,
+    pub(super) holders: Holders,
+    /// The numbers of its protection domains.
+    pub(super) domains: Mutex<HashSet<u64>>,
     pub(super) events: Arc<EventQueue<AsyncEvent>>,
+    /// What `cmd_fd` names: a descriptor that programs may duplicate and look at, and that does nothing.
+    pub(super) command: OwnedFd,
 }
 
 #[repr(C)]
@@ -180,16 +212,43 @@ pub(super) unsafe fn device_of(context: *mut ibv_context) -> &'static Device {
     unsafe { (*block).device }
 }
 
-/// The counter of what was made from a context.
+/// The numbers of a context's protection domains.
 ///
 /// # Safety
 ///
 /// As for [`context_block`], while the result is used.
-pub(super) unsafe fn context_children<'a>(context: *mut ibv_context) -> &'a Children {
+pub(super) unsafe fn context_domains<'a>(context: *mut ibv_context) -> &'a Mutex<HashSet<u64>> {
+    // SAFETY: this function's contract.
+    let block = unsafe { context_block(context) };
+    // SAFETY: a live block (SAFETY.md F11); the set is only used through shared references.
+    unsafe { &(*block).domains }
+}
+
+/// An object was made from a context, and holds it until [`release_context`].
+///
+/// # Safety
+///
+/// As for [`context_block`].
+pub(super) unsafe fn hold_context(context: *mut ibv_context) {
     // SAFETY: this function's contract.
     let block = unsafe { context_block(context) };
     // SAFETY: a live block (SAFETY.md F11); the counter is only used through shared references.
-    unsafe { &(*block).children }
+    unsafe { &(*block).holders }.join();
+}
+
+/// An object that held a context is gone, or the program has closed it. The last of them frees it.
+///
+/// # Safety
+///
+/// The context was opened by this provider, the caller is one of its holders, and uses it no more.
+pub(super) unsafe fn release_context(context: *mut ibv_context) {
+    // SAFETY: it is live, since the caller holds it.
+    let block = unsafe { context_block(context) };
+    // SAFETY: as above; the counter is only used through shared references.
+    if unsafe { &(*block).holders }.leave() {
+        // SAFETY: made by `open_device`; nobody holds it any more, and this happens once (SAFETY.md F11).
+        drop(unsafe { Box::from_raw(block) });
+    }
 }
 
 /// Where the asynchronous events of a context go.

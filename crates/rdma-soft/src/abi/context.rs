@@ -1,16 +1,21 @@
 //! Opening and closing a device.
 
 use std::ffi::c_int;
+use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use rdma_sys::{ibv_context, ibv_device, verbs_context};
+use rdma_sys::{
+    ibv_context, ibv_device, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, verbs_context,
+};
+use rustix::event::{EventfdFlags, eventfd};
 
-use super::block::{Children, ContextBlock, context_block};
-use super::{cq_ex, data_path, device, minus_one, mw, pointer, port, qp_ex, srq};
+use super::block::{ContextBlock, Holders, context_block, release_context};
+use super::{cq_ex, data_path, device, mw, pointer, port, qp_ex, srq};
 use crate::device::DeviceBlock;
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
+use crate::sync::locked;
 
 /// The completion vectors that a context has.
 pub(super) const COMPLETION_VECTORS: c_int = 1;
@@ -20,7 +25,10 @@ const ASYNC_EVENT_BYTES: usize = 16;
 pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of ours lives as long as the process (SAFETY.md F11).
     let block: &'static DeviceBlock = unsafe { &*device.cast::<DeviceBlock>() };
-    let opened = EventQueue::new(ASYNC_EVENT_BYTES).map_err(|_| Refusal::NoRoom).map(|events| {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    let files =
+        EventQueue::new(ASYNC_EVENT_BYTES).and_then(|events| Ok((events, eventfd(0, flags)?)));
+    let opened = files.map_err(|_| Refusal::NoRoom).map(|(events, command)| {
         let events = Arc::new(events);
         block.device().add_context(&events);
         let mut verbs = verbs_context::default();
@@ -41,7 +49,7 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         verbs.context.ops.post_send = Some(data_path::post_send);
         verbs.context.ops.post_recv = Some(data_path::post_recv);
         verbs.context.ops.post_srq_recv = Some(srq::post_srq_recv);
-        verbs.context.cmd_fd = -1;
+        verbs.context.cmd_fd = command.as_raw_fd();
         verbs.context.async_fd = events.fd();
         verbs.context.num_comp_vectors = COMPLETION_VECTORS;
         // What says that this is a `verbs_context` (`__VERBS_ABI_IS_EXTENDED`).
@@ -50,8 +58,10 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
             newer: [0; 6],
             verbs,
             device: block.device(),
-            children: Children::default(),
+            holders: Holders::new(),
+            domains: Mutex::default(),
             events,
+            command,
         }));
         // SAFETY: the block was just made; no reference is formed, so that the pointer may go back to
         // all of the block (SAFETY.md F11).
@@ -60,15 +70,33 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     pointer(opened)
 }
 
+/// Succeeds whatever the program has left, as in libibverbs. What is left is of no more use: its queue
+/// pairs are reset, so that the device touches no memory for them, as the kernel destroys them when the
+/// file is closed. It can still be destroyed, and the context is freed with the last of it.
 pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the caller's context (SAFETY.md F1).
     let block = unsafe { context_block(context) };
-    // SAFETY: a live block (SAFETY.md F11).
-    let children = unsafe { (*block).children.none() };
-    minus_one(children.map(|()| {
-        // SAFETY: made by `open_device`, and the caller gives it up (SAFETY.md F11).
-        drop(unsafe { Box::from_raw(block) });
-    }))
+    // SAFETY: a live block, which the program holds until below (SAFETY.md F11).
+    let block = unsafe { &*block };
+    if block.holders.are_several() {
+        reset_queue_pairs(block);
+    }
+    // SAFETY: the program holds the context since it opened it, and gives it up now (SAFETY.md F1).
+    unsafe { release_context(context) };
+    0
+}
+
+/// Resets the queue pairs of all protection domains of a context.
+#[cold]
+fn reset_queue_pairs(block: &ContextBlock) {
+    let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RESET, ..ibv_qp_attr::default() };
+    let domains = std::mem::take(&mut *locked(&block.domains));
+    for queue_pair in block.device.all_queue_pairs() {
+        if domains.contains(&queue_pair.pd_number) {
+            // Every state can be left for this one.
+            let _ = queue_pair.modify(&attr, [0; 16], ibv_qp_attr_mask::IBV_QP_STATE.0);
+        }
+    }
 }
 
 #[cfg(test)]

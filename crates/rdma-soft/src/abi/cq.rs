@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use rdma_sys::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex};
 
 use super::block::{
-    Children, CqBlock, channel_children, channel_events, context_children, context_events,
-    device_of, queue_async_events, queue_children, queue_completion_events, queue_of,
+    Children, CqBlock, channel_children, channel_events, context_events, device_of, hold_context,
+    queue_async_events, queue_children, queue_completion_events, queue_of, release_context,
 };
 use super::context::COMPLETION_VECTORS;
 use super::cq_ex::Polled;
@@ -59,7 +59,7 @@ pub(super) unsafe fn create(
         .with_timestamps(cq_ex::has_timestamps(fields));
     let queue = Arc::new(queue);
     // SAFETY: this function's contract.
-    unsafe { context_children(context) }.add();
+    unsafe { hold_context(context) };
     let block = Box::into_raw(Box::new(CqBlock {
         verbs,
         queue: Arc::clone(&queue),
@@ -115,9 +115,9 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
             unsafe { channel_children(block.verbs.channel) }.remove();
         }
         let context = block.verbs.context;
-        // SAFETY: a context outlives what was made from it, since closing it would be refused.
+        // SAFETY: the queue holds its context.
         unsafe { device_of(context) }.completion_queues.give();
-        // SAFETY: as above.
-        unsafe { context_children(context) }.remove();
+        // SAFETY: as above, and this is its last use of it.
+        unsafe { release_context(context) };
     }))
 }

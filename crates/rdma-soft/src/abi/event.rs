@@ -9,8 +9,8 @@ use rdma_sys::{
 };
 
 use super::block::{
-    ChannelBlock, Children, channel_children, channel_events, context_children, context_events,
-    queue_async_events, queue_completion_events, queue_pair_async_events,
+    ChannelBlock, Children, channel_children, channel_events, context_events, hold_context,
+    queue_async_events, queue_completion_events, queue_pair_async_events, release_context,
     shared_queue_async_events,
 };
 use super::{number, pointer};
@@ -27,7 +27,7 @@ pub(super) unsafe extern "C" fn create_comp_channel(
     let made = EventQueue::new(COMPLETION_EVENT_BYTES).map_err(|_| Refusal::NoRoom);
     pointer(made.map(|events| {
         // SAFETY: the caller's context (SAFETY.md F1).
-        unsafe { context_children(context) }.add();
+        unsafe { hold_context(context) };
         let verbs = ibv_comp_channel { context, fd: events.fd(), refcnt: 0 };
         let (events, children) = (Arc::new(events), Children::default());
         Box::into_raw(Box::new(ChannelBlock { verbs, events, children })).cast()
@@ -40,8 +40,8 @@ pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_chan
     number(free.map(|()| {
         // SAFETY: made by `create_comp_channel`, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(channel.cast::<ChannelBlock>()) };
-        // SAFETY: a context outlives what was made from it, since closing it would be refused.
-        unsafe { context_children(block.verbs.context) }.remove();
+        // SAFETY: the channel holds its context, and this is its last use of it.
+        unsafe { release_context(block.verbs.context) };
     }))
 }
 

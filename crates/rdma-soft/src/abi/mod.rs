@@ -126,17 +126,6 @@ fn number(result: Result<(), Refusal>) -> c_int {
     result.map_or_else(|refusal| Errno::from(refusal).raw(), |()| 0)
 }
 
-/// For verbs that return -1 and set `errno`.
-fn minus_one(result: Result<(), Refusal>) -> c_int {
-    match result {
-        Ok(()) => 0,
-        Err(refusal) => {
-            Errno::from(refusal).set();
-            -1
-        }
-    }
-}
-
 /// For verbs that return NULL and set `errno`.
 fn pointer<T>(result: Result<*mut T, Refusal>) -> *mut T {
     result.unwrap_or_else(|refusal| {

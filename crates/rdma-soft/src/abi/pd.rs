@@ -4,9 +4,12 @@ use std::ffi::c_int;
 
 use rdma_sys::{ibv_context, ibv_pd};
 
-use super::block::{Children, PdBlock, context_children, device_of, pd_children};
+use super::block::{
+    Children, PdBlock, context_domains, device_of, hold_context, pd_children, release_context,
+};
 use super::{number, pointer};
 use crate::engine::protection::ProtectionDomain;
+use crate::sync::locked;
 
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
     // SAFETY: the caller's context (SAFETY.md F1).
@@ -14,7 +17,9 @@ pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_
     pointer(device.protection_domains.take(device.limits.max_pd).map(|()| {
         let pd = ProtectionDomain::new(device);
         // SAFETY: as above.
-        unsafe { context_children(context) }.add();
+        unsafe { hold_context(context) };
+        // SAFETY: as above.
+        locked(unsafe { context_domains(context) }).insert(pd.number);
         let verbs = ibv_pd { context, handle: (pd.number & 0xffff_ffff) as u32 };
         Box::into_raw(Box::new(PdBlock { verbs, pd, children: Children::default() })).cast()
     }))
@@ -27,7 +32,9 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         // SAFETY: made by `alloc_pd`, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(pd.cast::<PdBlock>()) };
         block.pd.device.protection_domains.give();
-        // SAFETY: a context outlives what was made from it, since closing it would be refused.
-        unsafe { context_children(block.verbs.context) }.remove();
+        // SAFETY: the domain holds its context.
+        locked(unsafe { context_domains(block.verbs.context) }).remove(&block.pd.number);
+        // SAFETY: as above; this is the domain's last use of it.
+        unsafe { release_context(block.verbs.context) };
     }))
 }

@@ -85,7 +85,7 @@ unsafe fn make(
     let made = Init { service, capacity, signal_all: init.sq_sig_all != 0 };
     // SAFETY: this function's contract; the C part of a protection domain is only read once made.
     let context = unsafe { (*pd).context };
-    // SAFETY: a context outlives what was made from it, since closing it would be refused.
+    // SAFETY: the protection domain holds its context.
     let events = Arc::clone(unsafe { context_events(context) });
     let reporter = Reporter::new(events, Element::QueuePair);
     let queue_pair = QueuePair::create(domain, send_cq, receive_cq, shared, made, reporter)?;

@@ -35,7 +35,7 @@ pub(super) unsafe extern "C" fn create_srq(
     pointer(taken.map(|()| {
         // SAFETY: as above; the C part of a protection domain is only read once it is made.
         let context = unsafe { (*pd).context };
-        // SAFETY: a context outlives what was made from it, since closing it would be refused.
+        // SAFETY: the protection domain holds its context.
         let events = Arc::clone(unsafe { context_events(context) });
         let reporter = Reporter::new(events, Element::SharedReceiveQueue);
         let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge);

@@ -23,8 +23,7 @@ use crate::engine::send_side::Verdict;
 
 /// What a bind may ask for. Local write gives nothing, since a window has remote rights only; programs
 /// that pass the flags of the region have it, and providers take it.
-const OF_BINDS: u32 =
-    FROM_PEERS | Flags::IBV_ACCESS_ZERO_BASED.0 | Flags::IBV_ACCESS_LOCAL_WRITE.0;
+const OF_BINDS: u32 = FROM_PEERS | Flags::IBV_ACCESS_ZERO_BASED.0 | Flags::IBV_ACCESS_LOCAL_WRITE.0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {

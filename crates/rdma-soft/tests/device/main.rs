@@ -5,6 +5,7 @@
 mod abi;
 mod address_handles;
 mod atomics;
+mod closing;
 mod counters;
 mod datagrams;
 mod dmabuf;

@@ -3,6 +3,7 @@
 #![allow(clippy::multiple_unsafe_ops_per_block)]
 
 use std::ffi::{CStr, c_char};
+use std::os::fd::BorrowedFd;
 use std::ptr;
 
 use rdma_sys::*;
@@ -201,6 +202,11 @@ impl Context {
 
     pub fn command_fd(&self) -> i32 {
         unsafe { (*self.0).cmd_fd }
+    }
+
+    /// The file behind `cmd_fd`.
+    pub fn command_file(&self) -> BorrowedFd<'_> {
+        unsafe { BorrowedFd::borrow_raw(self.command_fd()) }
     }
 
     pub fn completion_vectors(&self) -> i32 {

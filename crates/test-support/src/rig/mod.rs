@@ -132,10 +132,9 @@ impl Context {
         panic!("no device named {name}");
     }
 
-    /// Closes the device if nothing was made from it; else the error number.
-    pub fn try_close(&self) -> Errno {
-        assert_eq!(unsafe { (verbs().close_device)(self.0) }, -1);
-        errno()
+    /// Closes the device, though something that was made from it may be there; what that returns.
+    pub fn close(self) -> i32 {
+        unsafe { (verbs().close_device)(std::mem::ManuallyDrop::new(self).0) }
     }
 
     pub fn pd(&self) -> Pd {
