@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process_group};
+use test_support::program::this_program;
 use test_support::rig::fork::leave;
 use wait_timeout::ChildExt as _;
 
@@ -39,12 +40,9 @@ pub(crate) fn run_own_case() -> bool {
 
 /// Runs a case in a child process.
 pub(crate) fn run(device: &str, case: &Case) -> Outcome {
-    let outcome = env::current_exe().map_err(Into::into).and_then(|own| {
-        let mut command = Command::new(own);
-        command.env(VARIABLE, format!("{device}::{}", case.name()));
-        finish(command, LIMIT)
-    });
-    outcome.unwrap_or_else(|error| Outcome::Failed { message: format!("{error:#}") })
+    let mut command = this_program();
+    command.env(VARIABLE, format!("{device}::{}", case.name()));
+    finish(command, LIMIT).unwrap_or_else(|error| Outcome::Failed { message: format!("{error:#}") })
 }
 
 /// How a process ended, and what it said on standard error.
@@ -63,7 +61,7 @@ pub(crate) fn once_more(limit: Duration, work: impl FnOnce()) -> Ended {
         leave();
     }
     let mut errors = tempfile::tempfile().unwrap();
-    let mut command = Command::new(env::current_exe().unwrap());
+    let mut command = this_program();
     command.env(AGAIN, "").stdin(Stdio::null()).stdout(Stdio::null());
     let mut child = command.stderr(errors.try_clone().unwrap()).spawn().unwrap();
     // What hangs is of this process's group, and is killed with it.

@@ -10,8 +10,9 @@ use std::{
     fmt::Write as _,
     fs,
     path::Path,
-    process::Command,
 };
+
+use test_support::program::{c_compiler, command};
 
 #[cfg(target_arch = "aarch64")]
 const ASSERTS: &str = include_str!("../src/generated/layout_aarch64.rs");
@@ -124,7 +125,7 @@ fn installed_places(
     for _ in 0..2 {
         let source = folder.join("layout.c");
         fs::write(&source, c_program(lines.iter().map(|(_, line)| line.as_str()))).unwrap();
-        let mut compiler = Command::new("cc");
+        let mut compiler = c_compiler();
         compiler.arg("-fmax-errors=0").arg("-o").arg(&program).arg(&source);
         let output = match compiler.output() {
             Ok(output) => output,
@@ -135,7 +136,7 @@ fn installed_places(
         };
         let messages = String::from_utf8_lossy(&output.stderr).into_owned();
         if output.status.success() {
-            let output = Command::new(&program).output().unwrap();
+            let output = command(&program).output().unwrap();
             let text = String::from_utf8(output.stdout).unwrap();
             let numbers = text.lines().map(|line| line.parse().unwrap());
             return Some(lines.into_iter().map(|(place, _)| place.clone()).zip(numbers).collect());

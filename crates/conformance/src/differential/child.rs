@@ -2,12 +2,13 @@
 //! device have a process each, and what crashes or hangs in one does so alone.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use std::{env, io, thread};
 
 use anyhow::{Context as _, Result, bail};
+use test_support::program::this_program;
 
 use super::program::Program;
 use super::run;
@@ -76,7 +77,7 @@ impl Device {
 
 impl Process {
     fn start(device: &str) -> Result<Self> {
-        let mut child = Command::new(env::current_exe()?)
+        let mut child = this_program()
             .env(VARIABLE, device)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -3,8 +3,10 @@
 
 use std::env;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Output};
+use std::process::Output;
 use std::time::{Duration, Instant};
+
+use test_support::program::this_program;
 
 use super::LATE;
 
@@ -42,7 +44,7 @@ fn in_children(test: &str, work: impl FnOnce(&str)) -> Vec<Output> {
     }
     let run = |device| {
         let begin = Instant::now();
-        let mut child = Command::new(env::current_exe().unwrap());
+        let mut child = this_program();
         child.args(["--exact", test, "--nocapture"]).env(CHILD, device);
         let output = child.output().unwrap();
         assert!(begin.elapsed() < Duration::from_secs(60));

@@ -4,12 +4,13 @@
 use std::env;
 use std::io::{self, Write as _};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rdma_channel::{CloseReason, ScopeError, TransportError};
 use rdma_mem::{GatherElement, ScatterList};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+use test_support::program::this_program;
 
 use crate::common::child::{self, CHILD, must_live, wait_for};
 use crate::common::provider::{KEEP, POLL, STAY, faulty};
@@ -74,7 +75,7 @@ fn an_abort_does_not_wait_until_somebody_reads_why() {
         let (_unread, full) = io::pipe().unwrap();
         rustix::pipe::fcntl_setpipe_size(&full, 4096).unwrap();
         (&full).write_all(&[b'.'; 4096]).unwrap();
-        let mut child = Command::new(env::current_exe().unwrap());
+        let mut child = this_program();
         let test = "process::an_abort_does_not_wait_until_somebody_reads_why";
         child.args(["--exact", test, "--nocapture"]).env(CHILD, device);
         let status = child.stdout(Stdio::null()).stderr(full).status().unwrap();

@@ -2,6 +2,8 @@
 //! writable for a region that is written, is refused then and not by a crash later.
 #![allow(unsafe_code)]
 
+use std::sync::OnceLock;
+
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
@@ -63,6 +65,17 @@ pub(crate) fn pages(address: u64, length: u64) -> Option<Pages> {
 
 /// Faults the pages in, for writing if the device may write there.
 pub(crate) fn populate(pages: Pages, writable: bool) -> Result<(), Refusal> {
+    match advise(pages, writable) {
+        Ok(()) if advice_is_followed() => Ok(()),
+        Ok(()) => maps::covers(pages, writable),
+        // A kernel before 5.14 does not know the advice; later ones are not of one mind about what to
+        // say of memory without the permission.
+        Err(Errno::INVAL | Errno::AGAIN | Errno::NOMEM) => maps::covers(pages, writable),
+        Err(_) => Err(Refusal::Fault),
+    }
+}
+
+fn advise(pages: Pages, writable: bool) -> Result<(), Errno> {
     // `pages` checked that the end fits into a pointer.
     #[allow(clippy::cast_possible_truncation)]
     let (start, length) = (pages.start as usize, pages.length() as usize);
@@ -70,13 +83,14 @@ pub(crate) fn populate(pages: Pages, writable: bool) -> Result<(), Refusal> {
     let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
     // SAFETY: populating changes no contents and unmaps nothing; a range that is not mapped is
     // reported (madvise(2), SAFETY.md F15).
-    match unsafe { madvise(start, length, advice) } {
-        Ok(()) => Ok(()),
-        // A kernel before 5.14 does not know the advice; later ones are not of one mind about what to
-        // say of memory without the permission.
-        Err(Errno::INVAL | Errno::AGAIN | Errno::NOMEM) => maps::covers(pages, writable),
-        Err(_) => Err(Refusal::Fault),
-    }
+    unsafe { madvise(start, length, advice) }
+}
+
+/// Whether success means anything. An emulator of another processor (qemu-user) does nothing about advice
+/// and says that it succeeded, even for the page at address 0, which nobody has.
+fn advice_is_followed() -> bool {
+    static FOLLOWED: OnceLock<bool> = OnceLock::new();
+    *FOLLOWED.get_or_init(|| pages(1, 1).is_none_or(|nobodys| advise(nobodys, false).is_err()))
 }
 
 /// The same question answered from `/proc/self/maps` (proc_pid_maps(5)), which faults nothing in.

@@ -8,8 +8,9 @@ use std::{
     ffi::OsString,
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
+
+use test_support::program::c_compiler;
 
 use super::*;
 
@@ -17,7 +18,7 @@ use super::*;
 fn shared_library(folder: &Path, source: &str) -> Option<PathBuf> {
     let (code, library) = (folder.join("library.c"), folder.join("libexample.so"));
     fs::write(&code, source).unwrap();
-    match Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&code).status() {
+    match c_compiler().args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&code).status() {
         Ok(status) => {
             assert!(status.success(), "cc failed");
             Some(library)
@@ -89,7 +90,7 @@ fn a_library_whose_needs_are_missing_is_refused_with_their_name() {
         return;
     };
     let user = folder.path().join("libuser.so");
-    let needs = Command::new("cc")
+    let needs = c_compiler()
         .args(["-shared", "-o"])
         .arg(&user)
         .args(["-Wl,--no-as-needed", "-L"])

@@ -1,0 +1,63 @@
+//! Programs that were built for the target of the tests, which need not be this machine: where an emulator
+//! runs the tests, what they start has to be run by it too.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::process::Command;
+
+/// What starts programs of the target, with its arguments, as in cargo's `runner`; unset where the kernel
+/// does.
+const EMULATOR: &str = "RDMA_TEST_EMULATOR";
+
+/// A command that runs this program of the target.
+pub fn command(program: impl AsRef<OsStr>) -> Command {
+    words_of(env::var(EMULATOR).ok().as_deref(), program.as_ref())
+}
+
+/// A command that runs this test's own program once more.
+///
+/// # Panics
+/// If the system does not say where it is.
+#[expect(clippy::expect_used, reason = "a failing helper fails its test")]
+#[must_use]
+pub fn this_program() -> Command {
+    command(env::current_exe().expect("the place of this program"))
+}
+
+/// The C compiler that makes programs of the target: what `CC` says, or `cc`.
+#[must_use]
+pub fn c_compiler() -> Command {
+    Command::new(env::var_os("CC").unwrap_or_else(|| OsString::from("cc")))
+}
+
+fn words_of(emulator: Option<&str>, program: &OsStr) -> Command {
+    let mut words = emulator.into_iter().flat_map(str::split_whitespace).map(OsStr::new);
+    let Some(first) = words.next() else { return Command::new(program) };
+    let mut command = Command::new(first);
+    command.args(words).arg(program);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(emulator: Option<&str>) -> Vec<OsString> {
+        let command = words_of(emulator, OsStr::new("a b"));
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        words.map(OsStr::to_owned).collect()
+    }
+
+    #[test]
+    fn an_emulator_goes_before_the_program_with_its_own_arguments() {
+        assert_eq!(line(Some("emulate -L /root")), ["emulate", "-L", "/root", "a b"]);
+        assert_eq!(line(Some("")), ["a b"]);
+        assert_eq!(line(None), ["a b"]);
+    }
+
+    #[test]
+    fn this_program_runs_once_more() {
+        let listed = this_program().args(["--list", "--exact", "no such test"]).output().unwrap();
+        assert!(listed.status.success(), "{listed:?}");
+    }
+}
