@@ -1,39 +1,66 @@
-//! How a thread waits for another that will be done soon: it spins, then yields, then sleeps.
+//! How a thread waits for another that will be done soon.
 
-/// The state of one wait.
-#[derive(Debug, Default)]
-pub(crate) struct Backoff {
-    rounds: u32,
-}
+#[cfg(loom)]
+pub(crate) use model::Backoff;
+#[cfg(not(loom))]
+pub(crate) use waiting::Backoff;
 
 #[cfg(not(loom))]
-impl Backoff {
-    /// Rounds of 1, 2, 4 … pauses of the processor.
-    const SPINS: u32 = 6;
-    const YIELDS: u32 = 32;
-    const LONGEST_SLEEP_US: u64 = 200;
+mod waiting {
+    use std::hint::spin_loop;
+    use std::time::Duration;
 
-    /// Waits a moment, each time longer. A thread that sleeps lets one of lower priority go on.
-    #[cold]
-    pub(crate) fn wait(&mut self) {
-        match self.rounds {
-            0..Self::SPINS => (0..1 << self.rounds).for_each(|_| std::hint::spin_loop()),
-            Self::SPINS..Self::YIELDS => std::thread::yield_now(),
-            rounds => {
-                let us = u64::from(rounds - Self::YIELDS + 1) * 10;
-                std::thread::sleep(std::time::Duration::from_micros(
-                    us.min(Self::LONGEST_SLEEP_US),
-                ));
+    use rustix::thread::{NanosleepRelativeResult, nanosleep, sched_yield};
+    use rustix::time::Timespec;
+
+    /// How a thread waits for another: it spins, since most locks are given back at once; then lets other
+    /// threads run on its core, since the holder may be one of them; then sleeps, so that a holder of
+    /// lower priority gets to run as well, and a long copy does not keep two cores busy.
+    #[derive(Debug, Default)]
+    pub(crate) struct Backoff {
+        rounds: u32,
+    }
+
+    /// These double, up to 32 spins each: some microseconds in all.
+    const SPINNING: u32 = 8;
+    const YIELDING: u32 = SPINNING + 8;
+    const SHORTEST_SLEEP: Duration = Duration::from_micros(16);
+    const LONGEST_SLEEP: Duration = Duration::from_millis(1);
+
+    impl Backoff {
+        /// Waits a moment, each time longer.
+        pub(crate) fn wait(&mut self) {
+            match self.rounds {
+                spins @ 0..SPINNING => (0..1 << spins.min(5)).for_each(|_| spin_loop()),
+                SPINNING..YIELDING => sched_yield(),
+                sleeps => {
+                    sleep((SHORTEST_SLEEP * (1 << (sleeps - YIELDING).min(6))).min(LONGEST_SLEEP))
+                }
             }
+            self.rounds = self.rounds.saturating_add(1);
         }
-        self.rounds = self.rounds.saturating_add(1);
+    }
+
+    /// The system call itself: libc's would be a point where `pthread_cancel` ends the thread, in the
+    /// middle of a post, and would set `errno`.
+    fn sleep(time: Duration) {
+        let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
+        match nanosleep(&time) {
+            // Woken early by a signal: the lock is looked at again, which is all that a sleep is for.
+            NanosleepRelativeResult::Ok | NanosleepRelativeResult::Interrupted(_) => {}
+            NanosleepRelativeResult::Err(_) => sched_yield(),
+        }
     }
 }
 
 #[cfg(loom)]
-impl Backoff {
-    pub(crate) fn wait(&mut self) {
-        self.rounds = self.rounds.saturating_add(1);
-        loom::thread::yield_now();
+mod model {
+    #[derive(Debug, Default)]
+    pub(crate) struct Backoff;
+
+    impl Backoff {
+        pub(crate) fn wait(&mut self) {
+            loom::thread::yield_now();
+        }
     }
 }

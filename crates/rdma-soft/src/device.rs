@@ -22,6 +22,7 @@ use crate::engine::send_side::Blocked;
 use crate::fabric;
 use crate::gid_place::GidPlace;
 use crate::identity::Identity;
+use crate::overflow;
 use crate::random::{Purpose, Seed};
 use crate::schedule::{Deferred, Schedule};
 use crate::sync::locked;
@@ -219,6 +220,11 @@ impl Device {
     /// Brings the port up or down, and tells every context if that is news. Connections that were
     /// found good are looked at again by their next request.
     pub(crate) fn set_port(&self, up: bool) {
+        self.change_port(up);
+        overflow::settle();
+    }
+
+    fn change_port(&self, up: bool) {
         let contexts = locked(&self.port.contexts);
         if self.port.is_up.swap(up, Ordering::AcqRel) == up {
             return;

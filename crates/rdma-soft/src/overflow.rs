@@ -1,6 +1,5 @@
-//! Completion queues that overflowed and whose queue pairs are still to be told.
-//!
-//! Telling takes the locks of queue pairs, so that it cannot be done where the overflow is seen.
+//! What is to be done once a thread holds no lock: queue pairs of completion queues that overflowed are to be
+//! told, which takes their locks, and events are to get their tokens, which takes a system call.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,37 +7,115 @@ use std::sync::{Arc, Mutex};
 use rdma_sys::ibv_event_type;
 
 use crate::engine::completion::CompletionQueue;
-use crate::sync::locked;
+use crate::engine::events::Deliver;
+use crate::sync::{ControlGuard, locked};
 
-static FAILED: Mutex<Vec<Arc<CompletionQueue>>> = Mutex::new(Vec::new());
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-static QUEUES: AtomicUsize = AtomicUsize::new(0);
+#[derive(Debug)]
+struct Due {
+    /// Completion queues that overflowed.
+    failed: Vec<Arc<CompletionQueue>>,
+    /// Event queues, each once, until its tokens are there.
+    events: Vec<Arc<dyn Deliver>>,
+    /// How many queues of each kind there are: there is room for them all, so that noting one does not
+    /// allocate.
+    completion_queues: usize,
+    event_queues: usize,
+}
 
-/// Makes room for one more completion queue, so that an overflow does not allocate.
+/// All that is to be done, in the process.
+#[derive(Debug)]
+struct Unsettled {
+    due: Mutex<Due>,
+    /// How many are noted.
+    count: AtomicUsize,
+}
+
+impl Unsettled {
+    const fn new() -> Self {
+        let due =
+            Due { failed: Vec::new(), events: Vec::new(), completion_queues: 0, event_queues: 0 };
+        Self { due: Mutex::new(due), count: AtomicUsize::new(0) }
+    }
+
+    fn lock(&self) -> ControlGuard<'_, Due> {
+        locked(&self.due)
+    }
+
+    fn count(&self, due: &Due) {
+        self.count.store(due.failed.len() + due.events.len(), Ordering::Release);
+    }
+}
+
+#[cfg(not(loom))]
+#[inline]
+fn unsettled() -> &'static Unsettled {
+    static ALL: Unsettled = Unsettled::new();
+    &ALL
+}
+
+/// Of one model: each runs on one thread of the test program, beside others.
+#[cfg(loom)]
+fn unsettled() -> &'static Unsettled {
+    thread_local! {
+        static ALL: &'static Unsettled = Box::leak(Box::new(Unsettled::new()));
+    }
+    ALL.with(|all| *all)
+}
+
+/// Makes room for one more completion queue.
 pub(crate) fn reserve() {
-    let queues = QUEUES.fetch_add(1, Ordering::Relaxed) + 1;
-    let mut failed = locked(&FAILED);
-    let more = queues.saturating_sub(failed.len());
-    failed.reserve(more);
+    let due = &mut *unsettled().lock();
+    due.completion_queues += 1;
+    due.failed.reserve(due.completion_queues - due.failed.len().min(due.completion_queues));
 }
 
 pub(crate) fn unreserve() {
-    QUEUES.fetch_sub(1, Ordering::Relaxed);
+    unsettled().lock().completion_queues -= 1;
+}
+
+/// Makes room for one more event queue.
+pub(crate) fn reserve_events() {
+    let due = &mut *unsettled().lock();
+    due.event_queues += 1;
+    due.events.reserve(due.event_queues - due.events.len().min(due.event_queues));
+}
+
+pub(crate) fn unreserve_events() {
+    unsettled().lock().event_queues -= 1;
 }
 
 /// Notes that a queue lost a completion.
 pub(crate) fn note(queue: &Arc<CompletionQueue>) {
-    let mut failed = locked(&FAILED);
-    if !failed.iter().any(|other| Arc::ptr_eq(other, queue)) {
-        failed.push(Arc::clone(queue));
+    let mut due = unsettled().lock();
+    if !due.failed.iter().any(|other| Arc::ptr_eq(other, queue)) {
+        due.failed.push(Arc::clone(queue));
     }
-    COUNT.store(failed.len(), Ordering::Release);
+    unsettled().count(&due);
 }
 
-/// Moves the queue pairs of every queue that overflowed to error. The caller holds no lock.
+/// Notes that events of a queue have no tokens; the queue is not noted yet.
+pub(crate) fn note_events(queue: Arc<dyn Deliver>) {
+    let mut due = unsettled().lock();
+    due.events.push(queue);
+    unsettled().count(&due);
+}
+
+/// Forgets a queue whose events have their tokens.
+pub(crate) fn forget_events(queue: *const ()) {
+    let mut due = unsettled().lock();
+    if let Some(n) = due.events.iter().position(|other| Arc::as_ptr(other).cast::<()>() == queue) {
+        let forgotten = due.events.swap_remove(n);
+        unsettled().count(&due);
+        drop(due);
+        drop(forgotten);
+    }
+}
+
+/// Moves the queue pairs of every queue that overflowed to error, and has the token of each event where the
+/// program sees it. The caller holds no lock.
 #[inline]
 pub(crate) fn settle() {
-    if COUNT.load(Ordering::Acquire) != 0 {
+    if unsettled().count.load(Ordering::Acquire) != 0 {
         settle_all();
     }
 }
@@ -46,16 +123,24 @@ pub(crate) fn settle() {
 #[cold]
 fn settle_all() {
     loop {
-        let mut failed = locked(&FAILED);
-        let queue = failed.pop();
-        COUNT.store(failed.len(), Ordering::Release);
-        drop(failed);
-        let Some(queue) = queue else { return };
+        let mut due = unsettled().lock();
+        let queue = due.failed.pop();
+        unsettled().count(&due);
+        drop(due);
+        let Some(queue) = queue else { break };
         queue.report_overflow();
         for n in (0..queue.users()).rev() {
             if let Some(queue_pair) = queue.user(n) {
                 queue_pair.enter_error(None, Some(ibv_event_type::IBV_EVENT_QP_FATAL));
             }
+        }
+    }
+    // Downwards, since who is forgotten is replaced by the last; what others add meanwhile is theirs.
+    let count = unsettled().lock().events.len();
+    for n in (0..count).rev() {
+        let queue = unsettled().lock().events.get(n).map(Arc::clone);
+        if let Some(queue) = queue {
+            queue.deliver();
         }
     }
 }

@@ -1,8 +1,12 @@
 //! The primitives that the model checker replaces: under `cfg(loom)` the lock and the atomics of the
 //! data path are loom's, so that its tests explore the production modules.
 
+mod held;
 mod lock;
 
+#[cfg(not(all(test, loom)))]
+pub(crate) use held::assert_nothing_held;
+pub(crate) use held::{ControlGuard, Held};
 pub(crate) use lock::{Guard, Lock};
 
 #[cfg(loom)]
@@ -33,7 +37,12 @@ pub(crate) fn this_thread() -> u64 {
 }
 
 /// Locks a control-path mutex, which the model checker does not see, likewise without poisoning.
-pub(crate) fn locked<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn locked<T>(mutex: &std::sync::Mutex<T>) -> ControlGuard<'_, T> {
+    Held::new(locked_to_wait(mutex))
+}
+
+/// The same, for a thread that waits at a condition variable.
+pub(crate) fn locked_to_wait<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 

@@ -66,7 +66,7 @@ fn a_context_takes_its_files_along() {
         stays.send_cq.expect_success(1);
     });
     let datagram = left_open(ibv_qp_type::IBV_QPT_UD, |stays, goes| {
-        [stays, goes].map(|side| datagram::activate(&side.qp, datagram::QKEY));
+        [stays, goes].into_iter().for_each(|side| datagram::activate(&side.qp, datagram::QKEY));
         let to = goes.endpoint();
         let ah = stays.pd.ah_to(&stays.endpoint(), &to);
         stays.qp.post(&Wr::send(1, &[]).to(&ah, to.qpn, datagram::QKEY));

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use rdma_sys::{
     ibv_context, ibv_device, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, verbs_context,
@@ -29,7 +29,6 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     let files =
         EventQueue::new(ASYNC_EVENT_BYTES).and_then(|events| Ok((events, eventfd(0, flags)?)));
     let opened = files.map_err(|_| Refusal::NoRoom).map(|(events, command)| {
-        let events = Arc::new(events);
         block.device().add_context(&events);
         let mut verbs = verbs_context::default();
         verbs.query_port = Some(port::query_port);

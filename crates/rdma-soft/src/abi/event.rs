@@ -1,7 +1,6 @@
 //! Completion channels and asynchronous events.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::Arc;
 
 use rdma_sys::{
     Errno, ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_comp_channel, ibv_context, ibv_cq,
@@ -29,7 +28,7 @@ pub(super) unsafe extern "C" fn create_comp_channel(
         // SAFETY: the caller's context (SAFETY.md F1).
         unsafe { hold_context(context) };
         let verbs = ibv_comp_channel { context, fd: events.fd(), refcnt: 0 };
-        let (events, children) = (Arc::new(events), Children::default());
+        let children = Children::default();
         Box::into_raw(Box::new(ChannelBlock { verbs, events, children })).cast()
     }))
 }

@@ -1,145 +1,185 @@
-//! Events: a queue of them, and a pipe that is readable while there are some.
+//! Events: a queue of them, and a descriptor that is readable while there are some.
 //!
-//! The pipe carries only tokens of the size that the kernel's events have, so that programs may poll it
-//! as they poll the kernel's file. What an event is about stays in the queue, from which the events of
-//! an object that goes away are removed.
+//! The descriptor carries only [`Tokens`] of the size that the kernel's events have. What an event is about
+//! stays in the queue, from which the events of an object that goes away are removed.
+//!
+//! Events come while locks of the engine are held, and tokens cost a system call. So an event is queued, and
+//! its token follows when the thread [settles](overflow::settle), which it does with no lock held and before
+//! its verb returns.
 
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::os::fd::RawFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use rdma_sys::Errno;
-use rustix::fs::{Mode, OFlags};
-use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::sync::locked;
-
-/// The largest token.
-const TOKEN: usize = 16;
+#[cfg(all(test, loom))]
+use crate::engine::models::tokens::Tokens;
+#[cfg(not(all(test, loom)))]
+use crate::engine::tokens::Tokens;
+use crate::overflow;
+use crate::sync::{Lock, locked_to_wait};
 
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
-    state: Mutex<State<E>>,
-    /// The program's end: it sets `O_NONBLOCK` as it likes.
-    read: File,
-    /// The same end, never blocking, for taking back tokens of events that went away.
-    take_back: Option<File>,
-    write: File,
-    token: usize,
+    state: Lock<State<E>>,
+    tokens: Tokens,
+    /// Held by who adds tokens, or takes them back, by no lock of the engine. Who settles and finds that
+    /// another thread is about to add the token of its event waits here until it is there.
+    writing: Lock<()>,
 }
 
 #[derive(Debug)]
 struct State<E> {
     events: VecDeque<E>,
-    /// In the pipe, and at most one for each event; less while the pipe is full.
+    /// How many tokens are in the descriptor, or about to be, or were taken by a thread that has not said
+    /// so yet. At most one for each event, but while events are discarded; less while there is no room.
     tokens: usize,
     /// How many different events there can be.
     room: usize,
+    /// Noted where those who settle look.
+    noted: bool,
 }
 
-impl<E: Copy> EventQueue<E> {
-    /// A queue whose events are `token` bytes in the pipe, at most 16.
-    pub(crate) fn new(token: usize) -> rustix::io::Result<Self> {
-        let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-        let flags = rustix::fs::fcntl_getfl(&write)?;
-        rustix::fs::fcntl_setfl(&write, flags | OFlags::NONBLOCK)?;
-        Ok(Self {
-            state: Mutex::new(State { events: VecDeque::new(), tokens: 0, room: 0 }),
-            take_back: reopen(&read),
-            read: File::from(read),
-            write: File::from(write),
-            token,
-        })
+/// What has to be done for a queue whose events have no tokens yet.
+pub(crate) trait Deliver: Send + Sync + std::fmt::Debug {
+    /// Adds them. When this returns the tokens of all events are there that were queued when it was called.
+    /// No lock of the engine is held.
+    fn deliver(&self);
+}
+
+impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
+    /// A queue whose events have tokens of that many bytes, at most 16.
+    pub(crate) fn new(token: usize) -> rustix::io::Result<Arc<Self>> {
+        let state = State { events: VecDeque::new(), tokens: 0, room: 0, noted: false };
+        let tokens = Tokens::new(token)?;
+        overflow::reserve_events();
+        Ok(Arc::new(Self { state: Lock::new(state), tokens, writing: Lock::default() }))
+    }
+
+    #[cfg(all(test, loom))]
+    pub(crate) fn tokens(&self) -> &Tokens {
+        &self.tokens
     }
 
     pub(crate) fn fd(&self) -> RawFd {
-        self.read.as_raw_fd()
+        self.tokens.fd()
     }
 
-    pub(crate) fn push(&self, event: E) {
-        let mut state = locked(&self.state);
-        state.events.push_back(event);
-        self.refill(&mut state);
+    /// Queues an event. The caller [settles](overflow::settle) when it holds no lock.
+    pub(crate) fn push(self: &Arc<Self>, event: E) {
+        self.push_if(event, |_| true);
     }
 
     /// As [`push`](Self::push), unless the same event is waiting already: it says no more twice.
-    pub(crate) fn push_new(&self, event: E)
+    pub(crate) fn push_new(self: &Arc<Self>, event: E)
     where
         E: PartialEq,
     {
-        let mut state = locked(&self.state);
-        if !state.events.contains(&event) {
+        self.push_if(event, |events| !events.contains(&event));
+    }
+
+    fn push_if(self: &Arc<Self>, event: E, is_wanted: impl FnOnce(&VecDeque<E>) -> bool) {
+        let mut state = self.state.lock();
+        if is_wanted(&state.events) {
             state.events.push_back(event);
-            self.refill(&mut state);
+            if !state.noted {
+                state.noted = true;
+                overflow::note_events(Arc::<Self>::clone(self));
+            }
         }
     }
 
     /// One more object reports here, each of up to `kinds` events: makes room, so that reporting does
     /// not allocate.
     pub(crate) fn join(&self, kinds: usize) {
-        let mut state = locked(&self.state);
+        let mut state = self.state.lock();
         state.room += kinds;
         let room = state.room;
         state.events.reserve(room);
     }
 
     pub(crate) fn leave(&self, kinds: usize) {
-        locked(&self.state).room -= kinds;
-    }
-
-    /// Has a token in the pipe for each event, as far as there is room.
-    fn refill(&self, state: &mut State<E>) {
-        while state.tokens < state.events.len()
-            && matches!((&self.write).write(&[0; TOKEN][..self.token]), Ok(n) if n == self.token)
-        {
-            state.tokens += 1;
-        }
+        self.state.lock().room -= kinds;
     }
 
     /// Takes the oldest event, and hands it to `deliver` before it can be discarded. Waits for one, if
-    /// the program has not made its end of the pipe non-blocking.
-    pub(crate) fn take<R>(&self, deliver: impl FnOnce(E) -> R) -> Result<R, Errno> {
+    /// the program has not made its end of the descriptor non-blocking.
+    pub(crate) fn take<R>(&self, deliver: impl Fn(E) -> R) -> Result<R, Errno> {
         loop {
-            let mut token = [0; TOKEN];
-            match (&self.read).read(&mut token[..self.token]) {
-                Ok(n) if n == self.token => {}
-                Ok(_) => return Err(Errno::EIO),
-                Err(error) => return Err(Errno::from_raw(error.raw_os_error().unwrap_or(5))),
+            self.tokens.take()?;
+            // None if it was discarded after its token was taken.
+            let (taken, more) = {
+                let mut state = self.state.lock();
+                state.tokens = state.tokens.saturating_sub(1);
+                let taken = state.events.pop_front();
+                (taken.map(&deliver), state.events.len() > state.tokens)
+            };
+            if more {
+                self.deliver(); // there was no room for their tokens
             }
-            let mut state = locked(&self.state);
-            state.tokens = state.tokens.saturating_sub(1);
-            // None if it was discarded after its token was read.
-            if let Some(event) = state.events.pop_front() {
-                self.refill(&mut state);
-                return Ok(deliver(event));
+            if let Some(taken) = taken {
+                return Ok(taken);
             }
         }
     }
 
     /// Removes the events that `unwanted` names.
     pub(crate) fn discard(&self, unwanted: impl Fn(E) -> bool) {
-        let mut state = locked(&self.state);
-        state.events.retain(|&event| !unwanted(event));
-        let Some(take_back) = &self.take_back else { return };
-        while state.tokens > state.events.len() {
-            let mut token = [0; TOKEN];
-            match (&mut &*take_back).read(&mut token[..self.token]) {
-                Ok(_) => state.tokens -= 1,
-                // Another thread has taken it, and counts it when it gets the lock.
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(_) => return,
+        let _writing = self.writing.lock_for_calls();
+        let surplus = {
+            let mut state = self.state.lock();
+            state.events.retain(|&event| !unwanted(event));
+            state.tokens.saturating_sub(state.events.len())
+        };
+        // If there are fewer another thread has taken one, and says so when it gets the lock.
+        for _ in (0..surplus).take_while(|_| self.tokens.take_back()) {
+            let mut state = self.state.lock();
+            state.tokens = state.tokens.saturating_sub(1);
+        }
+    }
+}
+
+impl<E: Copy + Send + std::fmt::Debug + 'static> Deliver for EventQueue<E> {
+    fn deliver(&self) {
+        let _writing = self.writing.lock_for_calls();
+        loop {
+            let due = {
+                let mut state = self.state.lock();
+                let due = state.events.len().saturating_sub(state.tokens);
+                state.tokens += due;
+                if due == 0 {
+                    return self.is_settled(&mut state);
+                }
+                due
+            };
+            let added = (0..due).take_while(|_| self.tokens.put()).count();
+            if added < due {
+                let mut state = self.state.lock();
+                state.tokens = state.tokens.saturating_sub(due - added);
+                // Who takes the last token that there is adds more. If that has happened already, and
+                // these were counted, nobody will.
+                if state.tokens > 0 {
+                    return self.is_settled(&mut state);
+                }
             }
         }
     }
 }
 
-/// A second description of a pipe's end, since blocking is a property of the description.
-fn reopen(read: &OwnedFd) -> Option<File> {
-    let path = format!("/proc/self/fd/{}", read.as_raw_fd());
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty()).ok().map(File::from)
+impl<E> EventQueue<E> {
+    /// Nothing can be added.
+    fn is_settled(&self, state: &mut State<E>) {
+        if std::mem::take(&mut state.noted) {
+            overflow::forget_events(std::ptr::from_ref(self).cast());
+        }
+    }
+}
+
+impl<E> Drop for EventQueue<E> {
+    fn drop(&mut self) {
+        overflow::unreserve_events();
+    }
 }
 
 /// How many events of an object were delivered and are acknowledged: it is not destroyed before they
@@ -152,11 +192,11 @@ pub(crate) struct Acknowledgements {
 
 impl Acknowledgements {
     pub(crate) fn delivered(&self) {
-        *locked(&self.missing) += 1;
+        *locked_to_wait(&self.missing) += 1;
     }
 
     pub(crate) fn acknowledge(&self, count: u32) {
-        let mut missing = locked(&self.missing);
+        let mut missing = locked_to_wait(&self.missing);
         *missing = missing.saturating_sub(u64::from(count));
         if *missing == 0 {
             self.none.notify_all();
@@ -165,7 +205,7 @@ impl Acknowledgements {
 
     /// Waits until nothing is missing.
     pub(crate) fn wait(&self) {
-        let mut missing = locked(&self.missing);
+        let mut missing = locked_to_wait(&self.missing);
         while *missing > 0 {
             missing = self.none.wait(missing).unwrap_or_else(PoisonError::into_inner);
         }
@@ -176,32 +216,65 @@ impl Acknowledgements {
 mod tests {
     use super::*;
     use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::fs::OFlags;
 
     fn readable(queue: &EventQueue<u32>) -> bool {
-        let mut fds = [PollFd::new(&queue.read, PollFlags::IN)];
+        let mut fds = [PollFd::new(queue.tokens.file(), PollFlags::IN)];
         poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
     }
 
+    fn push(queue: &Arc<EventQueue<u32>>, events: impl Iterator<Item = u32>) {
+        events.for_each(|event| queue.push(event));
+        overflow::settle();
+    }
+
     #[test]
-    fn the_pipe_is_readable_exactly_while_there_are_events() {
+    fn the_descriptor_is_readable_exactly_while_there_are_events() {
+        // Whatever the program has made of its end.
+        for flags in [OFlags::empty(), OFlags::NONBLOCK] {
+            let queue = EventQueue::new(8).unwrap();
+            rustix::fs::fcntl_setfl(queue.tokens.file(), flags).unwrap();
+            assert!(!readable(&queue));
+            push(&queue, 0..10);
+            queue.discard(|n| n % 2 == 1);
+            for n in [0, 2, 4, 6, 8] {
+                assert!(readable(&queue));
+                assert_eq!(queue.take(|event| event), Ok(n));
+            }
+            assert!(!readable(&queue));
+            push(&queue, 0..10);
+            queue.discard(|_| true);
+            assert!(!readable(&queue));
+        }
+    }
+
+    #[test]
+    fn an_event_that_is_discarded_before_its_token_is_there_has_none() {
         let queue = EventQueue::new(8).unwrap();
-        assert!(!readable(&queue));
-        for n in 0..10 {
-            queue.push(n);
-        }
-        queue.discard(|n| n % 2 == 1);
-        for n in [0, 2, 4, 6, 8] {
-            assert!(readable(&queue));
-            assert_eq!(queue.take(|event| event), Ok(n));
-        }
+        queue.push(1);
+        queue.push(2);
+        queue.discard(|event| event == 1);
+        overflow::settle();
+        assert_eq!(queue.take(|event| event), Ok(2));
         assert!(!readable(&queue));
     }
 
     #[test]
-    fn more_events_than_the_pipe_has_room_for_are_kept() {
+    fn the_same_event_waits_once() {
+        let queue = EventQueue::new(8).unwrap();
+        queue.push_new(1);
+        overflow::settle();
+        queue.push_new(1);
+        overflow::settle();
+        assert_eq!(queue.take(|event| event), Ok(1));
+        assert!(!readable(&queue));
+    }
+
+    #[test]
+    fn more_events_than_there_is_room_for_tokens_are_kept() {
         let queue = EventQueue::new(16).unwrap();
         let count = 100_000;
-        (0..count).for_each(|n| queue.push(n));
+        push(&queue, 0..count);
         assert!((0..count).all(|n| queue.take(|event| event) == Ok(n)));
         assert!(!readable(&queue));
     }
@@ -209,7 +282,7 @@ mod tests {
     #[test]
     fn an_empty_queue_that_does_not_block_says_so() {
         let queue = EventQueue::<u32>::new(8).unwrap();
-        rustix::fs::fcntl_setfl(&queue.read, OFlags::NONBLOCK).unwrap();
+        rustix::fs::fcntl_setfl(queue.tokens.file(), OFlags::NONBLOCK).unwrap();
         assert_eq!(queue.take(|event| event), Err(Errno::EAGAIN));
     }
 

@@ -41,6 +41,8 @@ pub(crate) mod send_side;
 pub(crate) mod service;
 pub(crate) mod shared_receive_queue;
 pub(crate) mod timer;
+#[cfg(not(all(test, loom)))]
+pub(crate) mod tokens;
 pub(crate) mod transition;
 pub(crate) mod unreliable;
 pub(crate) mod window;

@@ -23,7 +23,9 @@ use crate::random::Seed;
 use crate::schedule::Schedule;
 use crate::sync::{Ordering, locked};
 
+mod events;
 mod shared;
+pub(crate) mod tokens;
 mod unreliable;
 
 /// Two queue pairs, each of a domain of its own: `a` sends to `b`.

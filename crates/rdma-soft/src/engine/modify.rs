@@ -1,6 +1,6 @@
 //! Modifying and querying a queue pair. Every attribute is checked before any is changed.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State};
 
@@ -12,7 +12,7 @@ use crate::engine::responder::Responder;
 use crate::engine::send_side::Requester;
 use crate::engine::transition;
 use crate::overflow;
-use crate::sync::locked;
+use crate::sync::{ControlGuard, locked};
 
 const LARGEST_24_BITS: u32 = 0x00ff_ffff;
 
@@ -71,46 +71,55 @@ impl QueuePair {
         dgid: [u8; 16],
         mask: u32,
     ) -> Result<(), Refusal> {
-        let has = |bit: Mask| mask & bit.0 != 0;
-        let to = {
-            let mut attributes = self.attributes();
-            let from = attributes.verbs.qp_state;
-            let to = if has(Mask::IBV_QP_STATE) { attr.qp_state } else { from };
-            transition::check(self.service, from, to, mask)?;
-            if has(Mask::IBV_QP_CUR_STATE) && attr.cur_qp_state != from {
-                return Err(Refusal::Invalid);
-            }
-            check_values(attr, self.device.limits.max_rd_atomic, has)?;
-            let path = match has(Mask::IBV_QP_AV) {
-                true => Some(self.device.path(&attr.ah_attr, dgid)?),
-                false => None,
-            };
-            match to {
-                State::IBV_QPS_RESET => self.reset(&mut attributes),
-                State::IBV_QPS_ERR => {
-                    attributes.verbs.qp_state = to;
-                    self.flush();
-                }
-                _ => {
-                    attributes.record(attr, has);
-                    self.apply(attr, from, to, path, has);
-                    if path.is_some() {
-                        self.leave_requester();
-                    }
-                }
-            }
-            to
-        };
+        let to = self.modify_locked(attr, dgid, mask);
+        // Also if it was refused: it may have found that the queue pair had failed.
         overflow::settle();
-        if to == State::IBV_QPS_RTS {
+        if to? == State::IBV_QPS_RTS {
             self.resume();
         }
         Ok(())
     }
 
+    /// Modifies, under the locks, and says to what state.
+    fn modify_locked(
+        &self,
+        attr: &ibv_qp_attr,
+        dgid: [u8; 16],
+        mask: u32,
+    ) -> Result<State, Refusal> {
+        let has = |bit: Mask| mask & bit.0 != 0;
+        let mut attributes = self.attributes();
+        let from = attributes.verbs.qp_state;
+        let to = if has(Mask::IBV_QP_STATE) { attr.qp_state } else { from };
+        transition::check(self.service, from, to, mask)?;
+        if has(Mask::IBV_QP_CUR_STATE) && attr.cur_qp_state != from {
+            return Err(Refusal::Invalid);
+        }
+        check_values(attr, self.device.limits.max_rd_atomic, has)?;
+        let path = match has(Mask::IBV_QP_AV) {
+            true => Some(self.device.path(&attr.ah_attr, dgid)?),
+            false => None,
+        };
+        match to {
+            State::IBV_QPS_RESET => self.reset(&mut attributes),
+            State::IBV_QPS_ERR => {
+                attributes.verbs.qp_state = to;
+                self.flush();
+            }
+            _ => {
+                attributes.record(attr, has);
+                self.apply(attr, from, to, path, has);
+                if path.is_some() {
+                    self.leave_requester();
+                }
+            }
+        }
+        Ok(to)
+    }
+
     /// The attributes, with the state as it is: a request that failed puts its completion there
     /// before it has locked the attributes.
-    fn attributes(&self) -> MutexGuard<'_, Attributes> {
+    fn attributes(&self) -> ControlGuard<'_, Attributes> {
         let mut attributes = locked(&self.attributes);
         let send = self.send.lock().state;
         let failed =
@@ -158,6 +167,8 @@ impl QueuePair {
     /// `ibv_query_qp`: all attributes, whatever was asked for, as providers do.
     pub(crate) fn query(&self) -> ibv_qp_attr {
         let mut attr = self.attributes().verbs;
+        // It may have found that the queue pair had failed.
+        overflow::settle();
         attr.cur_qp_state = attr.qp_state;
         {
             let send = self.send.lock();

@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use crate::engine::queue_pair::QueuePair;
-use crate::sync::locked;
+use crate::sync::locked_to_wait as locked;
 
 const LINGER: Duration = Duration::from_secs(5);
 

@@ -12,14 +12,12 @@ pub(crate) use spinning::{Guard, Lock};
 
 #[cfg(not(loom))]
 mod spinning {
-    use std::hint::spin_loop;
-    use std::time::Duration;
-
-    use rustix::thread::{NanosleepRelativeResult, nanosleep, sched_yield};
-    use rustix::time::Timespec;
     use spin::mutex::{SpinMutex, SpinMutexGuard};
 
-    pub(crate) type Guard<'a, T> = SpinMutexGuard<'a, T>;
+    use crate::backoff::Backoff;
+    use crate::sync::Held;
+
+    pub(crate) type Guard<'a, T> = Held<SpinMutexGuard<'a, T>>;
 
     /// A mutex without poisoning: no code of a caller runs under it, and the shims abort on a panic.
     #[derive(Debug, Default)]
@@ -32,6 +30,13 @@ mod spinning {
 
         #[inline]
         pub(crate) fn lock(&self) -> Guard<'_, T> {
+            Held::new(self.lock_for_calls())
+        }
+
+        /// As [`lock`](Self::lock), for a lock that is none of the engine's: system calls are made under
+        /// it.
+        #[inline]
+        pub(crate) fn lock_for_calls(&self) -> SpinMutexGuard<'_, T> {
             match self.0.try_lock() {
                 Some(guard) => guard,
                 None => self.wait(),
@@ -40,10 +45,10 @@ mod spinning {
 
         #[cold]
         #[inline(never)]
-        fn wait(&self) -> Guard<'_, T> {
-            let mut patience = Patience::default();
+        fn wait(&self) -> SpinMutexGuard<'_, T> {
+            let mut backoff = Backoff::default();
             loop {
-                patience.pause();
+                backoff.wait();
                 // Only looks while it is taken: an attempt would pull the line from its holder.
                 if self.0.is_locked() {
                     continue;
@@ -59,51 +64,15 @@ mod spinning {
             drop(self.lock());
         }
     }
-
-    /// How a thread waits for another: it spins, since most locks are given back at once; then lets other
-    /// threads run on its core, since the holder may be one of them; then sleeps, so that a holder of
-    /// lower priority gets to run as well, and a long copy does not keep two cores busy.
-    #[derive(Debug, Default)]
-    struct Patience {
-        pauses: u32,
-    }
-
-    /// These double, up to 32 spins each: some microseconds in all.
-    const SPINNING: u32 = 8;
-    const YIELDING: u32 = SPINNING + 8;
-    const SHORTEST_SLEEP: Duration = Duration::from_micros(16);
-    const LONGEST_SLEEP: Duration = Duration::from_millis(1);
-
-    impl Patience {
-        fn pause(&mut self) {
-            match self.pauses {
-                spins @ 0..SPINNING => (0..1 << spins.min(5)).for_each(|_| spin_loop()),
-                SPINNING..YIELDING => sched_yield(),
-                sleeps => {
-                    sleep((SHORTEST_SLEEP * (1 << (sleeps - YIELDING).min(6))).min(LONGEST_SLEEP))
-                }
-            }
-            self.pauses = self.pauses.saturating_add(1);
-        }
-    }
-
-    /// The system call itself: libc's would be a point where `pthread_cancel` ends the thread, in the
-    /// middle of a post, and would set `errno`.
-    fn sleep(time: Duration) {
-        let time = Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() };
-        match nanosleep(&time) {
-            // Woken early by a signal: the lock is looked at again, which is all that a sleep is for.
-            NanosleepRelativeResult::Ok | NanosleepRelativeResult::Interrupted(_) => {}
-            NanosleepRelativeResult::Err(_) => sched_yield(),
-        }
-    }
 }
 
 #[cfg(loom)]
 mod model {
     use loom::sync::{Mutex, MutexGuard};
 
-    pub(crate) type Guard<'a, T> = MutexGuard<'a, T>;
+    use crate::sync::Held;
+
+    pub(crate) type Guard<'a, T> = Held<MutexGuard<'a, T>>;
 
     #[derive(Debug, Default)]
     pub(crate) struct Lock<T>(Mutex<T>);
@@ -114,6 +83,10 @@ mod model {
         }
 
         pub(crate) fn lock(&self) -> Guard<'_, T> {
+            Held::new(self.lock_for_calls())
+        }
+
+        pub(crate) fn lock_for_calls(&self) -> MutexGuard<'_, T> {
             match self.0.lock() {
                 Ok(guard) => guard,
                 Err(poisoned) => poisoned.into_inner(),

@@ -1,0 +1,41 @@
+//! What stands in the place of sockets where the model checker runs, which sees no system calls.
+
+use std::os::fd::RawFd;
+
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use rdma_sys::Errno;
+
+/// Tokens of which there is room for few. Nobody waits for one.
+#[derive(Debug)]
+pub(crate) struct Tokens {
+    count: AtomicUsize,
+    room: usize,
+}
+
+impl Tokens {
+    pub(crate) fn new(room: usize) -> rustix::io::Result<Self> {
+        Ok(Self { count: AtomicUsize::new(0), room })
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        -1
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn put(&self) -> bool {
+        let more = |count| (count < self.room).then_some(count + 1);
+        self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+    }
+
+    pub(crate) fn take(&self) -> Result<(), Errno> {
+        if self.take_back() { Ok(()) } else { Err(Errno::EAGAIN) }
+    }
+
+    pub(crate) fn take_back(&self) -> bool {
+        let less = |count: usize| count.checked_sub(1);
+        self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok()
+    }
+}
