@@ -226,7 +226,7 @@ impl<'a> ChannelBuilder<'a> {
     /// A queue pair that completes in that queue.
     pub(crate) fn queue_pair(&self, cq: &CompletionQueue) -> Result<PreparedQueuePair, Error> {
         let qp = self.qp.clone().qp_type(self.qp_type).send_cq(cq).recv_cq(cq);
-        qp.max_send_wr(self.max_send_wr).max_recv_wr(self.max_recv_wr).build()
+        qp.max_send_wr(self.max_send_wr).max_recv_wr(self.max_recv_wr).strict_cq(true).build()
     }
 }
 
@@ -245,5 +245,25 @@ impl WithoutPd<Channel> {
     /// The domain whose memory the channel will use.
     pub fn pd(self, pd: &ProtectionDomain) -> ChannelBuilder<'_> {
         ChannelBuilder::new(pd)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Else a channel could overflow its queue, whose failure nobody survives.
+    #[test]
+    #[cfg_attr(miri, ignore = "the software device copies in assembly")]
+    fn channels_need_a_completion_queue_that_they_cannot_overflow() {
+        rdma_soft::install();
+        let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+        let builder = ChannelBuilder::new(&pd);
+        let cq = builder.completion_queue(2).unwrap();
+        let _two = [builder.queue_pair(&cq).unwrap(), builder.queue_pair(&cq).unwrap()];
+        let error = builder.queue_pair(&cq).unwrap_err();
+        let Error::CompletionQueueTooSmall { capacity: 64, needed: 96, .. } = error else {
+            panic!("{error}");
+        };
     }
 }

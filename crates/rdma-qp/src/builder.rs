@@ -44,6 +44,7 @@ pub struct QueuePairBuilder<'a> {
     pub(crate) sizes: QueuePairCapabilities,
     pub(crate) sq_sig_all: bool,
     pub(crate) extended: bool,
+    pub(crate) strict_cq: bool,
     pub(crate) port: Option<u8>,
     pub(crate) gid_index: Option<u8>,
     pub(crate) mtu: Option<Mtu>,
@@ -108,6 +109,7 @@ impl<'a> QueuePairBuilder<'a> {
             sizes: QueuePairCapabilities::ASKED_BY_DEFAULT,
             sq_sig_all: false,
             extended: false,
+            strict_cq: false,
             port: None,
             gid_index: None,
             mtu: None,
@@ -154,6 +156,13 @@ impl<'a> QueuePairBuilder<'a> {
         /// (`ibv_post_send`) else: [`is_extended`](crate::QueuePair::is_extended) says which. A batch is
         /// then posted as a whole or not at all, and a request costs more. Default: no.
         extended: bool => extended;
+        /// Refuse to build it if the completion queue does not hold what all its queue pairs can have
+        /// outstanding at a time, which includes unsignaled requests: they complete when they are flushed.
+        /// What was asked for counts, until the queue pair is destroyed, and what a shared receive queue
+        /// holds once. Without this such a queue is legal: it has to be polled in time, since one that
+        /// overflows fails with all its queue pairs, and a `tracing` event tells when it becomes too small
+        /// for them. Default: no.
+        strict_cq: bool => strict_cq;
         /// The port, from 1. Default: the first that is active.
         port: u8 => port, Some;
         /// Use this GID of the port's table and no other. Default: the best that the peer has too.
@@ -194,9 +203,10 @@ impl<'a> QueuePairBuilder<'a> {
     /// Creates the queue pair; see `man ibv_create_qp`.
     ///
     /// # Errors
-    /// A type or a device that this library does not know to handle; a missing or unfit completion queue, a
-    /// shared receive queue of another context, a port or GID that is not there, an MTU above the port's; or
-    /// what the provider says, with the device's limits.
+    /// A type or a device that this library does not know to handle; a completion queue that is missing,
+    /// of another context, or too small for one that is [strict](Self::strict_cq); a shared receive queue
+    /// of another context, a port or GID that is not there, an MTU above the port's; or what the provider
+    /// says, with the device's limits.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedQueuePair, Error> {
         create::build(&self)

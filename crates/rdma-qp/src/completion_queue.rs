@@ -12,6 +12,7 @@ use rdma_sys::{
 };
 
 use crate::completion_channel::Subscription;
+use crate::completion_room::CompletionRoom;
 use crate::error::create_hint;
 use crate::extended_poll::{FIELDS, polled};
 use crate::stand_in::{Called, Place};
@@ -20,8 +21,9 @@ use crate::{CompletionChannel, CompletionQueueBuilder, Error, PollSlot, PolledCo
 /// A completion queue (CQ): where the device says which work requests are done.
 ///
 /// Any number of queue pairs can share one. If more completions arrive than it holds, it and its queue
-/// pairs fail, so it has to be as large as all their queues together; the builder of a queue pair
-/// checks its own. Clones are cheap and name the same queue.
+/// pairs fail: nothing can happen to one that is as large as all their queues together, which
+/// [`strict_cq`](crate::QueuePairBuilder::strict_cq) makes sure of. A smaller one has to be polled in time.
+/// Clones are cheap and name the same queue.
 ///
 /// # Examples
 /// ```
@@ -51,6 +53,8 @@ struct Inner {
     handle: Handle<ibv_cq, Needs>,
     id: ObjectId,
     capacity: u32,
+    /// What its queue pairs may need of that.
+    room: CompletionRoom,
     polled: Called<ibv_cq>,
 }
 
@@ -199,7 +203,8 @@ impl CompletionQueue {
         let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).cq_context });
         // SAFETY: SAFETY.md F1: live by `handle`.
         let capacity = u32::try_from(unsafe { (*raw.as_ptr()).cqe }).unwrap_or(0);
-        Self::shared(Arc::new(Inner { subscription, handle, id, capacity, polled }))
+        let room = CompletionRoom::default();
+        Self::shared(Arc::new(Inner { subscription, handle, id, capacity, room, polled }))
     }
 
     /// Takes completions off the queue, as many as there are and `slots` has room for, without
@@ -309,6 +314,10 @@ impl CompletionQueue {
         self.inner.capacity
     }
 
+    pub(crate) fn room(&self) -> &CompletionRoom {
+        &self.inner.room
+    }
+
     /// The context that it was made from.
     #[must_use]
     pub fn context(&self) -> &Context {
@@ -333,14 +342,14 @@ impl CompletionQueue {
             return Err((self, rdma_mem::Error::from(forked).into()));
         }
         match Arc::try_unwrap(self.inner) {
-            Ok(Inner { subscription, handle, id, capacity, polled }) => {
+            Ok(Inner { subscription, handle, id, capacity, room, polled }) => {
                 drop(subscription);
                 handle.close().map(drop).map_err(|(handle, error)| {
                     let cq = NonNull::new(handle.as_ptr());
                     // SAFETY: SAFETY.md F6: the queue is as it was, and its events are counted again.
                     let again = |cq| unsafe { handle.needs().subscribe(cq) };
                     let subscription = cq.and_then(again);
-                    let inner = Inner { subscription, handle, id, capacity, polled };
+                    let inner = Inner { subscription, handle, id, capacity, room, polled };
                     (Self::shared(Arc::new(inner)), error.into())
                 })
             }
@@ -389,7 +398,7 @@ fn create(builder: &CompletionQueueBuilder<'_>, cqe: c_int) -> Result<NonNull<ib
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "ibv_poll_cq failed: the completion queue has failed, most often because it overflowed: make it \
-     as large as the queues of all its queue pairs together"
+     as large as the queues of all its queue pairs together, which `strict_cq` of their builder checks"
 )]
 #[non_exhaustive]
 pub struct PollError;

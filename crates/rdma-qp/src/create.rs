@@ -11,6 +11,7 @@ use rdma_mem::{
 use rdma_sys::{ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type};
 use rdma_types::{Psn, QpType, Qpn, TransportType};
 
+use crate::completion_room::{Claim, claim};
 use crate::datagrams::OwnEnd;
 use crate::error::create_hint;
 use crate::object::{Needs, Object};
@@ -26,11 +27,12 @@ const RD_ATOMIC: u32 = 16;
 pub(crate) fn build(builder: &QueuePairBuilder<'_>) -> Result<PreparedQueuePair, Error> {
     let context = builder.pd.context();
     let (send_cq, recv_cq) = check_parents(builder)?;
-    check_room(builder, send_cq, recv_cq)?;
     let device = context.query_device()?;
     let mut end = own_end(builder, &device)?;
+    let queues = (send_cq, recv_cq);
+    let claims = claim(queues, &builder.sizes, builder.srq, builder.strict_cq)?;
     // Everything that can fail was done before, so that nothing is made in vain.
-    let object = create(builder, send_cq, recv_cq, &device)?;
+    let object = create(builder, queues, claims, &device)?;
     end.endpoint.qpn = object.qpn;
     Ok(PreparedQueuePair {
         object,
@@ -121,30 +123,6 @@ fn completion_queue<'a>(
     }
 }
 
-/// Unsignaled requests count too: when they are flushed they all complete. So do all receives of a shared
-/// queue, since this queue pair may be the one that takes them.
-fn check_room(
-    builder: &QueuePairBuilder<'_>,
-    send_cq: &CompletionQueue,
-    recv_cq: &CompletionQueue,
-) -> Result<(), Error> {
-    let QueuePairCapabilities { max_send_wr, max_recv_wr, .. } = builder.sizes;
-    let max_recv_wr = builder.srq.map_or(max_recv_wr, SharedReceiveQueue::max_wr);
-    let check = |knob, cq: &CompletionQueue, needed| {
-        let capacity = cq.min_capacity();
-        if needed <= capacity {
-            Ok(())
-        } else {
-            Err(Error::CompletionQueueTooSmall { knob, capacity, needed })
-        }
-    };
-    if send_cq.is_same(recv_cq) {
-        return check("send_cq", send_cq, max_send_wr.saturating_add(max_recv_wr));
-    }
-    check("send_cq", send_cq, max_send_wr)?;
-    check("recv_cq", recv_cq, max_recv_wr)
-}
-
 fn choose_port(
     context: &Context,
     device: &DeviceAttributes,
@@ -204,8 +182,8 @@ fn choose_gids(
 
 fn create(
     builder: &QueuePairBuilder<'_>,
-    send_cq: &CompletionQueue,
-    recv_cq: &CompletionQueue,
+    (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
+    claims: Vec<Claim>,
     device: &DeviceAttributes,
 ) -> Result<Object, Error> {
     let verbs = builder.pd.verbs();
@@ -242,7 +220,7 @@ fn create(
     };
     let (queues, cap) = ((send_cq, recv_cq), &attributes.cap);
     // SAFETY: SAFETY.md F2, F9: just created by this table, of these.
-    Ok(unsafe { object(builder, queues, raw, posted, cap, Ownership::Owned) })
+    Ok(unsafe { object(builder, queues, claims, (raw, posted), cap, Ownership::Owned) })
 }
 
 /// Of a queue pair that was created.
@@ -252,8 +230,8 @@ fn create(
 pub(crate) unsafe fn object(
     builder: &QueuePairBuilder<'_>,
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
-    raw: NonNull<ibv_qp>,
-    posted: Called<ibv_qp>,
+    claims: Vec<Claim>,
+    (raw, posted): (NonNull<ibv_qp>, Called<ibv_qp>),
     cap: &ibv_qp_cap,
     ownership: Ownership,
 ) -> Object {
@@ -262,6 +240,7 @@ pub(crate) unsafe fn object(
         recv_cq: recv_cq.clone(),
         srq: builder.srq.cloned(),
         pd: builder.pd.clone(),
+        _claims: claims,
     };
     let (destroy, verb) = (builder.pd.verbs().destroy_qp, "ibv_destroy_qp");
     // SAFETY: SAFETY.md F2, F9: this function's contract; it needs queues and domain (F6).

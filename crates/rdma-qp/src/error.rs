@@ -143,17 +143,19 @@ pub enum Error {
         /// How many receives the queue holds.
         max_wr: u32,
     },
-    /// A completion queue that one queue pair alone could make overflow.
+    /// A completion queue that its queue pairs could make overflow, where
+    /// [`strict_cq`](crate::QueuePairBuilder::strict_cq) asked for one that they cannot.
     #[error(
-        "the `{knob}` holds {capacity} completions, but this queue pair can have {needed} at a \
-         time: create it larger, or ask for fewer work requests"
+        "the `{knob}` holds {capacity} completions, but its queue pairs, with this one, can have \
+         {needed} at a time: create it larger, ask for fewer work requests, or poll it in time and \
+         do without `strict_cq`"
     )]
     CompletionQueueTooSmall {
         /// The builder's method.
         knob: &'static str,
         /// How many completions it holds.
         capacity: u32,
-        /// How many it must hold.
+        /// How many it must hold for all its queue pairs.
         needed: u32,
     },
     /// Events were asked for from a completion queue without a channel.

@@ -59,6 +59,7 @@ mod completion;
 mod completion_channel;
 mod completion_queue;
 mod completion_queue_builder;
+mod completion_room;
 mod connect_attributes;
 mod create;
 mod datagrams;

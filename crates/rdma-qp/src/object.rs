@@ -7,6 +7,7 @@ use rdma_mem::{Errno, Handle, ProtectionDomain, VerbError};
 use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
 use rdma_types::{QpAttributes, QpState, QpType, Qpn};
 
+use crate::completion_room::Claim;
 use crate::error::modify_hint;
 use crate::stand_in::Called;
 use crate::{CompletionQueue, Error, QueuePairCapabilities, SharedReceiveQueue, transition};
@@ -31,6 +32,8 @@ pub(crate) struct Needs {
     pub(crate) recv_cq: CompletionQueue,
     pub(crate) srq: Option<SharedReceiveQueue>,
     pub(crate) pd: ProtectionDomain,
+    /// Given back when it is destroyed.
+    pub(crate) _claims: Vec<Claim>,
 }
 
 impl Object {

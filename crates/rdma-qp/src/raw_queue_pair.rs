@@ -7,8 +7,11 @@ use rdma_mem::Ownership;
 use rdma_sys::{ibv_qp, ibv_qp_cap};
 use rdma_types::QpType;
 
+use crate::completion_room::claim;
 use crate::stand_in::Called;
-use crate::{Error, QueuePair, QueuePairAttributes, QueuePairBuilder, create};
+use crate::{
+    Error, QueuePair, QueuePairAttributes, QueuePairBuilder, QueuePairCapabilities, create,
+};
 
 impl QueuePair {
     /// Makes one of a queue pair that was created and connected elsewhere, or made ready for datagrams.
@@ -58,21 +61,23 @@ impl QueuePair {
         // SAFETY: SAFETY.md F1: a live queue pair, whose type does not change.
         parents.qp_type = QpType::from_raw(unsafe { (*raw.as_ptr()).qp_type }.0);
         let queues = create::check_parents(&parents)?;
-        let object = |cap: &ibv_qp_cap, ownership| {
-            let posted = Called::itself(raw);
+        let object = |cap: &ibv_qp_cap, claims, ownership| {
+            let called = (raw, Called::itself(raw));
             // SAFETY: SAFETY.md F2, F6, F9: this function's contract.
-            unsafe { create::object(&parents, queues, raw, posted, cap, ownership) }
+            unsafe { create::object(&parents, queues, claims, called, cap, ownership) }
         };
         // Borrowed until nothing can fail any more.
-        let lent = object(&ibv_qp_cap::default(), Ownership::Borrowed);
+        let lent = object(&ibv_qp_cap::default(), Vec::new(), Ownership::Borrowed);
         let (attributes, init) = lent.query(QueuePairAttributes::mask(parents.qp_type))?;
         drop(lent);
+        let sizes = QueuePairCapabilities::from_raw(&init.cap);
+        let claims = claim(queues, &sizes, parents.srq, false)?;
         if parents.qp_type != QpType::UD {
-            return Ok(Self::connected_elsewhere(object(&init.cap, ownership)));
+            return Ok(Self::connected_elsewhere(object(&init.cap, claims, ownership)));
         }
         let own = parents.clone().port(attributes.port_num).qkey(attributes.qkey);
         let mut end = create::own_end(&own, &parents.pd.context().query_device()?)?;
-        let object = object(&init.cap, ownership);
+        let object = object(&init.cap, claims, ownership);
         end.endpoint.qpn = object.qpn;
         Ok(Self::of_datagrams(object, end))
     }

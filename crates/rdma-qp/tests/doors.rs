@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull, null_mut};
 use std::sync::OnceLock;
 
-use common::{HANG, everything, must_end, open};
+use common::{HANG, everything, must_end, open, parts};
 use rdma_mem::{
     AccessFlags, Context, GatherElement, MemoryRegion, ObjectId, Ownership, ProtectionDomain,
 };
@@ -427,4 +427,24 @@ fn elements_of_a_region_of_c_lie_within_it() {
     assert!(GatherElement::new_checked(&mr, &[0; 8]).is_err(), "not its memory");
     drop((mr, pd));
     made.destroy();
+}
+
+#[test]
+fn a_queue_pair_needs_room_in_its_completion_queue_while_it_has_an_owner_here() {
+    let (pd, cq) = parts("soft0");
+    let builder = || pd.create_qp().send_cq(&cq).recv_cq(&cq);
+    let made = builder().build().unwrap();
+    let end = made.endpoint();
+    let made = made.handshake(end).unwrap();
+    let (size, capacity) = (made.capabilities(), cq.min_capacity());
+    let rest = || builder().max_send_wr(capacity - 32).max_recv_wr(0).strict_cq(true).build();
+    drop(rest().unwrap());
+    let raw = NonNull::new(made.as_raw()).unwrap();
+    // SAFETY: SAFETY.md F6: of these, connected, and destroyed by `made`, later.
+    let lent = unsafe { QueuePair::from_raw(raw, builder(), Ownership::Borrowed) }.unwrap();
+    let error = rest().unwrap_err();
+    let Error::CompletionQueueTooSmall { needed, .. } = error else { panic!("{error}") };
+    assert_eq!(needed, capacity + size.max_send_wr + size.max_recv_wr);
+    drop(lent);
+    drop(rest().unwrap());
 }

@@ -306,7 +306,8 @@ fn a_queue_pair_that_did_not_become_one_is_not_left_behind() {
     };
     LUCK.set(u32::MAX);
     assert_eq!((luck, LIVE.get()), (5, 2), "a table of GIDs, a creation and three transitions");
-    for wrong in [builder().port(9), builder().gid_index(200), builder().max_send_wr(100)] {
+    let too_many = builder().max_send_wr(100).strict_cq(true);
+    for wrong in [builder().port(9), builder().gid_index(200), too_many] {
         connect(wrong).unwrap_err();
         assert_eq!(LIVE.get(), 2);
     }

@@ -33,13 +33,14 @@ fn completion_queues_are_needed_and_must_fit() {
     let small = CompletionQueue::create(pd.context(), 16).unwrap();
     let capacity = small.min_capacity();
     assert!(capacity >= 16);
-    let error = pd.create_qp().send_cq(&small).recv_cq(&small).max_send_wr(capacity).build();
+    let both = pd.create_qp().send_cq(&small).recv_cq(&small).max_send_wr(capacity);
+    let error = both.strict_cq(true).build();
     let Err(Error::CompletionQueueTooSmall { capacity: found, needed, .. }) = error else {
         panic!("{error:?}");
     };
     assert_eq!((found, needed), (capacity, capacity + 16));
     let alone = pd.create_qp().send_cq(&small).recv_cq(&cq).max_send_wr(capacity);
-    alone.build().unwrap();
+    alone.strict_cq(true).build().unwrap();
 }
 
 #[test]

@@ -171,7 +171,8 @@ fn a_queue_pair_takes_a_queue_of_its_context_and_a_completion_queue_with_room() 
     let prepared = pd.create_qp().send_cq(&cq).recv_cq(&cq).srq(&srq).build().unwrap();
     drop(prepared);
     let small = CompletionQueue::create(pd.context(), 63).unwrap();
-    let error = pd.create_qp().send_cq(&cq).recv_cq(&small).srq(&srq).build().unwrap_err();
+    let builder = pd.create_qp().send_cq(&cq).recv_cq(&small).srq(&srq);
+    let error = builder.strict_cq(true).build().unwrap_err();
     let Error::CompletionQueueTooSmall { knob: "recv_cq", capacity: 63, needed: 64 } = error else {
         panic!("{error}");
     };
