@@ -86,6 +86,11 @@ impl Mapping {
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         self.file.as_ref().map(AsFd::as_fd)
     }
+
+    /// Closes the file; the mapping stays.
+    pub(crate) fn close_file(&mut self) {
+        self.file = None;
+    }
 }
 
 impl Drop for Mapping {

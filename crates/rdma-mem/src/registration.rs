@@ -228,6 +228,11 @@ impl<M> Registration<M> {
         &self.handle.needs().0
     }
 
+    /// What owns the memory, which stays where it is.
+    pub(crate) fn memory_mut(&mut self) -> &mut M {
+        &mut self.handle.needs_mut().0
+    }
+
     #[inline]
     pub(crate) fn pd(&self) -> &ProtectionDomain {
         &self.handle.needs().1

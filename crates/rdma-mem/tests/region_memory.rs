@@ -3,12 +3,13 @@
 #![allow(clippy::unwrap_used)] // helpers of tests
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rdma_mem::{
-    AccessFlags, Errno, Error, HugePageSize, ProtectionDomain, RegionMemory, open_device,
+    AccessFlags, Errno, Error, HugePageSize, OwnedRegion, ProtectionDomain, RegionMemory,
+    open_device,
 };
-use rustix::fs::{SealFlags, fcntl_get_seals, ftruncate};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat, ftruncate};
 
 fn pd() -> ProtectionDomain {
     rdma_soft::install();
@@ -42,6 +43,33 @@ fn a_sealed_file_is_memory_of_a_region_and_of_others() {
     assert_eq!((&memory[..4], memory.len()), (&b"back"[..], 5000));
     let region = pd.register_owned(memory).unwrap();
     assert_eq!(&region[4990..4994], b"here");
+}
+
+/// How many descriptors of this process are of that file.
+fn descriptors_of(inode: u64) -> usize {
+    // One that others have closed meanwhile is none.
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let files = open.filter_map(|entry| std::fs::metadata(entry.path()).ok());
+    files.filter(|file| file.ino() == inode).count()
+}
+
+#[test]
+fn an_owned_region_keeps_no_descriptor_open() {
+    let pd = pd();
+    let region = pd.register_shared(RegionMemory::memfd(64).unwrap(), peers()).unwrap();
+    // SAFETY: nobody writes by way of the file.
+    let inode = fstat(unsafe { region.memfd() }.unwrap()).unwrap().st_ino;
+    assert_eq!(descriptors_of(inode), 1, "for others to map");
+    region.write(0, b"kept").unwrap();
+    let memory = region.close().unwrap();
+    assert_eq!(descriptors_of(inode), 1, "it can be shared again");
+    let region = pd.register_owned(memory).unwrap();
+    assert_eq!((descriptors_of(inode), &region[..4]), (0, &b"kept"[..]));
+    let region = pd.register_shared(region.close().unwrap(), peers()).unwrap();
+    // SAFETY: there is none.
+    assert!(unsafe { region.memfd() }.is_none());
+    let bindable = OwnedRegion::register_bindable(&pd, region.close().unwrap()).unwrap();
+    assert_eq!(&bindable[..4], b"kept");
 }
 
 #[test]
