@@ -1,11 +1,28 @@
 //! The one place where the device touches user memory.
 //!
 //! Two sides may touch the same bytes at once, as with DMA: no reference to them is ever formed, and
-//! on x86-64 the copy is assembly, which the compiler treats as opaque. It runs upwards, and the last
-//! eight bytes are one store after all others, for programs that poll the end of a message; an aligned
-//! word of eight bytes is a single store. `--cfg rdma_visible_copies` replaces it by the copy that
-//! AddressSanitizer intercepts.
+//! the copy is assembly, which the compiler treats as opaque. It runs upwards, and the last eight bytes
+//! are one store after all others, for programs that poll the end of a message; an aligned word of eight
+//! bytes is a single store. `--cfg rdma_visible_copies` replaces it by the copy that AddressSanitizer
+//! intercepts.
 #![allow(unsafe_code)]
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+mod moves;
+#[cfg(any(test, miri, not(any(target_arch = "aarch64", target_arch = "x86_64"))))]
+mod portable;
+#[cfg(test)]
+mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(all(target_arch = "aarch64", not(miri)))]
+use aarch64::Native;
+#[cfg(any(miri, not(any(target_arch = "aarch64", target_arch = "x86_64"))))]
+use portable::Portable as Native;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use x86_64::Native;
 
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -149,106 +166,30 @@ impl<'a> Cursor<'a> {
 
 #[inline]
 fn copy_segment(source: u64, sink: u64, length: u64) {
-    // The device is 64-bit only (rdma-sys refuses other targets), so addresses fit.
-    #[allow(clippy::cast_possible_truncation)]
-    let (source, sink, length) = (source as usize, sink as usize, length as usize);
-    let (source, sink) =
-        (with_exposed_provenance::<u8>(source), with_exposed_provenance_mut::<u8>(sink));
+    let (source, sink, length) = pointers(source, sink, length);
     // SAFETY: both ranges are valid by the contract of `Segment::new` (SAFETY.md F7, F8), and no Rust
     // reference to them is formed here (F10).
     unsafe { device_copy(source, sink, length) }
 }
 
-/// # Safety
-///
-/// `source` must be valid for reads and `sink` for writes of `length` bytes.
-#[cfg(any(rdma_visible_copies, miri))]
 #[inline]
-unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
-    // SAFETY: as this function's contract; `copy` allows overlap.
-    unsafe { std::ptr::copy(source, sink, length) }
+fn pointers(source: u64, sink: u64, length: u64) -> (*const u8, *mut u8, usize) {
+    // The device is 64-bit only (rdma-sys refuses other targets), so addresses fit.
+    #[allow(clippy::cast_possible_truncation)]
+    let (source, sink, length) = (source as usize, sink as usize, length as usize);
+    (with_exposed_provenance(source), with_exposed_provenance_mut(sink), length)
 }
-
-#[cfg(all(target_arch = "x86_64", not(any(rdma_visible_copies, miri))))]
-use x86_64::device_copy;
-
-#[cfg(all(target_arch = "x86_64", not(any(rdma_visible_copies, miri))))]
-mod x86_64;
 
 /// # Safety
 ///
 /// `source` must be valid for reads and `sink` for writes of `length` bytes.
-#[cfg(not(any(target_arch = "x86_64", rdma_visible_copies, miri)))]
 #[inline]
 unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
-    use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-
-    let word_wise = source.addr() % 8 == 0 && sink.addr() % 8 == 0;
-    let words = if word_wise { length / 8 } else { 0 };
-    for word in 0..words {
-        // SAFETY: aligned and inside the source.
-        let from = unsafe { AtomicU64::from_ptr(source.cast_mut().cast::<u64>().add(word)) };
-        // SAFETY: aligned and inside the sink.
-        let to = unsafe { AtomicU64::from_ptr(sink.cast::<u64>().add(word)) };
-        to.store(from.load(Ordering::Relaxed), Ordering::Release);
-    }
-    for byte in words * 8..length {
-        // SAFETY: inside the source.
-        let from = unsafe { AtomicU8::from_ptr(source.cast_mut().add(byte)) };
-        // SAFETY: inside the sink.
-        let to = unsafe { AtomicU8::from_ptr(sink.add(byte)) };
-        to.store(from.load(Ordering::Relaxed), Ordering::Release);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn segment(memory: &mut [u8]) -> Segment {
-        // SAFETY: exclusive memory of the test, which outlives the segment.
-        unsafe { Segment::new(memory.as_mut_ptr().expose_provenance() as u64, memory.len() as u64) }
-    }
-
-    fn numbered(length: usize) -> Vec<u8> {
-        (0..=250).cycle().take(length).collect()
-    }
-
-    #[test]
-    fn every_length_and_alignment_is_copied_and_nothing_beside_it() {
-        for length in (0..300).chain([4096, 65537]) {
-            for offset in 0..9 {
-                let mut source = numbered(length + offset);
-                let mut sink = vec![0xee; length + offset + 16];
-                let from = segment(&mut source[offset..]);
-                transfer(&[from], &[segment(&mut sink[offset..offset + length])], 0, length as u64);
-                assert_eq!(sink[offset..offset + length], source[offset..], "{length} at {offset}");
-                assert!(sink[..offset].iter().chain(&sink[offset + length..]).all(|&b| b == 0xee));
-            }
-        }
-    }
-
-    #[test]
-    fn lists_are_copied_as_if_joined_from_any_offset() {
-        let mut whole = numbered(100);
-        for (from, to) in
-            [(0_usize, 100_usize), (0, 50), (50, 100), (33, 34), (99, 100), (100, 100)]
-        {
-            let mut sink = [0xee; 100];
-            let (a, rest) = whole.split_at_mut(10);
-            let (b, c) = rest.split_at_mut(0);
-            let source = [segment(a), segment(b), segment(c)];
-            let (d, e) = sink.split_at_mut(64);
-            transfer(&source, &[segment(d), segment(e)], from as u64, to as u64);
-            assert_eq!(sink[from..to], whole[from..to]);
-            assert!(sink[..from].iter().chain(&sink[to..]).all(|&b| b == 0xee));
-        }
-    }
-
-    #[test]
-    fn a_shorter_list_ends_the_copy() {
-        let (mut source, mut sink) = (numbered(10), vec![0u8; 4]);
-        transfer(&[segment(&mut source)], &[segment(&mut sink)], 0, 10);
-        assert_eq!(sink, [0, 1, 2, 3]);
+    if cfg!(rdma_visible_copies) {
+        // SAFETY: as this function's contract; `copy` allows overlap.
+        unsafe { std::ptr::copy(source, sink, length) }
+    } else {
+        // SAFETY: as this function's contract.
+        unsafe { moves::copy::<Native>(source, sink, length) }
     }
 }

@@ -1,82 +1,77 @@
-//! The copy in assembly: words, then cache lines, then the string instruction.
+//! The instructions of x86-64: SSE2, which each such processor has, AVX where it is, and the string
+//! instruction.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
+use std::arch::is_x86_feature_detected as detected;
 
-/// From here on a loop of 64 bytes is faster than one of words.
-const LINES: usize = 64;
-/// From here on the string instruction is, wherever the sink is aligned.
-const STRING: usize = 4096;
+use super::moves::{Moves, move_lines};
 
-/// Moves one word of the register's size at `offset`.
-macro_rules! move_at {
-    ($source:ident, $sink:ident, $register:literal, $offset:expr) => {{
-        let (from, to) = ($source.wrapping_add($offset), $sink.wrapping_add($offset));
-        // SAFETY: the moved bytes lie inside both ranges, since the offset and the size of the word
-        // are no more than the length; the assembly touches nothing else (SAFETY.md F10).
+/// From here on the string instruction is faster than vectors of 16 bytes.
+const STRING_BESIDE_SSE: usize = 2048;
+/// From here on it is faster than vectors of 32 bytes.
+const STRING_BESIDE_AVX: usize = 32 << 10;
+/// From here on vectors of 32 bytes are faster than those of 16.
+const AVX: usize = 128;
+
+/// Moves by the best instructions that this processor has.
+#[derive(Debug)]
+pub(super) struct Native;
+
+/// Moves one word through a register of its size.
+macro_rules! move_word {
+    ($source:ident, $sink:ident, $class:ident, $register:literal) => {
+        // SAFETY: reads and writes the word at the two places, which are valid by the contract of the
+        // function around, and touches nothing else (SAFETY.md F10).
         unsafe {
             asm!(
-                concat!("mov {word:", $register, "}, [{from}]"),
-                concat!("mov [{to}], {word:", $register, "}"),
-                word = out(reg) _, from = in(reg) from, to = in(reg) to,
+                concat!("mov {word", $register, "}, [{from}]"),
+                concat!("mov [{to}], {word", $register, "}"),
+                word = out($class) _, from = in(reg) $source, to = in(reg) $sink,
                 options(nostack, preserves_flags),
             );
         }
-    }};
-}
-
-/// # Safety
-///
-/// `source` must be valid for reads and `sink` for writes of `length` bytes.
-#[inline]
-pub(super) unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
-    let body = match length {
-        0 => return,
-        1 => {
-            // SAFETY: one byte of each range (SAFETY.md F10).
-            unsafe {
-                asm!(
-                    "mov {byte}, [{from}]", "mov [{to}], {byte}",
-                    byte = out(reg_byte) _, from = in(reg) source, to = in(reg) sink,
-                    options(nostack, preserves_flags),
-                );
-            }
-            return;
-        }
-        2..4 => {
-            move_at!(source, sink, "x", 0);
-            return move_at!(source, sink, "x", length - 2);
-        }
-        4..8 => {
-            move_at!(source, sink, "e", 0);
-            return move_at!(source, sink, "e", length - 4);
-        }
-        8..LINES => 0,
-        // SAFETY: this function's contract.
-        LINES..STRING => unsafe { copy_lines(source, sink, length - 8) },
-        // SAFETY: this function's contract.
-        _ => unsafe { copy_string(source, sink, length - 8) },
     };
-    let mut offset = body;
-    while offset + 8 < length {
-        move_at!(source, sink, "r", offset);
-        offset += 8;
-    }
-    // The end of the message, in one store after all others.
-    move_at!(source, sink, "r", length - 8);
 }
 
-/// Copies all whole lines of 64 bytes; says how many bytes that were.
-///
-/// # Safety
-///
-/// As for [`device_copy`].
-#[inline]
-unsafe fn copy_lines(source: *const u8, sink: *mut u8, length: usize) -> usize {
-    let mut offset = 0;
-    while offset + 64 <= length {
-        let (from, to) = (source.wrapping_add(offset), sink.wrapping_add(offset));
-        // SAFETY: 64 bytes of both ranges (SAFETY.md F10).
+// SAFETY: each instruction reads and writes as many bytes as its name says; aligned words of up to eight
+// bytes are single stores (Intel SDM volume 3, 9.1.1; AMD APM volume 2, 7.3.2).
+unsafe impl Moves for Native {
+    #[inline]
+    unsafe fn move_1(source: *const u8, sink: *mut u8) {
+        move_word!(source, sink, reg_byte, "");
+    }
+
+    #[inline]
+    unsafe fn move_2(source: *const u8, sink: *mut u8) {
+        move_word!(source, sink, reg, ":x");
+    }
+
+    #[inline]
+    unsafe fn move_4(source: *const u8, sink: *mut u8) {
+        move_word!(source, sink, reg, ":e");
+    }
+
+    #[inline]
+    unsafe fn move_8(source: *const u8, sink: *mut u8) {
+        move_word!(source, sink, reg, ":r");
+    }
+
+    #[inline]
+    unsafe fn move_16(source: *const u8, sink: *mut u8) {
+        // SAFETY: 16 bytes of both, which the contract gives (SAFETY.md F10).
+        unsafe {
+            asm!(
+                "movups {word}, [{from}]", "movups [{to}], {word}",
+                word = out(xmm_reg) _, from = in(reg) source, to = in(reg) sink,
+                options(nostack, preserves_flags),
+            );
+        }
+    }
+
+    #[inline]
+    unsafe fn move_64(source: *const u8, sink: *mut u8) {
+        // SAFETY: 64 bytes of both, which the contract gives (SAFETY.md F10).
         unsafe {
             asm!(
                 "movups {a}, [{from}]", "movups {b}, [{from} + 16]",
@@ -84,29 +79,104 @@ unsafe fn copy_lines(source: *const u8, sink: *mut u8, length: usize) -> usize {
                 "movups [{to}], {a}", "movups [{to} + 16], {b}",
                 "movups [{to} + 32], {c}", "movups [{to} + 48], {d}",
                 a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
-                from = in(reg) from, to = in(reg) to,
+                from = in(reg) source, to = in(reg) sink,
                 options(nostack, preserves_flags),
             );
         }
-        offset += 64;
     }
-    offset
+
+    #[inline]
+    unsafe fn move_many(source: *const u8, sink: *mut u8, length: usize) {
+        if length < AVX || !detected!("avx") {
+            // SAFETY: this function's contract.
+            unsafe { move_many_by_sse(source, sink, length) }
+        } else if length < STRING_BESIDE_AVX {
+            // SAFETY: this function's contract; there are 128, and the processor has AVX.
+            unsafe { move_many_by_avx(source, sink, length) }
+        } else {
+            // SAFETY: this function's contract.
+            unsafe { move_string(source, sink, length) }
+        }
+    }
 }
 
-/// Copies all of it; says how many bytes that were.
+/// Moves 64 bytes or more on any processor.
 ///
 /// # Safety
 ///
-/// As for [`device_copy`].
-#[inline]
-unsafe fn copy_string(source: *const u8, sink: *mut u8, length: usize) -> usize {
-    // SAFETY: exactly both ranges; the direction flag is clear by the ABI (SAFETY.md F10).
+/// As for [`Moves::move_many`].
+pub(super) unsafe fn move_many_by_sse(source: *const u8, sink: *mut u8, length: usize) {
+    if length < STRING_BESIDE_SSE {
+        // SAFETY: this function's contract.
+        unsafe { move_lines::<Native>(source, sink, length) }
+    } else {
+        // SAFETY: this function's contract.
+        unsafe { move_string(source, sink, length) }
+    }
+}
+
+/// How far it is from the beginning of a range to its next line, 1 to 64 bytes.
+fn next_line(sink: *const u8) -> usize {
+    64 - sink.addr() % 64
+}
+
+/// Moves 128 bytes or more, by lines that are aligned in the sink; those at both ends are not.
+///
+/// # Safety
+///
+/// As for [`Moves::move_many`], and there must be 128 bytes and AVX.
+unsafe fn move_many_by_avx(source: *const u8, sink: *mut u8, length: usize) {
+    let skip = next_line(sink);
+    // SAFETY: the first 64 of at least 128 bytes, then whole pairs of lines from the next line on, as long
+    // as they end before the ranges do, then the last 128 bytes of both ranges (SAFETY.md F10).
+    // All registers of vectors are said to change, for `vzeroupper` changes them.
+    unsafe {
+        asm!(
+            "vmovups ymm0, [{from}]", "vmovups ymm1, [{from} + 32]",
+            "vmovups [{to}], ymm0", "vmovups [{to} + 32], ymm1",
+            "add {from}, {skip}", "add {to}, {skip}",
+            "cmp {from}, {last}", "jae 3f",
+            "2:",
+            "vmovups ymm0, [{from}]", "vmovups ymm1, [{from} + 32]",
+            "vmovups ymm2, [{from} + 64]", "vmovups ymm3, [{from} + 96]",
+            "vmovups [{to}], ymm0", "vmovups [{to} + 32], ymm1",
+            "vmovups [{to} + 64], ymm2", "vmovups [{to} + 96], ymm3",
+            "sub {from}, -128", "sub {to}, -128",
+            "cmp {from}, {last}", "jb 2b",
+            "3:",
+            "vmovups ymm0, [{last}]", "vmovups ymm1, [{last} + 32]",
+            "vmovups ymm2, [{last} + 64]", "vmovups ymm3, [{last} + 96]",
+            "vmovups [{end} - 128], ymm0", "vmovups [{end} - 96], ymm1",
+            "vmovups [{end} - 64], ymm2", "vmovups [{end} - 32], ymm3",
+            "vzeroupper",
+            from = inout(reg) source => _, to = inout(reg) sink => _, skip = in(reg) skip,
+            last = in(reg) source.wrapping_add(length - 128), end = in(reg) sink.wrapping_add(length),
+            out("xmm0") _, out("xmm1") _, out("xmm2") _, out("xmm3") _,
+            out("xmm4") _, out("xmm5") _, out("xmm6") _, out("xmm7") _,
+            out("xmm8") _, out("xmm9") _, out("xmm10") _, out("xmm11") _,
+            out("xmm12") _, out("xmm13") _, out("xmm14") _, out("xmm15") _,
+            options(nostack),
+        );
+    }
+}
+
+/// Moves all of it by one instruction, from the sink's first line on.
+///
+/// # Safety
+///
+/// As for [`Moves::move_many`].
+unsafe fn move_string(source: *const u8, sink: *mut u8, length: usize) {
+    // A sink that is not aligned makes it take twice as long.
+    // SAFETY: the first 64 bytes, which there are.
+    unsafe { Native::move_64(source, sink) };
+    let skip = next_line(sink);
+    let (source, sink) = (source.wrapping_add(skip), sink.wrapping_add(skip));
+    // SAFETY: exactly the rest of both ranges; the direction flag is clear by the ABI (SAFETY.md F10).
     unsafe {
         asm!(
             "rep movsb",
-            inout("rcx") length => _, inout("rsi") source => _, inout("rdi") sink => _,
+            inout("rcx") length - skip => _, inout("rsi") source => _, inout("rdi") sink => _,
             options(nostack, preserves_flags),
         );
     }
-    length
 }

@@ -1,0 +1,111 @@
+//! The copy on each architecture: which bytes it moves, and in which order.
+#![allow(unsafe_code)]
+
+use super::moves::{Moves, copy};
+use super::portable::Portable;
+use super::*;
+
+#[cfg(not(any(miri, rdma_visible_copies)))]
+mod order;
+
+/// Vectors of 16 bytes alone, as on a processor without AVX.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+struct Sse;
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+macro_rules! as_native {
+    ($($name:ident),+) => {$(
+        unsafe fn $name(source: *const u8, sink: *mut u8) {
+            // SAFETY: the same contract.
+            unsafe { Native::$name(source, sink) };
+        }
+    )+};
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+// SAFETY: these are `Native`'s functions.
+unsafe impl Moves for Sse {
+    as_native!(move_1, move_2, move_4, move_8, move_16, move_64);
+
+    unsafe fn move_many(source: *const u8, sink: *mut u8, length: usize) {
+        // SAFETY: the same contract.
+        unsafe { x86_64::move_many_by_sse(source, sink, length) };
+    }
+}
+
+fn segment(memory: &mut [u8]) -> Segment {
+    // SAFETY: exclusive memory of the test, which outlives the segment.
+    unsafe { Segment::new(memory.as_mut_ptr().expose_provenance() as u64, memory.len() as u64) }
+}
+
+fn numbered(length: usize) -> Vec<u8> {
+    (0..=250).cycle().take(length).collect()
+}
+
+/// Every length that is moved in another way, and those beside it.
+fn lengths() -> impl Iterator<Item = usize> {
+    let long = [511, 512, 2047, 2056, 4096, 32 << 10, (32 << 10) + 8, (32 << 10) + 9, 65537];
+    // Under miri each byte takes its time.
+    (0..300).chain(long).filter(|&length| !cfg!(miri) || length <= 150)
+}
+
+fn every_length_and_alignment(copy: impl Fn(&mut [u8], &mut [u8])) {
+    const ROOM: usize = 64;
+    let offsets = [(0, 0), (1, 0), (0, 1), (3, 5), (8, 4), (4, 8), (16, 63), (33, 2)];
+    for length in lengths() {
+        for (from, to) in offsets {
+            let mut source = numbered(length + ROOM);
+            let mut sink = vec![0xee; length + 2 * ROOM];
+            copy(&mut source[from..from + length], &mut sink[to..to + length]);
+            assert_eq!(sink[to..to + length], source[from..from + length], "{length} {from} {to}");
+            assert!(sink[..to].iter().chain(&sink[to + length..]).all(|&byte| byte == 0xee));
+        }
+    }
+}
+
+#[test]
+fn every_length_and_alignment_is_copied_and_nothing_beside_it() {
+    every_length_and_alignment(|source, sink| {
+        let length = source.len() as u64;
+        transfer(&[segment(source)], &[segment(sink)], 0, length);
+    });
+}
+
+#[test]
+fn the_portable_moves_do_the_same() {
+    every_length_and_alignment(|source, sink| {
+        // SAFETY: both slices have that length.
+        unsafe { copy::<Portable>(source.as_ptr(), sink.as_mut_ptr(), source.len()) };
+    });
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[test]
+fn a_processor_without_avx_does_the_same() {
+    every_length_and_alignment(|source, sink| {
+        // SAFETY: both slices have that length.
+        unsafe { copy::<Sse>(source.as_ptr(), sink.as_mut_ptr(), source.len()) };
+    });
+}
+
+#[test]
+fn lists_are_copied_as_if_joined_from_any_offset() {
+    let mut whole = numbered(100);
+    for (from, to) in [(0_usize, 100_usize), (0, 50), (50, 100), (33, 34), (99, 100), (100, 100)] {
+        let mut sink = [0xee; 100];
+        let (a, rest) = whole.split_at_mut(10);
+        let (b, c) = rest.split_at_mut(0);
+        let source = [segment(a), segment(b), segment(c)];
+        let (d, e) = sink.split_at_mut(64);
+        transfer(&source, &[segment(d), segment(e)], from as u64, to as u64);
+        assert_eq!(sink[from..to], whole[from..to]);
+        assert!(sink[..from].iter().chain(&sink[to..]).all(|&b| b == 0xee));
+    }
+}
+
+#[test]
+fn a_shorter_list_ends_the_copy() {
+    let (mut source, mut sink) = (numbered(10), vec![0u8; 4]);
+    transfer(&[segment(&mut source)], &[segment(&mut sink)], 0, 10);
+    assert_eq!(sink, [0, 1, 2, 3]);
+}
