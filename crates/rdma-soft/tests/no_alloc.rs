@@ -11,7 +11,7 @@ use std::thread;
 
 use rdma_sys::{
     ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_post_srq_recv, ibv_recv_wr, ibv_send_flags,
-    ibv_sge, ibv_wc, ibv_wc_status as Status,
+    ibv_sge, ibv_wc, ibv_wc_status as Status, ibv_wr_opcode,
 };
 use test_support::alloc_counter::CountingAllocator;
 
@@ -378,14 +378,18 @@ fn count_case(stage: &Stage, case: &Case) -> u64 {
     (0..case.rounds).map(round).sum()
 }
 
-/// B receives what A sends, and answers, on a thread of its own.
-fn two_threads(stage: &Stage) -> u64 {
+/// B receives what A sends, and answers, on a thread of its own. That thread has executed a request
+/// before: a device notes its threads when they execute their first.
+fn two_threads(stage: &Stage, immediate: &Stage) -> u64 {
     const MESSAGES: u64 = 500;
+    let first = &immediate.b;
     let (a, b, sge) = (&stage.a, &stage.b, stage.sge_of_b());
     let step = Barrier::new(2);
     let (b_qp, b_send_cq, b_receive_cq) = (&b.qp, &b.send_cq, &b.receive_cq);
     let answer = || {
         let wr = Wr::send(1, &[]);
+        post(&first.qp, &Wr::new(1, ibv_wr_opcode::IBV_WR_RDMA_WRITE, &[]), 1);
+        drain(&first.send_cq, OK, 0, OK);
         step.wait();
         step.wait();
         for _ in 0..MESSAGES {
@@ -419,6 +423,8 @@ fn two_threads(stage: &Stage) -> u64 {
 }
 
 fn main() {
+    let immediate = "no_alloc-first";
+    Builder::new(immediate).install().unwrap();
     for (device, schedule) in [
         ("no_alloc-immediate", Schedule::Immediate),
         ("no_alloc-deferred", Schedule::Deferred { seed: 1 }),
@@ -429,7 +435,7 @@ fn main() {
             let stage = Stage::new(device, 1024);
             posted += CASES.iter().map(|case| count_case(&stage, case)).sum::<u64>();
             start_timer(&stage);
-            posted += two_threads(&stage);
+            posted += two_threads(&stage, &Stage::new(immediate, 4));
             posted += shared(device);
             posted += extended(device);
         }
