@@ -172,7 +172,7 @@ impl Device {
             return Err(Refusal::NoRoom);
         }
         if let Some(deferred) = &self.deferred {
-            deferred.reserve(queue_pairs.len() + 1);
+            deferred.reserve(queue_pairs.len() + 1)?;
         }
         queue_pairs.reserve()
     }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::engine::Refusal;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::run::Work;
@@ -53,8 +54,9 @@ impl Deferred {
 
     /// Makes room for that many queue pairs beside those in the list, which may be about to go away, so
     /// that posting never allocates.
-    pub(crate) fn reserve(&self, queue_pairs: usize) {
-        locked(&self.state).pending.reserve(queue_pairs);
+    pub(crate) fn reserve(&self, queue_pairs: usize) -> Result<(), Refusal> {
+        let reserved = locked(&self.state).pending.try_reserve(queue_pairs);
+        reserved.map_err(|_| Refusal::NoRoom)
     }
 
     fn add(&self, queue_pair: Arc<QueuePair>) {
@@ -160,7 +162,8 @@ mod tests {
                 &Seed::new(1),
             )
         });
-        let (pd, cq) = (ProtectionDomain::new(device), Arc::new(CompletionQueue::new(2, None)));
+        let (pd, cq) =
+            (ProtectionDomain::new(device), Arc::new(CompletionQueue::new(2, None).unwrap()));
         let capacity =
             Capacity { send_wr: 1, receive_wr: 0, send_sge: 1, receive_sge: 0, inline: 0 };
         let service = Service::ReliableConnection;

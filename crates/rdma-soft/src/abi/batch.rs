@@ -13,6 +13,7 @@ use crate::engine::Refusal;
 use crate::engine::critical_region::CriticalRegion;
 use crate::engine::queue_pair::{Capacity, Init, QueuePair};
 use crate::engine::request::Payload;
+use crate::engine::room::Room;
 use crate::engine::send_queue::take_inline;
 use crate::engine::service::Service;
 
@@ -37,20 +38,27 @@ pub(super) struct Batch {
 
 impl Batch {
     /// A queue pair's, with nothing in it.
-    pub(super) fn region(operations: u64, init: &Init) -> Box<CriticalRegion<Self>> {
+    pub(super) fn region(
+        operations: u64,
+        init: &Init,
+    ) -> Result<Box<CriticalRegion<Self>>, Refusal> {
         let capacity = init.capacity;
         let requests = capacity.send_wr as usize;
-        Box::new(CriticalRegion::new(Self {
+        // All of it, before any is touched.
+        let wrs = Room::new(requests)?;
+        let sges = Room::each(requests, capacity.send_sge as usize)?;
+        let inline = Room::each(requests, capacity.inline as usize)?;
+        Ok(Box::new(CriticalRegion::new(Self {
             operations,
             datagrams: init.service == Service::UnreliableDatagram,
             capacity,
-            wrs: Vec::with_capacity(requests),
-            sges: Vec::with_capacity(requests * capacity.send_sge as usize),
-            inline: vec![0; requests * capacity.inline as usize].into_boxed_slice(),
+            wrs: wrs.list(),
+            sges: sges.list(),
+            inline: inline.filled(|| 0),
             inlined: 0,
             with_data: false,
             refused: None,
-        }))
+        })))
     }
 
     pub(super) fn clear(&mut self) {

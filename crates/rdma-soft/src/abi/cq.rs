@@ -47,16 +47,17 @@ pub(super) unsafe fn create(
     // SAFETY: this function's contract.
     let device = unsafe { device_of(context) };
     let capacity = check(device, cqe, comp_vector)?;
+    device.completion_queues.take(device.limits.max_cq)?;
+    let queue = CompletionQueue::new(capacity, device.deferred.as_ref())
+        .inspect_err(|_| device.completion_queues.give())?;
     overflow::reserve();
     // SAFETY: this function's contract.
     let notifier = unsafe { notifier(channel) };
     // SAFETY: this function's contract.
     let events = Arc::clone(unsafe { context_events(context) });
     let reporter = Reporter::new(events, Element::CompletionQueue);
-    let deferred = device.deferred.as_ref();
-    let queue = CompletionQueue::new(capacity, deferred)
-        .with_events(notifier, reporter)
-        .with_timestamps(cq_ex::has_timestamps(fields));
+    let queue =
+        queue.with_events(notifier, reporter).with_timestamps(cq_ex::has_timestamps(fields));
     let queue = Arc::new(queue);
     // SAFETY: this function's contract.
     unsafe { hold_context(context) };
@@ -92,7 +93,6 @@ fn check(device: &Device, cqe: c_int, comp_vector: c_int) -> Result<u32, Refusal
     if !(0..COMPLETION_VECTORS).contains(&comp_vector) {
         return Err(Refusal::Invalid);
     }
-    device.completion_queues.take(device.limits.max_cq)?;
     Ok(capacity)
 }
 

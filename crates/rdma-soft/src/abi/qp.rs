@@ -88,6 +88,7 @@ unsafe fn make(
     // SAFETY: the protection domain holds its context.
     let events = Arc::clone(unsafe { context_events(context) });
     let reporter = Reporter::new(events, Element::QueuePair);
+    let posting = operations.map(|operations| Batch::region(operations, &made)).transpose()?;
     let queue_pair = QueuePair::create(domain, send_cq, receive_cq, shared, made, reporter)?;
     for children in [
         // SAFETY: this function's contract.
@@ -119,7 +120,7 @@ unsafe fn make(
         verbs,
         queue_pair: Arc::clone(&queue_pair),
         init: *init,
-        posting: operations.map(|operations| Batch::region(operations, &made)),
+        posting,
         async_events: Acknowledgements::default(),
     }));
     queue_pair.reporter.name(Handle(block.cast()));

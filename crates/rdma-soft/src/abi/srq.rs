@@ -30,16 +30,17 @@ pub(super) unsafe extern "C" fn create_srq(
     let domain = unsafe { pd_of(pd) };
     let device = domain.device;
     let limits = &device.limits;
-    let taken =
-        check(limits, &init.attr).and_then(|()| device.shared_receive_queues.take(limits.max_srq));
-    pointer(taken.map(|()| {
+    pointer(check(limits, &init.attr).and_then(|()| {
+        device.shared_receive_queues.take(limits.max_srq)?;
         // SAFETY: as above; the C part of a protection domain is only read once it is made.
         let context = unsafe { (*pd).context };
         // SAFETY: the protection domain holds its context.
         let events = Arc::clone(unsafe { context_events(context) });
         let reporter = Reporter::new(events, Element::SharedReceiveQueue);
         let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge);
-        let queue = Arc::new(SharedReceiveQueue::new(domain, max_wr, max_sge, reporter));
+        let queue = SharedReceiveQueue::new(domain, max_wr, max_sge, reporter)
+            .inspect_err(|_| device.shared_receive_queues.give())?;
+        let queue = Arc::new(queue);
         // SAFETY: as above.
         unsafe { pd_children(pd) }.add();
         let mut verbs = ibv_srq::default();
@@ -53,7 +54,7 @@ pub(super) unsafe extern "C" fn create_srq(
             async_events: Acknowledgements::default(),
         }));
         queue.reporter.name(Handle(block.cast()));
-        block.cast()
+        Ok(block.cast())
     }))
 }
 

@@ -74,7 +74,7 @@ fn queue_pair_of(
 ) -> Arc<QueuePair> {
     let capacity = Capacity { send_wr: 2, receive_wr: 2, send_sge: 2, receive_sge: 2, inline: 0 };
     let pd = ProtectionDomain::new(device);
-    let queue = || Arc::new(CompletionQueue::new(2, None));
+    let queue = || Arc::new(CompletionQueue::new(2, None).unwrap());
     let reporter = Reporter::silent();
     let init = Init { service, capacity, signal_all: false };
     QueuePair::create(&pd, &queue(), &queue(), shared, init, reporter).unwrap()

@@ -89,10 +89,14 @@ impl QueuePair {
     ) -> Result<Arc<Self>, Refusal> {
         let Init { service, capacity, signal_all } = init;
         let device = pd.device;
+        let receive_sge = shared.map_or(capacity.receive_sge, |shared| shared.max_sge);
+        // First of all, as there may be no memory for so much.
+        let send = SendSide::new(&init)?;
+        let responder = Responder::new(receive_sge)?;
+        let receives = ReceiveSlots::new(capacity.receive_wr, capacity.receive_sge)?;
         let qpn = device.reserve_qpn()?;
         let reclaimed = Arc::new(Reclaimed::new(shared));
         let receive_pd = shared.map_or(pd, |shared| &shared.pd);
-        let receive_sge = shared.map_or(capacity.receive_sge, |shared| shared.max_sge);
         let id = crate::device::unique_id();
         let queue_pair = Arc::new_cyclic(|weak| Self {
             id,
@@ -113,10 +117,10 @@ impl QueuePair {
             reporter,
             attributes: Mutex::new(Attributes::default()),
             counts: Line(SendCounts::default()),
-            send: Line(Lock::new(SendSide::new(&init))),
-            responder: Line(Lock::new(Responder::new(receive_sge))),
+            send: Line(Lock::new(send)),
+            responder: Line(Lock::new(responder)),
             receive: Line(Lock::new(ReceiveQueue::new())),
-            receives: ReceiveSlots::new(capacity.receive_wr, capacity.receive_sge),
+            receives,
             shared: shared.map(Arc::clone),
             receive_pd_number: receive_pd.number,
         });

@@ -8,7 +8,9 @@ use std::sync::Weak;
 
 use rdma_sys::{ibv_qp_state, ibv_sge};
 
+use crate::engine::Refusal;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::room::Room;
 use crate::sync::{AtomicU64, Ordering};
 
 #[cfg(test)]
@@ -76,14 +78,16 @@ pub(crate) struct ReceiveSlots {
 }
 
 impl ReceiveSlots {
-    pub(crate) fn new(max_wr: u32, max_sge: u32) -> Self {
+    pub(crate) fn new(max_wr: u32, max_sge: u32) -> Result<Self, Refusal> {
         let slots = (max_wr as usize).next_power_of_two();
         let far_per_slot = (max_sge as usize).saturating_sub(NEAR);
-        Self {
-            slots: (0..slots).map(|_| Slot::default()).collect(),
-            far: (0..slots * far_per_slot).map(|_| Element::default()).collect(),
+        // All of it, before any is touched.
+        let (requests, far) = (Room::new(slots)?, Room::each(slots, far_per_slot)?);
+        Ok(Self {
+            slots: requests.filled(Slot::default),
+            far: far.filled(Element::default),
             far_per_slot,
-        }
+        })
     }
 
     #[inline(always)]

@@ -9,7 +9,7 @@
 use std::sync::OnceLock;
 
 use crate::engine::region::places::{Places, REST};
-use crate::engine::room;
+use crate::engine::room::Room;
 use crate::random::Random;
 use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering, fence};
 
@@ -172,7 +172,8 @@ impl RegionTable {
     #[cold]
     fn make(&self, index: u32) -> Option<&Slot> {
         let chunk = self.chunks.get(index as usize / CHUNK)?;
-        let slots: Box<[Slot; CHUNK]> = room::boxed(CHUNK, Slot::default).ok()?.try_into().ok()?;
+        let slots: Box<[Slot; CHUNK]> =
+            Room::new(CHUNK).ok()?.filled(Slot::default).try_into().ok()?;
         // Writers are serialised by the table's lock.
         let _ = chunk.set(slots);
         self.slot(index)

@@ -5,12 +5,14 @@ use std::sync::{Arc, Weak};
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
 use crate::address::Path;
+use crate::engine::Refusal;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::{Completion, JUNK, Side, Source};
 use crate::engine::copy::Segment;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Receive;
 use crate::engine::request::Request;
+use crate::engine::room::Room;
 
 /// Where a request comes from.
 #[derive(Debug, Clone, Copy)]
@@ -56,9 +58,9 @@ pub(crate) struct Responder {
 }
 
 impl Responder {
-    pub(crate) fn new(max_sge: u32) -> Self {
+    pub(crate) fn new(max_sge: u32) -> Result<Self, Refusal> {
         let max_sge = max_sge.max(1) as usize;
-        Self {
+        Ok(Self {
             state: ibv_qp_state::IBV_QPS_RESET,
             incarnation: 0,
             access: 0,
@@ -73,11 +75,11 @@ impl Responder {
             current: None,
             begun: 0,
             next_receive: 0,
-            sges: Vec::with_capacity(max_sge),
-            room: Vec::with_capacity(max_sge),
+            sges: Room::new(max_sge)?.list(),
+            room: Room::new(max_sge)?.list(),
             executed: 0,
             receives: 0,
-        }
+        })
     }
 
     /// Whether a packet of this requester with this sequence number would be taken. One that would be

@@ -5,26 +5,44 @@ use crate::engine::Refusal;
 /// Takes what is more only if the machine has as much memory.
 const MUCH: usize = 64 << 20;
 
-/// A list of that many values.
-pub(crate) fn boxed<T>(count: usize, value: impl FnMut() -> T) -> Result<Box<[T]>, Refusal> {
-    let mut list = reserved(count)?;
-    list.resize_with(count, value);
-    Ok(list.into_boxed_slice())
+/// Memory for a number of values, none of which is touched yet: so that all that an object needs can be
+/// asked for first.
+#[derive(Debug)]
+pub(crate) struct Room<T> {
+    list: Vec<T>,
+    count: usize,
 }
 
-/// An empty list with room for that many values.
-pub(crate) fn reserved<T>(count: usize) -> Result<Vec<T>, Refusal> {
-    let bytes = count.checked_mul(size_of::<T>()).ok_or(Refusal::NoRoom)?;
-    if bytes > MUCH && bytes as u64 > half_of_memory() {
-        return Err(Refusal::NoRoom);
+impl<T> Room<T> {
+    pub(crate) fn new(count: usize) -> Result<Self, Refusal> {
+        let bytes = count.checked_mul(size_of::<T>()).ok_or(Refusal::NoRoom)?;
+        if bytes > MUCH && bytes as u64 > half_of_memory() {
+            return Err(Refusal::NoRoom);
+        }
+        let mut list = Vec::new();
+        list.try_reserve_exact(count).map_err(|_| Refusal::NoRoom)?;
+        Ok(Self { list, count })
     }
-    let mut list = Vec::new();
-    list.try_reserve_exact(count).map_err(|_| Refusal::NoRoom)?;
-    Ok(list)
+
+    /// For `count` times `each` values.
+    pub(crate) fn each(count: usize, each: usize) -> Result<Self, Refusal> {
+        Self::new(count.checked_mul(each).ok_or(Refusal::NoRoom)?)
+    }
+
+    /// The values.
+    pub(crate) fn filled(mut self, value: impl FnMut() -> T) -> Box<[T]> {
+        self.list.resize_with(self.count, value);
+        self.list.into_boxed_slice()
+    }
+
+    /// A list that takes the values without allocating.
+    pub(crate) fn list(self) -> Vec<T> {
+        self.list
+    }
 }
 
 /// Half of what the machine has, in bytes. The system promises more memory than there is, and kills
-/// whoever then uses it, as making a queue does.
+/// whoever then uses it; and a queue is filled when it is made, so that posting never waits for memory.
 fn half_of_memory() -> u64 {
     let system = rustix::system::sysinfo();
     (system.totalram as u64).saturating_mul(system.mem_unit.into()) / 2
@@ -36,18 +54,20 @@ mod tests {
 
     #[test]
     fn what_is_there_is_given_and_filled() {
-        assert_eq!(*boxed(3, || 7).unwrap(), [7, 7, 7]);
-        assert!(reserved::<u64>(100).unwrap().capacity() >= 100);
-        assert!(boxed(0, || 7).unwrap().is_empty());
+        assert_eq!(*Room::new(3).unwrap().filled(|| 7), [7, 7, 7]);
+        assert_eq!(*Room::each(2, 2).unwrap().filled(|| 7), [7, 7, 7, 7]);
+        assert!(Room::<u64>::new(100).unwrap().list().capacity() >= 100);
+        assert!(Room::new(0).unwrap().filled(|| 7).is_empty());
     }
 
     #[test]
-    fn what_is_too_much_is_refused_and_not_touched() {
+    fn what_is_too_much_is_refused() {
         let refused = Some(Refusal::NoRoom);
-        assert_eq!(boxed(usize::MAX, || 7_u64).err(), refused);
-        assert_eq!(boxed(usize::MAX / 8, || 7_u64).err(), refused);
+        assert_eq!(Room::<u64>::new(usize::MAX).err(), refused);
+        assert_eq!(Room::<u64>::new(usize::MAX / 8).err(), refused);
+        assert_eq!(Room::<u8>::each(1 << 40, 1 << 40).err(), refused);
         // The system alone might promise this much.
         let more_than_half = usize::try_from(half_of_memory()).unwrap() + 1;
-        assert_eq!(boxed(more_than_half, || -> u8 { panic!("filled") }).err(), refused);
+        assert_eq!(Room::<u8>::new(more_than_half).err(), refused);
     }
 }

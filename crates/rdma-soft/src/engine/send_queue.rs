@@ -4,9 +4,11 @@
 use rdma_sys::ibv_sge;
 
 use crate::address::AddressVector;
+use crate::engine::Refusal;
 use crate::engine::copy::{Segment, transfer};
 use crate::engine::queue_pair::Capacity;
 use crate::engine::request::{Payload, Request};
+use crate::engine::room::Room;
 
 #[derive(Debug, Clone, Copy)]
 struct Slot {
@@ -31,21 +33,26 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    pub(crate) fn new(capacity: &Capacity, datagrams: bool) -> Self {
+    pub(crate) fn new(capacity: &Capacity, datagrams: bool) -> Result<Self, Refusal> {
         let slots = capacity.send_wr.max(1) as usize;
         let max_sge = capacity.send_sge.max(1) as usize;
         let max_inline = capacity.inline as usize;
-        Self {
-            slots: vec![Slot { request: Request::EMPTY, sges: 0, inline: false }; slots]
-                .into_boxed_slice(),
-            sges: vec![ibv_sge::default(); slots * max_sge].into_boxed_slice(),
-            inline: vec![0; slots * max_inline].into_boxed_slice(),
-            destinations: vec![None; if datagrams { slots } else { 0 }].into_boxed_slice(),
+        // All of it, before any is touched.
+        let requests = Room::new(slots)?;
+        let sges = Room::each(slots, max_sge)?;
+        let inline = Room::each(slots, max_inline)?;
+        let destinations = Room::new(if datagrams { slots } else { 0 })?;
+        let empty = Slot { request: Request::EMPTY, sges: 0, inline: false };
+        Ok(Self {
+            slots: requests.filled(|| empty),
+            sges: sges.filled(ibv_sge::default),
+            inline: inline.filled(|| 0),
+            destinations: destinations.filled(|| None),
             max_sge,
             max_inline,
             head: 0,
             len: 0,
-        }
+        })
     }
 
     #[inline]
@@ -133,7 +140,7 @@ mod tests {
 
     fn queue(send_wr: u32, send_sge: u32, inline: u32) -> SendQueue {
         let capacity = Capacity { send_wr, send_sge, inline, receive_wr: 0, receive_sge: 0 };
-        SendQueue::new(&capacity, false)
+        SendQueue::new(&capacity, false).unwrap()
     }
 
     fn request(wr_id: u64) -> Request {

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use rdma_sys::{ibv_qp_state, ibv_wc_status};
 
 use crate::address::Path;
+use crate::engine::Refusal;
 use crate::engine::copy::Segment;
 use crate::engine::queue_pair::{Init, QueuePair};
 use crate::engine::request::{Payload, Request};
+use crate::engine::room::Room;
 use crate::engine::send_queue::SendQueue;
 use crate::engine::service::Service;
 
@@ -43,8 +45,8 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
-    fn new(max_sge: u32) -> Self {
-        Self {
+    fn new(max_sge: u32) -> Result<Self, Refusal> {
+        Ok(Self {
             origin: crate::device::unique_id(),
             path: None,
             peer_qpn: 0,
@@ -58,8 +60,8 @@ impl Requester {
             peer: None,
             last: Weak::new(),
             progress: 0,
-            local: Vec::with_capacity(max_sge.max(1) as usize),
-        }
+            local: Room::new(max_sge.max(1) as usize)?.list(),
+        })
     }
 
     /// Goes along another path from now on, to whoever is there.
@@ -130,21 +132,21 @@ pub(crate) struct SendSide {
 }
 
 impl SendSide {
-    pub(crate) fn new(init: &Init) -> Self {
+    pub(crate) fn new(init: &Init) -> Result<Self, Refusal> {
         let capacity = &init.capacity;
         let datagrams = init.service == Service::UnreliableDatagram;
-        Self {
+        Ok(Self {
             state: ibv_qp_state::IBV_QPS_RESET,
             incarnation: 0,
-            queue: SendQueue::new(capacity, datagrams),
-            requester: Requester::new(capacity.send_sge),
+            queue: SendQueue::new(capacity, datagrams)?,
+            requester: Requester::new(capacity.send_sge)?,
             blocked: Blocked::No,
             posted: 0,
             reclaimed: 0,
             executed: 0,
             notify_drained: false,
             pending: false,
-        }
+        })
     }
 
     /// The number of the oldest request in the queue.

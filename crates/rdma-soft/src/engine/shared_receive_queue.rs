@@ -77,16 +77,16 @@ impl SharedReceiveQueue {
         max_wr: u32,
         max_sge: u32,
         reporter: Reporter,
-    ) -> Self {
-        Self {
+    ) -> Result<Self, Refusal> {
+        Ok(Self {
             pd: Arc::clone(pd),
             max_wr,
             max_sge,
             reporter,
-            slots: ReceiveSlots::new(max_wr, max_sge),
+            slots: ReceiveSlots::new(max_wr, max_sge)?,
             requests: Line::default(),
             reclaimed: Line::default(),
-        }
+        })
     }
 
     /// A queue pair was made that takes from here: makes room, so that waiting does not allocate.

@@ -24,6 +24,7 @@ mod overflow;
 mod profiles;
 mod queries;
 mod queues;
+mod raised_limits;
 mod registration;
 mod rig;
 mod schedules;

@@ -26,7 +26,7 @@ fn poll(queue: &CompletionQueue, most: u32, got: &mut Vec<u64>) -> Result<u32, O
 #[test]
 fn loom_no_completion_is_lost_doubled_or_overtaken() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(3, None));
+        let queue = Arc::new(CompletionQueue::new(3, None).unwrap());
         let ((first, first_seat), (second, second_seat)) = (seat(&queue), seat(&queue));
         let pusher = {
             let queue = Arc::clone(&queue);
@@ -60,7 +60,7 @@ fn loom_no_completion_is_lost_doubled_or_overtaken() {
 #[test]
 fn loom_a_poll_is_not_empty_after_a_push() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(1, None));
+        let queue = Arc::new(CompletionQueue::new(1, None).unwrap());
         let (_counters, seat) = seat(&queue);
         let said = Arc::new(AtomicU32::new(0));
         let poller = {
@@ -81,7 +81,7 @@ fn loom_a_poll_is_not_empty_after_a_push() {
 #[test]
 fn loom_a_slot_that_is_given_back_has_room() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(1, None));
+        let queue = Arc::new(CompletionQueue::new(1, None).unwrap());
         let (counters, seat) = seat(&queue);
         queue.push(seat, Completion::success(1, 1));
         let poster = {
@@ -107,7 +107,7 @@ fn loom_a_slot_that_is_given_back_has_room() {
 #[test]
 fn loom_the_error_comes_after_the_completions() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(1, None));
+        let queue = Arc::new(CompletionQueue::new(1, None).unwrap());
         let (_counters, seat) = seat(&queue);
         let poller = {
             let queue = Arc::clone(&queue);
@@ -132,7 +132,7 @@ fn loom_the_error_comes_after_the_completions() {
 #[test]
 fn loom_the_error_comes_after_the_completions_for_each_poller() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(1, None));
+        let queue = Arc::new(CompletionQueue::new(1, None).unwrap());
         let (_counters, seat) = seat(&queue);
         queue.push(seat, Completion::success(1, 1));
         let poller = {
@@ -162,7 +162,7 @@ fn loom_the_error_comes_after_the_completions_for_each_poller() {
 #[test]
 fn loom_a_reset_hides_no_completion_of_others() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(3, None));
+        let queue = Arc::new(CompletionQueue::new(3, None).unwrap());
         let ((_dropped, of_reset), (_kept, of_other)) = (seat(&queue), seat(&queue));
         queue.push(of_reset, Completion::success(1, 1));
         queue.push(of_other, Completion::success(11, 1));
@@ -191,7 +191,7 @@ fn loom_a_reset_hides_no_completion_of_others() {
 #[test]
 fn loom_a_poller_that_is_overtaken_finds_what_is_there() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(2, None));
+        let queue = Arc::new(CompletionQueue::new(2, None).unwrap());
         let (_counters, seat) = seat(&queue);
         queue.push(seat, Completion::success(1, 1));
         queue.push(seat, Completion::success(2, 2));

@@ -8,12 +8,14 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use rdma_sys::{ibv_event_type, ibv_wc_status};
 
+use crate::engine::Refusal;
 use crate::engine::completion::entry::{Entry, Timestamp};
 use crate::engine::completion::seats::Seats;
 use crate::engine::completion::{Completion, Reclaimed, Seat};
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{Handle, Reporter};
+use crate::engine::room::Room;
 use crate::overflow;
 use crate::schedule::Deferred;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
@@ -77,12 +79,13 @@ pub(crate) struct CompletionQueue {
 
 impl CompletionQueue {
     /// A queue for `capacity` completions; polling it drives the deferred work of its device.
-    pub(crate) fn new(capacity: u32, deferred: Option<&'static Deferred>) -> Self {
+    pub(crate) fn new(capacity: u32, deferred: Option<&'static Deferred>) -> Result<Self, Refusal> {
         let size = u64::from(capacity).next_power_of_two();
-        Self {
+        let places = usize::try_from(size).map_err(|_| Refusal::NoRoom)?;
+        Ok(Self {
             deferred,
             capacity: capacity.into(),
-            entries: (0..size).map(|_| Entry::default()).collect(),
+            entries: Room::new(places)?.filled(Entry::default),
             mask: size - 1,
             overflowed: AtomicU32::default(),
             producers: Line::default(),
@@ -91,7 +94,7 @@ impl CompletionQueue {
             timestamps: false,
             notifier: None,
             reporter: Reporter::silent(),
-        }
+        })
     }
 
     /// The same with somebody to tell of its events.

@@ -6,7 +6,7 @@ use crate::overflow;
 use crate::sync::Ordering;
 
 fn queue(capacity: u32) -> Arc<CompletionQueue> {
-    Arc::new(CompletionQueue::new(capacity, None))
+    Arc::new(CompletionQueue::new(capacity, None).unwrap())
 }
 
 /// A queue pair's counters and its seat in `queue`.

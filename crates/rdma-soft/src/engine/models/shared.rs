@@ -15,7 +15,7 @@ impl Shared {
     fn new() -> Self {
         let device = device();
         let pd = ProtectionDomain::new(device);
-        let queue = Arc::new(SharedReceiveQueue::new(&pd, 2, 2, Reporter::silent()));
+        let queue = Arc::new(SharedReceiveQueue::new(&pd, 2, 2, Reporter::silent()).unwrap());
         let [a, c] = [(); 2].map(|()| queue_pair(device, None));
         let [b, d] = [(); 2].map(|()| queue_pair(device, Some(&queue)));
         connect(&a, &b);

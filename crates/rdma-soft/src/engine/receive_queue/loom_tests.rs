@@ -16,7 +16,7 @@ fn sges(n: u64) -> [ibv_sge; NEAR + 1] {
 #[test]
 fn loom_a_request_that_is_seen_is_whole() {
     loom::model(|| {
-        let slots = Arc::new(ReceiveSlots::new(1, 3));
+        let slots = Arc::new(ReceiveSlots::new(1, 3).unwrap());
         // What the completion of the request does, once it is polled.
         let given_back = Arc::new(AtomicU64::new(0));
         let taker = {

@@ -20,7 +20,7 @@ struct Whole {
 
 impl Whole {
     fn new(max_wr: u32, max_sge: u32) -> Self {
-        let slots = ReceiveSlots::new(max_wr, max_sge);
+        let slots = ReceiveSlots::new(max_wr, max_sge).unwrap();
         Self { queue: ReceiveQueue::new(), slots, head: 0, out: Vec::new() }
     }
 

@@ -5,7 +5,7 @@
 //! is used its keys have another low byte, in an order that nobody can tell.
 
 use crate::engine::region::CHUNK;
-use crate::engine::room;
+use crate::engine::room::Room;
 use crate::random::Random;
 
 /// A place is used again only when so many others are free.
@@ -97,7 +97,7 @@ impl Places {
             return None;
         }
         if index as usize / CHUNK == self.chunks.len() {
-            let chunk = room::boxed(CHUNK, Place::default).ok()?;
+            let chunk = Room::new(CHUNK).ok()?.filled(Place::default);
             self.chunks.try_reserve(1).ok()?;
             self.chunks.push(chunk);
         }
