@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         Chore::Ci(args) => ci::run(&args),
         Chore::Tidy => tidy::run(),
         Chore::Bindgen { check } => bindgen::run(check).map(|()| true),
-        Chore::RxeSetup(args) => rxe::setup(&args),
+        Chore::RxeSetup(args) => rxe::setup(args),
         Chore::RxeRun(args) => return rxe::run(&args).unwrap_or_else(|error| failed(&error, 125)),
         Chore::RxeTeardown => rxe::teardown(),
     };

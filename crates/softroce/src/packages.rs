@@ -26,34 +26,32 @@ const NEEDED_MIB: u64 = 1024;
 const ARCHIVES: &str = "the packages cannot be had from the archives: check the network, apt's proxy \
     and its sources, then run this again; a kernel of your own is given by --kernel and --modules";
 
-/// A kernel that the user has.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct GivenKernel {
-    /// A kernel that has rdma_rxe, instead of that of the distribution's package
-    #[arg(long, value_name = "PATH", requires = "modules")]
-    pub(super) kernel: Option<PathBuf>,
-    /// The modules of that kernel, as in /lib/modules/VERSION
-    #[arg(long, value_name = "DIR", requires = "kernel")]
-    pub(super) modules: Option<PathBuf>,
+/// A kernel that the user has, instead of that of the distribution's package.
+#[derive(Clone, Debug)]
+pub struct GivenKernel {
+    /// A kernel that has `rdma_rxe`.
+    pub kernel: PathBuf,
+    /// The modules of that kernel, as in `/lib/modules/VERSION`.
+    pub modules: PathBuf,
 }
 
 /// What the tree depends on, so that it is made again if that changes.
-pub(super) fn key(given: &GivenKernel) -> String {
+pub(super) fn key(given: Option<&GivenKernel>) -> String {
     let (distribution, version) = (os_release("ID"), os_release("VERSION_ID"));
     format!("1 {distribution} {version} {given:?} {PROGRAMS:?} {GUEST:?}\n")
 }
 
 /// Fills `tree` with the unpacked packages and a kernel.
-pub(super) fn unpack(tree: &Path, given: &GivenKernel, install: bool) -> Result<()> {
+pub(super) fn unpack(tree: &Path, given: Option<&GivenKernel>, install: bool) -> Result<()> {
     link_as_the_host_does(tree, Path::new("/"))?;
     match on_path("apt-get") {
-        Some(_) => download(tree, given.kernel.is_none())?,
+        Some(_) => download(tree, given.is_none())?,
         None => require(install)?,
     }
     let folder = tree.join("lib/modules");
-    if let Some(modules) = &given.modules {
-        let modules = fs::canonicalize(modules);
-        let modules = modules.with_context(|| format!("--modules {:?}", given.modules))?;
+    if let Some(GivenKernel { modules, .. }) = given {
+        let modules = fs::canonicalize(modules)
+            .with_context(|| format!("--modules {}", modules.display()))?;
         let name = modules.file_name().context("--modules is no folder of a kernel version")?;
         ensure!(
             modules.join("modules.dep").is_file(),
@@ -82,8 +80,11 @@ fn ensure_rxe(folder: &Path, version: &str) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn kernel(tree: &Path, given: &GivenKernel, version: &str) -> PathBuf {
-    given.kernel.clone().unwrap_or_else(|| tree.join(format!("boot/vmlinuz-{version}")))
+pub(super) fn kernel(tree: &Path, given: Option<&GivenKernel>, version: &str) -> PathBuf {
+    match given {
+        Some(given) => given.kernel.clone(),
+        None => tree.join(format!("boot/vmlinuz-{version}")),
+    }
 }
 
 /// The version of the kernel whose modules are in `tree`.

@@ -1,0 +1,215 @@
+//! SoftRoCE, the kernel's `rdma_rxe`, for tests and trials: the device that the running kernel has or can have,
+//! or one in a virtual machine, whose kernel and programs are unpacked from the packages of the distribution
+//! and never installed. Never published; `cargo xtask rxe-setup`, `rxe-run` and `rxe-teardown` are its front.
+//!
+//! ```no_run
+//! # fn main() -> anyhow::Result<()> {
+//! let softroce = softroce::SoftRoce::at("target/rxe")?;
+//! softroce.set_up(&softroce::SetUp::default(), || Ok(false))?;
+//! let status = softroce.run(&["ibv_devinfo".into()], softroce::Run::default())?;
+//! # drop(status); Ok(()) }
+//! ```
+//!
+//! What takes long says on standard output what it does.
+//!
+//! - `host`: what this machine has; `choice`: which way that leaves.
+//! - `native`: the module of the running kernel.
+//! - `assembly`: how the virtual machine comes to be, in `stage`s: its `packages`, its `initramfs`.
+//! - `machine`: one run in it, with its `script` and the `ports` of its output; `tools` are programs.
+
+mod assembly;
+mod choice;
+mod host;
+mod initramfs;
+mod machine;
+mod native;
+mod packages;
+mod ports;
+mod script;
+mod stage;
+mod tools;
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use rustix::fs::FlockOperation;
+
+use choice::{Way, Wish};
+use machine::Ended;
+pub use packages::GivenKernel;
+
+/// What to set up.
+#[derive(Clone, Debug, Default)]
+pub struct SetUp {
+    /// Load `rdma_rxe` into the running kernel and add `rxe0`, without asking.
+    pub native: bool,
+    /// The interface that `rxe0` is added to with `native`, instead of a dummy one; the device then
+    /// accepts packets from anyone.
+    pub netdev: Option<String>,
+    /// Make the virtual machine even where the running kernel has SoftRoCE.
+    pub machine: bool,
+    /// Install programs that are missing with the package manager, where they cannot be unpacked.
+    pub install: bool,
+    /// The kernel of the virtual machine, if it is not that of the distribution's package.
+    pub kernel: Option<GivenKernel>,
+}
+
+/// How to run a command.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Run {
+    /// End the command after so long, with exit status 124.
+    pub limit: Option<Duration>,
+    /// Run in the virtual machine even where the running kernel has SoftRoCE.
+    pub machine: bool,
+}
+
+/// SoftRoCE, and the folder of what was made for it.
+#[derive(Clone, Debug)]
+pub struct SoftRoce {
+    home: PathBuf,
+}
+
+impl SoftRoce {
+    /// SoftRoCE that keeps what it makes in this folder, which is made if it is not there.
+    ///
+    /// # Errors
+    /// If the folder cannot be made.
+    pub fn at(home: impl Into<PathBuf>) -> Result<Self> {
+        let home = home.into();
+        fs::create_dir_all(&home).with_context(|| format!("making {}", home.display()))?;
+        Ok(Self { home })
+    }
+
+    /// The device that [`run`](Self::run) would use, and where, in words.
+    ///
+    /// # Errors
+    /// If there is none yet.
+    pub fn place(&self) -> Result<String> {
+        if let Some(device) = host::look().devices.iter().find(|device| device.trouble.is_none()) {
+            return Ok(format!("{} of the running kernel", device.name));
+        }
+        let machine = assembly::made(&self.home)?;
+        Ok(format!("rxe0 in a virtual machine ({})", machine.accelerator.name()))
+    }
+
+    /// Takes the best way to a device that the machine allows; where the device is now, in words.
+    ///
+    /// `agreed` is asked whether the module may be loaded into the running kernel, where that is possible,
+    /// was not asked for, and standard input is a terminal.
+    ///
+    /// # Errors
+    /// If no way leads there, or the one that was asked for does not; it says what would help.
+    pub fn set_up(&self, what: &SetUp, agreed: impl FnOnce() -> Result<bool>) -> Result<String> {
+        let host = host::look();
+        let wish =
+            Wish { native: what.native, machine: what.machine, kernel: what.kernel.is_some() };
+        let (mut way, why) = choice::choose(&host, wish)?;
+        println!("{why}");
+        if way == Way::Ask {
+            way = if agreed()? { Way::Native } else { Way::Machine };
+        }
+        let _lock = self.lock(FlockOperation::NonBlockingLockExclusive)?;
+        stage::sweep(&self.home)?;
+        Ok(match way {
+            Way::Present(name) => format!("{name} of the running kernel"),
+            Way::Native | Way::Ask => {
+                native::add(&self.home, what.netdev.as_deref())?;
+                "rxe0 of the running kernel, until `cargo xtask rxe-teardown`".to_owned()
+            }
+            Way::Machine => {
+                choice::machine(&host, wish)?;
+                let machine = assembly::make(&self.home, what.kernel.as_ref(), what.install)?;
+                format!("rxe0 in a virtual machine ({})", machine.accelerator.name())
+            }
+        })
+    }
+
+    /// Runs a command where the device is; its exit status. If that is the running kernel, this process
+    /// becomes the command, and the function returns only if that fails.
+    ///
+    /// # Errors
+    /// If there is no device yet, the machine does not start, or the command does not.
+    pub fn run(&self, command: &[OsString], how: Run) -> Result<ExitCode> {
+        let native = host::look().devices.iter().any(|device| device.trouble.is_none());
+        if native && !how.machine {
+            return Err(replace(command, how.limit));
+        }
+        let _lock = self.lock(FlockOperation::NonBlockingLockShared)?;
+        let machine = assembly::made(&self.home)?;
+        let (ended, _) = machine.run(command, how.limit)?;
+        Ok(ExitCode::from(match ended {
+            Ended::Status(status) => status,
+            Ended::TimedOut => {
+                eprintln!("ended: the time limit has passed");
+                124
+            }
+            Ended::Interrupted(signal) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
+        }))
+    }
+
+    /// Removes what [`set_up`](Self::set_up) made, the folder too.
+    ///
+    /// # Errors
+    /// If a command runs there, or something cannot be removed.
+    pub fn tear_down(self) -> Result<()> {
+        let lock = self.lock(FlockOperation::NonBlockingLockExclusive)?;
+        if native::remove(&self.home)? {
+            println!("removed what was added to the running kernel");
+        }
+        stage::remove(&self.home)?;
+        drop(lock);
+        println!("removed {}", self.home.display());
+        Ok(())
+    }
+
+    /// Runs share the machine; nobody changes it meanwhile.
+    fn lock(&self, how: FlockOperation) -> Result<File> {
+        let file = File::create(self.home.join("lock"))?;
+        let locked = rustix::fs::flock(&file, how);
+        locked
+            .context("another rxe-setup, rxe-run or rxe-teardown is at work; wait until it ends")?;
+        Ok(file)
+    }
+}
+
+/// Becomes the command: its signals, output and status are its own.
+fn replace(command: &[OsString], limit: Option<Duration>) -> anyhow::Error {
+    let limit = limit.map(|limit| ["timeout".into(), limit.as_secs().to_string().into()]);
+    let mut words = limit.into_iter().flatten().chain(command.iter().cloned());
+    let program = words.next().unwrap_or_default();
+    let error = Command::new(&program).args(words).exec();
+    anyhow::Error::new(error).context(format!("starting {}", program.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_in_use_is_not_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let softroce = SoftRoce::at(folder.path()).unwrap();
+        let lock = |how| softroce.lock(how);
+        let run = lock(FlockOperation::NonBlockingLockShared).unwrap();
+        let other = lock(FlockOperation::NonBlockingLockShared).unwrap();
+        let error = lock(FlockOperation::NonBlockingLockExclusive).unwrap_err();
+        assert!(format!("{error:#}").contains("at work"), "{error:#}");
+        drop((run, other));
+        lock(FlockOperation::NonBlockingLockExclusive).unwrap();
+    }
+
+    #[test]
+    fn what_was_made_is_removed_with_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().join("rxe");
+        let softroce = SoftRoce::at(&home).unwrap();
+        fs::create_dir(home.join("boot")).unwrap();
+        softroce.tear_down().unwrap();
+        assert!(!home.exists());
+    }
+}
