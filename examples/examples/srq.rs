@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use rdma_mem::{AccessFlags, AsyncEventSource, OwnedRegion, SharedRegion, open_device};
+use rdma_mem::{AccessFlags, AsyncEventSource, InlineElement, SharedRegion, open_device};
 use rdma_qp::{
     CompletionQueue, MaxRnrRetries, PollSlot, QueuePair, ReceiveWorkRequest, SendWorkRequest,
     SharedReceiveQueue, prelude::*,
@@ -40,18 +40,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let srq = pd.create_srq().max_wr(u32::try_from(RECEIVES)?).max_sge(1).build()?;
     let (mut clients, mut servers) = (Vec::new(), Vec::new());
     for _ in 0..2 {
-        let (client_cq, region) = (CompletionQueue::create(&context, 64)?, pd.allocate_region(8)?);
+        let client_cq = CompletionQueue::create(&context, 64)?;
         // As long as it takes: the others may have taken every receive.
-        let client = pd.create_qp().max_rnr_retries(MaxRnrRetries::unlimited());
+        let client = pd.create_qp().max_rnr_retries(MaxRnrRetries::unlimited()).max_inline_data(8);
         let client = client.send_cq(&client_cq).recv_cq(&client_cq).build()?;
         let server = pd.create_qp().send_cq(&cq).recv_cq(&cq).srq(&srq).build()?;
         let (client_end, server_end) = (client.endpoint(), server.endpoint());
         servers.push(server.handshake(client_end)?);
-        clients.push((client.handshake(server_end)?, region));
+        clients.push(client.handshake(server_end)?);
     }
     let total = 2 * messages;
     thread::scope(|threads| {
-        let send = |(qp, region)| threads.spawn(move || send(&qp, region, *messages));
+        let send = |qp| threads.spawn(move || send(&qp, *messages));
         let sending: Vec<_> = clients.into_iter().map(send).collect();
         let served = serve(&cq, &srq, &board, total);
         sending
@@ -96,14 +96,14 @@ fn serve(
     Ok((sum, fills))
 }
 
-/// Sends the numbers from 1 on, one at a time.
-fn send(qp: &QueuePair, mut region: OwnedRegion, messages: u32) -> Result<(), Failure> {
+/// Sends the numbers from 1 on, one at a time, without a region: they are copied when they are posted.
+fn send(qp: &QueuePair, messages: u32) -> Result<(), Failure> {
     let begin = Instant::now();
     for number in 1..=u64::from(messages) {
-        region.copy_from_slice(&number.to_le_bytes());
-        let data = region.get_ref(0, 8).ok_or("too short")?;
-        // SAFETY: SAFETY.md F8: nothing touches the region before the completion below.
-        unsafe { qp.post_send(SendWorkRequest::new(&[data.gather_element()]), number) }?;
+        let bytes = number.to_le_bytes();
+        let data = [InlineElement::new(&bytes)];
+        // SAFETY: SAFETY.md F12: inline data, which is all that it has.
+        unsafe { qp.post_send(SendWorkRequest::inline(&data), number) }?;
         while next(qp.send_cq(), begin)?.is_none() {}
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_mem::{ProtectionDomain, RemoteMemoryRegion};
+use rdma_mem::{InlineElement, ProtectionDomain, RemoteMemoryRegion};
 use rdma_qp::{
     AtomicResult, AtomicWorkRequest, ConnectAttributes, QpState, Qpn, QueuePair,
     QueuePairAttributes, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
@@ -105,6 +105,59 @@ impl Channel {
         write, write_timeout: WriteWorkRequest => Write, block_send;
         /// Reads memory of the peer.
         read, read_timeout: ReadWorkRequest => Read, block_send;
+    }
+
+    /// Sends these bytes as one message. They need no registration, since the processor copies them when they are
+    /// posted: as many as [`max_inline_data`](crate::ChannelBuilder::max_inline_data) says.
+    ///
+    /// With an immediate, or a limit of its own, it is a [`send`](Self::send) of [`SendWorkRequest::inline`]. What
+    /// peers may write is no slice; copy out of it what is to be sent.
+    ///
+    /// # Errors
+    /// As of [`send`](Self::send). More bytes than fit are
+    /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline), more than 4 GiB - 1 a
+    /// [`TransportError::ElementError`].
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_channel::prelude::*;
+    /// use rdma_mem::ScatterList;
+    /// use rdma_qp::ReceiveWorkRequest;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let (here, there) = (pd.create_channel(), pd.create_channel().build()?);
+    ///
+    /// let here = here.max_inline_data(16).build()?;
+    /// # let (here_end, there_end) = (here.endpoint(), there.endpoint());
+    /// # let (mut here, mut there) = (here.handshake(there_end)?, there.handshake(here_end)?);
+    /// # let receiver = std::thread::spawn(move || {
+    /// #     let mut room = pd.allocate_region(16)?;
+    /// #     let mut list = ScatterList::from([room.as_slice_mut()]);
+    /// #     let bytes = there.receive(ReceiveWorkRequest::from_list(&mut list))?.scattered_bytes();
+    /// #     Ok::<_, rdma_channel::TransportError>(room[..bytes.unwrap_or(0)].to_vec())
+    /// # });
+    /// here.send_inline(b"a few bytes")?;
+    /// # assert_eq!(receiver.join().unwrap()?, b"a few bytes");
+    /// # Ok::<(), rdma_channel::TransportError>(())
+    /// ```
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    pub fn send_inline(&mut self, data: &[u8]) -> Result<WorkSuccess, TransportError> {
+        self.send(SendWorkRequest::inline(&[InlineElement::new_checked(data)?]))
+    }
+
+    /// Writes these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
+    ///
+    /// # Errors
+    /// As of [`send_inline`](Self::send_inline).
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    pub fn write_inline(
+        &mut self,
+        data: &[u8],
+        remote: RemoteMemoryRegion,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.write(WriteWorkRequest::inline(&[InlineElement::new_checked(data)?], remote))
     }
 
     /// Puts `swap` into the peer's word if that is `compare`; `result` then has what it was.

@@ -270,7 +270,7 @@ impl<'scope> Scope<'scope, '_> {
     }
 
     /// As [`send_from`](Self::send_from), of a request to which the closure has added: an immediate, a fence, that
-    /// it is solicited, inline or unsignaled.
+    /// it is solicited or unsignaled.
     ///
     /// # Errors
     /// As there.
@@ -311,7 +311,7 @@ impl<'scope> Scope<'scope, '_> {
     }
 
     /// As [`write_from`](Self::write_from), of a request to which the closure has added: an immediate, a fence, that
-    /// it is solicited, inline or unsignaled.
+    /// it is solicited or unsignaled.
     ///
     /// # Errors
     /// As there.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_mem::ProtectionDomain;
+use rdma_mem::{InlineElement, ProtectionDomain};
 use rdma_qp::{AtomicResult, ConnectAttributes, QpState, QueuePair, WorkSuccess};
 
 use crate::core::Core;
@@ -115,6 +115,30 @@ impl MultiChannel {
         read, read_timeout: PeerReadWorkRequest => Read, block_send;
         /// An atomic operation on memory of a peer, of either kind.
         atomic, atomic_timeout: PeerAtomicWorkRequest => Atomic, block_send;
+    }
+
+    /// Sends these bytes to a peer as one message; as [`Channel::send_inline`](crate::Channel::send_inline).
+    ///
+    /// # Errors
+    /// Those of [`Channel::send_inline`](crate::Channel::send_inline), and [`TransportError::NoSuchPeer`].
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    pub fn send_inline(&mut self, peer: usize, data: &[u8]) -> Result<WorkSuccess, TransportError> {
+        self.send(PeerSendWorkRequest::inline(peer, &[InlineElement::new_checked(data)?]))
+    }
+
+    /// Writes these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
+    ///
+    /// # Errors
+    /// As of [`send_inline`](Self::send_inline).
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    pub fn write_inline(
+        &mut self,
+        data: &[u8],
+        remote: PeerRemoteMemoryRegion,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.write(PeerWriteWorkRequest::inline(&[InlineElement::new_checked(data)?], remote))
     }
 
     /// Puts `swap` into a peer's word if that is `compare`; `result` then has what it was.

@@ -4,6 +4,7 @@
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 
+use rdma_mem::{InlineElement, RemoteMemoryRegion};
 use rdma_qp::{
     AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
 };
@@ -225,6 +226,64 @@ impl<'scope> Scope<'scope, '_> {
         post_read: ReadWorkRequest => Read;
         /// Posts an atomic operation on memory of the peer.
         post_atomic: AtomicWorkRequest => Atomic;
+    }
+
+    /// Posts these bytes as a message to the peer; as [`Channel::send_inline`]. The post copies them, so that they
+    /// are borrowed no longer than it.
+    ///
+    /// Waits for room in the queue, as long as a send may take.
+    ///
+    /// # Errors
+    /// As of [`Channel::send_inline`], if it was not posted: nothing has changed then.
+    ///
+    /// # Examples
+    /// One line of text after the other, in the same string.
+    /// ```
+    /// use rdma_channel::{TransportError, prelude::*};
+    /// use rdma_qp::ReceiveWorkRequest;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let channel = pd.create_channel().max_inline_data(16).build()?;
+    /// # let endpoint = channel.endpoint();
+    /// # let mut channel = channel.handshake(endpoint)?; // to itself
+    /// let mut room = pd.allocate_region(16)?;
+    /// channel
+    ///     .scope(|s| {
+    ///         let (first, second) = room.as_slice_mut().split_at(8);
+    ///         s.receive_batch_into([first, second])?;
+    ///         let mut line = String::new();
+    ///         for name in ["first", "second"] {
+    ///             line.clear();
+    ///             line.push_str(name);
+    ///             s.send_inline(line.as_bytes())?;
+    ///         }
+    ///         Ok::<_, TransportError>(())
+    ///     })
+    ///     .unwrap();
+    /// assert_eq!(&room[..], b"first\0\0\0second\0\0");
+    /// # Ok::<(), TransportError>(())
+    /// ```
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    pub fn send_inline(
+        &'scope self,
+        data: &[u8],
+    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        self.post_send(SendWorkRequest::inline(&[InlineElement::new_checked(data)?]))
+    }
+
+    /// Posts a write of these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
+    ///
+    /// # Errors
+    /// As of [`send_inline`](Self::send_inline).
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    pub fn write_inline(
+        &'scope self,
+        data: &[u8],
+        remote: RemoteMemoryRegion,
+    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        self.post_write(WriteWorkRequest::inline(&[InlineElement::new_checked(data)?], remote))
     }
 
     /// Whether the channel has been closed, and by what: why operations that had not failed were flushed.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rdma_mem::ScatterGatherElementError;
 use rdma_qp::{PollError, PostError, PostErrorKind, WorkError};
 
 use crate::Operation;
@@ -17,6 +18,10 @@ pub enum TransportError {
     /// The request was not posted. The channel is as it was.
     #[error(transparent)]
     PostError(PostError),
+    /// Inline data is longer than an element can be, so that there was no request to post. The channel is as it
+    /// was.
+    #[error(transparent)]
+    ElementError(#[from] ScatterGatherElementError),
     /// The operation completed with a failure, which has closed the channel.
     #[error(transparent)]
     WorkError(#[from] WorkError),

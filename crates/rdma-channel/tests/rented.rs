@@ -1,11 +1,12 @@
 //! Rented memory whose requests carry more than bytes.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use rdma_channel::{Channel, CloseReason, Operation, TransportError, prelude::*};
-use rdma_mem::{AccessFlags, ProtectionDomain, Rkey};
-use rdma_qp::{PostErrorKind, ReceiveWorkRequest, WorkErrorClass};
+use rdma_mem::{AccessFlags, InlineElement, ProtectionDomain, Rkey};
+use rdma_qp::{PostErrorKind, ReceiveWorkRequest, SendWorkRequest, WorkErrorClass};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -58,12 +59,16 @@ fn an_unsignaled_one_is_over_with_the_next() {
     scope.unwrap();
 }
 
+static LARGE: LazyLock<[InlineElement<'static>; 1]> =
+    LazyLock::new(|| [InlineElement::new(&[0; 1 << 16])]);
+
 #[test]
 fn one_that_its_closure_made_impossible_is_refused_with_its_memory() {
     let (pd, mut channel) = looped();
     let mut memory = pd.allocate_region(1 << 16).unwrap();
     let scope = channel.scope(|s| {
-        let refused = s.send_from_with(memory.as_slice_mut(), |w| w.inline()).unwrap_err();
+        let refused = s.send_from_with(memory.as_slice_mut(), |_| SendWorkRequest::inline(&*LARGE));
+        let refused = refused.unwrap_err();
         assert_eq!(refused.buf.map(|buf| buf.len()), Some(1 << 16));
         let TransportError::PostError(error) = refused.error else { panic!("{}", refused.error) };
         Ok::<_, TransportError>(error.kind())

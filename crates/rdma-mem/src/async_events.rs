@@ -91,7 +91,7 @@ impl AsyncEvents {
             Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
             Err(errno) => return Err(VerbError::new("ibv_get_async_event", errno).into()),
         }
-        // SAFETY: SAFETY.md F1: the provider filled it just now.
+        // SAFETY: SAFETY.md F1: the provider filled it just now, and it is acknowledged below.
         let event = unsafe { AsyncEvent::from_raw(&raw) };
         // SAFETY: SAFETY.md F1, F2: an event of this table, acknowledged once. What it is about may be
         // destroyed from here on, and is not used any more.

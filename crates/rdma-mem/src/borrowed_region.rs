@@ -59,8 +59,8 @@ impl<'a> BorrowedRegion<'a> {
     #[inline]
     #[must_use]
     pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
-        // SAFETY: SAFETY.md F16: the memory is borrowed for as long as the region lives, no peer can reach
-        // it, and a request of this machine names it only if its poster promised to leave it alone.
+        // SAFETY: SAFETY.md F16: the memory is a slice that is borrowed for as long as the region lives, no peer
+        // can reach it, and a request of this machine names it only if its poster promised to leave it alone.
         unsafe { self.0.slice(offset, length) }
     }
 

@@ -57,7 +57,8 @@ impl Buffer {
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
         let (address, lkey, pd) = (self.device_address(), self.lkey(), self.pd());
-        // SAFETY: SAFETY.md F16: the buffer's own bytes, initialised, borrowed by `&self`.
+        // SAFETY: SAFETY.md F16: the buffer's own bytes, initialised, borrowed by `&self`; address, key and
+        // domain are of their region.
         unsafe { SliceRef::new(self.base, self.length, address, lkey, pd) }
     }
 

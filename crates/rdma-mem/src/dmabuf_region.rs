@@ -60,8 +60,8 @@ impl DmabufRegion {
     /// `man ibv_reg_dmabuf_mr`.
     ///
     /// Safe, although the memory may be mapped somewhere and seen as a slice: whoever made that slice
-    /// promised that nobody changes the file below it, which everybody with a descriptor could. And the
-    /// device writes only what is posted: each post is `unsafe` and asks for the same.
+    /// promised that nobody changes the file below it, which everybody with a descriptor could. This
+    /// machine's requests change it as `write(2)` would.
     ///
     /// # Errors
     /// [`Error::Unsupported`] from a libibverbs before rdma-core 34; [`Error::EmptyRegion`];
@@ -77,7 +77,7 @@ impl DmabufRegion {
         iova: u64,
     ) -> Result<Self, Error> {
         let access = AccessFlags::new().with_local_write();
-        // SAFETY: SAFETY.md F8: no peer can use it, and what is posted here is its poster's affair.
+        // SAFETY: SAFETY.md F8: the access lets peers neither write nor read it.
         unsafe { Self::register_dmabuf_mr_with_access(pd, fd, offset, length, iova, access) }
     }
 
@@ -132,7 +132,8 @@ impl DmabufRegion {
             let hint = hint::register_dmabuf(pd.context(), errno, length);
             VerbError::new("ibv_reg_dmabuf_mr", errno).with_hint(hint)
         })?;
-        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, of this length.
+        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, in this domain, of this length and
+        // counted from `iova`, so that nobody else has it; of the memory, this function's contract.
         Ok(unsafe { Self::of(raw, pd, length, iova, Ownership::Owned) })
     }
 
@@ -190,7 +191,8 @@ impl DmabufRegion {
         ownership: Ownership,
     ) -> Self {
         let (deregister, verb) = (pd.verbs().dereg_mr, "ibv_dereg_mr");
-        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs the domain.
+        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs the domain. What uses it here borrows
+        // it, and that requests which name its memory are over is the contract of posting them.
         let handle = unsafe { Handle::from_raw(raw, deregister, verb, pd.clone(), ownership) };
         // SAFETY: SAFETY.md F1: a live region, whose keys do not change.
         let mr = unsafe { raw.read() };

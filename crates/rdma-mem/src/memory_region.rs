@@ -47,8 +47,10 @@ impl MemoryRegion {
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_local_mr_slice(pd: &ProtectionDomain, memory: &[u8]) -> Result<Self, Error> {
         let access = AccessFlags::new().with_local_write();
-        // SAFETY: SAFETY.md F8: registering touches nothing, and local access happens only through
-        // elements, for which the memory is proven alive (and, to be written, exclusive) at that time.
+        // SAFETY: SAFETY.md F8: the memory is a slice, and no peer can use it. That it stays mapped is the one
+        // clause that is not kept, and nothing depends on it here: registering touches nothing, and local access
+        // happens only through elements, for which the memory is proven alive (and, to be written, exclusive) at
+        // that time.
         unsafe { Self::register(pd, memory.as_ptr().cast_mut(), memory.len(), access) }
     }
 
@@ -166,7 +168,7 @@ impl MemoryRegion {
         // SAFETY: SAFETY.md F1: a live region, which does not change.
         let ibv_mr { addr, length, .. } = unsafe { raw.read() };
         let base = NonNull::new(addr.cast()).ok_or_else(no_address)?;
-        // SAFETY: SAFETY.md F2, F6, F8, F9: this function's contract.
+        // SAFETY: SAFETY.md F2, F6, F8, F9: this function's contract; address and length are the region's own.
         let registration =
             unsafe { Registration::from_raw(pd, raw, base, length, access, (), ownership) };
         Ok(Self(registration))

@@ -121,7 +121,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
                 return Err((region, error.with_hint(crate::hint::create(errno)).into()));
             }
         };
-        // SAFETY: SAFETY.md F6, F9: just allocated, of this kind and domain.
+        // SAFETY: SAFETY.md F6, F9: just allocated, of this kind and domain, so that it is not bound and nobody
+        // else has it.
         Ok(unsafe { Self::of(raw, (region, pd), kind, Ownership::Owned) })
     }
 

@@ -107,8 +107,8 @@ impl OwnedRegion {
     #[inline]
     #[must_use]
     pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
-        // SAFETY: SAFETY.md F16: the region's own memory, which no peer can reach, and which a request
-        // of this machine names only if its poster promised to leave it alone.
+        // SAFETY: SAFETY.md F16: the region's own memory, initialised when it was allocated, which no peer can
+        // reach, and which a request of this machine names only if its poster promised to leave it alone.
         unsafe { self.0.slice(offset, length) }
     }
 

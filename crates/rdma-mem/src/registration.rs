@@ -66,7 +66,8 @@ impl<M> Registration<M> {
                 return Err((memory, VerbError::new("ibv_reg_mr", errno).with_hint(hint).into()));
             }
         };
-        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, with these.
+        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, in this domain and with these, so that
+        // nobody else has it; the memory is as this function's contract says.
         Ok(unsafe { Self::from_raw(pd, raw, base, length, access, memory, Ownership::Owned) })
     }
 
@@ -85,7 +86,8 @@ impl<M> Registration<M> {
     ) -> Self {
         let (deregister, verb) = (pd.verbs().dereg_mr, "ibv_dereg_mr");
         let needs = (memory, pd.clone());
-        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs memory and domain.
+        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs memory and domain. What uses it here
+        // borrows it, and that requests which name its memory are over is the contract of posting them.
         let handle = unsafe { Handle::from_raw(raw, deregister, verb, needs, ownership) };
         // SAFETY: SAFETY.md F1: a live region, whose keys do not change.
         let mr = unsafe { raw.read() };
@@ -159,7 +161,8 @@ impl<M> Registration<M> {
         // SAFETY: SAFETY.md F16: checked.
         let base = unsafe { self.base.add(offset) };
         let address = self.device_address(offset);
-        // SAFETY: SAFETY.md F16: within the region, and borrowed by `&self`.
+        // SAFETY: SAFETY.md F16: within the region, borrowed by `&self`, initialised by this function's
+        // contract; address, key and domain are the region's own.
         Some(unsafe { SliceRef::new(base, length, address, self.lkey, self.pd()) })
     }
 
@@ -177,7 +180,7 @@ impl<M> Registration<M> {
         // SAFETY: SAFETY.md F16: checked.
         let base = unsafe { self.base.add(offset) };
         let address = self.device_address(offset);
-        // SAFETY: SAFETY.md F16: within the region, and borrowed by `&mut self`.
+        // SAFETY: SAFETY.md F16: as of `slice`, and borrowed by `&mut self`.
         Some(unsafe { SliceMut::new(base, length, address, self.lkey, self.pd()) })
     }
 
@@ -188,7 +191,8 @@ impl<M> Registration<M> {
     #[inline]
     pub(crate) unsafe fn whole(&self) -> SliceRef<'_> {
         let address = self.device_address(0);
-        // SAFETY: SAFETY.md F16: the region, borrowed by `&self`.
+        // SAFETY: SAFETY.md F16: the region, borrowed by `&self`, initialised by this function's contract;
+        // address, key and domain are its own.
         unsafe { SliceRef::new(self.base, self.length, address, self.lkey, self.pd()) }
     }
 
@@ -199,7 +203,7 @@ impl<M> Registration<M> {
     #[inline]
     pub(crate) unsafe fn whole_mut(&mut self) -> SliceMut<'_> {
         let address = self.device_address(0);
-        // SAFETY: SAFETY.md F16: the region, borrowed by `&mut self`.
+        // SAFETY: SAFETY.md F16: as of `whole`, and borrowed by `&mut self`.
         unsafe { SliceMut::new(self.base, self.length, address, self.lkey, self.pd()) }
     }
 

@@ -103,7 +103,7 @@ impl SharedRegion {
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RangeError> {
         let source = self.at(offset, out.len())?;
-        // SAFETY: SAFETY.md F16: so many bytes are within the region, and `out` is exclusive.
+        // SAFETY: SAFETY.md F16: so many bytes are within the region; `out` is exclusive, so they do not overlap.
         unsafe { copy_opaque(source.as_ptr(), out.as_mut_ptr(), out.len()) };
         Ok(())
     }
@@ -115,7 +115,8 @@ impl SharedRegion {
     #[inline]
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), RangeError> {
         let target = self.at(offset, data.len())?;
-        // SAFETY: SAFETY.md F16: so many bytes are within the region.
+        // SAFETY: SAFETY.md F16: so many bytes are within the region, and `data` is a slice, which the region's
+        // memory never is: they do not overlap.
         unsafe { copy_opaque(data.as_ptr(), target.as_ptr(), data.len()) };
         Ok(())
     }

@@ -6,8 +6,8 @@ use rdma_mem::{
     AsyncEvent, AsyncEventSource, AsyncEvents, BindError, BorrowedRegion, Buffer, BufferPool,
     Context, Device, DeviceAttributes, DeviceList, DmabufRegion, Error, EventFile,
     ExtendedAttributes, ForkMode, ForkStatus, Forked, GatherElement, GatherList, GidEntry, Handle,
-    HugePageSize, ListError, MemoryRegion, MemoryWindow, ObjectId, OwnedRegion, Ownership,
-    PoolUsage, PortAttributes, PreparedBind, ProtectionDomain, RangeError, RegionMemory,
+    HugePageSize, InlineElement, ListError, MemoryRegion, MemoryWindow, ObjectId, OwnedRegion,
+    Ownership, PoolUsage, PortAttributes, PreparedBind, ProtectionDomain, RangeError, RegionMemory,
     RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError,
     ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
     WindowType,
@@ -62,6 +62,7 @@ fn values_are_send_and_sync() {
     send_sync::<RemoteRef<*const u8>>();
     send_sync::<RemoteSlice<*const u8>>();
     send_sync::<GatherElement<'_>>();
+    send_sync::<InlineElement<'_>>();
     send_sync::<ScatterElement<'_>>();
     send_sync::<GatherList<'_, 2>>();
     send_sync::<ScatterList<'_, 2>>();

@@ -109,7 +109,7 @@ impl AddressHandle {
         let raw = Errno::check_null(raw).map_err(|errno| {
             VerbError::new("ibv_create_ah", errno).with_hint(address_hint(errno))
         })?;
-        // SAFETY: SAFETY.md F2, F9: just created by this table, in this domain.
+        // SAFETY: SAFETY.md F2, F9: just created by this table, in this domain, so that nobody else has it.
         Ok(unsafe { Self::from_raw(raw, pd, Ownership::Owned) })
     }
 

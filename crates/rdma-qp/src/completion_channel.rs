@@ -98,7 +98,7 @@ impl CompletionChannel {
             let full = matches!(errno, Errno::EMFILE | Errno::ENFILE).then(|| hint.into());
             VerbError::new(verb, errno).with_hint(full)
         })?;
-        // SAFETY: SAFETY.md F2, F9: just created by this table, from this context.
+        // SAFETY: SAFETY.md F2, F9: just created by this table, from this context, so that nobody else has it.
         let channel = unsafe { Self::from_raw(raw, context, Ownership::Owned) };
         if channel.is_err() {
             // SAFETY: SAFETY.md F2: it was not taken over.

@@ -67,7 +67,8 @@ struct Needs {
 
 impl Needs {
     /// # Safety
-    /// The queue is of this channel, if there is one, and is destroyed after the subscription was dropped.
+    /// The queue is of this channel, if there is one, is in no other subscription, and is destroyed after the
+    /// subscription was dropped.
     unsafe fn subscribe(&self, cq: NonNull<ibv_cq>) -> Option<Subscription> {
         let channel = self.channel.clone()?;
         // SAFETY: the same contract.
@@ -131,7 +132,8 @@ impl CompletionQueue {
         let asked = c_int::try_from(min_capacity).map_err(|_| fail(Errno::EINVAL))?;
         let raw = create(builder, asked).map_err(fail)?;
         let called = if timestamps { polled(raw) } else { Called::itself(raw) };
-        // SAFETY: SAFETY.md F2, F9: just created by this table, from these.
+        // SAFETY: SAFETY.md F2, F9, F20: just created by this table, from these, so that nobody else has it; it is
+        // polled itself, or through what stands for it.
         let queue = unsafe { Self::of(raw, context, channel, called, Ownership::Owned) };
         if queue.min_capacity() < min_capacity {
             return Err(fail(Errno::EINVAL));
@@ -175,7 +177,7 @@ impl CompletionQueue {
         channel: Option<&CompletionChannel>,
         ownership: Ownership,
     ) -> Self {
-        // SAFETY: SAFETY.md F1: the same contract.
+        // SAFETY: SAFETY.md F1: the same contract, by which it can be polled itself.
         unsafe { Self::of(raw, context, channel, Called::itself(raw), ownership) }
     }
 
@@ -197,7 +199,7 @@ impl CompletionQueue {
         // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the context and the channel. Queue
         // pairs hold a clone of the queue (F6).
         let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
-        // SAFETY: SAFETY.md F6: of this channel, and dropped before the handle, as a field.
+        // SAFETY: SAFETY.md F6: of this channel, in no other value, and dropped before the handle, as a field.
         let subscription = unsafe { handle.needs().subscribe(raw) };
         // SAFETY: SAFETY.md F1: live by `handle`; its maker's, and does not change.
         let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).cq_context });
@@ -346,7 +348,8 @@ impl CompletionQueue {
                 drop(subscription);
                 handle.close().map(drop).map_err(|(handle, error)| {
                     let cq = NonNull::new(handle.as_ptr());
-                    // SAFETY: SAFETY.md F6: the queue is as it was, and its events are counted again.
+                    // SAFETY: SAFETY.md F6: the queue is as it was, its subscription was dropped above, and its
+                    // events are counted again.
                     let again = |cq| unsafe { handle.needs().subscribe(cq) };
                     let subscription = cq.and_then(again);
                     let inner = Inner { subscription, handle, id, capacity, room, polled };

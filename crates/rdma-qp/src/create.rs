@@ -219,14 +219,15 @@ fn create(
         }
     };
     let (queues, cap) = ((send_cq, recv_cq), &attributes.cap);
-    // SAFETY: SAFETY.md F2, F9: just created by this table, of these.
+    // SAFETY: SAFETY.md F2, F9, F20: just created by this table, of these, so that nobody else has it.
     Ok(unsafe { object(builder, queues, claims, (raw, posted), cap, Ownership::Owned) })
 }
 
 /// Of a queue pair that was created.
 ///
 /// # Safety
-/// As of [`Handle::from_raw`]: it is of the builder's domain and type, and of these queues.
+/// As of [`Handle::from_raw`]: it is of the builder's domain and type, and of these queues. `posted` is it, or
+/// stands for it.
 pub(crate) unsafe fn object(
     builder: &QueuePairBuilder<'_>,
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
@@ -243,7 +244,8 @@ pub(crate) unsafe fn object(
         _claims: claims,
     };
     let (destroy, verb) = (builder.pd.verbs().destroy_qp, "ibv_destroy_qp");
-    // SAFETY: SAFETY.md F2, F9: this function's contract; it needs queues and domain (F6).
+    // SAFETY: SAFETY.md F2, F9: this function's contract; it needs queues and domain (F6), and only its owner
+    // uses it.
     let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
     // SAFETY: SAFETY.md F1: live by `handle`; the number does not change.
     let qpn = Qpn::masked(unsafe { (*raw.as_ptr()).qp_num });

@@ -125,7 +125,7 @@ unsafe extern "C" fn post(
     // below, and nothing between can panic.
     unsafe { ibv_wr_start(qp) };
     for wr in requests() {
-        // SAFETY: SAFETY.md F1, F12: started above; the caller's own contract.
+        // SAFETY: SAFETY.md F1, F12: started above, and each can be called; the caller's own contract.
         unsafe { call(qp, wr) };
     }
     // SAFETY: SAFETY.md F1: as above.
@@ -191,8 +191,10 @@ unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     }
     // SAFETY: SAFETY.md F1: the fields are this thread's while it posts.
     unsafe { (*qp).wr_id = wr.wr_id };
-    // SAFETY: SAFETY.md F1: as above. How data is given says whether it is inline.
-    unsafe { (*qp).wr_flags = wr.send_flags & !ibv_send_flags::IBV_SEND_INLINE.0 };
+    // How data is given says whether it is inline. Of a request whose flags do not, SoftRoCE takes the data for
+    // elements.
+    // SAFETY: SAFETY.md F1: as above.
+    unsafe { (*qp).wr_flags = wr.send_flags };
     let (immediate, rkey) =
         (field!(__bindgen_anon_1.imm_data), field!(__bindgen_anon_1.invalidate_rkey));
     match wr.opcode {
@@ -228,14 +230,14 @@ unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
         let to = field!(wr.ud);
         call!(ibv_wr_set_ud_addr(to.ah, to.remote_qpn, to.remote_qkey));
     }
-    // SAFETY: this function's contract.
+    // SAFETY: this function's contract; the request was begun above.
     unsafe { set_data(qp, wr) };
 }
 
 /// Gives the request that was begun its data.
 ///
 /// # Safety
-/// As of [`call`].
+/// As of [`call`], after the function that begins this request.
 unsafe fn set_data(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     let count = usize::try_from(wr.num_sge).unwrap_or(0);
     let elements: &[ibv_sge] = match count {
@@ -244,7 +246,7 @@ unsafe fn set_data(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
         _ => unsafe { slice::from_raw_parts(wr.sg_list, count) },
     };
     let buffer = |element: &ibv_sge| ibv_data_buf {
-        // The address was exposed when the element was made.
+        // Of inline data alone, whose address is the pointer that its element was made of (SAFETY.md F7, F12).
         addr: with_exposed_provenance_mut(usize::try_from(element.addr).unwrap_or(0)),
         length: element.length as usize,
     };

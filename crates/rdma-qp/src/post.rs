@@ -25,15 +25,15 @@ impl QueuePair {
     ///
     /// # Safety
     /// From a call that succeeds until the request has completed (or the queue pair was destroyed), the
-    /// memory of its elements stays allocated and registered.
+    /// memory of its elements stays allocated and registered. [Inline data](SendWorkRequest::inline) is no
+    /// memory of that kind: it is copied before the call returns, so its borrow is all that it needs.
     ///
-    /// - Of a send or a write, nobody writes that memory. The exception is an inline request, whose
-    ///   data is copied before the call returns; the processor does it, so requests find that memory at its
-    ///   own address, and not at the `iova` of a [`DmabufRegion`](rdma_mem::DmabufRegion), or from 0 on as in
-    ///   a region with [`ZERO_BASED`](rdma_mem::AccessFlags::ZERO_BASED).
+    /// - Of a send or a write, nobody writes that memory. It may be written if it is that of a
+    ///   [shared element](rdma_mem::SharedElement), whose bytes nobody has a reference to: then what is sent is
+    ///   whatever the device finds.
     /// - Of a read, an atomic or a receive, it is nobody else's, since the device writes it: no
-    ///   reference to it exists or is made, but for [shared regions](rdma_mem::SharedRegion), which make
-    ///   none.
+    ///   reference to it exists or is made. That of a shared element others may read and write meanwhile, for
+    ///   the same reason.
     /// - Of a [bind](crate::BindWindow), peers use the memory that is lent, as [`bind`](Self::bind) says.
     ///   It is posted once: a second one would lend the memory again, when the window is believed
     ///   [unbound](rdma_mem::MemoryWindow::unbound).
@@ -215,7 +215,7 @@ impl QueuePair {
         requests: &mut [QueuedRequest<'_, '_>],
     ) -> Result<(), PostError> {
         check_all(requests, |request| Queued::check(request, self))?;
-        // SAFETY: the same contract.
+        // SAFETY: the same contract; what raw posts ask for beside it was checked.
         unsafe { self.post_batch_raw(requests) }
     }
 
@@ -251,7 +251,7 @@ impl QueuePair {
         requests: &mut [QueuedReceive<'_, '_>],
     ) -> Result<(), PostError> {
         check_all(requests, |request| Queued::check(request, self))?;
-        // SAFETY: the same contract.
+        // SAFETY: the same contract; what raw posts ask for beside it was checked.
         unsafe { self.post_receive_batch_raw(requests) }
     }
 

@@ -6,7 +6,9 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
-use rdma_mem::{BindError, GatherElement, ProtectionDomain, RemoteMemoryRegion, ScatterElement};
+use rdma_mem::{
+    BindError, GatherElement, InlineElement, ProtectionDomain, RemoteMemoryRegion, ScatterElement,
+};
 use rdma_sys::{
     ibv_mw, ibv_pd, ibv_send_wr, ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2,
     ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_send_wr__bindgen_ty_2__bindgen_ty_3,
@@ -18,7 +20,7 @@ use rdma_types::{QpType, WcOpcode};
 
 use crate::post_error::Reason;
 use crate::service::check_service;
-use crate::work_request::{Destination, INLINE, SIGNALED};
+use crate::work_request::{Data, Destination, INLINE, SIGNALED};
 use crate::{PostError, QueuePair, ReadWorkRequest, SendWorkRequest, WriteWorkRequest};
 
 /// A request of the send queue, of any kind, with its number: what
@@ -35,11 +37,11 @@ pub struct QueuedRequest<'wr, 'data> {
     pub(crate) remote: u64,
     /// The domains of its elements, as far as they are known.
     domains: &'wr [&'data ProtectionDomain],
-    borrow: PhantomData<(&'wr [GatherElement<'data>], &'wr mut [ScatterElement<'data>])>,
+    borrow: PhantomData<(Data<'wr, 'data>, &'wr mut [ScatterElement<'data>])>,
 }
 
-// SAFETY: SAFETY.md F12: it stands for numbers and the borrow of an array, which is `Send`. The
-// pointers to other requests are set in one call and not used after it.
+// SAFETY: SAFETY.md F12: it stands for numbers and borrows of an array, of a handle or of a window, which are
+// `Send`. The pointers to other requests are set in one call and not used after it.
 unsafe impl Send for QueuedRequest<'_, '_> {}
 // SAFETY: SAFETY.md F12: nothing is done through `&self`.
 unsafe impl Sync for QueuedRequest<'_, '_> {}
@@ -50,9 +52,29 @@ pub(crate) struct Elements<'wr, 'data> {
     pub(crate) num_sge: c_int,
     pub(crate) bytes: u64,
     pub(crate) domains: &'wr [&'data ProtectionDomain],
+    /// The flag of inline data, if it is that.
+    inline: u32,
 }
 
 impl<'wr, 'data> Elements<'wr, 'data> {
+    #[inline]
+    fn of(data: Data<'wr, 'data>, domains: &'wr [&'data ProtectionDomain]) -> Self {
+        match data {
+            Data::Keyed(elements) => Self::gathered(elements, domains),
+            Data::Inline(elements) => Self::inline(elements, domains),
+        }
+    }
+
+    #[inline]
+    fn inline(
+        elements: &'wr [InlineElement<'wr>],
+        domains: &'wr [&'data ProtectionDomain],
+    ) -> Self {
+        let bytes = elements.iter().map(|element| u64::from(element.length())).sum();
+        let sg_list = elements.as_ptr().cast_mut().cast();
+        Self { sg_list, num_sge: count(elements.len()), bytes, domains, inline: INLINE }
+    }
+
     #[inline]
     pub(crate) fn gathered(
         elements: &'wr [GatherElement<'data>],
@@ -61,7 +83,7 @@ impl<'wr, 'data> Elements<'wr, 'data> {
         let bytes = elements.iter().map(|element| u64::from(element.length())).sum();
         // C has no `const` here, and does not write.
         let sg_list = elements.as_ptr().cast_mut().cast();
-        Self { sg_list, num_sge: count(elements.len()), bytes, domains }
+        Self { sg_list, num_sge: count(elements.len()), bytes, domains, inline: 0 }
     }
 
     #[inline]
@@ -71,7 +93,7 @@ impl<'wr, 'data> Elements<'wr, 'data> {
     ) -> Self {
         let bytes = elements.iter().map(|element| u64::from(element.length())).sum();
         let sg_list = elements.as_mut_ptr().cast();
-        Self { sg_list, num_sge: count(elements.len()), bytes, domains }
+        Self { sg_list, num_sge: count(elements.len()), bytes, domains, inline: 0 }
     }
 }
 
@@ -90,7 +112,7 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         send_flags: u32,
         elements: Elements<'wr, 'data>,
     ) -> Self {
-        let Elements { sg_list, num_sge, bytes, domains } = elements;
+        let Elements { sg_list, num_sge, bytes, domains, inline } = elements;
         // Each part by itself, and of a union no more than is used: zeros for the whole would be made
         // elsewhere first and copied then, which takes longer than the post.
         let wr = ibv_send_wr {
@@ -99,7 +121,7 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
             sg_list,
             num_sge,
             opcode,
-            send_flags,
+            send_flags: send_flags | inline,
             __bindgen_anon_1: ibv_send_wr__bindgen_ty_1 { imm_data: 0 },
             wr: ibv_send_wr__bindgen_ty_2 {
                 rdma: ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: 0, rkey: 0 },
@@ -337,7 +359,7 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
             None => ibv_wr_opcode::IBV_WR_SEND,
             Some(_) => ibv_wr_opcode::IBV_WR_SEND_WITH_IMM,
         };
-        let elements = Elements::gathered(self.elements, self.domains);
+        let elements = Elements::of(self.data, self.domains);
         let request = QueuedRequest::new(wr_id, opcode, self.flags, elements);
         request.immediate(self.immediate).to(self.destination)
     }
@@ -352,7 +374,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
             None => ibv_wr_opcode::IBV_WR_RDMA_WRITE,
             Some(_) => ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
         };
-        let elements = Elements::gathered(self.elements, self.domains);
+        let elements = Elements::of(self.data, self.domains);
         let request = QueuedRequest::new(wr_id, opcode, self.flags, elements);
         request.immediate(self.immediate).rdma(self.remote)
     }

@@ -63,7 +63,7 @@ impl QueuePair {
         let queues = create::check_parents(&parents)?;
         let object = |cap: &ibv_qp_cap, claims, ownership| {
             let called = (raw, Called::itself(raw));
-            // SAFETY: SAFETY.md F2, F6, F9: this function's contract.
+            // SAFETY: SAFETY.md F2, F6, F9: this function's contract; it is posted to itself.
             unsafe { create::object(&parents, queues, claims, called, cap, ownership) }
         };
         // Borrowed until nothing can fail any more.

@@ -85,12 +85,13 @@ impl QueuePair {
         let posted = match window.kind() {
             WindowType::Two => {
                 let request = BindWindow::new(window, range, access)?;
-                // SAFETY: the same contract.
+                // SAFETY: the same contract; the request has no elements, and is posted once, here.
                 unsafe { self.post(request, wr_id) }
             }
             _ => {
                 let prepared = window.prepare_bind(range, access)?;
-                // SAFETY: SAFETY.md F1: the window's own, which is exclusive; the rest is the same contract.
+                // SAFETY: SAFETY.md F1: the window's own, which is exclusive and has its region; the rest is the
+                // same contract.
                 unsafe { self.post_bind(prepared, wr_id) }
             }
         };
@@ -131,7 +132,7 @@ impl QueuePair {
     ) -> Result<(), PostError> {
         self.check_domain(window)?;
         let prepared = window.prepare_unbind()?;
-        // SAFETY: SAFETY.md F1: the window's own, which is exclusive; it gives nothing.
+        // SAFETY: SAFETY.md F1: the window's own, which is exclusive and has its region; it gives nothing.
         unsafe { self.post_bind(prepared, wr_id) }
     }
 

@@ -1,7 +1,8 @@
 //! Work requests: what a queue pair is asked to do.
 
 use rdma_mem::{
-    GatherElement, GatherList, ProtectionDomain, RemoteMemoryRegion, ScatterElement, ScatterList,
+    GatherElement, GatherList, InlineElement, ProtectionDomain, RemoteMemoryRegion, ScatterElement,
+    ScatterList,
 };
 use rdma_sys::ibv_send_flags;
 use rdma_types::Qpn;
@@ -23,11 +24,21 @@ pub(crate) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct SendWorkRequest<'wr, 'data> {
-    pub(crate) elements: &'wr [GatherElement<'data>],
+    pub(crate) data: Data<'wr, 'data>,
     pub(crate) domains: &'wr [&'data ProtectionDomain],
     pub(crate) immediate: Option<u32>,
     pub(crate) flags: u32,
     pub(crate) destination: Option<Destination<'wr>>,
+}
+
+/// What a request sends or writes. The flag that tells one from the other in C is made of this alone: an element
+/// with a key is never read from as if its address were a pointer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Data<'wr, 'data> {
+    /// Registered memory, which the device reads until the request has completed.
+    Keyed(&'wr [GatherElement<'data>]),
+    /// Any memory, which the processor reads before the post returns: borrowed no longer than the request.
+    Inline(&'wr [InlineElement<'wr>]),
 }
 
 /// Where a datagram goes.
@@ -49,7 +60,7 @@ pub struct ReceiveWorkRequest<'wr, 'data> {
 /// Writes into memory of the peer, which notices nothing, unless an immediate goes along.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteWorkRequest<'wr, 'data> {
-    pub(crate) elements: &'wr [GatherElement<'data>],
+    pub(crate) data: Data<'wr, 'data>,
     pub(crate) domains: &'wr [&'data ProtectionDomain],
     pub(crate) remote: RemoteMemoryRegion,
     pub(crate) immediate: Option<u32>,
@@ -105,7 +116,7 @@ macro_rules! domains {
     ($($request:ident)+) => {$(
         impl<'wr, 'data> $request<'wr, 'data> {
             /// Says of which domains its elements are, in order, so that it is refused when it is posted if
-            /// one is of another than the queue pair. `from_list` does this.
+            /// one is of another than the queue pair. `from_list` does this. Inline data is of none.
             #[inline]
             #[must_use]
             pub const fn with_domains(mut self, domains: &'wr [&'data ProtectionDomain]) -> Self {
@@ -141,18 +152,6 @@ macro_rules! data {
                 self.flags |= SOLICITED;
                 self
             }
-
-            /// The processor copies the data when it is posted: the memory can be used again at once,
-            /// and needs no registration. As much as the queue pair's `max_inline_data`. Not from regions
-            /// whose requests count from another address than the memory's own: a
-            /// [`DmabufRegion`](rdma_mem::DmabufRegion), or one that is zero based.
-            #[doc(alias = "IBV_SEND_INLINE")]
-            #[inline]
-            #[must_use]
-            pub const fn inline(mut self) -> Self {
-                self.flags |= INLINE;
-                self
-            }
         }
     )+};
 }
@@ -164,7 +163,58 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
     #[inline]
     #[must_use]
     pub const fn new(elements: &'wr [GatherElement<'data>]) -> Self {
-        Self { elements, domains: &[], immediate: None, flags: SIGNALED, destination: None }
+        Self::of(Data::Keyed(elements))
+    }
+
+    /// Sends these bytes, which the processor copies when the request is posted: they can be used again at
+    /// once, and need no registration. As much as the queue pair's `max_inline_data`.
+    ///
+    /// The other elements of a request cannot be sent like this: their addresses are those by which a device
+    /// finds memory, see [`InlineElement`].
+    ///
+    /// `man ibv_post_send`, `man ibv_wr_post`.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_mem::{InlineElement, ScatterList};
+    /// use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+    /// # use rdma_qp::{CompletionQueue, PollSlot, prelude::*};
+    /// # rdma_soft::install();
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let cq = CompletionQueue::create(&context, 64)?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let prepare = || pd.create_qp().max_inline_data(16).send_cq(&cq).recv_cq(&cq).build();
+    /// # let (one, other) = (prepare()?, prepare()?);
+    /// # let (one_end, other_end) = (one.endpoint(), other.endpoint());
+    /// # let (one, other) = (one.handshake(other_end)?, other.handshake(one_end)?);
+    /// let mut room = pd.allocate_region(16)?;
+    /// let mut list = ScatterList::from([room.as_slice_mut()]);
+    /// // SAFETY: the region is left alone until the completion below.
+    /// unsafe { other.post_receive(ReceiveWorkRequest::from_list(&mut list), 1) }.unwrap();
+    ///
+    /// let mut text = *b"a few bytes";
+    /// let request = [InlineElement::new(&text)];
+    /// // SAFETY: inline data is all that it has.
+    /// unsafe { one.post_send(SendWorkRequest::inline(&request).with_immediate(7), 2) }.unwrap();
+    /// text.fill(0);
+    /// # let (mut slots, mut left) = ([PollSlot::default()], 2);
+    /// # while left > 0 {
+    /// #     left -= cq.poll(&mut slots)?.map(|done| done.result().unwrap()).count();
+    /// # }
+    /// assert_eq!(&room[..11], b"a few bytes");
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[doc(alias = "ibv_wr_set_inline_data")]
+    #[inline]
+    #[must_use]
+    pub const fn inline(elements: &'wr [InlineElement<'wr>]) -> Self {
+        Self::of(Data::Inline(elements))
+    }
+
+    #[inline]
+    const fn of(data: Data<'wr, 'data>) -> Self {
+        Self { data, domains: &[], immediate: None, flags: SIGNALED, destination: None }
     }
 
     /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
@@ -228,7 +278,22 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
     #[inline]
     #[must_use]
     pub const fn new(elements: &'wr [GatherElement<'data>], remote: RemoteMemoryRegion) -> Self {
-        Self { elements, domains: &[], remote, immediate: None, flags: SIGNALED }
+        Self::of(Data::Keyed(elements), remote)
+    }
+
+    /// Writes these bytes to the beginning of `remote`. The processor copies them when the request is posted, as
+    /// of [`SendWorkRequest::inline`].
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[doc(alias = "ibv_wr_set_inline_data")]
+    #[inline]
+    #[must_use]
+    pub const fn inline(elements: &'wr [InlineElement<'wr>], remote: RemoteMemoryRegion) -> Self {
+        Self::of(Data::Inline(elements), remote)
+    }
+
+    #[inline]
+    const fn of(data: Data<'wr, 'data>, remote: RemoteMemoryRegion) -> Self {
+        Self { data, domains: &[], remote, immediate: None, flags: SIGNALED }
     }
 
     /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
@@ -245,8 +310,8 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
     #[inline]
     #[must_use]
     pub fn only_immediate(immediate: u32) -> Self {
-        let remote = RemoteMemoryRegion::new(0, 0, 0);
-        Self { elements: &[], domains: &[], remote, immediate: Some(immediate), flags: SIGNALED }
+        let nothing = Self::of(Data::Keyed(&[]), RemoteMemoryRegion::new(0, 0, 0));
+        Self { immediate: Some(immediate), ..nothing }
     }
 }
 

@@ -48,25 +48,6 @@ fn a_batch_is_posted_as_a_whole_or_not_at_all() {
     }
 }
 
-#[test]
-fn inline_data_of_many_pieces_is_posted_either_way() {
-    for pieces in [1, 2, 16, 17] {
-        let (a, b) = pair_with(CALLS, |builder| builder.max_send_sge(17).max_inline_data(64));
-        a.board.write(0, &(0..64).collect::<Vec<u8>>()).unwrap();
-        let data: Vec<_> =
-            (0..pieces).map(|n| a.board.element(2 * n..2 * n + 1).unwrap().into()).collect();
-        let request = WriteWorkRequest::new(&data, b.board.remote()).inline();
-        // SAFETY: SAFETY.md F8: shared regions, which outlive the completion below.
-        unsafe { a.qp.post_write(request, 1) }.unwrap();
-        a.board.write(0, &[0xee; 64]).unwrap();
-        a.next().result().unwrap();
-        let expected: Vec<_> = (0..pieces).map(|n| u8::try_from(2 * n).unwrap()).collect();
-        let mut arrived = vec![0; pieces];
-        b.board.read(0, &mut arrived).unwrap();
-        assert_eq!(arrived, expected);
-    }
-}
-
 /// Two queue pairs of one context that were to post by calls, and a write from one to the other.
 fn write_on(context: &Context) -> QueuePair {
     let parts = || {

@@ -9,7 +9,7 @@ mod common;
 use std::sync::atomic::Ordering;
 
 use common::pair_with;
-use rdma_mem::{GatherElement, GatherList, OwnedRegion, ScatterElement};
+use rdma_mem::{GatherElement, GatherList, InlineElement, OwnedRegion, ScatterElement};
 use rdma_qp::{
     AtomicWorkRequest, PostErrorKind, QueuePairType, ReadWorkRequest, ReceiveWorkRequest,
     SendWorkRequest, WriteWorkRequest, prelude::*,
@@ -135,7 +135,9 @@ fn work(a: &common::End, b: &common::End, source: &OwnedRegion) {
     // SAFETY: SAFETY.md F8: as above.
     unsafe { a.qp.post_send(SendWorkRequest::new(&data).with_immediate(3), 2) }.unwrap();
     let write = WriteWorkRequest::new(&data, remote);
-    let mut batch = [write.signaled(false).with_id(3), write.inline().fence().with_id(4)];
+    let copied = [InlineElement::new(&[3; 32])];
+    let inline = WriteWorkRequest::inline(&copied, remote).fence();
+    let mut batch = [write.signaled(false).with_id(3), inline.with_id(4)];
     // SAFETY: SAFETY.md F8: as above.
     unsafe { a.qp.post_batch(&mut batch) }.unwrap();
     let mut answer = [ScatterElement::from(a.board.element(128..160).unwrap())];

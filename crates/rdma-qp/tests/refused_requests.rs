@@ -6,7 +6,7 @@
 mod common;
 
 use common::{DEVICES, End, everything, pair, pair_with};
-use rdma_mem::{Errno, GatherElement, GatherList, ScatterElement, ScatterList};
+use rdma_mem::{Errno, GatherElement, GatherList, InlineElement, ScatterElement, ScatterList};
 use rdma_qp::{
     AtomicWorkRequest, PostError, PostErrorKind, QpState, QueuedRequest, ReadWorkRequest,
     ReceiveWorkRequest, SendWorkRequest, WorkRequest, WriteWorkRequest,
@@ -127,15 +127,16 @@ fn more_inline_bytes_than_the_queue_pair_takes_are_refused() {
     for device in DEVICES {
         let (a, b) = pair_with(device, |builder| builder.max_inline_data(32));
         let most = a.qp.capabilities().max_inline_data;
-        let element = |n: u32| [GatherElement::from(a.board.element(0..n as usize).unwrap())];
+        let bytes = vec![7; most as usize + 1];
+        let element = |n: u32| [InlineElement::new(&bytes[..n as usize])];
         let (fits, too_long) = (element(most), element(most + 1));
-        let write = WriteWorkRequest::new(&too_long, b.board.remote()).inline();
+        let write = WriteWorkRequest::inline(&too_long, b.board.remote());
         let text = refusal(&a, write).to_string();
         assert!(text.starts_with(&format!("{} bytes inline, and", most + 1)), "{text}");
         let kind = refusal_in_batch(&a, write.with_id(2)).kind();
         assert_eq!(kind, PostErrorKind::TooMuchInline);
-        let write = WriteWorkRequest::new(&fits, b.board.remote()).inline();
-        // SAFETY: SAFETY.md F8: as above.
+        let write = WriteWorkRequest::inline(&fits, b.board.remote());
+        // SAFETY: SAFETY.md F12: inline data.
         unsafe { a.qp.post_write(write, 3) }.unwrap();
         a.next().result().unwrap();
     }
@@ -164,9 +165,10 @@ fn registered_slices_of_another_domain_are_refused() {
             // SAFETY: SAFETY.md F8: nobody writes the regions until the completion below.
             unsafe { a.qp.post_write(WriteWorkRequest::from_list(&right, remote), 3) }.unwrap();
             a.next().result().unwrap();
-            let copied = GatherList::from([other.get_ref(0, 8).unwrap()]);
-            let inline = WriteWorkRequest::from_list(&copied, remote).inline();
-            // SAFETY: SAFETY.md F8: as above.
+            let copied = [InlineElement::new(&other[..8])];
+            let of = [&foreign];
+            let inline = WriteWorkRequest::inline(&copied, remote).with_domains(&of);
+            // SAFETY: SAFETY.md F12: inline data.
             unsafe { a.qp.post_write(inline, 4) }.unwrap();
             a.next().result().unwrap();
         }

@@ -42,6 +42,7 @@ cases![
     a_full_receive_queue_would_block,
     unsignaled_requests_are_done_with_a_later_one,
     a_batch_is_done_in_order,
+    inline_data_is_free_when_it_is_posted,
     a_channel_goes_to_another_thread,
 ];
 
@@ -479,6 +480,36 @@ fn a_batch_is_done_in_order(device: &Device) {
     });
     let numbers: Vec<_> = numbers.map_err(|error: ScopeError| error.to_string()).unwrap();
     assert_eq!(numbers, [0, 1, 2, 3, 4].map(Some));
+}
+
+fn inline_data_is_free_when_it_is_posted(device: &Device) {
+    let pd = domain(device);
+    let mut channel = looped(pd.create_channel().max_inline_data(16));
+    let board = board(&pd, 24);
+    let place = |at| board.remote().sub_region(at).unwrap();
+    let mut room = pd.allocate_region(16).unwrap();
+    let number = channel.scope(|s| {
+        let (first, second) = room.as_slice_mut().split_at(8);
+        let [_, second] = s.receive_batch_into([first, second])?;
+        let mut bytes = [1; 8];
+        s.send_inline(&bytes)?;
+        bytes.fill(2);
+        s.write_inline(&bytes, place(0))?;
+        bytes.fill(3);
+        {
+            let data = [rdma_mem::InlineElement::new(&bytes)];
+            let write = WriteWorkRequest::inline(&data, place(8));
+            let send = SendWorkRequest::inline(&data).with_immediate(7);
+            drop(s.post_batch([write.into(), send.into()])?);
+        }
+        bytes.fill(4);
+        assert_eq!(std::hint::black_box(bytes), [4; 8]);
+        Ok::<_, TransportError>(second.wait(BOUND).unwrap().result?.immediate_data())
+    });
+    assert_eq!(number.unwrap(), Some(7));
+    assert_eq!(*room, [[1; 8], [3; 8]].concat());
+    channel.write_inline(&[5; 8], place(16)).unwrap();
+    assert_eq!(text(&board, 24), [[2; 8], [3; 8], [5; 8]].concat());
 }
 
 fn a_channel_goes_to_another_thread(device: &Device) {

@@ -1,7 +1,7 @@
 //! Scopes of channels to several peers.
 #![allow(unsafe_code)]
 
-use rdma_mem::{ProtectionDomain, SliceMut};
+use rdma_mem::{InlineElement, ProtectionDomain, SliceMut};
 use rdma_qp::{AtomicWorkRequest, SendWorkRequest, WriteWorkRequest};
 
 use super::work_request::PeerRequest;
@@ -120,6 +120,34 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
             post_gather_receive;
         /// Posts an atomic operation on memory of a peer. Waits for room, as long as one may take.
         post_atomic: PeerAtomicWorkRequest;
+    }
+
+    /// Posts these bytes as a message to a peer; as [`Scope::send_inline`] of a channel.
+    ///
+    /// # Errors
+    /// Those of [`Scope::send_inline`] of a channel, and [`TransportError::NoSuchPeer`].
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    pub fn send_inline(
+        &'scope self,
+        peer: usize,
+        data: &[u8],
+    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        self.post_send(PeerSendWorkRequest::inline(peer, &[InlineElement::new_checked(data)?]))
+    }
+
+    /// Posts a write of these bytes to the beginning of `remote`; as [`Scope::write_inline`] of a channel.
+    ///
+    /// # Errors
+    /// As of [`send_inline`](Self::send_inline).
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    pub fn write_inline(
+        &'scope self,
+        data: &[u8],
+        remote: PeerRemoteMemoryRegion,
+    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        self.post_write(PeerWriteWorkRequest::inline(&[InlineElement::new_checked(data)?], remote))
     }
 
     /// Posts one message to each of these peers, as [`post_scatter_send`](Self::post_scatter_send).

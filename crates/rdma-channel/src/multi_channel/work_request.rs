@@ -1,7 +1,7 @@
 //! Work requests, each with the peer that it is for.
 #![allow(unsafe_code)]
 
-use rdma_mem::{GatherElement, ScatterElement};
+use rdma_mem::{GatherElement, InlineElement, ScatterElement};
 use rdma_qp::{
     AtomicResult, AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
     WriteWorkRequest,
@@ -106,6 +106,14 @@ impl<'wr, 'data> PeerSendWorkRequest<'wr, 'data> {
         Self::from_wr(peer, SendWorkRequest::new(gather_elements))
     }
 
+    /// Sends these bytes to that peer, copied when it is posted; see [`SendWorkRequest::inline`].
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    #[must_use]
+    pub const fn inline(peer: usize, elements: &'wr [InlineElement<'wr>]) -> Self {
+        Self::from_wr(peer, SendWorkRequest::inline(elements))
+    }
+
     /// Sends a number along.
     #[inline]
     #[must_use]
@@ -146,6 +154,18 @@ impl<'wr, 'data> PeerWriteWorkRequest<'wr, 'data> {
         remote: PeerRemoteMemoryRegion,
     ) -> Self {
         Self::from_wr(remote.peer(), WriteWorkRequest::new(gather_elements, remote.remote()))
+    }
+
+    /// Writes these bytes to the beginning of `remote`, copied when it is posted; see
+    /// [`WriteWorkRequest::inline`].
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    #[must_use]
+    pub const fn inline(
+        elements: &'wr [InlineElement<'wr>],
+        remote: PeerRemoteMemoryRegion,
+    ) -> Self {
+        Self::from_wr(remote.peer(), WriteWorkRequest::inline(elements, remote.remote()))
     }
 
     /// Sends a number along, which a receive of the peer takes.

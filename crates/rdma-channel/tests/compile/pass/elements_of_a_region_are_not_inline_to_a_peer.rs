@@ -1,0 +1,18 @@
+//! Elements of a region are found by their key in requests to one of many peers, too.
+
+use rdma_channel::{PeerRemoteMemoryRegion, PeerWriteWorkRequest, TransportError, prelude::*};
+use rdma_mem::AccessFlags;
+
+fn main() -> Result<(), TransportError> {
+    rdma_soft::install();
+    let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    let channels = pd.create_multi_channel().num_channels(1).build()?;
+    let endpoints = channels.endpoints();
+    let mut channels = channels.handshake(endpoints)?; // to itself
+    let access = AccessFlags::new().with_local_write().with_remote_write();
+    let board = pd.allocate_shared_region(64, access)?;
+    let elements = [board.element(0..8).unwrap().into()];
+    let remote = PeerRemoteMemoryRegion::new(0, board.remote().sub_region(8).unwrap());
+    channels.write(PeerWriteWorkRequest::new(&elements, remote))?;
+    Ok(())
+}

@@ -1,0 +1,10 @@
+//! Inline data is read when it is posted, so its bytes live as long as its element.
+
+use rdma_mem::InlineElement;
+
+fn main() {
+    let (bytes, other) = (vec![1_u8; 8], vec![2_u8; 8]);
+    let element = InlineElement::new(&bytes);
+    drop(other);
+    println!("{element:?}");
+}

@@ -1,0 +1,15 @@
+//! Requests count from 0 in a zero-based region: nobody reads there as if that was a pointer.
+
+use rdma_mem::{AccessFlags, Error, GatherElement, open_device};
+use rdma_qp::SendWorkRequest;
+
+fn main() -> Result<(), Error> {
+    rdma_soft::install();
+    let pd = open_device("soft0")?.allocate_pd()?;
+    let access = AccessFlags::new().with_local_write().with_zero_based();
+    let board = pd.allocate_shared_region(64, access)?;
+    let elements = [GatherElement::from(board.element(8..16).unwrap())];
+    let request = SendWorkRequest::inline(&elements);
+    println!("{request:?}");
+    Ok(())
+}

@@ -1,0 +1,12 @@
+//! Inline data is read when it is posted: a request of a batch keeps it until then.
+
+use rdma_mem::InlineElement;
+use rdma_qp::SendWorkRequest;
+
+fn main() {
+    let (bytes, other) = (vec![1_u8; 8], vec![2_u8; 8]);
+    let elements = [InlineElement::new(&bytes)];
+    let batch = [SendWorkRequest::inline(&elements).with_id(1)];
+    drop(bytes);
+    println!("{batch:?}");
+}
