@@ -116,8 +116,8 @@ mod tests {
 
     #[test]
     fn each_device_draws_other_slots() {
-        let first: HashSet<u32> = (0..50).map(|seed| slot(numbers(seed).take().unwrap())).collect();
-        assert!(first.len() > 40, "{first:?}");
+        let first: HashSet<u32> = (0..20).map(|seed| slot(numbers(seed).take().unwrap())).collect();
+        assert!(first.len() > 15, "{first:?}");
         let mut numbers = numbers(3);
         let slots: HashSet<u32> = (0..16 * SLOT).map(|_| slot(numbers.take().unwrap())).collect();
         assert!((16..=17).contains(&slots.len()), "{}", slots.len());

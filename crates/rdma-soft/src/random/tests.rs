@@ -11,14 +11,20 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The state that SplitMix was in when it gave this output: each of its steps can be taken back.
 fn state_behind(output: u64) -> u64 {
-    let unshift = |z: u64, by: u32| (0..64 / by).fold(z, |x, _| z ^ (x >> by));
-    let z = unshift(output, 31).wrapping_mul(inverse(0x94d0_49bb_1331_11eb));
-    unshift(unshift(z, 27).wrapping_mul(inverse(0xbf58_476d_1ce4_e5b9)), 30)
+    const BACK: [u64; 2] = [inverse(0x94d0_49bb_1331_11eb), inverse(0xbf58_476d_1ce4_e5b9)];
+    let z = (output ^ output >> 31 ^ output >> 62).wrapping_mul(BACK[0]);
+    let z = (z ^ z >> 27 ^ z >> 54).wrapping_mul(BACK[1]);
+    z ^ z >> 30 ^ z >> 60
 }
 
 /// Of an odd number modulo 2^64, by Newton's method.
-fn inverse(odd: u64) -> u64 {
-    (0..6).fold(odd, |x, _| x.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(x))))
+const fn inverse(odd: u64) -> u64 {
+    let (mut x, mut right_bits) = (odd, 3);
+    while right_bits < 64 {
+        x = x.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(x)));
+        right_bits *= 2;
+    }
+    x
 }
 
 fn device(gids: Vec<GidPlace>, seed: &Seed) -> Device {
