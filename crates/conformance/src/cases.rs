@@ -34,6 +34,7 @@ mod overflow;
 mod queries;
 mod queues;
 mod registration;
+mod resizing;
 mod sends;
 mod shared_receive_queues;
 mod shared_receives;
@@ -85,6 +86,7 @@ const PARTS: &[&[Case]] = &[
     queries::CASES,
     queues::CASES,
     registration::CASES,
+    resizing::CASES,
     sends::CASES,
     shared_receive_queues::CASES,
     shared_receives::CASES,

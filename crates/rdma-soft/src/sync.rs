@@ -11,13 +11,13 @@ pub(crate) use lock::{Guard, Lock};
 
 #[cfg(loom)]
 pub(crate) use loom::sync::{
-    Condvar, Mutex,
-    atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
 };
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
-    Condvar, Mutex,
-    atomic::{AtomicU32, AtomicU64, Ordering, fence},
+    Condvar, Mutex, MutexGuard,
+    atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence},
 };
 
 #[cfg(loom)]
@@ -44,6 +44,14 @@ pub(crate) fn locked<T>(mutex: &std::sync::Mutex<T>) -> ControlGuard<'_, T> {
 /// The same, for a thread that waits at a condition variable.
 pub(crate) fn locked_to_wait<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Locks a mutex that is none of the engine's: system calls are made under it.
+pub(crate) fn locked_for_calls<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    match mutex.lock() {
+        Ok(guard) => guard,
+        Err(poisoned) => poisoned.into_inner(),
+    }
 }
 
 /// Alone on its cache lines: two of them, since x86-64 fetches lines in pairs.

@@ -1,7 +1,7 @@
 //! How large objects may be, and how many.
 
 use rdma_sys::{Errno, ibv_qp_state as State, ibv_qp_type};
-use test_support::rig::connect::{Knobs, Side, connect, endpoint, expect_traffic, pair, pair_with};
+use test_support::rig::connect::{Knobs, Side, connect, endpoint, pair, pair_with};
 use test_support::rig::post::Wr;
 use test_support::rig::transition::{SERVICES, alone};
 use test_support::rig::{ALL_ACCESS, Context, Cq, LOCAL_WRITE, Pd, Qp, Size};
@@ -26,16 +26,11 @@ cases![
     queues_of_vectors_that_the_device_lacks_are_refused,
     each_completion_vector_can_be_used,
     many_completion_queues_are_there_at_once,
-    a_queue_grows_and_keeps_its_completions,
-    a_queue_does_not_shrink_below_what_is_in_it,
-    queues_are_not_resized_above_the_devices_room,
     ;
     destructive:
     domains_above_the_devices_limit_are_refused_until_one_is_gone,
     queues_above_the_devices_number_are_refused_until_one_is_gone,
 ];
-
-const REFUSED: i32 = Errno::EINVAL.raw();
 
 /// A queue pair in this domain with these queues, connected with one that has its own.
 fn connected(context: &Context, pd: &Pd, cq: &Cq, peer: &Side) -> Qp {
@@ -229,58 +224,6 @@ fn many_completion_queues_are_there_at_once(device: &Device) {
     queues[57].expect_success(2);
     assert!(queues.iter().all(Cq::is_empty));
     drop(qp);
-}
-
-/// Ends the case if the device does not resize queues.
-fn needs_resize(device: &Device) {
-    let context = device.open();
-    let errno = context.cq(4).try_resize(8);
-    let lacks = [Errno::EOPNOTSUPP.raw(), Errno::ENOSYS.raw()].contains(&errno);
-    device.needs(!lacks, "the device does not resize completion queues");
-}
-
-/// Two sides, of which A has eight completions of sends to poll.
-fn with_eight_completions(device: &Device) -> (Side, Side) {
-    let (a, b) = pair_with(device, &Size::default(), &Knobs::default());
-    for n in 0..8 {
-        b.qp.post_receive(n, &[]);
-        a.qp.post(&Wr::send(n, &[]));
-        b.receive_cq.expect_success(n);
-    }
-    (a, b)
-}
-
-fn a_queue_grows_and_keeps_its_completions(device: &Device) {
-    needs_resize(device);
-    let (a, b) = with_eight_completions(device);
-    a.send_cq.expect_success(0);
-    let before = a.send_cq.entries();
-    assert_eq!(a.send_cq.try_resize(before + 1), 0);
-    assert!(a.send_cq.entries() > before);
-    for n in 1..8 {
-        a.send_cq.expect_success(n);
-    }
-    expect_traffic(&a, &b);
-}
-
-fn a_queue_does_not_shrink_below_what_is_in_it(device: &Device) {
-    needs_resize(device);
-    let (a, _b) = with_eight_completions(device);
-    assert_eq!(a.send_cq.try_resize(2), REFUSED);
-    for n in 0..8 {
-        a.send_cq.expect_success(n);
-    }
-}
-
-fn queues_are_not_resized_above_the_devices_room(device: &Device) {
-    needs_resize(device);
-    let context = device.open();
-    let most = context.query_device().max_cqe;
-    let cq = context.cq(4);
-    let before = cq.entries();
-    for room in [most + 1, i32::MAX] {
-        assert_eq!((cq.try_resize(room), cq.entries()), (REFUSED, before), "{room}");
-    }
 }
 
 /// Makes as many as the device says that there may be.

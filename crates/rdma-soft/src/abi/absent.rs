@@ -2,11 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use rdma_sys::{Errno, ibv_cq, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_rereg_mr_err_code};
-
-pub(super) extern "C" fn resize_cq(_cq: *mut ibv_cq, _cqe: c_int) -> c_int {
-    Errno::EOPNOTSUPP.raw()
-}
+use rdma_sys::{Errno, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_rereg_mr_err_code};
 
 pub(super) extern "C" fn rereg_mr(
     _mr: *mut ibv_mr,

@@ -1,6 +1,7 @@
 //! Completion queues.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rdma_sys::{ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex};
@@ -46,7 +47,10 @@ pub(super) unsafe fn create(
     let ibv_cq_ex { context, channel, cqe, .. } = verbs;
     // SAFETY: this function's contract.
     let device = unsafe { device_of(context) };
-    let capacity = check(device, cqe, comp_vector)?;
+    let capacity = check_capacity(device, cqe)?;
+    if !(0..COMPLETION_VECTORS).contains(&comp_vector) {
+        return Err(Refusal::Invalid);
+    }
     device.completion_queues.take(device.limits.max_cq)?;
     let queue = CompletionQueue::new(capacity, device.deferred.as_ref())
         .inspect_err(|_| device.completion_queues.give())?;
@@ -87,13 +91,26 @@ unsafe fn notifier(channel: *mut ibv_comp_channel) -> Option<Notifier> {
     Some(Notifier { channel: Arc::clone(events), handle: OnceLock::new() })
 }
 
-fn check(device: &Device, cqe: c_int, comp_vector: c_int) -> Result<u32, Refusal> {
+fn check_capacity(device: &Device, cqe: c_int) -> Result<u32, Refusal> {
     let capacity = u32::try_from(cqe).ok().filter(|&n| n > 0 && n <= device.limits.max_cqe);
-    let capacity = capacity.ok_or(Refusal::Invalid)?;
-    if !(0..COMPLETION_VECTORS).contains(&comp_vector) {
-        return Err(Refusal::Invalid);
-    }
-    Ok(capacity)
+    capacity.ok_or(Refusal::Invalid)
+}
+
+pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    // SAFETY: the caller's completion queue (SAFETY.md F1).
+    let queue = unsafe { queue_of(cq) };
+    // SAFETY: as above; its context does not change.
+    let context = unsafe { (*cq).context };
+    // SAFETY: the queue holds its context.
+    let device = unsafe { device_of(context) };
+    // SAFETY: as above.
+    let size = unsafe { &raw mut (*cq).cqe };
+    // SAFETY: as above; other threads may resize the same queue.
+    let size = unsafe { AtomicI32::from_ptr(size) };
+    number(
+        check_capacity(device, cqe)
+            .and_then(|capacity| queue.resize(capacity, || size.store(cqe, Ordering::Relaxed))),
+    )
 }
 
 pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {

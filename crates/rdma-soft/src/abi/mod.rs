@@ -80,7 +80,7 @@ pub fn verbs() -> &'static Verbs {
         verbs.ack_async_event = event::ack_async_event;
         verbs.create_cq = cq::create_cq;
         verbs.destroy_cq = cq::destroy_cq;
-        verbs.resize_cq = absent::resize_cq;
+        verbs.resize_cq = cq::resize_cq;
         verbs.create_srq = srq::create_srq;
         verbs.modify_srq = srq::modify_srq;
         verbs.query_srq = srq::query_srq;

@@ -10,8 +10,13 @@ use crate::sync::{AtomicU32, Line, Ordering};
 mod entry;
 #[cfg(test)]
 #[cfg(loom)]
+mod loom_resize_tests;
+#[cfg(test)]
+#[cfg(loom)]
 mod loom_tests;
 mod queue;
+mod resize;
+mod rings;
 mod seats;
 #[cfg(test)]
 #[cfg(not(loom))]

@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, PoisonError};
 
 use rdma_sys::Errno;
 
@@ -18,7 +18,7 @@ use crate::engine::models::tokens::Tokens;
 #[cfg(not(all(test, loom)))]
 use crate::engine::tokens::Tokens;
 use crate::overflow;
-use crate::sync::{Lock, locked_to_wait};
+use crate::sync::{Lock, Mutex, locked_for_calls, locked_to_wait};
 
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
@@ -26,7 +26,7 @@ pub(crate) struct EventQueue<E> {
     tokens: Tokens,
     /// Held by who adds tokens, or takes them back, by no lock of the engine. Who settles and finds that
     /// another thread is about to add the token of its event waits here until it is there.
-    writing: Lock<()>,
+    writing: Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         let state = State { events: VecDeque::new(), tokens: 0, room: 0, noted: false };
         let tokens = Tokens::new(token)?;
         overflow::reserve_events();
-        Ok(Arc::new(Self { state: Lock::new(state), tokens, writing: Lock::default() }))
+        Ok(Arc::new(Self { state: Lock::new(state), tokens, writing: Mutex::new(()) }))
     }
 
     #[cfg(all(test, loom))]
@@ -126,7 +126,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
 
     /// Removes the events that `unwanted` names.
     pub(crate) fn discard(&self, unwanted: impl Fn(E) -> bool) {
-        let _writing = self.writing.lock_for_calls();
+        let _writing = locked_for_calls(&self.writing);
         let surplus = {
             let mut state = self.state.lock();
             state.events.retain(|&event| !unwanted(event));
@@ -142,7 +142,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
 
 impl<E: Copy + Send + std::fmt::Debug + 'static> Deliver for EventQueue<E> {
     fn deliver(&self) {
-        let _writing = self.writing.lock_for_calls();
+        let _writing = locked_for_calls(&self.writing);
         loop {
             let due = {
                 let mut state = self.state.lock();
@@ -186,7 +186,7 @@ impl<E> Drop for EventQueue<E> {
 /// are equal (man ibv_get_cq_event, ibv_get_async_event).
 #[derive(Debug, Default)]
 pub(crate) struct Acknowledgements {
-    missing: Mutex<u64>,
+    missing: std::sync::Mutex<u64>,
     none: Condvar,
 }
 

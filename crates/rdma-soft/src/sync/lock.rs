@@ -30,17 +30,10 @@ mod spinning {
 
         #[inline]
         pub(crate) fn lock(&self) -> Guard<'_, T> {
-            Held::new(self.lock_for_calls())
-        }
-
-        /// As [`lock`](Self::lock), for a lock that is none of the engine's: system calls are made under
-        /// it.
-        #[inline]
-        pub(crate) fn lock_for_calls(&self) -> SpinMutexGuard<'_, T> {
-            match self.0.try_lock() {
+            Held::new(match self.0.try_lock() {
                 Some(guard) => guard,
                 None => self.wait(),
-            }
+            })
         }
 
         #[cold]
@@ -83,14 +76,10 @@ mod model {
         }
 
         pub(crate) fn lock(&self) -> Guard<'_, T> {
-            Held::new(self.lock_for_calls())
-        }
-
-        pub(crate) fn lock_for_calls(&self) -> MutexGuard<'_, T> {
-            match self.0.lock() {
+            Held::new(match self.0.lock() {
                 Ok(guard) => guard,
                 Err(poisoned) => poisoned.into_inner(),
-            }
+            })
         }
 
         pub(crate) fn pass(&self) {

@@ -27,6 +27,8 @@ use test_support::rig::{
     ALL_ACCESS, Context, Cq, LOCAL_WRITE, MW_BIND, Pd, Qp, REMOTE_WRITE, Size, datagram,
 };
 
+/// Of the completion queue of receives, at least.
+const ENTRIES: i32 = 128;
 const CLIENTS: usize = 3;
 const RECEIVES: u32 = 32;
 /// Slots of each part of the memory that is lent: so many that copying takes a while.
@@ -74,7 +76,7 @@ struct Server {
 impl Server {
     fn new(device: &str) -> Self {
         let context = Context::open(device);
-        let (send_cq, receive_cq) = (context.cq(64), context.cq_ex(128, FIELDS));
+        let (send_cq, receive_cq) = (context.cq(64), context.cq_ex(ENTRIES as u32, FIELDS));
         let (pd, receive_pd) = (context.pd(), context.pd());
         let srq = receive_pd.srq(RECEIVES, 1);
         let qp = |size: &Size| pd.qp_with_srq(&send_cq, &receive_cq, size, &srq);
@@ -245,6 +247,10 @@ impl Server {
                 }
             }
             drop(bound);
+            if dice.one_in(8) {
+                let entries = ENTRIES + dice.below(3 * ENTRIES as usize) as i32;
+                assert_eq!(self.receive_cq.try_resize(entries), 0);
+            }
             thread::yield_now();
         }
         drop((windows, for_all));

@@ -29,6 +29,8 @@ const SIZE: Size = Size {
 const LOCAL: usize = 64;
 const RECEIVES: usize = 32;
 const ENOMEM: i32 = 12;
+/// Of a completion queue, at least.
+const ENTRIES: i32 = 2 * (LINKS * 32) as i32;
 
 pub(crate) struct Plan<'a> {
     pub(crate) device: &'a str,
@@ -115,7 +117,7 @@ pub(crate) struct Party<'a> {
 impl<'a> Party<'a> {
     fn new(plan: &'a Plan<'a>) -> Self {
         let context = Context::open(plan.device);
-        let cq = || context.cq(2 * (LINKS * 32) as i32);
+        let cq = || context.cq(ENTRIES);
         let (send_cq, receive_cq, pd) = (cq(), cq(), context.pd());
         let qp = |_| pd.qp(&send_cq, &receive_cq, &SIZE);
         let qps: Vec<_> = (0..LINKS).map(qp).collect();
@@ -179,7 +181,11 @@ impl<'a> Party<'a> {
             50..75 => self.poll(),
             75..97 => self.top_up(),
             _ if self.plan.wild && self.dice.one_in(5) => self.take_away(),
-            _ => {}
+            _ => {
+                let entries = ENTRIES + self.dice.below(ENTRIES as usize) as i32;
+                let resized = [&self.send_cq, &self.receive_cq].map(|cq| cq.try_resize(entries));
+                assert_eq!(resized, [0; 2]);
+            }
         }
     }
 

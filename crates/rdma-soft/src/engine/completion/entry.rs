@@ -99,7 +99,8 @@ impl Entry {
         self.timestamp.store(from.timestamp.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Drops completion `number`, which is here.
+    /// Drops completion `number`, which is here, or whatever is here: who looks for `number` or a later one
+    /// finds nothing, and who looks for an earlier one takes the lock.
     pub(super) fn drop_number(&self, number: u64) {
         self.filled.store(number, Ordering::Relaxed);
     }

@@ -9,13 +9,13 @@ use std::sync::{Arc, OnceLock, Weak};
 use rdma_sys::{ibv_event_type, ibv_wc_status};
 
 use crate::engine::Refusal;
-use crate::engine::completion::entry::{Entry, Timestamp};
+use crate::engine::completion::entry::Timestamp;
+use crate::engine::completion::rings::Rings;
 use crate::engine::completion::seats::Seats;
 use crate::engine::completion::{Completion, Reclaimed, Seat};
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{Handle, Reporter};
-use crate::engine::room::Room;
 use crate::overflow;
 use crate::schedule::Deferred;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
@@ -26,11 +26,13 @@ pub(crate) struct Overflowed;
 
 /// Completions are numbered from 0 as they come; those that are dropped give their numbers back.
 #[derive(Debug, Default)]
-struct Producers {
+pub(super) struct Producers {
+    /// How many completions may be there.
+    pub(super) capacity: u64,
     /// The number of the next completion.
-    tail: u64,
+    pub(super) tail: u64,
     /// Where the pollers' head was when it was last asked for.
-    head: u64,
+    pub(super) head: u64,
     armed: Armed,
 }
 
@@ -51,22 +53,21 @@ pub(crate) struct Notifier {
 }
 
 #[derive(Debug, Default)]
-struct Pollers {
+pub(super) struct Pollers {
     /// The number of the oldest completion, changed under the lock.
-    head: AtomicU64,
-    seats: Lock<Seats>,
+    pub(super) head: AtomicU64,
+    pub(super) seats: Lock<Seats>,
 }
 
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     deferred: Option<&'static Deferred>,
-    capacity: u64,
-    /// A power of two, so that a number's place is a mask away; the capacity is watched apart.
-    entries: Box<[Entry]>,
-    mask: u64,
+    /// With at least as many entries as the capacity, which is watched apart.
+    pub(super) rings: Rings,
     overflowed: AtomicU32,
-    producers: Line<Lock<Producers>>,
-    pollers: Line<Pollers>,
+    pub(super) producers: Line<Lock<Producers>>,
+    /// Who has this lock and that of the producers has this one first.
+    pub(super) pollers: Line<Pollers>,
     /// Those who go to error with this queue.
     users: std::sync::Mutex<Vec<Weak<QueuePair>>>,
     /// Each completion is stamped with the time at which it came.
@@ -80,15 +81,12 @@ pub(crate) struct CompletionQueue {
 impl CompletionQueue {
     /// A queue for `capacity` completions; polling it drives the deferred work of its device.
     pub(crate) fn new(capacity: u32, deferred: Option<&'static Deferred>) -> Result<Self, Refusal> {
-        let size = u64::from(capacity).next_power_of_two();
-        let places = usize::try_from(size).map_err(|_| Refusal::NoRoom)?;
+        let producers = Producers { capacity: capacity.into(), ..Producers::default() };
         Ok(Self {
             deferred,
-            capacity: capacity.into(),
-            entries: Room::new(places)?.filled(Entry::default),
-            mask: size - 1,
+            rings: Rings::new(capacity)?,
             overflowed: AtomicU32::default(),
-            producers: Line::default(),
+            producers: Line(Lock::new(producers)),
             pollers: Line::default(),
             users: std::sync::Mutex::default(),
             timestamps: false,
@@ -105,12 +103,6 @@ impl CompletionQueue {
     /// The same, and whether it keeps the time at which each completion comes.
     pub(crate) fn with_timestamps(self, timestamps: bool) -> Self {
         Self { timestamps, ..self }
-    }
-
-    #[inline(always)]
-    fn entry(&self, number: u64) -> &Entry {
-        // It is as large as memory is.
-        &self.entries[usize::try_from(number & self.mask).unwrap_or(0)]
     }
 
     /// A poll is a moment at which a deferred schedule may execute something.
@@ -143,19 +135,20 @@ impl CompletionQueue {
     fn drop_completions(&self, seat: Seat) {
         let mut producers = self.producers.lock();
         let head = self.pollers.head.load(Ordering::Relaxed);
+        let ring = self.rings.current();
         let mut kept = head;
         for number in head..producers.tail {
-            let (of, completion) = self.entry(number).read();
+            let (of, completion) = ring.entry(number).read();
             if of != seat {
-                self.entry(kept).copy_timestamp(self.entry(number));
-                self.entry(kept).put(of, &completion);
-                self.entry(kept).publish(kept);
+                ring.entry(kept).copy_timestamp(ring.entry(number));
+                ring.entry(kept).put(of, &completion);
+                ring.entry(kept).publish(kept);
                 kept += 1;
             }
         }
         // At the end: what is kept must at no time look empty to a poll without the lock.
         for number in kept..producers.tail {
-            self.entry(number).drop_number(number);
+            ring.entry(number).drop_number(number);
         }
         producers.tail = kept;
     }
@@ -170,7 +163,7 @@ impl CompletionQueue {
         }
         let number = producers.tail;
         producers.tail += 1;
-        let entry = self.entry(number);
+        let entry = self.rings.current().entry(number);
         entry.put(seat, &completion);
         if self.timestamps {
             entry.stamp();
@@ -240,12 +233,12 @@ impl CompletionQueue {
 
     #[inline(always)]
     fn has_room(&self, producers: &mut Producers) -> bool {
-        if producers.tail - producers.head < self.capacity {
+        if producers.tail - producers.head < producers.capacity {
             return true;
         }
         // Acquired, so that the entry was read before it is written again.
         producers.head = self.pollers.head.load(Ordering::Acquire);
-        producers.tail - producers.head < self.capacity
+        producers.tail - producers.head < producers.capacity
     }
 
     #[cold]
@@ -265,15 +258,17 @@ impl CompletionQueue {
         most: u32,
         mut take: impl FnMut(u32, &Completion, Timestamp<'_>),
     ) -> Result<u32, Overflowed> {
-        let head = self.pollers.head.load(Ordering::Relaxed);
-        if self.entry(head).is_behind(head) && !self.is_overflowed() {
+        // Before the ring: with a head from after a resize the ring is from after it, too.
+        let head = self.pollers.head.load(Ordering::Acquire);
+        if self.rings.current().entry(head).is_behind(head) && !self.is_overflowed() {
             return Ok(0);
         }
         let seats = self.pollers.seats.lock();
+        let ring = self.rings.current();
         let mut head = self.pollers.head.load(Ordering::Relaxed);
         let mut taken = 0;
-        while taken < most && self.entry(head).holds(head) {
-            let entry = self.entry(head);
+        while taken < most && ring.entry(head).holds(head) {
+            let entry = ring.entry(head);
             let (seat, completion) = entry.read();
             take(taken, &completion, Timestamp(entry));
             head += 1;
@@ -285,7 +280,7 @@ impl CompletionQueue {
             taken += 1;
         }
         // Looked at in this order, since completions come before an overflow, but none after it.
-        if taken == 0 && self.is_overflowed() && !self.entry(head).holds(head) {
+        if taken == 0 && self.is_overflowed() && !ring.entry(head).holds(head) {
             return Err(Overflowed);
         }
         Ok(taken)

@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use super::queue::Overflowed;
 use super::*;
+use crate::engine::Refusal;
 use crate::overflow;
 use crate::sync::Ordering;
 
@@ -163,4 +164,69 @@ fn seats_are_used_again_without_what_they_had() {
     push(&queue, third, [3]);
     assert_eq!(poll(&queue, 8), Ok(vec![2, 3]));
     assert_eq!(again.of(Side::Send).load(Ordering::Relaxed), 3);
+}
+
+/// How many entries of which rings are read, and how, must not be seen: a queue of any size before, filled and
+/// drained round and round.
+#[test]
+fn a_resize_keeps_completions_their_order_and_their_slots() {
+    for (before, after) in (1..=9).flat_map(|before| (1..=9).map(move |after| (before, after))) {
+        let queue = queue(before);
+        let (counters, seat) = seat(&queue);
+        let (mut pushed, mut polled, mut capacity) = (0, 0, before);
+        for round in 0..30_u32 {
+            let there = pushed - polled;
+            let next = if round % 2 == 0 { after } else { before };
+            let fits = there <= next;
+            let mut done = false;
+            let resized = queue.resize(next, || done = true);
+            assert_eq!((resized.is_ok(), done), (fits, fits), "{there} of {next}");
+            capacity = if fits { next } else { capacity };
+            let more = round % (capacity - there + 1);
+            push(&queue, seat, pushed..pushed + more);
+            pushed += more;
+            let most = round % 4;
+            let got = poll(&queue, most).unwrap();
+            assert!(got.iter().copied().eq((polled..).map(u64::from).take(got.len())));
+            let count = u32::try_from(got.len()).unwrap();
+            assert_eq!(count, most.min(pushed - polled));
+            polled += count;
+            if polled > 0 {
+                assert_eq!(counters.of(Side::Send).load(Ordering::Relaxed), polled - 1);
+            }
+        }
+        // Exactly full, and not one more.
+        push(&queue, seat, pushed..polled + capacity);
+        assert!(!queue.is_overflowed());
+        push(&queue, seat, [1000]);
+        assert!(queue.is_overflowed());
+        assert!(
+            poll(&queue, 16).unwrap().into_iter().eq((polled..polled + capacity).map(u64::from))
+        );
+        assert_eq!(poll(&queue, 1), Err(Overflowed));
+        overflow::settle();
+    }
+}
+
+#[test]
+fn a_queue_is_not_resized_below_what_is_in_it() {
+    let queue = queue(8);
+    let (_counters, seat) = seat(&queue);
+    push(&queue, seat, 0..5);
+    assert_eq!(queue.resize(4, || panic!("it was refused")), Err(Refusal::Invalid));
+    assert_eq!(queue.resize(5, || ()), Ok(()));
+    assert_eq!(poll(&queue, 8), Ok(vec![0, 1, 2, 3, 4]));
+}
+
+#[test]
+fn completions_that_were_dropped_do_not_come_back_with_a_ring_that_is_used_again() {
+    let queue = queue(8);
+    let ((_, first), (_, second)) = (seat(&queue), seat(&queue));
+    push(&queue, first, 0..6);
+    queue.resize(16, || ()).unwrap();
+    queue.purge(first);
+    push(&queue, second, 10..12);
+    queue.resize(8, || ()).unwrap();
+    assert_eq!(poll(&queue, 8), Ok(vec![10, 11]));
+    assert_eq!(poll(&queue, 8), Ok(vec![]));
 }

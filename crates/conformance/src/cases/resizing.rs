@@ -1,0 +1,157 @@
+//! Completion queues that are given another size (man `ibv_resize_cq`).
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use rdma_sys::Errno;
+use test_support::rig::Size;
+use test_support::rig::connect::{Knobs, Side, expect_traffic, pair, pair_with};
+use test_support::rig::post::Wr;
+
+use super::extended_polls::{take, to_extended};
+use crate::case::cases;
+use crate::device::{Device, Kind};
+
+cases![
+    a_queue_grows_and_keeps_its_completions,
+    a_queue_shrinks_and_keeps_its_completions,
+    a_queue_does_not_shrink_below_what_is_in_it,
+    queues_are_not_resized_above_the_devices_room,
+    queues_are_not_resized_to_nothing,
+    an_extended_queue_is_resized_between_two_batches,
+    a_queue_is_resized_while_it_is_filled_and_polled,
+];
+
+const REFUSED: i32 = Errno::EINVAL.raw();
+
+/// Ends the case if the device does not resize queues.
+fn needs_resize(device: &Device) {
+    let context = device.open();
+    let errno = context.cq(4).try_resize(8);
+    let lacks = [Errno::EOPNOTSUPP.raw(), Errno::ENOSYS.raw()].contains(&errno);
+    device.needs(!lacks, "the device does not resize completion queues");
+}
+
+/// Two sides, of which A has eight completions of sends to poll.
+fn with_eight_completions(device: &Device) -> (Side, Side) {
+    let (a, b) = pair_with(device, &Size::default(), &Knobs::default());
+    for n in 0..8 {
+        b.qp.post_receive(n, &[]);
+        a.qp.post(&Wr::send(n, &[]));
+        b.receive_cq.expect_success(n);
+    }
+    (a, b)
+}
+
+fn a_queue_grows_and_keeps_its_completions(device: &Device) {
+    needs_resize(device);
+    let (a, b) = with_eight_completions(device);
+    a.send_cq.expect_success(0);
+    let before = a.send_cq.entries();
+    assert_eq!(a.send_cq.try_resize(before + 1), 0);
+    assert!(a.send_cq.entries() > before);
+    for n in 1..8 {
+        a.send_cq.expect_success(n);
+    }
+    expect_traffic(&a, &b);
+}
+
+fn a_queue_does_not_shrink_below_what_is_in_it(device: &Device) {
+    needs_resize(device);
+    let (a, _b) = with_eight_completions(device);
+    assert_eq!(a.send_cq.try_resize(2), REFUSED);
+    for n in 0..8 {
+        a.send_cq.expect_success(n);
+    }
+}
+
+fn queues_are_not_resized_above_the_devices_room(device: &Device) {
+    needs_resize(device);
+    let context = device.open();
+    let most = context.query_device().max_cqe;
+    let cq = context.cq(4);
+    let before = cq.entries();
+    for room in [most + 1, i32::MAX] {
+        assert_eq!((cq.try_resize(room), cq.entries()), (REFUSED, before), "{room}");
+    }
+}
+
+fn a_queue_shrinks_and_keeps_its_completions(device: &Device) {
+    needs_resize(device);
+    let (a, b) = with_eight_completions(device);
+    assert_eq!(a.send_cq.try_resize(8), 0);
+    assert!(a.send_cq.entries() >= 8);
+    for n in 0..8 {
+        a.send_cq.expect_success(n);
+    }
+    expect_traffic(&a, &b);
+}
+
+fn queues_are_not_resized_to_nothing(device: &Device) {
+    needs_resize(device);
+    let cq = device.open().cq(4);
+    let before = cq.entries();
+    for room in [0, -1, i32::MIN] {
+        assert_eq!((cq.try_resize(room), cq.entries()), (REFUSED, before), "{room}");
+    }
+}
+
+fn an_extended_queue_is_resized_between_two_batches(device: &Device) {
+    let (a, b) = to_extended(device);
+    needs_resize(device);
+    let mut next = 0;
+    for entries in [256, 100, 300] {
+        let wr_ids = next..next + 6;
+        for wr_id in wr_ids.clone() {
+            b.qp.post_receive(wr_id, &[]);
+            a.qp.post(&Wr::send(wr_id, &[]));
+            a.send_cq.expect_success(wr_id);
+        }
+        let cq = &b.receive_cq;
+        cq.start_at_next();
+        assert_eq!(cq.at().0, next);
+        cq.end();
+        assert_eq!(cq.try_resize(entries), 0);
+        assert!(cq.entries() >= entries);
+        take(cq, next + 1..wr_ids.end);
+        next = wr_ids.end;
+    }
+}
+
+fn a_queue_is_resized_while_it_is_filled_and_polled(device: &Device) {
+    needs_resize(device);
+    let (a, b) = pair(device);
+    let rounds = if device.kind() == Kind::Software { 3000 } else { 100 };
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let resizer = scope.spawn(|| {
+            let mut resized = 0;
+            while !done.load(Ordering::Acquire) {
+                for entries in [64, 300, 128, 33] {
+                    // Two requests are there at most.
+                    assert_eq!(a.send_cq.try_resize(entries), 0);
+                    assert_eq!(b.receive_cq.try_resize(entries), 0);
+                    resized += 1;
+                }
+            }
+            resized
+        });
+        // Also when it fails, or the other thread would go on for ever.
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            for n in 0..rounds {
+                for n in [2 * n, 2 * n + 1] {
+                    b.qp.post_receive(n, &[]);
+                    a.qp.post(&Wr::send(n, &[]));
+                }
+                for n in [2 * n, 2 * n + 1] {
+                    a.send_cq.expect_success(n);
+                    b.receive_cq.expect_success(n);
+                }
+            }
+        }));
+        done.store(true, Ordering::Release);
+        assert!(resizer.join().unwrap() > 0);
+        result.unwrap();
+    });
+}

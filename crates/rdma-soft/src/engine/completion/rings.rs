@@ -1,0 +1,87 @@
+//! The memory of a completion queue: one ring at a time, which a resize exchanges for another.
+//!
+//! Who polls an empty queue looks at its ring without a lock, so that a ring stays as long as its queue. There
+//! is one of each size, which is used again, so that they are together no more than twice the largest.
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use crate::engine::Refusal;
+use crate::engine::completion::entry::Entry;
+use crate::engine::room::Room;
+use crate::sync::{AtomicPtr, Ordering, locked};
+
+/// Places for completions, by their numbers.
+#[derive(Debug)]
+pub(super) struct Ring {
+    /// One less than the number of entries, which is a power of two, so that a number's place is a mask away.
+    mask: u64,
+    entries: Box<[Entry]>,
+}
+
+impl Ring {
+    fn new(size: u64) -> Result<Arc<Self>, Refusal> {
+        let count = usize::try_from(size).map_err(|_| Refusal::NoRoom)?;
+        let entries = Room::new(count)?.filled(Entry::default);
+        Ok(Arc::new(Self { mask: size - 1, entries }))
+    }
+
+    #[inline(always)]
+    pub(super) fn entry(&self, number: u64) -> &Entry {
+        // It is as large as memory is.
+        &self.entries[usize::try_from(number & self.mask).unwrap_or(0)]
+    }
+
+    /// Has no completion in it, also for those who look for one before `number`.
+    pub(super) fn clear(&self, number: u64) {
+        self.entries.iter().for_each(|entry| entry.drop_number(number));
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Rings {
+    /// One of `all`.
+    current: AtomicPtr<Ring>,
+    /// One of each size, never removed.
+    all: std::sync::Mutex<Vec<Arc<Ring>>>,
+}
+
+impl Rings {
+    /// One ring of at least that many entries.
+    pub(super) fn new(capacity: u32) -> Result<Self, Refusal> {
+        let ring = Ring::new(u64::from(capacity).next_power_of_two())?;
+        let current = AtomicPtr::new(Arc::as_ptr(&ring).cast_mut());
+        Ok(Self { current, all: std::sync::Mutex::new(vec![ring]) })
+    }
+
+    /// The ring that completions come to now, or did a moment ago; under a lock of the queue, now.
+    #[inline(always)]
+    pub(super) fn current(&self) -> &Ring {
+        let ring = self.current.load(Ordering::Acquire);
+        // SAFETY: SAFETY.md F24: one of `all`, which keeps it as long as `self` lives.
+        unsafe { &*ring }
+    }
+
+    /// The ring for that many completions, which is made if there is none of its size.
+    pub(super) fn of(&self, capacity: u32) -> Result<Arc<Ring>, Refusal> {
+        let size = u64::from(capacity).next_power_of_two();
+        let mut all = locked(&self.all);
+        if let Some(ring) = all.iter().find(|ring| ring.mask == size - 1) {
+            return Ok(Arc::clone(ring));
+        }
+        all.try_reserve(1).map_err(|_| Refusal::NoRoom)?;
+        let ring = Ring::new(size)?;
+        all.push(Arc::clone(&ring));
+        Ok(ring)
+    }
+
+    /// Whether completions come to this ring now. Both locks of the queue are held.
+    pub(super) fn is_current(&self, ring: &Arc<Ring>) -> bool {
+        std::ptr::eq(self.current(), &raw const **ring)
+    }
+
+    /// Has completions come to a ring that [`of`](Self::of) gave. Both locks of the queue are held.
+    pub(super) fn exchange(&self, ring: &Arc<Ring>) {
+        self.current.store(Arc::as_ptr(ring).cast_mut(), Ordering::Release);
+    }
+}
