@@ -5,8 +5,9 @@ use rdma_mem::{GatherList, ScatterList, SharedElement, SliceMut, SliceRef};
 /// Registered memory that a request can read: a registered slice, a range of a shared region, or an array of
 /// one of these.
 ///
-/// Sealed. Such a value has raw parts within and no reference to the bytes, so that it can be moved while the
-/// device uses them.
+/// Sealed. Such a value has raw parts within and no reference to the bytes, so that it can be moved
+/// while the device uses them. A range of a shared region can be rented for several requests at a
+/// time: nothing of it is exclusive, and whose bytes arrive or stay is not said.
 pub trait Rent: sealed::Readable {}
 
 /// Registered memory that a request can write: as [`Rent`], of what is exclusive or shared with peers.

@@ -98,9 +98,11 @@ pub(crate) fn settle_manual<T, E>(value: T, ended: Ended) -> Result<T, E> {
 impl Channel {
     /// Runs a closure that posts operations, which are all over when this returns.
     ///
-    /// The memory of its requests is borrowed as long as the scope lasts. In the other form the scope
-    /// [rents](Scope::send_from) registered slices, and gives each back when its operation is done: with that a
-    /// ring of buffers goes round in one scope.
+    /// The memory of its requests is borrowed as long as the scope lasts. An element can be posted
+    /// again while it is outstanding: nobody sees its memory before all its requests are over, and
+    /// whose bytes stay is not said. In the other form the scope [rents](Scope::send_from)
+    /// registered slices, and gives each back when its operation is done: with that a ring of
+    /// buffers goes round in one scope.
     ///
     /// However the closure ends, by return, `?` or panic: what it has left under way is finished. That takes
     /// no longer than the [drain limit](crate::ChannelBuilder::drain_timeout), 5 seconds by default, after

@@ -60,8 +60,8 @@ impl DmabufRegion {
     /// `man ibv_reg_dmabuf_mr`.
     ///
     /// Safe, although the memory may be mapped somewhere and seen as a slice: whoever made that slice
-    /// promised that nobody changes the file below it, which everybody with a descriptor could. This
-    /// machine's requests change it as `write(2)` would.
+    /// promised that nobody changes the file below it, which everybody with a descriptor can. This
+    /// machine's requests change it as `write(2)` does.
     ///
     /// # Errors
     /// [`Error::Unsupported`] from a libibverbs before rdma-core 34; [`Error::EmptyRegion`];
@@ -111,7 +111,8 @@ impl DmabufRegion {
     /// # Safety
     /// Where `access` lets peers write the memory, nobody in this process or another has a reference to
     /// it while they may, by whatever mapping of the file, and only atomic or volatile access; where it
-    /// lets them read it, no `&mut`.
+    /// lets them read it, no `&mut`. What requests of this machine do to the file is as of
+    /// [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_dmabuf_mr_with_access(
         pd: &ProtectionDomain,
@@ -144,9 +145,11 @@ impl DmabufRegion {
     /// registered by `ibv_reg_mr_iova`, for example.
     ///
     /// # Safety
-    /// What [`Ownership`] says. The region is of this domain, and requests count from `iova` in it. Of the
-    /// memory, what [`register_dmabuf_mr_with_access`](Self::register_dmabuf_mr_with_access) asks for; and
-    /// if it is not a dma-buf's, it stays mapped as long as it is registered.
+    /// What [`Ownership`] says. The region is of this domain, and requests count from `iova` in it.
+    /// Of the memory, what [`register_dmabuf_mr_with_access`](Self::register_dmabuf_mr_with_access)
+    /// asks for. If it is not a dma-buf's, it stays mapped as long as it is registered, and from
+    /// now on until the value and all requests that name an element of it are gone, there is no
+    /// reference to it: `rdma-channel` posts elements in safe code.
     ///
     /// # Examples
     /// ```

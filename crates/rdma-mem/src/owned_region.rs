@@ -50,8 +50,8 @@ impl OwnedRegion {
         Self::register(pd, RegionMemory::allocate(length)?).map_err(|(_, error)| error)
     }
 
-    /// Registers memory that was a region's before. If it is a [file](RegionMemory::memfd), its descriptor
-    /// is closed, and it is none any more.
+    /// Registers memory that was a region's before. If it is a [file](RegionMemory::memfd), its
+    /// descriptor is closed, and it is none any more.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate), with the memory as it was.
@@ -93,8 +93,8 @@ impl OwnedRegion {
         let (base, length) = (memory.base(), memory.len());
         // SAFETY: SAFETY.md F8: the registration owns the memory, and no peer may use it.
         let mut registration = unsafe { Registration::new(pd, base, length, access, memory) }?;
-        // It shows its bytes as a slice, so nobody is to get at them by way of a file; and a descriptor for
-        // each region would be many.
+        // It shows its bytes as a slice, so nobody is to get at them by way of a file; and a
+        // descriptor for each region would be many.
         registration.memory_mut().close_file();
         Ok(Self(registration))
     }

@@ -93,9 +93,11 @@ impl RegionMemory {
 
     /// `length` bytes of a file in memory (`man memfd_create`) that is sealed: its length never changes.
     ///
-    /// Registered with [`SharedRegion::register`](crate::SharedRegion::register) it can be shared with
-    /// other processes of this machine, see [`SharedRegion::memfd`](crate::SharedRegion::memfd). As an
-    /// [`OwnedRegion`](crate::OwnedRegion) it is memory like any other: its descriptor is closed then.
+    /// Registered with [`SharedRegion::register`](crate::SharedRegion::register) it can be shared
+    /// with other processes of this machine, see
+    /// [`SharedRegion::memfd`](crate::SharedRegion::memfd). As an
+    /// [`OwnedRegion`](crate::OwnedRegion) it is memory like any other: its descriptor is closed
+    /// then.
     ///
     /// # Errors
     /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `memfd_create` if the system has not so

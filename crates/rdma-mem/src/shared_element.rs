@@ -9,7 +9,9 @@ use crate::{GatherElement, ProtectionDomain, RangeError, ScatterElement, range_e
 /// A range of a [`SharedRegion`](crate::SharedRegion) or a [`DmabufRegion`](crate::DmabufRegion), as
 /// source or destination of requests.
 ///
-/// `Copy`, and both at once, because nothing promises that such a region's bytes are exclusive.
+/// `Copy`, and both at once, because nothing promises that such a region's bytes are exclusive:
+/// there is no reference to them. Several requests may name them at a time, while peers and copies
+/// change them; then some of the bytes are of one and some of another.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedElement<'r> {
     address: u64,

@@ -163,8 +163,8 @@ impl SharedRegion {
     }
 
     /// The file that the memory is, if it came from [`RegionMemory::memfd`], and has not been an
-    /// [`OwnedRegion`](crate::OwnedRegion) since: for other processes of this machine, which map it, and for
-    /// drivers that turn it into a dma-buf (`/dev/udmabuf`).
+    /// [`OwnedRegion`](crate::OwnedRegion) since: for other processes of this machine, which map
+    /// it, and for drivers that turn it into a dma-buf (`/dev/udmabuf`).
     ///
     /// # Safety
     /// The memory that [`close`](Self::close) gives back is shown as `&[u8]`, and can become an

@@ -156,12 +156,12 @@ impl<'a> QueuePairBuilder<'a> {
         /// (`ibv_post_send`) else: [`is_extended`](crate::QueuePair::is_extended) says which. A batch is
         /// then posted as a whole or not at all, and a request costs more. Default: no.
         extended: bool => extended;
-        /// Refuse to build it if the completion queue does not hold what all its queue pairs can have
-        /// outstanding at a time, which includes unsignaled requests: they complete when they are flushed.
-        /// What was asked for counts, until the queue pair is destroyed, and what a shared receive queue
-        /// holds once. Without this such a queue is legal: it has to be polled in time, since one that
-        /// overflows fails with all its queue pairs, and a `tracing` event tells when it becomes too small
-        /// for them. Default: no.
+        /// Refuse to build it if the completion queue does not hold what all its queue pairs can
+        /// have outstanding at a time, which includes unsignaled requests: they complete when they
+        /// are flushed. What was asked for counts, until the queue pair is destroyed, and what a
+        /// shared receive queue holds once. Without this such a queue is legal: it has to be polled
+        /// in time, since one that overflows fails with all its queue pairs, and a `tracing` event
+        /// tells when it becomes too small for them. Default: no.
         strict_cq: bool => strict_cq;
         /// The port, from 1. Default: the first that is active.
         port: u8 => port, Some;
@@ -203,10 +203,10 @@ impl<'a> QueuePairBuilder<'a> {
     /// Creates the queue pair; see `man ibv_create_qp`.
     ///
     /// # Errors
-    /// A type or a device that this library does not know to handle; a completion queue that is missing,
-    /// of another context, or too small for one that is [strict](Self::strict_cq); a shared receive queue
-    /// of another context, a port or GID that is not there, an MTU above the port's; or what the provider
-    /// says, with the device's limits.
+    /// A type or a device that this library does not know to handle; a completion queue that is
+    /// missing, of another context, or too small for one that is [strict](Self::strict_cq); a
+    /// shared receive queue of another context, a port or GID that is not there, an MTU above the
+    /// port's; or what the provider says, with the device's limits.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedQueuePair, Error> {
         create::build(&self)

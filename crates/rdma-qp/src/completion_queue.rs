@@ -20,10 +20,10 @@ use crate::{CompletionChannel, CompletionQueueBuilder, Error, PollSlot, PolledCo
 
 /// A completion queue (CQ): where the device says which work requests are done.
 ///
-/// Any number of queue pairs can share one. If more completions arrive than it holds, it and its queue
-/// pairs fail: nothing can happen to one that is as large as all their queues together, which
-/// [`strict_cq`](crate::QueuePairBuilder::strict_cq) makes sure of. A smaller one has to be polled in time.
-/// Clones are cheap and name the same queue.
+/// Any number of queue pairs can share one. If more completions arrive than it holds, it and its
+/// queue pairs fail: nothing can happen to one that is as large as all their queues together, which
+/// [`strict_cq`](crate::QueuePairBuilder::strict_cq) makes sure of. A smaller one has to be polled
+/// in time. Clones are cheap and name the same queue.
 ///
 /// # Examples
 /// ```

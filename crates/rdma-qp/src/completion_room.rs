@@ -1,8 +1,9 @@
 //! How much of a completion queue its queue pairs may need at a time.
 //!
-//! A queue pair may need room for all that its queues hold: unsignaled requests too, since they complete
-//! when they are flushed. The receives of a shared queue are needed once for all queue pairs that take
-//! from it and complete in one queue: no more of them can be outstanding, whoever takes them.
+//! A queue pair may need room for all that its queues hold: unsignaled requests too, since they
+//! complete when they are flushed. The receives of a shared queue are needed once for all queue
+//! pairs that take from it and complete in one queue: no more of them can be outstanding, whoever
+//! takes them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -39,8 +40,8 @@ pub(crate) struct Claim {
 /// Counts what a queue pair may need in its completion queues; in one if both are the same.
 ///
 /// # Errors
-/// [`Error::CompletionQueueTooSmall`] if it is strict, and there is not so much room; then nothing is
-/// counted.
+/// [`Error::CompletionQueueTooSmall`] if it is strict, and there is not so much room; then nothing
+/// is counted.
 pub(crate) fn claim(
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
     sizes: &QueuePairCapabilities,

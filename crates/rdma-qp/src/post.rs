@@ -28,12 +28,13 @@ impl QueuePair {
     /// memory of its elements stays allocated and registered. [Inline data](SendWorkRequest::inline) is no
     /// memory of that kind: it is copied before the call returns, so its borrow is all that it needs.
     ///
-    /// - Of a send or a write, nobody writes that memory. It may be written if it is that of a
-    ///   [shared element](rdma_mem::SharedElement), whose bytes nobody has a reference to: then what is sent is
-    ///   whatever the device finds.
+    /// - Of a send or a write, nobody writes that memory.
     /// - Of a read, an atomic or a receive, it is nobody else's, since the device writes it: no
-    ///   reference to it exists or is made. That of a shared element others may read and write meanwhile, for
-    ///   the same reason.
+    ///   reference to it exists or is made until all requests that name it have completed. Of
+    ///   several at a time it is not said whose bytes stay.
+    /// - Neither is asked of the memory of a [shared element](rdma_mem::SharedElement), whose bytes
+    ///   nobody has a reference to: peers, copies and other requests may read and write it meanwhile,
+    ///   and what is sent is whatever the device finds.
     /// - Of a [bind](crate::BindWindow), peers use the memory that is lent, as [`bind`](Self::bind) says.
     ///   It is posted once: a second one would lend the memory again, when the window is believed
     ///   [unbound](rdma_mem::MemoryWindow::unbound).

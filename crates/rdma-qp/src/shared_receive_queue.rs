@@ -199,10 +199,12 @@ impl SharedReceiveQueue {
     /// room again once completions of its receives were polled.
     ///
     /// # Safety
-    /// From a call that succeeds until the receive has completed, or the queue was destroyed, the memory
-    /// of its elements stays allocated and registered, and is nobody else's, since the device writes it:
-    /// no reference to it exists or is made, but for [shared regions](rdma_mem::SharedRegion), which make
-    /// none. The end of a queue pair ends none of this: the receive may be another's by then.
+    /// From a call that succeeds until the receive has completed, or the queue was destroyed, the
+    /// memory of its elements stays allocated and registered, and is nobody else's, since the
+    /// device writes it: no reference to it exists or is made. Of several requests into the same
+    /// memory, and of [memory that nobody sees as a slice](rdma_mem::SharedElement), holds what
+    /// [`QueuePair::post`](crate::QueuePair::post) says. The end of a queue pair ends none of this:
+    /// the receive may be another's by then.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub unsafe fn post_receive(

@@ -99,11 +99,11 @@ impl WorkSuccess {
         if self.is_receive() { Some(self.bytes as usize) } else { None }
     }
 
-    /// How many bytes came to this end: the length of the message of a receive or an RDMA read, and the 8
-    /// of an atomic operation. `man ibv_poll_cq`.
+    /// How many bytes came to this end: the length of the message of a receive or an RDMA read, and
+    /// the 8 of an atomic operation. `man ibv_poll_cq`.
     ///
-    /// `None` of sends, writes and what else brings no bytes here, of which the specification says nothing;
-    /// and of an unsignaled read, of which no completion tells.
+    /// `None` of sends, writes and what else brings no bytes here, of which the specification says
+    /// nothing; and of an unsignaled read, of which no completion tells.
     ///
     /// # Examples
     /// ```

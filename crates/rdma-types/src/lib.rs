@@ -11,7 +11,8 @@
 //! | flags | [`AccessFlags`], [`DeviceCapabilities`], [`OdpCapabilities`], [`OdpOperations`], [`RawPacketCapabilities`], [`QpAttributes`] | the bits of C, named or not |
 //! | C enums | [`WcStatus`], [`WcOpcode`], [`GidType`], [`LinkLayer`], [`PortState`], [`QpState`], [`QpType`], [`AsyncEventKind`], [`AtomicCapability`], [`NodeType`], [`TransportType`], [`LinkWidth`], [`LinkSpeed`], [`PhysicalState`] | any integer is a value: what a newer kernel invents is data, not an error |
 //!
-//! [`QpTransition`] is the table of a queue pair's states: which follows which, and with what attributes.
+//! [`QpTransition`] is the table of a queue pair's states: which follows which, and with what
+//! attributes.
 //!
 //! The numeric values are those of `infiniband/verbs.h` (rdma-core 55).
 //!

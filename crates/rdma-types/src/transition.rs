@@ -62,8 +62,8 @@ open_flags! {
     }
 }
 
-/// The attributes that go with a transition between two states, besides [`STATE`](QpAttributes::STATE)
-/// itself. IBTA vol 1, section 11.2.5.2; `man ibv_modify_qp`.
+/// The attributes that go with a transition between two states, besides
+/// [`STATE`](QpAttributes::STATE) itself. IBTA vol 1, section 11.2.5.2; `man ibv_modify_qp`.
 ///
 /// ```
 /// use rdma_types::{QpAttributes, QpState, QpTransition, QpType};
@@ -80,8 +80,8 @@ pub struct QpTransition {
 }
 
 impl QpTransition {
-    /// The transition of a queue pair of this type; `None` where the specification has none, and of types
-    /// other than RC, UC and UD.
+    /// The transition of a queue pair of this type; `None` where the specification has none, and of
+    /// types other than RC, UC and UD.
     #[must_use]
     pub const fn between(qp_type: QpType, from: QpState, to: QpState) -> Option<Self> {
         const NONE: QpAttributes = QpAttributes::empty();
