@@ -4,7 +4,8 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_mem::{Context, Errno, Handle, ObjectId, Ownership, VerbError};
 use rdma_sys::{
@@ -52,7 +53,10 @@ struct Inner {
     subscription: Option<Subscription>,
     handle: Handle<ibv_cq, Needs>,
     id: ObjectId,
-    capacity: u32,
+    /// What the device gave last.
+    capacity: AtomicU32,
+    /// Held by who resizes the queue.
+    resizing: Mutex<()>,
     /// What its queue pairs may need of that.
     room: CompletionRoom,
     polled: Called<ibv_cq>,
@@ -150,7 +154,8 @@ impl CompletionQueue {
     /// # Safety
     /// What [`Ownership`] says. The queue is of this context, `ibv_poll_cq` can be called on it, and
     /// `channel` is the one that it was created with, or `None`; with a channel no other value has the
-    /// queue. Owned: events that others took are acknowledged when it is destroyed, which waits for them.
+    /// queue. Who resizes it does so through one value and its clones, and not by C beside them.
+    /// Owned: events that others took are acknowledged when it is destroyed, which waits for them.
     ///
     /// # Examples
     /// ```
@@ -204,9 +209,10 @@ impl CompletionQueue {
         // SAFETY: SAFETY.md F1: live by `handle`; its maker's, and does not change.
         let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).cq_context });
         // SAFETY: SAFETY.md F1: live by `handle`.
-        let capacity = u32::try_from(unsafe { (*raw.as_ptr()).cqe }).unwrap_or(0);
+        let capacity = u32::try_from(unsafe { (*raw.as_ptr()).cqe }).unwrap_or(0).into();
+        let resizing = Mutex::new(());
         let room = CompletionRoom::default();
-        Self::shared(Arc::new(Inner { subscription, handle, id, capacity, room, polled }))
+        Self::shared(Arc::new(Inner { subscription, handle, id, capacity, resizing, room, polled }))
     }
 
     /// Takes completions off the queue, as many as there are and `slots` has room for, without
@@ -313,7 +319,49 @@ impl CompletionQueue {
     #[inline]
     #[must_use]
     pub fn min_capacity(&self) -> u32 {
-        self.inner.capacity
+        self.inner.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Gives the queue room for at least `min_capacity` completions, while others fill it and poll it; see
+    /// `man ibv_resize_cq`. Completions that are in it stay there, in their order.
+    ///
+    /// The device may give more than that; [`min_capacity`](Self::min_capacity) says how much. A queue that is
+    /// smaller than the queues of its queue pairs together overflows if it is not polled in time, and that
+    /// is looked at when a queue pair is created, not here.
+    ///
+    /// # Errors
+    /// With the queue as it was: if more completions are in it than that, or the device has not so much
+    /// room (`EINVAL` or what the provider says), or resizes no queues (`EOPNOTSUPP`, `ENOSYS`).
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_qp::CompletionQueue;
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let cq = CompletionQueue::create(&context, 64)?;
+    /// cq.resize(1000)?;
+    /// assert!(cq.min_capacity() >= 1000);
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "ibv_resize_cq")]
+    pub fn resize(&self, min_capacity: u32) -> Result<(), Error> {
+        self.inner.handle.check_process().map_err(rdma_mem::Error::from)?;
+        let context = self.context();
+        let fail = |errno| {
+            let asked = format!("{min_capacity} completions");
+            let hint = context.query_device().ok().and_then(|d| create_hint(errno, &asked, &d));
+            Error::from(VerbError::new("ibv_resize_cq", errno).with_hint(hint))
+        };
+        let asked = c_int::try_from(min_capacity).map_err(|_| fail(Errno::EINVAL))?;
+        let _alone = self.inner.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: SAFETY.md F2, F9: a live queue of this table, which others may use meanwhile.
+        let returned = unsafe { (context.verbs().resize_cq)(self.as_raw(), asked) };
+        Errno::check(returned).map_err(fail)?;
+        // SAFETY: SAFETY.md F1: a live queue; only resizing writes the field, one thread at a time.
+        let given = unsafe { (*self.as_raw()).cqe };
+        self.inner.capacity.store(u32::try_from(given).unwrap_or(0), Ordering::Relaxed);
+        Ok(())
     }
 
     pub(crate) fn room(&self) -> &CompletionRoom {
@@ -344,7 +392,7 @@ impl CompletionQueue {
             return Err((self, rdma_mem::Error::from(forked).into()));
         }
         match Arc::try_unwrap(self.inner) {
-            Ok(Inner { subscription, handle, id, capacity, room, polled }) => {
+            Ok(Inner { subscription, handle, id, capacity, resizing, room, polled }) => {
                 drop(subscription);
                 handle.close().map(drop).map_err(|(handle, error)| {
                     let cq = NonNull::new(handle.as_ptr());
@@ -352,7 +400,8 @@ impl CompletionQueue {
                     // events are counted again.
                     let again = |cq| unsafe { handle.needs().subscribe(cq) };
                     let subscription = cq.and_then(again);
-                    let inner = Inner { subscription, handle, id, capacity, room, polled };
+                    let inner =
+                        Inner { subscription, handle, id, capacity, resizing, room, polled };
                     (Self::shared(Arc::new(inner)), error.into())
                 })
             }
