@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rdma_sys::ibv_wc_status as Status;
 
@@ -9,12 +10,13 @@ use crate::rig::connect::{Knobs, Side, connect, endpoint};
 use crate::rig::post::Wr;
 use crate::rig::{ALL_ACCESS, Context, LOCAL_WRITE, Size, on_each_device};
 
-/// What the kernel calls the file behind a descriptor, the same for no other open file.
+/// What the kernel says of the file behind a descriptor, which is the same for no other open file if it is a
+/// socket, or an eventfd with a count of its own.
 fn name_of(fd: i32) -> String {
     let link = fs::read_link(format!("/proc/self/fd/{fd}"));
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
-    let id = info.lines().find(|line| line.starts_with("eventfd-id")).unwrap_or_default();
-    format!("{:?} {id}", link.ok())
+    let count = info.lines().find(|line| line.starts_with("eventfd-count")).unwrap_or_default();
+    format!("{:?} {count}", link.ok())
 }
 
 /// Whether a file of that name is open; other tests open and close theirs meanwhile.
@@ -23,7 +25,11 @@ fn is_open(name: &str) -> bool {
     fds.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).any(|fd| name_of(fd) == name)
 }
 
+/// The names of a context's files, of which that for commands gets a count of its own.
 fn files(context: &Context) -> [String; 2] {
+    static NEXT: AtomicU64 = AtomicU64::new(1000);
+    let count = NEXT.fetch_add(1, Ordering::Relaxed);
+    assert_eq!(rustix::io::write(context.command_file(), &count.to_ne_bytes()), Ok(8));
     [context.async_fd(), context.command_fd()].map(name_of)
 }
 
@@ -85,9 +91,11 @@ fn the_descriptor_for_commands_can_be_duplicated_and_does_nothing() {
     on_each_device("commands", |device| {
         let context = Context::open(device);
         let copy = context.command_file().try_clone_to_owned().unwrap();
-        assert_eq!(name_of(copy.as_raw_fd()), name_of(context.command_fd()));
-        assert_ne!(name_of(copy.as_raw_fd()), name_of(context.async_fd()));
-        drop(context);
         assert_eq!(rustix::io::read(&copy, &mut [0; 8]), Err(rustix::io::Errno::AGAIN));
+        let [asynchronous, command] = files(&context);
+        assert_ne!(asynchronous, command);
+        assert_eq!(name_of(copy.as_raw_fd()), command);
+        drop(context);
+        assert_eq!(name_of(copy.as_raw_fd()), command, "the copy is the program's");
     });
 }
