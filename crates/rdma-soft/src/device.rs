@@ -4,7 +4,6 @@
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Instant;
 
 use rdma_sys::{ibv_ah_attr, ibv_device, ibv_event_type, ibv_node_type, ibv_transport_type};
 use rdma_types::Guid;
@@ -13,6 +12,7 @@ use crate::address::{Address, GidEntry, Path};
 use crate::builder::{Limits, Link};
 use crate::counters::Tally;
 use crate::engine::Refusal;
+use crate::engine::clock::Time;
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair_table::QueuePairTable;
@@ -238,7 +238,7 @@ impl Device {
             queue_pair.responder.lock().verified = 0;
             // Those who wait for a receive request, here or for one here, hear nothing any more.
             if waits {
-                queue_pair.alarm.set(Instant::now());
+                queue_pair.alarm.set(Time::AT_ONCE);
             }
             queue_pair.dismiss_waiter(&mut queue_pair.receive.lock());
         }

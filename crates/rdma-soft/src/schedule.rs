@@ -1,10 +1,11 @@
 //! When the device executes what was posted to it.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::engine::Refusal;
 use crate::engine::aftermath::Aftermath;
+use crate::engine::clock::Time;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::run::Work;
 use crate::engine::send_side::{Blocked, SendSide};
@@ -90,7 +91,7 @@ impl Deferred {
             let mut send = queue_pair.send.lock();
             send.pending = false;
             if send.blocked == Blocked::No {
-                queue_pair.drive(&mut send, Work::Requests(requests), &mut aftermath);
+                queue_pair.drive(&mut send, Work::Turn(requests), &mut aftermath);
             }
             queue_pair.stay_pending(&mut send, self);
         }
@@ -118,8 +119,11 @@ impl QueuePair {
     pub(crate) fn arm_if_deferred(&self, send: &SendSide) {
         let Some(deferred) = &self.device.deferred else { return };
         if send.may_run() && send.blocked == Blocked::No && !send.queue.is_empty() {
+            if send.requester.progress > 0 {
+                return self.alarm.set(Time::AT_ONCE);
+            }
             let micros = deferred.below(u32::try_from(PATIENCE.as_micros()).unwrap_or(1));
-            self.alarm.set(Instant::now() + Duration::from_micros(u64::from(micros)));
+            self.alarm.set(Time::now() + Duration::from_micros(u64::from(micros)));
         }
     }
 
@@ -127,7 +131,7 @@ impl QueuePair {
     pub(crate) fn run_deferred(self: &Arc<Self>, send: &mut SendSide, aftermath: &mut Aftermath) {
         let Some(deferred) = &self.device.deferred else { return };
         let requests = 1 + deferred.below(STEP);
-        self.drive(send, Work::Requests(requests), aftermath);
+        self.drive(send, Work::Turn(requests), aftermath);
         self.arm_if_deferred(send);
     }
 }

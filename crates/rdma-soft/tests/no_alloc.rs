@@ -359,10 +359,13 @@ fn counted(name: &str, run: impl FnOnce() -> u64) -> u64 {
 }
 
 /// Starts the timer's thread, which stays for a while, and shows that it has started: nobody else
-/// ends this wait.
+/// ends this wait, since nobody polls.
 fn start_timer(stage: &Stage) {
     impatient(stage);
     post(&stage.a.qp, &stage.send, 1);
+    // A poll could see to it, too.
+    let device = SoftDevice::find(stage.device).unwrap();
+    until("the timer's thread", || device.in_flight(stage.a.qp.qpn()) == 0);
     drain(&stage.a.send_cq, Status::IBV_WC_RNR_RETRY_EXC_ERR, 0, OK);
     fresh(stage);
 }

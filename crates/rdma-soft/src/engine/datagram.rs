@@ -37,7 +37,8 @@ impl QueuePair {
         if let Some(receiver) = self.take_receiver(requester, to, message.request.destination_qpn) {
             // A datagram that was half-way begins again: it may come to another receive request.
             let begun = std::mem::take(&mut requester.progress) > 0;
-            let extent = if begun { Extent::Whole } else { message.extent };
+            let half = message.extent == Extent::Half && !begun;
+            let extent = if half { Extent::Half } else { Extent::WHOLE };
             let mut responder = receiver.responder.lock();
             let datagram = Datagram { to, message, extent, sender: self, receiver: &receiver };
             // If it is not, another may have its number by the next datagram.
@@ -126,7 +127,7 @@ impl Datagram<'_> {
         if let Some(route) = &self.to.route {
             deliver_bytes(&route_header::of(route, self.message), room);
         }
-        let bytes = self.extent.of(self.message.length);
+        let bytes = self.extent.end(0, self.message.length);
         transfer_behind(local, room, route_header::BYTES, bytes);
         bytes
     }

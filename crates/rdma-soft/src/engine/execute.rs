@@ -22,19 +22,26 @@ use crate::engine::unreliable::Message;
 /// The longest message (IBTA volume 1, 9.7.1: 2^31 bytes).
 pub(crate) const MAX_MESSAGE_BYTES: u64 = 1 << 31;
 
-/// How much of a request one attempt may copy.
+/// How much of a request one attempt may copy before it pauses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
-    Whole,
-    /// Half of it, then pause.
+    /// So many bytes.
+    Bytes(u64),
+    /// Half of it, or the rest if something was copied before.
     Half,
 }
 
 impl Extent {
-    /// How many bytes of a message of that length are copied before the pause, or the end.
+    pub(crate) const WHOLE: Self = Self::Bytes(u64::MAX);
+
+    /// Where the copy of a message of that length stops that has come so far.
     #[inline]
-    pub(super) fn of(self, length: u64) -> u64 {
-        if self == Self::Half && length > 1 { length / 2 } else { length }
+    pub(super) fn end(self, progress: u64, length: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => progress.saturating_add(bytes).min(length),
+            Self::Half if progress == 0 && length > 1 => length / 2,
+            Self::Half => length,
+        }
     }
 }
 
@@ -356,7 +363,7 @@ fn copy(
     progress: &mut u64,
     extent: Extent,
 ) -> Copied {
-    let end = if *progress == 0 { extent.of(length) } else { length };
+    let end = extent.end(*progress, length);
     transfer(source, sink, *progress, end);
     if end < length {
         *progress = end;

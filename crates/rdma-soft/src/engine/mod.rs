@@ -40,6 +40,7 @@ pub(crate) mod send_queue;
 pub(crate) mod send_side;
 pub(crate) mod service;
 pub(crate) mod shared_receive_queue;
+pub(crate) mod thread;
 pub(crate) mod timer;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod tokens;

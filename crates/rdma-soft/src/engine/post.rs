@@ -10,7 +10,7 @@ use crate::engine::completion::Side;
 use crate::engine::execute::Extent;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::request::{Opcode, Payload, Request};
-use crate::engine::run::Work;
+use crate::engine::run::{STRETCH_BYTES, Work};
 use crate::engine::send_side::{Blocked, SendSide, Verdict};
 use crate::engine::service::Service;
 use crate::sync::Ordering;
@@ -25,8 +25,10 @@ impl QueuePair {
     ) -> Result<(), Refusal> {
         let mut aftermath = Aftermath::default();
         let mut result = Ok(());
+        let rest;
         {
             let mut send = self.send.lock();
+            let before = send.queue.len();
             while let Some(request) = next() {
                 result = request.and_then(|(request, payload)| {
                     self.post_one(&mut send, &request, payload, &mut aftermath)
@@ -35,9 +37,33 @@ impl QueuePair {
                     break;
                 }
             }
+            rest = self.rest(&mut send, before, &mut aftermath);
         }
         aftermath.settle(self);
+        if let Some(upto) = rest {
+            self.run_posted(upto);
+        }
         result
+    }
+
+    /// What a post leaves in a queue that held so many requests before: the number behind the last request,
+    /// if this thread is to execute them before it returns. What others left is not its own work: of
+    /// that it takes a turn.
+    #[inline]
+    fn rest(
+        self: &Arc<Self>,
+        send: &mut SendSide,
+        before: usize,
+        aftermath: &mut Aftermath,
+    ) -> Option<u32> {
+        if !self.immediate || send.queue.is_empty() || send.blocked != Blocked::No {
+            return None;
+        }
+        if before == 0 {
+            return Some(send.posted);
+        }
+        self.take_turn(send, aftermath);
+        None
     }
 
     /// Posts all requests, or none if one is refused, and goes through them twice for that. They go
@@ -47,8 +73,10 @@ impl QueuePair {
         requests: impl ExactSizeIterator<Item = Result<(Request, Payload<'a>), Refusal>> + Clone,
     ) -> Result<(), Refusal> {
         let mut aftermath = Aftermath::default();
+        let rest;
         {
             let mut send = self.send.lock();
+            let before = send.queue.len();
             self.check_room(&mut send, u32::try_from(requests.len()).unwrap_or(u32::MAX))?;
             for request in requests.clone() {
                 let (request, payload) = request?;
@@ -58,11 +86,15 @@ impl QueuePair {
             for (request, payload) in requests.flatten() {
                 self.post_later(&mut send, &request, payload);
             }
-            if self.immediate && send.blocked == Blocked::No {
-                self.drive(&mut send, Work::All, &mut aftermath);
+            if self.immediate && before == 0 {
+                self.drive(&mut send, Work::Stretch, &mut aftermath);
             }
+            rest = self.rest(&mut send, before, &mut aftermath);
         }
         aftermath.settle(self);
+        if let Some(upto) = rest {
+            self.run_posted(upto);
+        }
         Ok(())
     }
 
@@ -117,7 +149,8 @@ impl QueuePair {
         self.check_request(send, request, payload)?;
         if send.state == ibv_qp_state::IBV_QPS_RTS && self.immediate && send.queue.is_empty() {
             let requester = &mut send.requester;
-            let verdict = self.attempt(requester, request, payload, Extent::Whole, aftermath);
+            let extent = Extent::Bytes(STRETCH_BYTES);
+            let verdict = self.attempt(requester, request, payload, extent, aftermath);
             if let Verdict::Done { bytes } = verdict {
                 send.posted = send.posted.wrapping_add(1);
                 self.finish(send, request, send.posted, Ok(bytes), aftermath);

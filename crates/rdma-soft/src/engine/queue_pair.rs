@@ -1,13 +1,13 @@
 //! Queue pairs: what they are made of, their making, their error state and their end.
 
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
 
 use crate::counters::SendCounts;
 use crate::device::Device;
 use crate::engine::Refusal;
+use crate::engine::clock::Time;
 use crate::engine::completion::{Completion, CompletionQueue, JUNK, Reclaimed, Seat, Side, Source};
 use crate::engine::modify::Attributes;
 use crate::engine::protection::ProtectionDomain;
@@ -235,7 +235,7 @@ impl QueuePair {
         let of_shared = || self.shared.as_ref().and_then(|shared| shared.dismiss_waiter(self));
         let waiter = receive.waiter.take().and_then(|waiter| waiter.upgrade());
         if let Some(requester) = waiter.or_else(of_shared) {
-            requester.alarm.set(Instant::now());
+            requester.alarm.set(Time::AT_ONCE);
         }
     }
 

@@ -1,12 +1,12 @@
 //! Driving a send queue: executing its head, waiting, giving up.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_wc_status as Status};
 use rdma_types::MinRnrTimer;
 
 use crate::engine::aftermath::Aftermath;
+use crate::engine::clock::Time;
 use crate::engine::completion::{Completion, JUNK, Side, Source};
 use crate::engine::execute::Extent;
 use crate::engine::queue_pair::QueuePair;
@@ -19,8 +19,44 @@ use crate::engine::service::Service;
 pub(crate) enum Work {
     All,
     Requests(u32),
+    /// What a thread executes that has other things to do than this queue: so many requests, and no more
+    /// than [`TURN_BYTES`].
+    Turn(u32),
+    /// What is copied before others may have the locks.
+    Stretch,
     /// The head, half-way through its copy.
     HalfOfHead,
+}
+
+/// What a turn executes at most.
+pub(crate) const TURN_REQUESTS: u32 = 16;
+const TURN_BYTES: u64 = 64 << 10;
+/// Some tens of microseconds.
+pub(crate) const STRETCH_BYTES: u64 = 1 << 20;
+
+/// What is left of some work.
+#[derive(Debug, Clone, Copy)]
+struct Left {
+    requests: u32,
+    bytes: u64,
+    half: bool,
+}
+
+impl Left {
+    fn of(work: Work) -> Self {
+        let (requests, bytes) = match work {
+            Work::All => (u32::MAX, u64::MAX),
+            Work::Requests(requests) => (requests, u64::MAX),
+            Work::Turn(requests) => (requests, TURN_BYTES),
+            Work::Stretch => (u32::MAX, STRETCH_BYTES),
+            Work::HalfOfHead => (1, u64::MAX),
+        };
+        Self { requests, bytes, half: work == Work::HalfOfHead }
+    }
+
+    fn extent(&self) -> Extent {
+        if self.half { Extent::Half } else { Extent::Bytes(self.bytes) }
+    }
 }
 
 impl QueuePair {
@@ -92,12 +128,12 @@ impl QueuePair {
                     0 => return Err(Status::IBV_WC_RNR_RETRY_EXC_ERR),
                     7 => None,
                     retries => MinRnrTimer::from_code(timer)
-                        .map(|timer| Instant::now() + timer.duration() * u32::from(retries)),
+                        .map(|timer| Time::now() + timer.duration() * u32::from(retries)),
                 };
                 Blocked::NotReady { until }
             }
             (Verdict::Unanswered, _) => {
-                let at = requester.answer_timeout().map(|timeout| Instant::now() + timeout);
+                let at = requester.answer_timeout().map(|timeout| Time::now() + timeout);
                 Blocked::Unanswered { at, left: requester.retries }
             }
             (Verdict::Done { .. } | Verdict::Failed(_) | Verdict::Paused, _) => return Ok(()),
@@ -139,16 +175,23 @@ impl QueuePair {
         aftermath: &mut Aftermath,
     ) -> u32 {
         let mut ended = 0;
-        let extent = if work == Work::HalfOfHead { Extent::Half } else { Extent::Whole };
-        while send.may_run() && work != Work::Requests(ended) {
+        let mut left = Left::of(work);
+        while send.may_run() && left.requests > 0 && left.bytes > 0 {
             let upto = send.head_index().wrapping_add(1);
             let Some((request, payload)) = send.queue.front() else { break };
             let requester = &mut send.requester;
-            let verdict = self.attempt(requester, &request, payload, extent, aftermath);
+            let before = requester.progress;
+            let verdict = self.attempt(requester, &request, payload, left.extent(), aftermath);
             let result = match verdict {
-                Verdict::Done { bytes } => Ok(bytes),
+                Verdict::Done { bytes } => {
+                    left.bytes = left.bytes.saturating_sub(bytes.saturating_sub(before));
+                    Ok(bytes)
+                }
                 Verdict::Failed(status) => Err(status),
-                Verdict::Paused => break,
+                Verdict::Paused => {
+                    send.blocked = Blocked::No;
+                    break;
+                }
                 Verdict::NotReady { .. } | Verdict::Unanswered => match self.block(send, verdict) {
                     Ok(()) => break,
                     Err(status) => Err(status),
@@ -156,9 +199,7 @@ impl QueuePair {
             };
             self.end_head(send, &request, upto, result, aftermath);
             ended += 1;
-            if extent == Extent::Half {
-                break;
-            }
+            left.requests -= 1;
         }
         ended
     }
@@ -194,9 +235,33 @@ impl QueuePair {
         ended
     }
 
-    /// What may go on when the head does: under a schedule that holds requests back, only the head.
-    fn what_was_begun(&self) -> Work {
-        if self.immediate { Work::All } else { Work::Requests(1) }
+    /// What another thread than its own executes of this queue at a time: under a schedule that holds
+    /// requests back, the one that has begun.
+    fn turn(&self) -> Work {
+        match (self.immediate, &self.device.deferred) {
+            (true, _) => Work::Turn(TURN_REQUESTS),
+            (false, Some(_)) => Work::Turn(1),
+            // What is held goes on as it was told to, whole.
+            (false, None) => Work::Requests(1),
+        }
+    }
+
+    /// Executes a turn of this queue. What is left is for whoever polls next, or posts here, or for the
+    /// device's thread.
+    pub(crate) fn take_turn(self: &Arc<Self>, send: &mut SendSide, aftermath: &mut Aftermath) {
+        self.drive(send, self.turn(), aftermath);
+        self.leave_rest(send);
+    }
+
+    /// Has what can be executed go on soon.
+    pub(crate) fn leave_rest(&self, send: &SendSide) {
+        if self.immediate {
+            if send.may_run() && send.blocked == Blocked::No && !send.queue.is_empty() {
+                self.alarm.set(Time::AT_ONCE);
+            }
+        } else {
+            self.arm_if_deferred(send);
+        }
     }
 
     /// The receiver that this requester found without a request has one now.
@@ -207,9 +272,8 @@ impl QueuePair {
             let mut send = self.send.lock();
             // If it waits no more it was reset, or gave up.
             if let Blocked::NotReady { .. } = send.blocked {
-                self.drive(&mut send, self.what_was_begun(), &mut aftermath);
+                self.take_turn(&mut send, &mut aftermath);
             }
-            self.arm_if_deferred(&send);
         }
         aftermath.settle(self);
     }
@@ -217,9 +281,37 @@ impl QueuePair {
     /// Ready to send again, after a drain: goes on with what was posted meanwhile.
     pub(crate) fn resume(self: &Arc<Self>) {
         if self.immediate {
-            self.drive_and_settle(Work::All);
+            let posted = self.send.lock().posted;
+            self.run_posted(posted);
         } else {
             self.arm_if_deferred(&self.send.lock());
+        }
+    }
+
+    /// Executes requests up to number `upto` on the thread that posted them, and lets others have the
+    /// locks between long copies.
+    #[cold]
+    pub(crate) fn run_posted(self: &Arc<Self>, upto: u32) {
+        loop {
+            let mut aftermath = Aftermath::default();
+            let (more, peer) = {
+                let mut send = self.send.lock();
+                self.drive(&mut send, Work::Stretch, &mut aftermath);
+                let runs = send.may_run() && send.blocked == Blocked::No && !send.queue.is_empty();
+                let more = runs && send.head_index().wrapping_sub(upto).cast_signed() < 0;
+                if !more {
+                    self.leave_rest(&send);
+                }
+                (more, send.requester.peer.clone())
+            };
+            aftermath.settle(self);
+            if !more {
+                return;
+            }
+            self.send.let_others();
+            if let Some(peer) = peer {
+                peer.responder.let_others();
+            }
         }
     }
 
@@ -230,10 +322,11 @@ impl QueuePair {
             let mut guard = self.send.lock();
             let send = &mut *guard;
             match send.blocked {
+                Blocked::No if self.immediate => self.take_turn(send, &mut aftermath),
                 Blocked::No => self.run_deferred(send, &mut aftermath),
                 Blocked::NotReady { until: Some(at) }
                 | Blocked::Unanswered { at: Some(at), .. }
-                    if at <= Instant::now() =>
+                    if at <= Time::now() =>
                 {
                     self.retry(send, &mut aftermath);
                 }
@@ -243,10 +336,7 @@ impl QueuePair {
                     self.alarm.set(at);
                 }
                 // The receiver it waits for has gone.
-                Blocked::NotReady { until: None } => {
-                    self.drive(send, self.what_was_begun(), &mut aftermath);
-                    self.arm_if_deferred(send);
-                }
+                Blocked::NotReady { until: None } => self.take_turn(send, &mut aftermath),
                 Blocked::Unanswered { at: None, .. } => {}
             }
         }
@@ -264,16 +354,15 @@ impl QueuePair {
                 *left -= 1;
                 self.device.tally.retries.count();
                 let timeout = send.requester.answer_timeout();
-                *at = timeout.map(|timeout| Instant::now() + timeout);
+                *at = timeout.map(|timeout| Time::now() + timeout);
                 None
             }
             Blocked::No => None,
         };
         let before = send.blocked;
-        let work = self.what_was_begun();
-        self.drive(send, work, aftermath);
+        self.drive(send, self.turn(), aftermath);
         if send.blocked != before || send.queue.is_empty() {
-            self.arm_if_deferred(send);
+            self.leave_rest(send);
         } else if let Some(status) = exhausted {
             self.give_up(send, status, aftermath);
         } else if let Blocked::Unanswered { at: Some(at), .. } = send.blocked {

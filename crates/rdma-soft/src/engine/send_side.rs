@@ -1,12 +1,13 @@
 //! The requester's half of a queue pair: its queue, its connection, and why it waits.
 
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdma_sys::{ibv_qp_state, ibv_wc_status};
 
 use crate::address::Path;
 use crate::engine::Refusal;
+use crate::engine::clock::Time;
 use crate::engine::copy::Segment;
 use crate::engine::queue_pair::{Init, QueuePair};
 use crate::engine::request::{Payload, Request};
@@ -86,11 +87,11 @@ pub(crate) enum Blocked {
     No,
     /// The receiver has no request; given up at that time, never without one.
     NotReady {
-        until: Option<Instant>,
+        until: Option<Time>,
     },
     /// Nothing answers; tried again at that time so many times more, never without a time.
     Unanswered {
-        at: Option<Instant>,
+        at: Option<Time>,
         left: u8,
     },
 }

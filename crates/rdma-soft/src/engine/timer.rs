@@ -1,20 +1,42 @@
-//! Deadlines: one alarm a queue pair, served by one thread that exists while an alarm is set.
-//!
-//! The thread stays for a moment after the last alarm, so that a program that meets RNR now and then
-//! does not make a thread each time.
+//! Deadlines: one alarm for each queue pair. Whoever polls an empty completion queue when one has passed
+//! sees to it; for programs that do not poll there is a thread, which exists while an alarm is set and
+//! stays for a moment after the last, so that a program that meets RNR now and then does not make a thread
+//! each time.
 
-use std::sync::{Condvar, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::time::Duration;
 
+use crate::engine::clock::Time;
 use crate::engine::queue_pair::QueuePair;
-use crate::sync::locked_to_wait as locked;
+use crate::engine::thread;
+use crate::sync::{Ordering, locked_to_wait};
+
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 const LINGER: Duration = Duration::from_secs(5);
+/// How many alarms one poll sees to at most.
+const AT_A_POLL: usize = 16;
+
+/// All alarms.
+#[derive(Debug)]
+struct Timers {
+    /// The time of the earliest, in nanoseconds: all that an empty poll looks at. Written under the lock
+    /// of the schedule.
+    earliest: std::sync::atomic::AtomicU64,
+    schedule: Mutex<Schedule>,
+    changed: Condvar,
+}
 
 #[derive(Debug)]
-struct Clock {
+struct Schedule {
     alarms: Vec<Option<Slot>>,
     free: Vec<usize>,
+    /// Times of alarms, with their places; also of alarms that were set to an earlier time since, or are
+    /// gone.
+    queue: BinaryHeap<Reverse<(Time, usize)>>,
     /// The process whose thread serves; a forked child has none.
     served_by: Option<u32>,
 }
@@ -22,128 +44,191 @@ struct Clock {
 #[derive(Debug)]
 struct Slot {
     owner: Weak<QueuePair>,
-    at: Option<Instant>,
+    at: Option<Time>,
 }
 
-static CLOCK: Mutex<Clock> =
-    Mutex::new(Clock { alarms: Vec::new(), free: Vec::new(), served_by: None });
-static CHANGED: Condvar = Condvar::new();
+static TIMERS: Timers = Timers {
+    earliest: std::sync::atomic::AtomicU64::new(u64::MAX),
+    schedule: Mutex::new(Schedule::new()),
+    changed: Condvar::new(),
+};
 
-/// A queue pair's place at the clock.
+/// A queue pair's place among the alarms.
 #[derive(Debug)]
 pub(crate) struct Alarm(usize);
 
 impl Alarm {
     pub(crate) fn new(owner: Weak<QueuePair>) -> Self {
-        let mut clock = locked(&CLOCK);
-        let slot = Some(Slot { owner, at: None });
-        if let Some(n) = clock.free.pop() {
-            clock.alarms[n] = slot;
-            return Self(n);
-        }
-        clock.alarms.push(slot);
-        let places = clock.alarms.len();
-        // Giving the place back then never allocates.
-        clock.free.reserve(places);
-        Self(places - 1)
+        Self(TIMERS.lock().add(owner))
     }
 
     /// Has [`QueuePair::alarm_rings`] called at `at`, or earlier if it was set to an earlier time.
-    pub(crate) fn set(&self, at: Instant) {
+    pub(crate) fn set(&self, at: Time) {
         if cfg!(loom) {
             return; // its models have no clock
         }
-        let mut clock = locked(&CLOCK);
-        let Some(Some(slot)) = clock.alarms.get_mut(self.0) else { return };
-        if slot.at.is_some_and(|set| set <= at) {
+        let mut schedule = TIMERS.lock();
+        if !schedule.set(self.0, at) {
             return;
         }
-        slot.at = Some(at);
+        TIMERS.publish(&schedule);
         let process = std::process::id();
-        if clock.served_by == Some(process) {
-            CHANGED.notify_one();
-        } else {
-            clock.served_by = Some(process);
-            let serve = std::thread::Builder::new().name("rdma-soft timer".into()).spawn(serve);
-            if serve.is_err() {
-                // Without a thread the alarm rings when the next one is set, or never.
-                clock.served_by = None;
-            }
+        if schedule.served_by == Some(process) {
+            drop(schedule);
+            TIMERS.changed.notify_one();
+        } else if thread::spawn("rdma-soft timer", serve).is_ok() {
+            schedule.served_by = Some(process);
         }
+        // Without a thread it rings at a poll, and the next alarm tries to make one again.
     }
 }
 
 impl Drop for Alarm {
     fn drop(&mut self) {
-        let mut clock = locked(&CLOCK);
-        clock.alarms[self.0] = None;
-        clock.free.push(self.0);
+        TIMERS.lock().remove(self.0);
     }
 }
 
-impl Clock {
-    fn earliest(&self) -> Option<Instant> {
-        self.alarms.iter().flatten().filter_map(|slot| slot.at).min()
+/// Whether an alarm is set. What every empty poll asks.
+#[inline(always)]
+pub(crate) fn is_set() -> bool {
+    TIMERS.earliest.load(Ordering::Relaxed) != u64::MAX
+}
+
+/// Has the alarms ring whose time has come, as many as one poll has time for. The caller holds no lock.
+#[cold]
+pub(crate) fn ring_due() {
+    let earliest = Time::from_nanoseconds(TIMERS.earliest.load(Ordering::Relaxed));
+    if earliest > Time::AT_ONCE && earliest > Time::now() {
+        return;
+    }
+    for _ in 0..AT_A_POLL {
+        // Who holds it sees to the alarms, or sets one.
+        let mut schedule = match TIMERS.schedule.try_lock() {
+            Ok(schedule) => schedule,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let Some(owner) = schedule.take_due(Time::now()) else { return };
+        TIMERS.publish(&schedule);
+        drop(schedule);
+        if let Some(queue_pair) = owner.upgrade() {
+            queue_pair.alarm_rings();
+        }
+    }
+}
+
+impl Timers {
+    fn lock(&self) -> MutexGuard<'_, Schedule> {
+        locked_to_wait(&self.schedule)
+    }
+
+    fn publish(&self, schedule: &Schedule) {
+        let earliest = schedule.earliest().map_or(u64::MAX, Time::nanoseconds);
+        self.earliest.store(earliest, Ordering::Relaxed);
+    }
+}
+
+impl Schedule {
+    const fn new() -> Self {
+        let queue = BinaryHeap::new();
+        Self { alarms: Vec::new(), free: Vec::new(), queue, served_by: None }
+    }
+
+    fn add(&mut self, owner: Weak<QueuePair>) -> usize {
+        let slot = Some(Slot { owner, at: None });
+        if let Some(n) = self.free.pop() {
+            self.alarms[n] = slot;
+            return n;
+        }
+        self.alarms.push(slot);
+        let places = self.alarms.len();
+        // Giving the place back then never allocates, nor does setting the alarm.
+        self.free.reserve(places);
+        self.queue.reserve((2 * places).saturating_sub(self.queue.len()));
+        places - 1
+    }
+
+    fn remove(&mut self, place: usize) {
+        self.alarms[place] = None;
+        self.free.push(place);
+    }
+
+    /// Whether the alarm rings earlier now than before.
+    fn set(&mut self, place: usize, at: Time) -> bool {
+        let Some(Some(slot)) = self.alarms.get_mut(place) else { return false };
+        if slot.at.is_some_and(|set| set <= at) {
+            return false;
+        }
+        slot.at = Some(at);
+        if self.queue.len() == self.queue.capacity() {
+            // Of each alarm at most one time counts, so that half of the queue is free then.
+            let alarms = &self.alarms;
+            self.queue.retain(|&Reverse(time)| is_current(alarms, time));
+        }
+        self.queue.push(Reverse((at, place)));
+        true
+    }
+
+    /// No later than the time of the first alarm.
+    fn earliest(&self) -> Option<Time> {
+        self.queue.peek().map(|Reverse((at, _))| *at)
     }
 
     /// Takes the owner whose time came first, so that who is always due again keeps nobody waiting.
-    fn take_due(&mut self, now: Instant) -> Option<Weak<QueuePair>> {
-        let due = |slot: &&mut Slot| slot.at.is_some_and(|at| at <= now);
-        let slot = self.alarms.iter_mut().flatten().filter(due).min_by_key(|slot| slot.at)?;
-        slot.at = None;
-        Some(slot.owner.clone())
+    fn take_due(&mut self, now: Time) -> Option<Weak<QueuePair>> {
+        while let Some(&Reverse(first)) = self.queue.peek() {
+            if first.0 > now && is_current(&self.alarms, first) {
+                return None;
+            }
+            self.queue.pop();
+            if is_current(&self.alarms, first)
+                && let Some(slot) = &mut self.alarms[first.1]
+            {
+                slot.at = None;
+                return Some(slot.owner.clone());
+            }
+        }
+        None
     }
 }
 
+fn is_current(alarms: &[Option<Slot>], (at, place): (Time, usize)) -> bool {
+    alarms[place].as_ref().is_some_and(|slot| slot.at == Some(at))
+}
+
 fn serve() {
-    let mut clock = locked(&CLOCK);
+    let mut schedule = TIMERS.lock();
     let mut idle_since = None;
     loop {
-        let now = Instant::now();
-        if let Some(owner) = clock.take_due(now) {
-            drop(clock);
-            // The last reference may go here, and takes the clock's lock when it does.
+        let now = Time::now();
+        let due = schedule.take_due(now);
+        TIMERS.publish(&schedule);
+        if let Some(owner) = due {
+            drop(schedule);
+            // The last reference may go here, and takes the lock when it does.
             if let Some(queue_pair) = owner.upgrade() {
                 queue_pair.alarm_rings();
             }
-            clock = locked(&CLOCK);
+            schedule = TIMERS.lock();
             idle_since = None;
             continue;
         }
-        let wait = match clock.earliest() {
+        let wait = match schedule.earliest() {
             Some(at) => {
                 idle_since = None;
-                at.saturating_duration_since(now)
+                at.since(now)
             }
             None => {
                 let end = *idle_since.get_or_insert(now) + LINGER;
                 if now >= end {
-                    clock.served_by = None;
+                    schedule.served_by = None;
                     return;
                 }
-                end - now
+                end.since(now)
             }
         };
-        clock = CHANGED.wait_timeout(clock, wait).unwrap_or_else(PoisonError::into_inner).0;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_was_due_first_is_served_first() {
-        let now = Instant::now();
-        let times = [3, 1, 0, 2].map(|n| now + Duration::from_secs(n));
-        let slot = |at| Some(Slot { owner: Weak::new(), at: Some(at) });
-        let alarms = times.into_iter().map(slot).collect();
-        let mut clock = Clock { alarms, free: Vec::new(), served_by: None };
-        for left in (0..3).rev() {
-            assert!(clock.take_due(now + Duration::from_secs(2)).is_some());
-            let waiting = clock.alarms.iter().flatten().filter_map(|slot| slot.at);
-            assert_eq!(waiting.min(), Some(now + Duration::from_secs(3 - left)));
-        }
-        assert!(clock.take_due(now + Duration::from_secs(2)).is_none(), "it is not time yet");
+        let waited = TIMERS.changed.wait_timeout(schedule, wait);
+        schedule = waited.unwrap_or_else(PoisonError::into_inner).0;
     }
 }

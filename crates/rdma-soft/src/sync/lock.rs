@@ -12,6 +12,8 @@ pub(crate) use spinning::{Guard, Lock};
 
 #[cfg(not(loom))]
 mod spinning {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use spin::mutex::{SpinMutex, SpinMutexGuard};
 
     use crate::backoff::Backoff;
@@ -21,16 +23,20 @@ mod spinning {
 
     /// A mutex without poisoning: no code of a caller runs under it, and the shims abort on a panic.
     #[derive(Debug, Default)]
-    pub(crate) struct Lock<T>(SpinMutex<T>);
+    pub(crate) struct Lock<T> {
+        value: SpinMutex<T>,
+        /// How many wait, or are about to.
+        waiting: AtomicU32,
+    }
 
     impl<T> Lock<T> {
         pub(crate) fn new(value: T) -> Self {
-            Self(SpinMutex::new(value))
+            Self { value: SpinMutex::new(value), waiting: AtomicU32::new(0) }
         }
 
         #[inline]
         pub(crate) fn lock(&self) -> Guard<'_, T> {
-            Held::new(match self.0.try_lock() {
+            Held::new(match self.value.try_lock() {
                 Some(guard) => guard,
                 None => self.wait(),
             })
@@ -39,14 +45,16 @@ mod spinning {
         #[cold]
         #[inline(never)]
         fn wait(&self) -> SpinMutexGuard<'_, T> {
+            self.waiting.fetch_add(1, Ordering::Relaxed);
             let mut backoff = Backoff::default();
             loop {
                 backoff.wait();
                 // Only looks while it is taken: an attempt would pull the line from its holder.
-                if self.0.is_locked() {
+                if self.value.is_locked() {
                     continue;
                 }
-                if let Some(guard) = self.0.try_lock() {
+                if let Some(guard) = self.value.try_lock() {
+                    self.waiting.fetch_sub(1, Ordering::Relaxed);
                     return guard;
                 }
             }
@@ -56,7 +64,23 @@ mod spinning {
         pub(crate) fn pass(&self) {
             drop(self.lock());
         }
+
+        /// Lets those have the lock who wait for it, before the caller takes it again: they may sleep, and
+        /// would find it taken each time that they look. Not for long, since others may come.
+        #[cold]
+        pub(crate) fn let_others(&self) {
+            let mut backoff = Backoff::default();
+            for _ in 0..LONGEST {
+                if self.waiting.load(Ordering::Relaxed) == 0 {
+                    return;
+                }
+                backoff.wait();
+            }
+        }
     }
+
+    /// Rounds, the last of which sleep as long as any waiter does: some milliseconds in all.
+    const LONGEST: u32 = 26;
 }
 
 #[cfg(loom)]
@@ -85,6 +109,9 @@ mod model {
         pub(crate) fn pass(&self) {
             drop(self.lock());
         }
+
+        /// The model checker has no favourites.
+        pub(crate) fn let_others(&self) {}
     }
 }
 

@@ -31,6 +31,7 @@ mod schedules;
 mod sends;
 mod shared_receives;
 mod states;
+mod turns;
 mod unreachable;
 mod unreliable;
 mod windows;

@@ -16,6 +16,7 @@ use crate::engine::completion::{Completion, Reclaimed, Seat};
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{Handle, Reporter};
+use crate::engine::timer;
 use crate::overflow;
 use crate::schedule::Deferred;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
@@ -57,6 +58,8 @@ pub(super) struct Pollers {
     /// The number of the oldest completion, changed under the lock.
     pub(super) head: AtomicU64,
     pub(super) seats: Lock<Seats>,
+    /// How many polls found nothing, one after the other, while an alarm was set.
+    in_vain: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -261,8 +264,10 @@ impl CompletionQueue {
         // Before the ring: with a head from after a resize the ring is from after it, too.
         let head = self.pollers.head.load(Ordering::Acquire);
         if self.rings.current().entry(head).is_behind(head) && !self.is_overflowed() {
+            self.see_to_alarms();
             return Ok(0);
         }
+        self.pollers.in_vain.store(0, Ordering::Relaxed);
         let seats = self.pollers.seats.lock();
         let ring = self.rings.current();
         let mut head = self.pollers.head.load(Ordering::Relaxed);
@@ -284,6 +289,24 @@ impl CompletionQueue {
             return Err(Overflowed);
         }
         Ok(taken)
+    }
+
+    /// A poll that found nothing sees to alarms whose time has come.
+    #[inline(always)]
+    fn see_to_alarms(&self) {
+        if timer::is_set() {
+            self.look_at_clock();
+        }
+    }
+
+    /// At the first and each 64th such poll, since a look at the clock takes as long as some polls.
+    #[cold]
+    fn look_at_clock(&self) {
+        let before = self.pollers.in_vain.load(Ordering::Relaxed);
+        self.pollers.in_vain.store(before.wrapping_add(1), Ordering::Relaxed);
+        if before % 64 == 0 {
+            timer::ring_due();
+        }
     }
 
     pub(crate) fn is_overflowed(&self) -> bool {

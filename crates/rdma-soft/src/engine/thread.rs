@@ -1,0 +1,108 @@
+//! The device's own threads, which take nothing over from the thread that happens to start them.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+/// What a thread of the device needs, in bytes: it calls nothing of the program's.
+const STACK: usize = 256 << 10;
+
+/// Starts a thread that takes no signal, may run on every processor, and has the usual policy.
+pub(crate) fn spawn(name: &str, run: fn()) -> io::Result<()> {
+    let mut mask = Mask::all_blocked();
+    let run = move || {
+        usual_scheduling();
+        run();
+    };
+    let spawned = std::thread::Builder::new().name(name.into()).stack_size(STACK).spawn(run);
+    mask.restore();
+    spawned.map(drop)
+}
+
+/// The signals of the calling thread, which a new thread inherits.
+struct Mask(libc::sigset_t);
+
+impl Mask {
+    /// Blocks all; what was blocked before is kept.
+    fn all_blocked() -> Self {
+        let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: fills the set that it is given (sigfillset(3), SAFETY.md F15).
+        unsafe { libc::sigfillset(all.as_mut_ptr()) };
+        // SAFETY: reads the one, which was filled, and fills the other: the call fails for no other reason
+        // than a first argument that it does not know (pthread_sigmask(3), SAFETY.md F15).
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
+        // SAFETY: filled by the call above.
+        Self(unsafe { before.assume_init() })
+    }
+
+    fn restore(&mut self) {
+        // SAFETY: reads the set, which the kernel gave (pthread_sigmask(3), SAFETY.md F15).
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, ptr::null_mut()) };
+    }
+}
+
+/// A thread that was started from one which is bound to a processor, or runs before all others, is neither.
+fn usual_scheduling() {
+    // SAFETY: all bytes of it are integers.
+    let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    // SAFETY: reads the parameters (sched_setscheduler(2), SAFETY.md F15). That it may do this is sure:
+    // nothing is asked for that not every thread has.
+    unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters) };
+    // More processors than there are: the kernel takes those that it has and the process may use.
+    let all = [u64::MAX; 128];
+    // SAFETY: reads so many bytes of the array (sched_setaffinity(2), SAFETY.md F15).
+    unsafe { libc::sched_setaffinity(0, size_of_val(&all), all.as_ptr().cast()) };
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// What `/proc` says of the thread that asks, line by line (proc_pid_status(5)).
+    fn status(line: &str) -> String {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let line = status.lines().find_map(|found| found.strip_prefix(line)).unwrap();
+        line.trim().to_owned()
+    }
+
+    #[test]
+    fn nothing_of_the_thread_that_starts_it_is_inherited() {
+        static ANSWER: std::sync::Mutex<Option<mpsc::Sender<[String; 3]>>> =
+            std::sync::Mutex::new(None);
+        let (sender, receiver) = mpsc::channel();
+        *ANSWER.lock().unwrap() = Some(sender);
+        let processors = status("Cpus_allowed:");
+        let before = status("SigBlk:");
+        std::thread::spawn(move || {
+            // Bound to the first processor that it may use.
+            let mut first = [0u64; 128];
+            let size = size_of_val(&first);
+            // SAFETY: fills, then reads, the array (sched_getaffinity(2)).
+            unsafe { libc::sched_getaffinity(0, size, first.as_mut_ptr().cast()) };
+            let word = first.iter().position(|&word| word != 0).unwrap();
+            let bit = first[word] & first[word].wrapping_neg();
+            first.fill(0);
+            first[word] = bit;
+            // SAFETY: as above.
+            unsafe { libc::sched_setaffinity(0, size, first.as_ptr().cast()) };
+            spawn("test", || {
+                let sender = ANSWER.lock().unwrap().take().unwrap();
+                let said = ["SigBlk:", "Cpus_allowed:", "Name:"].map(status);
+                sender.send(said).unwrap();
+            })
+            .unwrap();
+            assert_eq!(status("SigBlk:"), before, "the caller's mask has changed");
+        })
+        .join()
+        .unwrap();
+        let [blocked, allowed, name] = receiver.recv().unwrap();
+        let blocked = u64::from_str_radix(&blocked, 16).unwrap();
+        // The kernel lets nobody block SIGKILL and SIGSTOP, and glibc keeps 32 and 33 for itself.
+        let free = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | 0b11 << 31;
+        assert_eq!(blocked | free, u64::MAX, "{blocked:x}");
+        assert_eq!((allowed, name.as_str()), (processors, "test"));
+    }
+}

@@ -1,0 +1,53 @@
+use super::*;
+
+fn at(ns: u64) -> Time {
+    Time::from_nanoseconds(ns)
+}
+
+/// Alarms of nobody, set to these times.
+fn schedule(times: impl IntoIterator<Item = u64>) -> Schedule {
+    let mut schedule = Schedule::new();
+    for time in times {
+        let place = schedule.add(Weak::new());
+        assert!(schedule.set(place, at(time)));
+    }
+    schedule
+}
+
+#[test]
+fn who_was_due_first_is_served_first() {
+    let mut schedule = schedule([30, 10, 0, 20]);
+    for next in [10, 20, 30] {
+        assert!(schedule.take_due(at(20)).is_some());
+        assert_eq!(schedule.earliest(), Some(at(next)));
+    }
+    assert!(schedule.take_due(at(20)).is_none(), "it is not time yet");
+}
+
+#[test]
+fn an_earlier_time_counts_and_a_later_one_does_not() {
+    let mut schedule = schedule([20]);
+    assert!(!schedule.set(0, at(30)) && schedule.set(0, at(10)));
+    assert!(schedule.take_due(at(10)).is_some());
+    assert!(schedule.take_due(at(100)).is_none(), "it has rung");
+    // Set again, it rings once more, and what is left of the first time changes nothing.
+    assert!(schedule.set(0, at(50)));
+    assert!(schedule.take_due(at(40)).is_none());
+    assert!(schedule.take_due(at(50)).is_some());
+    assert!(schedule.take_due(at(100)).is_none());
+}
+
+#[test]
+fn alarms_that_ring_and_are_set_again_need_no_more_memory() {
+    let mut schedule = schedule([1000, 1000]);
+    let room = schedule.queue.capacity();
+    for n in 0..1000 {
+        assert!(schedule.set(0, at(999 - n)));
+    }
+    assert_eq!(schedule.queue.capacity(), room);
+    assert!(schedule.take_due(at(0)).is_some());
+    schedule.remove(0);
+    assert!(schedule.take_due(at(999)).is_none());
+    assert!(schedule.take_due(at(1000)).is_some());
+    assert_eq!((schedule.add(Weak::new()), schedule.earliest()), (0, None));
+}

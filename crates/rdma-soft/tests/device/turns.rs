@@ -1,0 +1,131 @@
+//! Who executes how much: a thread that has other things to do takes a turn of what others posted, and who
+//! copies for a long time lets others in.
+
+use std::thread;
+
+use rdma_soft::{Builder, SoftDevice};
+use rdma_sys::{ibv_qp_state as State, ibv_wc_status as Status};
+
+use crate::rig::connect::{Knobs, Side, pair_with};
+use crate::rig::post::Wr;
+use crate::rig::{ALL_ACCESS, Mr, Size, soft, until};
+
+const LONG: usize = 8 << 20;
+const BACKLOG: u32 = 64;
+
+/// Fields drop in order.
+struct Stage {
+    source: Mr,
+    sink: Mr,
+    a: Side,
+    b: Side,
+    device: SoftDevice,
+}
+
+impl Stage {
+    fn new(name: &str) -> Self {
+        Builder::new(name).install().unwrap();
+        let size = Size { send_wr: 256, receive_wr: 256, sge: 32, ..Size::default() };
+        let (a, b) = pair_with(name, &size, &Knobs::default());
+        let source = a.pd.register_filled(vec![7; LONG], ALL_ACCESS);
+        let sink = b.pd.register_filled(vec![0; LONG], ALL_ACCESS);
+        Self { source, sink, a, b, device: soft(name) }
+    }
+
+    /// A SEND that finds no receive request, and behind it writes of 8 MiB each.
+    fn post_backlog(&self) {
+        self.a.qp.post(&Wr::send(0, &[]));
+        for n in 1..=BACKLOG {
+            let all = [self.source.sge(0, LONG)];
+            self.a.qp.post(&Wr::write(n.into(), &all, &self.sink, 0).unsignaled());
+        }
+        self.a.qp.post(&Wr::write(1000, &[], &self.sink, 0));
+    }
+
+    fn left(&self) -> usize {
+        self.device.in_flight(self.a.qp.qpn())
+    }
+}
+
+/// The receiver posts its receive request, and gets its thread back long before all is copied that
+/// waited for it; yet all of it is executed in the end, whoever polls or not.
+#[test]
+fn who_posts_a_receive_does_not_execute_the_backlog_of_its_peer() {
+    let stage = Stage::new("turn-receive");
+    stage.post_backlog();
+    stage.b.qp.post_receive(1, &[]);
+    let left = stage.left();
+    assert!(left > BACKLOG as usize / 2, "{left} of {BACKLOG} are left");
+    stage.a.send_cq.expect_success(0);
+    stage.b.receive_cq.expect_success(1);
+    // Nobody polls here.
+    until("the rest", || stage.left() == 0);
+    stage.a.send_cq.expect_success(1000);
+    assert_eq!(stage.sink.bytes()[LONG - 1], 7);
+}
+
+/// A post behind what others left executes no more than a turn either, and order is kept.
+#[test]
+fn who_posts_behind_a_backlog_does_not_execute_all_of_it() {
+    let stage = Stage::new("turn-post");
+    stage.post_backlog();
+    stage.b.qp.post_receive(1, &[]);
+    stage.a.qp.post(&Wr::write(1001, &[], &stage.sink, 0));
+    assert!(stage.left() > BACKLOG as usize / 2, "{} are left", stage.left());
+    for wr_id in [0, 1000, 1001] {
+        stage.a.send_cq.expect_success(wr_id);
+    }
+}
+
+/// While a thread copies a message of 256 MiB, what others ask of the two queue pairs is answered.
+#[test]
+fn a_long_copy_lets_others_in() {
+    let stage = Stage::new("turn-long");
+    let (from, to) = ([stage.source.sge(0, LONG); 32], [stage.sink.sge(0, LONG); 32]);
+    let mut answered = false;
+    // Another thread may have this core's time; not always.
+    for n in 0..20 {
+        stage.b.qp.post_receive(n, &to);
+        thread::scope(|threads| {
+            let a = &stage.a.qp;
+            let copy = threads.spawn(move || a.post(&Wr::send(n, &from)));
+            while stage.left() == 0 && !copy.is_finished() {}
+            assert_eq!(stage.b.qp.state(), State::IBV_QPS_RTS);
+            assert_eq!(stage.a.qp.state(), State::IBV_QPS_RTS);
+            let _ = stage.device.counters();
+            answered |= stage.left() > 0;
+        });
+        stage.a.send_cq.expect_success(n);
+        assert_eq!(stage.b.receive_cq.expect_success(n).byte_len, 256 << 20);
+        if answered {
+            return;
+        }
+    }
+    panic!("each answer came after the copy");
+}
+
+/// A message that is copied by several threads in turns is whole, and completes once.
+#[test]
+fn a_message_of_many_turns_is_whole() {
+    let stage = Stage::new("turn-whole");
+    let bytes: Vec<u8> = (0..LONG).map(|n| (n % 251) as u8).collect();
+    let source = stage.a.pd.register_filled(bytes.clone(), 0);
+    stage.a.qp.post(&Wr::send(1, &[source.sge(0, LONG)]));
+    stage.b.qp.post_receive(2, &[stage.sink.sge(0, LONG)]);
+    stage.a.send_cq.expect_success(1);
+    assert_eq!(stage.b.receive_cq.expect_success(2).byte_len as usize, LONG);
+    assert!(stage.sink.bytes() == bytes, "the message differs");
+}
+
+/// The queue pair is destroyed while its message is half-way.
+#[test]
+fn what_is_left_of_a_destroyed_queue_pair_is_cancelled() {
+    let mut stage = Stage::new("turn-destroyed");
+    stage.post_backlog();
+    stage.b.qp.post_receive(1, &[]);
+    stage.a.qp.destroy();
+    stage.sink.fill(1);
+    thread::yield_now();
+    assert!(stage.sink.bytes().iter().all(|&byte| byte == 1), "written after the end");
+    stage.b.receive_cq.expect(1, Status::IBV_WC_SUCCESS);
+}
