@@ -85,7 +85,7 @@ fn from_rustix(error: rustix::io::Errno) -> Errno {
     Errno::from_raw(error.raw_os_error())
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))] // miri has no ppoll
 mod tests {
     use std::io::{ErrorKind, PipeReader, Read, Write, pipe};
     use std::os::fd::AsRawFd;

@@ -67,13 +67,19 @@ pub(crate) fn pages(address: u64, length: u64) -> Option<Pages> {
 pub(crate) fn populate(pages: Pages, writable: bool) -> Result<(), Refusal> {
     match advise(pages, writable) {
         Ok(()) if advice_is_followed() => Ok(()),
-        Ok(()) => maps::covers(pages, writable),
+        Ok(()) => (1..EMULATORS_TRIES)
+            .find_map(|_| maps::covers(pages, writable).ok())
+            .map_or_else(|| maps::covers(pages, writable), Ok),
         // A kernel before 5.14 does not know the advice; later ones are not of one mind about what to
         // say of memory without the permission.
         Err(Errno::INVAL | Errno::AGAIN | Errno::NOMEM) => maps::covers(pages, writable),
         Err(_) => Err(Refusal::Fault),
     }
 }
+
+/// An emulator makes its `/proc/self/maps` of two lists, and what another thread maps meanwhile, beside a range,
+/// can hide the range. One that is not there is missing each time.
+const EMULATORS_TRIES: u32 = 8;
 
 fn advise(pages: Pages, writable: bool) -> Result<(), Errno> {
     // `pages` checked that the end fits into a pointer.
