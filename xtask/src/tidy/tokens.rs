@@ -1,19 +1,11 @@
 //! What the rules ask of a Rust file, answered from its tokens.
 //!
-//! Tokens and not the syntax tree, because macro bodies have no tree: a function or an `unsafe`
-//! inside `macro_rules!` counts as well. Comments and strings are not code and never match.
+//! Tokens and not the syntax tree, because macro bodies have no tree: an `unsafe` inside
+//! `macro_rules!` counts as well. Comments and strings are not code and never match.
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
 use super::Finding;
-
-/// A function with a body.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Function {
-    pub(crate) name: String,
-    /// The line of `fn`, and of the closing brace.
-    pub(crate) lines: (usize, usize),
-}
 
 /// Splits a file into tokens.
 pub(crate) fn lex(path: &str, text: &str) -> Result<TokenStream, Finding> {
@@ -21,25 +13,6 @@ pub(crate) fn lex(path: &str, text: &str) -> Result<TokenStream, Finding> {
         let line = error.span().start().line;
         Finding::new(path, line, "this is not Rust: it cannot be split into tokens; mend it")
     })
-}
-
-/// Every function that has a body, those in macros and those within functions too.
-pub(crate) fn functions(tokens: &TokenStream) -> Vec<Function> {
-    let mut found = Vec::new();
-    each_level(tokens, &mut |level| {
-        for (at, tree) in level.iter().enumerate() {
-            if !is_word(tree, "fn") {
-                continue;
-            }
-            let after = &level[at + 1..];
-            let name = after.iter().take(2).map_while(name_part).collect::<String>();
-            if let (false, Some(body)) = (name.is_empty(), body(after)) {
-                let lines = (tree.span().start().line, body.span_close().end().line);
-                found.push(Function { name, lines });
-            }
-        }
-    });
-    found
 }
 
 /// Lines with unsafe code, or with an attribute that allows it.
@@ -125,40 +98,6 @@ fn names(group: &Group, word: &str) -> bool {
     })
 }
 
-/// A function's name is one identifier, or in a macro `$name`.
-fn name_part(tree: &TokenTree) -> Option<String> {
-    match tree {
-        TokenTree::Ident(ident) => Some(ident.to_string()),
-        TokenTree::Punct(punct) if punct.as_char() == '$' => Some("$".to_owned()),
-        _ => None,
-    }
-}
-
-/// The body of the function whose name and signature `after` starts with.
-fn body(after: &[TokenTree]) -> Option<&Group> {
-    let (mut angles, mut arrow) = (0_i32, false);
-    for tree in after {
-        match tree {
-            TokenTree::Group(group) if group.delimiter() == Delimiter::Brace && angles == 0 => {
-                return Some(group);
-            }
-            TokenTree::Punct(punct) => {
-                match punct.as_char() {
-                    '<' => angles += 1,
-                    '>' if !arrow => angles -= 1,
-                    ';' if angles == 0 => return None,
-                    _ => {}
-                }
-                arrow = matches!(punct.as_char(), '-' | '=');
-                continue;
-            }
-            _ => {}
-        }
-        arrow = false;
-    }
-    None
-}
-
 /// Whether what follows `unsafe` makes it the type of a function pointer.
 fn is_pointer_type(after: &[TokenTree]) -> bool {
     let abi = after.iter().take_while(|tree| !is_word(tree, "fn")).count();
@@ -179,25 +118,8 @@ mod tests {
     }
 
     #[test]
-    fn a_function_spans_from_fn_to_its_brace() {
-        let text =
-            "fn a<T: Fn() -> [u8; 2]>()\nwhere\n    T: Copy,\n{\n}\ntrait B {\n    fn c();\n}\n";
-        let found = functions(&tokens(text));
-        assert_eq!(found, [Function { name: "a".to_owned(), lines: (1, 5) }]);
-    }
-
-    #[test]
-    fn functions_in_macros_and_impls_are_seen() {
-        let text =
-            "macro_rules! m { ($n:ident) => { fn $n() -> Foo<{ 1 }> {} } }\nimpl A { fn b() {} }";
-        let names: Vec<_> = functions(&tokens(text)).into_iter().map(|f| f.name).collect();
-        assert_eq!(names, ["$n", "b"]);
-    }
-
-    #[test]
-    fn pointer_types_are_not_functions_and_not_unsafe() {
+    fn pointer_types_are_not_unsafe() {
         let text = "type A = fn(u8);\ntype B = unsafe extern \"C\" fn(u8);\ntype C = unsafe fn();";
-        assert_eq!(functions(&tokens(text)), []);
         assert_eq!(unsafe_lines(&tokens(text)), [0; 0]);
     }
 
@@ -224,7 +146,6 @@ mod tests {
         let text =
             "// unsafe { }\n/// fn a() {}\n#![deny(unsafe_code)]\nconst A: &str = \"unsafe\";";
         assert_eq!(unsafe_lines(&tokens(text)), [0; 0]);
-        assert_eq!(functions(&tokens(text)), []);
     }
 
     #[test]

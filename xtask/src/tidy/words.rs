@@ -1,16 +1,10 @@
-//! Words that mark unfinished work have no place in a finished change.
+//! Words that mark unfinished work have no place in a finished change. Macros that do are clippy's affair.
 
 use super::{Finding, by_hand, line_of};
 use crate::tree::Tree;
 
 /// In two halves, so that this file passes its own check.
-const WORDS: &[&str] = &[
-    concat!("TO", "DO"),
-    concat!("FIX", "ME"),
-    concat!("to", "do!("),
-    concat!("unimpl", "emented!("),
-    concat!("db", "g!("),
-];
+const WORDS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME")];
 
 const CHECKED: &[&str] = &[".rs", ".md", ".toml", ".yml", ".ci/run"];
 
@@ -30,8 +24,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
 
 fn stands_alone(text: &str, at: usize, word: &str) -> bool {
     let in_word = |c: char| c.is_alphanumeric() || c == '_';
-    let ends_open = word.ends_with('(') || !text[at + word.len()..].starts_with(in_word);
-    ends_open && !text[..at].ends_with(in_word)
+    !text[at + word.len()..].starts_with(in_word) && !text[..at].ends_with(in_word)
 }
 
 #[cfg(test)]
@@ -52,7 +45,7 @@ mod tests {
 
     #[test]
     fn parts_of_other_words_and_generated_files_pass() {
-        let text = WORDS[..2].iter().map(|word| format!("A{word} {word}S _{word}\n"));
+        let text = WORDS.iter().map(|word| format!("A{word} {word}S _{word}\n"));
         assert_eq!(check(&Tree::of([("a.rs", &text.collect::<String>())])), []);
         assert_eq!(check(&Tree::of([("a/generated/b.rs", WORDS[0])])), []);
     }
