@@ -24,6 +24,12 @@ pub fn this_program() -> Command {
     command(env::current_exe().expect("the place of this program"))
 }
 
+/// Whether an emulator runs the tests, which may do by itself what a test would blame on the program.
+#[must_use]
+pub fn is_emulated() -> bool {
+    env::var_os(EMULATOR).is_some_and(|emulator| !emulator.is_empty())
+}
+
 /// The C compiler that makes programs of the target: what `CC` says, or `cc`.
 #[must_use]
 pub fn c_compiler() -> Command {

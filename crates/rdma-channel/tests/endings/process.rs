@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rdma_channel::{CloseReason, ScopeError, TransportError};
 use rdma_mem::{GatherElement, ScatterList};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
-use test_support::program::this_program;
+use test_support::program::{is_emulated, this_program};
 
 use crate::common::child::{self, CHILD, must_live, wait_for};
 use crate::common::provider::{KEEP, POLL, STAY, faulty};
@@ -70,6 +70,9 @@ fn an_abort_does_not_wait_until_somebody_reads_why() {
         // SAFETY: SAFETY.md F15: it ends a child that hangs.
         unsafe { libc::alarm(15) };
         return leave_a_scope(Pair::on(&faulty(device.to_str().unwrap()), short));
+    }
+    if is_emulated() {
+        return println!("skipped: the emulator itself says on standard error that a program aborts");
     }
     for device in LATE {
         let (_unread, full) = io::pipe().unwrap();
