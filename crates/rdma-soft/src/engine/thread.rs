@@ -63,9 +63,9 @@ mod tests {
 
     /// What `/proc` says of the thread that asks, line by line (proc_pid_status(5)).
     fn status(line: &str) -> String {
-        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
-        let line = status.lines().find_map(|found| found.strip_prefix(line)).unwrap();
-        line.trim().to_owned()
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+        let line = status.lines().find_map(|found| found.strip_prefix(line));
+        line.unwrap_or_default().trim().to_owned()
     }
 
     #[test]

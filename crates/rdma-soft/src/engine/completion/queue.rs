@@ -304,7 +304,7 @@ impl CompletionQueue {
     fn look_at_clock(&self) {
         let before = self.pollers.in_vain.load(Ordering::Relaxed);
         self.pollers.in_vain.store(before.wrapping_add(1), Ordering::Relaxed);
-        if before % 64 == 0 {
+        if before.is_multiple_of(64) {
             timer::ring_due();
         }
     }
