@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use rdma_sys::ibv_wc_status;
+use rdma_types::WcStatus;
 
 use crate::engine::queue_pair::QueuePair;
 use crate::sync::locked;
@@ -142,10 +142,10 @@ impl Tally {
 
     /// A request was given up.
     #[cold]
-    pub(crate) fn count_failure(&self, status: ibv_wc_status) {
+    pub(crate) fn count_failure(&self, status: WcStatus) {
         match status {
-            ibv_wc_status::IBV_WC_RETRY_EXC_ERR => self.retries_exceeded.count(),
-            ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR => self.not_ready_exceeded.count(),
+            WcStatus::RETRY_EXC_ERR => self.retries_exceeded.count(),
+            WcStatus::RNR_RETRY_EXC_ERR => self.not_ready_exceeded.count(),
             _ => {}
         }
     }

@@ -5,8 +5,8 @@ use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use rdma_sys::{ibv_ah_attr, ibv_device, ibv_event_type, ibv_node_type, ibv_transport_type};
-use rdma_types::Guid;
+use rdma_sys::{ibv_ah_attr, ibv_device, ibv_node_type, ibv_transport_type};
+use rdma_types::{AsyncEventKind, Guid};
 
 use crate::address::{Address, GidEntry, Path};
 use crate::builder::{Limits, Link};
@@ -243,10 +243,10 @@ impl Device {
             queue_pair.dismiss_waiter(&mut queue_pair.receive.lock());
         }
         let kind = if up {
-            ibv_event_type::IBV_EVENT_PORT_ACTIVE
+            AsyncEventKind::PORT_ACTIVE
         } else {
             self.tally.link_downed.count();
-            ibv_event_type::IBV_EVENT_PORT_ERR
+            AsyncEventKind::PORT_ERR
         };
         for context in contexts.iter().filter_map(Weak::upgrade) {
             context.push(AsyncEvent { kind, element: Element::Port(1) });

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rdma_sys::ibv_event_type;
+use rdma_types::AsyncEventKind;
 
 use crate::engine::completion::CompletionQueue;
 use crate::engine::events::Deliver;
@@ -131,7 +131,7 @@ fn settle_all() {
         queue.report_overflow();
         for n in (0..queue.users()).rev() {
             if let Some(queue_pair) = queue.user(n) {
-                queue_pair.enter_error(None, Some(ibv_event_type::IBV_EVENT_QP_FATAL));
+                queue_pair.enter_error(None, Some(AsyncEventKind::QP_FATAL));
             }
         }
     }

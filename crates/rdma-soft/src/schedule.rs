@@ -140,6 +140,8 @@ impl QueuePair {
 mod tests {
     use std::sync::OnceLock;
 
+    use rdma_types::QpState;
+
     use super::*;
     use crate::builder::{Limits, Link};
     use crate::device::Device;
@@ -175,7 +177,7 @@ mod tests {
         let queue_pair = QueuePair::create(&pd, &cq, &cq, None, init, Reporter::silent()).unwrap();
         {
             let mut send = queue_pair.send.lock();
-            send.state = rdma_sys::ibv_qp_state::IBV_QPS_RTS;
+            send.state = QpState::RTS;
             send.push(&Request::EMPTY, Payload::keyed(&[]));
             queue_pair.defer(&mut send);
         }

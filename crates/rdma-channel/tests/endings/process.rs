@@ -72,7 +72,9 @@ fn an_abort_does_not_wait_until_somebody_reads_why() {
         return leave_a_scope(Pair::on(&faulty(device.to_str().unwrap()), short));
     }
     if is_emulated() {
-        return println!("skipped: the emulator itself says on standard error that a program aborts");
+        return println!(
+            "skipped: the emulator itself says on standard error that a program aborts"
+        );
     }
     for device in LATE {
         let (_unread, full) = io::pipe().unwrap();

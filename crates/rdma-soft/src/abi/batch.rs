@@ -12,7 +12,7 @@ use super::data_path::{datagram, send_request};
 use crate::engine::Refusal;
 use crate::engine::critical_region::CriticalRegion;
 use crate::engine::queue_pair::{Capacity, Init, QueuePair};
-use crate::engine::request::Payload;
+use crate::engine::request::{Payload, Sge};
 use crate::engine::room::Room;
 use crate::engine::send_queue::take_inline;
 use crate::engine::service::Service;
@@ -126,8 +126,7 @@ impl Batch {
             else {
                 return self.refuse(Refusal::Invalid);
             };
-            let source =
-                [ibv_sge { addr: buffer.addr.expose_provenance() as u64, length, lkey: 0 }];
+            let source = [Sge { addr: buffer.addr.expose_provenance() as u64, length, lkey: 0 }];
             // SAFETY: this function's contract (SAFETY.md F7, F12).
             take_inline(left, unsafe { Payload::inline(&source) });
             left = &mut left[length as usize..];

@@ -1,6 +1,7 @@
 //! The data path: what a context's `ops` point to.
 
 use std::ffi::c_int;
+use std::mem::offset_of;
 use std::slice;
 
 use rdma_sys::{
@@ -10,10 +11,11 @@ use rdma_sys::{
 
 use super::ah::destination;
 use super::block::{queue_of, queue_pair_of};
+use super::opcode::opcode;
 use super::{mw, number};
 use crate::engine::Refusal;
 use crate::engine::completion::{Completion, JUNK};
-use crate::engine::request::{Opcode, Payload, Request};
+use crate::engine::request::{Opcode, Payload, Request, Sge};
 use crate::engine::service::Service;
 use crate::engine::window::Kind;
 
@@ -23,17 +25,26 @@ const SEND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0
     | ibv_send_flags::IBV_SEND_SOLICITED.0
     | ibv_send_flags::IBV_SEND_INLINE.0;
 
+// The engine reads a program's elements where they are.
+const _: () = {
+    assert!(size_of::<Sge>() == size_of::<ibv_sge>() && align_of::<Sge>() == align_of::<ibv_sge>());
+    assert!(offset_of!(Sge, addr) == offset_of!(ibv_sge, addr));
+    assert!(offset_of!(Sge, length) == offset_of!(ibv_sge, length));
+    assert!(offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
+};
+
 /// # Safety
 ///
 /// `list` points to `count` elements that are not written while the result is used, unless `count` is
 /// 0 or negative.
 #[inline]
-unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sge], Refusal> {
+unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], Refusal> {
     match usize::try_from(count) {
         Err(_) => Err(Refusal::Invalid),
         Ok(0) => Ok(&[]),
-        // SAFETY: this function's contract (SAFETY.md F12).
-        Ok(count) => Ok(unsafe { slice::from_raw_parts(list, count) }),
+        // SAFETY: this function's contract (SAFETY.md F12); an `Sge` has the layout of an `ibv_sge`, as is
+        // asserted above (F5), and its fields are the same integers.
+        Ok(count) => Ok(unsafe { slice::from_raw_parts(list.cast::<Sge>(), count) }),
     }
 }
 
@@ -44,7 +55,7 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [ibv_sg
 /// The request and what it points to are valid while the result is used.
 #[inline]
 pub(super) unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payload<'a>), Refusal> {
-    let opcode = Opcode::from_verbs(wr.opcode).ok_or(Refusal::Invalid)?;
+    let opcode = opcode(wr.opcode).ok_or(Refusal::Invalid)?;
     let flags = wr.send_flags;
     if flags & !SEND_FLAGS != 0 {
         return Err(Refusal::Invalid);
@@ -210,7 +221,7 @@ pub(super) unsafe extern "C" fn post_recv(
 pub(super) unsafe fn post_list(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
-    post: impl Fn(u64, &[ibv_sge]) -> Result<(), Refusal>,
+    post: impl Fn(u64, &[Sge]) -> Result<(), Refusal>,
 ) -> c_int {
     let mut current = wr;
     while !current.is_null() {
@@ -255,12 +266,12 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c
 /// A completion as the program sees it.
 #[inline]
 pub(super) fn work_completion(completion: &Completion) -> ibv_wc {
-    let success = completion.status == ibv_wc_status::IBV_WC_SUCCESS;
+    let success = completion.status.is_success();
     let source = completion.source;
     ibv_wc {
         wr_id: completion.wr_id,
-        status: completion.status,
-        opcode: if success { completion.opcode } else { ibv_wc_opcode(JUNK) },
+        status: ibv_wc_status(completion.status.raw()),
+        opcode: ibv_wc_opcode(if success { completion.opcode.raw() } else { JUNK }),
         vendor_err: completion.vendor_err,
         byte_len: completion.byte_len,
         __bindgen_anon_1: ibv_wc__bindgen_ty_1 { imm_data: completion.imm },

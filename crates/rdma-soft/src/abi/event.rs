@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use rdma_sys::{
     Errno, ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_comp_channel, ibv_context, ibv_cq,
-    ibv_qp, ibv_srq,
+    ibv_event_type, ibv_qp, ibv_srq,
 };
 
 use super::block::{
@@ -69,14 +69,14 @@ pub(super) unsafe extern "C" fn get_cq_event(
 }
 
 /// Delivers what was taken; -1 and `errno` if nothing was.
-fn finish<T>(taken: Result<T, Errno>, deliver: impl FnOnce(T)) -> c_int {
+fn finish<T>(taken: rustix::io::Result<T>, deliver: impl FnOnce(T)) -> c_int {
     match taken {
         Ok(event) => {
             deliver(event);
             0
         }
         Err(errno) => {
-            errno.set();
+            Errno::from_raw(errno.raw_os_error()).set();
             -1
         }
     }
@@ -116,14 +116,14 @@ pub(super) unsafe extern "C" fn get_async_event(
             }
             Element::Port(port) => ibv_async_event__bindgen_ty_1 { port_num: port.into() },
         };
-        ibv_async_event { element, event_type: event.kind }
+        ibv_async_event { element, event_type: ibv_event_type(event.kind.raw()) }
     });
     // SAFETY: the caller's place for the event (SAFETY.md F1).
     finish(taken, |event| unsafe { out.write(event) })
 }
 
 pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
-    use rdma_sys::ibv_event_type as Type;
+    use ibv_event_type as Type;
     // SAFETY: an event that `get_async_event` filled (SAFETY.md F1).
     let event = unsafe { event.read() };
     match event.event_type {

@@ -17,11 +17,14 @@ mod event;
 mod fork;
 mod mr;
 mod mw;
+mod opcode;
 mod pd;
 mod port;
 mod qp;
 mod qp_ex;
 mod srq;
+#[cfg(test)]
+mod tests;
 mod text;
 mod wr;
 

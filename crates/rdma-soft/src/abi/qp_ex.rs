@@ -8,6 +8,7 @@ use rdma_sys::{
 };
 
 use super::block::{device_of, queue_pair_posting};
+use super::opcode::opcode;
 use super::pointer;
 use super::qp::create;
 use crate::builder::Limits;
@@ -80,7 +81,7 @@ fn operations(limits: &Limits, kind: ibv_qp_type) -> u64 {
         ibv_qp_type::IBV_QPT_UD => &[&sends],
         _ => &[],
     };
-    let there = |wr: Wr| match Opcode::from_verbs(wr) {
+    let there = |wr: Wr| match opcode(wr) {
         Some(Opcode::BindWindow) => limits.has_windows(Kind::Two),
         Some(opcode) => limits.atomics || !opcode.is_atomic(),
         None => false,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma_sys::ibv_event_type;
+use rdma_types::AsyncEventKind;
 
 use crate::engine::queue_pair::QueuePair;
 use crate::overflow;
@@ -12,7 +12,7 @@ use crate::overflow;
 #[derive(Debug, Default)]
 pub(crate) struct Aftermath {
     requester: Option<u32>,
-    responder: Option<(Arc<QueuePair>, u32, ibv_event_type)>,
+    responder: Option<(Arc<QueuePair>, u32, AsyncEventKind)>,
 }
 
 impl Aftermath {
@@ -26,7 +26,7 @@ impl Aftermath {
         &mut self,
         queue_pair: &Arc<QueuePair>,
         incarnation: u32,
-        event: ibv_event_type,
+        event: AsyncEventKind,
     ) {
         self.responder = Some((Arc::clone(queue_pair), incarnation, event));
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma_sys::{ibv_wc_opcode, ibv_wc_status};
+use rdma_types::{WcOpcode, WcStatus};
 
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::sync::{AtomicU32, Line, Ordering};
@@ -28,18 +28,25 @@ pub(crate) use seats::Seat;
 /// What fields hold that the specification leaves undefined: nothing that looks right.
 pub(crate) const JUNK: u32 = 0xdead_c0de;
 
+/// A global route header is in front of the data (`IBV_WC_GRH`).
+pub(crate) const GRH: u32 = 1;
+/// The number that came along is immediate data (`IBV_WC_WITH_IMM`).
+pub(crate) const WITH_IMM: u32 = 1 << 1;
+/// The number that came along is a key that was invalidated (`IBV_WC_WITH_INV`).
+pub(crate) const WITH_INV: u32 = 1 << 3;
+
 /// One completion as the device writes it. Of a failed one the opcode and the flags, which are undefined
 /// then, are filled with junk where it is turned into an `ibv_wc`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Completion {
     pub(crate) wr_id: u64,
-    pub(crate) status: ibv_wc_status,
-    pub(crate) opcode: ibv_wc_opcode,
+    pub(crate) status: WcStatus,
+    pub(crate) opcode: WcOpcode,
     /// Junk of what the requester sent, and of failures.
     pub(crate) byte_len: u32,
     /// An immediate in network order, or the key that was invalidated; junk without the flag for it.
     pub(crate) imm: u32,
-    /// `IBV_WC_WITH_IMM`, `IBV_WC_WITH_INV` or nothing.
+    /// Of [`GRH`], [`WITH_IMM`] and [`WITH_INV`].
     pub(crate) flags: u32,
     pub(crate) qpn: u32,
     pub(crate) vendor_err: u32,
@@ -75,8 +82,8 @@ impl Completion {
     fn success(wr_id: u64, upto: u32) -> Self {
         Self {
             wr_id,
-            status: ibv_wc_status::IBV_WC_SUCCESS,
-            opcode: ibv_wc_opcode::IBV_WC_SEND,
+            status: WcStatus::SUCCESS,
+            opcode: WcOpcode::SEND,
             byte_len: 0,
             imm: 0,
             flags: 0,

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use rdma_sys::{ibv_wc_flags, ibv_wc_opcode, ibv_wc_status as Status};
+use rdma_types::{WcOpcode, WcStatus};
 
 use crate::address::AddressVector;
 use crate::engine::aftermath::Aftermath;
-use crate::engine::completion::Source;
+use crate::engine::completion::{self, Source};
 use crate::engine::copy::{Segment, deliver_bytes, transfer_behind};
 use crate::engine::execute::{Extent, Refused};
 use crate::engine::queue_pair::QueuePair;
@@ -29,10 +29,10 @@ impl QueuePair {
         aftermath: &mut Aftermath,
     ) -> Verdict {
         let Some(to) = message.payload.destination().filter(|to| to.pd == self.pd_number) else {
-            return Verdict::Failed(Status::IBV_WC_LOC_QP_OP_ERR);
+            return Verdict::Failed(WcStatus::LOC_QP_OP_ERR);
         };
         if message.length > PORT_MTU {
-            return Verdict::Failed(Status::IBV_WC_LOC_LEN_ERR);
+            return Verdict::Failed(WcStatus::LOC_LEN_ERR);
         }
         if let Some(receiver) = self.take_receiver(requester, to, message.request.destination_qpn) {
             // A datagram that was half-way begins again: it may come to another receive request.
@@ -114,8 +114,8 @@ impl Datagram<'_> {
         let lid = sender.device.identity.lid;
         let service_level = to.service_level;
         let source = Source { qpn: sender.qpn, lid, service_level, path_bits: 0 };
-        let flags = to.route.map_or(0, |_| ibv_wc_flags::IBV_WC_GRH.0);
-        let opcode = ibv_wc_opcode::IBV_WC_RECV;
+        let flags = to.route.map_or(0, |_| completion::GRH);
+        let opcode = WcOpcode::RECV;
         responder.executed += 1;
         responder.complete(self.receiver, opcode, length, request, flags, source);
         Ok(Verdict::Done { bytes: self.message.length })

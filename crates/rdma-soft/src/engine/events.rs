@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, PoisonError};
 
-use rdma_sys::Errno;
+use rustix::io::Errno;
 
 #[cfg(all(test, loom))]
 use crate::engine::models::tokens::Tokens;
@@ -283,7 +283,7 @@ mod tests {
     fn an_empty_queue_that_does_not_block_says_so() {
         let queue = EventQueue::<u32>::new(8).unwrap();
         rustix::fs::fcntl_setfl(queue.tokens.file(), OFlags::NONBLOCK).unwrap();
-        assert_eq!(queue.take(|event| event), Err(Errno::EAGAIN));
+        assert_eq!(queue.take(|event| event), Err(Errno::AGAIN));
     }
 
     #[test]

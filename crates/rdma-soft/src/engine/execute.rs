@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use rdma_sys::{ibv_access_flags, ibv_event_type, ibv_sge, ibv_wc_opcode, ibv_wc_status as Status};
+use rdma_types::{AccessFlags, AsyncEventKind, WcOpcode, WcStatus};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::Source;
@@ -13,7 +13,7 @@ use crate::engine::copy::{AtomicWord, Segment, deliver, transfer};
 use crate::engine::grace_period::Visit;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::LOCAL_READ;
-use crate::engine::request::{Opcode, Payload, Request};
+use crate::engine::request::{Opcode, Payload, Request, Sge};
 use crate::engine::responder::{Origin, Responder};
 use crate::engine::send_side::{Requester, Verdict};
 use crate::engine::service::Service;
@@ -104,12 +104,12 @@ impl QueuePair {
             Err(refused) => {
                 // IBTA volume 1, 11.6.3.3: local access violation, or invalid request.
                 let event = match refused.request {
-                    Status::IBV_WC_REM_ACCESS_ERR => ibv_event_type::IBV_EVENT_QP_ACCESS_ERR,
-                    _ => ibv_event_type::IBV_EVENT_QP_REQ_ERR,
+                    WcStatus::REM_ACCESS_ERR => AsyncEventKind::QP_ACCESS_ERR,
+                    _ => AsyncEventKind::QP_REQ_ERR,
                 };
                 responder.fail(peer_queue_pair, refused.receive, event, aftermath);
                 match refused.request {
-                    Status::IBV_WC_SUCCESS => Verdict::Done { bytes: length },
+                    WcStatus::SUCCESS => Verdict::Done { bytes: length },
                     status => Verdict::Failed(status),
                 }
             }
@@ -125,7 +125,7 @@ impl QueuePair {
         requester: &mut Requester,
         opcode: Opcode,
         payload: Payload<'_>,
-    ) -> Result<u64, Status> {
+    ) -> Result<u64, WcStatus> {
         let local = &mut requester.local;
         local.clear();
         let length = if payload.is_inline() {
@@ -133,15 +133,15 @@ impl QueuePair {
             payload.length()
         } else {
             let access = match opcode.fetches() {
-                true => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0,
+                true => AccessFlags::LOCAL_WRITE.bits(),
                 false => LOCAL_READ,
             };
             self.locate(visit, self.pd_number, payload.sges(), access, local)
-                .ok_or(Status::IBV_WC_LOC_PROT_ERR)?
+                .ok_or(WcStatus::LOC_PROT_ERR)?
         };
         // The result of an atomic is eight bytes (IBTA volume 1, 9.4.5).
         let wrong_length = length > MAX_MESSAGE_BYTES || opcode.is_atomic() && length != 8;
-        if wrong_length { Err(Status::IBV_WC_LOC_LEN_ERR) } else { Ok(length) }
+        if wrong_length { Err(WcStatus::LOC_LEN_ERR) } else { Ok(length) }
     }
 
     /// Finds the memory of the current receive request, for a message of that length. The responder is
@@ -155,19 +155,14 @@ impl QueuePair {
     ) -> Result<(), Refused> {
         let Responder { sges, room, .. } = responder;
         room.clear();
-        let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
-        let fits =
-            self.locate(visit, self.receive_pd_number, sges, access, room).ok_or(Refused {
-                receive: Status::IBV_WC_LOC_PROT_ERR,
-                request: Status::IBV_WC_REM_OP_ERR,
-            })?;
+        let access = AccessFlags::LOCAL_WRITE.bits();
+        let fits = self
+            .locate(visit, self.receive_pd_number, sges, access, room)
+            .ok_or(Refused { receive: WcStatus::LOC_PROT_ERR, request: WcStatus::REM_OP_ERR })?;
         if fits >= length {
             return Ok(());
         }
-        Err(Refused {
-            receive: Status::IBV_WC_LOC_LEN_ERR,
-            request: Status::IBV_WC_REM_INV_REQ_ERR,
-        })
+        Err(Refused { receive: WcStatus::LOC_LEN_ERR, request: WcStatus::REM_INV_REQ_ERR })
     }
 
     /// Turns elements into segments and says how long they are together: the keys must be known, of
@@ -177,7 +172,7 @@ impl QueuePair {
         &self,
         visit: &Visit,
         pd: u64,
-        sges: &[ibv_sge],
+        sges: &[Sge],
         access: u32,
         out: &mut Vec<Segment>,
     ) -> Option<u64> {
@@ -202,8 +197,8 @@ pub(super) fn next_psn(psn: u32, length: u64, mtu_log2: u32) -> u32 {
 /// How a responder answers a request after which it is in error: the status of the request, and that of
 /// the receive request that it may have taken.
 pub(super) struct Refused {
-    pub(super) receive: Status,
-    pub(super) request: Status,
+    pub(super) receive: WcStatus,
+    pub(super) request: WcStatus,
 }
 
 /// One request between its requester and the locked responder.
@@ -258,10 +253,10 @@ impl Exchange<'_> {
         }
         if opcode.takes_receive() {
             let completion = match opcode {
-                Opcode::WriteWithImm => ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM,
+                Opcode::WriteWithImm => WcOpcode::RECV_RDMA_WITH_IMM,
                 _ => {
                     self.own.counts.sends.count();
-                    ibv_wc_opcode::IBV_WC_RECV
+                    WcOpcode::RECV
                 }
             };
             let source = Source::UNDEFINED;
@@ -287,8 +282,8 @@ impl Exchange<'_> {
         if self.peer.pd.invalidate(self.request.imm, self.peer.id) {
             return Ok(());
         }
-        let request = Status::IBV_WC_SUCCESS;
-        Err(Refused { receive: Status::IBV_WC_REM_INV_REQ_ERR, request })
+        let request = WcStatus::SUCCESS;
+        Err(Refused { receive: WcStatus::REM_INV_REQ_ERR, request })
     }
 
     /// Copies to or from the remote range.
@@ -311,14 +306,14 @@ fn remote(
     request: &Request,
     length: u64,
 ) -> Result<Segment, Refused> {
-    let refused = |request| Refused { receive: Status::IBV_WC_WR_FLUSH_ERR, request };
+    let refused = |request| Refused { receive: WcStatus::WR_FLUSH_ERR, request };
     let access = request.opcode.remote_access();
     let no_resource = request.opcode.fetches() && responder.max_rd_atomic == 0;
     if responder.access & access == 0 || no_resource {
-        return Err(refused(Status::IBV_WC_REM_INV_REQ_ERR));
+        return Err(refused(WcStatus::REM_INV_REQ_ERR));
     }
     peer.find_memory(visit, peer.pd_number, request.rkey, request.remote_address, length, access)
-        .ok_or(refused(Status::IBV_WC_REM_ACCESS_ERR))
+        .ok_or(refused(WcStatus::REM_ACCESS_ERR))
 }
 
 /// Executes an atomic, and brings what was there before. A held device cannot stop half-way.
@@ -330,10 +325,8 @@ fn atomic(
     request: &Request,
     local: &[Segment],
 ) -> Result<Copied, Refused> {
-    let invalid = || Refused {
-        receive: Status::IBV_WC_WR_FLUSH_ERR,
-        request: Status::IBV_WC_REM_INV_REQ_ERR,
-    };
+    let invalid =
+        || Refused { receive: WcStatus::WR_FLUSH_ERR, request: WcStatus::REM_INV_REQ_ERR };
     if !request.remote_address.is_multiple_of(8) || !peer.device.limits.atomics {
         return Err(invalid());
     }

@@ -5,10 +5,8 @@ mod windows;
 use std::sync::Arc;
 
 use loom::thread;
-use rdma_sys::{
-    ibv_access_flags as Flags, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state, ibv_sge,
-    ibv_wc_status as Status,
-};
+use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state};
+use rdma_types::{AccessFlags, QpState, WcStatus};
 
 use crate::builder::{Limits, Link};
 use crate::device::Device;
@@ -16,7 +14,7 @@ use crate::engine::completion::{CompletionQueue, Side};
 use crate::engine::protection::{ProtectionDomain, Registration};
 use crate::engine::queue_pair::{Capacity, Init, QueuePair};
 use crate::engine::report::Reporter;
-use crate::engine::request::{Opcode, Payload, Request};
+use crate::engine::request::{Opcode, Payload, Request, Sge};
 use crate::engine::service::Service;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::random::Seed;
@@ -83,8 +81,8 @@ fn queue_pair_of(
 /// Has `a` send to `b`.
 fn connect(a: &Arc<QueuePair>, b: &Arc<QueuePair>) {
     for queue_pair in [a, b] {
-        let ready = ibv_qp_state::IBV_QPS_RTS;
-        locked(&queue_pair.attributes).verbs.qp_state = ready;
+        let ready = QpState::RTS;
+        locked(&queue_pair.attributes).state = ready;
         queue_pair.send.lock().state = ready;
         queue_pair.receive.lock().state = ready;
         queue_pair.responder.lock().state = ready;
@@ -95,7 +93,7 @@ fn connect(a: &Arc<QueuePair>, b: &Arc<QueuePair>) {
         requester.origin
     };
     let mut responder = b.responder.lock();
-    (responder.verified, responder.access) = (origin, Flags::IBV_ACCESS_REMOTE_WRITE.0);
+    (responder.verified, responder.access) = (origin, AccessFlags::REMOTE_WRITE.bits());
 }
 
 /// Memory of the model, registered.
@@ -110,9 +108,9 @@ impl Memory {
     fn new(pd: &ProtectionDomain, byte: u8) -> Self {
         let mut bytes = vec![byte; 4];
         let address = bytes.as_mut_ptr().expose_provenance() as u64;
-        let access = Flags::IBV_ACCESS_LOCAL_WRITE.0
-            | Flags::IBV_ACCESS_REMOTE_WRITE.0
-            | Flags::IBV_ACCESS_MW_BIND.0;
+        let access = AccessFlags::LOCAL_WRITE.bits()
+            | AccessFlags::REMOTE_WRITE.bits()
+            | AccessFlags::MW_BIND.bits();
         let registration = pd.register(address, 4, address, access).unwrap();
         Self { bytes, registration }
     }
@@ -121,8 +119,8 @@ impl Memory {
         self.bytes.as_ptr().addr() as u64
     }
 
-    fn sge(&self) -> ibv_sge {
-        ibv_sge { addr: self.address(), length: 4, lkey: self.registration.key }
+    fn sge(&self) -> Sge {
+        Sge { addr: self.address(), length: 4, lkey: self.registration.key }
     }
 
     /// Deregisters, then does to the bytes what an allocator might; the device must not see it.
@@ -136,7 +134,7 @@ impl Memory {
     }
 }
 
-fn post(queue_pair: &Arc<QueuePair>, wr_id: u64, sges: &[ibv_sge], write_to: Option<ibv_sge>) {
+fn post(queue_pair: &Arc<QueuePair>, wr_id: u64, sges: &[Sge], write_to: Option<Sge>) {
     let opcode = if write_to.is_some() { Opcode::Write } else { Opcode::Send };
     let sink = write_to.unwrap_or_default();
     let (remote_address, rkey) = (sink.addr, sink.lkey);
@@ -145,7 +143,7 @@ fn post(queue_pair: &Arc<QueuePair>, wr_id: u64, sges: &[ibv_sge], write_to: Opt
     queue_pair.post_send(|| list.take()).unwrap();
 }
 
-fn polled(queue: &CompletionQueue) -> Vec<(u64, Status)> {
+fn polled(queue: &CompletionQueue) -> Vec<(u64, WcStatus)> {
     let mut got = Vec::new();
     queue.poll(8, |_, completion, _| got.push((completion.wr_id, completion.status))).unwrap();
     got
@@ -167,7 +165,7 @@ fn loom_a_waiting_sender_is_woken() {
         model.b.post_receive(11, &[]).unwrap();
         model.b.post_receive(12, &[]).unwrap();
         sender.join().unwrap();
-        let done = Status::IBV_WC_SUCCESS;
+        let done = WcStatus::SUCCESS;
         assert_eq!(polled(&model.a.send_cq), [(1, done), (2, done)]);
         assert_eq!(polled(&model.b.receive_cq), [(11, done), (12, done)]);
         model.end();
@@ -190,7 +188,7 @@ fn loom_no_write_after_deregistration() {
         sender.join().unwrap();
         assert!(sink.is_free(), "written after it was freed");
         let status = polled(&model.a.send_cq)[0].1;
-        assert!([Status::IBV_WC_SUCCESS, Status::IBV_WC_REM_ACCESS_ERR].contains(&status));
+        assert!([WcStatus::SUCCESS, WcStatus::REM_ACCESS_ERR].contains(&status));
         model.end();
     });
 }
@@ -203,9 +201,9 @@ fn loom_no_read_after_deregistration() {
         let (mut source, second) = (Memory::new(&model.a.pd, 1), Memory::new(&model.a.pd, 2));
         let mut bytes = vec![0_u8; 8];
         let address = bytes.as_mut_ptr().expose_provenance() as u64;
-        let write = Flags::IBV_ACCESS_LOCAL_WRITE.0 | Flags::IBV_ACCESS_REMOTE_WRITE.0;
+        let write = AccessFlags::LOCAL_WRITE.bits() | AccessFlags::REMOTE_WRITE.bits();
         let sink = model.b.pd.register(address, 8, address, write);
-        let to = ibv_sge { addr: address, length: 8, lkey: sink.unwrap().key };
+        let to = Sge { addr: address, length: 8, lkey: sink.unwrap().key };
         let from = [source.sge(), second.sge()];
         let sender = {
             let a = Arc::clone(&model.a);
@@ -248,8 +246,8 @@ fn loom_no_write_after_destruction() {
 fn loom_a_reset_gives_all_slots_back() {
     loom::model(|| {
         let model = Model::new();
-        post(&model.a, 1, &[], Some(ibv_sge::default()));
-        post(&model.a, 2, &[], Some(ibv_sge::default()));
+        post(&model.a, 1, &[], Some(Sge::default()));
+        post(&model.a, 2, &[], Some(Sge::default()));
         let poller = {
             let queue = Arc::clone(&model.a.send_cq);
             thread::spawn(move || {
@@ -279,13 +277,13 @@ fn loom_a_request_is_flushed_once_and_gone_after_a_reset() {
         };
         model.b.enter_error(None, None);
         poster.join().unwrap();
-        let flushed = Status::IBV_WC_WR_FLUSH_ERR;
+        let flushed = WcStatus::WR_FLUSH_ERR;
         assert_eq!(polled(&model.b.receive_cq), [(11, flushed), (12, flushed)]);
         model.b.reset(&mut locked(&model.b.attributes));
         model.connect();
         model.b.post_receive(13, &[]).unwrap();
         post(&model.a, 1, &[], None);
-        let done = Status::IBV_WC_SUCCESS;
+        let done = WcStatus::SUCCESS;
         assert_eq!(polled(&model.b.receive_cq), [(13, done)]);
         assert_eq!(polled(&model.a.send_cq), [(1, done)]);
         model.end();
@@ -304,8 +302,8 @@ fn loom_a_request_is_taken_or_flushed() {
         };
         model.b.enter_error(None, None);
         sender.join().unwrap();
-        let sent = polled(&model.a.send_cq) == [(1, Status::IBV_WC_SUCCESS)];
-        let status = if sent { Status::IBV_WC_SUCCESS } else { Status::IBV_WC_WR_FLUSH_ERR };
+        let sent = polled(&model.a.send_cq) == [(1, WcStatus::SUCCESS)];
+        let status = if sent { WcStatus::SUCCESS } else { WcStatus::WR_FLUSH_ERR };
         assert_eq!(polled(&model.b.receive_cq), [(11, status)]);
         model.end();
     });

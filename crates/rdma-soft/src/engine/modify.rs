@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State};
+use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state};
+use rdma_types::{AccessFlags, QpState};
 
 use crate::address::Path;
 use crate::engine::Refusal;
@@ -18,8 +19,9 @@ const LARGEST_24_BITS: u32 = 0x00ff_ffff;
 
 /// A queue pair's attributes as they were last set, and its life. This lock comes before all others
 /// of the queue pair, and its state is the one that a transition starts from.
-#[derive(Default)]
 pub(crate) struct Attributes {
+    pub(crate) state: QpState,
+    /// But for the state.
     pub(crate) verbs: ibv_qp_attr,
     /// Counts resets.
     pub(crate) incarnation: u32,
@@ -27,10 +29,17 @@ pub(crate) struct Attributes {
     pub(crate) reported: bool,
 }
 
+impl Default for Attributes {
+    fn default() -> Self {
+        let (state, verbs) = (QpState::RESET, ibv_qp_attr::default());
+        Self { state, verbs, incarnation: 0, reported: false }
+    }
+}
+
 impl std::fmt::Debug for Attributes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Attributes")
-            .field("state", &self.verbs.qp_state)
+            .field("state", &self.state)
             .field("incarnation", &self.incarnation)
             .finish_non_exhaustive()
     }
@@ -44,7 +53,6 @@ impl Attributes {
             };
         }
         record! {
-            IBV_QP_STATE: qp_state;
             IBV_QP_ACCESS_FLAGS: qp_access_flags;
             IBV_QP_PKEY_INDEX: pkey_index;
             IBV_QP_PORT: port_num;
@@ -74,7 +82,7 @@ impl QueuePair {
         let to = self.modify_locked(attr, dgid, mask);
         // Also if it was refused: it may have found that the queue pair had failed.
         overflow::settle();
-        if to? == State::IBV_QPS_RTS {
+        if to? == QpState::RTS {
             self.resume();
         }
         Ok(())
@@ -86,13 +94,13 @@ impl QueuePair {
         attr: &ibv_qp_attr,
         dgid: [u8; 16],
         mask: u32,
-    ) -> Result<State, Refusal> {
+    ) -> Result<QpState, Refusal> {
         let has = |bit: Mask| mask & bit.0 != 0;
         let mut attributes = self.attributes();
-        let from = attributes.verbs.qp_state;
-        let to = if has(Mask::IBV_QP_STATE) { attr.qp_state } else { from };
+        let from = attributes.state;
+        let to = if has(Mask::IBV_QP_STATE) { QpState::from_raw(attr.qp_state.0) } else { from };
         transition::check(self.service, from, to, mask)?;
-        if has(Mask::IBV_QP_CUR_STATE) && attr.cur_qp_state != from {
+        if has(Mask::IBV_QP_CUR_STATE) && attr.cur_qp_state.0 != from.raw() {
             return Err(Refusal::Invalid);
         }
         check_values(attr, self.device.limits.max_rd_atomic, has)?;
@@ -101,12 +109,13 @@ impl QueuePair {
             false => None,
         };
         match to {
-            State::IBV_QPS_RESET => self.reset(&mut attributes),
-            State::IBV_QPS_ERR => {
-                attributes.verbs.qp_state = to;
+            QpState::RESET => self.reset(&mut attributes),
+            QpState::ERR => {
+                attributes.state = to;
                 self.flush();
             }
             _ => {
+                attributes.state = to;
                 attributes.record(attr, has);
                 self.apply(attr, from, to, path, has);
                 if path.is_some() {
@@ -122,13 +131,12 @@ impl QueuePair {
     fn attributes(&self) -> ControlGuard<'_, Attributes> {
         let mut attributes = locked(&self.attributes);
         let send = self.send.lock().state;
-        let failed =
-            send == State::IBV_QPS_ERR || self.responder.lock().state == State::IBV_QPS_ERR;
-        if failed && attributes.verbs.qp_state != State::IBV_QPS_ERR {
-            attributes.verbs.qp_state = State::IBV_QPS_ERR;
+        let failed = send == QpState::ERR || self.responder.lock().state == QpState::ERR;
+        if failed && attributes.state != QpState::ERR {
+            attributes.state = QpState::ERR;
             self.flush();
-        } else if send == State::IBV_QPS_SQE {
-            attributes.verbs.qp_state = send;
+        } else if send == QpState::SQE {
+            attributes.state = send;
         }
         attributes
     }
@@ -138,20 +146,20 @@ impl QueuePair {
     fn apply(
         &self,
         attr: &ibv_qp_attr,
-        from: State,
-        to: State,
+        from: QpState,
+        to: QpState,
         path: Option<Path>,
         has: impl Fn(Mask) -> bool,
     ) {
         let unless_failed = |present| match present {
-            State::IBV_QPS_ERR => present,
-            State::IBV_QPS_SQE if from != present => present,
+            QpState::ERR => present,
+            QpState::SQE if from != present => present,
             _ => to,
         };
         let mut guard = self.send.lock();
         let send = &mut *guard;
         send.state = unless_failed(send.state);
-        if to != State::IBV_QPS_SQD {
+        if to != QpState::SQD {
             send.notify_drained = false;
         } else if has(Mask::IBV_QP_EN_SQD_ASYNC_NOTIFY) {
             send.notify_drained = attr.en_sqd_async_notify != 0;
@@ -166,14 +174,18 @@ impl QueuePair {
 
     /// `ibv_query_qp`: all attributes, whatever was asked for, as providers do.
     pub(crate) fn query(&self) -> ibv_qp_attr {
-        let mut attr = self.attributes().verbs;
+        let (state, mut attr) = {
+            let attributes = self.attributes();
+            (attributes.state, attributes.verbs)
+        };
         // It may have found that the queue pair had failed.
         overflow::settle();
+        attr.qp_state = ibv_qp_state(state.raw());
         attr.cur_qp_state = attr.qp_state;
         {
             let send = self.send.lock();
             attr.sq_psn = send.requester.psn;
-            let draining = send.state == State::IBV_QPS_SQD && send.may_run();
+            let draining = send.state == QpState::SQD && send.may_run();
             attr.sq_draining = draining.into();
         }
         attr.rq_psn = self.responder.lock().psn;
@@ -250,7 +262,7 @@ fn check_values(
     max_rd_atomic: u8,
     has: impl Fn(Mask) -> bool,
 ) -> Result<(), Refusal> {
-    let access = rdma_sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0 | probe::FROM_PEERS;
+    let access = AccessFlags::LOCAL_WRITE.bits() | probe::FROM_PEERS;
     let bad = has(Mask::IBV_QP_PORT) && attr.port_num != 1
         || has(Mask::IBV_QP_PKEY_INDEX) && attr.pkey_index != 0
         || has(Mask::IBV_QP_ACCESS_FLAGS) && attr.qp_access_flags & !access != 0

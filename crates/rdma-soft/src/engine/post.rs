@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma_sys::{ibv_qp_state, ibv_wc_status as Status};
+use rdma_types::{QpState, WcStatus};
 
 use crate::engine::Refusal;
 use crate::engine::aftermath::Aftermath;
@@ -147,7 +147,7 @@ impl QueuePair {
         aftermath: &mut Aftermath,
     ) -> Result<(), Refusal> {
         self.check_request(send, request, payload)?;
-        if send.state == ibv_qp_state::IBV_QPS_RTS && self.immediate && send.queue.is_empty() {
+        if send.state == QpState::RTS && self.immediate && send.queue.is_empty() {
             let requester = &mut send.requester;
             let extent = Extent::Bytes(STRETCH_BYTES);
             let verdict = self.attempt(requester, request, payload, extent, aftermath);
@@ -165,11 +165,11 @@ impl QueuePair {
 
     /// Queues a request that is not executed now; a queue in error flushes it.
     fn post_later(self: &Arc<Self>, send: &mut SendSide, request: &Request, payload: Payload<'_>) {
-        if matches!(send.state, ibv_qp_state::IBV_QPS_ERR | ibv_qp_state::IBV_QPS_SQE) {
+        if matches!(send.state, QpState::ERR | QpState::SQE) {
             // What is queued was posted before, and may not be flushed yet.
             self.flush_send(send);
             send.posted = send.posted.wrapping_add(1);
-            let status = Status::IBV_WC_WR_FLUSH_ERR;
+            let status = WcStatus::WR_FLUSH_ERR;
             self.push_send(self.failed_send(request.wr_id, send.posted, status));
         } else {
             send.push(request, payload);
@@ -186,10 +186,7 @@ impl QueuePair {
         payload: Payload<'_>,
     ) -> Result<(), Refusal> {
         match send.state {
-            ibv_qp_state::IBV_QPS_RTS
-            | ibv_qp_state::IBV_QPS_SQD
-            | ibv_qp_state::IBV_QPS_SQE
-            | ibv_qp_state::IBV_QPS_ERR => {}
+            QpState::RTS | QpState::SQD | QpState::SQE | QpState::ERR => {}
             _ => return Err(Refusal::Invalid),
         }
         let inline = payload.is_inline();

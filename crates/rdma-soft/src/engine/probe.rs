@@ -4,22 +4,21 @@
 
 use std::sync::OnceLock;
 
+use rdma_types::AccessFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 
-use rdma_sys::ibv_access_flags as Flags;
-
 use crate::engine::Refusal;
 
-const WRITES_FROM_PEERS: u32 = Flags::IBV_ACCESS_REMOTE_WRITE.0 | Flags::IBV_ACCESS_REMOTE_ATOMIC.0;
+const WRITES_FROM_PEERS: u32 = AccessFlags::REMOTE_WRITE.bits() | AccessFlags::REMOTE_ATOMIC.bits();
 /// All rights that a peer can have here.
-pub(crate) const FROM_PEERS: u32 = WRITES_FROM_PEERS | Flags::IBV_ACCESS_REMOTE_READ.0;
+pub(crate) const FROM_PEERS: u32 = WRITES_FROM_PEERS | AccessFlags::REMOTE_READ.bits();
 /// What this device takes and checks or may ignore (`IBV_ACCESS_OPTIONAL_RANGE`: the top bits).
 const KNOWN: u32 = FROM_PEERS
-    | Flags::IBV_ACCESS_LOCAL_WRITE.0
-    | Flags::IBV_ACCESS_MW_BIND.0
-    | Flags::IBV_ACCESS_ZERO_BASED.0
-    | Flags::IBV_ACCESS_HUGETLB.0
+    | AccessFlags::LOCAL_WRITE.bits()
+    | AccessFlags::MW_BIND.bits()
+    | AccessFlags::ZERO_BASED.bits()
+    | AccessFlags::HUGETLB.bits()
     | OPTIONAL;
 const OPTIONAL: u32 = 0x3ff0_0000;
 
@@ -31,14 +30,14 @@ impl Access {
     /// Refuses what the verbs forbid (a peer may not write where the device itself may not) and what
     /// the device does not have.
     pub(crate) fn check(access: u32) -> Result<Self, Refusal> {
-        if access & WRITES_FROM_PEERS != 0 && access & Flags::IBV_ACCESS_LOCAL_WRITE.0 == 0 {
+        if access & WRITES_FROM_PEERS != 0 && access & AccessFlags::LOCAL_WRITE.bits() == 0 {
             return Err(Refusal::Invalid);
         }
         if access & !KNOWN != 0 { Err(Refusal::Unsupported) } else { Ok(Self(access)) }
     }
 
     pub(crate) fn is_writable(self) -> bool {
-        self.0 & (WRITES_FROM_PEERS | Flags::IBV_ACCESS_LOCAL_WRITE.0) != 0
+        self.0 & (WRITES_FROM_PEERS | AccessFlags::LOCAL_WRITE.bits()) != 0
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
+use rdma_types::{AsyncEventKind, QpState, WcOpcode, WcStatus};
 
 use crate::counters::SendCounts;
 use crate::device::Device;
@@ -13,6 +13,7 @@ use crate::engine::modify::Attributes;
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
 use crate::engine::report::Reporter;
+use crate::engine::request::Sge;
 use crate::engine::responder::Responder;
 use crate::engine::send_side::SendSide;
 use crate::engine::service::Service;
@@ -162,7 +163,7 @@ impl QueuePair {
         *attributes = Attributes { incarnation, ..Attributes::default() };
         {
             let mut send = self.send.lock();
-            (send.state, send.incarnation) = (ibv_qp_state::IBV_QPS_RESET, incarnation);
+            (send.state, send.incarnation) = (QpState::RESET, incarnation);
             send.clear();
             // Before the counter, so that no polled completion sets it back.
             self.send_cq.purge(self.send_seat);
@@ -172,10 +173,10 @@ impl QueuePair {
         // Nothing binds any more, and peers that found one are done when the lock was taken below.
         self.pd.unbind_windows_of(self.id);
         let mut responder = self.responder.lock();
-        (responder.state, responder.incarnation) = (ibv_qp_state::IBV_QPS_RESET, incarnation);
+        (responder.state, responder.incarnation) = (QpState::RESET, incarnation);
         responder.clear();
         let mut receive = self.receive.lock();
-        receive.state = ibv_qp_state::IBV_QPS_RESET;
+        receive.state = QpState::RESET;
         self.dismiss_waiter(&mut receive);
         if self.shared.is_none() {
             // Past what is dropped, and past what was flushed without having been in the queue.
@@ -187,10 +188,10 @@ impl QueuePair {
 
     /// Moves to the error state and flushes both queues, oldest first. With an incarnation, only if
     /// the queue pair was not reset since. The event is reported, if none was since.
-    pub(crate) fn enter_error(&self, incarnation: Option<u32>, event: Option<ibv_event_type>) {
+    pub(crate) fn enter_error(&self, incarnation: Option<u32>, event: Option<AsyncEventKind>) {
         let mut attributes = locked(&self.attributes);
         if incarnation.is_some_and(|incarnation| incarnation != attributes.incarnation)
-            || attributes.verbs.qp_state == ibv_qp_state::IBV_QPS_RESET
+            || attributes.state == QpState::RESET
         {
             return;
         }
@@ -200,7 +201,7 @@ impl QueuePair {
             attributes.reported = true;
             self.reporter.report(event);
         }
-        attributes.verbs.qp_state = ibv_qp_state::IBV_QPS_ERR;
+        attributes.state = QpState::ERR;
         self.flush();
     }
 
@@ -208,25 +209,25 @@ impl QueuePair {
     pub(crate) fn flush(&self) {
         {
             let mut send = self.send.lock();
-            send.state = ibv_qp_state::IBV_QPS_ERR;
+            send.state = QpState::ERR;
             self.flush_send(&mut send);
         }
         let mut responder = self.responder.lock();
-        responder.state = ibv_qp_state::IBV_QPS_ERR;
+        responder.state = QpState::ERR;
         (responder.verified, responder.begun) = (0, 0);
         let mut receive = self.receive.lock();
-        let entered = receive.state != ibv_qp_state::IBV_QPS_ERR;
-        receive.state = ibv_qp_state::IBV_QPS_ERR;
+        let entered = receive.state != QpState::ERR;
+        receive.state = QpState::ERR;
         self.dismiss_waiter(&mut receive);
         let Responder { current, next_receive, sges, .. } = &mut *responder;
         let mut next = current.take().or_else(|| self.receives.take(next_receive, sges));
         while let Some(request) = next {
-            self.push_receive(self.failed_receive(&request, ibv_wc_status::IBV_WC_WR_FLUSH_ERR));
+            self.push_receive(self.failed_receive(&request, WcStatus::WR_FLUSH_ERR));
             next = self.receives.take(next_receive, sges);
         }
         if entered && self.shared.is_some() {
             // What it took is where it can be polled, and it takes no more.
-            self.reporter.report(ibv_event_type::IBV_EVENT_QP_LAST_WQE_REACHED);
+            self.reporter.report(AsyncEventKind::QP_LAST_WQE_REACHED);
         }
     }
 
@@ -247,25 +248,21 @@ impl QueuePair {
         let mut index = send.head_index();
         while let Some(request) = send.queue.pop() {
             index = index.wrapping_add(1);
-            self.push_send(self.failed_send(
-                request.wr_id,
-                index,
-                ibv_wc_status::IBV_WC_WR_FLUSH_ERR,
-            ));
+            self.push_send(self.failed_send(request.wr_id, index, WcStatus::WR_FLUSH_ERR));
         }
     }
 
     /// A failed send completion; the request is the last that it gives back before `upto`.
-    pub(crate) fn failed_send(&self, wr_id: u64, upto: u32, status: ibv_wc_status) -> Completion {
+    pub(crate) fn failed_send(&self, wr_id: u64, upto: u32, status: WcStatus) -> Completion {
         Completion {
             wr_id,
             status,
-            opcode: ibv_wc_opcode::IBV_WC_SEND,
+            opcode: WcOpcode::SEND,
             byte_len: JUNK,
             imm: JUNK,
             flags: 0,
             qpn: self.qpn,
-            vendor_err: status.0,
+            vendor_err: status.raw(),
             source: Source::UNDEFINED,
             solicited: false,
             side: Side::Send,
@@ -273,7 +270,7 @@ impl QueuePair {
         }
     }
 
-    pub(crate) fn failed_receive(&self, receive: &Receive, status: ibv_wc_status) -> Completion {
+    pub(crate) fn failed_receive(&self, receive: &Receive, status: WcStatus) -> Completion {
         Completion {
             side: Side::Receive,
             ..self.failed_send(receive.wr_id, receive.index.wrapping_add(1), status)
@@ -292,13 +289,13 @@ impl QueuePair {
 
     /// Posts one receive request; a requester that waits for it goes on before this returns.
     #[inline]
-    pub(crate) fn post_receive(&self, wr_id: u64, sges: &[ibv_sge]) -> Result<(), Refusal> {
+    pub(crate) fn post_receive(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Refusal> {
         if sges.len() > self.capacity.receive_sge as usize {
             return Err(Refusal::Invalid);
         }
         let waiter = {
             let mut queue = self.receive.lock();
-            if queue.state == ibv_qp_state::IBV_QPS_RESET {
+            if queue.state == QpState::RESET {
                 return Err(Refusal::Invalid);
             }
             let reclaimed = self.reclaimed.of(Side::Receive).load(Ordering::Acquire);
@@ -306,9 +303,9 @@ impl QueuePair {
                 let shared = self.shared.is_some();
                 return Err(if shared { Refusal::Invalid } else { Refusal::NoRoom });
             }
-            if queue.state == ibv_qp_state::IBV_QPS_ERR {
+            if queue.state == QpState::ERR {
                 let receive = queue.bypass(wr_id);
-                let flushed = self.failed_receive(&receive, ibv_wc_status::IBV_WC_WR_FLUSH_ERR);
+                let flushed = self.failed_receive(&receive, WcStatus::WR_FLUSH_ERR);
                 self.push_receive(flushed);
                 None
             } else {

@@ -6,10 +6,11 @@
 
 use std::sync::Weak;
 
-use rdma_sys::{ibv_qp_state, ibv_sge};
+use rdma_types::QpState;
 
 use crate::engine::Refusal;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::request::Sge;
 use crate::engine::room::Room;
 use crate::sync::{AtomicU64, Ordering};
 
@@ -50,18 +51,18 @@ struct Element {
 
 impl Element {
     #[inline(always)]
-    fn write(&self, sge: &ibv_sge) {
+    fn write(&self, sge: &Sge) {
         self.address.store(sge.addr, Ordering::Relaxed);
         let length_key = u64::from(sge.length) | u64::from(sge.lkey) << 32;
         self.length_key.store(length_key, Ordering::Relaxed);
     }
 
     #[inline(always)]
-    fn read(&self) -> ibv_sge {
+    fn read(&self) -> Sge {
         let addr = self.address.load(Ordering::Relaxed);
         let length_key = self.length_key.load(Ordering::Relaxed);
         let (length, lkey) = ((length_key & 0xffff_ffff) as u32, (length_key >> 32) as u32);
-        ibv_sge { addr, length, lkey }
+        Sge { addr, length, lkey }
     }
 }
 
@@ -107,7 +108,7 @@ impl ReceiveSlots {
     }
 
     #[inline(always)]
-    pub(super) fn put(&self, number: u64, wr_id: u64, sges: &[ibv_sge]) {
+    pub(super) fn put(&self, number: u64, wr_id: u64, sges: &[Sge]) {
         let place = self.place(number);
         let slot = &self.slots[place];
         slot.wr_id.store(wr_id, Ordering::Relaxed);
@@ -121,7 +122,7 @@ impl ReceiveSlots {
     /// Takes request `head`, if it was posted, and moves on to the next; its elements go to `out`, which
     /// is emptied first and has room. The responder's lock is held.
     #[inline(always)]
-    pub(crate) fn take(&self, head: &mut u64, out: &mut Vec<ibv_sge>) -> Option<Receive> {
+    pub(crate) fn take(&self, head: &mut u64, out: &mut Vec<Sge>) -> Option<Receive> {
         let number = *head;
         let place = self.place(number);
         let slot = &self.slots[place];
@@ -145,7 +146,7 @@ pub(super) fn index(number: u64) -> u32 {
 /// The posting half; small, so that it is on the same cache line as its lock.
 #[derive(Debug)]
 pub(crate) struct ReceiveQueue {
-    pub(crate) state: ibv_qp_state,
+    pub(crate) state: QpState,
     /// The number of the next request: how many were accepted since the queue was made.
     pub(crate) next: u64,
     /// The requester that found no request and wants to know of the next.
@@ -154,7 +155,7 @@ pub(crate) struct ReceiveQueue {
 
 impl ReceiveQueue {
     pub(crate) fn new() -> Self {
-        Self { state: ibv_qp_state::IBV_QPS_RESET, next: 0, waiter: None }
+        Self { state: QpState::RESET, next: 0, waiter: None }
     }
 
     /// How many requests were accepted, as [`Reclaimed`](crate::engine::completion::Reclaimed) counts.
@@ -165,7 +166,7 @@ impl ReceiveQueue {
 
     /// Copies a request in; the caller has checked that there is room.
     #[inline(always)]
-    pub(crate) fn push(&mut self, slots: &ReceiveSlots, wr_id: u64, sges: &[ibv_sge]) {
+    pub(crate) fn push(&mut self, slots: &ReceiveSlots, wr_id: u64, sges: &[Sge]) {
         slots.put(self.next, wr_id, sges);
         self.next += 1;
     }

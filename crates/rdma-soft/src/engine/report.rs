@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
-use rdma_sys::ibv_event_type;
+use rdma_types::AsyncEventKind;
 
 use crate::engine::events::EventQueue;
 use crate::sync::locked;
@@ -29,7 +29,7 @@ pub(crate) enum Element {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AsyncEvent {
-    pub(crate) kind: ibv_event_type,
+    pub(crate) kind: AsyncEventKind,
     pub(crate) element: Element,
 }
 
@@ -65,7 +65,7 @@ impl Reporter {
         *locked(&self.handle) = Some(handle);
     }
 
-    pub(crate) fn report(&self, kind: ibv_event_type) {
+    pub(crate) fn report(&self, kind: AsyncEventKind) {
         if let (Some(context), Some(handle)) = (&self.context, *locked(&self.handle)) {
             context.push_new(AsyncEvent { kind, element: (self.element)(handle) });
         }

@@ -1,9 +1,11 @@
 //! A send request as the engine sees it, whatever form it was posted in.
 #![allow(unsafe_code)]
 
+use rdma_types::{AccessFlags, WcOpcode};
+
 use crate::address::AddressVector;
+use crate::engine::completion;
 use crate::engine::copy::Segment;
-use rdma_sys::{ibv_access_flags, ibv_sge, ibv_wc_flags, ibv_wc_opcode, ibv_wr_opcode};
 
 /// In the order of `enum ibv_wr_opcode`, so that it takes nothing to get here from there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,34 +23,17 @@ pub(crate) enum Opcode {
 }
 
 impl Opcode {
-    #[inline]
-    pub(crate) fn from_verbs(opcode: ibv_wr_opcode) -> Option<Self> {
-        Some(match opcode {
-            ibv_wr_opcode::IBV_WR_SEND => Self::Send,
-            ibv_wr_opcode::IBV_WR_SEND_WITH_IMM => Self::SendWithImm,
-            ibv_wr_opcode::IBV_WR_SEND_WITH_INV => Self::SendWithInvalidate,
-            ibv_wr_opcode::IBV_WR_RDMA_WRITE => Self::Write,
-            ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM => Self::WriteWithImm,
-            ibv_wr_opcode::IBV_WR_RDMA_READ => Self::Read,
-            ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP => Self::CompareAndSwap,
-            ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => Self::FetchAndAdd,
-            ibv_wr_opcode::IBV_WR_BIND_MW => Self::BindWindow,
-            ibv_wr_opcode::IBV_WR_LOCAL_INV => Self::LocalInvalidate,
-            _ => return None,
-        })
-    }
-
     /// The opcode of the requester's completion.
     #[inline]
-    pub(crate) fn completion(self) -> ibv_wc_opcode {
+    pub(crate) fn completion(self) -> WcOpcode {
         match self {
-            Self::Send | Self::SendWithImm | Self::SendWithInvalidate => ibv_wc_opcode::IBV_WC_SEND,
-            Self::Write | Self::WriteWithImm => ibv_wc_opcode::IBV_WC_RDMA_WRITE,
-            Self::Read => ibv_wc_opcode::IBV_WC_RDMA_READ,
-            Self::CompareAndSwap => ibv_wc_opcode::IBV_WC_COMP_SWAP,
-            Self::FetchAndAdd => ibv_wc_opcode::IBV_WC_FETCH_ADD,
-            Self::BindWindow => ibv_wc_opcode::IBV_WC_BIND_MW,
-            Self::LocalInvalidate => ibv_wc_opcode::IBV_WC_LOCAL_INV,
+            Self::Send | Self::SendWithImm | Self::SendWithInvalidate => WcOpcode::SEND,
+            Self::Write | Self::WriteWithImm => WcOpcode::RDMA_WRITE,
+            Self::Read => WcOpcode::RDMA_READ,
+            Self::CompareAndSwap => WcOpcode::COMP_SWAP,
+            Self::FetchAndAdd => WcOpcode::FETCH_ADD,
+            Self::BindWindow => WcOpcode::BIND_MW,
+            Self::LocalInvalidate => WcOpcode::LOCAL_INV,
         }
     }
 
@@ -64,8 +49,8 @@ impl Opcode {
     #[inline]
     pub(crate) fn receive_flags(self) -> u32 {
         match self {
-            Self::SendWithImm | Self::WriteWithImm => ibv_wc_flags::IBV_WC_WITH_IMM.0,
-            Self::SendWithInvalidate => ibv_wc_flags::IBV_WC_WITH_INV.0,
+            Self::SendWithImm | Self::WriteWithImm => completion::WITH_IMM,
+            Self::SendWithInvalidate => completion::WITH_INV,
             _ => 0,
         }
     }
@@ -79,11 +64,9 @@ impl Opcode {
             | Self::SendWithInvalidate
             | Self::BindWindow
             | Self::LocalInvalidate => 0,
-            Self::Write | Self::WriteWithImm => ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
-            Self::Read => ibv_access_flags::IBV_ACCESS_REMOTE_READ.0,
-            Self::CompareAndSwap | Self::FetchAndAdd => {
-                ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0
-            }
+            Self::Write | Self::WriteWithImm => AccessFlags::REMOTE_WRITE.bits(),
+            Self::Read => AccessFlags::REMOTE_READ.bits(),
+            Self::CompareAndSwap | Self::FetchAndAdd => AccessFlags::REMOTE_ATOMIC.bits(),
         }
     }
 
@@ -156,11 +139,21 @@ impl Request {
     };
 }
 
+/// A range of memory and its key, laid out as the program's (`struct ibv_sge`), so that a program's list is
+/// read where it is.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct Sge {
+    pub(crate) addr: u64,
+    pub(crate) length: u32,
+    pub(crate) lkey: u32,
+}
+
 /// What a request refers to. Its local data: ranges of registered memory, or plain memory for inline
 /// data. And where a datagram goes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Payload<'a> {
-    sges: &'a [ibv_sge],
+    sges: &'a [Sge],
     inline: bool,
     destination: Option<&'a AddressVector>,
 }
@@ -168,7 +161,7 @@ pub(crate) struct Payload<'a> {
 impl<'a> Payload<'a> {
     /// Ranges that are checked against their keys when the request is executed.
     #[inline]
-    pub(crate) fn keyed(sges: &'a [ibv_sge]) -> Self {
+    pub(crate) fn keyed(sges: &'a [Sge]) -> Self {
         Self { sges, inline: false, destination: None }
     }
 
@@ -178,7 +171,7 @@ impl<'a> Payload<'a> {
     ///
     /// Each range must be readable, with exposed provenance, while the payload is used.
     #[inline]
-    pub(crate) unsafe fn inline(sges: &'a [ibv_sge]) -> Self {
+    pub(crate) unsafe fn inline(sges: &'a [Sge]) -> Self {
         Self { sges, inline: true, destination: None }
     }
 
@@ -199,7 +192,7 @@ impl<'a> Payload<'a> {
     }
 
     #[inline]
-    pub(crate) fn sges(&self) -> &'a [ibv_sge] {
+    pub(crate) fn sges(&self) -> &'a [Sge] {
         self.sges
     }
 

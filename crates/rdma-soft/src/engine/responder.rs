@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_sge, ibv_wc_opcode, ibv_wc_status};
+use rdma_types::{AsyncEventKind, QpState, WcOpcode, WcStatus};
 
 use crate::address::Path;
 use crate::engine::Refusal;
@@ -11,7 +11,7 @@ use crate::engine::completion::{Completion, JUNK, Side, Source};
 use crate::engine::copy::Segment;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Receive;
-use crate::engine::request::Request;
+use crate::engine::request::{Request, Sge};
 use crate::engine::room::Room;
 
 /// Where a request comes from.
@@ -24,7 +24,7 @@ pub(crate) struct Origin<'a> {
 
 #[derive(Debug)]
 pub(crate) struct Responder {
-    pub(crate) state: ibv_qp_state,
+    pub(crate) state: QpState,
     pub(crate) incarnation: u32,
     /// `IBV_ACCESS_REMOTE_*` of the queue pair.
     pub(crate) access: u32,
@@ -50,7 +50,7 @@ pub(crate) struct Responder {
     /// queue by this queue pair.
     pub(crate) next_receive: u64,
     /// The elements of the current one, and where they are.
-    pub(crate) sges: Vec<ibv_sge>,
+    pub(crate) sges: Vec<Sge>,
     pub(crate) room: Vec<Segment>,
     /// Requests that were executed, and receive requests that they completed.
     pub(crate) executed: u64,
@@ -61,7 +61,7 @@ impl Responder {
     pub(crate) fn new(max_sge: u32) -> Result<Self, Refusal> {
         let max_sge = max_sge.max(1) as usize;
         Ok(Self {
-            state: ibv_qp_state::IBV_QPS_RESET,
+            state: QpState::RESET,
             incarnation: 0,
             access: 0,
             path: None,
@@ -93,10 +93,7 @@ impl Responder {
     /// Whether it takes packets at all.
     #[inline]
     pub(crate) fn is_ready(&self) -> bool {
-        matches!(
-            self.state,
-            ibv_qp_state::IBV_QPS_RTS | ibv_qp_state::IBV_QPS_RTR | ibv_qp_state::IBV_QPS_SQD
-        )
+        matches!(self.state, QpState::RTS | QpState::RTR | QpState::SQD)
     }
 
     /// Whether it takes packets, and those of this requester.
@@ -117,9 +114,9 @@ impl Responder {
         if connected {
             self.verified = from.number;
             self.requester = Arc::downgrade(from.requester);
-            if self.state == ibv_qp_state::IBV_QPS_RTR {
+            if self.state == QpState::RTR {
                 // The first message tells a passive side that the other is ready.
-                own.reporter.report(ibv_event_type::IBV_EVENT_COMM_EST);
+                own.reporter.report(AsyncEventKind::COMM_EST);
             }
         }
         connected
@@ -171,7 +168,7 @@ impl Responder {
     pub(crate) fn complete(
         &mut self,
         own: &QueuePair,
-        opcode: ibv_wc_opcode,
+        opcode: WcOpcode,
         bytes: u64,
         request: &Request,
         flags: u32,
@@ -182,7 +179,7 @@ impl Responder {
         self.receives += 1;
         own.push_receive(Completion {
             wr_id: receive.wr_id,
-            status: ibv_wc_status::IBV_WC_SUCCESS,
+            status: WcStatus::SUCCESS,
             opcode,
             // A message is at most 2 GiB.
             byte_len: u32::try_from(bytes).unwrap_or(u32::MAX),
@@ -203,15 +200,15 @@ impl Responder {
     pub(crate) fn fail(
         &mut self,
         own: &Arc<QueuePair>,
-        status: ibv_wc_status,
-        event: ibv_event_type,
+        status: WcStatus,
+        event: AsyncEventKind,
         aftermath: &mut Aftermath,
     ) {
         self.begun = 0;
         if let Some(receive) = self.current.take() {
             own.push_receive(own.failed_receive(&receive, status));
         }
-        self.state = ibv_qp_state::IBV_QPS_ERR;
+        self.state = QpState::ERR;
         aftermath.responder_failed(own, self.incarnation, event);
     }
 

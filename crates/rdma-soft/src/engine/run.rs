@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use rdma_sys::{ibv_event_type, ibv_qp_state, ibv_wc_status as Status};
 use rdma_types::MinRnrTimer;
+use rdma_types::{AsyncEventKind, QpState, WcStatus};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::clock::Time;
@@ -67,7 +67,7 @@ impl QueuePair {
         send: &mut SendSide,
         request: &Request,
         upto: u32,
-        result: Result<u64, Status>,
+        result: Result<u64, WcStatus>,
         aftermath: &mut Aftermath,
     ) {
         if result.is_ok() {
@@ -76,7 +76,7 @@ impl QueuePair {
         match result {
             Ok(bytes) if request.signaled || self.signal_all => self.push_send(Completion {
                 wr_id: request.wr_id,
-                status: Status::IBV_WC_SUCCESS,
+                status: WcStatus::SUCCESS,
                 opcode: request.opcode.completion(),
                 byte_len: match request.opcode.fetches() {
                     true => u32::try_from(bytes).unwrap_or(u32::MAX),
@@ -105,11 +105,11 @@ impl QueuePair {
     #[cold]
     fn stop(&self, send: &mut SendSide, aftermath: &mut Aftermath) {
         let reliable = self.service == Service::ReliableConnection;
-        if !reliable && send.state == ibv_qp_state::IBV_QPS_RTS {
-            send.state = ibv_qp_state::IBV_QPS_SQE;
+        if !reliable && send.state == QpState::RTS {
+            send.state = QpState::SQE;
             self.flush_send(send);
         } else {
-            send.state = ibv_qp_state::IBV_QPS_ERR;
+            send.state = QpState::ERR;
             aftermath.requester_failed(send.incarnation);
         }
     }
@@ -117,7 +117,7 @@ impl QueuePair {
     /// Records why the head waits, and sets the alarm. A reason that it already waits for keeps its
     /// deadline.
     #[cold]
-    pub(crate) fn block(&self, send: &mut SendSide, verdict: Verdict) -> Result<(), Status> {
+    pub(crate) fn block(&self, send: &mut SendSide, verdict: Verdict) -> Result<(), WcStatus> {
         let requester = &send.requester;
         self.count_answer(requester, verdict);
         let next = match (verdict, send.blocked) {
@@ -125,7 +125,7 @@ impl QueuePair {
             | (Verdict::Unanswered, Blocked::Unanswered { .. }) => return Ok(()),
             (Verdict::NotReady { timer }, _) => {
                 let until = match requester.rnr_retries {
-                    0 => return Err(Status::IBV_WC_RNR_RETRY_EXC_ERR),
+                    0 => return Err(WcStatus::RNR_RETRY_EXC_ERR),
                     7 => None,
                     retries => MinRnrTimer::from_code(timer)
                         .map(|timer| Time::now() + timer.duration() * u32::from(retries)),
@@ -209,7 +209,7 @@ impl QueuePair {
         send: &mut SendSide,
         request: &Request,
         upto: u32,
-        result: Result<u64, Status>,
+        result: Result<u64, WcStatus>,
         aftermath: &mut Aftermath,
     ) {
         send.queue.pop();
@@ -221,9 +221,9 @@ impl QueuePair {
 
     /// Sends the event that was asked for when the queue was told to drain, once it is drained.
     pub(crate) fn report_drained(&self, send: &SendSide) {
-        let drained = send.state == ibv_qp_state::IBV_QPS_SQD && !send.may_run();
+        let drained = send.state == QpState::SQD && !send.may_run();
         if drained && send.notify_drained {
-            self.reporter.report(ibv_event_type::IBV_EVENT_SQ_DRAINED);
+            self.reporter.report(AsyncEventKind::SQ_DRAINED);
         }
     }
 
@@ -346,9 +346,9 @@ impl QueuePair {
     /// Tries a blocked head whose time has come again, and gives it up if that was the last time.
     fn retry(self: &Arc<Self>, send: &mut SendSide, aftermath: &mut Aftermath) {
         let exhausted = match &mut send.blocked {
-            Blocked::NotReady { .. } => Some(Status::IBV_WC_RNR_RETRY_EXC_ERR),
+            Blocked::NotReady { .. } => Some(WcStatus::RNR_RETRY_EXC_ERR),
             Blocked::Unanswered { left: 0, .. } => {
-                return self.give_up(send, Status::IBV_WC_RETRY_EXC_ERR, aftermath);
+                return self.give_up(send, WcStatus::RETRY_EXC_ERR, aftermath);
             }
             Blocked::Unanswered { at, left } => {
                 *left -= 1;
@@ -370,7 +370,7 @@ impl QueuePair {
         }
     }
 
-    fn give_up(self: &Arc<Self>, send: &mut SendSide, status: Status, aftermath: &mut Aftermath) {
+    fn give_up(self: &Arc<Self>, send: &mut SendSide, status: WcStatus, aftermath: &mut Aftermath) {
         if !send.may_run() {
             return;
         }

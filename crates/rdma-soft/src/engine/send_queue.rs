@@ -1,13 +1,11 @@
 //! The send queue: requests that were accepted and are not finished.
 #![allow(unsafe_code)]
 
-use rdma_sys::ibv_sge;
-
 use crate::address::AddressVector;
 use crate::engine::Refusal;
 use crate::engine::copy::{Segment, transfer};
 use crate::engine::queue_pair::Capacity;
-use crate::engine::request::{Payload, Request};
+use crate::engine::request::{Payload, Request, Sge};
 use crate::engine::room::Room;
 
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +20,7 @@ struct Slot {
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     slots: Box<[Slot]>,
-    sges: Box<[ibv_sge]>,
+    sges: Box<[Sge]>,
     inline: Box<[u8]>,
     /// Where each request goes, if it says so itself: only of datagrams.
     destinations: Box<[Option<AddressVector>]>,
@@ -45,7 +43,7 @@ impl SendQueue {
         let empty = Slot { request: Request::EMPTY, sges: 0, inline: false };
         Ok(Self {
             slots: requests.filled(|| empty),
-            sges: sges.filled(ibv_sge::default),
+            sges: sges.filled(Sge::default),
             inline: inline.filled(|| 0),
             destinations: destinations.filled(|| None),
             max_sge,
@@ -120,7 +118,7 @@ impl SendQueue {
 }
 
 /// Gathers inline data into a queue's own memory and describes it there.
-pub(crate) fn take_inline(room: &mut [u8], payload: Payload<'_>) -> ibv_sge {
+pub(crate) fn take_inline(room: &mut [u8], payload: Payload<'_>) -> Sge {
     let address = room.as_mut_ptr().expose_provenance() as u64;
     let mut length = 0;
     for source in payload.inline_segments() {
@@ -131,7 +129,7 @@ pub(crate) fn take_inline(room: &mut [u8], payload: Payload<'_>) -> ibv_sge {
         length += source.length().min(left);
     }
     // Inline data is at most `max_inline` bytes, far below 4 GiB.
-    ibv_sge { addr: address, length: u32::try_from(length).unwrap_or(u32::MAX), lkey: 0 }
+    Sge { addr: address, length: u32::try_from(length).unwrap_or(u32::MAX), lkey: 0 }
 }
 
 #[cfg(test)]
@@ -150,7 +148,7 @@ mod tests {
     #[test]
     fn keeps_order_across_the_wrap() {
         let mut queue = queue(3, 2, 0);
-        let sges = [ibv_sge { addr: 1, length: 2, lkey: 3 }; 2];
+        let sges = [Sge { addr: 1, length: 2, lkey: 3 }; 2];
         for round in 0..10 {
             queue.push(&request(round), Payload::keyed(&sges));
             queue.push(&request(round + 100), Payload::keyed(&sges[..1]));
@@ -168,10 +166,8 @@ mod tests {
         let mut queue = queue(2, 4, 8);
         let mut bytes = *b"abcdef";
         let base = bytes.as_mut_ptr().expose_provenance() as u64;
-        let sges = [
-            ibv_sge { addr: base, length: 2, lkey: 0 },
-            ibv_sge { addr: base + 3, length: 3, lkey: 0 },
-        ];
+        let sges =
+            [Sge { addr: base, length: 2, lkey: 0 }, Sge { addr: base + 3, length: 3, lkey: 0 }];
         // SAFETY: the elements describe `bytes`.
         queue.push(&request(1), unsafe { Payload::inline(&sges) });
         bytes.fill(0);

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use rdma_sys::{ibv_qp_state, ibv_wc_status};
+use rdma_types::{QpState, WcStatus};
 
 use crate::address::Path;
 use crate::engine::Refusal;
@@ -107,14 +107,14 @@ pub(crate) enum Verdict {
         timer: u8,
     },
     Unanswered,
-    Failed(ibv_wc_status),
+    Failed(WcStatus),
     /// Stopped half-way, as a held device was told to.
     Paused,
 }
 
 #[derive(Debug)]
 pub(crate) struct SendSide {
-    pub(crate) state: ibv_qp_state,
+    pub(crate) state: QpState,
     /// Counts resets, so that a late error of an earlier life does no harm.
     pub(crate) incarnation: u32,
     pub(crate) queue: SendQueue,
@@ -137,7 +137,7 @@ impl SendSide {
         let capacity = &init.capacity;
         let datagrams = init.service == Service::UnreliableDatagram;
         Ok(Self {
-            state: ibv_qp_state::IBV_QPS_RESET,
+            state: QpState::RESET,
             incarnation: 0,
             queue: SendQueue::new(capacity, datagrams)?,
             requester: Requester::new(capacity.send_sge)?,
@@ -159,8 +159,8 @@ impl SendSide {
     /// Whether the head may be executed: a draining queue finishes only what it has begun.
     pub(crate) fn may_run(&self) -> bool {
         match self.state {
-            ibv_qp_state::IBV_QPS_RTS => true,
-            ibv_qp_state::IBV_QPS_SQD => self.blocked != Blocked::No || self.requester.progress > 0,
+            QpState::RTS => true,
+            QpState::SQD => self.blocked != Blocked::No || self.requester.progress > 0,
             _ => false,
         }
     }

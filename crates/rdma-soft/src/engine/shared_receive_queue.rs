@@ -7,13 +7,14 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use rdma_sys::{ibv_event_type, ibv_sge};
+use rdma_types::AsyncEventKind;
 
 use crate::engine::Refusal;
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::{Receive, ReceiveSlots, index};
 use crate::engine::report::Reporter;
+use crate::engine::request::Sge;
 use crate::sync::{AtomicU32, Line, Lock, Ordering};
 
 #[derive(Debug)]
@@ -110,7 +111,7 @@ impl SharedReceiveQueue {
 
     /// Posts a request. Those who wait for one go on before this returns, in the order in which they
     /// came, as long as there are requests.
-    pub(crate) fn post(&self, wr_id: u64, sges: &[ibv_sge]) -> Result<(), Refusal> {
+    pub(crate) fn post(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Refusal> {
         if sges.len() > self.max_sge as usize {
             return Err(Refusal::Invalid);
         }
@@ -139,7 +140,7 @@ impl SharedReceiveQueue {
     pub(crate) fn take(
         &self,
         taken: &mut u64,
-        out: &mut Vec<ibv_sge>,
+        out: &mut Vec<Sge>,
         waiter: Option<(&QueuePair, &Arc<QueuePair>)>,
     ) -> Option<Receive> {
         let limit_reached;
@@ -158,7 +159,7 @@ impl SharedReceiveQueue {
             receive
         };
         if limit_reached {
-            self.reporter.report(ibv_event_type::IBV_EVENT_SRQ_LIMIT_REACHED);
+            self.reporter.report(AsyncEventKind::SRQ_LIMIT_REACHED);
         }
         let number = *taken;
         *taken += 1;

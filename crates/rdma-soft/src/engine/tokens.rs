@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use rdma_sys::Errno;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 use crate::sync::assert_nothing_held;
@@ -47,8 +47,8 @@ impl Tokens {
         // A function of the C library, in which a thread can be cancelled.
         match (&self.read).read(&mut [0; LARGEST][..self.size]) {
             Ok(n) if n == self.size => Ok(()),
-            Ok(_) => Err(Errno::EIO),
-            Err(error) => Err(Errno::from_raw(error.raw_os_error().unwrap_or(5))),
+            Ok(_) => Err(Errno::IO),
+            Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
         }
     }
 

@@ -1,19 +1,22 @@
 //! What a modification of a queue pair is checked for before anything else.
 
-use rdma_sys::ibv_qp_state as State;
 use rdma_types::{QpAttributes, QpState, QpTransition, QpType};
 
 use crate::engine::Refusal;
 use crate::engine::service::Service;
 
 /// Checks a transition and its attributes.
-pub(crate) fn check(service: Service, from: State, to: State, mask: u32) -> Result<(), Refusal> {
+pub(crate) fn check(
+    service: Service,
+    from: QpState,
+    to: QpState,
+    mask: u32,
+) -> Result<(), Refusal> {
     let qp_type = match service {
         Service::ReliableConnection => QpType::RC,
         Service::UnreliableConnection => QpType::UC,
         Service::UnreliableDatagram => QpType::UD,
     };
-    let (from, to) = (QpState::from_raw(from.0), QpState::from_raw(to.0));
     let transition = QpTransition::between(qp_type, from, to).ok_or(Refusal::Invalid)?;
     let given = QpAttributes::from_bits_retain(mask);
     if !transition.lacking(given).is_empty() || !transition.forbidden(given).is_empty() {
@@ -31,19 +34,19 @@ mod tests {
     use super::*;
 
     const RC: Service = Service::ReliableConnection;
-    const RTS: State = State::IBV_QPS_RTS;
+    const RTS: QpState = QpState::RTS;
 
     #[test]
     fn what_does_not_fit_the_transition_is_invalid() {
         let first = QpAttributes::SQ_PSN.bits();
-        let (uc, rtr) = (Service::UnreliableConnection, State::IBV_QPS_RTR);
+        let (uc, rtr) = (Service::UnreliableConnection, QpState::RTR);
         assert_eq!(check(uc, rtr, RTS, first), Ok(()));
         assert_eq!(check(uc, rtr, RTS, 0), Err(Refusal::Invalid), "the number is required");
         assert_eq!(check(RC, rtr, RTS, first), Err(Refusal::Invalid), "and of RC more");
         let qkey = first | QpAttributes::QKEY.bits();
         assert_eq!(check(uc, rtr, RTS, qkey), Err(Refusal::Invalid), "of UD alone");
         assert_eq!(check(Service::UnreliableDatagram, rtr, RTS, qkey), Ok(()));
-        assert_eq!(check(uc, State::IBV_QPS_INIT, RTS, first), Err(Refusal::Invalid));
+        assert_eq!(check(uc, QpState::INIT, RTS, first), Err(Refusal::Invalid));
     }
 
     #[test]

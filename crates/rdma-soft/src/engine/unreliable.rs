@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Weak};
 
-use rdma_sys::{ibv_event_type, ibv_wc_status as Status};
+use rdma_types::{AsyncEventKind, WcStatus};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::execute::{Exchange, Extent, Refused, next_psn};
@@ -115,13 +115,13 @@ impl Responder {
         refused: &Refused,
         aftermath: &mut Aftermath,
     ) {
-        if refused.receive == Status::IBV_WC_LOC_PROT_ERR && !aftermath.is_full() {
-            self.fail(own, refused.receive, ibv_event_type::IBV_EVENT_QP_FATAL, aftermath);
+        if refused.receive == WcStatus::LOC_PROT_ERR && !aftermath.is_full() {
+            self.fail(own, refused.receive, AsyncEventKind::QP_FATAL, aftermath);
         } else if own.shared.is_some()
             && let Some(receive) = self.current.take()
         {
             let status = match refused.receive {
-                Status::IBV_WC_WR_FLUSH_ERR => refused.request,
+                WcStatus::WR_FLUSH_ERR => refused.request,
                 status => status,
             };
             own.push_receive(own.failed_receive(&receive, status));

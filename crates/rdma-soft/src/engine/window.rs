@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use rdma_sys::{ibv_access_flags as Flags, ibv_wc_status as Status};
+use rdma_types::{AccessFlags, WcStatus};
 
 use crate::builder::Limits;
 use crate::engine::Refusal;
@@ -23,7 +23,7 @@ use crate::engine::send_side::Verdict;
 
 /// What a bind may ask for. Local write gives nothing, since a window has remote rights only; programs
 /// that pass the flags of the region have it, and providers take it.
-const OF_BINDS: u32 = FROM_PEERS | Flags::IBV_ACCESS_ZERO_BASED.0 | Flags::IBV_ACCESS_LOCAL_WRITE.0;
+const OF_BINDS: u32 = FROM_PEERS | AccessFlags::ZERO_BASED.bits() | AccessFlags::LOCAL_WRITE.bits();
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -133,7 +133,7 @@ impl QueuePair {
                 self.counts.local.count();
                 Verdict::Done { bytes: 0 }
             }
-            None => Verdict::Failed(Status::IBV_WC_MW_BIND_ERR),
+            None => Verdict::Failed(WcStatus::MW_BIND_ERR),
         }
     }
 
@@ -206,13 +206,13 @@ impl ProtectionDomain {
     /// if peers are to change it (C10-74), and all of it inside (C10-75).
     fn part(&self, bind: &Bind, kind: Kind, scope: u64) -> Option<Region> {
         let region = self.device.regions.find(bind.region)?;
-        let zero_based = bind.access & Flags::IBV_ACCESS_ZERO_BASED.0 != 0;
-        let changes = Flags::IBV_ACCESS_REMOTE_WRITE.0 | Flags::IBV_ACCESS_REMOTE_ATOMIC.0;
-        let lacking = if bind.access & changes != 0 { Flags::IBV_ACCESS_LOCAL_WRITE.0 } else { 0 }
-            | Flags::IBV_ACCESS_MW_BIND.0;
+        let zero_based = bind.access & AccessFlags::ZERO_BASED.bits() != 0;
+        let changes = AccessFlags::REMOTE_WRITE.bits() | AccessFlags::REMOTE_ATOMIC.bits();
+        let lacking = if bind.access & changes != 0 { AccessFlags::LOCAL_WRITE.bits() } else { 0 }
+            | AccessFlags::MW_BIND.bits();
         let wrong = region.scope != self.number
             || region.access & lacking != lacking
-            || region.access & Flags::IBV_ACCESS_ZERO_BASED.0 != 0
+            || region.access & AccessFlags::ZERO_BASED.bits() != 0
             || bind.access & !OF_BINDS != 0
             || zero_based && kind == Kind::One;
         if wrong {

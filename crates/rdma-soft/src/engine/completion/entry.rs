@@ -1,6 +1,6 @@
 //! One completion in the memory of a queue.
 
-use rdma_sys::{ibv_wc_opcode, ibv_wc_status};
+use rdma_types::{WcOpcode, WcStatus};
 
 use crate::engine::clock;
 use crate::engine::completion::{Completion, Seat, Side, Source};
@@ -49,7 +49,7 @@ impl Entry {
         let c = completion;
         let of_receive = if c.side == Side::Receive { OF_RECEIVE } else { 0 };
         self.wr_id.store(c.wr_id, Ordering::Relaxed);
-        self.status_opcode.store(pair(c.status.0, c.opcode.0), Ordering::Relaxed);
+        self.status_opcode.store(pair(c.status.raw(), c.opcode.raw()), Ordering::Relaxed);
         self.length_imm.store(pair(c.byte_len, c.imm), Ordering::Relaxed);
         self.qpn_vendor.store(pair(c.qpn, c.vendor_err), Ordering::Relaxed);
         self.upto_seat.store(pair(c.upto, seat.0), Ordering::Relaxed);
@@ -73,8 +73,8 @@ impl Entry {
         let flags = self.flags_source.load(Ordering::Relaxed);
         let completion = Completion {
             wr_id: self.wr_id.load(Ordering::Relaxed),
-            status: ibv_wc_status(status),
-            opcode: ibv_wc_opcode(opcode),
+            status: WcStatus::from_raw(status),
+            opcode: WcOpcode::from_raw(opcode),
             byte_len,
             imm,
             flags: (flags & 0xf) as u32,

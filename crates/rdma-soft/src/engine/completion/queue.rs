@@ -6,7 +6,7 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use rdma_sys::{ibv_event_type, ibv_wc_status};
+use rdma_types::{AsyncEventKind, WcStatus};
 
 use crate::engine::Refusal;
 use crate::engine::completion::entry::Timestamp;
@@ -173,7 +173,7 @@ impl CompletionQueue {
         }
         entry.publish(number);
         if producers.armed != Armed::No {
-            let failed = completion.status != ibv_wc_status::IBV_WC_SUCCESS;
+            let failed = completion.status != WcStatus::SUCCESS;
             self.disarm(producers, completion.solicited || failed);
         }
     }
@@ -221,7 +221,7 @@ impl CompletionQueue {
     /// Reports the overflow, the first time.
     pub(crate) fn report_overflow(&self) {
         if self.overflowed.swap(2, Ordering::AcqRel) == 1 {
-            self.reporter.report(ibv_event_type::IBV_EVENT_CQ_ERR);
+            self.reporter.report(AsyncEventKind::CQ_ERR);
         }
     }
 

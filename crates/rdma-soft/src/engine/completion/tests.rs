@@ -39,8 +39,8 @@ fn every_field_comes_out_as_it_went_in() {
     let (counters, seat) = seat(&queue);
     let full = Completion {
         wr_id: u64::MAX - 1,
-        status: ibv_wc_status(u32::MAX - 2),
-        opcode: ibv_wc_opcode(u32::MAX - 3),
+        status: WcStatus::from_raw(u32::MAX - 2),
+        opcode: WcOpcode::from_raw(u32::MAX - 3),
         byte_len: u32::MAX - 4,
         imm: u32::MAX - 5,
         flags: 15,

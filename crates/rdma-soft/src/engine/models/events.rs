@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use loom::thread;
-use rdma_sys::Errno;
+use rustix::io::Errno;
 
 use crate::engine::events::EventQueue;
 use crate::overflow;
@@ -62,7 +62,7 @@ fn loom_no_token_is_left_where_events_are_taken_and_discarded() {
         report(&queue, 1);
         let taker = spawn(&queue, |queue| {
             let taken = queue.take(|event| event);
-            assert!([Ok(1), Ok(2), Err(Errno::EAGAIN)].contains(&taken), "{taken:?}");
+            assert!([Ok(1), Ok(2), Err(Errno::AGAIN)].contains(&taken), "{taken:?}");
         });
         let other = spawn(&queue, |queue| report(queue, 2));
         queue.discard(|event| event == 1);

@@ -23,7 +23,7 @@ impl Shared {
         Self { a, b, c, d, queue }
     }
 
-    fn post(&self, wr_id: u64, sges: &[ibv_sge]) -> Result<(), crate::engine::Refusal> {
+    fn post(&self, wr_id: u64, sges: &[Sge]) -> Result<(), crate::engine::Refusal> {
         self.queue.post(wr_id, sges)
     }
 
@@ -32,7 +32,7 @@ impl Shared {
     }
 }
 
-const DONE: Status = Status::IBV_WC_SUCCESS;
+const DONE: WcStatus = WcStatus::SUCCESS;
 
 /// One sender waits and another comes while two requests are posted: both go through, whoever takes
 /// what and whoever executes it.
@@ -76,7 +76,7 @@ fn loom_who_goes_leaves_the_request_to_the_next() {
         if first == [(1, DONE)] {
             assert_eq!(second, []);
         } else {
-            assert_eq!(first, [(1, Status::IBV_WC_WR_FLUSH_ERR)]);
+            assert_eq!(first, [(1, WcStatus::WR_FLUSH_ERR)]);
             assert_eq!(second, [(2, DONE)]);
         }
         model.end();

@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 
 use loom::sync::atomic::{AtomicUsize, Ordering};
-use rdma_sys::Errno;
+use rustix::io::Errno;
 
 /// Tokens of which there is room for few. Nobody waits for one.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Tokens {
     }
 
     pub(crate) fn take(&self) -> Result<(), Errno> {
-        if self.take_back() { Ok(()) } else { Err(Errno::EAGAIN) }
+        if self.take_back() { Ok(()) } else { Err(Errno::AGAIN) }
     }
 
     pub(crate) fn take_back(&self) -> bool {

@@ -5,11 +5,11 @@ use crate::engine::Refusal;
 use crate::engine::window::{Bind, Kind, Name};
 
 /// A window of `b`, bound to all of `sink`, and how its peer names it.
-fn bound(model: &Model, kind: Kind, sink: &Memory) -> (Name, ibv_sge) {
+fn bound(model: &Model, kind: Kind, sink: &Memory) -> (Name, Sge) {
     let name = model.b.pd.allocate_window(kind).unwrap();
-    let access = Flags::IBV_ACCESS_REMOTE_WRITE.0;
+    let access = AccessFlags::REMOTE_WRITE.bits();
     bind(model, Bind { access, ..part(name, sink, 4) });
-    (name, ibv_sge { lkey: name.key, ..sink.sge() })
+    (name, Sge { lkey: name.key, ..sink.sge() })
 }
 
 fn part(name: Name, sink: &Memory, length: u64) -> Bind {
@@ -26,7 +26,7 @@ fn bind(model: &Model, bind: Bind) {
 fn done_at_b(model: &Model, request: Request) {
     let mut list = Some(Ok((request, Payload::keyed(&[]))));
     model.b.post_send(|| list.take()).unwrap();
-    assert_eq!(polled(&model.b.send_cq), [(request.wr_id, Status::IBV_WC_SUCCESS)]);
+    assert_eq!(polled(&model.b.send_cq), [(request.wr_id, WcStatus::SUCCESS)]);
 }
 
 /// Takes a window back while `a` writes through it: no byte changes after that.
@@ -47,7 +47,7 @@ fn takes_back(kind: Kind, take_back: impl Fn(&Model, Name, &Memory) + Sync + Sen
         sender.join().unwrap();
         assert!(sink.is_free(), "written after it was taken back");
         let status = polled(&model.a.send_cq)[0].1;
-        assert!([Status::IBV_WC_SUCCESS, Status::IBV_WC_REM_ACCESS_ERR].contains(&status));
+        assert!([WcStatus::SUCCESS, WcStatus::REM_ACCESS_ERR].contains(&status));
         model.end();
     });
 }

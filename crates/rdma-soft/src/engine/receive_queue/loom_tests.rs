@@ -8,8 +8,8 @@ use loom::thread;
 use super::*;
 
 /// With one element more than is near.
-fn sges(n: u64) -> [ibv_sge; NEAR + 1] {
-    [ibv_sge { addr: n, length: 1, lkey: 2 }; NEAR + 1]
+fn sges(n: u64) -> [Sge; NEAR + 1] {
+    [Sge { addr: n, length: 1, lkey: 2 }; NEAR + 1]
 }
 
 /// A request is whole as soon as it is seen, also one that is posted where another was.

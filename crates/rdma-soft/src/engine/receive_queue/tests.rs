@@ -1,12 +1,12 @@
 use super::*;
 
-fn sges(count: u32) -> Vec<ibv_sge> {
+fn sges(count: u32) -> Vec<Sge> {
     (0..count)
-        .map(|n| ibv_sge { addr: u64::MAX - u64::from(n), length: u32::MAX - n, lkey: n + 1 })
+        .map(|n| Sge { addr: u64::MAX - u64::from(n), length: u32::MAX - n, lkey: n + 1 })
         .collect()
 }
 
-fn values(sges: &[ibv_sge]) -> Vec<(u64, u32, u32)> {
+fn values(sges: &[Sge]) -> Vec<(u64, u32, u32)> {
     sges.iter().map(|sge| (sge.addr, sge.length, sge.lkey)).collect()
 }
 
@@ -15,7 +15,7 @@ struct Whole {
     queue: ReceiveQueue,
     slots: ReceiveSlots,
     head: u64,
-    out: Vec<ibv_sge>,
+    out: Vec<Sge>,
 }
 
 impl Whole {
@@ -24,7 +24,7 @@ impl Whole {
         Self { queue: ReceiveQueue::new(), slots, head: 0, out: Vec::new() }
     }
 
-    fn push(&mut self, wr_id: u64, sges: &[ibv_sge]) {
+    fn push(&mut self, wr_id: u64, sges: &[Sge]) {
         self.queue.push(&self.slots, wr_id, sges);
     }
 
