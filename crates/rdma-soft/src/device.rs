@@ -18,7 +18,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair_table::QueuePairTable;
 use crate::engine::region::RegionTable;
 use crate::engine::report::{AsyncEvent, Element};
-use crate::engine::send_side::Blocked;
+use crate::engine::requester::side::Blocked;
 use crate::fabric;
 use crate::gid_place::GidPlace;
 use crate::identity::Identity;

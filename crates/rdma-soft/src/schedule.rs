@@ -7,8 +7,8 @@ use crate::engine::Refusal;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::clock::Time;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::run::Work;
-use crate::engine::send_side::{Blocked, SendSide};
+use crate::engine::requester::drive::Work;
+use crate::engine::requester::side::{Blocked, SendSide};
 use crate::random::SplitMix;
 use crate::sync::locked;
 
@@ -149,7 +149,7 @@ mod tests {
     use crate::engine::protection::ProtectionDomain;
     use crate::engine::queue_pair::{Capacity, Init};
     use crate::engine::report::Reporter;
-    use crate::engine::request::{Payload, Request};
+    use crate::engine::requester::request::{Payload, Request};
     use crate::engine::service::Service;
     use crate::random::Seed;
 

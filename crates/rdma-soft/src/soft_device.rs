@@ -4,8 +4,8 @@ use rdma_types::{Gid, Guid, Qpn};
 
 use crate::counters::Counters;
 use crate::device::Device;
-use crate::engine::run::Work;
-use crate::engine::send_side::SendSide;
+use crate::engine::requester::drive::Work;
+use crate::engine::requester::side::SendSide;
 use crate::fabric;
 
 /// An installed software device, seen from outside the verbs: its identity, and the strings that a

@@ -16,7 +16,7 @@ use crate::address::{AddressVector, Route};
 use crate::builder::Link;
 use crate::device::{Device, unique_id};
 use crate::engine::Refusal;
-use crate::engine::route_header::{self, IPV4_AT};
+use crate::engine::responder::route_header::{self, IPV4_AT};
 
 /// The largest service level (IBTA volume 1, 7.6.5).
 const MAX_SERVICE_LEVEL: u8 = 15;

@@ -12,9 +12,9 @@ use super::data_path::{datagram, send_request};
 use crate::engine::Refusal;
 use crate::engine::critical_region::CriticalRegion;
 use crate::engine::queue_pair::{Capacity, Init, QueuePair};
-use crate::engine::request::{Payload, Sge};
+use crate::engine::requester::queue::take_inline;
+use crate::engine::requester::request::{Payload, Sge};
 use crate::engine::room::Room;
-use crate::engine::send_queue::take_inline;
 use crate::engine::service::Service;
 
 pub(super) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;

@@ -15,7 +15,7 @@ use super::opcode::opcode;
 use super::{mw, number};
 use crate::engine::Refusal;
 use crate::engine::completion::{Completion, JUNK};
-use crate::engine::request::{Opcode, Payload, Request, Sge};
+use crate::engine::requester::request::{Opcode, Payload, Request, Sge};
 use crate::engine::service::Service;
 use crate::engine::window::Kind;
 

@@ -13,7 +13,7 @@ use super::block::device_of;
 use crate::builder::Limits;
 use crate::device::{Device, DeviceBlock};
 use crate::engine::clock;
-use crate::engine::execute::MAX_MESSAGE_BYTES;
+use crate::engine::requester::direct::MAX_MESSAGE_BYTES;
 use crate::engine::window::Kind;
 use crate::fabric;
 

@@ -11,7 +11,7 @@ use rdma_sys::{
 use super::block::{MwBlock, pd_children, pd_of, queue_pair_of, window_of};
 use super::{number, pointer};
 use crate::engine::Refusal;
-use crate::engine::request::Payload;
+use crate::engine::requester::request::Payload;
 use crate::engine::window::{Bind, Kind};
 
 /// The flags that a request to bind may have (man `ibv_bind_mw`).

@@ -12,9 +12,7 @@ pub(crate) mod clock;
 pub(crate) mod completion;
 pub(crate) mod copy;
 pub(crate) mod critical_region;
-pub(crate) mod datagram;
 pub(crate) mod events;
-pub(crate) mod execute;
 pub(crate) mod grace_period;
 pub(crate) mod import;
 pub(crate) mod memory;
@@ -22,7 +20,6 @@ pub(crate) mod memory;
 #[cfg(loom)]
 mod models;
 pub(crate) mod modify;
-pub(crate) mod post;
 pub(crate) mod probe;
 pub(crate) mod protection;
 pub(crate) mod qpn;
@@ -31,13 +28,9 @@ pub(crate) mod queue_pair_table;
 pub(crate) mod receive_queue;
 pub(crate) mod region;
 pub(crate) mod report;
-pub(crate) mod request;
+pub(crate) mod requester;
 pub(crate) mod responder;
 pub(crate) mod room;
-pub(crate) mod route_header;
-pub(crate) mod run;
-pub(crate) mod send_queue;
-pub(crate) mod send_side;
 pub(crate) mod service;
 pub(crate) mod shared_receive_queue;
 pub(crate) mod thread;
@@ -45,7 +38,6 @@ pub(crate) mod timer;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod tokens;
 pub(crate) mod transition;
-pub(crate) mod unreliable;
 pub(crate) mod window;
 
 /// Why the device refuses a call; the shims turn it into an errno.

@@ -14,7 +14,7 @@ use crate::engine::completion::{CompletionQueue, Side};
 use crate::engine::protection::{ProtectionDomain, Registration};
 use crate::engine::queue_pair::{Capacity, Init, QueuePair};
 use crate::engine::report::Reporter;
-use crate::engine::request::{Opcode, Payload, Request, Sge};
+use crate::engine::requester::request::{Opcode, Payload, Request, Sge};
 use crate::engine::service::Service;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::random::Seed;

@@ -13,9 +13,9 @@ use crate::engine::modify::Attributes;
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
 use crate::engine::report::Reporter;
-use crate::engine::request::Sge;
-use crate::engine::responder::Responder;
-use crate::engine::send_side::SendSide;
+use crate::engine::requester::request::Sge;
+use crate::engine::requester::side::SendSide;
+use crate::engine::responder::side::Responder;
 use crate::engine::service::Service;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::engine::timer::Alarm;
@@ -242,7 +242,7 @@ impl QueuePair {
 
     /// Completes everything in the send queue as flushed, unsignaled requests too.
     pub(crate) fn flush_send(&self, send: &mut SendSide) {
-        send.blocked = crate::engine::send_side::Blocked::No;
+        send.blocked = crate::engine::requester::side::Blocked::No;
         send.requester.progress = 0;
         send.requester.peer = None;
         let mut index = send.head_index();

@@ -10,7 +10,7 @@ use rdma_types::QpState;
 
 use crate::engine::Refusal;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::request::Sge;
+use crate::engine::requester::request::Sge;
 use crate::engine::room::Room;
 use crate::sync::{AtomicU64, Ordering};
 

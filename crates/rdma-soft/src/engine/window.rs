@@ -18,8 +18,8 @@ use crate::engine::probe::FROM_PEERS;
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::Region;
-use crate::engine::request::{Opcode, Request};
-use crate::engine::send_side::Verdict;
+use crate::engine::requester::request::{Opcode, Request};
+use crate::engine::requester::side::Verdict;
 
 /// What a bind may ask for. Local write gives nothing, since a window has remote rights only; programs
 /// that pass the flags of the region have it, and providers take it.

@@ -11,7 +11,7 @@ use crate::engine::completion::{Completion, JUNK, Side, Source};
 use crate::engine::copy::Segment;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Receive;
-use crate::engine::request::{Request, Sge};
+use crate::engine::requester::request::{Request, Sge};
 use crate::engine::room::Room;
 
 /// Where a request comes from.
@@ -36,7 +36,7 @@ pub(crate) struct Responder {
     pub(crate) max_rd_atomic: u8,
     /// What datagrams have to show.
     pub(crate) qkey: u32,
-    /// The [origin](crate::engine::send_side::Requester::origin) whose address was found right; 0 for
+    /// The [origin](crate::engine::requester::side::Requester::origin) whose address was found right; 0 for
     /// none.
     pub(crate) verified: u64,
     /// Who that was, and keeps this queue pair in mind.

@@ -6,28 +6,28 @@ use std::sync::{Arc, Weak};
 use rdma_types::{AsyncEventKind, WcStatus};
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::execute::{Exchange, Extent, Refused, next_psn};
 use crate::engine::grace_period::Visit;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::request::{Opcode, Payload, Request};
-use crate::engine::responder::{Origin, Responder};
-use crate::engine::send_side::{Requester, Verdict};
+use crate::engine::requester::direct::{Exchange, Extent, Refused, next_psn};
+use crate::engine::requester::request::{Opcode, Payload, Request};
+use crate::engine::requester::side::{Requester, Verdict};
+use crate::engine::responder::side::{Origin, Responder};
 use crate::engine::service::Service;
 
 /// A request whose local data was found.
 pub(crate) struct Message<'a> {
-    pub(super) request: &'a Request,
-    pub(super) payload: Payload<'a>,
-    pub(super) length: u64,
-    pub(super) extent: Extent,
-    pub(super) visit: &'a Visit,
+    pub(crate) request: &'a Request,
+    pub(crate) payload: Payload<'a>,
+    pub(crate) length: u64,
+    pub(crate) extent: Extent,
+    pub(crate) visit: &'a Visit,
 }
 
 impl QueuePair {
     /// Sends a message whose local data was found, on a queue pair without acknowledgements. Out of line,
     /// for the sake of those with them.
     #[inline(never)]
-    pub(super) fn send_unreliably(
+    pub(crate) fn send_unreliably(
         self: &Arc<Self>,
         requester: &mut Requester,
         message: &Message<'_>,
@@ -109,7 +109,7 @@ impl Responder {
     /// bad, its queue pair fails (class A); when another has failed in this call already, with its next
     /// message.
     #[cold]
-    pub(super) fn drop_message(
+    pub(crate) fn drop_message(
         &mut self,
         own: &Arc<QueuePair>,
         refused: &Refused,

@@ -10,9 +10,9 @@ use crate::engine::Refusal;
 use crate::engine::clock::Time;
 use crate::engine::copy::Segment;
 use crate::engine::queue_pair::{Init, QueuePair};
-use crate::engine::request::{Payload, Request};
+use crate::engine::requester::queue::SendQueue;
+use crate::engine::requester::request::{Payload, Request};
 use crate::engine::room::Room;
-use crate::engine::send_queue::SendQueue;
 use crate::engine::service::Service;
 
 /// What the requester knows of its connection.
@@ -39,7 +39,7 @@ pub(crate) struct Requester {
     /// Where the last message went that nobody acknowledged.
     pub(crate) last: Weak<QueuePair>,
     /// Bytes of the head request that were copied. They count for nothing if the responder has
-    /// [begun](crate::engine::responder::Responder::begun) something else since.
+    /// [begun](crate::engine::responder::side::Responder::begun) something else since.
     pub(crate) progress: u64,
     /// Scratch of one request: where its data is here, and at the peer.
     pub(crate) local: Vec<Segment>,

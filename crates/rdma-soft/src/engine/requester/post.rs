@@ -7,11 +7,11 @@ use rdma_types::{QpState, WcStatus};
 use crate::engine::Refusal;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::Side;
-use crate::engine::execute::Extent;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::request::{Opcode, Payload, Request};
-use crate::engine::run::{STRETCH_BYTES, Work};
-use crate::engine::send_side::{Blocked, SendSide, Verdict};
+use crate::engine::requester::direct::Extent;
+use crate::engine::requester::drive::{STRETCH_BYTES, Work};
+use crate::engine::requester::request::{Opcode, Payload, Request};
+use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 use crate::engine::service::Service;
 use crate::sync::Ordering;
 

@@ -8,10 +8,10 @@ use rdma_types::{AsyncEventKind, QpState, WcStatus};
 use crate::engine::aftermath::Aftermath;
 use crate::engine::clock::Time;
 use crate::engine::completion::{Completion, JUNK, Side, Source};
-use crate::engine::execute::Extent;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::request::Request;
-use crate::engine::send_side::{Blocked, Requester, SendSide, Verdict};
+use crate::engine::requester::direct::Extent;
+use crate::engine::requester::request::Request;
+use crate::engine::requester::side::{Blocked, Requester, SendSide, Verdict};
 use crate::engine::service::Service;
 
 /// How much of a queue one drive may execute.

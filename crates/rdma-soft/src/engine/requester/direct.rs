@@ -13,11 +13,11 @@ use crate::engine::copy::{AtomicWord, Segment, deliver, transfer};
 use crate::engine::grace_period::Visit;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::LOCAL_READ;
-use crate::engine::request::{Opcode, Payload, Request, Sge};
-use crate::engine::responder::{Origin, Responder};
-use crate::engine::send_side::{Requester, Verdict};
+use crate::engine::requester::request::{Opcode, Payload, Request, Sge};
+use crate::engine::requester::side::{Requester, Verdict};
+use crate::engine::requester::unreliable::Message;
+use crate::engine::responder::side::{Origin, Responder};
 use crate::engine::service::Service;
-use crate::engine::unreliable::Message;
 
 /// The longest message (IBTA volume 1, 9.7.1: 2^31 bytes).
 pub(crate) const MAX_MESSAGE_BYTES: u64 = 1 << 31;
@@ -36,7 +36,7 @@ impl Extent {
 
     /// Where the copy of a message of that length stops that has come so far.
     #[inline]
-    pub(super) fn end(self, progress: u64, length: u64) -> u64 {
+    pub(crate) fn end(self, progress: u64, length: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => progress.saturating_add(bytes).min(length),
             Self::Half if progress == 0 && length > 1 => length / 2,
@@ -147,7 +147,7 @@ impl QueuePair {
     /// Finds the memory of the current receive request, for a message of that length. The responder is
     /// this queue pair's.
     #[inline(always)]
-    pub(super) fn find_room(
+    pub(crate) fn find_room(
         &self,
         visit: &Visit,
         responder: &mut Responder,
@@ -188,7 +188,7 @@ impl QueuePair {
 
 /// The packet sequence number behind a message: it took one packet for each MTU, at least one.
 #[inline]
-pub(super) fn next_psn(psn: u32, length: u64, mtu_log2: u32) -> u32 {
+pub(crate) fn next_psn(psn: u32, length: u64, mtu_log2: u32) -> u32 {
     // At most 2^31 / 2^8 packets, so that the mask takes nothing away.
     let packets = (length.saturating_sub(1) >> mtu_log2) & 0x00ff_ffff;
     (psn + 1 + packets as u32) & 0x00ff_ffff
@@ -196,23 +196,23 @@ pub(super) fn next_psn(psn: u32, length: u64, mtu_log2: u32) -> u32 {
 
 /// How a responder answers a request after which it is in error: the status of the request, and that of
 /// the receive request that it may have taken.
-pub(super) struct Refused {
-    pub(super) receive: WcStatus,
-    pub(super) request: WcStatus,
+pub(crate) struct Refused {
+    pub(crate) receive: WcStatus,
+    pub(crate) request: WcStatus,
 }
 
 /// One request between its requester and the locked responder.
-pub(super) struct Exchange<'a> {
-    pub(super) visit: &'a Visit,
-    pub(super) own: &'a Arc<QueuePair>,
-    pub(super) origin: u64,
-    pub(super) peer: &'a Arc<QueuePair>,
-    pub(super) responder: &'a mut Responder,
-    pub(super) request: &'a Request,
-    pub(super) length: u64,
-    pub(super) local: &'a mut Vec<Segment>,
-    pub(super) progress: &'a mut u64,
-    pub(super) extent: Extent,
+pub(crate) struct Exchange<'a> {
+    pub(crate) visit: &'a Visit,
+    pub(crate) own: &'a Arc<QueuePair>,
+    pub(crate) origin: u64,
+    pub(crate) peer: &'a Arc<QueuePair>,
+    pub(crate) responder: &'a mut Responder,
+    pub(crate) request: &'a Request,
+    pub(crate) length: u64,
+    pub(crate) local: &'a mut Vec<Segment>,
+    pub(crate) progress: &'a mut u64,
+    pub(crate) extent: Extent,
 }
 
 impl Exchange<'_> {
@@ -227,7 +227,7 @@ impl Exchange<'_> {
 
     /// Executes the request, whose receive request was taken if it needs one.
     #[inline(always)]
-    pub(super) fn execute(&mut self) -> Result<Verdict, Refused> {
+    pub(crate) fn execute(&mut self) -> Result<Verdict, Refused> {
         let opcode = self.request.opcode;
         if *self.progress > 0 && self.responder.begun != self.origin {
             // The receiver was reset since, or took another message: what it has is not this one.

@@ -8,12 +8,12 @@ use crate::address::AddressVector;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::{self, Source};
 use crate::engine::copy::{Segment, deliver_bytes, transfer_behind};
-use crate::engine::execute::{Extent, Refused};
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::responder::Responder;
-use crate::engine::route_header;
-use crate::engine::send_side::{Requester, Verdict};
-use crate::engine::unreliable::Message;
+use crate::engine::requester::direct::{Extent, Refused};
+use crate::engine::requester::side::{Requester, Verdict};
+use crate::engine::requester::unreliable::Message;
+use crate::engine::responder::route_header;
+use crate::engine::responder::side::Responder;
 
 /// The longest datagram, in bytes: the MTU of the port.
 const PORT_MTU: u64 = 4096;
@@ -22,7 +22,7 @@ const OWN_QKEY: u32 = 0x8000_0000;
 
 impl QueuePair {
     /// Sends a datagram. Whoever does not take it, it is done for the requester.
-    pub(super) fn send_datagram(
+    pub(crate) fn send_datagram(
         self: &Arc<Self>,
         requester: &mut Requester,
         message: &Message<'_>,

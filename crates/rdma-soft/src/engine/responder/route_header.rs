@@ -5,8 +5,8 @@ use std::net::Ipv4Addr;
 use rdma_types::GidType;
 
 use crate::address::Route;
-use crate::engine::request::Opcode;
-use crate::engine::unreliable::Message;
+use crate::engine::requester::request::Opcode;
+use crate::engine::requester::unreliable::Message;
 
 /// How long the place for a header is.
 pub(crate) const BYTES: u64 = 40;

@@ -5,7 +5,7 @@ use crate::address::AddressVector;
 use crate::engine::Refusal;
 use crate::engine::copy::{Segment, transfer};
 use crate::engine::queue_pair::Capacity;
-use crate::engine::request::{Payload, Request, Sge};
+use crate::engine::requester::request::{Payload, Request, Sge};
 use crate::engine::room::Room;
 
 #[derive(Debug, Clone, Copy)]
