@@ -18,7 +18,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair_table::QueuePairTable;
 use crate::engine::region::RegionTable;
 use crate::engine::report::{AsyncEvent, Element};
-use crate::engine::requester::side::Blocked;
+use crate::engine::requester::side::{Blocked, Peer};
 use crate::fabric;
 use crate::gid_place::GidPlace;
 use crate::identity::Identity;
@@ -232,7 +232,7 @@ impl Device {
         for queue_pair in self.all_queue_pairs() {
             let waits = {
                 let mut send = queue_pair.send.lock();
-                send.requester.peer = None;
+                send.requester.peer = Peer::Unresolved;
                 matches!(send.blocked, Blocked::NotReady { .. })
             };
             queue_pair.responder.lock().verified = 0;

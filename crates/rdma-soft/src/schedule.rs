@@ -91,48 +91,49 @@ impl Deferred {
             let mut send = queue_pair.send.lock();
             send.pending = false;
             if send.blocked == Blocked::No {
-                queue_pair.drive(&mut send, Work::Turn(requests), &mut aftermath);
+                send.drive(&queue_pair, Work::Turn(requests), &mut aftermath);
             }
-            queue_pair.stay_pending(&mut send, self);
+            send.stay_pending(&queue_pair, self);
         }
         aftermath.settle(&queue_pair);
     }
 }
 
-impl QueuePair {
+impl SendSide {
     /// A request was queued: sees to it that it is executed, as the device's schedule says.
-    pub(crate) fn defer(self: &Arc<Self>, send: &mut SendSide) {
-        if let Some(deferred) = &self.device.deferred {
-            self.stay_pending(send, deferred);
-            self.arm_if_deferred(send);
+    pub(crate) fn defer(&mut self, own: &Arc<QueuePair>) {
+        if let Some(deferred) = &own.device.deferred {
+            self.stay_pending(own, deferred);
+            self.arm_if_deferred(own);
         }
     }
 
-    fn stay_pending(self: &Arc<Self>, send: &mut SendSide, deferred: &Deferred) {
-        if !send.pending && send.may_run() && !send.queue.is_empty() {
-            send.pending = true;
-            deferred.add(Arc::clone(self));
+    fn stay_pending(&mut self, own: &Arc<QueuePair>, deferred: &Deferred) {
+        if !self.pending && self.may_run() && !self.queue.is_empty() {
+            self.pending = true;
+            deferred.add(Arc::clone(own));
         }
     }
 
     /// Has the other thread look at the queue in a moment, if there is something to execute.
-    pub(crate) fn arm_if_deferred(&self, send: &SendSide) {
-        let Some(deferred) = &self.device.deferred else { return };
-        if send.may_run() && send.blocked == Blocked::No && !send.queue.is_empty() {
-            if send.requester.progress > 0 {
-                return self.alarm.set(Time::AT_ONCE);
-            }
-            let micros = deferred.below(u32::try_from(PATIENCE.as_micros()).unwrap_or(1));
-            self.alarm.set(Time::now() + Duration::from_micros(u64::from(micros)));
+    pub(crate) fn arm_if_deferred(&self, own: &QueuePair) {
+        let Some(deferred) = &own.device.deferred else { return };
+        if !self.has_work() {
+            return;
         }
+        if self.requester.progress > 0 {
+            return own.alarm.set(Time::AT_ONCE);
+        }
+        let micros = deferred.below(u32::try_from(PATIENCE.as_micros()).unwrap_or(1));
+        own.alarm.set(Time::now() + Duration::from_micros(u64::from(micros)));
     }
 
     /// A step on the other thread.
-    pub(crate) fn run_deferred(self: &Arc<Self>, send: &mut SendSide, aftermath: &mut Aftermath) {
-        let Some(deferred) = &self.device.deferred else { return };
+    pub(crate) fn run_deferred(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+        let Some(deferred) = &own.device.deferred else { return };
         let requests = 1 + deferred.below(STEP);
-        self.drive(send, Work::Turn(requests), aftermath);
-        self.arm_if_deferred(send);
+        self.drive(own, Work::Turn(requests), aftermath);
+        self.arm_if_deferred(own);
     }
 }
 
@@ -179,7 +180,7 @@ mod tests {
             let mut send = queue_pair.send.lock();
             send.state = QpState::RTS;
             send.push(&Request::EMPTY, Payload::keyed(&[]));
-            queue_pair.defer(&mut send);
+            send.defer(&queue_pair);
         }
         let pending = || locked(&device.deferred.as_ref().unwrap().state).pending.len();
         assert_eq!(pending(), 1);

@@ -4,7 +4,7 @@ use rdma_types::{Gid, Guid, Qpn};
 
 use crate::counters::Counters;
 use crate::device::Device;
-use crate::engine::requester::drive::Work;
+use crate::engine::requester::drive::{Work, drive_and_settle};
 use crate::engine::requester::side::SendSide;
 use crate::fabric;
 
@@ -106,12 +106,12 @@ impl SoftDevice {
     /// Executes everything that any queue pair of the device holds; says how many requests completed.
     pub fn release_all(&self) -> u32 {
         let queue_pairs = self.device.all_queue_pairs();
-        queue_pairs.iter().map(|queue_pair| queue_pair.drive_and_settle(Work::All)).sum()
+        queue_pairs.iter().map(|queue_pair| drive_and_settle(queue_pair, Work::All)).sum()
     }
 
     fn drive(&self, queue_pair: Qpn, work: Work) -> u32 {
         let found = self.device.queue_pair(queue_pair.get());
-        found.map_or(0, |queue_pair| queue_pair.drive_and_settle(work))
+        found.map_or(0, |queue_pair| drive_and_settle(&queue_pair, work))
     }
 
     fn with_send_side<T: Default>(&self, qpn: Qpn, look: impl FnOnce(&SendSide) -> T) -> T {

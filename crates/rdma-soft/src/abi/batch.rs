@@ -12,6 +12,7 @@ use super::data_path::{datagram, send_request};
 use crate::engine::Refusal;
 use crate::engine::critical_region::CriticalRegion;
 use crate::engine::queue_pair::{Capacity, Init, QueuePair};
+use crate::engine::requester::post::post_all;
 use crate::engine::requester::queue::take_inline;
 use crate::engine::requester::request::{Payload, Sge};
 use crate::engine::room::Room;
@@ -147,11 +148,14 @@ impl Batch {
             sges = sges.wrapping_add(usize::try_from(wr.num_sge).unwrap_or(0));
         }
         // The elements are this batch's, and its memory is not moved or written until the post returns.
-        queue_pair.post_all(self.wrs.iter().map(|wr| match self.datagrams {
-            // SAFETY: valid as said, and for a queue pair of datagrams; the handles are the caller's (F1).
-            true => unsafe { datagram(wr) },
-            // SAFETY: valid as said.
-            false => unsafe { send_request(wr) },
-        }))
+        post_all(
+            queue_pair,
+            self.wrs.iter().map(|wr| match self.datagrams {
+                // SAFETY: valid as said, and for a queue pair of datagrams; the handles are the caller's (F1).
+                true => unsafe { datagram(wr) },
+                // SAFETY: valid as said.
+                false => unsafe { send_request(wr) },
+            }),
+        )
     }
 }

@@ -15,6 +15,7 @@ use super::opcode::opcode;
 use super::{mw, number};
 use crate::engine::Refusal;
 use crate::engine::completion::{Completion, JUNK};
+use crate::engine::requester::post::{post_datagrams, post_each};
 use crate::engine::requester::request::{Opcode, Payload, Request, Sge};
 use crate::engine::service::Service;
 use crate::engine::window::Kind;
@@ -179,14 +180,14 @@ pub(super) unsafe extern "C" fn post_send(
     let queue_pair = unsafe { queue_pair_of(qp) };
     let mut list = List { next: wr, current: wr };
     let result = if queue_pair.service == Service::UnreliableDatagram {
-        queue_pair.post_datagrams(&mut || {
+        post_datagrams(queue_pair, &mut || {
             // SAFETY: the caller's list (SAFETY.md F12).
             let request = unsafe { list.next()? };
             // SAFETY: as above, and the queue pair is one of datagrams.
             Some(unsafe { datagram(request) })
         })
     } else {
-        queue_pair.post_send(|| {
+        post_each(queue_pair, || {
             // SAFETY: the caller's list (SAFETY.md F12).
             let request = unsafe { list.next()? };
             // SAFETY: as above.

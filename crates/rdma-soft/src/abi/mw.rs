@@ -11,6 +11,7 @@ use rdma_sys::{
 use super::block::{MwBlock, pd_children, pd_of, queue_pair_of, window_of};
 use super::{number, pointer};
 use crate::engine::Refusal;
+use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::Payload;
 use crate::engine::window::{Bind, Kind};
 
@@ -74,7 +75,7 @@ pub(super) unsafe extern "C" fn bind_mw(
     let posted = bind.and_then(|bind| {
         let request = bind.into_request(request.wr_id, signaled);
         let mut list = Some(Ok((request, Payload::keyed(&[]))));
-        queue_pair.post_send(|| list.take())
+        post_each(queue_pair, || list.take())
     });
     if posted.is_ok() {
         rkey.store(key, Ordering::Relaxed);

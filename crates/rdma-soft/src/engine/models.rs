@@ -14,7 +14,9 @@ use crate::engine::completion::{CompletionQueue, Side};
 use crate::engine::protection::{ProtectionDomain, Registration};
 use crate::engine::queue_pair::{Capacity, Init, QueuePair};
 use crate::engine::report::Reporter;
+use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Opcode, Payload, Request, Sge};
+use crate::engine::requester::side::Peer;
 use crate::engine::service::Service;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::random::Seed;
@@ -89,7 +91,7 @@ fn connect(a: &Arc<QueuePair>, b: &Arc<QueuePair>) {
     }
     let origin = {
         let requester = &mut a.send.lock().requester;
-        (requester.peer, requester.rnr_retries) = (Some(Arc::clone(b)), 7);
+        (requester.peer, requester.rnr_retries) = (Peer::Direct(Arc::clone(b)), 7);
         requester.origin
     };
     let mut responder = b.responder.lock();
@@ -140,7 +142,7 @@ fn post(queue_pair: &Arc<QueuePair>, wr_id: u64, sges: &[Sge], write_to: Option<
     let (remote_address, rkey) = (sink.addr, sink.lkey);
     let request = Request { wr_id, opcode, signaled: true, remote_address, rkey, ..Request::EMPTY };
     let mut list = Some(Ok((request, Payload::keyed(sges))));
-    queue_pair.post_send(|| list.take()).unwrap();
+    post_each(queue_pair, || list.take()).unwrap();
 }
 
 fn polled(queue: &CompletionQueue) -> Vec<(u64, WcStatus)> {

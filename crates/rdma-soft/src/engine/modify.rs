@@ -9,6 +9,7 @@ use crate::address::Path;
 use crate::engine::Refusal;
 use crate::engine::probe;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::drive::resume;
 use crate::engine::requester::side::Requester;
 use crate::engine::responder::side::Responder;
 use crate::engine::transition;
@@ -83,7 +84,7 @@ impl QueuePair {
         // Also if it was refused: it may have found that the queue pair had failed.
         overflow::settle();
         if to? == QpState::RTS {
-            self.resume();
+            resume(self);
         }
         Ok(())
     }
@@ -163,7 +164,7 @@ impl QueuePair {
             send.notify_drained = false;
         } else if has(Mask::IBV_QP_EN_SQD_ASYNC_NOTIFY) {
             send.notify_drained = attr.en_sqd_async_notify != 0;
-            self.report_drained(send);
+            send.report_drained(self);
         }
         send.requester.set(attr, path, &has);
         let mut responder = self.responder.lock();

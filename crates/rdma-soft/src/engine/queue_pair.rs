@@ -14,7 +14,8 @@ use crate::engine::protection::ProtectionDomain;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
 use crate::engine::report::Reporter;
 use crate::engine::requester::request::Sge;
-use crate::engine::requester::side::SendSide;
+use crate::engine::requester::side::{Peer, SendSide};
+use crate::engine::requester::waiting::receiver_is_ready;
 use crate::engine::responder::side::Responder;
 use crate::engine::service::Service;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
@@ -157,6 +158,18 @@ impl QueuePair {
         self.reporter.withdraw();
     }
 
+    /// Has the requester that found this queue pair forget it, so that it is not kept alive. The caller
+    /// holds no lock but that of the attributes.
+    pub(crate) fn leave_requester(&self) {
+        let Some(requester) = self.responder.lock().take_requester() else { return };
+        let peer = &mut requester.send.lock().requester.peer;
+        if let Peer::Direct(found) = peer
+            && std::ptr::eq(&raw const **found, self)
+        {
+            *peer = Peer::Unresolved;
+        }
+    }
+
     /// Drops all requests and completions, and forgets the connection.
     pub(crate) fn reset(&self, attributes: &mut Attributes) {
         let incarnation = attributes.incarnation.wrapping_add(1);
@@ -244,7 +257,7 @@ impl QueuePair {
     pub(crate) fn flush_send(&self, send: &mut SendSide) {
         send.blocked = crate::engine::requester::side::Blocked::No;
         send.requester.progress = 0;
-        send.requester.peer = None;
+        send.requester.peer = Peer::Unresolved;
         let mut index = send.head_index();
         while let Some(request) = send.queue.pop() {
             index = index.wrapping_add(1);
@@ -314,7 +327,7 @@ impl QueuePair {
             }
         };
         match waiter.and_then(|waiter| waiter.upgrade()) {
-            Some(requester) => requester.receiver_is_ready(),
+            Some(requester) => receiver_is_ready(&requester),
             None => overflow::settle(),
         }
         Ok(())

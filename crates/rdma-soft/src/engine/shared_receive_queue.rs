@@ -15,6 +15,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::{Receive, ReceiveSlots, index};
 use crate::engine::report::Reporter;
 use crate::engine::requester::request::Sge;
+use crate::engine::requester::waiting::receiver_is_ready;
 use crate::sync::{AtomicU32, Line, Lock, Ordering};
 
 #[derive(Debug)]
@@ -127,7 +128,7 @@ impl SharedReceiveQueue {
         };
         // Who is woken may have given up meanwhile, and leaves the request to the next.
         while let Some(requester) = waiter {
-            requester.receiver_is_ready();
+            receiver_is_ready(&requester);
             waiter = self.requests.lock().take_waiter();
         }
         Ok(())

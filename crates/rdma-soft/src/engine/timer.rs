@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::engine::clock::Time;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::waiting::alarm_rings;
 use crate::engine::thread;
 use crate::sync::{Ordering, locked_to_wait};
 
@@ -62,7 +63,7 @@ impl Alarm {
         Self(TIMERS.lock().add(owner))
     }
 
-    /// Has [`QueuePair::alarm_rings`] called at `at`, or earlier if it was set to an earlier time.
+    /// Has [`alarm_rings`] called at `at`, or earlier if it was set to an earlier time.
     pub(crate) fn set(&self, at: Time) {
         if cfg!(loom) {
             return; // its models have no clock
@@ -113,7 +114,7 @@ pub(crate) fn ring_due() {
         TIMERS.publish(&schedule);
         drop(schedule);
         if let Some(queue_pair) = owner.upgrade() {
-            queue_pair.alarm_rings();
+            alarm_rings(&queue_pair);
         }
     }
 }
@@ -208,7 +209,7 @@ fn serve() {
             drop(schedule);
             // The last reference may go here, and takes the lock when it does.
             if let Some(queue_pair) = owner.upgrade() {
-                queue_pair.alarm_rings();
+                alarm_rings(&queue_pair);
             }
             schedule = TIMERS.lock();
             idle_since = None;

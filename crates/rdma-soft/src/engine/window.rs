@@ -116,35 +116,35 @@ impl Bind {
     }
 }
 
-impl QueuePair {
-    /// Executes a request that no peer hears of; what it takes back is out of every peer's reach when
-    /// this returns. The send lock is held.
-    ///
-    /// Whatever is wrong is one status, which the specification calls memory management operation error
-    /// (IBTA volume 1, 11.6.2).
-    #[cold]
-    pub(crate) fn execute_locally(&self, request: &Request) -> Verdict {
-        let done = match request.opcode {
-            Opcode::BindWindow => self.bind_window(&Bind::of(request)),
-            _ => self.pd.invalidate(request.imm, self.id).then(|| self.responder.pass()),
-        };
-        match done {
-            Some(()) => {
-                self.counts.local.count();
-                Verdict::Done { bytes: 0 }
-            }
-            None => Verdict::Failed(WcStatus::MW_BIND_ERR),
-        }
-    }
-
-    fn bind_window(&self, bind: &Bind) -> Option<()> {
-        match self.pd.bind(bind, self)? {
+/// Executes a request of this queue pair that no peer hears of; what it takes back is out of every peer's
+/// reach when this returns. The send lock is held.
+///
+/// Whatever is wrong is one status, which the specification calls memory management operation error
+/// (IBTA volume 1, 11.6.2).
+#[cold]
+pub(crate) fn execute(own: &QueuePair, request: &Request) -> Verdict {
+    let done = match request.opcode {
+        Opcode::BindWindow => match own.pd.bind(&Bind::of(request), own) {
             // Any queue pair of the domain may be using what it was bound to.
-            Kind::One => grace_period::wait(),
-            Kind::Two => {}
+            Some(Kind::One) => {
+                grace_period::wait();
+                true
+            }
+            bound => bound.is_some(),
+        },
+        _ => {
+            let invalidated = own.pd.invalidate(request.imm, own.id);
+            if invalidated {
+                own.responder.pass();
+            }
+            invalidated
         }
-        Some(())
+    };
+    if !done {
+        return Verdict::Failed(WcStatus::MW_BIND_ERR);
     }
+    own.counts.local.count();
+    Verdict::Done { bytes: 0 }
 }
 
 impl ProtectionDomain {

@@ -12,7 +12,7 @@ fn unreliable() -> Model {
     {
         let requester = &mut model.a.send.lock().requester;
         requester.last = Arc::downgrade(&model.b);
-        requester.peer = None;
+        requester.peer = Peer::Unresolved;
     }
     model
 }

@@ -25,7 +25,7 @@ fn bind(model: &Model, bind: Bind) {
 /// `b` executes a request that no peer hears of.
 fn done_at_b(model: &Model, request: Request) {
     let mut list = Some(Ok((request, Payload::keyed(&[]))));
-    model.b.post_send(|| list.take()).unwrap();
+    post_each(&model.b, || list.take()).unwrap();
     assert_eq!(polled(&model.b.send_cq), [(request.wr_id, WcStatus::SUCCESS)]);
 }
 

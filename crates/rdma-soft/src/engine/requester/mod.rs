@@ -5,8 +5,10 @@
 pub(crate) mod datagram;
 pub(crate) mod direct;
 pub(crate) mod drive;
+pub(crate) mod finish;
 pub(crate) mod post;
 pub(crate) mod queue;
 pub(crate) mod request;
 pub(crate) mod side;
 pub(crate) mod unreliable;
+pub(crate) mod waiting;

@@ -37,6 +37,12 @@ impl Opcode {
         }
     }
 
+    /// Whether its data goes where the receiver says.
+    #[inline]
+    pub(crate) fn is_send(self) -> bool {
+        matches!(self, Self::Send | Self::SendWithImm | Self::SendWithInvalidate)
+    }
+
     #[inline]
     pub(crate) fn takes_receive(self) -> bool {
         matches!(

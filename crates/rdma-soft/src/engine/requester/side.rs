@@ -15,6 +15,15 @@ use crate::engine::requester::request::{Payload, Request};
 use crate::engine::room::Room;
 use crate::engine::service::Service;
 
+/// The way to a connection's other end.
+#[derive(Debug)]
+pub(crate) enum Peer {
+    /// Not looked for, or not found, yet; or whoever was there listens no more.
+    Unresolved,
+    /// In this process; the responder's lock says whether it still listens.
+    Direct(Arc<QueuePair>),
+}
+
 /// What the requester knows of its connection.
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -33,9 +42,8 @@ pub(crate) struct Requester {
     pub(crate) max_rd_atomic: u8,
     /// Of datagrams that name none themselves.
     pub(crate) qkey: u32,
-    /// Found at the first request; the peer's lock says whether it still listens. Only of a reliable
-    /// connection.
-    pub(crate) peer: Option<Arc<QueuePair>>,
+    /// Found at the first request. Only of a reliable connection.
+    pub(crate) peer: Peer,
     /// Where the last message went that nobody acknowledged.
     pub(crate) last: Weak<QueuePair>,
     /// Bytes of the head request that were copied. They count for nothing if the responder has
@@ -58,7 +66,7 @@ impl Requester {
             rnr_retries: 0,
             max_rd_atomic: 0,
             qkey: 0,
-            peer: None,
+            peer: Peer::Unresolved,
             last: Weak::new(),
             progress: 0,
             local: Room::new(max_sge.max(1) as usize)?.list(),
@@ -67,8 +75,16 @@ impl Requester {
 
     /// Goes along another path from now on, to whoever is there.
     pub(crate) fn go(&mut self, path: Option<Path>) {
-        (self.path, self.peer, self.last) = (path, None, Weak::new());
+        (self.path, self.peer, self.last) = (path, Peer::Unresolved, Weak::new());
         self.origin = crate::device::unique_id();
+    }
+
+    /// The queue pair that it was found to talk to.
+    pub(crate) fn direct_peer(&self) -> Option<Arc<QueuePair>> {
+        match &self.peer {
+            Peer::Direct(peer) => Some(Arc::clone(peer)),
+            Peer::Unresolved => None,
+        }
     }
 
     /// How long the requester waits for an answer: 4.096 us x 2^code, for ever with code 0

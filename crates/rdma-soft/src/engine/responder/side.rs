@@ -12,15 +12,8 @@ use crate::engine::copy::Segment;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Receive;
 use crate::engine::requester::request::{Request, Sge};
+use crate::engine::responder::origin::Origin;
 use crate::engine::room::Room;
-
-/// Where a request comes from.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Origin<'a> {
-    pub(crate) number: u64,
-    pub(crate) requester: &'a Arc<QueuePair>,
-    pub(crate) path: Option<&'a Path>,
-}
 
 #[derive(Debug)]
 pub(crate) struct Responder {
@@ -106,11 +99,7 @@ impl Responder {
     fn verify(&mut self, own: &QueuePair, from: Origin<'_>) -> bool {
         let connected = own.device.port_is_up()
             && own.service == from.requester.service
-            && self.peer_qpn == from.requester.qpn
-            && from
-                .path
-                .zip(self.path.as_ref())
-                .is_some_and(|(theirs, ours)| theirs.is_reverse_of(ours));
+            && from.is(self.peer_qpn, self.path.as_ref());
         if connected {
             self.verified = from.number;
             self.requester = Arc::downgrade(from.requester);
@@ -123,42 +112,28 @@ impl Responder {
     }
 
     /// Takes the receive request for the message that comes in, if there is one; without one the
-    /// requester is told when there is.
+    /// requester that `waits` is told when there is.
     #[inline]
-    pub(crate) fn take_receive(&mut self, own: &QueuePair, requester: &Arc<QueuePair>) -> bool {
-        self.try_take_receive(own) || self.take_or_wait(own, requester)
-    }
-
-    /// Takes a request of the queue pair's own.
-    #[inline]
-    fn try_take_receive(&mut self, own: &QueuePair) -> bool {
+    pub(super) fn take_receive(&mut self, own: &QueuePair, waits: Option<&Arc<QueuePair>>) -> bool {
         if self.current.is_none() {
             self.current = own.receives.take(&mut self.next_receive, &mut self.sges);
         }
-        self.current.is_some()
+        self.current.is_some() || self.take_shared_or_wait(own, waits)
     }
 
-    /// As [`take_receive`](Self::take_receive), but nobody waits.
-    pub(crate) fn take_receive_or_none(&mut self, own: &QueuePair) -> bool {
-        if let (Some(shared), None) = (&own.shared, &self.current) {
-            self.current = shared.take(&mut self.next_receive, &mut self.sges, None);
-        }
-        self.try_take_receive(own)
-    }
-
-    /// Looks again under the lock under which requests are posted: one that came meanwhile is taken,
-    /// and whoever posts one later finds the waiter.
+    /// Takes one of the shared queue; or looks again under the lock under which requests are posted: one
+    /// that came meanwhile is taken, and whoever posts one later finds the waiter.
     #[cold]
-    fn take_or_wait(&mut self, own: &QueuePair, requester: &Arc<QueuePair>) -> bool {
+    fn take_shared_or_wait(&mut self, own: &QueuePair, waits: Option<&Arc<QueuePair>>) -> bool {
         if let Some(shared) = &own.shared {
-            let waiter = Some((own, requester));
+            let waiter = waits.map(|requester| (own, requester));
             self.current = shared.take(&mut self.next_receive, &mut self.sges, waiter);
-            return self.current.is_some();
-        }
-        let mut queue = own.receive.lock();
-        self.current = own.receives.take(&mut self.next_receive, &mut self.sges);
-        if self.current.is_none() {
-            queue.waiter = Some(Arc::downgrade(requester));
+        } else if let Some(requester) = waits {
+            let mut queue = own.receive.lock();
+            self.current = own.receives.take(&mut self.next_receive, &mut self.sges);
+            if self.current.is_none() {
+                queue.waiter = Some(Arc::downgrade(requester));
+            }
         }
         self.current.is_some()
     }
@@ -213,33 +188,24 @@ impl Responder {
     }
 
     /// Counts a request that was dropped for its sequence number, if it is from the connected peer.
-    pub(crate) fn count_dropped(&self, own: &QueuePair, qpn: u32, path: Option<&Path>, psn: u32) {
-        let paths = path.zip(self.path.as_ref());
-        let connected =
-            self.peer_qpn == qpn && paths.is_some_and(|(theirs, ours)| theirs.is_reverse_of(ours));
+    pub(crate) fn count_dropped(&self, own: &QueuePair, from: Origin<'_>, psn: u32) {
         let tally = &own.device.tally;
         match psn.wrapping_sub(self.psn) & 0x00ff_ffff {
             0 => {}
-            _ if !connected => {}
+            _ if !from.is(self.peer_qpn, self.path.as_ref()) => {}
             1..0x0080_0000 => tally.out_of_sequence.count(),
             _ => tally.duplicates.count(),
         }
+    }
+
+    /// Forgets who was found to be the requester, and says who that was.
+    pub(crate) fn take_requester(&mut self) -> Option<Arc<QueuePair>> {
+        std::mem::take(&mut self.requester).upgrade()
     }
 
     pub(crate) fn clear(&mut self) {
         (self.verified, self.begun) = (0, 0);
         self.current = None;
         self.path = None;
-    }
-}
-
-impl QueuePair {
-    /// Has the requester that found this queue pair forget it, so that it is not kept alive. The caller
-    /// holds no lock but that of the attributes.
-    pub(crate) fn leave_requester(&self) {
-        let requester = std::mem::take(&mut self.responder.lock().requester);
-        let Some(requester) = requester.upgrade() else { return };
-        let mut send = requester.send.lock();
-        send.requester.peer.take_if(|peer| std::ptr::eq(&raw const **peer, self));
     }
 }

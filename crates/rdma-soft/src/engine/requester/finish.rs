@@ -1,0 +1,104 @@
+//! The completions of send requests, and what a failed one does to its queue.
+
+use std::sync::Arc;
+
+use rdma_types::{AsyncEventKind, QpState, WcStatus as Status};
+
+use crate::engine::aftermath::Aftermath;
+use crate::engine::completion::{Completion, JUNK, Side, Source};
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::request::Request;
+use crate::engine::requester::side::{Blocked, SendSide};
+use crate::engine::service::Service;
+
+impl SendSide {
+    /// Completes a request whose attempt came to an end; `upto` is the number behind its own.
+    #[inline]
+    pub(crate) fn finish(
+        &mut self,
+        own: &Arc<QueuePair>,
+        request: &Request,
+        upto: u32,
+        result: Result<u64, Status>,
+        aftermath: &mut Aftermath,
+    ) {
+        let bytes = match result {
+            Ok(bytes) => bytes,
+            Err(status) => return self.fail(own, request, upto, status, aftermath),
+        };
+        self.executed += 1;
+        if request.opcode.is_send() {
+            own.counts.sends.count();
+        }
+        if request.signaled || own.signal_all {
+            own.push_send(Completion {
+                wr_id: request.wr_id,
+                status: Status::SUCCESS,
+                opcode: request.opcode.completion(),
+                byte_len: match request.opcode.fetches() {
+                    true => u32::try_from(bytes).unwrap_or(u32::MAX),
+                    false => JUNK,
+                },
+                imm: JUNK,
+                flags: 0,
+                qpn: own.qpn,
+                vendor_err: 0,
+                source: Source::UNDEFINED,
+                solicited: false,
+                side: Side::Send,
+                upto,
+            });
+        }
+    }
+
+    #[cold]
+    fn fail(
+        &mut self,
+        own: &QueuePair,
+        request: &Request,
+        upto: u32,
+        status: Status,
+        aftermath: &mut Aftermath,
+    ) {
+        own.device.tally.count_failure(status);
+        own.push_send(own.failed_send(request.wr_id, upto, status));
+        self.stop(own, aftermath);
+    }
+
+    /// A request failed. The receiver of a reliable connection cannot go on without it; of the other
+    /// services only the send queue stops (IBTA volume 1, 10.3.1.6).
+    fn stop(&mut self, own: &QueuePair, aftermath: &mut Aftermath) {
+        let reliable = own.service == Service::ReliableConnection;
+        if !reliable && self.state == QpState::RTS {
+            self.state = QpState::SQE;
+            own.flush_send(self);
+        } else {
+            self.state = QpState::ERR;
+            aftermath.requester_failed(self.incarnation);
+        }
+    }
+
+    /// Completes the head of the queue.
+    pub(super) fn end_head(
+        &mut self,
+        own: &Arc<QueuePair>,
+        request: &Request,
+        upto: u32,
+        result: Result<u64, Status>,
+        aftermath: &mut Aftermath,
+    ) {
+        self.queue.pop();
+        self.blocked = Blocked::No;
+        self.requester.progress = 0;
+        self.finish(own, request, upto, result, aftermath);
+        self.report_drained(own);
+    }
+
+    /// Sends the event that was asked for when the queue was told to drain, once it is drained.
+    pub(crate) fn report_drained(&self, own: &QueuePair) {
+        let drained = self.state == QpState::SQD && !self.may_run();
+        if drained && self.notify_drained {
+            own.reporter.report(AsyncEventKind::SQ_DRAINED);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Why the head of a send queue waits, until when, and what happens then.
+
+use std::sync::Arc;
+
+use rdma_types::{MinRnrTimer, WcStatus as Status};
+
+use crate::engine::aftermath::Aftermath;
+use crate::engine::clock::Time;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::side::{Blocked, Peer, SendSide, Verdict};
+use crate::engine::responder::origin::Origin;
+
+impl SendSide {
+    /// Records why the head waits, and sets the alarm. A reason that it already waits for keeps its
+    /// deadline.
+    #[cold]
+    pub(super) fn block(&mut self, own: &Arc<QueuePair>, verdict: Verdict) -> Result<(), Status> {
+        self.count_answer(own, verdict);
+        let requester = &self.requester;
+        let next = match (verdict, self.blocked) {
+            (Verdict::NotReady { .. }, Blocked::NotReady { .. })
+            | (Verdict::Unanswered, Blocked::Unanswered { .. }) => return Ok(()),
+            (Verdict::NotReady { timer }, _) => {
+                let until = match requester.rnr_retries {
+                    0 => return Err(Status::RNR_RETRY_EXC_ERR),
+                    7 => None,
+                    retries => MinRnrTimer::from_code(timer)
+                        .map(|timer| Time::now() + timer.duration() * u32::from(retries)),
+                };
+                Blocked::NotReady { until }
+            }
+            (Verdict::Unanswered, _) => {
+                let at = requester.answer_timeout().map(|timeout| Time::now() + timeout);
+                Blocked::Unanswered { at, left: requester.retries }
+            }
+            (Verdict::Done { .. } | Verdict::Failed(_) | Verdict::Paused, _) => return Ok(()),
+        };
+        self.blocked = next;
+        if let Blocked::NotReady { until: Some(at) } | Blocked::Unanswered { at: Some(at), .. } =
+            next
+        {
+            own.alarm.set(at);
+        }
+        Ok(())
+    }
+
+    /// Counts how a request was not executed.
+    fn count_answer(&self, own: &Arc<QueuePair>, verdict: Verdict) {
+        let requester = &self.requester;
+        match verdict {
+            Verdict::NotReady { .. } => {
+                own.device.tally.not_ready_received.count();
+                if let Peer::Direct(peer) = &requester.peer {
+                    peer.device.tally.not_ready_sent.count();
+                }
+            }
+            Verdict::Unanswered => {
+                let path = requester.path.as_ref();
+                if let Some(peer) = own.device.find_peer(path, requester.peer_qpn) {
+                    let from = Origin { number: requester.origin, requester: own, path };
+                    peer.responder.lock().count_dropped(&peer, from, requester.psn);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Tries a blocked head whose time has come again, and gives it up if that was the last time.
+    fn retry(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+        let exhausted = match &mut self.blocked {
+            Blocked::NotReady { .. } => Some(Status::RNR_RETRY_EXC_ERR),
+            Blocked::Unanswered { left: 0, .. } => {
+                return self.give_up(own, Status::RETRY_EXC_ERR, aftermath);
+            }
+            Blocked::Unanswered { at, left } => {
+                *left -= 1;
+                own.device.tally.retries.count();
+                let timeout = self.requester.answer_timeout();
+                *at = timeout.map(|timeout| Time::now() + timeout);
+                None
+            }
+            Blocked::No => None,
+        };
+        let before = self.blocked;
+        self.take_turn(own, aftermath);
+        if self.blocked != before || self.queue.is_empty() {
+            return;
+        }
+        if let Some(status) = exhausted {
+            self.give_up(own, status, aftermath);
+        } else if let Blocked::Unanswered { at: Some(at), .. } = self.blocked {
+            own.alarm.set(at);
+        }
+    }
+
+    /// What is to be done when the alarm of this queue pair rings.
+    fn alarm_rings(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+        match self.blocked {
+            Blocked::No if own.immediate => self.take_turn(own, aftermath),
+            Blocked::No => self.run_deferred(own, aftermath),
+            Blocked::NotReady { until: Some(at) } | Blocked::Unanswered { at: Some(at), .. }
+                if at <= Time::now() =>
+            {
+                self.retry(own, aftermath);
+            }
+            // It rang for an earlier deadline, which is gone.
+            Blocked::NotReady { until: Some(at) } | Blocked::Unanswered { at: Some(at), .. } => {
+                own.alarm.set(at);
+            }
+            // The receiver it waits for has gone.
+            Blocked::NotReady { until: None } => self.take_turn(own, aftermath),
+            Blocked::Unanswered { at: None, .. } => {}
+        }
+    }
+}
+
+/// The alarm that this queue pair set has rung: a deadline has passed, or there is work to go on with.
+pub(crate) fn alarm_rings(own: &Arc<QueuePair>) {
+    let mut aftermath = Aftermath::default();
+    own.send.lock().alarm_rings(own, &mut aftermath);
+    aftermath.settle(own);
+}
+
+/// The receiver that this requester found without a request has one now.
+#[cold]
+pub(crate) fn receiver_is_ready(own: &Arc<QueuePair>) {
+    let mut aftermath = Aftermath::default();
+    {
+        let mut send = own.send.lock();
+        // If it waits no more it was reset, or gave up.
+        if let Blocked::NotReady { .. } = send.blocked {
+            send.take_turn(own, &mut aftermath);
+        }
+    }
+    aftermath.settle(own);
+}

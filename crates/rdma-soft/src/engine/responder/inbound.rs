@@ -1,0 +1,201 @@
+//! What a peer asks for, executed: the only code that does so, whatever way the request came.
+//!
+//! Keys are looked up again at each call, so that no address outlives the visit in which it was found.
+//! The requester decides how much of a message comes at a time; the order of calls is `begin`, then
+//! `place`, `fetch` or `atomic` until all of it is there, then `finish`.
+
+use std::sync::Arc;
+
+use rdma_types::{AccessFlags, AsyncEventKind, WcOpcode, WcStatus as Status};
+
+use crate::engine::aftermath::Aftermath;
+use crate::engine::completion::Source;
+use crate::engine::copy::{AtomicWord, Segment, transfer};
+use crate::engine::grace_period::Visit;
+use crate::engine::memory;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::request::{Opcode, Request};
+use crate::engine::responder::side::Responder;
+
+/// How a responder answers a request after which it is in error: the status of the request, and that of
+/// the receive request that it may have taken.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Refused {
+    pub(crate) receive: Status,
+    pub(crate) request: Status,
+}
+
+/// A refusal that is the request's own fault: the receive request is flushed.
+fn fault_of_request(request: Status) -> Refused {
+    Refused { receive: Status::WR_FLUSH_ERR, request }
+}
+
+/// A responder that was found to listen, with its lock held.
+pub(crate) struct Inbound<'a> {
+    pub(crate) own: &'a Arc<QueuePair>,
+    pub(crate) side: &'a mut Responder,
+    pub(crate) visit: &'a Visit,
+}
+
+impl Inbound<'_> {
+    /// Begins a message, or goes on with it: takes its receive request, if it needs one and has none yet.
+    /// Without one, a requester that `waits` is told when there is.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, request: &Request, waits: Option<&Arc<QueuePair>>) -> bool {
+        !request.opcode.takes_receive() || self.side.take_receive(self.own, waits)
+    }
+
+    /// How far a message has come of which that requester copied so many bytes before. If the responder
+    /// was reset since, or took another message, what it has is not this one.
+    #[inline(always)]
+    pub(crate) fn resume(&self, origin: u64, progress: u64) -> u64 {
+        if progress > 0 && self.side.begun != origin { 0 } else { progress }
+    }
+
+    /// Puts the bytes `from..to` of a SEND or WRITE of `length` bytes where they belong.
+    #[inline(always)]
+    pub(crate) fn place(
+        &mut self,
+        request: &Request,
+        length: u64,
+        data: &[Segment],
+        (from, to): (u64, u64),
+    ) -> Result<(), Refused> {
+        if request.opcode.is_send() {
+            self.find_room(length)?;
+            transfer(data, &self.side.room, from, to);
+            self.side.room.clear();
+        } else {
+            let sink = self.remote(request, length)?;
+            transfer(data, &[sink], from, to);
+        }
+        Ok(())
+    }
+
+    /// Copies the bytes `from..to` of what a READ of `length` bytes asks for.
+    #[inline]
+    pub(crate) fn fetch(
+        &mut self,
+        request: &Request,
+        length: u64,
+        out: &[Segment],
+        (from, to): (u64, u64),
+    ) -> Result<(), Refused> {
+        let source = self.remote(request, length)?;
+        transfer(&[source], out, from, to);
+        Ok(())
+    }
+
+    /// Executes an atomic, and says what was there before.
+    #[cold]
+    pub(crate) fn atomic(&mut self, request: &Request) -> Result<u64, Refused> {
+        let invalid = || fault_of_request(Status::REM_INV_REQ_ERR);
+        if !request.remote_address.is_multiple_of(8) || !self.own.device.limits.atomics {
+            return Err(invalid());
+        }
+        // It can be aligned for the peer and not here, if the region was registered under other addresses.
+        let word = AtomicWord::at(self.remote(request, 8)?).ok_or_else(invalid)?;
+        Ok(match request.opcode {
+            Opcode::CompareAndSwap => word.compare_and_swap(request.operand, request.swap),
+            _ => word.fetch_and_add(request.operand),
+        })
+    }
+
+    /// A part of a message is there; the rest follows from the same requester, or never.
+    #[cold]
+    pub(crate) fn pause(&mut self, origin: u64) {
+        self.side.begun = origin;
+    }
+
+    /// All of a message is there: invalidates what it names, and completes the receive request that it
+    /// took.
+    #[inline(always)]
+    pub(crate) fn finish(&mut self, request: &Request, length: u64) -> Result<(), Refused> {
+        let opcode = request.opcode;
+        if opcode == Opcode::SendWithInvalidate {
+            self.invalidate(request.imm)?;
+        }
+        if opcode.takes_receive() {
+            let completion =
+                if opcode.is_send() { WcOpcode::RECV } else { WcOpcode::RECV_RDMA_WITH_IMM };
+            self.side.complete(self.own, completion, length, request, 0, Source::UNDEFINED);
+        }
+        self.side.executed += 1;
+        Ok(())
+    }
+
+    /// A request cannot be executed: answers so, after which the responder is in error.
+    #[cold]
+    pub(crate) fn fail(&mut self, refused: Refused, aftermath: &mut Aftermath) {
+        // IBTA volume 1, 11.6.3.3: local access violation, or invalid request.
+        let event = match refused.request {
+            Status::REM_ACCESS_ERR => AsyncEventKind::QP_ACCESS_ERR,
+            _ => AsyncEventKind::QP_REQ_ERR,
+        };
+        self.side.room.clear();
+        self.side.fail(self.own, refused.receive, event, aftermath);
+    }
+
+    /// A message without acknowledgements cannot be taken: it is dropped, and a receive request that it
+    /// would have used is there for the next one (IBTA volume 1, 9.9.3, class D); one of a shared queue,
+    /// where others would miss it, completes in error (class E). But if the receive request itself is
+    /// bad, its queue pair fails (class A); when another has failed in this call already, with its next
+    /// message.
+    #[cold]
+    pub(crate) fn abandon(&mut self, refused: Refused, aftermath: &mut Aftermath) {
+        self.side.room.clear();
+        if refused.receive == Status::LOC_PROT_ERR && !aftermath.is_full() {
+            self.side.fail(self.own, refused.receive, AsyncEventKind::QP_FATAL, aftermath);
+        } else if self.own.shared.is_some()
+            && let Some(receive) = self.side.current.take()
+        {
+            let status = match refused.receive {
+                Status::WR_FLUSH_ERR => refused.request,
+                status => status,
+            };
+            self.own.push_receive(self.own.failed_receive(&receive, status));
+        }
+    }
+
+    /// Finds the memory of the current receive request, for a message of that length.
+    #[inline(always)]
+    pub(crate) fn find_room(&mut self, length: u64) -> Result<(), Refused> {
+        let Responder { sges, room, .. } = &mut *self.side;
+        room.clear();
+        let access = AccessFlags::LOCAL_WRITE.bits();
+        let pd = self.own.receive_pd_number;
+        let fits = memory::find_all(self.own, self.visit, pd, sges, access, room);
+        let fits =
+            fits.ok_or(Refused { receive: Status::LOC_PROT_ERR, request: Status::REM_OP_ERR })?;
+        if fits >= length {
+            return Ok(());
+        }
+        Err(Refused { receive: Status::LOC_LEN_ERR, request: Status::REM_INV_REQ_ERR })
+    }
+
+    /// The remote range of a one-sided request, if it may touch it.
+    #[inline(always)]
+    fn remote(&self, request: &Request, length: u64) -> Result<Segment, Refused> {
+        let Self { own, side, visit } = self;
+        let access = request.opcode.remote_access();
+        let no_resource = request.opcode.fetches() && side.max_rd_atomic == 0;
+        if side.access & access == 0 || no_resource {
+            return Err(fault_of_request(Status::REM_INV_REQ_ERR));
+        }
+        let (key, address) = (request.rkey, request.remote_address);
+        memory::find(own, visit, own.pd_number, key, address, length, access)
+            .ok_or(fault_of_request(Status::REM_ACCESS_ERR))
+    }
+
+    /// Invalidates the window that a send names, after its data has come and before its receive
+    /// completes; the responder's lock is held, under which alone a peer uses such a window. A key that
+    /// cannot be invalidated is the responder's affair: it is in error, and the send was delivered, as
+    /// `rxe_resp.c` has it.
+    #[cold]
+    fn invalidate(&self, key: u32) -> Result<(), Refused> {
+        if self.own.pd.invalidate(key, self.own.id) {
+            return Ok(());
+        }
+        Err(Refused { receive: Status::REM_INV_REQ_ERR, request: Status::SUCCESS })
+    }
+}
