@@ -30,6 +30,25 @@ impl Path {
     }
 }
 
+/// The way to a port as a program describes it, not checked yet (`struct ibv_ah_attr`).
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct AddressAttributes {
+    pub(crate) destination: [u8; 16],
+    pub(crate) flow_label: u32,
+    /// The place of its own address in the port's GID table.
+    pub(crate) source_index: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) traffic_class: u8,
+    pub(crate) destination_lid: u16,
+    pub(crate) service_level: u8,
+    pub(crate) source_path_bits: u8,
+    pub(crate) static_rate: u8,
+    /// Other than 0: packets have a global route header, made of the first five fields. Kept as it was
+    /// given.
+    pub(crate) is_global: u8,
+    pub(crate) port: u8,
+}
+
 /// Where datagrams go, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AddressVector {

@@ -1,14 +1,11 @@
 //! A software device: its identity, its tables, its limits.
-#![allow(unsafe_code)]
 
-use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use rdma_sys::{ibv_ah_attr, ibv_device, ibv_node_type, ibv_transport_type};
 use rdma_types::{AsyncEventKind, Guid};
 
-use crate::address::{Address, GidEntry, Path};
+use crate::address::{Address, AddressAttributes, GidEntry, Path};
 use crate::builder::{Limits, Link};
 use crate::counters::Tally;
 use crate::engine::Refusal;
@@ -26,48 +23,6 @@ use crate::overflow;
 use crate::random::{Purpose, Seed};
 use crate::schedule::{Deferred, Schedule};
 use crate::sync::locked;
-
-/// The block that an `ibv_device` pointer of ours points to.
-///
-/// Vendors' direct verbs look behind `ibv_device`, where libibverbs keeps its own part of
-/// `struct verbs_device`, to see whose device it is: they find zeroes.
-#[repr(C)]
-pub(crate) struct DeviceBlock {
-    pub(crate) verbs: ibv_device,
-    libibverbs: [u64; 16],
-    device: Device,
-}
-
-// SAFETY: the C part is written before the block is shared and only read afterwards (SAFETY.md F11);
-// the rest is `Device`, which is `Sync`.
-unsafe impl Sync for DeviceBlock {}
-// SAFETY: as for `Sync`; nothing in it belongs to a thread.
-unsafe impl Send for DeviceBlock {}
-
-impl DeviceBlock {
-    pub(crate) fn new(device: Device) -> Self {
-        let mut verbs = ibv_device::default();
-        verbs.node_type = ibv_node_type::IBV_NODE_CA;
-        verbs.transport_type = ibv_transport_type::IBV_TRANSPORT_IB;
-        for field in [&mut verbs.name, &mut verbs.dev_name] {
-            // The builder left room for the terminating zero.
-            for (to, from) in field.iter_mut().zip(device.name.bytes()) {
-                *to = c_char::from_ne_bytes([from]);
-            }
-        }
-        Self { verbs, libibverbs: [0; 16], device }
-    }
-
-    pub(crate) fn device(&'static self) -> &'static Device {
-        &self.device
-    }
-}
-
-impl std::fmt::Debug for DeviceBlock {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.device.fmt(f)
-    }
-}
 
 #[derive(Debug)]
 pub(crate) struct Device {
@@ -261,24 +216,24 @@ impl Device {
     }
 
     /// The path that an address vector describes, if packets could take it.
-    pub(crate) fn path(&self, vector: &ibv_ah_attr, dgid: [u8; 16]) -> Result<Path, Refusal> {
-        let source = self.identity.gids.get(usize::from(vector.grh.sgid_index));
+    pub(crate) fn path(&self, vector: &AddressAttributes) -> Result<Path, Refusal> {
+        let source = self.identity.gids.get(usize::from(vector.source_index));
         let source = source.filter(|entry| !entry.gid.is_zero());
-        if vector.port_num != 1 || vector.is_global != 0 && source.is_none() {
+        if vector.port != 1 || vector.is_global != 0 && source.is_none() {
             return Err(Refusal::Invalid);
         }
         match self.link {
             Link::InfiniBand => {
                 // Unicast LIDs (IBTA volume 1, 4.1.3).
-                let unicast = (1..0xc000).contains(&vector.dlid);
-                let remote = Address::Lid(vector.dlid);
+                let unicast = (1..0xc000).contains(&vector.destination_lid);
+                let remote = Address::Lid(vector.destination_lid);
                 let path = Path { local: Address::Lid(self.identity.lid), remote };
                 if unicast { Ok(path) } else { Err(Refusal::Invalid) }
             }
             Link::Ethernet => {
                 // RoCE has no LIDs: every packet has a GRH, and one family of addresses per route.
                 let source = source.filter(|_| vector.is_global != 0).ok_or(Refusal::Invalid)?;
-                let remote = GidEntry { gid: dgid.into(), kind: source.kind };
+                let remote = GidEntry { gid: vector.destination.into(), kind: source.kind };
                 let same_family = remote.gid.is_ipv4_mapped() == source.gid.is_ipv4_mapped()
                     && remote.gid.is_link_local() == source.gid.is_link_local();
                 if remote.gid.is_zero() || !same_family {

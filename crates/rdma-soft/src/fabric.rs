@@ -4,16 +4,16 @@ use std::sync::Mutex;
 
 use crate::address::Address;
 use crate::builder::{InstallError, Link};
-use crate::device::{Device, DeviceBlock};
+use crate::device::Device;
 use crate::sync::locked;
 
 /// Far more than there are uses for, and far fewer than LIDs.
 const MAX_DEVICES: usize = 4096;
 
-static DEVICES: Mutex<Vec<&'static DeviceBlock>> = Mutex::new(Vec::new());
+static DEVICES: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
 
 /// All devices, in the order in which they were installed.
-pub(crate) fn devices() -> Vec<&'static DeviceBlock> {
+pub(crate) fn devices() -> Vec<&'static Device> {
     locked(&DEVICES).clone()
 }
 
@@ -21,30 +21,27 @@ pub(crate) fn devices() -> Vec<&'static DeviceBlock> {
 /// of this process shares an address with it: 16 bits of LID alone collide soon.
 pub(crate) fn add(mut device: Device) -> Result<&'static Device, InstallError> {
     let mut devices = locked(&DEVICES);
-    if devices.iter().any(|block| block.device().name == device.name) {
+    if devices.iter().any(|other| other.name == device.name) {
         return Err(InstallError::NameTaken(device.name));
     }
     // So that an identity is always found soon.
     if devices.len() >= MAX_DEVICES {
         return Err(InstallError::TooMany(MAX_DEVICES));
     }
-    while devices.iter().any(|block| block.device().shares_address_with(&device)) {
+    while devices.iter().any(|other| other.shares_address_with(&device)) {
         device.identity.redraw(device.link);
     }
-    let block: &'static DeviceBlock = Box::leak(Box::new(DeviceBlock::new(device)));
-    devices.push(block);
-    Ok(block.device())
+    let device: &'static Device = Box::leak(Box::new(device));
+    devices.push(device);
+    Ok(device)
 }
 
 pub(crate) fn device_named(name: &str) -> Option<&'static Device> {
-    locked(&DEVICES).iter().map(|block| block.device()).find(|device| device.name == name)
+    locked(&DEVICES).iter().copied().find(|device| device.name == name)
 }
 
 /// The device with that port address on that kind of link.
 pub(crate) fn device_at(link: Link, address: &Address) -> Option<&'static Device> {
     let devices = locked(&DEVICES);
-    devices
-        .iter()
-        .map(|block| block.device())
-        .find(|device| device.link == link && device.has_address(address))
+    devices.iter().copied().find(|device| device.link == link && device.has_address(address))
 }

@@ -9,10 +9,10 @@ use rdma_sys::{
 };
 use rdma_types::{Gid, GidType};
 
+use super::attributes::address;
 use super::block::{AhBlock, device_of, pd_children, pd_of, vector_of};
-use super::qp::gid_bytes;
 use super::{number, pointer};
-use crate::address::{AddressVector, Route};
+use crate::address::{AddressAttributes, AddressVector, Route};
 use crate::builder::Link;
 use crate::device::{Device, unique_id};
 use crate::engine::Refusal;
@@ -26,7 +26,7 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     let attr = unsafe { attr.read() };
     // SAFETY: the caller's protection domain (SAFETY.md F1).
     let domain = unsafe { pd_of(pd) };
-    pointer(vector(domain.device, domain.number, &attr).and_then(|vector| {
+    pointer(vector(domain.device, domain.number, &address(&attr)).and_then(|vector| {
         domain.device.address_handles.take(domain.device.limits.max_ah)?;
         // SAFETY: as above.
         unsafe { pd_children(pd) }.add();
@@ -38,10 +38,9 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
     }))
 }
 
-fn vector(device: &Device, pd: u64, attr: &ibv_ah_attr) -> Result<AddressVector, Refusal> {
-    let destination = gid_bytes(&attr.grh.dgid);
-    let path = device.path(attr, destination)?;
-    if attr.sl > MAX_SERVICE_LEVEL {
+fn vector(device: &Device, pd: u64, attr: &AddressAttributes) -> Result<AddressVector, Refusal> {
+    let path = device.path(attr)?;
+    if attr.service_level > MAX_SERVICE_LEVEL {
         return Err(Refusal::Invalid);
     }
     let route = match attr.is_global {
@@ -51,15 +50,15 @@ fn vector(device: &Device, pd: u64, attr: &ibv_ah_attr) -> Result<AddressVector,
             source: *device
                 .identity
                 .gids
-                .get(usize::from(attr.grh.sgid_index))
+                .get(usize::from(attr.source_index))
                 .ok_or(Refusal::Invalid)?,
-            destination: destination.into(),
-            traffic_class: attr.grh.traffic_class,
-            flow_label: attr.grh.flow_label,
-            hop_limit: attr.grh.hop_limit,
+            destination: attr.destination.into(),
+            traffic_class: attr.traffic_class,
+            flow_label: attr.flow_label,
+            hop_limit: attr.hop_limit,
         }),
     };
-    Ok(AddressVector { pd, path, service_level: attr.sl, route })
+    Ok(AddressVector { pd, path, service_level: attr.service_level, route })
 }
 
 pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {

@@ -5,16 +5,16 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Mutex;
 
-use rdma_sys::{
-    ibv_context, ibv_device, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state, verbs_context,
-};
+use rdma_sys::{ibv_context, ibv_device, verbs_context};
+use rdma_types::QpAttributes;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::block::{ContextBlock, Holders, context_block, release_context};
+use super::device_block::DeviceBlock;
 use super::{cq_ex, data_path, device, mw, pointer, port, qp_ex, srq};
-use crate::device::DeviceBlock;
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
+use crate::engine::settings::Settings;
 use crate::sync::locked;
 
 /// The completion vectors that a context has.
@@ -88,12 +88,11 @@ pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
 /// Resets the queue pairs of all protection domains of a context.
 #[cold]
 fn reset_queue_pairs(block: &ContextBlock) {
-    let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RESET, ..ibv_qp_attr::default() };
     let domains = std::mem::take(&mut *locked(&block.domains));
     for queue_pair in block.device.all_queue_pairs() {
         if domains.contains(&queue_pair.pd_number) {
-            // Every state can be left for this one.
-            let _ = queue_pair.modify(&attr, [0; 16], ibv_qp_attr_mask::IBV_QP_STATE.0);
+            // To RESET, for which every state can be left.
+            let _ = queue_pair.modify(&Settings::default(), QpAttributes::STATE);
         }
     }
 }

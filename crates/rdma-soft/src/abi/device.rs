@@ -10,15 +10,15 @@ use rdma_sys::{
 };
 
 use super::block::device_of;
+use super::device_block::{DeviceBlock, blocks};
 use crate::builder::Limits;
-use crate::device::{Device, DeviceBlock};
+use crate::device::Device;
 use crate::engine::clock;
 use crate::engine::requester::direct::MAX_MESSAGE_BYTES;
 use crate::engine::window::Kind;
-use crate::fabric;
 
 pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
-    let devices = fabric::devices();
+    let devices = blocks();
     // SAFETY: no precondition (SAFETY.md F15); the last entry stays NULL.
     let memory = unsafe { libc::calloc(devices.len() + 1, size_of::<*mut ibv_device>()) };
     let list = memory.cast::<*mut ibv_device>();

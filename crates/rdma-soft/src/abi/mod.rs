@@ -6,6 +6,7 @@
 
 mod absent;
 mod ah;
+mod attributes;
 mod batch;
 mod block;
 mod context;
@@ -13,6 +14,7 @@ mod cq;
 mod cq_ex;
 mod data_path;
 mod device;
+mod device_block;
 mod event;
 mod fork;
 mod mr;

@@ -4,11 +4,10 @@ use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
 
-use rdma_sys::{
-    ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_ex, ibv_qp_init_attr,
-    ibv_qp_type,
-};
+use rdma_sys::{ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_type};
+use rdma_types::QpAttributes;
 
+use super::attributes::{qp_attr, settings};
 use super::batch::Batch;
 use super::block::{
     QpBlock, context_events, pd_children, pd_of, queue_children, queue_of, queue_pair_async_events,
@@ -168,9 +167,9 @@ pub(super) unsafe extern "C" fn modify_qp(
     let attr = unsafe { attr.read() };
     // SAFETY: the caller's queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
-    let mask = mask.cast_unsigned();
-    let result = queue_pair.modify(&attr, gid_bytes(&attr.ah_attr.grh.dgid), mask);
-    if result.is_ok() && mask & ibv_qp_attr_mask::IBV_QP_STATE.0 != 0 {
+    let mask = QpAttributes::from_bits_retain(mask.cast_unsigned());
+    let result = queue_pair.modify(&settings(&attr), mask);
+    if result.is_ok() && mask.intersects(QpAttributes::STATE) {
         // SAFETY: as above; libibverbs keeps the last known state here, too.
         unsafe { (*qp).state = attr.qp_state };
     }
@@ -185,7 +184,7 @@ pub(super) unsafe extern "C" fn query_qp(
 ) -> c_int {
     // SAFETY: the caller's queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
-    let found = queue_pair.query();
+    let found = qp_attr(&queue_pair.query(), queue_pair.capacity);
     // SAFETY: as above.
     unsafe { (*qp).state = found.qp_state };
     // SAFETY: as above.

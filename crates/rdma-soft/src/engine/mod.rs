@@ -32,6 +32,7 @@ pub(crate) mod requester;
 pub(crate) mod responder;
 pub(crate) mod room;
 pub(crate) mod service;
+pub(crate) mod settings;
 pub(crate) mod shared_receive_queue;
 pub(crate) mod thread;
 pub(crate) mod timer;

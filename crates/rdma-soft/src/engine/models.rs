@@ -5,8 +5,7 @@ mod windows;
 use std::sync::Arc;
 
 use loom::thread;
-use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state};
-use rdma_types::{AccessFlags, QpState, WcStatus};
+use rdma_types::{AccessFlags, QpAttributes, QpState, WcStatus};
 
 use crate::builder::{Limits, Link};
 use crate::device::Device;
@@ -18,6 +17,7 @@ use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Opcode, Payload, Request, Sge};
 use crate::engine::requester::side::Peer;
 use crate::engine::service::Service;
+use crate::engine::settings::Settings;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::random::Seed;
 use crate::schedule::Schedule;
@@ -84,7 +84,7 @@ fn queue_pair_of(
 fn connect(a: &Arc<QueuePair>, b: &Arc<QueuePair>) {
     for queue_pair in [a, b] {
         let ready = QpState::RTS;
-        locked(&queue_pair.attributes).state = ready;
+        locked(&queue_pair.attributes).settings.state = ready;
         queue_pair.send.lock().state = ready;
         queue_pair.receive.lock().state = ready;
         queue_pair.responder.lock().state = ready;

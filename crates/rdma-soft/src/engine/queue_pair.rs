@@ -204,7 +204,7 @@ impl QueuePair {
     pub(crate) fn enter_error(&self, incarnation: Option<u32>, event: Option<AsyncEventKind>) {
         let mut attributes = locked(&self.attributes);
         if incarnation.is_some_and(|incarnation| incarnation != attributes.incarnation)
-            || attributes.state == QpState::RESET
+            || attributes.settings.state == QpState::RESET
         {
             return;
         }
@@ -214,7 +214,7 @@ impl QueuePair {
             attributes.reported = true;
             self.reporter.report(event);
         }
-        attributes.state = QpState::ERR;
+        attributes.settings.state = QpState::ERR;
         self.flush();
     }
 

@@ -10,7 +10,7 @@ pub(crate) fn check(
     service: Service,
     from: QpState,
     to: QpState,
-    mask: u32,
+    given: QpAttributes,
 ) -> Result<(), Refusal> {
     let qp_type = match service {
         Service::ReliableConnection => QpType::RC,
@@ -18,7 +18,6 @@ pub(crate) fn check(
         Service::UnreliableDatagram => QpType::UD,
     };
     let transition = QpTransition::between(qp_type, from, to).ok_or(Refusal::Invalid)?;
-    let given = QpAttributes::from_bits_retain(mask);
     if !transition.lacking(given).is_empty() || !transition.forbidden(given).is_empty() {
         return Err(Refusal::Invalid);
     }
@@ -38,12 +37,13 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_the_transition_is_invalid() {
-        let first = QpAttributes::SQ_PSN.bits();
+        let first = QpAttributes::SQ_PSN;
         let (uc, rtr) = (Service::UnreliableConnection, QpState::RTR);
         assert_eq!(check(uc, rtr, RTS, first), Ok(()));
-        assert_eq!(check(uc, rtr, RTS, 0), Err(Refusal::Invalid), "the number is required");
+        let none = QpAttributes::empty();
+        assert_eq!(check(uc, rtr, RTS, none), Err(Refusal::Invalid), "the number is required");
         assert_eq!(check(RC, rtr, RTS, first), Err(Refusal::Invalid), "and of RC more");
-        let qkey = first | QpAttributes::QKEY.bits();
+        let qkey = first | QpAttributes::QKEY;
         assert_eq!(check(uc, rtr, RTS, qkey), Err(Refusal::Invalid), "of UD alone");
         assert_eq!(check(Service::UnreliableDatagram, rtr, RTS, qkey), Ok(()));
         assert_eq!(check(uc, QpState::INIT, RTS, first), Err(Refusal::Invalid));
@@ -52,8 +52,8 @@ mod tests {
     #[test]
     fn a_second_path_is_unsupported_where_it_would_fit_and_invalid_elsewhere() {
         for bit in [QpAttributes::ALT_PATH, QpAttributes::PATH_MIG_STATE] {
-            assert_eq!(check(RC, RTS, RTS, bit.bits()), Err(Refusal::Unsupported));
-            let datagrams = check(Service::UnreliableDatagram, RTS, RTS, bit.bits());
+            assert_eq!(check(RC, RTS, RTS, bit), Err(Refusal::Unsupported));
+            let datagrams = check(Service::UnreliableDatagram, RTS, RTS, bit);
             assert_eq!(datagrams, Err(Refusal::Invalid));
         }
     }

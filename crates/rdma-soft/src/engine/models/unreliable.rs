@@ -27,13 +27,13 @@ fn loom_a_failed_send_queue_is_not_revived_by_accident() {
             let a = Arc::clone(&model.a);
             thread::spawn(move || post(&a, 1, &[bad], None))
         };
-        let ready = ibv_qp_state::IBV_QPS_RTS;
-        let attr = ibv_qp_attr { qp_state: ready, cur_qp_state: ready, ..Default::default() };
-        let mask = Mask::IBV_QP_STATE.0 | Mask::IBV_QP_CUR_STATE.0;
+        let ready = QpState::RTS;
+        let new = Settings { state: ready, current_state: ready, ..Settings::default() };
+        let mask = QpAttributes::STATE | QpAttributes::CUR_STATE;
         // It takes place while the queue is well, or is refused.
-        let _ = model.a.modify(&attr, [0; 16], mask);
+        let _ = model.a.modify(&new, mask);
         sender.join().unwrap();
-        assert_eq!(model.a.query().qp_state, ibv_qp_state::IBV_QPS_SQE);
+        assert_eq!(model.a.query().settings.state, QpState::SQE);
         assert_eq!(polled(&model.a.send_cq), [(1, WcStatus::LOC_PROT_ERR)]);
         model.end();
     });
