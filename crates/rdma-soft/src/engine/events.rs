@@ -14,9 +14,9 @@ use std::sync::{Arc, Condvar, PoisonError};
 use rustix::io::Errno;
 
 #[cfg(all(test, loom))]
-use crate::engine::models::tokens::Tokens;
+use crate::engine::models::tokens::{NotAdded, Tokens};
 #[cfg(not(all(test, loom)))]
-use crate::engine::tokens::Tokens;
+use crate::engine::tokens::{NotAdded, Tokens};
 use crate::overflow;
 use crate::sync::{Lock, Mutex, locked_for_calls, locked_to_wait};
 
@@ -153,15 +153,16 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> Deliver for EventQueue<E> {
                 }
                 due
             };
-            let added = (0..due).take_while(|_| self.tokens.put()).count();
-            if added < due {
+            for added in 0..due {
+                let Err(why) = self.tokens.put() else { continue };
                 let mut state = self.state.lock();
                 state.tokens = state.tokens.saturating_sub(due - added);
                 // Who takes the last token that there is adds more. If that has happened already, and
                 // these were counted, nobody will.
-                if state.tokens > 0 {
+                if why == NotAdded::Deaf || state.tokens > 0 {
                     return self.is_settled(&mut state);
                 }
+                break;
             }
         }
     }
@@ -277,6 +278,22 @@ mod tests {
         push(&queue, 0..count);
         assert!((0..count).all(|n| queue.take(|event| event) == Ok(n)));
         assert!(!readable(&queue));
+    }
+
+    /// The descriptor is a socket, and the program has it.
+    #[test]
+    fn a_descriptor_that_the_program_has_shut_down_stops_nobody() {
+        let (deaf, other) = (EventQueue::new(8).unwrap(), EventQueue::new(8).unwrap());
+        push(&deaf, 0..1);
+        rustix::net::shutdown(deaf.tokens.file(), rustix::net::Shutdown::Both).unwrap();
+        assert_eq!(deaf.take(|event| event), Ok(0), "what came before");
+        for n in 1..3 {
+            deaf.push(n);
+            push(&other, n..n + 1);
+            assert_eq!(other.take(|event| event), Ok(n));
+            assert_eq!(deaf.take(|event| event), Err(Errno::EIO));
+        }
+        deaf.discard(|_| true);
     }
 
     #[test]

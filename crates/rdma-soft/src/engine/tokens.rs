@@ -15,6 +15,15 @@ use crate::sync::assert_nothing_held;
 /// The largest token, in bytes.
 const LARGEST: usize = 16;
 
+/// Why a token was not added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotAdded {
+    /// For want of room, or of memory: later there may be some.
+    Full,
+    /// Nobody will ever hear of another: the program has shut its end down.
+    Deaf,
+}
+
 #[derive(Debug)]
 pub(crate) struct Tokens {
     /// The program's end: it sets `O_NONBLOCK` as it likes.
@@ -35,11 +44,16 @@ impl Tokens {
         self.read.as_raw_fd()
     }
 
-    /// Adds one, and says whether there was room.
-    pub(crate) fn put(&self) -> bool {
+    /// Adds one, if there is room.
+    pub(crate) fn put(&self) -> Result<(), NotAdded> {
         assert_nothing_held();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        rustix::net::send(&self.write, &[0; LARGEST][..self.size], flags) == Ok(self.size)
+        // All of it or nothing: it is one buffer of the kernel's.
+        match rustix::net::send(&self.write, &[0; LARGEST][..self.size], flags) {
+            Ok(_) => Ok(()),
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::INTR) => Err(NotAdded::Full),
+            Err(_) => Err(NotAdded::Deaf),
+        }
     }
 
     /// Takes one. Waits for it, if the program has not made its end non-blocking.
@@ -77,6 +91,6 @@ mod tests {
         let tokens = Tokens::new(8).unwrap();
         let lock = Lock::new(());
         let _held = lock.lock();
-        tokens.put();
+        let _ = tokens.put();
     }
 }

@@ -5,6 +5,13 @@ use std::os::fd::RawFd;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotAdded {
+    Full,
+    #[allow(dead_code)] // nobody shuts it down
+    Deaf,
+}
+
 /// Tokens of which there is room for few. Nobody waits for one.
 #[derive(Debug)]
 pub(crate) struct Tokens {
@@ -25,9 +32,10 @@ impl Tokens {
         self.count.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn put(&self) -> bool {
+    pub(crate) fn put(&self) -> Result<(), NotAdded> {
         let more = |count| (count < self.room).then_some(count + 1);
-        self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+        let put = self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        put.map(drop).map_err(|_| NotAdded::Full)
     }
 
     pub(crate) fn take(&self) -> Result<(), Errno> {
