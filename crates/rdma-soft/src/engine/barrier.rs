@@ -6,80 +6,115 @@
 #![allow(unsafe_code)]
 
 use crate::sync::{Ordering, fence};
+use kernel::KERNEL;
 
 #[cfg(not(any(loom, miri)))]
 mod kernel {
+    use std::sync::Once;
     use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
 
     /// `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration, of `linux/membarrier.h`.
     const EXPEDITED: libc::c_int = 1 << 3;
     const REGISTER: libc::c_int = 1 << 4;
 
-    /// Set before the first visit, and never again.
-    static AVAILABLE: AtomicBool = AtomicBool::new(false);
+    /// What the kernel said, which was asked before the first of either side: were it asked between the two
+    /// sides of one barrier, each could leave it to the other.
+    pub(super) struct Kernel {
+        asked: Once,
+        available: AtomicBool,
+    }
+
+    pub(super) static KERNEL: Kernel = Kernel::new();
 
     fn membarrier(command: libc::c_int) -> bool {
         // SAFETY: the commands above take no memory of the caller's (membarrier(2), SAFETY.md F15).
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
 
-    pub(super) fn prepare() {
-        static ONCE: std::sync::Once = std::sync::Once::new();
-        ONCE.call_once(|| AVAILABLE.store(membarrier(REGISTER), Ordering::Relaxed));
-    }
-
-    #[inline(always)]
-    pub(super) fn light() -> bool {
-        compiler_fence(Ordering::SeqCst);
-        AVAILABLE.load(Ordering::Relaxed)
-    }
-
-    /// A call that fails after it was registered was forbidden by a filter that came later. Visits that
-    /// have begun have no barrier then, and memory would be freed that they use.
-    pub(super) fn heavy() -> bool {
-        let available = AVAILABLE.load(Ordering::Relaxed);
-        if available && !membarrier(EXPEDITED) {
-            let error = std::io::Error::last_os_error();
-            eprintln!(
-                "rdma-soft: membarrier failed ({error}) and worked before: allow it in the seccomp \
-                 filter, or install the filter before the first request is posted"
-            );
-            std::process::abort();
+    impl Kernel {
+        const fn new() -> Self {
+            Self { asked: Once::new(), available: AtomicBool::new(false) }
         }
-        available
+
+        pub(super) fn prepare(&self) {
+            self.asked.call_once(|| self.available.store(membarrier(REGISTER), Ordering::Relaxed));
+        }
+
+        #[inline(always)]
+        pub(super) fn light(&self) -> bool {
+            compiler_fence(Ordering::SeqCst);
+            self.available.load(Ordering::Relaxed)
+        }
+
+        /// A call that fails after it was registered was forbidden by a filter that came later. Visits that
+        /// have begun have no barrier then, and memory would be freed that they use.
+        pub(super) fn heavy(&self) -> bool {
+            self.prepare();
+            let available = self.available.load(Ordering::Relaxed);
+            if available && !membarrier(EXPEDITED) {
+                let error = std::io::Error::last_os_error();
+                eprintln!(
+                    "rdma-soft: membarrier failed ({error}) and worked before: allow it in the \
+                     seccomp filter, or install the filter before the first request is posted and \
+                     the first region deregistered"
+                );
+                std::process::abort();
+            }
+            available
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        /// Whoever passes the light side first, later, finds that the heavy side has asked.
+        #[test]
+        fn the_first_heavy_side_asks_the_kernel_as_the_first_light_side_does() {
+            let kernel = Kernel::new();
+            assert_eq!(kernel.heavy(), membarrier(REGISTER));
+            assert!(kernel.asked.is_completed());
+            assert_eq!(kernel.light(), kernel.heavy());
+        }
     }
 }
 /// The model checker and the interpreter know no system calls.
 #[cfg(any(loom, miri))]
 mod kernel {
-    pub(super) fn prepare() {}
+    pub(super) struct Kernel;
 
-    pub(super) fn light() -> bool {
-        false
-    }
+    pub(super) static KERNEL: Kernel = Kernel;
 
-    pub(super) fn heavy() -> bool {
-        false
+    impl Kernel {
+        pub(super) fn prepare(&self) {}
+
+        pub(super) fn light(&self) -> bool {
+            false
+        }
+
+        pub(super) fn heavy(&self) -> bool {
+            false
+        }
     }
 }
 
 /// Asks the kernel whether it has the call. Before the first light side of the thread.
 pub(super) fn prepare() {
-    kernel::prepare();
+    KERNEL.prepare();
 }
 
 /// What stands before it is seen by whoever passes the [heavy](heavy) side later, or what that one wrote
 /// before is seen by what follows.
 #[inline(always)]
 pub(super) fn light() {
-    if !kernel::light() {
+    if !KERNEL.light() {
         fence(Ordering::SeqCst);
     }
 }
 
 /// The other side of [`light`].
 pub(super) fn heavy() {
-    if !kernel::heavy() {
+    if !KERNEL.heavy() {
         fence(Ordering::SeqCst);
     }
 }
