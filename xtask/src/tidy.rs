@@ -4,6 +4,7 @@
 //! tests that show it failing.
 
 mod auto_traits;
+mod bindings;
 mod differences;
 mod drift;
 mod evidence;
@@ -48,6 +49,7 @@ pub(crate) fn run() -> Result<bool> {
     let mut found = layers::check(&layers::packages(&root)?);
     let rules = [
         fence::check,
+        bindings::check,
         length::check,
         links::check,
         differences::check,

@@ -39,6 +39,18 @@ pub(crate) fn unsafe_lines(tokens: &TokenStream) -> Vec<usize> {
     lines
 }
 
+/// The first line with this word.
+pub(crate) fn line_of_word(tokens: &TokenStream, word: &str) -> Option<usize> {
+    let mut first: Option<usize> = None;
+    each_level(tokens, &mut |level| {
+        for tree in level.iter().filter(|tree| is_word(tree, word)) {
+            let line = tree.span().start().line;
+            first = Some(first.map_or(line, |first| first.min(line)));
+        }
+    });
+    first
+}
+
 /// Whether the file has the inner attribute `#![forbid(unsafe_code)]`.
 pub(crate) fn forbids_unsafe(tokens: &TokenStream) -> bool {
     attributes(tokens).iter().any(|attribute| {
