@@ -14,8 +14,9 @@ use rdma_mem::{
     ScatterElement, ScatterList, SharedRegion,
 };
 use rdma_qp::{
-    CompletionQueue, Error, PollSlot, PostErrorKind, QpState, QueuePair, QueuePairModification,
-    ReceiveWorkRequest, SendWorkRequest, SharedReceiveQueue, WorkCompletion, prelude::*,
+    CompletionQueue, Error, MaxRnrRetries, PollSlot, PostErrorKind, QpState, QueuePair,
+    QueuePairModification, ReceiveWorkRequest, SendWorkRequest, SharedReceiveQueue, WorkCompletion,
+    prelude::*,
 };
 use rdma_soft::Builder;
 use rdma_sys::{Verbs, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr};
@@ -36,7 +37,9 @@ fn server(device: &str, clients: u32, max_wr: u32) -> Server {
     let receives = CompletionQueue::create(pd.context(), 256).unwrap();
     let srq = pd.create_srq().max_wr(max_wr).max_sge(2).build().unwrap();
     let connect = |_| {
-        let client = pd.create_qp().send_cq(&sends).recv_cq(&sends).build().unwrap();
+        // However long the test takes to post a receive.
+        let client = pd.create_qp().max_rnr_retries(MaxRnrRetries::unlimited());
+        let client = client.send_cq(&sends).recv_cq(&sends).build().unwrap();
         // Its own sizes are not looked at, however large.
         let server = pd.create_qp().send_cq(&sends).recv_cq(&receives).srq(&srq);
         let server = server.max_recv_wr(u32::MAX).max_recv_sge(u32::MAX).build().unwrap();
