@@ -266,14 +266,19 @@ const AARCH64_CHECK: Step = run(
 )
 .with(EMULATED);
 
+/// A child that a process of several threads forks may hang in qemu, which holds locks of its own: so no test
+/// that forks runs beside others here. The cases of the suite have a process each.
 const AARCH64: &[Step] = &[
     AARCH64_CHECK,
     tests(
         "cargo test --target aarch64-unknown-linux-gnu --lib -p rdma-types -p rdma-sys -p rdma-mem \
-            -p rdma-qp -p rdma-channel -p test-support",
+            -p rdma-qp -p rdma-channel -p test-support -- --skip fork",
     )
     .with(EMULATED),
-    tests("cargo test --target aarch64-unknown-linux-gnu --lib --tests -p rdma-soft").with(EMULATED),
+    tests(
+        "cargo test --target aarch64-unknown-linux-gnu --lib --tests -p rdma-soft -- --skip fork",
+    )
+    .with(EMULATED),
     tests(
         "cargo test --target aarch64-unknown-linux-gnu -p conformance --test conformance -- soft0::",
     )
@@ -285,10 +290,12 @@ const AARCH64_FULL: &[Step] = &[
     AARCH64_CHECK,
     tests(
         "cargo test --target aarch64-unknown-linux-gnu --lib --tests -p rdma-types -p rdma-sys \
-            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p test-support -p conformance \
-            -- --skip holes_do_not_compile",
+            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p test-support \
+            -- --skip holes_do_not_compile --skip fork",
     )
     .with(EMULATED),
+    tests("cargo test --target aarch64-unknown-linux-gnu -p conformance --test conformance")
+        .with(EMULATED),
 ];
 
 const COPY_FILE: &[Step] = &[
