@@ -291,7 +291,7 @@ mod tests {
             deaf.push(n);
             push(&other, n..n + 1);
             assert_eq!(other.take(|event| event), Ok(n));
-            assert_eq!(deaf.take(|event| event), Err(Errno::EIO));
+            assert_eq!(deaf.take(|event| event), Err(Errno::IO));
         }
         deaf.discard(|_| true);
     }
