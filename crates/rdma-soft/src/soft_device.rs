@@ -106,7 +106,10 @@ impl SoftDevice {
     /// Executes everything that any queue pair of the device holds; says how many requests completed.
     pub fn release_all(&self) -> u32 {
         let queue_pairs = self.device.all_queue_pairs();
-        queue_pairs.iter().map(|queue_pair| drive_and_settle(queue_pair, Work::All)).sum()
+        queue_pairs
+            .iter()
+            .map(|queue_pair| drive_and_settle(queue_pair, Work::Requests(u32::MAX)))
+            .sum()
     }
 
     fn drive(&self, queue_pair: Qpn, work: Work) -> u32 {

@@ -12,6 +12,7 @@ mod aarch64;
 mod moves;
 #[cfg(any(test, miri, not(any(target_arch = "aarch64", target_arch = "x86_64"))))]
 mod portable;
+mod reach;
 #[cfg(test)]
 mod tests;
 #[cfg(target_arch = "x86_64")]
@@ -24,6 +25,9 @@ use portable::Portable as Native;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use x86_64::Native;
 
+pub(crate) use reach::{Fault, Reach};
+
+use std::convert::Infallible;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -41,6 +45,12 @@ impl Segment {
     /// dropped or forgotten, and its provenance must have been exposed.
     #[inline]
     pub(crate) unsafe fn new(address: u64, length: u64) -> Self {
+        Self { address, length }
+    }
+
+    /// Bytes of the device's own, to read.
+    fn of(bytes: &[u8]) -> Self {
+        let (address, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
         Self { address, length }
     }
 
@@ -83,21 +93,10 @@ impl AtomicWord {
     }
 }
 
-/// Copies a number, in the order of this machine's bytes, to a list of segments.
-pub(crate) fn deliver(number: u64, sink: &[Segment]) {
-    deliver_bytes(&number.to_ne_bytes(), sink);
-}
-
-/// Copies bytes of the device's own to the beginning of a list of segments.
-pub(crate) fn deliver_bytes(bytes: &[u8], sink: &[Segment]) {
-    let (address, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
-    transfer(&[Segment { address, length }], sink, 0, length);
-}
-
 /// Copies the first `length` bytes of the concatenation of `source` into that of `sink`, behind the
 /// first `lead` bytes there.
 pub(crate) fn transfer_behind(source: &[Segment], sink: &[Segment], lead: u64, length: u64) {
-    transfer_cursors(Cursor::at(source, 0), Cursor::at(sink, lead), length);
+    transfer_mapped(Cursor::at(source, 0), Cursor::at(sink, lead), length);
 }
 
 /// Copies the bytes `from..to` of the concatenation of `source` to the same places in `sink`.
@@ -115,18 +114,31 @@ pub(crate) fn transfer(source: &[Segment], sink: &[Segment], from: u64, to: u64)
 
 fn transfer_pieces(source: &[Segment], sink: &[Segment], from: u64, to: u64) {
     let (sources, sinks) = (Cursor::at(source, from), Cursor::at(sink, from));
-    transfer_cursors(sources, sinks, to.saturating_sub(from));
+    transfer_mapped(sources, sinks, to.saturating_sub(from));
 }
 
-fn transfer_cursors(mut sources: Cursor<'_>, mut sinks: Cursor<'_>, mut left: u64) {
+fn transfer_mapped(sources: Cursor<'_>, sinks: Cursor<'_>, length: u64) {
+    let Ok(()) = transfer_cursors::<Infallible>(sources, sinks, length, |source, sink, length| {
+        copy_segment(source, sink, length);
+        Ok(())
+    });
+}
+
+fn transfer_cursors<E>(
+    mut sources: Cursor<'_>,
+    mut sinks: Cursor<'_>,
+    mut left: u64,
+    copy: impl Fn(u64, u64, u64) -> Result<(), E>,
+) -> Result<(), E> {
     while left > 0 {
-        let (Some(source), Some(sink)) = (sources.rest(), sinks.rest()) else { return };
+        let (Some(source), Some(sink)) = (sources.rest(), sinks.rest()) else { break };
         let piece = left.min(source.length).min(sink.length);
-        copy_segment(source.address, sink.address, piece);
+        copy(source.address, sink.address, piece)?;
         sources.advance(piece);
         sinks.advance(piece);
         left -= piece;
     }
+    Ok(())
 }
 
 /// A position in a list of segments.

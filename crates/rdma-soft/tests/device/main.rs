@@ -32,6 +32,7 @@ mod sends;
 mod shared_receives;
 mod states;
 mod turns;
+mod unmapped;
 mod unreachable;
 mod unreliable;
 mod windows;

@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 
 /// Anonymous private memory; unmapped when dropped.
 pub struct Mapping {
@@ -60,6 +60,11 @@ impl Mapping {
     pub fn put(&self, from: usize, bytes: &[u8]) {
         assert!(from + bytes.len() <= self.length);
         unsafe { self.start.add(from).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Takes the memory away as unmapping it does, but that no other thread is given its addresses.
+    pub fn take_away(&self) {
+        unsafe { mprotect(self.start.cast(), self.length, MprotectFlags::empty()) }.unwrap();
     }
 
     /// Unmaps the bytes from `from` on, a multiple of the page size.

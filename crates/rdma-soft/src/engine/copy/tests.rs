@@ -6,6 +6,8 @@ use super::portable::Portable;
 use super::*;
 
 #[cfg(not(any(miri, rdma_visible_copies)))]
+mod gone;
+#[cfg(not(any(miri, rdma_visible_copies)))]
 mod order;
 
 /// Vectors of 16 bytes alone, as on a processor without AVX.

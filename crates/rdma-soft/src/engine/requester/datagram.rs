@@ -43,12 +43,15 @@ impl Requester {
             let (upto, data) = (extent.end(0, message.length), &self.local);
             let mut responder = receiver.responder.lock();
             let datagram = Datagram { to, message, qkey, upto, data, sender: own };
-            let mut inbound =
-                Inbound { own: &receiver, side: &mut responder, visit: message.visit };
+            let Message { visit, reach, .. } = *message;
+            let mut inbound = Inbound { own: &receiver, side: &mut responder, visit, reach };
             // If it is not, another may have its number by the next datagram.
             let ready = inbound.side.is_ready() && receiver.service == own.service;
             let arrived =
                 if ready { datagram.arrive(&mut inbound, aftermath) } else { Arrived::Not };
+            if arrived == Arrived::Unreadable {
+                return Verdict::Failed(Status::LOC_PROT_ERR);
+            }
             if arrived == Arrived::InPart {
                 self.progress = upto;
                 return Verdict::Paused;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rdma_types::{AccessFlags, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::{Segment, deliver};
+use crate::engine::copy::{Reach, Segment};
 use crate::engine::grace_period::Visit;
 use crate::engine::memory;
 use crate::engine::queue_pair::QueuePair;
@@ -14,7 +14,7 @@ use crate::engine::region::LOCAL_READ;
 use crate::engine::requester::request::{Opcode, Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
-use crate::engine::responder::inbound::{Inbound, Refused};
+use crate::engine::responder::inbound::{Inbound, Stop};
 use crate::engine::responder::origin::Origin;
 use crate::engine::service::Service;
 use crate::engine::window;
@@ -54,6 +54,7 @@ impl Requester {
         request: &Request,
         payload: Payload<'_>,
         extent: Extent,
+        reach: Reach,
         aftermath: &mut Aftermath,
     ) -> Verdict {
         if request.opcode.is_local() {
@@ -66,7 +67,7 @@ impl Requester {
         };
         if let Peer::Unresolved = self.peer {
             if own.service != Service::ReliableConnection {
-                let message = Message { request, payload, length, extent, visit: &visit };
+                let message = Message { request, payload, length, extent, reach, visit: &visit };
                 return self.send_unreliably(own, &message, aftermath);
             }
             self.peer = self.find_peer(own);
@@ -82,7 +83,7 @@ impl Requester {
             return Verdict::Unanswered;
         }
         let next = next_psn(*psn, length, *mtu_log2);
-        let mut inbound = Inbound { own: found, side: &mut responder, visit: &visit };
+        let mut inbound = Inbound { own: found, side: &mut responder, visit: &visit, reach };
         if !inbound.begin(request, Some(own)) {
             return Verdict::NotReady { timer: inbound.side.min_rnr_timer };
         }
@@ -95,7 +96,8 @@ impl Requester {
                 Verdict::Done { bytes }
             }
             Ok(verdict) => verdict,
-            Err(refused) => {
+            Err(Stop::Local) => Verdict::Failed(Status::LOC_PROT_ERR),
+            Err(Stop::Refused(refused)) => {
                 inbound.fail(refused, aftermath);
                 match refused.request {
                     Status::SUCCESS => Verdict::Done { bytes: length },
@@ -159,11 +161,12 @@ impl Progress<'_> {
         request: &Request,
         length: u64,
         local: &[Segment],
-    ) -> Result<Verdict, Refused> {
+    ) -> Result<Verdict, Stop> {
         let from = inbound.resume(self.origin, *self.copied);
         let to = self.extent.end(from, length);
         if request.opcode.is_atomic() {
-            deliver(inbound.atomic(request)?, local);
+            let before = inbound.atomic(request)?;
+            inbound.reach.deliver(before, local).map_err(|_| Stop::Local)?;
         } else {
             match request.opcode {
                 Opcode::Read => inbound.fetch(request, length, local, (from, to))?,

@@ -6,6 +6,7 @@ use rdma_types::WcStatus as Status;
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::clock::Time;
+use crate::engine::copy::Reach;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::direct::Extent;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
@@ -38,6 +39,18 @@ struct Left {
     half: bool,
 }
 
+impl Work {
+    /// A post on a device with the immediate schedule executes requests of the program that has called:
+    /// what it names is there. What is executed later, or by another thread, may have been unmapped by a
+    /// part of the program that knows nothing of this queue pair.
+    fn reach(self, own: &QueuePair) -> Reach {
+        match self {
+            Self::All | Self::Stretch if own.immediate => Reach::Mapped,
+            _ => Reach::MayBeGone,
+        }
+    }
+}
+
 impl Left {
     fn of(work: Work) -> Self {
         let (requests, bytes) = match work {
@@ -66,12 +79,14 @@ impl SendSide {
     ) -> u32 {
         let mut ended = 0;
         let mut left = Left::of(work);
+        let reach = work.reach(own);
         while self.may_run() && left.requests > 0 && left.bytes > 0 {
             let upto = self.head_index().wrapping_add(1);
             let Some((request, payload)) = self.queue.front() else { break };
             let requester = &mut self.requester;
             let before = requester.progress;
-            let verdict = requester.attempt(own, &request, payload, left.extent(), aftermath);
+            let extent = left.extent();
+            let verdict = requester.attempt(own, &request, payload, extent, reach, aftermath);
             let result = match verdict {
                 Verdict::Done { bytes } => {
                     left.bytes = left.bytes.saturating_sub(bytes.saturating_sub(before));

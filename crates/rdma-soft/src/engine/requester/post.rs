@@ -7,6 +7,7 @@ use rdma_types::{QpState, WcStatus as Status};
 use crate::engine::Refusal;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::Side;
+use crate::engine::copy::Reach;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::direct::Extent;
 use crate::engine::requester::drive::{STRETCH_BYTES, Work, run_posted};
@@ -155,7 +156,8 @@ impl SendSide {
             return Ok(());
         }
         let extent = Extent::Bytes(STRETCH_BYTES);
-        let verdict = self.requester.attempt(own, request, payload, extent, aftermath);
+        let verdict =
+            self.requester.attempt(own, request, payload, extent, Reach::Mapped, aftermath);
         if let Verdict::Done { bytes } = verdict {
             self.posted = self.posted.wrapping_add(1);
             self.finish(own, request, self.posted, Ok(bytes), aftermath);

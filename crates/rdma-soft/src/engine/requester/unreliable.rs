@@ -3,13 +3,16 @@
 
 use std::sync::{Arc, Weak};
 
+use rdma_types::WcStatus as Status;
+
 use crate::engine::aftermath::Aftermath;
+use crate::engine::copy::Reach;
 use crate::engine::grace_period::Visit;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::direct::{Extent, Progress, next_psn};
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Requester, Verdict};
-use crate::engine::responder::inbound::Inbound;
+use crate::engine::responder::inbound::{Inbound, Stop};
 use crate::engine::responder::origin::Origin;
 use crate::engine::service::Service;
 
@@ -19,6 +22,7 @@ pub(crate) struct Message<'a> {
     pub(crate) payload: Payload<'a>,
     pub(crate) length: u64,
     pub(crate) extent: Extent,
+    pub(crate) reach: Reach,
     pub(crate) visit: &'a Visit,
 }
 
@@ -57,10 +61,11 @@ impl Requester {
             // If it does not, another may have its number by the next message.
             let knows = responder.knows(&peer, from);
             if knows {
-                let mut inbound =
-                    Inbound { own: &peer, side: &mut responder, visit: message.visit };
-                if self.bring(&mut inbound, message, next, aftermath) == Verdict::Paused {
-                    return Verdict::Paused;
+                let Message { visit, reach, .. } = *message;
+                let mut inbound = Inbound { own: &peer, side: &mut responder, visit, reach };
+                let verdict = self.bring(&mut inbound, message, next, aftermath);
+                if matches!(verdict, Verdict::Paused | Verdict::Failed(_)) {
+                    return verdict;
                 }
             }
             drop(responder);
@@ -96,7 +101,8 @@ impl Requester {
                 Verdict::Done { bytes }
             }
             Ok(verdict) => verdict,
-            Err(refused) => {
+            Err(Stop::Local) => Verdict::Failed(Status::LOC_PROT_ERR),
+            Err(Stop::Refused(refused)) => {
                 inbound.abandon(refused, aftermath);
                 Verdict::Unanswered
             }

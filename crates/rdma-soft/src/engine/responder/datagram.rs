@@ -5,10 +5,10 @@ use rdma_types::WcOpcode;
 use crate::address::AddressVector;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::{GRH, Source};
-use crate::engine::copy::{Segment, deliver_bytes, transfer_behind};
+use crate::engine::copy::Segment;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::unreliable::Message;
-use crate::engine::responder::inbound::{Inbound, Refused};
+use crate::engine::responder::inbound::{Inbound, Stop};
 use crate::engine::responder::route_header;
 
 /// A datagram on its way.
@@ -30,6 +30,8 @@ pub(crate) enum Arrived {
     InPart,
     /// It was dropped.
     Not,
+    /// The sender's memory was not there.
+    Unreadable,
 }
 
 impl Datagram<'_> {
@@ -43,22 +45,27 @@ impl Datagram<'_> {
         }
         match self.take(inbound) {
             Ok(arrived) => arrived,
-            Err(refused) => {
+            Err(Stop::Local) => Arrived::Unreadable,
+            Err(Stop::Refused(refused)) => {
                 inbound.abandon(refused, aftermath);
                 Arrived::Not
             }
         }
     }
 
-    fn take(&self, inbound: &mut Inbound<'_>) -> Result<Arrived, Refused> {
+    fn take(&self, inbound: &mut Inbound<'_>) -> Result<Arrived, Stop> {
         let length = route_header::BYTES + self.message.length;
         inbound.find_room(length)?;
         // The header, if there is one, and behind its place the message.
         if let Some(route) = &self.to.route {
-            deliver_bytes(&route_header::of(route, self.message), &inbound.side.room);
+            let header = route_header::of(route, self.message);
+            let written = inbound.reach.deliver_bytes(&header, &inbound.side.room);
+            written.map_err(Inbound::datagram_fault)?;
         }
-        transfer_behind(self.data, &inbound.side.room, route_header::BYTES, self.upto);
+        let (room, lead) = (&inbound.side.room, route_header::BYTES);
+        let moved = inbound.reach.transfer_behind(self.data, room, lead, self.upto);
         inbound.side.room.clear();
+        moved.map_err(Inbound::datagram_fault)?;
         if self.upto < self.message.length {
             return Ok(Arrived::InPart);
         }

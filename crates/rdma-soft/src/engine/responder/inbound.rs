@@ -10,7 +10,7 @@ use rdma_types::{AccessFlags, AsyncEventKind, WcOpcode, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::completion::Source;
-use crate::engine::copy::{AtomicWord, Segment, transfer};
+use crate::engine::copy::{AtomicWord, Fault, Reach, Segment};
 use crate::engine::grace_period::Visit;
 use crate::engine::memory;
 use crate::engine::queue_pair::QueuePair;
@@ -25,6 +25,24 @@ pub(crate) struct Refused {
     pub(crate) request: Status,
 }
 
+/// The memory of a receive request cannot be used.
+const BAD_RECEIVE: Refused = Refused { receive: Status::LOC_PROT_ERR, request: Status::REM_OP_ERR };
+
+/// Why a request ends that has begun.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Stop {
+    /// The responder refuses it.
+    Refused(Refused),
+    /// The requester's own memory was not there.
+    Local,
+}
+
+impl From<Refused> for Stop {
+    fn from(refused: Refused) -> Self {
+        Self::Refused(refused)
+    }
+}
+
 /// A refusal that is the request's own fault: the receive request is flushed.
 fn fault_of_request(request: Status) -> Refused {
     Refused { receive: Status::WR_FLUSH_ERR, request }
@@ -35,6 +53,8 @@ pub(crate) struct Inbound<'a> {
     pub(crate) own: &'a Arc<QueuePair>,
     pub(crate) side: &'a mut Responder,
     pub(crate) visit: &'a Visit,
+    /// Whether memory may have been unmapped that is registered.
+    pub(crate) reach: Reach,
 }
 
 impl Inbound<'_> {
@@ -60,16 +80,21 @@ impl Inbound<'_> {
         length: u64,
         data: &[Segment],
         (from, to): (u64, u64),
-    ) -> Result<(), Refused> {
-        if request.opcode.is_send() {
+    ) -> Result<(), Stop> {
+        let (moved, refused) = if request.opcode.is_send() {
             self.find_room(length)?;
-            transfer(data, &self.side.room, from, to);
+            let moved = self.reach.transfer(data, &self.side.room, from, to);
             self.side.room.clear();
+            (moved, BAD_RECEIVE)
         } else {
             let sink = self.remote(request, length)?;
-            transfer(data, &[sink], from, to);
-        }
-        Ok(())
+            let moved = self.reach.transfer(data, &[sink], from, to);
+            (moved, fault_of_request(Status::REM_ACCESS_ERR))
+        };
+        moved.map_err(|fault| match fault {
+            Fault::Source => Stop::Local,
+            Fault::Sink => Stop::Refused(refused),
+        })
     }
 
     /// Copies the bytes `from..to` of what a READ of `length` bytes asks for.
@@ -80,10 +105,12 @@ impl Inbound<'_> {
         length: u64,
         out: &[Segment],
         (from, to): (u64, u64),
-    ) -> Result<(), Refused> {
+    ) -> Result<(), Stop> {
         let source = self.remote(request, length)?;
-        transfer(&[source], out, from, to);
-        Ok(())
+        self.reach.transfer(&[source], out, from, to).map_err(|fault| match fault {
+            Fault::Source => Stop::Refused(fault_of_request(Status::REM_ACCESS_ERR)),
+            Fault::Sink => Stop::Local,
+        })
     }
 
     /// Executes an atomic, and says what was there before.
@@ -95,6 +122,9 @@ impl Inbound<'_> {
         }
         // It can be aligned for the peer and not here, if the region was registered under other addresses.
         let word = AtomicWord::at(self.remote(request, 8)?).ok_or_else(invalid)?;
+        if !self.reach.finds(word) {
+            return Err(fault_of_request(Status::REM_ACCESS_ERR));
+        }
         Ok(match request.opcode {
             Opcode::CompareAndSwap => word.compare_and_swap(request.operand, request.swap),
             _ => word.fetch_and_add(request.operand),
@@ -157,6 +187,14 @@ impl Inbound<'_> {
         }
     }
 
+    /// What a datagram ends with whose bytes could not be moved.
+    pub(super) fn datagram_fault(fault: Fault) -> Stop {
+        match fault {
+            Fault::Source => Stop::Local,
+            Fault::Sink => Stop::Refused(BAD_RECEIVE),
+        }
+    }
+
     /// Finds the memory of the current receive request, for a message of that length.
     #[inline(always)]
     pub(crate) fn find_room(&mut self, length: u64) -> Result<(), Refused> {
@@ -165,8 +203,7 @@ impl Inbound<'_> {
         let access = AccessFlags::LOCAL_WRITE.bits();
         let pd = self.own.receive_pd_number;
         let fits = memory::find_all(self.own, self.visit, pd, sges, access, room);
-        let fits =
-            fits.ok_or(Refused { receive: Status::LOC_PROT_ERR, request: Status::REM_OP_ERR })?;
+        let fits = fits.ok_or(BAD_RECEIVE)?;
         if fits >= length {
             return Ok(());
         }
@@ -176,7 +213,7 @@ impl Inbound<'_> {
     /// The remote range of a one-sided request, if it may touch it.
     #[inline(always)]
     fn remote(&self, request: &Request, length: u64) -> Result<Segment, Refused> {
-        let Self { own, side, visit } = self;
+        let Self { own, side, visit, .. } = self;
         let access = request.opcode.remote_access();
         let no_resource = request.opcode.fetches() && side.max_rd_atomic == 0;
         if side.access & access == 0 || no_resource {

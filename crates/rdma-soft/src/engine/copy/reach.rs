@@ -1,0 +1,191 @@
+//! Copies where the memory may be gone.
+//!
+//! A program can unmap memory while it is registered, and hardware does not mind: it has pinned the pages.
+//! Within a post the program is there to answer for what it does, but later, from the device's thread or
+//! another queue pair's, its memory may have been unmapped by a library that it knows nothing of. Such a
+//! copy is made by the kernel (`process_vm_readv(2)` on this process), which says that memory is not there
+//! where an instruction of ours would end the process. It takes about a microsecond longer.
+#![allow(unsafe_code)]
+
+use std::ffi::c_ulong;
+use std::sync::OnceLock;
+use std::sync::atomic::{Ordering, fence};
+
+use libc::iovec;
+
+use super::{Cursor, Segment, copy_segment, pointers, transfer_cursors};
+
+/// Whether the memory of a copy is known to be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// It is; the copy cannot fail.
+    Mapped,
+    /// Perhaps it is not, or may not be read or written any more.
+    ///
+    /// Where the kernel does not copy for us, since a filter of system calls forbids it, and with
+    /// `--cfg rdma_visible_copies`, such copies are made as if the memory were there.
+    MayBeGone,
+}
+
+/// The side of a copy whose memory was not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Source,
+    Sink,
+}
+
+impl Reach {
+    /// [`transfer`](super::transfer), which stops where memory is not there.
+    #[inline]
+    pub(crate) fn transfer(
+        self,
+        source: &[Segment],
+        sink: &[Segment],
+        from: u64,
+        to: u64,
+    ) -> Result<(), Fault> {
+        if self == Self::Mapped {
+            super::transfer(source, sink, from, to);
+            return Ok(());
+        }
+        let (sources, sinks) = (Cursor::at(source, from), Cursor::at(sink, from));
+        transfer_cursors(sources, sinks, to.saturating_sub(from), copy_guarded)
+    }
+
+    /// [`transfer_behind`](super::transfer_behind), which stops where memory is not there.
+    pub(crate) fn transfer_behind(
+        self,
+        source: &[Segment],
+        sink: &[Segment],
+        lead: u64,
+        length: u64,
+    ) -> Result<(), Fault> {
+        if self == Self::Mapped {
+            super::transfer_behind(source, sink, lead, length);
+            return Ok(());
+        }
+        transfer_cursors(Cursor::at(source, 0), Cursor::at(sink, lead), length, copy_guarded)
+    }
+
+    /// Copies a number, in the order of this machine's bytes, to a list of segments.
+    pub(crate) fn deliver(self, number: u64, sink: &[Segment]) -> Result<(), Fault> {
+        self.deliver_bytes(&number.to_ne_bytes(), sink)
+    }
+
+    /// Copies bytes of the device's own to the beginning of a list of segments.
+    pub(crate) fn deliver_bytes(self, bytes: &[u8], sink: &[Segment]) -> Result<(), Fault> {
+        self.transfer_behind(&[Segment::of(bytes)], sink, 0, bytes.len() as u64)
+    }
+
+    /// Whether a word can be read.
+    ///
+    /// The kernel has no atomic operations for us, so the word is looked at before it is used. If it is
+    /// unmapped in the nanoseconds between, or can be read and not written, the process ends.
+    #[inline]
+    pub(crate) fn finds(self, word: super::AtomicWord) -> bool {
+        self == Self::Mapped || can_be_read(word.0)
+    }
+}
+
+fn can_be_read(word: u64) -> bool {
+    let mut bytes = [0; 8];
+    let scratch = bytes.as_mut_ptr().expose_provenance() as u64;
+    copy_guarded(word, scratch, 8).is_ok()
+}
+
+/// Copies upwards. The last eight bytes, or all if they are fewer, come after all others.
+fn copy_guarded(source: u64, sink: u64, length: u64) -> Result<(), Fault> {
+    if !kernel_copies() {
+        copy_segment(source, sink, length);
+        return Ok(());
+    }
+    let body = length.saturating_sub(8);
+    // "Buffers are processed in array order", and x86-64 shows stores in theirs.
+    let to = [place(sink, body), place(sink + body, length - body)];
+    let at_once = cfg!(target_arch = "x86_64")
+        && move_by(Call::ToHere, &[place(source, length)], &to) == length;
+    if at_once {
+        return Ok(());
+    }
+    copy_by_kernel(source, sink, body)?;
+    fence(Ordering::Release);
+    copy_by_kernel(source + body, sink + body, length - body)
+}
+
+/// Whether the system has the two calls and lets us use them.
+fn kernel_copies() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    // Tools that look at our instructions are told of these calls, but not of memory that is not there.
+    let calls = || !cfg!(any(rdma_visible_copies, miri)) && kernel_copies_between_places();
+    *ANSWER.get_or_init(calls)
+}
+
+fn kernel_copies_between_places() -> bool {
+    let (mut source, mut sink) = (1_u64.to_ne_bytes(), [0; 8]);
+    let from = source.as_mut_ptr().expose_provenance() as u64;
+    let to = sink.as_mut_ptr().expose_provenance() as u64;
+    let (from, to) = ([place(from, 8)], [place(to, 8)]);
+    move_by(Call::ToHere, &from, &to) == 8 && move_by(Call::FromHere, &from, &to) == 8
+}
+
+fn copy_by_kernel(mut source: u64, mut sink: u64, mut left: u64) -> Result<(), Fault> {
+    while left > 0 {
+        let moved = match move_by(Call::ToHere, &[place(source, left)], &[place(sink, left)]) {
+            0 => move_by_way_of_here(source, sink, left)?,
+            moved => moved,
+        };
+        (source, sink, left) = (source + moved, sink + moved, left - moved);
+    }
+    Ok(())
+}
+
+/// Copies some of it by way of memory of our own, and so finds out which side is not there.
+///
+/// Both places are accessed as by this thread, while the usual call looks up the pages of the source,
+/// which has not all kinds of memory: a file of a device has none.
+#[cold]
+fn move_by_way_of_here(source: u64, sink: u64, left: u64) -> Result<u64, Fault> {
+    let mut bytes = [0_u8; 4096];
+    let length = left.min(bytes.len() as u64);
+    let here = bytes.as_mut_ptr().expose_provenance() as u64;
+    // As many as are there, and the rest by another round, which finds none.
+    match move_by(Call::FromHere, &[place(source, length)], &[place(here, length)]) {
+        0 => Err(Fault::Source),
+        found => match move_by(Call::ToHere, &[place(here, found)], &[place(sink, found)]) {
+            0 => Err(Fault::Sink),
+            moved => Ok(moved),
+        },
+    }
+}
+
+/// Which side the kernel accesses as this thread would, and not by its pages: for memcheck and
+/// AddressSanitizer, the side that is ours.
+#[derive(Debug, Clone, Copy)]
+enum Call {
+    /// The sink: `process_vm_readv`.
+    ToHere,
+    /// The source: `process_vm_writev`.
+    FromHere,
+}
+
+fn place(address: u64, length: u64) -> iovec {
+    let (_, base, iov_len) = pointers(address, address, length);
+    iovec { iov_base: base.cast(), iov_len }
+}
+
+/// Says how many bytes were copied, fewer or none if memory is not there.
+fn move_by(call: Call, source: &[iovec], sink: &[iovec]) -> u64 {
+    let (sources, sinks) = (source.len() as c_ulong, sink.len() as c_ulong);
+    let (source, sink) = (source.as_ptr(), sink.as_ptr());
+    // Asked each time: in a child of fork, its parent's number is that of other memory.
+    let this = rustix::process::getpid().as_raw_nonzero().get();
+    let moved = match call {
+        // SAFETY: two arrays of these lengths. The kernel checks each place; those that are there are
+        // valid for this access by the contract of `Segment::new` (SAFETY.md F7, F8, F15), and no Rust
+        // reference to them exists (F10).
+        Call::ToHere => unsafe { libc::process_vm_readv(this, sink, sinks, source, sources, 0) },
+        // SAFETY: likewise.
+        Call::FromHere => unsafe { libc::process_vm_writev(this, source, sources, sink, sinks, 0) },
+    };
+    u64::try_from(moved).unwrap_or(0)
+}
