@@ -3,10 +3,11 @@
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::slice;
+use std::sync::Arc;
 
 use rdma_sys::{
     Errno, ibv_cq, ibv_qp, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc,
-    ibv_wc__bindgen_ty_1, ibv_wc_opcode, ibv_wc_status,
+    ibv_wc__bindgen_ty_1, ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode,
 };
 
 use super::ah::destination;
@@ -15,8 +16,10 @@ use super::opcode::opcode;
 use super::{mw, number};
 use crate::engine::Refusal;
 use crate::engine::completion::{Completion, JUNK};
+use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::post::{post_datagrams, post_each};
 use crate::engine::requester::request::{Opcode, Payload, Request, Sge};
+use crate::engine::requester::single::post_single;
 use crate::engine::service::Service;
 use crate::engine::window::Kind;
 
@@ -25,6 +28,9 @@ const SEND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0
     | ibv_send_flags::IBV_SEND_SIGNALED.0
     | ibv_send_flags::IBV_SEND_SOLICITED.0
     | ibv_send_flags::IBV_SEND_INLINE.0;
+
+/// Those that a plain request may have.
+const PLAIN_FLAGS: u32 = SEND_FLAGS & !ibv_send_flags::IBV_SEND_INLINE.0;
 
 // The engine reads a program's elements where they are.
 const _: () = {
@@ -69,30 +75,33 @@ pub(super) unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payl
     } else {
         Payload::keyed(sges)
     };
+    let mut request = without_rest(wr, opcode);
+    if opcode.is_special() {
+        // SAFETY: this function's contract.
+        let rest = unsafe { rest(wr, opcode)? };
+        let Rest { imm, remote_address, rkey, operand, swap } = rest;
+        request = Request { imm, remote_address, rkey, operand, swap, ..request };
+    }
+    Ok((request, payload))
+}
+
+/// What a request says in which all is read that a plain one has.
+#[inline(always)]
+fn without_rest(wr: &ibv_send_wr, opcode: Opcode) -> Request {
     // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
     let imm = unsafe { wr.__bindgen_anon_1.imm_data };
     // SAFETY: as above; a send leaves it unused.
     let remote = unsafe { wr.wr.rdma };
-    let rest = if opcode.is_special() {
-        // SAFETY: this function's contract.
-        unsafe { rest(wr, opcode)? }
-    } else {
-        Rest { imm, remote_address: remote.remote_addr, rkey: remote.rkey, operand: 0, swap: 0 }
-    };
-    let Rest { imm, remote_address, rkey, operand, swap } = rest;
-    let request = Request {
+    Request {
         wr_id: wr.wr_id,
         opcode,
-        signaled: flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0,
-        solicited: flags & ibv_send_flags::IBV_SEND_SOLICITED.0 != 0,
+        signaled: wr.send_flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0,
+        solicited: wr.send_flags & ibv_send_flags::IBV_SEND_SOLICITED.0 != 0,
         imm,
-        remote_address,
-        rkey,
-        operand,
-        swap,
+        remote_address: remote.remote_addr,
+        rkey: remote.rkey,
         ..Request::EMPTY
-    };
-    Ok((request, payload))
+    }
 }
 
 /// What a request says beyond what all have.
@@ -171,6 +180,29 @@ impl List {
     }
 }
 
+/// Posts the request if it is the last of its list, and such that it can be executed at once.
+///
+/// # Safety
+///
+/// The request and what it points to are valid during the call.
+#[inline(always)]
+unsafe fn post_plain(queue_pair: &Arc<QueuePair>, wr: &ibv_send_wr) -> Option<()> {
+    if !wr.next.is_null() || wr.send_flags & !PLAIN_FLAGS != 0 {
+        return None;
+    }
+    // SAFETY: this function's contract.
+    let sges = unsafe { elements(wr.sg_list, wr.num_sge) };
+    let Ok([sge]) = sges else { return None };
+    // One call for each, so that the compiler knows the opcode.
+    match wr.opcode {
+        ibv_wr_opcode::IBV_WR_RDMA_WRITE => {
+            post_single(queue_pair, &without_rest(wr, Opcode::Write), sge)
+        }
+        ibv_wr_opcode::IBV_WR_SEND => post_single(queue_pair, &without_rest(wr, Opcode::Send), sge),
+        _ => None,
+    }
+}
+
 pub(super) unsafe extern "C" fn post_send(
     qp: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -178,6 +210,30 @@ pub(super) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: the caller's queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
+    let mut list = List { next: wr, current: wr };
+    // SAFETY: the caller's list (SAFETY.md F12).
+    if let Some(first) = unsafe { list.next() } {
+        // SAFETY: as above.
+        if unsafe { post_plain(queue_pair, first) }.is_some() {
+            return 0;
+        }
+    }
+    // SAFETY: the caller's list, and place for the request that is refused (SAFETY.md F1, F12).
+    unsafe { post_any(queue_pair, wr, bad_wr) }
+}
+
+/// Posts send requests until one is refused.
+///
+/// # Safety
+///
+/// The list and what it points to are valid during the call, and the refused request may be written to
+/// `bad_wr`.
+#[inline(never)]
+unsafe fn post_any(
+    queue_pair: &Arc<QueuePair>,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
     let mut list = List { next: wr, current: wr };
     let result = if queue_pair.service == Service::UnreliableDatagram {
         post_datagrams(queue_pair, &mut || {

@@ -102,7 +102,7 @@ pub(crate) fn transfer_behind(source: &[Segment], sink: &[Segment], lead: u64, l
 /// Copies the bytes `from..to` of the concatenation of `source` to the same places in `sink`.
 ///
 /// Where one of them ends, the copy ends.
-#[inline]
+#[inline(always)]
 pub(crate) fn transfer(source: &[Segment], sink: &[Segment], from: u64, to: u64) {
     match (source, sink) {
         ([source], [sink]) if from == 0 => {
@@ -112,6 +112,7 @@ pub(crate) fn transfer(source: &[Segment], sink: &[Segment], from: u64, to: u64)
     }
 }
 
+#[inline(never)]
 fn transfer_pieces(source: &[Segment], sink: &[Segment], from: u64, to: u64) {
     let (sources, sinks) = (Cursor::at(source, from), Cursor::at(sink, from));
     transfer_mapped(sources, sinks, to.saturating_sub(from));

@@ -22,10 +22,15 @@ impl SendSide {
         result: Result<u64, Status>,
         aftermath: &mut Aftermath,
     ) {
-        let bytes = match result {
-            Ok(bytes) => bytes,
-            Err(status) => return self.fail(own, request, upto, status, aftermath),
-        };
+        match result {
+            Ok(bytes) => self.succeed(own, request, upto, bytes),
+            Err(status) => self.fail(own, request, upto, status, aftermath),
+        }
+    }
+
+    /// Completes a request that was executed.
+    #[inline(always)]
+    pub(super) fn succeed(&mut self, own: &QueuePair, request: &Request, upto: u32, bytes: u64) {
         self.executed += 1;
         if request.opcode.is_send() {
             own.counts.sends.count();

@@ -10,5 +10,6 @@ pub(crate) mod post;
 pub(crate) mod queue;
 pub(crate) mod request;
 pub(crate) mod side;
+pub(crate) mod single;
 pub(crate) mod unreliable;
 pub(crate) mod waiting;

@@ -182,8 +182,8 @@ impl SendSide {
     }
 
     /// What this queue pair cannot take at all. `EINVAL` and `ENOMEM` as providers give them.
-    #[inline]
-    fn check(
+    #[inline(always)]
+    pub(super) fn check(
         &mut self,
         own: &QueuePair,
         request: &Request,

@@ -141,17 +141,23 @@ impl Inbound<'_> {
     /// took.
     #[inline(always)]
     pub(crate) fn finish(&mut self, request: &Request, length: u64) -> Result<(), Refused> {
-        let opcode = request.opcode;
-        if opcode == Opcode::SendWithInvalidate {
+        if request.opcode == Opcode::SendWithInvalidate {
             self.invalidate(request.imm)?;
         }
+        self.complete(request, length);
+        Ok(())
+    }
+
+    /// All of a message is there that invalidates nothing: completes the receive request that it took.
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, request: &Request, length: u64) {
+        let opcode = request.opcode;
         if opcode.takes_receive() {
             let completion =
                 if opcode.is_send() { WcOpcode::RECV } else { WcOpcode::RECV_RDMA_WITH_IMM };
             self.side.complete(self.own, completion, length, request, 0, Source::UNDEFINED);
         }
         self.side.executed += 1;
-        Ok(())
     }
 
     /// A request cannot be executed: answers so, after which the responder is in error.

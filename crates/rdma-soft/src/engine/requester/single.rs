@@ -1,0 +1,80 @@
+//! A post of one plain request, which is what most posts are: executed with as few instructions as can be.
+//!
+//! It says nothing of its own about what a request may do: each check is that of the general way, with
+//! the opcode known to the compiler. Whatever is unusual is left to the general way, which begins anew.
+
+use std::slice;
+use std::sync::Arc;
+
+use rdma_types::QpState;
+
+use crate::engine::grace_period::Visit;
+use crate::engine::memory;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::region::LOCAL_READ;
+use crate::engine::requester::direct::next_psn;
+use crate::engine::requester::drive::STRETCH_BYTES;
+use crate::engine::requester::request::{Payload, Request, Sge};
+use crate::engine::requester::side::{Peer, Requester, SendSide};
+use crate::engine::responder::inbound::Inbound;
+use crate::engine::responder::origin::Origin;
+use crate::overflow;
+
+/// Posts a SEND or WRITE and executes it to its end. Without `Some` nothing was posted, and the caller
+/// posts it in the general way.
+#[inline(always)]
+pub(crate) fn post_single(own: &Arc<QueuePair>, request: &Request, sge: &Sge) -> Option<()> {
+    own.send.lock().post_single(own, request, sge)?;
+    overflow::settle();
+    Some(())
+}
+
+impl SendSide {
+    #[inline(always)]
+    fn post_single(&mut self, own: &Arc<QueuePair>, request: &Request, sge: &Sge) -> Option<()> {
+        if self.state != QpState::RTS || !own.immediate || !self.queue.is_empty() {
+            return None;
+        }
+        self.check(own, request, Payload::keyed(slice::from_ref(sge))).ok()?;
+        let length = self.requester.execute_single(own, request, sge)?;
+        self.posted = self.posted.wrapping_add(1);
+        self.succeed(own, request, self.posted, length);
+        Some(())
+    }
+}
+
+impl Requester {
+    /// As [`attempt`](Self::attempt), of a request that nothing was copied of yet; says how long it is.
+    /// What it has done when it gives up is done by an attempt as well, which goes on from there: the
+    /// responder knows the requester, or has taken the receive request that comes next.
+    #[inline(always)]
+    fn execute_single(
+        &mut self,
+        own: &Arc<QueuePair>,
+        request: &Request,
+        sge: &Sge,
+    ) -> Option<u64> {
+        let length = u64::from(sge.length);
+        let Peer::Direct(peer) = &self.peer else { return None };
+        if length > STRETCH_BYTES {
+            return None;
+        }
+        let visit = Visit::begin();
+        let pd = own.pd_number;
+        let data = memory::find(own, &visit, pd, sge.lkey, sge.addr, length, LOCAL_READ)?;
+        let mut responder = peer.responder.lock();
+        let from = Origin { number: self.origin, requester: own, path: self.path.as_ref() };
+        if !responder.listens_to(peer, from, self.psn) {
+            return None;
+        }
+        let mut inbound = Inbound { own: peer, side: &mut responder, visit: &visit };
+        if !inbound.begin(request, None) {
+            return None;
+        }
+        inbound.place(request, length, slice::from_ref(&data), (0, length)).ok()?;
+        inbound.complete(request, length);
+        self.psn = next_psn(self.psn, length, self.mtu_log2);
+        inbound.side.psn = self.psn;
+        Some(length)
+    }
+}
