@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use rdma_types::QpState;
 
+use crate::engine::copy::Reach;
 use crate::engine::grace_period::Visit;
 use crate::engine::memory;
 use crate::engine::queue_pair::QueuePair;
@@ -67,7 +68,8 @@ impl Requester {
         if !responder.listens_to(peer, from, self.psn) {
             return None;
         }
-        let mut inbound = Inbound { own: peer, side: &mut responder, visit: &visit };
+        let reach = Reach::Mapped;
+        let mut inbound = Inbound { own: peer, side: &mut responder, visit: &visit, reach };
         if !inbound.begin(request, None) {
             return None;
         }
