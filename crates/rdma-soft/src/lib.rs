@@ -25,8 +25,9 @@
 //!
 //! # What it does not
 //!
-//! It pins nothing and catches no fault: memory that is unmapped while it is registered faults when
-//! the device touches it, where hardware would go on with the old pages.
+//! It pins nothing: memory that is unmapped while it is registered is gone, where hardware would go on with
+//! the old pages. What is executed later than its post fails then as with a bad key; what is executed within
+//! its post faults.
 //!
 //! Fields of a completion that the specification leaves undefined hold junk, on purpose.
 //!
