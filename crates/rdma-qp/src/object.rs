@@ -28,12 +28,12 @@ pub(crate) struct Object {
 /// What a queue pair must not outlive.
 #[derive(Debug)]
 pub(crate) struct Needs {
+    /// Given back when it is destroyed, and before its shared receive queue, by whose address they count.
+    pub(crate) _claims: Vec<Claim>,
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
     pub(crate) srq: Option<SharedReceiveQueue>,
     pub(crate) pd: ProtectionDomain,
-    /// Given back when it is destroyed.
-    pub(crate) _claims: Vec<Claim>,
 }
 
 impl Object {

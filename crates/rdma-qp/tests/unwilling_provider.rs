@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
@@ -14,10 +14,12 @@ use rdma_qp::{
     CompletionChannel, CompletionQueue, Error, PollSlot, QueuePair, QueuePairType, SendWorkRequest,
     prelude::*,
 };
-use rdma_sys::{Verbs, ibv_ah, ibv_comp_channel, ibv_cq, ibv_qp};
+use rdma_sys::{Verbs, ibv_ah, ibv_comp_channel, ibv_cq, ibv_qp, ibv_srq};
 
 thread_local! {
     static REFUSE: Cell<bool> = const { Cell::new(false) };
+    /// What is done next when a shared receive queue has been destroyed, and before anybody is told.
+    static AFTER_SRQ: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
 }
 
 /// Functions that destroy, unless this thread is not to.
@@ -40,6 +42,15 @@ unwilling! {
     destroy_ah(ibv_ah);
 }
 
+unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    // SAFETY: SAFETY.md F1: the caller's own contract.
+    let returned = unsafe { (rdma_soft::verbs().destroy_srq)(srq) };
+    if let Some(next) = AFTER_SRQ.take() {
+        next();
+    }
+    returned
+}
+
 fn open() -> Context {
     static TABLE: OnceLock<Verbs> = OnceLock::new();
     rdma_soft::install();
@@ -49,6 +60,7 @@ fn open() -> Context {
         verbs.destroy_cq = destroy_cq;
         verbs.destroy_qp = destroy_qp;
         verbs.destroy_ah = destroy_ah;
+        verbs.destroy_srq = destroy_srq;
         verbs
     });
     // SAFETY: SAFETY.md F2: the functions are the software device's, or fail without doing anything.
@@ -154,4 +166,26 @@ fn an_address_handle_that_cannot_be_closed_comes_back() {
     unsafe { qp.post_send(request, 1) }.unwrap();
     cq.poll(&mut [PollSlot::default()]).unwrap().next().unwrap().result().unwrap();
     handle.close().unwrap();
+}
+
+/// Another queue can have its address from then on, and another size.
+#[test]
+fn a_shared_receive_queue_that_is_gone_needs_no_room_in_a_completion_queue() {
+    let pd = open().allocate_pd().unwrap();
+    let cq = CompletionQueue::create(pd.context(), 48).unwrap();
+    let srq = pd.create_srq().max_wr(32).build().unwrap();
+    let strict = || pd.create_qp().send_cq(&cq).recv_cq(&cq).max_recv_wr(32).strict_cq(true);
+    let of_srq = strict().srq(&srq).build().unwrap();
+    assert!(matches!(strict().build(), Err(Error::CompletionQueueTooSmall { needed: 96, .. })));
+    drop(srq);
+    thread_local! {
+        static BUILT: Cell<Option<bool>> = const { Cell::new(None) };
+    }
+    let (pd, cq) = (pd.clone(), cq.clone());
+    AFTER_SRQ.set(Some(Box::new(move || {
+        let strict = pd.create_qp().send_cq(&cq).recv_cq(&cq).max_recv_wr(32).strict_cq(true);
+        BUILT.set(Some(strict.build().is_ok()));
+    })));
+    drop(of_srq);
+    assert_eq!(BUILT.get(), Some(true));
 }
