@@ -1,5 +1,6 @@
 //! Opening and closing a device.
 
+use std::collections::HashSet;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::ptr;
@@ -9,9 +10,12 @@ use rdma_sys::{ibv_context, ibv_device, verbs_context};
 use rdma_types::QpAttributes;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::block::{ContextBlock, Holders, context_block, release_context};
+use super::block::{
+    ContextBlock, Holders, context_block, context_domains, device_of, release_context,
+};
 use super::device_block::DeviceBlock;
 use super::{cq_ex, data_path, device, mw, pointer, port, qp_ex, srq};
+use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
 use crate::engine::settings::Settings;
@@ -75,10 +79,13 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
 pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: the caller's context (SAFETY.md F1).
     let block = unsafe { context_block(context) };
-    // SAFETY: a live block, which the program holds until below (SAFETY.md F11).
-    let block = unsafe { &*block };
-    if block.holders.are_several() {
-        reset_queue_pairs(block);
+    // SAFETY: a live block, which the program holds until below (SAFETY.md F11); the counter is only used
+    // through shared references.
+    if unsafe { &(*block).holders }.are_several() {
+        // SAFETY: as above.
+        let device = unsafe { device_of(context) };
+        // SAFETY: as above.
+        reset_queue_pairs(device, unsafe { context_domains(context) });
     }
     // SAFETY: the program holds the context since it opened it, and gives it up now (SAFETY.md F1).
     unsafe { release_context(context) };
@@ -87,9 +94,9 @@ pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
 
 /// Resets the queue pairs of all protection domains of a context.
 #[cold]
-fn reset_queue_pairs(block: &ContextBlock) {
-    let domains = std::mem::take(&mut *locked(&block.domains));
-    for queue_pair in block.device.all_queue_pairs() {
+fn reset_queue_pairs(device: &Device, domains: &Mutex<HashSet<u64>>) {
+    let domains = std::mem::take(&mut *locked(domains));
+    for queue_pair in device.all_queue_pairs() {
         if domains.contains(&queue_pair.pd_number) {
             // To RESET, for which every state can be left.
             let _ = queue_pair.modify(&Settings::default(), QpAttributes::STATE);
