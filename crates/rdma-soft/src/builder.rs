@@ -1,11 +1,12 @@
 //! Making devices.
 
+use crate::abi;
 use crate::device::Device;
+use crate::fabric::devices;
+use crate::fabric::random::Seed;
 use crate::gid_place::GidPlace;
-use crate::random::Seed;
 use crate::schedule::Schedule;
 use crate::soft_device::SoftDevice;
-use crate::{abi, fabric};
 
 /// The link layer of a device's port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -293,7 +294,7 @@ impl Builder {
         let gids = self.gids.unwrap_or_else(|| GidPlace::usual(self.link));
         let seed = Seed::from_system().map_err(|_| InstallError::NoRandomness)?;
         let device = Device::new(self.name, self.link, gids, self.limits, self.schedule, &seed);
-        let device = fabric::add(device)?;
+        let device = devices::add(device)?;
         abi::register();
         Ok(SoftDevice::of(device))
     }

@@ -9,18 +9,18 @@ use crate::address::{Address, AddressAttributes, GidEntry, Path};
 use crate::builder::{Limits, Link};
 use crate::counters::Tally;
 use crate::engine::Refusal;
-use crate::engine::clock::Time;
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair_table::QueuePairTable;
 use crate::engine::region::RegionTable;
 use crate::engine::report::{AsyncEvent, Element};
 use crate::engine::requester::side::{Blocked, Peer};
-use crate::fabric;
+use crate::fabric::clock::Time;
+use crate::fabric::devices;
+use crate::fabric::overflow;
+use crate::fabric::random::{Purpose, Seed};
 use crate::gid_place::GidPlace;
 use crate::identity::Identity;
-use crate::overflow;
-use crate::random::{Purpose, Seed};
 use crate::schedule::{Deferred, Schedule};
 use crate::sync::locked;
 
@@ -68,12 +68,6 @@ impl Quota {
     pub(crate) fn give(&self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// A number that no other object of this process has; never 0.
-pub(crate) fn unique_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Device {
@@ -151,7 +145,7 @@ impl Device {
     /// The queue pair at the far end of a path, if there is one in this process.
     pub(crate) fn find_peer(&self, path: Option<&Path>, number: u32) -> Option<Arc<QueuePair>> {
         let path = path.filter(|_| self.port_is_up())?;
-        fabric::device_at(self.link, &path.remote)?.queue_pair(number)
+        devices::device_at(self.link, &path.remote)?.queue_pair(number)
     }
 
     pub(crate) fn has_address(&self, address: &Address) -> bool {

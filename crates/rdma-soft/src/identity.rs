@@ -7,8 +7,8 @@ use rdma_types::{Gid, Guid};
 
 use crate::address::GidEntry;
 use crate::builder::Link;
+use crate::fabric::random::Random;
 use crate::gid_place::GidPlace;
-use crate::random::Random;
 
 #[derive(Debug)]
 pub(crate) struct Identity {
@@ -77,7 +77,7 @@ mod tests {
     use rdma_types::GidType;
 
     use super::*;
-    use crate::random::{Purpose, Seed};
+    use crate::fabric::random::{Purpose, Seed};
 
     fn drawn(link: Link, places: Vec<GidPlace>, seed: u8) -> Identity {
         Identity::drawn(link, places, Seed::new(seed).stream(Purpose::Identity))

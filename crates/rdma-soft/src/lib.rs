@@ -45,8 +45,6 @@ mod engine;
 mod fabric;
 mod gid_place;
 mod identity;
-mod overflow;
-mod random;
 mod schedule;
 mod soft_device;
 mod sync;

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use crate::engine::Refusal;
 use crate::engine::aftermath::Aftermath;
-use crate::engine::clock::Time;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::drive::Work;
 use crate::engine::requester::side::{Blocked, SendSide};
-use crate::random::SplitMix;
+use crate::fabric::clock::Time;
+use crate::fabric::random::SplitMix;
 use crate::sync::locked;
 
 /// When a device executes the requests that are posted to it.
@@ -152,7 +152,7 @@ mod tests {
     use crate::engine::report::Reporter;
     use crate::engine::requester::request::{Payload, Request};
     use crate::engine::service::Service;
-    use crate::random::Seed;
+    use crate::fabric::random::Seed;
 
     #[test]
     fn queue_pair_that_was_destroyed_with_work_to_do_is_forgotten() {

@@ -19,7 +19,7 @@ use crate::engine::completion::{CompletionQueue, Notifier};
 use crate::engine::critical_region::CriticalRegion;
 use crate::engine::events::Acknowledgements;
 use crate::engine::report::{Element, Handle, Reporter};
-use crate::overflow;
+use crate::fabric::overflow;
 
 pub(super) unsafe extern "C" fn create_cq(
     context: *mut ibv_context,

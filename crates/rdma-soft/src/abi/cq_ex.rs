@@ -17,9 +17,9 @@ use super::data_path::work_completion;
 use super::device::int;
 use super::pointer;
 use crate::engine::Refusal;
-use crate::engine::clock;
 use crate::engine::completion::JUNK;
 use crate::engine::critical_region::Nested;
+use crate::fabric::clock;
 
 /// The completion that a poll has come to.
 pub(super) struct Polled {

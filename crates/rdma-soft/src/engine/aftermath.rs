@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rdma_types::AsyncEventKind;
 
 use crate::engine::queue_pair::QueuePair;
-use crate::overflow;
+use crate::fabric::overflow;
 
 /// Queue pairs that a request moved to the error state, whose queues are still to be flushed: the
 /// requester, by its incarnation, and one responder, since a requester in error executes no other.

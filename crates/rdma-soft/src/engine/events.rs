@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use crate::engine::models::tokens::{NotAdded, Tokens};
 #[cfg(not(all(test, loom)))]
 use crate::engine::tokens::{NotAdded, Tokens};
-use crate::overflow;
+use crate::fabric::overflow;
 use crate::sync::{Lock, Mutex, locked_for_calls, locked_to_wait};
 
 #[derive(Debug)]

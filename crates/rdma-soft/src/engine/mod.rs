@@ -8,7 +8,6 @@
 
 pub(crate) mod aftermath;
 mod barrier;
-pub(crate) mod clock;
 pub(crate) mod completion;
 pub(crate) mod copy;
 pub(crate) mod critical_region;
@@ -34,8 +33,6 @@ pub(crate) mod room;
 pub(crate) mod service;
 pub(crate) mod settings;
 pub(crate) mod shared_receive_queue;
-pub(crate) mod thread;
-pub(crate) mod timer;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod tokens;
 pub(crate) mod transition;

@@ -19,7 +19,7 @@ use crate::engine::requester::side::Peer;
 use crate::engine::service::Service;
 use crate::engine::settings::Settings;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
-use crate::random::Seed;
+use crate::fabric::random::Seed;
 use crate::schedule::Schedule;
 use crate::sync::{Ordering, locked};
 

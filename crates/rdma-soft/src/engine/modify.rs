@@ -13,7 +13,7 @@ use crate::engine::requester::side::Requester;
 use crate::engine::responder::side::Responder;
 use crate::engine::settings::{Found, Settings};
 use crate::engine::transition;
-use crate::overflow;
+use crate::fabric::overflow;
 use crate::sync::{ControlGuard, locked};
 
 const LARGEST_24_BITS: u32 = 0x00ff_ffff;

@@ -27,7 +27,7 @@ pub(crate) struct Registration {
 
 impl ProtectionDomain {
     pub(crate) fn new(device: &'static Device) -> Arc<Self> {
-        let number = crate::device::unique_id();
+        let number = crate::fabric::ids::unique_id();
         Arc::new(Self { number, device, windows: Lock::default() })
     }
 

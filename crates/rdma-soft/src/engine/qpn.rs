@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::engine::Refusal;
-use crate::random::Random;
+use crate::fabric::random::Random;
 
 /// How many numbers a slot has, and how many slots there are.
 const SLOT: u32 = 1 << 12;
@@ -75,7 +75,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::random::{Purpose, Seed};
+    use crate::fabric::random::{Purpose, Seed};
 
     fn numbers(seed: u8) -> Numbers {
         Numbers::new(Seed::new(seed).stream(Purpose::QueuePairNumbers))

@@ -7,7 +7,6 @@ use rdma_types::{AsyncEventKind, QpState, WcOpcode, WcStatus};
 use crate::counters::SendCounts;
 use crate::device::Device;
 use crate::engine::Refusal;
-use crate::engine::clock::Time;
 use crate::engine::completion::{Completion, CompletionQueue, JUNK, Reclaimed, Seat, Side, Source};
 use crate::engine::modify::Attributes;
 use crate::engine::protection::ProtectionDomain;
@@ -19,8 +18,9 @@ use crate::engine::requester::waiting::receiver_is_ready;
 use crate::engine::responder::side::Responder;
 use crate::engine::service::Service;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
-use crate::engine::timer::Alarm;
-use crate::overflow;
+use crate::fabric::clock::Time;
+use crate::fabric::overflow;
+use crate::fabric::timers::Alarm;
 use crate::schedule::Schedule;
 use crate::sync::{Line, Lock, Ordering, locked};
 
@@ -99,7 +99,7 @@ impl QueuePair {
         let qpn = device.reserve_qpn()?;
         let reclaimed = Arc::new(Reclaimed::new(shared));
         let receive_pd = shared.map_or(pd, |shared| &shared.pd);
-        let id = crate::device::unique_id();
+        let id = crate::fabric::ids::unique_id();
         let queue_pair = Arc::new_cyclic(|weak| Self {
             id,
             qpn,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use crate::engine::Refusal;
 use crate::engine::qpn::Numbers;
 use crate::engine::queue_pair::QueuePair;
-use crate::random::Random;
+use crate::fabric::random::Random;
 
 /// As large as there are queue pairs, not as there ever were.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl Hasher for Spread {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::random::{Purpose, Seed};
+    use crate::fabric::random::{Purpose, Seed};
 
     #[test]
     fn the_table_is_as_large_as_there_are_queue_pairs() {

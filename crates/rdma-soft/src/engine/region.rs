@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use crate::engine::region::places::{Places, REST};
 use crate::engine::room::Room;
-use crate::random::Random;
+use crate::fabric::random::Random;
 use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering, fence};
 
 mod places;
@@ -215,7 +215,7 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::random::{Purpose, Seed};
+    use crate::fabric::random::{Purpose, Seed};
 
     fn table(limit: u32) -> RegionTable {
         RegionTable::new(limit, Seed::new(1).stream(Purpose::Keys))

@@ -2,8 +2,8 @@
 
 use rdma_types::{WcOpcode, WcStatus};
 
-use crate::engine::clock;
 use crate::engine::completion::{Completion, Seat, Side, Source};
+use crate::fabric::clock;
 use crate::sync::{AtomicU64, Ordering};
 
 /// Beside the flags of a completion, which are the four bits below it.

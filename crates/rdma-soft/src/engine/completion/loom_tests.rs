@@ -7,7 +7,7 @@ use loom::thread;
 
 use super::queue::Overflowed;
 use super::*;
-use crate::overflow;
+use crate::fabric::overflow;
 use crate::sync::Ordering;
 
 /// A queue pair's counters and its seat in `queue`.

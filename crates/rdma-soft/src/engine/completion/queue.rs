@@ -16,8 +16,8 @@ use crate::engine::completion::{Completion, Reclaimed, Seat};
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{Handle, Reporter};
-use crate::engine::timer;
-use crate::overflow;
+use crate::fabric::overflow;
+use crate::fabric::timers;
 use crate::schedule::Deferred;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
 
@@ -294,7 +294,7 @@ impl CompletionQueue {
     /// A poll that found nothing sees to alarms whose time has come.
     #[inline(always)]
     fn see_to_alarms(&self) {
-        if timer::is_set() {
+        if timers::is_set() {
             self.look_at_clock();
         }
     }
@@ -305,7 +305,7 @@ impl CompletionQueue {
         let before = self.pollers.in_vain.load(Ordering::Relaxed);
         self.pollers.in_vain.store(before.wrapping_add(1), Ordering::Relaxed);
         if before.is_multiple_of(64) {
-            timer::ring_due();
+            timers::ring_due();
         }
     }
 

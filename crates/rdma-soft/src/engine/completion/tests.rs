@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::queue::Overflowed;
 use super::*;
 use crate::engine::Refusal;
-use crate::overflow;
+use crate::fabric::overflow;
 use crate::sync::Ordering;
 
 fn queue(capacity: u32) -> Arc<CompletionQueue> {

@@ -6,7 +6,7 @@ use loom::thread;
 use rustix::io::Errno;
 
 use crate::engine::events::EventQueue;
-use crate::overflow;
+use crate::fabric::overflow;
 
 /// Queues an event, and settles as a verb does before it returns.
 fn report(queue: &Arc<EventQueue<u32>>, event: u32) {

@@ -2,7 +2,7 @@
 //! if the load runs after them, so that readers are the spawned threads.
 
 use super::*;
-use crate::random::{Purpose, Seed};
+use crate::fabric::random::{Purpose, Seed};
 use loom::thread;
 use std::sync::Arc;
 

@@ -6,7 +6,7 @@
 
 use crate::engine::region::CHUNK;
 use crate::engine::room::Room;
-use crate::random::Random;
+use crate::fabric::random::Random;
 
 /// A place is used again only when so many others are free.
 pub(super) const REST: u32 = 16_384;
@@ -131,7 +131,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::random::{Purpose, Seed};
+    use crate::fabric::random::{Purpose, Seed};
 
     fn places(most: u32, rest: u32, seed: u8) -> Places {
         Places::new(most, rest, Seed::new(seed).stream(Purpose::Keys))

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use rdma_types::WcStatus as Status;
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::clock::Time;
 use crate::engine::copy::Reach;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::direct::Extent;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
+use crate::fabric::clock::Time;
 
 /// How much of a queue one drive may execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

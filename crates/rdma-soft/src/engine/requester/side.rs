@@ -7,13 +7,13 @@ use rdma_types::{QpState, WcStatus};
 
 use crate::address::Path;
 use crate::engine::Refusal;
-use crate::engine::clock::Time;
 use crate::engine::copy::Segment;
 use crate::engine::queue_pair::{Init, QueuePair};
 use crate::engine::requester::queue::SendQueue;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::room::Room;
 use crate::engine::service::Service;
+use crate::fabric::clock::Time;
 
 /// The way to a connection's other end.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub(crate) struct Requester {
 impl Requester {
     fn new(max_sge: u32) -> Result<Self, Refusal> {
         Ok(Self {
-            origin: crate::device::unique_id(),
+            origin: crate::fabric::ids::unique_id(),
             path: None,
             peer_qpn: 0,
             psn: 0,
@@ -76,7 +76,7 @@ impl Requester {
     /// Goes along another path from now on, to whoever is there.
     pub(crate) fn go(&mut self, path: Option<Path>) {
         (self.path, self.peer, self.last) = (path, Peer::Unresolved, Weak::new());
-        self.origin = crate::device::unique_id();
+        self.origin = crate::fabric::ids::unique_id();
     }
 
     /// The queue pair that it was found to talk to.

@@ -19,7 +19,7 @@ use crate::engine::requester::request::{Payload, Request, Sge};
 use crate::engine::requester::side::{Peer, Requester, SendSide};
 use crate::engine::responder::inbound::Inbound;
 use crate::engine::responder::origin::Origin;
-use crate::overflow;
+use crate::fabric::overflow;
 
 /// Posts a SEND or WRITE and executes it to its end. Without `Some` nothing was posted, and the caller
 /// posts it in the general way.

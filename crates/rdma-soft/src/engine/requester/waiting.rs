@@ -5,10 +5,10 @@ use std::sync::Arc;
 use rdma_types::{MinRnrTimer, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::clock::Time;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::side::{Blocked, Peer, SendSide, Verdict};
 use crate::engine::responder::origin::Origin;
+use crate::fabric::clock::Time;
 
 impl SendSide {
     /// Records why the head waits, and sets the alarm. A reason that it already waits for keeps its

@@ -8,10 +8,10 @@ use std::collections::BinaryHeap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
-use crate::engine::clock::Time;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::waiting::alarm_rings;
-use crate::engine::thread;
+use crate::fabric::clock::Time;
+use crate::fabric::thread;
 use crate::sync::{Ordering, locked_to_wait};
 
 #[cfg(all(test, not(loom)))]
