@@ -2,7 +2,7 @@
 
 use crate::abi;
 use crate::device::Device;
-use crate::fabric::devices;
+use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::gid_place::GidPlace;
 use crate::schedule::Schedule;
@@ -293,8 +293,10 @@ impl Builder {
         }
         let gids = self.gids.unwrap_or_else(|| GidPlace::usual(self.link));
         let seed = Seed::from_system().map_err(|_| InstallError::NoRandomness)?;
-        let device = Device::new(self.name, self.link, gids, self.limits, self.schedule, &seed);
-        let device = devices::add(device)?;
+        let fabric = Fabric::of_process();
+        let Self { name, link, limits, schedule, .. } = self;
+        let device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
+        let device = fabric.devices.add(device)?;
         abi::register();
         Ok(SoftDevice::of(device))
     }

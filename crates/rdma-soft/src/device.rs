@@ -15,9 +15,8 @@ use crate::engine::queue_pair_table::QueuePairTable;
 use crate::engine::region::RegionTable;
 use crate::engine::report::{AsyncEvent, Element};
 use crate::engine::requester::side::{Blocked, Peer};
+use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
-use crate::fabric::devices;
-use crate::fabric::overflow;
 use crate::fabric::random::{Purpose, Seed};
 use crate::gid_place::GidPlace;
 use crate::identity::Identity;
@@ -26,6 +25,7 @@ use crate::sync::locked;
 
 #[derive(Debug)]
 pub(crate) struct Device {
+    pub(crate) fabric: &'static Fabric,
     pub(crate) name: String,
     pub(crate) link: Link,
     pub(crate) identity: Identity,
@@ -72,6 +72,7 @@ impl Quota {
 
 impl Device {
     pub(crate) fn new(
+        fabric: &'static Fabric,
         name: String,
         link: Link,
         gids: Vec<GidPlace>,
@@ -86,6 +87,7 @@ impl Device {
         };
         let numbers = seed.stream(Purpose::QueuePairNumbers);
         Self {
+            fabric,
             name,
             link,
             identity,
@@ -142,10 +144,10 @@ impl Device {
         locked(&self.queue_pairs).all()
     }
 
-    /// The queue pair at the far end of a path, if there is one in this process.
+    /// The queue pair at the far end of a path, if there is one in this fabric.
     pub(crate) fn find_peer(&self, path: Option<&Path>, number: u32) -> Option<Arc<QueuePair>> {
         let path = path.filter(|_| self.port_is_up())?;
-        devices::device_at(self.link, &path.remote)?.queue_pair(number)
+        self.fabric.devices.at(self.link, &path.remote)?.queue_pair(number)
     }
 
     pub(crate) fn has_address(&self, address: &Address) -> bool {
@@ -170,7 +172,7 @@ impl Device {
     /// found good are looked at again by their next request.
     pub(crate) fn set_port(&self, up: bool) {
         self.change_port(up);
-        overflow::settle();
+        self.fabric.unsettled.settle();
     }
 
     fn change_port(&self, up: bool) {

@@ -34,6 +34,8 @@
 //! # State
 //!
 //! Devices are global to the process and live as long as it. A forked child must not use them.
+// Tests measure and race on their own.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 mod abi;
 mod address;

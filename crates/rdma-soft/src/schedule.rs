@@ -125,7 +125,7 @@ impl SendSide {
             return own.alarm.set(Time::AT_ONCE);
         }
         let micros = deferred.below(u32::try_from(PATIENCE.as_micros()).unwrap_or(1));
-        own.alarm.set(Time::now() + Duration::from_micros(u64::from(micros)));
+        own.alarm.set(own.device.fabric.clock.now() + Duration::from_micros(u64::from(micros)));
     }
 
     /// A step on the other thread.
@@ -152,15 +152,18 @@ mod tests {
     use crate::engine::report::Reporter;
     use crate::engine::requester::request::{Payload, Request};
     use crate::engine::service::Service;
+    use crate::fabric::Fabric;
     use crate::fabric::random::Seed;
 
     #[test]
     fn queue_pair_that_was_destroyed_with_work_to_do_is_forgotten() {
         let schedule = Schedule::Deferred { seed: 1 };
         // Where a leak checker finds it.
+        static FABRIC: Fabric = Fabric::new();
         static DEVICE: OnceLock<Device> = OnceLock::new();
         let device = DEVICE.get_or_init(|| {
             Device::new(
+                &FABRIC,
                 "d".into(),
                 Link::Ethernet,
                 Vec::new(),
@@ -169,8 +172,10 @@ mod tests {
                 &Seed::new(1),
             )
         });
-        let (pd, cq) =
-            (ProtectionDomain::new(device), Arc::new(CompletionQueue::new(2, None).unwrap()));
+        let (pd, cq) = (
+            ProtectionDomain::new(device),
+            Arc::new(CompletionQueue::new(&FABRIC, 2, None).unwrap()),
+        );
         let capacity =
             Capacity { send_wr: 1, receive_wr: 0, send_sge: 1, receive_sge: 0, inline: 0 };
         let service = Service::ReliableConnection;

@@ -6,7 +6,7 @@ use crate::counters::Counters;
 use crate::device::Device;
 use crate::engine::requester::drive::{Work, drive_and_settle};
 use crate::engine::requester::side::SendSide;
-use crate::fabric::devices;
+use crate::fabric::Fabric;
 
 /// An installed software device, seen from outside the verbs: its identity, and the strings that a
 /// [`Held`](crate::Schedule::Held) device hangs on.
@@ -31,7 +31,7 @@ impl SoftDevice {
     /// The installed device of that name.
     #[must_use]
     pub fn find(name: &str) -> Option<Self> {
-        devices::device_named(name).map(Self::of)
+        Fabric::of_process().devices.named(name).map(Self::of)
     }
 
     /// Its name, as in the device list.

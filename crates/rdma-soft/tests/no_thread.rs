@@ -1,5 +1,6 @@
 //! Deadlines in a process that can start no thread: whoever polls sees to them. One test, since it takes
 //! its process the memory for another thread's stack.
+#![allow(clippy::disallowed_methods)] // The programs' side has clocks and threads of its own.
 #![allow(clippy::unwrap_used)]
 // AddressSanitizer needs memory of its own all the time.
 #![cfg(not(rdma_visible_copies))]

@@ -4,6 +4,7 @@
 //! cargo bench -p rdma-soft
 //! ```
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::disallowed_methods)] // The programs' side has clocks and threads of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails says so.
 #![allow(clippy::cast_possible_truncation)] // rdma-sys is for 64-bit targets alone.
 

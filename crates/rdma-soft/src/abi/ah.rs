@@ -17,7 +17,6 @@ use crate::builder::Link;
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::responder::route_header::{self, IPV4_AT};
-use crate::fabric::ids::unique_id;
 
 /// The largest service level (IBTA volume 1, 7.6.5).
 const MAX_SERVICE_LEVEL: u8 = 15;
@@ -33,7 +32,7 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
         unsafe { pd_children(pd) }.add();
         // SAFETY: as above; the C part of a protection domain is only read once it is made.
         let context = unsafe { (*pd).context };
-        let handle = (unique_id() & 0xffff_ffff) as u32;
+        let handle = (domain.device.fabric.ids.unique() & 0xffff_ffff) as u32;
         let verbs = ibv_ah { context, pd, handle };
         Ok(Box::into_raw(Box::new(AhBlock { verbs, vector })).cast())
     }))

@@ -30,8 +30,8 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     // SAFETY: a device of ours lives as long as the process (SAFETY.md F11).
     let block: &'static DeviceBlock = unsafe { &*device.cast::<DeviceBlock>() };
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let files =
-        EventQueue::new(ASYNC_EVENT_BYTES).and_then(|events| Ok((events, eventfd(0, flags)?)));
+    let files = EventQueue::new(block.device().fabric, ASYNC_EVENT_BYTES)
+        .and_then(|events| Ok((events, eventfd(0, flags)?)));
     let opened = files.map_err(|_| Refusal::NoRoom).map(|(events, command)| {
         block.device().add_context(&events);
         let mut verbs = verbs_context::default();

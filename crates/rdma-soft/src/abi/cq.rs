@@ -19,7 +19,6 @@ use crate::engine::completion::{CompletionQueue, Notifier};
 use crate::engine::critical_region::CriticalRegion;
 use crate::engine::events::Acknowledgements;
 use crate::engine::report::{Element, Handle, Reporter};
-use crate::fabric::overflow;
 
 pub(super) unsafe extern "C" fn create_cq(
     context: *mut ibv_context,
@@ -52,9 +51,9 @@ pub(super) unsafe fn create(
         return Err(Refusal::Invalid);
     }
     device.completion_queues.take(device.limits.max_cq)?;
-    let queue = CompletionQueue::new(capacity, device.deferred.as_ref())
+    let queue = CompletionQueue::new(device.fabric, capacity, device.deferred.as_ref())
         .inspect_err(|_| device.completion_queues.give())?;
-    overflow::reserve();
+    device.fabric.unsettled.reserve();
     // SAFETY: this function's contract.
     let notifier = unsafe { notifier(channel) };
     // SAFETY: this function's contract.
@@ -68,7 +67,7 @@ pub(super) unsafe fn create(
     let block = Box::into_raw(Box::new(CqBlock {
         verbs,
         queue: Arc::clone(&queue),
-        polling: CriticalRegion::new(Polled::new(fields)),
+        polling: CriticalRegion::new(Polled::new(device, fields)),
         children: Children::default(),
         completion_events: Acknowledgements::default(),
         async_events: Acknowledgements::default(),
@@ -126,7 +125,7 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         unsafe { queue_async_events(cq) }.wait();
         // SAFETY: made by `create_cq`, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(cq.cast::<CqBlock>()) };
-        overflow::unreserve();
+        block.queue.fabric.unsettled.unreserve();
         if !block.verbs.channel.is_null() {
             // SAFETY: a channel outlives its queues, since destroying it would be refused.
             unsafe { channel_children(block.verbs.channel) }.remove();

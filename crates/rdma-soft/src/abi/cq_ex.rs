@@ -16,23 +16,27 @@ use super::cq::create;
 use super::data_path::work_completion;
 use super::device::int;
 use super::pointer;
+use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::completion::JUNK;
 use crate::engine::critical_region::Nested;
-use crate::fabric::clock;
+use crate::fabric::clock::{Clock, Time};
 
 /// The completion that a poll has come to.
 pub(super) struct Polled {
     /// The fields that the queue was created with (`enum ibv_create_cq_wc_flags`).
     fields: u64,
     wc: ibv_wc,
-    /// In ticks of the device's clock.
-    timestamp: u64,
+    /// When it came.
+    timestamp: Time,
+    /// What the time is of.
+    clock: &'static Clock,
 }
 
 impl Polled {
-    pub(super) fn new(fields: u64) -> Self {
-        Self { fields, wc: ibv_wc::default(), timestamp: 0 }
+    pub(super) fn new(device: &Device, fields: u64) -> Self {
+        let clock = &device.fabric.clock;
+        Self { fields, wc: ibv_wc::default(), timestamp: Time::AT_ONCE, clock }
     }
 
     /// A field's value, if the queue was created with it.
@@ -120,7 +124,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
         polling.with(|polled| {
             let taken = queue.poll(1, |_, completion, timestamp| {
                 polled.wc = work_completion(completion);
-                polled.timestamp = timestamp.ticks();
+                polled.timestamp = timestamp.time();
             });
             taken.map(|count| (count, polled.wc.wr_id, polled.wc.status))
         })
@@ -199,13 +203,16 @@ read! {
     }
     read_completion_ts -> u64 {
         JUNK.into(),
-        |polled| polled.field(Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, polled.timestamp)
+        |polled| {
+            let flag = Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+            polled.field(flag, polled.timestamp).map(Time::nanoseconds)
+        }
     }
     read_completion_wallclock_ns -> u64 {
         JUNK.into(),
         |polled| {
             let flag = Fields::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
-            polled.field(flag, polled.timestamp).map(clock::wallclock)
+            polled.field(flag, polled.timestamp).map(|time| polled.clock.wallclock(time))
         }
     }
     read_cvlan -> u16 { JUNK_WORD, |_polled| None }

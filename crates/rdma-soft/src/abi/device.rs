@@ -192,7 +192,7 @@ pub(super) unsafe fn fill<T: Copy>(known: &T, out: *mut T, size: usize) {
 }
 
 pub(super) unsafe extern "C" fn query_rt_values(
-    _context: *mut ibv_context,
+    context: *mut ibv_context,
     values: *mut ibv_values_ex,
 ) -> c_int {
     // SAFETY: the caller's values (SAFETY.md F1).
@@ -203,8 +203,10 @@ pub(super) unsafe extern "C" fn query_rt_values(
     }
     let mut found = ibv_values_ex { comp_mask: asked, ..ibv_values_ex::default() };
     if asked != 0 {
+        // SAFETY: the caller's context (SAFETY.md F1).
+        let now = unsafe { device_of(context) }.fabric.clock.now();
         // All ticks are in this field, as those of hardware's clocks are.
-        found.raw_clock.tv_nsec = clock::ticks().cast_signed();
+        found.raw_clock.tv_nsec = now.nanoseconds().cast_signed();
     }
     // SAFETY: as above.
     unsafe { values.write(found) };

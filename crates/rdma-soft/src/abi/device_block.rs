@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use rdma_sys::{ibv_device, ibv_node_type, ibv_transport_type};
 
 use crate::device::Device;
-use crate::fabric::devices;
+use crate::fabric::Fabric;
 use crate::sync::locked;
 
 /// What a program's pointer to a device points to. It is never freed, as the device is not, and only read
@@ -27,7 +27,7 @@ static BLOCKS: Mutex<Vec<&'static DeviceBlock>> = Mutex::new(Vec::new());
 /// The blocks of all devices, in the order in which they were installed. A device always has the same.
 pub(super) fn blocks() -> Vec<&'static DeviceBlock> {
     let mut blocks = locked(&BLOCKS);
-    for device in devices::devices().into_iter().skip(blocks.len()) {
+    for device in Fabric::of_process().devices.all().into_iter().skip(blocks.len()) {
         blocks.push(Box::leak(Box::new(DeviceBlock::new(device))));
     }
     blocks.clone()

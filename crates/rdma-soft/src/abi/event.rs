@@ -8,9 +8,9 @@ use rdma_sys::{
 };
 
 use super::block::{
-    ChannelBlock, Children, channel_children, channel_events, context_events, hold_context,
-    queue_async_events, queue_completion_events, queue_pair_async_events, release_context,
-    shared_queue_async_events,
+    ChannelBlock, Children, channel_children, channel_events, context_events, device_of,
+    hold_context, queue_async_events, queue_completion_events, queue_pair_async_events,
+    release_context, shared_queue_async_events,
 };
 use super::{number, pointer};
 use crate::engine::Refusal;
@@ -23,7 +23,9 @@ const COMPLETION_EVENT_BYTES: usize = 8;
 pub(super) unsafe extern "C" fn create_comp_channel(
     context: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
-    let made = EventQueue::new(COMPLETION_EVENT_BYTES).map_err(|_| Refusal::NoRoom);
+    // SAFETY: the caller's context (SAFETY.md F1).
+    let device = unsafe { device_of(context) };
+    let made = EventQueue::new(device.fabric, COMPLETION_EVENT_BYTES).map_err(|_| Refusal::NoRoom);
     pointer(made.map(|events| {
         // SAFETY: the caller's context (SAFETY.md F1).
         unsafe { hold_context(context) };

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use rdma_types::AsyncEventKind;
 
 use crate::engine::queue_pair::QueuePair;
-use crate::fabric::overflow;
 
 /// Queue pairs that a request moved to the error state, whose queues are still to be flushed: the
 /// requester, by its incarnation, and one responder, since a requester in error executes no other.
@@ -42,7 +41,7 @@ impl Aftermath {
         if self.requester.is_some() || self.responder.is_some() {
             self.flush(requester);
         }
-        overflow::settle();
+        requester.device.fabric.unsettled.settle();
     }
 
     #[cold]

@@ -4,7 +4,7 @@
 //! stays in the queue, from which the events of an object that goes away are removed.
 //!
 //! Events come while locks of the engine are held, and tokens cost a system call. So an event is queued, and
-//! its token follows when the thread [settles](overflow::settle), which it does with no lock held and before
+//! its token follows when the thread [settles](Fabric::unsettled), which it does with no lock held and before
 //! its verb returns.
 
 use std::collections::VecDeque;
@@ -17,11 +17,12 @@ use rustix::io::Errno;
 use crate::engine::models::tokens::{NotAdded, Tokens};
 #[cfg(not(all(test, loom)))]
 use crate::engine::tokens::{NotAdded, Tokens};
-use crate::fabric::overflow;
+use crate::fabric::Fabric;
 use crate::sync::{Lock, Mutex, locked_for_calls, locked_to_wait};
 
 #[derive(Debug)]
 pub(crate) struct EventQueue<E> {
+    fabric: &'static Fabric,
     state: Lock<State<E>>,
     tokens: Tokens,
     /// Held by who adds tokens, or takes them back, by no lock of the engine. Who settles and finds that
@@ -50,11 +51,16 @@ pub(crate) trait Deliver: Send + Sync + std::fmt::Debug {
 
 impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
     /// A queue whose events have tokens of that many bytes, at most 16.
-    pub(crate) fn new(token: usize) -> rustix::io::Result<Arc<Self>> {
+    pub(crate) fn new(fabric: &'static Fabric, token: usize) -> rustix::io::Result<Arc<Self>> {
         let state = State { events: VecDeque::new(), tokens: 0, room: 0, noted: false };
         let tokens = Tokens::new(token)?;
-        overflow::reserve_events();
-        Ok(Arc::new(Self { state: Lock::new(state), tokens, writing: Mutex::new(()) }))
+        fabric.unsettled.reserve_events();
+        Ok(Arc::new(Self { fabric, state: Lock::new(state), tokens, writing: Mutex::new(()) }))
+    }
+
+    #[cfg(all(test, loom))]
+    pub(crate) fn fabric(&self) -> &'static Fabric {
+        self.fabric
     }
 
     #[cfg(all(test, loom))]
@@ -66,7 +72,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         self.tokens.fd()
     }
 
-    /// Queues an event. The caller [settles](overflow::settle) when it holds no lock.
+    /// Queues an event. The caller [settles](Fabric::unsettled) when it holds no lock.
     pub(crate) fn push(self: &Arc<Self>, event: E) {
         self.push_if(event, |_| true);
     }
@@ -85,7 +91,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
             state.events.push_back(event);
             if !state.noted {
                 state.noted = true;
-                overflow::note_events(Arc::<Self>::clone(self));
+                self.fabric.unsettled.note_events(Arc::<Self>::clone(self));
             }
         }
     }
@@ -172,14 +178,14 @@ impl<E> EventQueue<E> {
     /// Nothing can be added.
     fn is_settled(&self, state: &mut State<E>) {
         if std::mem::take(&mut state.noted) {
-            overflow::forget_events(std::ptr::from_ref(self).cast());
+            self.fabric.unsettled.forget_events(std::ptr::from_ref(self).cast());
         }
     }
 }
 
 impl<E> Drop for EventQueue<E> {
     fn drop(&mut self) {
-        overflow::unreserve_events();
+        self.fabric.unsettled.unreserve_events();
     }
 }
 
@@ -219,6 +225,8 @@ mod tests {
     use rustix::event::{PollFd, PollFlags, poll};
     use rustix::fs::OFlags;
 
+    static FABRIC: Fabric = Fabric::new();
+
     fn readable(queue: &EventQueue<u32>) -> bool {
         let mut fds = [PollFd::new(queue.tokens.file(), PollFlags::IN)];
         poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
@@ -226,14 +234,14 @@ mod tests {
 
     fn push(queue: &Arc<EventQueue<u32>>, events: impl Iterator<Item = u32>) {
         events.for_each(|event| queue.push(event));
-        overflow::settle();
+        FABRIC.unsettled.settle();
     }
 
     #[test]
     fn the_descriptor_is_readable_exactly_while_there_are_events() {
         // Whatever the program has made of its end.
         for flags in [OFlags::empty(), OFlags::NONBLOCK] {
-            let queue = EventQueue::new(8).unwrap();
+            let queue = EventQueue::new(&FABRIC, 8).unwrap();
             rustix::fs::fcntl_setfl(queue.tokens.file(), flags).unwrap();
             assert!(!readable(&queue));
             push(&queue, 0..10);
@@ -251,29 +259,29 @@ mod tests {
 
     #[test]
     fn an_event_that_is_discarded_before_its_token_is_there_has_none() {
-        let queue = EventQueue::new(8).unwrap();
+        let queue = EventQueue::new(&FABRIC, 8).unwrap();
         queue.push(1);
         queue.push(2);
         queue.discard(|event| event == 1);
-        overflow::settle();
+        FABRIC.unsettled.settle();
         assert_eq!(queue.take(|event| event), Ok(2));
         assert!(!readable(&queue));
     }
 
     #[test]
     fn the_same_event_waits_once() {
-        let queue = EventQueue::new(8).unwrap();
+        let queue = EventQueue::new(&FABRIC, 8).unwrap();
         queue.push_new(1);
-        overflow::settle();
+        FABRIC.unsettled.settle();
         queue.push_new(1);
-        overflow::settle();
+        FABRIC.unsettled.settle();
         assert_eq!(queue.take(|event| event), Ok(1));
         assert!(!readable(&queue));
     }
 
     #[test]
     fn more_events_than_there_is_room_for_tokens_are_kept() {
-        let queue = EventQueue::new(16).unwrap();
+        let queue = EventQueue::new(&FABRIC, 16).unwrap();
         let count = 100_000;
         push(&queue, 0..count);
         assert!((0..count).all(|n| queue.take(|event| event) == Ok(n)));
@@ -283,7 +291,8 @@ mod tests {
     /// The descriptor is a socket, and the program has it.
     #[test]
     fn a_descriptor_that_the_program_has_shut_down_stops_nobody() {
-        let (deaf, other) = (EventQueue::new(8).unwrap(), EventQueue::new(8).unwrap());
+        let (deaf, other) =
+            (EventQueue::new(&FABRIC, 8).unwrap(), EventQueue::new(&FABRIC, 8).unwrap());
         push(&deaf, 0..1);
         rustix::net::shutdown(deaf.tokens.file(), rustix::net::Shutdown::Both).unwrap();
         assert_eq!(deaf.take(|event| event), Ok(0), "what came before");
@@ -298,7 +307,7 @@ mod tests {
 
     #[test]
     fn an_empty_queue_that_does_not_block_says_so() {
-        let queue = EventQueue::<u32>::new(8).unwrap();
+        let queue = EventQueue::<u32>::new(&FABRIC, 8).unwrap();
         rustix::fs::fcntl_setfl(queue.tokens.file(), OFlags::NONBLOCK).unwrap();
         assert_eq!(queue.take(|event| event), Err(Errno::AGAIN));
     }

@@ -26,7 +26,8 @@ struct Visitor {
     visits: Line<AtomicU64>,
 }
 
-/// The visitors of living threads. Those of threads that ended are used again.
+/// The visitors of living threads. Those of threads that ended are used again. They are the process's and not
+/// a fabric's, since they are of threads, which come to the devices of any.
 #[derive(Debug, Default)]
 struct Visitors {
     active: Vec<&'static Visitor>,

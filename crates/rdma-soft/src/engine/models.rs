@@ -19,6 +19,7 @@ use crate::engine::requester::side::Peer;
 use crate::engine::service::Service;
 use crate::engine::settings::Settings;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
+use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::schedule::Schedule;
 use crate::sync::{Ordering, locked};
@@ -58,7 +59,8 @@ impl Model {
 fn device() -> &'static Device {
     let limits = Limits { max_mr: 3, max_mw: 1, ..Limits::default() };
     let (name, schedule, seed) = ("model".into(), Schedule::Immediate, Seed::new(1));
-    let device = Device::new(name, Link::Ethernet, Vec::new(), limits, schedule, &seed);
+    let fabric = Fabric::of_model();
+    let device = Device::new(fabric, name, Link::Ethernet, Vec::new(), limits, schedule, &seed);
     Box::leak(Box::new(device))
 }
 
@@ -74,7 +76,7 @@ fn queue_pair_of(
 ) -> Arc<QueuePair> {
     let capacity = Capacity { send_wr: 2, receive_wr: 2, send_sge: 2, receive_sge: 2, inline: 0 };
     let pd = ProtectionDomain::new(device);
-    let queue = || Arc::new(CompletionQueue::new(2, None).unwrap());
+    let queue = || Arc::new(CompletionQueue::new(device.fabric, 2, None).unwrap());
     let reporter = Reporter::silent();
     let init = Init { service, capacity, signal_all: false };
     QueuePair::create(&pd, &queue(), &queue(), shared, init, reporter).unwrap()

@@ -13,7 +13,6 @@ use crate::engine::requester::side::Requester;
 use crate::engine::responder::side::Responder;
 use crate::engine::settings::{Found, Settings};
 use crate::engine::transition;
-use crate::fabric::overflow;
 use crate::sync::{ControlGuard, locked};
 
 const LARGEST_24_BITS: u32 = 0x00ff_ffff;
@@ -47,7 +46,7 @@ impl QueuePair {
     ) -> Result<(), Refusal> {
         let to = self.modify_locked(new, mask);
         // Also if it was refused: it may have found that the queue pair had failed.
-        overflow::settle();
+        self.device.fabric.unsettled.settle();
         if to? == QpState::RTS {
             resume(self);
         }
@@ -136,7 +135,7 @@ impl QueuePair {
     pub(crate) fn query(&self) -> Found {
         let mut settings = self.attributes().settings;
         // It may have found that the queue pair had failed.
-        overflow::settle();
+        self.device.fabric.unsettled.settle();
         settings.current_state = settings.state;
         let draining = {
             let send = self.send.lock();

@@ -12,7 +12,7 @@ use crate::sync::Lock;
 
 #[derive(Debug)]
 pub(crate) struct ProtectionDomain {
-    /// Unique in the process, also among those of queue pairs.
+    /// Unique in the fabric, also among those of queue pairs.
     pub(crate) number: u64,
     pub(crate) device: &'static Device,
     pub(crate) windows: Lock<Windows>,
@@ -27,7 +27,7 @@ pub(crate) struct Registration {
 
 impl ProtectionDomain {
     pub(crate) fn new(device: &'static Device) -> Arc<Self> {
-        let number = crate::fabric::ids::unique_id();
+        let number = device.fabric.ids.unique();
         Arc::new(Self { number, device, windows: Lock::default() })
     }
 

@@ -19,7 +19,6 @@ use crate::engine::responder::side::Responder;
 use crate::engine::service::Service;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::fabric::clock::Time;
-use crate::fabric::overflow;
 use crate::fabric::timers::Alarm;
 use crate::schedule::Schedule;
 use crate::sync::{Line, Lock, Ordering, locked};
@@ -45,7 +44,7 @@ pub(crate) struct Init {
 
 #[derive(Debug)]
 pub(crate) struct QueuePair {
-    /// Unique in the process, also among the numbers of domains, and never 0: the scope of the windows
+    /// Unique in the fabric, also among the numbers of domains, and never 0: the scope of the windows
     /// that are bound to it.
     pub(crate) id: u64,
     pub(crate) qpn: u32,
@@ -93,13 +92,13 @@ impl QueuePair {
         let device = pd.device;
         let receive_sge = shared.map_or(capacity.receive_sge, |shared| shared.max_sge);
         // First of all, as there may be no memory for so much.
-        let send = SendSide::new(&init)?;
+        let send = SendSide::new(&device.fabric.ids, &init)?;
         let responder = Responder::new(receive_sge)?;
         let receives = ReceiveSlots::new(capacity.receive_wr, capacity.receive_sge)?;
         let qpn = device.reserve_qpn()?;
         let reclaimed = Arc::new(Reclaimed::new(shared));
         let receive_pd = shared.map_or(pd, |shared| &shared.pd);
-        let id = crate::fabric::ids::unique_id();
+        let id = device.fabric.ids.unique();
         let queue_pair = Arc::new_cyclic(|weak| Self {
             id,
             qpn,
@@ -115,7 +114,7 @@ impl QueuePair {
             send_seat: send_cq.attach(&reclaimed),
             receive_seat: receive_cq.attach(&reclaimed),
             reclaimed: Arc::clone(&reclaimed),
-            alarm: Alarm::new(weak.clone()),
+            alarm: Alarm::new(device.fabric, weak.clone()),
             reporter,
             attributes: Mutex::new(Attributes::default()),
             counts: Line(SendCounts::default()),
@@ -328,7 +327,7 @@ impl QueuePair {
         };
         match waiter.and_then(|waiter| waiter.upgrade()) {
             Some(requester) => receiver_is_ready(&requester),
-            None => overflow::settle(),
+            None => self.device.fabric.unsettled.settle(),
         }
         Ok(())
     }

@@ -158,7 +158,7 @@ impl ProtectionDomain {
             device.memory_windows.give();
             return Err(Refusal::NoRoom);
         };
-        let number = (crate::fabric::ids::unique_id() & 0xffff_ffff) as u32;
+        let number = (device.fabric.ids.unique() & 0xffff_ffff) as u32;
         self.windows.lock().0.insert(key >> 8, Window { number, kind, key, bound: None });
         Ok(Name { number, key })
     }

@@ -1,21 +1,42 @@
-//! The device's clock: the system's monotonic one.
+//! The clock of a fabric: its devices read no other.
 
 use std::ops::Add;
 use std::time::Duration;
 
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use rustix::time::{ClockId, clock_gettime};
 
-/// A moment of the clock.
+/// A clock. What is not the system's goes here.
+#[derive(Debug)]
+pub(crate) enum Clock {
+    /// The system's monotonic one.
+    System,
+}
+
+impl Clock {
+    pub(crate) fn now(&self) -> Time {
+        match self {
+            Self::System => Time(system_nanoseconds(ClockId::Monotonic)),
+        }
+    }
+
+    /// That time in nanoseconds since 1970, as the system has it now.
+    pub(crate) fn wallclock(&self, time: Time) -> u64 {
+        match self {
+            Self::System => {
+                let ago = self.now().0.wrapping_sub(time.0);
+                system_nanoseconds(ClockId::Realtime).wrapping_sub(ago)
+            }
+        }
+    }
+}
+
+/// A moment of a clock, in nanoseconds since its beginning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time(u64);
 
 impl Time {
     /// Before every other moment.
     pub(crate) const AT_ONCE: Self = Self(0);
-
-    pub(crate) fn now() -> Self {
-        Self(ticks())
-    }
 
     pub(crate) fn from_nanoseconds(nanoseconds: u64) -> Self {
         Self(nanoseconds)
@@ -38,22 +59,13 @@ impl Add<Duration> for Time {
     }
 }
 
-/// What the clock ticks at: it counts nanoseconds.
+/// What a clock ticks at: it counts nanoseconds.
 pub(crate) const KILOHERTZ: u64 = 1_000_000;
 
-/// What the clock says.
-pub(crate) fn ticks() -> u64 {
-    nanoseconds(clock_gettime(ClockId::Monotonic))
-}
-
-/// That time of the clock in nanoseconds since 1970, as the system has it now.
-pub(crate) fn wallclock(ticks: u64) -> u64 {
-    let ago = self::ticks().wrapping_sub(ticks);
-    nanoseconds(clock_gettime(ClockId::Realtime)).wrapping_sub(ago)
-}
-
-/// Of a time after its clock's beginning.
-fn nanoseconds(time: Timespec) -> u64 {
+/// What one of the system's clocks says, since its beginning.
+#[expect(clippy::disallowed_methods, reason = "this is the clock")]
+fn system_nanoseconds(clock: ClockId) -> u64 {
+    let time = clock_gettime(clock);
     let seconds = time.tv_sec.unsigned_abs();
     seconds.wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec.unsigned_abs())
 }

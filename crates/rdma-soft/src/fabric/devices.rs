@@ -1,4 +1,4 @@
-//! The devices of this process, and who of them is where. Devices are never removed.
+//! The devices of a fabric, and who of them is where. Devices are never removed.
 
 use std::sync::Mutex;
 
@@ -10,38 +10,46 @@ use crate::sync::locked;
 /// Far more than there are uses for, and far fewer than LIDs.
 const MAX_DEVICES: usize = 4096;
 
-static DEVICES: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
+/// Devices in the order in which they were installed.
+#[derive(Debug)]
+pub(crate) struct Devices(Mutex<Vec<&'static Device>>);
 
-/// All devices, in the order in which they were installed.
-pub(crate) fn devices() -> Vec<&'static Device> {
-    locked(&DEVICES).clone()
-}
-
-/// Adds a device, unless there is one of that name. Its identity is drawn again until no other device
-/// of this process shares an address with it: 16 bits of LID alone collide soon.
-pub(crate) fn add(mut device: Device) -> Result<&'static Device, InstallError> {
-    let mut devices = locked(&DEVICES);
-    if devices.iter().any(|other| other.name == device.name) {
-        return Err(InstallError::NameTaken(device.name));
+impl Devices {
+    pub(super) const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
     }
-    // So that an identity is always found soon.
-    if devices.len() >= MAX_DEVICES {
-        return Err(InstallError::TooMany(MAX_DEVICES));
-    }
-    while devices.iter().any(|other| other.shares_address_with(&device)) {
-        device.identity.redraw(device.link);
-    }
-    let device: &'static Device = Box::leak(Box::new(device));
-    devices.push(device);
-    Ok(device)
-}
 
-pub(crate) fn device_named(name: &str) -> Option<&'static Device> {
-    locked(&DEVICES).iter().copied().find(|device| device.name == name)
-}
+    /// All devices, in the order in which they were installed.
+    pub(crate) fn all(&self) -> Vec<&'static Device> {
+        locked(&self.0).clone()
+    }
 
-/// The device with that port address on that kind of link.
-pub(crate) fn device_at(link: Link, address: &Address) -> Option<&'static Device> {
-    let devices = locked(&DEVICES);
-    devices.iter().copied().find(|device| device.link == link && device.has_address(address))
+    /// Adds a device that was made for this fabric, unless there is one of that name. Its identity is drawn
+    /// again until no other device here shares an address with it: 16 bits of LID alone collide soon.
+    pub(crate) fn add(&self, mut device: Device) -> Result<&'static Device, InstallError> {
+        let mut devices = locked(&self.0);
+        if devices.iter().any(|other| other.name == device.name) {
+            return Err(InstallError::NameTaken(device.name));
+        }
+        // So that an identity is always found soon.
+        if devices.len() >= MAX_DEVICES {
+            return Err(InstallError::TooMany(MAX_DEVICES));
+        }
+        while devices.iter().any(|other| other.shares_address_with(&device)) {
+            device.identity.redraw(device.link);
+        }
+        let device: &'static Device = Box::leak(Box::new(device));
+        devices.push(device);
+        Ok(device)
+    }
+
+    pub(crate) fn named(&self, name: &str) -> Option<&'static Device> {
+        locked(&self.0).iter().copied().find(|device| device.name == name)
+    }
+
+    /// The device with that port address on that kind of link.
+    pub(crate) fn at(&self, link: Link, address: &Address) -> Option<&'static Device> {
+        let devices = locked(&self.0);
+        devices.iter().copied().find(|device| device.link == link && device.has_address(address))
+    }
 }

@@ -2,8 +2,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that no other object of this process has; never 0.
-pub(crate) fn unique_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+#[derive(Debug)]
+pub(crate) struct Ids {
+    next: AtomicU64,
+}
+
+impl Ids {
+    pub(super) const fn new() -> Self {
+        Self { next: AtomicU64::new(1) }
+    }
+
+    /// A number that no other object of this fabric has; never 0.
+    pub(crate) fn unique(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
 }

@@ -1,4 +1,14 @@
 //! What the devices of one world share: its clock, its deadlines, who is where, and what is left to be done.
+//!
+//! The engine reaches all of it through a device, so that the devices of another fabric, which a test or a
+//! model makes, have nothing in common with those of the process.
+
+use crate::sync::Line;
+use clock::Clock;
+use devices::Devices;
+use ids::Ids;
+use overflow::Unsettled;
+use timers::Timers;
 
 pub(crate) mod clock;
 pub(crate) mod devices;
@@ -7,3 +17,76 @@ pub(crate) mod overflow;
 pub(crate) mod random;
 mod thread;
 pub(crate) mod timers;
+
+pub(crate) struct Fabric {
+    pub(crate) clock: Clock,
+    pub(crate) devices: Devices,
+    pub(crate) ids: Ids,
+    /// Read by every empty poll: apart from what changes more often.
+    pub(crate) timers: Line<Timers>,
+    /// Read before every verb returns, likewise.
+    pub(crate) unsettled: Line<Unsettled>,
+}
+
+impl Fabric {
+    pub(crate) const fn new() -> Self {
+        Self {
+            clock: Clock::System,
+            devices: Devices::new(),
+            ids: Ids::new(),
+            timers: Line(Timers::new()),
+            unsettled: Line(Unsettled::new()),
+        }
+    }
+
+    /// The one of the devices that programs see: those of the C ABI.
+    pub(crate) fn of_process() -> &'static Self {
+        static OF_PROCESS: Fabric = Fabric::new();
+        &OF_PROCESS
+    }
+
+    /// One of a model alone, which is never freed, as its devices are not.
+    #[cfg(all(test, loom))]
+    pub(crate) fn of_model() -> &'static Self {
+        Box::leak(Box::new(Self::new()))
+    }
+}
+
+impl std::fmt::Debug for Fabric {
+    /// Without its devices, which would print it again.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fabric").finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::address::Address;
+    use crate::builder::{InstallError, Limits, Link};
+    use crate::device::Device;
+    use crate::schedule::Schedule;
+    use random::Seed;
+
+    fn add(fabric: &'static Fabric) -> Result<&'static Device, InstallError> {
+        let (link, limits, schedule) = (Link::InfiniBand, Limits::default(), Schedule::Immediate);
+        let seed = Seed::new(1);
+        let device = Device::new(fabric, "twin".into(), link, Vec::new(), limits, schedule, &seed);
+        fabric.devices.add(device)
+    }
+
+    #[test]
+    fn devices_of_two_fabrics_share_neither_names_nor_addresses() {
+        static FABRICS: [Fabric; 2] = [const { Fabric::new() }; 2];
+        let [one, other] = FABRICS.each_ref().map(|fabric| add(fabric).unwrap());
+        // Within one fabric the name would be taken and the identity drawn again.
+        assert_eq!(one.guid(), other.guid());
+        let address = Address::Lid(one.identity.lid);
+        for (fabric, device) in FABRICS.iter().zip([one, other]) {
+            assert!(matches!(add(fabric), Err(InstallError::NameTaken(_))));
+            let found = [fabric.devices.named("twin"), fabric.devices.at(device.link, &address)];
+            assert!(found.iter().all(|found| std::ptr::eq(found.unwrap(), device)));
+        }
+        assert!(Fabric::of_process().devices.named("twin").is_none());
+    }
+}

@@ -22,6 +22,7 @@ pub(crate) enum Purpose {
 
 impl Seed {
     /// One that nobody else has.
+    #[expect(clippy::disallowed_methods, reason = "this is where seeds come from")]
     pub(crate) fn from_system() -> Result<Self, getrandom::Error> {
         let mut seed = [0; 32];
         getrandom::fill(&mut seed)?;

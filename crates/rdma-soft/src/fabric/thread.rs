@@ -9,12 +9,13 @@ use std::ptr;
 const STACK: usize = 256 << 10;
 
 /// Starts a thread that takes no signal, may run on every processor, and has the usual policy.
-pub(crate) fn spawn(name: &str, run: fn()) -> io::Result<()> {
+pub(super) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let mut mask = Mask::all_blocked();
     let run = move || {
         usual_scheduling();
         run();
     };
+    #[expect(clippy::disallowed_methods, reason = "this is where threads are made")]
     let spawned = std::thread::Builder::new().name(name.into()).stack_size(STACK).spawn(run);
     mask.restore();
     spawned.map(drop)
@@ -70,10 +71,7 @@ mod tests {
 
     #[test]
     fn nothing_of_the_thread_that_starts_it_is_inherited() {
-        static ANSWER: std::sync::Mutex<Option<mpsc::Sender<[String; 3]>>> =
-            std::sync::Mutex::new(None);
         let (sender, receiver) = mpsc::channel();
-        *ANSWER.lock().unwrap() = Some(sender);
         let processors = status("Cpus_allowed:");
         let before = status("SigBlk:");
         std::thread::spawn(move || {
@@ -88,8 +86,7 @@ mod tests {
             first[word] = bit;
             // SAFETY: as above.
             unsafe { libc::sched_setaffinity(0, size, first.as_ptr().cast()) };
-            spawn("test", || {
-                let sender = ANSWER.lock().unwrap().take().unwrap();
+            spawn("test", move || {
                 let said = ["SigBlk:", "Cpus_allowed:", "Name:"].map(status);
                 sender.send(said).unwrap();
             })

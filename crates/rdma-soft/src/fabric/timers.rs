@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::waiting::alarm_rings;
+use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::thread;
 use crate::sync::{Ordering, locked_to_wait};
@@ -21,9 +22,9 @@ const LINGER: Duration = Duration::from_secs(5);
 /// How many alarms one poll sees to at most.
 const AT_A_POLL: usize = 16;
 
-/// All alarms.
+/// All alarms of a fabric.
 #[derive(Debug)]
-struct Timers {
+pub(crate) struct Timers {
     /// The time of the earliest, in nanoseconds: all that an empty poll looks at. Written under the lock
     /// of the schedule.
     earliest: std::sync::atomic::AtomicU64,
@@ -48,36 +49,34 @@ struct Slot {
     at: Option<Time>,
 }
 
-static TIMERS: Timers = Timers {
-    earliest: std::sync::atomic::AtomicU64::new(u64::MAX),
-    schedule: Mutex::new(Schedule::new()),
-    changed: Condvar::new(),
-};
-
 /// A queue pair's place among the alarms.
 #[derive(Debug)]
-pub(crate) struct Alarm(usize);
+pub(crate) struct Alarm {
+    fabric: &'static Fabric,
+    place: usize,
+}
 
 impl Alarm {
-    pub(crate) fn new(owner: Weak<QueuePair>) -> Self {
-        Self(TIMERS.lock().add(owner))
+    pub(crate) fn new(fabric: &'static Fabric, owner: Weak<QueuePair>) -> Self {
+        Self { fabric, place: fabric.timers.lock().add(owner) }
     }
 
     /// Has [`alarm_rings`] called at `at`, or earlier if it was set to an earlier time.
     pub(crate) fn set(&self, at: Time) {
         if cfg!(loom) {
-            return; // its models have no clock
+            return; // its models see neither the clock nor the thread
         }
-        let mut schedule = TIMERS.lock();
-        if !schedule.set(self.0, at) {
+        let fabric = self.fabric;
+        let mut schedule = fabric.timers.lock();
+        if !schedule.set(self.place, at) {
             return;
         }
-        TIMERS.publish(&schedule);
+        fabric.timers.publish(&schedule);
         let process = std::process::id();
         if schedule.served_by == Some(process) {
             drop(schedule);
-            TIMERS.changed.notify_one();
-        } else if thread::spawn("rdma-soft timer", serve).is_ok() {
+            fabric.timers.changed.notify_one();
+        } else if thread::spawn("rdma-soft timer", || fabric.serve_alarms()).is_ok() {
             schedule.served_by = Some(process);
         }
         // Without a thread it rings at a poll, and the next alarm tries to make one again.
@@ -86,40 +85,87 @@ impl Alarm {
 
 impl Drop for Alarm {
     fn drop(&mut self) {
-        TIMERS.lock().remove(self.0);
+        self.fabric.timers.lock().remove(self.place);
     }
 }
 
-/// Whether an alarm is set. What every empty poll asks.
-#[inline(always)]
-pub(crate) fn is_set() -> bool {
-    TIMERS.earliest.load(Ordering::Relaxed) != u64::MAX
-}
-
-/// Has the alarms ring whose time has come, as many as one poll has time for. The caller holds no lock.
-#[cold]
-pub(crate) fn ring_due() {
-    let earliest = Time::from_nanoseconds(TIMERS.earliest.load(Ordering::Relaxed));
-    if earliest > Time::AT_ONCE && earliest > Time::now() {
-        return;
+impl Fabric {
+    /// Has the alarms ring whose time has come, as many as one poll has time for. The caller holds no lock.
+    #[cold]
+    pub(crate) fn ring_due_alarms(&self) {
+        let earliest = Time::from_nanoseconds(self.timers.earliest.load(Ordering::Relaxed));
+        if earliest > Time::AT_ONCE && earliest > self.clock.now() {
+            return;
+        }
+        for _ in 0..AT_A_POLL {
+            // Who holds it sees to the alarms, or sets one.
+            let mut schedule = match self.timers.schedule.try_lock() {
+                Ok(schedule) => schedule,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            let Some(owner) = schedule.take_due(self.clock.now()) else { return };
+            self.timers.publish(&schedule);
+            drop(schedule);
+            if let Some(queue_pair) = owner.upgrade() {
+                alarm_rings(&queue_pair);
+            }
+        }
     }
-    for _ in 0..AT_A_POLL {
-        // Who holds it sees to the alarms, or sets one.
-        let mut schedule = match TIMERS.schedule.try_lock() {
-            Ok(schedule) => schedule,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        let Some(owner) = schedule.take_due(Time::now()) else { return };
-        TIMERS.publish(&schedule);
-        drop(schedule);
-        if let Some(queue_pair) = owner.upgrade() {
-            alarm_rings(&queue_pair);
+
+    /// What the thread does.
+    fn serve_alarms(&self) {
+        let mut schedule = self.timers.lock();
+        let mut idle_since = None;
+        loop {
+            let now = self.clock.now();
+            let due = schedule.take_due(now);
+            self.timers.publish(&schedule);
+            if let Some(owner) = due {
+                drop(schedule);
+                // The last reference may go here, and takes the lock when it does.
+                if let Some(queue_pair) = owner.upgrade() {
+                    alarm_rings(&queue_pair);
+                }
+                schedule = self.timers.lock();
+                idle_since = None;
+                continue;
+            }
+            let wait = match schedule.earliest() {
+                Some(at) => {
+                    idle_since = None;
+                    at.since(now)
+                }
+                None => {
+                    let end = *idle_since.get_or_insert(now) + LINGER;
+                    if now >= end {
+                        schedule.served_by = None;
+                        return;
+                    }
+                    end.since(now)
+                }
+            };
+            let waited = self.timers.changed.wait_timeout(schedule, wait);
+            schedule = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }
 
 impl Timers {
+    pub(super) const fn new() -> Self {
+        Self {
+            earliest: std::sync::atomic::AtomicU64::new(u64::MAX),
+            schedule: Mutex::new(Schedule::new()),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Whether an alarm is set. What every empty poll asks.
+    #[inline(always)]
+    pub(crate) fn is_set(&self) -> bool {
+        self.earliest.load(Ordering::Relaxed) != u64::MAX
+    }
+
     fn lock(&self) -> MutexGuard<'_, Schedule> {
         locked_to_wait(&self.schedule)
     }
@@ -196,40 +242,4 @@ impl Schedule {
 
 fn is_current(alarms: &[Option<Slot>], (at, place): (Time, usize)) -> bool {
     alarms[place].as_ref().is_some_and(|slot| slot.at == Some(at))
-}
-
-fn serve() {
-    let mut schedule = TIMERS.lock();
-    let mut idle_since = None;
-    loop {
-        let now = Time::now();
-        let due = schedule.take_due(now);
-        TIMERS.publish(&schedule);
-        if let Some(owner) = due {
-            drop(schedule);
-            // The last reference may go here, and takes the lock when it does.
-            if let Some(queue_pair) = owner.upgrade() {
-                alarm_rings(&queue_pair);
-            }
-            schedule = TIMERS.lock();
-            idle_since = None;
-            continue;
-        }
-        let wait = match schedule.earliest() {
-            Some(at) => {
-                idle_since = None;
-                at.since(now)
-            }
-            None => {
-                let end = *idle_since.get_or_insert(now) + LINGER;
-                if now >= end {
-                    schedule.served_by = None;
-                    return;
-                }
-                end.since(now)
-            }
-        };
-        let waited = TIMERS.changed.wait_timeout(schedule, wait);
-        schedule = waited.unwrap_or_else(PoisonError::into_inner).0;
-    }
 }

@@ -3,7 +3,7 @@
 use rdma_types::{WcOpcode, WcStatus};
 
 use crate::engine::completion::{Completion, Seat, Side, Source};
-use crate::fabric::clock;
+use crate::fabric::clock::{Clock, Time};
 use crate::sync::{AtomicU64, Ordering};
 
 /// Beside the flags of a completion, which are the four bits below it.
@@ -91,8 +91,8 @@ impl Entry {
 
     /// Notes the time, before the completion is written.
     #[cold]
-    pub(super) fn stamp(&self) {
-        self.timestamp.store(clock::ticks(), Ordering::Relaxed);
+    pub(super) fn stamp(&self, clock: &Clock) {
+        self.timestamp.store(clock.now().nanoseconds(), Ordering::Relaxed);
     }
 
     pub(super) fn copy_timestamp(&self, from: &Self) {
@@ -111,9 +111,9 @@ impl Entry {
 pub(crate) struct Timestamp<'a>(pub(super) &'a Entry);
 
 impl Timestamp<'_> {
-    /// In ticks of the device's clock; nothing sensible unless the queue keeps it.
-    pub(crate) fn ticks(self) -> u64 {
-        self.0.timestamp.load(Ordering::Relaxed)
+    /// Nothing sensible unless the queue keeps it.
+    pub(crate) fn time(self) -> Time {
+        Time::from_nanoseconds(self.0.timestamp.load(Ordering::Relaxed))
     }
 }
 

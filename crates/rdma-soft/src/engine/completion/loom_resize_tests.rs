@@ -5,10 +5,11 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::*;
+use crate::fabric::Fabric;
 use crate::sync::Ordering;
 
 fn queue(capacity: u32) -> (Arc<CompletionQueue>, Arc<Reclaimed>, Seat) {
-    let queue = Arc::new(CompletionQueue::new(capacity, None).unwrap());
+    let queue = Arc::new(CompletionQueue::new(Fabric::of_model(), capacity, None).unwrap());
     let counters = Arc::new(Reclaimed::default());
     let seat = queue.attach(&counters);
     (queue, counters, seat)

@@ -7,7 +7,7 @@ use loom::thread;
 
 use super::queue::Overflowed;
 use super::*;
-use crate::fabric::overflow;
+use crate::fabric::Fabric;
 use crate::sync::Ordering;
 
 /// A queue pair's counters and its seat in `queue`.
@@ -26,7 +26,7 @@ fn poll(queue: &CompletionQueue, most: u32, got: &mut Vec<u64>) -> Result<u32, O
 #[test]
 fn loom_no_completion_is_lost_doubled_or_overtaken() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(3, None).unwrap());
+        let queue = Arc::new(CompletionQueue::new(Fabric::of_model(), 3, None).unwrap());
         let ((first, first_seat), (second, second_seat)) = (seat(&queue), seat(&queue));
         let pusher = {
             let queue = Arc::clone(&queue);
@@ -60,7 +60,7 @@ fn loom_no_completion_is_lost_doubled_or_overtaken() {
 #[test]
 fn loom_a_poll_is_not_empty_after_a_push() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(1, None).unwrap());
+        let queue = Arc::new(CompletionQueue::new(Fabric::of_model(), 1, None).unwrap());
         let (_counters, seat) = seat(&queue);
         let said = Arc::new(AtomicU32::new(0));
         let poller = {
@@ -81,7 +81,7 @@ fn loom_a_poll_is_not_empty_after_a_push() {
 #[test]
 fn loom_a_slot_that_is_given_back_has_room() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(1, None).unwrap());
+        let queue = Arc::new(CompletionQueue::new(Fabric::of_model(), 1, None).unwrap());
         let (counters, seat) = seat(&queue);
         queue.push(seat, Completion::success(1, 1));
         let poster = {
@@ -107,7 +107,7 @@ fn loom_a_slot_that_is_given_back_has_room() {
 #[test]
 fn loom_the_error_comes_after_the_completions() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(1, None).unwrap());
+        let queue = Arc::new(CompletionQueue::new(Fabric::of_model(), 1, None).unwrap());
         let (_counters, seat) = seat(&queue);
         let poller = {
             let queue = Arc::clone(&queue);
@@ -124,7 +124,7 @@ fn loom_the_error_comes_after_the_completions() {
         if poll(&queue, 1, &mut got) == Err(Overflowed) {
             assert_eq!(got, [1]);
         }
-        overflow::settle();
+        queue.fabric.unsettled.settle();
     });
 }
 
@@ -132,7 +132,7 @@ fn loom_the_error_comes_after_the_completions() {
 #[test]
 fn loom_the_error_comes_after_the_completions_for_each_poller() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(1, None).unwrap());
+        let queue = Arc::new(CompletionQueue::new(Fabric::of_model(), 1, None).unwrap());
         let (_counters, seat) = seat(&queue);
         queue.push(seat, Completion::success(1, 1));
         let poller = {
@@ -149,7 +149,7 @@ fn loom_the_error_comes_after_the_completions_for_each_poller() {
         queue.push(seat, Completion::success(2, 2));
         queue.push(seat, Completion::success(3, 3));
         got.extend(poller.join().unwrap());
-        overflow::settle();
+        queue.fabric.unsettled.settle();
         while let Ok(1) = poll(&queue, 1, &mut got) {}
         got.sort_unstable();
         let kept: &[u64] = if queue.is_overflowed() { &[1, 2] } else { &[1, 2, 3] };
@@ -162,7 +162,7 @@ fn loom_the_error_comes_after_the_completions_for_each_poller() {
 #[test]
 fn loom_a_reset_hides_no_completion_of_others() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(3, None).unwrap());
+        let queue = Arc::new(CompletionQueue::new(Fabric::of_model(), 3, None).unwrap());
         let ((_dropped, of_reset), (_kept, of_other)) = (seat(&queue), seat(&queue));
         queue.push(of_reset, Completion::success(1, 1));
         queue.push(of_other, Completion::success(11, 1));
@@ -191,7 +191,7 @@ fn loom_a_reset_hides_no_completion_of_others() {
 #[test]
 fn loom_a_poller_that_is_overtaken_finds_what_is_there() {
     loom::model(|| {
-        let queue = Arc::new(CompletionQueue::new(2, None).unwrap());
+        let queue = Arc::new(CompletionQueue::new(Fabric::of_model(), 2, None).unwrap());
         let (_counters, seat) = seat(&queue);
         queue.push(seat, Completion::success(1, 1));
         queue.push(seat, Completion::success(2, 2));

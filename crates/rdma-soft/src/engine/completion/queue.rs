@@ -16,8 +16,7 @@ use crate::engine::completion::{Completion, Reclaimed, Seat};
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{Handle, Reporter};
-use crate::fabric::overflow;
-use crate::fabric::timers;
+use crate::fabric::Fabric;
 use crate::schedule::Deferred;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
 
@@ -64,6 +63,7 @@ pub(super) struct Pollers {
 
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
+    pub(crate) fabric: &'static Fabric,
     deferred: Option<&'static Deferred>,
     /// With at least as many entries as the capacity, which is watched apart.
     pub(super) rings: Rings,
@@ -83,9 +83,14 @@ pub(crate) struct CompletionQueue {
 
 impl CompletionQueue {
     /// A queue for `capacity` completions; polling it drives the deferred work of its device.
-    pub(crate) fn new(capacity: u32, deferred: Option<&'static Deferred>) -> Result<Self, Refusal> {
+    pub(crate) fn new(
+        fabric: &'static Fabric,
+        capacity: u32,
+        deferred: Option<&'static Deferred>,
+    ) -> Result<Self, Refusal> {
         let producers = Producers { capacity: capacity.into(), ..Producers::default() };
         Ok(Self {
+            fabric,
             deferred,
             rings: Rings::new(capacity)?,
             overflowed: AtomicU32::default(),
@@ -157,7 +162,7 @@ impl CompletionQueue {
     }
 
     /// Adds a completion. On overflow it is lost and the queue is in error: the caller, once it
-    /// holds no lock, [settle](overflow::settle).
+    /// holds no lock, [settles](Fabric::unsettled).
     #[inline(always)]
     pub(crate) fn push(self: &Arc<Self>, seat: Seat, completion: Completion) {
         let mut producers = self.producers.lock();
@@ -169,7 +174,7 @@ impl CompletionQueue {
         let entry = self.rings.current().entry(number);
         entry.put(seat, &completion);
         if self.timestamps {
-            entry.stamp();
+            entry.stamp(&self.fabric.clock);
         }
         entry.publish(number);
         if producers.armed != Armed::No {
@@ -249,7 +254,7 @@ impl CompletionQueue {
         // 2 once it was reported.
         self.overflowed.fetch_max(1, Ordering::AcqRel);
         // Each time: the loser may have come to this queue, or back from a reset, after the first.
-        overflow::note(self);
+        self.fabric.unsettled.note(self);
     }
 
     /// Takes up to `most` completions, oldest first, hands each to `take`, which may ask when it came,
@@ -294,7 +299,7 @@ impl CompletionQueue {
     /// A poll that found nothing sees to alarms whose time has come.
     #[inline(always)]
     fn see_to_alarms(&self) {
-        if timers::is_set() {
+        if self.fabric.timers.is_set() {
             self.look_at_clock();
         }
     }
@@ -305,7 +310,7 @@ impl CompletionQueue {
         let before = self.pollers.in_vain.load(Ordering::Relaxed);
         self.pollers.in_vain.store(before.wrapping_add(1), Ordering::Relaxed);
         if before.is_multiple_of(64) {
-            timers::ring_due();
+            self.fabric.ring_due_alarms();
         }
     }
 

@@ -3,11 +3,13 @@ use std::sync::Arc;
 use super::queue::Overflowed;
 use super::*;
 use crate::engine::Refusal;
-use crate::fabric::overflow;
+use crate::fabric::Fabric;
 use crate::sync::Ordering;
 
+static FABRIC: Fabric = Fabric::new();
+
 fn queue(capacity: u32) -> Arc<CompletionQueue> {
-    Arc::new(CompletionQueue::new(capacity, None).unwrap())
+    Arc::new(CompletionQueue::new(&FABRIC, capacity, None).unwrap())
 }
 
 /// A queue pair's counters and its seat in `queue`.
@@ -109,7 +111,7 @@ fn capacity_is_exact_and_an_overflow_keeps_what_fitted() {
         push(&queue, seat, 101..102);
         assert_eq!(poll(&queue, 8), Err(Overflowed));
     }
-    overflow::settle();
+    FABRIC.unsettled.settle();
 }
 
 #[test]
@@ -204,7 +206,7 @@ fn a_resize_keeps_completions_their_order_and_their_slots() {
             poll(&queue, 16).unwrap().into_iter().eq((polled..polled + capacity).map(u64::from))
         );
         assert_eq!(poll(&queue, 1), Err(Overflowed));
-        overflow::settle();
+        FABRIC.unsettled.settle();
     }
 }
 

@@ -6,12 +6,12 @@ use loom::thread;
 use rustix::io::Errno;
 
 use crate::engine::events::EventQueue;
-use crate::fabric::overflow;
+use crate::fabric::Fabric;
 
 /// Queues an event, and settles as a verb does before it returns.
 fn report(queue: &Arc<EventQueue<u32>>, event: u32) {
     queue.push(event);
-    overflow::settle();
+    queue.fabric().unsettled.settle();
 }
 
 fn spawn(
@@ -26,7 +26,7 @@ fn spawn(
 #[test]
 fn loom_the_token_of_an_event_is_there_when_its_thread_has_settled() {
     loom::model(|| {
-        let queue = EventQueue::new(3).unwrap();
+        let queue = EventQueue::new(Fabric::of_model(), 3).unwrap();
         let other = spawn(&queue, |queue| {
             report(queue, 1);
             assert!(queue.tokens().count() > 0);
@@ -43,11 +43,11 @@ fn loom_the_token_of_an_event_is_there_when_its_thread_has_settled() {
 #[test]
 fn loom_no_token_is_left_of_an_event_that_was_discarded() {
     loom::model(|| {
-        let queue = EventQueue::new(3).unwrap();
+        let queue = EventQueue::new(Fabric::of_model(), 3).unwrap();
         let other = spawn(&queue, |queue| report(queue, 1));
         queue.push(2);
         queue.discard(|event| event == 2);
-        overflow::settle();
+        queue.fabric().unsettled.settle();
         other.join().unwrap();
         assert_eq!(queue.tokens().count(), 1);
         queue.discard(|event| event == 1);
@@ -58,7 +58,7 @@ fn loom_no_token_is_left_of_an_event_that_was_discarded() {
 #[test]
 fn loom_no_token_is_left_where_events_are_taken_and_discarded() {
     loom::model(|| {
-        let queue = EventQueue::new(3).unwrap();
+        let queue = EventQueue::new(Fabric::of_model(), 3).unwrap();
         report(&queue, 1);
         let taker = spawn(&queue, |queue| {
             let taken = queue.take(|event| event);
@@ -79,7 +79,7 @@ fn loom_no_token_is_left_where_events_are_taken_and_discarded() {
 #[test]
 fn loom_an_event_for_whose_token_there_was_no_room_is_heard() {
     loom::model(|| {
-        let queue = EventQueue::new(1).unwrap();
+        let queue = EventQueue::new(Fabric::of_model(), 1).unwrap();
         report(&queue, 1);
         let taker = spawn(&queue, |queue| assert_eq!(queue.take(|event| event), Ok(1)));
         report(&queue, 2);

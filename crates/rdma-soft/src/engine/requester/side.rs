@@ -14,6 +14,7 @@ use crate::engine::requester::request::{Payload, Request};
 use crate::engine::room::Room;
 use crate::engine::service::Service;
 use crate::fabric::clock::Time;
+use crate::fabric::ids::Ids;
 
 /// The way to a connection's other end.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub(crate) struct Requester {
     /// What responders know this connection by: another with each address vector and each reset, so that
     /// nothing of an earlier life, and no packet from elsewhere, is taken for this one.
     pub(crate) origin: u64,
+    /// Where the next one comes from.
+    ids: &'static Ids,
     pub(crate) path: Option<Path>,
     pub(crate) peer_qpn: u32,
     /// The next packet sequence number (24 bits).
@@ -54,9 +57,10 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
-    fn new(max_sge: u32) -> Result<Self, Refusal> {
+    fn new(ids: &'static Ids, max_sge: u32) -> Result<Self, Refusal> {
         Ok(Self {
-            origin: crate::fabric::ids::unique_id(),
+            origin: ids.unique(),
+            ids,
             path: None,
             peer_qpn: 0,
             psn: 0,
@@ -76,7 +80,7 @@ impl Requester {
     /// Goes along another path from now on, to whoever is there.
     pub(crate) fn go(&mut self, path: Option<Path>) {
         (self.path, self.peer, self.last) = (path, Peer::Unresolved, Weak::new());
-        self.origin = crate::fabric::ids::unique_id();
+        self.origin = self.ids.unique();
     }
 
     /// The queue pair that it was found to talk to.
@@ -149,14 +153,14 @@ pub(crate) struct SendSide {
 }
 
 impl SendSide {
-    pub(crate) fn new(init: &Init) -> Result<Self, Refusal> {
+    pub(crate) fn new(ids: &'static Ids, init: &Init) -> Result<Self, Refusal> {
         let capacity = &init.capacity;
         let datagrams = init.service == Service::UnreliableDatagram;
         Ok(Self {
             state: QpState::RESET,
             incarnation: 0,
             queue: SendQueue::new(capacity, datagrams)?,
-            requester: Requester::new(capacity.send_sge)?,
+            requester: Requester::new(ids, capacity.send_sge)?,
             blocked: Blocked::No,
             posted: 0,
             reclaimed: 0,

@@ -19,14 +19,13 @@ use crate::engine::requester::request::{Payload, Request, Sge};
 use crate::engine::requester::side::{Peer, Requester, SendSide};
 use crate::engine::responder::inbound::Inbound;
 use crate::engine::responder::origin::Origin;
-use crate::fabric::overflow;
 
 /// Posts a SEND or WRITE and executes it to its end. Without `Some` nothing was posted, and the caller
 /// posts it in the general way.
 #[inline(always)]
 pub(crate) fn post_single(own: &Arc<QueuePair>, request: &Request, sge: &Sge) -> Option<()> {
     own.send.lock().post_single(own, request, sge)?;
-    overflow::settle();
+    own.device.fabric.unsettled.settle();
     Some(())
 }
 

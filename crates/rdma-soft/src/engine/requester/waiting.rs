@@ -8,7 +8,6 @@ use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::side::{Blocked, Peer, SendSide, Verdict};
 use crate::engine::responder::origin::Origin;
-use crate::fabric::clock::Time;
 
 impl SendSide {
     /// Records why the head waits, and sets the alarm. A reason that it already waits for keeps its
@@ -24,13 +23,16 @@ impl SendSide {
                 let until = match requester.rnr_retries {
                     0 => return Err(Status::RNR_RETRY_EXC_ERR),
                     7 => None,
-                    retries => MinRnrTimer::from_code(timer)
-                        .map(|timer| Time::now() + timer.duration() * u32::from(retries)),
+                    retries => MinRnrTimer::from_code(timer).map(|timer| {
+                        own.device.fabric.clock.now() + timer.duration() * u32::from(retries)
+                    }),
                 };
                 Blocked::NotReady { until }
             }
             (Verdict::Unanswered, _) => {
-                let at = requester.answer_timeout().map(|timeout| Time::now() + timeout);
+                let at = requester
+                    .answer_timeout()
+                    .map(|timeout| own.device.fabric.clock.now() + timeout);
                 Blocked::Unanswered { at, left: requester.retries }
             }
             (Verdict::Done { .. } | Verdict::Failed(_) | Verdict::Paused, _) => return Ok(()),
@@ -76,7 +78,7 @@ impl SendSide {
                 *left -= 1;
                 own.device.tally.retries.count();
                 let timeout = self.requester.answer_timeout();
-                *at = timeout.map(|timeout| Time::now() + timeout);
+                *at = timeout.map(|timeout| own.device.fabric.clock.now() + timeout);
                 None
             }
             Blocked::No => None,
@@ -99,7 +101,7 @@ impl SendSide {
             Blocked::No if own.immediate => self.take_turn(own, aftermath),
             Blocked::No => self.run_deferred(own, aftermath),
             Blocked::NotReady { until: Some(at) } | Blocked::Unanswered { at: Some(at), .. }
-                if at <= Time::now() =>
+                if at <= own.device.fabric.clock.now() =>
             {
                 self.retry(own, aftermath);
             }

@@ -4,6 +4,7 @@ use super::*;
 use crate::builder::{Limits, Link};
 use crate::device::Device;
 use crate::engine::region::Region;
+use crate::fabric::Fabric;
 use crate::gid_place::GidPlace;
 use crate::schedule::Schedule;
 
@@ -27,9 +28,11 @@ const fn inverse(odd: u64) -> u64 {
     x
 }
 
+static FABRIC: Fabric = Fabric::new();
+
 fn device(gids: Vec<GidPlace>, seed: &Seed) -> Device {
     let (name, limits) = ("attacked".to_owned(), Limits::default());
-    Device::new(name, Link::Ethernet, gids, limits, Schedule::Immediate, seed)
+    Device::new(&FABRIC, name, Link::Ethernet, gids, limits, Schedule::Immediate, seed)
 }
 
 fn first_key(device: &Device) -> u32 {
