@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use rdma_sys::{
     Errno, ibv_cq, ibv_qp, ibv_recv_wr, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc,
-    ibv_wc__bindgen_ty_1, ibv_wc_opcode, ibv_wc_status, ibv_wr_opcode,
+    ibv_wc__bindgen_ty_1, ibv_wc_opcode, ibv_wc_status,
 };
 
 use super::ah::destination;
@@ -28,9 +28,6 @@ const SEND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0
     | ibv_send_flags::IBV_SEND_SIGNALED.0
     | ibv_send_flags::IBV_SEND_SOLICITED.0
     | ibv_send_flags::IBV_SEND_INLINE.0;
-
-/// Those that a plain request may have.
-const PLAIN_FLAGS: u32 = SEND_FLAGS & !ibv_send_flags::IBV_SEND_INLINE.0;
 
 // The engine reads a program's elements where they are.
 const _: () = {
@@ -63,18 +60,8 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], 
 #[inline]
 pub(super) unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payload<'a>), Refusal> {
     let opcode = opcode(wr.opcode).ok_or(Refusal::Invalid)?;
-    let flags = wr.send_flags;
-    if flags & !SEND_FLAGS != 0 {
-        return Err(Refusal::Invalid);
-    }
     // SAFETY: this function's contract.
-    let sges = unsafe { elements(wr.sg_list, wr.num_sge)? };
-    let payload = if flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
-        // SAFETY: inline data is readable until the post returns (man ibv_post_send; F12).
-        unsafe { Payload::inline(sges) }
-    } else {
-        Payload::keyed(sges)
-    };
+    let payload = unsafe { payload(wr)? };
     let mut request = without_rest(wr, opcode);
     if opcode.is_special() {
         // SAFETY: this function's contract.
@@ -85,7 +72,27 @@ pub(super) unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payl
     Ok((request, payload))
 }
 
-/// What a request says in which all is read that a plain one has.
+/// The data of a program's request, whose flags are such as there may be.
+///
+/// # Safety
+///
+/// As for [`send_request`].
+#[inline(always)]
+unsafe fn payload<'a>(wr: &ibv_send_wr) -> Result<Payload<'a>, Refusal> {
+    if wr.send_flags & !SEND_FLAGS != 0 {
+        return Err(Refusal::Invalid);
+    }
+    // SAFETY: this function's contract.
+    let sges = unsafe { elements(wr.sg_list, wr.num_sge)? };
+    Ok(if wr.send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
+        // SAFETY: inline data is readable until the post returns (man ibv_post_send; F12).
+        unsafe { Payload::inline(sges) }
+    } else {
+        Payload::keyed(sges)
+    })
+}
+
+/// What a request that is not special says besides its data.
 #[inline(always)]
 fn without_rest(wr: &ibv_send_wr, opcode: Opcode) -> Request {
     // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
@@ -187,18 +194,15 @@ impl List {
 /// The request and what it points to are valid during the call.
 #[inline(always)]
 unsafe fn post_plain(queue_pair: &Arc<QueuePair>, wr: &ibv_send_wr) -> Option<()> {
-    if !wr.next.is_null() || wr.send_flags & !PLAIN_FLAGS != 0 {
+    if !wr.next.is_null() || wr.num_sge != 1 {
         return None;
     }
     // SAFETY: this function's contract.
-    let sges = unsafe { elements(wr.sg_list, wr.num_sge) };
-    let Ok([sge]) = sges else { return None };
+    let payload = unsafe { payload(wr) }.ok()?;
     // One call for each, so that the compiler knows the opcode.
-    match wr.opcode {
-        ibv_wr_opcode::IBV_WR_RDMA_WRITE => {
-            post_single(queue_pair, &without_rest(wr, Opcode::Write), sge)
-        }
-        ibv_wr_opcode::IBV_WR_SEND => post_single(queue_pair, &without_rest(wr, Opcode::Send), sge),
+    match opcode(wr.opcode)? {
+        Opcode::Write => post_single(queue_pair, &without_rest(wr, Opcode::Write), payload),
+        Opcode::Send => post_single(queue_pair, &without_rest(wr, Opcode::Send), payload),
         _ => None,
     }
 }

@@ -277,8 +277,11 @@ impl CompletionQueue {
         let ring = self.rings.current();
         let mut head = self.pollers.head.load(Ordering::Relaxed);
         let mut taken = 0;
-        while taken < most && ring.entry(head).holds(head) {
+        while taken < most {
             let entry = ring.entry(head);
+            if !entry.holds(head) {
+                break;
+            }
             let (seat, completion) = entry.read();
             take(taken, &completion, Timestamp(entry));
             head += 1;

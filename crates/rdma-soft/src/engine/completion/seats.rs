@@ -36,6 +36,6 @@ impl Seats {
 
     #[inline(always)]
     pub(super) fn of(&self, seat: Seat) -> Option<&Reclaimed> {
-        self.counters[seat.0 as usize].as_deref()
+        self.counters.get(seat.0 as usize)?.as_deref()
     }
 }

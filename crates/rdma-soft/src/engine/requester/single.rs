@@ -1,4 +1,4 @@
-//! A post of one plain request, which is what most posts are: executed with as few instructions as can be.
+//! A post of one plain request with one element, which is what most posts are: executed with as few instructions as can be.
 //!
 //! It says nothing of its own about what a request may do: each check is that of the general way, with
 //! the opcode known to the compiler. Whatever is unusual is left to the general way, which begins anew.
@@ -15,7 +15,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::LOCAL_READ;
 use crate::engine::requester::direct::next_psn;
 use crate::engine::requester::drive::STRETCH_BYTES;
-use crate::engine::requester::request::{Payload, Request, Sge};
+use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, SendSide};
 use crate::engine::responder::inbound::Inbound;
 use crate::engine::responder::origin::Origin;
@@ -23,20 +23,29 @@ use crate::engine::responder::origin::Origin;
 /// Posts a SEND or WRITE and executes it to its end. Without `Some` nothing was posted, and the caller
 /// posts it in the general way.
 #[inline(always)]
-pub(crate) fn post_single(own: &Arc<QueuePair>, request: &Request, sge: &Sge) -> Option<()> {
-    own.send.lock().post_single(own, request, sge)?;
+pub(crate) fn post_single(
+    own: &Arc<QueuePair>,
+    request: &Request,
+    payload: Payload<'_>,
+) -> Option<()> {
+    own.send.lock().post_single(own, request, payload)?;
     own.device.fabric.unsettled.settle();
     Some(())
 }
 
 impl SendSide {
     #[inline(always)]
-    fn post_single(&mut self, own: &Arc<QueuePair>, request: &Request, sge: &Sge) -> Option<()> {
+    fn post_single(
+        &mut self,
+        own: &Arc<QueuePair>,
+        request: &Request,
+        payload: Payload<'_>,
+    ) -> Option<()> {
         if self.state != QpState::RTS || !own.immediate || !self.queue.is_empty() {
             return None;
         }
-        self.check(own, request, Payload::keyed(slice::from_ref(sge))).ok()?;
-        let length = self.requester.execute_single(own, request, sge)?;
+        self.check(own, request, payload).ok()?;
+        let length = self.requester.execute_single(own, request, payload)?;
         self.posted = self.posted.wrapping_add(1);
         self.succeed(own, request, self.posted, length);
         Some(())
@@ -52,16 +61,21 @@ impl Requester {
         &mut self,
         own: &Arc<QueuePair>,
         request: &Request,
-        sge: &Sge,
+        payload: Payload<'_>,
     ) -> Option<u64> {
+        let [sge] = payload.sges() else { return None };
         let length = u64::from(sge.length);
         let Peer::Direct(peer) = &self.peer else { return None };
         if length > STRETCH_BYTES {
             return None;
         }
         let visit = Visit::begin();
-        let pd = own.pd_number;
-        let data = memory::find(own, &visit, pd, sge.lkey, sge.addr, length, LOCAL_READ)?;
+        let data = if payload.is_inline() {
+            payload.inline_segments().next()?
+        } else {
+            let pd = own.pd_number;
+            memory::find(own, &visit, pd, sge.lkey, sge.addr, length, LOCAL_READ)?
+        };
         let mut responder = peer.responder.lock();
         let from = Origin { number: self.origin, requester: own, path: self.path.as_ref() };
         if !responder.listens_to(peer, from, self.psn) {

@@ -139,7 +139,7 @@ impl Responder {
     }
 
     /// Completes the current receive request, with `flags` besides those that the request has.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete(
         &mut self,
         own: &QueuePair,
