@@ -358,7 +358,13 @@ const MEMCHECK_SEES: Step =
 
 const VALGRIND: &[Step] = &[
     MEMCHECK_SEES,
-    tests("cargo test -p rdma-soft --lib --tests -- --test-threads=1").with(&[MEMCHECK]),
+    // Copies of memory that is not there are not made by the kernel under valgrind, and it loses registers
+    // where an instruction faults and is resumed.
+    tests(
+        "cargo test -p rdma-soft --lib --tests -- --test-threads=1 --skip copy::tests::gone:: \
+        --skip copy::tests::order:: --skip unmapped:: --skip polls_end",
+    )
+    .with(&[MEMCHECK]),
 ];
 
 /// Each case is a process; of the devices one is enough. Of forks see below; what lives on is a leak.
@@ -373,7 +379,8 @@ const VALGRIND_FULL: &[Step] = &[
     run("cargo build -p rdma-examples --examples"),
     tests(
         "cargo test --lib --bins --tests --examples -p rdma-soft -p rdma-mem -p rdma-qp \
-            -p rdma-channel -p rdma-examples -- --test-threads=1 --skip forked_child",
+            -p rdma-channel -p rdma-examples -- --test-threads=1 --skip forked_child \
+            --skip copy::tests::gone:: --skip copy::tests::order:: --skip unmapped:: --skip polls_end",
     )
     .with(&[MEMCHECK]),
     MEMCHECK_SUITE,

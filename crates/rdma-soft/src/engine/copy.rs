@@ -7,7 +7,7 @@
 //! intercepts.
 #![allow(unsafe_code)]
 
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", not(miri)))]
 mod aarch64;
 mod moves;
 #[cfg(any(test, miri, not(any(target_arch = "aarch64", target_arch = "x86_64"))))]
@@ -15,7 +15,7 @@ mod portable;
 mod reach;
 #[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod x86_64;
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]

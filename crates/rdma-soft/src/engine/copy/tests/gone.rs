@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use crate::engine::copy::reach::{Fault, Reach};
+use crate::engine::copy::reach::{Fault, Reach, kernel_copies};
 
 use super::*;
 
@@ -62,19 +62,22 @@ fn nowhere(length: u64) -> Segment {
     unsafe { Segment::new(4096, length) }
 }
 
+/// Whether there is anything to test: not under an emulator that does not know the calls. Job `valgrind`
+/// leaves these tests out.
+fn is_guarded() -> bool {
+    assert!(kernel_copies() || cfg!(not(target_arch = "x86_64")), "process_vm_readv is forbidden");
+    kernel_copies()
+}
+
 fn copy(source: &[Segment], sink: &[Segment]) -> Result<(), Fault> {
     Reach::MayBeGone.transfer(source, sink, 0, u64::MAX)
 }
 
 #[test]
-fn every_length_and_alignment_is_copied_where_all_is_there() {
-    every_length_and_alignment(|source, sink| {
-        assert_eq!(super::gone::copy(&[segment(source)], &[segment(sink)]), Ok(()));
-    });
-}
-
-#[test]
 fn memory_that_is_not_there_is_a_fault_of_its_side() {
+    if !is_guarded() {
+        return;
+    }
     let mut here = numbered(100);
     let here = segment(&mut here);
     for length in [1, 8, 9, 100] {
@@ -90,6 +93,9 @@ fn memory_that_is_not_there_is_a_fault_of_its_side() {
 
 #[test]
 fn memory_without_the_permission_is_as_if_it_were_not_there() {
+    if !is_guarded() {
+        return;
+    }
     let (pages, mut here) = (Pages::new(), numbered(100));
     let here = segment(&mut here);
     pages.protect(0, libc::PROT_NONE);
@@ -102,6 +108,9 @@ fn memory_without_the_permission_is_as_if_it_were_not_there() {
 
 #[test]
 fn what_is_before_the_hole_is_copied_and_nothing_behind_it() {
+    if !is_guarded() {
+        return;
+    }
     let (pages, mut whole) = (Pages::new(), numbered(3 * page() - 200));
     pages.protect(1, libc::PROT_NONE);
     let sink = pages.segment(100, whole.len());
@@ -118,6 +127,9 @@ fn what_is_before_the_hole_is_copied_and_nothing_behind_it() {
 
 #[test]
 fn the_end_is_not_written_before_all_else_was() {
+    if !is_guarded() {
+        return;
+    }
     let (pages, mut source) = (Pages::new(), numbered(500));
     pages.protect(1, libc::PROT_READ);
     // The last eight bytes could be written, what is before them could not.
@@ -128,6 +140,9 @@ fn the_end_is_not_written_before_all_else_was() {
 
 #[test]
 fn a_second_segment_that_is_not_there_is_a_fault_after_the_first() {
+    if !is_guarded() {
+        return;
+    }
     let (mut a, mut b) = (numbered(64), vec![0; 128]);
     assert_eq!(copy(&[segment(&mut a), nowhere(64)], &[segment(&mut b)]), Err(Fault::Source));
     assert_eq!(b[..64], a);
@@ -138,6 +153,9 @@ fn a_second_segment_that_is_not_there_is_a_fault_after_the_first() {
 
 #[test]
 fn a_word_is_found_where_it_is() {
+    if !is_guarded() {
+        return;
+    }
     let pages = Pages::new();
     let word = |segment| AtomicWord::at(segment).unwrap();
     assert!(Reach::MayBeGone.finds(word(pages.segment(8, 8))));
