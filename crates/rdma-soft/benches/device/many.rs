@@ -37,7 +37,7 @@ pub(crate) struct Many {
     /// Pairs that are connected to each other.
     connections: Vec<(Qp, Qp)>,
     cq: Cq,
-    _pd: Pd,
+    pd: Pd,
     _context: Context,
     /// The first 8 B of each region.
     words: Vec<ibv_sge>,
@@ -76,7 +76,7 @@ impl Many {
             _regions: regions,
             connections,
             cq,
-            _pd: pd,
+            pd,
             _context: context,
             write: Prepared::write(words[0], words[0]),
             words,
@@ -97,5 +97,15 @@ impl Many {
         self.write.aim(self.words[source], self.words[self.region]);
         self.write.post(&self.connections[self.connection].0);
         poll(&self.cq, &mut self.wc);
+    }
+
+    /// Registers memory in the domain of all these queue pairs, and deregisters it; says how long the second
+    /// took.
+    #[allow(dead_code)] // The bench of instructions has no use for it.
+    pub(crate) fn deregister(&self) -> std::time::Duration {
+        let region = self.pd.register(64, ALL_ACCESS);
+        let begin = std::time::Instant::now();
+        region.deregister();
+        begin.elapsed()
     }
 }

@@ -18,5 +18,14 @@ pub(crate) fn bench(c: &mut Criterion) {
         let mut many = Many::new(connections, regions);
         group.bench_function(name, |b| batches::iter(b, 128, || many.write()));
     }
+    for (name, connections) in [
+        ("deregister_with_no_queue_pair", Count::OneOf(0)),
+        ("deregister_with_10000_queue_pairs", Count::OneOf(5_000)),
+    ] {
+        let many = Many::new(connections, one);
+        group.bench_function(name, |b| {
+            b.iter_custom(|count| (0..count).map(|_| many.deregister()).sum());
+        });
+    }
     group.finish();
 }

@@ -126,8 +126,8 @@ impl QueuePair {
             receive_pd_number: receive_pd.number,
         });
         let weak = Arc::downgrade(&queue_pair);
-        send_cq.add_user(weak.clone());
-        receive_cq.add_user(weak.clone());
+        send_cq.add_user(id, weak.clone());
+        receive_cq.add_user(id, weak.clone());
         if let Some(shared) = shared {
             shared.attach();
         }
@@ -146,12 +146,11 @@ impl QueuePair {
             deferred.remove(&self);
         }
         self.device.tally.remove_queue_pair(&self);
-        let weak = Arc::downgrade(&self);
         if let Some(shared) = &self.shared {
             shared.detach();
         }
         for (cq, seat) in [(&self.send_cq, self.send_seat), (&self.receive_cq, self.receive_seat)] {
-            cq.remove_user(&weak);
+            cq.remove_user(self.id);
             cq.detach(seat);
         }
         self.reporter.withdraw();

@@ -114,8 +114,10 @@ impl Unsettled {
             drop(due);
             let Some(queue) = queue else { break };
             queue.report_overflow();
-            for n in (0..queue.users()).rev() {
-                if let Some(queue_pair) = queue.user(n) {
+            let mut seen = 0;
+            while let Some((id, user)) = queue.user_after(seen) {
+                seen = id;
+                if let Some(queue_pair) = user.upgrade() {
                     queue_pair.enter_error(None, Some(AsyncEventKind::QP_FATAL));
                 }
             }

@@ -4,6 +4,8 @@
 //! completion from its entry, and a producer asks for the pollers' head only where the queue looks
 //! full. An empty poll takes no lock.
 
+use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::{Arc, OnceLock, Weak};
 
 use rdma_types::{AsyncEventKind, WcStatus};
@@ -72,7 +74,7 @@ pub(crate) struct CompletionQueue {
     /// Who has this lock and that of the producers has this one first.
     pub(super) pollers: Line<Pollers>,
     /// Those who go to error with this queue.
-    users: std::sync::Mutex<Vec<Weak<QueuePair>>>,
+    users: std::sync::Mutex<BTreeMap<u64, Weak<QueuePair>>>,
     /// Each completion is stamped with the time at which it came.
     timestamps: bool,
     /// Without a completion channel there is nobody to notify.
@@ -321,24 +323,19 @@ impl CompletionQueue {
         self.overflowed.load(Ordering::Acquire) != 0
     }
 
-    /// The `n`th queue pair that completes here, counted from 0, for walking them without a lock
-    /// held: walk downwards, since removal moves the last one into the gap.
-    pub(crate) fn user(&self, n: usize) -> Option<Arc<QueuePair>> {
-        locked(&self.users).get(n).and_then(Weak::upgrade)
+    /// The queue pairs that complete here, by their numbers: the first behind number `after`, and its
+    /// number. So they are gone through without a lock held.
+    pub(crate) fn user_after(&self, after: u64) -> Option<(u64, Weak<QueuePair>)> {
+        let users = locked(&self.users);
+        let mut behind = users.range((Bound::Excluded(after), Bound::Unbounded));
+        behind.next().map(|(&id, user)| (id, user.clone()))
     }
 
-    pub(crate) fn users(&self) -> usize {
-        locked(&self.users).len()
+    pub(crate) fn add_user(&self, id: u64, user: Weak<QueuePair>) {
+        locked(&self.users).insert(id, user);
     }
 
-    pub(crate) fn add_user(&self, user: Weak<QueuePair>) {
-        locked(&self.users).push(user);
-    }
-
-    pub(crate) fn remove_user(&self, user: &Weak<QueuePair>) {
-        let mut users = locked(&self.users);
-        if let Some(n) = users.iter().position(|other| other.ptr_eq(user)) {
-            users.swap_remove(n);
-        }
+    pub(crate) fn remove_user(&self, id: u64) {
+        locked(&self.users).remove(&id);
     }
 }
