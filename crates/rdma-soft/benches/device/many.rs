@@ -101,7 +101,7 @@ impl Many {
 
     /// Registers memory in the domain of all these queue pairs, and deregisters it; says how long the second
     /// took.
-    #[allow(dead_code)] // The bench of instructions has no use for it.
+    #[allow(dead_code, clippy::disallowed_methods)] // The bench of instructions has no use for it.
     pub(crate) fn deregister(&self) -> std::time::Duration {
         let region = self.pd.register(64, ALL_ACCESS);
         let begin = std::time::Instant::now();
