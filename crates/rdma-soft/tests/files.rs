@@ -1,12 +1,17 @@
-//! Descriptors of a context are closed with it, whoever knew its queue pairs. One test, since it counts
-//! the descriptors of its process.
+//! Descriptors of a context are closed with it, whoever knew its queue pairs, and there may be no more of
+//! them. One test, since it counts the descriptors of its process.
 #![allow(clippy::unwrap_used)]
 
-use rdma_sys::ibv_qp_type;
-use test_support::rig::Size;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use rdma_sys::{Errno, ibv_qp_type};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use test_support::rig::connect::{Knobs, Side, connect_sides, connect_unreliably};
 use test_support::rig::datagram;
 use test_support::rig::post::Wr;
+use test_support::rig::{Context, Size};
 
 fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
@@ -74,4 +79,33 @@ fn a_context_takes_its_files_along() {
     });
     let left = [sent, waited, moved, lost, datagram];
     assert_eq!(left, [0; 5], "descriptors of closed contexts");
+    there_may_be_no_more();
+}
+
+/// As the kernel says it; programs know what to do about it.
+fn there_may_be_no_more() {
+    let (context, before) = (Context::open("soft0"), open_files());
+    // The lowest number that is free.
+    let next = File::open("/dev/null").unwrap().as_raw_fd();
+    let none = Err(Errno::EMFILE);
+    let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
+    let pair = with_more(next, 0, || socketpair(unix, stream, SocketFlags::CLOEXEC, None));
+    if pair.map(std::mem::forget).is_ok() {
+        return println!("this is valgrind, which has closed both and says that it has made them");
+    }
+    let make = || (context.try_channel().map(drop), Context::try_open("soft0").map(drop));
+    assert_eq!([0, 1].map(|more| with_more(next, more, make)), [(none, none); 2]);
+    assert_eq!(with_more(next, 2, make), (Ok(()), none), "a channel has two, and a context three");
+    assert_eq!(with_more(next, 3, make), (Ok(()), Ok(())));
+    assert_eq!(open_files(), before, "descriptors of what was not made");
+}
+
+/// Does something while the process may have so many more descriptors, the next of which has this number.
+fn with_more<T>(next: i32, more: u64, make: impl FnOnce() -> T) -> T {
+    let allowed = getrlimit(Resource::Nofile);
+    let current = Some(u64::try_from(next).unwrap() + more);
+    setrlimit(Resource::Nofile, Rlimit { current, ..allowed }).unwrap();
+    let made = make();
+    setrlimit(Resource::Nofile, allowed).unwrap();
+    made
 }

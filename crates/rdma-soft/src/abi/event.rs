@@ -25,7 +25,8 @@ pub(super) unsafe extern "C" fn create_comp_channel(
 ) -> *mut ibv_comp_channel {
     // SAFETY: the caller's context (SAFETY.md F1).
     let device = unsafe { device_of(context) };
-    let made = EventQueue::new(device.fabric, COMPLETION_EVENT_BYTES).map_err(|_| Refusal::NoRoom);
+    let made =
+        EventQueue::new(device.fabric, COMPLETION_EVENT_BYTES).map_err(Refusal::without_files);
     pointer(made.map(|events| {
         // SAFETY: the caller's context (SAFETY.md F1).
         unsafe { hold_context(context) };

@@ -121,6 +121,7 @@ impl From<Refusal> for Errno {
             Refusal::Fault => Self::EFAULT,
             Refusal::Busy => Self::EBUSY,
             Refusal::NoFile => Self::EBADF,
+            Refusal::TooManyFiles => Self::EMFILE,
             Refusal::NotAllowed => Self::EACCES,
         }
     }

@@ -53,6 +53,15 @@ pub(crate) enum Refusal {
     Busy,
     /// A file descriptor that is not open: `EBADF`.
     NoFile,
+    /// The process has as many files open as it may: `EMFILE`.
+    TooManyFiles,
     /// A file that may not be used so: `EACCES`.
     NotAllowed,
+}
+
+impl Refusal {
+    /// Of what needs descriptors, and did not get them.
+    pub(crate) fn without_files(errno: rustix::io::Errno) -> Self {
+        if errno == rustix::io::Errno::MFILE { Self::TooManyFiles } else { Self::NoRoom }
+    }
 }

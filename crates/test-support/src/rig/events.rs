@@ -116,9 +116,12 @@ impl Qp {
 
 impl Context {
     pub fn channel(&self) -> Channel {
+        self.try_channel().unwrap()
+    }
+
+    pub fn try_channel(&self) -> Result<Channel, Errno> {
         let channel = unsafe { (verbs().create_comp_channel)(self.0) };
-        assert!(!channel.is_null(), "{}", errno());
-        Channel(channel)
+        if channel.is_null() { Err(errno()) } else { Ok(Channel(channel)) }
     }
 
     pub fn cq_with(&self, channel: &Channel, capacity: i32) -> Cq {

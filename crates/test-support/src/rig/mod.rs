@@ -114,6 +114,10 @@ unsafe impl Sync for Context {}
 
 impl Context {
     pub fn open(name: &str) -> Self {
+        Self::try_open(name).unwrap()
+    }
+
+    pub fn try_open(name: &str) -> Result<Self, Errno> {
         unsafe {
             let list = (verbs().get_device_list)(ptr::null_mut());
             let mut n = 0;
@@ -122,9 +126,9 @@ impl Context {
                 let found = CStr::from_ptr((verbs().get_device_name)(device));
                 if found.to_str() == Ok(name) {
                     let context = (verbs().open_device)(device);
-                    assert!(!context.is_null());
+                    let opened = if context.is_null() { Err(errno()) } else { Ok(Self(context)) };
                     (verbs().free_device_list)(list);
-                    return Self(context);
+                    return opened;
                 }
                 n += 1;
             }
