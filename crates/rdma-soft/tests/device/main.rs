@@ -30,6 +30,7 @@ mod rig;
 mod schedules;
 mod sends;
 mod shared_receives;
+mod single_posts;
 mod states;
 mod turns;
 mod unmapped;
