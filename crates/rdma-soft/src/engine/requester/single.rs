@@ -1,4 +1,5 @@
-//! A post of one plain request with one element, which is what most posts are: executed with as few instructions as can be.
+//! A post of one plain request with one element, which is what most posts are: executed with as few
+//! instructions as can be.
 //!
 //! It says nothing of its own about what a request may do: each check is that of the general way, with
 //! the opcode known to the compiler. Whatever is unusual is left to the general way, which begins anew.
