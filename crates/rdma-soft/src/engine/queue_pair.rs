@@ -2,26 +2,30 @@
 
 use std::sync::{Arc, Mutex};
 
-use rdma_types::{AsyncEventKind, QpState, WcOpcode, WcStatus};
+use rdma_types::{AsyncEventKind, QpAttributes, QpState, WcOpcode, WcStatus};
 
+use crate::address::Path;
 use crate::counters::SendCounts;
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::completion::{Completion, CompletionQueue, JUNK, Reclaimed, Seat, Side, Source};
-use crate::engine::modify::Attributes;
+use crate::engine::modify::{Attributes, check_values};
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
 use crate::engine::report::Reporter;
+use crate::engine::requester::drive::resume;
 use crate::engine::requester::request::Sge;
 use crate::engine::requester::side::{Peer, SendSide};
 use crate::engine::requester::waiting::receiver_is_ready;
 use crate::engine::responder::side::Responder;
 use crate::engine::service::Service;
+use crate::engine::settings::{Found, Settings};
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
+use crate::engine::transition;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::Alarm;
 use crate::schedule::Schedule;
-use crate::sync::{Line, Lock, Ordering, locked};
+use crate::sync::{ControlGuard, Line, Lock, Ordering, locked};
 
 /// The sizes of a queue pair, as its creator asked for them; with a shared receive queue, no receives.
 #[derive(Debug, Clone, Copy)]
@@ -329,5 +333,113 @@ impl QueuePair {
             None => self.device.fabric.unsettled.settle(),
         }
         Ok(())
+    }
+
+    /// `ibv_modify_qp`.
+    pub(crate) fn modify(
+        self: &Arc<Self>,
+        new: &Settings,
+        mask: QpAttributes,
+    ) -> Result<(), Refusal> {
+        let to = self.modify_locked(new, mask);
+        // Also if it was refused: it may have found that the queue pair had failed.
+        self.device.fabric.unsettled.settle();
+        if to? == QpState::RTS {
+            resume(self);
+        }
+        Ok(())
+    }
+
+    /// Modifies, under the locks, and says to what state.
+    fn modify_locked(&self, new: &Settings, mask: QpAttributes) -> Result<QpState, Refusal> {
+        let has = |attribute| mask.intersects(attribute);
+        let mut attributes = self.attributes();
+        let from = attributes.settings.state;
+        let to = if has(QpAttributes::STATE) { new.state } else { from };
+        transition::check(self.service, from, to, mask)?;
+        if has(QpAttributes::CUR_STATE) && new.current_state != from {
+            return Err(Refusal::Invalid);
+        }
+        check_values(new, self.device.limits.max_rd_atomic, has)?;
+        let path = match has(QpAttributes::AV) {
+            true => Some(self.device.path(&new.address)?),
+            false => None,
+        };
+        match to {
+            QpState::RESET => self.reset(&mut attributes),
+            QpState::ERR => {
+                attributes.settings.state = to;
+                self.flush();
+            }
+            _ => {
+                attributes.settings.record(new, mask);
+                self.apply(new, from, to, path, has);
+                if path.is_some() {
+                    self.leave_requester();
+                }
+            }
+        }
+        Ok(to)
+    }
+
+    /// The attributes, with the state as it is: a request that failed puts its completion there
+    /// before it has locked the attributes.
+    fn attributes(&self) -> ControlGuard<'_, Attributes> {
+        let mut attributes = locked(&self.attributes);
+        let send = self.send.lock().state;
+        let failed = send == QpState::ERR || self.responder.lock().state == QpState::ERR;
+        if failed && attributes.settings.state != QpState::ERR {
+            attributes.settings.state = QpState::ERR;
+            self.flush();
+        } else if send == QpState::SQE {
+            attributes.settings.state = send;
+        }
+        attributes
+    }
+
+    /// Sets what was given. A half that failed since the transition was checked stays in error, and
+    /// the rest of the queue pair follows it: whoever made it fail sees to that.
+    fn apply(
+        &self,
+        new: &Settings,
+        from: QpState,
+        to: QpState,
+        path: Option<Path>,
+        has: impl Fn(QpAttributes) -> bool,
+    ) {
+        let unless_failed = |present| match present {
+            QpState::ERR => present,
+            QpState::SQE if from != present => present,
+            _ => to,
+        };
+        let mut guard = self.send.lock();
+        let send = &mut *guard;
+        send.state = unless_failed(send.state);
+        if to != QpState::SQD {
+            send.notify_drained = false;
+        } else if has(QpAttributes::EN_SQD_ASYNC_NOTIFY) {
+            send.notify_drained = new.notify_drained != 0;
+            send.report_drained(self);
+        }
+        send.requester.set(new, path, &has);
+        let mut responder = self.responder.lock();
+        responder.state = unless_failed(responder.state);
+        responder.set(new, path, &has);
+        self.receive.lock().state = to;
+    }
+
+    /// `ibv_query_qp`: all attributes, whatever was asked for, as providers do.
+    pub(crate) fn query(&self) -> Found {
+        let mut settings = self.attributes().settings;
+        // It may have found that the queue pair had failed.
+        self.device.fabric.unsettled.settle();
+        settings.current_state = settings.state;
+        let draining = {
+            let send = self.send.lock();
+            settings.sq_psn = send.requester.psn;
+            send.state == QpState::SQD && send.may_run()
+        };
+        settings.rq_psn = self.responder.lock().psn;
+        Found { settings, draining }
     }
 }
