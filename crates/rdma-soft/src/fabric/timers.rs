@@ -104,9 +104,11 @@ impl Fabric {
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return,
             };
-            let Some(owner) = schedule.take_due(self.clock.now()) else { return };
+            let due = schedule.take_due(self.clock.now());
+            // Also without one: the times of alarms that are gone were dropped.
             self.timers.publish(&schedule);
             drop(schedule);
+            let Some(owner) = due else { return };
             if let Some(queue_pair) = owner.upgrade() {
                 alarm_rings(&queue_pair);
             }

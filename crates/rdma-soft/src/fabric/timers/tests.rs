@@ -51,3 +51,16 @@ fn alarms_that_ring_and_are_set_again_need_no_more_memory() {
     assert!(schedule.take_due(at(1000)).is_some());
     assert_eq!((schedule.add(Weak::new()), schedule.earliest()), (0, None));
 }
+
+/// The deadline of a queue pair that is gone costs later polls nothing, also where no thread serves.
+#[test]
+fn a_poll_forgets_alarms_that_are_gone() {
+    static FABRIC: Fabric = Fabric::new();
+    FABRIC.timers.lock().served_by = Some(std::process::id());
+    let alarm = Alarm::new(&FABRIC, Weak::new());
+    alarm.set(at(1));
+    assert!(FABRIC.timers.is_set());
+    drop(alarm);
+    FABRIC.ring_due_alarms();
+    assert!(!FABRIC.timers.is_set());
+}
