@@ -36,7 +36,7 @@ pub(crate) enum Fault {
 
 impl Reach {
     /// [`transfer`](super::transfer), which stops where memory is not there.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn transfer(
         self,
         source: &[Segment],
@@ -48,8 +48,7 @@ impl Reach {
             super::transfer(source, sink, from, to);
             return Ok(());
         }
-        let (sources, sinks) = (Cursor::at(source, from), Cursor::at(sink, from));
-        transfer_cursors(sources, sinks, to.saturating_sub(from), copy_guarded)
+        transfer_guarded(source, sink, from, to)
     }
 
     /// [`transfer_behind`](super::transfer_behind), which stops where memory is not there.
@@ -85,6 +84,12 @@ impl Reach {
     pub(crate) fn finds(self, word: super::AtomicWord) -> bool {
         self == Self::Mapped || can_be_read(word.0)
     }
+}
+
+#[inline(never)]
+fn transfer_guarded(source: &[Segment], sink: &[Segment], from: u64, to: u64) -> Result<(), Fault> {
+    let (sources, sinks) = (Cursor::at(source, from), Cursor::at(sink, from));
+    transfer_cursors(sources, sinks, to.saturating_sub(from), copy_guarded)
 }
 
 fn can_be_read(word: u64) -> bool {
