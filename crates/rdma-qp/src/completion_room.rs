@@ -37,6 +37,9 @@ pub(crate) struct Claim {
     srq: Option<usize>,
 }
 
+/// What a queue pair may need in its completion queues: one, or two.
+pub(crate) type Claims = [Option<Claim>; 2];
+
 /// Counts what a queue pair may need in its completion queues; in one if both are the same.
 ///
 /// # Errors
@@ -47,16 +50,16 @@ pub(crate) fn claim(
     sizes: &QueuePairCapabilities,
     srq: Option<&SharedReceiveQueue>,
     strict: bool,
-) -> Result<Vec<Claim>, Error> {
+) -> Result<Claims, Error> {
     let &QueuePairCapabilities { max_send_wr: sends, max_recv_wr, .. } = sizes;
     let receives = if srq.is_some() { 0 } else { max_recv_wr };
     if send_cq.is_same(recv_cq) {
         let both = sends.saturating_add(receives);
-        return Ok(vec![Claim::new("send_cq", send_cq, both, srq, strict)?]);
+        return Ok([Some(Claim::new("send_cq", send_cq, both, srq, strict)?), None]);
     }
-    Ok(vec![
-        Claim::new("send_cq", send_cq, sends, None, strict)?,
-        Claim::new("recv_cq", recv_cq, receives, srq, strict)?,
+    Ok([
+        Some(Claim::new("send_cq", send_cq, sends, None, strict)?),
+        Some(Claim::new("recv_cq", recv_cq, receives, srq, strict)?),
     ])
 }
 

@@ -11,7 +11,7 @@ use rdma_mem::{
 use rdma_sys::{ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type};
 use rdma_types::{Psn, QpType, Qpn, TransportType};
 
-use crate::completion_room::{Claim, claim};
+use crate::completion_room::{Claims, claim};
 use crate::datagrams::OwnEnd;
 use crate::error::create_hint;
 use crate::object::{Needs, Object};
@@ -183,7 +183,7 @@ fn choose_gids(
 fn create(
     builder: &QueuePairBuilder<'_>,
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
-    claims: Vec<Claim>,
+    claims: Claims,
     device: &DeviceAttributes,
 ) -> Result<Object, Error> {
     let verbs = builder.pd.verbs();
@@ -231,7 +231,7 @@ fn create(
 pub(crate) unsafe fn object(
     builder: &QueuePairBuilder<'_>,
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
-    claims: Vec<Claim>,
+    claims: Claims,
     (raw, posted): (NonNull<ibv_qp>, Called<ibv_qp>),
     cap: &ibv_qp_cap,
     ownership: Ownership,

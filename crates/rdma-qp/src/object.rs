@@ -7,7 +7,7 @@ use rdma_mem::{Errno, Handle, ProtectionDomain, VerbError};
 use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
 use rdma_types::{QpAttributes, QpState, QpType, Qpn};
 
-use crate::completion_room::Claim;
+use crate::completion_room::Claims;
 use crate::error::modify_hint;
 use crate::stand_in::Called;
 use crate::{CompletionQueue, Error, QueuePairCapabilities, SharedReceiveQueue, transition};
@@ -29,7 +29,7 @@ pub(crate) struct Object {
 #[derive(Debug)]
 pub(crate) struct Needs {
     /// Given back when it is destroyed, and before its shared receive queue, by whose address they count.
-    pub(crate) _claims: Vec<Claim>,
+    pub(crate) _claims: Claims,
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
     pub(crate) srq: Option<SharedReceiveQueue>,

@@ -67,7 +67,7 @@ impl QueuePair {
             unsafe { create::object(&parents, queues, claims, called, cap, ownership) }
         };
         // Borrowed until nothing can fail any more.
-        let lent = object(&ibv_qp_cap::default(), Vec::new(), Ownership::Borrowed);
+        let lent = object(&ibv_qp_cap::default(), [None, None], Ownership::Borrowed);
         let (attributes, init) = lent.query(QueuePairAttributes::mask(parents.qp_type))?;
         drop(lent);
         let sizes = QueuePairCapabilities::from_raw(&init.cap);

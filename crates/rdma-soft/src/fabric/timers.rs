@@ -19,8 +19,6 @@ use crate::sync::{Ordering, locked_to_wait};
 mod tests;
 
 const LINGER: Duration = Duration::from_secs(5);
-/// How many alarms one poll sees to at most.
-const AT_A_POLL: usize = 16;
 
 /// All alarms of a fabric.
 #[derive(Debug)]
@@ -90,28 +88,26 @@ impl Drop for Alarm {
 }
 
 impl Fabric {
-    /// Has the alarms ring whose time has come, as many as one poll has time for. The caller holds no lock.
+    /// Has the alarm ring whose time came first, if it has come: one poll has time for one. The caller holds
+    /// no lock.
     #[cold]
-    pub(crate) fn ring_due_alarms(&self) {
+    pub(crate) fn ring_due_alarm(&self) {
         let earliest = Time::from_nanoseconds(self.timers.earliest.load(Ordering::Relaxed));
         if earliest > Time::AT_ONCE && earliest > self.clock.now() {
             return;
         }
-        for _ in 0..AT_A_POLL {
-            // Who holds it sees to the alarms, or sets one.
-            let mut schedule = match self.timers.schedule.try_lock() {
-                Ok(schedule) => schedule,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return,
-            };
-            let due = schedule.take_due(self.clock.now());
-            // Also without one: the times of alarms that are gone were dropped.
-            self.timers.publish(&schedule);
-            drop(schedule);
-            let Some(owner) = due else { return };
-            if let Some(queue_pair) = owner.upgrade() {
-                alarm_rings(&queue_pair);
-            }
+        // Who holds it sees to the alarms, or sets one.
+        let mut schedule = match self.timers.schedule.try_lock() {
+            Ok(schedule) => schedule,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let due = schedule.take_due(self.clock.now());
+        // Also without one: the times of alarms that are gone were dropped.
+        self.timers.publish(&schedule);
+        drop(schedule);
+        if let Some(queue_pair) = due.and_then(|owner| owner.upgrade()) {
+            alarm_rings(&queue_pair);
         }
     }
 

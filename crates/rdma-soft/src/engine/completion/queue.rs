@@ -315,7 +315,7 @@ impl CompletionQueue {
         let before = self.pollers.in_vain.load(Ordering::Relaxed);
         self.pollers.in_vain.store(before.wrapping_add(1), Ordering::Relaxed);
         if before.is_multiple_of(64) {
-            self.fabric.ring_due_alarms();
+            self.fabric.ring_due_alarm();
         }
     }
 

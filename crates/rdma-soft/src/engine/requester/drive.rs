@@ -180,10 +180,16 @@ pub(crate) fn run_posted(own: &Arc<QueuePair>, upto: u32) {
         if !more {
             return;
         }
-        own.send.let_others();
-        if let Some(peer) = peer {
-            peer.responder.let_others();
-        }
+        let_others(own, peer);
+    }
+}
+
+/// Lets those have the locks who wait for them, between two long copies.
+#[cold]
+pub(super) fn let_others(own: &QueuePair, peer: Option<Arc<QueuePair>>) {
+    own.send.let_others();
+    if let Some(peer) = peer {
+        peer.responder.let_others();
     }
 }
 

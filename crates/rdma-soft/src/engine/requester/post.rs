@@ -10,39 +10,49 @@ use crate::engine::completion::Side;
 use crate::engine::copy::Reach;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::direct::Extent;
-use crate::engine::requester::drive::{STRETCH_BYTES, Work, run_posted};
+use crate::engine::requester::drive::{STRETCH_BYTES, Work, let_others, run_posted};
 use crate::engine::requester::request::{Opcode, Payload, Request};
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 use crate::engine::service::Service;
 use crate::sync::Ordering;
 
 /// Posts requests until one is refused; those before it stay posted. `next` is asked for one at a time,
-/// under the send lock.
+/// under the send lock, which others may have whenever [`STRETCH_BYTES`] were posted.
 #[inline]
 pub(crate) fn post_each<'a>(
     own: &Arc<QueuePair>,
     mut next: impl FnMut() -> Option<Result<(Request, Payload<'a>), Refusal>>,
 ) -> Result<(), Refusal> {
-    let mut aftermath = Aftermath::default();
-    let mut result = Ok(());
-    let rest;
-    {
-        let mut send = own.send.lock();
-        let before = send.queue.len();
-        while let Some(request) = next() {
-            result = request
-                .and_then(|(request, payload)| send.post(own, &request, payload, &mut aftermath));
-            if result.is_err() {
-                break;
+    loop {
+        let mut aftermath = Aftermath::default();
+        let (mut bytes, mut ended) = (0, None);
+        let (rest, peer);
+        {
+            let mut send = own.send.lock();
+            let before = send.queue.len();
+            while bytes < STRETCH_BYTES && ended.is_none() {
+                ended = match next() {
+                    None => Some(Ok(())),
+                    Some(Err(refusal)) => Some(Err(refusal)),
+                    Some(Ok((request, payload))) => {
+                        bytes += payload.length();
+                        let posted = send.post(own, &request, payload, &mut aftermath);
+                        posted.err().map(Err)
+                    }
+                };
             }
+            rest = send.rest(own, before, &mut aftermath);
+            peer = if ended.is_none() { send.requester.direct_peer() } else { None };
         }
-        rest = send.rest(own, before, &mut aftermath);
+        aftermath.settle(own);
+        if let Some(upto) = rest {
+            run_posted(own, upto);
+        }
+        match ended {
+            Some(result) => return result,
+            None => let_others(own, peer),
+        }
     }
-    aftermath.settle(own);
-    if let Some(upto) = rest {
-        run_posted(own, upto);
-    }
-    result
 }
 
 /// Posts all requests, or none if one is refused, and goes through them twice for that. They go through
