@@ -3,7 +3,8 @@
 //! Lock order: a program's [critical region](critical_region), a queue pair's attributes, its send side,
 //! a responder, then a receive queue, a shared receive queue, a completion queue, or the windows of a
 //! domain; never two of one kind at once, so that two queue pairs that talk to each other cannot wait for
-//! each other. What must touch another queue pair's send side (its error state, a requester that waits
+//! each other. Leaves, under which no other lock is taken: deadlines, deferred work, what is left to be done,
+//! events, and the list of threads of [grace periods](grace_period). What must touch another queue pair's send side (its error state, a requester that waits
 //! for a receive) is done [after](aftermath::Aftermath) all locks are dropped.
 
 pub(crate) mod aftermath;

@@ -33,7 +33,7 @@ impl Mask {
         // SAFETY: reads the one, which was filled, and fills the other: the call fails for no other reason
         // than a first argument that it does not know (pthread_sigmask(3), SAFETY.md F15).
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
-        // SAFETY: filled by the call above.
+        // SAFETY: filled by the call above (SAFETY.md F15).
         Self(unsafe { before.assume_init() })
     }
 

@@ -104,6 +104,35 @@ fn a_long_copy_lets_others_in() {
     panic!("each answer came after the copy");
 }
 
+/// The same with a list of 64 writes that are 8 MiB each, posted by one call.
+#[test]
+fn a_list_lets_others_in() {
+    let stage = Stage::new("turn-list");
+    let write = |n| Wr::write(n, &[stage.source.sge(0, LONG)], &stage.sink, 0).unsignaled();
+    // A list is of pointers, which do not go to other threads by themselves.
+    let executed = || stage.device.counters().sent_pkts;
+    let mut answered = false;
+    for _ in 0..20 {
+        let before = executed();
+        thread::scope(|threads| {
+            let asked = threads.spawn(|| {
+                while executed() == before {}
+                assert_eq!(stage.a.qp.state(), State::IBV_QPS_RTS);
+                executed()
+            });
+            let mut list: Vec<Wr> = (0..63).map(write).collect();
+            list.push(Wr::write(64, &[], &stage.sink, 0));
+            stage.a.qp.try_post_list(&list).unwrap();
+            answered |= asked.join().unwrap() < before + 64;
+        });
+        stage.a.send_cq.expect_success(64);
+        if answered {
+            return;
+        }
+    }
+    panic!("each answer came after the list");
+}
+
 /// A message that is copied by several threads in turns is whole, and completes once.
 #[test]
 fn a_message_of_many_turns_is_whole() {

@@ -1,6 +1,5 @@
-//! The responder of a queue pair: what its peer asks for. It is driven by whoever brings the request, the
-//! thread of the peer or a link, under the responder's lock, and knows of its requester only what an
-//! [`Origin`](origin::Origin) says.
+//! The responder of a queue pair: what its peer asks for. It is driven by the thread that brings the request,
+//! under the responder's lock, and knows its requester as an [`Origin`](origin::Origin).
 
 pub(crate) mod datagram;
 pub(crate) mod inbound;
