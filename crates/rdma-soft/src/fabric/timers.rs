@@ -65,6 +65,8 @@ impl Alarm {
             return; // its models see neither the clock nor the thread
         }
         let fabric = self.fabric;
+        // Behind those whose time has come: who is set again and again keeps nobody waiting.
+        let at = if at == Time::AT_ONCE { fabric.clock.now() } else { at };
         let mut schedule = fabric.timers.lock();
         if !schedule.set(self.place, at) {
             return;

@@ -104,12 +104,11 @@ fn a_long_copy_lets_others_in() {
     panic!("each answer came after the copy");
 }
 
-/// The same with a list of 64 writes that are 8 MiB each, posted by one call.
+/// The same with a list of 256 writes, of 1 MiB each, that are posted by one call.
 #[test]
 fn a_list_lets_others_in() {
     let stage = Stage::new("turn-list");
-    let write = |n| Wr::write(n, &[stage.source.sge(0, LONG)], &stage.sink, 0).unsignaled();
-    // A list is of pointers, which do not go to other threads by themselves.
+    let write = |n| Wr::write(n, &[stage.source.sge(0, LONG / 8)], &stage.sink, 0).unsignaled();
     let executed = || stage.device.counters().sent_pkts;
     let mut answered = false;
     for _ in 0..20 {
@@ -120,12 +119,12 @@ fn a_list_lets_others_in() {
                 assert_eq!(stage.a.qp.state(), State::IBV_QPS_RTS);
                 executed()
             });
-            let mut list: Vec<Wr> = (0..63).map(write).collect();
-            list.push(Wr::write(64, &[], &stage.sink, 0));
+            let mut list: Vec<Wr> = (0..255).map(write).collect();
+            list.push(Wr::write(255, &[], &stage.sink, 0));
             stage.a.qp.try_post_list(&list).unwrap();
-            answered |= asked.join().unwrap() < before + 64;
+            answered |= asked.join().unwrap() < before + 256;
         });
-        stage.a.send_cq.expect_success(64);
+        stage.a.send_cq.expect_success(255);
         if answered {
             return;
         }

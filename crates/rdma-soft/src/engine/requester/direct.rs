@@ -38,11 +38,23 @@ impl Extent {
     #[inline]
     pub(super) fn end(self, progress: u64, length: u64) -> u64 {
         match self {
-            Self::Bytes(bytes) => progress.saturating_add(bytes).min(length),
+            Self::Bytes(bytes) if bytes >= length - progress => length,
+            Self::Bytes(bytes) => part_end(progress, length, bytes),
             Self::Half if progress == 0 && length > 1 => length / 2,
             Self::Half => length,
         }
     }
+}
+
+/// No part of a message is shorter, in bytes, unless all of it is.
+const SHORTEST_PART: u64 = 4096;
+
+/// Where a part of about so many bytes ends: at whole lines, and not shortly before the end, so that no
+/// word is written by halves, and the last one after all others.
+#[cold]
+fn part_end(progress: u64, length: u64, bytes: u64) -> u64 {
+    let end = progress.saturating_add(bytes.max(SHORTEST_PART)) & !63;
+    if length.saturating_sub(end) < SHORTEST_PART { length } else { end }
 }
 
 impl Requester {
@@ -195,6 +207,18 @@ pub(super) fn next_psn(psn: u32, length: u64, mtu_log2: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_whole_lines_and_the_last_is_not_short() {
+        let end = |bytes, progress, length| Extent::Bytes(bytes).end(progress, length);
+        assert_eq!(end(8, 0, 8), 8);
+        assert_eq!(end(4, 0, 8), 8, "a word is not written by halves");
+        assert_eq!(end(3, 0, 4096 + 72), 4096 + 72);
+        assert_eq!(end(3, 0, 1 << 20), 4096);
+        assert_eq!(end(100_001, 4096, 1 << 20), (4096 + 100_001) / 64 * 64);
+        assert_eq!(end((1 << 20) - 4, 0, 1 << 20), 1 << 20, "four bytes are not left");
+        assert_eq!(end(u64::MAX, 64, 1 << 31), 1 << 31);
+    }
 
     #[test]
     fn a_message_takes_one_sequence_number_for_each_packet() {

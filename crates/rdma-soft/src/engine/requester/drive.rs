@@ -19,8 +19,8 @@ pub(crate) enum Work {
     /// What a thread executes that has other things to do than this queue: so many requests, and no more
     /// than [`TURN_BYTES`].
     Turn(u32),
-    /// What is copied before others may have the locks.
-    Stretch,
+    /// So many requests, and what is copied of them before others may have the locks.
+    Stretch(u32),
     /// The head, half-way through its copy.
     HalfOfHead,
 }
@@ -45,7 +45,7 @@ impl Work {
     /// part of the program that knows nothing of this queue pair.
     fn reach(self, own: &QueuePair) -> Reach {
         match self {
-            Self::All | Self::Stretch if own.immediate => Reach::Mapped,
+            Self::All | Self::Stretch(_) if own.immediate => Reach::Mapped,
             _ => Reach::MayBeGone,
         }
     }
@@ -57,7 +57,7 @@ impl Left {
             Work::All => (u32::MAX, u64::MAX),
             Work::Requests(requests) => (requests, u64::MAX),
             Work::Turn(requests) => (requests, TURN_BYTES),
-            Work::Stretch => (u32::MAX, STRETCH_BYTES),
+            Work::Stretch(requests) => (requests, STRETCH_BYTES),
             Work::HalfOfHead => (1, u64::MAX),
         };
         Self { requests, bytes, half: work == Work::HalfOfHead }
@@ -156,7 +156,14 @@ impl SendSide {
 /// Drives a queue and settles what that leaves.
 pub(crate) fn drive_and_settle(own: &Arc<QueuePair>, work: Work) -> u32 {
     let mut aftermath = Aftermath::default();
-    let ended = own.send.lock().drive(own, work, &mut aftermath);
+    let ended = {
+        let mut send = own.send.lock();
+        let ended = send.drive(own, work, &mut aftermath);
+        if work != Work::HalfOfHead {
+            send.leave_rest(own);
+        }
+        ended
+    };
     aftermath.settle(own);
     ended
 }
@@ -169,8 +176,11 @@ pub(crate) fn run_posted(own: &Arc<QueuePair>, upto: u32) {
         let mut aftermath = Aftermath::default();
         let (more, peer) = {
             let mut send = own.send.lock();
-            send.drive(own, Work::Stretch, &mut aftermath);
-            let more = send.has_work() && send.head_index().wrapping_sub(upto).cast_signed() < 0;
+            // Behind them may be what others have posted meanwhile.
+            let left = |send: &SendSide| upto.wrapping_sub(send.head_index()).cast_signed();
+            let requests = u32::try_from(left(&send)).unwrap_or(0);
+            send.drive(own, Work::Stretch(requests), &mut aftermath);
+            let more = send.has_work() && left(&send) > 0;
             if !more {
                 send.leave_rest(own);
             }
@@ -195,10 +205,14 @@ pub(super) fn let_others(own: &QueuePair, peer: Option<Arc<QueuePair>>) {
 
 /// Ready to send again, after a drain: goes on with what was posted meanwhile.
 pub(crate) fn resume(own: &Arc<QueuePair>) {
-    if own.immediate {
-        let posted = own.send.lock().posted;
-        run_posted(own, posted);
-    } else {
-        own.send.lock().arm_if_deferred(own);
+    let mut aftermath = Aftermath::default();
+    {
+        let mut send = own.send.lock();
+        if own.immediate {
+            send.take_turn(own, &mut aftermath);
+        } else {
+            send.arm_if_deferred(own);
+        }
     }
+    aftermath.settle(own);
 }

@@ -23,13 +23,15 @@ pub(crate) fn post_each<'a>(
     own: &Arc<QueuePair>,
     mut next: impl FnMut() -> Option<Result<(Request, Payload<'a>), Refusal>>,
 ) -> Result<(), Refusal> {
+    // Whether what others posted before is in the queue: then this thread executes a turn of it.
+    let mut behind_others = None;
     loop {
         let mut aftermath = Aftermath::default();
         let (mut bytes, mut ended) = (0, None);
         let (rest, peer);
         {
             let mut send = own.send.lock();
-            let before = send.queue.len();
+            let behind_others = *behind_others.get_or_insert(!send.queue.is_empty());
             while bytes < STRETCH_BYTES && ended.is_none() {
                 ended = match next() {
                     None => Some(Ok(())),
@@ -41,7 +43,7 @@ pub(crate) fn post_each<'a>(
                     }
                 };
             }
-            rest = send.rest(own, before, &mut aftermath);
+            rest = send.rest(own, behind_others, &mut aftermath);
             peer = if ended.is_none() { send.requester.direct_peer() } else { None };
         }
         aftermath.settle(own);
@@ -65,7 +67,7 @@ pub(crate) fn post_all<'a>(
     let rest;
     {
         let mut send = own.send.lock();
-        let before = send.queue.len();
+        let behind_others = !send.queue.is_empty();
         send.check_room(own, u32::try_from(requests.len()).unwrap_or(u32::MAX))?;
         for request in requests.clone() {
             let (request, payload) = request?;
@@ -75,10 +77,10 @@ pub(crate) fn post_all<'a>(
         for (request, payload) in requests.flatten() {
             send.post_later(own, &request, payload);
         }
-        if own.immediate && before == 0 {
-            send.drive(own, Work::Stretch, &mut aftermath);
+        if own.immediate && !behind_others {
+            send.drive(own, Work::Stretch(u32::MAX), &mut aftermath);
         }
-        rest = send.rest(own, before, &mut aftermath);
+        rest = send.rest(own, behind_others, &mut aftermath);
     }
     aftermath.settle(own);
     if let Some(upto) = rest {
@@ -108,7 +110,11 @@ pub(crate) fn post_datagrams<'a>(
                 break;
             }
             if own.immediate {
-                send.drive(own, Work::All, &mut aftermath);
+                match send.queue.len() {
+                    1 => drop(send.drive(own, Work::All, &mut aftermath)),
+                    // Others have posted before: that is not this thread's work.
+                    _ => send.take_turn(own, &mut aftermath),
+                }
             }
         }
     }
@@ -132,20 +138,19 @@ fn check_destination(
 }
 
 impl SendSide {
-    /// What a post leaves in a queue that held so many requests before: the number behind the last
-    /// request, if this thread is to execute them before it returns. What others left is not its own work:
-    /// of that it takes a turn.
+    /// What a post leaves in the queue: the number behind the last request, if this thread is to execute
+    /// them before it returns. What is behind requests of others is not its own work: it takes a turn.
     #[inline]
     fn rest(
         &mut self,
         own: &Arc<QueuePair>,
-        before: usize,
+        behind_others: bool,
         aftermath: &mut Aftermath,
     ) -> Option<u32> {
         if self.queue.is_empty() || !own.immediate || !self.has_work() {
             return None;
         }
-        if before == 0 {
+        if !behind_others {
             return Some(self.posted);
         }
         self.take_turn(own, aftermath);

@@ -105,10 +105,16 @@ impl SendSide {
             {
                 self.retry(own, aftermath);
             }
-            // It rang for an earlier deadline, which is gone.
-            Blocked::NotReady { until: Some(at) } | Blocked::Unanswered { at: Some(at), .. } => {
-                own.alarm.set(at);
+            // The receiver it waits for has gone, perhaps to come again.
+            Blocked::NotReady { until: Some(at) } => {
+                let before = self.blocked;
+                self.take_turn(own, aftermath);
+                if self.blocked == before {
+                    own.alarm.set(at);
+                }
             }
+            // It rang for an earlier deadline, which is gone.
+            Blocked::Unanswered { at: Some(at), .. } => own.alarm.set(at),
             // The receiver it waits for has gone.
             Blocked::NotReady { until: None } => self.take_turn(own, aftermath),
             Blocked::Unanswered { at: None, .. } => {}

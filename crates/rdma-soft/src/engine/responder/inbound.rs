@@ -185,6 +185,7 @@ impl Inbound<'_> {
         } else if self.own.shared.is_some()
             && let Some(receive) = self.side.current.take()
         {
+            self.side.begun = 0;
             let status = match refused.receive {
                 Status::WR_FLUSH_ERR => refused.request,
                 status => status,
