@@ -90,7 +90,8 @@ fn a_queue_shrinks_and_keeps_its_completions(device: &Device) {
 
 fn queues_are_not_resized_to_nothing(device: &Device) {
     needs_resize(device);
-    let cq = device.open().cq(4);
+    let context = device.open();
+    let cq = context.cq(4);
     let before = cq.entries();
     for room in [0, -1, i32::MIN] {
         assert_eq!((cq.try_resize(room), cq.entries()), (REFUSED, before), "{room}");
