@@ -64,3 +64,19 @@ fn a_poll_forgets_alarms_that_are_gone() {
     FABRIC.ring_due_alarm();
     assert!(!FABRIC.timers.is_set());
 }
+
+/// Who asks to be served at once, again and again, comes behind those who asked before.
+#[test]
+fn who_is_always_due_again_keeps_nobody_waiting() {
+    static FABRIC: Fabric = Fabric::new();
+    FABRIC.timers.lock().served_by = Some(std::process::id());
+    let [first, second] = [(); 2].map(|()| Alarm::new(&FABRIC, Weak::new()));
+    let waits = || FABRIC.timers.lock().alarms[second.place].as_ref().unwrap().at.is_some();
+    first.set(Time::AT_ONCE);
+    second.set(Time::AT_ONCE);
+    FABRIC.ring_due_alarm();
+    assert!(waits());
+    first.set(Time::AT_ONCE);
+    FABRIC.ring_due_alarm();
+    assert!(!waits(), "the first was served twice");
+}
