@@ -95,7 +95,8 @@ impl Fabric {
     #[cold]
     pub(crate) fn ring_due_alarm(&self) {
         let earliest = Time::from_nanoseconds(self.timers.earliest.load(Ordering::Relaxed));
-        if earliest > Time::AT_ONCE && earliest > self.clock.now() {
+        let now = self.clock.now();
+        if earliest > now {
             return;
         }
         // Who holds it sees to the alarms, or sets one.
@@ -104,7 +105,7 @@ impl Fabric {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
-        let due = schedule.take_due(self.clock.now());
+        let due = schedule.take_due(now);
         // Also without one: the times of alarms that are gone were dropped.
         self.timers.publish(&schedule);
         drop(schedule);

@@ -14,7 +14,6 @@ use crate::fabric::clock::Time;
 /// How much of a queue one drive may execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    All,
     Requests(u32),
     /// What a thread executes that has other things to do than this queue: so many requests, and no more
     /// than [`TURN_BYTES`].
@@ -45,7 +44,7 @@ impl Work {
     /// part of the program that knows nothing of this queue pair.
     fn reach(self, own: &QueuePair) -> Reach {
         match self {
-            Self::All | Self::Stretch(_) if own.immediate => Reach::Mapped,
+            Self::Stretch(_) if own.immediate => Reach::Mapped,
             _ => Reach::MayBeGone,
         }
     }
@@ -54,7 +53,6 @@ impl Work {
 impl Left {
     fn of(work: Work) -> Self {
         let (requests, bytes) = match work {
-            Work::All => (u32::MAX, u64::MAX),
             Work::Requests(requests) => (requests, u64::MAX),
             Work::Turn(requests) => (requests, TURN_BYTES),
             Work::Stretch(requests) => (requests, STRETCH_BYTES),

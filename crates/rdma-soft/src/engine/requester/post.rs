@@ -111,7 +111,7 @@ pub(crate) fn post_datagrams<'a>(
             }
             if own.immediate {
                 match send.queue.len() {
-                    1 => drop(send.drive(own, Work::All, &mut aftermath)),
+                    1 => drop(send.drive(own, Work::Stretch(1), &mut aftermath)),
                     // Others have posted before: that is not this thread's work.
                     _ => send.take_turn(own, &mut aftermath),
                 }
