@@ -146,7 +146,11 @@ impl Device {
 
     /// The queue pair at the far end of a path, if there is one in this fabric.
     pub(crate) fn find_peer(&self, path: Option<&Path>, number: u32) -> Option<Arc<QueuePair>> {
-        let path = path.filter(|_| self.port_is_up())?;
+        self.at_far_end(path.filter(|_| self.port_is_up())?, number)
+    }
+
+    /// The same, though no request would get there while the port is down.
+    pub(crate) fn at_far_end(&self, path: &Path, number: u32) -> Option<Arc<QueuePair>> {
         self.fabric.devices.at(self.link, &path.remote)?.queue_pair(number)
     }
 

@@ -16,7 +16,7 @@ use crate::address::{AddressAttributes, AddressVector, Route};
 use crate::builder::Link;
 use crate::device::Device;
 use crate::engine::Refusal;
-use crate::engine::responder::route_header::{self, IPV4_AT};
+use crate::engine::requester::route_header::{self, IPV4_AT};
 
 /// The largest service level (IBTA volume 1, 7.6.5).
 const MAX_SERVICE_LEVEL: u8 = 15;

@@ -14,9 +14,10 @@ use crate::engine::critical_region::CriticalRegion;
 use crate::engine::queue_pair::{Capacity, Init, QueuePair};
 use crate::engine::requester::post::post_all;
 use crate::engine::requester::queue::take_inline;
-use crate::engine::requester::request::{Payload, Sge};
+use crate::engine::requester::request::Payload;
 use crate::engine::room::Room;
 use crate::engine::service::Service;
+use crate::engine::sge::Sge;
 
 pub(super) const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE.0;
 

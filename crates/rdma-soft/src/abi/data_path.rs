@@ -15,13 +15,15 @@ use super::block::{queue_of, queue_pair_of};
 use super::opcode::opcode;
 use super::{mw, number};
 use crate::engine::Refusal;
-use crate::engine::completion::{Completion, JUNK};
+use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::post::{post_datagrams, post_each};
-use crate::engine::requester::request::{Opcode, Payload, Request, Sge};
+use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::single::post_single;
 use crate::engine::service::Service;
+use crate::engine::sge::Sge;
 use crate::engine::window::Kind;
+use crate::engine::work_completion::{Completion, JUNK};
 
 /// The flags that a request may have.
 const SEND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0
@@ -65,9 +67,8 @@ pub(super) unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payl
     let mut request = without_rest(wr, opcode);
     if opcode.is_special() {
         // SAFETY: this function's contract.
-        let rest = unsafe { rest(wr, opcode)? };
-        let Rest { imm, remote_address, rkey, operand, swap } = rest;
-        request = Request { imm, remote_address, rkey, operand, swap, ..request };
+        let special = unsafe { special(wr, opcode)? };
+        request.operation = Operation { solicited: request.operation.solicited, ..special };
     }
     Ok((request, payload))
 }
@@ -101,23 +102,17 @@ fn without_rest(wr: &ibv_send_wr, opcode: Opcode) -> Request {
     let remote = unsafe { wr.wr.rdma };
     Request {
         wr_id: wr.wr_id,
-        opcode,
         signaled: wr.send_flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0,
-        solicited: wr.send_flags & ibv_send_flags::IBV_SEND_SOLICITED.0 != 0,
-        imm,
-        remote_address: remote.remote_addr,
-        rkey: remote.rkey,
+        operation: Operation {
+            opcode,
+            solicited: wr.send_flags & ibv_send_flags::IBV_SEND_SOLICITED.0 != 0,
+            imm,
+            remote_address: remote.remote_addr,
+            rkey: remote.rkey,
+            ..Operation::EMPTY
+        },
         ..Request::EMPTY
     }
-}
-
-/// What a request says beyond what all have.
-struct Rest {
-    imm: u32,
-    remote_address: u64,
-    rkey: u32,
-    operand: u64,
-    swap: u64,
 }
 
 /// Of a special request: an atomic, or one about windows, whose elements mean nothing.
@@ -126,25 +121,24 @@ struct Rest {
 ///
 /// The request, its window and its region are valid during the call.
 #[cold]
-unsafe fn rest(wr: &ibv_send_wr, opcode: Opcode) -> Result<Rest, Refusal> {
+unsafe fn special(wr: &ibv_send_wr, opcode: Opcode) -> Result<Operation, Refusal> {
     if opcode.is_atomic() {
         // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
         let atomic = unsafe { wr.wr.atomic };
         let remote_address = atomic.remote_addr;
         let (rkey, operand, swap) = (atomic.rkey, atomic.compare_add, atomic.swap);
-        return Ok(Rest { imm: 0, remote_address, rkey, operand, swap });
+        return Ok(Operation { opcode, remote_address, rkey, operand, swap, ..Operation::EMPTY });
     }
     if opcode == Opcode::BindWindow {
         // SAFETY: as above.
         let bind = unsafe { wr.__bindgen_anon_2.bind_mw };
         // SAFETY: this function's contract.
         let bind = unsafe { mw::bind(bind.mw, Kind::Two, bind.rkey, &bind.bind_info)? };
-        let Request { imm, remote_address, rkey, operand, swap, .. } = bind.into_request(0, false);
-        return Ok(Rest { imm, remote_address, rkey, operand, swap });
+        return Ok(bind.into_operation());
     }
     // SAFETY: as above; the key is kept in host order.
     let imm = unsafe { wr.__bindgen_anon_1.invalidate_rkey };
-    Ok(Rest { imm, remote_address: 0, rkey: 0, operand: 0, swap: 0 })
+    Ok(Operation { opcode, imm, ..Operation::EMPTY })
 }
 
 /// Reads a program's request for a datagram.

@@ -12,7 +12,7 @@ use super::block::{MwBlock, pd_children, pd_of, queue_pair_of, window_of};
 use super::{number, pointer};
 use crate::engine::Refusal;
 use crate::engine::requester::post::post_each;
-use crate::engine::requester::request::Payload;
+use crate::engine::requester::request::{Payload, Request};
 use crate::engine::window::{Bind, Kind};
 
 /// The flags that a request to bind may have (man `ibv_bind_mw`).
@@ -73,7 +73,8 @@ pub(super) unsafe extern "C" fn bind_mw(
     // SAFETY: the caller's queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
     let posted = bind.and_then(|bind| {
-        let request = bind.into_request(request.wr_id, signaled);
+        let (wr_id, operation) = (request.wr_id, bind.into_operation());
+        let request = Request { wr_id, signaled, operation, ..Request::EMPTY };
         let mut list = Some(Ok((request, Payload::keyed(&[]))));
         post_each(queue_pair, || list.take())
     });

@@ -2,7 +2,7 @@
 
 use rdma_sys::ibv_wr_opcode;
 
-use crate::engine::requester::request::Opcode;
+use crate::engine::operation::Opcode;
 
 /// What the device does for a program's opcode; nothing for those that it does not have.
 #[inline]

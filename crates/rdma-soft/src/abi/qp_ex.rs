@@ -13,7 +13,7 @@ use super::pointer;
 use super::qp::create;
 use crate::builder::Limits;
 use crate::engine::Refusal;
-use crate::engine::requester::request::Opcode;
+use crate::engine::operation::Opcode;
 use crate::engine::window::Kind;
 
 pub(super) unsafe extern "C" fn create_qp_ex(

@@ -6,7 +6,7 @@ use rdma_sys::{
 };
 use rdma_types::{AccessFlags, AsyncEventKind, QpState, WcOpcode, WcStatus};
 
-use crate::engine::completion;
+use crate::engine::work_completion;
 
 macro_rules! same {
     ($($rust:ident::$name:ident.$number:ident() = $c:ident::$in_c:ident,)+) => {
@@ -61,9 +61,9 @@ fn completions_are_those_of_the_bindings() {
         WcOpcode::RECV.raw() = COpcode::IBV_WC_RECV,
         WcOpcode::RECV_RDMA_WITH_IMM.raw() = COpcode::IBV_WC_RECV_RDMA_WITH_IMM,
     }
-    assert_eq!(completion::GRH, ibv_wc_flags::IBV_WC_GRH.0);
-    assert_eq!(completion::WITH_IMM, ibv_wc_flags::IBV_WC_WITH_IMM.0);
-    assert_eq!(completion::WITH_INV, ibv_wc_flags::IBV_WC_WITH_INV.0);
+    assert_eq!(work_completion::GRH, ibv_wc_flags::IBV_WC_GRH.0);
+    assert_eq!(work_completion::WITH_IMM, ibv_wc_flags::IBV_WC_WITH_IMM.0);
+    assert_eq!(work_completion::WITH_INV, ibv_wc_flags::IBV_WC_WITH_INV.0);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use crate::engine::copy::Segment;
 use crate::engine::grace_period::Visit;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::requester::request::Sge;
+use crate::engine::sge::Sge;
 
 /// The memory that `key` names at `iova`, if the key is a region of the protection domain `pd`, or a
 /// window that the queue pair `own` may use, gives all of `access`, and the whole range lies inside. A

@@ -20,8 +20,10 @@ pub(crate) mod memory;
 #[cfg(loom)]
 mod models;
 pub(crate) mod modify;
+pub(crate) mod operation;
 pub(crate) mod probe;
 pub(crate) mod protection;
+pub(crate) mod psn;
 pub(crate) mod qpn;
 pub(crate) mod queue_pair;
 pub(crate) mod queue_pair_table;
@@ -33,11 +35,13 @@ pub(crate) mod responder;
 pub(crate) mod room;
 pub(crate) mod service;
 pub(crate) mod settings;
+pub(crate) mod sge;
 pub(crate) mod shared_receive_queue;
 #[cfg(not(all(test, loom)))]
 pub(crate) mod tokens;
 pub(crate) mod transition;
 pub(crate) mod window;
+pub(crate) mod work_completion;
 
 /// Why the device refuses a call; the shims turn it into an errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,20 +8,21 @@ use crate::address::Path;
 use crate::counters::SendCounts;
 use crate::device::Device;
 use crate::engine::Refusal;
-use crate::engine::completion::{Completion, CompletionQueue, JUNK, Reclaimed, Seat, Side, Source};
+use crate::engine::completion::{CompletionQueue, Reclaimed, Seat};
 use crate::engine::modify::{Attributes, check_values};
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
 use crate::engine::report::Reporter;
 use crate::engine::requester::drive::resume;
-use crate::engine::requester::request::Sge;
 use crate::engine::requester::side::{Peer, SendSide};
 use crate::engine::requester::waiting::receiver_is_ready;
 use crate::engine::responder::side::Responder;
 use crate::engine::service::Service;
 use crate::engine::settings::{Found, Settings};
+use crate::engine::sge::Sge;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::engine::transition;
+use crate::engine::work_completion::{Completion, JUNK, Side, Source};
 use crate::fabric::clock::Time;
 use crate::fabric::timers::Alarm;
 use crate::schedule::Schedule;
@@ -145,7 +146,6 @@ impl QueuePair {
     pub(crate) fn destroy(self: Arc<Self>) {
         self.device.retire_queue_pair(self.qpn);
         self.reset(&mut locked(&self.attributes));
-        self.leave_requester();
         if let Some(deferred) = &self.device.deferred {
             deferred.remove(&self);
         }
@@ -160,10 +160,11 @@ impl QueuePair {
         self.reporter.withdraw();
     }
 
-    /// Has the requester that found this queue pair forget it, so that it is not kept alive. The caller
-    /// holds no lock but that of the attributes.
-    pub(crate) fn leave_requester(&self) {
-        let Some(requester) = self.responder.lock().take_requester() else { return };
+    /// Has the requester at the far end of a connection that this queue pair had forget it, so that it is not
+    /// kept alive. The caller holds no lock but that of the attributes.
+    fn leave(&self, connection: Option<(Path, u32)>) {
+        let Some((path, number)) = connection else { return };
+        let Some(requester) = self.device.at_far_end(&path, number) else { return };
         let peer = &mut requester.send.lock().requester.peer;
         if let Peer::Direct(found) = peer
             && std::ptr::eq(&raw const **found, self)
@@ -188,6 +189,7 @@ impl QueuePair {
         // Nothing binds any more, and peers that found one are done when the lock was taken below.
         self.pd.unbind_windows_of(self.id);
         let mut responder = self.responder.lock();
+        let connection = responder.connection();
         (responder.state, responder.incarnation) = (QpState::RESET, incarnation);
         responder.clear();
         let mut receive = self.receive.lock();
@@ -199,6 +201,8 @@ impl QueuePair {
         }
         self.receive_cq.purge(self.receive_seat);
         self.reclaimed.give_back(Side::Receive, index(responder.next_receive));
+        drop((receive, responder));
+        self.leave(connection);
     }
 
     /// Moves to the error state and flushes both queues, oldest first. With an incarnation, only if
@@ -373,9 +377,9 @@ impl QueuePair {
             }
             _ => {
                 attributes.settings.record(new, mask);
-                self.apply(new, from, to, path, has);
+                let before = self.apply(new, from, to, path, has);
                 if path.is_some() {
-                    self.leave_requester();
+                    self.leave(before);
                 }
             }
         }
@@ -397,7 +401,7 @@ impl QueuePair {
         attributes
     }
 
-    /// Sets what was given. A half that failed since the transition was checked stays in error, and
+    /// Sets what was given, and says what the connection was before. A half that failed since the transition was checked stays in error, and
     /// the rest of the queue pair follows it: whoever made it fail sees to that.
     fn apply(
         &self,
@@ -406,7 +410,7 @@ impl QueuePair {
         to: QpState,
         path: Option<Path>,
         has: impl Fn(QpAttributes) -> bool,
-    ) {
+    ) -> Option<(Path, u32)> {
         let unless_failed = |present| match present {
             QpState::ERR => present,
             QpState::SQE if from != present => present,
@@ -424,8 +428,10 @@ impl QueuePair {
         send.requester.set(new, path, &has);
         let mut responder = self.responder.lock();
         responder.state = unless_failed(responder.state);
+        let before = responder.connection();
         responder.set(new, path, &has);
         self.receive.lock().state = to;
+        before
     }
 
     /// `ibv_query_qp`: all attributes, whatever was asked for, as providers do.

@@ -10,8 +10,8 @@ use rdma_types::QpState;
 
 use crate::engine::Refusal;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::requester::request::Sge;
 use crate::engine::room::Room;
+use crate::engine::sge::Sge;
 use crate::sync::{AtomicU64, Ordering};
 
 #[cfg(test)]

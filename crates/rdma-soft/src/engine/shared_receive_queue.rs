@@ -14,8 +14,8 @@ use crate::engine::protection::ProtectionDomain;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::{Receive, ReceiveSlots, index};
 use crate::engine::report::Reporter;
-use crate::engine::requester::request::Sge;
 use crate::engine::requester::waiting::receiver_is_ready;
+use crate::engine::sge::Sge;
 use crate::sync::{AtomicU32, Line, Lock, Ordering};
 
 #[derive(Debug)]

@@ -14,12 +14,11 @@ use rdma_types::{AccessFlags, WcStatus};
 use crate::builder::Limits;
 use crate::engine::Refusal;
 use crate::engine::grace_period;
+use crate::engine::operation::{Opcode, Operation};
 use crate::engine::probe::FROM_PEERS;
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::Region;
-use crate::engine::requester::request::{Opcode, Request};
-use crate::engine::requester::side::Verdict;
 
 /// What a bind may ask for. Local write gives nothing, since a window has remote rights only; programs
 /// that pass the flags of the region have it, and providers take it.
@@ -73,7 +72,7 @@ pub(crate) struct Name {
     pub(crate) key: u32,
 }
 
-/// What a request to bind asks for. It travels in fields of the [`Request`] that other requests use
+/// What a request to bind asks for. It travels in fields of the [`Operation`] that other requests use
 /// otherwise.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bind {
@@ -90,28 +89,26 @@ pub(crate) struct Bind {
 }
 
 impl Bind {
-    pub(crate) fn into_request(self, wr_id: u64, signaled: bool) -> Request {
-        Request {
-            wr_id,
+    pub(crate) fn into_operation(self) -> Operation {
+        Operation {
             opcode: Opcode::BindWindow,
-            signaled,
             imm: self.window,
             remote_address: self.address,
             rkey: self.key,
             operand: self.length,
             swap: u64::from(self.region) << 32 | u64::from(self.access),
-            ..Request::EMPTY
+            ..Operation::EMPTY
         }
     }
 
-    fn of(request: &Request) -> Self {
+    fn of(operation: &Operation) -> Self {
         Self {
-            window: request.imm,
-            key: request.rkey,
-            region: (request.swap >> 32) as u32,
-            access: (request.swap & 0xffff_ffff) as u32,
-            address: request.remote_address,
-            length: request.operand,
+            window: operation.imm,
+            key: operation.rkey,
+            region: (operation.swap >> 32) as u32,
+            access: (operation.swap & 0xffff_ffff) as u32,
+            address: operation.remote_address,
+            length: operation.operand,
         }
     }
 }
@@ -122,9 +119,9 @@ impl Bind {
 /// Whatever is wrong is one status, which the specification calls memory management operation error
 /// (IBTA volume 1, 11.6.2).
 #[cold]
-pub(crate) fn execute(own: &QueuePair, request: &Request) -> Verdict {
-    let done = match request.opcode {
-        Opcode::BindWindow => match own.pd.bind(&Bind::of(request), own) {
+pub(crate) fn execute(own: &QueuePair, operation: &Operation) -> Result<(), WcStatus> {
+    let done = match operation.opcode {
+        Opcode::BindWindow => match own.pd.bind(&Bind::of(operation), own) {
             // Any queue pair of the domain may be using what it was bound to.
             Some(Kind::One) => {
                 grace_period::wait();
@@ -133,7 +130,7 @@ pub(crate) fn execute(own: &QueuePair, request: &Request) -> Verdict {
             bound => bound.is_some(),
         },
         _ => {
-            let invalidated = own.pd.invalidate(request.imm, own.id);
+            let invalidated = own.pd.invalidate(operation.imm, own.id);
             if invalidated {
                 own.responder.pass();
             }
@@ -141,10 +138,10 @@ pub(crate) fn execute(own: &QueuePair, request: &Request) -> Verdict {
         }
     };
     if !done {
-        return Verdict::Failed(WcStatus::MW_BIND_ERR);
+        return Err(WcStatus::MW_BIND_ERR);
     }
     own.counts.local.count();
-    Verdict::Done { bytes: 0 }
+    Ok(())
 }
 
 impl ProtectionDomain {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::*;
+use crate::engine::work_completion::Completion;
 use crate::fabric::Fabric;
 use crate::sync::Ordering;
 

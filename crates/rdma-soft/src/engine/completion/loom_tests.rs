@@ -7,6 +7,7 @@ use loom::thread;
 
 use super::queue::Overflowed;
 use super::*;
+use crate::engine::work_completion::Completion;
 use crate::fabric::Fabric;
 use crate::sync::Ordering;
 

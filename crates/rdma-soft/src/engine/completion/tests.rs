@@ -1,8 +1,11 @@
 use std::sync::Arc;
 
+use rdma_types::{WcOpcode, WcStatus};
+
 use super::queue::Overflowed;
 use super::*;
 use crate::engine::Refusal;
+use crate::engine::work_completion::{Completion, Source};
 use crate::fabric::Fabric;
 use crate::sync::Ordering;
 

@@ -7,12 +7,15 @@ use rdma_types::WcStatus as Status;
 
 use crate::address::AddressVector;
 use crate::engine::aftermath::Aftermath;
+use crate::engine::psn;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::direct::Extent;
+use crate::engine::requester::route_header;
 use crate::engine::requester::side::{Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
+use crate::engine::work_completion::Source;
 
 /// The longest datagram, in bytes: the MTU of the port.
 const PORT_MTU: u64 = 4096;
@@ -40,20 +43,28 @@ impl Requester {
             let extent = if half { Extent::Half } else { Extent::WHOLE };
             let own_key = message.request.qkey & OWN_QKEY != 0;
             let qkey = if own_key { self.qkey } else { message.request.qkey };
-            let (upto, data) = (extent.end(0, message.length), &self.local);
+            let Message { length, visit, reach, .. } = *message;
+            let operation = &message.request.operation;
+            let (lid, service_level) = (own.device.identity.lid, to.service_level);
+            let datagram = Datagram {
+                source: Source { qpn: own.qpn, lid, service_level, path_bits: 0 },
+                qkey,
+                header: to.route.map(|route| route_header::of(&route, operation.opcode, length)),
+                operation,
+                length,
+                data: &self.local,
+                upto: extent.end(0, length),
+            };
             let mut responder = receiver.responder.lock();
-            let datagram = Datagram { to, message, qkey, upto, data, sender: own };
-            let Message { visit, reach, .. } = *message;
             let mut inbound = Inbound { own: &receiver, side: &mut responder, visit, reach };
-            // If it is not, another may have its number by the next datagram.
-            let ready = inbound.side.is_ready() && receiver.service == own.service;
-            let arrived =
-                if ready { datagram.arrive(&mut inbound, aftermath) } else { Arrived::Not };
+            // If it takes none, another may have its number by the next datagram.
+            let ready = inbound.takes_datagrams();
+            let arrived = if ready { inbound.datagram(&datagram, aftermath) } else { Arrived::Not };
             if arrived == Arrived::Unreadable {
                 return Verdict::Failed(Status::LOC_PROT_ERR);
             }
             if arrived == Arrived::InPart {
-                self.progress = upto;
+                self.progress = datagram.upto;
                 return Verdict::Paused;
             }
             drop(responder);
@@ -62,7 +73,7 @@ impl Requester {
             }
         }
         self.local.clear();
-        self.psn = (self.psn + 1) & 0x00ff_ffff;
+        self.psn = psn::after(self.psn, 1);
         Verdict::Done { bytes: message.length }
     }
 
@@ -74,8 +85,8 @@ impl Requester {
         to: &AddressVector,
         qpn: u32,
     ) -> Option<Arc<QueuePair>> {
-        let same = self.peer_qpn == qpn && self.path == Some(to.path);
-        (self.path, self.peer_qpn) = (Some(to.path), qpn);
+        let same = self.peer_qpn == qpn && self.way.path == Some(to.path);
+        (self.way.path, self.peer_qpn) = (Some(to.path), qpn);
         let last = std::mem::take(&mut self.last);
         let last = last.upgrade().filter(|_| same && own.device.port_is_up());
         let found = last.or_else(|| own.device.find_peer(Some(&to.path), qpn));

@@ -9,13 +9,15 @@ use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::{Reach, Segment};
 use crate::engine::grace_period::Visit;
 use crate::engine::memory;
+use crate::engine::operation::Opcode;
+use crate::engine::operation::Operation;
+use crate::engine::psn;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::LOCAL_READ;
-use crate::engine::requester::request::{Opcode, Payload, Request};
+use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::inbound::{Inbound, Stop};
-use crate::engine::responder::origin::Origin;
 use crate::engine::service::Service;
 use crate::engine::window;
 
@@ -69,42 +71,47 @@ impl Requester {
         reach: Reach,
         aftermath: &mut Aftermath,
     ) -> Verdict {
-        if request.opcode.is_local() {
-            return window::execute(own, request);
+        let operation = &request.operation;
+        if operation.opcode.is_local() {
+            return match window::execute(own, operation) {
+                Ok(()) => Verdict::Done { bytes: 0 },
+                Err(status) => Verdict::Failed(status),
+            };
         }
         let visit = Visit::begin();
-        let length = match self.locate_payload(own, &visit, request.opcode, payload) {
+        let length = match self.locate_payload(own, &visit, operation.opcode, payload) {
             Ok(length) => length,
             Err(status) => return Verdict::Failed(status),
         };
+        if own.service != Service::ReliableConnection {
+            let message = Message { request, payload, length, extent, reach, visit: &visit };
+            return self.send_unreliably(own, &message, aftermath);
+        }
         if let Peer::Unresolved = self.peer {
-            if own.service != Service::ReliableConnection {
-                let message = Message { request, payload, length, extent, reach, visit: &visit };
-                return self.send_unreliably(own, &message, aftermath);
-            }
             self.peer = self.find_peer(own);
         }
-        let Self { origin, peer, path, psn, mtu_log2, .. } = self;
-        let Peer::Direct(found) = peer else { return Verdict::Unanswered };
+        let from = self.way.origin(own);
+        let Peer::Direct(found) = &self.peer else { return Verdict::Unanswered };
         let mut responder = found.responder.lock();
-        let from = Origin { number: *origin, requester: own, path: path.as_ref() };
-        if !responder.listens_to(found, from, *psn) {
+        if !responder.listens_to(found, from, self.psn) {
+            responder.count_dropped(found, from, self.psn);
             drop(responder);
             // It may have been destroyed; another may have its number by the next attempt.
-            *peer = Peer::Unresolved;
+            self.peer = Peer::Unresolved;
             return Verdict::Unanswered;
         }
-        let next = next_psn(*psn, length, *mtu_log2);
         let mut inbound = Inbound { own: found, side: &mut responder, visit: &visit, reach };
-        if !inbound.begin(request, Some(own)) {
+        if !inbound.begin(operation) && !inbound.begin_or_wait(own) {
             return Verdict::NotReady { timer: inbound.side.min_rnr_timer };
         }
-        let progress = Progress { origin: *origin, copied: &mut self.progress, extent };
-        let exchanged = progress.exchange(&mut inbound, request, length, &self.local);
+        let progress = Progress { origin: from.number, copied: &mut self.progress, extent };
+        let exchanged = progress.exchange(&mut inbound, operation, length, &self.local);
         self.local.clear();
         match exchanged {
             Ok(Verdict::Done { bytes }) => {
-                (self.psn, inbound.side.psn) = (next, next);
+                let packets = psn::packets(length, self.mtu_log2);
+                inbound.expect_after(self.psn, packets);
+                self.psn = psn::after(self.psn, packets);
                 Verdict::Done { bytes }
             }
             Ok(verdict) => verdict,
@@ -121,8 +128,8 @@ impl Requester {
 
     /// The queue pair at the far end of the connection, if it is in this process.
     #[cold]
-    fn find_peer(&self, own: &QueuePair) -> Peer {
-        match own.device.find_peer(self.path.as_ref(), self.peer_qpn) {
+    pub(super) fn find_peer(&self, own: &QueuePair) -> Peer {
+        match own.device.find_peer(self.way.path.as_ref(), self.peer_qpn) {
             Some(found) => Peer::Direct(found),
             None => Peer::Unresolved,
         }
@@ -170,19 +177,19 @@ impl Progress<'_> {
     pub(super) fn exchange(
         self,
         inbound: &mut Inbound<'_>,
-        request: &Request,
+        operation: &Operation,
         length: u64,
         local: &[Segment],
     ) -> Result<Verdict, Stop> {
         let from = inbound.resume(self.origin, *self.copied);
         let to = self.extent.end(from, length);
-        if request.opcode.is_atomic() {
-            let before = inbound.atomic(request)?;
+        if operation.opcode.is_atomic() {
+            let before = inbound.atomic(operation)?;
             inbound.reach.deliver(before, local).map_err(|_| Stop::Local)?;
         } else {
-            match request.opcode {
-                Opcode::Read => inbound.fetch(request, length, local, (from, to))?,
-                _ => inbound.place(request, length, local, (from, to))?,
+            match operation.opcode {
+                Opcode::Read => inbound.fetch(operation, length, local, (from, to))?,
+                _ => inbound.place(operation, length, local, (from, to))?,
             }
             if to < length {
                 *self.copied = to;
@@ -191,17 +198,9 @@ impl Progress<'_> {
             }
         }
         *self.copied = 0;
-        inbound.finish(request, length)?;
+        inbound.finish(operation, length)?;
         Ok(Verdict::Done { bytes: length })
     }
-}
-
-/// The packet sequence number behind a message: it took one packet for each MTU, at least one.
-#[inline]
-pub(super) fn next_psn(psn: u32, length: u64, mtu_log2: u32) -> u32 {
-    // At most 2^31 / 2^8 packets, so that the mask takes nothing away.
-    let packets = (length.saturating_sub(1) >> mtu_log2) & 0x00ff_ffff;
-    (psn + 1 + packets as u32) & 0x00ff_ffff
 }
 
 #[cfg(test)]
@@ -218,15 +217,5 @@ mod tests {
         assert_eq!(end(100_001, 4096, 1 << 20), (4096 + 100_001) / 64 * 64);
         assert_eq!(end((1 << 20) - 4, 0, 1 << 20), 1 << 20, "four bytes are not left");
         assert_eq!(end(u64::MAX, 64, 1 << 31), 1 << 31);
-    }
-
-    #[test]
-    fn a_message_takes_one_sequence_number_for_each_packet() {
-        assert_eq!(next_psn(5, 0, 10), 6);
-        assert_eq!(next_psn(5, 1, 10), 6);
-        assert_eq!(next_psn(5, 1024, 10), 6);
-        assert_eq!(next_psn(5, 1025, 10), 7);
-        assert_eq!(next_psn(0x00ff_ffff, 1, 8), 0);
-        assert_eq!(next_psn(3, MAX_MESSAGE_BYTES, 8), 3 + (1 << 23));
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use rdma_types::{AsyncEventKind, QpState, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::completion::{Completion, JUNK, Side, Source};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::request::Request;
 use crate::engine::requester::side::{Blocked, SendSide};
 use crate::engine::service::Service;
+use crate::engine::work_completion::{Completion, JUNK, Side, Source};
 
 impl SendSide {
     /// Completes a request whose attempt came to an end; `upto` is the number behind its own.
@@ -32,15 +32,16 @@ impl SendSide {
     #[inline(always)]
     pub(super) fn succeed(&mut self, own: &QueuePair, request: &Request, upto: u32, bytes: u64) {
         self.executed += 1;
-        if request.opcode.is_send() {
+        let opcode = request.operation.opcode;
+        if opcode.is_send() {
             own.counts.sends.count();
         }
         if request.signaled || own.signal_all {
             own.push_send(Completion {
                 wr_id: request.wr_id,
                 status: Status::SUCCESS,
-                opcode: request.opcode.completion(),
-                byte_len: match request.opcode.fetches() {
+                opcode: opcode.completion(),
+                byte_len: match opcode.fetches() {
                     true => u32::try_from(bytes).unwrap_or(u32::MAX),
                     false => JUNK,
                 },

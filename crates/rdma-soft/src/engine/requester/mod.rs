@@ -9,6 +9,7 @@ pub(crate) mod finish;
 pub(crate) mod post;
 pub(crate) mod queue;
 pub(crate) mod request;
+pub(crate) mod route_header;
 pub(crate) mod side;
 pub(crate) mod single;
 pub(crate) mod unreliable;

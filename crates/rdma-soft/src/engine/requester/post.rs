@@ -6,14 +6,15 @@ use rdma_types::{QpState, WcStatus as Status};
 
 use crate::engine::Refusal;
 use crate::engine::aftermath::Aftermath;
-use crate::engine::completion::Side;
 use crate::engine::copy::Reach;
+use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::direct::Extent;
 use crate::engine::requester::drive::{STRETCH_BYTES, Work, let_others, run_posted};
-use crate::engine::requester::request::{Opcode, Payload, Request};
+use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 use crate::engine::service::Service;
+use crate::engine::work_completion::Side;
 use crate::sync::Ordering;
 
 /// Posts requests until one is refused; those before it stay posted. `next` is asked for one at a time,
@@ -128,7 +129,7 @@ fn check_destination(
     request: &Request,
     payload: Payload<'_>,
 ) -> Result<(), Refusal> {
-    let sends = matches!(request.opcode, Opcode::Send | Opcode::SendWithImm);
+    let sends = matches!(request.operation.opcode, Opcode::Send | Opcode::SendWithImm);
     let connected = own.service != Service::UnreliableDatagram;
     if connected || sends && payload.destination().is_some() {
         Ok(())
@@ -208,10 +209,10 @@ impl SendSide {
             QpState::RTS | QpState::SQD | QpState::SQE | QpState::ERR => {}
             _ => return Err(Refusal::Invalid),
         }
-        let inline = payload.is_inline();
+        let (opcode, inline) = (request.operation.opcode, payload.is_inline());
         if payload.sges().len() > own.capacity.send_sge as usize
             || inline && payload.length() > u64::from(own.capacity.inline)
-            || !request.opcode.is_plain() && !self.allows(own, request.opcode, inline)
+            || !opcode.is_plain() && !self.allows(own, opcode, inline)
         {
             return Err(Refusal::Invalid);
         }

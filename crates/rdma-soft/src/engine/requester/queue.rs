@@ -5,8 +5,9 @@ use crate::address::AddressVector;
 use crate::engine::Refusal;
 use crate::engine::copy::{Segment, transfer};
 use crate::engine::queue_pair::Capacity;
-use crate::engine::requester::request::{Payload, Request, Sge};
+use crate::engine::requester::request::{Payload, Request};
 use crate::engine::room::Room;
+use crate::engine::sge::Sge;
 
 #[derive(Debug, Clone, Copy)]
 struct Slot {

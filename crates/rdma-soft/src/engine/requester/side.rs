@@ -11,6 +11,7 @@ use crate::engine::copy::Segment;
 use crate::engine::queue_pair::{Init, QueuePair};
 use crate::engine::requester::queue::SendQueue;
 use crate::engine::requester::request::{Payload, Request};
+use crate::engine::responder::origin::Origin;
 use crate::engine::room::Room;
 use crate::engine::service::Service;
 use crate::fabric::clock::Time;
@@ -25,15 +26,30 @@ pub(crate) enum Peer {
     Direct(Arc<QueuePair>),
 }
 
+/// From where to where the requests go.
+#[derive(Debug)]
+pub(crate) struct Way {
+    /// What responders know this connection by: another with each address vector and each reset, so that
+    /// nothing of an earlier life, and no packet from elsewhere, is taken for this one.
+    origin: u64,
+    pub(crate) path: Option<Path>,
+}
+
+impl Way {
+    /// As responders are told it.
+    #[inline(always)]
+    pub(super) fn origin(&self, own: &QueuePair) -> Origin<'_> {
+        let path = self.path.as_ref();
+        Origin { number: self.origin, service: own.service, qpn: own.qpn, path }
+    }
+}
+
 /// What the requester knows of its connection.
 #[derive(Debug)]
 pub(crate) struct Requester {
-    /// What responders know this connection by: another with each address vector and each reset, so that
-    /// nothing of an earlier life, and no packet from elsewhere, is taken for this one.
-    pub(crate) origin: u64,
-    /// Where the next one comes from.
+    pub(crate) way: Way,
+    /// Where the next origin comes from.
     ids: &'static Ids,
-    pub(crate) path: Option<Path>,
     pub(crate) peer_qpn: u32,
     /// The next packet sequence number (24 bits).
     pub(crate) psn: u32,
@@ -45,10 +61,10 @@ pub(crate) struct Requester {
     pub(crate) max_rd_atomic: u8,
     /// Of datagrams that name none themselves.
     pub(crate) qkey: u32,
-    /// Found at the first request. Only of a reliable connection.
+    /// Found at the first request of a connection.
     pub(crate) peer: Peer,
-    /// Where the last message went that nobody acknowledged.
-    pub(crate) last: Weak<QueuePair>,
+    /// Where the last datagram went.
+    pub(super) last: Weak<QueuePair>,
     /// Bytes of the head request that were copied. They count for nothing if the responder has
     /// [begun](crate::engine::responder::side::Responder::begun) something else since.
     pub(crate) progress: u64,
@@ -59,9 +75,8 @@ pub(crate) struct Requester {
 impl Requester {
     fn new(ids: &'static Ids, max_sge: u32) -> Result<Self, Refusal> {
         Ok(Self {
-            origin: ids.unique(),
+            way: Way { origin: ids.unique(), path: None },
             ids,
-            path: None,
             peer_qpn: 0,
             psn: 0,
             mtu_log2: 10,
@@ -79,8 +94,8 @@ impl Requester {
 
     /// Goes along another path from now on, to whoever is there.
     pub(crate) fn go(&mut self, path: Option<Path>) {
-        (self.path, self.peer, self.last) = (path, Peer::Unresolved, Weak::new());
-        self.origin = self.ids.unique();
+        self.way = Way { origin: self.ids.unique(), path };
+        (self.peer, self.last) = (Peer::Unresolved, Weak::new());
     }
 
     /// The queue pair that it was found to talk to.

@@ -12,14 +12,13 @@ use rdma_types::QpState;
 use crate::engine::copy::Reach;
 use crate::engine::grace_period::Visit;
 use crate::engine::memory;
+use crate::engine::psn;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::LOCAL_READ;
-use crate::engine::requester::direct::next_psn;
 use crate::engine::requester::drive::STRETCH_BYTES;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, SendSide};
 use crate::engine::responder::inbound::Inbound;
-use crate::engine::responder::origin::Origin;
 
 /// Posts a SEND or WRITE and executes it to its end. Without `Some` nothing was posted, and the caller
 /// posts it in the general way.
@@ -78,19 +77,19 @@ impl Requester {
             memory::find(own, &visit, pd, sge.lkey, sge.addr, length, LOCAL_READ)?
         };
         let mut responder = peer.responder.lock();
-        let from = Origin { number: self.origin, requester: own, path: self.path.as_ref() };
-        if !responder.listens_to(peer, from, self.psn) {
+        if !responder.listens_to(peer, self.way.origin(own), self.psn) {
             return None;
         }
         let reach = Reach::Mapped;
         let mut inbound = Inbound { own: peer, side: &mut responder, visit: &visit, reach };
-        if !inbound.begin(request, None) {
+        if !inbound.begin(&request.operation) {
             return None;
         }
-        inbound.place(request, length, slice::from_ref(&data), (0, length)).ok()?;
-        inbound.complete(request, length);
-        self.psn = next_psn(self.psn, length, self.mtu_log2);
-        inbound.side.psn = self.psn;
+        inbound.place(&request.operation, length, slice::from_ref(&data), (0, length)).ok()?;
+        inbound.complete(&request.operation, length);
+        let packets = psn::packets(length, self.mtu_log2);
+        inbound.expect_after(self.psn, packets);
+        self.psn = psn::after(self.psn, packets);
         Some(length)
     }
 }

@@ -6,15 +6,16 @@ use rdma_types::{MinRnrTimer, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::requester::side::{Blocked, Peer, SendSide, Verdict};
-use crate::engine::responder::origin::Origin;
+use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 
 impl SendSide {
     /// Records why the head waits, and sets the alarm. A reason that it already waits for keeps its
     /// deadline.
     #[cold]
     pub(super) fn block(&mut self, own: &Arc<QueuePair>, verdict: Verdict) -> Result<(), Status> {
-        self.count_answer(own, verdict);
+        if let Verdict::NotReady { .. } = verdict {
+            own.device.tally.not_ready_received.count();
+        }
         let requester = &self.requester;
         let next = match (verdict, self.blocked) {
             (Verdict::NotReady { .. }, Blocked::NotReady { .. })
@@ -44,27 +45,6 @@ impl SendSide {
             own.alarm.set(at);
         }
         Ok(())
-    }
-
-    /// Counts how a request was not executed.
-    fn count_answer(&self, own: &Arc<QueuePair>, verdict: Verdict) {
-        let requester = &self.requester;
-        match verdict {
-            Verdict::NotReady { .. } => {
-                own.device.tally.not_ready_received.count();
-                if let Peer::Direct(peer) = &requester.peer {
-                    peer.device.tally.not_ready_sent.count();
-                }
-            }
-            Verdict::Unanswered => {
-                let path = requester.path.as_ref();
-                if let Some(peer) = own.device.find_peer(path, requester.peer_qpn) {
-                    let from = Origin { number: requester.origin, requester: own, path };
-                    peer.responder.lock().count_dropped(&peer, from, requester.psn);
-                }
-            }
-            _ => {}
-        }
     }
 
     /// Tries a blocked head whose time has come again, and gives it up if that was the last time.

@@ -2,25 +2,28 @@
 
 use rdma_types::WcOpcode;
 
-use crate::address::AddressVector;
 use crate::engine::aftermath::Aftermath;
-use crate::engine::completion::{GRH, Source};
 use crate::engine::copy::Segment;
-use crate::engine::queue_pair::QueuePair;
-use crate::engine::requester::unreliable::Message;
-use crate::engine::responder::inbound::{Inbound, Stop};
-use crate::engine::responder::route_header;
+use crate::engine::operation::Operation;
+use crate::engine::responder::inbound::{BAD_RECEIVE, Inbound, Stop, stop};
+use crate::engine::service::Service;
+use crate::engine::work_completion::{GRH, Source};
 
-/// A datagram on its way.
+/// How long the place in front of a datagram is where its route header goes.
+pub(crate) const HEADER_BYTES: u64 = 40;
+
+/// A datagram, or as much of it as comes now.
 pub(crate) struct Datagram<'a> {
-    pub(crate) to: &'a AddressVector,
-    pub(crate) message: &'a Message<'a>,
+    pub(crate) source: Source,
     /// What it shows the receiver.
     pub(crate) qkey: u32,
+    /// The route header of its packet, if it came with one.
+    pub(crate) header: Option<[u8; 40]>,
+    pub(crate) operation: &'a Operation,
+    pub(crate) length: u64,
+    pub(crate) data: &'a [Segment],
     /// How many of its bytes come now.
     pub(crate) upto: u64,
-    pub(crate) data: &'a [Segment],
-    pub(crate) sender: &'a QueuePair,
 }
 
 /// What became of it.
@@ -34,47 +37,53 @@ pub(crate) enum Arrived {
     Unreadable,
 }
 
-impl Datagram<'_> {
-    pub(crate) fn arrive(&self, inbound: &mut Inbound<'_>, aftermath: &mut Aftermath) -> Arrived {
-        if self.qkey != inbound.side.qkey {
-            inbound.own.device.count_wrong_qkey();
+impl Inbound<'_> {
+    /// Whether this queue pair takes datagrams now.
+    pub(crate) fn takes_datagrams(&self) -> bool {
+        self.own.service == Service::UnreliableDatagram && self.side.is_ready()
+    }
+
+    /// Takes a datagram, or drops it.
+    pub(crate) fn datagram(
+        &mut self,
+        datagram: &Datagram<'_>,
+        aftermath: &mut Aftermath,
+    ) -> Arrived {
+        if datagram.qkey != self.side.qkey {
+            self.own.device.count_wrong_qkey();
             return Arrived::Not;
         }
-        if !inbound.begin(self.message.request, None) {
+        if !self.begin(datagram.operation) {
             return Arrived::Not;
         }
-        match self.take(inbound) {
+        match self.take_datagram(datagram) {
             Ok(arrived) => arrived,
             Err(Stop::Local) => Arrived::Unreadable,
             Err(Stop::Refused(refused)) => {
-                inbound.abandon(refused, aftermath);
+                self.abandon(refused, aftermath);
                 Arrived::Not
             }
         }
     }
 
-    fn take(&self, inbound: &mut Inbound<'_>) -> Result<Arrived, Stop> {
-        let length = route_header::BYTES + self.message.length;
-        inbound.find_room(length)?;
+    fn take_datagram(&mut self, datagram: &Datagram<'_>) -> Result<Arrived, Stop> {
+        let Datagram { source, header, operation, length, data, upto, .. } = *datagram;
+        let in_all = HEADER_BYTES + length;
+        self.find_room(in_all)?;
+        let bad_receive = |fault| stop(fault, BAD_RECEIVE);
         // The header, if there is one, and behind its place the message.
-        if let Some(route) = &self.to.route {
-            let header = route_header::of(route, self.message);
-            let written = inbound.reach.deliver_bytes(&header, &inbound.side.room);
-            written.map_err(Inbound::datagram_fault)?;
+        if let Some(header) = &header {
+            self.reach.deliver_bytes(header, &self.side.room).map_err(bad_receive)?;
         }
-        let (room, lead) = (&inbound.side.room, route_header::BYTES);
-        let moved = inbound.reach.transfer_behind(self.data, room, lead, self.upto);
-        inbound.side.room.clear();
-        moved.map_err(Inbound::datagram_fault)?;
-        if self.upto < self.message.length {
+        let moved = self.reach.transfer_behind(data, &self.side.room, HEADER_BYTES, upto);
+        self.side.room.clear();
+        moved.map_err(bad_receive)?;
+        if upto < length {
             return Ok(Arrived::InPart);
         }
-        let (lid, service_level) = (self.sender.device.identity.lid, self.to.service_level);
-        let source = Source { qpn: self.sender.qpn, lid, service_level, path_bits: 0 };
-        let flags = self.to.route.map_or(0, |_| GRH);
-        let (own, request) = (inbound.own, self.message.request);
-        inbound.side.executed += 1;
-        inbound.side.complete(own, WcOpcode::RECV, length, request, flags, source);
+        let flags = header.map_or(0, |_| GRH);
+        self.side.executed += 1;
+        self.side.complete(self.own, WcOpcode::RECV, in_all, operation, flags, source);
         Ok(Arrived::Whole)
     }
 }

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use rdma_types::{AccessFlags, AsyncEventKind, WcOpcode, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::completion::Source;
 use crate::engine::copy::{AtomicWord, Fault, Reach, Segment};
 use crate::engine::grace_period::Visit;
 use crate::engine::memory;
+use crate::engine::operation::{Opcode, Operation};
+use crate::engine::psn;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::requester::request::{Opcode, Request};
 use crate::engine::responder::side::Responder;
+use crate::engine::work_completion::Source;
 
 /// How a responder answers a request after which it is in error: the status of the request, and that of
 /// the receive request that it may have taken.
@@ -26,7 +27,8 @@ pub(crate) struct Refused {
 }
 
 /// The memory of a receive request cannot be used.
-const BAD_RECEIVE: Refused = Refused { receive: Status::LOC_PROT_ERR, request: Status::REM_OP_ERR };
+pub(super) const BAD_RECEIVE: Refused =
+    Refused { receive: Status::LOC_PROT_ERR, request: Status::REM_OP_ERR };
 
 /// Why a request ends that has begun.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +50,14 @@ fn fault_of_request(request: Status) -> Refused {
     Refused { receive: Status::WR_FLUSH_ERR, request }
 }
 
+/// Why a copy to the responder's memory ended.
+pub(super) fn stop(fault: Fault, refused: Refused) -> Stop {
+    match fault {
+        Fault::Source => Stop::Local,
+        Fault::Sink => Stop::Refused(refused),
+    }
+}
+
 /// A responder that was found to listen, with its lock held.
 pub(crate) struct Inbound<'a> {
     pub(crate) own: &'a Arc<QueuePair>,
@@ -59,10 +69,21 @@ pub(crate) struct Inbound<'a> {
 
 impl Inbound<'_> {
     /// Begins a message, or goes on with it: takes its receive request, if it needs one and has none yet.
-    /// Without one, a requester that `waits` is told when there is.
+    /// Says whether the message can go on.
     #[inline(always)]
-    pub(crate) fn begin(&mut self, request: &Request, waits: Option<&Arc<QueuePair>>) -> bool {
-        !request.opcode.takes_receive() || self.side.take_receive(self.own, waits)
+    pub(crate) fn begin(&mut self, operation: &Operation) -> bool {
+        !operation.opcode.takes_receive() || self.side.take_receive(self.own)
+    }
+
+    /// A message found no receive request: looks once more. If there is none, the answer is that the
+    /// receiver is not ready, and the requester is told when it is, so that it need not ask again.
+    #[cold]
+    pub(crate) fn begin_or_wait(&mut self, requester: &Arc<QueuePair>) -> bool {
+        let taken = self.side.take_receive_or_wait(self.own, requester);
+        if !taken {
+            self.own.device.tally.not_ready_sent.count();
+        }
+        taken
     }
 
     /// How far a message has come of which that requester copied so many bytes before. If the responder
@@ -76,37 +97,34 @@ impl Inbound<'_> {
     #[inline(always)]
     pub(crate) fn place(
         &mut self,
-        request: &Request,
+        operation: &Operation,
         length: u64,
         data: &[Segment],
         (from, to): (u64, u64),
     ) -> Result<(), Stop> {
-        let (moved, refused) = if request.opcode.is_send() {
+        let (moved, refused) = if operation.opcode.is_send() {
             self.find_room(length)?;
             let moved = self.reach.transfer(data, &self.side.room, from, to);
             self.side.room.clear();
             (moved, BAD_RECEIVE)
         } else {
-            let sink = self.remote(request, length)?;
+            let sink = self.remote(operation, length)?;
             let moved = self.reach.transfer(data, &[sink], from, to);
             (moved, fault_of_request(Status::REM_ACCESS_ERR))
         };
-        moved.map_err(|fault| match fault {
-            Fault::Source => Stop::Local,
-            Fault::Sink => Stop::Refused(refused),
-        })
+        moved.map_err(|fault| stop(fault, refused))
     }
 
     /// Copies the bytes `from..to` of what a READ of `length` bytes asks for.
     #[inline]
     pub(crate) fn fetch(
         &mut self,
-        request: &Request,
+        operation: &Operation,
         length: u64,
         out: &[Segment],
         (from, to): (u64, u64),
     ) -> Result<(), Stop> {
-        let source = self.remote(request, length)?;
+        let source = self.remote(operation, length)?;
         self.reach.transfer(&[source], out, from, to).map_err(|fault| match fault {
             Fault::Source => Stop::Refused(fault_of_request(Status::REM_ACCESS_ERR)),
             Fault::Sink => Stop::Local,
@@ -115,20 +133,26 @@ impl Inbound<'_> {
 
     /// Executes an atomic, and says what was there before.
     #[cold]
-    pub(crate) fn atomic(&mut self, request: &Request) -> Result<u64, Refused> {
+    pub(crate) fn atomic(&mut self, operation: &Operation) -> Result<u64, Refused> {
         let invalid = || fault_of_request(Status::REM_INV_REQ_ERR);
-        if !request.remote_address.is_multiple_of(8) || !self.own.device.limits.atomics {
+        if !operation.remote_address.is_multiple_of(8) || !self.own.device.limits.atomics {
             return Err(invalid());
         }
         // It can be aligned for the peer and not here, if the region was registered under other addresses.
-        let word = AtomicWord::at(self.remote(request, 8)?).ok_or_else(invalid)?;
+        let word = AtomicWord::at(self.remote(operation, 8)?).ok_or_else(invalid)?;
         if !self.reach.finds(word) {
             return Err(fault_of_request(Status::REM_ACCESS_ERR));
         }
-        Ok(match request.opcode {
-            Opcode::CompareAndSwap => word.compare_and_swap(request.operand, request.swap),
-            _ => word.fetch_and_add(request.operand),
+        Ok(match operation.opcode {
+            Opcode::CompareAndSwap => word.compare_and_swap(operation.operand, operation.swap),
+            _ => word.fetch_and_add(operation.operand),
         })
+    }
+
+    /// The message came in so many packets, of which the first had that number.
+    #[inline(always)]
+    pub(crate) fn expect_after(&mut self, psn: u32, packets: u32) {
+        self.side.psn = psn::after(psn, packets);
     }
 
     /// A part of a message is there; the rest follows from the same requester, or never.
@@ -140,22 +164,22 @@ impl Inbound<'_> {
     /// All of a message is there: invalidates what it names, and completes the receive request that it
     /// took.
     #[inline(always)]
-    pub(crate) fn finish(&mut self, request: &Request, length: u64) -> Result<(), Refused> {
-        if request.opcode == Opcode::SendWithInvalidate {
-            self.invalidate(request.imm)?;
+    pub(crate) fn finish(&mut self, operation: &Operation, length: u64) -> Result<(), Refused> {
+        if operation.opcode == Opcode::SendWithInvalidate {
+            self.invalidate(operation.imm)?;
         }
-        self.complete(request, length);
+        self.complete(operation, length);
         Ok(())
     }
 
     /// All of a message is there that invalidates nothing: completes the receive request that it took.
     #[inline(always)]
-    pub(crate) fn complete(&mut self, request: &Request, length: u64) {
-        let opcode = request.opcode;
+    pub(crate) fn complete(&mut self, operation: &Operation, length: u64) {
+        let opcode = operation.opcode;
         if opcode.takes_receive() {
             let completion =
                 if opcode.is_send() { WcOpcode::RECV } else { WcOpcode::RECV_RDMA_WITH_IMM };
-            self.side.complete(self.own, completion, length, request, 0, Source::UNDEFINED);
+            self.side.complete(self.own, completion, length, operation, 0, Source::UNDEFINED);
         }
         self.side.executed += 1;
     }
@@ -194,14 +218,6 @@ impl Inbound<'_> {
         }
     }
 
-    /// What a datagram ends with whose bytes could not be moved.
-    pub(super) fn datagram_fault(fault: Fault) -> Stop {
-        match fault {
-            Fault::Source => Stop::Local,
-            Fault::Sink => Stop::Refused(BAD_RECEIVE),
-        }
-    }
-
     /// Finds the memory of the current receive request, for a message of that length.
     #[inline(always)]
     pub(crate) fn find_room(&mut self, length: u64) -> Result<(), Refused> {
@@ -219,14 +235,14 @@ impl Inbound<'_> {
 
     /// The remote range of a one-sided request, if it may touch it.
     #[inline(always)]
-    fn remote(&self, request: &Request, length: u64) -> Result<Segment, Refused> {
+    fn remote(&self, operation: &Operation, length: u64) -> Result<Segment, Refused> {
         let Self { own, side, visit, .. } = self;
-        let access = request.opcode.remote_access();
-        let no_resource = request.opcode.fetches() && side.max_rd_atomic == 0;
+        let access = operation.opcode.remote_access();
+        let no_resource = operation.opcode.fetches() && side.max_rd_atomic == 0;
         if side.access & access == 0 || no_resource {
             return Err(fault_of_request(Status::REM_INV_REQ_ERR));
         }
-        let (key, address) = (request.rkey, request.remote_address);
+        let (key, address) = (operation.rkey, operation.remote_address);
         memory::find(own, visit, own.pd_number, key, address, length, access)
             .ok_or(fault_of_request(Status::REM_ACCESS_ERR))
     }

@@ -4,5 +4,4 @@
 pub(crate) mod datagram;
 pub(crate) mod inbound;
 pub(crate) mod origin;
-pub(crate) mod route_header;
 pub(crate) mod side;

@@ -1,16 +1,15 @@
 //! Where a request comes from.
 
-use std::sync::Arc;
-
 use crate::address::Path;
-use crate::engine::queue_pair::QueuePair;
+use crate::engine::service::Service;
 
 /// A requester, as its responder knows it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin<'a> {
     /// Another one with each address vector and each reset of the requester.
     pub(crate) number: u64,
-    pub(crate) requester: &'a Arc<QueuePair>,
+    pub(crate) service: Service,
+    pub(crate) qpn: u32,
     pub(crate) path: Option<&'a Path>,
 }
 
@@ -18,6 +17,6 @@ impl Origin<'_> {
     /// Whether the requester is the peer that a responder was connected to.
     pub(crate) fn is(&self, qpn: u32, path: Option<&Path>) -> bool {
         let paths = self.path.zip(path);
-        self.requester.qpn == qpn && paths.is_some_and(|(theirs, ours)| theirs.is_reverse_of(ours))
+        self.qpn == qpn && paths.is_some_and(|(theirs, ours)| theirs.is_reverse_of(ours))
     }
 }

@@ -1,19 +1,20 @@
 //! The responder's half of a queue pair, driven by the peer's thread under this lock.
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use rdma_types::{AsyncEventKind, QpState, WcOpcode, WcStatus};
 
 use crate::address::Path;
 use crate::engine::Refusal;
 use crate::engine::aftermath::Aftermath;
-use crate::engine::completion::{Completion, JUNK, Side, Source};
 use crate::engine::copy::Segment;
+use crate::engine::operation::Operation;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Receive;
-use crate::engine::requester::request::{Request, Sge};
 use crate::engine::responder::origin::Origin;
 use crate::engine::room::Room;
+use crate::engine::sge::Sge;
+use crate::engine::work_completion::{Completion, JUNK, Side, Source};
 
 #[derive(Debug)]
 pub(crate) struct Responder {
@@ -32,8 +33,6 @@ pub(crate) struct Responder {
     /// The [origin](crate::engine::requester::side::Requester::origin) whose address was found right; 0 for
     /// none.
     pub(crate) verified: u64,
-    /// Who that was, and keeps this queue pair in mind.
-    requester: Weak<QueuePair>,
     /// The receive request that the present message goes to.
     pub(crate) current: Option<Receive>,
     /// The origin of a message of which a part was copied, to the current receive request if it is a
@@ -64,7 +63,6 @@ impl Responder {
             max_rd_atomic: 0,
             qkey: 0,
             verified: 0,
-            requester: Weak::new(),
             current: None,
             begun: 0,
             next_receive: 0,
@@ -98,11 +96,10 @@ impl Responder {
     #[cold]
     fn verify(&mut self, own: &QueuePair, from: Origin<'_>) -> bool {
         let connected = own.device.port_is_up()
-            && own.service == from.requester.service
+            && own.service == from.service
             && from.is(self.peer_qpn, self.path.as_ref());
         if connected {
             self.verified = from.number;
-            self.requester = Arc::downgrade(from.requester);
             if self.state == QpState::RTR {
                 // The first message tells a passive side that the other is ready.
                 own.reporter.report(AsyncEventKind::COMM_EST);
@@ -111,30 +108,43 @@ impl Responder {
         connected
     }
 
-    /// Takes the receive request for the message that comes in, if there is one; without one the
-    /// requester that `waits` is told when there is.
+    /// Takes the receive request for the message that comes in, if there is one.
     #[inline]
-    pub(super) fn take_receive(&mut self, own: &QueuePair, waits: Option<&Arc<QueuePair>>) -> bool {
+    pub(super) fn take_receive(&mut self, own: &QueuePair) -> bool {
         if self.current.is_none() {
             self.current = own.receives.take(&mut self.next_receive, &mut self.sges);
         }
-        self.current.is_some() || self.take_shared_or_wait(own, waits)
+        self.current.is_some() || self.take_shared(own)
     }
 
-    /// Takes one of the shared queue; or looks again under the lock under which requests are posted: one
-    /// that came meanwhile is taken, and whoever posts one later finds the waiter.
     #[cold]
-    fn take_shared_or_wait(&mut self, own: &QueuePair, waits: Option<&Arc<QueuePair>>) -> bool {
+    fn take_shared(&mut self, own: &QueuePair) -> bool {
         if let Some(shared) = &own.shared {
-            let waiter = waits.map(|requester| (own, requester));
-            self.current = shared.take(&mut self.next_receive, &mut self.sges, waiter);
-        } else if let Some(requester) = waits {
-            let mut queue = own.receive.lock();
-            self.current = own.receives.take(&mut self.next_receive, &mut self.sges);
-            if self.current.is_none() {
-                queue.waiter = Some(Arc::downgrade(requester));
-            }
+            self.current = shared.take(&mut self.next_receive, &mut self.sges, None);
         }
+        self.current.is_some()
+    }
+
+    /// Looks for a receive request again, under the lock under which requests are posted: one that came
+    /// meanwhile is taken, and whoever posts one later tells the requester.
+    #[cold]
+    pub(super) fn take_receive_or_wait(
+        &mut self,
+        own: &QueuePair,
+        requester: &Arc<QueuePair>,
+    ) -> bool {
+        let Self { next_receive, sges, .. } = self;
+        self.current = match &own.shared {
+            Some(shared) => shared.take(next_receive, sges, Some((own, requester))),
+            None => {
+                let mut queue = own.receive.lock();
+                let receive = own.receives.take(next_receive, sges);
+                if receive.is_none() {
+                    queue.waiter = Some(Arc::downgrade(requester));
+                }
+                receive
+            }
+        };
         self.current.is_some()
     }
 
@@ -145,7 +155,7 @@ impl Responder {
         own: &QueuePair,
         opcode: WcOpcode,
         bytes: u64,
-        request: &Request,
+        operation: &Operation,
         flags: u32,
         source: Source,
     ) {
@@ -158,12 +168,12 @@ impl Responder {
             opcode,
             // A message is at most 2 GiB.
             byte_len: u32::try_from(bytes).unwrap_or(u32::MAX),
-            imm: if request.opcode.receive_flags() == 0 { JUNK } else { request.imm },
-            flags: request.opcode.receive_flags() | flags,
+            imm: if operation.opcode.receive_flags() == 0 { JUNK } else { operation.imm },
+            flags: operation.opcode.receive_flags() | flags,
             qpn: own.qpn,
             vendor_err: 0,
             source,
-            solicited: request.solicited,
+            solicited: operation.solicited,
             side: Side::Receive,
             upto: receive.index.wrapping_add(1),
         });
@@ -198,9 +208,9 @@ impl Responder {
         }
     }
 
-    /// Forgets who was found to be the requester, and says who that was.
-    pub(crate) fn take_requester(&mut self) -> Option<Arc<QueuePair>> {
-        std::mem::take(&mut self.requester).upgrade()
+    /// Where its requester is, and the requester's number, once it is connected.
+    pub(crate) fn connection(&self) -> Option<(Path, u32)> {
+        self.path.map(|path| (path, self.peer_qpn))
     }
 
     pub(crate) fn clear(&mut self) {

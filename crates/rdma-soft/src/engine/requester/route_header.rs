@@ -1,15 +1,11 @@
-//! The 40 bytes before a datagram: its global route header, or the IPv4 header that stands in for it.
+//! The 40 bytes in front of a datagram: its global route header, or the IPv4 header that stands in for it.
 
 use std::net::Ipv4Addr;
 
 use rdma_types::GidType;
 
 use crate::address::Route;
-use crate::engine::requester::request::Opcode;
-use crate::engine::requester::unreliable::Message;
-
-/// How long the place for a header is.
-pub(crate) const BYTES: u64 = 40;
+use crate::engine::operation::Opcode;
 
 /// Behind an IPv6 header comes UDP, and behind that an InfiniBand packet.
 pub(crate) const NEXT_UDP: u8 = 17;
@@ -24,10 +20,10 @@ const FRAME_BYTES: u64 = 12 + 8 + 4;
 const IMMEDIATE_BYTES: u64 = 4;
 const DO_NOT_FRAGMENT: u16 = 0x4000;
 
-/// The header of the packet that a message goes in.
-pub(crate) fn of(route: &Route, message: &Message<'_>) -> [u8; 40] {
-    let immediate = if message.request.opcode == Opcode::SendWithImm { IMMEDIATE_BYTES } else { 0 };
-    let packet = FRAME_BYTES + immediate + message.length.next_multiple_of(4);
+/// The header of the packet that a message of that length goes in.
+pub(crate) fn of(route: &Route, opcode: Opcode, length: u64) -> [u8; 40] {
+    let immediate = if opcode == Opcode::SendWithImm { IMMEDIATE_BYTES } else { 0 };
+    let packet = FRAME_BYTES + immediate + length.next_multiple_of(4);
     match route.source.kind {
         GidType::ROCE_V2 => {
             let addresses = route.source.gid.to_ipv4().zip(route.destination.to_ipv4());

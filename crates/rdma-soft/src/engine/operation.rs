@@ -1,0 +1,133 @@
+//! What a requester asks of its peer, or of its own queue pair: what travels with a message besides its data.
+
+use rdma_types::{AccessFlags, WcOpcode};
+
+use crate::engine::work_completion::{WITH_IMM, WITH_INV};
+
+/// In the order of `enum ibv_wr_opcode`, so that it takes nothing to get here from there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Opcode {
+    Write,
+    WriteWithImm,
+    Send,
+    SendWithImm,
+    Read,
+    CompareAndSwap,
+    FetchAndAdd,
+    LocalInvalidate,
+    BindWindow,
+    SendWithInvalidate,
+}
+
+impl Opcode {
+    /// The opcode of the requester's completion.
+    #[inline]
+    pub(crate) fn completion(self) -> WcOpcode {
+        match self {
+            Self::Send | Self::SendWithImm | Self::SendWithInvalidate => WcOpcode::SEND,
+            Self::Write | Self::WriteWithImm => WcOpcode::RDMA_WRITE,
+            Self::Read => WcOpcode::RDMA_READ,
+            Self::CompareAndSwap => WcOpcode::COMP_SWAP,
+            Self::FetchAndAdd => WcOpcode::FETCH_ADD,
+            Self::BindWindow => WcOpcode::BIND_MW,
+            Self::LocalInvalidate => WcOpcode::LOCAL_INV,
+        }
+    }
+
+    /// Whether its data goes where the receiver says.
+    #[inline]
+    pub(crate) fn is_send(self) -> bool {
+        matches!(self, Self::Send | Self::SendWithImm | Self::SendWithInvalidate)
+    }
+
+    #[inline]
+    pub(crate) fn takes_receive(self) -> bool {
+        matches!(
+            self,
+            Self::Send | Self::SendWithImm | Self::SendWithInvalidate | Self::WriteWithImm
+        )
+    }
+
+    /// What the receiver's completion says of the number that came along.
+    #[inline]
+    pub(crate) fn receive_flags(self) -> u32 {
+        match self {
+            Self::SendWithImm | Self::WriteWithImm => WITH_IMM,
+            Self::SendWithInvalidate => WITH_INV,
+            _ => 0,
+        }
+    }
+
+    /// The right that a one-sided request needs of the peer's queue pair and region; 0 for others.
+    #[inline]
+    pub(crate) fn remote_access(self) -> u32 {
+        match self {
+            Self::Send
+            | Self::SendWithImm
+            | Self::SendWithInvalidate
+            | Self::BindWindow
+            | Self::LocalInvalidate => 0,
+            Self::Write | Self::WriteWithImm => AccessFlags::REMOTE_WRITE.bits(),
+            Self::Read => AccessFlags::REMOTE_READ.bits(),
+            Self::CompareAndSwap | Self::FetchAndAdd => AccessFlags::REMOTE_ATOMIC.bits(),
+        }
+    }
+
+    /// Whether it is a send or a write, and nothing more.
+    #[inline]
+    pub(crate) fn is_plain(self) -> bool {
+        matches!(self, Self::Send | Self::SendWithImm | Self::Write | Self::WriteWithImm)
+    }
+
+    #[inline]
+    pub(crate) fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareAndSwap | Self::FetchAndAdd)
+    }
+
+    /// Whether it says something else than where its data comes from and goes to.
+    #[inline]
+    pub(crate) fn is_special(self) -> bool {
+        self.is_atomic() || self.is_local() || self == Self::SendWithInvalidate
+    }
+
+    /// Whether it is executed here, and no peer hears of it.
+    #[inline]
+    pub(crate) fn is_local(self) -> bool {
+        matches!(self, Self::BindWindow | Self::LocalInvalidate)
+    }
+
+    /// Whether something comes back: that is written to the local elements, and takes one of the
+    /// responder's resources for reads and atomics.
+    #[inline]
+    pub(crate) fn fetches(self) -> bool {
+        self == Self::Read || self.is_atomic()
+    }
+}
+
+/// What an [`Opcode`] says it is about.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Operation {
+    pub(crate) opcode: Opcode,
+    pub(crate) solicited: bool,
+    /// Network order, carried through untouched; or a key to be invalidated, in host order.
+    pub(crate) imm: u32,
+    pub(crate) remote_address: u64,
+    pub(crate) rkey: u32,
+    /// What an atomic compares with, or adds.
+    pub(crate) operand: u64,
+    /// What a compare-and-swap puts there.
+    pub(crate) swap: u64,
+}
+
+impl Operation {
+    /// A SEND without anything.
+    pub(crate) const EMPTY: Self = Self {
+        opcode: Opcode::Send,
+        solicited: false,
+        imm: 0,
+        remote_address: 0,
+        rkey: 0,
+        operand: 0,
+        swap: 0,
+    };
+}
