@@ -97,10 +97,11 @@ impl QueuePair {
         let device = pd.device;
         let receive_sge = shared.map_or(capacity.receive_sge, |shared| shared.max_sge);
         // First of all, as there may be no memory for so much.
-        let send = SendSide::new(&device.fabric.ids, &init)?;
+        let mut send = SendSide::new(&device.fabric.ids, &init)?;
         let responder = Responder::new(receive_sge)?;
         let receives = ReceiveSlots::new(capacity.receive_wr, capacity.receive_sge)?;
         let qpn = device.reserve_qpn()?;
+        send.requester.origin.qpn = qpn;
         let reclaimed = Arc::new(Reclaimed::new(shared));
         let receive_pd = shared.map_or(pd, |shared| &shared.pd);
         let id = device.fabric.ids.unique();

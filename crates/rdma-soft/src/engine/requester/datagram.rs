@@ -85,8 +85,8 @@ impl Requester {
         to: &AddressVector,
         qpn: u32,
     ) -> Option<Arc<QueuePair>> {
-        let same = self.peer_qpn == qpn && self.way.path == Some(to.path);
-        (self.way.path, self.peer_qpn) = (Some(to.path), qpn);
+        let same = self.peer_qpn == qpn && self.origin.path == Some(to.path);
+        (self.origin.path, self.peer_qpn) = (Some(to.path), qpn);
         let last = std::mem::take(&mut self.last);
         let last = last.upgrade().filter(|_| same && own.device.port_is_up());
         let found = last.or_else(|| own.device.find_peer(Some(&to.path), qpn));

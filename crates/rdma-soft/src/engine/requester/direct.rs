@@ -90,11 +90,10 @@ impl Requester {
         if let Peer::Unresolved = self.peer {
             self.peer = self.find_peer(own);
         }
-        let from = self.way.origin(own);
         let Peer::Direct(found) = &self.peer else { return Verdict::Unanswered };
         let mut responder = found.responder.lock();
-        if !responder.listens_to(found, from, self.psn) {
-            responder.count_dropped(found, from, self.psn);
+        if !responder.listens_to(found, &self.origin, self.psn) {
+            responder.count_dropped(found, &self.origin, self.psn);
             drop(responder);
             // It may have been destroyed; another may have its number by the next attempt.
             self.peer = Peer::Unresolved;
@@ -104,7 +103,7 @@ impl Requester {
         if !inbound.begin(operation) && !inbound.begin_or_wait(own) {
             return Verdict::NotReady { timer: inbound.side.min_rnr_timer };
         }
-        let progress = Progress { origin: from.number, copied: &mut self.progress, extent };
+        let progress = Progress { origin: self.origin.number, copied: &mut self.progress, extent };
         let exchanged = progress.exchange(&mut inbound, operation, length, &self.local);
         self.local.clear();
         match exchanged {
@@ -129,7 +128,7 @@ impl Requester {
     /// The queue pair at the far end of the connection, if it is in this process.
     #[cold]
     pub(super) fn find_peer(&self, own: &QueuePair) -> Peer {
-        match own.device.find_peer(self.way.path.as_ref(), self.peer_qpn) {
+        match own.device.find_peer(self.origin.path.as_ref(), self.peer_qpn) {
             Some(found) => Peer::Direct(found),
             None => Peer::Unresolved,
         }

@@ -26,28 +26,11 @@ pub(crate) enum Peer {
     Direct(Arc<QueuePair>),
 }
 
-/// From where to where the requests go.
-#[derive(Debug)]
-pub(crate) struct Way {
-    /// What responders know this connection by: another with each address vector and each reset, so that
-    /// nothing of an earlier life, and no packet from elsewhere, is taken for this one.
-    origin: u64,
-    pub(crate) path: Option<Path>,
-}
-
-impl Way {
-    /// As responders are told it.
-    #[inline(always)]
-    pub(super) fn origin(&self, own: &QueuePair) -> Origin<'_> {
-        let path = self.path.as_ref();
-        Origin { number: self.origin, service: own.service, qpn: own.qpn, path }
-    }
-}
-
 /// What the requester knows of its connection.
 #[derive(Debug)]
 pub(crate) struct Requester {
-    pub(crate) way: Way,
+    /// What responders know this connection by.
+    pub(crate) origin: Origin,
     /// Where the next origin comes from.
     ids: &'static Ids,
     pub(crate) peer_qpn: u32,
@@ -73,9 +56,9 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
-    fn new(ids: &'static Ids, max_sge: u32) -> Result<Self, Refusal> {
+    fn new(ids: &'static Ids, service: Service, max_sge: u32) -> Result<Self, Refusal> {
         Ok(Self {
-            way: Way { origin: ids.unique(), path: None },
+            origin: Origin { number: ids.unique(), service, qpn: 0, path: None },
             ids,
             peer_qpn: 0,
             psn: 0,
@@ -94,7 +77,7 @@ impl Requester {
 
     /// Goes along another path from now on, to whoever is there.
     pub(crate) fn go(&mut self, path: Option<Path>) {
-        self.way = Way { origin: self.ids.unique(), path };
+        self.origin = Origin { number: self.ids.unique(), path, ..self.origin };
         (self.peer, self.last) = (Peer::Unresolved, Weak::new());
     }
 
@@ -175,7 +158,7 @@ impl SendSide {
             state: QpState::RESET,
             incarnation: 0,
             queue: SendQueue::new(capacity, datagrams)?,
-            requester: Requester::new(ids, capacity.send_sge)?,
+            requester: Requester::new(ids, init.service, capacity.send_sge)?,
             blocked: Blocked::No,
             posted: 0,
             reclaimed: 0,

@@ -77,7 +77,7 @@ impl Requester {
             memory::find(own, &visit, pd, sge.lkey, sge.addr, length, LOCAL_READ)?
         };
         let mut responder = peer.responder.lock();
-        if !responder.listens_to(peer, self.way.origin(own), self.psn) {
+        if !responder.listens_to(peer, &self.origin, self.psn) {
             return None;
         }
         let reach = Reach::Mapped;

@@ -57,12 +57,12 @@ impl Requester {
         let operation = &request.operation;
         let packets = psn::packets(length, self.mtu_log2);
         if let Peer::Direct(peer) = &self.peer {
-            let from = self.way.origin(own);
             let mut responder = peer.responder.lock();
-            let knows = responder.knows(peer, from);
+            let knows = responder.knows(peer, &self.origin);
             let mut inbound = Inbound { own: peer, side: &mut responder, visit, reach };
             if knows && inbound.begin(operation) {
-                let progress = Progress { origin: from.number, copied: &mut self.progress, extent };
+                let progress =
+                    Progress { origin: self.origin.number, copied: &mut self.progress, extent };
                 match progress.exchange(&mut inbound, operation, length, &self.local) {
                     Ok(Verdict::Done { .. }) => inbound.expect_after(self.psn, packets),
                     Ok(verdict) => return verdict,

@@ -5,18 +5,19 @@ use crate::engine::service::Service;
 
 /// A requester, as its responder knows it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Origin<'a> {
-    /// Another one with each address vector and each reset of the requester.
+pub(crate) struct Origin {
+    /// Another one with each address vector and each reset of the requester, so that nothing of an earlier
+    /// life, and no packet from elsewhere, is taken for this one.
     pub(crate) number: u64,
     pub(crate) service: Service,
     pub(crate) qpn: u32,
-    pub(crate) path: Option<&'a Path>,
+    pub(crate) path: Option<Path>,
 }
 
-impl Origin<'_> {
+impl Origin {
     /// Whether the requester is the peer that a responder was connected to.
     pub(crate) fn is(&self, qpn: u32, path: Option<&Path>) -> bool {
-        let paths = self.path.zip(path);
+        let paths = self.path.as_ref().zip(path);
         self.qpn == qpn && paths.is_some_and(|(theirs, ours)| theirs.is_reverse_of(ours))
     }
 }

@@ -77,7 +77,7 @@ impl Responder {
     /// is from the connected queue pair, along the connected path, and expected next; anything else is
     /// dropped without an answer.
     #[inline]
-    pub(crate) fn listens_to(&mut self, own: &QueuePair, from: Origin<'_>, psn: u32) -> bool {
+    pub(crate) fn listens_to(&mut self, own: &QueuePair, from: &Origin, psn: u32) -> bool {
         self.psn == psn && self.knows(own, from)
     }
 
@@ -89,12 +89,12 @@ impl Responder {
 
     /// Whether it takes packets, and those of this requester.
     #[inline]
-    pub(crate) fn knows(&mut self, own: &QueuePair, from: Origin<'_>) -> bool {
+    pub(crate) fn knows(&mut self, own: &QueuePair, from: &Origin) -> bool {
         self.is_ready() && (self.verified == from.number || self.verify(own, from))
     }
 
     #[cold]
-    fn verify(&mut self, own: &QueuePair, from: Origin<'_>) -> bool {
+    fn verify(&mut self, own: &QueuePair, from: &Origin) -> bool {
         let connected = own.device.port_is_up()
             && own.service == from.service
             && from.is(self.peer_qpn, self.path.as_ref());
@@ -198,7 +198,7 @@ impl Responder {
     }
 
     /// Counts a request that was dropped for its sequence number, if it is from the connected peer.
-    pub(crate) fn count_dropped(&self, own: &QueuePair, from: Origin<'_>, psn: u32) {
+    pub(crate) fn count_dropped(&self, own: &QueuePair, from: &Origin, psn: u32) {
         let tally = &own.device.tally;
         match psn.wrapping_sub(self.psn) & 0x00ff_ffff {
             0 => {}
