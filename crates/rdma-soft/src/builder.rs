@@ -3,93 +3,13 @@
 use crate::abi;
 use crate::device::Device;
 use crate::fabric::Fabric;
+use crate::fabric::devices::InstallError;
 use crate::fabric::random::Seed;
 use crate::gid_place::GidPlace;
+use crate::limits::Limits;
+use crate::link::Link;
 use crate::schedule::Schedule;
 use crate::soft_device::SoftDevice;
-
-/// The link layer of a device's port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Link {
-    /// RoCE: addresses are GIDs (link-local and IPv4-mapped, for RoCE v1 and v2).
-    #[default]
-    Ethernet,
-    /// InfiniBand: the address is a LID.
-    InfiniBand,
-}
-
-/// What a device can and can hold; asking for more is refused as hardware refuses it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    pub(crate) max_qp: u32,
-    pub(crate) max_qp_wr: u32,
-    pub(crate) max_sge: u32,
-    pub(crate) max_inline: u32,
-    pub(crate) max_cq: u32,
-    pub(crate) max_cqe: u32,
-    pub(crate) max_srq: u32,
-    pub(crate) max_srq_wr: u32,
-    pub(crate) max_srq_sge: u32,
-    pub(crate) max_mr: u32,
-    pub(crate) max_mw: u32,
-    pub(crate) max_pd: u32,
-    pub(crate) max_ah: u32,
-    /// READs and atomics of a queue pair in flight, each way.
-    pub(crate) max_rd_atomic: u8,
-    pub(crate) atomics: bool,
-    pub(crate) window_type_1: bool,
-    pub(crate) window_type_2: bool,
-    /// Extended queue pairs and completion queues, and the clock of their timestamps.
-    pub(crate) extended: bool,
-    pub(crate) memlock_bytes: Option<u64>,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            max_qp: 1 << 16,
-            max_qp_wr: 1 << 14,
-            max_sge: 32,
-            max_inline: 512,
-            max_cq: 1 << 16,
-            max_cqe: 1 << 20,
-            max_srq: 1 << 16,
-            max_srq_wr: 1 << 14,
-            max_srq_sge: 32,
-            max_mr: 1 << 20,
-            max_mw: 1 << 18,
-            max_pd: 1 << 15,
-            max_ah: 1 << 16,
-            max_rd_atomic: 16,
-            atomics: true,
-            window_type_1: true,
-            window_type_2: true,
-            extended: true,
-            memlock_bytes: None,
-        }
-    }
-}
-
-/// Why a device was not installed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum InstallError {
-    /// There is a device of this name; devices live as long as the process.
-    #[error("a software device named `{0}` is already installed: choose another name")]
-    NameTaken(String),
-    /// The name does not fit into `struct ibv_device`, or could not be typed on a command line.
-    #[error(
-        "`{0}` is no device name: use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` and `.`"
-    )]
-    BadName(String),
-    /// Devices live as long as the process, and there is room for so many.
-    #[error("there are {0} software devices in this process already: use one of them")]
-    TooMany(usize),
-    /// The system gave no random numbers, without which keys could be guessed.
-    #[error("no random numbers from the system: let the process call getrandom(2)")]
-    NoRandomness,
-}
 
 /// Makes a software device with a name, a schedule and limits of its own.
 ///

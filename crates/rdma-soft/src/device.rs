@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, Weak};
 use rdma_types::{AsyncEventKind, Guid};
 
 use crate::address::{Address, AddressAttributes, GidEntry, Path};
-use crate::builder::{Limits, Link};
 use crate::counters::Tally;
 use crate::engine::Refusal;
+use crate::engine::deferred::Deferred;
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair_table::QueuePairTable;
@@ -20,7 +20,9 @@ use crate::fabric::clock::Time;
 use crate::fabric::random::{Purpose, Seed};
 use crate::gid_place::GidPlace;
 use crate::identity::Identity;
-use crate::schedule::{Deferred, Schedule};
+use crate::limits::Limits;
+use crate::link::Link;
+use crate::schedule::Schedule;
 use crate::sync::locked;
 
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use rdma_types::GidType;
 
-use crate::builder::Link;
+use crate::link::Link;
 
 /// What one place of a port's GID table holds, for [`Builder::gids`](crate::Builder::gids). The address
 /// itself is random.

@@ -6,9 +6,9 @@ use std::net::Ipv4Addr;
 use rdma_types::{Gid, Guid};
 
 use crate::address::GidEntry;
-use crate::builder::Link;
 use crate::fabric::random::Random;
 use crate::gid_place::GidPlace;
+use crate::link::Link;
 
 #[derive(Debug)]
 pub(crate) struct Identity {

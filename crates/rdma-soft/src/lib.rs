@@ -47,14 +47,18 @@ mod engine;
 mod fabric;
 mod gid_place;
 mod identity;
+mod limits;
+mod link;
 mod schedule;
 mod soft_device;
 mod sync;
 
 pub use abi::verbs;
-pub use builder::{Builder, InstallError, Link};
+pub use builder::Builder;
 pub use counters::Counters;
+pub use fabric::devices::InstallError;
 pub use gid_place::GidPlace;
+pub use link::Link;
 pub use schedule::Schedule;
 pub use soft_device::SoftDevice;
 

@@ -13,10 +13,10 @@ use super::attributes::address;
 use super::block::{AhBlock, device_of, pd_children, pd_of, vector_of};
 use super::{number, pointer};
 use crate::address::{AddressAttributes, AddressVector, Route};
-use crate::builder::Link;
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::requester::route_header::{self, IPV4_AT};
+use crate::link::Link;
 
 /// The largest service level (IBTA volume 1, 7.6.5).
 const MAX_SERVICE_LEVEL: u8 = 15;

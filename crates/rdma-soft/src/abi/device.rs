@@ -11,11 +11,11 @@ use rdma_sys::{
 
 use super::block::device_of;
 use super::device_block::{DeviceBlock, blocks};
-use crate::builder::Limits;
 use crate::device::Device;
 use crate::engine::requester::direct::MAX_MESSAGE_BYTES;
 use crate::engine::window::Kind;
 use crate::fabric::clock;
+use crate::limits::Limits;
 
 pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
     let devices = blocks();

@@ -10,8 +10,8 @@ use rdma_sys::{
 use super::block::device_of;
 use super::device::{MAX_MESSAGE, fill, int};
 use crate::address::GidEntry;
-use crate::builder::Link;
 use crate::device::Device;
+use crate::link::Link;
 
 /// The default partition, full membership (IBTA volume 1, 10.9.1.2).
 const PKEY: u16 = 0xffff;

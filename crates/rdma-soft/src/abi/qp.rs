@@ -14,12 +14,12 @@ use super::block::{
     queue_pair_init, queue_pair_of, shared_queue_children, shared_queue_of,
 };
 use super::{number, pointer, wr};
-use crate::builder::Limits;
 use crate::engine::Refusal;
 use crate::engine::events::Acknowledgements;
 use crate::engine::queue_pair::{Capacity, Init, QueuePair};
 use crate::engine::report::{Element, Handle, Reporter};
 use crate::engine::service::Service;
+use crate::limits::Limits;
 
 pub(super) unsafe extern "C" fn create_qp(
     pd: *mut ibv_pd,

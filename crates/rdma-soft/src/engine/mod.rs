@@ -12,6 +12,7 @@ mod barrier;
 pub(crate) mod completion;
 pub(crate) mod copy;
 pub(crate) mod critical_region;
+pub(crate) mod deferred;
 pub(crate) mod events;
 pub(crate) mod grace_period;
 pub(crate) mod import;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use loom::thread;
 use rdma_types::{AccessFlags, QpAttributes, QpState, WcStatus};
 
-use crate::builder::{Limits, Link};
 use crate::device::Device;
 use crate::engine::completion::CompletionQueue;
 use crate::engine::operation::Opcode;
@@ -24,6 +23,8 @@ use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::engine::work_completion::Side;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
+use crate::limits::Limits;
+use crate::link::Link;
 use crate::schedule::Schedule;
 use crate::sync::{Ordering, locked};
 

@@ -11,7 +11,6 @@ use std::collections::HashMap;
 
 use rdma_types::{AccessFlags, WcStatus};
 
-use crate::builder::Limits;
 use crate::engine::Refusal;
 use crate::engine::grace_period;
 use crate::engine::operation::{Opcode, Operation};
@@ -19,6 +18,7 @@ use crate::engine::probe::FROM_PEERS;
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::Region;
+use crate::limits::Limits;
 
 /// What a bind may ask for. Local write gives nothing, since a window has remote rights only; programs
 /// that pass the flags of the region have it, and providers take it.

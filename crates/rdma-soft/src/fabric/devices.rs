@@ -3,12 +3,32 @@
 use std::sync::Mutex;
 
 use crate::address::Address;
-use crate::builder::{InstallError, Link};
 use crate::device::Device;
+use crate::link::Link;
 use crate::sync::locked;
 
 /// Far more than there are uses for, and far fewer than LIDs.
 const MAX_DEVICES: usize = 4096;
+
+/// Why a device was not installed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InstallError {
+    /// There is a device of this name; devices live as long as the process.
+    #[error("a software device named `{0}` is already installed: choose another name")]
+    NameTaken(String),
+    /// The name does not fit into `struct ibv_device`, or could not be typed on a command line.
+    #[error(
+        "`{0}` is no device name: use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` and `.`"
+    )]
+    BadName(String),
+    /// Devices live as long as the process, and there is room for so many.
+    #[error("there are {0} software devices in this process already: use one of them")]
+    TooMany(usize),
+    /// The system gave no random numbers, without which keys could be guessed.
+    #[error("no random numbers from the system: let the process call getrandom(2)")]
+    NoRandomness,
+}
 
 /// Devices in the order in which they were installed.
 #[derive(Debug)]

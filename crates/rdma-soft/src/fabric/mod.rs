@@ -63,8 +63,10 @@ impl std::fmt::Debug for Fabric {
 mod tests {
     use super::*;
     use crate::address::Address;
-    use crate::builder::{InstallError, Limits, Link};
     use crate::device::Device;
+    use crate::fabric::devices::InstallError;
+    use crate::limits::Limits;
+    use crate::link::Link;
     use crate::schedule::Schedule;
     use random::Seed;
 

@@ -15,12 +15,12 @@ use crate::engine::completion::entry::Timestamp;
 use crate::engine::completion::rings::Rings;
 use crate::engine::completion::seats::Seats;
 use crate::engine::completion::{Reclaimed, Seat};
+use crate::engine::deferred::Deferred;
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{Handle, Reporter};
 use crate::engine::work_completion::Completion;
 use crate::fabric::Fabric;
-use crate::schedule::Deferred;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
 
 /// The completion queue overflowed: a completion was lost, and it is in error for good.

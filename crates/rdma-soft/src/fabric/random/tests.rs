@@ -1,11 +1,12 @@
 //! What a peer learns from what every peer is told.
 
 use super::*;
-use crate::builder::{Limits, Link};
 use crate::device::Device;
 use crate::engine::region::Region;
 use crate::fabric::Fabric;
 use crate::gid_place::GidPlace;
+use crate::limits::Limits;
+use crate::link::Link;
 use crate::schedule::Schedule;
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;

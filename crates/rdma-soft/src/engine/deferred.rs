@@ -1,0 +1,183 @@
+//! The schedule that executes requests at a later poll, or a moment later on the device's thread.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::engine::Refusal;
+use crate::engine::aftermath::Aftermath;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::drive::Work;
+use crate::engine::requester::side::{Blocked, SendSide};
+use crate::fabric::clock::Time;
+use crate::fabric::random::SplitMix;
+use crate::sync::locked;
+
+/// The longest that deferred work waits for a poll before the other thread takes it.
+const PATIENCE: Duration = Duration::from_micros(300);
+/// The most requests that one step of deferred work executes.
+const STEP: u32 = 4;
+
+/// The queue pairs of a device with deferred work.
+#[derive(Debug)]
+pub(crate) struct Deferred {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    pending: Vec<Arc<QueuePair>>,
+    rng: SplitMix,
+}
+
+impl Deferred {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { state: Mutex::new(State { pending: Vec::new(), rng: SplitMix::new(seed) }) }
+    }
+
+    /// Makes room for that many queue pairs beside those in the list, which may be about to go away, so
+    /// that posting never allocates.
+    pub(crate) fn reserve(&self, queue_pairs: usize) -> Result<(), Refusal> {
+        let reserved = locked(&self.state).pending.try_reserve(queue_pairs);
+        reserved.map_err(|_| Refusal::NoRoom)
+    }
+
+    fn add(&self, queue_pair: Arc<QueuePair>) {
+        locked(&self.state).pending.push(queue_pair);
+    }
+
+    /// The queue pair goes away, and has nothing left to execute.
+    pub(crate) fn remove(&self, queue_pair: &Arc<QueuePair>) {
+        let mut state = locked(&self.state);
+        state.pending.retain(|other| !Arc::ptr_eq(other, queue_pair));
+    }
+
+    fn below(&self, bound: u32) -> u32 {
+        locked(&self.state).rng.below(bound)
+    }
+
+    /// A step at a poll: now and then, some requests of some queue pair.
+    pub(crate) fn step(&self) {
+        let (queue_pair, requests) = {
+            let mut state = locked(&self.state);
+            let count = u32::try_from(state.pending.len()).unwrap_or(u32::MAX);
+            if count == 0 || state.rng.below(2) == 0 {
+                return;
+            }
+            let chosen = state.rng.below(count) as usize;
+            let requests = 1 + state.rng.below(STEP);
+            (state.pending.swap_remove(chosen), requests)
+        };
+        let mut aftermath = Aftermath::default();
+        {
+            let mut send = queue_pair.send.lock();
+            send.pending = false;
+            if send.blocked == Blocked::No {
+                send.drive(&queue_pair, Work::Turn(requests), &mut aftermath);
+            }
+            send.stay_pending(&queue_pair, self);
+        }
+        aftermath.settle(&queue_pair);
+    }
+}
+
+impl SendSide {
+    /// A request was queued: sees to it that it is executed, as the device's schedule says.
+    pub(crate) fn defer(&mut self, own: &Arc<QueuePair>) {
+        if let Some(deferred) = &own.device.deferred {
+            self.stay_pending(own, deferred);
+            self.arm_if_deferred(own);
+        }
+    }
+
+    fn stay_pending(&mut self, own: &Arc<QueuePair>, deferred: &Deferred) {
+        if !self.pending && self.may_run() && !self.queue.is_empty() {
+            self.pending = true;
+            deferred.add(Arc::clone(own));
+        }
+    }
+
+    /// Has the other thread look at the queue in a moment, if there is something to execute.
+    pub(crate) fn arm_if_deferred(&self, own: &QueuePair) {
+        let Some(deferred) = &own.device.deferred else { return };
+        if !self.has_work() {
+            return;
+        }
+        if self.requester.progress > 0 {
+            return own.alarm.set(Time::AT_ONCE);
+        }
+        let micros = deferred.below(u32::try_from(PATIENCE.as_micros()).unwrap_or(1));
+        own.alarm.set(own.device.fabric.clock.now() + Duration::from_micros(u64::from(micros)));
+    }
+
+    /// A step on the other thread.
+    pub(crate) fn run_deferred(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+        let Some(deferred) = &own.device.deferred else { return };
+        let requests = 1 + deferred.below(STEP);
+        self.drive(own, Work::Turn(requests), aftermath);
+        self.arm_if_deferred(own);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::OnceLock;
+
+    use rdma_types::QpState;
+
+    use super::*;
+    use crate::device::Device;
+    use crate::engine::completion::CompletionQueue;
+    use crate::engine::protection::ProtectionDomain;
+    use crate::engine::queue_pair::{Capacity, Init};
+    use crate::engine::report::Reporter;
+    use crate::engine::requester::request::{Payload, Request};
+    use crate::engine::service::Service;
+    use crate::fabric::Fabric;
+    use crate::fabric::random::Seed;
+    use crate::limits::Limits;
+    use crate::link::Link;
+    use crate::schedule::Schedule;
+
+    #[test]
+    fn queue_pair_that_was_destroyed_with_work_to_do_is_forgotten() {
+        let schedule = Schedule::Deferred { seed: 1 };
+        // Where a leak checker finds it.
+        static FABRIC: Fabric = Fabric::new();
+        static DEVICE: OnceLock<Device> = OnceLock::new();
+        let device = DEVICE.get_or_init(|| {
+            Device::new(
+                &FABRIC,
+                "d".into(),
+                Link::Ethernet,
+                Vec::new(),
+                Limits::default(),
+                schedule,
+                &Seed::new(1),
+            )
+        });
+        let (pd, cq) = (
+            ProtectionDomain::new(device),
+            Arc::new(CompletionQueue::new(&FABRIC, 2, None).unwrap()),
+        );
+        let capacity =
+            Capacity { send_wr: 1, receive_wr: 0, send_sge: 1, receive_sge: 0, inline: 0 };
+        let service = Service::ReliableConnection;
+        let init = Init { service, capacity, signal_all: false };
+        let queue_pair = QueuePair::create(&pd, &cq, &cq, None, init, Reporter::silent()).unwrap();
+        {
+            let mut send = queue_pair.send.lock();
+            send.state = QpState::RTS;
+            send.push(&Request::EMPTY, Payload::keyed(&[]));
+            send.defer(&queue_pair);
+        }
+        let pending = || locked(&device.deferred.as_ref().unwrap().state).pending.len();
+        assert_eq!(pending(), 1);
+        let weak = Arc::downgrade(&queue_pair);
+        queue_pair.destroy();
+        assert_eq!(pending(), 0);
+        // The other thread may be looking at it.
+        while weak.strong_count() > 0 {
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What a device can hold.
+
+/// What a device can and can hold; asking for more is refused as hardware refuses it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) max_qp: u32,
+    pub(crate) max_qp_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) max_inline: u32,
+    pub(crate) max_cq: u32,
+    pub(crate) max_cqe: u32,
+    pub(crate) max_srq: u32,
+    pub(crate) max_srq_wr: u32,
+    pub(crate) max_srq_sge: u32,
+    pub(crate) max_mr: u32,
+    pub(crate) max_mw: u32,
+    pub(crate) max_pd: u32,
+    pub(crate) max_ah: u32,
+    /// READs and atomics of a queue pair in flight, each way.
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) atomics: bool,
+    pub(crate) window_type_1: bool,
+    pub(crate) window_type_2: bool,
+    /// Extended queue pairs and completion queues, and the clock of their timestamps.
+    pub(crate) extended: bool,
+    pub(crate) memlock_bytes: Option<u64>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_qp: 1 << 16,
+            max_qp_wr: 1 << 14,
+            max_sge: 32,
+            max_inline: 512,
+            max_cq: 1 << 16,
+            max_cqe: 1 << 20,
+            max_srq: 1 << 16,
+            max_srq_wr: 1 << 14,
+            max_srq_sge: 32,
+            max_mr: 1 << 20,
+            max_mw: 1 << 18,
+            max_pd: 1 << 15,
+            max_ah: 1 << 16,
+            max_rd_atomic: 16,
+            atomics: true,
+            window_type_1: true,
+            window_type_2: true,
+            extended: true,
+            memlock_bytes: None,
+        }
+    }
+}
