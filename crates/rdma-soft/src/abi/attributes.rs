@@ -7,7 +7,7 @@ use rdma_types::QpState;
 
 use super::qp::gid_bytes;
 use crate::address::AddressAttributes;
-use crate::engine::queue_pair::Capacity;
+use crate::engine::capacity::Capacity;
 use crate::engine::settings::{Found, Settings};
 
 /// What a program gives to a modification. The attributes that the device does not have are refused by

@@ -10,8 +10,9 @@ use rdma_sys::{
 
 use super::data_path::{datagram, send_request};
 use crate::engine::Refusal;
+use crate::engine::capacity::{Capacity, Init};
 use crate::engine::critical_region::CriticalRegion;
-use crate::engine::queue_pair::{Capacity, Init, QueuePair};
+use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::post::post_all;
 use crate::engine::requester::queue::take_inline;
 use crate::engine::requester::request::Payload;

@@ -15,8 +15,9 @@ use super::block::{
 };
 use super::{number, pointer, wr};
 use crate::engine::Refusal;
+use crate::engine::capacity::{Capacity, Init};
 use crate::engine::events::Acknowledgements;
-use crate::engine::queue_pair::{Capacity, Init, QueuePair};
+use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{Element, Handle, Reporter};
 use crate::engine::service::Service;
 use crate::limits::Limits;

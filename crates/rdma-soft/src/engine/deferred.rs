@@ -126,9 +126,9 @@ mod tests {
 
     use super::*;
     use crate::device::Device;
+    use crate::engine::capacity::{Capacity, Init};
     use crate::engine::completion::CompletionQueue;
     use crate::engine::protection::ProtectionDomain;
-    use crate::engine::queue_pair::{Capacity, Init};
     use crate::engine::report::Reporter;
     use crate::engine::requester::request::{Payload, Request};
     use crate::engine::service::Service;

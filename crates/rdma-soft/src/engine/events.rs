@@ -18,6 +18,7 @@ use crate::engine::models::tokens::{NotAdded, Tokens};
 #[cfg(not(all(test, loom)))]
 use crate::engine::tokens::{NotAdded, Tokens};
 use crate::fabric::Fabric;
+use crate::fabric::overflow::Settle;
 use crate::sync::{Lock, Mutex, locked_for_calls, locked_to_wait};
 
 #[derive(Debug)]
@@ -40,13 +41,6 @@ struct State<E> {
     room: usize,
     /// Noted where those who settle look.
     noted: bool,
-}
-
-/// What has to be done for a queue whose events have no tokens yet.
-pub(crate) trait Deliver: Send + Sync + std::fmt::Debug {
-    /// Adds them. When this returns the tokens of all events are there that were queued when it was called.
-    /// No lock of the engine is held.
-    fn deliver(&self);
 }
 
 impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
@@ -122,7 +116,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
                 (taken.map(&deliver), state.events.len() > state.tokens)
             };
             if more {
-                self.deliver(); // there was no room for their tokens
+                self.settle(); // there was no room for their tokens
             }
             if let Some(taken) = taken {
                 return Ok(taken);
@@ -146,8 +140,9 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
     }
 }
 
-impl<E: Copy + Send + std::fmt::Debug + 'static> Deliver for EventQueue<E> {
-    fn deliver(&self) {
+impl<E: Copy + Send + std::fmt::Debug + 'static> Settle for EventQueue<E> {
+    /// Adds the tokens of all events that have none.
+    fn settle(&self) {
         let _writing = locked_for_calls(&self.writing);
         loop {
             let due = {

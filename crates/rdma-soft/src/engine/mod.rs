@@ -9,6 +9,7 @@
 
 pub(crate) mod aftermath;
 mod barrier;
+pub(crate) mod capacity;
 pub(crate) mod completion;
 pub(crate) mod copy;
 pub(crate) mod critical_region;

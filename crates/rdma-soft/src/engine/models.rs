@@ -8,10 +8,11 @@ use loom::thread;
 use rdma_types::{AccessFlags, QpAttributes, QpState, WcStatus};
 
 use crate::device::Device;
+use crate::engine::capacity::{Capacity, Init};
 use crate::engine::completion::CompletionQueue;
 use crate::engine::operation::Opcode;
 use crate::engine::protection::{ProtectionDomain, Registration};
-use crate::engine::queue_pair::{Capacity, Init, QueuePair};
+use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::Reporter;
 use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Payload, Request};

@@ -2,14 +2,11 @@
 
 use rdma_types::{AccessFlags, QpAttributes};
 
-use crate::address::Path;
 use crate::engine::Refusal;
 use crate::engine::probe;
-use crate::engine::requester::side::Requester;
-use crate::engine::responder::side::Responder;
 use crate::engine::settings::Settings;
 
-const LARGEST_24_BITS: u32 = 0x00ff_ffff;
+pub(super) const LARGEST_24_BITS: u32 = 0x00ff_ffff;
 
 /// A queue pair's attributes as they were last set, and its life. This lock comes before all others
 /// of the queue pair, and its state is the one that a transition starts from.
@@ -28,75 +25,6 @@ impl std::fmt::Debug for Attributes {
             .field("state", &self.settings.state)
             .field("incarnation", &self.incarnation)
             .finish_non_exhaustive()
-    }
-}
-
-impl Requester {
-    pub(super) fn set(
-        &mut self,
-        new: &Settings,
-        path: Option<Path>,
-        has: impl Fn(QpAttributes) -> bool,
-    ) {
-        if path.is_some() {
-            self.go(path);
-        }
-        if has(QpAttributes::DEST_QPN) {
-            self.peer_qpn = new.peer_qpn;
-        }
-        if has(QpAttributes::PATH_MTU) {
-            // Code 1 is 256 bytes.
-            self.mtu_log2 = 7 + new.path_mtu;
-        }
-        if has(QpAttributes::SQ_PSN) {
-            self.psn = new.sq_psn & LARGEST_24_BITS;
-        }
-        if has(QpAttributes::TIMEOUT) {
-            self.ack_timeout = new.timeout;
-        }
-        if has(QpAttributes::RETRY_CNT) {
-            self.retries = new.retries;
-        }
-        if has(QpAttributes::RNR_RETRY) {
-            self.rnr_retries = new.rnr_retries;
-        }
-        if has(QpAttributes::MAX_QP_RD_ATOMIC) {
-            self.max_rd_atomic = new.max_rd_atomic;
-        }
-        if has(QpAttributes::QKEY) {
-            self.qkey = new.qkey;
-        }
-    }
-}
-
-impl Responder {
-    pub(super) fn set(
-        &mut self,
-        new: &Settings,
-        path: Option<Path>,
-        has: impl Fn(QpAttributes) -> bool,
-    ) {
-        if path.is_some() {
-            (self.path, self.verified) = (path, 0);
-        }
-        if has(QpAttributes::DEST_QPN) {
-            (self.peer_qpn, self.verified) = (new.peer_qpn, 0);
-        }
-        if has(QpAttributes::RQ_PSN) {
-            self.psn = new.rq_psn & LARGEST_24_BITS;
-        }
-        if has(QpAttributes::ACCESS_FLAGS) {
-            self.access = new.access;
-        }
-        if has(QpAttributes::MIN_RNR_TIMER) {
-            self.min_rnr_timer = new.min_rnr_timer;
-        }
-        if has(QpAttributes::MAX_DEST_RD_ATOMIC) {
-            self.max_rd_atomic = new.max_dest_rd_atomic;
-        }
-        if has(QpAttributes::QKEY) {
-            self.qkey = new.qkey;
-        }
     }
 }
 

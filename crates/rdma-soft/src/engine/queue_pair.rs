@@ -1,5 +1,6 @@
 //! Queue pairs: what they are made of, their making, their error state and their end.
 
+use std::marker::PhantomData;
 use std::sync::{Arc, Mutex};
 
 use rdma_types::{AsyncEventKind, QpAttributes, QpState, WcOpcode, WcStatus};
@@ -8,7 +9,10 @@ use crate::address::Path;
 use crate::counters::SendCounts;
 use crate::device::Device;
 use crate::engine::Refusal;
+use crate::engine::capacity::{Capacity, Init};
 use crate::engine::completion::{CompletionQueue, Reclaimed, Seat};
+use crate::engine::grace_period::Visit;
+use crate::engine::memory::Keys;
 use crate::engine::modify::{Attributes, check_values};
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
@@ -27,25 +31,6 @@ use crate::fabric::clock::Time;
 use crate::fabric::timers::Alarm;
 use crate::schedule::Schedule;
 use crate::sync::{ControlGuard, Line, Lock, Ordering, locked};
-
-/// The sizes of a queue pair, as its creator asked for them; with a shared receive queue, no receives.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Capacity {
-    pub(crate) send_wr: u32,
-    pub(crate) receive_wr: u32,
-    pub(crate) send_sge: u32,
-    pub(crate) receive_sge: u32,
-    pub(crate) inline: u32,
-}
-
-/// What a queue pair is created with, besides what it uses.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Init {
-    pub(crate) service: Service,
-    pub(crate) capacity: Capacity,
-    /// Every send request completes aloud.
-    pub(crate) signal_all: bool,
-}
 
 #[derive(Debug)]
 pub(crate) struct QueuePair {
@@ -295,6 +280,19 @@ impl QueuePair {
             side: Side::Receive,
             ..self.failed_send(receive.wr_id, receive.index.wrapping_add(1), status)
         }
+    }
+
+    /// The keys of its own domain.
+    #[inline(always)]
+    pub(crate) fn keys<'a>(&'a self, _visit: &'a Visit) -> Keys<'a> {
+        let (regions, pd) = (&self.device.regions, self.pd_number);
+        Keys { regions, visit: PhantomData, pd, queue_pair: self.id }
+    }
+
+    /// The keys of the elements of receive requests.
+    #[inline(always)]
+    pub(crate) fn receive_keys<'a>(&'a self, visit: &'a Visit) -> Keys<'a> {
+        Keys { pd: self.receive_pd_number, ..self.keys(visit) }
     }
 
     #[inline]

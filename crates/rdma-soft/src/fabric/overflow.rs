@@ -4,18 +4,21 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rdma_types::AsyncEventKind;
-
-use crate::engine::completion::CompletionQueue;
-use crate::engine::events::Deliver;
 use crate::sync::{ControlGuard, locked};
+
+/// Something that a thread which holds locks has left to be done.
+pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
+    /// Does it. When this returns all is done that was left when it was called, by this thread or another.
+    /// The caller holds no lock.
+    fn settle(&self);
+}
 
 #[derive(Debug)]
 struct Due {
     /// Completion queues that overflowed.
-    failed: Vec<Arc<CompletionQueue>>,
+    failed: Vec<Arc<dyn Settle>>,
     /// Event queues, each once, until its tokens are there.
-    events: Vec<Arc<dyn Deliver>>,
+    events: Vec<Arc<dyn Settle>>,
     /// How many queues of each kind there are: there is room for them all, so that noting one does not
     /// allocate.
     completion_queues: usize,
@@ -68,16 +71,17 @@ impl Unsettled {
     }
 
     /// Notes that a queue lost a completion.
-    pub(crate) fn note(&self, queue: &Arc<CompletionQueue>) {
+    pub(crate) fn note(&self, queue: Arc<dyn Settle>) {
         let mut due = self.lock();
-        if !due.failed.iter().any(|other| Arc::ptr_eq(other, queue)) {
-            due.failed.push(Arc::clone(queue));
+        if !due.failed.iter().any(|other| std::ptr::addr_eq(&raw const **other, &raw const *queue))
+        {
+            due.failed.push(queue);
         }
         self.count(&due);
     }
 
     /// Notes that events of a queue have no tokens; the queue is not noted yet.
-    pub(crate) fn note_events(&self, queue: Arc<dyn Deliver>) {
+    pub(crate) fn note_events(&self, queue: Arc<dyn Settle>) {
         let mut due = self.lock();
         due.events.push(queue);
         self.count(&due);
@@ -113,21 +117,14 @@ impl Unsettled {
             self.count(&due);
             drop(due);
             let Some(queue) = queue else { break };
-            queue.report_overflow();
-            let mut seen = 0;
-            while let Some((id, user)) = queue.user_after(seen) {
-                seen = id;
-                if let Some(queue_pair) = user.upgrade() {
-                    queue_pair.enter_error(None, Some(AsyncEventKind::QP_FATAL));
-                }
-            }
+            queue.settle();
         }
         // Downwards, since who is forgotten is replaced by the last; what others add meanwhile is theirs.
         let count = self.lock().events.len();
         for n in (0..count).rev() {
             let queue = self.lock().events.get(n).map(Arc::clone);
             if let Some(queue) = queue {
-                queue.deliver();
+                queue.settle();
             }
         }
     }

@@ -12,15 +12,16 @@ use rdma_types::{AsyncEventKind, WcStatus};
 
 use crate::engine::Refusal;
 use crate::engine::completion::entry::Timestamp;
+use crate::engine::completion::reclaimed::Reclaimed;
 use crate::engine::completion::rings::Rings;
-use crate::engine::completion::seats::Seats;
-use crate::engine::completion::{Reclaimed, Seat};
+use crate::engine::completion::seats::{Seat, Seats};
 use crate::engine::deferred::Deferred;
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{Handle, Reporter};
 use crate::engine::work_completion::Completion;
 use crate::fabric::Fabric;
+use crate::fabric::overflow::Settle;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
 
 /// The completion queue overflowed: a completion was lost, and it is in error for good.
@@ -226,13 +227,6 @@ impl CompletionQueue {
         self.reporter.name(handle);
     }
 
-    /// Reports the overflow, the first time.
-    pub(crate) fn report_overflow(&self) {
-        if self.overflowed.swap(2, Ordering::AcqRel) == 1 {
-            self.reporter.report(AsyncEventKind::CQ_ERR);
-        }
-    }
-
     /// Removes the events that were not taken yet: the queue goes away, and nothing completes here any
     /// more.
     pub(crate) fn withdraw_events(&self) {
@@ -257,7 +251,7 @@ impl CompletionQueue {
         // 2 once it was reported.
         self.overflowed.fetch_max(1, Ordering::AcqRel);
         // Each time: the loser may have come to this queue, or back from a reset, after the first.
-        self.fabric.unsettled.note(self);
+        self.fabric.unsettled.note(Arc::<Self>::clone(self));
     }
 
     /// Takes up to `most` completions, oldest first, hands each to `take`, which may ask when it came,
@@ -324,19 +318,33 @@ impl CompletionQueue {
         self.overflowed.load(Ordering::Acquire) != 0
     }
 
-    /// The queue pairs that complete here, by their numbers: the first behind number `after`, and its
-    /// number. So they are gone through without a lock held.
-    pub(crate) fn user_after(&self, after: u64) -> Option<(u64, Weak<QueuePair>)> {
-        let users = locked(&self.users);
-        let mut behind = users.range((Bound::Excluded(after), Bound::Unbounded));
-        behind.next().map(|(&id, user)| (id, user.clone()))
-    }
-
     pub(crate) fn add_user(&self, id: u64, user: Weak<QueuePair>) {
         locked(&self.users).insert(id, user);
     }
 
     pub(crate) fn remove_user(&self, id: u64) {
         locked(&self.users).remove(&id);
+    }
+}
+
+impl Settle for CompletionQueue {
+    /// A completion was lost: says so, the first time, and moves the queue pairs that complete here to
+    /// error, one after the other, so that no lock is held over them.
+    fn settle(&self) {
+        if self.overflowed.swap(2, Ordering::AcqRel) == 1 {
+            self.reporter.report(AsyncEventKind::CQ_ERR);
+        }
+        let behind = |id| {
+            let users = locked(&self.users);
+            let mut behind = users.range((Bound::Excluded(id), Bound::Unbounded));
+            behind.next().map(|(&id, user)| (id, user.clone()))
+        };
+        let mut next = behind(0);
+        while let Some((id, user)) = next {
+            if let Some(queue_pair) = user.upgrade() {
+                queue_pair.enter_error(None, Some(AsyncEventKind::QP_FATAL));
+            }
+            next = behind(id);
+        }
     }
 }

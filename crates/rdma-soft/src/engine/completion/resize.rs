@@ -1,7 +1,7 @@
 //! Giving a completion queue another size while it is pushed to and polled.
 
 use crate::engine::Refusal;
-use crate::engine::completion::CompletionQueue;
+use crate::engine::completion::queue::CompletionQueue;
 use crate::sync::Ordering;
 
 impl CompletionQueue {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::completion::Reclaimed;
+use crate::engine::completion::reclaimed::Reclaimed;
 
 /// A queue pair's place in a completion queue, fixed while it is attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,6 @@ use rdma_types::{AccessFlags, WcStatus as Status};
 use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::{Reach, Segment};
 use crate::engine::grace_period::Visit;
-use crate::engine::memory;
 use crate::engine::operation::Opcode;
 use crate::engine::operation::Operation;
 use crate::engine::psn;
@@ -154,8 +153,7 @@ impl Requester {
                 true => AccessFlags::LOCAL_WRITE.bits(),
                 false => LOCAL_READ,
             };
-            memory::find_all(own, visit, own.pd_number, payload.sges(), access, local)
-                .ok_or(Status::LOC_PROT_ERR)?
+            own.keys(visit).find_all(payload.sges(), access, local).ok_or(Status::LOC_PROT_ERR)?
         };
         // The result of an atomic is eight bytes (IBTA volume 1, 9.4.5).
         let wrong_length = length > MAX_MESSAGE_BYTES || opcode.is_atomic() && length != 8;

@@ -3,8 +3,8 @@
 
 use crate::address::AddressVector;
 use crate::engine::Refusal;
+use crate::engine::capacity::Capacity;
 use crate::engine::copy::{Segment, transfer};
-use crate::engine::queue_pair::Capacity;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::room::Room;
 use crate::engine::sge::Sge;

@@ -3,17 +3,20 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use rdma_types::{QpState, WcStatus};
+use rdma_types::{QpAttributes, QpState, WcStatus};
 
 use crate::address::Path;
 use crate::engine::Refusal;
+use crate::engine::capacity::Init;
 use crate::engine::copy::Segment;
-use crate::engine::queue_pair::{Init, QueuePair};
+use crate::engine::modify::LARGEST_24_BITS;
+use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::queue::SendQueue;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::responder::origin::Origin;
 use crate::engine::room::Room;
 use crate::engine::service::Service;
+use crate::engine::settings::Settings;
 use crate::fabric::clock::Time;
 use crate::fabric::ids::Ids;
 
@@ -73,6 +76,43 @@ impl Requester {
             progress: 0,
             local: Room::new(max_sge.max(1) as usize)?.list(),
         })
+    }
+
+    /// Sets what was given of an `ibv_qp_attr`.
+    pub(crate) fn set(
+        &mut self,
+        new: &Settings,
+        path: Option<Path>,
+        has: impl Fn(QpAttributes) -> bool,
+    ) {
+        if path.is_some() {
+            self.go(path);
+        }
+        if has(QpAttributes::DEST_QPN) {
+            self.peer_qpn = new.peer_qpn;
+        }
+        if has(QpAttributes::PATH_MTU) {
+            // Code 1 is 256 bytes.
+            self.mtu_log2 = 7 + new.path_mtu;
+        }
+        if has(QpAttributes::SQ_PSN) {
+            self.psn = new.sq_psn & LARGEST_24_BITS;
+        }
+        if has(QpAttributes::TIMEOUT) {
+            self.ack_timeout = new.timeout;
+        }
+        if has(QpAttributes::RETRY_CNT) {
+            self.retries = new.retries;
+        }
+        if has(QpAttributes::RNR_RETRY) {
+            self.rnr_retries = new.rnr_retries;
+        }
+        if has(QpAttributes::MAX_QP_RD_ATOMIC) {
+            self.max_rd_atomic = new.max_rd_atomic;
+        }
+        if has(QpAttributes::QKEY) {
+            self.qkey = new.qkey;
+        }
     }
 
     /// Goes along another path from now on, to whoever is there.

@@ -11,7 +11,6 @@ use rdma_types::QpState;
 
 use crate::engine::copy::Reach;
 use crate::engine::grace_period::Visit;
-use crate::engine::memory;
 use crate::engine::psn;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::LOCAL_READ;
@@ -73,8 +72,7 @@ impl Requester {
         let data = if payload.is_inline() {
             payload.inline_segments().next()?
         } else {
-            let pd = own.pd_number;
-            memory::find(own, &visit, pd, sge.lkey, sge.addr, length, LOCAL_READ)?
+            own.keys(&visit).find(sge.lkey, sge.addr, length, LOCAL_READ)?
         };
         let mut responder = peer.responder.lock();
         if !responder.listens_to(peer, &self.origin, self.psn) {

@@ -11,7 +11,6 @@ use rdma_types::{AccessFlags, AsyncEventKind, WcOpcode, WcStatus as Status};
 use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::{AtomicWord, Fault, Reach, Segment};
 use crate::engine::grace_period::Visit;
-use crate::engine::memory;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::psn;
 use crate::engine::queue_pair::QueuePair;
@@ -224,8 +223,7 @@ impl Inbound<'_> {
         let Responder { sges, room, .. } = &mut *self.side;
         room.clear();
         let access = AccessFlags::LOCAL_WRITE.bits();
-        let pd = self.own.receive_pd_number;
-        let fits = memory::find_all(self.own, self.visit, pd, sges, access, room);
+        let fits = self.own.receive_keys(self.visit).find_all(sges, access, room);
         let fits = fits.ok_or(BAD_RECEIVE)?;
         if fits >= length {
             return Ok(());
@@ -243,7 +241,8 @@ impl Inbound<'_> {
             return Err(fault_of_request(Status::REM_INV_REQ_ERR));
         }
         let (key, address) = (operation.rkey, operation.remote_address);
-        memory::find(own, visit, own.pd_number, key, address, length, access)
+        own.keys(visit)
+            .find(key, address, length, access)
             .ok_or(fault_of_request(Status::REM_ACCESS_ERR))
     }
 

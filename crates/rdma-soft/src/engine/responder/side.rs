@@ -2,17 +2,19 @@
 
 use std::sync::Arc;
 
-use rdma_types::{AsyncEventKind, QpState, WcOpcode, WcStatus};
+use rdma_types::{AsyncEventKind, QpAttributes, QpState, WcOpcode, WcStatus};
 
 use crate::address::Path;
 use crate::engine::Refusal;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::Segment;
+use crate::engine::modify::LARGEST_24_BITS;
 use crate::engine::operation::Operation;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Receive;
 use crate::engine::responder::origin::Origin;
 use crate::engine::room::Room;
+use crate::engine::settings::Settings;
 use crate::engine::sge::Sge;
 use crate::engine::work_completion::{Completion, JUNK, Side, Source};
 
@@ -71,6 +73,36 @@ impl Responder {
             executed: 0,
             receives: 0,
         })
+    }
+
+    /// Sets what was given of an `ibv_qp_attr`.
+    pub(crate) fn set(
+        &mut self,
+        new: &Settings,
+        path: Option<Path>,
+        has: impl Fn(QpAttributes) -> bool,
+    ) {
+        if path.is_some() {
+            (self.path, self.verified) = (path, 0);
+        }
+        if has(QpAttributes::DEST_QPN) {
+            (self.peer_qpn, self.verified) = (new.peer_qpn, 0);
+        }
+        if has(QpAttributes::RQ_PSN) {
+            self.psn = new.rq_psn & LARGEST_24_BITS;
+        }
+        if has(QpAttributes::ACCESS_FLAGS) {
+            self.access = new.access;
+        }
+        if has(QpAttributes::MIN_RNR_TIMER) {
+            self.min_rnr_timer = new.min_rnr_timer;
+        }
+        if has(QpAttributes::MAX_DEST_RD_ATOMIC) {
+            self.max_rd_atomic = new.max_dest_rd_atomic;
+        }
+        if has(QpAttributes::QKEY) {
+            self.qkey = new.qkey;
+        }
     }
 
     /// Whether a packet of this requester with this sequence number would be taken. One that would be
