@@ -16,6 +16,6 @@ mod seats;
 #[cfg(not(loom))]
 mod tests;
 
+pub(crate) use entry::Seat;
 pub(crate) use queue::{CompletionQueue, Notifier};
 pub(crate) use reclaimed::Reclaimed;
-pub(crate) use seats::Seat;

@@ -19,7 +19,6 @@ use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
 use crate::engine::report::Reporter;
 use crate::engine::requester::drive::resume;
 use crate::engine::requester::side::{Peer, SendSide};
-use crate::engine::requester::waiting::receiver_is_ready;
 use crate::engine::responder::side::Responder;
 use crate::engine::service::Service;
 use crate::engine::settings::{Found, Settings};
@@ -27,7 +26,6 @@ use crate::engine::sge::Sge;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::engine::transition;
 use crate::engine::work_completion::{Completion, JUNK, Side, Source};
-use crate::fabric::clock::Time;
 use crate::fabric::timers::Alarm;
 use crate::schedule::Schedule;
 use crate::sync::{ControlGuard, Line, Lock, Ordering, locked};
@@ -238,10 +236,10 @@ impl QueuePair {
 
     /// Whoever waits for a receive request here finds, in a moment, that nobody answers.
     pub(crate) fn dismiss_waiter(&self, receive: &mut ReceiveQueue) {
-        let of_shared = || self.shared.as_ref().and_then(|shared| shared.dismiss_waiter(self));
-        let waiter = receive.waiter.take().and_then(|waiter| waiter.upgrade());
-        if let Some(requester) = waiter.or_else(of_shared) {
-            requester.alarm.set(Time::AT_ONCE);
+        let of_shared = || self.shared.as_ref()?.dismiss_waiter(self.id);
+        let waiter = receive.waiter.take().or_else(of_shared);
+        if let Some(requester) = waiter.and_then(|waiter| waiter.upgrade()) {
+            requester.receiver_has_gone();
         }
     }
 
@@ -332,7 +330,7 @@ impl QueuePair {
             }
         };
         match waiter.and_then(|waiter| waiter.upgrade()) {
-            Some(requester) => receiver_is_ready(&requester),
+            Some(requester) => requester.receiver_is_ready(),
             None => self.device.fabric.unsettled.settle(),
         }
         Ok(())

@@ -4,12 +4,11 @@
 //! says itself that a request is there: a message takes it without the line of the posting thread's lock.
 //! Only one that finds none locks the queue, to look again and leave word that it waits.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use rdma_types::QpState;
 
 use crate::engine::Refusal;
-use crate::engine::queue_pair::QueuePair;
 use crate::engine::room::Room;
 use crate::engine::sge::Sge;
 use crate::sync::{AtomicU64, Ordering};
@@ -20,6 +19,15 @@ mod loom_tests;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+
+/// A requester that found no receive request, and waits to be told of one.
+pub(crate) trait Waiter: Send + Sync + std::fmt::Debug {
+    /// There is one: goes on before this returns. The caller holds no lock.
+    fn receiver_is_ready(self: Arc<Self>);
+
+    /// The receiver has gone, perhaps to come again: looks in a moment. The queue may be locked.
+    fn receiver_has_gone(&self);
+}
 
 /// A receive request that was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -150,7 +158,7 @@ pub(crate) struct ReceiveQueue {
     /// The number of the next request: how many were accepted since the queue was made.
     pub(crate) next: u64,
     /// The requester that found no request and wants to know of the next.
-    pub(crate) waiter: Option<Weak<QueuePair>>,
+    pub(crate) waiter: Option<Weak<dyn Waiter>>,
 }
 
 impl ReceiveQueue {

@@ -11,10 +11,8 @@ use rdma_types::AsyncEventKind;
 
 use crate::engine::Refusal;
 use crate::engine::protection::ProtectionDomain;
-use crate::engine::queue_pair::QueuePair;
-use crate::engine::receive_queue::{Receive, ReceiveSlots, index};
+use crate::engine::receive_queue::{self, Receive, ReceiveSlots, index};
 use crate::engine::report::Reporter;
-use crate::engine::requester::waiting::receiver_is_ready;
 use crate::engine::sge::Sge;
 use crate::sync::{AtomicU32, Line, Lock, Ordering};
 
@@ -45,16 +43,16 @@ struct Requests {
     users: usize,
 }
 
-/// A queue pair for which a message came when there was no request, and the message's sender.
+/// A queue pair for which a message came when there was no request, by its id, and the message's sender.
 #[derive(Debug)]
 struct Waiter {
     receiver: u64,
-    requester: Weak<QueuePair>,
+    requester: Weak<dyn receive_queue::Waiter>,
 }
 
 impl Requests {
     /// Who has waited longest, if there is a request to take.
-    fn take_waiter(&mut self) -> Option<Arc<QueuePair>> {
+    fn take_waiter(&mut self) -> Option<Arc<dyn receive_queue::Waiter>> {
         if self.head == self.next {
             return None;
         }
@@ -64,11 +62,10 @@ impl Requests {
     }
 
     /// Has the requester told of a request; who waits already keeps its place.
-    fn wait(&mut self, receiver: &QueuePair, requester: &Arc<QueuePair>) {
-        let requester = Arc::downgrade(requester);
-        match self.waiters.iter_mut().find(|waiter| waiter.receiver == receiver.id) {
-            Some(waiter) => waiter.requester = requester,
-            None => self.waiters.push_back(Waiter { receiver: receiver.id, requester }),
+    fn wait(&mut self, waits: Waiter) {
+        match self.waiters.iter_mut().find(|waiter| waiter.receiver == waits.receiver) {
+            Some(waiter) => *waiter = waits,
+            None => self.waiters.push_back(waits),
         }
     }
 }
@@ -104,10 +101,10 @@ impl SharedReceiveQueue {
     }
 
     /// Who waits for a request for this queue pair, which takes none any more.
-    pub(crate) fn dismiss_waiter(&self, receiver: &QueuePair) -> Option<Arc<QueuePair>> {
+    pub(crate) fn dismiss_waiter(&self, receiver: u64) -> Option<Weak<dyn receive_queue::Waiter>> {
         let mut requests = self.requests.lock();
-        let place = requests.waiters.iter().position(|waiter| waiter.receiver == receiver.id)?;
-        requests.waiters.remove(place).and_then(|waiter| waiter.requester.upgrade())
+        let place = requests.waiters.iter().position(|waiter| waiter.receiver == receiver)?;
+        requests.waiters.remove(place).map(|waiter| waiter.requester)
     }
 
     /// Posts a request. Those who wait for one go on before this returns, in the order in which they
@@ -128,7 +125,7 @@ impl SharedReceiveQueue {
         };
         // Who is woken may have given up meanwhile, and leaves the request to the next.
         while let Some(requester) = waiter {
-            receiver_is_ready(&requester);
+            requester.receiver_is_ready();
             waiter = self.requests.lock().take_waiter();
         }
         Ok(())
@@ -142,14 +139,14 @@ impl SharedReceiveQueue {
         &self,
         taken: &mut u64,
         out: &mut Vec<Sge>,
-        waiter: Option<(&QueuePair, &Arc<QueuePair>)>,
+        waiter: Option<(u64, Weak<dyn receive_queue::Waiter>)>,
     ) -> Option<Receive> {
         let limit_reached;
         let receive = {
             let mut requests = self.requests.lock();
             let Some(receive) = self.slots.take(&mut requests.head, out) else {
                 if let Some((receiver, requester)) = waiter {
-                    requests.wait(receiver, requester);
+                    requests.wait(Waiter { receiver, requester });
                 }
                 return None;
             };

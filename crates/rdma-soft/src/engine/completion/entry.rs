@@ -2,10 +2,13 @@
 
 use rdma_types::{WcOpcode, WcStatus};
 
-use crate::engine::completion::seats::Seat;
 use crate::engine::work_completion::{Completion, Side, Source};
 use crate::fabric::clock::{Clock, Time};
 use crate::sync::{AtomicU64, Ordering};
+
+/// A queue pair's place in a completion queue, fixed while it is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seat(pub(super) u32);
 
 /// Beside the flags of a completion, which are the four bits below it.
 const OF_RECEIVE: u32 = 0x10;

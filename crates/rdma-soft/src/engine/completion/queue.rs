@@ -11,10 +11,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use rdma_types::{AsyncEventKind, WcStatus};
 
 use crate::engine::Refusal;
-use crate::engine::completion::entry::Timestamp;
+use crate::engine::completion::entry::{Seat, Timestamp};
 use crate::engine::completion::reclaimed::Reclaimed;
 use crate::engine::completion::rings::Rings;
-use crate::engine::completion::seats::{Seat, Seats};
+use crate::engine::completion::seats::Seats;
 use crate::engine::deferred::Deferred;
 use crate::engine::events::EventQueue;
 use crate::engine::queue_pair::QueuePair;

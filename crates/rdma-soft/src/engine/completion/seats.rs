@@ -2,11 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::engine::completion::entry::Seat;
 use crate::engine::completion::reclaimed::Reclaimed;
-
-/// A queue pair's place in a completion queue, fixed while it is attached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seat(pub(super) u32);
 
 /// The attached queue pairs' counters; a queue pair that uses the queue for both sides sits twice.
 #[derive(Debug, Default)]

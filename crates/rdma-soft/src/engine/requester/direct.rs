@@ -99,7 +99,7 @@ impl Requester {
             return Verdict::Unanswered;
         }
         let mut inbound = Inbound { own: found, side: &mut responder, visit: &visit, reach };
-        if !inbound.begin(operation) && !inbound.begin_or_wait(own) {
+        if !inbound.begin(operation) && !inbound.begin_or_wait(Arc::<QueuePair>::downgrade(own)) {
             return Verdict::NotReady { timer: inbound.side.min_rnr_timer };
         }
         let progress = Progress { origin: self.origin.number, copied: &mut self.progress, extent };

@@ -6,7 +6,9 @@ use rdma_types::{MinRnrTimer, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::receive_queue::Waiter;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
+use crate::fabric::clock::Time;
 
 impl SendSide {
     /// Records why the head waits, and sets the alarm. A reason that it already waits for keeps its
@@ -109,16 +111,21 @@ pub(crate) fn alarm_rings(own: &Arc<QueuePair>) {
     aftermath.settle(own);
 }
 
-/// The receiver that this requester found without a request has one now.
-#[cold]
-pub(crate) fn receiver_is_ready(own: &Arc<QueuePair>) {
-    let mut aftermath = Aftermath::default();
-    {
-        let mut send = own.send.lock();
-        // If it waits no more it was reset, or gave up.
-        if let Blocked::NotReady { .. } = send.blocked {
-            send.take_turn(own, &mut aftermath);
+impl Waiter for QueuePair {
+    #[cold]
+    fn receiver_is_ready(self: Arc<Self>) {
+        let mut aftermath = Aftermath::default();
+        {
+            let mut send = self.send.lock();
+            // If it waits no more it was reset, or gave up.
+            if let Blocked::NotReady { .. } = send.blocked {
+                send.take_turn(&self, &mut aftermath);
+            }
         }
+        aftermath.settle(&self);
     }
-    aftermath.settle(own);
+
+    fn receiver_has_gone(&self) {
+        self.alarm.set(Time::AT_ONCE);
+    }
 }

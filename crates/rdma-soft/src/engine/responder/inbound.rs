@@ -4,7 +4,7 @@
 //! The requester decides how much of a message comes at a time; the order of calls is `begin`, then
 //! `place`, `fetch` or `atomic` until all of it is there, then `finish`.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rdma_types::{AccessFlags, AsyncEventKind, WcOpcode, WcStatus as Status};
 
@@ -14,6 +14,7 @@ use crate::engine::grace_period::Visit;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::psn;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::receive_queue::Waiter;
 use crate::engine::responder::side::Responder;
 use crate::engine::work_completion::Source;
 
@@ -77,7 +78,7 @@ impl Inbound<'_> {
     /// A message found no receive request: looks once more. If there is none, the answer is that the
     /// receiver is not ready, and the requester is told when it is, so that it need not ask again.
     #[cold]
-    pub(crate) fn begin_or_wait(&mut self, requester: &Arc<QueuePair>) -> bool {
+    pub(crate) fn begin_or_wait(&mut self, requester: Weak<dyn Waiter>) -> bool {
         let taken = self.side.take_receive_or_wait(self.own, requester);
         if !taken {
             self.own.device.tally.not_ready_sent.count();

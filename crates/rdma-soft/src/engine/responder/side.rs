@@ -1,6 +1,6 @@
 //! The responder's half of a queue pair, driven by the peer's thread under this lock.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rdma_types::{AsyncEventKind, QpAttributes, QpState, WcOpcode, WcStatus};
 
@@ -11,7 +11,7 @@ use crate::engine::copy::Segment;
 use crate::engine::modify::LARGEST_24_BITS;
 use crate::engine::operation::Operation;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::receive_queue::Receive;
+use crate::engine::receive_queue::{Receive, Waiter};
 use crate::engine::responder::origin::Origin;
 use crate::engine::room::Room;
 use crate::engine::settings::Settings;
@@ -163,16 +163,16 @@ impl Responder {
     pub(super) fn take_receive_or_wait(
         &mut self,
         own: &QueuePair,
-        requester: &Arc<QueuePair>,
+        requester: Weak<dyn Waiter>,
     ) -> bool {
         let Self { next_receive, sges, .. } = self;
         self.current = match &own.shared {
-            Some(shared) => shared.take(next_receive, sges, Some((own, requester))),
+            Some(shared) => shared.take(next_receive, sges, Some((own.id, requester))),
             None => {
                 let mut queue = own.receive.lock();
                 let receive = own.receives.take(next_receive, sges);
                 if receive.is_none() {
-                    queue.waiter = Some(Arc::downgrade(requester));
+                    queue.waiter = Some(requester);
                 }
                 receive
             }
