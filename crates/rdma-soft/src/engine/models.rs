@@ -10,7 +10,7 @@ use rdma_types::{AccessFlags, QpAttributes, QpState, WcStatus};
 use crate::device::Device;
 use crate::engine::capacity::{Capacity, Init};
 use crate::engine::completion::CompletionQueue;
-use crate::engine::operation::Opcode;
+use crate::engine::operation::{Opcode, Operation};
 use crate::engine::protection::{ProtectionDomain, Registration};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::Reporter;
@@ -99,7 +99,7 @@ fn connect(a: &Arc<QueuePair>, b: &Arc<QueuePair>) {
     let origin = {
         let requester = &mut a.send.lock().requester;
         (requester.peer, requester.rnr_retries) = (Peer::Direct(Arc::clone(b)), 7);
-        requester.origin
+        requester.origin.number
     };
     let mut responder = b.responder.lock();
     (responder.verified, responder.access) = (origin, AccessFlags::REMOTE_WRITE.bits());
@@ -147,7 +147,8 @@ fn post(queue_pair: &Arc<QueuePair>, wr_id: u64, sges: &[Sge], write_to: Option<
     let opcode = if write_to.is_some() { Opcode::Write } else { Opcode::Send };
     let sink = write_to.unwrap_or_default();
     let (remote_address, rkey) = (sink.addr, sink.lkey);
-    let request = Request { wr_id, opcode, signaled: true, remote_address, rkey, ..Request::EMPTY };
+    let operation = Operation { opcode, remote_address, rkey, ..Operation::EMPTY };
+    let request = Request { wr_id, signaled: true, operation, ..Request::EMPTY };
     let mut list = Some(Ok((request, Payload::keyed(sges))));
     post_each(queue_pair, || list.take()).unwrap();
 }

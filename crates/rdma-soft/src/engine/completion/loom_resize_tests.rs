@@ -5,9 +5,9 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::engine::work_completion::Completion;
+use crate::engine::work_completion::{Completion, Side};
 use crate::fabric::Fabric;
-use crate::sync::Ordering;
+use crate::sync::{AtomicU32, Ordering};
 
 fn queue(capacity: u32) -> (Arc<CompletionQueue>, Arc<Reclaimed>, Seat) {
     let queue = Arc::new(CompletionQueue::new(Fabric::of_model(), capacity, None).unwrap());

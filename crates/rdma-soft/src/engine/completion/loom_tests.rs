@@ -7,9 +7,9 @@ use loom::thread;
 
 use super::queue::Overflowed;
 use super::*;
-use crate::engine::work_completion::Completion;
+use crate::engine::work_completion::{Completion, Side};
 use crate::fabric::Fabric;
-use crate::sync::Ordering;
+use crate::sync::{AtomicU32, Ordering};
 
 /// A queue pair's counters and its seat in `queue`.
 fn seat(queue: &CompletionQueue) -> (Arc<Reclaimed>, Seat) {

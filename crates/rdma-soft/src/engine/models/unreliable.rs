@@ -9,11 +9,6 @@ fn unreliable() -> Model {
     let [a, b] = [(); 2].map(|()| queue_pair_of(service, device, None));
     let model = Model { a, b };
     model.connect();
-    {
-        let requester = &mut model.a.send.lock().requester;
-        requester.last = Arc::downgrade(&model.b);
-        requester.peer = Peer::Unresolved;
-    }
     model
 }
 

@@ -19,14 +19,15 @@ fn part(name: Name, sink: &Memory, length: u64) -> Bind {
 }
 
 fn bind(model: &Model, bind: Bind) {
-    done_at_b(model, bind.into_request(20, true));
+    done_at_b(model, 20, bind.into_operation());
 }
 
 /// `b` executes a request that no peer hears of.
-fn done_at_b(model: &Model, request: Request) {
+fn done_at_b(model: &Model, wr_id: u64, operation: Operation) {
+    let request = Request { wr_id, signaled: true, operation, ..Request::EMPTY };
     let mut list = Some(Ok((request, Payload::keyed(&[]))));
     post_each(&model.b, || list.take()).unwrap();
-    assert_eq!(polled(&model.b.send_cq), [(request.wr_id, WcStatus::SUCCESS)]);
+    assert_eq!(polled(&model.b.send_cq), [(wr_id, WcStatus::SUCCESS)]);
 }
 
 /// Takes a window back while `a` writes through it: no byte changes after that.
@@ -56,9 +57,7 @@ fn takes_back(kind: Kind, take_back: impl Fn(&Model, Name, &Memory) + Sync + Sen
 fn loom_no_write_after_a_local_invalidation() {
     takes_back(Kind::Two, |model, name, _| {
         let opcode = Opcode::LocalInvalidate;
-        let request =
-            Request { wr_id: 21, opcode, signaled: true, imm: name.key, ..Request::EMPTY };
-        done_at_b(model, request);
+        done_at_b(model, 21, Operation { opcode, imm: name.key, ..Operation::EMPTY });
     });
 }
 
