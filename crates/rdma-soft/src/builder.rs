@@ -4,7 +4,6 @@ use crate::abi;
 use crate::device::Device;
 use crate::fabric::Fabric;
 use crate::fabric::devices::InstallError;
-use crate::fabric::random::Seed;
 use crate::gid_place::GidPlace;
 use crate::limits::Limits;
 use crate::link::Link;
@@ -212,8 +211,8 @@ impl Builder {
             return Err(InstallError::BadName(self.name));
         }
         let gids = self.gids.unwrap_or_else(|| GidPlace::usual(self.link));
-        let seed = Seed::from_system().map_err(|_| InstallError::NoRandomness)?;
         let fabric = Fabric::of_process();
+        let seed = fabric.seeds.draw().map_err(|_| InstallError::NoRandomness)?;
         let Self { name, link, limits, schedule, .. } = self;
         let device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
         let device = fabric.devices.add(device)?;

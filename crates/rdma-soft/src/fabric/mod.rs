@@ -8,6 +8,7 @@ use clock::Clock;
 use devices::Devices;
 use ids::Ids;
 use overflow::Unsettled;
+use random::Seeds;
 use timers::Timers;
 
 pub(crate) mod clock;
@@ -20,6 +21,7 @@ pub(crate) mod timers;
 
 pub(crate) struct Fabric {
     pub(crate) clock: Clock,
+    pub(crate) seeds: Seeds,
     pub(crate) devices: Devices,
     pub(crate) ids: Ids,
     /// Read by every empty poll: apart from what changes more often.
@@ -32,6 +34,7 @@ impl Fabric {
     pub(crate) const fn new() -> Self {
         Self {
             clock: Clock::System,
+            seeds: Seeds::System,
             devices: Devices::new(),
             ids: Ids::new(),
             timers: Line(Timers::new()),

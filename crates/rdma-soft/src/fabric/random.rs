@@ -20,15 +20,25 @@ pub(crate) enum Purpose {
     QueuePairNumbers,
 }
 
-impl Seed {
-    /// One that nobody else has.
-    #[expect(clippy::disallowed_methods, reason = "this is where seeds come from")]
-    pub(crate) fn from_system() -> Result<Self, getrandom::Error> {
-        let mut seed = [0; 32];
-        getrandom::fill(&mut seed)?;
-        Ok(Self(seed))
-    }
+/// Where the seeds of a fabric's devices come from. What is not the system goes here.
+#[derive(Debug)]
+pub(crate) enum Seeds {
+    /// Ones that nobody else has.
+    System,
+}
 
+impl Seeds {
+    #[expect(clippy::disallowed_methods, reason = "this is where seeds come from")]
+    pub(crate) fn draw(&self) -> Result<Seed, getrandom::Error> {
+        let mut seed = [0; 32];
+        match self {
+            Self::System => getrandom::fill(&mut seed)?,
+        }
+        Ok(Seed(seed))
+    }
+}
+
+impl Seed {
     #[cfg(test)]
     pub(crate) fn new(number: u8) -> Self {
         Self([number; 32])

@@ -58,17 +58,12 @@ pub(crate) fn post_each<'a>(
     }
 }
 
-/// Posts all requests, or none if one is refused, and goes through them twice for that. They go through
-/// the queue, so that there is one copy of the code that executes within a post.
+/// Posts all requests, or none if one is refused, and goes through them twice for that.
 pub(crate) fn post_all<'a>(
     own: &Arc<QueuePair>,
     requests: impl ExactSizeIterator<Item = Result<(Request, Payload<'a>), Refusal>> + Clone,
 ) -> Result<(), Refusal> {
-    let mut aftermath = Aftermath::default();
-    let rest;
-    {
-        let mut send = own.send.lock();
-        let behind_others = !send.queue.is_empty();
+    post_by_queue(own, |send| {
         send.check_room(own, u32::try_from(requests.len()).unwrap_or(u32::MAX))?;
         for request in requests.clone() {
             let (request, payload) = request?;
@@ -78,6 +73,38 @@ pub(crate) fn post_all<'a>(
         for (request, payload) in requests.flatten() {
             send.post_later(own, &request, payload);
         }
+        Ok(())
+    })
+}
+
+/// As [`post_each`], for datagrams.
+pub(crate) fn post_datagrams<'a>(
+    own: &Arc<QueuePair>,
+    next: &mut dyn FnMut() -> Option<Result<(Request, Payload<'a>), Refusal>>,
+) -> Result<(), Refusal> {
+    post_by_queue(own, |send| {
+        while let Some(request) = next() {
+            let (request, payload) = request?;
+            send.check(own, &request, payload)?;
+            check_destination(own, &request, payload)?;
+            send.post_later(own, &request, payload);
+        }
+        Ok(())
+    })
+}
+
+/// Has requests queued first and executed then, so that there is one copy of the code that executes within a
+/// post.
+fn post_by_queue(
+    own: &Arc<QueuePair>,
+    queue: impl FnOnce(&mut SendSide) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    let mut aftermath = Aftermath::default();
+    let (result, rest);
+    {
+        let mut send = own.send.lock();
+        let behind_others = !send.queue.is_empty();
+        result = queue(&mut send);
         if own.immediate && !behind_others {
             send.drive(own, Work::Stretch(u32::MAX), &mut aftermath);
         }
@@ -87,39 +114,6 @@ pub(crate) fn post_all<'a>(
     if let Some(upto) = rest {
         run_posted(own, upto);
     }
-    Ok(())
-}
-
-/// As [`post_each`], for datagrams. Each goes through the queue, so that there is one copy of the code that
-/// executes within a post.
-pub(crate) fn post_datagrams<'a>(
-    own: &Arc<QueuePair>,
-    next: &mut dyn FnMut() -> Option<Result<(Request, Payload<'a>), Refusal>>,
-) -> Result<(), Refusal> {
-    let mut aftermath = Aftermath::default();
-    let mut result = Ok(());
-    {
-        let mut send = own.send.lock();
-        while let Some(request) = next() {
-            result = request.and_then(|(request, payload)| {
-                send.check(own, &request, payload)?;
-                check_destination(own, &request, payload)?;
-                send.post_later(own, &request, payload);
-                Ok(())
-            });
-            if result.is_err() {
-                break;
-            }
-            if own.immediate {
-                match send.queue.len() {
-                    1 => drop(send.drive(own, Work::Stretch(1), &mut aftermath)),
-                    // Others have posted before: that is not this thread's work.
-                    _ => send.take_turn(own, &mut aftermath),
-                }
-            }
-        }
-    }
-    aftermath.settle(own);
     result
 }
 

@@ -45,7 +45,7 @@ fn first_key(device: &Device) -> u32 {
 /// device drew these and its keys from SplitMix, trying the 24 bits that are left gave all keys.
 #[test]
 fn two_public_gids_do_not_tell_the_keys() {
-    let device = device(GidPlace::usual(Link::Ethernet), &Seed::from_system().unwrap());
+    let device = device(GidPlace::usual(Link::Ethernet), &Seeds::System.draw().unwrap());
     let guid = device.guid().to_u64().to_be_bytes();
     let ipv4 = device.identity.gids[2].gid.to_ipv4().unwrap().to_bits() & 0x07ff_ffff;
     let known = [0, guid[1], guid[2], guid[5], guid[6], guid[7], 0, 0];
@@ -76,7 +76,7 @@ fn one_seed_makes_one_device_and_the_system_s_seeds_differ() {
         (device.guid(), first_key(&device), device.reserve_qpn().unwrap())
     };
     assert_eq!(of(Seed::new(7)), of(Seed::new(7)));
-    let [one, other] = [(); 2].map(|()| of(Seed::from_system().unwrap()));
+    let [one, other] = [(); 2].map(|()| of(Seeds::System.draw().unwrap()));
     assert!(one.0 != other.0 && one.1 != other.1 && one.2 != other.2, "{one:x?} {other:x?}");
 }
 
