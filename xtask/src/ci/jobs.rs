@@ -271,8 +271,8 @@ const AARCH64_CHECK: Step = run(
 const AARCH64: &[Step] = &[
     AARCH64_CHECK,
     tests(
-        "cargo test --target aarch64-unknown-linux-gnu --lib -p rdma-types -p rdma-sys -p rdma-mem \
-            -p rdma-qp -p rdma-channel -p test-support -- --skip fork",
+        "cargo test --target aarch64-unknown-linux-gnu --lib -p rdma-types -p rdma-sys -p rdma-proto \
+            -p rdma-mem -p rdma-qp -p rdma-channel -p test-support -- --skip fork",
     )
     .with(EMULATED),
     tests(
@@ -290,7 +290,7 @@ const AARCH64_FULL: &[Step] = &[
     AARCH64_CHECK,
     tests(
         "cargo test --target aarch64-unknown-linux-gnu --lib --tests -p rdma-types -p rdma-sys \
-            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p test-support \
+            -p rdma-proto -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p test-support \
             -- --skip holes_do_not_compile --skip fork",
     )
     .with(EMULATED),

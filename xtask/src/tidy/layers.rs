@@ -22,6 +22,7 @@ const fn layer(name: &'static str, may_use: &'static [&'static str], unsafe_code
 const LAYERS: &[Layer] = &[
     layer("rdma-types", &[], false),
     layer("rdma-sys", &["rdma-types"], true),
+    layer("rdma-proto", &["rdma-types"], false),
     layer("rdma-soft", &["rdma-types", "rdma-sys"], true),
     layer("rdma-mem", &["rdma-types", "rdma-sys"], true),
     layer("rdma-qp", &["rdma-types", "rdma-sys", "rdma-mem"], true),

@@ -1,0 +1,105 @@
+//! Fields one after the other, in network order.
+
+use rdma_types::{Psn, Qpn, Rkey};
+
+/// Reads fields from the front. Behind the end are zeros: the headers are arrays that have all their
+/// fields, so none is read, and nothing has to be checked twice.
+pub(super) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    pub(super) fn array<const N: usize>(&mut self) -> [u8; N] {
+        let (field, rest) = self.0.split_first_chunk().unwrap_or((&[0; N], &[]));
+        self.0 = rest;
+        *field
+    }
+
+    pub(super) fn u8(&mut self) -> u8 {
+        u8::from_be_bytes(self.array())
+    }
+
+    pub(super) fn u16(&mut self) -> u16 {
+        u16::from_be_bytes(self.array())
+    }
+
+    pub(super) fn u24(&mut self) -> u32 {
+        let [high, middle, low] = self.array();
+        u32::from_be_bytes([0, high, middle, low])
+    }
+
+    pub(super) fn u32(&mut self) -> u32 {
+        u32::from_be_bytes(self.array())
+    }
+
+    pub(super) fn u64(&mut self) -> u64 {
+        u64::from_be_bytes(self.array())
+    }
+
+    pub(super) fn qpn(&mut self) -> Qpn {
+        Qpn::masked(self.u24())
+    }
+
+    pub(super) fn psn(&mut self) -> Psn {
+        Psn::masked(self.u24())
+    }
+
+    pub(super) fn rkey(&mut self) -> Rkey {
+        Rkey::new(self.u32())
+    }
+}
+
+/// Writes fields from the front; what does not fit is dropped, which the arrays of headers never need.
+pub(super) struct Writer<'a>(&'a mut [u8]);
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(bytes: &'a mut [u8]) -> Self {
+        Self(bytes)
+    }
+
+    pub(super) fn array<const N: usize>(&mut self, field: [u8; N]) -> &mut Self {
+        if let Some((place, rest)) = core::mem::take(&mut self.0).split_first_chunk_mut() {
+            *place = field;
+            self.0 = rest;
+        }
+        self
+    }
+
+    pub(super) fn u8(&mut self, field: u8) -> &mut Self {
+        self.array(field.to_be_bytes())
+    }
+
+    pub(super) fn u16(&mut self, field: u16) -> &mut Self {
+        self.array(field.to_be_bytes())
+    }
+
+    /// The lower 24 bits.
+    pub(super) fn u24(&mut self, field: u32) -> &mut Self {
+        let [_, bytes @ ..] = field.to_be_bytes();
+        self.array(bytes)
+    }
+
+    pub(super) fn u32(&mut self, field: u32) -> &mut Self {
+        self.array(field.to_be_bytes())
+    }
+
+    pub(super) fn u64(&mut self, field: u64) -> &mut Self {
+        self.array(field.to_be_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_is_never_passed() {
+        let mut reader = Reader::new(&[1, 2, 3]);
+        assert_eq!((reader.u16(), reader.u16(), reader.u64()), (0x0102, 0, 0));
+        let mut bytes = [0; 3];
+        Writer::new(&mut bytes).u16(0x0102).u16(0x0304).u8(5);
+        assert_eq!(bytes, [1, 2, 0]);
+    }
+}

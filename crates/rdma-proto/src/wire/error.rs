@@ -1,0 +1,102 @@
+//! Why bytes are no packet, and why a packet has no bytes.
+
+use core::error::Error;
+use core::fmt;
+
+/// Why bytes are not what they were taken for. The packet is to be dropped.
+///
+/// # Examples
+///
+/// ```
+/// use rdma_proto::wire::{Packet, ParseError};
+///
+/// let congestion_notification = [0x81; 32];
+/// assert_eq!(Packet::parse(&congestion_notification), Err(ParseError::Opcode(0x81)));
+/// assert_eq!(ParseError::Opcode(0x81).to_string(), "opcode 0x81 is not one of RC, UC or UD");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ParseError {
+    /// It ends before its headers do, or before its header says.
+    Truncated,
+    /// The opcode is not one of RC, UC or UD.
+    Opcode(u8),
+    /// The transport version is not 0.
+    TransportVersion(u8),
+    /// So many bytes are no whole words.
+    Length(usize),
+    /// There is less payload than pad.
+    PadCount(u8),
+    /// The IP version is neither 4 nor 6.
+    IpVersion(u8),
+    /// An IPv4 header with options: so many words instead of 5.
+    Ipv4Options(u8),
+    /// A fragment.
+    Fragment,
+    /// The checksum of the IPv4 header is wrong.
+    Ipv4Checksum,
+    /// What follows the IP header is not UDP.
+    Protocol(u8),
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Truncated => f.write_str("the packet ends too early"),
+            Self::Opcode(code) => write!(f, "opcode {code:#04x} is not one of RC, UC or UD"),
+            Self::TransportVersion(version) => write!(f, "transport version {version} is not 0"),
+            Self::Length(len) => write!(f, "{len} bytes are no whole words"),
+            Self::PadCount(count) => write!(f, "{count} bytes of pad are more than there are"),
+            Self::IpVersion(version) => write!(f, "IP version {version} is neither 4 nor 6"),
+            Self::Ipv4Options(words) => {
+                write!(f, "an IPv4 header of {words} words; those of RoCEv2 have no options")
+            }
+            Self::Fragment => f.write_str("a fragment; packets of RoCEv2 are whole"),
+            Self::Ipv4Checksum => f.write_str("the checksum of the IPv4 header is wrong"),
+            Self::Protocol(protocol) => write!(f, "protocol {protocol} is not UDP"),
+        }
+    }
+}
+
+impl Error for ParseError {}
+
+/// Why a packet was not written. What is in the room then is not said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EmitError {
+    /// It needs more room.
+    NoRoom,
+    /// The headers are not those that its opcode asks for.
+    Headers,
+    /// The pad count of the BTH is not that of the payload.
+    PadCount,
+}
+
+impl fmt::Display for EmitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NoRoom => "the packet needs more room",
+            Self::Headers => "the headers are not those of the opcode; see `Opcode::headers`",
+            Self::PadCount => "the pad count is not that of the payload; take `PadCount::of`",
+        })
+    }
+}
+
+impl Error for EmitError {}
+
+/// Takes an array from the front of what is to be read.
+pub(super) fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Result<&'a [u8; N], ParseError> {
+    let (array, rest) = bytes.split_first_chunk().ok_or(ParseError::Truncated)?;
+    *bytes = rest;
+    Ok(array)
+}
+
+/// Takes an array from the front of what is to be written.
+pub(super) fn room<'a, const N: usize>(
+    bytes: &mut &'a mut [u8],
+) -> Result<&'a mut [u8; N], EmitError> {
+    let all = core::mem::take(bytes);
+    let (array, rest) = all.split_first_chunk_mut().ok_or(EmitError::NoRoom)?;
+    *bytes = rest;
+    Ok(array)
+}

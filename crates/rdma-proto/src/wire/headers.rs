@@ -1,0 +1,139 @@
+//! The headers of a packet, from the BTH to the payload.
+
+use super::error::{room, take};
+use super::{
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, EmitError, Header, Ieth, ImmDt, ParseError, Reth,
+};
+
+/// A BTH, and the extended transport headers that its opcode asks for (IBTA section 9.3).
+///
+/// # Examples
+///
+/// ```
+/// use rdma_proto::wire::{Bth, EmitError, Headers, Opcode, Operation, Reth, Service};
+/// use rdma_types::{Psn, Qpn, Rkey};
+///
+/// let opcode = Opcode::new(Service::Rc, Operation::RdmaReadRequest).unwrap();
+/// let bth = Bth::new(opcode, Qpn::masked(0x11), Psn::masked(5));
+/// let reth = Reth { va: 0x1000, rkey: Rkey::new(0x2f4), length: 8 };
+/// let headers = Headers { reth: Some(reth), ..Headers::new(bth) };
+///
+/// let mut room = [0; 32];
+/// let rest = headers.emit(&mut room)?;
+/// assert_eq!(rest.len(), 32 - headers.wire_len());
+/// assert_eq!(Headers::parse(&room[..28]), Ok((headers, &[][..])));
+///
+/// assert_eq!(Headers::new(bth).emit(&mut room), Err(EmitError::Headers));
+/// # Ok::<(), EmitError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Headers {
+    /// Always there.
+    pub bth: Bth,
+    /// Of datagrams.
+    pub deth: Option<Deth>,
+    /// Of the first packet of a WRITE, and of the request of a READ.
+    pub reth: Option<Reth>,
+    /// Of the requests of atomics.
+    pub atomic: Option<AtomicEth>,
+    /// Of acknowledgements, and of all responses of a READ but those in the middle.
+    pub aeth: Option<Aeth>,
+    /// Of the acknowledgements of atomics.
+    pub atomic_ack: Option<AtomicAckEth>,
+    /// With immediate data.
+    pub imm: Option<ImmDt>,
+    /// With a key to invalidate.
+    pub ieth: Option<Ieth>,
+}
+
+impl Headers {
+    /// A BTH alone.
+    #[must_use]
+    pub const fn new(bth: Bth) -> Self {
+        Self {
+            bth,
+            deth: None,
+            reth: None,
+            atomic: None,
+            aeth: None,
+            atomic_ack: None,
+            imm: None,
+            ieth: None,
+        }
+    }
+
+    /// How many bytes the headers of the opcode have.
+    #[must_use]
+    pub fn wire_len(&self) -> usize {
+        let extended: usize =
+            self.bth.opcode.headers().iter().map(|header| header.wire_len()).sum();
+        Bth::LEN.saturating_add(extended)
+    }
+
+    /// Reads the headers, and returns what follows them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Bth::parse`], and [`ParseError::Truncated`].
+    pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), ParseError> {
+        let mut rest = bytes;
+        let mut headers = Self::new(Bth::parse(take(&mut rest)?)?);
+        for header in headers.bth.opcode.headers() {
+            match header {
+                Header::Deth => headers.deth = Some(Deth::parse(take(&mut rest)?)),
+                Header::Reth => headers.reth = Some(Reth::parse(take(&mut rest)?)),
+                Header::AtomicEth => headers.atomic = Some(AtomicEth::parse(take(&mut rest)?)),
+                Header::Aeth => headers.aeth = Some(Aeth::parse(take(&mut rest)?)),
+                Header::AtomicAckEth => {
+                    headers.atomic_ack = Some(AtomicAckEth::parse(take(&mut rest)?));
+                }
+                Header::ImmDt => headers.imm = Some(ImmDt::parse(take(&mut rest)?)),
+                Header::Ieth => headers.ieth = Some(Ieth::parse(take(&mut rest)?)),
+            }
+        }
+        Ok((headers, rest))
+    }
+
+    /// Writes the headers, and returns the room that is left.
+    ///
+    /// # Errors
+    ///
+    /// [`EmitError::Headers`] if one that the opcode asks for is `None`, or another is there;
+    /// [`EmitError::NoRoom`].
+    pub fn emit<'a>(&self, bytes: &'a mut [u8]) -> Result<&'a mut [u8], EmitError> {
+        let asked = self.bth.opcode.headers();
+        if self.count() != asked.len() {
+            return Err(EmitError::Headers);
+        }
+        let mut rest = bytes;
+        self.bth.emit(room(&mut rest)?);
+        let missing = EmitError::Headers;
+        for header in asked {
+            match header {
+                Header::Deth => self.deth.ok_or(missing)?.emit(room(&mut rest)?),
+                Header::Reth => self.reth.ok_or(missing)?.emit(room(&mut rest)?),
+                Header::AtomicEth => self.atomic.ok_or(missing)?.emit(room(&mut rest)?),
+                Header::Aeth => self.aeth.ok_or(missing)?.emit(room(&mut rest)?),
+                Header::AtomicAckEth => self.atomic_ack.ok_or(missing)?.emit(room(&mut rest)?),
+                Header::ImmDt => self.imm.ok_or(missing)?.emit(room(&mut rest)?),
+                Header::Ieth => self.ieth.ok_or(missing)?.emit(room(&mut rest)?),
+            }
+        }
+        Ok(rest)
+    }
+
+    /// How many there are beside the BTH.
+    fn count(&self) -> usize {
+        let Self { bth: _, deth, reth, atomic, aeth, atomic_ack, imm, ieth } = self;
+        let there = [
+            deth.is_some(),
+            reth.is_some(),
+            atomic.is_some(),
+            aeth.is_some(),
+            atomic_ack.is_some(),
+            imm.is_some(),
+            ieth.is_some(),
+        ];
+        there.into_iter().map(usize::from).sum()
+    }
+}

@@ -1,0 +1,32 @@
+//! ImmDt: the word that a message carries beside its payload.
+
+/// Immediate data (IBTA section 9.3), for the completion of the receiver.
+///
+/// # Examples
+///
+/// ```
+/// use rdma_proto::wire::ImmDt;
+///
+/// assert_eq!(ImmDt::parse(&[0xde, 0xad, 0xbe, 0xef]).immediate, 0xdead_beef);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ImmDt {
+    /// The word, in host order.
+    pub immediate: u32,
+}
+
+impl ImmDt {
+    /// How many bytes it has.
+    pub const LEN: usize = 4;
+
+    /// Reads the header.
+    #[must_use]
+    pub const fn parse(bytes: &[u8; Self::LEN]) -> Self {
+        Self { immediate: u32::from_be_bytes(*bytes) }
+    }
+
+    /// Writes the header.
+    pub const fn emit(&self, bytes: &mut [u8; Self::LEN]) {
+        *bytes = self.immediate.to_be_bytes();
+    }
+}

@@ -1,0 +1,86 @@
+//! The packets of RoCEv2: structs for the headers, and their bytes.
+//!
+//! ```text
+//! IPv4 | IPv6   UDP   BTH   DETH | RETH | AtomicETH | AETH [AtomicAckETH]   ImmDt | IETH   payload   pad   ICRC
+//!               └──── the opcode in the BTH says which of the headers in the middle follow ────┘
+//! ```
+//!
+//! [`Packet`] is what a UDP datagram carries: [`Headers`], a payload, and the ICRC, which [`icrc`] computes.
+//! Each header is a struct with `parse` and `emit`, and has a file. [`Opcode`] is the table of what follows
+//! what.
+//!
+//! # Rules
+//!
+//! - Nothing panics, whatever the bytes. Nothing allocates.
+//! - `parse` judges form, not sense: whether a packet is expected, may be here, or has the right length is
+//!   for the state machine to say.
+//! - Reserved bits are ignored by `parse` and zero from `emit`, as IBTA asks. The same holds for the bytes
+//!   of the pad. All other bytes of a packet that `parse` accepts come back from `emit` as they were.
+//! - Numbers are in host order in the structs, in network order in the bytes.
+//!
+//! # Examples
+//!
+//! A packet is made, sealed and read again:
+//!
+//! ```
+//! use rdma_proto::wire::{Bth, Headers, IpHeader, Ipv4Header, Opcode, Operation, Packet, PadCount};
+//! use rdma_proto::wire::{Service, UdpHeader, icrc};
+//! use rdma_types::{Psn, Qpn};
+//!
+//! let opcode = Opcode::new(Service::Rc, Operation::SendOnly).unwrap();
+//! let payload = b"hello";
+//! let bth = Bth {
+//!     pad_count: PadCount::of(payload.len()),
+//!     ack_request: true,
+//!     ..Bth::new(opcode, Qpn::masked(0x11), Psn::masked(0x100000))
+//! };
+//! let mut packet = Packet { headers: Headers::new(bth), payload, icrc: 0 };
+//! assert_eq!(packet.wire_len(), 12 + 5 + 3 + 4);
+//!
+//! // The ICRC is over the headers of the network too.
+//! let udp = UdpHeader::new(0xc121, packet.wire_len()).unwrap();
+//! let ip = IpHeader::V4(Ipv4Header::new([10, 0, 1, 1].into(), [10, 0, 1, 2].into(), &udp).unwrap());
+//! let mut room = [0; 64];
+//! let datagram = packet.emit(&mut room)?;
+//! let covered = datagram.split_last_chunk::<4>().unwrap().0;
+//! packet.icrc = icrc(&ip, &udp, covered);
+//!
+//! let datagram = packet.emit(&mut room)?;
+//! assert_eq!(Packet::parse(datagram), Ok(packet));
+//! # Ok::<(), rdma_proto::wire::EmitError>(())
+//! ```
+
+mod aeth;
+mod atomic;
+mod atomic_ack;
+mod bth;
+mod bytes;
+mod deth;
+mod error;
+mod headers;
+mod icrc;
+mod ieth;
+mod imm;
+mod ip;
+mod opcode;
+mod operation;
+mod packet;
+mod reth;
+mod udp;
+
+pub use aeth::{Aeth, CreditCount, NakCode, Syndrome};
+pub use atomic::AtomicEth;
+pub use atomic_ack::AtomicAckEth;
+pub use bth::{Bth, PadCount};
+pub use deth::Deth;
+pub use error::{EmitError, ParseError};
+pub use headers::Headers;
+pub use icrc::icrc;
+pub use ieth::Ieth;
+pub use imm::ImmDt;
+pub use ip::{IpHeader, Ipv4Header, Ipv6Header};
+pub use opcode::{Header, Opcode, Service};
+pub use operation::Operation;
+pub use packet::Packet;
+pub use reth::Reth;
+pub use udp::UdpHeader;

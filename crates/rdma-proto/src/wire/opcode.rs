@@ -1,0 +1,167 @@
+//! Opcodes: a service, and what the packet does in it.
+
+use core::fmt;
+
+use super::{Aeth, AtomicAckEth, AtomicEth, Deth, Ieth, ImmDt, Operation, Reth};
+
+/// The transport service of a queue pair: the upper three bits of an opcode (IBTA section 9.2.1).
+///
+/// Reliable datagrams, XRC and congestion notification have codes too, and are not here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Service {
+    /// Reliable connection.
+    Rc = 0b000,
+    /// Unreliable connection.
+    Uc = 0b001,
+    /// Unreliable datagram.
+    Ud = 0b011,
+}
+
+/// The first byte of a packet (IBTA section 9.2.1).
+///
+/// | service | has these operations |
+/// |---|---|
+/// | RC | all |
+/// | UC | SEND and RDMA WRITE, without Invalidate |
+/// | UD | SEND Only, with Immediate or without |
+///
+/// # Examples
+///
+/// ```
+/// use rdma_proto::wire::{Header, Opcode, Operation, Service};
+///
+/// let opcode = Opcode::from_code(0x65).unwrap();
+/// assert_eq!((opcode.service(), opcode.operation()), (Service::Ud, Operation::SendOnlyWithImmediate));
+/// assert_eq!(opcode.headers(), [Header::Deth, Header::ImmDt]);
+/// assert_eq!(opcode.to_string(), "UD SEND Only with Immediate");
+///
+/// assert_eq!(Opcode::new(Service::Ud, Operation::RdmaWriteOnly), None);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Opcode {
+    service: Service,
+    operation: Operation,
+}
+
+impl Opcode {
+    /// The opcode of this operation, or `None` if the service does not have it.
+    #[must_use]
+    pub const fn new(service: Service, operation: Operation) -> Option<Self> {
+        use Operation::{RdmaWriteOnlyWithImmediate, SendOnly, SendOnlyWithImmediate};
+        let has = match service {
+            Service::Rc => true,
+            Service::Uc => operation as u8 <= RdmaWriteOnlyWithImmediate as u8,
+            Service::Ud => matches!(operation, SendOnly | SendOnlyWithImmediate),
+        };
+        if has { Some(Self { service, operation }) } else { None }
+    }
+
+    /// The opcode with this code; `None` if it is of another service, or the specification has none.
+    #[must_use]
+    pub const fn from_code(code: u8) -> Option<Self> {
+        let service = match code >> 5 {
+            0b000 => Service::Rc,
+            0b001 => Service::Uc,
+            0b011 => Service::Ud,
+            _ => return None,
+        };
+        match Operation::from_code(code & 0x1f) {
+            Some(operation) => Self::new(service, operation),
+            None => None,
+        }
+    }
+
+    /// The byte in the packet.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        (self.service as u8) << 5 | self.operation as u8
+    }
+
+    /// The service.
+    #[must_use]
+    pub const fn service(self) -> Service {
+        self.service
+    }
+
+    /// What the packet does.
+    #[must_use]
+    pub const fn operation(self) -> Operation {
+        self.operation
+    }
+
+    /// The headers between BTH and payload, in their order.
+    #[must_use]
+    pub const fn headers(self) -> &'static [Header] {
+        match (self.service, self.operation) {
+            (Service::Ud, Operation::SendOnly) => &[Header::Deth],
+            (Service::Ud, _) => &[Header::Deth, Header::ImmDt],
+            (_, operation) => operation.headers(),
+        }
+    }
+}
+
+impl fmt::Display for Opcode {
+    /// As the specification writes it: `RC SEND Only`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let service = match self.service {
+            Service::Rc => "RC",
+            Service::Uc => "UC",
+            Service::Ud => "UD",
+        };
+        write!(f, "{service} {}", self.operation)
+    }
+}
+
+/// A header that an opcode asks for, after the BTH (IBTA section 9.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Header {
+    /// [`Deth`].
+    Deth,
+    /// [`Reth`].
+    Reth,
+    /// [`AtomicEth`].
+    AtomicEth,
+    /// [`Aeth`].
+    Aeth,
+    /// [`AtomicAckEth`].
+    AtomicAckEth,
+    /// [`ImmDt`].
+    ImmDt,
+    /// [`Ieth`].
+    Ieth,
+}
+
+impl Header {
+    /// How many bytes it has.
+    #[must_use]
+    pub const fn wire_len(self) -> usize {
+        match self {
+            Self::Deth => Deth::LEN,
+            Self::Reth => Reth::LEN,
+            Self::AtomicEth => AtomicEth::LEN,
+            Self::Aeth => Aeth::LEN,
+            Self::AtomicAckEth => AtomicAckEth::LEN,
+            Self::ImmDt => ImmDt::LEN,
+            Self::Ieth => Ieth::LEN,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_lead_back_and_the_rest_are_none() {
+        let known: std::vec::Vec<u8> =
+            (0..=u8::MAX).filter(|&code| Opcode::from_code(code).is_some()).collect();
+        let expected = (0x00..=0x14).chain(0x16..=0x17).chain(0x20..=0x2b).chain(0x64..=0x65);
+        assert!(known.iter().copied().eq(expected));
+        for code in known {
+            assert_eq!(Opcode::from_code(code).unwrap().code(), code);
+        }
+    }
+}

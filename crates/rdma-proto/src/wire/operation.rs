@@ -1,0 +1,152 @@
+//! What a packet does, and which headers it needs for that.
+
+use super::Header;
+
+/// A packet's place in its message.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    First,
+    Middle,
+    Last,
+    Only,
+}
+
+macro_rules! operations {
+    ($( $code:literal $name:ident $place:ident [$($header:ident)*] $text:literal; )+) => {
+        /// What a packet does: the lower five bits of an opcode (IBTA section 9.2.1).
+        ///
+        /// Reliable connections have all of them; see [`Opcode`](super::Opcode) for the others.
+        ///
+        /// # Examples
+        ///
+        /// ```
+        /// use rdma_proto::wire::{Header, Operation};
+        ///
+        /// let last = Operation::RdmaWriteLastWithImmediate;
+        /// assert_eq!(last.to_string(), "RDMA WRITE Last with Immediate");
+        /// assert_eq!(last.headers(), [Header::ImmDt]);
+        /// assert!(last.ends_message() && !last.starts_message());
+        /// ```
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        #[repr(u8)]
+        pub enum Operation {
+            $( #[doc = concat!($text, ".")] $name = $code, )+
+        }
+
+        impl Operation {
+            /// All of them, by code.
+            pub const ALL: &'static [Self] = &[$( Self::$name, )+];
+
+            /// The operation with this code of five bits; `None` if the specification has none.
+            #[must_use]
+            pub const fn from_code(code: u8) -> Option<Self> {
+                match code {
+                    $( $code => Some(Self::$name), )+
+                    _ => None,
+                }
+            }
+
+            const fn row(self) -> Row {
+                match self {
+                    $( Self::$name => Row {
+                        place: Place::$place,
+                        headers: &[$(Header::$header),*],
+                        text: $text,
+                    }, )+
+                }
+            }
+        }
+    };
+}
+
+/// What the table says of an operation.
+struct Row {
+    place: Place,
+    headers: &'static [Header],
+    text: &'static str,
+}
+
+operations! {
+    0x00 SendFirst                  First  []                  "SEND First";
+    0x01 SendMiddle                 Middle []                  "SEND Middle";
+    0x02 SendLast                   Last   []                  "SEND Last";
+    0x03 SendLastWithImmediate      Last   [ImmDt]             "SEND Last with Immediate";
+    0x04 SendOnly                   Only   []                  "SEND Only";
+    0x05 SendOnlyWithImmediate      Only   [ImmDt]             "SEND Only with Immediate";
+    0x06 RdmaWriteFirst             First  [Reth]              "RDMA WRITE First";
+    0x07 RdmaWriteMiddle            Middle []                  "RDMA WRITE Middle";
+    0x08 RdmaWriteLast              Last   []                  "RDMA WRITE Last";
+    0x09 RdmaWriteLastWithImmediate Last   [ImmDt]             "RDMA WRITE Last with Immediate";
+    0x0a RdmaWriteOnly              Only   [Reth]              "RDMA WRITE Only";
+    0x0b RdmaWriteOnlyWithImmediate Only   [Reth ImmDt]        "RDMA WRITE Only with Immediate";
+    0x0c RdmaReadRequest            Only   [Reth]              "RDMA READ Request";
+    0x0d RdmaReadResponseFirst      First  [Aeth]              "RDMA READ Response First";
+    0x0e RdmaReadResponseMiddle     Middle []                  "RDMA READ Response Middle";
+    0x0f RdmaReadResponseLast       Last   [Aeth]              "RDMA READ Response Last";
+    0x10 RdmaReadResponseOnly       Only   [Aeth]              "RDMA READ Response Only";
+    0x11 Acknowledge                Only   [Aeth]              "Acknowledge";
+    0x12 AtomicAcknowledge          Only   [Aeth AtomicAckEth] "ATOMIC Acknowledge";
+    0x13 CompareSwap                Only   [AtomicEth]         "CmpSwap";
+    0x14 FetchAdd                   Only   [AtomicEth]         "FetchAdd";
+    0x16 SendLastWithInvalidate     Last   [Ieth]              "SEND Last with Invalidate";
+    0x17 SendOnlyWithInvalidate     Only   [Ieth]              "SEND Only with Invalidate";
+}
+
+impl Operation {
+    /// Whether a message or a response begins with the packet.
+    #[must_use]
+    pub const fn starts_message(self) -> bool {
+        matches!(self.row().place, Place::First | Place::Only)
+    }
+
+    /// Whether a message or a response ends with the packet.
+    #[must_use]
+    pub const fn ends_message(self) -> bool {
+        matches!(self.row().place, Place::Last | Place::Only)
+    }
+
+    /// The headers between BTH and payload, in their order, on a connected queue pair.
+    #[must_use]
+    pub const fn headers(self) -> &'static [Header] {
+        self.row().headers
+    }
+}
+
+impl core::fmt::Display for Operation {
+    /// As the specification writes it.
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.pad(self.row().text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn codes_lead_back_and_the_rest_are_none() {
+        let known = |code| Operation::from_code(code).map(|operation| operation as u8);
+        for code in 0..=u8::MAX {
+            let defined = code <= 0x14 || code == 0x16 || code == 0x17;
+            assert_eq!(known(code), defined.then_some(code));
+        }
+        assert!(Operation::ALL.iter().map(|&operation| operation as u8).is_sorted());
+        assert_eq!(Operation::ALL.len(), 23);
+    }
+
+    #[test]
+    fn texts_say_the_same_as_places_and_headers() {
+        for &operation in Operation::ALL {
+            let text = operation.to_string();
+            let says = |word| text.contains(word);
+            assert_eq!(operation.starts_message(), !says("Middle") && !says("Last"), "{text}");
+            assert_eq!(operation.ends_message(), !says("First") && !says("Middle"), "{text}");
+            let has = |header| operation.headers().contains(&header);
+            assert_eq!(has(Header::ImmDt), says("Immediate"), "{text}");
+            assert_eq!(has(Header::Ieth), says("Invalidate"), "{text}");
+        }
+    }
+}
