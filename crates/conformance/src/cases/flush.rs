@@ -13,6 +13,7 @@ cases![
     failing_request_comes_first_then_the_rest_in_order,
     failure_flushes_the_receives_of_both_sides_in_order,
     refusal_flushes_what_the_responder_has_to_send,
+    message_that_does_not_fit_flushes_what_is_behind_it_at_both_ends,
     error_state_flushes_both_queues_in_order,
     error_state_of_one_side_is_not_that_of_the_other,
     full_queues_are_flushed_whole,
@@ -69,6 +70,26 @@ fn refusal_flushes_what_the_responder_has_to_send(device: &Device) {
     scene.a.qp.post(&bad(&scene, 6));
     scene.a.send_cq.expect(6, Status::IBV_WC_REM_ACCESS_ERR);
     scene.b.send_cq.expect_flushed([4, 5]);
+}
+
+fn message_that_does_not_fit_flushes_what_is_behind_it_at_both_ends(device: &Device) {
+    let (a, b) = pair(device);
+    let source = a.pd.register(8, 0);
+    b.qp.post_receive(1, &[]);
+    b.qp.post_receive(2, &[]);
+    // B waits for A to receive, which it never does.
+    b.qp.post(&Wr::send(3, &[]).unsignaled());
+    b.qp.post(&Wr::send(4, &[]));
+    a.qp.post(&Wr::send(5, &[source.sge(0, 8)]));
+    a.qp.post(&Wr::send(6, &[]));
+    let (sent, received) = (a.send_cq.next(), b.receive_cq.next());
+    assert_eq!((sent.wr_id, received.wr_id), (5, 1));
+    for wc in [sent, received] {
+        assert!(![Status::IBV_WC_SUCCESS, Status::IBV_WC_WR_FLUSH_ERR].contains(&wc.status));
+    }
+    a.send_cq.expect_flushed([6]);
+    b.receive_cq.expect_flushed([2]);
+    b.send_cq.expect_flushed([3, 4]);
 }
 
 fn error_state_flushes_both_queues_in_order(device: &Device) {

@@ -25,6 +25,7 @@ cases![
     an_invalidated_window_lets_its_region_go,
     on_an_unreliable_connection_what_comes_after_the_end_of_a_window_is_dropped,
     on_an_unreliable_connection_what_comes_after_an_invalidation_is_dropped,
+    on_an_unreliable_connection_a_failed_invalidation_stops_the_send_queue_alone,
     an_invalidated_window_can_be_bound_again,
     an_invalidated_window_can_be_bound_by_another_queue_pair,
     a_local_invalidation_of_a_key_of_no_window_of_type_2_fails,
@@ -92,13 +93,19 @@ fn an_invalidated_window_lets_its_region_go(device: &Device) {
     drop((_mw, at_a, a, b));
 }
 
-/// On an unreliable connection, a write that comes after B's window was taken back is dropped.
-fn dropped_unreliably(device: &Device, take_back: impl FnOnce(&Grant, Mw, u32) -> Option<Mw>) {
+/// Two ends of an unreliable connection.
+fn unreliable_pair(device: &Device, access: u32) -> (Side, Side) {
     let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..Size::default() };
     let (a, b) = (Side::new(device, &size, 64), Side::new(device, &size, 64));
-    let knobs = Knobs { access: REMOTE_WRITE, ..Knobs::default() };
+    let knobs = Knobs { access, ..Knobs::default() };
     connect_unreliably(&a.qp, &a.endpoint(), &b.endpoint(), &knobs);
     connect_unreliably(&b.qp, &b.endpoint(), &a.endpoint(), &knobs);
+    (a, b)
+}
+
+/// On an unreliable connection, a write that comes after B's window was taken back is dropped.
+fn dropped_unreliably(device: &Device, take_back: impl FnOnce(&Grant, Mw, u32) -> Option<Mw>) {
+    let (a, b) = unreliable_pair(device, REMOTE_WRITE);
     let at_a = a.pd.register_filled(vec![AT_A; BYTES], 0);
     let at_b = b.pd.register_filled(vec![AT_B; BYTES], BINDABLE);
     let grant = Grant { at_a, at_b, a, b };
@@ -131,9 +138,7 @@ fn on_an_unreliable_connection_what_comes_after_the_end_of_a_window_is_dropped(d
 fn on_an_unreliable_connection_what_comes_after_an_invalidation_is_dropped(device: &Device) {
     needs(device, TYPE_2);
     if device.differs("no-local-invalidation-on-uc") {
-        let size = Size { qp_type: ibv_qp_type::IBV_QPT_UC, ..Size::default() };
-        let (a, b) = (Side::new(device, &size, 64), Side::new(device, &size, 64));
-        connect_unreliably(&a.qp, &a.endpoint(), &b.endpoint(), &Knobs::default());
+        let (a, _b) = unreliable_pair(device, Knobs::default().access);
         let region = a.pd.register(BYTES, BINDABLE);
         let mw = a.pd.mw(TYPE_2);
         let key = a.qp.post_bind(1, &mw, region.part(0, 8, REMOTE_WRITE));
@@ -147,6 +152,23 @@ fn on_an_unreliable_connection_what_comes_after_an_invalidation_is_dropped(devic
         grant.local_invalidate(key);
         Some(mw)
     });
+}
+
+fn on_an_unreliable_connection_a_failed_invalidation_stops_the_send_queue_alone(device: &Device) {
+    needs(device, TYPE_2);
+    let (a, b) = unreliable_pair(device, REMOTE_WRITE);
+    a.qp.post_receive(1, &[]);
+    let region = a.pd.register(BYTES, BINDABLE);
+    a.qp.post(&Wr::local_invalidate(2, region.key()));
+    if device.differs("no-local-invalidation-on-uc") {
+        a.send_cq.expect(2, Status::IBV_WC_LOC_QP_OP_ERR);
+        return a.qp.wait_for_error();
+    }
+    a.send_cq.expect(2, Status::IBV_WC_MW_BIND_ERR);
+    assert_eq!(a.qp.state(), ibv_qp_state::IBV_QPS_SQE);
+    b.qp.post(&Wr::send(3, &[]));
+    b.send_cq.expect_success(3);
+    a.receive_cq.expect_success(1);
 }
 
 /// The key that a window of type 2 has with this low byte added to its first key's.

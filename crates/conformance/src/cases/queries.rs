@@ -283,6 +283,10 @@ fn partition_keys_that_are_not_there_have_no_place(device: &Device) {
         (0..i32::from(places)).map(|place| query_pkey(&context, 1, place).unwrap()).collect();
     let none = (1..=u16::MAX).find(|key| !keys.contains(key)).unwrap();
     assert!(context.pkey_index(none).is_err());
+    // Full and limited members of one partition have different keys.
+    for other in keys.iter().map(|key| key ^ 0x8000).filter(|other| !keys.contains(other)) {
+        assert!(context.pkey_index(other).is_err(), "{other:#x}");
+    }
 }
 
 fn an_ethernet_port_has_no_lid_and_an_infiniband_port_has_one(device: &Device) {

@@ -27,16 +27,6 @@ fn without_a_header_its_place_is_left_alone_and_the_service_level_is_told() {
 }
 
 #[test]
-fn a_datagram_without_a_receive_does_not_wait() {
-    on_each_device("ud-no-receive", |device| {
-        let pair = Pair::new(device);
-        let ah = pair.ah();
-        pair.expect_lost(&pair.good(&ah, 1, 8));
-        assert_eq!(soft(device).in_flight(pair.a.qp.qpn()), 0);
-    });
-}
-
-#[test]
 fn datagrams_without_a_handle_are_refused() {
     use rdma_sys::ibv_qp_create_send_ops_flags as Op;
     let sends = u64::from(Op::IBV_QP_EX_WITH_SEND.0);

@@ -66,9 +66,13 @@ fn a_request_half_way_is_finished_first() {
         assert!(device.release_half(a.qp.qpn()));
         drain(&a.qp, true);
         assert!(is_draining(&a.qp) && events(&a).is_empty());
-        assert_eq!(device.release(a.qp.qpn(), 5), 1);
+        assert_eq!(device.release(a.qp.qpn(), 5), 1, "only what was under way");
         a.send_cq.expect_success(0);
         assert_eq!(events(&a), DRAINED);
+        assert!(a.send_cq.is_empty());
+        assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
+        assert_eq!(device.release(a.qp.qpn(), 5), 1);
+        a.send_cq.expect_success(1);
     });
 }
 

@@ -173,8 +173,9 @@ fn a_device_has_no_more_inline_data_and_elements_than_it_was_built_with() {
     let (from, to) = (a.pd.register(8, LOCAL_WRITE), b.pd.register(8, ALL_ACCESS));
     let inline = Wr::write(1, &[from.sge(0, 1)], &to, 0).inline();
     assert_eq!(a.qp.try_post(&inline), Errno::EINVAL.raw());
-    let two = Wr::write(1, &[from.sge(0, 1), from.sge(1, 1)], &to, 0);
-    assert_eq!(a.qp.try_post(&two), Errno::EINVAL.raw());
+    let elements = [from.sge(0, 1), from.sge(1, 1)];
+    assert_eq!(a.qp.try_post(&Wr::write(1, &elements, &to, 0)), Errno::EINVAL.raw());
+    assert_eq!(a.qp.try_post_receive(1, &elements), Errno::EINVAL.raw());
 }
 
 #[test]

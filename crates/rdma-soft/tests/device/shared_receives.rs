@@ -9,9 +9,7 @@ use rdma_sys::{
 use crate::rig::connect::{Knobs, Side};
 use crate::rig::post::Wr;
 use crate::rig::srq::Server;
-use crate::rig::{
-    Context, LOCAL_WRITE, Mr, Pd, Size, on_each_device, on_each_held_device, soft, until,
-};
+use crate::rig::{Context, LOCAL_WRITE, Mr, Pd, Size, on_each_device, on_each_held_device, until};
 
 fn with_clients(device: &str, max_wr: u32, clients: usize) -> (Vec<Side>, Server) {
     Server::with_clients(device, max_wr, clients, &Knobs::default())
@@ -70,44 +68,6 @@ fn a_list_of_requests_serves_all_who_wait() {
 }
 
 #[test]
-fn who_gave_up_or_went_leaves_the_request_to_the_next() {
-    on_each_device("srq-leave", |device| {
-        let (mut clients, mut server) = with_clients(device, 8, 5);
-        for client in &clients {
-            client.qp.post(&Wr::send(1, &[]));
-            soft(device).release(client.qp.qpn(), 1);
-        }
-        // Five wait; one each goes by error, by reset, by destruction, and by the receiver's end.
-        clients[0].qp.to_error();
-        clients[1].qp.to_reset();
-        clients[2].qp.destroy();
-        server.qps[3].destroy();
-        server.qps.remove(3);
-        server.srq.post(7, &[]);
-        clients[4].send_cq.expect_success(1);
-        server.expect(3, 7);
-        assert!(server.receive_cq.is_empty());
-    });
-}
-
-#[test]
-fn who_waits_for_a_receiver_that_goes_finds_nobody() {
-    on_each_device("srq-gone", |device| {
-        let (clients, mut server) = with_clients(device, 8, 3);
-        for client in &clients {
-            client.qp.post(&Wr::send(1, &[]));
-            soft(device).release(client.qp.qpn(), 1);
-        }
-        server.qps[0].to_error();
-        server.qps[1].to_reset();
-        server.qps[2].destroy();
-        for client in &clients {
-            client.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
-        }
-    });
-}
-
-#[test]
 fn sizes_beyond_the_device_are_refused() {
     let builder = Builder::new("srq-sizes").max_shared_receive_queues(2);
     builder.max_shared_work_requests(8).max_shared_sge(3).install().unwrap();
@@ -140,12 +100,7 @@ fn a_queue_is_not_resized_and_knows_no_other_attributes() {
         let both = Mask::IBV_SRQ_MAX_WR | Mask::IBV_SRQ_LIMIT;
         assert_eq!(srq.modify(16, 3, both), Errno::EOPNOTSUPP.raw());
         assert_eq!(srq.modify(0, 3, Mask(4)), Errno::EINVAL.raw());
-        assert_eq!(srq.modify(0, 9, Mask::IBV_SRQ_LIMIT), Errno::EINVAL.raw());
         assert_eq!(srq.limit(), 0, "all or nothing");
-        assert_eq!(srq.modify(0, 3, Mask(0)), 0);
-        assert_eq!(srq.limit(), 0);
-        srq.set_limit(8);
-        assert_eq!(srq.limit(), 8);
     });
 }
 
@@ -236,16 +191,13 @@ fn completions_lost_in_an_overflow_give_their_slots_back_when_the_queue_pair_goe
 }
 
 #[test]
-fn a_queue_pair_with_a_shared_queue_says_that_it_has_no_receives_and_flushes_none() {
+fn a_queue_pair_with_a_shared_queue_says_that_it_has_no_receives() {
     on_each_device("srq-own", |device| {
         let (_clients, server) = with_clients(device, 8, 1);
         let mut init = Pd::qp_init(&server.send_cq, &server.receive_cq, &Size::default());
         init.srq = server.srq.0;
         drop(server.pd.try_qp_of(&mut init).unwrap());
         assert_eq!((init.cap.max_recv_wr, init.cap.max_recv_sge), (0, 0));
-        server.qps[0].to_error();
-        assert_eq!(server.qps[0].try_post_receive(1, &[]), Errno::EINVAL.raw());
-        assert!(server.receive_cq.is_empty());
     });
 }
 

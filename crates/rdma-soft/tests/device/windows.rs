@@ -33,9 +33,6 @@ fn a_device_says_that_it_has_windows_and_how_many() {
     assert_eq!(pd.try_mw(TYPE_1).err(), Some(Errno::ENOMEM));
     drop(made);
     drop(pd.mw(TYPE_1));
-    for unknown in [0, 3, u32::MAX] {
-        assert_eq!(pd.try_mw(ibv_mw_type(unknown)).err(), Some(Errno::EINVAL));
-    }
 
     Builder::new("windows-none").max_memory_windows(0).install().unwrap();
     let context = Context::open("windows-none");
