@@ -14,7 +14,6 @@ const DIFFERENCES: &str = include_str!("../../../docs/rxe-differences.md");
 /// Why cases are skipped on the software devices.
 const LACKED: &[&str] = &[
     "headers of InfiniBand have one form alone",
-    "the device does not resize completion queues",
     "the device does not resize shared receive queues",
     "the device has no multicast groups",
     "the port has no GIDs of both versions of RoCE",
