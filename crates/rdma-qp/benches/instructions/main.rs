@@ -8,6 +8,8 @@
 //!
 //! Two comparisons: raw posts beside bare C, and checked posts beside C that makes the same checks. It
 //! fails above the limits, without valgrind, and without gcc.
+//!
+//! Before them a write and its poll are counted on the software device, all instructions of it: what a program pays.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A bench that fails says so.
 #![allow(clippy::cast_possible_truncation)]
@@ -19,7 +21,7 @@ use loops::{Checked, Outcome, Raw, Rig};
 use rdma_mem::{AccessFlags, open_device};
 use rdma_qp::{CompletionQueue, prelude::*};
 use test_support::beside_c::{Cost, bench};
-use test_support::c_loops::{CLoop, Calls, LENGTH, Loops, PLACES};
+use test_support::c_loops::{CLoop, Calls, LENGTH, Loops, OPERATIONS, PLACES, counted, ids};
 
 mod loops;
 
@@ -75,6 +77,7 @@ fn compare(costs: &[Cost]) -> Option<bool> {
         "{:<26}{:>8}{:>8}{:>8}   {:>10}{:>8}{:>8}",
         "instructions", "bare C", "raw", "ratio", "checked C", "checked", "ratio"
     );
+    let (on_software, costs) = costs.split_at_checked(2)?;
     let mut within = true;
     for (row, costs) in ROWS.iter().zip(costs.chunks_exact(4)) {
         let [bare, own_raw, credited, own] = [0, 1, 2, 3].map(|place| costs[place].own);
@@ -90,21 +93,33 @@ fn compare(costs: &[Cost]) -> Option<bool> {
     };
     println!("{:<26}{c:>8.1}{rust:>8.1}{:>+8.1}", "an empty poll", rust - c);
     within &= rust - c <= MOST_MORE_OF_AN_EMPTY_POLL;
+    let [raw, checked] = [0, 1].map(|place| on_software[place].all);
+    println!("write and poll, with the software device: raw {raw:.1}, checked {checked:.1}");
     println!("{GOALS}; it fails above {MOST_RAW}, {MOST_CHECKED}, + {MOST_MORE_OF_AN_EMPTY_POLL}");
     Some(within)
 }
 
-/// Every loop, in the order of the table.
+/// Counts a loop with [`OPERATIONS`] and with twice as many, when it has run once.
+fn on_the_software_device(work: &mut dyn FnMut(u64) -> u64) {
+    for n in [OPERATIONS, 2 * OPERATIONS] {
+        work(OPERATIONS);
+        assert_eq!(counted(work, n), ids(n));
+    }
+}
+
+/// Every loop, those on the software device first, then in the order of the table.
 fn run_all(object: &Path) {
     rdma_soft::install();
     let context = open_device("soft0").unwrap();
     let cq = || CompletionQueue::create(&context, 64).unwrap();
     let (send_cq, recv_cq, pd) = (cq(), cq(), context.allocate_pd().unwrap());
-    let prepare = || pd.create_qp().send_cq(&send_cq).recv_cq(&recv_cq).build().unwrap();
-    let (qp, peer) = (prepare(), prepare());
-    let qp = qp.handshake(peer.endpoint()).unwrap();
-
     let access = AccessFlags::new().with_local_write().with_remote_write();
+    let prepare =
+        || pd.create_qp().send_cq(&send_cq).recv_cq(&recv_cq).access(access).build().unwrap();
+    let (qp, peer) = (prepare(), prepare());
+    let (here, there) = (qp.endpoint(), peer.endpoint());
+    let (qp, _peer) = (qp.handshake(there).unwrap(), peer.handshake(here).unwrap());
+
     let board = pd.allocate_shared_region(PLACES * LENGTH, access).unwrap();
     let source = pd.allocate_region(PLACES * LENGTH).unwrap();
     let mut target = pd.allocate_region(PLACES * LENGTH).unwrap();
@@ -119,6 +134,8 @@ fn run_all(object: &Path) {
         gather: std::array::from_fn(|place| [element(place).into()]),
         scatter: std::array::from_fn(|place| [element(place).into()]),
     };
+    on_the_software_device(&mut |n| loops::one::<Raw>(&mut rig, n).unwrap());
+    on_the_software_device(&mut |n| loops::one::<Checked>(&mut rig, n).unwrap());
     // SAFETY: the context is closed later, and all that is posted is posted by the loops, to this queue pair.
     let mut loops = unsafe { Loops::new(object, context.as_raw()) };
     for row in &ROWS {
