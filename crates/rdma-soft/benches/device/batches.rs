@@ -24,6 +24,23 @@ pub(crate) fn iter(b: &mut Bencher<'_>, batch: u64, mut f: impl FnMut()) {
     });
 }
 
+/// What one of `f` takes, each behind a preparation that does not count. A look at the clock is in it.
+pub(crate) fn iter_each<T>(
+    b: &mut Bencher<'_>,
+    with: &mut T,
+    prepare: impl Fn(&mut T),
+    f: impl Fn(&mut T),
+) {
+    b.iter_custom(|rounds| {
+        let one = |_| {
+            prepare(with);
+            ns_of_one(1, || f(with))
+        };
+        let mut times: Vec<f64> = (0..rounds.max(LEAST)).map(one).collect();
+        total(rounds, median(&mut times))
+    });
+}
+
 /// Benches `f`, and beside it, in turn with it, what it is to be compared with; says what that took.
 ///
 /// `game` is given a number of batches, plays them, and returns for each what one round took, in
@@ -51,7 +68,8 @@ pub(crate) fn bench_beside(
         let (ns, other) = (median(&mut own), median(&mut others));
         let (least, most) = (others[0], others[others.len() - 1]);
         println!(
-            "    median {ns:.1} ns; {beside} beside it {other:.1} ns ({least:.1} to {most:.1})"
+            "    median {ns:.1} ns; {beside} beside it {other:.1} ns ({least:.1} to {most:.1}), ratio {:.2}",
+            ns / other
         );
     }
 }

@@ -22,8 +22,8 @@ pub(crate) fn bench(c: &mut Criterion) {
         group.throughput(Throughput::Bytes(length as u64));
         let mut write = link.write(length);
         let mut write = || {
-            write.post(&link.a.qp);
-            poll(&link.a.send_cq, &mut wc);
+            write.post(link.a.qp.0);
+            poll(link.a.send_cq.0, &mut wc);
         };
         let memcpy = || {
             let (source, sink, length) = black_box((source, sink, length));

@@ -13,9 +13,11 @@ use std::time::Duration;
 use criterion::Criterion;
 
 mod batches;
+mod calls;
 mod copies;
 mod link;
 mod many;
+mod mock;
 mod one_thread;
 mod prepared;
 mod scale;

@@ -35,10 +35,10 @@ impl Count {
 pub(crate) struct Many {
     _regions: Vec<Mr>,
     /// Pairs that are connected to each other.
-    connections: Vec<(Qp, Qp)>,
-    cq: Cq,
-    pd: Pd,
-    _context: Context,
+    pub(crate) connections: Vec<(Qp, Qp)>,
+    pub(crate) cq: Cq,
+    pub(crate) pd: Pd,
+    pub(crate) context: Context,
     /// The first 8 B of each region.
     words: Vec<ibv_sge>,
     use_connections: Count,
@@ -53,14 +53,7 @@ impl Many {
     pub(crate) fn new(use_connections: Count, use_regions: Count) -> Self {
         let context = Context::open("soft0");
         let (pd, cq) = (context.pd(), context.cq(16));
-        let size = Size {
-            qp_type: rdma_sys::ibv_qp_type::IBV_QPT_RC,
-            send_wr: 8,
-            receive_wr: 1,
-            sge: 1,
-            inline: 0,
-            signal_all: false,
-        };
+        let size = Self::size();
         let connected = |_| {
             let (a, b) = (pd.qp(&cq, &cq, &size), pd.qp(&cq, &cq, &size));
             let (at_a, at_b) = (endpoint(&context, &a), endpoint(&context, &b));
@@ -77,7 +70,7 @@ impl Many {
             connections,
             cq,
             pd,
-            _context: context,
+            context,
             write: Prepared::write(words[0], words[0]),
             words,
             use_connections,
@@ -88,6 +81,18 @@ impl Many {
         }
     }
 
+    /// Of each of these queue pairs.
+    pub(crate) fn size() -> Size {
+        Size {
+            qp_type: rdma_sys::ibv_qp_type::IBV_QPT_RC,
+            send_wr: 8,
+            receive_wr: 1,
+            sge: 1,
+            inline: 0,
+            signal_all: false,
+        }
+    }
+
     /// Writes from one region to the next in use on the next connection in use, and polls that.
     #[inline]
     pub(crate) fn write(&mut self) {
@@ -95,17 +100,7 @@ impl Many {
         let source = self.region;
         self.region = self.use_regions.next(source);
         self.write.aim(self.words[source], self.words[self.region]);
-        self.write.post(&self.connections[self.connection].0);
-        poll(&self.cq, &mut self.wc);
-    }
-
-    /// Registers memory in the domain of all these queue pairs, and deregisters it; says how long the second
-    /// took.
-    #[allow(dead_code, clippy::disallowed_methods)] // The bench of instructions has no use for it.
-    pub(crate) fn deregister(&self) -> std::time::Duration {
-        let region = self.pd.register(64, ALL_ACCESS);
-        let begin = std::time::Instant::now();
-        region.deregister();
-        begin.elapsed()
+        self.write.post(self.connections[self.connection].0.0);
+        poll(self.cq.0, &mut self.wc);
     }
 }

@@ -5,8 +5,6 @@ use std::{hint, ptr, thread};
 
 use rdma_sys::*;
 
-use test_support::rig::{Cq, Qp};
-
 /// A send request with its one element.
 #[derive(Clone, Copy)]
 pub(crate) struct Prepared {
@@ -46,10 +44,10 @@ impl Prepared {
     }
 
     #[inline]
-    pub(crate) fn post(&mut self, qp: &Qp) {
+    pub(crate) fn post(&mut self, qp: *mut ibv_qp) {
         self.wr.sg_list = &raw mut self.sge;
         let mut bad = ptr::null_mut();
-        let refused = unsafe { ibv_post_send(qp.0, &raw mut self.wr, &raw mut bad) };
+        let refused = unsafe { ibv_post_send(qp, &raw mut self.wr, &raw mut bad) };
         assert_eq!(refused, 0);
     }
 }
@@ -72,20 +70,20 @@ impl PreparedReceive {
     }
 
     #[inline]
-    pub(crate) fn post(&mut self, qp: &Qp) {
+    pub(crate) fn post(&mut self, qp: *mut ibv_qp) {
         self.wr.sg_list = &raw mut self.sge;
         let mut bad = ptr::null_mut();
-        let refused = unsafe { ibv_post_recv(qp.0, &raw mut self.wr, &raw mut bad) };
+        let refused = unsafe { ibv_post_recv(qp, &raw mut self.wr, &raw mut bad) };
         assert_eq!(refused, 0);
     }
 }
 
 /// Waits for one completion, which must be a success.
 #[inline]
-pub(crate) fn poll(cq: &Cq, wc: &mut ibv_wc) {
+pub(crate) fn poll(cq: *mut ibv_cq, wc: &mut ibv_wc) {
     let mut patience = Patience::default();
     loop {
-        let polled = unsafe { ibv_poll_cq(cq.0, 1, wc) };
+        let polled = unsafe { ibv_poll_cq(cq, 1, wc) };
         if polled == 1 {
             break;
         }

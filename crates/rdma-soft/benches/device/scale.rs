@@ -2,7 +2,8 @@
 
 use criterion::Criterion;
 
-use crate::batches;
+use crate::batches::{self, iter_each};
+use crate::calls::{CALLS, Calls};
 use crate::many::{Count, Many};
 
 pub(crate) fn bench(c: &mut Criterion) {
@@ -18,14 +19,13 @@ pub(crate) fn bench(c: &mut Criterion) {
         let mut many = Many::new(connections, regions);
         group.bench_function(name, |b| batches::iter(b, 128, || many.write()));
     }
-    for (name, connections) in [
-        ("deregister_with_no_queue_pair", Count::OneOf(0)),
-        ("deregister_with_10000_queue_pairs", Count::OneOf(5_000)),
-    ] {
-        let many = Many::new(connections, one);
-        group.bench_function(name, |b| {
-            b.iter_custom(|count| (0..count).map(|_| many.deregister()).sum());
-        });
+    for (queue_pairs, connections) in [(2, one), (10_000, Count::OneOf(5_000))] {
+        for (name, call) in CALLS {
+            let mut calls = Calls::new(call, Many::new(connections, one));
+            group.bench_function(format!("{name}_of_{queue_pairs}_queue_pairs"), |b| {
+                iter_each(b, &mut calls, |calls| calls.prepare(1), Calls::one);
+            });
+        }
     }
     group.finish();
 }

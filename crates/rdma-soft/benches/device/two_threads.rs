@@ -174,8 +174,8 @@ impl Player for Writer<'_> {
     fn say(&mut self) {
         self.said += 1;
         self.out.store(self.said, Ordering::Relaxed);
-        self.write.post(self.qp);
-        poll(self.send_cq, &mut self.wc);
+        self.write.post(self.qp.0);
+        poll(self.send_cq.0, &mut self.wc);
     }
 
     fn hear(&mut self) {
@@ -199,7 +199,7 @@ impl<'a> Sender<'a> {
         let send = Prepared::send(memory.sge(OUT, 8));
         let mut receive = PreparedReceive::new(memory.sge(BACK, 8));
         for _ in 0..16 {
-            receive.post(&side.qp);
+            receive.post(side.qp.0);
         }
         let (qp, send_cq, receive_cq) = (&side.qp, &side.send_cq, &side.receive_cq);
         Self { qp, send_cq, receive_cq, send, receive, wc: ibv_wc::default() }
@@ -208,12 +208,12 @@ impl<'a> Sender<'a> {
 
 impl Player for Sender<'_> {
     fn say(&mut self) {
-        self.send.post(self.qp);
-        poll(self.send_cq, &mut self.wc);
+        self.send.post(self.qp.0);
+        poll(self.send_cq.0, &mut self.wc);
     }
 
     fn hear(&mut self) {
-        poll(self.receive_cq, &mut self.wc);
-        self.receive.post(self.qp);
+        poll(self.receive_cq.0, &mut self.wc);
+        self.receive.post(self.qp.0);
     }
 }

@@ -1,83 +1,162 @@
 //! How many instructions a write of 8 B costs, from its post to its polled completion, when a device
-//! holds few objects and when it holds many.
+//! holds few objects and when it holds many; what calls cost that take something away; and what an engine costs that
+//! does the same for a write and nothing else.
 //!
 //! Instructions, unlike nanoseconds, are the same in each run, so that this is a check: it fails if
 //! one of many costs more than [`MOST`] times one alone. It runs itself under callgrind with n and
 //! with 2n operations; the difference is the operations alone. It fails without valgrind.
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails says so.
+#![allow(clippy::cast_possible_truncation)] // rdma-sys is for 64-bit targets alone.
 
 use std::env;
 use std::hint::black_box;
 use std::path::Path;
 use std::process::ExitCode;
 
+use calls::{CALLS, Call, Calls};
 use many::{Count, Many};
+use mock::Mock;
 use test_support::callgrind::{bench, profiles};
 
+#[path = "../device/calls.rs"]
+mod calls;
 #[path = "../device/many.rs"]
 mod many;
+#[path = "../device/mock.rs"]
+mod mock;
 #[path = "../device/prepared.rs"]
 mod prepared;
 
 const MOST: f64 = 1.2;
 const OPERATIONS: u64 = 10_000;
+/// Of calls, each of which needs an object of its own.
+const FEW: u64 = 100;
 
 /// In the environment of a run under callgrind: the scenario's name.
 const SCENARIO: &str = "RDMA_SOFT_SCENARIO";
 
-/// A name, how connections and regions are used, and whether the result is checked.
-type Scenario = (&'static str, Count, Count, bool);
+#[derive(Clone, Copy)]
+enum Work {
+    /// How connections and regions are used.
+    Writes(Count, Count),
+    MockWrites,
+    /// In a domain of so many connections.
+    Calls(Call, usize),
+}
 
-const SCENARIOS: [Scenario; 5] = [
-    ("1 queue pair, 1 region", Count::OneOf(1), Count::OneOf(1), true),
-    ("1 of 1,000 queue pairs", Count::OneOf(1_000), Count::OneOf(1), true),
-    ("1,000 queue pairs in turn", Count::AllOf(1_000), Count::OneOf(1), false),
-    ("1 of 100,000 regions", Count::OneOf(1), Count::OneOf(100_000), true),
-    ("100,000 regions in turn", Count::OneOf(1), Count::AllOf(100_000), false),
+/// A name, what is done, and whether the result is checked.
+type Scenario = (&'static str, Work, bool);
+
+/// Each is beside the first.
+const WRITES: [Scenario; 6] = [
+    ("1 queue pair, 1 region", Work::Writes(Count::OneOf(1), Count::OneOf(1)), true),
+    ("1 of 1,000 queue pairs", Work::Writes(Count::OneOf(1_000), Count::OneOf(1)), true),
+    ("1,000 queue pairs in turn", Work::Writes(Count::AllOf(1_000), Count::OneOf(1)), false),
+    ("1 of 100,000 regions", Work::Writes(Count::OneOf(1), Count::OneOf(100_000)), true),
+    ("100,000 regions in turn", Work::Writes(Count::OneOf(1), Count::AllOf(100_000)), false),
+    ("a mock engine", Work::MockWrites, false),
 ];
+
+/// Few and many queue pairs of which a call is not about.
+const CONNECTIONS: [usize; 2] = [1, 5_000];
 
 fn main() -> ExitCode {
     if let Ok(scenario) = env::var(SCENARIO) {
-        let found = SCENARIOS.into_iter().find(|known| known.0 == scenario);
         rdma_soft::install();
-        let (_, connections, regions, _) = found.expect("a scenario of this list");
-        let mut many = Many::new(connections, regions);
-        // So that what only the first use of each costs is not in the first count.
-        (0..OPERATIONS).for_each(|_| many.write());
-        counted(&mut many, OPERATIONS);
-        counted(&mut many, 2 * OPERATIONS);
+        run(find(&scenario).expect("a scenario of these lists"));
         return ExitCode::SUCCESS;
     }
     bench(compare)
 }
 
-/// Prints the table. Whether all is within the limit.
-fn compare() -> Result<bool, String> {
-    let mut alone = 0.0;
-    let mut flat = true;
-    for scenario in SCENARIOS {
-        let cost = instructions_per_operation(scenario.0)?;
-        alone = if alone == 0.0 { cost } else { alone };
-        let ratio = cost / alone;
-        let too_much = scenario.3 && ratio > MOST;
-        let remark = if too_much { "  TOO MUCH" } else { "" };
-        println!("{:<28}{cost:>8.1} instructions{ratio:>8.3}{remark}", scenario.0);
-        flat &= !too_much;
-    }
-    Ok(flat)
+fn call_name(name: &str, connections: usize) -> String {
+    format!("{name}, {} queue pairs", 2 * connections)
 }
 
-/// What callgrind counts. It finds the function by its name.
+fn find(scenario: &str) -> Option<Work> {
+    let write = WRITES.into_iter().find(|known| known.0 == scenario).map(|known| known.1);
+    let named = |(name, call)| {
+        let of = |&connections: &usize| call_name(name, connections) == scenario;
+        CONNECTIONS.into_iter().find(of).map(|connections| Work::Calls(call, connections))
+    };
+    write.or_else(|| CALLS.into_iter().find_map(named))
+}
+
+/// The first time so that what only the first use of each costs is not in the first count.
+fn run(work: Work) {
+    match work {
+        Work::Writes(connections, regions) => {
+            let mut many = Many::new(connections, regions);
+            (0..OPERATIONS).for_each(|_| many.write());
+            [1, 2].into_iter().for_each(|times| writes_counted(&mut many, times * OPERATIONS));
+        }
+        Work::MockWrites => {
+            let mut mock = Mock::new();
+            (0..OPERATIONS).for_each(|_| mock.write());
+            [1, 2].into_iter().for_each(|times| mock_counted(&mut mock, times * OPERATIONS));
+        }
+        Work::Calls(call, connections) => {
+            let many = Many::new(Count::OneOf(connections), Count::OneOf(1));
+            let mut calls = Calls::new(call, many);
+            calls.prepare(4 * FEW as usize);
+            (0..FEW).for_each(|_| calls.one());
+            [1, 2].into_iter().for_each(|times| calls_counted(&mut calls, times * FEW));
+        }
+    }
+}
+
+// What callgrind counts. It finds the functions by their names.
+
 #[inline(never)]
-fn counted(many: &mut Many, operations: u64) {
+fn writes_counted(many: &mut Many, operations: u64) {
     for _ in 0..operations {
         black_box(&mut *many).write();
     }
 }
 
-fn instructions_per_operation(scenario: &str) -> Result<f64, String> {
+#[inline(never)]
+fn mock_counted(mock: &mut Mock, operations: u64) {
+    for _ in 0..operations {
+        black_box(&mut *mock).write();
+    }
+}
+
+#[inline(never)]
+fn calls_counted(calls: &mut Calls, operations: u64) {
+    for _ in 0..operations {
+        black_box(&mut *calls).one();
+    }
+}
+
+/// Prints the tables. Whether all is within the limit.
+fn compare() -> Result<bool, String> {
+    let mut flat = true;
+    let mut row = |name: &str, cost: f64, alone: f64, checked: bool| {
+        let ratio = cost / alone;
+        let too_much = checked && ratio > MOST;
+        let remark = if too_much { "  TOO MUCH" } else { "" };
+        println!("{name:<40}{cost:>8.1} instructions{ratio:>8.3}{remark}");
+        flat &= !too_much;
+    };
+    let mut alone = None;
+    for (name, _, checked) in WRITES {
+        let cost = instructions_per_operation(name, OPERATIONS)?;
+        row(name, cost, *alone.get_or_insert(cost), checked);
+    }
+    for (name, _) in CALLS {
+        let mut few = None;
+        for connections in CONNECTIONS {
+            let name = call_name(name, connections);
+            let cost = instructions_per_operation(&name, FEW)?;
+            row(&name, cost, *few.get_or_insert(cost), true);
+        }
+    }
+    Ok(flat)
+}
+
+fn instructions_per_operation(scenario: &str, operations: u64) -> Result<f64, String> {
     let profiles = profiles(&[(SCENARIO, scenario)], Path::new(env!("CARGO_TARGET_TMPDIR")))?;
     let [once, twice] = &profiles[..] else { return Err("not two runs".to_owned()) };
-    Ok((twice.total() - once.total()) as f64 / OPERATIONS as f64)
+    Ok((twice.total() - once.total()) as f64 / operations as f64)
 }
