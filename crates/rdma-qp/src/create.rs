@@ -268,6 +268,9 @@ fn random_qkey() -> u32 {
     random() >> 1
 }
 
+/// From what the standard library seeds hash maps with: the kernel gives each thread 128 random bits, of which
+/// each seed has another key of SipHash, so that nobody outside can tell the number. A crate for random numbers
+/// would be a dependency of this crate for PSNs and Q_Keys alone.
 fn random() -> u32 {
     let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
     u32::from_ne_bytes([a, b, c, d])

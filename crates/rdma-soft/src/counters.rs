@@ -1,6 +1,6 @@
 //! What a device counts.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -125,7 +125,7 @@ pub(crate) struct Tally {
 struct Traffic {
     /// The sums of queue pairs that are gone.
     gone: Counters,
-    by_id: HashMap<u64, Weak<QueuePair>>,
+    by_id: BTreeMap<u64, Weak<QueuePair>>,
 }
 
 impl Tally {

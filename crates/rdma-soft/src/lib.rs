@@ -35,7 +35,7 @@
 //!
 //! Devices are global to the process and live as long as it. A forked child must not use them.
 // Tests measure and race on their own.
-#![cfg_attr(test, allow(clippy::disallowed_methods))]
+#![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
 mod abi;
 mod address;

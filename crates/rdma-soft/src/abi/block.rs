@@ -4,7 +4,7 @@
 //! The C part belongs to the program's inline functions as much as to us and is only touched through
 //! the raw pointer; what follows it is ours.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::mem::offset_of;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -84,7 +84,7 @@ pub(super) struct ContextBlock {
     pub(super) device: &'static Device,
     pub(super) holders: Holders,
     /// The numbers of its protection domains.
-    pub(super) domains: Mutex<HashSet<u64>>,
+    pub(super) domains: Mutex<BTreeSet<u64>>,
     pub(super) events: Arc<EventQueue<AsyncEvent>>,
     /// What `cmd_fd` names: a descriptor that programs may duplicate and look at, and that does nothing.
     pub(super) command: OwnedFd,
@@ -217,7 +217,7 @@ pub(super) unsafe fn device_of(context: *mut ibv_context) -> &'static Device {
 /// # Safety
 ///
 /// As for [`context_block`], while the result is used.
-pub(super) unsafe fn context_domains<'a>(context: *mut ibv_context) -> &'a Mutex<HashSet<u64>> {
+pub(super) unsafe fn context_domains<'a>(context: *mut ibv_context) -> &'a Mutex<BTreeSet<u64>> {
     // SAFETY: this function's contract.
     let block = unsafe { context_block(context) };
     // SAFETY: a live block (SAFETY.md F11); the set is only used through shared references.

@@ -1,6 +1,6 @@
 //! Opening and closing a device.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::ptr;
@@ -94,7 +94,7 @@ pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
 
 /// Resets the queue pairs of all protection domains of a context.
 #[cold]
-fn reset_queue_pairs(device: &Device, domains: &Mutex<HashSet<u64>>) {
+fn reset_queue_pairs(device: &Device, domains: &Mutex<BTreeSet<u64>>) {
     let domains = std::mem::take(&mut *locked(domains));
     for queue_pair in device.all_queue_pairs() {
         if domains.contains(&queue_pair.pd_number) {

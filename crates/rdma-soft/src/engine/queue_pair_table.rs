@@ -1,4 +1,5 @@
 //! The queue pairs of a device by their numbers.
+#![expect(clippy::disallowed_types, reason = "a map whose hasher is the same each time")]
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -7,7 +7,7 @@
 //! [grace period](grace_period) passes. Peers use a window of type 2 under one lock, that of its queue
 //! pair's responder, so that it is enough to pass through that one.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use rdma_types::{AccessFlags, WcStatus};
 
@@ -45,7 +45,7 @@ impl Limits {
 
 /// The windows of a protection domain, by the part of their keys that is the device's.
 #[derive(Debug, Default)]
-pub(crate) struct Windows(HashMap<u32, Window>);
+pub(crate) struct Windows(BTreeMap<u32, Window>);
 
 #[derive(Debug)]
 struct Window {

@@ -1,4 +1,5 @@
 //! The device through its C ABI: what it does, what it refuses, and how requests end.
+#![allow(clippy::disallowed_types)] // Programs may have maps in any order.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and the device is 64-bit only.
 

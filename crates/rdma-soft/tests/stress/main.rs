@@ -8,7 +8,7 @@
 //!
 //! `RDMA_STRESS_SEED` repeats a run, as far as threads can be repeated; `RDMA_STRESS_SECONDS` makes it
 //! longer than five seconds.
-#![allow(clippy::disallowed_methods)] // The programs' side has clocks and threads of its own.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // The programs' side has what it likes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and the device is 64-bit only.
 
