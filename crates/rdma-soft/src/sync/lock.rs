@@ -10,14 +10,19 @@ pub(crate) use model::{Guard, Lock};
 #[cfg(not(loom))]
 pub(crate) use spinning::{Guard, Lock};
 
-#[cfg(not(loom))]
-mod spinning {
-    use std::sync::atomic::{AtomicU32, Ordering};
+#[cfg(all(test, loom))]
+mod loom_tests;
 
+/// The lock itself; where the model checker runs, for models of the lock alone.
+#[cfg(any(test, not(loom)))]
+mod spinning {
+    #[cfg(not(loom))]
     use spin::mutex::{SpinMutex, SpinMutexGuard};
 
+    #[cfg(loom)]
+    use super::stand_in::{SpinMutex, SpinMutexGuard};
     use crate::backoff::Backoff;
-    use crate::sync::Held;
+    use crate::sync::{AtomicU32, Held, Ordering};
 
     pub(crate) type Guard<'a, T> = Held<SpinMutexGuard<'a, T>>;
 
@@ -26,7 +31,7 @@ mod spinning {
     pub(crate) struct Lock<T> {
         value: SpinMutex<T>,
         /// How many wait, or are about to.
-        waiting: AtomicU32,
+        pub(super) waiting: AtomicU32,
     }
 
     impl<T> Lock<T> {
@@ -61,6 +66,7 @@ mod spinning {
         }
 
         /// Waits until whoever holds the lock has let go, and sees what they did.
+        #[cfg_attr(loom, allow(dead_code))]
         pub(crate) fn pass(&self) {
             drop(self.lock());
         }
@@ -80,9 +86,66 @@ mod spinning {
     }
 
     /// Rounds, the last of which sleep as long as any waiter does: some milliseconds in all.
-    const LONGEST: u32 = 26;
+    const LONGEST: u32 = if cfg!(loom) { 3 } else { 26 };
 }
 
+/// In the place of the library's lock, whose orderings are not explored.
+#[cfg(all(test, loom))]
+mod stand_in {
+    use std::ops::{Deref, DerefMut};
+
+    use loom::sync::atomic::{AtomicBool, Ordering};
+    use loom::sync::{Mutex, MutexGuard};
+
+    #[derive(Debug, Default)]
+    pub(super) struct SpinMutex<T> {
+        value: Mutex<T>,
+        taken: AtomicBool,
+    }
+
+    #[derive(Debug)]
+    pub(super) struct SpinMutexGuard<'a, T> {
+        value: MutexGuard<'a, T>,
+        taken: &'a AtomicBool,
+    }
+
+    impl<T> SpinMutex<T> {
+        pub(super) fn new(value: T) -> Self {
+            Self { value: Mutex::new(value), taken: AtomicBool::new(false) }
+        }
+
+        pub(super) fn try_lock(&self) -> Option<SpinMutexGuard<'_, T>> {
+            let value = self.value.try_lock().ok()?;
+            self.taken.store(true, Ordering::Relaxed);
+            Some(SpinMutexGuard { value, taken: &self.taken })
+        }
+
+        pub(super) fn is_locked(&self) -> bool {
+            self.taken.load(Ordering::Relaxed)
+        }
+    }
+
+    impl<T> Deref for SpinMutexGuard<'_, T> {
+        type Target = T;
+        fn deref(&self) -> &T {
+            &self.value
+        }
+    }
+
+    impl<T> DerefMut for SpinMutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.value
+        }
+    }
+
+    impl<T> Drop for SpinMutexGuard<'_, T> {
+        fn drop(&mut self) {
+            self.taken.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What models of all else have: a thread that waits for it does not run, so that they stay small.
 #[cfg(loom)]
 mod model {
     use loom::sync::{Mutex, MutexGuard};
