@@ -10,12 +10,15 @@ use ids::Ids;
 use overflow::Unsettled;
 use random::Seeds;
 use timers::Timers;
+#[cfg(loom)]
+use timers::model::Alarms;
 
 pub(crate) mod clock;
 pub(crate) mod devices;
 pub(crate) mod ids;
 pub(crate) mod overflow;
 pub(crate) mod random;
+#[cfg_attr(loom, allow(dead_code))] // models have threads of their own
 mod thread;
 pub(crate) mod timers;
 
@@ -31,27 +34,48 @@ pub(crate) struct Fabric {
 }
 
 impl Fabric {
+    #[cfg(not(loom))]
     pub(crate) const fn new() -> Self {
+        Self::of(Clock::System, Timers::new())
+    }
+
+    const fn of(clock: Clock, timers: Timers) -> Self {
         Self {
-            clock: Clock::System,
+            clock,
             seeds: Seeds::System,
             devices: Devices::new(),
             ids: Ids::new(),
-            timers: Line(Timers::new()),
+            timers: Line(timers),
             unsettled: Line(Unsettled::new()),
         }
     }
 
     /// The one of the devices that programs see: those of the C ABI.
     pub(crate) fn of_process() -> &'static Self {
+        #[cfg(not(loom))]
         static OF_PROCESS: Fabric = Fabric::new();
+        // No model has it: what is in it belongs to one run of a model.
+        #[cfg(loom)]
+        static OF_PROCESS: std::sync::LazyLock<Fabric> =
+            std::sync::LazyLock::new(|| Fabric::with(Alarms::None));
         &OF_PROCESS
     }
 
-    /// One of a model alone, which is never freed, as its devices are not.
+    /// One of a model alone, which is never freed, as its devices are not. No alarm ever rings in it.
     #[cfg(all(test, loom))]
     pub(crate) fn of_model() -> &'static Self {
-        Box::leak(Box::new(Self::new()))
+        Self::of_model_with(Alarms::None)
+    }
+
+    /// The same, with alarms.
+    #[cfg(all(test, loom))]
+    pub(crate) fn of_model_with(alarms: Alarms) -> &'static Self {
+        Box::leak(Box::new(Self::with(alarms)))
+    }
+
+    #[cfg(loom)]
+    fn with(alarms: Alarms) -> Self {
+        Self::of(Clock::of_model(), Timers::of_model(alarms))
     }
 }
 

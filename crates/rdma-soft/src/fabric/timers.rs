@@ -5,16 +5,22 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::io;
+use std::sync::{PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::waiting::alarm_rings;
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
+#[cfg(not(loom))]
 use crate::fabric::thread;
-use crate::sync::{Ordering, locked_to_wait};
+use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, locked_for_calls};
 
+#[cfg(all(test, loom))]
+mod loom_tests;
+#[cfg(loom)]
+pub(crate) mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -25,9 +31,11 @@ const LINGER: Duration = Duration::from_secs(5);
 pub(crate) struct Timers {
     /// The time of the earliest, in nanoseconds: all that an empty poll looks at. Written under the lock
     /// of the schedule.
-    earliest: std::sync::atomic::AtomicU64,
+    earliest: AtomicU64,
     schedule: Mutex<Schedule>,
     changed: Condvar,
+    #[cfg(loom)]
+    model: model::Model,
 }
 
 #[derive(Debug)]
@@ -39,6 +47,8 @@ struct Schedule {
     queue: BinaryHeap<Reverse<(Time, usize)>>,
     /// The process whose thread serves; a forked child has none.
     served_by: Option<u32>,
+    #[cfg(loom)]
+    at_rest: model::Rest,
 }
 
 #[derive(Debug)]
@@ -61,8 +71,9 @@ impl Alarm {
 
     /// Has [`alarm_rings`] called at `at`, or earlier if it was set to an earlier time.
     pub(crate) fn set(&self, at: Time) {
-        if cfg!(loom) {
-            return; // its models see neither the clock nor the thread
+        #[cfg(loom)]
+        if !self.fabric.timers.model.has_alarms() {
+            return;
         }
         let fabric = self.fabric;
         // Behind those whose time has come: who is set again and again keeps nobody waiting.
@@ -76,7 +87,7 @@ impl Alarm {
         if schedule.served_by == Some(process) {
             drop(schedule);
             fabric.timers.changed.notify_one();
-        } else if thread::spawn("rdma-soft timer", || fabric.serve_alarms()).is_ok() {
+        } else if fabric.start_thread().is_ok() {
             schedule.served_by = Some(process);
         }
         // Without a thread it rings at a poll, and the next alarm tries to make one again.
@@ -114,6 +125,11 @@ impl Fabric {
         }
     }
 
+    #[cfg(not(loom))]
+    fn start_thread(&'static self) -> io::Result<()> {
+        thread::spawn("rdma-soft timer", || self.serve_alarms())
+    }
+
     /// What the thread does.
     fn serve_alarms(&self) {
         let mut schedule = self.timers.lock();
@@ -146,16 +162,27 @@ impl Fabric {
                     end.since(now)
                 }
             };
-            let waited = self.timers.changed.wait_timeout(schedule, wait);
-            schedule = waited.unwrap_or_else(PoisonError::into_inner).0;
+            schedule = self.wait_for_change(schedule, wait);
         }
+    }
+
+    /// Waits until an alarm is set that rings before all others, or for so long.
+    #[cfg(not(loom))]
+    fn wait_for_change<'a>(
+        &self,
+        schedule: MutexGuard<'a, Schedule>,
+        most: Duration,
+    ) -> MutexGuard<'a, Schedule> {
+        let waited = self.timers.changed.wait_timeout(schedule, most);
+        waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
 
 impl Timers {
+    #[cfg(not(loom))]
     pub(super) const fn new() -> Self {
         Self {
-            earliest: std::sync::atomic::AtomicU64::new(u64::MAX),
+            earliest: AtomicU64::new(u64::MAX),
             schedule: Mutex::new(Schedule::new()),
             changed: Condvar::new(),
         }
@@ -168,7 +195,7 @@ impl Timers {
     }
 
     fn lock(&self) -> MutexGuard<'_, Schedule> {
-        locked_to_wait(&self.schedule)
+        locked_for_calls(&self.schedule)
     }
 
     fn publish(&self, schedule: &Schedule) {
@@ -180,7 +207,14 @@ impl Timers {
 impl Schedule {
     const fn new() -> Self {
         let queue = BinaryHeap::new();
-        Self { alarms: Vec::new(), free: Vec::new(), queue, served_by: None }
+        Self {
+            alarms: Vec::new(),
+            free: Vec::new(),
+            queue,
+            served_by: None,
+            #[cfg(loom)]
+            at_rest: model::Rest::new(),
+        }
     }
 
     fn add(&mut self, owner: Weak<QueuePair>) -> usize {
