@@ -32,6 +32,7 @@ use crate::sync::{Ordering, locked};
 mod events;
 mod shared;
 pub(crate) mod tokens;
+mod turns;
 mod unreliable;
 
 /// Two queue pairs, each of a domain of its own: `a` sends to `b`.
@@ -43,7 +44,10 @@ struct Model {
 impl Model {
     /// Connected by hand: the way through the list of devices and `modify` is not what is explored.
     fn new() -> Self {
-        let device = device();
+        Self::on(device())
+    }
+
+    fn on(device: &'static Device) -> Self {
         let [a, b] = [(); 2].map(|()| queue_pair(device, None));
         let model = Self { a, b };
         model.connect();
@@ -62,9 +66,12 @@ impl Model {
 }
 
 fn device() -> &'static Device {
+    device_of(Fabric::of_model(), Schedule::Immediate)
+}
+
+fn device_of(fabric: &'static Fabric, schedule: Schedule) -> &'static Device {
     let limits = Limits { max_mr: 3, max_mw: 1, ..Limits::default() };
-    let (name, schedule, seed) = ("model".into(), Schedule::Immediate, Seed::new(1));
-    let fabric = Fabric::of_model();
+    let (name, seed) = ("model".into(), Seed::new(1));
     let device = Device::new(fabric, name, Link::Ethernet, Vec::new(), limits, schedule, &seed);
     Box::leak(Box::new(device))
 }
@@ -79,9 +86,9 @@ fn queue_pair_of(
     device: &'static Device,
     shared: Option<&Arc<SharedReceiveQueue>>,
 ) -> Arc<QueuePair> {
-    let capacity = Capacity { send_wr: 2, receive_wr: 2, send_sge: 2, receive_sge: 2, inline: 0 };
+    let capacity = Capacity { send_wr: 3, receive_wr: 2, send_sge: 2, receive_sge: 2, inline: 0 };
     let pd = ProtectionDomain::new(device);
-    let queue = || Arc::new(CompletionQueue::new(device.fabric, 2, None).unwrap());
+    let queue = || Arc::new(CompletionQueue::new(device.fabric, 3, None).unwrap());
     let reporter = Reporter::silent();
     let init = Init { service, capacity, signal_all: false };
     QueuePair::create(&pd, &queue(), &queue(), shared, init, reporter).unwrap()
@@ -115,12 +122,16 @@ const FREED: u8 = 0xee;
 
 impl Memory {
     fn new(pd: &ProtectionDomain, byte: u8) -> Self {
-        let mut bytes = vec![byte; 4];
+        Self::of_length(4, pd, byte)
+    }
+
+    fn of_length(length: usize, pd: &ProtectionDomain, byte: u8) -> Self {
+        let mut bytes = vec![byte; length];
         let address = bytes.as_mut_ptr().expose_provenance() as u64;
         let access = AccessFlags::LOCAL_WRITE.bits()
             | AccessFlags::REMOTE_WRITE.bits()
             | AccessFlags::MW_BIND.bits();
-        let registration = pd.register(address, 4, address, access).unwrap();
+        let registration = pd.register(address, length as u64, address, access).unwrap();
         Self { bytes, registration }
     }
 
@@ -129,7 +140,8 @@ impl Memory {
     }
 
     fn sge(&self) -> Sge {
-        Sge { addr: self.address(), length: 4, lkey: self.registration.key }
+        let length = u32::try_from(self.bytes.len()).unwrap();
+        Sge { addr: self.address(), length, lkey: self.registration.key }
     }
 
     /// Deregisters, then does to the bytes what an allocator might; the device must not see it.
@@ -144,13 +156,17 @@ impl Memory {
 }
 
 fn post(queue_pair: &Arc<QueuePair>, wr_id: u64, sges: &[Sge], write_to: Option<Sge>) {
+    let mut list = Some(Ok(work(wr_id, sges, write_to)));
+    post_each(queue_pair, || list.take()).unwrap();
+}
+
+fn work(wr_id: u64, sges: &[Sge], write_to: Option<Sge>) -> (Request, Payload<'_>) {
     let opcode = if write_to.is_some() { Opcode::Write } else { Opcode::Send };
     let sink = write_to.unwrap_or_default();
     let (remote_address, rkey) = (sink.addr, sink.lkey);
     let operation = Operation { opcode, remote_address, rkey, ..Operation::EMPTY };
     let request = Request { wr_id, signaled: true, operation, ..Request::EMPTY };
-    let mut list = Some(Ok((request, Payload::keyed(sges))));
-    post_each(queue_pair, || list.take()).unwrap();
+    (request, Payload::keyed(sges))
 }
 
 fn polled(queue: &CompletionQueue) -> Vec<(u64, WcStatus)> {

@@ -26,9 +26,9 @@ pub(crate) enum Work {
 
 /// What a turn executes at most.
 const TURN_REQUESTS: u32 = 16;
-const TURN_BYTES: u64 = 64 << 10;
-/// Some tens of microseconds.
-pub(crate) const STRETCH_BYTES: u64 = 1 << 20;
+const TURN_BYTES: u64 = if cfg!(loom) { STRETCH_BYTES } else { 64 << 10 };
+/// Some tens of microseconds; less in models, which copy it often.
+pub(crate) const STRETCH_BYTES: u64 = if cfg!(loom) { 8 << 10 } else { 1 << 20 };
 
 /// What is left of some work.
 #[derive(Debug, Clone, Copy)]
