@@ -1,7 +1,7 @@
 //! Queue pairs: what they are made of, their making, their error state and their end.
 
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use rdma_types::{AsyncEventKind, QpAttributes, QpState, WcOpcode, WcStatus};
 
@@ -88,7 +88,7 @@ impl QueuePair {
         let reclaimed = Arc::new(Reclaimed::new(shared));
         let receive_pd = shared.map_or(pd, |shared| &shared.pd);
         let id = device.fabric.ids.unique();
-        let queue_pair = Arc::new_cyclic(|weak| Self {
+        let queue_pair = Arc::new_cyclic(|weak: &Weak<Self>| Self {
             id,
             qpn,
             service,

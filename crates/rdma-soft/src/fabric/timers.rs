@@ -6,11 +6,9 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
-use std::sync::{PoisonError, TryLockError, Weak};
+use std::sync::{Arc, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
-use crate::engine::queue_pair::QueuePair;
-use crate::engine::requester::waiting::alarm_rings;
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 #[cfg(not(loom))]
@@ -25,6 +23,12 @@ pub(crate) mod model;
 mod tests;
 
 const LINGER: Duration = Duration::from_secs(5);
+
+/// Who has an alarm.
+pub(crate) trait Alarmed: Send + Sync + std::fmt::Debug {
+    /// A deadline has passed, or there is work to go on with. The caller holds no lock.
+    fn alarm_rings(self: Arc<Self>);
+}
 
 /// All alarms of a fabric.
 #[derive(Debug)]
@@ -53,7 +57,7 @@ struct Schedule {
 
 #[derive(Debug)]
 struct Slot {
-    owner: Weak<QueuePair>,
+    owner: Weak<dyn Alarmed>,
     at: Option<Time>,
 }
 
@@ -65,11 +69,11 @@ pub(crate) struct Alarm {
 }
 
 impl Alarm {
-    pub(crate) fn new(fabric: &'static Fabric, owner: Weak<QueuePair>) -> Self {
+    pub(crate) fn new(fabric: &'static Fabric, owner: Weak<dyn Alarmed>) -> Self {
         Self { fabric, place: fabric.timers.lock().add(owner) }
     }
 
-    /// Has [`alarm_rings`] called at `at`, or earlier if it was set to an earlier time.
+    /// Has its owner [told](Alarmed::alarm_rings) at `at`, or earlier if it was set to an earlier time.
     pub(crate) fn set(&self, at: Time) {
         #[cfg(loom)]
         if !self.fabric.timers.model.has_alarms() {
@@ -120,8 +124,8 @@ impl Fabric {
         // Also without one: the times of alarms that are gone were dropped.
         self.timers.publish(&schedule);
         drop(schedule);
-        if let Some(queue_pair) = due.and_then(|owner| owner.upgrade()) {
-            alarm_rings(&queue_pair);
+        if let Some(owner) = due.and_then(|owner| owner.upgrade()) {
+            owner.alarm_rings();
         }
     }
 
@@ -141,8 +145,8 @@ impl Fabric {
             if let Some(owner) = due {
                 drop(schedule);
                 // The last reference may go here, and takes the lock when it does.
-                if let Some(queue_pair) = owner.upgrade() {
-                    alarm_rings(&queue_pair);
+                if let Some(owner) = owner.upgrade() {
+                    owner.alarm_rings();
                 }
                 schedule = self.timers.lock();
                 idle_since = None;
@@ -217,7 +221,7 @@ impl Schedule {
         }
     }
 
-    fn add(&mut self, owner: Weak<QueuePair>) -> usize {
+    fn add(&mut self, owner: Weak<dyn Alarmed>) -> usize {
         let slot = Some(Slot { owner, at: None });
         if let Some(n) = self.free.pop() {
             self.alarms[n] = slot;
@@ -258,7 +262,7 @@ impl Schedule {
     }
 
     /// Takes the owner whose time came first, so that who is always due again keeps nobody waiting.
-    fn take_due(&mut self, now: Time) -> Option<Weak<QueuePair>> {
+    fn take_due(&mut self, now: Time) -> Option<Weak<dyn Alarmed>> {
         while let Some(&Reverse(first)) = self.queue.peek() {
             if first.0 > now && is_current(&self.alarms, first) {
                 return None;
@@ -277,4 +281,15 @@ impl Schedule {
 
 fn is_current(alarms: &[Option<Slot>], (at, place): (Time, usize)) -> bool {
     alarms[place].as_ref().is_some_and(|slot| slot.at == Some(at))
+}
+
+/// An owner that has gone.
+#[cfg(test)]
+fn nobody() -> Weak<dyn Alarmed> {
+    #[derive(Debug)]
+    struct Nobody;
+    impl Alarmed for Nobody {
+        fn alarm_rings(self: Arc<Self>) {}
+    }
+    Weak::<Nobody>::new()
 }

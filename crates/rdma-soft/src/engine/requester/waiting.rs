@@ -9,6 +9,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Waiter;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 use crate::fabric::clock::Time;
+use crate::fabric::timers::Alarmed;
 
 impl SendSide {
     /// Records why the head waits, and sets the alarm. A reason that it already waits for keeps its
@@ -104,11 +105,12 @@ impl SendSide {
     }
 }
 
-/// The alarm that this queue pair set has rung: a deadline has passed, or there is work to go on with.
-pub(crate) fn alarm_rings(own: &Arc<QueuePair>) {
-    let mut aftermath = Aftermath::default();
-    own.send.lock().alarm_rings(own, &mut aftermath);
-    aftermath.settle(own);
+impl Alarmed for QueuePair {
+    fn alarm_rings(self: Arc<Self>) {
+        let mut aftermath = Aftermath::default();
+        self.send.lock().alarm_rings(&self, &mut aftermath);
+        aftermath.settle(&self);
+    }
 }
 
 impl Waiter for QueuePair {

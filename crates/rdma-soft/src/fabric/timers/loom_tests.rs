@@ -8,7 +8,7 @@ use super::model::Alarms;
 use super::*;
 
 fn alarm(fabric: &'static Fabric) -> Arc<Alarm> {
-    Arc::new(Alarm::new(fabric, Weak::new()))
+    Arc::new(Alarm::new(fabric, nobody()))
 }
 
 fn spawn(alarm: &Arc<Alarm>, act: impl FnOnce(&Alarm) + 'static) -> thread::JoinHandle<()> {

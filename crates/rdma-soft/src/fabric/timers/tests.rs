@@ -8,7 +8,7 @@ fn at(ns: u64) -> Time {
 fn schedule(times: impl IntoIterator<Item = u64>) -> Schedule {
     let mut schedule = Schedule::new();
     for time in times {
-        let place = schedule.add(Weak::new());
+        let place = schedule.add(nobody());
         assert!(schedule.set(place, at(time)));
     }
     schedule
@@ -49,7 +49,7 @@ fn alarms_that_ring_and_are_set_again_need_no_more_memory() {
     schedule.remove(0);
     assert!(schedule.take_due(at(999)).is_none());
     assert!(schedule.take_due(at(1000)).is_some());
-    assert_eq!((schedule.add(Weak::new()), schedule.earliest()), (0, None));
+    assert_eq!((schedule.add(nobody()), schedule.earliest()), (0, None));
 }
 
 /// The deadline of a queue pair that is gone costs later polls nothing, also where no thread serves.
@@ -57,7 +57,7 @@ fn alarms_that_ring_and_are_set_again_need_no_more_memory() {
 fn a_poll_forgets_alarms_that_are_gone() {
     static FABRIC: Fabric = Fabric::new();
     FABRIC.timers.lock().served_by = Some(std::process::id());
-    let alarm = Alarm::new(&FABRIC, Weak::new());
+    let alarm = Alarm::new(&FABRIC, nobody());
     alarm.set(at(1));
     assert!(FABRIC.timers.is_set());
     drop(alarm);
@@ -70,7 +70,7 @@ fn a_poll_forgets_alarms_that_are_gone() {
 fn who_is_always_due_again_keeps_nobody_waiting() {
     static FABRIC: Fabric = Fabric::new();
     FABRIC.timers.lock().served_by = Some(std::process::id());
-    let [first, second] = [(); 2].map(|()| Alarm::new(&FABRIC, Weak::new()));
+    let [first, second] = [(); 2].map(|()| Alarm::new(&FABRIC, nobody()));
     let waits = || FABRIC.timers.lock().alarms[second.place].as_ref().unwrap().at.is_some();
     first.set(Time::AT_ONCE);
     second.set(Time::AT_ONCE);
