@@ -77,6 +77,7 @@ fn starting_again_before_the_end_is_refused_and_changes_nothing() {
 
 #[test]
 fn calls_out_of_turn_find_nothing() {
+    rdma_soft::install();
     let (a, b) = pair("soft0", STANDARD | TIMESTAMP);
     exchange(&a, &b, 0..2);
     let cq = &a.send_cq;
@@ -148,6 +149,7 @@ fn overflow_is_an_error_of_the_poll_once_what_was_kept_is_taken() {
 
 #[test]
 fn each_kind_of_timestamp_is_there_alone() {
+    rdma_soft::install();
     for (fields, counted, wallclock) in [(TIMESTAMP, true, false), (WALLCLOCK, false, true)] {
         let (a, b) = pair("soft0", fields);
         exchange(&a, &b, 0..1);
@@ -178,6 +180,7 @@ fn a_held_request_is_stamped_when_it_is_released() {
 
 #[test]
 fn a_timestamp_stays_with_its_completion_when_another_queue_pair_goes() {
+    rdma_soft::install();
     let (a, b) = pair("soft0", TIMESTAMP);
     let mut second = a.pd.qp(&a.send_cq, &a.receive_cq, &Size::default());
     let at_second = endpoint(&a.context, &second);

@@ -73,6 +73,7 @@ fn a_mistake_is_told_at_the_end_and_nothing_is_posted() {
 
 #[test]
 fn inline_data_of_a_read_is_refused() {
+    rdma_soft::install();
     let scene = Scene::new("soft0");
     scene.a.qp.start();
     scene.a.qp.build(&scene.write(1, 0));
@@ -83,6 +84,7 @@ fn inline_data_of_a_read_is_refused() {
 
 #[test]
 fn the_inline_flag_alone_makes_nothing_inline() {
+    rdma_soft::install();
     // Programs that also fill lists leave it set; what counts is how the data is given.
     let scene = Scene::new("soft0");
     scene.at_b.fill(9);
@@ -146,6 +148,7 @@ fn starting_twice_is_a_mistake_that_the_end_tells() {
 
 #[test]
 fn calls_out_of_turn_do_nothing() {
+    rdma_soft::install();
     let scene = Scene::new("soft0");
     scene.a.qp.build(&scene.write(1, 0));
     expect_refusal(&scene, EINVAL, "there was no start");

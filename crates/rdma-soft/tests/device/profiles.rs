@@ -108,6 +108,7 @@ fn additions(wr_id: u64, result: &Mr, word: &Mr) -> [Wr; 2] {
 
 #[test]
 fn a_device_without_atomics_says_so_posts_none_and_executes_none() {
+    rdma_soft::install();
     Builder::new("no-atomics").without_atomics().install().unwrap();
     let none = ibv_atomic_cap::IBV_ATOMIC_NONE;
     assert_eq!(Context::open("no-atomics").query_device().atomic_cap, none);

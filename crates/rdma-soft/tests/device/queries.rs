@@ -11,6 +11,7 @@ use crate::rig::{Context, LOCAL_WRITE, Size, errno, verbs};
 
 #[test]
 fn the_extended_attributes_have_the_classic_ones_and_nothing_that_the_device_lacks() {
+    rdma_soft::install();
     for name in ["soft0", "softib0"] {
         let context = Context::open(name);
         let (classic, all) = (context.query_device(), context.query_device_ex());
@@ -62,6 +63,7 @@ fn the_capability_flags_are_what_the_device_does() {
 
 #[test]
 fn ethernet_ports_say_that_they_need_a_global_header() {
+    rdma_soft::install();
     for (name, flags) in [("soft0", 1), ("softib0", 0)] {
         let port = Context::open(name).query_port();
         assert_eq!(port.flags, flags, "{name}");
@@ -72,6 +74,7 @@ fn ethernet_ports_say_that_they_need_a_global_header() {
 
 #[test]
 fn what_the_device_does_not_have_fails_with_a_number_and_changes_nothing() {
+    rdma_soft::install();
     let side = Side::new("soft0", &Size::default(), 8);
     let unsupported = Errno::EOPNOTSUPP.raw();
     let group = ibv_gid::default();
