@@ -295,6 +295,45 @@ mod tests {
         }
     }
 
+    /// IBTA vol 1, section 11.2.5.2.
+    #[test]
+    fn types_take_what_the_specification_lists() {
+        let list = |names: &str| -> QpAttributes {
+            let all = QpAttributes::all().iter_names();
+            all.filter(|(name, _)| names.split(' ').any(|n| n == *name))
+                .map(|(_, bit)| bit)
+                .collect()
+        };
+        let (ud_way, way) = ("PKEY_INDEX QKEY", "ALT_PATH ACCESS_FLAGS PKEY_INDEX");
+        let (ud_runs, uc_runs) =
+            ("CUR_STATE QKEY", "CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE");
+        let runs = "CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE MIN_RNR_TIMER";
+        let uc_drained = "AV ALT_PATH ACCESS_FLAGS PKEY_INDEX PATH_MIG_STATE";
+        let drained = "PORT AV TIMEOUT RETRY_CNT RNR_RETRY MAX_QP_RD_ATOMIC MAX_DEST_RD_ATOMIC \
+                       ALT_PATH ACCESS_FLAGS PKEY_INDEX MIN_RNR_TIMER PATH_MIG_STATE";
+        let drains = "EN_SQD_ASYNC_NOTIFY";
+        let (init, ud_init) = ("PKEY_INDEX PORT ACCESS_FLAGS", "PKEY_INDEX PORT QKEY");
+        let rows = [
+            (QpState::INIT, QpState::INIT, [init, init, ud_init]),
+            (QpState::INIT, QpState::RTR, [way, way, ud_way]),
+            (QpState::RTR, QpState::RTS, [runs, uc_runs, ud_runs]),
+            (QpState::RTS, QpState::RTS, [runs, uc_runs, ud_runs]),
+            (QpState::RTS, QpState::SQD, [drains; 3]),
+            (QpState::SQD, QpState::RTS, [runs, uc_runs, ud_runs]),
+            (QpState::SQD, QpState::SQD, [drained, uc_drained, ud_way]),
+            (QpState::SQE, QpState::RTS, ["", "CUR_STATE ACCESS_FLAGS", ud_runs]),
+        ];
+        for (from, to) in STATES.into_iter().flat_map(|from| STATES.map(|to| (from, to))) {
+            let row =
+                rows.iter().find(|row| (row.0, row.1) == (from, to)).map_or([""; 3], |row| row.2);
+            for (qp_type, names) in TYPES.into_iter().zip(row) {
+                let way = QpTransition::between(qp_type, from, to);
+                let taken = way.map_or(QpAttributes::empty(), QpTransition::optional);
+                assert_eq!(taken, list(names), "{qp_type:?}: {from:?} to {to:?}");
+            }
+        }
+    }
+
     #[test]
     fn what_is_required_can_lack_and_nothing_else_but_the_optional_fits() {
         let all = TYPES.map(|qp_type| STATES.map(|from| STATES.map(|to| (qp_type, from, to))));

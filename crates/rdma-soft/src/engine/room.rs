@@ -58,6 +58,8 @@ mod tests {
         assert_eq!(*Room::each(2, 2).unwrap().filled(|| 7), [7, 7, 7, 7]);
         assert!(Room::<u64>::new(100).unwrap().list().capacity() >= 100);
         assert!(Room::new(0).unwrap().filled(|| 7).is_empty());
+        // Much, and less than half of any machine's memory; it is not touched.
+        assert!(Room::<u8>::new(MUCH + 1).unwrap().list().capacity() > MUCH);
     }
 
     #[test]

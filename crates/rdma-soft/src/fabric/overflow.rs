@@ -129,3 +129,25 @@ impl Unsettled {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::engine::events::EventQueue;
+    use crate::fabric::Fabric;
+
+    /// Who has its tokens is kept no longer, and nobody else is forgotten.
+    #[test]
+    fn a_queue_is_noted_until_its_events_have_their_tokens() {
+        static FABRIC: Fabric = Fabric::new();
+        let queues = [(); 3].map(|()| EventQueue::new(&FABRIC, 8).unwrap());
+        let noted = || queues.each_ref().map(|queue| Arc::strong_count(queue) > 1);
+        queues.iter().for_each(|queue| queue.push(1_u32));
+        assert_eq!(noted(), [true; 3]);
+        queues[1].deliver();
+        assert_eq!(noted(), [true, false, true]);
+        FABRIC.unsettled.settle();
+        assert_eq!(noted(), [false; 3]);
+        assert_eq!(FABRIC.unsettled.count.load(Ordering::Relaxed), 0);
+    }
+}

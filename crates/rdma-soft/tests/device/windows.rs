@@ -1,6 +1,6 @@
 //! Memory windows: what is this device's own about them.
 
-use rdma_soft::{Builder, SoftDevice};
+use rdma_soft::{Builder, Schedule, SoftDevice};
 use rdma_sys::{
     Errno, ibv_device_cap_flags as Cap, ibv_mw_bind_info, ibv_mw_type, ibv_send_flags,
     ibv_wc_status as Status,
@@ -99,8 +99,6 @@ fn a_bind_outlives_neither_its_window_nor_its_region() {
             let mw = grant.b.pd.mw(kind);
             grant.b.qp.post_bind(1, &mw, grant.at_b.part(0, 8, REMOTE));
             drop(mw);
-            // It gets the place of the one before.
-            let _next = grant.b.pd.mw(kind);
             device.release_all();
             grant.b.send_cq.expect(1, Status::IBV_WC_MW_BIND_ERR);
 
@@ -148,4 +146,22 @@ fn a_bind_takes_a_slot_until_its_completion_was_polled() {
     assert_eq!(full, Errno::ENOMEM.raw());
     a.send_cq.expect_success(0);
     assert_eq!(a.qp.try_bind(2, &mw, ibv_mw_bind_info::default(), 2), 0);
+}
+
+/// Not even if the later window has the earlier one's place.
+#[test]
+fn a_bind_of_a_window_that_is_gone_does_not_bind_a_later_one() {
+    let builder = Builder::new("windows-later").schedule(Schedule::Held);
+    let device = builder.max_memory_windows(1).max_memory_regions(1).install().unwrap();
+    let (a, _b) = pair_with("windows-later", &Size::default(), &Knobs::default());
+    let region = a.pd.register(BYTES, BINDABLE);
+    let window = a.pd.mw(TYPE_2);
+    let (key, place) = (window.key_with(7), window.key() >> 8);
+    a.qp.post(&Wr::bind(1, &window, key, region.part(0, BYTES, REMOTE)));
+    drop(window);
+    let mut windows = (0..100).map(|_| a.pd.mw(TYPE_2));
+    let later = windows.find(|later| later.key() >> 8 == place);
+    assert!(later.is_some());
+    device.release_all();
+    a.send_cq.expect(1, Status::IBV_WC_MW_BIND_ERR);
 }

@@ -143,3 +143,16 @@ fn equal_seeds_of_schedules_agree() {
     let (mut a, mut b) = (SplitMix::new(7), SplitMix::new(7));
     assert!((0..100).all(|_| a.next_u64() == b.next_u64()));
 }
+
+#[test]
+fn a_list_comes_in_every_order() {
+    let mut random = Seed::new(1).stream(Purpose::QueuePairNumbers);
+    let mut found = std::collections::HashMap::new();
+    for _ in 0..6000 {
+        let mut list = [0, 1, 2];
+        random.shuffle(&mut list);
+        *found.entry(list).or_insert(0) += 1;
+    }
+    assert_eq!(found.len(), 6, "{found:?}");
+    assert!(found.values().all(|times| (800..1200).contains(times)), "{found:?}");
+}

@@ -65,6 +65,16 @@ fn a_poll_forgets_alarms_that_are_gone() {
     assert!(!FABRIC.timers.is_set());
 }
 
+/// The list is as long as there were alarms at a time, not as there ever were.
+#[test]
+fn an_alarm_that_goes_gives_its_place_back() {
+    static FABRIC: Fabric = Fabric::new();
+    for _ in 0..3 {
+        let places = [(); 2].map(|()| Alarm::new(&FABRIC, Weak::new())).map(|alarm| alarm.place);
+        assert!(places == [0, 1] || places == [1, 0], "{places:?}");
+    }
+}
+
 /// Who asks to be served at once, again and again, comes behind those who asked before.
 #[test]
 fn who_is_always_due_again_keeps_nobody_waiting() {
