@@ -1,7 +1,9 @@
 //! The state machine of queue pairs where the verbs leave something to the device: what a reset takes
 //! along, and what there is no support for.
 
-use rdma_sys::{Errno, ibv_mig_state, ibv_qp_attr_mask as Mask, ibv_qp_state as State};
+use rdma_sys::{
+    Errno, ibv_mig_state, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
+};
 
 use crate::rig::connect::{Knobs, connect_sides, pair_with};
 use crate::rig::post::Wr;
@@ -61,5 +63,21 @@ fn reset_drops_completions_that_nobody_polled_and_their_places_are_free() {
                 b.receive_cq.expect_success(n);
             }
         }
+    });
+}
+
+#[test]
+fn the_programs_struct_has_the_state_that_was_last_set() {
+    on_each_device("state-noted", |device| {
+        let side = alone(device, RC);
+        side.bring(State::IBV_QPS_INIT);
+        assert_eq!(side.qp.noted_state(), State::IBV_QPS_INIT);
+        assert_ne!(side.qp.to_state(State::IBV_QPS_RTS), 0);
+        assert_eq!(side.qp.noted_state(), State::IBV_QPS_INIT, "that was refused");
+        let attr = ibv_qp_attr { qp_state: State::IBV_QPS_ERR, ..ibv_qp_attr::default() };
+        assert_eq!(side.qp.modify(attr, Mask::IBV_QP_ACCESS_FLAGS.0), 0);
+        assert_eq!(side.qp.noted_state(), State::IBV_QPS_INIT, "that was not of the state");
+        assert_eq!(side.qp.to_state(State::IBV_QPS_ERR), 0);
+        assert_eq!(side.qp.noted_state(), State::IBV_QPS_ERR);
     });
 }

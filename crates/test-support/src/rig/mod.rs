@@ -363,6 +363,11 @@ impl Qp {
         self.query().qp_state
     }
 
+    /// The state as the program's struct has it.
+    pub fn noted_state(&self) -> ibv_qp_state {
+        unsafe { (*self.0).state }
+    }
+
     /// Modifies; the result is 0 or an error number.
     pub fn modify(&self, mut attr: ibv_qp_attr, mask: u32) -> i32 {
         unsafe { (verbs().modify_qp)(self.0, &raw mut attr, mask.cast_signed()) }

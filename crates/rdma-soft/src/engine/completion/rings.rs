@@ -85,3 +85,19 @@ impl Rings {
         self.current.store(Arc::as_ptr(ring).cast_mut(), Ordering::Release);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_one_ring_of_each_size() {
+        let rings = Rings::new(4).unwrap();
+        assert!(rings.is_current(&rings.of(3).unwrap()));
+        let larger = rings.of(5).unwrap();
+        assert!(!rings.is_current(&larger) && Arc::ptr_eq(&larger, &rings.of(8).unwrap()));
+        rings.exchange(&larger);
+        assert!(rings.is_current(&larger) && !rings.is_current(&rings.of(4).unwrap()));
+        assert_eq!(locked(&rings.all).len(), 2);
+    }
+}
