@@ -1,7 +1,7 @@
 //! Completion queues that overflow, and the limits of a device.
 
 use rdma_soft::Builder;
-use rdma_sys::{Errno, ibv_event_type as Event, ibv_wc_status as Status};
+use rdma_sys::{Errno, ibv_event_type as Event, ibv_qp_state as State, ibv_wc_status as Status};
 
 use crate::rig::connect::{Knobs, Side, connect, connect_sides, endpoint, pair};
 use crate::rig::post::Wr;
@@ -64,11 +64,14 @@ fn an_overflow_is_one_event_of_the_queue_and_one_of_each_queue_pair() {
     on_each_device("cq-overflow-event", |device| {
         let (a, b) = small(device, 2);
         let sink = b.pd.register(8, ALL_ACCESS);
+        // Its queue's failure is nothing to one that is not in use.
+        let unused = a.pd.qp(&a.send_cq, &a.receive_cq, &Size::default());
         for n in 0..3 {
             a.qp.post(&Wr::write(n, &[], &sink, 0));
         }
         // Nobody polls the full queue: on a deferred device the other thread works.
         a.qp.wait_for_error();
+        assert_eq!(unused.state(), State::IBV_QPS_RESET);
         let mut events = a.context.async_events();
         events.sort_by_key(|(kind, _)| kind.0);
         let of_queue = (Event::IBV_EVENT_CQ_ERR, a.send_cq.0.addr());
