@@ -101,3 +101,28 @@ fn refusal(errno: Errno) -> Refusal {
         _ => Refusal::Invalid,
     }
 }
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_may_have_the_number_0() {
+        // The runtime has opened the standard ones, if nobody else did.
+        assert!(open_file(0).is_ok());
+        assert_eq!(open_file(-1).err(), Some(Refusal::NoFile));
+    }
+
+    #[test]
+    fn why_a_file_is_not_mapped_is_told() {
+        for (errno, told) in [
+            (Errno::BADF, Refusal::NoFile),
+            (Errno::PERM, Refusal::NotAllowed),
+            (Errno::NOMEM, Refusal::NoRoom),
+            (Errno::NODEV, Refusal::Unsupported),
+            (Errno::OVERFLOW, Refusal::Invalid),
+        ] {
+            assert_eq!(refusal(errno), told, "{errno}");
+        }
+    }
+}

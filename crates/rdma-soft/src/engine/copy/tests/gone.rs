@@ -151,6 +151,26 @@ fn a_second_segment_that_is_not_there_is_a_fault_after_the_first() {
     assert_eq!(c, a[..32]);
 }
 
+/// As the memory of some devices' files, the page with the kernel's clock is there for who has it mapped, and
+/// cannot be looked up.
+#[test]
+fn memory_that_cannot_be_looked_up_is_copied() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let clock = maps.lines().find(|line| line.ends_with("[vvar]"));
+    let start = clock.and_then(|line| u64::from_str_radix(line.split_once('-')?.0, 16).ok());
+    let (Some(start), true) = (start, is_guarded()) else { return };
+    let pages = Pages::new();
+    for length in [3, 8, 100] {
+        pages.bytes(0, 200).fill(UNWRITTEN);
+        // SAFETY: used by a copy alone that asks whether it is there.
+        let source = unsafe { Segment::new(start, length as u64) };
+        assert_eq!(copy(&[source], &[pages.segment(0, length)]), Ok(()), "{length}");
+        assert!(pages.bytes(0, length).iter().any(|&byte| byte != UNWRITTEN), "{length}");
+        let rest = pages.bytes(length, 3 * page() - length);
+        assert!(rest.iter().all(|&byte| byte == UNWRITTEN), "{length}");
+    }
+}
+
 #[test]
 fn a_word_is_found_where_it_is() {
     if !is_guarded() {
