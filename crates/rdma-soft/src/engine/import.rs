@@ -102,7 +102,7 @@ fn refusal(errno: Errno) -> Refusal {
     }
 }
 
-#[cfg(all(test, not(any(loom, miri))))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
