@@ -7,6 +7,7 @@ use rdma_soft::Builder;
 use rdma_sys::*;
 
 use crate::rig::connect::Side;
+use crate::rig::device::gid_queries_of_size;
 use crate::rig::{Context, LOCAL_WRITE, Size, errno, verbs};
 
 #[test]
@@ -59,6 +60,7 @@ fn the_capability_flags_are_what_the_device_does() {
     assert_eq!(flags & ibv_device_cap_flags::IBV_DEVICE_AUTO_PATH_MIG, none);
     assert_eq!(flags & ibv_device_cap_flags::IBV_DEVICE_XRC, none);
     assert_eq!((attr.vendor_id, attr.sys_image_guid), (0x00ff_ffff, attr.node_guid));
+    assert_eq!(attr.max_mr_size, 0x7fff_ffff_ffff_ffff, "more than a process has addresses");
 }
 
 #[test]
@@ -100,4 +102,13 @@ fn a_bare_device_has_the_functions_that_programs_call_without_a_look() {
     let bare = Builder::new("bare").without_atomics().without_extended().max_memory_windows(0);
     bare.install().unwrap();
     assert!(Context::open("bare").has_unchecked_functions());
+}
+
+#[test]
+fn entries_of_gids_may_be_larger_than_they_are_today() {
+    let context = crate::rig::open_default("soft0");
+    let size = size_of::<ibv_gid_entry>();
+    for (bytes, said) in [(size, 0), (size + 8, 0), (size - 8, Errno::EINVAL.raw())] {
+        assert_eq!(gid_queries_of_size(&context, bytes), [said; 2], "{bytes}");
+    }
 }

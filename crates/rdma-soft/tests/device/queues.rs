@@ -1,12 +1,12 @@
 //! Send and receive queues: they have the places that were asked for, and a request keeps its own until its
 //! completion, or a later one, was polled.
 
-use rdma_sys::Errno;
+use rdma_sys::{Errno, ibv_qp_init_attr};
 
 use crate::rig::connect::{Knobs, pair_with};
 use crate::rig::post::Wr;
 use crate::rig::scene::{RECEIVE_B, Scene};
-use crate::rig::{Size, on_each_device, soft, until};
+use crate::rig::{Pd, Size, on_each_device, open_default, soft, until};
 
 const FULL: i32 = Errno::ENOMEM.raw();
 
@@ -77,4 +77,15 @@ fn queue_of_no_requests_is_always_full() {
         assert_eq!(a.qp.try_post(&Wr::send(1, &[])), FULL);
         assert_eq!(a.qp.try_post_receive(1, &[]), FULL);
     });
+}
+
+#[test]
+fn a_queue_pair_needs_both_completion_queues() {
+    let context = open_default("soft0");
+    let (pd, cq, none) = (context.pd(), context.cq(4), std::ptr::null_mut());
+    let init = Pd::qp_init(&cq, &cq, &Size::default());
+    for (send_cq, recv_cq) in [(none, cq.0), (cq.0, none), (none, none)] {
+        let mut init = ibv_qp_init_attr { send_cq, recv_cq, ..init };
+        assert_eq!(pd.try_qp_of(&mut init).err(), Some(Errno::EINVAL));
+    }
 }

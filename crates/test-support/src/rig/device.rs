@@ -87,6 +87,16 @@ pub fn query_gid_ex(context: &Context, port: u32, index: u32, flags: u32) -> Res
     }
 }
 
+/// What both queries say to a program whose entries have that many bytes: 0 or an error number.
+pub fn gid_queries_of_size(context: &Context, bytes: usize) -> [i32; 2] {
+    let mut entries = [ibv_gid_entry::default(); 64];
+    let place = entries.as_mut_ptr();
+    let (one, all) = (verbs().query_gid_ex.unwrap(), verbs().query_gid_table.unwrap());
+    let one = unsafe { one(context.0, 1, 0, place, 0, bytes) };
+    let all = unsafe { all(context.0, place, 32, 0, bytes) };
+    [one, i32::try_from(-all.min(0)).unwrap()]
+}
+
 pub fn gid_table(context: &Context, room: usize, flags: u32) -> Result<Vec<Row>, Errno> {
     let mut entries = vec![ibv_gid_entry::default(); room];
     let (query, size) = (verbs().query_gid_table.unwrap(), size_of::<ibv_gid_entry>());

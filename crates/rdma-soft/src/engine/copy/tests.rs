@@ -116,6 +116,10 @@ fn lists_are_copied_as_if_joined_from_any_offset() {
         transfer(&source, &[segment(d), segment(e)], from as u64, to as u64);
         assert_eq!(sink[from..to], whole[from..to]);
         assert!(sink[..from].iter().chain(&sink[to..]).all(|&b| b == 0xee));
+        // One segment on each side is a case of its own.
+        let mut alone = [0xee; 100];
+        transfer(&[segment(&mut whole)], &[segment(&mut alone)], from as u64, to as u64);
+        assert_eq!(alone, sink);
     }
 }
 
