@@ -144,7 +144,7 @@ mod tests {
         let noted = || queues.each_ref().map(|queue| Arc::strong_count(queue) > 1);
         queues.iter().for_each(|queue| queue.push(1_u32));
         assert_eq!(noted(), [true; 3]);
-        queues[1].deliver();
+        queues[1].settle();
         assert_eq!(noted(), [true, false, true]);
         FABRIC.unsettled.settle();
         assert_eq!(noted(), [false; 3]);

@@ -70,7 +70,7 @@ fn a_poll_forgets_alarms_that_are_gone() {
 fn an_alarm_that_goes_gives_its_place_back() {
     static FABRIC: Fabric = Fabric::new();
     for _ in 0..3 {
-        let places = [(); 2].map(|()| Alarm::new(&FABRIC, Weak::new())).map(|alarm| alarm.place);
+        let places = [(); 2].map(|()| Alarm::new(&FABRIC, nobody())).map(|alarm| alarm.place);
         assert!(places == [0, 1] || places == [1, 0], "{places:?}");
     }
 }
