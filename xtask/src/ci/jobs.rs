@@ -291,7 +291,7 @@ const AARCH64_FULL: &[Step] = &[
     tests(
         "cargo test --target aarch64-unknown-linux-gnu --lib --tests -p rdma-types -p rdma-sys \
             -p rdma-proto -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p test-support \
-            -- --skip holes_do_not_compile --skip fork",
+            -- --skip and_their_twins --skip fork",
     )
     .with(EMULATED),
     tests("cargo test --target aarch64-unknown-linux-gnu -p conformance --test conformance")
