@@ -109,7 +109,8 @@ impl Visit {
         // Only this thread writes it.
         let number = visitor.visits.load(Ordering::Relaxed) + 1;
         debug_assert!(number % 2 == 1, "a visit within a visit");
-        visitor.visits.store(number, Ordering::Relaxed);
+        // Released, since who waits for the visit before this one may see this store in place of that one's end.
+        visitor.visits.store(number, Ordering::Release);
         barrier::light();
         Self { visitor, number, thread_ends }
     }

@@ -16,17 +16,18 @@ struct Region {
 
 /// Who finds the key uses the memory, and is done with it when the wait is over. The model's cell reports
 /// an access that is not ordered before the one of the waiting side.
-#[test]
-fn loom_no_use_after_a_grace_period() {
-    loom::model(|| {
+fn no_use_after_a_grace_period(visits: u32) {
+    loom::model(move || {
         let region = Arc::new(Region { key: AtomicU64::new(1), memory: UnsafeCell::new(1) });
         let visitor = {
             let region = Arc::clone(&region);
             thread::spawn(move || {
-                let _visit = Visit::begin();
-                if region.key.load(Ordering::Acquire) == 1 {
-                    // SAFETY: the region is registered (SAFETY.md F14), and nobody writes it meanwhile.
-                    assert_eq!(region.memory.with(|memory| unsafe { *memory }), 1);
+                for _ in 0..visits {
+                    let _visit = Visit::begin();
+                    if region.key.load(Ordering::Acquire) == 1 {
+                        // SAFETY: the region is registered (SAFETY.md F14), and nobody writes it meanwhile.
+                        assert_eq!(region.memory.with(|memory| unsafe { *memory }), 1);
+                    }
                 }
             })
         };
@@ -36,4 +37,15 @@ fn loom_no_use_after_a_grace_period() {
         region.memory.with_mut(|memory| unsafe { *memory = 2 });
         visitor.join().unwrap();
     });
+}
+
+#[test]
+fn loom_no_use_after_a_grace_period() {
+    no_use_after_a_grace_period(1);
+}
+
+/// Who waits may see the beginning of the second visit, and never the end of the first.
+#[test]
+fn loom_no_use_after_a_grace_period_that_two_visits_meet() {
+    no_use_after_a_grace_period(2);
 }
