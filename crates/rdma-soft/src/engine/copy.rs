@@ -177,7 +177,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn copy_segment(source: u64, sink: u64, length: u64) {
     let (source, sink, length) = pointers(source, sink, length);
     // SAFETY: both ranges are valid by the contract of `Segment::new` (SAFETY.md F7, F8), and no Rust
@@ -196,7 +196,7 @@ fn pointers(source: u64, sink: u64, length: u64) -> (*const u8, *mut u8, usize) 
 /// # Safety
 ///
 /// `source` must be valid for reads and `sink` for writes of `length` bytes.
-#[inline]
+#[inline(always)]
 unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
     if cfg!(rdma_visible_copies) {
         // SAFETY: as this function's contract; `copy` allows overlap.

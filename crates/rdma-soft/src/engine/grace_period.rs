@@ -99,7 +99,7 @@ pub(crate) struct Visit {
 }
 
 impl Visit {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn begin() -> Self {
         let word = WORD.with(std::cell::Cell::get);
         let (visitor, thread_ends) = match word {
@@ -129,7 +129,7 @@ impl Visit {
 }
 
 impl Drop for Visit {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         // Released, so that who sees it sees all that this visit did.
         self.visitor.visits.store(self.number + 1, Ordering::Release);

@@ -68,7 +68,7 @@ macro_rules! pieces {
 /// # Safety
 ///
 /// `source` must be valid for reads and `sink` for writes of `length` bytes.
-#[inline]
+#[inline(always)]
 pub(super) unsafe fn copy<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
     if length > 8 {
         // SAFETY: the beginning of both ranges.
@@ -89,6 +89,7 @@ pub(super) unsafe fn copy<M: Moves>(source: *const u8, sink: *mut u8, length: us
 /// # Safety
 ///
 /// As for [`copy`].
+#[inline(never)]
 unsafe fn copy_few<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
     let last = match length {
         0 => return,
