@@ -427,7 +427,12 @@ impl QueuePair {
         responder.state = unless_failed(responder.state);
         let before = responder.connection();
         responder.set(new, path, &has);
-        self.receive.lock().state = to;
+        let mut receive = self.receive.lock();
+        receive.state = to;
+        if path.is_some() {
+            // Who waits may be nobody's peer any more.
+            self.dismiss_waiter(&mut receive);
+        }
         before
     }
 

@@ -2,9 +2,9 @@
 //! anybody polls.
 
 use rdma_soft::{Builder, Link};
-use rdma_sys::ibv_wc_status as Status;
+use rdma_sys::{ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_wc_status as Status};
 
-use crate::rig::connect::{Knobs, Side, connect_sides, pair_with};
+use crate::rig::connect::{Knobs, Side, attributes, connect_sides, pair_with};
 use crate::rig::post::Wr;
 use crate::rig::{Size, on_each_device, on_each_held_device, soft, until};
 
@@ -53,5 +53,25 @@ fn endless_wait_ends_when_the_port_of_either_goes_down() {
             a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
             soft(down).set_port_up(true);
         }
+    });
+}
+
+#[test]
+fn endless_wait_ends_when_the_receiver_turns_to_somebody_else() {
+    on_each_device("rnr-turned", |device| {
+        let knobs = Knobs { timeout: 1, retries: 1, rnr_retries: 7, ..Knobs::default() };
+        let there = format!("{device}-there");
+        let link = if device.contains("-ib-") { Link::InfiniBand } else { Link::Ethernet };
+        Builder::new(&there).link(link).install().unwrap();
+        let [a, b] = [(); 2].map(|()| Side::new(device, &Size::default(), 16));
+        let elsewhere = Side::new(&there, &Size::default(), 16).endpoint();
+        let waits = || soft(device).counters().rcvd_rnr_err;
+        connect_sides(&a, &b, &knobs);
+        a.qp.post(&Wr::send(1, &[]));
+        until("the wait", || a.send_cq.is_empty() && waits() > 0);
+        assert_eq!(b.qp.to_state(State::IBV_QPS_SQD), 0);
+        let attr = attributes(&b.endpoint(), &elsewhere, &knobs);
+        assert_eq!(b.qp.modify(attr, Mask::IBV_QP_AV.0), 0);
+        a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
     });
 }
