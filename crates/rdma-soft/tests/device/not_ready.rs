@@ -75,3 +75,27 @@ fn endless_wait_ends_when_the_receiver_turns_to_somebody_else() {
         a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
     });
 }
+
+#[test]
+fn endless_wait_ends_when_the_requester_is_told_how_long_to_wait() {
+    on_each_device("rnr-told-later", |device| {
+        let endless = Knobs { timeout: 0, rnr_retries: 7, ..Knobs::default() };
+        let finite = Knobs { timeout: 1, retries: 1, rnr_retries: 1, ..Knobs::default() };
+        let timers = Mask::IBV_QP_TIMEOUT.0 | Mask::IBV_QP_RETRY_CNT.0 | Mask::IBV_QP_RNR_RETRY.0;
+        for gone in [false, true] {
+            let (a, b) = pair_with(device, &Size::default(), &endless);
+            let peer = b.endpoint();
+            let waits = || soft(device).counters().rcvd_rnr_err;
+            let before = waits();
+            let _there = Some(b).filter(|_| !gone);
+            a.qp.post(&Wr::send(1, &[]));
+            until("the wait", || a.send_cq.is_empty() && (gone || waits() > before));
+            assert_eq!(a.qp.to_state(State::IBV_QPS_SQD), 0);
+            assert_eq!(a.qp.modify(attributes(&a.endpoint(), &peer, &finite), timers), 0);
+            assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
+            let (unanswered, not_ready) =
+                (Status::IBV_WC_RETRY_EXC_ERR, Status::IBV_WC_RNR_RETRY_EXC_ERR);
+            a.send_cq.expect(1, if gone { unanswered } else { not_ready });
+        }
+    });
+}

@@ -201,12 +201,13 @@ pub(super) fn let_others(own: &QueuePair, peer: Option<Arc<QueuePair>>) {
     }
 }
 
-/// Ready to send again, after a drain: goes on with what was posted meanwhile.
+/// Ready to send again, after a drain: goes on with what was posted meanwhile, and looks whether what has
+/// waited still has to.
 pub(crate) fn resume(own: &Arc<QueuePair>) {
     let mut aftermath = Aftermath::default();
     {
         let mut send = own.send.lock();
-        if own.immediate {
+        if own.immediate || send.blocked != Blocked::No {
             send.take_turn(own, &mut aftermath);
         } else {
             send.arm_if_deferred(own);

@@ -13,7 +13,7 @@ use crate::fabric::timers::Alarmed;
 
 impl SendSide {
     /// Records why the head waits, and sets the alarm. A reason that it already waits for keeps its
-    /// deadline.
+    /// deadline; without one it may have got one since.
     #[cold]
     pub(super) fn block(&mut self, own: &Arc<QueuePair>, verdict: Verdict) -> Result<(), Status> {
         if let Verdict::NotReady { .. } = verdict {
@@ -21,8 +21,8 @@ impl SendSide {
         }
         let requester = &self.requester;
         let next = match (verdict, self.blocked) {
-            (Verdict::NotReady { .. }, Blocked::NotReady { .. })
-            | (Verdict::Unanswered, Blocked::Unanswered { .. }) => return Ok(()),
+            (Verdict::NotReady { .. }, Blocked::NotReady { until: Some(_) })
+            | (Verdict::Unanswered, Blocked::Unanswered { at: Some(_), .. }) => return Ok(()),
             (Verdict::NotReady { timer }, _) => {
                 let until = match requester.rnr_retries {
                     0 => return Err(Status::RNR_RETRY_EXC_ERR),
