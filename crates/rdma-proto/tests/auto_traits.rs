@@ -1,11 +1,17 @@
-//! Headers are copied, compared, and at home in every thread.
+//! Which threads may have what: all of them all. Headers are copied and compared as well.
 
 use std::hash::Hash;
 
+use rdma_proto::requester::{self, Fixed, Requester};
+use rdma_proto::responder::{self, Responder};
 use rdma_proto::wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, CreditCount, Deth, EmitError, Header, Headers, Ieth, ImmDt,
     IpHeader, Ipv4Header, Ipv6Header, NakCode, Opcode, Operation, Packet, PadCount, ParseError,
     Reth, Service, Syndrome, UdpHeader,
+};
+use rdma_proto::{
+    Burst, Connection, Counters, Datagrams, Delivered, Destination, End, Kind, Nak, Remote,
+    Request, Source, Start, Stop, Time, UnreliableRequester, UnreliableResponder,
 };
 
 fn value<T: Copy + Eq + Hash + Send + Sync + Unpin>() {}
@@ -35,6 +41,35 @@ fn headers_are_copied_and_compared_in_any_thread() {
     value::<Service>();
     value::<Syndrome>();
     value::<UdpHeader>();
+}
+
+fn plain<T: Copy + Eq + core::fmt::Debug + Send + Sync + Unpin>() {}
+fn machine<T: core::fmt::Debug + Send + Sync + Unpin>() {}
+
+#[test]
+fn machines_move_between_threads() {
+    plain::<Burst>();
+    plain::<Connection>();
+    plain::<Counters>();
+    plain::<Delivered>();
+    plain::<Destination>();
+    plain::<End>();
+    plain::<Fixed>();
+    plain::<Kind>();
+    plain::<Nak>();
+    plain::<Remote>();
+    plain::<Request>();
+    plain::<Source>();
+    plain::<Start>();
+    plain::<Stop>();
+    plain::<Time>();
+    plain::<requester::Settings>();
+    plain::<responder::Settings>();
+    machine::<Datagrams>();
+    machine::<Requester>();
+    machine::<Responder>();
+    machine::<UnreliableRequester>();
+    machine::<UnreliableResponder>();
 }
 
 #[test]

@@ -58,6 +58,12 @@ impl Opcode {
         if has { Some(Self { service, operation }) } else { None }
     }
 
+    /// The opcode of this operation on a reliable connection, which has all of them.
+    #[must_use]
+    pub const fn reliable(operation: Operation) -> Self {
+        Self { service: Service::Rc, operation }
+    }
+
     /// The opcode with this code; `None` if it is of another service, or the specification has none.
     #[must_use]
     pub const fn from_code(code: u8) -> Option<Self> {

@@ -106,6 +106,21 @@ impl Operation {
         matches!(self.row().place, Place::Last | Place::Only)
     }
 
+    /// Whether it answers a request, and so is for the requester of its queue pair. All others are for
+    /// the responder.
+    #[must_use]
+    pub const fn is_response(self) -> bool {
+        matches!(
+            self,
+            Self::RdmaReadResponseFirst
+                | Self::RdmaReadResponseMiddle
+                | Self::RdmaReadResponseLast
+                | Self::RdmaReadResponseOnly
+                | Self::Acknowledge
+                | Self::AtomicAcknowledge
+        )
+    }
+
     /// The headers between BTH and payload, in their order, on a connected queue pair.
     #[must_use]
     pub const fn headers(self) -> &'static [Header] {
@@ -147,6 +162,7 @@ mod tests {
             let has = |header| operation.headers().contains(&header);
             assert_eq!(has(Header::ImmDt), says("Immediate"), "{text}");
             assert_eq!(has(Header::Ieth), says("Invalidate"), "{text}");
+            assert_eq!(operation.is_response(), has(Header::Aeth) || says("Response"), "{text}");
         }
     }
 }

@@ -1,0 +1,364 @@
+//! The requester of a reliable connection: sends what is in a [`Work`] queue, and completes it as answers
+//! come.
+//!
+//! It remembers the oldest packet that is not acknowledged and the next one to send, and nothing of each
+//! request: what has to be sent again is asked of the queue again.
+
+mod reads;
+mod retry;
+mod rnr;
+mod transmit;
+mod window;
+
+use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, Psn, WcStatus};
+
+use crate::counters::count;
+use crate::wire::{Aeth, Headers, NakCode, Operation, Service, Syndrome};
+use crate::{Burst, Connection, Counters, Nak, Request, Time, Work};
+
+use retry::Retry;
+use rnr::NotReady;
+use window::InFlight;
+pub use window::{Fixed, Window};
+
+/// What a requester is told when its queue pair becomes ready to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The far end.
+    pub connection: Connection,
+    /// The number of the first packet.
+    pub psn: Psn,
+    /// How long it waits for an answer.
+    pub timeout: AckTimeout,
+    /// How often it sends again without one.
+    pub retries: MaxAckRetries,
+    /// How often it tries again when the receiver is not ready.
+    pub rnr_retries: MaxRnrRetries,
+    /// How many READs and atomics may be under way. With none allowed, none is ever sent.
+    pub max_rd_atomic: u8,
+}
+
+/// A requester. See the [module](self).
+///
+/// Whoever drives it calls [`poll_transmit`](Self::poll_transmit) after each other call and each post, as long
+/// as it returns something and the link has room; and [`expire`](Self::expire) at
+/// [`deadline`](Self::deadline).
+#[derive(Debug)]
+pub struct Requester<W = Fixed> {
+    connection: Connection,
+    max_rd_atomic: u8,
+    /// The oldest request that is not done, and how many of its packets are acknowledged.
+    head: u32,
+    taken: u32,
+    /// The number of the oldest packet that is not acknowledged.
+    oldest: Psn,
+    /// The request that is sent next, and which of its packets.
+    next: u32,
+    packet: u32,
+    /// How many PSNs are from the oldest to the next packet, and to the first that was never sent. The
+    /// second is larger after a retransmission has begun.
+    sent: u32,
+    ever_sent: u32,
+    /// The number behind the last request of which something was ever sent.
+    begun: u32,
+    /// How many messages that makes: the most that the peer's MSN can be.
+    messages: u32,
+    in_flight: InFlight,
+    retry: Retry,
+    not_ready: NotReady,
+    /// A request that failed here, but waits until those before it are done.
+    broken: Option<(u32, WcStatus)>,
+    stopped: bool,
+    counters: Counters,
+    window: W,
+}
+
+impl Requester {
+    /// With a [`Fixed`] window, for a queue whose first request has the number 0.
+    #[must_use]
+    pub fn new(settings: &Settings) -> Self {
+        Self::with_window(settings, Fixed::default())
+    }
+}
+
+impl<W: Window> Requester<W> {
+    /// The same with another window.
+    #[must_use]
+    pub fn with_window(settings: &Settings, window: W) -> Self {
+        Self {
+            connection: settings.connection,
+            max_rd_atomic: settings.max_rd_atomic,
+            head: 0,
+            taken: 0,
+            oldest: settings.psn,
+            next: 0,
+            packet: 0,
+            sent: 0,
+            ever_sent: 0,
+            begun: 0,
+            messages: 0,
+            in_flight: InFlight::default(),
+            retry: Retry::new(settings.timeout, settings.retries),
+            not_ready: NotReady::new(settings.rnr_retries),
+            broken: None,
+            stopped: false,
+            counters: Counters::default(),
+            window,
+        }
+    }
+
+    /// The number behind the last request of which a packet was ever given out: what a queue that drains
+    /// (SQD) still admits (IBTA section 10.3.1.5).
+    #[must_use]
+    pub const fn begun(&self) -> u32 {
+        self.begun
+    }
+
+    /// Whether all that has begun is done: a queue that drains has drained.
+    #[must_use]
+    pub const fn idle(&self) -> bool {
+        self.head == self.begun
+    }
+
+    /// Whether it has stopped, by [`stop`](Self::stop) or since a request failed.
+    #[must_use]
+    pub const fn stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// The queue pair is in error, or reset: nothing is sent, completed or listened to any more.
+    pub const fn stop(&mut self) {
+        self.stopped = true;
+        self.retry.deadline = None;
+        self.not_ready.until = None;
+    }
+
+    /// What it counted.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The window, such as it is now.
+    #[must_use]
+    pub const fn window(&self) -> &W {
+        &self.window
+    }
+
+    /// When to call [`expire`](Self::expire), at the latest.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Time> {
+        self.not_ready.until.or(self.retry.deadline)
+    }
+
+    /// Looks whether a deadline has passed: without an answer all from the oldest packet on is sent again,
+    /// or the oldest request fails (IBTA section 9.7.6.1.3).
+    pub fn expire<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
+        if self.stopped || self.not_ready.waits(now) {
+            return;
+        }
+        if self.retry.deadline.is_some_and(|deadline| deadline <= now) {
+            let again = self.retry.timed_out();
+            self.send_again(now, again, work);
+        }
+    }
+
+    /// Takes answers of the peer: packets of which [`Operation::is_response`] is true, that came from the
+    /// connected queue pair. `payload` is that of all packets, one behind the other.
+    pub fn receive<Q: Work + ?Sized>(
+        &mut self,
+        now: Time,
+        burst: &Burst,
+        payload: &[u8],
+        work: &mut Q,
+    ) {
+        if burst.segments == 1 {
+            self.receive_packet(now, &burst.header, payload, work);
+        } else {
+            for (headers, payload) in burst.packets(payload) {
+                self.receive_packet(now, &headers, payload, work);
+            }
+        }
+    }
+
+    fn receive_packet<Q: Work + ?Sized>(
+        &mut self,
+        now: Time,
+        headers: &Headers,
+        payload: &[u8],
+        work: &mut Q,
+    ) {
+        count(&mut self.counters.rcvd_pkts);
+        let bth = &headers.bth;
+        let behind = bth.psn.distance_from(self.oldest);
+        if self.stopped || bth.opcode.service() != Service::Rc || !self.expects(behind, headers) {
+            count(&mut self.counters.dropped);
+            return;
+        }
+        let before = self.oldest;
+        match (bth.opcode.operation(), &headers.aeth) {
+            (Operation::Acknowledge, Some(aeth)) => {
+                self.acknowledgement(now, behind, aeth, work);
+            }
+            (operation, _) if operation.is_response() => {
+                if self.acknowledge(now, behind, work) {
+                    self.response(now, headers, payload, work);
+                } else {
+                    self.missing(now, work);
+                }
+            }
+            _ => count(&mut self.counters.dropped),
+        }
+        let taken = self.oldest.distance_from(before);
+        if taken > 0 {
+            self.window.acknowledged(now, taken, bth.becn || bth.fecn);
+        }
+    }
+
+    /// Whether something was sent that such a packet can answer. What is not within the window is a ghost
+    /// or a duplicate (IBTA section 9.7.5.1.1). So is what counts more messages than were sent: it comes
+    /// from an earlier life of the connection (IBTA section 9.7.7.1).
+    fn expects(&self, behind: u32, headers: &Headers) -> bool {
+        let beyond = |aeth: &Aeth| Psn::masked(aeth.msn).is_after(Psn::masked(self.messages));
+        behind < self.ever_sent && !headers.aeth.as_ref().is_some_and(beyond)
+    }
+
+    /// An acknowledgement, positive or negative, of the packet that is so far behind the oldest.
+    fn acknowledgement<Q: Work + ?Sized>(
+        &mut self,
+        now: Time,
+        behind: u32,
+        aeth: &Aeth,
+        work: &mut Q,
+    ) {
+        match aeth.syndrome {
+            // All up to and with this packet (IBTA section 9.7.5.1.2). The credits are not used.
+            Syndrome::Ack(_) => {
+                if !self.acknowledge(now, behind.wrapping_add(1), work) {
+                    self.missing(now, work);
+                }
+            }
+            // All before it; and a response that did not come was lost (IBTA section 9.7.5.2.2).
+            Syndrome::RnrNak(_) | Syndrome::Nak(_) if !self.acknowledge(now, behind, work) => {
+                self.missing(now, work);
+            }
+            // It says something of what was sent before all was sent again.
+            Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequence) if self.sent == 0 => {
+                count(&mut self.counters.dropped);
+            }
+            Syndrome::RnrNak(timer) => {
+                count(&mut self.counters.rcvd_rnr_err);
+                self.retry.alive();
+                if self.not_ready.wait(now, timer) {
+                    self.rewind();
+                } else {
+                    count(&mut self.counters.retry_rnr_exceeded_err);
+                    self.fail(WcStatus::RNR_RETRY_EXC_ERR, work);
+                }
+            }
+            Syndrome::Nak(NakCode::PsnSequence) => {
+                count(&mut self.counters.rcvd_seq_err);
+                self.missing(now, work);
+            }
+            Syndrome::Nak(NakCode::InvalidRequest) => self.refused(Nak::InvalidRequest, work),
+            Syndrome::Nak(NakCode::RemoteAccess) => self.refused(Nak::RemoteAccess, work),
+            Syndrome::Nak(NakCode::RemoteOperational) => self.refused(Nak::RemoteOperational, work),
+            Syndrome::Nak(NakCode::InvalidRdRequest) | Syndrome::Reserved(_) => {
+                count(&mut self.counters.dropped);
+            }
+        }
+    }
+
+    /// So many packets from the oldest on were taken: completes what that completes. Says `false` when it
+    /// meets a READ or an atomic, whose acknowledgement is its response alone.
+    fn acknowledge<Q: Work + ?Sized>(&mut self, now: Time, packets: u32, work: &mut Q) -> bool {
+        let mut left = packets;
+        while left > 0 && !self.stopped {
+            let Request::Remote { start, end, .. } = work.request(self.head) else { return false };
+            if start.kind.fetches() {
+                return false;
+            }
+            let in_all = self.connection.packets(end.length);
+            let step = left.min(in_all.saturating_sub(self.taken));
+            left = left.saturating_sub(step);
+            self.in_flight.acknowledged(step);
+            self.take(now, step, in_all, work);
+        }
+        true
+    }
+
+    /// Moves on over so many packets of the oldest request, and completes it if they were the last.
+    fn take<Q: Work + ?Sized>(&mut self, now: Time, packets: u32, in_all: u32, work: &mut Q) {
+        self.taken = self.taken.wrapping_add(packets);
+        self.oldest = self.oldest.wrapping_add(packets);
+        self.sent = self.sent.saturating_sub(packets);
+        self.ever_sent = self.ever_sent.saturating_sub(packets);
+        if self.taken >= in_all {
+            let done = self.head;
+            self.taken = 0;
+            self.head = self.head.wrapping_add(1);
+            work.done(done);
+        }
+        if self.sent == 0 {
+            (self.next, self.packet) = (self.head, self.taken);
+        }
+        self.not_ready.progress();
+        self.retry.progress(now, self.sent > 0);
+        self.give_up_broken(work);
+    }
+
+    /// The peer refuses the oldest request.
+    fn refused<Q: Work + ?Sized>(&mut self, nak: Nak, work: &mut Q) {
+        self.fail(nak.status(), work);
+    }
+
+    /// What came shows that the oldest packet, or its answer, got lost (IBTA section 9.7.5.2.2).
+    fn missing<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
+        if self.stopped || self.sent == 0 {
+            return;
+        }
+        if let Some(again) = self.retry.missing() {
+            self.send_again(now, again, work);
+        }
+    }
+
+    fn send_again<Q: Work + ?Sized>(&mut self, now: Time, again: bool, work: &mut Q) {
+        if again {
+            count(&mut self.counters.completer_retry_err);
+            self.window.lost(now);
+            self.rewind();
+        } else {
+            count(&mut self.counters.retry_exceeded_err);
+            self.fail(WcStatus::RETRY_EXC_ERR, work);
+        }
+    }
+
+    /// The oldest packet is the next one (go-back-N).
+    fn rewind(&mut self) {
+        (self.next, self.packet) = (self.head, self.taken);
+        self.sent = 0;
+        self.in_flight = InFlight::default();
+        self.retry.deadline = None;
+    }
+
+    /// The oldest request failed, and all ends.
+    fn fail<Q: Work + ?Sized>(&mut self, status: WcStatus, work: &mut Q) {
+        self.stop();
+        work.failed(self.head, status);
+    }
+
+    /// A request failed here; it says so when those before it are done.
+    fn break_at<Q: Work + ?Sized>(&mut self, n: u32, status: WcStatus, work: &mut Q) {
+        self.broken = Some((n, status));
+        self.give_up_broken(work);
+    }
+
+    fn give_up_broken<Q: Work + ?Sized>(&mut self, work: &mut Q) {
+        if let Some((n, status)) = self.broken
+            && n == self.head
+            && !self.stopped
+        {
+            self.fail(status, work);
+        }
+    }
+}

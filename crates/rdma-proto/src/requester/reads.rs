@@ -1,0 +1,98 @@
+//! READs and atomics: what they ask for, and what comes back.
+
+use rdma_types::WcStatus;
+
+use super::{Requester, Window};
+use crate::wire::{AtomicEth, Headers, Operation, Reth};
+use crate::{Burst, Kind, Remote, Request, Start, Time, Work};
+
+impl<W: Window> Requester<W> {
+    /// The request packet of a READ or an atomic. A READ of which a part is there asks for the rest
+    /// (IBTA section 9.7.5.2.2).
+    pub(super) fn fetch_burst(&self, start: &Start, length: u32) -> Burst {
+        let Remote { va, rkey } = start.remote;
+        let operation = match start.kind {
+            Kind::CompareSwap => Operation::CompareSwap,
+            Kind::FetchAdd => Operation::FetchAdd,
+            _ => Operation::RdmaReadRequest,
+        };
+        let mut headers = self.next_headers(operation);
+        headers.bth.ack_request = true;
+        if start.kind.is_atomic() {
+            let (swap_or_add, compare) = match start.kind {
+                Kind::CompareSwap => (start.swap, start.operand),
+                _ => (start.operand, 0),
+            };
+            headers.atomic = Some(AtomicEth { va, rkey, swap_or_add, compare });
+        } else {
+            let skipped = self.connection.offset(self.packet);
+            headers.reth = Some(Reth {
+                va: va.wrapping_add(skipped.into()),
+                rkey,
+                length: length.saturating_sub(skipped),
+            });
+        }
+        Burst::single(headers, 0)
+    }
+
+    /// A response whose PSN is that of the oldest packet. What does not fit the request fails it (IBTA
+    /// section 9.9.2.1).
+    pub(super) fn response<Q: Work + ?Sized>(
+        &mut self,
+        now: Time,
+        headers: &Headers,
+        payload: &[u8],
+        work: &mut Q,
+    ) {
+        let Request::Remote { start, end, .. } = work.request(self.head) else { return };
+        let operation = headers.bth.opcode.operation();
+        let delivered = match start.kind {
+            Kind::Read => self.read_response(operation, end.length, payload, work),
+            Kind::Send | Kind::Write => Err(WcStatus::BAD_RESP_ERR),
+            Kind::CompareSwap | Kind::FetchAdd => match headers.atomic_ack {
+                Some(ack) if payload.is_empty() => {
+                    work.deliver(self.head, 0, &ack.original.to_ne_bytes())
+                }
+                _ => Err(WcStatus::BAD_RESP_ERR),
+            },
+        };
+        let in_all = match start.kind {
+            Kind::Read => self.connection.packets(end.length),
+            _ => 1,
+        };
+        match delivered {
+            Err(status) => self.fail(status, work),
+            Ok(()) => {
+                if self.taken.wrapping_add(1) == in_all {
+                    self.in_flight.fetched();
+                }
+                self.take(now, 1, in_all, work);
+            }
+        }
+    }
+
+    /// One packet of what a READ asked for. A READ that was asked for again may be answered as a whole
+    /// one, from FIRST, or be taken up where it stopped, with MIDDLE: SoftRoCE does that.
+    fn read_response<Q: Work + ?Sized>(
+        &self,
+        operation: Operation,
+        length: u32,
+        payload: &[u8],
+        work: &mut Q,
+    ) -> Result<(), WcStatus> {
+        use Operation as Op;
+        let at = self.connection.offset(self.taken);
+        let rest = length.saturating_sub(at);
+        let mtu = self.connection.mtu.bytes();
+        let last = rest <= mtu;
+        let fits = match operation {
+            Op::RdmaReadResponseFirst | Op::RdmaReadResponseMiddle => !last,
+            Op::RdmaReadResponseLast | Op::RdmaReadResponseOnly => last,
+            _ => false,
+        };
+        if !fits || payload.len() != rest.min(mtu) as usize {
+            return Err(WcStatus::BAD_RESP_ERR);
+        }
+        if payload.is_empty() { Ok(()) } else { work.deliver(self.head, at, payload) }
+    }
+}

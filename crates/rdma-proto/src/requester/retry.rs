@@ -1,0 +1,71 @@
+//! When nothing comes back.
+
+use rdma_types::{AckTimeout, MaxAckRetries};
+
+use crate::Time;
+
+/// The transport timer and the retry counter (IBTA sections 9.7.6.1.3 and 9.7.6.1.4).
+#[derive(Debug)]
+pub(super) struct Retry {
+    timeout: AckTimeout,
+    limit: u8,
+    left: u8,
+    /// When to send again, if something is under way.
+    pub(super) deadline: Option<Time>,
+    /// Whether the oldest packet has been sent again since it was found missing by what came behind it.
+    /// All that is still under way from before would find the same: once per gap is enough.
+    repaired: bool,
+}
+
+impl Retry {
+    pub(super) fn new(timeout: AckTimeout, limit: MaxAckRetries) -> Self {
+        let limit = limit.retries();
+        Self { timeout, limit, left: limit, deadline: None, repaired: false }
+    }
+
+    /// Something is under way: the timer runs, unless it does already.
+    pub(super) fn start(&mut self, now: Time) {
+        if self.deadline.is_none() {
+            self.deadline = self.timeout.duration().map(|timeout| now.after(timeout));
+        }
+    }
+
+    /// The peer has taken something: all begins anew.
+    pub(super) fn progress(&mut self, now: Time, under_way: bool) {
+        self.left = self.limit;
+        self.repaired = false;
+        self.deadline = None;
+        if under_way {
+            self.start(now);
+        }
+    }
+
+    /// The peer lives, although it took nothing.
+    pub(super) fn alive(&mut self) {
+        self.left = self.limit;
+        self.repaired = false;
+    }
+
+    /// Nothing came in time. Says whether to try again.
+    pub(super) fn timed_out(&mut self) -> bool {
+        self.repaired = false;
+        self.once_more()
+    }
+
+    /// A packet is missing, as what came shows. Says whether to try again; `None` if that is done already.
+    pub(super) fn missing(&mut self) -> Option<bool> {
+        if self.repaired {
+            return None;
+        }
+        self.repaired = true;
+        Some(self.once_more())
+    }
+
+    /// Seven is seven here, unlike for "receiver not ready".
+    fn once_more(&mut self) -> bool {
+        self.deadline = None;
+        let left = self.left.checked_sub(1);
+        self.left = left.unwrap_or_default();
+        left.is_some()
+    }
+}

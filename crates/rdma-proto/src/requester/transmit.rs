@@ -1,0 +1,162 @@
+//! What is sent next.
+
+use rdma_types::WcStatus;
+
+use super::window::MOST_PSNS;
+use super::{Requester, Window};
+use crate::operation::MAX_MESSAGE_BYTES;
+use crate::segmentation::Outbound;
+use crate::wire::{Headers, Opcode, Operation, Service};
+use crate::{Burst, End, Request, Start, Time, Work};
+
+impl<W: Window> Requester<W> {
+    /// The next packets to send, if there are any that may be sent now. Their payload is at the beginning
+    /// of `room`, which has to hold a full packet at least; what it holds beyond that may make a longer
+    /// run.
+    pub fn poll_transmit<Q: Work + ?Sized>(
+        &mut self,
+        now: Time,
+        work: &mut Q,
+        room: &mut [u8],
+    ) -> Option<Burst> {
+        if self.not_ready.waits(now) {
+            return None;
+        }
+        loop {
+            let nothing = work.admitted().wrapping_sub(self.next).cast_signed() <= 0;
+            if self.stopped || nothing || self.broken.is_some_and(|(n, _)| n == self.next) {
+                return None;
+            }
+            match work.request(self.next) {
+                Request::Remote { start, end, fence } => {
+                    if fence && self.packet == 0 && self.in_flight.fetches > 0 {
+                        return None;
+                    }
+                    return self.transmit(now, &start, &end, work, room);
+                }
+                Request::Local if self.next != self.head => return None,
+                Request::Local => self.execute_local(work),
+            }
+        }
+    }
+
+    /// A request for this end, which is the oldest.
+    fn execute_local<Q: Work + ?Sized>(&mut self, work: &mut Q) {
+        let n = self.head;
+        if let Err(status) = work.execute_local(n) {
+            self.fail(status, work);
+            return;
+        }
+        self.head = n.wrapping_add(1);
+        (self.next, self.packet) = (self.head, 0);
+        if n == self.begun {
+            self.begun = self.head;
+        }
+        work.done(n);
+    }
+
+    fn transmit<Q: Work + ?Sized>(
+        &mut self,
+        now: Time,
+        start: &Start,
+        end: &End,
+        work: &mut Q,
+        room: &mut [u8],
+    ) -> Option<Burst> {
+        if end.length > MAX_MESSAGE_BYTES {
+            self.break_at(self.next, WcStatus::LOC_LEN_ERR, work);
+            return None;
+        }
+        let burst = if start.kind.fetches() {
+            self.transmit_fetch(start, end)?
+        } else {
+            self.transmit_message(start, end, work, room)?
+        };
+        count_packets(&mut self.counters.sent_pkts, burst.segments);
+        self.retry.start(now);
+        Some(burst)
+    }
+
+    /// A READ or an atomic, if one more may be under way.
+    fn transmit_fetch(&mut self, start: &Start, end: &End) -> Option<Burst> {
+        let allowed = self.in_flight.fetches < self.max_rd_atomic.into();
+        let length = if start.kind.is_atomic() { 8 } else { end.length };
+        let in_all = if start.kind.is_atomic() { 1 } else { self.connection.packets(length) };
+        let packets = in_all.saturating_sub(self.packet);
+        let open = self.in_flight.most(self.window.packets()) > 0;
+        if !allowed || !open || !self.leaves_half(packets) {
+            return None;
+        }
+        let burst = self.fetch_burst(start, length);
+        self.in_flight.fetches = self.in_flight.fetches.saturating_add(1);
+        self.in_flight.sent(1, true, self.window.packets());
+        self.advance(packets, in_all);
+        Some(burst)
+    }
+
+    /// Packets of a SEND or a WRITE.
+    fn transmit_message<Q: Work + ?Sized>(
+        &mut self,
+        start: &Start,
+        end: &End,
+        work: &mut Q,
+        room: &mut [u8],
+    ) -> Option<Burst> {
+        let window = self.window.packets();
+        let outbound = Outbound {
+            connection: &self.connection,
+            service: Service::Rc,
+            start,
+            end,
+            packet: self.packet,
+            psn: self.oldest.wrapping_add(self.sent),
+        };
+        let mut burst = outbound.burst(self.in_flight.most(window), room.len())?;
+        let packets = u32::from(burst.segments);
+        if !self.leaves_half(packets) {
+            return None;
+        }
+        let payload = room.get_mut(..burst.length as usize)?;
+        let at = self.connection.offset(self.packet);
+        if !payload.is_empty()
+            && let Err(status) = work.gather(self.next, at, payload)
+        {
+            self.break_at(self.next, status, work);
+            return None;
+        }
+        let in_all = self.connection.packets(end.length);
+        let ends = self.packet.wrapping_add(packets) == in_all;
+        burst.last_mut().bth.ack_request = self.in_flight.sent(packets, ends, window);
+        self.advance(packets, in_all);
+        Some(burst)
+    }
+
+    /// Whether so many PSNs more leave half of all unused.
+    const fn leaves_half(&self, packets: u32) -> bool {
+        self.sent.saturating_add(packets) <= MOST_PSNS
+    }
+
+    /// So many packets of the next request are sent.
+    fn advance(&mut self, packets: u32, in_all: u32) {
+        if self.packet == 0 && self.next == self.begun {
+            self.begun = self.next.wrapping_add(1);
+            self.messages = self.messages.wrapping_add(1);
+        }
+        self.sent = self.sent.wrapping_add(packets);
+        self.ever_sent = self.ever_sent.max(self.sent);
+        self.packet = self.packet.wrapping_add(packets);
+        if self.packet >= in_all {
+            (self.next, self.packet) = (self.next.wrapping_add(1), 0);
+        }
+    }
+
+    /// The headers of the next packet, if it does that.
+    pub(super) fn next_headers(&self, operation: Operation) -> Headers {
+        let opcode = Opcode::reliable(operation);
+        self.connection.headers(opcode, self.oldest.wrapping_add(self.sent))
+    }
+}
+
+fn count_packets(counter: &mut u64, packets: u16) {
+    *counter = counter.wrapping_add(packets.into());
+}

@@ -1,0 +1,94 @@
+//! How many packets may be under way.
+
+use crate::Time;
+
+/// A window: says how many request packets may be under way, unacknowledged.
+///
+/// [`Fixed`] is what a requester has unless it is given another. A congestion control, such as DCQCN, is
+/// another: it is told what happens to packets.
+pub trait Window {
+    /// How many request packets may be under way. A READ or an atomic counts as one. At least one always
+    /// may.
+    fn packets(&self) -> u32;
+
+    /// So many of them were acknowledged, by a packet that met congestion or carried the news of it (BECN),
+    /// or did not.
+    fn acknowledged(&mut self, now: Time, packets: u32, congested: bool) {
+        let _ = (now, packets, congested);
+    }
+
+    /// Packets have to be sent again, since one got lost.
+    fn lost(&mut self, now: Time) {
+        let _ = now;
+    }
+}
+
+/// A window that stays as it is: 128 packets by default, as SoftRoCE has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fixed(pub u32);
+
+impl Default for Fixed {
+    fn default() -> Self {
+        Self(128)
+    }
+}
+
+impl Window for Fixed {
+    fn packets(&self) -> u32 {
+        self.0
+    }
+}
+
+/// The most PSNs from the oldest that is unacknowledged to the newest (IBTA section 9.7.2): half of all,
+/// so that old and new can be told apart.
+pub(super) const MOST_PSNS: u32 = 1 << 23;
+
+/// So many packets of a message at most go without a request for an acknowledgement, if the window is
+/// larger than four times that; else a quarter of it.
+const UNASKED: u32 = 64;
+
+/// What is under way.
+#[derive(Debug, Default)]
+pub(super) struct InFlight {
+    /// Request packets since the last time that all was sent again.
+    pub(super) packets: u32,
+    /// READs and atomics among them.
+    pub(super) fetches: u32,
+    /// Packets since the last one that asks for an acknowledgement.
+    unasked: u32,
+}
+
+impl InFlight {
+    /// How many packets of SENDs and WRITEs may be sent now in one run.
+    pub(super) fn most(&self, window: u32) -> u32 {
+        let free = window.max(1).saturating_sub(self.packets);
+        free.min(Self::interval(window).saturating_sub(self.unasked).max(1))
+    }
+
+    fn interval(window: u32) -> u32 {
+        (window >> 2).clamp(1, UNASKED)
+    }
+
+    /// Such packets are sent. Says whether the last one has to ask for an acknowledgement: so that the
+    /// window opens before it is used up. One that ends a message asks anyway.
+    pub(super) fn sent(&mut self, packets: u32, ends_message: bool, window: u32) -> bool {
+        self.packets = self.packets.saturating_add(packets);
+        self.unasked = self.unasked.saturating_add(packets);
+        let asks = ends_message || self.unasked >= Self::interval(window) || self.packets >= window;
+        if asks {
+            self.unasked = 0;
+        }
+        asks
+    }
+
+    /// So many packets of SENDs and WRITEs were acknowledged.
+    pub(super) fn acknowledged(&mut self, packets: u32) {
+        self.packets = self.packets.saturating_sub(packets);
+    }
+
+    /// A READ or an atomic is done.
+    pub(super) fn fetched(&mut self) {
+        self.fetches = self.fetches.saturating_sub(1);
+        self.acknowledged(1);
+    }
+}

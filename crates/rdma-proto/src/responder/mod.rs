@@ -1,0 +1,252 @@
+//! The responder of a reliable connection: has a [`Host`] execute what the peer asks for, once and in order,
+//! and answers.
+
+mod acknowledge;
+mod resources;
+pub(crate) mod sequence;
+
+use rdma_types::{MinRnrTimer, Psn};
+
+use crate::counters::count;
+use crate::wire::{Headers, Service};
+use crate::{Burst, Connection, Counters, End, Host, Kind, Nak, Remote, Start, Stop};
+
+use acknowledge::Owed;
+use resources::{Resource, Resources};
+use sequence::{Invalid, Message, Step};
+
+/// What a responder is told when its queue pair becomes ready to receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The far end.
+    pub connection: Connection,
+    /// The number of the first packet that it will take.
+    pub psn: Psn,
+    /// How long the peer shall wait when there is no receive.
+    pub min_rnr_timer: MinRnrTimer,
+    /// How many READs and atomics the peer may have under way.
+    pub max_dest_rd_atomic: u8,
+}
+
+/// A packet was executed.
+struct Executed {
+    /// How many PSNs it used.
+    packets: u32,
+    /// Whether what it is answered says so, as the response of a READ or an atomic does.
+    acknowledges: bool,
+}
+
+/// A responder. See the [module](self).
+///
+/// Whoever drives it calls [`poll_transmit`](Self::poll_transmit) after [`receive`](Self::receive), as long as
+/// it returns something and the link has room.
+#[derive(Debug)]
+pub struct Responder {
+    connection: Connection,
+    min_rnr_timer: MinRnrTimer,
+    /// The packet that comes next.
+    expected: Psn,
+    /// How many messages were executed (MSN).
+    msn: u32,
+    /// The message of which a part is there.
+    message: Option<Message>,
+    /// Whether the peer was told that the expected packet is missing, or found no receive: it is told
+    /// once, and what follows is dropped until that packet comes.
+    told: bool,
+    failed: bool,
+    resources: Resources,
+    owed: Owed,
+    counters: Counters,
+}
+
+impl Responder {
+    /// A responder that keeps room for the READs and atomics that the peer may have under way.
+    #[must_use]
+    pub fn new(settings: &Settings) -> Self {
+        Self {
+            connection: settings.connection,
+            min_rnr_timer: settings.min_rnr_timer,
+            expected: settings.psn,
+            msn: 0,
+            message: None,
+            told: false,
+            failed: false,
+            resources: Resources::new(settings.max_dest_rd_atomic),
+            owed: Owed::Nothing,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Whether a request was refused: what comes after it is dropped.
+    #[must_use]
+    pub const fn failed(&self) -> bool {
+        self.failed
+    }
+
+    /// What it counted.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Takes requests of the peer: packets of which
+    /// [`Operation::is_response`](crate::wire::Operation::is_response) is false, that came from the connected queue
+    /// pair. `payload` is that of all packets, one behind the other.
+    pub fn receive<H: Host + ?Sized>(&mut self, burst: &Burst, payload: &[u8], host: &mut H) {
+        if burst.segments == 1 {
+            self.receive_packet(&burst.header, payload, host);
+        } else {
+            for (headers, payload) in burst.packets(payload) {
+                self.receive_packet(&headers, payload, host);
+            }
+        }
+    }
+
+    fn receive_packet<H: Host + ?Sized>(
+        &mut self,
+        headers: &Headers,
+        payload: &[u8],
+        host: &mut H,
+    ) {
+        count(&mut self.counters.rcvd_pkts);
+        let opcode = headers.bth.opcode;
+        let is_request = opcode.service() == Service::Rc && !opcode.operation().is_response();
+        if self.failed || !is_request {
+            count(&mut self.counters.dropped);
+            return;
+        }
+        match headers.bth.psn.offset_from(self.expected) {
+            0 => self.in_sequence(headers, payload, host),
+            1.. => self.out_of_sequence(),
+            _ => self.duplicate(headers, payload),
+        }
+    }
+
+    /// A packet before this one is missing. The peer is told once per gap (IBTA section 9.7.5.2.1); after
+    /// an RNR NAK not at all (9.7.5.2.8).
+    fn out_of_sequence(&mut self) {
+        count(&mut self.counters.out_of_seq_request);
+        if !self.told {
+            self.told = true;
+            self.owed = Owed::OutOfSequence;
+        }
+    }
+
+    /// The expected packet.
+    fn in_sequence<H: Host + ?Sized>(&mut self, headers: &Headers, payload: &[u8], host: &mut H) {
+        let executed =
+            match sequence::judge(&self.connection, self.message.as_ref(), headers, payload) {
+                Ok(Step::Data { message, begins, end }) => {
+                    self.data(message, begins, end, payload, host)
+                }
+                Ok(Step::Fetch(start)) => self.fetch(&start, host),
+                // IBTA sections 9.7.4.1.5 and 9.7.4.1.6.
+                Err(Invalid) => Err(Stop::Nak(Nak::InvalidRequest)),
+            };
+        match executed {
+            Ok(Executed { packets, acknowledges }) => {
+                self.expected = self.expected.wrapping_add(packets);
+                self.told = false;
+                let asked = headers.bth.ack_request || self.owed == Owed::Ack;
+                self.owed = if asked && !acknowledges { Owed::Ack } else { Owed::Nothing };
+            }
+            Err(Stop::NotReady) => {
+                self.told = true;
+                self.owed = Owed::NotReady;
+            }
+            Err(Stop::Nak(nak)) => {
+                self.failed = true;
+                self.owed = Owed::Refused(headers.bth.psn, nak);
+                host.fail(nak);
+            }
+            Err(Stop::Drop) => count(&mut self.counters.dropped),
+        }
+    }
+
+    /// A packet of a SEND or a WRITE. What the message has come to is kept only when the packet was taken
+    /// as a whole, so that it can come again.
+    fn data<H: Host + ?Sized>(
+        &mut self,
+        message: Message,
+        begins: bool,
+        end: Option<End>,
+        payload: &[u8],
+        host: &mut H,
+    ) -> Result<Executed, Stop> {
+        let Message { start, at } = message;
+        if begins {
+            host.begin(&start)?;
+        }
+        if !payload.is_empty() {
+            host.place(&start, at, payload)?;
+        }
+        if let Some(end) = end {
+            host.finish(&start, &end)?;
+            self.message = None;
+            self.executed();
+        } else {
+            let at = at.saturating_add(self.connection.mtu.bytes());
+            self.message = Some(Message { start, at });
+        }
+        Ok(Executed { packets: 1, acknowledges: false })
+    }
+
+    /// A READ or an atomic. More than the peer may have under way is an invalid request (IBTA section
+    /// 9.7.4.1.2).
+    fn fetch<H: Host + ?Sized>(&mut self, start: &Start, host: &mut H) -> Result<Executed, Stop> {
+        if !self.resources.has_room() {
+            return Err(Stop::Nak(Nak::InvalidRequest));
+        }
+        host.begin(start)?;
+        let (original, packets) = match start.kind {
+            Kind::Read => (0, self.connection.packets(start.length.unwrap_or_default())),
+            _ => (host.atomic(start)?, 1),
+        };
+        self.executed();
+        self.resources.push(Resource {
+            start: *start,
+            psn: self.expected,
+            packets,
+            msn: self.msn,
+            original,
+            first: 0,
+            next: 0,
+        });
+        Ok(Executed { packets, acknowledges: true })
+    }
+
+    /// A message was executed, a READ or an atomic too (IBTA section 9.7.7.1).
+    const fn executed(&mut self) {
+        self.msn = self.msn.wrapping_add(1);
+    }
+
+    /// A packet that was taken before (IBTA section 9.7.4.1.1 to 9.7.4.1.3). A SEND or a WRITE is
+    /// acknowledged again, with the newest PSN; a READ is executed again; an atomic is answered as it was.
+    fn duplicate(&mut self, headers: &Headers, payload: &[u8]) {
+        count(&mut self.counters.duplicate_request);
+        let Ok(start) = sequence::fetch(None, headers, payload) else {
+            if self.owed == Owed::Nothing {
+                self.owed = Owed::Ack;
+            }
+            return;
+        };
+        match self.resources.find(headers.bth.psn) {
+            Some((at, packet)) if self.asked_for(at, packet, &start) => {
+                self.resources.answer_again(at, packet);
+            }
+            // Older than what the peer may still ask for, or not what it asked for then.
+            _ => count(&mut self.counters.dropped),
+        }
+    }
+
+    /// Whether a duplicate is the request that was executed then, or the tail of it from that packet on.
+    fn asked_for(&self, at: usize, packet: u32, now: &Start) -> bool {
+        let Some(then) = self.resources.get(at).map(|resource| resource.start) else {
+            return false;
+        };
+        let skipped = self.connection.offset(packet);
+        let va = then.remote.va.wrapping_add(skipped.into());
+        let length = then.length.map(|length| length.saturating_sub(skipped));
+        *now == Start { remote: Remote { va, ..then.remote }, length, ..then }
+    }
+}

@@ -1,0 +1,116 @@
+//! The READs and atomics that were executed last: their responses, and what a duplicate is answered.
+
+use alloc::boxed::Box;
+use alloc::vec;
+
+use rdma_types::Psn;
+
+use crate::{Connection, Start};
+
+/// A READ or an atomic that was executed (IBTA section 9.7.4.1.2).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Resource {
+    pub(super) start: Start,
+    /// The PSN of the request, and how many PSNs its response has.
+    pub(super) psn: Psn,
+    pub(super) packets: u32,
+    /// The MSN after it.
+    pub(super) msn: u32,
+    /// What an atomic found.
+    pub(super) original: u64,
+    /// Of the response: the packet that began it, when it was asked for last, and the next one.
+    pub(super) first: u32,
+    pub(super) next: u32,
+}
+
+impl Resource {
+    pub(super) const fn owes(&self) -> bool {
+        self.next < self.packets
+    }
+
+    /// Where it begins in the response, in bytes.
+    pub(super) fn offset(&self, connection: &Connection) -> u32 {
+        connection.offset(self.next)
+    }
+}
+
+/// A ring of as many as the requester may have under way (`max_dest_rd_atomic`).
+#[derive(Debug)]
+pub(super) struct Resources {
+    ring: Box<[Option<Resource>]>,
+    /// Where the next one goes: the oldest is there.
+    newest: usize,
+    /// How many owe a response.
+    owing: u32,
+}
+
+impl Resources {
+    pub(super) fn new(count: u8) -> Self {
+        Self { ring: vec![None; count.into()].into(), newest: 0, owing: 0 }
+    }
+
+    /// Whether there is room for one more: not if the oldest still owes its response, so that the
+    /// requester has more under way than it may.
+    pub(super) fn has_room(&self) -> bool {
+        self.ring.get(self.newest).is_some_and(|oldest| !oldest.is_some_and(|it| it.owes()))
+    }
+
+    /// Remembers one, instead of the oldest.
+    pub(super) fn push(&mut self, resource: Resource) {
+        if let Some(place) = self.ring.get_mut(self.newest) {
+            *place = Some(resource);
+            self.owing = self.owing.wrapping_add(1);
+            self.newest = self.newest.wrapping_add(1);
+            if self.newest == self.ring.len() {
+                self.newest = 0;
+            }
+        }
+    }
+
+    pub(super) const fn owes_nothing(&self) -> bool {
+        self.owing == 0
+    }
+
+    /// The oldest that owes a response.
+    pub(super) fn owing(&mut self) -> Option<&mut Resource> {
+        if self.owing == 0 {
+            return None;
+        }
+        let (young, old) = self.ring.split_at_mut_checked(self.newest)?;
+        old.iter_mut().chain(young).flatten().find(|resource| resource.owes())
+    }
+
+    /// One more of them has answered.
+    pub(super) fn answered(&mut self) {
+        self.owing = self.owing.saturating_sub(1);
+    }
+
+    /// Nothing is owed any more.
+    pub(super) fn forget(&mut self) {
+        self.ring.fill(None);
+        self.owing = 0;
+    }
+
+    /// The one whose response has that PSN, and which packet of it that is.
+    pub(super) fn find(&self, psn: Psn) -> Option<(usize, u32)> {
+        self.ring.iter().enumerate().find_map(|(at, resource)| {
+            let resource = resource.as_ref()?;
+            let packet = psn.distance_from(resource.psn);
+            (packet < resource.packets).then_some((at, packet))
+        })
+    }
+
+    pub(super) fn get(&self, at: usize) -> Option<&Resource> {
+        self.ring.get(at)?.as_ref()
+    }
+
+    /// Has it answer from that packet on, whatever it still owed.
+    pub(super) fn answer_again(&mut self, at: usize, first: u32) {
+        if let Some(Some(resource)) = self.ring.get_mut(at) {
+            if !resource.owes() {
+                self.owing = self.owing.wrapping_add(1);
+            }
+            (resource.first, resource.next) = (first, first);
+        }
+    }
+}

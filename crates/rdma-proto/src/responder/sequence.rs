@@ -1,0 +1,146 @@
+//! Which packet may come next in a message, and how long it may be.
+
+use crate::operation::MAX_MESSAGE_BYTES;
+use crate::wire::{Headers, Operation};
+use crate::{Connection, End, Kind, Remote, Start};
+
+/// A SEND or a WRITE of which a part is there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message {
+    pub(crate) start: Start,
+    /// How many bytes are there.
+    pub(crate) at: u32,
+}
+
+/// A packet that may come next.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Step {
+    /// A packet of a SEND or a WRITE.
+    Data {
+        /// Its message: how much of it was there before.
+        message: Message,
+        /// Whether the message begins with it.
+        begins: bool,
+        /// What it says if the message ends with it.
+        end: Option<End>,
+    },
+    /// The request of a READ or an atomic.
+    Fetch(Start),
+}
+
+/// The packet cannot come here: its opcode does not continue what has begun, or its length is wrong.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Invalid;
+
+/// Where a packet stands in its message.
+#[derive(Clone, Copy)]
+struct Place {
+    kind: Kind,
+    begins: bool,
+    ends: bool,
+}
+
+impl Place {
+    fn of(operation: Operation) -> Option<Self> {
+        use Operation as Op;
+        let (kind, begins, ends) = match operation {
+            Op::SendFirst => (Kind::Send, true, false),
+            Op::SendMiddle => (Kind::Send, false, false),
+            Op::SendLast | Op::SendLastWithImmediate | Op::SendLastWithInvalidate => {
+                (Kind::Send, false, true)
+            }
+            Op::SendOnly | Op::SendOnlyWithImmediate | Op::SendOnlyWithInvalidate => {
+                (Kind::Send, true, true)
+            }
+            Op::RdmaWriteFirst => (Kind::Write, true, false),
+            Op::RdmaWriteMiddle => (Kind::Write, false, false),
+            Op::RdmaWriteLast | Op::RdmaWriteLastWithImmediate => (Kind::Write, false, true),
+            Op::RdmaWriteOnly | Op::RdmaWriteOnlyWithImmediate => (Kind::Write, true, true),
+            _ => return None,
+        };
+        Some(Self { kind, begins, ends })
+    }
+}
+
+/// Whether the message begins with the packet (FIRST or ONLY, or the request of a READ or an atomic).
+pub(crate) fn begins(operation: Operation) -> bool {
+    Place::of(operation).is_none_or(|place| place.begins)
+}
+
+/// Judges a packet with the expected PSN: the sequence of opcodes (IBTA section 9.7.4.1.5), and lengths
+/// (9.7.4.1.6): packets before the last are full, the last one is not empty, and a WRITE has as much as
+/// its RETH says.
+pub(crate) fn judge(
+    connection: &Connection,
+    begun: Option<&Message>,
+    headers: &Headers,
+    payload: &[u8],
+) -> Result<Step, Invalid> {
+    let operation = headers.bth.opcode.operation();
+    let Some(place) = Place::of(operation) else {
+        return fetch(begun, headers, payload).map(Step::Fetch);
+    };
+    let message = match (begun, place.begins) {
+        (None, true) => Message { start: start(place.kind, headers)?, at: 0 },
+        (Some(begun), false) if begun.start.kind == place.kind => *begun,
+        _ => return Err(Invalid),
+    };
+    let mtu = connection.mtu.bytes();
+    let bytes = u32::try_from(payload.len()).map_err(|_| Invalid)?;
+    let fits = match (place.begins, place.ends) {
+        (_, false) => bytes == mtu,
+        (true, true) => bytes <= mtu,
+        (false, true) => (1..=mtu).contains(&bytes),
+    };
+    let length = message.at.checked_add(bytes).ok_or(Invalid)?;
+    let in_all = message.start.length;
+    let right = match place.ends {
+        true => in_all.is_none_or(|in_all| in_all == length),
+        false => in_all.is_none_or(|in_all| in_all > length),
+    };
+    if !fits || !right || length > MAX_MESSAGE_BYTES {
+        return Err(Invalid);
+    }
+    let end = place.ends.then(|| End {
+        length,
+        immediate: headers.imm.map(|imm| imm.immediate),
+        invalidate: headers.ieth.map(|ieth| ieth.rkey),
+        solicited: headers.bth.solicited,
+    });
+    Ok(Step::Data { message, begins: place.begins, end })
+}
+
+fn start(kind: Kind, headers: &Headers) -> Result<Start, Invalid> {
+    if kind == Kind::Send {
+        return Ok(Start::send());
+    }
+    let reth = headers.reth.ok_or(Invalid)?;
+    if reth.length > MAX_MESSAGE_BYTES {
+        return Err(Invalid);
+    }
+    Ok(Start::one_sided(kind, Remote { va: reth.va, rkey: reth.rkey }, reth.length))
+}
+
+/// The request of a READ or an atomic has no payload, and comes between messages.
+pub(crate) fn fetch(
+    begun: Option<&Message>,
+    headers: &Headers,
+    payload: &[u8],
+) -> Result<Start, Invalid> {
+    if begun.is_some() || !payload.is_empty() {
+        return Err(Invalid);
+    }
+    let kind = match headers.bth.opcode.operation() {
+        Operation::RdmaReadRequest => return start(Kind::Read, headers),
+        Operation::CompareSwap => Kind::CompareSwap,
+        Operation::FetchAdd => Kind::FetchAdd,
+        _ => return Err(Invalid),
+    };
+    let atomic = headers.atomic.ok_or(Invalid)?;
+    let remote = Remote { va: atomic.va, rkey: atomic.rkey };
+    let (operand, swap) = match kind {
+        Kind::CompareSwap => (atomic.compare, atomic.swap_or_add),
+        _ => (atomic.swap_or_add, 0),
+    };
+    Ok(Start::atomic(kind, remote, operand, swap))
+}

@@ -1,0 +1,39 @@
+//! Time, as the caller tells it.
+
+use core::time::Duration;
+
+/// A point in time, in nanoseconds of the caller's clock. Nothing here looks at a clock.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+/// use rdma_proto::Time;
+///
+/// let start = Time::from_nanos(1_000);
+/// assert_eq!(start.after(Duration::from_micros(2)).as_nanos(), 3_000);
+/// assert_eq!(Time::from_nanos(u64::MAX).after(Duration::MAX).as_nanos(), u64::MAX);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(u64);
+
+impl Time {
+    /// So many nanoseconds after the clock's zero.
+    #[must_use]
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// How many nanoseconds after the clock's zero.
+    #[must_use]
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// So much later; the last point that there is, if that is beyond it.
+    #[must_use]
+    pub fn after(self, duration: Duration) -> Self {
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(nanos))
+    }
+}

@@ -1,0 +1,199 @@
+//! Unreliable connections: messages that nobody acknowledges, so that a lost one stops no other.
+
+use rdma_types::{Psn, WcStatus};
+
+use crate::counters::count;
+use crate::operation::MAX_MESSAGE_BYTES;
+use crate::responder::sequence::{self, Message, Step};
+use crate::segmentation::Outbound;
+use crate::wire::{Headers, Service};
+use crate::{Burst, Connection, Counters, Host, Request, Work};
+
+/// The requester of an unreliable connection: a request is done when its last packet is given out (IBTA
+/// section 9.8.2). Only SENDs and WRITEs may be queued, and what is executed locally.
+#[derive(Debug)]
+pub struct UnreliableRequester {
+    connection: Connection,
+    psn: Psn,
+    /// The request that is sent next, and which of its packets.
+    next: u32,
+    packet: u32,
+    stopped: bool,
+    counters: Counters,
+}
+
+impl UnreliableRequester {
+    /// For a queue whose first request has the number 0; its first packet has that PSN.
+    #[must_use]
+    pub fn new(connection: Connection, psn: Psn) -> Self {
+        let counters = Counters::default();
+        Self { connection, psn, next: 0, packet: 0, stopped: false, counters }
+    }
+
+    /// The number behind the last request of which a packet was ever given out.
+    #[must_use]
+    pub const fn begun(&self) -> u32 {
+        if self.packet > 0 { self.next.wrapping_add(1) } else { self.next }
+    }
+
+    /// Whether all that has begun is done.
+    #[must_use]
+    pub const fn idle(&self) -> bool {
+        self.packet == 0
+    }
+
+    /// The queue pair is in error, or reset: nothing is sent any more.
+    pub const fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    /// What it counted.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The next packets to send, if there are any. Their payload is at the beginning of `room`, which has
+    /// to hold a full packet at least.
+    pub fn poll_transmit<Q: Work + ?Sized>(
+        &mut self,
+        work: &mut Q,
+        room: &mut [u8],
+    ) -> Option<Burst> {
+        while !self.stopped && work.admitted().wrapping_sub(self.next).cast_signed() > 0 {
+            let n = self.next;
+            match work.request(n) {
+                Request::Local => match work.execute_local(n) {
+                    Ok(()) => self.done(work),
+                    Err(status) => self.fail(status, work),
+                },
+                Request::Remote { start, end, .. } => {
+                    if end.length > MAX_MESSAGE_BYTES || start.kind.fetches() {
+                        self.fail(WcStatus::LOC_QP_OP_ERR, work);
+                        return None;
+                    }
+                    let outbound = Outbound {
+                        connection: &self.connection,
+                        service: Service::Uc,
+                        start: &start,
+                        end: &end,
+                        packet: self.packet,
+                        psn: self.psn,
+                    };
+                    let burst = outbound.burst(u32::MAX, room.len())?;
+                    let payload = room.get_mut(..burst.length as usize)?;
+                    let at = self.connection.offset(self.packet);
+                    if !payload.is_empty()
+                        && let Err(status) = work.gather(n, at, payload)
+                    {
+                        self.fail(status, work);
+                        return None;
+                    }
+                    self.advance(burst.segments.into(), end.length, work);
+                    return Some(burst);
+                }
+            }
+        }
+        None
+    }
+
+    fn advance<Q: Work + ?Sized>(&mut self, packets: u32, length: u32, work: &mut Q) {
+        self.counters.sent_pkts = self.counters.sent_pkts.wrapping_add(packets.into());
+        self.psn = self.psn.wrapping_add(packets);
+        self.packet = self.packet.wrapping_add(packets);
+        if self.packet >= self.connection.packets(length) {
+            self.done(work);
+        }
+    }
+
+    fn done<Q: Work + ?Sized>(&mut self, work: &mut Q) {
+        let n = self.next;
+        (self.next, self.packet) = (n.wrapping_add(1), 0);
+        work.done(n);
+    }
+
+    fn fail<Q: Work + ?Sized>(&mut self, status: WcStatus, work: &mut Q) {
+        self.stopped = true;
+        work.failed(self.next, status);
+    }
+}
+
+/// The responder of an unreliable connection. It answers nothing.
+#[derive(Debug)]
+pub struct UnreliableResponder {
+    connection: Connection,
+    expected: Psn,
+    message: Option<Message>,
+    counters: Counters,
+}
+
+impl UnreliableResponder {
+    /// One that expects that PSN first, and takes any other.
+    #[must_use]
+    pub fn new(connection: Connection, psn: Psn) -> Self {
+        Self { connection, expected: psn, message: None, counters: Counters::default() }
+    }
+
+    /// What it counted.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Takes packets that came from the connected queue pair.
+    ///
+    /// The first packet of a message is taken with any PSN; another one only if it is the next, or its
+    /// message is dropped. A message that is broken off, too long, or refused by the host is abandoned
+    /// (IBTA section 9.8.2.2).
+    pub fn receive<H: Host + ?Sized>(&mut self, burst: &Burst, payload: &[u8], host: &mut H) {
+        for (headers, payload) in burst.packets(payload) {
+            count(&mut self.counters.rcvd_pkts);
+            if headers.bth.opcode.service() != Service::Uc {
+                count(&mut self.counters.dropped);
+            } else if self.receive_packet(&headers, payload, host).is_none() {
+                count(&mut self.counters.dropped);
+                self.abandon(host);
+            }
+        }
+    }
+
+    /// `None` if the packet and its message are to be dropped.
+    fn receive_packet<H: Host + ?Sized>(
+        &mut self,
+        headers: &Headers,
+        payload: &[u8],
+        host: &mut H,
+    ) -> Option<()> {
+        let psn = headers.bth.psn;
+        let in_sequence = psn == self.expected;
+        self.expected = psn.wrapping_add(1);
+        if sequence::begins(headers.bth.opcode.operation()) {
+            self.abandon(host);
+        } else if !in_sequence {
+            count(&mut self.counters.out_of_seq_request);
+            return None;
+        }
+        let step = sequence::judge(&self.connection, self.message.as_ref(), headers, payload);
+        let Ok(Step::Data { message: Message { start, at }, begins, end }) = step else {
+            return None;
+        };
+        self.message = Some(Message { start, at: at.saturating_add(self.connection.mtu.bytes()) });
+        if begins {
+            host.begin(&start).ok()?;
+        }
+        if !payload.is_empty() {
+            host.place(&start, at, payload).ok()?;
+        }
+        if let Some(end) = end {
+            host.finish(&start, &end).ok()?;
+            self.message = None;
+        }
+        Some(())
+    }
+
+    fn abandon<H: Host + ?Sized>(&mut self, host: &mut H) {
+        if self.message.take().is_some() {
+            host.abandon();
+        }
+    }
+}

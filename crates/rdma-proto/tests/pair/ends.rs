@@ -1,0 +1,216 @@
+//! What lies at the ends of a pair: a send queue, and memory with receives. All is `Vec`s.
+
+use std::collections::VecDeque;
+
+use rdma_proto::{Delivered, End, Host, Kind, Nak, Remote, Request, Source, Start, Stop, Work};
+use rdma_types::{Rkey, WcStatus};
+
+/// The key of the memory, where it begins, and how much of it there is.
+pub(crate) const RKEY: Rkey = Rkey::new(0x2f4);
+pub(crate) const VA: u64 = 0x1000;
+pub(crate) const BYTES: usize = 1 << 16;
+
+/// A request and its memory.
+pub(crate) struct Posted {
+    pub(crate) request: Request,
+    pub(crate) local: Vec<u8>,
+    /// What its memory answers.
+    pub(crate) reachable: Result<(), WcStatus>,
+}
+
+/// A send queue.
+#[derive(Default)]
+pub(crate) struct Queue {
+    pub(crate) posted: Vec<Posted>,
+    pub(crate) admitted: Option<u32>,
+    pub(crate) completed: Vec<WcStatus>,
+    /// How often each byte of a READ or an atomic was delivered to the queue in all.
+    pub(crate) delivered: usize,
+}
+
+impl Queue {
+    fn at(&mut self, n: u32) -> &mut Posted {
+        assert!(n as usize >= self.completed.len(), "{n} is done, and asked for");
+        &mut self.posted[n as usize]
+    }
+}
+
+impl Work for Queue {
+    fn admitted(&self) -> u32 {
+        self.admitted.unwrap_or(self.posted.len() as u32)
+    }
+
+    fn request(&self, n: u32) -> Request {
+        assert!(n as usize >= self.completed.len(), "{n} is done, and asked for");
+        self.posted[n as usize].request
+    }
+
+    fn gather(&mut self, n: u32, at: u32, out: &mut [u8]) -> Result<(), WcStatus> {
+        let posted = self.at(n);
+        out.copy_from_slice(&posted.local[at as usize..][..out.len()]);
+        posted.reachable
+    }
+
+    fn deliver(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), WcStatus> {
+        self.delivered += payload.len();
+        let posted = self.at(n);
+        posted.reachable?;
+        posted.local[at as usize..][..payload.len()].copy_from_slice(payload);
+        Ok(())
+    }
+
+    fn execute_local(&mut self, n: u32) -> Result<(), WcStatus> {
+        assert_eq!(n as usize, self.completed.len(), "what is before it is done");
+        self.at(n).reachable
+    }
+
+    fn done(&mut self, n: u32) {
+        assert_eq!(n as usize, self.completed.len(), "in order, and once");
+        self.completed.push(WcStatus::SUCCESS);
+    }
+
+    fn failed(&mut self, n: u32, status: WcStatus) {
+        assert_eq!(n as usize, self.completed.len(), "in order, and once");
+        self.completed.push(status);
+    }
+}
+
+/// A receive and what it got.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Received {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) end: End,
+}
+
+/// Memory that peers may use, and receives.
+pub(crate) struct Memory {
+    pub(crate) bytes: Vec<u8>,
+    /// Whether peers may use it now.
+    pub(crate) granted: bool,
+    /// The capacities of receives.
+    pub(crate) receives: VecDeque<usize>,
+    /// What has come for the receive that is taken.
+    taken: Option<Vec<u8>>,
+    pub(crate) received: Vec<Received>,
+    pub(crate) failed: Option<Nak>,
+    pub(crate) abandoned: usize,
+    pub(crate) atomics: usize,
+    pub(crate) written: usize,
+}
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Self {
+            bytes: vec![0; BYTES],
+            granted: true,
+            receives: VecDeque::new(),
+            taken: None,
+            received: Vec::new(),
+            failed: None,
+            abandoned: 0,
+            atomics: 0,
+            written: 0,
+        }
+    }
+
+    fn range(&mut self, start: &Start, at: u32, len: usize) -> Result<&mut [u8], Stop> {
+        let refused = Stop::Nak(Nak::RemoteAccess);
+        let Remote { va, rkey } = start.remote;
+        let from =
+            va.checked_sub(VA).and_then(|from| from.checked_add(at.into())).ok_or(refused)?;
+        let from = usize::try_from(from).map_err(|_| refused)?;
+        let whole = from.checked_add(len).and_then(|to| self.bytes.get_mut(from..to));
+        match whole {
+            Some(range) if self.granted && rkey == RKEY => Ok(range),
+            _ => Err(refused),
+        }
+    }
+
+    fn take(&mut self) -> Result<(), Stop> {
+        if self.taken.is_none() {
+            self.receives.front().ok_or(Stop::NotReady)?;
+            self.taken = Some(Vec::new());
+        }
+        Ok(())
+    }
+}
+
+impl Host for Memory {
+    fn begin(&mut self, start: &Start) -> Result<(), Stop> {
+        assert_eq!(self.failed, None, "nothing is executed after a failure");
+        match (start.kind, start.length) {
+            (Kind::Send, _) => self.take(),
+            (_, Some(0)) => Ok(()),
+            (_, length) => self.range(start, 0, length.unwrap() as usize).map(drop),
+        }
+    }
+
+    fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
+        if start.kind == Kind::Write {
+            self.written += payload.len();
+            self.range(start, at, payload.len())?.copy_from_slice(payload);
+            return Ok(());
+        }
+        let taken = self.taken.as_mut().expect("begun");
+        taken.truncate(at as usize);
+        assert_eq!(taken.len(), at as usize, "without gaps");
+        taken.extend(payload);
+        if taken.len() > self.receives[0] {
+            return Err(Stop::Nak(Nak::InvalidRequest));
+        }
+        Ok(())
+    }
+
+    fn fetch(&mut self, start: &Start, at: u32, out: &mut [u8]) -> Result<(), Stop> {
+        assert!(at as usize + out.len() <= start.length.unwrap() as usize);
+        out.copy_from_slice(self.range(start, at, out.len())?);
+        Ok(())
+    }
+
+    fn atomic(&mut self, start: &Start) -> Result<u64, Stop> {
+        if !start.remote.va.is_multiple_of(8) {
+            return Err(Stop::Nak(Nak::InvalidRequest));
+        }
+        let word: &mut [u8; 8] = self.range(start, 0, 8)?.try_into().unwrap();
+        let original = u64::from_ne_bytes(*word);
+        let new = match start.kind {
+            Kind::CompareSwap if original != start.operand => original,
+            Kind::CompareSwap => start.swap,
+            _ => original.wrapping_add(start.operand),
+        };
+        *word = new.to_ne_bytes();
+        self.atomics += 1;
+        Ok(original)
+    }
+
+    fn finish(&mut self, start: &Start, end: &End) -> Result<(), Stop> {
+        if start.kind == Kind::Write && end.immediate.is_none() {
+            return Ok(());
+        }
+        self.take()?;
+        self.receives.pop_front();
+        let bytes = self.taken.take().expect("begun");
+        if start.kind == Kind::Send {
+            assert_eq!(bytes.len(), end.length as usize);
+        }
+        self.received.push(Received { bytes, end: *end });
+        Ok(())
+    }
+
+    fn abandon(&mut self) {
+        self.abandoned += 1;
+    }
+
+    fn fail(&mut self, nak: Nak) {
+        assert_eq!(self.failed.replace(nak), None, "once");
+    }
+
+    fn datagram(&mut self, _: &Source, end: &End, payload: &[u8]) -> Delivered {
+        if self.receives.front().is_none_or(|&room| room < payload.len() + 40) {
+            return Delivered::Dropped;
+        }
+        self.receives.pop_front();
+        self.received.push(Received { bytes: payload.to_vec(), end: *end });
+        Delivered::Whole
+    }
+}

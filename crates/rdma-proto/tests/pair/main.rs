@@ -1,0 +1,13 @@
+//! Conversations of a requester and a responder in virtual time, as traces: `->` is a packet of the
+//! requester, `<-` one of the responder, the number its PSN, and `-` behind it that it does not ask for an
+//! acknowledgement. The MTU is 256.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::cast_possible_truncation)]
+
+mod ends;
+mod loss;
+mod messages;
+mod pair;
+mod refusals;
+mod rnr;
+mod strangers;

@@ -1,0 +1,121 @@
+//! Packets that answer nothing, or ask for what was long ago.
+
+use rdma_proto::wire::{
+    Aeth, Bth, CreditCount, Headers, NakCode, Opcode, Operation, Service, Syndrome,
+};
+use rdma_proto::{Burst, Counters};
+use rdma_types::{MinRnrTimer, Qpn, WcStatus};
+
+use crate::pair::Way::{Request, Response};
+use crate::pair::{Pair, settings};
+
+const ACK: Syndrome = Syndrome::Ack(CreditCount::UNLIMITED);
+
+fn acknowledge(n: u32, syndrome: Syndrome, msn: u32) -> Burst {
+    let opcode = Opcode::reliable(Operation::Acknowledge);
+    let psn = settings().0.psn.wrapping_add(n);
+    let mut headers = Headers::new(Bth::new(opcode, Qpn::masked(0x11), psn));
+    headers.aeth = Some(Aeth { syndrome, msn });
+    Burst::single(headers, 0)
+}
+
+fn dropped(counters: &Counters) -> u64 {
+    counters.dropped
+}
+
+/// A pair of which two WRITEs are under way, with the PSNs 0 and 1.
+fn waiting() -> Pair {
+    let mut pair = Pair::new();
+    pair.write(0, 8);
+    pair.write(0, 8);
+    let mut room = [0; 256];
+    let now = pair.now;
+    while pair.requester.poll_transmit(now, &mut pair.queue, &mut room).is_some() {}
+    pair
+}
+
+/// IBTA section 9.7.5.1.1: PSNs outside of what is under way are ghosts.
+#[test]
+fn acknowledgements_outside_the_window() {
+    for n in [2, 3, 1 << 22, 1 << 23, (1 << 24) - 1] {
+        for syndrome in [ACK, Syndrome::Nak(NakCode::RemoteAccess)] {
+            let mut pair = waiting();
+            pair.deliver(Response, &acknowledge(n, syndrome, 1), &[]);
+            assert_eq!((pair.queue.completed.len(), dropped(pair.requester.counters())), (0, 1));
+        }
+    }
+}
+
+/// IBTA section 9.7.7.1: nobody can have executed more messages than were sent.
+#[test]
+fn acknowledgements_of_an_earlier_life() {
+    let mut pair = waiting();
+    pair.deliver(Response, &acknowledge(0, ACK, 3), &[]);
+    assert_eq!((pair.queue.completed.len(), dropped(pair.requester.counters())), (0, 1));
+    pair.deliver(Response, &acknowledge(0, ACK, 2), &[]);
+    assert_eq!(pair.queue.completed, [WcStatus::SUCCESS]);
+}
+
+#[test]
+fn syndromes_that_are_reserved() {
+    for code in [0x40, 0x64, 0x7f, 0xff] {
+        let mut pair = waiting();
+        pair.deliver(Response, &acknowledge(0, Syndrome::from_code(code), 0), &[]);
+        assert_eq!((pair.queue.completed.len(), dropped(pair.requester.counters())), (0, 1));
+    }
+}
+
+/// A NAK of what was not sent again yet says nothing new: one repetition, not two.
+#[test]
+fn a_nak_that_comes_twice() {
+    let mut pair = waiting();
+    for _ in 0..2 {
+        pair.deliver(Response, &acknowledge(1, Syndrome::Nak(NakCode::PsnSequence), 1), &[]);
+    }
+    assert_eq!(pair.requester.counters().completer_retry_err, 1);
+    let rnr = Syndrome::RnrNak(MinRnrTimer::limited(1).unwrap());
+    pair.deliver(Response, &acknowledge(1, rnr, 1), &[]);
+    assert_eq!(pair.requester.counters().rcvd_rnr_err, 0);
+}
+
+/// Nothing is under way, so that nothing is answered.
+#[test]
+fn responses_without_a_request() {
+    let mut pair = Pair::new();
+    for n in [0, 1, (1 << 24) - 1] {
+        pair.deliver(Response, &acknowledge(n, ACK, 0), &[]);
+    }
+    assert_eq!(dropped(pair.requester.counters()), 3);
+}
+
+/// Responses are not for the responder, requests not for the requester; other services are for neither.
+#[test]
+fn packets_of_another_service_or_way() {
+    let psn = settings().0.psn;
+    let with = |opcode| Burst::single(Headers::new(Bth::new(opcode, Qpn::masked(1), psn)), 8);
+    let uc = with(Opcode::new(Service::Uc, Operation::SendOnly).unwrap());
+    let request = with(Opcode::reliable(Operation::SendOnly));
+    let response = with(Opcode::reliable(Operation::RdmaReadResponseOnly));
+    let mut pair = waiting();
+    pair.deliver(Request, &uc, &[0; 8]);
+    pair.deliver(Request, &response, &[0; 8]);
+    pair.deliver(Response, &uc, &[0; 8]);
+    pair.deliver(Response, &request, &[0; 8]);
+    assert_eq!(dropped(pair.responder.counters()), 2);
+    assert_eq!(dropped(pair.requester.counters()), 2);
+}
+
+/// Headers that lie: a run of which there is less payload than it says.
+#[test]
+fn runs_without_payload() {
+    let psn = settings().0.psn;
+    let headers =
+        Headers::new(Bth::new(Opcode::reliable(Operation::SendFirst), Qpn::masked(1), psn));
+    for segments in [0, 2, u16::MAX] {
+        let lie = Burst { header: headers, last: Some(headers), segment: 256, segments, length: 1 };
+        let mut pair = Pair::new();
+        pair.deliver(Request, &lie, &[0; 3]);
+        pair.deliver(Response, &lie, &[0; 3]);
+        assert_eq!(pair.memory.failed.is_some(), segments > 0);
+    }
+}
