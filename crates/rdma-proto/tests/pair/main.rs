@@ -8,6 +8,8 @@ mod ends;
 mod loss;
 mod messages;
 mod pair;
+mod random;
 mod refusals;
 mod rnr;
 mod strangers;
+mod unreliable;

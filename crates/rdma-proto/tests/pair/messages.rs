@@ -4,6 +4,7 @@ use rdma_proto::End;
 use rdma_types::{Rkey, WcStatus};
 
 use crate::ends::Received;
+use crate::pair::Way::{Request, Response};
 use crate::pair::{Pair, bytes};
 
 #[test]
@@ -290,4 +291,24 @@ fn memory_that_is_not_there() {
     let read = pair.read(0, 8);
     pair.queue.posted[read].reachable = Err(WcStatus::LOC_PROT_ERR);
     assert_eq!(pair.run().last().unwrap(), "   0 failed: LOC_PROT_ERR");
+}
+
+/// `Burst`: the receiving end takes a run as one, as a ring or GRO hands it over.
+#[test]
+fn a_run_is_taken_as_one() {
+    let mut pair = Pair::new();
+    pair.memory.receives.push_back(2000);
+    pair.memory.bytes[..1100].copy_from_slice(&bytes(9, 1100));
+    pair.send(1100);
+    pair.read(0, 1100);
+    let (now, mut room) = (pair.now, vec![0; 4096]);
+    while let Some(burst) = pair.requester.poll_transmit(now, &mut pair.queue, &mut room) {
+        pair.deliver(Request, &burst, &room[..burst.length as usize]);
+    }
+    while let Some(burst) = pair.responder.poll_transmit(&mut pair.memory, &mut room) {
+        pair.deliver(Response, &burst, &room[..burst.length as usize]);
+    }
+    assert_eq!(pair.queue.completed, [WcStatus::SUCCESS; 2]);
+    assert_eq!(pair.memory.received[0].bytes, bytes(0, 1100));
+    assert_eq!(pair.queue.posted[1].local, bytes(9, 1100));
 }
