@@ -1,6 +1,6 @@
 //! A run of packets: the unit to send and to receive.
 
-use crate::wire::{Headers, Opcode, Operation, PadCount};
+use crate::wire::{Aeth, Headers, Ieth, ImmDt, Opcode, Operation, PadCount};
 
 /// One packet, or a run of packets of one message or response, each as long as the first, the last not
 /// longer.
@@ -15,17 +15,16 @@ use crate::wire::{Headers, Opcode, Operation, PadCount};
 /// A SEND of 600 bytes at an MTU of 256:
 ///
 /// ```
-/// use rdma_proto::Burst;
+/// use rdma_proto::{Burst, Last};
 /// use rdma_proto::wire::{Bth, Headers, Opcode, Operation, PadCount, Service};
 /// use rdma_types::{Psn, Qpn};
 ///
 /// let opcode = |operation| Opcode::new(Service::Rc, operation).unwrap();
 /// let first = Bth::new(opcode(Operation::SendFirst), Qpn::masked(0x11), Psn::masked(7));
-/// let last = Bth { psn: Psn::masked(9), ack_request: true, ..first };
-/// let last = Bth { opcode: opcode(Operation::SendLast), ..last };
+/// let last = Bth { opcode: opcode(Operation::SendLast), ack_request: true, ..first };
 /// let burst = Burst {
 ///     header: Headers::new(first),
-///     last: Some(Headers::new(last)),
+///     last: Some(Last::of(&Headers::new(last))),
 ///     segment: 256,
 ///     segments: 3,
 ///     length: 600,
@@ -46,9 +45,9 @@ use crate::wire::{Headers, Opcode, Operation, PadCount};
 pub struct Burst {
     /// The headers of the first packet.
     pub header: Headers,
-    /// Those of the last one, if there are several. Those in between follow from the first: the same
-    /// service, the middle of the same message, and the next PSN each.
-    pub last: Option<Headers>,
+    /// What is different in those of the last one, if there are several. Those in between follow from the
+    /// first: the middle of the same message, and the next PSN each.
+    pub last: Option<Last>,
     /// How many bytes of payload each packet has but the last, which has the rest.
     pub segment: u16,
     /// How many packets.
@@ -60,6 +59,7 @@ pub struct Burst {
 impl Burst {
     /// One packet.
     #[must_use]
+    #[inline]
     pub fn single(header: Headers, payload_len: usize) -> Self {
         let length = u32::try_from(payload_len).unwrap_or(u32::MAX);
         let segment = u16::try_from(payload_len).unwrap_or(u16::MAX);
@@ -83,23 +83,67 @@ impl Burst {
         if index == 0 {
             return self.header;
         }
+        let mut headers = Headers::new(self.header.bth);
+        let bth = &mut headers.bth;
+        bth.psn = bth.psn.wrapping_add(index.into());
         match self.last {
-            Some(last) if index == self.segments.wrapping_sub(1) => last,
+            Some(last) if index == self.segments.wrapping_sub(1) => {
+                let Last { opcode, solicited, ack_request, pad_count, aeth, imm, ieth } = last;
+                (bth.opcode, bth.pad_count) = (opcode, pad_count);
+                (bth.solicited, bth.ack_request) = (solicited, ack_request);
+                (headers.aeth, headers.imm, headers.ieth) = (aeth, imm, ieth);
+            }
             _ => {
-                let mut headers = Headers::new(self.header.bth);
-                headers.bth.opcode = middle(self.header.bth.opcode);
-                headers.bth.psn = self.header.bth.psn.wrapping_add(index.into());
-                headers.bth.ack_request = false;
-                headers.bth.solicited = false;
-                headers.bth.pad_count = PadCount::NONE;
-                headers
+                (bth.opcode, bth.pad_count) = (middle(bth.opcode), PadCount::NONE);
+                (bth.solicited, bth.ack_request) = (false, false);
             }
         }
+        headers
     }
 
-    /// The headers of the last packet.
-    pub(crate) fn last_mut(&mut self) -> &mut Headers {
-        self.last.as_mut().unwrap_or(&mut self.header)
+    /// Has the last packet ask for an acknowledgement, or not.
+    #[inline]
+    pub(crate) fn ask(&mut self, asks: bool) {
+        match &mut self.last {
+            Some(last) => last.ack_request = asks,
+            None => self.header.bth.ack_request = asks,
+        }
+    }
+}
+
+/// What the last packet of a [`Burst`] has of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Last {
+    /// What the packet is.
+    pub opcode: Opcode,
+    /// Solicited event.
+    pub solicited: bool,
+    /// AckReq.
+    pub ack_request: bool,
+    /// Of its payload.
+    pub pad_count: PadCount,
+    /// Of the response of a READ.
+    pub aeth: Option<Aeth>,
+    /// Of a message with immediate data.
+    pub imm: Option<ImmDt>,
+    /// Of a SEND with a key.
+    pub ieth: Option<Ieth>,
+}
+
+impl Last {
+    /// What a packet with such headers has of its own.
+    #[must_use]
+    pub const fn of(headers: &Headers) -> Self {
+        let bth = &headers.bth;
+        Self {
+            opcode: bth.opcode,
+            solicited: bth.solicited,
+            ack_request: bth.ack_request,
+            pad_count: bth.pad_count,
+            aeth: headers.aeth,
+            imm: headers.imm,
+            ieth: headers.ieth,
+        }
     }
 }
 

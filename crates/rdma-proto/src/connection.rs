@@ -24,27 +24,32 @@ impl Connection {
 
     /// How many packets a message of so many bytes has: none has no packet (IBTA section 9.7.2).
     #[must_use]
+    #[inline]
     pub fn packets(&self, length: u32) -> u32 {
         let full = length.saturating_add(self.mtu.bytes().wrapping_sub(1));
         (full >> self.shift()).max(1)
     }
 
     /// The logarithm of the MTU.
+    #[inline]
     const fn shift(&self) -> u32 {
         7_u32.wrapping_add(self.mtu.code() as u32)
     }
 
     /// Where the packet with that index begins in its message, in bytes.
+    #[inline]
     pub(crate) fn offset(&self, packet: u32) -> u32 {
         packet.wrapping_shl(self.shift())
     }
 
     /// How many packets room of so many bytes holds.
+    #[inline]
     pub(crate) fn full_packets(&self, bytes: u32) -> u32 {
         bytes.wrapping_shr(self.shift())
     }
 
     /// The headers of a packet to the peer.
+    #[inline]
     pub(crate) fn headers(&self, opcode: Opcode, psn: Psn) -> Headers {
         Headers::new(Bth { p_key: self.p_key, ..Bth::new(opcode, self.peer, psn) })
     }

@@ -29,6 +29,13 @@ pub struct Counters {
     pub dropped: u64,
 }
 
+impl Counters {
+    /// So many packets are given out.
+    pub(crate) fn sent(&mut self, packets: u16) {
+        self.sent_pkts = self.sent_pkts.wrapping_add(packets.into());
+    }
+}
+
 /// One more of a counter.
 pub(crate) fn count(counter: &mut u64) {
     *counter = counter.wrapping_add(1);

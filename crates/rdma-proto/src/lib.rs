@@ -44,7 +44,7 @@ mod unreliable;
 pub mod wire;
 mod work;
 
-pub use burst::Burst;
+pub use burst::{Burst, Last};
 pub use connection::Connection;
 pub use counters::Counters;
 pub use datagram::{Datagrams, Delivered, Destination, Source};

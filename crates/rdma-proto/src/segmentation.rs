@@ -3,7 +3,7 @@
 use rdma_types::Psn;
 
 use crate::wire::{Headers, Ieth, ImmDt, Opcode, Operation, PadCount, Reth, Service};
-use crate::{Burst, Connection, End, Kind, Remote, Start};
+use crate::{Burst, Connection, End, Kind, Last, Remote, Start};
 
 /// A SEND or a WRITE that is to be sent, and the packet that is next.
 #[derive(Debug)]
@@ -21,6 +21,7 @@ pub(crate) struct Outbound<'a> {
 impl Outbound<'_> {
     /// The next packets: at most `most`, and as many as have the same length and fit the room. `None` if
     /// there is no room for one.
+    #[inline]
     pub(crate) fn burst(&self, most: u32, room: usize) -> Option<Burst> {
         let (connection, mtu) = (self.connection, self.connection.mtu.bytes());
         let in_all = connection.packets(self.end.length);
@@ -49,7 +50,7 @@ impl Outbound<'_> {
         }
         Some(Burst {
             header,
-            last: (count > 1).then_some(last),
+            last: (count > 1).then(|| Last::of(&last)),
             segment: u16::try_from(mtu).unwrap_or(u16::MAX),
             segments: u16::try_from(count).unwrap_or(u16::MAX),
             length,
@@ -57,6 +58,7 @@ impl Outbound<'_> {
     }
 
     /// The headers of the packet that many behind the next one.
+    #[inline]
     fn headers(&self, ahead: u32, in_all: u32, payload: u32) -> Headers {
         let (start, end) = (self.start, self.end);
         let packet = self.packet.wrapping_add(ahead);
@@ -90,6 +92,7 @@ impl Outbound<'_> {
 
 /// The packet of a SEND that is first, last, both or neither. Immediate data and a key to invalidate
 /// exclude each other.
+#[inline]
 const fn send(place: (bool, bool), immediate: bool, invalidate: bool) -> Operation {
     match (place, immediate, invalidate) {
         ((true, true), true, _) => Operation::SendOnlyWithImmediate,

@@ -30,10 +30,21 @@ impl Time {
         self.0
     }
 
+    /// So many nanoseconds later.
+    #[must_use]
+    #[inline]
+    pub(crate) const fn plus(self, nanos: u64) -> Self {
+        Self(self.0.saturating_add(nanos))
+    }
+
     /// So much later; the last point that there is, if that is beyond it.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
-        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        Self(self.0.saturating_add(nanos))
+        self.plus(nanos(duration))
     }
+}
+
+/// In nanoseconds.
+pub(crate) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

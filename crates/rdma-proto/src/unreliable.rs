@@ -89,7 +89,7 @@ impl UnreliableRequester {
                         self.fail(status, work);
                         return None;
                     }
-                    self.advance(burst.segments.into(), end.length, work);
+                    self.advance(burst.segments, end.length, work);
                     return Some(burst);
                 }
             }
@@ -97,8 +97,9 @@ impl UnreliableRequester {
         None
     }
 
-    fn advance<Q: Work + ?Sized>(&mut self, packets: u32, length: u32, work: &mut Q) {
-        self.counters.sent_pkts = self.counters.sent_pkts.wrapping_add(packets.into());
+    fn advance<Q: Work + ?Sized>(&mut self, packets: u16, length: u32, work: &mut Q) {
+        self.counters.sent(packets);
+        let packets = packets.into();
         self.psn = self.psn.wrapping_add(packets);
         self.packet = self.packet.wrapping_add(packets);
         if self.packet >= self.connection.packets(length) {

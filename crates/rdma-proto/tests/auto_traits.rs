@@ -10,7 +10,7 @@ use rdma_proto::wire::{
     Reth, Service, Syndrome, UdpHeader,
 };
 use rdma_proto::{
-    Burst, Connection, Counters, Datagrams, Delivered, Destination, End, Kind, Nak, Remote,
+    Burst, Connection, Counters, Datagrams, Delivered, Destination, End, Kind, Last, Nak, Remote,
     Request, Source, Start, Stop, Time, UnreliableRequester, UnreliableResponder,
 };
 
@@ -56,6 +56,7 @@ fn machines_move_between_threads() {
     plain::<End>();
     plain::<Fixed>();
     plain::<Kind>();
+    plain::<Last>();
     plain::<Nak>();
     plain::<Remote>();
     plain::<Request>();

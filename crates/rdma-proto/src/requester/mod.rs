@@ -218,6 +218,7 @@ impl<W: Window> Requester<W> {
     /// Whether something was sent that such a packet can answer. What is not within the window is a ghost
     /// or a duplicate (IBTA section 9.7.5.1.1). So is what counts more messages than were sent: it comes
     /// from an earlier life of the connection (IBTA section 9.7.7.1).
+    #[inline]
     fn expects(&self, behind: u32, headers: &Headers) -> bool {
         let beyond = |aeth: &Aeth| Psn::masked(aeth.msn).is_after(Psn::masked(self.messages));
         behind < self.ever_sent && !headers.aeth.as_ref().is_some_and(beyond)
@@ -271,6 +272,7 @@ impl<W: Window> Requester<W> {
 
     /// So many packets from the oldest on were taken: completes what that completes. Says `false` when it
     /// meets a READ or an atomic, whose acknowledgement is its response alone.
+    #[inline]
     fn acknowledge<Q: Work + ?Sized>(&mut self, now: Time, packets: u32, work: &mut Q) -> bool {
         let mut left = packets;
         while left > 0 && !self.stopped {
@@ -288,6 +290,7 @@ impl<W: Window> Requester<W> {
     }
 
     /// Moves on over so many packets of the oldest request, and completes it if they were the last.
+    #[inline]
     fn take<Q: Work + ?Sized>(&mut self, now: Time, packets: u32, in_all: u32, work: &mut Q) {
         self.taken = self.taken.wrapping_add(packets);
         self.oldest = self.oldest.wrapping_add(packets);

@@ -3,11 +3,13 @@
 use rdma_types::{AckTimeout, MaxAckRetries};
 
 use crate::Time;
+use crate::time::nanos;
 
 /// The transport timer and the retry counter (IBTA sections 9.7.6.1.3 and 9.7.6.1.4).
 #[derive(Debug)]
 pub(super) struct Retry {
-    timeout: AckTimeout,
+    /// In nanoseconds.
+    timeout: Option<u64>,
     limit: u8,
     left: u8,
     /// When to send again, if something is under way.
@@ -19,18 +21,20 @@ pub(super) struct Retry {
 
 impl Retry {
     pub(super) fn new(timeout: AckTimeout, limit: MaxAckRetries) -> Self {
-        let limit = limit.retries();
+        let (timeout, limit) = (timeout.duration().map(nanos), limit.retries());
         Self { timeout, limit, left: limit, deadline: None, repaired: false }
     }
 
     /// Something is under way: the timer runs, unless it does already.
+    #[inline]
     pub(super) fn start(&mut self, now: Time) {
         if self.deadline.is_none() {
-            self.deadline = self.timeout.duration().map(|timeout| now.after(timeout));
+            self.deadline = self.timeout.map(|timeout| now.plus(timeout));
         }
     }
 
     /// The peer has taken something: all begins anew.
+    #[inline]
     pub(super) fn progress(&mut self, now: Time, under_way: bool) {
         self.left = self.limit;
         self.repaired = false;

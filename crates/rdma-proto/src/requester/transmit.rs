@@ -55,6 +55,7 @@ impl<W: Window> Requester<W> {
         work.done(n);
     }
 
+    #[inline]
     fn transmit<Q: Work + ?Sized>(
         &mut self,
         now: Time,
@@ -67,18 +68,15 @@ impl<W: Window> Requester<W> {
             self.break_at(self.next, WcStatus::LOC_LEN_ERR, work);
             return None;
         }
-        let burst = if start.kind.fetches() {
-            self.transmit_fetch(start, end)?
+        if start.kind.fetches() {
+            self.transmit_fetch(now, start, end)
         } else {
-            self.transmit_message(start, end, work, room)?
-        };
-        count_packets(&mut self.counters.sent_pkts, burst.segments);
-        self.retry.start(now);
-        Some(burst)
+            self.transmit_message(now, start, end, work, room)
+        }
     }
 
     /// A READ or an atomic, if one more may be under way.
-    fn transmit_fetch(&mut self, start: &Start, end: &End) -> Option<Burst> {
+    fn transmit_fetch(&mut self, now: Time, start: &Start, end: &End) -> Option<Burst> {
         let allowed = self.in_flight.fetches < self.max_rd_atomic.into();
         let length = if start.kind.is_atomic() { 8 } else { end.length };
         let in_all = if start.kind.is_atomic() { 1 } else { self.connection.packets(length) };
@@ -91,12 +89,22 @@ impl<W: Window> Requester<W> {
         self.in_flight.fetches = self.in_flight.fetches.saturating_add(1);
         self.in_flight.sent(1, true, self.window.packets());
         self.advance(packets, in_all);
+        self.given_out(now, 1);
         Some(burst)
     }
 
+    /// It has left: the timer runs.
+    #[inline]
+    fn given_out(&mut self, now: Time, packets: u16) {
+        self.counters.sent(packets);
+        self.retry.start(now);
+    }
+
     /// Packets of a SEND or a WRITE.
+    #[inline]
     fn transmit_message<Q: Work + ?Sized>(
         &mut self,
+        now: Time,
         start: &Start,
         end: &End,
         work: &mut Q,
@@ -126,8 +134,9 @@ impl<W: Window> Requester<W> {
         }
         let in_all = self.connection.packets(end.length);
         let ends = self.packet.wrapping_add(packets) == in_all;
-        burst.last_mut().bth.ack_request = self.in_flight.sent(packets, ends, window);
+        burst.ask(self.in_flight.sent(packets, ends, window));
         self.advance(packets, in_all);
+        self.given_out(now, burst.segments);
         Some(burst)
     }
 
@@ -137,6 +146,7 @@ impl<W: Window> Requester<W> {
     }
 
     /// So many packets of the next request are sent.
+    #[inline]
     fn advance(&mut self, packets: u32, in_all: u32) {
         if self.packet == 0 && self.next == self.begun {
             self.begun = self.next.wrapping_add(1);
@@ -155,8 +165,4 @@ impl<W: Window> Requester<W> {
         let opcode = Opcode::reliable(operation);
         self.connection.headers(opcode, self.oldest.wrapping_add(self.sent))
     }
-}
-
-fn count_packets(counter: &mut u64, packets: u16) {
-    *counter = counter.wrapping_add(packets.into());
 }

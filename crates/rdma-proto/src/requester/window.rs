@@ -60,17 +60,20 @@ pub(super) struct InFlight {
 
 impl InFlight {
     /// How many packets of SENDs and WRITEs may be sent now in one run.
+    #[inline]
     pub(super) fn most(&self, window: u32) -> u32 {
         let free = window.max(1).saturating_sub(self.packets);
         free.min(Self::interval(window).saturating_sub(self.unasked).max(1))
     }
 
+    #[inline]
     fn interval(window: u32) -> u32 {
         (window >> 2).clamp(1, UNASKED)
     }
 
     /// Such packets are sent. Says whether the last one has to ask for an acknowledgement: so that the
     /// window opens before it is used up. One that ends a message asks anyway.
+    #[inline]
     pub(super) fn sent(&mut self, packets: u32, ends_message: bool, window: u32) -> bool {
         self.packets = self.packets.saturating_add(packets);
         self.unasked = self.unasked.saturating_add(packets);

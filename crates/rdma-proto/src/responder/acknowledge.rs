@@ -8,7 +8,7 @@ use crate::counters::count;
 use crate::wire::{
     Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, PadCount, Syndrome,
 };
-use crate::{Burst, Connection, Host, Nak, Stop};
+use crate::{Burst, Connection, Host, Last, Nak, Stop};
 
 /// What is owed besides the responses of READs and atomics. One place is enough: an acknowledgement is
 /// cumulative, and a negative one is about the expected packet, which none can follow before that came.
@@ -37,19 +37,16 @@ impl Responder {
         host: &mut H,
         room: &mut [u8],
     ) -> Option<Burst> {
-        let burst = if self.resources.owes_nothing() {
-            self.acknowledgement()?
-        } else {
-            match self.response(host, room) {
-                Ok(burst) => burst?,
-                Err((psn, nak)) => {
-                    self.fetch_failed(host, psn, nak);
-                    self.acknowledgement()?
-                }
+        if self.resources.owes_nothing() {
+            return self.acknowledgement();
+        }
+        match self.response(host, room) {
+            Ok(burst) => burst,
+            Err((psn, nak)) => {
+                self.fetch_failed(host, psn, nak);
+                self.acknowledgement()
             }
-        };
-        self.counters.sent_pkts = self.counters.sent_pkts.wrapping_add(burst.segments.into());
-        Some(burst)
+        }
     }
 
     /// The memory of a READ was taken away in the middle of its response.
@@ -62,6 +59,7 @@ impl Responder {
         }
     }
 
+    #[inline]
     fn acknowledgement(&mut self) -> Option<Burst> {
         let before = self.expected.wrapping_sub(1);
         let (psn, syndrome) = match core::mem::replace(&mut self.owed, Owed::Nothing) {
@@ -73,6 +71,7 @@ impl Responder {
         };
         let mut headers = self.connection.headers(Opcode::reliable(Operation::Acknowledge), psn);
         headers.aeth = Some(Aeth { syndrome, msn: self.msn });
+        self.counters.sent(1);
         Some(Burst::single(headers, 0))
     }
 
@@ -106,6 +105,7 @@ impl Responder {
             }
             burst
         };
+        self.counters.sent(burst.segments);
         resource.next = resource.next.wrapping_add(burst.segments.into());
         if !resource.owes() {
             self.resources.answered();
@@ -162,7 +162,7 @@ fn read(connection: &Connection, resource: &Resource, room: usize) -> Option<Bur
     last.bth.pad_count = PadCount::of(length as usize);
     Some(Burst {
         header,
-        last: (count > 1).then_some(last),
+        last: (count > 1).then(|| Last::of(&last)),
         segment: u16::try_from(mtu).unwrap_or(u16::MAX),
         segments: u16::try_from(count).unwrap_or(u16::MAX),
         length,

@@ -41,6 +41,7 @@ struct Place {
 }
 
 impl Place {
+    #[inline]
     fn of(operation: Operation) -> Option<Self> {
         use Operation as Op;
         let (kind, begins, ends) = match operation {
@@ -70,6 +71,7 @@ pub(crate) fn begins(operation: Operation) -> bool {
 /// Judges a packet with the expected PSN: the sequence of opcodes (IBTA section 9.7.4.1.5), and lengths
 /// (9.7.4.1.6): packets before the last are full, the last one is not empty, and a WRITE has as much as
 /// its RETH says.
+#[inline]
 pub(crate) fn judge(
     connection: &Connection,
     begun: Option<&Message>,
@@ -110,6 +112,7 @@ pub(crate) fn judge(
     Ok(Step::Data { message, begins: place.begins, end })
 }
 
+#[inline]
 fn start(kind: Kind, headers: &Headers) -> Result<Start, Invalid> {
     if kind == Kind::Send {
         return Ok(Start::send());

@@ -67,6 +67,7 @@ impl Bth {
 
     /// A header with no flag set and no pad, in the default partition.
     #[must_use]
+    #[inline]
     pub const fn new(opcode: Opcode, destination: Qpn, psn: Psn) -> Self {
         Self {
             opcode,
@@ -147,6 +148,7 @@ impl PadCount {
 
     /// For a payload of this length.
     #[must_use]
+    #[inline]
     pub const fn of(payload_len: usize) -> Self {
         Self(match payload_len % 4 {
             0 => 0,

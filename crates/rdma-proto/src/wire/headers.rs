@@ -49,6 +49,7 @@ pub struct Headers {
 impl Headers {
     /// A BTH alone.
     #[must_use]
+    #[inline]
     pub const fn new(bth: Bth) -> Self {
         Self {
             bth,

@@ -3,7 +3,7 @@
 use rdma_proto::wire::{
     Aeth, Bth, CreditCount, Headers, NakCode, Opcode, Operation, Service, Syndrome,
 };
-use rdma_proto::{Burst, Counters};
+use rdma_proto::{Burst, Counters, Last};
 use rdma_types::{MinRnrTimer, Qpn, WcStatus};
 
 use crate::pair::Way::{Request, Response};
@@ -112,7 +112,13 @@ fn runs_without_payload() {
     let headers =
         Headers::new(Bth::new(Opcode::reliable(Operation::SendFirst), Qpn::masked(1), psn));
     for segments in [0, 2, u16::MAX] {
-        let lie = Burst { header: headers, last: Some(headers), segment: 256, segments, length: 1 };
+        let lie = Burst {
+            header: headers,
+            last: Some(Last::of(&headers)),
+            segment: 256,
+            segments,
+            length: 1,
+        };
         let mut pair = Pair::new();
         pair.deliver(Request, &lie, &[0; 3]);
         pair.deliver(Response, &lie, &[0; 3]);
