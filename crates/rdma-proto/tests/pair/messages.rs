@@ -1,11 +1,12 @@
 //! Messages on a network that loses nothing.
 
-use rdma_proto::End;
+use rdma_proto::requester::{Requester, Window};
+use rdma_proto::{End, Time};
 use rdma_types::{Rkey, WcStatus};
 
 use crate::ends::Received;
 use crate::pair::Way::{Request, Response};
-use crate::pair::{Pair, bytes};
+use crate::pair::{Pair, bytes, settings};
 
 #[test]
 fn send_of_one_packet() {
@@ -311,4 +312,72 @@ fn a_run_is_taken_as_one() {
     assert_eq!(pair.queue.completed, [WcStatus::SUCCESS; 2]);
     assert_eq!(pair.memory.received[0].bytes, bytes(0, 1100));
     assert_eq!(pair.queue.posted[1].local, bytes(9, 1100));
+}
+
+/// IBTA section 9.7.5.1: responses leave in the order of PSNs: an ACK waits behind the response of a READ.
+#[test]
+fn an_acknowledgement_waits_behind_a_response() {
+    let mut pair = Pair::new();
+    pair.read(0, 513);
+    pair.write(0, 8);
+    pair.run_for(std::time::Duration::ZERO);
+    pair.hand_over();
+    let expected = [
+        "<- RDMA READ Response First 0",
+        "<- RDMA READ Response Middle 1",
+        "<- RDMA READ Response Last 2",
+        "<- ACK 3",
+        "   0 done",
+        "   1 done",
+    ];
+    assert_eq!(pair.run(), expected);
+}
+
+/// A window of two packets, and what it is told.
+#[derive(Default)]
+struct Two {
+    acknowledged: u32,
+    congested: bool,
+    lost: u32,
+}
+
+impl Window for Two {
+    fn packets(&self) -> u32 {
+        2
+    }
+
+    fn acknowledged(&mut self, _: Time, packets: u32, congested: bool) {
+        self.acknowledged += packets;
+        self.congested |= congested;
+    }
+
+    fn lost(&mut self, _: Time) {
+        self.lost += 1;
+    }
+}
+
+/// `Window`: no more packets are under way than it says, the last of them asks, and it hears what becomes of
+/// them.
+#[test]
+fn a_window_of_its_own() {
+    let (settings, _) = settings();
+    let mut pair = Pair::new();
+    let mut requester = Requester::with_window(&settings, Two::default());
+    pair.write(0, 5 * 256);
+    let (now, mut room) = (pair.now, vec![0; 4096]);
+    for expected in [[0, 1], [2, 3]] {
+        for n in expected {
+            let burst = requester.poll_transmit(now, &mut pair.queue, &mut room).unwrap();
+            assert_eq!(burst.header.bth.psn, settings.psn.wrapping_add(n));
+            pair.deliver(Request, &burst, &room[..burst.length as usize]);
+        }
+        assert!(requester.poll_transmit(now, &mut pair.queue, &mut room).is_none());
+        let mut ack = pair.responder.poll_transmit(&mut pair.memory, &mut room).unwrap();
+        ack.header.bth.becn = true;
+        requester.receive(now, &ack, &[], &mut pair.queue);
+    }
+    assert!(requester.poll_transmit(now, &mut pair.queue, &mut room).is_some());
+    requester.expire(requester.deadline().unwrap(), &mut pair.queue);
+    let window = requester.window();
+    assert_eq!((window.acknowledged, window.congested, window.lost), (4, true, 1));
 }

@@ -121,3 +121,16 @@ fn no_sequence_nak_follows() {
     let trace = pair.run_for(Duration::from_micros(600));
     assert!(trace.iter().all(|line| !line.contains("sequence")), "{trace:?}");
 }
+
+/// The counter is about one packet: what was taken resets it.
+#[test]
+fn retries_begin_anew_with_each_success() {
+    let mut pair = Pair::new();
+    for n in 0..3 {
+        pair.send(8);
+        pair.run_for(Duration::from_micros(1_000));
+        pair.memory.receives.push_back(8);
+        assert_eq!(pair.run().last().unwrap(), &format!("   {n} done"));
+    }
+    assert_eq!(pair.requester.counters().rcvd_rnr_err, 6);
+}
