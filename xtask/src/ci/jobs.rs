@@ -145,7 +145,9 @@ pub(crate) const JOBS: &[Job] = &[
             Need::Tool("valgrind", "apt-get install valgrind libc6-dbg"),
             Need::Tool("gcc", "apt-get install gcc libc6-dev"),
         ],
-        steps: &[run("cargo bench -p rdma-qp -p rdma-channel -p rdma-soft --bench instructions")],
+        steps: &[run(
+            "cargo bench -p rdma-proto -p rdma-qp -p rdma-channel -p rdma-soft --bench instructions",
+        )],
     },
     Job {
         name: "copy-file",

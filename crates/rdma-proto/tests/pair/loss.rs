@@ -254,3 +254,33 @@ fn late_responses_cost_one_repetition() {
     let requests = trace.iter().filter(|line| line.contains("Request")).count();
     assert_eq!((requests, trace.last().unwrap().as_str()), (2, "   0 done"), "{trace:#?}");
 }
+
+/// IBTA section 9.7.4.1.2: what comes again has to be what came, or the tail of it.
+#[test]
+fn a_duplicate_that_asks_for_something_else_is_dropped() {
+    let mut pair = Pair::new();
+    pair.read(0, 600);
+    let (now, mut room) = (pair.now, [0; 256]);
+    let burst = pair.requester.poll_transmit(now, &mut pair.queue, &mut room).unwrap();
+    pair.deliver(Request, &burst, &[]);
+    pair.run();
+    let tail = |skipped: u32| {
+        let mut tail = burst;
+        tail.header.bth.psn = burst.header.bth.psn.wrapping_add(skipped / 256);
+        let reth = tail.header.reth.as_mut().unwrap();
+        (reth.va, reth.length) = (reth.va + u64::from(skipped), reth.length - skipped);
+        tail
+    };
+    let mut others = [tail(256); 4];
+    others[0].header.reth.as_mut().unwrap().length += 1;
+    others[1].header.reth.as_mut().unwrap().va += 1;
+    others[2].header.reth.as_mut().unwrap().rkey = rdma_types::Rkey::new(7);
+    others[3].header.bth.psn = burst.header.bth.psn;
+    for other in others {
+        pair.deliver(Request, &other, &[]);
+        assert_eq!(pair.run(), [""; 0]);
+    }
+    assert_eq!(pair.responder.counters().dropped, 4);
+    pair.deliver(Request, &tail(512), &[]);
+    assert_eq!(pair.run(), ["<- RDMA READ Response Only 2"]);
+}

@@ -4,7 +4,7 @@ use rdma_proto::requester::{Requester, Window};
 use rdma_proto::{End, Time};
 use rdma_types::{Rkey, WcStatus};
 
-use crate::ends::Received;
+use crate::ends::{Posted, Received};
 use crate::pair::Way::{Request, Response};
 use crate::pair::{Pair, bytes, settings};
 
@@ -380,4 +380,37 @@ fn a_window_of_its_own() {
     requester.expire(requester.deadline().unwrap(), &mut pair.queue);
     let window = requester.window();
     assert_eq!((window.acknowledged, window.congested, window.lost), (4, true, 1));
+}
+
+/// IBTA section 9.7.2: no more than half of all PSNs are under way. A READ of 2 GiB uses all of them.
+#[test]
+fn half_of_all_psns_is_enough() {
+    let mut pair = Pair::new();
+    pair.read(0, 8);
+    pair.write(0, 8);
+    let Posted { request: rdma_proto::Request::Remote { end, .. }, .. } = &mut pair.queue.posted[0]
+    else {
+        panic!("a READ")
+    };
+    end.length = 1 << 31;
+    let (now, mut room) = (pair.now, [0; 256]);
+    let burst = pair.requester.poll_transmit(now, &mut pair.queue, &mut room).unwrap();
+    assert_eq!(burst.header.reth.unwrap().length, 1 << 31);
+    assert!(pair.requester.poll_transmit(now, &mut pair.queue, &mut room).is_none());
+}
+
+/// A request fails half-way, with its first packet sent and acknowledged together with the one before it.
+#[test]
+fn memory_that_goes_away_half_way() {
+    let mut pair = Pair::new();
+    pair.write(0, 8);
+    pair.write(0, 300);
+    let (now, mut room) = (pair.now, [0; 256]);
+    for _ in 0..2 {
+        let burst = pair.requester.poll_transmit(now, &mut pair.queue, &mut room).unwrap();
+        pair.deliver(Request, &burst, &room[..burst.length as usize]);
+    }
+    pair.queue.posted[1].reachable = Err(WcStatus::LOC_PROT_ERR);
+    let expected = ["<- ACK 1", "   0 done", "   1 failed: LOC_PROT_ERR"];
+    assert_eq!(pair.run(), expected);
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rdma_proto::End;
 use rdma_types::MaxRnrRetries;
 
-use crate::pair::Fate::{Lost, Twice};
+use crate::pair::Fate::{Arrives, Lost, Twice};
 use crate::pair::Way::{Request, Response};
 use crate::pair::{Pair, bytes, settings};
 
@@ -133,4 +133,19 @@ fn retries_begin_anew_with_each_success() {
         assert_eq!(pair.run().last().unwrap(), &format!("   {n} done"));
     }
     assert_eq!(pair.requester.counters().rcvd_rnr_err, 6);
+}
+
+/// A receiver that is not ready is alive: its answer resets the retries (IBTA section 9.7.6.1.4).
+#[test]
+fn a_peer_that_is_not_ready_is_alive() {
+    let (mut requester, responder) = settings();
+    requester.rnr_retries = MaxRnrRetries::unlimited();
+    let mut pair = Pair::with(&requester, &responder).network(Box::new(|way, n| match way {
+        Response if n % 3 != 2 => Lost,
+        _ => Arrives,
+    }));
+    pair.send(8);
+    pair.run_for(Duration::from_millis(30));
+    pair.memory.receives.push_back(8);
+    assert_eq!(pair.run().last().unwrap(), "   0 done");
 }
