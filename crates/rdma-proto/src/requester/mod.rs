@@ -359,7 +359,6 @@ impl<W: Window> Requester<W> {
     fn give_up_broken<Q: Work + ?Sized>(&mut self, work: &mut Q) {
         if let Some((n, status)) = self.broken
             && n == self.head
-            && !self.stopped
         {
             self.fail(status, work);
         }

@@ -33,12 +33,14 @@ impl Aeth {
 
     /// Reads the header.
     #[must_use]
+    #[inline]
     pub fn parse(bytes: &[u8; Self::LEN]) -> Self {
         let mut fields = Reader::new(bytes);
         Self { syndrome: Syndrome::from_code(fields.u8()), msn: fields.u24() }
     }
 
     /// Writes the header.
+    #[inline]
     pub fn emit(&self, bytes: &mut [u8; Self::LEN]) {
         Writer::new(bytes).u8(self.syndrome.code()).u24(self.msn);
     }
@@ -72,6 +74,7 @@ pub enum Syndrome {
 impl Syndrome {
     /// The syndrome with this code.
     #[must_use]
+    #[inline]
     pub fn from_code(code: u8) -> Self {
         let value = code & 0x1f;
         let known = match code >> 5 {
@@ -85,6 +88,7 @@ impl Syndrome {
 
     /// The byte in the packet.
     #[must_use]
+    #[inline]
     pub const fn code(self) -> u8 {
         match self {
             Self::Ack(credits) => credits.code(),
@@ -115,12 +119,14 @@ impl CreditCount {
 
     /// The count with this code, or `None` if it has more than 5 bits.
     #[must_use]
+    #[inline]
     pub const fn from_code(code: u8) -> Option<Self> {
         if code <= Self::UNLIMITED.0 { Some(Self(code)) } else { None }
     }
 
     /// The code.
     #[must_use]
+    #[inline]
     pub const fn code(self) -> u8 {
         self.0
     }
@@ -159,6 +165,7 @@ pub enum NakCode {
 impl NakCode {
     /// The lower five bits of the syndrome; `None` if the specification reserves them.
     #[must_use]
+    #[inline]
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             0 => Self::PsnSequence,

@@ -88,6 +88,7 @@ impl Bth {
     /// # Errors
     ///
     /// [`ParseError::Opcode`] and [`ParseError::TransportVersion`], if they are unknown.
+    #[inline]
     pub fn parse(bytes: &[u8; Self::LEN]) -> Result<Self, ParseError> {
         let mut fields = Reader::new(bytes);
         let code = fields.u8();
@@ -115,6 +116,7 @@ impl Bth {
     }
 
     /// Writes the header.
+    #[inline]
     pub fn emit(&self, bytes: &mut [u8; Self::LEN]) {
         let set = |condition, flag| if condition { flag } else { 0 };
         Writer::new(bytes)
@@ -160,6 +162,7 @@ impl PadCount {
 
     /// The number.
     #[must_use]
+    #[inline]
     pub const fn get(self) -> u8 {
         self.0
     }

@@ -7,45 +7,55 @@ use rdma_types::{Psn, Qpn, Rkey};
 pub(super) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
+    #[inline]
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
+    #[inline]
     pub(super) fn array<const N: usize>(&mut self) -> [u8; N] {
         let (field, rest) = self.0.split_first_chunk().unwrap_or((&[0; N], &[]));
         self.0 = rest;
         *field
     }
 
+    #[inline]
     pub(super) fn u8(&mut self) -> u8 {
         u8::from_be_bytes(self.array())
     }
 
+    #[inline]
     pub(super) fn u16(&mut self) -> u16 {
         u16::from_be_bytes(self.array())
     }
 
+    #[inline]
     pub(super) fn u24(&mut self) -> u32 {
         let [high, middle, low] = self.array();
         u32::from_be_bytes([0, high, middle, low])
     }
 
+    #[inline]
     pub(super) fn u32(&mut self) -> u32 {
         u32::from_be_bytes(self.array())
     }
 
+    #[inline]
     pub(super) fn u64(&mut self) -> u64 {
         u64::from_be_bytes(self.array())
     }
 
+    #[inline]
     pub(super) fn qpn(&mut self) -> Qpn {
         Qpn::masked(self.u24())
     }
 
+    #[inline]
     pub(super) fn psn(&mut self) -> Psn {
         Psn::masked(self.u24())
     }
 
+    #[inline]
     pub(super) fn rkey(&mut self) -> Rkey {
         Rkey::new(self.u32())
     }
@@ -55,10 +65,12 @@ impl<'a> Reader<'a> {
 pub(super) struct Writer<'a>(&'a mut [u8]);
 
 impl<'a> Writer<'a> {
+    #[inline]
     pub(super) fn new(bytes: &'a mut [u8]) -> Self {
         Self(bytes)
     }
 
+    #[inline]
     pub(super) fn array<const N: usize>(&mut self, field: [u8; N]) -> &mut Self {
         if let Some((place, rest)) = core::mem::take(&mut self.0).split_first_chunk_mut() {
             *place = field;
@@ -67,24 +79,29 @@ impl<'a> Writer<'a> {
         self
     }
 
+    #[inline]
     pub(super) fn u8(&mut self, field: u8) -> &mut Self {
         self.array(field.to_be_bytes())
     }
 
+    #[inline]
     pub(super) fn u16(&mut self, field: u16) -> &mut Self {
         self.array(field.to_be_bytes())
     }
 
     /// The lower 24 bits.
+    #[inline]
     pub(super) fn u24(&mut self, field: u32) -> &mut Self {
         let [_, bytes @ ..] = field.to_be_bytes();
         self.array(bytes)
     }
 
+    #[inline]
     pub(super) fn u32(&mut self, field: u32) -> &mut Self {
         self.array(field.to_be_bytes())
     }
 
+    #[inline]
     pub(super) fn u64(&mut self, field: u64) -> &mut Self {
         self.array(field.to_be_bytes())
     }

@@ -85,6 +85,7 @@ impl fmt::Display for EmitError {
 impl Error for EmitError {}
 
 /// Takes an array from the front of what is to be read.
+#[inline]
 pub(super) fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Result<&'a [u8; N], ParseError> {
     let (array, rest) = bytes.split_first_chunk().ok_or(ParseError::Truncated)?;
     *bytes = rest;
@@ -92,6 +93,7 @@ pub(super) fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Result<&'a [u8; 
 }
 
 /// Takes an array from the front of what is to be written.
+#[inline]
 pub(super) fn room<'a, const N: usize>(
     bytes: &mut &'a mut [u8],
 ) -> Result<&'a mut [u8; N], EmitError> {

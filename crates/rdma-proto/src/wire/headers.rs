@@ -76,6 +76,7 @@ impl Headers {
     /// # Errors
     ///
     /// Those of [`Bth::parse`], and [`ParseError::Truncated`].
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), ParseError> {
         let mut rest = bytes;
         let mut headers = Self::new(Bth::parse(take(&mut rest)?)?);
@@ -101,6 +102,7 @@ impl Headers {
     ///
     /// [`EmitError::Headers`] if one that the opcode asks for is `None`, or another is there;
     /// [`EmitError::NoRoom`].
+    #[inline]
     pub fn emit<'a>(&self, bytes: &'a mut [u8]) -> Result<&'a mut [u8], EmitError> {
         let asked = self.bth.opcode.headers();
         if self.count() != asked.len() {
@@ -124,6 +126,7 @@ impl Headers {
     }
 
     /// How many there are beside the BTH.
+    #[inline]
     fn count(&self) -> usize {
         let Self { bth: _, deth, reth, atomic, aeth, atomic_ack, imm, ieth } = self;
         let there = [

@@ -48,6 +48,7 @@ pub struct Opcode {
 impl Opcode {
     /// The opcode of this operation, or `None` if the service does not have it.
     #[must_use]
+    #[inline]
     pub const fn new(service: Service, operation: Operation) -> Option<Self> {
         use Operation::{RdmaWriteOnlyWithImmediate, SendOnly, SendOnlyWithImmediate};
         let has = match service {
@@ -60,12 +61,14 @@ impl Opcode {
 
     /// The opcode of this operation on a reliable connection, which has all of them.
     #[must_use]
+    #[inline]
     pub const fn reliable(operation: Operation) -> Self {
         Self { service: Service::Rc, operation }
     }
 
     /// The opcode with this code; `None` if it is of another service, or the specification has none.
     #[must_use]
+    #[inline]
     pub const fn from_code(code: u8) -> Option<Self> {
         let service = match code >> 5 {
             0b000 => Service::Rc,
@@ -81,24 +84,28 @@ impl Opcode {
 
     /// The byte in the packet.
     #[must_use]
+    #[inline]
     pub const fn code(self) -> u8 {
         (self.service as u8) << 5 | self.operation as u8
     }
 
     /// The service.
     #[must_use]
+    #[inline]
     pub const fn service(self) -> Service {
         self.service
     }
 
     /// What the packet does.
     #[must_use]
+    #[inline]
     pub const fn operation(self) -> Operation {
         self.operation
     }
 
     /// The headers between BTH and payload, in their order.
     #[must_use]
+    #[inline]
     pub const fn headers(self) -> &'static [Header] {
         match (self.service, self.operation) {
             (Service::Ud, Operation::SendOnly) => &[Header::Deth],

@@ -40,6 +40,7 @@ macro_rules! operations {
 
             /// The operation with this code of five bits; `None` if the specification has none.
             #[must_use]
+            #[inline]
             pub const fn from_code(code: u8) -> Option<Self> {
                 match code {
                     $( $code => Some(Self::$name), )+
@@ -109,6 +110,7 @@ impl Operation {
     /// Whether it answers a request, and so is for the requester of its queue pair. All others are for
     /// the responder.
     #[must_use]
+    #[inline]
     pub const fn is_response(self) -> bool {
         matches!(
             self,
@@ -123,6 +125,7 @@ impl Operation {
 
     /// The headers between BTH and payload, in their order, on a connected queue pair.
     #[must_use]
+    #[inline]
     pub const fn headers(self) -> &'static [Header] {
         self.row().headers
     }
