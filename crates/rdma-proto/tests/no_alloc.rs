@@ -1,0 +1,127 @@
+//! A connection allocates nothing once it is made, on a network that loses each seventh packet too.
+//!
+//! It has its own `main`, since the threads of the usual harness allocate too.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
+
+use rdma_proto::requester::{self, Requester};
+use rdma_proto::responder::{self, Responder};
+use rdma_proto::{
+    Connection, Delivered, End, Host, Kind, Nak, Remote, Request, Source, Start, Stop, Time, Work,
+};
+use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu, Psn, Qpn, WcStatus};
+use test_support::alloc_counter::CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
+
+const REQUESTS: u32 = 4_000;
+
+/// SENDs, WRITEs, READs and atomics in turn, and memory in which nothing stays.
+struct Ends {
+    done: u32,
+    /// Every third SEND finds no receive at first.
+    begun: u32,
+}
+
+impl Work for Ends {
+    fn admitted(&self) -> u32 {
+        REQUESTS
+    }
+    fn request(&self, n: u32) -> Request {
+        let remote = Remote::default();
+        let (start, length) = match n % 4 {
+            0 => (Start::send(), 600),
+            1 => (Start::one_sided(Kind::Write, remote, 600), 600),
+            2 => (Start::one_sided(Kind::Read, remote, 600), 600),
+            _ => (Start::atomic(Kind::FetchAdd, remote, 1, 0), 8),
+        };
+        Request::Remote { start, end: End { length, ..End::default() }, fence: false }
+    }
+    fn gather(&mut self, _: u32, _: u32, out: &mut [u8]) -> Result<(), WcStatus> {
+        out.fill(1);
+        Ok(())
+    }
+    fn deliver(&mut self, _: u32, _: u32, _: &[u8]) -> Result<(), WcStatus> {
+        Ok(())
+    }
+    fn execute_local(&mut self, _: u32) -> Result<(), WcStatus> {
+        Ok(())
+    }
+    fn done(&mut self, n: u32) {
+        assert_eq!(n, self.done);
+        self.done += 1;
+    }
+    fn failed(&mut self, n: u32, status: WcStatus) {
+        panic!("{n}: {status:?}");
+    }
+}
+
+impl Host for Ends {
+    fn begin(&mut self, _: &Start) -> Result<(), Stop> {
+        self.begun += 1;
+        if self.begun.is_multiple_of(3) { Err(Stop::NotReady) } else { Ok(()) }
+    }
+    fn place(&mut self, _: &Start, _: u32, _: &[u8]) -> Result<(), Stop> {
+        Ok(())
+    }
+    fn fetch(&mut self, _: &Start, _: u32, out: &mut [u8]) -> Result<(), Stop> {
+        out.fill(2);
+        Ok(())
+    }
+    fn atomic(&mut self, _: &Start) -> Result<u64, Stop> {
+        Ok(3)
+    }
+    fn finish(&mut self, _: &Start, _: &End) -> Result<(), Stop> {
+        Ok(())
+    }
+    fn abandon(&mut self) {}
+    fn fail(&mut self, nak: Nak) {
+        panic!("{nak:?}");
+    }
+    fn datagram(&mut self, _: &Source, _: &End, _: &[u8]) -> Delivered {
+        Delivered::Dropped
+    }
+}
+
+fn main() {
+    let connection = Connection::new(Qpn::masked(0x11), Mtu::MTU256);
+    let psn = Psn::masked(0);
+    let mut requester = Requester::new(&requester::Settings {
+        connection,
+        psn,
+        timeout: AckTimeout::default(),
+        retries: MaxAckRetries::default(),
+        rnr_retries: MaxRnrRetries::unlimited(),
+        max_rd_atomic: 4,
+    });
+    let mut responder = Responder::new(&responder::Settings {
+        connection,
+        psn,
+        min_rnr_timer: MinRnrTimer::default(),
+        max_dest_rd_atomic: 4,
+    });
+    let (mut queue, mut host) = (Ends { done: 0, begun: 0 }, Ends { done: 0, begun: 0 });
+    let (mut now, mut packets, mut room) = (Time::default(), 0_u32, [0; 256]);
+    let mut arrives = || {
+        packets += 1;
+        !packets.is_multiple_of(7)
+    };
+    let before = ALLOCATOR.allocations();
+    while queue.done < REQUESTS {
+        if let Some(burst) = requester.poll_transmit(now, &mut queue, &mut room) {
+            if arrives() {
+                responder.receive(&burst, &room[..burst.length as usize], &mut host);
+            }
+        } else if let Some(burst) = responder.poll_transmit(&mut host, &mut room) {
+            if arrives() {
+                let payload = &room[..burst.length as usize];
+                requester.receive(now, &burst, payload, &mut queue);
+            }
+        } else {
+            now = requester.deadline().expect("something is under way");
+            requester.expire(now, &mut queue);
+        }
+    }
+    assert_eq!(ALLOCATOR.allocations(), before);
+    println!("{packets} packets, {REQUESTS} requests, no allocation");
+}
