@@ -98,6 +98,16 @@ mod tests {
         assert_ne!(ib.guid, roce.guid);
     }
 
+    /// Neither do they wrap, nor is one the address of everybody.
+    #[test]
+    fn drawn_addresses_leave_room_for_those_that_follow() {
+        for seed in 0..64 {
+            let roce = drawn(Link::Ethernet, GidPlace::usual(Link::Ethernet), seed);
+            let first = roce.gids[2].gid.to_ipv4().unwrap().octets()[0];
+            assert!((240..248).contains(&first), "{first}");
+        }
+    }
+
     #[test]
     fn places_of_one_family_have_one_address_for_each_type_and_another_for_each_turn() {
         let (v1, v2) = (GidType::ROCE_V1, GidType::ROCE_V2);
@@ -109,6 +119,8 @@ mod tests {
             assert!(gids[3] != gids[0] && !gids[3].is_zero());
             assert_eq!(gids[0].is_link_local(), gids[3].is_link_local());
             assert_eq!(gids[0].is_ipv4_mapped(), gids[3].is_ipv4_mapped());
+            let of_documents = gids[0].subnet_prefix() >> 32 == 0x2001_0db8;
+            assert_eq!(of_documents, identity.places[0] == GidPlace::Global(v2));
             assert!(!identity.has_gid(&identity.gids[1]), "an empty place is no address");
             identity.redraw(Link::Ethernet);
             assert!(identity.gids.len() == 5 && identity.gids[0].gid != gids[0]);

@@ -133,6 +133,28 @@ mod tests {
     }
 
     #[test]
+    fn who_waits_is_woken_and_inside() {
+        let region = CriticalRegion::new(1);
+        region.enter().unwrap();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                region.enter().unwrap();
+                // SAFETY: as above.
+                let seen = unsafe { region.with(|value| *value) };
+                region.leave();
+                seen
+            });
+            while region.inside.load(Ordering::Relaxed) & AWAITED == 0 && !other.is_finished() {
+                std::thread::yield_now();
+            }
+            // SAFETY: as above.
+            assert_eq!(unsafe { region.with(|value| *value = 2) }, Some(()));
+            region.leave();
+            assert_eq!(other.join().unwrap(), Some(2));
+        });
+    }
+
+    #[test]
     fn entering_twice_is_refused_and_leaving_once_is_enough() {
         let region = CriticalRegion::new(());
         assert_eq!((region.enter(), region.enter()), (Ok(()), Err(Nested)));

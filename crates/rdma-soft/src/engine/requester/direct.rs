@@ -213,6 +213,7 @@ mod tests {
         assert_eq!(end(3, 0, 1 << 20), 4096);
         assert_eq!(end(100_001, 4096, 1 << 20), (4096 + 100_001) / 64 * 64);
         assert_eq!(end((1 << 20) - 4, 0, 1 << 20), 1 << 20, "four bytes are not left");
+        assert_eq!(end(1, 0, 2 * 4096), 4096, "4096 bytes are no short part");
         assert_eq!(end(u64::MAX, 64, 1 << 31), 1 << 31);
     }
 }

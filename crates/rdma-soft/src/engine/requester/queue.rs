@@ -165,20 +165,46 @@ mod tests {
     #[test]
     fn inline_data_is_joined_and_kept() {
         let mut queue = queue(2, 4, 8);
-        let mut bytes = *b"abcdef";
-        let base = bytes.as_mut_ptr().expose_provenance() as u64;
-        let sges =
-            [Sge { addr: base, length: 2, lkey: 0 }, Sge { addr: base + 3, length: 3, lkey: 0 }];
-        // SAFETY: the elements describe `bytes`.
+        push_inline(&mut queue, &[b"ab", b"def"]);
+        assert_eq!(front_data(&queue), b"abdef");
+    }
+
+    #[test]
+    fn each_request_keeps_its_own_inline_data() {
+        let mut queue = queue(3, 1, 4);
+        let all = [b"abcd", b"efgh", b"ijkl"];
+        for data in all {
+            push_inline(&mut queue, &[data]);
+        }
+        for data in all {
+            assert_eq!(front_data(&queue), data);
+            queue.pop();
+        }
+    }
+
+    /// Queues a request with these parts inline, and overwrites them.
+    fn push_inline(queue: &mut SendQueue, parts: &[&[u8]]) {
+        let mut parts: Vec<_> = parts.iter().map(|part| part.to_vec()).collect();
+        let element = |part: &mut Vec<u8>| Sge {
+            addr: part.as_mut_ptr().expose_provenance() as u64,
+            length: u32::try_from(part.len()).unwrap(),
+            lkey: 0,
+        };
+        let sges: Vec<_> = parts.iter_mut().map(element).collect();
+        // SAFETY: the elements describe `parts`.
         queue.push(&request(1), unsafe { Payload::inline(&sges) });
-        bytes.fill(0);
+        parts.iter_mut().for_each(|part| part.fill(0));
+    }
+
+    /// The inline data of the head.
+    fn front_data(queue: &SendQueue) -> Vec<u8> {
         let (_, payload) = queue.front().unwrap();
-        let mut out = [0u8; 5];
+        let mut out = vec![0; usize::try_from(payload.length()).unwrap()];
         // SAFETY: exclusive memory of the test.
         let sink =
             unsafe { Segment::new(out.as_mut_ptr().expose_provenance() as u64, out.len() as u64) };
         let source: Vec<_> = payload.inline_segments().collect();
-        transfer(&source, &[sink], 0, 5);
-        assert_eq!(&out, b"abdef");
+        transfer(&source, &[sink], 0, payload.length());
+        out
     }
 }

@@ -80,7 +80,41 @@ pub(crate) fn checksum(header: &[u8]) -> u16 {
 
 #[cfg(test)]
 mod tests {
+    use crate::address::GidEntry;
+
     use super::*;
+
+    fn route(kind: GidType, source: &str, destination: &str) -> Route {
+        let source = GidEntry { gid: source.parse().unwrap(), kind };
+        let destination = destination.parse().unwrap();
+        Route { source, destination, traffic_class: 0x5a, flow_label: 0x12_3456, hop_limit: 9 }
+    }
+
+    /// A message of five bytes is padded to eight; around it are 24 bytes, an immediate, and UDP.
+    #[test]
+    fn each_kind_of_port_has_its_header_and_it_says_how_much_is_behind() {
+        let [ib, v2, v4] = [
+            route(GidType::IB, "fe80::1", "fe80::2"),
+            route(GidType::ROCE_V2, "fe80::1", "fe80::2"),
+            route(GidType::ROCE_V2, "::ffff:10.0.1.1", "::ffff:10.0.1.2"),
+        ];
+        for (opcode, behind) in [(Opcode::Send, 32), (Opcode::SendWithImm, 36)] {
+            for (route, next, behind) in [(&ib, 0x1b, behind), (&v2, 17, behind + 8)] {
+                let header = of(route, opcode, 5);
+                assert_eq!(header[..8], [0x65, 0xa2, 0x34, 0x56, 0, behind, next, 9]);
+                assert_eq!(header[8..24], route.source.gid.to_bytes());
+                assert_eq!(header[24..], route.destination.to_bytes());
+            }
+            let header = of(&v4, opcode, 5);
+            assert_eq!(header[..20], [0; 20]);
+            assert_eq!(header[20..30], [0x45, 0x5a, 0, 20 + 8 + behind, 0, 0, 0x40, 0, 9, 17]);
+            assert_eq!(
+                (&header[32..], checksum(&header[20..])),
+                (&[10, 0, 1, 1, 10, 0, 1, 2][..], 0)
+            );
+        }
+        assert_eq!(of(&ib, Opcode::Send, 4096)[4..6], (4096_u16 + 24).to_be_bytes());
+    }
 
     #[test]
     fn the_checksum_is_that_of_a_captured_header() {
