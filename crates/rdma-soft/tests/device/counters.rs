@@ -127,6 +127,16 @@ fn retries_are_counted_and_so_is_giving_up() {
 }
 
 #[test]
+fn a_peer_in_error_counts_nothing() {
+    let devices = two_devices("count-error");
+    let (a, b) = sides(&devices, &Knobs { retries: 0, timeout: 2, ..Knobs::default() });
+    b.qp.to_error();
+    a.qp.post(&Wr::send(1, &[]));
+    a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+    assert_eq!(counted(devices[1].counters()), []);
+}
+
+#[test]
 fn sequence_numbers_behind_and_beyond_are_told_apart() {
     for (n, (theirs, name)) in
         [(6, "out_of_seq_request"), (8, "duplicate_request")].into_iter().enumerate()

@@ -158,6 +158,25 @@ fn half_a_datagram_begins_again() {
 }
 
 #[test]
+fn a_datagram_is_released_whole_or_in_two_halves() {
+    on_each_held_device("ud-halves", |device| {
+        let pair = Pair::new(device.name());
+        let (ah, qpn) = (pair.ah(), pair.a.qp.qpn());
+        for wr_id in [1, 2] {
+            pair.receive(10, HEADER + 16);
+            pair.a.qp.post(&pair.good(&ah, wr_id, 16));
+        }
+        assert_eq!(device.release(qpn, 1), 1);
+        assert!(device.release_half(qpn));
+        assert!(!device.release_half(qpn), "it ends now");
+        for wr_id in [1, 2] {
+            pair.a.send_cq.expect_success(wr_id);
+            pair.b.receive_cq.expect_success(10);
+        }
+    });
+}
+
+#[test]
 fn datagrams_that_are_held_are_cancelled_or_lost() {
     on_each_held_device("ud-held", |device| {
         let mut pair = Pair::new(device.name());

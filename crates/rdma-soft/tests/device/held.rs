@@ -101,6 +101,16 @@ fn half_of_a_copy_is_half_and_the_rest_follows() {
 }
 
 #[test]
+fn one_byte_has_no_half() {
+    on_each_held_device("held-byte", |device| {
+        let scene = Scene::new(device.name());
+        scene.a.qp.post(&Wr::write(1, &[scene.at_a.sge(0, 1)], &scene.at_b, 0));
+        assert!(!device.release_half(scene.a.qp.qpn()));
+        scene.a.send_cq.expect_success(1);
+    });
+}
+
+#[test]
 fn half_of_a_copy_over_many_elements_is_half() {
     on_each_held_device("held-half-elements", |device| {
         let scene = Scene::new(device.name());

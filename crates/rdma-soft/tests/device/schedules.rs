@@ -2,9 +2,10 @@
 
 use rdma_soft::{Builder, Schedule};
 
+use crate::rig::connect::{Knobs, Side, connect};
 use crate::rig::post::Wr;
 use crate::rig::scene::Scene;
-use crate::rig::{soft, until};
+use crate::rig::{ALL_ACCESS, Size, soft, until};
 
 /// Posts a hundred requests one at a time, polling only at the end; says after how many posts
 /// something was in flight.
@@ -37,5 +38,26 @@ fn deferred_device_has_requests_in_flight_and_ends_them_by_itself() {
         let name = format!("schedule-deferred-{seed}");
         let counted = in_flight_after_posts(&name, Schedule::Deferred { seed });
         assert!(counted > 10, "seed {seed}: after {counted} of 100 posts");
+    }
+}
+
+/// The head waits without a time for a peer that was not there, so that nothing else tries it again.
+#[test]
+fn what_a_release_leaves_on_an_immediate_device_goes_on_by_itself() {
+    let device = Builder::new("schedule-release").install().unwrap();
+    let [a, b] = [(); 2].map(|()| Side::new(device.name(), &Size::default(), 64));
+    let (at_a, at_b) = (a.endpoint(), b.endpoint());
+    let knobs = Knobs { timeout: 0, ..Knobs::default() };
+    connect(&a.qp, &at_a, &at_b, &knobs);
+    let sink = b.pd.register(8, ALL_ACCESS);
+    for n in 0..3 {
+        a.qp.post(&Wr::write(n, &[], &sink, 0));
+    }
+    connect(&b.qp, &at_b, &at_a, &knobs);
+    let qpn = a.qp.qpn();
+    assert_eq!((device.in_flight(qpn), device.release(qpn, 1)), (3, 1));
+    until("the rest", || device.in_flight(qpn) == 0);
+    for n in 0..3 {
+        a.send_cq.expect_success(n);
     }
 }

@@ -6,6 +6,7 @@ use std::thread;
 use rdma_soft::{Builder, SoftDevice};
 use rdma_sys::{ibv_qp_state as State, ibv_wc_status as Status};
 
+use crate::rig::batch;
 use crate::rig::connect::{Knobs, Side, pair_with};
 use crate::rig::post::Wr;
 use crate::rig::{ALL_ACCESS, Mr, Size, soft, until};
@@ -77,31 +78,62 @@ fn who_posts_behind_a_backlog_does_not_execute_all_of_it() {
     }
 }
 
-/// While a thread copies a message of 256 MiB, what others ask of the two queue pairs is answered.
+/// Nobody polls here, and nobody else has to execute a part of it.
+#[test]
+fn who_posts_a_long_message_executes_all_of_it() {
+    let stage = Stage::new("turn-own");
+    stage.b.qp.post_receive(1, &[stage.sink.sge(0, LONG); 32]);
+    stage.a.qp.post(&Wr::send(1, &[stage.source.sge(0, LONG); 32]));
+    assert_eq!(stage.left(), 0);
+    stage.a.send_cq.expect_success(1);
+}
+
+/// What a batch has behind a long message waits without the thread that posted it.
+#[test]
+fn who_posts_a_long_batch_does_not_wait_for_a_receiver() {
+    let device = Builder::new("turn-batch").install().unwrap();
+    let scene = batch::Scene::new(device.name());
+    let source = scene.a.pd.register(LONG, 0);
+    let sink = scene.b.pd.register(LONG, ALL_ACCESS);
+    let write = Wr::write(1, &[source.sge(0, LONG)], &sink, 0);
+    assert_eq!(scene.a.qp.try_call(&[write, Wr::send(2, &[])]), 0);
+    scene.a.send_cq.expect_success(1);
+    assert_eq!(device.in_flight(scene.a.qp.qpn()), 1);
+    scene.b.qp.post_receive(3, &[]);
+    scene.a.send_cq.expect_success(2);
+}
+
+/// While a thread copies a message of 256 MiB, what others ask of the two queue pairs is answered; also
+/// when it is one of 8 MiB in one element.
 #[test]
 fn a_long_copy_lets_others_in() {
-    let stage = Stage::new("turn-long");
-    let (from, to) = ([stage.source.sge(0, LONG); 32], [stage.sink.sge(0, LONG); 32]);
-    let mut answered = false;
-    // Another thread may have this core's time; not always.
-    for n in 0..20 {
-        stage.b.qp.post_receive(n, &to);
-        thread::scope(|threads| {
-            let a = &stage.a.qp;
-            let copy = threads.spawn(move || a.post(&Wr::send(n, &from)));
-            while stage.left() == 0 && !copy.is_finished() {}
-            assert_eq!(stage.b.qp.state(), State::IBV_QPS_RTS);
-            assert_eq!(stage.a.qp.state(), State::IBV_QPS_RTS);
-            let _ = stage.device.counters();
-            answered |= stage.left() > 0;
-        });
-        stage.a.send_cq.expect_success(n);
-        assert_eq!(stage.b.receive_cq.expect_success(n).byte_len, 256 << 20);
-        if answered {
-            return;
-        }
+    for (elements, tries) in [(32, 20), (1, 200)] {
+        let stage = Stage::new(&format!("turn-long-{elements}"));
+        // From the second on they know each other.
+        is_answered_while_copying(&stage, 0, elements);
+        let answered = (1..=tries).any(|n| is_answered_while_copying(&stage, n, elements));
+        assert!(answered, "each answer came after the copy of {elements} elements");
     }
-    panic!("each answer came after the copy");
+}
+
+/// Not always: another thread may have this core's time.
+fn is_answered_while_copying(stage: &Stage, n: u64, elements: usize) -> bool {
+    let (from, to) = (vec![stage.source.sge(0, LONG); elements], [stage.sink.sge(0, LONG); 32]);
+    stage.b.qp.post_receive(n, &to[..elements]);
+    let mut answered = false;
+    thread::scope(|threads| {
+        let a = &stage.a.qp;
+        let copy = threads.spawn(move || a.post(&Wr::send(n, &from)));
+        while stage.left() == 0 && !copy.is_finished() {}
+        assert_eq!(stage.b.qp.state(), State::IBV_QPS_RTS);
+        assert_eq!(stage.a.qp.state(), State::IBV_QPS_RTS);
+        let _ = stage.device.counters();
+        answered = stage.left() > 0;
+    });
+    stage.a.send_cq.expect_success(n);
+    let bytes = stage.b.receive_cq.expect_success(n).byte_len;
+    assert_eq!(bytes as usize, elements * LONG);
+    answered
 }
 
 /// The same with a list of 256 writes, of 1 MiB each, that are posted by one call.
