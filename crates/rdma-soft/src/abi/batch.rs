@@ -130,7 +130,7 @@ impl Batch {
                 return self.refuse(Refusal::Invalid);
             };
             let source = [Sge { addr: buffer.addr.expose_provenance() as u64, length, lkey: 0 }];
-            // SAFETY: this function's contract (SAFETY.md F7, F12).
+            // SAFETY: readable by this function's contract (SAFETY.md F12), and exposed above (F7).
             take_inline(left, unsafe { Payload::inline(&source) });
             left = &mut left[length as usize..];
             whole.length += length;
@@ -149,13 +149,18 @@ impl Batch {
             wr.sg_list = sges;
             sges = sges.wrapping_add(usize::try_from(wr.num_sge).unwrap_or(0));
         }
-        // The elements are this batch's, and its memory is not moved or written until the post returns.
+        // For those who read inline data from here on: what exposed it before was borrowed from again since.
+        self.inline.as_ptr().expose_provenance();
         post_all(
             queue_pair,
             self.wrs.iter().map(|wr| match self.datagrams {
-                // SAFETY: valid as said, and for a queue pair of datagrams; the handles are the caller's (F1).
+                // SAFETY: this batch is borrowed until the post returns. `sg_list` was set above to the request's
+                // own elements: `attach` has put as many into `sges` as it says, in the order of the
+                // requests. Inline ones name bytes of `inline`, written by `attach_inline`, exposed above and
+                // not written until the next batch (SAFETY.md F7, F12). The queue pair is one of datagrams,
+                // and address handles are the caller's (F1).
                 true => unsafe { datagram(wr) },
-                // SAFETY: valid as said.
+                // SAFETY: as above; windows and regions of binds are the caller's (SAFETY.md F1).
                 false => unsafe { send_request(wr) },
             }),
         )

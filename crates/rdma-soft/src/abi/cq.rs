@@ -102,9 +102,10 @@ pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     let context = unsafe { (*cq).context };
     // SAFETY: the queue holds its context.
     let device = unsafe { device_of(context) };
-    // SAFETY: as above.
+    // SAFETY: the caller's completion queue (SAFETY.md F1), the beginning of a live block (F11).
     let size = unsafe { &raw mut (*cq).cqe };
-    // SAFETY: as above; other threads may resize the same queue.
+    // SAFETY: as above, and aligned (SAFETY.md F5). Other threads may resize the same queue, and come here, too.
+    // Programs read the size plainly, and do so while nobody resizes the queue (F9).
     let size = unsafe { AtomicI32::from_ptr(size) };
     number(
         check_capacity(device, cqe)

@@ -59,9 +59,10 @@ pub(super) unsafe extern "C" fn bind_mw(
 ) -> c_int {
     // SAFETY: the caller's request (SAFETY.md F1).
     let request = unsafe { request.read() };
-    // SAFETY: the caller's window (SAFETY.md F1).
+    // SAFETY: the caller's window (SAFETY.md F1), the beginning of a live block (F11).
     let rkey = unsafe { &raw mut (*mw).rkey };
-    // SAFETY: as above; other threads may bind the same window.
+    // SAFETY: as above, and aligned (SAFETY.md F5). Other threads may bind the same window, and come here, too.
+    // Programs read the key plainly, and do so while nobody binds the window (F9).
     let rkey = unsafe { AtomicU32::from_ptr(rkey) };
     let key = ibv_inc_rkey(rkey.load(Ordering::Relaxed));
     if request.send_flags & !BIND_FLAGS != 0 {

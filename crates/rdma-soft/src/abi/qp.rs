@@ -3,8 +3,11 @@
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use rdma_sys::{ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_type};
+use rdma_sys::{
+    ibv_gid, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_ex, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+};
 use rdma_types::QpAttributes;
 
 use super::attributes::{qp_attr, settings};
@@ -171,10 +174,24 @@ pub(super) unsafe extern "C" fn modify_qp(
     let mask = QpAttributes::from_bits_retain(mask.cast_unsigned());
     let result = queue_pair.modify(&settings(&attr), mask);
     if result.is_ok() && mask.intersects(QpAttributes::STATE) {
-        // SAFETY: as above; libibverbs keeps the last known state here, too.
-        unsafe { (*qp).state = attr.qp_state };
+        // SAFETY: the caller's queue pair (SAFETY.md F1).
+        unsafe { note_state(qp, attr.qp_state) };
     }
     number(result)
+}
+
+/// Puts the last known state where libibverbs keeps it, too.
+///
+/// # Safety
+///
+/// The queue pair was made by this provider and is not destroyed during the call.
+unsafe fn note_state(qp: *mut ibv_qp, state: ibv_qp_state) {
+    // SAFETY: a field of a live block by this function's contract (SAFETY.md F11).
+    let place = unsafe { &raw mut (*qp).state };
+    // SAFETY: as above, aligned, and laid out as the number that it holds (SAFETY.md F5). Other threads may
+    // modify or query the same queue pair, and come here, too; nobody reads it plainly meanwhile (F9).
+    let place = unsafe { AtomicU32::from_ptr(place.cast()) };
+    place.store(state.0, Ordering::Relaxed);
 }
 
 pub(super) unsafe extern "C" fn query_qp(
@@ -186,9 +203,9 @@ pub(super) unsafe extern "C" fn query_qp(
     // SAFETY: the caller's queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
     let found = qp_attr(&queue_pair.query(), queue_pair.capacity);
-    // SAFETY: as above.
-    unsafe { (*qp).state = found.qp_state };
-    // SAFETY: as above.
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    unsafe { note_state(qp, found.qp_state) };
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
     let created = unsafe { *queue_pair_init(qp) };
     // SAFETY: the caller's attributes (SAFETY.md F1).
     unsafe { attr.write(found) };

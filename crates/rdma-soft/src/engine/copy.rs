@@ -41,16 +41,11 @@ pub(crate) struct Segment {
 impl Segment {
     /// # Safety
     ///
-    /// The range must be valid for the access that the segment is used for until the segment is
-    /// dropped or forgotten, and its provenance must have been exposed.
+    /// The range must be valid for the access that the segment is used for, until its last use, and its
+    /// provenance must have been exposed. Copies of what [may be gone](Reach::MayBeGone) ask for less: what
+    /// is mapped there must be valid, and it need not be mapped (SAFETY.md F8).
     #[inline]
     pub(crate) unsafe fn new(address: u64, length: u64) -> Self {
-        Self { address, length }
-    }
-
-    /// Bytes of the device's own, to read.
-    fn of(bytes: &[u8]) -> Self {
-        let (address, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
         Self { address, length }
     }
 
@@ -76,8 +71,9 @@ impl AtomicWord {
         // The device is 64-bit only (rdma-sys refuses other targets), so addresses fit.
         #[allow(clippy::cast_possible_truncation)]
         let place = with_exposed_provenance_mut::<u64>(self.0 as usize);
-        // SAFETY: valid by the contract of `Segment::new` (SAFETY.md F7, F8) while the word is used,
-        // and aligned; an atomic is what the program's own accesses at the same time must be (F10).
+        // SAFETY: valid by the contract of `Segment::new` while the word is used, for the word of an atomic
+        // does not go meanwhile (SAFETY.md F7, F8), and aligned (`at`); an atomic is what the program's own
+        // accesses at the same time must be (F10).
         unsafe { AtomicU64::from_ptr(place) }
     }
 
@@ -180,8 +176,9 @@ impl<'a> Cursor<'a> {
 #[inline(always)]
 fn copy_segment(source: u64, sink: u64, length: u64) {
     let (source, sink, length) = pointers(source, sink, length);
-    // SAFETY: both ranges are valid by the contract of `Segment::new` (SAFETY.md F7, F8), and no Rust
-    // reference to them is formed here (F10).
+    // SAFETY: callers are in this module and pass parts of segments, or scratch of their own. Both ranges are
+    // valid by the contract of `Segment::new`: if they may be gone, this is where the kernel does not copy for
+    // us (SAFETY.md F7, F8). No Rust reference to them is formed here (F10). Of no bytes any range is valid.
     unsafe { device_copy(source, sink, length) }
 }
 

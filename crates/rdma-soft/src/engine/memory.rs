@@ -12,7 +12,7 @@ use crate::engine::sge::Sge;
 /// windows that are its own.
 ///
 /// The domain is the queue pair's, or that of its shared receive queue. Whoever has one holds the queue pair's
-/// send lock or its responder lock, and drops each segment before the lock.
+/// send lock or its responder lock, and uses no segment after it.
 #[derive(Clone, Copy)]
 pub(crate) struct Keys<'a> {
     pub(crate) regions: &'a RegionTable,
@@ -38,9 +38,11 @@ impl Keys<'_> {
                 region.locate(iova, length)?
             }
         };
-        // SAFETY: the region was found within a visit, so that it stays registered, and its memory
-        // allocated and exposed, while the visit lasts (SAFETY.md F14, F8, F7). A window that is of one
-        // queue pair stays while the queue pair's responder is locked.
+        // SAFETY: the region was found within a visit, so that it stays registered while the visit lasts
+        // (SAFETY.md F14). Until then its memory is exposed (F7), and valid, or gone as may be (F8), for the
+        // accesses that its rights allow; the range lies inside. Of no bytes any range is valid. A window that
+        // is of one queue pair stays while the queue pair's responder is locked, which whoever finds one
+        // holds: a window gives peers' rights alone, and under the send lock only local ones are asked for.
         Some(unsafe { Segment::new(address, length) })
     }
 

@@ -17,12 +17,15 @@ use crate::engine::operation::{Opcode, Operation};
 use crate::engine::probe::FROM_PEERS;
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::region::Region;
+use crate::engine::region::{LOCAL_READ, Region};
 use crate::limits::Limits;
 
 /// What a bind may ask for. Local write gives nothing, since a window has remote rights only; programs
 /// that pass the flags of the region have it, and providers take it.
 const OF_BINDS: u32 = FROM_PEERS | AccessFlags::ZERO_BASED.bits() | AccessFlags::LOCAL_WRITE.bits();
+
+// A bound window has rights of peers alone, so that no local element finds one (SAFETY.md F14).
+const _: () = assert!(FROM_PEERS & (LOCAL_READ | AccessFlags::LOCAL_WRITE.bits()) == 0);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {

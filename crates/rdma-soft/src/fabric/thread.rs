@@ -45,8 +45,7 @@ impl Mask {
 
 /// A thread that was started from one which is bound to a processor, or runs before all others, is neither.
 fn usual_scheduling() {
-    // SAFETY: all bytes of it are integers.
-    let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+    let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: reads the parameters (sched_setscheduler(2), SAFETY.md F15). That it may do this is sure:
     // nothing is asked for that not every thread has.
     unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters) };
@@ -78,13 +77,13 @@ mod tests {
             // Bound to the first processor that it may use.
             let mut first = [0u64; 128];
             let size = size_of_val(&first);
-            // SAFETY: fills, then reads, the array (sched_getaffinity(2)).
+            // SAFETY: fills the array, of that size (sched_getaffinity(2), SAFETY.md F15).
             unsafe { libc::sched_getaffinity(0, size, first.as_mut_ptr().cast()) };
             let word = first.iter().position(|&word| word != 0).unwrap();
             let bit = first[word] & first[word].wrapping_neg();
             first.fill(0);
             first[word] = bit;
-            // SAFETY: as above.
+            // SAFETY: reads the array, of that size (sched_setaffinity(2), SAFETY.md F15).
             unsafe { libc::sched_setaffinity(0, size, first.as_ptr().cast()) };
             spawn("test", move || {
                 let said = ["SigBlk:", "Cpus_allowed:", "Name:"].map(status);

@@ -73,7 +73,10 @@ impl Reach {
 
     /// Copies bytes of the device's own to the beginning of a list of segments.
     pub(crate) fn deliver_bytes(self, bytes: &[u8], sink: &[Segment]) -> Result<(), Fault> {
-        self.transfer_behind(&[Segment::of(bytes)], sink, 0, bytes.len() as u64)
+        let (address, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
+        // SAFETY: borrowed until the copy is done, which only reads it, and exposed here (SAFETY.md F7).
+        let source = unsafe { Segment::new(address, length) };
+        self.transfer_behind(&[source], sink, 0, length)
     }
 
     /// Whether a word can be read.
@@ -216,9 +219,11 @@ fn move_by(call: Call, source: &[iovec], sink: &[iovec]) -> u64 {
     // Asked each time: in a child of fork, its parent's number is that of other memory.
     let this = rustix::process::getpid().as_raw_nonzero().get();
     let moved = match call {
-        // SAFETY: two arrays of these lengths. The kernel checks each place; those that are there are
-        // valid for this access by the contract of `Segment::new` (SAFETY.md F7, F8, F15), and no Rust
-        // reference to them exists (F10).
+        // SAFETY: two arrays of these lengths, borrowed during the call, which only reads them. Each place
+        // is scratch of the caller's, which it reads or writes next, or a part of a segment, which may be
+        // gone: the kernel checks each page, and touches none that is not there, or not for this access
+        // (process_vm_readv(2), SAFETY.md F15). What is there is valid by the contract of `Segment::new` (F8),
+        // its provenance is exposed (F7), and no Rust reference to it exists (F10).
         Call::ToHere => unsafe { libc::process_vm_readv(this, sink, sinks, source, sources, 0) },
         // SAFETY: likewise.
         Call::FromHere => unsafe { libc::process_vm_writev(this, source, sources, sink, sinks, 0) },

@@ -96,8 +96,11 @@ impl SendQueue {
         let first = self.head * self.max_sge;
         let sges = &self.sges[first..first + slot.sges];
         let payload = if slot.inline {
-            // SAFETY: `take_inline` pointed the element at this queue's own bytes, which stay in
-            // place and untouched until the request is popped.
+            // For those who read from here on: `push` has borrowed all of it exclusively since.
+            self.inline.as_ptr().expose_provenance();
+            // SAFETY: `take_inline` pointed the element at the slot's own bytes, which stay in place and are
+            // not written until the request is popped (SAFETY.md F12). They are exposed above, by a pointer
+            // from the borrow of this queue that the payload keeps (F7).
             unsafe { Payload::inline(sges) }
         } else {
             Payload::keyed(sges)
@@ -124,7 +127,8 @@ pub(crate) fn take_inline(room: &mut [u8], payload: Payload<'_>) -> Sge {
     let mut length = 0;
     for source in payload.inline_segments() {
         let left = room.len() as u64 - length;
-        // SAFETY: the rest of `room`, exclusively borrowed for the copy.
+        // SAFETY: the rest of `room`, exclusively borrowed for the copy, and of the provenance that was
+        // exposed above: nothing else has touched `room` since (SAFETY.md F7).
         let sink = unsafe { Segment::new(address + length, left) };
         transfer(&[source], &[sink], 0, source.length());
         length += source.length().min(left);

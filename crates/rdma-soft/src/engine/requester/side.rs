@@ -54,7 +54,8 @@ pub(crate) struct Requester {
     /// Bytes of the head request that were copied. They count for nothing if the responder has
     /// [begun](crate::engine::responder::side::Responder::begun) something else since.
     pub(crate) progress: u64,
-    /// Scratch of one request: where its data is here, and at the peer.
+    /// Scratch of one attempt: where the data of its request is here. What an attempt leaves is not used:
+    /// the next one begins by clearing it (SAFETY.md F14).
     pub(crate) local: Vec<Segment>,
 }
 
