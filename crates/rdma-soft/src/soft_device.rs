@@ -76,14 +76,16 @@ impl SoftDevice {
     }
 
     /// How many send requests of a queue pair were posted and are not finished: those that a schedule
-    /// holds back, and those that wait for the peer. 0 if there is no such queue pair.
+    /// holds back, those that wait for the peer, and what a thread has left to the next one since it had
+    /// done enough of them for one turn. 0 if there is no such queue pair.
     #[must_use]
     pub fn in_flight(&self, queue_pair: Qpn) -> usize {
         self.with_send_side(queue_pair, |send| send.queue.len())
     }
 
-    /// How many bytes of the oldest unfinished request of a queue pair are copied: not 0 only after
-    /// [`release_half`](Self::release_half).
+    /// How many bytes of the oldest unfinished request of a queue pair are copied. It is not 0 where a copy
+    /// pauses: after [`release_half`](Self::release_half), and between two parts of a long message, of which
+    /// a thread copies no more in one turn.
     #[must_use]
     pub fn half_copied(&self, queue_pair: Qpn) -> u64 {
         self.with_send_side(queue_pair, |send| send.requester.progress)

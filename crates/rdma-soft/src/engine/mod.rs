@@ -1,11 +1,32 @@
 //! The engine: queues, keys, the state machine, and the execution of requests as checked copies.
 //!
-//! Lock order: a program's [critical region](critical_region), a queue pair's attributes, its send side,
-//! a responder, then a receive queue, a shared receive queue, a completion queue, or the windows of a
-//! domain; never two of one kind at once, so that two queue pairs that talk to each other cannot wait for
-//! each other. Leaves, under which no other lock is taken: deadlines, deferred work, what is left to be done,
-//! events, and the list of threads of [grace periods](grace_period). What must touch another queue pair's send side (its error state, a requester that waits
-//! for a receive) is done [after](aftermath::Aftermath) all locks are dropped.
+//! # The order of locks
+//!
+//! Whoever holds one of these takes only such as stand below it, and never two of one kind. So two queue
+//! pairs that talk to each other cannot wait for each other.
+//!
+//! 1. What a call of the program begins with: its [critical region](critical_region), the contexts of a port,
+//!    a device's tally of its queue pairs, or the list of blocks that programs know devices by.
+//! 2. A queue pair's attributes.
+//! 3. A queue pair's send side.
+//! 4. A responder.
+//! 5. A receive queue, then a shared receive queue.
+//! 6. The windows of a domain, then the places of the [region] table.
+//! 7. A completion queue's pollers, then its producers.
+//! 8. The list of devices, or a device's table of queue pairs.
+//! 9. [Deferred](deferred) work.
+//! 10. The handle of a [reporter](report), then the state of an [event queue](events), then what is left to
+//!     be done without locks (`fabric/overflow.rs`), or the acknowledgements of an object.
+//! 11. Leaves, under which no other is taken: deadlines, the users of a completion queue, all its rings, the
+//!     gate of a critical region, the domains of a context, and the list of threads of
+//!     [grace periods](grace_period).
+//!
+//! One more is taken only by who holds none of these: that under which the tokens of an event queue are
+//! written, by a system call. It comes before the queue's state.
+//!
+//! What must touch another queue pair's send side (its error state, a requester that waits for a receive) is
+//! done [after](aftermath::Aftermath) all locks are dropped. Only to have a peer's requester forget it, a
+//! queue pair locks that one's send side under its own attributes, and under nothing else.
 
 pub(crate) mod aftermath;
 mod barrier;
