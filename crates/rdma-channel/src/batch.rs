@@ -80,7 +80,7 @@ impl Item for Request<'_, '_> {
         // SAFETY: SAFETY.md F5: each is laid out as what is in it; borrowed as the slice is.
         let queued: &mut [QueuedRequest<'_, '_>] =
             unsafe { slice::from_raw_parts_mut(first, count) };
-        // SAFETY: SAFETY.md F21: the same contract.
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
         unsafe { qp.post_batch(queued) }
     }
 }
@@ -110,7 +110,7 @@ impl Item for QueuedReceive<'_, '_> {
 
     #[inline(always)]
     unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F21: the same contract.
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
         unsafe { qp.post_receive_batch(batch) }
     }
 }
@@ -172,7 +172,7 @@ impl Core {
             item.number(slot.id.get(), signaled);
         }
         let posted = match lane.qp() {
-            // SAFETY: SAFETY.md F21: this function's contract.
+            // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract.
             Some(qp) => unsafe { I::post(items, qp) }.map_err(|e| (e.posted(), e.into())),
             None => Err((0, closed(lane))),
         };
@@ -379,7 +379,7 @@ impl Channel {
         &self,
         mut requests: [Request<'_, '_>; N],
     ) -> Result<[PendingWork<'_>; N], TransportError> {
-        // SAFETY: SAFETY.md F21: the same contract.
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
         Ok(unsafe { self.core.post_batch(&mut requests, None, PendingWork::new) }?)
     }
 
@@ -395,7 +395,7 @@ impl Channel {
         &self,
         receives: [ReceiveWorkRequest<'_, '_>; N],
     ) -> Result<[PendingWork<'_>; N], TransportError> {
-        // SAFETY: SAFETY.md F21: the same contract.
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
         Ok(unsafe { self.core.post_batch(&mut queued(receives), None, PendingWork::new) }?)
     }
 }

@@ -202,7 +202,7 @@ impl Core {
         let slot = if request.is_signaled()
             && let Some((slot, qp)) = self.at_hand(lane, &lane.send)
         {
-            // SAFETY: SAFETY.md F21: this function's contract.
+            // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract.
             match unsafe { qp.post(request, slot.id.get()) } {
                 Ok(()) => {
                     lane.send.advance(slot.next.get());
@@ -216,7 +216,7 @@ impl Core {
                 }
             }
         } else {
-            // SAFETY: SAFETY.md F21: the same contract.
+            // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
             seldom(move || unsafe { self.post_slowly(lane, operation, request, room) })?
         };
         Ok(Ticket::new(self, slot))
@@ -236,7 +236,7 @@ impl Core {
         let (slot, qp) = self.take_within(lane, &lane.send, operation, room)?;
         let signaled = request.is_signaled() || lane.has_to_signal();
         let request = if signaled { request.made_signaled() } else { request };
-        // SAFETY: SAFETY.md F21: this function's contract.
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract.
         if let Err(error) = unsafe { qp.post(request, slot.id.get()) } {
             return Err(self.refused(lane, slot, operation, Some(signaled), error));
         }
@@ -258,7 +258,7 @@ impl Core {
         room: Room,
     ) -> Result<Ticket<'_>, TransportError> {
         let lane = to.lane(self)?;
-        // SAFETY: SAFETY.md F21: the same contract.
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
         unsafe { self.post(lane, operation, request, room) }
     }
 
@@ -274,7 +274,7 @@ impl Core {
         room: Room,
     ) -> Result<Ticket<'_>, TransportError> {
         let lane = from.lane(self)?;
-        // SAFETY: SAFETY.md F21: the same contract.
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
         unsafe { self.post_receive(lane, request, room) }
     }
 
@@ -290,7 +290,7 @@ impl Core {
         room: Room,
     ) -> Result<Ticket<'c>, TransportError> {
         let slot = if let Some((slot, qp)) = self.at_hand(lane, &lane.receive) {
-            // SAFETY: SAFETY.md F21: this function's contract.
+            // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract.
             match unsafe { qp.post(request, slot.id.get()) } {
                 Ok(()) => {
                     lane.receive.advance(slot.next.get());
@@ -303,7 +303,7 @@ impl Core {
                 }
             }
         } else {
-            // SAFETY: SAFETY.md F21: the same contract.
+            // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
             seldom(move || unsafe { self.post_receive_slowly(lane, request, room) })?
         };
         Ok(Ticket::new(self, slot))
@@ -320,7 +320,7 @@ impl Core {
         room: Room,
     ) -> Result<&'c Slot, TransportError> {
         let (slot, qp) = self.take_within(lane, &lane.receive, Operation::Receive, room)?;
-        // SAFETY: SAFETY.md F21: this function's contract.
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract.
         if let Err(error) = unsafe { qp.post(request, slot.id.get()) } {
             return Err(self.refused(lane, slot, Operation::Receive, None, error));
         }
@@ -543,7 +543,8 @@ impl Core {
 
     /// Posts a request without memory to a queue pair in error, behind silent ones: it is flushed after them.
     pub(crate) fn post_mark(&self, lane: &Lane, qp: &QueuePair, slot: &Slot) {
-        // SAFETY: SAFETY.md F21: no memory.
+        // SAFETY: SAFETY.md F22: nothing that `post` asks for is there: it has no elements, and is neither a bind
+        // nor a datagram.
         if unsafe { qp.post(SendWorkRequest::new(&[]), slot.id.get()) }.is_ok() {
             self.posted(slot, Operation::Send);
             self.link(lane, slot, true);

@@ -24,7 +24,7 @@ macro_rules! unpolled {
             &self,
             wr: $request<'_, '_>,
         ) -> Result<PendingWork<'_>, TransportError> {
-            // SAFETY: SAFETY.md F21: the same contract.
+            // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
             let ticket = unsafe { self.core.post_to(Only, Operation::$operation, wr, Room::Now) }?;
             Ok(PendingWork::new(ticket))
         }
@@ -66,7 +66,7 @@ impl Channel {
         &self,
         wr: SendWorkRequest<'_, '_>,
     ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F21: the same contract.
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
         let ticket = unsafe { self.core.post_to(Only, Operation::Send, wr, Room::Now) }?;
         Ok(PendingWork::new(ticket))
     }
@@ -92,7 +92,7 @@ impl Channel {
         &self,
         wr: ReceiveWorkRequest<'_, '_>,
     ) -> Result<PendingWork<'_>, TransportError> {
-        // SAFETY: SAFETY.md F21: the same contract.
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
         let ticket = unsafe { self.core.post_receive_from(Only, wr, Room::Now) }?;
         Ok(PendingWork::new(ticket))
     }

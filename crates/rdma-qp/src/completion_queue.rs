@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_mem::{Context, Errno, Handle, ObjectId, Ownership, VerbError};
@@ -208,8 +208,8 @@ impl CompletionQueue {
         let subscription = unsafe { handle.needs().subscribe(raw) };
         // SAFETY: SAFETY.md F1: live by `handle`; its maker's, and does not change.
         let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).cq_context });
-        // SAFETY: SAFETY.md F1: live by `handle`.
-        let capacity = u32::try_from(unsafe { (*raw.as_ptr()).cqe }).unwrap_or(0).into();
+        // SAFETY: SAFETY.md F6: live by `handle`.
+        let capacity = unsafe { size(raw.as_ptr()) }.into();
         let resizing = Mutex::new(());
         let room = CompletionRoom::default();
         Self::shared(Arc::new(Inner { subscription, handle, id, capacity, resizing, room, polled }))
@@ -358,9 +358,9 @@ impl CompletionQueue {
         // SAFETY: SAFETY.md F2, F9: a live queue of this table, which others may use meanwhile.
         let returned = unsafe { (context.verbs().resize_cq)(self.as_raw(), asked) };
         Errno::check(returned).map_err(fail)?;
-        // SAFETY: SAFETY.md F1: a live queue; only resizing writes the field, one thread at a time.
-        let given = unsafe { (*self.as_raw()).cqe };
-        self.inner.capacity.store(u32::try_from(given).unwrap_or(0), Ordering::Relaxed);
+        // SAFETY: SAFETY.md F6: live by the handle.
+        let given = unsafe { size(self.as_raw()) };
+        self.inner.capacity.store(given, Ordering::Relaxed);
         Ok(())
     }
 
@@ -417,6 +417,19 @@ impl CompletionQueue {
     pub fn as_raw(&self) -> *mut ibv_cq {
         self.inner.handle.as_ptr()
     }
+}
+
+/// How many completions a queue holds, as its C struct says.
+///
+/// # Safety
+/// The queue is live.
+unsafe fn size(cq: *mut ibv_cq) -> u32 {
+    // SAFETY: SAFETY.md F1: a field of a live queue, by this function's contract.
+    let size = unsafe { &raw mut (*cq).cqe };
+    // SAFETY: SAFETY.md F5, F9: as above, and aligned. Nobody resizes a queue of ours now; what it means if C
+    // resizes one of its own (`from_raw`) is said there.
+    let size = unsafe { AtomicI32::from_ptr(size) };
+    u32::try_from(size.load(Ordering::Relaxed)).unwrap_or(0)
 }
 
 /// Creates the C object.

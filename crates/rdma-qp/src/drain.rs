@@ -85,12 +85,13 @@ impl QueuePair {
         let mut receive = if self.srq().is_some() { Last::Posted } else { of(sizes.max_recv_wr) };
         loop {
             post(&mut send, || {
-                // SAFETY: SAFETY.md F8: no memory, and a handle that lives as long as `self`.
+                // SAFETY: SAFETY.md F6: of what `post` asks for, it has no memory and is no bind. The handle of
+                // a datagram is the queue pair's own, and goes after it.
                 unsafe { self.post_send(last_send, Self::LAST_SEND_ID) }
             })?;
             post(&mut receive, || {
                 let request = ReceiveWorkRequest::only_immediate();
-                // SAFETY: SAFETY.md F8: no memory.
+                // SAFETY: SAFETY.md F1: of what `post` asks for, a receive without elements has nothing.
                 unsafe { self.post_receive(request, Self::LAST_RECEIVE_ID) }
             })?;
             let mut take = |completion: WorkCompletion| match (

@@ -85,7 +85,7 @@ impl QueuePair {
         let posted = match window.kind() {
             WindowType::Two => {
                 let request = BindWindow::new(window, range, access)?;
-                // SAFETY: the same contract; the request has no elements, and is posted once, here.
+                // SAFETY: SAFETY.md F1: the same contract; the request has no elements, and is posted once, here.
                 unsafe { self.post(request, wr_id) }
             }
             _ => {
@@ -104,7 +104,7 @@ impl QueuePair {
             }
             Err(error) => {
                 if error.posted() == 0 {
-                    // SAFETY: it was refused.
+                    // SAFETY: SAFETY.md F25: it was refused, here or at its post.
                     unsafe { window.never_bound() };
                 }
                 Err(error)
@@ -147,6 +147,7 @@ impl QueuePair {
         let mut request = ibv_mw_bind { wr_id, send_flags: SIGNALED, bind_info: info };
         // SAFETY: SAFETY.md F1: a live queue pair, and a live window by this function's contract.
         let returned = unsafe { ibv_bind_mw(self.as_raw(), mw, &raw mut request) };
+        // It is one request, so that none was posted if it was refused (SAFETY.md F25).
         Errno::check(returned)
             .map_err(|errno| PostError::new(0, Reason::Verb { verb: "ibv_bind_mw", errno }))
     }
