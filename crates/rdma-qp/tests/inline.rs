@@ -156,8 +156,12 @@ fn inline_data_of_many_pieces_is_posted_either_way() {
 #[test]
 fn an_element_with_a_key_is_looked_up_and_never_read_from_as_a_pointer() {
     let secret = [0x5e; 4096];
-    for (device, extended) in forms() {
-        let (a, b) = pair_with(device, |builder| builder.max_inline_data(64).extended(extended));
+    for ((device, extended), qp_type) in
+        forms().flat_map(|form| [QueuePairType::RC, QueuePairType::UC].map(|kind| (form, kind)))
+    {
+        let (a, b) = pair_with(device, |builder| {
+            builder.qp_type(qp_type).max_inline_data(64).extended(extended)
+        });
         let memory = rdma_mem::RegionMemory::memfd(4096).unwrap();
         let view = a.pd.register_shared(memory, local()).map_err(|(_, error)| error).unwrap();
         view.write(0, &[7; 4096]).unwrap();
@@ -171,7 +175,7 @@ fn an_element_with_a_key_is_looked_up_and_never_read_from_as_a_pointer() {
         unsafe { a.qp.post(WriteWorkRequest::new(&data, remote), 1) }.unwrap();
         release(&a);
         a.next().result().unwrap();
-        assert_eq!(b.read::<64>(0), [7; 64], "{device}");
+        assert_eq!(b.read::<64>(0), [7; 64], "{device} {qp_type:?}");
     }
     assert_eq!(std::hint::black_box(secret), [0x5e; 4096]);
 }

@@ -1,0 +1,19 @@
+//! Elements of a region are found by their key in a blocking write without acknowledgements, too.
+
+use rdma_channel::{TransportError, prelude::*};
+use rdma_mem::AccessFlags;
+use rdma_qp::{QueuePairType, WriteWorkRequest};
+
+fn main() -> Result<(), TransportError> {
+    rdma_soft::install();
+    let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    let channel = pd.create_channel().qp_type(QueuePairType::UC).build()?;
+    let endpoint = channel.endpoint();
+    let mut channel = channel.handshake(endpoint)?; // to itself
+    let access = AccessFlags::new().with_local_write().with_remote_write();
+    let board = pd.allocate_shared_region(64, access)?;
+    let elements = [board.element(0..8).unwrap().into()];
+    let remote = board.remote().sub_region(8).unwrap();
+    channel.write(WriteWorkRequest::new(&elements, remote))?;
+    Ok(())
+}
