@@ -7,6 +7,8 @@ mod lock;
 #[cfg(not(all(test, loom)))]
 pub(crate) use held::assert_nothing_held;
 pub(crate) use held::{ControlGuard, Held};
+#[cfg(all(test, not(loom)))]
+pub(crate) use lock::tests::while_one_waits;
 pub(crate) use lock::{Guard, Lock};
 
 #[cfg(loom)]

@@ -283,6 +283,19 @@ fn is_current(alarms: &[Option<Slot>], (at, place): (Time, usize)) -> bool {
     alarms[place].as_ref().is_some_and(|slot| slot.at == Some(at))
 }
 
+#[cfg(all(test, not(loom)))]
+impl Fabric {
+    /// No thread comes for its alarms: whoever polls sees to them.
+    pub(crate) fn serve_by_polls_alone(&self) {
+        self.timers.lock().served_by = Some(std::process::id());
+    }
+
+    /// The time of the alarm that rings first.
+    pub(crate) fn first_alarm(&self) -> Option<Time> {
+        self.timers.lock().earliest()
+    }
+}
+
 /// An owner that has gone.
 #[cfg(test)]
 fn nobody() -> Weak<dyn Alarmed> {

@@ -180,7 +180,7 @@ mod model {
 
 #[cfg(test)]
 #[cfg(not(loom))]
-mod tests {
+pub(super) mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::mpsc;
     use std::thread;
@@ -227,7 +227,7 @@ mod tests {
 
     /// Takes the lock, has another thread wait for it until it sleeps, and does something before the lock
     /// is given back; what the other thread found.
-    fn while_one_waits<G, R: Send>(
+    pub(crate) fn while_one_waits<G, R: Send>(
         wait: impl FnOnce() -> R + Send,
         take: impl FnOnce() -> G,
         finish: impl FnOnce(&mut G),

@@ -4,7 +4,9 @@
 use std::thread;
 
 use rdma_soft::{Builder, SoftDevice};
-use rdma_sys::{ibv_qp_state as State, ibv_wc_status as Status};
+use rdma_sys::{
+    ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_wc_status as Status,
+};
 
 use crate::rig::batch;
 use crate::rig::connect::{Knobs, Side, pair_with};
@@ -128,6 +130,9 @@ fn is_answered_while_copying(stage: &Stage, n: u64, elements: usize) -> bool {
         assert_eq!(stage.b.qp.state(), State::IBV_QPS_RTS);
         assert_eq!(stage.a.qp.state(), State::IBV_QPS_RTS);
         let _ = stage.device.counters();
+        let slow = ibv_qp_attr { min_rnr_timer: 1 + n as u8 % 31, ..ibv_qp_attr::default() };
+        assert_eq!(stage.b.qp.modify(slow, Mask::IBV_QP_MIN_RNR_TIMER.0), 0);
+        assert_eq!(stage.a.qp.modify(slow, Mask::IBV_QP_MIN_RNR_TIMER.0), 0);
         answered = stage.left() > 0;
     });
     stage.a.send_cq.expect_success(n);

@@ -11,6 +11,10 @@ use crate::engine::requester::direct::Extent;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 use crate::fabric::clock::Time;
 
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
 /// How much of a queue one drive may execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {

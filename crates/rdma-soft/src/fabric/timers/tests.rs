@@ -56,7 +56,7 @@ fn alarms_that_ring_and_are_set_again_need_no_more_memory() {
 #[test]
 fn a_poll_forgets_alarms_that_are_gone() {
     static FABRIC: Fabric = Fabric::new();
-    FABRIC.timers.lock().served_by = Some(std::process::id());
+    FABRIC.serve_by_polls_alone();
     let alarm = Alarm::new(&FABRIC, nobody());
     alarm.set(at(1));
     assert!(FABRIC.timers.is_set());
@@ -79,7 +79,7 @@ fn an_alarm_that_goes_gives_its_place_back() {
 #[test]
 fn who_is_always_due_again_keeps_nobody_waiting() {
     static FABRIC: Fabric = Fabric::new();
-    FABRIC.timers.lock().served_by = Some(std::process::id());
+    FABRIC.serve_by_polls_alone();
     let [first, second] = [(); 2].map(|()| Alarm::new(&FABRIC, nobody()));
     let waits = || FABRIC.timers.lock().alarms[second.place].as_ref().unwrap().at.is_some();
     first.set(Time::AT_ONCE);

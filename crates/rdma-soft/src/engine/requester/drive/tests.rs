@@ -1,0 +1,243 @@
+//! Budgets: what a turn executes, when the rest goes on, and who is let in between. No thread serves the
+//! alarms of these fabrics, so that a turn is taken when the test says so.
+
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
+
+use rdma_types::{AccessFlags, QpState};
+
+use super::*;
+use crate::device::Device;
+use crate::engine::capacity::{Capacity, Init};
+use crate::engine::completion::CompletionQueue;
+use crate::engine::operation::{Opcode, Operation};
+use crate::engine::protection::{ProtectionDomain, Registration};
+use crate::engine::report::Reporter;
+use crate::engine::requester::post::post_each;
+use crate::engine::requester::request::{Payload, Request};
+use crate::engine::requester::side::Peer;
+use crate::engine::service::Service;
+use crate::engine::sge::Sge;
+use crate::fabric::Fabric;
+use crate::fabric::random::Seed;
+use crate::limits::Limits;
+use crate::link::Link;
+use crate::schedule::Schedule;
+use crate::sync::while_one_waits;
+
+/// Devices, each of a fabric of its own: never freed, and where a leak checker finds them.
+static DEVICES: OnceLock<Mutex<Vec<&'static Device>>> = OnceLock::new();
+
+fn device(schedule: Schedule) -> &'static Device {
+    let fabric: &'static Fabric = Box::leak(Box::new(Fabric::new()));
+    fabric.serve_by_polls_alone();
+    let (limits, seed) = (Limits::default(), Seed::new(1));
+    let device =
+        Device::new(fabric, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed);
+    let device: &'static Device = Box::leak(Box::new(device));
+    DEVICES.get_or_init(Mutex::default).lock().unwrap().push(device);
+    device
+}
+
+/// A queue pair that is connected to another one by hand, and memory of `a`'s domain and of `b`'s.
+struct Pair {
+    a: Arc<QueuePair>,
+    b: Arc<QueuePair>,
+    source: Memory,
+    sink: Memory,
+}
+
+struct Memory {
+    bytes: Vec<u8>,
+    registration: Registration,
+}
+
+impl Memory {
+    fn new(owner: &QueuePair, length: usize) -> Self {
+        let mut bytes = vec![0; length];
+        let address = bytes.as_mut_ptr().expose_provenance() as u64;
+        let access = AccessFlags::LOCAL_WRITE.bits() | AccessFlags::REMOTE_WRITE.bits();
+        let registration = owner.pd.register(address, length as u64, address, access).unwrap();
+        Self { bytes, registration }
+    }
+
+    fn address(&self) -> u64 {
+        self.bytes.as_ptr().addr() as u64
+    }
+}
+
+fn queue_pair(device: &'static Device) -> Arc<QueuePair> {
+    let capacity = Capacity { send_wr: 64, receive_wr: 1, send_sge: 1, receive_sge: 1, inline: 0 };
+    let init = Init { service: Service::ReliableConnection, capacity, signal_all: false };
+    let pd = ProtectionDomain::new(device);
+    let queue = || Arc::new(CompletionQueue::new(device.fabric, 64, None).unwrap());
+    QueuePair::create(&pd, &queue(), &queue(), None, init, Reporter::silent()).unwrap()
+}
+
+impl Pair {
+    fn new(schedule: Schedule, length: usize) -> Self {
+        let device = device(schedule);
+        let [a, b] = [(); 2].map(|()| queue_pair(device));
+        for end in [&a, &b] {
+            end.send.lock().state = QpState::RTS;
+            end.responder.lock().state = QpState::RTS;
+        }
+        let origin = {
+            let requester = &mut a.send.lock().requester;
+            requester.peer = Peer::Direct(Arc::clone(&b));
+            requester.origin.number
+        };
+        {
+            let mut responder = b.responder.lock();
+            (responder.verified, responder.access) = (origin, AccessFlags::REMOTE_WRITE.bits());
+        }
+        let (source, sink) = (Memory::new(&a, length), Memory::new(&b, length));
+        Self { a, b, source, sink }
+    }
+
+    /// A write of the first bytes.
+    fn write(&self, length: u32) -> (Request, Sge) {
+        let operation = Operation {
+            opcode: Opcode::Write,
+            remote_address: self.sink.address(),
+            rkey: self.sink.registration.key,
+            ..Operation::EMPTY
+        };
+        let lkey = self.source.registration.key;
+        (Request { operation, ..Request::EMPTY }, Sge { addr: self.source.address(), length, lkey })
+    }
+
+    /// Puts so many writes into the queue, and executes nothing.
+    fn queue(&self, count: u32, length: u32) {
+        let (request, sge) = self.write(length);
+        let mut send = self.a.send.lock();
+        (0..count).for_each(|_| send.push(&request, Payload::keyed(&[sge])));
+    }
+
+    /// Leaves what is queued to turns, has one after the other be taken by what a poll does, and says how
+    /// many requests are left after each.
+    fn left_by_turns(&self) -> Vec<usize> {
+        self.a.send.lock().leave_rest(&self.a);
+        let turn = |_: &usize| {
+            self.a.device.fabric.ring_due_alarm();
+            Some(self.a.send.lock().queue.len())
+        };
+        let first = turn(&0);
+        std::iter::successors(first, |left| if *left == 0 { None } else { turn(left) }).collect()
+    }
+
+    fn end(self) {
+        for (owner, memory) in [(&self.a, &self.source), (&self.b, &self.sink)] {
+            owner.pd.deregister(memory.registration).unwrap();
+        }
+        self.a.destroy();
+        self.b.destroy();
+    }
+}
+
+#[test]
+fn a_turn_is_of_so_many_requests() {
+    let pair = Pair::new(Schedule::Immediate, 8);
+    pair.queue(40, 0);
+    assert_eq!(pair.left_by_turns(), [24, 8, 0]);
+    pair.end();
+}
+
+#[test]
+fn a_turn_is_of_so_many_bytes() {
+    let pair = Pair::new(Schedule::Immediate, 64 << 10);
+    pair.queue(3, 64 << 10);
+    assert_eq!(pair.left_by_turns(), [2, 1, 0]);
+    // Shorter ones that are so many bytes together.
+    pair.queue(4, 16 << 10);
+    pair.queue(1, 8);
+    assert_eq!(pair.left_by_turns(), [1, 0]);
+    pair.end();
+}
+
+/// Looked at is the deadline, not when somebody comes for it.
+#[test]
+fn what_a_turn_leaves_goes_on_within_a_millisecond() {
+    for schedule in [Schedule::Immediate, Schedule::Deferred { seed: 3 }] {
+        let pair = Pair::new(schedule, 8);
+        let fabric = pair.a.device.fabric;
+        pair.queue(40, 0);
+        assert_eq!(fabric.first_alarm(), None);
+        pair.a.send.lock().leave_rest(&pair.a);
+        let latest = fabric.clock.now() + Duration::from_millis(1);
+        let set = fabric.first_alarm();
+        assert!(set.is_some_and(|at| at <= latest), "{set:?} of {latest:?}, {schedule:?}");
+        pair.end();
+    }
+}
+
+const STRETCH: u32 = 1 << 20;
+
+/// Has a thread sleep at one of the pair's locks, which is let go when two stretches are executed. Whether the
+/// thread was inside between them: it would hardly ever see by itself that the lock is free for a moment.
+/// More than one try, since it may not get its core in time.
+fn is_let_in(
+    waits_for_peer: bool,
+    between: impl Fn(&Pair) -> bool + Sync,
+    execute: impl Fn(&Pair),
+) -> bool {
+    (0..4).any(|_| {
+        let pair = Pair::new(Schedule::Immediate, STRETCH as usize);
+        let take = || match waits_for_peer {
+            true => (None, Some(pair.b.responder.lock())),
+            false => (Some(pair.a.send.lock()), None),
+        };
+        let let_in = while_one_waits(
+            || between(&pair),
+            take,
+            |guards| {
+                *guards = (None, None);
+                execute(&pair);
+            },
+        );
+        assert!(pair.a.send.lock().queue.is_empty());
+        pair.end();
+        let_in
+    })
+}
+
+/// The sequence number behind one stretch.
+fn behind_one(pair: &Pair) -> bool {
+    pair.b.responder.lock().psn == STRETCH >> 10
+}
+
+fn run_two(pair: &Pair) {
+    pair.queue(2, STRETCH);
+    run_posted(&pair.a, 2);
+}
+
+fn post_two(pair: &Pair) {
+    let (request, sge) = pair.write(STRETCH);
+    let sges = [sge];
+    let mut left = 2;
+    let next = || {
+        left -= 1;
+        (left >= 0).then(|| Ok((request, Payload::keyed(&sges))))
+    };
+    post_each(&pair.a, next).unwrap();
+}
+
+#[test]
+fn a_long_copy_lets_those_in_who_wait_for_its_queue() {
+    assert!(is_let_in(false, |pair| pair.a.send.lock().queue.len() == 1, run_two));
+}
+
+#[test]
+fn a_long_copy_lets_those_in_who_wait_for_its_peer() {
+    assert!(is_let_in(true, behind_one, run_two));
+}
+
+#[test]
+fn a_long_list_lets_those_in_who_wait_for_its_queue() {
+    assert!(is_let_in(false, |pair| pair.a.send.lock().posted == 1, post_two));
+}
+
+#[test]
+fn a_long_list_lets_those_in_who_wait_for_its_peer() {
+    assert!(is_let_in(true, behind_one, post_two));
+}
