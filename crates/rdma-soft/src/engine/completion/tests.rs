@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rdma_types::{WcOpcode, WcStatus};
 
@@ -7,7 +7,9 @@ use super::*;
 use crate::engine::Refusal;
 use crate::engine::work_completion::{Completion, Side, Source};
 use crate::fabric::Fabric;
-use crate::sync::Ordering;
+use crate::fabric::clock::Time;
+use crate::fabric::timers::{Alarm, Alarmed};
+use crate::sync::{AtomicU32, Ordering};
 
 static FABRIC: Fabric = Fabric::new();
 
@@ -234,4 +236,44 @@ fn completions_that_were_dropped_do_not_come_back_with_a_ring_that_is_used_again
     queue.resize(8, || ()).unwrap();
     assert_eq!(poll(&queue, 8), Ok(vec![10, 11]));
     assert_eq!(poll(&queue, 8), Ok(vec![]));
+}
+
+/// An alarm that is set again each time that it rings, and counts that.
+#[derive(Debug)]
+struct AlwaysDue {
+    alarm: Alarm,
+    rung: AtomicU32,
+}
+
+impl Alarmed for AlwaysDue {
+    fn alarm_rings(self: Arc<Self>) {
+        self.rung.fetch_add(1, Ordering::Relaxed);
+        self.alarm.set(Time::AT_ONCE);
+    }
+}
+
+/// Each look at the clock finds an alarm that is due: so they can be counted.
+#[test]
+fn one_of_64_empty_polls_looks_at_the_clock() {
+    static FABRIC: Fabric = Fabric::new();
+    FABRIC.serve_by_polls_alone();
+    let due = Arc::new_cyclic(|own: &Weak<AlwaysDue>| {
+        let own: Weak<dyn Alarmed> = own.clone();
+        AlwaysDue { alarm: Alarm::new(&FABRIC, own), rung: AtomicU32::new(0) }
+    });
+    let queue = Arc::new(CompletionQueue::new(&FABRIC, 1, None).unwrap());
+    let (_counters, seat) = seat(&queue);
+    // While no alarm is set they do not even count.
+    (0..10).for_each(|_| assert_eq!(poll(&queue, 1), Ok(vec![])));
+    due.alarm.set(Time::AT_ONCE);
+    let looks = |polls: u32| {
+        let before = due.rung.load(Ordering::Relaxed);
+        (0..polls).for_each(|_| assert_eq!(poll(&queue, 1), Ok(vec![])));
+        due.rung.load(Ordering::Relaxed) - before
+    };
+    assert_eq!([1, 63, 1, 63, 1].map(looks), [1, 0, 1, 0, 1]);
+    // The first behind a completion looks at once.
+    push(&queue, seat, [1]);
+    assert_eq!(poll(&queue, 1), Ok(vec![1]));
+    assert_eq!([1, 63, 1].map(looks), [1, 0, 1]);
 }
