@@ -68,6 +68,12 @@ mod tests {
         line.unwrap_or_default().trim().to_owned()
     }
 
+    /// The policy of the thread that asks.
+    fn policy() -> libc::c_int {
+        // SAFETY: takes two integers, of which 0 is the calling thread (sched_getscheduler(2)).
+        unsafe { libc::sched_getscheduler(0) }
+    }
+
     #[test]
     fn nothing_of_the_thread_that_starts_it_is_inherited() {
         let (sender, receiver) = mpsc::channel();
@@ -85,16 +91,23 @@ mod tests {
             first[word] = bit;
             // SAFETY: reads the array, of that size (sched_setaffinity(2), SAFETY.md F15).
             unsafe { libc::sched_setaffinity(0, size, first.as_ptr().cast()) };
+            // SAFETY: all bytes of it are integers.
+            let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+            // A policy that every thread may take.
+            // SAFETY: reads the parameters (sched_setscheduler(2)).
+            unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) };
+            assert!(policy() == libc::SCHED_BATCH || test_support::program::is_emulated());
             spawn("test", move || {
                 let said = ["SigBlk:", "Cpus_allowed:", "Name:"].map(status);
-                sender.send(said).unwrap();
+                sender.send((said, policy())).unwrap();
             })
             .unwrap();
             assert_eq!(status("SigBlk:"), before, "the caller's mask has changed");
         })
         .join()
         .unwrap();
-        let [blocked, allowed, name] = receiver.recv().unwrap();
+        let ([blocked, allowed, name], policy) = receiver.recv().unwrap();
+        assert_eq!(policy, libc::SCHED_OTHER);
         let blocked = u64::from_str_radix(&blocked, 16).unwrap();
         // The kernel lets nobody block SIGKILL and SIGSTOP; and the C library, memcheck and emulators keep
         // signals for themselves: real-time ones, and an emulator those of bad memory.
