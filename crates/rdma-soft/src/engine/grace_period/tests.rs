@@ -1,8 +1,16 @@
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
+use std::sync::{OnceLock, mpsc};
 use std::thread;
 
 use super::*;
+use crate::device::Device;
+use crate::engine::completion::CompletionQueue;
+use crate::engine::protection::ProtectionDomain;
+use crate::fabric::Fabric;
+use crate::fabric::random::Seed;
+use crate::limits::Limits;
+use crate::link::Link;
+use crate::schedule::Schedule;
 
 #[test]
 fn a_visit_is_waited_for() {
@@ -75,4 +83,35 @@ fn a_visit_at_the_end_of_a_thread_is_waited_for() {
     .join()
     .unwrap();
     assert_eq!(receiver.recv(), Ok(true));
+}
+
+/// It registers memory and polls, as a thread does that only receives: nobody's wait is longer for it.
+#[test]
+fn a_thread_that_never_posted_is_not_in_the_list() {
+    // Where a leak checker finds it.
+    static FABRIC: Fabric = Fabric::new();
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let (limits, schedule) = (Limits::default(), Schedule::Immediate);
+    let new = || {
+        let seed = Seed::new(1);
+        Device::new(&FABRIC, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
+    };
+    let device = DEVICE.get_or_init(new);
+    thread::spawn(|| {
+        let pd = ProtectionDomain::new(device);
+        let cq = CompletionQueue::new(&FABRIC, 1, None).unwrap();
+        let memory = [0u8; 8];
+        let address = memory.as_ptr().expose_provenance() as u64;
+        let registration = pd.register(address, 8, address, 0).unwrap();
+        assert_eq!(cq.poll(1, |_, _, _| ()), Ok(0));
+        assert!(WORD.get().is_none(), "it has joined");
+        pd.deregister(registration).unwrap();
+        assert!(WORD.get().is_none(), "it has joined to wait for others");
+        // A visit is what makes it join.
+        drop(Visit::begin());
+        let own = WORD.get().unwrap();
+        assert!(VISITORS.lock().active.iter().any(|&visitor| std::ptr::eq(visitor, own)));
+    })
+    .join()
+    .unwrap();
 }
