@@ -5,10 +5,10 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
-use rdma_sys::{Errno, ibv_qp_type};
+use rdma_sys::{Errno, ibv_qp_attr, ibv_qp_type};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use test_support::rig::connect::{Knobs, Side, connect_sides, connect_unreliably};
+use test_support::rig::connect::{Knobs, Side, connect_sides, connect_unreliably, to_init};
 use test_support::rig::datagram;
 use test_support::rig::post::Wr;
 use test_support::rig::{Context, Size};
@@ -79,7 +79,48 @@ fn a_context_takes_its_files_along() {
     });
     let left = [sent, waited, moved, lost, datagram];
     assert_eq!(left, [0; 5], "descriptors of closed contexts");
+    events_need_no_more();
     there_may_be_no_more();
+}
+
+/// Events come, are got, and are taken back with what they are about, while no file can be opened: nothing is
+/// reopened for it, whether the program waits for events or not.
+fn events_need_no_more() {
+    let context = Context::open("soft0");
+    let (pd, size) = (context.pd(), Size { send_wr: 4, receive_wr: 4, ..Size::default() });
+    for waits in [true, false] {
+        let channel = context.channel();
+        channel.set_non_blocking(!waits);
+        let [stays, goes] = [(); 2].map(|()| context.cq_with(&channel, 4));
+        let [of_stays, of_goes] = [&stays, &goes].map(|cq| pd.qp(cq, cq, &size));
+        for qp in [&of_stays, &of_goes] {
+            to_init(qp, &ibv_qp_attr { port_num: 1, ..ibv_qp_attr::default() });
+            qp.to_error();
+        }
+        let next = File::open("/dev/null").unwrap().as_raw_fd();
+        with_more(next, 0, || {
+            for (cq, qp) in [(&stays, &of_stays), (&goes, &of_goes)] {
+                cq.request_event(false);
+                // Flushed at once.
+                qp.post_receive(1, &[]);
+            }
+            assert!(channel.is_readable());
+            assert_eq!(channel.get(), Ok(stays.0));
+            stays.acknowledge(1);
+            assert!(channel.is_readable(), "the other's");
+            drop(of_goes);
+            drop(goes);
+            assert!(!channel.is_readable(), "an event of a queue that is gone");
+            if !waits {
+                assert_eq!(channel.get(), Err(Errno::EAGAIN));
+            }
+            stays.request_event(false);
+            of_stays.post_receive(2, &[]);
+            assert_eq!(channel.get(), Ok(stays.0));
+            stays.acknowledge(1);
+            assert!(!channel.is_readable());
+        });
+    }
 }
 
 /// As the kernel says it; programs know what to do about it.
