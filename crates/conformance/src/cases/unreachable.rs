@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use rdma_sys::{ibv_atomic_cap, ibv_gid, ibv_gid_type, ibv_wc_status as Status, ibv_wr_opcode};
 use rdma_types::AckTimeout;
 use test_support::rig::connect::{
-    Endpoint, Knobs, Side, attributes, connect, connect_sides, endpoint_with_gid, pair, to_init,
-    to_rtr,
+    Endpoint, Knobs, Side, acquaint, attributes, connect, connect_sides, endpoint_with_gid, pair,
+    to_init, to_rtr,
 };
 use test_support::rig::datagram::gid_of;
 use test_support::rig::device::gid_table;
@@ -55,10 +55,7 @@ fn acquainted(device: &Device) -> (Side, Side) {
     let (a, b) = sides(device);
     let knobs = Knobs { timeout: 14, retries: 6, ..Knobs::default() };
     connect_sides(&a, &b, &knobs);
-    b.qp.post_receive(1, &[]);
-    a.qp.post(&Wr::send(1, &[]));
-    a.send_cq.expect_success(1);
-    b.receive_cq.expect_success(1);
+    acquaint(&a, &b);
     (a, b)
 }
 
@@ -203,6 +200,13 @@ fn peer_in_error_is_unreachable(device: &Device) {
     b.qp.to_error();
     a.expect_unreachable();
     b.receive_cq.expect_flushed([1]);
+    // A write asks for no receive request, and one of one element may be executed in a shorter way.
+    let (a, b) = acquainted(device);
+    let (source, sink) = (a.pd.register_filled(vec![1; 8], 0), b.pd.register(8, ALL_ACCESS));
+    b.qp.to_error();
+    a.qp.post(&Wr::write(2, &[source.sge(0, 8)], &sink, 0));
+    a.send_cq.expect(2, Status::IBV_WC_RETRY_EXC_ERR);
+    sink.assert_filled(0);
 }
 
 fn queue_pair_number_that_nobody_has_is_unreachable(device: &Device) {

@@ -52,7 +52,7 @@ fn who_waits_is_served_in_the_order_of_coming() {
 }
 
 #[test]
-fn a_list_of_requests_serves_all_who_wait() {
+fn a_list_of_requests_serves_those_who_wait_in_the_order_of_coming() {
     on_each_held_device("srq-wake-list", |device| {
         let (clients, server) = with_clients(device.name(), 8, 3);
         for client in &clients {

@@ -188,6 +188,15 @@ pub fn pair(device: &str) -> (Side, Side) {
     pair_with(device, &Size::default(), &Knobs::default())
 }
 
+/// Has A send a message of nothing to B: from then on it knows whom it talks to.
+#[track_caller]
+pub fn acquaint(a: &Side, b: &Side) {
+    b.qp.post_receive(1, &[]);
+    a.qp.post(&Wr::send(1, &[]));
+    a.send_cq.expect_success(1);
+    b.receive_cq.expect_success(1);
+}
+
 pub fn pair_with(device: &str, size: &Size, knobs: &Knobs) -> (Side, Side) {
     let (a, b) = (Side::new(device, size, 256), Side::new(device, size, 256));
     connect_sides(&a, &b, knobs);
