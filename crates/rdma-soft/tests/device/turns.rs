@@ -105,23 +105,18 @@ fn who_posts_a_long_batch_does_not_wait_for_a_receiver() {
     scene.a.send_cq.expect_success(2);
 }
 
-/// While a thread copies a message of 256 MiB, what others ask of the two queue pairs is answered; also
-/// when it is one of 8 MiB in one element.
+/// While a thread copies a message of 256 MiB, what others ask of the two queue pairs is answered.
 #[test]
 fn a_long_copy_lets_others_in() {
-    for (elements, tries) in [(32, 20), (1, 200)] {
-        let stage = Stage::new(&format!("turn-long-{elements}"));
-        // From the second on they know each other.
-        is_answered_while_copying(&stage, 0, elements);
-        let answered = (1..=tries).any(|n| is_answered_while_copying(&stage, n, elements));
-        assert!(answered, "each answer came after the copy of {elements} elements");
-    }
+    let stage = Stage::new("turn-long");
+    let answered = (0..20).any(|n| is_answered_while_copying(&stage, n));
+    assert!(answered, "each answer came after the copy");
 }
 
 /// Not always: another thread may have this core's time.
-fn is_answered_while_copying(stage: &Stage, n: u64, elements: usize) -> bool {
-    let (from, to) = (vec![stage.source.sge(0, LONG); elements], [stage.sink.sge(0, LONG); 32]);
-    stage.b.qp.post_receive(n, &to[..elements]);
+fn is_answered_while_copying(stage: &Stage, n: u64) -> bool {
+    let (from, to) = ([stage.source.sge(0, LONG); 32], [stage.sink.sge(0, LONG); 32]);
+    stage.b.qp.post_receive(n, &to);
     let mut answered = false;
     thread::scope(|threads| {
         let a = &stage.a.qp;
@@ -136,8 +131,7 @@ fn is_answered_while_copying(stage: &Stage, n: u64, elements: usize) -> bool {
         answered = stage.left() > 0;
     });
     stage.a.send_cq.expect_success(n);
-    let bytes = stage.b.receive_cq.expect_success(n).byte_len;
-    assert_eq!(bytes as usize, elements * LONG);
+    assert_eq!(stage.b.receive_cq.expect_success(n).byte_len, 256 << 20);
     answered
 }
 
