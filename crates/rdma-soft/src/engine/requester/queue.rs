@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_data_is_joined_and_kept() {
+    fn a_copy_of_inline_data_is_joined_and_kept() {
         let mut queue = queue(2, 4, 8);
         push_inline(&mut queue, &[b"ab", b"def"]);
         assert_eq!(front_data(&queue), b"abdef");
