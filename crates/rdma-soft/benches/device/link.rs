@@ -15,8 +15,12 @@ pub(crate) struct Link {
 impl Link {
     /// Regions of `length` bytes, of side `a` and of side `b`.
     pub(crate) fn new(length: usize) -> Self {
+        Self::on("soft0", length)
+    }
+
+    pub(crate) fn on(device: &str, length: usize) -> Self {
         let size = Size::default();
-        let (a, b) = (Side::new("soft0", &size, 256), Side::new("soft0", &size, 256));
+        let (a, b) = (Side::new(device, &size, 256), Side::new(device, &size, 256));
         connect_sides(&a, &b, &Knobs::default());
         // Not zeroes: pages that were never written would all be the one page of zeroes.
         let source = a.pd.register_filled(vec![1; length], ALL_ACCESS);

@@ -21,6 +21,7 @@ mod mock;
 mod one_thread;
 mod prepared;
 mod scale;
+mod turns;
 mod two_threads;
 
 fn main() {
@@ -34,6 +35,7 @@ fn main() {
     one_thread::bench(&mut criterion);
     two_threads::bench(&mut criterion);
     copies::bench(&mut criterion);
+    turns::bench(&mut criterion);
     scale::bench(&mut criterion);
     criterion.final_summary();
 }
