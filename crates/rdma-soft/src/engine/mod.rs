@@ -46,7 +46,6 @@ pub(crate) mod modify;
 pub(crate) mod operation;
 pub(crate) mod probe;
 pub(crate) mod protection;
-pub(crate) mod psn;
 pub(crate) mod qpn;
 pub(crate) mod queue_pair;
 pub(crate) mod queue_pair_table;

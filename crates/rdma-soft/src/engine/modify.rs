@@ -6,7 +6,7 @@ use crate::engine::Refusal;
 use crate::engine::probe;
 use crate::engine::settings::Settings;
 
-pub(super) const LARGEST_24_BITS: u32 = 0x00ff_ffff;
+const LARGEST_24_BITS: u32 = 0x00ff_ffff;
 
 /// A queue pair's attributes as they were last set, and its life. This lock comes before all others
 /// of the queue pair, and its state is the one that a transition starts from.

@@ -398,8 +398,8 @@ impl QueuePair {
         attributes
     }
 
-    /// Sets what was given, and says what the connection was before. A half that failed since the transition was checked stays in error, and
-    /// the rest of the queue pair follows it: whoever made it fail sees to that.
+    /// Sets what was given, and says what the connection was before. A half that failed since the transition
+    /// was checked stays in error, and the rest of the queue pair follows it: whoever made it fail sees to that.
     fn apply(
         &self,
         new: &Settings,
@@ -444,10 +444,10 @@ impl QueuePair {
         settings.current_state = settings.state;
         let draining = {
             let send = self.send.lock();
-            settings.sq_psn = send.requester.psn;
+            settings.sq_psn = send.requester.psn.get();
             send.state == QpState::SQD && send.may_run()
         };
-        settings.rq_psn = self.responder.lock().psn;
+        settings.rq_psn = self.responder.lock().psn.get();
         Found { settings, draining }
     }
 }

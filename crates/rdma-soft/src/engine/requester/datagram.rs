@@ -7,7 +7,6 @@ use rdma_types::WcStatus as Status;
 
 use crate::address::AddressVector;
 use crate::engine::aftermath::Aftermath;
-use crate::engine::psn;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::direct::Extent;
 use crate::engine::requester::route_header;
@@ -73,7 +72,7 @@ impl Requester {
             }
         }
         self.local.clear();
-        self.psn = psn::after(self.psn, 1);
+        self.psn = self.psn.wrapping_add(1);
         Verdict::Done { bytes: message.length }
     }
 

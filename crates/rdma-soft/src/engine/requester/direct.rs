@@ -8,9 +8,7 @@ use rdma_types::{AccessFlags, WcStatus as Status};
 use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::{Reach, Segment};
 use crate::engine::grace_period::Visit;
-use crate::engine::operation::Opcode;
-use crate::engine::operation::Operation;
-use crate::engine::psn;
+use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::LOCAL_READ;
 use crate::engine::requester::request::{Payload, Request};
@@ -107,9 +105,9 @@ impl Requester {
         self.local.clear();
         match exchanged {
             Ok(Verdict::Done { bytes }) => {
-                let packets = psn::packets(length, self.mtu_log2);
+                let packets = self.packets(length);
                 inbound.expect_after(self.psn, packets);
-                self.psn = psn::after(self.psn, packets);
+                self.psn = self.psn.wrapping_add(packets);
                 Verdict::Done { bytes }
             }
             Ok(verdict) => verdict,

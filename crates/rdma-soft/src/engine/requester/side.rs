@@ -3,13 +3,12 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use rdma_types::{QpAttributes, QpState, WcStatus};
+use rdma_types::{Psn, QpAttributes, QpState, WcStatus};
 
 use crate::address::Path;
 use crate::engine::Refusal;
 use crate::engine::capacity::Init;
 use crate::engine::copy::Segment;
-use crate::engine::modify::LARGEST_24_BITS;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::queue::SendQueue;
 use crate::engine::requester::request::{Payload, Request};
@@ -37,8 +36,8 @@ pub(crate) struct Requester {
     /// Where the next origin comes from.
     ids: &'static Ids,
     pub(crate) peer_qpn: u32,
-    /// The next packet sequence number (24 bits).
-    pub(crate) psn: u32,
+    /// The next packet sequence number.
+    pub(crate) psn: Psn,
     /// The path MTU is two to the power of this, in bytes.
     pub(crate) mtu_log2: u32,
     pub(crate) ack_timeout: u8,
@@ -65,7 +64,7 @@ impl Requester {
             origin: Origin { number: ids.unique(), service, qpn: 0, path: None },
             ids,
             peer_qpn: 0,
-            psn: 0,
+            psn: Psn::default(),
             mtu_log2: 10,
             ack_timeout: 0,
             retries: 0,
@@ -97,7 +96,7 @@ impl Requester {
             self.mtu_log2 = 7 + new.path_mtu;
         }
         if has(QpAttributes::SQ_PSN) {
-            self.psn = new.sq_psn & LARGEST_24_BITS;
+            self.psn = Psn::masked(new.sq_psn);
         }
         if has(QpAttributes::TIMEOUT) {
             self.ack_timeout = new.timeout;
@@ -130,6 +129,13 @@ impl Requester {
         }
     }
 
+    /// How many packets a message takes, each with a sequence number: one for each MTU, at least one (IBTA
+    /// volume 1, 9.7.1).
+    #[inline]
+    pub(super) fn packets(&self, length: u64) -> u32 {
+        packets(length, self.mtu_log2)
+    }
+
     /// How long the requester waits for an answer: 4.096 us x 2^code, for ever with code 0
     /// (IBTA volume 1, 9.7.6.1.3).
     pub(crate) fn answer_timeout(&self) -> Option<Duration> {
@@ -138,6 +144,14 @@ impl Requester {
             code => Some(Duration::from_nanos(4096 << u32::from(code & 31))),
         }
     }
+}
+
+/// Of an MTU of two to the power of `mtu_log2` bytes.
+#[inline]
+fn packets(length: u64, mtu_log2: u32) -> u32 {
+    // At most 2^31 / 2^8 packets, so that the mask takes nothing away.
+    let more = (length.saturating_sub(1) >> mtu_log2) & 0x00ff_ffff;
+    1 + more as u32
 }
 
 /// Why the head of the send queue waits.
@@ -236,5 +250,22 @@ impl SendSide {
         self.notify_drained = false;
         self.requester.progress = 0;
         self.requester.go(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_takes_one_sequence_number_for_each_packet() {
+        let next =
+            |psn, length, mtu_log2| Psn::masked(psn).wrapping_add(packets(length, mtu_log2)).get();
+        assert_eq!(next(5, 0, 10), 6);
+        assert_eq!(next(5, 1, 10), 6);
+        assert_eq!(next(5, 1024, 10), 6);
+        assert_eq!(next(5, 1025, 10), 7);
+        assert_eq!(next(0x00ff_ffff, 1, 8), 0);
+        assert_eq!(next(3, 1 << 31, 8), 3 + (1 << 23));
     }
 }

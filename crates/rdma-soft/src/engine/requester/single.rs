@@ -11,7 +11,6 @@ use rdma_types::QpState;
 
 use crate::engine::copy::Reach;
 use crate::engine::grace_period::Visit;
-use crate::engine::psn;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::LOCAL_READ;
 use crate::engine::requester::drive::STRETCH_BYTES;
@@ -85,9 +84,9 @@ impl Requester {
         }
         inbound.place(&request.operation, length, slice::from_ref(&data), (0, length)).ok()?;
         inbound.complete(&request.operation, length);
-        let packets = psn::packets(length, self.mtu_log2);
+        let packets = self.packets(length);
         inbound.expect_after(self.psn, packets);
-        self.psn = psn::after(self.psn, packets);
+        self.psn = self.psn.wrapping_add(packets);
         Some(length)
     }
 }

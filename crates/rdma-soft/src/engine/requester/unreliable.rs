@@ -8,7 +8,6 @@ use rdma_types::WcStatus as Status;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::Reach;
 use crate::engine::grace_period::Visit;
-use crate::engine::psn;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::direct::{Extent, Progress};
 use crate::engine::requester::request::{Payload, Request};
@@ -55,7 +54,7 @@ impl Requester {
         }
         let Message { request, length, extent, reach, visit, .. } = *message;
         let operation = &request.operation;
-        let packets = psn::packets(length, self.mtu_log2);
+        let packets = self.packets(length);
         if let Peer::Direct(peer) = &self.peer {
             let mut responder = peer.responder.lock();
             let knows = responder.knows(peer, &self.origin);
@@ -77,7 +76,7 @@ impl Requester {
             }
         }
         self.local.clear();
-        self.psn = psn::after(self.psn, packets);
+        self.psn = self.psn.wrapping_add(packets);
         Verdict::Done { bytes: length }
     }
 }

@@ -6,13 +6,12 @@
 
 use std::sync::{Arc, Weak};
 
-use rdma_types::{AccessFlags, AsyncEventKind, WcOpcode, WcStatus as Status};
+use rdma_types::{AccessFlags, AsyncEventKind, Psn, WcOpcode, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::{AtomicWord, Fault, Reach, Segment};
 use crate::engine::grace_period::Visit;
 use crate::engine::operation::{Opcode, Operation};
-use crate::engine::psn;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Waiter;
 use crate::engine::responder::side::Responder;
@@ -151,8 +150,8 @@ impl Inbound<'_> {
 
     /// The message came in so many packets, of which the first had that number.
     #[inline(always)]
-    pub(crate) fn expect_after(&mut self, psn: u32, packets: u32) {
-        self.side.psn = psn::after(psn, packets);
+    pub(crate) fn expect_after(&mut self, psn: Psn, packets: u32) {
+        self.side.psn = psn.wrapping_add(packets);
     }
 
     /// A part of a message is there; the rest follows from the same requester, or never.

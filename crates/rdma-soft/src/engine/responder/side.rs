@@ -2,13 +2,12 @@
 
 use std::sync::{Arc, Weak};
 
-use rdma_types::{AsyncEventKind, QpAttributes, QpState, WcOpcode, WcStatus};
+use rdma_types::{AsyncEventKind, Psn, QpAttributes, QpState, WcOpcode, WcStatus};
 
 use crate::address::Path;
 use crate::engine::Refusal;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::Segment;
-use crate::engine::modify::LARGEST_24_BITS;
 use crate::engine::operation::Operation;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::{Receive, Waiter};
@@ -26,8 +25,8 @@ pub(crate) struct Responder {
     pub(crate) access: u32,
     pub(crate) path: Option<Path>,
     pub(crate) peer_qpn: u32,
-    /// The packet sequence number that is expected next (24 bits).
-    pub(crate) psn: u32,
+    /// The packet sequence number that is expected next.
+    pub(crate) psn: Psn,
     pub(crate) min_rnr_timer: u8,
     pub(crate) max_rd_atomic: u8,
     /// What datagrams have to show.
@@ -60,7 +59,7 @@ impl Responder {
             access: 0,
             path: None,
             peer_qpn: 0,
-            psn: 0,
+            psn: Psn::default(),
             min_rnr_timer: 0,
             max_rd_atomic: 0,
             qkey: 0,
@@ -89,7 +88,7 @@ impl Responder {
             (self.peer_qpn, self.verified) = (new.peer_qpn, 0);
         }
         if has(QpAttributes::RQ_PSN) {
-            self.psn = new.rq_psn & LARGEST_24_BITS;
+            self.psn = Psn::masked(new.rq_psn);
         }
         if has(QpAttributes::ACCESS_FLAGS) {
             self.access = new.access;
@@ -109,7 +108,7 @@ impl Responder {
     /// is from the connected queue pair, along the connected path, and expected next; anything else is
     /// dropped without an answer.
     #[inline]
-    pub(crate) fn listens_to(&mut self, own: &QueuePair, from: &Origin, psn: u32) -> bool {
+    pub(crate) fn listens_to(&mut self, own: &QueuePair, from: &Origin, psn: Psn) -> bool {
         self.psn == psn && self.knows(own, from)
     }
 
@@ -230,12 +229,12 @@ impl Responder {
     }
 
     /// Counts a request that was dropped for its sequence number, if it is from the connected peer.
-    pub(crate) fn count_dropped(&self, own: &QueuePair, from: &Origin, psn: u32) {
+    pub(crate) fn count_dropped(&self, own: &QueuePair, from: &Origin, psn: Psn) {
         let tally = &own.device.tally;
-        match psn.wrapping_sub(self.psn) & 0x00ff_ffff {
+        match psn.offset_from(self.psn) {
             0 => {}
             _ if !from.is(self.peer_qpn, self.path.as_ref()) => {}
-            1..0x0080_0000 => tally.out_of_sequence.count(),
+            1.. => tally.out_of_sequence.count(),
             _ => tally.duplicates.count(),
         }
     }

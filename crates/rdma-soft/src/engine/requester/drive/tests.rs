@@ -206,7 +206,7 @@ fn is_let_in(
 
 /// The sequence number behind one stretch.
 fn behind_one(pair: &Pair) -> bool {
-    pair.b.responder.lock().psn == STRETCH >> 10
+    pair.b.responder.lock().psn.get() == STRETCH >> 10
 }
 
 fn run_two(pair: &Pair) {
