@@ -271,20 +271,14 @@ fn random_programs_with_many_peers_end_and_leave_nothing_under_way() {
     install();
     let seeds = env::var("RDMA_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     for device in LATE {
-        must_end(move || {
-            let mut rounds = 0;
-            for seed in seeds.map_or(1..=100, |seed| seed..=seed) {
-                let mut random = Random(seed);
-                let outcome = catch_unwind(AssertUnwindSafe(|| program(device, &mut random)));
-                match outcome {
-                    Ok(ran) => rounds += ran,
-                    Err(payload) => {
-                        eprintln!("RDMA_TEST_SEED={seed} on {device}");
-                        resume_unwind(payload);
-                    }
-                }
-            }
-            assert!(seeds.is_some() || rounds > 50, "{rounds} rounds left a connection open");
-        });
+        let mut rounds = 0;
+        for seed in seeds.map_or(1..=100, |seed| seed..=seed) {
+            let ran = catch_unwind(|| must_end(move || program(device, &mut Random(seed))));
+            rounds += ran.unwrap_or_else(|payload| {
+                eprintln!("RDMA_TEST_SEED={seed} on {device}");
+                resume_unwind(payload)
+            });
+        }
+        assert!(seeds.is_some() || rounds > 50, "{rounds} rounds left a connection open");
     }
 }

@@ -179,20 +179,14 @@ fn program(device: &str, random: &mut Random) -> u32 {
 fn random_programs_end_and_leave_nothing_under_way() {
     let seeds = env::var("RDMA_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     for device in LATE {
-        must_end(move || {
-            let mut scopes = 0;
-            for seed in seeds.map_or(1..=100, |seed| seed..=seed) {
-                let mut random = Random(seed);
-                let outcome = catch_unwind(AssertUnwindSafe(|| program(device, &mut random)));
-                match outcome {
-                    Ok(ran) => scopes += ran,
-                    Err(payload) => {
-                        eprintln!("RDMA_TEST_SEED={seed} on {device}");
-                        resume_unwind(payload);
-                    }
-                }
-            }
-            assert!(seeds.is_some() || scopes > 50, "{scopes} scopes left their channel open");
-        });
+        let mut scopes = 0;
+        for seed in seeds.map_or(1..=100, |seed| seed..=seed) {
+            let ran = catch_unwind(|| must_end(move || program(device, &mut Random(seed))));
+            scopes += ran.unwrap_or_else(|payload| {
+                eprintln!("RDMA_TEST_SEED={seed} on {device}");
+                resume_unwind(payload)
+            });
+        }
+        assert!(seeds.is_some() || scopes > 50, "{scopes} scopes left their channel open");
     }
 }

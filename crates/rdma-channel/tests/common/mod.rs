@@ -147,13 +147,14 @@ pub(crate) fn in_flight(device: SoftDevice, channel: &Channel) -> usize {
     channel.qpn().map_or(0, |qpn| device.in_flight(qpn))
 }
 
-/// Fails if `work` does not end.
-pub(crate) fn must_end(work: impl FnOnce() + Send + 'static) {
+/// Fails if `work` does not end. Says what it came to.
+pub(crate) fn must_end<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, ended) = mpsc::channel();
     let worker = thread::spawn(move || {
-        work();
+        let result = work();
         done.send(()).unwrap();
+        result
     });
     assert_ne!(ended.recv_timeout(HANG), Err(RecvTimeoutError::Timeout), "it hangs");
-    worker.join().unwrap();
+    worker.join().unwrap()
 }
