@@ -8,8 +8,8 @@ mod common;
 use common::{DEVICES, End, everything, pair, pair_with};
 use rdma_mem::{Errno, GatherElement, GatherList, InlineElement, ScatterElement, ScatterList};
 use rdma_qp::{
-    AtomicWorkRequest, PostError, PostErrorKind, QpState, QueuedRequest, ReadWorkRequest,
-    ReceiveWorkRequest, SendWorkRequest, WorkRequest, WriteWorkRequest,
+    AtomicWorkRequest, MaxRnrRetries, PostError, PostErrorKind, QpState, QueuedRequest,
+    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkRequest, WriteWorkRequest,
 };
 
 /// Posts what must be refused before the device sees it.
@@ -228,7 +228,8 @@ fn atomics_need_an_aligned_word_and_a_result_of_eight_bytes() {
 
 #[test]
 fn a_full_send_queue_would_block_and_is_not_dead() {
-    let (a, b) = pair("soft0");
+    let forever = MaxRnrRetries::unlimited();
+    let (a, b) = pair_with("soft0", |builder| builder.max_rnr_retries(forever));
     let most = u64::from(a.qp.capabilities().max_send_wr);
     // Nobody receives them yet: they wait in the queue.
     for id in 0..most {
