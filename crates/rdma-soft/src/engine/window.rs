@@ -165,8 +165,13 @@ impl ProtectionDomain {
 
     /// Ends a window: when this returns no peer uses memory through it, bound or not.
     pub(crate) fn deallocate_window(&self, name: Name) {
-        let Some(window) = self.windows.lock().0.remove(&(name.key >> 8)) else { return };
-        self.device.regions.unpublish(window.key);
+        let window = {
+            let mut windows = self.windows.lock();
+            let Some(window) = windows.0.remove(&(name.key >> 8)) else { return };
+            // Under the lock: from here on the region that it was bound to can be deregistered.
+            self.device.regions.unpublish(window.key);
+            window
+        };
         // Also if it was unbound: a request that did that may still wait.
         grace_period::wait();
         self.device.regions.release(window.key);

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::sync::{ControlGuard, locked};
+use crate::sync::{ControlGuard, locked, locked_to_wait};
 
 /// Something that a thread which holds locks has left to be done.
 pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
@@ -19,6 +19,8 @@ struct Due {
     failed: Vec<Arc<dyn Settle>>,
     /// Event queues, each once, until its tokens are there.
     events: Vec<Arc<dyn Settle>>,
+    /// One while a completion queue of `failed` was taken, and is not settled yet.
+    settling: usize,
     /// How many queues of each kind there are: there is room for them all, so that noting one does not
     /// allocate.
     completion_queues: usize,
@@ -31,13 +33,21 @@ pub(crate) struct Unsettled {
     due: Mutex<Due>,
     /// How many are noted.
     count: AtomicUsize,
+    /// Held by who settles completion queues: others wait until what it took is settled. It comes before all
+    /// locks of the engine.
+    alone: Mutex<()>,
 }
 
 impl Unsettled {
     pub(super) const fn new() -> Self {
-        let due =
-            Due { failed: Vec::new(), events: Vec::new(), completion_queues: 0, event_queues: 0 };
-        Self { due: Mutex::new(due), count: AtomicUsize::new(0) }
+        let due = Due {
+            failed: Vec::new(),
+            events: Vec::new(),
+            settling: 0,
+            completion_queues: 0,
+            event_queues: 0,
+        };
+        Self { due: Mutex::new(due), count: AtomicUsize::new(0), alone: Mutex::new(()) }
     }
 
     fn lock(&self) -> ControlGuard<'_, Due> {
@@ -45,7 +55,7 @@ impl Unsettled {
     }
 
     fn count(&self, due: &Due) {
-        self.count.store(due.failed.len() + due.events.len(), Ordering::Release);
+        self.count.store(due.failed.len() + due.events.len() + due.settling, Ordering::Release);
     }
 
     /// Makes room for one more completion queue.
@@ -111,13 +121,18 @@ impl Unsettled {
 
     #[cold]
     fn settle_all(&self) {
-        loop {
-            let mut due = self.lock();
-            let queue = due.failed.pop();
-            self.count(&due);
-            drop(due);
-            let Some(queue) = queue else { break };
-            queue.settle();
+        {
+            // Nothing that is done under it settles.
+            let _alone = locked_to_wait(&self.alone);
+            loop {
+                let mut due = self.lock();
+                let queue = due.failed.pop();
+                due.settling = usize::from(queue.is_some());
+                self.count(&due);
+                drop(due);
+                let Some(queue) = queue else { break };
+                queue.settle();
+            }
         }
         // Downwards, since who is forgotten is replaced by the last; what others add meanwhile is theirs.
         let count = self.lock().events.len();
@@ -132,6 +147,10 @@ impl Unsettled {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::Barrier;
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
     use super::*;
     use crate::engine::events::EventQueue;
     use crate::fabric::Fabric;
@@ -149,5 +168,44 @@ mod tests {
         FABRIC.unsettled.settle();
         assert_eq!(noted(), [false; 3]);
         assert_eq!(FABRIC.unsettled.count.load(Ordering::Relaxed), 0);
+    }
+
+    /// Settles when it is let, and says when it has begun and when it is done.
+    #[derive(Debug)]
+    struct Slow {
+        begun: Barrier,
+        go_on: Barrier,
+        done: AtomicBool,
+    }
+
+    impl Settle for Slow {
+        fn settle(&self) {
+            self.begun.wait();
+            self.go_on.wait();
+            self.done.store(true, Ordering::Release);
+        }
+    }
+
+    /// Another thread has begun with what this one has left: it is done when this one has settled.
+    #[test]
+    fn what_another_thread_settles_is_waited_for() {
+        static FABRIC: Fabric = Fabric::new();
+        let (begun, go_on) = (Barrier::new(2), Barrier::new(2));
+        let slow = Arc::new(Slow { begun, go_on, done: AtomicBool::new(false) });
+        FABRIC.unsettled.reserve();
+        FABRIC.unsettled.note(Arc::clone(&slow) as Arc<dyn Settle>);
+        let other = thread::spawn(|| FABRIC.unsettled.settle());
+        slow.begun.wait();
+        assert_ne!(FABRIC.unsettled.count.load(Ordering::Relaxed), 0, "who settles now goes on");
+        let this = thread::spawn({
+            let slow = Arc::clone(&slow);
+            move || {
+                FABRIC.unsettled.settle();
+                slow.done.load(Ordering::Acquire)
+            }
+        });
+        slow.go_on.wait();
+        assert!(this.join().unwrap(), "it went on before what it had left was done");
+        other.join().unwrap();
     }
 }

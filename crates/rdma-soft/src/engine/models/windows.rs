@@ -73,6 +73,30 @@ fn loom_no_write_after_a_deallocation() {
     }
 }
 
+/// A region can be deregistered and freed as soon as the window goes that was bound to it, and not before.
+#[test]
+fn loom_no_write_through_a_window_that_goes_after_its_region() {
+    for kind in [Kind::One, Kind::Two] {
+        loom::model(move || {
+            let model = Model::new();
+            let source = Memory::new(&model.a.pd, 1);
+            let mut sink = Memory::new(&model.b.pd, 0);
+            let (name, to) = bound(&model, kind, &sink);
+            let goes = {
+                let pd = Arc::clone(&model.b.pd);
+                thread::spawn(move || pd.deallocate_window(name))
+            };
+            if model.b.pd.deregister(sink.registration).is_ok() {
+                sink.bytes.fill(FREED);
+                post(&model.a, 1, &[source.sge()], Some(to));
+                assert!(sink.is_free(), "written after it was freed");
+            }
+            goes.join().unwrap();
+            model.end();
+        });
+    }
+}
+
 /// A region that a window was bound to until now can be deregistered and freed.
 #[test]
 fn loom_no_write_after_the_region_of_a_former_window_is_gone() {
