@@ -2,8 +2,7 @@
 #![allow(unsafe_code)]
 
 #[cfg(not(miri))]
-use super::moves::Moves;
-use super::moves::copy;
+use super::moves::{Moves, copy};
 use super::reach::Reach;
 use super::*;
 
