@@ -21,10 +21,11 @@ impl At {
     /// The slot.
     ///
     /// # Safety
-    /// The table that it was of is live for `'t`.
+    /// It is of a table, and not [`NOWHERE`](Self::NOWHERE); the table, and with it the slot, is live for `'t`.
     #[inline(always)]
     pub(crate) const unsafe fn slot<'t>(self) -> &'t Slot {
-        // SAFETY: SAFETY.md F23: slots are only ever shared, and stay where they are.
+        // SAFETY: SAFETY.md F23: the slot is live by this function's contract, is where it was when this was made, and
+        // is only ever shared.
         unsafe { self.0.as_ref() }
     }
 }
@@ -89,7 +90,7 @@ mod tests {
         let places: Vec<_> = (0..table.len()).map(|index| table.at(index)).collect();
         let moved = std::thread::spawn(move || Box::new(table)).join().unwrap();
         for (slot, at) in moved.iter().zip(places) {
-            // SAFETY: of the table that lives to the end of the test.
+            // SAFETY: SAFETY.md F23: of the table that lives to the end of the test.
             assert!(std::ptr::eq(slot, unsafe { at.slot() }));
         }
         assert_eq!(moved.len(), 4);

@@ -49,8 +49,10 @@ impl<'a> BorrowedRegion<'a> {
     pub fn register(pd: &ProtectionDomain, memory: &'a mut [u8]) -> Result<Self, Error> {
         let (length, base) = (memory.len(), NonNull::from(memory).cast());
         let access = AccessFlags::new().with_local_write();
-        // SAFETY: SAFETY.md F8: borrowed until it is deregistered. If the region is forgotten, or
-        // cannot be deregistered, no element of it can be made any more, and no peer can use it.
+        // SAFETY: SAFETY.md F8: borrowed until the region is dropped, which deregisters it first. That the memory
+        // stays mapped as long as it is registered is not kept where the region is forgotten, or cannot be
+        // deregistered. Nothing depends on it then: no element can be made any more, and whoever posted one sees
+        // to its bytes until its request is over. The rkey is worth nothing to a peer, who has no right here.
         let registration = unsafe { Registration::new(pd, base, length, access, PhantomData) };
         registration.map(Self).map_err(|(_, error)| error)
     }

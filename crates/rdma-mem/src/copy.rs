@@ -1,28 +1,65 @@
 //! The processor's copies to and from memory that a device uses at the same time.
 //!
-//! No reference to such memory is formed. On x86-64 the copy is assembly, which the compiler treats as
-//! opaque; elsewhere it is made of relaxed atomics. `--cfg rdma_visible_copies` replaces it by the
-//! copy that AddressSanitizer intercepts.
+//! No reference to the bytes of such memory is formed. On x86-64 the copy is assembly, which the compiler treats
+//! as opaque; elsewhere it is made of [atomic words](words), the only width that a region lends.
+//! `--cfg rdma_visible_copies` replaces it by the copy that AddressSanitizer intercepts.
 #![allow(unsafe_code)]
 
-/// Copies `length` bytes; what is written meanwhile may be seen in part.
+#[cfg(any(test, miri, not(any(target_arch = "x86_64", rdma_visible_copies))))]
+mod words;
+
+/// Copies shared memory into `out`; what is written meanwhile may be seen in part.
 ///
 /// # Safety
-/// `source` is valid for reads and `target` for writes of `length` bytes. They do not overlap.
-#[cfg(any(rdma_visible_copies, miri))]
+/// `source` is valid for reads and writes of so many bytes, and so are the aligned words of eight bytes in which
+/// they lie: all of one region, whose memory others reach by atomics of eight bytes, by these copies, or as a
+/// device. `out` is no part of it.
 #[inline]
-pub(crate) unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
+pub(crate) unsafe fn copy_out(source: *mut u8, out: &mut [u8]) {
+    #[cfg(any(miri, not(any(target_arch = "x86_64", rdma_visible_copies))))]
+    // SAFETY: SAFETY.md F16: by this function's contract.
+    unsafe {
+        words::load(source, out);
+    }
+    #[cfg(all(any(target_arch = "x86_64", rdma_visible_copies), not(miri)))]
+    // SAFETY: SAFETY.md F16: by this function's contract; `out` is exclusive, so they do not overlap.
+    unsafe {
+        copy_opaque(source, out.as_mut_ptr(), out.len());
+    }
+}
+
+/// Copies `data` into shared memory; what reads it meanwhile may see a part.
+///
+/// # Safety
+/// As of [`copy_out`], for `target`.
+#[inline]
+pub(crate) unsafe fn copy_in(data: &[u8], target: *mut u8) {
+    #[cfg(any(miri, not(any(target_arch = "x86_64", rdma_visible_copies))))]
+    // SAFETY: SAFETY.md F16: by this function's contract.
+    unsafe {
+        words::store(data, target);
+    }
+    #[cfg(all(any(target_arch = "x86_64", rdma_visible_copies), not(miri)))]
+    // SAFETY: SAFETY.md F16: by this function's contract; they do not overlap.
+    unsafe {
+        copy_opaque(data.as_ptr(), target, data.len());
+    }
+}
+
+/// # Safety
+/// `source` is valid for reads and `target` for writes of `length` bytes. They do not overlap.
+#[cfg(all(rdma_visible_copies, not(miri)))]
+#[inline]
+unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
     // SAFETY: SAFETY.md F16: by this function's contract.
     unsafe { std::ptr::copy(source, target, length) }
 }
 
-/// Copies `length` bytes; what is written meanwhile may be seen in part.
-///
 /// # Safety
 /// `source` is valid for reads and `target` for writes of `length` bytes. They do not overlap.
 #[cfg(all(target_arch = "x86_64", not(any(rdma_visible_copies, miri))))]
 #[inline]
-pub(crate) unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
+unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
     /// Below this the string instruction takes longer to start than a loop to finish.
     const STRING: usize = 128;
 
@@ -63,51 +100,71 @@ pub(crate) unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usi
     }
 }
 
-/// Copies `length` bytes; what is written meanwhile may be seen in part.
-///
-/// # Safety
-/// `source` is valid for reads and `target` for writes of `length` bytes. They do not overlap.
-#[cfg(not(any(target_arch = "x86_64", rdma_visible_copies, miri)))]
-#[inline]
-pub(crate) unsafe fn copy_opaque(source: *const u8, target: *mut u8, length: usize) {
-    use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
-
-    let aligned = source.addr().is_multiple_of(8) && target.addr().is_multiple_of(8);
-    let words = if aligned { length / 8 } else { 0 };
-    for word in 0..words {
-        let (from, to) = (source.wrapping_add(word * 8), target.wrapping_add(word * 8));
-        // SAFETY: SAFETY.md F16: aligned, and within the source; it is only loaded from.
-        let from = unsafe { AtomicU64::from_ptr(from.cast_mut().cast()) };
-        // SAFETY: SAFETY.md F16: aligned, and within the target.
-        let to = unsafe { AtomicU64::from_ptr(to.cast()) };
-        to.store(from.load(Relaxed), Relaxed);
-    }
-    for offset in words * 8..length {
-        // SAFETY: SAFETY.md F16: within the source; it is only loaded from.
-        let from = unsafe { AtomicU8::from_ptr(source.wrapping_add(offset).cast_mut()) };
-        // SAFETY: SAFETY.md F16: within the target.
-        let to = unsafe { AtomicU8::from_ptr(target.wrapping_add(offset)) };
-        to.store(from.load(Relaxed), Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicPtr, Ordering};
+
     use super::*;
+
+    /// Whole words, as the memory of a region is.
+    #[repr(align(8))]
+    struct Shared([u8; 400]);
+
+    type Out = unsafe fn(*mut u8, &mut [u8]);
+    type In = unsafe fn(&[u8], *mut u8);
+
+    fn every_length_and_alignment(copy_out: Out, copy_in: In) {
+        let numbers: Vec<u8> = (0..400).map(|n| u8::try_from(n % 251).unwrap()).collect();
+        // Under miri each byte takes its time.
+        let is_chosen = |&n: &usize| !cfg!(miri) || n < 18 || n.is_multiple_of(59);
+        for length in (0..140).chain([300]).filter(is_chosen) {
+            for at in [0, 1, 3, 8, 13, 63] {
+                let (source, range) = (&numbers[5..5 + length], at..at + length);
+                let mut shared = Shared([0xee; 400]);
+                // SAFETY: SAFETY.md F16: at most 300 bytes from at most 63 of 400 that are whole words.
+                unsafe { copy_in(source, shared.0.as_mut_ptr().wrapping_add(at)) };
+                assert_eq!(shared.0[range.clone()], *source);
+                let beside = shared.0[..at].iter().chain(&shared.0[range.end..]);
+                assert!(beside.copied().all(|byte| byte == 0xee), "{length} at {at}");
+
+                let mut out = vec![0xdd; length];
+                // SAFETY: SAFETY.md F16: as above.
+                unsafe { copy_out(shared.0.as_mut_ptr().wrapping_add(at), &mut out) };
+                assert_eq!(out, source);
+            }
+        }
+    }
 
     #[test]
     fn every_length_and_alignment_is_copied_and_nothing_beside_it() {
-        let source: Vec<u8> = (0..400).map(|n| u8::try_from(n % 251).unwrap()).collect();
-        for length in (0..140).chain([300]) {
-            for (from, to) in [(0, 0), (1, 8), (8, 1), (3, 5)] {
-                let mut target = [0xee; 400];
-                let (a, b) = (source[from..].as_ptr(), target[to..].as_mut_ptr());
-                // SAFETY: SAFETY.md F16: at most 300 bytes from offset 8 of 400.
-                unsafe { copy_opaque(a, b, length) };
-                assert_eq!(target[to..to + length], source[from..from + length]);
-                let beside = target[..to].iter().chain(&target[to + length..]);
-                assert!(beside.copied().all(|byte| byte == 0xee), "{length} at {to}");
+        every_length_and_alignment(copy_out, copy_in);
+    }
+
+    #[test]
+    fn copies_by_words_do_the_same() {
+        every_length_and_alignment(words::load, words::store);
+    }
+
+    /// Two halves of one word, one of which stays as its own thread left it, however the other changes.
+    #[test]
+    fn a_part_of_a_word_leaves_the_rest_to_others() {
+        let rounds = if cfg!(miri) { 20 } else { 20_000_u32 };
+        let mut shared = Shared([0; 400]);
+        let first = &AtomicPtr::new(shared.0.as_mut_ptr());
+        std::thread::scope(|scope| {
+            for half in [0, 4] {
+                scope.spawn(move || {
+                    let place = first.load(Ordering::Relaxed).wrapping_add(half);
+                    for round in 0..rounds {
+                        let mut seen = [0; 4];
+                        // SAFETY: SAFETY.md F16: within the first word, which both threads reach so alone.
+                        unsafe { words::store(&round.to_ne_bytes(), place) };
+                        // SAFETY: SAFETY.md F16: as above.
+                        unsafe { words::load(place, &mut seen) };
+                        assert_eq!(u32::from_ne_bytes(seen), round);
+                    }
+                });
             }
-        }
+        });
     }
 }

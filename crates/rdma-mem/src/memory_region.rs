@@ -103,7 +103,7 @@ impl MemoryRegion {
     /// The memory is one that this process may use, and stays mapped until the region is
     /// deregistered; if that fails, for ever (SAFETY.md F8). Where `access` lets peers write it, there
     /// is no Rust reference to it while they may, and only atomic or volatile access; where it lets
-    /// them read it, no `&mut`.
+    /// them read it, no `&mut`. Where it lets them do atomics, their words are accessed by atomics of eight bytes.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_mr_with_access(
         pd: &ProtectionDomain,

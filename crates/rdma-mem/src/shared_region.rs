@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 use rdma_sys::ibv_mr;
 use rdma_types::{Lkey, Rkey};
 
-use crate::copy::copy_opaque;
+use crate::copy::{copy_in, copy_out};
 use crate::registration::Registration;
 use crate::{
     AccessFlags, Error, ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion,
@@ -103,8 +103,9 @@ impl SharedRegion {
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RangeError> {
         let source = self.at(offset, out.len())?;
-        // SAFETY: SAFETY.md F16: so many bytes are within the region; `out` is exclusive, so they do not overlap.
-        unsafe { copy_opaque(source.as_ptr(), out.as_mut_ptr(), out.len()) };
+        // SAFETY: SAFETY.md F16: so many bytes are within the region, whose memory may be read and written, begins on
+        // a page and is whole pages. It is never a slice, as `out` is, and is lent as atomics of eight bytes.
+        unsafe { copy_out(source.as_ptr(), out) };
         Ok(())
     }
 
@@ -115,9 +116,8 @@ impl SharedRegion {
     #[inline]
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), RangeError> {
         let target = self.at(offset, data.len())?;
-        // SAFETY: SAFETY.md F16: so many bytes are within the region, and `data` is a slice, which the region's
-        // memory never is: they do not overlap.
-        unsafe { copy_opaque(data.as_ptr(), target.as_ptr(), data.len()) };
+        // SAFETY: SAFETY.md F16: as in `read`, with `data` for `out`.
+        unsafe { copy_in(data, target.as_ptr()) };
         Ok(())
     }
 
@@ -135,8 +135,9 @@ impl SharedRegion {
         if !offset.is_multiple_of(8) {
             return Err(RangeError::Misaligned { offset, align: 8 });
         }
-        // SAFETY: SAFETY.md F16: within the region, which begins on a page, borrowed by `&self`, and
-        // reached only through atomics of this width, opaque copies and the device.
+        // SAFETY: SAFETY.md F16: within the region, which begins on a page, so that it is aligned; valid while the
+        // region is borrowed by `&self`; reached otherwise only by copies, which are assembly or atomics of this
+        // width, and by the device.
         Ok(unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) })
     }
 

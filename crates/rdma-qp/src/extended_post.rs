@@ -185,7 +185,9 @@ unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     }
     macro_rules! field {
         ($($field:ident).+) => {
-            // SAFETY: SAFETY.md F4: plain numbers and pointers, which the request's kind has set.
+            // SAFETY: SAFETY.md F4: numbers and pointers, of which any initialised bytes are a value. Immediate and
+            // rkey are the same four bytes, which `QueuedRequest::new` sets whatever the kind. The rest is read of
+            // the kinds that set it; `ud` on queue pairs of datagrams, whose requests say where they go (F1).
             unsafe { wr.$($field).+ }
         };
     }

@@ -68,7 +68,7 @@ impl<T: Object> Called<T> {
     }
 }
 
-/// Where a [`Called`] is, as long as it lives.
+/// Where a [`Called`] is, as long as it lives: who keeps this holds that one's owner, too.
 pub(crate) struct Place<T: Object>(NonNull<T>);
 
 // SAFETY: SAFETY.md F9: an address of what is for any thread.
@@ -111,7 +111,9 @@ pub(crate) unsafe fn real<T: Object>(object: *mut T) -> (*mut T, u64) {
 impl<T: Object> Drop for Called<T> {
     fn drop(&mut self) {
         if self.stands_in {
-            // SAFETY: SAFETY.md F20: leaked when this was made, and nobody else has it.
+            // SAFETY: SAFETY.md F20: leaked when this was made, and freed by this alone. Each clone of a completion
+            // queue has its address (`Place`), and holds the `Inner` that this is a field of: the last of them is
+            // being dropped.
             drop(unsafe { Box::from_raw(self.object.as_ptr().cast::<StandIn<T>>()) });
         }
     }

@@ -52,6 +52,9 @@
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 compile_error!("rdma-sys needs 64-bit Linux: the verbs are an interface of its kernel");
 
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("rdma-sys knows the layout of the C structs on x86-64 and aarch64 alone");
+
 mod elf;
 mod errno;
 mod generated;

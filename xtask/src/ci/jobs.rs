@@ -135,7 +135,7 @@ pub(crate) const JOBS: &[Job] = &[
         about: "the benches compile",
         tier: Tier::Both,
         needs: &[],
-        steps: &[run("cargo bench -p rdma-soft -p rdma-qp -p rdma-channel --no-run")],
+        steps: &[run("cargo bench -p rdma-proto -p rdma-soft -p rdma-qp -p rdma-channel --no-run")],
     },
     Job {
         name: "instructions",

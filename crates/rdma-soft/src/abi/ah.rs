@@ -66,7 +66,7 @@ pub(super) unsafe extern "C" fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     // with it have copies.
     let block = unsafe { Box::from_raw(ah.cast::<AhBlock>()) };
     let pd = block.verbs.pd;
-    // SAFETY: a protection domain outlives what was made in it, since deallocating it would be refused.
+    // SAFETY: a protection domain outlives what was made in it (SAFETY.md F11).
     unsafe { pd_of(pd) }.device.address_handles.give();
     // SAFETY: as above.
     unsafe { pd_children(pd) }.remove();

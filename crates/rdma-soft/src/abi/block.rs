@@ -242,7 +242,7 @@ pub(super) unsafe fn hold_context(context: *mut ibv_context) {
 ///
 /// The context was opened by this provider, the caller is one of its holders, and uses it no more.
 pub(super) unsafe fn release_context(context: *mut ibv_context) {
-    // SAFETY: it is live, since the caller holds it.
+    // SAFETY: it is live, since the caller holds it (SAFETY.md F11).
     let block = unsafe { context_block(context) };
     // SAFETY: as above; the counter is only used through shared references.
     if unsafe { &(*block).holders }.leave() {

@@ -100,7 +100,7 @@ pub(super) unsafe extern "C" fn resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int 
     let queue = unsafe { queue_of(cq) };
     // SAFETY: as above; its context does not change.
     let context = unsafe { (*cq).context };
-    // SAFETY: the queue holds its context.
+    // SAFETY: the queue holds its context (SAFETY.md F11).
     let device = unsafe { device_of(context) };
     // SAFETY: the caller's completion queue (SAFETY.md F1), the beginning of a live block (F11).
     let size = unsafe { &raw mut (*cq).cqe };
@@ -128,11 +128,11 @@ pub(super) unsafe extern "C" fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         let block = unsafe { Box::from_raw(cq.cast::<CqBlock>()) };
         block.queue.fabric.unsettled.unreserve();
         if !block.verbs.channel.is_null() {
-            // SAFETY: a channel outlives its queues, since destroying it would be refused.
+            // SAFETY: a channel outlives its queues (SAFETY.md F11).
             unsafe { channel_children(block.verbs.channel) }.remove();
         }
         let context = block.verbs.context;
-        // SAFETY: the queue holds its context.
+        // SAFETY: the queue holds its context (SAFETY.md F11).
         unsafe { device_of(context) }.completion_queues.give();
         // SAFETY: as above, and this is its last use of it.
         unsafe { release_context(context) };

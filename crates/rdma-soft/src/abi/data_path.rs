@@ -152,7 +152,7 @@ pub(super) unsafe fn datagram<'a>(wr: &ibv_send_wr) -> Result<(Request, Payload<
     let (request, payload) = unsafe { send_request(wr)? };
     // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
     let ud = unsafe { wr.wr.ud };
-    // SAFETY: this function's contract: on such a queue pair the union has the address handle.
+    // SAFETY: this function's contract: on such a queue pair the union has the address handle (SAFETY.md F1).
     let vector = unsafe { destination(ud.ah) };
     let (destination_qpn, qkey) = (ud.remote_qpn & 0x00ff_ffff, ud.remote_qkey);
     Ok((Request { destination_qpn, qkey, ..request }, payload.to(vector)))

@@ -28,9 +28,9 @@ pub(super) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut 
     }
     for (n, block) in devices.iter().enumerate() {
         let device = ptr::from_ref::<DeviceBlock>(block).cast_mut().cast();
-        // SAFETY: `n` is less than the number of entries that were allocated.
+        // SAFETY: `n` is less than the number of entries that were allocated (SAFETY.md F11).
         let entry = unsafe { list.add(n) };
-        // SAFETY: an entry of the list just made.
+        // SAFETY: an entry of the list just made (SAFETY.md F11).
         unsafe { entry.write(device) };
     }
     if !count.is_null() {

@@ -42,7 +42,7 @@ pub(super) unsafe extern "C" fn destroy_comp_channel(channel: *mut ibv_comp_chan
     number(free.map(|()| {
         // SAFETY: made by `create_comp_channel`, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(channel.cast::<ChannelBlock>()) };
-        // SAFETY: the channel holds its context, and this is its last use of it.
+        // SAFETY: the channel holds its context, and this is its last use of it (SAFETY.md F11).
         unsafe { release_context(block.verbs.context) };
     }))
 }
@@ -62,7 +62,7 @@ pub(super) unsafe extern "C" fn get_cq_event(
         object
     });
     finish(taken, |object| {
-        // SAFETY: as above, since the event is not acknowledged.
+        // SAFETY: the queue is there, since the event is not acknowledged (SAFETY.md F11).
         let context = unsafe { (*object).cq_context };
         // SAFETY: the caller's place for the queue (SAFETY.md F1).
         unsafe { cq.write(object) };
@@ -131,9 +131,9 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
     let event = unsafe { event.read() };
     match event.event_type {
         Type::IBV_EVENT_CQ_ERR => {
-            // SAFETY: an event of this type is about a queue (man ibv_get_async_event).
+            // SAFETY: an event of this type is about a queue, which the union has (SAFETY.md F1).
             let cq = unsafe { event.element.cq };
-            // SAFETY: the queue is there until its events are acknowledged.
+            // SAFETY: the queue is there until its events are acknowledged (SAFETY.md F11).
             unsafe { queue_async_events(cq) }.acknowledge(1);
         }
         Type::IBV_EVENT_QP_FATAL
@@ -142,15 +142,15 @@ pub(super) unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
         | Type::IBV_EVENT_COMM_EST
         | Type::IBV_EVENT_SQ_DRAINED
         | Type::IBV_EVENT_QP_LAST_WQE_REACHED => {
-            // SAFETY: an event of this type is about a queue pair (man ibv_get_async_event).
+            // SAFETY: an event of this type is about a queue pair, which the union has (SAFETY.md F1).
             let qp = unsafe { event.element.qp };
-            // SAFETY: the queue pair is there until its events are acknowledged.
+            // SAFETY: the queue pair is there until its events are acknowledged (SAFETY.md F11).
             unsafe { queue_pair_async_events(qp) }.acknowledge(1);
         }
         Type::IBV_EVENT_SRQ_ERR | Type::IBV_EVENT_SRQ_LIMIT_REACHED => {
-            // SAFETY: an event of this type is about a shared queue (man ibv_get_async_event).
+            // SAFETY: an event of this type is about a shared queue, which the union has (SAFETY.md F1).
             let srq = unsafe { event.element.srq };
-            // SAFETY: the queue is there until its events are acknowledged.
+            // SAFETY: the queue is there until its events are acknowledged (SAFETY.md F11).
             unsafe { shared_queue_async_events(srq) }.acknowledge(1);
         }
         _ => {}

@@ -129,7 +129,7 @@ pub(super) unsafe extern "C" fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     let registration = unsafe { *registration_of(mr) };
     // SAFETY: as above.
     let pd = unsafe { (*mr).pd };
-    // SAFETY: a protection domain outlives its regions, since deallocating it would be refused.
+    // SAFETY: a protection domain outlives its regions (SAFETY.md F11).
     let deregistered = unsafe { pd_of(pd) }.deregister(registration);
     number(deregistered.map(|()| {
         // SAFETY: made by `reg_mr_iova2`, and the caller gives it up (SAFETY.md F11).

@@ -45,7 +45,7 @@ pub(super) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     // SAFETY: made by `alloc_mw`, and the caller gives it up (SAFETY.md F11).
     let block = unsafe { Box::from_raw(mw.cast::<MwBlock>()) };
     let pd = block.verbs.pd;
-    // SAFETY: a protection domain outlives its windows, since deallocating it would be refused.
+    // SAFETY: a protection domain outlives its windows (SAFETY.md F11).
     unsafe { pd_of(pd) }.deallocate_window(block.window);
     // SAFETY: as above.
     unsafe { pd_children(pd) }.remove();
@@ -99,7 +99,7 @@ pub(super) unsafe fn bind(
     if mw.is_null() {
         return Err(Refusal::Invalid);
     }
-    // SAFETY: this function's contract; the type is only read once it is made.
+    // SAFETY: this function's contract; the type is only read once it is made (SAFETY.md F11).
     let type_ = unsafe { (*mw).type_ };
     if (type_ == ibv_mw_type::IBV_MW_TYPE_1) != (kind == Kind::One) {
         return Err(Refusal::Invalid);
@@ -107,7 +107,7 @@ pub(super) unsafe fn bind(
     // No region has key 0.
     let region = match info.mr.is_null() {
         true => 0,
-        // SAFETY: this function's contract; the key is only read once it is made.
+        // SAFETY: this function's contract; the key is only read once it is made (SAFETY.md F11).
         false => unsafe { (*info.mr).lkey },
     };
     Ok(Bind {

@@ -32,7 +32,7 @@ pub(super) unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         // SAFETY: made by `alloc_pd`, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(pd.cast::<PdBlock>()) };
         block.pd.device.protection_domains.give();
-        // SAFETY: the domain holds its context.
+        // SAFETY: the domain holds its context (SAFETY.md F11).
         locked(unsafe { context_domains(block.verbs.context) }).remove(&block.pd.number);
         // SAFETY: as above; this is the domain's last use of it.
         unsafe { release_context(block.verbs.context) };

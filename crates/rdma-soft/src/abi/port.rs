@@ -72,7 +72,7 @@ pub(super) unsafe extern "C" fn query_port_compat(
     port: u8,
     out: *mut _compat_ibv_port_attr,
 ) -> c_int {
-    // SAFETY: as this call; the old struct has that many bytes.
+    // SAFETY: as this call (SAFETY.md F1); the old struct has that many bytes.
     unsafe { query_port(context, port, out.cast(), COMPAT_BYTES) }
 }
 

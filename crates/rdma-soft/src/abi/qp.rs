@@ -86,9 +86,10 @@ unsafe fn make(
         return Err(Refusal::Invalid);
     }
     let made = Init { service, capacity, signal_all: init.sq_sig_all != 0 };
-    // SAFETY: this function's contract; the C part of a protection domain is only read once made.
+    // SAFETY: this function's contract; the C part of a protection domain is only read
+    // once it is made (SAFETY.md F11).
     let context = unsafe { (*pd).context };
-    // SAFETY: the protection domain holds its context.
+    // SAFETY: the protection domain holds its context (SAFETY.md F11).
     let events = Arc::clone(unsafe { context_events(context) });
     let reporter = Reporter::new(events, Element::QueuePair);
     let posting = operations.map(|operations| Batch::region(operations, &made)).transpose()?;
@@ -224,7 +225,7 @@ pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let block = unsafe { Box::from_raw(qp.cast::<QpBlock>()) };
     let base = &block.verbs.qp_base;
     for children in [
-        // SAFETY: parents outlive their children, since destroying them would be refused.
+        // SAFETY: parents outlive their children (SAFETY.md F11).
         unsafe { pd_children(base.pd) },
         // SAFETY: as above.
         unsafe { queue_children(base.send_cq) },

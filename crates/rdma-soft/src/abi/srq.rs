@@ -34,7 +34,7 @@ pub(super) unsafe extern "C" fn create_srq(
         device.shared_receive_queues.take(limits.max_srq)?;
         // SAFETY: as above; the C part of a protection domain is only read once it is made.
         let context = unsafe { (*pd).context };
-        // SAFETY: the protection domain holds its context.
+        // SAFETY: the protection domain holds its context (SAFETY.md F11).
         let events = Arc::clone(unsafe { context_events(context) });
         let reporter = Reporter::new(events, Element::SharedReceiveQueue);
         let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge);
@@ -110,8 +110,7 @@ pub(super) unsafe extern "C" fn destroy_srq(srq: *mut ibv_srq) -> c_int {
         // SAFETY: made by `create_srq`, and the caller gives it up (SAFETY.md F11).
         let block = unsafe { Box::from_raw(srq.cast::<SrqBlock>()) };
         block.queue.pd.device.shared_receive_queues.give();
-        // SAFETY: a protection domain outlives what was made from it, since deallocating it would be
-        // refused.
+        // SAFETY: a protection domain outlives what was made from it (SAFETY.md F11).
         unsafe { pd_children(block.verbs.pd) }.remove();
     }))
 }

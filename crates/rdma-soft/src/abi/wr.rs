@@ -27,7 +27,8 @@ use crate::engine::Refusal;
 unsafe fn batch(qp: *mut ibv_qp_ex, work: impl FnOnce(&mut Batch)) {
     // SAFETY: this function's contract.
     if let Some(posting) = unsafe { queue_pair_posting(qp) } {
-        // SAFETY: building requests does not come back here.
+        // SAFETY: `work` is of this file: a method of `Batch` that builds a request, of which none comes back to
+        // this file, where `with` of this region is called (SAFETY.md F17).
         let _ = unsafe { posting.with(work) };
     }
 }
@@ -48,7 +49,9 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     };
     // SAFETY: as above.
     let queue_pair = unsafe { queue_pair_of(qp.cast()) };
-    // SAFETY: posting does not come back here.
+    // SAFETY: what this calls does not call `with` of the region again. Only functions of this file and of `cq_ex` do,
+    // and only programs call these. A post executes requests, of any queue pair, and settles what is left; but that
+    // is the engine's, which calls nothing of a program's, and of `abi` only what reads this batch (SAFETY.md F17).
     let posted = unsafe {
         posting.with(|batch| {
             let posted = batch.post(queue_pair);

@@ -9,9 +9,9 @@
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 mod aarch64;
+#[cfg(miri)]
+mod interpreted;
 mod moves;
-#[cfg(any(test, miri, not(any(target_arch = "aarch64", target_arch = "x86_64"))))]
-mod portable;
 mod reach;
 #[cfg(test)]
 mod tests;
@@ -20,8 +20,8 @@ mod x86_64;
 
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 use aarch64::Native;
-#[cfg(any(miri, not(any(target_arch = "aarch64", target_arch = "x86_64"))))]
-use portable::Portable as Native;
+#[cfg(miri)]
+use interpreted::Native;
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 use x86_64::Native;
 
@@ -71,9 +71,9 @@ impl AtomicWord {
         // The device is 64-bit only (rdma-sys refuses other targets), so addresses fit.
         #[allow(clippy::cast_possible_truncation)]
         let place = with_exposed_provenance_mut::<u64>(self.0 as usize);
-        // SAFETY: valid by the contract of `Segment::new` while the word is used, for the word of an atomic
-        // does not go meanwhile (SAFETY.md F7, F8), and aligned (`at`); an atomic is what the program's own
-        // accesses at the same time must be (F10).
+        // SAFETY: aligned (`at`). Valid for reads and writes by the contract of `Segment::new`, with the provenance
+        // that was exposed (SAFETY.md F7), while the word is used: it does not go meanwhile (F8). Other copies of
+        // the device are no Rust accesses, and the program's own at the same time are atomics of this width (F10).
         unsafe { AtomicU64::from_ptr(place) }
     }
 
@@ -196,10 +196,10 @@ fn pointers(source: u64, sink: u64, length: u64) -> (*const u8, *mut u8, usize) 
 #[inline(always)]
 unsafe fn device_copy(source: *const u8, sink: *mut u8, length: usize) {
     if cfg!(rdma_visible_copies) {
-        // SAFETY: as this function's contract; `copy` allows overlap.
+        // SAFETY: as this function's contract; `copy` allows overlap. It is for AddressSanitizer to see (SAFETY.md F10).
         unsafe { std::ptr::copy(source, sink, length) }
     } else {
-        // SAFETY: as this function's contract.
+        // SAFETY: as this function's contract (SAFETY.md F10).
         unsafe { moves::copy::<Native>(source, sink, length) }
     }
 }

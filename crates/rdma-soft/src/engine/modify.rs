@@ -1,4 +1,5 @@
-//! Modifying and querying a queue pair. Every attribute is checked before any is changed.
+//! A queue pair's attributes, and what the values of new ones are checked for. `queue_pair` applies them: every
+//! attribute is checked before any is changed.
 
 use rdma_types::{AccessFlags, QpAttributes};
 

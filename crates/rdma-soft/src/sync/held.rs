@@ -1,4 +1,8 @@
-//! Guards that are counted where debug assertions are on, so that no system call is made under a lock.
+//! Guards that are counted where debug assertions are on, so that no descriptor of events is read or written under
+//! a lock.
+//!
+//! Of other system calls nothing is asserted: the kernel copies for a turn, a bind of type 1 waits for a grace
+//! period, and an alarm starts the fabric's thread or wakes it, with locks of the engine held.
 
 pub(crate) type ControlGuard<'a, T> = Held<std::sync::MutexGuard<'a, T>>;
 
@@ -37,12 +41,12 @@ impl<G: std::ops::DerefMut> std::ops::DerefMut for Held<G> {
 }
 
 /// Asserts, where debug assertions are on, that this thread holds no lock of the engine, since it is about
-/// to make a system call.
+/// to use a descriptor of events.
 #[cfg(not(all(test, loom)))]
 #[inline]
 pub(crate) fn assert_nothing_held() {
     #[cfg(all(debug_assertions, not(loom)))]
-    assert_eq!(counted::held(), 0, "a system call under a lock of the engine");
+    assert_eq!(counted::held(), 0, "a descriptor of events under a lock of the engine");
 }
 
 #[cfg(all(debug_assertions, not(loom)))]

@@ -25,7 +25,7 @@ macro_rules! move_word {
 }
 
 // SAFETY: each instruction reads and writes as many bytes as its name says; aligned words of up to eight
-// bytes are single-copy atomic (Arm ARM, B2.2.1).
+// bytes are single-copy atomic (Arm ARM, B2.2.1; SAFETY.md F10).
 unsafe impl Moves for Native {
     #[inline]
     unsafe fn move_1(source: *const u8, sink: *mut u8) {

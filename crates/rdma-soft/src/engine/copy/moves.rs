@@ -71,7 +71,7 @@ macro_rules! pieces {
 #[inline(always)]
 pub(super) unsafe fn copy<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
     if length > 8 {
-        // SAFETY: the beginning of both ranges.
+        // SAFETY: the beginning of both ranges (SAFETY.md F10).
         unsafe { copy_body::<M>(source, sink, length - 8) };
     }
     // What was written before, by this copy and by earlier ones, is seen before the end is.
@@ -98,7 +98,7 @@ unsafe fn copy_few<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
         _ => 4,
     };
     if length > last {
-        // SAFETY: the beginning of both ranges.
+        // SAFETY: the beginning of both ranges (SAFETY.md F10).
         unsafe { copy_body::<M>(source, sink, length - last) };
         fence(Ordering::Release);
     }
@@ -126,7 +126,7 @@ unsafe fn copy_body<M: Moves>(source: *const u8, sink: *mut u8, length: usize) {
         17..=32 => pieces!(source, sink: move_16 at 0, move_16 at length - 16),
         33..64 => pieces!(source, sink: move_16 at 0, move_16 at 16,
             move_16 at length - 32, move_16 at length - 16),
-        // SAFETY: this function's contract, and there are 64.
+        // SAFETY: this function's contract, and there are 64 (SAFETY.md F10).
         _ => unsafe { M::move_many(source, sink, length) },
     }
 }

@@ -139,7 +139,7 @@ fn is_watched() -> bool {
     let request: [u64; 6] = [0x1001, 0, 0, 0, 0, 0];
     let depth: u64;
     // SAFETY: four rotations, by 128 bits together, and an exchange of a register with itself change
-    // nothing but flags; valgrind reads the request and writes `rdx`.
+    // nothing but flags; valgrind reads the request and writes `rdx` (SAFETY.md F15).
     unsafe {
         std::arch::asm!(
             "rol rdi, 3", "rol rdi, 13", "rol rdi, 61", "rol rdi, 51", "xchg rbx, rbx",
@@ -225,7 +225,7 @@ fn move_by(call: Call, source: &[iovec], sink: &[iovec]) -> u64 {
         // (process_vm_readv(2), SAFETY.md F15). What is there is valid by the contract of `Segment::new` (F8),
         // its provenance is exposed (F7), and no Rust reference to it exists (F10).
         Call::ToHere => unsafe { libc::process_vm_readv(this, sink, sinks, source, sources, 0) },
-        // SAFETY: likewise.
+        // SAFETY: likewise (SAFETY.md F7, F8, F10, F15).
         Call::FromHere => unsafe { libc::process_vm_writev(this, source, sources, sink, sinks, 0) },
     };
     u64::try_from(moved).unwrap_or(0)

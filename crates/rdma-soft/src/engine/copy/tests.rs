@@ -2,9 +2,7 @@
 #![allow(unsafe_code)]
 
 #[cfg(not(miri))]
-use super::moves::Moves;
-use super::moves::copy;
-use super::portable::Portable;
+use super::moves::{Moves, copy};
 use super::reach::Reach;
 use super::*;
 
@@ -84,14 +82,6 @@ fn copies_of_what_may_be_gone_do_the_same() {
         let length = source.len() as u64;
         let done = Reach::MayBeGone.transfer(&[segment(source)], &[segment(sink)], 0, length);
         assert_eq!(done, Ok(()));
-    });
-}
-
-#[test]
-fn the_portable_moves_do_the_same() {
-    every_length_and_alignment(|source, sink| {
-        // SAFETY: both slices have that length.
-        unsafe { copy::<Portable>(source.as_ptr(), sink.as_mut_ptr(), source.len()) };
     });
 }
 

@@ -35,7 +35,7 @@ macro_rules! move_word {
 }
 
 // SAFETY: each instruction reads and writes as many bytes as its name says; aligned words of up to eight
-// bytes are single stores (Intel SDM volume 3, 9.1.1; AMD APM volume 2, 7.3.2).
+// bytes are single stores (Intel SDM volume 3, 9.1.1; AMD APM volume 2, 7.3.2; SAFETY.md F10).
 unsafe impl Moves for Native {
     #[inline]
     unsafe fn move_1(source: *const u8, sink: *mut u8) {
@@ -91,7 +91,7 @@ unsafe impl Moves for Native {
             // SAFETY: this function's contract.
             unsafe { move_many_by_sse(source, sink, length) }
         } else if length < STRING_BESIDE_AVX {
-            // SAFETY: this function's contract; there are 128, and the processor has AVX.
+            // SAFETY: this function's contract; there are 128, and the processor has AVX (SAFETY.md F10).
             unsafe { move_many_by_avx(source, sink, length) }
         } else {
             // SAFETY: this function's contract.
@@ -167,7 +167,7 @@ unsafe fn move_many_by_avx(source: *const u8, sink: *mut u8, length: usize) {
 /// As for [`Moves::move_many`].
 unsafe fn move_string(source: *const u8, sink: *mut u8, length: usize) {
     // A sink that is not aligned makes it take twice as long.
-    // SAFETY: the first 64 bytes, which there are.
+    // SAFETY: the first 64 bytes, which there are (SAFETY.md F10).
     unsafe { Native::move_64(source, sink) };
     let skip = next_line(sink);
     let (source, sink) = (source.wrapping_add(skip), sink.wrapping_add(skip));

@@ -129,19 +129,6 @@ fn the_last_word_comes_after_all_others() {
     the_end_comes_last::<Native>();
 }
 
-#[test]
-fn the_last_word_comes_after_all_others_by_portable_moves() {
-    // What is aligned alone: other words are moved by bytes.
-    let trap = Trap::new(18);
-    with_handler(|| {
-        for length in lengths().filter(|&length| length > 1) {
-            let source: Vec<u8> = (0..=200).cycle().take(length).collect();
-            let end = (1 << length.ilog2()).min(8);
-            assert_eq!(trap.spring::<Portable>(&source, end), (0, 0), "{length}");
-        }
-    });
-}
-
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn the_last_word_comes_after_all_others_without_avx() {

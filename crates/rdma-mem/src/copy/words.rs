@@ -1,0 +1,59 @@
+//! Copies by relaxed atomics of eight bytes, where there is no assembly: for miri, too, which then sees them.
+//!
+//! Atomics of two widths over the same bytes would race with each other, and with the words that a region lends.
+//! So of shared memory whole aligned words are loaded and stored, also where the copy needs a part of one.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// The aligned word that a byte lies in.
+///
+/// # Safety
+/// Valid for reads and writes for `'a`, and its memory is reached by atomics of this width, or as by a device.
+unsafe fn word<'a>(place: *mut u8, skip: usize) -> &'a AtomicU64 {
+    let word = place.wrapping_sub(skip).cast();
+    // SAFETY: SAFETY.md F16: aligned, since `skip` is how far it is from the word's beginning; valid, and of one
+    // width, by this function's contract.
+    unsafe { AtomicU64::from_ptr(word) }
+}
+
+/// Copies shared memory into `out`.
+///
+/// # Safety
+/// As of [`copy_out`](super::copy_out).
+pub(super) unsafe fn load(mut source: *mut u8, mut out: &mut [u8]) {
+    while !out.is_empty() {
+        let skip = source.addr() % 8;
+        // SAFETY: SAFETY.md F16: the word of one of the bytes, by this function's contract.
+        let bytes = unsafe { word(source, skip) }.load(Relaxed).to_ne_bytes();
+        let taken = (8 - skip).min(out.len());
+        let (now, later) = out.split_at_mut(taken);
+        now.copy_from_slice(&bytes[skip..skip + taken]);
+        (source, out) = (source.wrapping_add(taken), later);
+    }
+}
+
+/// Copies `data` into shared memory. What is beside it in a word stays as it is, whoever changes it meanwhile.
+///
+/// # Safety
+/// As of [`copy_in`](super::copy_in).
+pub(super) unsafe fn store(mut data: &[u8], mut target: *mut u8) {
+    while !data.is_empty() {
+        let skip = target.addr() % 8;
+        let (now, later) = data.split_at((8 - skip).min(data.len()));
+        // SAFETY: SAFETY.md F16: the word of one of the bytes, by this function's contract.
+        let word = unsafe { word(target, skip) };
+        if let Ok(whole) = now.try_into() {
+            word.store(u64::from_ne_bytes(whole), Relaxed);
+        } else {
+            let put = |old: u64| {
+                let mut bytes = old.to_ne_bytes();
+                bytes[skip..skip + now.len()].copy_from_slice(now);
+                Some(u64::from_ne_bytes(bytes))
+            };
+            // It always puts something.
+            let _ = word.fetch_update(Relaxed, Relaxed, put);
+        }
+        (target, data) = (target.wrapping_add(now.len()), later);
+    }
+}
