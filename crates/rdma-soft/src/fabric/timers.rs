@@ -1,4 +1,4 @@
-//! Deadlines: one alarm for each queue pair. Whoever polls an empty completion queue when one has passed
+//! Deadlines: one alarm for each queue pair and each shared receive queue. Whoever polls an empty completion queue when one has passed
 //! sees to it; for programs that do not poll there is a thread, which exists while an alarm is set and
 //! stays for a moment after the last, so that a program that meets RNR now and then does not make a thread
 //! each time.
@@ -61,7 +61,7 @@ struct Slot {
     at: Option<Time>,
 }
 
-/// A queue pair's place among the alarms.
+/// A place among the alarms.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     fabric: &'static Fabric,

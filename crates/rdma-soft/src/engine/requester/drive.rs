@@ -28,11 +28,28 @@ pub(crate) enum Work {
     HalfOfHead,
 }
 
-/// What a turn executes at most.
+/// What a turn executes at most; also of several queues, if one call comes to them.
 const TURN_REQUESTS: u32 = 16;
 const TURN_BYTES: u64 = if cfg!(loom) { STRETCH_BYTES } else { 64 << 10 };
 /// Some tens of microseconds; less in models, which copy it often.
 pub(crate) const STRETCH_BYTES: u64 = if cfg!(loom) { 8 << 10 } else { 1 << 20 };
+
+/// What a thread may still execute, in one call, of queues that are not its own.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    requests: u32,
+    bytes: u64,
+}
+
+impl Turn {
+    pub(crate) const fn new() -> Self {
+        Self { requests: TURN_REQUESTS, bytes: TURN_BYTES }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.requests == 0 || self.bytes == 0
+    }
+}
 
 /// What is left of some work.
 #[derive(Debug, Clone, Copy)]
@@ -79,9 +96,17 @@ impl SendSide {
         work: Work,
         aftermath: &mut Aftermath,
     ) -> u32 {
+        self.drive_within(own, &mut Left::of(work), work.reach(own), aftermath)
+    }
+
+    fn drive_within(
+        &mut self,
+        own: &Arc<QueuePair>,
+        left: &mut Left,
+        reach: Reach,
+        aftermath: &mut Aftermath,
+    ) -> u32 {
         let mut ended = 0;
-        let mut left = Left::of(work);
-        let reach = work.reach(own);
         while self.may_run() && left.requests > 0 && left.bytes > 0 {
             let upto = self.head_index().wrapping_add(1);
             let Some((request, payload)) = self.queue.front() else { break };
@@ -96,6 +121,7 @@ impl SendSide {
                 }
                 Verdict::Failed(status) => Err(status),
                 Verdict::Paused => {
+                    left.bytes = 0;
                     self.blocked = Blocked::No;
                     break;
                 }
@@ -119,14 +145,32 @@ impl SendSide {
     /// Executes a turn of this queue. What is left is for whoever polls next, or posts here, or for the
     /// device's thread.
     pub(crate) fn take_turn(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
-        let work = match (own.immediate, &own.device.deferred) {
-            (true, _) => Work::Turn(TURN_REQUESTS),
+        self.take_part(own, &mut Turn::new(), aftermath);
+    }
+
+    /// The same with what is left of a turn. One that is over leaves all of it.
+    pub(crate) fn take_part(
+        &mut self,
+        own: &Arc<QueuePair>,
+        turn: &mut Turn,
+        aftermath: &mut Aftermath,
+    ) {
+        let requests = match (own.immediate, &own.device.deferred) {
+            (true, _) => turn.requests,
             // Under a schedule that holds requests back, the one that has begun.
-            (false, Some(_)) => Work::Turn(1),
+            (false, Some(_)) => turn.requests.min(1),
             // What is held goes on as it was told to, whole.
-            (false, None) => Work::Requests(1),
+            (false, None) => {
+                self.drive(own, Work::Requests(1), aftermath);
+                return;
+            }
         };
-        self.drive(own, work, aftermath);
+        if turn.is_over() {
+            return own.alarm.set(Time::AT_ONCE);
+        }
+        let mut left = Left { requests, bytes: turn.bytes, half: false };
+        turn.requests -= self.drive_within(own, &mut left, Reach::MayBeGone, aftermath);
+        turn.bytes = left.bytes;
         self.leave_rest(own);
     }
 
