@@ -119,7 +119,7 @@ impl Pair {
     fn left_by_turns(&self) -> Vec<usize> {
         self.a.send.lock().leave_rest(&self.a);
         let turn = |_: &usize| {
-            self.a.device.fabric.ring_due_alarm();
+            self.a.device.fabric.ring_due_alarms();
             Some(self.a.send.lock().queue.len())
         };
         let first = turn(&0);
