@@ -18,11 +18,14 @@ mod tests;
 /// How much of a queue one drive may execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
+    /// So many requests, and what is copied of them before others may have the locks, by who is told to.
     Requests(u32),
+    /// The head, all of it.
+    Head,
     /// What a thread executes that has other things to do than this queue: so many requests, and no more
     /// than [`TURN_BYTES`].
     Turn(u32),
-    /// So many requests, and what is copied of them before others may have the locks.
+    /// The same as [`Requests`](Self::Requests), by who has posted them.
     Stretch(u32),
     /// The head, half-way through its copy.
     HalfOfHead,
@@ -74,10 +77,9 @@ impl Work {
 impl Left {
     fn of(work: Work) -> Self {
         let (requests, bytes) = match work {
-            Work::Requests(requests) => (requests, u64::MAX),
+            Work::Requests(requests) | Work::Stretch(requests) => (requests, STRETCH_BYTES),
             Work::Turn(requests) => (requests, TURN_BYTES),
-            Work::Stretch(requests) => (requests, STRETCH_BYTES),
-            Work::HalfOfHead => (1, u64::MAX),
+            Work::Head | Work::HalfOfHead => (1, u64::MAX),
         };
         Self { requests, bytes, half: work == Work::HalfOfHead }
     }
@@ -161,7 +163,7 @@ impl SendSide {
             (false, Some(_)) => turn.requests.min(1),
             // What is held goes on as it was told to, whole.
             (false, None) => {
-                self.drive(own, Work::Requests(1), aftermath);
+                self.drive(own, Work::Head, aftermath);
                 return;
             }
         };
@@ -199,19 +201,40 @@ impl SendSide {
     }
 }
 
-/// Drives a queue and settles what that leaves.
-pub(crate) fn drive_and_settle(own: &Arc<QueuePair>, work: Work) -> u32 {
-    let mut aftermath = Aftermath::default();
-    let ended = {
-        let mut send = own.send.lock();
-        let ended = send.drive(own, work, &mut aftermath);
-        if work != Work::HalfOfHead {
-            send.leave_rest(own);
+/// Executes up to so many of the requests that are there, and lets others have the locks between long copies. Says
+/// how many ended by this.
+pub(crate) fn release(own: &Arc<QueuePair>, most: u32) -> u32 {
+    let mut ended = 0;
+    let mut begun = None;
+    loop {
+        let mut aftermath = Aftermath::default();
+        let (more, peer) = {
+            let mut send = own.send.lock();
+            let there = (u32::try_from(send.queue.len()).unwrap_or(u32::MAX), send.incarnation);
+            let (count, incarnation) = *begun.get_or_insert(there);
+            // What was posted since a reset was not there.
+            let left = if send.incarnation == incarnation { most.min(count) - ended } else { 0 };
+            let done = send.drive(own, Work::Requests(left), &mut aftermath);
+            ended += done;
+            let more = done < left && send.has_work();
+            if !more {
+                send.leave_rest(own);
+            }
+            (more, send.requester.direct_peer())
+        };
+        aftermath.settle(own);
+        if !more {
+            return ended;
         }
-        ended
-    };
+        let_others(own, peer);
+    }
+}
+
+/// Copies half of the head, or the rest of it.
+pub(crate) fn release_half(own: &Arc<QueuePair>) {
+    let mut aftermath = Aftermath::default();
+    own.send.lock().drive(own, Work::HalfOfHead, &mut aftermath);
     aftermath.settle(own);
-    ended
 }
 
 /// Executes requests up to number `upto` on the thread that posted them, and lets others have the locks
