@@ -120,7 +120,7 @@ pub(crate) struct Tally {
     traffic: Mutex<Traffic>,
 }
 
-/// This lock comes before those of the queue pairs.
+/// A leaf: nobody waits for a queue pair with this lock.
 #[derive(Debug, Default)]
 struct Traffic {
     /// The sums of queue pairs that are gone.
@@ -135,9 +135,14 @@ impl Tally {
 
     /// Takes over the counts of a queue pair that executes nothing any more.
     pub(crate) fn remove_queue_pair(&self, queue_pair: &QueuePair) {
+        let mut counts = Counters::default();
+        counts.add(queue_pair);
         let mut traffic = locked(&self.traffic);
         traffic.by_id.remove(&queue_pair.id);
-        traffic.gone.add(queue_pair);
+        traffic.gone.sent_pkts += counts.sent_pkts;
+        traffic.gone.rcvd_pkts += counts.rcvd_pkts;
+        traffic.gone.rdma_sends += counts.rdma_sends;
+        traffic.gone.rdma_recvs += counts.rdma_recvs;
     }
 
     /// A request was given up.
@@ -151,7 +156,11 @@ impl Tally {
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        let traffic = locked(&self.traffic);
+        // Each queue pair is in one of the two, also one that goes meanwhile. It keeps its counts.
+        let (gone, queue_pairs): (_, Vec<Arc<QueuePair>>) = {
+            let traffic = locked(&self.traffic);
+            (traffic.gone, traffic.by_id.values().filter_map(Weak::upgrade).collect())
+        };
         let mut sum = Counters {
             duplicate_request: self.duplicates.get(),
             out_of_seq_request: self.out_of_sequence.get(),
@@ -161,9 +170,9 @@ impl Tally {
             retry_rnr_exceeded_err: self.not_ready_exceeded.get(),
             completer_retry_err: self.retries.get(),
             link_downed: self.link_downed.get(),
-            ..traffic.gone
+            ..gone
         };
-        for queue_pair in traffic.by_id.values().filter_map(Weak::upgrade) {
+        for queue_pair in queue_pairs {
             sum.add(&queue_pair);
         }
         sum

@@ -4,7 +4,7 @@ use rdma_types::{Gid, Guid, Qpn};
 
 use crate::counters::Counters;
 use crate::device::Device;
-use crate::engine::requester::drive::{Work, drive_and_settle};
+use crate::engine::requester::drive::{release, release_half};
 use crate::engine::requester::side::SendSide;
 use crate::fabric::Fabric;
 
@@ -92,31 +92,29 @@ impl SoftDevice {
     }
 
     /// Executes up to `count` requests of a queue pair now, oldest first, whatever the schedule; says
-    /// how many completed. A request that the peer is not ready for stays.
+    /// how many completed by this. A request that the peer is not ready for stays.
+    ///
+    /// What is posted meanwhile is not among them. A long copy lets others use the queue pair now and then, as
+    /// one within a post does.
     pub fn release(&self, queue_pair: Qpn, count: u32) -> u32 {
-        self.drive(queue_pair, Work::Requests(count))
+        let found = self.device.queue_pair(queue_pair.get());
+        found.map_or(0, |queue_pair| release(&queue_pair, count))
     }
 
     /// Copies the first half of the oldest request of a queue pair and stops there, as if it was in
     /// flight; a later release does the rest. Says whether it is half-way now; a request of less than
     /// two bytes cannot be, and completes.
     pub fn release_half(&self, queue_pair: Qpn) -> bool {
-        self.drive(queue_pair, Work::HalfOfHead);
+        if let Some(queue_pair) = self.device.queue_pair(queue_pair.get()) {
+            release_half(&queue_pair);
+        }
         self.half_copied(queue_pair) > 0
     }
 
     /// Executes everything that any queue pair of the device holds; says how many requests completed.
     pub fn release_all(&self) -> u32 {
         let queue_pairs = self.device.all_queue_pairs();
-        queue_pairs
-            .iter()
-            .map(|queue_pair| drive_and_settle(queue_pair, Work::Requests(u32::MAX)))
-            .sum()
-    }
-
-    fn drive(&self, queue_pair: Qpn, work: Work) -> u32 {
-        let found = self.device.queue_pair(queue_pair.get());
-        found.map_or(0, |queue_pair| drive_and_settle(&queue_pair, work))
+        queue_pairs.iter().map(|queue_pair| release(queue_pair, u32::MAX)).sum()
     }
 
     fn with_send_side<T: Default>(&self, qpn: Qpn, look: impl FnOnce(&SendSide) -> T) -> T {

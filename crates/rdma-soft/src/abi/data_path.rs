@@ -17,6 +17,7 @@ use super::{mw, number};
 use crate::engine::Refusal;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::drive::Turn;
 use crate::engine::requester::post::{post_datagrams, post_each};
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::single::post_single;
@@ -263,10 +264,11 @@ pub(super) unsafe extern "C" fn post_recv(
     // SAFETY: the caller's queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
     // SAFETY: the caller's list, and place for the request that is refused (SAFETY.md F1, F12).
-    unsafe { post_list(wr, bad_wr, |wr_id, sges| queue_pair.post_receive(wr_id, sges)) }
+    unsafe { post_list(wr, bad_wr, |wr_id, sges, turn| queue_pair.post_receive(wr_id, sges, turn)) }
 }
 
-/// Posts receive requests until one is refused.
+/// Posts receive requests until one is refused. All of them are one call, which executes one turn of what has
+/// waited for them.
 ///
 /// # Safety
 ///
@@ -276,15 +278,16 @@ pub(super) unsafe extern "C" fn post_recv(
 pub(super) unsafe fn post_list(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
-    post: impl Fn(u64, &[Sge]) -> Result<(), Refusal>,
+    post: impl Fn(u64, &[Sge], &mut Turn) -> Result<(), Refusal>,
 ) -> c_int {
     let mut current = wr;
+    let mut turn = Turn::new();
     while !current.is_null() {
         // SAFETY: a request of the caller's list (SAFETY.md F12).
         let request = unsafe { &*current };
         // SAFETY: as above.
         let sges = unsafe { elements(request.sg_list, request.num_sge) };
-        let result = sges.and_then(|sges| post(request.wr_id, sges));
+        let result = sges.and_then(|sges| post(request.wr_id, sges, &mut turn));
         if result.is_err() {
             // SAFETY: the caller's place for the request that was refused (SAFETY.md F1).
             unsafe { bad_wr.write(current) };

@@ -40,7 +40,6 @@ pub(super) unsafe extern "C" fn create_srq(
         let (max_wr, max_sge) = (init.attr.max_wr, init.attr.max_sge);
         let queue = SharedReceiveQueue::new(domain, max_wr, max_sge, reporter)
             .inspect_err(|_| device.shared_receive_queues.give())?;
-        let queue = Arc::new(queue);
         // SAFETY: as above.
         unsafe { pd_children(pd) }.add();
         let mut verbs = ibv_srq::default();
@@ -123,5 +122,5 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     // SAFETY: the caller's queue (SAFETY.md F1).
     let queue = unsafe { shared_queue_of(srq) };
     // SAFETY: the caller's list, and place for the request that is refused (SAFETY.md F1, F12).
-    unsafe { post_list(wr, bad_wr, |wr_id, sges| queue.post(wr_id, sges)) }
+    unsafe { post_list(wr, bad_wr, |wr_id, sges, turn| queue.post(wr_id, sges, turn)) }
 }

@@ -6,7 +6,7 @@
 //! pairs that talk to each other cannot wait for each other.
 //!
 //! 1. What a call of the program begins with: its [critical region](critical_region), the contexts of a port,
-//!    a device's tally of its queue pairs, or the list of blocks that programs know devices by.
+//!    or the list of blocks that programs know devices by.
 //! 2. A queue pair's attributes.
 //! 3. A queue pair's send side.
 //! 4. A responder.
@@ -17,9 +17,9 @@
 //! 9. [Deferred](deferred) work.
 //! 10. The handle of a [reporter](report), then the state of an [event queue](events), then what is left to
 //!     be done without locks (`fabric/overflow.rs`), or the acknowledgements of an object.
-//! 11. Leaves, under which no other is taken: deadlines, the users of a completion queue, all its rings, the
-//!     gate of a critical region, the domains of a context, and the list of threads of
-//!     [grace periods](grace_period).
+//! 11. Leaves, under which no other is taken: deadlines, a device's tally of its queue pairs, the users of a
+//!     completion queue, all its rings, the gate of a critical region, the domains of a context, and the list
+//!     of threads of [grace periods](grace_period).
 //!
 //! One more is taken only by who holds none of these: that under which the tokens of an event queue are
 //! written, by a system call. It comes before the queue's state.

@@ -14,6 +14,7 @@ use crate::engine::operation::{Opcode, Operation};
 use crate::engine::protection::{ProtectionDomain, Registration};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::Reporter;
+use crate::engine::requester::drive::{STRETCH_BYTES, Turn};
 use crate::engine::requester::post::post_each;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::Peer;
@@ -24,6 +25,7 @@ use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::engine::work_completion::Side;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
+use crate::fabric::timers::model::Alarms;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::schedule::Schedule;
@@ -34,6 +36,9 @@ mod shared;
 pub(crate) mod tokens;
 mod turns;
 mod unreliable;
+
+/// More of a request is not executed in one turn, nor by a post without letting others have the lock.
+const TURN: usize = STRETCH_BYTES as usize;
 
 /// Two queue pairs, each of a domain of its own: `a` sends to `b`.
 struct Model {
@@ -188,8 +193,8 @@ fn loom_a_waiting_sender_is_woken() {
                 post(&a, 2, &[], None);
             })
         };
-        model.b.post_receive(11, &[]).unwrap();
-        model.b.post_receive(12, &[]).unwrap();
+        model.b.post_receive(11, &[], &mut Turn::new()).unwrap();
+        model.b.post_receive(12, &[], &mut Turn::new()).unwrap();
         sender.join().unwrap();
         let done = WcStatus::SUCCESS;
         assert_eq!(polled(&model.a.send_cq), [(1, done), (2, done)]);
@@ -251,7 +256,7 @@ fn loom_no_write_after_destruction() {
         // Looking the second up leaves time between finding the first and writing it.
         let (mut sink, second) = (Memory::new(&model.b.pd, 0), Memory::new(&model.b.pd, 0));
         let (pd, from) = (Arc::clone(&model.b.pd), source.sge());
-        model.b.post_receive(11, &[sink.sge(), second.sge()]).unwrap();
+        model.b.post_receive(11, &[sink.sge(), second.sge()], &mut Turn::new()).unwrap();
         let sender = {
             let a = Arc::clone(&model.a);
             thread::spawn(move || post(&a, 1, &[from], None))
@@ -297,8 +302,8 @@ fn loom_a_request_is_flushed_once_and_gone_after_a_reset() {
         let poster = {
             let b = Arc::clone(&model.b);
             thread::spawn(move || {
-                b.post_receive(11, &[]).unwrap();
-                b.post_receive(12, &[]).unwrap();
+                b.post_receive(11, &[], &mut Turn::new()).unwrap();
+                b.post_receive(12, &[], &mut Turn::new()).unwrap();
             })
         };
         model.b.enter_error(None, None);
@@ -307,7 +312,7 @@ fn loom_a_request_is_flushed_once_and_gone_after_a_reset() {
         assert_eq!(polled(&model.b.receive_cq), [(11, flushed), (12, flushed)]);
         model.b.reset(&mut locked(&model.b.attributes));
         model.connect();
-        model.b.post_receive(13, &[]).unwrap();
+        model.b.post_receive(13, &[], &mut Turn::new()).unwrap();
         post(&model.a, 1, &[], None);
         let done = WcStatus::SUCCESS;
         assert_eq!(polled(&model.b.receive_cq), [(13, done)]);
@@ -321,7 +326,7 @@ fn loom_a_request_is_flushed_once_and_gone_after_a_reset() {
 fn loom_a_request_is_taken_or_flushed() {
     loom::model(|| {
         let model = Model::new();
-        model.b.post_receive(11, &[]).unwrap();
+        model.b.post_receive(11, &[], &mut Turn::new()).unwrap();
         let sender = {
             let a = Arc::clone(&model.a);
             thread::spawn(move || post(&a, 1, &[], None))

@@ -17,7 +17,7 @@ use crate::engine::modify::{Attributes, check_values};
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
 use crate::engine::report::Reporter;
-use crate::engine::requester::drive::resume;
+use crate::engine::requester::drive::{Turn, resume};
 use crate::engine::requester::side::{Peer, SendSide};
 use crate::engine::responder::side::Responder;
 use crate::engine::service::Service;
@@ -303,9 +303,15 @@ impl QueuePair {
         self.receive_cq.push(self.receive_seat, completion);
     }
 
-    /// Posts one receive request; a requester that waits for it goes on before this returns.
+    /// Posts one receive request; a requester that waits for it goes on before this returns, as long as the
+    /// call's turn lasts.
     #[inline]
-    pub(crate) fn post_receive(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Refusal> {
+    pub(crate) fn post_receive(
+        &self,
+        wr_id: u64,
+        sges: &[Sge],
+        turn: &mut Turn,
+    ) -> Result<(), Refusal> {
         if sges.len() > self.capacity.receive_sge as usize {
             return Err(Refusal::Invalid);
         }
@@ -330,7 +336,7 @@ impl QueuePair {
             }
         };
         match waiter.and_then(|waiter| waiter.upgrade()) {
-            Some(requester) => requester.receiver_is_ready(),
+            Some(requester) => requester.receiver_is_ready(turn),
             None => self.device.fabric.unsettled.settle(),
         }
         Ok(())

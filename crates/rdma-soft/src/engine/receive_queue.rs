@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use rdma_types::QpState;
 
 use crate::engine::Refusal;
+use crate::engine::requester::drive::Turn;
 use crate::engine::room::Room;
 use crate::engine::sge::Sge;
 use crate::sync::{AtomicU64, Ordering};
@@ -22,8 +23,9 @@ mod tests;
 
 /// A requester that found no receive request, and waits to be told of one.
 pub(crate) trait Waiter: Send + Sync + std::fmt::Debug {
-    /// There is one: goes on before this returns. The caller holds no lock.
-    fn receiver_is_ready(self: Arc<Self>);
+    /// There is one: goes on before this returns, as long as the turn lasts, and then in a moment. The caller
+    /// holds no lock.
+    fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn);
 
     /// The receiver has gone, perhaps to come again: looks in a moment. The queue may be locked.
     fn receiver_has_gone(&self);

@@ -3,6 +3,9 @@
 //!
 //! One lock, under which requests are posted, taken, and waited for. As on hardware a slot is free again
 //! when the completion of its request was polled, by whichever queue pair.
+//!
+//! Who posts serves those who wait, for a turn. If that is over before all are served, the queue has an alarm
+//! that does the rest: so they keep their order, and none is told of a request that is another's.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -13,7 +16,10 @@ use crate::engine::Refusal;
 use crate::engine::protection::ProtectionDomain;
 use crate::engine::receive_queue::{self, Receive, ReceiveSlots, index};
 use crate::engine::report::Reporter;
+use crate::engine::requester::drive::Turn;
 use crate::engine::sge::Sge;
+use crate::fabric::clock::Time;
+use crate::fabric::timers::{Alarm, Alarmed};
 use crate::sync::{AtomicU32, Line, Lock, Ordering};
 
 #[derive(Debug)]
@@ -24,6 +30,7 @@ pub(crate) struct SharedReceiveQueue {
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
     pub(crate) reporter: Reporter,
+    alarm: Alarm,
     slots: ReceiveSlots,
     requests: Line<Lock<Requests>>,
     /// How many requests were given back (free-running).
@@ -51,9 +58,14 @@ struct Waiter {
 }
 
 impl Requests {
+    /// Whether there is somebody who waits, and a request to take.
+    fn has_work(&self) -> bool {
+        self.head != self.next && !self.waiters.is_empty()
+    }
+
     /// Who has waited longest, if there is a request to take.
     fn take_waiter(&mut self) -> Option<Arc<dyn receive_queue::Waiter>> {
-        if self.head == self.next {
+        if !self.has_work() {
             return None;
         }
         // One that has gone meanwhile leaves the request to the next.
@@ -76,16 +88,18 @@ impl SharedReceiveQueue {
         max_wr: u32,
         max_sge: u32,
         reporter: Reporter,
-    ) -> Result<Self, Refusal> {
-        Ok(Self {
+    ) -> Result<Arc<Self>, Refusal> {
+        let slots = ReceiveSlots::new(max_wr, max_sge)?;
+        Ok(Arc::new_cyclic(|weak: &Weak<Self>| Self {
             pd: Arc::clone(pd),
             max_wr,
             max_sge,
             reporter,
-            slots: ReceiveSlots::new(max_wr, max_sge)?,
+            alarm: Alarm::new(pd.device.fabric, weak.clone()),
+            slots,
             requests: Line::default(),
             reclaimed: Line::default(),
-        })
+        }))
     }
 
     /// A queue pair was made that takes from here: makes room, so that waiting does not allocate.
@@ -108,12 +122,12 @@ impl SharedReceiveQueue {
     }
 
     /// Posts a request. Those who wait for one go on before this returns, in the order in which they
-    /// came, as long as there are requests.
-    pub(crate) fn post(&self, wr_id: u64, sges: &[Sge]) -> Result<(), Refusal> {
+    /// came, as long as there are requests and the call's turn lasts.
+    pub(crate) fn post(&self, wr_id: u64, sges: &[Sge], turn: &mut Turn) -> Result<(), Refusal> {
         if sges.len() > self.max_sge as usize {
             return Err(Refusal::Invalid);
         }
-        let mut waiter = {
+        let has_work = {
             let mut requests = self.requests.lock();
             let reclaimed = self.reclaimed.load(Ordering::Acquire);
             if index(requests.next).wrapping_sub(reclaimed) >= self.max_wr {
@@ -121,14 +135,26 @@ impl SharedReceiveQueue {
             }
             self.slots.put(requests.next, wr_id, sges);
             requests.next += 1;
-            requests.take_waiter()
+            requests.has_work()
         };
-        // Who is woken may have given up meanwhile, and leaves the request to the next.
-        while let Some(requester) = waiter {
-            requester.receiver_is_ready();
-            waiter = self.requests.lock().take_waiter();
+        if has_work {
+            self.serve(turn);
         }
         Ok(())
+    }
+
+    /// Has those who wait go on, one after the other.
+    #[cold]
+    fn serve(&self, turn: &mut Turn) {
+        while !turn.is_over() {
+            // Who is woken may have given up meanwhile, and leaves the request to the next.
+            let waiter = self.requests.lock().take_waiter();
+            let Some(requester) = waiter else { return };
+            requester.receiver_is_ready(turn);
+        }
+        if self.requests.lock().has_work() {
+            self.alarm.set(Time::AT_ONCE);
+        }
     }
 
     /// Takes the oldest request; its elements go to `out`, which is emptied first and has room. If there
@@ -180,5 +206,11 @@ impl SharedReceiveQueue {
         }
         self.requests.lock().limit = limit;
         Ok(())
+    }
+}
+
+impl Alarmed for SharedReceiveQueue {
+    fn alarm_rings(self: Arc<Self>) {
+        self.serve(&mut Turn::new());
     }
 }

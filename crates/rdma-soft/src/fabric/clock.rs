@@ -61,7 +61,7 @@ impl Time {
     /// Before every other moment.
     pub(crate) const AT_ONCE: Self = Self(0);
 
-    pub(crate) fn from_nanoseconds(nanoseconds: u64) -> Self {
+    pub(crate) const fn from_nanoseconds(nanoseconds: u64) -> Self {
         Self(nanoseconds)
     }
 

@@ -8,7 +8,7 @@ use std::ptr;
 /// What a thread of the device needs, in bytes: it calls nothing of the program's.
 const STACK: usize = 256 << 10;
 
-/// Starts a thread that takes no signal, may run on every processor, and has the usual policy.
+/// Starts a thread that takes no signal, and asks for every processor and the usual policy.
 pub(super) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let mut mask = Mask::all_blocked();
     let run = move || {
@@ -43,11 +43,12 @@ impl Mask {
     }
 }
 
-/// A thread that was started from one which is bound to a processor, or runs before all others, is neither.
+/// A thread that was started from one which is bound to a processor, or runs before all others, is neither. What
+/// the kernel refuses changes nothing: a thread of the policy `SCHED_IDLE` may not leave it without a right of its
+/// own. The nice value stays as it is.
 fn usual_scheduling() {
     let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: reads the parameters (sched_setscheduler(2), SAFETY.md F15). That it may do this is sure:
-    // nothing is asked for that not every thread has.
+    // SAFETY: reads the parameters (sched_setscheduler(2), SAFETY.md F15).
     unsafe { libc::sched_setscheduler(0, libc::SCHED_OTHER, &raw const parameters) };
     // More processors than there are: the kernel takes those that it has and the process may use.
     let all = [u64::MAX; 128];
@@ -74,8 +75,24 @@ mod tests {
         unsafe { libc::sched_getscheduler(0) }
     }
 
+    /// Whether it may leave the policy or not.
     #[test]
-    fn nothing_of_the_thread_that_starts_it_is_inherited() {
+    fn a_thread_of_the_idle_policy_starts_one_too() {
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || {
+            // SAFETY: all bytes of it are integers.
+            let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
+            // SAFETY: reads the parameters (sched_setscheduler(2)).
+            unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
+            spawn("test", move || sender.send(policy()).unwrap()).unwrap();
+        })
+        .join()
+        .unwrap();
+        assert!([libc::SCHED_OTHER, libc::SCHED_IDLE].contains(&receiver.recv().unwrap()));
+    }
+
+    #[test]
+    fn no_signal_processor_or_policy_of_the_thread_that_starts_it_is_inherited() {
         let (sender, receiver) = mpsc::channel();
         let processors = status("Cpus_allowed:");
         let before = status("SigBlk:");

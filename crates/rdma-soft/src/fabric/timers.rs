@@ -1,4 +1,4 @@
-//! Deadlines: one alarm for each queue pair. Whoever polls an empty completion queue when one has passed
+//! Deadlines: one alarm for each queue pair and each shared receive queue. Whoever polls an empty completion queue when one has passed
 //! sees to it; for programs that do not poll there is a thread, which exists while an alarm is set and
 //! stays for a moment after the last, so that a program that meets RNR now and then does not make a thread
 //! each time.
@@ -23,6 +23,8 @@ pub(crate) mod model;
 mod tests;
 
 const LINGER: Duration = Duration::from_secs(5);
+/// One poll has time for so many alarms.
+const RINGS: u32 = 4;
 
 /// Who has an alarm.
 pub(crate) trait Alarmed: Send + Sync + std::fmt::Debug {
@@ -61,7 +63,7 @@ struct Slot {
     at: Option<Time>,
 }
 
-/// A queue pair's place among the alarms.
+/// A place among the alarms.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     fabric: &'static Fabric,
@@ -105,27 +107,29 @@ impl Drop for Alarm {
 }
 
 impl Fabric {
-    /// Has the alarm ring whose time came first, if it has come: one poll has time for one. The caller holds
-    /// no lock.
+    /// Has the alarms ring whose time has come, the first of them first, but no more than [`RINGS`]. The caller
+    /// holds no lock.
     #[cold]
-    pub(crate) fn ring_due_alarm(&self) {
-        let earliest = Time::from_nanoseconds(self.timers.earliest.load(Ordering::Relaxed));
+    pub(crate) fn ring_due_alarms(&self) {
+        // Once: what is set from here on is for the next poll.
         let now = self.clock.now();
-        if earliest > now {
-            return;
-        }
-        // Who holds it sees to the alarms, or sets one.
-        let mut schedule = match self.timers.schedule.try_lock() {
-            Ok(schedule) => schedule,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        let due = schedule.take_due(now);
-        // Also without one: the times of alarms that are gone were dropped.
-        self.timers.publish(&schedule);
-        drop(schedule);
-        if let Some(owner) = due.and_then(|owner| owner.upgrade()) {
-            owner.alarm_rings();
+        for _ in 0..RINGS {
+            if Time::from_nanoseconds(self.timers.first()) > now {
+                return;
+            }
+            // Who holds it sees to the alarms, or sets one.
+            let mut schedule = match self.timers.schedule.try_lock() {
+                Ok(schedule) => schedule,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            let due = schedule.take_due(now);
+            // Also without one: the times of alarms that are gone were dropped.
+            self.timers.publish(&schedule);
+            drop(schedule);
+            if let Some(owner) = due.and_then(|owner| owner.upgrade()) {
+                owner.alarm_rings();
+            }
         }
     }
 
@@ -195,7 +199,13 @@ impl Timers {
     /// Whether an alarm is set. What every empty poll asks.
     #[inline(always)]
     pub(crate) fn is_set(&self) -> bool {
-        self.earliest.load(Ordering::Relaxed) != u64::MAX
+        self.first() != u64::MAX
+    }
+
+    /// The time of the first alarm, in nanoseconds; the last of all times if none is set.
+    #[inline(always)]
+    pub(crate) fn first(&self) -> u64 {
+        self.earliest.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, Schedule> {

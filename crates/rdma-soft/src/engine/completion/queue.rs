@@ -63,6 +63,8 @@ pub(super) struct Pollers {
     pub(super) seats: Lock<Seats>,
     /// How many polls found nothing, one after the other, while an alarm was set.
     in_vain: AtomicU32,
+    /// The time of the first alarm when the last of them looked at the clock.
+    alarm_seen: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -304,13 +306,18 @@ impl CompletionQueue {
         }
     }
 
-    /// At the first and each [`LOOKS_APART`]th such poll, since a look at the clock takes as long as some polls.
+    /// At the first such poll, and then at each [`LOOKS_APART`]th until another alarm is the first: a look at the
+    /// clock takes as long as some polls.
     #[cold]
     fn look_at_clock(&self) {
-        let before = self.pollers.in_vain.load(Ordering::Relaxed);
-        self.pollers.in_vain.store(before.wrapping_add(1), Ordering::Relaxed);
+        let Pollers { in_vain, alarm_seen, .. } = &*self.pollers;
+        let alarm = self.fabric.timers.first();
+        let known = alarm_seen.load(Ordering::Relaxed) == alarm;
+        let before = if known { in_vain.load(Ordering::Relaxed) } else { 0 };
+        in_vain.store(before.wrapping_add(1), Ordering::Relaxed);
         if before.is_multiple_of(LOOKS_APART) {
-            self.fabric.ring_due_alarm();
+            alarm_seen.store(alarm, Ordering::Relaxed);
+            self.fabric.ring_due_alarms();
         }
     }
 

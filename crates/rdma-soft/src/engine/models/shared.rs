@@ -13,9 +13,12 @@ struct Shared {
 
 impl Shared {
     fn new() -> Self {
-        let device = device();
+        Self::on(device())
+    }
+
+    fn on(device: &'static Device) -> Self {
         let pd = ProtectionDomain::new(device);
-        let queue = Arc::new(SharedReceiveQueue::new(&pd, 2, 2, Reporter::silent()).unwrap());
+        let queue = SharedReceiveQueue::new(&pd, 2, 2, Reporter::silent()).unwrap();
         let [a, c] = [(); 2].map(|()| queue_pair(device, None));
         let [b, d] = [(); 2].map(|()| queue_pair(device, Some(&queue)));
         connect(&a, &b);
@@ -24,7 +27,7 @@ impl Shared {
     }
 
     fn post(&self, wr_id: u64, sges: &[Sge]) -> Result<(), crate::engine::Refusal> {
-        self.queue.post(wr_id, sges)
+        self.queue.post(wr_id, sges, &mut Turn::new())
     }
 
     fn end(self) {
@@ -125,6 +128,32 @@ fn loom_a_reset_gives_all_shared_slots_back() {
         model.post(3, &[]).unwrap();
         model.post(4, &[]).unwrap();
         assert!(model.post(5, &[]).is_err());
+        model.end();
+    });
+}
+
+/// The first who waits takes all of the call's turn. Who comes behind it is served in the end, by whoever polls.
+#[test]
+fn loom_who_waits_behind_a_whole_turn_is_served() {
+    loom::model(|| {
+        let fabric = Fabric::of_model_with(Alarms::AtPolls);
+        let model = Shared::on(device_of(fabric, Schedule::Immediate));
+        let source = Memory::of_length(TURN, &model.a.pd, 1);
+        let sink = Memory::of_length(TURN, &model.queue.pd, 0);
+        post(&model.a, 1, &[source.sge()], None);
+        let sender = {
+            let c = Arc::clone(&model.c);
+            thread::spawn(move || post(&c, 2, &[], None))
+        };
+        let mut turn = Turn::new();
+        for wr_id in [11, 12] {
+            model.queue.post(wr_id, &[sink.sge()], &mut turn).unwrap();
+        }
+        sender.join().unwrap();
+        let ended: Vec<_> = (0..3).flat_map(|_| polled(&model.c.send_cq)).collect();
+        assert_eq!(ended, [(2, DONE)]);
+        assert_eq!(polled(&model.a.send_cq), [(1, DONE)]);
+        assert!(!fabric.timers.is_set());
         model.end();
     });
 }

@@ -2,14 +2,10 @@
 //! time for to an alarm. However they race, no queue is left with work and with nobody to do it.
 
 use super::*;
-use crate::engine::requester::drive::STRETCH_BYTES;
 use crate::engine::requester::post::post_all;
 use crate::engine::requester::side::Blocked;
-use crate::fabric::timers::model::Alarms;
 
 const DONE: WcStatus = WcStatus::SUCCESS;
-/// More of a request is not executed in one turn, nor by a post without letting others have the lock.
-const TURN: usize = STRETCH_BYTES as usize;
 
 fn fabric_and_model(alarms: Alarms) -> (&'static Fabric, Model) {
     let fabric = Fabric::of_model_with(alarms);
@@ -43,8 +39,8 @@ fn loom_what_a_turn_leaves_is_done_at_polls() {
         post(&model.a, 1, &[source.sge()], None);
         post(&model.a, 2, &[], None);
         let poster = posts_write(&model, 3);
-        model.b.post_receive(11, &[sink.sge()]).unwrap();
-        model.b.post_receive(12, &[]).unwrap();
+        model.b.post_receive(11, &[sink.sge()], &mut Turn::new()).unwrap();
+        model.b.post_receive(12, &[], &mut Turn::new()).unwrap();
         poster.join().unwrap();
         assert_not_forgotten(&model.a);
         assert_eq!(polled_to_the_end(&model.a.send_cq), [(1, DONE), (2, DONE), (3, DONE)]);
@@ -62,8 +58,8 @@ fn loom_what_a_turn_leaves_is_done_by_the_thread() {
         let sink = Memory::of_length(TURN, &model.b.pd, 0);
         post(&model.a, 1, &[source.sge()], None);
         post(&model.a, 2, &[], None);
-        model.b.post_receive(11, &[sink.sge()]).unwrap();
-        model.b.post_receive(12, &[]).unwrap();
+        model.b.post_receive(11, &[sink.sge()], &mut Turn::new()).unwrap();
+        model.b.post_receive(12, &[], &mut Turn::new()).unwrap();
         fabric.rest();
         assert_eq!(polled(&model.a.send_cq), [(1, DONE), (2, DONE)]);
         fabric.let_time_pass();
@@ -91,7 +87,7 @@ fn loom_what_is_posted_behind_a_long_post_is_not_forgotten() {
             })
         };
         let other = posts_write(&model, 3);
-        model.b.post_receive(11, &[]).unwrap();
+        model.b.post_receive(11, &[], &mut Turn::new()).unwrap();
         poster.join().unwrap();
         other.join().unwrap();
         assert_not_forgotten(&model.a);
@@ -150,7 +146,7 @@ fn loom_a_sender_whose_deadline_passes_sends_or_gives_up() {
         model.a.send.lock().requester.rnr_retries = 1;
         post(&model.a, 1, &[], None);
         fabric.let_time_pass();
-        model.b.post_receive(11, &[]).unwrap();
+        model.b.post_receive(11, &[], &mut Turn::new()).unwrap();
         fabric.thread_ends();
         let status = match &polled(&model.a.send_cq)[..] {
             &[(1, status)] => status,

@@ -42,7 +42,7 @@ fn loom_a_message_arrives_or_is_lost() {
         let source = Memory::new(&model.a.pd, 1);
         let mut sink = Memory::new(&model.b.pd, 0);
         let (pd, from) = (Arc::clone(&model.b.pd), source.sge());
-        model.b.post_receive(11, &[sink.sge()]).unwrap();
+        model.b.post_receive(11, &[sink.sge()], &mut Turn::new()).unwrap();
         let sender = {
             let a = Arc::clone(&model.a);
             thread::spawn(move || post(&a, 1, &[from], None))

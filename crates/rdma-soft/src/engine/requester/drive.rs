@@ -18,21 +18,41 @@ mod tests;
 /// How much of a queue one drive may execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
+    /// So many requests, and what is copied of them before others may have the locks, by who is told to.
     Requests(u32),
+    /// The head, all of it.
+    Head,
     /// What a thread executes that has other things to do than this queue: so many requests, and no more
     /// than [`TURN_BYTES`].
     Turn(u32),
-    /// So many requests, and what is copied of them before others may have the locks.
+    /// The same as [`Requests`](Self::Requests), by who has posted them.
     Stretch(u32),
     /// The head, half-way through its copy.
     HalfOfHead,
 }
 
-/// What a turn executes at most.
+/// What a turn executes at most; also of several queues, if one call comes to them.
 const TURN_REQUESTS: u32 = 16;
 const TURN_BYTES: u64 = if cfg!(loom) { STRETCH_BYTES } else { 64 << 10 };
 /// Some tens of microseconds; less in models, which copy it often.
 pub(crate) const STRETCH_BYTES: u64 = if cfg!(loom) { 8 << 10 } else { 1 << 20 };
+
+/// What a thread may still execute, in one call, of queues that are not its own.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    requests: u32,
+    bytes: u64,
+}
+
+impl Turn {
+    pub(crate) const fn new() -> Self {
+        Self { requests: TURN_REQUESTS, bytes: TURN_BYTES }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.requests == 0 || self.bytes == 0
+    }
+}
 
 /// What is left of some work.
 #[derive(Debug, Clone, Copy)]
@@ -57,10 +77,9 @@ impl Work {
 impl Left {
     fn of(work: Work) -> Self {
         let (requests, bytes) = match work {
-            Work::Requests(requests) => (requests, u64::MAX),
+            Work::Requests(requests) | Work::Stretch(requests) => (requests, STRETCH_BYTES),
             Work::Turn(requests) => (requests, TURN_BYTES),
-            Work::Stretch(requests) => (requests, STRETCH_BYTES),
-            Work::HalfOfHead => (1, u64::MAX),
+            Work::Head | Work::HalfOfHead => (1, u64::MAX),
         };
         Self { requests, bytes, half: work == Work::HalfOfHead }
     }
@@ -79,9 +98,17 @@ impl SendSide {
         work: Work,
         aftermath: &mut Aftermath,
     ) -> u32 {
+        self.drive_within(own, &mut Left::of(work), work.reach(own), aftermath)
+    }
+
+    fn drive_within(
+        &mut self,
+        own: &Arc<QueuePair>,
+        left: &mut Left,
+        reach: Reach,
+        aftermath: &mut Aftermath,
+    ) -> u32 {
         let mut ended = 0;
-        let mut left = Left::of(work);
-        let reach = work.reach(own);
         while self.may_run() && left.requests > 0 && left.bytes > 0 {
             let upto = self.head_index().wrapping_add(1);
             let Some((request, payload)) = self.queue.front() else { break };
@@ -96,6 +123,7 @@ impl SendSide {
                 }
                 Verdict::Failed(status) => Err(status),
                 Verdict::Paused => {
+                    left.bytes = 0;
                     self.blocked = Blocked::No;
                     break;
                 }
@@ -119,14 +147,32 @@ impl SendSide {
     /// Executes a turn of this queue. What is left is for whoever polls next, or posts here, or for the
     /// device's thread.
     pub(crate) fn take_turn(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
-        let work = match (own.immediate, &own.device.deferred) {
-            (true, _) => Work::Turn(TURN_REQUESTS),
+        self.take_part(own, &mut Turn::new(), aftermath);
+    }
+
+    /// The same with what is left of a turn. One that is over leaves all of it.
+    pub(crate) fn take_part(
+        &mut self,
+        own: &Arc<QueuePair>,
+        turn: &mut Turn,
+        aftermath: &mut Aftermath,
+    ) {
+        let requests = match (own.immediate, &own.device.deferred) {
+            (true, _) => turn.requests,
             // Under a schedule that holds requests back, the one that has begun.
-            (false, Some(_)) => Work::Turn(1),
+            (false, Some(_)) => turn.requests.min(1),
             // What is held goes on as it was told to, whole.
-            (false, None) => Work::Requests(1),
+            (false, None) => {
+                self.drive(own, Work::Head, aftermath);
+                return;
+            }
         };
-        self.drive(own, work, aftermath);
+        if turn.is_over() {
+            return own.alarm.set(Time::AT_ONCE);
+        }
+        let mut left = Left { requests, bytes: turn.bytes, half: false };
+        turn.requests -= self.drive_within(own, &mut left, Reach::MayBeGone, aftermath);
+        turn.bytes = left.bytes;
         self.leave_rest(own);
     }
 
@@ -155,19 +201,40 @@ impl SendSide {
     }
 }
 
-/// Drives a queue and settles what that leaves.
-pub(crate) fn drive_and_settle(own: &Arc<QueuePair>, work: Work) -> u32 {
-    let mut aftermath = Aftermath::default();
-    let ended = {
-        let mut send = own.send.lock();
-        let ended = send.drive(own, work, &mut aftermath);
-        if work != Work::HalfOfHead {
-            send.leave_rest(own);
+/// Executes up to so many of the requests that are there, and lets others have the locks between long copies. Says
+/// how many ended by this.
+pub(crate) fn release(own: &Arc<QueuePair>, most: u32) -> u32 {
+    let mut ended = 0;
+    let mut begun = None;
+    loop {
+        let mut aftermath = Aftermath::default();
+        let (more, peer) = {
+            let mut send = own.send.lock();
+            let there = (u32::try_from(send.queue.len()).unwrap_or(u32::MAX), send.incarnation);
+            let (count, incarnation) = *begun.get_or_insert(there);
+            // What was posted since a reset was not there.
+            let left = if send.incarnation == incarnation { most.min(count) - ended } else { 0 };
+            let done = send.drive(own, Work::Requests(left), &mut aftermath);
+            ended += done;
+            let more = done < left && send.has_work();
+            if !more {
+                send.leave_rest(own);
+            }
+            (more, send.requester.direct_peer())
+        };
+        aftermath.settle(own);
+        if !more {
+            return ended;
         }
-        ended
-    };
+        let_others(own, peer);
+    }
+}
+
+/// Copies half of the head, or the rest of it.
+pub(crate) fn release_half(own: &Arc<QueuePair>) {
+    let mut aftermath = Aftermath::default();
+    own.send.lock().drive(own, Work::HalfOfHead, &mut aftermath);
     aftermath.settle(own);
-    ended
 }
 
 /// Executes requests up to number `upto` on the thread that posted them, and lets others have the locks

@@ -7,6 +7,7 @@ use rdma_types::{MinRnrTimer, WcStatus as Status};
 use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::Waiter;
+use crate::engine::requester::drive::Turn;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};
 use crate::fabric::clock::Time;
 use crate::fabric::timers::Alarmed;
@@ -115,13 +116,13 @@ impl Alarmed for QueuePair {
 
 impl Waiter for QueuePair {
     #[cold]
-    fn receiver_is_ready(self: Arc<Self>) {
+    fn receiver_is_ready(self: Arc<Self>, turn: &mut Turn) {
         let mut aftermath = Aftermath::default();
         {
             let mut send = self.send.lock();
             // If it waits no more it was reset, or gave up.
             if let Blocked::NotReady { .. } = send.blocked {
-                send.take_turn(&self, &mut aftermath);
+                send.take_part(&self, turn, &mut aftermath);
             }
         }
         aftermath.settle(&self);

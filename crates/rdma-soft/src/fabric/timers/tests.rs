@@ -1,4 +1,5 @@
 use super::*;
+use crate::engine::completion::CompletionQueue;
 
 fn at(ns: u64) -> Time {
     Time::from_nanoseconds(ns)
@@ -61,7 +62,7 @@ fn a_poll_forgets_alarms_that_are_gone() {
     alarm.set(at(1));
     assert!(FABRIC.timers.is_set());
     drop(alarm);
-    FABRIC.ring_due_alarm();
+    FABRIC.ring_due_alarms();
     assert!(!FABRIC.timers.is_set());
 }
 
@@ -80,13 +81,59 @@ fn an_alarm_that_goes_gives_its_place_back() {
 fn who_is_always_due_again_keeps_nobody_waiting() {
     static FABRIC: Fabric = Fabric::new();
     FABRIC.serve_by_polls_alone();
-    let [first, second] = [(); 2].map(|()| Alarm::new(&FABRIC, nobody()));
-    let waits = || FABRIC.timers.lock().alarms[second.place].as_ref().unwrap().at.is_some();
-    first.set(Time::AT_ONCE);
-    second.set(Time::AT_ONCE);
-    FABRIC.ring_due_alarm();
-    assert!(waits());
-    first.set(Time::AT_ONCE);
-    FABRIC.ring_due_alarm();
-    assert!(!waits(), "the first was served twice");
+    const FIRST: usize = RINGS as usize;
+    let alarms: [Alarm; FIRST + 1] = alarms(&FABRIC);
+    alarms.iter().for_each(|alarm| alarm.set(Time::AT_ONCE));
+    FABRIC.ring_due_alarms();
+    assert!(is_set(&alarms[FIRST]));
+    alarms[..FIRST].iter().for_each(|alarm| alarm.set(Time::AT_ONCE));
+    FABRIC.ring_due_alarms();
+    assert!(!is_set(&alarms[FIRST]) && is_set(&alarms[FIRST - 1]), "the first was served twice");
+}
+
+fn alarms<const N: usize>(fabric: &'static Fabric) -> [Alarm; N] {
+    std::array::from_fn(|_| Alarm::new(fabric, nobody()))
+}
+
+fn is_set(alarm: &Alarm) -> bool {
+    alarm.fabric.timers.lock().alarms[alarm.place].as_ref().is_some_and(|slot| slot.at.is_some())
+}
+
+fn poll(queue: &CompletionQueue) {
+    assert_eq!(queue.poll(1, |_, _, _| ()), Ok(0));
+}
+
+/// A queue that stays empty sees to an alarm that was set meanwhile at its next poll, not 63 polls later.
+#[test]
+fn the_first_empty_poll_after_an_alarm_was_set_looks_at_the_clock() {
+    static FABRIC: Fabric = Fabric::new();
+    FABRIC.serve_by_polls_alone();
+    let queue = CompletionQueue::new(&FABRIC, 1, None).unwrap();
+    let [first, second] = alarms(&FABRIC);
+    // Neither one that is rung nor one that is to ring later hides it.
+    let later = FABRIC.clock.now() + Duration::from_secs(3600);
+    for before in [None, Some(&first)] {
+        for _ in 0..3 {
+            before.inspect(|before| before.set(later));
+            poll(&queue);
+            second.set(Time::AT_ONCE);
+            poll(&queue);
+            assert!(!is_set(&second));
+        }
+    }
+}
+
+/// Also where many are due, of as many queue pairs: a few polls see to all of them.
+#[test]
+fn each_empty_poll_sees_to_some_of_the_alarms_that_are_due() {
+    static FABRIC: Fabric = Fabric::new();
+    FABRIC.serve_by_polls_alone();
+    let queue = CompletionQueue::new(&FABRIC, 1, None).unwrap();
+    let alarms: [Alarm; 10] = alarms(&FABRIC);
+    alarms.iter().for_each(|alarm| alarm.set(Time::AT_ONCE));
+    let left = std::array::from_fn(|_| {
+        poll(&queue);
+        alarms.iter().filter(|alarm| is_set(alarm)).count()
+    });
+    assert_eq!(left, [6, 2, 0]);
 }

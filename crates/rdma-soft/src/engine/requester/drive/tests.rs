@@ -1,7 +1,8 @@
 //! Budgets: what a turn executes, when the rest goes on, and who is let in between. No thread serves the
 //! alarms of these fabrics, so that a turn is taken when the test says so.
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use rdma_types::{AccessFlags, QpState};
@@ -119,7 +120,7 @@ impl Pair {
     fn left_by_turns(&self) -> Vec<usize> {
         self.a.send.lock().leave_rest(&self.a);
         let turn = |_: &usize| {
-            self.a.device.fabric.ring_due_alarm();
+            self.a.device.fabric.ring_due_alarms();
             Some(self.a.send.lock().queue.len())
         };
         let first = turn(&0);
@@ -243,4 +244,40 @@ fn a_long_list_lets_those_in_who_wait_for_its_queue() {
 #[test]
 fn a_long_list_lets_those_in_who_wait_for_its_peer() {
     assert!(is_let_in(true, behind_one, post_two));
+}
+
+fn release_two(pair: &Pair) {
+    pair.queue(2, STRETCH);
+    assert_eq!(release(&pair.a, 2), 2);
+}
+
+#[test]
+fn a_long_release_lets_those_in_who_wait_for_its_queue() {
+    assert!(is_let_in(false, |pair| pair.a.send.lock().queue.len() == 1, release_two));
+}
+
+#[test]
+fn a_long_release_lets_those_in_who_wait_for_its_peer() {
+    assert!(is_let_in(true, behind_one, release_two));
+}
+
+/// Who asks for the counters waits until a queue pair is free, and has nobody wait who makes or destroys another.
+#[test]
+fn who_waits_for_a_counter_does_not_hold_up_the_device() {
+    let pair = Pair::new(Schedule::Immediate, 8);
+    let device = pair.a.device;
+    let counters = while_one_waits(
+        || device.tally.counters(),
+        || pair.a.send.lock(),
+        |_| {
+            let (say, hear) = mpsc::channel();
+            thread::spawn(move || {
+                queue_pair(device).destroy();
+                say.send(()).unwrap();
+            });
+            hear.recv_timeout(Duration::from_secs(10)).expect("the other one waits");
+        },
+    );
+    assert_eq!(counters.sent_pkts, 0);
+    pair.end();
 }
