@@ -1,9 +1,57 @@
-//! Messages cut into packets.
+//! Messages and responses cut into packets.
 
-use rdma_types::Psn;
+use rdma_types::{Psn, WcStatus};
 
 use crate::wire::{Headers, Ieth, ImmDt, Opcode, Operation, PadCount, Reth, Service};
-use crate::{Burst, Connection, End, Kind, Last, Remote, Start};
+use crate::{Burst, Connection, End, Kind, Last, Remote, Start, Work};
+
+/// The next packets of a message or a response of which `rest` bytes are left, in `left` packets: at most
+/// `most`, and as many as have the same length and fit the room. `None` if there is no room for one.
+///
+/// `headers` says those of the packet that many behind the next one, and is told whether it is the last. The
+/// pad count is set here.
+#[inline]
+pub(crate) fn cut(
+    connection: &Connection,
+    rest: u32,
+    left: u32,
+    most: u32,
+    room: usize,
+    headers: impl Fn(u32, bool) -> Headers,
+) -> Option<Burst> {
+    let mtu = connection.mtu.bytes();
+    let room = u32::try_from(room).unwrap_or(u32::MAX);
+    let fits = if room >= rest { left } else { connection.full_packets(room) };
+    let mut count = fits.min(most).min(u16::MAX.into());
+    if count == 0 {
+        return None;
+    }
+    let padded = |ahead: u32, payload: u32| {
+        let mut headers = headers(ahead, ahead.wrapping_add(1) == left);
+        headers.bth.pad_count = PadCount::of(payload as usize);
+        headers
+    };
+    let header = padded(0, rest.min(mtu));
+    // It is alone if it has a header that those behind it have not.
+    if count == 1 || header.reth.is_some() || header.aeth.is_some() {
+        return Some(Burst::single(header, rest.min(mtu) as usize));
+    }
+    let before = connection.offset(count.wrapping_sub(1));
+    let mut length = rest.min(connection.offset(count));
+    let mut last = padded(count.wrapping_sub(1), length.saturating_sub(before));
+    let longest = header.wire_len().saturating_add(mtu as usize);
+    if last.wire_len().saturating_add(length.saturating_sub(before) as usize) > longest {
+        (count, length) = (count.wrapping_sub(1), before);
+        last = padded(count.wrapping_sub(1), mtu);
+    }
+    Some(Burst {
+        header,
+        last: (count > 1).then(|| Last::of(&last)),
+        segment: u16::try_from(mtu).unwrap_or(u16::MAX),
+        segments: u16::try_from(count).unwrap_or(u16::MAX),
+        length,
+    })
+}
 
 /// A SEND or a WRITE that is to be sent, and the packet that is next.
 #[derive(Debug)]
@@ -19,50 +67,34 @@ pub(crate) struct Outbound<'a> {
 }
 
 impl Outbound<'_> {
-    /// The next packets: at most `most`, and as many as have the same length and fit the room. `None` if
-    /// there is no room for one.
+    /// The next packets, at most that many. See [`cut`].
     #[inline]
     pub(crate) fn burst(&self, most: u32, room: usize) -> Option<Burst> {
-        let (connection, mtu) = (self.connection, self.connection.mtu.bytes());
-        let in_all = connection.packets(self.end.length);
-        let rest = self.end.length.saturating_sub(connection.offset(self.packet));
-        let room = u32::try_from(room).unwrap_or(u32::MAX);
-        let left = in_all.saturating_sub(self.packet);
-        let fits = if room >= rest { left } else { connection.full_packets(room) };
-        let count = fits.min(most).min(u32::from(u16::MAX));
-        if count == 0 {
-            return None;
-        }
-        let header = self.headers(0, in_all, rest.min(mtu));
-        if count == 1 || header.reth.is_some() {
-            return Some(Burst::single(header, rest.min(mtu) as usize));
-        }
-        let before = connection.offset(count.wrapping_sub(1));
-        let mut length = rest.min(connection.offset(count));
-        let mut count = count;
-        let mut last = self.headers(count.wrapping_sub(1), in_all, length.saturating_sub(before));
-        if last.wire_len().saturating_add(length.saturating_sub(before) as usize)
-            > header.wire_len().saturating_add(mtu as usize)
-        {
-            count = count.wrapping_sub(1);
-            length = before;
-            last = self.headers(count.wrapping_sub(1), in_all, mtu);
-        }
-        Some(Burst {
-            header,
-            last: (count > 1).then(|| Last::of(&last)),
-            segment: u16::try_from(mtu).unwrap_or(u16::MAX),
-            segments: u16::try_from(count).unwrap_or(u16::MAX),
-            length,
-        })
+        let rest = self.end.length.saturating_sub(self.connection.offset(self.packet));
+        let left = self.connection.packets(self.end.length).saturating_sub(self.packet);
+        cut(self.connection, rest, left, most, room, |ahead, ends| self.headers(ahead, ends))
     }
 
-    /// The headers of the packet that many behind the next one.
+    /// Their payload, from the request with that number, to the beginning of the room.
     #[inline]
-    fn headers(&self, ahead: u32, in_all: u32, payload: u32) -> Headers {
+    pub(crate) fn gather<Q: Work + ?Sized>(
+        &self,
+        burst: &Burst,
+        n: u32,
+        work: &mut Q,
+        room: &mut [u8],
+    ) -> Result<(), WcStatus> {
+        match room.get_mut(..burst.length as usize) {
+            None | Some([]) => Ok(()),
+            Some(payload) => work.gather(n, self.connection.offset(self.packet), payload),
+        }
+    }
+
+    /// The headers of the packet that many behind the next one. `ends` says whether it is the last.
+    #[inline]
+    fn headers(&self, ahead: u32, ends: bool) -> Headers {
         let (start, end) = (self.start, self.end);
-        let packet = self.packet.wrapping_add(ahead);
-        let place = (packet == 0, packet.wrapping_add(1) == in_all);
+        let place = (self.packet.wrapping_add(ahead) == 0, ends);
         // UC has no Invalidate (IBTA section 9.4.1).
         let invalidate = end.invalidate.filter(|_| self.service == Service::Rc);
         let operation = match start.kind {
@@ -71,7 +103,6 @@ impl Outbound<'_> {
         };
         let opcode = Opcode::new(self.service, operation).unwrap_or(Opcode::reliable(operation));
         let mut headers = self.connection.headers(opcode, self.psn.wrapping_add(ahead));
-        headers.bth.pad_count = PadCount::of(payload as usize);
         if place.0 && start.kind == Kind::Write {
             let Remote { va, rkey } = start.remote;
             headers.reth = Some(Reth { va, rkey, length: end.length });

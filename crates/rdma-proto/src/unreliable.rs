@@ -81,11 +81,7 @@ impl UnreliableRequester {
                         psn: self.psn,
                     };
                     let burst = outbound.burst(u32::MAX, room.len())?;
-                    let payload = room.get_mut(..burst.length as usize)?;
-                    let at = self.connection.offset(self.packet);
-                    if !payload.is_empty()
-                        && let Err(status) = work.gather(n, at, payload)
-                    {
+                    if let Err(status) = outbound.gather(&burst, n, work, room) {
                         self.fail(status, work);
                         return None;
                     }

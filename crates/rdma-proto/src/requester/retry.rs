@@ -11,7 +11,8 @@ pub(super) struct Retry {
     /// In nanoseconds.
     timeout: Option<u64>,
     limit: u8,
-    left: u8,
+    /// How often the oldest packet was sent again.
+    tries: u8,
     /// When to send again, if something is under way.
     pub(super) deadline: Option<Time>,
     /// Whether the oldest packet has been sent again since it was found missing by what came behind it.
@@ -22,7 +23,7 @@ pub(super) struct Retry {
 impl Retry {
     pub(super) fn new(timeout: AckTimeout, limit: MaxAckRetries) -> Self {
         let (timeout, limit) = (timeout.duration().map(nanos), limit.retries());
-        Self { timeout, limit, left: limit, deadline: None, repaired: false }
+        Self { timeout, limit, tries: 0, deadline: None, repaired: false }
     }
 
     /// Something is under way: the timer runs, unless it does already.
@@ -36,7 +37,7 @@ impl Retry {
     /// The peer has taken something: all begins anew.
     #[inline]
     pub(super) fn progress(&mut self, now: Time, under_way: bool) {
-        self.left = self.limit;
+        self.tries = 0;
         self.repaired = false;
         self.deadline = None;
         if under_way {
@@ -46,7 +47,7 @@ impl Retry {
 
     /// The peer lives, although it took nothing.
     pub(super) fn alive(&mut self) {
-        self.left = self.limit;
+        self.tries = 0;
         self.repaired = false;
     }
 
@@ -68,8 +69,8 @@ impl Retry {
     /// Seven is seven here, unlike for "receiver not ready".
     fn once_more(&mut self) -> bool {
         self.deadline = None;
-        let left = self.left.checked_sub(1);
-        self.left = left.unwrap_or_default();
-        left.is_some()
+        let again = self.tries < self.limit;
+        self.tries = self.tries.saturating_add(1);
+        again
     }
 }

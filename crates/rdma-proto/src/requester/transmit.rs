@@ -119,16 +119,13 @@ impl<W: Window> Requester<W> {
             packet: self.packet,
             psn: self.oldest.wrapping_add(self.sent),
         };
-        let mut burst = outbound.burst(self.in_flight.most(window), room.len())?;
+        let most = self.in_flight.most(window);
+        let mut burst = outbound.burst(most, room.len())?;
         let packets = u32::from(burst.segments);
         if !self.leaves_half(packets) {
             return None;
         }
-        let payload = room.get_mut(..burst.length as usize)?;
-        let at = self.connection.offset(self.packet);
-        if !payload.is_empty()
-            && let Err(status) = work.gather(self.next, at, payload)
-        {
+        if let Err(status) = outbound.gather(&burst, self.next, work, room) {
             self.break_at(self.next, status, work);
             return None;
         }

@@ -5,10 +5,9 @@ use rdma_types::Psn;
 use super::Responder;
 use super::resources::Resource;
 use crate::counters::count;
-use crate::wire::{
-    Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, PadCount, Syndrome,
-};
-use crate::{Burst, Connection, Host, Last, Nak, Stop};
+use crate::segmentation::cut;
+use crate::wire::{Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, Syndrome};
+use crate::{Burst, Connection, Host, Nak, Stop};
 
 /// What is owed besides the responses of READs and atomics. One place is enough: an acknowledgement is
 /// cumulative, and a negative one is about the expected packet, which none can follow before that came.
@@ -121,51 +120,20 @@ fn atomic(connection: &Connection, resource: &Resource) -> Burst {
     Burst::single(headers, 0)
 }
 
-const AETH_BYTES: u32 = 4;
-
-/// As much of the response of a READ as has packets of one length and fits the room. The first and the
-/// last have an AETH, so that the first is alone, and the last if it is full.
+/// The next packets of the response of a READ.
 fn read(connection: &Connection, resource: &Resource, room: usize) -> Option<Burst> {
-    let mtu = connection.mtu.bytes();
-    let at = resource.offset(connection);
-    let rest = resource.start.length.unwrap_or_default().saturating_sub(at);
-    let room = u32::try_from(room).unwrap_or(u32::MAX);
-    let left = resource.packets.wrapping_sub(resource.next);
-    let fits = if room >= rest { left } else { connection.full_packets(room) };
-    let mut count = fits.min(u16::MAX.into());
-    if count == 0 {
-        return None;
-    }
-    let only = left == 1;
-    let operation = match (resource.next == resource.first, only) {
-        (true, true) => Operation::RdmaReadResponseOnly,
-        (true, false) => Operation::RdmaReadResponseFirst,
-        (false, true) => Operation::RdmaReadResponseLast,
-        (false, false) => Operation::RdmaReadResponseMiddle,
-    };
-    let mut header = response_headers(connection, resource, operation, 0);
-    header.bth.pad_count = PadCount::of(rest.min(mtu) as usize);
-    if count == 1 || operation != Operation::RdmaReadResponseMiddle {
-        return Some(Burst::single(header, rest.min(mtu) as usize));
-    }
-    let mut operation = operation;
-    if count == left {
-        let last = rest.saturating_sub(connection.offset(count.wrapping_sub(1)));
-        if last.saturating_add(AETH_BYTES) > mtu {
-            count = count.wrapping_sub(1);
-        } else {
-            operation = Operation::RdmaReadResponseLast;
-        }
-    }
-    let length = rest.min(connection.offset(count));
-    let mut last = response_headers(connection, resource, operation, count.wrapping_sub(1));
-    last.bth.pad_count = PadCount::of(length as usize);
-    Some(Burst {
-        header,
-        last: (count > 1).then(|| Last::of(&last)),
-        segment: u16::try_from(mtu).unwrap_or(u16::MAX),
-        segments: u16::try_from(count).unwrap_or(u16::MAX),
-        length,
+    let length = resource.start.length.unwrap_or_default();
+    let rest = length.saturating_sub(resource.offset(connection));
+    let left = resource.packets.saturating_sub(resource.next);
+    cut(connection, rest, left, u32::MAX, room, |ahead, ends| {
+        let begins = ahead == 0 && resource.next == resource.first;
+        let operation = match (begins, ends) {
+            (true, true) => Operation::RdmaReadResponseOnly,
+            (true, false) => Operation::RdmaReadResponseFirst,
+            (false, true) => Operation::RdmaReadResponseLast,
+            (false, false) => Operation::RdmaReadResponseMiddle,
+        };
+        response_headers(connection, resource, operation, ahead)
     })
 }
 
