@@ -99,20 +99,26 @@ impl Datagrams {
     ) {
         for (headers, payload) in burst.packets(payload) {
             count(&mut self.counters.rcvd_pkts);
-            let datagram = headers.deth.filter(|deth| deth.qkey == qkey);
-            let length = u32::try_from(payload.len()).ok();
-            let length = length.filter(|&length| length <= self.mtu.bytes());
             let is_datagram = headers.bth.opcode.service() == Service::Ud;
-            let (Some(deth), Some(length), true) = (datagram, length, is_datagram) else {
-                count(&mut self.counters.dropped);
+            let Some(deth) = headers.deth.filter(|_| is_datagram) else {
+                count(&mut self.counters.wrong_opcode);
                 continue;
             };
+            if deth.qkey != qkey {
+                count(&mut self.counters.qkey_viol_cntr);
+                continue;
+            }
+            let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+            if length > self.mtu.bytes() {
+                count(&mut self.counters.resp_invalid_request_errors);
+                continue;
+            }
             let from = Source { qpn: deth.source, qkey: deth.qkey, route: *route };
             let immediate = headers.imm.map(|imm| imm.immediate);
             let solicited = headers.bth.solicited;
             let end = End { length, immediate, invalidate: None, solicited };
             if host.datagram(&from, &end, payload) == Delivered::Dropped {
-                count(&mut self.counters.dropped);
+                count(&mut self.counters.out_of_buffer);
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::operation::MAX_MESSAGE_BYTES;
 use crate::responder::sequence::{self, Message, Step};
 use crate::segmentation::Outbound;
 use crate::wire::{Headers, Service};
-use crate::{Burst, Connection, Counters, Host, Request, Work};
+use crate::{Burst, Connection, Counters, Host, Nak, Request, Stop, Work};
 
 /// The requester of an unreliable connection: a request is done when its last packet is given out (IBTA
 /// section 9.8.2). Only SENDs and WRITEs may be queued, and what is executed locally.
@@ -146,46 +146,48 @@ impl UnreliableResponder {
         for (headers, payload) in burst.packets(payload) {
             count(&mut self.counters.rcvd_pkts);
             if headers.bth.opcode.service() != Service::Uc {
-                count(&mut self.counters.dropped);
-            } else if self.receive_packet(&headers, payload, host).is_none() {
-                count(&mut self.counters.dropped);
+                count(&mut self.counters.wrong_opcode);
+            } else if let Err(stop) = self.receive_packet(&headers, payload, host) {
+                self.counters.dropped(stop);
                 self.abandon(host);
             }
         }
     }
 
-    /// `None` if the packet and its message are to be dropped.
+    /// An error if the packet and its message are to be dropped.
     fn receive_packet<H: Host + ?Sized>(
         &mut self,
         headers: &Headers,
         payload: &[u8],
         host: &mut H,
-    ) -> Option<()> {
+    ) -> Result<(), Stop> {
         let psn = headers.bth.psn;
-        let in_sequence = psn == self.expected;
+        let begins = sequence::begins(headers.bth.opcode.operation());
+        let follows = psn == self.expected && self.message.is_some();
         self.expected = psn.wrapping_add(1);
-        if sequence::begins(headers.bth.opcode.operation()) {
+        if begins || !follows {
             self.abandon(host);
-        } else if !in_sequence {
+        }
+        if !begins && !follows {
             count(&mut self.counters.out_of_seq_request);
-            return None;
+            return Ok(());
         }
         let step = sequence::judge(&self.connection, self.message.as_ref(), headers, payload);
         let Ok(Step::Data { message: Message { start, at }, begins, end }) = step else {
-            return None;
+            return Err(Stop::Nak(Nak::InvalidRequest));
         };
         self.message = Some(Message { start, at: at.saturating_add(self.connection.mtu.bytes()) });
         if begins {
-            host.begin(&start).ok()?;
+            host.begin(&start)?;
         }
         if !payload.is_empty() {
-            host.place(&start, at, payload).ok()?;
+            host.place(&start, at, payload)?;
         }
         if let Some(end) = end {
-            host.finish(&start, &end).ok()?;
+            host.finish(&start, &end)?;
             self.message = None;
         }
-        Some(())
+        Ok(())
     }
 
     fn abandon<H: Host + ?Sized>(&mut self, host: &mut H) {

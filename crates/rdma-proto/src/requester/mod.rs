@@ -158,6 +158,7 @@ impl<W: Window> Requester<W> {
             return;
         }
         if self.retry.deadline.is_some_and(|deadline| deadline <= now) {
+            count(&mut self.counters.local_ack_timeout_err);
             let again = self.retry.timed_out();
             self.send_again(now, again, work);
         }
@@ -191,8 +192,8 @@ impl<W: Window> Requester<W> {
         count(&mut self.counters.rcvd_pkts);
         let bth = &headers.bth;
         let behind = bth.psn.distance_from(self.oldest);
-        if self.stopped || bth.opcode.service() != Service::Rc || !self.expects(behind, headers) {
-            count(&mut self.counters.dropped);
+        if let Some(reason) = self.unexpected(behind, headers) {
+            count(reason);
             return;
         }
         let before = self.oldest;
@@ -204,10 +205,10 @@ impl<W: Window> Requester<W> {
                 if self.acknowledge(now, behind, work) {
                     self.response(now, headers, payload, work);
                 } else {
-                    self.missing(now, work);
+                    self.implied_nak(now, work);
                 }
             }
-            _ => count(&mut self.counters.dropped),
+            _ => count(&mut self.counters.wrong_opcode),
         }
         let taken = self.oldest.distance_from(before);
         if taken > 0 {
@@ -215,13 +216,23 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Whether something was sent that such a packet can answer. What is not within the window is a ghost
-    /// or a duplicate (IBTA section 9.7.5.1.1). So is what counts more messages than were sent: it comes
-    /// from an earlier life of the connection (IBTA section 9.7.7.1).
+    /// Why a packet answers nothing that was sent, if so. What is not within the window is a ghost or a
+    /// duplicate (IBTA section 9.7.5.1.1). So is what counts more messages than were sent: it comes from an
+    /// earlier life of the connection (IBTA section 9.7.7.1).
     #[inline]
-    fn expects(&self, behind: u32, headers: &Headers) -> bool {
+    fn unexpected(&mut self, behind: u32, headers: &Headers) -> Option<&mut u64> {
         let beyond = |aeth: &Aeth| Psn::masked(aeth.msn).is_after(Psn::masked(self.messages));
-        behind < self.ever_sent && !headers.aeth.as_ref().is_some_and(beyond)
+        if self.stopped {
+            Some(&mut self.counters.after_end)
+        } else if headers.bth.opcode.service() != Service::Rc {
+            Some(&mut self.counters.wrong_opcode)
+        } else if behind >= self.ever_sent {
+            Some(&mut self.counters.unsolicited_response)
+        } else if headers.aeth.as_ref().is_some_and(beyond) {
+            Some(&mut self.counters.ghost_msn)
+        } else {
+            None
+        }
     }
 
     /// An acknowledgement, positive or negative, of the packet that is so far behind the oldest.
@@ -236,16 +247,16 @@ impl<W: Window> Requester<W> {
             // All up to and with this packet (IBTA section 9.7.5.1.2). The credits are not used.
             Syndrome::Ack(_) => {
                 if !self.acknowledge(now, behind.wrapping_add(1), work) {
-                    self.missing(now, work);
+                    self.implied_nak(now, work);
                 }
             }
             // All before it; and a response that did not come was lost (IBTA section 9.7.5.2.2).
             Syndrome::RnrNak(_) | Syndrome::Nak(_) if !self.acknowledge(now, behind, work) => {
-                self.missing(now, work);
+                self.implied_nak(now, work);
             }
             // It says something of what was sent before all was sent again.
             Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequence) if self.sent == 0 => {
-                count(&mut self.counters.dropped);
+                count(&mut self.counters.stale_nak);
             }
             Syndrome::RnrNak(timer) => {
                 count(&mut self.counters.rcvd_rnr_err);
@@ -265,7 +276,7 @@ impl<W: Window> Requester<W> {
             Syndrome::Nak(NakCode::RemoteAccess) => self.refused(Nak::RemoteAccess, work),
             Syndrome::Nak(NakCode::RemoteOperational) => self.refused(Nak::RemoteOperational, work),
             Syndrome::Nak(NakCode::InvalidRdRequest) | Syndrome::Reserved(_) => {
-                count(&mut self.counters.dropped);
+                count(&mut self.counters.reserved_syndrome);
             }
         }
     }
@@ -315,7 +326,13 @@ impl<W: Window> Requester<W> {
         self.fail(nak.status(), work);
     }
 
-    /// What came shows that the oldest packet, or its answer, got lost (IBTA section 9.7.5.2.2).
+    /// What came is past a READ or an atomic, whose answer got lost (IBTA section 9.7.5.2.2).
+    fn implied_nak<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
+        count(&mut self.counters.implied_nak_seq_err);
+        self.missing(now, work);
+    }
+
+    /// What came shows that the oldest packet, or its answer, got lost.
     fn missing<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         if self.stopped || self.sent == 0 {
             return;

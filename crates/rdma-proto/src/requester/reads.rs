@@ -3,6 +3,7 @@
 use rdma_types::WcStatus;
 
 use super::{Requester, Window};
+use crate::counters::count;
 use crate::wire::{AtomicEth, Headers, Operation, Reth};
 use crate::{Burst, Kind, Remote, Request, Start, Time, Work};
 
@@ -61,7 +62,12 @@ impl<W: Window> Requester<W> {
             _ => 1,
         };
         match delivered {
-            Err(status) => self.fail(status, work),
+            Err(status) => {
+                if status == WcStatus::BAD_RESP_ERR {
+                    count(&mut self.counters.bad_response);
+                }
+                self.fail(status, work);
+            }
             Ok(()) => {
                 if self.taken.wrapping_add(1) == in_all {
                     self.in_flight.fetched();

@@ -4,7 +4,6 @@ use rdma_types::Psn;
 
 use super::Responder;
 use super::resources::Resource;
-use crate::counters::count;
 use crate::segmentation::cut;
 use crate::wire::{Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, Syndrome};
 use crate::{Burst, Connection, Host, Nak, Stop};
@@ -42,19 +41,11 @@ impl Responder {
         match self.response(host, room) {
             Ok(burst) => burst,
             Err((psn, nak)) => {
-                self.fetch_failed(host, psn, nak);
+                // Its memory was taken away in the middle.
+                self.resources.forget();
+                self.refuse(psn, nak, host);
                 self.acknowledgement()
             }
-        }
-    }
-
-    /// The memory of a READ was taken away in the middle of its response.
-    fn fetch_failed<H: Host + ?Sized>(&mut self, host: &mut H, psn: Psn, nak: Nak) {
-        self.resources.forget();
-        self.owed = Owed::Refused(psn, nak);
-        if !self.failed {
-            self.failed = true;
-            host.fail(nak);
         }
     }
 
@@ -65,18 +56,13 @@ impl Responder {
             Owed::Nothing => return None,
             Owed::Ack => (before, Syndrome::Ack(CreditCount::UNLIMITED)),
             Owed::OutOfSequence => (self.expected, Syndrome::Nak(NakCode::PsnSequence)),
-            Owed::NotReady => (self.expected, self.not_ready()),
+            Owed::NotReady => (self.expected, Syndrome::RnrNak(self.min_rnr_timer)),
             Owed::Refused(psn, nak) => (psn, Syndrome::Nak(nak.code())),
         };
         let mut headers = self.connection.headers(Opcode::reliable(Operation::Acknowledge), psn);
         headers.aeth = Some(Aeth { syndrome, msn: self.msn });
         self.counters.sent(1);
         Some(Burst::single(headers, 0))
-    }
-
-    fn not_ready(&mut self) -> Syndrome {
-        count(&mut self.counters.send_rnr_err);
-        Syndrome::RnrNak(self.min_rnr_timer)
     }
 
     /// The next packets of the oldest response that is owed.

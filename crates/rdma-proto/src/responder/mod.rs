@@ -112,7 +112,8 @@ impl Responder {
         let opcode = headers.bth.opcode;
         let is_request = opcode.service() == Service::Rc && !opcode.operation().is_response();
         if self.failed || !is_request {
-            count(&mut self.counters.dropped);
+            let Counters { after_end, wrong_opcode, .. } = &mut self.counters;
+            count(if self.failed { after_end } else { wrong_opcode });
             return;
         }
         match headers.bth.psn.offset_from(self.expected) {
@@ -151,15 +152,22 @@ impl Responder {
                 self.owed = if asked && !acknowledges { Owed::Ack } else { Owed::Nothing };
             }
             Err(Stop::NotReady) => {
+                count(&mut self.counters.send_rnr_err);
                 self.told = true;
                 self.owed = Owed::NotReady;
             }
-            Err(Stop::Nak(nak)) => {
-                self.failed = true;
-                self.owed = Owed::Refused(headers.bth.psn, nak);
-                host.fail(nak);
-            }
-            Err(Stop::Drop) => count(&mut self.counters.dropped),
+            Err(Stop::Nak(nak)) => self.refuse(headers.bth.psn, nak, host),
+            Err(Stop::Drop) => count(&mut self.counters.dropped_by_host),
+        }
+    }
+
+    /// The request with that PSN is refused, and all ends.
+    fn refuse<H: Host + ?Sized>(&mut self, psn: Psn, nak: Nak, host: &mut H) {
+        self.owed = Owed::Refused(psn, nak);
+        if !self.failed {
+            self.failed = true;
+            self.counters.refused(nak);
+            host.fail(nak);
         }
     }
 
@@ -235,7 +243,7 @@ impl Responder {
                 self.resources.answer_again(at, packet);
             }
             // Older than what the peer may still ask for, or not what it asked for then.
-            _ => count(&mut self.counters.dropped),
+            _ => count(&mut self.counters.unanswered_duplicate),
         }
     }
 

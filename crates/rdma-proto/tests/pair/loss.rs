@@ -230,7 +230,7 @@ fn a_duplicate_that_is_too_old_is_dropped() {
     pair.run();
     pair.deliver(Request, &first, &[]);
     assert_eq!(pair.run(), [""; 0]);
-    assert_eq!((pair.memory.atomics, pair.responder.counters().dropped), (3, 1));
+    assert_eq!((pair.memory.atomics, pair.responder.counters().unanswered_duplicate), (3, 1));
 }
 
 /// IBTA section 9.7.2: packets that overtake each other are a gap for a while.
@@ -280,7 +280,7 @@ fn a_duplicate_that_asks_for_something_else_is_dropped() {
         pair.deliver(Request, &other, &[]);
         assert_eq!(pair.run(), [""; 0]);
     }
-    assert_eq!(pair.responder.counters().dropped, 4);
+    assert_eq!(pair.responder.counters().unanswered_duplicate, 4);
     pair.deliver(Request, &tail(512), &[]);
     assert_eq!(pair.run(), ["<- RDMA READ Response Only 2"]);
 }

@@ -275,7 +275,7 @@ fn a_stopped_requester_is_silent() {
     pair.requester.stop();
     pair.write(0, 8);
     assert_eq!(pair.run(), ["<- ACK 0"]);
-    assert_eq!((pair.requester.deadline(), pair.requester.counters().dropped), (None, 1));
+    assert_eq!((pair.requester.deadline(), pair.requester.counters().after_end), (None, 1));
 }
 
 /// The request fails when those before it are done.
