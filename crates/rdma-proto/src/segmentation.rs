@@ -5,58 +5,96 @@ use rdma_types::{Psn, WcStatus};
 use crate::wire::{Headers, Ieth, ImmDt, Opcode, Operation, PadCount, Reth, Service};
 use crate::{Burst, Connection, End, Kind, Last, Remote, Start, Work};
 
-/// The next packets of a message or a response of which `rest` bytes are left, in `left` packets: at most
-/// `most`, and as many as have the same length and fit the room. `None` if there is no room for one.
-///
-/// `headers` says those of the packet that many behind the next one, and is told whether it is the last. The
-/// pad count is set here.
-#[inline]
-pub(crate) fn cut(
-    connection: &Connection,
-    rest: u32,
-    left: u32,
-    most: u32,
-    room: usize,
-    headers: impl Fn(u32, bool) -> Headers,
-) -> Option<Burst> {
-    let mtu = connection.mtu.bytes();
-    let room = u32::try_from(room).unwrap_or(u32::MAX);
-    let fits = if room >= rest { left } else { connection.full_packets(room) };
-    let mut count = fits.min(most).min(u16::MAX.into());
-    if count == 0 {
-        return None;
+/// What is left to be sent of a message or a response.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rest {
+    /// How many bytes.
+    pub(crate) bytes: u32,
+    /// In how many packets.
+    pub(crate) packets: u32,
+    /// Whether the next packet has headers that those behind it have not.
+    pub(crate) alone: bool,
+    /// How many bytes of headers the last one has that those before it have not.
+    pub(crate) extra: u32,
+}
+
+/// A run of packets of the same length, the last not longer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) packets: u32,
+    bytes: u32,
+    /// Whether nothing is left behind it.
+    pub(crate) ends: bool,
+}
+
+impl Rest {
+    /// The next packets: at most `most`, and as many as fit the room. `None` if there is no room for one.
+    #[inline]
+    pub(crate) fn run(&self, connection: &Connection, most: u32, room: usize) -> Option<Run> {
+        let room = u32::try_from(room).unwrap_or(u32::MAX);
+        let fits = if room >= self.bytes { self.packets } else { connection.full_packets(room) };
+        let most = if self.alone { most.min(1) } else { most.min(u16::MAX.into()) };
+        let mut packets = fits.min(most);
+        if packets == 0 {
+            return None;
+        }
+        if packets > 1 && packets == self.packets {
+            let before = connection.offset(packets.wrapping_sub(1));
+            let last = self.bytes.saturating_sub(before).saturating_add(self.extra);
+            if last > connection.mtu.bytes() {
+                packets = packets.wrapping_sub(1);
+            }
+        }
+        let bytes = self.bytes.min(connection.offset(packets));
+        Some(Run { packets, bytes, ends: packets == self.packets })
     }
-    let padded = |ahead: u32, payload: u32| {
-        let mut headers = headers(ahead, ahead.wrapping_add(1) == left);
-        headers.bth.pad_count = PadCount::of(payload as usize);
-        headers
-    };
-    let header = padded(0, rest.min(mtu));
-    // It is alone if it has a header that those behind it have not.
-    if count == 1 || header.reth.is_some() || header.aeth.is_some() {
-        return Some(Burst::single(header, rest.min(mtu) as usize));
+}
+
+impl Run {
+    pub(crate) fn segments(&self) -> u16 {
+        u16::try_from(self.packets).unwrap_or(u16::MAX)
     }
-    let before = connection.offset(count.wrapping_sub(1));
-    let mut length = rest.min(connection.offset(count));
-    let mut last = padded(count.wrapping_sub(1), length.saturating_sub(before));
-    let longest = header.wire_len().saturating_add(mtu as usize);
-    if last.wire_len().saturating_add(length.saturating_sub(before) as usize) > longest {
-        (count, length) = (count.wrapping_sub(1), before);
-        last = padded(count.wrapping_sub(1), mtu);
+
+    /// Its payload, at the beginning of the room.
+    #[inline]
+    pub(crate) fn payload<'a>(&self, room: &'a mut [u8]) -> &'a mut [u8] {
+        room.get_mut(..self.bytes as usize).unwrap_or_default()
     }
-    Some(Burst {
-        header,
-        last: (count > 1).then(|| Last::of(&last)),
-        segment: u16::try_from(mtu).unwrap_or(u16::MAX),
-        segments: u16::try_from(count).unwrap_or(u16::MAX),
-        length,
-    })
+
+    /// The packets. `headers` says those of the packet that many behind the first, and is told whether it ends
+    /// all. The last one asks for an acknowledgement, or not; pad counts are set here.
+    #[inline]
+    pub(crate) fn burst(
+        &self,
+        connection: &Connection,
+        asks: bool,
+        headers: impl Fn(u32, bool) -> Headers,
+    ) -> Burst {
+        let before = self.packets.wrapping_sub(1);
+        let mut header = headers(0, self.ends && before == 0);
+        if before == 0 {
+            header.bth.ack_request = asks;
+            header.bth.pad_count = PadCount::of(self.bytes as usize);
+            return Burst::single(header, self.bytes as usize);
+        }
+        let mut last = headers(before, self.ends);
+        last.bth.ack_request = asks;
+        // All before it have whole words.
+        last.bth.pad_count = PadCount::of(self.bytes as usize);
+        Burst {
+            header,
+            last: Some(Last::of(&last)),
+            segment: u16::try_from(connection.mtu.bytes()).unwrap_or(u16::MAX),
+            segments: self.segments(),
+            length: self.bytes,
+        }
+    }
 }
 
 /// A SEND or a WRITE that is to be sent, and the packet that is next.
 #[derive(Debug)]
 pub(crate) struct Outbound<'a> {
-    pub(crate) connection: &'a Connection,
+    pub(crate) connection: Connection,
     pub(crate) service: Service,
     pub(crate) start: &'a Start,
     pub(crate) end: &'a End,
@@ -67,27 +105,38 @@ pub(crate) struct Outbound<'a> {
 }
 
 impl Outbound<'_> {
-    /// The next packets, at most that many. See [`cut`].
+    /// What is left to be sent.
     #[inline]
-    pub(crate) fn burst(&self, most: u32, room: usize) -> Option<Burst> {
-        let rest = self.end.length.saturating_sub(self.connection.offset(self.packet));
-        let left = self.connection.packets(self.end.length).saturating_sub(self.packet);
-        cut(self.connection, rest, left, most, room, |ahead, ends| self.headers(ahead, ends))
+    pub(crate) fn rest(&self) -> Rest {
+        let Self { start, end, packet, .. } = *self;
+        let has_word = end.immediate.is_some() || end.invalidate.is_some();
+        Rest {
+            bytes: end.length.saturating_sub(self.connection.offset(packet)),
+            packets: self.connection.packets(end.length).saturating_sub(packet),
+            alone: packet == 0 && start.kind == Kind::Write,
+            extra: if has_word { 4 } else { 0 },
+        }
     }
 
-    /// Their payload, from the request with that number, to the beginning of the room.
+    /// The payload of a run, from the request with that number, to the beginning of the room.
     #[inline]
     pub(crate) fn gather<Q: Work + ?Sized>(
         &self,
-        burst: &Burst,
+        run: &Run,
         n: u32,
         work: &mut Q,
         room: &mut [u8],
     ) -> Result<(), WcStatus> {
-        match room.get_mut(..burst.length as usize) {
-            None | Some([]) => Ok(()),
-            Some(payload) => work.gather(n, self.connection.offset(self.packet), payload),
+        match run.payload(room) {
+            [] => Ok(()),
+            payload => work.gather(n, self.connection.offset(self.packet), payload),
         }
+    }
+
+    /// The packets of a run.
+    #[inline]
+    pub(crate) fn burst(&self, run: &Run, asks: bool) -> Burst {
+        run.burst(&self.connection, asks, |ahead, ends| self.headers(ahead, ends))
     }
 
     /// The headers of the packet that many behind the next one. `ends` says whether it is the last.

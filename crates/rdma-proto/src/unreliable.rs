@@ -5,7 +5,7 @@ use rdma_types::{Psn, WcStatus};
 use crate::counters::count;
 use crate::operation::MAX_MESSAGE_BYTES;
 use crate::responder::sequence::{self, Message, Step};
-use crate::segmentation::Outbound;
+use crate::segmentation::{Outbound, Run};
 use crate::wire::{Headers, Service};
 use crate::{Burst, Connection, Counters, Host, Nak, Request, Stop, Work};
 
@@ -73,32 +73,31 @@ impl UnreliableRequester {
                         return None;
                     }
                     let outbound = Outbound {
-                        connection: &self.connection,
+                        connection: self.connection,
                         service: Service::Uc,
                         start: &start,
                         end: &end,
                         packet: self.packet,
                         psn: self.psn,
                     };
-                    let burst = outbound.burst(u32::MAX, room.len())?;
-                    if let Err(status) = outbound.gather(&burst, n, work, room) {
+                    let run = outbound.rest().run(&self.connection, u32::MAX, room.len())?;
+                    if let Err(status) = outbound.gather(&run, n, work, room) {
                         self.fail(status, work);
                         return None;
                     }
-                    self.advance(burst.segments, end.length, work);
-                    return Some(burst);
+                    self.advance(&run, work);
+                    return Some(outbound.burst(&run, false));
                 }
             }
         }
         None
     }
 
-    fn advance<Q: Work + ?Sized>(&mut self, packets: u16, length: u32, work: &mut Q) {
-        self.counters.sent(packets);
-        let packets = packets.into();
-        self.psn = self.psn.wrapping_add(packets);
-        self.packet = self.packet.wrapping_add(packets);
-        if self.packet >= self.connection.packets(length) {
+    fn advance<Q: Work + ?Sized>(&mut self, run: &Run, work: &mut Q) {
+        self.counters.sent(run.segments());
+        self.psn = self.psn.wrapping_add(run.packets);
+        self.packet = self.packet.wrapping_add(run.packets);
+        if run.ends {
             self.done(work);
         }
     }

@@ -4,7 +4,6 @@ use rdma_types::Psn;
 
 use super::Responder;
 use super::resources::Resource;
-use crate::segmentation::cut;
 use crate::wire::{Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, Syndrome};
 use crate::{Burst, Connection, Host, Nak, Stop};
 
@@ -76,9 +75,10 @@ impl Responder {
         let burst = if resource.start.kind.is_atomic() {
             atomic(connection, resource)
         } else {
-            let Some(burst) = read(connection, resource, room.len()) else { return Ok(None) };
+            let run = resource.rest(connection).run(connection, u32::MAX, room.len());
+            let Some(run) = run else { return Ok(None) };
+            let payload = run.payload(room);
             let at = resource.offset(connection);
-            let payload = room.get_mut(..burst.length as usize).unwrap_or_default();
             if !payload.is_empty()
                 && let Err(stop) = host.fetch(&resource.start, at, payload)
             {
@@ -86,9 +86,9 @@ impl Responder {
                     Stop::Nak(nak) => nak,
                     Stop::NotReady | Stop::Drop => Nak::RemoteOperational,
                 };
-                return Err((burst.header.bth.psn, nak));
+                return Err((resource.next_psn(), nak));
             }
-            burst
+            run.burst(connection, false, |ahead, ends| read(connection, resource, ahead, ends))
         };
         self.counters.sent(burst.segments);
         resource.next = resource.next.wrapping_add(burst.segments.into());
@@ -106,21 +106,16 @@ fn atomic(connection: &Connection, resource: &Resource) -> Burst {
     Burst::single(headers, 0)
 }
 
-/// The next packets of the response of a READ.
-fn read(connection: &Connection, resource: &Resource, room: usize) -> Option<Burst> {
-    let length = resource.start.length.unwrap_or_default();
-    let rest = length.saturating_sub(resource.offset(connection));
-    let left = resource.packets.saturating_sub(resource.next);
-    cut(connection, rest, left, u32::MAX, room, |ahead, ends| {
-        let begins = ahead == 0 && resource.next == resource.first;
-        let operation = match (begins, ends) {
-            (true, true) => Operation::RdmaReadResponseOnly,
-            (true, false) => Operation::RdmaReadResponseFirst,
-            (false, true) => Operation::RdmaReadResponseLast,
-            (false, false) => Operation::RdmaReadResponseMiddle,
-        };
-        response_headers(connection, resource, operation, ahead)
-    })
+/// The headers of a packet of the response of a READ.
+fn read(connection: &Connection, resource: &Resource, ahead: u32, ends: bool) -> Headers {
+    let begins = ahead == 0 && resource.begins();
+    let operation = match (begins, ends) {
+        (true, true) => Operation::RdmaReadResponseOnly,
+        (true, false) => Operation::RdmaReadResponseFirst,
+        (false, true) => Operation::RdmaReadResponseLast,
+        (false, false) => Operation::RdmaReadResponseMiddle,
+    };
+    response_headers(connection, resource, operation, ahead)
 }
 
 /// The headers of the packet that many behind the next one of a response.
@@ -130,7 +125,7 @@ fn response_headers(
     operation: Operation,
     ahead: u32,
 ) -> Headers {
-    let psn = resource.psn.wrapping_add(resource.next).wrapping_add(ahead);
+    let psn = resource.next_psn().wrapping_add(ahead);
     let mut headers = connection.headers(Opcode::reliable(operation), psn);
     if operation != Operation::RdmaReadResponseMiddle {
         let syndrome = Syndrome::Ack(CreditCount::UNLIMITED);
