@@ -12,7 +12,7 @@ macro_rules! counters {
         /// the counter of its reason as well, so that "connected, but nothing comes" has an explanation.
         ///
         /// Names are those of SoftRoCE (`rxe_hw_counters.c`) where it has one. `local_ack_timeout_err`,
-        /// `implied_nak_seq_err`, `out_of_buffer` and `resp_remote_access_errors` are mlx5's
+        /// `roce_adp_retrans`, `implied_nak_seq_err`, `out_of_buffer` and `resp_remote_access_errors` are mlx5's
         /// (`hw/mlx5/counters.c`), and `qkey_viol_cntr` is a field of `ibv_port_attr`. The others have no name
         /// elsewhere.
         ///
@@ -77,10 +77,13 @@ counters! {
     retry_exceeded_err,
     /// Requests that failed since the receiver was not ready.
     retry_rnr_exceeded_err,
-    /// How often packets were sent again, for a timeout or since a packet was missing.
+    /// How often all was sent again, for a timeout or since a packet was missing.
     completer_retry_err,
     /// How often nothing came back in time.
     local_ack_timeout_err,
+    /// How often the oldest packet was sent again alone, as a probe, since an answer was due long before the
+    /// timer expires.
+    roce_adp_retrans,
     /// Responses that came past a READ or an atomic which is not answered: they say that its answer was lost.
     implied_nak_seq_err,
     /// Requests that were dropped for want of a receive, or since it was too small: of unreliable connections

@@ -16,7 +16,7 @@ use crate::counters::count;
 use crate::wire::{Aeth, Headers, NakCode, Operation, Service, Syndrome};
 use crate::{Burst, Connection, Counters, Nak, Request, Time, Work};
 
-use retry::Retry;
+use retry::{Retry, Silence};
 use rnr::NotReady;
 use window::InFlight;
 pub use window::{Fixed, Window};
@@ -129,7 +129,7 @@ impl<W: Window> Requester<W> {
     /// The queue pair is in error, or reset: nothing is sent, completed or listened to any more.
     pub const fn stop(&mut self) {
         self.stopped = true;
-        self.retry.deadline = None;
+        self.retry.stop();
         self.not_ready.until = None;
     }
 
@@ -145,22 +145,30 @@ impl<W: Window> Requester<W> {
         &self.window
     }
 
-    /// When to call [`expire`](Self::expire), at the latest.
+    /// When to call [`expire`](Self::expire), at the latest. Each answer moves it: an alarm that was set
+    /// before may ring, look here again, and be set anew.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
-        self.not_ready.until.or(self.retry.deadline)
+        self.not_ready.until.or_else(|| self.retry.deadline())
     }
 
-    /// Looks whether a deadline has passed: without an answer all from the oldest packet on is sent again,
-    /// or the oldest request fails (IBTA section 9.7.6.1.3).
+    /// Looks whether a deadline has passed: without an answer the oldest packet is sent again as a probe, then
+    /// all from there on, or the oldest request fails (IBTA section 9.7.6.1.3).
     pub fn expire<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         if self.stopped || self.not_ready.waits(now) {
             return;
         }
-        if self.retry.deadline.is_some_and(|deadline| deadline <= now) {
-            count(&mut self.counters.local_ack_timeout_err);
-            let again = self.retry.timed_out();
-            self.send_again(now, again, work);
+        match self.retry.silence(now) {
+            Silence::Wait => {}
+            Silence::Probe => {
+                count(&mut self.counters.roce_adp_retrans);
+                self.rewind();
+            }
+            Silence::TimedOut => {
+                count(&mut self.counters.local_ack_timeout_err);
+                let again = self.retry.once_more();
+                self.send_again(now, again, work);
+            }
         }
     }
 
@@ -317,7 +325,7 @@ impl<W: Window> Requester<W> {
             (self.next, self.packet) = (self.head, self.taken);
         }
         self.not_ready.progress();
-        self.retry.progress(now, self.sent > 0);
+        self.retry.progress(now, packets, self.sent);
         self.give_up_broken(work);
     }
 
@@ -358,7 +366,6 @@ impl<W: Window> Requester<W> {
         (self.next, self.packet) = (self.head, self.taken);
         self.sent = 0;
         self.in_flight = InFlight::default();
-        self.retry.deadline = None;
     }
 
     /// The oldest request failed, and all ends.

@@ -81,13 +81,13 @@ impl<W: Window> Requester<W> {
         let length = if start.kind.is_atomic() { 8 } else { end.length };
         let in_all = if start.kind.is_atomic() { 1 } else { self.connection.packets(length) };
         let packets = in_all.saturating_sub(self.packet);
-        let open = self.in_flight.most(self.window.packets()) > 0;
+        let open = self.in_flight.most(self.open()) > 0;
         if !allowed || !open || self.sent.saturating_add(packets) > MOST_PSNS {
             return None;
         }
         let burst = self.fetch_burst(start, length);
         self.in_flight.fetches = self.in_flight.fetches.saturating_add(1);
-        self.in_flight.sent(1, true, self.window.packets());
+        self.in_flight.sent(1, true, self.open());
         self.advance(packets, true);
         self.given_out(now, 1);
         Some(burst)
@@ -110,7 +110,7 @@ impl<W: Window> Requester<W> {
         work: &mut Q,
         room: &mut [u8],
     ) -> Option<Burst> {
-        let window = self.window.packets();
+        let window = self.open();
         let outbound = Outbound {
             connection: self.connection,
             service: Service::Rc,
@@ -129,6 +129,12 @@ impl<W: Window> Requester<W> {
         self.advance(run.packets, run.ends);
         self.given_out(now, run.segments());
         Some(outbound.burst(&run, asks))
+    }
+
+    /// How many packets may be under way: a probe alone.
+    #[inline]
+    fn open(&self) -> u32 {
+        if self.retry.probes > 0 { 1 } else { self.window.packets() }
     }
 
     /// So many packets of the next request are sent, which may be all that were left of it.

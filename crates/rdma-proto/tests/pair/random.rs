@@ -90,7 +90,7 @@ fn run(seed: u64) -> u64 {
     // Seven retries are not enough for a network of this kind, but for few runs.
     requester.retries = MaxAckRetries::default();
     requester.rnr_retries = MaxRnrRetries::unlimited();
-    requester.timeout = AckTimeout::limited(3 + random.below(4) as u8).unwrap();
+    requester.timeout = AckTimeout::limited(3 + random.below(8) as u8).unwrap();
     requester.max_rd_atomic = 1 + random.below(2) as u8;
     let (loss, twice, late) = (random.below(12), random.below(10), random.below(20));
     let mut dice = Random(random.below(u64::MAX));
