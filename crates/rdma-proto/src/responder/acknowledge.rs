@@ -12,7 +12,7 @@ use crate::{Burst, Connection, Host, Nak, Stop};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Owed {
     Nothing,
-    /// All before the expected packet was taken.
+    /// All up to the newest SEND or WRITE was taken.
     Ack,
     /// The expected packet is missing.
     OutOfSequence,
@@ -50,10 +50,9 @@ impl Responder {
 
     #[inline]
     fn acknowledgement(&mut self) -> Option<Burst> {
-        let before = self.expected.wrapping_sub(1);
         let (psn, syndrome) = match core::mem::replace(&mut self.owed, Owed::Nothing) {
             Owed::Nothing => return None,
-            Owed::Ack => (before, Syndrome::Ack(CreditCount::UNLIMITED)),
+            Owed::Ack => (self.taken, Syndrome::Ack(CreditCount::UNLIMITED)),
             Owed::OutOfSequence => (self.expected, Syndrome::Nak(NakCode::PsnSequence)),
             Owed::NotReady => (self.expected, Syndrome::RnrNak(self.min_rnr_timer)),
             Owed::Refused(psn, nak) => (psn, Syndrome::Nak(nak.code())),

@@ -46,6 +46,9 @@ pub struct Responder {
     min_rnr_timer: MinRnrTimer,
     /// The packet that comes next.
     expected: Psn,
+    /// The newest packet of a SEND or a WRITE that was taken: what an acknowledgement is about. It never has the
+    /// PSN of a READ or an atomic, whose acknowledgement is its response: SoftRoCE would complete the READ.
+    taken: Psn,
     /// How many messages were executed (MSN).
     msn: u32,
     /// The message of which a part is there.
@@ -67,6 +70,7 @@ impl Responder {
             connection: settings.connection,
             min_rnr_timer: settings.min_rnr_timer,
             expected: settings.psn,
+            taken: settings.psn.wrapping_sub(1),
             msn: 0,
             message: None,
             told: false,
@@ -196,6 +200,7 @@ impl Responder {
             let at = at.saturating_add(self.connection.mtu.bytes());
             self.message = Some(Message { start, at });
         }
+        self.taken = self.expected;
         Ok(Executed { packets: 1, acknowledges: false })
     }
 
@@ -229,7 +234,7 @@ impl Responder {
     }
 
     /// A packet that was taken before (IBTA section 9.7.4.1.1 to 9.7.4.1.3). A SEND or a WRITE is
-    /// acknowledged again, with the newest PSN; a READ is executed again; an atomic is answered as it was.
+    /// acknowledged again, with the newest of them; a READ is executed again; an atomic is answered as it was.
     fn duplicate(&mut self, headers: &Headers, payload: &[u8]) {
         count(&mut self.counters.duplicate_request);
         let Ok(start) = sequence::fetch(None, headers, payload) else {

@@ -424,3 +424,20 @@ fn the_wait_for_a_receive_is_not_silence() {
     let counters = pair.requester.counters();
     assert_eq!((counters.rcvd_rnr_err, counters.roce_adp_retrans), (1, 0));
 }
+
+/// An ACK has the PSN of a SEND or a WRITE, never that of a READ or an atomic: SoftRoCE would take it for the
+/// response.
+#[test]
+fn a_duplicate_before_a_lost_response() {
+    for atomic in [false, true] {
+        let mut pair = Pair::new().fates([(Response, 0, Lost)]);
+        pair.write(0, 8);
+        let _ = if atomic { pair.add(8, 1) } else { pair.read(8, 8) };
+        pair.run_for(std::time::Duration::ZERO);
+        pair.hand_over();
+        let trace = pair.run();
+        let acks: Vec<_> = trace.iter().filter(|line| line.starts_with("<- ACK")).collect();
+        assert_eq!(acks, ["<- ACK 0"], "{trace:#?}");
+        assert_eq!(trace.last().unwrap(), "   1 done");
+    }
+}
