@@ -144,7 +144,7 @@ impl Outbound<'_> {
     fn headers(&self, ahead: u32, ends: bool) -> Headers {
         let (start, end) = (self.start, self.end);
         let place = (self.packet.wrapping_add(ahead) == 0, ends);
-        // UC has no Invalidate (IBTA section 9.4.1).
+        // UC has no Invalidate (IBTA section 9.4).
         let invalidate = end.invalidate.filter(|_| self.service == Service::Rc);
         let operation = match start.kind {
             Kind::Write => write(place, end.immediate.is_some()),

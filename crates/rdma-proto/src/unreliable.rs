@@ -10,7 +10,7 @@ use crate::wire::{Headers, Service};
 use crate::{Burst, Connection, Counters, Host, Nak, Request, Stop, Work};
 
 /// The requester of an unreliable connection: a request is done when its last packet is given out (IBTA
-/// section 9.8.2). Only SENDs and WRITEs may be queued, and what is executed locally.
+/// chapter 9, unreliable connections). Only SENDs and WRITEs may be queued, and what is executed locally.
 #[derive(Debug)]
 pub struct UnreliableRequester {
     connection: Connection,
@@ -140,7 +140,7 @@ impl UnreliableResponder {
     ///
     /// The first packet of a message is taken with any PSN; another one only if it is the next, or its
     /// message is dropped. A message that is broken off, too long, or refused by the host is abandoned
-    /// (IBTA section 9.8.2.2).
+    /// (IBTA chapter 9, unreliable connections).
     pub fn receive<H: Host + ?Sized>(&mut self, burst: &Burst, payload: &[u8], host: &mut H) {
         for (headers, payload) in burst.packets(payload) {
             count(&mut self.counters.rcvd_pkts);

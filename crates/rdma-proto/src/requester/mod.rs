@@ -108,7 +108,7 @@ impl<W: Window> Requester<W> {
     }
 
     /// The number behind the last request of which a packet was ever given out: what a queue that drains
-    /// (SQD) still admits (IBTA section 10.3.1.5).
+    /// (SQD) still admits (IBTA section 10.3.1).
     #[must_use]
     pub const fn begun(&self) -> u32 {
         self.begun
@@ -225,8 +225,8 @@ impl<W: Window> Requester<W> {
     }
 
     /// Why a packet answers nothing that was sent, if so. What is not within the window is a ghost or a
-    /// duplicate (IBTA section 9.7.5.1.1). So is what counts more messages than were sent: it comes from an
-    /// earlier life of the connection (IBTA section 9.7.7.1).
+    /// duplicate (IBTA chapter 9, acknowledgements). So is what counts more messages than were sent: since the
+    /// MSN begins with 0 (9.7.7.1), it comes from an earlier life of the connection.
     #[inline]
     fn unexpected(&mut self, behind: u32, headers: &Headers) -> Option<&mut u64> {
         let beyond = |aeth: &Aeth| Psn::masked(aeth.msn).is_after(Psn::masked(self.messages));
@@ -258,7 +258,7 @@ impl<W: Window> Requester<W> {
                     self.implied_nak(now, work);
                 }
             }
-            // All before it; and a response that did not come was lost (IBTA section 9.7.5.2.2).
+            // All before it; and a response that did not come was lost (IBTA section 9.7.5.1.2).
             Syndrome::RnrNak(_) | Syndrome::Nak(_) if !self.acknowledge(now, behind, work) => {
                 self.implied_nak(now, work);
             }
@@ -334,7 +334,8 @@ impl<W: Window> Requester<W> {
         self.fail(nak.status(), work);
     }
 
-    /// What came is past a READ or an atomic, whose answer got lost (IBTA section 9.7.5.2.2).
+    /// What came is past a READ or an atomic, whose answer got lost: an implied NAK (IBTA
+    /// section 9.9.2).
     fn implied_nak<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         count(&mut self.counters.implied_nak_seq_err);
         self.missing(now, work);

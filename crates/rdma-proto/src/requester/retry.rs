@@ -5,7 +5,7 @@ use rdma_types::{AckTimeout, MaxAckRetries};
 use crate::Time;
 use crate::time::nanos;
 
-/// The transport timer and the retry counter (IBTA sections 9.7.6.1.3 and 9.7.6.1.4), and probes that come
+/// The transport timer and the retry counter (IBTA section 9.7.6.1.3), and probes that come
 /// before the timer expires.
 ///
 /// A lost NAK is followed by silence, since the responder sends one for each gap, and so is a retransmission

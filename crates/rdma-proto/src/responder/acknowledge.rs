@@ -27,8 +27,8 @@ impl Responder {
     /// of `room`, which has to hold a full packet at least.
     ///
     /// Responses leave in the order of their PSNs: an acknowledgement waits behind the response of a READ
-    /// before it, and is not needed where such a response follows, which says the same (IBTA sections
-    /// 9.7.5.1 and 9.7.5.1.2). So acknowledgements that nobody fetched yet become one.
+    /// before it, and is not needed where such a response follows, which says the same (IBTA section
+    /// 9.7.5.1.2). So acknowledgements that nobody fetched yet become one.
     pub fn poll_transmit<H: Host + ?Sized>(
         &mut self,
         host: &mut H,

@@ -127,8 +127,8 @@ impl Responder {
         }
     }
 
-    /// A packet before this one is missing. The peer is told once per gap (IBTA section 9.7.5.2.1); after
-    /// an RNR NAK not at all (9.7.5.2.8).
+    /// A packet before this one is missing. The peer is told once per gap (IBTA section 9.7.5.2);
+    /// after an RNR NAK not at all (9.7.5.2.8).
     fn out_of_sequence(&mut self) {
         count(&mut self.counters.out_of_seq_request);
         if !self.told {
@@ -145,7 +145,7 @@ impl Responder {
                     self.data(message, begins, end, payload, host)
                 }
                 Ok(Step::Fetch(start)) => self.fetch(&start, host),
-                // IBTA sections 9.7.4.1.5 and 9.7.4.1.6.
+                // IBTA section 9.7.4.1.
                 Err(Invalid) => Err(Stop::Nak(Nak::InvalidRequest)),
             };
         match executed {
@@ -205,7 +205,7 @@ impl Responder {
     }
 
     /// A READ or an atomic. More than the peer may have under way is an invalid request (IBTA section
-    /// 9.7.4.1.2).
+    /// 9.7.4.1).
     fn fetch<H: Host + ?Sized>(&mut self, start: &Start, host: &mut H) -> Result<Executed, Stop> {
         if !self.resources.has_room() {
             return Err(Stop::Nak(Nak::InvalidRequest));
@@ -228,12 +228,12 @@ impl Responder {
         Ok(Executed { packets, acknowledges: true })
     }
 
-    /// A message was executed, a READ or an atomic too (IBTA section 9.7.7.1).
+    /// A message was executed, a READ or an atomic too (IBTA section 9.7.7.1, C9-148).
     const fn executed(&mut self) {
         self.msn = self.msn.wrapping_add(1);
     }
 
-    /// A packet that was taken before (IBTA section 9.7.4.1.1 to 9.7.4.1.3). A SEND or a WRITE is
+    /// A packet that was taken before (IBTA C9-105 and section 9.7.4.1). A SEND or a WRITE is
     /// acknowledged again, with the newest of them; a READ is executed again; an atomic is answered as it was.
     fn duplicate(&mut self, headers: &Headers, payload: &[u8]) {
         count(&mut self.counters.duplicate_request);

@@ -8,7 +8,7 @@ use rdma_types::Psn;
 use crate::segmentation::Rest;
 use crate::{Connection, Start};
 
-/// A READ or an atomic that was executed (IBTA section 9.7.4.1.2).
+/// A READ or an atomic that was executed (IBTA chapter 9, responder resources).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resource {
     pub(super) start: Start,

@@ -4,7 +4,7 @@ use crate::pair::Fate::{Late, Lost, Twice};
 use crate::pair::Way::{Request, Response};
 use crate::pair::{Pair, bytes};
 
-/// IBTA section 9.7.5.2.1: a gap is reported once, however many packets follow, and all from there on is
+/// IBTA section 9.7.5.2: a gap is reported once, however many packets follow, and all from there on is
 /// sent again.
 #[test]
 fn one_nak_for_a_gap() {
@@ -28,7 +28,7 @@ fn one_nak_for_a_gap() {
     assert_eq!(pair.requester.counters().rcvd_seq_err, 1);
 }
 
-/// IBTA section 9.7.5.2.1: a NAK acknowledges what is before it.
+/// IBTA section 9.7.5.1.2: a NAK acknowledges what is before it.
 #[test]
 fn a_nak_acknowledges_what_is_before_it() {
     let mut pair = Pair::new().fates([(Request, 1, Lost), (Response, 0, Lost)]);
@@ -61,7 +61,7 @@ fn a_lost_packet_that_none_follows_is_sent_again_in_time() {
     assert_eq!(pair.requester.deadline(), None);
 }
 
-/// IBTA section 9.7.4.1.1: a duplicate is acknowledged, and not executed again.
+/// IBTA C9-105: a duplicate is acknowledged, and not executed again.
 #[test]
 fn a_lost_acknowledgement_comes_again() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
@@ -73,7 +73,7 @@ fn a_lost_acknowledgement_comes_again() {
     assert_eq!(pair.responder.counters().duplicate_request, 1);
 }
 
-/// IBTA section 9.7.5.1.1: with the newest PSN, although it is about an older packet.
+/// IBTA section 9.7.5.1.2: with the newest PSN, although it is about an older packet.
 #[test]
 fn a_duplicate_is_acknowledged_with_the_newest_psn() {
     let mut pair =
@@ -102,7 +102,7 @@ fn a_later_acknowledgement_makes_up_for_a_lost_one() {
     assert_eq!(pair.run(), expected);
 }
 
-/// IBTA section 9.7.6.1.4: `retry_cnt` is 3, so that a packet is sent four times.
+/// IBTA section 9.7.6: `retry_cnt` is 3, so that a packet is sent four times.
 #[test]
 fn retries_end() {
     let mut pair = Pair::new().network(Box::new(|_, _| Lost));
@@ -134,7 +134,7 @@ fn retries_begin_anew_with_each_success() {
     assert_eq!(pair.requester.counters().completer_retry_err, 9);
 }
 
-/// IBTA section 9.7.5.2.2: what is missing of a response is asked for, and no more.
+/// What is missing of a response is asked for, and no more.
 #[test]
 fn the_tail_of_a_read_is_asked_for_again() {
     let mut pair = Pair::new().fates([(Response, 1, Lost)]);
@@ -169,7 +169,7 @@ fn a_read_is_asked_for_again_in_time() {
     }
 }
 
-/// IBTA section 9.7.5.2.2: an acknowledgement past a READ that is not answered says that the answer was
+/// An implied NAK: an acknowledgement past a READ that is not answered says that the answer was
 /// lost.
 #[test]
 fn an_acknowledgement_past_an_unanswered_read() {
@@ -196,7 +196,7 @@ fn an_acknowledgement_past_an_unanswered_read() {
     assert_eq!(sorted, wanted, "{trace:#?}");
 }
 
-/// IBTA section 9.7.4.1.3: an atomic is executed once, and answered again from what the responder kept.
+/// IBTA section 9.7.4.1: an atomic is executed once, and answered again from what the responder kept.
 #[test]
 fn an_atomic_is_executed_once() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
@@ -208,7 +208,7 @@ fn an_atomic_is_executed_once() {
     assert_eq!(pair.queue.posted[1].local, 7_u64.to_ne_bytes());
 }
 
-/// IBTA section 9.7.4.1.2: a READ that comes again is executed again. Here the memory has changed since.
+/// IBTA section 9.7.4.1: a READ that comes again is executed again. Here the memory has changed since.
 #[test]
 fn a_read_is_executed_again() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
@@ -219,7 +219,7 @@ fn a_read_is_executed_again() {
     assert_eq!(pair.queue.posted[0].local, [9]);
 }
 
-/// IBTA section 9.7.4.1.2: as many are kept as may be under way: an older one is not answered.
+/// IBTA section 9.7.4.1: as many are kept as may be under way: an older one is not answered.
 #[test]
 fn a_duplicate_that_is_too_old_is_dropped() {
     let mut pair = Pair::new();
@@ -233,7 +233,7 @@ fn a_duplicate_that_is_too_old_is_dropped() {
     assert_eq!((pair.memory.atomics, pair.responder.counters().unanswered_duplicate), (3, 1));
 }
 
-/// IBTA section 9.7.2: packets that overtake each other are a gap for a while.
+/// Packets that overtake each other are a gap for a while.
 #[test]
 fn packets_that_overtake_each_other() {
     let mut pair = Pair::new().fates([(Request, 0, Late(3))]);
@@ -255,7 +255,7 @@ fn late_responses_cost_one_repetition() {
     assert_eq!((requests, trace.last().unwrap().as_str()), (2, "   0 done"), "{trace:#?}");
 }
 
-/// IBTA section 9.7.4.1.2: what comes again has to be what came, or the tail of it.
+/// IBTA section 9.7.4.1: what comes again has to be what came, or the tail of it.
 #[test]
 fn a_duplicate_that_asks_for_something_else_is_dropped() {
     let mut pair = Pair::new();

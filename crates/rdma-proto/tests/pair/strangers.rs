@@ -30,7 +30,7 @@ fn waiting() -> Pair {
     pair
 }
 
-/// IBTA section 9.7.5.1.1: PSNs outside of what is under way are ghosts.
+/// PSNs outside of what is under way are ghosts.
 #[test]
 fn acknowledgements_outside_the_window() {
     for n in [2, 3, 1 << 22, 1 << 23, (1 << 24) - 1] {

@@ -65,7 +65,7 @@ fn lengths(memory: &Memory) -> Vec<u32> {
     memory.received.iter().map(|received| received.end.length).collect()
 }
 
-/// IBTA section 9.8.2: a request is done when it is sent, and no packet asks for an acknowledgement.
+/// A request is done when it is sent, and no packet asks for an acknowledgement.
 #[test]
 fn a_request_is_done_when_it_is_sent() {
     for room in [256, 1 << 16] {
@@ -91,7 +91,7 @@ fn a_request_is_done_when_it_is_sent() {
     }
 }
 
-/// IBTA section 9.8.2.2: the first packet of a message has any PSN, and a gap drops the rest of a message.
+/// The first packet of a message has any PSN, and a gap drops the rest of a message.
 #[test]
 fn a_gap_drops_a_message() {
     let sent = sent(&[send(600), send(600), send(8)], 256);
@@ -108,7 +108,7 @@ fn a_gap_drops_a_message() {
     assert_eq!(lengths(&memory), [8, 600]);
 }
 
-/// IBTA section 9.8.2.2: so does what cannot be executed; nobody is told.
+/// So does what cannot be executed; nobody is told.
 #[test]
 fn what_cannot_be_executed_is_dropped() {
     let requests = [send(600), write(1 << 16, 300, None), write(0, 8, Some(1)), send(8)];
@@ -140,7 +140,7 @@ fn reads_are_refused() {
 
 const QKEY: u32 = 0x1111_1111;
 
-/// IBTA section 9.8.3: a datagram is one packet, whose Q_Key has to be right.
+/// A datagram is one packet, whose Q_Key has to be right.
 #[test]
 fn datagrams() {
     let mut sender = Datagrams::new(Qpn::masked(0x13), Mtu::MTU256, Psn::MAX);
