@@ -441,3 +441,18 @@ fn a_duplicate_before_a_lost_response() {
         assert_eq!(trace.last().unwrap(), "   1 done");
     }
 }
+
+/// `docs/rocev2.md` shows what happens.
+#[test]
+fn the_traces_of_the_page() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rocev2.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let mut write = Pair::new().fates([(Request, 1, Lost)]);
+    write.write(0, 1024);
+    let mut read = Pair::new().fates([(Response, 1, Lost)]);
+    read.read(0, 1000);
+    for mut pair in [write, read] {
+        let trace = pair.run().join("\n");
+        assert!(page.contains(&format!("```text\n{trace}\n```")), "{trace}");
+    }
+}
