@@ -100,15 +100,6 @@ impl Burst {
         }
         headers
     }
-
-    /// Has the last packet ask for an acknowledgement, or not.
-    #[inline]
-    pub(crate) fn ask(&mut self, asks: bool) {
-        match &mut self.last {
-            Some(last) => last.ack_request = asks,
-            None => self.header.bth.ack_request = asks,
-        }
-    }
 }
 
 /// What the last packet of a [`Burst`] has of its own.

@@ -22,7 +22,7 @@ impl Connection {
         Self { peer, p_key: Bth::DEFAULT_P_KEY, mtu }
     }
 
-    /// How many packets a message of so many bytes has: none has no packet (IBTA section 9.7.2).
+    /// How many packets a message of so many bytes has: even no bytes have one (IBTA chapter 9, packet sequence numbers).
     #[must_use]
     #[inline]
     pub fn packets(&self, length: u32) -> u32 {

@@ -1,38 +1,144 @@
 //! What a queue pair counts.
 
-/// How often what happened. Named as SoftRoCE names its own (`hw_counters`), where it has a name for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Counters {
+use core::ops::AddAssign;
+
+use crate::{Nak, Stop};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)+) => {
+        /// How often what happened at one end of a queue pair.
+        ///
+        /// Each packet that came is in `rcvd_pkts`. One that was not executed or used as it should have been is in
+        /// the counter of its reason as well, so that "connected, but nothing comes" has an explanation.
+        ///
+        /// Names are those of SoftRoCE (`rxe_hw_counters.c`) where it has one. `local_ack_timeout_err`,
+        /// `roce_adp_retrans`, `implied_nak_seq_err`, `out_of_buffer` and `resp_remote_access_errors` are mlx5's
+        /// (`hw/mlx5/counters.c`), and `qkey_viol_cntr` is a field of `ibv_port_attr`. The others have no name
+        /// elsewhere.
+        ///
+        /// What is known only outside is counted by the caller: packets that cannot be parsed, a wrong ICRC, an
+        /// unknown queue pair, a wrong partition or source, because no end sees them; `send_err` and `link_downed`,
+        /// because the link is not here; `rdma_sends` and `rdma_recvs`, because completions are not. SoftRoCE's
+        /// `ack_deferred`, how often its completer was left to another thread, has no counterpart.
+        ///
+        /// # Examples
+        ///
+        /// The counters of all ends together, those that are not zero:
+        ///
+        /// ```
+        /// use rdma_proto::Counters;
+        ///
+        /// let mut ends = [Counters::default(); 2];
+        /// ends[0].sent_pkts = 4;
+        /// ends[1].sent_pkts = 3;
+        /// ends[1].out_of_seq_request = 2;
+        /// let mut sum = Counters::default();
+        /// ends.iter().for_each(|&end| sum += end);
+        /// let shown: Vec<_> = sum.iter().filter(|&(_, value)| value > 0).collect();
+        /// assert_eq!(shown, [("sent_pkts", 7), ("out_of_seq_request", 2)]);
+        /// ```
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: u64,)+
+        }
+
+        impl Counters {
+            /// Each name and its value, in the order of the fields.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($name), self.$name)),+].into_iter()
+            }
+        }
+
+        impl AddAssign for Counters {
+            fn add_assign(&mut self, other: Self) {
+                $(self.$name = self.$name.wrapping_add(other.$name);)+
+            }
+        }
+    };
+}
+
+counters! {
     /// Packets that were given out.
-    pub sent_pkts: u64,
+    sent_pkts,
     /// Packets that came.
-    pub rcvd_pkts: u64,
-    /// Requests that came again.
-    pub duplicate_request: u64,
-    /// Requests that came before one that is missing.
-    pub out_of_seq_request: u64,
+    rcvd_pkts,
+    /// Requests whose PSN was executed before.
+    duplicate_request,
+    /// Requests that were dropped since one before them is missing: each of them. SoftRoCE counts each gap.
+    out_of_seq_request,
     /// "Receiver not ready" that came.
-    pub rcvd_rnr_err: u64,
-    /// "Receiver not ready" that was answered.
-    pub send_rnr_err: u64,
+    rcvd_rnr_err,
+    /// Requests that found no receive, and were answered "receiver not ready".
+    send_rnr_err,
     /// "A packet is missing" that came.
-    pub rcvd_seq_err: u64,
+    rcvd_seq_err,
     /// Requests that failed since nothing came back.
-    pub retry_exceeded_err: u64,
+    retry_exceeded_err,
     /// Requests that failed since the receiver was not ready.
-    pub retry_rnr_exceeded_err: u64,
-    /// How often packets were sent again, for a timeout or since a packet was missing.
-    pub completer_retry_err: u64,
-    /// Packets that were dropped: duplicate and unsolicited responses, duplicate requests that are not
-    /// answered, packets of another service, and all that comes after the end.
-    pub dropped: u64,
+    retry_rnr_exceeded_err,
+    /// How often all was sent again, for a timeout or since a packet was missing.
+    completer_retry_err,
+    /// How often nothing came back in time.
+    local_ack_timeout_err,
+    /// How often the oldest packet was sent again alone, as a probe, since an answer was due long before the
+    /// timer expires.
+    roce_adp_retrans,
+    /// Responses that came past a READ or an atomic which is not answered: they say that its answer was lost.
+    implied_nak_seq_err,
+    /// Requests that were dropped for want of a receive, or since it was too small: of unreliable connections
+    /// and datagrams.
+    out_of_buffer,
+    /// Requests that were refused since their key, range or rights are wrong.
+    resp_remote_access_errors,
+    /// Requests that were refused since they are wrong in themselves: opcode, length, too many READs.
+    resp_invalid_request_errors,
+    /// Requests that were refused since this end could not go on.
+    resp_remote_operation_errors,
+    /// Datagrams with another Q_Key.
+    qkey_viol_cntr,
+    /// Duplicate requests that are not answered: too old, or not what was asked for then.
+    unanswered_duplicate,
+    /// Responses whose PSN is not under way: duplicates, or nobody asked for them.
+    unsolicited_response,
+    /// Responses that count more messages than were sent: they are of an earlier life of the connection.
+    ghost_msn,
+    /// Negative acknowledgements of what is going to be sent again already.
+    stale_nak,
+    /// Acknowledgements that say nothing which is specified.
+    reserved_syndrome,
+    /// Responses that do not fit their request, which failed.
+    bad_response,
+    /// Packets with an opcode that this end does not take: of another service, or of the other direction.
+    wrong_opcode,
+    /// Packets that came after this end had failed or was stopped.
+    after_end,
+    /// Requests that the host asked to drop ([`Stop::Drop`]).
+    dropped_by_host,
 }
 
 impl Counters {
     /// So many packets are given out.
     pub(crate) fn sent(&mut self, packets: u16) {
         self.sent_pkts = self.sent_pkts.wrapping_add(packets.into());
+    }
+
+    /// A request is refused.
+    pub(crate) fn refused(&mut self, nak: Nak) {
+        count(match nak {
+            Nak::InvalidRequest => &mut self.resp_invalid_request_errors,
+            Nak::RemoteAccess => &mut self.resp_remote_access_errors,
+            Nak::RemoteOperational => &mut self.resp_remote_operation_errors,
+        });
+    }
+
+    /// A request is not executed, and its peer is not told.
+    pub(crate) fn dropped(&mut self, stop: Stop) {
+        match stop {
+            Stop::NotReady => count(&mut self.out_of_buffer),
+            Stop::Nak(nak) => self.refused(nak),
+            Stop::Drop => count(&mut self.dropped_by_host),
+        }
     }
 }
 

@@ -14,7 +14,7 @@ pub struct Source {
     /// What it showed.
     pub qkey: u32,
     /// The route header that stands before it in memory: the IPv6 header that it came with, or 20 zeros and the
-    /// IPv4 header (IBTA annex A17.9).
+    /// IPv4 header (IBTA annex A17).
     pub route: [u8; 40],
 }
 
@@ -39,7 +39,7 @@ pub struct Destination {
     pub p_key: u16,
 }
 
-/// The sending and receiving of a queue pair of datagrams (IBTA section 9.8.3).
+/// The sending and receiving of a queue pair of datagrams (IBTA chapter 9, unreliable datagrams).
 #[derive(Debug)]
 pub struct Datagrams {
     own: Qpn,
@@ -62,8 +62,9 @@ impl Datagrams {
         &self.counters
     }
 
-    /// The packet of a datagram, whose payload the caller has. `None` if that is more than the MTU: such
-    /// a request fails with a local length error (IBTA section 9.8.3.1).
+    /// The packet of a datagram, whose payload the caller has. `None` if that is more than the MTU: nothing is
+    /// sent of it (IBTA C10-93.1.1). What becomes of the request is for the caller to say: the specification has
+    /// it succeed, as SoftRoCE does, and adapters let it fail with a local length error.
     pub fn send(&mut self, to: &Destination, end: &End) -> Option<Burst> {
         if end.length > self.mtu.bytes() {
             return None;
@@ -87,8 +88,8 @@ impl Datagrams {
     }
 
     /// Takes packets for this queue pair, which shows and expects that Q_Key now. They came with that route
-    /// header. The PSN says nothing (IBTA section 9.8.3.2); a packet with another Q_Key is dropped, and so is
-    /// one that is longer than the MTU.
+    /// header. The PSN says nothing. A packet with another Q_Key is dropped, and so is one that is
+    /// longer than the MTU (IBTA C9-205).
     pub fn receive<H: Host + ?Sized>(
         &mut self,
         qkey: u32,
@@ -99,20 +100,26 @@ impl Datagrams {
     ) {
         for (headers, payload) in burst.packets(payload) {
             count(&mut self.counters.rcvd_pkts);
-            let datagram = headers.deth.filter(|deth| deth.qkey == qkey);
-            let length = u32::try_from(payload.len()).ok();
-            let length = length.filter(|&length| length <= self.mtu.bytes());
             let is_datagram = headers.bth.opcode.service() == Service::Ud;
-            let (Some(deth), Some(length), true) = (datagram, length, is_datagram) else {
-                count(&mut self.counters.dropped);
+            let Some(deth) = headers.deth.filter(|_| is_datagram) else {
+                count(&mut self.counters.wrong_opcode);
                 continue;
             };
+            if deth.qkey != qkey {
+                count(&mut self.counters.qkey_viol_cntr);
+                continue;
+            }
+            let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+            if length > self.mtu.bytes() {
+                count(&mut self.counters.resp_invalid_request_errors);
+                continue;
+            }
             let from = Source { qpn: deth.source, qkey: deth.qkey, route: *route };
             let immediate = headers.imm.map(|imm| imm.immediate);
             let solicited = headers.bth.solicited;
             let end = End { length, immediate, invalidate: None, solicited };
             if host.datagram(&from, &end, payload) == Delivered::Dropped {
-                count(&mut self.counters.dropped);
+                count(&mut self.counters.out_of_buffer);
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::{End, Nak, Start, Stop};
 /// again if the connection is reliable, with what the same packet says.
 pub trait Host {
     /// A message begins: a SEND takes its receive; the whole range of others is checked, and whether the
-    /// peer may use it so. No bytes need no key (IBTA sections 9.7.5.1 and 10.6.3.3).
+    /// peer may use it so. No bytes need no key (IBTA section 9.7.4.1.5, C9-88).
     ///
     /// # Errors
     ///
@@ -28,7 +28,7 @@ pub trait Host {
     fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop>;
 
     /// Fills `out` with what a READ asks for, from `at` bytes behind the first one. Also for a duplicate
-    /// request, which is executed again (IBTA section 9.7.4.1.2).
+    /// request, which is executed again (IBTA section 9.7.4.1).
     ///
     /// # Errors
     ///
@@ -36,7 +36,7 @@ pub trait Host {
     fn fetch(&mut self, start: &Start, at: u32, out: &mut [u8]) -> Result<(), Stop>;
 
     /// Executes an atomic, and returns what was there before. Never for a duplicate: the responder kept
-    /// the answer (IBTA section 9.7.4.1.3).
+    /// the answer (IBTA section 9.7.4.1).
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ pub trait Host {
     fn finish(&mut self, start: &Start, end: &End) -> Result<(), Stop>;
 
     /// The message that has begun will not end, and its receive stays for the next one: of unreliable
-    /// connections (IBTA section 9.8.2.2).
+    /// connections (IBTA chapter 9, unreliable connections).
     fn abandon(&mut self);
 
     /// A request was refused, by the host or because it is wrong in itself: the queue pair is in error.

@@ -20,7 +20,8 @@
 //! - Time is told in calls ([`Time`]). A requester has a deadline, a responder has none.
 //! - The unit to send and to receive is a [`Burst`].
 //!
-//! "IBTA" stands for the InfiniBand Architecture Specification, volume 1. RoCEv2 is its annex A17.
+//! "IBTA" stands for the InfiniBand Architecture Specification, volume 1. RoCEv2 is its annex A17. Numbers of
+//! sections, and of rules such as C9-88, are given where a public source confirms them.
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -4,7 +4,7 @@ use rdma_types::{Rkey, WcStatus};
 
 use crate::wire::NakCode;
 
-/// The longest message in bytes (IBTA section 9.7.1).
+/// The longest message in bytes (IBTA C9-94).
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
 /// What a request does (IBTA section 9.4).
@@ -25,7 +25,7 @@ pub enum Kind {
 
 impl Kind {
     /// Whether something comes back: of a READ and of an atomic. Such a request takes one of the responder's
-    /// resources (IBTA section 9.7.3.1).
+    /// resources (IBTA chapter 9).
     #[must_use]
     pub const fn fetches(self) -> bool {
         !matches!(self, Self::Send | Self::Write)

@@ -1,14 +1,100 @@
-//! Messages cut into packets.
+//! Messages and responses cut into packets.
 
-use rdma_types::Psn;
+use rdma_types::{Psn, WcStatus};
 
 use crate::wire::{Headers, Ieth, ImmDt, Opcode, Operation, PadCount, Reth, Service};
-use crate::{Burst, Connection, End, Kind, Last, Remote, Start};
+use crate::{Burst, Connection, End, Kind, Last, Remote, Start, Work};
+
+/// What is left to be sent of a message or a response.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rest {
+    /// How many bytes.
+    pub(crate) bytes: u32,
+    /// In how many packets.
+    pub(crate) packets: u32,
+    /// Whether the next packet has headers that those behind it have not.
+    pub(crate) alone: bool,
+    /// How many bytes of headers the last one has that those before it have not.
+    pub(crate) extra: u32,
+}
+
+/// A run of packets of the same length, the last not longer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) packets: u32,
+    bytes: u32,
+    /// Whether nothing is left behind it.
+    pub(crate) ends: bool,
+}
+
+impl Rest {
+    /// The next packets: at most `most`, and as many as fit the room. `None` if there is no room for one.
+    #[inline]
+    pub(crate) fn run(&self, connection: &Connection, most: u32, room: usize) -> Option<Run> {
+        let room = u32::try_from(room).unwrap_or(u32::MAX);
+        let fits = if room >= self.bytes { self.packets } else { connection.full_packets(room) };
+        let most = if self.alone { most.min(1) } else { most.min(u16::MAX.into()) };
+        let mut packets = fits.min(most);
+        if packets == 0 {
+            return None;
+        }
+        if packets > 1 && packets == self.packets {
+            let before = connection.offset(packets.wrapping_sub(1));
+            let last = self.bytes.saturating_sub(before).saturating_add(self.extra);
+            if last > connection.mtu.bytes() {
+                packets = packets.wrapping_sub(1);
+            }
+        }
+        let bytes = self.bytes.min(connection.offset(packets));
+        Some(Run { packets, bytes, ends: packets == self.packets })
+    }
+}
+
+impl Run {
+    pub(crate) fn segments(&self) -> u16 {
+        u16::try_from(self.packets).unwrap_or(u16::MAX)
+    }
+
+    /// Its payload, at the beginning of the room.
+    #[inline]
+    pub(crate) fn payload<'a>(&self, room: &'a mut [u8]) -> &'a mut [u8] {
+        room.get_mut(..self.bytes as usize).unwrap_or_default()
+    }
+
+    /// The packets. `headers` says those of the packet that many behind the first, and is told whether it ends
+    /// all. The last one asks for an acknowledgement, or not; pad counts are set here.
+    #[inline]
+    pub(crate) fn burst(
+        &self,
+        connection: &Connection,
+        asks: bool,
+        headers: impl Fn(u32, bool) -> Headers,
+    ) -> Burst {
+        let before = self.packets.wrapping_sub(1);
+        let mut header = headers(0, self.ends && before == 0);
+        if before == 0 {
+            header.bth.ack_request = asks;
+            header.bth.pad_count = PadCount::of(self.bytes as usize);
+            return Burst::single(header, self.bytes as usize);
+        }
+        let mut last = headers(before, self.ends);
+        last.bth.ack_request = asks;
+        // All before it have whole words.
+        last.bth.pad_count = PadCount::of(self.bytes as usize);
+        Burst {
+            header,
+            last: Some(Last::of(&last)),
+            segment: u16::try_from(connection.mtu.bytes()).unwrap_or(u16::MAX),
+            segments: self.segments(),
+            length: self.bytes,
+        }
+    }
+}
 
 /// A SEND or a WRITE that is to be sent, and the packet that is next.
 #[derive(Debug)]
 pub(crate) struct Outbound<'a> {
-    pub(crate) connection: &'a Connection,
+    pub(crate) connection: Connection,
     pub(crate) service: Service,
     pub(crate) start: &'a Start,
     pub(crate) end: &'a End,
@@ -19,51 +105,46 @@ pub(crate) struct Outbound<'a> {
 }
 
 impl Outbound<'_> {
-    /// The next packets: at most `most`, and as many as have the same length and fit the room. `None` if
-    /// there is no room for one.
+    /// What is left to be sent.
     #[inline]
-    pub(crate) fn burst(&self, most: u32, room: usize) -> Option<Burst> {
-        let (connection, mtu) = (self.connection, self.connection.mtu.bytes());
-        let in_all = connection.packets(self.end.length);
-        let rest = self.end.length.saturating_sub(connection.offset(self.packet));
-        let room = u32::try_from(room).unwrap_or(u32::MAX);
-        let left = in_all.saturating_sub(self.packet);
-        let fits = if room >= rest { left } else { connection.full_packets(room) };
-        let count = fits.min(most).min(u32::from(u16::MAX));
-        if count == 0 {
-            return None;
+    pub(crate) fn rest(&self) -> Rest {
+        let Self { start, end, packet, .. } = *self;
+        let has_word = end.immediate.is_some() || end.invalidate.is_some();
+        Rest {
+            bytes: end.length.saturating_sub(self.connection.offset(packet)),
+            packets: self.connection.packets(end.length).saturating_sub(packet),
+            alone: packet == 0 && start.kind == Kind::Write,
+            extra: if has_word { 4 } else { 0 },
         }
-        let header = self.headers(0, in_all, rest.min(mtu));
-        if count == 1 || header.reth.is_some() {
-            return Some(Burst::single(header, rest.min(mtu) as usize));
-        }
-        let before = connection.offset(count.wrapping_sub(1));
-        let mut length = rest.min(connection.offset(count));
-        let mut count = count;
-        let mut last = self.headers(count.wrapping_sub(1), in_all, length.saturating_sub(before));
-        if last.wire_len().saturating_add(length.saturating_sub(before) as usize)
-            > header.wire_len().saturating_add(mtu as usize)
-        {
-            count = count.wrapping_sub(1);
-            length = before;
-            last = self.headers(count.wrapping_sub(1), in_all, mtu);
-        }
-        Some(Burst {
-            header,
-            last: (count > 1).then(|| Last::of(&last)),
-            segment: u16::try_from(mtu).unwrap_or(u16::MAX),
-            segments: u16::try_from(count).unwrap_or(u16::MAX),
-            length,
-        })
     }
 
-    /// The headers of the packet that many behind the next one.
+    /// The payload of a run, from the request with that number, to the beginning of the room.
     #[inline]
-    fn headers(&self, ahead: u32, in_all: u32, payload: u32) -> Headers {
+    pub(crate) fn gather<Q: Work + ?Sized>(
+        &self,
+        run: &Run,
+        n: u32,
+        work: &mut Q,
+        room: &mut [u8],
+    ) -> Result<(), WcStatus> {
+        match run.payload(room) {
+            [] => Ok(()),
+            payload => work.gather(n, self.connection.offset(self.packet), payload),
+        }
+    }
+
+    /// The packets of a run.
+    #[inline]
+    pub(crate) fn burst(&self, run: &Run, asks: bool) -> Burst {
+        run.burst(&self.connection, asks, |ahead, ends| self.headers(ahead, ends))
+    }
+
+    /// The headers of the packet that many behind the next one. `ends` says whether it is the last.
+    #[inline]
+    fn headers(&self, ahead: u32, ends: bool) -> Headers {
         let (start, end) = (self.start, self.end);
-        let packet = self.packet.wrapping_add(ahead);
-        let place = (packet == 0, packet.wrapping_add(1) == in_all);
-        // UC has no Invalidate (IBTA section 9.4.1).
+        let place = (self.packet.wrapping_add(ahead) == 0, ends);
+        // UC has no Invalidate (IBTA section 9.4).
         let invalidate = end.invalidate.filter(|_| self.service == Service::Rc);
         let operation = match start.kind {
             Kind::Write => write(place, end.immediate.is_some()),
@@ -71,7 +152,6 @@ impl Outbound<'_> {
         };
         let opcode = Opcode::new(self.service, operation).unwrap_or(Opcode::reliable(operation));
         let mut headers = self.connection.headers(opcode, self.psn.wrapping_add(ahead));
-        headers.bth.pad_count = PadCount::of(payload as usize);
         if place.0 && start.kind == Kind::Write {
             let Remote { va, rkey } = start.remote;
             headers.reth = Some(Reth { va, rkey, length: end.length });

@@ -37,6 +37,13 @@ impl Time {
         Self(self.0.saturating_add(nanos))
     }
 
+    /// How many nanoseconds after that one.
+    #[must_use]
+    #[inline]
+    pub(crate) const fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+
     /// So much later; the last point that there is, if that is beyond it.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {

@@ -5,12 +5,12 @@ use rdma_types::{Psn, WcStatus};
 use crate::counters::count;
 use crate::operation::MAX_MESSAGE_BYTES;
 use crate::responder::sequence::{self, Message, Step};
-use crate::segmentation::Outbound;
+use crate::segmentation::{Outbound, Run};
 use crate::wire::{Headers, Service};
-use crate::{Burst, Connection, Counters, Host, Request, Work};
+use crate::{Burst, Connection, Counters, Host, Nak, Request, Stop, Work};
 
 /// The requester of an unreliable connection: a request is done when its last packet is given out (IBTA
-/// section 9.8.2). Only SENDs and WRITEs may be queued, and what is executed locally.
+/// chapter 9, unreliable connections). Only SENDs and WRITEs may be queued, and what is executed locally.
 #[derive(Debug)]
 pub struct UnreliableRequester {
     connection: Connection,
@@ -73,36 +73,31 @@ impl UnreliableRequester {
                         return None;
                     }
                     let outbound = Outbound {
-                        connection: &self.connection,
+                        connection: self.connection,
                         service: Service::Uc,
                         start: &start,
                         end: &end,
                         packet: self.packet,
                         psn: self.psn,
                     };
-                    let burst = outbound.burst(u32::MAX, room.len())?;
-                    let payload = room.get_mut(..burst.length as usize)?;
-                    let at = self.connection.offset(self.packet);
-                    if !payload.is_empty()
-                        && let Err(status) = work.gather(n, at, payload)
-                    {
+                    let run = outbound.rest().run(&self.connection, u32::MAX, room.len())?;
+                    if let Err(status) = outbound.gather(&run, n, work, room) {
                         self.fail(status, work);
                         return None;
                     }
-                    self.advance(burst.segments, end.length, work);
-                    return Some(burst);
+                    self.advance(&run, work);
+                    return Some(outbound.burst(&run, false));
                 }
             }
         }
         None
     }
 
-    fn advance<Q: Work + ?Sized>(&mut self, packets: u16, length: u32, work: &mut Q) {
-        self.counters.sent(packets);
-        let packets = packets.into();
-        self.psn = self.psn.wrapping_add(packets);
-        self.packet = self.packet.wrapping_add(packets);
-        if self.packet >= self.connection.packets(length) {
+    fn advance<Q: Work + ?Sized>(&mut self, run: &Run, work: &mut Q) {
+        self.counters.sent(run.segments());
+        self.psn = self.psn.wrapping_add(run.packets);
+        self.packet = self.packet.wrapping_add(run.packets);
+        if run.ends {
             self.done(work);
         }
     }
@@ -145,51 +140,53 @@ impl UnreliableResponder {
     ///
     /// The first packet of a message is taken with any PSN; another one only if it is the next, or its
     /// message is dropped. A message that is broken off, too long, or refused by the host is abandoned
-    /// (IBTA section 9.8.2.2).
+    /// (IBTA chapter 9, unreliable connections).
     pub fn receive<H: Host + ?Sized>(&mut self, burst: &Burst, payload: &[u8], host: &mut H) {
         for (headers, payload) in burst.packets(payload) {
             count(&mut self.counters.rcvd_pkts);
             if headers.bth.opcode.service() != Service::Uc {
-                count(&mut self.counters.dropped);
-            } else if self.receive_packet(&headers, payload, host).is_none() {
-                count(&mut self.counters.dropped);
+                count(&mut self.counters.wrong_opcode);
+            } else if let Err(stop) = self.receive_packet(&headers, payload, host) {
+                self.counters.dropped(stop);
                 self.abandon(host);
             }
         }
     }
 
-    /// `None` if the packet and its message are to be dropped.
+    /// An error if the packet and its message are to be dropped.
     fn receive_packet<H: Host + ?Sized>(
         &mut self,
         headers: &Headers,
         payload: &[u8],
         host: &mut H,
-    ) -> Option<()> {
+    ) -> Result<(), Stop> {
         let psn = headers.bth.psn;
-        let in_sequence = psn == self.expected;
+        let begins = sequence::begins(headers.bth.opcode.operation());
+        let follows = psn == self.expected && self.message.is_some();
         self.expected = psn.wrapping_add(1);
-        if sequence::begins(headers.bth.opcode.operation()) {
+        if begins || !follows {
             self.abandon(host);
-        } else if !in_sequence {
+        }
+        if !begins && !follows {
             count(&mut self.counters.out_of_seq_request);
-            return None;
+            return Ok(());
         }
         let step = sequence::judge(&self.connection, self.message.as_ref(), headers, payload);
         let Ok(Step::Data { message: Message { start, at }, begins, end }) = step else {
-            return None;
+            return Err(Stop::Nak(Nak::InvalidRequest));
         };
         self.message = Some(Message { start, at: at.saturating_add(self.connection.mtu.bytes()) });
         if begins {
-            host.begin(&start).ok()?;
+            host.begin(&start)?;
         }
         if !payload.is_empty() {
-            host.place(&start, at, payload).ok()?;
+            host.place(&start, at, payload)?;
         }
         if let Some(end) = end {
-            host.finish(&start, &end).ok()?;
+            host.finish(&start, &end)?;
             self.message = None;
         }
-        Some(())
+        Ok(())
     }
 
     fn abandon<H: Host + ?Sized>(&mut self, host: &mut H) {

@@ -1,4 +1,5 @@
-//! A connection allocates nothing once it is made, on a network that loses each seventh packet too.
+//! A connection allocates nothing once it is made, on a network that loses each seventh packet too; and it is
+//! small.
 //!
 //! It has its own `main`, since the threads of the usual harness allocate too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its test.
@@ -6,7 +7,8 @@
 use rdma_proto::requester::{self, Requester};
 use rdma_proto::responder::{self, Responder};
 use rdma_proto::{
-    Connection, Delivered, End, Host, Kind, Nak, Remote, Request, Source, Start, Stop, Time, Work,
+    Connection, Datagrams, Delivered, End, Host, Kind, Nak, Remote, Request, Source, Start, Stop,
+    Time, UnreliableRequester, UnreliableResponder, Work,
 };
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu, Psn, Qpn, WcStatus};
 use test_support::alloc_counter::CountingAllocator;
@@ -83,23 +85,50 @@ impl Host for Ends {
     }
 }
 
-fn main() {
+/// The most that both ends of a connected queue pair may have beyond its queues.
+const MOST_BYTES: usize = 64 << 10;
+
+/// How many bytes the ends have that a queue pair needs, with what they allocate.
+fn connections_are_small() {
+    for reads in [16, 255] {
+        let before = ALLOCATOR.bytes();
+        let (requester, responder) = ends(reads);
+        let allocated = usize::try_from(ALLOCATOR.bytes() - before).unwrap();
+        let own = size_of_val(&requester) + size_of_val(&responder);
+        println!("{own} bytes and {allocated} allocated, for {reads} READs and atomics");
+        assert!(own + allocated <= MOST_BYTES);
+    }
+    let unreliable = size_of::<UnreliableRequester>() + size_of::<UnreliableResponder>();
+    println!(
+        "{unreliable} bytes of an unreliable connection, {} for datagrams",
+        size_of::<Datagrams>()
+    );
+    assert!(unreliable.max(size_of::<Datagrams>()) <= MOST_BYTES);
+}
+
+fn ends(reads: u8) -> (Requester, Responder) {
     let connection = Connection::new(Qpn::masked(0x11), Mtu::MTU256);
     let psn = Psn::masked(0);
-    let mut requester = Requester::new(&requester::Settings {
+    let requester = Requester::new(&requester::Settings {
         connection,
         psn,
         timeout: AckTimeout::default(),
         retries: MaxAckRetries::default(),
         rnr_retries: MaxRnrRetries::unlimited(),
-        max_rd_atomic: 4,
+        max_rd_atomic: reads,
     });
-    let mut responder = Responder::new(&responder::Settings {
+    let responder = Responder::new(&responder::Settings {
         connection,
         psn,
         min_rnr_timer: MinRnrTimer::default(),
-        max_dest_rd_atomic: 4,
+        max_dest_rd_atomic: reads,
     });
+    (requester, responder)
+}
+
+fn main() {
+    connections_are_small();
+    let (mut requester, mut responder) = ends(4);
     let (mut queue, mut host) = (Ends { done: 0, begun: 0 }, Ends { done: 0, begun: 0 });
     let (mut now, mut packets, mut room) = (Time::default(), 0_u32, [0; 256]);
     let mut arrives = || {

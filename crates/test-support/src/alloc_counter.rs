@@ -29,12 +29,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub struct CountingAllocator {
     allocations: AtomicU64,
+    bytes: AtomicU64,
 }
 
 impl CountingAllocator {
     /// An allocator that has counted nothing yet.
     pub const fn new() -> Self {
-        Self { allocations: AtomicU64::new(0) }
+        Self { allocations: AtomicU64::new(0), bytes: AtomicU64::new(0) }
     }
 
     /// How many times memory was asked for since the process began, by `alloc`, `alloc_zeroed` or
@@ -47,8 +48,14 @@ impl CountingAllocator {
         self.allocations.load(Ordering::Relaxed)
     }
 
-    fn count(&self) {
+    /// How many bytes were asked for since the process began, whatever was freed again meanwhile.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, bytes: usize) {
         self.allocations.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }
 
@@ -56,19 +63,19 @@ impl CountingAllocator {
 // `GlobalAlloc`; counting neither allocates nor unwinds.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        self.count();
+        self.count(layout.size());
         // SAFETY: SAFETY.md F13: the caller's promises are those that `System` asks for.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        self.count();
+        self.count(layout.size());
         // SAFETY: SAFETY.md F13: the caller's promises are those that `System` asks for.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        self.count();
+        self.count(new_size);
         // SAFETY: SAFETY.md F13: `ptr` came from `System` through this allocator, with this layout.
         unsafe { System.realloc(ptr, layout, new_size) }
     }

@@ -16,7 +16,7 @@ use crate::counters::count;
 use crate::wire::{Aeth, Headers, NakCode, Operation, Service, Syndrome};
 use crate::{Burst, Connection, Counters, Nak, Request, Time, Work};
 
-use retry::Retry;
+use retry::{Retry, Silence};
 use rnr::NotReady;
 use window::InFlight;
 pub use window::{Fixed, Window};
@@ -108,7 +108,7 @@ impl<W: Window> Requester<W> {
     }
 
     /// The number behind the last request of which a packet was ever given out: what a queue that drains
-    /// (SQD) still admits (IBTA section 10.3.1.5).
+    /// (SQD) still admits (IBTA section 10.3.1).
     #[must_use]
     pub const fn begun(&self) -> u32 {
         self.begun
@@ -129,7 +129,7 @@ impl<W: Window> Requester<W> {
     /// The queue pair is in error, or reset: nothing is sent, completed or listened to any more.
     pub const fn stop(&mut self) {
         self.stopped = true;
-        self.retry.deadline = None;
+        self.retry.stop();
         self.not_ready.until = None;
     }
 
@@ -145,21 +145,30 @@ impl<W: Window> Requester<W> {
         &self.window
     }
 
-    /// When to call [`expire`](Self::expire), at the latest.
+    /// When to call [`expire`](Self::expire), at the latest. Each answer moves it: an alarm that was set
+    /// before may ring, look here again, and be set anew.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
-        self.not_ready.until.or(self.retry.deadline)
+        self.not_ready.until.or_else(|| self.retry.deadline())
     }
 
-    /// Looks whether a deadline has passed: without an answer all from the oldest packet on is sent again,
-    /// or the oldest request fails (IBTA section 9.7.6.1.3).
+    /// Looks whether a deadline has passed: without an answer the oldest packet is sent again as a probe, then
+    /// all from there on, or the oldest request fails (IBTA section 9.7.6.1.3).
     pub fn expire<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         if self.stopped || self.not_ready.waits(now) {
             return;
         }
-        if self.retry.deadline.is_some_and(|deadline| deadline <= now) {
-            let again = self.retry.timed_out();
-            self.send_again(now, again, work);
+        match self.retry.silence(now) {
+            Silence::Wait => {}
+            Silence::Probe => {
+                count(&mut self.counters.roce_adp_retrans);
+                self.rewind();
+            }
+            Silence::TimedOut => {
+                count(&mut self.counters.local_ack_timeout_err);
+                let again = self.retry.once_more();
+                self.send_again(now, again, work);
+            }
         }
     }
 
@@ -191,8 +200,8 @@ impl<W: Window> Requester<W> {
         count(&mut self.counters.rcvd_pkts);
         let bth = &headers.bth;
         let behind = bth.psn.distance_from(self.oldest);
-        if self.stopped || bth.opcode.service() != Service::Rc || !self.expects(behind, headers) {
-            count(&mut self.counters.dropped);
+        if let Some(reason) = self.unexpected(behind, headers) {
+            count(reason);
             return;
         }
         let before = self.oldest;
@@ -204,10 +213,10 @@ impl<W: Window> Requester<W> {
                 if self.acknowledge(now, behind, work) {
                     self.response(now, headers, payload, work);
                 } else {
-                    self.missing(now, work);
+                    self.implied_nak(now, work);
                 }
             }
-            _ => count(&mut self.counters.dropped),
+            _ => count(&mut self.counters.wrong_opcode),
         }
         let taken = self.oldest.distance_from(before);
         if taken > 0 {
@@ -215,13 +224,23 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// Whether something was sent that such a packet can answer. What is not within the window is a ghost
-    /// or a duplicate (IBTA section 9.7.5.1.1). So is what counts more messages than were sent: it comes
-    /// from an earlier life of the connection (IBTA section 9.7.7.1).
+    /// Why a packet answers nothing that was sent, if so. What is not within the window is a ghost or a
+    /// duplicate (IBTA chapter 9, acknowledgements). So is what counts more messages than were sent: since the
+    /// MSN begins with 0 (9.7.7.1), it comes from an earlier life of the connection.
     #[inline]
-    fn expects(&self, behind: u32, headers: &Headers) -> bool {
+    fn unexpected(&mut self, behind: u32, headers: &Headers) -> Option<&mut u64> {
         let beyond = |aeth: &Aeth| Psn::masked(aeth.msn).is_after(Psn::masked(self.messages));
-        behind < self.ever_sent && !headers.aeth.as_ref().is_some_and(beyond)
+        if self.stopped {
+            Some(&mut self.counters.after_end)
+        } else if headers.bth.opcode.service() != Service::Rc {
+            Some(&mut self.counters.wrong_opcode)
+        } else if behind >= self.ever_sent {
+            Some(&mut self.counters.unsolicited_response)
+        } else if headers.aeth.as_ref().is_some_and(beyond) {
+            Some(&mut self.counters.ghost_msn)
+        } else {
+            None
+        }
     }
 
     /// An acknowledgement, positive or negative, of the packet that is so far behind the oldest.
@@ -236,16 +255,16 @@ impl<W: Window> Requester<W> {
             // All up to and with this packet (IBTA section 9.7.5.1.2). The credits are not used.
             Syndrome::Ack(_) => {
                 if !self.acknowledge(now, behind.wrapping_add(1), work) {
-                    self.missing(now, work);
+                    self.implied_nak(now, work);
                 }
             }
-            // All before it; and a response that did not come was lost (IBTA section 9.7.5.2.2).
+            // All before it; and a response that did not come was lost (IBTA section 9.7.5.1.2).
             Syndrome::RnrNak(_) | Syndrome::Nak(_) if !self.acknowledge(now, behind, work) => {
-                self.missing(now, work);
+                self.implied_nak(now, work);
             }
             // It says something of what was sent before all was sent again.
             Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequence) if self.sent == 0 => {
-                count(&mut self.counters.dropped);
+                count(&mut self.counters.stale_nak);
             }
             Syndrome::RnrNak(timer) => {
                 count(&mut self.counters.rcvd_rnr_err);
@@ -265,7 +284,7 @@ impl<W: Window> Requester<W> {
             Syndrome::Nak(NakCode::RemoteAccess) => self.refused(Nak::RemoteAccess, work),
             Syndrome::Nak(NakCode::RemoteOperational) => self.refused(Nak::RemoteOperational, work),
             Syndrome::Nak(NakCode::InvalidRdRequest) | Syndrome::Reserved(_) => {
-                count(&mut self.counters.dropped);
+                count(&mut self.counters.reserved_syndrome);
             }
         }
     }
@@ -306,7 +325,7 @@ impl<W: Window> Requester<W> {
             (self.next, self.packet) = (self.head, self.taken);
         }
         self.not_ready.progress();
-        self.retry.progress(now, self.sent > 0);
+        self.retry.progress(now, packets, self.sent);
         self.give_up_broken(work);
     }
 
@@ -315,7 +334,14 @@ impl<W: Window> Requester<W> {
         self.fail(nak.status(), work);
     }
 
-    /// What came shows that the oldest packet, or its answer, got lost (IBTA section 9.7.5.2.2).
+    /// What came is past a READ or an atomic, whose answer got lost: an implied NAK (IBTA
+    /// section 9.9.2).
+    fn implied_nak<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
+        count(&mut self.counters.implied_nak_seq_err);
+        self.missing(now, work);
+    }
+
+    /// What came shows that the oldest packet, or its answer, got lost.
     fn missing<Q: Work + ?Sized>(&mut self, now: Time, work: &mut Q) {
         if self.stopped || self.sent == 0 {
             return;
@@ -341,7 +367,6 @@ impl<W: Window> Requester<W> {
         (self.next, self.packet) = (self.head, self.taken);
         self.sent = 0;
         self.in_flight = InFlight::default();
-        self.retry.deadline = None;
     }
 
     /// The oldest request failed, and all ends.

@@ -3,12 +3,13 @@
 use rdma_types::WcStatus;
 
 use super::{Requester, Window};
+use crate::counters::count;
 use crate::wire::{AtomicEth, Headers, Operation, Reth};
 use crate::{Burst, Kind, Remote, Request, Start, Time, Work};
 
 impl<W: Window> Requester<W> {
     /// The request packet of a READ or an atomic. A READ of which a part is there asks for the rest
-    /// (IBTA section 9.7.5.2.2).
+    /// (IBTA chapter 9, retries of READs).
     pub(super) fn fetch_burst(&self, start: &Start, length: u32) -> Burst {
         let Remote { va, rkey } = start.remote;
         let operation = match start.kind {
@@ -36,7 +37,7 @@ impl<W: Window> Requester<W> {
     }
 
     /// A response whose PSN is that of the oldest packet. What does not fit the request fails it (IBTA
-    /// section 9.9.2.1).
+    /// section 9.9.2).
     pub(super) fn response<Q: Work + ?Sized>(
         &mut self,
         now: Time,
@@ -61,7 +62,12 @@ impl<W: Window> Requester<W> {
             _ => 1,
         };
         match delivered {
-            Err(status) => self.fail(status, work),
+            Err(status) => {
+                if status == WcStatus::BAD_RESP_ERR {
+                    count(&mut self.counters.bad_response);
+                }
+                self.fail(status, work);
+            }
             Ok(()) => {
                 if self.taken.wrapping_add(1) == in_all {
                     self.in_flight.fetched();

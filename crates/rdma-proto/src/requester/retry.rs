@@ -5,55 +5,126 @@ use rdma_types::{AckTimeout, MaxAckRetries};
 use crate::Time;
 use crate::time::nanos;
 
-/// The transport timer and the retry counter (IBTA sections 9.7.6.1.3 and 9.7.6.1.4).
+/// The transport timer and the retry counter (IBTA section 9.7.6.1.3), and probes that come
+/// before the timer expires.
+///
+/// A lost NAK is followed by silence, since the responder sends one for each gap, and so is a retransmission
+/// that is lost. The timer ends it, but it is set for the slowest answer that there may ever be. So the oldest
+/// packet is sent again, alone, when nothing has come back for twice as long as answers took lately; and once
+/// more after twice that time, and so on. If the packet or its NAK was lost, this repairs it. If the peer is
+/// only slow, it drops a duplicate. The timer is not touched, and no retry is counted: what the specification
+/// says of them holds as if there were no probes. mlx5 calls it adaptive retransmission.
 #[derive(Debug)]
 pub(super) struct Retry {
     /// In nanoseconds.
     timeout: Option<u64>,
     limit: u8,
-    left: u8,
-    /// When to send again, if something is under way.
-    pub(super) deadline: Option<Time>,
+    /// How often all was sent again since something was taken.
+    tries: u8,
+    /// How many probes were sent since then.
+    pub(super) probes: u8,
     /// Whether the oldest packet has been sent again since it was found missing by what came behind it.
     /// All that is still under way from before would find the same: once per gap is enough.
     repaired: bool,
+    /// Since when nothing has come back, if something is under way.
+    since: Option<Time>,
+    /// A round ends when so many packets more are acknowledged: those that were under way when it began.
+    round: u32,
+    began: Time,
+    /// How long rounds take, in nanoseconds: the longest, but the older, the less.
+    longest: u64,
+}
+
+/// A probe is not sent earlier than this, in nanoseconds.
+const EARLIEST_PROBE: u64 = 250_000;
+
+/// What to do when nothing has come back for a while.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Silence {
+    Wait,
+    Probe,
+    TimedOut,
 }
 
 impl Retry {
     pub(super) fn new(timeout: AckTimeout, limit: MaxAckRetries) -> Self {
-        let (timeout, limit) = (timeout.duration().map(nanos), limit.retries());
-        Self { timeout, limit, left: limit, deadline: None, repaired: false }
+        Self {
+            timeout: timeout.duration().map(nanos),
+            limit: limit.retries(),
+            tries: 0,
+            probes: 0,
+            repaired: false,
+            since: None,
+            round: 0,
+            began: Time::default(),
+            longest: 0,
+        }
     }
 
     /// Something is under way: the timer runs, unless it does already.
     #[inline]
     pub(super) fn start(&mut self, now: Time) {
-        if self.deadline.is_none() {
-            self.deadline = self.timeout.map(|timeout| now.plus(timeout));
+        if self.since.is_none() {
+            self.since = Some(now);
+            if self.round == 0 {
+                (self.began, self.round) = (now, 1);
+            }
         }
     }
 
-    /// The peer has taken something: all begins anew.
+    /// The peer has taken so many packets: all begins anew, with those that are still under way.
     #[inline]
-    pub(super) fn progress(&mut self, now: Time, under_way: bool) {
-        self.left = self.limit;
-        self.repaired = false;
-        self.deadline = None;
-        if under_way {
-            self.start(now);
+    pub(super) fn progress(&mut self, now: Time, packets: u32, under_way: u32) {
+        (self.tries, self.probes, self.repaired) = (0, 0, false);
+        self.since = (under_way > 0).then_some(now);
+        self.round = self.round.saturating_sub(packets);
+        if self.round == 0 {
+            // If something was sent again meanwhile, that is too long, but never too short.
+            let took = now.since(self.began);
+            self.longest = took.max(self.longest.wrapping_sub(self.longest >> 2));
+            (self.began, self.round) = (now, under_way);
         }
     }
 
-    /// The peer lives, although it took nothing.
-    pub(super) fn alive(&mut self) {
-        self.left = self.limit;
-        self.repaired = false;
+    /// The peer lives, although it took nothing, and is not to be sent anything for a while.
+    pub(super) const fn alive(&mut self) {
+        (self.tries, self.probes, self.repaired) = (0, 0, false);
+        self.stop();
     }
 
-    /// Nothing came in time. Says whether to try again.
-    pub(super) fn timed_out(&mut self) -> bool {
-        self.repaired = false;
-        self.once_more()
+    /// Nothing is under way any more.
+    pub(super) const fn stop(&mut self) {
+        (self.since, self.round) = (None, 0);
+    }
+
+    /// When [`silence`](Self::silence) has something to say.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        let (since, timeout) = (self.since?, self.timeout?);
+        Some(since.plus(timeout.min(self.patience())))
+    }
+
+    /// How long nothing comes back until the next probe is sent.
+    fn patience(&self) -> u64 {
+        if self.longest == 0 {
+            return u64::MAX;
+        }
+        let first = self.longest.saturating_mul(2).max(EARLIEST_PROBE);
+        first.saturating_mul(1 << self.probes.min(32))
+    }
+
+    /// What is to be done at that time.
+    pub(super) fn silence(&mut self, now: Time) -> Silence {
+        let (Some(since), Some(timeout)) = (self.since, self.timeout) else { return Silence::Wait };
+        let silent = now.since(since);
+        if silent >= timeout {
+            self.repaired = false;
+            Silence::TimedOut
+        } else if silent >= self.patience() {
+            self.probes = self.probes.saturating_add(1);
+            Silence::Probe
+        } else {
+            Silence::Wait
+        }
     }
 
     /// A packet is missing, as what came shows. Says whether to try again; `None` if that is done already.
@@ -62,14 +133,17 @@ impl Retry {
             return None;
         }
         self.repaired = true;
+        // What is taken next will have been sent from now on.
+        self.round = 0;
         Some(self.once_more())
     }
 
-    /// Seven is seven here, unlike for "receiver not ready".
-    fn once_more(&mut self) -> bool {
-        self.deadline = None;
-        let left = self.left.checked_sub(1);
-        self.left = left.unwrap_or_default();
-        left.is_some()
+    /// All is to be sent again. Says whether it may: seven times is seven here, unlike for "receiver not
+    /// ready".
+    pub(super) const fn once_more(&mut self) -> bool {
+        (self.since, self.probes) = (None, 0);
+        let again = self.tries < self.limit;
+        self.tries = self.tries.saturating_add(1);
+        again
     }
 }

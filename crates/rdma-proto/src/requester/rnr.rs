@@ -8,30 +8,29 @@ use crate::Time;
 #[derive(Debug)]
 pub(super) struct NotReady {
     limit: MaxRnrRetries,
-    left: Option<u8>,
+    /// How often that was waited for.
+    tries: u8,
     /// Nothing is sent before that.
     pub(super) until: Option<Time>,
 }
 
 impl NotReady {
     pub(super) fn new(limit: MaxRnrRetries) -> Self {
-        Self { limit, left: limit.retries(), until: None }
+        Self { limit, tries: 0, until: None }
     }
 
     /// The peer has taken something.
     pub(super) fn progress(&mut self) {
-        self.left = self.limit.retries();
+        self.tries = 0;
         self.until = None;
     }
 
     /// The peer asks to be left alone for a while. Says whether to try again then.
     pub(super) fn wait(&mut self, now: Time, timer: MinRnrTimer) -> bool {
-        if let Some(left) = &mut self.left {
-            match left.checked_sub(1) {
-                Some(less) => *left = less,
-                None => return false,
-            }
+        if self.limit.retries().is_some_and(|limit| self.tries >= limit) {
+            return false;
         }
+        self.tries = self.tries.saturating_add(1);
         self.until = Some(now.after(timer.duration()));
         true
     }

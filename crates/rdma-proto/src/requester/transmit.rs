@@ -81,14 +81,14 @@ impl<W: Window> Requester<W> {
         let length = if start.kind.is_atomic() { 8 } else { end.length };
         let in_all = if start.kind.is_atomic() { 1 } else { self.connection.packets(length) };
         let packets = in_all.saturating_sub(self.packet);
-        let open = self.in_flight.most(self.window.packets()) > 0;
-        if !allowed || !open || !self.leaves_half(packets) {
+        let open = self.in_flight.most(self.open()) > 0;
+        if !allowed || !open || self.sent.saturating_add(packets) > MOST_PSNS {
             return None;
         }
         let burst = self.fetch_burst(start, length);
         self.in_flight.fetches = self.in_flight.fetches.saturating_add(1);
-        self.in_flight.sent(1, true, self.window.packets());
-        self.advance(packets, in_all);
+        self.in_flight.sent(1, true, self.open());
+        self.advance(packets, true);
         self.given_out(now, 1);
         Some(burst)
     }
@@ -110,54 +110,46 @@ impl<W: Window> Requester<W> {
         work: &mut Q,
         room: &mut [u8],
     ) -> Option<Burst> {
-        let window = self.window.packets();
+        let window = self.open();
         let outbound = Outbound {
-            connection: &self.connection,
+            connection: self.connection,
             service: Service::Rc,
             start,
             end,
             packet: self.packet,
             psn: self.oldest.wrapping_add(self.sent),
         };
-        let mut burst = outbound.burst(self.in_flight.most(window), room.len())?;
-        let packets = u32::from(burst.segments);
-        if !self.leaves_half(packets) {
-            return None;
-        }
-        let payload = room.get_mut(..burst.length as usize)?;
-        let at = self.connection.offset(self.packet);
-        if !payload.is_empty()
-            && let Err(status) = work.gather(self.next, at, payload)
-        {
+        let most = self.in_flight.most(window).min(MOST_PSNS.saturating_sub(self.sent));
+        let run = outbound.rest().run(&self.connection, most, room.len())?;
+        if let Err(status) = outbound.gather(&run, self.next, work, room) {
             self.break_at(self.next, status, work);
             return None;
         }
-        let in_all = self.connection.packets(end.length);
-        let ends = self.packet.wrapping_add(packets) == in_all;
-        burst.ask(self.in_flight.sent(packets, ends, window));
-        self.advance(packets, in_all);
-        self.given_out(now, burst.segments);
-        Some(burst)
+        let asks = self.in_flight.sent(run.packets, run.ends, window);
+        self.advance(run.packets, run.ends);
+        self.given_out(now, run.segments());
+        Some(outbound.burst(&run, asks))
     }
 
-    /// Whether so many PSNs more leave half of all unused.
-    const fn leaves_half(&self, packets: u32) -> bool {
-        self.sent.saturating_add(packets) <= MOST_PSNS
-    }
-
-    /// So many packets of the next request are sent.
+    /// How many packets may be under way: a probe alone.
     #[inline]
-    fn advance(&mut self, packets: u32, in_all: u32) {
+    fn open(&self) -> u32 {
+        if self.retry.probes > 0 { 1 } else { self.window.packets() }
+    }
+
+    /// So many packets of the next request are sent, which may be all that were left of it.
+    #[inline]
+    fn advance(&mut self, packets: u32, ends: bool) {
         if self.packet == 0 && self.next == self.begun {
             self.begun = self.next.wrapping_add(1);
             self.messages = self.messages.wrapping_add(1);
         }
         self.sent = self.sent.wrapping_add(packets);
         self.ever_sent = self.ever_sent.max(self.sent);
-        self.packet = self.packet.wrapping_add(packets);
-        if self.packet >= in_all {
-            (self.next, self.packet) = (self.next.wrapping_add(1), 0);
-        }
+        (self.next, self.packet) = match ends {
+            true => (self.next.wrapping_add(1), 0),
+            false => (self.next, self.packet.wrapping_add(packets)),
+        };
     }
 
     /// The headers of the next packet, if it does that.

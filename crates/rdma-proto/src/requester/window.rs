@@ -39,7 +39,8 @@ impl Window for Fixed {
     }
 }
 
-/// The most PSNs from the oldest that is unacknowledged to the newest (IBTA section 9.7.2): half of all,
+/// The most PSNs from the oldest that is unacknowledged to the newest (IBTA chapter 9, packet sequence
+/// numbers): half of all,
 /// so that old and new can be told apart.
 pub(super) const MOST_PSNS: u32 = 1 << 23;
 

@@ -4,18 +4,15 @@ use rdma_types::Psn;
 
 use super::Responder;
 use super::resources::Resource;
-use crate::counters::count;
-use crate::wire::{
-    Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, PadCount, Syndrome,
-};
-use crate::{Burst, Connection, Host, Last, Nak, Stop};
+use crate::wire::{Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, Syndrome};
+use crate::{Burst, Connection, Host, Nak, Stop};
 
 /// What is owed besides the responses of READs and atomics. One place is enough: an acknowledgement is
 /// cumulative, and a negative one is about the expected packet, which none can follow before that came.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Owed {
     Nothing,
-    /// All before the expected packet was taken.
+    /// All up to the newest SEND or WRITE was taken.
     Ack,
     /// The expected packet is missing.
     OutOfSequence,
@@ -30,8 +27,8 @@ impl Responder {
     /// of `room`, which has to hold a full packet at least.
     ///
     /// Responses leave in the order of their PSNs: an acknowledgement waits behind the response of a READ
-    /// before it, and is not needed where such a response follows, which says the same (IBTA sections
-    /// 9.7.5.1 and 9.7.5.1.2). So acknowledgements that nobody fetched yet become one.
+    /// before it, and is not needed where such a response follows, which says the same (IBTA section
+    /// 9.7.5.1.2). So acknowledgements that nobody fetched yet become one.
     pub fn poll_transmit<H: Host + ?Sized>(
         &mut self,
         host: &mut H,
@@ -43,41 +40,27 @@ impl Responder {
         match self.response(host, room) {
             Ok(burst) => burst,
             Err((psn, nak)) => {
-                self.fetch_failed(host, psn, nak);
+                // Its memory was taken away in the middle.
+                self.resources.forget();
+                self.refuse(psn, nak, host);
                 self.acknowledgement()
             }
         }
     }
 
-    /// The memory of a READ was taken away in the middle of its response.
-    fn fetch_failed<H: Host + ?Sized>(&mut self, host: &mut H, psn: Psn, nak: Nak) {
-        self.resources.forget();
-        self.owed = Owed::Refused(psn, nak);
-        if !self.failed {
-            self.failed = true;
-            host.fail(nak);
-        }
-    }
-
     #[inline]
     fn acknowledgement(&mut self) -> Option<Burst> {
-        let before = self.expected.wrapping_sub(1);
         let (psn, syndrome) = match core::mem::replace(&mut self.owed, Owed::Nothing) {
             Owed::Nothing => return None,
-            Owed::Ack => (before, Syndrome::Ack(CreditCount::UNLIMITED)),
+            Owed::Ack => (self.taken, Syndrome::Ack(CreditCount::UNLIMITED)),
             Owed::OutOfSequence => (self.expected, Syndrome::Nak(NakCode::PsnSequence)),
-            Owed::NotReady => (self.expected, self.not_ready()),
+            Owed::NotReady => (self.expected, Syndrome::RnrNak(self.min_rnr_timer)),
             Owed::Refused(psn, nak) => (psn, Syndrome::Nak(nak.code())),
         };
         let mut headers = self.connection.headers(Opcode::reliable(Operation::Acknowledge), psn);
         headers.aeth = Some(Aeth { syndrome, msn: self.msn });
         self.counters.sent(1);
         Some(Burst::single(headers, 0))
-    }
-
-    fn not_ready(&mut self) -> Syndrome {
-        count(&mut self.counters.send_rnr_err);
-        Syndrome::RnrNak(self.min_rnr_timer)
     }
 
     /// The next packets of the oldest response that is owed.
@@ -91,9 +74,10 @@ impl Responder {
         let burst = if resource.start.kind.is_atomic() {
             atomic(connection, resource)
         } else {
-            let Some(burst) = read(connection, resource, room.len()) else { return Ok(None) };
+            let run = resource.rest(connection).run(connection, u32::MAX, room.len());
+            let Some(run) = run else { return Ok(None) };
+            let payload = run.payload(room);
             let at = resource.offset(connection);
-            let payload = room.get_mut(..burst.length as usize).unwrap_or_default();
             if !payload.is_empty()
                 && let Err(stop) = host.fetch(&resource.start, at, payload)
             {
@@ -101,9 +85,9 @@ impl Responder {
                     Stop::Nak(nak) => nak,
                     Stop::NotReady | Stop::Drop => Nak::RemoteOperational,
                 };
-                return Err((burst.header.bth.psn, nak));
+                return Err((resource.next_psn(), nak));
             }
-            burst
+            run.burst(connection, false, |ahead, ends| read(connection, resource, ahead, ends))
         };
         self.counters.sent(burst.segments);
         resource.next = resource.next.wrapping_add(burst.segments.into());
@@ -121,52 +105,16 @@ fn atomic(connection: &Connection, resource: &Resource) -> Burst {
     Burst::single(headers, 0)
 }
 
-const AETH_BYTES: u32 = 4;
-
-/// As much of the response of a READ as has packets of one length and fits the room. The first and the
-/// last have an AETH, so that the first is alone, and the last if it is full.
-fn read(connection: &Connection, resource: &Resource, room: usize) -> Option<Burst> {
-    let mtu = connection.mtu.bytes();
-    let at = resource.offset(connection);
-    let rest = resource.start.length.unwrap_or_default().saturating_sub(at);
-    let room = u32::try_from(room).unwrap_or(u32::MAX);
-    let left = resource.packets.wrapping_sub(resource.next);
-    let fits = if room >= rest { left } else { connection.full_packets(room) };
-    let mut count = fits.min(u16::MAX.into());
-    if count == 0 {
-        return None;
-    }
-    let only = left == 1;
-    let operation = match (resource.next == resource.first, only) {
+/// The headers of a packet of the response of a READ.
+fn read(connection: &Connection, resource: &Resource, ahead: u32, ends: bool) -> Headers {
+    let begins = ahead == 0 && resource.begins();
+    let operation = match (begins, ends) {
         (true, true) => Operation::RdmaReadResponseOnly,
         (true, false) => Operation::RdmaReadResponseFirst,
         (false, true) => Operation::RdmaReadResponseLast,
         (false, false) => Operation::RdmaReadResponseMiddle,
     };
-    let mut header = response_headers(connection, resource, operation, 0);
-    header.bth.pad_count = PadCount::of(rest.min(mtu) as usize);
-    if count == 1 || operation != Operation::RdmaReadResponseMiddle {
-        return Some(Burst::single(header, rest.min(mtu) as usize));
-    }
-    let mut operation = operation;
-    if count == left {
-        let last = rest.saturating_sub(connection.offset(count.wrapping_sub(1)));
-        if last.saturating_add(AETH_BYTES) > mtu {
-            count = count.wrapping_sub(1);
-        } else {
-            operation = Operation::RdmaReadResponseLast;
-        }
-    }
-    let length = rest.min(connection.offset(count));
-    let mut last = response_headers(connection, resource, operation, count.wrapping_sub(1));
-    last.bth.pad_count = PadCount::of(length as usize);
-    Some(Burst {
-        header,
-        last: (count > 1).then(|| Last::of(&last)),
-        segment: u16::try_from(mtu).unwrap_or(u16::MAX),
-        segments: u16::try_from(count).unwrap_or(u16::MAX),
-        length,
-    })
+    response_headers(connection, resource, operation, ahead)
 }
 
 /// The headers of the packet that many behind the next one of a response.
@@ -176,7 +124,7 @@ fn response_headers(
     operation: Operation,
     ahead: u32,
 ) -> Headers {
-    let psn = resource.psn.wrapping_add(resource.next).wrapping_add(ahead);
+    let psn = resource.next_psn().wrapping_add(ahead);
     let mut headers = connection.headers(Opcode::reliable(operation), psn);
     if operation != Operation::RdmaReadResponseMiddle {
         let syndrome = Syndrome::Ack(CreditCount::UNLIMITED);

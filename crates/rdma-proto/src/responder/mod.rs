@@ -46,6 +46,9 @@ pub struct Responder {
     min_rnr_timer: MinRnrTimer,
     /// The packet that comes next.
     expected: Psn,
+    /// The newest packet of a SEND or a WRITE that was taken: what an acknowledgement is about. It never has the
+    /// PSN of a READ or an atomic, whose acknowledgement is its response: SoftRoCE would complete the READ.
+    taken: Psn,
     /// How many messages were executed (MSN).
     msn: u32,
     /// The message of which a part is there.
@@ -67,6 +70,7 @@ impl Responder {
             connection: settings.connection,
             min_rnr_timer: settings.min_rnr_timer,
             expected: settings.psn,
+            taken: settings.psn.wrapping_sub(1),
             msn: 0,
             message: None,
             told: false,
@@ -112,7 +116,8 @@ impl Responder {
         let opcode = headers.bth.opcode;
         let is_request = opcode.service() == Service::Rc && !opcode.operation().is_response();
         if self.failed || !is_request {
-            count(&mut self.counters.dropped);
+            let Counters { after_end, wrong_opcode, .. } = &mut self.counters;
+            count(if self.failed { after_end } else { wrong_opcode });
             return;
         }
         match headers.bth.psn.offset_from(self.expected) {
@@ -122,8 +127,8 @@ impl Responder {
         }
     }
 
-    /// A packet before this one is missing. The peer is told once per gap (IBTA section 9.7.5.2.1); after
-    /// an RNR NAK not at all (9.7.5.2.8).
+    /// A packet before this one is missing. The peer is told once per gap (IBTA section 9.7.5.2);
+    /// after an RNR NAK not at all (9.7.5.2.8).
     fn out_of_sequence(&mut self) {
         count(&mut self.counters.out_of_seq_request);
         if !self.told {
@@ -140,7 +145,7 @@ impl Responder {
                     self.data(message, begins, end, payload, host)
                 }
                 Ok(Step::Fetch(start)) => self.fetch(&start, host),
-                // IBTA sections 9.7.4.1.5 and 9.7.4.1.6.
+                // IBTA section 9.7.4.1.
                 Err(Invalid) => Err(Stop::Nak(Nak::InvalidRequest)),
             };
         match executed {
@@ -151,15 +156,22 @@ impl Responder {
                 self.owed = if asked && !acknowledges { Owed::Ack } else { Owed::Nothing };
             }
             Err(Stop::NotReady) => {
+                count(&mut self.counters.send_rnr_err);
                 self.told = true;
                 self.owed = Owed::NotReady;
             }
-            Err(Stop::Nak(nak)) => {
-                self.failed = true;
-                self.owed = Owed::Refused(headers.bth.psn, nak);
-                host.fail(nak);
-            }
-            Err(Stop::Drop) => count(&mut self.counters.dropped),
+            Err(Stop::Nak(nak)) => self.refuse(headers.bth.psn, nak, host),
+            Err(Stop::Drop) => count(&mut self.counters.dropped_by_host),
+        }
+    }
+
+    /// The request with that PSN is refused, and all ends.
+    fn refuse<H: Host + ?Sized>(&mut self, psn: Psn, nak: Nak, host: &mut H) {
+        self.owed = Owed::Refused(psn, nak);
+        if !self.failed {
+            self.failed = true;
+            self.counters.refused(nak);
+            host.fail(nak);
         }
     }
 
@@ -188,11 +200,12 @@ impl Responder {
             let at = at.saturating_add(self.connection.mtu.bytes());
             self.message = Some(Message { start, at });
         }
+        self.taken = self.expected;
         Ok(Executed { packets: 1, acknowledges: false })
     }
 
     /// A READ or an atomic. More than the peer may have under way is an invalid request (IBTA section
-    /// 9.7.4.1.2).
+    /// 9.7.4.1).
     fn fetch<H: Host + ?Sized>(&mut self, start: &Start, host: &mut H) -> Result<Executed, Stop> {
         if !self.resources.has_room() {
             return Err(Stop::Nak(Nak::InvalidRequest));
@@ -215,13 +228,13 @@ impl Responder {
         Ok(Executed { packets, acknowledges: true })
     }
 
-    /// A message was executed, a READ or an atomic too (IBTA section 9.7.7.1).
+    /// A message was executed, a READ or an atomic too (IBTA section 9.7.7.1, C9-148).
     const fn executed(&mut self) {
         self.msn = self.msn.wrapping_add(1);
     }
 
-    /// A packet that was taken before (IBTA section 9.7.4.1.1 to 9.7.4.1.3). A SEND or a WRITE is
-    /// acknowledged again, with the newest PSN; a READ is executed again; an atomic is answered as it was.
+    /// A packet that was taken before (IBTA C9-105 and section 9.7.4.1). A SEND or a WRITE is
+    /// acknowledged again, with the newest of them; a READ is executed again; an atomic is answered as it was.
     fn duplicate(&mut self, headers: &Headers, payload: &[u8]) {
         count(&mut self.counters.duplicate_request);
         let Ok(start) = sequence::fetch(None, headers, payload) else {
@@ -235,7 +248,7 @@ impl Responder {
                 self.resources.answer_again(at, packet);
             }
             // Older than what the peer may still ask for, or not what it asked for then.
-            _ => count(&mut self.counters.dropped),
+            _ => count(&mut self.counters.unanswered_duplicate),
         }
     }
 

@@ -5,9 +5,10 @@ use alloc::vec;
 
 use rdma_types::Psn;
 
+use crate::segmentation::Rest;
 use crate::{Connection, Start};
 
-/// A READ or an atomic that was executed (IBTA section 9.7.4.1.2).
+/// A READ or an atomic that was executed (IBTA chapter 9, responder resources).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resource {
     pub(super) start: Start,
@@ -26,6 +27,27 @@ pub(super) struct Resource {
 impl Resource {
     pub(super) const fn owes(&self) -> bool {
         self.next < self.packets
+    }
+
+    /// Whether the next packet is the first that was asked for.
+    pub(super) const fn begins(&self) -> bool {
+        self.next == self.first
+    }
+
+    /// Its PSN.
+    pub(super) fn next_psn(&self) -> Psn {
+        self.psn.wrapping_add(self.next)
+    }
+
+    /// What is left of the response of a READ. The first packet has an AETH, and so has the last.
+    pub(super) fn rest(&self, connection: &Connection) -> Rest {
+        let length = self.start.length.unwrap_or_default();
+        Rest {
+            bytes: length.saturating_sub(self.offset(connection)),
+            packets: self.packets.saturating_sub(self.next),
+            alone: self.begins(),
+            extra: 4,
+        }
     }
 
     /// Where it begins in the response, in bytes.

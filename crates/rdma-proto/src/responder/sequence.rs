@@ -68,8 +68,8 @@ pub(crate) fn begins(operation: Operation) -> bool {
     Place::of(operation).is_none_or(|place| place.begins)
 }
 
-/// Judges a packet with the expected PSN: the sequence of opcodes (IBTA section 9.7.4.1.5), and lengths
-/// (9.7.4.1.6): packets before the last are full, the last one is not empty, and a WRITE has as much as
+/// Judges a packet with the expected PSN: the sequence of opcodes (IBTA section 9.7.4.1), and lengths (C9-92
+/// and C9-94): packets before the last are full, the last one is not empty, and a WRITE has as much as
 /// its RETH says.
 #[inline]
 pub(crate) fn judge(

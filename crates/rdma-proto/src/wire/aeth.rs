@@ -23,7 +23,7 @@ pub struct Aeth {
     /// Whether it worked.
     pub syndrome: Syndrome,
     /// The message sequence number: how many messages the responder has completed, modulo 2^24 (IBTA
-    /// section 9.7.7). Higher bits are not sent.
+    /// section 9.7.7.1). Higher bits are not sent.
     pub msn: u32,
 }
 
@@ -99,7 +99,7 @@ impl Syndrome {
     }
 }
 
-/// How many more messages the responder has receives for, as a code of 5 bits (IBTA section 9.7.7).
+/// How many more messages the responder has receives for, as a code of 5 bits (IBTA section 9.7.7.2).
 ///
 /// # Examples
 ///
@@ -145,7 +145,7 @@ impl CreditCount {
     }
 }
 
-/// Why a request did not work (IBTA section 9.7.5).
+/// Why a request did not work (IBTA section 9.7.5.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]

@@ -19,7 +19,7 @@ const UDP: Mask = &[(6, 0xff), (7, 0xff)];
 /// FECN, BECN and the reserved bits beside them (Resv8a).
 const BTH: Mask = &[(4, 0xff)];
 
-/// The invariant CRC of a packet (IBTA section 7.8.1, annex A17): the CRC-32 of Ethernet, over the headers of
+/// The invariant CRC of a packet (IBTA chapter 7 and annex A17): the CRC-32 of Ethernet, over the headers of
 /// the network and the packet, with ones for what may change on the way.
 ///
 /// `packet` is everything from the BTH to the end of the pad, so all but the ICRC itself. In front of the IP

@@ -4,7 +4,7 @@ use core::fmt;
 
 use super::{Aeth, AtomicAckEth, AtomicEth, Deth, Ieth, ImmDt, Operation, Reth};
 
-/// The transport service of a queue pair: the upper three bits of an opcode (IBTA section 9.2.1).
+/// The transport service of a queue pair: the upper three bits of an opcode (IBTA section 9.2).
 ///
 /// Reliable datagrams, XRC and congestion notification have codes too, and are not here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -19,7 +19,7 @@ pub enum Service {
     Ud = 0b011,
 }
 
-/// The first byte of a packet (IBTA section 9.2.1).
+/// The first byte of a packet (IBTA section 9.2).
 ///
 /// | service | has these operations |
 /// |---|---|

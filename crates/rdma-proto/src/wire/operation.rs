@@ -13,7 +13,7 @@ enum Place {
 
 macro_rules! operations {
     ($( $code:literal $name:ident $place:ident [$($header:ident)*] $text:literal; )+) => {
-        /// What a packet does: the lower five bits of an opcode (IBTA section 9.2.1).
+        /// What a packet does: the lower five bits of an opcode (IBTA section 9.2).
         ///
         /// Reliable connections have all of them; see [`Opcode`](super::Opcode) for the others.
         ///

@@ -1,5 +1,6 @@
 //! What lies at the ends of a pair: a send queue, and memory with receives. All is `Vec`s.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 use rdma_proto::{Delivered, End, Host, Kind, Nak, Remote, Request, Source, Start, Stop, Work};
@@ -26,6 +27,8 @@ pub(crate) struct Queue {
     pub(crate) completed: Vec<WcStatus>,
     /// How often each byte of a READ or an atomic was delivered to the queue in all.
     pub(crate) delivered: usize,
+    /// How often a request was looked at.
+    pub(crate) looks: Cell<usize>,
 }
 
 impl Queue {
@@ -42,6 +45,7 @@ impl Work for Queue {
 
     fn request(&self, n: u32) -> Request {
         assert!(n as usize >= self.completed.len(), "{n} is done, and asked for");
+        self.looks.set(self.looks.get() + 1);
         self.posted[n as usize].request
     }
 
@@ -96,6 +100,12 @@ pub(crate) struct Memory {
     pub(crate) abandoned: usize,
     pub(crate) atomics: usize,
     pub(crate) written: usize,
+    /// Whether a READ that was begun cannot be finished.
+    pub(crate) unreadable: bool,
+    /// How many packets it drops first.
+    pub(crate) drops: usize,
+    /// How often it was asked to execute something.
+    pub(crate) calls: usize,
 }
 
 impl Memory {
@@ -110,6 +120,9 @@ impl Memory {
             abandoned: 0,
             atomics: 0,
             written: 0,
+            unreadable: false,
+            drops: 0,
+            calls: 0,
         }
     }
 
@@ -137,7 +150,12 @@ impl Memory {
 
 impl Host for Memory {
     fn begin(&mut self, start: &Start) -> Result<(), Stop> {
+        self.calls += 1;
         assert_eq!(self.failed, None, "nothing is executed after a failure");
+        if self.drops > 0 {
+            self.drops -= 1;
+            return Err(Stop::Drop);
+        }
         match (start.kind, start.length) {
             (Kind::Send, _) => self.take(),
             (_, Some(0)) => Ok(()),
@@ -146,6 +164,7 @@ impl Host for Memory {
     }
 
     fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
+        self.calls += 1;
         if start.kind == Kind::Write {
             self.written += payload.len();
             self.range(start, at, payload.len())?.copy_from_slice(payload);
@@ -163,11 +182,15 @@ impl Host for Memory {
 
     fn fetch(&mut self, start: &Start, at: u32, out: &mut [u8]) -> Result<(), Stop> {
         assert!(at as usize + out.len() <= start.length.unwrap() as usize);
+        if self.unreadable {
+            return Err(Stop::Drop);
+        }
         out.copy_from_slice(self.range(start, at, out.len())?);
         Ok(())
     }
 
     fn atomic(&mut self, start: &Start) -> Result<u64, Stop> {
+        self.calls += 1;
         if !start.remote.va.is_multiple_of(8) {
             return Err(Stop::Nak(Nak::InvalidRequest));
         }
@@ -184,6 +207,7 @@ impl Host for Memory {
     }
 
     fn finish(&mut self, start: &Start, end: &End) -> Result<(), Stop> {
+        self.calls += 1;
         if start.kind == Kind::Write && end.immediate.is_none() {
             return Ok(());
         }

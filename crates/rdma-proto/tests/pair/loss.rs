@@ -4,7 +4,7 @@ use crate::pair::Fate::{Late, Lost, Twice};
 use crate::pair::Way::{Request, Response};
 use crate::pair::{Pair, bytes};
 
-/// IBTA section 9.7.5.2.1: a gap is reported once, however many packets follow, and all from there on is
+/// IBTA section 9.7.5.2: a gap is reported once, however many packets follow, and all from there on is
 /// sent again.
 #[test]
 fn one_nak_for_a_gap() {
@@ -28,7 +28,7 @@ fn one_nak_for_a_gap() {
     assert_eq!(pair.requester.counters().rcvd_seq_err, 1);
 }
 
-/// IBTA section 9.7.5.2.1: a NAK acknowledges what is before it.
+/// IBTA section 9.7.5.1.2: a NAK acknowledges what is before it.
 #[test]
 fn a_nak_acknowledges_what_is_before_it() {
     let mut pair = Pair::new().fates([(Request, 1, Lost), (Response, 0, Lost)]);
@@ -61,7 +61,7 @@ fn a_lost_packet_that_none_follows_is_sent_again_in_time() {
     assert_eq!(pair.requester.deadline(), None);
 }
 
-/// IBTA section 9.7.4.1.1: a duplicate is acknowledged, and not executed again.
+/// IBTA C9-105: a duplicate is acknowledged, and not executed again.
 #[test]
 fn a_lost_acknowledgement_comes_again() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
@@ -73,7 +73,7 @@ fn a_lost_acknowledgement_comes_again() {
     assert_eq!(pair.responder.counters().duplicate_request, 1);
 }
 
-/// IBTA section 9.7.5.1.1: with the newest PSN, although it is about an older packet.
+/// IBTA section 9.7.5.1.2: with the newest PSN, although it is about an older packet.
 #[test]
 fn a_duplicate_is_acknowledged_with_the_newest_psn() {
     let mut pair =
@@ -102,7 +102,7 @@ fn a_later_acknowledgement_makes_up_for_a_lost_one() {
     assert_eq!(pair.run(), expected);
 }
 
-/// IBTA section 9.7.6.1.4: `retry_cnt` is 3, so that a packet is sent four times.
+/// IBTA section 9.7.6: `retry_cnt` is 3, so that a packet is sent four times.
 #[test]
 fn retries_end() {
     let mut pair = Pair::new().network(Box::new(|_, _| Lost));
@@ -134,7 +134,7 @@ fn retries_begin_anew_with_each_success() {
     assert_eq!(pair.requester.counters().completer_retry_err, 9);
 }
 
-/// IBTA section 9.7.5.2.2: what is missing of a response is asked for, and no more.
+/// What is missing of a response is asked for, and no more.
 #[test]
 fn the_tail_of_a_read_is_asked_for_again() {
     let mut pair = Pair::new().fates([(Response, 1, Lost)]);
@@ -169,7 +169,7 @@ fn a_read_is_asked_for_again_in_time() {
     }
 }
 
-/// IBTA section 9.7.5.2.2: an acknowledgement past a READ that is not answered says that the answer was
+/// An implied NAK: an acknowledgement past a READ that is not answered says that the answer was
 /// lost.
 #[test]
 fn an_acknowledgement_past_an_unanswered_read() {
@@ -196,7 +196,7 @@ fn an_acknowledgement_past_an_unanswered_read() {
     assert_eq!(sorted, wanted, "{trace:#?}");
 }
 
-/// IBTA section 9.7.4.1.3: an atomic is executed once, and answered again from what the responder kept.
+/// IBTA section 9.7.4.1: an atomic is executed once, and answered again from what the responder kept.
 #[test]
 fn an_atomic_is_executed_once() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
@@ -208,7 +208,7 @@ fn an_atomic_is_executed_once() {
     assert_eq!(pair.queue.posted[1].local, 7_u64.to_ne_bytes());
 }
 
-/// IBTA section 9.7.4.1.2: a READ that comes again is executed again. Here the memory has changed since.
+/// IBTA section 9.7.4.1: a READ that comes again is executed again. Here the memory has changed since.
 #[test]
 fn a_read_is_executed_again() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
@@ -219,7 +219,7 @@ fn a_read_is_executed_again() {
     assert_eq!(pair.queue.posted[0].local, [9]);
 }
 
-/// IBTA section 9.7.4.1.2: as many are kept as may be under way: an older one is not answered.
+/// IBTA section 9.7.4.1: as many are kept as may be under way: an older one is not answered.
 #[test]
 fn a_duplicate_that_is_too_old_is_dropped() {
     let mut pair = Pair::new();
@@ -230,10 +230,10 @@ fn a_duplicate_that_is_too_old_is_dropped() {
     pair.run();
     pair.deliver(Request, &first, &[]);
     assert_eq!(pair.run(), [""; 0]);
-    assert_eq!((pair.memory.atomics, pair.responder.counters().dropped), (3, 1));
+    assert_eq!((pair.memory.atomics, pair.responder.counters().unanswered_duplicate), (3, 1));
 }
 
-/// IBTA section 9.7.2: packets that overtake each other are a gap for a while.
+/// Packets that overtake each other are a gap for a while.
 #[test]
 fn packets_that_overtake_each_other() {
     let mut pair = Pair::new().fates([(Request, 0, Late(3))]);
@@ -255,7 +255,7 @@ fn late_responses_cost_one_repetition() {
     assert_eq!((requests, trace.last().unwrap().as_str()), (2, "   0 done"), "{trace:#?}");
 }
 
-/// IBTA section 9.7.4.1.2: what comes again has to be what came, or the tail of it.
+/// IBTA section 9.7.4.1: what comes again has to be what came, or the tail of it.
 #[test]
 fn a_duplicate_that_asks_for_something_else_is_dropped() {
     let mut pair = Pair::new();
@@ -280,7 +280,179 @@ fn a_duplicate_that_asks_for_something_else_is_dropped() {
         pair.deliver(Request, &other, &[]);
         assert_eq!(pair.run(), [""; 0]);
     }
-    assert_eq!(pair.responder.counters().dropped, 4);
+    assert_eq!(pair.responder.counters().unanswered_duplicate, 4);
     pair.deliver(Request, &tail(512), &[]);
     assert_eq!(pair.run(), ["<- RDMA READ Response Only 2"]);
+}
+
+/// A pair that knows how long answers take: 2 us.
+fn acquainted<const N: usize>(fates: [(crate::pair::Way, u64, crate::pair::Fate); N]) -> Pair {
+    let mut pair = Pair::new().fates(fates);
+    pair.write(0, 8);
+    pair.run();
+    pair
+}
+
+/// `Retry`: when nothing comes back for much longer than answers take, the oldest packet is sent again, long
+/// before the timer.
+#[test]
+fn silence_is_probed() {
+    let mut pair = acquainted([(Request, 1, Lost)]);
+    pair.write(0, 8);
+    let expected = ["-> RDMA WRITE Only 1, lost", "-> RDMA WRITE Only 1", "<- ACK 1", "   1 done"];
+    assert_eq!(pair.run(), expected);
+    assert_eq!(pair.now.as_nanos(), 2_000 + 250_000 + 2_000);
+    let counters = pair.requester.counters();
+    assert_eq!((counters.roce_adp_retrans, counters.completer_retry_err), (1, 0));
+}
+
+/// It is sent alone, until something comes back. Here the NAK is lost, which the responder does not repeat.
+#[test]
+fn a_lost_nak() {
+    let mut pair = acquainted([(Request, 1, Lost), (Response, 1, Lost)]);
+    (0..3).for_each(|_| _ = pair.write(0, 8));
+    let expected = [
+        "-> RDMA WRITE Only 1, lost",
+        "-> RDMA WRITE Only 2",
+        "-> RDMA WRITE Only 3",
+        "<- NAK sequence 1, lost",
+        "-> RDMA WRITE Only 1",
+        "<- ACK 1",
+        "   1 done",
+        "-> RDMA WRITE Only 2",
+        "-> RDMA WRITE Only 3",
+        "<- ACK 2",
+        "<- ACK 3",
+        "   2 done",
+        "   3 done",
+    ];
+    assert_eq!(pair.run(), expected);
+    assert_eq!(pair.requester.counters().local_ack_timeout_err, 0);
+}
+
+/// The same when what is sent again is lost again.
+#[test]
+fn a_retransmission_that_is_lost() {
+    let mut pair = acquainted([(Request, 1, Lost), (Request, 3, Lost)]);
+    (0..2).for_each(|_| _ = pair.write(0, 8));
+    let expected = [
+        "-> RDMA WRITE Only 1, lost",
+        "-> RDMA WRITE Only 2",
+        "<- NAK sequence 1",
+        "-> RDMA WRITE Only 1, lost",
+        "-> RDMA WRITE Only 2",
+        "-> RDMA WRITE Only 1",
+        "<- ACK 1",
+        "   1 done",
+        "-> RDMA WRITE Only 2",
+        "<- ACK 2",
+        "   2 done",
+    ];
+    assert_eq!(pair.run(), expected);
+    assert!(pair.now.as_nanos() < 300_000);
+}
+
+/// The peer was slow, and nothing was lost: one packet comes twice, and nothing else.
+#[test]
+fn a_probe_that_was_not_needed() {
+    let mut pair = acquainted([(Response, 1, Late(400))]);
+    (0..2).for_each(|_| _ = pair.write(0, 2 * 256));
+    let trace = pair.run();
+    let expected = [
+        "-> RDMA WRITE First 1 -",
+        "-> RDMA WRITE Last 2",
+        "-> RDMA WRITE First 3 -",
+        "-> RDMA WRITE Last 4",
+        "<- ACK 2, late",
+        "<- ACK 4",
+        "   1 done",
+        "   2 done",
+    ];
+    assert_eq!(trace, expected, "a later one says the same");
+    let mut pair = acquainted([(Response, 1, Late(400))]);
+    pair.write(0, 2 * 256);
+    let expected = [
+        "-> RDMA WRITE First 1 -",
+        "-> RDMA WRITE Last 2",
+        "<- ACK 2, late",
+        "-> RDMA WRITE First 1",
+        "<- ACK 2",
+        "   1 done",
+    ];
+    assert_eq!(pair.run(), expected);
+    assert_eq!(pair.responder.counters().duplicate_request, 1);
+    assert_eq!(pair.requester.counters().unsolicited_response, 1);
+}
+
+/// Each probe waits for twice as long as the one before it. None is counted as a retry, so that a peer that is
+/// gone is given up when it always was: 4 times 1.05 ms.
+#[test]
+fn probes_do_not_change_when_a_peer_is_given_up() {
+    let mut pair = acquainted([]).network(Box::new(|_, _| Lost));
+    pair.write(0, 8);
+    let before = pair.now.as_nanos();
+    let trace = pair.run();
+    // After 0.25, 0.5 and 1.0 ms of each 1.05 ms.
+    assert_eq!(trace.len(), 4 * (1 + 3) + 1);
+    assert_eq!(trace.last().unwrap(), "   1 failed: RETRY_EXC_ERR");
+    assert_eq!(pair.now.as_nanos() - before, 4 * (4096 << 8));
+    let counters = pair.requester.counters();
+    assert_eq!((counters.roce_adp_retrans, counters.completer_retry_err), (12, 3));
+}
+
+/// When answers take longer, probes come later: after 800 us if one took 400.
+#[test]
+fn answers_that_take_long_are_waited_for() {
+    let mut pair = acquainted([(Response, 1, Late(400)), (Response, 2, Lost), (Request, 3, Lost)]);
+    pair.write(0, 8);
+    pair.run();
+    assert_eq!(pair.requester.counters().roce_adp_retrans, 1, "250 us were too short");
+    let before = pair.now.as_nanos();
+    pair.write(0, 8);
+    pair.run();
+    assert_eq!(pair.now.as_nanos() - before, 2 * 402_000 + 2_000);
+}
+
+/// A receiver that is not ready is not probed.
+#[test]
+fn the_wait_for_a_receive_is_not_silence() {
+    let mut pair = acquainted([]);
+    pair.send(8);
+    pair.run_for(std::time::Duration::from_micros(600));
+    pair.memory.receives.push_back(8);
+    pair.run();
+    let counters = pair.requester.counters();
+    assert_eq!((counters.rcvd_rnr_err, counters.roce_adp_retrans), (1, 0));
+}
+
+/// An ACK has the PSN of a SEND or a WRITE, never that of a READ or an atomic: SoftRoCE would take it for the
+/// response.
+#[test]
+fn a_duplicate_before_a_lost_response() {
+    for atomic in [false, true] {
+        let mut pair = Pair::new().fates([(Response, 0, Lost)]);
+        pair.write(0, 8);
+        let _ = if atomic { pair.add(8, 1) } else { pair.read(8, 8) };
+        pair.run_for(std::time::Duration::ZERO);
+        pair.hand_over();
+        let trace = pair.run();
+        let acks: Vec<_> = trace.iter().filter(|line| line.starts_with("<- ACK")).collect();
+        assert_eq!(acks, ["<- ACK 0"], "{trace:#?}");
+        assert_eq!(trace.last().unwrap(), "   1 done");
+    }
+}
+
+/// `docs/rocev2.md` shows what happens.
+#[test]
+fn the_traces_of_the_page() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/rocev2.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let mut write = Pair::new().fates([(Request, 1, Lost)]);
+    write.write(0, 1024);
+    let mut read = Pair::new().fates([(Response, 1, Lost)]);
+    read.read(0, 1000);
+    for mut pair in [write, read] {
+        let trace = pair.run().join("\n");
+        assert!(page.contains(&format!("```text\n{trace}\n```")), "{trace}");
+    }
 }

@@ -61,7 +61,7 @@ fn memory_that_goes_away() {
     assert_eq!(trace.last().unwrap(), "   0 failed: REM_ACCESS_ERR", "{trace:?}");
 }
 
-/// IBTA section 9.7.5.2.3: more than its receive holds.
+/// IBTA section 9.7.5.2.2: more than its receive holds.
 #[test]
 fn a_send_that_is_too_long() {
     let mut pair = Pair::new();
@@ -71,7 +71,7 @@ fn a_send_that_is_too_long() {
     assert_eq!(trace[2..], ["<- NAK InvalidRequest 1", "   0 failed: REM_INV_REQ_ERR"]);
 }
 
-/// IBTA section 9.7.4.1.2: more READs under way than there are resources.
+/// IBTA section 9.7.4.1: more READs under way than there are resources.
 #[test]
 fn more_reads_than_resources() {
     let (requester, mut responder) = settings();
@@ -114,7 +114,7 @@ fn packet(operation: Operation, n: u32, payload: usize, length: Option<u32>) -> 
     (Burst::single(headers, payload), vec![1; payload])
 }
 
-/// IBTA sections 9.7.4.1.5 (opcodes) and 9.7.4.1.6 (lengths): a packet of each line is refused behind those
+/// IBTA section 9.7.4.1 (opcodes), C9-92 and C9-94 (lengths): a packet of each line is refused behind those
 /// before it.
 #[test]
 fn packets_that_cannot_come_there() {
@@ -163,7 +163,7 @@ fn packets_that_cannot_come_there() {
     }
 }
 
-/// IBTA section 9.9.2.1: a response that does not fit the request fails it.
+/// IBTA section 9.9.2: a response that does not fit the request fails it.
 #[test]
 fn responses_that_do_not_fit() {
     use Operation as Op;

@@ -135,7 +135,7 @@ fn retries_begin_anew_with_each_success() {
     assert_eq!(pair.requester.counters().rcvd_rnr_err, 6);
 }
 
-/// A receiver that is not ready is alive: its answer resets the retries (IBTA section 9.7.6.1.4).
+/// A receiver that is not ready is alive: its answer resets the retries (IBTA section 9.7.6).
 #[test]
 fn a_peer_that_is_not_ready_is_alive() {
     let (mut requester, responder) = settings();

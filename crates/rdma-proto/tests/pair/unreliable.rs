@@ -7,6 +7,7 @@ use rdma_proto::{
 };
 use rdma_types::{Mtu, Psn, Qpn, WcStatus};
 
+use crate::counters::counted;
 use crate::ends::{Memory, Posted, Queue, RKEY, Received, VA};
 use crate::pair::bytes;
 
@@ -64,7 +65,7 @@ fn lengths(memory: &Memory) -> Vec<u32> {
     memory.received.iter().map(|received| received.end.length).collect()
 }
 
-/// IBTA section 9.8.2: a request is done when it is sent, and no packet asks for an acknowledgement.
+/// A request is done when it is sent, and no packet asks for an acknowledgement.
 #[test]
 fn a_request_is_done_when_it_is_sent() {
     for room in [256, 1 << 16] {
@@ -90,7 +91,7 @@ fn a_request_is_done_when_it_is_sent() {
     }
 }
 
-/// IBTA section 9.8.2.2: the first packet of a message has any PSN, and a gap drops the rest of a message.
+/// The first packet of a message has any PSN, and a gap drops the rest of a message.
 #[test]
 fn a_gap_drops_a_message() {
     let sent = sent(&[send(600), send(600), send(8)], 256);
@@ -99,7 +100,7 @@ fn a_gap_drops_a_message() {
         let (memory, responder) = received(&sent, &left, 2);
         assert_eq!(lengths(&memory), [600, 8], "{missing:?}");
         assert_eq!(memory.received[0].bytes, bytes(1, 600));
-        assert_eq!(responder.counters().dropped, u64::from(missing[0] == 0));
+        assert_eq!(responder.counters().out_of_seq_request, u64::from(missing[0] == 0));
     }
     let (memory, _) = received(&sent, &[0, 2, 1, 2], 2);
     assert_eq!((memory.received.len(), memory.abandoned), (0, 1));
@@ -107,7 +108,7 @@ fn a_gap_drops_a_message() {
     assert_eq!(lengths(&memory), [8, 600]);
 }
 
-/// IBTA section 9.8.2.2: so does what cannot be executed; nobody is told.
+/// So does what cannot be executed; nobody is told.
 #[test]
 fn what_cannot_be_executed_is_dropped() {
     let requests = [send(600), write(1 << 16, 300, None), write(0, 8, Some(1)), send(8)];
@@ -115,7 +116,13 @@ fn what_cannot_be_executed_is_dropped() {
     let all: Vec<_> = (0..sent.packets.len()).collect();
     let (memory, responder) = received(&sent, &all, 0);
     assert_eq!((memory.received.len(), memory.failed), (0, None));
-    assert_eq!(responder.counters().dropped, all.len() as u64);
+    let expected = [
+        ("rcvd_pkts", 7),
+        ("out_of_seq_request", 3), // The rest of the first two messages.
+        ("out_of_buffer", 3),
+        ("resp_remote_access_errors", 1),
+    ];
+    assert_eq!(counted(responder.counters()), expected);
     assert_eq!(memory.bytes[..8], bytes(2, 8), "as the specification allows");
     let (memory, _) = received(&sent, &all, 3);
     assert_eq!(lengths(&memory), [600, 8, 8]);
@@ -133,7 +140,7 @@ fn reads_are_refused() {
 
 const QKEY: u32 = 0x1111_1111;
 
-/// IBTA section 9.8.3: a datagram is one packet, whose Q_Key has to be right.
+/// A datagram is one packet, whose Q_Key has to be right.
 #[test]
 fn datagrams() {
     let mut sender = Datagrams::new(Qpn::masked(0x13), Mtu::MTU256, Psn::MAX);
@@ -157,11 +164,13 @@ fn datagrams() {
     let mut header = burst.header;
     header.bth.opcode = connected;
     receiver.receive(QKEY, &[0; 40], &Burst { header, ..burst }, &[0; 21], &mut memory);
-    assert_eq!((memory.received.len(), receiver.counters().dropped), (1, 3));
     receiver.receive(QKEY, &[0; 40], &burst, &bytes(0, 57), &mut memory);
-    assert_eq!(
-        (memory.received.len(), receiver.counters().dropped),
-        (1, 4),
-        "its receive is too small"
-    );
+    let expected = [
+        ("rcvd_pkts", 5),
+        ("out_of_buffer", 1), // Its receive is too small.
+        ("resp_invalid_request_errors", 1),
+        ("qkey_viol_cntr", 1),
+        ("wrong_opcode", 1),
+    ];
+    assert_eq!((memory.received.len(), counted(receiver.counters())), (1, expected.to_vec()));
 }
