@@ -72,7 +72,7 @@ fn serve(
     let events = cq.context().async_events()?;
     let reached = AsyncEventSource::SharedReceiveQueue(srq.id());
     let (mut free, mut low): (Vec<usize>, _) = ((0..RECEIVES).collect(), true);
-    let (mut sum, mut fills, begin) = (0, 0, Instant::now());
+    let (mut sum, mut fills, mut heard) = (0, 0, Instant::now());
     while left > 0 {
         if low && free.len() >= LIMIT as usize {
             // In this order, and as many as the limit, no event is missed whatever comes in between.
@@ -84,7 +84,8 @@ fn serve(
             }
             (low, fills) = (false, fills + 1);
         }
-        if let Some(id) = next(cq, begin)? {
+        if let Some(id) = next(cq, heard)? {
+            heard = Instant::now();
             let (place, mut number) = (usize::try_from(id)?, [0; 8]);
             board.read(8 * place, &mut number)?;
             sum += u64::from_le_bytes(number);
@@ -98,22 +99,22 @@ fn serve(
 
 /// Sends the numbers from 1 on, one at a time, without a region: they are copied when they are posted.
 fn send(qp: &QueuePair, messages: u32) -> Result<(), Failure> {
-    let begin = Instant::now();
     for number in 1..=u64::from(messages) {
         let bytes = number.to_le_bytes();
         let data = [InlineElement::new(&bytes)];
         // SAFETY: SAFETY.md F12: inline data, which is all that it has.
         unsafe { qp.post_send(SendWorkRequest::inline(&data), number) }?;
-        while next(qp.send_cq(), begin)?.is_none() {}
+        let posted = Instant::now();
+        while next(qp.send_cq(), posted)?.is_none() {}
     }
     Ok(())
 }
 
-/// The number of a request that is done, if there is one.
-fn next(cq: &CompletionQueue, begin: Instant) -> Result<Option<u64>, Failure> {
+/// The number of a request that is done, if there is one; an error if none was for too long.
+fn next(cq: &CompletionQueue, since: Instant) -> Result<Option<u64>, Failure> {
     match cq.poll(&mut [PollSlot::default()])?.next() {
         Some(done) => Ok(done.result().map(|_| Some(done.wr_id()))?),
-        None if begin.elapsed() > Duration::from_secs(10) => Err("the other side is silent".into()),
+        None if since.elapsed() > Duration::from_secs(10) => Err("the other side is silent".into()),
         None => Ok(None),
     }
 }
