@@ -43,8 +43,15 @@ pub trait Host {
     /// Any [`Stop`].
     fn atomic(&mut self, start: &Start) -> Result<u64, Stop>;
 
-    /// All of a SEND or a WRITE is there: its receive completes. A WRITE with immediate takes its receive
-    /// here. A SEND whose key cannot be invalidated was nevertheless delivered, and returns `Ok`.
+    /// The last packet of a WRITE with immediate has come: the WRITE takes its receive, before the payload of
+    /// that packet is put anywhere.
+    ///
+    /// # Errors
+    ///
+    /// Any [`Stop`].
+    fn take_receive(&mut self, start: &Start) -> Result<(), Stop>;
+
+    /// All of a SEND or a WRITE is there: its receive completes, if it took one. A SEND whose key cannot be invalidated was nevertheless delivered, and returns `Ok`.
     ///
     /// # Errors
     ///

@@ -5,6 +5,7 @@ use rdma_types::{Psn, WcStatus};
 use crate::counters::count;
 use crate::operation::MAX_MESSAGE_BYTES;
 use crate::responder::sequence::{self, Message, Step};
+use crate::responder::takes_receive_at_end;
 use crate::segmentation::{Outbound, Run};
 use crate::wire::{Headers, Service};
 use crate::{Burst, Connection, Counters, Host, Nak, Request, Stop, Work};
@@ -42,9 +43,21 @@ impl UnreliableRequester {
         self.packet == 0
     }
 
+    /// Whether it has stopped, by [`stop`](Self::stop) or since a request failed.
+    #[must_use]
+    pub const fn stopped(&self) -> bool {
+        self.stopped
+    }
+
     /// The queue pair is in error, or reset: nothing is sent any more.
     pub const fn stop(&mut self) {
         self.stopped = true;
+    }
+
+    /// The number of the next packet.
+    #[must_use]
+    pub const fn psn(&self) -> Psn {
+        self.psn
     }
 
     /// What it counted.
@@ -67,6 +80,10 @@ impl UnreliableRequester {
                     Ok(()) => self.done(work),
                     Err(status) => self.fail(status, work),
                 },
+                Request::Invalid(status) => {
+                    self.fail(status, work);
+                    return None;
+                }
                 Request::Remote { start, end, .. } => {
                     if end.length > MAX_MESSAGE_BYTES || start.kind.fetches() {
                         self.fail(WcStatus::LOC_QP_OP_ERR, work);
@@ -130,6 +147,12 @@ impl UnreliableResponder {
         Self { connection, expected: psn, message: None, counters: Counters::default() }
     }
 
+    /// The number of the packet that is expected next.
+    #[must_use]
+    pub const fn expected(&self) -> Psn {
+        self.expected
+    }
+
     /// What it counted.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
@@ -178,6 +201,9 @@ impl UnreliableResponder {
         self.message = Some(Message { start, at: at.saturating_add(self.connection.mtu.bytes()) });
         if begins {
             host.begin(&start)?;
+        }
+        if end.as_ref().is_some_and(|end| takes_receive_at_end(&start, end)) {
+            host.take_receive(&start)?;
         }
         if !payload.is_empty() {
             host.place(&start, at, payload)?;

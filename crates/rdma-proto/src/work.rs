@@ -20,6 +20,8 @@ pub enum Request {
     /// For this end: the binding of a window, or the invalidation of a key. It is executed when all
     /// before it is done, and nothing behind it is sent before that.
     Local,
+    /// One that cannot be executed: it is not sent, and fails with that status when all before it is done.
+    Invalid(WcStatus),
 }
 
 /// A send queue. Requests have numbers that run freely: after `u32::MAX` comes 0.

@@ -120,6 +120,20 @@ impl<W: Window> Requester<W> {
         self.head == self.begun
     }
 
+    /// The number of the first packet that was never sent.
+    #[must_use]
+    pub const fn psn(&self) -> Psn {
+        self.oldest.wrapping_add(self.ever_sent)
+    }
+
+    /// Goes on with other limits: how long it waits for an answer, how often it tries again, and how many
+    /// READs and atomics may be under way. The connection and the PSN stay as they are.
+    pub fn set_limits(&mut self, settings: &Settings) {
+        self.max_rd_atomic = settings.max_rd_atomic;
+        self.retry.set_limits(settings.timeout, settings.retries);
+        self.not_ready.set_limit(settings.rnr_retries);
+    }
+
     /// Whether it has stopped, by [`stop`](Self::stop) or since a request failed.
     #[must_use]
     pub const fn stopped(&self) -> bool {

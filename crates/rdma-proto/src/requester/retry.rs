@@ -61,6 +61,10 @@ impl Retry {
         }
     }
 
+    pub(super) fn set_limits(&mut self, timeout: AckTimeout, limit: MaxAckRetries) {
+        (self.timeout, self.limit) = (timeout.duration().map(nanos), limit.retries());
+    }
+
     /// Something is under way: the timer runs, unless it does already.
     #[inline]
     pub(super) fn start(&mut self, now: Time) {

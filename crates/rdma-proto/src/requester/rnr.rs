@@ -19,6 +19,10 @@ impl NotReady {
         Self { limit, tries: 0, until: None }
     }
 
+    pub(super) fn set_limit(&mut self, limit: MaxRnrRetries) {
+        *self = Self { until: self.until, ..Self::new(limit) };
+    }
+
     /// The peer has taken something.
     pub(super) fn progress(&mut self) {
         self.tries = 0;

@@ -36,6 +36,10 @@ impl<W: Window> Requester<W> {
                 }
                 Request::Local if self.next != self.head => return None,
                 Request::Local => self.execute_local(work),
+                Request::Invalid(status) => {
+                    self.break_at(self.next, status, work);
+                    return None;
+                }
             }
         }
     }

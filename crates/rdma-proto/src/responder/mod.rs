@@ -46,6 +46,8 @@ pub struct Responder {
     min_rnr_timer: MinRnrTimer,
     /// The packet that comes next.
     expected: Psn,
+    /// How many PSNs before it were taken, or more than can be told from those to come.
+    history: u32,
     /// The newest packet of a SEND or a WRITE that was taken: what an acknowledgement is about. It never has the
     /// PSN of a READ or an atomic, whose acknowledgement is its response: SoftRoCE would complete the READ.
     taken: Psn,
@@ -70,6 +72,7 @@ impl Responder {
             connection: settings.connection,
             min_rnr_timer: settings.min_rnr_timer,
             expected: settings.psn,
+            history: 0,
             taken: settings.psn.wrapping_sub(1),
             msn: 0,
             message: None,
@@ -85,6 +88,17 @@ impl Responder {
     #[must_use]
     pub const fn failed(&self) -> bool {
         self.failed
+    }
+
+    /// The number of the packet that it takes next.
+    #[must_use]
+    pub const fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    /// How long the peer shall wait from now on when there is no receive.
+    pub const fn set_min_rnr_timer(&mut self, timer: MinRnrTimer) {
+        self.min_rnr_timer = timer;
     }
 
     /// What it counted.
@@ -123,6 +137,10 @@ impl Responder {
         match headers.bth.psn.offset_from(self.expected) {
             0 => self.in_sequence(headers, payload, host),
             1.. => self.out_of_sequence(),
+            // What no message had is no duplicate of one: the other end began with another PSN.
+            before if before.unsigned_abs() > self.history => {
+                count(&mut self.counters.unanswered_duplicate);
+            }
             _ => self.duplicate(headers, payload),
         }
     }
@@ -151,6 +169,7 @@ impl Responder {
         match executed {
             Ok(Executed { packets, acknowledges }) => {
                 self.expected = self.expected.wrapping_add(packets);
+                self.history = self.history.saturating_add(packets);
                 self.told = false;
                 let asked = headers.bth.ack_request || self.owed == Owed::Ack;
                 self.owed = if asked && !acknowledges { Owed::Ack } else { Owed::Nothing };
@@ -188,6 +207,9 @@ impl Responder {
         let Message { start, at } = message;
         if begins {
             host.begin(&start)?;
+        }
+        if end.as_ref().is_some_and(|end| takes_receive_at_end(&start, end)) {
+            host.take_receive(&start)?;
         }
         if !payload.is_empty() {
             host.place(&start, at, payload)?;
@@ -262,4 +284,10 @@ impl Responder {
         let length = then.length.map(|length| length.saturating_sub(skipped));
         *now == Start { remote: Remote { va, ..then.remote }, length, ..then }
     }
+}
+
+/// Whether it is a WRITE with immediate, which takes its receive when its last packet comes (IBTA section
+/// 9.7.4.1).
+pub(crate) fn takes_receive_at_end(start: &Start, end: &End) -> bool {
+    start.kind == Kind::Write && end.immediate.is_some()
 }

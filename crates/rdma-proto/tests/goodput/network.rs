@@ -128,6 +128,9 @@ impl Host for Ends {
     fn atomic(&mut self, _: &Start) -> Result<u64, Stop> {
         Ok(0)
     }
+    fn take_receive(&mut self, _: &Start) -> Result<(), Stop> {
+        Ok(())
+    }
     fn finish(&mut self, _: &Start, _: &End) -> Result<(), Stop> {
         Ok(())
     }

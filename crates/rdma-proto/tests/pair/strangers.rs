@@ -53,6 +53,21 @@ fn acknowledgements_of_an_earlier_life() {
     assert_eq!(pair.queue.completed, [WcStatus::SUCCESS]);
 }
 
+/// A responder that expects a later PSN than its peer begins with has taken nothing: it acknowledges nothing, or
+/// the peer would believe that its message arrived.
+#[test]
+fn requests_before_the_first() {
+    let (requester, mut responder) = settings();
+    responder.psn = requester.psn.wrapping_add(1);
+    let mut pair = Pair::with(&requester, &responder);
+    pair.write(0, 8);
+    pair.run();
+    assert_eq!(pair.queue.completed, [WcStatus::RETRY_EXC_ERR]);
+    let counters = pair.responder.counters();
+    assert_eq!((counters.duplicate_request, counters.sent_pkts), (0, 0));
+    assert_eq!(counters.unanswered_duplicate, counters.rcvd_pkts);
+}
+
 #[test]
 fn syndromes_that_are_reserved() {
     for code in [0x40, 0x64, 0x7f, 0xff] {
