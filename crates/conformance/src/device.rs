@@ -9,7 +9,8 @@ use test_support::rig::Context;
 
 use crate::outcome::Outcome;
 
-const DIFFERENCES: &str = include_str!("../../../docs/rxe-differences.md");
+const OF_RXE: &str = include_str!("../../../docs/rxe-differences.md");
+const OF_PACKETS: &str = include_str!("../../../docs/wire-differences.md");
 
 /// Why cases are skipped on the software devices.
 const LACKED: &[&str] = &[
@@ -29,6 +30,8 @@ const LACKED: &[&str] = &[
 pub(crate) enum Kind {
     /// Of this project.
     Software,
+    /// Of this project, with all that it sends and receives as packets.
+    Packets,
     /// The kernel's SoftRoCE.
     Rxe,
     /// A NIC, or anything else.
@@ -64,15 +67,11 @@ impl Device {
         self.open().query_device()
     }
 
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
-    }
-
     /// Ends the case, since the device lacks what it is about.
     ///
     /// A software device lacks nothing but what is [known](LACKED): if it does, it fails.
     pub(crate) fn skip(&self, reason: &str) -> ! {
-        let known = self.kind != Kind::Software || LACKED.contains(&reason);
+        let known = !self.is_software() || LACKED.contains(&reason);
         assert!(known, "not known to be so: {reason}");
         report(&Outcome::Skipped { reason: reason.to_owned() });
         process::exit(0);
@@ -85,12 +84,26 @@ impl Device {
         }
     }
 
+    /// Whether it is of this project.
+    pub(crate) fn is_software(&self) -> bool {
+        matches!(self.kind, Kind::Software | Kind::Packets)
+    }
+
     /// Whether to expect the difference of SoftRoCE that has this name in `docs/rxe-differences.md`,
     /// instead of what the contract says. The case then asserts the difference, and is counted apart.
     pub(crate) fn differs(&self, difference: &str) -> bool {
+        self.is_of(Kind::Rxe, OF_RXE, difference)
+    }
+
+    /// The same of the software device that sends packets, with `docs/wire-differences.md`.
+    pub(crate) fn differs_by_packets(&self, difference: &str) -> bool {
+        self.is_of(Kind::Packets, OF_PACKETS, difference)
+    }
+
+    fn is_of(&self, kind: Kind, differences: &str, difference: &str) -> bool {
         let entry = format!("## {difference}");
-        assert!(DIFFERENCES.lines().any(|line| line == entry), "no entry {difference}");
-        if self.kind != Kind::Rxe {
+        assert!(differences.lines().any(|line| line == entry), "no entry {difference}");
+        if self.kind != kind {
             return false;
         }
         self.differences.borrow_mut().push(difference.to_owned());

@@ -8,12 +8,14 @@ use test_support::rig::{Provider, use_provider};
 
 use crate::device::{Device, Kind};
 
-/// The software devices: name, link, schedule.
-const SOFTWARE: [(&str, Link, Schedule); 4] = [
-    ("soft0", Link::Ethernet, Schedule::Immediate),
-    ("soft0-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }),
-    ("softib0", Link::InfiniBand, Schedule::Immediate),
-    ("softib0-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }),
+/// The software devices: name, link, schedule, and whether all goes as packets.
+const SOFTWARE: [(&str, Link, Schedule, bool); 6] = [
+    ("soft0", Link::Ethernet, Schedule::Immediate, false),
+    ("soft0-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, false),
+    ("soft0-wire", Link::Ethernet, Schedule::Immediate, true),
+    ("softib0", Link::InfiniBand, Schedule::Immediate, false),
+    ("softib0-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, false),
+    ("softib0-wire", Link::InfiniBand, Schedule::Immediate, true),
 ];
 
 /// Names further devices of the machine, `NAME` or `NAME:all`, with commas between.
@@ -56,14 +58,17 @@ pub(crate) fn is_rxe(name: &str) -> bool {
 /// Makes this process's device; any name but those of the software devices is one of libibverbs.
 pub(crate) fn prepare(name: &str) -> Device {
     let kind = match SOFTWARE.iter().find(|software| software.0 == name) {
-        Some(&(_, link, schedule)) => {
+        Some(&(_, link, schedule, force_wire)) => {
             // Those that are there without being built have the same names.
             rdma_soft::install();
             if rdma_soft::SoftDevice::find(name).is_none() {
-                Builder::new(name).link(link).schedule(schedule).install().unwrap();
+                let builder = Builder::new(name).link(link).schedule(schedule);
+                let builder = if force_wire { builder.force_wire() } else { builder };
+                builder.install().unwrap();
             }
-            use_provider(Provider { verbs: rdma_soft::verbs(), slow: false });
-            Kind::Software
+            // Packets are sent again after a while, in which a busy machine may not come to them.
+            use_provider(Provider { verbs: rdma_soft::verbs(), slow: force_wire });
+            if force_wire { Kind::Packets } else { Kind::Software }
         }
         None => {
             use_provider(Provider { verbs: rdma_sys::system().unwrap(), slow: true });

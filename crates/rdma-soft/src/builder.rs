@@ -30,6 +30,7 @@ pub struct Builder {
     gids: Option<Vec<GidPlace>>,
     schedule: Schedule,
     limits: Limits,
+    force_wire: bool,
 }
 
 impl Builder {
@@ -41,6 +42,7 @@ impl Builder {
             gids: None,
             schedule: Schedule::default(),
             limits: Limits::default(),
+            force_wire: false,
         }
     }
 
@@ -73,6 +75,25 @@ impl Builder {
     /// When it executes what is posted.
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
+        self
+    }
+
+    /// Has all that the device sends and receives go as packets, as RoCE does, though its peers are in this
+    /// process: messages are cut at the path MTU, acknowledged, and sent again if they have to be.
+    ///
+    /// Programs see the same, only later: a post returns before its request is executed. Whoever posts or
+    /// polls moves packets on, and so does the device's thread. A connection takes the way that it has when it
+    /// becomes ready to receive, until it is reset; it takes packets if either end is such a device.
+    ///
+    /// ```
+    /// use rdma_soft::Builder;
+    ///
+    /// let device = Builder::new("wire0").force_wire().install()?;
+    /// assert_eq!(device.name(), "wire0");
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    pub fn force_wire(mut self) -> Self {
+        self.force_wire = true;
         self
     }
 
@@ -213,8 +234,9 @@ impl Builder {
         let gids = self.gids.unwrap_or_else(|| GidPlace::usual(self.link));
         let fabric = Fabric::of_process();
         let seed = fabric.seeds.draw().map_err(|_| InstallError::NoRandomness)?;
-        let Self { name, link, limits, schedule, .. } = self;
-        let device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
+        let Self { name, link, limits, schedule, force_wire, .. } = self;
+        let mut device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
+        device.force_wire = force_wire;
         let device = fabric.devices.add(device)?;
         abi::register();
         Ok(SoftDevice::of(device))

@@ -74,7 +74,11 @@ pub(crate) struct Rare(AtomicU64);
 impl Rare {
     #[cold]
     pub(crate) fn count(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.add(1);
+    }
+
+    fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
     }
 
     fn get(&self) -> u64 {
@@ -153,6 +157,15 @@ impl Tally {
             WcStatus::RNR_RETRY_EXC_ERR => self.not_ready_exceeded.count(),
             _ => {}
         }
+    }
+
+    /// Adds what one side of a connection counted whose messages went as packets.
+    pub(crate) fn add(&self, packets: &rdma_proto::Counters) {
+        self.duplicates.add(packets.duplicate_request);
+        self.out_of_sequence.add(packets.out_of_seq_request);
+        self.not_ready_received.add(packets.rcvd_rnr_err);
+        self.not_ready_sent.add(packets.send_rnr_err);
+        self.retries.add(packets.completer_retry_err);
     }
 
     pub(crate) fn counters(&self) -> Counters {

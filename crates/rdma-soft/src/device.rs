@@ -1,7 +1,7 @@
 //! A software device: its identity, its tables, its limits.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rdma_types::{AsyncEventKind, Guid};
 
@@ -22,6 +22,7 @@ use crate::gid_place::GidPlace;
 use crate::identity::Identity;
 use crate::limits::Limits;
 use crate::link::Link;
+use crate::link::memory::Inbox;
 use crate::schedule::Schedule;
 use crate::sync::locked;
 
@@ -46,6 +47,10 @@ pub(crate) struct Device {
     wrong_qkeys: AtomicU32,
     queue_pairs: Mutex<QueuePairTable>,
     pub(crate) tally: Tally,
+    /// Whether all that it sends and receives goes as packets.
+    pub(crate) force_wire: bool,
+    /// Where packets for it arrive, once there may be some.
+    inbox: OnceLock<Arc<Inbox>>,
     port: Port,
 }
 
@@ -70,6 +75,15 @@ impl Quota {
     pub(crate) fn give(&self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// How messages get to the far end of a path.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Way {
+    /// From memory to memory, on the device there, if there is one.
+    Direct(Option<&'static Device>),
+    /// As packets, to the device there, if there is one.
+    Wire(Option<&'static Arc<Inbox>>),
 }
 
 impl Device {
@@ -110,6 +124,8 @@ impl Device {
             wrong_qkeys: AtomicU32::new(0),
             queue_pairs: Mutex::new(QueuePairTable::new(numbers)),
             tally: Tally::default(),
+            force_wire: false,
+            inbox: OnceLock::new(),
             port: Port { is_up: AtomicBool::new(true), contexts: Mutex::default() },
         }
     }
@@ -154,6 +170,28 @@ impl Device {
     /// The same, though no request would get there while the port is down.
     pub(crate) fn at_far_end(&self, path: &Path, number: u32) -> Option<Arc<QueuePair>> {
         self.fabric.devices.at(self.link, &path.remote)?.queue_pair(number)
+    }
+
+    /// Where packets for it arrive.
+    pub(crate) fn inbox(&'static self) -> &'static Arc<Inbox> {
+        self.inbox.get_or_init(|| Inbox::of(self))
+    }
+
+    /// The same, if there is one.
+    pub(crate) fn inbox_if_any(&self) -> Option<&Arc<Inbox>> {
+        self.inbox.get()
+    }
+
+    /// Where messages go that take that path, if they go as packets. A connection to nowhere is one of packets
+    /// if this device sends no others.
+    pub(crate) fn way(&self, path: &Path) -> Way {
+        let there = self.fabric.devices.at(self.link, &path.remote);
+        let by_wire = self.force_wire || there.is_some_and(|there| there.force_wire);
+        match there {
+            _ if !by_wire => Way::Direct(there),
+            Some(there) => Way::Wire(Some(there.inbox())),
+            None => Way::Wire(None),
+        }
     }
 
     pub(crate) fn has_address(&self, address: &Address) -> bool {

@@ -1,4 +1,6 @@
-//! Link layers.
+//! Link layers, and how packets go over them.
+
+pub(crate) mod memory;
 
 /// The link layer of a device's port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -23,7 +23,7 @@ const LAYERS: &[Layer] = &[
     layer("rdma-types", &[], false),
     layer("rdma-sys", &["rdma-types"], true),
     layer("rdma-proto", &["rdma-types"], false),
-    layer("rdma-soft", &["rdma-types", "rdma-sys"], true),
+    layer("rdma-soft", &["rdma-types", "rdma-sys", "rdma-proto"], true),
     layer("rdma-mem", &["rdma-types", "rdma-sys"], true),
     layer("rdma-qp", &["rdma-types", "rdma-sys", "rdma-mem"], true),
     layer("rdma-channel", &["rdma-types", "rdma-sys", "rdma-mem", "rdma-qp"], true),

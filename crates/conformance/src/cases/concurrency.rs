@@ -14,7 +14,7 @@ use test_support::rig::scene::{AT_A, BYTES, Scene};
 use test_support::rig::{ALL_ACCESS, Context, LOCAL_WRITE, Mr, Pd, Qp, Size, until};
 
 use crate::case::cases;
-use crate::device::{Device, Kind};
+use crate::device::Device;
 
 cases![
     contexts_are_opened_and_closed_by_many_threads,
@@ -32,7 +32,7 @@ cases![
 
 /// That often on our device, and less often where each takes milliseconds.
 fn rounds(device: &Device, many: u64) -> u64 {
-    if device.kind() == Kind::Software { many } else { many.div_ceil(10) }
+    if device.is_software() { many } else { many.div_ceil(10) }
 }
 
 const THREADS: u8 = 4;

@@ -82,7 +82,8 @@ fn a_batch_is_executed_in_the_order_of_its_calls(device: &Device) {
     let scene = scene(device);
     let to_the_same = |wr_id, from| Wr::write(wr_id, &[scene.at_a.sge(from, 8)], &scene.at_b, 0);
     let read_back = Wr::read(3, &[scene.at_a.sge(32, 8)], &scene.at_b, 0);
-    let batch = [to_the_same(1, 8), to_the_same(2, 16), read_back, to_the_same(4, 24)];
+    // A READ may bring what a request behind it writes, unless that one waits (IBTA volume 1, 10.8.3.3).
+    let batch = [to_the_same(1, 8), to_the_same(2, 16), read_back, to_the_same(4, 24).fenced()];
     assert_eq!(scene.a.qp.try_call(&batch), 0);
     scene.expect_successes(1..5);
     assert_eq!(scene.at_a.bytes()[32..40], (16..24).collect::<Vec<u8>>());

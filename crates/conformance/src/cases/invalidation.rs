@@ -16,7 +16,7 @@ use test_support::rig::{LOCAL_WRITE, Mr, PATIENCE, REMOTE_WRITE, Size, until};
 
 use super::windows::{kinds, needs};
 use crate::case::cases;
-use crate::device::{Device, Kind};
+use crate::device::Device;
 
 cases![
     after_a_local_invalidation_has_completed_the_peer_touches_nothing,
@@ -540,7 +540,7 @@ impl Way {
 /// the test's, although the region still is registered. The window is taken back after a few writes, which
 /// take a while; how many more come is a race.
 fn race(device: &Device, way: Way, writes: u32) {
-    let length = if device.kind() == Kind::Software { 1 << 20 } else { 1024 };
+    let length = if device.is_software() { 1 << 20 } else { 1024 };
     let grant = Grant::new(device);
     let from = grant.a.pd.register_filled(vec![AT_A; length], LOCAL_WRITE);
     let lent = grant.b.pd.register_filled(vec![AT_B; length], BINDABLE);
@@ -586,7 +586,7 @@ fn race(device: &Device, way: Way, writes: u32) {
 }
 
 fn a_peer_that_writes_all_the_time_stops_when_its_window_is_taken_back(device: &Device) {
-    let rounds = if device.kind() == Kind::Software { 20 } else { 5 };
+    let rounds = if device.is_software() { 20 } else { 5 };
     for way in [Way::Invalidate, Way::Unbind, Way::Deallocate] {
         if kinds(device).contains(&way.kind()) {
             (0..rounds).for_each(|writes| race(device, way, writes % 5));

@@ -9,7 +9,7 @@ use test_support::rig::memory::deregister;
 use test_support::rig::{ALL_ACCESS, Context};
 
 use crate::case::cases;
-use crate::device::{Device, Kind};
+use crate::device::Device;
 
 cases![
     more_than_the_limit_is_refused,
@@ -25,7 +25,7 @@ const PAGE: usize = 4096;
 /// of its own.
 fn limited(device: &Device, pages: usize) -> Context {
     let bytes = (pages * PAGE) as u64;
-    if device.kind() == Kind::Software {
+    if device.is_software() {
         let name = format!("{}-limited", &**device);
         Builder::new(&name).memlock_limit(bytes).install().unwrap();
         return Context::open(&name);

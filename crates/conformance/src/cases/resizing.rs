@@ -11,7 +11,7 @@ use test_support::rig::post::Wr;
 
 use super::extended_polls::{take, to_extended};
 use crate::case::cases;
-use crate::device::{Device, Kind};
+use crate::device::Device;
 
 cases![
     a_queue_grows_and_keeps_its_completions,
@@ -123,7 +123,7 @@ fn an_extended_queue_is_resized_between_two_batches(device: &Device) {
 fn a_queue_is_resized_while_it_is_filled_and_polled(device: &Device) {
     needs_resize(device);
     let (a, b) = pair(device);
-    let rounds = if device.kind() == Kind::Software { 3000 } else { 100 };
+    let rounds = if device.is_software() { 3000 } else { 100 };
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         let resizer = scope.spawn(|| {

@@ -10,7 +10,7 @@ use test_support::rig::scene::{BYTES, Scene};
 use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Qp, Size, until};
 
 use crate::case::cases;
-use crate::device::{Device, Kind};
+use crate::device::Device;
 
 cases![
     each_request_completes_to_one_of_many_polling_threads,
@@ -26,7 +26,7 @@ cases![
 
 /// That many on our device, and fewer where each takes milliseconds.
 fn count(device: &Device, many: u64) -> u64 {
-    if device.kind() == Kind::Software { many } else { many / 10 }
+    if device.is_software() { many } else { many / 10 }
 }
 
 /// Posts, waiting for room.

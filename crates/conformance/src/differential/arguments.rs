@@ -49,14 +49,16 @@ impl Arguments {
         Self { seed: seed.unwrap_or_else(seed_of_clock), count, program, all, harness }
     }
 
-    /// Pairs of devices to compare: the schedules of the software devices, or the software device with each
-    /// that is named.
+    /// Pairs of devices to compare: the schedules of the software devices and their two ways of sending, or the
+    /// software device with each that is named.
     pub(super) fn devices(&self) -> impl Iterator<Item = (String, String)> {
         let mut pairs: Vec<_> =
             devices::named().into_iter().map(|named| (SOFTWARE.to_owned(), named.name)).collect();
         if pairs.is_empty() {
-            let schedules = |name: &str| (name.to_owned(), format!("{name}-deferred"));
-            pairs = ["soft0", "softib0"].map(schedules).into();
+            let others = |name: &str| {
+                ["deferred", "wire"].map(|how| (name.to_owned(), format!("{name}-{how}")))
+            };
+            pairs = ["soft0", "softib0"].map(others).concat();
         }
         pairs.into_iter()
     }

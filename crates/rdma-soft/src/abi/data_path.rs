@@ -55,7 +55,7 @@ unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], 
     }
 }
 
-/// Reads a program's request. A fence is implied: a request begins when the one before it is done.
+/// Reads a program's request.
 ///
 /// # Safety
 ///
@@ -104,6 +104,7 @@ fn without_rest(wr: &ibv_send_wr, opcode: Opcode) -> Request {
     Request {
         wr_id: wr.wr_id,
         signaled: wr.send_flags & ibv_send_flags::IBV_SEND_SIGNALED.0 != 0,
+        fence: wr.send_flags & ibv_send_flags::IBV_SEND_FENCE.0 != 0,
         operation: Operation {
             opcode,
             solicited: wr.send_flags & ibv_send_flags::IBV_SEND_SOLICITED.0 != 0,

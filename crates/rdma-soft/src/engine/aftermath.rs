@@ -38,14 +38,20 @@ impl Aftermath {
     /// Flushes, then moves the users of completion queues that overflowed meanwhile to error.
     #[inline]
     pub(crate) fn settle(&mut self, requester: &QueuePair) {
-        if self.requester.is_some() || self.responder.is_some() {
-            self.flush(requester);
-        }
+        self.flush(requester);
         requester.device.fabric.unsettled.settle();
     }
 
+    /// Flushes. Whoever holds no lock but the receive side of a device may do it.
+    #[inline]
+    pub(crate) fn flush(&mut self, requester: &QueuePair) {
+        if self.requester.is_some() || self.responder.is_some() {
+            self.flush_failed(requester);
+        }
+    }
+
     #[cold]
-    fn flush(&mut self, requester: &QueuePair) {
+    fn flush_failed(&mut self, requester: &QueuePair) {
         if let incarnation @ Some(_) = self.requester.take() {
             requester.enter_error(incarnation, None);
         }

@@ -55,6 +55,15 @@ impl Segment {
     }
 }
 
+/// What a message brings, or a part of it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Data<'a> {
+    /// Where all of the message is, in memory of its sender in this process.
+    Segments(&'a [Segment]),
+    /// The bytes of one part, as packets carry them.
+    Bytes(&'a [u8]),
+}
+
 /// Eight aligned bytes of process memory, for the device's atomics, which are the processor's: atomic
 /// with each other, and with those of the program.
 #[derive(Debug, Clone, Copy)]

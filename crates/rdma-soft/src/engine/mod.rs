@@ -7,17 +7,18 @@
 //!
 //! 1. What a call of the program begins with: its [critical region](critical_region), the contexts of a port,
 //!    or the list of blocks that programs know devices by.
-//! 2. A queue pair's attributes.
-//! 3. A queue pair's send side.
-//! 4. A responder.
-//! 5. A receive queue, then a shared receive queue.
-//! 6. The windows of a domain, then the places of the [region] table.
-//! 7. A completion queue's pollers, then its producers.
-//! 8. The list of devices, or a device's table of queue pairs.
-//! 9. [Deferred](deferred) work.
-//! 10. The handle of a [reporter](report), then the state of an [event queue](events), then what is left to
+//! 2. The receive side of a device: who has it executes packets that have arrived (`link/memory.rs`).
+//! 3. A queue pair's attributes.
+//! 4. A queue pair's send side.
+//! 5. A responder.
+//! 6. A receive queue, then a shared receive queue.
+//! 7. The windows of a domain, then the places of the [region] table.
+//! 8. A completion queue's pollers, then its producers.
+//! 9. The list of devices, a device's table of queue pairs, or what has arrived at a device.
+//! 10. [Deferred](deferred) work.
+//! 11. The handle of a [reporter](report), then the state of an [event queue](events), then what is left to
 //!     be done without locks (`fabric/overflow.rs`), or the acknowledgements of an object.
-//! 11. Leaves, under which no other is taken: deadlines, a device's tally of its queue pairs, the users of a
+//! 12. Leaves, under which no other is taken: deadlines, a device's tally of its queue pairs, the users of a
 //!     completion queue, all its rings, the gate of a critical region, the domains of a context, and the list
 //!     of threads of [grace periods](grace_period).
 //!
@@ -63,6 +64,7 @@ pub(crate) mod shared_receive_queue;
 pub(crate) mod tokens;
 pub(crate) mod transition;
 pub(crate) mod window;
+pub(crate) mod wire;
 pub(crate) mod work_completion;
 
 /// Why the device refuses a call; the shims turn it into an errno.

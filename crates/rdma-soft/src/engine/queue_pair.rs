@@ -7,7 +7,7 @@ use rdma_types::{AsyncEventKind, QpAttributes, QpState, WcOpcode, WcStatus};
 
 use crate::address::Path;
 use crate::counters::SendCounts;
-use crate::device::Device;
+use crate::device::{Device, Way};
 use crate::engine::Refusal;
 use crate::engine::capacity::{Capacity, Init};
 use crate::engine::completion::{CompletionQueue, Reclaimed, Seat};
@@ -25,8 +25,11 @@ use crate::engine::settings::{Found, Settings};
 use crate::engine::sge::Sge;
 use crate::engine::shared_receive_queue::SharedReceiveQueue;
 use crate::engine::transition;
+use crate::engine::wire::Route;
 use crate::engine::work_completion::{Completion, JUNK, Side, Source};
+use crate::engine::{requester, responder};
 use crate::fabric::timers::Alarm;
+use crate::fabric::turns::Place;
 use crate::schedule::Schedule;
 use crate::sync::{ControlGuard, Line, Lock, Ordering, locked};
 
@@ -52,6 +55,8 @@ pub(crate) struct QueuePair {
     receive_seat: Seat,
     pub(crate) reclaimed: Arc<Reclaimed>,
     pub(crate) alarm: Alarm,
+    /// Among those who have packets to send.
+    pub(crate) place: Place,
     pub(crate) reporter: Reporter,
     pub(crate) attributes: Mutex<Attributes>,
     pub(crate) send: Line<Lock<SendSide>>,
@@ -104,6 +109,7 @@ impl QueuePair {
             receive_seat: receive_cq.attach(&reclaimed),
             reclaimed: Arc::clone(&reclaimed),
             alarm: Alarm::new(device.fabric, weak.clone()),
+            place: Place::default(),
             reporter,
             attributes: Mutex::new(Attributes::default()),
             counts: Line(SendCounts::default()),
@@ -129,6 +135,7 @@ impl QueuePair {
     /// its completions, and everything that was held or queued is cancelled.
     pub(crate) fn destroy(self: Arc<Self>) {
         self.device.retire_queue_pair(self.qpn);
+        self.pass_inbox();
         self.reset(&mut locked(&self.attributes));
         if let Some(deferred) = &self.device.deferred {
             deferred.remove(&self);
@@ -157,6 +164,13 @@ impl QueuePair {
         }
     }
 
+    /// Drops packets that have come for this queue pair, once nobody executes one.
+    fn pass_inbox(&self) {
+        if let Some(inbox) = self.device.inbox_if_any() {
+            inbox.pass(self.qpn);
+        }
+    }
+
     /// Drops all requests and completions, and forgets the connection.
     pub(crate) fn reset(&self, attributes: &mut Attributes) {
         let incarnation = attributes.incarnation.wrapping_add(1);
@@ -164,6 +178,9 @@ impl QueuePair {
         {
             let mut send = self.send.lock();
             (send.state, send.incarnation) = (QpState::RESET, incarnation);
+            if let Some(wire) = &send.wire {
+                wire.count(&self.device.tally);
+            }
             send.clear();
             // Before the counter, so that no polled completion sets it back.
             self.send_cq.purge(self.send_seat);
@@ -174,6 +191,9 @@ impl QueuePair {
         self.pd.unbind_windows_of(self.id);
         let mut responder = self.responder.lock();
         let connection = responder.connection();
+        if let Some(wire) = &responder.wire {
+            wire.count(&self.device.tally);
+        }
         (responder.state, responder.incarnation) = (QpState::RESET, incarnation);
         responder.clear();
         let mut receive = self.receive.lock();
@@ -248,6 +268,9 @@ impl QueuePair {
         send.blocked = crate::engine::requester::side::Blocked::No;
         send.requester.progress = 0;
         send.requester.peer = Peer::Unresolved;
+        if let Some(wire) = &mut send.wire {
+            wire.stop();
+        }
         let mut index = send.head_index();
         while let Some(request) = send.queue.pop() {
             index = index.wrapping_add(1);
@@ -429,10 +452,12 @@ impl QueuePair {
             send.report_drained(self);
         }
         send.requester.set(new, path, &has);
+        self.set_wire_of_requester(send, (from, to), path.is_some());
         let mut responder = self.responder.lock();
         responder.state = unless_failed(responder.state);
         let before = responder.connection();
         responder.set(new, path, &has);
+        self.set_wire_of_responder(&mut responder, to, send.requester.mtu_log2, path.is_some());
         let mut receive = self.receive.lock();
         receive.state = to;
         if path.is_some() {
@@ -440,6 +465,57 @@ impl QueuePair {
             self.dismiss_waiter(&mut receive);
         }
         before
+    }
+
+    /// How messages get to where a connection goes.
+    fn route(&self, path: Option<Path>) -> Option<Route> {
+        let path = path.filter(|_| self.service != Service::UnreliableDatagram)?;
+        match self.device.way(&path) {
+            Way::Direct(_) => None,
+            Way::Wire(inbox) => Some(Route { path, inbox }),
+        }
+    }
+
+    /// A connection that has begun as one of packets stays one until it is reset.
+    fn set_wire_of_requester(
+        &self,
+        send: &mut SendSide,
+        (from, to): (QpState, QpState),
+        moved: bool,
+    ) {
+        if let Some(wire) = &mut send.wire {
+            if moved && let Some(path) = send.requester.origin.path {
+                wire.route = self.route(Some(path)).unwrap_or(Route { path, inbox: None });
+            }
+            if to == QpState::RTS || to == QpState::SQD {
+                wire.set(&send.requester);
+            }
+        } else if from == QpState::RTR
+            && to == QpState::RTS
+            && let Some(route) = self.route(send.requester.origin.path)
+        {
+            send.wire = Some(Box::new(requester::wire::Wire::new(self, &send.requester, route)));
+        }
+    }
+
+    fn set_wire_of_responder(
+        &self,
+        responder: &mut Responder,
+        to: QpState,
+        mtu_log2: u32,
+        moved: bool,
+    ) {
+        if let Some(wire) = &mut responder.wire {
+            if moved && let Some(path) = responder.path {
+                wire.route = self.route(Some(path)).unwrap_or(Route { path, inbox: None });
+            }
+            wire.set(responder.min_rnr_timer);
+        } else if to == QpState::RTR
+            && let Some(route) = self.route(responder.path)
+        {
+            let wire = responder::wire::Wire::new(self.service, responder, mtu_log2, route);
+            responder.wire = Some(Box::new(wire));
+        }
     }
 
     /// `ibv_query_qp`: all attributes, whatever was asked for, as providers do.
@@ -450,10 +526,14 @@ impl QueuePair {
         settings.current_state = settings.state;
         let draining = {
             let send = self.send.lock();
-            settings.sq_psn = send.requester.psn.get();
+            let psn = send.wire.as_ref().map_or(send.requester.psn, |wire| wire.psn());
+            settings.sq_psn = psn.get();
             send.state == QpState::SQD && send.may_run()
         };
-        settings.rq_psn = self.responder.lock().psn.get();
+        let responder = self.responder.lock();
+        let psn = responder.wire.as_ref().map_or(responder.psn, |wire| wire.psn());
+        settings.rq_psn = psn.get();
+        drop(responder);
         Found { settings, draining }
     }
 }

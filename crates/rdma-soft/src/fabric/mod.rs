@@ -21,6 +21,7 @@ pub(crate) mod random;
 #[cfg_attr(loom, allow(dead_code))] // models have threads of their own
 mod thread;
 pub(crate) mod timers;
+pub(crate) mod turns;
 
 pub(crate) struct Fabric {
     pub(crate) clock: Clock,

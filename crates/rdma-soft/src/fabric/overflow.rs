@@ -2,8 +2,9 @@
 //! told, which takes their locks, and events are to get their tokens, which takes a system call.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
+use crate::fabric::turns::{self, Driven, Row};
 use crate::sync::{ControlGuard, locked, locked_to_wait};
 
 /// Something that a thread which holds locks has left to be done.
@@ -19,6 +20,8 @@ struct Due {
     failed: Vec<Arc<dyn Settle>>,
     /// Event queues, each once, until its tokens are there.
     events: Vec<Arc<dyn Settle>>,
+    /// Who has packets to send or to take.
+    turns: Row,
     /// One while a completion queue of `failed` was taken, and is not settled yet.
     settling: usize,
     /// How many queues of each kind there are: there is room for them all, so that noting one does not
@@ -43,6 +46,7 @@ impl Unsettled {
         let due = Due {
             failed: Vec::new(),
             events: Vec::new(),
+            turns: Row::new(),
             settling: 0,
             completion_queues: 0,
             event_queues: 0,
@@ -55,7 +59,8 @@ impl Unsettled {
     }
 
     fn count(&self, due: &Due) {
-        self.count.store(due.failed.len() + due.events.len() + due.settling, Ordering::Release);
+        let count = due.failed.len() + due.events.len() + due.settling + due.turns.len();
+        self.count.store(count, Ordering::Release);
     }
 
     /// Makes room for one more completion queue.
@@ -97,6 +102,26 @@ impl Unsettled {
         self.count(&due);
     }
 
+    /// Has somebody get a turn who has packets to send or to take. Any lock may be held.
+    pub(crate) fn note_turn<D: Driven + 'static>(&self, driven: &Arc<D>) {
+        if driven.place().take() {
+            self.line_up(Arc::<D>::downgrade(driven));
+        }
+    }
+
+    /// The same, of somebody whose kind is not known.
+    pub(crate) fn note_turn_of(&self, driven: &Arc<dyn Driven>) {
+        if driven.place().take() {
+            self.line_up(Arc::downgrade(driven));
+        }
+    }
+
+    fn line_up(&self, driven: Weak<dyn Driven>) {
+        let mut due = self.lock();
+        due.turns.push(driven);
+        self.count(&due);
+    }
+
     /// Forgets a queue whose events have their tokens.
     pub(crate) fn forget_events(&self, queue: *const ()) {
         let mut due = self.lock();
@@ -110,7 +135,8 @@ impl Unsettled {
         }
     }
 
-    /// Moves the queue pairs of every queue that overflowed to error, and has the token of each event where the
+    /// Gives turns to those who have packets to send or to take, as many as one thread has time for, moves the
+    /// queue pairs of every queue that overflowed to error, and has the token of each event where the
     /// program sees it. The caller holds no lock.
     #[inline]
     pub(crate) fn settle(&self) {
@@ -121,19 +147,9 @@ impl Unsettled {
 
     #[cold]
     fn settle_all(&self) {
-        {
-            // Nothing that is done under it settles.
-            let _alone = locked_to_wait(&self.alone);
-            loop {
-                let mut due = self.lock();
-                let queue = due.failed.pop();
-                due.settling = usize::from(queue.is_some());
-                self.count(&due);
-                drop(due);
-                let Some(queue) = queue else { break };
-                queue.settle();
-            }
-        }
+        self.settle_failed();
+        self.give_turns();
+        self.settle_failed();
         // Downwards, since who is forgotten is replaced by the last; what others add meanwhile is theirs.
         let count = self.lock().events.len();
         for n in (0..count).rev() {
@@ -141,6 +157,45 @@ impl Unsettled {
             if let Some(queue) = queue {
                 queue.settle();
             }
+        }
+    }
+
+    fn settle_failed(&self) {
+        let due = self.lock();
+        let nothing = due.failed.is_empty() && due.settling == 0;
+        drop(due);
+        if nothing {
+            return;
+        }
+        // Nothing that is done under it settles.
+        let _alone = locked_to_wait(&self.alone);
+        loop {
+            let mut due = self.lock();
+            let queue = due.failed.pop();
+            due.settling = usize::from(queue.is_some());
+            self.count(&due);
+            drop(due);
+            let Some(queue) = queue else { break };
+            queue.settle();
+        }
+    }
+
+    /// What is left when this returns is called for by an alarm.
+    fn give_turns(&self) {
+        for _ in 0..turns::AT_ONCE {
+            let mut due = self.lock();
+            let Some(next) = due.turns.pop() else { return };
+            self.count(&due);
+            drop(due);
+            let Some(driven) = next.upgrade() else { continue };
+            driven.place().give_back();
+            if Arc::clone(&driven).take_turn() {
+                self.note_turn_of(&driven);
+            }
+        }
+        let first = self.lock().turns.first();
+        if let Some(first) = first {
+            first.call();
         }
     }
 }

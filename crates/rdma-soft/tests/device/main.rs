@@ -38,3 +38,4 @@ mod unmapped;
 mod unreachable;
 mod unreliable;
 mod windows;
+mod wire;

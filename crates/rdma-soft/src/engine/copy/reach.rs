@@ -8,12 +8,13 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_ulong;
+use std::slice;
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, fence};
 
 use libc::iovec;
 
-use super::{Cursor, Segment, copy_segment, pointers, transfer_cursors};
+use super::{Cursor, Data, Segment, copy_segment, pointers, transfer_cursors};
 
 /// Whether the memory of a copy is known to be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,15 +69,57 @@ impl Reach {
 
     /// Copies a number, in the order of this machine's bytes, to a list of segments.
     pub(crate) fn deliver(self, number: u64, sink: &[Segment]) -> Result<(), Fault> {
-        self.deliver_bytes(&number.to_ne_bytes(), sink)
+        self.deliver_bytes(&number.to_ne_bytes(), sink, 0)
     }
 
-    /// Copies bytes of the device's own to the beginning of a list of segments.
-    pub(crate) fn deliver_bytes(self, bytes: &[u8], sink: &[Segment]) -> Result<(), Fault> {
+    /// Copies bytes of the device's own to a list of segments, behind the first `lead` bytes there.
+    pub(crate) fn deliver_bytes(
+        self,
+        bytes: &[u8],
+        sink: &[Segment],
+        lead: u64,
+    ) -> Result<(), Fault> {
         let (address, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u64);
         // SAFETY: borrowed until the copy is done, which only reads it, and exposed here (SAFETY.md F7).
         let source = unsafe { Segment::new(address, length) };
-        self.transfer_behind(&[source], sink, 0, length)
+        self.transfer_behind(&[source], sink, lead, length)
+    }
+
+    /// Copies from a list of segments, behind the first `lead` bytes there, to bytes of the device's own.
+    pub(crate) fn collect_bytes(
+        self,
+        source: &[Segment],
+        lead: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), Fault> {
+        let (address, length) = (bytes.as_mut_ptr().expose_provenance() as u64, bytes.len() as u64);
+        // SAFETY: borrowed for this call alone until the copy is done, and exposed here (SAFETY.md F7).
+        let sink = unsafe { Segment::new(address, length) };
+        let (sources, sinks) = (Cursor::at(source, lead), Cursor::at(slice::from_ref(&sink), 0));
+        transfer_cursors(sources, sinks, length, |from, to, length| self.copy(from, to, length))
+    }
+
+    fn copy(self, source: u64, sink: u64, length: u64) -> Result<(), Fault> {
+        if self == Self::Mapped {
+            copy_segment(source, sink, length);
+            return Ok(());
+        }
+        copy_guarded(source, sink, length)
+    }
+
+    /// Puts data where the bytes `from..to` of a message belong.
+    #[inline(always)]
+    pub(crate) fn put(
+        self,
+        data: Data<'_>,
+        sink: &[Segment],
+        from: u64,
+        to: u64,
+    ) -> Result<(), Fault> {
+        match data {
+            Data::Segments(source) => self.transfer(source, sink, from, to),
+            Data::Bytes(bytes) => self.deliver_bytes(bytes, sink, from),
+        }
     }
 
     /// Whether a word can be read.

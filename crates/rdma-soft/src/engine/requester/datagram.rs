@@ -3,10 +3,15 @@
 
 use std::sync::Arc;
 
-use rdma_types::WcStatus as Status;
+use rdma_proto::wire::Bth;
+use rdma_proto::{Datagrams, Destination, End};
+use rdma_types::{Mtu, Qpn, WcStatus as Status};
 
-use crate::address::AddressVector;
+use crate::address::{AddressVector, Path};
+use crate::device::Way;
 use crate::engine::aftermath::Aftermath;
+use crate::engine::copy::Data;
+use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::direct::Extent;
 use crate::engine::requester::route_header;
@@ -15,6 +20,7 @@ use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
 use crate::engine::work_completion::Source;
+use crate::link::memory::{self, Inbox};
 
 /// The longest datagram, in bytes: the MTU of the port.
 const PORT_MTU: u64 = 4096;
@@ -35,23 +41,36 @@ impl Requester {
         if message.length > PORT_MTU {
             return Verdict::Failed(Status::LOC_LEN_ERR);
         }
-        if let Some(receiver) = self.take_receiver(own, to, message.request.destination_qpn) {
+        let own_key = message.request.qkey & OWN_QKEY != 0;
+        let qkey = if own_key { self.qkey } else { message.request.qkey };
+        let (lid, service_level) = (own.device.identity.lid, to.service_level);
+        let source = Source { qpn: own.qpn, lid, service_level, path_bits: 0 };
+        let operation = &message.request.operation;
+        let header =
+            to.route.map(|route| route_header::of(&route, operation.opcode, message.length));
+        let found = self.take_receiver(own, to, message.request.destination_qpn);
+        if let Receiver::Wire(inbox) = found {
+            return self.send_packet(
+                own,
+                inbox,
+                (to.path, qkey),
+                message,
+                memory::Datagram { source, header },
+            );
+        }
+        if let Receiver::Direct(receiver) = found {
             // A datagram that was half-way begins again: it may come to another receive request.
             let begun = std::mem::take(&mut self.progress) > 0;
             let half = message.extent == Extent::Half && !begun;
             let extent = if half { Extent::Half } else { Extent::WHOLE };
-            let own_key = message.request.qkey & OWN_QKEY != 0;
-            let qkey = if own_key { self.qkey } else { message.request.qkey };
             let Message { length, visit, reach, .. } = *message;
-            let operation = &message.request.operation;
-            let (lid, service_level) = (own.device.identity.lid, to.service_level);
             let datagram = Datagram {
-                source: Source { qpn: own.qpn, lid, service_level, path_bits: 0 },
+                source,
                 qkey,
-                header: to.route.map(|route| route_header::of(&route, operation.opcode, length)),
+                header,
                 operation,
                 length,
-                data: &self.local,
+                data: Data::Segments(&self.local),
                 upto: extent.end(0, length),
             };
             let mut responder = receiver.responder.lock();
@@ -76,19 +95,66 @@ impl Requester {
         Verdict::Done { bytes: message.length }
     }
 
-    /// The queue pair that a datagram is for. Where the last one went stands in the place of a
-    /// connection.
-    fn take_receiver(
+    /// Sends a datagram as a packet, if there is a device at its address, and the link has room.
+    #[cold]
+    fn send_packet(
         &mut self,
-        own: &QueuePair,
-        to: &AddressVector,
-        qpn: u32,
-    ) -> Option<Arc<QueuePair>> {
+        own: &Arc<QueuePair>,
+        inbox: Option<&'static Arc<Inbox>>,
+        (path, qkey): (Path, u32),
+        message: &Message<'_>,
+        datagram: memory::Datagram,
+    ) -> Verdict {
+        let operation = &message.request.operation;
+        // No longer than the MTU.
+        let length = u32::try_from(message.length).unwrap_or(u32::MAX);
+        let with_imm = operation.opcode == Opcode::SendWithImm;
+        let end = End {
+            length,
+            immediate: with_imm.then(|| u32::from_be(operation.imm)),
+            invalidate: None,
+            solicited: operation.solicited,
+        };
+        let qpn = Qpn::masked(message.request.destination_qpn);
+        let to = Destination { qpn, qkey, p_key: Bth::DEFAULT_P_KEY };
+        let mut protocol = Datagrams::new(Qpn::masked(own.qpn), Mtu::MTU4096, self.psn);
+        if let Some(inbox) = inbox.filter(|_| own.device.port_is_up())
+            && let Some(burst) = protocol.send(&to, &end)
+        {
+            let Some(mut buffer) = inbox.buffer(own) else { return Verdict::Paused };
+            let payload = &mut buffer[..length as usize];
+            if message.reach.collect_bytes(&self.local, 0, payload).is_err() {
+                inbox.give_back(buffer);
+                return Verdict::Failed(Status::LOC_PROT_ERR);
+            }
+            inbox.send(path, burst, Some(datagram), buffer);
+        }
+        self.local.clear();
+        self.psn = self.psn.wrapping_add(1);
+        Verdict::Done { bytes: message.length }
+    }
+
+    /// Where a datagram goes. Where the last one went stands in the place of a connection.
+    fn take_receiver(&mut self, own: &QueuePair, to: &AddressVector, qpn: u32) -> Receiver {
         let same = self.peer_qpn == qpn && self.origin.path == Some(to.path);
         (self.origin.path, self.peer_qpn) = (Some(to.path), qpn);
         let last = std::mem::take(&mut self.last);
-        let last = last.upgrade().filter(|_| same && own.device.port_is_up());
-        let found = last.or_else(|| own.device.find_peer(Some(&to.path), qpn));
-        found.filter(|receiver| receiver.device.port_is_up())
+        let up = own.device.port_is_up();
+        let found = match last.upgrade().filter(|_| same && up) {
+            Some(last) => Some(last),
+            None => match own.device.way(&to.path) {
+                Way::Wire(inbox) => return Receiver::Wire(inbox),
+                Way::Direct(there) => there.filter(|_| up).and_then(|there| there.queue_pair(qpn)),
+            },
+        };
+        let found = found.filter(|receiver| receiver.device.port_is_up());
+        found.map_or(Receiver::Nobody, Receiver::Direct)
     }
+}
+
+/// Where a datagram goes.
+enum Receiver {
+    Direct(Arc<QueuePair>),
+    Wire(Option<&'static Arc<Inbox>>),
+    Nobody,
 }

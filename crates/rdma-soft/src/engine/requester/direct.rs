@@ -6,13 +6,13 @@ use std::sync::Arc;
 use rdma_types::{AccessFlags, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::{Reach, Segment};
+use crate::engine::copy::{Data, Reach, Segment};
 use crate::engine::grace_period::Visit;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::LOCAL_READ;
 use crate::engine::requester::request::{Payload, Request};
-use crate::engine::requester::side::{Peer, Requester, Verdict};
+use crate::engine::requester::side::{Peer, Requester, Verdict, local_length};
 use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::inbound::{Inbound, Stop};
 use crate::engine::service::Service;
@@ -134,7 +134,7 @@ impl Requester {
     /// Checks the local elements and says how long they are together. What is wrong here is found
     /// before anything is sent.
     #[inline]
-    fn locate_payload(
+    pub(super) fn locate_payload(
         &mut self,
         own: &QueuePair,
         visit: &Visit,
@@ -153,9 +153,7 @@ impl Requester {
             };
             own.keys(visit).find_all(payload.sges(), access, local).ok_or(Status::LOC_PROT_ERR)?
         };
-        // The result of an atomic is eight bytes (IBTA volume 1, 9.4.5).
-        let wrong_length = length > MAX_MESSAGE_BYTES || opcode.is_atomic() && length != 8;
-        if wrong_length { Err(Status::LOC_LEN_ERR) } else { Ok(length) }
+        local_length(opcode, length).map(u64::from)
     }
 }
 
@@ -184,7 +182,7 @@ impl Progress<'_> {
         } else {
             match operation.opcode {
                 Opcode::Read => inbound.fetch(operation, length, local, (from, to))?,
-                _ => inbound.place(operation, length, local, (from, to))?,
+                _ => inbound.place(operation, length, Data::Segments(local), (from, to))?,
             }
             if to < length {
                 *self.copied = to;

@@ -91,7 +91,7 @@ impl Left {
 
 impl SendSide {
     /// Executes from the head of the queue; a blocked head is tried again first. Says how many
-    /// requests ended.
+    /// requests ended. Of a queue whose requests go as packets, they may go, and end later.
     pub(crate) fn drive(
         &mut self,
         own: &Arc<QueuePair>,
@@ -109,6 +109,10 @@ impl SendSide {
         aftermath: &mut Aftermath,
     ) -> u32 {
         let mut ended = 0;
+        if self.wire.is_some() {
+            self.release_packets(own, left.requests);
+            return 0;
+        }
         while self.may_run() && left.requests > 0 && left.bytes > 0 {
             let upto = self.head_index().wrapping_add(1);
             let Some((request, payload)) = self.queue.front() else { break };
@@ -141,7 +145,10 @@ impl SendSide {
 
     /// Whether there is something to execute that nothing holds back.
     pub(crate) fn has_work(&self) -> bool {
-        self.may_run() && self.blocked == Blocked::No && !self.queue.is_empty()
+        self.may_run()
+            && self.blocked == Blocked::No
+            && !self.queue.is_empty()
+            && self.wire.as_ref().is_none_or(|wire| self.holds_back(wire))
     }
 
     /// Executes a turn of this queue. What is left is for whoever polls next, or posts here, or for the
@@ -216,7 +223,8 @@ pub(crate) fn release(own: &Arc<QueuePair>, most: u32) -> u32 {
             let left = if send.incarnation == incarnation { most.min(count) - ended } else { 0 };
             let done = send.drive(own, Work::Requests(left), &mut aftermath);
             ended += done;
-            let more = done < left && send.has_work();
+            // What goes as packets ends later.
+            let more = done < left && send.wire.is_none() && send.has_work();
             if !more {
                 send.leave_rest(own);
             }

@@ -14,3 +14,4 @@ pub(crate) mod side;
 pub(crate) mod single;
 pub(crate) mod unreliable;
 pub(crate) mod waiting;
+pub(crate) mod wire;

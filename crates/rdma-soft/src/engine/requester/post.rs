@@ -161,7 +161,8 @@ impl SendSide {
         aftermath: &mut Aftermath,
     ) -> Result<(), Refusal> {
         self.check(own, request, payload)?;
-        if self.state != QpState::RTS || !own.immediate || !self.queue.is_empty() {
+        let at_once = self.state == QpState::RTS && own.immediate && self.queue.is_empty();
+        if !at_once || self.wire.is_some() {
             self.post_later(own, request, payload);
             return Ok(());
         }
@@ -188,6 +189,9 @@ impl SendSide {
         } else {
             self.push(request, payload);
             self.defer(own);
+            if self.wire.is_some() {
+                own.device.fabric.unsettled.note_turn(own);
+            }
         }
     }
 

@@ -89,11 +89,18 @@ impl SendQueue {
     }
 
     pub(crate) fn front(&self) -> Option<(Request, Payload<'_>)> {
-        if self.len == 0 {
+        self.at(0)
+    }
+
+    /// The request so many places behind the head.
+    #[inline]
+    pub(crate) fn at(&self, offset: usize) -> Option<(Request, Payload<'_>)> {
+        if offset >= self.len {
             return None;
         }
-        let slot = &self.slots[self.head];
-        let first = self.head * self.max_sge;
+        let place = self.slot_at(offset);
+        let slot = &self.slots[place];
+        let first = place * self.max_sge;
         let sges = &self.sges[first..first + slot.sges];
         let payload = if slot.inline {
             // For those who read from here on: `push` has borrowed all of it exclusively since.
@@ -105,7 +112,7 @@ impl SendQueue {
         } else {
             Payload::keyed(sges)
         };
-        let destination = self.destinations.get(self.head).and_then(Option::as_ref);
+        let destination = self.destinations.get(place).and_then(Option::as_ref);
         Some((slot.request, payload.to(destination)))
     }
 

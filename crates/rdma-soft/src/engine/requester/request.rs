@@ -11,6 +11,8 @@ use crate::engine::sge::Sge;
 pub(crate) struct Request {
     pub(crate) wr_id: u64,
     pub(crate) signaled: bool,
+    /// It waits for the READs and atomics before it. On the direct way each request waits for all before it.
+    pub(crate) fence: bool,
     pub(crate) operation: Operation,
     /// The queue pair that a datagram is for.
     pub(crate) destination_qpn: u32,
@@ -23,6 +25,7 @@ impl Request {
     pub(crate) const EMPTY: Self = Self {
         wr_id: 0,
         signaled: false,
+        fence: false,
         operation: Operation::EMPTY,
         destination_qpn: 0,
         qkey: 0,

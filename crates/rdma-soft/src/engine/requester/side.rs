@@ -9,9 +9,12 @@ use crate::address::Path;
 use crate::engine::Refusal;
 use crate::engine::capacity::Init;
 use crate::engine::copy::Segment;
+use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::direct::MAX_MESSAGE_BYTES;
 use crate::engine::requester::queue::SendQueue;
 use crate::engine::requester::request::{Payload, Request};
+use crate::engine::requester::wire::Wire;
 use crate::engine::responder::origin::Origin;
 use crate::engine::room::Room;
 use crate::engine::service::Service;
@@ -146,6 +149,14 @@ impl Requester {
     }
 }
 
+/// The length of a message of that many bytes, if a request with that opcode may have it.
+#[inline]
+pub(super) fn local_length(opcode: Opcode, length: u64) -> Result<u32, WcStatus> {
+    // The result of an atomic is eight bytes (IBTA volume 1, 9.4.5).
+    let wrong_length = length > MAX_MESSAGE_BYTES || opcode.is_atomic() && length != 8;
+    u32::try_from(length).ok().filter(|_| !wrong_length).ok_or(WcStatus::LOC_LEN_ERR)
+}
+
 /// Of an MTU of two to the power of `mtu_log2` bytes.
 #[inline]
 fn packets(length: u64, mtu_log2: u32) -> u32 {
@@ -192,6 +203,8 @@ pub(crate) struct SendSide {
     pub(crate) incarnation: u32,
     pub(crate) queue: SendQueue,
     pub(crate) requester: Requester,
+    /// Of a connection whose messages go as packets, from RTS to RESET.
+    pub(crate) wire: Option<Box<Wire>>,
     pub(crate) blocked: Blocked,
     /// Requests accepted since the queue pair was made (free-running).
     pub(crate) posted: u32,
@@ -214,6 +227,7 @@ impl SendSide {
             incarnation: 0,
             queue: SendQueue::new(capacity, datagrams)?,
             requester: Requester::new(ids, init.service, capacity.send_sge)?,
+            wire: None,
             blocked: Blocked::No,
             posted: 0,
             reclaimed: 0,
@@ -233,7 +247,11 @@ impl SendSide {
     pub(crate) fn may_run(&self) -> bool {
         match self.state {
             QpState::RTS => true,
-            QpState::SQD => self.blocked != Blocked::No || self.requester.progress > 0,
+            QpState::SQD => {
+                self.blocked != Blocked::No
+                    || self.requester.progress > 0
+                    || self.wire.as_ref().is_some_and(|wire| wire.has_begun())
+            }
             _ => false,
         }
     }
@@ -246,6 +264,7 @@ impl SendSide {
     /// Forgets the connection and everything that is queued.
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
+        self.wire = None;
         self.blocked = Blocked::No;
         self.notify_drained = false;
         self.requester.progress = 0;

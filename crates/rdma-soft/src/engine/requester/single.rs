@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rdma_types::QpState;
 
-use crate::engine::copy::Reach;
+use crate::engine::copy::{Data, Reach};
 use crate::engine::grace_period::Visit;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::LOCAL_READ;
@@ -82,7 +82,8 @@ impl Requester {
         if !inbound.begin(&request.operation) {
             return None;
         }
-        inbound.place(&request.operation, length, slice::from_ref(&data), (0, length)).ok()?;
+        let data = Data::Segments(slice::from_ref(&data));
+        inbound.place(&request.operation, length, data, (0, length)).ok()?;
         inbound.complete(&request.operation, length);
         let packets = self.packets(length);
         inbound.expect_after(self.psn, packets);

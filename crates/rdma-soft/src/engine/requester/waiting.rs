@@ -81,6 +81,11 @@ impl SendSide {
 
     /// What is to be done when the alarm of this queue pair rings.
     fn alarm_rings(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+        if self.wire.is_some() {
+            self.expire(own, aftermath);
+            self.run_deferred(own, aftermath);
+            return;
+        }
         match self.blocked {
             Blocked::No if own.immediate => self.take_turn(own, aftermath),
             Blocked::No => self.run_deferred(own, aftermath),

@@ -3,7 +3,7 @@
 use rdma_types::WcOpcode;
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::Segment;
+use crate::engine::copy::Data;
 use crate::engine::operation::Operation;
 use crate::engine::responder::inbound::{BAD_RECEIVE, Inbound, Stop, stop};
 use crate::engine::service::Service;
@@ -21,7 +21,7 @@ pub(crate) struct Datagram<'a> {
     pub(crate) header: Option<[u8; 40]>,
     pub(crate) operation: &'a Operation,
     pub(crate) length: u64,
-    pub(crate) data: &'a [Segment],
+    pub(crate) data: Data<'a>,
     /// How many of its bytes come now.
     pub(crate) upto: u64,
 }
@@ -73,9 +73,14 @@ impl Inbound<'_> {
         let bad_receive = |fault| stop(fault, BAD_RECEIVE);
         // The header, if there is one, and behind its place the message.
         if let Some(header) = &header {
-            self.reach.deliver_bytes(header, &self.side.room).map_err(bad_receive)?;
+            self.reach.deliver_bytes(header, &self.side.room, 0).map_err(bad_receive)?;
         }
-        let moved = self.reach.transfer_behind(data, &self.side.room, HEADER_BYTES, upto);
+        let moved = match data {
+            Data::Segments(data) => {
+                self.reach.transfer_behind(data, &self.side.room, HEADER_BYTES, upto)
+            }
+            Data::Bytes(bytes) => self.reach.deliver_bytes(bytes, &self.side.room, HEADER_BYTES),
+        };
         self.side.room.clear();
         moved.map_err(bad_receive)?;
         if upto < length {

@@ -9,7 +9,7 @@ use std::sync::{Arc, Weak};
 use rdma_types::{AccessFlags, AsyncEventKind, Psn, WcOpcode, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::{AtomicWord, Fault, Reach, Segment};
+use crate::engine::copy::{AtomicWord, Data, Fault, Reach, Segment};
 use crate::engine::grace_period::Visit;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
@@ -98,17 +98,17 @@ impl Inbound<'_> {
         &mut self,
         operation: &Operation,
         length: u64,
-        data: &[Segment],
+        data: Data<'_>,
         (from, to): (u64, u64),
     ) -> Result<(), Stop> {
         let (moved, refused) = if operation.opcode.is_send() {
             self.find_room(length)?;
-            let moved = self.reach.transfer(data, &self.side.room, from, to);
+            let moved = self.reach.put(data, &self.side.room, from, to);
             self.side.room.clear();
             (moved, BAD_RECEIVE)
         } else {
             let sink = self.remote(operation, length)?;
-            let moved = self.reach.transfer(data, &[sink], from, to);
+            let moved = self.reach.put(data, &[sink], from, to);
             (moved, fault_of_request(Status::REM_ACCESS_ERR))
         };
         moved.map_err(|fault| stop(fault, refused))
@@ -128,6 +128,24 @@ impl Inbound<'_> {
             Fault::Source => Stop::Refused(fault_of_request(Status::REM_ACCESS_ERR)),
             Fault::Sink => Stop::Local,
         })
+    }
+
+    /// The same, of what a packet brings back that begins so many bytes behind the first.
+    pub(crate) fn fetch_bytes(
+        &mut self,
+        operation: &Operation,
+        length: u64,
+        at: u64,
+        out: &mut [u8],
+    ) -> Result<(), Refused> {
+        let source = self.remote(operation, length)?;
+        let fetched = self.reach.collect_bytes(&[source], at, out);
+        fetched.map_err(|_| fault_of_request(Status::REM_ACCESS_ERR))
+    }
+
+    /// Whether a one-sided request may touch what it names.
+    pub(crate) fn check(&self, operation: &Operation, length: u64) -> Result<(), Refused> {
+        self.remote(operation, length).map(drop)
     }
 
     /// Executes an atomic, and says what was there before.

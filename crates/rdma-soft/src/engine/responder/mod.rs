@@ -5,3 +5,4 @@ pub(crate) mod datagram;
 pub(crate) mod inbound;
 pub(crate) mod origin;
 pub(crate) mod side;
+pub(crate) mod wire;

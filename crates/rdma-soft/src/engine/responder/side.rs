@@ -12,6 +12,7 @@ use crate::engine::operation::Operation;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::receive_queue::{Receive, Waiter};
 use crate::engine::responder::origin::Origin;
+use crate::engine::responder::wire::Wire;
 use crate::engine::room::Room;
 use crate::engine::settings::Settings;
 use crate::engine::sge::Sge;
@@ -31,6 +32,8 @@ pub(crate) struct Responder {
     pub(crate) max_rd_atomic: u8,
     /// What datagrams have to show.
     pub(crate) qkey: u32,
+    /// Of a connection whose messages come as packets, from RTR to RESET.
+    pub(crate) wire: Option<Box<Wire>>,
     /// The [origin](crate::engine::requester::side::Requester::origin) whose address was found right; 0 for
     /// none.
     pub(crate) verified: u64,
@@ -63,6 +66,7 @@ impl Responder {
             min_rnr_timer: 0,
             max_rd_atomic: 0,
             qkey: 0,
+            wire: None,
             verified: 0,
             current: None,
             begun: 0,
@@ -127,6 +131,7 @@ impl Responder {
     #[cold]
     fn verify(&mut self, own: &QueuePair, from: &Origin) -> bool {
         let connected = own.device.port_is_up()
+            && self.wire.is_none()
             && own.service == from.service
             && from.is(self.peer_qpn, self.path.as_ref());
         if connected {
@@ -248,5 +253,6 @@ impl Responder {
         (self.verified, self.begun) = (0, 0);
         self.current = None;
         self.path = None;
+        self.wire = None;
     }
 }

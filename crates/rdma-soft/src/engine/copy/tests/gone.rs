@@ -86,7 +86,7 @@ fn memory_that_is_not_there_is_a_fault_of_its_side() {
     }
     assert_eq!(copy(&[nowhere(0)], &[here]), Ok(()), "no bytes need no memory");
     assert_eq!(Reach::MayBeGone.deliver(5, &[nowhere(8)]), Err(Fault::Sink));
-    assert_eq!(Reach::MayBeGone.deliver_bytes(&[5; 40], &[nowhere(40)]), Err(Fault::Sink));
+    assert_eq!(Reach::MayBeGone.deliver_bytes(&[5; 40], &[nowhere(40)], 0), Err(Fault::Sink));
     let behind = Reach::MayBeGone.transfer_behind(&[here], &[here, nowhere(8)], 100, 8);
     assert_eq!(behind, Err(Fault::Sink));
 }

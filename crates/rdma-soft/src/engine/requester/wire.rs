@@ -1,0 +1,363 @@
+//! The way of packets to a peer: what is in the send queue leaves by a requester of `rdma_proto`, which is
+//! told of responses and of the time, and completes requests.
+
+use std::sync::Arc;
+
+use rdma_proto::requester::{Requester as Reliable, Settings};
+use rdma_proto::{Connection, End, Kind, Remote, Start, UnreliableRequester, Work};
+use rdma_types::{
+    AccessFlags, AckTimeout, MaxAckRetries, MaxRnrRetries, Psn, QpState, Rkey, WcStatus as Status,
+};
+
+use crate::counters::Tally;
+use crate::engine::aftermath::Aftermath;
+use crate::engine::copy::Reach;
+use crate::engine::grace_period::Visit;
+use crate::engine::operation::Opcode;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::region::LOCAL_READ;
+use crate::engine::requester::request::{Payload, Request};
+use crate::engine::requester::side::{Requester, SendSide, local_length};
+use crate::engine::service::Service;
+use crate::engine::window;
+use crate::engine::wire::{self, Route};
+use crate::fabric::clock::Time;
+use crate::link::memory::Letter;
+
+/// What a send side needs for packets.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    protocol: Protocol,
+    pub(crate) route: Route,
+    /// The number that the protocol knows the oldest request of the queue by.
+    head: u32,
+    /// The number behind the last request that a schedule has let go, if it holds requests back.
+    released: Option<u32>,
+    /// When the alarm of the queue pair rings.
+    alarm: Option<Time>,
+}
+
+#[derive(Debug)]
+enum Protocol {
+    Reliable(Reliable),
+    Unreliable(UnreliableRequester),
+}
+
+impl Wire {
+    /// Of a queue pair that becomes ready to send.
+    pub(crate) fn new(own: &QueuePair, requester: &Requester, route: Route) -> Self {
+        let connection = wire::connection(requester.peer_qpn, requester.mtu_log2);
+        let protocol = match own.service {
+            Service::ReliableConnection => {
+                Protocol::Reliable(Reliable::new(&settings(requester, connection)))
+            }
+            _ => Protocol::Unreliable(UnreliableRequester::new(connection, requester.psn)),
+        };
+        let released = (!own.immediate).then_some(0);
+        Self { protocol, route, head: 0, released, alarm: None }
+    }
+
+    /// The attributes of a queue pair that is ready to send have changed.
+    pub(crate) fn set(&mut self, requester: &Requester) {
+        let connection = wire::connection(requester.peer_qpn, requester.mtu_log2);
+        match &mut self.protocol {
+            Protocol::Reliable(protocol) => protocol.set_limits(&settings(requester, connection)),
+            // Its queue may have stopped.
+            Protocol::Unreliable(protocol) if protocol.stopped() => {
+                *protocol = UnreliableRequester::new(connection, protocol.psn());
+                (self.head, self.released) = (0, self.released.map(|_| 0));
+            }
+            Protocol::Unreliable(_) => {}
+        }
+    }
+
+    /// The queue pair is in error.
+    pub(crate) fn stop(&mut self) {
+        match &mut self.protocol {
+            Protocol::Reliable(protocol) => protocol.stop(),
+            Protocol::Unreliable(protocol) => protocol.stop(),
+        }
+    }
+
+    /// The next packet sequence number.
+    pub(crate) fn psn(&self) -> Psn {
+        match &self.protocol {
+            Protocol::Reliable(protocol) => protocol.psn(),
+            Protocol::Unreliable(protocol) => protocol.psn(),
+        }
+    }
+
+    /// The number behind the last request that has begun.
+    fn begun(&self) -> u32 {
+        match &self.protocol {
+            Protocol::Reliable(protocol) => protocol.begun(),
+            Protocol::Unreliable(protocol) => protocol.begun(),
+        }
+    }
+
+    /// Whether a request has begun that is not done.
+    pub(crate) fn has_begun(&self) -> bool {
+        match &self.protocol {
+            Protocol::Reliable(protocol) => !protocol.idle(),
+            Protocol::Unreliable(protocol) => !protocol.idle(),
+        }
+    }
+
+    /// Adds what it counted to what its device did.
+    pub(crate) fn count(&self, tally: &Tally) {
+        tally.add(match &self.protocol {
+            Protocol::Reliable(protocol) => protocol.counters(),
+            Protocol::Unreliable(protocol) => protocol.counters(),
+        });
+    }
+
+    /// Has the alarm ring when the protocol wants to be told of the time.
+    fn arm(&mut self, own: &QueuePair) {
+        let Protocol::Reliable(protocol) = &self.protocol else { return };
+        let Some(deadline) = protocol.deadline() else { return };
+        let deadline = Time::from_nanoseconds(deadline.as_nanos());
+        if self.alarm.is_none_or(|alarm| deadline < alarm) {
+            self.alarm = Some(deadline);
+            own.alarm.set(deadline);
+        }
+    }
+}
+
+fn settings(requester: &Requester, connection: Connection) -> Settings {
+    // They were checked when they were set.
+    Settings {
+        connection,
+        psn: requester.psn,
+        timeout: AckTimeout::from_code(requester.ack_timeout).unwrap_or(AckTimeout::unlimited()),
+        retries: MaxAckRetries::from_code(requester.retries).unwrap_or_default(),
+        rnr_retries: MaxRnrRetries::from_code(requester.rnr_retries).unwrap_or_default(),
+        max_rd_atomic: requester.max_rd_atomic,
+    }
+}
+
+impl SendSide {
+    /// Has the protocol do something with this queue.
+    fn with_wire<R>(
+        &mut self,
+        own: &Arc<QueuePair>,
+        aftermath: &mut Aftermath,
+        work: impl FnOnce(&mut Protocol, &Route, &mut Queue<'_>) -> R,
+    ) -> Option<R> {
+        let mut wire = self.wire.take()?;
+        let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
+        let begun = wire.begun();
+        let admitted = match self.state {
+            QpState::RTS => wire.released.unwrap_or(wire.head.wrapping_add(queued)),
+            _ => begun,
+        };
+        let head = wire.head;
+        let mut queue = Queue { own, send: self, head, begun, admitted, aftermath };
+        let result = work(&mut wire.protocol, &wire.route, &mut queue);
+        let ended = queue.head != head;
+        wire.head = queue.head;
+        wire.arm(own);
+        self.wire = Some(wire);
+        if ended {
+            self.report_drained(own);
+        }
+        Some(result)
+    }
+
+    /// Sends some of what is in the queue. Says whether there may be more.
+    pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
+        if self.wire.is_none() {
+            return false;
+        }
+        let now = wire::time(own.device.fabric.clock.now());
+        let sent = self.with_wire(own, aftermath, |protocol, route, queue| {
+            wire::transmit(own, route, |room| match protocol {
+                Protocol::Reliable(protocol) => protocol.poll_transmit(now, queue, room),
+                Protocol::Unreliable(protocol) => protocol.poll_transmit(queue, room),
+            })
+        });
+        sent == Some(true)
+    }
+
+    /// Packets have come that answer requests.
+    pub(crate) fn receive_responses(
+        &mut self,
+        own: &Arc<QueuePair>,
+        letter: &Letter,
+        aftermath: &mut Aftermath,
+    ) {
+        let ours = self.requester.origin.path;
+        if !matches!(self.state, QpState::RTS | QpState::SQD)
+            || !ours.is_some_and(|path| letter.path.is_reverse_of(&path))
+        {
+            return;
+        }
+        let now = wire::time(own.device.fabric.clock.now());
+        self.with_wire(own, aftermath, |protocol, _, queue| {
+            if let Protocol::Reliable(protocol) = protocol {
+                protocol.receive(now, &letter.burst, letter.payload(), queue);
+            }
+        });
+    }
+
+    /// The alarm rings: a deadline may have passed.
+    pub(crate) fn expire(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+        let now = own.device.fabric.clock.now();
+        let Some(wire) = &mut self.wire else { return };
+        // It is set to nothing now, whatever it rang for.
+        wire.alarm = None;
+        self.with_wire(own, aftermath, |protocol, _, queue| {
+            if let Protocol::Reliable(protocol) = protocol {
+                protocol.expire(wire::time(now), queue);
+            }
+        });
+        own.device.fabric.unsettled.note_turn(own);
+    }
+
+    /// Lets up to so many more requests go.
+    pub(super) fn release_packets(&mut self, own: &Arc<QueuePair>, requests: u32) {
+        let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
+        let Some(wire) = &mut self.wire else { return };
+        if let Some(released) = &mut wire.released {
+            let before = released.wrapping_sub(wire.head).cast_signed().max(0).cast_unsigned();
+            *released = wire.head.wrapping_add(before.saturating_add(requests).min(queued));
+        }
+        own.device.fabric.unsettled.note_turn(own);
+    }
+
+    /// Whether the device's schedule holds back requests that were to go as packets.
+    pub(super) fn holds_back(&self, wire: &Wire) -> bool {
+        let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
+        let all = wire.head.wrapping_add(queued);
+        wire.released.is_some_and(|released| all.wrapping_sub(released).cast_signed() > 0)
+    }
+}
+
+/// A send queue as the protocol sees it, with its lock held.
+struct Queue<'a> {
+    own: &'a Arc<QueuePair>,
+    send: &'a mut SendSide,
+    head: u32,
+    begun: u32,
+    admitted: u32,
+    aftermath: &'a mut Aftermath,
+}
+
+/// What packets carry is copied by whatever thread sends or takes them.
+const REACH: Reach = Reach::MayBeGone;
+
+impl Queue<'_> {
+    fn at(&self, n: u32) -> Option<(Request, Payload<'_>)> {
+        self.send.queue.at(n.wrapping_sub(self.head) as usize)
+    }
+
+    /// What is wrong here is found before anything is sent.
+    fn check(&self, request: &Request, payload: Payload<'_>) -> Result<u32, Status> {
+        let opcode = request.operation.opcode;
+        let length = local_length(opcode, payload.length())?;
+        if !payload.is_inline() {
+            let access = access(opcode);
+            let visit = Visit::begin();
+            let keys = self.own.keys(&visit);
+            for sge in payload.sges() {
+                keys.find(sge.lkey, sge.addr, sge.length.into(), access)
+                    .ok_or(Status::LOC_PROT_ERR)?;
+            }
+        }
+        Ok(length)
+    }
+
+    /// Ends the oldest request.
+    fn end(&mut self, n: u32, succeeded: Result<(), Status>) {
+        debug_assert_eq!(n, self.head);
+        let upto = self.send.head_index().wrapping_add(1);
+        let Some((request, payload)) = self.send.queue.front() else { return };
+        let bytes = payload.length();
+        self.send.queue.pop();
+        self.head = n.wrapping_add(1);
+        let result = succeeded.map(|()| bytes);
+        self.send.finish(self.own, &request, upto, result, self.aftermath);
+    }
+}
+
+fn access(opcode: Opcode) -> u32 {
+    if opcode.fetches() { AccessFlags::LOCAL_WRITE.bits() } else { LOCAL_READ }
+}
+
+impl Work for Queue<'_> {
+    fn admitted(&self) -> u32 {
+        self.admitted
+    }
+
+    fn request(&self, n: u32) -> rdma_proto::Request {
+        let Some((request, payload)) = self.at(n) else {
+            return rdma_proto::Request::Invalid(Status::LOC_QP_OP_ERR);
+        };
+        let operation = &request.operation;
+        if operation.opcode.is_local() {
+            return rdma_proto::Request::Local;
+        }
+        let is_new = n.wrapping_sub(self.begun).cast_signed() >= 0;
+        let length = match is_new {
+            true => self.check(&request, payload),
+            false => local_length(operation.opcode, payload.length()),
+        };
+        let length = match length {
+            Ok(length) => length,
+            Err(status) => return rdma_proto::Request::Invalid(status),
+        };
+        let remote = Remote { va: operation.remote_address, rkey: Rkey::new(operation.rkey) };
+        let atomic = |kind| Start::atomic(kind, remote, operation.operand, operation.swap);
+        let start = match operation.opcode {
+            Opcode::Write | Opcode::WriteWithImm => Start::one_sided(Kind::Write, remote, length),
+            Opcode::Read => Start::one_sided(Kind::Read, remote, length),
+            Opcode::CompareAndSwap => atomic(Kind::CompareSwap),
+            Opcode::FetchAndAdd => atomic(Kind::FetchAdd),
+            _ => Start::send(),
+        };
+        let opcode = operation.opcode;
+        let with_imm = matches!(opcode, Opcode::SendWithImm | Opcode::WriteWithImm);
+        let invalidates = opcode == Opcode::SendWithInvalidate;
+        let end = End {
+            length,
+            immediate: with_imm.then(|| u32::from_be(operation.imm)),
+            invalidate: invalidates.then(|| Rkey::new(operation.imm)),
+            solicited: operation.solicited,
+        };
+        rdma_proto::Request::Remote { start, end, fence: request.fence }
+    }
+
+    fn gather(&mut self, n: u32, at: u32, out: &mut [u8]) -> Result<(), Status> {
+        let SendSide { queue, requester, .. } = &mut *self.send;
+        let found = queue.at(n.wrapping_sub(self.head) as usize);
+        let (request, payload) = found.ok_or(Status::LOC_QP_OP_ERR)?;
+        let visit = Visit::begin();
+        requester.locate_payload(self.own, &visit, request.operation.opcode, payload)?;
+        let collected = REACH.collect_bytes(&requester.local, at.into(), out);
+        requester.local.clear();
+        collected.map_err(|_| Status::LOC_PROT_ERR)
+    }
+
+    fn deliver(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), Status> {
+        let SendSide { queue, requester, .. } = &mut *self.send;
+        let found = queue.at(n.wrapping_sub(self.head) as usize);
+        let (request, room) = found.ok_or(Status::LOC_QP_OP_ERR)?;
+        let visit = Visit::begin();
+        requester.locate_payload(self.own, &visit, request.operation.opcode, room)?;
+        let delivered = REACH.deliver_bytes(payload, &requester.local, at.into());
+        requester.local.clear();
+        delivered.map_err(|_| Status::LOC_PROT_ERR)
+    }
+
+    fn execute_local(&mut self, n: u32) -> Result<(), Status> {
+        let (request, _) = self.at(n).ok_or(Status::LOC_QP_OP_ERR)?;
+        window::execute(self.own, &request.operation)
+    }
+
+    fn done(&mut self, n: u32) {
+        self.end(n, Ok(()));
+    }
+
+    fn failed(&mut self, n: u32, status: Status) {
+        self.end(n, Err(status));
+    }
+}

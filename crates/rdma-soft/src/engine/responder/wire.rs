@@ -1,0 +1,278 @@
+//! Requests that come as packets: a responder of `rdma_proto` puts them in order, has [`Inbound`] execute
+//! them, and answers.
+
+use std::sync::Arc;
+
+use rdma_proto::responder::{Responder as Reliable, Settings};
+use rdma_proto::{Delivered, End, Host, Kind, Nak, Source, Start, Stop, UnreliableResponder};
+use rdma_types::{AsyncEventKind, MinRnrTimer, Psn, QpState, WcStatus as Status};
+
+use crate::counters::Tally;
+use crate::engine::aftermath::Aftermath;
+use crate::engine::copy::{Data, Reach};
+use crate::engine::grace_period::Visit;
+use crate::engine::operation::{Opcode, Operation};
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::responder::inbound::{self, Inbound, Refused};
+use crate::engine::responder::side::Responder;
+use crate::engine::service::Service;
+use crate::engine::wire::{self, Route};
+use crate::link::memory::Letter;
+
+/// What a responder needs for packets.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    protocol: Protocol,
+    pub(crate) route: Route,
+    /// A packet of the peer has come.
+    heard: bool,
+}
+
+#[derive(Debug)]
+enum Protocol {
+    Reliable(Reliable),
+    Unreliable(UnreliableResponder),
+}
+
+impl Wire {
+    /// Of a queue pair that becomes ready to receive, whose packets have so much payload at most.
+    pub(crate) fn new(service: Service, side: &Responder, mtu_log2: u32, route: Route) -> Self {
+        let connection = wire::connection(side.peer_qpn, mtu_log2);
+        let protocol = match service {
+            Service::ReliableConnection => Protocol::Reliable(Reliable::new(&Settings {
+                connection,
+                psn: side.psn,
+                min_rnr_timer: timer(side),
+                max_dest_rd_atomic: side.max_rd_atomic,
+            })),
+            _ => Protocol::Unreliable(UnreliableResponder::new(connection, side.psn)),
+        };
+        Self { protocol, route, heard: false }
+    }
+
+    /// The attributes of a queue pair that is ready to receive have changed.
+    pub(crate) fn set(&mut self, timer_code: u8) {
+        if let Protocol::Reliable(protocol) = &mut self.protocol
+            && let Some(timer) = MinRnrTimer::from_code(timer_code)
+        {
+            protocol.set_min_rnr_timer(timer);
+        }
+    }
+
+    /// The packet sequence number that is expected next.
+    pub(crate) fn psn(&self) -> Psn {
+        match &self.protocol {
+            Protocol::Reliable(protocol) => protocol.expected(),
+            Protocol::Unreliable(protocol) => protocol.expected(),
+        }
+    }
+
+    /// Adds what it counted to what its device did.
+    pub(crate) fn count(&self, tally: &Tally) {
+        tally.add(match &self.protocol {
+            Protocol::Reliable(protocol) => protocol.counters(),
+            Protocol::Unreliable(protocol) => protocol.counters(),
+        });
+    }
+}
+
+fn timer(side: &Responder) -> MinRnrTimer {
+    // It was checked when it was set.
+    MinRnrTimer::from_code(side.min_rnr_timer).unwrap_or_default()
+}
+
+impl Responder {
+    /// Packets have come that ask for something.
+    pub(crate) fn receive_requests(
+        &mut self,
+        own: &Arc<QueuePair>,
+        letter: &Letter,
+        aftermath: &mut Aftermath,
+    ) {
+        if !self.is_ready() || !self.path.is_some_and(|path| letter.path.is_reverse_of(&path)) {
+            return;
+        }
+        let Some(mut wire) = self.wire.take() else { return };
+        if !wire.heard {
+            wire.heard = true;
+            if self.state == QpState::RTR {
+                // The first message tells a passive side that the other is ready.
+                own.reporter.report(AsyncEventKind::COMM_EST);
+            }
+        }
+        let mut arrival = Arrival { own, side: self, aftermath, refused: None };
+        let (burst, payload) = (&letter.burst, letter.payload());
+        match &mut wire.protocol {
+            Protocol::Reliable(protocol) => protocol.receive(burst, payload, &mut arrival),
+            Protocol::Unreliable(protocol) => protocol.receive(burst, payload, &mut arrival),
+        }
+        self.wire = Some(wire);
+    }
+
+    /// Answers some of what was asked for. Says whether there may be more. A queue pair that is in error still
+    /// says why.
+    pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
+        let Some(mut wire) = self.wire.take() else { return false };
+        let mut arrival = Arrival { own, side: self, aftermath, refused: None };
+        let more = match &mut wire.protocol {
+            Protocol::Reliable(protocol) => {
+                wire::transmit(own, &wire.route, |room| protocol.poll_transmit(&mut arrival, room))
+            }
+            Protocol::Unreliable(_) => false,
+        };
+        self.wire = Some(wire);
+        more
+    }
+}
+
+/// A responder as the protocol sees it, with its lock held.
+struct Arrival<'a> {
+    own: &'a Arc<QueuePair>,
+    side: &'a mut Responder,
+    aftermath: &'a mut Aftermath,
+    /// Why the present request was refused.
+    refused: Option<Refused>,
+}
+
+impl Arrival<'_> {
+    /// Has the responder do something within a visit of its own.
+    fn inbound<R>(&mut self, work: impl FnOnce(&mut Inbound<'_>, &mut Aftermath) -> R) -> R {
+        let visit = Visit::begin();
+        let (own, side, reach) = (self.own, &mut *self.side, Reach::MayBeGone);
+        work(&mut Inbound { own, side, visit: &visit, reach }, self.aftermath)
+    }
+
+    fn refuse(&mut self, refused: Refused) -> Stop {
+        self.refused = Some(refused);
+        Stop::Nak(match refused.request {
+            Status::REM_INV_REQ_ERR => Nak::InvalidRequest,
+            Status::REM_ACCESS_ERR => Nak::RemoteAccess,
+            _ => Nak::RemoteOperational,
+        })
+    }
+
+    /// Takes the receive request that a message needs.
+    fn receive_for(&mut self, operation: &Operation) -> Result<(), Stop> {
+        match self.inbound(|inbound, _| inbound.begin(operation)) {
+            true => Ok(()),
+            false => Err(Stop::NotReady),
+        }
+    }
+}
+
+/// What a message is whose first packet has come, and its last one if it has.
+fn operation(start: &Start, end: Option<&End>) -> Operation {
+    let immediate = end.and_then(|end| end.immediate);
+    let invalidate = end.and_then(|end| end.invalidate);
+    let opcode = match (start.kind, immediate, invalidate) {
+        (Kind::Send, Some(_), _) => Opcode::SendWithImm,
+        (Kind::Send, None, Some(_)) => Opcode::SendWithInvalidate,
+        (Kind::Send, None, None) => Opcode::Send,
+        (Kind::Write, Some(_), _) => Opcode::WriteWithImm,
+        (Kind::Write, None, _) => Opcode::Write,
+        (Kind::Read, ..) => Opcode::Read,
+        (Kind::CompareSwap, ..) => Opcode::CompareAndSwap,
+        (Kind::FetchAdd, ..) => Opcode::FetchAndAdd,
+    };
+    Operation {
+        opcode,
+        solicited: end.is_some_and(|end| end.solicited),
+        imm: match (immediate, invalidate) {
+            (Some(immediate), _) => immediate.to_be(),
+            (None, Some(key)) => key.get(),
+            (None, None) => 0,
+        },
+        remote_address: start.remote.va,
+        rkey: start.remote.rkey.get(),
+        operand: start.operand,
+        swap: start.swap,
+    }
+}
+
+impl Host for Arrival<'_> {
+    fn begin(&mut self, start: &Start) -> Result<(), Stop> {
+        let operation = operation(start, None);
+        if operation.opcode.is_send() {
+            return self.receive_for(&operation);
+        }
+        let length = start.length.unwrap_or_default().into();
+        let checked = self.inbound(|inbound, _| inbound.check(&operation, length));
+        checked.map_err(|refused| self.refuse(refused))?;
+        if operation.opcode == Opcode::Read {
+            self.side.executed += 1;
+        }
+        Ok(())
+    }
+
+    fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
+        let operation = operation(start, None);
+        let from = u64::from(at);
+        let to = from + payload.len() as u64;
+        let length = start.length.map_or(to, u64::from);
+        let data = Data::Bytes(payload);
+        let placed = self.inbound(|inbound, _| inbound.place(&operation, length, data, (from, to)));
+        placed.map_err(|stop| match stop {
+            inbound::Stop::Refused(refused) => self.refuse(refused),
+            // The bytes of a packet are always there.
+            inbound::Stop::Local => Stop::Drop,
+        })
+    }
+
+    fn fetch(&mut self, start: &Start, at: u32, out: &mut [u8]) -> Result<(), Stop> {
+        let operation = operation(start, None);
+        let length = start.length.unwrap_or_default().into();
+        let fetched =
+            self.inbound(|inbound, _| inbound.fetch_bytes(&operation, length, at.into(), out));
+        fetched.map_err(|refused| self.refuse(refused))
+    }
+
+    fn atomic(&mut self, start: &Start) -> Result<u64, Stop> {
+        let operation = operation(start, None);
+        let before = self.inbound(|inbound, _| inbound.atomic(&operation));
+        let before = before.map_err(|refused| self.refuse(refused))?;
+        self.side.executed += 1;
+        Ok(before)
+    }
+
+    fn take_receive(&mut self, _start: &Start) -> Result<(), Stop> {
+        self.receive_for(&Operation { opcode: Opcode::WriteWithImm, ..Operation::EMPTY })
+    }
+
+    fn finish(&mut self, start: &Start, end: &End) -> Result<(), Stop> {
+        let operation = operation(start, Some(end));
+        let length = end.length.into();
+        let is_send = operation.opcode.is_send();
+        let finished = self.inbound(|inbound, aftermath| {
+            if is_send && length == 0 {
+                // No packet had bytes that would have shown whether the receive request can be used.
+                inbound.find_room(0)?;
+            }
+            match inbound.finish(&operation, length) {
+                // It was delivered, and what is wrong is this side's affair.
+                Err(refused) if refused.request == Status::SUCCESS => {
+                    inbound.fail(refused, aftermath);
+                    Ok(())
+                }
+                finished => finished,
+            }
+        });
+        finished.map_err(|refused| self.refuse(refused))
+    }
+
+    fn abandon(&mut self) {
+        if let Some(refused) = self.refused.take() {
+            self.inbound(|inbound, aftermath| inbound.abandon(refused, aftermath));
+        }
+    }
+
+    fn fail(&mut self, nak: Nak) {
+        let of_packet = Refused { receive: Status::WR_FLUSH_ERR, request: nak.status() };
+        let refused = self.refused.take().unwrap_or(of_packet);
+        self.inbound(|inbound, aftermath| inbound.fail(refused, aftermath));
+    }
+
+    /// Datagrams have no connection, so that they come another way.
+    fn datagram(&mut self, _from: &Source, _end: &End, _payload: &[u8]) -> Delivered {
+        Delivered::Dropped
+    }
+}

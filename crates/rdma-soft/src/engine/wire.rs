@@ -1,0 +1,155 @@
+//! Packets: where they arrive, and how a queue pair sends its own.
+//!
+//! What packets mean is decided by `rdma_proto`; the sides of a queue pair are its [`Work`](rdma_proto::Work)
+//! and its [`Host`](rdma_proto::Host).
+
+use std::sync::Arc;
+
+use rdma_proto::wire::Service as WireService;
+use rdma_proto::{Burst, Connection};
+use rdma_types::{Mtu, Qpn};
+
+use crate::address::Path;
+use crate::device::Device;
+use crate::engine::aftermath::Aftermath;
+use crate::engine::copy::{Data, Reach};
+use crate::engine::grace_period::Visit;
+use crate::engine::operation::{Opcode, Operation};
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::responder::datagram::Datagram;
+use crate::engine::responder::inbound::Inbound;
+use crate::engine::service::Service;
+use crate::fabric::clock::Time;
+use crate::fabric::turns::{Driven, Place};
+use crate::link::memory::{Inbox, Letter};
+
+/// How many packets a queue pair sends in a turn.
+const TURN: u32 = 16;
+
+/// Where the packets of a connection go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Route {
+    pub(crate) path: Path,
+    /// Of the device there; without one nobody is there.
+    pub(crate) inbox: Option<&'static Arc<Inbox>>,
+}
+
+/// What packets of a connection say of it.
+pub(crate) fn connection(peer_qpn: u32, mtu_log2: u32) -> Connection {
+    let code = u8::try_from(mtu_log2.saturating_sub(7)).unwrap_or(u8::MAX);
+    // Checked when it was set.
+    let mtu = Mtu::from_code(code).unwrap_or(Mtu::MTU1024);
+    Connection::new(Qpn::masked(peer_qpn), mtu)
+}
+
+/// The time of the fabric as the protocol counts it.
+pub(crate) fn time(now: Time) -> rdma_proto::Time {
+    rdma_proto::Time::from_nanos(now.nanoseconds())
+}
+
+/// Sends what `next` fills buffers with, until there is nothing, the link has no room or the turn is over.
+/// Says whether there may be more.
+pub(super) fn transmit(
+    own: &Arc<QueuePair>,
+    route: &Route,
+    mut next: impl FnMut(&mut [u8]) -> Option<Burst>,
+) -> bool {
+    let up = own.device.port_is_up();
+    let mut left = TURN;
+    while left > 0 {
+        let Some(inbox) = route.inbox else {
+            // They leave, and arrive nowhere.
+            let mut nowhere = [0; 4096];
+            while next(&mut nowhere).is_some() {}
+            return false;
+        };
+        let Some(mut buffer) = inbox.buffer(own) else { return false };
+        let Some(burst) = next(&mut buffer) else {
+            inbox.give_back(buffer);
+            return false;
+        };
+        left = left.saturating_sub(burst.segments.into());
+        if up {
+            inbox.send(route.path, burst, None, buffer);
+        } else {
+            inbox.give_back(buffer);
+        }
+    }
+    true
+}
+
+/// Packets have arrived at a device. What is for nobody is not answered.
+pub(crate) fn receive(device: &Device, letter: &Letter) {
+    let bth = &letter.burst.header.bth;
+    let found = device.queue_pair(bth.destination.get());
+    let Some(own) = found.filter(|_| device.port_is_up()) else { return };
+    let mut aftermath = Aftermath::default();
+    let service = match bth.opcode.service() {
+        WireService::Rc => Service::ReliableConnection,
+        WireService::Uc => Service::UnreliableConnection,
+        _ => Service::UnreliableDatagram,
+    };
+    if own.service != service {
+        return;
+    }
+    if service == Service::UnreliableDatagram {
+        own.receive_datagram(letter, &mut aftermath);
+    } else if bth.opcode.operation().is_response() {
+        own.send.lock().receive_responses(&own, letter, &mut aftermath);
+    } else {
+        own.responder.lock().receive_requests(&own, letter, &mut aftermath);
+    }
+    aftermath.flush(&own);
+    own.device.fabric.unsettled.note_turn(&own);
+}
+
+impl QueuePair {
+    fn receive_datagram(self: &Arc<Self>, letter: &Letter, aftermath: &mut Aftermath) {
+        let headers = &letter.burst.header;
+        let (Some(deth), Some(datagram)) = (headers.deth, letter.datagram) else { return };
+        let payload = letter.payload();
+        let opcode = if headers.imm.is_some() { Opcode::SendWithImm } else { Opcode::Send };
+        let operation = Operation {
+            opcode,
+            solicited: headers.bth.solicited,
+            imm: headers.imm.map_or(0, |imm| imm.immediate.to_be()),
+            ..Operation::EMPTY
+        };
+        let datagram = Datagram {
+            source: datagram.source,
+            qkey: deth.qkey,
+            header: datagram.header,
+            operation: &operation,
+            length: payload.len() as u64,
+            data: Data::Bytes(payload),
+            upto: payload.len() as u64,
+        };
+        let visit = Visit::begin();
+        let mut responder = self.responder.lock();
+        let reach = Reach::MayBeGone;
+        let mut inbound = Inbound { own: self, side: &mut responder, visit: &visit, reach };
+        if inbound.takes_datagrams() {
+            inbound.datagram(&datagram, aftermath);
+        }
+    }
+}
+
+impl Driven for QueuePair {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Sends some of what this queue pair has to send: first what it owes its peer.
+    fn take_turn(self: Arc<Self>) -> bool {
+        let mut aftermath = Aftermath::default();
+        let answers = self.responder.lock().transmit(&self, &mut aftermath);
+        aftermath.flush(&self);
+        let requests = self.send.lock().transmit(&self, &mut aftermath);
+        aftermath.flush(&self);
+        answers || requests
+    }
+
+    fn call(&self) {
+        self.alarm.set(Time::AT_ONCE);
+    }
+}
