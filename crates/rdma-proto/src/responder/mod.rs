@@ -171,7 +171,8 @@ impl Responder {
                 self.expected = self.expected.wrapping_add(packets);
                 self.history = self.history.saturating_add(packets);
                 self.told = false;
-                let asked = headers.bth.ack_request || self.owed == Owed::Ack;
+                // What was owed and is not sent yet says less than an acknowledgement does now.
+                let asked = headers.bth.ack_request || self.owed != Owed::Nothing;
                 self.owed = if asked && !acknowledges { Owed::Ack } else { Owed::Nothing };
             }
             Err(Stop::NotReady) => {

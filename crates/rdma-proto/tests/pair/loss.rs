@@ -85,6 +85,20 @@ fn a_duplicate_is_acknowledged_with_the_newest_psn() {
     assert_eq!(pair.run()[0], "<- ACK 1, lost");
 }
 
+/// IBTA section 9.7.5.1: an acknowledgement is owed, then a packet is missing, and comes before anybody was told.
+/// The acknowledgement is not forgotten with what it gave way to.
+#[test]
+fn a_packet_that_was_missing_for_a_moment_is_acknowledged() {
+    let mut pair = Pair::new().fates([(Request, 1, Late(2))]);
+    pair.write(0, 8);
+    pair.write(0, 500);
+    let sent = ["-> RDMA WRITE Only 0", "-> RDMA WRITE First 1 -, late", "-> RDMA WRITE Last 2"];
+    assert_eq!(pair.run_for(std::time::Duration::ZERO), sent);
+    pair.hand_over();
+    assert_eq!(pair.run()[..2], ["<- ACK 1", "   0 done"]);
+    assert_eq!(pair.queue.completed.len(), 2);
+}
+
 /// IBTA section 9.7.5.1.2.
 #[test]
 fn a_later_acknowledgement_makes_up_for_a_lost_one() {
