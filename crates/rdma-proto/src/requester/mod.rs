@@ -266,6 +266,10 @@ impl<W: Window> Requester<W> {
         work: &mut Q,
     ) {
         match aeth.syndrome {
+            // Reliable connections have no such ones, so that they acknowledge nothing either.
+            Syndrome::Nak(NakCode::InvalidRdRequest) | Syndrome::Reserved(_) => {
+                count(&mut self.counters.reserved_syndrome);
+            }
             // All up to and with this packet (IBTA section 9.7.5.1.2). The credits are not used.
             Syndrome::Ack(_) => {
                 if !self.acknowledge(now, behind.wrapping_add(1), work) {
@@ -297,9 +301,6 @@ impl<W: Window> Requester<W> {
             Syndrome::Nak(NakCode::InvalidRequest) => self.refused(Nak::InvalidRequest, work),
             Syndrome::Nak(NakCode::RemoteAccess) => self.refused(Nak::RemoteAccess, work),
             Syndrome::Nak(NakCode::RemoteOperational) => self.refused(Nak::RemoteOperational, work),
-            Syndrome::Nak(NakCode::InvalidRdRequest) | Syndrome::Reserved(_) => {
-                count(&mut self.counters.reserved_syndrome);
-            }
         }
     }
 

@@ -80,6 +80,19 @@ fn syndromes_that_are_reserved() {
     }
 }
 
+/// What is dropped acknowledges nothing: neither the packet that it is about, nor the one before.
+#[test]
+fn syndromes_that_are_dropped_acknowledge_nothing() {
+    for code in [0x40, 0x64, 0x65, 0xff] {
+        let mut pair = waiting();
+        pair.deliver(Response, &acknowledge(1, Syndrome::from_code(code), 1), &[]);
+        assert_eq!(
+            (pair.queue.completed.len(), pair.requester.counters().reserved_syndrome),
+            (0, 1)
+        );
+    }
+}
+
 /// A NAK of what was not sent again yet says nothing new: one repetition, not two.
 #[test]
 fn a_nak_that_comes_twice() {
