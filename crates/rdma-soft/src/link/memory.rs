@@ -104,9 +104,20 @@ impl Inbox {
     }
 
     pub(crate) fn give_back(&self, buffer: Box<[u8]>) {
-        let mut letters = locked(&self.letters);
-        letters.lent -= 1;
-        letters.keep(buffer);
+        let turned_away = {
+            let mut letters = locked(&self.letters);
+            letters.lent -= 1;
+            letters.keep(buffer);
+            std::mem::take(&mut letters.turned_away)
+        };
+        self.call_back(&turned_away);
+    }
+
+    /// There is room again for those who found none.
+    fn call_back(&self, turned_away: &[Weak<dyn Driven>]) {
+        for sender in turned_away.iter().filter_map(Weak::upgrade) {
+            self.device.fabric.unsettled.note_turn_of(&sender);
+        }
     }
 
     /// The payload of the burst is at the beginning of the buffer.
@@ -163,9 +174,7 @@ impl Driven for Inbox {
             let more = !letters.arrived.is_empty();
             (more, std::mem::take(&mut letters.turned_away))
         };
-        for sender in turned_away.iter().filter_map(Weak::upgrade) {
-            self.device.fabric.unsettled.note_turn_of(&sender);
-        }
+        self.call_back(&turned_away);
         more
     }
 
@@ -177,5 +186,62 @@ impl Driven for Inbox {
 impl Alarmed for Inbox {
     fn alarm_rings(self: Arc<Self>) {
         self.device.fabric.unsettled.settle();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use crate::fabric::Fabric;
+    use crate::fabric::random::Seed;
+    use crate::limits::Limits;
+    use crate::link::Link;
+    use crate::schedule::Schedule;
+
+    /// Counts its turns.
+    #[derive(Debug, Default)]
+    struct Sender {
+        place: Place,
+        turns: AtomicU32,
+    }
+
+    impl Driven for Sender {
+        fn place(&self) -> &Place {
+            &self.place
+        }
+
+        fn take_turn(self: Arc<Self>) -> bool {
+            self.turns.fetch_add(1, Ordering::Relaxed);
+            false
+        }
+
+        fn call(&self) {}
+    }
+
+    /// Also if the room is given back unused, so that nothing arrives.
+    #[test]
+    fn who_found_no_room_gets_a_turn_when_there_is_some() {
+        static FABRIC: Fabric = Fabric::new();
+        static DEVICE: OnceLock<Device> = OnceLock::new();
+        let (limits, schedule) = (Limits::default(), Schedule::Immediate);
+        let seed = Seed::new(1);
+        let make = || {
+            Device::new(&FABRIC, "d".into(), Link::Ethernet, Vec::new(), limits, schedule, &seed)
+        };
+        let inbox = DEVICE.get_or_init(make).inbox();
+        let sender = Arc::new(Sender::default());
+        let mut buffers: Vec<_> = std::iter::from_fn(|| inbox.buffer(&sender)).collect();
+        assert_eq!(buffers.len(), BURSTS);
+        let turns = || {
+            FABRIC.unsettled.settle();
+            sender.turns.load(Ordering::Relaxed)
+        };
+        assert_eq!(turns(), 0);
+        inbox.give_back(buffers.remove(0));
+        assert_eq!(turns(), 1);
+        assert!(inbox.buffer(&sender).is_some());
     }
 }
