@@ -1,7 +1,9 @@
 //! Devices whose messages go as packets: what is a choice of theirs, and not of the contract.
 
 use rdma_soft::{Builder, Link, Schedule, SoftDevice};
-use rdma_sys::ibv_wc_status as Status;
+use rdma_sys::{
+    ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_wc_status as Status,
+};
 
 use crate::rig::connect::{Knobs, Side, connect_sides, pair_with};
 use crate::rig::post::Wr;
@@ -125,4 +127,23 @@ fn sequence_numbers_count_packets() {
     // MTU 1024: four packets, then three.
     assert_eq!(a.qp.query().sq_psn, 5);
     assert_eq!(b.qp.query().rq_psn, 5);
+}
+
+/// A READ that was posted goes, though the program has set since that none may be posted any more.
+#[test]
+fn reads_that_were_posted_go_when_no_more_may_be_posted() {
+    device("wire-no-reads");
+    let (a, b) = pair_with("wire-no-reads", &Size::default(), &Knobs::default());
+    let [here, there] = [&a, &b].map(|side| side.pd.register(8, ALL_ACCESS));
+    a.qp.post(&Wr::send(1, &[]));
+    a.qp.post(&Wr::read(2, &[here.sge(0, 8)], &there, 0));
+    assert_eq!(a.qp.to_state(State::IBV_QPS_SQD), 0);
+    let none = ibv_qp_attr { max_rd_atomic: 0, ..Default::default() };
+    assert_eq!(a.qp.modify(none, Mask::IBV_QP_MAX_QP_RD_ATOMIC.0), 0);
+    assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
+    b.qp.post_receive(3, &[]);
+    a.send_cq.expect_success(1);
+    a.send_cq.expect_success(2);
+    let refused = a.qp.try_post(&Wr::read(4, &[here.sge(0, 8)], &there, 0));
+    assert_ne!(refused, 0);
 }

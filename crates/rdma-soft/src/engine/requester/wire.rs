@@ -131,7 +131,8 @@ fn settings(requester: &Requester, connection: Connection) -> Settings {
         timeout: AckTimeout::from_code(requester.ack_timeout).unwrap_or(AckTimeout::unlimited()),
         retries: MaxAckRetries::from_code(requester.retries).unwrap_or_default(),
         rnr_retries: MaxRnrRetries::from_code(requester.rnr_retries).unwrap_or_default(),
-        max_rd_atomic: requester.max_rd_atomic,
+        // With none allowed none is posted; those that were posted before go all the same.
+        max_rd_atomic: requester.max_rd_atomic.max(1),
     }
 }
 
