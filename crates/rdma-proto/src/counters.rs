@@ -97,7 +97,8 @@ counters! {
     resp_remote_operation_errors,
     /// Datagrams with another Q_Key.
     qkey_viol_cntr,
-    /// Duplicate requests that are not answered: too old, or not what was asked for then.
+    /// Requests before the expected one that are not answered: too old, not what was asked for then, or with a PSN
+    /// that was never taken.
     unanswered_duplicate,
     /// Responses whose PSN is not under way: duplicates, or nobody asked for them.
     unsolicited_response,
