@@ -224,10 +224,10 @@ impl<W: Window> Requester<W> {
                 self.acknowledgement(now, behind, aeth, work);
             }
             (operation, _) if operation.is_response() => {
-                if self.acknowledge(now, behind, work) {
-                    self.response(now, headers, payload, work);
-                } else {
+                if !self.acknowledge(now, behind, work) {
                     self.implied_nak(now, work);
+                } else if !self.stopped {
+                    self.response(now, headers, payload, work);
                 }
             }
             _ => count(&mut self.counters.wrong_opcode),
@@ -280,6 +280,8 @@ impl<W: Window> Requester<W> {
             Syndrome::RnrNak(_) | Syndrome::Nak(_) if !self.acknowledge(now, behind, work) => {
                 self.implied_nak(now, work);
             }
+            // What it acknowledges was all that a request which failed here had waited for.
+            Syndrome::RnrNak(_) | Syndrome::Nak(_) if self.stopped => {}
             // It says something of what was sent before all was sent again.
             Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PsnSequence) if self.sent == 0 => {
                 count(&mut self.counters.stale_nak);

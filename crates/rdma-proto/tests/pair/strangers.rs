@@ -93,6 +93,32 @@ fn syndromes_that_are_dropped_acknowledge_nothing() {
     }
 }
 
+/// The memory of the second request is gone after its first packet, and the first one is acknowledged by what would
+/// end the second one too: it fails once.
+#[test]
+fn a_request_that_failed_here_fails_once() {
+    let timer = MinRnrTimer::limited(1).unwrap();
+    let naks = [Syndrome::Nak(NakCode::RemoteAccess), Syndrome::RnrNak(timer)];
+    let mut response = acknowledge(1, ACK, 1);
+    response.header.bth.opcode = Opcode::reliable(Operation::RdmaReadResponseOnly);
+    for answer in naks.map(|syndrome| acknowledge(1, syndrome, 1)).into_iter().chain([response]) {
+        let mut pair = Pair::new();
+        pair.write(0, 8);
+        let second = pair.write(0, 300);
+        let (now, mut room) = (pair.now, [0; 256]);
+        let mut sent = 0;
+        while pair.requester.poll_transmit(now, &mut pair.queue, &mut room).is_some() {
+            sent += 1;
+            if sent == 2 {
+                pair.queue.posted[second].reachable = Err(WcStatus::LOC_PROT_ERR);
+            }
+        }
+        pair.deliver(Response, &answer, &[]);
+        assert_eq!(pair.queue.completed, [WcStatus::SUCCESS, WcStatus::LOC_PROT_ERR]);
+        assert_eq!((sent, pair.requester.deadline()), (2, None));
+    }
+}
+
 /// A NAK of what was not sent again yet says nothing new: one repetition, not two.
 #[test]
 fn a_nak_that_comes_twice() {
