@@ -52,7 +52,10 @@ pub(crate) const JOBS: &[Job] = &[
         about: "rustfmt changes nothing",
         tier: Tier::Both,
         needs: &[RUSTFMT],
-        steps: &[run("cargo fmt --all --check")],
+        steps: &[
+            run("cargo fmt --all --check"),
+            run("cargo fmt --manifest-path crates/rdma-proto/fuzz/Cargo.toml --check"),
+        ],
     },
     Job {
         name: "tidy",
@@ -192,6 +195,16 @@ pub(crate) const JOBS: &[Job] = &[
         steps: LOOM,
     },
     Job {
+        name: "fuzz",
+        about: "the fuzz targets of rdma-proto, 30 seconds each, from another seed each time",
+        tier: Tier::Both,
+        needs: &[
+            Need::Tool("cargo-fuzz", "cargo install --locked cargo-fuzz"),
+            Need::Tool("c++", "apt-get install g++"),
+        ],
+        steps: FUZZ,
+    },
+    Job {
         name: "stress",
         about: "the device's stress test for two minutes, instead of five seconds as in `test`",
         tier: Tier::Full,
@@ -318,6 +331,28 @@ const RXE: &[Step] = &[
     tests("cargo test -p rdma-examples --test two_processes -- --ignored --test-threads=1")
         .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
     tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
+];
+
+/// Runs a target for half a minute. Without a sanitizer, which would look for what only unsafe code can do: so the
+/// stable compiler is enough. The fuzzer prints its seed, and what it finds.
+macro_rules! fuzz {
+    ($name:literal) => {
+        run(concat!(
+            "cargo fuzz run --fuzz-dir crates/rdma-proto/fuzz --target-dir {target}/fuzz --sanitizer none ",
+            $name,
+            " {target}/tmp/fuzz/",
+            $name,
+            " -- -max_total_time=30 -max_len=4096 -rss_limit_mb=512 -timeout=20",
+        ))
+    };
+}
+
+const FUZZ: &[Step] = &[
+    // It writes the inputs that the fuzzers begin with.
+    tests("cargo test -p rdma-proto --test fuzz"),
+    fuzz!("packet"),
+    fuzz!("responder"),
+    fuzz!("requester"),
 ];
 
 /// The sanitizers and memcheck are for our own code.

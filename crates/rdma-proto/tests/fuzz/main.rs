@@ -1,0 +1,71 @@
+//! What the fuzz targets run, with the compiler and the time that each change has: on the seeds, on parts of them
+//! and on random bytes. `docs/testing.md` says how to fuzz.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::cast_possible_truncation)]
+
+#[path = "../pcap/flow.rs"]
+mod flow;
+mod harness;
+#[path = "../pcap/mod.rs"]
+mod pcap;
+mod seeds;
+
+use std::fs;
+use std::path::Path;
+
+use proptest::prelude::*;
+
+fn run(target: &str, bytes: &[u8]) {
+    match target {
+        "packet" => harness::packet(bytes),
+        "responder" => harness::responder(bytes),
+        _ => harness::requester(bytes),
+    }
+}
+
+/// The fuzzers look for them in the folder where this writes them.
+#[test]
+fn the_captured_conversations_are_seeds() {
+    for (target, name, bytes) in seeds::all() {
+        println!("{target} {name}: {} bytes", bytes.len());
+        run(target, &bytes);
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz").join(target);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(name), bytes).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn changed_seeds(
+        seed in prop::sample::select(seeds::all()),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..9),
+        end in any::<prop::sample::Index>(),
+    ) {
+        let (target, _, mut bytes) = seed;
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        run(target, &bytes);
+        run(target, &bytes[..end.index(bytes.len())]);
+    }
+
+    #[test]
+    fn any_packet(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        harness::packet(&bytes);
+    }
+
+    #[test]
+    fn anything_for_a_responder(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        harness::responder(&bytes);
+    }
+
+    #[test]
+    fn anything_for_a_requester(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        harness::requester(&bytes);
+    }
+}
