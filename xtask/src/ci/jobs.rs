@@ -342,7 +342,7 @@ macro_rules! fuzz {
             $name,
             " {target}/tmp/fuzz/",
             $name,
-            " -- -max_total_time=30 -max_len=4096 -rss_limit_mb=512 -timeout=20",
+            " -- -max_total_time=30 -max_len=4096 -rss_limit_mb=512 -timeout=60",
         ))
     };
 }
