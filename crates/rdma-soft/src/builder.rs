@@ -3,10 +3,11 @@
 use crate::abi;
 use crate::device::Device;
 use crate::fabric::Fabric;
-use crate::fabric::devices::InstallError;
+use crate::fabric::devices::{INSTALLED, InstallError};
 use crate::gid_place::GidPlace;
 use crate::limits::Limits;
 use crate::link::Link;
+use crate::network::Network;
 use crate::schedule::Schedule;
 use crate::soft_device::SoftDevice;
 
@@ -31,6 +32,7 @@ pub struct Builder {
     schedule: Schedule,
     limits: Limits,
     force_wire: bool,
+    fabric: &'static Fabric,
 }
 
 impl Builder {
@@ -43,6 +45,7 @@ impl Builder {
             schedule: Schedule::default(),
             limits: Limits::default(),
             force_wire: false,
+            fabric: Fabric::of_process(),
         }
     }
 
@@ -220,6 +223,12 @@ impl Builder {
         self
     }
 
+    /// Puts it into a network, where it reaches the devices of that network alone, by packets.
+    pub fn network(mut self, network: &Network) -> Self {
+        self.fabric = network.fabric;
+        self
+    }
+
     /// Adds the device to those of this process.
     ///
     /// # Errors
@@ -232,12 +241,12 @@ impl Builder {
             return Err(InstallError::BadName(self.name));
         }
         let gids = self.gids.unwrap_or_else(|| GidPlace::usual(self.link));
-        let fabric = Fabric::of_process();
+        let fabric = self.fabric;
         let seed = fabric.seeds.draw().map_err(|_| InstallError::NoRandomness)?;
         let Self { name, link, limits, schedule, force_wire, .. } = self;
         let mut device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
-        device.force_wire = force_wire;
-        let device = fabric.devices.add(device)?;
+        device.force_wire = force_wire || fabric.simulation.is_some();
+        let device = INSTALLED.add(device)?;
         abi::register();
         Ok(SoftDevice::of(device))
     }

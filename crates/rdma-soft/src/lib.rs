@@ -49,6 +49,7 @@ mod gid_place;
 mod identity;
 mod limits;
 mod link;
+mod network;
 mod schedule;
 mod soft_device;
 mod sync;
@@ -59,6 +60,8 @@ pub use counters::Counters;
 pub use fabric::devices::InstallError;
 pub use gid_place::GidPlace;
 pub use link::Link;
+pub use link::model::LinkModel;
+pub use network::{Network, OtherNetwork};
 pub use schedule::Schedule;
 pub use soft_device::SoftDevice;
 

@@ -1,6 +1,7 @@
 //! Link layers, and how packets go over them.
 
 pub(crate) mod memory;
+pub(crate) mod model;
 
 /// The link layer of a device's port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

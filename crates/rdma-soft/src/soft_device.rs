@@ -6,7 +6,7 @@ use crate::counters::Counters;
 use crate::device::Device;
 use crate::engine::requester::drive::{release, release_half};
 use crate::engine::requester::side::SendSide;
-use crate::fabric::Fabric;
+use crate::fabric::devices::INSTALLED;
 
 /// An installed software device, seen from outside the verbs: its identity, and the strings that a
 /// [`Held`](crate::Schedule::Held) device hangs on.
@@ -28,10 +28,14 @@ impl SoftDevice {
         Self { device }
     }
 
+    pub(crate) fn device(&self) -> &'static Device {
+        self.device
+    }
+
     /// The installed device of that name.
     #[must_use]
     pub fn find(name: &str) -> Option<Self> {
-        Fabric::of_process().devices.named(name).map(Self::of)
+        INSTALLED.named(name).map(Self::of)
     }
 
     /// Its name, as in the device list.

@@ -1,6 +1,9 @@
 //! A software device is made, held and asked by any thread.
 
-use rdma_soft::{Builder, Counters, GidPlace, InstallError, Link, Schedule, SoftDevice};
+use rdma_soft::{
+    Builder, Counters, GidPlace, InstallError, Link, LinkModel, Network, OtherNetwork, Schedule,
+    SoftDevice,
+};
 
 fn send_sync<T: Send + Sync + 'static>() {}
 fn error<T: std::error::Error + Send + Sync + 'static>() {}
@@ -8,6 +11,7 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 #[test]
 fn devices_are_for_every_thread() {
     send_sync::<Builder>();
+    send_sync::<Network>();
     send_sync::<SoftDevice>();
 }
 
@@ -16,10 +20,12 @@ fn values_are_send_and_sync() {
     send_sync::<Counters>();
     send_sync::<GidPlace>();
     send_sync::<Link>();
+    send_sync::<LinkModel>();
     send_sync::<Schedule>();
 }
 
 #[test]
 fn errors_are_errors_of_any_thread() {
     error::<InstallError>();
+    error::<OtherNetwork>();
 }

@@ -1,12 +1,13 @@
 //! The blocks that `ibv_device` pointers of ours point to.
 
+use std::collections::BTreeMap;
 use std::ffi::c_char;
 use std::sync::Mutex;
 
 use rdma_sys::{ibv_device, ibv_node_type, ibv_transport_type};
 
 use crate::device::Device;
-use crate::fabric::Fabric;
+use crate::fabric::devices::INSTALLED;
 use crate::sync::locked;
 
 /// What a program's pointer to a device points to. It is never freed, as the device is not, and only read
@@ -21,16 +22,18 @@ pub(super) struct DeviceBlock {
     device: &'static Device,
 }
 
-/// Those of the first devices, in the devices' order.
-static BLOCKS: Mutex<Vec<&'static DeviceBlock>> = Mutex::new(Vec::new());
+/// By the address of their device.
+static BLOCKS: Mutex<BTreeMap<usize, &'static DeviceBlock>> = Mutex::new(BTreeMap::new());
 
 /// The blocks of all devices, in the order in which they were installed. A device always has the same.
 pub(super) fn blocks() -> Vec<&'static DeviceBlock> {
     let mut blocks = locked(&BLOCKS);
-    for device in Fabric::of_process().devices.all().into_iter().skip(blocks.len()) {
-        blocks.push(Box::leak(Box::new(DeviceBlock::new(device))));
-    }
-    blocks.clone()
+    let mut block = |device: &'static Device| -> &'static DeviceBlock {
+        blocks
+            .entry(std::ptr::from_ref(device).addr())
+            .or_insert_with(|| Box::leak(Box::new(DeviceBlock::new(device))))
+    };
+    INSTALLED.all().into_iter().map(&mut block).collect()
 }
 
 impl DeviceBlock {

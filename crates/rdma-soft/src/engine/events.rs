@@ -104,9 +104,13 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
     }
 
     /// Takes the oldest event, and hands it to `deliver` before it can be discarded. Waits for one, if
-    /// the program has not made its end of the descriptor non-blocking.
+    /// the program has not made its end of the descriptor non-blocking; in virtual time, what is to come
+    /// comes meanwhile.
     pub(crate) fn take<R>(&self, deliver: impl Fn(E) -> R) -> Result<R, Errno> {
         loop {
+            if self.fabric.simulation.is_some() && self.tokens.wait() {
+                while self.state.lock().events.is_empty() && self.fabric.step() {}
+            }
             self.tokens.take()?;
             // None if it was discarded after its token was taken.
             let (taken, more) = {

@@ -7,6 +7,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -54,6 +55,12 @@ impl Tokens {
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::INTR) => Err(NotAdded::Full),
             Err(_) => Err(NotAdded::Deaf),
         }
+    }
+
+    /// Whether to take one is to wait for it.
+    pub(crate) fn wait(&self) -> bool {
+        let flags = rustix::fs::fcntl_getfl(&self.read);
+        flags.is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
     }
 
     /// Takes one. Waits for it, if the program has not made its end non-blocking.

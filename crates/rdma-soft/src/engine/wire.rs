@@ -69,7 +69,7 @@ pub(super) fn transmit(
         };
         left = left.saturating_sub(burst.segments.into());
         if up {
-            inbox.send(route.path, burst, None, buffer);
+            inbox.send(own.device, route.path, burst, None, buffer);
         } else {
             inbox.give_back(buffer);
         }

@@ -1,6 +1,7 @@
 //! The clock of a fabric: its devices read no other.
 
 use std::ops::Add;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -11,44 +12,38 @@ pub(crate) enum Clock {
     /// The system's monotonic one.
     #[cfg_attr(loom, allow(dead_code))]
     System,
-    /// One that stands still but where a model has it go on. The model checker does not see it.
-    #[cfg(loom)]
-    OfModel(std::sync::atomic::AtomicU64),
+    /// One that stands still but where a simulation or a model has it go on. The model checker does not see it.
+    Virtual(AtomicU64),
 }
 
 impl Clock {
-    #[cfg(loom)]
-    pub(super) fn of_model() -> Self {
-        // Later than `Time::AT_ONCE`.
-        Self::OfModel(std::sync::atomic::AtomicU64::new(1))
+    /// One that stands at its [beginning](Time::BEGINNING).
+    pub(super) const fn stopped() -> Self {
+        Self::Virtual(AtomicU64::new(Time::BEGINNING.0))
     }
 
-    /// So much time passes.
-    #[cfg(loom)]
-    pub(super) fn go_on(&self, by: Duration) {
-        if let Self::OfModel(time) = self {
-            let later = self.now() + by;
-            time.store(later.0, std::sync::atomic::Ordering::Relaxed);
+    /// It becomes so late, if the clock is virtual and it is not later already.
+    pub(super) fn go_on_to(&self, time: Time) {
+        if let Self::Virtual(now) = self {
+            now.fetch_max(time.0, Ordering::Relaxed);
         }
     }
 
     pub(crate) fn now(&self) -> Time {
         match self {
             Self::System => Time(system_nanoseconds(ClockId::Monotonic)),
-            #[cfg(loom)]
-            Self::OfModel(time) => Time(time.load(std::sync::atomic::Ordering::Relaxed)),
+            Self::Virtual(now) => Time(now.load(Ordering::Relaxed)),
         }
     }
 
-    /// That time in nanoseconds since 1970, as the system has it now.
+    /// That time in nanoseconds since 1970, as the system has it now; virtual clocks began then.
     pub(crate) fn wallclock(&self, time: Time) -> u64 {
         match self {
             Self::System => {
                 let ago = self.now().0.wrapping_sub(time.0);
                 system_nanoseconds(ClockId::Realtime).wrapping_sub(ago)
             }
-            #[cfg(loom)]
-            Self::OfModel(_) => time.0,
+            Self::Virtual(_) => time.0,
         }
     }
 }
@@ -60,6 +55,10 @@ pub(crate) struct Time(u64);
 impl Time {
     /// Before every other moment.
     pub(crate) const AT_ONCE: Self = Self(0);
+    /// Of virtual clocks.
+    pub(crate) const BEGINNING: Self = Self(1);
+    /// After every other moment.
+    pub(crate) const END: Self = Self(u64::MAX);
 
     pub(crate) const fn from_nanoseconds(nanoseconds: u64) -> Self {
         Self(nanoseconds)

@@ -1,9 +1,11 @@
-//! The devices of a fabric, and who of them is where. Devices are never removed.
+//! The devices of a fabric, and who of them is where, from which none is ever removed; and those that programs
+//! see, of whatever fabric.
 
 use std::sync::Mutex;
 
 use crate::address::Address;
 use crate::device::Device;
+use crate::fabric::Fabric;
 use crate::link::Link;
 use crate::sync::locked;
 
@@ -14,7 +16,7 @@ const MAX_DEVICES: usize = 4096;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InstallError {
-    /// There is a device of this name; devices live as long as the process.
+    /// There is a device of this name; devices live as long as the process, or their network.
     #[error("a software device named `{0}` is already installed: choose another name")]
     NameTaken(String),
     /// The name does not fit into `struct ibv_device`, or could not be typed on a command line.
@@ -30,18 +32,44 @@ pub enum InstallError {
     NoRandomness,
 }
 
-/// Devices in the order in which they were installed.
+/// Those that programs see, in the order in which they were installed.
+#[derive(Debug)]
+pub(crate) struct Installed(Mutex<Vec<&'static Device>>);
+
+pub(crate) static INSTALLED: Installed = Installed(Mutex::new(Vec::new()));
+
+impl Installed {
+    /// Adds a device that was made for its fabric, to that, too, unless there is one of that name.
+    pub(crate) fn add(&self, device: Device) -> Result<&'static Device, InstallError> {
+        let mut installed = locked(&self.0);
+        if installed.iter().any(|other| other.name == device.name) {
+            return Err(InstallError::NameTaken(device.name));
+        }
+        let device = device.fabric.devices.add(device)?;
+        installed.push(device);
+        Ok(device)
+    }
+
+    pub(crate) fn remove_those_of(&self, fabric: &'static Fabric) {
+        locked(&self.0).retain(|device| !std::ptr::eq(device.fabric, fabric));
+    }
+
+    pub(crate) fn all(&self) -> Vec<&'static Device> {
+        locked(&self.0).clone()
+    }
+
+    pub(crate) fn named(&self, name: &str) -> Option<&'static Device> {
+        locked(&self.0).iter().copied().find(|device| device.name == name)
+    }
+}
+
+/// Those of one fabric.
 #[derive(Debug)]
 pub(crate) struct Devices(Mutex<Vec<&'static Device>>);
 
 impl Devices {
     pub(super) const fn new() -> Self {
         Self(Mutex::new(Vec::new()))
-    }
-
-    /// All devices, in the order in which they were installed.
-    pub(crate) fn all(&self) -> Vec<&'static Device> {
-        locked(&self.0).clone()
     }
 
     /// Adds a device that was made for this fabric, unless there is one of that name. Its identity is drawn
@@ -61,10 +89,6 @@ impl Devices {
         let device: &'static Device = Box::leak(Box::new(device));
         devices.push(device);
         Ok(device)
-    }
-
-    pub(crate) fn named(&self, name: &str) -> Option<&'static Device> {
-        locked(&self.0).iter().copied().find(|device| device.name == name)
     }
 
     /// The device with that port address on that kind of link.

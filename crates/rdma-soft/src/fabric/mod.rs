@@ -9,6 +9,7 @@ use devices::Devices;
 use ids::Ids;
 use overflow::Unsettled;
 use random::Seeds;
+use simulation::Simulation;
 use timers::Timers;
 #[cfg(loom)]
 use timers::model::Alarms;
@@ -18,6 +19,7 @@ pub(crate) mod devices;
 pub(crate) mod ids;
 pub(crate) mod overflow;
 pub(crate) mod random;
+pub(crate) mod simulation;
 #[cfg_attr(loom, allow(dead_code))] // models have threads of their own
 mod thread;
 pub(crate) mod timers;
@@ -32,6 +34,8 @@ pub(crate) struct Fabric {
     pub(crate) timers: Line<Timers>,
     /// Read before every verb returns, likewise.
     pub(crate) unsettled: Line<Unsettled>,
+    /// What is between its devices, if time is virtual.
+    pub(crate) simulation: Option<Simulation>,
 }
 
 impl Fabric {
@@ -48,6 +52,17 @@ impl Fabric {
             ids: Ids::new(),
             timers: Line(timers),
             unsettled: Line(Unsettled::new()),
+            simulation: None,
+        }
+    }
+
+    /// One in virtual time.
+    #[cfg(not(loom))]
+    pub(crate) fn simulated(seed: u64) -> Self {
+        Self {
+            seeds: Seeds::simulated(seed),
+            simulation: Some(Simulation::new(seed)),
+            ..Self::of(Clock::stopped(), Timers::in_virtual_time())
         }
     }
 
@@ -76,7 +91,7 @@ impl Fabric {
 
     #[cfg(loom)]
     fn with(alarms: Alarms) -> Self {
-        Self::of(Clock::of_model(), Timers::of_model(alarms))
+        Self::of(Clock::stopped(), Timers::of_model(alarms))
     }
 }
 
@@ -114,9 +129,8 @@ mod tests {
         let address = Address::Lid(one.identity.lid);
         for (fabric, device) in FABRICS.iter().zip([one, other]) {
             assert!(matches!(add(fabric), Err(InstallError::NameTaken(_))));
-            let found = [fabric.devices.named("twin"), fabric.devices.at(device.link, &address)];
-            assert!(found.iter().all(|found| std::ptr::eq(found.unwrap(), device)));
+            let found = fabric.devices.at(device.link, &address);
+            assert!(std::ptr::eq(found.unwrap(), device));
         }
-        assert!(Fabric::of_process().devices.named("twin").is_none());
     }
 }

@@ -1,7 +1,11 @@
 //! Random numbers: unpredictable ones for what a device gives out, seeded ones for schedules.
 
+use std::sync::Mutex;
+
 use chacha20::ChaCha20Rng;
 use chacha20::rand_core::{Rng, SeedableRng};
+
+use crate::sync::locked;
 
 #[cfg(test)]
 #[cfg(not(loom))]
@@ -25,14 +29,26 @@ pub(crate) enum Purpose {
 pub(crate) enum Seeds {
     /// Ones that nobody else has.
     System,
+    /// The same each time.
+    Simulated(Mutex<SplitMix>),
 }
 
 impl Seeds {
+    pub(super) fn simulated(seed: u64) -> Self {
+        Self::Simulated(Mutex::new(SplitMix::new(seed)))
+    }
+
     #[expect(clippy::disallowed_methods, reason = "this is where seeds come from")]
     pub(crate) fn draw(&self) -> Result<Seed, getrandom::Error> {
         let mut seed = [0; 32];
         match self {
             Self::System => getrandom::fill(&mut seed)?,
+            Self::Simulated(random) => {
+                let mut random = locked(random);
+                for word in seed.chunks_exact_mut(8) {
+                    word.copy_from_slice(&random.next_u64().to_le_bytes());
+                }
+            }
         }
         Ok(Seed(seed))
     }

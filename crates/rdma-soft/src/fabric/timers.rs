@@ -40,6 +40,8 @@ pub(crate) struct Timers {
     earliest: AtomicU64,
     schedule: Mutex<Schedule>,
     changed: Condvar,
+    /// In virtual time no thread serves, and each empty poll looks.
+    in_virtual_time: bool,
     #[cfg(loom)]
     model: model::Model,
 }
@@ -89,6 +91,9 @@ impl Alarm {
             return;
         }
         fabric.timers.publish(&schedule);
+        if fabric.timers.in_virtual_time {
+            return;
+        }
         let process = std::process::id();
         if schedule.served_by == Some(process) {
             drop(schedule);
@@ -189,14 +194,31 @@ impl Fabric {
 impl Timers {
     #[cfg(not(loom))]
     pub(super) const fn new() -> Self {
+        Self::of(u64::MAX, false)
+    }
+
+    /// Those that ring when a simulation comes to their time.
+    #[cfg(not(loom))]
+    pub(super) const fn in_virtual_time() -> Self {
+        Self::of(0, true)
+    }
+
+    #[cfg(not(loom))]
+    const fn of(earliest: u64, in_virtual_time: bool) -> Self {
         Self {
-            earliest: AtomicU64::new(u64::MAX),
+            earliest: AtomicU64::new(earliest),
             schedule: Mutex::new(Schedule::new()),
             changed: Condvar::new(),
+            in_virtual_time,
         }
     }
 
-    /// Whether an alarm is set. What every empty poll asks.
+    /// No later than the time of the first alarm; `None` if none is set.
+    pub(crate) fn next(&self) -> Option<Time> {
+        self.lock().earliest()
+    }
+
+    /// Whether an alarm is set, or time is virtual. What every empty poll asks.
     #[inline(always)]
     pub(crate) fn is_set(&self) -> bool {
         self.first() != u64::MAX
@@ -213,6 +235,9 @@ impl Timers {
     }
 
     fn publish(&self, schedule: &Schedule) {
+        if self.in_virtual_time {
+            return;
+        }
         let earliest = schedule.earliest().map_or(u64::MAX, Time::nanoseconds);
         self.earliest.store(earliest, Ordering::Relaxed);
     }
@@ -298,11 +323,6 @@ impl Fabric {
     /// No thread comes for its alarms: whoever polls sees to them.
     pub(crate) fn serve_by_polls_alone(&self) {
         self.timers.lock().served_by = Some(std::process::id());
-    }
-
-    /// The time of the alarm that rings first.
-    pub(crate) fn first_alarm(&self) -> Option<Time> {
-        self.timers.lock().earliest()
     }
 }
 

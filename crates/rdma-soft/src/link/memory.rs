@@ -49,6 +49,16 @@ pub(crate) struct Datagram {
 }
 
 impl Letter {
+    pub(crate) fn new(
+        path: Path,
+        burst: Burst,
+        datagram: Option<Datagram>,
+        payload: Box<[u8]>,
+    ) -> Self {
+        debug_assert!(burst.length as usize <= payload.len());
+        Self { path, burst, datagram, payload }
+    }
+
     pub(crate) fn payload(&self) -> &[u8] {
         &self.payload[..self.burst.length as usize]
     }
@@ -68,7 +78,7 @@ pub(crate) struct Inbox {
 #[derive(Debug, Default)]
 struct Letters {
     arrived: VecDeque<Letter>,
-    /// Buffers that senders write to.
+    /// Buffers that senders write to, and packets that are on their way.
     lent: usize,
     spare: Vec<Box<[u8]>>,
     /// Who found no room.
@@ -123,16 +133,31 @@ impl Inbox {
     /// The payload of the burst is at the beginning of the buffer.
     pub(crate) fn send(
         self: &Arc<Self>,
+        from: &'static Device,
         path: Path,
         burst: Burst,
         datagram: Option<Datagram>,
         payload: Box<[u8]>,
     ) {
-        debug_assert!(burst.length as usize <= payload.len());
+        let letter = Letter::new(path, burst, datagram, payload);
+        let Some(simulation) = &self.device.fabric.simulation else { return self.arrive(letter) };
+        let arriving = simulation.send(from, self.device, path, &burst, datagram, letter.payload());
+        let turned_away = {
+            let letters = &mut *locked(&self.letters);
+            letters.lent = letters.lent - 1 + arriving;
+            letters.keep(letter.payload);
+            // Of those that are on their way, none may arrive that would call.
+            if arriving == 0 { std::mem::take(&mut letters.turned_away) } else { Vec::new() }
+        };
+        self.call_back(&turned_away);
+    }
+
+    /// What was sent is there.
+    pub(crate) fn arrive(self: &Arc<Self>, letter: Letter) {
         {
             let mut letters = locked(&self.letters);
             letters.lent -= 1;
-            letters.arrived.push_back(Letter { path, burst, datagram, payload });
+            letters.arrived.push_back(letter);
         }
         self.device.fabric.unsettled.note_turn(self);
     }
@@ -148,7 +173,8 @@ impl Inbox {
 
 impl Letters {
     fn keep(&mut self, buffer: Box<[u8]>) {
-        if self.spare.len() < SPARE {
+        // Simulated packets have buffers of their own size.
+        if self.spare.len() < SPARE && buffer.len() == BURST_BYTES {
             self.spare.push(buffer);
         }
     }

@@ -19,6 +19,7 @@ mod half_copied;
 mod held;
 mod invalidation;
 mod keys;
+mod networks;
 mod not_ready;
 mod numbers;
 mod overflow;

@@ -38,6 +38,10 @@ impl Tokens {
         put.map(drop).map_err(|_| NotAdded::Full)
     }
 
+    pub(crate) fn wait(&self) -> bool {
+        false
+    }
+
     pub(crate) fn take(&self) -> Result<(), Errno> {
         if self.take_back() { Ok(()) } else { Err(Errno::AGAIN) }
     }

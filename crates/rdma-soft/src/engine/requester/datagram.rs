@@ -127,7 +127,7 @@ impl Requester {
                 inbox.give_back(buffer);
                 return Verdict::Failed(Status::LOC_PROT_ERR);
             }
-            inbox.send(path, burst, Some(datagram), buffer);
+            inbox.send(own.device, path, burst, Some(datagram), buffer);
         }
         self.local.clear();
         self.psn = self.psn.wrapping_add(1);

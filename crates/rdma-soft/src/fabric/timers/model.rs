@@ -51,6 +51,7 @@ impl Timers {
             earliest: AtomicU64::new(u64::MAX),
             schedule: Mutex::new(Schedule::new()),
             changed: Condvar::new(),
+            in_virtual_time: false,
             model: Model { alarms, rests: Condvar::new() },
         }
     }
@@ -85,7 +86,7 @@ impl Fabric {
         most: Duration,
     ) -> MutexGuard<'a, Schedule> {
         if schedule.at_rest.passes {
-            self.clock.go_on(most);
+            self.clock.go_on_to(self.clock.now() + most);
             return schedule;
         }
         schedule.at_rest.waits = true;

@@ -163,10 +163,10 @@ fn what_a_turn_leaves_goes_on_within_a_millisecond() {
         let pair = Pair::new(schedule, 8);
         let fabric = pair.a.device.fabric;
         pair.queue(40, 0);
-        assert_eq!(fabric.first_alarm(), None);
+        assert_eq!(fabric.timers.next(), None);
         pair.a.send.lock().leave_rest(&pair.a);
         let latest = fabric.clock.now() + Duration::from_millis(1);
-        let set = fabric.first_alarm();
+        let set = fabric.timers.next();
         assert!(set.is_some_and(|at| at <= latest), "{set:?} of {latest:?}, {schedule:?}");
         pair.end();
     }

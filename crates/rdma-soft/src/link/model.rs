@@ -1,0 +1,257 @@
+//! What a simulated link does to packets.
+
+use std::time::Duration;
+
+use crate::fabric::clock::Time;
+use crate::fabric::random::SplitMix;
+
+/// How long a packet that is overtaken by others takes in addition, in latencies of its link, at most.
+const HELD_BACK: u32 = 8;
+/// The shortest time for which a packet is on its way.
+const SHORTEST: Duration = Duration::from_nanos(1);
+
+/// What a link of a [`Network`](crate::Network) does to the packets of one direction: how long they take, and how
+/// many get lost, come twice, come late or come damaged.
+///
+/// Each probability is that of one packet, whatever becomes of others: below 0 is 0, above 1 is 1.
+///
+/// ```
+/// use std::time::Duration;
+/// use rdma_soft::LinkModel;
+///
+/// let between_cities = LinkModel::new()
+///     .latency(Duration::from_millis(5))
+///     .jitter(Duration::from_micros(200))
+///     .bandwidth(10_000_000_000)
+///     .loss(0.001);
+/// # let _ = between_cities;
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a model does nothing until a network is told of it"]
+pub struct LinkModel {
+    latency: Duration,
+    jitter: Duration,
+    bits_per_second: u64,
+    loss: Probability,
+    duplication: Probability,
+    reordering: Probability,
+    corruption: Probability,
+}
+
+impl LinkModel {
+    /// One of 1 us and 100 Gbit/s that loses nothing.
+    pub const fn new() -> Self {
+        Self {
+            latency: Duration::from_micros(1),
+            jitter: Duration::ZERO,
+            bits_per_second: 100_000_000_000,
+            loss: Probability::NEVER,
+            duplication: Probability::NEVER,
+            reordering: Probability::NEVER,
+            corruption: Probability::NEVER,
+        }
+    }
+
+    /// One on which nothing arrives: as if the cable were cut.
+    pub const fn cut() -> Self {
+        Self { loss: Probability::ALWAYS, ..Self::new() }
+    }
+
+    /// How long a packet takes from the end of its sending to its arrival; at least 1 ns.
+    pub const fn latency(mut self, latency: Duration) -> Self {
+        self.latency = latency;
+        self
+    }
+
+    /// Packets take longer by a time between none and this one, each another; they stay in their order.
+    pub const fn jitter(mut self, most: Duration) -> Self {
+        self.jitter = most;
+        self
+    }
+
+    /// How many bits leave in a second, of headers and payload; a packet waits for those before it. 0 stands for no
+    /// limit.
+    pub const fn bandwidth(mut self, bits_per_second: u64) -> Self {
+        self.bits_per_second = bits_per_second;
+        self
+    }
+
+    /// How likely it is that a packet gets lost.
+    pub fn loss(mut self, probability: f64) -> Self {
+        self.loss = Probability::new(probability);
+        self
+    }
+
+    /// How likely it is that a packet comes twice.
+    pub fn duplication(mut self, probability: f64) -> Self {
+        self.duplication = Probability::new(probability);
+        self
+    }
+
+    /// How likely it is that a packet takes up to nine latencies, so that others overtake it.
+    pub fn reordering(mut self, probability: f64) -> Self {
+        self.reordering = Probability::new(probability);
+        self
+    }
+
+    /// How likely it is that up to three bits of a packet are flipped. Its receiver drops it, since its ICRC
+    /// is wrong, unless they are in fields that may change on the way.
+    pub fn corruption(mut self, probability: f64) -> Self {
+        self.corruption = Probability::new(probability);
+        self
+    }
+}
+
+impl Default for LinkModel {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Of 2^32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Probability(u64);
+
+impl Probability {
+    const NEVER: Self = Self(0);
+    const ALWAYS: Self = Self(1 << 32);
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is in range")]
+    fn new(probability: f64) -> Self {
+        // What is no number becomes 0.
+        Self((probability.clamp(0.0, 1.0) * 4_294_967_296.0) as u64)
+    }
+
+    fn happens(self, random: &mut SplitMix) -> bool {
+        // What never happens draws no number: switching one fault off leaves the others where they were.
+        self.0 > 0 && u64::from(random.next_u32()) < self.0
+    }
+}
+
+/// What becomes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Fate {
+    /// When it arrives, if it does.
+    pub(crate) arrives: Option<Time>,
+    /// When it arrives once more.
+    pub(crate) again: Option<Time>,
+    /// How many of its bits are flipped.
+    pub(crate) flipped: u32,
+}
+
+/// One direction of a link, with the packets that it has.
+#[derive(Debug, Default)]
+pub(crate) struct Direction {
+    /// Its own, unless it is as the others.
+    pub(crate) model: Option<LinkModel>,
+    /// When the last packet has left.
+    busy_until: Option<Time>,
+    /// When the last packet arrives that keeps its order.
+    last: Option<Time>,
+}
+
+impl Direction {
+    /// A packet of so many bytes is sent.
+    pub(crate) fn send(
+        &mut self,
+        model: &LinkModel,
+        bytes: u64,
+        now: Time,
+        random: &mut SplitMix,
+    ) -> Fate {
+        let nanoseconds = bytes.saturating_mul(8_000_000_000).checked_div(model.bits_per_second);
+        let left = self.busy_until.map_or(now, |busy| busy.max(now))
+            + Duration::from_nanos(nanoseconds.unwrap_or(0));
+        self.busy_until = Some(left);
+        if model.loss.happens(random) {
+            return Fate::default();
+        }
+        let arrives = |direction: &mut Self, random: &mut SplitMix| {
+            let arrives = left + model.latency.max(SHORTEST) + part(model.jitter, random);
+            if model.reordering.happens(random) {
+                return arrives + part(model.latency.max(SHORTEST) * HELD_BACK, random);
+            }
+            let arrives = direction.last.map_or(arrives, |last| last.max(arrives));
+            direction.last = Some(arrives);
+            arrives
+        };
+        let first = arrives(self, random);
+        let again = model.duplication.happens(random).then(|| arrives(self, random));
+        let flipped = if model.corruption.happens(random) { 1 + random.below(3) } else { 0 };
+        Fate { arrives: Some(first), again, flipped }
+    }
+}
+
+/// A time between none and that one.
+fn part(most: Duration, random: &mut SplitMix) -> Duration {
+    match u64::try_from(most.as_nanos()) {
+        Ok(0) => Duration::ZERO,
+        Ok(most) => Duration::from_nanos(random.next_u64() % most.saturating_add(1).max(1)),
+        Err(_) => most,
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// When packets of a thousand bytes arrive that leave at once.
+    fn send(model: LinkModel, packets: usize) -> Vec<Fate> {
+        let (mut direction, mut random) = (Direction::default(), SplitMix::new(1));
+        let mut send = || direction.send(&model, 1000, Time::BEGINNING, &mut random);
+        (0..packets).map(|_| send()).collect()
+    }
+
+    fn arrival(fate: &Fate) -> Duration {
+        fate.arrives.map_or(Duration::MAX, |at| at.since(Time::BEGINNING))
+    }
+
+    #[test]
+    fn packets_wait_for_those_before_them_and_take_the_latency() {
+        // A thousand bytes take a millisecond.
+        let fates = send(LinkModel::new().latency(7 * MS).bandwidth(8_000_000), 3);
+        assert_eq!(fates.iter().map(arrival).collect::<Vec<_>>(), [8 * MS, 9 * MS, 10 * MS]);
+    }
+
+    #[test]
+    fn without_a_limit_nothing_waits() {
+        let fates = send(LinkModel::new().latency(MS).bandwidth(0), 2);
+        assert_eq!(fates.iter().map(arrival).collect::<Vec<_>>(), [MS; 2]);
+    }
+
+    #[test]
+    fn jitter_keeps_the_order_and_reordering_does_not() {
+        let order = |model: LinkModel| {
+            let fates = send(model.bandwidth(0), 1000);
+            fates.iter().map(arrival).collect::<Vec<_>>()
+        };
+        let jitter = order(LinkModel::new().jitter(MS));
+        assert!(jitter.is_sorted() && jitter[0] < jitter[999]);
+        let held_back = order(LinkModel::new().reordering(0.1));
+        assert!(!held_back.is_sorted());
+        assert!(held_back.iter().all(|&arrival| arrival <= 9 * Duration::from_micros(1)));
+    }
+
+    #[test]
+    fn faults_are_as_likely_as_they_are_said_to_be() {
+        let count = |model: LinkModel, fault: fn(&Fate) -> bool| {
+            send(model, 100_000).iter().filter(|fate| fault(fate)).count()
+        };
+        let (new, p) = (LinkModel::new(), 0.05);
+        let lost: fn(&Fate) -> bool = |fate| fate.arrives.is_none();
+        let twice: fn(&Fate) -> bool = |fate| fate.again.is_some();
+        let damaged: fn(&Fate) -> bool = |fate| fate.flipped > 0;
+        for (model, fault) in
+            [(new.loss(p), lost), (new.duplication(p), twice), (new.corruption(p), damaged)]
+        {
+            let count = count(model, fault);
+            assert!((4_700..5_300).contains(&count), "{model:?}: {count}");
+            assert_eq!(send(new, 1000).iter().filter(|fate| fault(fate)).count(), 0);
+        }
+        assert_eq!(count(LinkModel::cut(), lost), 100_000);
+        assert_eq!(count(new.loss(-1.0), lost) + count(new.loss(f64::NAN), lost), 0);
+        assert_eq!(count(new.loss(7.0), lost), 100_000);
+    }
+}

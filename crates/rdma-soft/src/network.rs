@@ -1,0 +1,152 @@
+//! Networks of software devices in virtual time.
+
+use std::time::Duration;
+
+use crate::device::Device;
+use crate::fabric::Fabric;
+use crate::fabric::clock::Time;
+use crate::fabric::devices::INSTALLED;
+use crate::link::model::LinkModel;
+use crate::soft_device::SoftDevice;
+
+/// A network of software devices of its own, whose time is virtual and whose links are as slow and as bad as a test
+/// wants them.
+///
+/// Its devices are in the device list as all others, and a program uses them as all others, by `rdma_mem`, `rdma_qp`
+/// and `rdma_channel`. They reach each other alone, by packets of RoCE or InfiniBand.
+///
+/// # Time
+///
+/// Nothing sleeps, and no thread is made. Time passes where a program polls a completion queue in vain, by 100 ns
+/// each time, and where the test [says so](Self::step); then what is due happens, on the thread that called. So a
+/// timeout of a second costs no second, and what one thread does is the same each time: with one seed, packets get lost
+/// at the same places.
+///
+/// The program and the seed have to be the same for that; it must not look at other clocks, nor use several threads.
+/// [`trace`](Self::trace) tells whether two runs were the same.
+///
+/// Who waits for an event of a completion channel has time pass by `ibv_get_cq_event` alone, if the file is blocking;
+/// nothing happens while a thread sleeps in `poll(2)`.
+///
+/// # Examples
+///
+/// Two machines that are half a millisecond apart, where one packet in ten is lost:
+///
+/// ```
+/// use std::time::Duration;
+/// use rdma_soft::{Builder, LinkModel, Network};
+///
+/// let network = Network::simulated(7);
+/// network.set_all_links(LinkModel::new().latency(Duration::from_micros(500)).loss(0.1));
+/// let near = Builder::new("near").network(&network).install()?;
+/// let far = Builder::new("far").network(&network).install()?;
+/// // A program opens them by their names. Then the cable is pulled, in one direction:
+/// network.set_link(&far, &near, LinkModel::cut()).unwrap();
+/// # Ok::<(), rdma_soft::InstallError>(())
+/// ```
+///
+/// # Its end
+///
+/// When it is dropped, its devices leave the device list, and their names are free. What a program has still open
+/// of them goes on as before; the memory of the devices themselves is not given back.
+#[derive(Debug)]
+pub struct Network {
+    pub(crate) fabric: &'static Fabric,
+}
+
+/// A device is not of the network that was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no device of this network: install it with `Builder::network`")]
+pub struct OtherNetwork(String);
+
+impl Network {
+    /// An empty network. All that is left to chance in it comes from the seed: what becomes of packets, and which
+    /// numbers and keys its devices give out. So who knows the seed can guess the keys.
+    #[must_use]
+    pub fn simulated(seed: u64) -> Self {
+        Self { fabric: Box::leak(Box::new(Fabric::simulated(seed))) }
+    }
+
+    /// What each link does from now on, in both directions, unless it was told otherwise. What a device sends to
+    /// itself is on no link.
+    pub fn set_all_links(&self, model: LinkModel) {
+        if let Some(simulation) = &self.fabric.simulation {
+            simulation.set_all(model);
+        }
+    }
+
+    /// What the link from one device to another does from now on, in this direction alone. Packets that are on
+    /// their way arrive as they would have.
+    ///
+    /// # Errors
+    ///
+    /// If one of them is not of this network.
+    pub fn set_link(
+        &self,
+        from: &SoftDevice,
+        to: &SoftDevice,
+        model: LinkModel,
+    ) -> Result<(), OtherNetwork> {
+        let (from, to) = (self.own(from)?, self.own(to)?);
+        if let Some(simulation) = &self.fabric.simulation {
+            simulation.set(from, to, model);
+        }
+        Ok(())
+    }
+
+    fn own(&self, device: &SoftDevice) -> Result<&'static Device, OtherNetwork> {
+        let device = device.device();
+        let own = std::ptr::eq(device.fabric, self.fabric);
+        own.then_some(device).ok_or_else(|| OtherNetwork(device.name.clone()))
+    }
+
+    /// How much time has passed in this network.
+    #[must_use]
+    pub fn now(&self) -> Duration {
+        self.fabric.clock.now().since(Time::BEGINNING)
+    }
+
+    /// Has the next thing happen, whenever that is: a packet arrives, or a deadline passes. Says whether there was
+    /// one; if not, nothing happens any more unless the program does something.
+    ///
+    /// ```
+    /// let network = rdma_soft::Network::simulated(1);
+    /// assert!(!network.step());
+    /// ```
+    pub fn step(&self) -> bool {
+        self.fabric.step()
+    }
+
+    /// So much time passes, and what is due meanwhile happens.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let network = rdma_soft::Network::simulated(1);
+    /// network.run_for(Duration::from_secs(3600));
+    /// assert_eq!(network.now(), Duration::from_secs(3600));
+    /// ```
+    pub fn run_for(&self, time: Duration) {
+        self.fabric.pass_until(self.fabric.clock.now() + time);
+    }
+
+    /// How many packets were sent.
+    #[must_use]
+    pub fn packets(&self) -> u64 {
+        self.fabric.simulation.as_ref().map_or(0, |simulation| simulation.packets())
+    }
+
+    /// A number made of all packets that were sent, when, from where, to where, and what became of them. It is the
+    /// same for two runs of one program if these were; addresses of memory and packet sequence numbers, which
+    /// differ from process to process, do not count. Another version of Rust may make another number.
+    #[must_use]
+    pub fn trace(&self) -> u64 {
+        self.fabric.simulation.as_ref().map_or(0, |simulation| simulation.trace())
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        INSTALLED.remove_those_of(self.fabric);
+    }
+}

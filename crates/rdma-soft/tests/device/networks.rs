@@ -1,0 +1,174 @@
+//! Networks in virtual time: what they do to packets, and that they do the same each time.
+
+use std::time::Duration;
+
+use rdma_soft::{Builder, Link, LinkModel, Network, SoftDevice};
+use rdma_sys::ibv_wc_status as Status;
+use rdma_types::AccessFlags;
+
+use crate::rig::connect::{Knobs, Side, connect_sides};
+use crate::rig::post::Wr;
+use crate::rig::{ALL_ACCESS, Context, Size};
+
+const ATOMIC: u32 = ALL_ACCESS | AccessFlags::REMOTE_ATOMIC.bits();
+
+const US: Duration = Duration::from_micros(1);
+const PATIENT: Knobs = Knobs { timeout: 14, retries: 7, rnr_retries: 7, ..KNOBS };
+const KNOBS: Knobs = Knobs {
+    access: ATOMIC,
+    mtu: rdma_sys::ibv_mtu::IBV_MTU_1024,
+    psn: 7,
+    timeout: 8,
+    retries: 2,
+    rnr_retries: 7,
+    min_rnr_timer: 1,
+    rd_atomic: 4,
+};
+
+fn install(network: &Network, name: &str, link: Link) -> SoftDevice {
+    Builder::new(name).link(link).network(network).install().unwrap()
+}
+
+fn pair(names: [&str; 2], knobs: &Knobs) -> [Side; 2] {
+    let size = Size { send_wr: 64, receive_wr: 64, ..Size::default() };
+    let [a, b] = names.map(|name| Side::new(name, &size, 256));
+    connect_sides(&a, &b, knobs);
+    [a, b]
+}
+
+/// Everything that goes wrong on a link does, and nothing is lost.
+fn traffic(network: &Network, names: [&str; 2]) {
+    let [a, b] = pair(names, &PATIENT);
+    const LENGTH: usize = 20_000;
+    let bytes = (0..LENGTH).map(|n| (n / 7) as u8).collect();
+    let source = a.pd.register_filled(bytes, ALL_ACCESS);
+    let sink = b.pd.register(LENGTH, ALL_ACCESS);
+    let back = a.pd.register(LENGTH, ALL_ACCESS);
+    let word = b.pd.register(8, ATOMIC);
+    for n in 0..20 {
+        b.qp.post_receive(n, &[sink.sge(0, LENGTH)]);
+        a.qp.post(&Wr::write(n, &[source.sge(0, LENGTH)], &sink, 0).unsignaled());
+        a.qp.post(&Wr::read(100 + n, &[back.sge(0, LENGTH)], &sink, 0));
+        a.qp.post(&Wr::send(200 + n, &[source.sge(0, 5_000)]));
+        let sum = [back.sge(0, 8)];
+        let add = rdma_sys::ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD;
+        a.qp.post(&Wr::new(300 + n, add, &sum).atomic(&word, 0, 1, 0));
+        for id in [100, 200, 300] {
+            a.send_cq.expect_success(id + n);
+        }
+        assert_eq!(back.bytes()[..8], n.to_ne_bytes(), "once each");
+        assert_eq!(b.receive_cq.expect_success(n).byte_len, 5_000);
+        assert_eq!(source.bytes(), sink.bytes());
+        assert_eq!(source.bytes()[8..], back.bytes()[8..]);
+    }
+    assert!(network.packets() > 20 * 46);
+}
+
+fn bad() -> LinkModel {
+    let model = LinkModel::new().latency(10 * US).jitter(5 * US).bandwidth(1_000_000_000);
+    model.loss(0.03).duplication(0.03).reordering(0.03).corruption(0.03)
+}
+
+#[test]
+fn what_a_bad_network_does_is_mended_and_the_same_each_time() {
+    for link in [Link::Ethernet, Link::InfiniBand] {
+        let run = |seed| {
+            let network = Network::simulated(seed);
+            network.set_all_links(bad());
+            let names = match link {
+                Link::InfiniBand => ["net-bad-ib-a", "net-bad-ib-b"],
+                _ => ["net-bad-a", "net-bad-b"],
+            };
+            let [a, _b] = names.map(|name| install(&network, name, link));
+            traffic(&network, names);
+            assert!(a.counters().completer_retry_err > 0, "nothing was sent again");
+            (network.trace(), network.now(), network.packets())
+        };
+        let first = run(1);
+        assert_eq!(first, run(1));
+        assert_ne!(first.0, run(2).0);
+    }
+}
+
+#[test]
+fn a_timeout_takes_virtual_time_alone() {
+    let network = Network::simulated(3);
+    let names = ["net-cut-a", "net-cut-b"];
+    let [there, _] = names.map(|name| install(&network, name, Link::Ethernet));
+    // Two seconds each.
+    let [a, _b] = pair(names, &Knobs { timeout: 19, retries: 1, ..KNOBS });
+    network.set_all_links(LinkModel::cut());
+    a.qp.post(&Wr::send(1, &[]));
+    while there.in_flight(a.qp.qpn()) > 0 {
+        assert!(network.step());
+    }
+    a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+    assert!(network.now() > Duration::from_secs(4), "{:?}", network.now());
+    assert!(!network.step(), "there is nothing left");
+}
+
+/// One direction is cut: the requests arrive, and their acknowledgements do not, until it is mended.
+#[test]
+fn a_link_has_two_directions() {
+    let network = Network::simulated(4);
+    let names = ["net-way-a", "net-way-b"];
+    let [x, y] = names.map(|name| install(&network, name, Link::Ethernet));
+    let [a, b] = pair(names, &PATIENT);
+    network.set_link(&y, &x, LinkModel::cut()).unwrap();
+    b.qp.post_receive(5, &[]);
+    a.qp.post(&Wr::send(1, &[]));
+    b.receive_cq.expect_success(5);
+    network.run_for(10 * US);
+    assert!(a.send_cq.is_empty());
+    network.set_link(&y, &x, LinkModel::new()).unwrap();
+    a.send_cq.expect_success(1);
+    assert!(b.receive_cq.is_empty());
+}
+
+#[test]
+fn networks_are_apart_and_give_their_names_back() {
+    let [one, other] = [5, 5].map(Network::simulated);
+    let taken = install(&one, "net-apart", Link::Ethernet);
+    let again = Builder::new("net-apart").network(&other).install();
+    assert!(again.unwrap_err().to_string().contains("net-apart"));
+    let there = install(&other, "net-apart-too", Link::Ethernet);
+    let error = one.set_link(&taken, &there, LinkModel::new()).unwrap_err();
+    assert!(error.to_string().contains("net-apart-too"));
+    let [a, _b] = pair(["net-apart", "net-apart-too"], &KNOBS);
+    a.qp.post(&Wr::send(1, &[]));
+    a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+    // What is open goes on.
+    let context = Context::open("net-apart");
+    drop(one);
+    assert!(SoftDevice::find("net-apart").is_none());
+    context.cq(1);
+    install(&other, "net-apart", Link::Ethernet);
+    assert_eq!(context.name(), "net-apart");
+}
+
+/// Who waits for an event has time pass.
+#[test]
+fn a_wait_for_an_event_lets_it_come() {
+    let network = Network::simulated(6);
+    let names = ["net-event-a", "net-event-b"];
+    let _devices = names.map(|name| install(&network, name, Link::Ethernet));
+    network.set_all_links(LinkModel::new().latency(Duration::from_secs(1)));
+    let size = Size::default();
+    let b = Context::open(names[1]);
+    let channel = b.channel();
+    channel.set_non_blocking(false);
+    let (pd, receives) = (b.pd(), b.cq_with(&channel, 8));
+    let sends = b.cq(8);
+    let qp = pd.qp(&sends, &receives, &size);
+    let a = Side::new(names[0], &size, 8);
+    let there = crate::rig::connect::endpoint(&b, &qp);
+    crate::rig::connect::connect(&a.qp, &a.endpoint(), &there, &KNOBS);
+    crate::rig::connect::connect(&qp, &there, &a.endpoint(), &KNOBS);
+    receives.request_event(false);
+    qp.post_receive(3, &[]);
+    a.qp.post(&Wr::send(1, &[]));
+    assert!(channel.get().is_ok());
+    receives.acknowledge(1);
+    receives.expect_success(3);
+    assert!(network.now() >= Duration::from_secs(1));
+}
