@@ -67,6 +67,43 @@ pub fn icrc(ip: &IpHeader, udp: &UdpHeader, packet: &[u8]) -> u32 {
     let mut bytes = [0; UdpHeader::LEN];
     udp.emit(&mut bytes);
     crc.update(masked(&mut bytes, UDP));
+    finish(crc, packet)
+}
+
+/// The invariant CRC of a packet that other headers carry than those of IP and UDP (IBTA chapter 7): the local
+/// route header of InfiniBand, a global route header, or both.
+///
+/// `front` is what is in front of the BTH, with ones for what may change on the way. In front of a global route
+/// header that are 8 bytes of ones, whether there is a local one or not; a local one alone counts but for its
+/// virtual lane. `packet` is as for [`icrc`].
+///
+/// # Examples
+///
+/// An RDMA WRITE on a subnet of InfiniBand, from an example of the specification:
+///
+/// ```
+/// use rdma_proto::wire::icrc_behind;
+///
+/// let lrh = [0x70, 0x12, 0x37, 0x5c, 0, 0x0e, 0x17, 0xd2];
+/// let packet = [
+///     0x0a, 0x20, 0x24, 0x87, 0, 0x87, 0xb1, 0xb3, 0, 0x0d, 0xec, 0x2a, // BTH
+///     1, 0x71, 0x0a, 0x1c, 1, 0x5d, 0x40, 2, 0x38, 0xf2, 0x7a, 5, 0, 0, 0, 0x0e, // RETH
+///     0xbb, 0x88, 0x4d, 0x85, 0xfd, 0x5c, 0xfb, 0xa4, 0x72, 0x8b, 0xc0, 0x69, 0x0e, 0xd4, // payload
+///     0, 0, // pad
+/// ];
+/// let virtual_lane = 0xf0;
+/// let front = [lrh[0] | virtual_lane, lrh[1], lrh[2], lrh[3], lrh[4], lrh[5], lrh[6], lrh[7]];
+/// assert_eq!(icrc_behind(&front, &packet).to_le_bytes(), [0x96, 0x25, 0xb7, 0x5a]);
+/// ```
+#[must_use]
+pub fn icrc_behind(front: &[u8], packet: &[u8]) -> u32 {
+    let mut crc = Hasher::new();
+    crc.update(front);
+    finish(crc, packet)
+}
+
+/// Adds all from the BTH on.
+fn finish(mut crc: Hasher, packet: &[u8]) -> u32 {
     let rest = match packet.split_first_chunk::<{ Bth::LEN }>() {
         Some((bth, rest)) => {
             crc.update(masked(&mut { *bth }, BTH));

@@ -1,4 +1,5 @@
 //! The 40 bytes in front of a datagram: its global route header, or the IPv4 header that stands in for it.
+//! Packets of connections have the same in front of them.
 
 use std::net::Ipv4Addr;
 
@@ -23,7 +24,11 @@ const DO_NOT_FRAGMENT: u16 = 0x4000;
 /// The header of the packet that a message of that length goes in.
 pub(crate) fn of(route: &Route, opcode: Opcode, length: u64) -> [u8; 40] {
     let immediate = if opcode == Opcode::SendWithImm { IMMEDIATE_BYTES } else { 0 };
-    let packet = FRAME_BYTES + immediate + length.next_multiple_of(4);
+    around(route, FRAME_BYTES + immediate + length.next_multiple_of(4))
+}
+
+/// The header of a packet that has so many bytes from its base header to its checksum.
+pub(crate) fn around(route: &Route, packet: u64) -> [u8; 40] {
     match route.source.kind {
         GidType::ROCE_V2 => {
             let addresses = route.source.gid.to_ipv4().zip(route.destination.to_ipv4());

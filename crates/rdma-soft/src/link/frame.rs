@@ -1,0 +1,343 @@
+//! Packets as bytes, with the headers of their link and their network in front, and back.
+//!
+//! ```text
+//! RoCE v2      Ethernet   IPv4 | IPv6   UDP   BTH ...   payload   pad   ICRC
+//! RoCE v1      Ethernet   GRH                 BTH ...   payload   pad   ICRC
+//! InfiniBand   LRH        [GRH]               BTH ...   payload   pad   ICRC   VCRC
+//! ```
+//!
+//! Devices of one process hand each other packets as structs. As bytes they are there for who has to see them:
+//! captures, and links that flip a bit.
+
+use std::ops::Range;
+
+use rdma_proto::wire::{
+    EmitError, Headers, IpHeader, Ipv4Header, Ipv6Header, Packet, ParseError, UdpHeader, icrc,
+    icrc_behind,
+};
+use rdma_types::{Gid, GidType};
+
+use crate::address::{Address, GidEntry, Path, Route};
+use crate::engine::requester::route_header::{self, IPV4_AT, NEXT_INFINIBAND};
+use crate::link::Link;
+use crate::link::memory::Datagram;
+
+/// The header of Ethernet.
+const ETHERNET: usize = 14;
+/// What it says that it carries.
+const TYPE_IPV4: u16 = 0x0800;
+const TYPE_IPV6: u16 = 0x86dd;
+const TYPE_ROCE_V1: u16 = 0x8915;
+/// The local route header (IBTA volume 1, 7.7).
+const LRH: usize = 8;
+/// What it says that it carries: a BTH, or a global route header.
+const NEXT_BTH: u8 = 2;
+const NEXT_GRH: u8 = 3;
+/// The global route header (IBTA volume 1, 8.3).
+const GRH: usize = 40;
+/// The variant CRC (IBTA volume 1, 7.8.2).
+const VCRC: usize = 2;
+/// What packets of a connection say of the routers that they may pass.
+const HOPS: u8 = 64;
+
+/// Adds one packet to `out`: from the header of its link to its last checksum. The pad count of its BTH is that
+/// of its payload, as in the packets of a [`Burst`](rdma_proto::Burst).
+///
+/// Of a datagram the way is what its address handle said; of a connection, traffic class and flow label are 0 and
+/// there are 64 hops. A port has an Ethernet address for each of its GIDs, see [`mac`]. Packets to one queue pair,
+/// or datagrams from one to another, have a UDP source port of their own, so that routers keep them in order.
+///
+/// # Errors
+///
+/// Those of [`Packet::emit`], with nothing added; not for what a device sends.
+pub(crate) fn write(
+    path: &Path,
+    datagram: Option<&Datagram>,
+    headers: &Headers,
+    payload: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), EmitError> {
+    let begin = out.len();
+    let packet = Packet { headers: *headers, payload, icrc: 0 };
+    let length = packet.wire_len();
+    let udp = UdpHeader::new(source_port(headers), length).ok_or(EmitError::NoRoom)?;
+    let header = datagram.and_then(|datagram| datagram.header);
+    let (link, sealed) = match (path.local, path.remote) {
+        (Address::Gid(from), Address::Gid(to)) => {
+            put_ethernet(&from, &to, out);
+            let way = Route {
+                source: from,
+                destination: to.gid,
+                traffic_class: 0,
+                flow_label: 0,
+                hop_limit: HOPS,
+            };
+            let header = header.unwrap_or_else(|| route_header::around(&way, length as u64));
+            let is_ipv4 = ethertype(&from, &to) == TYPE_IPV4;
+            out.extend_from_slice(&header[if is_ipv4 { IPV4_AT } else { 0 }..]);
+            if from.kind == GidType::ROCE_V2 {
+                let mut bytes = [0; UdpHeader::LEN];
+                udp.emit(&mut bytes);
+                out.extend_from_slice(&bytes);
+            }
+            (Link::Ethernet, 0)
+        }
+        (local, remote) => {
+            let service_level = datagram.map_or(0, |datagram| datagram.source.service_level);
+            let global = header.map_or(0, |_| GRH);
+            let next = if global == 0 { NEXT_BTH } else { NEXT_GRH };
+            let words = u16::try_from((LRH + global + length) / 4).unwrap_or(u16::MAX);
+            out.extend_from_slice(&[0, service_level << 4 | next]);
+            out.extend_from_slice(&lid(&remote).to_be_bytes());
+            out.extend_from_slice(&words.to_be_bytes());
+            out.extend_from_slice(&lid(&local).to_be_bytes());
+            out.extend_from_slice(header.as_ref().map_or(&[][..], |header| header));
+            (Link::InfiniBand, VCRC)
+        }
+    };
+    let at = out.len();
+    out.resize(at + length + sealed, 0);
+    if let Err(error) = packet.emit(&mut out[at..]) {
+        out.truncate(begin);
+        return Err(error);
+    }
+    let frame = &mut out[begin..];
+    let end = frame.len() - sealed;
+    if let Ok((front, packet)) = split(link, frame) {
+        let icrc = front.icrc(&frame[packet.start..end - Packet::ICRC_LEN]);
+        frame[end - Packet::ICRC_LEN..end].copy_from_slice(&icrc.to_le_bytes());
+    }
+    if link == Link::InfiniBand {
+        let vcrc = vcrc(&frame[..end]);
+        frame[end..].copy_from_slice(&vcrc.to_le_bytes());
+    }
+    debug_assert_eq!(
+        check(link, frame).map(|found| (found.headers, frame[found.payload].len())),
+        Ok((*headers, payload.len()))
+    );
+    Ok(())
+}
+
+/// What arrived in a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Checked {
+    pub(crate) headers: Headers,
+    /// Where in the frame the payload is, without its pad.
+    pub(crate) payload: Range<usize>,
+}
+
+/// Why a port drops a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Damage {
+    /// It carries something else, or its lengths contradict each other.
+    Link,
+    /// It is from or for another port than the addresses in it.
+    Station,
+    /// It is no packet.
+    Packet(ParseError),
+    Icrc,
+    Vcrc,
+}
+
+impl From<ParseError> for Damage {
+    fn from(error: ParseError) -> Self {
+        Self::Packet(error)
+    }
+}
+
+/// What a port makes of a frame: reads it, and holds all checksums against it.
+///
+/// What none of them covers may have changed: on Ethernet FECN, BECN and the reserved bits beside them, and what
+/// is said of the way (IPv6 and GRH: traffic class, flow label, hops) or was not looked at (UDP checksum).
+pub(crate) fn check(link: Link, frame: &[u8]) -> Result<Checked, Damage> {
+    if link == Link::InfiniBand {
+        let (covered, sum) = frame.split_last_chunk::<VCRC>().ok_or(Damage::Link)?;
+        if vcrc(covered) != u16::from_le_bytes(*sum) {
+            return Err(Damage::Vcrc);
+        }
+    }
+    let (front, place) = split(link, frame)?;
+    let bytes = frame.get(place.clone()).ok_or(Damage::Link)?;
+    let covered = bytes.len().checked_sub(Packet::ICRC_LEN).ok_or(Damage::Link)?;
+    let packet = Packet::parse(bytes)?;
+    if packet.icrc != front.icrc(&bytes[..covered]) {
+        return Err(Damage::Icrc);
+    }
+    let at = place.start + packet.headers.wire_len();
+    Ok(Checked { headers: packet.headers, payload: at..at + packet.payload.len() })
+}
+
+/// What is in front of a BTH, as far as the ICRC covers it.
+enum Front {
+    Udp(IpHeader, UdpHeader),
+    /// With ones for what may change.
+    Local([u8; LRH]),
+    Global([u8; LRH + GRH]),
+}
+
+impl Front {
+    fn icrc(&self, packet: &[u8]) -> u32 {
+        match self {
+            Self::Udp(ip, udp) => icrc(ip, udp, packet),
+            Self::Local(front) => icrc_behind(front, packet),
+            Self::Global(front) => icrc_behind(front, packet),
+        }
+    }
+}
+
+/// The headers in front of the BTH, and where the packet is, with its ICRC.
+fn split(link: Link, frame: &[u8]) -> Result<(Front, Range<usize>), Damage> {
+    match link {
+        Link::Ethernet => behind_ethernet(frame),
+        Link::InfiniBand => behind_lrh(frame),
+    }
+}
+
+fn behind_ethernet(frame: &[u8]) -> Result<(Front, Range<usize>), Damage> {
+    let (ethernet, carried) = frame.split_first_chunk::<ETHERNET>().ok_or(Damage::Link)?;
+    let kind = u16::from_be_bytes([ethernet[12], ethernet[13]]);
+    if kind == TYPE_ROCE_V1 {
+        let (front, [from, to]) = global(carried, carried.len())?;
+        is_between(ethernet, &from, &to)?;
+        return Ok((Front::Global(front), ETHERNET + GRH..frame.len()));
+    }
+    let (ip, datagram) = IpHeader::parse(carried)?;
+    let (expected, length, from, to) = match &ip {
+        IpHeader::V4(ip) => {
+            let [from, to] = [ip.source, ip.destination].map(Gid::from_ipv4);
+            (TYPE_IPV4, Ipv4Header::LEN, from, to)
+        }
+        IpHeader::V6(ip) => {
+            let [from, to] = [ip.source, ip.destination].map(|address| address.octets().into());
+            (TYPE_IPV6, Ipv6Header::LEN, from, to)
+        }
+        _ => return Err(Damage::Link),
+    };
+    let (udp, packet) = datagram.split_first_chunk().ok_or(Damage::Link)?;
+    let udp = UdpHeader::parse(udp);
+    if kind != expected
+        || udp.destination_port != UdpHeader::ROCE_V2_PORT
+        || usize::from(udp.length) != datagram.len()
+    {
+        return Err(Damage::Link);
+    }
+    is_between(ethernet, &from, &to)?;
+    // Behind the datagram may be what fills up a short frame.
+    let end = ETHERNET + length + datagram.len();
+    Ok((Front::Udp(ip, udp), end - packet.len()..end))
+}
+
+fn behind_lrh(frame: &[u8]) -> Result<(Front, Range<usize>), Damage> {
+    let (lrh, carried) = frame.split_first_chunk::<LRH>().ok_or(Damage::Link)?;
+    let words = usize::from(u16::from_be_bytes([lrh[4], lrh[5]]) & 0x7ff);
+    let version = lrh[0] & 0x0f;
+    if version != 0 || words * 4 + VCRC != frame.len() {
+        return Err(Damage::Link);
+    }
+    let end = frame.len() - VCRC;
+    match lrh[1] & 3 {
+        NEXT_BTH => {
+            let mut front = *lrh;
+            front[0] |= 0xf0;
+            Ok((Front::Local(front), LRH..end))
+        }
+        NEXT_GRH => {
+            let (front, _) = global(carried, carried.len() - VCRC)?;
+            Ok((Front::Global(front), LRH + GRH..end))
+        }
+        _ => Err(Damage::Link),
+    }
+}
+
+/// What the ICRC sees of a global route header that has so many bytes to its end and behind it; and from where
+/// to where it is.
+fn global(bytes: &[u8], length: usize) -> Result<([u8; LRH + GRH], [Gid; 2]), Damage> {
+    let grh = bytes.first_chunk::<GRH>().ok_or(Damage::Link)?;
+    let behind = usize::from(u16::from_be_bytes([grh[4], grh[5]]));
+    if grh[0] >> 4 != 6 || grh[6] != NEXT_INFINIBAND || behind + GRH != length {
+        return Err(Damage::Link);
+    }
+    let mut front = [0xff; LRH + GRH];
+    front[LRH..].copy_from_slice(grh);
+    // Traffic class, flow label and hop limit.
+    front[LRH] |= 0x0f;
+    front[LRH + 1..LRH + 4].fill(0xff);
+    front[LRH + 7] = 0xff;
+    let gid = |at: usize| grh[at..].first_chunk::<16>().map_or(Gid::ZERO, |gid| (*gid).into());
+    Ok((front, [gid(8), gid(24)]))
+}
+
+fn put_ethernet(from: &GidEntry, to: &GidEntry, out: &mut Vec<u8>) {
+    out.extend_from_slice(&mac(&to.gid));
+    out.extend_from_slice(&mac(&from.gid));
+    out.extend_from_slice(&ethertype(from, to).to_be_bytes());
+}
+
+fn ethertype(from: &GidEntry, to: &GidEntry) -> u16 {
+    match from.kind {
+        GidType::ROCE_V2 if from.gid.is_ipv4_mapped() && to.gid.is_ipv4_mapped() => TYPE_IPV4,
+        GidType::ROCE_V2 => TYPE_IPV6,
+        _ => TYPE_ROCE_V1,
+    }
+}
+
+fn is_between(ethernet: &[u8; ETHERNET], from: &Gid, to: &Gid) -> Result<(), Damage> {
+    let same = ethernet[..6] == mac(to) && ethernet[6..12] == mac(from);
+    same.then_some(()).ok_or(Damage::Station)
+}
+
+/// The Ethernet address of a port, as one of its GIDs tells it: nobody has to be asked for it. Each is locally
+/// administered, so that no real port has it. `02:00` is in front of an IPv4 address. Other GIDs end in
+/// an interface identifier that was made from an Ethernet address with `ff:fe` in its middle (RFC 4291, appendix A),
+/// which is left out.
+pub(crate) fn mac(gid: &Gid) -> [u8; 6] {
+    let bytes = gid.as_bytes();
+    if gid.is_ipv4_mapped() {
+        [2, 0, bytes[12], bytes[13], bytes[14], bytes[15]]
+    } else {
+        [2, bytes[9], bytes[10], bytes[13], bytes[14], bytes[15]]
+    }
+}
+
+/// In the upper quarter, as RXE and mlx5 have it. A packet of a connection does not say which queue pair sent it.
+fn source_port(headers: &Headers) -> u16 {
+    let to = headers.bth.destination.get();
+    let from = headers.deth.map_or(0, |deth| deth.source.get());
+    // The upper bits depend on all of the lower ones.
+    let hash = (to ^ from.rotate_left(16)).wrapping_mul(0x9e37_79b1);
+    0xc000 | (hash >> 18 & 0x3fff) as u16
+}
+
+fn lid(address: &Address) -> u16 {
+    match address {
+        Address::Lid(lid) => *lid,
+        Address::Gid(_) => 0,
+    }
+}
+
+/// The variant CRC (IBTA volume 1, 7.8.2): over the whole packet, from switch to switch.
+fn vcrc(bytes: &[u8]) -> u16 {
+    let step =
+        |crc: u16, byte: &u8| crc >> 8 ^ VCRC_TABLE[usize::from(crc.to_le_bytes()[0] ^ byte)];
+    !bytes.iter().fold(u16::MAX, step)
+}
+
+/// What each byte adds: x^16 + x^12 + x^3 + x + 1, with the first bit the lowest.
+const VCRC_TABLE: [u16; 256] = {
+    let mut table = [0; 256];
+    let mut byte: u16 = 0;
+    while byte < 256 {
+        let mut crc = byte;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 == 1 { crc >> 1 ^ 0xd008 } else { crc >> 1 };
+            bit += 1;
+        }
+        table[byte as usize] = crc;
+        byte += 1;
+    }
+    table
+};
+
+#[cfg(all(test, not(loom)))]
+mod tests;
