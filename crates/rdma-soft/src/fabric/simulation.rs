@@ -10,12 +10,14 @@ use std::sync::{Mutex, TryLockError};
 use std::time::Duration;
 
 use rdma_proto::Burst;
+use rdma_proto::wire::Headers;
 
 use crate::address::Path;
 use crate::device::Device;
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::random::SplitMix;
+use crate::link::frame;
 use crate::link::memory::{Datagram, Letter};
 use crate::link::model::{Direction, Fate, LinkModel};
 use crate::sync::locked;
@@ -124,14 +126,20 @@ impl Simulation {
         let now = to.fabric.clock.now();
         let mut net = locked(&self.net);
         let mut arriving = 0;
-        for (headers, payload) in burst.packets(payload) {
-            let burst = Burst::single(headers, payload.len());
-            let letter = |payload: &[u8]| Letter::new(path, burst, datagram, payload.into());
+        for (mut headers, mut payload) in burst.packets(payload) {
             let fate = net.fate(from, to, HEADERS + payload.len() as u64, now);
-            net.note(now, (from, to), &burst, payload, &fate);
+            net.note(now, (from, to), &headers, payload, &fate);
+            let frame;
+            if fate.flipped > 0 {
+                frame = net.flip(fate.flipped, path, datagram, &headers, payload);
+                // Who receives it drops it.
+                let Ok(found) = frame::check(to.link, &frame) else { continue };
+                (headers, payload) = (found.headers, &frame[found.payload]);
+            }
+            let burst = Burst::single(headers, payload.len());
             for arrives in [fate.arrives, fate.again].into_iter().flatten() {
                 let number = net.packets;
-                let letter = letter(payload);
+                let letter = Letter::new(path, burst, datagram, payload.into());
                 net.on_the_way.push(Reverse(Flight { arrives, number, to, letter }));
                 arriving += 1;
             }
@@ -167,16 +175,37 @@ impl Net {
         direction.send(&model, bytes, now, &mut self.random)
     }
 
+    /// The frame of a packet, of which so many bits are flipped.
+    fn flip(
+        &mut self,
+        bits: u32,
+        path: Path,
+        datagram: Option<Datagram>,
+        headers: &Headers,
+        payload: &[u8],
+    ) -> Vec<u8> {
+        let mut frame = Vec::new();
+        // What cannot be written is empty, and no packet.
+        let _ = frame::write(&path, datagram.as_ref(), headers, payload, &mut frame);
+        for _ in 0..bits {
+            let bit = self.random.below(8 * u32::try_from(frame.len()).unwrap_or(0));
+            if let Some(byte) = frame.get_mut(bit as usize / 8) {
+                *byte ^= 1 << (bit % 8);
+            }
+        }
+        frame
+    }
+
     /// Neither addresses of memory nor sequence numbers: programs have others each time.
     fn note(
         &mut self,
         now: Time,
         (from, to): (&Device, &Device),
-        burst: &Burst,
+        headers: &Headers,
         payload: &[u8],
         fate: &Fate,
     ) {
-        let bth = &burst.header.bth;
+        let bth = &headers.bth;
         let header = (bth.opcode.code(), bth.destination.get(), bth.ack_request);
         let arrivals = [fate.arrives, fate.again].map(|at| at.map(Time::nanoseconds));
         (now.nanoseconds(), &from.name, &to.name, header, payload).hash(&mut self.trace);
