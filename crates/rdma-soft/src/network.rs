@@ -87,9 +87,35 @@ impl Network {
         to: &SoftDevice,
         model: LinkModel,
     ) -> Result<(), OtherNetwork> {
+        self.set_link_after(Duration::ZERO, from, to, model)
+    }
+
+    /// The same, when so much time has passed: also while the program waits for something.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use rdma_soft::{Builder, LinkModel, Network};
+    /// # let network = Network::simulated(7);
+    /// # let [a, b] = ["left", "right"].map(|name| Builder::new(name).network(&network).install().unwrap());
+    /// // For one second nothing gets from `a` to `b`.
+    /// network.set_link(&a, &b, LinkModel::cut())?;
+    /// network.set_link_after(Duration::from_secs(1), &a, &b, LinkModel::new())?;
+    /// # Ok::<(), rdma_soft::OtherNetwork>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn set_link_after(
+        &self,
+        time: Duration,
+        from: &SoftDevice,
+        to: &SoftDevice,
+        model: LinkModel,
+    ) -> Result<(), OtherNetwork> {
         let (from, to) = (self.own(from)?, self.own(to)?);
         if let Some(simulation) = &self.fabric.simulation {
-            simulation.set(from, to, model);
+            simulation.set(self.fabric.clock.now() + time, from, to, model);
         }
         Ok(())
     }
@@ -107,7 +133,7 @@ impl Network {
     }
 
     /// Has the next thing happen, whenever that is: a packet arrives, or a deadline passes. Says whether there was
-    /// one; if not, nothing happens any more unless the program does something.
+    /// one; if not, nothing happens any more unless the program does something. Threads take turns.
     ///
     /// ```
     /// let network = rdma_soft::Network::simulated(1);

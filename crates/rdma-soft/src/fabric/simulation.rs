@@ -1,12 +1,13 @@
 //! A fabric in virtual time: what happens next, one event after the other.
 //!
-//! An event is an alarm, or a packet that arrives. Nothing happens by itself: time passes where a program
+//! An event is an alarm, a packet that arrives, or a link that changes. Nothing happens by itself: time passes where a program
 //! polls in vain, or says so, and what is due meanwhile is done by its thread.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Mutex, TryLockError};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rdma_proto::Burst;
@@ -20,7 +21,7 @@ use crate::fabric::random::SplitMix;
 use crate::link::frame;
 use crate::link::memory::{Datagram, Letter};
 use crate::link::model::{Direction, Fate, LinkModel};
-use crate::sync::locked;
+use crate::sync::{locked, locked_to_wait, this_thread};
 
 /// How long an empty poll takes.
 const POLL: Duration = Duration::from_nanos(100);
@@ -32,8 +33,10 @@ const HEADERS: u64 = 14 + 20 + 8 + 12 + 4;
 /// What is between the devices of a simulated fabric.
 #[derive(Debug)]
 pub(crate) struct Simulation {
-    /// Held by who has something happen.
+    /// Held by who has something happen; no lock of the engine is held then.
     stepping: Mutex<()>,
+    /// The number of that thread.
+    by: AtomicU64,
     net: Mutex<Net>,
 }
 
@@ -44,39 +47,48 @@ struct Net {
     model: LinkModel,
     /// By the names of sender and receiver.
     directions: BTreeMap<(&'static str, &'static str), Direction>,
-    on_the_way: BinaryHeap<Reverse<Flight>>,
+    /// What is to happen.
+    events: BinaryHeap<Reverse<Event>>,
+    /// How many there have been.
+    numbered: u64,
     /// How many packets were sent.
     packets: u64,
     trace: DefaultHasher,
 }
 
-/// A packet on its way.
 #[derive(Debug)]
-struct Flight {
-    arrives: Time,
-    /// Of those that arrive together, in which order they were sent.
+struct Event {
+    at: Time,
+    /// Of those that happen together, which comes first.
     number: u64,
-    to: &'static Device,
-    letter: Letter,
+    what: What,
 }
 
-impl PartialEq for Flight {
+#[derive(Debug)]
+enum What {
+    /// A packet arrives.
+    Packet { to: &'static Device, letter: Box<Letter> },
+    /// A link does something else from now on.
+    Change { from: &'static Device, to: &'static Device, model: LinkModel },
+}
+
+impl PartialEq for Event {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Flight {}
+impl Eq for Event {}
 
-impl PartialOrd for Flight {
+impl PartialOrd for Event {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Flight {
+impl Ord for Event {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.arrives, self.number).cmp(&(other.arrives, other.number))
+        (self.at, self.number).cmp(&(other.at, other.number))
     }
 }
 
@@ -86,11 +98,12 @@ impl Simulation {
             random: SplitMix::new(seed),
             model: LinkModel::new(),
             directions: BTreeMap::new(),
-            on_the_way: BinaryHeap::new(),
+            events: BinaryHeap::new(),
+            numbered: 0,
             packets: 0,
             trace: DefaultHasher::new(),
         };
-        Self { stepping: Mutex::new(()), net: Mutex::new(net) }
+        Self { stepping: Mutex::new(()), by: AtomicU64::new(0), net: Mutex::new(net) }
     }
 
     /// What all links do that were not told otherwise.
@@ -98,9 +111,20 @@ impl Simulation {
         locked(&self.net).model = model;
     }
 
-    /// What the link does from one device to another.
-    pub(crate) fn set(&self, from: &'static Device, to: &'static Device, model: LinkModel) {
-        locked(&self.net).direction(from, to).model = Some(model);
+    /// What the link does from one device to another, from that time on.
+    pub(crate) fn set(
+        &self,
+        at: Time,
+        from: &'static Device,
+        to: &'static Device,
+        model: LinkModel,
+    ) {
+        let mut net = locked(&self.net);
+        if at <= from.fabric.clock.now() {
+            net.direction(from, to).model = Some(model);
+        } else {
+            net.plan(at, What::Change { from, to, model });
+        }
     }
 
     /// How many packets were sent.
@@ -137,31 +161,42 @@ impl Simulation {
                 (headers, payload) = (found.headers, &frame[found.payload]);
             }
             let burst = Burst::single(headers, payload.len());
-            for arrives in [fate.arrives, fate.again].into_iter().flatten() {
-                let number = net.packets;
-                let letter = Letter::new(path, burst, datagram, payload.into());
-                net.on_the_way.push(Reverse(Flight { arrives, number, to, letter }));
+            for at in [fate.arrives, fate.again].into_iter().flatten() {
+                let letter = Box::new(Letter::new(path, burst, datagram, payload.into()));
+                net.plan(at, What::Packet { to, letter });
                 arriving += 1;
             }
         }
         arriving
     }
 
-    /// When the next packet arrives.
+    /// When something happens next.
     fn next(&self) -> Option<Time> {
-        locked(&self.net).on_the_way.peek().map(|Reverse(flight)| flight.arrives)
+        locked(&self.net).events.peek().map(|Reverse(event)| event.at)
     }
 
-    /// The next packet arrives.
-    fn arrive(&self) {
-        let next = locked(&self.net).on_the_way.pop();
-        if let Some(Reverse(Flight { to, letter, .. })) = next {
-            to.inbox().arrive(letter);
+    /// It happens.
+    fn happen(&self) {
+        let mut net = locked(&self.net);
+        match net.events.pop() {
+            Some(Reverse(Event { what: What::Packet { to, letter }, .. })) => {
+                drop(net);
+                to.inbox().arrive(*letter);
+            }
+            Some(Reverse(Event { what: What::Change { from, to, model }, .. })) => {
+                net.direction(from, to).model = Some(model);
+            }
+            None => {}
         }
     }
 }
 
 impl Net {
+    fn plan(&mut self, at: Time, what: What) {
+        self.numbered += 1;
+        self.events.push(Reverse(Event { at, number: self.numbered, what }));
+    }
+
     fn direction(&mut self, from: &'static Device, to: &'static Device) -> &mut Direction {
         self.directions.entry((&from.name, &to.name)).or_default()
     }
@@ -213,6 +248,22 @@ impl Net {
     }
 }
 
+/// Who has something happen, as long as this lives.
+struct By<'a>(&'a AtomicU64);
+
+impl<'a> By<'a> {
+    fn this_thread(by: &'a AtomicU64) -> Self {
+        by.store(this_thread(), Ordering::Relaxed);
+        Self(by)
+    }
+}
+
+impl Drop for By<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+}
+
 impl Fabric {
     /// A poll was in vain: a moment passes, if time is virtual, and what is due meanwhile happens.
     #[cold]
@@ -220,10 +271,9 @@ impl Fabric {
         self.pass(self.clock.now() + POLL, EVENTS);
     }
 
-    /// Has the next thing happen, and says whether there was one; also if another thread, or the caller of this
-    /// one, is about it.
+    /// Has the next thing happen, and says whether there was one. Nothing happens within what happens.
     pub(crate) fn step(&self) -> bool {
-        self.with_steps(|simulation| self.next_happens(simulation, Time::END)).unwrap_or(true)
+        self.with_steps(|simulation| self.next_happens(simulation, Time::END)).unwrap_or(false)
     }
 
     /// It becomes so late, and what is due until then happens.
@@ -242,13 +292,15 @@ impl Fabric {
         });
     }
 
+    /// One thread at a time, which does not wait for itself: somebody who was told of an event may come here
+    /// again.
     fn with_steps<R>(&self, steps: impl FnOnce(&Simulation) -> R) -> Option<R> {
         let simulation = self.simulation.as_ref()?;
-        let _stepping = match simulation.stepping.try_lock() {
-            Ok(stepping) => stepping,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        if simulation.by.load(Ordering::Relaxed) == this_thread() {
+            return None;
+        }
+        let _stepping = locked_to_wait(&simulation.stepping);
+        let _by = By::this_thread(&simulation.by);
         // What the program has left comes first.
         self.unsettled.settle();
         Some(steps(simulation))
@@ -256,15 +308,15 @@ impl Fabric {
 
     /// Has the next thing happen that happens until then, and all that follows from it at once.
     fn next_happens(&self, simulation: &Simulation, end: Time) -> bool {
-        let (packet, alarm) = (simulation.next(), self.timers.next());
-        let Some(next) = packet.into_iter().chain(alarm).min().filter(|&next| next <= end) else {
+        let (event, alarm) = (simulation.next(), self.timers.next());
+        let Some(next) = event.into_iter().chain(alarm).min().filter(|&next| next <= end) else {
             return false;
         };
         self.clock.go_on_to(next);
-        // Packets first, of which a moment has only so many: who wants to be called at once again and again
-        // holds up nobody.
-        if packet == Some(next) {
-            simulation.arrive();
+        // Of packets and changes a moment has only so many: so they come first, and who wants to be called at once
+        // again and again holds up nobody.
+        if event == Some(next) {
+            simulation.happen();
         } else {
             self.ring_due_alarms();
         }
