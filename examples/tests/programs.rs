@@ -28,6 +28,9 @@ mod multi_channel_scatter_gather;
 #[path = "../examples/pingpong.rs"]
 mod pingpong;
 #[allow(dead_code)] // its `main`
+#[path = "../examples/replication.rs"]
+mod replication;
+#[allow(dead_code)] // its `main`
 #[path = "../examples/shared_memory.rs"]
 mod shared_memory;
 #[allow(dead_code)] // its `main`
@@ -228,4 +231,15 @@ fn a_receive_that_nobody_can_answer_ends_and_closes_its_channel() {
         assert!(lines[2].contains("closed, since a receive was not done in time"), "{text}");
         assert_eq!(lines.len(), 3);
     }
+}
+
+/// The same seed finds it each time, after the same time.
+#[test]
+fn a_simulated_network_finds_the_bug_of_a_protocol() {
+    let arguments = replication::Arguments::parse_from(["replication", "--seeds", "8"]);
+    let report = replication::run(&arguments).unwrap();
+    let lines: Vec<&str> = report.lines().collect();
+    assert!(lines[0].starts_with("length first: seed "), "{report}");
+    assert_eq!(lines[1], "entry first: no log was damaged with 8 seeds");
+    assert_eq!(replication::run(&arguments).unwrap(), report);
 }
