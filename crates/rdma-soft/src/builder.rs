@@ -13,8 +13,8 @@ use crate::soft_device::SoftDevice;
 
 /// Makes a software device with a name, a schedule and limits of its own.
 ///
-/// The device is in the device list of every program part from then on, and lives as long as the
-/// process. Devices of one process with the same [`Link`] reach each other.
+/// The device is in the device list of every program part from then on, as long as the process, or its
+/// [`Network`]. Devices of one process with the same [`Link`] reach each other.
 ///
 /// ```
 /// use rdma_soft::{Builder, Link, Schedule};

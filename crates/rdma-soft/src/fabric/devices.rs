@@ -34,14 +34,19 @@ pub enum InstallError {
 
 /// Those that programs see, in the order in which they were installed.
 #[derive(Debug)]
-pub(crate) struct Installed(Mutex<Vec<&'static Device>>);
+pub(crate) struct Installed {
+    devices: Mutex<Vec<&'static Device>>,
+    /// Fabrics whose devices nobody sees any more: here a leak checker finds them.
+    gone: Mutex<Vec<&'static Fabric>>,
+}
 
-pub(crate) static INSTALLED: Installed = Installed(Mutex::new(Vec::new()));
+pub(crate) static INSTALLED: Installed =
+    Installed { devices: Mutex::new(Vec::new()), gone: Mutex::new(Vec::new()) };
 
 impl Installed {
     /// Adds a device that was made for its fabric, to that, too, unless there is one of that name.
     pub(crate) fn add(&self, device: Device) -> Result<&'static Device, InstallError> {
-        let mut installed = locked(&self.0);
+        let mut installed = locked(&self.devices);
         if installed.iter().any(|other| other.name == device.name) {
             return Err(InstallError::NameTaken(device.name));
         }
@@ -51,15 +56,16 @@ impl Installed {
     }
 
     pub(crate) fn remove_those_of(&self, fabric: &'static Fabric) {
-        locked(&self.0).retain(|device| !std::ptr::eq(device.fabric, fabric));
+        locked(&self.devices).retain(|device| !std::ptr::eq(device.fabric, fabric));
+        locked(&self.gone).push(fabric);
     }
 
     pub(crate) fn all(&self) -> Vec<&'static Device> {
-        locked(&self.0).clone()
+        locked(&self.devices).clone()
     }
 
     pub(crate) fn named(&self, name: &str) -> Option<&'static Device> {
-        locked(&self.0).iter().copied().find(|device| device.name == name)
+        locked(&self.devices).iter().copied().find(|device| device.name == name)
     }
 }
 
