@@ -151,7 +151,8 @@ fn requests_that_are_tried_again_are_executed_once(device: &Device) {
     let has = device.attributes().atomic_cap != ibv_atomic_cap::IBV_ATOMIC_NONE;
     device.needs(has, "the device has no atomic operations");
     let access = ALL_ACCESS | REMOTE_ATOMIC;
-    let knobs = Knobs { timeout: 14, retries: 6, access, ..Knobs::default() };
+    // Eight attempts of 0.27 s each: the peer gets ready within them on every machine.
+    let knobs = Knobs { timeout: 16, retries: 7, access, ..Knobs::default() };
     let (a, b) = sides(device);
     let (at_a, at_b) = (a.endpoint(), b.endpoint());
     let (own, counter) = (a.pd.register(80, ALL_ACCESS), b.pd.register(8, access));
