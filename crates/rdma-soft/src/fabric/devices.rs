@@ -63,6 +63,11 @@ impl Devices {
         Ok(device)
     }
 
+    /// All devices, too, without a list of them: each is looked up when it is its turn.
+    pub(crate) fn one_by_one(&self) -> impl Iterator<Item = &'static Device> {
+        (0..).map_while(|n| locked(&self.0).get(n).copied())
+    }
+
     pub(crate) fn named(&self, name: &str) -> Option<&'static Device> {
         locked(&self.0).iter().copied().find(|device| device.name == name)
     }
