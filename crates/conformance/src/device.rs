@@ -16,7 +16,7 @@ const OF_PACKETS: &str = include_str!("../../../docs/wire-differences.md");
 const LACKED: &[&str] = &[
     "headers of InfiniBand have one form alone",
     "the device does not resize shared receive queues",
-    "the device has no multicast groups",
+    "the device has multicast groups",
     "the port has no GIDs of both versions of RoCE",
     "the port has no address of IPv4",
     "the port is of Ethernet, which has neither LIDs nor service levels",

@@ -3,6 +3,8 @@
 
 use rdma_types::{Gid, GidType};
 
+use crate::engine::group::Group;
+
 /// One row of a port's GID table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GidEntry {
@@ -59,6 +61,18 @@ pub(crate) struct AddressVector {
     pub(crate) service_level: u8,
     /// Without one packets have no global route header.
     pub(crate) route: Option<Route>,
+}
+
+impl AddressVector {
+    /// The group to which a datagram goes that is for all members of one. If the vector leads to a port, that
+    /// has no members.
+    pub(crate) fn group(&self) -> Option<Group> {
+        let lid = match self.path.remote {
+            Address::Lid(lid) => lid,
+            Address::Gid(_) => 0,
+        };
+        self.route.map(|route| Group { gid: route.destination, lid })
+    }
 }
 
 /// What packets say of their way between networks (IBTA volume 1, 8.3).

@@ -168,6 +168,33 @@ impl Builder {
         self
     }
 
+    /// The most multicast groups in which queue pairs of the device are; at first 8192. With 0 it has no groups:
+    /// joining one fails with `EOPNOTSUPP`.
+    ///
+    /// ```
+    /// use rdma_soft::Builder;
+    ///
+    /// Builder::new("two-groups").max_multicast_groups(2).max_multicast_members(1).install()?;
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    pub fn max_multicast_groups(mut self, count: u32) -> Self {
+        self.limits.max_groups = count;
+        self
+    }
+
+    /// The most queue pairs of the device in one multicast group; at first 256. One more is refused with `ENOMEM`.
+    pub fn max_multicast_members(mut self, count: u32) -> Self {
+        self.limits.max_group_members = count;
+        self
+    }
+
+    /// The most queue pairs of the device in all multicast groups together, each counted once for each of its
+    /// groups; at first 65,536. One more is refused with `ENOMEM`.
+    pub fn max_multicast_memberships(mut self, count: u32) -> Self {
+        self.limits.max_memberships = count;
+        self
+    }
+
     /// The most READs and atomics that a queue pair has in flight, and answers at a time; at first 16.
     /// With 0 there are none.
     pub fn max_rd_atomic(mut self, depth: u8) -> Self {

@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use rdma_types::{AsyncEventKind, Guid};
+use rdma_types::{AsyncEventKind, Gid, GidType, Guid, Lid};
 
 use crate::address::{Address, AddressAttributes, GidEntry, Path};
 use crate::counters::Tally;
 use crate::engine::Refusal;
 use crate::engine::deferred::Deferred;
 use crate::engine::events::EventQueue;
+use crate::engine::group::{Group, Groups};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair_table::QueuePairTable;
 use crate::engine::region::RegionTable;
@@ -46,6 +47,7 @@ pub(crate) struct Device {
     locked_bytes: AtomicU64,
     wrong_qkeys: AtomicU32,
     queue_pairs: Mutex<QueuePairTable>,
+    pub(crate) groups: Groups,
     pub(crate) tally: Tally,
     /// Whether all that it sends and receives goes as packets.
     pub(crate) force_wire: bool,
@@ -123,6 +125,7 @@ impl Device {
             locked_bytes: AtomicU64::new(0),
             wrong_qkeys: AtomicU32::new(0),
             queue_pairs: Mutex::new(QueuePairTable::new(numbers)),
+            groups: Groups::default(),
             tally: Tally::default(),
             force_wire: false,
             inbox: OnceLock::new(),
@@ -186,12 +189,24 @@ impl Device {
     /// if this device sends no others.
     pub(crate) fn way(&self, path: &Path) -> Way {
         let there = self.fabric.devices.at(self.link, &path.remote);
-        let by_wire = self.force_wire || there.is_some_and(|there| there.force_wire);
         match there {
-            _ if !by_wire => Way::Direct(there),
+            _ if !there.map_or(self.force_wire, |there| self.sends_packets_to(there)) => {
+                Way::Direct(there)
+            }
             Some(there) => Way::Wire(Some(there.inbox())),
             None => Way::Wire(None),
         }
+    }
+
+    /// Whether messages between these two go as packets.
+    pub(crate) fn sends_packets_to(&self, there: &Self) -> bool {
+        self.force_wire || there.force_wire
+    }
+
+    /// The devices of its link on which a group has members, this one too.
+    pub(crate) fn devices_of(&self, group: &Group) -> impl Iterator<Item = &'static Self> {
+        let devices = self.fabric.devices.one_by_one();
+        devices.filter(|there| there.link == self.link && there.groups.has(group))
     }
 
     pub(crate) fn has_address(&self, address: &Address) -> bool {
@@ -255,28 +270,44 @@ impl Device {
                 || identity.gids.iter().any(|entry| self.identity.has_gid(entry)))
     }
 
-    /// The path that an address vector describes, if packets could take it.
+    /// The path that an address vector describes, if packets of a connection could take it: to one port.
     pub(crate) fn path(&self, vector: &AddressAttributes) -> Result<Path, Refusal> {
+        let path = self.path_of_datagrams(vector)?;
+        let to_group = match path.remote {
+            Address::Lid(lid) => Lid::new(lid).is_multicast(),
+            Address::Gid(entry) => entry.gid.is_multicast(),
+        };
+        if to_group { Err(Refusal::Invalid) } else { Ok(path) }
+    }
+
+    /// The path that an address vector describes, if datagrams could take it: to one port, or to a group.
+    pub(crate) fn path_of_datagrams(&self, vector: &AddressAttributes) -> Result<Path, Refusal> {
         let source = self.identity.gids.get(usize::from(vector.source_index));
         let source = source.filter(|entry| !entry.gid.is_zero());
         if vector.port != 1 || vector.is_global != 0 && source.is_none() {
             return Err(Refusal::Invalid);
         }
+        let gid = Gid::from_bytes(vector.destination);
         match self.link {
             Link::InfiniBand => {
-                // Unicast LIDs (IBTA volume 1, 4.1.3).
-                let unicast = (1..0xc000).contains(&vector.destination_lid);
+                let lid = Lid::new(vector.destination_lid);
+                // Packets to a group name it in a global route header.
+                let to_group = lid.is_multicast() && vector.is_global != 0 && gid.is_multicast();
                 let remote = Address::Lid(vector.destination_lid);
                 let path = Path { local: Address::Lid(self.identity.lid), remote };
-                if unicast { Ok(path) } else { Err(Refusal::Invalid) }
+                if lid.is_unicast() || to_group { Ok(path) } else { Err(Refusal::Invalid) }
             }
             Link::Ethernet => {
                 // RoCE has no LIDs: every packet has a GRH, and one family of addresses per route.
                 let source = source.filter(|_| vector.is_global != 0).ok_or(Refusal::Invalid)?;
-                let remote = GidEntry { gid: vector.destination.into(), kind: source.kind };
-                let same_family = remote.gid.is_ipv4_mapped() == source.gid.is_ipv4_mapped()
-                    && remote.gid.is_link_local() == source.gid.is_link_local();
-                if remote.gid.is_zero() || !same_family {
+                let remote = GidEntry { gid, kind: source.kind };
+                let same_version = gid.is_ipv4_mapped() == source.gid.is_ipv4_mapped();
+                let fits = match gid.is_multicast() {
+                    // Whatever its scope is. RoCE v1 has a route header of InfiniBand for all addresses.
+                    true => same_version || source.kind != GidType::ROCE_V2,
+                    false => same_version && gid.is_link_local() == source.gid.is_link_local(),
+                };
+                if gid.is_zero() || !fits {
                     return Err(Refusal::Invalid);
                 }
                 Ok(Path { local: Address::Gid(*source), remote: Address::Gid(remote) })

@@ -15,8 +15,8 @@
 //!
 //! Reliable connections between the devices of one process: SEND, RDMA WRITE, RDMA READ and atomics, with
 //! immediate data, inline data, unsignaled, solicited and fenced requests; unreliable connections and
-//! datagrams; shared receive queues; extended queue pairs and completion queues, with timestamps;
-//! completion channels and asynchronous events; the state machine of queue pairs with
+//! datagrams, also to multicast groups; shared receive queues; extended queue pairs and completion
+//! queues, with timestamps; completion channels and asynchronous events; the state machine of queue pairs with
 //! the refusals of the specification; keys, protection domains, bounds and rights checked when a
 //! request is executed; receiver-not-ready and unreachable peers with timers and retry counts; the
 //! error state with its flushes; completion queues that overflow. A request is executed as a checked

@@ -16,6 +16,10 @@ pub(crate) struct Limits {
     pub(crate) max_mw: u32,
     pub(crate) max_pd: u32,
     pub(crate) max_ah: u32,
+    /// Multicast groups with members here; the members of one; those of all together.
+    pub(crate) max_groups: u32,
+    pub(crate) max_group_members: u32,
+    pub(crate) max_memberships: u32,
     /// READs and atomics of a queue pair in flight, each way.
     pub(crate) max_rd_atomic: u8,
     pub(crate) atomics: bool,
@@ -42,6 +46,9 @@ impl Default for Limits {
             max_mw: 1 << 18,
             max_pd: 1 << 15,
             max_ah: 1 << 16,
+            max_groups: 1 << 13,
+            max_group_members: 1 << 8,
+            max_memberships: 1 << 16,
             max_rd_atomic: 16,
             atomics: true,
             window_type_1: true,

@@ -17,6 +17,7 @@ use test_support::alloc_counter::CountingAllocator;
 
 use rdma_soft::{Builder, Schedule, SoftDevice};
 use test_support::rig::connect::{Knobs, Side, connect_sides};
+use test_support::rig::datagram;
 use test_support::rig::extended::{OPERATIONS, STANDARD, TIMESTAMP, WALLCLOCK, init};
 use test_support::rig::post::Wr;
 use test_support::rig::srq::Server;
@@ -349,6 +350,32 @@ fn shared(device: &str) -> u64 {
     posted
 }
 
+/// Datagrams to a group of members on two devices, of whom one has no receive request.
+fn group(device: &'static str, other: &'static str) -> u64 {
+    let members = [device, device, other, other].map(datagram::side);
+    let (a, end) = (&members[0], members[0].endpoint());
+    let mut vector = datagram::vector(&end, &end, true);
+    // ::ffff:239.1.2.3
+    vector.grh.dgid.raw = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3];
+    let rooms = members.each_ref().map(|side| side.pd.register(datagram::HEADER, ALL_ACCESS));
+    let ah = a.pd.ah(vector);
+    let message = Wr::send(1, &[]).to(&ah, 0x00ff_ffff, datagram::QKEY);
+    assert!(members.iter().all(|side| side.qp.attach(&vector.grh.dgid, 0) == 0));
+    let round = || {
+        for (side, room) in members[..3].iter().zip(&rooms) {
+            post_receives(&side.qp, room.sge(0, datagram::HEADER), 4);
+        }
+        let sent = post(&a.qp, &message, 4);
+        drain(&a.send_cq, OK, 0, OK);
+        members[..3].iter().for_each(|side| drain(&side.receive_cq, OK, 3, OK));
+        sent + 12
+    };
+    round();
+    let posted = (0..50).map(|_| counted("a group", round)).sum();
+    assert!(members.iter().all(|side| side.qp.detach(&vector.grh.dgid, 0) == 0));
+    posted
+}
+
 /// Runs a part of the data path, which must not allocate.
 fn counted(name: &str, run: impl FnOnce() -> u64) -> u64 {
     let before = ALLOCATOR.allocations();
@@ -440,6 +467,7 @@ fn main() {
             start_timer(&stage);
             posted += two_threads(&stage, &Stage::new(immediate, 4));
             posted += shared(device);
+            posted += group(device, immediate);
             posted += extended(device);
         }
         let small: Vec<_> = (0..10).map(|_| Stage::new(device, 4)).collect();

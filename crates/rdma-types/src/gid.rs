@@ -117,6 +117,25 @@ impl Gid {
     pub const fn is_ipv4_mapped(self) -> bool {
         self.to_ipv4().is_some()
     }
+
+    /// Whether this GID is the address of a multicast group, and so of no port: `ff00::/8` (IBTA vol 1, section
+    /// 4.1.1), or what stands for an IPv4 group on RoCE, `::ffff:224.0.0.0/100`.
+    ///
+    /// ```
+    /// use rdma_types::Gid;
+    ///
+    /// let groups: [Gid; 2] = ["ff0e::1".parse()?, "::ffff:239.255.0.1".parse()?];
+    /// assert!(groups.iter().all(|group| group.is_multicast()));
+    /// assert!(!"::ffff:192.0.2.1".parse::<Gid>()?.is_multicast());
+    /// # Ok::<(), rdma_types::ParseGidError>(())
+    /// ```
+    #[inline]
+    pub const fn is_multicast(self) -> bool {
+        match self.to_ipv4() {
+            Some(address) => address.is_multicast(),
+            None => self.0[0] == 0xff,
+        }
+    }
 }
 
 impl From<[u8; 16]> for Gid {
@@ -220,6 +239,24 @@ mod tests {
             [("fe80::1", true), ("febf::1", true), ("fec0::1", false), ("fe40::", false)]
         {
             assert_eq!(text.parse::<Gid>().unwrap().is_link_local(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn groups_are_those_of_either_family() {
+        for (text, expected) in [
+            ("ff00::", true),
+            ("ff02::1", true),
+            ("ff0e::ffff:10.1.2.3", true),
+            ("fe80::1", false),
+            ("::ffff:223.255.255.255", false),
+            ("::ffff:224.0.0.0", true),
+            ("::ffff:239.255.255.255", true),
+            ("::ffff:240.0.0.0", false),
+            ("::224.0.0.1", false),
+            ("::", false),
+        ] {
+            assert_eq!(text.parse::<Gid>().unwrap().is_multicast(), expected, "{text}");
         }
     }
 

@@ -40,6 +40,18 @@ impl Lid {
     pub const fn is_unicast(self) -> bool {
         matches!(self.0, 0x0001..=0xbfff)
     }
+
+    /// Whether this is the address of a multicast group: `0xc000..=0xfffe`.
+    ///
+    /// ```
+    /// use rdma_types::Lid;
+    ///
+    /// assert!(Lid::new(0xc001).is_multicast());
+    /// ```
+    #[inline]
+    pub const fn is_multicast(self) -> bool {
+        matches!(self.0, 0xc000..=0xfffe)
+    }
 }
 
 impl From<u16> for Lid {
@@ -70,5 +82,7 @@ mod tests {
     fn unicast_ends_where_multicast_begins() {
         let unicast = [0, 1, 0xbfff, 0xc000, 0xffff].map(|lid| Lid::new(lid).is_unicast());
         assert_eq!(unicast, [false, true, true, false, false]);
+        let multicast = [0, 0xbfff, 0xc000, 0xfffe, 0xffff].map(|lid| Lid::new(lid).is_multicast());
+        assert_eq!(multicast, [false, false, true, true, false], "the last is the permissive LID");
     }
 }

@@ -9,6 +9,7 @@ use test_support::rig::datagram::{Ah, HEADER, QKEY, gid_of, side, size, step, ve
 use test_support::rig::post::Wr;
 use test_support::rig::{LOCAL_WRITE, Mr, Size, imm_of};
 
+use super::datagrams::mtu;
 use crate::case::cases;
 use crate::device::Device;
 
@@ -16,11 +17,16 @@ cases![
     without_groups_nobody_joins,
     a_datagram_to_a_group_reaches_all_members,
     a_datagram_to_a_group_names_it,
+    each_member_gets_all_bytes,
     who_left_hears_nothing,
     who_joined_another_group_hears_nothing,
     members_with_another_key_hear_nothing,
     members_without_a_receive_miss_a_datagram_alone,
     senders_need_not_join,
+    senders_that_joined_hear_themselves,
+    who_joined_twice_hears_once_and_leaves_once,
+    who_joined_two_groups_hears_both,
+    members_that_are_reset_stay_members,
     groups_can_be_joined_before_a_queue_pair_is_ready,
     only_datagram_queue_pairs_join,
     only_addresses_of_groups_can_be_joined,
@@ -37,12 +43,15 @@ const MULTICAST: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 
 /// A group of this machine's own, by a number: 239.255/16 is of no one organization.
 struct Group {
     address: ibv_gid,
-    /// The host's own membership, without which its network stack drops what comes.
+    /// 0 on Ethernet.
+    lid: u16,
+    /// The host's own membership, without which its network stack drops what comes; a software device has no
+    /// address of the host.
     _socket: Option<UdpSocket>,
 }
 
 impl Group {
-    fn new(side: &Side, number: u8) -> Self {
+    fn new(device: &Device, side: &Side, number: u8) -> Self {
         let own = gid_of(&side.endpoint().gid);
         let mut raw = MULTICAST;
         raw[15] = number;
@@ -50,14 +59,25 @@ impl Group {
         if own.is_ipv4_mapped() {
             let group = Ipv4Addr::new(239, 255, 77, number);
             raw = group.to_ipv6_mapped().octets();
-            let bytes = own.to_bytes();
-            let interface = Ipv4Addr::new(bytes[12], bytes[13], bytes[14], bytes[15]);
-            let member = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
-            member.join_multicast_v4(&group, &interface).unwrap();
-            socket = Some(member);
+            socket = (!device.is_software()).then(|| host_joins(&group, &own.to_ipv4().unwrap()));
         }
-        Self { address: ibv_gid { raw }, _socket: socket }
+        let lid = if side.endpoint().ethernet { 0 } else { 0xc000 + u16::from(number) };
+        Self { address: ibv_gid { raw }, lid, _socket: socket }
     }
+
+    fn joined_by(&self, side: &Side) -> i32 {
+        side.qp.attach(&self.address, self.lid)
+    }
+
+    fn left_by(&self, side: &Side) -> i32 {
+        side.qp.detach(&self.address, self.lid)
+    }
+}
+
+fn host_joins(group: &Ipv4Addr, interface: &Ipv4Addr) -> UdpSocket {
+    let member = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    member.join_multicast_v4(group, interface).unwrap();
+    member
 }
 
 /// A sender, and members that may be.
@@ -75,17 +95,17 @@ impl Scene {
         needs_groups(device);
         let a = side(device);
         let others: Vec<_> = (0..others).map(|_| side(device)).collect();
-        let group = Group::new(&a, 1);
+        let group = Group::new(device, &a, 1);
         let room = others.iter().map(|other| other.pd.register(HEADER, LOCAL_WRITE)).collect();
         Self { ah: way(&a, &group), room, group, a, others }
     }
 
     fn join(&self, n: usize) {
-        assert_eq!(self.others[n].qp.attach(&self.group.address, 0), 0);
+        assert_eq!(self.group.joined_by(&self.others[n]), 0);
     }
 
     fn leave(&self, n: usize) {
-        assert_eq!(self.others[n].qp.detach(&self.group.address, 0), 0);
+        assert_eq!(self.group.left_by(&self.others[n]), 0);
     }
 
     fn receive(&self, n: usize, wr_id: u64) {
@@ -110,7 +130,7 @@ impl Scene {
 fn way(from: &Side, group: &Group) -> Ah {
     let end = from.endpoint();
     let mut attr = vector(&end, &end, true);
-    attr.grh.dgid = group.address;
+    (attr.grh.dgid, attr.dlid) = (group.address, group.lid);
     from.pd.ah(attr)
 }
 
@@ -119,7 +139,8 @@ fn needs_groups(device: &Device) {
     device.needs(attributes.max_mcast_grp > 0, "the device has no multicast groups");
     let port = device.open().query_port();
     let ethernet = u32::from(port.link_layer) == IBV_LINK_LAYER_ETHERNET;
-    device.needs(ethernet, "groups of InfiniBand need a subnet manager");
+    let leads_everywhere = ethernet || device.is_software();
+    device.needs(leads_everywhere, "groups of InfiniBand need a subnet manager");
 }
 
 fn without_groups_nobody_joins(device: &Device) {
@@ -161,6 +182,30 @@ fn a_datagram_to_a_group_names_it(device: &Device) {
     scene.leave(0);
 }
 
+fn each_member_gets_all_bytes(device: &Device) {
+    let scene = Scene::new(device, 2);
+    let longest = mtu(&scene.a);
+    let bytes: Vec<u8> = (0..longest).map(|n| (n % 251) as u8).collect();
+    let source = scene.a.pd.register_filled(bytes.clone(), 0);
+    let sinks: Vec<_> =
+        (0..2).map(|n| scene.others[n].pd.register(HEADER + longest, LOCAL_WRITE)).collect();
+    (0..2).for_each(|n| scene.join(n));
+    for length in [1, 100, longest] {
+        for (other, sink) in scene.others.iter().zip(&sinks) {
+            other.qp.post_receive(10, &[sink.sge(0, HEADER + longest)]);
+        }
+        let wr = Wr::send(1, &[source.sge(0, length)]);
+        scene.a.qp.post(&wr.to(&scene.ah, GROUP_QPN, QKEY));
+        scene.a.send_cq.expect_success(1);
+        for (other, sink) in scene.others.iter().zip(&sinks) {
+            let got = other.receive_cq.expect_success(10);
+            assert_eq!(got.byte_len as usize, HEADER + length);
+            assert_eq!(sink.bytes()[HEADER..HEADER + length], bytes[..length]);
+        }
+    }
+    (0..2).for_each(|n| scene.leave(n));
+}
+
 fn who_left_hears_nothing(device: &Device) {
     let scene = Scene::new(device, 2);
     for n in 0..2 {
@@ -181,15 +226,15 @@ fn who_left_hears_nothing(device: &Device) {
 
 fn who_joined_another_group_hears_nothing(device: &Device) {
     let scene = Scene::new(device, 1);
-    let another = Group::new(&scene.a, 2);
-    assert_eq!(scene.others[0].qp.attach(&another.address, 0), 0);
+    let another = Group::new(device, &scene.a, 2);
+    assert_eq!(another.joined_by(&scene.others[0]), 0);
     scene.receive(0, 10);
     scene.send(1);
     let ah = way(&scene.a, &another);
     scene.a.qp.post(&Wr::send(2, &[]).with_imm(2).to(&ah, GROUP_QPN, QKEY));
     scene.a.send_cq.expect_success(2);
     scene.expect(0, 10, 2);
-    assert_eq!(scene.others[0].qp.detach(&another.address, 0), 0);
+    assert_eq!(another.left_by(&scene.others[0]), 0);
 }
 
 fn members_with_another_key_hear_nothing(device: &Device) {
@@ -240,6 +285,77 @@ fn senders_need_not_join(device: &Device) {
     scene.leave(0);
 }
 
+fn senders_that_joined_hear_themselves(device: &Device) {
+    let scene = Scene::new(device, 1);
+    scene.join(0);
+    assert_eq!(scene.group.joined_by(&scene.a), 0);
+    let at_a = scene.a.pd.register(HEADER, LOCAL_WRITE);
+    for imm in 0..2 {
+        scene.a.qp.post_receive(20, &[at_a.sge(0, HEADER)]);
+        scene.receive(0, 10);
+        scene.send(imm);
+        scene.expect(0, 10, imm);
+        let own = scene.a.receive_cq.expect_success(20);
+        assert_eq!((imm_of(&own), own.src_qp), (imm, scene.a.qp.number()));
+    }
+    assert_eq!(scene.group.left_by(&scene.a), 0);
+    scene.leave(0);
+}
+
+fn who_joined_twice_hears_once_and_leaves_once(device: &Device) {
+    let scene = Scene::new(device, 1);
+    scene.join(0);
+    scene.join(0);
+    for wr_id in 10..12 {
+        scene.receive(0, wr_id);
+    }
+    // Each takes one request.
+    for imm in 0..2 {
+        scene.send(imm);
+        scene.expect(0, 10 + u64::from(imm), imm);
+    }
+    scene.leave(0);
+    assert_ne!(scene.group.left_by(&scene.others[0]), 0);
+}
+
+fn who_joined_two_groups_hears_both(device: &Device) {
+    let scene = Scene::new(device, 1);
+    let another = Group::new(device, &scene.a, 2);
+    let to_another = way(&scene.a, &another);
+    scene.join(0);
+    assert_eq!(another.joined_by(&scene.others[0]), 0);
+    for (wr_id, ah) in (10..).zip([&scene.ah, &to_another, &scene.ah]) {
+        scene.receive(0, wr_id);
+        let imm = u32::try_from(wr_id).unwrap();
+        scene.a.qp.post(&Wr::send(1, &[]).with_imm(imm).to(ah, GROUP_QPN, QKEY));
+        scene.a.send_cq.expect_success(1);
+        scene.expect(0, wr_id, imm);
+    }
+    assert_eq!(another.left_by(&scene.others[0]), 0);
+    // It is still in the other one.
+    scene.receive(0, 20);
+    scene.send(3);
+    scene.expect(0, 20, 3);
+    scene.leave(0);
+}
+
+fn members_that_are_reset_stay_members(device: &Device) {
+    let scene = Scene::new(device, 2);
+    (0..2).for_each(|n| scene.join(n));
+    (0..2).for_each(|n| scene.receive(n, 10));
+    scene.others[0].qp.to_reset();
+    // In RESET it hears nothing.
+    scene.send(1);
+    scene.expect(1, 10, 1);
+    for state in [State::IBV_QPS_INIT, State::IBV_QPS_RTR, State::IBV_QPS_RTS] {
+        step(&scene.others[0].qp, state, QKEY);
+    }
+    (0..2).for_each(|n| scene.receive(n, 20));
+    scene.send(2);
+    (0..2).for_each(|n| scene.expect(n, 20, 2));
+    (0..2).for_each(|n| scene.leave(n));
+}
+
 fn groups_can_be_joined_before_a_queue_pair_is_ready(device: &Device) {
     let scene = Scene::new(device, 1);
     scene.others[0].qp.to_reset();
@@ -257,23 +373,23 @@ fn only_datagram_queue_pairs_join(device: &Device) {
     let scene = Scene::new(device, 0);
     for qp_type in [ibv_qp_type::IBV_QPT_RC, ibv_qp_type::IBV_QPT_UC] {
         let other = Side::new(device, &Size { qp_type, ..size() }, 16);
-        assert_ne!(other.qp.attach(&scene.group.address, 0), 0);
+        assert_ne!(scene.group.joined_by(&other), 0);
     }
 }
 
 fn only_addresses_of_groups_can_be_joined(device: &Device) {
     let scene = Scene::new(device, 0);
     for address in [scene.a.endpoint().gid, ibv_gid { raw: [0; 16] }] {
-        assert_ne!(scene.a.qp.attach(&address, 0), 0);
+        assert_ne!(scene.a.qp.attach(&address, scene.group.lid), 0);
     }
 }
 
 fn who_did_not_join_cannot_leave(device: &Device) {
     let scene = Scene::new(device, 1);
-    assert_ne!(scene.others[0].qp.detach(&scene.group.address, 0), 0);
+    assert_ne!(scene.group.left_by(&scene.others[0]), 0);
     scene.join(0);
     scene.leave(0);
-    assert_ne!(scene.others[0].qp.detach(&scene.group.address, 0), 0);
+    assert_ne!(scene.group.left_by(&scene.others[0]), 0);
 }
 
 fn members_cannot_be_destroyed(device: &Device) {

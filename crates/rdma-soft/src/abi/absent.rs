@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use rdma_sys::{Errno, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_rereg_mr_err_code};
+use rdma_sys::{Errno, ibv_mr, ibv_pd, ibv_rereg_mr_err_code};
 
 pub(super) extern "C" fn rereg_mr(
     _mr: *mut ibv_mr,
@@ -15,9 +15,4 @@ pub(super) extern "C" fn rereg_mr(
     // The region is as it was (man ibv_rereg_mr).
     Errno::EOPNOTSUPP.set();
     ibv_rereg_mr_err_code::IBV_REREG_MR_ERR_INPUT.0
-}
-
-/// Both `ibv_attach_mcast` and `ibv_detach_mcast`.
-pub(super) extern "C" fn mcast(_qp: *mut ibv_qp, _gid: *const ibv_gid, _lid: u16) -> c_int {
-    Errno::EOPNOTSUPP.raw()
 }

@@ -39,7 +39,7 @@ pub(super) unsafe extern "C" fn create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_att
 }
 
 fn vector(device: &Device, pd: u64, attr: &AddressAttributes) -> Result<AddressVector, Refusal> {
-    let path = device.path(attr)?;
+    let path = device.path_of_datagrams(attr)?;
     if attr.service_level > MAX_SERVICE_LEVEL {
         return Err(Refusal::Invalid);
     }

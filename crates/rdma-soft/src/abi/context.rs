@@ -92,7 +92,7 @@ pub(super) unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int
     0
 }
 
-/// Resets the queue pairs of all protection domains of a context.
+/// Resets the queue pairs of all protection domains of a context, and has them leave their groups.
 #[cold]
 fn reset_queue_pairs(device: &Device, domains: &Mutex<BTreeSet<u64>>) {
     let domains = std::mem::take(&mut *locked(domains));
@@ -100,6 +100,7 @@ fn reset_queue_pairs(device: &Device, domains: &Mutex<BTreeSet<u64>>) {
         if domains.contains(&queue_pair.pd_number) {
             // To RESET, for which every state can be left.
             let _ = queue_pair.modify(&Settings::default(), QpAttributes::STATE);
+            queue_pair.leave_groups();
         }
     }
 }

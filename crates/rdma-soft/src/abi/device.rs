@@ -130,6 +130,11 @@ fn device_attr(device: &Device) -> ibv_device_attr {
     attr.max_srq_wr = int(limits.max_srq_wr.into());
     attr.max_srq_sge = int(limits.max_srq_sge.into());
     attr.max_ah = int(limits.max_ah.into());
+    if limits.max_groups > 0 {
+        attr.max_mcast_grp = int(limits.max_groups.into());
+        attr.max_mcast_qp_attach = int(limits.max_group_members.into());
+        attr.max_total_mcast_qp_attach = int(limits.max_memberships.into());
+    }
     attr.max_pkeys = 1;
     attr.phys_port_cnt = 1;
     attr

@@ -95,8 +95,8 @@ pub fn verbs() -> &'static Verbs {
         verbs.modify_qp = qp::modify_qp;
         verbs.query_qp = qp::query_qp;
         verbs.destroy_qp = qp::destroy_qp;
-        verbs.attach_mcast = absent::mcast;
-        verbs.detach_mcast = absent::mcast;
+        verbs.attach_mcast = qp::attach_mcast;
+        verbs.detach_mcast = qp::detach_mcast;
         verbs.wc_status_str = text::wc_status_str;
         verbs.event_type_str = text::event_type_str;
         verbs.node_type_str = text::node_type_str;

@@ -215,9 +215,34 @@ pub(super) unsafe extern "C" fn query_qp(
     0
 }
 
+pub(super) unsafe extern "C" fn attach_mcast(
+    qp: *mut ibv_qp,
+    gid: *const ibv_gid,
+    lid: u16,
+) -> c_int {
+    // SAFETY: the caller's address (SAFETY.md F1).
+    let gid = gid_bytes(unsafe { &*gid });
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    number(unsafe { queue_pair_of(qp) }.join_group(gid.into(), lid))
+}
+
+pub(super) unsafe extern "C" fn detach_mcast(
+    qp: *mut ibv_qp,
+    gid: *const ibv_gid,
+    lid: u16,
+) -> c_int {
+    // SAFETY: the caller's address (SAFETY.md F1).
+    let gid = gid_bytes(unsafe { &*gid });
+    // SAFETY: the caller's queue pair (SAFETY.md F1).
+    number(unsafe { queue_pair_of(qp) }.leave_group(gid.into(), lid))
+}
+
 pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller's queue pair, which nobody uses any more (SAFETY.md F1).
     let queue_pair = Arc::clone(unsafe { queue_pair_of(qp) });
+    if let refused @ Err(_) = queue_pair.is_in_no_group() {
+        return number(refused);
+    }
     queue_pair.destroy();
     // SAFETY: as above. What was delivered may be acknowledged by other threads.
     unsafe { queue_pair_async_events(qp) }.wait();

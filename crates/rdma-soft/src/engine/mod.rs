@@ -14,7 +14,8 @@
 //! 6. A receive queue, then a shared receive queue.
 //! 7. The windows of a domain, then the places of the [region] table.
 //! 8. A completion queue's pollers, then its producers.
-//! 9. The list of devices, a device's table of queue pairs, or what has arrived at a device.
+//! 9. The list of devices, a device's table of queue pairs, its multicast [groups](group), or what has arrived
+//!    at it.
 //! 10. [Deferred](deferred) work.
 //! 11. The handle of a [reporter](report), then the state of an [event queue](events), then what is left to
 //!     be done without locks (`fabric/overflow.rs`), or the acknowledgements of an object.
@@ -38,6 +39,7 @@ pub(crate) mod critical_region;
 pub(crate) mod deferred;
 pub(crate) mod events;
 pub(crate) mod grace_period;
+pub(crate) mod group;
 pub(crate) mod import;
 pub(crate) mod memory;
 #[cfg(test)]

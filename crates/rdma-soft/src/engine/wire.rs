@@ -80,6 +80,9 @@ pub(super) fn transmit(
 /// Packets have arrived at a device. What is for nobody is not answered.
 pub(crate) fn receive(device: &Device, letter: &Letter) {
     let bth = &letter.burst.header.bth;
+    if bth.destination == Qpn::MULTICAST {
+        return receive_for_many(device, letter);
+    }
     let found = device.queue_pair(bth.destination.get());
     let Some(own) = found.filter(|_| device.port_is_up()) else { return };
     let mut aftermath = Aftermath::default();
@@ -100,6 +103,18 @@ pub(crate) fn receive(device: &Device, letter: &Letter) {
     }
     aftermath.flush(&own);
     own.device.fabric.unsettled.note_turn(&own);
+}
+
+/// A datagram has arrived that is for the members of a group.
+fn receive_for_many(device: &Device, letter: &Letter) {
+    let is_datagram = letter.burst.header.bth.opcode.service() == WireService::Ud;
+    let group = letter.datagram.and_then(|datagram| datagram.group);
+    let Some(group) = group.filter(|_| is_datagram && device.port_is_up()) else { return };
+    for member in device.groups.members(group) {
+        let mut aftermath = Aftermath::default();
+        member.receive_datagram(letter, &mut aftermath);
+        aftermath.flush(&member);
+    }
 }
 
 impl QueuePair {

@@ -97,6 +97,11 @@ impl Devices {
         Ok(device)
     }
 
+    /// All devices, without a list of them: each is looked up when it is its turn.
+    pub(crate) fn one_by_one(&self) -> impl Iterator<Item = &'static Device> {
+        (0..).map_while(|n| locked(&self.0).get(n).copied())
+    }
+
     /// The device with that port address on that kind of link.
     pub(crate) fn at(&self, link: Link, address: &Address) -> Option<&'static Device> {
         let devices = locked(&self.0);

@@ -10,12 +10,13 @@ use rdma_proto::Burst;
 
 use crate::address::Path;
 use crate::device::Device;
+use crate::engine::group::Group;
 use crate::engine::wire;
 use crate::engine::work_completion::Source;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
-use crate::sync::locked;
+use crate::sync::{ControlGuard, locked};
 
 /// How many bytes of payload a burst has at most: a packet of the largest MTU, or several of smaller ones.
 const BURST_BYTES: usize = 16 << 10;
@@ -46,6 +47,8 @@ pub(crate) struct Datagram {
     pub(crate) source: Source,
     /// The route header of its packet, if it came with one.
     pub(crate) header: Option<[u8; 40]>,
+    /// Of one that is for many, to whom.
+    pub(crate) group: Option<Group>,
 }
 
 impl Letter {
@@ -57,6 +60,10 @@ impl Letter {
     ) -> Self {
         debug_assert!(burst.length as usize <= payload.len());
         Self { path, burst, datagram, payload }
+    }
+
+    fn is_for_many(&self) -> bool {
+        self.datagram.is_some_and(|datagram| datagram.group.is_some())
     }
 
     pub(crate) fn payload(&self) -> &[u8] {
@@ -100,17 +107,26 @@ impl Inbox {
     /// back](Self::give_back). If there is no room the sender gets another turn when there is.
     pub(crate) fn buffer<D: Driven + 'static>(&self, sender: &Arc<D>) -> Option<Box<[u8]>> {
         let mut letters = locked(&self.letters);
-        if letters.arrived.len() + letters.lent >= BURSTS {
-            let sender: Weak<dyn Driven> = Arc::<D>::downgrade(sender);
-            if !letters.turned_away.iter().any(|other| Weak::ptr_eq(other, &sender)) {
-                letters.turned_away.push(sender);
-            }
-            return None;
-        }
+        letters.has_room_for(sender).then(|| Self::lend(letters))
+    }
+
+    /// Whether there is room, for a sender that has something for several inboxes. If there is none it gets
+    /// another turn when there is.
+    pub(crate) fn has_room<D: Driven + 'static>(&self, sender: &Arc<D>) -> bool {
+        locked(&self.letters).has_room_for(sender)
+    }
+
+    /// A buffer as [`buffer`](Self::buffer) gives it, for a sender that has [found room](Self::has_room): also if
+    /// others have taken it since, so that it is for all inboxes or for none.
+    pub(crate) fn buffer_at_once(&self) -> Box<[u8]> {
+        Self::lend(locked(&self.letters))
+    }
+
+    fn lend(mut letters: ControlGuard<'_, Letters>) -> Box<[u8]> {
         letters.lent += 1;
         let spare = letters.spare.pop();
         drop(letters);
-        Some(spare.unwrap_or_else(|| vec![0; BURST_BYTES].into_boxed_slice()))
+        spare.unwrap_or_else(|| vec![0; BURST_BYTES].into_boxed_slice())
     }
 
     pub(crate) fn give_back(&self, buffer: Box<[u8]>) {
@@ -172,6 +188,17 @@ impl Inbox {
 }
 
 impl Letters {
+    fn has_room_for<D: Driven + 'static>(&mut self, sender: &Arc<D>) -> bool {
+        if self.arrived.len() + self.lent < BURSTS {
+            return true;
+        }
+        let sender: Weak<dyn Driven> = Arc::<D>::downgrade(sender);
+        if !self.turned_away.iter().any(|other| Weak::ptr_eq(other, &sender)) {
+            self.turned_away.push(sender);
+        }
+        false
+    }
+
     fn keep(&mut self, buffer: Box<[u8]>) {
         // Simulated packets have buffers of their own size.
         if self.spare.len() < SPARE && buffer.len() == BURST_BYTES {
@@ -192,7 +219,12 @@ impl Driven for Inbox {
             for _ in 0..TURN {
                 let Some(letter) = locked(&self.letters).arrived.pop_front() else { break };
                 wire::receive(self.device, &letter);
+                let for_many = letter.is_for_many();
                 locked(&self.letters).keep(letter.payload);
+                if for_many {
+                    // It was as much work as many others are.
+                    break;
+                }
             }
         }
         let (more, turned_away) = {

@@ -15,6 +15,7 @@ mod events;
 mod extended_polls;
 mod extended_posts;
 mod flush;
+mod groups;
 mod half_copied;
 mod held;
 mod invalidation;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use rdma_proto::wire::Bth;
-use rdma_proto::{Datagrams, Destination, End};
+use rdma_proto::{Burst, Datagrams, Destination, End};
 use rdma_types::{Mtu, Qpn, WcStatus as Status};
 
 use crate::address::{AddressVector, Path};
@@ -48,6 +48,11 @@ impl Requester {
         let operation = &message.request.operation;
         let header =
             to.route.map(|route| route_header::of(&route, operation.opcode, message.length));
+        if message.request.destination_qpn == Qpn::MULTICAST.get() {
+            let group = to.group();
+            let datagram = memory::Datagram { source, header, group };
+            return self.send_to_group(own, (to.path, qkey), message, datagram, aftermath);
+        }
         let found = self.take_receiver(own, to, message.request.destination_qpn);
         if let Receiver::Wire(inbox) = found {
             return self.send_packet(
@@ -55,7 +60,7 @@ impl Requester {
                 inbox,
                 (to.path, qkey),
                 message,
-                memory::Datagram { source, header },
+                memory::Datagram { source, header, group: None },
             );
         }
         if let Receiver::Direct(receiver) = found {
@@ -105,33 +110,57 @@ impl Requester {
         message: &Message<'_>,
         datagram: memory::Datagram,
     ) -> Verdict {
+        if let Some(inbox) = inbox.filter(|_| own.device.port_is_up())
+            && let Some(burst) = self.packet(own, qkey, message)
+        {
+            let Some(buffer) = inbox.buffer(own) else { return Verdict::Paused };
+            if !self.fill_and_send(own, (inbox, buffer), path, burst, message, datagram) {
+                return Verdict::Failed(Status::LOC_PROT_ERR);
+            }
+        }
+        self.local.clear();
+        self.psn = self.psn.wrapping_add(1);
+        Verdict::Done { bytes: message.length }
+    }
+
+    /// The packet of a datagram, without its payload.
+    pub(super) fn packet(
+        &self,
+        own: &QueuePair,
+        qkey: u32,
+        message: &Message<'_>,
+    ) -> Option<Burst> {
         let operation = &message.request.operation;
-        // No longer than the MTU.
-        let length = u32::try_from(message.length).unwrap_or(u32::MAX);
         let with_imm = operation.opcode == Opcode::SendWithImm;
         let end = End {
-            length,
+            // No longer than the MTU.
+            length: u32::try_from(message.length).unwrap_or(u32::MAX),
             immediate: with_imm.then(|| u32::from_be(operation.imm)),
             invalidate: None,
             solicited: operation.solicited,
         };
         let qpn = Qpn::masked(message.request.destination_qpn);
         let to = Destination { qpn, qkey, p_key: Bth::DEFAULT_P_KEY };
-        let mut protocol = Datagrams::new(Qpn::masked(own.qpn), Mtu::MTU4096, self.psn);
-        if let Some(inbox) = inbox.filter(|_| own.device.port_is_up())
-            && let Some(burst) = protocol.send(&to, &end)
-        {
-            let Some(mut buffer) = inbox.buffer(own) else { return Verdict::Paused };
-            let payload = &mut buffer[..length as usize];
-            if message.reach.collect_bytes(&self.local, 0, payload).is_err() {
-                inbox.give_back(buffer);
-                return Verdict::Failed(Status::LOC_PROT_ERR);
-            }
-            inbox.send(own.device, path, burst, Some(datagram), buffer);
+        Datagrams::new(Qpn::masked(own.qpn), Mtu::MTU4096, self.psn).send(&to, &end)
+    }
+
+    /// Puts a packet with its payload in an inbox. Says whether the payload was there.
+    pub(super) fn fill_and_send(
+        &self,
+        own: &QueuePair,
+        (inbox, mut buffer): (&Arc<Inbox>, Box<[u8]>),
+        path: Path,
+        burst: Burst,
+        message: &Message<'_>,
+        datagram: memory::Datagram,
+    ) -> bool {
+        let payload = &mut buffer[..burst.length as usize];
+        let there = message.reach.collect_bytes(&self.local, 0, payload).is_ok();
+        match there {
+            true => inbox.send(own.device, path, burst, Some(datagram), buffer),
+            false => inbox.give_back(buffer),
         }
-        self.local.clear();
-        self.psn = self.psn.wrapping_add(1);
-        Verdict::Done { bytes: message.length }
+        there
     }
 
     /// Where a datagram goes. Where the last one went stands in the place of a connection.

@@ -6,6 +6,7 @@ pub(crate) mod datagram;
 pub(crate) mod direct;
 pub(crate) mod drive;
 pub(crate) mod finish;
+mod group;
 pub(crate) mod post;
 pub(crate) mod queue;
 pub(crate) mod request;

@@ -53,7 +53,8 @@ fn datagram(path: &Path, length: u64) -> Datagram {
     let destination = to.gid;
     let way = Route { source, destination, traffic_class: 0x5a, flow_label: 0x54321, hop_limit: 3 };
     let source = Source { qpn: 0x99, lid: 1, service_level: 5, path_bits: 0 };
-    Datagram { source, header: Some(route_header::of(&way, Posted::SendWithImm, length)) }
+    let header = Some(route_header::of(&way, Posted::SendWithImm, length));
+    Datagram { source, header, group: None }
 }
 
 fn link(path: &Path) -> Link {

@@ -1,0 +1,172 @@
+//! Multicast groups: which queue pairs of a device get a datagram that goes to many.
+//!
+//! Each device knows its own members, as a port does. Who sends asks each device of the link, as a switch copies
+//! a packet to each port. Nobody joins a group at a subnet manager: the fabric leads each group everywhere.
+
+use std::collections::BTreeMap;
+use std::iter;
+use std::sync::{Arc, Mutex, Weak};
+
+use rdma_types::{Gid, Lid};
+
+use crate::device::Device;
+use crate::engine::Refusal;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::service::Service;
+use crate::limits::Limits;
+use crate::link::Link;
+use crate::sync::locked;
+
+/// The address of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Group {
+    pub(crate) gid: Gid,
+    /// 0 on Ethernet, where a program's number means nothing (IBTA volume 1, annex A16).
+    pub(crate) lid: u16,
+}
+
+/// The groups of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Groups(Mutex<Members>);
+
+#[derive(Debug, Default)]
+struct Members {
+    /// By the queue pairs' ids. A group without members is none.
+    by_group: BTreeMap<Group, BTreeMap<u64, Weak<QueuePair>>>,
+    /// In how many groups a queue pair is, by its id; of those that are in any.
+    joined: BTreeMap<u64, u32>,
+    /// How many members all groups have together.
+    count: u32,
+}
+
+impl Groups {
+    /// Has a queue pair hear what is sent to a group. One that does already goes on, and hears it once (man
+    /// `ibv_attach_mcast`).
+    fn join(
+        &self,
+        limits: &Limits,
+        group: Group,
+        queue_pair: &Arc<QueuePair>,
+    ) -> Result<(), Refusal> {
+        let Members { by_group, joined, count } = &mut *locked(&self.0);
+        let members = by_group.get(&group);
+        if members.is_some_and(|members| members.contains_key(&queue_pair.id)) {
+            return Ok(());
+        }
+        let room = match members {
+            Some(members) => members.len() < limits.max_group_members as usize,
+            None => by_group.len() < limits.max_groups as usize && limits.max_group_members > 0,
+        };
+        if !room || *count >= limits.max_memberships {
+            return Err(Refusal::NoRoom);
+        }
+        by_group.entry(group).or_default().insert(queue_pair.id, Arc::downgrade(queue_pair));
+        *joined.entry(queue_pair.id).or_default() += 1;
+        *count += 1;
+        Ok(())
+    }
+
+    /// Says whether the queue pair was a member.
+    fn leave(&self, group: &Group, id: u64) -> bool {
+        let Members { by_group, joined, count } = &mut *locked(&self.0);
+        let Some(members) = by_group.get_mut(group) else { return false };
+        if members.remove(&id).is_none() {
+            return false;
+        }
+        if members.is_empty() {
+            by_group.remove(group);
+        }
+        *count -= 1;
+        if let Some(groups) = joined.get_mut(&id) {
+            *groups -= 1;
+            if *groups == 0 {
+                joined.remove(&id);
+            }
+        }
+        true
+    }
+
+    /// A queue pair is in no group any more.
+    fn leave_all(&self, id: u64) {
+        let Members { by_group, joined, count } = &mut *locked(&self.0);
+        if let Some(groups) = joined.remove(&id) {
+            by_group.retain(|_, members| {
+                members.remove(&id);
+                !members.is_empty()
+            });
+            *count -= groups;
+        }
+    }
+
+    /// Whether a group has a member here.
+    pub(crate) fn has(&self, group: &Group) -> bool {
+        locked(&self.0).by_group.contains_key(group)
+    }
+
+    /// The members of a group, each once. Who joins or leaves meanwhile is among them or not; no lock is held
+    /// between two of them.
+    pub(crate) fn members(&self, group: Group) -> impl Iterator<Item = Arc<QueuePair>> {
+        let last = locked(&self.0).by_group.get(&group).and_then(last_id);
+        let mut next = 0;
+        iter::from_fn(move || {
+            let members = locked(&self.0);
+            let last = last.filter(|&last| next <= last)?;
+            let mut rest = members.by_group.get(&group)?.range(next..=last);
+            let found = rest.find_map(|(_, member)| member.upgrade())?;
+            next = found.id + 1;
+            Some(found)
+        })
+    }
+}
+
+fn last_id(members: &BTreeMap<u64, Weak<QueuePair>>) -> Option<u64> {
+    members.last_key_value().map(|(&id, _)| id)
+}
+
+impl Device {
+    /// The group that a program means by this address.
+    fn group(&self, gid: Gid, lid: u16) -> Result<Group, Refusal> {
+        let (lid, on_link) = match self.link {
+            Link::InfiniBand => (lid, Lid::new(lid).is_multicast()),
+            Link::Ethernet => (0, true),
+        };
+        if gid.is_multicast() && on_link { Ok(Group { gid, lid }) } else { Err(Refusal::Invalid) }
+    }
+}
+
+impl QueuePair {
+    /// `ibv_attach_mcast`. It is a member in every state, and hears what is sent while it is ready to receive.
+    pub(crate) fn join_group(self: &Arc<Self>, gid: Gid, lid: u16) -> Result<(), Refusal> {
+        let group = self.group(gid, lid)?;
+        self.device.groups.join(&self.device.limits, group, self)
+    }
+
+    /// `ibv_detach_mcast`. Packets that are under way are not for it any more; a datagram that another thread is
+    /// about to copy may still come.
+    pub(crate) fn leave_group(&self, gid: Gid, lid: u16) -> Result<(), Refusal> {
+        let group = self.group(gid, lid)?;
+        if self.device.groups.leave(&group, self.id) { Ok(()) } else { Err(Refusal::Invalid) }
+    }
+
+    /// Its memberships end with the context that it was made from.
+    pub(crate) fn leave_groups(&self) {
+        self.device.groups.leave_all(self.id);
+    }
+
+    /// Refuses to destroy it while it is a member (IBTA volume 1, o10-2.2.3).
+    pub(crate) fn is_in_no_group(&self) -> Result<(), Refusal> {
+        let datagrams = self.service == Service::UnreliableDatagram;
+        let member = datagrams && locked(&self.device.groups.0).joined.contains_key(&self.id);
+        if member { Err(Refusal::Busy) } else { Ok(()) }
+    }
+
+    fn group(&self, gid: Gid, lid: u16) -> Result<Group, Refusal> {
+        if self.device.limits.max_groups == 0 {
+            return Err(Refusal::Unsupported);
+        }
+        if self.service != Service::UnreliableDatagram {
+            return Err(Refusal::Invalid);
+        }
+        self.device.group(gid, lid)
+    }
+}

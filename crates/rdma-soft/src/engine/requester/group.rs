@@ -1,0 +1,195 @@
+//! Datagrams to a group, which reach each member of it on each device of the link.
+
+use std::sync::Arc;
+
+use rdma_types::WcStatus as Status;
+
+use crate::address::Path;
+use crate::device::Device;
+use crate::engine::aftermath::Aftermath;
+use crate::engine::copy::Data;
+use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::side::{Requester, Verdict};
+use crate::engine::requester::unreliable::Message;
+use crate::engine::responder::datagram::{Arrived, Datagram};
+use crate::engine::responder::inbound::Inbound;
+use crate::link::memory;
+
+impl Requester {
+    /// Sends a datagram to all members of a group; the sender hears it too if it is one of them. Whoever does not
+    /// take it misses it alone. It has no half: it goes to all of them at once.
+    #[cold]
+    pub(super) fn send_to_group(
+        &mut self,
+        own: &Arc<QueuePair>,
+        (path, qkey): (Path, u32),
+        message: &Message<'_>,
+        datagram: memory::Datagram,
+        aftermath: &mut Aftermath,
+    ) -> Verdict {
+        if let Some(group) = datagram.group.filter(|_| own.device.port_is_up()) {
+            let by_packets = |there: &&'static Device| own.device.sends_packets_to(there);
+            // First of all, so that it goes to nobody as long as it cannot go to everybody.
+            let mut inboxes = own.device.devices_of(&group).filter(by_packets);
+            if !inboxes.all(|there| there.inbox().has_room(own)) {
+                return Verdict::Paused;
+            }
+            for there in own.device.devices_of(&group) {
+                let sent = match by_packets(&there) {
+                    true => {
+                        self.send_packet_to_members(own, there, (path, qkey), message, datagram)
+                    }
+                    false => self.copy_to_members(there, qkey, message, datagram, aftermath),
+                };
+                if !sent {
+                    return Verdict::Failed(Status::LOC_PROT_ERR);
+                }
+            }
+        }
+        self.local.clear();
+        self.psn = self.psn.wrapping_add(1);
+        Verdict::Done { bytes: message.length }
+    }
+
+    /// One packet for all members on a device. Says whether the sender's memory was there.
+    fn send_packet_to_members(
+        &self,
+        own: &QueuePair,
+        there: &'static Device,
+        (path, qkey): (Path, u32),
+        message: &Message<'_>,
+        datagram: memory::Datagram,
+    ) -> bool {
+        let Some(burst) = self.packet(own, qkey, message) else { return true };
+        let inbox = there.inbox();
+        self.fill_and_send(own, (inbox, inbox.buffer_at_once()), path, burst, message, datagram)
+    }
+
+    /// A copy for each member on a device. Says whether the sender's memory was there.
+    fn copy_to_members(
+        &self,
+        there: &Device,
+        qkey: u32,
+        message: &Message<'_>,
+        datagram: memory::Datagram,
+        aftermath: &mut Aftermath,
+    ) -> bool {
+        let memory::Datagram { source, header, group } = datagram;
+        let Some(group) = group.filter(|_| there.port_is_up()) else { return true };
+        let Message { request, length, visit, reach, .. } = *message;
+        let datagram = Datagram {
+            source,
+            qkey,
+            header,
+            operation: &request.operation,
+            length,
+            data: Data::Segments(&self.local),
+            upto: length,
+        };
+        there.groups.members(group).all(|member| {
+            let mut responder = member.responder.lock();
+            let mut inbound = Inbound { own: &member, side: &mut responder, visit, reach };
+            !inbound.takes_datagrams()
+                || inbound.datagram(&datagram, aftermath) != Arrived::Unreadable
+        })
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use rdma_types::{AccessFlags, Gid, GidType, QpState, Qpn};
+
+    use super::*;
+    use crate::address::{Address, AddressVector, GidEntry, Route};
+    use crate::engine::capacity::{Capacity, Init};
+    use crate::engine::completion::CompletionQueue;
+    use crate::engine::operation::{Opcode, Operation};
+    use crate::engine::protection::ProtectionDomain;
+    use crate::engine::report::Reporter;
+    use crate::engine::requester::drive::{Turn, Work};
+    use crate::engine::requester::request::{Payload, Request};
+    use crate::engine::service::Service;
+    use crate::engine::sge::Sge;
+    use crate::fabric::Fabric;
+    use crate::fabric::random::Seed;
+    use crate::limits::Limits;
+    use crate::link::Link;
+    use crate::schedule::Schedule;
+
+    const GROUP: Gid = Gid::from_bytes([0xff; 16]);
+
+    fn member(fabric: &'static Fabric, name: &str, seed: u8) -> Arc<QueuePair> {
+        let (limits, schedule) = (Limits::default(), Schedule::Immediate);
+        let (link, seed) = (Link::Ethernet, Seed::new(seed));
+        let mut device =
+            Device::new(fabric, name.into(), link, Vec::new(), limits, schedule, &seed);
+        device.force_wire = true;
+        let device = fabric.devices.add(device).unwrap();
+        let capacity =
+            Capacity { send_wr: 4, receive_wr: 4, send_sge: 1, receive_sge: 1, inline: 0 };
+        let init = Init { service: Service::UnreliableDatagram, capacity, signal_all: false };
+        let pd = ProtectionDomain::new(device);
+        let queue = || Arc::new(CompletionQueue::new(fabric, 8, None).unwrap());
+        let reporter = Reporter::silent();
+        let member = QueuePair::create(&pd, &queue(), &queue(), None, init, reporter).unwrap();
+        member.send.lock().state = QpState::RTS;
+        member.responder.lock().state = QpState::RTS;
+        member.receive.lock().state = QpState::RTS;
+        member.join_group(GROUP, 0).unwrap();
+        member
+    }
+
+    /// As long as an inbox has no room the packet is in none; then it is in each once.
+    #[test]
+    fn a_packet_goes_to_all_inboxes_or_to_none() {
+        static FABRIC: Fabric = Fabric::new();
+        let members = [("one", 1), ("two", 2)].map(|(name, seed)| member(&FABRIC, name, seed));
+        let mut rooms = [[0_u8; 40]; 2];
+        for (member, room) in members.iter().zip(&mut rooms) {
+            let addr = room.as_mut_ptr().expose_provenance() as u64;
+            let access = AccessFlags::LOCAL_WRITE.bits();
+            let lkey = member.pd.register(addr, 40, addr, access).unwrap().key;
+            for wr_id in 0..2 {
+                let sge = Sge { addr, length: 40, lkey };
+                member.post_receive(wr_id, &[sge], &mut Turn::new()).unwrap();
+            }
+        }
+        let heard = || {
+            FABRIC.unsettled.settle();
+            members.each_ref().map(|member| {
+                let mut count = 0;
+                member.receive_cq.poll(8, |_, _, _| count += 1).unwrap();
+                count
+            })
+        };
+        let (a, full) = (&members[0], members[1].device.inbox());
+        let here = GidEntry { gid: Gid::ZERO, kind: GidType::ROCE_V2 };
+        let (local, remote) = (Address::Gid(here), Address::Gid(GidEntry { gid: GROUP, ..here }));
+        let to_group = Route {
+            source: here,
+            destination: GROUP,
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 1,
+        };
+        let vector = AddressVector {
+            pd: a.pd_number,
+            path: Path { local, remote },
+            service_level: 0,
+            route: Some(to_group),
+        };
+        let operation = Operation { opcode: Opcode::Send, ..Operation::EMPTY };
+        let destination_qpn = Qpn::MULTICAST.get();
+        let request = Request { operation, destination_qpn, ..Request::EMPTY };
+        a.send.lock().push(&request, Payload::keyed(&[]).to(Some(&vector)));
+        let drive = || a.send.lock().drive(a, Work::Head, &mut Aftermath::default());
+
+        let buffers: Vec<_> = std::iter::from_fn(|| full.buffer(&members[1])).collect();
+        assert_eq!((drive(), heard()), (0, [0, 0]));
+        buffers.into_iter().for_each(|buffer| full.give_back(buffer));
+        assert_eq!((drive(), heard()), (1, [1, 1]));
+        assert_eq!((drive(), heard()), (0, [0, 0]));
+        members.into_iter().for_each(QueuePair::destroy);
+    }
+}
