@@ -1,5 +1,6 @@
 //! The devices of a fabric, and who of them is where. Devices are never removed.
 
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 use crate::address::Address;
@@ -28,6 +29,17 @@ pub enum InstallError {
     /// The system gave no random numbers, without which keys could be guessed.
     #[error("no random numbers from the system: let the process call getrandom(2)")]
     NoRandomness,
+    /// The capture file that [`Builder::pcap`](crate::Builder::pcap) or the environment names cannot be written.
+    #[error(
+        "the capture file `{path}` cannot be written ({reason}): name a file in a folder that exists, which this \
+         process may write to, by `RDMA_SOFT_PCAP` or `Builder::pcap`"
+    )]
+    NoCapture {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
 }
 
 /// Devices in the order in which they were installed.

@@ -118,16 +118,25 @@ impl Requester {
         let qpn = Qpn::masked(message.request.destination_qpn);
         let to = Destination { qpn, qkey, p_key: Bth::DEFAULT_P_KEY };
         let mut protocol = Datagrams::new(Qpn::masked(own.qpn), Mtu::MTU4096, self.psn);
-        if let Some(inbox) = inbox.filter(|_| own.device.port_is_up())
-            && let Some(burst) = protocol.send(&to, &end)
-        {
+        let tap = own.device.tap.as_ref();
+        let sent = protocol.send(&to, &end).filter(|_| own.device.port_is_up());
+        if let Some((inbox, burst)) = inbox.zip(sent) {
             let Some(mut buffer) = inbox.buffer(own) else { return Verdict::Paused };
             let payload = &mut buffer[..length as usize];
             if message.reach.collect_bytes(&self.local, 0, payload).is_err() {
                 inbox.give_back(buffer);
                 return Verdict::Failed(Status::LOC_PROT_ERR);
             }
+            if let Some(tap) = tap {
+                tap.sent(&path, &burst, Some(&datagram), payload);
+            }
             inbox.send(path, burst, Some(datagram), buffer);
+        } else if let Some((tap, burst)) = tap.zip(sent) {
+            // It leaves, and arrives nowhere.
+            let mut payload = vec![0; length as usize];
+            if message.reach.collect_bytes(&self.local, 0, &mut payload).is_ok() {
+                tap.sent(&path, &burst, Some(&datagram), &payload);
+            }
         }
         self.local.clear();
         self.psn = self.psn.wrapping_add(1);

@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used)] // A failing helper fails its test.
+
 use rdma_proto::wire::{
     Aeth, Bth, CreditCount, Deth, ImmDt, Opcode, Operation, PadCount, Reth, Service, Syndrome,
 };
@@ -69,7 +71,7 @@ fn written(path: &Path, with: Option<&Datagram>, headers: &Headers, payload: &[u
 
 #[test]
 fn what_is_written_is_read_again() {
-    let payload: Vec<u8> = (0..4096).map(|n| (n % 251) as u8).collect();
+    let payload: Vec<u8> = (0..4096).map(|n: u32| (n % 251) as u8).collect();
     let reth = Reth { va: 0x1122_3344_5566_7788, rkey: Rkey::new(0x99aa), length: 1 << 20 };
     let aeth = Aeth { syndrome: Syndrome::Ack(CreditCount::UNLIMITED), msn: 3 };
     for (path, front) in paths() {
@@ -229,7 +231,7 @@ fn packets_of_a_burst_are_frames_of_their_own() {
         segments: 3,
         length: 599,
     };
-    let payload: Vec<u8> = (0..599).map(|n| (n % 251) as u8).collect();
+    let payload: Vec<u8> = (0..599).map(|n: u32| (n % 251) as u8).collect();
     let mut received = Vec::new();
     for (n, (headers, payload)) in burst.packets(&payload).enumerate() {
         let frame = written(&LIDS, None, &headers, payload);
