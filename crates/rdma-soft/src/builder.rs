@@ -116,7 +116,7 @@ impl Builder {
     ///
     /// A file that is there already begins anew. `%p` in its name stands for the number of the process. Devices
     /// of a process may share a file: a packet from one of them to another is in it once, as the one has sent
-    /// it. The file is up to date whenever all that was posted is done. A file that takes no more ends the
+    /// it. Calls write what they have moved on before they return. A file that takes no more ends the
     /// capture, with one `tracing` event, and nothing else.
     ///
     /// ```
