@@ -170,9 +170,10 @@ fn what_is_no_frame_is_no_packet() {
     assert_eq!((result, &out[..]), (Err(EmitError::Headers), &[1][..]));
 }
 
-/// An example of the specification (volume 1, 7.8.2), beside the one of the ICRC.
+/// Packet and ICRC are an example of the specification (volume 1, 7.8). Its VCRC, the last two bytes, was computed
+/// apart, bit by bit.
 #[test]
-fn the_variant_crc_is_that_of_the_specification() {
+fn a_packet_of_the_specification_is_taken() {
     let packet = [
         0x70, 0x12, 0x37, 0x5c, 0, 0x0e, 0x17, 0xd2, 0x0a, 0x20, 0x24, 0x87, 0, 0x87, 0xb1, 0xb3,
         0, 0x0d, 0xec, 0x2a, 1, 0x71, 0x0a, 0x1c, 1, 0x5d, 0x40, 2, 0x38, 0xf2, 0x7a, 5, 0, 0, 0,
