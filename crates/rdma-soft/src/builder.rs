@@ -1,5 +1,7 @@
 //! Making devices.
 
+use std::path::PathBuf;
+
 use crate::abi;
 use crate::device::Device;
 use crate::fabric::Fabric;
@@ -7,6 +9,7 @@ use crate::fabric::devices::{INSTALLED, InstallError};
 use crate::gid_place::GidPlace;
 use crate::limits::Limits;
 use crate::link::Link;
+use crate::link::pcap::{self, Tap};
 use crate::network::Network;
 use crate::schedule::Schedule;
 use crate::soft_device::SoftDevice;
@@ -33,6 +36,15 @@ pub struct Builder {
     limits: Limits,
     force_wire: bool,
     fabric: &'static Fabric,
+    pcap: Capture,
+}
+
+/// Where a device writes what it sends and receives.
+#[derive(Debug, Clone)]
+enum Capture {
+    OfEnvironment,
+    To(PathBuf),
+    Nowhere,
 }
 
 impl Builder {
@@ -46,6 +58,7 @@ impl Builder {
             limits: Limits::default(),
             force_wire: false,
             fabric: Fabric::of_process(),
+            pcap: Capture::OfEnvironment,
         }
     }
 
@@ -97,6 +110,36 @@ impl Builder {
     /// ```
     pub fn force_wire(mut self) -> Self {
         self.force_wire = true;
+        self
+    }
+
+    /// Writes the packets that the device sends and receives to a file, in the format pcapng, which Wireshark
+    /// reads. So it sends and receives packets, as with [`force_wire`](Self::force_wire). Without this the
+    /// environment variable `RDMA_SOFT_PCAP` names the file, if it is there when the device is installed.
+    ///
+    /// A file that is there already begins anew. `%p` in its name stands for the number of the process. Devices
+    /// of a process may share a file: a packet from one of them to another is in it once, as the one has sent
+    /// it. Calls write what they have moved on before they return. A file that takes no more ends the
+    /// capture, with one `tracing` event, and nothing else.
+    ///
+    /// ```
+    /// use rdma_soft::Builder;
+    ///
+    /// let path = std::env::temp_dir().join("rdma-soft-%p.pcapng");
+    /// let device = Builder::new("captured0").pcap(path).install()?;
+    /// // ... later: wireshark /tmp/rdma-soft-*.pcapng
+    /// # let name = format!("rdma-soft-{}.pcapng", std::process::id());
+    /// # std::fs::remove_file(std::env::temp_dir().join(name)).unwrap();
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    pub fn pcap(mut self, path: impl Into<PathBuf>) -> Self {
+        self.pcap = Capture::To(path.into());
+        self
+    }
+
+    /// Whatever the environment says.
+    pub(crate) fn without_pcap(mut self) -> Self {
+        self.pcap = Capture::Nowhere;
         self
     }
 
@@ -261,7 +304,7 @@ impl Builder {
     /// # Errors
     ///
     /// If the name is taken, or is none, or there are thousands of devices, or the system has no random
-    /// numbers.
+    /// numbers, or the capture file cannot be written.
     pub fn install(self) -> Result<SoftDevice, InstallError> {
         let typeable = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if !(1..64).contains(&self.name.len()) || !self.name.chars().all(typeable) {
@@ -270,9 +313,24 @@ impl Builder {
         let gids = self.gids.unwrap_or_else(|| GidPlace::usual(self.link));
         let fabric = self.fabric;
         let seed = fabric.seeds.draw().map_err(|_| InstallError::NoRandomness)?;
-        let Self { name, link, limits, schedule, force_wire, .. } = self;
+        let Self { name, link, limits, schedule, force_wire, pcap, .. } = self;
+        // Before a file is made for nothing.
+        if INSTALLED.named(&name).is_some() {
+            return Err(InstallError::NameTaken(name));
+        }
+        let tap = match pcap {
+            Capture::To(path) => Some(path),
+            Capture::OfEnvironment => pcap::of_environment(),
+            Capture::Nowhere => None,
+        };
+        let tap = tap.map(|path| {
+            Tap::new(fabric, &name, link, &path)
+                .map_err(|error| InstallError::NoCapture { path, reason: error.to_string() })
+        });
+        let tap = tap.transpose()?;
         let mut device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
-        device.force_wire = force_wire || fabric.simulation.is_some();
+        device.force_wire = force_wire || tap.is_some() || fabric.simulation.is_some();
+        device.tap = tap;
         let device = INSTALLED.add(device)?;
         abi::register();
         Ok(SoftDevice::of(device))

@@ -24,6 +24,7 @@ use crate::identity::Identity;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::link::memory::Inbox;
+use crate::link::pcap::Tap;
 use crate::schedule::Schedule;
 use crate::sync::locked;
 
@@ -51,6 +52,8 @@ pub(crate) struct Device {
     pub(crate) tally: Tally,
     /// Whether all that it sends and receives goes as packets.
     pub(crate) force_wire: bool,
+    /// Writes down what it sends and receives; only if that goes as packets.
+    pub(crate) tap: Option<Arc<Tap>>,
     /// Where packets for it arrive, once there may be some.
     inbox: OnceLock<Arc<Inbox>>,
     port: Port,
@@ -128,6 +131,7 @@ impl Device {
             groups: Groups::default(),
             tally: Tally::default(),
             force_wire: false,
+            tap: None,
             inbox: OnceLock::new(),
             port: Port { is_up: AtomicBool::new(true), contexts: Mutex::default() },
         }

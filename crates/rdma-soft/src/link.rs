@@ -1,9 +1,9 @@
 //! Link layers, and how packets go over them.
 
-#[allow(dead_code)] // Nobody writes one yet.
 pub(crate) mod frame;
 pub(crate) mod memory;
 pub(crate) mod model;
+pub(crate) mod pcap;
 
 /// The link layer of a device's port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -17,14 +17,15 @@
 //! 9. The list of devices, a device's table of queue pairs, its multicast [groups](group), or what has arrived
 //!    at it.
 //! 10. [Deferred](deferred) work.
-//! 11. The handle of a [reporter](report), then the state of an [event queue](events), then what is left to
-//!     be done without locks (`fabric/overflow.rs`), or the acknowledgements of an object.
+//! 11. The handle of a [reporter](report), then the state of an [event queue](events), or what a capture has not
+//!     written yet (`link/pcap.rs`), then what is left to be done without locks (`fabric/overflow.rs`), or the
+//!     acknowledgements of an object.
 //! 12. Leaves, under which no other is taken: deadlines, a device's tally of its queue pairs, the users of a
 //!     completion queue, all its rings, the gate of a critical region, the domains of a context, and the list
 //!     of threads of [grace periods](grace_period).
 //!
-//! One more is taken only by who holds none of these: that under which the tokens of an event queue are
-//! written, by a system call. It comes before the queue's state.
+//! One more is taken only by who holds none of these: that under which the tokens of an event queue, or the file of
+//! a capture, are written, by a system call. It comes before the queue's state, or the capture's.
 //!
 //! What must touch another queue pair's send side (its error state, a requester that waits for a receive) is
 //! done [after](aftermath::Aftermath) all locks are dropped. Only to have a peer's requester forget it, a

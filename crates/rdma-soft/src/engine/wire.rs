@@ -54,12 +54,19 @@ pub(super) fn transmit(
     route: &Route,
     mut next: impl FnMut(&mut [u8]) -> Option<Burst>,
 ) -> bool {
+    let up = own.device.port_is_up();
+    let tap = own.device.tap.as_ref().filter(|_| up);
     let Some(inbox) = route.inbox else {
         // They leave, and arrive nowhere.
         let mut nowhere = [0; 4096];
-        return (0..TURN).all(|_| next(&mut nowhere).is_some());
+        return (0..TURN).all(|_| {
+            let burst = next(&mut nowhere);
+            if let Some((tap, burst)) = tap.zip(burst.as_ref()) {
+                tap.sent(&route.path, burst, None, &nowhere);
+            }
+            burst.is_some()
+        });
     };
-    let up = own.device.port_is_up();
     let mut left = TURN;
     while left > 0 {
         let Some(mut buffer) = inbox.buffer(own) else { return false };
@@ -68,6 +75,9 @@ pub(super) fn transmit(
             return false;
         };
         left = left.saturating_sub(burst.segments.into());
+        if let Some(tap) = tap {
+            tap.sent(&route.path, &burst, None, &buffer);
+        }
         if up {
             inbox.send(own.device, route.path, burst, None, buffer);
         } else {

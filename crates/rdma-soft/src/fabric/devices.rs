@@ -1,6 +1,7 @@
 //! The devices of a fabric, and who of them is where, from which none is ever removed; and those that programs
 //! see, of whatever fabric.
 
+use std::path::PathBuf;
 use std::sync::Mutex;
 
 use crate::address::Address;
@@ -30,6 +31,17 @@ pub enum InstallError {
     /// The system gave no random numbers, without which keys could be guessed.
     #[error("no random numbers from the system: let the process call getrandom(2)")]
     NoRandomness,
+    /// The capture file that [`Builder::pcap`](crate::Builder::pcap) or the environment names cannot be written.
+    #[error(
+        "the capture file `{path}` cannot be written ({reason}): name a file in a folder that exists, which this \
+         process may write to, by `RDMA_SOFT_PCAP` or `Builder::pcap`"
+    )]
+    NoCapture {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        reason: String,
+    },
 }
 
 /// Those that programs see, in the order in which they were installed.

@@ -1,5 +1,6 @@
 //! What is to be done once a thread holds no lock: queue pairs of completion queues that overflowed are to be
-//! told, which takes their locks, and events are to get their tokens, which takes a system call.
+//! told, which takes their locks; events are to get their tokens, and captures their packets, which takes a system
+//! call.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -18,7 +19,7 @@ pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
 struct Due {
     /// Completion queues that overflowed.
     failed: Vec<Arc<dyn Settle>>,
-    /// Event queues, each once, until its tokens are there.
+    /// Event queues, each once, until its tokens are there; and captures, until their packets are in the file.
     events: Vec<Arc<dyn Settle>>,
     /// Who has packets to send or to take.
     turns: Row,
@@ -95,7 +96,8 @@ impl Unsettled {
         self.count(&due);
     }
 
-    /// Notes that events of a queue have no tokens; the queue is not noted yet.
+    /// Notes that events of a queue have no tokens, or packets of a capture are not in its file; it is not noted
+    /// yet.
     pub(crate) fn note_events(&self, queue: Arc<dyn Settle>) {
         let mut due = self.lock();
         due.events.push(queue);
@@ -122,7 +124,7 @@ impl Unsettled {
         self.count(&due);
     }
 
-    /// Forgets a queue whose events have their tokens.
+    /// Forgets a queue whose events have their tokens, or a capture.
     pub(crate) fn forget_events(&self, queue: *const ()) {
         let mut due = self.lock();
         if let Some(n) =
@@ -137,7 +139,7 @@ impl Unsettled {
 
     /// Gives turns to those who have packets to send or to take, as many as one thread has time for, moves the
     /// queue pairs of every queue that overflowed to error, and has the token of each event where the
-    /// program sees it. The caller holds no lock.
+    /// program sees it, and each packet of a capture in its file. The caller holds no lock.
     #[inline]
     pub(crate) fn settle(&self) {
         if self.count.load(Ordering::Acquire) != 0 {

@@ -289,9 +289,15 @@ fn is_between(ethernet: &[u8; ETHERNET], from: &Gid, to: &Gid) -> Result<(), Dam
 /// The Ethernet address of a port, as one of its GIDs tells it: nobody has to be asked for it. Each is locally
 /// administered, so that no real port has it. `02:00` is in front of an IPv4 address. Other GIDs end in
 /// an interface identifier that was made from an Ethernet address with `ff:fe` in its middle (RFC 4291, appendix A),
-/// which is left out.
+/// which is left out. Groups have the addresses of IP multicast (RFC 1112, RFC 2464).
 pub(crate) fn mac(gid: &Gid) -> [u8; 6] {
     let bytes = gid.as_bytes();
+    if gid.is_multicast() {
+        return match gid.is_ipv4_mapped() {
+            true => [1, 0, 0x5e, bytes[13] & 0x7f, bytes[14], bytes[15]],
+            false => [0x33, 0x33, bytes[12], bytes[13], bytes[14], bytes[15]],
+        };
+    }
     if gid.is_ipv4_mapped() {
         [2, 0, bytes[12], bytes[13], bytes[14], bytes[15]]
     } else {

@@ -16,6 +16,7 @@ use crate::engine::work_completion::Source;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
+use crate::link::pcap::Tap;
 use crate::sync::{ControlGuard, locked};
 
 /// How many bytes of payload a burst has at most: a packet of the largest MTU, or several of smaller ones.
@@ -178,6 +179,13 @@ impl Inbox {
         self.device.fabric.unsettled.note_turn(self);
     }
 
+    /// Packets that the sender's device has not written down are written down here.
+    #[cold]
+    fn capture(&self, tap: &Arc<Tap>, letter: &Letter) {
+        let sender = self.device.fabric.devices.at(self.device.link, &letter.path.local);
+        tap.received(sender.and_then(|sender| sender.tap.as_ref()), letter);
+    }
+
     /// Waits until nobody executes packets that have arrived, and drops those for the queue pair with that
     /// number that were not. The caller holds no lock.
     pub(crate) fn pass(&self, number: u32) {
@@ -218,6 +226,9 @@ impl Driven for Inbox {
             let _receive_side = locked(&self.receive_side);
             for _ in 0..TURN {
                 let Some(letter) = locked(&self.letters).arrived.pop_front() else { break };
+                if let Some(tap) = self.device.tap.as_ref().filter(|_| self.device.port_is_up()) {
+                    self.capture(tap, &letter);
+                }
                 wire::receive(self.device, &letter);
                 let for_many = letter.is_for_many();
                 locked(&self.letters).keep(letter.payload);

@@ -1,5 +1,5 @@
-//! Guards that are counted where debug assertions are on, so that no descriptor of events is read or written under
-//! a lock.
+//! Guards that are counted where debug assertions are on, so that no descriptor of events or of a capture is read
+//! or written under a lock.
 //!
 //! Of other system calls nothing is asserted: the kernel copies for a turn, a bind of type 1 waits for a grace
 //! period, and an alarm starts the fabric's thread or wakes it, with locks of the engine held.
@@ -41,7 +41,7 @@ impl<G: std::ops::DerefMut> std::ops::DerefMut for Held<G> {
 }
 
 /// Asserts, where debug assertions are on, that this thread holds no lock of the engine, since it is about
-/// to use a descriptor of events.
+/// to use a descriptor of events or of a capture.
 #[cfg(not(all(test, loom)))]
 #[inline]
 pub(crate) fn assert_nothing_held() {

@@ -6,6 +6,7 @@
 mod abi;
 mod address_handles;
 mod atomics;
+mod captures;
 mod closing;
 mod counters;
 mod datagrams;

@@ -110,11 +110,16 @@ impl Requester {
         message: &Message<'_>,
         datagram: memory::Datagram,
     ) -> Verdict {
-        if let Some(inbox) = inbox.filter(|_| own.device.port_is_up())
-            && let Some(burst) = self.packet(own, qkey, message)
-        {
-            let Some(buffer) = inbox.buffer(own) else { return Verdict::Paused };
-            if !self.fill_and_send(own, (inbox, buffer), path, burst, message, datagram) {
+        if let Some(burst) = self.packet(own, qkey, message).filter(|_| own.device.port_is_up()) {
+            let room = inbox.map(|inbox| inbox.buffer(own).map(|buffer| (inbox, buffer)));
+            if let Some(None) = room {
+                return Verdict::Paused;
+            }
+            self.capture(own, &path, &burst, message, &datagram);
+            // Without an inbox it leaves, and arrives nowhere.
+            if let Some(room) = room.flatten()
+                && !self.fill_and_send(own, room, path, burst, message, datagram)
+            {
                 return Verdict::Failed(Status::LOC_PROT_ERR);
             }
         }
@@ -142,6 +147,22 @@ impl Requester {
         let qpn = Qpn::masked(message.request.destination_qpn);
         let to = Destination { qpn, qkey, p_key: Bth::DEFAULT_P_KEY };
         Datagrams::new(Qpn::masked(own.qpn), Mtu::MTU4096, self.psn).send(&to, &end)
+    }
+
+    /// Writes a packet to the capture of its device, if there is one.
+    pub(super) fn capture(
+        &self,
+        own: &QueuePair,
+        path: &Path,
+        burst: &Burst,
+        message: &Message<'_>,
+        datagram: &memory::Datagram,
+    ) {
+        let Some(tap) = &own.device.tap else { return };
+        let mut payload = vec![0; burst.length as usize];
+        if message.reach.collect_bytes(&self.local, 0, &mut payload).is_ok() {
+            tap.sent(path, burst, Some(datagram), &payload);
+        }
     }
 
     /// Puts a packet with its payload in an inbox. Says whether the payload was there.

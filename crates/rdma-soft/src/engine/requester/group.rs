@@ -34,6 +34,9 @@ impl Requester {
             if !inboxes.all(|there| there.inbox().has_room(own)) {
                 return Verdict::Paused;
             }
+            if let Some(burst) = self.packet(own, qkey, message) {
+                self.capture(own, &path, &burst, message, &datagram);
+            }
             for there in own.device.devices_of(&group) {
                 let sent = match by_packets(&there) {
                     true => {

@@ -1,0 +1,308 @@
+//! Captures: what a device sends and receives, in a file for Wireshark.
+//!
+//! A packet is put into memory where it is sent or received, under the locks of its queue pair. Before the call
+//! that did this returns, when it holds no lock any more, all that has come together is written at once
+//! (`fabric/overflow.rs`). So a program that is killed leaves whole packets behind.
+
+mod format;
+
+use std::fs::File;
+use std::io::{Error, ErrorKind, Result, Write};
+use std::mem;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use rdma_proto::Burst;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use self::format::{Direction, Interface, put_interface, put_packet, put_section};
+use crate::address::Path;
+use crate::fabric::Fabric;
+use crate::fabric::overflow::Settle;
+use crate::link::memory::{Datagram, Letter};
+use crate::link::{Link, frame};
+#[cfg(not(all(test, loom)))]
+use crate::sync::assert_nothing_held;
+use crate::sync::{locked, locked_to_wait};
+
+/// The environment variable that names a file for all devices.
+const VARIABLE: &str = "RDMA_SOFT_PCAP";
+
+/// How many bytes of memory a capture keeps while nothing happens.
+const KEPT: usize = 1 << 20;
+
+/// The captures of the process: a file is written by one of them.
+static CAPTURES: Mutex<Vec<Weak<Capture>>> = Mutex::new(Vec::new());
+
+/// The file that the environment names, if it names one.
+pub(crate) fn of_environment() -> Option<PathBuf> {
+    std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
+/// What a device writes to a capture.
+#[derive(Debug)]
+pub(crate) struct Tap {
+    fabric: &'static Fabric,
+    capture: Arc<Capture>,
+    /// The device in its file.
+    interface: Interface,
+}
+
+impl Tap {
+    /// Begins the file, or goes on with it if other devices of this process write to it. `%p` in its name stands
+    /// for the number of the process.
+    pub(crate) fn new(
+        fabric: &'static Fabric,
+        name: &str,
+        link: Link,
+        path: &FilePath,
+    ) -> Result<Arc<Self>> {
+        let capture = Capture::open(&with_process(path))?;
+        let interface = capture.add_interface(name, link);
+        capture.flush()?;
+        fabric.unsettled.reserve_events();
+        Ok(Arc::new(Self { fabric, capture, interface }))
+    }
+
+    /// Its device sends packets. Any lock may be held but those of the fabric.
+    pub(crate) fn sent(
+        &self,
+        path: &Path,
+        burst: &Burst,
+        datagram: Option<&Datagram>,
+        payload: &[u8],
+    ) {
+        self.add(Direction::Out, path, burst, datagram, payload);
+    }
+
+    /// Packets have arrived at its device; `sender` is the tap of the device that they come from. If that one
+    /// writes to the same file they are there already.
+    pub(crate) fn received(&self, sender: Option<&Arc<Self>>, letter: &Letter) {
+        if sender.is_none_or(|sender| !Arc::ptr_eq(&sender.capture, &self.capture)) {
+            let Letter { path, burst, datagram, .. } = letter;
+            self.add(Direction::In, path, burst, datagram.as_ref(), letter.payload());
+        }
+    }
+
+    fn add(
+        &self,
+        direction: Direction,
+        path: &Path,
+        burst: &Burst,
+        datagram: Option<&Datagram>,
+        payload: &[u8],
+    ) {
+        if self.capture.stopped.load(Ordering::Relaxed) {
+            return;
+        }
+        let pending = &mut *locked(&self.capture.pending);
+        // Under the lock, so that times do not go back.
+        let time = self.fabric.clock.wallclock(self.fabric.clock.now());
+        let payload = payload.get(..burst.length as usize).unwrap_or(payload);
+        for (headers, payload) in burst.packets(payload) {
+            let begin = pending.blocks.len();
+            let put = put_packet(&self.interface, direction, time, &mut pending.blocks, |out| {
+                frame::write(path, datagram, &headers, payload, out)
+            });
+            if put.is_err() {
+                pending.blocks.truncate(begin);
+            }
+        }
+        if pending.noted.is_none() {
+            pending.noted = Some(self.fabric);
+            self.fabric.unsettled.note_events(Arc::clone(&self.capture) as Arc<dyn Settle>);
+        }
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        self.fabric.unsettled.unreserve_events();
+    }
+}
+
+/// A file that taps write to.
+#[derive(Debug)]
+struct Capture {
+    /// Which file it is: the numbers of its file system and of its inode.
+    file: (u64, u64),
+    /// A forked child writes nothing.
+    process: u32,
+    pending: Mutex<Pending>,
+    /// Held while the file is written, by who holds no lock of the engine.
+    output: Mutex<Output>,
+    /// Nothing is written any more.
+    stopped: AtomicBool,
+}
+
+/// What is not in the file yet.
+#[derive(Debug, Default)]
+struct Pending {
+    blocks: Vec<u8>,
+    /// How many devices write.
+    interfaces: u32,
+    /// Where it is noted that there is something.
+    noted: Option<&'static Fabric>,
+}
+
+#[derive(Debug)]
+struct Output {
+    file: File,
+    /// How many bytes of whole blocks there are.
+    length: u64,
+    spare: Vec<u8>,
+}
+
+impl Capture {
+    fn open(path: &FilePath) -> Result<Arc<Self>> {
+        let mut captures = locked_to_wait(&CAPTURES);
+        captures.retain(|capture| capture.strong_count() > 0);
+        let mut options = File::options();
+        // For its owner alone, since it has what messages say. Nothing ever waits for a reader.
+        options.write(true).create(true).truncate(false).mode(0o600);
+        let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+        let found = file.metadata()?;
+        let place = (found.dev(), found.ino());
+        let known = captures.iter().filter_map(Weak::upgrade).find(|it| it.file == place);
+        if let Some(capture) = known.filter(|capture| capture.process == std::process::id()) {
+            return Ok(capture);
+        }
+        if found.is_file() {
+            if flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK) {
+                let reason =
+                    "another process writes to it: `%p` in its name makes each have its own";
+                return Err(Error::new(ErrorKind::WouldBlock, reason));
+            }
+            file.set_len(0)?;
+        } else if !found.file_type().is_char_device() {
+            return Err(Error::new(ErrorKind::InvalidInput, "it is no file"));
+        }
+        let capture = Arc::new(Self::of(file, place));
+        put_section(&mut locked(&capture.pending).blocks);
+        captures.push(Arc::downgrade(&capture));
+        Ok(capture)
+    }
+
+    fn of(file: File, place: (u64, u64)) -> Self {
+        Self {
+            file: place,
+            process: std::process::id(),
+            pending: Mutex::default(),
+            output: Mutex::new(Output { file, length: 0, spare: Vec::new() }),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    /// One more device.
+    fn add_interface(&self, name: &str, link: Link) -> Interface {
+        let pending = &mut *locked(&self.pending);
+        put_interface(name, link, &mut pending.blocks);
+        pending.interfaces += 1;
+        Interface { number: pending.interfaces - 1, link }
+    }
+
+    /// Writes what there is to the file. If that fails nothing is written any more, and the file ends with its last
+    /// whole block.
+    fn flush(&self) -> Result<()> {
+        let output = &mut *locked_to_wait(&self.output);
+        let spare = mem::take(&mut output.spare);
+        let mut blocks = mem::replace(&mut locked(&self.pending).blocks, spare);
+        let ours = self.process == std::process::id() && !self.stopped.load(Ordering::Relaxed);
+        let written = if ours { output.write(&blocks) } else { Ok(()) };
+        if written.is_err() {
+            self.stopped.store(true, Ordering::Relaxed);
+        }
+        blocks.clear();
+        blocks.shrink_to(KEPT);
+        output.spare = blocks;
+        let pending = &mut *locked(&self.pending);
+        // What was added meanwhile is for who added it.
+        if pending.blocks.is_empty()
+            && let Some(fabric) = pending.noted.take()
+        {
+            fabric.unsettled.forget_events(std::ptr::from_ref(self).cast());
+        }
+        written
+    }
+}
+
+impl Settle for Capture {
+    fn settle(&self) {
+        #[cfg(not(all(test, loom)))]
+        assert_nothing_held();
+        if let Err(error) = self.flush() {
+            tracing::warn!(%error, "the capture of a software device ends: its file takes no more");
+        }
+    }
+}
+
+impl Output {
+    fn write(&mut self, blocks: &[u8]) -> Result<()> {
+        let written = self.file.write_all(blocks);
+        match written {
+            Ok(()) => self.length += blocks.len() as u64,
+            // What has no length keeps its half block.
+            Err(_) => drop(self.file.set_len(self.length)),
+        }
+        written
+    }
+}
+
+/// The name with the number of this process.
+fn with_process(path: &FilePath) -> PathBuf {
+    let mut rest = path.as_os_str().as_bytes();
+    let mut name = Vec::new();
+    while let Some((&byte, behind)) = rest.split_first() {
+        if let Some(behind) = rest.strip_prefix(b"%p") {
+            name.extend_from_slice(std::process::id().to_string().as_bytes());
+            rest = behind;
+        } else {
+            name.push(byte);
+            rest = behind;
+        }
+    }
+    PathBuf::from(std::ffi::OsString::from_vec(name))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_the_process_is_put_into_a_name() {
+        let process = std::process::id();
+        let name = |path: &str| with_process(FilePath::new(path)).display().to_string();
+        assert_eq!(name("/a/b.pcapng"), "/a/b.pcapng");
+        assert_eq!(name("/a%p/%%pb%"), format!("/a{process}/%{process}b%"));
+    }
+
+    /// A disk that is full: what is to be written later is dropped, and the error is told once.
+    #[test]
+    fn a_file_that_takes_no_more_ends_the_capture() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let capture = Capture::of(full, (0, 0));
+        put_section(&mut locked(&capture.pending).blocks);
+        assert_eq!(capture.flush().unwrap_err().kind(), ErrorKind::StorageFull);
+        assert!(capture.stopped.load(Ordering::Relaxed));
+        put_section(&mut locked(&capture.pending).blocks);
+        capture.flush().unwrap();
+        assert!(locked(&capture.pending).blocks.is_empty());
+    }
+
+    #[test]
+    fn a_forked_child_writes_nothing() {
+        let path = std::env::temp_dir().join(format!("rdma-soft-child-{}", std::process::id()));
+        let file = File::create(&path).unwrap();
+        // As in a child: the process that began it is another.
+        let capture = Capture { process: 0, ..Capture::of(file, (0, 0)) };
+        put_section(&mut locked(&capture.pending).blocks);
+        capture.flush().unwrap();
+        assert!(locked(&capture.pending).blocks.is_empty());
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+        std::fs::remove_file(&path).unwrap();
+    }
+}
