@@ -49,6 +49,7 @@ mod gid_place;
 mod identity;
 mod limits;
 mod link;
+mod notices;
 mod schedule;
 mod soft_device;
 mod sync;

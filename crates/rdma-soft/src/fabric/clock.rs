@@ -11,21 +11,21 @@ pub(crate) enum Clock {
     /// The system's monotonic one.
     #[cfg_attr(loom, allow(dead_code))]
     System,
-    /// One that stands still but where a model has it go on. The model checker does not see it.
-    #[cfg(loom)]
+    /// One that stands still but where a model or a test has it go on. The model checker does not see it.
+    #[cfg(any(test, loom))]
     OfModel(std::sync::atomic::AtomicU64),
 }
 
 impl Clock {
-    #[cfg(loom)]
+    #[cfg(any(test, loom))]
     pub(super) fn of_model() -> Self {
         // Later than `Time::AT_ONCE`.
         Self::OfModel(std::sync::atomic::AtomicU64::new(1))
     }
 
     /// So much time passes.
-    #[cfg(loom)]
-    pub(super) fn go_on(&self, by: Duration) {
+    #[cfg(any(test, loom))]
+    pub(crate) fn go_on(&self, by: Duration) {
         if let Self::OfModel(time) = self {
             let later = self.now() + by;
             time.store(later.0, std::sync::atomic::Ordering::Relaxed);
@@ -35,7 +35,7 @@ impl Clock {
     pub(crate) fn now(&self) -> Time {
         match self {
             Self::System => Time(system_nanoseconds(ClockId::Monotonic)),
-            #[cfg(loom)]
+            #[cfg(any(test, loom))]
             Self::OfModel(time) => Time(time.load(std::sync::atomic::Ordering::Relaxed)),
         }
     }
@@ -47,7 +47,7 @@ impl Clock {
                 let ago = self.now().0.wrapping_sub(time.0);
                 system_nanoseconds(ClockId::Realtime).wrapping_sub(ago)
             }
-            #[cfg(loom)]
+            #[cfg(any(test, loom))]
             Self::OfModel(_) => time.0,
         }
     }

@@ -19,7 +19,7 @@ pub(crate) mod ids;
 pub(crate) mod overflow;
 pub(crate) mod random;
 #[cfg_attr(loom, allow(dead_code))] // models have threads of their own
-mod thread;
+pub(crate) mod thread;
 pub(crate) mod timers;
 pub(crate) mod turns;
 
@@ -72,6 +72,12 @@ impl Fabric {
     #[cfg(all(test, loom))]
     pub(crate) fn of_model_with(alarms: Alarms) -> &'static Self {
         Box::leak(Box::new(Self::with(alarms)))
+    }
+
+    /// One of a test, whose clock goes on when the test says so.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn with_set_clock() -> Self {
+        Self::of(Clock::of_model(), Timers::new())
     }
 
     #[cfg(loom)]

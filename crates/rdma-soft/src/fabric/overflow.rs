@@ -1,10 +1,13 @@
 //! What is to be done once a thread holds no lock: queue pairs of completion queues that overflowed are to be
-//! told, which takes their locks, and events are to get their tokens, which takes a system call.
+//! told, which takes their locks, and events are to get their tokens, which takes a system call. And who has
+//! packets gets its turns here, and a program hears of packets that were dropped.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use crate::device::Device;
 use crate::fabric::turns::{self, Driven, Row};
+use crate::notices;
 use crate::sync::{ControlGuard, locked, locked_to_wait};
 
 /// Something that a thread which holds locks has left to be done.
@@ -22,6 +25,8 @@ struct Due {
     events: Vec<Arc<dyn Settle>>,
     /// Who has packets to send or to take.
     turns: Row,
+    /// Who has to tell of packets that did not get through.
+    notices: Vec<&'static Device>,
     /// One while a completion queue of `failed` was taken, and is not settled yet.
     settling: usize,
     /// How many queues of each kind there are: there is room for them all, so that noting one does not
@@ -47,6 +52,7 @@ impl Unsettled {
             failed: Vec::new(),
             events: Vec::new(),
             turns: Row::new(),
+            notices: Vec::new(),
             settling: 0,
             completion_queues: 0,
             event_queues: 0,
@@ -59,7 +65,8 @@ impl Unsettled {
     }
 
     fn count(&self, due: &Due) {
-        let count = due.failed.len() + due.events.len() + due.settling + due.turns.len();
+        let queues = due.failed.len() + due.events.len() + due.settling;
+        let count = queues + due.turns.len() + due.notices.len();
         self.count.store(count, Ordering::Release);
     }
 
@@ -122,6 +129,13 @@ impl Unsettled {
         self.count(&due);
     }
 
+    /// Has a device tell what it has to tell.
+    pub(crate) fn note_notices(&self, device: &'static Device) {
+        let mut due = self.lock();
+        due.notices.push(device);
+        self.count(&due);
+    }
+
     /// Forgets a queue whose events have their tokens.
     pub(crate) fn forget_events(&self, queue: *const ()) {
         let mut due = self.lock();
@@ -157,6 +171,17 @@ impl Unsettled {
             if let Some(queue) = queue {
                 queue.settle();
             }
+        }
+        self.tell();
+    }
+
+    fn tell(&self) {
+        let mut due = self.lock();
+        let devices = std::mem::take(&mut due.notices);
+        self.count(&due);
+        drop(due);
+        if !devices.is_empty() {
+            notices::tell(&devices);
         }
     }
 

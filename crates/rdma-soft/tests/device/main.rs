@@ -39,3 +39,4 @@ mod unreachable;
 mod unreliable;
 mod windows;
 mod wire;
+mod wire_counters;

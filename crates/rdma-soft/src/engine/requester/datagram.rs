@@ -21,6 +21,7 @@ use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
 use crate::engine::work_completion::Source;
 use crate::link::memory::{self, Inbox};
+use crate::notices::{Reason, Whose};
 
 /// The longest datagram, in bytes: the MTU of the port.
 const PORT_MTU: u64 = 4096;
@@ -77,7 +78,10 @@ impl Requester {
             let mut inbound = Inbound { own: &receiver, side: &mut responder, visit, reach };
             // If it takes none, another may have its number by the next datagram.
             let ready = inbound.takes_datagrams();
-            let arrived = if ready { inbound.datagram(&datagram, aftermath) } else { Arrived::Not };
+            let arrived = match ready {
+                true => inbound.datagram(&datagram, aftermath),
+                false => Arrived::Not(Reason::WrongState),
+            };
             if arrived == Arrived::Unreadable {
                 return Verdict::Failed(Status::LOC_PROT_ERR);
             }
@@ -118,7 +122,15 @@ impl Requester {
         let qpn = Qpn::masked(message.request.destination_qpn);
         let to = Destination { qpn, qkey, p_key: Bth::DEFAULT_P_KEY };
         let mut protocol = Datagrams::new(Qpn::masked(own.qpn), Mtu::MTU4096, self.psn);
-        if let Some(inbox) = inbox.filter(|_| own.device.port_is_up())
+        let reason = match inbox {
+            None => Some(Reason::NoRoute),
+            Some(_) if !own.device.port_is_up() => Some(Reason::PortDown),
+            Some(_) => None,
+        };
+        if let Some(reason) = reason {
+            let (qpn, peer_qpn) = (own.qpn, Some(qpn.get()));
+            own.device.drop_packets(reason, 1, Whose { qpn, peer_qpn, address: Some(path.remote) });
+        } else if let Some(inbox) = inbox
             && let Some(burst) = protocol.send(&to, &end)
         {
             let Some(mut buffer) = inbox.buffer(own) else { return Verdict::Paused };
