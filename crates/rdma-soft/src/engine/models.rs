@@ -32,6 +32,7 @@ use crate::schedule::Schedule;
 use crate::sync::{Ordering, locked};
 
 mod events;
+mod packets;
 mod shared;
 pub(crate) mod tokens;
 mod turns;

@@ -37,17 +37,17 @@ pub(crate) struct Fabric {
 impl Fabric {
     #[cfg(not(loom))]
     pub(crate) const fn new() -> Self {
-        Self::of(Clock::System, Timers::new())
+        Self::of(Clock::System, Timers::new(), Unsettled::new())
     }
 
-    const fn of(clock: Clock, timers: Timers) -> Self {
+    const fn of(clock: Clock, timers: Timers, unsettled: Unsettled) -> Self {
         Self {
             clock,
             seeds: Seeds::System,
             devices: Devices::new(),
             ids: Ids::new(),
             timers: Line(timers),
-            unsettled: Line(Unsettled::new()),
+            unsettled: Line(unsettled),
         }
     }
 
@@ -77,12 +77,12 @@ impl Fabric {
     /// One of a test, whose clock goes on when the test says so.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn with_set_clock() -> Self {
-        Self::of(Clock::of_model(), Timers::new())
+        Self::of(Clock::of_model(), Timers::new(), Unsettled::new())
     }
 
     #[cfg(loom)]
     fn with(alarms: Alarms) -> Self {
-        Self::of(Clock::of_model(), Timers::of_model(alarms))
+        Self::of(Clock::of_model(), Timers::of_model(alarms), Unsettled::new())
     }
 }
 

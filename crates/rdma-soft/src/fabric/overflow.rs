@@ -2,13 +2,14 @@
 //! told, which takes their locks, and events are to get their tokens, which takes a system call. And who has
 //! packets gets its turns here, and a program hears of packets that were dropped.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use crate::device::Device;
 use crate::fabric::turns::{self, Driven, Row};
 use crate::notices;
-use crate::sync::{ControlGuard, locked, locked_to_wait};
+use crate::sync::{
+    AtomicUsize, Held, Mutex, MutexGuard, Ordering, locked_for_calls, locked_in_models,
+};
 
 /// Something that a thread which holds locks has left to be done.
 pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
@@ -35,6 +36,18 @@ struct Due {
     event_queues: usize,
 }
 
+impl Due {
+    const NOTHING: Self = Self {
+        failed: Vec::new(),
+        events: Vec::new(),
+        turns: Row::new(),
+        notices: Vec::new(),
+        settling: 0,
+        completion_queues: 0,
+        event_queues: 0,
+    };
+}
+
 /// All that is to be done, in the fabric.
 #[derive(Debug)]
 pub(crate) struct Unsettled {
@@ -47,21 +60,21 @@ pub(crate) struct Unsettled {
 }
 
 impl Unsettled {
+    #[cfg(not(loom))]
     pub(super) const fn new() -> Self {
-        let due = Due {
-            failed: Vec::new(),
-            events: Vec::new(),
-            turns: Row::new(),
-            notices: Vec::new(),
-            settling: 0,
-            completion_queues: 0,
-            event_queues: 0,
-        };
-        Self { due: Mutex::new(due), count: AtomicUsize::new(0), alone: Mutex::new(()) }
+        let due = Mutex::new(Due::NOTHING);
+        Self { due, count: AtomicUsize::new(0), alone: Mutex::new(()) }
     }
 
-    fn lock(&self) -> ControlGuard<'_, Due> {
-        locked(&self.due)
+    /// Of a model, which sees what is in it.
+    #[cfg(loom)]
+    pub(super) fn new() -> Self {
+        let due = Mutex::new(Due::NOTHING);
+        Self { due, count: AtomicUsize::new(0), alone: Mutex::new(()) }
+    }
+
+    fn lock(&self) -> Held<MutexGuard<'_, Due>> {
+        locked_in_models(&self.due)
     }
 
     fn count(&self, due: &Due) {
@@ -193,7 +206,7 @@ impl Unsettled {
             return;
         }
         // Nothing that is done under it settles.
-        let _alone = locked_to_wait(&self.alone);
+        let _alone = locked_for_calls(&self.alone);
         loop {
             let mut due = self.lock();
             let queue = due.failed.pop();

@@ -4,7 +4,7 @@
 //! that finds no room gets another turn when there is some.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use rdma_proto::Burst;
 
@@ -15,13 +15,13 @@ use crate::engine::work_completion::Source;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
-use crate::sync::locked;
+use crate::sync::{Mutex, locked_in_models as locked};
 
 /// How many bytes of payload a burst has at most: a packet of the largest MTU, or several of smaller ones.
 const BURST_BYTES: usize = 16 << 10;
 
-/// How many bursts wait in an inbox, or are being written for it.
-const BURSTS: usize = 256;
+/// How many bursts wait in an inbox, or are being written for it: in models few.
+pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 256 };
 
 /// How many buffers an inbox keeps that are not in use.
 const SPARE: usize = 32;
