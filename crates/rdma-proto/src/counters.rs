@@ -50,6 +50,16 @@ macro_rules! counters {
             }
         }
 
+        impl Counters {
+            /// Takes all, and counts from zero again, if there is more than packets that were given out and came.
+            pub(crate) fn take_reasons(&mut self) -> Option<Self> {
+                let reasons = Self { sent_pkts: 0, rcvd_pkts: 0, ..*self };
+                // All as one, since mostly there are none.
+                let any = [$(reasons.$name),+].into_iter().fold(0, |any, value| any | value);
+                (any != 0).then(|| core::mem::take(self))
+            }
+        }
+
         impl AddAssign for Counters {
             fn add_assign(&mut self, other: Self) {
                 $(self.$name = self.$name.wrapping_add(other.$name);)+
@@ -146,4 +156,20 @@ impl Counters {
 /// One more of a counter.
 pub(crate) fn count(counter: &mut u64) {
     *counter = counter.wrapping_add(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_alone_are_no_reason_to_take_what_was_counted() {
+        let mut counters = Counters { sent_pkts: 3, rcvd_pkts: 2, ..Counters::default() };
+        assert_eq!(counters.take_reasons(), None);
+        counters.dropped_by_host = 1;
+        let taken =
+            Counters { sent_pkts: 3, rcvd_pkts: 2, dropped_by_host: 1, ..Counters::default() };
+        assert_eq!(counters.take_reasons(), Some(taken));
+        assert_eq!(counters, Counters::default());
+    }
 }

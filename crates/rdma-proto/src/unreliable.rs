@@ -60,10 +60,16 @@ impl UnreliableRequester {
         self.psn
     }
 
-    /// What it counted.
+    /// What it counted, since it was [taken](Self::take_counters) last.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Takes what it counted, and counts from zero again: for a caller that keeps the sum. Nothing is taken while it
+    /// is packets alone, which were given out and came, so that this costs little after each of them.
+    pub fn take_counters(&mut self) -> Option<Counters> {
+        self.counters.take_reasons()
     }
 
     /// The next packets to send, if there are any. Their payload is at the beginning of `room`, which has
@@ -153,10 +159,16 @@ impl UnreliableResponder {
         self.expected
     }
 
-    /// What it counted.
+    /// What it counted, since it was [taken](Self::take_counters) last.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Takes what it counted, and counts from zero again: for a caller that keeps the sum. Nothing is taken while it
+    /// is packets alone, which were given out and came, so that this costs little after each of them.
+    pub fn take_counters(&mut self) -> Option<Counters> {
+        self.counters.take_reasons()
     }
 
     /// Takes packets that came from the connected queue pair.

@@ -10,6 +10,7 @@ use crate::gid_place::GidPlace;
 use crate::limits::Limits;
 use crate::link::Link;
 use crate::link::pcap::{self, Tap};
+#[cfg(not(loom))]
 use crate::network::Network;
 use crate::schedule::Schedule;
 use crate::soft_device::SoftDevice;
@@ -294,6 +295,7 @@ impl Builder {
     }
 
     /// Puts it into a network, where it reaches the devices of that network alone, by packets.
+    #[cfg(not(loom))]
     pub fn network(mut self, network: &Network) -> Self {
         self.fabric = network.fabric;
         self

@@ -14,9 +14,12 @@ macro_rules! counters {
         /// What a device counted since it was installed, from
         /// [`SoftDevice::counters`](crate::SoftDevice::counters).
         ///
-        /// Named as the kernel's SoftRoCE names its own (`drivers/infiniband/sw/rxe/rxe_hw_counters.c`,
-        /// `/sys/class/infiniband/rxe0/ports/1/hw_counters`). Of those that nothing in one process can
-        /// raise, the value is always 0.
+        /// The first are named as the kernel's SoftRoCE names its own (`drivers/infiniband/sw/rxe/rxe_hw_counters.c`,
+        /// `/sys/class/infiniband/rxe0/ports/1/hw_counters`). Those from `local_ack_timeout_err` on count packets,
+        /// of devices that send some ([`Builder::force_wire`](crate::Builder::force_wire)); there
+        /// `local_ack_timeout_err`, `roce_adp_retrans`, `implied_nak_seq_err`, `out_of_buffer` and
+        /// `resp_remote_access_errors` are mlx5's names, `qkey_viol_cntr` is a field of `ibv_port_attr`, and the
+        /// others have no name elsewhere. Of those that nothing can raise, the value is always 0.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Counters {
@@ -29,6 +32,18 @@ macro_rules! counters {
                 [$((stringify!($name), self.$name)),+].into_iter()
             }
         }
+
+        /// A counter of each name, for what is rare enough.
+        #[derive(Debug, Default)]
+        pub(crate) struct Rares {
+            $(pub(crate) $name: Rare,)+
+        }
+
+        impl Rares {
+            fn get(&self) -> Counters {
+                Counters { $($name: self.$name.get(),)+ }
+            }
+        }
     };
 }
 
@@ -38,7 +53,8 @@ counters! {
     sent_pkts,
     /// Requests from peers that were executed.
     rcvd_pkts,
-    /// Requests from the connected peer whose sequence number has been before. They are dropped.
+    /// Requests from the connected peer whose sequence number has been before. They are dropped; packets are
+    /// answered again.
     duplicate_request,
     /// Requests from the connected peer whose sequence number is beyond the expected one. They are
     /// dropped.
@@ -47,7 +63,7 @@ counters! {
     rcvd_rnr_err,
     /// How often a request from a peer found no receive request here.
     send_rnr_err,
-    /// Always 0: nothing is lost, so that no peer says that it missed something.
+    /// How often a peer said that a packet is missing. Without packets nothing is lost.
     rcvd_seq_err,
     /// Always 0: there is nothing to acknowledge.
     ack_deferred,
@@ -65,6 +81,53 @@ counters! {
     rdma_sends,
     /// Receive requests that completed with success.
     rdma_recvs,
+    /// How often nothing came back in time.
+    local_ack_timeout_err,
+    /// How often the oldest packet was sent again alone, as a probe.
+    roce_adp_retrans,
+    /// Responses that came past a READ or an atomic which is not answered.
+    implied_nak_seq_err,
+    /// Messages without acknowledgements that were dropped for want of a receive request, or since it was too small.
+    out_of_buffer,
+    /// Requests that were refused since their key, range or rights are wrong.
+    resp_remote_access_errors,
+    /// Requests that were refused since they are wrong in themselves.
+    resp_invalid_request_errors,
+    /// Requests that were refused since the responder could not go on.
+    resp_remote_operation_errors,
+    /// Datagrams with another Q_Key than that of their queue pair. Counted without packets, too.
+    qkey_viol_cntr,
+    /// Requests before the expected one that are not answered: too old, not what was asked for then, or with a
+    /// sequence number that was never taken.
+    unanswered_duplicate,
+    /// Responses whose sequence number is not under way: duplicates, or nobody asked for them.
+    unsolicited_response,
+    /// Responses of an earlier life of their connection.
+    ghost_msn,
+    /// Negative acknowledgements of what is going to be sent again already.
+    stale_nak,
+    /// Acknowledgements that say nothing which is specified.
+    reserved_syndrome,
+    /// Responses that do not fit their request, which failed.
+    bad_response,
+    /// Packets of the right service with an opcode that nobody takes there.
+    wrong_opcode,
+    /// Packets that came after a request of their connection had failed.
+    after_end,
+    /// Requests that were dropped for a reason of this process.
+    dropped_by_host,
+    /// Packets for a queue pair number that nobody has, or nobody any more.
+    unknown_qp,
+    /// Packets for a queue pair of another service: reliable connection, unreliable connection, datagrams.
+    wrong_service,
+    /// Packets for a connected queue pair that came from another address than its peer's.
+    wrong_source,
+    /// Packets for a queue pair that takes none in its state.
+    wrong_state,
+    /// Packets that were lost since this port was down: sent, or arrived.
+    port_down,
+    /// Packets that were sent to an address that nobody has.
+    no_route,
 }
 
 /// One counter of what is rare enough to be counted by an atomic.
@@ -77,11 +140,11 @@ impl Rare {
         self.add(1);
     }
 
-    fn add(&self, count: u64) {
+    pub(crate) fn add(&self, count: u64) {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
-    fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
@@ -113,14 +176,8 @@ pub(crate) struct SendCounts {
 /// What a device counts itself, and the queue pairs that count the rest, each under its own locks.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
-    pub(crate) duplicates: Rare,
-    pub(crate) out_of_sequence: Rare,
-    pub(crate) not_ready_received: Rare,
-    pub(crate) not_ready_sent: Rare,
-    pub(crate) retries_exceeded: Rare,
-    pub(crate) not_ready_exceeded: Rare,
-    pub(crate) retries: Rare,
-    pub(crate) link_downed: Rare,
+    /// Those that queue pairs count are 0 here.
+    pub(crate) rare: Rares,
     traffic: Mutex<Traffic>,
 }
 
@@ -153,19 +210,30 @@ impl Tally {
     #[cold]
     pub(crate) fn count_failure(&self, status: WcStatus) {
         match status {
-            WcStatus::RETRY_EXC_ERR => self.retries_exceeded.count(),
-            WcStatus::RNR_RETRY_EXC_ERR => self.not_ready_exceeded.count(),
+            WcStatus::RETRY_EXC_ERR => self.rare.retry_exceeded_err.count(),
+            WcStatus::RNR_RETRY_EXC_ERR => self.rare.retry_rnr_exceeded_err.count(),
             _ => {}
         }
     }
 
-    /// Adds what one side of a connection counted whose messages went as packets.
+    /// Adds what one side of a connection counted whose messages go as packets. The others are requests here, and
+    /// counted when they are done.
+    #[cold]
     pub(crate) fn add(&self, packets: &rdma_proto::Counters) {
-        self.duplicates.add(packets.duplicate_request);
-        self.out_of_sequence.add(packets.out_of_seq_request);
-        self.not_ready_received.add(packets.rcvd_rnr_err);
-        self.not_ready_sent.add(packets.send_rnr_err);
-        self.retries.add(packets.completer_retry_err);
+        macro_rules! add {
+            ($($name:ident)+) => {
+                $(if packets.$name != 0 {
+                    self.rare.$name.add(packets.$name);
+                })+
+            };
+        }
+        add! {
+            duplicate_request out_of_seq_request rcvd_rnr_err send_rnr_err rcvd_seq_err completer_retry_err
+            local_ack_timeout_err roce_adp_retrans implied_nak_seq_err out_of_buffer
+            resp_remote_access_errors resp_invalid_request_errors resp_remote_operation_errors
+            unanswered_duplicate unsolicited_response ghost_msn stale_nak reserved_syndrome bad_response
+            wrong_opcode after_end dropped_by_host
+        }
     }
 
     pub(crate) fn counters(&self) -> Counters {
@@ -174,17 +242,11 @@ impl Tally {
             let traffic = locked(&self.traffic);
             (traffic.gone, traffic.by_id.values().filter_map(Weak::upgrade).collect())
         };
-        let mut sum = Counters {
-            duplicate_request: self.duplicates.get(),
-            out_of_seq_request: self.out_of_sequence.get(),
-            rcvd_rnr_err: self.not_ready_received.get(),
-            send_rnr_err: self.not_ready_sent.get(),
-            retry_exceeded_err: self.retries_exceeded.get(),
-            retry_rnr_exceeded_err: self.not_ready_exceeded.get(),
-            completer_retry_err: self.retries.get(),
-            link_downed: self.link_downed.get(),
-            ..gone
-        };
+        let mut sum = self.rare.get();
+        sum.sent_pkts += gone.sent_pkts;
+        sum.rcvd_pkts += gone.rcvd_pkts;
+        sum.rdma_sends += gone.rdma_sends;
+        sum.rdma_recvs += gone.rdma_recvs;
         for queue_pair in queue_pairs {
             sum.add(&queue_pair);
         }

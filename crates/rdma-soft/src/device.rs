@@ -25,6 +25,7 @@ use crate::limits::Limits;
 use crate::link::Link;
 use crate::link::memory::Inbox;
 use crate::link::pcap::Tap;
+use crate::notices::Notices;
 use crate::schedule::Schedule;
 use crate::sync::locked;
 
@@ -46,10 +47,10 @@ pub(crate) struct Device {
     pub(crate) memory_windows: Quota,
     pub(crate) address_handles: Quota,
     locked_bytes: AtomicU64,
-    wrong_qkeys: AtomicU32,
     queue_pairs: Mutex<QueuePairTable>,
     pub(crate) groups: Groups,
     pub(crate) tally: Tally,
+    pub(crate) notices: Notices,
     /// Whether all that it sends and receives goes as packets.
     pub(crate) force_wire: bool,
     /// Writes down what it sends and receives; only if that goes as packets.
@@ -126,10 +127,10 @@ impl Device {
             memory_windows: Quota::default(),
             address_handles: Quota::default(),
             locked_bytes: AtomicU64::new(0),
-            wrong_qkeys: AtomicU32::new(0),
             queue_pairs: Mutex::new(QueuePairTable::new(numbers)),
             groups: Groups::default(),
             tally: Tally::default(),
+            notices: Notices::default(),
             force_wire: false,
             tap: None,
             inbox: OnceLock::new(),
@@ -259,7 +260,7 @@ impl Device {
         let kind = if up {
             AsyncEventKind::PORT_ACTIVE
         } else {
-            self.tally.link_downed.count();
+            self.tally.rare.link_downed.count();
             AsyncEventKind::PORT_ERR
         };
         for context in contexts.iter().filter_map(Weak::upgrade) {
@@ -321,12 +322,11 @@ impl Device {
 
     /// A datagram came with another key than its receiver has.
     pub(crate) fn count_wrong_qkey(&self) {
-        let one_more = |count: u32| count.checked_add(1);
-        let _ = self.wrong_qkeys.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        self.tally.rare.qkey_viol_cntr.count();
     }
 
     pub(crate) fn wrong_qkeys(&self) -> u32 {
-        self.wrong_qkeys.load(Ordering::Relaxed)
+        u32::try_from(self.tally.rare.qkey_viol_cntr.get()).unwrap_or(u32::MAX)
     }
 
     /// Counts pinned memory against the limit that the device was built with.

@@ -49,7 +49,9 @@ mod gid_place;
 mod identity;
 mod limits;
 mod link;
+#[cfg(not(loom))] // models have no links that lose packets
 mod network;
+mod notices;
 mod schedule;
 mod soft_device;
 mod sync;
@@ -61,6 +63,7 @@ pub use fabric::devices::InstallError;
 pub use gid_place::GidPlace;
 pub use link::Link;
 pub use link::model::LinkModel;
+#[cfg(not(loom))]
 pub use network::{Network, OtherNetwork};
 pub use schedule::Schedule;
 pub use soft_device::SoftDevice;

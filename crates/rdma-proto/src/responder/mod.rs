@@ -101,10 +101,16 @@ impl Responder {
         self.min_rnr_timer = timer;
     }
 
-    /// What it counted.
+    /// What it counted, since it was [taken](Self::take_counters) last.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Takes what it counted, and counts from zero again: for a caller that keeps the sum. Nothing is taken while it
+    /// is packets alone, which were given out and came, so that this costs little after each of them.
+    pub fn take_counters(&mut self) -> Option<Counters> {
+        self.counters.take_reasons()
     }
 
     /// Takes requests of the peer: packets of which

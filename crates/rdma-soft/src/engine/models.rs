@@ -33,6 +33,7 @@ use crate::sync::{Ordering, locked};
 
 mod events;
 mod groups;
+mod packets;
 mod shared;
 pub(crate) mod tokens;
 mod turns;

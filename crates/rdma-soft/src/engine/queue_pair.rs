@@ -178,9 +178,6 @@ impl QueuePair {
         {
             let mut send = self.send.lock();
             (send.state, send.incarnation) = (QpState::RESET, incarnation);
-            if let Some(wire) = &send.wire {
-                wire.count(&self.device.tally);
-            }
             send.clear();
             // Before the counter, so that no polled completion sets it back.
             self.send_cq.purge(self.send_seat);
@@ -191,9 +188,6 @@ impl QueuePair {
         self.pd.unbind_windows_of(self.id);
         let mut responder = self.responder.lock();
         let connection = responder.connection();
-        if let Some(wire) = &responder.wire {
-            wire.count(&self.device.tally);
-        }
         (responder.state, responder.incarnation) = (QpState::RESET, incarnation);
         responder.clear();
         let mut receive = self.receive.lock();

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use rdma_proto::wire::Service as WireService;
+use rdma_proto::wire::{Bth, Service as WireService};
 use rdma_proto::{Burst, Connection};
 use rdma_types::{Mtu, Qpn};
 
@@ -22,6 +22,7 @@ use crate::engine::service::Service;
 use crate::fabric::clock::Time;
 use crate::fabric::turns::{Driven, Place};
 use crate::link::memory::{Inbox, Letter};
+use crate::notices::{Reason, Whose};
 
 /// How many packets a queue pair sends in a turn.
 const TURN: u32 = 16;
@@ -32,6 +33,14 @@ pub(crate) struct Route {
     pub(crate) path: Path,
     /// Of the device there; without one nobody is there.
     pub(crate) inbox: Option<&'static Arc<Inbox>>,
+}
+
+impl Route {
+    /// Of whom packets of a connection are that takes this way.
+    pub(super) fn whose(&self, own: &QueuePair, peer_qpn: u32) -> Whose {
+        let peer_qpn = Some(peer_qpn);
+        Whose { qpn: own.qpn, peer_qpn, address: Some(self.path.remote) }
+    }
 }
 
 /// What packets of a connection say of it.
@@ -56,16 +65,22 @@ pub(super) fn transmit(
 ) -> bool {
     let up = own.device.port_is_up();
     let tap = own.device.tap.as_ref().filter(|_| up);
+    let lost = |reason, burst: &Burst| {
+        let whose = route.whose(own, burst.header.bth.destination.get());
+        own.device.drop_packets(reason, burst.segments, whose);
+    };
     let Some(inbox) = route.inbox else {
         // They leave, and arrive nowhere.
         let mut nowhere = [0; 4096];
-        return (0..TURN).all(|_| {
-            let burst = next(&mut nowhere);
-            if let Some((tap, burst)) = tap.zip(burst.as_ref()) {
-                tap.sent(&route.path, burst, None, &nowhere);
-            }
-            burst.is_some()
-        });
+        let mut send = || {
+            next(&mut nowhere).inspect(|burst| {
+                lost(Reason::NoRoute, burst);
+                if let Some(tap) = tap {
+                    tap.sent(&route.path, burst, None, &nowhere);
+                }
+            })
+        };
+        return (0..TURN).all(|_| send().is_some());
     };
     let mut left = TURN;
     while left > 0 {
@@ -81,20 +96,53 @@ pub(super) fn transmit(
         if up {
             inbox.send(own.device, route.path, burst, None, buffer);
         } else {
+            lost(Reason::PortDown, &burst);
             inbox.give_back(buffer);
         }
     }
     true
 }
 
+/// Why one side of a queue pair, connected by that path, does not take packets, if so.
+pub(super) fn why_not_taken(listens: bool, path: Option<Path>, letter: &Letter) -> Option<Reason> {
+    match path {
+        Some(path) if listens => (!letter.path.is_reverse_of(&path)).then_some(Reason::WrongSource),
+        // One that was connected when the device of its peer was not there yet has no packets.
+        _ => Some(Reason::WrongState),
+    }
+}
+
+/// Packets are not taken. Answers that come after their queue pair has ended are only counted, since that is how
+/// connections end.
+pub(super) fn drop_packets(
+    device: &'static Device,
+    letter: &Letter,
+    reason: Reason,
+    peer_qpn: Option<u32>,
+) {
+    let Bth { opcode, destination, .. } = letter.burst.header.bth;
+    let segments = letter.burst.segments;
+    let at_end = matches!(reason, Reason::UnknownQp | Reason::WrongState);
+    if at_end && opcode.operation().is_response() {
+        return reason.count(&device.tally.rare, segments.into());
+    }
+    let whose = Whose { qpn: destination.get(), peer_qpn, address: Some(letter.path.local) };
+    device.drop_packets(reason, segments, whose);
+}
+
 /// Packets have arrived at a device. What is for nobody is not answered.
-pub(crate) fn receive(device: &Device, letter: &Letter) {
+pub(crate) fn receive(device: &'static Device, letter: &Letter) {
     let bth = &letter.burst.header.bth;
+    let source = letter.burst.header.deth.map(|deth| deth.source.get());
+    if !device.port_is_up() {
+        return drop_packets(device, letter, Reason::PortDown, source);
+    }
     if bth.destination == Qpn::MULTICAST {
         return receive_for_many(device, letter);
     }
-    let found = device.queue_pair(bth.destination.get());
-    let Some(own) = found.filter(|_| device.port_is_up()) else { return };
+    let Some(own) = device.queue_pair(bth.destination.get()) else {
+        return drop_packets(device, letter, Reason::UnknownQp, source);
+    };
     let mut aftermath = Aftermath::default();
     let service = match bth.opcode.service() {
         WireService::Rc => Service::ReliableConnection,
@@ -102,7 +150,7 @@ pub(crate) fn receive(device: &Device, letter: &Letter) {
         _ => Service::UnreliableDatagram,
     };
     if own.service != service {
-        return;
+        return drop_packets(device, letter, Reason::WrongService, source);
     }
     if service == Service::UnreliableDatagram {
         own.receive_datagram(letter, &mut aftermath);
@@ -152,8 +200,19 @@ impl QueuePair {
         let mut responder = self.responder.lock();
         let reach = Reach::MayBeGone;
         let mut inbound = Inbound { own: self, side: &mut responder, visit: &visit, reach };
-        if inbound.takes_datagrams() {
-            inbound.datagram(&datagram, aftermath);
+        let dropped = match inbound.takes_datagrams() {
+            true => inbound.datagram(&datagram, aftermath).dropped(),
+            false => Some(Reason::WrongState),
+        };
+        drop(responder);
+        let Some(reason) = dropped else { return };
+        if reason == Reason::WrongQkey {
+            // Counted, as each way counts it.
+            let (qpn, peer_qpn) = (self.qpn, Some(deth.source.get()));
+            let whose = Whose { qpn, peer_qpn, address: Some(letter.path.local) };
+            self.device.notice(reason, 1, whose);
+        } else {
+            drop_packets(self.device, letter, reason, Some(deth.source.get()));
         }
     }
 }

@@ -23,7 +23,7 @@ impl Clock {
     }
 
     /// It becomes so late, if the clock is virtual and it is not later already.
-    pub(super) fn go_on_to(&self, time: Time) {
+    pub(crate) fn go_on_to(&self, time: Time) {
         if let Self::Virtual(now) = self {
             now.fetch_max(time.0, Ordering::Relaxed);
         }

@@ -15,13 +15,16 @@ use timers::Timers;
 use timers::model::Alarms;
 
 pub(crate) mod clock;
+#[cfg_attr(loom, allow(dead_code))] // no model has one for programs
 pub(crate) mod devices;
 pub(crate) mod ids;
 pub(crate) mod overflow;
+#[cfg_attr(loom, allow(dead_code))] // models need no seeds
 pub(crate) mod random;
+#[cfg_attr(loom, allow(dead_code))] // no model is one
 pub(crate) mod simulation;
 #[cfg_attr(loom, allow(dead_code))] // models have threads of their own
-mod thread;
+pub(crate) mod thread;
 pub(crate) mod timers;
 pub(crate) mod turns;
 
@@ -41,17 +44,17 @@ pub(crate) struct Fabric {
 impl Fabric {
     #[cfg(not(loom))]
     pub(crate) const fn new() -> Self {
-        Self::of(Clock::System, Timers::new())
+        Self::of(Clock::System, Timers::new(), Unsettled::new())
     }
 
-    const fn of(clock: Clock, timers: Timers) -> Self {
+    const fn of(clock: Clock, timers: Timers, unsettled: Unsettled) -> Self {
         Self {
             clock,
             seeds: Seeds::System,
             devices: Devices::new(),
             ids: Ids::new(),
             timers: Line(timers),
-            unsettled: Line(Unsettled::new()),
+            unsettled: Line(unsettled),
             simulation: None,
         }
     }
@@ -62,7 +65,7 @@ impl Fabric {
         Self {
             seeds: Seeds::simulated(seed),
             simulation: Some(Simulation::new(seed)),
-            ..Self::of(Clock::stopped(), Timers::in_virtual_time())
+            ..Self::of(Clock::stopped(), Timers::in_virtual_time(), Unsettled::new())
         }
     }
 
@@ -89,9 +92,15 @@ impl Fabric {
         Box::leak(Box::new(Self::with(alarms)))
     }
 
+    /// One of a test, whose clock goes on when the test says so.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn with_set_clock() -> Self {
+        Self::of(Clock::stopped(), Timers::new(), Unsettled::new())
+    }
+
     #[cfg(loom)]
     fn with(alarms: Alarms) -> Self {
-        Self::of(Clock::stopped(), Timers::of_model(alarms))
+        Self::of(Clock::stopped(), Timers::of_model(alarms), Unsettled::new())
     }
 }
 

@@ -1,12 +1,15 @@
 //! What is to be done once a thread holds no lock: queue pairs of completion queues that overflowed are to be
 //! told, which takes their locks; events are to get their tokens, and captures their packets, which takes a system
-//! call.
+//! call. And who has packets gets its turns here, and a program hears of packets that were dropped.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
+use crate::device::Device;
 use crate::fabric::turns::{self, Driven, Row};
-use crate::sync::{ControlGuard, locked, locked_to_wait};
+use crate::notices;
+use crate::sync::{
+    AtomicUsize, Held, Mutex, MutexGuard, Ordering, locked_for_calls, locked_in_models,
+};
 
 /// Something that a thread which holds locks has left to be done.
 pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
@@ -23,12 +26,26 @@ struct Due {
     events: Vec<Arc<dyn Settle>>,
     /// Who has packets to send or to take.
     turns: Row,
+    /// Who has to tell of packets that did not get through.
+    notices: Vec<&'static Device>,
     /// One while a completion queue of `failed` was taken, and is not settled yet.
     settling: usize,
     /// How many queues of each kind there are: there is room for them all, so that noting one does not
     /// allocate.
     completion_queues: usize,
     event_queues: usize,
+}
+
+impl Due {
+    const NOTHING: Self = Self {
+        failed: Vec::new(),
+        events: Vec::new(),
+        turns: Row::new(),
+        notices: Vec::new(),
+        settling: 0,
+        completion_queues: 0,
+        event_queues: 0,
+    };
 }
 
 /// All that is to be done, in the fabric.
@@ -43,24 +60,26 @@ pub(crate) struct Unsettled {
 }
 
 impl Unsettled {
+    #[cfg(not(loom))]
     pub(super) const fn new() -> Self {
-        let due = Due {
-            failed: Vec::new(),
-            events: Vec::new(),
-            turns: Row::new(),
-            settling: 0,
-            completion_queues: 0,
-            event_queues: 0,
-        };
-        Self { due: Mutex::new(due), count: AtomicUsize::new(0), alone: Mutex::new(()) }
+        let due = Mutex::new(Due::NOTHING);
+        Self { due, count: AtomicUsize::new(0), alone: Mutex::new(()) }
     }
 
-    fn lock(&self) -> ControlGuard<'_, Due> {
-        locked(&self.due)
+    /// Of a model, which sees what is in it.
+    #[cfg(loom)]
+    pub(super) fn new() -> Self {
+        let due = Mutex::new(Due::NOTHING);
+        Self { due, count: AtomicUsize::new(0), alone: Mutex::new(()) }
+    }
+
+    fn lock(&self) -> Held<MutexGuard<'_, Due>> {
+        locked_in_models(&self.due)
     }
 
     fn count(&self, due: &Due) {
-        let count = due.failed.len() + due.events.len() + due.settling + due.turns.len();
+        let queues = due.failed.len() + due.events.len() + due.settling;
+        let count = queues + due.turns.len() + due.notices.len();
         self.count.store(count, Ordering::Release);
     }
 
@@ -124,6 +143,13 @@ impl Unsettled {
         self.count(&due);
     }
 
+    /// Has a device tell what it has to tell.
+    pub(crate) fn note_notices(&self, device: &'static Device) {
+        let mut due = self.lock();
+        due.notices.push(device);
+        self.count(&due);
+    }
+
     /// Forgets a queue whose events have their tokens, or a capture.
     pub(crate) fn forget_events(&self, queue: *const ()) {
         let mut due = self.lock();
@@ -160,6 +186,17 @@ impl Unsettled {
                 queue.settle();
             }
         }
+        self.tell();
+    }
+
+    fn tell(&self) {
+        let mut due = self.lock();
+        let devices = std::mem::take(&mut due.notices);
+        self.count(&due);
+        drop(due);
+        if !devices.is_empty() {
+            notices::tell(&devices);
+        }
     }
 
     fn settle_failed(&self) {
@@ -170,7 +207,7 @@ impl Unsettled {
             return;
         }
         // Nothing that is done under it settles.
-        let _alone = locked_to_wait(&self.alone);
+        let _alone = locked_for_calls(&self.alone);
         loop {
             let mut due = self.lock();
             let queue = due.failed.pop();

@@ -5,18 +5,25 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// What a thread of the device needs, in bytes: it calls nothing of the program's.
-const STACK: usize = 256 << 10;
+/// What a thread of the device needs, in bytes, that calls nothing of the program's.
+pub(super) const STACK: usize = 256 << 10;
+
+/// What a thread of the program gets.
+pub(crate) const STACK_OF_PROGRAM: usize = 2 << 20;
 
 /// Starts a thread that takes no signal, and asks for every processor and the usual policy.
-pub(super) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+pub(crate) fn spawn(
+    name: &str,
+    stack: usize,
+    run: impl FnOnce() + Send + 'static,
+) -> io::Result<()> {
     let mut mask = Mask::all_blocked();
     let run = move || {
         usual_scheduling();
         run();
     };
     #[expect(clippy::disallowed_methods, reason = "this is where threads are made")]
-    let spawned = std::thread::Builder::new().name(name.into()).stack_size(STACK).spawn(run);
+    let spawned = std::thread::Builder::new().name(name.into()).stack_size(stack).spawn(run);
     mask.restore();
     spawned.map(drop)
 }
@@ -84,7 +91,7 @@ mod tests {
             let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
             // SAFETY: reads the parameters (sched_setscheduler(2)).
             unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
-            spawn("test", move || sender.send(policy()).unwrap()).unwrap();
+            spawn("test", STACK, move || sender.send(policy()).unwrap()).unwrap();
         })
         .join()
         .unwrap();
@@ -114,7 +121,7 @@ mod tests {
             // SAFETY: reads the parameters (sched_setscheduler(2)).
             unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) };
             assert!(policy() == libc::SCHED_BATCH || test_support::program::is_emulated());
-            spawn("test", move || {
+            spawn("test", STACK, move || {
                 let said = ["SigBlk:", "Cpus_allowed:", "Name:"].map(status);
                 sender.send((said, policy())).unwrap();
             })

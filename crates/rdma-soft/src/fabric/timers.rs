@@ -140,7 +140,7 @@ impl Fabric {
 
     #[cfg(not(loom))]
     fn start_thread(&'static self) -> io::Result<()> {
-        thread::spawn("rdma-soft timer", || self.serve_alarms())
+        thread::spawn("rdma-soft timer", thread::STACK, || self.serve_alarms())
     }
 
     /// What the thread does.

@@ -1,11 +1,12 @@
 //! Who has packets to send or to take, in a row: each gets a turn, and goes to the end of it with what is left.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// How many turns a thread gives before it goes on with its own affairs.
-pub(super) const AT_ONCE: u32 = 64;
+use crate::sync::{AtomicBool, Ordering};
+
+/// How many turns a thread gives before it goes on with its own affairs: in models few.
+pub(crate) const AT_ONCE: u32 = if cfg!(loom) { 4 } else { 64 };
 
 /// Who gets turns.
 pub(crate) trait Driven: Send + Sync + std::fmt::Debug {

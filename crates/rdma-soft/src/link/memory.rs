@@ -4,7 +4,7 @@
 //! that finds no room gets another turn when there is some.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use rdma_proto::Burst;
 
@@ -17,13 +17,13 @@ use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::pcap::Tap;
-use crate::sync::{ControlGuard, locked};
+use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
 
 /// How many bytes of payload a burst has at most: a packet of the largest MTU, or several of smaller ones.
 const BURST_BYTES: usize = 16 << 10;
 
-/// How many bursts wait in an inbox, or are being written for it.
-const BURSTS: usize = 256;
+/// How many bursts wait in an inbox, or are being written for it: in models few.
+pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 256 };
 
 /// How many buffers an inbox keeps that are not in use.
 const SPARE: usize = 32;
@@ -123,7 +123,7 @@ impl Inbox {
         Self::lend(locked(&self.letters))
     }
 
-    fn lend(mut letters: ControlGuard<'_, Letters>) -> Box<[u8]> {
+    fn lend(mut letters: Held<MutexGuard<'_, Letters>>) -> Box<[u8]> {
         letters.lent += 1;
         let spare = letters.spare.pop();
         drop(letters);

@@ -13,7 +13,7 @@ use crate::rig::post::Wr;
 use crate::rig::window::{Grant, REMOTE, TYPE_2};
 use crate::rig::{ALL_ACCESS, LOCAL_WRITE, Size, on_each_device, soft};
 
-/// The names of `rxe_hw_counters.c`.
+/// The names of `rxe_hw_counters.c`, with which those of a device begin.
 const NAMES: [&str; 15] = [
     "sent_pkts",
     "rcvd_pkts",
@@ -33,7 +33,7 @@ const NAMES: [&str; 15] = [
 ];
 
 /// Those that are not 0.
-fn counted(counters: Counters) -> Vec<(&'static str, u64)> {
+pub(crate) fn counted(counters: Counters) -> Vec<(&'static str, u64)> {
     counters.iter().filter(|&(_, value)| value != 0).collect()
 }
 
@@ -50,7 +50,8 @@ fn sides(devices: &[SoftDevice; 2], knobs: &Knobs) -> (Side, Side) {
 #[test]
 fn a_new_device_has_counted_nothing_under_the_kernels_names() {
     let device = Builder::new("count-nothing").install().unwrap();
-    assert_eq!(device.counters().iter().map(|(name, _)| name).collect::<Vec<_>>(), NAMES);
+    let names: Vec<_> = device.counters().iter().map(|(name, _)| name).collect();
+    assert!(names.starts_with(&NAMES), "{names:?}");
     assert_eq!(counted(device.counters()), []);
     assert_eq!(device.counters(), Counters::default());
 }

@@ -42,3 +42,4 @@ mod unreachable;
 mod unreliable;
 mod windows;
 mod wire;
+mod wire_counters;

@@ -21,6 +21,7 @@ use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
 use crate::engine::work_completion::Source;
 use crate::link::memory::{self, Inbox};
+use crate::notices::{Reason, Whose};
 
 /// The longest datagram, in bytes: the MTU of the port.
 const PORT_MTU: u64 = 4096;
@@ -82,7 +83,10 @@ impl Requester {
             let mut inbound = Inbound { own: &receiver, side: &mut responder, visit, reach };
             // If it takes none, another may have its number by the next datagram.
             let ready = inbound.takes_datagrams();
-            let arrived = if ready { inbound.datagram(&datagram, aftermath) } else { Arrived::Not };
+            let arrived = match ready {
+                true => inbound.datagram(&datagram, aftermath),
+                false => Arrived::Not(Reason::WrongState),
+            };
             if arrived == Arrived::Unreadable {
                 return Verdict::Failed(Status::LOC_PROT_ERR);
             }
@@ -110,18 +114,29 @@ impl Requester {
         message: &Message<'_>,
         datagram: memory::Datagram,
     ) -> Verdict {
-        if let Some(burst) = self.packet(own, qkey, message).filter(|_| own.device.port_is_up()) {
-            let room = inbox.map(|inbox| inbox.buffer(own).map(|buffer| (inbox, buffer)));
-            if let Some(None) = room {
+        let lost = match inbox {
+            None => Some(Reason::NoRoute),
+            Some(_) if !own.device.port_is_up() => Some(Reason::PortDown),
+            Some(_) => None,
+        };
+        if let Some(burst) = self.packet(own, qkey, message) {
+            let room = inbox.filter(|_| lost.is_none()).map(|inbox| (inbox, inbox.buffer(own)));
+            if let Some((_, None)) = room {
                 return Verdict::Paused;
             }
-            self.capture(own, &path, &burst, message, &datagram);
-            // Without an inbox it leaves, and arrives nowhere.
-            if let Some(room) = room.flatten()
-                && !self.fill_and_send(own, room, path, burst, message, datagram)
+            if lost != Some(Reason::PortDown) {
+                self.capture(own, &path, &burst, message, &datagram);
+            }
+            if let Some((inbox, Some(buffer))) = room
+                && !self.fill_and_send(own, (inbox, buffer), path, burst, message, datagram)
             {
                 return Verdict::Failed(Status::LOC_PROT_ERR);
             }
+        }
+        if let Some(reason) = lost {
+            let peer_qpn = Some(message.request.destination_qpn);
+            let whose = Whose { qpn: own.qpn, peer_qpn, address: Some(path.remote) };
+            own.device.drop_packets(reason, 1, whose);
         }
         self.local.clear();
         self.psn = self.psn.wrapping_add(1);

@@ -18,7 +18,7 @@ impl SendSide {
     #[cold]
     pub(super) fn block(&mut self, own: &Arc<QueuePair>, verdict: Verdict) -> Result<(), Status> {
         if let Verdict::NotReady { .. } = verdict {
-            own.device.tally.not_ready_received.count();
+            own.device.tally.rare.rcvd_rnr_err.count();
         }
         let requester = &self.requester;
         let next = match (verdict, self.blocked) {
@@ -60,7 +60,7 @@ impl SendSide {
             }
             Blocked::Unanswered { at, left } => {
                 *left -= 1;
-                own.device.tally.retries.count();
+                own.device.tally.rare.completer_retry_err.count();
                 let timeout = self.requester.answer_timeout();
                 *at = timeout.map(|timeout| own.device.fabric.clock.now() + timeout);
                 None

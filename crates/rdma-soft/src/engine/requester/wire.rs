@@ -9,7 +9,6 @@ use rdma_types::{
     AccessFlags, AckTimeout, MaxAckRetries, MaxRnrRetries, Psn, QpState, Rkey, WcStatus as Status,
 };
 
-use crate::counters::Tally;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::Reach;
 use crate::engine::grace_period::Visit;
@@ -103,12 +102,15 @@ impl Wire {
         }
     }
 
-    /// Adds what it counted to what its device did.
-    pub(crate) fn count(&self, tally: &Tally) {
-        tally.add(match &self.protocol {
-            Protocol::Reliable(protocol) => protocol.counters(),
-            Protocol::Unreliable(protocol) => protocol.counters(),
-        });
+    /// Adds what the protocol has counted to what the device counts.
+    fn count(&mut self, own: &QueuePair, peer_qpn: u32) {
+        let counted = match &mut self.protocol {
+            Protocol::Reliable(protocol) => protocol.take_counters(),
+            Protocol::Unreliable(protocol) => protocol.take_counters(),
+        };
+        if let Some(counted) = counted {
+            own.device.count_packets(&counted, self.route.whose(own, peer_qpn));
+        }
     }
 
     /// Has the alarm ring when the protocol wants to be told of the time.
@@ -157,6 +159,7 @@ impl SendSide {
         let ended = queue.head != head;
         wire.head = queue.head;
         wire.arm(own);
+        wire.count(own, self.requester.peer_qpn);
         self.wire = Some(wire);
         if ended {
             self.report_drained(own);
@@ -186,11 +189,11 @@ impl SendSide {
         letter: &Letter,
         aftermath: &mut Aftermath,
     ) {
+        let listens = matches!(self.state, QpState::RTS | QpState::SQD) && self.wire.is_some();
         let ours = self.requester.origin.path;
-        if !matches!(self.state, QpState::RTS | QpState::SQD)
-            || !ours.is_some_and(|path| letter.path.is_reverse_of(&path))
-        {
-            return;
+        if let Some(reason) = wire::why_not_taken(listens, ours, letter) {
+            let peer_qpn = Some(self.requester.peer_qpn);
+            return wire::drop_packets(own.device, letter, reason, peer_qpn);
         }
         let now = wire::time(own.device.fabric.clock.now());
         self.with_wire(own, aftermath, |protocol, _, queue| {

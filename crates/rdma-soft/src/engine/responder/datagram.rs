@@ -1,6 +1,6 @@
 //! Unreliable datagrams as they arrive.
 
-use rdma_types::WcOpcode;
+use rdma_types::{WcOpcode, WcStatus};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::Data;
@@ -8,6 +8,7 @@ use crate::engine::operation::Operation;
 use crate::engine::responder::inbound::{BAD_RECEIVE, Inbound, Stop, stop};
 use crate::engine::service::Service;
 use crate::engine::work_completion::{GRH, Source};
+use crate::notices::Reason;
 
 /// How long the place in front of a datagram is where its route header goes.
 pub(crate) const HEADER_BYTES: u64 = 40;
@@ -32,9 +33,16 @@ pub(crate) enum Arrived {
     Whole,
     InPart,
     /// It was dropped.
-    Not,
+    Not(Reason),
     /// The sender's memory was not there.
     Unreadable,
+}
+
+impl Arrived {
+    /// Why it was dropped.
+    pub(crate) fn dropped(self) -> Option<Reason> {
+        if let Self::Not(reason) = self { Some(reason) } else { None }
+    }
 }
 
 impl Inbound<'_> {
@@ -51,17 +59,20 @@ impl Inbound<'_> {
     ) -> Arrived {
         if datagram.qkey != self.side.qkey {
             self.own.device.count_wrong_qkey();
-            return Arrived::Not;
+            return Arrived::Not(Reason::WrongQkey);
         }
         if !self.begin(datagram.operation) {
-            return Arrived::Not;
+            return Arrived::Not(Reason::NoReceive);
         }
         match self.take_datagram(datagram) {
             Ok(arrived) => arrived,
             Err(Stop::Local) => Arrived::Unreadable,
             Err(Stop::Refused(refused)) => {
                 self.abandon(refused, aftermath);
-                Arrived::Not
+                Arrived::Not(match refused.receive {
+                    WcStatus::LOC_LEN_ERR => Reason::NoReceive,
+                    _ => Reason::RefusedOperation,
+                })
             }
         }
     }

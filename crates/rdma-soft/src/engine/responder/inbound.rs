@@ -80,7 +80,7 @@ impl Inbound<'_> {
     pub(crate) fn begin_or_wait(&mut self, requester: Weak<dyn Waiter>) -> bool {
         let taken = self.side.take_receive_or_wait(self.own, requester);
         if !taken {
-            self.own.device.tally.not_ready_sent.count();
+            self.own.device.tally.rare.send_rnr_err.count();
         }
         taken
     }

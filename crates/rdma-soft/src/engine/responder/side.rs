@@ -239,8 +239,8 @@ impl Responder {
         match psn.offset_from(self.psn) {
             0 => {}
             _ if !from.is(self.peer_qpn, self.path.as_ref()) => {}
-            1.. => tally.out_of_sequence.count(),
-            _ => tally.duplicates.count(),
+            1.. => tally.rare.out_of_seq_request.count(),
+            _ => tally.rare.duplicate_request.count(),
         }
     }
 

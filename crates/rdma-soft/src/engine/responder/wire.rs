@@ -7,7 +7,6 @@ use rdma_proto::responder::{Responder as Reliable, Settings};
 use rdma_proto::{Delivered, End, Host, Kind, Nak, Source, Start, Stop, UnreliableResponder};
 use rdma_types::{AsyncEventKind, MinRnrTimer, Psn, QpState, WcStatus as Status};
 
-use crate::counters::Tally;
 use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::{Data, Reach};
 use crate::engine::grace_period::Visit;
@@ -67,12 +66,15 @@ impl Wire {
         }
     }
 
-    /// Adds what it counted to what its device did.
-    pub(crate) fn count(&self, tally: &Tally) {
-        tally.add(match &self.protocol {
-            Protocol::Reliable(protocol) => protocol.counters(),
-            Protocol::Unreliable(protocol) => protocol.counters(),
-        });
+    /// Adds what the protocol has counted to what the device counts.
+    fn count(&mut self, own: &QueuePair, peer_qpn: u32) {
+        let counted = match &mut self.protocol {
+            Protocol::Reliable(protocol) => protocol.take_counters(),
+            Protocol::Unreliable(protocol) => protocol.take_counters(),
+        };
+        if let Some(counted) = counted {
+            own.device.count_packets(&counted, self.route.whose(own, peer_qpn));
+        }
     }
 }
 
@@ -89,8 +91,9 @@ impl Responder {
         letter: &Letter,
         aftermath: &mut Aftermath,
     ) {
-        if !self.is_ready() || !self.path.is_some_and(|path| letter.path.is_reverse_of(&path)) {
-            return;
+        let listens = self.is_ready() && self.wire.is_some();
+        if let Some(reason) = wire::why_not_taken(listens, self.path, letter) {
+            return wire::drop_packets(own.device, letter, reason, Some(self.peer_qpn));
         }
         let Some(mut wire) = self.wire.take() else { return };
         if !wire.heard {
@@ -106,6 +109,7 @@ impl Responder {
             Protocol::Reliable(protocol) => protocol.receive(burst, payload, &mut arrival),
             Protocol::Unreliable(protocol) => protocol.receive(burst, payload, &mut arrival),
         }
+        wire.count(own, self.peer_qpn);
         self.wire = Some(wire);
     }
 
@@ -120,6 +124,7 @@ impl Responder {
             }
             Protocol::Unreliable(_) => false,
         };
+        wire.count(own, self.peer_qpn);
         self.wire = Some(wire);
         more
     }

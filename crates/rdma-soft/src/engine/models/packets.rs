@@ -1,0 +1,301 @@
+//! Packets: who has some to send or to take gets its turns, and what ends while packets are taken is left alone
+//! then.
+
+use rdma_proto::Burst;
+use rdma_proto::wire::{Bth, Deth, Headers, Opcode as Kind, Operation as Part, Service as Of};
+use rdma_types::{Psn, Qpn};
+
+use super::*;
+use crate::address::{Address, Path};
+use crate::engine::wire::Route;
+use crate::engine::work_completion::Source;
+use crate::engine::{requester, responder};
+use crate::fabric::clock::Time;
+use crate::fabric::timers::{Alarm, Alarmed};
+use crate::fabric::turns::{AT_ONCE, Driven, Place};
+use crate::link::memory::{BURSTS, Datagram, Inbox};
+use crate::sync::AtomicU32;
+
+const DONE: WcStatus = WcStatus::SUCCESS;
+
+/// From the device of the models to itself.
+const PATH: Path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
+
+/// In every order of two threads of which each is interrupted so often at most: what is left to be done is looked at
+/// under a lock again and again, which makes too many orders of them all.
+fn explore(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// Has turns, of each of which it does one part.
+#[derive(Debug)]
+struct Worker {
+    fabric: &'static Fabric,
+    place: Place,
+    alarm: Alarm,
+    /// What it is to do, each part left by another thread.
+    parts: [AtomicU32; 2],
+    /// How many more turns it asks for.
+    more: AtomicU32,
+}
+
+impl Worker {
+    fn new(fabric: &'static Fabric, more: u32) -> Arc<Self> {
+        Arc::new_cyclic(|weak: &std::sync::Weak<Self>| Self {
+            fabric,
+            place: Place::default(),
+            alarm: Alarm::new(fabric, weak.clone()),
+            parts: [(); 2].map(|()| AtomicU32::new(0)),
+            more: AtomicU32::new(more),
+        })
+    }
+}
+
+impl Driven for Worker {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn take_turn(self: Arc<Self>) -> bool {
+        for part in &self.parts {
+            // Nothing but its place tells it that the other thread has left something.
+            if part.load(Ordering::Relaxed) == 1 {
+                part.store(0, Ordering::Relaxed);
+            }
+        }
+        let less = |more: u32| more.checked_sub(1);
+        self.more.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok()
+    }
+
+    fn call(&self) {
+        self.alarm.set(Time::AT_ONCE);
+    }
+}
+
+impl Alarmed for Worker {
+    fn alarm_rings(self: Arc<Self>) {
+        self.fabric.unsettled.settle();
+    }
+}
+
+/// Two threads leave something to be done, and see to what is left, each whatever the other does: what one leaves
+/// while the other gives the turn is found in that turn, or there is another one.
+#[test]
+fn loom_what_is_left_for_a_turn_is_not_forgotten() {
+    explore(|| {
+        let fabric = Fabric::of_model();
+        let worker = Worker::new(fabric, 0);
+        let leave = |worker: &Arc<Worker>, n: usize| {
+            worker.parts[n].store(1, Ordering::Relaxed);
+            fabric.unsettled.note_turn(worker);
+            fabric.unsettled.settle();
+        };
+        let other = {
+            let worker = Arc::clone(&worker);
+            thread::spawn(move || leave(&worker, 1))
+        };
+        leave(&worker, 0);
+        other.join().unwrap();
+        let left = worker.parts.each_ref().map(|part| part.load(Ordering::Relaxed));
+        assert_eq!(left, [0, 0]);
+    });
+}
+
+/// More turns than one thread gives, and than two give: the rest is done by the thread of the alarms, which somebody
+/// calls in each case.
+#[test]
+fn loom_more_turns_than_a_thread_gives_are_called_for() {
+    explore(|| {
+        let fabric = Fabric::of_model_with(Alarms::WithThread);
+        let worker = Worker::new(fabric, 2 * AT_ONCE);
+        fabric.unsettled.note_turn(&worker);
+        fabric.unsettled.settle();
+        fabric.rest();
+        assert_eq!(worker.more.load(Ordering::Relaxed), 0);
+        fabric.let_time_pass();
+        fabric.thread_ends();
+    });
+}
+
+/// Wants to send a packet.
+#[derive(Debug)]
+struct Sender {
+    inbox: &'static Arc<Inbox>,
+    place: Place,
+    sent: AtomicU32,
+}
+
+impl Sender {
+    fn new(inbox: &'static Arc<Inbox>) -> Arc<Self> {
+        Arc::new(Self { inbox, place: Place::default(), sent: AtomicU32::new(0) })
+    }
+
+    /// All the room that there is.
+    fn fill(self: &Arc<Self>) -> Vec<Box<[u8]>> {
+        let buffers: Vec<_> = std::iter::from_fn(|| self.inbox.buffer(self)).collect();
+        assert_eq!(buffers.len(), BURSTS);
+        buffers
+    }
+}
+
+impl Driven for Sender {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn take_turn(self: Arc<Self>) -> bool {
+        if let Some(buffer) = self.inbox.buffer(&self) {
+            self.sent.store(1, Ordering::Relaxed);
+            self.inbox.give_back(buffer);
+        }
+        false
+    }
+
+    fn call(&self) {}
+}
+
+/// A datagram of nothing.
+fn datagram(to: u32) -> Burst {
+    let kind = Kind::new(Of::Ud, Part::SendOnly).unwrap();
+    let mut headers = Headers::new(Bth::new(kind, Qpn::masked(to), Psn::masked(0)));
+    headers.deth = Some(Deth { qkey: 0, source: Qpn::masked(1) });
+    Burst::single(headers, 0)
+}
+
+const OF_LINK: Option<Datagram> =
+    Some(Datagram { source: Source::UNDEFINED, header: None, group: None });
+
+/// A sender looks for room while another gives some back, unused or by packets that are taken out: it finds it, or
+/// gets another turn, given by either thread.
+#[test]
+fn loom_who_found_no_room_gets_a_turn_when_there_is_some() {
+    for unused in [true, false] {
+        explore(move || {
+            let device = device();
+            let fabric = device.fabric;
+            let [other, sender] = [(); 2].map(|()| Sender::new(device.inbox()));
+            let mut buffers = other.fill();
+            let looks = {
+                let sender = Arc::clone(&sender);
+                thread::spawn(move || {
+                    fabric.unsettled.note_turn(&sender);
+                    fabric.unsettled.settle();
+                })
+            };
+            let buffer = buffers.pop().unwrap();
+            if unused {
+                device.inbox().give_back(buffer);
+            } else {
+                // For nobody.
+                device.inbox().send(device, PATH, datagram(1), OF_LINK, buffer);
+            }
+            fabric.unsettled.settle();
+            looks.join().unwrap();
+            assert_eq!(sender.sent.load(Ordering::Relaxed), 1);
+        });
+    }
+}
+
+/// Sets both sides of a queue pair to take packets.
+fn make_ready(queue_pair: &QueuePair) {
+    let ready = QpState::RTS;
+    locked(&queue_pair.attributes).settings.state = ready;
+    queue_pair.send.lock().state = ready;
+    queue_pair.receive.lock().state = ready;
+    queue_pair.responder.lock().state = ready;
+}
+
+/// A queue pair is destroyed while a packet for it is taken: its memory is left alone then, and no packet for it is
+/// executed afterwards, not even if another queue pair has its number at once.
+#[test]
+fn loom_no_packet_is_executed_for_a_queue_pair_that_is_gone() {
+    explore(|| {
+        let device = device();
+        let service = Service::UnreliableDatagram;
+        let [b, c] = [(); 2].map(|()| queue_pair_of(service, device, None));
+        [&b, &c].into_iter().for_each(|queue_pair| make_ready(queue_pair));
+        let mut sink = Memory::of_length(40, &b.pd, 0);
+        b.post_receive(11, &[sink.sge()], &mut Turn::new()).unwrap();
+        let other = Memory::of_length(40, &c.pd, 0);
+        c.post_receive(12, &[other.sge()], &mut Turn::new()).unwrap();
+        let buffer = device.inbox().buffer(&b).unwrap();
+        device.inbox().send(device, PATH, datagram(b.qpn), OF_LINK, buffer);
+        let taker = thread::spawn(|| device.fabric.unsettled.settle());
+        let (pd, number) = (Arc::clone(&b.pd), b.qpn);
+        // The model checker does not see the table of numbers. The lock of the inbox, which the other thread takes
+        // before it looks there, has it try either first.
+        device.inbox().give_back(device.inbox().buffer(&b).unwrap());
+        b.destroy();
+        sink.free(&pd);
+        device.publish_queue_pair(number, Arc::downgrade(&c));
+        device.fabric.unsettled.settle();
+        taker.join().unwrap();
+        assert!(sink.is_free(), "written after it was freed");
+        // It was found before the queue pair went, or not at all.
+        assert_eq!(device.tally.rare.wrong_state.get(), 0, "it has come to what was reset");
+        assert_eq!(c.responder.lock().receives, 0, "it has come to another one");
+        assert!(polled(&c.receive_cq).is_empty());
+        c.destroy();
+    });
+}
+
+/// Two queue pairs, of which `a` sends to `b` by packets.
+fn by_packets(service: Service) -> Model {
+    let device = device();
+    let [a, b] = [(); 2].map(|()| queue_pair_of(service, device, None));
+    let route = Route { path: PATH, inbox: Some(device.inbox()) };
+    [&a, &b].into_iter().for_each(|queue_pair| make_ready(queue_pair));
+    for (from, to) in [(&a, &b), (&b, &a)] {
+        let send = &mut *from.send.lock();
+        (send.requester.origin.path, send.requester.peer_qpn) = (Some(PATH), to.qpn);
+        send.requester.mtu_log2 = 10;
+        send.wire = Some(Box::new(requester::wire::Wire::new(from, &send.requester, route)));
+        let responder = &mut *from.responder.lock();
+        (responder.path, responder.peer_qpn) = (Some(PATH), to.qpn);
+        responder.access = AccessFlags::REMOTE_WRITE.bits();
+        let wire = responder::wire::Wire::new(service, responder, 10, route);
+        responder.wire = Some(Box::new(wire));
+    }
+    Model { a, b }
+}
+
+/// A region that packets are put into: no byte of it changes once its deregistration has returned.
+#[test]
+fn loom_no_packet_is_put_into_a_region_that_is_gone() {
+    explore(|| {
+        let model = by_packets(Service::UnreliableConnection);
+        let source = Memory::new(&model.a.pd, 1);
+        let mut sink = Memory::new(&model.b.pd, 0);
+        let (from, to) = (source.sge(), sink.sge());
+        let sender = {
+            let a = Arc::clone(&model.a);
+            thread::spawn(move || post(&a, 1, &[from], Some(to)))
+        };
+        sink.free(&model.b.pd);
+        sender.join().unwrap();
+        assert!(sink.is_free(), "written after it was freed");
+        assert_eq!(polled(&model.a.send_cq), [(1, DONE)]);
+        model.end();
+    });
+}
+
+/// A region that packets are made of: nothing that is there after its deregistration is sent.
+#[test]
+fn loom_no_packet_is_made_of_a_region_that_is_gone() {
+    explore(|| {
+        let model = by_packets(Service::UnreliableConnection);
+        let mut source = Memory::new(&model.a.pd, 1);
+        let sink = Memory::new(&model.b.pd, 0);
+        let (from, to) = (source.sge(), sink.sge());
+        let sender = {
+            let a = Arc::clone(&model.a);
+            thread::spawn(move || post(&a, 1, &[from], Some(to)))
+        };
+        source.free(&model.a.pd);
+        sender.join().unwrap();
+        assert!([[0; 4], [1; 4]].contains(&sink.bytes[..].try_into().unwrap()));
+        model.end();
+    });
+}

@@ -1,0 +1,156 @@
+//! What devices count whose messages go as packets: at any time, of connections that are running, and also what
+//! nobody takes.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rdma_soft::{Builder, Counters, SoftDevice};
+use rdma_sys::{ibv_qp_type, ibv_wc_status as Status};
+
+use crate::counters::counted;
+use crate::rig::connect::{
+    Endpoint, Knobs, Side, attributes, connect, connect_sides, connect_unreliably,
+    endpoint_with_gid, pair_with, to_init,
+};
+use crate::rig::datagram::changed;
+use crate::rig::post::Wr;
+use crate::rig::{ALL_ACCESS, Size, until};
+
+/// Of a pair: that of the sender, and that of the receiver.
+fn devices(name: &str) -> [SoftDevice; 2] {
+    ["a", "b"].map(|end| Builder::new(format!("{name}-{end}")).force_wire().install().unwrap())
+}
+
+fn sides(devices: &[SoftDevice; 2], sizes: [Size; 2]) -> [Side; 2] {
+    let [a, b] = devices;
+    [(a, sizes[0]), (b, sizes[1])].map(|(device, size)| Side::new(device.name(), &size, 64))
+}
+
+fn of_type(qp_type: ibv_qp_type) -> Size {
+    Size { qp_type, ..Size::default() }
+}
+
+/// One that gives up soon.
+const IMPATIENT: fn() -> Knobs = || Knobs { timeout: 6, retries: 1, ..Knobs::default() };
+
+#[test]
+fn running_connections_are_counted() {
+    let devices = devices("wcount-live");
+    let [a, b] = sides(&devices, [Size::default(); 2]);
+    let knobs = Knobs { min_rnr_timer: 10, rnr_retries: 7, ..Knobs::default() };
+    connect_sides(&a, &b, &knobs);
+    a.qp.post(&Wr::send(1, &[]));
+    until("both have counted it", || {
+        let [at_a, at_b] = devices.map(|device| device.counters());
+        at_a.rcvd_rnr_err > 1 && at_b.send_rnr_err > 1
+    });
+    b.qp.post_receive(2, &[]);
+    a.send_cq.expect_success(1);
+    // Each was counted once: none comes with the end.
+    let before = devices.map(|device| device.counters());
+    drop((a, b));
+    for (device, before) in devices.iter().zip(before) {
+        let after = device.counters();
+        assert_eq!(
+            (after.rcvd_rnr_err, after.send_rnr_err),
+            (before.rcvd_rnr_err, before.send_rnr_err)
+        );
+    }
+}
+
+/// Connects A to B as the scene does, has it send, and says what B's device has counted then, while both are there.
+fn lost(name: &str, sizes: [Size; 2], scene: impl Fn(&Side, &Side)) -> [Counters; 2] {
+    let devices = devices(name);
+    let [a, b] = sides(&devices, sizes);
+    scene(&a, &b);
+    a.qp.post(&Wr::send(1, &[]));
+    let reliable = sizes[0].qp_type == ibv_qp_type::IBV_QPT_RC;
+    let status = if reliable { Status::IBV_WC_RETRY_EXC_ERR } else { Status::IBV_WC_SUCCESS };
+    a.send_cq.expect(1, status);
+    assert!(b.receive_cq.is_empty());
+    devices.map(|device| device.counters())
+}
+
+#[test]
+fn each_reason_has_its_counter() {
+    let rc = [Size::default(); 2];
+    let other_type = [rc[0], of_type(ibv_qp_type::IBV_QPT_UC)];
+    let wrong_type = lost("wcount-type", other_type, |a, b| {
+        connect(&a.qp, &a.endpoint(), &b.endpoint(), &IMPATIENT());
+        connect_unreliably(&b.qp, &b.endpoint(), &a.endpoint(), &IMPATIENT());
+    });
+    assert!(wrong_type[1].wrong_service > 0, "{wrong_type:?}");
+    let not_ready = lost("wcount-init", rc, |a, b| {
+        connect(&a.qp, &a.endpoint(), &b.endpoint(), &IMPATIENT());
+        to_init(&b.qp, &attributes(&b.endpoint(), &a.endpoint(), &IMPATIENT()));
+    });
+    assert!(not_ready[1].wrong_state > 0, "{not_ready:?}");
+    // B's peer is A, by another of its addresses.
+    let from_elsewhere = lost("wcount-gid", rc, |a, b| {
+        connect(&a.qp, &a.endpoint(), &b.endpoint(), &IMPATIENT());
+        let [at_a, at_b] = [a, b].map(|side| endpoint_with_gid(&side.context, &side.qp, 0));
+        connect(&b.qp, &at_b, &at_a, &IMPATIENT());
+    });
+    assert!(from_elsewhere[1].wrong_source > 0, "{from_elsewhere:?}");
+    let to_nobody = lost("wcount-nobody", rc, |a, b| {
+        let at_b = b.endpoint();
+        let nowhere = Endpoint { gid: changed(&at_b.gid), ..at_b };
+        connect(&a.qp, &a.endpoint(), &nowhere, &IMPATIENT());
+    });
+    assert!(to_nobody[0].no_route > 0, "{to_nobody:?}");
+}
+
+/// An unreliable connection loses a message for want of a receive, and counts it at once.
+#[test]
+fn lost_messages_are_counted() {
+    let unreliable = [of_type(ibv_qp_type::IBV_QPT_UC); 2];
+    let lost = lost("wcount-uc", unreliable, |a, b| {
+        connect_unreliably(&a.qp, &a.endpoint(), &b.endpoint(), &Knobs::default());
+        connect_unreliably(&b.qp, &b.endpoint(), &a.endpoint(), &Knobs::default());
+    });
+    assert_eq!(lost[1].out_of_buffer, 1);
+}
+
+#[test]
+fn a_refused_request_is_counted_by_who_refused_it() {
+    let devices = devices("wcount-key");
+    let [a, b] = sides(&devices, [Size::default(); 2]);
+    connect_sides(&a, &b, &Knobs::default());
+    let [source, sink] = [&a, &b].map(|side| side.pd.register(8, ALL_ACCESS));
+    let wrong = Wr::write(1, &[source.sge(0, 8)], &sink, 0).remote(1, 2);
+    a.qp.post(&wrong);
+    a.send_cq.expect(1, Status::IBV_WC_REM_ACCESS_ERR);
+    assert_eq!(counted(devices[1].counters()), [("resp_remote_access_errors", 1)]);
+}
+
+#[test]
+fn no_counter_goes_back_while_connections_come_and_go() {
+    const ROUNDS: u64 = 40;
+    let name = "wcount-race";
+    let device = Builder::new(name).force_wire().install().unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        let watch = threads.spawn(|| {
+            let (mut before, mut looks) = (device.counters(), 0_u64);
+            while !done.load(Ordering::Acquire) {
+                let now = device.counters();
+                assert!(before.iter().zip(now.iter()).all(|((_, a), (_, b))| a <= b), "{now:?}");
+                (before, looks) = (now, looks + 1);
+            }
+            looks
+        });
+        let traffic = || {
+            for _ in 0..ROUNDS {
+                let (a, b) = pair_with(name, &Size::default(), &Knobs::default());
+                a.qp.post(&Wr::send(1, &[]));
+                b.qp.post_receive(1, &[]);
+                a.send_cq.expect_success(1);
+            }
+        };
+        let threads = [threads.spawn(traffic), threads.spawn(traffic)];
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        done.store(true, Ordering::Release);
+        assert!(watch.join().unwrap() > 0);
+    });
+    let counters = device.counters();
+    assert_eq!((counters.rdma_sends, counters.rdma_recvs), (2 * ROUNDS, 2 * ROUNDS));
+}

@@ -1,0 +1,111 @@
+//! Events about packets that do not get through, as a program hears them whose subscriber uses the device itself.
+//! One test, since the subscriber is the process's.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::fmt::Debug;
+use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rdma_soft::Builder;
+use rdma_sys::ibv_wc_status as Status;
+use test_support::rig::connect::{Knobs, Side, connect_sides, pair_with};
+use test_support::rig::post::Wr;
+use test_support::rig::{ALL_ACCESS, Size};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// What an event says: its reason, and the queue pair.
+type Heard = (String, u64);
+
+/// What is done in the midst of an event.
+type Act = Box<dyn FnOnce() + Send>;
+
+struct Acts {
+    act: Mutex<Option<Act>>,
+    heard: mpsc::Sender<Heard>,
+}
+
+impl Subscriber for Acts {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target() == "rdma_soft::wire"
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        #[derive(Default)]
+        struct Fields(Heard);
+        impl Visit for Fields {
+            fn record_u64(&mut self, field: &Field, value: u64) {
+                if field.name() == "qpn" {
+                    self.0.1 = value;
+                }
+            }
+            fn record_str(&mut self, field: &Field, value: &str) {
+                if field.name() == "reason" {
+                    value.clone_into(&mut self.0.0);
+                }
+            }
+            fn record_debug(&mut self, _: &Field, _: &dyn Debug) {}
+        }
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let act = self.act.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(act) = act {
+            act();
+        }
+        self.heard.send(fields.0).unwrap();
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// Polls, posts, makes and destroys queue pairs of the device that the event is of, one end of whose connection may
+/// be in a call.
+#[test]
+fn a_subscriber_may_use_the_device() {
+    let name = "told";
+    Builder::new(name).force_wire().install().unwrap();
+    let knobs = Knobs { timeout: 6, retries: 1, ..Knobs::default() };
+    let (a, b) = pair_with(name, &Size::default(), &knobs);
+    let (c, d) = pair_with(name, &Size::default(), &knobs);
+    let gone = b.qp.number();
+    let act = move || {
+        // Those of before, and new ones.
+        for (e, f) in [(c, d), pair_with(name, &Size::default(), &Knobs::default())] {
+            let memory = f.pd.register(8, ALL_ACCESS);
+            f.qp.post_receive(1, &[memory.sge(0, 8)]);
+            e.qp.post(&Wr::send(2, &[]));
+            e.send_cq.expect_success(2);
+            f.receive_cq.expect_success(1);
+            // To nobody, for a reason that is told meanwhile.
+            drop((memory, f));
+            e.qp.post(&Wr::send(3, &[]));
+        }
+    };
+    let (say, heard) = mpsc::channel();
+    let act: Mutex<Option<Act>> = Mutex::new(Some(Box::new(act)));
+    tracing::subscriber::set_global_default(Acts { act, heard: say }).unwrap();
+    drop(b);
+    a.qp.post(&Wr::send(1, &[]));
+    a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+    let next = || heard.recv_timeout(Duration::from_secs(20)).expect("an event");
+    assert_eq!(next(), ("unknown_qp".into(), gone.into()));
+    // The device goes on, and so do its events: a key that nobody has.
+    let (a, b) = (Side::new(name, &Size::default(), 8), Side::new(name, &Size::default(), 8));
+    connect_sides(&a, &b, &Knobs::default());
+    let source = a.pd.register(8, ALL_ACCESS);
+    a.qp.post(&Wr::write(1, &[source.sge(0, 8)], &source, 0).remote(1, 2));
+    a.send_cq.expect(1, Status::IBV_WC_REM_ACCESS_ERR);
+    assert_eq!(next(), ("resp_remote_access_errors".into(), b.qp.number().into()));
+}
