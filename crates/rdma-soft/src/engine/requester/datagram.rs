@@ -121,7 +121,7 @@ impl Requester {
         if let Some(inbox) = inbox.filter(|_| own.device.port_is_up())
             && let Some(burst) = protocol.send(&to, &end)
         {
-            let Some(mut buffer) = inbox.buffer(own) else { return Verdict::Paused };
+            let Some(mut buffer) = inbox.buffer(own) else { return Verdict::NoRoom };
             let payload = &mut buffer[..length as usize];
             if message.reach.collect_bytes(&self.local, 0, payload).is_err() {
                 inbox.give_back(buffer);
