@@ -20,18 +20,21 @@ fn simulated(seed: u64, packets: u64) -> String {
     text
 }
 
+/// Less where it takes long: the job `sim` runs what is optimized.
+const PACKETS: u64 = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
+
 #[test]
-fn a_million_packets_do_what_the_model_says() {
+fn packets_of_fresh_workloads_do_what_the_model_says() {
     let seed = seed();
     println!("RDMA_TEST_SEED={seed}");
-    println!("{}", simulated(seed, 1_000_000));
+    println!("{}", simulated(seed, PACKETS));
 }
 
 /// Each process has its memory elsewhere, and other keys of its own hashers.
 #[test]
 fn a_seed_does_the_same_in_every_process() {
-    let once = simulated(7, 100_000);
+    let once = simulated(7, 30_000);
     assert!(once.contains("trace"), "{once}");
-    assert_eq!(once, simulated(7, 100_000));
-    assert_ne!(once.lines().last(), simulated(8, 100_000).lines().last());
+    assert_eq!(once, simulated(7, 30_000));
+    assert_ne!(once.lines().last(), simulated(8, 30_000).lines().last());
 }
