@@ -46,7 +46,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     option("hours", args.hours.map(|hours| hours.to_string()));
     option("workload", args.workload.clone());
     let mut cargo = cargo(&tree::root());
-    let status = cargo.args(["run", "--quiet", "--release", "-p", "sim", "--"]).args(words).status();
+    let status =
+        cargo.args(["run", "--quiet", "--release", "-p", "sim", "--"]).args(words).status();
     Ok(status.context("starting cargo")?.success())
 }
 
@@ -113,9 +114,8 @@ fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
             Ok(Found { build, search, lines }) => {
                 let (build, search) = (build.as_secs_f64(), search.as_secs_f64());
                 let told = |start: &str| lines.iter().find(|line| line.starts_with(start));
-                let told = [told("of its"), told("found after")].map(|line| {
-                    line.map_or("", String::as_str).trim_end_matches(':')
-                });
+                let told = [told("of its"), told("found after")]
+                    .map(|line| line.map_or("", String::as_str).trim_end_matches(':'));
                 println!("{name:<28}{build:>6.1} s{search:>6.1} s  {}", told.join(", "));
             }
             Err(_) => println!("{name:<28}{:>8}{:>8}  NOT FOUND", "", ""),

@@ -78,7 +78,7 @@ impl World<'_> {
         Ok(())
     }
 
-    pub(crate) fn to_error(&mut self, end: usize) {
+    pub(crate) fn set_error(&mut self, end: usize) {
         let Some(qp) = &self.ends[end].qp else { return };
         qp.to_error();
         self.calm = false;
@@ -93,7 +93,7 @@ impl World<'_> {
             return Ok(());
         }
         for end in ends {
-            self.to_error(end);
+            self.set_error(end);
         }
         // Nothing of before is on its way then.
         self.network.run_for(self.longest + Duration::from_millis(1));

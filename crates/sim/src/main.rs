@@ -31,7 +31,9 @@ fn number(text: &str) -> Result<u64, String> {
 }
 
 fn fresh() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_nanos() as u64)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(1, |time| u64::from(time.subsec_nanos()) << 32 | time.as_secs())
 }
 
 fn main() -> ExitCode {

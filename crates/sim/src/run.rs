@@ -22,6 +22,9 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
+/// How a finding begins that is a panic.
+pub(crate) const PANICKED: &str = "panicked";
+
 /// What a run came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Done {
@@ -70,7 +73,7 @@ pub(crate) fn run(script: &Script) -> Outcome<Done> {
     result.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(format!("panicked: {}", text.unwrap_or("with no text")))
+        Err(format!("{PANICKED}: {}", text.unwrap_or("with no text")))
     })
 }
 
@@ -142,7 +145,7 @@ impl<'a> World<'a> {
             }
             Operation::Deregister { end } => self.deregister(end),
             Operation::Error { end } => {
-                self.to_error(end);
+                self.set_error(end);
                 Ok(())
             }
             Operation::Reconnect { connection } => self.reconnect(connection),

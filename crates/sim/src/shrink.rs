@@ -1,6 +1,6 @@
 //! Makes a failing script smaller: as long as something can be taken away and it fails still, whatever it says.
 
-use crate::run::run;
+use crate::run::{PANICKED, run};
 use crate::script::{Operation, Request, Script, Weather};
 
 /// So many runs are enough.
@@ -35,11 +35,12 @@ impl Shrinker {
         }
         self.runs += 1;
         match run(&script) {
-            Ok(_) => false,
-            Err(why) => {
+            // A panic where there was none is something else.
+            Err(why) if why.contains(PANICKED) == self.why.contains(PANICKED) => {
                 (self.script, self.why) = (script, why);
                 true
             }
+            _ => false,
         }
     }
 
@@ -86,8 +87,12 @@ impl Shrinker {
 
     /// Fewer queue pairs for datagrams, connections that are as others, short messages.
     fn settings(&mut self) {
-        while self.change(|script| _ = script.settings.datagrams.pop()) {}
-        while self.script.settings.connections.len() > 1 && self.last_connection_goes() {}
+        while self.last_goes(|script| script.settings.datagrams.pop().is_some()) {}
+        // Datagrams have numbers behind those of connections.
+        while self.script.settings.datagrams.is_empty()
+            && self.script.settings.connections.len() > 1
+            && self.last_goes(|script| script.settings.connections.pop().is_some())
+        {}
         for n in 0..self.script.settings.connections.len() {
             self.change(|script| script.settings.connections[n].shared = [false; 2]);
             self.change(|script| script.settings.connections[n].psn = 0);
@@ -98,21 +103,22 @@ impl Shrinker {
         }
     }
 
-    /// If nothing is asked of it, and no datagrams have numbers behind it.
-    fn last_connection_goes(&mut self) -> bool {
-        self.script.settings.datagrams.is_empty()
-            && self.change(|script| {
-                script.settings.connections.pop();
-                let ends = script.settings.ends();
-                script.operations.retain(|operation| match operation {
-                    Operation::Post { end, .. }
-                    | Operation::Receive { end, .. }
-                    | Operation::Deregister { end }
-                    | Operation::Error { end } => *end < ends,
-                    Operation::Reconnect { connection } => 2 * connection < ends,
-                    _ => true,
-                });
-            })
+    /// The last queue pairs go, with all that is asked of them.
+    fn last_goes(&mut self, pop: impl FnOnce(&mut Script) -> bool) -> bool {
+        self.change(|script| {
+            pop(script);
+            let ends = script.settings.ends();
+            script.operations.retain(|operation| match operation {
+                Operation::Post { end, request } => {
+                    *end < ends && (request.to == usize::MAX || request.to < ends)
+                }
+                Operation::Receive { end, .. }
+                | Operation::Deregister { end }
+                | Operation::Error { end } => *end < ends,
+                Operation::Reconnect { connection } => 2 * connection < ends,
+                _ => true,
+            });
+        })
     }
 
     /// Shorter requests, and plain ones.
