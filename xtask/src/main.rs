@@ -1,8 +1,9 @@
-//! The chores of this workspace: `cargo xtask ci`, `tidy`, `bindgen`, `rxe-setup` and its kin.
+//! The chores of this workspace: `cargo xtask ci`, `tidy`, `bindgen`, `rxe-setup` and its kin, `sim`.
 
 mod bindgen;
 mod ci;
 mod rxe;
+mod sim;
 mod tidy;
 mod tree;
 
@@ -35,6 +36,8 @@ enum Chore {
     RxeRun(rxe::RunArgs),
     /// Remove what rxe-setup made
     RxeTeardown,
+    /// Run the simulator: random workloads on a bad network in virtual time, checked against a model
+    Sim(sim::Args),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Chore::RxeSetup(args) => rxe::setup(args),
         Chore::RxeRun(args) => return rxe::run(&args).unwrap_or_else(|error| failed(&error, 125)),
         Chore::RxeTeardown => rxe::teardown(),
+        Chore::Sim(args) => sim::run(&args),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

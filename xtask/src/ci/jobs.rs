@@ -97,6 +97,20 @@ pub(crate) const JOBS: &[Job] = &[
         steps: &[tests("cargo test --workspace")],
     },
     Job {
+        name: "sim",
+        about: "a million simulated packets of fresh workloads do what the model says",
+        tier: Tier::Both,
+        needs: &[],
+        steps: &[tests("cargo test --release -p sim")],
+    },
+    Job {
+        name: "sim-planted",
+        about: "the simulator finds each of the faults that are planted",
+        tier: Tier::Full,
+        needs: &[],
+        steps: &[run("cargo xtask sim --planted")],
+    },
+    Job {
         name: "features",
         about: "each crate builds alone, with each of its features alone",
         tier: Tier::Both,

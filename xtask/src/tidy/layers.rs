@@ -30,7 +30,8 @@ const LAYERS: &[Layer] = &[
 ];
 
 /// Never published: they may use everything, and no layer may use them but in its tests.
-const TOOLS: &[&str] = &["conformance", "rdma-examples", "softroce", "test-support", "xtask"];
+const TOOLS: &[&str] =
+    &["conformance", "rdma-examples", "sim", "softroce", "test-support", "xtask"];
 
 /// Crates that may have no unsafe code at all.
 pub(crate) fn without_unsafe() -> impl Iterator<Item = &'static str> {

@@ -6,8 +6,10 @@ use rdma_soft::{Builder, Link, LinkModel, Network, SoftDevice};
 use rdma_sys::ibv_wc_status as Status;
 use rdma_types::AccessFlags;
 
-use crate::rig::connect::{Knobs, Side, connect_sides};
+use crate::rig::connect::{Knobs, Side, connect_sides, connect_unreliably};
+use crate::rig::datagram;
 use crate::rig::post::Wr;
+use crate::rig::srq::Server;
 use crate::rig::{ALL_ACCESS, Context, Size};
 
 const ATOMIC: u32 = ALL_ACCESS | AccessFlags::REMOTE_ATOMIC.bits();
@@ -123,6 +125,71 @@ fn a_link_has_two_directions() {
     network.set_link(&y, &x, LinkModel::new()).unwrap();
     a.send_cq.expect_success(1);
     assert!(b.receive_cq.is_empty());
+}
+
+/// More datagrams than a link has room for leave as others arrive, and no post waits for that.
+#[test]
+fn datagrams_wait_for_room_on_a_long_link() {
+    const COUNT: u64 = 1000;
+    let network = Network::simulated(8);
+    network.set_all_links(LinkModel::new().latency(Duration::from_millis(1)));
+    let names = ["net-room-a", "net-room-b"];
+    let [there, _] = names.map(|name| install(&network, name, Link::Ethernet));
+    let sides = names.map(|name| {
+        let size = Size { send_wr: 1024, receive_wr: 1024, ..datagram::size() };
+        let side = Side::new(name, &size, 2048);
+        datagram::activate(&side.qp, datagram::QKEY);
+        side
+    });
+    let [a, b] = &sides;
+    let memory = b.pd.register(datagram::HEADER, ALL_ACCESS);
+    let ah = a.pd.ah_to(&a.endpoint(), &b.endpoint());
+    for n in 0..COUNT {
+        b.qp.post_receive(n, &[memory.sge(0, datagram::HEADER)]);
+        a.qp.post(&Wr::send(n, &[]).to(&ah, b.qp.number(), datagram::QKEY));
+    }
+    assert!(there.in_flight(a.qp.qpn()) > 0, "all of them found room");
+    for n in 0..COUNT {
+        a.send_cq.expect_success(n);
+        b.receive_cq.expect_success(n);
+    }
+    assert_eq!(network.packets(), COUNT);
+    assert!(!network.step());
+}
+
+/// The receive that a message has taken which was lost half-way is for the next one. A WRITE that is refused
+/// meanwhile does not end it.
+#[test]
+fn a_refused_write_leaves_the_receive_of_a_message_that_was_lost() {
+    let network = Network::simulated(9);
+    let names = ["net-lost-a", "net-lost-b"];
+    let devices = names.map(|name| install(&network, name, Link::Ethernet));
+    let size = Size { qp_type: rdma_sys::ibv_qp_type::IBV_QPT_UC, ..Size::default() };
+    let a = Side::new(names[0], &size, 64);
+    let server = Server::new(names[1], 4);
+    let qp = server.pd.qp_with_srq(&server.send_cq, &server.receive_cq, &size, &server.srq);
+    let there = crate::rig::connect::endpoint(&server.context, &qp);
+    let knobs = Knobs { access: ALL_ACCESS, ..KNOBS };
+    connect_unreliably(&a.qp, &a.endpoint(), &there, &knobs);
+    connect_unreliably(&qp, &there, &a.endpoint(), &knobs);
+    const LENGTH: usize = 1 << 20;
+    let source = a.pd.register(LENGTH, ALL_ACCESS);
+    let sink = server.pd.register(LENGTH, ALL_ACCESS);
+    server.srq.post(5, &[sink.sge(0, LENGTH)]);
+    a.qp.post(&Wr::send(1, &[source.sge(0, LENGTH)]));
+    network.run_for(3 * US);
+    let [from, to] = &devices;
+    network.set_link(from, to, LinkModel::cut()).unwrap();
+    network.run_for(1000 * US);
+    a.send_cq.expect_success(1);
+    network.set_link(from, to, LinkModel::new()).unwrap();
+    let nowhere = Wr::new(2, rdma_sys::ibv_wr_opcode::IBV_WR_RDMA_WRITE, &[source.sge(0, 8)]);
+    a.qp.post(&nowhere.remote(sink.address(), sink.rkey() ^ 1));
+    network.run_for(100 * US);
+    assert!(server.receive_cq.is_empty());
+    a.qp.post(&Wr::send(3, &[source.sge(0, 8)]));
+    assert_eq!(server.receive_cq.expect_success(5).byte_len, 8);
+    drop(qp);
 }
 
 #[test]

@@ -114,10 +114,28 @@ impl Mr {
         ptr::with_exposed_provenance_mut(self.memory.as_ptr().addr())
     }
 
+    pub fn length(&self) -> usize {
+        self.memory.len()
+    }
+
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.memory.len()];
         unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(self.start(), bytes.len()) };
         bytes
+    }
+
+    /// Copies from there on.
+    pub fn copy_out(&self, from: usize, bytes: &mut [u8]) {
+        assert!(from + bytes.len() <= self.memory.len());
+        let start = unsafe { self.start().add(from) };
+        unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(start, bytes.len()) };
+    }
+
+    /// Copies to there.
+    pub fn copy_in(&self, from: usize, bytes: &[u8]) {
+        assert!(from + bytes.len() <= self.memory.len());
+        let start = unsafe { self.start().add(from) };
+        unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
     pub fn fill(&self, byte: u8) {

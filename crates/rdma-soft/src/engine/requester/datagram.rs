@@ -122,7 +122,7 @@ impl Requester {
         if let Some(burst) = self.packet(own, qkey, message) {
             let room = inbox.filter(|_| lost.is_none()).map(|inbox| (inbox, inbox.buffer(own)));
             if let Some((_, None)) = room {
-                return Verdict::Paused;
+                return Verdict::NoRoom;
             }
             if lost != Some(Reason::PortDown) {
                 self.capture(own, &path, &burst, message, &datagram);

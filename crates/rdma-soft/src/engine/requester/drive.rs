@@ -131,10 +131,12 @@ impl SendSide {
                     self.blocked = Blocked::No;
                     break;
                 }
-                Verdict::NotReady { .. } | Verdict::Unanswered => match self.block(own, verdict) {
-                    Ok(()) => break,
-                    Err(status) => Err(status),
-                },
+                Verdict::NotReady { .. } | Verdict::Unanswered | Verdict::NoRoom => {
+                    match self.block(own, verdict) {
+                        Ok(()) => break,
+                        Err(status) => Err(status),
+                    }
+                }
             };
             self.end_head(own, &request, upto, result, aftermath);
             ended += 1;

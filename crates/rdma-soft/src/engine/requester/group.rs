@@ -32,7 +32,7 @@ impl Requester {
             // First of all, so that it goes to nobody as long as it cannot go to everybody.
             let mut inboxes = own.device.devices_of(&group).filter(by_packets);
             if !inboxes.all(|there| there.inbox().has_room(own)) {
-                return Verdict::Paused;
+                return Verdict::NoRoom;
             }
             if let Some(burst) = self.packet(own, qkey, message) {
                 self.capture(own, &path, &burst, message, &datagram);

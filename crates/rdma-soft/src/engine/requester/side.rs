@@ -178,6 +178,8 @@ pub(crate) enum Blocked {
         at: Option<Time>,
         left: u8,
     },
+    /// The link has no room for its packet, and calls when it has.
+    NoRoom,
 }
 
 /// How an attempt at a request ended.
@@ -191,6 +193,8 @@ pub(crate) enum Verdict {
         timer: u8,
     },
     Unanswered,
+    /// The link has no room for its packet.
+    NoRoom,
     Failed(WcStatus),
     /// Stopped half-way, as a held device was told to.
     Paused,

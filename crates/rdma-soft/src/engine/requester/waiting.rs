@@ -40,6 +40,7 @@ impl SendSide {
                     .map(|timeout| own.device.fabric.clock.now() + timeout);
                 Blocked::Unanswered { at, left: requester.retries }
             }
+            (Verdict::NoRoom, _) => Blocked::NoRoom,
             (Verdict::Done { .. } | Verdict::Failed(_) | Verdict::Paused, _) => return Ok(()),
         };
         self.blocked = next;
@@ -65,7 +66,7 @@ impl SendSide {
                 *at = timeout.map(|timeout| own.device.fabric.clock.now() + timeout);
                 None
             }
-            Blocked::No => None,
+            Blocked::No | Blocked::NoRoom => None,
         };
         let before = self.blocked;
         self.take_turn(own, aftermath);
@@ -106,7 +107,7 @@ impl SendSide {
             Blocked::Unanswered { at: Some(at), .. } => own.alarm.set(at),
             // The receiver it waits for has gone.
             Blocked::NotReady { until: None } => self.take_turn(own, aftermath),
-            Blocked::Unanswered { at: None, .. } => {}
+            Blocked::Unanswered { at: None, .. } | Blocked::NoRoom => {}
         }
     }
 }

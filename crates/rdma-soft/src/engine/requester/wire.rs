@@ -16,7 +16,7 @@ use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::region::LOCAL_READ;
 use crate::engine::requester::request::{Payload, Request};
-use crate::engine::requester::side::{Requester, SendSide, local_length};
+use crate::engine::requester::side::{Blocked, Requester, SendSide, local_length};
 use crate::engine::service::Service;
 use crate::engine::window;
 use crate::engine::wire::{self, Route};
@@ -170,6 +170,10 @@ impl SendSide {
     /// Sends some of what is in the queue. Says whether there may be more.
     pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
         if self.wire.is_none() {
+            // Datagrams have their own way, and wait here when the link has no room.
+            if self.blocked == Blocked::NoRoom {
+                self.take_turn(own, aftermath);
+            }
             return false;
         }
         let now = wire::time(own.device.fabric.clock.now());

@@ -103,7 +103,8 @@ impl Responder {
                 own.reporter.report(AsyncEventKind::COMM_EST);
             }
         }
-        let mut arrival = Arrival { own, side: self, aftermath, refused: None };
+        let mut arrival =
+            Arrival { own, side: self, aftermath, refused: None, uses_receive: false };
         let (burst, payload) = (&letter.burst, letter.payload());
         match &mut wire.protocol {
             Protocol::Reliable(protocol) => protocol.receive(burst, payload, &mut arrival),
@@ -117,7 +118,8 @@ impl Responder {
     /// says why.
     pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
         let Some(mut wire) = self.wire.take() else { return false };
-        let mut arrival = Arrival { own, side: self, aftermath, refused: None };
+        let mut arrival =
+            Arrival { own, side: self, aftermath, refused: None, uses_receive: false };
         let more = match &mut wire.protocol {
             Protocol::Reliable(protocol) => {
                 wire::transmit(own, &wire.route, |room| protocol.poll_transmit(&mut arrival, room))
@@ -137,6 +139,9 @@ struct Arrival<'a> {
     aftermath: &'a mut Aftermath,
     /// Why the present request was refused.
     refused: Option<Refused>,
+    /// Whether the present request is one that takes a receive, and has. What another has taken before stays
+    /// where it is if this one is refused.
+    uses_receive: bool,
 }
 
 impl Arrival<'_> {
@@ -159,7 +164,10 @@ impl Arrival<'_> {
     /// Takes the receive request that a message needs.
     fn receive_for(&mut self, operation: &Operation) -> Result<(), Stop> {
         match self.inbound(|inbound, _| inbound.begin(operation)) {
-            true => Ok(()),
+            true => {
+                self.uses_receive = true;
+                Ok(())
+            }
             false => Err(Stop::NotReady),
         }
     }
@@ -200,6 +208,7 @@ impl Host for Arrival<'_> {
         if operation.opcode.is_send() {
             return self.receive_for(&operation);
         }
+        self.uses_receive = false;
         let length = start.length.unwrap_or_default().into();
         let checked = self.inbound(|inbound, _| inbound.check(&operation, length));
         checked.map_err(|refused| self.refuse(refused))?;
@@ -211,6 +220,7 @@ impl Host for Arrival<'_> {
 
     fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
         let operation = operation(start, None);
+        self.uses_receive |= operation.opcode.is_send();
         let from = u64::from(at);
         let to = from + payload.len() as u64;
         let length = start.length.map_or(to, u64::from);
@@ -265,7 +275,7 @@ impl Host for Arrival<'_> {
     }
 
     fn abandon(&mut self) {
-        if let Some(refused) = self.refused.take() {
+        if let Some(refused) = self.refused.take().filter(|_| self.uses_receive) {
             self.inbound(|inbound, aftermath| inbound.abandon(refused, aftermath));
         }
     }

@@ -1,0 +1,304 @@
+//! What may complete, when, and as what.
+
+use std::hash::Hash;
+
+use rdma_sys::{ibv_wc, ibv_wc_flags as Flags, ibv_wc_opcode as Code, ibv_wc_status as Status};
+use test_support::rig::datagram::HEADER;
+use test_support::rig::{Cq, imm_of};
+
+use crate::host::{BETWEEN, Message, Sent, untouched};
+use crate::memory::{self, DATA};
+use crate::post::unpack;
+use crate::run::{Outcome, SHARED, World, ensure};
+use crate::script::{Kind, Service};
+
+/// So many completions are polled at a time.
+const POLLED: usize = 16;
+
+fn poll(cq: &Cq) -> Outcome<Vec<ibv_wc>> {
+    let mut all = Vec::new();
+    loop {
+        let polled = cq.try_poll::<POLLED>().map_err(|error| format!("a poll failed: {error}"))?;
+        let last = polled.len() < POLLED;
+        if all.is_empty() {
+            all = polled
+        } else {
+            all.extend(polled)
+        }
+        if last {
+            return Ok(all);
+        }
+    }
+}
+
+impl World<'_> {
+    /// Polls all completion queues and checks what they have. Those of receives come last and are looked at
+    /// first: what was sent for certain is there then.
+    pub(crate) fn complete(&mut self) -> Outcome {
+        let ends = self.ends.iter().enumerate();
+        let flushed: Vec<_> =
+            ends.filter(|(_, own)| own.flushed_early).map(|(end, _)| end).collect();
+        let mut sends = Vec::new();
+        for host in &self.hosts {
+            sends.extend(poll(&host.send_cq)?);
+        }
+        for device in 0..self.hosts.len() {
+            for wc in poll(&self.hosts[device].receive_cq)? {
+                (wc.wr_id, wc.status.0, wc.byte_len).hash(&mut self.trace);
+                self.received(device, &wc)?;
+            }
+        }
+        for wc in sends {
+            (wc.wr_id, wc.status.0).hash(&mut self.trace);
+            self.sent(&wc).map_err(|why| format!("q{}: {why}", wc.wr_id >> 32))?;
+        }
+        for end in flushed {
+            let own = &self.ends[end];
+            ensure!(
+                own.failed || own.excuses.flushed,
+                "q{end}: receives were flushed for no reason"
+            );
+        }
+        Ok(())
+    }
+
+    /// A send request has completed.
+    fn sent(&mut self, wc: &ibv_wc) -> Outcome {
+        let (end, sequence) = ((wc.wr_id >> 32) as usize, wc.wr_id as u32);
+        let known = self.ends.get(end).is_some_and(|own| {
+            own.qp.as_ref().is_some_and(|qp| qp.number() == wc.qp_num)
+                && own.pending.iter().any(|sent| sent.sequence == sequence)
+        });
+        ensure!(known, "request {sequence} completed, which is not there (any more)");
+        let succeeded = wc.status == Status::IBV_WC_SUCCESS;
+        ensure!(
+            !(succeeded && self.ends[end].failed),
+            "request {sequence} succeeded after a failure"
+        );
+        loop {
+            let Some(sent) = self.ends[end].pending.pop_front() else { return Ok(()) };
+            self.ends[end].release(sent.block_bytes);
+            let is_it = sent.sequence == sequence;
+            let what = format!("request {}, {}", sent.sequence, sent.request);
+            if !is_it {
+                let silent = !sent.request.signaled && !self.ends[end].failed;
+                ensure!(silent, "{what}, did not complete, but the next one");
+                self.succeeded(end, &sent).map_err(|why| format!("{what}: {why}"))?;
+                continue;
+            }
+            if succeeded {
+                ensure!(sent.request.signaled, "{what}, succeeded and is not signaled");
+                let expected = match sent.request.kind {
+                    Kind::Send => Code::IBV_WC_SEND,
+                    Kind::Write => Code::IBV_WC_RDMA_WRITE,
+                    Kind::Read => Code::IBV_WC_RDMA_READ,
+                    Kind::FetchAdd => Code::IBV_WC_FETCH_ADD,
+                    Kind::CompareSwap => Code::IBV_WC_COMP_SWAP,
+                };
+                ensure!(wc.opcode == expected, "{what}, completed as {:?}", wc.opcode);
+                self.succeeded(end, &sent).map_err(|why| format!("{what}: {why}"))?;
+            } else {
+                self.failed(end, &sent, wc.status).map_err(|why| format!("{what}: {why}"))?;
+            }
+            return Ok(());
+        }
+    }
+
+    /// A request is done. Its room is free, and nothing else has taken it yet.
+    pub(crate) fn succeeded(&mut self, end: usize, sent: &Sent) -> Outcome {
+        let own = &self.ends[end];
+        let (to, request) = (own.peer, &sent.request);
+        let one_sided = request.kind != Kind::Send && request.length > 0;
+        if own.service != Service::Reliable {
+            if let Some(placed) = sent.placed {
+                self.ends[to].known.uncertain.push(placed);
+            }
+            return Ok(());
+        }
+        ensure!(!(one_sided && sent.too_late), "succeeded without its target");
+        let delivered =
+            request.kind == Kind::Send || request.kind == Kind::Write && request.immediate;
+        let received = self.ends[to].received >= sent.message || self.ends[to].qp.is_none();
+        ensure!(!delivered || received, "succeeded, and its message is not there");
+        match request.kind {
+            Kind::Send => Ok(()),
+            Kind::Write => self.written(end, sent),
+            Kind::Read => self.read(end, sent),
+            Kind::FetchAdd | Kind::CompareSwap => self.executed(end, sent),
+        }
+    }
+
+    fn written(&mut self, end: usize, sent: &Sent) -> Outcome {
+        let Some(placed) = sent.placed else { return Ok(()) };
+        let to = self.ends[end].peer;
+        self.ends[to].known.place(&placed);
+        let actual = self.ends[to].target_bytes(DATA + placed.at, placed.length);
+        let later = self.ends[end].pending.iter().filter_map(|sent| sent.placed.as_ref());
+        self.ends[to].known.check(DATA + placed.at, &actual, later)
+    }
+
+    /// The bytes that a request fetched, if nothing around them was touched.
+    fn fetched(&self, end: usize, sent: &Sent) -> Outcome<Vec<u8>> {
+        let mut block = vec![0; sent.request.block_bytes()];
+        self.ends[end].local.copy_out(sent.block, &mut block);
+        unpack(&sent.request, &block).ok_or_else(|| "bytes around its elements were touched".into())
+    }
+
+    fn read(&mut self, end: usize, sent: &Sent) -> Outcome {
+        let bytes = self.fetched(end, sent)?;
+        let later = self.ends[end].pending.iter().filter_map(|sent| sent.placed.as_ref());
+        self.ends[self.ends[end].peer].known.check(DATA + sent.request.at, &bytes, later)
+    }
+
+    fn executed(&mut self, end: usize, sent: &Sent) -> Outcome {
+        let bytes = self.fetched(end, sent)?;
+        let found = u64::from_ne_bytes(bytes.try_into().unwrap_or_default());
+        let Some(atomic) = sent.atomic else { return Ok(()) };
+        let to = self.ends[end].peer;
+        let word = &mut self.ends[to].known.words[atomic.word];
+        ensure!(found == *word, "found {found:#x}, and {word:#x} was there");
+        *word = atomic.result(*word);
+        Ok(())
+    }
+
+    fn failed(&mut self, end: usize, sent: &Sent, status: Status) -> Outcome {
+        let own = &self.ends[end];
+        let (to, request) = (own.peer, &sent.request);
+        let receives =
+            request.kind == Kind::Send || request.kind == Kind::Write && request.immediate;
+        let excuses = own.excuses;
+        let connection = self.script.settings.connections.get(end / 2);
+        let reliable = own.service == Service::Reliable;
+        let not_ready = connection.is_some_and(|c| c.rnr_retries < 7) && self.ends[to].starved;
+        let allowed = match status {
+            Status::IBV_WC_WR_FLUSH_ERR => own.failed || excuses.flushed,
+            _ if own.failed || !reliable => false,
+            Status::IBV_WC_RETRY_EXC_ERR => excuses.silence,
+            Status::IBV_WC_RNR_RETRY_EXC_ERR => receives && not_ready,
+            Status::IBV_WC_REM_ACCESS_ERR => excuses.access && request.kind != Kind::Send,
+            _ => false,
+        };
+        ensure!(allowed, "failed with status {}", status.0);
+        if matches!(request.kind, Kind::Read | Kind::FetchAdd | Kind::CompareSwap) {
+            self.fetched(end, sent)?;
+        }
+        self.ends[to].known.uncertain.extend(sent.placed);
+        self.ends[to].known.unanswered.extend(sent.atomic);
+        self.ends[end].failed = true;
+        // It takes nothing any more.
+        self.ends[to].excuses.silence = true;
+        Ok(())
+    }
+
+    /// A receive has completed.
+    fn received(&mut self, device: usize, wc: &ibv_wc) -> Outcome {
+        let is_it = |own: &crate::host::End| {
+            own.device == device && own.qp.as_ref().is_some_and(|qp| qp.number() == wc.qp_num)
+        };
+        let end = self.ends.iter().position(is_it).ok_or("a receive of no queue pair")?;
+        let shared = wc.wr_id & SHARED != 0;
+        let slot = (wc.wr_id & 0xffff_ffff) as usize;
+        let posted = &self.pool(end).posted;
+        let known = if shared { posted.contains(&slot) } else { posted.front() == Some(&slot) };
+        let right = self.ends[end].shares == shared && (shared || (wc.wr_id >> 32) as usize == end);
+        ensure!(known && right, "q{end}: a receive completed that is not the next one");
+        let bytes = self.pool(end).give_back(slot);
+        match wc.status {
+            Status::IBV_WC_SUCCESS => self
+                .took(end, wc, &bytes)
+                .map_err(|why| format!("q{end}, receive of {} bytes: {why}", wc.byte_len)),
+            Status::IBV_WC_WR_FLUSH_ERR => {
+                self.ends[end].flushed_early = true;
+                Ok(())
+            }
+            other => Err(format!("q{end}: a receive failed with status {}", other.0)),
+        }
+    }
+
+    /// A message has come.
+    fn took(&mut self, end: usize, wc: &ibv_wc, bytes: &[u8]) -> Outcome {
+        let own = &self.ends[end];
+        // What comes twice, or late, may be any of those that were sent.
+        let (in_order, times) = match own.service {
+            Service::Reliable => (true, 1),
+            _ if self.unordered => (false, 2),
+            Service::Unreliable => (true, 1),
+            Service::Datagram => (false, 1),
+        };
+        let candidates = if own.service == Service::Reliable { 1 } else { usize::MAX };
+        let mut why = String::from("no message was sent");
+        let mut found = None;
+        for (n, message) in own.expected.iter().enumerate().take(candidates) {
+            if message.came >= times {
+                continue;
+            }
+            match self.is_message(end, message, wc, bytes) {
+                Ok(()) => {
+                    found = Some(n);
+                    break;
+                }
+                Err(other) => why = other,
+            }
+        }
+        let n = found.ok_or(why)?;
+        let own = &mut self.ends[end];
+        own.received = own.received.max(own.expected[n].number);
+        own.expected[n].came += 1;
+        if in_order {
+            own.expected.drain(..=n);
+        }
+        Ok(())
+    }
+
+    fn is_message(&self, end: usize, message: &Message, wc: &ibv_wc, slot: &[u8]) -> Outcome {
+        let own = &self.ends[end];
+        let number = message.number;
+        let header = if own.service == Service::Datagram { HEADER } else { 0 };
+        ensure!(
+            wc.byte_len as usize == header + message.length,
+            "message {number} has {} bytes",
+            message.length
+        );
+        let with_imm = wc.wc_flags & Flags::IBV_WC_WITH_IMM.0 != 0;
+        let immediate = with_imm.then(|| imm_of(wc));
+        ensure!(immediate == message.immediate, "message {number}: immediate data {immediate:?}");
+        if own.service == Service::Datagram {
+            let source = self.ends[message.from].qp.as_ref().map(|qp| qp.number());
+            ensure!(source.is_none_or(|source| source == wc.src_qp), "from {}", wc.src_qp);
+        }
+        // Of an unreliable message that was broken off there may be more.
+        let last = slot.len() - BETWEEN;
+        let behind = if own.service == Service::Unreliable { last } else { header };
+        if let Some(placed) = message.placed {
+            ensure!(wc.opcode == Code::IBV_WC_RECV_RDMA_WITH_IMM, "came as {:?}", wc.opcode);
+            ensure!(untouched(&slot[behind..]), "a WRITE wrote to the receive that it took");
+            return self.is_placed(end, &placed);
+        }
+        ensure!(wc.opcode == Code::IBV_WC_RECV, "came as {:?}", wc.opcode);
+        let bytes = &slot[header..header + message.length];
+        let same = bytes == memory::bytes(number, message.length);
+        ensure!(same, "other bytes than those of message {number}");
+        let behind = behind.max(header + message.length);
+        ensure!(untouched(&slot[behind..]), "bytes behind message {number} were touched");
+        Ok(())
+    }
+
+    /// The bytes of a WRITE whose receive has completed are there, or those of a later one.
+    fn is_placed(&self, end: usize, placed: &memory::Placed) -> Outcome {
+        let actual = self.ends[end].target_bytes(DATA + placed.at, placed.length);
+        if actual == memory::bytes(placed.message, placed.length) {
+            return Ok(());
+        }
+        let (known, from) = (&self.ends[end].known, self.ends[end].peer);
+        let pending = self.ends[from].pending.iter().filter_map(|sent| sent.placed.as_ref());
+        let written = |n: usize| {
+            let others = pending.clone().chain(&known.uncertain);
+            let mut others =
+                others.filter(|other| self.unordered || other.message >= placed.message);
+            others.any(|other| other.has(placed.at + n, actual[n]))
+        };
+        let wrong = (0..actual.len()).find(|&n| !written(n));
+        ensure!(wrong.is_none(), "byte {} of the WRITE is not there", wrong.unwrap_or(0));
+        Ok(())
+    }
+}

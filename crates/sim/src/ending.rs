@@ -1,0 +1,112 @@
+//! What has to be true when nothing happens any more.
+
+use std::time::Duration;
+
+use crate::memory::{self, DATA, WORDS};
+use crate::run::{Outcome, World, ensure};
+use crate::script::Service;
+
+/// So many things happen between two polls.
+const STEPS: u32 = 64;
+
+impl World<'_> {
+    /// Lets everything come to its end, and checks that it does, in the time that it has.
+    pub(crate) fn end(&mut self) -> Outcome {
+        let until = self.network.now() + self.patience();
+        loop {
+            self.receive_the_rest();
+            let before = self.message_count();
+            let busy = (0..STEPS).all(|_| self.network.step());
+            self.complete()?;
+            if !busy && !self.network.step() && before == self.message_count() {
+                break;
+            }
+            ensure!(self.network.now() < until, "it has no end: {}", self.left());
+        }
+        self.complete()?;
+        ensure!(!self.network.step(), "something happens after the end");
+        for end in 0..self.ends.len() {
+            self.settle(end)?;
+        }
+        for end in 0..self.ends.len() {
+            self.check_end(end).map_err(|why| format!("at the end, q{end}: {why}"))?;
+        }
+        Ok(())
+    }
+
+    /// How long it may take until all is done: as long as each request may be tried, one after the other.
+    fn patience(&self) -> Duration {
+        let mut patience = Duration::from_secs(20);
+        for (end, own) in self.ends.iter().enumerate() {
+            let Some(c) = self.script.settings.connections.get(end / 2) else { continue };
+            let timeout = Duration::from_nanos(4096 << c.timeout) + 2 * self.longest;
+            patience += (own.pending.len() as u32 + 1) * 16 * timeout;
+        }
+        patience
+    }
+
+    /// Connections that wait for receives get them.
+    fn receive_the_rest(&mut self) {
+        for end in 0..self.ends.len() {
+            let own = &self.ends[end];
+            let takes = own.service == Service::Reliable && !own.failed && !own.flushed_early;
+            let waits = takes && !own.expected.is_empty();
+            if waits && self.pool(end).posted.len() < 4 {
+                self.receive(end, 4, 1);
+            }
+        }
+    }
+
+    /// What is left: of requests, and of receives.
+    fn message_count(&self) -> (usize, usize) {
+        let pending = self.ends.iter().map(|own| own.pending.len()).sum();
+        let posted = self.ends.iter().map(|own| own.pool.posted.len());
+        let shared = self.hosts.iter().map(|host| host.shared.posted.len());
+        (pending, posted.chain(shared).sum())
+    }
+
+    fn left(&self) -> String {
+        let left = |(end, own): (usize, &crate::host::End)| {
+            let sent = own.pending.front()?;
+            Some(format!("q{end} has {} requests, first {}", own.pending.len(), sent.request))
+        };
+        self.ends.iter().enumerate().filter_map(left).collect::<Vec<_>>().join("; ")
+    }
+
+    fn check_end(&self, end: usize) -> Outcome {
+        let own = &self.ends[end];
+        if let Some(qp) = &own.qp {
+            let in_flight = self.hosts[own.device].soft.in_flight(qp.qpn());
+            ensure!(in_flight == 0, "{in_flight} requests are in flight, and nothing happens");
+        }
+        let all_came = match own.service {
+            Service::Reliable => !own.failed && !own.excuses.flushed && !self.ends[own.peer].failed,
+            _ => self.calm && !own.starved,
+        };
+        let peer_is_there = own.qp.is_some() && self.ends[own.peer].qp.is_some();
+        let missing = own.expected.iter().filter(|message| message.came == 0).count();
+        let flushed = self.ends[own.peer].excuses.flushed;
+        let lost = all_came && peer_is_there && !flushed && missing > 0;
+        ensure!(!lost, "{missing} messages did not come");
+        self.check_memory(end)
+    }
+
+    pub(crate) fn check_memory(&self, end: usize) -> Outcome {
+        let own = &self.ends[end];
+        if let Some((memory, then)) = &own.frozen {
+            ensure!(memory == then, "memory was written after its deregistration");
+        }
+        let actual = own.target_bytes(0, own.known.known.len());
+        own.known.check_words(&actual, &[])?;
+        own.known.check(8 * WORDS, &actual[8 * WORDS..], [].iter())?;
+        // Without faults unreliable WRITEs are all there.
+        if own.service == Service::Unreliable && self.calm && !own.starved {
+            let mut known = own.known.known.clone();
+            for placed in &own.known.uncertain {
+                memory::fill(placed.message, 0, &mut known[DATA + placed.at..][..placed.length]);
+            }
+            ensure!(known[8 * WORDS..] == actual[8 * WORDS..], "a WRITE is not there");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! What goes wrong on purpose, and what that excuses.
+
+use std::time::Duration;
+
+use crate::host::{self, End, Excuses, TARGET_ACCESS, target_iova};
+use crate::memory::Target;
+use crate::run::{Outcome, World, ensure};
+use crate::script::{Service, Weather};
+
+/// Fewer faults than that, in 10,000 packets, never stop a queue pair that tries eight times.
+const FEW: u32 = 200;
+
+impl World<'_> {
+    /// Notes which queue pairs may wait in vain on links such as these are.
+    pub(crate) fn excuse_by_weather(&mut self) {
+        for end in 0..self.ends.len() {
+            let Some(c) = self.script.settings.connections.get(end / 2) else { continue };
+            let [a, b] = c.devices;
+            let ways = [self.links[a][b], self.links[b][a]];
+            let faults = ways.iter().map(Weather::faults).max().unwrap_or(0);
+            let trip: Duration = ways.iter().map(Weather::longest).sum();
+            let timeout = Duration::from_nanos(4096 << c.timeout);
+            let patient = c.retries == 7 && faults <= FEW || faults == 0;
+            let up = self.ports[a] && self.ports[b];
+            self.ends[end].excuses.silence |= !patient || !up || timeout < trip;
+        }
+    }
+
+    pub(crate) fn set_link(&mut self, from: usize, to: usize, weather: Weather) {
+        let (a, b) = (&self.hosts[from].soft, &self.hosts[to].soft);
+        self.network.set_link(a, b, weather.model()).unwrap();
+        self.links[from][to] = weather;
+        self.calm &= weather.faults() == 0;
+        self.unordered |= weather.duplication + weather.reordering > 0;
+        self.longest = self.longest.max(weather.longest());
+        self.excuse_by_weather();
+    }
+
+    pub(crate) fn set_port(&mut self, device: usize, up: bool) {
+        self.calm = false;
+        self.ports[device] = up;
+        self.hosts[device].soft.set_port_up(up);
+        self.excuse_by_weather();
+    }
+
+    pub(crate) fn die(&mut self, device: usize) {
+        self.calm = false;
+        for end in 0..self.ends.len() {
+            if self.ends[end].device != device || self.ends[end].qp.is_none() {
+                continue;
+            }
+            let own = &mut self.ends[end];
+            let peer = own.peer;
+            let pending = std::mem::take(&mut own.pending);
+            let bytes = pending.iter().map(|sent| sent.block_bytes).sum();
+            own.release(bytes);
+            own.qp = None;
+            let known = &mut self.ends[peer].known;
+            known.uncertain.extend(pending.iter().filter_map(|sent| sent.placed));
+            known.unanswered.extend(pending.iter().filter_map(|sent| sent.atomic));
+            self.ends[peer].excuses.silence = true;
+        }
+    }
+
+    pub(crate) fn deregister(&mut self, end: usize) -> Outcome {
+        self.complete()?;
+        let Some(target) = self.ends[end].target.take() else { return Ok(()) };
+        self.calm = false;
+        let own = &mut self.ends[end];
+        own.last_rkey = target.rkey();
+        let memory = target.deregister();
+        own.frozen = Some((memory.clone(), memory));
+        // What it refuses moves it to the error state, if it is connected reliably.
+        own.excuses.flushed |= own.service == Service::Reliable;
+        let peer = own.peer;
+        self.ends[peer].excuses.access = true;
+        self.ends[peer].excuses.silence = true;
+        Ok(())
+    }
+
+    pub(crate) fn set_error(&mut self, end: usize) {
+        let Some(qp) = &self.ends[end].qp else { return };
+        qp.to_error();
+        self.calm = false;
+        self.ends[end].excuses.flushed = true;
+        let peer = self.ends[end].peer;
+        self.ends[peer].excuses.silence = true;
+    }
+
+    pub(crate) fn reconnect(&mut self, connection: usize) -> Outcome {
+        let ends = [2 * connection, 2 * connection + 1];
+        if ends.iter().any(|&end| self.ends[end].qp.is_none()) {
+            return Ok(());
+        }
+        for end in ends {
+            self.set_error(end);
+        }
+        // Nothing of before is on its way then.
+        self.network.run_for(self.longest + Duration::from_millis(1));
+        self.complete()?;
+        for end in ends {
+            self.settle(end)?;
+        }
+        for end in ends {
+            self.check_memory(end).map_err(|why| format!("q{end}: {why}"))?;
+            let left = self.ends[end].pool.posted.len();
+            ensure!(left == 0, "q{end}: {left} receives were not flushed");
+        }
+        self.lives += 1;
+        for end in ends {
+            if let Some(qp) = &self.ends[end].qp {
+                qp.to_reset();
+            }
+            self.renew(end);
+        }
+        let settings = &self.script.settings;
+        for end in ends {
+            host::connect(&self.hosts, &self.ends, settings, end, self.lives);
+        }
+        self.excuse_by_weather();
+        Ok(())
+    }
+
+    /// A queue pair begins anew.
+    fn renew(&mut self, end: usize) {
+        let longest = self.script.settings.longest;
+        let own: &mut End = &mut self.ends[end];
+        if own.target.is_none() {
+            let (memory, _) = own.frozen.take().unwrap_or_default();
+            let pd = &self.hosts[own.device].pd;
+            own.target = Some(pd.register_at(memory, target_iova(end), TARGET_ACCESS));
+        }
+        let actual = own.target_bytes(0, own.known.known.len());
+        let word = |n: usize| actual[8 * n..][..8].try_into().map_or(0, u64::from_ne_bytes);
+        let words = std::array::from_fn(word);
+        own.known = Target { words, known: actual, ..Target::new(end, longest) };
+        own.expected.clear();
+        own.failed = false;
+        own.excuses = Excuses::default();
+        own.starved = false;
+        own.flushed_early = false;
+        own.silent = 0;
+    }
+
+    /// A queue pair has nothing to do any more: what it had is done, and memory is what it has to be.
+    pub(crate) fn settle(&mut self, end: usize) -> Outcome {
+        while let Some(sent) = self.ends[end].pending.pop_front() {
+            self.ends[end].release(sent.block_bytes);
+            let what = format!("q{end}: request {}, {}", sent.sequence, sent.request);
+            let done = !sent.request.signaled && !self.ends[end].failed;
+            ensure!(done, "{what}, has not completed");
+            self.succeeded(end, &sent).map_err(|why| format!("{what}: {why}"))?;
+        }
+        Ok(())
+    }
+}

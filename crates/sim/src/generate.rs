@@ -1,0 +1,257 @@
+//! The script of a seed.
+
+use fastrand::Rng;
+
+use crate::script::{Connection, Kind, Operation, Request, Script, Service, Settings, Weather};
+
+/// How bad it is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Season {
+    /// Nothing goes wrong.
+    Clear,
+    /// Few packets get lost, and no request fails.
+    Rain,
+    /// Whatever there is.
+    Storm,
+}
+
+/// The script of a seed, always the same.
+pub(crate) fn script(seed: u64) -> Script {
+    let mut rng = Rng::with_seed(seed);
+    let season = match rng.u32(..10) {
+        0..3 => Season::Clear,
+        3..6 => Season::Rain,
+        _ => Season::Storm,
+    };
+    let devices = rng.usize(2..=4);
+    let longest = match rng.u32(..20) {
+        0 => rng.usize(65_536..150_000),
+        1..4 => rng.usize(16_384..65_536),
+        4..10 => rng.usize(4_097..16_384),
+        _ => rng.usize(64..=4_096),
+    };
+    let connections: Vec<_> =
+        (0..rng.usize(1..=4)).map(|_| connection(&mut rng, devices, season)).collect();
+    let datagrams = match rng.u32(..3) {
+        0 => (0..rng.usize(2..=3)).map(|_| rng.usize(..devices)).collect(),
+        _ => Vec::new(),
+    };
+    let weather = weather(&mut rng, season);
+    let infiniband = rng.u32(..3) == 0;
+    let settings = Settings { infiniband, devices, weather, longest, connections, datagrams };
+    let mut generator = Generator { rng, season, settings, operations: Vec::new() };
+    generator.operations();
+    Script { seed, settings: generator.settings, operations: generator.operations }
+}
+
+fn connection(rng: &mut Rng, devices: usize, season: Season) -> Connection {
+    let service = if rng.u32(..5) == 0 { Service::Unreliable } else { Service::Reliable };
+    let storm = season == Season::Storm;
+    let a = rng.usize(..devices);
+    // Seldom a device with itself.
+    let b = if rng.u32(..12) == 0 { a } else { (a + rng.usize(1..devices)) % devices };
+    let psn = match rng.u32(..4) {
+        0 => 0x00ff_ffff - rng.u32(..200),
+        1 => rng.u32(..3),
+        _ => rng.u32(..1 << 24),
+    };
+    let timeout = match season {
+        Season::Clear => rng.u8(16..20),
+        Season::Rain => rng.u8(11..14),
+        Season::Storm => rng.u8(5..13),
+    };
+    Connection {
+        devices: [a, b],
+        service,
+        mtu: 256 << rng.u32(..5),
+        psn,
+        timeout,
+        retries: if storm { rng.u8(0..=7) } else { 7 },
+        rnr_retries: if storm && rng.bool() { rng.u8(0..7) } else { 7 },
+        min_rnr_timer: rng.u8(1..12),
+        rd_atomic: if rng.bool() { rng.u8(1..=3) } else { 16 },
+        sends: rng.u32(4..=64),
+        receives: rng.u32(2..=32),
+        shared: [rng.u32(..4) == 0, rng.u32(..4) == 0],
+    }
+}
+
+fn weather(rng: &mut Rng, season: Season) -> Weather {
+    let latency_ns = if rng.bool() { rng.u64(1..3_000) } else { rng.u64(3_000..20_000) };
+    let jitter_ns = if rng.bool() { 0 } else { rng.u64(..10_000) };
+    let gigabit = [0, 10, 25, 100, 400][rng.usize(..5)];
+    let bits_per_second = gigabit * 1_000_000_000;
+    let calm = Weather { latency_ns, jitter_ns, bits_per_second, ..Weather::CLEAR };
+    let mut some = |most: u32| if rng.bool() { rng.u32(..=most) } else { 0 };
+    match season {
+        Season::Clear => calm,
+        Season::Rain => Weather {
+            loss: some(50),
+            duplication: some(50),
+            reordering: some(50),
+            corruption: some(50),
+            ..calm
+        },
+        Season::Storm => Weather {
+            loss: some(1_500),
+            duplication: some(1_000),
+            reordering: some(1_500),
+            corruption: some(500),
+            ..calm
+        },
+    }
+}
+
+struct Generator {
+    rng: Rng,
+    season: Season,
+    settings: Settings,
+    operations: Vec<Operation>,
+}
+
+impl Generator {
+    fn operations(&mut self) {
+        for end in 0..self.settings.ends() {
+            // Late ones come below, or at the end.
+            if self.rng.u32(..5) > 0 {
+                self.receive(end);
+            }
+        }
+        for _ in 0..self.rng.usize(20..200) {
+            match self.rng.u32(..100) {
+                0..70 => self.posts(),
+                70..85 => self.pass(),
+                85..95 => {
+                    let end = self.rng.usize(..self.settings.ends());
+                    self.receive(end);
+                }
+                _ if self.season == Season::Storm => self.fault(),
+                95..98 if self.season == Season::Rain => self.link(),
+                _ => self.pass(),
+            }
+        }
+    }
+
+    fn receive(&mut self, end: usize) {
+        let (count, elements) = (self.rng.usize(1..=16), self.rng.usize(1..=3));
+        self.operations.push(Operation::Receive { end, count, elements });
+    }
+
+    fn pass(&mut self) {
+        let nanoseconds = match self.rng.u32(..10) {
+            0..4 => self.rng.u64(..2_000),
+            4..8 => self.rng.u64(2_000..50_000),
+            8 => self.rng.u64(50_000..1_000_000),
+            _ => self.rng.u64(1_000_000..20_000_000),
+        };
+        self.operations.push(Operation::Pass { nanoseconds });
+    }
+
+    /// A few requests of one queue pair.
+    fn posts(&mut self) {
+        let end = self.rng.usize(..self.settings.ends());
+        let receiver = self.settings.connections.get(end / 2).map_or(end, |_| end ^ 1);
+        if self.rng.u32(..3) > 0 {
+            self.receive(receiver);
+        }
+        for _ in 0..self.rng.usize(1..=8) {
+            let request = self.request(end);
+            self.operations.push(Operation::Post { end, request });
+        }
+    }
+
+    fn request(&mut self, end: usize) -> Request {
+        let ends = self.settings.ends();
+        let connection = self.settings.connections.get(end / 2).copied();
+        let service = connection.map_or(Service::Datagram, |connection| connection.service);
+        let kind = match (service, self.rng.u32(..20)) {
+            (Service::Datagram, _) | (_, 0..6) => Kind::Send,
+            (_, 6..11) | (Service::Unreliable, _) => Kind::Write,
+            (_, 11..15) => Kind::Read,
+            (_, 15..18) => Kind::FetchAdd,
+            _ => Kind::CompareSwap,
+        };
+        let mtu = connection.map_or(1024, |connection| connection.mtu) as usize;
+        let length = self.length(mtu);
+        let datagrams = 2 * self.settings.connections.len();
+        let rng = &mut self.rng;
+        Request {
+            kind,
+            length,
+            at: match kind {
+                Kind::FetchAdd | Kind::CompareSwap => rng.usize(..4),
+                _ => rng.usize(..=self.settings.longest),
+            },
+            immediate: kind != Kind::Read && rng.u32(..4) == 0,
+            fenced: rng.u32(..8) == 0,
+            signaled: rng.u32(..3) > 0,
+            inline: rng.u32(..4) == 0,
+            elements: rng.usize(1..=3),
+            to: if service == Service::Datagram { rng.usize(datagrams..ends) } else { usize::MAX },
+        }
+    }
+
+    fn length(&mut self, mtu: usize) -> usize {
+        let longest = self.settings.longest;
+        let rng = &mut self.rng;
+        let length = match rng.u32(..20) {
+            0 => 0,
+            1..7 => rng.usize(1..64),
+            7..12 => (mtu * rng.usize(1..=4) + rng.usize(..=2)).saturating_sub(1),
+            _ => rng.usize(..=longest),
+        };
+        length.min(longest)
+    }
+
+    fn link(&mut self) {
+        let devices = self.settings.devices;
+        let (from, to) = (self.rng.usize(..devices), self.rng.usize(..devices));
+        let weather = weather(&mut self.rng, self.season);
+        self.operations.push(Operation::Link { from, to, weather });
+    }
+
+    fn fault(&mut self) {
+        let (devices, ends) = (self.settings.devices, self.settings.ends());
+        let device = self.rng.usize(..devices);
+        let end = self.rng.usize(..ends);
+        match self.rng.u32(..24) {
+            0..6 => self.link(),
+            6..10 => {
+                let (from, to) = (device, self.rng.usize(..devices));
+                let both = self.rng.bool();
+                self.cut(from, to, both);
+            }
+            10..13 => {
+                self.operations.push(Operation::Port { device, up: false });
+                self.posts();
+                self.pass();
+                self.operations.push(Operation::Port { device, up: true });
+            }
+            13 => self.operations.push(Operation::Die { device }),
+            14..17 => self.operations.push(Operation::Deregister { end }),
+            17..19 => self.operations.push(Operation::Error { end }),
+            _ => {
+                let connection = self.rng.usize(..self.settings.connections.len());
+                self.operations.push(Operation::Reconnect { connection });
+            }
+        }
+    }
+
+    /// A link is cut, and most times mended later.
+    fn cut(&mut self, from: usize, to: usize, both: bool) {
+        let link = |from, to, weather| Operation::Link { from, to, weather };
+        self.operations.push(link(from, to, Weather::CUT));
+        if both {
+            self.operations.push(link(to, from, Weather::CUT));
+        }
+        for _ in 0..self.rng.usize(..3) {
+            self.posts();
+        }
+        self.pass();
+        if self.rng.u32(..5) > 0 {
+            let weather = weather(&mut self.rng, self.season);
+            self.operations.push(link(from, to, weather));
+            self.operations.push(link(to, from, weather));
+        }
+    }
+}

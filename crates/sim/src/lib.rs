@@ -1,0 +1,33 @@
+//! The simulator: random workloads of verbs on a bad network in virtual time, each completion and each byte checked
+//! against a model. Never published.
+//!
+//! A seed gives a script, and a script gives the same run each time, in every process. What fails is made smaller and
+//! printed. `docs/testing.md` says how to run it and what it checks.
+//!
+//! - `script`: what a workload is: settings, and a list of operations.
+//! - `generate`: the script of a seed.
+//! - `run`: has the devices do what a script says.
+//! - `host`: the devices, queue pairs and memory of a run.
+//! - `post`: what is asked of a queue pair, and the memory that it takes.
+//! - `faults`: what goes wrong on purpose.
+//! - `completions`: what may complete, when, and as what.
+//! - `memory`: which bytes may be where.
+//! - `ending`: what has to be true when nothing happens any more.
+//! - `shrink`: makes a failing script smaller.
+//! - `campaign`: workload after workload.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper is a finding.
+#![allow(clippy::cast_possible_truncation)] // Small numbers, and devices are 64-bit only.
+
+mod campaign;
+mod completions;
+mod ending;
+mod faults;
+mod generate;
+mod host;
+mod memory;
+mod post;
+mod run;
+mod script;
+mod shrink;
+
+pub use campaign::{Finding, Total, campaign, workload};

@@ -1,0 +1,88 @@
+//! The simulator as a program: `cargo xtask sim` builds and starts it.
+
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use clap::Parser;
+
+/// Random workloads on a bad network in virtual time, checked against a model.
+#[derive(Debug, Parser)]
+struct Args {
+    /// What all workloads come from; by default the clock
+    #[arg(long, value_parser = number)]
+    seed: Option<u64>,
+    /// How many packets are sent, at least
+    #[arg(long, default_value_t = 1_000_000)]
+    packets: u64,
+    /// Run one fresh seed after the other for so long
+    #[arg(long, conflicts_with = "workload")]
+    hours: Option<f64>,
+    /// Run this workload alone
+    #[arg(long, value_parser = number, conflicts_with = "seed")]
+    workload: Option<u64>,
+}
+
+/// A process sends so many packets at most in a long run: what a network leaves behind goes with it.
+const PACKETS: u64 = 10_000_000;
+
+fn number(text: &str) -> Result<u64, String> {
+    let (digits, radix) = text.strip_prefix("0x").map_or((text, 10), |digits| (digits, 16));
+    u64::from_str_radix(digits, radix).map_err(|error| error.to_string())
+}
+
+fn fresh() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(1, |time| u64::from(time.subsec_nanos()) << 32 | time.as_secs())
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(hours) = args.hours {
+        return run_for(Duration::from_secs_f64(hours * 3600.0), args.seed);
+    }
+    let start = Instant::now();
+    let result = if let Some(seed) = args.workload {
+        sim::workload(seed)
+    } else {
+        let seed = args.seed.unwrap_or_else(fresh);
+        println!("seed {seed:#x}");
+        sim::campaign(seed, args.packets)
+    };
+    let took = start.elapsed().as_secs_f64();
+    match result {
+        Ok(total) => {
+            let sim::Total { workloads, packets, time, trace, .. } = total;
+            println!(
+                "{packets} packets, {workloads} workloads, {time:?} of virtual time, trace {trace:016x}"
+            );
+            // Not what two runs have in common.
+            eprintln!("{took:.1} s, {:.0} packets in a second", packets as f64 / took);
+            ExitCode::SUCCESS
+        }
+        Err(finding) => {
+            let before = finding.before;
+            println!("{finding}");
+            println!(
+                "found after {} packets, {} workloads, {took:.1} s",
+                before.packets, before.workloads
+            );
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Each seed has a process of its own.
+fn run_for(time: Duration, seed: Option<u64>) -> ExitCode {
+    let start = Instant::now();
+    let mut seed = seed.unwrap_or_else(fresh);
+    while start.elapsed() < time {
+        let Ok(program) = std::env::current_exe() else { return ExitCode::FAILURE };
+        let args = ["--seed", &seed.to_string(), "--packets", &PACKETS.to_string()];
+        match Command::new(program).args(args).status() {
+            Ok(status) if status.success() => seed = seed.wrapping_add(1),
+            _ => return ExitCode::FAILURE,
+        }
+    }
+    ExitCode::SUCCESS
+}

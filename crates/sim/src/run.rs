@@ -1,0 +1,212 @@
+//! Has the devices do what a script says, and checks what comes of it.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use rdma_soft::Network;
+
+use crate::host::{self, End, Host, Pool};
+use crate::script::{Operation, Script, Service, Weather};
+
+/// What is wrong, if something is.
+pub(crate) type Outcome<T = ()> = Result<T, String>;
+
+macro_rules! ensure {
+    ($holds:expr, $($what:tt)*) => {
+        if !$holds {
+            return Err(format!($($what)*));
+        }
+    };
+}
+pub(crate) use ensure;
+
+/// How a finding begins that is a panic.
+pub(crate) const PANICKED: &str = "panicked";
+
+/// What a run came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Done {
+    pub(crate) packets: u64,
+    pub(crate) time: Duration,
+    pub(crate) trace: u64,
+}
+
+/// Everything that is there in a run.
+pub(crate) struct World<'a> {
+    pub(crate) script: &'a Script,
+    pub(crate) network: &'a Network,
+    pub(crate) ends: Vec<End>,
+    pub(crate) hosts: Vec<Host>,
+    /// What each link is like, by sender and receiver.
+    pub(crate) links: Vec<Vec<Weather>>,
+    /// Which devices have their port up.
+    pub(crate) ports: Vec<bool>,
+    /// How often something was connected again.
+    pub(crate) lives: u32,
+    /// The number of the last message.
+    pub(crate) message: u64,
+    /// Nothing has gone wrong on purpose.
+    pub(crate) calm: bool,
+    /// Links have repeated packets, or changed their order.
+    pub(crate) unordered: bool,
+    /// The longest way of a packet.
+    pub(crate) longest: Duration,
+    /// Of all completions.
+    pub(crate) trace: DefaultHasher,
+}
+
+/// Runs a script. A panic is a finding as others are.
+pub(crate) fn run(script: &Script) -> Outcome<Done> {
+    let network = Network::simulated(script.seed);
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        // A panic leaves it: its end would fail too.
+        let mut world = ManuallyDrop::new(World::new(script, &network));
+        let done = world.run();
+        // What failed may leave queue pairs that nobody asks any more; their end is no matter then.
+        if done.is_ok() {
+            drop(ManuallyDrop::into_inner(world));
+        }
+        done
+    }));
+    result.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(format!("{PANICKED}: {}", text.unwrap_or("with no text")))
+    })
+}
+
+impl<'a> World<'a> {
+    fn new(script: &'a Script, network: &'a Network) -> Self {
+        let settings = &script.settings;
+        let weather = settings.weather;
+        network.set_all_links(weather.model());
+        let hosts: Vec<_> =
+            (0..settings.devices).map(|device| Host::new(network, script, device)).collect();
+        let mut ends: Vec<_> =
+            (0..settings.ends()).map(|end| End::new(&hosts, settings, end)).collect();
+        for end in 0..ends.len() {
+            host::connect(&hosts, &ends, settings, end, 0);
+        }
+        find_ways(&hosts, &mut ends);
+        let mut world = Self {
+            script,
+            network,
+            ends,
+            hosts,
+            links: vec![vec![weather; settings.devices]; settings.devices],
+            ports: vec![true; settings.devices],
+            lives: 0,
+            message: 0,
+            calm: weather.faults() == 0,
+            unordered: weather.duplication + weather.reordering > 0,
+            longest: weather.longest(),
+            trace: DefaultHasher::new(),
+        };
+        world.excuse_by_weather();
+        world
+    }
+
+    fn run(&mut self) -> Outcome<Done> {
+        for (n, operation) in self.script.operations.iter().enumerate() {
+            let done = self.execute(operation);
+            done.map_err(|why| format!("at operation {n} ({operation}): {why}"))?;
+        }
+        self.end()?;
+        let packets = self.network.packets();
+        (self.network.trace(), self.network.now(), packets).hash(&mut self.trace);
+        Ok(Done { packets, time: self.network.now(), trace: self.trace.finish() })
+    }
+
+    fn execute(&mut self, operation: &Operation) -> Outcome {
+        match *operation {
+            Operation::Post { end, request } => self.post(end, request),
+            Operation::Receive { end, count, elements } => {
+                self.receive(end, count, elements);
+                Ok(())
+            }
+            Operation::Pass { nanoseconds } => {
+                self.network.run_for(Duration::from_nanos(nanoseconds));
+                self.complete()
+            }
+            Operation::Link { from, to, weather } => {
+                self.set_link(from, to, weather);
+                Ok(())
+            }
+            Operation::Port { device, up } => {
+                self.set_port(device, up);
+                Ok(())
+            }
+            Operation::Die { device } => {
+                self.complete()?;
+                self.die(device);
+                Ok(())
+            }
+            Operation::Deregister { end } => self.deregister(end),
+            Operation::Error { end } => {
+                self.set_error(end);
+                Ok(())
+            }
+            Operation::Reconnect { connection } => self.reconnect(connection),
+        }
+    }
+
+    /// The receives that a queue pair takes.
+    pub(crate) fn pool(&mut self, end: usize) -> &mut Pool {
+        let End { device, shares, .. } = self.ends[end];
+        if shares { &mut self.hosts[device].shared } else { &mut self.ends[end].pool }
+    }
+
+    /// Posts receives, as many as there is room for.
+    pub(crate) fn receive(&mut self, end: usize, count: usize, elements: usize) {
+        if self.ends[end].qp.is_none() && !self.ends[end].shares {
+            return;
+        }
+        for _ in 0..count {
+            let Some((slot, sges)) = self.pool(end).take(elements) else { return };
+            let End { device, shares, qp, .. } = &self.ends[end];
+            match (&self.hosts[*device].srq, qp) {
+                (Some(srq), _) if *shares => srq.post(SHARED | slot as u64, &sges),
+                (_, Some(qp)) => qp.post_receive((end as u64) << 32 | slot as u64, &sges),
+                _ => {}
+            }
+        }
+    }
+
+    /// Notes which queue pairs have more to receive than they have receives for.
+    pub(crate) fn note_starved(&mut self, end: usize) {
+        let End { device, shares, .. } = self.ends[end];
+        let posted = self.pool(end).posted.len();
+        let shares =
+            |n: usize, other: &End| n == end || shares && other.shares && other.device == device;
+        let ends = self.ends.iter().enumerate();
+        let messages: usize = ends
+            .filter(|(n, other)| shares(*n, other))
+            .map(|(_, other)| other.expected.len())
+            .sum();
+        if messages > posted {
+            let ends = self.ends.iter_mut().enumerate();
+            ends.filter(|(n, other)| shares(*n, other)).for_each(|(_, other)| other.starved = true);
+        }
+    }
+}
+
+/// Marks the number of a receive that was posted to a shared queue.
+pub(crate) const SHARED: u64 = 1 << 63;
+
+/// Address handles between all queue pairs for datagrams.
+fn find_ways(hosts: &[Host], ends: &mut [End]) {
+    let datagrams: Vec<_> =
+        (0..ends.len()).filter(|&end| ends[end].service == Service::Datagram).collect();
+    for &from in &datagrams {
+        for &to in &datagrams {
+            let (Some(own), Some(peer)) = (ends[from].endpoint(hosts), ends[to].endpoint(hosts))
+            else {
+                continue;
+            };
+            let way = hosts[ends[from].device].pd.ah_to(&own, &peer);
+            ends[from].ways.insert(to, way);
+        }
+    }
+}

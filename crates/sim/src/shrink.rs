@@ -1,0 +1,158 @@
+//! Makes a failing script smaller: as long as something can be taken away and it fails still, whatever it says.
+
+use crate::run::{PANICKED, run};
+use crate::script::{Operation, Request, Script, Weather};
+
+/// So many runs are enough.
+const RUNS: u32 = 4000;
+
+/// The smaller script, and what is wrong with it.
+pub(crate) fn shrink(script: Script, why: String) -> (Script, String) {
+    let mut shrinker = Shrinker { script, why, runs: 0 };
+    loop {
+        let before = shrinker.script.clone();
+        shrinker.operations();
+        shrinker.links();
+        shrinker.settings();
+        shrinker.requests();
+        if shrinker.script == before || shrinker.runs >= RUNS {
+            return (shrinker.script, shrinker.why);
+        }
+    }
+}
+
+struct Shrinker {
+    script: Script,
+    why: String,
+    runs: u32,
+}
+
+impl Shrinker {
+    /// Takes it instead, if it fails.
+    fn try_it(&mut self, script: Script) -> bool {
+        if script == self.script || self.runs >= RUNS {
+            return false;
+        }
+        self.runs += 1;
+        match run(&script) {
+            // A panic where there was none is something else.
+            Err(why) if why.contains(PANICKED) == self.why.contains(PANICKED) => {
+                (self.script, self.why) = (script, why);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes it instead with this change, if it fails.
+    fn change(&mut self, change: impl FnOnce(&mut Script)) -> bool {
+        let mut script = self.script.clone();
+        change(&mut script);
+        self.try_it(script)
+    }
+
+    /// Fewer operations: half of them, a quarter, single ones.
+    fn operations(&mut self) {
+        let mut chunk = self.script.operations.len().div_ceil(2).max(1);
+        loop {
+            // From the end: what comes first is often needed.
+            let mut end = self.script.operations.len();
+            while end > 0 {
+                let start = end.saturating_sub(chunk);
+                self.change(|script| drop(script.operations.drain(start..end)));
+                end = start;
+            }
+            if chunk == 1 {
+                return;
+            }
+            chunk = chunk.div_ceil(2);
+        }
+    }
+
+    /// Better links.
+    fn links(&mut self) {
+        for better in BETTER {
+            self.change(|script| better(&mut script.settings.weather));
+        }
+        for n in 0..self.script.operations.len() {
+            for better in BETTER {
+                self.change(|script| {
+                    if let Some(Operation::Link { weather, .. }) = script.operations.get_mut(n) {
+                        better(weather);
+                    }
+                });
+            }
+        }
+    }
+
+    /// Fewer queue pairs for datagrams, connections that are as others, short messages.
+    fn settings(&mut self) {
+        while self.last_goes(|script| script.settings.datagrams.pop().is_some()) {}
+        // Datagrams have numbers behind those of connections.
+        while self.script.settings.datagrams.is_empty()
+            && self.script.settings.connections.len() > 1
+            && self.last_goes(|script| script.settings.connections.pop().is_some())
+        {}
+        for n in 0..self.script.settings.connections.len() {
+            self.change(|script| script.settings.connections[n].shared = [false; 2]);
+            self.change(|script| script.settings.connections[n].psn = 0);
+        }
+        self.change(|script| script.settings.infiniband = false);
+        while self.change(|script| script.settings.longest = (script.settings.longest / 2).max(64))
+        {
+        }
+    }
+
+    /// The last queue pairs go, with all that is asked of them.
+    fn last_goes(&mut self, pop: impl FnOnce(&mut Script) -> bool) -> bool {
+        self.change(|script| {
+            pop(script);
+            let ends = script.settings.ends();
+            script.operations.retain(|operation| match operation {
+                Operation::Post { end, request } => {
+                    *end < ends && (request.to == usize::MAX || request.to < ends)
+                }
+                Operation::Receive { end, .. }
+                | Operation::Deregister { end }
+                | Operation::Error { end } => *end < ends,
+                Operation::Reconnect { connection } => 2 * connection < ends,
+                _ => true,
+            });
+        })
+    }
+
+    /// Shorter requests, and plain ones.
+    fn requests(&mut self) {
+        for n in 0..self.script.operations.len() {
+            for simpler in SIMPLER {
+                while self.change(|script| match script.operations.get_mut(n) {
+                    Some(Operation::Post { request, .. }) => simpler(request),
+                    Some(Operation::Receive { elements, .. }) => *elements = 1,
+                    Some(Operation::Pass { nanoseconds }) => *nanoseconds /= 2,
+                    _ => {}
+                }) {}
+            }
+        }
+    }
+}
+
+const BETTER: &[fn(&mut Weather)] = &[
+    |weather| *weather = Weather::CLEAR,
+    |weather| weather.loss = 0,
+    |weather| weather.duplication = 0,
+    |weather| weather.reordering = 0,
+    |weather| weather.corruption = 0,
+    |weather| weather.jitter_ns = 0,
+    |weather| weather.bits_per_second = Weather::CLEAR.bits_per_second,
+    |weather| weather.latency_ns = Weather::CLEAR.latency_ns,
+];
+
+const SIMPLER: &[fn(&mut Request)] = &[
+    |request| request.length /= 2,
+    |request| request.at /= 2,
+    |request| request.immediate = false,
+    |request| request.fenced = false,
+    |request| request.inline = false,
+    |request| request.signaled = true,
+    |request| request.elements = 1,
+];

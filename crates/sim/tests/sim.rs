@@ -1,0 +1,41 @@
+//! A million packets of fresh workloads, and that a seed does the same in every process.
+#![allow(clippy::unwrap_used)] // A failing helper fails its test.
+
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The seed of `RDMA_TEST_SEED`, or the clock's.
+fn seed() -> u64 {
+    let given = std::env::var("RDMA_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_secs());
+    given.unwrap_or_else(clock)
+}
+
+/// What the program prints for a seed; it fails the test if something is wrong.
+fn simulated(seed: u64, packets: u64) -> String {
+    let program = env!("CARGO_BIN_EXE_sim");
+    let args = ["--seed", &seed.to_string(), "--packets", &packets.to_string()];
+    let output = Command::new(program).args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+/// Less where it takes long: the job `sim` runs what is optimized.
+const PACKETS: u64 = if cfg!(debug_assertions) { 100_000 } else { 1_000_000 };
+
+#[test]
+fn packets_of_fresh_workloads_do_what_the_model_says() {
+    let seed = seed();
+    println!("RDMA_TEST_SEED={seed}");
+    println!("{}", simulated(seed, PACKETS));
+}
+
+/// Each process has its memory elsewhere, and other keys of its own hashers.
+#[test]
+fn a_seed_does_the_same_in_every_process() {
+    let once = simulated(7, 30_000);
+    assert!(once.contains("trace"), "{once}");
+    assert_eq!(once, simulated(7, 30_000));
+    assert_ne!(once.lines().last(), simulated(8, 30_000).lines().last());
+}

@@ -1,0 +1,175 @@
+//! The simulator: `cargo xtask sim`, and the faults that it is known to find (`--planted`).
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use crate::tree::{self, Tree};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What all workloads come from; by default the clock
+    #[arg(long)]
+    seed: Option<String>,
+    /// How many packets are sent, at least
+    #[arg(long)]
+    packets: Option<u64>,
+    /// Run one fresh seed after the other for so long
+    #[arg(long)]
+    hours: Option<f64>,
+    /// Run this workload alone
+    #[arg(long)]
+    workload: Option<String>,
+    /// Plant the faults of crates/sim/faults one after the other, or that of this name; each must be found
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["packets", "hours", "workload"])]
+    planted: Option<Option<String>>,
+}
+
+const FAULTS: &str = "crates/sim/faults";
+/// A fault that is not found in that time is not found.
+const LIMIT: Duration = Duration::from_secs(600);
+/// Without `--seed`, so that it is the same each time.
+const SEED: &str = "1";
+
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    if let Some(name) = &args.planted {
+        return planted(name.as_deref(), args.seed.as_deref().unwrap_or(SEED));
+    }
+    let mut words = Vec::new();
+    let mut option = |name: &str, value: Option<String>| {
+        words.extend(value.map(|value| format!("--{name}={value}")));
+    };
+    option("seed", args.seed.clone());
+    option("packets", args.packets.map(|packets| packets.to_string()));
+    option("hours", args.hours.map(|hours| hours.to_string()));
+    option("workload", args.workload.clone());
+    let mut cargo = cargo(&tree::root());
+    let status =
+        cargo.args(["run", "--quiet", "--release", "-p", "sim", "--"]).args(words).status();
+    Ok(status.context("starting cargo")?.success())
+}
+
+/// cargo itself, without what `cargo run` has said about this program.
+fn cargo(folder: &Path) -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(folder);
+    for (key, _) in std::env::vars_os() {
+        let name = key.to_string_lossy();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            cargo.env_remove(&key);
+        }
+    }
+    cargo
+}
+
+/// A patch.
+struct Fault<'a> {
+    name: &'a str,
+    text: &'a str,
+}
+
+/// A copy of the tree, in which faults are planted, and what is built there.
+struct Copy {
+    folder: PathBuf,
+    target: PathBuf,
+}
+
+/// What became of a fault.
+struct Found {
+    build: Duration,
+    search: Duration,
+    /// How the program ended.
+    lines: Vec<String>,
+}
+
+fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
+    let root = tree::root();
+    let tree = Tree::read(&root)?;
+    let paths = tree.ending(&[".patch"]).filter_map(|(path, text)| {
+        let name = path.strip_prefix(FAULTS)?.strip_prefix('/')?.strip_suffix(".patch")?;
+        Some(Fault { name, text })
+    });
+    let faults: Vec<_> = paths.filter(|fault| name.is_none_or(|name| name == fault.name)).collect();
+    ensure!(!faults.is_empty(), "{FAULTS} has no fault {}", name.unwrap_or_default());
+    // Where cargo has this program.
+    let target = std::env::current_exe()?;
+    let target = target.ancestors().nth(2).context("no target folder")?;
+    let copy = Copy { folder: target.join("tmp/planted"), target: target.join("planted") };
+    let mut rows = Vec::new();
+    for fault in &faults {
+        copy.restore(&tree)?;
+        println!("{}: {}", fault.name, fault.text.lines().next().unwrap_or_default());
+        let found = copy.plant(fault).and_then(|()| copy.search(seed));
+        match &found {
+            Ok(found) => println!("{}\n", found.lines.join("\n")),
+            Err(why) => println!("not found: {why:#}\n"),
+        }
+        rows.push((fault.name, found));
+    }
+    println!("{:<28}{:>8}{:>8}  result", "fault", "build", "search");
+    for (name, found) in &rows {
+        match found {
+            Ok(Found { build, search, lines }) => {
+                let (build, search) = (build.as_secs_f64(), search.as_secs_f64());
+                let told = |start: &str| lines.iter().find(|line| line.starts_with(start));
+                let told = [told("of its"), told("found after")]
+                    .map(|line| line.map_or("", String::as_str).trim_end_matches(':'));
+                println!("{name:<28}{build:>6.1} s{search:>6.1} s  {}", told.join(", "));
+            }
+            Err(_) => println!("{name:<28}{:>8}{:>8}  NOT FOUND", "", ""),
+        }
+    }
+    Ok(rows.iter().all(|(_, found)| found.is_ok()))
+}
+
+impl Copy {
+    /// Makes all files as they are in the tree; those that are need not be built again.
+    fn restore(&self, tree: &Tree) -> Result<()> {
+        for (path, text) in tree.ending(&[""]) {
+            let to = self.folder.join(path);
+            if std::fs::read(&to).is_ok_and(|there| there == text.as_bytes()) {
+                continue;
+            }
+            let folder = to.parent().context("a file is in a folder")?;
+            std::fs::create_dir_all(folder)?;
+            std::fs::write(&to, text).with_context(|| format!("writing {}", to.display()))?;
+        }
+        Ok(())
+    }
+
+    fn plant(&self, fault: &Fault<'_>) -> Result<()> {
+        let patch = self.folder.join(FAULTS).join(format!("{}.patch", fault.name));
+        let mut git = Command::new("git");
+        // The copy is in no repository: else git would look at that one's paths.
+        let above = self.folder.parent().context("the copy is in a folder")?;
+        git.current_dir(&self.folder).env("GIT_CEILING_DIRECTORIES", above);
+        let status = git.arg("apply").arg(&patch).status().context("starting git")?;
+        ensure!(status.success(), "the patch does not apply");
+        Ok(())
+    }
+
+    /// Builds the simulator and has it look for what is wrong.
+    fn search(&self, seed: &str) -> Result<Found> {
+        let start = Instant::now();
+        let mut build = cargo(&self.folder);
+        build.args(["build", "--quiet", "--release", "-p", "sim", "--target-dir"]);
+        let status = build.arg(&self.target).env("CARGO_INCREMENTAL", "1").status();
+        ensure!(status.context("starting cargo")?.success(), "it does not build");
+        let build = start.elapsed();
+        let start = Instant::now();
+        let program = self.target.join("release/sim");
+        let limit = LIMIT.as_secs().to_string();
+        let mut search = Command::new("timeout");
+        search.args(["--kill-after=10", &limit]).arg(program);
+        search.args(["--seed", seed, "--packets", "1000000000"]).stderr(Stdio::null());
+        let output = search.output().context("starting the simulator")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let lines: Vec<_> = text.lines().map(str::to_owned).collect();
+        if !lines.iter().any(|line| line.starts_with("found after")) {
+            bail!("the simulator ended with {}: {text}", output.status);
+        }
+        Ok(Found { build, search: start.elapsed(), lines })
+    }
+}
