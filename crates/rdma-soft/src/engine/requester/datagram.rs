@@ -115,8 +115,8 @@ impl Requester {
         datagram: memory::Datagram,
     ) -> Verdict {
         let lost = match inbox {
+            _ if !own.device.port_is_up() => Some(Reason::PortDown),
             None => Some(Reason::NoRoute),
-            Some(_) if !own.device.port_is_up() => Some(Reason::PortDown),
             Some(_) => None,
         };
         if let Some(burst) = self.packet(own, qkey, message) {
