@@ -11,7 +11,7 @@ struct Args {
     /// What all workloads come from; by default the clock
     #[arg(long, value_parser = number)]
     seed: Option<u64>,
-    /// How many packets are sent, at least
+    /// How many packets are sent, at least; of many, each ten million by the next seed
     #[arg(long, default_value_t = 1_000_000)]
     packets: u64,
     /// Run one fresh seed after the other for so long
@@ -39,7 +39,11 @@ fn fresh() -> u64 {
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(hours) = args.hours {
-        return run_for(Duration::from_secs_f64(hours * 3600.0), args.seed);
+        let (start, time) = (Instant::now(), Duration::from_secs_f64(hours * 3600.0));
+        return in_processes(args.seed, |_| start.elapsed() < time);
+    }
+    if args.packets > PACKETS && args.workload.is_none() {
+        return in_processes(args.seed, |runs| runs * PACKETS < args.packets);
     }
     let start = Instant::now();
     let result = if let Some(seed) = args.workload {
@@ -72,17 +76,18 @@ fn main() -> ExitCode {
     }
 }
 
-/// Each seed has a process of its own.
-fn run_for(time: Duration, seed: Option<u64>) -> ExitCode {
-    let start = Instant::now();
-    let mut seed = seed.unwrap_or_else(fresh);
-    while start.elapsed() < time {
+/// One seed after the other, as long as that many runs are not enough. Each has a process of its own.
+fn in_processes(seed: Option<u64>, goes_on: impl Fn(u64) -> bool) -> ExitCode {
+    let first = seed.unwrap_or_else(fresh);
+    let mut runs = 0;
+    while goes_on(runs) {
         let Ok(program) = std::env::current_exe() else { return ExitCode::FAILURE };
-        let args = ["--seed", &seed.to_string(), "--packets", &PACKETS.to_string()];
-        match Command::new(program).args(args).status() {
-            Ok(status) if status.success() => seed = seed.wrapping_add(1),
-            _ => return ExitCode::FAILURE,
+        let seed = first.wrapping_add(runs).to_string();
+        let args = ["--seed", &seed, "--packets", &PACKETS.to_string()];
+        if !Command::new(program).args(args).status().is_ok_and(|status| status.success()) {
+            return ExitCode::FAILURE;
         }
+        runs += 1;
     }
     ExitCode::SUCCESS
 }

@@ -253,6 +253,7 @@ impl Responder {
             original,
             first: 0,
             next: 0,
+            repeats: false,
         });
         Ok(Executed { packets, acknowledges: true })
     }

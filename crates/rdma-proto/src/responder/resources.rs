@@ -22,6 +22,8 @@ pub(super) struct Resource {
     /// Of the response: the packet that began it, when it was asked for last, and the next one.
     pub(super) first: u32,
     pub(super) next: u32,
+    /// It was answered, and is to be once more.
+    pub(super) repeats: bool,
 }
 
 impl Resource {
@@ -71,17 +73,19 @@ impl Resources {
         Self { ring: vec![None; count.into()].into(), newest: 0, owing: 0 }
     }
 
-    /// Whether there is room for one more: not if the oldest still owes its response, so that the
-    /// requester has more under way than it may.
+    /// Whether there is room for one more: not if the oldest has never been answered, so that the requester
+    /// has more under way than it may. One that is only to be answered once more makes room: who sends a
+    /// new request has that answer, and what asked for it again was late.
     pub(super) fn has_room(&self) -> bool {
-        self.ring.get(self.newest).is_some_and(|oldest| !oldest.is_some_and(|it| it.owes()))
+        let owes = |oldest: Resource| oldest.owes() && !oldest.repeats;
+        self.ring.get(self.newest).is_some_and(|oldest| !oldest.is_some_and(owes))
     }
 
     /// Remembers one, instead of the oldest.
     pub(super) fn push(&mut self, resource: Resource) {
         if let Some(place) = self.ring.get_mut(self.newest) {
-            *place = Some(resource);
-            self.owing = self.owing.wrapping_add(1);
+            let owed = place.replace(resource).is_some_and(|oldest| oldest.owes());
+            self.owing = self.owing.wrapping_add(u32::from(!owed));
             self.newest = self.newest.wrapping_add(1);
             if self.newest == self.ring.len() {
                 self.newest = 0;
@@ -131,6 +135,7 @@ impl Resources {
         if let Some(Some(resource)) = self.ring.get_mut(at) {
             if !resource.owes() {
                 self.owing = self.owing.wrapping_add(1);
+                resource.repeats = true;
             }
             (resource.first, resource.next) = (first, first);
         }

@@ -247,6 +247,23 @@ fn a_duplicate_that_is_too_old_is_dropped() {
     assert_eq!((pair.memory.atomics, pair.responder.counters().unanswered_duplicate), (3, 1));
 }
 
+/// As many are under way as may be. A late duplicate of one that is done does not count.
+#[test]
+fn a_late_duplicate_does_not_take_the_room_of_the_next_atomic() {
+    let mut pair = Pair::new();
+    (0..2).for_each(|_| _ = pair.add(0, 1));
+    let mut room = [0; 256];
+    let first = pair.requester.poll_transmit(pair.now, &mut pair.queue, &mut room).unwrap();
+    pair.deliver(Request, &first, &[]);
+    pair.run();
+    pair.add(0, 1);
+    let third = pair.requester.poll_transmit(pair.now, &mut pair.queue, &mut room).unwrap();
+    pair.deliver(Request, &first, &[]);
+    pair.deliver(Request, &third, &[]);
+    assert_eq!(pair.run().last().unwrap(), "   2 done");
+    assert_eq!((pair.memory.atomics, pair.responder.failed()), (3, false));
+}
+
 /// Packets that overtake each other are a gap for a while.
 #[test]
 fn packets_that_overtake_each_other() {
