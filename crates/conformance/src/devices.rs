@@ -18,6 +18,12 @@ const SOFTWARE: [(&str, Link, Schedule, bool); 6] = [
     ("softib0-wire", Link::InfiniBand, Schedule::Immediate, true),
 ];
 
+/// More of them, for runs that name them: packets with a schedule that lets them go later.
+const MORE: [(&str, Link, Schedule, bool); 2] = [
+    ("soft0-wire-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, true),
+    ("softib0-wire-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, true),
+];
+
 /// Names further devices of the machine, `NAME` or `NAME:all`, with commas between.
 pub(crate) const VARIABLE: &str = "RDMA_TEST_DEVICES";
 
@@ -57,7 +63,7 @@ pub(crate) fn is_rxe(name: &str) -> bool {
 
 /// Makes this process's device; any name but those of the software devices is one of libibverbs.
 pub(crate) fn prepare(name: &str) -> Device {
-    let kind = match SOFTWARE.iter().find(|software| software.0 == name) {
+    let kind = match SOFTWARE.iter().chain(&MORE).find(|software| software.0 == name) {
         Some(&(_, link, schedule, force_wire)) => {
             // Those that are there without being built have the same names.
             rdma_soft::install();

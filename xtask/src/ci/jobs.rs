@@ -104,6 +104,16 @@ pub(crate) const JOBS: &[Job] = &[
         steps: &[tests("cargo test --release -p sim")],
     },
     Job {
+        name: "wire-deferred",
+        about: "the suite on devices whose packets leave later, as a seed decides",
+        tier: Tier::Full,
+        needs: &[],
+        steps: &[tests("cargo test -p conformance --test conformance -- wire-deferred::").with(&[
+            ("RDMA_TEST_DEVICES", "soft0-wire-deferred:all,softib0-wire-deferred:all"),
+            WITHOUT_RXE,
+        ])],
+    },
+    Job {
         name: "sim-planted",
         about: "the simulator finds each of the faults that are planted",
         tier: Tier::Full,
