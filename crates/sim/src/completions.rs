@@ -262,10 +262,8 @@ impl World<'_> {
         let with_imm = wc.wc_flags & Flags::IBV_WC_WITH_IMM.0 != 0;
         let immediate = with_imm.then(|| imm_of(wc));
         ensure!(immediate == message.immediate, "message {number}: immediate data {immediate:?}");
-        if own.service == Service::Datagram {
-            let source = self.ends[message.from].qp.as_ref().map(|qp| qp.number());
-            ensure!(source.is_none_or(|source| source == wc.src_qp), "from {}", wc.src_qp);
-        }
+        let source = own.service == Service::Datagram && message.source != wc.src_qp;
+        ensure!(!source, "message {number} is not from {:#x}", wc.src_qp);
         // Of an unreliable message that was broken off there may be more.
         let last = slot.len() - BETWEEN;
         let behind = if own.service == Service::Unreliable { last } else { header };
