@@ -99,7 +99,8 @@ pub(crate) struct Sent {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Message {
     pub(crate) number: u64,
-    pub(crate) from: usize,
+    /// The number of the queue pair that it is from.
+    pub(crate) source: u32,
     pub(crate) length: usize,
     pub(crate) immediate: Option<u32>,
     /// Of a WRITE.

@@ -195,7 +195,7 @@ impl World<'_> {
         if request.kind == Kind::Send || request.kind == Kind::Write && request.immediate {
             let message = Message {
                 number: sent.message,
-                from: end,
+                source: self.ends[end].qp.as_ref().map_or(0, |qp| qp.number()),
                 length: request.length,
                 immediate: request.immediate.then_some(sent.message as u32),
                 placed: sent.placed,
