@@ -25,6 +25,7 @@ use crate::fabric::Fabric;
 use crate::fabric::overflow::Settle;
 use crate::link::memory::{Datagram, Letter};
 use crate::link::{Link, frame};
+use crate::notices;
 #[cfg(not(all(test, loom)))]
 use crate::sync::assert_nothing_held;
 use crate::sync::{locked, locked_to_wait};
@@ -236,7 +237,9 @@ impl Settle for Capture {
         #[cfg(not(all(test, loom)))]
         assert_nothing_held();
         if let Err(error) = self.flush() {
-            tracing::warn!(%error, "the capture of a software device ends: its file takes no more");
+            notices::tell_aside(move || {
+                tracing::warn!(%error, "the capture of a software device ends: its file takes no more");
+            });
         }
     }
 }
@@ -271,9 +274,15 @@ fn with_process(path: &FilePath) -> PathBuf {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread::ThreadId;
+    use std::time::Duration;
+
     use rdma_proto::wire::Bth;
     use rdma_proto::{Datagrams, Destination, End};
     use rdma_types::{Mtu, Psn, Qpn};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
 
     use super::*;
     use crate::address::Address;
@@ -328,6 +337,35 @@ mod tests {
             assert!(length() > begin, "what was added is not in the file");
         }
         std::fs::remove_file(&path).unwrap();
+    }
+
+    /// It is the program's, and who settles is in the midst of a call.
+    #[test]
+    fn a_subscriber_that_hears_of_the_end_may_panic() {
+        struct Panics(mpsc::Sender<ThreadId>);
+        impl Subscriber for Panics {
+            fn enabled(&self, _: &Metadata<'_>) -> bool {
+                true
+            }
+            fn new_span(&self, _: &Attributes<'_>) -> Id {
+                Id::from_u64(1)
+            }
+            fn record(&self, _: &Id, _: &Record<'_>) {}
+            fn record_follows_from(&self, _: &Id, _: &Id) {}
+            fn event(&self, _: &Event<'_>) {
+                let _ = self.0.send(std::thread::current().id());
+                panic!("a subscriber of a test");
+            }
+            fn enter(&self, _: &Id) {}
+            fn exit(&self, _: &Id) {}
+        }
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let capture = Capture::of(full, (0, 0));
+        put_section(&mut locked(&capture.pending).blocks);
+        let (say, heard) = mpsc::channel();
+        tracing::subscriber::with_default(Panics(say), || capture.settle());
+        let by = heard.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_ne!(by, std::thread::current().id());
     }
 
     #[test]
