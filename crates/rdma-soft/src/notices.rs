@@ -229,19 +229,32 @@ impl Device {
 /// Tells what these devices have to tell, on a thread of its own, to the subscriber of this one. Where no thread can
 /// be started, nobody hears.
 pub(crate) fn tell(devices: &[&'static Device]) {
-    let subscriber = tracing::dispatcher::get_default(Dispatch::clone);
-    if subscriber.is::<NoSubscriber>() {
-        // This thread has none, or is in the midst of one.
+    let Some(subscriber) = subscriber() else {
         return devices.iter().for_each(|device| device.notices.put_off());
-    }
+    };
     let mut told = Vec::new();
     devices.iter().for_each(|device| device.notices.take(&device.name, &mut told));
     if told.is_empty() {
         return;
     }
-    let tell = move || {
-        tracing::dispatcher::with_default(&subscriber, || told.iter().for_each(Told::tell));
-    };
+    tell_to(subscriber, move || told.iter().for_each(Told::tell));
+}
+
+/// Tells something else so, by who settles.
+pub(crate) fn tell_aside(tell: impl FnOnce() + Send + 'static) {
+    if let Some(subscriber) = subscriber() {
+        tell_to(subscriber, tell);
+    }
+}
+
+/// Nobody, if this thread has none, or is in the midst of one.
+fn subscriber() -> Option<Dispatch> {
+    let subscriber = tracing::dispatcher::get_default(Dispatch::clone);
+    (!subscriber.is::<NoSubscriber>()).then_some(subscriber)
+}
+
+fn tell_to(subscriber: Dispatch, tell: impl FnOnce() + Send + 'static) {
+    let tell = move || tracing::dispatcher::with_default(&subscriber, tell);
     // Models have threads of their own.
     #[cfg(not(loom))]
     let _ = thread::spawn("rdma-soft told", thread::STACK_OF_PROGRAM, tell);

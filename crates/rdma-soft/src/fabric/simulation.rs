@@ -306,10 +306,12 @@ impl Fabric {
         Some(steps(simulation))
     }
 
-    /// Has the next thing happen that happens until then, and all that follows from it at once.
+    /// Has the next thing happen that happens until then, and all that follows from it at once. At the end of time
+    /// nothing does: what is due again later would be due at once, for ever.
     fn next_happens(&self, simulation: &Simulation, end: Time) -> bool {
         let (event, alarm) = (simulation.next(), self.timers.next());
-        let Some(next) = event.into_iter().chain(alarm).min().filter(|&next| next <= end) else {
+        let happens = |next: &Time| *next <= end && *next < Time::END;
+        let Some(next) = event.into_iter().chain(alarm).min().filter(happens) else {
             return false;
         };
         self.clock.go_on_to(next);

@@ -158,9 +158,11 @@ impl Inbox {
     ) {
         let letter = Letter::new(path, burst, datagram, payload);
         let Some(simulation) = &self.device.fabric.simulation else { return self.arrive(letter) };
-        let arriving = simulation.send(from, self.device, path, &burst, datagram, letter.payload());
         let turned_away = {
+            // Before they are on their way, since another thread may have them arrive at once.
             let letters = &mut *locked(&self.letters);
+            let payload = letter.payload();
+            let arriving = simulation.send(from, self.device, path, &burst, datagram, payload);
             letters.lent = letters.lent - 1 + arriving;
             letters.keep(letter.payload);
             // Of those that are on their way, none may arrive that would call.
@@ -263,12 +265,18 @@ mod tests {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU32, Ordering};
 
+    use rdma_proto::wire::Bth;
+    use rdma_proto::{Datagrams, Destination, End};
+    use rdma_types::{Mtu, Psn, Qpn};
+
     use super::*;
+    use crate::address::Address;
     use crate::fabric::Fabric;
     use crate::fabric::random::Seed;
     use crate::limits::Limits;
     use crate::link::Link;
     use crate::schedule::Schedule;
+    use crate::sync::while_one_waits;
 
     /// Counts its turns.
     #[derive(Debug, Default)]
@@ -288,6 +296,29 @@ mod tests {
         }
 
         fn call(&self) {}
+    }
+
+    /// Another thread may have packets arrive as soon as they are on their way: they are counted by then.
+    #[test]
+    fn nothing_is_on_its_way_before_it_is_counted() {
+        let fabric: &'static Fabric = Box::leak(Box::new(Fabric::simulated(1)));
+        let (limits, schedule) = (Limits::default(), Schedule::Immediate);
+        let (link, seed) = (Link::InfiniBand, Seed::new(1));
+        let device = Device::new(fabric, "d".into(), link, Vec::new(), limits, schedule, &seed);
+        let device: &'static Device = Box::leak(Box::new(device));
+        let inbox = device.inbox();
+        let buffer = inbox.buffer(&Arc::new(Sender::default())).unwrap();
+        let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
+        let packets = || fabric.simulation.as_ref().unwrap().packets();
+        let to = Destination { qpn: Qpn::new(2).unwrap(), qkey: 0, p_key: Bth::DEFAULT_P_KEY };
+        let end = End { length: 0, immediate: None, invalidate: None, solicited: false };
+        let mut datagrams = Datagrams::new(Qpn::new(1).unwrap(), Mtu::MTU4096, Psn::masked(0));
+        let burst = datagrams.send(&to, &end).unwrap();
+        let send = || inbox.send(device, path, burst, None, buffer);
+        while_one_waits(send, || locked(&inbox.letters), |_| assert_eq!(packets(), 0));
+        assert_eq!((packets(), locked(&inbox.letters).lent), (1, 1));
+        assert!(fabric.step());
+        assert_eq!(locked(&inbox.letters).lent, 0);
     }
 
     /// Also if the room is given back unused, so that nothing arrives.

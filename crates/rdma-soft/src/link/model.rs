@@ -169,7 +169,8 @@ impl Direction {
         let arrives = |direction: &mut Self, random: &mut SplitMix| {
             let arrives = left + model.latency.max(SHORTEST) + part(model.jitter, random);
             if model.reordering.happens(random) {
-                return arrives + part(model.latency.max(SHORTEST) * HELD_BACK, random);
+                return arrives
+                    + part(model.latency.max(SHORTEST).saturating_mul(HELD_BACK), random);
             }
             let arrives = direction.last.map_or(arrives, |last| last.max(arrives));
             direction.last = Some(arrives);
@@ -232,6 +233,15 @@ mod tests {
         let held_back = order(LinkModel::new().reordering(0.1));
         assert!(!held_back.is_sorted());
         assert!(held_back.iter().all(|&arrival| arrival <= 9 * Duration::from_micros(1)));
+    }
+
+    /// The end of time is as late as it gets.
+    #[test]
+    fn no_latency_is_too_long() {
+        let longest = LinkModel::new().latency(Duration::MAX).jitter(Duration::MAX);
+        for fate in send(longest.reordering(1.0).duplication(1.0), 10) {
+            assert_eq!([fate.arrives, fate.again], [Some(Time::END); 2]);
+        }
     }
 
     #[test]

@@ -25,6 +25,7 @@ use crate::fabric::Fabric;
 use crate::fabric::overflow::Settle;
 use crate::link::memory::{Datagram, Letter};
 use crate::link::{Link, frame};
+use crate::notices;
 #[cfg(not(all(test, loom)))]
 use crate::sync::assert_nothing_held;
 use crate::sync::{locked, locked_to_wait};
@@ -112,8 +113,8 @@ impl Tap {
                 pending.blocks.truncate(begin);
             }
         }
-        if pending.noted.is_none() {
-            pending.noted = Some(self.fabric);
+        if !pending.noted.iter().any(|noted| std::ptr::eq(*noted, self.fabric)) {
+            pending.noted.push(self.fabric);
             self.fabric.unsettled.note_events(Arc::clone(&self.capture) as Arc<dyn Settle>);
         }
     }
@@ -145,8 +146,9 @@ struct Pending {
     blocks: Vec<u8>,
     /// How many devices write.
     interfaces: u32,
-    /// Where it is noted that there is something.
-    noted: Option<&'static Fabric>,
+    /// Where it is noted that there is something: in each fabric whose devices added some, since each settles its
+    /// own.
+    noted: Vec<&'static Fabric>,
 }
 
 #[derive(Debug)]
@@ -221,10 +223,10 @@ impl Capture {
         output.spare = blocks;
         let pending = &mut *locked(&self.pending);
         // What was added meanwhile is for who added it.
-        if pending.blocks.is_empty()
-            && let Some(fabric) = pending.noted.take()
-        {
-            fabric.unsettled.forget_events(std::ptr::from_ref(self).cast());
+        if pending.blocks.is_empty() {
+            for fabric in pending.noted.drain(..) {
+                fabric.unsettled.forget_events(std::ptr::from_ref(self).cast());
+            }
         }
         written
     }
@@ -235,7 +237,9 @@ impl Settle for Capture {
         #[cfg(not(all(test, loom)))]
         assert_nothing_held();
         if let Err(error) = self.flush() {
-            tracing::warn!(%error, "the capture of a software device ends: its file takes no more");
+            notices::tell_aside(move || {
+                tracing::warn!(%error, "the capture of a software device ends: its file takes no more");
+            });
         }
     }
 }
@@ -270,7 +274,18 @@ fn with_process(path: &FilePath) -> PathBuf {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread::ThreadId;
+    use std::time::Duration;
+
+    use rdma_proto::wire::Bth;
+    use rdma_proto::{Datagrams, Destination, End};
+    use rdma_types::{Mtu, Psn, Qpn};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
     use super::*;
+    use crate::address::Address;
 
     #[test]
     fn the_number_of_the_process_is_put_into_a_name() {
@@ -291,6 +306,66 @@ mod tests {
         put_section(&mut locked(&capture.pending).blocks);
         capture.flush().unwrap();
         assert!(locked(&capture.pending).blocks.is_empty());
+    }
+
+    /// Two fabrics write to one file: the thread that settles the one may be anywhere when the other settles.
+    #[test]
+    fn each_fabric_settles_what_it_has_added() {
+        static FABRICS: [Fabric; 2] = [const { Fabric::new() }; 2];
+        let name = format!("rdma-soft-fabrics-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let length = || std::fs::metadata(&path).unwrap().len();
+        let taps = FABRICS
+            .each_ref()
+            .map(|fabric| Tap::new(fabric, "tap", Link::InfiniBand, &path).unwrap());
+        let place = Path { local: Address::Lid(1), remote: Address::Lid(2) };
+        let end = End { length: 0, immediate: None, invalidate: None, solicited: false };
+        let to = Destination { qpn: Qpn::new(2).unwrap(), qkey: 0, p_key: Bth::DEFAULT_P_KEY };
+        let mut datagrams = Datagrams::new(Qpn::new(1).unwrap(), Mtu::MTU4096, Psn::masked(0));
+        let burst = datagrams.send(&to, &end).unwrap();
+        let begin = length();
+        taps.iter().for_each(|tap| tap.sent(&place, &burst, None, &[]));
+        FABRICS[1].unsettled.settle();
+        assert!(length() > begin, "what was added is not in the file");
+        let end = length();
+        FABRICS[0].unsettled.settle();
+        assert_eq!(length(), end);
+        for tap in &taps {
+            let begin = length();
+            tap.sent(&place, &burst, None, &[]);
+            tap.fabric.unsettled.settle();
+            assert!(length() > begin, "what was added is not in the file");
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    /// It is the program's, and who settles is in the midst of a call.
+    #[test]
+    fn a_subscriber_that_hears_of_the_end_may_panic() {
+        struct Panics(mpsc::Sender<ThreadId>);
+        impl Subscriber for Panics {
+            fn enabled(&self, _: &Metadata<'_>) -> bool {
+                true
+            }
+            fn new_span(&self, _: &Attributes<'_>) -> Id {
+                Id::from_u64(1)
+            }
+            fn record(&self, _: &Id, _: &Record<'_>) {}
+            fn record_follows_from(&self, _: &Id, _: &Id) {}
+            fn event(&self, _: &Event<'_>) {
+                let _ = self.0.send(std::thread::current().id());
+                panic!("a subscriber of a test");
+            }
+            fn enter(&self, _: &Id) {}
+            fn exit(&self, _: &Id) {}
+        }
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let capture = Capture::of(full, (0, 0));
+        put_section(&mut locked(&capture.pending).blocks);
+        let (say, heard) = mpsc::channel();
+        tracing::subscriber::with_default(Panics(say), || capture.settle());
+        let by = heard.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_ne!(by, std::thread::current().id());
     }
 
     #[test]

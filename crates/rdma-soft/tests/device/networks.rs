@@ -213,6 +213,23 @@ fn networks_are_apart_and_give_their_names_back() {
     assert_eq!(context.name(), "net-apart");
 }
 
+/// At the end of time nothing can be later: what is due again and again ends there.
+#[test]
+fn nothing_happens_at_the_end_of_time() {
+    let network = Network::simulated(10);
+    let names = ["net-end-a", "net-end-b"];
+    let _devices = names.map(|name| install(&network, name, Link::Ethernet));
+    let [a, _b] = pair(names, &KNOBS);
+    network.run_for(Duration::MAX);
+    let end = network.now();
+    // It finds no receive request, and is tried again for ever.
+    a.qp.post(&Wr::send(1, &[]));
+    let happened = (0..10_000).take_while(|_| network.step()).count();
+    assert!(happened < 10_000, "always the same");
+    network.run_for(US);
+    assert!(a.send_cq.is_empty() && network.now() == end);
+}
+
 /// Who waits for an event has time pass.
 #[test]
 fn a_wait_for_an_event_lets_it_come() {
