@@ -21,7 +21,8 @@
 //! request is executed; receiver-not-ready and unreachable peers with timers and retry counts; the
 //! error state with its flushes; completion queues that overflow. A request is executed as a checked
 //! copy between two registered regions, on the thread that posts it, or when the
-//! [`Schedule`] says.
+//! [`Schedule`] says; or by packets, where a device [asks for them](Builder::force_wire), writes
+//! [captures](Builder::pcap), or is in a simulated [`Network`].
 //!
 //! # What it does not
 //!
@@ -33,7 +34,8 @@
 //!
 //! # State
 //!
-//! Devices are global to the process and live as long as it. A forked child must not use them.
+//! Devices are global to the process and live as long as it; those of a [`Network`] leave the list of devices when
+//! that is dropped. A forked child must not use them.
 // Tests measure and race on their own.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
