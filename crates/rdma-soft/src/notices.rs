@@ -6,6 +6,7 @@
 //! thread of their own, which ends when they are told.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rdma_proto::Counters as Packets;
@@ -74,7 +75,10 @@ reasons! {
         "the port of this device is down: nothing leaves or arrives before it is up (PORT_ACTIVE)"
     NoRoute no_route Warns
         "nobody has the address that they are sent to: compare the GID or LID of the address vector with those of \
-         the peer's port; a device reaches those of its own process with the same link layer"
+         the peer's port; a device reaches those of its own process with the same link layer, and one of a `Network` \
+         those of that network alone"
+    Damaged rx_icrc_encapsulated Informs
+        "packets arrive damaged, and are dropped: a simulated link flips bits (LinkModel::corruption)"
     UnknownQp unknown_qp Warns
         "no queue pair has the number that they are for: the peer was given another number (dest_qp_num), or the \
          queue pair was destroyed"
@@ -226,10 +230,30 @@ impl Device {
     }
 }
 
+/// How many threads tell at a time. A subscriber that is slow, or virtual time that is fast, makes no more.
+const TELLERS: usize = 4;
+static TELLING: AtomicUsize = AtomicUsize::new(0);
+
+/// One of those threads, also if the subscriber panics.
+struct Teller;
+
+impl Teller {
+    fn new() -> Option<Self> {
+        let one_more = |count| (count < TELLERS).then_some(count + 1);
+        TELLING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Self)
+    }
+}
+
+impl Drop for Teller {
+    fn drop(&mut self) {
+        TELLING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// Tells what these devices have to tell, on a thread of its own, to the subscriber of this one. Where no thread can
 /// be started, nobody hears.
 pub(crate) fn tell(devices: &[&'static Device]) {
-    let Some(subscriber) = subscriber() else {
+    let Some((subscriber, teller)) = subscriber().zip(Teller::new()) else {
         return devices.iter().for_each(|device| device.notices.put_off());
     };
     let mut told = Vec::new();
@@ -237,7 +261,10 @@ pub(crate) fn tell(devices: &[&'static Device]) {
     if told.is_empty() {
         return;
     }
-    tell_to(subscriber, move || told.iter().for_each(Told::tell));
+    tell_to(subscriber, move || {
+        let _teller = teller;
+        told.iter().for_each(Told::tell);
+    });
 }
 
 /// Tells something else so, by who settles.

@@ -21,6 +21,7 @@ use crate::fabric::random::SplitMix;
 use crate::link::frame;
 use crate::link::memory::{Datagram, Letter};
 use crate::link::model::{Direction, Fate, LinkModel};
+use crate::notices::{Reason, Whose};
 use crate::sync::{locked, locked_to_wait, this_thread};
 
 /// How long an empty poll takes.
@@ -149,15 +150,17 @@ impl Simulation {
     ) -> usize {
         let now = to.fabric.clock.now();
         let mut net = locked(&self.net);
-        let mut arriving = 0;
+        let (mut arriving, mut damaged) = (0, 0);
         for (mut headers, mut payload) in burst.packets(payload) {
             let fate = net.fate(from, to, HEADERS + payload.len() as u64, now);
             net.note(now, (from, to), &headers, payload, &fate);
             let frame;
             if fate.flipped > 0 {
                 frame = net.flip(fate.flipped, path, datagram, &headers, payload);
-                // Who receives it drops it.
-                let Ok(found) = frame::check(to.link, &frame) else { continue };
+                let Ok(found) = frame::check(to.link, &frame) else {
+                    damaged += 1;
+                    continue;
+                };
                 (headers, payload) = (found.headers, &frame[found.payload]);
             }
             let burst = Burst::single(headers, payload.len());
@@ -166,6 +169,13 @@ impl Simulation {
                 net.plan(at, What::Packet { to, letter });
                 arriving += 1;
             }
+        }
+        drop(net);
+        if damaged > 0 {
+            // Who receives them drops them.
+            let qpn = burst.header.bth.destination.get();
+            let whose = Whose { qpn, peer_qpn: None, address: Some(path.local) };
+            to.drop_packets(Reason::Damaged, damaged, whose);
         }
         arriving
     }

@@ -83,7 +83,9 @@ fn what_a_bad_network_does_is_mended_and_the_same_each_time() {
             };
             let [a, _b] = names.map(|name| install(&network, name, link));
             traffic(&network, names);
-            assert!(a.counters().completer_retry_err > 0, "nothing was sent again");
+            let counters = a.counters();
+            assert!(counters.completer_retry_err > 0, "nothing was sent again");
+            assert!(counters.rx_icrc_encapsulated > 0, "nothing was damaged");
             (network.trace(), network.now(), network.packets())
         };
         let first = run(1);
