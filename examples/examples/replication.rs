@@ -118,8 +118,8 @@ impl Backup {
         let pd = open_device(device.name())?.allocate_pd()?;
         let access = AccessFlags::new().with_local_write().with_remote_write();
         let log = pd.allocate_shared_region(LENGTH + ENTRIES * ENTRY, access)?;
-        // It gives up after some milliseconds.
-        let (timeout, retries) = (AckTimeout::from_code(8), MaxAckRetries::from_code(3));
+        // It gives up after some milliseconds, since nothing is far.
+        let (timeout, retries) = (AckTimeout::from_code(6), MaxAckRetries::from_code(3));
         let near = primary.create_channel().ack_timeout(timeout.ok_or("no such code")?);
         let near = near.max_ack_retries(retries.ok_or("no such number")?);
         let near = near.max_inline_data(INLINE).build()?;

@@ -15,7 +15,7 @@ use crate::rig::{ALL_ACCESS, Context, Size};
 const ATOMIC: u32 = ALL_ACCESS | AccessFlags::REMOTE_ATOMIC.bits();
 
 const US: Duration = Duration::from_micros(1);
-const PATIENT: Knobs = Knobs { timeout: 14, retries: 7, rnr_retries: 7, ..KNOBS };
+const PATIENT: Knobs = Knobs { timeout: 9, retries: 7, rnr_retries: 7, ..KNOBS };
 const KNOBS: Knobs = Knobs {
     access: ATOMIC,
     mtu: rdma_sys::ibv_mtu::IBV_MTU_1024,
