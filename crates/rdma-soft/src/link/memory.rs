@@ -301,11 +301,14 @@ mod tests {
     /// Another thread may have packets arrive as soon as they are on their way: they are counted by then.
     #[test]
     fn nothing_is_on_its_way_before_it_is_counted() {
-        let fabric: &'static Fabric = Box::leak(Box::new(Fabric::simulated(1)));
+        static FABRIC: OnceLock<Fabric> = OnceLock::new();
+        static DEVICE: OnceLock<Device> = OnceLock::new();
+        let fabric = FABRIC.get_or_init(|| Fabric::simulated(1));
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);
         let (link, seed) = (Link::InfiniBand, Seed::new(1));
-        let device = Device::new(fabric, "d".into(), link, Vec::new(), limits, schedule, &seed);
-        let device: &'static Device = Box::leak(Box::new(device));
+        let device = DEVICE.get_or_init(|| {
+            Device::new(fabric, "d".into(), link, Vec::new(), limits, schedule, &seed)
+        });
         let inbox = device.inbox();
         let buffer = inbox.buffer(&Arc::new(Sender::default())).unwrap();
         let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
