@@ -78,7 +78,7 @@ fn a_subscriber_may_use_the_device() {
     Builder::new(name).force_wire().install().unwrap();
     let knobs = Knobs { timeout: 6, retries: 1, ..Knobs::default() };
     let (a, b) = pair_with(name, &Size::default(), &knobs);
-    let (c, d) = pair_with(name, &Size::default(), &knobs);
+    let (c, d) = pair_with(name, &Size::default(), &Knobs { timeout: 16, ..Knobs::default() });
     let gone = b.qp.number();
     let act = move || {
         // Those of before, and new ones.
@@ -99,13 +99,19 @@ fn a_subscriber_may_use_the_device() {
     drop(b);
     a.qp.post(&Wr::send(1, &[]));
     a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
-    let next = || heard.recv_timeout(Duration::from_secs(20)).expect("an event");
-    assert_eq!(next(), ("unknown_qp".into(), gone.into()));
+    // On a slow machine packets are sent again, of which there are events of other reasons.
+    let expect = |reason: &str, qpn: u32| loop {
+        let event = heard.recv_timeout(Duration::from_secs(20)).expect("an event");
+        if event == (reason.into(), qpn.into()) {
+            return;
+        }
+    };
+    expect("unknown_qp", gone);
     // The device goes on, and so do its events: a key that nobody has.
     let (a, b) = (Side::new(name, &Size::default(), 8), Side::new(name, &Size::default(), 8));
     connect_sides(&a, &b, &Knobs::default());
     let source = a.pd.register(8, ALL_ACCESS);
     a.qp.post(&Wr::write(1, &[source.sge(0, 8)], &source, 0).remote(1, 2));
     a.send_cq.expect(1, Status::IBV_WC_REM_ACCESS_ERR);
-    assert_eq!(next(), ("resp_remote_access_errors".into(), b.qp.number().into()));
+    expect("resp_remote_access_errors", b.qp.number());
 }
