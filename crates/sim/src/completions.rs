@@ -20,11 +20,7 @@ fn poll(cq: &Cq) -> Outcome<Vec<ibv_wc>> {
     loop {
         let polled = cq.try_poll::<POLLED>().map_err(|error| format!("a poll failed: {error}"))?;
         let last = polled.len() < POLLED;
-        if all.is_empty() {
-            all = polled
-        } else {
-            all.extend(polled)
-        }
+        all.extend(polled);
         if last {
             return Ok(all);
         }

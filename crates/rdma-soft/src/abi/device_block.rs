@@ -28,12 +28,12 @@ static BLOCKS: Mutex<BTreeMap<usize, &'static DeviceBlock>> = Mutex::new(BTreeMa
 /// The blocks of all devices, in the order in which they were installed. A device always has the same.
 pub(super) fn blocks() -> Vec<&'static DeviceBlock> {
     let mut blocks = locked(&BLOCKS);
-    let mut block = |device: &'static Device| -> &'static DeviceBlock {
+    let block = |device: &'static Device| -> &'static DeviceBlock {
         blocks
             .entry(std::ptr::from_ref(device).addr())
             .or_insert_with(|| Box::leak(Box::new(DeviceBlock::new(device))))
     };
-    INSTALLED.all().into_iter().map(&mut block).collect()
+    INSTALLED.all().into_iter().map(block).collect()
 }
 
 impl DeviceBlock {

@@ -1,7 +1,7 @@
 //! A fabric in virtual time: what happens next, one event after the other.
 //!
-//! An event is an alarm, a packet that arrives, or a link that changes. Nothing happens by itself: time passes where a program
-//! polls in vain, or says so, and what is due meanwhile is done by its thread.
+//! An event is an alarm, a packet that arrives, or a link that changes. Nothing happens by itself: time passes
+//! where a program polls in vain, or says so, and what is due meanwhile is done by its thread.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};

@@ -34,15 +34,20 @@ impl Requester {
             if !inboxes.all(|there| there.inbox().has_room(own)) {
                 return Verdict::NoRoom;
             }
-            if let Some(burst) = self.packet(own, qkey, message) {
-                self.capture(own, &path, &burst, message, &datagram);
+            // The same for all, each of whose devices spreads it to its members.
+            let packet = self.packet(own, qkey, message);
+            if let Some(burst) = &packet {
+                self.capture(own, &path, burst, message, &datagram);
             }
             for there in own.device.devices_of(&group) {
-                let sent = match by_packets(&there) {
-                    true => {
-                        self.send_packet_to_members(own, there, (path, qkey), message, datagram)
+                let sent = match (by_packets(&there), packet) {
+                    (true, Some(burst)) => {
+                        let inbox = there.inbox();
+                        let room = (inbox, inbox.buffer_at_once());
+                        self.fill_and_send(own, room, path, burst, message, datagram)
                     }
-                    false => self.copy_to_members(there, qkey, message, datagram, aftermath),
+                    (true, None) => true,
+                    (false, _) => self.copy_to_members(there, qkey, message, datagram, aftermath),
                 };
                 if !sent {
                     return Verdict::Failed(Status::LOC_PROT_ERR);
@@ -52,20 +57,6 @@ impl Requester {
         self.local.clear();
         self.psn = self.psn.wrapping_add(1);
         Verdict::Done { bytes: message.length }
-    }
-
-    /// One packet for all members on a device. Says whether the sender's memory was there.
-    fn send_packet_to_members(
-        &self,
-        own: &QueuePair,
-        there: &'static Device,
-        (path, qkey): (Path, u32),
-        message: &Message<'_>,
-        datagram: memory::Datagram,
-    ) -> bool {
-        let Some(burst) = self.packet(own, qkey, message) else { return true };
-        let inbox = there.inbox();
-        self.fill_and_send(own, (inbox, inbox.buffer_at_once()), path, burst, message, datagram)
     }
 
     /// A copy for each member on a device. Says whether the sender's memory was there.
