@@ -159,8 +159,8 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "bench-build",
-        about: "the benches compile",
-        tier: Tier::Both,
+        about: "the benches link",
+        tier: Tier::Full,
         needs: &[],
         steps: &[run("cargo bench -p rdma-proto -p rdma-soft -p rdma-qp -p rdma-channel --no-run")],
     },
@@ -185,10 +185,17 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "asan",
-        about: "AddressSanitizer and LeakSanitizer see the device's copies and find nothing",
-        tier: Tier::Both,
+        about: "AddressSanitizer and LeakSanitizer see the device's copies and find nothing; the suite on two devices",
+        tier: Tier::Gate,
         needs: &[],
         steps: ASAN,
+    },
+    Job {
+        name: "asan-full",
+        about: "AddressSanitizer and LeakSanitizer, and the suite on each software device",
+        tier: Tier::Full,
+        needs: &[],
+        steps: ASAN_FULL,
     },
     Job {
         name: "lsan",
@@ -308,7 +315,6 @@ const AARCH64_CHECK: Step = run(
 /// A child that a process of several threads forks may hang in qemu, which holds locks of its own: so no test
 /// that forks runs beside others here. The cases of the suite have a process each.
 const AARCH64: &[Step] = &[
-    AARCH64_CHECK,
     tests(
         "cargo test --target aarch64-unknown-linux-gnu --lib -p rdma-types -p rdma-sys -p rdma-proto \
             -p rdma-mem -p rdma-qp -p rdma-channel -p test-support -- --skip fork",
@@ -382,18 +388,47 @@ const FUZZ: &[Step] = &[
 /// The sanitizers and memcheck are for our own code.
 const WITHOUT_RXE: (&str, &str) = ("RDMA_TEST_RXE", "off");
 
+/// The suite on one device.
+macro_rules! asan_suite {
+    ($device:literal) => {
+        tests(concat!(
+            "cargo test --target {host} --target-dir {target}/asan -p conformance --test conformance -- ",
+            $device,
+        ))
+        .with(ADDRESS)
+    };
+}
+
 const ADDRESS: &[(&str, &str)] =
     &[UNSTABLE, ("RUSTFLAGS", "-Zsanitizer=address --cfg rdma_visible_copies"), WITHOUT_RXE];
 
+/// First that the sanitizer sees the device at all: these tests expect its abort.
+const ASAN_SEES: Step = tests(
+    "cargo test --target {host} --target-dir {target}/asan -p rdma-soft --test visible_copies",
+)
+.with(ADDRESS);
+
+/// The programs of the examples, which a test starts.
+const ASAN_PROGRAMS: Step =
+    run("cargo build --target {host} --target-dir {target}/asan -p rdma-examples --examples")
+        .with(ADDRESS);
+
+/// The suite by the direct path and by packets: the other devices differ in the schedule and the kind of link.
 const ASAN: &[Step] = &[
-    // First that the sanitizer sees the device at all: these tests expect its abort.
+    ASAN_SEES,
+    ASAN_PROGRAMS,
     tests(
-        "cargo test --target {host} --target-dir {target}/asan -p rdma-soft --test visible_copies",
+        "cargo test --target {host} --target-dir {target}/asan --lib --bins --tests --examples \
+            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-examples",
     )
     .with(ADDRESS),
-    // The programs of the examples, which a test starts.
-    run("cargo build --target {host} --target-dir {target}/asan -p rdma-examples --examples")
-        .with(ADDRESS),
+    asan_suite!("soft0::"),
+    asan_suite!("soft0-wire::"),
+];
+
+const ASAN_FULL: &[Step] = &[
+    ASAN_SEES,
+    ASAN_PROGRAMS,
     tests(
         "cargo test --target {host} --target-dir {target}/asan --lib --bins --tests --examples \
             -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-examples -p conformance",

@@ -1,9 +1,13 @@
-//! Writes of 8 B when a device holds few objects and when it holds many.
+//! Writes of 8 B when a device holds few objects and when it holds many, and calls that take something away, also
+//! beside threads that have executed requests.
+
+use std::sync::Barrier;
+use std::thread;
 
 use criterion::Criterion;
 
 use crate::batches::{self, iter_each};
-use crate::calls::{CALLS, Calls};
+use crate::calls::{CALLS, Call, Calls};
 use crate::many::{Count, Many};
 
 pub(crate) fn bench(c: &mut Criterion) {
@@ -26,6 +30,24 @@ pub(crate) fn bench(c: &mut Criterion) {
                 iter_each(b, &mut calls, |calls| calls.prepare(1), Calls::one);
             });
         }
+    }
+    for threads in [0, 16, 256] {
+        let (written, measured) = (Barrier::new(threads + 1), Barrier::new(threads + 1));
+        thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    Many::new(one, one).write();
+                    written.wait();
+                    measured.wait();
+                });
+            }
+            written.wait();
+            let mut calls = Calls::new(Call::Deregister, Many::new(one, one));
+            group.bench_function(format!("deregister_beside_{threads}_threads"), |b| {
+                iter_each(b, &mut calls, |calls| calls.prepare(1), Calls::one);
+            });
+            measured.wait();
+        });
     }
     group.finish();
 }
