@@ -1,5 +1,5 @@
 //! The data path allocates nothing, on any thread: posts and polls, waits, errors, flushes, overflows
-//! and deadlines. Making and connecting objects may, and is not counted.
+//! and deadlines. Making and connecting objects may, and is not counted; but what a connected queue pair has is small.
 //!
 //! It has its own `main`, since the threads of the usual harness allocate too.
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
@@ -16,13 +16,13 @@ use rdma_sys::{
 use test_support::alloc_counter::CountingAllocator;
 
 use rdma_soft::{Builder, Schedule, SoftDevice};
-use test_support::rig::connect::{Knobs, Side, connect_sides};
+use test_support::rig::connect::{Knobs, Side, connect, connect_sides, endpoint};
 use test_support::rig::datagram;
 use test_support::rig::extended::{OPERATIONS, STANDARD, TIMESTAMP, WALLCLOCK, init};
 use test_support::rig::post::Wr;
 use test_support::rig::srq::Server;
 use test_support::rig::window::{Mw, TYPE_2};
-use test_support::rig::{ALL_ACCESS, Cq, MW_BIND, Mr, Qp, REMOTE_WRITE, Size, until};
+use test_support::rig::{ALL_ACCESS, Context, Cq, MW_BIND, Mr, Qp, REMOTE_WRITE, Size, until};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
@@ -452,7 +452,50 @@ fn two_threads(stage: &Stage, immediate: &Stage) -> u64 {
     })
 }
 
+/// The most that a connected queue pair may have beyond its queues.
+const MOST_BYTES: u64 = 64 << 10;
+
+/// Makes queue pairs with the shortest queues, connects them, and has each do what takes memory at its first time.
+fn connections_by_packets_are_small(reads: u8) {
+    const PAIRS: u64 = 64;
+    let device = format!("no_alloc-small-{reads}");
+    Builder::new(&*device).max_rd_atomic(reads).force_wire().install().unwrap();
+    let size = Size { send_wr: 1, receive_wr: 1, sge: 1, inline: 0, ..SIZE };
+    let knobs = Knobs { rd_atomic: reads, ..Knobs::default() };
+    let context = Context::open(&device);
+    let (pd, cq) = (context.pd(), context.cq(16));
+    let region = pd.register(4096, ALL_ACCESS);
+    let exchange = |from: &Qp, to: &Qp| {
+        let sges = [region.sge(0, 4096)];
+        post_receives(to, sges[0], 1);
+        post(from, &Wr::send(1, &sges), 1);
+        drain(&cq, OK, 1, OK);
+        post(from, &Wr::read(1, &sges, &region, 0), 1);
+        drain(&cq, OK, 0, OK);
+    };
+    let connected = || {
+        let pair = [(); 2].map(|()| pd.qp(&cq, &cq, &size));
+        let [a, b] = pair.each_ref().map(|qp| endpoint(&context, qp));
+        connect(&pair[0], &a, &b, &knobs);
+        connect(&pair[1], &b, &a, &knobs);
+        exchange(&pair[0], &pair[1]);
+        exchange(&pair[1], &pair[0]);
+        pair
+    };
+    // What the device takes for all.
+    let mut pairs = vec![connected()];
+    pairs.reserve(usize::try_from(PAIRS).unwrap());
+    let before = ALLOCATOR.bytes();
+    pairs.extend((0..PAIRS).map(|_| connected()));
+    let each = (ALLOCATOR.bytes() - before) / (2 * PAIRS);
+    println!("{each} bytes for a connected queue pair with {reads} READs and atomics");
+    assert!(each <= MOST_BYTES, "{each}");
+}
+
 fn main() {
+    for reads in [1, 16, 128] {
+        connections_by_packets_are_small(reads);
+    }
     let immediate = "no_alloc-first";
     Builder::new(immediate).install().unwrap();
     for (device, schedule) in [
