@@ -103,8 +103,7 @@ impl Responder {
                 own.reporter.report(AsyncEventKind::COMM_EST);
             }
         }
-        let mut arrival =
-            Arrival { own, side: self, aftermath, refused: None, uses_receive: false };
+        let mut arrival = Arrival::new(own, self, aftermath);
         let (burst, payload) = (&letter.burst, letter.payload());
         match &mut wire.protocol {
             Protocol::Reliable(protocol) => protocol.receive(burst, payload, &mut arrival),
@@ -118,8 +117,7 @@ impl Responder {
     /// says why.
     pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
         let Some(mut wire) = self.wire.take() else { return false };
-        let mut arrival =
-            Arrival { own, side: self, aftermath, refused: None, uses_receive: false };
+        let mut arrival = Arrival::new(own, self, aftermath);
         let more = match &mut wire.protocol {
             Protocol::Reliable(protocol) => {
                 wire::transmit(own, &wire.route, |room| protocol.poll_transmit(&mut arrival, room))
@@ -144,7 +142,11 @@ struct Arrival<'a> {
     uses_receive: bool,
 }
 
-impl Arrival<'_> {
+impl<'a> Arrival<'a> {
+    fn new(own: &'a Arc<QueuePair>, side: &'a mut Responder, aftermath: &'a mut Aftermath) -> Self {
+        Self { own, side, aftermath, refused: None, uses_receive: false }
+    }
+
     /// Has the responder do something within a visit of its own.
     fn inbound<R>(&mut self, work: impl FnOnce(&mut Inbound<'_>, &mut Aftermath) -> R) -> R {
         let visit = Visit::begin();
