@@ -275,14 +275,13 @@ fn with_process(path: &FilePath) -> PathBuf {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::mpsc;
-    use std::thread::ThreadId;
+    use std::thread;
     use std::time::Duration;
 
     use rdma_proto::wire::Bth;
     use rdma_proto::{Datagrams, Destination, End};
     use rdma_types::{Mtu, Psn, Qpn};
-    use tracing::span::{Attributes, Id, Record};
-    use tracing::{Event, Metadata, Subscriber};
+    use test_support::events::{Event, Hears};
 
     use super::*;
     use crate::address::Address;
@@ -342,30 +341,17 @@ mod tests {
     /// It is the program's, and who settles is in the midst of a call.
     #[test]
     fn a_subscriber_that_hears_of_the_end_may_panic() {
-        struct Panics(mpsc::Sender<ThreadId>);
-        impl Subscriber for Panics {
-            fn enabled(&self, _: &Metadata<'_>) -> bool {
-                true
-            }
-            fn new_span(&self, _: &Attributes<'_>) -> Id {
-                Id::from_u64(1)
-            }
-            fn record(&self, _: &Id, _: &Record<'_>) {}
-            fn record_follows_from(&self, _: &Id, _: &Id) {}
-            fn event(&self, _: &Event<'_>) {
-                let _ = self.0.send(std::thread::current().id());
-                panic!("a subscriber of a test");
-            }
-            fn enter(&self, _: &Id) {}
-            fn exit(&self, _: &Id) {}
-        }
         let full = File::options().write(true).open("/dev/full").unwrap();
         let capture = Capture::of(full, (0, 0));
         put_section(&mut locked(&capture.pending).blocks);
         let (say, heard) = mpsc::channel();
-        tracing::subscriber::with_default(Panics(say), || capture.settle());
+        let panics = Hears(move |_: Event| {
+            let _ = say.send(thread::current().id());
+            panic!("a subscriber of a test");
+        });
+        tracing::subscriber::with_default(panics, || capture.settle());
         let by = heard.recv_timeout(Duration::from_secs(20)).unwrap();
-        assert_ne!(by, std::thread::current().id());
+        assert_ne!(by, thread::current().id());
     }
 
     #[test]
