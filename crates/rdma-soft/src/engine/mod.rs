@@ -90,6 +90,8 @@ pub(crate) enum Refusal {
     TooManyFiles,
     /// A file that may not be used so: `EACCES`.
     NotAllowed,
+    /// The capture file of the device cannot be written: `EIO`.
+    NoCapture,
 }
 
 impl Refusal {

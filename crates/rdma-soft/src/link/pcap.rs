@@ -166,7 +166,12 @@ impl Capture {
         let mut options = File::options();
         // For its owner alone, since it has what messages say. Nothing ever waits for a reader.
         options.write(true).create(true).truncate(false).mode(0o600);
-        let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+        let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
+        let file = file.map_err(|error| match Errno::from_io_error(&error) {
+            // A pipe that nobody reads, or a socket.
+            Some(Errno::NXIO) => no_file(),
+            _ => error,
+        })?;
         let found = file.metadata()?;
         let place = (found.dev(), found.ino());
         let known = captures.iter().filter_map(Weak::upgrade).find(|it| it.file == place);
@@ -181,7 +186,7 @@ impl Capture {
             }
             file.set_len(0)?;
         } else if !found.file_type().is_char_device() {
-            return Err(Error::new(ErrorKind::InvalidInput, "it is no file"));
+            return Err(no_file());
         }
         let capture = Arc::new(Self::of(file, place));
         put_section(&mut locked(&capture.pending).blocks);
@@ -254,6 +259,12 @@ impl Output {
         }
         written
     }
+}
+
+fn no_file() -> Error {
+    let reason = "it is a pipe, a socket or a block device, and a capture waits for no reader: write a file, which \
+                  `tail -c +1 -f` hands on while it grows";
+    Error::new(ErrorKind::InvalidInput, reason)
 }
 
 /// The name with the number of this process.
