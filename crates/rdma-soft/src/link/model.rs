@@ -69,8 +69,10 @@ impl LinkModel {
         self
     }
 
-    /// How many bits leave in a second, of headers and payload; a packet waits for those before it. 0 stands for no
-    /// limit.
+    /// How many bits leave in a second; a packet waits for those before it. 0 stands for no limit.
+    ///
+    /// Of each packet, also of one without payload, 58 bytes are counted beside the payload, whatever its headers
+    /// are: Ethernet, IPv4, UDP, BTH and ICRC.
     pub const fn bandwidth(mut self, bits_per_second: u64) -> Self {
         self.bits_per_second = bits_per_second;
         self
