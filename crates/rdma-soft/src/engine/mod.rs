@@ -95,7 +95,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// Of what needs descriptors, and did not get them.
+    /// The refusal of a call that got no file descriptors.
     pub(crate) fn without_files(errno: rustix::io::Errno) -> Self {
         if errno == rustix::io::Errno::MFILE { Self::TooManyFiles } else { Self::NoRoom }
     }

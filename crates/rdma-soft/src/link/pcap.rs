@@ -349,7 +349,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// It is the program's, and who settles is in the midst of a call.
+    /// The subscriber is the program's, and the thread that settles is in the midst of a call.
     #[test]
     fn a_subscriber_that_hears_of_the_end_may_panic() {
         let full = File::options().write(true).open("/dev/full").unwrap();

@@ -25,11 +25,11 @@ use crate::notices::{Reason, Whose};
 
 /// The longest datagram, in bytes: the MTU of the port.
 pub(super) const PORT_MTU: u16 = 4096;
-/// Of the key of a request: use the queue pair's own (IBTA volume 1, 10.2.5).
+/// This bit of a request's Q_Key says: use the queue pair's own (IBTA volume 1, 10.2.5).
 const OWN_QKEY: u32 = 0x8000_0000;
 
 impl Requester {
-    /// Sends a datagram. Whoever does not take it, it is done for the requester.
+    /// Sends a datagram. For the requester it is done then, whether or not anybody takes it.
     pub(super) fn send_datagram(
         &mut self,
         own: &Arc<QueuePair>,
@@ -133,7 +133,7 @@ impl Requester {
                 }
                 inbox.send(own.device, path, burst, Some(datagram), buffer);
             } else if let Some(tap) = tap {
-                // It leaves, and arrives nowhere.
+                // The packet leaves this device and arrives nowhere.
                 let mut nowhere = [0; PORT_MTU as usize];
                 if let Ok(bytes) = self.gather(message, &mut nowhere) {
                     tap.sent(&path, &burst, Some(&datagram), bytes);
@@ -184,7 +184,7 @@ impl Requester {
         Ok(bytes)
     }
 
-    /// Where a datagram goes. Where the last one went stands in the place of a connection.
+    /// Finds where a datagram goes. The fields that describe a connection's peer have where the last one went.
     fn take_receiver(&mut self, own: &QueuePair, to: &AddressVector, qpn: u32) -> Receiver {
         let same = self.peer_qpn == qpn && self.origin.path == Some(to.path);
         (self.origin.path, self.peer_qpn) = (Some(to.path), qpn);

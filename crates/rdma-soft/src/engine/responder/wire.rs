@@ -34,7 +34,7 @@ enum Protocol {
 }
 
 impl Wire {
-    /// Of a queue pair that becomes ready to receive, whose packets have so much payload at most.
+    /// For a queue pair that becomes ready to receive, at an MTU of two to the power of `mtu_log2` bytes.
     pub(crate) fn new(service: Service, side: &Responder, mtu_log2: u32, route: Route) -> Self {
         let connection = wire::connection(side.peer_qpn, mtu_log2);
         let protocol = match service {
@@ -79,7 +79,7 @@ impl Wire {
 }
 
 fn timer(side: &Responder) -> MinRnrTimer {
-    // It was checked when it was set.
+    // The code was checked when the attribute was set.
     MinRnrTimer::from_code(side.min_rnr_timer).unwrap_or_default()
 }
 
@@ -265,7 +265,7 @@ impl Host for Arrival<'_> {
                 inbound.find_room(0)?;
             }
             match inbound.finish(&operation, length) {
-                // It was delivered, and what is wrong is this side's affair.
+                // The message was delivered: the error is the responder's alone.
                 Err(refused) if refused.request == Status::SUCCESS => {
                     inbound.fail(refused, aftermath);
                     Ok(())
