@@ -19,6 +19,9 @@ mod devices;
 #[path = "../examples/echo.rs"]
 mod echo;
 #[allow(dead_code)] // its `main`
+#[path = "../examples/failover.rs"]
+mod failover;
+#[allow(dead_code)] // its `main`
 #[path = "../examples/multi_channel.rs"]
 mod multi_channel;
 #[allow(dead_code)] // its `main`
@@ -242,4 +245,15 @@ fn a_simulated_network_finds_the_bug_of_a_protocol() {
     assert!(lines[0].starts_with("length first: seed "), "{report}");
     assert_eq!(lines[1], "entry first: no log was damaged with 8 seeds");
     assert_eq!(replication::run(&arguments).unwrap(), report);
+}
+
+#[test]
+fn two_nodes_in_one_thread_fail_over_in_virtual_time() {
+    let arguments = failover::Arguments::parse_from(["failover", "--seeds", "8"]);
+    let report = failover::run(&arguments).unwrap();
+    let lines: Vec<&str> = report.lines().collect();
+    assert!(lines[0].starts_with("lease since the acknowledgement: seed "), "{report}");
+    assert!(lines[0].contains(": two leaders, after "), "{report}");
+    assert_eq!(lines[1], "lease since the sending: no mistake with 8 seeds");
+    assert_eq!(failover::run(&arguments).unwrap(), report);
 }

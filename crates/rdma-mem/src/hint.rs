@@ -20,6 +20,7 @@ pub(crate) fn open(errno: Errno) -> Option<Cow<'static, str>> {
         }
         Errno::ENOSYS => "the kernel has no RDMA support, or its module ib_uverbs is not loaded",
         Errno::EMFILE | Errno::ENFILE => "too many open files: raise `ulimit -n`",
+        Errno::EIO => "its provider cannot set it up, and may have said why on standard error",
         _ => return None,
     }))
 }

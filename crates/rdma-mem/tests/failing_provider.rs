@@ -8,16 +8,13 @@ use std::alloc::{Layout, dealloc};
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::slice;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock};
 
 use rdma_mem::{
     AccessFlags, BufferPool, Context, DeviceList, Errno, Error, GidType, ProtectionDomain,
     RegionMemory,
 };
 use rdma_sys::{Verbs, ibv_mr, ibv_pd};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
 thread_local! {
     static ACCESS: Cell<c_int> = const { Cell::new(0) };
@@ -92,36 +89,9 @@ fn pd() -> ProtectionDomain {
     soft0(verbs).allocate_pd().unwrap()
 }
 
-/// Counts `tracing` events.
-struct Events(Arc<AtomicU32>);
-
-impl Subscriber for Events {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, _: &Event<'_>) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
 /// How many events `work` makes.
 fn events(work: impl FnOnce()) -> u32 {
-    let count = Arc::new(AtomicU32::new(0));
-    tracing::subscriber::with_default(Events(Arc::clone(&count)), work);
-    count.load(Ordering::Relaxed)
+    test_support::events::count(|_| true, work).1
 }
 
 fn is_busy(error: &Error) -> bool {

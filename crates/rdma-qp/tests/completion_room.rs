@@ -4,48 +4,16 @@
 
 mod common;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use common::parts;
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{CompletionQueue, Error, PreparedQueuePair, QueuePairBuilder, prelude::*};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use test_support::events::{self, Event};
+use tracing::Level;
 
-/// Counts warnings of this crate.
-struct Warnings(Arc<AtomicU32>);
-
-impl Subscriber for Warnings {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        let metadata = event.metadata();
-        if *metadata.level() == Level::WARN && metadata.target().starts_with("rdma_qp") {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
-
-/// What `work` makes, and how many warnings.
+/// What `work` makes, and how many warnings of this crate.
 fn warnings<T>(work: impl FnOnce() -> T) -> (T, u32) {
-    let count = Arc::new(AtomicU32::new(0));
-    let made = tracing::subscriber::with_default(Warnings(Arc::clone(&count)), work);
-    (made, count.load(Ordering::Relaxed))
+    let warns = |event: &Event| event.level == Level::WARN && event.target.starts_with("rdma_qp");
+    events::count(warns, work)
 }
 
 /// 16 sends and 16 receives, as by default.

@@ -45,7 +45,8 @@ pub struct Builder {
 enum Capture {
     OfEnvironment,
     To(PathBuf),
-    Nowhere,
+    /// Nowhere: why its file cannot be written.
+    Failed(InstallError),
 }
 
 impl Builder {
@@ -121,7 +122,8 @@ impl Builder {
     /// A file that is there already begins anew. `%p` in its name stands for the number of the process. Devices
     /// of a process may share a file: a packet from one of them to another is in it once, as the one has sent
     /// it. Calls write what they have moved on before they return. A file that takes no more ends the
-    /// capture, with one `tracing` event, and nothing else.
+    /// capture, with one `tracing` event, and nothing else. Pipes and sockets are refused, since a device waits
+    /// for no reader.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -138,9 +140,9 @@ impl Builder {
         self
     }
 
-    /// Whatever the environment says.
-    pub(crate) fn without_pcap(mut self) -> Self {
-        self.pcap = Capture::Nowhere;
+    /// One that cannot be opened, since its capture file cannot be written.
+    pub(crate) fn without_capture(mut self, error: InstallError) -> Self {
+        self.pcap = Capture::Failed(error);
         self
     }
 
@@ -320,10 +322,10 @@ impl Builder {
         if INSTALLED.named(&name).is_some() {
             return Err(InstallError::NameTaken(name));
         }
-        let tap = match pcap {
-            Capture::To(path) => Some(path),
-            Capture::OfEnvironment => pcap::of_environment(),
-            Capture::Nowhere => None,
+        let (tap, no_capture) = match pcap {
+            Capture::To(path) => (Some(path), None),
+            Capture::OfEnvironment => (pcap::of_environment(), None),
+            Capture::Failed(error) => (None, Some(error)),
         };
         let tap = tap.map(|path| {
             Tap::new(fabric, &name, link, &path)
@@ -332,7 +334,7 @@ impl Builder {
         let tap = tap.transpose()?;
         let mut device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
         device.force_wire = force_wire || tap.is_some() || fabric.simulation.is_some();
-        device.tap = tap;
+        (device.tap, device.no_capture) = (tap, no_capture);
         let device = INSTALLED.add(device)?;
         abi::register();
         Ok(SoftDevice::of(device))

@@ -10,7 +10,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::sync::locked;
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)+) => {
+    ($($(#[$doc:meta])* $name:ident $(: $packets:ident)?,)+) => {
         /// What a device counted since it was installed, from
         /// [`SoftDevice::counters`](crate::SoftDevice::counters).
         ///
@@ -43,10 +43,23 @@ macro_rules! counters {
             fn get(&self) -> Counters {
                 Counters { $($name: self.$name.get(),)+ }
             }
+
+            /// Adds what one side of a connection counted whose messages go as packets. The others are requests
+            /// here, and counted when they are done.
+            #[cold]
+            pub(crate) fn add(&self, counted: &rdma_proto::Counters) {
+                $($(
+                    let $packets = counted.$name;
+                    if $packets != 0 {
+                        self.$name.add($packets);
+                    }
+                )?)+
+            }
         }
     };
 }
 
+// `: packets` is behind those that connections of packets count under the same name.
 counters! {
     /// Requests of this device that were executed, or sent without anybody to take them. Between two queue pairs of one process a message is one
     /// copy, so that it counts as one packet, however long it is; acknowledgements are none.
@@ -55,16 +68,16 @@ counters! {
     rcvd_pkts,
     /// Requests from the connected peer whose sequence number has been before. They are dropped; packets are
     /// answered again.
-    duplicate_request,
+    duplicate_request: packets,
     /// Requests from the connected peer whose sequence number is beyond the expected one. They are
     /// dropped.
-    out_of_seq_request,
+    out_of_seq_request: packets,
     /// How often a request of this device found its receiver without a receive request.
-    rcvd_rnr_err,
+    rcvd_rnr_err: packets,
     /// How often a request from a peer found no receive request here.
-    send_rnr_err,
+    send_rnr_err: packets,
     /// How often a peer said that a packet is missing. Without packets nothing is lost.
-    rcvd_seq_err,
+    rcvd_seq_err: packets,
     /// Always 0: there is nothing to acknowledge.
     ack_deferred,
     /// Requests that were given up because the peer did not answer.
@@ -72,7 +85,7 @@ counters! {
     /// Requests that were given up because the peer had no receive request.
     retry_rnr_exceeded_err,
     /// How often a request was tried again because the peer did not answer.
-    completer_retry_err,
+    completer_retry_err: packets,
     /// Always 0: sending cannot fail by itself.
     send_err,
     /// How often the port went down.
@@ -82,40 +95,40 @@ counters! {
     /// Receive requests that completed with success.
     rdma_recvs,
     /// How often nothing came back in time.
-    local_ack_timeout_err,
+    local_ack_timeout_err: packets,
     /// How often the oldest packet was sent again alone, as a probe.
-    roce_adp_retrans,
+    roce_adp_retrans: packets,
     /// Responses that came past a READ or an atomic which is not answered.
-    implied_nak_seq_err,
+    implied_nak_seq_err: packets,
     /// Messages without acknowledgements that were dropped for want of a receive request, or since it was too small.
-    out_of_buffer,
+    out_of_buffer: packets,
     /// Requests that were refused since their key, range or rights are wrong.
-    resp_remote_access_errors,
+    resp_remote_access_errors: packets,
     /// Requests that were refused since they are wrong in themselves.
-    resp_invalid_request_errors,
+    resp_invalid_request_errors: packets,
     /// Requests that were refused since the responder could not go on.
-    resp_remote_operation_errors,
+    resp_remote_operation_errors: packets,
     /// Datagrams with another Q_Key than that of their queue pair. Counted without packets, too.
     qkey_viol_cntr,
     /// Requests before the expected one that are not answered: too old, not what was asked for then, or with a
     /// sequence number that was never taken.
-    unanswered_duplicate,
+    unanswered_duplicate: packets,
     /// Responses whose sequence number is not under way: duplicates, or nobody asked for them.
-    unsolicited_response,
+    unsolicited_response: packets,
     /// Responses of an earlier life of their connection.
-    ghost_msn,
+    ghost_msn: packets,
     /// Negative acknowledgements of what is going to be sent again already.
-    stale_nak,
+    stale_nak: packets,
     /// Acknowledgements that say nothing which is specified.
-    reserved_syndrome,
+    reserved_syndrome: packets,
     /// Responses that do not fit their request, which failed.
-    bad_response,
+    bad_response: packets,
     /// Packets of the right service with an opcode that nobody takes there.
-    wrong_opcode,
+    wrong_opcode: packets,
     /// Packets that came after a request of their connection had failed.
-    after_end,
+    after_end: packets,
     /// Requests that were dropped for a reason of this process.
-    dropped_by_host,
+    dropped_by_host: packets,
     /// Packets that were damaged on a simulated link, as their checksums say.
     rx_icrc_encapsulated,
     /// Packets for a queue pair number that nobody has, or nobody any more.
@@ -215,26 +228,6 @@ impl Tally {
             WcStatus::RETRY_EXC_ERR => self.rare.retry_exceeded_err.count(),
             WcStatus::RNR_RETRY_EXC_ERR => self.rare.retry_rnr_exceeded_err.count(),
             _ => {}
-        }
-    }
-
-    /// Adds what one side of a connection counted whose messages go as packets. The others are requests here, and
-    /// counted when they are done.
-    #[cold]
-    pub(crate) fn add(&self, packets: &rdma_proto::Counters) {
-        macro_rules! add {
-            ($($name:ident)+) => {
-                $(if packets.$name != 0 {
-                    self.rare.$name.add(packets.$name);
-                })+
-            };
-        }
-        add! {
-            duplicate_request out_of_seq_request rcvd_rnr_err send_rnr_err rcvd_seq_err completer_retry_err
-            local_ack_timeout_err roce_adp_retrans implied_nak_seq_err out_of_buffer
-            resp_remote_access_errors resp_invalid_request_errors resp_remote_operation_errors
-            unanswered_duplicate unsolicited_response ghost_msn stale_nak reserved_syndrome bad_response
-            wrong_opcode after_end dropped_by_host
         }
     }
 

@@ -18,6 +18,7 @@ use crate::engine::report::{AsyncEvent, Element};
 use crate::engine::requester::side::{Blocked, Peer};
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
+use crate::fabric::devices::InstallError;
 use crate::fabric::random::{Purpose, Seed};
 use crate::gid_place::GidPlace;
 use crate::identity::Identity;
@@ -55,6 +56,8 @@ pub(crate) struct Device {
     pub(crate) force_wire: bool,
     /// Writes down what it sends and receives; only if that goes as packets.
     pub(crate) tap: Option<Arc<Tap>>,
+    /// Why it cannot be opened: the capture was asked for, and there is none.
+    pub(crate) no_capture: Option<InstallError>,
     /// Where packets for it arrive, once there may be some.
     inbox: OnceLock<Arc<Inbox>>,
     port: Port,
@@ -133,6 +136,7 @@ impl Device {
             notices: Notices::default(),
             force_wire: false,
             tap: None,
+            no_capture: None,
             inbox: OnceLock::new(),
             port: Port { is_up: AtomicBool::new(true), contexts: Mutex::default() },
         }

@@ -73,15 +73,15 @@ pub use soft_device::SoftDevice;
 /// Installs `soft0` and `softib0`. Calling it again, from any thread, changes nothing.
 ///
 /// Programs that want other devices use [`Builder`], with or without this. If the environment variable
-/// `RDMA_SOFT_PCAP` names a file that [cannot be written](Builder::pcap), they are there without a capture, and
-/// a `tracing` event says so.
+/// `RDMA_SOFT_PCAP` names a file that [cannot be written](Builder::pcap), they are there and cannot be opened:
+/// `ibv_open_device` says why on standard error, and fails with `EIO`. A `tracing` event says so already here.
 pub fn install() {
     for (name, link) in [("soft0", Link::Ethernet), ("softib0", Link::InfiniBand)] {
         let device = Builder::new(name).link(link);
         // A device of that name may be there: this was called before, or a builder made it.
         if let Err(error @ InstallError::NoCapture { .. }) = device.clone().install() {
-            tracing::warn!(%error, "a software device without a capture");
-            let _ = device.without_pcap().install();
+            tracing::warn!(%error, "a software device cannot be opened");
+            let _ = device.without_capture(error).install();
         }
     }
 }

@@ -67,7 +67,8 @@ impl Network {
         Self { fabric: Box::leak(Box::new(Fabric::simulated(seed))) }
     }
 
-    /// What each link does from now on, in both directions, unless it was told otherwise. What a device sends to
+    /// What each link does from now on, in both directions, unless it has a model of its own
+    /// ([`set_link`](Self::set_link)). What a device sends to
     /// itself is on no link.
     pub fn set_all_links(&self, model: LinkModel) {
         if let Some(simulation) = &self.fabric.simulation {
@@ -77,6 +78,9 @@ impl Network {
 
     /// What the link from one device to another does from now on, in this direction alone. Packets that are on
     /// their way arrive as they would have.
+    ///
+    /// From then on the link has a model of its own, and [`set_all_links`](Self::set_all_links) no longer changes it;
+    /// there is no way back. To heal a link that was cut, set the model that the others have.
     ///
     /// # Errors
     ///
@@ -105,7 +109,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As of [`set_link`](Self::set_link).
     pub fn set_link_after(
         &self,
         time: Duration,

@@ -221,7 +221,7 @@ impl Device {
     /// Adds what one side of a connection counted, and has told what is to be.
     #[cold]
     pub(crate) fn count_packets(&'static self, packets: &Packets, whose: Whose) {
-        self.tally.add(packets);
+        self.tally.rare.add(packets);
         for (reason, packets) in Reason::of(packets) {
             if packets > 0 {
                 self.notice(reason, packets, whose);

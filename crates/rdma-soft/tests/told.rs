@@ -2,73 +2,19 @@
 //! One test, since the subscriber is the process's.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use std::fmt::Debug;
 use std::sync::mpsc;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rdma_soft::Builder;
 use rdma_sys::ibv_wc_status as Status;
+use test_support::events::{Event, Hears};
 use test_support::rig::connect::{Knobs, Side, connect_sides, pair_with};
 use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, Size};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
-
-/// What an event says: its reason, and the queue pair.
-type Heard = (String, u64);
 
 /// What is done in the midst of an event.
 type Act = Box<dyn FnOnce() + Send>;
-
-struct Acts {
-    act: Mutex<Option<Act>>,
-    heard: mpsc::Sender<Heard>,
-}
-
-impl Subscriber for Acts {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "rdma_soft::wire"
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn event(&self, event: &Event<'_>) {
-        #[derive(Default)]
-        struct Fields(Heard);
-        impl Visit for Fields {
-            fn record_u64(&mut self, field: &Field, value: u64) {
-                if field.name() == "qpn" {
-                    self.0.1 = value;
-                }
-            }
-            fn record_str(&mut self, field: &Field, value: &str) {
-                if field.name() == "reason" {
-                    value.clone_into(&mut self.0.0);
-                }
-            }
-            fn record_debug(&mut self, _: &Field, _: &dyn Debug) {}
-        }
-        let mut fields = Fields::default();
-        event.record(&mut fields);
-        let act = self.act.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(act) = act {
-            act();
-        }
-        self.heard.send(fields.0).unwrap();
-    }
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
-}
 
 /// Polls, posts, makes and destroys queue pairs of the device that the event is of, one end of whose connection may
 /// be in a call.
@@ -95,14 +41,23 @@ fn a_subscriber_may_use_the_device() {
     };
     let (say, heard) = mpsc::channel();
     let act: Mutex<Option<Act>> = Mutex::new(Some(Box::new(act)));
-    tracing::subscriber::set_global_default(Acts { act, heard: say }).unwrap();
+    let hears = Hears(move |event: Event| {
+        if event.target == "rdma_soft::wire" {
+            let act = act.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(act) = act {
+                act();
+            }
+            say.send(event).unwrap();
+        }
+    });
+    tracing::subscriber::set_global_default(hears).unwrap();
     drop(b);
     a.qp.post(&Wr::send(1, &[]));
     a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
     // On a slow machine packets are sent again, of which there are events of other reasons.
     let expect = |reason: &str, qpn: u32| loop {
         let event = heard.recv_timeout(Duration::from_secs(20)).expect("an event");
-        if event == (reason.into(), qpn.into()) {
+        if event.field("reason") == Some(reason) && event.field("qpn") == Some(&qpn.to_string()) {
             return;
         }
     };

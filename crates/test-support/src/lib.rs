@@ -4,6 +4,7 @@
 //! - [`beside_c`]: benches of instructions, beside C.
 //! - [`c_loops`]: C programs that post and poll, to compare with.
 //! - [`callgrind`]: how many instructions a piece of code takes.
+//! - [`events`]: events of `tracing`, as a test hears them.
 //! - [`fault`]: faults that a test plants on purpose, as plain data.
 //! - [`program`]: starting programs of the target, in an emulator where there is one.
 //! - [`quiet_device`]: a device that does nothing, beside which the caller's own code is counted.
@@ -16,6 +17,7 @@ pub mod alloc_counter;
 pub mod beside_c;
 pub mod c_loops;
 pub mod callgrind;
+pub mod events;
 pub mod fault;
 pub mod program;
 pub mod quiet_device;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::c_int;
+use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Mutex;
@@ -29,6 +30,12 @@ const ASYNC_EVENT_BYTES: usize = 16;
 pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of ours lives as long as the process (SAFETY.md F11).
     let block: &'static DeviceBlock = unsafe { &*device.cast::<DeviceBlock>() };
+    if let Some(error) = &block.device().no_capture {
+        // There is no other way to tell a program in C which file it is. Nobody may read it.
+        let _ =
+            writeln!(io::stderr(), "rdma-soft: `{}` is not opened: {error}", block.device().name);
+        return pointer(Err(Refusal::NoCapture));
+    }
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let files = EventQueue::new(block.device().fabric, ASYNC_EVENT_BYTES)
         .and_then(|events| Ok((events, eventfd(0, flags)?)));

@@ -123,6 +123,8 @@ impl From<Refusal> for Errno {
             Refusal::NoFile => Self::EBADF,
             Refusal::TooManyFiles => Self::EMFILE,
             Refusal::NotAllowed => Self::EACCES,
+            // `ENOENT` and `EACCES` would be about the device.
+            Refusal::NoCapture => Self::EIO,
         }
     }
 }

@@ -71,7 +71,7 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         self.push_if(event, |_| true);
     }
 
-    /// As [`push`](Self::push), unless the same event is waiting already: it says no more twice.
+    /// As [`push`](Self::push), unless the same event is in the queue already.
     pub(crate) fn push_new(self: &Arc<Self>, event: E)
     where
         E: PartialEq,

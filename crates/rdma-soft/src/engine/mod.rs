@@ -90,10 +90,12 @@ pub(crate) enum Refusal {
     TooManyFiles,
     /// A file that may not be used so: `EACCES`.
     NotAllowed,
+    /// The capture file of the device cannot be written: `EIO`.
+    NoCapture,
 }
 
 impl Refusal {
-    /// Of what needs descriptors, and did not get them.
+    /// The refusal of a call that got no file descriptors.
     pub(crate) fn without_files(errno: rustix::io::Errno) -> Self {
         if errno == rustix::io::Errno::MFILE { Self::TooManyFiles } else { Self::NoRoom }
     }

@@ -98,7 +98,7 @@ fn advice_is_followed() -> bool {
     *FOLLOWED.get_or_init(|| pages(1, 1).is_none_or(|nobodys| advise(nobodys, false).is_err()))
 }
 
-/// The same question answered from `/proc/self/maps` (proc_pid_maps(5)), which faults nothing in.
+/// The same check by `/proc/self/maps` (proc_pid_maps(5)), which faults no page in.
 mod maps {
     use super::{Pages, Refusal};
 

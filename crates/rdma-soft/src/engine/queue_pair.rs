@@ -84,7 +84,7 @@ impl QueuePair {
         let Init { service, capacity, signal_all } = init;
         let device = pd.device;
         let receive_sge = shared.map_or(capacity.receive_sge, |shared| shared.max_sge);
-        // First of all, as there may be no memory for so much.
+        // First of all, since there may not be enough memory.
         let mut send = SendSide::new(&device.fabric.ids, &init)?;
         let responder = Responder::new(receive_sge)?;
         let receives = ReceiveSlots::new(capacity.receive_wr, capacity.receive_sge)?;
@@ -515,7 +515,7 @@ impl QueuePair {
     /// `ibv_query_qp`: all attributes, whatever was asked for, as providers do.
     pub(crate) fn query(&self) -> Found {
         let mut settings = self.attributes().settings;
-        // It may have found that the queue pair had failed.
+        // `attributes` may have found that the queue pair had failed.
         self.device.fabric.unsettled.settle();
         settings.current_state = settings.state;
         let draining = {

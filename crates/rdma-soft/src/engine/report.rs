@@ -1,4 +1,4 @@
-//! Asynchronous events: what happens to an object when nobody calls.
+//! Asynchronous events: how an object reports to its context what happens to it outside of calls.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! Memory whose size a program chooses: refused, where there is not enough of it.
+//! Allocations whose size a program chooses: refused where there is not enough memory.
 
 use crate::engine::Refusal;
 

@@ -68,7 +68,7 @@ impl Requests {
         if !self.has_work() {
             return None;
         }
-        // One that has gone meanwhile leaves the request to the next.
+        // The oldest whose queue pair still exists.
         std::iter::from_fn(|| self.waiters.pop_front())
             .find_map(|waiter| waiter.requester.upgrade())
     }

@@ -29,9 +29,9 @@ const _: () = assert!(FROM_PEERS & (LOCAL_READ | AccessFlags::LOCAL_WRITE.bits()
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Of the protection domain.
+    /// Type 1: its key is good for all queue pairs of the protection domain.
     One,
-    /// 2B: of the protection domain, and while it is bound of the queue pair that bound it.
+    /// Type 2B: while it is bound, its key is good only for the queue pair that bound it.
     Two,
 }
 
@@ -71,7 +71,7 @@ struct Bound {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Name {
     pub(crate) number: u32,
-    /// It names nothing before it is bound.
+    /// Names no memory before the window is bound.
     pub(crate) key: u32,
 }
 
@@ -183,7 +183,7 @@ impl ProtectionDomain {
     fn bind(&self, bind: &Bind, queue_pair: &QueuePair) -> Option<Kind> {
         let mut windows = self.windows.lock();
         let window = windows.0.get_mut(&(bind.key >> 8))?;
-        // It may have been deallocated since the request was posted.
+        // The window may have been deallocated since the request was posted.
         if window.number != bind.window {
             return None;
         }

@@ -31,12 +31,12 @@ const TURN: u32 = 16;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Route {
     pub(crate) path: Path,
-    /// Of the device there; without one nobody is there.
+    /// The inbox of the device at the remote address, if there is one.
     pub(crate) inbox: Option<&'static Arc<Inbox>>,
 }
 
 impl Route {
-    /// Of whom packets of a connection are that takes this way.
+    /// What an event says of packets of a connection that takes this route.
     pub(super) fn whose(&self, own: &QueuePair, peer_qpn: u32) -> Whose {
         let peer_qpn = Some(peer_qpn);
         Whose { qpn: own.qpn, peer_qpn, address: Some(self.path.remote) }
@@ -46,7 +46,7 @@ impl Route {
 /// What packets of a connection say of it.
 pub(crate) fn connection(peer_qpn: u32, mtu_log2: u32) -> Connection {
     let code = u8::try_from(mtu_log2.saturating_sub(7)).unwrap_or(u8::MAX);
-    // Checked when it was set.
+    // The MTU was checked when it was set.
     let mtu = Mtu::from_code(code).unwrap_or(Mtu::MTU1024);
     Connection::new(Qpn::masked(peer_qpn), mtu)
 }
@@ -70,7 +70,7 @@ pub(super) fn transmit(
         own.device.drop_packets(reason, burst.segments, whose);
     };
     let Some(inbox) = route.inbox else {
-        // They leave, and arrive nowhere.
+        // The packets leave this device and arrive nowhere.
         let mut nowhere = [0; 4096];
         let mut send = || {
             next(&mut nowhere).inspect(|burst| {
@@ -107,13 +107,13 @@ pub(super) fn transmit(
 pub(super) fn why_not_taken(listens: bool, path: Option<Path>, letter: &Letter) -> Option<Reason> {
     match path {
         Some(path) if listens => (!letter.path.is_reverse_of(&path)).then_some(Reason::WrongSource),
-        // One that was connected when the device of its peer was not there yet has no packets.
+        // A queue pair that was connected before its peer's device was installed uses no packets.
         _ => Some(Reason::WrongState),
     }
 }
 
-/// Packets are not taken. Answers that come after their queue pair has ended are only counted, since that is how
-/// connections end.
+/// Counts packets that are dropped, and has them told of. Responses that come after their queue pair has ended are
+/// only counted, since that is how connections end.
 pub(super) fn drop_packets(
     device: &'static Device,
     letter: &Letter,
@@ -130,7 +130,7 @@ pub(super) fn drop_packets(
     device.drop_packets(reason, segments, whose);
 }
 
-/// Packets have arrived at a device. What is for nobody is not answered.
+/// Executes packets that have arrived at a device. Those for nobody are not answered.
 pub(crate) fn receive(device: &'static Device, letter: &Letter) {
     let bth = &letter.burst.header.bth;
     let source = letter.burst.header.deth.map(|deth| deth.source.get());
@@ -163,7 +163,7 @@ pub(crate) fn receive(device: &'static Device, letter: &Letter) {
     own.device.fabric.unsettled.note_turn(&own);
 }
 
-/// A datagram has arrived that is for the members of a group.
+/// Delivers a datagram that is for the members of a group.
 fn receive_for_many(device: &Device, letter: &Letter) {
     let is_datagram = letter.burst.header.bth.opcode.service() == WireService::Ud;
     let group = letter.datagram.and_then(|datagram| datagram.group);
@@ -207,7 +207,7 @@ impl QueuePair {
         drop(responder);
         let Some(reason) = dropped else { return };
         if reason == Reason::WrongQkey {
-            // Counted, as each way counts it.
+            // `Inbound::datagram` has counted it.
             let (qpn, peer_qpn) = (self.qpn, Some(deth.source.get()));
             let whose = Whose { qpn, peer_qpn, address: Some(letter.path.local) };
             self.device.notice(reason, 1, whose);

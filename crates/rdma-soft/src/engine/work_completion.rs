@@ -23,7 +23,7 @@ pub(crate) struct Completion {
     pub(crate) byte_len: u32,
     /// An immediate in network order, or the key that was invalidated; junk without the flag for it.
     pub(crate) imm: u32,
-    /// Of [`GRH`], [`WITH_IMM`] and [`WITH_INV`].
+    /// Any of [`GRH`], [`WITH_IMM`] and [`WITH_INV`].
     pub(crate) flags: u32,
     pub(crate) qpn: u32,
     pub(crate) vendor_err: u32,
@@ -48,14 +48,14 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Of what is no datagram: nothing that looks right.
+    /// For what is no datagram: values that nobody takes for a real source.
     pub(crate) const UNDEFINED: Self =
         Self { qpn: 0x06ad_c0de, lid: 0xdead, service_level: 0xde, path_bits: 0xad };
 }
 
 #[cfg(test)]
 impl Completion {
-    /// Of a send request.
+    /// The completion of a send request.
     pub(crate) fn success(wr_id: u64, upto: u32) -> Self {
         Self {
             wr_id,

@@ -9,20 +9,20 @@ use rustix::time::{ClockId, clock_gettime};
 /// A clock.
 #[derive(Debug)]
 pub(crate) enum Clock {
-    /// The system's monotonic one.
+    /// The system's monotonic clock.
     #[cfg_attr(loom, allow(dead_code))]
     System,
-    /// One that stands still but where a simulation or a model has it go on. The model checker does not see it.
+    /// A clock that stands still until a simulation or a model advances it. The model checker does not see it.
     Virtual(AtomicU64),
 }
 
 impl Clock {
-    /// One that stands at its [beginning](Time::BEGINNING).
+    /// A virtual clock that stands at its [beginning](Time::BEGINNING).
     pub(super) const fn stopped() -> Self {
         Self::Virtual(AtomicU64::new(Time::BEGINNING.0))
     }
 
-    /// It becomes so late, if the clock is virtual and it is not later already.
+    /// Advances a virtual clock to that time, unless it is later already.
     pub(crate) fn go_on_to(&self, time: Time) {
         if let Self::Virtual(now) = self {
             now.fetch_max(time.0, Ordering::Relaxed);
@@ -55,7 +55,7 @@ pub(crate) struct Time(u64);
 impl Time {
     /// Before every other moment.
     pub(crate) const AT_ONCE: Self = Self(0);
-    /// Of virtual clocks.
+    /// When virtual clocks begin.
     pub(crate) const BEGINNING: Self = Self(1);
     /// After every other moment.
     pub(crate) const END: Self = Self(u64::MAX);

@@ -1,4 +1,5 @@
-//! What the devices of one world share: its clock, its deadlines, who is where, and what is left to be done.
+//! What devices that can reach each other share: a clock, deadlines, which device has which address, and what is left
+//! to be done.
 //!
 //! The engine reaches all of it through a device, so that the devices of another fabric, which a test or a
 //! model makes, have nothing in common with those of the process.
@@ -59,7 +60,7 @@ impl Fabric {
         }
     }
 
-    /// One in virtual time.
+    /// A fabric in virtual time.
     #[cfg(not(loom))]
     pub(crate) fn simulated(seed: u64) -> Self {
         Self {
@@ -69,7 +70,7 @@ impl Fabric {
         }
     }
 
-    /// The one of the devices that programs see: those of the C ABI.
+    /// The fabric of all devices that are in no [network](crate::Network).
     pub(crate) fn of_process() -> &'static Self {
         #[cfg(not(loom))]
         static OF_PROCESS: Fabric = Fabric::new();
@@ -80,19 +81,19 @@ impl Fabric {
         &OF_PROCESS
     }
 
-    /// One of a model alone, which is never freed, as its devices are not. No alarm ever rings in it.
+    /// A fabric of one model, which is never freed, as its devices are not. No alarm ever rings in it.
     #[cfg(all(test, loom))]
     pub(crate) fn of_model() -> &'static Self {
         Self::of_model_with(Alarms::None)
     }
 
-    /// The same, with alarms.
+    /// A fabric of one model, with alarms.
     #[cfg(all(test, loom))]
     pub(crate) fn of_model_with(alarms: Alarms) -> &'static Self {
         Box::leak(Box::new(Self::with(alarms)))
     }
 
-    /// One of a test, whose clock goes on when the test says so.
+    /// A fabric of a test, whose clock goes on when the test says so.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn with_set_clock() -> Self {
         Self::of(Clock::stopped(), Timers::new(), Unsettled::new())

@@ -1,6 +1,7 @@
-//! What is to be done once a thread holds no lock: queue pairs of completion queues that overflowed are to be
-//! told, which takes their locks; events are to get their tokens, and captures their packets, which takes a system
-//! call. And who has packets gets its turns here, and a program hears of packets that were dropped.
+//! Work that a thread leaves until it holds no lock, of several kinds. The first of them gave this file its name: the
+//! queue pairs of a completion queue that overflowed go to error, which takes their locks. Events get their tokens and
+//! captures their packets, by a system call. Queue pairs and inboxes with packets get their turns, and a program is
+//! told of packets that were dropped.
 
 use std::sync::{Arc, Weak};
 
@@ -66,7 +67,7 @@ impl Unsettled {
         Self { due, count: AtomicUsize::new(0), alone: Mutex::new(()) }
     }
 
-    /// Of a model, which sees what is in it.
+    /// As above; the primitives of loom have no `const fn new`.
     #[cfg(loom)]
     pub(super) fn new() -> Self {
         let due = Mutex::new(Due::NOTHING);
@@ -130,7 +131,7 @@ impl Unsettled {
         }
     }
 
-    /// The same, of somebody whose kind is not known.
+    /// As [`note_turn`](Self::note_turn), for a trait object.
     pub(crate) fn note_turn_of(&self, driven: &Arc<dyn Driven>) {
         if driven.place().take() {
             self.line_up(Arc::downgrade(driven));

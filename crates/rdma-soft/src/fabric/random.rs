@@ -29,7 +29,7 @@ pub(crate) enum Purpose {
 pub(crate) enum Seeds {
     /// Ones that nobody else has.
     System,
-    /// The same each time.
+    /// From the seed of a simulation: the same each time.
     Simulated(Mutex<SplitMix>),
 }
 

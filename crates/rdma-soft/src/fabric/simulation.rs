@@ -44,7 +44,7 @@ pub(crate) struct Simulation {
 #[derive(Debug)]
 struct Net {
     random: SplitMix,
-    /// Of links that have none of their own.
+    /// The model of links that have none of their own.
     model: LinkModel,
     /// By the names of sender and receiver.
     directions: BTreeMap<(&'static str, &'static str), Direction>,
@@ -60,7 +60,7 @@ struct Net {
 #[derive(Debug)]
 struct Event {
     at: Time,
-    /// Of those that happen together, which comes first.
+    /// Orders events of the same moment.
     number: u64,
     what: What,
 }
@@ -180,12 +180,12 @@ impl Simulation {
         arriving
     }
 
-    /// When something happens next.
+    /// When the next event is due.
     fn next(&self) -> Option<Time> {
         locked(&self.net).events.peek().map(|Reverse(event)| event.at)
     }
 
-    /// It happens.
+    /// Has the next event happen.
     fn happen(&self) {
         let mut net = locked(&self.net);
         match net.events.pop() {
@@ -286,7 +286,7 @@ impl Fabric {
         self.with_steps(|simulation| self.next_happens(simulation, Time::END)).unwrap_or(false)
     }
 
-    /// It becomes so late, and what is due until then happens.
+    /// Time passes until `end`, and what is due by then happens.
     pub(crate) fn pass_until(&self, end: Time) {
         self.pass(end, u32::MAX);
     }
@@ -325,8 +325,8 @@ impl Fabric {
             return false;
         };
         self.clock.go_on_to(next);
-        // Of packets and changes a moment has only so many: so they come first, and who wants to be called at once
-        // again and again holds up nobody.
+        // Packets and changes come first, since there is an end to those of one moment. Alarms may be set for the
+        // same moment again and again, and would hold them up.
         if event == Some(next) {
             simulation.happen();
         } else {

@@ -197,7 +197,7 @@ impl Timers {
         Self::of(u64::MAX, false)
     }
 
-    /// Those that ring when a simulation comes to their time.
+    /// Timers whose alarms ring when a simulation comes to their time.
     #[cfg(not(loom))]
     pub(super) const fn in_virtual_time() -> Self {
         Self::of(0, true)
@@ -283,7 +283,7 @@ impl Schedule {
         }
         slot.at = Some(at);
         if self.queue.len() == self.queue.capacity() {
-            // Of each alarm at most one time counts, so that half of the queue is free then.
+            // At most one time of each alarm counts, so that half of the queue is free without the others.
             let alarms = &self.alarms;
             self.queue.retain(|&Reverse(time)| is_current(alarms, time));
         }

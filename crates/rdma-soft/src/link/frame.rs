@@ -6,8 +6,7 @@
 //! InfiniBand   LRH        [GRH]               BTH ...   payload   pad   ICRC   VCRC
 //! ```
 //!
-//! Devices of one process hand each other packets as structs. As bytes they are there for who has to see them:
-//! captures, and links that flip a bit.
+//! Devices of one process hand each other packets as structs. Bytes are for captures, and for links that flip bits.
 
 use std::ops::Range;
 
@@ -24,27 +23,27 @@ use crate::link::memory::Datagram;
 
 /// The header of Ethernet.
 const ETHERNET: usize = 14;
-/// What it says that it carries.
+/// Its EtherTypes.
 const TYPE_IPV4: u16 = 0x0800;
 const TYPE_IPV6: u16 = 0x86dd;
 const TYPE_ROCE_V1: u16 = 0x8915;
 /// The local route header (IBTA volume 1, 7.7).
 const LRH: usize = 8;
-/// What it says that it carries: a BTH, or a global route header.
+/// Its LNH, the next header: a BTH, or a global route header.
 const NEXT_BTH: u8 = 2;
 const NEXT_GRH: u8 = 3;
 /// The global route header (IBTA volume 1, 8.3).
 const GRH: usize = 40;
 /// The variant CRC (IBTA volume 1, 7.8.2).
 const VCRC: usize = 2;
-/// What packets of a connection say of the routers that they may pass.
+/// The hop limit of packets of connections.
 const HOPS: u8 = 64;
 
 /// Adds one packet to `out`: from the header of its link to its last checksum. The pad count of its BTH is that
 /// of its payload, as in the packets of a [`Burst`](rdma_proto::Burst).
 ///
-/// Of a datagram the way is what its address handle said; of a connection, traffic class and flow label are 0 and
-/// there are 64 hops. A port has an Ethernet address for each of its GIDs, see [`mac`]. Packets to one queue pair,
+/// The network header of a datagram is what its address handle says; that of a connection has traffic class and flow
+/// label 0, and 64 hops. A port has an Ethernet address for each of its GIDs, see [`mac`]. Packets to one queue pair,
 /// or datagrams from one to another, have a UDP source port of their own, so that routers keep them in order.
 ///
 /// # Errors
@@ -129,11 +128,11 @@ pub(crate) struct Checked {
 /// Why a port drops a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Damage {
-    /// It carries something else, or its lengths contradict each other.
+    /// The frame carries no packet, or its lengths contradict each other.
     Link,
-    /// It is from or for another port than the addresses in it.
+    /// The link addresses of the frame are not those of its network header's ports.
     Station,
-    /// It is no packet.
+    /// The packet cannot be parsed.
     Packet(ParseError),
     Icrc,
     Vcrc,

@@ -48,7 +48,7 @@ pub(crate) struct Datagram {
     pub(crate) source: Source,
     /// The route header of its packet, if it came with one.
     pub(crate) header: Option<[u8; 40]>,
-    /// Of one that is for many, to whom.
+    /// The multicast group that it is for, if it is for one.
     pub(crate) group: Option<Group>,
 }
 
@@ -140,7 +140,7 @@ impl Inbox {
         self.call_back(&turned_away);
     }
 
-    /// There is room again for those who found none.
+    /// Gives a turn to those who found no room.
     fn call_back(&self, turned_away: &[Weak<dyn Driven>]) {
         for sender in turned_away.iter().filter_map(Weak::upgrade) {
             self.device.fabric.unsettled.note_turn_of(&sender);
@@ -165,7 +165,7 @@ impl Inbox {
             let arriving = simulation.send(from, self.device, path, &burst, datagram, payload);
             letters.lent = letters.lent - 1 + arriving;
             letters.keep(letter.payload);
-            // Of those that are on their way, none may arrive that would call.
+            // If no packet is on its way, none will arrive that calls them back.
             if arriving == 0 { std::mem::take(&mut letters.turned_away) } else { Vec::new() }
         };
         self.call_back(&turned_away);
@@ -235,7 +235,7 @@ impl Driven for Inbox {
                 let for_many = letter.is_for_many();
                 locked(&self.letters).keep(letter.payload);
                 if for_many {
-                    // It was as much work as many others are.
+                    // A packet for a group is as much work as many others.
                     break;
                 }
             }

@@ -69,8 +69,9 @@ impl LinkModel {
         self
     }
 
-    /// How many bits leave in a second, of headers and payload; a packet waits for those before it. 0 stands for no
-    /// limit.
+    /// How many bits leave in a second; a packet waits for those before it. 0 stands for no limit.
+    ///
+    /// Each packet counts 58 bytes more than its payload, whatever its headers are: Ethernet, IPv4, UDP, BTH and ICRC.
     pub const fn bandwidth(mut self, bits_per_second: u64) -> Self {
         self.bits_per_second = bits_per_second;
         self
@@ -108,7 +109,7 @@ impl Default for LinkModel {
     }
 }
 
-/// Of 2^32.
+/// In units of 2^-32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Probability(u64);
 

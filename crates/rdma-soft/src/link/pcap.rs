@@ -166,7 +166,12 @@ impl Capture {
         let mut options = File::options();
         // For its owner alone, since it has what messages say. Nothing ever waits for a reader.
         options.write(true).create(true).truncate(false).mode(0o600);
-        let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+        let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
+        let file = file.map_err(|error| match Errno::from_io_error(&error) {
+            // A pipe that nobody reads, or a socket.
+            Some(Errno::NXIO) => no_file(),
+            _ => error,
+        })?;
         let found = file.metadata()?;
         let place = (found.dev(), found.ino());
         let known = captures.iter().filter_map(Weak::upgrade).find(|it| it.file == place);
@@ -181,7 +186,7 @@ impl Capture {
             }
             file.set_len(0)?;
         } else if !found.file_type().is_char_device() {
-            return Err(Error::new(ErrorKind::InvalidInput, "it is no file"));
+            return Err(no_file());
         }
         let capture = Arc::new(Self::of(file, place));
         put_section(&mut locked(&capture.pending).blocks);
@@ -256,6 +261,12 @@ impl Output {
     }
 }
 
+fn no_file() -> Error {
+    let reason = "it is a pipe, a socket or a block device, and a capture waits for no reader: write a file, which \
+                  `tail -c +1 -f` hands on while it grows";
+    Error::new(ErrorKind::InvalidInput, reason)
+}
+
 /// The name with the number of this process.
 fn with_process(path: &FilePath) -> PathBuf {
     let mut rest = path.as_os_str().as_bytes();
@@ -275,14 +286,13 @@ fn with_process(path: &FilePath) -> PathBuf {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::mpsc;
-    use std::thread::ThreadId;
+    use std::thread;
     use std::time::Duration;
 
     use rdma_proto::wire::Bth;
     use rdma_proto::{Datagrams, Destination, End};
     use rdma_types::{Mtu, Psn, Qpn};
-    use tracing::span::{Attributes, Id, Record};
-    use tracing::{Event, Metadata, Subscriber};
+    use test_support::events::{Event, Hears};
 
     use super::*;
     use crate::address::Address;
@@ -339,33 +349,20 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
     }
 
-    /// It is the program's, and who settles is in the midst of a call.
+    /// The subscriber is the program's, and the thread that settles is in the midst of a call.
     #[test]
     fn a_subscriber_that_hears_of_the_end_may_panic() {
-        struct Panics(mpsc::Sender<ThreadId>);
-        impl Subscriber for Panics {
-            fn enabled(&self, _: &Metadata<'_>) -> bool {
-                true
-            }
-            fn new_span(&self, _: &Attributes<'_>) -> Id {
-                Id::from_u64(1)
-            }
-            fn record(&self, _: &Id, _: &Record<'_>) {}
-            fn record_follows_from(&self, _: &Id, _: &Id) {}
-            fn event(&self, _: &Event<'_>) {
-                let _ = self.0.send(std::thread::current().id());
-                panic!("a subscriber of a test");
-            }
-            fn enter(&self, _: &Id) {}
-            fn exit(&self, _: &Id) {}
-        }
         let full = File::options().write(true).open("/dev/full").unwrap();
         let capture = Capture::of(full, (0, 0));
         put_section(&mut locked(&capture.pending).blocks);
         let (say, heard) = mpsc::channel();
-        tracing::subscriber::with_default(Panics(say), || capture.settle());
+        let panics = Hears(move |_: Event| {
+            let _ = say.send(thread::current().id());
+            panic!("a subscriber of a test");
+        });
+        tracing::subscriber::with_default(panics, || capture.settle());
         let by = heard.recv_timeout(Duration::from_secs(20)).unwrap();
-        assert_ne!(by, std::thread::current().id());
+        assert_ne!(by, thread::current().id());
     }
 
     #[test]

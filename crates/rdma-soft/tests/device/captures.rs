@@ -8,8 +8,9 @@ use std::process::Command;
 use rdma_proto::wire::Operation::{self, *};
 use rdma_proto::wire::Service;
 use rdma_soft::{Builder, GidPlace, InstallError, Link, SoftDevice};
-use rdma_sys::{ibv_qp_type, ibv_wr_opcode as Opcode};
+use rdma_sys::{Errno, ibv_qp_type, ibv_wr_opcode as Opcode};
 use rdma_types::GidType;
+use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat};
 use test_support::program::{is_emulated, this_program};
 use test_support::rig::fork::Child;
 
@@ -17,7 +18,7 @@ use self::file::{ETHERNET, INFINIBAND, all, read};
 use crate::rig::connect::{Knobs, Side, connect_sides, connect_unreliably};
 use crate::rig::datagram::{self, changed, vector};
 use crate::rig::post::Wr;
-use crate::rig::{ALL_ACCESS, REMOTE_ATOMIC, Size};
+use crate::rig::{ALL_ACCESS, Context, REMOTE_ATOMIC, Size};
 
 /// A file of this test alone, that is not there.
 fn place(name: &str) -> PathBuf {
@@ -46,7 +47,7 @@ fn converse(a: &Side, b: &Side) {
         a.pd.register_filled((0..3000).map(|n: u32| (n % 251) as u8).collect(), ALL_ACCESS);
     let sink = b.pd.register(3000, RIGHTS);
     b.qp.post_receive(1, &[sink.sge(0, 64)]);
-    a.qp.post(&Wr::send(1, &[source.sge(0, 21)]));
+    a.qp.post(&Wr::send(1, &[source.sge(0, 8)]));
     a.send_cq.expect_success(1);
     b.receive_cq.expect_success(1);
     b.qp.post_receive(2, &[]);
@@ -140,7 +141,7 @@ fn every_packet_is_in_the_file_once() {
         let found: Vec<_> = unreliable.iter().map(|it| (it.service(), it.operation())).collect();
         assert_eq!(found, UNRELIABLE, "{name}");
         let sent = packets[0].parse();
-        assert_eq!(sent.payload, (0..21).collect::<Vec<_>>());
+        assert_eq!(sent.payload, (0..8).collect::<Vec<_>>());
         assert_eq!(packets[4].parse().headers.imm.unwrap().immediate, 0x1234);
         let last = packets[count - 1].parse();
         assert_eq!((last.payload, last.headers.bth.pad_count.get()), (&[0xaa; 33][..], 3));
@@ -164,6 +165,8 @@ fn assert_decoded(path: &Path, packets: &[file::Packet]) {
     let mut tshark = Command::new("tshark");
     // SoftRoCE has none there either.
     tshark.args(["-o", "udp.ignore_ipv6_zero_checksum:TRUE"]);
+    // It takes short SENDs for RPC over RDMA.
+    tshark.args(["--disable-protocol", "rpcordma"]);
     tshark.args(["-n", "-r"]).arg(path).args(["-T", "fields", "-E", "separator=/t"]);
     tshark.args(fields.iter().flat_map(|field| ["-e", field]));
     let Ok(output) = tshark.output() else {
@@ -238,10 +241,18 @@ fn what_arrives_nowhere_was_sent() {
 #[test]
 fn a_file_that_cannot_be_written_is_told() {
     let nowhere = place("nowhere").join("a.pcapng");
+    let [pipe, read_pipe] = ["pipe", "read-pipe"].map(place);
+    for path in [&pipe, &read_pipe] {
+        mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    }
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+    let _reader = rustix::fs::open(&read_pipe, flags, Mode::empty()).unwrap();
     for (path, reason) in [
         (nowhere.as_path(), "No such file or directory"),
         (Path::new(env!("CARGO_TARGET_TMPDIR")), "Is a directory"),
         (Path::new("/dev/full"), "No space left on device"),
+        (&pipe, "it is a pipe"),
+        (&read_pipe, "it is a pipe"),
     ] {
         let error = Builder::new("pcap-refused").pcap(path).install().unwrap_err();
         assert!(matches!(&error, InstallError::NoCapture { path: told, .. } if told == path));
@@ -250,6 +261,7 @@ fn a_file_that_cannot_be_written_is_told() {
             assert!(text.contains(word), "{text}");
         }
     }
+    [pipe, read_pipe].iter().for_each(|path| std::fs::remove_file(path).unwrap());
     assert!(SoftDevice::find("pcap-refused").is_none());
     // A name that is taken makes no file.
     Builder::new("pcap-taken").install().unwrap();
@@ -278,11 +290,13 @@ fn arguments(command: &mut Command) -> &mut Command {
     command.args(["--exact", "captures::child", "--ignored", "--test-threads=1"])
 }
 
+/// What it says on standard error.
 #[track_caller]
-fn run(command: &mut Command, path: &Path) {
+fn run(command: &mut Command, path: &Path) -> String {
     let output = command.env("RDMA_SOFT_PCAP", path).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    String::from_utf8(output.stderr).unwrap()
 }
 
 #[test]
@@ -305,8 +319,40 @@ fn the_environment_names_a_file() {
     }
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 2);
     std::fs::remove_dir_all(&folder).unwrap();
-    // One that cannot be written leaves devices as they are.
-    run(arguments(&mut this_program()), &folder.join("nowhere"));
+}
+
+/// A process that cannot open the usual devices.
+#[test]
+#[ignore = "started by others"]
+fn refused_child() {
+    rdma_soft::install();
+    for name in ["soft0", "softib0"] {
+        assert_eq!(Context::try_open(name).err(), Some(Errno::EIO));
+    }
+    // One whose program has named another file is as always.
+    let path = place("refused");
+    device("pcap-child", Link::Ethernet, &path);
+    Context::open("pcap-child");
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// Whoever asks for a capture that there cannot be is told at the first use, with or without a subscriber.
+#[track_caller]
+fn expect_refused(path: &Path, reason: &str) {
+    let mut child = this_program();
+    child.args(["--exact", "captures::refused_child", "--ignored", "--test-threads=1"]);
+    let said = run(&mut child, path);
+    for name in ["soft0", "softib0"] {
+        let line =
+            format!("rdma-soft: `{name}` is not opened: the capture file `{}`", path.display());
+        let line = said.lines().find(|said| said.starts_with(&line)).expect(&said);
+        assert!(line.contains(reason) && line.contains("RDMA_SOFT_PCAP"), "{line}");
+    }
+}
+
+#[test]
+fn without_the_capture_of_the_environment_devices_do_not_open() {
+    expect_refused(&place("no-folder").join("a.pcapng"), "No such file or directory (os error 2)");
 }
 
 /// What it does is not its parent's.
@@ -326,7 +372,7 @@ fn a_forked_child_writes_nothing() {
 fn a_file_has_one_process() {
     let path = place("mine");
     device("pcap-mine", Link::Ethernet, &path);
-    run(arguments(&mut this_program()), &path);
+    expect_refused(&path, "another process writes to it");
     let (a, b) = pair("pcap-mine", "pcap-mine");
     converse(&a, &b);
     read(&path, CONVERSATION.len());

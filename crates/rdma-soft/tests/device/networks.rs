@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_soft::{Builder, Link, LinkModel, Network, SoftDevice};
+use rdma_soft::{Builder, Link, LinkModel, Network, Schedule, SoftDevice};
 use rdma_sys::ibv_wc_status as Status;
 use rdma_types::AccessFlags;
 
@@ -257,4 +257,52 @@ fn a_wait_for_an_event_lets_it_come() {
     receives.acknowledge(1);
     receives.expect_success(3);
     assert!(network.now() >= Duration::from_secs(1));
+}
+
+/// What a schedule lets go is sent, and nothing else.
+#[test]
+fn a_schedule_says_when_a_request_begins() {
+    for (schedule, name) in [
+        (Schedule::Immediate, "net-now"),
+        (Schedule::Deferred { seed: 4 }, "net-later"),
+        (Schedule::Held, "net-held"),
+    ] {
+        let network = Network::simulated(7);
+        let device = Builder::new(name).network(&network).schedule(schedule).install().unwrap();
+        let [a, _b] = pair([name; 2], &KNOBS);
+        a.qp.post(&Wr::send(1, &[]));
+        let begun = |expected| assert_eq!(network.packets() > 0, expected, "{schedule:?}");
+        begun(schedule == Schedule::Immediate);
+        if schedule == Schedule::Held {
+            assert!(!network.step());
+            network.run_for(Duration::from_secs(1));
+            begun(false);
+            device.release(a.qp.qpn(), 1);
+        } else {
+            network.run_for(300 * US);
+        }
+        begun(true);
+    }
+}
+
+/// The time on the link of a packet with 42 bytes, and of one without.
+#[test]
+fn a_packet_takes_the_bandwidth_of_its_payload_and_58_bytes() {
+    let network = Network::simulated(8);
+    let names = ["net-slow-a", "net-slow-b"];
+    let [x, y] = names.map(|name| install(&network, name, Link::Ethernet));
+    let [a, b] = pair(names, &Knobs { timeout: 0, ..KNOBS });
+    // A byte takes a millisecond.
+    network.set_link(&x, &y, LinkModel::new().bandwidth(8_000)).unwrap();
+    let memory = a.pd.register(42, ALL_ACCESS);
+    let room = b.pd.register(42, ALL_ACCESS);
+    for (id, length, milliseconds) in [(1, 42, 100), (2, 0, 58)] {
+        b.qp.post_receive(id, &[room.sge(0, 42)]);
+        a.qp.post(&Wr::send(id, &[memory.sge(0, length)]));
+        network.run_for(1_000 * milliseconds * US);
+        assert!(b.receive_cq.is_empty(), "it came too early");
+        network.run_for(2 * US);
+        b.receive_cq.expect_success(id);
+        a.send_cq.expect_success(id);
+    }
 }

@@ -85,7 +85,7 @@ impl Entry {
             qpn,
             vendor_err,
             source: unpack(flags),
-            // It has done its work when the completion came here.
+            // It matters only while the completion is pushed.
             solicited: false,
             side: if flags & u64::from(OF_RECEIVE) != 0 { Side::Receive } else { Side::Send },
             upto,

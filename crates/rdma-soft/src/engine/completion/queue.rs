@@ -77,7 +77,7 @@ pub(crate) struct CompletionQueue {
     pub(super) producers: Line<Lock<Producers>>,
     /// Who has this lock and that of the producers has this one first.
     pub(super) pollers: Line<Pollers>,
-    /// Those who go to error with this queue.
+    /// The queue pairs that go to error if this queue overflows.
     users: std::sync::Mutex<BTreeMap<u64, Weak<QueuePair>>>,
     /// Each completion is stamped with the time at which it came.
     timestamps: bool,
@@ -109,12 +109,12 @@ impl CompletionQueue {
         })
     }
 
-    /// The same with somebody to tell of its events.
+    /// Adds those who are told of its events.
     pub(crate) fn with_events(self, notifier: Option<Notifier>, reporter: Reporter) -> Self {
         Self { notifier, reporter, ..self }
     }
 
-    /// The same, and whether it keeps the time at which each completion comes.
+    /// Sets whether it keeps the time at which each completion comes.
     pub(crate) fn with_timestamps(self, timestamps: bool) -> Self {
         Self { timestamps, ..self }
     }

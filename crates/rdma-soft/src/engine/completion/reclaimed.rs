@@ -14,7 +14,7 @@ use crate::sync::{AtomicU32, Line, Ordering};
 pub(crate) struct Reclaimed {
     send: Line<AtomicU32>,
     receive: Line<AtomicU32>,
-    /// Whose the receive requests are, if not the queue pair's own.
+    /// Where the receive requests come from, if not from the queue pair's own queue.
     shared: Option<Arc<SharedReceiveQueue>>,
 }
 

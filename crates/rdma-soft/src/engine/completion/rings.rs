@@ -28,11 +28,11 @@ impl Ring {
 
     #[inline(always)]
     pub(super) fn entry(&self, number: u64) -> &Entry {
-        // It is as large as memory is.
+        // The mask is that of a ring in memory, so that the number fits.
         &self.entries[usize::try_from(number & self.mask).unwrap_or(0)]
     }
 
-    /// Has no completion in it, also for those who look for one before `number`.
+    /// Empties the ring, also for pollers that look for a completion before `number`.
     pub(super) fn clear(&self, number: u64) {
         self.entries.iter().for_each(|entry| entry.drop_number(number));
     }

@@ -19,9 +19,9 @@ use super::{Cursor, Data, Segment, copy_segment, pointers, transfer_cursors};
 /// Whether the memory of a copy is known to be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// It is; the copy cannot fail.
+    /// The memory is mapped: the copy cannot fail.
     Mapped,
-    /// Perhaps it is not, or may not be read or written any more.
+    /// The memory may have been unmapped, or have lost its rights to be read or written.
     ///
     /// Where the kernel does not copy for us, since a filter of system calls forbids it, under valgrind and
     /// with `--cfg rdma_visible_copies`, such copies are made as if the memory were there.

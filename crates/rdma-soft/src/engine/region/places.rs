@@ -26,7 +26,7 @@ struct Place {
 
 #[derive(Debug)]
 pub(super) struct Places {
-    /// Of [`CHUNK`] places each, as the table's.
+    /// [`CHUNK`] places in each, as in the table.
     chunks: Vec<Box<[Place]>>,
     made: u32,
     most: u32,

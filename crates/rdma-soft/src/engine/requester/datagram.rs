@@ -10,7 +10,7 @@ use rdma_types::{Mtu, Qpn, WcStatus as Status};
 use crate::address::{AddressVector, Path};
 use crate::device::Way;
 use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::Data;
+use crate::engine::copy::{Data, Fault};
 use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::requester::direct::Extent;
@@ -24,12 +24,12 @@ use crate::link::memory::{self, Inbox};
 use crate::notices::{Reason, Whose};
 
 /// The longest datagram, in bytes: the MTU of the port.
-const PORT_MTU: u64 = 4096;
-/// Of the key of a request: use the queue pair's own (IBTA volume 1, 10.2.5).
+pub(super) const PORT_MTU: u16 = 4096;
+/// This bit of a request's Q_Key says: use the queue pair's own (IBTA volume 1, 10.2.5).
 const OWN_QKEY: u32 = 0x8000_0000;
 
 impl Requester {
-    /// Sends a datagram. Whoever does not take it, it is done for the requester.
+    /// Sends a datagram. For the requester it is done then, whether or not anybody takes it.
     pub(super) fn send_datagram(
         &mut self,
         own: &Arc<QueuePair>,
@@ -39,7 +39,7 @@ impl Requester {
         let Some(to) = message.payload.destination().filter(|to| to.pd == own.pd_number) else {
             return Verdict::Failed(Status::LOC_QP_OP_ERR);
         };
-        if message.length > PORT_MTU {
+        if message.length > PORT_MTU.into() {
             return Verdict::Failed(Status::LOC_LEN_ERR);
         }
         let own_key = message.request.qkey & OWN_QKEY != 0;
@@ -119,18 +119,25 @@ impl Requester {
             None => Some(Reason::NoRoute),
             Some(_) => None,
         };
-        if let Some(burst) = self.packet(own, qkey, message) {
-            let room = inbox.filter(|_| lost.is_none()).map(|inbox| (inbox, inbox.buffer(own)));
-            if let Some((_, None)) = room {
-                return Verdict::NoRoom;
-            }
-            if lost != Some(Reason::PortDown) {
-                self.capture(own, &path, &burst, message, &datagram);
-            }
-            if let Some((inbox, Some(buffer))) = room
-                && !self.fill_and_send(own, (inbox, buffer), path, burst, message, datagram)
-            {
-                return Verdict::Failed(Status::LOC_PROT_ERR);
+        let packet = self.packet(own, qkey, message);
+        if let Some(burst) = packet.filter(|_| lost != Some(Reason::PortDown)) {
+            let tap = own.device.tap.as_ref();
+            if let Some(inbox) = inbox {
+                let Some(mut buffer) = inbox.buffer(own) else { return Verdict::NoRoom };
+                if self.gather(message, &mut buffer).is_err() {
+                    inbox.give_back(buffer);
+                    return Verdict::Failed(Status::LOC_PROT_ERR);
+                }
+                if let Some(tap) = tap {
+                    tap.sent(&path, &burst, Some(&datagram), &buffer);
+                }
+                inbox.send(own.device, path, burst, Some(datagram), buffer);
+            } else if let Some(tap) = tap {
+                // The packet leaves this device and arrives nowhere.
+                let mut nowhere = [0; PORT_MTU as usize];
+                if let Ok(bytes) = self.gather(message, &mut nowhere) {
+                    tap.sent(&path, &burst, Some(&datagram), bytes);
+                }
             }
         }
         if let Some(reason) = lost {
@@ -164,42 +171,20 @@ impl Requester {
         Datagrams::new(Qpn::masked(own.qpn), Mtu::MTU4096, self.psn).send(&to, &end)
     }
 
-    /// Writes a packet to the capture of its device, if there is one.
-    pub(super) fn capture(
+    /// Puts the bytes of a datagram at the beginning of a buffer.
+    pub(super) fn gather<'a>(
         &self,
-        own: &QueuePair,
-        path: &Path,
-        burst: &Burst,
         message: &Message<'_>,
-        datagram: &memory::Datagram,
-    ) {
-        let Some(tap) = &own.device.tap else { return };
-        let mut payload = vec![0; burst.length as usize];
-        if message.reach.collect_bytes(&self.local, 0, &mut payload).is_ok() {
-            tap.sent(path, burst, Some(datagram), &payload);
-        }
+        buffer: &'a mut [u8],
+    ) -> Result<&'a [u8], Fault> {
+        // No longer than the MTU, for which each buffer has room.
+        let length = usize::try_from(message.length).unwrap_or(usize::MAX).min(buffer.len());
+        let bytes = &mut buffer[..length];
+        message.reach.collect_bytes(&self.local, 0, bytes)?;
+        Ok(bytes)
     }
 
-    /// Puts a packet with its payload in an inbox. Says whether the payload was there.
-    pub(super) fn fill_and_send(
-        &self,
-        own: &QueuePair,
-        (inbox, mut buffer): (&Arc<Inbox>, Box<[u8]>),
-        path: Path,
-        burst: Burst,
-        message: &Message<'_>,
-        datagram: memory::Datagram,
-    ) -> bool {
-        let payload = &mut buffer[..burst.length as usize];
-        let there = message.reach.collect_bytes(&self.local, 0, payload).is_ok();
-        match there {
-            true => inbox.send(own.device, path, burst, Some(datagram), buffer),
-            false => inbox.give_back(buffer),
-        }
-        there
-    }
-
-    /// Where a datagram goes. Where the last one went stands in the place of a connection.
+    /// Finds where a datagram goes. The fields that describe a connection's peer have where the last one went.
     fn take_receiver(&mut self, own: &QueuePair, to: &AddressVector, qpn: u32) -> Receiver {
         let same = self.peer_qpn == qpn && self.origin.path == Some(to.path);
         (self.origin.path, self.peer_qpn) = (Some(to.path), qpn);

@@ -33,7 +33,7 @@ pub(crate) enum Extent {
 impl Extent {
     pub(crate) const WHOLE: Self = Self::Bytes(u64::MAX);
 
-    /// Where the copy of a message of that length stops that has come so far.
+    /// Where an attempt stops to copy a message of `length` bytes, of which `progress` bytes were copied before.
     #[inline]
     pub(super) fn end(self, progress: u64, length: u64) -> u64 {
         match self {
@@ -92,7 +92,7 @@ impl Requester {
         if !responder.listens_to(found, &self.origin, self.psn) {
             responder.count_dropped(found, &self.origin, self.psn);
             drop(responder);
-            // It may have been destroyed; another may have its number by the next attempt.
+            // The peer may have been destroyed; another queue pair may have its number by the next attempt.
             self.peer = Peer::Unresolved;
             return Verdict::Unanswered;
         }

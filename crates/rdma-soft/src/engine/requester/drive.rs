@@ -18,14 +18,14 @@ mod tests;
 /// How much of a queue one drive may execute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// So many requests, and what is copied of them before others may have the locks, by who is told to.
+    /// So many requests, up to [`STRETCH_BYTES`], by a thread that releases them.
     Requests(u32),
     /// The head, all of it.
     Head,
     /// What a thread executes that has other things to do than this queue: so many requests, and no more
     /// than [`TURN_BYTES`].
     Turn(u32),
-    /// The same as [`Requests`](Self::Requests), by who has posted them.
+    /// As [`Requests`](Self::Requests), by the thread that posts them.
     Stretch(u32),
     /// The head, half-way through its copy.
     HalfOfHead,
@@ -91,7 +91,7 @@ impl Left {
 
 impl SendSide {
     /// Executes from the head of the queue; a blocked head is tried again first. Says how many
-    /// requests ended. Of a queue whose requests go as packets, they may go, and end later.
+    /// requests ended. If requests go as packets, this lets them go; they end later.
     pub(crate) fn drive(
         &mut self,
         own: &Arc<QueuePair>,
@@ -159,7 +159,7 @@ impl SendSide {
         self.take_part(own, &mut Turn::new(), aftermath);
     }
 
-    /// The same with what is left of a turn. One that is over leaves all of it.
+    /// Executes of this queue what is left of a turn: nothing if the turn is over.
     pub(crate) fn take_part(
         &mut self,
         own: &Arc<QueuePair>,

@@ -7,13 +7,14 @@ use rdma_types::WcStatus as Status;
 use crate::address::Path;
 use crate::device::Device;
 use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::Data;
+use crate::engine::copy::{Data, Fault};
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::requester::datagram::PORT_MTU;
 use crate::engine::requester::side::{Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
-use crate::link::memory;
+use crate::link::memory::{self, Inbox};
 
 impl Requester {
     /// Sends a datagram to all members of a group; the sender hears it too if it is one of them. Whoever does not
@@ -29,34 +30,51 @@ impl Requester {
     ) -> Verdict {
         if let Some(group) = datagram.group.filter(|_| own.device.port_is_up()) {
             let by_packets = |there: &&'static Device| own.device.sends_packets_to(there);
+            let devices = || own.device.devices_of(&group);
+            let inboxes = || devices().filter(by_packets).map(Device::inbox);
             // First of all, so that it goes to nobody as long as it cannot go to everybody.
-            let mut inboxes = own.device.devices_of(&group).filter(by_packets);
-            if !inboxes.all(|there| there.inbox().has_room(own)) {
+            if !inboxes().all(|inbox| inbox.has_room(own)) {
                 return Verdict::NoRoom;
             }
-            // The same for all, each of whose devices spreads it to its members.
-            let packet = self.packet(own, qkey, message);
-            if let Some(burst) = &packet {
-                self.capture(own, &path, burst, message, &datagram);
-            }
-            for there in own.device.devices_of(&group) {
-                let sent = match (by_packets(&there), packet) {
-                    (true, Some(burst)) => {
-                        let inbox = there.inbox();
-                        let room = (inbox, inbox.buffer_at_once());
-                        self.fill_and_send(own, room, path, burst, message, datagram)
-                    }
-                    (true, None) => true,
-                    (false, _) => self.copy_to_members(there, qkey, message, datagram, aftermath),
-                };
-                if !sent {
-                    return Verdict::Failed(Status::LOC_PROT_ERR);
-                }
+            let mut others = devices().filter(|there| !by_packets(there));
+            let sent = self.send_to_inboxes(own, inboxes(), (path, qkey), message, datagram);
+            let sent = sent.is_ok()
+                && others.all(|to| self.copy_to_members(to, qkey, message, datagram, aftermath));
+            if !sent {
+                return Verdict::Failed(Status::LOC_PROT_ERR);
             }
         }
         self.local.clear();
         self.psn = self.psn.wrapping_add(1);
         Verdict::Done { bytes: message.length }
+    }
+
+    /// Writes the packet to the capture of its device, if there is one, and sends it to each of these inboxes, whose
+    /// devices copy it to their members.
+    fn send_to_inboxes(
+        &self,
+        own: &QueuePair,
+        inboxes: impl Iterator<Item = &'static Arc<Inbox>>,
+        (path, qkey): (Path, u32),
+        message: &Message<'_>,
+        datagram: memory::Datagram,
+    ) -> Result<(), Fault> {
+        let (tap, mut inboxes) = (&own.device.tap, inboxes.peekable());
+        if tap.is_none() && inboxes.peek().is_none() {
+            return Ok(());
+        }
+        let Some(burst) = self.packet(own, qkey, message) else { return Ok(()) };
+        let mut room = [0; PORT_MTU as usize];
+        let bytes = self.gather(message, &mut room)?;
+        if let Some(tap) = tap {
+            tap.sent(&path, &burst, Some(&datagram), bytes);
+        }
+        for inbox in inboxes {
+            let mut buffer = inbox.buffer_at_once();
+            buffer[..bytes.len()].copy_from_slice(bytes);
+            inbox.send(own.device, path, burst, Some(datagram), buffer);
+        }
+        Ok(())
     }
 
     /// A copy for each member on a device. Says whether the sender's memory was there.

@@ -11,7 +11,7 @@ use crate::engine::sge::Sge;
 pub(crate) struct Request {
     pub(crate) wr_id: u64,
     pub(crate) signaled: bool,
-    /// It waits for the READs and atomics before it. On the direct way each request waits for all before it.
+    /// The request waits for the READs and atomics before it. On the direct way each request waits for all before it.
     pub(crate) fence: bool,
     pub(crate) operation: Operation,
     /// The queue pair that a datagram is for.
@@ -58,7 +58,7 @@ impl<'a> Payload<'a> {
         Self { sges, inline: true, destination: None }
     }
 
-    /// The same to that address.
+    /// This payload, to be sent to that address.
     #[inline]
     pub(crate) fn to(self, destination: Option<&'a AddressVector>) -> Self {
         Self { destination, ..self }

@@ -47,7 +47,7 @@ pub(crate) struct Requester {
     pub(crate) retries: u8,
     pub(crate) rnr_retries: u8,
     pub(crate) max_rd_atomic: u8,
-    /// Of datagrams that name none themselves.
+    /// The Q_Key of datagrams whose requests name none.
     pub(crate) qkey: u32,
     /// Found at the first request of a connection.
     pub(crate) peer: Peer,
@@ -157,7 +157,7 @@ pub(super) fn local_length(opcode: Opcode, length: u64) -> Result<u32, WcStatus>
     u32::try_from(length).ok().filter(|_| !wrong_length).ok_or(WcStatus::LOC_LEN_ERR)
 }
 
-/// Of an MTU of two to the power of `mtu_log2` bytes.
+/// How many packets a message has, at an MTU of two to the power of `mtu_log2` bytes.
 #[inline]
 fn packets(length: u64, mtu_log2: u32) -> u32 {
     // At most 2^31 / 2^8 packets, so that the mask takes nothing away.
@@ -207,7 +207,7 @@ pub(crate) struct SendSide {
     pub(crate) incarnation: u32,
     pub(crate) queue: SendQueue,
     pub(crate) requester: Requester,
-    /// Of a connection whose messages go as packets, from RTS to RESET.
+    /// The state of the protocol, from RTS to RESET, if messages go as packets.
     pub(crate) wire: Option<Box<Wire>>,
     pub(crate) blocked: Blocked,
     /// Requests accepted since the queue pair was made (free-running).

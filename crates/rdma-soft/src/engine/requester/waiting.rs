@@ -103,7 +103,7 @@ impl SendSide {
                     own.alarm.set(at);
                 }
             }
-            // It rang for an earlier deadline, which is gone.
+            // The alarm rang for an earlier deadline that does not count any more.
             Blocked::Unanswered { at: Some(at), .. } => own.alarm.set(at),
             // The receiver it waits for has gone.
             Blocked::NotReady { until: None } => self.take_turn(own, aftermath),

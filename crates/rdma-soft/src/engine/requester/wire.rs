@@ -43,7 +43,7 @@ enum Protocol {
 }
 
 impl Wire {
-    /// Of a queue pair that becomes ready to send.
+    /// For a queue pair that becomes ready to send.
     pub(crate) fn new(own: &QueuePair, requester: &Requester, route: Route) -> Self {
         let connection = wire::connection(requester.peer_qpn, requester.mtu_log2);
         let protocol = match own.service {
@@ -126,7 +126,7 @@ impl Wire {
 }
 
 fn settings(requester: &Requester, connection: Connection) -> Settings {
-    // They were checked when they were set.
+    // The codes were checked when the attributes were set.
     Settings {
         connection,
         psn: requester.psn,
@@ -211,7 +211,7 @@ impl SendSide {
     pub(crate) fn expire(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
         let now = own.device.fabric.clock.now();
         let Some(wire) = &mut self.wire else { return };
-        // It is set to nothing now, whatever it rang for.
+        // The alarm has rung, whatever for, and is not set any more.
         wire.alarm = None;
         self.with_wire(own, aftermath, |protocol, _, queue| {
             if let Protocol::Reliable(protocol) = protocol {

@@ -32,7 +32,7 @@ pub(crate) struct Datagram<'a> {
 pub(crate) enum Arrived {
     Whole,
     InPart,
-    /// It was dropped.
+    /// The datagram was dropped.
     Not(Reason),
     /// The sender's memory was not there.
     Unreadable,

@@ -130,7 +130,7 @@ impl Inbound<'_> {
         })
     }
 
-    /// The same, of what a packet brings back that begins so many bytes behind the first.
+    /// Copies the part of what a READ of `length` bytes asks for that one response packet carries, from offset `at`.
     pub(crate) fn fetch_bytes(
         &mut self,
         operation: &Operation,
@@ -155,7 +155,7 @@ impl Inbound<'_> {
         if !operation.remote_address.is_multiple_of(8) || !self.own.device.limits.atomics {
             return Err(invalid());
         }
-        // It can be aligned for the peer and not here, if the region was registered under other addresses.
+        // The peer's address may be aligned and the local one not, if the region was registered under other addresses.
         let word = AtomicWord::at(self.remote(operation, 8)?).ok_or_else(invalid)?;
         if !self.reach.finds(word) {
             return Err(fault_of_request(Status::REM_ACCESS_ERR));

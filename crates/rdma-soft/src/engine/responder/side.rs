@@ -30,9 +30,9 @@ pub(crate) struct Responder {
     pub(crate) psn: Psn,
     pub(crate) min_rnr_timer: u8,
     pub(crate) max_rd_atomic: u8,
-    /// What datagrams have to show.
+    /// The Q_Key that datagrams must carry.
     pub(crate) qkey: u32,
-    /// Of a connection whose messages come as packets, from RTR to RESET.
+    /// The state of the protocol, from RTR to RESET, if messages come as packets.
     pub(crate) wire: Option<Box<Wire>>,
     /// The [origin](crate::engine::requester::side::Requester::origin) whose address was found right; 0 for
     /// none.

@@ -34,7 +34,7 @@ enum Protocol {
 }
 
 impl Wire {
-    /// Of a queue pair that becomes ready to receive, whose packets have so much payload at most.
+    /// For a queue pair that becomes ready to receive, at an MTU of two to the power of `mtu_log2` bytes.
     pub(crate) fn new(service: Service, side: &Responder, mtu_log2: u32, route: Route) -> Self {
         let connection = wire::connection(side.peer_qpn, mtu_log2);
         let protocol = match service {
@@ -79,7 +79,7 @@ impl Wire {
 }
 
 fn timer(side: &Responder) -> MinRnrTimer {
-    // It was checked when it was set.
+    // The code was checked when the attribute was set.
     MinRnrTimer::from_code(side.min_rnr_timer).unwrap_or_default()
 }
 
@@ -103,8 +103,7 @@ impl Responder {
                 own.reporter.report(AsyncEventKind::COMM_EST);
             }
         }
-        let mut arrival =
-            Arrival { own, side: self, aftermath, refused: None, uses_receive: false };
+        let mut arrival = Arrival::new(own, self, aftermath);
         let (burst, payload) = (&letter.burst, letter.payload());
         match &mut wire.protocol {
             Protocol::Reliable(protocol) => protocol.receive(burst, payload, &mut arrival),
@@ -118,8 +117,7 @@ impl Responder {
     /// says why.
     pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
         let Some(mut wire) = self.wire.take() else { return false };
-        let mut arrival =
-            Arrival { own, side: self, aftermath, refused: None, uses_receive: false };
+        let mut arrival = Arrival::new(own, self, aftermath);
         let more = match &mut wire.protocol {
             Protocol::Reliable(protocol) => {
                 wire::transmit(own, &wire.route, |room| protocol.poll_transmit(&mut arrival, room))
@@ -144,7 +142,11 @@ struct Arrival<'a> {
     uses_receive: bool,
 }
 
-impl Arrival<'_> {
+impl<'a> Arrival<'a> {
+    fn new(own: &'a Arc<QueuePair>, side: &'a mut Responder, aftermath: &'a mut Aftermath) -> Self {
+        Self { own, side, aftermath, refused: None, uses_receive: false }
+    }
+
     /// Has the responder do something within a visit of its own.
     fn inbound<R>(&mut self, work: impl FnOnce(&mut Inbound<'_>, &mut Aftermath) -> R) -> R {
         let visit = Visit::begin();
@@ -263,7 +265,7 @@ impl Host for Arrival<'_> {
                 inbound.find_room(0)?;
             }
             match inbound.finish(&operation, length) {
-                // It was delivered, and what is wrong is this side's affair.
+                // The message was delivered: the error is the responder's alone.
                 Err(refused) if refused.request == Status::SUCCESS => {
                     inbound.fail(refused, aftermath);
                     Ok(())

@@ -1,8 +1,8 @@
 //! The format of captures: pcapng, as one file has RoCE and InfiniBand then, and says which device each packet
 //! is of.
 //!
-//! It is blocks of words: one that begins the file, one for each device, one for each packet. There are so few
-//! of them that they are written here.
+//! A file consists of blocks of 32-bit words: one begins the file, one is there for each device and for each packet.
+//! These are so few kinds that no crate is needed.
 
 use crate::link::Link;
 
@@ -26,7 +26,7 @@ const LINKTYPE_ERF: u16 = 197;
 const ERF: usize = 16;
 /// An InfiniBand packet is behind it.
 const ERF_INFINIBAND: u8 = 21;
-/// Of its flags: records are as long as their packets.
+/// A flag of ERF records: they are as long as their packets.
 const ERF_VARYING: u8 = 4;
 
 /// A device in a file.

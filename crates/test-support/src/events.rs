@@ -1,0 +1,81 @@
+//! Events of `tracing`, as a test hears them.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Level, Metadata, Subscriber};
+
+/// An event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Event {
+    /// How important it is.
+    pub level: Level,
+    /// What it is of.
+    pub target: &'static str,
+    /// Names and values, as text.
+    pub fields: Vec<(&'static str, String)>,
+}
+
+impl Event {
+    /// The value of a field.
+    pub fn field(&self, name: &str) -> Option<&str> {
+        self.fields.iter().find(|field| field.0 == name).map(|field| field.1.as_str())
+    }
+}
+
+impl Visit for Event {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.fields.push((field.name(), value.into()));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.fields.push((field.name(), format!("{value:?}")));
+    }
+}
+
+/// A subscriber that calls a function for each event, on the thread that makes it.
+#[derive(Debug)]
+pub struct Hears<F>(pub F);
+
+impl<F: Fn(Event) + 'static> Subscriber for Hears<F> {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let metadata = event.metadata();
+        let (level, target) = (*metadata.level(), metadata.target());
+        let mut heard = Event { level, target, fields: Vec::new() };
+        event.record(&mut heard);
+        (self.0)(heard);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// What `work` returns, and how many of the events that it makes on this thread are such ones.
+pub fn count<T>(
+    which: impl Fn(&Event) -> bool + Send + Sync + 'static,
+    work: impl FnOnce() -> T,
+) -> (T, u32) {
+    let count = Arc::new(AtomicU32::new(0));
+    let heard = Arc::clone(&count);
+    let hears = Hears(move |event| {
+        heard.fetch_add(which(&event).into(), Ordering::Relaxed);
+    });
+    let made = tracing::subscriber::with_default(hears, work);
+    (made, count.load(Ordering::Relaxed))
+}

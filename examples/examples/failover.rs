@@ -1,0 +1,149 @@
+//! Two nodes of a program run in one thread, on a simulated network, which finds the moment when both of them lead.
+//!
+//! A leader sends heartbeats, and leads as long as its lease lasts. Each heartbeat that is acknowledged renews the
+//! lease. A follower that has heard nothing for as long as a lease lasts takes over: it leads from then on.
+//!
+//! A lease counts from the moment when its heartbeat is sent, which is before the follower hears it. The hasty leader
+//! counts from the acknowledgement, which is after it.
+
+use std::time::Duration;
+
+use clap::Parser;
+use rdma_channel::{Scope, ScopedPendingWork, TransportError, prelude::*};
+use rdma_examples::Failure;
+use rdma_mem::open_device;
+use rdma_qp::{AckTimeout, ReceiveWorkRequest, SendWorkRequest};
+use rdma_soft::{Builder, LinkModel, Network};
+
+/// Tests two kinds of leases, each with many failures of the network.
+#[derive(Debug, Parser)]
+pub(crate) struct Arguments {
+    #[arg(long, default_value_t = 50, help = "How many failures each is tested with")]
+    seeds: u64,
+}
+
+const LEASE: Duration = Duration::from_millis(2);
+const BEAT: Duration = Duration::from_micros(200); // between two heartbeats
+const TURN: Duration = Duration::from_micros(5); // between two turns of a node
+const END: Duration = Duration::from_millis(8);
+
+fn main() -> Result<(), Failure> {
+    print!("{}", run(&Arguments::parse())?);
+    Ok(())
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let mut report = String::new();
+    for (hasty, name) in [(true, "the acknowledgement"), (false, "the sending")] {
+        let mut outcome = format!("no mistake with {} seeds", arguments.seeds);
+        for seed in 0..arguments.seeds {
+            if let Some(mistake) = mistake(seed, hasty)? {
+                outcome = format!("seed {seed}: {mistake}");
+                break;
+            }
+        }
+        report += &format!("lease since {name}: {outcome}\n");
+    }
+    Ok(report)
+}
+
+/// Runs both nodes while packets get lost, and breaks the link between them at some moment. Says what went wrong.
+fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
+    let network = Network::simulated(seed);
+    network.set_all_links(LinkModel::new().latency(Duration::from_micros(20)).loss(0.02));
+    let device = |name| Builder::new(name).network(&network).install();
+    let (a, b) = (device("node-a")?, device("node-b")?);
+    let cut = Duration::from_micros(2000 + seed * 61 % 3000);
+    network.set_link_after(cut, &a, &b, LinkModel::cut())?;
+    network.set_link_after(cut, &b, &a, LinkModel::cut())?;
+
+    // What is lost is sent again after 0.26 ms.
+    let timeout = AckTimeout::from_code(6).ok_or("no such code")?;
+    let prepare = |name| {
+        let pd = open_device(name)?.allocate_pd()?;
+        Ok::<_, Failure>(pd.create_channel().ack_timeout(timeout).build()?)
+    };
+    let (a, b) = (prepare(a.name())?, prepare(b.name())?);
+    let (end_a, end_b) = (a.endpoint(), b.endpoint());
+    let (mut a, mut b) = (a.handshake(end_b)?, b.handshake(end_a)?);
+
+    // Operations end with the scope of their channel, so that both nodes run within the scopes of both.
+    a.scope(|to_b| {
+        b.scope(|to_a| {
+            let begin = network.now();
+            let mut leader = Leader { to_b, hasty, beat: None, sent: begin, lease: Some(begin) };
+            let receive = to_a.post_receive(ReceiveWorkRequest::only_immediate())?;
+            let mut follower = Follower { to_a, receive, heard: Some(begin) };
+            let mut mistake = None;
+            while network.now() < END && mistake.is_none() {
+                let now = network.now();
+                // Each node does what it can without waiting.
+                if leader.turn(now)? & follower.turn(now)? {
+                    mistake = Some(format!("two leaders, after {now:?}"));
+                }
+                network.run_for(TURN);
+            }
+            if leader.lease.is_none() && follower.heard.is_some() {
+                mistake = Some("nobody leads".into());
+            }
+            // What is under way is flushed at once.
+            to_a.close();
+            to_b.close();
+            Ok::<_, Failure>(mistake)
+        })
+        .map_err(Failure::from)
+    })
+    .map_err(Failure::from)
+}
+
+struct Leader<'scope, 'env> {
+    to_b: &'scope Scope<'scope, 'env>,
+    hasty: bool,
+    /// The heartbeat that is under way.
+    beat: Option<ScopedPendingWork<'scope>>,
+    /// When the last one was sent.
+    sent: Duration,
+    /// Since when its lease counts, as long as it leads.
+    lease: Option<Duration>,
+}
+
+impl Leader<'_, '_> {
+    /// Says whether it leads.
+    fn turn(&mut self, now: Duration) -> Result<bool, TransportError> {
+        match self.beat.as_ref().map(ScopedPendingWork::poll) {
+            Some(Some(Ok(_))) => {
+                let since = if self.hasty { now } else { self.sent };
+                (self.beat, self.lease) = (None, self.lease.map(|_| since));
+            }
+            // It failed, as those after it would.
+            Some(Some(Err(_))) => self.lease = None,
+            None if now - self.sent >= BEAT => {
+                let beat = self.to_b.post_send(SendWorkRequest::only_immediate(0))?;
+                (self.beat, self.sent) = (Some(beat), now);
+            }
+            Some(None) | None => {}
+        }
+        self.lease = self.lease.filter(|&since| now - since < LEASE);
+        Ok(self.lease.is_some())
+    }
+}
+
+struct Follower<'scope, 'env> {
+    to_a: &'scope Scope<'scope, 'env>,
+    receive: ScopedPendingWork<'scope>,
+    /// When it has last heard of the leader, as long as it does not lead.
+    heard: Option<Duration>,
+}
+
+impl Follower<'_, '_> {
+    /// Says whether it leads.
+    fn turn(&mut self, now: Duration) -> Result<bool, TransportError> {
+        if let Some(heartbeat) = self.receive.poll() {
+            heartbeat?;
+            self.heard = self.heard.map(|_| now);
+            self.receive = self.to_a.post_receive(ReceiveWorkRequest::only_immediate())?;
+        }
+        self.heard = self.heard.filter(|&heard| now - heard < LEASE);
+        Ok(self.heard.is_none())
+    }
+}
