@@ -5,10 +5,13 @@
 //! printed. `docs/testing.md` says how to run it and what it checks.
 //!
 //! - `script`: what a workload is: settings, and a list of operations.
-//! - `generate`: the script of a seed.
+//! - `text`: a script as people read it.
+//! - `generate`: the script of a seed, or of bytes, by the `choices` that these make.
 //! - `run`: has the devices do what a script says.
 //! - `host`: the devices, queue pairs and memory of a run.
 //! - `post`: what is asked of a queue pair, and the memory that it takes.
+//! - `windows`: memory windows, and which of their keys work.
+//! - `groups`: multicast groups.
 //! - `faults`: what goes wrong on purpose.
 //! - `completions`: what may complete, when, and as what.
 //! - `memory`: which bytes may be where.
@@ -19,15 +22,19 @@
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and devices are 64-bit only.
 
 mod campaign;
+mod choices;
 mod completions;
 mod ending;
 mod faults;
 mod generate;
+mod groups;
 mod host;
 mod memory;
 mod post;
 mod run;
 mod script;
 mod shrink;
+mod text;
+mod windows;
 
 pub use campaign::{Finding, Total, campaign, workload};
