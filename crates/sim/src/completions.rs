@@ -315,7 +315,10 @@ impl World<'_> {
         let candidates = if own.service == Service::Reliable { 1 } else { usize::MAX };
         let mut why = String::from("no message was sent");
         let mut found = None;
-        for (n, message) in own.expected.iter().enumerate().take(candidates) {
+        // Of those that are the same, the one that has to come.
+        let expected = || own.expected.iter().enumerate().take(candidates);
+        let first = expected().filter(|(_, message)| message.certain);
+        for (n, message) in first.chain(expected().filter(|(_, message)| !message.certain)) {
             if message.came >= times || !message.member {
                 continue;
             }

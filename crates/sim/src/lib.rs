@@ -18,6 +18,8 @@
 //! - `ending`: what has to be true when nothing happens any more.
 //! - `shrink`: makes a failing script smaller.
 //! - `campaign`: workload after workload.
+//! - `fuzz`: a workload of any bytes.
+//! - `watch`: ends what does not end.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper is a finding.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and devices are 64-bit only.
 
@@ -26,6 +28,7 @@ mod choices;
 mod completions;
 mod ending;
 mod faults;
+mod fuzz;
 mod generate;
 mod groups;
 mod host;
@@ -35,6 +38,9 @@ mod run;
 mod script;
 mod shrink;
 mod text;
+mod watch;
 mod windows;
 
 pub use campaign::{Finding, Total, campaign, workload};
+pub use fuzz::{Wrong, bytes, fuzz, script_of};
+pub use watch::watch;

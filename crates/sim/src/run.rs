@@ -10,6 +10,7 @@ use rdma_soft::Network;
 use crate::groups;
 use crate::host::{self, End, Host, Pool};
 use crate::script::{Operation, SLOTS, Script, Service, Weather};
+use crate::watch;
 
 /// What is wrong, if something is.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
@@ -60,6 +61,7 @@ pub(crate) struct World<'a> {
 
 /// Runs a script. A panic is a finding as others are.
 pub(crate) fn run(script: &Script) -> Outcome<Done> {
+    watch::begins(script.seed);
     let network = Network::simulated(script.seed);
     let result = catch_unwind(AssertUnwindSafe(|| {
         // A panic leaves it: its end would fail too.
