@@ -89,7 +89,11 @@ mod tests {
         assert_eq!(choices.u32(..5), 2);
         assert_eq!(choices.usize(100..=0x1100), 100 + 0x1234 % 0x109d);
         assert_eq!(choices.u8(..), 0xff);
-        assert_eq!((choices.u64(3..4), choices.go_on()), (3, true), "one possibility takes no byte");
+        assert_eq!(
+            (choices.u64(3..4), choices.go_on()),
+            (3, true),
+            "one possibility takes no byte"
+        );
         assert!(choices.bool() && !choices.go_on());
         assert_eq!((choices.u64(3..9), choices.bool()), (3, false));
     }

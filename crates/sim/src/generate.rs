@@ -227,6 +227,7 @@ impl Generator<'_> {
             from: if whole { 0 } else { rng.usize(..=longest) },
             bytes: if whole { usize::MAX } else { rng.usize(1..=2 * longest) },
             rights: if rng.u32(..3) > 0 { u8::MAX } else { rng.u8(..8) },
+            edge: (rng.u32(..4) == 0).then(|| storm && rng.bool()),
         }
     }
 

@@ -335,7 +335,11 @@ pub(crate) fn connect(hosts: &[Host], ends: &[End], settings: &Settings, end: us
         _ => ibv_mtu::IBV_MTU_4096,
     };
     let knobs = Knobs {
-        access: if c.service == Service::Reliable { ALL_ACCESS | REMOTE_ATOMIC } else { ALL_ACCESS },
+        access: if c.service == Service::Reliable {
+            ALL_ACCESS | REMOTE_ATOMIC
+        } else {
+            ALL_ACCESS
+        },
         mtu,
         psn: (c.psn + life * 0x0035_7911) & 0x00ff_ffff,
         timeout: c.timeout,

@@ -203,7 +203,8 @@ impl World<'_> {
             wr = wr.atomic_at(address, rkey, first, second);
         } else if request.kind != Kind::Send {
             wr = wr.remote(target_iova(to) + (DATA + request.at) as u64, rkey);
-        } else if let Some(ah) = request.group.and_then(|group| own.group_ways.get(group % GROUPS)) {
+        } else if let Some(ah) = request.group.and_then(|group| own.group_ways.get(group % GROUPS))
+        {
             wr = wr.to(ah, EVERYBODY, QKEY);
         } else if let Some(ah) = own.ways.get(&to) {
             let number = self.ends[to].qp.as_ref().map_or(1 << 20, |qp| qp.number());

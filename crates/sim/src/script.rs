@@ -170,6 +170,8 @@ pub(crate) struct Window {
     pub(crate) from: usize,
     pub(crate) bytes: usize,
     pub(crate) rights: u8,
+    /// Who uses it ends with its last byte, or one behind it.
+    pub(crate) edge: Option<bool>,
 }
 
 /// Windows of a queue pair: the first is of type 1, the others of type 2.

@@ -165,6 +165,7 @@ const SIMPLER: &[fn(&mut Request)] = &[
     |request| in_window(request, |window| window.back = 0),
     |request| in_window(request, |window| (window.from, window.bytes) = (0, usize::MAX)),
     |request| in_window(request, |window| window.rights = u8::MAX),
+    |request| in_window(request, |window| window.edge = None),
 ];
 
 fn in_window(request: &mut Request, change: fn(&mut Window)) {

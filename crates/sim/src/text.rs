@@ -26,7 +26,7 @@ impl fmt::Display for Weather {
 
 impl Window {
     fn describe(&self, kind: Kind, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { slot, back, careful, from, bytes, rights } = *self;
+        let Self { slot, back, careful, from, bytes, rights, .. } = *self;
         let by = if slot % SLOTS == 0 { "type 1" } else { "type 2" };
         match kind {
             Kind::Bind => {
@@ -42,6 +42,11 @@ impl Window {
             Kind::Invalidate => write!(f, " window {slot} ({by})")?,
             Kind::Send => write!(f, ", invalidates window {slot}")?,
             _ => write!(f, " through window {slot}")?,
+        }
+        match self.edge.filter(|_| matches!(kind, Kind::Read | Kind::Write)) {
+            Some(true) => write!(f, " to one byte behind it")?,
+            Some(false) => write!(f, " to its end")?,
+            None => {}
         }
         if back > 0 {
             write!(f, " of {back} binds before")?;

@@ -216,7 +216,8 @@ impl World<'_> {
         let (verdict, before) = self.ends[end].windows.verdict_of_bind(slot);
         let first = is_first_type(slot);
         let in_use = before.is_some_and(|grant| first && self.is_used(end, grant));
-        if self.ends[end].target.is_none() || window.careful && (verdict != Verdict::Works || in_use)
+        if self.ends[end].target.is_none()
+            || window.careful && (verdict != Verdict::Works || in_use)
         {
             return None;
         }
@@ -271,6 +272,13 @@ impl World<'_> {
         let windows = &self.ends[owner].windows;
         let grant = windows.grant(slot, window.back)?;
         let there = &windows.grants[grant];
+        let last = (there.from + there.bytes).checked_sub(DATA + request.length);
+        if let (Some(behind), Some(last), Kind::Read | Kind::Write) =
+            (window.edge, last, request.kind)
+        {
+            let longest = self.script.settings.longest;
+            request.at = (last + usize::from(behind)).min(longest);
+        }
         let is_send = request.kind == Kind::Send;
         let verdict = if is_send { there.verdict_of_send() } else { there.verdict(request) };
         if window.careful && verdict != Verdict::Works {
@@ -350,8 +358,10 @@ impl World<'_> {
             // The peer has ended what was there, since.
             Kind::Bind => used.before.and_then(|n| grants.get(n)).is_some_and(|it| it.sent_back),
             Kind::Invalidate => grant.sent_back,
-            _ => grant.raced && used.verdict == Verdict::Works && request.length > 0
-                || grant.raced && request.kind == Kind::Send,
+            _ => {
+                grant.raced && used.verdict == Verdict::Works && request.length > 0
+                    || grant.raced && request.kind == Kind::Send
+            }
         };
         let first = is_first_type(grant.slot);
         match used.verdict {

@@ -90,6 +90,8 @@ pub(crate) enum Refusal {
     TooManyFiles,
     /// A file that may not be used so: `EACCES`.
     NotAllowed,
+    /// The device is not there any more: `ENODEV`.
+    Gone,
 }
 
 impl Refusal {
