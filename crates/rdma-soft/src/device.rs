@@ -61,6 +61,23 @@ pub(crate) struct Device {
     /// Where packets for it arrive, once there may be some.
     inbox: OnceLock<Arc<Inbox>>,
     port: Port,
+    users: Mutex<Users>,
+}
+
+/// Who may come to the device by the verbs.
+#[derive(Debug, Default)]
+struct Users {
+    /// How many contexts there are, until all that was made from them is gone.
+    contexts: u32,
+    /// Its network has ended: it is not opened any more.
+    closed: bool,
+}
+
+impl Users {
+    /// Whether nobody is there, and nobody will be.
+    fn none(&self) -> bool {
+        self.closed && self.contexts == 0
+    }
 }
 
 /// The port, and the contexts that hear of it.
@@ -139,11 +156,66 @@ impl Device {
             no_capture: None,
             inbox: OnceLock::new(),
             port: Port { is_up: AtomicBool::new(true), contexts: Mutex::default() },
+            users: Mutex::default(),
         }
     }
 
     pub(crate) fn guid(&self) -> Guid {
         self.identity.guid
+    }
+
+    /// A context is opened, unless the network of the device has ended.
+    pub(crate) fn open(&self) -> Result<(), Refusal> {
+        let mut users = locked(&self.users);
+        if users.closed {
+            return Err(Refusal::Gone);
+        }
+        users.contexts += 1;
+        Ok(())
+    }
+
+    /// A context and all that was made from it are gone.
+    pub(crate) fn close(&self) {
+        let last = {
+            let mut users = locked(&self.users);
+            users.contexts -= 1;
+            users.none()
+        };
+        if last {
+            self.retire();
+        }
+    }
+
+    /// Its network has ended.
+    pub(crate) fn leave_network(&self) {
+        let nobody = {
+            let mut users = locked(&self.users);
+            users.closed = true;
+            users.none()
+        };
+        if nobody {
+            self.retire();
+        }
+    }
+
+    /// Nobody comes to it by the verbs any more: most of its memory is for others, and its capture ends. What
+    /// programs have pointers and names of stays.
+    #[cold]
+    fn retire(&self) {
+        self.regions.retire();
+        locked(&self.queue_pairs).end();
+        if let Some(inbox) = self.inbox_if_any() {
+            inbox.retire();
+        }
+        if let Some(tap) = &self.tap {
+            tap.end();
+        }
+        let mut devices = self.fabric.devices.one_by_one();
+        if let Some(simulation) = &self.fabric.simulation
+            && devices.all(|device| locked(&device.users).none())
+        {
+            simulation.retire();
+        }
     }
 
     /// Takes a queue pair number for a queue pair that is being made.

@@ -48,7 +48,8 @@ use crate::soft_device::SoftDevice;
 /// # Its end
 ///
 /// When it is dropped, its devices leave the device list, and their names are free. What a program has still open
-/// of them goes on as before; the memory of the devices themselves is not given back.
+/// of them goes on as before, and nothing more is opened. Most of a device's memory is given back when nothing of it
+/// is open; what names it stays as long as the process.
 #[derive(Debug)]
 pub struct Network {
     pub(crate) fabric: &'static Fabric,

@@ -95,6 +95,8 @@ fn one(seed: u64, before: Total) -> Result<Done, Box<Finding>> {
         Err(why) => why,
     };
     let operations = script.operations.len();
+    // It may take long to make it smaller.
+    eprintln!("workload {seed:#x}: {first}");
     // What panics again and again says so once.
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| {}));

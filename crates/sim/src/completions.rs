@@ -2,15 +2,21 @@
 
 use std::hash::Hash;
 
-use rdma_sys::{ibv_wc, ibv_wc_flags as Flags, ibv_wc_opcode as Code, ibv_wc_status as Status};
+use rdma_sys::{
+    ibv_qp_state as State, ibv_wc, ibv_wc_flags as Flags, ibv_wc_opcode as Code,
+    ibv_wc_status as Status,
+};
 use test_support::rig::datagram::HEADER;
+use test_support::rig::window::invalidated;
 use test_support::rig::{Cq, imm_of};
 
+use crate::groups;
 use crate::host::{BETWEEN, Message, Sent, untouched};
 use crate::memory::{self, DATA};
 use crate::post::unpack;
 use crate::run::{Outcome, SHARED, World, ensure};
-use crate::script::{Kind, Service};
+use crate::script::{Connection, Kind, Request, SLOTS, Service};
+use crate::windows::{Use, Verdict, is_first_type};
 
 /// So many completions are polled at a time.
 const POLLED: usize = 16;
@@ -24,6 +30,20 @@ fn poll(cq: &Cq) -> Outcome<Vec<ibv_wc>> {
         if last {
             return Ok(all);
         }
+    }
+}
+
+/// As what it completes.
+fn code(request: &Request) -> Code {
+    let first = request.window.is_some_and(|window| is_first_type(window.slot % SLOTS));
+    match request.kind {
+        Kind::Send => Code::IBV_WC_SEND,
+        Kind::Write => Code::IBV_WC_RDMA_WRITE,
+        Kind::Read => Code::IBV_WC_RDMA_READ,
+        Kind::FetchAdd => Code::IBV_WC_FETCH_ADD,
+        Kind::CompareSwap => Code::IBV_WC_COMP_SWAP,
+        Kind::Invalidate if !first => Code::IBV_WC_LOCAL_INV,
+        Kind::Bind | Kind::Invalidate => Code::IBV_WC_BIND_MW,
     }
 }
 
@@ -110,13 +130,7 @@ impl World<'_> {
             }
             if succeeded {
                 ensure!(sent.request.signaled, "{what}, succeeded and is not signaled");
-                let expected = match sent.request.kind {
-                    Kind::Send => Code::IBV_WC_SEND,
-                    Kind::Write => Code::IBV_WC_RDMA_WRITE,
-                    Kind::Read => Code::IBV_WC_RDMA_READ,
-                    Kind::FetchAdd => Code::IBV_WC_FETCH_ADD,
-                    Kind::CompareSwap => Code::IBV_WC_COMP_SWAP,
-                };
+                let expected = code(&sent.request);
                 ensure!(wc.opcode == expected, "{what}, completed as {:?}", wc.opcode);
                 self.succeeded(end, &sent).map_err(|why| format!("{what}: {why}"))?;
             } else {
@@ -137,6 +151,13 @@ impl World<'_> {
             }
             return Ok(());
         }
+        if let Some(used) = sent.through.filter(|_| request.kind.is_local()) {
+            return self.bound(end, request, &used);
+        }
+        if let Some(used) = sent.through.filter(|_| request.kind != Kind::Send) {
+            let fails = self.verdict(end, request, &used) == Verdict::Fails;
+            ensure!(!fails, "succeeded by a key that does not allow it (any more)");
+        }
         ensure!(!(one_sided && sent.too_late), "succeeded without its target");
         let delivered =
             request.kind == Kind::Send || request.kind == Kind::Write && request.immediate;
@@ -147,6 +168,7 @@ impl World<'_> {
             Kind::Write => self.written(end, sent),
             Kind::Read => self.read(end, sent),
             Kind::FetchAdd | Kind::CompareSwap => self.executed(end, sent),
+            Kind::Bind | Kind::Invalidate => Err("it names no window".into()),
         }
     }
 
@@ -192,20 +214,33 @@ impl World<'_> {
         let connection = self.script.settings.connections.get(end / 2);
         let reliable = own.service == Service::Reliable;
         let not_ready = connection.is_some_and(|c| c.rnr_retries < 7) && self.ends[to].starved;
+        // A SEND that names a key succeeds.
+        let used = sent.through.filter(|_| request.kind != Kind::Send);
+        let verdict = used.map_or(Verdict::Works, |used| self.verdict(end, request, &used));
+        let for_ever = connection.is_some_and(Connection::waits_for_ever);
         let allowed = match status {
             Status::IBV_WC_WR_FLUSH_ERR => own.failed || excuses.flushed,
             _ if own.failed || !reliable => false,
-            Status::IBV_WC_RETRY_EXC_ERR => excuses.silence,
+            Status::IBV_WC_RETRY_EXC_ERR => excuses.silence && !for_ever,
             Status::IBV_WC_RNR_RETRY_EXC_ERR => receives && not_ready,
-            Status::IBV_WC_REM_ACCESS_ERR => excuses.access && request.kind != Kind::Send,
+            Status::IBV_WC_MW_BIND_ERR => request.kind.is_local() && verdict != Verdict::Works,
+            _ if request.kind.is_local() => false,
+            Status::IBV_WC_REM_ACCESS_ERR => {
+                request.kind != Kind::Send && (excuses.access || verdict != Verdict::Works)
+            }
             _ => false,
         };
         ensure!(allowed, "failed with status {}", status.0);
         if matches!(request.kind, Kind::Read | Kind::FetchAdd | Kind::CompareSwap) {
             self.fetched(end, sent)?;
         }
-        self.ends[to].known.uncertain.extend(sent.placed);
-        self.ends[to].known.unanswered.extend(sent.atomic);
+        if verdict != Verdict::Fails {
+            self.ends[to].known.uncertain.extend(sent.placed);
+            self.ends[to].known.unanswered.extend(sent.atomic);
+        }
+        if let Some(used) = used.filter(|_| request.kind.is_local()) {
+            self.not_bound(end, request, &used);
+        }
         self.ends[end].failed = true;
         // It takes nothing any more.
         self.ends[to].excuses.silence = true;
@@ -233,6 +268,9 @@ impl World<'_> {
                 self.ends[end].flushed_early = true;
                 Ok(())
             }
+            Status::IBV_WC_REM_INV_REQ_ERR => self
+                .took_wrong_key(end, &bytes)
+                .map_err(|why| format!("q{end}, receive of a SEND that names a key: {why}")),
             // A WRITE with immediate had taken it, and was refused then; it cannot go back to a shared queue.
             Status::IBV_WC_REM_ACCESS_ERR
                 if shared
@@ -243,6 +281,25 @@ impl World<'_> {
             }
             other => Err(format!("q{end}: a receive failed with status {}", other.0)),
         }
+    }
+
+    /// A message has come that names a key which cannot be invalidated.
+    fn took_wrong_key(&mut self, end: usize, bytes: &[u8]) -> Outcome {
+        let own = &self.ends[end];
+        let Some(message) = own.expected.front().copied() else {
+            return Err("no message was sent".into());
+        };
+        let verdict = message.invalidates.map(|used| self.verdict_of_send(end, &used));
+        ensure!(verdict.is_some(), "message {} invalidates nothing", message.number);
+        ensure!(verdict != Some(Verdict::Works), "the key is that of a window");
+        let same = bytes[..message.length] == memory::bytes(message.number, message.length);
+        ensure!(same, "other bytes than those of message {}", message.number);
+        let in_error = own.qp.as_ref().is_none_or(|qp| qp.state() == State::IBV_QPS_ERR);
+        ensure!(in_error, "the queue pair goes on");
+        let own = &mut self.ends[end];
+        own.received = message.number;
+        own.expected.pop_front();
+        Ok(())
     }
 
     /// A message has come.
@@ -258,8 +315,11 @@ impl World<'_> {
         let candidates = if own.service == Service::Reliable { 1 } else { usize::MAX };
         let mut why = String::from("no message was sent");
         let mut found = None;
-        for (n, message) in own.expected.iter().enumerate().take(candidates) {
-            if message.came >= times {
+        // Of those that are the same, the one that has to come.
+        let expected = || own.expected.iter().enumerate().take(candidates);
+        let first = expected().filter(|(_, message)| message.certain);
+        for (n, message) in first.chain(expected().filter(|(_, message)| !message.certain)) {
+            if message.came >= times || !message.member {
                 continue;
             }
             match self.is_message(end, message, wc, bytes) {
@@ -271,6 +331,9 @@ impl World<'_> {
             }
         }
         let n = found.ok_or(why)?;
+        if let Some(used) = self.ends[end].expected[n].invalidates {
+            self.came_back(end, &used);
+        }
         let own = &mut self.ends[end];
         own.received = own.received.max(own.expected[n].number);
         own.expected[n].came += 1;
@@ -303,11 +366,33 @@ impl World<'_> {
             return self.is_placed(end, &placed);
         }
         ensure!(wc.opcode == Code::IBV_WC_RECV, "came as {:?}", wc.opcode);
+        self.names_what_it_has_to(end, message, wc, slot)?;
         let bytes = &slot[header..header + message.length];
         let same = bytes == memory::bytes(number, message.length);
         ensure!(same, "other bytes than those of message {number}");
         let behind = behind.max(header + message.length);
         ensure!(untouched(&slot[behind..]), "bytes behind message {number} were touched");
+        Ok(())
+    }
+
+    /// The key that was invalidated, and the group that it was for.
+    fn names_what_it_has_to(
+        &self,
+        end: usize,
+        message: &Message,
+        wc: &ibv_wc,
+        slot: &[u8],
+    ) -> Outcome {
+        let (number, key) = (message.number, invalidated(wc));
+        let fails = |used: &Use| self.verdict_of_send(end, used) == Verdict::Fails;
+        let used = message.invalidates;
+        ensure!(key == used.map(|used| used.key), "message {number}: key {key:x?} was invalidated");
+        ensure!(!used.as_ref().is_some_and(fails), "message {number}: its key is of no window");
+        if let Some(group) = message.group {
+            let own = self.ends[end].endpoint(&self.hosts);
+            let named = own.is_none_or(|own| groups::is_named(slot, &own.gid, group));
+            ensure!(named, "message {number}: the header does not name group {group}");
+        }
         Ok(())
     }
 

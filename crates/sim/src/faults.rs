@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use crate::host::{self, End, Excuses, TARGET_ACCESS, target_iova};
+use rdma_sys::Errno;
+
+use crate::host::{self, End, Excuses, Sent, TARGET_ACCESS, target_iova};
 use crate::memory::Target;
 use crate::run::{Outcome, World, ensure};
-use crate::script::{Service, Weather};
+use crate::script::{SLOTS, Service, Weather};
+use crate::windows::{Use, Verdict, Windows};
 
 /// Fewer faults than that, in 10,000 packets, never stop a queue pair that tries eight times.
 const FEW: u32 = 200;
@@ -20,9 +23,10 @@ impl World<'_> {
             let faults = ways.iter().map(Weather::faults).max().unwrap_or(0);
             let trip: Duration = ways.iter().map(Weather::longest).sum();
             let timeout = Duration::from_nanos(4096 << c.timeout);
+            let soon = timeout < trip && !c.waits_for_ever();
             let patient = c.retries == 7 && faults <= FEW || faults == 0;
             let up = self.ports[a] && self.ports[b];
-            self.ends[end].excuses.silence |= !patient || !up || timeout < trip;
+            self.ends[end].excuses.silence |= !patient || !up || soon;
         }
     }
 
@@ -43,12 +47,13 @@ impl World<'_> {
         self.excuse_by_weather();
     }
 
-    pub(crate) fn die(&mut self, device: usize) {
+    pub(crate) fn die(&mut self, device: usize) -> Outcome {
         self.calm = false;
         for end in 0..self.ends.len() {
             if self.ends[end].device != device || self.ends[end].qp.is_none() {
                 continue;
             }
+            self.leave_all(end)?;
             let own = &mut self.ends[end];
             let peer = own.peer;
             let pending = std::mem::take(&mut own.pending);
@@ -56,14 +61,30 @@ impl World<'_> {
             own.release(bytes);
             own.qp = None;
             let known = &mut self.ends[peer].known;
-            known.uncertain.extend(pending.iter().filter_map(|sent| sent.placed));
-            known.unanswered.extend(pending.iter().filter_map(|sent| sent.atomic));
+            let certain = |used: &Use| used.verdict == Verdict::Fails;
+            let refused = |sent: &Sent| sent.through.as_ref().is_some_and(certain);
+            for sent in pending.iter().filter(|sent| !refused(sent)) {
+                known.uncertain.extend(sent.placed);
+                known.unanswered.extend(sent.atomic);
+            }
             self.ends[peer].excuses.silence = true;
+            for slot in 0..SLOTS {
+                self.deallocate(end, slot);
+            }
         }
+        Ok(())
     }
 
     pub(crate) fn deregister(&mut self, end: usize) -> Outcome {
         self.complete()?;
+        let Some(target) = &self.ends[end].target else { return Ok(()) };
+        if self.ends[end].windows.hold() {
+            let errno = target.try_deregister();
+            ensure!(errno == Errno::EBUSY.raw(), "a window is bound to it, and it says {errno}");
+        }
+        for slot in 0..SLOTS {
+            self.deallocate(end, slot);
+        }
         let Some(target) = self.ends[end].target.take() else { return Ok(()) };
         self.calm = false;
         let own = &mut self.ends[end];
@@ -125,6 +146,7 @@ impl World<'_> {
     fn renew(&mut self, end: usize) {
         let longest = self.script.settings.longest;
         let own: &mut End = &mut self.ends[end];
+        own.windows = Windows::default();
         if own.target.is_none() {
             let (memory, _) = own.frozen.take().unwrap_or_default();
             let pd = &self.hosts[own.device].pd;

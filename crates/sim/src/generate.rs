@@ -2,7 +2,10 @@
 
 use fastrand::Rng;
 
-use crate::script::{Connection, Kind, Operation, Request, Script, Service, Settings, Weather};
+use crate::choices::Choices;
+use crate::script::{
+    Connection, GROUPS, Kind, Operation, Request, SLOTS, Script, Service, Settings, Weather, Window,
+};
 
 /// How bad it is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -17,7 +20,24 @@ enum Season {
 
 /// The script of a seed, always the same.
 pub(crate) fn script(seed: u64) -> Script {
-    let mut rng = Rng::with_seed(seed);
+    make(seed, Choices::OfSeed(Rng::with_seed(seed)), LONGEST, None)
+}
+
+/// The script that bytes stand for. It is a fair one, whatever they are, and a short one.
+pub(crate) fn script_of(bytes: &[u8]) -> Script {
+    let mut choices = Choices::OfBytes(bytes);
+    let seed = choices.u32(..).into();
+    make(seed, choices, SHORT, Some(PACKETS))
+}
+
+/// No message is longer.
+const LONGEST: usize = 150_000;
+/// Of bytes.
+const SHORT: usize = 8_192;
+/// So many packets are enough for bytes.
+const PACKETS: u64 = 2_000;
+
+fn make(seed: u64, mut rng: Choices<'_>, most: usize, packets: Option<u64>) -> Script {
     let season = match rng.u32(..10) {
         0..3 => Season::Clear,
         3..6 => Season::Rain,
@@ -30,6 +50,7 @@ pub(crate) fn script(seed: u64) -> Script {
         4..10 => rng.usize(4_097..16_384),
         _ => rng.usize(64..=4_096),
     };
+    let longest = longest.min(most);
     let connections: Vec<_> =
         (0..rng.usize(1..=4)).map(|_| connection(&mut rng, devices, season)).collect();
     let datagrams = match rng.u32(..3) {
@@ -41,10 +62,11 @@ pub(crate) fn script(seed: u64) -> Script {
     let settings = Settings { infiniband, devices, weather, longest, connections, datagrams };
     let mut generator = Generator { rng, season, settings, operations: Vec::new() };
     generator.operations();
-    Script { seed, settings: generator.settings, operations: generator.operations }
+    let Generator { settings, operations, .. } = generator;
+    Script { seed, settings, operations, packets }
 }
 
-fn connection(rng: &mut Rng, devices: usize, season: Season) -> Connection {
+fn connection(rng: &mut Choices<'_>, devices: usize, season: Season) -> Connection {
     let service = if rng.u32(..5) == 0 { Service::Unreliable } else { Service::Reliable };
     let storm = season == Season::Storm;
     let a = rng.usize(..devices);
@@ -60,14 +82,16 @@ fn connection(rng: &mut Rng, devices: usize, season: Season) -> Connection {
         Season::Rain => rng.u8(11..14),
         Season::Storm => rng.u8(5..13),
     };
+    // Some wait for ever.
+    let for_ever = rng.u32(..8) == 0;
     Connection {
         devices: [a, b],
         service,
         mtu: 256 << rng.u32(..5),
         psn,
-        timeout,
-        retries: if storm { rng.u8(0..=7) } else { 7 },
-        rnr_retries: if storm && rng.bool() { rng.u8(0..7) } else { 7 },
+        timeout: if for_ever { 0 } else { timeout },
+        retries: if storm && !for_ever { rng.u8(0..=7) } else { 7 },
+        rnr_retries: if storm && !for_ever && rng.bool() { rng.u8(0..7) } else { 7 },
         min_rnr_timer: rng.u8(1..12),
         rd_atomic: if rng.bool() { rng.u8(1..=3) } else { 16 },
         sends: rng.u32(4..=64),
@@ -76,7 +100,7 @@ fn connection(rng: &mut Rng, devices: usize, season: Season) -> Connection {
     }
 }
 
-fn weather(rng: &mut Rng, season: Season) -> Weather {
+fn weather(rng: &mut Choices<'_>, season: Season) -> Weather {
     let latency_ns = if rng.bool() { rng.u64(1..3_000) } else { rng.u64(3_000..20_000) };
     let jitter_ns = if rng.bool() { 0 } else { rng.u64(..10_000) };
     let gigabit = [0, 10, 25, 100, 400][rng.usize(..5)];
@@ -102,14 +126,14 @@ fn weather(rng: &mut Rng, season: Season) -> Weather {
     }
 }
 
-struct Generator {
-    rng: Rng,
+struct Generator<'a> {
+    rng: Choices<'a>,
     season: Season,
     settings: Settings,
     operations: Vec<Operation>,
 }
 
-impl Generator {
+impl Generator<'_> {
     fn operations(&mut self) {
         for end in 0..self.settings.ends() {
             // Late ones come below, or at the end.
@@ -117,9 +141,20 @@ impl Generator {
                 self.receive(end);
             }
         }
+        for end in 2 * self.settings.connections.len()..self.settings.ends() {
+            if self.rng.bool() {
+                let group = self.rng.usize(..GROUPS);
+                self.operations.push(Operation::Join { end, group });
+            }
+        }
         for _ in 0..self.rng.usize(20..200) {
+            if !self.rng.go_on() {
+                return;
+            }
             match self.rng.u32(..100) {
-                0..70 => self.posts(),
+                0..60 => self.posts(),
+                60..67 => self.windows(),
+                67..70 => self.groups(),
                 70..85 => self.pass(),
                 85..95 => {
                     let end = self.rng.usize(..self.settings.ends());
@@ -160,6 +195,56 @@ impl Generator {
         }
     }
 
+    /// What a queue pair does with its windows.
+    fn windows(&mut self) {
+        let end = self.rng.usize(..self.settings.ends());
+        let slot = self.rng.usize(..SLOTS);
+        match self.rng.u32(..10) {
+            0..6 => self.local(end, Kind::Bind),
+            6..9 => self.local(end, Kind::Invalidate),
+            _ => self.operations.push(Operation::Deallocate { end, slot }),
+        }
+        // So that it is known, most times, what has become of it.
+        if self.rng.u32(..3) > 0 {
+            self.pass();
+        }
+    }
+
+    fn local(&mut self, end: usize, kind: Kind) {
+        let request = Request { kind, window: Some(self.window()), ..self.request(end) };
+        self.operations.push(Operation::Post { end, request });
+    }
+
+    fn window(&mut self) -> Window {
+        let longest = self.settings.longest;
+        let rng = &mut self.rng;
+        let whole = rng.u32(..3) > 0;
+        let storm = self.season == Season::Storm;
+        Window {
+            slot: rng.usize(..SLOTS),
+            back: if storm && rng.u32(..6) == 0 { rng.usize(..3) } else { 0 },
+            careful: !storm || rng.u32(..4) > 0,
+            from: if whole { 0 } else { rng.usize(..=longest) },
+            bytes: if whole { usize::MAX } else { rng.usize(1..=2 * longest) },
+            rights: if rng.u32(..3) > 0 { u8::MAX } else { rng.u8(..8) },
+            edge: (rng.u32(..4) == 0).then(|| storm && rng.bool()),
+        }
+    }
+
+    /// A queue pair for datagrams joins a group, or leaves it.
+    fn groups(&mut self) {
+        let first = 2 * self.settings.connections.len();
+        if self.settings.datagrams.is_empty() {
+            return self.pass();
+        }
+        let end = self.rng.usize(first..self.settings.ends());
+        let group = self.rng.usize(..GROUPS);
+        self.operations.push(match self.rng.bool() {
+            true => Operation::Join { end, group },
+            false => Operation::Leave { end, group },
+        });
+    }
+
     fn request(&mut self, end: usize) -> Request {
         let ends = self.settings.ends();
         let connection = self.settings.connections.get(end / 2).copied();
@@ -174,7 +259,10 @@ impl Generator {
         let mtu = connection.map_or(1024, |connection| connection.mtu) as usize;
         let length = self.length(mtu);
         let datagrams = 2 * self.settings.connections.len();
+        let window = self.rng.u32(..3) == 0 && service == Service::Reliable;
+        let window = window.then(|| self.window());
         let rng = &mut self.rng;
+        let group = service == Service::Datagram && rng.u32(..3) == 0;
         Request {
             kind,
             length,
@@ -187,6 +275,9 @@ impl Generator {
             signaled: rng.u32(..3) > 0,
             inline: rng.u32(..4) == 0,
             elements: rng.usize(1..=3),
+            // Few SENDs end what others may use.
+            window: window.filter(|_| kind != Kind::Send || rng.bool()),
+            group: group.then(|| rng.usize(..GROUPS)),
             to: if service == Service::Datagram { rng.usize(datagrams..ends) } else { usize::MAX },
         }
     }

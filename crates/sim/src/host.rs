@@ -1,6 +1,6 @@
 //! The devices of a run, their queue pairs, and what is known of these.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rdma_soft::{Builder, Link, Network, SoftDevice};
 use rdma_sys::{ibv_mtu, ibv_qp_type, ibv_sge};
@@ -11,6 +11,7 @@ use test_support::rig::{ALL_ACCESS, Context, Cq, LOCAL_WRITE, Mr, Pd, Qp, REMOTE
 
 use crate::memory::{Atomic, Placed, Target};
 use crate::script::{Connection, Request, Script, Service, Settings};
+use crate::windows::{BINDABLE, Use, Windows};
 
 /// A device and what its queue pairs share. Fields drop in order.
 pub(crate) struct Host {
@@ -93,6 +94,8 @@ pub(crate) struct Sent {
     pub(crate) atomic: Option<Atomic>,
     /// The target was deregistered before.
     pub(crate) too_late: bool,
+    /// The window that it is about.
+    pub(crate) through: Option<Use>,
 }
 
 /// A message that a receive is for.
@@ -107,6 +110,20 @@ pub(crate) struct Message {
     pub(crate) placed: Option<Placed>,
     /// How often it came.
     pub(crate) came: u32,
+    /// The group that it was sent to.
+    pub(crate) group: Option<usize>,
+    /// Whether the receiver is in that group, and whether it always was.
+    pub(crate) member: bool,
+    pub(crate) certain: bool,
+    /// The window that it invalidates.
+    pub(crate) invalidates: Option<Use>,
+}
+
+impl Message {
+    /// Whether it may be on its way.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.came == 0 && self.member
+    }
 }
 
 /// What may happen to requests of a queue pair that would not without faults.
@@ -118,6 +135,8 @@ pub(crate) struct Excuses {
     pub(crate) access: bool,
     /// The queue pair may go to the error state without a failure of its own.
     pub(crate) flushed: bool,
+    /// A window may be gone that is to be bound or invalidated.
+    pub(crate) binds: bool,
 }
 
 /// A queue pair, its memory, and what is known of both. Fields drop in order.
@@ -125,6 +144,8 @@ pub(crate) struct End {
     /// None: it was destroyed.
     pub(crate) qp: Option<Qp>,
     pub(crate) ways: BTreeMap<usize, Ah>,
+    pub(crate) group_ways: Vec<Ah>,
+    pub(crate) windows: Windows,
     pub(crate) local: Mr,
     pub(crate) target: Option<Mr>,
     pub(crate) pool: Pool,
@@ -133,6 +154,8 @@ pub(crate) struct End {
     pub(crate) service: Service,
     pub(crate) shares: bool,
     pub(crate) capacity: usize,
+    /// The groups that it is in.
+    pub(crate) groups: BTreeSet<usize>,
 
     // The local memory is used as a ring.
     next: usize,
@@ -171,7 +194,8 @@ fn pool_iova(end: usize) -> u64 {
     0x10_0000_0000 * (4 * end as u64 + 3)
 }
 
-pub(crate) const TARGET_ACCESS: u32 = ALL_ACCESS | REMOTE_ATOMIC;
+/// What a target allows without a window, and that it may have some.
+pub(crate) const TARGET_ACCESS: u32 = ALL_ACCESS | REMOTE_ATOMIC | BINDABLE;
 pub(crate) const INLINE: usize = 64;
 /// Requests of a queue pair for datagrams.
 const DATAGRAMS: u32 = 32;
@@ -226,6 +250,8 @@ impl End {
         Self {
             qp: Some(qp),
             ways: BTreeMap::new(),
+            group_ways: Vec::new(),
+            windows: Windows::default(),
             local: host.pd.register_at(local, local_iova(end), LOCAL_WRITE),
             target: Some(host.pd.register_at(known.known.clone(), target_iova(end), TARGET_ACCESS)),
             pool: Pool::new(&host.pd, pool_iova(end), longest, slots),
@@ -234,6 +260,7 @@ impl End {
             service,
             shares,
             capacity: send_wr as usize,
+            groups: BTreeSet::new(),
             next: 0,
             used: 0,
             known,
@@ -249,6 +276,13 @@ impl End {
             starved: false,
             flushed_early: false,
         }
+    }
+
+    /// Whether the local memory has room.
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+        let room = self.local.length();
+        let wraps = self.next + bytes > room;
+        self.used + bytes + if wraps { room - self.next } else { 0 } <= room
     }
 
     /// Room in the local memory: where it begins, and how much it takes.
@@ -301,7 +335,11 @@ pub(crate) fn connect(hosts: &[Host], ends: &[End], settings: &Settings, end: us
         _ => ibv_mtu::IBV_MTU_4096,
     };
     let knobs = Knobs {
-        access: if c.service == Service::Reliable { TARGET_ACCESS } else { ALL_ACCESS },
+        access: if c.service == Service::Reliable {
+            ALL_ACCESS | REMOTE_ATOMIC
+        } else {
+            ALL_ACCESS
+        },
         mtu,
         psn: (c.psn + life * 0x0035_7911) & 0x00ff_ffff,
         timeout: c.timeout,

@@ -20,6 +20,9 @@ struct Args {
     /// Run this workload alone
     #[arg(long, value_parser = number, conflicts_with = "seed")]
     workload: Option<u64>,
+    /// A workload that takes longer, in seconds, ends the program, which says its seed
+    #[arg(long, default_value_t = 60.0)]
+    limit: f64,
 }
 
 /// A process sends so many packets at most in a long run: what a network leaves behind goes with it.
@@ -40,16 +43,20 @@ fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(hours) = args.hours {
         let (start, time) = (Instant::now(), Duration::from_secs_f64(hours * 3600.0));
-        return in_processes(args.seed, |_| start.elapsed() < time);
+        return in_processes(args.seed, args.limit, |_| start.elapsed() < time);
     }
     if args.packets > PACKETS && args.workload.is_none() {
-        return in_processes(args.seed, |runs| runs * PACKETS < args.packets);
+        return in_processes(args.seed, args.limit, |runs| runs * PACKETS < args.packets);
     }
     let start = Instant::now();
-    let result = if let Some(seed) = args.workload {
+    let seed = args.workload.or(args.seed).unwrap_or_else(fresh);
+    if let Err(why) = sim::watch(format!("seed {seed:#x}"), Duration::from_secs_f64(args.limit)) {
+        eprintln!("nobody watches: {why}");
+        return ExitCode::FAILURE;
+    }
+    let result = if args.workload.is_some() {
         sim::workload(seed)
     } else {
-        let seed = args.seed.unwrap_or_else(fresh);
         println!("seed {seed:#x}");
         sim::campaign(seed, args.packets)
     };
@@ -77,13 +84,14 @@ fn main() -> ExitCode {
 }
 
 /// One seed after the other, as long as that many runs are not enough. Each has a process of its own.
-fn in_processes(seed: Option<u64>, goes_on: impl Fn(u64) -> bool) -> ExitCode {
+fn in_processes(seed: Option<u64>, limit: f64, goes_on: impl Fn(u64) -> bool) -> ExitCode {
     let first = seed.unwrap_or_else(fresh);
     let mut runs = 0;
     while goes_on(runs) {
         let Ok(program) = std::env::current_exe() else { return ExitCode::FAILURE };
         let seed = first.wrapping_add(runs).to_string();
-        let args = ["--seed", &seed, "--packets", &PACKETS.to_string()];
+        let (packets, limit) = (PACKETS.to_string(), limit.to_string());
+        let args = ["--seed", &seed, "--packets", &packets, "--limit", &limit];
         if !Command::new(program).args(args).status().is_ok_and(|status| status.success()) {
             return ExitCode::FAILURE;
         }

@@ -4,10 +4,12 @@ use rdma_sys::{ibv_send_flags as Flags, ibv_sge, ibv_wr_opcode as Opcode};
 use test_support::rig::datagram::QKEY;
 use test_support::rig::post::Wr;
 
+use crate::groups::EVERYBODY;
 use crate::host::{INLINE, Message, Sent, local_iova, target_iova};
 use crate::memory::{self, Atomic, DATA, Placed};
 use crate::run::{Outcome, World, ensure};
-use crate::script::{Kind, Request, Service};
+use crate::script::{GROUPS, Kind, Request, SLOTS, Service};
+use crate::windows::{Use, is_first_type, part};
 
 /// What is between the elements of a request, and around them.
 const GAP: usize = 8;
@@ -55,23 +57,18 @@ pub(crate) fn unpack(request: &Request, block: &[u8]) -> Option<Vec<u8>> {
 impl World<'_> {
     /// Posts a request, if there is room for it.
     pub(crate) fn post(&mut self, end: usize, mut request: Request) -> Outcome {
-        let own = &mut self.ends[end];
-        let longest = self.script.settings.longest;
-        match request.kind {
-            Kind::FetchAdd | Kind::CompareSwap => (request.length, request.elements) = (8, 1),
-            _ if own.service == Service::Datagram => {
-                request.length = request.length.min(longest).min(DATAGRAM);
-            }
-            _ => request.length = request.length.min(longest),
-        }
-        request.at = request.at.min(longest);
-        let moves = matches!(request.kind, Kind::Send | Kind::Write);
-        request.inline &= moves && request.length <= INLINE;
-        request.immediate &= moves;
-        request.signaled |= own.silent + 1 >= own.capacity / 2;
-        if own.qp.is_none() || own.pending.len() >= own.capacity {
+        self.make_fair(end, &mut request);
+        let own = &self.ends[end];
+        // Windows are for reliable connections here.
+        let of_none = request.kind.is_local() && request.window.is_none();
+        if own.qp.is_none() || own.pending.len() >= own.capacity || of_none {
             return Ok(());
         }
+        let room = own.has_room(request.block_bytes());
+        let Some(through) = room.then(|| self.use_window(end, &mut request)).flatten() else {
+            return Ok(());
+        };
+        let own = &mut self.ends[end];
         let to = if own.service == Service::Datagram { request.to } else { own.peer };
         let Some((block, block_bytes)) = own.reserve(request.block_bytes()) else { return Ok(()) };
         self.message += 1;
@@ -81,7 +78,6 @@ impl World<'_> {
         let compare = (request.kind == Kind::CompareSwap).then(|| self.guess(to, &request));
         let operand = memory::bytes(message, 8).try_into().map_or(0, u64::from_le_bytes);
         let atomic = Atomic { word: request.at % memory::WORDS, compare, operand };
-        let is_atomic = matches!(request.kind, Kind::FetchAdd | Kind::CompareSwap);
         let sent = Sent {
             sequence: self.ends[end].sequence,
             message,
@@ -89,8 +85,9 @@ impl World<'_> {
             block,
             block_bytes,
             placed: (request.kind == Kind::Write).then_some(placed),
-            atomic: is_atomic.then_some(atomic),
+            atomic: request.kind.is_atomic().then_some(atomic),
             too_late: self.ends[to].target.is_none(),
+            through,
         };
         self.give_out(end, to, &sent)?;
         self.expect(end, to, &sent);
@@ -98,6 +95,32 @@ impl World<'_> {
         own.silent = if request.signaled { 0 } else { own.silent + 1 };
         own.pending.push_back(sent);
         Ok(())
+    }
+
+    /// Makes of a request what can be posted here.
+    fn make_fair(&self, end: usize, request: &mut Request) {
+        let (own, settings) = (&self.ends[end], &self.script.settings);
+        let longest = settings.longest;
+        match request.kind {
+            Kind::FetchAdd | Kind::CompareSwap => (request.length, request.elements) = (8, 1),
+            Kind::Bind | Kind::Invalidate => (request.length, request.elements) = (0, 1),
+            _ if own.service == Service::Datagram => {
+                request.length = request.length.min(longest).min(DATAGRAM);
+            }
+            _ => request.length = request.length.min(longest),
+        }
+        request.at = request.at.min(longest);
+        request.window = request.window.filter(|_| own.service == Service::Reliable);
+        if let Some(window) = &mut request.window {
+            let whole = own.known.known.len();
+            window.from = window.from.min(whole - 1);
+            window.bytes = window.bytes.clamp(1, whole - window.from);
+        }
+        let moves = request.kind.moves();
+        request.inline &= moves && request.length <= INLINE;
+        // A SEND has room for one of both.
+        request.immediate &= moves && !(request.kind == Kind::Send && request.window.is_some());
+        request.signaled |= own.silent + 1 >= own.capacity / 2;
     }
 
     /// What a comparison expects: most times what there will be, if all goes well.
@@ -113,7 +136,7 @@ impl World<'_> {
     /// The memory of a request, and its post.
     fn give_out(&mut self, end: usize, to: usize, sent: &Sent) -> Outcome {
         let Sent { request, block, message, .. } = sent;
-        let moves = matches!(request.kind, Kind::Send | Kind::Write);
+        let moves = request.kind.moves();
         let mut memory = vec![GAP_BYTE; request.block_bytes()];
         let mut sges = Vec::with_capacity(3);
         let own = &self.ends[end];
@@ -129,6 +152,9 @@ impl World<'_> {
             sges.push(ibv_sge { addr, length: length as u32, lkey: own.local.key() });
         }
         own.local.copy_in(*block, &memory);
+        if let Some(used) = sent.through.filter(|_| request.kind.is_local()) {
+            return self.post_local(end, sent, &used);
+        }
         let mut wr = self.request(end, to, sent, &sges);
         if request.inline {
             // Inline data is taken where it is, without a key.
@@ -158,10 +184,16 @@ impl World<'_> {
             Kind::Read => Opcode::IBV_WR_RDMA_READ,
             Kind::FetchAdd => Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD,
             Kind::CompareSwap => Opcode::IBV_WR_ATOMIC_CMP_AND_SWP,
+            Kind::Bind | Kind::Invalidate => Opcode::IBV_WR_LOCAL_INV,
         };
         let own = &self.ends[end];
-        let rkey = self.rkey(to);
-        let mut wr = Wr::new(wr_id, opcode, sges);
+        let rkey = sent.through.map_or_else(|| self.rkey(to), |used| used.key);
+        let mut wr = match sent.through {
+            Some(used) if request.kind == Kind::Send => {
+                Wr::send_with_invalidate(wr_id, sges, used.key)
+            }
+            _ => Wr::new(wr_id, opcode, sges),
+        };
         if let Some(atomic) = sent.atomic {
             let address = target_iova(to) + 8 * atomic.word as u64;
             let (first, second) = match atomic.compare {
@@ -171,6 +203,9 @@ impl World<'_> {
             wr = wr.atomic_at(address, rkey, first, second);
         } else if request.kind != Kind::Send {
             wr = wr.remote(target_iova(to) + (DATA + request.at) as u64, rkey);
+        } else if let Some(ah) = request.group.and_then(|group| own.group_ways.get(group % GROUPS))
+        {
+            wr = wr.to(ah, EVERYBODY, QKEY);
         } else if let Some(ah) = own.ways.get(&to) {
             let number = self.ends[to].qp.as_ref().map_or(1 << 20, |qp| qp.number());
             wr = wr.to(ah, number, QKEY);
@@ -184,6 +219,40 @@ impl World<'_> {
         if request.fenced { wr.fenced() } else { wr }
     }
 
+    /// Posts a request that is for the queue pair's own windows.
+    fn post_local(&mut self, end: usize, sent: &Sent, used: &Use) -> Outcome {
+        let request = &sent.request;
+        let own = &mut self.ends[end];
+        let window = request.window.zip(own.qp.as_ref()).zip(own.target.as_ref());
+        let Some(((window, qp), target)) = window else { return Ok(()) };
+        let slot = window.slot % SLOTS;
+        let Some(mw) = own.windows.known(slot) else { return Ok(()) };
+        let wr_id = (end as u64) << 32 | u64::from(sent.sequence);
+        let mut info = part(end, target, &window);
+        let flag = |flag: Flags, is: bool| if is { flag.0 } else { 0 };
+        let flags = flag(Flags::IBV_SEND_SIGNALED, request.signaled)
+            | flag(Flags::IBV_SEND_FENCE, request.fenced);
+        let errno = if is_first_type(slot) {
+            if request.kind == Kind::Invalidate {
+                info.length = 0;
+            }
+            qp.try_bind(wr_id, mw, info, flags)
+        } else {
+            let mut wr = match request.kind {
+                Kind::Bind => Wr::bind(wr_id, mw, used.key, info),
+                _ => Wr::local_invalidate(wr_id, used.key),
+            };
+            wr.wr.send_flags = flags;
+            qp.try_post(&wr)
+        };
+        let key = mw.key();
+        ensure!(errno == 0, "q{end}: a bind was refused with {errno}");
+        if is_first_type(slot) && request.kind == Kind::Bind {
+            own.windows.note_key(used.grant, key);
+        }
+        Ok(())
+    }
+
     /// Of a target that is registered, or of one that was.
     fn rkey(&self, end: usize) -> u32 {
         self.ends[end].target.as_ref().map_or(self.ends[end].last_rkey, |target| target.rkey())
@@ -193,6 +262,7 @@ impl World<'_> {
     fn expect(&mut self, end: usize, to: usize, sent: &Sent) {
         let request = &sent.request;
         if request.kind == Kind::Send || request.kind == Kind::Write && request.immediate {
+            let group = request.group.filter(|_| self.ends[end].service == Service::Datagram);
             let message = Message {
                 number: sent.message,
                 source: self.ends[end].qp.as_ref().map_or(0, |qp| qp.number()),
@@ -200,7 +270,14 @@ impl World<'_> {
                 immediate: request.immediate.then_some(sent.message as u32),
                 placed: sent.placed,
                 came: 0,
+                group: None,
+                member: true,
+                certain: true,
+                invalidates: sent.through.filter(|_| request.kind == Kind::Send),
             };
+            if let Some(group) = group {
+                return self.expect_in_group(group % GROUPS, &message);
+            }
             self.ends[to].expected.push_back(message);
             self.note_starved(to);
         }

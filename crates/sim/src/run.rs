@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use rdma_soft::Network;
 
+use crate::groups;
 use crate::host::{self, End, Host, Pool};
-use crate::script::{Operation, Script, Service, Weather};
+use crate::script::{Operation, SLOTS, Script, Service, Weather};
+use crate::watch;
 
 /// What is wrong, if something is.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
@@ -59,6 +61,7 @@ pub(crate) struct World<'a> {
 
 /// Runs a script. A panic is a finding as others are.
 pub(crate) fn run(script: &Script) -> Outcome<Done> {
+    watch::begins(script.seed);
     let network = Network::simulated(script.seed);
     let result = catch_unwind(AssertUnwindSafe(|| {
         // A panic leaves it: its end would fail too.
@@ -110,10 +113,16 @@ impl<'a> World<'a> {
 
     fn run(&mut self) -> Outcome<Done> {
         for (n, operation) in self.script.operations.iter().enumerate() {
+            if self.script.packets.is_some_and(|most| self.network.packets() >= most) {
+                break;
+            }
             let done = self.execute(operation);
             done.map_err(|why| format!("at operation {n} ({operation}): {why}"))?;
         }
         self.end()?;
+        for end in 0..self.ends.len() {
+            self.leave_all(end)?;
+        }
         let packets = self.network.packets();
         (self.network.trace(), self.network.now(), packets).hash(&mut self.trace);
         Ok(Done { packets, time: self.network.now(), trace: self.trace.finish() })
@@ -140,8 +149,7 @@ impl<'a> World<'a> {
             }
             Operation::Die { device } => {
                 self.complete()?;
-                self.die(device);
-                Ok(())
+                self.die(device)
             }
             Operation::Deregister { end } => self.deregister(end),
             Operation::Error { end } => {
@@ -149,6 +157,12 @@ impl<'a> World<'a> {
                 Ok(())
             }
             Operation::Reconnect { connection } => self.reconnect(connection),
+            Operation::Deallocate { end, slot } => {
+                self.deallocate_unused(end, slot % SLOTS);
+                Ok(())
+            }
+            Operation::Join { end, group } => self.join(end, group),
+            Operation::Leave { end, group } => self.leave(end, group),
         }
     }
 
@@ -183,7 +197,7 @@ impl<'a> World<'a> {
         let ends = self.ends.iter().enumerate();
         let messages: usize = ends
             .filter(|(n, other)| shares(*n, other))
-            .map(|(_, other)| other.expected.len())
+            .map(|(_, other)| other.expected.iter().filter(|it| it.is_awaited()).count())
             .sum();
         if messages > posted {
             let ends = self.ends.iter_mut().enumerate();
@@ -200,6 +214,7 @@ fn find_ways(hosts: &[Host], ends: &mut [End]) {
     let datagrams: Vec<_> =
         (0..ends.len()).filter(|&end| ends[end].service == Service::Datagram).collect();
     for &from in &datagrams {
+        ends[from].group_ways = groups::ways(hosts, &ends[from]);
         for &to in &datagrams {
             let (Some(own), Some(peer)) = (ends[from].endpoint(hosts), ends[to].endpoint(hosts))
             else {

@@ -3,7 +3,6 @@
 //! Each part can be taken away or made smaller and leaves a fair script: an operation that has no object any more, or
 //! no room, is left out when its turn comes.
 
-use std::fmt;
 use std::time::Duration;
 
 use rdma_soft::LinkModel;
@@ -14,6 +13,8 @@ pub(crate) struct Script {
     pub(crate) seed: u64,
     pub(crate) settings: Settings,
     pub(crate) operations: Vec<Operation>,
+    /// Nothing more is done when so many packets were sent.
+    pub(crate) packets: Option<u64>,
 }
 
 /// What is there from the beginning. A connection has two ends: those of connection `n` are `2n` and `2n + 1`. Behind
@@ -108,6 +109,21 @@ pub(crate) enum Operation {
     Reconnect {
         connection: usize,
     },
+    /// A window is deallocated.
+    Deallocate {
+        end: usize,
+        slot: usize,
+    },
+    /// A queue pair for datagrams joins a group.
+    Join {
+        end: usize,
+        group: usize,
+    },
+    /// It leaves it.
+    Leave {
+        end: usize,
+        group: usize,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,6 +133,10 @@ pub(crate) enum Kind {
     Read,
     FetchAdd,
     CompareSwap,
+    /// A window of the queue pair itself is bound.
+    Bind,
+    /// It is taken back.
+    Invalidate,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,7 +152,36 @@ pub(crate) struct Request {
     pub(crate) elements: usize,
     /// To which queue pair, of a datagram.
     pub(crate) to: usize,
+    /// To which group instead.
+    pub(crate) group: Option<usize>,
+    /// The window that is bound or taken back, or through which the target is used. A SEND invalidates it.
+    pub(crate) window: Option<Window>,
 }
+
+/// Which window, and which of the keys that it had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) slot: usize,
+    /// How many binds ago it had the key.
+    pub(crate) back: usize,
+    /// It is left out if it may fail.
+    pub(crate) careful: bool,
+    /// What a bind makes it: from where in the target, how many bytes, and with which rights.
+    pub(crate) from: usize,
+    pub(crate) bytes: usize,
+    pub(crate) rights: u8,
+    /// Who uses it ends with its last byte, or one behind it.
+    pub(crate) edge: Option<bool>,
+}
+
+/// Windows of a queue pair: the first is of type 1, the others of type 2.
+pub(crate) const SLOTS: usize = 3;
+/// Multicast groups.
+pub(crate) const GROUPS: usize = 2;
+/// The rights of a window.
+pub(crate) const READS: u8 = 1;
+pub(crate) const WRITES: u8 = 2;
+pub(crate) const ATOMICS: u8 = 4;
 
 /// In 10,000.
 pub(crate) const ALWAYS: u32 = 10_000;
@@ -175,100 +224,32 @@ impl Weather {
     }
 }
 
+impl Kind {
+    /// Whether its peer hears nothing of it.
+    pub(crate) fn is_local(self) -> bool {
+        matches!(self, Self::Bind | Self::Invalidate)
+    }
+
+    pub(crate) fn is_atomic(self) -> bool {
+        matches!(self, Self::FetchAdd | Self::CompareSwap)
+    }
+
+    /// Whether it sends its own bytes.
+    pub(crate) fn moves(self) -> bool {
+        matches!(self, Self::Send | Self::Write)
+    }
+}
+
+impl Connection {
+    /// Whether no timer says that nobody answers.
+    pub(crate) fn waits_for_ever(&self) -> bool {
+        self.service == Service::Reliable && self.timeout == 0
+    }
+}
+
 impl Settings {
     /// How many queue pairs there are.
     pub(crate) fn ends(&self) -> usize {
         2 * self.connections.len() + self.datagrams.len()
-    }
-}
-
-impl fmt::Display for Weather {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.loss >= ALWAYS {
-            return write!(f, "cut");
-        }
-        write!(f, "{} ns", self.latency_ns)?;
-        let rest = [
-            (self.jitter_ns, "jitter"),
-            (self.bits_per_second, "bit/s"),
-            (self.loss.into(), "loss"),
-            (self.duplication.into(), "duplication"),
-            (self.reordering.into(), "reordering"),
-            (self.corruption.into(), "corruption"),
-        ];
-        rest.iter().filter(|(n, _)| *n > 0).try_for_each(|(n, what)| write!(f, ", {what} {n}"))
-    }
-}
-
-impl fmt::Display for Request {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kind, length, at, elements, .. } = self;
-        match kind {
-            Kind::Send | Kind::Write | Kind::Read => write!(f, "{kind:?} {length} bytes")?,
-            Kind::FetchAdd | Kind::CompareSwap => write!(f, "{kind:?}")?,
-        }
-        if *kind != Kind::Send {
-            write!(f, " at {at}")?;
-        }
-        if *elements > 1 {
-            write!(f, ", {elements} elements")?;
-        }
-        let flags = [
-            (self.immediate, "immediate"),
-            (self.fenced, "fenced"),
-            (self.inline, "inline"),
-            (!self.signaled, "unsignaled"),
-        ];
-        flags.iter().filter(|(is, _)| *is).try_for_each(|(_, what)| write!(f, ", {what}"))
-    }
-}
-
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Post { end, request } => {
-                write!(f, "q{end}: {request}")?;
-                if request.to != usize::MAX { write!(f, ", to q{}", request.to) } else { Ok(()) }
-            }
-            Self::Receive { end, count, elements } => {
-                write!(f, "q{end}: {count} receives of {elements} elements")
-            }
-            Self::Pass { nanoseconds } => write!(f, "{nanoseconds} ns pass"),
-            Self::Link { from, to, weather } => write!(f, "link d{from} to d{to}: {weather}"),
-            Self::Port { device, up } => {
-                write!(f, "d{device}: port {}", if *up { "up" } else { "down" })
-            }
-            Self::Die { device } => write!(f, "d{device}: its queue pairs are destroyed"),
-            Self::Deregister { end } => write!(f, "q{end}: its target is deregistered"),
-            Self::Error { end } => write!(f, "q{end}: to error"),
-            Self::Reconnect { connection } => write!(f, "c{connection}: reset and connected again"),
-        }
-    }
-}
-
-impl fmt::Display for Script {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, settings, operations } = self;
-        let link = if settings.infiniband { "InfiniBand" } else { "RoCE" };
-        writeln!(f, "{} devices of {link}, seed {seed:#x}", settings.devices)?;
-        writeln!(f, "links: {}", settings.weather)?;
-        writeln!(f, "messages of up to {} bytes", settings.longest)?;
-        for (n, c) in settings.connections.iter().enumerate() {
-            let [a, b] = c.devices;
-            let shared = c.shared.map(|shared| if shared { " (shared receives)" } else { "" });
-            let (first, second) = (2 * n, 2 * n + 1);
-            write!(
-                f,
-                "c{n}: {:?}, q{first} of d{a}{} and q{second} of d{b}{}",
-                c.service, shared[0], shared[1]
-            )?;
-            write!(f, ", MTU {}, PSN {:#x}, timeout {}", c.mtu, c.psn, c.timeout)?;
-            write!(f, ", retries {} and {} by {}", c.retries, c.rnr_retries, c.min_rnr_timer)?;
-            writeln!(f, ", {} READs, queues of {} and {}", c.rd_atomic, c.sends, c.receives)?;
-        }
-        for (n, device) in settings.datagrams.iter().enumerate() {
-            writeln!(f, "q{}: Datagram, of d{device}", 2 * settings.connections.len() + n)?;
-        }
-        operations.iter().try_for_each(|operation| writeln!(f, "  {operation}"))
     }
 }

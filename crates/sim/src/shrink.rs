@@ -1,7 +1,7 @@
 //! Makes a failing script smaller: as long as something can be taken away and it fails still, whatever it says.
 
 use crate::run::{PANICKED, run};
-use crate::script::{Operation, Request, Script, Weather};
+use crate::script::{Operation, Request, Script, Weather, Window};
 
 /// So many runs are enough.
 const RUNS: u32 = 4000;
@@ -114,6 +114,9 @@ impl Shrinker {
                 }
                 Operation::Receive { end, .. }
                 | Operation::Deregister { end }
+                | Operation::Deallocate { end, .. }
+                | Operation::Join { end, .. }
+                | Operation::Leave { end, .. }
                 | Operation::Error { end } => *end < ends,
                 Operation::Reconnect { connection } => 2 * connection < ends,
                 _ => true,
@@ -155,4 +158,16 @@ const SIMPLER: &[fn(&mut Request)] = &[
     |request| request.inline = false,
     |request| request.signaled = true,
     |request| request.elements = 1,
+    |request| {
+        request.window = request.window.filter(|_| request.kind.is_local());
+    },
+    |request| in_window(request, |window| window.careful = true),
+    |request| in_window(request, |window| window.back = 0),
+    |request| in_window(request, |window| (window.from, window.bytes) = (0, usize::MAX)),
+    |request| in_window(request, |window| window.rights = u8::MAX),
+    |request| in_window(request, |window| window.edge = None),
 ];
+
+fn in_window(request: &mut Request, change: fn(&mut Window)) {
+    request.window.iter_mut().for_each(change);
+}

@@ -39,3 +39,14 @@ fn a_seed_does_the_same_in_every_process() {
     assert_eq!(once, simulated(7, 30_000));
     assert_ne!(once.lines().last(), simulated(8, 30_000).lines().last());
 }
+
+/// The watch does not know what a workload does: to one that has no time at all each of them hangs.
+#[test]
+fn a_workload_that_takes_too_long_is_named() {
+    let program = env!("CARGO_BIN_EXE_sim");
+    let args = ["--seed", "7", "--packets", "9000000", "--limit=0"];
+    let output = Command::new(program).args(args).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("hangs: workload 0x"), "{text}");
+    assert!(text.contains("(seed 0x7)") && text.contains("again: "), "{text}");
+}

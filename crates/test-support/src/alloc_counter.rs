@@ -30,12 +30,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct CountingAllocator {
     allocations: AtomicU64,
     bytes: AtomicU64,
+    freed: AtomicU64,
 }
 
 impl CountingAllocator {
     /// An allocator that has counted nothing yet.
     pub const fn new() -> Self {
-        Self { allocations: AtomicU64::new(0), bytes: AtomicU64::new(0) }
+        Self { allocations: AtomicU64::new(0), bytes: AtomicU64::new(0), freed: AtomicU64::new(0) }
     }
 
     /// How many times memory was asked for since the process began, by `alloc`, `alloc_zeroed` or
@@ -51,6 +52,15 @@ impl CountingAllocator {
     /// How many bytes were asked for since the process began, whatever was freed again meanwhile.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes are allocated now.
+    pub fn in_use(&self) -> u64 {
+        self.bytes().wrapping_sub(self.freed.load(Ordering::Relaxed))
+    }
+
+    fn count_freed(&self, bytes: usize) {
+        self.freed.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     fn count(&self, bytes: usize) {
@@ -76,11 +86,13 @@ unsafe impl GlobalAlloc for CountingAllocator {
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         self.count(new_size);
+        self.count_freed(layout.size());
         // SAFETY: SAFETY.md F13: `ptr` came from `System` through this allocator, with this layout.
         unsafe { System.realloc(ptr, layout, new_size) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        self.count_freed(layout.size());
         // SAFETY: SAFETY.md F13: `ptr` came from `System` through this allocator, with this layout.
         unsafe { System.dealloc(ptr, layout) }
     }

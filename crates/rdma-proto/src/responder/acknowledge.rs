@@ -2,8 +2,8 @@
 
 use rdma_types::Psn;
 
-use super::Responder;
 use super::resources::Resource;
+use super::{Responder, count};
 use crate::wire::{Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, Syndrome};
 use crate::{Burst, Connection, Host, Nak, Stop};
 
@@ -22,6 +22,14 @@ pub(super) enum Owed {
     Refused(Psn, Nak),
 }
 
+/// A READ whose memory is not there any more.
+struct Unreadable {
+    psn: Psn,
+    nak: Nak,
+    /// It was answered before.
+    repeats: bool,
+}
+
 impl Responder {
     /// The next packets to answer with, if an answer is owed. Their payload, of READs, is at the beginning
     /// of `room`, which has to hold a full packet at least.
@@ -34,18 +42,23 @@ impl Responder {
         host: &mut H,
         room: &mut [u8],
     ) -> Option<Burst> {
-        if self.resources.owes_nothing() {
-            return self.acknowledgement();
-        }
-        match self.response(host, room) {
-            Ok(burst) => burst,
-            Err((psn, nak)) => {
-                // Its memory was taken away in the middle.
-                self.resources.forget();
-                self.refuse(psn, nak, host);
-                self.acknowledgement()
+        while !self.resources.owes_nothing() {
+            match self.response(host, room) {
+                Ok(burst) => return burst,
+                // It was answered, and who asked again may have had the answer meanwhile, and have taken its key
+                // back: it is no error of who has kept to the rules.
+                Err(Unreadable { repeats: true, .. }) => {
+                    self.resources.give_up();
+                    count(&mut self.counters.unanswered_duplicate);
+                }
+                Err(Unreadable { psn, nak, .. }) => {
+                    // Its memory was taken away in the middle.
+                    self.resources.forget();
+                    self.refuse(psn, nak, host);
+                }
             }
         }
+        self.acknowledgement()
     }
 
     #[inline]
@@ -68,7 +81,7 @@ impl Responder {
         &mut self,
         host: &mut H,
         room: &mut [u8],
-    ) -> Result<Option<Burst>, (Psn, Nak)> {
+    ) -> Result<Option<Burst>, Unreadable> {
         let connection = &self.connection;
         let Some(resource) = self.resources.owing() else { return Ok(None) };
         let burst = if resource.start.kind.is_atomic() {
@@ -85,7 +98,11 @@ impl Responder {
                     Stop::Nak(nak) => nak,
                     Stop::NotReady | Stop::Drop => Nak::RemoteOperational,
                 };
-                return Err((resource.next_psn(), nak));
+                return Err(Unreadable {
+                    psn: resource.next_psn(),
+                    nak,
+                    repeats: resource.repeats,
+                });
             }
             run.burst(connection, false, |ahead, ends| read(connection, resource, ahead, ends))
         };

@@ -111,6 +111,14 @@ impl Resources {
         self.owing = self.owing.saturating_sub(1);
     }
 
+    /// The oldest that owes a response is not answered.
+    pub(super) fn give_up(&mut self) {
+        if let Some(resource) = self.owing() {
+            resource.next = resource.packets;
+            self.answered();
+        }
+    }
+
     /// Nothing is owed any more.
     pub(super) fn forget(&mut self) {
         self.ring.fill(None);

@@ -264,6 +264,25 @@ fn a_late_duplicate_does_not_take_the_room_of_the_next_atomic() {
     assert_eq!((pair.memory.atomics, pair.responder.failed()), (3, false));
 }
 
+/// Who asks again for a READ that was answered may have asked before it had the answer, and have taken the key back
+/// since. That is no reason to fail.
+#[test]
+fn a_late_duplicate_of_a_read_whose_key_is_gone_is_dropped() {
+    let mut pair = Pair::new();
+    pair.read(0, 600);
+    let mut room = [0; 256];
+    let read = pair.requester.poll_transmit(pair.now, &mut pair.queue, &mut room).unwrap();
+    pair.deliver(Request, &read, &[]);
+    assert_eq!(pair.run().last().unwrap(), "   0 done");
+    pair.memory.unreadable = true;
+    pair.deliver(Request, &read, &[]);
+    assert_eq!(pair.run(), [""; 0]);
+    let dropped = pair.responder.counters().unanswered_duplicate;
+    assert_eq!((pair.responder.failed(), dropped), (false, 1));
+    pair.write(0, 8);
+    assert_eq!(pair.run().last().unwrap(), "   1 done");
+}
+
 /// Packets that overtake each other are a gap for a while.
 #[test]
 fn packets_that_overtake_each_other() {

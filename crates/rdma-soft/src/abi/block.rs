@@ -247,7 +247,10 @@ pub(super) unsafe fn release_context(context: *mut ibv_context) {
     // SAFETY: as above; the counter is only used through shared references.
     if unsafe { &(*block).holders }.leave() {
         // SAFETY: made by `open_device`; nobody holds it any more, and this happens once (SAFETY.md F11).
-        drop(unsafe { Box::from_raw(block) });
+        let block = unsafe { Box::from_raw(block) };
+        let device = block.device;
+        drop(block);
+        device.close();
     }
 }
 

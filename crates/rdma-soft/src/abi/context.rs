@@ -39,7 +39,9 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let files = EventQueue::new(block.device().fabric, ASYNC_EVENT_BYTES)
         .and_then(|events| Ok((events, eventfd(0, flags)?)));
-    let opened = files.map_err(Refusal::without_files).map(|(events, command)| {
+    let files = files.map_err(Refusal::without_files);
+    let opened = files.and_then(|files| block.device().open().map(|()| files));
+    let opened = opened.map(|(events, command)| {
         block.device().add_context(&events);
         let mut verbs = verbs_context::default();
         verbs.query_port = Some(port::query_port);

@@ -122,6 +122,7 @@ impl From<Refusal> for Errno {
             Refusal::Busy => Self::EBUSY,
             Refusal::NoFile => Self::EBADF,
             Refusal::TooManyFiles => Self::EMFILE,
+            Refusal::Gone => Self::ENODEV,
             Refusal::NotAllowed => Self::EACCES,
             // `ENOENT` and `EACCES` would be about the device.
             Refusal::NoCapture => Self::EIO,

@@ -92,6 +92,8 @@ pub(crate) enum Refusal {
     NotAllowed,
     /// The capture file of the device cannot be written: `EIO`.
     NoCapture,
+    /// The device is not there any more: `ENODEV`.
+    Gone,
 }
 
 impl Refusal {

@@ -39,6 +39,11 @@ impl Numbers {
         self.fresh.pop().or_else(|| self.resting.pop_front()).ok_or(Refusal::NoRoom)
     }
 
+    /// There are no numbers any more.
+    pub(crate) fn retire(&mut self) {
+        (self.fresh, self.resting, self.slots) = Default::default();
+    }
+
     /// A number is free again. There is room for it since it was drawn.
     pub(crate) fn give_back(&mut self, number: u32) {
         self.resting.push_back(number);

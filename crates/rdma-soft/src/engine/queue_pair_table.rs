@@ -52,6 +52,12 @@ impl QueuePairTable {
         }
     }
 
+    /// There will be no queue pairs any more.
+    pub(crate) fn end(&mut self) {
+        self.by_number = HashMap::default();
+        self.numbers.retire();
+    }
+
     pub(crate) fn find(&self, number: u32) -> Option<Arc<QueuePair>> {
         self.by_number.get(&number).and_then(Weak::upgrade)
     }

@@ -6,12 +6,12 @@
 //! region found here *stays* is not this table's business: `ProtectionDomain::deregister` unpublishes
 //! first and then waits for a [grace period](crate::engine::grace_period).
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use crate::engine::region::places::{Places, REST};
 use crate::engine::room::Room;
 use crate::fabric::random::Random;
-use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering, fence};
+use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering, fence, locked};
 
 mod places;
 
@@ -104,12 +104,24 @@ const CHUNK: usize = if cfg!(loom) { 1 } else { 1024 };
 /// Keys hold 24 bits of slot number and 8 bits that change each time the slot is used.
 const INDEX_MASK: u32 = 0x00ff_ffff;
 
+type Chunks = Arc<[OnceLock<Box<[Slot; CHUNK]>>]>;
+
+/// Slots of tables that nobody uses any more. They are for the next table of the same size.
+static UNUSED: std::sync::Mutex<Vec<Chunks>> = std::sync::Mutex::new(Vec::new());
+
 #[derive(Debug)]
 pub(crate) struct RegionTable {
-    chunks: Box<[OnceLock<Box<[Slot; CHUNK]>>]>,
+    chunks: Chunks,
     /// Random, so that the keys of two devices or processes differ.
     mask: u32,
     places: Lock<Places>,
+}
+
+/// So many chunks of a table that nobody uses any more.
+fn unused(count: usize) -> Option<Chunks> {
+    let mut unused = locked(&UNUSED);
+    let found = unused.iter().position(|chunks| chunks.len() == count)?;
+    Some(unused.swap_remove(found))
 }
 
 impl RegionTable {
@@ -124,9 +136,20 @@ impl RegionTable {
         let slots = slots.min(INDEX_MASK + 1);
         let chunks = (slots as usize).div_ceil(CHUNK);
         Self {
-            chunks: (0..chunks).map(|_| OnceLock::new()).collect(),
+            chunks: unused(chunks)
+                .unwrap_or_else(|| (0..chunks).map(|_| OnceLock::new()).collect()),
             mask: random.next_u32() & INDEX_MASK,
             places: Lock::new(Places::new(slots, rest, random)),
+        }
+    }
+
+    /// No key of this table is known, none will be, and nobody will look one up: the memory is for others.
+    pub(crate) fn retire(&self) {
+        let made = self.places.lock().retire();
+        let is_free = |slot: &Slot| slot.version.load(Ordering::Acquire) == 0;
+        // Those of a table in which something is left stay as they are (SAFETY.md F14).
+        if (0..made).filter_map(|index| self.slot(index)).all(is_free) {
+            locked(&UNUSED).push(Arc::clone(&self.chunks));
         }
     }
 

@@ -70,6 +70,7 @@ impl Installed {
     pub(crate) fn remove_those_of(&self, fabric: &'static Fabric) {
         locked(&self.devices).retain(|device| !std::ptr::eq(device.fabric, fabric));
         locked(&self.gone).push(fabric);
+        fabric.devices.one_by_one().for_each(Device::leave_network);
     }
 
     pub(crate) fn all(&self) -> Vec<&'static Device> {

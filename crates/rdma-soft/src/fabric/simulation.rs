@@ -128,6 +128,13 @@ impl Simulation {
         }
     }
 
+    /// Nobody sends any more, and nobody takes what is under way.
+    pub(crate) fn retire(&self) {
+        let mut net = locked(&self.net);
+        net.events = BinaryHeap::new();
+        net.directions = BTreeMap::new();
+    }
+
     /// How many packets were sent.
     pub(crate) fn packets(&self) -> u64 {
         locked(&self.net).packets

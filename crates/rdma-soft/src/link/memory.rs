@@ -188,6 +188,13 @@ impl Inbox {
         tap.received(sender.and_then(|sender| sender.tap.as_ref()), letter);
     }
 
+    /// Nobody takes packets here any more.
+    pub(crate) fn retire(&self) {
+        let mut letters = locked(&self.letters);
+        letters.arrived = VecDeque::new();
+        letters.spare = Vec::new();
+    }
+
     /// Waits until nobody executes packets that have arrived, and drops those for the queue pair with that
     /// number that were not. The caller holds no lock.
     pub(crate) fn pass(&self, number: u32) {

@@ -12,7 +12,7 @@ use std::mem;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path as FilePath, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use rdma_proto::Burst;
@@ -64,9 +64,17 @@ impl Tap {
     ) -> Result<Arc<Self>> {
         let capture = Capture::open(&with_process(path))?;
         let interface = capture.add_interface(name, link);
-        capture.flush()?;
+        if let Err(error) = capture.flush() {
+            capture.leave();
+            return Err(error);
+        }
         fabric.unsettled.reserve_events();
         Ok(Arc::new(Self { fabric, capture, interface }))
+    }
+
+    /// Its device sends and takes no packets any more.
+    pub(crate) fn end(&self) {
+        self.capture.leave();
     }
 
     /// Its device sends packets. Any lock may be held but those of the fabric.
@@ -138,6 +146,8 @@ struct Capture {
     output: Mutex<Output>,
     /// Nothing is written any more.
     stopped: AtomicBool,
+    /// How many taps write to it, or are being made. It changes under the lock of the captures.
+    taps: AtomicU32,
 }
 
 /// What is not in the file yet.
@@ -153,7 +163,8 @@ struct Pending {
 
 #[derive(Debug)]
 struct Output {
-    file: File,
+    /// Until nobody writes to it any more.
+    file: Option<File>,
     /// How many bytes of whole blocks there are.
     length: u64,
     spare: Vec<u8>,
@@ -175,7 +186,11 @@ impl Capture {
         let found = file.metadata()?;
         let place = (found.dev(), found.ino());
         let known = captures.iter().filter_map(Weak::upgrade).find(|it| it.file == place);
-        if let Some(capture) = known.filter(|capture| capture.process == std::process::id()) {
+        let is_ours = |capture: &Arc<Self>| {
+            capture.process == std::process::id() && capture.taps.load(Ordering::Relaxed) > 0
+        };
+        if let Some(capture) = known.filter(is_ours) {
+            capture.taps.fetch_add(1, Ordering::Relaxed);
             return Ok(capture);
         }
         if found.is_file() {
@@ -199,9 +214,24 @@ impl Capture {
             file: place,
             process: std::process::id(),
             pending: Mutex::default(),
-            output: Mutex::new(Output { file, length: 0, spare: Vec::new() }),
+            output: Mutex::new(Output { file: Some(file), length: 0, spare: Vec::new() }),
             stopped: AtomicBool::new(false),
+            taps: AtomicU32::new(1),
         }
+    }
+
+    /// A tap ends. With the last one the file is closed, and begins anew if it is named again.
+    fn leave(&self) {
+        let mut captures = locked_to_wait(&CAPTURES);
+        if self.taps.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return;
+        }
+        captures.retain(|capture| !std::ptr::eq(capture.as_ptr(), self));
+        // What fails has been told before.
+        let _ = self.flush();
+        self.stopped.store(true, Ordering::Relaxed);
+        let output = &mut *locked_to_wait(&self.output);
+        (output.file, output.spare) = (None, Vec::new());
     }
 
     /// One more device.
@@ -251,11 +281,12 @@ impl Settle for Capture {
 
 impl Output {
     fn write(&mut self, blocks: &[u8]) -> Result<()> {
-        let written = self.file.write_all(blocks);
+        let Some(file) = &mut self.file else { return Ok(()) };
+        let written = file.write_all(blocks);
         match written {
             Ok(()) => self.length += blocks.len() as u64,
             // What has no length keeps its half block.
-            Err(_) => drop(self.file.set_len(self.length)),
+            Err(_) => drop(file.set_len(self.length)),
         }
         written
     }

@@ -215,6 +215,51 @@ fn networks_are_apart_and_give_their_names_back() {
     assert_eq!(context.name(), "net-apart");
 }
 
+/// A list that was made before still has its devices.
+#[test]
+fn a_device_of_a_network_that_has_ended_is_not_opened() {
+    let network = Network::simulated(21);
+    install(&network, "net-ended", Link::Ethernet);
+    let list = test_support::rig::device::List::new();
+    let open = list.open("net-ended").unwrap();
+    drop(network);
+    assert_eq!(list.open("net-ended").err(), Some(rdma_sys::Errno::ENODEV));
+    // What is open goes on, and is closed later.
+    open.cq(1);
+    drop(open);
+    assert_eq!(list.open("net-ended").err(), Some(rdma_sys::Errno::ENODEV));
+}
+
+/// Its file is whole then, and somebody else's.
+#[test]
+fn the_capture_of_a_network_that_has_ended_is_closed() {
+    let path = std::env::temp_dir().join(format!("rdma-soft-ended-{}", std::process::id()));
+    let length = || std::fs::metadata(&path).unwrap().len();
+    let is_open = || {
+        let files = std::fs::read_dir("/proc/self/fd").unwrap();
+        let mut files = files.filter_map(|file| std::fs::read_link(file.ok()?.path()).ok());
+        files.any(|file| file == path)
+    };
+    let lengths = [(); 2].map(|()| {
+        let network = Network::simulated(22);
+        let names = ["net-file-a", "net-file-b"];
+        for name in names {
+            Builder::new(name).network(&network).pcap(&path).install().unwrap();
+        }
+        let [a, b] = pair(names, &KNOBS);
+        b.qp.post_receive(1, &[]);
+        a.qp.post(&Wr::send(1, &[]));
+        a.send_cq.expect_success(1);
+        drop(network);
+        assert!(is_open(), "what is open goes on");
+        drop((a, b));
+        assert!(!is_open());
+        length()
+    });
+    assert!(lengths[0] > 100 && lengths[0] == lengths[1], "{lengths:?}: it begins anew");
+    std::fs::remove_file(&path).unwrap();
+}
+
 /// At the end of time nothing can be later: what is due again and again ends there.
 #[test]
 fn nothing_happens_at_the_end_of_time() {

@@ -49,6 +49,39 @@ pub fn devices() -> Vec<Listed> {
     listed
 }
 
+/// A device list, until it is freed.
+pub struct List(*mut *mut ibv_device);
+
+impl List {
+    /// The list as it is now.
+    #[expect(clippy::new_without_default, reason = "it is asked for")]
+    pub fn new() -> Self {
+        Self(unsafe { (verbs().get_device_list)(ptr::null_mut()) })
+    }
+
+    /// Opens one of its devices.
+    pub fn open(&self, name: &str) -> Result<Context, Errno> {
+        for n in 0.. {
+            let device = unsafe { *self.0.add(n) };
+            if device.is_null() {
+                break;
+            }
+            let found = unsafe { CStr::from_ptr((verbs().get_device_name)(device)) };
+            if found.to_str() == Ok(name) {
+                let context = unsafe { (verbs().open_device)(device) };
+                return if context.is_null() { Err(errno()) } else { Ok(Context(context)) };
+            }
+        }
+        panic!("no device named {name}");
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        unsafe { (verbs().free_device_list)(self.0) };
+    }
+}
+
 /// A row of the GID table.
 #[derive(Debug, PartialEq)]
 pub struct Row {

@@ -11,7 +11,6 @@
 #![allow(missing_docs, missing_debug_implementations)] // Most are named after what they call.
 #![allow(clippy::exhaustive_enums, unnameable_types, clippy::not_unsafe_ptr_arg_deref)]
 
-use std::ffi::CStr;
 use std::ptr;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -118,22 +117,7 @@ impl Context {
     }
 
     pub fn try_open(name: &str) -> Result<Self, Errno> {
-        unsafe {
-            let list = (verbs().get_device_list)(ptr::null_mut());
-            let mut n = 0;
-            while !(*list.add(n)).is_null() {
-                let device = *list.add(n);
-                let found = CStr::from_ptr((verbs().get_device_name)(device));
-                if found.to_str() == Ok(name) {
-                    let context = (verbs().open_device)(device);
-                    let opened = if context.is_null() { Err(errno()) } else { Ok(Self(context)) };
-                    (verbs().free_device_list)(list);
-                    return opened;
-                }
-                n += 1;
-            }
-        }
-        panic!("no device named {name}");
+        device::List::new().open(name)
     }
 
     /// Closes the device, though something that was made from it may be there; what that returns.

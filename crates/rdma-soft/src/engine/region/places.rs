@@ -49,6 +49,13 @@ impl Places {
         Self { chunks, made, most, rest, resting, oldest, newest, mixed, random }
     }
 
+    /// There are no places any more, and there will be none. Says how many there were.
+    pub(super) fn retire(&mut self) -> u32 {
+        (self.chunks, self.mixed) = Default::default();
+        (self.most, self.resting) = (0, 0);
+        std::mem::take(&mut self.made)
+    }
+
     /// Takes a free place, and the low byte of its next key, which is not 0. `None` if all have to rest,
     /// or there is no memory for more.
     pub(super) fn take(&mut self) -> Option<(u32, u32)> {

@@ -1,0 +1,102 @@
+//! Multicast groups: who is in them, and what their members may get.
+
+use rdma_sys::ibv_gid;
+use test_support::rig::datagram::{self, Ah, gid_of};
+
+use crate::host::{End, Host, Message};
+use crate::run::{Outcome, World, ensure};
+use crate::script::{GROUPS, Service};
+
+/// The number that stands for all members.
+pub(crate) const EVERYBODY: u32 = 0x00ff_ffff;
+
+/// A group of all networks, by its number.
+const MULTICAST: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// The address of a group, as those of `own` are, and its LID.
+fn address(own: &ibv_gid, group: usize) -> (ibv_gid, u16) {
+    let number = 1 + group as u8;
+    let mut raw = MULTICAST;
+    if gid_of(own).is_ipv4_mapped() {
+        raw = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 255, 77, 0];
+    }
+    raw[15] = number;
+    (ibv_gid { raw }, 0xc000 + u16::from(number))
+}
+
+/// The ways from a queue pair to all groups.
+pub(crate) fn ways(hosts: &[Host], own: &End) -> Vec<Ah> {
+    let Some(endpoint) = own.endpoint(hosts) else { return Vec::new() };
+    let way = |group| {
+        let mut attr = datagram::vector(&endpoint, &endpoint, true);
+        (attr.grh.dgid, attr.dlid) = address(&endpoint.gid, group);
+        hosts[own.device].pd.ah(attr)
+    };
+    (0..GROUPS).map(way).collect()
+}
+
+/// Whether the header in front of a datagram names the group.
+pub(crate) fn is_named(header: &[u8], own: &ibv_gid, group: usize) -> bool {
+    // The last bytes of a GID, and of an IPv4 header.
+    header.get(36..40) == gid_of(&address(own, group).0).to_bytes().get(12..16)
+}
+
+impl World<'_> {
+    /// A queue pair joins a group. What is on its way to it may come or not.
+    pub(crate) fn join(&mut self, end: usize, group: usize) -> Outcome {
+        self.belong(end, group % GROUPS, true)
+    }
+
+    /// It leaves a group: nothing comes any more.
+    pub(crate) fn leave(&mut self, end: usize, group: usize) -> Outcome {
+        self.belong(end, group % GROUPS, false)
+    }
+
+    fn belong(&mut self, end: usize, group: usize, joins: bool) -> Outcome {
+        let endpoint = self.ends.get(end).and_then(|own| own.endpoint(&self.hosts));
+        let Some(endpoint) = endpoint else { return Ok(()) };
+        let own = &mut self.ends[end];
+        let Some(qp) = own.qp.as_ref().filter(|_| own.service == Service::Datagram) else {
+            return Ok(());
+        };
+        let (gid, lid) = address(&endpoint.gid, group);
+        if joins {
+            let errno = qp.attach(&gid, lid);
+            ensure!(errno == 0, "q{end} cannot join: {errno}");
+            own.groups.insert(group);
+        } else {
+            let errno = qp.detach(&gid, lid);
+            let left = own.groups.remove(&group);
+            ensure!((errno == 0) == left, "q{end} leaves, was it a member: {left}, got {errno}");
+            // What is there already was in time.
+            self.complete()?;
+        }
+        let own = &mut self.ends[end];
+        for message in own.expected.iter_mut().filter(|message| message.group == Some(group)) {
+            (message.member, message.certain) = (joins, message.certain && joins);
+        }
+        self.note_starved(end);
+        Ok(())
+    }
+
+    /// Queue pairs that are in a group cannot be destroyed.
+    pub(crate) fn leave_all(&mut self, end: usize) -> Outcome {
+        for group in self.ends[end].groups.clone() {
+            self.belong(end, group, false)?;
+        }
+        Ok(())
+    }
+
+    /// What is sent to a group may come to all who are, or will be, in it.
+    pub(crate) fn expect_in_group(&mut self, group: usize, message: &Message) {
+        for end in 0..self.ends.len() {
+            if self.ends[end].service != Service::Datagram {
+                continue;
+            }
+            let member = self.ends[end].groups.contains(&group);
+            let message = Message { group: Some(group), member, certain: member, ..*message };
+            self.ends[end].expected.push_back(message);
+            self.note_starved(end);
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! Memory windows of a queue pair onto its target: which keys peers have had, and which of them work.
+
+use rdma_sys::{ibv_inc_rkey, ibv_mw_bind_info};
+use test_support::rig::window::{Mw, TYPE_1, TYPE_2};
+use test_support::rig::{LOCAL_WRITE, MW_BIND, Mr, Pd, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
+
+use crate::host::target_iova;
+use crate::memory::DATA;
+use crate::run::{Outcome, World, ensure};
+use crate::script::{ATOMICS, Kind, READS, Request, SLOTS, WRITES, Window};
+
+/// How a request ends that has to do with a key, if it is executed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Works,
+    /// Two requests that are not ordered decide.
+    May,
+    Fails,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// A request to bind is posted.
+    Asked,
+    Bound,
+    Gone,
+}
+
+/// A window as it was bound once.
+#[derive(Debug)]
+pub(crate) struct Grant {
+    slot: usize,
+    pub(crate) key: u32,
+    from: usize,
+    bytes: usize,
+    rights: u8,
+    state: State,
+    /// Its owner has asked for its end.
+    taken_back: bool,
+    /// The peer has, by a SEND.
+    sent_back: bool,
+    /// It may have ended before what was under way.
+    raced: bool,
+}
+
+/// Which grant a request has to do with, and what may come of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Use {
+    pub(crate) grant: usize,
+    pub(crate) key: u32,
+    pub(crate) verdict: Verdict,
+    /// Of a bind: what the window was before.
+    before: Option<usize>,
+}
+
+/// The windows of a queue pair, by their slots, and all that they ever were.
+#[derive(Default)]
+pub(crate) struct Windows {
+    there: [Option<Mw>; SLOTS],
+    /// The last keys.
+    keys: [u32; SLOTS],
+    grants: Vec<Grant>,
+}
+
+pub(crate) fn is_first_type(slot: usize) -> bool {
+    slot.is_multiple_of(SLOTS)
+}
+
+impl Grant {
+    fn is_first_type(&self) -> bool {
+        is_first_type(self.slot)
+    }
+
+    /// What comes of a request of the peer from now on.
+    fn verdict(&self, request: &Request) -> Verdict {
+        let (right, from, length) = match request.kind {
+            Kind::Read => (READS, DATA + request.at, request.length),
+            Kind::Write => (WRITES, DATA + request.at, request.length),
+            _ => (ATOMICS, 8 * (request.at % crate::memory::WORDS), 8),
+        };
+        let inside = from >= self.from && from + length <= self.from + self.bytes;
+        match self.state {
+            // Where nothing is asked for, no key is looked at.
+            _ if length == 0 => Verdict::Works,
+            State::Gone => Verdict::Fails,
+            // The SEND was before on the same connection.
+            _ if self.sent_back || !inside || self.rights & right == 0 => Verdict::Fails,
+            State::Bound if !self.taken_back => Verdict::Works,
+            _ => Verdict::May,
+        }
+    }
+
+    /// What comes of a SEND that is to invalidate it.
+    fn verdict_of_send(&self) -> Verdict {
+        match self.state {
+            State::Gone => Verdict::Fails,
+            _ if self.is_first_type() || self.sent_back => Verdict::Fails,
+            State::Bound if !self.taken_back => Verdict::Works,
+            _ => Verdict::May,
+        }
+    }
+
+    /// What comes of its owner's request to invalidate it.
+    fn verdict_of_taking_back(&self) -> Verdict {
+        match self.state {
+            // A bind of nothing takes it back.
+            _ if self.is_first_type() => Verdict::Works,
+            State::Gone => Verdict::Fails,
+            _ if self.taken_back => Verdict::Fails,
+            _ if self.sent_back => Verdict::May,
+            _ => Verdict::Works,
+        }
+    }
+
+    fn is_certainly_bound(&self) -> bool {
+        self.state == State::Bound && !self.taken_back && !self.sent_back
+    }
+}
+
+impl Windows {
+    /// What a slot was, so many binds ago.
+    fn grant(&self, slot: usize, back: usize) -> Option<usize> {
+        let of_slot = |n: &usize| self.grants[*n].slot == slot;
+        (0..self.grants.len()).rev().filter(of_slot).nth(back)
+    }
+
+    /// What comes of a bind, and what the window was before.
+    fn verdict_of_bind(&self, slot: usize) -> (Verdict, Option<usize>) {
+        let before = self.grant(slot, 0);
+        let verdict = match before.map(|n| &self.grants[n]) {
+            None => Verdict::Works,
+            Some(_) if is_first_type(slot) => Verdict::Works,
+            Some(grant) if grant.state == State::Gone || grant.taken_back => Verdict::Works,
+            Some(grant) if grant.sent_back => Verdict::May,
+            Some(_) => Verdict::Fails,
+        };
+        (verdict, before)
+    }
+
+    /// The window of a slot, which is allocated if it is not there.
+    pub(crate) fn window(&mut self, slot: usize, pd: &Pd) -> &Mw {
+        let key = &mut self.keys[slot];
+        self.there[slot].get_or_insert_with(|| {
+            let window = pd.mw(if is_first_type(slot) { TYPE_1 } else { TYPE_2 });
+            *key = window.key();
+            window
+        })
+    }
+
+    /// The window of a slot, if it is there.
+    pub(crate) fn known(&self, slot: usize) -> Option<&Mw> {
+        self.there[slot].as_ref()
+    }
+
+    /// Its next key, of type 2.
+    pub(crate) fn next_key(&mut self, slot: usize) -> u32 {
+        self.keys[slot] = ibv_inc_rkey(self.keys[slot]);
+        self.keys[slot]
+    }
+
+    /// A bind of type 1 was posted, which gave it that key.
+    pub(crate) fn note_key(&mut self, grant: usize, key: u32) {
+        self.grants[grant].key = key;
+    }
+
+    /// Whether a region cannot be deregistered now.
+    pub(crate) fn hold(&self) -> bool {
+        self.grants.iter().any(Grant::is_certainly_bound)
+    }
+
+    /// Ends a window of a slot.
+    fn deallocate(&mut self, slot: usize) {
+        self.there[slot] = None;
+        for grant in self.grants.iter_mut().filter(|grant| grant.slot == slot) {
+            grant.state = State::Gone;
+        }
+    }
+}
+
+/// What a window of a target is.
+pub(crate) fn part(end: usize, target: &Mr, window: &Window) -> ibv_mw_bind_info {
+    let right = |bit: u8, right: u32| if window.rights & bit != 0 { right } else { 0 };
+    ibv_mw_bind_info {
+        mr: target.mr,
+        addr: target_iova(end) + window.from as u64,
+        length: window.bytes as u64,
+        mw_access_flags: right(READS, REMOTE_READ)
+            | right(WRITES, REMOTE_WRITE)
+            | right(ATOMICS, REMOTE_ATOMIC),
+    }
+}
+
+/// What the target needs to have windows.
+pub(crate) const BINDABLE: u32 = LOCAL_WRITE | MW_BIND;
+
+impl World<'_> {
+    /// What a request has to do with a window. It loses its window, or is none, if it is careful and may fail.
+    pub(crate) fn use_window(&mut self, end: usize, request: &mut Request) -> Option<Option<Use>> {
+        let Some(window) = request.window else { return Some(None) };
+        let slot = window.slot % SLOTS;
+        match request.kind {
+            Kind::Bind => self.use_for_bind(end, &window).map(Some),
+            Kind::Invalidate => self.use_for_end(end, slot, &window).map(Some),
+            _ => {
+                let used = self.use_of_peer(end, slot, &window, request);
+                if used.is_none() {
+                    request.window = None;
+                }
+                Some(used)
+            }
+        }
+    }
+
+    fn use_for_bind(&mut self, end: usize, window: &Window) -> Option<Use> {
+        let slot = window.slot % SLOTS;
+        let (verdict, before) = self.ends[end].windows.verdict_of_bind(slot);
+        let first = is_first_type(slot);
+        let in_use = before.is_some_and(|grant| first && self.is_used(end, grant));
+        if self.ends[end].target.is_none()
+            || window.careful && (verdict != Verdict::Works || in_use)
+        {
+            return None;
+        }
+        if let Some(before) = before.filter(|_| first) {
+            self.take_back(end, before);
+        }
+        let own = &mut self.ends[end];
+        own.windows.window(slot, &self.hosts[own.device].pd);
+        // Type 1 gets its key when it is posted.
+        let key = if first { 0 } else { own.windows.next_key(slot) };
+        own.windows.grants.push(Grant {
+            slot,
+            key,
+            from: window.from,
+            bytes: window.bytes,
+            rights: window.rights,
+            state: State::Asked,
+            taken_back: false,
+            sent_back: false,
+            raced: false,
+        });
+        Some(Use { grant: own.windows.grants.len() - 1, key, verdict, before })
+    }
+
+    fn use_for_end(&mut self, end: usize, slot: usize, window: &Window) -> Option<Use> {
+        let own = &self.ends[end];
+        own.windows.known(slot)?;
+        // A bind of nothing takes back what type 1 was last.
+        let back = if is_first_type(slot) { 0 } else { window.back };
+        let grant = own.windows.grant(slot, back)?;
+        let (key, verdict) = {
+            let grant = &own.windows.grants[grant];
+            (grant.key, grant.verdict_of_taking_back())
+        };
+        let gone = own.target.is_none();
+        if gone || window.careful && (verdict != Verdict::Works || self.is_used(end, grant)) {
+            return None;
+        }
+        self.take_back(end, grant);
+        Some(Use { grant, key, verdict, before: None })
+    }
+
+    /// The request of a peer, which is the other end.
+    fn use_of_peer(
+        &mut self,
+        end: usize,
+        slot: usize,
+        window: &Window,
+        request: &mut Request,
+    ) -> Option<Use> {
+        let owner = self.ends[end].peer;
+        let windows = &self.ends[owner].windows;
+        let grant = windows.grant(slot, window.back)?;
+        let there = &windows.grants[grant];
+        let last = (there.from + there.bytes).checked_sub(DATA + request.length);
+        if let (Some(behind), Some(last), Kind::Read | Kind::Write) =
+            (window.edge, last, request.kind)
+        {
+            let longest = self.script.settings.longest;
+            request.at = (last + usize::from(behind)).min(longest);
+        }
+        let is_send = request.kind == Kind::Send;
+        let verdict = if is_send { there.verdict_of_send() } else { there.verdict(request) };
+        if window.careful && verdict != Verdict::Works {
+            return None;
+        }
+        let key = there.key;
+        if is_send {
+            self.send_back(end, grant, verdict, window.careful, request);
+        } else if verdict != Verdict::Works {
+            self.may_refuse(owner);
+        }
+        Some(Use { grant, key, verdict, before: None })
+    }
+
+    /// A SEND is to invalidate it.
+    fn send_back(
+        &mut self,
+        end: usize,
+        grant: usize,
+        verdict: Verdict,
+        careful: bool,
+        request: &mut Request,
+    ) {
+        let owner = self.ends[end].peer;
+        // A READ that is asked for again needs the key again.
+        let reads = self.ends[end].pending.iter().any(|sent| {
+            sent.request.kind == Kind::Read && sent.through.is_some_and(|used| used.grant == grant)
+        });
+        request.fenced |= careful && reads;
+        if reads && !request.fenced {
+            self.race(owner, grant);
+        }
+        let grant = &mut self.ends[owner].windows.grants[grant];
+        grant.sent_back |= verdict != Verdict::Fails;
+        if verdict != Verdict::Works {
+            self.may_refuse(owner);
+        }
+    }
+
+    /// Whether requests of the peer are under way that need it.
+    fn is_used(&self, owner: usize, grant: usize) -> bool {
+        let through = |used: &Use| used.grant == grant;
+        let pending = &self.ends[self.ends[owner].peer].pending;
+        pending.iter().any(|sent| sent.through.as_ref().is_some_and(through))
+    }
+
+    /// Its owner asks for its end.
+    fn take_back(&mut self, owner: usize, grant: usize) {
+        if self.ends[owner].windows.grants[grant].state != State::Gone {
+            self.ends[owner].windows.grants[grant].taken_back = true;
+            self.race(owner, grant);
+        }
+    }
+
+    /// What the peer has asked for may come before its end or behind it.
+    fn race(&mut self, owner: usize, grant: usize) {
+        self.ends[owner].windows.grants[grant].raced = true;
+        if self.is_used(owner, grant) {
+            self.may_refuse(owner);
+        }
+    }
+
+    /// A queue pair may refuse what its peer asks for, and is in error then.
+    fn may_refuse(&mut self, owner: usize) {
+        self.ends[owner].excuses.flushed = true;
+        let peer = self.ends[owner].peer;
+        self.ends[peer].excuses.silence = true;
+    }
+
+    /// What a request may come to, by what is known now.
+    pub(crate) fn verdict(&self, end: usize, request: &Request, used: &Use) -> Verdict {
+        let own = &self.ends[end];
+        let owner = if request.kind.is_local() { own } else { &self.ends[own.peer] };
+        let grants = &owner.windows.grants;
+        let Some(grant) = grants.get(used.grant) else { return Verdict::May };
+        let changed = match request.kind {
+            // The peer has ended what was there, since.
+            Kind::Bind => used.before.and_then(|n| grants.get(n)).is_some_and(|it| it.sent_back),
+            Kind::Invalidate => grant.sent_back,
+            _ => {
+                grant.raced && used.verdict == Verdict::Works && request.length > 0
+                    || grant.raced && request.kind == Kind::Send
+            }
+        };
+        let first = is_first_type(grant.slot);
+        match used.verdict {
+            _ if request.kind.is_local() && own.excuses.binds => Verdict::May,
+            Verdict::Works if changed && !(first && request.kind.is_local()) => Verdict::May,
+            Verdict::Fails if changed && request.kind == Kind::Bind => Verdict::May,
+            verdict => verdict,
+        }
+    }
+
+    /// A request of a queue pair for its own windows is done.
+    pub(crate) fn bound(&mut self, end: usize, request: &Request, used: &Use) -> Outcome {
+        let fails = self.verdict(end, request, used) == Verdict::Fails;
+        ensure!(!fails, "succeeded with a window that is not as it has to be");
+        let grants = &mut self.ends[end].windows.grants;
+        // A deallocated one stays what it is.
+        if let Some(before) = used.before {
+            grants[before].state = State::Gone;
+        }
+        let grant = &mut grants[used.grant];
+        match request.kind {
+            Kind::Bind if grant.state == State::Asked => grant.state = State::Bound,
+            Kind::Bind => {}
+            _ => grant.state = State::Gone,
+        }
+        Ok(())
+    }
+
+    /// It failed: a window that was to be is not.
+    pub(crate) fn not_bound(&mut self, end: usize, request: &Request, used: &Use) {
+        if request.kind == Kind::Bind {
+            self.ends[end].windows.grants[used.grant].state = State::Gone;
+        }
+    }
+
+    /// A SEND has come that invalidated it.
+    pub(crate) fn came_back(&mut self, owner: usize, used: &Use) {
+        self.ends[owner].windows.grants[used.grant].state = State::Gone;
+    }
+
+    /// What a SEND does that is to invalidate a key, by what is known now.
+    pub(crate) fn verdict_of_send(&self, owner: usize, used: &Use) -> Verdict {
+        let raced = self.ends[owner].windows.grants.get(used.grant).is_none_or(|it| it.raced);
+        if raced && used.verdict == Verdict::Works { Verdict::May } else { used.verdict }
+    }
+
+    /// A window is deallocated: what peers do with its keys from now on fails.
+    pub(crate) fn deallocate(&mut self, end: usize, slot: usize) {
+        for grant in 0..self.ends[end].windows.grants.len() {
+            if self.ends[end].windows.grants[grant].slot == slot {
+                self.take_back(end, grant);
+            }
+        }
+        let own = &mut self.ends[end];
+        own.excuses.binds |= own.pending.iter().any(|sent| sent.request.kind.is_local());
+        own.windows.deallocate(slot);
+    }
+
+    /// The same, if nothing is under way that needs it.
+    pub(crate) fn deallocate_unused(&mut self, end: usize, slot: usize) {
+        let of_slot = |n: &usize| self.ends[end].windows.grants[*n].slot == slot;
+        let mut grants = (0..self.ends[end].windows.grants.len()).filter(of_slot);
+        let used = grants.any(|grant| self.is_used(end, grant));
+        let asked = self.ends[end].pending.iter().any(|sent| sent.request.kind.is_local());
+        if !used && !asked {
+            self.deallocate(end, slot);
+        }
+    }
+}
