@@ -5,6 +5,7 @@
 //! - [`c_loops`]: C programs that post and poll, to compare with.
 //! - [`callgrind`]: how many instructions a piece of code takes.
 //! - [`fault`]: faults that a test plants on purpose, as plain data.
+//! - [`fuzz`]: what the inputs of fuzz targets are made of.
 //! - [`program`]: starting programs of the target, in an emulator where there is one.
 //! - [`quiet_device`]: a device that does nothing, beside which the caller's own code is counted.
 //! - [`rig`]: the verbs as C calls them, for tests of devices.
@@ -17,6 +18,7 @@ pub mod beside_c;
 pub mod c_loops;
 pub mod callgrind;
 pub mod fault;
+pub mod fuzz;
 pub mod program;
 pub mod quiet_device;
 pub mod rig;
