@@ -44,6 +44,8 @@ struct Run {
     some_lost: bool,
     setting: Setting,
     posted: u64,
+    /// How often both queue pairs were connected.
+    lives: u32,
     world: MutexGuard<'static, World>,
 }
 
@@ -74,7 +76,7 @@ impl Run {
         let shared = has(Setting::SHARED).then(|| world.pd.srq(requests, size.sge));
         let windows = (qp_type != ibv_qp_type::IBV_QPT_UD && has(Setting::WINDOWS))
             .then(|| [TYPE_1, TYPE_2].map(|kind| world.pd.mw(kind)));
-        let fetches = qp_type == ibv_qp_type::IBV_QPT_RC && setting.rd_atomic % 8 > 0;
+        let fetches = qp_type == ibv_qp_type::IBV_QPT_RC && !setting.rd_atomic.is_multiple_of(8);
         let ends = [0, 1].map(|number| {
             let qp = create(&world, &size, shared.as_ref(), number, has(Setting::EXTENDED));
             let size = match shared {
@@ -84,9 +86,18 @@ impl Run {
             End::new(qp, size, fetches, number)
         });
         let shared_receives = BTreeMap::new();
-        let (some_lost, posted) = (false, 0);
-        let run =
-            Self { ends, shared, windows, shared_receives, some_lost, setting, posted, world };
+        let (some_lost, posted, lives) = (false, 0, 0);
+        let run = Self {
+            ends,
+            shared,
+            windows,
+            shared_receives,
+            some_lost,
+            setting,
+            posted,
+            lives,
+            world,
+        };
         if !has(Setting::APART) {
             (0..2).for_each(|end| run.connect(end));
         }
@@ -184,7 +195,10 @@ impl Run {
         }
         let mut right = operations(size.qp_type) & operation != 0;
         let datagrams = size.qp_type == ibv_qp_type::IBV_QPT_UD;
-        if datagrams || record.other & 0x40 != 0 {
+        if datagrams && record.other & 0x10 != 0 {
+            // It goes nowhere.
+            right = false;
+        } else if datagrams || record.other & 0x40 != 0 {
             let ud = calls::destination(&wr.wr);
             qp.set_address(ud.ah, ud.remote_qpn, ud.remote_qkey);
             right &= datagrams;
@@ -338,12 +352,13 @@ impl Run {
         match how % 8 {
             2 | 3 if errno == 0 && before == State::IBV_QPS_SQE => own.revive(),
             4 => self.forget(end),
-            5 => self.to_some_state(end, how >> 3),
+            5 => self.come_part_way(end, how >> 3),
             6 | 7 => {
                 for end in [0, 1] {
                     self.ends[end].qp.to_reset();
                     self.forget(end);
                 }
+                self.lives += 1;
                 (0..2).for_each(|end| self.connect(end));
             }
             _ => {}
@@ -371,7 +386,8 @@ impl Run {
         Knobs {
             access: ALL_ACCESS | REMOTE_ATOMIC,
             mtu: ibv_mtu(u32::from(1 + mtu % 5)),
-            psn: 0x00ff_fff8,
+            // Another one each time, so that no packet of before is taken for one of now.
+            psn: 0x00ff_fff8_u32.wrapping_add(self.lives * 0x0035_7911) & 0x00ff_ffff,
             timeout: if is_wire { 1 + retries / 8 % 16 } else { 0 },
             retries: retries % 8,
             rnr_retries,
@@ -394,7 +410,7 @@ impl Run {
     }
 
     /// Comes no further than to INIT or RTR, or is connected to nobody.
-    fn to_some_state(&mut self, end: usize, which: u8) {
+    fn come_part_way(&mut self, end: usize, which: u8) {
         self.ends[end].qp.to_reset();
         self.forget(end);
         let End { qp, size, .. } = &self.ends[end];
@@ -408,7 +424,7 @@ impl Run {
         }
         let attributes = connect::attributes(&self.endpoint(end), &peer, &self.knobs());
         connect::to_init(qp, &attributes);
-        if which % 4 > 0 {
+        if !which.is_multiple_of(4) {
             connect::to_rtr(qp, &attributes);
         }
     }
