@@ -32,6 +32,7 @@ pub(crate) fn all() -> Vec<Seed> {
         seeds.push((format!("{name}-windows"), windows(device)));
         seeds.push((format!("{name}-mistakes"), mistakes(device)));
         seeds.push((format!("{name}-states"), states(device)));
+        seeds.push((format!("{name}-nowhere"), nowhere(device)));
     }
     seeds
 }
@@ -127,13 +128,17 @@ fn windows(device: u8) -> Vec<u8> {
     program.0
 }
 
-/// Keys, addresses, lengths and counts that are wrong; each is connected again behind it.
+/// Keys, addresses, lengths, rights and counts that are wrong; each is connected again behind it.
 fn mistakes(device: u8) -> Vec<u8> {
     let mut program = Program::new(device, 0, 0);
     let wrong = [
         element(3, 0, 8),
         element(4, 0, 8),
         element(1, 2040, 64),
+        element(1, 0, 8),
+        element(7, 0, 8),
+        // Four bytes too many.
+        element(0, 2044, 8),
         Element { key: 13, ..element(0, 0, 8) },
         element(11, 0, 8),
         element(5, 2040, 0xffff),
@@ -148,10 +153,16 @@ fn mistakes(device: u8) -> Vec<u8> {
             program.tag(Tag::Pass, 0, 20).tag(Tag::Poll, 0, 3).tag(Tag::Poll, 1, 3);
             program.tag(Tag::Modify, 0, 6);
         }
-        let remote = Send { key: wrong.key, zone: wrong.zone, at: 2040, ..send(WRITE, SIGNALED) };
-        program.tag(Tag::Send, 0, 0).request(remote, &[element(0, 0, 64)]);
+        let Element { key, zone, .. } = wrong;
+        let remote = Send { key, zone, at: 2044, ..send(WRITE, SIGNALED) };
+        program.tag(Tag::Send, 0, 0).request(remote, &[element(0, 0, 8)]);
         program.tag(Tag::Pass, 0, 20).tag(Tag::Poll, 0, 3);
         program.tag(Tag::Modify, 0, 6);
+    }
+    // As much inline data as there may be, and a byte more.
+    for length in [64, 65] {
+        let inline = send(WRITE, SIGNALED | INLINE);
+        program.tag(Tag::Send, 0, 0).request(inline, &[element(0, 0, length)]);
     }
     for elements in 0xfc..=0xff {
         program.tag(Tag::Send, 0, 0);
@@ -172,6 +183,18 @@ fn states(device: u8) -> Vec<u8> {
         }
         program.tag(Tag::Pass, 0, 20).tag(Tag::Poll, 0, 3);
         program.tag(Tag::Modify, 0, state);
+    }
+    program.0
+}
+
+/// Datagrams without an address, in both forms, and one with an address of another domain.
+fn nowhere(device: u8) -> Vec<u8> {
+    let mut program = Program::new(device, 3, Setting::EXTENDED);
+    for other in [2, 0x10, 1] {
+        for tag in [Tag::Call, Tag::Send] {
+            program.tag(tag, 0, u8::from(tag as u8 == Tag::Call as u8));
+            program.request(Send { other, ..send(SEND, SIGNALED) }, &[element(0, 0, 8)]);
+        }
     }
     program.0
 }

@@ -17,6 +17,13 @@ use super::end::End;
 use super::input::{self, Element, Send};
 use super::world::World;
 
+/// In which form it is posted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    Listed,
+    Called,
+}
+
 /// What is known of a request before it is posted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Judged {
@@ -117,8 +124,7 @@ impl Built {
         world: &World,
         end: &End,
         windows: &Windows,
-        peer: u32,
-        id: u64,
+        (id, peer, form): (u64, u32, Form),
         input: &mut Unstructured<'_>,
     ) -> (Self, Send) {
         let record = Send::read(input);
@@ -130,7 +136,7 @@ impl Built {
         let total = sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>();
         let is_inline = wr.send_flags & Flags::IBV_SEND_INLINE.0 != 0;
         let mut judged = Judged {
-            is_sound: is_sound(&wr, end, total, &record, windows),
+            is_sound: is_sound(&wr, end, (total, form), &record, windows),
             goes_nowhere: end.size.qp_type == ibv_qp_type::IBV_QPT_UD
                 && (destination(world, &record).is_null() || !is_send(wr.opcode)),
             signaled: wr.send_flags & Flags::IBV_SEND_SIGNALED.0 != 0,
@@ -211,13 +217,21 @@ fn fill(
 }
 
 /// Whether it is nothing that its queue pair cannot take at all.
-fn is_sound(wr: &ibv_send_wr, end: &End, total: u64, record: &Send, windows: &Windows) -> bool {
+fn is_sound(
+    wr: &ibv_send_wr,
+    end: &End,
+    (total, form): (u64, Form),
+    record: &Send,
+    windows: &Windows,
+) -> bool {
     let known = Flags::IBV_SEND_FENCE.0
         | Flags::IBV_SEND_SIGNALED.0
         | Flags::IBV_SEND_SOLICITED.0
         | Flags::IBV_SEND_INLINE.0;
     let is_inline = wr.send_flags & Flags::IBV_SEND_INLINE.0 != 0;
-    let fits = (0..=end.size.sge.cast_signed()).contains(&wr.num_sge)
+    // Inline data that is given by a call is one element, in however many parts it comes.
+    let joined = is_inline && form == Form::Called;
+    let fits = (joined || (0..=end.size.sge.cast_signed()).contains(&wr.num_sge))
         && (!is_inline || total <= end.size.inline.into());
     let qp_type = end.size.qp_type;
     let allowed = match wr.opcode {

@@ -20,7 +20,7 @@ use test_support::rig::{ALL_ACCESS, Qp, REMOTE_ATOMIC, Size};
 use super::calls::{self, post_receive, post_send, post_shared_receive};
 use super::end::{End, Receive};
 use super::input::{Send, Setting, Tag};
-use super::request::{Built, Windows, elements, part};
+use super::request::{Built, Form, Windows, elements, part};
 use super::world::World;
 
 pub(crate) fn run(bytes: &[u8]) {
@@ -128,13 +128,13 @@ impl Run {
         self.posted.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
-    fn read(&mut self, end: usize, input: &mut Unstructured<'_>) -> (Built, Send) {
+    fn read(&mut self, end: usize, form: Form, input: &mut Unstructured<'_>) -> (Built, Send) {
         let (id, peer) = (self.next_id(), self.ends[end ^ 1].qp.number());
-        Built::read(&self.world, &self.ends[end], &self.windows, peer, id, input)
+        Built::read(&self.world, &self.ends[end], &self.windows, (id, peer, form), input)
     }
 
     fn send(&mut self, end: usize, count: u8, input: &mut Unstructured<'_>) {
-        let built: Vec<_> = (0..count).map(|_| self.read(end, input).0).collect();
+        let built: Vec<_> = (0..count).map(|_| self.read(end, Form::Listed, input).0).collect();
         let mut list: Vec<ibv_send_wr> = built.iter().map(Built::listed).collect();
         let own = &mut self.ends[end];
         let state = own.qp.state();
@@ -159,7 +159,7 @@ impl Run {
         let mut right = true;
         let mut built = Vec::new();
         for _ in 0..more % 4 {
-            let (request, record) = self.read(end, input);
+            let (request, record) = self.read(end, Form::Called, input);
             right &= self.build(end, &request, &record);
             built.push(request);
         }
@@ -206,7 +206,10 @@ impl Run {
         let is_inline = record.flags & 8 != 0;
         let count = wr.wr.num_sge;
         match usize::try_from(count).unwrap_or(usize::MAX) {
-            count if count != wr.sges.len() => calls::set_endless_list(qp, count),
+            count if count != wr.sges.len() => {
+                calls::set_endless_list(qp, count);
+                right = false;
+            }
             _ if !is_inline => qp.set(&wr.sges),
             _ if wr.sges.iter().any(|sge| sge.length > size.inline) => {
                 calls::set_endless_data(qp, size.inline as usize + 1);
