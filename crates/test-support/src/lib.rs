@@ -6,6 +6,7 @@
 //! - [`callgrind`]: how many instructions a piece of code takes.
 //! - [`events`]: events of `tracing`, as a test hears them.
 //! - [`fault`]: faults that a test plants on purpose, as plain data.
+//! - [`fuzz`]: what the inputs of fuzz targets are made of.
 //! - [`program`]: starting programs of the target, in an emulator where there is one.
 //! - [`quiet_device`]: a device that does nothing, beside which the caller's own code is counted.
 //! - [`rig`]: the verbs as C calls them, for tests of devices.
@@ -19,6 +20,7 @@ pub mod c_loops;
 pub mod callgrind;
 pub mod events;
 pub mod fault;
+pub mod fuzz;
 pub mod program;
 pub mod quiet_device;
 pub mod rig;

@@ -99,7 +99,7 @@ impl Batch {
     /// The elements of the last request, which it may be given once; no more than the queue pair has, so
     /// that the memory suffices.
     pub(super) fn attach(&mut self, sges: &[ibv_sge], flags: u32) {
-        let fits = sges.len() <= self.capacity.send_sge as usize;
+        let fits = self.takes(sges.len());
         match self.wrs.last_mut() {
             Some(wr) if self.refused.is_none() && !self.with_data && fits => {
                 self.sges.extend_from_slice(sges);
@@ -109,6 +109,11 @@ impl Batch {
             }
             _ => self.refuse(Refusal::Invalid),
         }
+    }
+
+    /// Whether a request may have so many elements.
+    pub(super) fn takes(&self, count: usize) -> bool {
+        count <= self.capacity.send_sge as usize
     }
 
     /// Copies the data of the last request.
@@ -151,6 +156,7 @@ impl Batch {
         }
         // For those who read inline data from here on: what exposed it before was borrowed from again since.
         self.inline.as_ptr().expose_provenance();
+        let most = self.capacity.send_sge;
         post_all(
             queue_pair,
             self.wrs.iter().map(|wr| match self.datagrams {
@@ -159,9 +165,9 @@ impl Batch {
                 // requests. Inline ones name bytes of `inline`, written by `attach_inline`, exposed above and
                 // not written until the next batch (SAFETY.md F7, F12). The queue pair is one of datagrams,
                 // and address handles are the caller's (F1).
-                true => unsafe { datagram(wr) },
+                true => unsafe { datagram(wr, most) },
                 // SAFETY: as above; windows and regions of binds are the caller's (SAFETY.md F1).
-                false => unsafe { send_request(wr) },
+                false => unsafe { send_request(wr, most) },
             }),
         )
     }

@@ -40,31 +40,43 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
 };
 
+/// The elements of a request, if there are no more than its queue takes: a longer list is refused as providers of
+/// hardware do it, before it is looked at.
+///
 /// # Safety
 ///
-/// `list` points to `count` elements that are not written while the result is used, unless `count` is
-/// 0 or negative.
+/// `list` points to `count` elements that are not written while the result is used, unless `count` is 0,
+/// negative, or more than `most`.
 #[inline]
-unsafe fn elements<'a>(list: *const ibv_sge, count: c_int) -> Result<&'a [Sge], Refusal> {
-    match usize::try_from(count) {
-        Err(_) => Err(Refusal::Invalid),
+unsafe fn elements<'a>(
+    list: *const ibv_sge,
+    count: c_int,
+    most: u32,
+) -> Result<&'a [Sge], Refusal> {
+    match u32::try_from(count) {
         Ok(0) => Ok(&[]),
-        // SAFETY: this function's contract (SAFETY.md F12); an `Sge` has the layout of an `ibv_sge`, as is
-        // asserted above (F5), and its fields are the same integers.
-        Ok(count) => Ok(unsafe { slice::from_raw_parts(list.cast::<Sge>(), count) }),
+        Ok(count) if count <= most => {
+            // SAFETY: this function's contract (SAFETY.md F12); an `Sge` has the layout of an `ibv_sge`, as is
+            // asserted above (F5), and its fields are the same integers.
+            Ok(unsafe { slice::from_raw_parts(list.cast::<Sge>(), count as usize) })
+        }
+        _ => Err(Refusal::Invalid),
     }
 }
 
-/// Reads a program's request.
+/// Reads a program's request, which may have so many elements.
 ///
 /// # Safety
 ///
 /// The request and what it points to are valid while the result is used.
 #[inline]
-pub(super) unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payload<'a>), Refusal> {
+pub(super) unsafe fn send_request<'a>(
+    wr: &ibv_send_wr,
+    most: u32,
+) -> Result<(Request, Payload<'a>), Refusal> {
     let opcode = opcode(wr.opcode).ok_or(Refusal::Invalid)?;
     // SAFETY: this function's contract.
-    let payload = unsafe { payload(wr)? };
+    let payload = unsafe { payload(wr, most)? };
     let mut request = without_rest(wr, opcode);
     if opcode.is_special() {
         // SAFETY: this function's contract.
@@ -80,12 +92,12 @@ pub(super) unsafe fn send_request<'a>(wr: &ibv_send_wr) -> Result<(Request, Payl
 ///
 /// As for [`send_request`].
 #[inline(always)]
-unsafe fn payload<'a>(wr: &ibv_send_wr) -> Result<Payload<'a>, Refusal> {
+unsafe fn payload<'a>(wr: &ibv_send_wr, most: u32) -> Result<Payload<'a>, Refusal> {
     if wr.send_flags & !SEND_FLAGS != 0 {
         return Err(Refusal::Invalid);
     }
     // SAFETY: this function's contract.
-    let sges = unsafe { elements(wr.sg_list, wr.num_sge)? };
+    let sges = unsafe { elements(wr.sg_list, wr.num_sge, most)? };
     Ok(if wr.send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
         // SAFETY: inline data is readable until the post returns (man ibv_post_send; F12).
         unsafe { Payload::inline(sges) }
@@ -149,9 +161,12 @@ unsafe fn special(wr: &ibv_send_wr, opcode: Opcode) -> Result<Operation, Refusal
 ///
 /// As for [`send_request`], and the request is for a queue pair of datagrams.
 #[inline]
-pub(super) unsafe fn datagram<'a>(wr: &ibv_send_wr) -> Result<(Request, Payload<'a>), Refusal> {
+pub(super) unsafe fn datagram<'a>(
+    wr: &ibv_send_wr,
+    most: u32,
+) -> Result<(Request, Payload<'a>), Refusal> {
     // SAFETY: this function's contract.
-    let (request, payload) = unsafe { send_request(wr)? };
+    let (request, payload) = unsafe { send_request(wr, most)? };
     // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
     let ud = unsafe { wr.wr.ud };
     // SAFETY: this function's contract: on such a queue pair the union has the address handle (SAFETY.md F1).
@@ -194,7 +209,7 @@ unsafe fn post_plain(queue_pair: &Arc<QueuePair>, wr: &ibv_send_wr) -> Option<()
         return None;
     }
     // SAFETY: this function's contract.
-    let payload = unsafe { payload(wr) }.ok()?;
+    let payload = unsafe { payload(wr, 1) }.ok()?;
     // One call for each, so that the compiler knows the opcode.
     match opcode(wr.opcode)? {
         Opcode::Write => post_single(queue_pair, &without_rest(wr, Opcode::Write), payload),
@@ -235,19 +250,20 @@ unsafe fn post_any(
     bad_wr: *mut *mut ibv_send_wr,
 ) -> c_int {
     let mut list = List { next: wr, current: wr };
+    let most = queue_pair.capacity.send_sge;
     let result = if queue_pair.service == Service::UnreliableDatagram {
         post_datagrams(queue_pair, &mut || {
             // SAFETY: the caller's list (SAFETY.md F12).
             let request = unsafe { list.next()? };
             // SAFETY: as above, and the queue pair is one of datagrams.
-            Some(unsafe { datagram(request) })
+            Some(unsafe { datagram(request, most) })
         })
     } else {
         post_each(queue_pair, || {
             // SAFETY: the caller's list (SAFETY.md F12).
             let request = unsafe { list.next()? };
             // SAFETY: as above.
-            Some(unsafe { send_request(request) })
+            Some(unsafe { send_request(request, most) })
         })
     };
     if result.is_err() {
@@ -265,10 +281,14 @@ pub(super) unsafe extern "C" fn post_recv(
     // SAFETY: the caller's queue pair (SAFETY.md F1).
     let queue_pair = unsafe { queue_pair_of(qp) };
     // SAFETY: the caller's list, and place for the request that is refused (SAFETY.md F1, F12).
-    unsafe { post_list(wr, bad_wr, |wr_id, sges, turn| queue_pair.post_receive(wr_id, sges, turn)) }
+    unsafe {
+        post_list(wr, bad_wr, queue_pair.capacity.receive_sge, |wr_id, sges, turn| {
+            queue_pair.post_receive(wr_id, sges, turn)
+        })
+    }
 }
 
-/// Posts receive requests until one is refused. All of them are one call, which executes one turn of what has
+/// Posts receive requests, each of so many elements at most, until one is refused. All of them are one call, which executes one turn of what has
 /// waited for them.
 ///
 /// # Safety
@@ -279,6 +299,7 @@ pub(super) unsafe extern "C" fn post_recv(
 pub(super) unsafe fn post_list(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
+    most: u32,
     post: impl Fn(u64, &[Sge], &mut Turn) -> Result<(), Refusal>,
 ) -> c_int {
     let mut current = wr;
@@ -287,7 +308,7 @@ pub(super) unsafe fn post_list(
         // SAFETY: a request of the caller's list (SAFETY.md F12).
         let request = unsafe { &*current };
         // SAFETY: as above.
-        let sges = unsafe { elements(request.sg_list, request.num_sge) };
+        let sges = unsafe { elements(request.sg_list, request.num_sge, most) };
         let result = sges.and_then(|sges| post(request.wr_id, sges, &mut turn));
         if result.is_err() {
             // SAFETY: the caller's place for the request that was refused (SAFETY.md F1).

@@ -122,5 +122,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     // SAFETY: the caller's queue (SAFETY.md F1).
     let queue = unsafe { shared_queue_of(srq) };
     // SAFETY: the caller's list, and place for the request that is refused (SAFETY.md F1, F12).
-    unsafe { post_list(wr, bad_wr, |wr_id, sges, turn| queue.post(wr_id, sges, turn)) }
+    unsafe {
+        post_list(wr, bad_wr, queue.max_sge, |wr_id, sges, turn| queue.post(wr_id, sges, turn))
+    }
 }

@@ -195,10 +195,16 @@ unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length
 }
 
 unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
-    // SAFETY: the caller's list (SAFETY.md F12).
-    let sges = unsafe { slice(list, count) };
+    let attach = |batch: &mut Batch| {
+        if !batch.takes(count) {
+            // As in a list of requests, before it is looked at.
+            return batch.refuse(Refusal::Invalid);
+        }
+        // SAFETY: the caller's list (SAFETY.md F12).
+        batch.attach(unsafe { slice(list, count) }, 0);
+    };
     // SAFETY: the caller's queue pair (SAFETY.md F1).
-    unsafe { batch(qp, |batch| batch.attach(sges, 0)) };
+    unsafe { batch(qp, attach) };
 }
 
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {

@@ -49,6 +49,9 @@ pub fn side(device: &str) -> Side {
 /// An address handle.
 pub struct Ah(pub *mut ibv_ah);
 
+unsafe impl Send for Ah {}
+unsafe impl Sync for Ah {}
+
 impl Ah {
     pub fn destroy(self) {
         drop(self);

@@ -1,45 +1,12 @@
 //! What an input of the responder and of the requester is made of: a [`Setting`], then steps. A step is a byte,
 //! a [`Tag`], and a record: its numbers one after the other, the lower bytes first.
 
-use std::env;
-use std::fmt::Debug;
-use std::sync::LazyLock;
-
-use arbitrary::{Arbitrary, Unstructured};
+use arbitrary::Unstructured;
 use rdma_proto::wire::Packet;
+use test_support::fuzz::trace;
+use test_support::fuzz_record as record;
 
-/// The next number.
-pub(crate) fn number<'a, T: Arbitrary<'a>>(input: &mut Unstructured<'a>) -> T {
-    input.arbitrary().expect("behind the end are zeros")
-}
-
-/// Says what the input does, to who reproduces a finding.
-pub(crate) fn trace(step: &impl Debug) {
-    static ASKED: LazyLock<bool> = LazyLock::new(|| env::var_os("RDMA_FUZZ_TRACE").is_some());
-    if *ASKED {
-        eprintln!("{step:?}");
-    }
-}
-
-macro_rules! record {
-    ($(#[$about:meta])* $name:ident { $($(#[$note:meta])* $field:ident: $number:ty,)+ }) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, Debug, Default)]
-        pub(crate) struct $name { $($(#[$note])* pub(crate) $field: $number,)+ }
-
-        impl $name {
-            pub(crate) fn read(input: &mut Unstructured<'_>) -> Self {
-                let record = Self { $($field: number(input),)+ };
-                trace(&record);
-                record
-            }
-
-            pub(crate) fn write(&self, bytes: &mut Vec<u8>) {
-                $(bytes.extend(self.$field.to_le_bytes());)+
-            }
-        }
-    };
-}
+pub(crate) use test_support::fuzz::number;
 
 record! {
     /// Where all begins.

@@ -1,7 +1,7 @@
 //! What the fuzz targets run: each takes any bytes, does with them what a peer could do, and panics if a rule is
 //! broken.
 //!
-//! Tests run the same on the seeds and on random bytes (`tests/fuzz`), the fuzzers in `fuzz` on what they make up.
+//! Tests run the same on the seeds and on random bytes (`tests/fuzz`), the fuzzers of `crates/fuzz` on what they make up.
 //! An input is records of numbers, see [`input`]; behind its end are zeros.
 
 mod connected;

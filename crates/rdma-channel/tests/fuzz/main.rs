@@ -1,0 +1,102 @@
+//! What the fuzz target `endpoint` runs, with the compiler and the time that each change has: on the seeds, on parts of
+//! them and on random bytes. `docs/testing.md` says how to fuzz.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::cast_possible_truncation)]
+
+mod harness;
+
+use std::fs;
+use std::path::Path;
+
+use proptest::prelude::*;
+#[cfg(feature = "serde")]
+use rdma_channel::PeerRemoteMemoryRegion;
+use rdma_channel::QueuePairEndpoint;
+#[cfg(feature = "serde")]
+use rdma_mem::RemoteMemoryRegion;
+use rdma_mem::{GidType, Lid};
+use rdma_types::{Psn, Qpn};
+
+/// A name, and the input.
+type Seed = (&'static str, Vec<u8>);
+
+fn endpoint(qpn: u32) -> QueuePairEndpoint {
+    QueuePairEndpoint::new(Qpn::masked(qpn), Psn::masked(0x0012_3456))
+}
+
+fn seeds() -> Vec<Seed> {
+    let roce = endpoint(0x11)
+        .with_gid("fe80::1".parse().unwrap(), GidType::ROCE_V1)
+        .with_gid("::ffff:192.0.2.1".parse().unwrap(), GidType::ROCE_V2);
+    let ib = endpoint(0x12).with_lid(Lid::new(3)).with_unreliable_connection();
+    let datagrams = endpoint(0x13).with_lid(Lid::new(4)).with_qkey(0x8765_4321);
+    let full = (0..16).fold(roce, |all, n| {
+        all.with_gid(format!("2001:db8::{n:x}").parse().unwrap(), GidType::ROCE_V2)
+    });
+    let mut seeds: Vec<Seed> = [("roce", roce), ("ib", ib), ("ud", datagrams), ("full", full)]
+        .map(|(name, endpoint)| (name, endpoint.to_bytes().to_vec()))
+        .into();
+    let message = |all: &[QueuePairEndpoint]| {
+        let mut bytes = b"RDEX\0\x01\0".to_vec();
+        bytes.push(all.len() as u8);
+        bytes.extend(all.iter().flat_map(QueuePairEndpoint::to_bytes));
+        bytes
+    };
+    seeds.push(("one", message(&[roce])));
+    seeds.push(("two", message(&[roce, ib])));
+    seeds.push(("same", message(&[ib, ib])));
+    for (name, text) in [("gid", "::ffff:192.0.2.1"), ("guid", "0200:00ff:fe00:0001")] {
+        seeds.push((name, text.into()));
+    }
+    #[cfg(feature = "serde")]
+    seeds.extend(serialized(&full));
+    seeds
+}
+
+#[cfg(feature = "serde")]
+fn serialized(endpoint: &QueuePairEndpoint) -> Vec<Seed> {
+    let memory = PeerRemoteMemoryRegion::new(7, RemoteMemoryRegion::new(0x1000, 300, 0x42));
+    vec![
+        ("endpoint-postcard", postcard::to_allocvec(endpoint).unwrap()),
+        ("endpoint-json", serde_json::to_vec(endpoint).unwrap()),
+        ("memory-postcard", postcard::to_allocvec(&memory).unwrap()),
+        ("memory-json", serde_json::to_vec(&memory).unwrap()),
+        ("own-memory-json", serde_json::to_vec(&memory.remote()).unwrap()),
+    ]
+}
+
+/// The fuzzer looks for them in the folder where this writes them.
+#[test]
+fn the_seeds_do_as_they_should() {
+    for (name, bytes) in seeds() {
+        harness::run(&bytes);
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz/endpoint");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(name), bytes).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn changed_seeds(
+        seed in prop::sample::select(seeds()),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..9),
+        end in any::<prop::sample::Index>(),
+    ) {
+        let (_, mut bytes) = seed;
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        harness::run(&bytes);
+        harness::run(&bytes[..end.index(bytes.len())]);
+    }
+
+    #[test]
+    fn anything(bytes in prop::collection::vec(any::<u8>(), 0..700)) {
+        harness::run(&bytes);
+    }
+}

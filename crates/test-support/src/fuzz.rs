@@ -1,0 +1,44 @@
+//! What the inputs of fuzz targets are made of: records of numbers, the lower bytes first. Behind the end of an input
+//! are zeros.
+#![allow(clippy::expect_used)] // It is never short.
+
+use std::env;
+use std::fmt::Debug;
+use std::sync::LazyLock;
+
+use arbitrary::{Arbitrary, Unstructured};
+
+/// The next number.
+pub fn number<'a, T: Arbitrary<'a>>(input: &mut Unstructured<'a>) -> T {
+    input.arbitrary().expect("behind the end are zeros")
+}
+
+/// Says what the input does, to who reproduces a finding.
+pub fn trace(step: &impl Debug) {
+    static ASKED: LazyLock<bool> = LazyLock::new(|| env::var_os("RDMA_FUZZ_TRACE").is_some());
+    if *ASKED {
+        eprintln!("{step:?}");
+    }
+}
+
+/// Defines records, which are read from an input and written to a seed.
+#[macro_export]
+macro_rules! fuzz_record {
+    ($(#[$about:meta])* $name:ident { $($(#[$note:meta])* $field:ident: $number:ty,)+ }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, Default)]
+        pub(crate) struct $name { $($(#[$note])* pub(crate) $field: $number,)+ }
+
+        impl $name {
+            pub(crate) fn read(input: &mut arbitrary::Unstructured<'_>) -> Self {
+                let record = Self { $($field: $crate::fuzz::number(input),)+ };
+                $crate::fuzz::trace(&record);
+                record
+            }
+
+            pub(crate) fn write(&self, bytes: &mut Vec<u8>) {
+                $(bytes.extend(self.$field.to_le_bytes());)+
+            }
+        }
+    };
+}
