@@ -33,3 +33,8 @@ pub fn endpoint(bytes: &[u8]) {
 pub fn work_request(bytes: &[u8]) {
     soft::work_request(bytes);
 }
+
+/// A workload of the simulator.
+pub fn simulator(bytes: &[u8]) {
+    sim::fuzz(bytes);
+}

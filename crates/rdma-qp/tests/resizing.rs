@@ -10,6 +10,7 @@ use std::thread;
 use common::{DEVICES, open, pair};
 use rdma_mem::{Errno, GatherElement};
 use rdma_qp::{CompletionQueue, Error, QueuePair, WriteWorkRequest};
+use test_support::flag::SetWhenDropped;
 
 fn write(qp: &QueuePair, wr_id: u64) {
     let none: [GatherElement<'_>; 0] = [];
@@ -79,6 +80,7 @@ fn a_queue_is_resized_by_one_thread_while_another_fills_and_polls_it() {
                     }
                 }
             });
+            let uses = SetWhenDropped(&done);
             for n in 0..1000 {
                 write(&a.qp, n);
                 if resizer.is_finished() {
@@ -86,7 +88,7 @@ fn a_queue_is_resized_by_one_thread_while_another_fills_and_polls_it() {
                 }
                 assert_eq!(a.next().wr_id(), n);
             }
-            done.store(true, Ordering::Release);
+            drop(uses);
         });
     }
 }

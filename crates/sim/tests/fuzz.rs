@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
 use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
 
 /// Bytes of all lengths that a fuzzer begins with.
 fn inputs(count: u64) -> Vec<Vec<u8>> {
@@ -12,6 +14,17 @@ fn inputs(count: u64) -> Vec<Vec<u8>> {
         std::iter::repeat_with(|| rng.u8(..)).take(length).collect()
     };
     (1..=count).map(input).collect()
+}
+
+/// Where `cargo fuzz` looks for what it begins with.
+#[test]
+fn inputs_are_written_for_the_fuzzer() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz/simulator");
+    fs::create_dir_all(&folder).unwrap();
+    for (n, input) in inputs(60).iter().enumerate() {
+        fs::write(folder.join(format!("seed-{n}")), input).unwrap();
+    }
+    assert!(fs::read_dir(&folder).unwrap().count() >= 60);
 }
 
 const INPUTS: u64 = if cfg!(debug_assertions) { 60 } else { 1000 };

@@ -6,6 +6,7 @@
 //! - [`callgrind`]: how many instructions a piece of code takes.
 //! - [`events`]: events of `tracing`, as a test hears them.
 //! - [`fault`]: faults that a test plants on purpose, as plain data.
+//! - [`flag`]: a flag for threads that go on until others have ended.
 //! - [`fuzz`]: what the inputs of fuzz targets are made of.
 //! - [`program`]: starting programs of the target, in an emulator where there is one.
 //! - [`quiet_device`]: a device that does nothing, beside which the caller's own code is counted.
@@ -20,6 +21,7 @@ pub mod c_loops;
 pub mod callgrind;
 pub mod events;
 pub mod fault;
+pub mod flag;
 pub mod fuzz;
 pub mod program;
 pub mod quiet_device;

@@ -236,6 +236,16 @@ pub(crate) const JOBS: &[Job] = &[
         steps: FUZZ,
     },
     Job {
+        name: "fuzz-address",
+        about: "work requests are fuzzed for 30 seconds where AddressSanitizer sees the device's copies",
+        tier: Tier::Full,
+        needs: &[
+            Need::Tool("cargo-fuzz", "cargo install --locked cargo-fuzz"),
+            Need::Tool("c++", "apt-get install g++"),
+        ],
+        steps: FUZZ_ADDRESS,
+    },
+    Job {
         name: "stress",
         about: "the device's stress test for two minutes, instead of five seconds as in `test`",
         tier: Tier::Full,
@@ -385,12 +395,19 @@ macro_rules! fuzz {
 const FUZZ: &[Step] = &[
     // They write the inputs that the fuzzers begin with.
     tests(
-        "cargo test -p rdma-proto -p rdma-soft -p rdma-channel --features rdma-channel/serde --test fuzz",
+        "cargo test -p rdma-proto -p rdma-soft -p rdma-channel -p sim --features rdma-channel/serde --test fuzz",
     ),
     fuzz!("packet"),
     fuzz!("responder"),
     fuzz!("requester"),
     fuzz!("endpoint"),
+    fuzz!("work_request"),
+    fuzz!("simulator"),
+];
+
+/// Where unsafe code is.
+const FUZZ_ADDRESS: &[Step] = &[
+    tests("cargo test -p rdma-soft --test fuzz"),
     fuzz!("work_request", "fuzz-address --sanitizer address").with(VISIBLE_COPIES),
 ];
 

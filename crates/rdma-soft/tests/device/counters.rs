@@ -1,7 +1,5 @@
 //! Counters: what they count, under which names, and that nothing they have counted is lost.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use rdma_soft::{Builder, Counters, Link, SoftDevice};
 use rdma_sys::{ibv_qp_type, ibv_wc_status as Status};
 
@@ -206,37 +204,37 @@ fn a_port_counts_how_often_it_went_down() {
     assert_eq!(counted(device.counters()), [("link_downed", 2)]);
 }
 
+/// Two threads make pairs and send a message on each, while this one sees that no counter goes back.
+pub(crate) fn watch_while_connections_come_and_go(device: &SoftDevice, rounds: u64, knobs: &Knobs) {
+    let traffic = || {
+        for _ in 0..rounds {
+            let (a, b) = pair_with(device.name(), &Size::default(), knobs);
+            a.qp.post(&Wr::send(1, &[]));
+            b.qp.post_receive(1, &[]);
+            a.send_cq.expect_success(1);
+        }
+    };
+    std::thread::scope(|threads| {
+        let threads = [threads.spawn(traffic), threads.spawn(traffic)];
+        let mut before = device.counters();
+        // Also if a thread fails.
+        while !threads.iter().all(|thread| thread.is_finished()) {
+            let now = device.counters();
+            assert!(before.iter().zip(now.iter()).all(|((_, a), (_, b))| a <= b), "{now:?}");
+            before = now;
+            std::thread::yield_now();
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
 #[test]
 fn no_counter_goes_back_while_queue_pairs_come_and_go_and_none_is_lost() {
     const ROUNDS: u64 = 100;
     let device = Builder::new("count-race").install().unwrap();
-    let done = AtomicBool::new(false);
-    std::thread::scope(|threads| {
-        let watch = threads.spawn(|| {
-            let mut before = device.counters();
-            let mut looks = 0_u64;
-            while !done.load(Ordering::Acquire) {
-                let now = device.counters();
-                assert!(before.iter().zip(now.iter()).all(|((_, a), (_, b))| a <= b), "{now:?}");
-                (before, looks) = (now, looks + 1);
-            }
-            looks
-        });
-        let traffic = || {
-            for _ in 0..ROUNDS {
-                let (a, b) = pair_with("count-race", &Size::default(), &Knobs::default());
-                b.qp.post_receive(1, &[]);
-                a.qp.post(&Wr::send(1, &[]));
-                a.send_cq.expect_success(1);
-            }
-        };
-        let threads = [threads.spawn(traffic), threads.spawn(traffic)];
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-        done.store(true, Ordering::Release);
-        assert!(watch.join().unwrap() > 0);
-    });
+    watch_while_connections_come_and_go(&device, ROUNDS, &Knobs::default());
     let all = 2 * ROUNDS;
-    let expected =
-        [("sent_pkts", all), ("rcvd_pkts", all), ("rdma_sends", all), ("rdma_recvs", all)];
-    assert_eq!(counted(device.counters()), expected);
+    let counters = device.counters();
+    assert_eq!((counters.sent_pkts, counters.rcvd_pkts), (all, all));
+    assert_eq!((counters.rdma_sends, counters.rdma_recvs), (all, all));
 }

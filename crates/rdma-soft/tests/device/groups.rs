@@ -6,6 +6,7 @@ use std::thread;
 use rdma_soft::{Builder, GidPlace, Link, Schedule};
 use rdma_sys::{Errno, ibv_event_type, ibv_gid, ibv_qp_type, ibv_sge, ibv_wc_status as Status};
 use rdma_types::GidType;
+use test_support::flag::SetWhenDropped;
 
 use crate::rig::connect::{RTR, Side, attributes, to_init};
 use crate::rig::datagram::{Ah, HEADER, QKEY, activate, side, size, vector};
@@ -448,12 +449,13 @@ fn members_come_and_go_while_others_send() {
                 }
                 heard
             });
+            let sends = SetWhenDropped(&done);
             for imm in 0..500 {
                 stays.receive(imm.into());
                 send(&a, &ah, imm);
                 stays.expect(imm.into(), imm);
             }
-            done.store(true, Ordering::Relaxed);
+            drop(sends);
             others.join().unwrap();
         });
         assert!(stays.side.receive_cq.is_empty());

@@ -1,0 +1,30 @@
+//! A flag for threads that go on until others have ended.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Sets a flag when it is dropped, also by a panic: a thread that goes on until then ends, and the test fails and
+/// does not hang.
+///
+/// # Examples
+///
+/// ```
+/// use std::sync::atomic::{AtomicBool, Ordering};
+/// use test_support::flag::SetWhenDropped;
+///
+/// let done = AtomicBool::new(false);
+/// std::thread::scope(|scope| {
+///     let watch = scope.spawn(|| while !done.load(Ordering::Acquire) {});
+///     let works = SetWhenDropped(&done);
+///     // ... what is watched, which may panic
+///     drop(works);
+///     watch.join().unwrap();
+/// });
+/// ```
+#[derive(Debug)]
+pub struct SetWhenDropped<'a>(pub &'a AtomicBool);
+
+impl Drop for SetWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
