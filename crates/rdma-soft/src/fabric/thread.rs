@@ -90,8 +90,10 @@ mod tests {
     }
 
     /// What `run` says on a thread of its own.
-    fn elsewhere<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
-        std::thread::spawn(run).join().unwrap()
+    fn elsewhere<T: Send + 'static>(
+        run: impl FnOnce() -> T + Send + 'static,
+    ) -> std::thread::Result<T> {
+        std::thread::spawn(run).join()
     }
 
     /// It has the usual policy, but where the kernel lets nobody leave that of its caller.
@@ -102,7 +104,8 @@ mod tests {
             assert!(takes(libc::SCHED_IDLE));
             spawn("test", STACK, move || sender.send(policy()).unwrap()).unwrap();
             takes(libc::SCHED_OTHER)
-        });
+        })
+        .unwrap();
         let usual = may_leave || test_support::program::is_emulated();
         let expected = if usual { libc::SCHED_OTHER } else { libc::SCHED_IDLE };
         assert_eq!(receiver.recv().unwrap(), expected);
@@ -117,7 +120,8 @@ mod tests {
             // SAFETY: reads the array, of that size (sched_setaffinity(2), SAFETY.md F15).
             unsafe { libc::sched_setaffinity(0, size_of_val(&all), all.as_ptr().cast()) };
             status("Cpus_allowed:")
-        });
+        })
+        .unwrap();
         let before = status("SigBlk:");
         elsewhere(move || {
             // Bound to the first processor that it may use.
@@ -140,7 +144,8 @@ mod tests {
             })
             .unwrap();
             assert_eq!(status("SigBlk:"), before, "the caller's mask has changed");
-        });
+        })
+        .unwrap();
         let ([blocked, allowed, name], policy) = receiver.recv().unwrap();
         assert_eq!(policy, libc::SCHED_OTHER);
         let blocked = u64::from_str_radix(&blocked, 16).unwrap();
