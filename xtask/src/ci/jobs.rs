@@ -513,7 +513,7 @@ const LINKED: &[Step] = &[
     tests("cargo test -p rdma-sys --features linked --target-dir {target}/linked"),
 ];
 
-/// Without a bound on preemptions: all orders take seconds.
+/// All orders of threads, which takes minutes; what has too many of them bounds its preemptions itself, in its model.
 const LOOM: &[Step] =
     &[tests("cargo test -p rdma-soft --release --lib --target-dir {target}/loom loom")
         .with(&[("RUSTFLAGS", "--cfg loom")])];

@@ -99,7 +99,9 @@ unsafe fn payload<'a>(wr: &ibv_send_wr, most: u32) -> Result<Payload<'a>, Refusa
     // SAFETY: this function's contract.
     let sges = unsafe { elements(wr.sg_list, wr.num_sge, most)? };
     Ok(if wr.send_flags & ibv_send_flags::IBV_SEND_INLINE.0 != 0 {
-        // SAFETY: inline data is readable until the post returns (man ibv_post_send; F12).
+        // SAFETY: readable: it is there, and initialised, until the post returns (man ibv_post_send, SAFETY.md F12), and
+        // the payload is not used later: what waits in a queue has a copy of its bytes, and a payload of that copy.
+        // Exposed: when its element was made, by the pointer that is the element's address (F7).
         unsafe { Payload::inline(sges) }
     } else {
         Payload::keyed(sges)
@@ -109,9 +111,10 @@ unsafe fn payload<'a>(wr: &ibv_send_wr, most: u32) -> Result<Payload<'a>, Refusa
 /// What a request that is not special says besides its data.
 #[inline(always)]
 fn without_rest(wr: &ibv_send_wr, opcode: Opcode) -> Request {
-    // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
+    // SAFETY: initialised in each request, whether its opcode uses it or not (SAFETY.md F12), and any such bytes are a
+    // value of this field (F4).
     let imm = unsafe { wr.__bindgen_anon_1.imm_data };
-    // SAFETY: as above; a send leaves it unused.
+    // SAFETY: as above (SAFETY.md F4, F12); a send does not use it.
     let remote = unsafe { wr.wr.rdma };
     Request {
         wr_id: wr.wr_id,
@@ -137,14 +140,14 @@ fn without_rest(wr: &ibv_send_wr, opcode: Opcode) -> Request {
 #[cold]
 unsafe fn special(wr: &ibv_send_wr, opcode: Opcode) -> Result<Operation, Refusal> {
     if opcode.is_atomic() {
-        // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
+        // SAFETY: initialised in an atomic (SAFETY.md F12), and any such bytes are a value of this field (F4).
         let atomic = unsafe { wr.wr.atomic };
         let remote_address = atomic.remote_addr;
         let (rkey, operand, swap) = (atomic.rkey, atomic.compare_add, atomic.swap);
         return Ok(Operation { opcode, remote_address, rkey, operand, swap, ..Operation::EMPTY });
     }
     if opcode == Opcode::BindWindow {
-        // SAFETY: as above.
+        // SAFETY: likewise in a bind (SAFETY.md F4, F12).
         let bind = unsafe { wr.__bindgen_anon_2.bind_mw };
         // SAFETY: this function's contract.
         let bind = unsafe { mw::bind(bind.mw, Kind::Two, bind.rkey, &bind.bind_info)? };
@@ -167,7 +170,8 @@ pub(super) unsafe fn datagram<'a>(
 ) -> Result<(Request, Payload<'a>), Refusal> {
     // SAFETY: this function's contract.
     let (request, payload) = unsafe { send_request(wr, most)? };
-    // SAFETY: all bytes of the union are this field, and any bytes are a value of it (SAFETY.md F4).
+    // SAFETY: initialised in a request for a queue pair of datagrams (SAFETY.md F12), and any such bytes are a value of
+    // this field (F4).
     let ud = unsafe { wr.wr.ud };
     // SAFETY: this function's contract: on such a queue pair the union has the address handle (SAFETY.md F1).
     let vector = unsafe { destination(ud.ah) };

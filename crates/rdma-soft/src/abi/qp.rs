@@ -20,6 +20,7 @@ use super::{number, pointer, wr};
 use crate::engine::Refusal;
 use crate::engine::capacity::{Capacity, Init};
 use crate::engine::events::Acknowledgements;
+use crate::engine::group;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::report::{Element, Handle, Reporter};
 use crate::engine::service::Service;
@@ -223,7 +224,7 @@ pub(super) unsafe extern "C" fn attach_mcast(
     // SAFETY: the caller's address (SAFETY.md F1).
     let gid = gid_bytes(unsafe { &*gid });
     // SAFETY: the caller's queue pair (SAFETY.md F1).
-    number(unsafe { queue_pair_of(qp) }.join_group(gid.into(), lid))
+    number(group::join(unsafe { queue_pair_of(qp) }, gid.into(), lid))
 }
 
 pub(super) unsafe extern "C" fn detach_mcast(
@@ -234,13 +235,13 @@ pub(super) unsafe extern "C" fn detach_mcast(
     // SAFETY: the caller's address (SAFETY.md F1).
     let gid = gid_bytes(unsafe { &*gid });
     // SAFETY: the caller's queue pair (SAFETY.md F1).
-    number(unsafe { queue_pair_of(qp) }.leave_group(gid.into(), lid))
+    number(group::leave(unsafe { queue_pair_of(qp) }, gid.into(), lid))
 }
 
 pub(super) unsafe extern "C" fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     // SAFETY: the caller's queue pair, which nobody uses any more (SAFETY.md F1).
     let queue_pair = Arc::clone(unsafe { queue_pair_of(qp) });
-    if let refused @ Err(_) = queue_pair.is_in_no_group() {
+    if let refused @ Err(_) = group::is_in_none(&queue_pair) {
         return number(refused);
     }
     queue_pair.destroy();

@@ -80,9 +80,11 @@ impl AtomicWord {
         // The device is 64-bit only (rdma-sys refuses other targets), so addresses fit.
         #[allow(clippy::cast_possible_truncation)]
         let place = with_exposed_provenance_mut::<u64>(self.0 as usize);
-        // SAFETY: aligned (`at`). Valid for reads and writes by the contract of `Segment::new`, with the provenance
-        // that was exposed (SAFETY.md F7), while the word is used: it does not go meanwhile (F8). Other copies of
-        // the device are no Rust accesses, and the program's own at the same time are atomics of this width (F10).
+        // SAFETY: aligned (`at`), and with the provenance that was exposed (SAFETY.md F7). Valid for reads and writes:
+        // on `Reach::Mapped` by the contract of `Segment::new`; on `Reach::MayBeGone` it is there, with both rights,
+        // since `Reach::finds` has looked, or where it cannot look by what a program promises (F8). It stays so
+        // while the word is used: neither goes meanwhile (F8), and it is registered (F14). Other copies of the
+        // device are no Rust accesses, and the program's own at the same time are atomics of this width (F10).
         unsafe { AtomicU64::from_ptr(place) }
     }
 

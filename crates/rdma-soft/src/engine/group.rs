@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, Weak};
 
 use rdma_types::{Gid, Lid};
 
-use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::service::Service;
@@ -123,50 +122,48 @@ fn last_id(members: &BTreeMap<u64, Weak<QueuePair>>) -> Option<u64> {
     members.last_key_value().map(|(&id, _)| id)
 }
 
-impl Device {
-    /// The group that a program means by this address.
-    fn group(&self, gid: Gid, lid: u16) -> Result<Group, Refusal> {
-        let (lid, on_link) = match self.link {
-            Link::InfiniBand => (lid, Lid::new(lid).is_multicast()),
-            Link::Ethernet => (0, true),
-        };
-        if gid.is_multicast() && on_link { Ok(Group { gid, lid }) } else { Err(Refusal::Invalid) }
+/// The group that a program means by this address.
+fn meant(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<Group, Refusal> {
+    let device = queue_pair.device;
+    if device.limits.max_groups == 0 {
+        return Err(Refusal::Unsupported);
+    }
+    if queue_pair.service != Service::UnreliableDatagram {
+        return Err(Refusal::Invalid);
+    }
+    let (lid, on_link) = match device.link {
+        Link::InfiniBand => (lid, Lid::new(lid).is_multicast()),
+        Link::Ethernet => (0, true),
+    };
+    if gid.is_multicast() && on_link { Ok(Group { gid, lid }) } else { Err(Refusal::Invalid) }
+}
+
+/// `ibv_attach_mcast`. A queue pair is a member in every state, and hears what is sent while it is ready to receive.
+pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<(), Refusal> {
+    let group = meant(queue_pair, gid, lid)?;
+    let device = queue_pair.device;
+    device.groups.join(&device.limits, group, queue_pair)
+}
+
+/// `ibv_detach_mcast`. Packets that are under way are not for it any more; a datagram that another thread is
+/// about to copy may still come.
+pub(crate) fn leave(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<(), Refusal> {
+    let group = meant(queue_pair, gid, lid)?;
+    if queue_pair.device.groups.leave(&group, queue_pair.id) {
+        Ok(())
+    } else {
+        Err(Refusal::Invalid)
     }
 }
 
-impl QueuePair {
-    /// `ibv_attach_mcast`. It is a member in every state, and hears what is sent while it is ready to receive.
-    pub(crate) fn join_group(self: &Arc<Self>, gid: Gid, lid: u16) -> Result<(), Refusal> {
-        let group = self.group(gid, lid)?;
-        self.device.groups.join(&self.device.limits, group, self)
-    }
+/// A queue pair's memberships end with the context that it was made from.
+pub(crate) fn leave_all(queue_pair: &QueuePair) {
+    queue_pair.device.groups.leave_all(queue_pair.id);
+}
 
-    /// `ibv_detach_mcast`. Packets that are under way are not for it any more; a datagram that another thread is
-    /// about to copy may still come.
-    pub(crate) fn leave_group(&self, gid: Gid, lid: u16) -> Result<(), Refusal> {
-        let group = self.group(gid, lid)?;
-        if self.device.groups.leave(&group, self.id) { Ok(()) } else { Err(Refusal::Invalid) }
-    }
-
-    /// Its memberships end with the context that it was made from.
-    pub(crate) fn leave_groups(&self) {
-        self.device.groups.leave_all(self.id);
-    }
-
-    /// Refuses to destroy it while it is a member (IBTA volume 1, o10-2.2.3).
-    pub(crate) fn is_in_no_group(&self) -> Result<(), Refusal> {
-        let datagrams = self.service == Service::UnreliableDatagram;
-        let member = datagrams && locked(&self.device.groups.0).joined.contains_key(&self.id);
-        if member { Err(Refusal::Busy) } else { Ok(()) }
-    }
-
-    fn group(&self, gid: Gid, lid: u16) -> Result<Group, Refusal> {
-        if self.device.limits.max_groups == 0 {
-            return Err(Refusal::Unsupported);
-        }
-        if self.service != Service::UnreliableDatagram {
-            return Err(Refusal::Invalid);
-        }
-        self.device.group(gid, lid)
-    }
+/// Refuses to destroy a queue pair while it is a member (IBTA volume 1, o10-2.2.3).
+pub(crate) fn is_in_none(queue_pair: &QueuePair) -> Result<(), Refusal> {
+    let datagrams = queue_pair.service == Service::UnreliableDatagram;
+    let joined = |groups: &Groups| locked(&groups.0).joined.contains_key(&queue_pair.id);
+    if datagrams && joined(&queue_pair.device.groups) { Err(Refusal::Busy) } else { Ok(()) }
 }

@@ -1,8 +1,8 @@
 //! Which queue pair number is given out next.
 //!
-//! Nobody can guess it, and a number that was given back stays unused as long as can be, since peers may still
-//! send to it. Numbers come by the slot: the upper 12 of their 24 bits are drawn at random, and the lower
-//! ones come in a random order. Another slot is drawn when too few numbers of the others rest.
+//! Who knows others cannot tell its lower 12 bits, and a number that was given back stays unused as long as can be,
+//! since peers may still send to it. Numbers come by the slot: the upper 12 of their 24 bits are drawn at random, and
+//! the lower ones come in a random order. Another slot is drawn when too few numbers of the others rest.
 
 use std::collections::VecDeque;
 

@@ -112,7 +112,8 @@ static UNUSED: std::sync::Mutex<Vec<Chunks>> = std::sync::Mutex::new(Vec::new())
 #[derive(Debug)]
 pub(crate) struct RegionTable {
     chunks: Chunks,
-    /// Random, so that the keys of two devices or processes differ.
+    /// Random, so that the keys of two devices or processes differ. Who knows a key knows the upper bits of those
+    /// nearby; which of a chunk's numbers are in use it does not tell.
     mask: u32,
     places: Lock<Places>,
 }
@@ -145,10 +146,11 @@ impl RegionTable {
 
     /// No key of this table is known, none will be, and nobody will look one up: the memory is for others.
     pub(crate) fn retire(&self) {
-        let made = self.places.lock().retire();
+        self.places.lock().retire();
         let is_free = |slot: &Slot| slot.version.load(Ordering::Acquire) == 0;
+        let mut slots = self.chunks.iter().filter_map(OnceLock::get).flat_map(|chunk| chunk.iter());
         // Those of a table in which something is left stay as they are (SAFETY.md F14).
-        if (0..made).filter_map(|index| self.slot(index)).all(is_free) {
+        if slots.all(is_free) {
             locked(&UNUSED).push(Arc::clone(&self.chunks));
         }
     }
@@ -235,7 +237,7 @@ impl RegionTable {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
-    use std::collections::VecDeque;
+    use std::collections::{HashSet, VecDeque};
 
     use super::*;
     use crate::fabric::random::{Purpose, Seed};
@@ -261,6 +263,24 @@ mod tests {
         table.release(keys[500]);
         assert_ne!(table.insert(&region(7)).unwrap() >> 8, keys[500] >> 8, "the slot rests");
         assert_eq!(table.find(keys[500]), None);
+    }
+
+    /// What is between the place of a key and that of the next is as good as any other number of a chunk.
+    #[test]
+    fn a_key_does_not_tell_the_next_one() {
+        for limit in [1_000, 1 << 20] {
+            let table = table(limit);
+            let keys: Vec<u32> = (0..1000).map(|n| table.insert(&region(n)).unwrap()).collect();
+            let steps: HashSet<u32> =
+                keys.windows(2).map(|pair| (pair[0] ^ pair[1]) >> 8).collect();
+            assert!(steps.len() > 500, "{} steps", steps.len());
+        }
+        let second = |seed| {
+            let table = RegionTable::new(9, Seed::new(seed).stream(Purpose::Keys));
+            let [first, second] = [1, 2].map(|n| table.insert(&region(n)).unwrap());
+            (first ^ second) >> 8
+        };
+        assert!((0..50).map(second).collect::<HashSet<u32>>().len() > 8, "also of few regions");
     }
 
     /// How many registrations, one at a time, there are until one is as the first was.

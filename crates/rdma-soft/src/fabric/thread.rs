@@ -82,28 +82,48 @@ mod tests {
         unsafe { libc::sched_getscheduler(0) }
     }
 
-    /// Whether it may leave the policy or not.
+    /// Whether the thread that asks has taken this policy.
+    fn takes(policy: libc::c_int) -> bool {
+        let parameters = libc::sched_param { sched_priority: 0 };
+        // SAFETY: reads the parameters (sched_setscheduler(2)).
+        unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) == 0 }
+    }
+
+    /// What `run` says on a thread of its own.
+    fn elsewhere<T: Send + 'static>(
+        run: impl FnOnce() -> T + Send + 'static,
+    ) -> std::thread::Result<T> {
+        std::thread::spawn(run).join()
+    }
+
+    /// It has the usual policy, but where the kernel lets nobody leave that of its caller.
     #[test]
-    fn a_thread_of_the_idle_policy_starts_one_too() {
+    fn a_thread_of_the_idle_policy_starts_one_that_leaves_it_if_it_may() {
         let (sender, receiver) = mpsc::channel();
-        std::thread::spawn(move || {
-            // SAFETY: all bytes of it are integers.
-            let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
-            // SAFETY: reads the parameters (sched_setscheduler(2)).
-            unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
+        let may_leave = elsewhere(move || {
+            assert!(takes(libc::SCHED_IDLE));
             spawn("test", STACK, move || sender.send(policy()).unwrap()).unwrap();
+            takes(libc::SCHED_OTHER)
         })
-        .join()
         .unwrap();
-        assert!([libc::SCHED_OTHER, libc::SCHED_IDLE].contains(&receiver.recv().unwrap()));
+        let usual = may_leave || test_support::program::is_emulated();
+        let expected = if usual { libc::SCHED_OTHER } else { libc::SCHED_IDLE };
+        assert_eq!(receiver.recv().unwrap(), expected);
     }
 
     #[test]
     fn no_signal_processor_or_policy_of_the_thread_that_starts_it_is_inherited() {
         let (sender, receiver) = mpsc::channel();
-        let processors = status("Cpus_allowed:");
+        // All that a thread of this process can have, also if the process was started on some of them.
+        let processors = elsewhere(|| {
+            let all = [u64::MAX; 128];
+            // SAFETY: reads the array, of that size (sched_setaffinity(2), SAFETY.md F15).
+            unsafe { libc::sched_setaffinity(0, size_of_val(&all), all.as_ptr().cast()) };
+            status("Cpus_allowed:")
+        })
+        .unwrap();
         let before = status("SigBlk:");
-        std::thread::spawn(move || {
+        elsewhere(move || {
             // Bound to the first processor that it may use.
             let mut first = [0u64; 128];
             let size = size_of_val(&first);
@@ -115,11 +135,8 @@ mod tests {
             first[word] = bit;
             // SAFETY: reads the array, of that size (sched_setaffinity(2), SAFETY.md F15).
             unsafe { libc::sched_setaffinity(0, size, first.as_ptr().cast()) };
-            // SAFETY: all bytes of it are integers.
-            let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
             // A policy that every thread may take.
-            // SAFETY: reads the parameters (sched_setscheduler(2)).
-            unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) };
+            takes(libc::SCHED_BATCH);
             assert!(policy() == libc::SCHED_BATCH || test_support::program::is_emulated());
             spawn("test", STACK, move || {
                 let said = ["SigBlk:", "Cpus_allowed:", "Name:"].map(status);
@@ -128,7 +145,6 @@ mod tests {
             .unwrap();
             assert_eq!(status("SigBlk:"), before, "the caller's mask has changed");
         })
-        .join()
         .unwrap();
         let ([blocked, allowed, name], policy) = receiver.recv().unwrap();
         assert_eq!(policy, libc::SCHED_OTHER);

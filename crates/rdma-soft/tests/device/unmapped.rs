@@ -46,6 +46,14 @@ impl Drop for Lent {
     }
 }
 
+/// What becomes of the memory.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Loss {
+    All,
+    /// It can still be read.
+    Writes,
+}
+
 /// Whose memory goes away.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Whose {
@@ -79,8 +87,15 @@ impl Stage {
 
     /// Has the device execute what was posted, when the memory is gone.
     fn release(&self, device: &SoftDevice, whose: Whose) {
+        self.release_after(device, whose, Loss::All);
+    }
+
+    fn release_after(&self, device: &SoftDevice, whose: Whose, loss: Loss) {
         let lent = if whose == Whose::Requester { &self.here } else { &self.there };
-        lent.memory.take_away();
+        match loss {
+            Loss::All => lent.memory.take_away(),
+            Loss::Writes => lent.memory.take_writes_away(),
+        }
         assert_eq!(device.release(self.a.qp.qpn(), 1), 1, "{whose:?}");
     }
 }
@@ -112,15 +127,59 @@ fn one_sided_requests_fail_as_with_a_bad_key() {
 
 #[test]
 fn an_atomic_fails_as_with_a_bad_key() {
-    for_each("unmapped-atomic", |device, whose| {
+    atomics_fail("unmapped-atomic", Loss::All);
+}
+
+/// Also where the word could still be read, before the change or after it.
+#[test]
+fn an_atomic_on_memory_that_may_not_be_written_any_more_fails_as_a_write_does() {
+    atomics_fail("unmapped-atomic-ro", Loss::Writes);
+    for_each("unmapped-write-ro", |device, whose| {
         let stage = Stage::connected(device.name());
+        stage.a.qp.post(&stage.one_sided(ibv_wr_opcode::IBV_WR_RDMA_WRITE));
+        stage.release_after(device, whose, Loss::Writes);
+        let own_is_read = (whose == Whose::Requester).then_some(Status::IBV_WC_SUCCESS);
+        stage.a.send_cq.expect(1, own_is_read.unwrap_or(Status::IBV_WC_REM_ACCESS_ERR));
+    });
+}
+
+fn atomics_fail(name: &str, loss: Loss) {
+    for_each(name, |device, whose| {
+        for (opcode, [compare_add, swap]) in [
+            (ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, [1, 0]),
+            (ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP, [0, 1]),
+        ] {
+            let stage = Stage::connected(device.name());
+            let word = ibv_sge { length: 8, ..stage.here.sge() };
+            let (address, key) = (stage.there.address(), key_of(stage.there.mr));
+            let wr = Wr::new(1, opcode, &[word]);
+            stage.a.qp.post(&wr.atomic_at(address, key, compare_add, swap));
+            stage.release_after(device, whose, loss);
+            stage.a.send_cq.expect(1, by_whose(whose, Status::IBV_WC_REM_ACCESS_ERR));
+        }
+    });
+}
+
+/// The word of a packet is the device's to look at just as well.
+#[test]
+fn an_atomic_that_comes_by_a_packet_fails_as_with_a_bad_key() {
+    if is_emulated() {
+        return;
+    }
+    for loss in [Loss::All, Loss::Writes] {
+        let name = format!("unmapped-atomic-wire-{loss:?}");
+        Builder::new(&name).force_wire().install().unwrap();
+        let stage = Stage::connected(&name);
         let word = ibv_sge { length: 8, ..stage.here.sge() };
         let add = Wr::new(1, ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, &[word]);
+        match loss {
+            Loss::All => stage.there.memory.take_away(),
+            Loss::Writes => stage.there.memory.take_writes_away(),
+        }
         let (address, key) = (stage.there.address(), key_of(stage.there.mr));
         stage.a.qp.post(&add.atomic_at(address, key, 1, 0));
-        stage.release(device, whose);
-        stage.a.send_cq.expect(1, by_whose(whose, Status::IBV_WC_REM_ACCESS_ERR));
-    });
+        stage.a.send_cq.expect(1, Status::IBV_WC_REM_ACCESS_ERR);
+    }
 }
 
 #[test]

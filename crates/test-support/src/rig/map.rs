@@ -67,6 +67,11 @@ impl Mapping {
         unsafe { mprotect(self.start.cast(), self.length, MprotectFlags::empty()) }.unwrap();
     }
 
+    /// Takes the right to write away.
+    pub fn take_writes_away(&self) {
+        unsafe { mprotect(self.start.cast(), self.length, MprotectFlags::READ) }.unwrap();
+    }
+
     /// Unmaps the bytes from `from` on, a multiple of the page size.
     pub fn truncate(&mut self, from: usize) {
         unsafe { munmap(self.start.add(from).cast(), self.length - from) }.unwrap();

@@ -15,6 +15,7 @@ use std::sync::atomic::{Ordering, fence};
 use libc::iovec;
 
 use super::{Cursor, Data, Segment, copy_segment, pointers, transfer_cursors};
+use crate::engine::probe;
 
 /// Whether the memory of a copy is known to be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,13 +123,13 @@ impl Reach {
         }
     }
 
-    /// Whether a word can be read.
+    /// Whether a word can be read and written.
     ///
     /// The kernel has no atomic operations for us, so the word is looked at before it is used. If it is
-    /// unmapped in the nanoseconds between, or can be read and not written, the process ends.
+    /// unmapped in the nanoseconds between, or loses its right to be written, the process ends.
     #[inline]
     pub(crate) fn finds(self, word: super::AtomicWord) -> bool {
-        self == Self::Mapped || can_be_read(word.0)
+        self == Self::Mapped || can_be_changed(word.0)
     }
 }
 
@@ -138,10 +139,19 @@ fn transfer_guarded(source: &[Segment], sink: &[Segment], from: u64, to: u64) ->
     transfer_cursors(sources, sinks, to.saturating_sub(from), copy_guarded)
 }
 
-fn can_be_read(word: u64) -> bool {
+/// Its page is made ready to be written as at a registration, since no copy can tell: one of the word onto itself
+/// would undo what another thread changes meanwhile. A page of a file that was cut off is found by the read, also
+/// where the kernel cannot make pages ready.
+#[inline(never)]
+fn can_be_changed(word: u64) -> bool {
+    if !kernel_copies() {
+        return true;
+    }
     let mut bytes = [0; 8];
     let scratch = bytes.as_mut_ptr().expose_provenance() as u64;
+    let page = probe::pages(word, 8);
     copy_guarded(word, scratch, 8).is_ok()
+        && page.is_some_and(|page| probe::populate(page, true).is_ok())
 }
 
 /// Copies upwards. The last eight bytes, or all if they are fewer, come after all others.
@@ -262,11 +272,14 @@ fn move_by(call: Call, source: &[iovec], sink: &[iovec]) -> u64 {
     // Asked each time: in a child of fork, its parent's number is that of other memory.
     let this = rustix::process::getpid().as_raw_nonzero().get();
     let moved = match call {
-        // SAFETY: two arrays of these lengths, borrowed during the call, which only reads them. Each place
-        // is scratch of the caller's, which it reads or writes next, or a part of a segment, which may be
-        // gone: the kernel checks each page, and touches none that is not there, or not for this access
-        // (process_vm_readv(2), SAFETY.md F15). What is there is valid by the contract of `Segment::new` (F8),
-        // its provenance is exposed (F7), and no Rust reference to it exists (F10).
+        // SAFETY: two arrays of these lengths, borrowed during the call, which only reads them. Each place is one
+        // of two kinds. Bytes of the device's own: an array of a function of this module, or a slice that its
+        // caller has borrowed for the copy, shared if they are the source, exclusively if they are the sink, from
+        // which the pointer was made and exposed (F7) that the call uses; nothing else uses them until it
+        // returns. Or a part of a program's segment, which may be gone: the kernel checks each page, and touches
+        // none that is not there, or not for this access (process_vm_readv(2), SAFETY.md F15). What is there is
+        // valid by the contract of `Segment::new` (F8), its provenance is exposed (F7), and the device has no Rust
+        // reference to it (F10).
         Call::ToHere => unsafe { libc::process_vm_readv(this, sink, sinks, source, sources, 0) },
         // SAFETY: likewise (SAFETY.md F7, F8, F10, F15).
         Call::FromHere => unsafe { libc::process_vm_writev(this, source, sources, sink, sinks, 0) },

@@ -2,7 +2,9 @@
 //!
 //! Peers keep keys, and may use one that was taken back. So it stays unknown as long as can be: a place
 //! rests until many others are free, those that have rested longest are used first, and each time a place
-//! is used its keys have another low byte, in an order that nobody can tell.
+//! is used its keys have another low byte, in an order that nobody can tell. Nor does a key tell those
+//! of the regions that were registered just before and after: places are made by the chunk, and used the first time
+//! in such an order, too.
 
 use crate::engine::region::CHUNK;
 use crate::engine::room::Room;
@@ -29,6 +31,8 @@ pub(super) struct Places {
     /// [`CHUNK`] places in each, as in the table.
     chunks: Vec<Box<[Place]>>,
     made: u32,
+    /// Those of the last chunk that were never used, in random order.
+    fresh: Vec<u32>,
     most: u32,
     rest: u32,
     resting: u32,
@@ -45,15 +49,15 @@ impl Places {
     pub(super) fn new(most: u32, rest: u32, mut random: Random) -> Self {
         let mut mixed: Box<[u8]> = (0..=255).collect();
         random.shuffle(&mut mixed);
-        let (chunks, made, resting, oldest, newest) = (Vec::new(), 0, 0, 0, 0);
-        Self { chunks, made, most, rest, resting, oldest, newest, mixed, random }
+        let (chunks, made, fresh) = (Vec::new(), 0, Vec::new());
+        let (resting, oldest, newest) = (0, 0, 0);
+        Self { chunks, made, fresh, most, rest, resting, oldest, newest, mixed, random }
     }
 
-    /// There are no places any more, and there will be none. Says how many there were.
-    pub(super) fn retire(&mut self) -> u32 {
-        (self.chunks, self.mixed) = Default::default();
-        (self.most, self.resting) = (0, 0);
-        std::mem::take(&mut self.made)
+    /// There are no places any more, and there will be none.
+    pub(super) fn retire(&mut self) {
+        (self.chunks, self.fresh, self.mixed) = Default::default();
+        (self.made, self.most, self.resting) = (0, 0, 0);
     }
 
     /// Takes a free place, and the low byte of its next key, which is not 0. `None` if all have to rest,
@@ -97,21 +101,32 @@ impl Places {
         Some(index)
     }
 
-    /// Makes another place.
+    /// Takes a place that was never used.
     fn grow(&mut self) -> Option<u32> {
-        let index = self.made;
-        if index == self.most {
-            return None;
+        if self.fresh.is_empty() {
+            self.make_chunk()?;
         }
-        if index as usize / CHUNK == self.chunks.len() {
-            let chunk = Room::new(CHUNK).ok()?.filled(Place::default);
-            self.chunks.try_reserve(1).ok()?;
-            self.chunks.push(chunk);
-        }
+        let index = self.fresh.pop()?;
         let secret = self.random.next_u64().to_ne_bytes();
         self.place(index)?.secret = secret;
-        self.made += 1;
         Some(index)
+    }
+
+    /// Makes as many places as there may be, at most a chunk, and shuffles them.
+    #[cold]
+    fn make_chunk(&mut self) -> Option<()> {
+        let end = self.most.min(self.made.saturating_add(u32::try_from(CHUNK).ok()?));
+        if end == self.made {
+            return None;
+        }
+        let chunk = Room::new(CHUNK).ok()?.filled(Place::default);
+        self.chunks.try_reserve(1).ok()?;
+        self.fresh.try_reserve_exact(CHUNK).ok()?;
+        self.chunks.push(chunk);
+        self.fresh.extend(self.made..end);
+        self.random.shuffle(&mut self.fresh);
+        self.made = end;
+        Some(())
     }
 
     fn place(&mut self, index: u32) -> Option<&mut Place> {
@@ -189,7 +204,8 @@ mod tests {
     #[test]
     fn who_rests_longest_comes_first_and_not_before_others_are_free() {
         let mut places = places(8, 4, 1);
-        let taken: Vec<u32> = (0..8).map(|_| places.take().unwrap().0).collect();
+        let mut taken: Vec<u32> = (0..8).map(|_| places.take().unwrap().0).collect();
+        taken.sort_unstable();
         assert_eq!(taken, [0, 1, 2, 3, 4, 5, 6, 7], "grows first");
         for index in [6, 1, 4, 3] {
             places.release(index, 1);

@@ -116,6 +116,7 @@ mod tests {
     use crate::address::{Address, AddressVector, GidEntry, Route};
     use crate::engine::capacity::{Capacity, Init};
     use crate::engine::completion::CompletionQueue;
+    use crate::engine::group;
     use crate::engine::operation::{Opcode, Operation};
     use crate::engine::protection::ProtectionDomain;
     use crate::engine::report::Reporter;
@@ -148,7 +149,7 @@ mod tests {
         member.send.lock().state = QpState::RTS;
         member.responder.lock().state = QpState::RTS;
         member.receive.lock().state = QpState::RTS;
-        member.join_group(GROUP, 0).unwrap();
+        group::join(&member, GROUP, 0).unwrap();
         member
     }
 

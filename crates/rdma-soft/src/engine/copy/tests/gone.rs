@@ -172,7 +172,7 @@ fn memory_that_cannot_be_looked_up_is_copied() {
 }
 
 #[test]
-fn a_word_is_found_where_it_is() {
+fn a_word_is_found_where_it_can_be_read_and_written() {
     if !is_guarded() {
         return;
     }
@@ -180,6 +180,13 @@ fn a_word_is_found_where_it_is() {
     let word = |segment| AtomicWord::at(segment).unwrap();
     assert!(Reach::MayBeGone.finds(word(pages.segment(8, 8))));
     assert!(!Reach::MayBeGone.finds(word(nowhere(8))));
+    pages.protect(0, libc::PROT_READ);
+    assert!(!Reach::MayBeGone.finds(word(pages.segment(8, 8))));
+    assert!(!Reach::MayBeGone.finds(word(pages.segment(page() - 8, 8))));
+    assert!(Reach::MayBeGone.finds(word(pages.segment(page(), 8))), "the next page");
+    pages.protect(0, libc::PROT_READ | libc::PROT_WRITE);
+    assert!(Reach::MayBeGone.finds(word(pages.segment(8, 8))));
+    assert_eq!(pages.bytes(0, 16), [UNWRITTEN; 16], "it was changed by the look");
     pages.protect(0, libc::PROT_NONE);
     assert!(!Reach::MayBeGone.finds(word(pages.segment(8, 8))));
 }
