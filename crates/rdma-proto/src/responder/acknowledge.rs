@@ -3,7 +3,7 @@
 use rdma_types::Psn;
 
 use super::resources::Resource;
-use super::{Responder, count};
+use super::Responder;
 use crate::wire::{Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, Syndrome};
 use crate::{Burst, Connection, Host, Nak, Stop};
 
@@ -46,10 +46,10 @@ impl Responder {
             match self.response(host, room) {
                 Ok(burst) => return burst,
                 // It was answered, and who asked again may have had the answer meanwhile, and have taken its key
-                // back: it is no error of who has kept to the rules.
-                Err(Unreadable { repeats: true, .. }) => {
+                // back. Then the NAK is too late to mean anything, and nobody is in error.
+                Err(Unreadable { psn, nak, repeats: true }) => {
                     self.resources.give_up();
-                    count(&mut self.counters.unanswered_duplicate);
+                    return Some(self.negative(psn, nak));
                 }
                 Err(Unreadable { psn, nak, .. }) => {
                     // Its memory was taken away in the middle.
@@ -59,6 +59,13 @@ impl Responder {
             }
         }
         self.acknowledgement()
+    }
+
+    fn negative(&mut self, psn: Psn, nak: Nak) -> Burst {
+        let mut headers = self.connection.headers(Opcode::reliable(Operation::Acknowledge), psn);
+        headers.aeth = Some(Aeth { syndrome: Syndrome::Nak(nak.code()), msn: self.msn });
+        self.counters.sent(1);
+        Burst::single(headers, 0)
     }
 
     #[inline]
