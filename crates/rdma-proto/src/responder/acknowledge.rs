@@ -2,8 +2,8 @@
 
 use rdma_types::Psn;
 
-use super::resources::Resource;
 use super::Responder;
+use super::resources::Resource;
 use crate::wire::{Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, Syndrome};
 use crate::{Burst, Connection, Host, Nak, Stop};
 

@@ -1,8 +1,11 @@
 //! Packets get lost, come twice, or overtake each other.
 
+use rdma_proto::wire::{Bth, Headers, Opcode, Operation, Reth};
+
+use crate::ends::RKEY;
 use crate::pair::Fate::{Late, Lost, Twice};
 use crate::pair::Way::{Request, Response};
-use crate::pair::{Pair, bytes};
+use crate::pair::{Pair, bytes, settings};
 
 /// IBTA section 9.7.5.2: a gap is reported once, however many packets follow, and all from there on is
 /// sent again.
@@ -280,6 +283,48 @@ fn a_late_duplicate_of_a_read_whose_key_is_gone_does_no_harm() {
     assert!(!pair.responder.failed() && pair.memory.failed.is_none());
     pair.write(0, 8);
     assert_eq!(pair.run().last().unwrap(), "   1 done");
+}
+
+/// IBTA chapter 9, packet sequence numbers: after 2^24 packets a PSN is that of another request. A duplicate is of the
+/// newest that had it, and what had it before is never an answer.
+#[test]
+fn an_atomic_of_the_round_before() {
+    for newer_is_atomic in [true, false] {
+        let (requester, mut responder) = settings();
+        responder.max_dest_rd_atomic = 16;
+        let mut pair = Pair::with(&requester, &responder);
+        pair.memory.endless = true;
+        let mut wide = vec![0; 65_535 * 256];
+        let mut answers = |pair: &mut Pair, request: &rdma_proto::Burst| {
+            pair.deliver(Request, request, &[]);
+            core::iter::from_fn(|| pair.responder.poll_transmit(&mut pair.memory, &mut wide)).last()
+        };
+        let mut given_out = |pair: &mut Pair| {
+            pair.requester.poll_transmit(pair.now, &mut pair.queue, &mut [0; 256]).unwrap()
+        };
+        pair.add(0, 7);
+        let atomic = given_out(&mut pair);
+        assert!(answers(&mut pair, &atomic).is_some());
+        // The other 2^24 - 1 PSNs of this round.
+        for length in [1 << 31, (1 << 31) - 256] {
+            let psn = pair.responder.expected();
+            let opcode = Opcode::reliable(Operation::RdmaReadRequest);
+            let mut read = Headers::new(Bth::new(opcode, atomic.header.bth.destination, psn));
+            read.reth = Some(Reth { va: 0, rkey: RKEY, length });
+            answers(&mut pair, &rdma_proto::Burst::single(read, 0));
+        }
+        assert_eq!(pair.responder.expected(), atomic.header.bth.psn);
+        let mut newer = atomic;
+        if !newer_is_atomic {
+            newer.header.bth.opcode = Opcode::reliable(Operation::RdmaWriteOnly);
+            newer.header.atomic = None;
+            newer.header.reth = Some(Reth { va: 0, rkey: RKEY, length: 0 });
+        }
+        answers(&mut pair, &newer);
+        let again = answers(&mut pair, &atomic).and_then(|burst| burst.header.atomic_ack);
+        assert_eq!(again.map(|ack| ack.original), newer_is_atomic.then_some(7));
+        assert_eq!(pair.memory.atomics, 1 + usize::from(newer_is_atomic));
+    }
 }
 
 /// Packets that overtake each other are a gap for a while.
