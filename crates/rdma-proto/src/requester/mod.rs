@@ -61,8 +61,6 @@ pub struct Requester<W = Fixed> {
     ever_sent: u32,
     /// The number behind the last request of which something was ever sent.
     begun: u32,
-    /// How many messages that makes: the most that the peer's MSN can be.
-    messages: u32,
     in_flight: InFlight,
     retry: Retry,
     not_ready: NotReady,
@@ -96,7 +94,6 @@ impl<W: Window> Requester<W> {
             sent: 0,
             ever_sent: 0,
             begun: 0,
-            messages: 0,
             in_flight: InFlight::default(),
             retry: Retry::new(settings.timeout, settings.retries),
             not_ready: NotReady::new(settings.rnr_retries),
@@ -220,7 +217,7 @@ impl<W: Window> Requester<W> {
         count(&mut self.counters.rcvd_pkts);
         let bth = &headers.bth;
         let behind = bth.psn.distance_from(self.oldest);
-        if let Some(reason) = self.unexpected(behind, headers) {
+        if let Some(reason) = self.unexpected(behind, headers, payload) {
             count(reason);
             return;
         }
@@ -245,19 +242,22 @@ impl<W: Window> Requester<W> {
     }
 
     /// Why a packet answers nothing that was sent, if so. What is not within the window is a ghost or a
-    /// duplicate (IBTA chapter 9, acknowledgements). So is what counts more messages than were sent: since the
-    /// MSN begins with 0 (9.7.7.1), it comes from an earlier life of the connection.
+    /// duplicate (IBTA chapter 9, acknowledgements). An acknowledgement has no payload, and what has data says
+    /// ACK and nothing else in its AETH. The MSN is not looked at: only credits need it (9.7.7.2).
     #[inline]
-    fn unexpected(&mut self, behind: u32, headers: &Headers) -> Option<&mut u64> {
-        let beyond = |aeth: &Aeth| Psn::masked(aeth.msn).is_after(Psn::masked(self.messages));
+    fn unexpected(&mut self, behind: u32, headers: &Headers, payload: &[u8]) -> Option<&mut u64> {
+        let is_ack = headers.bth.opcode.operation() == Operation::Acknowledge;
+        let refuses = |aeth: &Aeth| !matches!(aeth.syndrome, Syndrome::Ack(_));
         if self.stopped {
             Some(&mut self.counters.after_end)
         } else if headers.bth.opcode.service() != Service::Rc {
             Some(&mut self.counters.wrong_opcode)
         } else if behind >= self.ever_sent {
             Some(&mut self.counters.unsolicited_response)
-        } else if headers.aeth.as_ref().is_some_and(beyond) {
-            Some(&mut self.counters.ghost_msn)
+        } else if is_ack && !payload.is_empty() {
+            Some(&mut self.counters.bad_response)
+        } else if !is_ack && headers.aeth.as_ref().is_some_and(refuses) {
+            Some(&mut self.counters.reserved_syndrome)
         } else {
             None
         }

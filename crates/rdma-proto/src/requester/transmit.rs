@@ -146,7 +146,6 @@ impl<W: Window> Requester<W> {
     fn advance(&mut self, packets: u32, ends: bool) {
         if self.packet == 0 && self.next == self.begun {
             self.begun = self.next.wrapping_add(1);
-            self.messages = self.messages.wrapping_add(1);
         }
         self.sent = self.sent.wrapping_add(packets);
         self.ever_sent = self.ever_sent.max(self.sent);
