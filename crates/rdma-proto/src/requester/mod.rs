@@ -62,6 +62,10 @@ pub struct Requester<W = Fixed> {
     /// The number behind the last request of which something was ever sent.
     begun: u32,
     in_flight: InFlight,
+    /// The oldest packet when it was due to be sent again as a probe.
+    probe: Option<Psn>,
+    /// The packet behind what was sent as a probe last.
+    probed: Option<Psn>,
     retry: Retry,
     not_ready: NotReady,
     /// A request that failed here, but waits until those before it are done.
@@ -95,6 +99,8 @@ impl<W: Window> Requester<W> {
             ever_sent: 0,
             begun: 0,
             in_flight: InFlight::default(),
+            probe: None,
+            probed: None,
             retry: Retry::new(settings.timeout, settings.retries),
             not_ready: NotReady::new(settings.rnr_retries),
             broken: None,
@@ -177,9 +183,10 @@ impl<W: Window> Requester<W> {
         }
         match self.retry.silence(now) {
             Silence::Wait => {}
+            Silence::Probe if self.probed == Some(self.oldest) => self.probe_alone(now),
             Silence::Probe => {
                 count(&mut self.counters.roce_adp_retrans);
-                self.rewind();
+                self.probe = Some(self.oldest);
             }
             Silence::TimedOut => {
                 count(&mut self.counters.local_ack_timeout_err);
@@ -280,6 +287,9 @@ impl<W: Window> Requester<W> {
             Syndrome::Ack(_) => {
                 if !self.acknowledge(now, behind.wrapping_add(1), work) {
                     self.implied_nak(now, work);
+                } else if self.taken > 0 && self.probed == Some(self.oldest) {
+                    // In the middle of a message the probe alone asked for it.
+                    self.probe_alone(now);
                 }
             }
             // All before it; and a response that did not come was lost (IBTA section 9.7.5.1.2).
@@ -374,6 +384,15 @@ impl<W: Window> Requester<W> {
         }
     }
 
+    /// The last probe was taken, and nothing that was sent behind it.
+    #[cold]
+    fn probe_alone(&mut self, now: Time) {
+        count(&mut self.counters.completer_retry_err);
+        self.window.lost(now);
+        self.retry.again();
+        self.rewind();
+    }
+
     fn send_again<Q: Work + ?Sized>(&mut self, now: Time, again: bool, work: &mut Q) {
         if again {
             count(&mut self.counters.completer_retry_err);
@@ -390,6 +409,7 @@ impl<W: Window> Requester<W> {
         (self.next, self.packet) = (self.head, self.taken);
         self.sent = 0;
         self.in_flight = InFlight::default();
+        (self.probe, self.probed) = (None, None);
     }
 
     /// The oldest request failed, and all ends.
