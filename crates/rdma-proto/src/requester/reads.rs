@@ -1,23 +1,23 @@
 //! READs and atomics: what they ask for, and what comes back.
 
-use rdma_types::{Psn, WcStatus};
+use rdma_types::WcStatus;
 
 use super::{Requester, Window};
 use crate::counters::count;
-use crate::wire::{AtomicEth, Headers, Opcode, Operation, Reth};
+use crate::wire::{AtomicEth, Headers, Operation, Reth};
 use crate::{Burst, Kind, Remote, Request, Start, Time, Work};
 
 impl<W: Window> Requester<W> {
-    /// The request packet of a READ or an atomic. A READ of which some packets are there asks for the rest
+    /// The request packet of a READ or an atomic. A READ of which a part is there asks for the rest
     /// (IBTA chapter 9, retries of READs).
-    pub(super) fn fetch_burst(&self, start: &Start, length: u32, packet: u32, psn: Psn) -> Burst {
+    pub(super) fn fetch_burst(&self, start: &Start, length: u32) -> Burst {
         let Remote { va, rkey } = start.remote;
         let operation = match start.kind {
             Kind::CompareSwap => Operation::CompareSwap,
             Kind::FetchAdd => Operation::FetchAdd,
             _ => Operation::RdmaReadRequest,
         };
-        let mut headers = self.connection.headers(Opcode::reliable(operation), psn);
+        let mut headers = self.next_headers(operation);
         headers.bth.ack_request = true;
         if start.kind.is_atomic() {
             let (swap_or_add, compare) = match start.kind {
@@ -26,7 +26,7 @@ impl<W: Window> Requester<W> {
             };
             headers.atomic = Some(AtomicEth { va, rkey, swap_or_add, compare });
         } else {
-            let skipped = self.connection.offset(packet);
+            let skipped = self.connection.offset(self.packet);
             headers.reth = Some(Reth {
                 va: va.wrapping_add(skipped.into()),
                 rkey,

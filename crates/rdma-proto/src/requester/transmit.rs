@@ -1,12 +1,12 @@
 //! What is sent next.
 
-use rdma_types::{Psn, WcStatus};
+use rdma_types::WcStatus;
 
-use super::window::MOST_PSNS;
+use super::window::{InFlight, MOST_PSNS};
 use super::{Requester, Window};
 use crate::operation::MAX_MESSAGE_BYTES;
 use crate::segmentation::Outbound;
-use crate::wire::Service;
+use crate::wire::{Headers, Opcode, Operation, Service};
 use crate::{Burst, End, Request, Start, Time, Work};
 
 impl<W: Window> Requester<W> {
@@ -22,10 +22,11 @@ impl<W: Window> Requester<W> {
         if self.not_ready.waits(now) {
             return None;
         }
-        if self.probe.is_some()
-            && let Some(burst) = self.transmit_probe(now, work, room)
-        {
-            return Some(burst);
+        if self.probe.is_some() {
+            let probe = self.transmit_probe(now, work, room);
+            if probe.is_some() {
+                return probe;
+            }
         }
         loop {
             let nothing = work.admitted().wrapping_sub(self.next).cast_signed() <= 0;
@@ -51,46 +52,25 @@ impl<W: Window> Requester<W> {
 
     /// The oldest packet once more, if it is still the oldest. It asks for an acknowledgement. What is under way stays
     /// so, and what is sent next stays as it is.
+    #[cold]
     fn transmit_probe<Q: Work + ?Sized>(
         &mut self,
         now: Time,
         work: &mut Q,
         room: &mut [u8],
     ) -> Option<Burst> {
-        let is_oldest = self.probe.take() == Some(self.oldest);
-        if !is_oldest || self.sent == 0 || self.stopped {
+        if self.probe.take() != Some(self.oldest) || self.sent == 0 {
             return None;
         }
-        let Request::Remote { start, end, .. } = work.request(self.head) else { return None };
-        let (burst, packets) = if start.kind.is_atomic() {
-            (self.fetch_burst(&start, 8, 0, self.oldest), 1)
-        } else if start.kind.fetches() {
-            let left = self.connection.packets(end.length).saturating_sub(self.taken);
-            (self.fetch_burst(&start, end.length, self.taken, self.oldest), left)
-        } else {
-            let outbound = self.outbound(&start, &end, self.taken, self.oldest);
-            let run = outbound.rest().run(&self.connection, 1, room.len())?;
-            if let Err(status) = outbound.gather(&run, self.head, work, room) {
-                self.break_at(self.head, status, work);
-                return None;
-            }
-            (outbound.burst(&run, true), 1)
-        };
-        self.probed = Some(self.oldest.wrapping_add(packets));
-        self.given_out(now, 1);
-        Some(burst)
-    }
-
-    /// A SEND or a WRITE from that packet on.
-    #[inline]
-    const fn outbound<'a>(
-        &self,
-        start: &'a Start,
-        end: &'a End,
-        packet: u32,
-        psn: Psn,
-    ) -> Outbound<'a> {
-        Outbound { connection: self.connection, service: Service::Rc, start, end, packet, psn }
+        let one = InFlight::all_but_one(self.window.packets());
+        let in_flight = core::mem::replace(&mut self.in_flight, one);
+        let (next, packet, sent) = (self.next, self.packet, self.sent);
+        (self.next, self.packet, self.sent) = (self.head, self.taken, 0);
+        let burst = self.poll_transmit(now, work, room);
+        self.probed = burst.is_some().then(|| self.oldest.wrapping_add(self.sent));
+        (self.next, self.packet, self.sent) = (next, packet, sent);
+        self.in_flight = in_flight;
+        burst
     }
 
     /// A request for this end, which is the oldest.
@@ -134,15 +114,13 @@ impl<W: Window> Requester<W> {
         let length = if start.kind.is_atomic() { 8 } else { end.length };
         let in_all = if start.kind.is_atomic() { 1 } else { self.connection.packets(length) };
         let packets = in_all.saturating_sub(self.packet);
-        let window = self.window.packets();
-        let open = self.in_flight.most(window) > 0;
+        let open = self.in_flight.most(self.window.packets()) > 0;
         if !allowed || !open || self.sent.saturating_add(packets) > MOST_PSNS {
             return None;
         }
-        let psn = self.oldest.wrapping_add(self.sent);
-        let burst = self.fetch_burst(start, length, self.packet, psn);
+        let burst = self.fetch_burst(start, length);
         self.in_flight.fetches = self.in_flight.fetches.saturating_add(1);
-        self.in_flight.sent(1, true, window);
+        self.in_flight.sent(1, true, self.window.packets());
         self.advance(packets, true);
         self.given_out(now, 1);
         Some(burst)
@@ -166,7 +144,14 @@ impl<W: Window> Requester<W> {
         room: &mut [u8],
     ) -> Option<Burst> {
         let window = self.window.packets();
-        let outbound = self.outbound(start, end, self.packet, self.oldest.wrapping_add(self.sent));
+        let outbound = Outbound {
+            connection: self.connection,
+            service: Service::Rc,
+            start,
+            end,
+            packet: self.packet,
+            psn: self.oldest.wrapping_add(self.sent),
+        };
         let most = self.in_flight.most(window).min(MOST_PSNS.saturating_sub(self.sent));
         let run = outbound.rest().run(&self.connection, most, room.len())?;
         if let Err(status) = outbound.gather(&run, self.next, work, room) {
@@ -191,5 +176,11 @@ impl<W: Window> Requester<W> {
             true => (self.next.wrapping_add(1), 0),
             false => (self.next, self.packet.wrapping_add(packets)),
         };
+    }
+
+    /// The headers of the next packet, if it does that.
+    pub(super) fn next_headers(&self, operation: Operation) -> Headers {
+        let opcode = Opcode::reliable(operation);
+        self.connection.headers(opcode, self.oldest.wrapping_add(self.sent))
     }
 }
