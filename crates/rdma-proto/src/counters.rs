@@ -112,13 +112,11 @@ counters! {
     unanswered_duplicate,
     /// Responses whose PSN is not under way: duplicates, or nobody asked for them.
     unsolicited_response,
-    /// Responses that count more messages than were sent: they are of an earlier life of the connection.
-    ghost_msn,
     /// Negative acknowledgements of what is going to be sent again already.
     stale_nak,
-    /// Acknowledgements that say nothing which is specified.
+    /// Acknowledgements that say nothing which is specified, and responses with data that say anything but ACK.
     reserved_syndrome,
-    /// Responses that do not fit their request, which failed.
+    /// Responses that do not fit their request, which failed. Acknowledgements with a payload, which are dropped.
     bad_response,
     /// Packets with an opcode that this end does not take: of another service, or of the other direction.
     wrong_opcode,

@@ -319,7 +319,6 @@ impl Replay {
 /// Packets that were not used.
 fn dropped(counters: &Counters) -> u64 {
     counters.unsolicited_response
-        + counters.ghost_msn
         + counters.stale_nak
         + counters.reserved_syndrome
         + counters.wrong_opcode

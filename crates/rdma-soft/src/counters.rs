@@ -115,13 +115,11 @@ counters! {
     unanswered_duplicate: packets,
     /// Responses whose sequence number is not under way: duplicates, or nobody asked for them.
     unsolicited_response: packets,
-    /// Responses of an earlier life of their connection.
-    ghost_msn: packets,
     /// Negative acknowledgements of what is going to be sent again already.
     stale_nak: packets,
-    /// Acknowledgements that say nothing which is specified.
+    /// Acknowledgements that say nothing which is specified, and responses with data that say anything but ACK.
     reserved_syndrome: packets,
-    /// Responses that do not fit their request, which failed.
+    /// Responses that do not fit their request, which failed. Acknowledgements with a payload.
     bad_response: packets,
     /// Packets of the right service with an opcode that nobody takes there.
     wrong_opcode: packets,

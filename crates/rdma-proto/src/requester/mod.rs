@@ -61,9 +61,11 @@ pub struct Requester<W = Fixed> {
     ever_sent: u32,
     /// The number behind the last request of which something was ever sent.
     begun: u32,
-    /// How many messages that makes: the most that the peer's MSN can be.
-    messages: u32,
     in_flight: InFlight,
+    /// The oldest packet when it was due to be sent again as a probe.
+    probe: Option<Psn>,
+    /// The packet behind what was sent as a probe last.
+    probed: Option<Psn>,
     retry: Retry,
     not_ready: NotReady,
     /// A request that failed here, but waits until those before it are done.
@@ -96,8 +98,9 @@ impl<W: Window> Requester<W> {
             sent: 0,
             ever_sent: 0,
             begun: 0,
-            messages: 0,
             in_flight: InFlight::default(),
+            probe: None,
+            probed: None,
             retry: Retry::new(settings.timeout, settings.retries),
             not_ready: NotReady::new(settings.rnr_retries),
             broken: None,
@@ -180,9 +183,10 @@ impl<W: Window> Requester<W> {
         }
         match self.retry.silence(now) {
             Silence::Wait => {}
+            Silence::Probe if self.probed == Some(self.oldest) => self.probe_alone(now),
             Silence::Probe => {
                 count(&mut self.counters.roce_adp_retrans);
-                self.rewind();
+                self.probe = Some(self.oldest);
             }
             Silence::TimedOut => {
                 count(&mut self.counters.local_ack_timeout_err);
@@ -220,7 +224,7 @@ impl<W: Window> Requester<W> {
         count(&mut self.counters.rcvd_pkts);
         let bth = &headers.bth;
         let behind = bth.psn.distance_from(self.oldest);
-        if let Some(reason) = self.unexpected(behind, headers) {
+        if let Some(reason) = self.unexpected(behind, headers, payload) {
             count(reason);
             return;
         }
@@ -245,19 +249,22 @@ impl<W: Window> Requester<W> {
     }
 
     /// Why a packet answers nothing that was sent, if so. What is not within the window is a ghost or a
-    /// duplicate (IBTA chapter 9, acknowledgements). So is what counts more messages than were sent: since the
-    /// MSN begins with 0 (9.7.7.1), it comes from an earlier life of the connection.
+    /// duplicate (IBTA chapter 9, acknowledgements). An acknowledgement has no payload, and what has data says
+    /// ACK and nothing else in its AETH. The MSN is not looked at: only credits need it (9.7.7.2).
     #[inline]
-    fn unexpected(&mut self, behind: u32, headers: &Headers) -> Option<&mut u64> {
-        let beyond = |aeth: &Aeth| Psn::masked(aeth.msn).is_after(Psn::masked(self.messages));
+    fn unexpected(&mut self, behind: u32, headers: &Headers, payload: &[u8]) -> Option<&mut u64> {
+        let is_ack = headers.bth.opcode.operation() == Operation::Acknowledge;
+        let refuses = |aeth: &Aeth| !matches!(aeth.syndrome, Syndrome::Ack(_));
         if self.stopped {
             Some(&mut self.counters.after_end)
         } else if headers.bth.opcode.service() != Service::Rc {
             Some(&mut self.counters.wrong_opcode)
         } else if behind >= self.ever_sent {
             Some(&mut self.counters.unsolicited_response)
-        } else if headers.aeth.as_ref().is_some_and(beyond) {
-            Some(&mut self.counters.ghost_msn)
+        } else if is_ack && !payload.is_empty() {
+            Some(&mut self.counters.bad_response)
+        } else if !is_ack && headers.aeth.as_ref().is_some_and(refuses) {
+            Some(&mut self.counters.reserved_syndrome)
         } else {
             None
         }
@@ -280,6 +287,9 @@ impl<W: Window> Requester<W> {
             Syndrome::Ack(_) => {
                 if !self.acknowledge(now, behind.wrapping_add(1), work) {
                     self.implied_nak(now, work);
+                } else if self.taken > 0 && self.probed == Some(self.oldest) {
+                    // In the middle of a message the probe alone asked for it.
+                    self.probe_alone(now);
                 }
             }
             // All before it; and a response that did not come was lost (IBTA section 9.7.5.1.2).
@@ -374,6 +384,15 @@ impl<W: Window> Requester<W> {
         }
     }
 
+    /// The last probe was taken, and nothing that was sent behind it.
+    #[cold]
+    fn probe_alone(&mut self, now: Time) {
+        count(&mut self.counters.completer_retry_err);
+        self.window.lost(now);
+        self.retry.again();
+        self.rewind();
+    }
+
     fn send_again<Q: Work + ?Sized>(&mut self, now: Time, again: bool, work: &mut Q) {
         if again {
             count(&mut self.counters.completer_retry_err);
@@ -390,6 +409,7 @@ impl<W: Window> Requester<W> {
         (self.next, self.packet) = (self.head, self.taken);
         self.sent = 0;
         self.in_flight = InFlight::default();
+        (self.probe, self.probed) = (None, None);
     }
 
     /// The oldest request failed, and all ends.

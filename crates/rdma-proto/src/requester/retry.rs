@@ -11,9 +11,10 @@ use crate::time::nanos;
 /// A lost NAK is followed by silence, since the responder sends one for each gap, and so is a retransmission
 /// that is lost. The timer ends it, but it is set for the slowest answer that there may ever be. So the oldest
 /// packet is sent again, alone, when nothing has come back for twice as long as answers took lately; and once
-/// more after twice that time, and so on. If the packet or its NAK was lost, this repairs it. If the peer is
-/// only slow, it drops a duplicate. The timer is not touched, and no retry is counted: what the specification
-/// says of them holds as if there were no probes. mlx5 calls it adaptive retransmission.
+/// more after twice that time, and so on. If the packet was lost, or its NAK, this repairs it, and what is sent next
+/// shows what else is missing. If the peer is only slow, it drops a duplicate, and nothing else is sent again. The
+/// timer is not touched, and no retry is counted: what the specification says of them holds as if there were no
+/// probes. mlx5 calls it adaptive retransmission.
 #[derive(Debug)]
 pub(super) struct Retry {
     /// In nanoseconds.
@@ -22,7 +23,7 @@ pub(super) struct Retry {
     /// How often all was sent again since something was taken.
     tries: u8,
     /// How many probes were sent since then.
-    pub(super) probes: u8,
+    probes: u8,
     /// Whether the oldest packet has been sent again since it was found missing by what came behind it.
     /// All that is still under way from before would find the same: once per gap is enough.
     repaired: bool,
@@ -93,6 +94,12 @@ impl Retry {
     /// The peer lives, although it took nothing, and is not to be sent anything for a while.
     pub(super) const fn alive(&mut self) {
         (self.tries, self.probes, self.repaired) = (0, 0, false);
+        self.stop();
+    }
+
+    /// All is sent again after progress: what is taken next will have been sent from now on.
+    pub(super) const fn again(&mut self) {
+        self.probes = 0;
         self.stop();
     }
 

@@ -2,7 +2,7 @@
 
 use rdma_types::WcStatus;
 
-use super::window::MOST_PSNS;
+use super::window::{InFlight, MOST_PSNS};
 use super::{Requester, Window};
 use crate::operation::MAX_MESSAGE_BYTES;
 use crate::segmentation::Outbound;
@@ -21,6 +21,12 @@ impl<W: Window> Requester<W> {
     ) -> Option<Burst> {
         if self.not_ready.waits(now) {
             return None;
+        }
+        if self.probe.is_some() {
+            let probe = self.transmit_probe(now, work, room);
+            if probe.is_some() {
+                return probe;
+            }
         }
         loop {
             let nothing = work.admitted().wrapping_sub(self.next).cast_signed() <= 0;
@@ -42,6 +48,29 @@ impl<W: Window> Requester<W> {
                 }
             }
         }
+    }
+
+    /// The oldest packet once more, if it is still the oldest. It asks for an acknowledgement. What is under way stays
+    /// so, and what is sent next stays as it is.
+    #[cold]
+    fn transmit_probe<Q: Work + ?Sized>(
+        &mut self,
+        now: Time,
+        work: &mut Q,
+        room: &mut [u8],
+    ) -> Option<Burst> {
+        if self.probe.take() != Some(self.oldest) || self.sent == 0 {
+            return None;
+        }
+        let one = InFlight::all_but_one(self.window.packets());
+        let in_flight = core::mem::replace(&mut self.in_flight, one);
+        let (next, packet, sent) = (self.next, self.packet, self.sent);
+        (self.next, self.packet, self.sent) = (self.head, self.taken, 0);
+        let burst = self.poll_transmit(now, work, room);
+        self.probed = burst.is_some().then(|| self.oldest.wrapping_add(self.sent));
+        (self.next, self.packet, self.sent) = (next, packet, sent);
+        self.in_flight = in_flight;
+        burst
     }
 
     /// A request for this end, which is the oldest.
@@ -85,13 +114,13 @@ impl<W: Window> Requester<W> {
         let length = if start.kind.is_atomic() { 8 } else { end.length };
         let in_all = if start.kind.is_atomic() { 1 } else { self.connection.packets(length) };
         let packets = in_all.saturating_sub(self.packet);
-        let open = self.in_flight.most(self.open()) > 0;
+        let open = self.in_flight.most(self.window.packets()) > 0;
         if !allowed || !open || self.sent.saturating_add(packets) > MOST_PSNS {
             return None;
         }
         let burst = self.fetch_burst(start, length);
         self.in_flight.fetches = self.in_flight.fetches.saturating_add(1);
-        self.in_flight.sent(1, true, self.open());
+        self.in_flight.sent(1, true, self.window.packets());
         self.advance(packets, true);
         self.given_out(now, 1);
         Some(burst)
@@ -114,7 +143,7 @@ impl<W: Window> Requester<W> {
         work: &mut Q,
         room: &mut [u8],
     ) -> Option<Burst> {
-        let window = self.open();
+        let window = self.window.packets();
         let outbound = Outbound {
             connection: self.connection,
             service: Service::Rc,
@@ -135,18 +164,11 @@ impl<W: Window> Requester<W> {
         Some(outbound.burst(&run, asks))
     }
 
-    /// How many packets may be under way: a probe alone.
-    #[inline]
-    fn open(&self) -> u32 {
-        if self.retry.probes > 0 { 1 } else { self.window.packets() }
-    }
-
     /// So many packets of the next request are sent, which may be all that were left of it.
     #[inline]
     fn advance(&mut self, packets: u32, ends: bool) {
         if self.packet == 0 && self.next == self.begun {
             self.begun = self.next.wrapping_add(1);
-            self.messages = self.messages.wrapping_add(1);
         }
         self.sent = self.sent.wrapping_add(packets);
         self.ever_sent = self.ever_sent.max(self.sent);

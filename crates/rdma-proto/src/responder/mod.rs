@@ -46,8 +46,8 @@ pub struct Responder {
     min_rnr_timer: MinRnrTimer,
     /// The packet that comes next.
     expected: Psn,
-    /// How many PSNs before it were taken, or more than can be told from those to come.
-    history: u32,
+    /// How many PSNs before it were taken: the number of the expected packet, which never begins anew.
+    history: u64,
     /// The newest packet of a SEND or a WRITE that was taken: what an acknowledgement is about. It never has the
     /// PSN of a READ or an atomic, whose acknowledgement is its response: SoftRoCE would complete the READ.
     taken: Psn,
@@ -144,10 +144,10 @@ impl Responder {
             0 => self.in_sequence(headers, payload, host),
             1.. => self.out_of_sequence(),
             // What no message had is no duplicate of one: the other end began with another PSN.
-            before if before.unsigned_abs() > self.history => {
-                count(&mut self.counters.unanswered_duplicate);
-            }
-            _ => self.duplicate(headers, payload),
+            before => match self.history.checked_sub(before.unsigned_abs().into()) {
+                Some(number) => self.duplicate(number, headers, payload),
+                None => count(&mut self.counters.unanswered_duplicate),
+            },
         }
     }
 
@@ -175,7 +175,7 @@ impl Responder {
         match executed {
             Ok(Executed { packets, acknowledges }) => {
                 self.expected = self.expected.wrapping_add(packets);
-                self.history = self.history.saturating_add(packets);
+                self.history = self.history.wrapping_add(packets.into());
                 self.told = false;
                 // What was owed and is not sent yet says less than an acknowledgement does now.
                 let asked = headers.bth.ack_request || self.owed != Owed::Nothing;
@@ -247,6 +247,7 @@ impl Responder {
         self.executed();
         self.resources.push(Resource {
             start: *start,
+            number: self.history,
             psn: self.expected,
             packets,
             msn: self.msn,
@@ -265,7 +266,7 @@ impl Responder {
 
     /// A packet that was taken before (IBTA C9-105 and section 9.7.4.1). A SEND or a WRITE is
     /// acknowledged again, with the newest of them; a READ is executed again; an atomic is answered as it was.
-    fn duplicate(&mut self, headers: &Headers, payload: &[u8]) {
+    fn duplicate(&mut self, number: u64, headers: &Headers, payload: &[u8]) {
         count(&mut self.counters.duplicate_request);
         let Ok(start) = sequence::fetch(None, headers, payload) else {
             if self.owed == Owed::Nothing {
@@ -273,7 +274,7 @@ impl Responder {
             }
             return;
         };
-        match self.resources.find(headers.bth.psn) {
+        match self.resources.find(number) {
             Some((at, packet)) if self.asked_for(at, packet, &start) => {
                 self.resources.answer_again(at, packet);
             }

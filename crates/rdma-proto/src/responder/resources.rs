@@ -12,7 +12,8 @@ use crate::{Connection, Start};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resource {
     pub(super) start: Start,
-    /// The PSN of the request, and how many PSNs its response has.
+    /// The number of the request among all PSNs that were taken, its PSN, and how many its response has.
+    pub(super) number: u64,
     pub(super) psn: Psn,
     pub(super) packets: u32,
     /// The MSN after it.
@@ -125,11 +126,12 @@ impl Resources {
         self.owing = 0;
     }
 
-    /// The one whose response has that PSN, and which packet of it that is.
-    pub(super) fn find(&self, psn: Psn) -> Option<(usize, u32)> {
+    /// The one whose response has the packet with that number, and which packet of it that is. The PSN alone does
+    /// not say it: after 2^24 packets it is that of another request.
+    pub(super) fn find(&self, number: u64) -> Option<(usize, u32)> {
         self.ring.iter().enumerate().find_map(|(at, resource)| {
             let resource = resource.as_ref()?;
-            let packet = psn.distance_from(resource.psn);
+            let packet = u32::try_from(number.checked_sub(resource.number)?).ok()?;
             (packet < resource.packets).then_some((at, packet))
         })
     }

@@ -1,8 +1,11 @@
 //! Packets get lost, come twice, or overtake each other.
 
+use rdma_proto::wire::{Bth, Headers, Opcode, Operation, Reth};
+
+use crate::ends::RKEY;
 use crate::pair::Fate::{Late, Lost, Twice};
 use crate::pair::Way::{Request, Response};
-use crate::pair::{Pair, bytes};
+use crate::pair::{Pair, bytes, settings};
 
 /// IBTA section 9.7.5.2: a gap is reported once, however many packets follow, and all from there on is
 /// sent again.
@@ -282,6 +285,48 @@ fn a_late_duplicate_of_a_read_whose_key_is_gone_does_no_harm() {
     assert_eq!(pair.run().last().unwrap(), "   1 done");
 }
 
+/// IBTA chapter 9, packet sequence numbers: after 2^24 packets a PSN is that of another request. A duplicate is of the
+/// newest that had it, and what had it before is never an answer.
+#[test]
+fn an_atomic_of_the_round_before() {
+    for newer_is_atomic in [true, false] {
+        let (requester, mut responder) = settings();
+        responder.max_dest_rd_atomic = 16;
+        let mut pair = Pair::with(&requester, &responder);
+        pair.memory.endless = true;
+        let mut wide = vec![0; 65_535 * 256];
+        let mut answers = |pair: &mut Pair, request: &rdma_proto::Burst| {
+            pair.deliver(Request, request, &[]);
+            core::iter::from_fn(|| pair.responder.poll_transmit(&mut pair.memory, &mut wide)).last()
+        };
+        let given_out = |pair: &mut Pair| {
+            pair.requester.poll_transmit(pair.now, &mut pair.queue, &mut [0; 256]).unwrap()
+        };
+        pair.add(0, 7);
+        let atomic = given_out(&mut pair);
+        assert!(answers(&mut pair, &atomic).is_some());
+        // The other 2^24 - 1 PSNs of this round.
+        for length in [1 << 31, (1 << 31) - 256] {
+            let psn = pair.responder.expected();
+            let opcode = Opcode::reliable(Operation::RdmaReadRequest);
+            let mut read = Headers::new(Bth::new(opcode, atomic.header.bth.destination, psn));
+            read.reth = Some(Reth { va: 0, rkey: RKEY, length });
+            answers(&mut pair, &rdma_proto::Burst::single(read, 0));
+        }
+        assert_eq!(pair.responder.expected(), atomic.header.bth.psn);
+        let mut newer = atomic;
+        if !newer_is_atomic {
+            newer.header.bth.opcode = Opcode::reliable(Operation::RdmaWriteOnly);
+            newer.header.atomic = None;
+            newer.header.reth = Some(Reth { va: 0, rkey: RKEY, length: 0 });
+        }
+        answers(&mut pair, &newer);
+        let again = answers(&mut pair, &atomic).and_then(|burst| burst.header.atomic_ack);
+        assert_eq!(again.map(|ack| ack.original), newer_is_atomic.then_some(7));
+        assert_eq!(pair.memory.atomics, 1 + usize::from(newer_is_atomic));
+    }
+}
+
 /// Packets that overtake each other are a gap for a while.
 #[test]
 fn packets_that_overtake_each_other() {
@@ -398,7 +443,7 @@ fn a_retransmission_that_is_lost() {
         "   2 done",
     ];
     assert_eq!(pair.run(), expected);
-    assert!(pair.now.as_nanos() < 300_000);
+    assert!(pair.now.as_nanos() < 800_000);
 }
 
 /// The peer was slow, and nothing was lost: one packet comes twice, and nothing else.
@@ -431,6 +476,74 @@ fn a_probe_that_was_not_needed() {
     assert_eq!(pair.run(), expected);
     assert_eq!(pair.responder.counters().duplicate_request, 1);
     assert_eq!(pair.requester.counters().unsolicited_response, 1);
+}
+
+/// The peer is slow, and takes one packet after the other: only the oldest is sent again, and all behind it stay under
+/// way.
+#[test]
+fn a_probe_leaves_the_others_under_way() {
+    let fates = [1, 2, 3].map(|n| (Response, n, Late(400 * n.min(2))));
+    let mut pair = acquainted([fates[0], fates[1], fates[2], (Response, 4, Lost)]);
+    (0..3).for_each(|_| _ = pair.write(0, 8));
+    let expected = [
+        "-> RDMA WRITE Only 1",
+        "-> RDMA WRITE Only 2",
+        "-> RDMA WRITE Only 3",
+        "<- ACK 1, late",
+        "<- ACK 2, late",
+        "<- ACK 3, late",
+        "-> RDMA WRITE Only 1",
+        "<- ACK 3, lost",
+        "   1 done",
+        "   2 done",
+        "   3 done",
+    ];
+    assert_eq!(pair.run(), expected);
+    let counters = pair.requester.counters();
+    assert_eq!((counters.roce_adp_retrans, counters.completer_retry_err), (1, 0));
+}
+
+/// After a probe new requests go on, and the NAK of what they find missing comes at once. Here the first NAK is lost.
+#[test]
+fn what_is_new_shows_what_else_is_missing() {
+    let mut pair = acquainted([(Request, 1, Lost), (Response, 1, Lost)]);
+    (0..2).for_each(|_| _ = pair.write(0, 8));
+    pair.run_for(std::time::Duration::from_micros(251));
+    pair.write(0, 8);
+    let expected = [
+        "-> RDMA WRITE Only 3",
+        "   1 done",
+        "<- NAK sequence 2",
+        "-> RDMA WRITE Only 2",
+        "-> RDMA WRITE Only 3",
+        "<- ACK 2",
+        "<- ACK 3",
+        "   2 done",
+        "   3 done",
+    ];
+    assert_eq!(pair.run(), expected);
+}
+
+/// In the middle of a message nothing but the probe asks for an acknowledgement. One of the probe alone shows that what
+/// is behind it has not come. Here the second packet and its NAK are lost.
+#[test]
+fn a_probe_in_the_middle_of_a_message() {
+    let mut pair = acquainted([(Request, 1, Lost), (Response, 1, Lost)]);
+    pair.write(0, 3 * 256);
+    let expected = [
+        "-> RDMA WRITE First 1 -, lost",
+        "-> RDMA WRITE Middle 2 -",
+        "-> RDMA WRITE Last 3",
+        "<- NAK sequence 1, lost",
+        "-> RDMA WRITE First 1",
+        "<- ACK 1",
+        "-> RDMA WRITE Middle 2 -",
+        "-> RDMA WRITE Last 3",
+        "<- ACK 3",
+        "   1 done",
+    ];
+    assert_eq!(pair.run(), expected);
+    assert!(pair.now.as_nanos() < 300_000);
 }
 
 /// Each probe waits for twice as long as the one before it. None is counted as a retry, so that a peer that is

@@ -1,11 +1,13 @@
 //! Packets that answer nothing, or ask for what was long ago.
 
+use rdma_proto::requester::Requester;
 use rdma_proto::wire::{
     Aeth, Bth, CreditCount, Headers, NakCode, Opcode, Operation, Service, Syndrome,
 };
 use rdma_proto::{Burst, Last};
 use rdma_types::{MinRnrTimer, Qpn, WcStatus};
 
+use crate::ends::Queue;
 use crate::pair::Way::{Request, Response};
 use crate::pair::{Pair, settings};
 
@@ -43,13 +45,19 @@ fn acknowledgements_outside_the_window() {
     }
 }
 
-/// IBTA section 9.7.7.1: nobody can have executed more messages than were sent.
+/// The PSN says what a response is about (IBTA section 9.7.5.1.2), and the MSN does not: a peer that has lived longer
+/// counts the messages of before, too. Here the requester alone begins anew, with the PSN that its peer expects.
 #[test]
-fn acknowledgements_of_an_earlier_life() {
-    let mut pair = waiting();
-    pair.deliver(Response, &acknowledge(0, ACK, 3), &[]);
-    assert_eq!((pair.queue.completed.len(), pair.requester.counters().ghost_msn), (0, 1));
-    pair.deliver(Response, &acknowledge(0, ACK, 2), &[]);
+fn a_peer_that_has_lived_longer() {
+    let mut pair = Pair::new();
+    (0..3).for_each(|_| _ = pair.write(0, 8));
+    pair.run();
+    let (mut anew, _) = settings();
+    anew.psn = anew.psn.wrapping_add(3);
+    pair.requester = Requester::new(&anew);
+    pair.queue = Queue::default();
+    pair.write(0, 8);
+    assert_eq!(pair.run(), ["-> RDMA WRITE Only 3", "<- ACK 3", "   0 done"]);
     assert_eq!(pair.queue.completed, [WcStatus::SUCCESS]);
 }
 
@@ -90,6 +98,42 @@ fn syndromes_that_are_dropped_acknowledge_nothing() {
             (pair.queue.completed.len(), pair.requester.counters().reserved_syndrome),
             (0, 1)
         );
+    }
+}
+
+/// IBTA chapter 9, AETH: that of a response with data says ACK and nothing else: any other one is dropped, and what was asked for comes
+/// again.
+#[test]
+fn responses_that_refuse_and_bring_data() {
+    let timer = MinRnrTimer::limited(1).unwrap();
+    let refusal = Syndrome::Nak(NakCode::RemoteAccess);
+    for syndrome in [refusal, Syndrome::RnrNak(timer), Syndrome::from_code(0x85)] {
+        for atomic in [false, true] {
+            let mut pair = Pair::new();
+            let _ = if atomic { pair.add(0, 1) } else { pair.read(0, 8) };
+            let (now, mut room) = (pair.now, [0; 256]);
+            let request = pair.requester.poll_transmit(now, &mut pair.queue, &mut room).unwrap();
+            pair.deliver(Request, &request, &[]);
+            let mut response = pair.responder.poll_transmit(&mut pair.memory, &mut room).unwrap();
+            response.header.aeth.as_mut().unwrap().syndrome = syndrome;
+            let payload = if atomic { &[] } else { &room[..8] };
+            pair.deliver(Response, &response, payload);
+            assert_eq!((pair.queue.completed.len(), pair.queue.delivered), (0, 0));
+            assert_eq!(pair.requester.counters().reserved_syndrome, 1);
+            assert_eq!(pair.run().last().unwrap(), "   0 done");
+        }
+    }
+}
+
+/// An acknowledgement has no payload.
+#[test]
+fn acknowledgements_with_a_payload() {
+    for syndrome in [ACK, Syndrome::Nak(NakCode::RemoteAccess)] {
+        let mut pair = waiting();
+        let mut more = acknowledge(1, syndrome, 2);
+        (more.length, more.segment) = (200, 200);
+        pair.deliver(Response, &more, &[0; 200]);
+        assert_eq!((pair.queue.completed.len(), pair.requester.counters().bad_response), (0, 1));
     }
 }
 

@@ -207,11 +207,19 @@ impl Requesting {
         }
         let counted = counted(&before, counters);
         let is_response = opcode.service() == Service::Rc && opcode.operation().is_response();
-        let dropped =
-            ["unsolicited_response", "ghost_msn", "reserved_syndrome", "wrong_opcode", "after_end"];
+        let dropped = ["unsolicited_response", "reserved_syndrome", "wrong_opcode", "after_end"];
         if !is_response || counted.iter().any(|name| dropped.contains(name)) {
             assert!(counted.len() == 1 && dropped.contains(&counted[0]), "{counted:?}");
             assert_eq!(completed, self.work.completed(), "what is dropped completes nothing");
+        }
+        let refuses =
+            burst.header.aeth.is_some_and(|aeth| !matches!(aeth.syndrome, Syndrome::Ack(_)));
+        let contradicts = match opcode.operation() {
+            Operation::Acknowledge => !payload.is_empty(),
+            _ => refuses,
+        };
+        if contradicts {
+            assert_eq!(completed, self.work.completed(), "data and a refusal complete nothing");
         }
     }
 
