@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::LazyLock;
 
-use common::{DEFERRED, DEVICES, HANG, Pair, everything, open};
+use common::{DEFERRED, DEVICES, HANG, Pair, WIRE, everything, open};
 use rdma_channel::{
     MultiChannel, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
     TransportError, prelude::*,
@@ -37,7 +37,7 @@ fn read(board: &SharedRegion, at: usize) -> [u8; 8] {
 #[test]
 fn a_blocking_call_sends_and_writes_bytes_that_nobody_registered() {
     for form in FORMS {
-        for device in ["soft0", DEFERRED] {
+        for device in ["soft0", DEFERRED, WIRE] {
             let mut pair = pair(device, form);
             let remote = pair.board.remote();
             let mut room = pair.there.pd().allocate_region(16).unwrap();
@@ -64,7 +64,8 @@ static INSTEAD: LazyLock<[InlineElement<'static>; 1]> =
 
 #[test]
 fn in_a_scope_the_bytes_are_free_when_they_are_posted() {
-    for (device, form) in DEVICES.into_iter().flat_map(|name| FORMS.map(|form| (name, form))) {
+    let devices = DEVICES.into_iter().chain([WIRE]);
+    for (device, form) in devices.flat_map(|name| FORMS.map(|form| (name, form))) {
         let mut pair = pair(device, form);
         let (remote, device_of, here) = (pair.board.remote(), pair.device, pair.here.qpn());
         let place = |at| remote.sub_region(at).unwrap();

@@ -17,11 +17,15 @@ use rdma_soft::{Builder, Schedule, SoftDevice};
 /// A device that executes requests when it is told to.
 const HELD: &str = "softinlineheld0";
 
+/// A device that reads the queue each time that it sends a packet.
+const WIRE: &str = "softinlinewire0";
+
 /// Each device, with queue pairs that post by lists and by calls.
 fn forms() -> impl Iterator<Item = (&'static str, bool)> {
     // Another test may have been first.
     let _ = Builder::new(HELD).schedule(Schedule::Held).install();
-    DEVICES.into_iter().chain([HELD]).flat_map(|device| [(device, false), (device, true)])
+    let _ = Builder::new(WIRE).force_wire().install();
+    DEVICES.into_iter().chain([HELD, WIRE]).flat_map(|device| [(device, false), (device, true)])
 }
 
 /// Has a device that holds requests back execute them.

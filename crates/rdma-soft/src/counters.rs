@@ -18,8 +18,8 @@ macro_rules! counters {
         /// `/sys/class/infiniband/rxe0/ports/1/hw_counters`). Those from `local_ack_timeout_err` on count packets,
         /// of devices that send some ([`Builder::force_wire`](crate::Builder::force_wire)); there
         /// `local_ack_timeout_err`, `roce_adp_retrans`, `implied_nak_seq_err`, `out_of_buffer`,
-        /// `resp_remote_access_errors` and `rx_icrc_encapsulated` are mlx5's names, `qkey_viol_cntr` is a field of `ibv_port_attr`, and the
-        /// others have no name elsewhere. Of those that nothing can raise, the value is always 0.
+        /// `resp_remote_access_errors` and `rx_icrc_encapsulated` are mlx5's names, `qkey_viol_cntr` and `bad_pkey_cntr` are fields of
+        /// `ibv_port_attr`, and the others have no name elsewhere. Of those that nothing can raise, the value is always 0.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct Counters {
@@ -129,6 +129,8 @@ counters! {
     dropped_by_host: packets,
     /// Packets that were damaged on a simulated link, as their checksums say.
     rx_icrc_encapsulated,
+    /// Packets of another partition than the port's.
+    bad_pkey_cntr,
     /// Packets for a queue pair number that nobody has, or nobody any more.
     unknown_qp,
     /// Packets for a queue pair of another service: reliable connection, unreliable connection, datagrams.

@@ -405,6 +405,10 @@ impl Device {
         u32::try_from(self.tally.rare.qkey_viol_cntr.get()).unwrap_or(u32::MAX)
     }
 
+    pub(crate) fn wrong_pkeys(&self) -> u32 {
+        u32::try_from(self.tally.rare.bad_pkey_cntr.get()).unwrap_or(u32::MAX)
+    }
+
     /// Counts pinned memory against the limit that the device was built with.
     pub(crate) fn lock_memory(&self, bytes: u64) -> Result<(), Refusal> {
         let limit = self.limits.memlock_bytes.unwrap_or(u64::MAX);

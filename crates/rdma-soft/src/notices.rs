@@ -79,6 +79,9 @@ reasons! {
          those of that network alone"
     Damaged rx_icrc_encapsulated Informs
         "packets arrive damaged, and are dropped: a simulated link flips bits (LinkModel::corruption)"
+    WrongPartition bad_pkey_cntr Warns
+        "packets show another P_Key than this port has, which is a full member of the default partition alone \
+         (0xffff): have the peer send with 0xffff or 0x7fff (pkey_index)"
     UnknownQp unknown_qp Warns
         "no queue pair has the number that they are for: the peer was given another number (dest_qp_num), or the \
          queue pair was destroyed"

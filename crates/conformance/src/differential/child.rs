@@ -29,7 +29,7 @@ pub(super) fn serve() -> bool {
     for line in io::stdin().lines() {
         let line = line.expect("the parent's pipe");
         let program = Program::from_json(&line).expect("a program of the parent");
-        let trace = run::run(&context, &program);
+        let trace = run::run(&context, &program, !devices::is_rxe(&name));
         println!("{}", serde_json::to_string(&trace).expect("a trace is plain data"));
     }
     true

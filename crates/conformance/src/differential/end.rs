@@ -331,6 +331,17 @@ impl<'a> Ends<'a> {
         self.states.keys().copied().collect()
     }
 
+    /// What an object is called, of which there is an event.
+    pub(super) fn name(&self, object: usize) -> String {
+        let is_srq = |srq: &Rc<Srq>| srq.0.addr() == object;
+        let of_queue_pair = self.states.iter().find(|(_, state)| state.qp.0.addr() == object);
+        if let Some((end, _)) = of_queue_pair {
+            return end.to_string();
+        }
+        let shared = self.states.values().any(|state| state.srq.as_ref().is_some_and(is_srq));
+        if shared { "SRQ" } else { "another object" }.to_owned()
+    }
+
     fn endpoint(&self, end: End) -> Endpoint {
         endpoint(self.context, &self.get(end).qp)
     }

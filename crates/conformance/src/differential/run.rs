@@ -18,13 +18,15 @@ use super::{refusal, settle};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Runs the program on queue pairs and memory of its own.
-pub(super) fn run(context: &Context, program: &Program) -> Trace {
-    let mut run = Run { ends: Ends::new(context, program), step: StepTrace::default(), program };
+pub(super) fn run(context: &Context, program: &Program, has_events: bool) -> Trace {
+    let (ends, step) = (Ends::new(context, program), StepTrace::default());
+    let mut run = Run { ends, step, program, has_events };
     let mut steps = Vec::new();
     let mut model = Model::new(&program.pairs);
     for (n, step) in program.steps.iter().enumerate() {
         run.take(n, step);
         run.note_memory();
+        run.note_events();
         steps.push(std::mem::take(&mut run.step));
         // What comes next would name what is not there.
         if model.apply(step).is_err() || !run.ends.are_registered_as(&model) {
@@ -32,6 +34,7 @@ pub(super) fn run(context: &Context, program: &Program) -> Trace {
         }
     }
     run.finish();
+    run.note_events();
     steps.push(run.step);
     Trace { steps }
 }
@@ -40,6 +43,8 @@ pub(super) struct Run<'a> {
     pub(super) ends: Ends<'a>,
     pub(super) step: StepTrace,
     pub(super) program: &'a Program,
+    /// Whether events are compared, and so waited for.
+    has_events: bool,
 }
 
 impl Run<'_> {
@@ -186,6 +191,29 @@ impl Run<'_> {
             }
         }
         self.step.received.entry(end.to_string()).or_default().extend(found);
+    }
+
+    /// Takes the events that are there.
+    fn note_events(&mut self) {
+        let events = self.ends.context.async_events();
+        for (kind, object) in events {
+            let object = self.ends.name(object);
+            let found = self.step.events.entry(object).or_default();
+            found.push(format!("{kind:?}"));
+            found.sort();
+        }
+    }
+
+    /// Waits until a queue pair has told why it is in error: it may be seen in that state a moment before.
+    pub(super) fn take_event(&mut self, end: End) {
+        let until = Instant::now() + PATIENCE;
+        while self.has_events && Instant::now() < until {
+            self.note_events();
+            if self.step.events.contains_key(&end.to_string()) {
+                return;
+            }
+            std::thread::yield_now();
+        }
     }
 
     fn note_memory(&mut self) {

@@ -80,6 +80,7 @@ fn failed(run: &mut Run<'_>, end: End, sends: &[(u64, &Send)], status: u32) {
             run.take_received(peer, usize::from(sends[0].1.opcode.is_received()));
         }
         run.note_state(peer, State::IBV_QPS_ERR);
+        run.take_event(peer);
     }
     run.take_all_receives(end);
     run.note_state(end, State::IBV_QPS_ERR);

@@ -28,6 +28,9 @@ pub(super) struct StepTrace {
     pub(super) received: BTreeMap<String, Vec<Completion>>,
     /// States of the queue pairs that were used.
     pub(super) states: BTreeMap<String, u32>,
+    /// Asynchronous events of each object, sorted: of queue pairs by their ends, of shared receive queues by `SRQ`.
+    /// Of SoftRoCE they are not compared.
+    pub(super) events: BTreeMap<String, Vec<String>>,
     /// Bytes that changed: slot and offset, then what is there now, in hexadecimal.
     pub(super) memory: BTreeMap<String, String>,
 }

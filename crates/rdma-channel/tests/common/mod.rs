@@ -26,6 +26,8 @@ pub(crate) const DRAIN: Duration = Duration::from_millis(40);
 pub(crate) const DEFERRED: &str = "softlate0";
 /// A device that executes requests when it is told to.
 pub(crate) const HELD: &str = "softheld0";
+/// A device that sends packets.
+pub(crate) const WIRE: &str = "softwire0";
 /// The devices on which work is in flight.
 pub(crate) const LATE: [&str; 2] = [DEFERRED, HELD];
 /// These, and the one that executes requests within their post.
@@ -43,6 +45,7 @@ pub(crate) fn install() {
         // Another test may have been first.
         let _ = Builder::new(name).schedule(schedule).install();
     }
+    let _ = Builder::new(WIRE).force_wire().install();
 }
 
 pub(crate) fn everything() -> AccessFlags {

@@ -32,6 +32,7 @@ fn port_attr(device: &Device) -> ibv_port_attr {
     attr.gid_tbl_len = int(device.identity.gids.len() as u64);
     attr.max_msg_sz = MAX_MESSAGE;
     attr.pkey_tbl_len = 1;
+    attr.bad_pkey_cntr = device.wrong_pkeys();
     attr.qkey_viol_cntr = device.wrong_qkeys();
     attr.lid = device.identity.lid;
     attr.max_vl_num = 1;

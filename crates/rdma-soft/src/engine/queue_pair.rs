@@ -232,6 +232,9 @@ impl QueuePair {
         let mut responder = self.responder.lock();
         responder.state = QpState::ERR;
         (responder.verified, responder.begun) = (0, 0);
+        if !responder.has_refused() {
+            responder.owe_nothing();
+        }
         let mut receive = self.receive.lock();
         let entered = receive.state != QpState::ERR;
         receive.state = QpState::ERR;
@@ -394,6 +397,8 @@ impl QueuePair {
             QpState::ERR => {
                 attributes.settings.state = to;
                 self.flush();
+                // Who asked for it may take its memory back, also of what was asked for before a refusal.
+                self.responder.lock().owe_nothing();
             }
             _ => {
                 attributes.settings.record(new, mask);

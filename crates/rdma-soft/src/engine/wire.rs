@@ -12,20 +12,18 @@ use rdma_types::{Mtu, Qpn};
 use crate::address::Path;
 use crate::device::Device;
 use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::{Data, Reach};
-use crate::engine::grace_period::Visit;
-use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::responder::datagram::Datagram;
-use crate::engine::responder::inbound::Inbound;
 use crate::engine::service::Service;
 use crate::fabric::clock::Time;
 use crate::fabric::turns::{Driven, Place};
 use crate::link::memory::{Inbox, Letter};
 use crate::notices::{Reason, Whose};
 
-/// How many packets a queue pair sends in a turn.
-const TURN: u32 = 16;
+/// How many packets a queue pair sends in a turn, and a device takes.
+pub(crate) const TURN: u32 = 16;
+
+/// The partition of the port, of which it is a full member.
+const P_KEY: u16 = Bth::DEFAULT_P_KEY;
 
 /// Where the packets of a connection go.
 #[derive(Debug, Clone, Copy)]
@@ -61,8 +59,13 @@ pub(crate) fn time(now: Time) -> rdma_proto::Time {
 pub(super) fn transmit(
     own: &Arc<QueuePair>,
     route: &Route,
+    mtu: Mtu,
     mut next: impl FnMut(&mut [u8]) -> Option<Burst>,
 ) -> bool {
+    let mut left = TURN;
+    let mtu = mtu.bytes() as usize;
+    // So that no run of packets is longer than the turn.
+    let room = |left: u32, buffer: &[u8]| buffer.len().min(left as usize * mtu);
     let up = own.device.port_is_up();
     let tap = own.device.tap.as_ref().filter(|_| up);
     let lost = |reason, burst: &Burst| {
@@ -72,20 +75,21 @@ pub(super) fn transmit(
     let Some(inbox) = route.inbox else {
         // The packets leave this device and arrive nowhere.
         let mut nowhere = [0; 4096];
-        let mut send = || {
-            next(&mut nowhere).inspect(|burst| {
-                lost(Reason::NoRoute, burst);
-                if let Some(tap) = tap {
-                    tap.sent(&route.path, burst, None, &nowhere);
-                }
-            })
-        };
-        return (0..TURN).all(|_| send().is_some());
+        while left > 0 {
+            let room = room(left, &nowhere);
+            let Some(burst) = next(&mut nowhere[..room]) else { return false };
+            left = left.saturating_sub(burst.segments.into());
+            lost(Reason::NoRoute, &burst);
+            if let Some(tap) = tap {
+                tap.sent(&route.path, &burst, None, &nowhere);
+            }
+        }
+        return true;
     };
-    let mut left = TURN;
     while left > 0 {
         let Some(mut buffer) = inbox.buffer(own) else { return false };
-        let Some(burst) = next(&mut buffer) else {
+        let room = room(left, &buffer);
+        let Some(burst) = next(&mut buffer[..room]) else {
             inbox.give_back(buffer);
             return false;
         };
@@ -130,12 +134,22 @@ pub(super) fn drop_packets(
     device.drop_packets(reason, segments, whose);
 }
 
+/// Whether the port hears who shows that P_Key: both are members of one partition, and not both limited ones (IBTA
+/// volume 1, 10.9.3).
+const fn is_of_partition(p_key: u16) -> bool {
+    const FULL: u16 = 0x8000;
+    (p_key ^ P_KEY) & !FULL == 0 && (p_key | P_KEY) & FULL != 0
+}
+
 /// Executes packets that have arrived at a device. Those for nobody are not answered.
 pub(crate) fn receive(device: &'static Device, letter: &Letter) {
     let bth = &letter.burst.header.bth;
     let source = letter.burst.header.deth.map(|deth| deth.source.get());
     if !device.port_is_up() {
         return drop_packets(device, letter, Reason::PortDown, source);
+    }
+    if !is_of_partition(bth.p_key) {
+        return drop_packets(device, letter, Reason::WrongPartition, source);
     }
     if bth.destination == Qpn::MULTICAST {
         return receive_for_many(device, letter);
@@ -177,43 +191,11 @@ fn receive_for_many(device: &Device, letter: &Letter) {
 
 impl QueuePair {
     fn receive_datagram(self: &Arc<Self>, letter: &Letter, aftermath: &mut Aftermath) {
-        let headers = &letter.burst.header;
-        let (Some(deth), Some(datagram)) = (headers.deth, letter.datagram) else { return };
-        let payload = letter.payload();
-        let opcode = if headers.imm.is_some() { Opcode::SendWithImm } else { Opcode::Send };
-        let operation = Operation {
-            opcode,
-            solicited: headers.bth.solicited,
-            imm: headers.imm.map_or(0, |imm| imm.immediate.to_be()),
-            ..Operation::EMPTY
-        };
-        let datagram = Datagram {
-            source: datagram.source,
-            qkey: deth.qkey,
-            header: datagram.header,
-            operation: &operation,
-            length: payload.len() as u64,
-            data: Data::Bytes(payload),
-            upto: payload.len() as u64,
-        };
-        let visit = Visit::begin();
-        let mut responder = self.responder.lock();
-        let reach = Reach::MayBeGone;
-        let mut inbound = Inbound { own: self, side: &mut responder, visit: &visit, reach };
-        let dropped = match inbound.takes_datagrams() {
-            true => inbound.datagram(&datagram, aftermath).dropped(),
-            false => Some(Reason::WrongState),
-        };
-        drop(responder);
+        let Some(datagram) = letter.datagram else { return };
+        let dropped = self.responder.lock().receive_datagram(self, letter, datagram, aftermath);
         let Some(reason) = dropped else { return };
-        if reason == Reason::WrongQkey {
-            // `Inbound::datagram` has counted it.
-            let (qpn, peer_qpn) = (self.qpn, Some(deth.source.get()));
-            let whose = Whose { qpn, peer_qpn, address: Some(letter.path.local) };
-            self.device.notice(reason, 1, whose);
-        } else {
-            drop_packets(self.device, letter, reason, Some(deth.source.get()));
-        }
+        let peer_qpn = letter.burst.header.deth.map(|deth| deth.source.get());
+        drop_packets(self.device, letter, reason, peer_qpn);
     }
 }
 
@@ -236,3 +218,6 @@ impl Driven for QueuePair {
         self.alarm.set(Time::AT_ONCE);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

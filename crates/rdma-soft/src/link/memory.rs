@@ -28,9 +28,6 @@ pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 256 };
 /// How many buffers an inbox keeps that are not in use.
 const SPARE: usize = 32;
 
-/// How many bursts a device takes in a turn.
-const TURN: usize = 16;
-
 /// A burst on its way.
 #[derive(Debug)]
 pub(crate) struct Letter {
@@ -233,11 +230,13 @@ impl Driven for Inbox {
     fn take_turn(self: Arc<Self>) -> bool {
         {
             let _receive_side = locked(&self.receive_side);
-            for _ in 0..TURN {
+            let mut left = wire::TURN;
+            while left > 0 {
                 let Some(letter) = locked(&self.letters).arrived.pop_front() else { break };
                 if let Some(tap) = self.device.tap.as_ref().filter(|_| self.device.port_is_up()) {
                     self.capture(tap, &letter);
                 }
+                left = left.saturating_sub(letter.burst.segments.into());
                 wire::receive(self.device, &letter);
                 let for_many = letter.is_for_many();
                 locked(&self.letters).keep(letter.payload);
@@ -329,6 +328,66 @@ mod tests {
         assert_eq!((packets(), locked(&inbox.letters).lent), (1, 1));
         assert!(fabric.step());
         assert_eq!(locked(&inbox.letters).lent, 0);
+    }
+
+    /// A device of a fabric of its own, that no thread serves.
+    fn device(
+        fabric: &'static OnceLock<Fabric>,
+        place: &'static OnceLock<Device>,
+    ) -> &'static Device {
+        let fabric = fabric.get_or_init(Fabric::new);
+        fabric.serve_by_polls_alone();
+        let (limits, schedule) = (Limits::default(), Schedule::Immediate);
+        let (link, seed) = (Link::InfiniBand, Seed::new(1));
+        let make = || Device::new(fabric, "d".into(), link, Vec::new(), limits, schedule, &seed);
+        place.get_or_init(make)
+    }
+
+    /// Has a datagram of a partition lie in the inbox of a device, as a run of so many packets.
+    fn put(device: &'static Device, p_key: u16, segments: u16) {
+        let inbox = device.inbox();
+        let buffer = inbox.buffer(&Arc::new(Sender::default())).unwrap();
+        let path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
+        let to = Destination { qpn: Qpn::new(2).unwrap(), qkey: 0, p_key };
+        let end = End { length: 0, immediate: None, invalidate: None, solicited: false };
+        let mut datagrams = Datagrams::new(Qpn::new(1).unwrap(), Mtu::MTU4096, Psn::masked(0));
+        let burst = Burst { segments, ..datagrams.send(&to, &end).unwrap() };
+        inbox.arrive(Letter::new(path, burst, None, buffer));
+    }
+
+    /// Also if they came in few runs.
+    #[test]
+    fn a_turn_takes_sixteen_packets() {
+        static FABRIC: OnceLock<Fabric> = OnceLock::new();
+        static DEVICE: OnceLock<Device> = OnceLock::new();
+        let device = device(&FABRIC, &DEVICE);
+        (0..32).for_each(|_| put(device, Bth::DEFAULT_P_KEY, 8));
+        let taken = || device.tally.counters().unknown_qp;
+        for packets in [16, 32, 48] {
+            assert!(Arc::clone(device.inbox()).take_turn());
+            assert_eq!(taken(), packets);
+        }
+    }
+
+    /// The port is a full member of the default partition, so that limited members of it are heard, too.
+    #[test]
+    fn packets_of_other_partitions_are_dropped() {
+        static FABRIC: OnceLock<Fabric> = OnceLock::new();
+        static DEVICE: OnceLock<Device> = OnceLock::new();
+        let device = device(&FABRIC, &DEVICE);
+        for p_key in [0x1234, 0x9234, 0, 0x8000, 0x7ffe, 0xfffe] {
+            put(device, p_key, 1);
+        }
+        FABRIC.get().unwrap().unsettled.settle();
+        let counted = || {
+            let counters = device.tally.counters();
+            (counters.bad_pkey_cntr, counters.unknown_qp)
+        };
+        assert_eq!(counted(), (6, 0));
+        put(device, 0x7fff, 1);
+        put(device, 0xffff, 1);
+        FABRIC.get().unwrap().unsettled.settle();
+        assert_eq!(counted(), (6, 2));
     }
 
     /// Also if the room is given back unused, so that nothing arrives.

@@ -4,8 +4,10 @@
 //! that did this returns, when it holds no lock any more, all that has come together is written at once
 //! (`fabric/overflow.rs`). So a program that is killed leaves whole packets behind.
 
+mod environment;
 mod format;
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result, Write};
 use std::mem;
@@ -19,6 +21,7 @@ use rdma_proto::Burst;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
+pub(crate) use self::environment::of_environment;
 use self::format::{Direction, Interface, put_interface, put_packet, put_section};
 use crate::address::Path;
 use crate::fabric::Fabric;
@@ -30,19 +33,11 @@ use crate::notices;
 use crate::sync::assert_nothing_held;
 use crate::sync::{locked, locked_to_wait};
 
-/// The environment variable that names a file for all devices.
-const VARIABLE: &str = "RDMA_SOFT_PCAP";
-
 /// How many bytes of memory a capture keeps while nothing happens.
 const KEPT: usize = 1 << 20;
 
 /// The captures of the process: a file is written by one of them.
 static CAPTURES: Mutex<Vec<Weak<Capture>>> = Mutex::new(Vec::new());
-
-/// The file that the environment names, if it names one.
-pub(crate) fn of_environment() -> Option<PathBuf> {
-    std::env::var_os(VARIABLE).filter(|path| !path.is_empty()).map(PathBuf::from)
-}
 
 /// What a device writes to a capture.
 #[derive(Debug)]
@@ -176,7 +171,8 @@ impl Capture {
         captures.retain(|capture| capture.strong_count() > 0);
         let mut options = File::options();
         // For its owner alone, since it has what messages say. Nothing ever waits for a reader.
-        options.write(true).create(true).truncate(false).mode(0o600);
+        // At its end, also if others have made it shorter.
+        options.append(true).create(true).mode(0o600);
         let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
         let file = file.map_err(|error| match Errno::from_io_error(&error) {
             // A pipe that nobody reads, or a socket.
@@ -282,6 +278,11 @@ impl Settle for Capture {
 impl Output {
     fn write(&mut self, blocks: &[u8]) -> Result<()> {
         let Some(file) = &mut self.file else { return Ok(()) };
+        // A device has no length. A file that others write to, or have made shorter, is no capture any more.
+        let found = file.metadata()?;
+        if found.is_file() && found.len() != self.length {
+            return Err(Error::other("its length was changed by somebody else"));
+        }
         let written = file.write_all(blocks);
         match written {
             Ok(()) => self.length += blocks.len() as u64,
@@ -311,7 +312,7 @@ fn with_process(path: &FilePath) -> PathBuf {
             rest = behind;
         }
     }
-    PathBuf::from(std::ffi::OsString::from_vec(name))
+    PathBuf::from(OsString::from_vec(name))
 }
 
 #[cfg(all(test, not(loom)))]
@@ -347,6 +348,24 @@ mod tests {
         put_section(&mut locked(&capture.pending).blocks);
         capture.flush().unwrap();
         assert!(locked(&capture.pending).blocks.is_empty());
+    }
+
+    /// Nothing is behind a hole, where nobody could read it.
+    #[test]
+    fn a_file_that_others_make_shorter_ends_the_capture() {
+        let name = format!("rdma-soft-shorter-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        for length in [0, 8] {
+            let capture = Capture::open(&path).unwrap();
+            capture.flush().unwrap();
+            File::options().write(true).open(&path).unwrap().set_len(length).unwrap();
+            put_section(&mut locked(&capture.pending).blocks);
+            capture.flush().unwrap_err();
+            assert!(capture.stopped.load(Ordering::Relaxed));
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), length);
+            capture.leave();
+        }
+        std::fs::remove_file(&path).unwrap();
     }
 
     /// Two fabrics write to one file: the thread that settles the one may be anywhere when the other settles.

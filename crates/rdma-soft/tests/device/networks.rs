@@ -1,5 +1,6 @@
 //! Networks in virtual time: what they do to packets, and that they do the same each time.
 
+use std::any::Any;
 use std::time::Duration;
 
 use rdma_soft::{Builder, Link, LinkModel, Network, Schedule, SoftDevice};
@@ -10,7 +11,7 @@ use crate::rig::connect::{Knobs, Side, connect_sides, connect_unreliably};
 use crate::rig::datagram;
 use crate::rig::post::Wr;
 use crate::rig::srq::Server;
-use crate::rig::{ALL_ACCESS, Context, Size};
+use crate::rig::{ALL_ACCESS, Context, Mr, Size};
 
 const ATOMIC: u32 = ALL_ACCESS | AccessFlags::REMOTE_ATOMIC.bits();
 
@@ -350,4 +351,71 @@ fn a_packet_takes_the_bandwidth_of_its_payload_and_58_bytes() {
         b.receive_cq.expect_success(id);
         a.send_cq.expect_success(id);
     }
+}
+
+/// B ends in the midst of a READ of A's, and writes to its memory then.
+fn end_of_a_read(name: &str, status: Status, end: impl FnOnce(&mut Side, Mr) -> Box<dyn Any>) {
+    let network = Network::simulated(12);
+    network.set_all_links(LinkModel::new().bandwidth(1_000_000_000));
+    let names = ["a", "b"].map(|end| format!("net-{name}-{end}"));
+    let names = names.each_ref().map(String::as_str);
+    let _devices = names.map(|name| install(&network, name, Link::Ethernet));
+    let [a, mut b] = pair(names, &Knobs { timeout: 14, ..KNOBS });
+    const LENGTH: usize = 1 << 20;
+    let source = b.pd.register_filled(vec![0x11; LENGTH], ALL_ACCESS);
+    let sink = a.pd.register(LENGTH, ALL_ACCESS);
+    a.qp.post(&Wr::read(1, &[sink.sge(0, LENGTH)], &source, 0));
+    network.run_for(300 * US);
+    let _later = end(&mut b, source);
+    a.send_cq.expect(1, status);
+    let bytes = sink.bytes();
+    assert!(bytes.contains(&0x11), "nothing was answered");
+    assert!(!bytes.contains(&0xee), "what was written later was answered");
+}
+
+/// What is registered stays so.
+fn end_of_the_queue_pair(name: &str, end: fn(&mut Side)) {
+    end_of_a_read(name, Status::IBV_WC_RETRY_EXC_ERR, |b, source| {
+        end(b);
+        source.fill(0xee);
+        Box::new(source)
+    });
+}
+
+#[test]
+fn a_queue_pair_that_is_in_error_owes_no_answer() {
+    end_of_the_queue_pair("error", |b| b.qp.to_error());
+}
+
+#[test]
+fn a_queue_pair_that_has_gone_owes_no_answer() {
+    end_of_the_queue_pair("reset", |b| b.qp.to_reset());
+    end_of_the_queue_pair("destroyed", |b| b.qp.destroy());
+}
+
+#[test]
+fn memory_that_is_deregistered_answers_no_read() {
+    end_of_a_read("deregistered", Status::IBV_WC_REM_ACCESS_ERR, |_, source| {
+        let mut memory = source.deregister();
+        memory.fill(0xee);
+        Box::new(memory)
+    });
+}
+
+/// What a peer asked for before the request for which it is refused, it gets, and then the reason.
+#[test]
+fn a_refusal_comes_behind_what_was_asked_for_before() {
+    let network = Network::simulated(13);
+    network.set_all_links(LinkModel::new().bandwidth(1_000_000_000));
+    let names = ["net-refused-a", "net-refused-b"];
+    let _devices = names.map(|name| install(&network, name, Link::Ethernet));
+    let [a, b] = pair(names, &Knobs { timeout: 14, ..KNOBS });
+    const LENGTH: usize = 1 << 20;
+    let source = b.pd.register_filled(vec![0x11; LENGTH], ALL_ACCESS);
+    let sink = a.pd.register(LENGTH, ALL_ACCESS);
+    a.qp.post(&Wr::read(1, &[sink.sge(0, LENGTH)], &source, 0));
+    a.qp.post(&Wr::write(2, &[sink.sge(0, 8)], &source, 0).remote(1, 2));
+    a.send_cq.expect_success(1);
+    a.send_cq.expect(2, Status::IBV_WC_REM_ACCESS_ERR);
+    sink.assert_filled(0x11);
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use rdma_proto::requester::{Requester as Reliable, Settings};
 use rdma_proto::{Connection, End, Kind, Remote, Start, UnreliableRequester, Work};
 use rdma_types::{
-    AccessFlags, AckTimeout, MaxAckRetries, MaxRnrRetries, Psn, QpState, Rkey, WcStatus as Status,
+    AccessFlags, AckTimeout, MaxAckRetries, MaxRnrRetries, Mtu, Psn, QpState, Rkey,
+    WcStatus as Status,
 };
 
 use crate::engine::aftermath::Aftermath;
@@ -28,6 +29,7 @@ use crate::link::memory::Letter;
 pub(crate) struct Wire {
     protocol: Protocol,
     pub(crate) route: Route,
+    mtu: Mtu,
     /// The number that the protocol knows the oldest request of the queue by.
     head: u32,
     /// The number behind the last request that a schedule has let go, if it holds requests back.
@@ -53,7 +55,7 @@ impl Wire {
             _ => Protocol::Unreliable(UnreliableRequester::new(connection, requester.psn)),
         };
         let released = (!own.immediate).then_some(0);
-        Self { protocol, route, head: 0, released, alarm: None }
+        Self { protocol, route, mtu: connection.mtu, head: 0, released, alarm: None }
     }
 
     /// The attributes of a queue pair that is ready to send have changed.
@@ -144,7 +146,7 @@ impl SendSide {
         &mut self,
         own: &Arc<QueuePair>,
         aftermath: &mut Aftermath,
-        work: impl FnOnce(&mut Protocol, &Route, &mut Queue<'_>) -> R,
+        work: impl FnOnce(&mut Protocol, (&Route, Mtu), &mut Queue<'_>) -> R,
     ) -> Option<R> {
         let mut wire = self.wire.take()?;
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
@@ -155,7 +157,7 @@ impl SendSide {
         };
         let head = wire.head;
         let mut queue = Queue { own, send: self, head, begun, admitted, aftermath };
-        let result = work(&mut wire.protocol, &wire.route, &mut queue);
+        let result = work(&mut wire.protocol, (&wire.route, wire.mtu), &mut queue);
         let ended = queue.head != head;
         wire.head = queue.head;
         wire.arm(own);
@@ -177,8 +179,8 @@ impl SendSide {
             return false;
         }
         let now = wire::time(own.device.fabric.clock.now());
-        let sent = self.with_wire(own, aftermath, |protocol, route, queue| {
-            wire::transmit(own, route, |room| match protocol {
+        let sent = self.with_wire(own, aftermath, |protocol, (route, mtu), queue| {
+            wire::transmit(own, route, mtu, |room| match protocol {
                 Protocol::Reliable(protocol) => protocol.poll_transmit(now, queue, room),
                 Protocol::Unreliable(protocol) => protocol.poll_transmit(queue, room),
             })

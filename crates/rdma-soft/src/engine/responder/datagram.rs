@@ -38,13 +38,6 @@ pub(crate) enum Arrived {
     Unreadable,
 }
 
-impl Arrived {
-    /// Why it was dropped.
-    pub(crate) fn dropped(self) -> Option<Reason> {
-        if let Self::Not(reason) = self { Some(reason) } else { None }
-    }
-}
-
 impl Inbound<'_> {
     /// Whether this queue pair takes datagrams now.
     pub(crate) fn takes_datagrams(&self) -> bool {

@@ -4,25 +4,33 @@
 use std::sync::Arc;
 
 use rdma_proto::responder::{Responder as Reliable, Settings};
-use rdma_proto::{Delivered, End, Host, Kind, Nak, Source, Start, Stop, UnreliableResponder};
-use rdma_types::{AsyncEventKind, MinRnrTimer, Psn, QpState, WcStatus as Status};
+use rdma_proto::{
+    Datagrams, Delivered, End, Host, Kind, Nak, Source, Start, Stop, UnreliableResponder,
+};
+use rdma_types::{AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn, WcStatus as Status};
 
 use crate::engine::aftermath::Aftermath;
 use crate::engine::copy::{Data, Reach};
 use crate::engine::grace_period::Visit;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::{self, Inbound, Refused};
 use crate::engine::responder::side::Responder;
 use crate::engine::service::Service;
 use crate::engine::wire::{self, Route};
-use crate::link::memory::Letter;
+use crate::link::memory::{self, Letter};
+use crate::notices::Reason;
+
+/// The longest datagram that the port takes.
+const PORT_MTU: Mtu = Mtu::MTU4096;
 
 /// What a responder needs for packets.
 #[derive(Debug)]
 pub(crate) struct Wire {
     protocol: Protocol,
     pub(crate) route: Route,
+    mtu: Mtu,
     /// A packet of the peer has come.
     heard: bool,
 }
@@ -46,7 +54,7 @@ impl Wire {
             })),
             _ => Protocol::Unreliable(UnreliableResponder::new(connection, side.psn)),
         };
-        Self { protocol, route, heard: false }
+        Self { protocol, route, mtu: connection.mtu, heard: false }
     }
 
     /// The attributes of a queue pair that is ready to receive have changed.
@@ -64,6 +72,11 @@ impl Wire {
             Protocol::Reliable(protocol) => protocol.expected(),
             Protocol::Unreliable(protocol) => protocol.expected(),
         }
+    }
+
+    /// Whether a request was refused.
+    fn has_refused(&self) -> bool {
+        matches!(&self.protocol, Protocol::Reliable(protocol) if protocol.failed())
     }
 
     /// Adds what the protocol has counted to what the device counts.
@@ -113,20 +126,59 @@ impl Responder {
         self.wire = Some(wire);
     }
 
-    /// Answers some of what was asked for. Says whether there may be more. A queue pair that is in error still
-    /// says why.
+    /// Whether a packet was refused. The peer is told why, behind the answers to what it asked for before, though
+    /// the queue pair is in error by then.
+    pub(crate) fn has_refused(&self) -> bool {
+        self.wire.as_ref().is_some_and(|wire| wire.has_refused())
+    }
+
+    /// Forgets what the peer has asked for: no memory is read for it any more.
+    pub(crate) fn owe_nothing(&mut self) {
+        if let Some(wire) = self.wire.take() {
+            self.psn = wire.psn();
+        }
+    }
+
+    /// Answers some of what was asked for. Says whether there may be more.
     pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
         let Some(mut wire) = self.wire.take() else { return false };
         let mut arrival = Arrival::new(own, self, aftermath);
         let more = match &mut wire.protocol {
-            Protocol::Reliable(protocol) => {
-                wire::transmit(own, &wire.route, |room| protocol.poll_transmit(&mut arrival, room))
-            }
+            Protocol::Reliable(protocol) => wire::transmit(own, &wire.route, wire.mtu, |room| {
+                protocol.poll_transmit(&mut arrival, room)
+            }),
             Protocol::Unreliable(_) => false,
         };
         wire.count(own, self.peer_qpn);
         self.wire = Some(wire);
         more
+    }
+
+    /// A datagram has come. Says why it was dropped, if it was.
+    pub(crate) fn receive_datagram(
+        &mut self,
+        own: &Arc<QueuePair>,
+        letter: &Letter,
+        datagram: memory::Datagram,
+        aftermath: &mut Aftermath,
+    ) -> Option<Reason> {
+        if own.service != Service::UnreliableDatagram || !self.is_ready() {
+            return Some(Reason::WrongState);
+        }
+        // The header is empty where none came: who is told of the datagram takes it from the link.
+        let (qkey, header) = (self.qkey, datagram.header.unwrap_or([0; 40]));
+        let mut protocol = Datagrams::new(Qpn::masked(own.qpn), PORT_MTU, Psn::default());
+        let mut arrival = Arrival::new(own, self, aftermath);
+        arrival.datagram = Some(datagram);
+        protocol.receive(qkey, &header, &letter.burst, letter.payload(), &mut arrival);
+        let counted = protocol.counters();
+        let of_packet = [
+            (counted.qkey_viol_cntr, Reason::WrongQkey),
+            (counted.resp_invalid_request_errors, Reason::RefusedInvalid),
+        ];
+        own.device.tally.rare.wrong_opcode.add(counted.wrong_opcode);
+        let of_packet = of_packet.into_iter().find(|(count, _)| *count > 0);
+        of_packet.map(|(_, reason)| reason).or(arrival.dropped)
     }
 }
 
@@ -140,11 +192,16 @@ struct Arrival<'a> {
     /// Whether the present request is one that takes a receive, and has. What another has taken before stays
     /// where it is if this one is refused.
     uses_receive: bool,
+    /// What the link says of a datagram.
+    datagram: Option<memory::Datagram>,
+    /// Why a datagram was dropped, if it was.
+    dropped: Option<Reason>,
 }
 
 impl<'a> Arrival<'a> {
     fn new(own: &'a Arc<QueuePair>, side: &'a mut Responder, aftermath: &'a mut Aftermath) -> Self {
-        Self { own, side, aftermath, refused: None, uses_receive: false }
+        let (refused, uses_receive, datagram, dropped) = (None, false, None, None);
+        Self { own, side, aftermath, refused, uses_receive, datagram, dropped }
     }
 
     /// Has the responder do something within a visit of its own.
@@ -288,8 +345,21 @@ impl Host for Arrival<'_> {
         self.inbound(|inbound, aftermath| inbound.fail(refused, aftermath));
     }
 
-    /// Datagrams have no connection, so that they come another way.
-    fn datagram(&mut self, _from: &Source, _end: &End, _payload: &[u8]) -> Delivered {
-        Delivered::Dropped
+    fn datagram(&mut self, from: &Source, end: &End, payload: &[u8]) -> Delivered {
+        let Some(memory::Datagram { source, header, .. }) = self.datagram else {
+            return Delivered::Dropped;
+        };
+        let operation = operation(&Start::send(), Some(end));
+        let length = payload.len() as u64;
+        let (operation, data) = (&operation, Data::Bytes(payload));
+        let qkey = from.qkey;
+        let datagram = Datagram { source, qkey, header, operation, length, data, upto: length };
+        match self.inbound(|inbound, aftermath| inbound.datagram(&datagram, aftermath)) {
+            Arrived::Not(reason) => {
+                self.dropped = Some(reason);
+                Delivered::Dropped
+            }
+            _ => Delivered::Whole,
+        }
     }
 }

@@ -1,0 +1,88 @@
+//! How much a turn sends, and what a datagram has to be.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+
+use rdma_proto::{Datagrams, Destination, End};
+use rdma_types::{Psn, QpState};
+
+use super::*;
+use crate::address::Address;
+use crate::engine::capacity::{Capacity, Init};
+use crate::engine::completion::CompletionQueue;
+use crate::engine::protection::ProtectionDomain;
+use crate::engine::report::Reporter;
+use crate::engine::work_completion::Source;
+use crate::fabric::Fabric;
+use crate::fabric::random::Seed;
+use crate::limits::Limits;
+use crate::link::Link;
+use crate::link::memory::Datagram;
+use crate::schedule::Schedule;
+
+const PATH: Path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
+
+fn device(place: &'static OnceLock<Device>) -> &'static Device {
+    static FABRIC: Fabric = Fabric::new();
+    FABRIC.serve_by_polls_alone();
+    let (limits, schedule, link) = (Limits::default(), Schedule::Immediate, Link::InfiniBand);
+    let make =
+        || Device::new(&FABRIC, "d".into(), link, Vec::new(), limits, schedule, &Seed::new(1));
+    place.get_or_init(make)
+}
+
+fn queue_pair(device: &'static Device, service: Service) -> Arc<QueuePair> {
+    let capacity = Capacity { send_wr: 1, receive_wr: 1, send_sge: 1, receive_sge: 1, inline: 0 };
+    let init = Init { service, capacity, signal_all: false };
+    let queue = || Arc::new(CompletionQueue::new(device.fabric, 4, None).unwrap());
+    let pd = ProtectionDomain::new(device);
+    QueuePair::create(&pd, &queue(), &queue(), None, init, Reporter::silent()).unwrap()
+}
+
+/// An empty datagram to that queue pair.
+fn datagram(to: u32) -> Burst {
+    let to = Destination { qpn: Qpn::masked(to), qkey: 0, p_key: Bth::DEFAULT_P_KEY };
+    let end = End { length: 0, immediate: None, invalidate: None, solicited: false };
+    let mut datagrams = Datagrams::new(Qpn::masked(1), Mtu::MTU4096, Psn::masked(0));
+    datagrams.send(&to, &end).unwrap()
+}
+
+/// Whoever fills a buffer puts as many packets into it as there is room for.
+#[test]
+fn a_turn_sends_sixteen_packets() {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let device = device(&DEVICE);
+    let own = queue_pair(device, Service::ReliableConnection);
+    for mtu in [Mtu::MTU256, Mtu::MTU1024, Mtu::MTU4096] {
+        for inbox in [None, Some(device.inbox())] {
+            let sent = Cell::new(0);
+            let more = transmit(&own, &Route { path: PATH, inbox }, mtu, |room| {
+                let segments = room.len() as u32 / mtu.bytes();
+                sent.set(sent.get() + segments);
+                Some(Burst { segments: segments as u16, ..datagram(9) })
+            });
+            assert_eq!((sent.get(), more), (16, true), "{mtu:?}, {}", inbox.is_some());
+        }
+    }
+    own.destroy();
+}
+
+/// One that is longer than the MTU of the port is none (IBTA C9-205).
+#[test]
+fn a_datagram_is_no_longer_than_the_mtu() {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let device = device(&DEVICE);
+    let own = queue_pair(device, Service::UnreliableDatagram);
+    own.responder.lock().state = QpState::RTS;
+    let come = |length: u16| {
+        let burst = Burst { segment: length, length: length.into(), ..datagram(own.qpn) };
+        let said = Datagram { source: Source::UNDEFINED, header: None, group: None };
+        let payload = vec![0; length.into()].into_boxed_slice();
+        receive(device, &Letter::new(PATH, burst, Some(said), payload));
+        let counters = device.tally.counters();
+        (counters.out_of_buffer, counters.resp_invalid_request_errors)
+    };
+    assert_eq!(come(4096), (1, 0));
+    assert_eq!(come(4097), (1, 1));
+    own.destroy();
+}
