@@ -9,6 +9,7 @@ mod ends;
 mod loss;
 mod messages;
 mod pair;
+mod probes;
 mod random;
 mod refusals;
 mod rnr;
