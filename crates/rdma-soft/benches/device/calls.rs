@@ -39,7 +39,7 @@ pub(crate) struct Calls {
     wc: ibv_wc,
     _bindable: Mr,
     memory: Vec<u8>,
-    /// Has two queue pairs or more.
+    /// Has no queue pair, if nothing is called that needs one, or two or more.
     many: Many,
 }
 
@@ -58,7 +58,9 @@ impl Calls {
             memory: vec![0; 64],
             many,
         };
-        calls.bind();
+        if !calls.many.connections.is_empty() {
+            calls.bind();
+        }
         calls
     }
 

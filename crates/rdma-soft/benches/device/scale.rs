@@ -23,8 +23,12 @@ pub(crate) fn bench(c: &mut Criterion) {
         let mut many = Many::new(connections, regions);
         group.bench_function(name, |b| batches::iter(b, 128, || many.write()));
     }
-    for (queue_pairs, connections) in [(2, one), (10_000, Count::OneOf(5_000))] {
-        for (name, call) in CALLS {
+    for (queue_pairs, connections) in
+        [(0, Count::OneOf(0)), (2, one), (10_000, Count::OneOf(5_000))]
+    {
+        // The other calls need a queue pair.
+        let calls = if queue_pairs == 0 { &CALLS[..1] } else { &CALLS };
+        for &(name, call) in calls {
             let mut calls = Calls::new(call, Many::new(connections, one));
             group.bench_function(format!("{name}_of_{queue_pairs}_queue_pairs"), |b| {
                 iter_each(b, &mut calls, |calls| calls.prepare(1), Calls::one);
