@@ -15,7 +15,7 @@ use crate::host::{BETWEEN, Message, Sent, untouched};
 use crate::memory::{self, DATA};
 use crate::post::unpack;
 use crate::run::{Outcome, SHARED, World, ensure};
-use crate::script::{Connection, Kind, Request, SLOTS, Service};
+use crate::script::{Connection, GROUPS, Kind, Request, SLOTS, Service};
 use crate::windows::{Use, Verdict, is_first_type};
 
 /// So many completions are polled at a time.
@@ -388,11 +388,11 @@ impl World<'_> {
         let used = message.invalidates;
         ensure!(key == used.map(|used| used.key), "message {number}: key {key:x?} was invalidated");
         ensure!(!used.as_ref().is_some_and(fails), "message {number}: its key is of no window");
-        if let Some(group) = message.group {
-            let own = self.ends[end].endpoint(&self.hosts);
-            let named = own.is_none_or(|own| groups::is_named(slot, &own.gid, group));
-            ensure!(named, "message {number}: the header does not name group {group}");
-        }
+        let own = &self.ends[end];
+        let endpoint = own.endpoint(&self.hosts).filter(|_| own.service == Service::Datagram);
+        let Some(endpoint) = endpoint else { return Ok(()) };
+        let named = (0..GROUPS).find(|&group| groups::is_named(slot, &endpoint.gid, group));
+        ensure!(named == message.group, "message {number}: the header names group {named:?}");
         Ok(())
     }
 
