@@ -230,11 +230,12 @@ impl QueuePair {
             self.flush_send(&mut send);
         }
         let mut responder = self.responder.lock();
-        responder.state = QpState::ERR;
-        (responder.verified, responder.begun) = (0, 0);
-        if !responder.has_refused() {
+        if responder.state != QpState::ERR {
+            // A responder that has failed itself is in error already: it still says why, behind what it owes.
             responder.owe_nothing();
         }
+        responder.state = QpState::ERR;
+        (responder.verified, responder.begun) = (0, 0);
         let mut receive = self.receive.lock();
         let entered = receive.state != QpState::ERR;
         receive.state = QpState::ERR;

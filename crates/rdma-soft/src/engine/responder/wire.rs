@@ -74,11 +74,6 @@ impl Wire {
         }
     }
 
-    /// Whether a request was refused.
-    fn has_refused(&self) -> bool {
-        matches!(&self.protocol, Protocol::Reliable(protocol) if protocol.failed())
-    }
-
     /// Adds what the protocol has counted to what the device counts.
     fn count(&mut self, own: &QueuePair, peer_qpn: u32) {
         let counted = match &mut self.protocol {
@@ -124,12 +119,6 @@ impl Responder {
         }
         wire.count(own, self.peer_qpn);
         self.wire = Some(wire);
-    }
-
-    /// Whether a packet was refused. The peer is told why, behind the answers to what it asked for before, though
-    /// the queue pair is in error by then.
-    pub(crate) fn has_refused(&self) -> bool {
-        self.wire.as_ref().is_some_and(|wire| wire.has_refused())
     }
 
     /// Forgets what the peer has asked for: no memory is read for it any more.
