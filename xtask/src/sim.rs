@@ -65,9 +65,27 @@ fn cargo(folder: &Path) -> Command {
 }
 
 /// A patch.
-struct Fault<'a> {
+pub(crate) struct Fault<'a> {
     name: &'a str,
+    pub(crate) path: &'a str,
     text: &'a str,
+}
+
+/// The faults that can be planted.
+pub(crate) fn faults(tree: &Tree) -> impl Iterator<Item = Fault<'_>> {
+    tree.ending(&[".patch"]).filter_map(|(path, text)| {
+        let name = path.strip_prefix(FAULTS)?.strip_prefix('/')?.strip_suffix(".patch")?;
+        Some(Fault { name, path, text })
+    })
+}
+
+/// `git apply` in a folder that is a checkout or in none.
+pub(crate) fn git_apply(folder: &Path) -> Result<Command> {
+    let mut git = Command::new("git");
+    // In a folder of another repository git would look at that one's paths.
+    let above = folder.parent().context("the folder is in no other")?;
+    git.current_dir(folder).env("GIT_CEILING_DIRECTORIES", above).arg("apply");
+    Ok(git)
 }
 
 /// A copy of the tree, in which faults are planted, and what is built there.
@@ -87,11 +105,8 @@ struct Found {
 fn planted(name: Option<&str>, seed: &str) -> Result<bool> {
     let root = tree::root();
     let tree = Tree::read(&root)?;
-    let paths = tree.ending(&[".patch"]).filter_map(|(path, text)| {
-        let name = path.strip_prefix(FAULTS)?.strip_prefix('/')?.strip_suffix(".patch")?;
-        Some(Fault { name, text })
-    });
-    let faults: Vec<_> = paths.filter(|fault| name.is_none_or(|name| name == fault.name)).collect();
+    let named = |fault: &Fault<'_>| name.is_none_or(|name| name == fault.name);
+    let faults: Vec<_> = faults(&tree).filter(named).collect();
     ensure!(!faults.is_empty(), "{FAULTS} has no fault {}", name.unwrap_or_default());
     // Where cargo has this program.
     let target = std::env::current_exe()?;
@@ -140,12 +155,7 @@ impl Copy {
     }
 
     fn plant(&self, fault: &Fault<'_>) -> Result<()> {
-        let patch = self.folder.join(FAULTS).join(format!("{}.patch", fault.name));
-        let mut git = Command::new("git");
-        // The copy is in no repository: else git would look at that one's paths.
-        let above = self.folder.parent().context("the copy is in a folder")?;
-        git.current_dir(&self.folder).env("GIT_CEILING_DIRECTORIES", above);
-        let status = git.arg("apply").arg(&patch).status().context("starting git")?;
+        let status = git_apply(&self.folder)?.arg(fault.path).status().context("starting git")?;
         ensure!(status.success(), "the patch does not apply");
         Ok(())
     }

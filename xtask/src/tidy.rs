@@ -8,6 +8,7 @@ mod bindings;
 mod differences;
 mod drift;
 mod evidence;
+mod faults;
 mod fence;
 mod layers;
 mod length;
@@ -47,6 +48,7 @@ pub(crate) fn run() -> Result<bool> {
     let root = tree::root();
     let tree = Tree::read(&root)?;
     let mut found = layers::check(&layers::packages(&root)?);
+    found.extend(faults::check(&root, &tree)?);
     let rules = [
         fence::check,
         bindings::check,
