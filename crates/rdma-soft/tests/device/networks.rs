@@ -367,6 +367,8 @@ fn end_of_a_read(name: &str, status: Status, end: impl FnOnce(&mut Side, Mr) -> 
     a.qp.post(&Wr::read(1, &[sink.sge(0, LENGTH)], &source, 0));
     network.run_for(300 * US);
     let _later = end(&mut b, source);
+    // As long as all attempts take.
+    network.run_for(Duration::from_secs(2));
     a.send_cq.expect(1, status);
     let bytes = sink.bytes();
     assert!(bytes.contains(&0x11), "nothing was answered");

@@ -249,11 +249,23 @@ impl Connected {
         packets.iter().for_each(|(headers, payload)| self.check(headers, payload));
         self.owes = false;
         if burst.header.bth.opcode.operation() == Operation::Acknowledge {
-            self.owes_nak = false;
+            // That the memory of a repeated READ is gone is said before, and beside.
+            self.owes_nak &= self.refuses_repeated(&burst.header);
         }
         self.gave += packets.len() as u64;
         assert_eq!(self.counters().sent_pkts, self.gave);
         packets
+    }
+
+    /// Whether this is about the memory of a READ that is repeated, which may be gone, and nobody fails for that.
+    fn refuses_repeated(&self, headers: &Headers) -> bool {
+        let refuses = headers.aeth.is_some_and(|aeth| match aeth.syndrome {
+            Syndrome::Nak(code) => code != NakCode::PsnSequence,
+            _ => false,
+        });
+        let of = |fetch: &Fetch| headers.bth.psn.distance_from(fetch.psn) < fetch.packets;
+        let is_read = self.fetches.iter().any(|fetch| fetch.original.is_none() && of(fetch));
+        refuses && is_read && self.host.plain.memory.failed.is_none()
     }
 
     /// Whether a packet is a right answer.
@@ -274,10 +286,8 @@ impl Connected {
             }
             Syndrome::Nak(code) => {
                 let failed = self.host.plain.memory.failed.is_some();
-                // The memory of a READ that is repeated may be gone, and nobody fails for that.
-                let of = |fetch: &Fetch| bth.psn.distance_from(fetch.psn) < fetch.packets;
-                let repeats = self.fetches.iter().any(|it| it.original.is_none() && of(it));
-                assert!((failed || repeats) && ahead <= 0 && code != NakCode::InvalidRdRequest);
+                assert!(failed || self.refuses_repeated(headers));
+                assert!(ahead <= 0 && code != NakCode::InvalidRdRequest);
             }
             Syndrome::Reserved(code) => panic!("{code:#x}"),
             _ => panic!("{headers:?}"),

@@ -119,6 +119,11 @@ pub(crate) fn part(world: &World, record: &Send) -> ibv_mw_bind_info {
 }
 
 impl Built {
+    /// Whether it brings bytes from the peer.
+    pub(crate) fn fetches(&self) -> bool {
+        self.wr.opcode == Opcode::IBV_WR_RDMA_READ || is_atomic(self.wr.opcode)
+    }
+
     /// Reads a request for a queue pair.
     pub(crate) fn read(
         world: &World,
