@@ -5,6 +5,8 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
+use test_support::fuzz::write_seed;
+
 /// Bytes of all lengths that a fuzzer begins with.
 fn inputs(count: u64) -> Vec<Vec<u8>> {
     let input = |seed| {
@@ -19,11 +21,10 @@ fn inputs(count: u64) -> Vec<Vec<u8>> {
 /// Where `cargo fuzz` looks for what it begins with.
 #[test]
 fn inputs_are_written_for_the_fuzzer() {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz/simulator");
-    fs::create_dir_all(&folder).unwrap();
     for (n, input) in inputs(60).iter().enumerate() {
-        fs::write(folder.join(format!("seed-{n}")), input).unwrap();
+        write_seed(env!("CARGO_TARGET_TMPDIR"), "simulator", &format!("seed-{n}"), input);
     }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz/simulator");
     assert!(fs::read_dir(&folder).unwrap().count() >= 60);
 }
 

@@ -1,10 +1,11 @@
 //! What the inputs of fuzz targets are made of: records of numbers, the lower bytes first. Behind the end of an input
 //! are zeros.
-#![allow(clippy::expect_used)] // It is never short.
+#![allow(clippy::expect_used)] // A failing helper fails its test.
 
-use std::env;
 use std::fmt::Debug;
+use std::path::Path;
 use std::sync::LazyLock;
+use std::{env, fs};
 
 use arbitrary::{Arbitrary, Unstructured};
 
@@ -19,6 +20,13 @@ pub fn trace(step: &impl Debug) {
     if *ASKED {
         eprintln!("{step:?}");
     }
+}
+
+/// Writes an input to where the fuzzer looks for what it begins with: `temporary` is the test's `CARGO_TARGET_TMPDIR`.
+pub fn write_seed(temporary: &str, target: &str, name: &str, bytes: &[u8]) {
+    let folder = Path::new(temporary).join("fuzz").join(target);
+    fs::create_dir_all(&folder).expect("a folder for seeds");
+    fs::write(folder.join(name), bytes).expect("a seed");
 }
 
 /// Defines records, which are read from an input and written to a seed.

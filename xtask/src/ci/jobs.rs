@@ -229,20 +229,14 @@ pub(crate) const JOBS: &[Job] = &[
         name: "fuzz",
         about: "the fuzz targets find nothing in 30 seconds each, from another seed each time",
         tier: Tier::Both,
-        needs: &[
-            Need::Tool("cargo-fuzz", "cargo install --locked cargo-fuzz"),
-            Need::Tool("c++", "apt-get install g++"),
-        ],
+        needs: FUZZ_NEEDS,
         steps: FUZZ,
     },
     Job {
         name: "fuzz-address",
         about: "work requests are fuzzed for 30 seconds where AddressSanitizer sees the device's copies",
         tier: Tier::Full,
-        needs: &[
-            Need::Tool("cargo-fuzz", "cargo install --locked cargo-fuzz"),
-            Need::Tool("c++", "apt-get install g++"),
-        ],
+        needs: FUZZ_NEEDS,
         steps: FUZZ_ADDRESS,
     },
     Job {
@@ -391,6 +385,11 @@ macro_rules! fuzz {
         ))
     };
 }
+
+const FUZZ_NEEDS: &[Need] = &[
+    Need::Tool("cargo-fuzz", "cargo install --locked cargo-fuzz"),
+    Need::Tool("c++", "apt-get install g++"),
+];
 
 const FUZZ: &[Step] = &[
     // They write the inputs that the fuzzers begin with.

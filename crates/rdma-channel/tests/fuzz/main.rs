@@ -6,9 +6,6 @@
 
 mod harness;
 
-use std::fs;
-use std::path::Path;
-
 use proptest::prelude::*;
 #[cfg(feature = "serde")]
 use rdma_channel::PeerRemoteMemoryRegion;
@@ -17,6 +14,7 @@ use rdma_channel::QueuePairEndpoint;
 use rdma_mem::RemoteMemoryRegion;
 use rdma_mem::{GidType, Lid};
 use rdma_types::{Psn, Qpn};
+use test_support::fuzz::write_seed;
 
 /// A name, and the input.
 type Seed = (&'static str, Vec<u8>);
@@ -71,9 +69,7 @@ fn serialized(endpoint: &QueuePairEndpoint) -> Vec<Seed> {
 fn the_seeds_do_as_they_should() {
     for (name, bytes) in seeds() {
         harness::run(&bytes);
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz/endpoint");
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join(name), bytes).unwrap();
+        write_seed(env!("CARGO_TARGET_TMPDIR"), "endpoint", name, &bytes);
     }
 }
 

@@ -11,10 +11,8 @@ mod harness;
 mod pcap;
 mod seeds;
 
-use std::fs;
-use std::path::Path;
-
 use proptest::prelude::*;
+use test_support::fuzz::write_seed;
 
 fn run(target: &str, bytes: &[u8]) {
     match target {
@@ -30,9 +28,7 @@ fn the_captured_conversations_are_seeds() {
     for (target, name, bytes) in seeds::all() {
         println!("{target} {name}: {} bytes", bytes.len());
         run(target, &bytes);
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz").join(target);
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join(name), bytes).unwrap();
+        write_seed(env!("CARGO_TARGET_TMPDIR"), target, &name, &bytes);
     }
 }
 

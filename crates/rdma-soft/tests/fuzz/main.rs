@@ -7,10 +7,8 @@
 mod harness;
 mod seeds;
 
-use std::fs;
-use std::path::Path;
-
 use proptest::prelude::*;
+use test_support::fuzz::write_seed;
 
 /// The fuzzer looks for them in the folder where this writes them.
 #[test]
@@ -18,9 +16,7 @@ fn the_seeds_do_as_they_should() {
     for (name, bytes) in seeds::all() {
         println!("{name}: {} bytes", bytes.len());
         harness::work_request(&bytes);
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz/work_request");
-        fs::create_dir_all(&folder).unwrap();
-        fs::write(folder.join(name), bytes).unwrap();
+        write_seed(env!("CARGO_TARGET_TMPDIR"), "work_request", &name, &bytes);
     }
 }
 
