@@ -370,6 +370,10 @@ impl QueuePair {
         mask: QpAttributes,
     ) -> Result<(), Refusal> {
         let to = self.modify_locked(new, mask);
+        if to == Ok(QpState::INIT) {
+            // What came for an earlier life is none of the one that begins.
+            self.pass_inbox();
+        }
         // Also if it was refused: it may have found that the queue pair had failed.
         self.device.fabric.unsettled.settle();
         if to? == QpState::RTS {

@@ -241,6 +241,30 @@ fn loom_no_packet_is_executed_for_a_queue_pair_that_is_gone() {
     });
 }
 
+/// A queue pair is reset and begins again while a packet for it is taken: its new life gets nothing of the old one.
+#[test]
+fn loom_a_queue_pair_that_begins_again_gets_nothing_old() {
+    explore(|| {
+        let device = device();
+        let b = queue_pair_of(Service::UnreliableDatagram, device, None);
+        make_ready(&b);
+        let buffer = device.inbox().buffer(&b).unwrap();
+        device.inbox().send(device, PATH, datagram(b.qpn), OF_LINK, buffer);
+        let taker = thread::spawn(|| device.fabric.unsettled.settle());
+        b.reset(&mut locked(&b.attributes));
+        let init = Settings { state: QpState::INIT, port: 1, ..Settings::default() };
+        let given = QpAttributes::STATE | QpAttributes::PKEY_INDEX | QpAttributes::PORT;
+        b.modify(&init, given | QpAttributes::QKEY).unwrap();
+        make_ready(&b);
+        let sink = Memory::of_length(40, &b.pd, 0);
+        b.post_receive(11, &[sink.sge()], &mut Turn::new()).unwrap();
+        device.fabric.unsettled.settle();
+        taker.join().unwrap();
+        assert!(polled(&b.receive_cq).is_empty(), "it has come to the new life");
+        b.destroy();
+    });
+}
+
 /// Two queue pairs, of which `a` sends to `b` by packets.
 fn by_packets(service: Service) -> Model {
     let device = device();
