@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use crate::abi;
 use crate::device::Device;
+use crate::device::gid_place::GidPlace;
+use crate::device::limits::Limits;
 use crate::fabric::Fabric;
 use crate::fabric::devices::{INSTALLED, InstallError};
-use crate::gid_place::GidPlace;
-use crate::limits::Limits;
 use crate::link::Link;
 use crate::link::pcap::{self, Tap};
 #[cfg(not(loom))]

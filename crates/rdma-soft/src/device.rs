@@ -1,5 +1,10 @@
 //! A software device: its identity, its tables, its limits.
 
+pub(crate) mod gid_place;
+pub(crate) mod identity;
+pub(crate) mod limits;
+pub(crate) mod notices;
+
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -7,26 +12,26 @@ use rdma_types::{AsyncEventKind, Gid, GidType, Guid, Lid};
 
 use crate::address::{Address, AddressAttributes, GidEntry, Path};
 use crate::counters::Tally;
+use crate::device::gid_place::GidPlace;
+use crate::device::identity::Identity;
+use crate::device::limits::Limits;
+use crate::device::notices::Notices;
 use crate::engine::Refusal;
 use crate::engine::deferred::Deferred;
 use crate::engine::events::EventQueue;
+use crate::engine::events::report::{AsyncEvent, Element};
 use crate::engine::group::{Group, Groups};
+use crate::engine::memory::region::RegionTable;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::queue_pair_table::QueuePairTable;
-use crate::engine::region::RegionTable;
-use crate::engine::report::{AsyncEvent, Element};
+use crate::engine::queue_pair::table::QueuePairTable;
 use crate::engine::requester::side::{Blocked, Peer};
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::devices::InstallError;
 use crate::fabric::random::{Purpose, Seed};
-use crate::gid_place::GidPlace;
-use crate::identity::Identity;
-use crate::limits::Limits;
 use crate::link::Link;
 use crate::link::memory::Inbox;
 use crate::link::pcap::Tap;
-use crate::notices::Notices;
 use crate::schedule::Schedule;
 use crate::sync::locked;
 

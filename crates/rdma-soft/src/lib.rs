@@ -47,13 +47,9 @@ mod counters;
 mod device;
 mod engine;
 mod fabric;
-mod gid_place;
-mod identity;
-mod limits;
 mod link;
 #[cfg(not(loom))] // models have no links that lose packets
 mod network;
-mod notices;
 mod schedule;
 mod soft_device;
 mod sync;
@@ -61,8 +57,8 @@ mod sync;
 pub use abi::verbs;
 pub use builder::Builder;
 pub use counters::Counters;
+pub use device::gid_place::GidPlace;
 pub use fabric::devices::InstallError;
-pub use gid_place::GidPlace;
 pub use link::Link;
 pub use link::model::LinkModel;
 #[cfg(not(loom))]

@@ -7,8 +7,8 @@ use rdma_types::QpState;
 
 use super::qp::gid_bytes;
 use crate::address::AddressAttributes;
-use crate::engine::capacity::Capacity;
-use crate::engine::settings::{Found, Settings};
+use crate::engine::queue_pair::capacity::Capacity;
+use crate::engine::queue_pair::settings::{Found, Settings};
 
 /// What a program gives to a modification. The attributes that the device does not have are refused by
 /// their bits in the mask.

@@ -22,13 +22,13 @@ use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::completion::CompletionQueue;
 use crate::engine::critical_region::CriticalRegion;
+use crate::engine::events::report::{AsyncEvent, Handle};
 use crate::engine::events::{Acknowledgements, EventQueue};
-use crate::engine::import::Imported;
-use crate::engine::protection::{ProtectionDomain, Registration};
+use crate::engine::memory::import::Imported;
+use crate::engine::memory::protection::{ProtectionDomain, Registration};
+use crate::engine::memory::window::Name;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::report::{AsyncEvent, Handle};
-use crate::engine::shared_receive_queue::SharedReceiveQueue;
-use crate::engine::window::Name;
+use crate::engine::receive_queue::shared::SharedReceiveQueue;
 
 /// How many objects were made from this one and are still there.
 #[derive(Debug, Default)]

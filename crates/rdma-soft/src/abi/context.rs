@@ -20,7 +20,7 @@ use crate::device::Device;
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
 use crate::engine::group;
-use crate::engine::settings::Settings;
+use crate::engine::queue_pair::settings::Settings;
 use crate::sync::locked;
 
 /// The completion vectors that a context has.

@@ -18,7 +18,7 @@ use crate::engine::Refusal;
 use crate::engine::completion::{CompletionQueue, Notifier};
 use crate::engine::critical_region::CriticalRegion;
 use crate::engine::events::Acknowledgements;
-use crate::engine::report::{Element, Handle, Reporter};
+use crate::engine::events::report::{Element, Handle, Reporter};
 
 pub(super) unsafe extern "C" fn create_cq(
     context: *mut ibv_context,

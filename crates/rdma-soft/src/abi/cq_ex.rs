@@ -18,8 +18,8 @@ use super::device::int;
 use super::pointer;
 use crate::device::Device;
 use crate::engine::Refusal;
+use crate::engine::completion::work_completion::JUNK;
 use crate::engine::critical_region::Nested;
-use crate::engine::work_completion::JUNK;
 use crate::fabric::clock::{Clock, Time};
 
 /// The completion that a poll has come to.

@@ -15,16 +15,16 @@ use super::block::{queue_of, queue_pair_of};
 use super::opcode::opcode;
 use super::{mw, number};
 use crate::engine::Refusal;
+use crate::engine::completion::work_completion::{Completion, JUNK};
+use crate::engine::memory::sge::Sge;
+use crate::engine::memory::window::Kind;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::drive::Turn;
 use crate::engine::requester::post::{post_datagrams, post_each};
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::single::post_single;
-use crate::engine::service::Service;
-use crate::engine::sge::Sge;
-use crate::engine::window::Kind;
-use crate::engine::work_completion::{Completion, JUNK};
 
 /// The flags that a request may have.
 const SEND_FLAGS: u32 = ibv_send_flags::IBV_SEND_FENCE.0

@@ -15,7 +15,7 @@ use super::block::{
 use super::{number, pointer};
 use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
-use crate::engine::report::Element;
+use crate::engine::events::report::Element;
 
 /// What the kernel writes for one (`struct ib_uverbs_comp_event_desc`).
 const COMPLETION_EVENT_BYTES: usize = 8;

@@ -8,9 +8,9 @@ use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
 use super::block::{MrBlock, pd_children, pd_of, registration_of};
 use super::{number, pointer};
 use crate::engine::Refusal;
-use crate::engine::import::{self, Imported};
-use crate::engine::probe::Access;
-use crate::engine::protection::{ProtectionDomain, Registration};
+use crate::engine::memory::import::{self, Imported};
+use crate::engine::memory::probe::Access;
+use crate::engine::memory::protection::{ProtectionDomain, Registration};
 
 pub(super) unsafe extern "C" fn reg_mr(
     pd: *mut ibv_pd,

@@ -8,7 +8,7 @@ use super::block::{
     Children, PdBlock, context_domains, device_of, hold_context, pd_children, release_context,
 };
 use super::{number, pointer};
-use crate::engine::protection::ProtectionDomain;
+use crate::engine::memory::protection::ProtectionDomain;
 use crate::sync::locked;
 
 pub(super) unsafe extern "C" fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {

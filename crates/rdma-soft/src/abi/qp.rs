@@ -17,14 +17,14 @@ use super::block::{
     queue_pair_init, queue_pair_of, shared_queue_children, shared_queue_of,
 };
 use super::{number, pointer, wr};
+use crate::device::limits::Limits;
 use crate::engine::Refusal;
-use crate::engine::capacity::{Capacity, Init};
 use crate::engine::events::Acknowledgements;
+use crate::engine::events::report::{Element, Handle, Reporter};
 use crate::engine::group;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::report::{Element, Handle, Reporter};
-use crate::engine::service::Service;
-use crate::limits::Limits;
+use crate::engine::queue_pair::capacity::{Capacity, Init};
+use crate::engine::queue_pair::service::Service;
 
 pub(super) unsafe extern "C" fn create_qp(
     pd: *mut ibv_pd,

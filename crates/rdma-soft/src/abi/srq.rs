@@ -13,11 +13,11 @@ use super::block::{
 };
 use super::data_path::post_list;
 use super::{number, pointer};
+use crate::device::limits::Limits;
 use crate::engine::Refusal;
 use crate::engine::events::Acknowledgements;
-use crate::engine::report::{Element, Handle, Reporter};
-use crate::engine::shared_receive_queue::SharedReceiveQueue;
-use crate::limits::Limits;
+use crate::engine::events::report::{Element, Handle, Reporter};
+use crate::engine::receive_queue::shared::SharedReceiveQueue;
 
 pub(super) unsafe extern "C" fn create_srq(
     pd: *mut ibv_pd,

@@ -6,7 +6,7 @@ use rdma_sys::{
 };
 use rdma_types::{AccessFlags, AsyncEventKind, QpState, WcOpcode, WcStatus};
 
-use crate::engine::work_completion;
+use crate::engine::completion::work_completion;
 
 macro_rules! same {
     ($($rust:ident::$name:ident.$number:ident() = $c:ident::$in_c:ident,)+) => {

@@ -15,6 +15,7 @@ mod seats;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+pub(crate) mod work_completion;
 
 pub(crate) use entry::Seat;
 pub(crate) use queue::{CompletionQueue, Notifier};

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::engine::Refusal;
-use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::requester::drive::Work;
 use crate::engine::requester::side::{Blocked, SendSide};
 use crate::fabric::clock::Time;
@@ -126,15 +126,15 @@ mod tests {
 
     use super::*;
     use crate::device::Device;
-    use crate::engine::capacity::{Capacity, Init};
+    use crate::device::limits::Limits;
     use crate::engine::completion::CompletionQueue;
-    use crate::engine::protection::ProtectionDomain;
-    use crate::engine::report::Reporter;
+    use crate::engine::events::report::Reporter;
+    use crate::engine::memory::protection::ProtectionDomain;
+    use crate::engine::queue_pair::capacity::{Capacity, Init};
+    use crate::engine::queue_pair::service::Service;
     use crate::engine::requester::request::{Payload, Request};
-    use crate::engine::service::Service;
     use crate::fabric::Fabric;
     use crate::fabric::random::Seed;
-    use crate::limits::Limits;
     use crate::link::Link;
     use crate::schedule::Schedule;
 

@@ -7,16 +7,20 @@
 //! its token follows when the thread [settles](Fabric::unsettled), which it does with no lock held and before
 //! its verb returns.
 
+pub(crate) mod report;
+#[cfg(not(all(test, loom)))]
+pub(crate) mod tokens;
+
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, PoisonError};
 
 use rustix::io::Errno;
 
+#[cfg(not(all(test, loom)))]
+use crate::engine::events::tokens::{NotAdded, Tokens};
 #[cfg(all(test, loom))]
 use crate::engine::models::tokens::{NotAdded, Tokens};
-#[cfg(not(all(test, loom)))]
-use crate::engine::tokens::{NotAdded, Tokens};
 use crate::fabric::Fabric;
 use crate::fabric::overflow::Settle;
 use crate::sync::{Lock, Mutex, locked_for_calls, locked_to_wait};

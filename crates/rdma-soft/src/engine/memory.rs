@@ -1,72 +1,13 @@
-//! From a key and an address to memory, as seen by one queue pair.
-#![allow(unsafe_code)]
+//! Memory that queue pairs reach: regions and windows, the domain that they belong to, from a key and an address to
+//! memory, copies, and the wait of whoever takes memory back for all who may still be at it.
 
-use std::marker::PhantomData;
-
-use crate::engine::copy::Segment;
-use crate::engine::grace_period::Visit;
-use crate::engine::region::RegionTable;
-use crate::engine::sge::Sge;
-
-/// The keys that mean something to a queue pair while a visit lasts: regions of a protection domain, and
-/// windows that are its own.
-///
-/// The domain is the queue pair's, or that of its shared receive queue. Whoever has one holds the queue pair's
-/// send lock or its responder lock, and uses no segment after it.
-#[derive(Clone, Copy)]
-pub(crate) struct Keys<'a> {
-    pub(crate) regions: &'a RegionTable,
-    pub(crate) visit: PhantomData<&'a Visit>,
-    pub(crate) pd: u64,
-    pub(crate) queue_pair: u64,
-}
-
-impl Keys<'_> {
-    /// The memory that `key` names at `iova`, if the key gives all of `access`, and the whole range lies
-    /// inside. A range of no bytes needs no key (IBTA volume 1, 10.6.3.2 and 9.7.4.1.4).
-    #[inline(always)]
-    pub(crate) fn find(&self, key: u32, iova: u64, length: u64, access: u32) -> Option<Segment> {
-        let address = match length {
-            0 => 0,
-            _ => {
-                let region = self.regions.find(key)?;
-                if region.scope != self.pd && !is_scope(self.queue_pair, region.scope)
-                    || region.access & access != access
-                {
-                    return None;
-                }
-                region.locate(iova, length)?
-            }
-        };
-        // SAFETY: the region was found within a visit, so that it stays registered while the visit lasts
-        // (SAFETY.md F14). Until then its memory is exposed (F7), and valid, or gone as may be (F8), for the
-        // accesses that its rights allow; the range lies inside. Of no bytes any range is valid. A window that
-        // is of one queue pair stays while the queue pair's responder is locked, which whoever finds one
-        // holds: a window gives peers' rights alone, and under the send lock only local ones are asked for.
-        Some(unsafe { Segment::new(address, length) })
-    }
-
-    /// Turns elements into segments and says how long they are together: the keys must be known, and give
-    /// `access` to all of the range.
-    #[inline(always)]
-    pub(crate) fn find_all(
-        &self,
-        sges: &[Sge],
-        access: u32,
-        out: &mut Vec<Segment>,
-    ) -> Option<u64> {
-        let mut total = 0;
-        for sge in sges {
-            let length = u64::from(sge.length);
-            out.push(self.find(sge.lkey, sge.addr, length, access)?);
-            total += length;
-        }
-        Some(total)
-    }
-}
-
-/// Whether a key is that of a window of this queue pair. Apart, so that regions do not pay for it.
-#[cold]
-fn is_scope(queue_pair: u64, scope: u64) -> bool {
-    queue_pair == scope
-}
+mod barrier;
+pub(crate) mod copy;
+pub(crate) mod grace_period;
+pub(crate) mod import;
+pub(crate) mod keys;
+pub(crate) mod probe;
+pub(crate) mod protection;
+pub(crate) mod region;
+pub(crate) mod sge;
+pub(crate) mod window;

@@ -12,64 +12,42 @@
 //! 4. A queue pair's send side.
 //! 5. A responder.
 //! 6. A receive queue, then a shared receive queue.
-//! 7. The windows of a domain, then the places of the [region] table.
+//! 7. The windows of a domain, then the places of the [region](memory::region) table.
 //! 8. A completion queue's pollers, then its producers.
 //! 9. The list of devices, a device's table of queue pairs, its multicast [groups](group), or what has arrived
 //!    at it.
 //! 10. [Deferred](deferred) work.
-//! 11. The handle of a [reporter](report), then the state of an [event queue](events), or what a capture has not
+//! 11. The handle of a [reporter](events::report), then the state of an [event queue](events), or what a capture has not
 //!     written yet (`link/pcap.rs`), then what is left to be done without locks (`fabric/overflow.rs`), or the
 //!     acknowledgements of an object.
 //! 12. Leaves, under which no other is taken: deadlines, what is under way in a simulated network, a device's
 //!     tally of its queue pairs, what it has to tell of packets, the users of a completion queue, all its rings,
 //!     the gate of a critical region, the domains of a context, and the list of threads of
-//!     [grace periods](grace_period).
+//!     [grace periods](memory::grace_period).
 //!
 //! One more is taken only by who holds none of these: that under which the tokens of an event queue, or the file of
 //! a capture, are written, by a system call. It comes before the queue's state, or the capture's.
 //!
 //! What must touch another queue pair's send side (its error state, a requester that waits for a receive) is
-//! done [after](aftermath::Aftermath) all locks are dropped. Only to have a peer's requester forget it, a
+//! done [after](queue_pair::aftermath::Aftermath) all locks are dropped. Only to have a peer's requester forget it, a
 //! queue pair locks that one's send side under its own attributes, and under nothing else.
 
-pub(crate) mod aftermath;
-mod barrier;
-pub(crate) mod capacity;
 pub(crate) mod completion;
-pub(crate) mod copy;
 pub(crate) mod critical_region;
 pub(crate) mod deferred;
 pub(crate) mod events;
-pub(crate) mod grace_period;
 pub(crate) mod group;
-pub(crate) mod import;
 pub(crate) mod memory;
 #[cfg(test)]
 #[cfg(loom)]
 mod models;
-pub(crate) mod modify;
 pub(crate) mod operation;
-pub(crate) mod probe;
-pub(crate) mod protection;
-pub(crate) mod qpn;
 pub(crate) mod queue_pair;
-pub(crate) mod queue_pair_table;
 pub(crate) mod receive_queue;
-pub(crate) mod region;
-pub(crate) mod report;
 pub(crate) mod requester;
 pub(crate) mod responder;
 pub(crate) mod room;
-pub(crate) mod service;
-pub(crate) mod settings;
-pub(crate) mod sge;
-pub(crate) mod shared_receive_queue;
-#[cfg(not(all(test, loom)))]
-pub(crate) mod tokens;
-pub(crate) mod transition;
-pub(crate) mod window;
 pub(crate) mod wire;
-pub(crate) mod work_completion;
 
 /// Why the device refuses a call; the shims turn it into an errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

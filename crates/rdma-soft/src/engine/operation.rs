@@ -2,7 +2,7 @@
 
 use rdma_types::{AccessFlags, WcOpcode};
 
-use crate::engine::work_completion::{WITH_IMM, WITH_INV};
+use crate::engine::completion::work_completion::{WITH_IMM, WITH_INV};
 
 /// In the order of `enum ibv_wr_opcode`, so that it takes nothing to get here from there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,14 @@
 //! Queue pairs: what they are made of, their making, their error state and their end.
 
+pub(crate) mod aftermath;
+pub(crate) mod capacity;
+pub(crate) mod modify;
+pub(crate) mod qpn;
+pub(crate) mod service;
+pub(crate) mod settings;
+pub(crate) mod table;
+pub(crate) mod transition;
+
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -9,24 +18,23 @@ use crate::address::Path;
 use crate::counters::SendCounts;
 use crate::device::{Device, Way};
 use crate::engine::Refusal;
-use crate::engine::capacity::{Capacity, Init};
+use crate::engine::completion::work_completion::{Completion, JUNK, Side, Source};
 use crate::engine::completion::{CompletionQueue, Reclaimed, Seat};
-use crate::engine::grace_period::Visit;
-use crate::engine::memory::Keys;
-use crate::engine::modify::{Attributes, check_values};
-use crate::engine::protection::ProtectionDomain;
+use crate::engine::events::report::Reporter;
+use crate::engine::memory::grace_period::Visit;
+use crate::engine::memory::keys::Keys;
+use crate::engine::memory::protection::ProtectionDomain;
+use crate::engine::memory::sge::Sge;
+use crate::engine::queue_pair::capacity::{Capacity, Init};
+use crate::engine::queue_pair::modify::{Attributes, check_values};
+use crate::engine::queue_pair::service::Service;
+use crate::engine::queue_pair::settings::{Found, Settings};
+use crate::engine::receive_queue::shared::SharedReceiveQueue;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
-use crate::engine::report::Reporter;
 use crate::engine::requester::drive::{Turn, resume};
 use crate::engine::requester::side::{Peer, SendSide};
 use crate::engine::responder::side::Responder;
-use crate::engine::service::Service;
-use crate::engine::settings::{Found, Settings};
-use crate::engine::sge::Sge;
-use crate::engine::shared_receive_queue::SharedReceiveQueue;
-use crate::engine::transition;
 use crate::engine::wire::Route;
-use crate::engine::work_completion::{Completion, JUNK, Side, Source};
 use crate::engine::{requester, responder};
 use crate::fabric::timers::Alarm;
 use crate::fabric::turns::Place;

@@ -9,14 +9,15 @@ use std::sync::{Arc, Weak};
 use rdma_types::QpState;
 
 use crate::engine::Refusal;
+use crate::engine::memory::sge::Sge;
 use crate::engine::requester::drive::Turn;
 use crate::engine::room::Room;
-use crate::engine::sge::Sge;
 use crate::sync::{AtomicU64, Ordering};
 
 #[cfg(test)]
 #[cfg(loom)]
 mod loom_tests;
+pub(crate) mod shared;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;

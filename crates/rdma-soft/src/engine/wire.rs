@@ -11,13 +11,13 @@ use rdma_types::{Mtu, Qpn};
 
 use crate::address::Path;
 use crate::device::Device;
-use crate::engine::aftermath::Aftermath;
+use crate::device::notices::{Reason, Whose};
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::service::Service;
+use crate::engine::queue_pair::aftermath::Aftermath;
+use crate::engine::queue_pair::service::Service;
 use crate::fabric::clock::Time;
 use crate::fabric::turns::{Driven, Place};
 use crate::link::memory::{Inbox, Letter};
-use crate::notices::{Reason, Whose};
 
 /// How many packets a queue pair sends in a turn, and a device takes.
 pub(crate) const TURN: u32 = 16;
@@ -167,7 +167,7 @@ pub(crate) fn receive(device: &'static Device, letter: &Letter) {
         return drop_packets(device, letter, Reason::WrongService, source);
     }
     if service == Service::UnreliableDatagram {
-        own.receive_datagram(letter, &mut aftermath);
+        receive_datagram(&own, letter, &mut aftermath);
     } else if bth.opcode.operation().is_response() {
         own.send.lock().receive_responses(&own, letter, &mut aftermath);
     } else {
@@ -184,19 +184,17 @@ fn receive_for_many(device: &Device, letter: &Letter) {
     let Some(group) = group.filter(|_| is_datagram && device.port_is_up()) else { return };
     for member in device.groups.members(group) {
         let mut aftermath = Aftermath::default();
-        member.receive_datagram(letter, &mut aftermath);
+        receive_datagram(&member, letter, &mut aftermath);
         aftermath.flush(&member);
     }
 }
 
-impl QueuePair {
-    fn receive_datagram(self: &Arc<Self>, letter: &Letter, aftermath: &mut Aftermath) {
-        let Some(datagram) = letter.datagram else { return };
-        let dropped = self.responder.lock().receive_datagram(self, letter, datagram, aftermath);
-        let Some(reason) = dropped else { return };
-        let peer_qpn = letter.burst.header.deth.map(|deth| deth.source.get());
-        drop_packets(self.device, letter, reason, peer_qpn);
-    }
+fn receive_datagram(own: &Arc<QueuePair>, letter: &Letter, aftermath: &mut Aftermath) {
+    let Some(datagram) = letter.datagram else { return };
+    let dropped = own.responder.lock().receive_datagram(own, letter, datagram, aftermath);
+    let Some(reason) = dropped else { return };
+    let peer_qpn = letter.burst.header.deth.map(|deth| deth.source.get());
+    drop_packets(own.device, letter, reason, peer_qpn);
 }
 
 impl Driven for QueuePair {

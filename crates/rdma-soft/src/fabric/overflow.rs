@@ -6,8 +6,8 @@
 use std::sync::{Arc, Weak};
 
 use crate::device::Device;
+use crate::device::notices;
 use crate::fabric::turns::{self, Driven, Row};
-use crate::notices;
 use crate::sync::{
     AtomicUsize, Held, Mutex, MutexGuard, Ordering, locked_for_calls, locked_in_models,
 };

@@ -15,13 +15,13 @@ use rdma_proto::wire::Headers;
 
 use crate::address::Path;
 use crate::device::Device;
+use crate::device::notices::{Reason, Whose};
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::random::SplitMix;
 use crate::link::frame;
 use crate::link::memory::{Datagram, Letter};
 use crate::link::model::{Direction, Fate, LinkModel};
-use crate::notices::{Reason, Whose};
 use crate::sync::{locked, locked_to_wait, this_thread};
 
 /// How long an empty poll takes.

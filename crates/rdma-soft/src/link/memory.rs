@@ -10,9 +10,9 @@ use rdma_proto::Burst;
 
 use crate::address::Path;
 use crate::device::Device;
+use crate::engine::completion::work_completion::Source;
 use crate::engine::group::Group;
 use crate::engine::wire;
-use crate::engine::work_completion::Source;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
@@ -278,9 +278,9 @@ mod tests {
 
     use super::*;
     use crate::address::Address;
+    use crate::device::limits::Limits;
     use crate::fabric::Fabric;
     use crate::fabric::random::Seed;
-    use crate::limits::Limits;
     use crate::link::Link;
     use crate::schedule::Schedule;
     use crate::sync::while_one_waits;

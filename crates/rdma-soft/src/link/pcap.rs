@@ -24,11 +24,11 @@ use rustix::io::Errno;
 pub(crate) use self::environment::of_environment;
 use self::format::{Direction, Interface, put_interface, put_packet, put_section};
 use crate::address::Path;
+use crate::device::notices;
 use crate::fabric::Fabric;
 use crate::fabric::overflow::Settle;
 use crate::link::memory::{Datagram, Letter};
 use crate::link::{Link, frame};
-use crate::notices;
 #[cfg(not(all(test, loom)))]
 use crate::sync::assert_nothing_held;
 use crate::sync::{locked, locked_to_wait};

@@ -2,7 +2,7 @@
 
 use rdma_types::{WcOpcode, WcStatus};
 
-use crate::engine::work_completion::{Completion, Side, Source};
+use crate::engine::completion::work_completion::{Completion, Side, Source};
 use crate::fabric::clock::{Clock, Time};
 use crate::sync::{AtomicU64, Ordering};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::engine::work_completion::{Completion, Side};
+use crate::engine::completion::work_completion::{Completion, Side};
 use crate::fabric::Fabric;
 use crate::sync::{AtomicU32, Ordering};
 

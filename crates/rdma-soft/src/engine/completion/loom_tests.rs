@@ -7,7 +7,7 @@ use loom::thread;
 
 use super::queue::Overflowed;
 use super::*;
-use crate::engine::work_completion::{Completion, Side};
+use crate::engine::completion::work_completion::{Completion, Side};
 use crate::fabric::Fabric;
 use crate::sync::{AtomicU32, Ordering};
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::engine::shared_receive_queue::SharedReceiveQueue;
-use crate::engine::work_completion::Side;
+use crate::engine::completion::work_completion::Side;
+use crate::engine::receive_queue::shared::SharedReceiveQueue;
 use crate::sync::{AtomicU32, Line, Ordering};
 
 /// How many requests of each queue have been given back by polled completions (free-running).

@@ -5,7 +5,7 @@ use rdma_types::{WcOpcode, WcStatus};
 use super::queue::Overflowed;
 use super::*;
 use crate::engine::Refusal;
-use crate::engine::work_completion::{Completion, Side, Source};
+use crate::engine::completion::work_completion::{Completion, Side, Source};
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};

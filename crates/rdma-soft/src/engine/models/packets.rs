@@ -7,8 +7,8 @@ use rdma_types::{Psn, Qpn};
 
 use super::*;
 use crate::address::{Address, Path};
+use crate::engine::completion::work_completion::Source;
 use crate::engine::wire::Route;
-use crate::engine::work_completion::Source;
 use crate::engine::{requester, responder};
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};

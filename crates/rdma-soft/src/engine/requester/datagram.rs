@@ -9,19 +9,19 @@ use rdma_types::{Mtu, Qpn, WcStatus as Status};
 
 use crate::address::{AddressVector, Path};
 use crate::device::Way;
-use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::{Data, Fault};
+use crate::device::notices::{Reason, Whose};
+use crate::engine::completion::work_completion::Source;
+use crate::engine::memory::copy::{Data, Fault};
 use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::requester::direct::Extent;
 use crate::engine::requester::route_header;
 use crate::engine::requester::side::{Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
-use crate::engine::work_completion::Source;
 use crate::link::memory::{self, Inbox};
-use crate::notices::{Reason, Whose};
 
 /// The longest datagram, in bytes: the MTU of the port.
 pub(super) const PORT_MTU: u16 = 4096;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use rdma_types::{AsyncEventKind, QpState, WcStatus as Status};
 
-use crate::engine::aftermath::Aftermath;
+use crate::engine::completion::work_completion::{Completion, JUNK, Side, Source};
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::aftermath::Aftermath;
+use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::request::Request;
 use crate::engine::requester::side::{Blocked, SendSide};
-use crate::engine::service::Service;
-use crate::engine::work_completion::{Completion, JUNK, Side, Source};
 
 impl SendSide {
     /// Completes a request whose attempt came to an end; `upto` is the number behind its own.

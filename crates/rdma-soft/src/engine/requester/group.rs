@@ -6,9 +6,9 @@ use rdma_types::WcStatus as Status;
 
 use crate::address::Path;
 use crate::device::Device;
-use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::{Data, Fault};
+use crate::engine::memory::copy::{Data, Fault};
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::requester::datagram::PORT_MTU;
 use crate::engine::requester::side::{Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
@@ -114,19 +114,19 @@ mod tests {
 
     use super::*;
     use crate::address::{Address, AddressVector, GidEntry, Route};
-    use crate::engine::capacity::{Capacity, Init};
+    use crate::device::limits::Limits;
     use crate::engine::completion::CompletionQueue;
+    use crate::engine::events::report::Reporter;
     use crate::engine::group;
+    use crate::engine::memory::protection::ProtectionDomain;
+    use crate::engine::memory::sge::Sge;
     use crate::engine::operation::{Opcode, Operation};
-    use crate::engine::protection::ProtectionDomain;
-    use crate::engine::report::Reporter;
+    use crate::engine::queue_pair::capacity::{Capacity, Init};
+    use crate::engine::queue_pair::service::Service;
     use crate::engine::requester::drive::{Turn, Work};
     use crate::engine::requester::request::{Payload, Request};
-    use crate::engine::service::Service;
-    use crate::engine::sge::Sge;
     use crate::fabric::Fabric;
     use crate::fabric::random::Seed;
-    use crate::limits::Limits;
     use crate::link::Link;
     use crate::schedule::Schedule;
 

@@ -7,18 +7,18 @@ use rdma_types::{Psn, QpAttributes, QpState, WcStatus};
 
 use crate::address::Path;
 use crate::engine::Refusal;
-use crate::engine::capacity::Init;
-use crate::engine::copy::Segment;
+use crate::engine::memory::copy::Segment;
 use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::capacity::Init;
+use crate::engine::queue_pair::service::Service;
+use crate::engine::queue_pair::settings::Settings;
 use crate::engine::requester::direct::MAX_MESSAGE_BYTES;
 use crate::engine::requester::queue::SendQueue;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::wire::Wire;
 use crate::engine::responder::origin::Origin;
 use crate::engine::room::Room;
-use crate::engine::service::Service;
-use crate::engine::settings::Settings;
 use crate::fabric::clock::Time;
 use crate::fabric::ids::Ids;
 

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use rdma_types::QpState;
 
-use crate::engine::copy::{Data, Reach};
-use crate::engine::grace_period::Visit;
+use crate::engine::memory::copy::{Data, Reach};
+use crate::engine::memory::grace_period::Visit;
+use crate::engine::memory::region::LOCAL_READ;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::region::LOCAL_READ;
 use crate::engine::requester::drive::STRETCH_BYTES;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, SendSide};

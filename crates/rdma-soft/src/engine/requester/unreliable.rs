@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use rdma_types::WcStatus as Status;
 
-use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::Reach;
-use crate::engine::grace_period::Visit;
+use crate::engine::memory::copy::Reach;
+use crate::engine::memory::grace_period::Visit;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::aftermath::Aftermath;
+use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::direct::{Extent, Progress};
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Peer, Requester, Verdict};
 use crate::engine::responder::inbound::{Inbound, Stop};
-use crate::engine::service::Service;
 
 /// A request whose local data was found.
 pub(crate) struct Message<'a> {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rdma_types::{MinRnrTimer, WcStatus as Status};
 
-use crate::engine::aftermath::Aftermath;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::receive_queue::Waiter;
 use crate::engine::requester::drive::Turn;
 use crate::engine::requester::side::{Blocked, SendSide, Verdict};

@@ -10,16 +10,16 @@ use rdma_types::{
     WcStatus as Status,
 };
 
-use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::Reach;
-use crate::engine::grace_period::Visit;
+use crate::engine::memory::copy::Reach;
+use crate::engine::memory::grace_period::Visit;
+use crate::engine::memory::region::LOCAL_READ;
+use crate::engine::memory::window;
 use crate::engine::operation::Opcode;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::region::LOCAL_READ;
+use crate::engine::queue_pair::aftermath::Aftermath;
+use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Blocked, Requester, SendSide, local_length};
-use crate::engine::service::Service;
-use crate::engine::window;
 use crate::engine::wire::{self, Route};
 use crate::fabric::clock::Time;
 use crate::link::memory::Letter;

@@ -2,13 +2,13 @@
 
 use rdma_types::{WcOpcode, WcStatus};
 
-use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::Data;
+use crate::device::notices::Reason;
+use crate::engine::completion::work_completion::{GRH, Source};
+use crate::engine::memory::copy::Data;
 use crate::engine::operation::Operation;
+use crate::engine::queue_pair::aftermath::Aftermath;
+use crate::engine::queue_pair::service::Service;
 use crate::engine::responder::inbound::{BAD_RECEIVE, Inbound, Stop, stop};
-use crate::engine::service::Service;
-use crate::engine::work_completion::{GRH, Source};
-use crate::notices::Reason;
 
 /// How long the place in front of a datagram is where its route header goes.
 pub(crate) const HEADER_BYTES: u64 = 40;

@@ -1,7 +1,7 @@
 //! Where a request comes from.
 
 use crate::address::Path;
-use crate::engine::service::Service;
+use crate::engine::queue_pair::service::Service;
 
 /// A requester, as its responder knows it.
 #[derive(Debug, Clone, Copy)]

@@ -6,17 +6,17 @@ use rdma_types::{AsyncEventKind, Psn, QpAttributes, QpState, WcOpcode, WcStatus}
 
 use crate::address::Path;
 use crate::engine::Refusal;
-use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::Segment;
+use crate::engine::completion::work_completion::{Completion, JUNK, Side, Source};
+use crate::engine::memory::copy::Segment;
+use crate::engine::memory::sge::Sge;
 use crate::engine::operation::Operation;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::aftermath::Aftermath;
+use crate::engine::queue_pair::settings::Settings;
 use crate::engine::receive_queue::{Receive, Waiter};
 use crate::engine::responder::origin::Origin;
 use crate::engine::responder::wire::Wire;
 use crate::engine::room::Room;
-use crate::engine::settings::Settings;
-use crate::engine::sge::Sge;
-use crate::engine::work_completion::{Completion, JUNK, Side, Source};
 
 #[derive(Debug)]
 pub(crate) struct Responder {

@@ -9,18 +9,18 @@ use rdma_proto::{
 };
 use rdma_types::{AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn, WcStatus as Status};
 
-use crate::engine::aftermath::Aftermath;
-use crate::engine::copy::{Data, Reach};
-use crate::engine::grace_period::Visit;
+use crate::device::notices::Reason;
+use crate::engine::memory::copy::{Data, Reach};
+use crate::engine::memory::grace_period::Visit;
 use crate::engine::operation::{Opcode, Operation};
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::aftermath::Aftermath;
+use crate::engine::queue_pair::service::Service;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::{self, Inbound, Refused};
 use crate::engine::responder::side::Responder;
-use crate::engine::service::Service;
 use crate::engine::wire::{self, Route};
 use crate::link::memory::{self, Letter};
-use crate::notices::Reason;
 
 /// The longest datagram that the port takes.
 const PORT_MTU: Mtu = Mtu::MTU4096;

@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::device::Device;
-use crate::engine::region::Region;
+use crate::device::gid_place::GidPlace;
+use crate::device::limits::Limits;
+use crate::engine::memory::region::Region;
 use crate::fabric::Fabric;
-use crate::gid_place::GidPlace;
-use crate::limits::Limits;
 use crate::link::Link;
 use crate::schedule::Schedule;
 

@@ -7,8 +7,8 @@ use rdma_proto::{Burst, Last};
 use rdma_types::{Psn, Qpn, Rkey};
 
 use super::*;
+use crate::engine::completion::work_completion::Source;
 use crate::engine::operation::Opcode as Posted;
-use crate::engine::work_completion::Source;
 
 fn bth(service: Service, operation: Operation, length: usize) -> Bth {
     let opcode = Opcode::new(service, operation).unwrap();

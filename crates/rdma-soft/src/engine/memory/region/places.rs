@@ -6,7 +6,7 @@
 //! of the regions that were registered just before and after: places are made by the chunk, and used the first time
 //! in such an order, too.
 
-use crate::engine::region::CHUNK;
+use crate::engine::memory::region::CHUNK;
 use crate::engine::room::Room;
 use crate::fabric::random::Random;
 

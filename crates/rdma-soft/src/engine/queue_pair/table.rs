@@ -6,8 +6,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Weak};
 
 use crate::engine::Refusal;
-use crate::engine::qpn::Numbers;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::qpn::Numbers;
 use crate::fabric::random::Random;
 
 /// As large as there are queue pairs, not as there ever were.

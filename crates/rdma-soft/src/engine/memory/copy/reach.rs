@@ -15,7 +15,7 @@ use std::sync::atomic::{Ordering, fence};
 use libc::iovec;
 
 use super::{Cursor, Data, Segment, copy_segment, pointers, transfer_cursors};
-use crate::engine::probe;
+use crate::engine::memory::probe;
 
 /// Whether the memory of a copy is known to be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

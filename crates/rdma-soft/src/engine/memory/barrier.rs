@@ -103,7 +103,7 @@ pub(super) fn prepare() {
     KERNEL.prepare();
 }
 
-/// What stands before it is seen by whoever passes the [heavy](heavy) side later, or what that one wrote
+/// What stands before it is seen by whoever passes the [heavy] side later, or what that one wrote
 /// before is seen by what follows.
 #[inline(always)]
 pub(super) fn light() {

@@ -6,8 +6,8 @@ use std::net::Ipv4Addr;
 use rdma_types::{Gid, Guid};
 
 use crate::address::GidEntry;
+use crate::device::gid_place::GidPlace;
 use crate::fabric::random::Random;
-use crate::gid_place::GidPlace;
 use crate::link::Link;
 
 #[derive(Debug)]

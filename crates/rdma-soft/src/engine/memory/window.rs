@@ -1,7 +1,7 @@
 //! Memory windows: keys that let peers use a part of a region until they are taken back
 //! (IBTA volume 1, 10.6.7).
 //!
-//! A bound window is a region of the [table](crate::engine::region), so that requests find it as they
+//! A bound window is a region of the [table](crate::engine::memory::region), so that requests find it as they
 //! find those. What it was bound to, and what the program may do with it, is kept here, by protection
 //! domain. A key is taken back in the same way as a region's: it is made unknown, and a
 //! [grace period](grace_period) passes. Peers use a window of type 2 under one lock, that of its queue
@@ -11,14 +11,14 @@ use std::collections::BTreeMap;
 
 use rdma_types::{AccessFlags, WcStatus};
 
+use crate::device::limits::Limits;
 use crate::engine::Refusal;
-use crate::engine::grace_period;
+use crate::engine::memory::grace_period;
+use crate::engine::memory::probe::FROM_PEERS;
+use crate::engine::memory::protection::ProtectionDomain;
+use crate::engine::memory::region::{LOCAL_READ, Region};
 use crate::engine::operation::{Opcode, Operation};
-use crate::engine::probe::FROM_PEERS;
-use crate::engine::protection::ProtectionDomain;
 use crate::engine::queue_pair::QueuePair;
-use crate::engine::region::{LOCAL_READ, Region};
-use crate::limits::Limits;
 
 /// What a bind may ask for. Local write gives nothing, since a window has remote rights only; programs
 /// that pass the flags of the region have it, and providers take it.
@@ -257,6 +257,7 @@ impl ProtectionDomain {
     }
 
     /// Makes a region's key unknown, unless a window is bound to it.
+    #[inline]
     pub(crate) fn unpublish_unbound(&self, region: u32) -> Result<(), Refusal> {
         let windows = self.windows.lock();
         let is_bound_to = |bound: &Bound| bound.region == region;

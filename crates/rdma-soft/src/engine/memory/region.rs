@@ -4,11 +4,11 @@
 //! A slot is written under the lock of the places and read by any thread with a sequence check: the
 //! version (key and incarnation) is read before and after the fields. A torn read is a miss. That a
 //! region found here *stays* is not this table's business: `ProtectionDomain::deregister` unpublishes
-//! first and then waits for a [grace period](crate::engine::grace_period).
+//! first and then waits for a [grace period](crate::engine::memory::grace_period).
 
 use std::sync::{Arc, OnceLock};
 
-use crate::engine::region::places::{Places, REST};
+use crate::engine::memory::region::places::{Places, REST};
 use crate::engine::room::Room;
 use crate::fabric::random::Random;
 use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering, fence, locked};
@@ -217,6 +217,7 @@ impl RegionTable {
 
     /// Makes `key` unknown to every reader that starts from now on. The slot is not reused before
     /// [`release`](Self::release).
+    #[inline]
     pub(crate) fn unpublish(&self, key: u32) -> bool {
         let _writers = self.places.lock();
         match self.slot((key >> 8) ^ self.mask) {

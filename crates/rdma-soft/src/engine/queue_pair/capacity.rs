@@ -1,6 +1,6 @@
 //! What a queue pair is created with.
 
-use crate::engine::service::Service;
+use crate::engine::queue_pair::service::Service;
 
 /// The sizes of a queue pair, as its creator asked for them; with a shared receive queue, no receives.
 #[derive(Debug, Clone, Copy)]

@@ -3,7 +3,7 @@
 use rdma_types::{QpAttributes, QpState, QpTransition, QpType};
 
 use crate::engine::Refusal;
-use crate::engine::service::Service;
+use crate::engine::queue_pair::service::Service;
 
 /// Checks a transition and its attributes.
 pub(crate) fn check(

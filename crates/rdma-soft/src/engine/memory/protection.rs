@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use crate::device::Device;
 use crate::engine::Refusal;
-use crate::engine::grace_period;
-use crate::engine::probe::{self, Access};
-use crate::engine::region::{LOCAL_READ, Region};
-use crate::engine::window::Windows;
+use crate::engine::memory::grace_period;
+use crate::engine::memory::probe::{self, Access};
+use crate::engine::memory::region::{LOCAL_READ, Region};
+use crate::engine::memory::window::Windows;
 use crate::sync::Lock;
 
 #[derive(Debug)]

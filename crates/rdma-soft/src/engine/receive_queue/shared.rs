@@ -13,11 +13,11 @@ use std::sync::{Arc, Weak};
 use rdma_types::AsyncEventKind;
 
 use crate::engine::Refusal;
-use crate::engine::protection::ProtectionDomain;
+use crate::engine::events::report::Reporter;
+use crate::engine::memory::protection::ProtectionDomain;
+use crate::engine::memory::sge::Sge;
 use crate::engine::receive_queue::{self, Receive, ReceiveSlots, index};
-use crate::engine::report::Reporter;
 use crate::engine::requester::drive::Turn;
-use crate::engine::sge::Sge;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::sync::{AtomicU32, Line, Lock, Ordering};

@@ -6,11 +6,11 @@
 //! paid by the side that deregisters.
 //!
 //! The two sides are Dekker's: each writes, then reads what the other wrote. What keeps the write before
-//! the read is a barrier on each side, of which the one of the visitor is left to [`membarrier`] of the
+//! the read is a barrier on each side, of which the one of the visitor is left to `membarrier` of the
 //! waiting side where the kernel has it.
 
 use crate::backoff::Backoff;
-use crate::engine::barrier;
+use crate::engine::memory::barrier;
 use crate::sync::{AtomicU64, Line, Lock, Ordering};
 
 #[cfg(test)]

@@ -4,11 +4,11 @@ use std::thread;
 
 use super::*;
 use crate::device::Device;
+use crate::device::limits::Limits;
 use crate::engine::completion::CompletionQueue;
-use crate::engine::protection::ProtectionDomain;
+use crate::engine::memory::protection::ProtectionDomain;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
-use crate::limits::Limits;
 use crate::link::Link;
 use crate::schedule::Schedule;
 

@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use crate::engine::copy::reach::{Fault, Reach, kernel_copies};
+use crate::engine::memory::copy::reach::{Fault, Reach, kernel_copies};
 
 use super::*;
 
