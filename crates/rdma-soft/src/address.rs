@@ -3,8 +3,6 @@
 
 use rdma_types::{Gid, GidType};
 
-use crate::engine::group::Group;
-
 /// One row of a port's GID table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GidEntry {
@@ -73,6 +71,14 @@ impl AddressVector {
         };
         self.route.map(|route| Group { gid: route.destination, lid })
     }
+}
+
+/// The address of a multicast group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Group {
+    pub(crate) gid: Gid,
+    /// 0 on Ethernet, where a program's number means nothing (IBTA volume 1, annex A16).
+    pub(crate) lid: u16,
 }
 
 /// What packets say of their way between networks (IBTA volume 1, 8.3).

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use rdma_types::{AsyncEventKind, Gid, GidType, Guid, Lid};
 
-use crate::address::{Address, AddressAttributes, GidEntry, Path};
+use crate::address::{Address, AddressAttributes, GidEntry, Group, Path};
 use crate::counters::Tally;
 use crate::device::gid_place::GidPlace;
 use crate::device::identity::Identity;
@@ -20,7 +20,7 @@ use crate::engine::Refusal;
 use crate::engine::deferred::Deferred;
 use crate::engine::events::EventQueue;
 use crate::engine::events::report::{AsyncEvent, Element};
-use crate::engine::group::{Group, Groups};
+use crate::engine::group::Groups;
 use crate::engine::memory::region::RegionTable;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::table::QueuePairTable;

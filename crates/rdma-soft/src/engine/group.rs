@@ -9,20 +9,13 @@ use std::sync::{Arc, Mutex, Weak};
 
 use rdma_types::{Gid, Lid};
 
+use crate::address::Group;
 use crate::device::limits::Limits;
 use crate::engine::Refusal;
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::service::Service;
 use crate::link::Link;
 use crate::sync::locked;
-
-/// The address of a group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Group {
-    pub(crate) gid: Gid,
-    /// 0 on Ethernet, where a program's number means nothing (IBTA volume 1, annex A16).
-    pub(crate) lid: u16,
-}
 
 /// The groups of a device.
 #[derive(Debug, Default)]

@@ -8,10 +8,9 @@ use std::sync::{Arc, Weak};
 
 use rdma_proto::Burst;
 
-use crate::address::Path;
+use crate::address::{Group, Path};
 use crate::device::Device;
 use crate::engine::completion::work_completion::Source;
-use crate::engine::group::Group;
 use crate::engine::wire;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
