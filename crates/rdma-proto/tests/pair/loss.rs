@@ -138,6 +138,7 @@ fn retries_end() {
 }
 
 /// The counter is about one packet: what was taken resets it.
+/// IBTA section 9.7.6.
 #[test]
 fn retries_begin_anew_with_each_success() {
     let mut pair = Pair::new().network(Box::new(|way, n| match (way, n % 4) {
@@ -152,6 +153,7 @@ fn retries_begin_anew_with_each_success() {
 }
 
 /// What is missing of a response is asked for, and no more.
+/// IBTA chapter 9, retries of READs.
 #[test]
 fn the_tail_of_a_read_is_asked_for_again() {
     let mut pair = Pair::new().fates([(Response, 1, Lost)]);
@@ -176,6 +178,7 @@ fn the_tail_of_a_read_is_asked_for_again() {
 }
 
 /// The same when all of the response is lost, and when the request is.
+/// IBTA chapter 9, retries of READs.
 #[test]
 fn a_read_is_asked_for_again_in_time() {
     for way in [Request, Response] {
@@ -188,6 +191,7 @@ fn a_read_is_asked_for_again_in_time() {
 
 /// An implied NAK: an acknowledgement past a READ that is not answered says that the answer was
 /// lost.
+/// IBTA chapter 9, acknowledgements.
 #[test]
 fn an_acknowledgement_past_an_unanswered_read() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
@@ -251,6 +255,7 @@ fn a_duplicate_that_is_too_old_is_dropped() {
 }
 
 /// As many are under way as may be. A late duplicate of one that is done does not count.
+/// IBTA chapter 9, responder resources.
 #[test]
 fn a_late_duplicate_does_not_take_the_room_of_the_next_atomic() {
     let mut pair = Pair::new();
@@ -269,6 +274,7 @@ fn a_late_duplicate_does_not_take_the_room_of_the_next_atomic() {
 
 /// Who asks again for a READ that was answered may have asked before it had the answer, and have taken the key back
 /// since. That is no reason to fail.
+/// IBTA section 9.7.4.1.
 #[test]
 fn a_late_duplicate_of_a_read_whose_key_is_gone_does_no_harm() {
     let mut pair = Pair::new();
@@ -328,6 +334,7 @@ fn an_atomic_of_the_round_before() {
 }
 
 /// Packets that overtake each other are a gap for a while.
+/// IBTA section 9.7.5.2.
 #[test]
 fn packets_that_overtake_each_other() {
     let mut pair = Pair::new().fates([(Request, 0, Late(3))]);
@@ -340,6 +347,7 @@ fn packets_that_overtake_each_other() {
 }
 
 /// Responses that overtake each other are asked for once, not once for each.
+/// IBTA chapter 9, retries of READs.
 #[test]
 fn late_responses_cost_one_repetition() {
     let mut pair = Pair::new().fates([(Response, 0, Late(9))]);

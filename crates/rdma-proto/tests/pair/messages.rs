@@ -8,6 +8,7 @@ use crate::ends::{Posted, Received};
 use crate::pair::Way::{Request, Response};
 use crate::pair::{Pair, bytes, settings};
 
+/// IBTA section 9.7.5.1.2.
 #[test]
 fn send_of_one_packet() {
     let mut pair = Pair::new();
@@ -59,6 +60,7 @@ fn messages_without_bytes() {
     assert_eq!(pair.run(), expected);
 }
 
+/// IBTA C9-92.
 #[test]
 fn write_of_several_packets() {
     let mut pair = Pair::new();
@@ -75,6 +77,7 @@ fn write_of_several_packets() {
     assert_eq!(pair.memory.bytes[613..], [0; crate::ends::BYTES - 613]);
 }
 
+/// IBTA chapter 9, SEND with invalidate.
 #[test]
 fn a_key_goes_with_the_last_packet() {
     let mut pair = Pair::new();
@@ -87,6 +90,7 @@ fn a_key_goes_with_the_last_packet() {
 }
 
 /// A READ uses as many PSNs as its response has packets.
+/// IBTA chapter 9, packet sequence numbers.
 #[test]
 fn read_of_several_packets() {
     let mut pair = Pair::new();
@@ -145,6 +149,7 @@ fn atomics() {
 }
 
 /// No more READs and atomics than the responder has resources for.
+/// IBTA chapter 9, responder resources.
 #[test]
 fn as_many_reads_as_are_allowed() {
     let mut pair = Pair::new();
@@ -267,6 +272,7 @@ fn a_queue_drains() {
     assert_eq!(pair.run().last().unwrap(), "   1 done");
 }
 
+/// IBTA section 10.3.1.
 #[test]
 fn a_stopped_requester_is_silent() {
     let mut pair = Pair::new();
@@ -315,6 +321,7 @@ fn a_run_is_taken_as_one() {
 }
 
 /// Responses leave in the order of PSNs: an ACK waits behind the response of a READ.
+/// IBTA chapter 9, acknowledgements.
 #[test]
 fn an_acknowledgement_waits_behind_a_response() {
     let mut pair = Pair::new();
@@ -383,6 +390,7 @@ fn a_window_of_its_own() {
 }
 
 /// No more than half of all PSNs are under way. A READ of 2 GiB uses all of them.
+/// IBTA chapter 9, packet sequence numbers.
 #[test]
 fn half_of_all_psns_is_enough() {
     let mut pair = Pair::new();

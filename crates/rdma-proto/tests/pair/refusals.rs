@@ -28,6 +28,7 @@ fn remote_access() {
 }
 
 /// It acknowledges what is before it, and waits behind the response of a READ.
+/// IBTA chapter 9, acknowledgements.
 #[test]
 fn a_refusal_waits_behind_a_response() {
     let mut pair = Pair::new();
@@ -51,6 +52,7 @@ fn a_refusal_waits_behind_a_response() {
 }
 
 /// The memory is taken away in the middle of a response.
+/// IBTA section 9.7.5.2.4.
 #[test]
 fn memory_that_goes_away() {
     let mut pair = Pair::new().fates([(Response, 1, Lost)]);
@@ -91,6 +93,7 @@ fn more_reads_than_resources() {
 }
 
 /// A lost refusal cannot be had again: the responder is in error, and silent.
+/// IBTA section 9.7.5.2.
 #[test]
 fn a_lost_refusal() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
@@ -191,6 +194,7 @@ fn responses_that_do_not_fit() {
 }
 
 /// A message of more than 2 GiB is refused here.
+/// IBTA section 9.7.5.2.2.
 #[test]
 fn a_message_that_is_too_long() {
     let mut pair = Pair::new();

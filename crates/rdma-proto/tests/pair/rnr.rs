@@ -36,6 +36,7 @@ fn the_requester_waits() {
 }
 
 /// `rnr_retry` is 2, so that it is sent three times.
+/// IBTA section 9.7.5.2.8.
 #[test]
 fn retries_end() {
     let mut pair = Pair::new();
@@ -54,6 +55,7 @@ fn retries_end() {
 }
 
 /// Code 7 has no end.
+/// IBTA section 9.7.5.2.8.
 #[test]
 fn seven_is_for_ever() {
     let (mut requester, responder) = settings();
@@ -66,6 +68,7 @@ fn seven_is_for_ever() {
 }
 
 /// It acknowledges what is before it, and the wait stays.
+/// IBTA section 9.7.5.1.2.
 #[test]
 fn an_rnr_nak_acknowledges_what_is_before_it() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
@@ -94,6 +97,7 @@ fn a_write_with_immediate_takes_its_receive_at_its_end() {
 }
 
 /// One that comes twice is one: the second says nothing of what was not sent again yet.
+/// IBTA section 9.7.5.2.8.
 #[test]
 fn an_rnr_nak_that_comes_twice() {
     let mut pair = Pair::new().fates([(Response, 0, Twice), (Response, 1, Twice)]);
@@ -104,6 +108,7 @@ fn an_rnr_nak_that_comes_twice() {
 }
 
 /// If it gets lost, the timer sends again.
+/// IBTA section 9.7.5.2.8.
 #[test]
 fn a_lost_rnr_nak() {
     let mut pair = Pair::new().fates([(Response, 0, Lost)]);
@@ -114,6 +119,7 @@ fn a_lost_rnr_nak() {
 }
 
 /// A gap after an RNR NAK is not reported as well: SoftRoCE does, the specification does not.
+/// IBTA section 9.7.5.2.
 #[test]
 fn no_sequence_nak_follows() {
     let mut pair = Pair::new().fates([(Request, 1, Lost)]);
@@ -123,6 +129,7 @@ fn no_sequence_nak_follows() {
 }
 
 /// The counter is about one packet: what was taken resets it.
+/// IBTA section 9.7.6.
 #[test]
 fn retries_begin_anew_with_each_success() {
     let mut pair = Pair::new();

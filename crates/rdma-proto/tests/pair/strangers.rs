@@ -33,6 +33,7 @@ fn waiting() -> Pair {
 }
 
 /// PSNs outside of what is under way are ghosts.
+/// IBTA chapter 9, acknowledgements.
 #[test]
 fn acknowledgements_outside_the_window() {
     for n in [2, 3, 1 << 22, 1 << 23, (1 << 24) - 1] {
@@ -63,6 +64,7 @@ fn a_peer_that_has_lived_longer() {
 
 /// A responder that expects a later PSN than its peer begins with has taken nothing: it acknowledges nothing, or
 /// the peer would believe that its message arrived.
+/// IBTA chapter 9, packet sequence numbers.
 #[test]
 fn requests_before_the_first() {
     let (requester, mut responder) = settings();
@@ -76,6 +78,7 @@ fn requests_before_the_first() {
     assert_eq!(counters.unanswered_duplicate, counters.rcvd_pkts);
 }
 
+/// IBTA chapter 9, AETH.
 #[test]
 fn syndromes_that_are_reserved() {
     for code in [0x40, 0x64, 0x7f, 0xff] {
@@ -89,6 +92,7 @@ fn syndromes_that_are_reserved() {
 }
 
 /// What is dropped acknowledges nothing: neither the packet that it is about, nor the one before.
+/// IBTA chapter 9, AETH.
 #[test]
 fn syndromes_that_are_dropped_acknowledge_nothing() {
     for code in [0x40, 0x64, 0x65, 0xff] {
@@ -126,6 +130,7 @@ fn responses_that_refuse_and_bring_data() {
 }
 
 /// An acknowledgement has no payload.
+/// IBTA chapter 9, acknowledgements.
 #[test]
 fn acknowledgements_with_a_payload() {
     for syndrome in [ACK, Syndrome::Nak(NakCode::RemoteAccess)] {
@@ -164,6 +169,7 @@ fn a_request_that_failed_here_fails_once() {
 }
 
 /// A NAK of what was not sent again yet says nothing new: one repetition, not two.
+/// IBTA chapter 9, acknowledgements.
 #[test]
 fn a_nak_that_comes_twice() {
     let mut pair = waiting();
@@ -178,6 +184,7 @@ fn a_nak_that_comes_twice() {
 }
 
 /// Nothing is under way, so that nothing is answered.
+/// IBTA chapter 9, acknowledgements.
 #[test]
 fn responses_without_a_request() {
     let mut pair = Pair::new();

@@ -66,6 +66,7 @@ fn lengths(memory: &Memory) -> Vec<u32> {
 }
 
 /// A request is done when it is sent, and no packet asks for an acknowledgement.
+/// IBTA chapter 9, unreliable connections.
 #[test]
 fn a_request_is_done_when_it_is_sent() {
     for room in [256, 1 << 16] {
@@ -92,6 +93,7 @@ fn a_request_is_done_when_it_is_sent() {
 }
 
 /// The first packet of a message has any PSN, and a gap drops the rest of a message.
+/// IBTA chapter 9, unreliable connections.
 #[test]
 fn a_gap_drops_a_message() {
     let sent = sent(&[send(600), send(600), send(8)], 256);
@@ -109,6 +111,7 @@ fn a_gap_drops_a_message() {
 }
 
 /// So does what cannot be executed; nobody is told.
+/// IBTA chapter 9, unreliable connections.
 #[test]
 fn what_cannot_be_executed_is_dropped() {
     let requests = [send(600), write(1 << 16, 300, None), write(0, 8, Some(1)), send(8)];
@@ -129,6 +132,7 @@ fn what_cannot_be_executed_is_dropped() {
 }
 
 /// A READ has no way back.
+/// IBTA chapter 9, unreliable connections.
 #[test]
 fn reads_are_refused() {
     let remote = Remote { va: VA, rkey: RKEY };
@@ -141,6 +145,7 @@ fn reads_are_refused() {
 const QKEY: u32 = 0x1111_1111;
 
 /// A datagram is one packet, whose Q_Key has to be right.
+/// IBTA chapter 9, unreliable datagrams.
 #[test]
 fn datagrams() {
     let mut sender = Datagrams::new(Qpn::masked(0x13), Mtu::MTU256, Psn::MAX);
