@@ -271,6 +271,11 @@ impl Device {
         self.inbox.get()
     }
 
+    /// How many packets, or runs of them, have arrived here.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.inbox.get().map_or(0, |inbox| inbox.arrived())
+    }
+
     /// Where messages go that take that path, if they go as packets. A connection to nowhere is one of packets
     /// if this device sends no others.
     pub(crate) fn way(&self, path: &Path) -> Way {

@@ -378,10 +378,6 @@ impl QueuePair {
         mask: QpAttributes,
     ) -> Result<(), Refusal> {
         let to = self.modify_locked(new, mask);
-        if to == Ok(QpState::INIT) {
-            // What came for an earlier life is none of the one that begins.
-            self.pass_inbox();
-        }
         // Also if it was refused: it may have found that the queue pair had failed.
         self.device.fabric.unsettled.settle();
         if to? == QpState::RTS {
@@ -467,6 +463,9 @@ impl QueuePair {
         self.set_wire_of_requester(send, (from, to), path.is_some());
         let mut responder = self.responder.lock();
         responder.state = unless_failed(responder.state);
+        if (from, to) == (QpState::INIT, QpState::RTR) {
+            responder.hears_from = self.device.arrived();
+        }
         let before = responder.connection();
         responder.set(new, path, &has);
         self.set_wire_of_responder(&mut responder, to, send.requester.mtu_log2, path.is_some());

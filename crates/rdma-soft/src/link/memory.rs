@@ -36,6 +36,8 @@ pub(crate) struct Letter {
     /// What is said of a datagram beside its headers.
     pub(crate) datagram: Option<Datagram>,
     payload: Box<[u8]>,
+    /// How many had arrived at the inbox before it.
+    pub(crate) number: u64,
 }
 
 /// What the link says of a datagram.
@@ -56,7 +58,7 @@ impl Letter {
         payload: Box<[u8]>,
     ) -> Self {
         debug_assert!(burst.length as usize <= payload.len());
-        Self { path, burst, datagram, payload }
+        Self { path, burst, datagram, payload, number: 0 }
     }
 
     fn is_for_many(&self) -> bool {
@@ -82,6 +84,8 @@ pub(crate) struct Inbox {
 #[derive(Debug, Default)]
 struct Letters {
     arrived: VecDeque<Letter>,
+    /// How many have arrived, ever.
+    count: u64,
     /// Buffers that senders write to, and packets that are on their way.
     lent: usize,
     spare: Vec<Box<[u8]>>,
@@ -167,12 +171,18 @@ impl Inbox {
         self.call_back(&turned_away);
     }
 
+    /// How many bursts have arrived.
+    pub(crate) fn arrived(&self) -> u64 {
+        locked(&self.letters).count
+    }
+
     /// What was sent is there.
     pub(crate) fn arrive(self: &Arc<Self>, letter: Letter) {
         {
-            let mut letters = locked(&self.letters);
+            let letters = &mut *locked(&self.letters);
             letters.lent -= 1;
-            letters.arrived.push_back(letter);
+            letters.arrived.push_back(Letter { number: letters.count, ..letter });
+            letters.count += 1;
         }
         self.device.fabric.unsettled.note_turn(self);
     }

@@ -255,7 +255,8 @@ fn loom_a_queue_pair_that_begins_again_gets_nothing_old() {
         let init = Settings { state: QpState::INIT, port: 1, ..Settings::default() };
         let given = QpAttributes::STATE | QpAttributes::PKEY_INDEX | QpAttributes::PORT;
         b.modify(&init, given | QpAttributes::QKEY).unwrap();
-        make_ready(&b);
+        let rtr = Settings { state: QpState::RTR, ..init };
+        b.modify(&rtr, QpAttributes::STATE).unwrap();
         let sink = Memory::of_length(40, &b.pd, 0);
         b.post_receive(11, &[sink.sge()], &mut Turn::new()).unwrap();
         device.fabric.unsettled.settle();

@@ -36,6 +36,8 @@ pub(crate) struct Wire {
     released: Option<u32>,
     /// When the alarm of the queue pair rings.
     alarm: Option<Time>,
+    /// The number of the first packet that may be for it: those before it came for an earlier life.
+    hears_from: u64,
 }
 
 #[derive(Debug)]
@@ -55,7 +57,8 @@ impl Wire {
             _ => Protocol::Unreliable(UnreliableRequester::new(connection, requester.psn)),
         };
         let released = (!own.immediate).then_some(0);
-        Self { protocol, route, mtu: connection.mtu, head: 0, released, alarm: None }
+        let hears_from = own.device.arrived();
+        Self { protocol, route, mtu: connection.mtu, head: 0, released, alarm: None, hears_from }
     }
 
     /// The attributes of a queue pair that is ready to send have changed.
@@ -195,7 +198,8 @@ impl SendSide {
         letter: &Letter,
         aftermath: &mut Aftermath,
     ) {
-        let listens = matches!(self.state, QpState::RTS | QpState::SQD) && self.wire.is_some();
+        let listens = matches!(self.state, QpState::RTS | QpState::SQD)
+            && self.wire.as_ref().is_some_and(|wire| letter.number >= wire.hears_from);
         let ours = self.requester.origin.path;
         if let Some(reason) = wire::why_not_taken(listens, ours, letter) {
             let peer_qpn = Some(self.requester.peer_qpn);

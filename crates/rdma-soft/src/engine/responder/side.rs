@@ -32,6 +32,9 @@ pub(crate) struct Responder {
     pub(crate) max_rd_atomic: u8,
     /// The Q_Key that datagrams must carry.
     pub(crate) qkey: u32,
+    /// The number of the first packet that may be for it: those before it came when it was not ready, or for an
+    /// earlier life.
+    pub(crate) hears_from: u64,
     /// The state of the protocol, from RTR to RESET, if messages come as packets.
     pub(crate) wire: Option<Box<Wire>>,
     /// The [origin](crate::engine::requester::side::Requester::origin) whose address was found right; 0 for
@@ -66,6 +69,7 @@ impl Responder {
             min_rnr_timer: 0,
             max_rd_atomic: 0,
             qkey: 0,
+            hears_from: 0,
             wire: None,
             verified: 0,
             current: None,

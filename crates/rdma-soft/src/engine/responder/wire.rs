@@ -99,7 +99,7 @@ impl Responder {
         letter: &Letter,
         aftermath: &mut Aftermath,
     ) {
-        let listens = self.is_ready() && self.wire.is_some();
+        let listens = self.is_ready() && self.wire.is_some() && letter.number >= self.hears_from;
         if let Some(reason) = wire::why_not_taken(listens, self.path, letter) {
             return wire::drop_packets(own.device, letter, reason, Some(self.peer_qpn));
         }
@@ -151,7 +151,8 @@ impl Responder {
         datagram: memory::Datagram,
         aftermath: &mut Aftermath,
     ) -> Option<Reason> {
-        if own.service != Service::UnreliableDatagram || !self.is_ready() {
+        let listens = self.is_ready() && letter.number >= self.hears_from;
+        if own.service != Service::UnreliableDatagram || !listens {
             return Some(Reason::WrongState);
         }
         // The header is empty where none came: who is told of the datagram takes it from the link.

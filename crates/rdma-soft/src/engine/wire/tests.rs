@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::sync::OnceLock;
 
 use rdma_proto::{Datagrams, Destination, End};
-use rdma_types::{Psn, QpState};
+use rdma_types::{Psn, QpAttributes, QpState};
 
 use super::*;
 use crate::address::Address;
@@ -15,6 +15,7 @@ use crate::engine::completion::work_completion::Source;
 use crate::engine::events::report::Reporter;
 use crate::engine::memory::protection::ProtectionDomain;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
+use crate::engine::queue_pair::settings::Settings;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::link::Link;
@@ -65,6 +66,43 @@ fn a_turn_sends_sixteen_packets() {
             assert_eq!((sent.get(), more), (16, true), "{mtu:?}, {}", inbox.is_some());
         }
     }
+    own.destroy();
+}
+
+/// Another thread has taken a datagram out of the inbox when its receiver begins again, and executes it then.
+#[test]
+fn what_came_for_an_earlier_life_is_not_taken() {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let device = device(&DEVICE);
+    let own = queue_pair(device, Service::UnreliableDatagram);
+    let said = Datagram { source: Source::UNDEFINED, header: None, group: None };
+    let arrives = || {
+        let buffer = device.inbox().buffer(&own).unwrap();
+        device.inbox().arrive(Letter::new(PATH, datagram(own.qpn), Some(said), buffer));
+    };
+    let taken = |number| {
+        let mut letter = Letter::new(PATH, datagram(own.qpn), Some(said), Box::default());
+        letter.number = number;
+        receive(device, &letter);
+    };
+    let counted = || {
+        let counters = device.tally.counters();
+        (counters.out_of_buffer, counters.wrong_state)
+    };
+    let to = |state, given| {
+        let new = Settings { state, port: 1, ..Settings::default() };
+        own.modify(&new, QpAttributes::STATE | given).unwrap();
+    };
+    arrives();
+    let given = QpAttributes::PKEY_INDEX | QpAttributes::PORT | QpAttributes::QKEY;
+    to(QpState::INIT, given);
+    arrives();
+    to(QpState::RTR, QpAttributes::empty());
+    let before = counted();
+    taken(1);
+    assert_eq!(counted(), (before.0, before.1 + 1));
+    taken(2);
+    assert_eq!(counted(), (before.0 + 1, before.1 + 1));
     own.destroy();
 }
 
