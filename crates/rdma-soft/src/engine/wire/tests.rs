@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::sync::OnceLock;
 
+use rdma_proto::wire::{Aeth, CreditCount, Headers, Opcode, Operation, Syndrome};
 use rdma_proto::{Datagrams, Destination, End};
 use rdma_types::{Psn, QpAttributes, QpState};
 
@@ -16,6 +17,7 @@ use crate::engine::events::report::Reporter;
 use crate::engine::memory::protection::ProtectionDomain;
 use crate::engine::queue_pair::capacity::{Capacity, Init};
 use crate::engine::queue_pair::settings::Settings;
+use crate::engine::requester;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::link::Link;
@@ -103,6 +105,42 @@ fn what_came_for_an_earlier_life_is_not_taken() {
     assert_eq!(counted(), (before.0, before.1 + 1));
     taken(2);
     assert_eq!(counted(), (before.0 + 1, before.1 + 1));
+    own.destroy();
+}
+
+/// The same of an acknowledgement, that comes for the requests of an earlier life.
+#[test]
+fn what_acknowledges_an_earlier_life_is_not_taken() {
+    static DEVICE: OnceLock<Device> = OnceLock::new();
+    let device = device(&DEVICE);
+    let own = queue_pair(device, Service::ReliableConnection);
+    let opcode = Opcode::new(WireService::Rc, Operation::Acknowledge).unwrap();
+    let mut headers = Headers::new(Bth::new(opcode, Qpn::masked(own.qpn), Psn::masked(0)));
+    headers.aeth = Some(Aeth { syndrome: Syndrome::Ack(CreditCount::UNLIMITED), msn: 1 });
+    let letter = || Letter::new(PATH, Burst::single(headers, 0), None, Box::default());
+    let inbox = device.inbox();
+    let _ = inbox.buffer(&own).unwrap();
+    inbox.arrive(letter());
+    device.fabric.unsettled.settle();
+    {
+        let send = &mut *own.send.lock();
+        (send.state, send.requester.origin.path) = (QpState::RTS, Some(PATH));
+        let route = Route { path: PATH, inbox: Some(inbox) };
+        send.wire = Some(Box::new(requester::wire::Wire::new(&own, &send.requester, route)));
+    }
+    let taken = |number| {
+        let before = device.tally.counters();
+        let mut letter = letter();
+        letter.number = number;
+        receive(device, &letter);
+        let now = device.tally.counters();
+        (
+            now.wrong_state - before.wrong_state,
+            now.unsolicited_response - before.unsolicited_response,
+        )
+    };
+    assert_eq!(taken(0), (1, 0));
+    assert_eq!(taken(1), (0, 1));
     own.destroy();
 }
 
