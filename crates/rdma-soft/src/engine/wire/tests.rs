@@ -26,13 +26,14 @@ use crate::schedule::Schedule;
 
 const PATH: Path = Path { local: Address::Lid(1), remote: Address::Lid(1) };
 
+/// A device of a fabric of its own, that this thread alone serves.
 fn device(place: &'static OnceLock<Device>) -> &'static Device {
-    static FABRIC: Fabric = Fabric::new();
-    FABRIC.serve_by_polls_alone();
     let (limits, schedule, link) = (Limits::default(), Schedule::Immediate, Link::InfiniBand);
-    let make =
-        || Device::new(&FABRIC, "d".into(), link, Vec::new(), limits, schedule, &Seed::new(1));
-    place.get_or_init(make)
+    place.get_or_init(|| {
+        let fabric: &'static Fabric = Box::leak(Box::new(Fabric::new()));
+        fabric.serve_by_polls_alone();
+        Device::new(fabric, "d".into(), link, Vec::new(), limits, schedule, &Seed::new(1))
+    })
 }
 
 fn queue_pair(device: &'static Device, service: Service) -> Arc<QueuePair> {
