@@ -273,7 +273,7 @@ impl Device {
 
     /// How many packets, or runs of them, have arrived here.
     pub(crate) fn arrived(&self) -> u64 {
-        self.inbox.get().map_or(0, |inbox| inbox.arrived())
+        self.inbox_if_any().map_or(0, |inbox| inbox.arrived())
     }
 
     /// Where messages go that take that path, if they go as packets. A connection to nowhere is one of packets

@@ -17,8 +17,8 @@
 //! 9. The list of devices, a device's table of queue pairs, its multicast [groups](group), or what has arrived
 //!    at it.
 //! 10. [Deferred](deferred) work.
-//! 11. The handle of a [reporter](events::report), then the state of an [event queue](events), or what a capture has not
-//!     written yet (`link/pcap.rs`), then what is left to be done without locks (`fabric/overflow.rs`), or the
+//! 11. The handle of a [reporter](events::report), then the state of an [event queue](events), or what a capture has
+//!     not written yet (`link/pcap.rs`), then what is left to be done without locks (`fabric/overflow.rs`), or the
 //!     acknowledgements of an object.
 //! 12. Leaves, under which no other is taken: deadlines, what is under way in a simulated network, a device's
 //!     tally of its queue pairs, what it has to tell of packets, the users of a completion queue, all its rings,
