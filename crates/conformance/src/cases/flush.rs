@@ -1,7 +1,7 @@
 //! The error state: what is flushed, in which order, and by what.
 
 use rdma_sys::ibv_wc_status as Status;
-use test_support::rig::connect::{Knobs, connect_sides, pair, pair_with};
+use test_support::rig::connect::{Knobs, connect_sides, expect_nothing_under_way, pair, pair_with};
 use test_support::rig::post::Wr;
 use test_support::rig::scene::{RECEIVE_A, RECEIVE_B, Scene};
 use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Size};
@@ -160,6 +160,8 @@ fn request_that_is_flushed_moves_no_bytes(device: &Device) {
     a.qp.post(&Wr::write(3, &[source.sge(0, 8)], &sink, 0).with_imm(4));
     a.qp.to_error();
     a.send_cq.expect_flushed([1, 2, 3]);
+    // What has left arrives, and finds no receive request.
+    expect_nothing_under_way(device);
     b.qp.post_receive(1, &[sink.sge(0, 8)]);
     // A new life of both, in which nothing of the old one comes.
     a.qp.to_reset();

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use rdma_sys::{ibv_wc_opcode as Opcode, ibv_wc_status as Status};
 use rdma_types::MinRnrTimer;
-use test_support::rig::connect::{Knobs, Side, acquaint, connect, pair_with};
+use test_support::rig::connect::{
+    Knobs, Side, acquaint, connect, expect_nothing_under_way, pair_with,
+};
 use test_support::rig::post::Wr;
 use test_support::rig::scene::Scene;
 use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Size, until};
@@ -252,7 +254,10 @@ fn wait_ends_with_the_error_state(device: &Device) {
     a.qp.post(&Wr::send(2, &[]).unsignaled());
     a.qp.to_error();
     a.send_cq.expect_flushed([1, 2]);
+    // What has left arrives, and finds no receive request.
+    expect_nothing_under_way(device);
     b.qp.post_receive(3, &[]);
+    expect_nothing_under_way(device);
     assert!(a.send_cq.is_empty() && b.receive_cq.is_empty());
     b.qp.assert_ready();
 }

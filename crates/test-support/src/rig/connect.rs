@@ -209,6 +209,14 @@ pub fn connect_sides(a: &Side, b: &Side, knobs: &Knobs) {
     connect(&b.qp, &at_b, &at_a, knobs);
 }
 
+/// Waits until what queue pairs of the device have sent has arrived, also what those sent that are gone: a message on
+/// another connection arrives behind it.
+#[track_caller]
+pub fn expect_nothing_under_way(device: &str) {
+    let (a, b) = pair(device);
+    acquaint(&a, &b);
+}
+
 /// A message and a write go through.
 #[track_caller]
 pub fn expect_traffic(a: &Side, b: &Side) {
