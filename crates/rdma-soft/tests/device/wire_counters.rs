@@ -34,7 +34,7 @@ const IMPATIENT: fn() -> Knobs = || Knobs { timeout: 6, retries: 1, ..Knobs::def
 fn running_connections_are_counted() {
     let devices = devices("wcount-live");
     let [a, b] = sides(&devices, [Size::default(); 2]);
-    let knobs = Knobs { min_rnr_timer: 10, rnr_retries: 7, ..Knobs::default() };
+    let knobs = Knobs { min_rnr_timer: 10, rnr_retries: 7, ..Knobs::patient() };
     connect_sides(&a, &b, &knobs);
     a.qp.post(&Wr::send(1, &[]));
     until("both have counted it", || {
@@ -113,7 +113,7 @@ fn a_refused_request_is_counted_by_who_refused_it() {
     let devices = devices("wcount-key");
     let [a, b] = sides(&devices, [Size::default(); 2]);
     // On the slowest machine nothing is sent again, which the peer would count, too.
-    connect_sides(&a, &b, &Knobs { timeout: 24, ..Knobs::default() });
+    connect_sides(&a, &b, &Knobs { timeout: 24, ..Knobs::patient() });
     let [source, sink] = [&a, &b].map(|side| side.pd.register(8, ALL_ACCESS));
     let wrong = Wr::write(1, &[source.sge(0, 8)], &sink, 0).remote(1, 2);
     a.qp.post(&wrong);
@@ -126,7 +126,7 @@ fn no_counter_goes_back_while_connections_come_and_go() {
     const ROUNDS: u64 = 40;
     let device = Builder::new("wcount-race").force_wire().install().unwrap();
     // A busy machine takes its time.
-    let patient = Knobs { timeout: 18, retries: 7, ..Knobs::default() };
+    let patient = Knobs { timeout: 18, ..Knobs::patient() };
     watch_while_connections_come_and_go(&device, ROUNDS, &patient);
     let counters = device.counters();
     assert_eq!((counters.rdma_sends, counters.rdma_recvs), (2 * ROUNDS, 2 * ROUNDS));

@@ -29,19 +29,29 @@ pub struct Knobs {
     pub rd_atomic: u8,
 }
 
-impl Default for Knobs {
-    fn default() -> Self {
-        let slow = provider().slow;
+impl Knobs {
+    /// Of a connection that does not give up where a thread that has packets in hand is held up.
+    pub fn patient() -> Self {
+        Self { timeout: 16, retries: 7, ..Self::prompt() }
+    }
+
+    fn prompt() -> Self {
         Self {
             access: ALL_ACCESS,
             mtu: ibv_mtu::IBV_MTU_1024,
             psn: 7,
-            timeout: if slow { 16 } else { 8 },
-            retries: if slow { 7 } else { 2 },
+            timeout: 8,
+            retries: 2,
             rnr_retries: 7,
             min_rnr_timer: 1,
             rd_atomic: 4,
         }
+    }
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        if provider().slow { Self::patient() } else { Self::prompt() }
     }
 }
 
