@@ -12,7 +12,8 @@ use crate::rig::connect::{RTR, Side, attributes, to_init};
 use crate::rig::datagram::{Ah, HEADER, QKEY, activate, side, size, vector};
 use crate::rig::post::Wr;
 use crate::rig::{
-    Context, LOCAL_WRITE, Mr, Size, imm_of, on_each_device, on_each_held_device, open_default, soft,
+    Context, LOCAL_WRITE, Mr, Size, imm_of, on_each_device, on_each_held_device, open_default,
+    soft, until,
 };
 
 const GROUP_QPN: u32 = 0x00ff_ffff;
@@ -103,12 +104,14 @@ fn members_are_on_every_device_of_the_link_whose_port_is_up() {
         builder(2).force_wire().install().unwrap();
         let members: Vec<_> = (0..6).map(|n| Member::new(&names[n / 2], &group)).collect();
         let mut imm = 0;
-        for from in [0, 2, 4].map(|n: usize| &members[n].side) {
+        for sender in 0..3 {
+            let from = &members[2 * sender].side;
             let ah = group.from(from);
             for down in [None, Some(0), Some(1), Some(2)] {
                 let port = down.map(|n: usize| soft(&names[n]));
                 members.iter().for_each(|member| member.receive(10));
                 if let Some(port) = port {
+                    let lost = port.counters().port_down;
                     port.set_port_up(false);
                     send(from, &ah, imm);
                     if port.name() != from.context.name() {
@@ -120,6 +123,9 @@ fn members_are_on_every_device_of_the_link_whose_port_is_up() {
                         }
                     }
                     // What goes as packets arrives at a port that is down before it is up again.
+                    if down != Some(sender) && (sender == 2 || down == Some(2)) {
+                        until("the packet is lost", || port.counters().port_down > lost);
+                    }
                     assert!(members.iter().all(|member| member.side.receive_cq.is_empty()));
                     port.set_port_up(true);
                     imm += 1;
