@@ -114,6 +114,13 @@ pub(crate) const JOBS: &[Job] = &[
         ])],
     },
     Job {
+        name: "stalls",
+        about: "what goes by packets, where the threads that have packets in hand are held up",
+        tier: Tier::Full,
+        needs: &[],
+        steps: STALLS,
+    },
+    Job {
         name: "sim-planted",
         about: "the simulator finds each of the faults that are planted",
         tier: Tier::Full,
@@ -332,6 +339,19 @@ const AARCH64: &[Step] = &[
         "cargo test --target aarch64-unknown-linux-gnu -p conformance --test conformance -- soft0::",
     )
     .with(EMULATED),
+];
+
+const STALLED: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg rdma_stalls"), WITHOUT_RXE];
+
+const STALLS: &[Step] = &[
+    tests("cargo test --target-dir {target}/stalls -p conformance --test conformance -- wire::")
+        .with(STALLED),
+    tests("cargo test --target-dir {target}/stalls --lib --tests -p rdma-soft").with(STALLED),
+    tests(
+        "cargo test --target-dir {target}/stalls -p rdma-channel --test exchange --test endings \
+            --test random_peers --test random_programs",
+    )
+    .with(STALLED),
 ];
 
 /// What must not compile is the same for every processor.

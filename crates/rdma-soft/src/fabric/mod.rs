@@ -24,6 +24,7 @@ pub(crate) mod overflow;
 pub(crate) mod random;
 #[cfg_attr(loom, allow(dead_code))] // no model is one
 pub(crate) mod simulation;
+pub(crate) mod stalls;
 #[cfg_attr(loom, allow(dead_code))] // models have threads of their own
 pub(crate) mod thread;
 pub(crate) mod timers;

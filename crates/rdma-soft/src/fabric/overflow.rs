@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 
 use crate::device::Device;
 use crate::device::notices;
+use crate::fabric::stalls;
 use crate::fabric::turns::{self, Driven, Row};
 use crate::sync::{
     AtomicUsize, Held, Mutex, MutexGuard, Ordering, locked_for_calls, locked_in_models,
@@ -176,6 +177,7 @@ impl Unsettled {
 
     #[cold]
     fn settle_all(&self) {
+        stalls::here();
         self.settle_failed();
         self.give_turns();
         self.settle_failed();
@@ -228,7 +230,9 @@ impl Unsettled {
             self.count(&due);
             drop(due);
             let Some(driven) = next.upgrade() else { continue };
+            stalls::here();
             driven.place().give_back();
+            stalls::here();
             if Arc::clone(&driven).take_turn() {
                 self.note_turn_of(&driven);
             }

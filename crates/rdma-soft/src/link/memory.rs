@@ -13,6 +13,7 @@ use crate::device::Device;
 use crate::engine::completion::work_completion::Source;
 use crate::engine::wire;
 use crate::fabric::clock::Time;
+use crate::fabric::stalls;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::pcap::Tap;
@@ -242,6 +243,7 @@ impl Driven for Inbox {
             let mut left = wire::TURN;
             while left > 0 {
                 let Some(letter) = locked(&self.letters).arrived.pop_front() else { break };
+                stalls::here();
                 if let Some(tap) = self.device.tap.as_ref().filter(|_| self.device.port_is_up()) {
                     self.capture(tap, &letter);
                 }
