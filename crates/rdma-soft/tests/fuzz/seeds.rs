@@ -32,6 +32,7 @@ pub(crate) fn all() -> Vec<Seed> {
         seeds.push((format!("{name}-windows"), windows(device)));
         seeds.push((format!("{name}-mistakes"), mistakes(device)));
         seeds.push((format!("{name}-states"), states(device)));
+        seeds.push((format!("{name}-late"), late_acknowledgement(device)));
         seeds.push((format!("{name}-nowhere"), nowhere(device)));
     }
     seeds
@@ -184,6 +185,15 @@ fn states(device: u8) -> Vec<u8> {
         program.tag(Tag::Pass, 0, 20).tag(Tag::Poll, 0, 3);
         program.tag(Tag::Modify, 0, state);
     }
+    program.0
+}
+
+/// What acknowledges a request comes in the next life of its queue pair, in which another one waits for an answer.
+fn late_acknowledgement(device: u8) -> Vec<u8> {
+    let mut program = Program::new(device, 0, 0);
+    program.tag(Tag::Send, 0, 0).request(send(WRITE, 0), &[]);
+    program.tag(Tag::Modify, 0, 5 + 24).tag(Tag::Send, 0, 0);
+    program.request(Send { key: 12, ..send(WRITE, SIGNALED) }, &[element(0, 0, 8)]);
     program.0
 }
 

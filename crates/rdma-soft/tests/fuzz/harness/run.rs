@@ -436,6 +436,7 @@ impl Run {
         }
         if which % 4 == 3 {
             peer.qpn ^= 1;
+            self.lives += 1;
             return connect::connect(qp, &self.endpoint(end), &peer, &self.knobs());
         }
         let attributes = connect::attributes(&self.endpoint(end), &peer, &self.knobs());
