@@ -1,5 +1,5 @@
-//! Operations ask for no memory, in any form. Its own `main`, since the threads of the usual harness
-//! allocate too.
+//! Operations ask for no memory and make no system call, in any form. Its own `main`, since the threads of the
+//! usual harness allocate too.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -17,6 +17,8 @@ use rdma_qp::{
 };
 use rdma_soft::{Builder, Schedule};
 use test_support::alloc_counter::CountingAllocator;
+use test_support::program::{is_emulated, this_program};
+use test_support::system_calls::{end_at_first_system_call, first_system_call};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
@@ -65,22 +67,30 @@ impl Rig {
     }
 }
 
+const WORK: [(&str, Work); 7] = [
+    ("blocking", blocking),
+    ("a scope of one", scope_of_one),
+    ("a scope of many", scope_of_many),
+    ("rented", rented),
+    ("handles that are dropped", unasked),
+    ("batches", batches),
+    ("refusals", refusals),
+];
+
+/// The work that a child of this program does, of which the kernel stops the first system call.
+const FILTERED: &str = "RDMA_TEST_FILTERED";
+
 fn main() {
     rdma_soft::install();
+    if let Ok(name) = std::env::var(FILTERED) {
+        let work = WORK.iter().find(|work| work.0 == name);
+        return without_system_calls(work.map_or(call_the_kernel, |work| work.1));
+    }
     Builder::new(LATE).schedule(Schedule::Deferred { seed: 7 }).install().unwrap();
     for device in ["soft0", LATE] {
         let mut rig = Rig::new(device);
         start_timer(&mut rig);
-        let work: [(&str, Work); 7] = [
-            ("blocking", blocking),
-            ("a scope of one", scope_of_one),
-            ("a scope of many", scope_of_many),
-            ("rented", rented),
-            ("handles that are dropped", unasked),
-            ("batches", batches),
-            ("refusals", refusals),
-        ];
-        for (name, work) in work {
+        for (name, work) in WORK {
             for round in 0..200 {
                 let before = ALLOCATOR.allocations();
                 work(&mut rig).unwrap();
@@ -97,6 +107,27 @@ fn main() {
         across_threads(rig);
     }
     println!("no allocation: ok");
+    if is_emulated() {
+        return println!("system calls: skipped, the emulator refuses filters");
+    }
+    let first = |name| first_system_call(this_program().env(FILTERED, name));
+    assert_eq!(first("a call").map(i64::from), Some(libc::SYS_getppid), "the filter sees none");
+    for (name, _) in WORK {
+        assert_eq!(first(name), None, "{name}: the number of the first system call");
+    }
+    println!("no system call: ok");
+}
+
+fn without_system_calls(work: Work) {
+    let mut rig = Rig::new("soft0");
+    // As above.
+    (0..20).for_each(|_| work(&mut rig).unwrap());
+    end_at_first_system_call(|| (0..20).for_each(|_| work(&mut rig).unwrap()));
+}
+
+fn call_the_kernel(_: &mut Rig) -> Outcome {
+    let _ = rustix::process::getppid();
+    Ok(())
 }
 
 /// Has the thread of a device that defers its work start, which allocates: where nobody polls, nobody else

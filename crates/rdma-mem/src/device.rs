@@ -6,11 +6,10 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use rdma_sys::{Errno, Verbs, ibv_device};
+use rdma_sys::{Errno, Process, Verbs, ibv_device};
 use rdma_types::{Guid, NodeType, TransportType};
 
-use crate::fork::Process;
-use crate::{Context, Error, Forked, UnknownDevice, VerbError, hint};
+use crate::{Context, Error, Forked, UnknownDevice, VerbError, fork, hint};
 
 /// An RDMA device that [`list_devices`](crate::list_devices) found.
 ///
@@ -42,7 +41,7 @@ unsafe impl Sync for RawList {}
 
 impl Drop for RawList {
     fn drop(&mut self) {
-        if self.process.check().is_err() {
+        if !self.process.is_current() {
             return;
         }
         // SAFETY: SAFETY.md F2, F6: the list of this table; every device holds an `Arc` of it.
@@ -165,7 +164,7 @@ impl Device {
 
     /// Whether this process is the one that listed it.
     pub(crate) fn check_process(&self) -> Result<(), Forked> {
-        self.list.process.check()
+        fork::check(self.list.process)
     }
 
     /// The functions of the device's provider.

@@ -6,10 +6,9 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use rdma_sys::Errno;
+use rdma_sys::{Errno, Process};
 
-use crate::fork::Process;
-use crate::{Error, Forked, Ownership, VerbError};
+use crate::{Error, Forked, Ownership, VerbError, fork};
 
 /// One object of a provider (`ibv_pd`, `ibv_qp` …), destroyed when dropped, and `P`, what it needs:
 /// its parents, or its memory.
@@ -78,7 +77,7 @@ impl<T, P> Handle<T, P> {
     /// If it is a child that was forked since.
     #[inline]
     pub fn check_process(&self) -> Result<(), Forked> {
-        self.process.check()
+        fork::check(self.process)
     }
 
     /// The object. It is live as long as the handle.

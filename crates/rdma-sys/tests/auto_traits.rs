@@ -1,7 +1,7 @@
 //! A table of verbs is for every thread, as the functions in it are. The structs of C are not looked
 //! at here: they have raw pointers, which Rust leaves to one thread.
 
-use rdma_sys::{Errno, LoadError, Provider, UnknownProvider, Unsupported, Verbs};
+use rdma_sys::{Errno, LoadError, Process, Provider, UnknownProvider, Unsupported, Verbs};
 
 fn send_sync<T: Send + Sync + 'static>() {}
 fn error<T: std::error::Error + Send + Sync + 'static>() {}
@@ -10,6 +10,11 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 fn tables_are_for_every_thread() {
     send_sync::<Verbs>();
     send_sync::<Provider>();
+}
+
+#[test]
+fn processes_are_told_apart_by_any_thread() {
+    send_sync::<Process>();
 }
 
 #[test]

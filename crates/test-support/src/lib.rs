@@ -11,6 +11,7 @@
 //! - [`program`]: starting programs of the target, in an emulator where there is one.
 //! - [`quiet_device`]: a device that does nothing, beside which the caller's own code is counted.
 //! - [`rig`]: the verbs as C calls them, for tests of devices.
+//! - [`system_calls`]: proof that a piece of code makes no system call.
 //! - [`twins`]: what must not compile, beside what does.
 //!
 //! Of the workspace it uses only the two lowest crates, so that every other one can use it.
@@ -26,4 +27,5 @@ pub mod fuzz;
 pub mod program;
 pub mod quiet_device;
 pub mod rig;
+pub mod system_calls;
 pub mod twins;

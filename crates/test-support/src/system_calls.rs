@@ -1,0 +1,106 @@
+//! Proof that a piece of code makes no system call: the kernel stops the first one.
+//!
+//! The piece runs in a process of its own, since a filter of system calls cannot be taken away again
+//! (`man 2 seccomp`). Calls that the kernel serves without being entered (`man 7 vdso`) are none.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_long, c_ulong, c_void};
+use std::fs;
+use std::mem::MaybeUninit;
+use std::process::Command;
+use std::ptr;
+
+/// What a process ends with that can have no filter.
+const NO_FILTER: c_int = 254;
+
+/// Runs the piece, and ends the process: with what [`first_system_call`] understands.
+pub fn end_at_first_system_call(piece: impl FnOnce()) -> ! {
+    let status = if filter() {
+        piece();
+        0
+    } else {
+        NO_FILTER
+    };
+    // SAFETY: SAFETY.md F15: it ends the process, by the call that the filter lets through.
+    unsafe { libc::_exit(status) }
+}
+
+/// Runs a program that [ends at its first system call](end_at_first_system_call): the number of that call
+/// (`man 2 syscalls`), or that of another if it is above 252. `None` if it made none.
+///
+/// # Panics
+/// If the program does not run, or there can be no filter.
+#[expect(clippy::expect_used, reason = "a failing helper fails its test")]
+pub fn first_system_call(program: &mut Command) -> Option<c_int> {
+    let status = program.status().expect("the program runs");
+    let code = status.code().expect("no signal ends the program");
+    assert_ne!(code, NO_FILTER, "the kernel refuses filters of system calls");
+    (code > 0).then(|| code - 1)
+}
+
+/// From now on this thread is stopped at each call but those that end the process and the handler of a signal.
+fn filter() -> bool {
+    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+    let set_up = action.as_mut_ptr();
+    let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = stop;
+    // SAFETY: SAFETY.md F15: a field of the struct that is being set up; zeros are the rest of it.
+    unsafe { (*set_up).sa_sigaction = handler as libc::sighandler_t };
+    // SAFETY: SAFETY.md F15: likewise.
+    unsafe { (*set_up).sa_flags = libc::SA_SIGINFO };
+    // SAFETY: SAFETY.md F15: the handler calls nothing that a handler may not call.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGSYS, set_up, ptr::null_mut()) }, 0);
+
+    let load = |at| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, at);
+    let give = |what| instruction(libc::BPF_RET | libc::BPF_K, 0, what);
+    let clock =
+        if has_clock_without_calls() { libc::SYS_exit_group } else { libc::SYS_clock_gettime };
+    let allowed = [libc::SYS_exit_group, libc::SYS_rt_sigreturn, clock];
+    let mut program = vec![load(0)];
+    for (n, call) in (0_u8..).zip(allowed) {
+        // To the last one, which lets it through.
+        let skipped = 3 - n;
+        program.push(instruction(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            skipped,
+            number(call),
+        ));
+    }
+    program.extend([give(libc::SECCOMP_RET_TRAP), give(libc::SECCOMP_RET_ALLOW)]);
+    let filter = libc::sock_fprog {
+        len: u16::try_from(program.len()).unwrap_or(u16::MAX),
+        filter: program.as_mut_ptr(),
+    };
+    let (one, zero): (c_ulong, c_ulong) = (1, 0);
+    // SAFETY: SAFETY.md F15: numbers alone.
+    let quiet = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, one, zero, zero, zero) };
+    let mode = libc::SECCOMP_MODE_FILTER;
+    // SAFETY: SAFETY.md F15: the program and its instructions live during the call, which reads them.
+    quiet == 0
+        && unsafe { libc::prctl(libc::PR_SET_SECCOMP, c_ulong::from(mode), &raw const filter) } == 0
+}
+
+fn number(call: c_long) -> u32 {
+    u32::try_from(call).unwrap_or(u32::MAX)
+}
+
+fn instruction(code: u32, jt: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: u16::try_from(code).unwrap_or(u16::MAX), jt, jf: 0, k }
+}
+
+/// Ends the process with the number of the call, counted from 1.
+extern "C" fn stop(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
+    // The address of the call, then its number (`man 2 sigaction`, SIGSYS).
+    const NUMBER: usize = 24;
+    let number = info.wrapping_byte_add(NUMBER).cast::<c_int>();
+    // SAFETY: SAFETY.md F15: the kernel gives this signal with what it says of it, of more bytes than these.
+    let call = unsafe { number.read() };
+    // SAFETY: SAFETY.md F15: it ends the process.
+    unsafe { libc::_exit((call + 1).clamp(1, NO_FILTER - 1)) }
+}
+
+/// Whether the clock of this machine is read without a system call.
+fn has_clock_without_calls() -> bool {
+    const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+    let known = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];
+    fs::read_to_string(CLOCK).is_ok_and(|clock| known.contains(&clock.trim()))
+}
