@@ -13,16 +13,22 @@ use std::ptr;
 /// What a process ends with that can have no filter.
 const NO_FILTER: c_int = 254;
 
-/// Runs the piece, and ends the process: with what [`first_system_call`] understands.
-pub fn end_at_first_system_call(piece: impl FnOnce()) -> ! {
+/// Runs the piece, and ends the process, with what [`first_system_call`] understands. It does not return.
+pub fn end_at_first_system_call(piece: impl FnOnce()) {
     let status = if filter() {
         piece();
         0
     } else {
         NO_FILTER
     };
-    // SAFETY: SAFETY.md F15: it ends the process, by the call that the filter lets through.
-    unsafe { libc::_exit(status) }
+    end(status)
+}
+
+/// By the call alone, that the filter lets through. A sanitizer makes more calls in `_exit`, and before any function
+/// that says that it does not return.
+fn end(status: c_int) {
+    // SAFETY: SAFETY.md F15: it ends the process.
+    unsafe { libc::syscall(libc::SYS_exit_group, status) };
 }
 
 /// Runs a program that [ends at its first system call](end_at_first_system_call): the number of that call
@@ -94,8 +100,7 @@ extern "C" fn stop(_: c_int, info: *mut libc::siginfo_t, _: *mut c_void) {
     let number = info.wrapping_byte_add(NUMBER).cast::<c_int>();
     // SAFETY: SAFETY.md F15: the kernel gives this signal with what it says of it, of more bytes than these.
     let call = unsafe { number.read() };
-    // SAFETY: SAFETY.md F15: it ends the process.
-    unsafe { libc::_exit((call + 1).clamp(1, NO_FILTER - 1)) }
+    end((call + 1).clamp(1, NO_FILTER - 1))
 }
 
 /// Whether the clock of this machine is read without a system call.
