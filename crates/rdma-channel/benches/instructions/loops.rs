@@ -60,6 +60,20 @@ pub(crate) fn scope_of_one(rig: &mut Rig, n: u64) -> Outcome<u64> {
     Ok(sum)
 }
 
+/// As users of other crates write it: the handle is dropped.
+pub(crate) fn scope_of_one_ended(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for id in 0..n {
+        rig.channel.scope(|s| {
+            let list = GatherList::from([slice(&rig.source, id)]);
+            drop(s.post_write(WriteWorkRequest::from_list(&list, remote))?);
+            Ok::<(), TransportError>(())
+        })?;
+        sum += id;
+    }
+    Ok(sum)
+}
+
 pub(crate) fn asked(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let (remote, mut sum) = (rig.remote, 0);
     for first in (0..n).step_by(DEPTH) {

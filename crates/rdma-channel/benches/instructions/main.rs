@@ -30,7 +30,7 @@ struct Row {
     most: f64,
 }
 
-const ROWS: [Row; 7] = [
+const ROWS: [Row; 8] = [
     Row {
         name: "blocking write",
         c: CLoop::ONE,
@@ -46,6 +46,14 @@ const ROWS: [Row; 7] = [
         calls: |n| Calls::writes(n, n, n),
         sum: ids,
         most: 1.25,
+    },
+    Row {
+        name: "the same, ended by the scope",
+        c: CLoop::ONE,
+        channel: loops::scope_of_one_ended,
+        calls: |n| Calls::writes(n, n, n),
+        sum: ids,
+        most: 2.9,
     },
     Row {
         name: "16 writes, ended by the scope",
@@ -91,7 +99,7 @@ const ROWS: [Row; 7] = [
 
 /// Where these are among the rows.
 const BLOCKING: usize = 0;
-const ENDED: usize = 2;
+const ENDED: usize = 3;
 
 const GOAL: f64 = 1.3;
 const MOST_MORE_OF_AN_IDLE_POLL: f64 = 8.0;
