@@ -1,4 +1,4 @@
-//! Where a thread that serves devices may be held up, with packets in hand or before it takes some. Built with
+//! Where a thread that serves devices may be held up, with packets or a deadline in hand. Built with
 //! `--cfg rdma_stalls` it is, at random, so that tests show who counts on its being quick.
 
 #[cfg(not(rdma_stalls))]

@@ -1,7 +1,6 @@
-//! Deadlines: one alarm for each queue pair and each shared receive queue. Whoever polls an empty completion queue when one has passed
-//! sees to it; for programs that do not poll there is a thread, which exists while an alarm is set and
-//! stays for a moment after the last, so that a program that meets RNR now and then does not make a thread
-//! each time.
+//! Deadlines: one alarm for each queue pair and each shared receive queue. Whoever polls an empty completion queue when
+//! one has passed sees to it; for programs that do not poll there is a thread, which exists while an alarm is set and
+//! stays for a moment after the last, so that a program that meets RNR now and then does not make a thread each time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,6 +10,7 @@ use std::time::Duration;
 
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
+use crate::fabric::stalls;
 #[cfg(not(loom))]
 use crate::fabric::thread;
 use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, locked_for_calls};
@@ -133,6 +133,7 @@ impl Fabric {
             self.timers.publish(&schedule);
             drop(schedule);
             if let Some(owner) = due.and_then(|owner| owner.upgrade()) {
+                stalls::here();
                 owner.alarm_rings();
             }
         }
@@ -155,6 +156,7 @@ impl Fabric {
                 drop(schedule);
                 // The last reference may go here, and takes the lock when it does.
                 if let Some(owner) = owner.upgrade() {
+                    stalls::here();
                     owner.alarm_rings();
                 }
                 schedule = self.timers.lock();
