@@ -9,6 +9,7 @@ use rdma_qp::{
 };
 
 use crate::limits::Limits;
+use crate::slot::MOST_REQUESTS;
 use crate::{Channel, PreparedChannel};
 
 /// Makes a channel.
@@ -199,7 +200,8 @@ impl<'a> ChannelBuilder<'a> {
     /// Creates the channel's queues.
     ///
     /// # Errors
-    /// As of [`QueuePairBuilder::build`]; [`Error::NotConnected`] of UD, which has no connections.
+    /// As of [`QueuePairBuilder::build`]; [`Error::NotConnected`] of UD, which has no connections;
+    /// [`Error::TooLarge`] for more requests than can be told apart.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel, Error> {
         let cq = self.completion_queue(1)?;
@@ -213,14 +215,24 @@ impl<'a> ChannelBuilder<'a> {
         ((self.max_send_wr, self.max_recv_wr), self.limits, self.pd.clone())
     }
 
-    /// A completion queue that so many channels cannot overflow.
+    /// A completion queue that so many channels cannot overflow, and whose requests can be told apart.
     pub(crate) fn completion_queue(&self, channels: u32) -> Result<CompletionQueue, Error> {
         if self.qp_type == QueuePairType::UD {
             return Err(Error::NotConnected);
         }
-        let each = self.max_send_wr.saturating_add(self.max_recv_wr);
-        let capacity = each.saturating_mul(channels).max(1);
-        CompletionQueue::create(self.pd.context(), capacity)
+        CompletionQueue::create(self.pd.context(), self.room(channels)?.max(1))
+    }
+
+    /// How many requests of so many channels can be under way.
+    fn room(&self, channels: u32) -> Result<u32, Error> {
+        let at_most = |knob, value, most| match value {
+            _ if value > most => Err(Error::TooLarge { knob, value, most }),
+            _ => Ok(value),
+        };
+        let sends = at_most("max_send_wr", self.max_send_wr, MOST_REQUESTS)?;
+        let receives = at_most("max_recv_wr", self.max_recv_wr, MOST_REQUESTS - sends)?;
+        let each = sends + receives;
+        Ok(each * at_most("num_channels", channels, MOST_REQUESTS / each.max(1))?)
     }
 
     /// A queue pair that completes in that queue.

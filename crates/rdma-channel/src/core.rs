@@ -13,7 +13,7 @@ use rdma_qp::{
 use crate::lane::{Lane, Lanes, Ring};
 use crate::limits::Limits;
 use crate::patience::Patience;
-use crate::slot::{MOST_SLOTS, Slot, State, index};
+use crate::slot::{Slot, State, index};
 use crate::table::Table;
 use crate::ticket::Ticket;
 use crate::{CloseReason, Operation, TransportError};
@@ -112,7 +112,8 @@ const MANY: usize = 16;
 
 impl Core {
     /// The table for queue pairs of that domain whose queues hold at least so many requests each, to send and
-    /// to receive, and which all complete in `cq`, which holds one completion of each of these.
+    /// to receive, and which all complete in `cq`, which holds one completion of each of these. The builder has seen
+    /// to it that these are no more than can be told apart.
     pub(crate) fn new(
         cq: CompletionQueue,
         qps: Vec<QueuePair>,
@@ -121,10 +122,6 @@ impl Core {
         pd: ProtectionDomain,
     ) -> Self {
         let of_each = max_send_wr + max_recv_wr;
-        assert!(
-            (of_each as usize).saturating_mul(qps.len()) < MOST_SLOTS,
-            "a completion queue has room for no more requests than can be told apart"
-        );
         let slots = (0..).zip(&qps).flat_map(|(lane, _)| {
             let first = 1 + lane * of_each;
             (first..first + of_each).map(move |index| Slot::new(index, lane))
