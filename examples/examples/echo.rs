@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use rdma_channel::prelude::*;
-use rdma_channel::{Channel, Prefix, PreparedChannel, TransportError, confirm, exchange};
+use rdma_channel::{Channel, Prefix, PreparedChannel, confirm, exchange};
 use rdma_examples::end::check_reach;
 use rdma_examples::out_of_band::{OutOfBand, Peer};
 use rdma_examples::{Failure, exit};
@@ -104,19 +104,16 @@ fn ask(channel: &mut Channel, arguments: &Arguments) -> Result<u32, Failure> {
                 let (Some(mut data), Some(room)) = (from.take(), to.take()) else { break };
                 let length = number as usize % (size + 1);
                 data[..length].fill(number.to_le_bytes()[0]);
-                let answer = s.receive_into(room).map_err(TransportError::from)?;
+                let answer = s.receive_into(room)?;
                 let data = Prefix::new(data, length).map_err(|_| "too long")?;
-                let sent = s.send_from(data).map_err(TransportError::from)?;
-                let sent = sent.wait(wait).map_err(|_| "the server takes nothing")?;
-                sent.result?;
-                let data = sent.buf.into_whole();
-                let arrived = answer.wait(wait).map_err(|_| "the server does not answer")?;
-                if arrived.result?.scattered_bytes() != Some(length)
-                    || arrived.buf[..length] != data[..length]
+                let sent = s.send_from(data)?;
+                let data = sent.done(wait)?.0.into_whole();
+                let (arrived, success) = answer.done(wait)?;
+                if success.scattered_bytes() != Some(length) || arrived[..length] != data[..length]
                 {
                     return Err(format!("message {number} came back as another").into());
                 }
-                (from, to) = (Some(data), Some(arrived.buf));
+                (from, to) = (Some(data), Some(arrived));
             }
             s.post_send(SendWorkRequest::only_immediate(GOODBYE))?.spin_poll()?;
             Ok::<_, Failure>(arguments.messages)
@@ -137,24 +134,21 @@ fn serve(
             let (mut rest, mut rooms) = (memory.as_slice_mut(), VecDeque::new());
             for _ in 0..ROOMS {
                 let (room, others) = rest.split_at(size);
-                rooms.push_back(s.receive_into(room).map_err(TransportError::from)?);
+                rooms.push_back(s.receive_into(room)?);
                 rest = others;
             }
             ready()?;
             let mut count = 0;
             while let Some(room) = rooms.pop_front() {
-                let arrived = room.wait(wait).map_err(|_| "the client says nothing")?;
-                let success = arrived.result?;
+                let (arrived, success) = room.done(wait)?;
                 if success.immediate_data() == Some(GOODBYE) {
                     break;
                 }
                 let length = success.scattered_bytes().unwrap_or(0);
-                let answer = Prefix::new(arrived.buf, length).map_err(|_| "too long")?;
-                let sent = s.send_from(answer).map_err(TransportError::from)?;
-                let sent = sent.wait(wait).map_err(|_| "the client takes nothing")?;
-                sent.result?;
-                let room = sent.buf.into_whole();
-                rooms.push_back(s.receive_into(room).map_err(TransportError::from)?);
+                let answer = Prefix::new(arrived, length).map_err(|_| "too long")?;
+                let sent = s.send_from(answer)?;
+                let room = sent.done(wait)?.0.into_whole();
+                rooms.push_back(s.receive_into(room)?);
                 count += 1;
             }
             s.close(); // nobody will answer the receives that are left

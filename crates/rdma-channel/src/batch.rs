@@ -166,7 +166,7 @@ impl Core {
         let mut run = if I::SENDS { lane.run.get() } else { 0 };
         let mut silent = run != 0;
         for (place, (item, slot)) in items.iter_mut().zip(&slots).enumerate() {
-            let signaled = item.is_signaled() || place + 1 == N || run + 1 >= ring.count / 2;
+            let signaled = item.is_signaled() || place + 1 == N || lane.has_to_signal(run);
             run = if signaled { 0 } else { run + 1 };
             silent |= !signaled;
             item.number(slot.id.get(), signaled);

@@ -8,7 +8,9 @@ use rdma_qp::{
     QueuePairType,
 };
 
+use crate::lane::Asked;
 use crate::limits::Limits;
+use crate::slot::MOST_REQUESTS;
 use crate::{Channel, PreparedChannel};
 
 /// Makes a channel.
@@ -39,6 +41,7 @@ pub struct ChannelBuilder<'a> {
     qp_type: QueuePairType,
     max_send_wr: u32,
     max_recv_wr: u32,
+    sq_sig_all: bool,
     limits: Limits,
 }
 
@@ -59,6 +62,9 @@ macro_rules! channel_knobs {
                 /// RC or UC. Default: RC. Of UC a message arrives or not, and its send succeeds when it has
                 /// left.
                 qp_type: rdma_qp::QueuePairType;
+                /// Every request of the send queue makes a completion, also one that says it is unsignaled: it is as
+                /// if none did. Default: no.
+                sq_sig_all: bool;
             }
             limits {
                 /// How long a send may take. Default: 30 seconds. [`Duration::MAX`](std::time::Duration::MAX) is for ever, here and below.
@@ -118,8 +124,6 @@ macro_rules! channel_knobs {
                 hop_limit: u8;
                 /// The flow label of routed packets.
                 flow_label: u32;
-                /// Every request of the send queue makes a completion.
-                sq_sig_all: bool;
                 /// Post by function calls where the device can.
                 extended: bool;
             }
@@ -192,6 +196,7 @@ impl<'a> ChannelBuilder<'a> {
             qp_type: QueuePairType::RC,
             max_send_wr: DEPTH,
             max_recv_wr: DEPTH,
+            sq_sig_all: false,
             limits: Limits::DEFAULT,
         }
     }
@@ -199,7 +204,8 @@ impl<'a> ChannelBuilder<'a> {
     /// Creates the channel's queues.
     ///
     /// # Errors
-    /// As of [`QueuePairBuilder::build`]; [`Error::NotConnected`] of UD, which has no connections.
+    /// As of [`QueuePairBuilder::build`]; [`Error::NotConnected`] of UD, which has no connections;
+    /// [`Error::TooLarge`] for more requests than can be told apart.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel, Error> {
         let cq = self.completion_queue(1)?;
@@ -208,24 +214,37 @@ impl<'a> ChannelBuilder<'a> {
         Ok(PreparedChannel { qp, cq, asked, limits, pd })
     }
 
-    /// What a channel keeps: how many requests its queues hold, its limits and its domain.
-    pub(crate) fn parts(&self) -> ((u32, u32), Limits, ProtectionDomain) {
-        ((self.max_send_wr, self.max_recv_wr), self.limits, self.pd.clone())
+    /// What a channel keeps: what its queues were asked for, its limits and its domain.
+    pub(crate) fn parts(&self) -> (Asked, Limits, ProtectionDomain) {
+        let (sends, receives) = (self.max_send_wr, self.max_recv_wr);
+        let asked = Asked { sends, receives, signals_all: self.sq_sig_all };
+        (asked, self.limits, self.pd.clone())
     }
 
-    /// A completion queue that so many channels cannot overflow.
+    /// A completion queue that so many channels cannot overflow, and whose requests can be told apart.
     pub(crate) fn completion_queue(&self, channels: u32) -> Result<CompletionQueue, Error> {
         if self.qp_type == QueuePairType::UD {
             return Err(Error::NotConnected);
         }
-        let each = self.max_send_wr.saturating_add(self.max_recv_wr);
-        let capacity = each.saturating_mul(channels).max(1);
-        CompletionQueue::create(self.pd.context(), capacity)
+        CompletionQueue::create(self.pd.context(), self.room(channels)?.max(1))
+    }
+
+    /// How many requests of so many channels can be under way.
+    fn room(&self, channels: u32) -> Result<u32, Error> {
+        let at_most = |knob, value, most| match value {
+            _ if value > most => Err(Error::TooLarge { knob, value, most }),
+            _ => Ok(value),
+        };
+        let sends = at_most("max_send_wr", self.max_send_wr, MOST_REQUESTS)?;
+        let receives = at_most("max_recv_wr", self.max_recv_wr, MOST_REQUESTS - sends)?;
+        let each = sends + receives;
+        Ok(each * at_most("num_channels", channels, MOST_REQUESTS / each.max(1))?)
     }
 
     /// A queue pair that completes in that queue.
     pub(crate) fn queue_pair(&self, cq: &CompletionQueue) -> Result<PreparedQueuePair, Error> {
         let qp = self.qp.clone().qp_type(self.qp_type).send_cq(cq).recv_cq(cq);
+        let qp = qp.sq_sig_all(self.sq_sig_all);
         qp.max_send_wr(self.max_send_wr).max_recv_wr(self.max_recv_wr).strict_cq(true).build()
     }
 }

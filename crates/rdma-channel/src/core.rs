@@ -10,10 +10,10 @@ use rdma_qp::{
     ReceiveWorkRequest, SendWorkRequest, WorkRequest, WriteWorkRequest,
 };
 
-use crate::lane::{Lane, Lanes, Ring};
+use crate::lane::{Asked, Lane, Lanes, Ring};
 use crate::limits::Limits;
 use crate::patience::Patience;
-use crate::slot::{MOST_SLOTS, Slot, State, index};
+use crate::slot::{Slot, State, index};
 use crate::table::Table;
 use crate::ticket::Ticket;
 use crate::{CloseReason, Operation, TransportError};
@@ -112,19 +112,16 @@ const MANY: usize = 16;
 
 impl Core {
     /// The table for queue pairs of that domain whose queues hold at least so many requests each, to send and
-    /// to receive, and which all complete in `cq`, which holds one completion of each of these.
+    /// to receive, and which all complete in `cq`, which holds one completion of each of these. The builder has seen
+    /// to it that these are no more than can be told apart.
     pub(crate) fn new(
         cq: CompletionQueue,
         qps: Vec<QueuePair>,
-        (max_send_wr, max_recv_wr): (u32, u32),
+        asked: Asked,
         limits: Limits,
         pd: ProtectionDomain,
     ) -> Self {
-        let of_each = max_send_wr + max_recv_wr;
-        assert!(
-            (of_each as usize).saturating_mul(qps.len()) < MOST_SLOTS,
-            "a completion queue has room for no more requests than can be told apart"
-        );
+        let of_each = asked.sends + asked.receives;
         let slots = (0..).zip(&qps).flat_map(|(lane, _)| {
             let first = 1 + lane * of_each;
             (first..first + of_each).map(move |index| Slot::new(index, lane))
@@ -132,7 +129,7 @@ impl Core {
         let table = Table::new(slots);
         let mut first = 1;
         let lanes = qps.into_iter().map(|qp| {
-            let lane = Lane::new(Some(qp), &table, first, (max_send_wr, max_recv_wr));
+            let lane = Lane::new(Some(qp), &table, first, asked);
             first += of_each;
             lane
         });
@@ -234,7 +231,7 @@ impl Core {
         room: Room,
     ) -> Result<&'c Slot, TransportError> {
         let (slot, qp) = self.take_within(lane, &lane.send, operation, room)?;
-        let signaled = request.is_signaled() || lane.has_to_signal();
+        let signaled = request.is_signaled() || lane.has_to_signal(lane.run.get());
         let request = if signaled { request.made_signaled() } else { request };
         // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract.
         if let Err(error) = unsafe { qp.post(request, slot.id.get()) } {

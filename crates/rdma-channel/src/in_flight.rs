@@ -1,7 +1,6 @@
 //! Operations on rented memory.
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::time::Duration;
 
 use rdma_mem::{RemoteMemoryRegion, ScatterList, SliceMut};
@@ -13,7 +12,9 @@ use rdma_qp::{
 use crate::core::{Only, Room, To};
 use crate::rent::sealed::{Gathered as _, Scattered as _};
 use crate::ticket::{Ticket, Unsettled};
-use crate::{Operation, Rent, RentMut, Scope, TransportError, WorkId};
+use crate::{
+    Finished, Late, Operation, Progress, Refused, Rent, RentMut, Scope, TransportError, WorkId,
+};
 
 /// An operation under way, with the memory that it has rented.
 ///
@@ -25,49 +26,6 @@ pub struct InFlight<'scope, B> {
     buf: B,
 }
 
-/// An operation that is over, with its memory.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Finished<B> {
-    /// The memory that it had rented.
-    pub buf: B,
-    /// How it ended.
-    pub result: Result<WorkSuccess, TransportError>,
-}
-
-/// A request that was not posted, with its memory.
-pub struct Refused<B> {
-    /// The memory that it would have rented. `None` if the provider did not say whether it had posted the
-    /// request: then the memory stays with the scope.
-    pub buf: Option<B>,
-    /// Why it was not posted.
-    pub error: TransportError,
-}
-
-impl<B> From<Refused<B>> for TransportError {
-    fn from(refused: Refused<B>) -> Self {
-        refused.error
-    }
-}
-
-impl<B> fmt::Debug for Refused<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
-    }
-}
-
-impl<B> fmt::Display for Refused<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<B> std::error::Error for Refused<B> {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.error.source()
-    }
-}
-
 impl<'scope, B> InFlight<'scope, B> {
     #[inline(always)]
     pub(crate) const fn new(ticket: Ticket<'scope>, buf: B) -> Self {
@@ -76,31 +34,74 @@ impl<'scope, B> InFlight<'scope, B> {
 
     /// The memory, if the operation is over; does not wait.
     ///
-    /// # Errors
-    /// The handle, if it is not. After a failed poll of the completion queue it stays so until the scope
-    /// ends: the memory is the device's.
+    /// # Examples
+    /// ```
+    /// use rdma_channel::{Progress, TransportError, prelude::*};
+    /// # use rdma_qp::SendWorkRequest;
+    ///
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let channel = pd.create_channel().build()?;
+    /// # let endpoint = channel.endpoint();
+    /// # let mut channel = channel.handshake(endpoint)?; // to itself
+    /// let mut memory = pd.allocate_region(8)?;
+    /// let bytes = channel.scope(|s| {
+    ///     let mut room = s.receive_into(memory.as_slice_mut())?;
+    /// #   s.post_send(SendWorkRequest::new(&[]))?;
+    ///     loop {
+    ///         match room.poll() {
+    ///             Progress::Done(message) => break Ok(message.result?.scattered_bytes()),
+    ///             Progress::Pending(again) => room = again,
+    ///             Progress::Dead(late) => break Err(late.error),
+    ///         }
+    ///     }
+    /// });
+    /// assert_eq!(bytes.unwrap(), Some(0));
+    /// # Ok::<(), TransportError>(())
+    /// ```
     #[inline(always)]
-    pub fn poll(self) -> Result<Finished<B>, Self> {
+    pub fn poll(self) -> Progress<'scope, B> {
         let result = match self.ticket.place().glance() {
             Ok(success) => {
                 self.ticket.release();
-                return Ok(Finished { buf: self.buf, result: Ok(success) });
+                return Progress::Done(Finished { buf: self.buf, result: Ok(success) });
             }
-            Err(Unsettled::Nothing) => return Err(self),
+            Err(Unsettled::Nothing) => return Progress::Pending(self),
             Err(so_far) => match self.ticket.place().poll(so_far) {
                 Ok(Some(result)) => result.map_err(TransportError::from),
-                Ok(None) | Err(_) => return Err(self),
+                Ok(None) => return Progress::Pending(self),
+                Err(error) => return Progress::Dead(Late { handle: self, error }),
             },
         };
-        Ok(Finished { buf: self.buf, result })
+        Progress::Done(Finished { buf: self.buf, result })
     }
 
     /// The memory, when the operation is over, if that is within this time. [`Duration::MAX`] is for ever.
     ///
     /// # Errors
-    /// The handle, if it is not, or if the completion queue has failed. Nothing has changed.
+    /// [`Late`] with the handle, if it is not, or if the completion queue has failed, as its error says.
+    ///
+    /// # Examples
+    /// What can be waited for again is.
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_channel::{Finished, InFlight, Late, TransportError};
+    ///
+    /// fn insist<B>(mut handle: InFlight<'_, B>) -> Result<Finished<B>, TransportError> {
+    ///     loop {
+    ///         match handle.wait(Duration::from_secs(1)) {
+    ///             Ok(done) => return Ok(done),
+    ///             Err(Late { handle: again, error: TransportError::Timeout { .. }, .. }) => {
+    ///                 println!("still waiting for {}", again.id());
+    ///                 handle = again;
+    ///             }
+    ///             Err(late) => return Err(late.error),
+    ///         }
+    ///     }
+    /// }
+    /// ```
     #[inline(always)]
-    pub fn wait(self, timeout: Duration) -> Result<Finished<B>, Self> {
+    pub fn wait(self, timeout: Duration) -> Result<Finished<B>, Late<'scope, B>> {
         let result = match self.ticket.place().glance() {
             Ok(success) => {
                 self.ticket.release();
@@ -108,10 +109,20 @@ impl<'scope, B> InFlight<'scope, B> {
             }
             Err(so_far) => match self.ticket.place().wait(so_far, Some(timeout)) {
                 Ok(result) => result.map_err(TransportError::from),
-                Err(_) => return Err(self),
+                Err(error) => return Err(Late { handle: self, error }),
             },
         };
         Ok(Finished { buf: self.buf, result })
+    }
+
+    /// The memory, when the operation has succeeded, if that is within this time: [`wait`](Self::wait) and
+    /// [`Finished::ok`] in one.
+    ///
+    /// # Errors
+    /// Why it has not: then the memory is not seen before the scope has ended.
+    #[inline(always)]
+    pub fn done(self, timeout: Duration) -> Result<(B, WorkSuccess), TransportError> {
+        self.wait(timeout)?.ok()
     }
 
     /// What it is.
@@ -252,9 +263,9 @@ impl<'scope> Scope<'scope, '_> {
     ///         from.fill(i);
     ///         let room = s.receive_into(to)?;
     ///         let sent = s.send_from(from)?;
-    ///         let arrived = room.wait(second).expect("a message");
-    ///         sum += u32::from(arrived.buf[0]);
-    ///         (from, to) = (sent.wait(second).expect("sent").buf, arrived.buf);
+    ///         (to, _) = room.done(second)?;
+    ///         sum += u32::from(to[0]);
+    ///         (from, _) = sent.done(second)?;
     ///     }
     ///     Ok::<_, TransportError>(sum)
     /// });
@@ -337,7 +348,7 @@ impl<'scope> Scope<'scope, '_> {
     ///         let record = record.as_slice_mut();
     ///         let written = s.write_from_with(record, board.remote(), |w| w.with_immediate(7))?;
     ///         assert_eq!(told.spin_poll()?.immediate_data(), Some(7));
-    ///         let record = written.wait(Duration::from_secs(1)).expect("written").buf;
+    ///         let (record, _) = written.done(Duration::from_secs(1))?;
     ///         assert_eq!(record.len(), 64);
     ///         Ok::<_, TransportError>(())
     ///     })

@@ -10,6 +10,17 @@ use rdma_qp::QueuePair;
 use crate::CloseReason;
 use crate::table::{At, Table};
 
+/// What the queues of a lane were asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Asked {
+    /// How many requests the send queue holds.
+    pub(crate) sends: u32,
+    /// How many receives there can be.
+    pub(crate) receives: u32,
+    /// Each request of the send queue makes a completion, whatever it says.
+    pub(crate) signals_all: bool,
+}
+
 /// The slots of one queue, in a ring.
 #[derive(Debug)]
 pub(crate) struct Ring {
@@ -65,6 +76,8 @@ pub(crate) struct Lane {
     pub(crate) silent: Cell<u64>,
     /// How many silent requests are at the end of the send queue.
     pub(crate) run: Cell<u32>,
+    /// How many would be too many there.
+    too_many: u32,
     pub(crate) closed: Cell<Option<CloseReason>>,
     /// The slot that no request is ever in.
     dead: At,
@@ -73,18 +86,16 @@ pub(crate) struct Lane {
 impl Lane {
     /// A queue pair whose requests have these slots of the table, from which on, and how many: to send, and behind
     /// them to receive.
-    pub(crate) fn new(
-        qp: Option<QueuePair>,
-        table: &Table,
-        first: u32,
-        (sends, receives): (u32, u32),
-    ) -> Self {
+    pub(crate) fn new(qp: Option<QueuePair>, table: &Table, first: u32, asked: Asked) -> Self {
+        let Asked { sends, receives, signals_all } = asked;
         let lane = Self {
             qp,
             send: Ring::new(table, first, sends),
             receive: Ring::new(table, first + sends, receives),
             silent: Cell::new(0),
             run: Cell::new(0),
+            // One request is signaled in each half of the queue.
+            too_many: if signals_all { 1 } else { sends / 2 },
             closed: Cell::new(None),
             dead: table.at(0),
         };
@@ -175,10 +186,10 @@ impl Lane {
         self.unpark(&self.send);
     }
 
-    /// Whether one more silent request would leave no signaled one in half of the queue.
+    /// Whether behind so many silent requests another one cannot be silent.
     #[inline]
-    pub(crate) const fn has_to_signal(&self) -> bool {
-        self.run.get() + 1 >= self.send.count / 2
+    pub(crate) const fn has_to_signal(&self, run: u32) -> bool {
+        run + 1 >= self.too_many
     }
 }
 
@@ -195,7 +206,7 @@ impl Lanes {
     /// The lanes for these queue pairs.
     pub(crate) fn new(mut lanes: impl ExactSizeIterator<Item = Lane>, table: &Table) -> Self {
         let count = lanes.len();
-        let first = lanes.next().unwrap_or_else(|| Lane::new(None, table, 0, (0, 0)));
+        let first = lanes.next().unwrap_or_else(|| Lane::new(None, table, 0, Asked::default()));
         Self { first, others: lanes.collect(), count }
     }
 
@@ -231,7 +242,8 @@ mod tests {
     #[test]
     fn rings_go_round_and_a_lane_without_a_queue_pair_has_no_slot_at_hand() {
         let table = Table::new((1..=5).map(|index| Slot::new(index, 0)));
-        let lane = Lane::new(None, &table, 1, (3, 2));
+        let asked = Asked { sends: 3, receives: 2, signals_all: false };
+        let lane = Lane::new(None, &table, 1, asked);
         for (ring, first, last) in [(&lane.send, 1, 3), (&lane.receive, 4, 5)] {
             assert_eq!((ring.cursor(), lane.next(ring)), (table.at(0), table.at(first)));
             assert_eq!(table[last].next.get(), table.at(first));
@@ -248,8 +260,20 @@ mod tests {
     #[test]
     fn a_queue_without_room_has_only_the_dead_slot() {
         let table = Table::new([]);
-        let lane = Lane::new(None, &table, 1, (0, 0));
+        let lane = Lane::new(None, &table, 1, Asked::default());
         assert_eq!((lane.next(&lane.send), lane.receive.slots()), (table.at(0), 1..1));
         assert_eq!(Lanes::new(std::iter::empty(), &table).iter().count(), 0);
+    }
+
+    #[test]
+    fn half_a_queue_has_a_signaled_request_or_all_are() {
+        let table = Table::new((1..=100).map(|index| Slot::new(index, 0)));
+        let longest = |sends, signals_all| {
+            let asked = Asked { sends, receives: 0, signals_all };
+            let lane = Lane::new(None, &table, 1, asked);
+            (0..).take_while(|&run| !lane.has_to_signal(run)).count()
+        };
+        assert_eq!([0, 1, 2, 3, 4, 5, 8].map(|sends| longest(sends, false)), [0, 0, 0, 0, 1, 1, 3]);
+        assert_eq!([0, 4, 100].map(|sends| longest(sends, true)), [0; 3]);
     }
 }

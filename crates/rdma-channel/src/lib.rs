@@ -12,6 +12,7 @@ mod lane;
 mod limits;
 mod multi_channel;
 mod operation;
+mod outcome;
 mod patience;
 mod pending_work;
 pub mod prelude;
@@ -29,13 +30,14 @@ pub use batch::Request;
 pub use builder::{ChannelBuilder, WithoutPd};
 pub use channel::Channel;
 pub use exchange::{ExchangeError, Pipes, TimedStream, confirm, exchange, exchange_all};
-pub use in_flight::{Finished, InFlight, Refused};
+pub use in_flight::InFlight;
 pub use multi_channel::{
     MultiChannel, MultiChannelBuilder, PeerAtomicWorkRequest, PeerReadWorkRequest,
     PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
     PreparedMultiChannel,
 };
 pub use operation::Operation;
+pub use outcome::{Finished, Late, Progress, Refused};
 pub use pending_work::{PendingWork, ScopedPendingWork};
 pub use prepared_channel::PreparedChannel;
 pub use rent::{Prefix, Rent, RentMut};

@@ -7,6 +7,7 @@ use rdma_qp::{
 
 use crate::Channel;
 use crate::core::Core;
+use crate::lane::Asked;
 use crate::limits::Limits;
 
 /// A channel that waits for its peer's endpoint.
@@ -16,8 +17,8 @@ use crate::limits::Limits;
 pub struct PreparedChannel {
     pub(crate) qp: PreparedQueuePair,
     pub(crate) cq: CompletionQueue,
-    /// How many requests the queues were asked to hold, which the completion queue has room for.
-    pub(crate) asked: (u32, u32),
+    /// What the queues were asked for: the completion queue has room for it.
+    pub(crate) asked: Asked,
     pub(crate) limits: Limits,
     pub(crate) pd: ProtectionDomain,
 }

@@ -22,12 +22,6 @@ pub struct RefusedBatch<'scope, B> {
     pub error: TransportError,
 }
 
-impl<B> From<RefusedBatch<'_, B>> for TransportError {
-    fn from(refused: RefusedBatch<'_, B>) -> Self {
-        refused.error
-    }
-}
-
 impl<B> fmt::Debug for RefusedBatch<'_, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RefusedBatch")
@@ -142,8 +136,8 @@ impl<'scope> Scope<'scope, '_> {
     ///         let (one, other) = memory.as_slice_mut().split_at(64);
     ///         let [first, second] = s.receive_batch_into([one, other])?;
     /// #       s.post_batch([1, 2].map(|n| SendWorkRequest::only_immediate(n).into()))?;
-    ///         let first = first.wait(Duration::from_secs(1)).expect("a message");
-    ///         println!("{} bytes", first.result?.scattered_bytes().unwrap_or(0));
+    ///         let (_, message) = first.done(Duration::from_secs(1))?;
+    ///         println!("{} bytes", message.scattered_bytes().unwrap_or(0));
     ///         Ok::<_, TransportError>(drop(second)) // the scope ends it
     ///     })
     ///     .unwrap();

@@ -107,8 +107,8 @@ pub(crate) struct Slot {
 /// constant of an instruction.
 const INDEX_BITS: u32 = 30;
 const GENERATION: u64 = 1 << INDEX_BITS;
-/// So many slots can a table have.
-pub(crate) const MOST_SLOTS: usize = 1 << INDEX_BITS;
+/// So many requests can a table have: as many as there are indices, but for the dead slot's.
+pub(crate) const MOST_REQUESTS: u32 = (1 << INDEX_BITS) - 1;
 
 /// Where the slot of this id is.
 #[inline]

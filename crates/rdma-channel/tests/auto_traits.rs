@@ -1,11 +1,11 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_channel::{
-    Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, MultiChannel,
+    Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, Late, MultiChannel,
     MultiChannelBuilder, Operation, OperationError, PeerAtomicWorkRequest, PeerReadWorkRequest,
     PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
-    PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Refused, RefusedBatch,
-    Request, Scope, ScopeError, ScopedPendingWork, TransportError, WithoutPd, WorkId,
+    PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress, Refused,
+    RefusedBatch, Request, Scope, ScopeError, ScopedPendingWork, TransportError, WithoutPd, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -49,6 +49,8 @@ fn a_scope_and_its_handles_stay_on_their_thread() {
     <ScopedPendingWork<'_> as NotSend<_>>::holds();
     <InFlight<'_, ()> as NotSend<_>>::holds();
     <InFlight<'_, ()> as NotSync<_>>::holds();
+    <Progress<'_, ()> as NotSend<_>>::holds();
+    <Late<'_, ()> as NotSend<_>>::holds();
     <RefusedBatch<'_, ()> as NotSend<_>>::holds();
 }
 
@@ -70,7 +72,6 @@ fn results_are_values() {
     error::<TransportError>();
     error::<OperationError>();
     error::<ScopeError>();
-    error::<Refused<()>>();
     error::<ExchangeError>();
     send_sync::<Pipes<std::fs::File, std::fs::File>>();
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
 
 use crc32fast::Hasher;
-use rdma_channel::{Channel, Finished, InFlight, Prefix, Scope, TransportError};
+use rdma_channel::{Channel, InFlight, Prefix, Progress, Scope, TransportError};
 use rdma_mem::{OwnedRegion, RemoteMemoryRegion, SliceMut};
 
 use super::inbox::{Arrival, Inbox};
@@ -146,16 +146,15 @@ impl<'scope, 'env> Sending<'scope, 'env> {
 
     /// Waits until the device is done with the oldest slot that is in flight.
     fn take_slot_back(&mut self, stop: &Stop<'_>) -> Result<(), Error> {
-        let Finished { buf, result, .. } =
-            stop.until(|| match self.in_flight.pop_front()?.poll() {
-                Ok(finished) => Some(finished),
-                Err(write) => {
-                    self.in_flight.push_front(write);
-                    None
-                }
-            })?;
-        result?;
-        self.free.push_back(buf.into_whole());
+        let written = stop.until(|| match self.in_flight.pop_front()?.poll() {
+            Progress::Done(finished) => Some(finished.ok()),
+            Progress::Pending(write) => {
+                self.in_flight.push_front(write);
+                None
+            }
+            Progress::Dead(late) => Some(Err(late.error)),
+        })?;
+        self.free.push_back(written?.0.into_whole());
         Ok(())
     }
 }

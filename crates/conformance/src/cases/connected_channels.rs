@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use rdma_channel::prelude::*;
 use rdma_channel::{
-    Channel, ChannelBuilder, CloseReason, Operation, PendingWork, ScopeError, TransportError,
+    Channel, ChannelBuilder, CloseReason, Operation, PendingWork, Progress, ScopeError,
+    TransportError,
 };
 use rdma_mem::{
     AccessFlags, AtomicCapability, GatherList, ProtectionDomain, ScatterList, SharedRegion,
@@ -259,7 +260,10 @@ fn a_post_that_is_refused_ends_those_before_it(device: &Device) {
     let result = channel.scope(|s| {
         let (one, other) = memory.as_slice_mut().split_at(8);
         let handles = [s.receive_into(one)?, s.receive_into(other)?];
-        let handles = handles.map(|handle| handle.poll().expect_err("it has not completed"));
+        let handles = handles.map(|handle| match handle.poll() {
+            Progress::Pending(handle) => handle,
+            other => panic!("it has not completed: {other:?}"),
+        });
         let list = [source.as_slice().gather_element()];
         s.post_write(WriteWorkRequest::new(&list, too_short)).map(drop)?;
         panic!("posted, with {handles:?} before it");

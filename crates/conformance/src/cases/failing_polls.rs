@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
 use rdma_channel::prelude::*;
-use rdma_channel::{Channel, CloseReason, ScopeError, TransportError};
+use rdma_channel::{Channel, CloseReason, Progress, ScopeError, TransportError};
 use rdma_mem::{Context, ProtectionDomain, ScatterList};
 use rdma_qp::{AckTimeout, MaxAckRetries, ReceiveWorkRequest, SendWorkRequest};
 use rdma_sys::{ibv_cq, ibv_wc};
@@ -63,7 +63,7 @@ fn a_scope_whose_polls_fail_ends_by_destroying_the_queue_pair(device: &Device) {
     let start = Instant::now();
     let result = here.scope(|s| {
         let received = s.receive_into(memory.as_slice_mut())?;
-        drop(received.poll().expect_err("it has not completed"));
+        assert!(matches!(received.poll(), Progress::Pending(_)), "it has not completed");
         break_polls(&context);
         Ok::<(), TransportError>(())
     });
@@ -100,10 +100,12 @@ fn a_handle_whose_polls_fail_keeps_its_memory(device: &Device) {
     let result = here.scope(|s| {
         let rented = s.receive_into(memory.as_slice_mut())?;
         let borrowed = s.post_receive(ReceiveWorkRequest::only_immediate())?;
-        let rented = rented.poll().expect_err("it has not completed");
+        let Progress::Pending(rented) = rented.poll() else { panic!("it has not completed") };
         break_polls(&context);
-        let rented = rented.poll().expect_err("a failed poll is no completion");
-        drop(rented.wait(Duration::MAX).expect_err("nor are many"));
+        let Progress::Dead(late) = rented.poll() else { panic!("a failed poll is no completion") };
+        assert!(matches!(late.error, TransportError::PollError(_)), "{late}");
+        let late = late.handle.wait(Duration::MAX).expect_err("nor are many");
+        assert!(matches!(late.error, TransportError::PollError(_)), "{late}");
         let error = borrowed.wait(Duration::MAX).unwrap_err();
         assert!(matches!(error, TransportError::PollError(_)), "{error}");
         Ok::<(), TransportError>(())

@@ -142,7 +142,7 @@ pub(crate) fn rented(rig: &mut Rig, n: u64) -> Outcome<u64> {
             }
             for (id, place) in (first..).zip(&mut pending) {
                 if let Some(work) = place.take() {
-                    work.wait(SECOND).expect("it is done").result?;
+                    work.wait(SECOND)?.result?;
                     sum += id;
                 }
             }

@@ -40,7 +40,8 @@ impl MultiChannelBuilder<'_> {
     /// Creates a queue pair for each peer, and one completion queue that holds what all of them can have under way.
     ///
     /// # Errors
-    /// As of [`ChannelBuilder::build`]; [`Error::Missing`] without a number of channels.
+    /// As of [`ChannelBuilder::build`], of all requests of all channels; [`Error::Missing`] without a number of
+    /// channels.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedMultiChannel, Error> {
         let Self { channel, num_channels } = self;

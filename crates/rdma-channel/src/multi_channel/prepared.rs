@@ -4,6 +4,7 @@ use rdma_mem::ProtectionDomain;
 use rdma_qp::{CompletionQueue, PreparedQueuePair, QueuePairEndpoint};
 
 use crate::core::Core;
+use crate::lane::Asked;
 use crate::limits::Limits;
 use crate::{MultiChannel, TransportError};
 
@@ -15,8 +16,8 @@ use crate::{MultiChannel, TransportError};
 pub struct PreparedMultiChannel {
     pub(super) qps: Vec<PreparedQueuePair>,
     pub(super) cq: CompletionQueue,
-    /// How many requests the queues of each were asked to hold, which the completion queue has room for.
-    pub(super) asked: (u32, u32),
+    /// What the queues of each were asked for: the completion queue has room for all.
+    pub(super) asked: Asked,
     pub(super) limits: Limits,
     pub(super) pd: ProtectionDomain,
 }

@@ -185,8 +185,8 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     ///     for peer in 0..s.num_channels() {
     ///         let room = s.receive_into(peer, to)?;
     ///         let sent = s.send_from(peer, from)?;
-    ///         from = room.wait(second).expect("a message").buf;
-    ///         to = sent.wait(second).expect("sent").buf;
+    ///         (from, _) = room.done(second)?;
+    ///         (to, _) = sent.done(second)?;
     ///     }
     ///     Ok::<_, TransportError>(from.to_vec())
     /// });

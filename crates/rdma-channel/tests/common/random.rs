@@ -4,7 +4,7 @@
 use std::mem;
 use std::time::Duration;
 
-use rdma_channel::{Channel, InFlight, PendingWork};
+use rdma_channel::{Channel, InFlight, PendingWork, Progress};
 use rdma_mem::{GatherElement, ScatterElement, SharedElement};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
 
@@ -36,8 +36,15 @@ pub(crate) fn treat<'scope>(handle: Handle<'scope>, random: &mut Random) -> Opti
     let limit = Duration::from_micros(random.below(300));
     match (handle, random.below(8)) {
         (handle, 0..4) => return Some(handle),
-        (Handle::Rented(handle), 4) => return handle.poll().err().map(Handle::Rented),
-        (Handle::Rented(handle), 5) => return handle.wait(limit).err().map(Handle::Rented),
+        (Handle::Rented(handle), 4) => match handle.poll() {
+            Progress::Done(done) => drop(done),
+            Progress::Pending(handle) => return Some(Handle::Rented(handle)),
+            #[allow(clippy::panic)] // a helper of tests
+            dead => panic!("no poll fails here: {dead:?}"),
+        },
+        (Handle::Rented(handle), 5) => {
+            return handle.wait(limit).err().map(|late| Handle::Rented(late.handle));
+        }
         (Handle::Borrowed(handle), 4) => {
             let _ = handle.poll();
             return Some(Handle::Borrowed(handle));

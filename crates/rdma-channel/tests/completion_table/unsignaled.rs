@@ -13,7 +13,7 @@ use rdma_channel::{
 use rdma_mem::{GatherList, RemoteMemoryRegion, SliceRef};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WcOpcode, WorkErrorCode, WriteWorkRequest};
 
-use crate::common::provider::{edit, faulty};
+use crate::common::provider::{POST, Post, at_next_poll, edit, faulty, honest};
 use crate::common::{DEVICES, DRAIN, HELD, LATE, Pair, must_end, short};
 
 const SECONDS: Duration = Duration::from_secs(5);
@@ -257,6 +257,54 @@ fn a_queue_pair_that_signals_all_requests_leaves_nothing_to_find_out() {
                     .unwrap();
             }
             assert_eq!((pair.here.closed(), pair.here.stray_completions()), (None, 0));
+        });
+    }
+}
+
+type Leave = for<'scope> fn(
+    &'scope Scope<'scope, '_>,
+    SliceRef<'scope>,
+    RemoteMemoryRegion,
+) -> Result<(), TransportError>;
+
+/// Forms in which an unsignaled request is the last one of its scope.
+const LEFT: [Leave; 3] = [
+    |s, data, remote| write(s, data, remote, false).map(drop),
+    |s, data, remote| {
+        let rented = s.write_from_with(data, remote, |w| w.signaled(false));
+        rented.map(drop).map_err(TransportError::from)
+    },
+    |s, data, remote| {
+        let list = GatherList::from([data]);
+        let write = || WriteWorkRequest::from_list(&list, remote).signaled(false).into();
+        POST.set(Post::Partly(1));
+        let refused = s.post_batch([write(), write()]);
+        honest();
+        assert!(matches!(refused, Err(TransportError::PostError(_))));
+        Ok(())
+    },
+];
+
+#[test]
+fn a_queue_pair_that_signals_all_requests_stays_open_when_the_last_of_a_scope_was_unsignaled() {
+    for (form, leave) in LEFT.into_iter().enumerate() {
+        must_end(move || {
+            let mut pair = Pair::on(&faulty(HELD), |builder| builder.sq_sig_all(true));
+            let (soft, qpn) = (pair.device, pair.here.qpn().unwrap());
+            let data = pair.memory(8, 5);
+            let remote = pair.board.remote();
+            pair.here
+                .scope(|s| {
+                    leave(s, data.as_slice(), remote)?;
+                    assert_eq!(soft.in_flight(qpn), 1);
+                    // When the scope has looked twice, and so is waiting.
+                    at_next_poll(move || {
+                        at_next_poll(move || at_next_poll(move || soft.release(qpn, 1)));
+                    });
+                    Ok::<(), TransportError>(())
+                })
+                .unwrap_or_else(|error| panic!("form {form}: {error}"));
+            assert_eq!((pair.here.closed(), soft.in_flight(qpn)), (None, 0), "form {form}");
         });
     }
 }

@@ -4,7 +4,7 @@ use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::time::{Duration, Instant};
 
-use rdma_channel::{CloseReason, Operation, ScopeError, TransportError};
+use rdma_channel::{CloseReason, Operation, Progress, ScopeError, TransportError};
 use rdma_mem::{GatherList, ScatterList};
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, WriteWorkRequest};
 
@@ -61,9 +61,16 @@ fn rented_memory_stays_with_a_handle_whose_wait_runs_out() {
             .scope(|s| {
                 let read = s.read_into(to.as_slice_mut(), remote)?;
                 let id = read.id();
-                let read = read.poll().unwrap_err();
-                let read = read.wait(Duration::ZERO).unwrap_err();
-                let read = read.wait(Duration::from_millis(5)).unwrap_err();
+                let Progress::Pending(mut read) = read.poll() else { panic!("nobody has done it") };
+                for limit in [Duration::ZERO, Duration::from_millis(5)] {
+                    let late = read.wait(limit).unwrap_err();
+                    assert!(
+                        matches!(late.error, TransportError::Timeout { operation: Operation::Read, timeout }
+                            if timeout == limit),
+                        "{late}"
+                    );
+                    read = late.handle;
+                }
                 assert_eq!((read.id(), read.operation()), (id, Operation::Read));
                 assert_eq!(soft.in_flight(qpn), 1, "it is under way");
                 soft.release(qpn, 1);

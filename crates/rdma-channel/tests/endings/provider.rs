@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_channel::{Channel, CloseReason, Operation, ScopeError, TransportError};
+use rdma_channel::{Channel, CloseReason, Late, Operation, Progress, ScopeError, TransportError};
 use rdma_mem::{Errno, ScatterList};
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest};
 
@@ -90,8 +90,11 @@ fn handles_on_a_completion_queue_that_fails_complete_nothing() {
                 let borrowed = s.post_receive(ReceiveWorkRequest::from_list(&mut list))?;
                 POLL.set(Some(-1));
                 let begin = Instant::now();
-                let rented = rented.poll().unwrap_err();
-                let rented = rented.wait(Duration::MAX).unwrap_err();
+                let Progress::Dead(late) = rented.poll() else { panic!("nothing comes") };
+                assert!(is_poll(&late.error), "{late}");
+                let late = late.handle.wait(Duration::MAX).unwrap_err();
+                assert!(is_poll(&late.error), "{late}");
+                let rented = late.handle;
                 assert!(is_poll(&borrowed.poll().unwrap().unwrap_err()));
                 assert!(is_poll(&borrowed.wait(Duration::MAX).unwrap_err()));
                 assert!(begin.elapsed() < Duration::from_secs(10));
@@ -106,6 +109,48 @@ fn handles_on_a_completion_queue_that_fails_complete_nothing() {
             assert!(matches!(left, Err(ScopeError::AutoPollError(_))), "{left:?}");
             pair.provoke();
             assert_eq!((&one[..], &two[..]), (&[3; 64][..], &[3; 64][..]));
+        });
+    }
+}
+
+/// H5: who asks again and again, as long as that may help, is told that it does not.
+#[test]
+fn loops_that_ask_again_end_on_a_completion_queue_that_fails() {
+    for device in ["soft0", LATE[0], LATE[1]] {
+        must_end(move || {
+            let mut pair = pair(device);
+            let mut memory = pair.memory(8, 3);
+            let left = pair.here.manual_scope(|s| {
+                let mut room = s.receive_into(memory.as_slice_mut())?;
+                let mut asked = 0;
+                room = loop {
+                    match room.poll() {
+                        Progress::Done(done) => return done.result.map(|_| Duration::ZERO),
+                        Progress::Pending(again) => room = again,
+                        Progress::Dead(late) => break late.handle,
+                    }
+                    asked += 1;
+                    POLL.set((asked > 2).then_some(-1));
+                };
+                POLL.set(None);
+                let begin = Instant::now();
+                loop {
+                    match room.wait(Duration::from_millis(1)) {
+                        Ok(done) => return done.result.map(|_| Duration::ZERO),
+                        Err(Late { handle, error: TransportError::Timeout { .. }, .. }) => {
+                            room = handle;
+                        }
+                        Err(late) => return Err(late.into()),
+                    }
+                    if begin.elapsed() > Duration::from_millis(3) {
+                        POLL.set(Some(-1));
+                    }
+                }
+            });
+            assert!(matches!(&left, Err(error) if is_poll(error)), "{left:?}");
+            assert_eq!(pair.here.closed(), Some(CloseReason::Poll));
+            pair.provoke();
+            assert_eq!(*memory, [3; 8], "it was given back");
         });
     }
 }

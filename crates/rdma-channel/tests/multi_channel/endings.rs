@@ -321,3 +321,20 @@ fn handles_that_were_dropped_before_are_not_those_of_a_later_manual_scope() {
         assert!(matches!(left, Ok(Ok(()))), "all that it has posted was asked");
     });
 }
+
+#[test]
+fn connections_that_signal_all_requests_stay_open_when_the_last_of_a_scope_was_unsignaled() {
+    must_end(|| {
+        let mut star = Star::on(&faulty(HELD), |builder| builder.sq_sig_all(true));
+        let data = star.pd.allocate_region(8).unwrap();
+        let (remote, releases) = (star.remote(1), star.releases());
+        let left = star.center.scope(|s| {
+            drop(s.write_from_with(data.as_slice(), remote, |w| w.signaled(false))?);
+            // When the scope has looked twice, and so is waiting.
+            at_next_poll(move || at_next_poll(move || at_next_poll(releases)));
+            Ok::<(), TransportError>(())
+        });
+        left.unwrap();
+        assert_eq!((star.open(), star.in_flight()), (vec![0, 1, 2], 0));
+    });
+}

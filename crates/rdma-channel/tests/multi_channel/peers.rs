@@ -153,9 +153,38 @@ fn there_are_as_many_endpoints_as_channels() {
     assert!(matches!(error, TransportError::EndpointCount { endpoints: 3, .. }), "{error}");
     let error = pd.create_multi_channel().build().unwrap_err();
     assert!(matches!(error, Error::Missing { knob: "num_channels" }), "{error}");
-    assert!(pd.create_multi_channel().num_channels(usize::MAX).build().is_err(), "too many");
     let none = pd.create_multi_channel().num_channels(0).build().unwrap().handshake([]).unwrap();
     assert_eq!(none.num_channels(), 0);
+}
+
+#[test]
+fn more_requests_than_can_be_told_apart_are_refused() {
+    let pd = open("soft0").allocate_pd().unwrap();
+    let build = |channels, sends, receives| {
+        let builder = pd.create_multi_channel().num_channels(channels);
+        let prepared = builder.max_send_wr(sends).max_recv_wr(receives).build()?;
+        let ends = prepared.endpoints();
+        prepared.handshake(ends).map(drop)
+    };
+    let most = (1 << 30) - 1;
+    for (channels, sends, receives, knob) in [
+        (0, u32::MAX, 16, "max_send_wr"),
+        (0, 16, u32::MAX, "max_recv_wr"),
+        (0, u32::MAX, u32::MAX, "max_send_wr"),
+        (1, u32::MAX, 0, "max_send_wr"),
+        (1, 1, most, "max_recv_wr"),
+        (1 << 16, 1 << 13, 1 << 13, "num_channels"),
+        (usize::MAX, 0, 1, "num_channels"),
+        (usize::MAX, 0, 0, "num_channels"),
+    ] {
+        let error = build(channels, sends, receives).unwrap_err();
+        let TransportError::IbvError(error) = error else { panic!("{error}") };
+        let Error::TooLarge { knob: named, .. } = *error else { panic!("{error}") };
+        assert_eq!(named, knob, "{channels} x ({sends} + {receives})");
+    }
+    build(0, 1, most - 1).unwrap();
+    let error = pd.create_channel().max_send_wr(u32::MAX).max_recv_wr(u32::MAX).build();
+    assert!(matches!(error, Err(Error::TooLarge { knob: "max_send_wr", .. })), "{error:?}");
 }
 
 #[test]

@@ -1,0 +1,110 @@
+//! What becomes of operations on rented memory.
+
+use std::error::Error;
+use std::fmt;
+
+use rdma_qp::WorkSuccess;
+
+use crate::{InFlight, RefusedBatch, TransportError};
+
+/// An operation that is over, with its memory.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Finished<B> {
+    /// The memory that it had rented.
+    pub buf: B,
+    /// How it ended.
+    pub result: Result<WorkSuccess, TransportError>,
+}
+
+impl<B> Finished<B> {
+    /// The memory, and how it succeeded.
+    ///
+    /// # Errors
+    /// How it failed: then the memory is not seen before the scope has ended.
+    #[inline(always)]
+    pub fn ok(self) -> Result<(B, WorkSuccess), TransportError> {
+        let Self { buf, result } = self;
+        result.map(|success| (buf, success))
+    }
+}
+
+/// How far an operation on rented memory is.
+#[must_use = "the memory comes back from it"]
+#[derive(Debug)]
+#[allow(clippy::exhaustive_enums)] // there is no fourth way, and whoever forgets one is told when compiling
+pub enum Progress<'scope, B> {
+    /// It is over.
+    Done(Finished<B>),
+    /// It is under way: ask again.
+    Pending(InFlight<'scope, B>),
+    /// The completion queue has failed: asking again is in vain.
+    Dead(Late<'scope, B>),
+}
+
+/// An operation that is not known to be over, and why it is not waited for any longer.
+///
+/// It is no [`Error`], which would have to own what is in it; `?` makes a [`TransportError`] of it, or a boxed error.
+#[non_exhaustive]
+pub struct Late<'scope, B> {
+    /// What is under way, with its memory, which the device may use.
+    pub handle: InFlight<'scope, B>,
+    /// [`TransportError::Timeout`]: ask again. All else, and asking again is in vain: the scope gives the memory back
+    /// when it ends. [`TransportError::PollError`] is how the completion queue has failed, and
+    /// [`TransportError::Closed`] that this is a forked child.
+    pub error: TransportError,
+}
+
+/// A request that was not posted, with its memory.
+///
+/// As [`Late`], it is no [`Error`].
+pub struct Refused<B> {
+    /// The memory that it would have rented. `None` if the provider did not say whether it had posted the
+    /// request: then the memory stays with the scope.
+    pub buf: Option<B>,
+    /// Why it was not posted.
+    pub error: TransportError,
+}
+
+/// What carries memory that is borrowed: as an [`Error`] it could not be boxed, and only what is none can be made one.
+macro_rules! errors_with_memory {
+    ($($carrier:ident<$($life:lifetime,)? B>)+) => {$(
+        impl<B> From<$carrier<$($life,)? B>> for TransportError {
+            fn from(carrier: $carrier<$($life,)? B>) -> Self {
+                carrier.error
+            }
+        }
+
+        impl<B> From<$carrier<$($life,)? B>> for Box<dyn Error> {
+            fn from(carrier: $carrier<$($life,)? B>) -> Self {
+                carrier.error.into()
+            }
+        }
+
+        impl<B> From<$carrier<$($life,)? B>> for Box<dyn Error + Send + Sync> {
+            fn from(carrier: $carrier<$($life,)? B>) -> Self {
+                carrier.error.into()
+            }
+        }
+
+        impl<B> fmt::Display for $carrier<$($life,)? B> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.error.fmt(f)
+            }
+        }
+    )+};
+}
+
+errors_with_memory!(Late<'_, B> Refused<B> RefusedBatch<'_, B>);
+
+impl<B> fmt::Debug for Late<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Late").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<B> fmt::Debug for Refused<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+    }
+}
