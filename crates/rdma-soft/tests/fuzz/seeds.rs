@@ -33,6 +33,7 @@ pub(crate) fn all() -> Vec<Seed> {
         seeds.push((format!("{name}-mistakes"), mistakes(device)));
         seeds.push((format!("{name}-states"), states(device)));
         seeds.push((format!("{name}-late"), late_acknowledgement(device)));
+        seeds.push((format!("{name}-never-ready"), never_ready(device)));
         seeds.push((format!("{name}-nowhere"), nowhere(device)));
     }
     seeds
@@ -194,6 +195,14 @@ fn late_acknowledgement(device: u8) -> Vec<u8> {
     program.tag(Tag::Send, 0, 0).request(send(WRITE, 0), &[]);
     program.tag(Tag::Modify, 0, 5 + 24).tag(Tag::Send, 0, 0);
     program.request(Send { key: 12, ..send(WRITE, SIGNALED) }, &[element(0, 0, 8)]);
+    program.0
+}
+
+/// A READ in the error state, to which its queue pair came without having been ready to send.
+fn never_ready(device: u8) -> Vec<u8> {
+    let mut program = Program::new(device, 0, Setting::EXTENDED);
+    program.tag(Tag::Modify, 0, 5 + 8).tag(Tag::Modify, 0, 0);
+    program.tag(Tag::Call, 0, 1).request(send(READ, SIGNALED), &[element(0, 0, 8)]);
     program.0
 }
 
