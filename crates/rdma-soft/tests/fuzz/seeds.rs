@@ -200,7 +200,7 @@ fn late_acknowledgement(device: u8) -> Vec<u8> {
 
 /// A READ in the error state, to which its queue pair came without having been ready to send.
 fn never_ready(device: u8) -> Vec<u8> {
-    let mut program = Program::new(device, 0, Setting::EXTENDED);
+    let mut program = Program::new(device, 0, Setting::EXTENDED | Setting::APART);
     program.tag(Tag::Modify, 0, 5 + 8).tag(Tag::Modify, 0, 0);
     program.tag(Tag::Call, 0, 1).request(send(READ, SIGNALED), &[element(0, 0, 8)]);
     program.0
