@@ -2,8 +2,8 @@
 //! holds few objects and when it holds many; what calls cost that take something away; and what an engine costs that
 //! does the same for a write and nothing else.
 //!
-//! Instructions, unlike nanoseconds, are the same in each run, so that this is a check: it fails if
-//! one of many costs more than [`MOST`] times one alone. It runs itself under callgrind with n and
+//! Instructions, unlike nanoseconds, hardly differ between runs, so that this is a check: it fails if
+//! one of many costs more than [`MOST`] times one alone, or a call [`MOST_OF_CALLS`] times. It runs itself under callgrind with n and
 //! with 2n operations; the difference is the operations alone. It fails without valgrind.
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block, clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails says so.
@@ -29,6 +29,9 @@ mod mock;
 mod prepared;
 
 const MOST: f64 = 1.2;
+/// Of a call among many queue pairs. One that gives a key back follows the secret order of keys, and has cost from 680
+/// to 850. What looks at each queue pair costs hundreds of times as much.
+const MOST_OF_CALLS: f64 = 2.0;
 const OPERATIONS: u64 = 10_000;
 /// Of calls, each of which needs an object of its own.
 const FEW: u64 = 100;
@@ -132,9 +135,9 @@ fn calls_counted(calls: &mut Calls, operations: u64) {
 /// Prints the tables. Whether all is within the limit.
 fn compare() -> Result<bool, String> {
     let mut flat = true;
-    let mut row = |name: &str, cost: f64, alone: f64, checked: bool| {
+    let mut row = |name: &str, cost: f64, alone: f64, most: Option<f64>| {
         let ratio = cost / alone;
-        let too_much = checked && ratio > MOST;
+        let too_much = most.is_some_and(|most| ratio > most);
         let remark = if too_much { "  TOO MUCH" } else { "" };
         println!("{name:<40}{cost:>8.1} instructions{ratio:>8.3}{remark}");
         flat &= !too_much;
@@ -142,14 +145,14 @@ fn compare() -> Result<bool, String> {
     let mut alone = None;
     for (name, _, checked) in WRITES {
         let cost = instructions_per_operation(name, OPERATIONS)?;
-        row(name, cost, *alone.get_or_insert(cost), checked);
+        row(name, cost, *alone.get_or_insert(cost), checked.then_some(MOST));
     }
     for (name, _) in CALLS {
         let mut few = None;
         for connections in CONNECTIONS {
             let name = call_name(name, connections);
             let cost = instructions_per_operation(&name, FEW)?;
-            row(&name, cost, *few.get_or_insert(cost), true);
+            row(&name, cost, *few.get_or_insert(cost), Some(MOST_OF_CALLS));
         }
     }
     Ok(flat)
