@@ -92,8 +92,7 @@ impl This {
     fn count(&self) -> u32 {
         let mark = self.mark();
         loop {
-            let exchange = (Ordering::Acquire, Ordering::Acquire);
-            match mark.compare_exchange(UNSET, COUNTING, exchange.0, exchange.1) {
+            match mark.compare_exchange(UNSET, COUNTING, Ordering::Acquire, Ordering::Acquire) {
                 Ok(_) => {
                     self.id.store(std::process::id(), Ordering::Relaxed);
                     let generation = self.generation.load(Ordering::Relaxed).wrapping_add(1);
@@ -113,6 +112,7 @@ impl This {
         }
     }
 
+    /// The mark, which the first one to ask makes.
     fn mark(&self) -> &'static AtomicU32 {
         // SAFETY: SAFETY.md F15: as in `generation`.
         if let Some(mark) = unsafe { self.mark.load(Ordering::Acquire).as_ref() } {

@@ -2,13 +2,11 @@
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks)] // As the rig.
 #![allow(clippy::multiple_unsafe_ops_per_block)]
 
-use std::time::Instant;
-
 use rdma_sys::*;
 
 use super::connect::Side;
 use super::post::Wr;
-use super::{Context, Cq, PATIENCE, Pd, Qp, Size, errno, verbs};
+use super::{Context, Cq, Pd, Qp, Size, errno, until, verbs};
 
 /// What `IBV_WC_STANDARD_FLAGS` is in C.
 pub const STANDARD: u64 = 0x7f;
@@ -80,14 +78,13 @@ impl Cq {
     /// Begins to poll once there is a completion.
     #[track_caller]
     pub fn start_at_next(&self) {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            match Errno::from_raw(self.start()) {
-                Errno::ENOENT => assert!(Instant::now() < end, "no completion in {PATIENCE:?}"),
-                started => return assert_eq!(started.raw(), 0, "{started}"),
+        until("a completion", || match Errno::from_raw(self.start()) {
+            Errno::ENOENT => false,
+            started => {
+                assert_eq!(started.raw(), 0, "{started}");
+                true
             }
-            std::thread::yield_now();
-        }
+        });
     }
 
     /// The request that the poll has come to, and how it ended.

@@ -47,22 +47,19 @@ pub const ALL_ACCESS: u32 = LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ;
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits for something that the device does by itself.
+///
+/// It sleeps now and then: where many processes only yielded, some of them, and threads of the kernel (Linux 6.18), were
+/// seen to wait minutes for a processor.
 #[track_caller]
 pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let (end, mut turns) = (Instant::now() + PATIENCE, 0);
+    let (end, mut turns) = (Instant::now() + PATIENCE, 0_u32);
     while !holds() {
-        assert!(Instant::now() < end, "not in time: {what}");
-        let_others_run(&mut turns);
-    }
-}
-
-/// Between two looks. It sleeps now and then: where many processes only yielded, some of them, and threads of the
-/// kernel (Linux 6.18), were seen to wait minutes for a processor.
-pub(crate) fn let_others_run(turns: &mut u32) {
-    *turns += 1;
-    match *turns % 1024 {
-        0 => std::thread::sleep(Duration::from_micros(50)),
-        _ => std::thread::yield_now(),
+        assert!(Instant::now() < end, "not in time, {PATIENCE:?}: {what}");
+        turns = turns.wrapping_add(1);
+        match turns % 1024 {
+            0 => std::thread::sleep(Duration::from_micros(50)),
+            _ => std::thread::yield_now(),
+        }
     }
 }
 
@@ -262,14 +259,12 @@ impl Cq {
     /// Waits for the next completion.
     #[track_caller]
     pub fn next(&self) -> ibv_wc {
-        let (end, mut turns) = (Instant::now() + PATIENCE, 0);
-        loop {
-            if let Some(wc) = self.try_poll::<1>().expect("poll failed").pop() {
-                return wc;
-            }
-            assert!(Instant::now() < end, "no completion in {PATIENCE:?}");
-            let_others_run(&mut turns);
-        }
+        let mut polled = None;
+        until("a completion", || {
+            polled = self.try_poll::<1>().expect("poll failed").pop();
+            polled.is_some()
+        });
+        polled.expect("there is one")
     }
 
     /// Waits for the next completion, which must be this one.
