@@ -461,7 +461,7 @@ fn connections_by_packets_are_small(reads: u8) {
     let device = format!("no_alloc-small-{reads}");
     Builder::new(&*device).max_rd_atomic(reads).force_wire().install().unwrap();
     let size = Size { send_wr: 1, receive_wr: 1, sge: 1, inline: 0, ..SIZE };
-    let knobs = Knobs { rd_atomic: reads, ..Knobs::patient() };
+    let knobs = Knobs { rd_atomic: reads, ..Knobs::default() };
     let context = Context::open(&device);
     let (pd, cq) = (context.pd(), context.cq(16));
     let region = pd.register(4096, ALL_ACCESS);

@@ -24,11 +24,11 @@ fn a_subscriber_may_use_the_device() {
     Builder::new(name).force_wire().install().unwrap();
     let knobs = Knobs { timeout: 6, retries: 1, ..Knobs::default() };
     let (a, b) = pair_with(name, &Size::default(), &knobs);
-    let (c, d) = pair_with(name, &Size::default(), &Knobs::patient());
+    let (c, d) = pair_with(name, &Size::default(), &Knobs::default());
     let gone = b.qp.number();
     let act = move || {
         // Those of before, and new ones.
-        for (e, f) in [(c, d), pair_with(name, &Size::default(), &Knobs::patient())] {
+        for (e, f) in [(c, d), pair_with(name, &Size::default(), &Knobs::default())] {
             let memory = f.pd.register(8, ALL_ACCESS);
             f.qp.post_receive(1, &[memory.sge(0, 8)]);
             e.qp.post(&Wr::send(2, &[]));
@@ -64,7 +64,7 @@ fn a_subscriber_may_use_the_device() {
     expect("unknown_qp", gone);
     // The device goes on, and so do its events: a key that nobody has.
     let (a, b) = (Side::new(name, &Size::default(), 8), Side::new(name, &Size::default(), 8));
-    connect_sides(&a, &b, &Knobs::patient());
+    connect_sides(&a, &b, &Knobs::default());
     let source = a.pd.register(8, ALL_ACCESS);
     a.qp.post(&Wr::write(1, &[source.sge(0, 8)], &source, 0).remote(1, 2));
     a.send_cq.expect(1, Status::IBV_WC_REM_ACCESS_ERR);

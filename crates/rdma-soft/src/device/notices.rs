@@ -256,7 +256,9 @@ impl Drop for Teller {
 /// Tells what these devices have to tell, on a thread of its own, to the subscriber of this one. Where no thread can
 /// be started, nobody hears.
 pub(crate) fn tell(devices: &[&'static Device]) {
-    let Some((subscriber, teller)) = subscriber().zip(Teller::new()) else {
+    // Who has none to tell is no teller.
+    let subscriber = subscriber();
+    let Some((subscriber, teller)) = subscriber.and_then(|one| Some((one, Teller::new()?))) else {
         return devices.iter().for_each(|device| device.notices.put_off());
     };
     let mut told = Vec::new();

@@ -8,7 +8,7 @@ use rdma_types::Qpn;
 use crate::rig::connect::{Knobs, connect_sides, pair};
 use crate::rig::post::Wr;
 use crate::rig::scene::{AT_A, AT_B, BYTES, RECEIVE_A, RECEIVE_B, Scene};
-use crate::rig::{ALL_ACCESS, on_each_held_device, until};
+use crate::rig::{ALL_ACCESS, Size, on_each_held_device, until};
 
 const HALF: usize = BYTES / 2;
 
@@ -32,7 +32,7 @@ fn arrived(kind: Kind, n: usize) -> Vec<u8> {
 
 /// A scene whose A has posted request 1.
 fn posted(device: &SoftDevice, kind: Kind) -> Scene {
-    let scene = Scene::new(device.name());
+    let scene = Scene::with(device.name(), &Size::default(), &Knobs::prompt());
     let all = [scene.at_a.sge(0, BYTES)];
     scene.a.qp.post(&match kind {
         Kind::Write => Wr::write(1, &all, &scene.at_b, 0),

@@ -14,7 +14,7 @@ const OVERFLOWED: Option<i32> = Some(-Errno::EOVERFLOW.raw());
 fn small(device: &str, capacity: i32) -> (Side, Side) {
     let size = Size::default();
     let (a, b) = (Side::new(device, &size, capacity), Side::new(device, &size, 256));
-    connect_sides(&a, &b, &Knobs::default());
+    connect_sides(&a, &b, &Knobs::prompt());
     (a, b)
 }
 
@@ -37,7 +37,7 @@ fn overflow_keeps_what_fitted_then_fails_and_takes_its_queue_pairs_along() {
         let second = a.pd.qp(&a.send_cq, &a.receive_cq, &Size::default());
         let (other, bystander) = pair(device);
         let at_second = endpoint(&a.context, &second);
-        connect(&second, &at_second, &at_second, &Knobs::default());
+        connect(&second, &at_second, &at_second, &Knobs::prompt());
         second.post_receive(1, &[]);
         for n in 0..6 {
             b.qp.post_receive(n, &[]);
@@ -156,7 +156,7 @@ fn queue_pair_on_a_queue_that_overflowed_before_fails_at_its_first_completion() 
         a.qp.wait_for_error();
         a.qp.to_reset();
         b.qp.to_reset();
-        connect_sides(&a, &b, &Knobs::default());
+        connect_sides(&a, &b, &Knobs::prompt());
         b.qp.post_receive(2, &[]);
         a.qp.post(&Wr::send(3, &[]));
         a.qp.wait_for_error();

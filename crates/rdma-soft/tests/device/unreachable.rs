@@ -17,7 +17,7 @@ fn peer_of_somebody_else_is_unreachable_and_undisturbed() {
     on_each_device("peer-elsewhere", |device| {
         let (b, c) = pair(device);
         let a = side(device);
-        connect(&a.qp, &a.endpoint(), &b.endpoint(), &Knobs::default());
+        connect(&a.qp, &a.endpoint(), &b.endpoint(), &Knobs::prompt());
         b.qp.post_receive(1, &[]);
         a.expect_unreachable();
         c.qp.post(&Wr::send(2, &[]));
@@ -37,7 +37,7 @@ fn devices_of_one_link_reach_each_other() {
         };
         Builder::new(&other).link(link).install().unwrap();
         let (a, b) = (side(device), side(&other));
-        connect_sides(&a, &b, &Knobs::default());
+        connect_sides(&a, &b, &Knobs::prompt());
         let source = a.pd.register_filled(vec![4; 8], 0);
         let sink = b.pd.register(8, ALL_ACCESS);
         a.qp.post(&Wr::write(1, &[source.sge(0, 8)], &sink, 0));
@@ -52,7 +52,7 @@ type Spoil = fn(&mut ibv_qp_attr);
 fn refused_addresses(side: &Side, spoils: &[Spoil]) {
     let at = side.endpoint();
     for (n, spoil) in spoils.iter().enumerate() {
-        let mut attr = attributes(&at, &at, &Knobs::default());
+        let mut attr = attributes(&at, &at, &Knobs::prompt());
         side.qp.to_reset();
         to_init(&side.qp, &attr);
         spoil(&mut attr);

@@ -19,7 +19,7 @@ fn senders_wait_for_room() {
     device("wire-room");
     let size = Size { send_wr: 1024, receive_wr: 1024, ..Size::default() };
     let [a, b] = [(); 2].map(|()| Side::new("wire-room", &size, 2048));
-    connect_sides(&a, &b, &Knobs { timeout: 18, ..Knobs::patient() });
+    connect_sides(&a, &b, &Knobs { timeout: 18, ..Knobs::default() });
     let length = 1 << 20;
     let source = a.pd.register_filled((0..length).map(|n| (n / 997) as u8).collect(), ALL_ACCESS);
     let sink = b.pd.register(length, ALL_ACCESS);
@@ -46,7 +46,7 @@ fn one_end_suffices() {
     device("wire-one");
     Builder::new("wire-other").install().unwrap();
     let [a, b] = ["wire-one", "wire-other"].map(|name| Side::new(name, &Size::default(), 64));
-    connect_sides(&a, &b, &Knobs::patient());
+    connect_sides(&a, &b, &Knobs::default());
     let (d, _e) = pair_with("wire-other", &Size::default(), &Knobs::default());
     for (from, to) in [(&a, &b), (&b, &a)] {
         let source = from.pd.register_filled(vec![7; 5000], ALL_ACCESS);
@@ -68,7 +68,7 @@ fn one_end_suffices() {
 #[test]
 fn what_a_port_lost_is_sent_again() {
     let device = device("wire-port");
-    let knobs = Knobs { timeout: 14, ..Knobs::patient() };
+    let knobs = Knobs { timeout: 14, ..Knobs::default() };
     let (a, b) = pair_with("wire-port", &Size::default(), &knobs);
     let source = a.pd.register_filled(vec![9; 3000], ALL_ACCESS);
     let sink = b.pd.register(3000, ALL_ACCESS);
@@ -90,7 +90,7 @@ fn a_wait_for_a_receiver_ends_in_spite_of_earlier_alarms() {
     let builder = Builder::new("wire-alarms").schedule(Schedule::Deferred { seed: 3 });
     builder.force_wire().install().unwrap();
     // Two waits of 20 ms.
-    let knobs = Knobs { rnr_retries: 1, min_rnr_timer: 20, ..Knobs::patient() };
+    let knobs = Knobs { rnr_retries: 1, min_rnr_timer: 20, ..Knobs::default() };
     let (a, _b) = pair_with("wire-alarms", &Size::default(), &knobs);
     for n in 0..8 {
         a.qp.post(&Wr::send(n, &[]));
@@ -104,16 +104,16 @@ fn a_wait_for_a_receiver_ends_in_spite_of_earlier_alarms() {
 fn a_destroyed_peer_does_not_answer() {
     for (name, link) in [("wire-gone", Link::Ethernet), ("wire-gone-ib", Link::InfiniBand)] {
         let device = Builder::new(name).link(link).force_wire().install().unwrap();
-        let knobs = Knobs { timeout: 8, retries: 2, ..Knobs::default() };
+        let knobs = Knobs { timeout: 14, retries: 2, ..Knobs::default() };
         let (a, b) = pair_with(name, &Size::default(), &knobs);
         let source = a.pd.register(8, ALL_ACCESS);
         a.qp.post(&Wr::send(1, &[source.sge(0, 8)]));
         drop(b);
         a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
         until("all is flushed", || device.in_flight(a.qp.qpn()) == 0);
-        let counters = device.counters();
-        assert_eq!(counters.retry_exceeded_err, 1);
-        assert!(counters.unknown_qp > 0, "{counters:?}");
+        assert_eq!(device.counters().retry_exceeded_err, 1);
+        // The last of them may arrive after nobody waits for it any more.
+        until("a packet came for nobody", || device.counters().unknown_qp > 0);
     }
 }
 
@@ -121,7 +121,7 @@ fn a_destroyed_peer_does_not_answer() {
 #[test]
 fn sequence_numbers_count_packets() {
     device("wire-psn");
-    let knobs = Knobs { psn: 0x00ff_fffe, ..Knobs::patient() };
+    let knobs = Knobs { psn: 0x00ff_fffe, ..Knobs::default() };
     let (a, b) = pair_with("wire-psn", &Size::default(), &knobs);
     let [source, sink] = [&a, &b].map(|side| side.pd.register(4096, ALL_ACCESS));
     a.qp.post(&Wr::write(1, &[source.sge(0, 4096)], &sink, 0));
@@ -137,7 +137,7 @@ fn sequence_numbers_count_packets() {
 #[test]
 fn reads_that_were_posted_go_when_no_more_may_be_posted() {
     device("wire-no-reads");
-    let (a, b) = pair_with("wire-no-reads", &Size::default(), &Knobs::patient());
+    let (a, b) = pair_with("wire-no-reads", &Size::default(), &Knobs::default());
     let [here, there] = [&a, &b].map(|side| side.pd.register(8, ALL_ACCESS));
     a.qp.post(&Wr::send(1, &[]));
     a.qp.post(&Wr::read(2, &[here.sge(0, 8)], &there, 0));

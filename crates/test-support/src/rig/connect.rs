@@ -30,28 +30,27 @@ pub struct Knobs {
 }
 
 impl Knobs {
-    /// Of a connection that does not give up where a thread that has packets in hand is held up.
-    pub fn patient() -> Self {
-        Self { timeout: 16, retries: 7, ..Self::prompt() }
+    /// Of a connection that gives up soon: for what is meant to fail by its time. Where a thread that has packets in hand
+    /// may be held up, nothing else can be expected of it.
+    pub fn prompt() -> Self {
+        let patient = Self::default();
+        if provider().slow { patient } else { Self { timeout: 8, retries: 2, ..patient } }
     }
+}
 
-    fn prompt() -> Self {
+/// Does not give up where a thread that has packets in hand is held up.
+impl Default for Knobs {
+    fn default() -> Self {
         Self {
             access: ALL_ACCESS,
             mtu: ibv_mtu::IBV_MTU_1024,
             psn: 7,
-            timeout: 8,
-            retries: 2,
+            timeout: 16,
+            retries: 7,
             rnr_retries: 7,
             min_rnr_timer: 1,
             rd_atomic: 4,
         }
-    }
-}
-
-impl Default for Knobs {
-    fn default() -> Self {
-        if provider().slow { Self::patient() } else { Self::prompt() }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::{LazyLock, mpsc};
 
 use rdma_types::{Gid, GidType};
 use test_support::events::{Event, Hears};
+use test_support::rig::until;
 use tracing::Level;
 
 use super::*;
@@ -22,6 +23,15 @@ fn hears(say: mpsc::Sender<Event>) -> Hears<impl Fn(Event)> {
             say.send(event).unwrap();
         }
     })
+}
+
+/// One test at a time: no more than so many tell in a process, and a test that finds all of them busy hears nothing.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Has told what is due, when nobody tells any more.
+fn settle(fabric: &Fabric) {
+    until("nobody tells", || TELLING.load(Ordering::Relaxed) == 0);
+    fabric.unsettled.settle();
 }
 
 /// What comes next; only if something is due, since nobody knows that nothing will come.
@@ -43,13 +53,14 @@ const WHOSE: Whose = Whose { qpn: 7, peer_qpn: None, address: None };
 
 #[test]
 fn one_event_in_a_minute_tells_how_many_packets_there_were() {
+    let _alone = locked(&ALONE);
     static FABRIC: LazyLock<Fabric> = LazyLock::new(Fabric::with_set_clock);
     static DEVICES: LazyLock<[Device; 2]> =
         LazyLock::new(|| ["one", "other"].map(|name| device(&FABRIC, name)));
     let [one, other] = &*DEVICES;
     let drop_some = |device: &'static Device, reason, packets| {
         device.drop_packets(reason, packets, WHOSE);
-        FABRIC.unsettled.settle();
+        settle(&FABRIC);
     };
     // Nobody listens yet, and nothing is forgotten.
     drop_some(one, Reason::UnknownQp, 10);
@@ -77,6 +88,7 @@ fn one_event_in_a_minute_tells_how_many_packets_there_were() {
 /// What is left by a thread in the midst of a subscriber, which no event can reach, is told later.
 #[test]
 fn who_is_in_a_subscriber_puts_it_off() {
+    let _alone = locked(&ALONE);
     static FABRIC: LazyLock<Fabric> = LazyLock::new(Fabric::with_set_clock);
     static DEVICE: LazyLock<Device> = LazyLock::new(|| device(&FABRIC, "within"));
     let (say, heard) = mpsc::channel();
@@ -84,16 +96,17 @@ fn who_is_in_a_subscriber_puts_it_off() {
     tracing::dispatcher::with_default(&subscriber, || {
         tracing::dispatcher::get_default(|_| {
             DEVICE.drop_packets(Reason::NoRoute, 1, WHOSE);
-            FABRIC.unsettled.settle();
+            settle(&FABRIC);
         });
         DEVICE.drop_packets(Reason::NoRoute, 1, WHOSE);
-        FABRIC.unsettled.settle();
+        settle(&FABRIC);
     });
     assert_eq!(summary(&next(&heard)), ["within", "no_route", "2"]);
 }
 
 #[test]
 fn an_event_says_whose_the_packets_were_and_what_to_look_at() {
+    let _alone = locked(&ALONE);
     static FABRIC: LazyLock<Fabric> = LazyLock::new(Fabric::with_set_clock);
     static DEVICE: LazyLock<Device> = LazyLock::new(|| device(&FABRIC, "whose"));
     let (say, heard) = mpsc::channel();
@@ -105,7 +118,7 @@ fn an_event_says_whose_the_packets_were_and_what_to_look_at() {
             let address = if reason == Reason::WrongSource { address } else { lid };
             DEVICE.drop_packets(reason, 1, Whose { qpn: 17, peer_qpn: Some(18), address });
         }
-        FABRIC.unsettled.settle();
+        settle(&FABRIC);
     });
     for reason in Reason::ALL {
         let event = next(&heard);
@@ -131,6 +144,7 @@ fn an_event_says_whose_the_packets_were_and_what_to_look_at() {
 /// A subscriber that panics ends its thread, and the next event comes all the same.
 #[test]
 fn a_subscriber_may_panic() {
+    let _alone = locked(&ALONE);
     static FABRIC: LazyLock<Fabric> = LazyLock::new(Fabric::with_set_clock);
     static DEVICE: LazyLock<Device> = LazyLock::new(|| device(&FABRIC, "panics"));
     let (say, heard) = mpsc::channel();
@@ -139,13 +153,13 @@ fn a_subscriber_may_panic() {
     // It cannot hand on the first event, to nobody.
     tracing::subscriber::with_default(gone, || {
         DEVICE.drop_packets(Reason::PortDown, 1, WHOSE);
-        FABRIC.unsettled.settle();
+        settle(&FABRIC);
     });
     let (say, heard) = mpsc::channel();
     tracing::subscriber::with_default(hears(say), || {
         FABRIC.clock.go_on_to(FABRIC.clock.now() + APART);
         DEVICE.drop_packets(Reason::PortDown, 5, WHOSE);
-        FABRIC.unsettled.settle();
+        settle(&FABRIC);
     });
     assert_eq!(summary(&next(&heard)), ["panics", "port_down", "5"]);
 }
