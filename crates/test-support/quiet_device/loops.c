@@ -33,24 +33,36 @@ struct end {
 
 /* --- Bare --- */
 
-ALWAYS_INLINE void write_wr(struct ibv_send_wr *wr, const struct end *end, struct ibv_sge *sge, uint64_t id)
+/* Of an unsignaled request nothing is polled. */
+ALWAYS_INLINE void write_wr_flags(struct ibv_send_wr *wr, const struct end *end, struct ibv_sge *sge, uint64_t id,
+				  int signaled)
 {
 	*wr = (struct ibv_send_wr){
 		.wr_id = id,
 		.sg_list = sge,
 		.num_sge = 1,
 		.opcode = IBV_WR_RDMA_WRITE,
-		.send_flags = IBV_SEND_SIGNALED,
+		.send_flags = signaled ? IBV_SEND_SIGNALED : 0,
 		.wr.rdma = { .remote_addr = end->remote.address, .rkey = end->remote.rkey },
 	};
 }
 
-ALWAYS_INLINE int bare_write(struct end *end, uint64_t id)
+ALWAYS_INLINE void write_wr(struct ibv_send_wr *wr, const struct end *end, struct ibv_sge *sge, uint64_t id)
+{
+	write_wr_flags(wr, end, sge, id, 1);
+}
+
+ALWAYS_INLINE int bare_write_flags(struct end *end, uint64_t id, int signaled)
 {
 	struct ibv_send_wr wr, *bad;
 
-	write_wr(&wr, end, &end->elements[id % PLACES], id);
+	write_wr_flags(&wr, end, &end->elements[id % PLACES], id, signaled);
 	return ibv_post_send(end->qp, &wr, &bad);
+}
+
+ALWAYS_INLINE int bare_write(struct end *end, uint64_t id)
+{
+	return bare_write_flags(end, id, 1);
 }
 
 ALWAYS_INLINE int bare_batch(struct end *end, uint64_t id)
@@ -121,17 +133,22 @@ ALWAYS_INLINE int check(const struct end *end, const struct ibv_send_wr *wr, uin
 	return 0;
 }
 
-ALWAYS_INLINE int checked_write(struct end *end, uint64_t id)
+ALWAYS_INLINE int checked_write_flags(struct end *end, uint64_t id, int signaled)
 {
 	struct ibv_sge sge;
 	struct ibv_send_wr wr, *bad;
 
 	if (element(end, id % PLACES * LENGTH, LENGTH, &sge))
 		return -1;
-	write_wr(&wr, end, &sge, id);
+	write_wr_flags(&wr, end, &sge, id, signaled);
 	if (check(end, &wr, end->remote.length))
 		return -1;
 	return ibv_post_send(end->qp, &wr, &bad);
+}
+
+ALWAYS_INLINE int checked_write(struct end *end, uint64_t id)
+{
+	return checked_write_flags(end, id, 1);
 }
 
 ALWAYS_INLINE int checked_batch(struct end *end, uint64_t id)
@@ -182,12 +199,17 @@ ALWAYS_INLINE int checked_send(struct end *end, uint64_t id)
 
 /* --- With checks and credits --- */
 
-ALWAYS_INLINE int credited_write(struct end *end, uint64_t id)
+ALWAYS_INLINE int credited_write_flags(struct end *end, uint64_t id, int signaled)
 {
-	if (end->send_credits == 0 || checked_write(end, id))
+	if (end->send_credits == 0 || checked_write_flags(end, id, signaled))
 		return -1;
 	end->send_credits--;
 	return 0;
+}
+
+ALWAYS_INLINE int credited_write(struct end *end, uint64_t id)
+{
+	return credited_write_flags(end, id, 1);
 }
 
 ALWAYS_INLINE int credited_receive(struct end *end, uint64_t id)
@@ -220,8 +242,9 @@ ALWAYS_INLINE int credited_batch(struct end *end, uint64_t id)
 #define checked_credits(end, of) NULL
 #define credited_credits(end, of) (&(end)->of##_credits)
 
-/* Polls until there is one completion, gives its credit back, and adds its id and length to the sum. */
-ALWAYS_INLINE int take_one(struct ibv_cq *cq, uint32_t *credits, uint64_t *sum)
+/* Polls until there is one completion, which is that of so many requests, gives their credits back, and adds its id
+ * and length to the sum. */
+ALWAYS_INLINE int take_one_of(struct ibv_cq *cq, uint32_t *credits, uint64_t *sum, uint32_t requests)
 {
 	struct ibv_wc wc;
 	int count;
@@ -232,11 +255,16 @@ ALWAYS_INLINE int take_one(struct ibv_cq *cq, uint32_t *credits, uint64_t *sum)
 	if (count < 0 || wc.status != IBV_WC_SUCCESS)
 		return -1;
 	if (credits)
-		++*credits;
+		*credits += requests;
 	*sum += wc.wr_id;
 	if (wc.opcode & IBV_WC_RECV)
 		*sum += wc.byte_len;
 	return 0;
+}
+
+ALWAYS_INLINE int take_one(struct ibv_cq *cq, uint32_t *credits, uint64_t *sum)
+{
+	return take_one_of(cq, credits, sum, 1);
 }
 
 /* Polls until there were DEPTH completions. */
@@ -282,6 +310,18 @@ ALWAYS_INLINE int take_all(struct ibv_cq *cq, uint32_t *credits, uint64_t *sum)
 				if (kind##_write(end, i + k))                            \
 					return -1;                                       \
 			if (TAKE_ALL(kind, send))                                        \
+				return -1;                                               \
+		}                                                                        \
+		return sum;                                                              \
+	}                                                                                \
+	uint64_t kind##_unsignaled(struct end *end, uint64_t n)                          \
+	{                                                                                \
+		uint64_t sum = 0;                                                        \
+		for (uint64_t i = 0; i < n; i += DEPTH) {                                \
+			for (uint64_t k = 0; k < DEPTH; k++)                             \
+				if (kind##_write_flags(end, i + k, k + 1 == DEPTH))      \
+					return -1;                                       \
+			if (take_one_of(end->send_cq, kind##_credits(end, send), &sum, DEPTH)) \
 				return -1;                                               \
 		}                                                                        \
 		return sum;                                                              \

@@ -46,6 +46,12 @@ impl Calls {
         Self { post_send, post_recv: 0, poll_cq, requests, completions: requests }
     }
 
+    /// Those of writes of which one in [`DEPTH`] is signaled, and polled alone.
+    pub const fn unsignaled(n: u64) -> Self {
+        let polled = n / DEPTH as u64;
+        Self { completions: polled, ..Self::writes(n, n, polled) }
+    }
+
     /// Those of messages, one at a time: a receive and a send each, and a poll for either.
     pub const fn messages(n: u64) -> Self {
         let twice = 2 * n;
@@ -74,6 +80,12 @@ impl CLoop {
     /// [`DEPTH`] writes, and a poll for all.
     pub const OUTSTANDING: Self =
         Self { name: "outstanding", calls: |n| Calls::writes(n, n, n / DEPTH as u64), sum: ids };
+    /// [`DEPTH`] writes of which the last one is signaled, and a poll for it.
+    pub const UNSIGNALED: Self = Self {
+        name: "unsignaled",
+        calls: Calls::unsignaled,
+        sum: |n| (0..n / DEPTH as u64).map(|run| (run + 1) * DEPTH as u64 - 1).sum(),
+    };
     /// [`DEPTH`] writes with one post, and a poll for all.
     pub const BATCHES: Self = Self {
         name: "batches",

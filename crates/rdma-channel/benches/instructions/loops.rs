@@ -95,6 +95,72 @@ pub(crate) fn asked(rig: &mut Rig, n: u64) -> Outcome<u64> {
     Ok(sum)
 }
 
+/// The last one first, whose completion comes last.
+pub(crate) fn asked_in_reverse(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for first in (0..n).step_by(DEPTH) {
+        rig.channel.scope(|s| {
+            let mut pending: [Option<ScopedPendingWork<'_>>; DEPTH] = Default::default();
+            for (id, place) in (first..).zip(&mut pending) {
+                let list = GatherList::from([slice(&rig.source, id)]);
+                *place = Some(s.post_write(WriteWorkRequest::from_list(&list, remote))?);
+            }
+            for (place, pending) in pending.iter_mut().enumerate().rev() {
+                let id = first + place as u64;
+                if let Some(work) = pending.take() {
+                    work.spin_poll()?;
+                    sum += id;
+                }
+            }
+            Ok::<(), TransportError>(())
+        })?;
+    }
+    Ok(sum)
+}
+
+/// One in [`DEPTH`] is signaled.
+fn is_signaled(id: u64) -> bool {
+    (id + 1).is_multiple_of(DEPTH as u64)
+}
+
+pub(crate) fn unsignaled_ended(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for first in (0..n).step_by(DEPTH) {
+        rig.channel.scope(|s| {
+            for id in first..first + DEPTH as u64 {
+                let list = GatherList::from([slice(&rig.source, id)]);
+                let write = WriteWorkRequest::from_list(&list, remote);
+                drop(s.post_write(write.signaled(is_signaled(id)))?);
+                sum += id;
+            }
+            Ok::<(), TransportError>(())
+        })?;
+    }
+    Ok(sum)
+}
+
+pub(crate) fn unsignaled_asked(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for first in (0..n).step_by(DEPTH) {
+        rig.channel.scope(|s| {
+            let mut pending: [Option<ScopedPendingWork<'_>>; DEPTH] = Default::default();
+            for (id, place) in (first..).zip(&mut pending) {
+                let list = GatherList::from([slice(&rig.source, id)]);
+                let write = WriteWorkRequest::from_list(&list, remote);
+                *place = Some(s.post_write(write.signaled(is_signaled(id)))?);
+            }
+            for (id, place) in (first..).zip(&mut pending) {
+                if let Some(work) = place.take() {
+                    work.spin_poll()?;
+                    sum += id;
+                }
+            }
+            Ok::<(), TransportError>(())
+        })?;
+    }
+    Ok(sum)
+}
+
 /// Handles are dropped, and the scope ends what it has.
 pub(crate) fn ended(rig: &mut Rig, n: u64) -> Outcome<u64> {
     let (remote, mut sum) = (rig.remote, 0);
@@ -105,6 +171,34 @@ pub(crate) fn ended(rig: &mut Rig, n: u64) -> Outcome<u64> {
                 drop(s.post_write(WriteWorkRequest::from_list(&list, remote))?);
                 sum += id;
             }
+            Ok::<(), TransportError>(())
+        })?;
+    }
+    Ok(sum)
+}
+
+pub(crate) fn blocking_batches(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for first in (0..n).step_by(DEPTH) {
+        let lists: [_; DEPTH] =
+            array::from_fn(|i| GatherList::from([slice(&rig.source, first + i as u64)]));
+        let batch: [_; DEPTH] =
+            array::from_fn(|i| WriteWorkRequest::from_list(&lists[i], remote).into());
+        sum += (first..).zip(rig.channel.batch(batch)?).map(|(id, _)| id).sum::<u64>();
+    }
+    Ok(sum)
+}
+
+pub(crate) fn batches_ended(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let (remote, mut sum) = (rig.remote, 0);
+    for first in (0..n).step_by(DEPTH) {
+        rig.channel.scope(|s| {
+            let lists: [_; DEPTH] =
+                array::from_fn(|i| GatherList::from([slice(&rig.source, first + i as u64)]));
+            let batch: [_; DEPTH] =
+                array::from_fn(|i| WriteWorkRequest::from_list(&lists[i], remote).into());
+            drop(s.post_batch(batch)?);
+            sum += (first..first + DEPTH as u64).sum::<u64>();
             Ok::<(), TransportError>(())
         })?;
     }
@@ -163,6 +257,24 @@ pub(crate) fn messages(rig: &mut Rig, n: u64) -> Outcome<u64> {
             let sending = s.post_send(SendWorkRequest::from_list(&list))?;
             sum += bytes(arrival.spin_poll()?);
             sum += bytes(sending.spin_poll()?);
+            Ok::<(), TransportError>(())
+        })?;
+    }
+    Ok(sum)
+}
+
+/// Whose completion comes second.
+pub(crate) fn messages_sent_first(rig: &mut Rig, n: u64) -> Outcome<u64> {
+    let mut sum = 0;
+    for id in 0..n {
+        rig.channel.scope(|s| {
+            let slot = rig.target.get_mut(place(id), LENGTH).expect("within the region");
+            let mut room = ScatterList::from([slot]);
+            let arrival = s.post_receive(ReceiveWorkRequest::from_list(&mut room))?;
+            let list = GatherList::from([slice(&rig.source, id)]);
+            let sending = s.post_send(SendWorkRequest::from_list(&list))?;
+            sum += bytes(sending.spin_poll()?);
+            sum += bytes(arrival.spin_poll()?);
             Ok::<(), TransportError>(())
         })?;
     }

@@ -30,7 +30,7 @@ struct Row {
     most: f64,
 }
 
-const ROWS: [Row; 8] = [
+const ROWS: [Row; 14] = [
     Row {
         name: "blocking write",
         c: CLoop::ONE,
@@ -72,12 +72,52 @@ const ROWS: [Row; 8] = [
         most: 1.6,
     },
     Row {
+        name: "16 writes, asked in reverse",
+        c: CLoop::OUTSTANDING,
+        channel: loops::asked_in_reverse,
+        calls: |n| Calls::writes(n, n, n),
+        sum: ids,
+        most: 9.9,
+    },
+    Row {
+        name: "15 of 16 unsignaled, ended",
+        c: CLoop::UNSIGNALED,
+        channel: loops::unsignaled_ended,
+        calls: Calls::unsignaled,
+        sum: ids,
+        most: 9.9,
+    },
+    Row {
+        name: "15 of 16 unsignaled, asked",
+        c: CLoop::UNSIGNALED,
+        channel: loops::unsignaled_asked,
+        calls: Calls::unsignaled,
+        sum: ids,
+        most: 9.9,
+    },
+    Row {
         name: "16 rented writes, each asked",
         c: CLoop::OUTSTANDING,
         channel: loops::rented,
         calls: |n| Calls::writes(n, n, n),
         sum: ids,
         most: 1.9,
+    },
+    Row {
+        name: "a blocking batch of 16",
+        c: CLoop::BATCHES,
+        channel: loops::blocking_batches,
+        calls: |n| Calls::writes(n, n / DEPTH as u64, n),
+        sum: ids,
+        most: 9.9,
+    },
+    Row {
+        name: "a batch of 16, ended",
+        c: CLoop::BATCHES,
+        channel: loops::batches_ended,
+        calls: |n| Calls::writes(n, n / DEPTH as u64, n / DEPTH as u64),
+        sum: ids,
+        most: 9.9,
     },
     Row {
         name: "a batch of 16, each asked",
@@ -94,6 +134,14 @@ const ROWS: [Row; 8] = [
         calls: Calls::messages,
         sum: |n| n * LENGTH as u64,
         most: 1.5,
+    },
+    Row {
+        name: "the same, the send asked first",
+        c: CLoop::MESSAGES,
+        channel: loops::messages_sent_first,
+        calls: Calls::messages,
+        sum: |n| n * LENGTH as u64,
+        most: 9.9,
     },
 ];
 
@@ -160,7 +208,8 @@ fn run_all(object: &Path) {
     rdma_soft::install();
     let context = open_device("soft0").unwrap();
     let pd = context.allocate_pd().unwrap();
-    let channel = pd.create_channel().build().unwrap();
+    // One in each half of the queue is signaled.
+    let channel = pd.create_channel().max_send_wr(2 * DEPTH as u32).build().unwrap();
     let itself = channel.endpoint();
     let access = AccessFlags::new().with_local_write().with_remote_write();
     let board = pd.allocate_shared_region(PLACES * LENGTH, access).unwrap();
