@@ -1,139 +1,26 @@
 //! Several requests with one call of the provider: one doorbell.
-#![allow(unsafe_code)]
 
+use std::array;
 use std::time::Duration;
-use std::{array, slice};
 
-use rdma_qp::{
-    AtomicWorkRequest, PostError, QueuePair, QueuedReceive, QueuedRequest, ReadWorkRequest,
-    ReceiveWorkRequest, SendWorkRequest, WcOpcode, WorkSuccess, WriteWorkRequest,
-};
+use rdma_qp::{ReceiveWorkRequest, WcOpcode, WorkSuccess};
 
-use crate::blocking::wait_all;
-use crate::core::{Core, closed};
-use crate::lane::{Lane, Ring};
-use crate::patience::{FOR_EVER, Patience};
-use crate::slot::{Slot, State};
-use crate::ticket::Ticket;
-use crate::{Channel, Operation, PendingWork, Scope, ScopedPendingWork, TransportError};
-
-/// A request of the send queue in a batch, of any kind: made by `into()` of each.
-#[derive(Debug)]
-#[repr(transparent)]
-pub struct Request<'wr, 'data>(QueuedRequest<'wr, 'data>);
-
-macro_rules! requests {
-    ($($request:ident)+) => {$(
-        impl<'wr, 'data> From<$request<'wr, 'data>> for Request<'wr, 'data> {
-            #[inline]
-            fn from(request: $request<'wr, 'data>) -> Self {
-                Self(request.with_id(0))
-            }
-        }
-    )+};
-}
-
-requests!(SendWorkRequest WriteWorkRequest ReadWorkRequest AtomicWorkRequest);
-
-/// What a batch is made of: requests of the send queue, or receives.
-pub(crate) trait Item: Sized {
-    /// Whether it is of the send queue, whose requests are done in order.
-    const SENDS: bool;
-
-    fn operation(&self) -> Operation;
-    fn is_signaled(&self) -> bool;
-    fn ring(lane: &Lane) -> &Ring;
-    fn number(&mut self, id: u64, signaled: bool);
-
-    /// # Safety
-    /// As of [`QueuePair::post_batch`].
-    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
-}
-
-impl Item for Request<'_, '_> {
-    const SENDS: bool = true;
-
-    #[inline(always)]
-    fn operation(&self) -> Operation {
-        Operation::of(self.0.opcode())
-    }
-
-    #[inline(always)]
-    fn is_signaled(&self) -> bool {
-        self.0.is_signaled()
-    }
-
-    #[inline(always)]
-    fn ring(lane: &Lane) -> &Ring {
-        &lane.send
-    }
-
-    #[inline(always)]
-    fn number(&mut self, id: u64, signaled: bool) {
-        self.0.set_wr_id(id);
-        self.0.set_signaled(signaled);
-    }
-
-    #[inline(always)]
-    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        let (first, count) = (batch.as_mut_ptr().cast(), batch.len());
-        // SAFETY: SAFETY.md F5: each is laid out as what is in it; borrowed as the slice is.
-        let queued: &mut [QueuedRequest<'_, '_>] =
-            unsafe { slice::from_raw_parts_mut(first, count) };
-        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
-        unsafe { qp.post_batch(queued) }
-    }
-}
-
-impl Item for QueuedReceive<'_, '_> {
-    const SENDS: bool = false;
-
-    #[inline(always)]
-    fn operation(&self) -> Operation {
-        Operation::Receive
-    }
-
-    #[inline(always)]
-    fn is_signaled(&self) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    fn ring(lane: &Lane) -> &Ring {
-        &lane.receive
-    }
-
-    #[inline(always)]
-    fn number(&mut self, id: u64, _: bool) {
-        self.set_wr_id(id);
-    }
-
-    #[inline(always)]
-    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
-        unsafe { qp.post_receive_batch(batch) }
-    }
-}
-
-/// Receives, to be numbered.
-#[inline]
-pub(crate) fn queued<'wr, 'data, const N: usize>(
-    receives: [ReceiveWorkRequest<'wr, 'data>; N],
-) -> [QueuedReceive<'wr, 'data>; N] {
-    receives.map(|receive| receive.with_id(0))
-}
+use crate::channel::Channel;
+use crate::channel::blocking::wait_all;
+use crate::deadline::{Deadline, NO_LIMIT};
+use crate::kept::{Call, InBatch, Kept};
+use crate::ledger::Ledger;
+use crate::ledger::post::BatchNotPosted;
+use crate::ledger::queues::{Connection, Slot};
+use crate::ledger::ticket::Ticket;
+use crate::request::{Request, queued, queued_list};
+use crate::scope::in_flight::InFlight;
+use crate::transport_error::TransportError;
 
 /// A batch that was not posted, or not wholly: the tickets of what was.
-pub(crate) struct BatchRefused<'c, const N: usize> {
+pub(crate) struct BatchRefused<'l, const N: usize> {
     pub(crate) error: TransportError,
-    pub(crate) tickets: [Option<Ticket<'c>>; N],
-}
-
-impl<const N: usize> BatchRefused<'_, N> {
-    #[cold]
-    pub(crate) fn nothing_posted(error: TransportError) -> Self {
-        Self { error, tickets: [const { None }; N] }
-    }
+    pub(crate) tickets: [Option<Ticket<'l>>; N],
 }
 
 impl<const N: usize> From<BatchRefused<'_, N>> for TransportError {
@@ -144,147 +31,137 @@ impl<const N: usize> From<BatchRefused<'_, N>> for TransportError {
     }
 }
 
-impl Core {
-    /// Posts all requests in order, and makes of each ticket what is wanted. The last one is made signaled, so that
-    /// it tells of all. Waits for room as long as there is patience.
-    ///
-    /// # Safety
-    /// As of [`post`](Self::post), for each.
-    #[inline]
-    pub(crate) unsafe fn post_batch<'c, I: Item, H, const N: usize>(
-        &'c self,
+/// Each ticket with its memory.
+#[inline(always)]
+#[allow(clippy::expect_used)] // both are of N
+pub(crate) fn with_memory<'l, B, const N: usize>(
+    tickets: [Ticket<'l>; N],
+    bufs: [B; N],
+) -> [InFlight<'l, B>; N] {
+    let mut tickets = tickets.into_iter();
+    bufs.map(|buf| InFlight::new(tickets.next().expect("one for each"), buf))
+}
+
+impl Ledger {
+    /// Posts an array of requests, and makes of each ticket what is wanted.
+    #[inline(always)]
+    pub(crate) fn post_array<'l, 'data: 'kept, 'kept, I: InBatch<'data>, H, const N: usize>(
+        &'l self,
+        connection: &'l Connection,
         items: &mut [I; N],
-        patience: Option<&mut Patience>,
-        handle: impl Fn(Ticket<'c>) -> H,
-    ) -> Result<[H; N], BatchRefused<'c, N>> {
-        let (lane, ring) = (self.only(), I::ring(self.only()));
-        let slots = match self.run_at_hand(ring) {
-            Some(slots) => slots,
-            None => self.reserve(items, patience).map_err(BatchRefused::nothing_posted)?,
-        };
-        // Receives have nothing to do with silent requests of the send queue.
-        let mut run = if I::SENDS { lane.run.get() } else { 0 };
-        let mut silent = run != 0;
-        for (place, (item, slot)) in items.iter_mut().zip(&slots).enumerate() {
-            let signaled = item.is_signaled() || place + 1 == N || lane.has_to_signal(run);
-            run = if signaled { 0 } else { run + 1 };
-            silent |= !signaled;
-            item.number(slot.id.get(), signaled);
+        deadline: Option<&mut Deadline>,
+        kept: Kept<'kept>,
+        handle: impl Fn(Ticket<'l>) -> H,
+    ) -> Result<[H; N], BatchRefused<'l, N>> {
+        let mut slots = [self.no_slot(); N];
+        match self.post_batch(connection, items, &mut slots, deadline, kept) {
+            Ok(()) => Ok(slots.map(|slot| handle(Ticket::new(self, slot)))),
+            Err(refused) => Err(self.refused_array(refused, slots)),
         }
-        let posted = match lane.qp() {
-            // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract.
-            Some(qp) => unsafe { I::post(items, qp) }.map_err(|e| (e.posted(), e.into())),
-            None => Err((0, closed(lane))),
-        };
-        match posted {
-            Ok(()) => {
-                if silent {
-                    self.posted_in_part(lane, items, &slots, N);
-                } else {
-                    for (item, slot) in items.iter().zip(&slots) {
-                        self.posted(slot, item.operation());
-                    }
-                }
-                if let Some(last) = slots.last() {
-                    lane.advance(ring, last.next.get());
-                }
-                Ok(slots.map(|slot| handle(Ticket::new(self, slot))))
-            }
-            Err((count, error)) => {
-                self.posted_in_part(lane, items, &slots, count);
-                let ticket = |place| (place < count).then(|| Ticket::new(self, slots[place]));
-                Err(BatchRefused { error, tickets: array::from_fn(ticket) })
+    }
+
+    #[cold]
+    fn refused_array<'l, const N: usize>(
+        &'l self,
+        refused: BatchNotPosted,
+        slots: [&'l Slot; N],
+    ) -> BatchRefused<'l, N> {
+        let BatchNotPosted { error, posted } = refused;
+        let ticket = |place| (place < posted).then(|| Ticket::new(self, slots[place]));
+        BatchRefused { error, tickets: array::from_fn(ticket) }
+    }
+
+    /// Posts so many requests as there are, and makes of each ticket what is wanted.
+    pub(crate) fn post_list<'l, 'data: 'kept, 'kept, I: InBatch<'data>, H>(
+        &'l self,
+        connection: &'l Connection,
+        items: &mut [I],
+        deadline: Option<&mut Deadline>,
+        kept: Kept<'kept>,
+        handle: impl Fn(Ticket<'l>) -> H,
+    ) -> Result<Vec<H>, TransportError> {
+        let mut slots = vec![self.no_slot(); items.len()];
+        match self.post_batch(connection, items, &mut slots, deadline, kept) {
+            Ok(()) => Ok(slots.into_iter().map(|slot| handle(Ticket::new(self, slot))).collect()),
+            Err(BatchNotPosted { error, posted }) => {
+                slots.iter().take(posted).for_each(|slot| Ticket::new(self, slot).disown());
+                Err(error)
             }
         }
     }
 
-    /// Notes what is with the device of a batch that was not posted wholly, or has silent requests.
-    #[cold]
-    fn posted_in_part<I: Item>(&self, lane: &Lane, items: &[I], slots: &[&Slot], count: usize) {
-        for (item, slot) in items.iter().zip(slots).take(count) {
-            self.posted(slot, item.operation());
-            if I::SENDS {
-                self.link(lane, slot, item.is_signaled());
-            }
-        }
-        slots.iter().skip(count).for_each(|slot| slot.state.set(State::FREE));
+    /// The deadline for room for requests whose caller does not say how long.
+    pub(crate) fn usual_deadline<'data, I: InBatch<'data>>(&self, items: &[I]) -> Option<Deadline> {
+        Deadline::for_room(self.longest(items))
+    }
+
+    /// As long as an operation of these may take.
+    pub(crate) fn longest<'data, I: InBatch<'data>>(&self, items: &[I]) -> Duration {
+        let limits = items.iter().map(|item| self.limits.of(item.operation()));
+        limits.max().unwrap_or_default()
     }
 
     /// Posts all requests, and returns when they are over.
-    fn block_batch<I: Item, const N: usize>(
+    fn block_array<'data, I: InBatch<'data>, const N: usize>(
         &mut self,
         timeout: Duration,
         items: &mut [I; N],
     ) -> Result<[WorkSuccess; N], TransportError> {
-        self.block_all(|core| {
-            let mut patience = Patience::new(timeout);
-            let room = (timeout != FOR_EVER).then_some(&mut patience);
-            // SAFETY: SAFETY.md F22: the memory is borrowed by the call, which ends after the requests.
-            let tickets = match unsafe { core.post_batch(items, room, |ticket| ticket) } {
-                Ok(tickets) => tickets,
-                Err(refused) if refused.tickets.iter().all(Option::is_none) => {
-                    return Err(refused.error);
-                }
-                Err(refused) => return Ok(Err(refused.error)),
-            };
-            let (mut place, mut successes) = (0, [WorkSuccess::of_send(WcOpcode::SEND); N]);
-            let waited = wait_all(tickets, &mut patience, |success| {
+        let (mut place, mut successes) = (0, [WorkSuccess::of_send(WcOpcode::SEND); N]);
+        self.block_all(|call| {
+            let mut slots = [call.ledger().no_slot(); N];
+            let only = call.ledger().only();
+            call.block_batch(only, timeout, items, &mut slots, |success| {
                 successes[place] = success;
                 place += 1;
-            });
-            Ok(waited.map(|()| successes))
-        })
+            })
+        })?;
+        Ok(successes)
     }
 
-    /// The slots that come next in a queue, if all are free and no more has to be looked at.
-    #[inline]
-    fn run_at_hand<const N: usize>(&self, ring: &Ring) -> Option<[&Slot; N]> {
-        let (mut slots, mut next) = ([&self.table[0]; N], ring.cursor());
-        if N > ring.count as usize {
-            return None;
-        }
-        for place in &mut slots {
-            // SAFETY: SAFETY.md F23: of this core's table.
-            let slot = unsafe { next.slot() };
-            if slot.state.get() != State::FREE {
-                return None;
+    /// The same, of as many as there are.
+    fn block_list<'data, I: InBatch<'data>>(
+        &mut self,
+        timeout: Duration,
+        items: &mut [I],
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        let mut successes = Vec::with_capacity(items.len());
+        self.block_all(|call| {
+            let mut slots = vec![call.ledger().no_slot(); items.len()];
+            let only = call.ledger().only();
+            call.block_batch(only, timeout, items, &mut slots, |success| successes.push(success))
+        })?;
+        Ok(successes)
+    }
+}
+
+impl<'l, 'data> Call<'l, 'data> {
+    /// Posts all requests, and waits for them.
+    ///
+    /// # Errors
+    /// The outer one if none was posted.
+    #[inline(always)]
+    pub(crate) fn block_batch<I: InBatch<'data>>(
+        self,
+        connection: &'l Connection,
+        timeout: Duration,
+        items: &mut [I],
+        slots: &mut [&'l Slot],
+        each: impl FnMut(WorkSuccess),
+    ) -> Result<Result<(), TransportError>, TransportError> {
+        let mut deadline = Deadline::new(timeout);
+        let room = (timeout != NO_LIMIT).then_some(&mut deadline);
+        if let Err(BatchNotPosted { error, posted }) =
+            self.post_batch(connection, items, slots, room)
+        {
+            if posted == 0 {
+                return Err(error);
             }
-            (*place, next) = (slot, slot.next.get());
+            slots.iter().take(posted).for_each(|slot| Ticket::new(self.ledger(), slot).disown());
+            return Ok(Err(error));
         }
-        Some(slots)
-    }
-
-    /// Slots for so many requests of one queue, wherever they are.
-    #[cold]
-    fn reserve<I: Item, const N: usize>(
-        &self,
-        items: &[I; N],
-        mut patience: Option<&mut Patience>,
-    ) -> Result<[&Slot; N], TransportError> {
-        let (lane, ring) = (self.only(), I::ring(self.only()));
-        if N > ring.count as usize && lane.closed.get().is_none() {
-            return Err(TransportError::BatchTooLarge { requests: N, room: ring.count });
-        }
-        let mut slots = [&self.table[0]; N];
-        for (place, item) in items.iter().enumerate() {
-            match self.take(lane, ring, item.operation(), patience.as_deref_mut()) {
-                Ok((slot, _)) => {
-                    slot.state.set(State::RESERVED);
-                    slots[place] = slot;
-                }
-                Err(error) => {
-                    slots[..place].iter().for_each(|slot| slot.state.set(State::FREE));
-                    return Err(error);
-                }
-            }
-        }
-        Ok(slots)
-    }
-
-    /// The patience for posting requests whose scope does not say how long.
-    pub(crate) fn usual_patience<I: Item>(&self, items: &[I]) -> Option<Patience> {
-        let longest = items.iter().map(|item| self.limits.of(item.operation())).max();
-        longest.and_then(Patience::for_room)
+        let tickets = slots.iter().map(|slot| Ticket::new(self.ledger(), slot));
+        Ok(wait_all(tickets, &mut deadline, each))
     }
 }
 
@@ -295,7 +172,7 @@ impl Channel {
     /// longest of the kinds in the batch.
     ///
     /// # Errors
-    /// As of [`send`](Self::send), of the first that failed. [`TransportError::BatchTooLarge`] if the queue does
+    /// Those of [`send`](Self::send), of the first that failed. [`TransportError::BatchTooLarge`] if the queue does
     /// not hold so many.
     ///
     /// # Examples
@@ -325,111 +202,117 @@ impl Channel {
     /// ```
     pub fn batch<const N: usize>(
         &mut self,
-        requests: [Request<'_, '_>; N],
+        mut requests: [Request<'_, '_>; N],
     ) -> Result<[WorkSuccess; N], TransportError> {
-        let limits = &self.core.limits;
-        let timeout = requests.iter().map(|request| limits.of(request.operation())).max();
-        self.batch_timeout(requests, timeout.unwrap_or_default())
+        self.ledger.block_array(self.ledger.longest(&requests), &mut requests)
     }
 
-    /// As [`batch`](Self::batch), with a limit of its own. [`Duration::MAX`] is none.
+    /// The same as [`batch`](Self::batch), with a limit for all of them. [`Duration::MAX`] is none.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`batch`](Self::batch).
     pub fn batch_timeout<const N: usize>(
         &mut self,
         mut requests: [Request<'_, '_>; N],
         timeout: Duration,
     ) -> Result<[WorkSuccess; N], TransportError> {
-        self.core.block_batch(timeout, &mut requests)
+        self.ledger.block_array(timeout, &mut requests)
+    }
+
+    /// Posts as many requests as there are with one doorbell, and waits until all are done: [`batch`](Self::batch) where
+    /// their number is known at run time. It allocates.
+    ///
+    /// # Errors
+    /// Those of [`batch`](Self::batch).
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_channel::{Request, prelude::*};
+    /// use rdma_mem::{AccessFlags, GatherList};
+    /// use rdma_qp::WriteWorkRequest;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let channel = pd.create_channel().build()?;
+    /// # let endpoint = channel.endpoint();
+    /// # let mut channel = channel.handshake(endpoint)?; // to itself
+    /// let access = AccessFlags::new().with_local_write().with_remote_write();
+    /// let board = pd.allocate_shared_region(64, access)?;
+    /// let mut memory = pd.allocate_region(64)?;
+    /// memory.fill(1);
+    /// let pieces = memory.as_slice().split_at(24);
+    /// let lists = [pieces.0, pieces.1].map(|piece| GatherList::from([piece]));
+    /// let remotes = [board.remote(), board.remote().sub_region(24).expect("within")];
+    /// let writes = lists.iter().zip(remotes);
+    /// channel.batch_of(writes.map(|(list, remote)| WriteWorkRequest::from_list(list, remote).into()))?;
+    /// # let mut bytes = [0; 64];
+    /// # board.read(0, &mut bytes).unwrap();
+    /// # assert_eq!(bytes, [1; 64]);
+    /// # Ok::<(), rdma_channel::TransportError>(())
+    /// ```
+    pub fn batch_of<'wr, 'data: 'wr>(
+        &mut self,
+        requests: impl IntoIterator<Item = Request<'wr, 'data>>,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        let mut requests: Vec<_> = requests.into_iter().collect();
+        self.ledger.block_list(self.ledger.longest(&requests), &mut requests)
+    }
+
+    /// The same as [`batch_of`](Self::batch_of), with a limit for all of them. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`batch`](Self::batch).
+    pub fn batch_of_timeout<'wr, 'data: 'wr>(
+        &mut self,
+        requests: impl IntoIterator<Item = Request<'wr, 'data>>,
+        timeout: Duration,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        let mut requests: Vec<_> = requests.into_iter().collect();
+        self.ledger.block_list(timeout, &mut requests)
     }
 
     /// Posts receives with one doorbell, and waits until all are done.
     ///
     /// # Errors
-    /// As of [`batch`](Self::batch).
+    /// Those of [`batch`](Self::batch).
     pub fn receive_batch<const N: usize>(
         &mut self,
         receives: [ReceiveWorkRequest<'_, '_>; N],
     ) -> Result<[WorkSuccess; N], TransportError> {
-        self.receive_batch_timeout(receives, self.core.limits.receive)
+        self.receive_batch_timeout(receives, self.ledger.limits.receive)
     }
 
-    /// As [`receive_batch`](Self::receive_batch), with a limit of its own for all. [`Duration::MAX`] is none.
+    /// The same as [`receive_batch`](Self::receive_batch), with a limit for all of them. [`Duration::MAX`] is none.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`batch`](Self::batch).
     pub fn receive_batch_timeout<const N: usize>(
         &mut self,
         receives: [ReceiveWorkRequest<'_, '_>; N],
         timeout: Duration,
     ) -> Result<[WorkSuccess; N], TransportError> {
-        self.core.block_batch(timeout, &mut queued(receives))
+        self.ledger.block_array(timeout, &mut queued(receives))
     }
 
-    /// As [`send_unpolled`](Self::send_unpolled), of a batch with one doorbell.
+    /// Posts as many receives as there are with one doorbell, and waits until all are done. It allocates.
     ///
     /// # Errors
-    /// As there. Of a batch that was posted in part the handles of that part are dropped.
-    ///
-    /// # Safety
-    /// As there, for each.
-    #[inline]
-    pub unsafe fn batch_unpolled<const N: usize>(
-        &self,
-        mut requests: [Request<'_, '_>; N],
-    ) -> Result<[PendingWork<'_>; N], TransportError> {
-        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
-        Ok(unsafe { self.core.post_batch(&mut requests, None, PendingWork::new) }?)
+    /// Those of [`batch`](Self::batch).
+    pub fn receive_batch_of<'wr, 'data: 'wr>(
+        &mut self,
+        receives: impl IntoIterator<Item = ReceiveWorkRequest<'wr, 'data>>,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        self.receive_batch_of_timeout(receives, self.ledger.limits.receive)
     }
 
-    /// As [`receive_unpolled`](Self::receive_unpolled), of a batch with one doorbell.
+    /// The same as [`receive_batch_of`](Self::receive_batch_of), with a limit for all of them. [`Duration::MAX`] is none.
     ///
     /// # Errors
-    /// As of [`batch_unpolled`](Self::batch_unpolled).
-    ///
-    /// # Safety
-    /// As there, for each.
-    #[inline]
-    pub unsafe fn receive_batch_unpolled<const N: usize>(
-        &self,
-        receives: [ReceiveWorkRequest<'_, '_>; N],
-    ) -> Result<[PendingWork<'_>; N], TransportError> {
-        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
-        Ok(unsafe { self.core.post_batch(&mut queued(receives), None, PendingWork::new) }?)
-    }
-}
-
-impl<'scope> Scope<'scope, '_> {
-    /// Posts requests with one doorbell; waits for room for all.
-    ///
-    /// Unsignaled ones are done with the next signaled one; the last one is made signaled.
-    ///
-    /// # Errors
-    /// If it was not posted. If that is known of a part only, the scope ends what was posted.
-    /// [`TransportError::BatchTooLarge`] if the queue does not hold so many.
-    #[inline]
-    pub fn post_batch<const N: usize>(
-        &'scope self,
-        mut requests: [Request<'_, 'scope>; N],
-    ) -> Result<[ScopedPendingWork<'scope>; N], TransportError> {
-        let mut patience = self.core.usual_patience(&requests);
-        // SAFETY: SAFETY.md F22: the memory is borrowed for the scope, which ends after the requests.
-        Ok(unsafe { self.core.post_batch(&mut requests, patience.as_mut(), PendingWork::new) }?)
-    }
-
-    /// Posts receives with one doorbell. A full queue is as for [`post_receive`](Self::post_receive).
-    ///
-    /// # Errors
-    /// As of [`post_batch`](Self::post_batch).
-    #[inline]
-    pub fn post_receive_batch<'data: 'scope, const N: usize>(
-        &'scope self,
-        receives: [ReceiveWorkRequest<'_, 'data>; N],
-    ) -> Result<[ScopedPendingWork<'scope>; N], TransportError> {
-        let mut receives = queued(receives);
-        let mut patience = self.core.usual_patience(&receives);
-        // SAFETY: SAFETY.md F22: the memory is borrowed for the scope, which ends after the requests.
-        Ok(unsafe { self.core.post_batch(&mut receives, patience.as_mut(), PendingWork::new) }?)
+    /// Those of [`batch`](Self::batch).
+    pub fn receive_batch_of_timeout<'wr, 'data: 'wr>(
+        &mut self,
+        receives: impl IntoIterator<Item = ReceiveWorkRequest<'wr, 'data>>,
+        timeout: Duration,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        self.ledger.block_list(timeout, &mut queued_list(receives))
     }
 }

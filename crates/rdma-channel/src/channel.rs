@@ -9,8 +9,14 @@ use rdma_qp::{
     WriteWorkRequest,
 };
 
-use crate::core::{Core, Only};
-use crate::{CloseReason, Operation, TransportError, WithoutPd};
+use self::builder::WithoutPd;
+use crate::ledger::Ledger;
+use crate::request::Post;
+use crate::transport_error::{CloseReason, Rejected, TransportError};
+
+pub(crate) mod blocking;
+pub(crate) mod builder;
+pub(crate) mod prepared;
 
 /// A connection to one peer, whose operations keep their memory alive and always end.
 ///
@@ -57,35 +63,7 @@ use crate::{CloseReason, Operation, TransportError, WithoutPd};
 /// ```
 #[derive(Debug)]
 pub struct Channel {
-    pub(crate) core: Core,
-}
-
-/// The blocking operations of one kind of request.
-macro_rules! blocking {
-    ($($(#[$doc:meta])* $name:ident, $name_timeout:ident: $request:ident => $operation:ident, $post:ident;)+) => {$(
-        $(#[$doc])*
-        ///
-        /// # Errors
-        /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-        /// closed it, and so has a limit that was over before there was room in the queue.
-        #[inline(always)]
-        pub fn $name(&mut self, wr: $request<'_, '_>) -> Result<WorkSuccess, TransportError> {
-            self.core.$post(Only, Operation::$operation, wr, None)
-        }
-
-        #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), with a limit of its own. [`Duration::MAX`] is none.")]
-        ///
-        /// # Errors
-        /// As there.
-        #[inline(always)]
-        pub fn $name_timeout(
-            &mut self,
-            wr: $request<'_, '_>,
-            timeout: Duration,
-        ) -> Result<WorkSuccess, TransportError> {
-            self.core.$post(Only, Operation::$operation, wr, Some(timeout))
-        }
-    )+};
+    pub(crate) ledger: Ledger,
 }
 
 impl Channel {
@@ -95,16 +73,132 @@ impl Channel {
         WithoutPd::new()
     }
 
-    blocking! {
-        /// Sends a message, which goes into the peer's next receive. It is done when the peer has it (RC), or
-        /// when it has left (UC).
-        send, send_timeout: SendWorkRequest => Send, block_send;
-        /// Takes one message of the peer.
-        receive, receive_timeout: ReceiveWorkRequest => Receive, block_receive;
-        /// Writes into memory of the peer.
-        write, write_timeout: WriteWorkRequest => Write, block_send;
-        /// Reads memory of the peer.
-        read, read_timeout: ReadWorkRequest => Read, block_send;
+    #[inline(always)]
+    fn block<'data>(
+        &mut self,
+        wr: impl Post<'data>,
+        timeout: Option<Duration>,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.ledger.block(|ledger| Ok(ledger.only()), wr, timeout)
+    }
+
+    /// Sends a message, which goes into the peer's next receive. It is done when the peer has it (RC), or
+    /// when it has left (UC).
+    ///
+    /// # Errors
+    /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
+    /// closed it, and so has a limit that was over before there was room in the queue.
+    #[inline(always)]
+    pub fn send(&mut self, wr: SendWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, None)
+    }
+
+    /// The same as [`send`](Self::send), with a limit of its own. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send).
+    #[inline(always)]
+    pub fn send_timeout(
+        &mut self,
+        wr: SendWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, Some(timeout))
+    }
+
+    /// Takes one message of the peer.
+    ///
+    /// # Errors
+    /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
+    /// closed it, and so has a limit that was over before there was room in the queue.
+    #[inline(always)]
+    pub fn receive(
+        &mut self,
+        wr: ReceiveWorkRequest<'_, '_>,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, None)
+    }
+
+    /// The same as [`receive`](Self::receive), with a limit of its own. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`receive`](Self::receive).
+    #[inline(always)]
+    pub fn receive_timeout(
+        &mut self,
+        wr: ReceiveWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, Some(timeout))
+    }
+
+    /// Writes into memory of the peer.
+    ///
+    /// # Errors
+    /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
+    /// closed it, and so has a limit that was over before there was room in the queue.
+    #[inline(always)]
+    pub fn write(&mut self, wr: WriteWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, None)
+    }
+
+    /// The same as [`write`](Self::write), with a limit of its own. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`write`](Self::write).
+    #[inline(always)]
+    pub fn write_timeout(
+        &mut self,
+        wr: WriteWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, Some(timeout))
+    }
+
+    /// Reads memory of the peer.
+    ///
+    /// # Errors
+    /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
+    /// closed it, and so has a limit that was over before there was room in the queue.
+    #[inline(always)]
+    pub fn read(&mut self, wr: ReadWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, None)
+    }
+
+    /// The same as [`read`](Self::read), with a limit of its own. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    #[inline(always)]
+    pub fn read_timeout(
+        &mut self,
+        wr: ReadWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, Some(timeout))
+    }
+
+    /// An atomic operation of either kind on memory of the peer.
+    ///
+    /// # Errors
+    /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
+    /// closed it, and so has a limit that was over before there was room in the queue.
+    #[inline(always)]
+    pub fn atomic(&mut self, wr: AtomicWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, None)
+    }
+
+    /// The same as [`atomic`](Self::atomic), with a limit of its own. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`atomic`](Self::atomic).
+    #[inline(always)]
+    pub fn atomic_timeout(
+        &mut self,
+        wr: AtomicWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, Some(timeout))
     }
 
     /// Sends these bytes as one message. They need no registration, since the processor copies them when they are
@@ -173,8 +267,7 @@ impl Channel {
         compare: u64,
         swap: u64,
     ) -> Result<WorkSuccess, TransportError> {
-        let request = AtomicWorkRequest::compare_and_swap(result, remote, compare, swap);
-        self.core.block_send(Only, Operation::Atomic, request, None)
+        self.atomic(AtomicWorkRequest::compare_and_swap(result, remote, compare, swap))
     }
 
     /// As [`compare_and_swap`](Self::compare_and_swap), with a limit of its own. [`Duration::MAX`] is none.
@@ -207,8 +300,7 @@ impl Channel {
         remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> Result<WorkSuccess, TransportError> {
-        let request = AtomicWorkRequest::fetch_and_add(result, remote, add);
-        self.core.block_send(Only, Operation::Atomic, request, None)
+        self.atomic(AtomicWorkRequest::fetch_and_add(result, remote, add))
     }
 
     /// As [`fetch_add`](Self::fetch_add), with a limit of its own. [`Duration::MAX`] is none.
@@ -225,47 +317,35 @@ impl Channel {
         self.atomic_timeout(AtomicWorkRequest::fetch_and_add(result, remote, add), timeout)
     }
 
-    /// An atomic operation of either kind, with a limit of its own. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// As of [`send`](Self::send).
-    pub fn atomic_timeout(
-        &mut self,
-        wr: AtomicWorkRequest<'_, '_>,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.core.block_send(Only, Operation::Atomic, wr, Some(timeout))
-    }
-
     /// The domain whose memory it uses.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
-        &self.core.pd
+        &self.ledger.pd
     }
 
     /// How many requests of the send queue, and how many receives, can be under way: what was asked for.
     #[must_use]
     pub fn depths(&self) -> (u32, u32) {
-        let lane = self.core.only();
-        (lane.send.count, lane.receive.count)
+        let only = self.ledger.only();
+        (only.send.capacity(), only.receive.capacity())
     }
 
     /// Whether it has been closed, and by what: then it takes no requests any more.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
-        self.core.only().closed.get()
+        self.ledger.only().closed()
     }
 
     /// Whom it was connected to, and how. `None` if its queue pair had to be destroyed.
     #[must_use]
     pub fn peer(&self) -> Option<ConnectAttributes> {
-        self.core.qp(0).ok().and_then(QueuePair::peer)
+        self.ledger.qp(0).ok().and_then(QueuePair::peer)
     }
 
     /// The number of its queue pair. `None` if that had to be destroyed.
     #[must_use]
     pub fn qpn(&self) -> Option<Qpn> {
-        self.core.qp(0).ok().map(QueuePair::qpn)
+        self.ledger.qp(0).ok().map(QueuePair::qpn)
     }
 
     /// The state of its queue pair, as the device says.
@@ -274,7 +354,7 @@ impl Channel {
     /// What the provider says, or [`TransportError::Closed`] if the queue pair had to be destroyed.
     #[doc(alias = "ibv_query_qp")]
     pub fn state(&self) -> Result<QpState, TransportError> {
-        Ok(self.core.qp(0)?.state()?)
+        Ok(self.ledger.qp(0)?.state()?)
     }
 
     /// The attributes of its queue pair, as the device has them.
@@ -283,14 +363,14 @@ impl Channel {
     /// As of [`state`](Self::state).
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttributes, TransportError> {
-        Ok(self.core.qp(0)?.query()?)
+        Ok(self.ledger.qp(0)?.query()?)
     }
 
     /// How many completions came that were of no request under way: there are none unless the device is
     /// broken. They release nothing.
     #[must_use]
     pub fn stray_completions(&self) -> u64 {
-        self.core.strays.get()
+        self.ledger.unmatched.get()
     }
 }
 
@@ -301,7 +381,7 @@ impl Channel {
     /// What the provider says, with the channel.
     #[doc(alias = "ibv_destroy_qp")]
     #[allow(clippy::result_large_err)] // it is the channel itself
-    pub fn close(mut self) -> Result<(), (Self, rdma_qp::Error)> {
-        self.core.close().map_err(|error| (self, error))
+    pub fn close(mut self) -> Result<(), Rejected<Self>> {
+        self.ledger.close().map_err(|error| Rejected { value: self, error: error.into() })
     }
 }

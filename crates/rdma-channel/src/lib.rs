@@ -1,48 +1,39 @@
 //! Connected RDMA endpoints whose operations keep their memory alive and always end.
 
 mod batch;
-mod blocking;
-mod builder;
 mod channel;
-mod core;
-mod ending;
+mod deadline;
 mod exchange;
-mod in_flight;
-mod lane;
+mod kept;
+mod ledger;
 mod limits;
 mod multi_channel;
 mod operation;
-mod outcome;
-mod patience;
-mod pending_work;
 pub mod prelude;
-mod prepared_channel;
-mod rent;
-mod rent_batch;
+mod request;
 mod scope;
-mod slot;
-mod table;
-mod ticket;
 mod transport_error;
-mod unpolled;
 
-pub use batch::Request;
-pub use builder::{ChannelBuilder, WithoutPd};
 pub use channel::Channel;
+pub use channel::builder::{ChannelBuilder, MultiChannelBuilder, WithoutPd};
+pub use channel::prepared::PreparedChannel;
 pub use exchange::{ExchangeError, Pipes, TimedStream, confirm, exchange, exchange_all};
-pub use in_flight::InFlight;
-pub use multi_channel::{
-    MultiChannel, MultiChannelBuilder, PeerAtomicWorkRequest, PeerReadWorkRequest,
-    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
-    PreparedMultiChannel,
+pub use multi_channel::MultiChannel;
+pub use multi_channel::prepared::PreparedMultiChannel;
+pub use multi_channel::remote_memory_region::PeerRemoteMemoryRegion;
+pub use multi_channel::to_peer::{
+    PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest,
+    PeerWriteWorkRequest, ToPeer,
 };
 pub use operation::Operation;
-pub use outcome::{Finished, Late, Progress, Refused};
-pub use pending_work::{PendingWork, ScopedPendingWork};
-pub use prepared_channel::PreparedChannel;
-pub use rent::{Prefix, Rent, RentMut};
-pub use rent_batch::RefusedBatch;
+pub use request::Request;
+pub use scope::batch::RefusedBatch;
+pub use scope::in_flight::InFlight;
+pub use scope::outcome::{Finished, Late, Progress, Refused};
+pub use scope::peer::ScopedPeer;
+pub use scope::pending_work::{PendingWork, ScopedPendingWork};
+pub use scope::rent::{Prefix, Rent, RentMut};
 pub use scope::{Scope, ScopeError};
-pub use transport_error::{CloseReason, OperationError, TransportError, WorkId};
+pub use transport_error::{CloseReason, OperationError, Rejected, TransportError, WorkId};
 
 pub use rdma_qp::{QueuePairEndpoint, WorkSuccess};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::Operation;
-use crate::patience::FOR_EVER;
+use crate::deadline::NO_LIMIT;
 
 /// The default limits of a channel, by kind.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +22,7 @@ impl Limits {
 
     pub(crate) const DEFAULT: Self = Self {
         send: Self::USUAL,
-        receive: FOR_EVER,
+        receive: NO_LIMIT,
         write: Self::USUAL,
         read: Self::USUAL,
         atomic: Self::USUAL,

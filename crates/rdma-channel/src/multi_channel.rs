@@ -5,24 +5,22 @@ use std::time::Duration;
 use rdma_mem::{InlineElement, ProtectionDomain};
 use rdma_qp::{AtomicResult, ConnectAttributes, QpState, QueuePair, WorkSuccess};
 
-use crate::core::Core;
-use crate::{CloseReason, Operation, TransportError, WithoutPd};
-
-mod builder;
-mod collective;
-mod prepared;
-mod remote_memory_region;
-mod scope;
-mod unpolled;
-mod work_request;
-
-pub use builder::MultiChannelBuilder;
-pub use prepared::PreparedMultiChannel;
-pub use remote_memory_region::PeerRemoteMemoryRegion;
-pub use work_request::{
+use self::remote_memory_region::PeerRemoteMemoryRegion;
+use self::to_peer::{
     PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest,
-    PeerWriteWorkRequest,
+    PeerWriteWorkRequest, ToPeer,
 };
+use crate::channel::builder::WithoutPd;
+use crate::ledger::Ledger;
+use crate::request::Post;
+use crate::transport_error::{CloseReason, Rejected, TransportError};
+
+mod batch;
+mod collective;
+pub(crate) mod prepared;
+pub(crate) mod remote_memory_region;
+mod scope;
+pub(crate) mod to_peer;
 
 /// Connections to several peers, counted from 0, which share a protection domain and a completion queue.
 ///
@@ -67,34 +65,7 @@ pub use work_request::{
 /// ```
 #[derive(Debug)]
 pub struct MultiChannel {
-    core: Core,
-}
-
-/// The blocking operations of one kind of request, with one peer.
-macro_rules! blocking {
-    ($($(#[$doc:meta])* $name:ident, $name_timeout:ident: $request:ident => $operation:ident, $post:ident;)+) => {$(
-        $(#[$doc])*
-        ///
-        /// # Errors
-        /// As of [`Channel::send`](crate::Channel::send), and [`TransportError::NoSuchPeer`].
-        #[inline]
-        pub fn $name(&mut self, wr: $request<'_, '_>) -> Result<WorkSuccess, TransportError> {
-            self.core.$post(wr.peer, Operation::$operation, wr.wr, None)
-        }
-
-        #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), with a limit of its own. [`Duration::MAX`] is none.")]
-        ///
-        /// # Errors
-        /// As there.
-        #[inline]
-        pub fn $name_timeout(
-            &mut self,
-            wr: $request<'_, '_>,
-            timeout: Duration,
-        ) -> Result<WorkSuccess, TransportError> {
-            self.core.$post(wr.peer, Operation::$operation, wr.wr, Some(timeout))
-        }
-    )+};
+    pub(crate) ledger: Ledger,
 }
 
 impl MultiChannel {
@@ -104,17 +75,133 @@ impl MultiChannel {
         WithoutPd::new()
     }
 
-    blocking! {
-        /// Sends a message to a peer; as [`Channel::send`](crate::Channel::send).
-        send, send_timeout: PeerSendWorkRequest => Send, block_send;
-        /// Takes one message of a peer; as [`Channel::receive`](crate::Channel::receive).
-        receive, receive_timeout: PeerReceiveWorkRequest => Receive, block_receive;
-        /// Writes into memory of a peer; as [`Channel::write`](crate::Channel::write).
-        write, write_timeout: PeerWriteWorkRequest => Write, block_send;
-        /// Reads memory of a peer; as [`Channel::read`](crate::Channel::read).
-        read, read_timeout: PeerReadWorkRequest => Read, block_send;
-        /// An atomic operation on memory of a peer, of either kind.
-        atomic, atomic_timeout: PeerAtomicWorkRequest => Atomic, block_send;
+    #[inline(always)]
+    fn block<'data, W: Post<'data>>(
+        &mut self,
+        wr: ToPeer<W>,
+        timeout: Option<Duration>,
+    ) -> Result<WorkSuccess, TransportError> {
+        let ToPeer { peer, wr } = wr;
+        self.ledger.block(|ledger| ledger.connection(peer), wr, timeout)
+    }
+
+    /// Sends a message to a peer; see [`Channel::send`](crate::Channel::send).
+    ///
+    /// # Errors
+    /// Those of [`Channel::send`](crate::Channel::send), and [`TransportError::NoSuchPeer`].
+    #[inline]
+    pub fn send(&mut self, wr: PeerSendWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, None)
+    }
+
+    /// The same as [`send`](Self::send), with a limit of its own. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send).
+    #[inline]
+    pub fn send_timeout(
+        &mut self,
+        wr: PeerSendWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, Some(timeout))
+    }
+
+    /// Takes one message of a peer; see [`Channel::receive`](crate::Channel::receive).
+    ///
+    /// # Errors
+    /// Those of [`Channel::receive`](crate::Channel::receive), and [`TransportError::NoSuchPeer`].
+    #[inline]
+    pub fn receive(
+        &mut self,
+        wr: PeerReceiveWorkRequest<'_, '_>,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, None)
+    }
+
+    /// The same as [`receive`](Self::receive), with a limit of its own. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`receive`](Self::receive).
+    #[inline]
+    pub fn receive_timeout(
+        &mut self,
+        wr: PeerReceiveWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, Some(timeout))
+    }
+
+    /// Writes into memory of a peer; see [`Channel::write`](crate::Channel::write).
+    ///
+    /// # Errors
+    /// Those of [`Channel::write`](crate::Channel::write), and [`TransportError::NoSuchPeer`].
+    #[inline]
+    pub fn write(
+        &mut self,
+        wr: PeerWriteWorkRequest<'_, '_>,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, None)
+    }
+
+    /// The same as [`write`](Self::write), with a limit of its own. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`write`](Self::write).
+    #[inline]
+    pub fn write_timeout(
+        &mut self,
+        wr: PeerWriteWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, Some(timeout))
+    }
+
+    /// Reads memory of a peer; see [`Channel::read`](crate::Channel::read).
+    ///
+    /// # Errors
+    /// Those of [`Channel::read`](crate::Channel::read), and [`TransportError::NoSuchPeer`].
+    #[inline]
+    pub fn read(&mut self, wr: PeerReadWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, None)
+    }
+
+    /// The same as [`read`](Self::read), with a limit of its own. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    #[inline]
+    pub fn read_timeout(
+        &mut self,
+        wr: PeerReadWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, Some(timeout))
+    }
+
+    /// An atomic operation of either kind on memory of a peer.
+    ///
+    /// # Errors
+    /// Those of [`Channel::atomic`](crate::Channel::atomic), and [`TransportError::NoSuchPeer`].
+    #[inline]
+    pub fn atomic(
+        &mut self,
+        wr: PeerAtomicWorkRequest<'_, '_>,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, None)
+    }
+
+    /// The same as [`atomic`](Self::atomic), with a limit of its own. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`atomic`](Self::atomic).
+    #[inline]
+    pub fn atomic_timeout(
+        &mut self,
+        wr: PeerAtomicWorkRequest<'_, '_>,
+        timeout: Duration,
+    ) -> Result<WorkSuccess, TransportError> {
+        self.block(wr, Some(timeout))
     }
 
     /// Sends these bytes to a peer as one message; as [`Channel::send_inline`](crate::Channel::send_inline).
@@ -171,13 +258,13 @@ impl MultiChannel {
     /// How many peers there are.
     #[must_use]
     pub fn num_channels(&self) -> usize {
-        self.core.lanes.len()
+        self.ledger.queues.len()
     }
 
     /// The domain whose memory it uses.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
-        &self.core.pd
+        &self.ledger.pd
     }
 
     /// Whether the connection to a peer has been closed, and by what: then it takes no requests any more.
@@ -185,7 +272,7 @@ impl MultiChannel {
     /// # Errors
     /// [`TransportError::NoSuchPeer`].
     pub fn closed(&self, peer: usize) -> Result<Option<CloseReason>, TransportError> {
-        Ok(self.core.lane(peer)?.closed.get())
+        Ok(self.ledger.connection(peer)?.closed())
     }
 
     /// Whom a connection is to, and how.
@@ -193,7 +280,7 @@ impl MultiChannel {
     /// # Errors
     /// [`TransportError::NoSuchPeer`], or [`TransportError::Closed`] if its queue pair had to be destroyed.
     pub fn peer(&self, peer: usize) -> Result<Option<ConnectAttributes>, TransportError> {
-        self.core.qp(peer).map(QueuePair::peer)
+        self.ledger.qp(peer).map(QueuePair::peer)
     }
 
     /// The state of the queue pair to a peer, as the device says.
@@ -202,14 +289,14 @@ impl MultiChannel {
     /// As of [`peer`](Self::peer), or what the provider says.
     #[doc(alias = "ibv_query_qp")]
     pub fn state(&self, peer: usize) -> Result<QpState, TransportError> {
-        Ok(self.core.qp(peer)?.state()?)
+        Ok(self.ledger.qp(peer)?.state()?)
     }
 
     /// How many completions came that were of no request under way, as
     /// [`Channel::stray_completions`](crate::Channel::stray_completions).
     #[must_use]
     pub fn stray_completions(&self) -> u64 {
-        self.core.strays.get()
+        self.ledger.unmatched.get()
     }
 
     /// Destroys the queue pairs: after that the device uses no memory of their requests.
@@ -218,7 +305,7 @@ impl MultiChannel {
     /// What the provider says, with the channels, of which some may be destroyed.
     #[doc(alias = "ibv_destroy_qp")]
     #[allow(clippy::result_large_err)] // it is the channels themselves
-    pub fn close(mut self) -> Result<(), (Self, rdma_qp::Error)> {
-        self.core.close().map_err(|error| (self, error))
+    pub fn close(mut self) -> Result<(), Rejected<Self>> {
+        self.ledger.close().map_err(|error| Rejected { value: self, error: error.into() })
     }
 }

@@ -1,31 +1,43 @@
 //! Scopes: many operations under way, which all end before their memory is given back.
-#![allow(unsafe_code)]
 
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
+use std::ops::Deref;
 
-use rdma_mem::{InlineElement, RemoteMemoryRegion};
-use rdma_qp::{
-    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
-};
+use crate::channel::Channel;
+use crate::kept::Kept;
+use crate::ledger::Ledger;
+use crate::ledger::end::Ended;
+use crate::transport_error::{OperationError, TransportError, first};
 
-use crate::core::{Core, Only, Room};
-use crate::ending::Ended;
-use crate::transport_error::first;
-use crate::{
-    Channel, CloseReason, Operation, OperationError, PendingWork, ScopedPendingWork, TransportError,
-};
+use self::peer::ScopedPeer;
+
+pub(crate) mod batch;
+pub(crate) mod in_flight;
+pub(crate) mod outcome;
+pub(crate) mod peer;
+pub(crate) mod pending_work;
+pub(crate) mod rent;
 
 /// Where operations are posted that end before it does.
 ///
 /// Made by [`Channel::scope`], and lent to its closure, as [`std::thread::scope`] does. Neither it nor its
-/// handles can leave the closure, or its thread.
+/// handles can leave the closure, or its thread. The scope of a channel posts what a [`ScopedPeer`] does; that of a
+/// [`MultiChannel`](crate::MultiChannel) has one for [each peer](Scope::to).
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope, C = Channel> {
-    pub(crate) core: &'scope Core,
+    /// The only peer of a channel, which has one.
+    pub(crate) only: ScopedPeer<'scope>,
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
     of: PhantomData<fn(C) -> C>,
+}
+
+impl<'scope, C> Scope<'scope, '_, C> {
+    #[inline(always)]
+    pub(crate) const fn new(ledger: &'scope Ledger, kept: Kept<'scope>) -> Self {
+        let only = ScopedPeer::new(ledger, ledger.only(), kept);
+        Self { only, scope: PhantomData, env: PhantomData, of: PhantomData }
+    }
 }
 
 /// Why a scope failed.
@@ -46,42 +58,28 @@ impl<E> From<E> for ScopeError<E> {
     }
 }
 
-/// Ends what is under way, also if the closure panics.
-struct Guard<'env>(&'env mut Core);
-
-impl Drop for Guard<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        drop(self.0.end());
-    }
-}
-
-/// Runs the closure, then ends what it has left under way. `settle` says what comes of its value.
+/// Runs the closure, then ends what it has left in flight. `settle` says what comes of its value.
 #[inline(always)]
 pub(crate) fn run<'env, C, T, E, F>(
-    core: &'env mut Core,
+    ledger: &'env mut Ledger,
     f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, C>) -> Result<T, E>,
     settle: impl FnOnce(T, Ended) -> Result<T, F>,
     failed: impl FnOnce(E) -> F,
 ) -> Result<T, F> {
-    core.begin();
-    let guard = Guard(core);
-    let scope = Scope { core: &*guard.0, scope: PhantomData, env: PhantomData, of: PhantomData };
-    let value = match f(&scope) {
-        Ok(value) => value,
-        // What is under way ends, and what becomes of it is not asked for any more.
-        Err(error) => return Err(failed(error)),
-    };
-    match ManuallyDrop::new(guard).0.end() {
-        None => Ok(value),
-        Some(ended) => settle(value, ended),
+    match ledger.scope(f) {
+        // What is in flight ends, and what becomes of it is not asked for any more.
+        Err(error) => Err(failed(error)),
+        Ok((value, ended)) => settle(value, ended),
     }
 }
 
 /// What [`Channel::scope`] returns.
+#[inline(always)]
 pub(crate) fn settle<T, E>(value: T, ended: Ended) -> Result<T, ScopeError<E>> {
-    let errors = ended.errors;
-    if errors.is_empty() { Ok(value) } else { Err(ScopeError::AutoPollError(errors)) }
+    match ended.errors() {
+        None => Ok(value),
+        Some(errors) => Err(ScopeError::AutoPollError(errors)),
+    }
 }
 
 /// What [`Channel::manual_scope`] returns.
@@ -147,7 +145,7 @@ impl Channel {
         &'env mut self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
     ) -> Result<T, ScopeError<E>> {
-        run(&mut self.core, f, settle, ScopeError::ClosureError)
+        run(&mut self.ledger, f, settle, ScopeError::ClosureError)
     }
 
     /// As [`scope`](Self::scope), of a closure that asks all its handles how their operations ended.
@@ -162,7 +160,7 @@ impl Channel {
         &'env mut self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
     ) -> Result<T, E> {
-        run(&mut self.core, f, settle_manual, |error| error)
+        run(&mut self.ledger, f, settle_manual, |error| error)
     }
 }
 
@@ -193,120 +191,15 @@ impl<C> Scope<'_, '_, C> {
     /// # Ok::<(), TransportError>(())
     /// ```
     pub fn close(&self) {
-        self.core.close_as_asked();
+        self.only.ledger().close_as_asked();
     }
 }
 
-/// The posts of requests of the send queue.
-macro_rules! posts {
-    ($($(#[$doc:meta])* $name:ident: $request:ident => $operation:ident;)+) => {$(
-        $(#[$doc])*
-        ///
-        /// Waits for room in the queue, as long as operations of its kind may take.
-        ///
-        /// # Errors
-        /// If it was not posted: nothing has changed then.
-        #[inline(always)]
-        pub fn $name<'data: 'scope>(
-            &'scope self,
-            wr: $request<'_, 'data>,
-        ) -> Result<ScopedPendingWork<'scope>, TransportError> {
-            // SAFETY: SAFETY.md F22: its memory is borrowed for the scope, which ends after the request.
-            let ticket = unsafe { self.core.post_to(Only, Operation::$operation, wr, Room::Usual) }?;
-            Ok(PendingWork::new(ticket))
-        }
-    )+};
-}
+impl<'scope> Deref for Scope<'scope, '_> {
+    type Target = ScopedPeer<'scope>;
 
-impl<'scope> Scope<'scope, '_> {
-    posts! {
-        /// Posts a message to the peer.
-        post_send: SendWorkRequest => Send;
-        /// Posts a write into memory of the peer.
-        post_write: WriteWorkRequest => Write;
-        /// Posts a read of memory of the peer.
-        post_read: ReadWorkRequest => Read;
-        /// Posts an atomic operation on memory of the peer.
-        post_atomic: AtomicWorkRequest => Atomic;
-    }
-
-    /// Posts these bytes as a message to the peer; as [`Channel::send_inline`]. The post copies them, so that they
-    /// are borrowed no longer than it.
-    ///
-    /// Waits for room in the queue, as long as a send may take.
-    ///
-    /// # Errors
-    /// As of [`Channel::send_inline`], if it was not posted: nothing has changed then.
-    ///
-    /// # Examples
-    /// One line of text after the other, in the same string.
-    /// ```
-    /// use rdma_channel::{TransportError, prelude::*};
-    /// use rdma_qp::ReceiveWorkRequest;
-    /// # rdma_soft::install();
-    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
-    /// # let channel = pd.create_channel().max_inline_data(16).build()?;
-    /// # let endpoint = channel.endpoint();
-    /// # let mut channel = channel.handshake(endpoint)?; // to itself
-    /// let mut room = pd.allocate_region(16)?;
-    /// channel
-    ///     .scope(|s| {
-    ///         let (first, second) = room.as_slice_mut().split_at(8);
-    ///         s.receive_batch_into([first, second])?;
-    ///         let mut line = String::new();
-    ///         for name in ["first", "second"] {
-    ///             line.clear();
-    ///             line.push_str(name);
-    ///             s.send_inline(line.as_bytes())?;
-    ///         }
-    ///         Ok::<_, TransportError>(())
-    ///     })
-    ///     .unwrap();
-    /// assert_eq!(&room[..], b"first\0\0\0second\0\0");
-    /// # Ok::<(), TransportError>(())
-    /// ```
-    #[doc(alias = "IBV_SEND_INLINE")]
-    #[inline]
-    pub fn send_inline(
-        &'scope self,
-        data: &[u8],
-    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
-        self.post_send(SendWorkRequest::inline(&[InlineElement::new_checked(data)?]))
-    }
-
-    /// Posts a write of these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
-    ///
-    /// # Errors
-    /// As of [`send_inline`](Self::send_inline).
-    #[doc(alias = "IBV_SEND_INLINE")]
-    #[inline]
-    pub fn write_inline(
-        &'scope self,
-        data: &[u8],
-        remote: RemoteMemoryRegion,
-    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
-        self.post_write(WriteWorkRequest::inline(&[InlineElement::new_checked(data)?], remote))
-    }
-
-    /// Whether the channel has been closed, and by what: why operations that had not failed were flushed.
-    #[must_use]
-    pub fn closed(&self) -> Option<CloseReason> {
-        self.core.only().closed.get()
-    }
-
-    /// Posts room for a message of the peer.
-    ///
-    /// # Errors
-    /// If it was not posted: nothing has changed then. A full queue is [`TransportError::WouldBlock`] at
-    /// once, unless the builder has set a [limit for receives](crate::ChannelBuilder::receive_timeout):
-    /// then it waits as long for room.
     #[inline(always)]
-    pub fn post_receive<'data: 'scope>(
-        &'scope self,
-        wr: ReceiveWorkRequest<'_, 'data>,
-    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
-        // SAFETY: SAFETY.md F22: its memory is borrowed for the scope, which ends after the request.
-        let ticket = unsafe { self.core.post_receive_from(Only, wr, Room::Usual) }?;
-        Ok(PendingWork::new(ticket))
+    fn deref(&self) -> &ScopedPeer<'scope> {
+        &self.only
     }
 }

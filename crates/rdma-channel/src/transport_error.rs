@@ -5,8 +5,8 @@ use std::time::Duration;
 use rdma_mem::ScatterGatherElementError;
 use rdma_qp::{PollError, PostError, PostErrorKind, WorkError};
 
-use crate::Operation;
-use crate::slot::{generation, index};
+use crate::ledger::queues::{generation, index};
+use crate::operation::Operation;
 
 /// Why an operation of a channel failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -103,10 +103,31 @@ pub(crate) fn first(errors: &[OperationError]) -> String {
     errors.first().map(ToString::to_string).unwrap_or_default()
 }
 
-impl TransportError {
-    /// Whether the request may be with the device, although its post failed.
-    pub(crate) const fn may_be_posted(&self) -> bool {
-        matches!(self, Self::PostError(error) if error.posted() > 0)
+/// What was not taken, as it was, and why not. It is an [`Error`](std::error::Error), for values that own what they are.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Rejected<T> {
+    /// What it was.
+    pub value: T,
+    /// Why it was not taken.
+    pub error: TransportError,
+}
+
+impl<T> std::fmt::Display for Rejected<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T: std::fmt::Debug> std::error::Error for Rejected<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<T> From<Rejected<T>> for TransportError {
+    fn from(rejected: Rejected<T>) -> Self {
+        rejected.error
     }
 }
 

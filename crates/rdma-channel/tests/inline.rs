@@ -141,7 +141,7 @@ fn each_peer_gets_the_bytes_that_were_meant_for_it() {
             }
             let mut rooms = Vec::new();
             for (place, slice) in slices.into_iter().enumerate() {
-                rooms.push(s.receive_into(place % 2, slice)?);
+                rooms.push(s.to(place % 2)?.receive_into(slice)?);
             }
             let mut bytes = [3; 8];
             for peer in [0, 1] {

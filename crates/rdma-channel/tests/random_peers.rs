@@ -101,10 +101,10 @@ fn post<'scope>(
     let gather = [GatherElement::from(element)];
     let mut scatter = [ScatterElement::from(element)];
     Ok(match random.below(8) {
-        0 => Handle::Rented(s.send_from(peer, element)?),
-        1 => Handle::Rented(s.write_from(element, remote)?),
-        2 => Handle::Rented(s.read_into(element, remote)?),
-        3 => Handle::Rented(s.receive_into(peer, element)?),
+        0 => Handle::Rented(s.to(peer)?.send_from(element)?),
+        1 => Handle::Rented(s.to(peer)?.write_from(element, remote.remote())?),
+        2 => Handle::Rented(s.to(peer)?.read_into(element, remote.remote())?),
+        3 => Handle::Rented(s.to(peer)?.receive_into(element)?),
         4 => {
             let wr = SendWorkRequest::new(&gather).signaled(signaled);
             Handle::Borrowed(s.post_send(PeerSendWorkRequest::from_wr(peer, wr))?)
@@ -223,7 +223,7 @@ fn assert_as_new(center: &mut MultiChannel, star: &Star, peer: usize) {
             .scope(|s| {
                 let mut handles = Vec::new();
                 for _ in 0..star.depths.0 {
-                    handles.push(s.write_from(element, star.remote(peer))?);
+                    handles.push(s.to(peer)?.write_from(element, star.remote(peer).remote())?);
                 }
                 star.release(u32::MAX);
                 for handle in handles {

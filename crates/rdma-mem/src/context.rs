@@ -286,6 +286,7 @@ impl Context {
     ///
     /// # Errors
     /// If it is a child that was forked since.
+    #[inline]
     pub fn check_process(&self) -> Result<(), Forked> {
         self.0.check_process()
     }

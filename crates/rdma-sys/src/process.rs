@@ -39,6 +39,13 @@ impl Process {
     #[inline]
     #[must_use]
     pub fn is_current(self) -> bool {
+        THIS.counted() == Some(self.generation) || self.is_current_when_counted()
+    }
+
+    /// In a child that may not have counted itself yet.
+    #[cold]
+    #[inline(never)]
+    fn is_current_when_counted(self) -> bool {
         THIS.generation() == self.generation
     }
 
@@ -74,17 +81,18 @@ impl This {
         Self { mark, generation: AtomicU32::new(0), id: AtomicU32::new(0) }
     }
 
-    #[inline]
     fn generation(&self) -> u32 {
+        self.counted().unwrap_or_else(|| self.count())
+    }
+
+    /// The generation of this process, if it has counted itself.
+    #[inline]
+    fn counted(&self) -> Option<u32> {
         // SAFETY: SAFETY.md F15: null, or a word that is aligned, is never unmapped, and is used as an atomic alone.
         // It is there before its address: the store of that releases what this acquires.
-        let mark = unsafe { self.mark.load(Ordering::Acquire).as_ref() };
-        match mark {
-            Some(mark) if mark.load(Ordering::Acquire) == COUNTED => {
-                self.generation.load(Ordering::Relaxed)
-            }
-            _ => self.count(),
-        }
+        let mark = unsafe { self.mark.load(Ordering::Acquire).as_ref() }?;
+        let counted = mark.load(Ordering::Acquire) == COUNTED;
+        counted.then(|| self.generation.load(Ordering::Relaxed))
     }
 
     /// Counts this process, unless another thread has.
@@ -114,7 +122,7 @@ impl This {
 
     /// The mark, which the first one to ask makes.
     fn mark(&self) -> &'static AtomicU32 {
-        // SAFETY: SAFETY.md F15: as in `generation`.
+        // SAFETY: SAFETY.md F15: as in `counted`.
         if let Some(mark) = unsafe { self.mark.load(Ordering::Acquire).as_ref() } {
             return mark;
         }
@@ -125,7 +133,7 @@ impl This {
             self.mark.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
         match taken {
             Ok(_) => own,
-            // SAFETY: SAFETY.md F15: as in `generation`.
+            // SAFETY: SAFETY.md F15: as in `counted`.
             Err(other) => unsafe { &*other },
         }
     }

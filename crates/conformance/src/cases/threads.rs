@@ -1,7 +1,7 @@
 //! Many threads at once: posting and polling from several, queue pairs that talk to each other, that end
 //! under load, and that come and go.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rdma_sys::{Errno, ibv_wc, ibv_wc_status as Status};
 use test_support::rig::connect::{Knobs, Side, pair};
@@ -161,8 +161,8 @@ fn threads_with_queue_pairs_of_their_own_do_not_disturb_each_other(device: &Devi
     });
 }
 
-/// Sends `count` messages to its peer and receives as many, each carrying its number.
-fn converse(own: &Side, count: u64) {
+/// Sends `count` messages to its peer and receives as many, each carrying its number. Ends when both sides are done.
+fn converse(own: &Side, count: u64, done: &AtomicU32) {
     let source = own.pd.register_filled((0..=255).collect(), 0);
     let sink = own.pd.register(32, LOCAL_WRITE);
     let place = |n: u64| sink.sge(n as usize % 32, 1);
@@ -188,6 +188,9 @@ fn converse(own: &Side, count: u64) {
         }
         completed == count && received == count
     });
+    // A queue pair that fails need not acknowledge any more what it has received.
+    done.fetch_add(1, Ordering::Relaxed);
+    until("both are done", || done.load(Ordering::Relaxed) == 2);
     // The peer may still send to what is registered here, if anything was wrong.
     own.qp.to_error();
     own.receive_cq.expect_flushed(count..count + 32);
@@ -196,9 +199,10 @@ fn converse(own: &Side, count: u64) {
 fn two_queue_pairs_send_to_each_other_at_once(device: &Device) {
     let messages = count(device, 1000);
     let (a, b) = pair(device);
+    let done = AtomicU32::new(0);
     std::thread::scope(|scope| {
-        scope.spawn(|| converse(&a, messages));
-        scope.spawn(|| converse(&b, messages));
+        scope.spawn(|| converse(&a, messages, &done));
+        scope.spawn(|| converse(&b, messages, &done));
     });
 }
 
@@ -243,8 +247,9 @@ fn queue_pair_in_reset_is_not_written_through_any_more(device: &Device) {
 fn many_queue_pairs_come_and_go_while_others_work(device: &Device) {
     let messages = count(device, 1000);
     let (a, b) = pair(device);
+    let done = &AtomicU32::new(0);
     std::thread::scope(|scope| {
-        let workers = [&a, &b].map(|side| scope.spawn(move || converse(side, messages)));
+        let workers = [&a, &b].map(|side| scope.spawn(move || converse(side, messages, done)));
         let busy = || workers.iter().any(|worker| !worker.is_finished());
         let mut rounds = 0;
         while busy() || rounds < 3 {

@@ -75,7 +75,8 @@ const ROWS: [Row; 14] = [
         name: "16 writes, asked in reverse",
         c: CLoop::OUTSTANDING,
         channel: loops::asked_in_reverse,
-        calls: |n| Calls::writes(n, n, n),
+        // Two that find one of others, and one for all that is left.
+        calls: |n| Calls::writes(n, n, 3 * n / DEPTH as u64),
         sum: ids,
         most: 9.9,
     },

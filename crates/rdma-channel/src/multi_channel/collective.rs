@@ -1,72 +1,59 @@
 //! One operation for each of several peers.
-#![allow(unsafe_code)]
 
 use std::time::Duration;
 
 use rdma_qp::{SendWorkRequest, WorkSuccess};
 
-use super::work_request::PeerRequest;
-use super::{
-    MultiChannel, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest,
-    PeerWriteWorkRequest,
+use super::MultiChannel;
+use super::to_peer::{
+    PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest, PeerWriteWorkRequest, ToPeer,
 };
-use crate::core::{Core, Room, closed};
-use crate::ending::without_unwinding;
-use crate::patience::Patience;
-use crate::slot::index;
-use crate::{CloseReason, Operation, OperationError, TransportError, WorkId};
+use crate::deadline::Deadline;
+use crate::ledger::post::NotPosted;
+use crate::ledger::{Ledger, closed};
+use crate::operation::Operation;
+use crate::request::Post;
+use crate::transport_error::{CloseReason, OperationError, TransportError, WorkId};
 
-impl Core {
+impl Ledger {
     /// The requests, if there is a peer for each, which takes requests.
     ///
     /// All are taken from the iterator before the first is posted: so nothing is posted in vain, and no code of the
     /// caller's runs while the device has some.
-    pub(super) fn gathered<'data, R: PeerRequest<'data>>(
+    pub(crate) fn gathered<W>(
         &self,
-        requests: impl IntoIterator<Item = R>,
-    ) -> Result<Vec<R>, TransportError> {
-        let requests: Vec<R> = requests.into_iter().collect();
+        requests: impl IntoIterator<Item = ToPeer<W>>,
+    ) -> Result<Vec<ToPeer<W>>, TransportError> {
+        let requests: Vec<_> = requests.into_iter().collect();
         for request in &requests {
-            let lane = self.lane(request.peer())?;
-            if lane.closed.get().is_some() {
-                return Err(closed(lane));
+            let connection = self.connection(request.peer)?;
+            if connection.closed().is_some() {
+                return Err(closed(connection));
             }
         }
         Ok(requests)
     }
 
     /// Posts all requests, and returns when the device uses the memory of none.
-    fn block_each<'data, R: PeerRequest<'data>>(
+    fn block_each<'data, W: Post<'data>>(
         &mut self,
-        requests: impl IntoIterator<Item = R>,
+        requests: impl IntoIterator<Item = ToPeer<W>>,
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let requests = self.gathered(requests)?;
-        without_unwinding(|| {
-            let mut refused = None;
-            let post = |request: R| {
-                // SAFETY: SAFETY.md F22: the memory is borrowed by the call, which ends after the requests.
-                match unsafe { request.made_signaled().post(self, Room::Now) } {
-                    Ok(ticket) => Some(ticket.keep().0),
-                    Err(error) => {
-                        refused = Some(error);
-                        None
-                    }
-                }
-            };
-            let ids: Vec<WorkId> = requests.into_iter().map_while(post).collect();
+        self.block_each_of(requests, |ledger, ids, refused| {
             let limit = match refused {
-                Some(_) => timeout.min(self.limits.drain),
+                Some(_) => timeout.min(ledger.limits.drain),
                 None => timeout,
             };
-            let refused = self.await_each(&ids, limit).err().or(refused);
-            self.settle_each(&ids);
-            let outcomes = self.outcomes(&ids, timeout);
-            if self.live.get() > 0 {
+            let awaited = ledger.await_each(ids, limit).err();
+            ledger.settle_each(ids, refused.as_ref().and_then(NotPosted::perhaps_posted));
+            let outcomes = ledger.outcomes(ids, timeout);
+            if ledger.has_unreleased() {
                 // Others of the connections that were closed.
-                self.collect(0);
+                ledger.collect(0);
             }
-            match refused {
+            match awaited.or(refused.map(TransportError::from)) {
                 Some(error) => Err(error),
                 None => outcomes,
             }
@@ -75,13 +62,13 @@ impl Core {
 
     /// Waits until all are done, or the time is over.
     fn await_each(&self, ids: &[WorkId], limit: Duration) -> Result<(), TransportError> {
-        let mut patience = Patience::new(limit);
+        let mut deadline = Deadline::new(limit);
         for id in ids {
             while self.in_flight(id.0).is_some() {
-                if self.progress()? == 0 && patience.is_over() {
+                if self.take_completions()? == 0 && deadline.has_passed() {
                     return Ok(());
                 }
-                if patience.is_long() {
+                if deadline.is_far() {
                     self.check_process()?;
                 }
             }
@@ -90,27 +77,25 @@ impl Core {
     }
 
     /// Ends those that are not done, and the one that was refused and may be posted all the same.
-    fn settle_each(&mut self, ids: &[WorkId]) {
-        let doubtful = WorkId(self.doubtful.replace(0));
-        let mut late = ids.iter().chain([&doubtful]).filter_map(|id| self.in_flight(id.0));
+    fn settle_each(&mut self, ids: &[WorkId], perhaps: Option<WorkId>) {
+        let mut late = ids.iter().chain(&perhaps).filter_map(|id| self.in_flight(id.0));
         if late.next().is_none() {
             return;
         }
-        self.settle(|core| {
-            if let Some(slot) = core.in_flight(doubtful.0) {
-                let operation = slot.operation.get();
-                core.close_lane_of(doubtful, CloseReason::Doubtful { operation });
-            }
-            for id in ids {
-                if let Some(slot) = core.in_flight(id.0) {
-                    let operation = slot.operation.get();
-                    core.close_lane_of(*id, CloseReason::Timeout { operation });
+        self.settle(|ledger| {
+            let close = |id: WorkId, reason: fn(Operation) -> CloseReason| {
+                if let Some(slot) = ledger.in_flight(id.0) {
+                    ledger.close_connection_of(id, reason(slot.operation.get()));
                 }
-            }
+            };
+            perhaps
+                .iter()
+                .for_each(|&id| close(id, |operation| CloseReason::Doubtful { operation }));
+            ids.iter().for_each(|&id| close(id, |operation| CloseReason::Timeout { operation }));
         });
     }
 
-    /// How they ended, in order; then their places are free.
+    /// How they ended, in order; then their slots are free.
     fn outcomes(
         &self,
         ids: &[WorkId],
@@ -118,9 +103,9 @@ impl Core {
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let (mut successes, mut errors) = (Vec::with_capacity(ids.len()), Vec::new());
         for &id in ids {
-            let Some(slot) = self.table.get(index(id.0)) else { continue };
+            let Some(slot) = self.queues.slot_of(id.0) else { continue };
             let operation = slot.operation.get();
-            let result = slot.told().ok_or(TransportError::Lost { operation });
+            let result = slot.report().ok_or(TransportError::Lost { operation });
             if let Ok(Ok(success)) = result {
                 successes.push(success);
             } else {
@@ -131,43 +116,13 @@ impl Core {
                     }
                     Some(error) => error,
                 };
-                let peer = Some(slot.lane as usize);
+                let peer = Some(slot.connection as usize);
                 errors.push(OperationError { operation, id, peer, error });
             }
             self.release(slot);
         }
         if errors.is_empty() { Ok(successes) } else { Err(TransportError::Collective(errors)) }
     }
-}
-
-/// The blocking collectives of one kind of request.
-macro_rules! collectives {
-    ($($(#[$doc:meta])* $name:ident, $name_timeout:ident: $request:ident => $operation:ident;)+) => {$(
-        $(#[$doc])*
-        ///
-        /// See [`scatter_send`](Self::scatter_send) for the rest.
-        ///
-        /// # Errors
-        /// As there.
-        pub fn $name<'wr, 'data: 'wr>(
-            &mut self,
-            wrs: impl IntoIterator<Item = $request<'wr, 'data>>,
-        ) -> Result<Vec<WorkSuccess>, TransportError> {
-            self.$name_timeout(wrs, self.core.limits.of(Operation::$operation))
-        }
-
-        #[doc = concat!("As [`", stringify!($name), "`](Self::", stringify!($name), "), with a limit of its own for all. [`Duration::MAX`] is none.")]
-        ///
-        /// # Errors
-        /// As there.
-        pub fn $name_timeout<'wr, 'data: 'wr>(
-            &mut self,
-            wrs: impl IntoIterator<Item = $request<'wr, 'data>>,
-            timeout: Duration,
-        ) -> Result<Vec<WorkSuccess>, TransportError> {
-            self.core.block_each(wrs, timeout)
-        }
-    )+};
 }
 
 impl MultiChannel {
@@ -217,28 +172,94 @@ impl MultiChannel {
         &mut self,
         wrs: impl IntoIterator<Item = PeerSendWorkRequest<'wr, 'data>>,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.scatter_send_timeout(wrs, self.core.limits.send)
+        self.scatter_send_timeout(wrs, self.ledger.limits.send)
     }
 
-    /// As [`scatter_send`](Self::scatter_send), with a limit of its own for all. [`Duration::MAX`] is none.
+    /// The same as [`scatter_send`](Self::scatter_send), with a limit for all of them. [`Duration::MAX`] is none.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`scatter_send`](Self::scatter_send).
     pub fn scatter_send_timeout<'wr, 'data: 'wr>(
         &mut self,
         wrs: impl IntoIterator<Item = PeerSendWorkRequest<'wr, 'data>>,
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.core.block_each(wrs, timeout)
+        self.ledger.block_each(wrs, timeout)
     }
 
-    collectives! {
-        /// Writes for each request into memory of its peer.
-        scatter_write, scatter_write_timeout: PeerWriteWorkRequest => Write;
-        /// Takes one message for each request, each of its peer.
-        gather_receive, gather_receive_timeout: PeerReceiveWorkRequest => Receive;
-        /// Reads for each request memory of its peer.
-        gather_read, gather_read_timeout: PeerReadWorkRequest => Read;
+    /// Writes for each request into memory of its peer.
+    ///
+    /// See [`scatter_send`](Self::scatter_send) for the rest.
+    ///
+    /// # Errors
+    /// Those of [`scatter_send`](Self::scatter_send).
+    pub fn scatter_write<'wr, 'data: 'wr>(
+        &mut self,
+        wrs: impl IntoIterator<Item = PeerWriteWorkRequest<'wr, 'data>>,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        self.scatter_write_timeout(wrs, self.ledger.limits.write)
+    }
+
+    /// The same as [`scatter_write`](Self::scatter_write), with a limit for all of them. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`scatter_send`](Self::scatter_send).
+    pub fn scatter_write_timeout<'wr, 'data: 'wr>(
+        &mut self,
+        wrs: impl IntoIterator<Item = PeerWriteWorkRequest<'wr, 'data>>,
+        timeout: Duration,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        self.ledger.block_each(wrs, timeout)
+    }
+
+    /// Takes one message for each request, each of its peer.
+    ///
+    /// See [`scatter_send`](Self::scatter_send) for the rest.
+    ///
+    /// # Errors
+    /// Those of [`scatter_send`](Self::scatter_send).
+    pub fn gather_receive<'wr, 'data: 'wr>(
+        &mut self,
+        wrs: impl IntoIterator<Item = PeerReceiveWorkRequest<'wr, 'data>>,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        self.gather_receive_timeout(wrs, self.ledger.limits.receive)
+    }
+
+    /// The same as [`gather_receive`](Self::gather_receive), with a limit for all of them. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`scatter_send`](Self::scatter_send).
+    pub fn gather_receive_timeout<'wr, 'data: 'wr>(
+        &mut self,
+        wrs: impl IntoIterator<Item = PeerReceiveWorkRequest<'wr, 'data>>,
+        timeout: Duration,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        self.ledger.block_each(wrs, timeout)
+    }
+
+    /// Reads for each request memory of its peer.
+    ///
+    /// See [`scatter_send`](Self::scatter_send) for the rest.
+    ///
+    /// # Errors
+    /// Those of [`scatter_send`](Self::scatter_send).
+    pub fn gather_read<'wr, 'data: 'wr>(
+        &mut self,
+        wrs: impl IntoIterator<Item = PeerReadWorkRequest<'wr, 'data>>,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        self.gather_read_timeout(wrs, self.ledger.limits.read)
+    }
+
+    /// The same as [`gather_read`](Self::gather_read), with a limit for all of them. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`scatter_send`](Self::scatter_send).
+    pub fn gather_read_timeout<'wr, 'data: 'wr>(
+        &mut self,
+        wrs: impl IntoIterator<Item = PeerReadWorkRequest<'wr, 'data>>,
+        timeout: Duration,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        self.ledger.block_each(wrs, timeout)
     }
 
     /// Sends one message to each of these peers.
@@ -246,19 +267,19 @@ impl MultiChannel {
     /// See [`scatter_send`](Self::scatter_send) for the rest.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`scatter_send`](Self::scatter_send).
     pub fn multicast_send(
         &mut self,
         peers: impl IntoIterator<Item = usize>,
         wr: SendWorkRequest<'_, '_>,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.multicast_send_timeout(peers, wr, self.core.limits.send)
+        self.multicast_send_timeout(peers, wr, self.ledger.limits.send)
     }
 
-    /// As [`multicast_send`](Self::multicast_send), with a limit of its own for all. [`Duration::MAX`] is none.
+    /// The same as [`multicast_send`](Self::multicast_send), with a limit for all of them. [`Duration::MAX`] is none.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`scatter_send`](Self::scatter_send).
     pub fn multicast_send_timeout(
         &mut self,
         peers: impl IntoIterator<Item = usize>,
@@ -266,6 +287,6 @@ impl MultiChannel {
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let wrs = peers.into_iter().map(|peer| PeerSendWorkRequest::from_wr(peer, wr));
-        self.core.block_each(wrs, timeout)
+        self.ledger.block_each(wrs, timeout)
     }
 }

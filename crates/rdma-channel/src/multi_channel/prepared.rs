@@ -3,10 +3,11 @@
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{CompletionQueue, PreparedQueuePair, QueuePairEndpoint};
 
-use crate::core::Core;
-use crate::lane::Asked;
+use super::MultiChannel;
+use crate::ledger::Ledger;
+use crate::ledger::queues::Asked;
 use crate::limits::Limits;
-use crate::{MultiChannel, TransportError};
+use crate::transport_error::TransportError;
 
 /// Channels that wait for the endpoints of their peers.
 ///
@@ -14,12 +15,12 @@ use crate::{MultiChannel, TransportError};
 /// [`exchange_all`](crate::exchange_all) all, if they are in one process.
 #[derive(Debug)]
 pub struct PreparedMultiChannel {
-    pub(super) qps: Vec<PreparedQueuePair>,
-    pub(super) cq: CompletionQueue,
+    pub(crate) qps: Vec<PreparedQueuePair>,
+    pub(crate) cq: CompletionQueue,
     /// What the queues of each were asked for: the completion queue has room for all.
-    pub(super) asked: Asked,
-    pub(super) limits: Limits,
-    pub(super) pd: ProtectionDomain,
+    pub(crate) asked: Asked,
+    pub(crate) limits: Limits,
+    pub(crate) pd: ProtectionDomain,
 }
 
 impl PreparedMultiChannel {
@@ -61,6 +62,6 @@ impl PreparedMultiChannel {
         }
         let pairs = qps.into_iter().zip(endpoints);
         let qps = pairs.map(|(qp, peer)| qp.handshake(peer)).collect::<Result<_, _>>()?;
-        Ok(MultiChannel { core: Core::new(cq, qps, asked, limits, pd) })
+        Ok(MultiChannel { ledger: Ledger::new(cq, qps, asked, limits, pd) })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use rdma_channel::{MultiChannel, PeerRemoteMemoryRegion, Refused, Scope, TransportError};
+use rdma_channel::{MultiChannel, Refused, Scope, TransportError};
 use rdma_mem::{OwnedRegion, ProtectionDomain, RemoteMemoryRegion, SharedRegion, SliceMut};
 
 use super::Pair;
@@ -69,10 +69,10 @@ impl Stuck {
         s: &'scope Scope<'scope, '_, MultiChannel>,
         handles: Handles,
     ) -> Result<(), TransportError> {
-        let room = s.receive_into(peer, self.room.as_slice_mut())?;
-        let sent = s.send_from(peer, self.from.as_slice())?;
-        let remote = PeerRemoteMemoryRegion::new(peer, self.remote);
-        let read = s.read_into(self.read.as_slice_mut(), remote)?;
+        let peer = s.to(peer)?;
+        let room = peer.receive_into(self.room.as_slice_mut())?;
+        let sent = peer.send_from(self.from.as_slice())?;
+        let read = peer.read_into(self.read.as_slice_mut(), self.remote)?;
         handles.leave((room, sent, read));
         Ok(())
     }

@@ -211,7 +211,7 @@ fn a_channel_that_timed_out_is_moved_and_dropped_like_any_other() {
             let remote = pair.board.remote();
             receive(&mut pair.here, &mut memory, remote).unwrap_err();
             let channel = pair.here;
-            thread::spawn(move || channel.close().map_err(|(_, error)| error))
+            thread::spawn(move || channel.close().map_err(TransportError::from))
                 .join()
                 .unwrap()
                 .unwrap();

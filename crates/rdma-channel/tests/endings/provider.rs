@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_channel::{Channel, CloseReason, Late, Operation, Progress, ScopeError, TransportError};
+use rdma_channel::{CloseReason, Late, Operation, Progress, Rejected, ScopeError, TransportError};
 use rdma_mem::{Errno, ScatterList};
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest};
 
@@ -338,11 +338,11 @@ fn a_channel_that_is_done_and_cannot_be_destroyed_is_leaked_or_comes_back() {
             let request = ReceiveWorkRequest::from_list(list);
             pair.here.receive_timeout(request, DRAIN).unwrap_err();
             KEEP.set(true);
-            let (here, error): (Channel, _) = pair.here.close().unwrap_err();
+            let Rejected { value: here, error, .. } = pair.here.close().unwrap_err();
             assert!(error.to_string().contains("ibv_destroy_qp"), "{error}");
             assert!(here.qpn().is_some(), "as it was");
             KEEP.set(false);
-            here.close().map_err(|(_, error)| error).unwrap();
+            here.close().map_err(TransportError::from).unwrap();
             memory.close().unwrap();
         });
     }

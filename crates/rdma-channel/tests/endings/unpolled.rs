@@ -38,7 +38,7 @@ fn a_channel_that_is_dropped_or_closed_takes_its_work_from_the_device() {
                 post(&here, &mut memory, board.remote().slice(0..64).unwrap());
                 assert_eq!(device.in_flight(qpn), 2);
                 if close {
-                    here.close().map_err(|(_, error)| error).unwrap()
+                    here.close().map_err(TransportError::from).unwrap()
                 } else {
                     drop(here)
                 }

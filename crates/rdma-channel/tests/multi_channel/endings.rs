@@ -329,7 +329,10 @@ fn connections_that_signal_all_requests_stay_open_when_the_last_of_a_scope_was_u
         let data = star.pd.allocate_region(8).unwrap();
         let (remote, releases) = (star.remote(1), star.releases());
         let left = star.center.scope(|s| {
-            drop(s.write_from_with(data.as_slice(), remote, |w| w.signaled(false))?);
+            drop(
+                s.to(remote.peer())?
+                    .write_from_with(data.as_slice(), remote.remote(), |w| w.signaled(false))?,
+            );
             // When the scope has looked twice, and so is waiting.
             at_next_poll(move || at_next_poll(move || at_next_poll(releases)));
             Ok::<(), TransportError>(())

@@ -44,8 +44,8 @@ fn a_peer_that_goes_away_leaves_the_others_to_each_other() {
                     // Nobody has room for them yet.
                     let sent =
                         s.post_multicast_send([0, 1, 2], SendWorkRequest::only_immediate(1))?;
-                    let behind = s.send_from(1, data.as_slice())?;
-                    let received = s.receive_into(1, room.as_slice_mut())?;
+                    let behind = s.to(1)?.send_from(data.as_slice())?;
+                    let received = s.to(1)?.receive_into(room.as_slice_mut())?;
                     let under_way: Vec<_> = qpns.iter().map(|&qpn| soft.in_flight(qpn)).collect();
                     assert_eq!(under_way, [1, 2, 1]);
                     gone.close().unwrap();
@@ -59,7 +59,7 @@ fn a_peer_that_goes_away_leaves_the_others_to_each_other() {
                         for peer in [0, 2] {
                             sent[peer].wait(SECOND)?;
                         }
-                        let refused = s.send_from(1, data.as_slice()).unwrap_err().error;
+                        let refused = s.to(1)?.send_from(data.as_slice()).unwrap_err().error;
                         assert!(matches!(
                             refused,
                             TransportError::Closed(CloseReason::Work { .. })

@@ -139,7 +139,7 @@ impl Star {
         for &peer in peers {
             let (remote, releases) = (self.remote(peer), self.releases());
             let written = self.center.scope(|s| {
-                let write = s.write_from(data.as_slice(), remote)?;
+                let write = s.to(remote.peer())?.write_from(data.as_slice(), remote.remote())?;
                 releases();
                 write.wait(SECOND).unwrap().result
             });

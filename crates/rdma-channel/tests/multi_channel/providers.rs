@@ -5,8 +5,8 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rdma_channel::{
-    CloseReason, Operation, OperationError, PeerReadWorkRequest, PeerSendWorkRequest, ScopeError,
-    TransportError,
+    CloseReason, Operation, OperationError, PeerReadWorkRequest, PeerSendWorkRequest, Rejected,
+    ScopeError, TransportError,
 };
 use rdma_mem::Errno;
 
@@ -70,7 +70,7 @@ fn a_completion_queue_that_fails_loses_what_is_under_way_to_all_peers() {
                 let again = star.center.send(PeerSendWorkRequest::only_immediate(peer, 1));
                 assert!(matches!(again, Err(TransportError::Closed(CloseReason::Poll))));
             }
-            star.center.close().map_err(|(_, error)| error).unwrap();
+            star.center.close().map_err(TransportError::from).unwrap();
         });
     }
 }
@@ -177,16 +177,22 @@ fn a_completion_that_is_lost_costs_the_connection_that_it_was_of() {
             let (releases, soft, qpn) = (star.releases(), star.device, star.qpns[1]);
             let begin = Instant::now();
             let left = star.center.scope(|s| {
-                let first = s.read_into(first.as_slice_mut(), remotes[0])?;
-                let second = s.read_into(second.as_slice_mut(), remotes[1])?;
-                let third = s.read_into(third.as_slice_mut(), remotes[2])?;
+                let first = s
+                    .to(remotes[0].peer())?
+                    .read_into(first.as_slice_mut(), remotes[0].remote())?;
+                let second = s
+                    .to(remotes[1].peer())?
+                    .read_into(second.as_slice_mut(), remotes[1].remote())?;
+                let third = s
+                    .to(remotes[2].peer())?
+                    .read_into(third.as_slice_mut(), remotes[2].remote())?;
                 releases();
                 let first = first.wait(SECOND).unwrap();
                 third.wait(SECOND).unwrap().result?;
                 assert!(second.wait(DRAIN).is_err(), "it has not completed");
                 assert_eq!(soft.in_flight(qpn), 0, "but it was done");
                 // Other connections go on meanwhile.
-                let again = s.read_into(first.buf, remotes[0])?;
+                let again = s.to(remotes[0].peer())?.read_into(first.buf, remotes[0].remote())?;
                 releases();
                 again.wait(SECOND).unwrap().result.map(drop)
             });
@@ -284,7 +290,7 @@ fn channels_of_which_one_cannot_be_destroyed_come_back() {
     must_end(|| {
         let star = star("soft0");
         KEPT.set(Some(star.qpns[1].get()));
-        let (mut center, error) = star.center.close().unwrap_err();
+        let Rejected { value: mut center, error, .. } = star.center.close().unwrap_err();
         assert!(error.to_string().contains("ibv_destroy_qp"), "{error}");
         let closed = [0, 1, 2].map(|peer| center.closed(peer).unwrap());
         assert_eq!(closed, [Some(CloseReason::Destroyed), None, None]);
@@ -295,7 +301,7 @@ fn channels_of_which_one_cannot_be_destroyed_come_back() {
             center.send(PeerSendWorkRequest::only_immediate(peer, 1)).unwrap();
         }
         KEPT.set(None);
-        center.close().map_err(|(_, error)| error).unwrap();
+        center.close().map_err(TransportError::from).unwrap();
         assert_eq!(DESTROYED.get(), 3);
     });
 }

@@ -5,9 +5,9 @@ use rdma_qp::{
     CompletionQueue, ConnectAttributes, Error, PreparedQueuePair, QueuePair, QueuePairEndpoint,
 };
 
-use crate::Channel;
-use crate::core::Core;
-use crate::lane::Asked;
+use super::Channel;
+use crate::ledger::Ledger;
+use crate::ledger::queues::Asked;
 use crate::limits::Limits;
 
 /// A channel that waits for its peer's endpoint.
@@ -60,6 +60,6 @@ impl PreparedChannel {
         connect: impl FnOnce(PreparedQueuePair) -> Result<QueuePair, Error>,
     ) -> Result<Channel, Error> {
         let Self { qp, cq, asked, limits, pd } = self;
-        Ok(Channel { core: Core::new(cq, vec![connect(qp)?], asked, limits, pd) })
+        Ok(Channel { ledger: Ledger::new(cq, vec![connect(qp)?], asked, limits, pd) })
     }
 }

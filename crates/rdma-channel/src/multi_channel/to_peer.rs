@@ -1,5 +1,4 @@
 //! Work requests, each with the peer that it is for.
-#![allow(unsafe_code)]
 
 use rdma_mem::{GatherElement, InlineElement, ScatterElement};
 use rdma_qp::{
@@ -7,98 +6,83 @@ use rdma_qp::{
     WriteWorkRequest,
 };
 
-use super::PeerRemoteMemoryRegion;
-use crate::core::{Core, Room};
-use crate::ticket::Ticket;
-use crate::{Operation, TransportError};
+use super::remote_memory_region::PeerRemoteMemoryRegion;
+use crate::request::Request;
 
-/// A request with its peer, of any kind, whose memory is borrowed for `'data`.
-pub(super) trait PeerRequest<'data>: Sized {
-    fn peer(&self) -> usize;
-    fn made_signaled(self) -> Self;
-
-    /// # Safety
-    /// As of [`Core::post`].
-    unsafe fn post(self, core: &Core, room: Room) -> Result<Ticket<'_>, TransportError>;
+/// A work request with the peer that it is for, counted from 0.
+///
+/// Each kind has a name of its own, as [`PeerSendWorkRequest`], with the constructors of the request and the peer before
+/// their arguments. What else a request can be told, it is told before: [`from_wr`](Self::from_wr) takes any.
+///
+/// # Examples
+/// ```
+/// use rdma_channel::{PeerSendWorkRequest, ToPeer};
+/// use rdma_qp::SendWorkRequest;
+///
+/// let plain = PeerSendWorkRequest::only_immediate(2, 7);
+/// let solicited = ToPeer::from_wr(2, SendWorkRequest::only_immediate(7).solicited());
+/// assert_eq!(plain.peer(), solicited.peer());
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct ToPeer<W> {
+    pub(crate) peer: usize,
+    pub(crate) wr: W,
 }
 
-macro_rules! peer_requests {
-    ($($(#[$doc:meta])* $peer_request:ident: $request:ident => |$core:ident, $peer:ident, $wr:ident, $room:ident| $post:expr, $signaled:expr;)+) => {$(
-        $(#[$doc])*
-        pub struct $peer_request<'wr, 'data> {
-            pub(super) peer: usize,
-            pub(super) wr: $request<'wr, 'data>,
-        }
+/// A message to a peer; see [`SendWorkRequest`].
+pub type PeerSendWorkRequest<'wr, 'data> = ToPeer<SendWorkRequest<'wr, 'data>>;
+/// Room for one message of a peer; see [`ReceiveWorkRequest`].
+pub type PeerReceiveWorkRequest<'wr, 'data> = ToPeer<ReceiveWorkRequest<'wr, 'data>>;
+/// A write into memory of a peer; see [`WriteWorkRequest`].
+pub type PeerWriteWorkRequest<'wr, 'data> = ToPeer<WriteWorkRequest<'wr, 'data>>;
+/// A read of memory of a peer; see [`ReadWorkRequest`].
+pub type PeerReadWorkRequest<'wr, 'data> = ToPeer<ReadWorkRequest<'wr, 'data>>;
+/// An atomic operation on memory of a peer; see [`AtomicWorkRequest`].
+pub type PeerAtomicWorkRequest<'wr, 'data> = ToPeer<AtomicWorkRequest<'wr, 'data>>;
 
-        impl<'wr, 'data> $peer_request<'wr, 'data> {
-            /// A request as it is, for that peer: with flags, or of registered slices.
-            #[inline]
-            #[must_use]
-            pub const fn from_wr(peer: usize, wr: $request<'wr, 'data>) -> Self {
-                Self { peer, wr }
-            }
+impl<W> ToPeer<W> {
+    /// A request as it is, for that peer: with flags, or of registered slices.
+    #[inline]
+    #[must_use]
+    pub const fn from_wr(peer: usize, wr: W) -> Self {
+        Self { peer, wr }
+    }
 
-            /// For which peer it is.
-            #[inline]
-            #[must_use]
-            pub const fn peer(&self) -> usize {
-                self.peer
-            }
-        }
+    /// For which peer it is.
+    #[inline]
+    #[must_use]
+    pub const fn peer(&self) -> usize {
+        self.peer
+    }
+}
 
-        impl<'wr, 'data> From<$peer_request<'wr, 'data>> for $request<'wr, 'data> {
+macro_rules! without_peer {
+    ($($request:ident)+) => {$(
+        impl<'wr, 'data> From<ToPeer<$request<'wr, 'data>>> for $request<'wr, 'data> {
             #[inline]
-            fn from(request: $peer_request<'wr, 'data>) -> Self {
+            fn from(request: ToPeer<$request<'wr, 'data>>) -> Self {
                 request.wr
-            }
-        }
-
-        impl<'data> PeerRequest<'data> for $peer_request<'_, 'data> {
-            #[inline(always)]
-            fn peer(&self) -> usize {
-                self.peer
-            }
-
-            #[inline(always)]
-            fn made_signaled(self) -> Self {
-                let $wr = self.wr;
-                Self { wr: $signaled, ..self }
-            }
-
-            #[inline(always)]
-            unsafe fn post(self, $core: &Core, $room: Room) -> Result<Ticket<'_>, TransportError> {
-                let Self { peer: $peer, wr: $wr } = self;
-                // SAFETY: SAFETY.md F21: the same contract.
-                unsafe { $post }
             }
         }
     )+};
 }
 
-peer_requests! {
-    /// A message to a peer; see [`SendWorkRequest`].
-    #[derive(Clone, Copy, Debug)]
-    PeerSendWorkRequest: SendWorkRequest
-        => |core, peer, wr, room| core.post_to(peer, Operation::Send, wr, room), wr.signaled(true);
-    /// Room for one message of a peer; see [`ReceiveWorkRequest`].
-    #[derive(Debug)]
-    PeerReceiveWorkRequest: ReceiveWorkRequest
-        => |core, peer, wr, room| core.post_receive_from(peer, wr, room), wr;
-    /// A write into memory of a peer; see [`WriteWorkRequest`].
-    #[derive(Clone, Copy, Debug)]
-    PeerWriteWorkRequest: WriteWorkRequest
-        => |core, peer, wr, room| core.post_to(peer, Operation::Write, wr, room), wr.signaled(true);
-    /// A read of memory of a peer; see [`ReadWorkRequest`].
-    #[derive(Debug)]
-    PeerReadWorkRequest: ReadWorkRequest
-        => |core, peer, wr, room| core.post_to(peer, Operation::Read, wr, room), wr.signaled(true);
-    /// An atomic operation on memory of a peer; see [`AtomicWorkRequest`].
-    #[derive(Debug)]
-    PeerAtomicWorkRequest: AtomicWorkRequest
-        => |core, peer, wr, room| core.post_to(peer, Operation::Atomic, wr, room), wr.signaled(true);
+without_peer!(SendWorkRequest ReceiveWorkRequest WriteWorkRequest ReadWorkRequest AtomicWorkRequest);
+
+macro_rules! in_a_batch {
+    ($($request:ident)+) => {$(
+        impl<'wr, 'data> From<ToPeer<$request<'wr, 'data>>> for ToPeer<Request<'wr, 'data>> {
+            #[inline]
+            fn from(request: ToPeer<$request<'wr, 'data>>) -> Self {
+                Self { peer: request.peer, wr: request.wr.into() }
+            }
+        }
+    )+};
 }
 
-impl<'wr, 'data> PeerSendWorkRequest<'wr, 'data> {
+in_a_batch!(SendWorkRequest WriteWorkRequest ReadWorkRequest AtomicWorkRequest);
+
+impl<'wr, 'data> ToPeer<SendWorkRequest<'wr, 'data>> {
     /// Sends the bytes of these elements as one message to that peer.
     #[inline]
     #[must_use]
@@ -114,14 +98,14 @@ impl<'wr, 'data> PeerSendWorkRequest<'wr, 'data> {
         Self::from_wr(peer, SendWorkRequest::inline(elements))
     }
 
-    /// Sends a number along.
+    /// Sends immediate data along.
     #[inline]
     #[must_use]
     pub const fn with_immediate(self, immediate: u32) -> Self {
         Self { wr: self.wr.with_immediate(immediate), ..self }
     }
 
-    /// Sends a message of no bytes, with a number.
+    /// Sends a message of no bytes, with immediate data.
     #[inline]
     #[must_use]
     pub const fn only_immediate(peer: usize, immediate: u32) -> Self {
@@ -129,7 +113,7 @@ impl<'wr, 'data> PeerSendWorkRequest<'wr, 'data> {
     }
 }
 
-impl<'wr, 'data> PeerReceiveWorkRequest<'wr, 'data> {
+impl<'wr, 'data> ToPeer<ReceiveWorkRequest<'wr, 'data>> {
     /// Takes one message of that peer into these elements, in order.
     #[inline]
     #[must_use]
@@ -137,7 +121,7 @@ impl<'wr, 'data> PeerReceiveWorkRequest<'wr, 'data> {
         Self::from_wr(peer, ReceiveWorkRequest::new(scatter_elements))
     }
 
-    /// Takes a message of no bytes, or the number that goes with a write.
+    /// Takes a message of no bytes, or the immediate data of a write.
     #[inline]
     #[must_use]
     pub const fn only_immediate(peer: usize) -> Self {
@@ -145,7 +129,7 @@ impl<'wr, 'data> PeerReceiveWorkRequest<'wr, 'data> {
     }
 }
 
-impl<'wr, 'data> PeerWriteWorkRequest<'wr, 'data> {
+impl<'wr, 'data> ToPeer<WriteWorkRequest<'wr, 'data>> {
     /// Writes the bytes of these elements to the beginning of `remote`.
     #[inline]
     #[must_use]
@@ -168,14 +152,14 @@ impl<'wr, 'data> PeerWriteWorkRequest<'wr, 'data> {
         Self::from_wr(remote.peer(), WriteWorkRequest::inline(elements, remote.remote()))
     }
 
-    /// Sends a number along, which a receive of the peer takes.
+    /// Sends immediate data along, which a receive of the peer takes.
     #[inline]
     #[must_use]
     pub const fn with_immediate(self, immediate: u32) -> Self {
         Self { wr: self.wr.with_immediate(immediate), ..self }
     }
 
-    /// Writes no bytes, and sends a number, which a receive of the peer takes.
+    /// Writes no bytes, and sends immediate data, which a receive of the peer takes.
     #[inline]
     #[must_use]
     pub fn only_immediate(peer: usize, immediate: u32) -> Self {
@@ -183,7 +167,7 @@ impl<'wr, 'data> PeerWriteWorkRequest<'wr, 'data> {
     }
 }
 
-impl<'wr, 'data> PeerReadWorkRequest<'wr, 'data> {
+impl<'wr, 'data> ToPeer<ReadWorkRequest<'wr, 'data>> {
     /// Reads as many bytes from the beginning of `remote` as these elements have.
     #[inline]
     #[must_use]
@@ -195,7 +179,7 @@ impl<'wr, 'data> PeerReadWorkRequest<'wr, 'data> {
     }
 }
 
-impl<'wr, 'data: 'wr> PeerAtomicWorkRequest<'wr, 'data> {
+impl<'wr, 'data: 'wr> ToPeer<AtomicWorkRequest<'wr, 'data>> {
     /// Puts `swap` into the peer's word if that is `compare`; the result tells whether it was.
     #[inline]
     #[must_use]

@@ -1,34 +1,34 @@
-//! How long to wait.
+//! How long to wait, and how.
 
 use std::hint;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// No limit: `Instant` cannot count so far.
-pub(crate) const FOR_EVER: Duration = Duration::MAX;
+pub(crate) const NO_LIMIT: Duration = Duration::MAX;
 
 /// Between two looks at the clock.
 const POLLS: u32 = 16;
 /// After so many empty polls, some tens of microseconds, others may have the processor.
 const SPINS: u32 = 1024;
 
-/// A limit that begins with the first empty poll: until then, the clock is not read.
+/// The end of a wait, whose time begins with the first empty poll: until then, the clock is not read.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct Deadline {
     limit: Duration,
     polls: u32,
     end: Option<Instant>,
 }
 
-impl Patience {
+impl Deadline {
     #[inline]
     pub(crate) const fn new(limit: Duration) -> Self {
         Self { limit, polls: 0, end: None }
     }
 
-    /// For a queue that is full: not for ever, since then a caller that has forgotten what is in it would hang.
+    /// For a queue that is full: never without a limit, since a caller that has forgotten what is in it would hang.
     pub(crate) fn for_room(limit: Duration) -> Option<Self> {
-        (limit != FOR_EVER).then(|| Self::new(limit))
+        (limit != NO_LIMIT).then(|| Self::new(limit))
     }
 
     /// Of a call that has begun, with the end that it has.
@@ -45,16 +45,16 @@ impl Patience {
         self.end
     }
 
-    /// Whether others may have the processor, so that a slow question may be asked.
+    /// Whether it was waited for some time, so that others may have the processor, and a slow question may be asked.
     #[inline]
-    pub(crate) const fn is_long(&self) -> bool {
+    pub(crate) const fn is_far(&self) -> bool {
         self.polls > SPINS
     }
 
     /// To be asked after each empty poll.
     #[cold]
     #[inline(never)]
-    pub(crate) fn is_over(&mut self) -> bool {
+    pub(crate) fn has_passed(&mut self) -> bool {
         let polls = self.polls;
         self.polls = polls.saturating_add(1);
         if polls < SPINS && !polls.is_multiple_of(POLLS) {
@@ -77,17 +77,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn none_is_over_at_once_and_all_time_never() {
-        assert!(Patience::new(Duration::ZERO).is_over());
-        let mut patience = Patience::new(FOR_EVER);
-        assert!((0..5000).all(|_| !patience.is_over()));
+    fn none_has_passed_at_once_and_all_time_never() {
+        assert!(Deadline::new(Duration::ZERO).has_passed());
+        let mut deadline = Deadline::new(NO_LIMIT);
+        assert!((0..5000).all(|_| !deadline.has_passed()));
     }
 
     #[test]
     fn it_ends_after_its_limit() {
         let (limit, start) = (Duration::from_millis(20), Instant::now());
-        let mut patience = Patience::new(limit);
-        while !patience.is_over() {}
+        let mut deadline = Deadline::new(limit);
+        while !deadline.has_passed() {}
         assert!(start.elapsed() >= limit);
     }
 }

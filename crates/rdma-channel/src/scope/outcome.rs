@@ -5,7 +5,9 @@ use std::fmt;
 
 use rdma_qp::WorkSuccess;
 
-use crate::{InFlight, RefusedBatch, TransportError};
+use super::batch::RefusedBatch;
+use super::in_flight::InFlight;
+use crate::transport_error::TransportError;
 
 /// An operation that is over, with its memory.
 #[derive(Debug)]

@@ -4,24 +4,25 @@ use std::time::Duration;
 
 use rdma_qp::WorkSuccess;
 
-use crate::ticket::{Ticket, Unsettled};
-use crate::{Operation, TransportError, WorkId};
+use crate::ledger::ticket::{Ticket, Unsettled};
+use crate::operation::Operation;
+use crate::transport_error::{TransportError, WorkId};
 
 /// An operation under way.
 ///
 /// Dropping it changes nothing: the operation goes on, and who borrowed its memory, the scope, ends it. It
 /// keeps its place in the queue's table until it is dropped, also when it is done.
 #[derive(Debug)]
-pub struct PendingWork<'c> {
-    ticket: Ticket<'c>,
+pub struct PendingWork<'l> {
+    ticket: Ticket<'l>,
 }
 
 /// An operation of a [scope](crate::Channel::scope), which ends within it.
 pub type ScopedPendingWork<'scope> = PendingWork<'scope>;
 
-impl<'c> PendingWork<'c> {
+impl<'l> PendingWork<'l> {
     #[inline(always)]
-    pub(crate) const fn new(ticket: Ticket<'c>) -> Self {
+    pub(crate) const fn new(ticket: Ticket<'l>) -> Self {
         Self { ticket }
     }
 
@@ -32,7 +33,7 @@ impl<'c> PendingWork<'c> {
     pub fn poll(&self) -> Option<Result<WorkSuccess, TransportError>> {
         let place = self.ticket.place();
         match place.glance() {
-            Ok(success) => Some(Ok(place.tell(success))),
+            Ok(success) => Some(Ok(place.note(success))),
             Err(Unsettled::Nothing) => None,
             Err(so_far) => match place.poll(so_far) {
                 Ok(Some(Ok(success))) => Some(Ok(success)),
@@ -53,8 +54,8 @@ impl<'c> PendingWork<'c> {
     pub fn spin_poll(&self) -> Result<WorkSuccess, TransportError> {
         let place = self.ticket.place();
         match place.glance() {
-            Ok(success) => Ok(place.tell(success)),
-            Err(so_far) => Ok(place.wait(so_far, None)??),
+            Ok(success) => Ok(place.note(success)),
+            Err(so_far) => place.succeed(so_far, None),
         }
     }
 
@@ -66,8 +67,8 @@ impl<'c> PendingWork<'c> {
     pub fn wait(&self, timeout: Duration) -> Result<WorkSuccess, TransportError> {
         let place = self.ticket.place();
         match place.glance() {
-            Ok(success) => Ok(place.tell(success)),
-            Err(so_far) => Ok(place.wait(so_far, Some(timeout))??),
+            Ok(success) => Ok(place.note(success)),
+            Err(so_far) => place.succeed(so_far, Some(timeout)),
         }
     }
 

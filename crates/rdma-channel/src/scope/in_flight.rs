@@ -1,5 +1,4 @@
 //! Operations on rented memory.
-#![allow(unsafe_code)]
 
 use std::time::Duration;
 
@@ -9,12 +8,14 @@ use rdma_qp::{
     WriteWorkRequest,
 };
 
-use crate::core::{Only, Room, To};
-use crate::rent::sealed::{Gathered as _, Scattered as _};
-use crate::ticket::{Ticket, Unsettled};
-use crate::{
-    Finished, Late, Operation, Progress, Refused, Rent, RentMut, Scope, TransportError, WorkId,
-};
+use super::outcome::{Finished, Late, Progress, Refused};
+use super::peer::ScopedPeer;
+use super::rent::sealed::{Gathered as _, Scattered as _};
+use super::rent::{Rent, RentMut};
+use crate::ledger::Ledger;
+use crate::ledger::ticket::{Ticket, Unsettled};
+use crate::operation::Operation;
+use crate::transport_error::{TransportError, WorkId};
 
 /// An operation under way, with the memory that it has rented.
 ///
@@ -136,109 +137,7 @@ impl<'scope, B> InFlight<'scope, B> {
     }
 }
 
-/// Whatever the scope is of: what is rented goes to a peer by number.
-impl<'scope, C> Scope<'scope, '_, C> {
-    /// What was posted, with its memory, or the memory.
-    #[inline(always)]
-    fn rented<B>(
-        &self,
-        buf: B,
-        posted: Result<Ticket<'scope>, TransportError>,
-    ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        match posted {
-            Ok(ticket) => Ok(InFlight { ticket, buf }),
-            Err(error) => {
-                let buf = if error.may_be_posted() { None } else { Some(buf) };
-                Err(Refused { buf, error })
-            }
-        }
-    }
-
-    #[inline(always)]
-    pub(crate) fn rent_send<B: Rent + 'scope>(
-        &'scope self,
-        to: impl To,
-        buf: B,
-        adapt: impl for<'w, 'd> FnOnce(SendWorkRequest<'w, 'd>) -> SendWorkRequest<'w, 'd>,
-    ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        let posted = {
-            let list = buf.gather();
-            let (elements, domains) = list.parts();
-            let request = adapt(SendWorkRequest::new(elements).with_domains(domains));
-            // SAFETY: SAFETY.md F22: the memory is lent for the scope, or comes back from the handle when
-            // the request is over; the closure can have put in its place only what lives for ever.
-            unsafe { self.core.post_to(to, Operation::Send, request, Room::Usual) }
-        };
-        self.rented(buf, posted)
-    }
-
-    #[inline(always)]
-    pub(crate) fn rent_receive<B: RentMut + 'scope>(
-        &'scope self,
-        to: impl To,
-        mut buf: B,
-    ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        let posted = {
-            let mut list = buf.scatter();
-            let (elements, domains) = list.parts();
-            let request = ReceiveWorkRequest::new(elements).with_domains(domains);
-            // SAFETY: SAFETY.md F22: as of `rent_send`.
-            unsafe { self.core.post_receive_from(to, request, Room::Usual) }
-        };
-        self.rented(buf, posted)
-    }
-
-    #[inline(always)]
-    pub(crate) fn rent_write<B: Rent + 'scope>(
-        &'scope self,
-        to: impl To,
-        buf: B,
-        remote: RemoteMemoryRegion,
-        adapt: impl for<'w, 'd> FnOnce(WriteWorkRequest<'w, 'd>) -> WriteWorkRequest<'w, 'd>,
-    ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        let posted = {
-            let list = buf.gather();
-            let (elements, domains) = list.parts();
-            let request = adapt(WriteWorkRequest::new(elements, remote).with_domains(domains));
-            // SAFETY: SAFETY.md F22: as of `rent_send`.
-            unsafe { self.core.post_to(to, Operation::Write, request, Room::Usual) }
-        };
-        self.rented(buf, posted)
-    }
-
-    #[inline(always)]
-    pub(crate) fn rent_read<B: RentMut + 'scope>(
-        &'scope self,
-        to: impl To,
-        mut buf: B,
-        remote: RemoteMemoryRegion,
-    ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        let posted = {
-            let mut list = buf.scatter();
-            let (elements, domains) = list.parts();
-            let request = ReadWorkRequest::new(elements, remote).with_domains(domains);
-            // SAFETY: SAFETY.md F22: as of `rent_send`.
-            unsafe { self.core.post_to(to, Operation::Read, request, Room::Usual) }
-        };
-        self.rented(buf, posted)
-    }
-
-    #[inline(always)]
-    pub(crate) fn rent_atomic(
-        &'scope self,
-        to: impl To,
-        mut buf: SliceMut<'scope>,
-        request: impl for<'w, 'd> FnOnce(&'w mut ScatterList<'d, 1>) -> AtomicWorkRequest<'w, 'd>,
-    ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
-        let mut list = ScatterList::from([buf.reborrow()]);
-        let request = request(&mut list);
-        // SAFETY: SAFETY.md F22: as of `rent_send`.
-        let posted = unsafe { self.core.post_to(to, Operation::Atomic, request, Room::Usual) };
-        self.rented(buf, posted)
-    }
-}
-
-impl<'scope> Scope<'scope, '_> {
+impl<'scope> ScopedPeer<'scope> {
     /// Sends the bytes of rented memory as one message. Waits for room as [`post_send`](Self::post_send).
     ///
     /// # Errors
@@ -273,10 +172,7 @@ impl<'scope> Scope<'scope, '_> {
     /// # Ok::<(), TransportError>(())
     /// ```
     #[inline(always)]
-    pub fn send_from<B: Rent + 'scope>(
-        &'scope self,
-        buf: B,
-    ) -> Result<InFlight<'scope, B>, Refused<B>> {
+    pub fn send_from<B: Rent + 'scope>(&self, buf: B) -> Result<InFlight<'scope, B>, Refused<B>> {
         self.send_from_with(buf, |request| request)
     }
 
@@ -287,11 +183,16 @@ impl<'scope> Scope<'scope, '_> {
     /// As there.
     #[inline]
     pub fn send_from_with<B: Rent + 'scope>(
-        &'scope self,
+        &self,
         buf: B,
         adapt: impl for<'w, 'd> FnOnce(SendWorkRequest<'w, 'd>) -> SendWorkRequest<'w, 'd>,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        self.rent_send(Only, buf, adapt)
+        Ledger::rent(buf, |buf, kept| {
+            let list = buf.gather();
+            let (elements, domains) = list.parts();
+            let request = adapt(SendWorkRequest::new(elements).with_domains(domains));
+            self.post_rented(request, kept)
+        })
     }
 
     /// Takes one message of the peer into rented memory. A full queue is as for
@@ -301,10 +202,14 @@ impl<'scope> Scope<'scope, '_> {
     /// [`Refused`] with the memory, if it was not posted.
     #[inline(always)]
     pub fn receive_into<B: RentMut + 'scope>(
-        &'scope self,
+        &self,
         buf: B,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        self.rent_receive(Only, buf)
+        Ledger::rent(buf, |buf, kept| {
+            let mut list = buf.scatter();
+            let (elements, domains) = list.parts();
+            self.post_rented(ReceiveWorkRequest::new(elements).with_domains(domains), kept)
+        })
     }
 
     /// Writes the bytes of rented memory to the beginning of `remote`. Waits for room as
@@ -314,7 +219,7 @@ impl<'scope> Scope<'scope, '_> {
     /// [`Refused`] with the memory, if it was not posted.
     #[inline(always)]
     pub fn write_from<B: Rent + 'scope>(
-        &'scope self,
+        &self,
         buf: B,
         remote: RemoteMemoryRegion,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
@@ -357,12 +262,17 @@ impl<'scope> Scope<'scope, '_> {
     /// ```
     #[inline]
     pub fn write_from_with<B: Rent + 'scope>(
-        &'scope self,
+        &self,
         buf: B,
         remote: RemoteMemoryRegion,
         adapt: impl for<'w, 'd> FnOnce(WriteWorkRequest<'w, 'd>) -> WriteWorkRequest<'w, 'd>,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        self.rent_write(Only, buf, remote, adapt)
+        Ledger::rent(buf, |buf, kept| {
+            let list = buf.gather();
+            let (elements, domains) = list.parts();
+            let request = adapt(WriteWorkRequest::new(elements, remote).with_domains(domains));
+            self.post_rented(request, kept)
+        })
     }
 
     /// Fills rented memory from the beginning of `remote`. Waits for room as [`post_read`](Self::post_read).
@@ -371,11 +281,16 @@ impl<'scope> Scope<'scope, '_> {
     /// [`Refused`] with the memory, if it was not posted.
     #[inline(always)]
     pub fn read_into<B: RentMut + 'scope>(
-        &'scope self,
+        &self,
         buf: B,
         remote: RemoteMemoryRegion,
     ) -> Result<InFlight<'scope, B>, Refused<B>> {
-        self.rent_read(Only, buf, remote)
+        Ledger::rent(buf, |buf, kept| {
+            let mut list = buf.scatter();
+            let (elements, domains) = list.parts();
+            let request = ReadWorkRequest::new(elements, remote).with_domains(domains);
+            self.post_rented(request, kept)
+        })
     }
 
     /// Puts `swap` into the peer's word if that is `compare`, and what it was into rented memory of 8 bytes.
@@ -384,14 +299,16 @@ impl<'scope> Scope<'scope, '_> {
     /// [`Refused`] with the memory, if it was not posted.
     #[inline(always)]
     pub fn compare_and_swap_into(
-        &'scope self,
+        &self,
         buf: SliceMut<'scope>,
         remote: impl Into<RemoteMemoryRegion>,
         compare: u64,
         swap: u64,
     ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
-        self.rent_atomic(Only, buf, |list| {
-            AtomicWorkRequest::compare_and_swap(list, remote, compare, swap)
+        Ledger::rent(buf, |buf, kept| {
+            let mut word = ScatterList::from([buf.reborrow()]);
+            let request = AtomicWorkRequest::compare_and_swap(&mut word, remote, compare, swap);
+            self.post_rented(request, kept)
         })
     }
 
@@ -401,11 +318,14 @@ impl<'scope> Scope<'scope, '_> {
     /// [`Refused`] with the memory, if it was not posted.
     #[inline(always)]
     pub fn fetch_add_into(
-        &'scope self,
+        &self,
         buf: SliceMut<'scope>,
         remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> Result<InFlight<'scope, SliceMut<'scope>>, Refused<SliceMut<'scope>>> {
-        self.rent_atomic(Only, buf, |list| AtomicWorkRequest::fetch_and_add(list, remote, add))
+        Ledger::rent(buf, |buf, kept| {
+            let mut word = ScatterList::from([buf.reborrow()]);
+            self.post_rented(AtomicWorkRequest::fetch_and_add(&mut word, remote, add), kept)
+        })
     }
 }

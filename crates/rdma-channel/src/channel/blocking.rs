@@ -1,0 +1,138 @@
+//! Operations one at a time: post, wait, and if that fails, end.
+
+use std::time::Duration;
+
+use rdma_qp::{WorkErrorClass, WorkResult, WorkSuccess};
+
+use crate::deadline::Deadline;
+use crate::ledger::Ledger;
+use crate::ledger::end::without_unwinding;
+use crate::ledger::post::NotPosted;
+use crate::ledger::ticket::{Ticket, Unsettled};
+use crate::operation::Operation;
+use crate::transport_error::{CloseReason, TransportError, WorkId};
+
+/// What is left of a blocking call that has not ended at a glance.
+pub(crate) enum Left {
+    /// It ended so.
+    Nothing(WorkResult),
+    Refused(NotPosted),
+    /// For it took too long, or the completion queue has failed.
+    InFlight {
+        id: WorkId,
+        operation: Operation,
+        failure: TransportError,
+    },
+}
+
+impl Left {
+    #[inline(never)]
+    pub(crate) fn after(ticket: Ticket<'_>, so_far: Unsettled, timeout: Option<Duration>) -> Self {
+        match ticket.place().wait(so_far, timeout) {
+            Ok(result) => Self::Nothing(result),
+            Err(failure) => {
+                let (id, operation) = ticket.keep();
+                Self::InFlight { id, operation, failure }
+            }
+        }
+    }
+}
+
+impl Ledger {
+    /// If it is not over by now, the request is ended: its memory goes back to the caller.
+    #[inline(never)]
+    pub(crate) fn end_call(&mut self, left: Left) -> Result<WorkResult, TransportError> {
+        let (id, operation, failure) = match left {
+            Left::Nothing(result) => return Ok(result),
+            Left::Refused(refused) => {
+                let perhaps = refused.perhaps_posted();
+                let error = refused.into();
+                if let Some(id) = perhaps {
+                    self.end_perhaps_posted(id);
+                } else if let TransportError::Timeout { .. } = error {
+                    self.end_closed();
+                }
+                return Err(error);
+            }
+            Left::InFlight { id, operation, failure } => (id, operation, failure),
+        };
+        let reason = match failure {
+            TransportError::Timeout { .. } => CloseReason::Timeout { operation },
+            _ => CloseReason::Poll,
+        };
+        match self.give_up(id, reason) {
+            // It was done before the device was told to let go.
+            Some(Ok(success)) => Ok(Ok(success)),
+            Some(Err(work)) if work.class() != WorkErrorClass::Flushed => Ok(Err(work)),
+            _ => Err(failure),
+        }
+    }
+
+    /// Ends a request that was refused, and may be with the device all the same.
+    #[cold]
+    #[inline(never)]
+    fn end_perhaps_posted(&mut self, id: WorkId) {
+        if let Some(slot) = self.in_flight(id.0) {
+            let operation = slot.operation.get();
+            self.give_up(id, CloseReason::Doubtful { operation });
+        }
+    }
+
+    /// Ends what a call has posted that has not all succeeded. After it the device uses no memory of any request.
+    ///
+    /// # Errors
+    /// Those of the call.
+    pub(crate) fn end_calls<T>(
+        &mut self,
+        outcome: Result<Result<T, TransportError>, TransportError>,
+    ) -> Result<T, TransportError> {
+        without_unwinding(|| {
+            match &outcome {
+                Ok(Ok(_)) => {}
+                // Also for want of room.
+                Ok(Err(TransportError::Timeout { operation, .. }))
+                | Err(TransportError::Timeout { operation, .. }) => {
+                    self.end_now(CloseReason::Timeout { operation: *operation });
+                }
+                // What is in flight is given the time that a scope would give it.
+                Ok(Err(_)) => drop(self.end()),
+                // Nothing was posted.
+                Err(_) => {}
+            }
+            outcome.and_then(|outcome| outcome)
+        })
+    }
+}
+
+/// Waits for all, also if one fails, and hands on their successes in order.
+///
+/// # Errors
+/// That of the first that failed; or that time ran out, and then some are in flight.
+pub(crate) fn wait_all<'l>(
+    tickets: impl IntoIterator<Item = Ticket<'l>>,
+    deadline: &mut Deadline,
+    mut each: impl FnMut(WorkSuccess),
+) -> Result<(), TransportError> {
+    let mut failure = None;
+    for ticket in tickets {
+        let so_far = match ticket.place().glance() {
+            Ok(success) => {
+                ticket.release();
+                each(success);
+                continue;
+            }
+            Err(so_far) => so_far,
+        };
+        match ticket.place().wait_until(so_far, deadline)? {
+            Some(Ok(success)) => each(success),
+            Some(Err(error)) => {
+                failure.get_or_insert(error);
+            }
+            None => {
+                let (operation, timeout) = (ticket.place().operation(), deadline.limit());
+                return Err(TransportError::Timeout { operation, timeout });
+            }
+        }
+    }
+    failure.map_or(Ok(()), |error| Err(error.into()))
+}

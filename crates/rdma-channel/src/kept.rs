@@ -1,0 +1,653 @@
+//! Why the memory of a request is kept until the request is over. With that of the ledger's
+//! [queues](crate::ledger::queues), this is all unsafe code of the crate.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::slice;
+use std::time::Duration;
+
+use rdma_qp::{
+    AtomicWorkRequest, PostError, QueuePair, QueuedReceive, QueuedRequest, ReadWorkRequest,
+    ReceiveWorkRequest, SendWorkRequest, WorkSuccess, WriteWorkRequest,
+};
+
+use crate::batch::{BatchRefused, with_memory};
+use crate::channel::Channel;
+use crate::channel::blocking::Left;
+use crate::deadline::Deadline;
+use crate::ledger::end::{AbortOnUnwind, Ended, without_unwinding};
+use crate::ledger::post::{BatchNotPosted, NotPosted};
+use crate::ledger::queues::{Connection, Slot};
+use crate::ledger::ticket::Ticket;
+use crate::ledger::{Ledger, Room, seldom};
+use crate::multi_channel::MultiChannel;
+use crate::multi_channel::to_peer::ToPeer;
+use crate::operation::Operation;
+use crate::request::{Post, Request, queued};
+use crate::scope::Scope;
+use crate::scope::batch::RefusedBatch;
+use crate::scope::in_flight::InFlight;
+use crate::scope::outcome::Refused;
+use crate::scope::pending_work::PendingWork;
+use crate::scope::rent::Rent;
+use crate::transport_error::{CloseReason, TransportError, WorkId};
+
+/// Says that the memory of requests is kept until they are over, if it is borrowed for `'kept` or longer. Whoever makes
+/// one sees to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept<'kept>(PhantomData<fn(&'kept ())>);
+
+impl Kept<'_> {
+    /// # Safety
+    /// Memory that is borrowed for its lifetime is kept, as [`QueuePair::post`] asks, until each request is over that is
+    /// posted with it, whatever else happens.
+    #[inline(always)]
+    pub(crate) const unsafe fn new() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<'kept> Kept<'kept> {
+    /// Posts a request.
+    #[inline(always)]
+    pub(crate) fn post<'data: 'kept, W: Post<'data>>(
+        self,
+        qp: &QueuePair,
+        request: W,
+        id: u64,
+    ) -> Result<(), PostError> {
+        // SAFETY: SAFETY.md F22: the memory is borrowed for 'data, so that what this says is said of it.
+        unsafe { qp.post(request, id) }
+    }
+
+    /// Posts requests with one doorbell.
+    #[inline(always)]
+    pub(crate) fn post_batch<'data: 'kept, I: InBatch<'data>>(
+        self,
+        qp: &QueuePair,
+        items: &mut [I],
+    ) -> Result<(), PostError> {
+        // SAFETY: SAFETY.md F22: the memory is borrowed for 'data, so that what this says is said of it.
+        unsafe { I::post(items, qp) }
+    }
+}
+
+/// A request in a batch, whose memory is borrowed for `'data`: of the send queue of any kind, or a receive.
+pub(crate) trait InBatch<'data>: Sized {
+    fn operation(&self) -> Operation;
+    fn is_signaled(&self) -> bool;
+    fn number(&mut self, id: u64, signaled: bool);
+
+    /// # Safety
+    /// That of [`QueuePair::post_batch`].
+    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
+}
+
+impl<'data> InBatch<'data> for Request<'_, 'data> {
+    #[inline(always)]
+    fn operation(&self) -> Operation {
+        Operation::of(self.0.opcode())
+    }
+
+    #[inline(always)]
+    fn is_signaled(&self) -> bool {
+        self.0.is_signaled()
+    }
+
+    #[inline(always)]
+    fn number(&mut self, id: u64, signaled: bool) {
+        self.0.set_wr_id(id);
+        self.0.set_signaled(signaled);
+    }
+
+    #[inline(always)]
+    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
+        let (first, count) = (batch.as_mut_ptr().cast(), batch.len());
+        // SAFETY: SAFETY.md F5: each is laid out as what is in it; borrowed as the slice is.
+        let queued: &mut [QueuedRequest<'_, '_>] =
+            unsafe { slice::from_raw_parts_mut(first, count) };
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
+        unsafe { qp.post_batch(queued) }
+    }
+}
+
+impl<'data> InBatch<'data> for QueuedReceive<'_, 'data> {
+    #[inline(always)]
+    fn operation(&self) -> Operation {
+        Operation::Receive
+    }
+
+    #[inline(always)]
+    fn is_signaled(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn number(&mut self, id: u64, _: bool) {
+        self.set_wr_id(id);
+    }
+
+    #[inline(always)]
+    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
+        unsafe { qp.post_receive_batch(batch) }
+    }
+}
+
+/// Ends what is in flight, also if a closure panics.
+struct Guard<'l>(&'l mut Ledger);
+
+impl Drop for Guard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        drop(self.0.end());
+    }
+}
+
+/// What posts, and when memory is kept.
+impl Ledger {
+    /// Runs a closure whose requests have memory that is borrowed for `'scope`, a lifetime that no closure can name
+    /// outside, and ends them. The second value is how.
+    #[inline(always)]
+    pub(crate) fn scope<'env, C, T, E>(
+        &'env mut self,
+        f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, C>) -> Result<T, E>,
+    ) -> Result<(T, Ended), E> {
+        self.begin();
+        let guard = Guard(self);
+        // SAFETY: SAFETY.md F22: 'scope is not over before the guard, or what replaces it below, has ended all requests.
+        let value = f(&Scope::new(guard.0, unsafe { Kept::new() }))?;
+        Ok((value, ManuallyDrop::new(guard).0.end()))
+    }
+
+    /// Posts one request, and returns when the device uses its memory no more.
+    #[inline(always)]
+    pub(crate) fn block<'data, W: Post<'data>>(
+        &mut self,
+        to: impl FnOnce(&Self) -> Result<&Connection, TransportError>,
+        request: W,
+        timeout: Option<Duration>,
+    ) -> Result<WorkSuccess, TransportError> {
+        let guard = AbortOnUnwind;
+        let left = {
+            // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the request.
+            let kept: Kept<'data> = unsafe { Kept::new() };
+            let room = Room::Call(timeout);
+            let posted = match to(self) {
+                Ok(connection) => self.post(connection, request.signaled(true), room, kept),
+                Err(error) => Err(error.into()),
+            };
+            match posted {
+                Ok(ticket) => match ticket.place().glance() {
+                    Ok(success) => {
+                        ticket.release();
+                        guard.disarm();
+                        return Ok(success);
+                    }
+                    Err(so_far) => Left::after(ticket, so_far, timeout),
+                },
+                Err(refused) => seldom(move || Left::Refused(refused)),
+            }
+        };
+        let result = self.end_call(left);
+        guard.disarm();
+        Ok(result??)
+    }
+
+    /// Runs what posts several requests, whose memory is borrowed for `'data`, and waits for them. Returns when the device
+    /// uses the memory of none.
+    ///
+    /// # Errors
+    /// Those of the closure: the outer one if nothing was posted.
+    pub(crate) fn block_all<'data, T>(
+        &mut self,
+        run: impl for<'l> FnOnce(Call<'l, 'data>) -> Result<Result<T, TransportError>, TransportError>,
+    ) -> Result<T, TransportError> {
+        without_unwinding(|| {
+            // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the requests.
+            let outcome = run(Call { ledger: self, kept: unsafe { Kept::new() } });
+            self.end_calls(outcome)
+        })
+    }
+
+    /// Posts all requests without waiting for room, up to the first that is refused, and has them ended. Returns when the
+    /// device uses the memory of none.
+    pub(crate) fn block_each_of<'data, W: Post<'data>, T>(
+        &mut self,
+        requests: Vec<ToPeer<W>>,
+        end: impl FnOnce(&mut Self, &[WorkId], Option<NotPosted>) -> T,
+    ) -> T {
+        without_unwinding(|| {
+            let (mut ids, mut refused) = (Vec::with_capacity(requests.len()), None);
+            for ToPeer { peer, wr } in requests {
+                // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the requests.
+                let kept: Kept<'data> = unsafe { Kept::new() };
+                let post = |to| self.post(to, wr.signaled(true), Room::Now, kept);
+                match self.connection(peer).map_err(NotPosted::from).and_then(post) {
+                    Ok(ticket) => ids.push(ticket.keep().0),
+                    Err(error) => {
+                        refused = Some(error);
+                        break;
+                    }
+                }
+            }
+            let ended = end(self, &ids, refused);
+            let left = ids.iter().find_map(|id| self.in_flight(id.0));
+            if let Some(slot) = left {
+                let operation = slot.operation.get();
+                self.end_now(CloseReason::Timeout { operation });
+            }
+            ended
+        })
+    }
+
+    /// Has a closure post a request of rented memory, which stays with its handle.
+    #[inline(always)]
+    pub(crate) fn rent<'l, B: Rent + 'l>(
+        mut buf: B,
+        post: impl for<'b> FnOnce(&'b mut B, Kept<'b>) -> Result<Ticket<'l>, NotPosted>,
+    ) -> Result<InFlight<'l, B>, Refused<B>> {
+        // SAFETY: SAFETY.md F22: the memory is lent for the scope of the ticket, or comes back from the handle when the
+        // request is over; what else the closure can post lives for ever.
+        match post(&mut buf, unsafe { Kept::new() }) {
+            Ok(ticket) => Ok(InFlight::new(ticket, buf)),
+            Err(refused) => seldom(move || {
+                let buf = if refused.perhaps_posted().is_some() { None } else { Some(buf) };
+                Err(Refused { buf, error: refused.into() })
+            }),
+        }
+    }
+
+    /// Has a closure post a batch of requests of rented memory, which stays with their handles.
+    #[inline(always)]
+    pub(crate) fn rent_batch<'l, B: Rent + 'l, const N: usize>(
+        mut bufs: [B; N],
+        post: impl for<'b> FnOnce(
+            &'b mut [B; N],
+            Kept<'b>,
+        ) -> Result<[Ticket<'l>; N], BatchRefused<'l, N>>,
+    ) -> Result<[InFlight<'l, B>; N], RefusedBatch<'l, B>> {
+        // SAFETY: SAFETY.md F22: that of `rent`.
+        match post(&mut bufs, unsafe { Kept::new() }) {
+            Ok(tickets) => Ok(with_memory(tickets, bufs)),
+            Err(refused) => Err(RefusedBatch::new(refused, bufs)),
+        }
+    }
+}
+
+/// A blocking call, in which several requests are posted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call<'l, 'data> {
+    ledger: &'l Ledger,
+    kept: Kept<'data>,
+}
+
+impl<'l, 'data> Call<'l, 'data> {
+    pub(crate) const fn ledger(self) -> &'l Ledger {
+        self.ledger
+    }
+
+    /// Posts a batch.
+    #[inline(always)]
+    pub(crate) fn post_batch<I: InBatch<'data>>(
+        self,
+        connection: &'l Connection,
+        items: &mut [I],
+        slots: &mut [&'l Slot],
+        deadline: Option<&mut Deadline>,
+    ) -> Result<(), BatchNotPosted> {
+        self.ledger.post_batch(connection, items, slots, deadline, self.kept)
+    }
+}
+
+/// Posts a request without memory to a queue pair in error: it is flushed after all before it.
+pub(crate) fn post_marker(qp: &QueuePair, id: u64) -> Result<(), PostError> {
+    // SAFETY: SAFETY.md F22: nothing that `post` asks for is there: it has no elements, and is neither a bind
+    // nor a datagram.
+    unsafe { qp.post(SendWorkRequest::new(&[]), id) }
+}
+
+/// Operations whose memory nobody watches over.
+impl Ledger {
+    /// # Safety
+    /// That of [`QueuePair::post`].
+    #[inline(always)]
+    unsafe fn unpolled<'l, 'data, W: Post<'data>>(
+        &'l self,
+        connection: &'l Connection,
+        wr: W,
+    ) -> Result<PendingWork<'l>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        let kept: Kept<'data> = unsafe { Kept::new() };
+        Ok(PendingWork::new(self.post(connection, wr, Room::Now, kept)?))
+    }
+
+    /// # Safety
+    /// That of [`QueuePair::post`], for each.
+    unsafe fn each_unpolled<'data, W: Post<'data>>(
+        &self,
+        wrs: impl IntoIterator<Item = ToPeer<W>>,
+    ) -> Result<Vec<PendingWork<'_>>, TransportError> {
+        let post = |ToPeer { peer, wr }: ToPeer<W>| {
+            // SAFETY: SAFETY.md F22: the same contract.
+            unsafe { self.unpolled(self.connection(peer)?, wr) }
+        };
+        self.gathered(wrs)?.into_iter().map(post).collect()
+    }
+
+    /// # Safety
+    /// That of [`QueuePair::post`], for each.
+    #[inline(always)]
+    unsafe fn batch_unpolled<'data, I: InBatch<'data>, const N: usize>(
+        &self,
+        items: &mut [I; N],
+    ) -> Result<[PendingWork<'_>; N], TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        let kept: Kept<'data> = unsafe { Kept::new() };
+        Ok(self.post_array(self.only(), items, None, kept, PendingWork::new)?)
+    }
+}
+
+impl Channel {
+    /// Posts a message to the peer.
+    ///
+    /// # Errors
+    /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
+    /// [`TransportError::PostError`] with [`posted`](PostError::posted) it may be with the device.
+    ///
+    /// # Safety
+    /// What [`QueuePair::post`] asks for: the memory is left alone until the request has completed. That is when its handle
+    /// says how it ended, or when the channel was closed with success ([`close`](Self::close)). A handle that is dropped,
+    /// or runs out of time, says nothing.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_channel::prelude::*;
+    /// use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+    ///
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let channel = pd.create_channel().build()?;
+    /// # let endpoint = channel.endpoint();
+    /// # let channel = channel.handshake(endpoint)?; // to itself
+    /// // SAFETY: requests without memory.
+    /// let received = unsafe { channel.receive_unpolled(ReceiveWorkRequest::only_immediate()) }?;
+    /// // SAFETY: as above.
+    /// let sent = unsafe { channel.send_unpolled(SendWorkRequest::only_immediate(7)) }?;
+    /// assert_eq!(received.spin_poll()?.immediate_data(), Some(7));
+    /// sent.spin_poll()?;
+    /// # Ok::<(), rdma_channel::TransportError>(())
+    /// ```
+    #[inline]
+    pub unsafe fn send_unpolled(
+        &self,
+        wr: SendWorkRequest<'_, '_>,
+    ) -> Result<PendingWork<'_>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
+    }
+
+    /// Posts a write into memory of the peer.
+    ///
+    /// # Errors
+    /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
+    /// [`TransportError::PostError`] with [`posted`](PostError::posted) it may be with the device.
+    ///
+    /// # Safety
+    /// That of [`send_unpolled`](Self::send_unpolled).
+    #[inline]
+    pub unsafe fn write_unpolled(
+        &self,
+        wr: WriteWorkRequest<'_, '_>,
+    ) -> Result<PendingWork<'_>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
+    }
+
+    /// Posts a read of memory of the peer.
+    ///
+    /// # Errors
+    /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
+    /// [`TransportError::PostError`] with [`posted`](PostError::posted) it may be with the device.
+    ///
+    /// # Safety
+    /// That of [`send_unpolled`](Self::send_unpolled).
+    #[inline]
+    pub unsafe fn read_unpolled(
+        &self,
+        wr: ReadWorkRequest<'_, '_>,
+    ) -> Result<PendingWork<'_>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
+    }
+
+    /// Posts an atomic operation on memory of the peer.
+    ///
+    /// # Errors
+    /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
+    /// [`TransportError::PostError`] with [`posted`](PostError::posted) it may be with the device.
+    ///
+    /// # Safety
+    /// That of [`send_unpolled`](Self::send_unpolled).
+    #[inline]
+    pub unsafe fn atomic_unpolled(
+        &self,
+        wr: AtomicWorkRequest<'_, '_>,
+    ) -> Result<PendingWork<'_>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
+    }
+
+    /// Posts room for a message of the peer.
+    ///
+    /// # Errors
+    /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
+    /// [`TransportError::PostError`] with [`posted`](PostError::posted) it may be with the device.
+    ///
+    /// # Safety
+    /// That of [`send_unpolled`](Self::send_unpolled).
+    #[inline]
+    pub unsafe fn receive_unpolled(
+        &self,
+        wr: ReceiveWorkRequest<'_, '_>,
+    ) -> Result<PendingWork<'_>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
+    }
+
+    /// Posts a batch with one doorbell.
+    ///
+    /// # Errors
+    /// Those of [`send_unpolled`](Self::send_unpolled). Of a batch that was posted in part the handles of that part are
+    /// dropped.
+    ///
+    /// # Safety
+    /// That of [`send_unpolled`](Self::send_unpolled), for each.
+    #[inline]
+    pub unsafe fn batch_unpolled<const N: usize>(
+        &self,
+        mut requests: [Request<'_, '_>; N],
+    ) -> Result<[PendingWork<'_>; N], TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.batch_unpolled(&mut requests) }
+    }
+
+    /// Posts a batch of receives with one doorbell.
+    ///
+    /// # Errors
+    /// Those of [`batch_unpolled`](Self::batch_unpolled).
+    ///
+    /// # Safety
+    /// That of [`send_unpolled`](Self::send_unpolled), for each.
+    #[inline]
+    pub unsafe fn receive_batch_unpolled<const N: usize>(
+        &self,
+        receives: [ReceiveWorkRequest<'_, '_>; N],
+    ) -> Result<[PendingWork<'_>; N], TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.batch_unpolled(&mut queued(receives)) }
+    }
+}
+
+impl MultiChannel {
+    /// Posts a message to a peer.
+    ///
+    /// # Errors
+    /// Those of [`Channel::send_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
+    ///
+    /// # Safety
+    /// That of [`Channel::send_unpolled`].
+    #[inline]
+    pub unsafe fn send_unpolled(
+        &self,
+        wr: ToPeer<SendWorkRequest<'_, '_>>,
+    ) -> Result<PendingWork<'_>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
+    }
+
+    /// Posts a message for each request, to its peer.
+    ///
+    /// # Errors
+    /// [`TransportError::NoSuchPeer`], or [`TransportError::Closed`], before anything is posted. That of a post: the
+    /// requests before it are in flight then, without handles, and only [`close`](Self::close) tells that they are
+    /// over. One by one they have handles.
+    ///
+    /// # Safety
+    /// That of [`Channel::send_unpolled`], for each.
+    pub unsafe fn scatter_send_unpolled<'wr, 'data: 'wr>(
+        &self,
+        wrs: impl IntoIterator<Item = ToPeer<SendWorkRequest<'wr, 'data>>>,
+    ) -> Result<Vec<PendingWork<'_>>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.each_unpolled(wrs) }
+    }
+
+    /// Posts a write into memory of a peer.
+    ///
+    /// # Errors
+    /// Those of [`Channel::write_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
+    ///
+    /// # Safety
+    /// That of [`Channel::send_unpolled`].
+    #[inline]
+    pub unsafe fn write_unpolled(
+        &self,
+        wr: ToPeer<WriteWorkRequest<'_, '_>>,
+    ) -> Result<PendingWork<'_>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
+    }
+
+    /// Posts a write for each request, into memory of its peer.
+    ///
+    /// # Errors
+    /// Those of [`scatter_send_unpolled`](Self::scatter_send_unpolled).
+    ///
+    /// # Safety
+    /// That of [`Channel::send_unpolled`], for each.
+    pub unsafe fn scatter_write_unpolled<'wr, 'data: 'wr>(
+        &self,
+        wrs: impl IntoIterator<Item = ToPeer<WriteWorkRequest<'wr, 'data>>>,
+    ) -> Result<Vec<PendingWork<'_>>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.each_unpolled(wrs) }
+    }
+
+    /// Posts a read of memory of a peer.
+    ///
+    /// # Errors
+    /// Those of [`Channel::read_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
+    ///
+    /// # Safety
+    /// That of [`Channel::send_unpolled`].
+    #[inline]
+    pub unsafe fn read_unpolled(
+        &self,
+        wr: ToPeer<ReadWorkRequest<'_, '_>>,
+    ) -> Result<PendingWork<'_>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
+    }
+
+    /// Posts a read for each request, of memory of its peer.
+    ///
+    /// # Errors
+    /// Those of [`scatter_send_unpolled`](Self::scatter_send_unpolled).
+    ///
+    /// # Safety
+    /// That of [`Channel::send_unpolled`], for each.
+    pub unsafe fn gather_read_unpolled<'wr, 'data: 'wr>(
+        &self,
+        wrs: impl IntoIterator<Item = ToPeer<ReadWorkRequest<'wr, 'data>>>,
+    ) -> Result<Vec<PendingWork<'_>>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.each_unpolled(wrs) }
+    }
+
+    /// Posts room for a message of a peer.
+    ///
+    /// # Errors
+    /// Those of [`Channel::receive_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
+    ///
+    /// # Safety
+    /// That of [`Channel::send_unpolled`].
+    #[inline]
+    pub unsafe fn receive_unpolled(
+        &self,
+        wr: ToPeer<ReceiveWorkRequest<'_, '_>>,
+    ) -> Result<PendingWork<'_>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
+    }
+
+    /// Posts room for a message for each request, of its peer.
+    ///
+    /// # Errors
+    /// Those of [`scatter_send_unpolled`](Self::scatter_send_unpolled).
+    ///
+    /// # Safety
+    /// That of [`Channel::send_unpolled`], for each.
+    pub unsafe fn gather_receive_unpolled<'wr, 'data: 'wr>(
+        &self,
+        wrs: impl IntoIterator<Item = ToPeer<ReceiveWorkRequest<'wr, 'data>>>,
+    ) -> Result<Vec<PendingWork<'_>>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.each_unpolled(wrs) }
+    }
+
+    /// Posts an atomic operation on memory of a peer.
+    ///
+    /// # Errors
+    /// Those of [`Channel::atomic_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
+    ///
+    /// # Safety
+    /// That of [`Channel::send_unpolled`].
+    #[inline]
+    pub unsafe fn atomic_unpolled(
+        &self,
+        wr: ToPeer<AtomicWorkRequest<'_, '_>>,
+    ) -> Result<PendingWork<'_>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
+    }
+
+    /// Posts one message to each of these peers.
+    ///
+    /// # Errors
+    /// Those of [`scatter_send_unpolled`](Self::scatter_send_unpolled).
+    ///
+    /// # Safety
+    /// That of [`Channel::send_unpolled`], for each.
+    pub unsafe fn multicast_send_unpolled(
+        &self,
+        peers: impl IntoIterator<Item = usize>,
+        wr: SendWorkRequest<'_, '_>,
+    ) -> Result<Vec<PendingWork<'_>>, TransportError> {
+        // SAFETY: SAFETY.md F22: the same contract.
+        unsafe {
+            self.ledger.each_unpolled(peers.into_iter().map(|peer| ToPeer::from_wr(peer, wr)))
+        }
+    }
+}

@@ -1,0 +1,367 @@
+//! The ledger: which requests the device has, how those ended that it has done, and whose handles have said so.
+//!
+//! A channel, or channels that share a completion queue, have one ledger. It has a [slot](queues::Slot) for each request
+//! that their queues hold, and the completion queue holds one completion of each: so nothing can overflow. A request is
+//! in its slot from its post until it is over *and* its handle is gone or has reported how it ended.
+//!
+//! # States of a slot
+//! By [state](state::State), what each event does (`docs/how-a-channel-works.md` explains them):
+//!
+//! | | posted | completed | handle asked | handle dropped | scope begins | scope ends |
+//! |---|---|---|---|---|---|---|
+//! | free | in flight | – | – | – | – | – |
+//! | in flight | – | done | – | in flight, dropped | in flight, forgotten | waited for; flushed; destroyed |
+//! | in flight, dropped or forgotten | – | free; if it failed, done | – | – | forgotten | as above |
+//! | done | – | – | reported | free; if it failed, done, dropped | free; if it failed, done, forgotten | free |
+//! | done, dropped or forgotten | – | – | – | – | forgotten | free |
+//! | reported | – | – | reported | free | – | free |
+//!
+//! An unsignaled request is done with the next signaled request of its send queue, and has no completion of its own
+//! unless it fails.
+//!
+//! # What always holds
+//! [`check`](Ledger::check) counts it again in debug builds, after each operation:
+//! - `unreleased - unasked` slots are occupied (in flight, done, reported);
+//! - `unasked` requests of the scope that runs were dropped by their handles and have succeeded;
+//! - of an open connection: `unsignaled` requests are in flight and linked, from `last_unsignaled` backwards;
+//! - no slot is dropped or forgotten that is not occupied; each has the WR ID of its place;
+//! - the slots of a queue are one ring;
+//! - the cursors of a closed connection are at the dead slot.
+
+use std::cell::Cell;
+use std::time::Instant;
+
+use rdma_mem::ProtectionDomain;
+use rdma_qp::{CompletionQueue, PollSlot, QueuePair};
+
+use self::queues::{Connection, Queue, Queues, Slot};
+use self::state::State;
+use crate::Operation;
+use crate::deadline::Deadline;
+use crate::limits::Limits;
+use crate::transport_error::{CloseReason, TransportError};
+
+#[cfg(debug_assertions)]
+mod check;
+mod completion;
+pub(crate) mod end;
+pub(crate) mod post;
+pub(crate) mod queues;
+mod state;
+pub(crate) mod ticket;
+
+/// The requests of channels that share a completion queue.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    /// Dropped, and their queue pairs destroyed, before the completion queue.
+    pub(crate) queues: Queues,
+    pub(crate) cq: CompletionQueue,
+    /// For completions that can be of any request.
+    polled: Box<[Cell<PollSlot>; MANY]>,
+    /// How many requests were posted that no handle has released. 0 if a scope has nothing to end. Of 64 bits, so that no
+    /// scope lasts until it is 0 again.
+    unreleased: Cell<u64>,
+    /// How many of these have succeeded when their handles were gone already, which had not been asked: their slots are free.
+    unasked: Cell<u64>,
+    /// The WR ID of a request whose blocking call had to wait for room, and the end of that call. If another request is
+    /// asked for, nobody had to wait.
+    call_ends: Cell<(u64, Option<Instant>)>,
+    /// How many completions were of no request in flight.
+    pub(crate) unmatched: Cell<u64>,
+    pub(crate) limits: Limits,
+    pub(crate) pd: ProtectionDomain,
+    #[cfg(debug_assertions)]
+    checks: Cell<u32>,
+}
+
+/// How long a post waits for room in its queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Room {
+    /// Not at all.
+    Now,
+    /// As long as operations of its kind may take.
+    Usual,
+    /// As part of a call that may take so long, or else as long as operations of its kind may.
+    Call(Option<std::time::Duration>),
+}
+
+/// How many completions are taken at a time.
+const MANY: usize = 16;
+
+impl Ledger {
+    /// A ledger for queue pairs of that domain whose queues were asked for so many requests, and which all complete in
+    /// `cq`, which holds one completion of each. The builder has seen to it that these are no more than
+    /// [`MOST_REQUESTS`](queues::MOST_REQUESTS).
+    pub(crate) fn new(
+        cq: CompletionQueue,
+        qps: Vec<QueuePair>,
+        asked: queues::Asked,
+        limits: Limits,
+        pd: ProtectionDomain,
+    ) -> Self {
+        Self {
+            queues: Queues::new(qps, asked),
+            cq,
+            polled: Box::default(),
+            unreleased: Cell::new(0),
+            unasked: Cell::new(0),
+            call_ends: Cell::new((0, None)),
+            unmatched: Cell::new(0),
+            limits,
+            pd,
+            #[cfg(debug_assertions)]
+            checks: Cell::new(0),
+        }
+    }
+
+    /// The connection of a channel, which has one.
+    #[inline(always)]
+    pub(crate) const fn only(&self) -> &Connection {
+        self.queues.only()
+    }
+
+    /// The connection to that peer.
+    #[inline(always)]
+    pub(crate) fn connection(&self, peer: usize) -> Result<&Connection, TransportError> {
+        match self.queues.get(peer) {
+            Some(connection) => Ok(connection),
+            // Not made beforehand: an error that is not needed would be dropped.
+            None => Err(TransportError::NoSuchPeer { peer, count: self.queues.len() }),
+        }
+    }
+
+    /// The queue pair to that peer, if it is not destroyed.
+    pub(crate) fn qp(&self, peer: usize) -> Result<&QueuePair, TransportError> {
+        let connection = self.connection(peer)?;
+        connection.qp().ok_or_else(|| closed(connection))
+    }
+
+    /// Notes a request that is with the device.
+    #[inline(always)]
+    pub(crate) fn posted(&self, slot: &Slot, operation: Operation) {
+        self.unreleased.set(self.unreleased.get() + 1);
+        slot.operation.set(operation);
+        // The last, so that who looks next knows what is there.
+        slot.set(State::IN_FLIGHT);
+    }
+
+    /// Notes of a request of the send queue whether it is signaled. If it is, its completion is that of the unsignaled ones
+    /// before it, too.
+    #[inline(always)]
+    pub(crate) fn link(&self, connection: &Connection, slot: &Slot, signaled: bool) {
+        let last = connection.last_unsignaled.get();
+        slot.link.set(last);
+        if !signaled {
+            slot.set(State::IN_FLIGHT.unsignaled());
+            connection.last_unsignaled.set(slot.id());
+            connection.unsignaled.set(connection.unsignaled.get() + 1);
+        } else if last != 0 {
+            slot.set(State::IN_FLIGHT.linked());
+            connection.last_unsignaled.set(0);
+            connection.unsignaled.set(0);
+        }
+    }
+
+    /// Notes a request whose post failed, and which may be with the device all the same: its slot waits as if it were.
+    #[cold]
+    pub(crate) fn perhaps_posted(
+        &self,
+        connection: &Connection,
+        slot: &Slot,
+        operation: Operation,
+        signaled: bool,
+    ) {
+        self.posted(slot, operation);
+        if operation.is_of_send_queue() {
+            self.link(connection, slot, signaled);
+        }
+        slot.set(slot.state().forgotten());
+        self.checked();
+    }
+
+    /// The slot for the next request of a queue that has none at hand, and the queue pair. Waits for it as long as `room`
+    /// says.
+    pub(crate) fn wait_for_room<'l>(
+        &'l self,
+        connection: &'l Connection,
+        queue: &'l Queue,
+        operation: Operation,
+        room: Room,
+    ) -> Result<(&'l Slot, &'l QueuePair), TransportError> {
+        let timeout = match room {
+            Room::Now => None,
+            Room::Usual | Room::Call(None) => Some(self.limits.of(operation)),
+            Room::Call(timeout) => timeout,
+        };
+        let mut deadline = timeout.and_then(Deadline::for_room);
+        let taken = self.take_slot(connection, queue, operation, deadline.as_mut());
+        if let (Room::Call(_), Some(deadline)) = (room, deadline) {
+            match &taken {
+                Ok((slot, _)) => self.call_ends.set((slot.id(), deadline.end())),
+                Err(TransportError::Timeout { .. }) => {
+                    connection.close(CloseReason::Timeout { operation });
+                }
+                Err(_) => {}
+            }
+        }
+        taken
+    }
+
+    /// The WR ID of the next request in its slot is the same as that of one that was refused, whose call is over.
+    pub(crate) fn forget_call(&self) {
+        self.call_ends.set((0, None));
+    }
+
+    /// A free slot of a queue, and the queue pair. Waits for it until the deadline, or not at all.
+    pub(crate) fn take_slot<'l>(
+        &'l self,
+        connection: &'l Connection,
+        queue: &'l Queue,
+        operation: Operation,
+        mut deadline: Option<&mut Deadline>,
+    ) -> Result<(&'l Slot, &'l QueuePair), TransportError> {
+        loop {
+            let (None, Some(qp)) = (connection.closed(), connection.qp()) else {
+                return Err(closed(connection));
+            };
+            let slots = self.queues.slots_of(queue);
+            let free = || slots.iter().find(|slot| slot.is_free());
+            if let Some(slot) = queue.next_free().or_else(free) {
+                return Ok((slot, qp));
+            }
+            // Those that are done wait for their handles, and unsignaled ones for a later one: nothing that
+            // happens here helps them.
+            let helps = |state: State| state.is_in_flight() && !state.is_unsignaled();
+            let helps = slots.iter().any(|slot| helps(slot.state()));
+            if self.take_completions()? == 0 {
+                let deadline = deadline.as_mut().filter(|_| helps);
+                let Some(deadline) = deadline else { return Err(TransportError::WouldBlock) };
+                if deadline.has_passed() {
+                    let timeout = deadline.limit();
+                    return Err(TransportError::Timeout { operation, timeout });
+                }
+                if deadline.is_far() {
+                    self.check_process()?;
+                }
+            }
+        }
+    }
+
+    /// Reserves a slot for each request of a batch: what is posted next is [`posted`](Self::posted), and the others are
+    /// [given back](Self::unreserve).
+    #[cold]
+    pub(crate) fn reserve<'l>(
+        &'l self,
+        connection: &'l Connection,
+        queue: &'l Queue,
+        operations: impl Iterator<Item = Operation>,
+        slots: &mut [&'l Slot],
+        mut deadline: Option<&mut Deadline>,
+    ) -> Result<(), TransportError> {
+        if slots.len() > queue.capacity() as usize && connection.closed().is_none() {
+            let (requests, room) = (slots.len(), queue.capacity());
+            return Err(TransportError::BatchTooLarge { requests, room });
+        }
+        for (place, operation) in operations.enumerate() {
+            match self.take_slot(connection, queue, operation, deadline.as_deref_mut()) {
+                Ok((slot, _)) => {
+                    slot.set(State::RESERVED);
+                    queue.advance(slot);
+                    slots[place] = slot;
+                }
+                Err(error) => {
+                    Self::unreserve(&slots[..place]);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back slots that were reserved, or are free, of requests that were not posted.
+    pub(crate) fn unreserve(slots: &[&Slot]) {
+        slots.iter().for_each(|slot| slot.set(State::FREE));
+    }
+
+    /// The slots that come next in a queue, if all are free.
+    #[inline(always)]
+    pub(crate) fn at_hand<'l>(queue: &'l Queue, slots: &mut [&'l Slot]) -> bool {
+        if slots.len() > queue.capacity() as usize {
+            return false;
+        }
+        let mut next = queue.cursor();
+        for slot in slots {
+            if !next.is_free() {
+                return false;
+            }
+            (*slot, next) = (next, next.next());
+        }
+        true
+    }
+
+    /// The dead slot, for a place that has none yet.
+    #[inline(always)]
+    pub(crate) fn no_slot(&self) -> &Slot {
+        self.queues.dead()
+    }
+
+    /// The slot of a request that is with the device.
+    #[inline]
+    pub(crate) fn in_flight(&self, id: u64) -> Option<&Slot> {
+        self.queues.by_id(id).filter(|slot| slot.state().is_in_flight())
+    }
+
+    /// Whether there is a request that no handle has released.
+    pub(crate) fn has_unreleased(&self) -> bool {
+        self.unreleased.get() != 0
+    }
+
+    /// Makes room for another request: its handle has reported how this one ended.
+    #[inline(always)]
+    pub(crate) fn release(&self, slot: &Slot) {
+        slot.free();
+        self.unreleased.set(self.unreleased.get() - 1);
+        self.checked();
+    }
+
+    /// Makes room for another request: this one succeeded, and nobody asks. If its handle was dropped in the scope that
+    /// runs, it is counted.
+    fn finish(&self, slot: &Slot) {
+        if slot.state().is_dropped() {
+            slot.free();
+            self.unasked.set(self.unasked.get() + 1);
+        } else {
+            self.release(slot);
+        }
+    }
+
+    /// That this is the process that has made it, and not a fork, which no completion reaches.
+    #[cold]
+    pub(crate) fn check_process(&self) -> Result<(), TransportError> {
+        self.cq.context().check_process().map_err(|_| {
+            self.queues.iter().for_each(|connection| connection.close(CloseReason::Forked));
+            TransportError::Closed(CloseReason::Forked)
+        })
+    }
+
+    /// Counts again, in debug builds.
+    #[inline(always)]
+    pub(crate) fn checked(&self) {
+        #[cfg(debug_assertions)]
+        self.check_now_and_then();
+    }
+}
+
+/// Runs what is seldom needed, out of line. What it needs is moved into it: if the way there gave away its
+/// address, it would have to be in memory on the usual way too.
+#[cold]
+#[inline(never)]
+pub(crate) fn seldom<R>(run: impl FnOnce() -> R) -> R {
+    run()
+}
+
+/// Why a connection takes no requests.
+#[cold]
+pub(crate) fn closed(connection: &Connection) -> TransportError {
+    connection.closed().map_or(TransportError::WouldBlock, TransportError::Closed)
+}

@@ -1,0 +1,62 @@
+//! What always holds between operations, counted again.
+
+use super::Ledger;
+use super::queues::{Connection, index};
+use super::state::State;
+
+impl Ledger {
+    /// [Checks](Self::check) all of a small ledger each time, and a large one as often as costs as much.
+    pub(super) fn check_now_and_then(&self) {
+        let checks = self.checks.get().wrapping_add(1);
+        self.checks.set(checks);
+        if checks as usize % (1 + self.queues.slots().len() / 128) == 0 {
+            self.check();
+        }
+    }
+
+    /// Counts all of what the ledger's counters say.
+    ///
+    /// # Panics
+    /// If one is wrong.
+    pub(super) fn check(&self) {
+        let (slots, mut occupied) = (self.queues.slots(), 0);
+        for (place, slot) in slots.iter().enumerate() {
+            let state = slot.state();
+            assert_eq!(place == 0, state.is(State::DEAD), "one slot is dead: {slot:?}");
+            assert_eq!(place, index(slot.id()), "a WR ID of another slot: {slot:?}");
+            assert!(
+                state.is_occupied() || !state.has_no_handle(),
+                "nothing has no handle: {slot:?}"
+            );
+            occupied += u64::from(state.is_occupied());
+        }
+        let (unreleased, unasked) = (self.unreleased.get(), self.unasked.get());
+        assert_eq!(unreleased.checked_sub(unasked), Some(occupied), "{unreleased} - {unasked}");
+        self.queues.iter().for_each(|connection| self.check_connection(connection));
+    }
+
+    fn check_connection(&self, connection: &Connection) {
+        for queue in [&connection.send, &connection.receive] {
+            let open = connection.closed().is_none() && connection.qp().is_some();
+            let dead = queue.cursor().state().is(State::DEAD);
+            assert_eq!(dead, !open || queue.capacity() == 0, "where the cursor is: {connection:?}");
+            let slots = self.queues.slots_of(queue);
+            let Some(first) = slots.first() else { continue };
+            let mut slot = first;
+            for steps in 1..=slots.len() {
+                slot = slot.next();
+                let round = std::ptr::eq(slot, first);
+                assert_eq!(round, steps == slots.len(), "the ring of {connection:?}");
+            }
+        }
+        if connection.closed().is_some() {
+            return;
+        }
+        let (mut id, mut count) = (connection.last_unsignaled.get(), 0);
+        while let Some(slot) = self.in_flight(id) {
+            assert!(slot.state().is_unsignaled(), "a signaled request among others: {slot:?}");
+            (id, count) = (slot.link.get(), count + 1);
+        }
+        assert_eq!(count, connection.unsignaled.get(), "unsignaled requests of {connection:?}");
+    }
+}

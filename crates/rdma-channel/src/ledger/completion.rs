@@ -1,0 +1,130 @@
+//! Completions: what is polled, and the slots that it is of.
+
+use std::cell::Cell;
+
+use rdma_qp::{PollError, PollSlot};
+
+use super::Ledger;
+use super::queues::Slot;
+use super::state::State;
+use crate::transport_error::{CloseReason, TransportError};
+
+impl Ledger {
+    /// Takes completions, as many as there are. How many were of requests in flight: others, from a device that makes
+    /// them up, keep nobody waiting.
+    pub(crate) fn take_completions(&self) -> Result<usize, TransportError> {
+        let polled = match self.cq.poll_into(&*self.polled) {
+            Ok(polled) => polled,
+            Err(error) => return Err(self.poll_failed(error)),
+        };
+        Ok(self.note_completions(polled))
+    }
+
+    /// Notes what was polled last. How many of these completions were of requests in flight.
+    #[inline(always)]
+    pub(super) fn note_completions(&self, polled: usize) -> usize {
+        let (mut unasked, mut unmatched) = (0, 0);
+        let mut likely = self.no_slot();
+        for room in &self.polled[..polled.min(self.polled.len())] {
+            let id = room.get().last().wr_id();
+            // Most complete in order.
+            let slot = if likely.id() == id { Some(likely) } else { self.queues.by_id(id) };
+            let Some(slot) = slot.filter(|slot| slot.state().is_in_flight()) else {
+                unmatched += 1;
+                continue;
+            };
+            likely = slot.next();
+            let (state, success) = (slot.state(), room.get().last().result().is_ok());
+            if success && state.is(State::IN_FLIGHT_DROPPED) {
+                slot.free();
+                unasked += 1;
+            } else {
+                self.complete(slot, state, success, room);
+            }
+        }
+        self.unasked.set(self.unasked.get() + unasked);
+        if unmatched > 0 {
+            self.unmatched.set(self.unmatched.get() + unmatched);
+        }
+        self.checked();
+        polled - unmatched as usize
+    }
+
+    /// Brings a completion to its slot. Whether it has one.
+    #[inline]
+    pub(super) fn deliver(&self, room: &Cell<PollSlot>) -> bool {
+        let completion = room.get().last();
+        let slot = self.in_flight(completion.wr_id());
+        match slot {
+            Some(slot) => self.complete(slot, slot.state(), completion.result().is_ok(), room),
+            None => self.unmatched.set(self.unmatched.get() + 1),
+        }
+        self.checked();
+        slot.is_some()
+    }
+
+    /// Notes how a request ended that is in flight.
+    #[inline(always)]
+    fn complete(&self, slot: &Slot, state: State, success: bool, room: &Cell<PollSlot>) {
+        if success && state.is(State::IN_FLIGHT) {
+            slot.completion.set(room.get());
+            slot.set(State::DONE);
+        } else {
+            self.complete_others(slot, state, room);
+        }
+    }
+
+    /// As [`complete`](Self::complete), if it failed, is linked, or has no handle.
+    #[inline(never)]
+    fn complete_others(&self, slot: &Slot, state: State, room: &Cell<PollSlot>) {
+        let result = room.get().last().result();
+        if let Err(error) = result
+            && let Some(connection) = self.queues.get(slot.connection as usize)
+        {
+            connection.close(CloseReason::Work { operation: slot.operation.get(), error });
+        }
+        if state.is_linked() {
+            self.complete_unsignaled(slot.link.get());
+        }
+        slot.completion.set(room.get());
+        if state.has_no_handle() {
+            slot.set(if state.is_dropped() {
+                State::DONE.dropped()
+            } else {
+                State::DONE.forgotten()
+            });
+            if result.is_ok() || state.is_marker() {
+                self.finish(slot);
+            }
+        } else {
+            slot.set(State::DONE);
+        }
+    }
+
+    /// Requests of one send queue are done in order: so the completion of a later one is that of the unsignaled
+    /// ones before it.
+    fn complete_unsignaled(&self, last: u64) {
+        let (mut id, mut unasked) = (last, 0);
+        while let Some(slot) = self.in_flight(id) {
+            id = slot.link.get();
+            let state = slot.state();
+            if state.is(State::IN_FLIGHT.unsignaled().dropped()) {
+                slot.free();
+                unasked += 1;
+                continue;
+            }
+            slot.set(state.to(State::DONE));
+            if state.has_no_handle() {
+                self.finish(slot);
+            }
+        }
+        self.unasked.set(self.unasked.get() + unasked);
+    }
+
+    /// After a failed poll nothing will be known of any request.
+    #[cold]
+    pub(super) fn poll_failed(&self, error: PollError) -> TransportError {
+        self.queues.iter().for_each(|connection| connection.close(CloseReason::Poll));
+        error.into()
+    }
+}

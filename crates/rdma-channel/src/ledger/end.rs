@@ -1,0 +1,423 @@
+//! The end of all requests in flight: within a limit, whatever happens.
+//!
+//! Nothing of the caller's runs in here: no closure, no subscriber of events.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::process;
+
+use rdma_qp::{PollError, QueuePair, WorkErrorClass, WorkResult};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::Ledger;
+use super::queues::{Connection, Slot};
+use super::state::State;
+use crate::Operation;
+use crate::deadline::Deadline;
+use crate::kept::post_marker;
+use crate::transport_error::{CloseReason, OperationError, TransportError, WorkId};
+
+/// How a scope ended.
+#[derive(Debug, Default)]
+pub(crate) struct Ended {
+    /// What failed or was lost, which no handle had reported. Seldom anything.
+    errors: Option<Box<Vec<OperationError>>>,
+    /// How many operations no handle had reported.
+    pub(crate) unasked: u64,
+}
+
+impl Ended {
+    /// What failed or was lost, which no handle had reported, if there is any.
+    #[inline(always)]
+    pub(crate) fn errors(self) -> Option<Vec<OperationError>> {
+        self.errors.map(|errors| *errors)
+    }
+}
+
+/// Aborts the process when it is dropped: where unwinding would give memory back that a device uses.
+pub(crate) struct AbortOnUnwind;
+
+impl AbortOnUnwind {
+    /// From now on, it may unwind.
+    #[inline(always)]
+    pub(crate) fn disarm(self) {
+        let _ = ManuallyDrop::new(self);
+    }
+}
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        process::abort();
+    }
+}
+
+/// Runs what must not unwind.
+#[inline(always)]
+pub(crate) fn without_unwinding<T>(run: impl FnOnce() -> T) -> T {
+    let guard = AbortOnUnwind;
+    let value = run();
+    guard.disarm();
+    value
+}
+
+impl Ledger {
+    /// Begins a scope: what is in flight is not of it.
+    #[inline]
+    pub(crate) fn begin(&mut self) {
+        if self.unreleased.get() != 0 {
+            self.forget();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn forget(&mut self) {
+        self.unreleased.set(self.unreleased.get() - self.unasked.replace(0));
+        for slot in self.queues.slots().iter().filter(|slot| slot.state().is_occupied()) {
+            let state = slot.state();
+            if state.is_reported() || state.is_done() && slot.result().is_ok() {
+                self.release(slot);
+            } else {
+                slot.set(state.forgotten());
+            }
+        }
+    }
+
+    /// Ends what a scope has left in flight, if it has. After it the device uses no memory of any request.
+    #[inline(always)]
+    pub(crate) fn end(&mut self) -> Ended {
+        if self.unreleased.get() == 0 {
+            return Ended::default();
+        }
+        without_unwinding(|| self.end_all())
+    }
+
+    #[inline(never)]
+    fn end_all(&mut self) -> Ended {
+        // In a fork nothing completes.
+        if self.cq.context().check_process().is_err() {
+            return self.end_others();
+        }
+        match self.cq.poll_into(&*self.polled) {
+            Ok(polled) => self.end_one(polled).unwrap_or_else(|| self.end_many(polled)),
+            Err(error) => self.end_failed(error),
+        }
+    }
+
+    /// Ends all, after a poll has failed.
+    #[cold]
+    #[inline(never)]
+    fn end_failed(&mut self, error: PollError) -> Ended {
+        self.poll_failed(error);
+        self.end_others()
+    }
+
+    /// The usual case, in few instructions: what was polled is the success of the only request, whose handle is gone.
+    #[inline(always)]
+    fn end_one(&self, polled: usize) -> Option<Ended> {
+        let unasked = self.unasked.get() + 1;
+        if polled != 1 || self.unreleased.get() != unasked {
+            return None;
+        }
+        let completion = self.polled[0].get().last();
+        let slot = self.queues.by_id(completion.wr_id())?;
+        if !slot.state().is(State::IN_FLIGHT_DROPPED) || completion.result().is_err() {
+            return None;
+        }
+        slot.free();
+        self.unreleased.set(0);
+        self.unasked.set(0);
+        Some(Ended { errors: None, unasked })
+    }
+
+    /// Ends all, after so many completions were polled.
+    #[inline(never)]
+    fn end_many(&mut self, polled: usize) -> Ended {
+        if self.note_completions(polled) == 0 || !self.all_succeed() {
+            return self.end_others();
+        }
+        self.unreleased.set(0);
+        Ended { errors: None, unasked: self.unasked.replace(0) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn end_others(&mut self) -> Ended {
+        let unreported = |slot: &&Slot| {
+            let state = slot.state();
+            (state.is_in_flight() || state.is_done())
+                && (state.is_dropped() || !state.has_no_handle())
+        };
+        let slots = self.queues.slots().iter();
+        let unasked = self.unasked.get() + slots.filter(unreported).count() as u64;
+        self.settle(Self::await_completions);
+        self.collect(unasked)
+    }
+
+    /// Takes completions as long as there are some. Whether all that is in flight has succeeded, and has no handle.
+    #[inline(always)]
+    fn all_succeed(&self) -> bool {
+        while self.unreleased.get() != self.unasked.get() {
+            let matched = match self.cq.poll_into(&*self.polled) {
+                Ok(polled) => self.note_completions(polled),
+                Err(error) => {
+                    self.poll_failed(error);
+                    0
+                }
+            };
+            if matched == 0 {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends a request now, and all that its queue pair has; says how it ended, if that is known.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn give_up(&mut self, id: WorkId, reason: CloseReason) -> Option<WorkResult> {
+        without_unwinding(|| {
+            self.settle(|ledger| ledger.close_connection_of(id, reason));
+            let own = self.queues.by_id(id.0).and_then(Slot::report);
+            self.collect(0);
+            own
+        })
+    }
+
+    /// Ends what the connections have that are closed.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn end_closed(&mut self) {
+        without_unwinding(|| {
+            self.settle(|_| {});
+            self.collect(0);
+        });
+    }
+
+    /// Ends all that is in flight now.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn end_now(&mut self, reason: CloseReason) {
+        without_unwinding(|| {
+            self.settle(|ledger| ledger.close_busy(reason));
+            self.collect(0);
+        });
+    }
+
+    /// Has the device let go of all requests of the connections that are closed when `close` has run.
+    pub(crate) fn settle(&mut self, close: impl FnOnce(&Self)) {
+        // In a fork, the device uses the memory of the parent; nothing of it is this process's.
+        if self.check_process().is_err() {
+            return;
+        }
+        close(self);
+        self.flush();
+        self.destroy();
+    }
+
+    /// Destroys all queue pairs; says how that failed first.
+    pub(crate) fn close(&mut self) -> Result<(), rdma_qp::Error> {
+        for peer in 0..self.queues.len() {
+            let Some(qp) = self.queues.take_qp(peer) else { continue };
+            if let Err((qp, error)) = qp.close() {
+                self.queues.put_back(peer, qp);
+                return Err(error);
+            }
+            self.queues.get(peer).into_iter().for_each(|one| one.close(CloseReason::Destroyed));
+        }
+        Ok(())
+    }
+
+    /// Closes all connections for good: what is in flight is flushed.
+    pub(crate) fn close_as_asked(&self) {
+        for connection in self.queues.iter() {
+            connection.close(CloseReason::Asked);
+            if let Some(qp) = connection.qp() {
+                // If it is refused the end of the scope tries again, and then destroys it.
+                let _ = qp.to_error();
+            }
+        }
+    }
+
+    /// Closes the connection of a request that is with the device.
+    pub(crate) fn close_connection_of(&self, id: WorkId, reason: CloseReason) {
+        let slot = self.in_flight(id.0);
+        let connection = slot.and_then(|slot| self.queues.get(slot.connection as usize));
+        connection.into_iter().for_each(|connection| connection.close(reason));
+    }
+
+    /// Closes the connections that have requests in flight.
+    fn close_busy(&self, reason: CloseReason) {
+        let busy = |connection: &&Connection| self.all_in_flight(connection).next().is_some();
+        self.queues.iter().filter(busy).for_each(|connection| connection.close(reason));
+    }
+
+    /// The connections that are closed and have requests in flight.
+    fn unsettled(&self) -> impl Iterator<Item = &Connection> {
+        let ends = |connection: &&Connection| {
+            connection.closed().is_some() && self.all_in_flight(connection).next().is_some()
+        };
+        self.queues.iter().filter(|connection| connection.qp().is_some()).filter(ends)
+    }
+
+    /// The requests of a connection that are with the device.
+    fn all_in_flight(&self, connection: &Connection) -> impl Iterator<Item = &Slot> {
+        let queues = [&connection.send, &connection.receive];
+        let slots = queues.map(|queue| self.queues.slots_of(queue));
+        slots.into_iter().flatten().filter(|slot| slot.state().is_in_flight())
+    }
+
+    /// Waits, as long as a scope may, until all is done that can be on an open connection; closes what is
+    /// not.
+    fn await_completions(&self) {
+        let mut deadline = Deadline::new(self.limits.drain);
+        while !self.all_succeed() {
+            let (over, mut open) = (deadline.has_passed(), false);
+            for connection in self.queues.iter() {
+                let Some(first) = self.all_in_flight(connection).next() else { continue };
+                let operation = first.operation.get();
+                if connection.closed().is_some() {
+                    continue;
+                } else if over {
+                    connection.close(CloseReason::Timeout { operation });
+                } else if self.only_unsignaled(connection) {
+                    connection.close(CloseReason::Unsignaled { operation });
+                } else {
+                    open = true;
+                }
+            }
+            if !open {
+                return;
+            }
+        }
+    }
+
+    /// Whether nothing is in flight but unsignaled requests whose end no later one tells.
+    fn only_unsignaled(&self, connection: &Connection) -> bool {
+        let last = self.in_flight(connection.last_unsignaled.get());
+        last.is_some() && self.all_in_flight(connection).all(|slot| slot.state().is_unsignaled())
+    }
+
+    /// Has the device let go of what is in flight on closed connections, and takes the flushes.
+    fn flush(&self) {
+        for qp in self.unsettled().filter_map(Connection::qp) {
+            // If it is refused nothing is flushed, and the queue pair will be destroyed.
+            let _ = qp.to_error();
+        }
+        let mut deadline = Deadline::new(self.limits.drain);
+        loop {
+            self.unsettled().for_each(|connection| self.mark_unsignaled(connection));
+            if self.unsettled().next().is_none() {
+                return;
+            }
+            match self.take_completions() {
+                Ok(0) if deadline.has_passed() => return,
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Posts a marker behind unsignaled requests, whose flush tells that they are over.
+    fn mark_unsignaled(&self, connection: &Connection) {
+        if self.in_flight(connection.last_unsignaled.get()).is_none() {
+            return;
+        }
+        let slots = self.queues.slots_of(&connection.send);
+        // Of a handle that has reported it, and was forgotten: nobody asks any more.
+        slots.iter().filter(|slot| slot.state().is_reported()).for_each(|slot| self.release(slot));
+        let free = slots.iter().find(|slot| slot.is_free());
+        let (Some(qp), Some(slot)) = (connection.qp(), free) else { return };
+        if post_marker(qp, slot.id()).is_ok() {
+            self.posted(slot, Operation::Send);
+            self.link(connection, slot, true);
+            slot.set(slot.state().marker());
+        }
+    }
+
+    /// Destroys the queue pairs that have not let go: the last that can be done.
+    fn destroy(&mut self) {
+        for peer in 0..self.queues.len() {
+            let Some(connection) = self.queues.get(peer) else { return };
+            if connection.closed().is_none() || self.all_in_flight(connection).next().is_none() {
+                continue;
+            }
+            if let Some(Err((_, error))) = self.queues.take_qp(peer).map(QueuePair::close) {
+                abort(&error);
+            }
+        }
+    }
+
+    /// Takes all results out of the slots; what is in flight on an open connection stays there.
+    pub(crate) fn collect(&self, unasked: u64) -> Ended {
+        let (mut errors, mut occupied) = (Vec::new(), 0);
+        for slot in self.queues.slots().iter().filter(|slot| slot.state().is_occupied()) {
+            let (state, id) = (slot.state(), WorkId(slot.id()));
+            if self.goes_on(slot) {
+                occupied += 1;
+                continue;
+            }
+            let operation = slot.operation.get();
+            let result = slot.report().ok_or(TransportError::Lost { operation });
+            slot.free();
+            if state.is_reported() || state.is_marker() {
+                continue;
+            }
+            if let Some(error) = self.failure(slot, result) {
+                let peer = (self.queues.len() > 1).then_some(slot.connection as usize);
+                errors.push(OperationError { operation, id, peer, error });
+            }
+        }
+        self.unreleased.set(occupied);
+        self.unasked.set(0);
+        self.checked();
+        Ended { errors: (!errors.is_empty()).then(|| Box::new(errors)), unasked }
+    }
+
+    /// How an operation failed, if it did. Of one that was flushed, why it was, unless that was asked for.
+    pub(crate) fn failure(
+        &self,
+        slot: &Slot,
+        result: Result<WorkResult, TransportError>,
+    ) -> Option<TransportError> {
+        let error = match result {
+            Ok(Ok(_)) => return None,
+            Ok(Err(error)) => error,
+            Err(lost) => return Some(lost),
+        };
+        let reason = self.queues.get(slot.connection as usize).and_then(Connection::closed);
+        match reason {
+            Some(CloseReason::Asked) if error.class() == WorkErrorClass::Flushed => None,
+            Some(reason) if error.class() == WorkErrorClass::Flushed => {
+                Some(TransportError::Closed(reason))
+            }
+            _ => Some(error.into()),
+        }
+    }
+
+    /// Whether it is with the device, and nobody has ended that.
+    fn goes_on(&self, slot: &Slot) -> bool {
+        let connection = self.queues.get(slot.connection as usize);
+        slot.state().is_in_flight() && connection.is_some_and(|one| one.closed().is_none())
+    }
+}
+
+/// Memory that was borrowed would be given back while the device writes it.
+#[cold]
+fn abort(error: &rdma_qp::Error) -> ! {
+    say(&format!(
+        "rdma-channel: aborting, since memory is borrowed by requests of a queue pair that could not be \
+         destroyed: {error}\n"
+    ));
+    process::abort()
+}
+
+/// Says so on standard error, if there is room at once: nobody may read it, or another thread hold its lock.
+fn say(line: &str) {
+    let file = io::stderr();
+    let mut files = [PollFd::new(&file, PollFlags::OUT)];
+    if matches!(poll(&mut files, Some(&Timespec::default())), Ok(1..)) {
+        // What a pipe has room for is longer than a line.
+        let _ = rustix::io::write(&file, line.as_bytes());
+    }
+}

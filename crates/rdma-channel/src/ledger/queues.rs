@@ -1,0 +1,496 @@
+//! The queues of all connections: rings of slots, one slot for each request that a queue holds. The unsafe code of the
+//! ledger is here.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use rdma_qp::{PollSlot, QueuePair, WorkResult, WorkSuccess};
+
+use super::state::State;
+use crate::Operation;
+use crate::transport_error::CloseReason;
+
+/// Room for one request at a time, of one queue of one connection.
+///
+/// The WR ID of a request is the slot's index below and the slot's generation above, so that a completion finds its
+/// slot without a search, and one that comes twice, or late, finds that the generation has passed.
+///
+/// A slot is in the [`Queues`] that have made it, and nowhere else.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    /// The WR ID of the request in it, or of the next one.
+    id: Cell<u64>,
+    /// Its completion, if it is done and was signaled. Before that, whatever was polled while it was waited for.
+    pub(super) completion: Cell<PollSlot>,
+    state: Cell<State>,
+    pub(crate) operation: Cell<Operation>,
+    /// The slot behind it in its ring.
+    next: Cell<At>,
+    /// The WR ID of the unsignaled request before it, or 0, if its state is linked.
+    pub(super) link: Cell<u64>,
+    /// Which connection it is of.
+    pub(crate) connection: u32,
+}
+
+/// WR IDs have the index in so many bits, and the generation above them: what is added for the next one is still a
+/// constant of an instruction.
+const INDEX_BITS: u32 = 30;
+const GENERATION: u64 = 1 << INDEX_BITS;
+/// So many requests can a ledger have: as many as there are indices, but for the dead slot's.
+pub(crate) const MOST_REQUESTS: u32 = (1 << INDEX_BITS) - 1;
+
+/// Where the slot of this WR ID is.
+#[inline]
+#[allow(clippy::cast_possible_truncation)] // masked; and usize has as many bits wherever there is RDMA
+pub(crate) const fn index(id: u64) -> usize {
+    (id & (GENERATION - 1)) as usize
+}
+
+/// The generation in this WR ID.
+pub(crate) const fn generation(id: u64) -> u64 {
+    id >> INDEX_BITS
+}
+
+impl Slot {
+    fn new(index: u32, connection: u32) -> Self {
+        Self {
+            id: Cell::new(index.into()),
+            completion: Cell::default(),
+            state: Cell::new(State::FREE),
+            operation: Cell::new(Operation::Send),
+            next: Cell::new(At(NonNull::dangling())),
+            link: Cell::new(0),
+            connection,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn id(&self) -> u64 {
+        self.id.get()
+    }
+
+    #[inline(always)]
+    pub(super) fn state(&self) -> State {
+        self.state.get()
+    }
+
+    #[inline(always)]
+    pub(super) fn set(&self, state: State) {
+        debug_assert!(!self.state.get().is(State::DEAD), "the dead slot stays dead");
+        self.state.set(state);
+    }
+
+    #[inline(always)]
+    pub(super) fn is_free(&self) -> bool {
+        self.state.get().is(State::FREE)
+    }
+
+    /// The slot behind it in its ring.
+    #[inline(always)]
+    pub(super) fn next(&self) -> &Self {
+        // SAFETY: SAFETY.md F23: of the same queues, which are borrowed as long as this.
+        unsafe { self.next.get().0.as_ref() }
+    }
+
+    /// How its request ended, as its handle reports, now or again, if it has ended.
+    pub(crate) fn report(&self) -> Option<WorkResult> {
+        let state = self.state();
+        if state.is_done() {
+            self.set(state.to(State::REPORTED));
+        } else if !state.is_reported() {
+            return None;
+        }
+        Some(self.result())
+    }
+
+    /// How what is done in it has ended.
+    #[inline(always)]
+    pub(super) fn result(&self) -> WorkResult {
+        if self.state().is_unsignaled() {
+            Ok(WorkSuccess::of_send(self.operation.get().opcode()))
+        } else {
+            self.completion.get().last().result()
+        }
+    }
+
+    /// Makes it free for the next request, which has another WR ID.
+    #[inline(always)]
+    pub(super) fn free(&self) {
+        self.id.set(self.id.get().wrapping_add(GENERATION));
+        self.set(State::FREE);
+    }
+}
+
+/// Where a slot is: each post needs it, and an index would have to be looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct At(NonNull<Slot>);
+
+// SAFETY: SAFETY.md F23: an address, which is followed with the queues at hand.
+unsafe impl Send for At {}
+
+/// All slots. The first one is dead: no request is ever in it, so that no WR ID is 0.
+struct Slots(NonNull<[Slot]>);
+
+// SAFETY: SAFETY.md F23: it owns its slots, which can be sent.
+unsafe impl Send for Slots {}
+
+impl Slots {
+    fn new(slots: impl Iterator<Item = Slot>) -> Self {
+        let dead = Slot { state: Cell::new(State::DEAD), ..Slot::new(0, 0) };
+        let all: Box<[Slot]> = [dead].into_iter().chain(slots).collect();
+        let slots = Self(NonNull::from(Box::leak(all)));
+        // Until something else is behind it, each is behind itself.
+        slots.all().iter().for_each(|slot| slot.next.set(At(NonNull::from(slot))));
+        slots
+    }
+
+    #[inline(always)]
+    const fn all(&self) -> &[Slot] {
+        // SAFETY: SAFETY.md F23: leaked in `new`, freed in `drop`, and only ever shared in between.
+        unsafe { self.0.as_ref() }
+    }
+
+    fn at(&self, index: usize) -> At {
+        At(NonNull::from(&self.all()[index]))
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        // SAFETY: SAFETY.md F23: it was leaked in `new`, and this is its end.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+impl fmt::Debug for Slots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slots").field("len", &self.0.len()).finish_non_exhaustive()
+    }
+}
+
+/// The slots of one queue, in a ring. It is in the [`Queues`] that have made it, and nowhere else.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    /// The slot for the next request; the dead one if the connection is closed.
+    cursor: Cell<At>,
+    first: At,
+    indices: Range<usize>,
+}
+
+impl Queue {
+    /// So many slots from `first` on, one behind the other.
+    fn new(slots: &Slots, first: u32, count: u32) -> Self {
+        let indices = first as usize..(first + count) as usize;
+        for index in indices.clone() {
+            let next = if index + 1 < indices.end { index + 1 } else { indices.start };
+            slots.all()[index].next.set(slots.at(next));
+        }
+        let first = slots.at(if count == 0 { 0 } else { indices.start });
+        Self { cursor: Cell::new(first), first, indices }
+    }
+
+    /// The slot for the next request, if it is free: it is not if the connection is closed.
+    #[inline(always)]
+    pub(super) fn next_free(&self) -> Option<&Slot> {
+        Some(self.cursor()).filter(|slot| slot.is_free())
+    }
+
+    #[inline(always)]
+    pub(super) fn cursor(&self) -> &Slot {
+        // SAFETY: SAFETY.md F23: of the queues that this one is in, which are borrowed as long as this.
+        unsafe { self.cursor.get().0.as_ref() }
+    }
+
+    /// The next request goes behind that slot, which is one of this queue.
+    #[inline(always)]
+    pub(super) fn advance(&self, slot: &Slot) {
+        debug_assert!(self.indices.contains(&index(slot.id())), "a slot of another queue");
+        self.cursor.set(slot.next.get());
+    }
+
+    /// How many requests it holds.
+    pub(crate) fn capacity(&self) -> u32 {
+        u32::try_from(self.indices.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// What the queues of each connection were asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Asked {
+    /// How many requests the send queue holds.
+    pub(crate) sends: u32,
+    /// How many receives there can be.
+    pub(crate) receives: u32,
+    /// Each request of the send queue makes a completion, whatever it says.
+    pub(crate) signals_all: bool,
+}
+
+/// One queue pair, with the slots of its requests. It is in the [`Queues`] that have made it, and nowhere else.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    /// `None` when it had to be destroyed: then the cursors are at the dead slot.
+    qp: Option<QueuePair>,
+    pub(crate) send: Queue,
+    pub(crate) receive: Queue,
+    /// The WR ID of the last request of the send queue, if that is unsignaled; else 0.
+    pub(super) last_unsignaled: Cell<u64>,
+    /// How many unsignaled requests there are behind the last signaled one.
+    pub(super) unsignaled: Cell<u32>,
+    /// How many would be too many.
+    too_many: u32,
+    closed: Cell<Option<CloseReason>>,
+    dead: At,
+}
+
+impl Connection {
+    fn new(qp: Option<QueuePair>, slots: &Slots, first: u32, asked: Asked) -> Self {
+        let Asked { sends, receives, signals_all } = asked;
+        let connection = Self {
+            qp,
+            send: Queue::new(slots, first, sends),
+            receive: Queue::new(slots, first + sends, receives),
+            last_unsignaled: Cell::new(0),
+            unsignaled: Cell::new(0),
+            // One request is signaled in each half of the queue.
+            too_many: if signals_all { 1 } else { sends / 2 },
+            closed: Cell::new(None),
+            dead: slots.at(0),
+        };
+        if connection.qp.is_none() {
+            connection.take_no_more();
+        }
+        connection
+    }
+
+    /// If it is not destroyed.
+    #[inline(always)]
+    pub(crate) const fn qp(&self) -> Option<&QueuePair> {
+        self.qp.as_ref()
+    }
+
+    /// Whether it takes no requests any more, and why.
+    #[inline]
+    pub(crate) const fn closed(&self) -> Option<CloseReason> {
+        self.closed.get()
+    }
+
+    /// Takes no more requests. The first reason stays.
+    #[cold]
+    pub(crate) fn close(&self, reason: CloseReason) {
+        if self.closed.get().is_none() {
+            self.closed.set(Some(reason));
+        }
+        self.take_no_more();
+    }
+
+    fn take_no_more(&self) {
+        self.send.cursor.set(self.dead);
+        self.receive.cursor.set(self.dead);
+    }
+
+    /// The slot for the next request of one of its queues, if that is free, and the queue pair.
+    #[inline(always)]
+    pub(super) fn at_hand<'q>(&'q self, queue: &'q Queue) -> Option<(&'q Slot, &'q QueuePair)> {
+        let slot = queue.next_free()?;
+        // SAFETY: SAFETY.md F23: without a queue pair the cursors are at the dead slot, which is not free.
+        Some((slot, unsafe { self.qp.as_ref().unwrap_unchecked() }))
+    }
+
+    /// Whether the next request cannot be unsignaled.
+    #[inline(always)]
+    pub(super) const fn has_to_signal(&self) -> bool {
+        self.has_to_signal_behind(self.unsignaled.get())
+    }
+
+    /// Whether behind so many unsignaled requests another one cannot be unsignaled.
+    #[inline(always)]
+    pub(super) const fn has_to_signal_behind(&self, unsignaled: u32) -> bool {
+        unsignaled + 1 >= self.too_many
+    }
+}
+
+/// The queues of all connections, with their slots.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    /// Where a channel finds its only one without asking. Without a queue pair, if there is none.
+    first: Connection,
+    others: Box<[Connection]>,
+    count: usize,
+    /// Freed after all that points into it.
+    slots: Slots,
+}
+
+impl Queues {
+    /// The queues of these queue pairs, each of which was asked for the same.
+    pub(super) fn new(qps: Vec<QueuePair>, asked: Asked) -> Self {
+        let (of_each, count) = (asked.sends + asked.receives, qps.len());
+        let indices = |connection| 1 + connection * of_each..1 + (connection + 1) * of_each;
+        let all = (0..).zip(&qps).flat_map(|(connection, _)| {
+            indices(connection).map(move |index| Slot::new(index, connection))
+        });
+        let slots = Slots::new(all);
+        let mut connections = (0..).zip(qps).map(|(connection, qp)| {
+            Connection::new(Some(qp), &slots, indices(connection).start, asked)
+        });
+        let none = || Connection::new(None, &slots, 1, Asked::default());
+        let first = connections.next().unwrap_or_else(none);
+        Self { first, others: connections.collect(), count, slots }
+    }
+
+    /// Of a channel, which has one.
+    #[inline(always)]
+    pub(crate) const fn only(&self) -> &Connection {
+        &self.first
+    }
+
+    pub(crate) const fn len(&self) -> usize {
+        self.count
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, peer: usize) -> Option<&Connection> {
+        match peer.checked_sub(1) {
+            None => (self.count > 0).then_some(&self.first),
+            Some(other) => self.others.get(other),
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Connection> {
+        std::iter::once(&self.first).take(self.count).chain(&self.others)
+    }
+
+    /// All slots.
+    #[inline(always)]
+    pub(super) const fn slots(&self) -> &[Slot] {
+        self.slots.all()
+    }
+
+    /// The slot that no request is ever in.
+    #[inline(always)]
+    pub(super) fn dead(&self) -> &Slot {
+        // SAFETY: SAFETY.md F23: of these queues.
+        unsafe { self.first.dead.0.as_ref() }
+    }
+
+    /// The slots of a queue.
+    pub(super) fn slots_of(&self, queue: &Queue) -> &[Slot] {
+        self.slots().get(queue.indices.clone()).unwrap_or_default()
+    }
+
+    /// The slot that this is the WR ID of.
+    #[inline(always)]
+    pub(super) fn by_id(&self, id: u64) -> Option<&Slot> {
+        self.slots().get(index(id)).filter(|slot| slot.id.get() == id)
+    }
+
+    /// The slot that was that of this WR ID.
+    pub(crate) fn slot_of(&self, id: u64) -> Option<&Slot> {
+        self.slots().get(index(id))
+    }
+
+    /// Takes a queue pair out, to destroy it.
+    pub(super) fn take_qp(&mut self, peer: usize) -> Option<QueuePair> {
+        let connection = self.get_mut(peer)?;
+        connection.take_no_more();
+        connection.qp.take()
+    }
+
+    /// Puts back what could not be destroyed.
+    pub(super) fn put_back(&mut self, peer: usize, qp: QueuePair) {
+        let Some(connection) = self.get_mut(peer) else { return };
+        connection.qp = Some(qp);
+        if connection.closed.get().is_none() {
+            for queue in [&connection.send, &connection.receive] {
+                queue.cursor.set(queue.first);
+            }
+        }
+    }
+
+    fn get_mut(&mut self, peer: usize) -> Option<&mut Connection> {
+        match peer.checked_sub(1) {
+            None => (self.count > 0).then_some(&mut self.first),
+            Some(other) => self.others.get_mut(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two queues without a queue pair.
+    fn connection(slots: &Slots, asked: Asked) -> Connection {
+        let connection = Connection::new(None, slots, 1, asked);
+        for queue in [&connection.send, &connection.receive] {
+            assert!(queue.next_free().is_none(), "without a queue pair there is no slot at hand");
+            queue.cursor.set(queue.first);
+        }
+        connection
+    }
+
+    #[test]
+    fn rings_go_round() {
+        let slots = Slots::new((1..=5).map(|index| Slot::new(index, 0)));
+        let asked = Asked { sends: 3, receives: 2, signals_all: false };
+        let connection = connection(&slots, asked);
+        for (queue, indices) in [(&connection.send, 1..4), (&connection.receive, 4..6)] {
+            for id in indices.clone().chain([indices.start]) {
+                let slot = queue.next_free().unwrap();
+                assert_eq!(slot.id(), id);
+                queue.advance(slot);
+            }
+        }
+        connection.close(CloseReason::Asked);
+        assert!(connection.send.next_free().is_none() && connection.receive.next_free().is_none());
+        assert!(connection.send.cursor().state().is(State::DEAD));
+    }
+
+    #[test]
+    fn a_queue_without_room_has_only_the_dead_slot() {
+        let slots = Slots::new(std::iter::empty());
+        let connection = connection(&slots, Asked::default());
+        assert!(connection.send.next_free().is_none());
+        assert_eq!(connection.receive.capacity(), 0);
+        let queues = Queues::new(Vec::new(), Asked::default());
+        assert!(queues.iter().next().is_none() && queues.get(0).is_none());
+        assert!(queues.only().qp().is_none() && queues.by_id(1).is_none());
+    }
+
+    #[test]
+    fn slots_stay_where_they_are_while_their_queues_move() {
+        let slots = Slots::new((1..=3).map(|index| Slot::new(index, 0)));
+        let queue = Queue::new(&slots, 1, 3);
+        let moved = std::thread::spawn(move || Box::new((queue, slots))).join().unwrap();
+        let slot = moved.0.next_free().unwrap();
+        assert!(std::ptr::eq(slot, &raw const moved.1.all()[1]));
+        assert!(std::ptr::eq(slot.next(), &raw const moved.1.all()[2]));
+    }
+
+    #[test]
+    fn half_a_queue_has_a_signaled_request_or_all_are() {
+        let slots = Slots::new((1..=100).map(|index| Slot::new(index, 0)));
+        let longest = |sends, signals_all| {
+            let asked = Asked { sends, receives: 0, signals_all };
+            let connection = Connection::new(None, &slots, 1, asked);
+            (0..).take_while(|&run| !connection.has_to_signal_behind(run)).count()
+        };
+        assert_eq!([0, 1, 2, 3, 4, 5, 8].map(|sends| longest(sends, false)), [0, 0, 0, 0, 1, 1, 3]);
+        assert_eq!([0, 4, 100].map(|sends| longest(sends, true)), [0; 3]);
+    }
+
+    #[test]
+    fn a_slot_is_found_by_the_id_of_each_of_its_generations() {
+        let slot = Slot::new(7, 0);
+        let first = slot.id();
+        slot.free();
+        assert_ne!(slot.id(), first);
+        assert_eq!((index(first), index(slot.id())), (7, 7));
+        assert_eq!((generation(first), generation(slot.id())), (0, 1));
+        slot.id.set(u64::MAX << INDEX_BITS | 7);
+        slot.free();
+        assert_eq!(slot.id(), 7, "generations begin anew, and no WR ID is 0");
+    }
+}

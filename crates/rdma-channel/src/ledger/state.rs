@@ -1,0 +1,139 @@
+//! How far the request in a slot is.
+
+/// A phase, with flags.
+///
+/// | phase | what is in the slot |
+/// |---|---|
+/// | `FREE` | no request |
+/// | `RESERVED` | taken for a request of a batch that is not posted yet |
+/// | `IN_FLIGHT` | a request that the device may use memory of |
+/// | `DONE` | a request that is over, of which no handle has reported it |
+/// | `REPORTED` | a request that is over, which its handle has reported; the handle is there |
+/// | `DEAD` | never a request: where the cursors of a closed connection stand |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct State(u8);
+
+impl State {
+    pub(super) const FREE: Self = Self(0);
+    pub(super) const IN_FLIGHT: Self = Self(1);
+    pub(super) const DONE: Self = Self(2);
+    pub(super) const REPORTED: Self = Self(3);
+    pub(super) const DEAD: Self = Self(4);
+    pub(super) const RESERVED: Self = Self(5);
+    const PHASE: u8 = 7;
+
+    /// No handle, and none of the scope that runs ever had one.
+    const FORGOTTEN: u8 = 0x08;
+    /// No handle any more: it was dropped before it had reported anything.
+    const DROPPED: u8 = 0x10;
+    /// Success makes no completion.
+    const UNSIGNALED: u8 = 0x20;
+    /// The slot's `link` has an unsignaled request before this one, or 0.
+    const LINKED: u8 = 0x40;
+    /// Posted without memory, only to be flushed behind unsignaled requests.
+    const MARKER: u8 = 0x80;
+
+    /// A request whose handle was dropped, and which has nothing else about it.
+    pub(super) const IN_FLIGHT_DROPPED: Self = Self(1 | Self::DROPPED);
+
+    const fn phase(self) -> Self {
+        Self(self.0 & Self::PHASE)
+    }
+
+    const fn has(self, flag: u8) -> bool {
+        self.0 & flag != 0
+    }
+
+    #[inline(always)]
+    pub(super) const fn is(self, other: Self) -> bool {
+        self.0 == other.0
+    }
+
+    #[inline]
+    pub(super) const fn is_in_flight(self) -> bool {
+        self.phase().is(Self::IN_FLIGHT)
+    }
+
+    pub(super) const fn is_done(self) -> bool {
+        self.phase().is(Self::DONE)
+    }
+
+    #[inline(always)]
+    pub(super) const fn is_reported(self) -> bool {
+        self.phase().is(Self::REPORTED)
+    }
+
+    /// A request is in the slot.
+    pub(super) const fn is_occupied(self) -> bool {
+        self.is_in_flight() || self.is_done() || self.is_reported()
+    }
+
+    /// The same, of another phase.
+    pub(super) const fn to(self, phase: Self) -> Self {
+        Self(self.0 & !Self::PHASE | phase.0)
+    }
+
+    pub(super) const fn forgotten(self) -> Self {
+        Self(self.0 & !Self::DROPPED | Self::FORGOTTEN)
+    }
+
+    pub(super) const fn dropped(self) -> Self {
+        Self(self.0 | Self::DROPPED)
+    }
+
+    pub(super) const fn unsignaled(self) -> Self {
+        Self(self.0 | Self::UNSIGNALED | Self::LINKED)
+    }
+
+    pub(super) const fn linked(self) -> Self {
+        Self(self.0 | Self::LINKED)
+    }
+
+    pub(super) const fn marker(self) -> Self {
+        Self(self.0 | Self::MARKER | Self::FORGOTTEN)
+    }
+
+    pub(super) const fn is_dropped(self) -> bool {
+        self.has(Self::DROPPED)
+    }
+
+    /// Nobody has a handle.
+    pub(super) const fn has_no_handle(self) -> bool {
+        self.has(Self::DROPPED | Self::FORGOTTEN)
+    }
+
+    pub(super) const fn is_unsignaled(self) -> bool {
+        self.has(Self::UNSIGNALED)
+    }
+
+    pub(super) const fn is_linked(self) -> bool {
+        self.has(Self::LINKED)
+    }
+
+    pub(super) const fn is_marker(self) -> bool {
+        self.has(Self::MARKER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_do_not_change_the_phase() {
+        let state = State::IN_FLIGHT.unsignaled().dropped();
+        assert!(state.is_in_flight() && state.is_unsignaled() && state.has_no_handle());
+        assert!(state.is_linked() && state.is_occupied() && !state.is_done());
+        let done = state.to(State::DONE);
+        assert!(done.is_done() && done.is_unsignaled() && done.is_dropped());
+        assert!(!state.is(State::IN_FLIGHT) && state.to(State::FREE) != State::FREE);
+        assert_eq!(State::IN_FLIGHT.dropped(), State::IN_FLIGHT_DROPPED);
+        assert!(
+            State::IN_FLIGHT.marker().has_no_handle() && !State::IN_FLIGHT.marker().is_dropped()
+        );
+        assert!(!state.forgotten().is_dropped() && state.forgotten().has_no_handle());
+        for phase in [State::FREE, State::DEAD, State::RESERVED] {
+            assert!(!phase.is_occupied() && !phase.is_in_flight() && !phase.is_reported());
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Several requests for several peers, with one doorbell for each peer.
+
+use std::time::Duration;
+
+use rdma_qp::WorkSuccess;
+
+use super::MultiChannel;
+use super::to_peer::ToPeer;
+use crate::channel::blocking::wait_all;
+use crate::deadline::{Deadline, NO_LIMIT};
+use crate::ledger::Ledger;
+use crate::ledger::post::BatchNotPosted;
+use crate::ledger::ticket::Ticket;
+use crate::request::Request;
+use crate::scope::Scope;
+use crate::scope::pending_work::ScopedPendingWork;
+use crate::transport_error::TransportError;
+
+/// The requests for one peer, and their places among all.
+struct Group<'wr, 'data> {
+    peer: usize,
+    requests: Vec<Request<'wr, 'data>>,
+    places: Vec<usize>,
+}
+
+impl Ledger {
+    /// The requests by peers, in the order of the peers' first requests, if there is a peer for each, which takes requests.
+    fn grouped<'wr, 'data>(
+        &self,
+        requests: impl IntoIterator<Item = ToPeer<Request<'wr, 'data>>>,
+    ) -> Result<Vec<Group<'wr, 'data>>, TransportError> {
+        let (mut groups, mut group_of) = (Vec::new(), vec![None; self.queues.len()]);
+        for (place, ToPeer { peer, wr }) in self.gathered(requests)?.into_iter().enumerate() {
+            let group = *group_of[peer].get_or_insert_with(|| {
+                groups.push(Group { peer, requests: Vec::new(), places: Vec::new() });
+                groups.len() - 1
+            });
+            groups[group].requests.push(wr);
+            groups[group].places.push(place);
+        }
+        Ok(groups)
+    }
+}
+
+/// What is of each group, in the order of all.
+fn in_order<T>(parts: impl IntoIterator<Item = (Vec<usize>, Vec<T>)>) -> Vec<T> {
+    let mut all: Vec<(usize, T)> =
+        parts.into_iter().flat_map(|(places, part)| places.into_iter().zip(part)).collect();
+    all.sort_unstable_by_key(|(place, _)| *place);
+    all.into_iter().map(|(_, one)| one).collect()
+}
+
+impl MultiChannel {
+    /// Posts requests with one doorbell for each peer, and waits until all are done. In the order of the requests.
+    ///
+    /// Those for one peer are done in order. Unsignaled ones are done with the next signaled one for their peer, and the
+    /// last one for each peer is made signaled. The limit is the longest of the kinds in the batch. It allocates.
+    ///
+    /// # Errors
+    /// - [`TransportError::NoSuchPeer`] or [`TransportError::Closed`], before anything is posted;
+    /// - that of a post, as [`TransportError::BatchTooLarge`]: the batches of the peers before it are waited for as when a
+    ///   scope ends;
+    /// - that of the first request that failed, or [`TransportError::Timeout`], which has closed the connections whose
+    ///   requests were not done.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_channel::{PeerWriteWorkRequest, PeerRemoteMemoryRegion, prelude::*};
+    /// # use rdma_mem::AccessFlags;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let prepared = pd.create_multi_channel().num_channels(2).build()?;
+    /// # let endpoints = prepared.endpoints();
+    /// # let mut channels = prepared.handshake(endpoints)?; // each to itself
+    /// let access = AccessFlags::new().with_local_write().with_remote_write();
+    /// let board = pd.allocate_shared_region(16, access)?;
+    /// let mut memory = pd.allocate_region(16)?;
+    /// memory.fill(3);
+    /// let (head, body) = memory.as_slice().split_at(4);
+    /// let (head, body) = ([head.gather_element()], [body.gather_element()]);
+    /// let at = |peer, offset| {
+    ///     PeerRemoteMemoryRegion::new(peer, board.remote().sub_region(offset).expect("within"))
+    /// };
+    /// let results = channels.batch([
+    ///     PeerWriteWorkRequest::new(&body, at(0, 4)).into(),
+    ///     PeerWriteWorkRequest::new(&head, at(1, 0)).into(),
+    /// ])?;
+    /// assert_eq!(results.len(), 2);
+    /// # let mut bytes = [0; 16];
+    /// # board.read(0, &mut bytes).unwrap();
+    /// # assert_eq!(bytes, [3; 16]);
+    /// # Ok::<(), rdma_channel::TransportError>(())
+    /// ```
+    pub fn batch<'wr, 'data: 'wr>(
+        &mut self,
+        requests: impl IntoIterator<Item = ToPeer<Request<'wr, 'data>>>,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        let groups = self.ledger.grouped(requests)?;
+        let requests = || groups.iter().map(|group| self.ledger.longest(&group.requests));
+        let timeout = requests().max().unwrap_or_default();
+        self.ledger.block_groups(groups, timeout)
+    }
+
+    /// The same as [`batch`](Self::batch), with a limit for all of them. [`Duration::MAX`] is none.
+    ///
+    /// # Errors
+    /// Those of [`batch`](Self::batch).
+    pub fn batch_timeout<'wr, 'data: 'wr>(
+        &mut self,
+        requests: impl IntoIterator<Item = ToPeer<Request<'wr, 'data>>>,
+        timeout: Duration,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        let groups = self.ledger.grouped(requests)?;
+        self.ledger.block_groups(groups, timeout)
+    }
+}
+
+impl Ledger {
+    /// Posts each peer's requests with one doorbell, and returns when the device uses the memory of none.
+    fn block_groups<'wr, 'data: 'wr>(
+        &mut self,
+        mut groups: Vec<Group<'wr, 'data>>,
+        timeout: Duration,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        let parts = self.block_all(|call| {
+            let (ledger, mut deadline) = (call.ledger(), Deadline::new(timeout));
+            let (mut posted, mut refused) = (Vec::new(), None);
+            for Group { peer, requests, .. } in &mut groups {
+                let connection = ledger.connection(*peer)?;
+                let mut slots = vec![ledger.no_slot(); requests.len()];
+                let room = (timeout != NO_LIMIT).then_some(&mut deadline);
+                let result = call.post_batch(connection, requests, &mut slots, room);
+                if let Err(BatchNotPosted { error, posted: count }) = result {
+                    if count == 0 && posted.is_empty() {
+                        return Err(error);
+                    }
+                    slots.truncate(count);
+                    refused = Some(error);
+                }
+                posted.push(slots);
+                if refused.is_some() {
+                    break;
+                }
+            }
+            if let Some(error) = refused {
+                let slots = posted.into_iter().flatten();
+                slots.for_each(|slot| Ticket::new(ledger, slot).disown());
+                return Ok(Err(error));
+            }
+            let (mut parts, mut outcome) = (Vec::with_capacity(posted.len()), Ok(()));
+            for slots in posted {
+                let mut part = Vec::with_capacity(slots.len());
+                let tickets = slots.into_iter().map(|slot| Ticket::new(ledger, slot));
+                match wait_all(tickets, &mut deadline, |success| part.push(success)) {
+                    Err(
+                        error @ (TransportError::Timeout { .. } | TransportError::PollError(_)),
+                    ) => {
+                        return Ok(Err(error));
+                    }
+                    waited => outcome = outcome.and(waited),
+                }
+                parts.push(part);
+            }
+            Ok(outcome.map(|()| parts))
+        })?;
+        Ok(in_order(groups.into_iter().map(|group| group.places).zip(parts)))
+    }
+}
+
+impl<'scope> Scope<'scope, '_, MultiChannel> {
+    /// Posts requests with one doorbell for each peer; waits for room for all. The handles are in the order of the
+    /// requests. It allocates.
+    ///
+    /// Unsignaled ones are done with the next signaled one for their peer; the last one for each peer is made signaled.
+    ///
+    /// # Errors
+    /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`], before anything is posted. That of a post, as
+    /// [`TransportError::BatchTooLarge`]: what was posted before it is in flight then, and the scope ends it.
+    pub fn post_batch<'wr>(
+        &self,
+        requests: impl IntoIterator<Item = ToPeer<Request<'wr, 'scope>>>,
+    ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError>
+    where
+        'scope: 'wr,
+    {
+        let mut parts = Vec::new();
+        for Group { peer, mut requests, places } in self.only.ledger().grouped(requests)? {
+            parts.push((places, self.to(peer)?.post_list(&mut requests)?));
+        }
+        Ok(in_order(parts))
+    }
+}

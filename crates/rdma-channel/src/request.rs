@@ -1,0 +1,96 @@
+//! What is posted: work requests of each kind, one at a time or in a batch.
+
+use rdma_qp::{
+    AtomicWorkRequest, QueuedReceive, QueuedRequest, ReadWorkRequest, ReceiveWorkRequest,
+    SendWorkRequest, WorkRequest, WriteWorkRequest,
+};
+
+use crate::operation::Operation;
+
+/// A work request, whose memory is borrowed for `'data`.
+pub(crate) trait Post<'data>: WorkRequest {
+    const OPERATION: Operation;
+
+    /// Receives complete, always.
+    fn is_signaled(&self) -> bool;
+    fn signaled(self, signaled: bool) -> Self;
+}
+
+macro_rules! posts {
+    ($($request:ident => $operation:ident;)+) => {$(
+        impl<'data> Post<'data> for $request<'_, 'data> {
+            const OPERATION: Operation = Operation::$operation;
+
+            #[inline(always)]
+            fn is_signaled(&self) -> bool {
+                Self::is_signaled(self)
+            }
+
+            #[inline(always)]
+            fn signaled(self, signaled: bool) -> Self {
+                Self::signaled(self, signaled)
+            }
+        }
+    )+};
+}
+
+posts! {
+    SendWorkRequest => Send;
+    WriteWorkRequest => Write;
+    ReadWorkRequest => Read;
+    AtomicWorkRequest => Atomic;
+}
+
+impl<'data> Post<'data> for ReceiveWorkRequest<'_, 'data> {
+    const OPERATION: Operation = Operation::Receive;
+
+    #[inline(always)]
+    fn is_signaled(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn signaled(self, _: bool) -> Self {
+        self
+    }
+}
+
+impl Operation {
+    /// Of the send queue, whose requests are done in order.
+    pub(crate) const fn is_of_send_queue(self) -> bool {
+        !matches!(self, Self::Receive)
+    }
+}
+
+/// A request of the send queue in a batch, of any kind: made by `into()` of each.
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Request<'wr, 'data>(pub(crate) QueuedRequest<'wr, 'data>);
+
+macro_rules! requests {
+    ($($request:ident)+) => {$(
+        impl<'wr, 'data> From<$request<'wr, 'data>> for Request<'wr, 'data> {
+            #[inline]
+            fn from(request: $request<'wr, 'data>) -> Self {
+                Self(request.with_id(0))
+            }
+        }
+    )+};
+}
+
+requests!(SendWorkRequest WriteWorkRequest ReadWorkRequest AtomicWorkRequest);
+
+/// Receives, to be numbered.
+#[inline]
+pub(crate) fn queued<'wr, 'data, const N: usize>(
+    receives: [ReceiveWorkRequest<'wr, 'data>; N],
+) -> [QueuedReceive<'wr, 'data>; N] {
+    receives.map(|receive| receive.with_id(0))
+}
+
+/// The same, of as many as there are.
+pub(crate) fn queued_list<'wr, 'data>(
+    receives: impl IntoIterator<Item = ReceiveWorkRequest<'wr, 'data>>,
+) -> Vec<QueuedReceive<'wr, 'data>> {
+    receives.into_iter().map(|receive| receive.with_id(0)).collect()
+}

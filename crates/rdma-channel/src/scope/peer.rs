@@ -1,0 +1,214 @@
+//! Operations of a scope with one peer.
+
+use rdma_mem::{InlineElement, ProtectionDomain, RemoteMemoryRegion};
+use rdma_qp::{
+    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
+};
+
+use super::pending_work::{PendingWork, ScopedPendingWork};
+use crate::kept::Kept;
+use crate::ledger::post::NotPosted;
+use crate::ledger::queues::Connection;
+use crate::ledger::ticket::Ticket;
+use crate::ledger::{Ledger, Room};
+use crate::request::Post;
+use crate::transport_error::{CloseReason, TransportError};
+
+/// Posts operations with one peer, which end before their [scope](crate::Scope) does.
+///
+/// The scope of a channel is one, by [`Deref`](std::ops::Deref); that of a [`MultiChannel`](crate::MultiChannel) gives
+/// [one for each peer](crate::Scope::to).
+#[derive(Clone, Copy, Debug)]
+pub struct ScopedPeer<'scope> {
+    ledger: &'scope Ledger,
+    connection: &'scope Connection,
+    kept: Kept<'scope>,
+}
+
+impl<'scope> ScopedPeer<'scope> {
+    #[inline(always)]
+    pub(crate) const fn new(
+        ledger: &'scope Ledger,
+        connection: &'scope Connection,
+        kept: Kept<'scope>,
+    ) -> Self {
+        Self { ledger, connection, kept }
+    }
+
+    #[inline(always)]
+    pub(crate) const fn ledger(&self) -> &'scope Ledger {
+        self.ledger
+    }
+
+    #[inline(always)]
+    pub(crate) const fn connection(&self) -> &'scope Connection {
+        self.connection
+    }
+
+    #[inline(always)]
+    pub(crate) const fn kept(&self) -> Kept<'scope> {
+        self.kept
+    }
+
+    /// The same with another peer.
+    pub(crate) fn to(&self, peer: usize) -> Result<Self, TransportError> {
+        Ok(Self { connection: self.ledger.connection(peer)?, ..*self })
+    }
+
+    /// Posts a request whose memory is rented.
+    #[inline(always)]
+    pub(crate) fn post_rented<'b, W: Post<'b>>(
+        &self,
+        request: W,
+        kept: Kept<'b>,
+    ) -> Result<Ticket<'scope>, NotPosted> {
+        self.ledger.post(self.connection, request, Room::Usual, kept)
+    }
+
+    /// Posts a request of any kind.
+    #[inline(always)]
+    pub(crate) fn post<'data: 'scope, W: Post<'data>>(
+        &self,
+        request: W,
+    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        let ticket = self.ledger.post(self.connection, request, Room::Usual, self.kept)?;
+        Ok(PendingWork::new(ticket))
+    }
+
+    /// Posts a message to the peer.
+    ///
+    /// Waits for room in the queue, as long as a send may take.
+    ///
+    /// # Errors
+    /// If it was not posted: nothing has changed then.
+    #[inline(always)]
+    pub fn post_send<'data: 'scope>(
+        &self,
+        wr: SendWorkRequest<'_, 'data>,
+    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        self.post(wr)
+    }
+
+    /// Posts a write into memory of the peer.
+    ///
+    /// Waits for room in the queue, as long as a write may take.
+    ///
+    /// # Errors
+    /// If it was not posted: nothing has changed then.
+    #[inline(always)]
+    pub fn post_write<'data: 'scope>(
+        &self,
+        wr: WriteWorkRequest<'_, 'data>,
+    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        self.post(wr)
+    }
+
+    /// Posts a read of memory of the peer.
+    ///
+    /// Waits for room in the queue, as long as a read may take.
+    ///
+    /// # Errors
+    /// If it was not posted: nothing has changed then.
+    #[inline(always)]
+    pub fn post_read<'data: 'scope>(
+        &self,
+        wr: ReadWorkRequest<'_, 'data>,
+    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        self.post(wr)
+    }
+
+    /// Posts an atomic operation on memory of the peer.
+    ///
+    /// Waits for room in the queue, as long as an atomic operation may take.
+    ///
+    /// # Errors
+    /// If it was not posted: nothing has changed then.
+    #[inline(always)]
+    pub fn post_atomic<'data: 'scope>(
+        &self,
+        wr: AtomicWorkRequest<'_, 'data>,
+    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        self.post(wr)
+    }
+
+    /// Posts room for a message of the peer.
+    ///
+    /// # Errors
+    /// If it was not posted: nothing has changed then. A full queue is [`TransportError::WouldBlock`] at
+    /// once, unless the builder has set a [limit for receives](crate::ChannelBuilder::receive_timeout):
+    /// then it waits as long for room.
+    #[inline(always)]
+    pub fn post_receive<'data: 'scope>(
+        &self,
+        wr: ReceiveWorkRequest<'_, 'data>,
+    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        self.post(wr)
+    }
+
+    /// Posts these bytes as a message to the peer; as [`Channel::send_inline`](crate::Channel::send_inline). The post copies them, so that they
+    /// are borrowed no longer than it.
+    ///
+    /// Waits for room in the queue, as long as a send may take.
+    ///
+    /// # Errors
+    /// Those of [`Channel::send_inline`](crate::Channel::send_inline), if it was not posted: nothing has changed then.
+    ///
+    /// # Examples
+    /// One line of text after the other, in the same string.
+    /// ```
+    /// use rdma_channel::{TransportError, prelude::*};
+    /// use rdma_qp::ReceiveWorkRequest;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let channel = pd.create_channel().max_inline_data(16).build()?;
+    /// # let endpoint = channel.endpoint();
+    /// # let mut channel = channel.handshake(endpoint)?; // to itself
+    /// let mut room = pd.allocate_region(16)?;
+    /// channel
+    ///     .scope(|s| {
+    ///         let (first, second) = room.as_slice_mut().split_at(8);
+    ///         s.receive_batch_into([first, second])?;
+    ///         let mut line = String::new();
+    ///         for name in ["first", "second"] {
+    ///             line.clear();
+    ///             line.push_str(name);
+    ///             s.send_inline(line.as_bytes())?;
+    ///         }
+    ///         Ok::<_, TransportError>(())
+    ///     })
+    ///     .unwrap();
+    /// assert_eq!(&room[..], b"first\0\0\0second\0\0");
+    /// # Ok::<(), TransportError>(())
+    /// ```
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    pub fn send_inline(&self, data: &[u8]) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        self.post_send(SendWorkRequest::inline(&[InlineElement::new_checked(data)?]))
+    }
+
+    /// Posts a write of these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
+    ///
+    /// # Errors
+    /// Those of [`send_inline`](Self::send_inline).
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    pub fn write_inline(
+        &self,
+        data: &[u8],
+        remote: RemoteMemoryRegion,
+    ) -> Result<ScopedPendingWork<'scope>, TransportError> {
+        self.post_write(WriteWorkRequest::inline(&[InlineElement::new_checked(data)?], remote))
+    }
+
+    /// The domain whose memory it uses.
+    #[must_use]
+    pub const fn pd(&self) -> &ProtectionDomain {
+        &self.ledger.pd
+    }
+
+    /// Whether the connection has been closed, and by what: why operations that had not failed were flushed.
+    #[must_use]
+    pub const fn closed(&self) -> Option<CloseReason> {
+        self.connection.closed()
+    }
+}
