@@ -17,7 +17,7 @@ use crate::channel::Channel;
 use crate::channel::blocking::Left;
 use crate::deadline::Deadline;
 use crate::ledger::end::{AbortOnUnwind, Ended, without_unwinding};
-use crate::ledger::post::{BatchNotPosted, NotPosted};
+use crate::ledger::post::{BatchNotPosted, NotPosted, Refusal};
 use crate::ledger::queues::{Connection, Slot};
 use crate::ledger::ticket::Ticket;
 use crate::ledger::{Ledger, Room, seldom};
@@ -176,7 +176,7 @@ impl Ledger {
             let room = Room::Call(timeout);
             let posted = match to(self) {
                 Ok(connection) => self.post(connection, request.signaled(true), room, kept),
-                Err(error) => Err(error.into()),
+                Err(error) => Err(self.refuse(error, None)),
             };
             match posted {
                 Ok(ticket) => match ticket.place().glance() {
@@ -187,7 +187,7 @@ impl Ledger {
                     }
                     Err(so_far) => Left::after(ticket, so_far, timeout),
                 },
-                Err(refused) => seldom(move || Left::Refused(refused)),
+                Err(_) => Left::Refused,
             }
         };
         let result = self.end_call(left);
@@ -216,22 +216,24 @@ impl Ledger {
     pub(crate) fn block_each_of<'data, W: Post<'data>, T>(
         &mut self,
         requests: Vec<ToPeer<W>>,
-        end: impl FnOnce(&mut Self, &[WorkId], Option<NotPosted>) -> T,
+        end: impl FnOnce(&mut Self, &[WorkId], Option<Refusal>) -> T,
     ) -> T {
         without_unwinding(|| {
-            let (mut ids, mut refused) = (Vec::with_capacity(requests.len()), None);
-            for ToPeer { peer, wr } in requests {
+            let mut refused = None;
+            let post = |ToPeer { peer, wr }: ToPeer<W>| {
                 // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the requests.
                 let kept: Kept<'data> = unsafe { Kept::new() };
                 let post = |to| self.post(to, wr.signaled(true), Room::Now, kept);
-                match self.connection(peer).map_err(NotPosted::from).and_then(post) {
-                    Ok(ticket) => ids.push(ticket.keep().0),
+                match self.connection(peer).map_err(|e| self.refuse(e, None)).and_then(post) {
+                    Ok(ticket) => Some(ticket.keep().0),
                     Err(error) => {
-                        refused = Some(error);
-                        break;
+                        refused = Some(error.why());
+                        None
                     }
                 }
-            }
+            };
+            // In the memory of the requests.
+            let ids: Vec<WorkId> = requests.into_iter().map_while(post).collect();
             let ended = end(self, &ids, refused);
             let left = ids.iter().find_map(|id| self.in_flight(id.0));
             if let Some(slot) = left {
@@ -246,15 +248,15 @@ impl Ledger {
     #[inline(always)]
     pub(crate) fn rent<'l, B: Rent + 'l>(
         mut buf: B,
-        post: impl for<'b> FnOnce(&'b mut B, Kept<'b>) -> Result<Ticket<'l>, NotPosted>,
+        post: impl for<'b> FnOnce(&'b mut B, Kept<'b>) -> Result<Ticket<'l>, NotPosted<'l>>,
     ) -> Result<InFlight<'l, B>, Refused<B>> {
         // SAFETY: SAFETY.md F22: the memory is lent for the scope of the ticket, or comes back from the handle when the
         // request is over; what else the closure can post lives for ever.
         match post(&mut buf, unsafe { Kept::new() }) {
             Ok(ticket) => Ok(InFlight::new(ticket, buf)),
             Err(refused) => seldom(move || {
-                let buf = if refused.perhaps_posted().is_some() { None } else { Some(buf) };
-                Err(Refused { buf, error: refused.into() })
+                let Refusal { error, perhaps } = refused.why();
+                Err(Refused { buf: if perhaps.is_some() { None } else { Some(buf) }, error })
             }),
         }
     }

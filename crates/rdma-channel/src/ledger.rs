@@ -66,6 +66,8 @@ pub(crate) struct Ledger {
     /// The WR ID of a request whose blocking call had to wait for room, and the end of that call. If another request is
     /// asked for, nobody had to wait.
     call_ends: Cell<(u64, Option<Instant>)>,
+    /// Why the last request was not posted that was not, until somebody has asked.
+    refusal: post::LastRefusal,
     /// How many completions were of no request in flight.
     pub(crate) unmatched: Cell<u64>,
     pub(crate) limits: Limits,
@@ -106,6 +108,7 @@ impl Ledger {
             unreleased: Cell::new(0),
             unasked: Cell::new(0),
             call_ends: Cell::new((0, None)),
+            refusal: post::LastRefusal::default(),
             unmatched: Cell::new(0),
             limits,
             pd,

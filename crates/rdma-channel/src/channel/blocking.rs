@@ -7,7 +7,7 @@ use rdma_qp::{WorkErrorClass, WorkResult, WorkSuccess};
 use crate::deadline::Deadline;
 use crate::ledger::Ledger;
 use crate::ledger::end::without_unwinding;
-use crate::ledger::post::NotPosted;
+use crate::ledger::post::Refusal;
 use crate::ledger::ticket::{Ticket, Unsettled};
 use crate::operation::Operation;
 use crate::transport_error::{CloseReason, TransportError, WorkId};
@@ -16,13 +16,10 @@ use crate::transport_error::{CloseReason, TransportError, WorkId};
 pub(crate) enum Left {
     /// It ended so.
     Nothing(WorkResult),
-    Refused(NotPosted),
+    /// It was not posted, or perhaps: why is in the ledger.
+    Refused,
     /// For it took too long, or the completion queue has failed.
-    InFlight {
-        id: WorkId,
-        operation: Operation,
-        failure: TransportError,
-    },
+    InFlight { id: WorkId, operation: Operation, failure: TransportError },
 }
 
 impl Left {
@@ -44,9 +41,8 @@ impl Ledger {
     pub(crate) fn end_call(&mut self, left: Left) -> Result<WorkResult, TransportError> {
         let (id, operation, failure) = match left {
             Left::Nothing(result) => return Ok(result),
-            Left::Refused(refused) => {
-                let perhaps = refused.perhaps_posted();
-                let error = refused.into();
+            Left::Refused => {
+                let Refusal { error, perhaps } = self.take_refusal();
                 if let Some(id) = perhaps {
                     self.end_perhaps_posted(id);
                 } else if let TransportError::Timeout { .. } = error {

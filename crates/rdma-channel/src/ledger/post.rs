@@ -1,5 +1,8 @@
 //! Posts: a slot for each request, and what is noted of it.
 
+use std::cell::Cell;
+use std::fmt;
+
 use rdma_qp::PostError;
 
 use super::queues::{Connection, Queue, Slot};
@@ -11,38 +14,56 @@ use crate::operation::Operation;
 use crate::request::Post;
 use crate::transport_error::{TransportError, WorkId};
 
-/// A request that was not posted: why, or nothing but that there was no room at once. As small as a pointer, so that the
-/// result of a post stays in registers.
-#[derive(Debug)]
-pub(crate) struct NotPosted(Option<Box<Why>>);
+/// A request that was not posted. Why is in the ledger, so that the result of a post is as small as a pointer, and stays in
+/// registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NotPosted<'l>(&'l Ledger);
 
+/// Why a request was not posted.
 #[derive(Debug)]
-struct Why {
-    error: TransportError,
-    perhaps: Option<WorkId>,
+pub(crate) struct Refusal {
+    pub(crate) error: TransportError,
+    /// The request is with the device, perhaps: its slot waits as if it were.
+    pub(crate) perhaps: Option<WorkId>,
 }
 
-impl NotPosted {
-    /// The request that is with the device, perhaps: its slot waits as if it were.
-    pub(crate) fn perhaps_posted(&self) -> Option<WorkId> {
-        self.0.as_ref().and_then(|why| why.perhaps)
+/// Why the last request was not posted that was not, until somebody has asked.
+#[derive(Default)]
+pub(super) struct LastRefusal(Cell<Option<Refusal>>);
+
+impl fmt::Debug for LastRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LastRefusal").finish_non_exhaustive()
     }
 }
 
-impl From<TransportError> for NotPosted {
+impl NotPosted<'_> {
+    /// Why not. Asked once, before anything else is posted.
     #[cold]
-    fn from(error: TransportError) -> Self {
-        match error {
-            TransportError::WouldBlock => Self(None),
-            error => Self(Some(Box::new(Why { error, perhaps: None }))),
-        }
+    pub(crate) fn why(self) -> Refusal {
+        self.0.take_refusal()
     }
 }
 
-impl From<NotPosted> for TransportError {
+impl From<NotPosted<'_>> for TransportError {
     #[cold]
-    fn from(refused: NotPosted) -> Self {
-        refused.0.map_or(Self::WouldBlock, |why| why.error)
+    fn from(refused: NotPosted<'_>) -> Self {
+        refused.why().error
+    }
+}
+
+impl Ledger {
+    /// Notes why a request was not posted.
+    #[cold]
+    pub(crate) fn refuse(&self, error: TransportError, perhaps: Option<WorkId>) -> NotPosted<'_> {
+        self.refusal.0.set(Some(Refusal { error, perhaps }));
+        NotPosted(self)
+    }
+
+    /// Why the last request was not posted.
+    pub(crate) fn take_refusal(&self) -> Refusal {
+        let nothing = || Refusal { error: TransportError::WouldBlock, perhaps: None };
+        self.refusal.0.take().unwrap_or_else(nothing)
     }
 }
 
@@ -55,7 +76,7 @@ impl Ledger {
         request: W,
         room: Room,
         kept: Kept<'kept>,
-    ) -> Result<Ticket<'l>, NotPosted> {
+    ) -> Result<Ticket<'l>, NotPosted<'l>> {
         let (queue, operation) = (connection.queue(W::OPERATION), W::OPERATION);
         let plain = !operation.is_of_send_queue() || connection.unsignaled.get() == 0;
         let slot = if request.is_signaled()
@@ -96,11 +117,14 @@ impl Ledger {
         request: W,
         room: Room,
         kept: Kept<'kept>,
-    ) -> Result<&'l Slot, NotPosted> {
+    ) -> Result<&'l Slot, NotPosted<'l>> {
         let (queue, operation) = (connection.queue(W::OPERATION), W::OPERATION);
         let (slot, qp) = match connection.at_hand(queue) {
             Some(at_hand) => at_hand,
-            None => seldom(move || self.wait_for_room(connection, queue, operation, room))?,
+            None => match self.wait_for_room(connection, queue, operation, room) {
+                Ok(taken) => taken,
+                Err(error) => return Err(self.refuse(error, None)),
+            },
         };
         let signaled = request.is_signaled() || connection.has_to_signal();
         if let Err(error) = kept.post(qp, request.signaled(signaled), slot.id()) {
@@ -122,14 +146,13 @@ impl Ledger {
         operation: Operation,
         signaled: bool,
         error: PostError,
-    ) -> NotPosted {
+    ) -> NotPosted<'_> {
         self.forget_call();
         if error.posted() == 0 {
-            return TransportError::from(error).into();
+            return self.refuse(error.into(), None);
         }
-        // Its slot waits as if it were posted.
         self.perhaps_posted(connection, slot, operation, signaled);
-        NotPosted(Some(Box::new(Why { error: error.into(), perhaps: Some(WorkId(slot.id())) })))
+        self.refuse(error.into(), Some(WorkId(slot.id())))
     }
 }
 

@@ -9,7 +9,6 @@ use super::to_peer::{
     PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest, PeerWriteWorkRequest, ToPeer,
 };
 use crate::deadline::Deadline;
-use crate::ledger::post::NotPosted;
 use crate::ledger::{Ledger, closed};
 use crate::operation::Operation;
 use crate::request::Post;
@@ -47,13 +46,13 @@ impl Ledger {
                 None => timeout,
             };
             let awaited = ledger.await_each(ids, limit).err();
-            ledger.settle_each(ids, refused.as_ref().and_then(NotPosted::perhaps_posted));
+            ledger.settle_each(ids, refused.as_ref().and_then(|refusal| refusal.perhaps));
             let outcomes = ledger.outcomes(ids, timeout);
             if ledger.has_unreleased() {
                 // Others of the connections that were closed.
                 ledger.collect(0);
             }
-            match awaited.or(refused.map(TransportError::from)) {
+            match awaited.or(refused.map(|refusal| refusal.error)) {
                 Some(error) => Err(error),
                 None => outcomes,
             }

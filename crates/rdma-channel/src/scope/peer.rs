@@ -61,7 +61,7 @@ impl<'scope> ScopedPeer<'scope> {
         &self,
         request: W,
         kept: Kept<'b>,
-    ) -> Result<Ticket<'scope>, NotPosted> {
+    ) -> Result<Ticket<'scope>, NotPosted<'scope>> {
         self.ledger.post(self.connection, request, Room::Usual, kept)
     }
 
