@@ -1,0 +1,96 @@
+//! How much a request moves and how much it may: what the check of each post looks at first.
+
+use rdma_mem::RemoteMemoryRegion;
+
+/// How many bytes the elements of a request have, and how many the peer's memory.
+///
+/// The check of each post is one comparison of the two. What needs another look is made to fail it, so that
+/// the requests that need none pay for none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// And [`TO`], of a datagram.
+    bytes: u64,
+    remote: u64,
+}
+
+/// Set in the number of bytes, which is never so large, of a send that says where it goes.
+const TO: u64 = 1 << 63;
+
+impl Bounds {
+    /// Of a request that is looked at closer whatever it moves.
+    pub(crate) const DOUBTFUL: Self = Self { bytes: u64::MAX, remote: 0 };
+
+    /// Of so many bytes, for no memory of the peer in particular.
+    #[inline]
+    pub(crate) const fn of(bytes: u64) -> Self {
+        Self { bytes, remote: u64::MAX }
+    }
+
+    /// The same, for this memory of the peer.
+    #[inline]
+    pub(crate) const fn within(self, remote: RemoteMemoryRegion) -> Self {
+        Self { remote: remote.length() as u64, ..self }
+    }
+
+    /// The same, of a send that says where it goes: it is looked at closer.
+    #[inline]
+    pub(crate) const fn with_destination(self) -> Self {
+        Self { bytes: self.bytes | TO, remote: 0 }
+    }
+
+    /// The same, without what [`with_destination`](Self::with_destination) added.
+    pub(crate) const fn without_destination(self) -> Self {
+        Self::of(self.bytes & !TO)
+    }
+
+    /// Whether it was made by [`with_destination`](Self::with_destination), of a send. Of other requests it
+    /// says nothing.
+    #[inline]
+    pub(crate) const fn has_destination(self) -> bool {
+        self.bytes & TO != 0
+    }
+
+    /// Whether the peer's memory has room for the elements.
+    #[inline]
+    pub(crate) const fn fit(self) -> bool {
+        self.bytes <= self.remote
+    }
+
+    /// Whether the elements have no more bytes than that.
+    #[inline]
+    pub(crate) fn at_most(self, most: u32) -> bool {
+        self.bytes <= u64::from(most)
+    }
+
+    /// How many bytes the elements have.
+    pub(crate) const fn bytes(self) -> u64 {
+        self.bytes & !TO
+    }
+
+    /// How many bytes the peer's memory has.
+    pub(crate) const fn remote(self) -> u64 {
+        self.remote
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fits_is_what_needs_no_closer_look() {
+        let remote = RemoteMemoryRegion::new(0x1000, 8, 1);
+        assert!(Bounds::of(9).fit() && Bounds::of(8).within(remote).fit());
+        assert!(!Bounds::of(9).within(remote).fit());
+        assert!(!Bounds::DOUBTFUL.fit() && !Bounds::of(0).with_destination().fit());
+    }
+
+    #[test]
+    fn a_destination_changes_no_number_of_bytes() {
+        let sent = Bounds::of(5).with_destination();
+        assert!(sent.has_destination() && !Bounds::of(5).has_destination());
+        assert_eq!((sent.bytes(), sent.without_destination().bytes()), (5, 5));
+        assert!(sent.without_destination().fit() && sent.without_destination().at_most(5));
+        assert!(!Bounds::of(5).at_most(4));
+    }
+}
