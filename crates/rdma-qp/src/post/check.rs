@@ -22,7 +22,8 @@ impl QueuedRequest<'_, '_> {
         let (bounds, domains) = (self.bounds, self.domains);
         let (elements, inline) =
             (self.wr.num_sge.cast_unsigned(), self.wr.send_flags & INLINE != 0);
-        if elements < qp.usual_sge() && fits(qp, bounds, inline, domains) {
+        let (bytes, remote) = bounds.parts();
+        if elements < qp.usual_sge() && fits(qp, bytes, remote, inline, domains) {
             return Ok(());
         }
         let opcode = self.wr.opcode;
@@ -65,12 +66,19 @@ impl QueuedReceive<'_, '_> {
 }
 
 /// Whether the peer's memory, or an inline request, has room for the elements, and all are of one domain.
+// Of numbers and not of `Bounds`, which costs a checked post two instructions more.
 #[inline]
-fn fits(qp: &QueuePair, bounds: Bounds, inline: bool, domains: &[&ProtectionDomain]) -> bool {
-    bounds.fit()
+fn fits(
+    qp: &QueuePair,
+    bytes: u64,
+    remote: u64,
+    inline: bool,
+    domains: &[&ProtectionDomain],
+) -> bool {
+    bytes <= remote
         && if inline {
             // Needs no registration.
-            bounds.at_most(qp.limits().max_inline_data)
+            bytes <= u64::from(qp.limits().max_inline_data)
         } else {
             are_of(domains, qp.pd())
         }
@@ -109,8 +117,9 @@ impl Doubtful<'_, '_> {
             None => self,
         };
         let Self { opcode, bounds, elements, inline, domains, .. } = this;
-        check_service(qp, opcode, bounds.bytes(), handle)?;
-        let fits = fits(qp, bounds, inline, domains);
+        let (bytes, remote) = bounds.parts();
+        check_service(qp, opcode, bytes, handle)?;
+        let fits = fits(qp, bytes, remote, inline, domains);
         if fits && elements <= qp.limits().max_send_sge { Ok(()) } else { Err(this.why(qp)) }
     }
 
@@ -121,17 +130,17 @@ impl Doubtful<'_, '_> {
             ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP | ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD
         );
         let limits = qp.limits();
-        let bytes = bounds.bytes();
-        if bounds.fit() && inline && elements <= limits.max_send_sge {
+        let (bytes, remote) = bounds.parts();
+        if bytes <= remote && inline && elements <= limits.max_send_sge {
             PostError::new(0, Reason::TooMuchInline { bytes, most: limits.max_inline_data })
-        } else if bounds.fit() {
+        } else if bytes <= remote {
             refusal(elements, limits.max_send_sge, domains, qp.pd())
         } else if atomic && !address.is_multiple_of(8) {
             PostError::new(0, Reason::Misaligned { address })
         } else if atomic && bytes != 8 {
             PostError::new(0, Reason::AtomicResult)
         } else {
-            PostError::new(0, Reason::RemoteTooShort { elements: bytes, remote: bounds.remote() })
+            PostError::new(0, Reason::RemoteTooShort { elements: bytes, remote })
         }
     }
 }
