@@ -42,7 +42,7 @@ cases![
 ];
 
 /// Goes on only if the device has queue pairs that post by function calls.
-pub(super) fn needs_calls(device: &Device) {
+pub(in crate::cases) fn needs_calls(device: &Device) {
     let context = device.open();
     let (cq, pd) = (context.cq(4), context.pd());
     let refused = context.try_qp_ex(&init(&pd, &cq, &cq, &Size::default(), OPERATIONS)).err();

@@ -9,8 +9,8 @@ use test_support::rig::extended::{OPERATIONS, init};
 use test_support::rig::post::Wr;
 use test_support::rig::{LOCAL_WRITE, Size};
 
-use super::extended_posts::needs_calls;
 use crate::case::cases;
+use crate::cases::request::extended_posts::needs_calls;
 use crate::device::Device;
 
 cases![
