@@ -115,6 +115,39 @@ unsafe extern "C" fn post(
     // SAFETY: SAFETY.md F20: it stands for a queue pair.
     let (qp, operations) = unsafe { real(qp) };
     // SAFETY: SAFETY.md F12: the caller's list.
+    let only = unsafe { list.as_ref() }.filter(|wr| wr.next.is_null());
+    let Some(wr) = only.filter(|wr| can_be_called(wr, operations)) else {
+        // SAFETY: SAFETY.md F1, F12: the caller's own contract.
+        return unsafe { post_list(qp, operations, list, bad) };
+    };
+    // As a list, without the loops over one.
+    let qp = qp.cast::<ibv_qp_ex>();
+    // SAFETY: SAFETY.md F1: a live queue pair that posts by calls; this thread ends what it starts, below, and
+    // nothing between can panic.
+    unsafe { ibv_wr_start(qp) };
+    // SAFETY: SAFETY.md F1, F12: started above, and it can be called; the caller's own contract.
+    unsafe { call(qp, wr) };
+    // SAFETY: SAFETY.md F1: as above.
+    let returned = unsafe { ibv_wr_complete(qp) };
+    if returned != 0 {
+        // SAFETY: SAFETY.md F1: the caller's place for the request that was refused.
+        unsafe { bad.write(list) };
+    }
+    returned
+}
+
+/// As [`post`], of several requests.
+///
+/// # Safety
+/// As of `ibv_post_send`; the queue pair posts these operations by calls.
+#[inline(never)]
+unsafe fn post_list(
+    qp: *mut ibv_qp,
+    operations: u64,
+    list: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: SAFETY.md F12: the caller's list.
     let requests = || unsafe { requests(list) };
     if !requests().all(|wr| can_be_called(wr, operations)) {
         // SAFETY: SAFETY.md F1, F12: the caller's own contract.
@@ -176,6 +209,7 @@ fn is_inline(wr: &ibv_send_wr) -> bool {
 ///
 /// # Safety
 /// The queue pair is being posted to by this thread, and the request can be called.
+#[inline(always)]
 unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     macro_rules! call {
         ($function:ident($($argument:expr),*)) => {
@@ -240,17 +274,13 @@ unsafe fn call(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
 ///
 /// # Safety
 /// As of [`call`], after the function that begins this request.
+#[inline(always)]
 unsafe fn set_data(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
     let count = usize::try_from(wr.num_sge).unwrap_or(0);
     let elements: &[ibv_sge] = match count {
         0 => &[],
         // SAFETY: SAFETY.md F12: the caller's list.
         _ => unsafe { slice::from_raw_parts(wr.sg_list, count) },
-    };
-    let buffer = |element: &ibv_sge| ibv_data_buf {
-        // Of inline data alone, whose address is the pointer that its element was made of (SAFETY.md F7, F12).
-        addr: with_exposed_provenance_mut(usize::try_from(element.addr).unwrap_or(0)),
-        length: element.length as usize,
     };
     match (is_inline(wr), elements) {
         (false, [one]) => {
@@ -266,13 +296,30 @@ unsafe fn set_data(qp: *mut ibv_qp_ex, wr: &ibv_send_wr) {
             // SAFETY: SAFETY.md F1, F12: as above; the data is copied.
             unsafe { ibv_wr_set_inline_data(qp, one.addr, one.length) }
         }
-        (true, _) => {
-            let mut buffers = [ibv_data_buf { addr: null_mut(), length: 0 }; MOST_INLINE];
-            for (place, element) in buffers.iter_mut().zip(elements) {
-                *place = buffer(element);
-            }
-            // SAFETY: SAFETY.md F1, F12: as above; there are no more than fit.
-            unsafe { ibv_wr_set_inline_data_list(qp, count, buffers.as_ptr()) }
-        }
+        // SAFETY: this function's contract.
+        (true, _) => unsafe { set_inline_list(qp, elements) },
+    }
+}
+
+/// Gives the request that was begun inline data of several pieces, or of none.
+///
+/// # Safety
+/// As of [`call`], after the function that begins this request.
+// Out of line: its array would be in the frame of each post.
+#[inline(never)]
+unsafe fn set_inline_list(qp: *mut ibv_qp_ex, elements: &[ibv_sge]) {
+    let mut buffers = [ibv_data_buf { addr: null_mut(), length: 0 }; MOST_INLINE];
+    for (place, element) in buffers.iter_mut().zip(elements) {
+        *place = buffer(element);
+    }
+    // SAFETY: SAFETY.md F1, F12: this function's contract; there are no more than fit, and the data is copied.
+    unsafe { ibv_wr_set_inline_data_list(qp, elements.len(), buffers.as_ptr()) }
+}
+
+/// Of inline data alone, whose address is the pointer that its element was made of (SAFETY.md F7, F12).
+fn buffer(element: &ibv_sge) -> ibv_data_buf {
+    ibv_data_buf {
+        addr: with_exposed_provenance_mut(usize::try_from(element.addr).unwrap_or(0)),
+        length: element.length as usize,
     }
 }
