@@ -8,8 +8,7 @@ use rdma_mem::{
 };
 use rdma_sys::{ibv_bind_mw, ibv_mw_bind};
 
-use crate::post::error::PostError;
-use crate::post::error::Reason;
+use crate::post::error::{PostError, Reason};
 use crate::qp::queue_pair::QueuePair;
 use crate::wr::flags::SIGNALED;
 use crate::wr::window::BindWindow;

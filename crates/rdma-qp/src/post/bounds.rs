@@ -1,6 +1,7 @@
 //! How much a request moves and how much it may: what the check of each post looks at first.
 
 use rdma_mem::RemoteMemoryRegion;
+use rdma_types::QpType;
 
 /// How many bytes the elements of a request have, and how many the peer's memory.
 ///
@@ -63,6 +64,15 @@ impl Bounds {
     }
 }
 
+/// A request of the send queue with fewer elements than this has not too many, and is of a queue pair that
+/// carries all requests: one comparison for both. 0 but for RC.
+pub(crate) const fn usual_sge(qp_type: QpType, max_send_sge: u32) -> u32 {
+    match qp_type {
+        QpType::RC => max_send_sge.saturating_add(1),
+        _ => 0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -78,6 +88,12 @@ mod tests {
         assert!(fit(Bounds::of(9)) && fit(Bounds::of(8).within(remote)));
         assert!(!fit(Bounds::of(9).within(remote)));
         assert!(!fit(Bounds::DOUBTFUL) && !fit(Bounds::of(0).with_destination()));
+    }
+
+    #[test]
+    fn only_reliable_connections_have_usual_requests() {
+        assert_eq!(usual_sge(QpType::RC, 4), 5);
+        assert_eq!([QpType::UC, QpType::UD].map(|qp_type| usual_sge(qp_type, 4)), [0, 0]);
     }
 
     #[test]

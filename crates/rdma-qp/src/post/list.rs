@@ -7,8 +7,7 @@ use std::ptr::null_mut;
 use rdma_mem::Errno;
 use rdma_sys::{ibv_post_recv, ibv_post_send, ibv_recv_wr, ibv_send_wr};
 
-use crate::post::error::PostError;
-use crate::post::error::Reason;
+use crate::post::error::{PostError, Reason};
 use crate::qp::queue_pair::QueuePair;
 use crate::wr::queued::QueuedRequest;
 use crate::wr::queued_receive::QueuedReceive;

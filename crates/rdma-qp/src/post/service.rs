@@ -3,8 +3,7 @@
 use rdma_sys::{ibv_pd, ibv_wr_opcode};
 use rdma_types::QpType;
 
-use crate::post::error::PostError;
-use crate::post::error::Reason;
+use crate::post::error::{PostError, Reason};
 use crate::qp::queue_pair::QueuePair;
 
 /// Whether a queue pair that is not RC, or a request with a destination, can be known to be unable to do it.

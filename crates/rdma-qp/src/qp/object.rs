@@ -9,8 +9,8 @@ use rdma_types::{QpAttributes, QpState, QpType, Qpn};
 
 use crate::cq::claim::Claims;
 use crate::cq::queue::CompletionQueue;
-use crate::error::Error;
-use crate::error::modify_hint;
+use crate::error::{Error, modify_hint};
+use crate::post::bounds::usual_sge;
 use crate::post::stand_in::Called;
 use crate::qp::capabilities::QueuePairCapabilities;
 use crate::qp::modify::transition;
@@ -24,8 +24,7 @@ pub(crate) struct Object {
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
     pub(crate) capabilities: QueuePairCapabilities,
-    /// A request of the send queue with fewer elements has not too many, and not of the wrong kind of queue pair:
-    /// one comparison for both. 0 but for RC.
+    /// As [`usual_sge`] says.
     pub(crate) usual_sge: u32,
 }
 
@@ -48,10 +47,7 @@ impl Object {
         qp_type: QpType,
         capabilities: QueuePairCapabilities,
     ) -> Self {
-        let usual_sge = match qp_type {
-            QpType::RC => capabilities.max_send_sge.saturating_add(1),
-            _ => 0,
-        };
+        let usual_sge = usual_sge(qp_type, capabilities.max_send_sge);
         Self { handle, posted, qpn, qp_type, capabilities, usual_sge }
     }
 

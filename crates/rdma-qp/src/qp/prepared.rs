@@ -5,8 +5,7 @@ use rdma_sys::ibv_qp_state;
 use rdma_types::{Psn, QpState, QpType};
 
 use crate::endpoint::QueuePairEndpoint;
-use crate::endpoint::connect::ConnectAttributes;
-use crate::endpoint::connect::Own;
+use crate::endpoint::connect::{ConnectAttributes, Own};
 use crate::error::Error;
 use crate::qp::modify;
 use crate::qp::object::Object;
