@@ -40,7 +40,8 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     check_with(tree, NOT_DONE)
 }
 
-/// What `cargo xtask tidy --rooms` prints: a line for each crate.
+/// What `cargo xtask tidy --rooms` prints: a line for each crate, then the files of its largest circle. A file
+/// by itself is a circle of one.
 pub(crate) fn figures(tree: &Tree) -> Vec<String> {
     let line = |name| {
         let crate_ = Crate::read(tree, name)?;
@@ -50,7 +51,8 @@ pub(crate) fn figures(tree: &Tree) -> Vec<String> {
             "{name}: {files} files in {folder}, {} in the largest circle, {from_root} imports from the root",
             circle.len()
         );
-        Some([vec![figures], circle.iter().map(|path| format!("    {path}")).collect()].concat())
+        let in_it = circle.iter().filter(|_| circle.len() > 1).map(|path| format!("    {path}"));
+        Some([figures].into_iter().chain(in_it).collect::<Vec<_>>())
     };
     layers::names().filter_map(line).flatten().collect()
 }

@@ -141,7 +141,7 @@ impl QueuePair {
     }
 
     /// Whether it posts by function calls (`ibv_wr_send` and its kin), as
-    /// [asked for](QueuePairBuilder::extended).
+    /// [asked for](crate::QueuePairBuilder::extended).
     #[doc(alias = "ibv_qp_to_qp_ex")]
     #[must_use]
     pub const fn is_extended(&self) -> bool {
