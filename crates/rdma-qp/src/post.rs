@@ -1,4 +1,5 @@
-//! Posting: handing requests to the device. `docs/how-a-post-works.md` explains what makes it cheap.
+//! Posting: handing requests to the device. `docs/how-a-post-works.md` explains what makes it
+//! cheap.
 #![allow(unsafe_code)]
 
 mod bind;

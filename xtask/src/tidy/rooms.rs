@@ -9,9 +9,11 @@ use super::{Finding, by_hand, layers};
 use crate::tree::Tree;
 use graph::Graph;
 
-/// The most files in one folder. A module's file beside the folder of its name counts with its neighbours.
+/// The most files in one folder. A module's file beside the folder of its name counts with its
+/// neighbours.
 const FILES: usize = 15;
-/// The most files in one circle of modules, each of which can be reached from each other by its imports.
+/// The most files in one circle of modules, each of which can be reached from each other by its
+/// imports.
 const CIRCLE: usize = 5;
 
 /// What a crate has at most.
@@ -40,8 +42,8 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     check_with(tree, NOT_DONE)
 }
 
-/// What `cargo xtask tidy --rooms` prints: a line for each crate, then the files of its largest circle. A file
-/// by itself is a circle of one.
+/// What `cargo xtask tidy --rooms` prints: a line for each crate, then the files of its largest
+/// circle. A file by itself is a circle of one.
 pub(crate) fn figures(tree: &Tree) -> Vec<String> {
     let line = |name| {
         let crate_ = Crate::read(tree, name)?;
@@ -173,7 +175,8 @@ mod tests {
         check_with(&Tree::of::<N>(files), not_done).iter().map(Finding::to_string).collect()
     }
 
-    /// Each of `of` modules imports from the next, the last from the first; the others from nothing.
+    /// Each of `of` modules imports from the next, the last from the first; the others from
+    /// nothing.
     fn circle(of: usize) -> impl Fn(usize) -> String {
         move |place| match place < of {
             true => format!("use crate::a{}::Thing;", (place + 1) % of),

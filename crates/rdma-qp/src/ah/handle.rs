@@ -47,8 +47,8 @@ impl AddressHandle {
         Self::create_raw(pd, vector.to_raw())
     }
 
-    /// Makes one to who sent what this completion says, from this port. Of the completion only source, service
-    /// level and path bits are set, and whether there is a header.
+    /// Makes one to who sent what this completion says, from this port. Of the completion only
+    /// source, service level and path bits are set, and whether there is a header.
     ///
     /// # Errors
     /// What the provider says.

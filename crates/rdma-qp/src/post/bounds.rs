@@ -5,8 +5,8 @@ use rdma_types::QpType;
 
 /// How many bytes the elements of a request have, and how many the peer's memory.
 ///
-/// The check of each post is one comparison of the two. What needs another look is made to fail it, so that
-/// the requests that need none pay for none.
+/// The check of each post is one comparison of the two. What needs another look is made to fail it,
+/// so that the requests that need none pay for none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
     /// And [`TO`], of a datagram.
@@ -44,8 +44,8 @@ impl Bounds {
         Self::of(self.bytes & !TO)
     }
 
-    /// Whether it was made by [`with_destination`](Self::with_destination), of a send. Of other requests it
-    /// says nothing.
+    /// Whether it was made by [`with_destination`](Self::with_destination), of a send. Of other
+    /// requests it says nothing.
     #[inline]
     pub(crate) const fn has_destination(self) -> bool {
         self.bytes & TO != 0
@@ -56,16 +56,16 @@ impl Bounds {
         self.bytes & !TO
     }
 
-    /// The number of bytes, with what else is kept in it, and that of the peer's memory. Unless the first is
-    /// at most the second, the request is looked at closer.
+    /// The number of bytes, with what else is kept in it, and that of the peer's memory. Unless the
+    /// first is at most the second, the request is looked at closer.
     #[inline]
     pub(crate) const fn parts(self) -> (u64, u64) {
         (self.bytes, self.remote)
     }
 }
 
-/// A request of the send queue with fewer elements than this has not too many, and is of a queue pair that
-/// carries all requests: one comparison for both. 0 but for RC.
+/// A request of the send queue with fewer elements than this has not too many, and is of a queue
+/// pair that carries all requests: one comparison for both. 0 but for RC.
 pub(crate) const fn usual_sge(qp_type: QpType, max_send_sge: u32) -> u32 {
     match qp_type {
         QpType::RC => max_send_sge.saturating_add(1),

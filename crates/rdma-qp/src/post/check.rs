@@ -1,6 +1,7 @@
 //! What can be known to be wrong with a request before the device sees it.
 //!
-//! Most requests of most queue pairs pass a few comparisons. Whatever is not so is looked at out of line.
+//! Most requests of most queue pairs pass a few comparisons. Whatever is not so is looked at out of
+//! line.
 #![allow(unsafe_code)]
 
 use rdma_mem::{BindError, ProtectionDomain};

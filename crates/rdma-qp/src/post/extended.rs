@@ -122,8 +122,8 @@ unsafe extern "C" fn post(
     };
     // As a list, without the loops over one.
     let qp = qp.cast::<ibv_qp_ex>();
-    // SAFETY: SAFETY.md F1: a live queue pair that posts by calls; this thread ends what it starts, below, and
-    // nothing between can panic.
+    // SAFETY: SAFETY.md F1: a live queue pair that posts by calls; this thread ends what it starts,
+    // below, and nothing between can panic.
     unsafe { ibv_wr_start(qp) };
     // SAFETY: SAFETY.md F1, F12: started above, and it can be called; the caller's own contract.
     unsafe { call(qp, wr) };
@@ -312,11 +312,13 @@ unsafe fn set_inline_list(qp: *mut ibv_qp_ex, elements: &[ibv_sge]) {
     for (place, element) in buffers.iter_mut().zip(elements) {
         *place = buffer(element);
     }
-    // SAFETY: SAFETY.md F1, F12: this function's contract; there are no more than fit, and the data is copied.
+    // SAFETY: SAFETY.md F1, F12: this function's contract; there are no more than fit, and the data
+    // is copied.
     unsafe { ibv_wr_set_inline_data_list(qp, elements.len(), buffers.as_ptr()) }
 }
 
-/// Of inline data alone, whose address is the pointer that its element was made of (SAFETY.md F7, F12).
+/// Of inline data alone, whose address is the pointer that its element was made of (SAFETY.md F7,
+/// F12).
 fn buffer(element: &ibv_sge) -> ibv_data_buf {
     ibv_data_buf {
         addr: with_exposed_provenance_mut(usize::try_from(element.addr).unwrap_or(0)),

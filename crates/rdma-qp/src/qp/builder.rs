@@ -141,10 +141,10 @@ impl<'a> QueuePairBuilder<'a> {
         /// (`ibv_post_send`) else: [`is_extended`](crate::QueuePair::is_extended) says which. A batch is
         /// then posted as a whole or not at all.
         ///
-        /// It costs more: requests are made for lists, and translated. On a device that does nothing, a
-        /// write and its poll take 116 instructions instead of 48, and 138 instead of 70 with checks; in C
-        /// the same calls take 40. So ask for it where a device does more for calls than for lists, or where
-        /// a batch has to be posted as a whole. Default: no.
+        /// It costs more: requests are made for lists, and translated. On a device that does
+        /// nothing, a write and its poll take 116 instructions instead of 48, and 138 instead of 70
+        /// with checks; in C the same calls take 40. So ask for it where a device does more for
+        /// calls than for lists, or where a batch has to be posted as a whole. Default: no.
         extended: bool => extended;
         /// Refuse to build it if the completion queue does not hold what all its queue pairs can
         /// have outstanding at a time, which includes unsignaled requests: they complete when they

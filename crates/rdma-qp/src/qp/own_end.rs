@@ -16,7 +16,8 @@ pub(crate) struct OwnEnd {
     pub(crate) settings: Settings,
 }
 
-/// The own end, and the way to itself for the last request of [`QueuePair::drain`](crate::QueuePair::drain).
+/// The own end, and the way to itself for the last request of
+/// [`QueuePair::drain`](crate::QueuePair::drain).
 #[derive(Debug)]
 pub(crate) struct Datagrams {
     pub(crate) end: OwnEnd,

@@ -116,7 +116,8 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         self.wr.wr_id = wr_id;
     }
 
-    /// Whether success shall make a completion; as of [`WriteWorkRequest::signaled`](crate::WriteWorkRequest::signaled).
+    /// Whether success shall make a completion; as of
+    /// [`WriteWorkRequest::signaled`](crate::WriteWorkRequest::signaled).
     #[inline]
     pub const fn set_signaled(&mut self, signaled: bool) {
         let others = self.wr.send_flags & !SIGNALED;

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What each file imports from.
 pub(super) type Imports = BTreeMap<String, BTreeSet<String>>;
 
-/// The files of the largest circle, sorted; of several the first. A file that is in none is one by itself.
+/// The files of the largest circle, sorted; of several the first. A file that is in none is one by
+/// itself.
 pub(super) fn largest(imports: &Imports) -> Vec<&str> {
     // Two files are in one circle if each can be reached from the other. There are few files.
     let reached: BTreeMap<_, _> =

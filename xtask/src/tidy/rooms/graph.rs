@@ -1,7 +1,8 @@
 //! Which file of a crate imports from which, by the paths in its code.
 //!
-//! A path that begins with `crate`, `super`, `self` or a child of the module leads to the file of the module
-//! that it names. What only tests have is left out, and so is what macros are called with.
+//! A path that begins with `crate`, `super`, `self` or a child of the module leads to the file of
+//! the module that it names. What only tests have is left out, and so is what macros are called
+//! with.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +46,8 @@ impl Graph {
                 if modules[within] != path.as_str() {
                     of_file.insert(modules[within].to_owned());
                 }
-                // `crate::name` that is no module: if the root does not define it, it only passes it on.
+                // `crate::name` that is no module: if the root does not define it, it only passes
+                // it on.
                 if let (true, Some(name)) = (within.is_empty() && !module.is_empty(), named)
                     && !of_root.contains(name)
                 {
