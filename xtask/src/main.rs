@@ -22,8 +22,8 @@ struct Cli {
 enum Chore {
     /// Run the jobs of CI by name, the same here as on GitHub
     Ci(ci::Args),
-    /// Check what rustc and clippy do not: layers, lengths, unsafe files, links, repeated facts
-    Tidy,
+    /// Check what rustc and clippy do not: layers, lengths, rooms, unsafe files, links, repeated facts
+    Tidy(tidy::Args),
     /// Regenerate the bindings of rdma-sys from the pinned headers
     Bindgen {
         /// Write nothing; fail if the checked-in bindings differ
@@ -43,7 +43,7 @@ enum Chore {
 fn main() -> ExitCode {
     let done = match Cli::parse().chore {
         Chore::Ci(args) => ci::run(&args),
-        Chore::Tidy => tidy::run(),
+        Chore::Tidy(args) => tidy::run(&args),
         Chore::Bindgen { check } => bindgen::run(check).map(|()| true),
         Chore::RxeSetup(args) => rxe::setup(args),
         Chore::RxeRun(args) => return rxe::run(&args).unwrap_or_else(|error| failed(&error, 125)),

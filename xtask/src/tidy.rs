@@ -14,6 +14,7 @@ mod layers;
 mod length;
 mod links;
 mod public_api;
+mod rooms;
 mod tokens;
 mod words;
 
@@ -43,10 +44,21 @@ impl fmt::Display for Finding {
     }
 }
 
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Check nothing; print how many files the folders of each crate have, and its largest circle of modules
+    #[arg(long)]
+    rooms: bool,
+}
+
 /// Checks the checkout; `false` if there is something to mend.
-pub(crate) fn run() -> Result<bool> {
+pub(crate) fn run(args: &Args) -> Result<bool> {
     let root = tree::root();
     let tree = Tree::read(&root)?;
+    if args.rooms {
+        rooms::figures(&tree).iter().for_each(|line| println!("{line}"));
+        return Ok(true);
+    }
     let mut found = layers::check(&layers::packages(&root)?);
     found.extend(faults::check(&root, &tree)?);
     let rules = [
@@ -60,6 +72,7 @@ pub(crate) fn run() -> Result<bool> {
         public_api::check,
         auto_traits::check,
         evidence::check,
+        rooms::check,
     ];
     for rule in rules {
         found.extend(rule(&tree));

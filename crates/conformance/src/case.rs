@@ -33,7 +33,7 @@ impl Case {
 /// Lists the cases of a file; those behind `destructive:` overflow, exhaust or break something.
 macro_rules! cases {
     ($($sentence:ident),* $(,)? $(; destructive: $($breaks:ident),* $(,)?)?) => {
-        pub(super) const CASES: &[$crate::case::Case] = &[
+        pub(in crate::cases) const CASES: &[$crate::case::Case] = &[
             $($crate::case::case!($sentence),)*
             $($($crate::case::case!($breaks).destructive(),)*)?
         ];

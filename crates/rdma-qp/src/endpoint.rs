@@ -1,5 +1,11 @@
 //! What a queue pair's peer has to know to connect to it.
 
+pub(crate) mod bytes;
+pub(crate) mod connect;
+#[cfg(feature = "serde")]
+mod parts;
+pub(crate) mod path;
+
 use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
 use rdma_types::{Psn, QpType, Qpn};
 
@@ -41,7 +47,7 @@ impl EndpointGid {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(
     feature = "serde",
-    serde(try_from = "crate::endpoint_serde::Parts", into = "crate::endpoint_serde::Parts")
+    serde(try_from = "crate::endpoint::parts::Parts", into = "crate::endpoint::parts::Parts")
 )]
 pub struct QueuePairEndpoint {
     pub(crate) qp_type: QpType,

@@ -6,7 +6,11 @@ use std::time::Duration;
 use rdma_mem::{DeviceAttributes, Errno, PortState, VerbError};
 use rdma_types::{Mtu, QpState, QpType, Qpn, TransportType};
 
-use crate::{HandshakeError, PollError, PostError};
+use crate::cq::poll_error::PollError;
+
+use crate::endpoint::connect::HandshakeError;
+
+use crate::post::error::PostError;
 
 /// Why an operation of this crate failed. Posting has an error of its own,
 /// [`PostError`](crate::PostError).

@@ -1,11 +1,29 @@
-//! Posting: handing requests to the device.
+//! Posting: handing requests to the device. `docs/how-a-post-works.md` explains what makes it
+//! cheap.
 #![allow(unsafe_code)]
 
-use crate::request::sealed::{Queued, check_all};
-use crate::{
-    AtomicWorkRequest, PostError, QueuePair, QueuedReceive, QueuedRequest, ReadWorkRequest,
-    ReceiveWorkRequest, SendWorkRequest, WorkRequest, WriteWorkRequest,
-};
+mod bind;
+pub(crate) mod bounds;
+mod check;
+pub(crate) mod error;
+pub(crate) mod extended;
+mod list;
+mod service;
+mod srq;
+pub(crate) mod stand_in;
+mod without_niche;
+
+use crate::post::error::PostError;
+use crate::qp::queue_pair::QueuePair;
+use crate::wr::atomic::AtomicWorkRequest;
+use crate::wr::queued::QueuedRequest;
+use crate::wr::queued_receive::QueuedReceive;
+use crate::wr::read::ReadWorkRequest;
+use crate::wr::receive::ReceiveWorkRequest;
+use crate::wr::request::WorkRequest;
+use crate::wr::request::sealed::{Queued, check_all};
+use crate::wr::send::SendWorkRequest;
+use crate::wr::write::WriteWorkRequest;
 
 /// # Posting
 ///

@@ -6,10 +6,19 @@
 
 use rdma_mem::{Context, ProtectionDomain};
 
-use crate::{
-    CompletionChannel, CompletionQueue, Error, QueuePair, QueuePairBuilder, SharedReceiveQueue,
-    SharedReceiveQueueBuilder,
-};
+use crate::cq::channel::CompletionChannel;
+
+use crate::cq::queue::CompletionQueue;
+
+use crate::error::Error;
+
+use crate::qp::builder::QueuePairBuilder;
+
+use crate::qp::queue_pair::QueuePair;
+
+use crate::srq::builder::SharedReceiveQueueBuilder;
+
+use crate::srq::queue::SharedReceiveQueue;
 
 mod sealed {
     #[allow(unnameable_types)] // that is the point

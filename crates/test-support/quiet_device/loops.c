@@ -29,6 +29,8 @@ struct end {
 	uint32_t send_credits, recv_credits;
 	/* Made beforehand, for the bare loops. */
 	struct ibv_sge elements[PLACES];
+	/* Posts by calls. */
+	struct ibv_qp_ex *extended;
 };
 
 /* --- Bare --- */
@@ -347,6 +349,26 @@ ALWAYS_INLINE int take_all(struct ibv_cq *cq, uint32_t *credits, uint64_t *sum)
 LOOPS(bare)
 LOOPS(checked)
 LOOPS(credited)
+
+/* A write by calls, and its poll. */
+uint64_t extended_one(struct end *end, uint64_t n)
+{
+	struct ibv_qp_ex *qp = end->extended;
+	uint64_t sum = 0;
+
+	for (uint64_t i = 0; i < n; i++) {
+		struct ibv_sge *sge = &end->elements[i % PLACES];
+
+		qp->wr_start(qp);
+		qp->wr_id = i;
+		qp->wr_flags = IBV_SEND_SIGNALED;
+		qp->wr_rdma_write(qp, end->remote.rkey, end->remote.address);
+		qp->wr_set_sge(qp, sge->lkey, sge->addr, sge->length);
+		if (qp->wr_complete(qp) || take_one(qp->qp_base.send_cq, NULL, &sum))
+			return -1;
+	}
+	return sum;
+}
 
 uint64_t empty_polls(struct end *end, uint64_t n)
 {

@@ -99,6 +99,54 @@ static int quiet_poll_cq(struct ibv_cq *cq, int room, struct ibv_wc *wc)
 	return count;
 }
 
+/* Posts by calls: writes of one element. What was begun since the start is posted when it is completed. */
+static struct {
+	uint64_t wr_id;
+	unsigned int flags;
+} built[ROOM];
+static uint64_t begun;
+
+static void quiet_wr_start(struct ibv_qp_ex *qp)
+{
+	(void)qp;
+	begun = 0;
+}
+
+static void quiet_wr_rdma_write(struct ibv_qp_ex *qp, uint32_t rkey, uint64_t remote_addr)
+{
+	(void)rkey, (void)remote_addr;
+	built[begun % ROOM].wr_id = qp->wr_id;
+	built[begun++ % ROOM].flags = qp->wr_flags;
+}
+
+static void quiet_wr_set_sge(struct ibv_qp_ex *qp, uint32_t lkey, uint64_t addr, uint32_t length)
+{
+	(void)qp, (void)lkey, (void)addr, (void)length;
+}
+
+static int quiet_wr_complete(struct ibv_qp_ex *qp)
+{
+	struct ring *sent = quiet_ring(qp->qp_base.send_cq);
+
+	calls.post_send++;
+	if (begun > ROOM - (sent->filled - sent->taken))
+		return ENOMEM;
+	calls.requests += begun;
+	for (uint64_t i = 0; i < begun; i++)
+		if (built[i].flags & IBV_SEND_SIGNALED)
+			quiet_complete(sent, &qp->qp_base, built[i].wr_id, IBV_WC_RDMA_WRITE, 0);
+	return 0;
+}
+
+/* Has this queue pair call this device. */
+void quiet_device_attach_extended(struct ibv_qp_ex *qp)
+{
+	qp->wr_start = quiet_wr_start;
+	qp->wr_rdma_write = quiet_wr_rdma_write;
+	qp->wr_set_sge = quiet_wr_set_sge;
+	qp->wr_complete = quiet_wr_complete;
+}
+
 /* Has the queues of this context call this device. */
 void quiet_device_attach(struct ibv_context *context)
 {
@@ -133,4 +181,10 @@ const size_t quiet_device_layout[] = {
 	offsetof(struct ibv_wc, byte_len),
 	offsetof(struct ibv_wc, qp_num),
 	offsetof(struct ibv_wc, wc_flags),
+	offsetof(struct ibv_qp_ex, wr_id),
+	offsetof(struct ibv_qp_ex, wr_flags),
+	offsetof(struct ibv_qp_ex, wr_rdma_write),
+	offsetof(struct ibv_qp_ex, wr_set_sge),
+	offsetof(struct ibv_qp_ex, wr_start),
+	offsetof(struct ibv_qp_ex, wr_complete),
 };

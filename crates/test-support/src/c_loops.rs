@@ -5,11 +5,12 @@
 use std::hint::black_box;
 use std::mem::{ManuallyDrop, offset_of, size_of};
 use std::path::Path;
+use std::ptr::null_mut;
 
 use libloading::{Library, Symbol};
 use rdma_sys::{
-    ibv_context, ibv_context_ops, ibv_cq, ibv_pd, ibv_qp, ibv_qp_cap, ibv_recv_wr, ibv_send_wr,
-    ibv_sge, ibv_wc,
+    ibv_context, ibv_context_ops, ibv_cq, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_recv_wr,
+    ibv_send_wr, ibv_sge, ibv_wc,
 };
 
 use crate::rig::{Context, Cq, LOCAL_WRITE, Mr, Pd, Qp, REMOTE_WRITE, Size};
@@ -168,6 +169,29 @@ impl Loops {
         self.run_c("empty_polls", Calls::empty_polls, |_| 0);
     }
 
+    /// From now on, what is posted to this queue pair by calls goes to the quiet device, and
+    /// [`extended`](Self::extended) posts to it.
+    ///
+    /// # Safety
+    /// The queue pair lives as long as this, posts by calls, and is of the context.
+    pub unsafe fn attach_extended(&mut self, qp: *mut ibv_qp_ex) {
+        type Attach = unsafe extern "C" fn(*mut ibv_qp_ex);
+        // SAFETY: the type that the C file has.
+        let attach = unsafe { self.object.symbol::<Attach>("quiet_device_attach_extended") };
+        // SAFETY: the same contract.
+        unsafe { attach(qp) };
+        self.end.extended = qp;
+    }
+
+    /// Runs writes in C that are posted by calls, each with its poll.
+    ///
+    /// # Panics
+    /// Before [`attach_extended`](Self::attach_extended), or if it does not do what it says.
+    pub fn extended(&mut self) {
+        assert!(!self.end.extended.is_null(), "no queue pair that posts by calls");
+        self.run_c("extended_one", CLoop::ONE.calls, CLoop::ONE.sum);
+    }
+
     fn run_c(&mut self, name: &str, calls: fn(u64) -> Calls, sum: fn(u64) -> u64) {
         type Loop = unsafe extern "C" fn(*mut End, u64) -> u64;
         let Self { object, end, .. } = self;
@@ -216,6 +240,7 @@ struct End {
     send_credits: u32,
     recv_credits: u32,
     elements: [ibv_sge; PLACES],
+    extended: *mut ibv_qp_ex,
 }
 
 #[repr(C)]
@@ -252,12 +277,13 @@ impl End {
             send_credits: CREDITS,
             recv_credits: CREDITS,
             elements: std::array::from_fn(|place| memory.sge(place * LENGTH, LENGTH)),
+            extended: null_mut(),
         }
     }
 }
 
 /// As `quiet_device_layout` has it.
-const LAYOUT: [usize; 15] = [
+const LAYOUT: [usize; 21] = [
     offset_of!(ibv_context, ops) + offset_of!(ibv_context_ops, poll_cq),
     offset_of!(ibv_context, ops) + offset_of!(ibv_context_ops, post_send),
     offset_of!(ibv_context, ops) + offset_of!(ibv_context_ops, post_recv),
@@ -273,6 +299,12 @@ const LAYOUT: [usize; 15] = [
     offset_of!(ibv_wc, byte_len),
     offset_of!(ibv_wc, qp_num),
     offset_of!(ibv_wc, wc_flags),
+    offset_of!(ibv_qp_ex, wr_id),
+    offset_of!(ibv_qp_ex, wr_flags),
+    offset_of!(ibv_qp_ex, wr_rdma_write),
+    offset_of!(ibv_qp_ex, wr_set_sge),
+    offset_of!(ibv_qp_ex, wr_start),
+    offset_of!(ibv_qp_ex, wr_complete),
 ];
 
 /// What [`compile`](crate::quiet_device::compile) has made, loaded.
@@ -285,7 +317,7 @@ impl CObject {
         // SAFETY: it has no initialisers.
         let library = unsafe { Library::new(object) }.expect("what gcc made can be loaded");
         // SAFETY: the type that the C file has.
-        let layout = unsafe { library.get::<*const [usize; 15]>(b"quiet_device_layout") };
+        let layout = unsafe { library.get::<*const [usize; 21]>(b"quiet_device_layout") };
         // SAFETY: a constant of the object, which stays loaded.
         let layout = unsafe { **layout.expect("it is there") };
         assert_eq!(layout, LAYOUT, "verbs.h of the quiet device is not what rdma-sys has");

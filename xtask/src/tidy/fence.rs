@@ -11,7 +11,7 @@ const LIST: &str = "xtask/unsafe-files.txt";
 /// What turns an address into a pointer, and the files of libraries that may (SAFETY.md F7).
 const POINTERS: &str = "with_exposed_provenance";
 const OF_ADDRESSES: [&str; 3] = [
-    "crates/rdma-qp/src/extended_post.rs",
+    "crates/rdma-qp/src/post/extended.rs",
     "crates/rdma-soft/src/engine/memory/copy.rs",
     "crates/rdma-soft/src/engine/memory/probe.rs",
 ];

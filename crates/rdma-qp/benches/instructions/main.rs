@@ -88,7 +88,15 @@ fn compare(costs: &[Cost]) -> Option<bool> {
         );
         within &= raw <= MOST_RAW && checked <= MOST_CHECKED;
     }
-    let &[Cost { own: c, .. }, Cost { own: rust, .. }] = costs.get(4 * ROWS.len()..)? else {
+    let (by_calls, empty) = costs.get(4 * ROWS.len()..)?.split_at_checked(3)?;
+    let [bare, raw, checked] = [0, 1, 2].map(|place| by_calls[place].own);
+    println!(
+        "{:<26}{bare:>8.1}{raw:>8.1}{:>8.3}   {:>10}{checked:>8.1}",
+        "write by calls, and poll",
+        raw / bare,
+        ""
+    );
+    let &[Cost { own: c, .. }, Cost { own: rust, .. }] = empty else {
         return None;
     };
     println!("{:<26}{c:>8.1}{rust:>8.1}{:>+8.1}", "an empty poll", rust - c);
@@ -118,6 +126,10 @@ fn run_all(object: &Path) {
         || pd.create_qp().send_cq(&send_cq).recv_cq(&recv_cq).access(access).build().unwrap();
     let (qp, peer) = (prepare(), prepare());
     let (here, there) = (qp.endpoint(), peer.endpoint());
+    let by_calls = pd.create_qp().send_cq(&send_cq).recv_cq(&recv_cq).extended(true);
+    let by_calls = by_calls.build().unwrap();
+    let to_itself = by_calls.endpoint();
+    let by_calls = by_calls.handshake(to_itself).unwrap();
     let (qp, _peer) = (qp.handshake(there).unwrap(), peer.handshake(here).unwrap());
 
     let board = pd.allocate_shared_region(PLACES * LENGTH, access).unwrap();
@@ -143,6 +155,14 @@ fn run_all(object: &Path) {
             loops.c(kind, row.c);
             loops.rust(row.name, row.c.calls, row.c.sum, &mut |n| function(&mut rig, n).unwrap());
         }
+    }
+    // SAFETY: it goes after the loops, and its struct has both parts.
+    unsafe { loops.attach_extended(by_calls.as_raw().cast()) };
+    loops.extended();
+    let mut rig = Rig { qp: &by_calls, ..rig };
+    for function in [loops::one::<Raw>, loops::one::<Checked>] {
+        let name = "a write by calls";
+        loops.rust(name, CLoop::ONE.calls, CLoop::ONE.sum, &mut |n| function(&mut rig, n).unwrap());
     }
     loops.empty_polls();
     let polls = &mut |n| loops::empty_polls(&mut rig, n).unwrap();

@@ -1,0 +1,7 @@
+//! Channels of `rdma-channel`.
+
+pub(super) mod channels_to_many;
+pub(super) mod connected_channels;
+pub(super) mod failing_destruction;
+pub(super) mod failing_polls;
+pub(super) mod unpolled_channels;

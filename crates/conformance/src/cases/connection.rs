@@ -1,0 +1,6 @@
+//! Connections: what one end learns of the other.
+
+pub(super) mod not_ready;
+pub(super) mod unreachable;
+pub(super) mod unreliable;
+pub(super) mod unreliable_errors;

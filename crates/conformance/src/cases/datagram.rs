@@ -1,0 +1,6 @@
+//! Datagrams, and where they go.
+
+pub(super) mod address_handles;
+pub(super) mod datagram_errors;
+pub(super) mod datagrams;
+pub(super) mod multicast;

@@ -1,0 +1,8 @@
+//! Memory that a peer may reach: regions, windows, keys.
+
+pub(super) mod binds;
+pub(super) mod invalidation;
+pub(super) mod keys;
+pub(super) mod locked_memory;
+pub(super) mod registration;
+pub(super) mod windows;

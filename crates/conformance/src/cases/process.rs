@@ -1,0 +1,5 @@
+//! Processes and threads that use a device.
+
+pub(super) mod concurrency;
+pub(super) mod forks;
+pub(super) mod threads;

@@ -1,0 +1,142 @@
+//! Where datagrams go.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use rdma_mem::{Errno, Handle, Ownership, ProtectionDomain, VerbError};
+use rdma_sys::{ibv_ah, ibv_ah_attr, ibv_wc};
+
+use crate::ah::global_route_header::GlobalRouteHeader;
+use crate::ah::vector::AddressVector;
+use crate::error::{Error, address_hint};
+
+/// A way to another port, as the device keeps it: with [`SendWorkRequest::to`](crate::SendWorkRequest::to)
+/// it is where a datagram goes.
+///
+/// It belongs to a protection domain, which it keeps alive; queue pairs of the same domain can use it, from
+/// several threads. Dropping it destroys it, which is to wait until the sends that name it have completed:
+/// that is a part of what posting them promises.
+///
+/// # Examples
+/// A handle is made of [what a peer has told](crate::QueuePair::address_handle), of
+/// [what has arrived](Self::from_completion), or of parts:
+/// ```
+/// use rdma_qp::{AddressHandle, AddressVector, GlobalRoute};
+///
+/// rdma_soft::install();
+/// let context = rdma_mem::open_device("soft0")?;
+/// let pd = context.allocate_pd()?;
+/// let own = context.gid_table()?[0];
+/// let route = GlobalRoute::new(own.index.try_into()?, own.gid);
+/// let vector = AddressVector::new(own.port, rdma_types::Lid::NONE).with_route(route);
+/// let to_myself = AddressHandle::create(&pd, &vector)?;
+/// # to_myself.close().map_err(|(_, error)| error)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "ibv_ah")]
+#[derive(Debug)]
+pub struct AddressHandle(Handle<ibv_ah, ProtectionDomain>);
+
+impl AddressHandle {
+    /// Makes one; see `man ibv_create_ah`.
+    ///
+    /// # Errors
+    /// What the provider says: no such port, no such GID, too many.
+    #[doc(alias = "ibv_create_ah")]
+    pub fn create(pd: &ProtectionDomain, vector: &AddressVector) -> Result<Self, Error> {
+        Self::create_raw(pd, vector.to_raw())
+    }
+
+    /// Makes one to who sent what this completion says, from this port. Of the completion only
+    /// source, service level and path bits are set, and whether there is a header.
+    ///
+    /// # Errors
+    /// What the provider says.
+    pub(crate) fn to_sender(
+        pd: &ProtectionDomain,
+        port: u8,
+        mut wc: ibv_wc,
+        header: &GlobalRouteHeader,
+    ) -> Result<Self, Error> {
+        pd.context().check_process().map_err(rdma_mem::Error::from)?;
+        let (mut grh, mut attributes) = (header.to_raw(), ibv_ah_attr::default());
+        let context = pd.context().as_raw();
+        let (wc, grh) = (&raw mut wc, &raw mut grh);
+        // SAFETY: SAFETY.md F1, F2: a live context of this table, and a live completion, header and place for
+        // the result.
+        let returned =
+            unsafe { (pd.verbs().init_ah_from_wc)(context, port, wc, grh, &raw mut attributes) };
+        Errno::check(returned).map_err(|errno| {
+            VerbError::new("ibv_init_ah_from_wc", errno).with_hint(address_hint(errno))
+        })?;
+        Self::create_raw(pd, attributes)
+    }
+
+    fn create_raw(pd: &ProtectionDomain, mut attributes: ibv_ah_attr) -> Result<Self, Error> {
+        pd.context().check_process().map_err(rdma_mem::Error::from)?;
+        let verbs = pd.verbs();
+        // SAFETY: SAFETY.md F1, F2: a live domain of this table, and live attributes.
+        let raw = unsafe { (verbs.create_ah)(pd.as_raw(), &raw mut attributes) };
+        let raw = Errno::check_null(raw).map_err(|errno| {
+            VerbError::new("ibv_create_ah", errno).with_hint(address_hint(errno))
+        })?;
+        // SAFETY: SAFETY.md F2, F9: just created by this table, in this domain, so that nobody else has it.
+        Ok(unsafe { Self::from_raw(raw, pd, Ownership::Owned) })
+    }
+
+    /// Makes one of a handle that was created elsewhere.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says; the handle is of this domain.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::Ownership;
+    /// use rdma_qp::AddressHandle;
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("softib0")?.allocate_pd()?;
+    /// let mut to = rdma_sys::ibv_ah_attr { dlid: 7, port_num: 1, ..Default::default() };
+    /// // SAFETY: a live domain of this table.
+    /// let raw = unsafe { (pd.verbs().create_ah)(pd.as_raw(), &raw mut to) };
+    /// let raw = NonNull::new(raw).unwrap();
+    /// // SAFETY: just created in the domain, and nobody else destroys it.
+    /// let handle = unsafe { AddressHandle::from_raw(raw, &pd, Ownership::Owned) };
+    /// assert!(handle.pd().is_same(&pd));
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[must_use]
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_ah>,
+        pd: &ProtectionDomain,
+        ownership: Ownership,
+    ) -> Self {
+        let (destroy, verb) = (pd.verbs().destroy_ah, "ibv_destroy_ah");
+        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the domain (F6). That the requests
+        // that name it have completed is the contract of posting them.
+        Self(unsafe { Handle::from_raw(raw, destroy, verb, pd.clone(), ownership) })
+    }
+
+    /// The domain that it belongs to.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.0.needs()
+    }
+
+    /// Destroys it.
+    ///
+    /// # Errors
+    /// What the provider says, with the handle.
+    #[doc(alias = "ibv_destroy_ah")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        self.0.close().map(drop).map_err(|(handle, error)| (Self(handle), error.into()))
+    }
+
+    /// The C object, live as long as `self`.
+    #[inline]
+    #[must_use]
+    pub const fn as_raw(&self) -> *mut ibv_ah {
+        self.0.as_ptr()
+    }
+}

@@ -1,0 +1,13 @@
+//! Completion queues, completion channels, and what a completion says.
+
+pub(crate) mod builder;
+pub(crate) mod channel;
+pub(crate) mod claim;
+pub(crate) mod completion;
+mod extended_poll;
+pub(crate) mod poll_error;
+pub(crate) mod queue;
+mod room;
+mod timestamp;
+pub(crate) mod work_error;
+pub(crate) mod work_success;

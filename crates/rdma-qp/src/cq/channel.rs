@@ -1,0 +1,325 @@
+//! Completion channels: sleeping until something completes.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::mem;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::{NonNull, null_mut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rdma_mem::{Context, Errno, EventFile, Handle, ObjectId, Ownership, VerbError};
+use rdma_sys::{ibv_comp_channel, ibv_cq};
+
+use crate::error::Error;
+
+/// How many events of a queue are acknowledged at once: that takes a lock of the provider.
+const BATCH: u32 = 256;
+
+/// A completion channel, on which a program sleeps until one of its completion queues has something.
+///
+/// A queue that was [created with it](crate::CompletionQueue::create_with_channel) sends one event for
+/// each [request for one](crate::CompletionQueue::req_notify), at the next completion. What completed
+/// before the request sends none, so the order is: ask, poll once more, and sleep only if that found
+/// nothing. An event says that there may be completions, no more: poll until there are none.
+///
+/// Any number of queues can share a channel; clones are cheap and name the same one. All methods take
+/// `&self`, from any thread; of several threads that wait, one gets the event. The channel
+/// [is a file](AsFd) that is readable while there are events, for `poll`, `epoll` and what is made of
+/// them; it never blocks. Nothing is to be read from it by other ways than these methods: an event that was
+/// taken so is never acknowledged, and its queue's destruction waits for it.
+///
+/// An event is a value. What the provider wants to have acknowledged before it destroys a queue is
+/// counted here and settled then, so that no event, taken or not, makes that wait.
+///
+/// # Examples
+/// ```
+/// use rdma_qp::{CompletionChannel, CompletionQueue, PollSlot, SendWorkRequest, prelude::*};
+///
+/// rdma_soft::install();
+/// let context = rdma_mem::open_device("soft0")?;
+/// let channel = CompletionChannel::create(&context)?;
+/// let cq = CompletionQueue::create_with_channel(&channel, 64, 0)?;
+/// # let pd = context.allocate_pd()?;
+/// # let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).build();
+/// # let (one, other) = (prepare()?, prepare()?);
+/// # let (one_end, other_end) = (one.endpoint(), other.endpoint());
+/// # let (qp, other) = (one.handshake(other_end)?, other.handshake(one_end)?);
+/// # // SAFETY: no memory.
+/// # unsafe { other.post_receive(rdma_qp::ReceiveWorkRequest::only_immediate(), 1) }.unwrap();
+/// # // SAFETY: no memory.
+/// # unsafe { qp.post_send(SendWorkRequest::only_immediate(7), 2) }.unwrap();
+/// let mut slots = [PollSlot::default(); 16];
+/// let mut left = 2;
+/// while left > 0 {
+///     let mut done = cq.poll(&mut slots)?;
+///     if done.is_empty() {
+///         cq.req_notify(false)?;
+///         done = cq.poll(&mut slots)?; // what came in between sends no event
+///     }
+///     if done.is_empty() {
+///         assert_eq!(channel.get_event()?, cq.id()); // sleeps
+///         continue;
+///     }
+///     for completion in done {
+///         println!("{}: {:?}", completion.wr_id(), completion.result());
+///         left -= 1;
+///     }
+/// }
+/// # Ok::<(), rdma_qp::Error>(())
+/// ```
+#[doc(alias = "ibv_comp_channel")]
+#[derive(Clone, Debug)]
+pub struct CompletionChannel(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// How many events of each queue were taken and are not acknowledged, by the address of its object:
+    /// other queues of the channel may have any user context.
+    taken: Mutex<HashMap<usize, u32>>,
+    file: EventFile,
+    handle: Handle<ibv_comp_channel, Context>,
+}
+
+impl CompletionChannel {
+    /// Creates a channel; see `man ibv_create_comp_channel`.
+    ///
+    /// # Errors
+    /// If the provider refuses, most often because too many files are open.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create(context: &Context) -> Result<Self, Error> {
+        context.check_process().map_err(rdma_mem::Error::from)?;
+        let verbs = context.verbs();
+        // SAFETY: SAFETY.md F1, F2: a live context of this table.
+        let raw = unsafe { (verbs.create_comp_channel)(context.as_raw()) };
+        let verb = "ibv_create_comp_channel";
+        let raw = Errno::check_null(raw).map_err(|errno| {
+            let hint = "too many open files: raise `ulimit -n`";
+            let full = matches!(errno, Errno::EMFILE | Errno::ENFILE).then(|| hint.into());
+            VerbError::new(verb, errno).with_hint(full)
+        })?;
+        // SAFETY: SAFETY.md F2, F9: just created by this table, from this context, so that nobody else has it.
+        let channel = unsafe { Self::from_raw(raw, context, Ownership::Owned) };
+        if channel.is_err() {
+            // SAFETY: SAFETY.md F2: it was not taken over.
+            unsafe { (verbs.destroy_comp_channel)(raw.as_ptr()) };
+        }
+        channel
+    }
+
+    /// Makes one of a channel that was created elsewhere. Makes its file non-blocking, for its other users,
+    /// too.
+    ///
+    /// Its queues need not be these crates'. An event of one of those is acknowledged at once and named by
+    /// what its maker gave it ([`ObjectId::from_context`]); but events go to whoever takes them first, here
+    /// or there.
+    ///
+    /// # Errors
+    /// If the kernel refuses to make the file non-blocking.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says; the channel is of this context.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::Ownership;
+    /// use rdma_qp::{CompletionChannel, CompletionQueue};
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// // SAFETY: a live context of this table.
+    /// let raw = unsafe { (context.verbs().create_comp_channel)(context.as_raw()) };
+    /// let raw = NonNull::new(raw).unwrap();
+    /// // SAFETY: just created from the context, and nobody else destroys it.
+    /// let channel = unsafe { CompletionChannel::from_raw(raw, &context, Ownership::Owned) }?;
+    /// let cq = CompletionQueue::create_with_channel(&channel, 64, 0)?;
+    /// cq.req_notify(false)?;
+    /// assert_eq!(channel.try_get_event()?, None);
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_comp_channel>,
+        context: &Context,
+        ownership: Ownership,
+    ) -> Result<Self, Error> {
+        // SAFETY: SAFETY.md F1: a live channel, whose file does not change.
+        let fd = unsafe { (*raw.as_ptr()).fd };
+        // SAFETY: SAFETY.md F6: the channel closes its file, and stands beside it.
+        let file = unsafe { EventFile::new(fd) }?;
+        let destroy = context.verbs().destroy_comp_channel;
+        let (verb, needs) = ("ibv_destroy_comp_channel", context.clone());
+        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the context. Queues hold a clone of
+        // the channel (F6).
+        let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
+        Ok(Self(Arc::new(Inner { taken: Mutex::default(), file, handle })))
+    }
+
+    /// Sleeps until there is an event, and says whose: [`CompletionQueue::id`](crate::CompletionQueue::id).
+    ///
+    /// # Errors
+    /// What the provider says, most often because the device went away.
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn get_event(&self) -> Result<ObjectId, Error> {
+        loop {
+            if let Some(id) = self.0.file.wait(None, || self.try_get_event())? {
+                return Ok(id);
+            }
+        }
+    }
+
+    /// As [`get_event`](Self::get_event), at most so long; `None` if there was none.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn get_event_timeout(&self, timeout: Duration) -> Result<Option<ObjectId>, Error> {
+        self.0.file.wait(Some(timeout), || self.try_get_event())
+    }
+
+    /// An event that is there already.
+    ///
+    /// # Errors
+    /// As [`get_event`](Self::get_event).
+    pub fn try_get_event(&self) -> Result<Option<ObjectId>, Error> {
+        self.0.handle.check_process().map_err(rdma_mem::Error::from)?;
+        let (mut cq, mut context) = (null_mut(), null_mut());
+        let get = self.context().verbs().get_cq_event;
+        // SAFETY: SAFETY.md F1, F2: a live channel of this table, and places to write to.
+        let returned = unsafe { get(self.as_raw(), &raw mut cq, &raw mut context) };
+        match Errno::check_minus_one(returned) {
+            Ok(_) => {}
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+            Err(errno) => return Err(VerbError::new("ibv_get_cq_event", errno).into()),
+        }
+        let id = ObjectId::from_context(context);
+        let due = match self.taken().get_mut(&cq.addr()) {
+            Some(count) if *count < BATCH => {
+                *count += 1;
+                return Ok(Some(id));
+            }
+            Some(count) => mem::take(count) + 1,
+            // It is being destroyed, and waits for this one; or it is none of these crates'.
+            None => 1,
+        };
+        // SAFETY: SAFETY.md F1: the event that was just taken is among those, so the queue is live.
+        unsafe { (self.context().verbs().ack_cq_events)(cq, due) };
+        Ok(Some(id))
+    }
+
+    /// The context that it was made from.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.0.handle.needs()
+    }
+
+    /// Whether both are clones of one channel.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Destroys the channel.
+    ///
+    /// # Errors
+    /// With the channel: [`Error::StillUsed`] if a clone or a queue of it is alive, or what the
+    /// provider says.
+    #[doc(alias = "ibv_destroy_comp_channel")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        match Arc::try_unwrap(self.0) {
+            Ok(Inner { taken, file, handle }) => {
+                handle.close().map(drop).map_err(|(handle, error)| {
+                    (Self(Arc::new(Inner { taken, file, handle })), error.into())
+                })
+            }
+            Err(shared) => Err((Self(shared), Error::StillUsed { what: "completion channel" })),
+        }
+    }
+
+    /// The C object, live as long as `self` or a clone.
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_comp_channel {
+        self.0.handle.as_ptr()
+    }
+
+    fn taken(&self) -> MutexGuard<'_, HashMap<usize, u32>> {
+        self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsFd for CompletionChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.file.as_fd()
+    }
+}
+
+/// A queue's place in its channel. Dropping it settles the queue's events: it comes before the
+/// destruction of the queue, which waits for events that are not acknowledged.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    pub(crate) channel: CompletionChannel,
+    cq: NonNull<ibv_cq>,
+}
+
+// SAFETY: SAFETY.md F9: the pointer is for acknowledging only, which any thread may.
+unsafe impl Send for Subscription {}
+// SAFETY: SAFETY.md F9: as above.
+unsafe impl Sync for Subscription {}
+
+impl Subscription {
+    /// Counts the events of a queue from here on.
+    ///
+    /// # Safety
+    /// The queue is of this channel, is in no other subscription, and is destroyed after this was dropped.
+    pub(crate) unsafe fn new(channel: CompletionChannel, cq: NonNull<ibv_cq>) -> Self {
+        channel.taken().insert(cq.addr().get(), 0);
+        Self { channel, cq }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        // A forked child destroys nothing, and its parent settles.
+        if self.channel.0.handle.check_process().is_err() {
+            return;
+        }
+        // Who takes an event after this does not find the queue, and acknowledges at once.
+        let count = self.channel.taken().remove(&self.cq.addr().get()).unwrap_or(0);
+        if count > 0 {
+            let acknowledge = self.channel.context().verbs().ack_cq_events;
+            // SAFETY: SAFETY.md F1, F2: live by the contract of `new`, and so many were taken.
+            unsafe { acknowledge(self.cq.as_ptr(), count) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cq::queue::CompletionQueue;
+
+    use super::*;
+
+    #[test]
+    fn a_forked_child_waits_for_no_lock_of_its_parent() {
+        rdma_soft::install();
+        let context = rdma_mem::open_device("soft0").unwrap();
+        let channel = CompletionChannel::create(&context).unwrap();
+        let cq = CompletionQueue::create_with_channel(&channel, 16, 0).unwrap();
+        let held = channel.taken();
+        // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
+        let pid = unsafe { libc::fork() };
+        assert!(pid >= 0, "no child");
+        if pid == 0 {
+            // SAFETY: SAFETY.md F15: it ends a child that hangs.
+            unsafe { libc::alarm(5) };
+            let failed = cq.close().is_err();
+            // SAFETY: SAFETY.md F15: nothing else runs in this child.
+            unsafe { libc::_exit(i32::from(!failed)) };
+        }
+        let mut status = 0;
+        // SAFETY: SAFETY.md F15: the child of this process, and room for its status.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        drop(held);
+        assert_eq!(status, 0);
+        cq.close().unwrap();
+    }
+}

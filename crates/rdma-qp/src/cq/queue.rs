@@ -1,0 +1,367 @@
+//! Completion queues.
+#![allow(unsafe_code)]
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rdma_mem::{Context, Errno, Handle, ObjectId, Ownership, VerbError};
+use rdma_sys::{ibv_cq, ibv_poll_cq, ibv_req_notify_cq};
+
+use crate::cq::channel::{CompletionChannel, Subscription};
+use crate::cq::completion::{PollSlot, PolledCompletions};
+use crate::cq::poll_error::PollError;
+use crate::cq::room::CompletionRoom;
+use crate::error::{Error, create_hint};
+use crate::post::stand_in::{Called, Place};
+
+/// A completion queue (CQ): where the device says which work requests are done.
+///
+/// Any number of queue pairs can share one. If more completions arrive than it holds, it and its
+/// queue pairs fail: nothing can happen to one that is as large as all their queues together, which
+/// [`strict_cq`](crate::QueuePairBuilder::strict_cq) makes sure of. A smaller one has to be polled
+/// in time. Clones are cheap and name the same queue.
+///
+/// # Examples
+/// ```
+/// use rdma_qp::{CompletionQueue, PollSlot};
+///
+/// rdma_soft::install();
+/// let context = rdma_mem::open_device("soft0")?;
+/// let cq = CompletionQueue::create(&context, 64)?;
+/// let mut slots = [PollSlot::default(); 16];
+/// for completion in cq.poll(&mut slots)? {
+///     println!("{}: {:?}", completion.wr_id(), completion.result());
+/// }
+/// # Ok::<(), rdma_qp::Error>(())
+/// ```
+#[doc(alias = "ibv_cq")]
+#[derive(Clone, Debug)]
+pub struct CompletionQueue {
+    inner: Arc<Inner>,
+    /// What polls look at, beside the rest.
+    polled: Place<ibv_cq>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// Dropped before the queue is destroyed.
+    subscription: Option<Subscription>,
+    handle: Handle<ibv_cq, Needs>,
+    id: ObjectId,
+    /// What the device gave last.
+    capacity: AtomicU32,
+    /// Held by who resizes the queue.
+    resizing: Mutex<()>,
+    /// What its queue pairs may need of that.
+    room: CompletionRoom,
+    polled: Called<ibv_cq>,
+}
+
+/// What a completion queue must not outlive.
+#[derive(Debug)]
+struct Needs {
+    channel: Option<CompletionChannel>,
+    context: Context,
+}
+
+impl Needs {
+    /// # Safety
+    /// The queue is of this channel, if there is one, is in no other subscription, and is destroyed after the
+    /// subscription was dropped.
+    unsafe fn subscribe(&self, cq: NonNull<ibv_cq>) -> Option<Subscription> {
+        let channel = self.channel.clone()?;
+        // SAFETY: the same contract.
+        Some(unsafe { Subscription::new(channel, cq) })
+    }
+}
+
+impl CompletionQueue {
+    /// Makes one of a queue that was created elsewhere, of its channel if it can be asked for events here.
+    ///
+    /// It is polled by `ibv_poll_cq`, and has no timestamps. Its [`id`](Self::id) is the user context that
+    /// its maker gave it, which these crates only compare. Events that are taken here are counted and
+    /// acknowledged here, and no others.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says. The queue is of this context, `ibv_poll_cq` can be called on it, and
+    /// `channel` is the one that it was created with, or `None`; with a channel no other value has the
+    /// queue. Who resizes it does so through one value and its clones, and not by C beside them.
+    /// Owned: events that others took are acknowledged when it is destroyed, which waits for them.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::{NonNull, null_mut};
+    /// use rdma_mem::Ownership;
+    /// use rdma_qp::{CompletionQueue, PollSlot};
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let create = context.verbs().create_cq;
+    /// // SAFETY: a live context of this table.
+    /// let raw = unsafe { create(context.as_raw(), 64, null_mut(), null_mut(), 0) };
+    /// let raw = NonNull::new(raw).unwrap();
+    /// // SAFETY: just created from the context, and nobody else destroys it.
+    /// let cq = unsafe { CompletionQueue::from_raw(raw, &context, None, Ownership::Owned) };
+    /// assert!(cq.poll(&mut [PollSlot::default()])?.is_empty());
+    /// assert!(cq.min_capacity() >= 64);
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[must_use]
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_cq>,
+        context: &Context,
+        channel: Option<&CompletionChannel>,
+        ownership: Ownership,
+    ) -> Self {
+        // SAFETY: SAFETY.md F1: the same contract, by which it can be polled itself.
+        unsafe { Self::of(raw, context, channel, Called::itself(raw), ownership) }
+    }
+
+    fn shared(inner: Arc<Inner>) -> Self {
+        Self { polled: inner.polled.place(), inner }
+    }
+
+    /// # Safety
+    /// As of [`from_raw`](Self::from_raw); it can be polled through `polled`.
+    pub(super) unsafe fn of(
+        raw: NonNull<ibv_cq>,
+        context: &Context,
+        channel: Option<&CompletionChannel>,
+        polled: Called<ibv_cq>,
+        ownership: Ownership,
+    ) -> Self {
+        let needs = Needs { channel: channel.cloned(), context: context.clone() };
+        let (destroy, verb) = (context.verbs().destroy_cq, "ibv_destroy_cq");
+        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the context and the channel. Queue
+        // pairs hold a clone of the queue (F6).
+        let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
+        // SAFETY: SAFETY.md F6: of this channel, in no other value, and dropped before the handle, as a field.
+        let subscription = unsafe { handle.needs().subscribe(raw) };
+        // SAFETY: SAFETY.md F1: live by `handle`; its maker's, and does not change.
+        let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).cq_context });
+        // SAFETY: SAFETY.md F6: live by `handle`.
+        let capacity = unsafe { size(raw.as_ptr()) }.into();
+        let resizing = Mutex::new(());
+        let room = CompletionRoom::default();
+        Self::shared(Arc::new(Inner { subscription, handle, id, capacity, resizing, room, polled }))
+    }
+
+    /// Takes completions off the queue, as many as there are and `slots` has room for, without
+    /// waiting; see `man ibv_poll_cq`.
+    ///
+    /// # Errors
+    /// If the queue has failed, for example because it overflowed. That is not a completion: no
+    /// request is done by it.
+    #[doc(alias = "ibv_poll_cq")]
+    #[inline]
+    pub fn poll<'s>(&self, slots: &'s mut [PollSlot]) -> Result<PolledCompletions<'s>, PollError> {
+        let room = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
+        let queue = self.polled.as_ptr();
+        // SAFETY: SAFETY.md F1, F12: a live queue, and so many completions to write to; a slot is
+        // laid out as one (F5).
+        let returned = unsafe { ibv_poll_cq(queue, room, slots.as_mut_ptr().cast()) };
+        match Errno::check_poll(returned) {
+            Ok(count) => Ok(PolledCompletions::new(slots.get(..count).unwrap_or(slots))),
+            Err(_) => Err(PollError),
+        }
+    }
+
+    /// As [`poll`](Self::poll), over slots that are used again as they are, where new ones would be cleared for each
+    /// poll. Returns how many it has filled, from the first on; [`PollSlot::last`] is what is in one.
+    ///
+    /// # Errors
+    /// As of [`poll`](Self::poll).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::cell::Cell;
+    /// use std::slice;
+    /// use rdma_qp::{CompletionQueue, PollSlot};
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let cq = CompletionQueue::create(&context, 64)?;
+    /// let slot = Cell::new(PollSlot::default());
+    /// while cq.poll_into(slice::from_ref(&slot))? > 0 {
+    ///     println!("{:?}", slot.get().last());
+    /// }
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "ibv_poll_cq")]
+    #[inline(always)]
+    pub fn poll_into(&self, slots: &[Cell<PollSlot>]) -> Result<usize, PollError> {
+        let room = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
+        let queue = self.polled.as_ptr();
+        // SAFETY: SAFETY.md F1, F12: a live queue, and so many completions to write to, which nobody borrows; a
+        // cell of a slot is laid out as one (F5).
+        let returned = unsafe { ibv_poll_cq(queue, room, slots.as_ptr().cast_mut().cast()) };
+        if returned > 0 {
+            Ok((returned.cast_unsigned() as usize).min(slots.len()))
+        } else if returned == 0 {
+            Ok(0)
+        } else {
+            Err(PollError)
+        }
+    }
+
+    /// Whether its completions say when they came.
+    #[inline]
+    #[must_use]
+    pub fn has_timestamps(&self) -> bool {
+        self.inner.polled.stands_in()
+    }
+
+    /// Asks for one event on the channel at the next completion, or with `solicited_only` at the next
+    /// that the peer [asked for](crate::SendWorkRequest::solicited) or that failed; see
+    /// `man ibv_req_notify_cq`.
+    ///
+    /// What is in the queue already sends no event: poll once more after this, before you sleep. Of
+    /// two requests before an event the wider one holds.
+    ///
+    /// # Errors
+    /// [`Error::NoCompletionChannel`] of a queue that was created without one, or what the provider
+    /// says.
+    #[doc(alias = "ibv_req_notify_cq")]
+    #[inline]
+    pub fn req_notify(&self, solicited_only: bool) -> Result<(), Error> {
+        if self.inner.subscription.is_none() {
+            return Err(Error::NoCompletionChannel);
+        }
+        // SAFETY: SAFETY.md F1: a live queue.
+        let returned = unsafe { ibv_req_notify_cq(self.as_raw(), c_int::from(solicited_only)) };
+        Errno::check(returned).map_err(|errno| VerbError::new("ibv_req_notify_cq", errno).into())
+    }
+
+    /// The channel that it was created with.
+    #[must_use]
+    pub fn channel(&self) -> Option<&CompletionChannel> {
+        self.inner.handle.needs().channel.as_ref()
+    }
+
+    /// What names it in events: those of its channel, and
+    /// [asynchronous ones](rdma_mem::AsyncEventSource::CompletionQueue).
+    #[inline]
+    #[must_use]
+    pub fn id(&self) -> ObjectId {
+        self.inner.id
+    }
+
+    /// How many completions it holds: what the device gave, never less than was asked for.
+    #[inline]
+    #[must_use]
+    pub fn min_capacity(&self) -> u32 {
+        self.inner.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Gives the queue room for at least `min_capacity` completions, while others fill it and poll it; see
+    /// `man ibv_resize_cq`. Completions that are in it stay there, in their order.
+    ///
+    /// The device may give more than that; [`min_capacity`](Self::min_capacity) says how much. A queue that is
+    /// smaller than the queues of its queue pairs together overflows if it is not polled in time, and that
+    /// is looked at when a queue pair is created, not here.
+    ///
+    /// # Errors
+    /// With the queue as it was: if more completions are in it than that, or the device has not so much
+    /// room (`EINVAL` or what the provider says), or resizes no queues (`EOPNOTSUPP`, `ENOSYS`).
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_qp::CompletionQueue;
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let cq = CompletionQueue::create(&context, 64)?;
+    /// cq.resize(1000)?;
+    /// assert!(cq.min_capacity() >= 1000);
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "ibv_resize_cq")]
+    pub fn resize(&self, min_capacity: u32) -> Result<(), Error> {
+        self.inner.handle.check_process().map_err(rdma_mem::Error::from)?;
+        let context = self.context();
+        let fail = |errno| {
+            let asked = format!("{min_capacity} completions");
+            let hint = context.query_device().ok().and_then(|d| create_hint(errno, &asked, &d));
+            Error::from(VerbError::new("ibv_resize_cq", errno).with_hint(hint))
+        };
+        let asked = c_int::try_from(min_capacity).map_err(|_| fail(Errno::EINVAL))?;
+        let _alone = self.inner.resizing.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: SAFETY.md F2, F9: a live queue of this table, which others may use meanwhile.
+        let returned = unsafe { (context.verbs().resize_cq)(self.as_raw(), asked) };
+        Errno::check(returned).map_err(fail)?;
+        // SAFETY: SAFETY.md F6: live by the handle.
+        let given = unsafe { size(self.as_raw()) };
+        self.inner.capacity.store(given, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn room(&self) -> &CompletionRoom {
+        &self.inner.room
+    }
+
+    /// The context that it was made from.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.inner.handle.needs().context
+    }
+
+    /// Whether both are clones of one queue.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Destroys the queue.
+    ///
+    /// # Errors
+    /// With the queue: [`Error::StillUsed`] if a clone or a queue pair of it is alive, or what the
+    /// provider says.
+    #[doc(alias = "ibv_destroy_cq")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        // A forked child might wait for ever for the lock of the channel.
+        if let Err(forked) = self.inner.handle.check_process() {
+            return Err((self, rdma_mem::Error::from(forked).into()));
+        }
+        match Arc::try_unwrap(self.inner) {
+            Ok(Inner { subscription, handle, id, capacity, resizing, room, polled }) => {
+                drop(subscription);
+                handle.close().map(drop).map_err(|(handle, error)| {
+                    let cq = NonNull::new(handle.as_ptr());
+                    // SAFETY: SAFETY.md F6: the queue is as it was, its subscription was dropped above, and its
+                    // events are counted again.
+                    let again = |cq| unsafe { handle.needs().subscribe(cq) };
+                    let subscription = cq.and_then(again);
+                    let inner =
+                        Inner { subscription, handle, id, capacity, resizing, room, polled };
+                    (Self::shared(Arc::new(inner)), error.into())
+                })
+            }
+            Err(shared) => {
+                Err((Self::shared(shared), Error::StillUsed { what: "completion queue" }))
+            }
+        }
+    }
+
+    /// The C object, live as long as `self` or a clone.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_cq {
+        self.inner.handle.as_ptr()
+    }
+}
+
+/// How many completions a queue holds, as its C struct says.
+///
+/// # Safety
+/// The queue is live.
+unsafe fn size(cq: *mut ibv_cq) -> u32 {
+    // SAFETY: SAFETY.md F1: a field of a live queue, by this function's contract.
+    let size = unsafe { &raw mut (*cq).cqe };
+    // SAFETY: SAFETY.md F5, F9: as above, and aligned. Nobody resizes a queue of ours now; what it means if C
+    // resizes one of its own (`from_raw`) is said there.
+    let size = unsafe { AtomicI32::from_ptr(size) };
+    u32::try_from(size.load(Ordering::Relaxed)).unwrap_or(0)
+}

@@ -1,0 +1,84 @@
+//! How much of a completion queue its queue pairs may need at a time.
+//!
+//! A queue pair may need room for all that its queues hold: unsignaled requests too, since they
+//! complete when they are flushed. The receives of a shared queue are needed once for all queue
+//! pairs that take from it and complete in one queue: no more of them can be outstanding, whoever
+//! takes them.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What the queue pairs of one completion queue may need.
+#[derive(Debug, Default)]
+pub(crate) struct CompletionRoom(Mutex<Needed>);
+
+#[derive(Debug, Default)]
+pub(super) struct Needed {
+    own: u64,
+    shared: Vec<Shared>,
+}
+
+/// A shared receive queue whose receives complete there.
+#[derive(Debug)]
+struct Shared {
+    /// Where the C object is, which lives as long as the queue pairs.
+    address: usize,
+    max_wr: u32,
+    queue_pairs: usize,
+}
+
+impl CompletionRoom {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Needed> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Needed {
+    pub(super) fn total(&self) -> u64 {
+        self.own + self.shared.iter().map(|shared| u64::from(shared.max_wr)).sum::<u64>()
+    }
+
+    pub(super) fn add(&mut self, own: u32, srq: Option<(usize, u32)>) {
+        self.own += u64::from(own);
+        let Some((address, max_wr)) = srq else { return };
+        match self.shared.iter_mut().find(|shared| shared.address == address) {
+            Some(shared) => shared.queue_pairs += 1,
+            None => self.shared.push(Shared { address, max_wr, queue_pairs: 1 }),
+        }
+    }
+
+    pub(super) fn remove(&mut self, own: u32, srq: Option<usize>) {
+        self.own -= u64::from(own);
+        let Some(address) = srq else { return };
+        for shared in &mut self.shared {
+            shared.queue_pairs -= usize::from(shared.address == address);
+        }
+        self.shared.retain(|shared| shared.queue_pairs > 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_added_in_any_order_is_gone_when_it_was_removed() {
+        let mut needed = Needed::default();
+        needed.add(16, Some((1, 100)));
+        needed.add(u32::MAX, Some((1, 100)));
+        needed.add(5, Some((2, 7)));
+        assert_eq!(needed.total(), 16 + u64::from(u32::MAX) + 5 + 100 + 7);
+        needed.remove(16, Some(1));
+        assert_eq!(
+            needed.total(),
+            u64::from(u32::MAX) + 5 + 100 + 7,
+            "one is left that takes from 1"
+        );
+        needed.remove(u32::MAX, Some(1));
+        assert_eq!(needed.total(), 5 + 7);
+        needed.add(1, None);
+        needed.remove(5, Some(2));
+        assert_eq!((needed.total(), needed.shared.len()), (1, 0));
+        needed.remove(1, None);
+        assert_eq!(needed.total(), 0);
+    }
+}

@@ -1,0 +1,259 @@
+//! What a queue pair is told about its connection.
+
+use std::fmt::{self, Write as _};
+
+use rdma_mem::{Lid, LinkLayer, Mtu};
+use rdma_types::{Psn, QpType, Qpn};
+
+use crate::ah::vector::GlobalRoute;
+
+use crate::endpoint::{EndpointGid, QueuePairEndpoint, path};
+
+/// What [`handshake`](crate::PreparedQueuePair::handshake) computes from the two endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ConnectAttributes {
+    /// The peer's queue pair.
+    pub peer_qpn: Qpn,
+    /// The peer's LID; none on Ethernet.
+    pub peer_lid: Lid,
+    /// The GIDs of both ends; `None` within an InfiniBand subnet.
+    pub route: Option<GlobalRoute>,
+    /// The path MTU.
+    pub mtu: Mtu,
+    /// The number of the first packet from here.
+    pub send_psn: Psn,
+    /// The number of the first packet from the peer.
+    pub recv_psn: Psn,
+    /// How many RDMA reads and atomics are in flight from here at a time.
+    pub max_rd_atomic: u8,
+    /// How many RDMA reads and atomics of the peer are answered at a time.
+    pub max_dest_rd_atomic: u8,
+}
+
+/// Two endpoints that do not fit together: in which field, with what both have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// An InfiniBand port and an Ethernet port.
+    #[error("link layer: this port is {own}, the peer's is {peer}")]
+    LinkLayer {
+        /// The own port's.
+        own: LinkLayer,
+        /// The peer's.
+        peer: LinkLayer,
+    },
+    /// No GID of the one end is of the type and family of one of the other.
+    #[error(
+        "GIDs: the ends have none of equal type and family in common{}{}",
+        table("this end", .own), table("the peer", .peer)
+    )]
+    NoCommonGid {
+        /// The own GIDs.
+        own: Vec<EndpointGid>,
+        /// The peer's.
+        peer: Vec<EndpointGid>,
+    },
+    /// The peer's InfiniBand port has no address.
+    #[error(
+        "LID: {lid} is no port's address; has the peer's port been configured by a subnet manager?"
+    )]
+    Lid {
+        /// The peer's LID.
+        lid: Lid,
+    },
+    /// The MTU that was asked for is larger than the peer's.
+    #[error("MTU: {own} was asked for here, but the peer has {peer}: ask for no more, or for none")]
+    Mtu {
+        /// What was asked for.
+        own: Mtu,
+        /// The peer's.
+        peer: Mtu,
+    },
+    /// Two types that do not talk to each other.
+    #[error("type: this queue pair is {own}, the peer's is {peer}")]
+    QueuePairType {
+        /// The own queue pair's.
+        own: QpType,
+        /// The peer's.
+        peer: QpType,
+    },
+    /// No queue pair of a program has this number.
+    #[error("QPN: {qpn} is no queue pair that can be connected to")]
+    Qpn {
+        /// The peer's QPN.
+        qpn: Qpn,
+    },
+}
+
+fn table(whose: &str, gids: &[EndpointGid]) -> String {
+    let mut text = format!("; {whose} has");
+    for EndpointGid { gid, gid_type } in gids {
+        let _ = write!(text, " {gid} ({gid_type})");
+    }
+    if gids.is_empty() { text + " none" } else { text }
+}
+
+/// What is known here, beside the endpoints.
+pub(crate) struct Own<'a> {
+    pub(crate) endpoint: &'a QueuePairEndpoint,
+    /// The places in the port's table of the endpoint's GIDs.
+    pub(crate) indexes: &'a [u8],
+    /// The MTU, if it was asked for.
+    pub(crate) fixed_mtu: Option<Mtu>,
+    /// What the peer starts with, if the program knows better than its endpoint.
+    pub(crate) recv_psn: Option<Psn>,
+}
+
+impl ConnectAttributes {
+    pub(crate) fn compute(own: &Own<'_>, peer: &QueuePairEndpoint) -> Result<Self, HandshakeError> {
+        let end = own.endpoint;
+        let (peer_lid, route) = Self::way(own, peer)?;
+        if let Some(fixed) = own.fixed_mtu.filter(|&fixed| fixed > peer.mtu) {
+            return Err(HandshakeError::Mtu { own: fixed, peer: peer.mtu });
+        }
+        Ok(Self {
+            peer_qpn: peer.qpn,
+            peer_lid,
+            route,
+            mtu: end.mtu.min(peer.mtu),
+            send_psn: end.psn,
+            recv_psn: own.recv_psn.unwrap_or(peer.psn),
+            max_rd_atomic: end.max_rd_atomic.min(peer.max_dest_rd_atomic),
+            max_dest_rd_atomic: end.max_dest_rd_atomic.min(peer.max_rd_atomic),
+        })
+    }
+
+    /// The way to the peer, if there is one, and a queue pair of the same type at its end.
+    pub(crate) fn way(
+        own: &Own<'_>,
+        peer: &QueuePairEndpoint,
+    ) -> Result<(Lid, Option<GlobalRoute>), HandshakeError> {
+        let end = own.endpoint;
+        // 0 and 1 are the subnet management's.
+        if peer.qpn.get() <= 1 || peer.qpn == Qpn::MULTICAST {
+            return Err(HandshakeError::Qpn { qpn: peer.qpn });
+        }
+        if end.qp_type != peer.qp_type {
+            let (own, peer) = (end.qp_type, peer.qp_type);
+            return Err(HandshakeError::QueuePairType { own, peer });
+        }
+        let ethernet = |end: &QueuePairEndpoint| end.link_layer == LinkLayer::ETHERNET;
+        if ethernet(end) != ethernet(peer) {
+            let (own, peer) = (end.link_layer, peer.link_layer);
+            return Err(HandshakeError::LinkLayer { own, peer });
+        }
+        let routed = ethernet(end) || end.grh_required || peer.grh_required;
+        let route = if routed { Some(Self::route(own, peer)?) } else { None };
+        if !ethernet(peer) && !peer.lid.is_unicast() {
+            return Err(HandshakeError::Lid { lid: peer.lid });
+        }
+        Ok((peer.lid, route))
+    }
+
+    fn route(own: &Own<'_>, peer: &QueuePairEndpoint) -> Result<GlobalRoute, HandshakeError> {
+        path::common_gids(own.endpoint, peer)
+            .and_then(|(own_place, peer_place)| {
+                let source_index = *own.indexes.get(own_place)?;
+                let destination = peer.gids().get(peer_place)?.gid;
+                Some(GlobalRoute { destination, source_index })
+            })
+            .ok_or_else(|| HandshakeError::NoCommonGid {
+                own: own.endpoint.gids().to_vec(),
+                peer: peer.gids().to_vec(),
+            })
+    }
+}
+
+impl fmt::Display for ConnectAttributes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { peer_qpn, peer_lid, mtu, .. } = self;
+        match self.route {
+            Some(GlobalRoute { destination, source_index }) => {
+                write!(
+                    f,
+                    "QPN {peer_qpn} at GID {destination} from index {source_index}, MTU {mtu}"
+                )
+            }
+            None => write!(f, "QPN {peer_qpn} at LID {peer_lid}, MTU {mtu}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod properties;
+
+#[cfg(test)]
+mod tests {
+    use rdma_mem::GidType;
+
+    use super::*;
+
+    fn end(qpn: u32) -> QueuePairEndpoint {
+        QueuePairEndpoint::new(Qpn::masked(qpn), Psn::masked(qpn + 100))
+    }
+
+    fn roce(qpn: u32, gid: &str) -> QueuePairEndpoint {
+        end(qpn).with_gid(gid.parse().unwrap(), GidType::ROCE_V2)
+    }
+
+    fn compute(
+        endpoint: &QueuePairEndpoint,
+        peer: &QueuePairEndpoint,
+    ) -> Result<ConnectAttributes, HandshakeError> {
+        let own = Own { endpoint, indexes: &[3, 4, 5], fixed_mtu: None, recv_psn: None };
+        ConnectAttributes::compute(&own, peer)
+    }
+
+    #[test]
+    fn the_smaller_of_both_ends_counts() {
+        let own = roce(0x11, "::ffff:192.0.2.1").with_mtu(Mtu::MTU4096).with_rd_atomic(16, 4);
+        let peer = roce(0x12, "::ffff:192.0.2.2").with_mtu(Mtu::MTU2048).with_rd_atomic(2, 8);
+        let here = compute(&own, &peer).unwrap();
+        let there = compute(&peer, &own).unwrap();
+        assert_eq!((here.mtu, there.mtu), (Mtu::MTU2048, Mtu::MTU2048));
+        assert_eq!((here.max_rd_atomic, here.max_dest_rd_atomic), (8, 2));
+        assert_eq!(there.max_dest_rd_atomic, here.max_rd_atomic, "what is asked is answered");
+        assert_eq!((here.send_psn, here.recv_psn), (there.recv_psn, there.send_psn));
+        let route = here.route.unwrap();
+        assert_eq!((route.source_index, route.destination), (3, peer.gids()[0].gid));
+    }
+
+    #[test]
+    fn infiniband_goes_by_lid_unless_a_header_is_required() {
+        let own = end(0x11).with_lid(Lid::new(1));
+        let peer = end(0x12).with_lid(Lid::new(2));
+        let attributes = compute(&own, &peer).unwrap();
+        assert_eq!((attributes.route, attributes.peer_lid), (None, Lid::new(2)));
+        let gid =
+            |end: QueuePairEndpoint, gid: &str| end.with_gid(gid.parse().unwrap(), GidType::IB);
+        let required = gid(peer.with_grh_required(true), "fe80::2");
+        assert!(matches!(compute(&own, &required), Err(HandshakeError::NoCommonGid { .. })));
+        let attributes = compute(&gid(own, "fe80::1"), &required).unwrap();
+        assert_eq!(attributes.route.unwrap().destination, "fe80::2".parse().unwrap());
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let own = roce(0x11, "::ffff:192.0.2.1");
+        let text = compute(&own, &roce(0x12, "fe80::1")).unwrap_err().to_string();
+        assert!(text.contains("::ffff:192.0.2.1 (RoCE v2)") && text.contains("fe80::1"), "{text}");
+        let text = compute(&own, &end(0x12).with_lid(Lid::new(2))).unwrap_err().to_string();
+        assert_eq!(text, "link layer: this port is Ethernet, the peer's is InfiniBand");
+        let lid = compute(&end(0x11).with_lid(Lid::new(1)), &end(0x12));
+        assert_eq!(lid, Err(HandshakeError::Lid { lid: Lid::NONE }));
+        for qpn in [0, 1, 0xff_ffff] {
+            let peer = QueuePairEndpoint { qpn: Qpn::masked(qpn), ..own };
+            assert!(matches!(compute(&own, &peer), Err(HandshakeError::Qpn { .. })));
+        }
+    }
+
+    #[test]
+    fn an_mtu_that_was_asked_for_is_never_lowered_silently() {
+        let endpoint = &roce(0x11, "fe80::1").with_mtu(Mtu::MTU4096);
+        let own = Own { endpoint, indexes: &[0], fixed_mtu: Some(Mtu::MTU4096), recv_psn: None };
+        let peer = roce(0x12, "fe80::2");
+        let error = ConnectAttributes::compute(&own, &peer).unwrap_err();
+        assert_eq!(error, HandshakeError::Mtu { own: Mtu::MTU4096, peer: Mtu::MTU1024 });
+    }
+}

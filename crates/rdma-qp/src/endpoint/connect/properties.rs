@@ -1,0 +1,182 @@
+//! What both ends compute from each other's endpoint is one connection, whatever their ports are.
+
+use proptest::prelude::*;
+use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
+use rdma_types::{Psn, Qpn};
+
+use super::{ConnectAttributes, HandshakeError, Own};
+use crate::endpoint::{EndpointGid, QueuePairEndpoint};
+
+/// A place of a GID table: one of the kinds that there are, and one that there is not yet.
+fn gid() -> impl Strategy<Value = EndpointGid> {
+    let gid_type = prop_oneof![
+        Just(GidType::IB),
+        Just(GidType::ROCE_V1),
+        Just(GidType::ROCE_V2),
+        Just(GidType::from_raw(9)),
+    ];
+    let prefix = prop_oneof![
+        Just(0xfe80_0000_0000_0000_0000_0000_0000_0000_u128), // link-local
+        Just(0xffff_0000_0000),                               // mapped IPv4
+        Just(0x2001_0db8_0000_0000_0000_0000_0000_0000),      // global
+    ];
+    (gid_type, prefix, 1..=u32::MAX).prop_map(|(gid_type, prefix, host)| {
+        let gid = Gid::from_bytes((prefix | u128::from(host)).to_be_bytes());
+        EndpointGid { gid, gid_type }
+    })
+}
+
+/// A port's endpoint, and the places in the port's table that its GIDs have.
+#[derive(Clone, Debug)]
+struct End {
+    endpoint: QueuePairEndpoint,
+    indexes: Vec<u8>,
+}
+
+fn end() -> impl Strategy<Value = End> {
+    let table = prop::collection::vec((gid(), 1..15_u8), 0..=QueuePairEndpoint::MAX_GIDS);
+    let link_layer = prop_oneof![Just(LinkLayer::ETHERNET), Just(LinkLayer::INFINIBAND)];
+    let port = (link_layer, any::<u16>(), any::<bool>(), 1..=5_u8);
+    let queue_pair = (2..0xff_ffff_u32, any::<u32>(), any::<u8>(), any::<u8>());
+    (table, port, queue_pair).prop_map(|(table, port, (qpn, psn, reads, answers))| {
+        let (link_layer, lid, grh_required, mtu) = port;
+        let mut endpoint = QueuePairEndpoint::new(Qpn::masked(qpn), Psn::masked(psn))
+            .with_mtu(Mtu::from_code(mtu).unwrap())
+            .with_rd_atomic(reads, answers)
+            .with_grh_required(grh_required);
+        let (mut indexes, mut next) = (Vec::new(), 0);
+        for (gid, gap) in table {
+            endpoint = endpoint.with_gid(gid.gid, gid.gid_type);
+            next += gap;
+            indexes.push(next);
+        }
+        (endpoint.lid, endpoint.link_layer) = (Lid::new(lid), link_layer);
+        End { endpoint, indexes }
+    })
+}
+
+impl End {
+    fn connect(&self, peer: &Self) -> Result<ConnectAttributes, HandshakeError> {
+        let (endpoint, indexes) = (&self.endpoint, self.indexes.as_slice());
+        let own = Own { endpoint, indexes, fixed_mtu: None, recv_psn: None };
+        ConnectAttributes::compute(&own, &peer.endpoint)
+    }
+
+    /// What is at this index of the port's table.
+    fn source(&self, index: u8) -> EndpointGid {
+        let place = self.indexes.iter().position(|&known| known == index);
+        self.endpoint.gids()[place.expect("an index of the table")]
+    }
+}
+
+/// The order that both ends share, in words of its own: type first, then the family.
+fn quality(gid: &EndpointGid) -> (u8, u8) {
+    let gid_type = match gid.gid_type {
+        GidType::ROCE_V2 => 0,
+        GidType::ROCE_V1 => 1,
+        _ => 2,
+    };
+    let bytes = gid.gid.to_bytes();
+    let family = match (bytes[0], bytes[10]) {
+        (0xfe, _) => 2,
+        (_, 0xff) => 0,
+        _ => 1,
+    };
+    (gid_type, family)
+}
+
+/// What two ports have in common, best first.
+fn common(a: &QueuePairEndpoint, b: &QueuePairEndpoint) -> Vec<(u8, u8)> {
+    let of_link = |gid: &&EndpointGid| match a.link_layer {
+        LinkLayer::ETHERNET => [GidType::ROCE_V1, GidType::ROCE_V2].contains(&gid.gid_type),
+        _ => gid.gid_type == GidType::IB,
+    };
+    let kinds = |end: &QueuePairEndpoint| -> Vec<_> {
+        end.gids().iter().filter(of_link).map(quality).collect()
+    };
+    let theirs = kinds(b);
+    let mut both: Vec<_> = kinds(a).into_iter().filter(|kind| theirs.contains(kind)).collect();
+    both.sort_unstable();
+    both
+}
+
+/// Ends that can be connected more often than not.
+fn ends() -> impl Strategy<Value = (End, End)> {
+    (end(), end(), any::<u8>()).prop_map(|(a, mut b, differ)| {
+        if differ > 16 {
+            b.endpoint.link_layer = a.endpoint.link_layer;
+        }
+        (a, b)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn the_source_of_each_end_is_the_destination_of_the_other((a, b) in ends()) {
+        let (Ok(ab), Ok(ba)) = (a.connect(&b), b.connect(&a)) else { return Ok(()) };
+        prop_assert_eq!(ab.route.is_some(), ba.route.is_some());
+        let (Some(to_b), Some(to_a)) = (ab.route, ba.route) else { return Ok(()) };
+        let (from_a, from_b) = (a.source(to_b.source_index), b.source(to_a.source_index));
+        prop_assert_eq!(from_a.gid, to_a.destination);
+        prop_assert_eq!(from_b.gid, to_b.destination);
+        prop_assert_eq!(from_a.gid_type, from_b.gid_type);
+        let best = common(&a.endpoint, &b.endpoint)[0];
+        prop_assert_eq!((quality(&from_a), quality(&from_b)), (best, best));
+    }
+
+    #[test]
+    fn a_route_is_found_wherever_there_is_one((a, b) in ends()) {
+        let ethernet = a.endpoint.link_layer == LinkLayer::ETHERNET;
+        let routed = ethernet || a.endpoint.grh_required || b.endpoint.grh_required;
+        let reachable = |end: &End| ethernet || end.endpoint.lid.is_unicast();
+        let expected = a.endpoint.link_layer == b.endpoint.link_layer
+            && (!routed || !common(&a.endpoint, &b.endpoint).is_empty());
+        for (one, other) in [(&a, &b), (&b, &a)] {
+            match one.connect(other) {
+                Ok(found) => prop_assert!(expected && found.route.is_some() == routed),
+                Err(HandshakeError::LinkLayer { .. }) => {
+                    prop_assert_ne!(a.endpoint.link_layer, b.endpoint.link_layer);
+                }
+                Err(HandshakeError::Lid { .. }) => prop_assert!(!reachable(other)),
+                Err(error) => {
+                    prop_assert!(matches!(error, HandshakeError::NoCommonGid { .. }), "{}", error);
+                    prop_assert!(!expected);
+                    let text = error.to_string();
+                    for gid in one.endpoint.gids().iter().chain(other.endpoint.gids()) {
+                        prop_assert!(text.contains(&gid.gid.to_string()), "{} in {}", gid.gid, text);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_both_ends_settle_on_is_the_same((a, b) in ends()) {
+        let (Ok(ab), Ok(ba)) = (a.connect(&b), b.connect(&a)) else { return Ok(()) };
+        prop_assert_eq!(ab.mtu, ba.mtu);
+        prop_assert!(ab.mtu <= a.endpoint.mtu && ab.mtu <= b.endpoint.mtu);
+        prop_assert_eq!((ab.send_psn, ab.recv_psn), (ba.recv_psn, ba.send_psn));
+        // As many reads as one starts, the other answers, and neither more than it can.
+        prop_assert_eq!((ab.max_rd_atomic, ab.max_dest_rd_atomic),
+            (ba.max_dest_rd_atomic, ba.max_rd_atomic));
+        prop_assert!(ab.max_rd_atomic <= a.endpoint.max_rd_atomic);
+        prop_assert!(ab.max_dest_rd_atomic <= a.endpoint.max_dest_rd_atomic);
+        prop_assert_eq!((ab.peer_qpn, ab.peer_lid), (b.endpoint.qpn, b.endpoint.lid));
+    }
+
+    #[test]
+    fn no_endpoint_makes_the_handshake_panic(a in end(), bytes: [u8; QueuePairEndpoint::BYTES]) {
+        let mut valid = a.endpoint.to_bytes();
+        valid[5..=7].copy_from_slice(&[bytes[5], bytes[6] % 5 + 1, 16]);
+        valid[9..12].copy_from_slice(&bytes[9..12]);
+        valid[16..20].copy_from_slice(&bytes[16..20]);
+        valid[24..].copy_from_slice(&bytes[24..]);
+        let endpoint = QueuePairEndpoint::from_bytes(&valid).unwrap();
+        let peer = End { endpoint, indexes: Vec::new() };
+        if let Ok(found) = a.connect(&peer) {
+            prop_assert!(found.to_string().contains("QPN"));
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Binding memory windows.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use rdma_mem::{
+    AccessFlags, BindError, BindableRegion, Errno, MemoryWindow, PreparedBind, WindowType,
+};
+use rdma_sys::{ibv_bind_mw, ibv_mw_bind};
+
+use crate::post::error::{PostError, Reason};
+use crate::qp::queue_pair::QueuePair;
+use crate::wr::flags::SIGNALED;
+use crate::wr::window::BindWindow;
+
+/// # Memory windows
+///
+/// Binding and unbinding are requests of the send queue, and keep their place in it.
+impl QueuePair {
+    /// Binds a window of either type: gives peers `range` of its region, counted in bytes from the
+    /// region's beginning, with these rights. Of type 2 it is the peer of this queue pair, of type 1
+    /// whoever is connected to a queue pair of the domain and knows the key.
+    ///
+    /// The key is there at once ([`MemoryWindow::rkey`]); the peer can use it when the request has
+    /// completed, or hears of it by a later send of this queue pair.
+    ///
+    /// # Errors
+    /// See [`PostError`]: [`Window`](crate::PostErrorKind::Window) if it cannot be right. The window is then
+    /// as it was, unless the provider does not say whether it was [posted](PostError::posted).
+    ///
+    /// # Safety
+    /// While the window is bound, peers use the memory of the range as `access` says. If its region is a
+    /// [`MemoryRegion`](rdma_mem::MemoryRegion), that must be allowed, as
+    /// [there](rdma_mem::MemoryRegion::register_mr_with_access). Of other regions the window sees to it, if the
+    /// device keeps peers within the range, as the verbs say: SoftRoCE of Linux 6.1 does not, and lets them
+    /// reach the whole region, which for a [`Buffer`](rdma_mem::Buffer) is that of its pool
+    /// (`docs/rxe-differences.md`, `window-bounds`).
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_mem::{AccessFlags, MemoryWindow, WindowType};
+    /// use rdma_qp::LocalInvalidate;
+    /// # use rdma_qp::{CompletionQueue, PollSlot, prelude::*};
+    /// # rdma_soft::install();
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let cq = CompletionQueue::create(&context, 64)?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let access = AccessFlags::new().with_remote_write();
+    /// # let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).access(access).build();
+    /// # let (one, other) = (prepare()?, prepare()?);
+    /// # let (one_end, other_end) = (one.endpoint(), other.endpoint());
+    /// # let (qp, _other) = (one.handshake(other_end)?, other.handshake(one_end)?);
+    ///
+    /// let buffer = rdma_mem::BufferPool::new(&pd).allocate(4096)?;
+    /// let mut window = MemoryWindow::allocate(buffer, WindowType::Two).map_err(|(_, error)| error)?;
+    /// let write = AccessFlags::new().with_remote_write();
+    /// // SAFETY: a buffer, which the window has for itself.
+    /// unsafe { qp.bind(&mut window, 0..1024, write, 1) }?;
+    /// assert!(window.region().is_none(), "lent");
+    /// // … the peer writes to window.remote(), and says that it is done. Then:
+    /// // SAFETY: a request without memory.
+    /// unsafe { qp.post(LocalInvalidate::new(window.rkey().unwrap()), 2) }?;
+    /// # let (mut slots, mut left) = ([PollSlot::default(); 2], 2);
+    /// # while left > 0 {
+    /// #     for done in cq.poll(&mut slots)? {
+    /// #         done.result().unwrap();
+    /// #         left -= 1;
+    /// #     }
+    /// # }
+    /// // … when 2 was polled with success:
+    /// // SAFETY: see above.
+    /// unsafe { window.unbound() };
+    /// assert_eq!(window.region().unwrap()[0], 0);
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "ibv_bind_mw")]
+    #[doc(alias = "IBV_WR_BIND_MW")]
+    pub unsafe fn bind<R: BindableRegion>(
+        &self,
+        window: &mut MemoryWindow<R>,
+        range: Range<usize>,
+        access: AccessFlags,
+        wr_id: u64,
+    ) -> Result<(), PostError> {
+        self.check_domain(window)?;
+        let posted = match window.kind() {
+            WindowType::Two => {
+                let request = BindWindow::new(window, range, access)?;
+                // SAFETY: SAFETY.md F1: the same contract; the request has no elements, and is posted once, here.
+                unsafe { self.post(request, wr_id) }
+            }
+            _ => {
+                let prepared = window.prepare_bind(range, access)?;
+                // SAFETY: SAFETY.md F1: the window's own, which is exclusive and has its region; the rest is the
+                // same contract.
+                unsafe { self.post_bind(prepared, wr_id) }
+            }
+        };
+        match posted {
+            Ok(()) => {
+                if window.kind() == WindowType::One {
+                    window.bind_posted();
+                }
+                Ok(())
+            }
+            Err(error) => {
+                if error.posted() == 0 {
+                    // SAFETY: SAFETY.md F25: it was refused, here or at its post.
+                    unsafe { window.never_bound() };
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Unbinds a window of type 1, through any queue pair of its domain: when the request has completed
+    /// with success, no peer has access through it any more. Windows of type 2 are
+    /// [invalidated](crate::LocalInvalidate).
+    ///
+    /// Queue pairs do not wait for each other: through another than the one that binds it, an unbind may come
+    /// before the bind. So there poll the completion of the bind first.
+    ///
+    /// # Errors
+    /// See [`PostError`]: [`Window`](crate::PostErrorKind::Window) if it is not bound, or of type 2.
+    ///
+    /// # Safety
+    /// As [`post`](Self::post), of a request without memory.
+    #[doc(alias = "ibv_bind_mw")]
+    pub unsafe fn unbind<R: BindableRegion>(
+        &self,
+        window: &mut MemoryWindow<R>,
+        wr_id: u64,
+    ) -> Result<(), PostError> {
+        self.check_domain(window)?;
+        let prepared = window.prepare_unbind()?;
+        // SAFETY: SAFETY.md F1: the window's own, which is exclusive and has its region; it gives nothing.
+        unsafe { self.post_bind(prepared, wr_id) }
+    }
+
+    fn check_domain<R: BindableRegion>(&self, window: &MemoryWindow<R>) -> Result<(), BindError> {
+        if window.pd().is_same(self.pd()) { Ok(()) } else { Err(BindError::WrongDomain) }
+    }
+
+    /// # Safety
+    /// The window and its region are live, and nobody else uses the window; as of [`Self::bind`].
+    unsafe fn post_bind(&self, prepared: PreparedBind, wr_id: u64) -> Result<(), PostError> {
+        let PreparedBind { mw, info, .. } = prepared;
+        let mut request = ibv_mw_bind { wr_id, send_flags: SIGNALED, bind_info: info };
+        // SAFETY: SAFETY.md F1: a live queue pair, and a live window by this function's contract.
+        let returned = unsafe { ibv_bind_mw(self.as_raw(), mw, &raw mut request) };
+        // It is one request, so that none was posted if it was refused (SAFETY.md F25).
+        Errno::check(returned)
+            .map_err(|errno| PostError::new(0, Reason::Verb { verb: "ibv_bind_mw", errno }))
+    }
+}

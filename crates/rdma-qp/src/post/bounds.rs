@@ -1,0 +1,105 @@
+//! How much a request moves and how much it may: what the check of each post looks at first.
+
+use rdma_mem::RemoteMemoryRegion;
+use rdma_types::QpType;
+
+/// How many bytes the elements of a request have, and how many the peer's memory.
+///
+/// The check of each post is one comparison of the two. What needs another look is made to fail it,
+/// so that the requests that need none pay for none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// And [`TO`], of a datagram.
+    bytes: u64,
+    remote: u64,
+}
+
+/// Set in the number of bytes, which is never so large, of a send that says where it goes.
+const TO: u64 = 1 << 63;
+
+impl Bounds {
+    /// Of a request that is looked at closer whatever it moves.
+    pub(crate) const DOUBTFUL: Self = Self { bytes: u64::MAX, remote: 0 };
+
+    /// Of so many bytes, for no memory of the peer in particular.
+    #[inline]
+    pub(crate) const fn of(bytes: u64) -> Self {
+        Self { bytes, remote: u64::MAX }
+    }
+
+    /// The same, for this memory of the peer.
+    #[inline]
+    pub(crate) const fn within(self, remote: RemoteMemoryRegion) -> Self {
+        Self { remote: remote.length() as u64, ..self }
+    }
+
+    /// The same, of a send that says where it goes: it is looked at closer.
+    #[inline]
+    pub(crate) const fn with_destination(self) -> Self {
+        Self { bytes: self.bytes | TO, remote: 0 }
+    }
+
+    /// The same, without what [`with_destination`](Self::with_destination) added.
+    pub(crate) const fn without_destination(self) -> Self {
+        Self::of(self.bytes & !TO)
+    }
+
+    /// Whether it was made by [`with_destination`](Self::with_destination), of a send. Of other
+    /// requests it says nothing.
+    #[inline]
+    pub(crate) const fn has_destination(self) -> bool {
+        self.bytes & TO != 0
+    }
+
+    /// How many bytes the elements have.
+    pub(crate) const fn bytes(self) -> u64 {
+        self.bytes & !TO
+    }
+
+    /// The number of bytes, with what else is kept in it, and that of the peer's memory. Unless the
+    /// first is at most the second, the request is looked at closer.
+    #[inline]
+    pub(crate) const fn parts(self) -> (u64, u64) {
+        (self.bytes, self.remote)
+    }
+}
+
+/// A request of the send queue with fewer elements than this has not too many, and is of a queue
+/// pair that carries all requests: one comparison for both. 0 but for RC.
+pub(crate) const fn usual_sge(qp_type: QpType, max_send_sge: u32) -> u32 {
+    match qp_type {
+        QpType::RC => max_send_sge.saturating_add(1),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fit(bounds: Bounds) -> bool {
+        let (bytes, remote) = bounds.parts();
+        bytes <= remote
+    }
+
+    #[test]
+    fn what_fits_is_what_needs_no_closer_look() {
+        let remote = RemoteMemoryRegion::new(0x1000, 8, 1);
+        assert!(fit(Bounds::of(9)) && fit(Bounds::of(8).within(remote)));
+        assert!(!fit(Bounds::of(9).within(remote)));
+        assert!(!fit(Bounds::DOUBTFUL) && !fit(Bounds::of(0).with_destination()));
+    }
+
+    #[test]
+    fn only_reliable_connections_have_usual_requests() {
+        assert_eq!(usual_sge(QpType::RC, 4), 5);
+        assert_eq!([QpType::UC, QpType::UD].map(|qp_type| usual_sge(qp_type, 4)), [0, 0]);
+    }
+
+    #[test]
+    fn a_destination_changes_no_number_of_bytes() {
+        let sent = Bounds::of(5).with_destination();
+        assert!(sent.has_destination() && !Bounds::of(5).has_destination());
+        assert_eq!((sent.bytes(), sent.without_destination().parts()), (5, (5, u64::MAX)));
+    }
+}

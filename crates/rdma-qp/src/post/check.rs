@@ -1,0 +1,172 @@
+//! What can be known to be wrong with a request before the device sees it.
+//!
+//! Most requests of most queue pairs pass a few comparisons. Whatever is not so is looked at out of
+//! line.
+#![allow(unsafe_code)]
+
+use rdma_mem::{BindError, ProtectionDomain};
+use rdma_sys::{ibv_mw, ibv_pd, ibv_wr_opcode};
+use rdma_types::QpType;
+
+use crate::post::bounds::Bounds;
+use crate::post::error::{PostError, Reason};
+use crate::post::service::check_service;
+use crate::qp::queue_pair::QueuePair;
+use crate::wr::flags::INLINE;
+use crate::wr::queued::QueuedRequest;
+use crate::wr::queued_receive::QueuedReceive;
+
+impl QueuedRequest<'_, '_> {
+    /// Whether the queue pair can be known not to be able to do it.
+    #[inline]
+    pub(crate) fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
+        let (bounds, domains) = (self.bounds, self.domains);
+        let (elements, inline) =
+            (self.wr.num_sge.cast_unsigned(), self.wr.send_flags & INLINE != 0);
+        let (bytes, remote) = bounds.parts();
+        if elements < qp.usual_sge() && fits(qp, bytes, remote, inline, domains) {
+            return Ok(());
+        }
+        let opcode = self.wr.opcode;
+        if opcode == ibv_wr_opcode::IBV_WR_BIND_MW && qp.qp_type() != QpType::UD {
+            // SAFETY: SAFETY.md F4: as the opcode says.
+            let mw = unsafe { self.wr.__bindgen_anon_2.bind_mw.mw };
+            // SAFETY: SAFETY.md F1: the request borrows its window.
+            return unsafe { check_window(mw, qp) };
+        }
+        // SAFETY: SAFETY.md F4: plain numbers, with the address first wherever there is one.
+        let address = unsafe { self.wr.wr.rdma.remote_addr };
+        let doubtful = Doubtful { opcode, bounds, address, elements, inline, domains };
+        let send = matches!(
+            opcode,
+            ibv_wr_opcode::IBV_WR_SEND
+                | ibv_wr_opcode::IBV_WR_SEND_WITH_IMM
+                | ibv_wr_opcode::IBV_WR_SEND_WITH_INV
+        );
+        // Others have no destination, and more bytes than there are where something is wrong with them.
+        if !send || !bounds.has_destination() {
+            return doubtful.check(qp, None);
+        }
+        // SAFETY: SAFETY.md F4: `to` has set both.
+        let handle = unsafe { self.wr.wr.ud.ah };
+        // SAFETY: SAFETY.md F1: the request borrows its handle.
+        doubtful.check(qp, Some(unsafe { (*handle).pd }))
+    }
+}
+
+impl QueuedReceive<'_, '_> {
+    /// Whether a queue of this domain and so many elements can be known not to be able to do it.
+    #[inline]
+    pub(crate) fn check(&self, pd: &ProtectionDomain, most: u32) -> Result<(), PostError> {
+        let elements = self.wr.num_sge.cast_unsigned();
+        if elements <= most && are_of(self.domains, pd) {
+            return Ok(());
+        }
+        Err(refusal(elements, most, self.domains, pd))
+    }
+}
+
+/// Whether the peer's memory, or an inline request, has room for the elements, and all are of one domain.
+// Of numbers and not of `Bounds`, which costs a checked post two instructions more.
+#[inline]
+fn fits(
+    qp: &QueuePair,
+    bytes: u64,
+    remote: u64,
+    inline: bool,
+    domains: &[&ProtectionDomain],
+) -> bool {
+    bytes <= remote
+        && if inline {
+            // Needs no registration.
+            bytes <= u64::from(qp.limits().max_inline_data)
+        } else {
+            are_of(domains, qp.pd())
+        }
+}
+
+/// That a window to be bound is of the queue pair's domain.
+///
+/// # Safety
+/// The window is live.
+#[cold]
+#[inline(never)]
+unsafe fn check_window(mw: *const ibv_mw, qp: &QueuePair) -> Result<(), PostError> {
+    // SAFETY: this function's contract.
+    let pd = unsafe { (*mw).pd };
+    if std::ptr::eq(pd, qp.pd().as_raw()) { Ok(()) } else { Err(BindError::WrongDomain.into()) }
+}
+
+/// What is looked at when a request, or its queue pair, is not as most are. A copy: of a request whose
+/// address is given away, all would have to be in memory before it is checked.
+struct Doubtful<'wr, 'data> {
+    opcode: ibv_wr_opcode,
+    bounds: Bounds,
+    address: u64,
+    elements: u32,
+    inline: bool,
+    domains: &'wr [&'data ProtectionDomain],
+}
+
+impl Doubtful<'_, '_> {
+    /// With the domain of its address handle, if it has one.
+    #[cold]
+    #[inline(never)]
+    fn check(self, qp: &QueuePair, handle: Option<*mut ibv_pd>) -> Result<(), PostError> {
+        let this = match handle {
+            Some(_) => Self { bounds: self.bounds.without_destination(), ..self },
+            None => self,
+        };
+        let Self { opcode, bounds, elements, inline, domains, .. } = this;
+        let (bytes, remote) = bounds.parts();
+        check_service(qp, opcode, bytes, handle)?;
+        let fits = fits(qp, bytes, remote, inline, domains);
+        if fits && elements <= qp.limits().max_send_sge { Ok(()) } else { Err(this.why(qp)) }
+    }
+
+    fn why(self, qp: &QueuePair) -> PostError {
+        let Self { opcode, bounds, address, elements, inline, domains } = self;
+        let atomic = matches!(
+            opcode,
+            ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP | ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD
+        );
+        let limits = qp.limits();
+        let (bytes, remote) = bounds.parts();
+        if bytes <= remote && inline && elements <= limits.max_send_sge {
+            PostError::new(0, Reason::TooMuchInline { bytes, most: limits.max_inline_data })
+        } else if bytes <= remote {
+            refusal(elements, limits.max_send_sge, domains, qp.pd())
+        } else if atomic && !address.is_multiple_of(8) {
+            PostError::new(0, Reason::Misaligned { address })
+        } else if atomic && bytes != 8 {
+            PostError::new(0, Reason::AtomicResult)
+        } else {
+            PostError::new(0, Reason::RemoteTooShort { elements: bytes, remote })
+        }
+    }
+}
+
+/// Whether all domains that are known are this one.
+#[inline]
+fn are_of(domains: &[&ProtectionDomain], pd: &ProtectionDomain) -> bool {
+    domains.iter().all(|domain| domain.is_same(pd))
+}
+
+/// Why so many elements of these domains are refused.
+#[cold]
+#[inline(never)]
+fn refusal(
+    elements: u32,
+    most: u32,
+    domains: &[&ProtectionDomain],
+    pd: &ProtectionDomain,
+) -> PostError {
+    let foreign = domains.iter().position(|domain| !domain.is_same(pd));
+    PostError::new(
+        0,
+        match foreign {
+            Some(element) if elements <= most => Reason::WrongDomain { element },
+            _ => Reason::TooManyElements { elements, most },
+        },
+    )
+}

@@ -1,0 +1,256 @@
+//! Requests that were not posted.
+
+use std::fmt;
+
+use rdma_mem::{BindError, Errno, Mtu};
+use rdma_types::QpType;
+
+use crate::post::without_niche::WithoutNiche;
+
+/// Requests that were not posted, or not all.
+///
+/// Requests are posted in order, so the first [`posted`](Self::posted) of a batch are with the device,
+/// which uses their memory until they complete, and the others are not. It holds no memory, so that
+/// making one costs nothing.
+///
+/// ```
+/// # use rdma_mem::{AccessFlags, RemoteMemoryRegion};
+/// # use rdma_qp::{CompletionQueue, WriteWorkRequest, prelude::*};
+/// # rdma_soft::install();
+/// # let context = rdma_mem::open_device("soft0")?;
+/// # let cq = CompletionQueue::create(&context, 64)?;
+/// # let pd = context.allocate_pd()?;
+/// # let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).build();
+/// # let (one, other) = (prepare()?, prepare()?);
+/// # let other = other.endpoint();
+/// # let qp = one.handshake(other)?;
+/// let region = pd.allocate_region(64)?;
+/// let elements = [region.get_ref(0, 64).unwrap().gather_element()];
+/// let too_short = RemoteMemoryRegion::new(0x1000, 63, 0x42);
+/// // SAFETY: nothing uses the region until the request has completed.
+/// let error = unsafe { qp.post_write(WriteWorkRequest::new(&elements, too_short), 1) }.unwrap_err();
+/// assert_eq!(error.posted(), 0);
+/// assert_eq!(error.to_string(), "64 bytes of elements do not fit into 63 bytes of remote memory");
+/// # Ok::<(), rdma_qp::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PostError {
+    posted: usize,
+    refused: usize,
+    reason: WithoutNiche<Reason>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    RemoteTooShort { elements: u64, remote: u64 },
+    TooManyElements { elements: u32, most: u32 },
+    TooMuchInline { bytes: u64, most: u32 },
+    WrongDomain { element: usize },
+    Misaligned { address: u64 },
+    AtomicResult,
+    Window(BindError),
+    SharedReceives,
+    NoDestination,
+    Destination { qp_type: QpType },
+    ForeignHandle,
+    LongerThanMtu { bytes: u64, mtu: Mtu },
+    Opcode { opcode: &'static str, qp_type: QpType },
+    Verb { verb: &'static str, errno: Errno },
+}
+
+/// Why requests were not posted, for programs; [`PostError`] says it for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PostErrorKind {
+    /// The elements are longer than the remote memory.
+    RemoteTooShort,
+    /// The request has more elements than the queue pair's `max_send_sge` or `max_recv_sge`, or the shared
+    /// receive queue's `max_sge`.
+    TooManyElements,
+    /// The inline request has more bytes than the queue pair's `max_inline_data`.
+    TooMuchInline,
+    /// A registered slice of the request is of another protection domain than the queue pair, or the
+    /// shared receive queue.
+    WrongDomain,
+    /// The peer's word of an atomic request is not at a multiple of 8.
+    Misaligned,
+    /// The result of an atomic request is not of 8 bytes.
+    AtomicResult,
+    /// A memory window cannot be bound or unbound like that; the message says why.
+    Window,
+    /// The queue pair takes its receives from a shared receive queue.
+    SharedReceives,
+    /// A send of a UD queue pair does not say where it goes.
+    NoDestination,
+    /// A destination was given, but the queue pair is connected.
+    Destination,
+    /// The address handle is of another protection domain than the queue pair.
+    ForeignHandle,
+    /// A datagram is longer than the MTU.
+    LongerThanMtu,
+    /// A queue pair of this type has no such requests.
+    Opcode,
+    /// The queue is full: take completions first, then post again. Nothing is wrong with the queue
+    /// pair.
+    WouldBlock,
+    /// The provider refused, for another reason.
+    Refused,
+}
+
+impl PostError {
+    #[cold]
+    pub(crate) const fn new(posted: usize, reason: Reason) -> Self {
+        Self { posted, refused: posted, reason: WithoutNiche::new(reason) }
+    }
+
+    /// The same, of the request at this place in a batch.
+    #[cold]
+    pub(crate) const fn at(self, refused: usize) -> Self {
+        Self { refused, ..self }
+    }
+
+    /// The same for another reason.
+    #[cold]
+    pub(crate) const fn because(self, reason: Reason) -> Self {
+        Self { reason: WithoutNiche::new(reason), ..self }
+    }
+
+    /// How many of the requests are with the device. 1 for a single request means: perhaps. A provider
+    /// that does not say which request it refused must be taken to have posted all.
+    #[must_use]
+    pub const fn posted(&self) -> usize {
+        self.posted
+    }
+
+    /// Which request of the batch was refused, from 0.
+    #[must_use]
+    pub const fn refused(&self) -> usize {
+        self.refused
+    }
+
+    /// Why it was not posted.
+    #[must_use]
+    pub const fn kind(&self) -> PostErrorKind {
+        match *self.reason.get() {
+            Reason::RemoteTooShort { .. } => PostErrorKind::RemoteTooShort,
+            Reason::TooManyElements { .. } => PostErrorKind::TooManyElements,
+            Reason::TooMuchInline { .. } => PostErrorKind::TooMuchInline,
+            Reason::WrongDomain { .. } => PostErrorKind::WrongDomain,
+            Reason::Misaligned { .. } => PostErrorKind::Misaligned,
+            Reason::AtomicResult => PostErrorKind::AtomicResult,
+            Reason::Window(_) => PostErrorKind::Window,
+            Reason::SharedReceives => PostErrorKind::SharedReceives,
+            Reason::NoDestination => PostErrorKind::NoDestination,
+            Reason::Destination { .. } => PostErrorKind::Destination,
+            Reason::ForeignHandle => PostErrorKind::ForeignHandle,
+            Reason::LongerThanMtu { .. } => PostErrorKind::LongerThanMtu,
+            Reason::Opcode { .. } => PostErrorKind::Opcode,
+            Reason::Verb { errno: Errno::ENOMEM, .. } => PostErrorKind::WouldBlock,
+            Reason::Verb { .. } => PostErrorKind::Refused,
+        }
+    }
+
+    /// The error number, if it was the provider that refused; `None` if the request was refused here.
+    #[must_use]
+    pub const fn errno(&self) -> Option<Errno> {
+        match *self.reason.get() {
+            Reason::Verb { errno, .. } => Some(errno),
+            _ => None,
+        }
+    }
+}
+
+impl From<BindError> for PostError {
+    fn from(error: BindError) -> Self {
+        Self::new(0, Reason::Window(error))
+    }
+}
+
+impl fmt::Display for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.refused > self.posted {
+            write!(f, "request {} of the batch, of which none was posted: ", self.refused)?;
+        }
+        self.reason.get().fmt(f)?;
+        if self.posted > 0 { write!(f, " ({} posted before it)", self.posted) } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::RemoteTooShort { elements, remote } => write!(
+                f,
+                "{elements} bytes of elements do not fit into {remote} bytes of remote memory"
+            ),
+            Self::TooManyElements { elements, most } => write!(
+                f,
+                "{elements} elements, and the queue takes {most}: send fewer, or create it with more"
+            ),
+            Self::TooMuchInline { bytes, most } => write!(
+                f,
+                "{bytes} bytes inline, and the queue pair takes {most}: create it with a larger \
+                 `max_inline_data`, or post without `inline`"
+            ),
+            Self::WrongDomain { element } => write!(
+                f,
+                "element {element} is of another protection domain than the queue: register the memory \
+                 in the domain of the queue"
+            ),
+            Self::Misaligned { address } => write!(
+                f,
+                "the remote address {address:#x} of an atomic operation is not a multiple of 8"
+            ),
+            Self::AtomicResult => {
+                f.write_str("the result of an atomic operation needs an element of exactly 8 bytes")
+            }
+            Self::Window(error) => error.fmt(f),
+            Self::SharedReceives => f.write_str(
+                "the queue pair takes its receives from a shared receive queue: post them there",
+            ),
+            Self::NoDestination => f.write_str(
+                "a send of a UD queue pair has to say where it goes: `SendWorkRequest::to`",
+            ),
+            Self::Destination { qp_type } => write!(
+                f,
+                "this queue pair is {qp_type}, and sends to the peer that it is connected to: leave \
+                 `SendWorkRequest::to` out"
+            ),
+            Self::ForeignHandle => f.write_str(
+                "the address handle is of another protection domain than the queue pair: make one in \
+                 the domain of the queue pair",
+            ),
+            Self::LongerThanMtu { bytes, mtu } => write!(
+                f,
+                "a datagram of {bytes} bytes, and the MTU is {mtu}: send several, or use a connection"
+            ),
+            Self::Opcode { opcode, qp_type } => {
+                let carried = if qp_type == QpType::UD { "sends" } else { "sends and writes" };
+                write!(f, "{opcode}, and this queue pair is {qp_type}, which has only {carried}")
+            }
+            Self::Verb { verb, errno } => {
+                write!(f, "{verb}: {errno}")?;
+                f.write_str(match errno {
+                    Errno::ENOMEM => {
+                        ": the queue is full: take completions first (of unsignaled requests those of \
+                         a later signaled one), or create it with more work requests"
+                    }
+                    Errno::EINVAL => {
+                        ": more elements or inline bytes than the queue pair has, or a state that \
+                         does not take requests (receives from INIT on, others in RTS)"
+                    }
+                    _ => "",
+                })
+            }
+        }
+    }
+}
+
+impl std::error::Error for PostError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self.reason.get() {
+            Reason::Verb { errno, .. } => Some(errno),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! One call of the provider, for one request or a list of them.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::ptr::null_mut;
+
+use rdma_mem::Errno;
+use rdma_sys::{ibv_post_recv, ibv_post_send, ibv_recv_wr, ibv_send_wr};
+
+use crate::post::error::{PostError, Reason};
+use crate::qp::queue_pair::QueuePair;
+use crate::wr::queued::QueuedRequest;
+use crate::wr::queued_receive::QueuedReceive;
+use crate::wr::request::sealed::Queued;
+
+/// A request that can be one of a list.
+pub(crate) trait Linked {
+    type Wr;
+
+    /// Has the list go on with `next` after it. Gives where it is, as C has it.
+    fn link(&mut self, next: *mut Self::Wr) -> *mut Self::Wr;
+}
+
+impl Linked for QueuedRequest<'_, '_> {
+    type Wr = ibv_send_wr;
+
+    #[inline]
+    fn link(&mut self, next: *mut ibv_send_wr) -> *mut ibv_send_wr {
+        self.wr.next = next;
+        &raw mut self.wr
+    }
+}
+
+impl Linked for QueuedReceive<'_, '_> {
+    type Wr = ibv_recv_wr;
+
+    #[inline]
+    fn link(&mut self, next: *mut ibv_recv_wr) -> *mut ibv_recv_wr {
+        self.wr.next = next;
+        &raw mut self.wr
+    }
+}
+
+/// Has `call` post one request. It gets the request and where to say which one it refused; `refused` gets
+/// what it returned then, and how many were posted.
+#[inline(always)]
+pub(crate) fn post_one<W>(
+    mut wr: W,
+    call: impl FnOnce(*mut W, *mut *mut W) -> c_int,
+    refused: impl FnOnce(c_int, usize) -> PostError,
+) -> Result<(), PostError> {
+    // A provider that does not set it counts as one that has posted all.
+    let mut bad = null_mut();
+    match call(&raw mut wr, &raw mut bad) {
+        0 => Ok(()),
+        returned => Err(refused(returned, usize::from(bad.is_null()))),
+    }
+}
+
+/// As [`post_one`], for all of a slice, linked to a list.
+#[inline]
+pub(crate) fn post_all<R: Linked>(
+    requests: &mut [R],
+    call: impl FnOnce(*mut R::Wr, *mut *mut R::Wr) -> c_int,
+    refused: impl FnOnce(c_int, usize) -> PostError,
+) -> Result<(), PostError> {
+    let first = requests.iter_mut().rev().fold(null_mut(), |next, request| request.link(next));
+    if first.is_null() {
+        return Ok(());
+    }
+    let mut bad = null_mut();
+    match call(first, &raw mut bad) {
+        0 => Ok(()),
+        returned => {
+            let posted = place(first.addr(), bad.addr(), size_of::<R>(), requests.len());
+            Err(refused(returned, posted))
+        }
+    }
+}
+
+/// For a function of this name.
+#[cold]
+pub(crate) fn refused(verb: &'static str, returned: c_int, posted: usize) -> PostError {
+    let errno = Errno::check(returned).err().unwrap_or(Errno::EIO);
+    PostError::new(posted, Reason::Verb { verb, errno })
+}
+
+/// Which of `count` requests, `stride` bytes apart from `first` on, is at `bad`: so many before it
+/// were posted. All of them, if it is none.
+#[cold]
+fn place(first: usize, bad: usize, stride: usize, count: usize) -> usize {
+    let place = bad.checked_sub(first).map(|distance| distance / stride);
+    place.filter(|&place| place < count).unwrap_or(count)
+}
+
+impl Queued for QueuedRequest<'_, '_> {
+    #[inline(always)]
+    fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
+        self.check(qp)
+    }
+
+    #[inline(always)]
+    unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError> {
+        // SAFETY: SAFETY.md F1, F12: a live queue pair, and one request, which ends the list; the rest is
+        // this function's contract.
+        let call = |wr, bad| unsafe { ibv_post_send(qp.posted(), wr, bad) };
+        post_one(self.wr, call, |returned, posted| refused("ibv_post_send", returned, posted))
+    }
+
+    #[inline]
+    unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
+        // SAFETY: SAFETY.md F1, F12: a live queue pair, and a list of the whole slice; the rest is this
+        // function's contract.
+        let call = |list, bad| unsafe { ibv_post_send(qp.posted(), list, bad) };
+        post_all(batch, call, |returned, posted| refused("ibv_post_send", returned, posted))
+    }
+}
+
+impl Queued for QueuedReceive<'_, '_> {
+    #[inline(always)]
+    fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
+        self.check(qp.pd(), qp.limits().max_recv_sge).map_err(|error| explain(error, qp))
+    }
+
+    #[inline(always)]
+    unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError> {
+        // SAFETY: SAFETY.md F1, F12: as above.
+        let call = |wr, bad| unsafe { ibv_post_recv(qp.as_raw(), wr, bad) };
+        post_one(self.wr, call, |returned, posted| refused_receive(qp, returned, posted))
+    }
+
+    #[inline]
+    unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
+        // SAFETY: SAFETY.md F1, F12: as above.
+        let call = |list, bad| unsafe { ibv_post_recv(qp.as_raw(), list, bad) };
+        post_all(batch, call, |returned, posted| refused_receive(qp, returned, posted))
+    }
+}
+
+#[cold]
+fn refused_receive(qp: &QueuePair, returned: c_int, posted: usize) -> PostError {
+    explain(refused("ibv_post_recv", returned, posted), qp)
+}
+
+/// Providers say nothing helpful of a receive for a queue pair that has a shared receive queue: some that
+/// its own queue, which holds none, is full.
+#[cold]
+fn explain(error: PostError, qp: &QueuePair) -> PostError {
+    match qp.srq() {
+        Some(_) => error.because(Reason::SharedReceives),
+        None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_refused_request_tells_how_many_were_posted() {
+        assert_eq!(place(1000, 1000, 100, 3), 0);
+        assert_eq!(place(1000, 1200, 100, 3), 2);
+        for bad in [0, 900, 1300] {
+            assert_eq!(place(1000, bad, 100, 3), 3, "not one of them: all may be posted");
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Queue pairs: making one, what it is told, and what it says.
+
+pub(crate) mod attributes;
+pub(crate) mod builder;
+pub(crate) mod capabilities;
+mod create;
+pub(crate) mod datagrams;
+mod drain;
+pub(crate) mod modify;
+mod object;
+mod own_end;
+pub(crate) mod prepared;
+pub(crate) mod queue_pair;
+mod raw;
+mod settings;

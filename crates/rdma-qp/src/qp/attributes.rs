@@ -1,0 +1,131 @@
+//! What a queue pair says about itself.
+
+use rdma_mem::{AccessFlags, Mtu};
+use rdma_sys::{ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
+use rdma_types::{
+    AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Psn, QpState, QpType, Qpn,
+};
+
+use crate::qp::capabilities::QueuePairCapabilities;
+
+/// The attributes of a queue pair, from [`QueuePair::query`](crate::QueuePair::query).
+///
+/// What its type does not have is 0, or the default: acknowledgements, retries, reads and atomics are of RC,
+/// a peer of RC and UC, a Q_Key of UD.
+#[doc(alias = "ibv_qp_attr")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QueuePairAttributes {
+    /// The state that it is in.
+    pub state: QpState,
+    /// How large its queues are.
+    pub capabilities: QueuePairCapabilities,
+    /// What the peer may do through it.
+    pub access: AccessFlags,
+    /// The port.
+    pub port: u8,
+    /// The place of its partition key in the port's table.
+    pub pkey_index: u16,
+    /// The key that datagrams have to show to get in.
+    pub qkey: u32,
+    /// The peer's queue pair.
+    pub peer_qpn: Qpn,
+    /// The path MTU; `None` for a code that the specification does not have.
+    pub mtu: Option<Mtu>,
+    /// The number of the next packet from here.
+    pub send_psn: Psn,
+    /// The number of the next packet that is expected.
+    pub recv_psn: Psn,
+    /// How many RDMA reads and atomics are in flight from here at a time.
+    pub max_rd_atomic: u8,
+    /// How many RDMA reads and atomics of the peer are answered at a time.
+    pub max_dest_rd_atomic: u8,
+    /// How long it waits for an acknowledgement.
+    pub ack_timeout: AckTimeout,
+    /// How often it sends again.
+    pub max_ack_retries: MaxAckRetries,
+    /// How often it tries again when the peer has no receive posted.
+    pub max_rnr_retries: MaxRnrRetries,
+    /// How long the peer has to wait when no receive is posted here.
+    pub min_rnr_timer: MinRnrTimer,
+}
+
+impl QueuePairAttributes {
+    /// Every attribute of that type.
+    pub(crate) fn mask(qp_type: QpType) -> ibv_qp_attr_mask {
+        match qp_type {
+            QpType::UD => Self::UD,
+            QpType::UC => Self::UC,
+            _ => Self::RC,
+        }
+    }
+
+    const UD: ibv_qp_attr_mask = ibv_qp_attr_mask(
+        ibv_qp_attr_mask::IBV_QP_STATE.0
+            | ibv_qp_attr_mask::IBV_QP_CAP.0
+            | ibv_qp_attr_mask::IBV_QP_PORT.0
+            | ibv_qp_attr_mask::IBV_QP_PKEY_INDEX.0
+            | ibv_qp_attr_mask::IBV_QP_QKEY.0
+            | ibv_qp_attr_mask::IBV_QP_SQ_PSN.0,
+    );
+
+    const UC: ibv_qp_attr_mask = ibv_qp_attr_mask(
+        ibv_qp_attr_mask::IBV_QP_STATE.0
+            | ibv_qp_attr_mask::IBV_QP_CAP.0
+            | ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS.0
+            | ibv_qp_attr_mask::IBV_QP_PORT.0
+            | ibv_qp_attr_mask::IBV_QP_PKEY_INDEX.0
+            | ibv_qp_attr_mask::IBV_QP_DEST_QPN.0
+            | ibv_qp_attr_mask::IBV_QP_PATH_MTU.0
+            | ibv_qp_attr_mask::IBV_QP_SQ_PSN.0
+            | ibv_qp_attr_mask::IBV_QP_RQ_PSN.0,
+    );
+
+    const RC: ibv_qp_attr_mask = ibv_qp_attr_mask(
+        Self::UC.0
+            | ibv_qp_attr_mask::IBV_QP_MAX_QP_RD_ATOMIC.0
+            | ibv_qp_attr_mask::IBV_QP_MAX_DEST_RD_ATOMIC.0
+            | ibv_qp_attr_mask::IBV_QP_TIMEOUT.0
+            | ibv_qp_attr_mask::IBV_QP_RETRY_CNT.0
+            | ibv_qp_attr_mask::IBV_QP_RNR_RETRY.0
+            | ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER.0,
+    );
+
+    pub(crate) fn from_raw(raw: &ibv_qp_attr, init: &ibv_qp_init_attr) -> Self {
+        // The codes have 5 and 3 bits, of which every value is one.
+        Self {
+            state: QpState::from_raw(raw.qp_state.0),
+            capabilities: QueuePairCapabilities::from_raw(&init.cap),
+            access: AccessFlags::from_bits_retain(raw.qp_access_flags),
+            port: raw.port_num,
+            pkey_index: raw.pkey_index,
+            qkey: raw.qkey,
+            peer_qpn: Qpn::masked(raw.dest_qp_num),
+            mtu: u8::try_from(raw.path_mtu.0).ok().and_then(Mtu::from_code),
+            send_psn: Psn::masked(raw.sq_psn),
+            recv_psn: Psn::masked(raw.rq_psn),
+            max_rd_atomic: raw.max_rd_atomic,
+            max_dest_rd_atomic: raw.max_dest_rd_atomic,
+            ack_timeout: AckTimeout::from_code(raw.timeout & 31).unwrap_or_default(),
+            max_ack_retries: MaxAckRetries::from_code(raw.retry_cnt & 7).unwrap_or_default(),
+            max_rnr_retries: MaxRnrRetries::from_code(raw.rnr_retry & 7).unwrap_or_default(),
+            min_rnr_timer: MinRnrTimer::from_code(raw.min_rnr_timer & 31).unwrap_or_default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_type_has_is_asked_for() {
+        let asks =
+            |qp_type, one: ibv_qp_attr_mask| QueuePairAttributes::mask(qp_type).0 & one.0 != 0;
+        let types = |one| [QpType::RC, QpType::UC, QpType::UD].map(|qp_type| asks(qp_type, one));
+        assert_eq!(types(ibv_qp_attr_mask::IBV_QP_PORT), [true, true, true]);
+        assert_eq!(types(ibv_qp_attr_mask::IBV_QP_DEST_QPN), [true, true, false]);
+        assert_eq!(types(ibv_qp_attr_mask::IBV_QP_TIMEOUT), [true, false, false]);
+        assert_eq!(types(ibv_qp_attr_mask::IBV_QP_QKEY), [false, false, true]);
+    }
+}

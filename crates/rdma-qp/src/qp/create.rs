@@ -1,0 +1,328 @@
+//! Creating a queue pair, and what its endpoint says.
+#![allow(unsafe_code)]
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::ptr::{NonNull, null_mut};
+
+use rdma_mem::{
+    Context, DeviceAttributes, Errno, GidEntry, Handle, Mtu, Ownership, PortAttributes, PortState,
+    VerbError,
+};
+use rdma_sys::{ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type};
+use rdma_types::{Psn, QpType, Qpn, TransportType};
+
+use crate::cq::claim::{Claims, claim};
+use crate::cq::queue::CompletionQueue;
+use crate::endpoint::{EndpointGid, QueuePairEndpoint, path};
+use crate::error::{Error, create_hint};
+use crate::post::extended;
+use crate::post::stand_in::Called;
+use crate::qp::builder::QueuePairBuilder;
+use crate::qp::capabilities::QueuePairCapabilities;
+use crate::qp::object::{Needs, Object};
+use crate::qp::own_end::OwnEnd;
+use crate::qp::prepared::PreparedQueuePair;
+use crate::srq::queue::SharedReceiveQueue;
+
+/// Depths of reads that cost a device little.
+const RD_ATOMIC: u32 = 16;
+
+impl QueuePairBuilder<'_> {
+    /// Creates the queue pair; see `man ibv_create_qp`.
+    ///
+    /// # Errors
+    /// A type or a device that this library does not know to handle; a completion queue that is
+    /// missing, of another context, or too small for one that is [strict](Self::strict_cq); a
+    /// shared receive queue of another context, a port or GID that is not there, an MTU above the
+    /// port's; or what the provider says, with the device's limits.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn build(self) -> Result<PreparedQueuePair, Error> {
+        let builder = &self;
+        let context = builder.pd.context();
+        let (send_cq, recv_cq) = check_parents(builder)?;
+        let device = context.query_device()?;
+        let mut end = own_end(builder, &device)?;
+        let queues = (send_cq, recv_cq);
+        let claims = claim(queues, &builder.sizes, builder.srq, builder.strict_cq)?;
+        // Everything that can fail was done before, so that nothing is made in vain.
+        let object = create(builder, queues, claims, &device)?;
+        end.endpoint.qpn = object.qpn;
+        Ok(PreparedQueuePair {
+            object,
+            send_psn: end.endpoint.psn,
+            end,
+            fixed_mtu: builder.mtu,
+            recv_psn: builder.recv_psn,
+        })
+    }
+}
+
+/// Checks the type, and that all is of one context.
+pub(crate) fn check_parents<'a>(
+    builder: &QueuePairBuilder<'a>,
+) -> Result<(&'a CompletionQueue, &'a CompletionQueue), Error> {
+    let context = builder.pd.context();
+    check_type(builder.qp_type, context)?;
+    let send_cq = completion_queue(builder, "send_cq", builder.send_cq)?;
+    let recv_cq = completion_queue(builder, "recv_cq", builder.recv_cq)?;
+    if builder.srq.is_some_and(|srq| !srq.pd().context().is_same(context)) {
+        return Err(Error::ForeignSharedReceiveQueue);
+    }
+    Ok((send_cq, recv_cq))
+}
+
+/// The end of a queue pair that has no number yet.
+pub(crate) fn own_end(
+    builder: &QueuePairBuilder<'_>,
+    device: &DeviceAttributes,
+) -> Result<OwnEnd, Error> {
+    let context = builder.pd.context();
+    let port = choose_port(context, device, builder.port)?;
+    check_ranges(builder, device, &port)?;
+    let mtu = choose_mtu(&port, builder.mtu)?;
+    let gids = choose_gids(context, &port, builder.gid_index)?;
+    let depth = |asked: Option<u8>, limit: u32| {
+        asked.unwrap_or_else(|| u8::try_from(limit.min(RD_ATOMIC)).unwrap_or(u8::MAX))
+    };
+    let max_rd_atomic = depth(builder.max_rd_atomic, device.max_qp_init_rd_atom);
+    let max_dest_rd_atomic = depth(builder.max_dest_rd_atomic, device.max_qp_rd_atom);
+    let mut endpoint =
+        QueuePairEndpoint::new(Qpn::masked(0), builder.send_psn.unwrap_or_else(random_psn))
+            .with_mtu(mtu)
+            .with_rd_atomic(max_rd_atomic, max_dest_rd_atomic)
+            .with_grh_required(port.grh_required);
+    let mut indexes = Vec::new();
+    for (gid, index) in gids.into_iter().take(QueuePairEndpoint::MAX_GIDS) {
+        endpoint = endpoint.with_gid(gid.gid, gid.gid_type);
+        indexes.push(index);
+    }
+    endpoint.lid = port.lid;
+    endpoint.link_layer = port.link_layer;
+    let mut settings = builder.settings;
+    match builder.qp_type {
+        QpType::UC => endpoint = endpoint.with_unreliable_connection(),
+        QpType::UD => {
+            settings.qkey = builder.qkey.unwrap_or_else(random_qkey);
+            endpoint = endpoint.with_qkey(settings.qkey);
+        }
+        _ => {}
+    }
+    Ok(OwnEnd { endpoint, indexes, port: port.number, settings })
+}
+
+/// Numbers that fit their Rust type and not their field in a packet, or not the device.
+///
+/// Providers cut off the bits that a field does not have, or refuse them without a reason.
+fn check_ranges(
+    builder: &QueuePairBuilder<'_>,
+    device: &DeviceAttributes,
+    port: &PortAttributes,
+) -> Result<(), Error> {
+    let settings = &builder.settings;
+    let places = port.pkey_table_length.saturating_sub(1);
+    let depth = |depth: Option<u8>| u32::from(depth.unwrap_or(0));
+    let knobs = [
+        ("service_level", settings.service_level.into(), 0xf),
+        ("flow_label", settings.flow_label, 0xf_ffff),
+        ("pkey_index", settings.pkey_index.into(), places.into()),
+        ("max_rd_atomic", depth(builder.max_rd_atomic), device.max_qp_init_rd_atom),
+        ("max_dest_rd_atomic", depth(builder.max_dest_rd_atomic), device.max_qp_rd_atom),
+    ];
+    match knobs.into_iter().find(|&(_, value, most)| value > most) {
+        Some((knob, value, most)) => Err(Error::TooLarge { knob, value, most }),
+        None => Ok(()),
+    }
+}
+
+/// What is not known here is refused by its name, before a provider refuses it without a word.
+fn check_type(qp_type: QpType, context: &Context) -> Result<(), Error> {
+    if !matches!(qp_type, QpType::RC | QpType::UC | QpType::UD) {
+        return Err(Error::UnsupportedType { qp_type });
+    }
+    let device = context.device();
+    match device.transport_type() {
+        TransportType::IB => Ok(()),
+        transport => {
+            Err(Error::UnsupportedTransport { device: device.name().to_owned(), transport })
+        }
+    }
+}
+
+fn completion_queue<'a>(
+    builder: &QueuePairBuilder<'_>,
+    knob: &'static str,
+    cq: Option<&'a CompletionQueue>,
+) -> Result<&'a CompletionQueue, Error> {
+    let cq = cq.ok_or(Error::Missing { knob })?;
+    if cq.context().is_same(builder.pd.context()) {
+        Ok(cq)
+    } else {
+        Err(Error::ForeignCompletionQueue { knob })
+    }
+}
+
+fn choose_port(
+    context: &Context,
+    device: &DeviceAttributes,
+    asked: Option<u8>,
+) -> Result<PortAttributes, Error> {
+    let count = device.port_count;
+    if let Some(port) = asked {
+        if port == 0 || port > count {
+            return Err(Error::NoSuchPort { port, count });
+        }
+        return Ok(context.query_port(port)?);
+    }
+    let mut ports = Vec::new();
+    for number in 1..=count {
+        let port = context.query_port(number)?;
+        if matches!(port.state, PortState::ACTIVE | PortState::ACTIVE_DEFER) {
+            return Ok(port);
+        }
+        ports.push(port.state);
+    }
+    Err(Error::NoActivePort { device: context.device().name().to_owned(), ports })
+}
+
+fn choose_mtu(port: &PortAttributes, asked: Option<Mtu>) -> Result<Mtu, Error> {
+    // A code beyond those of the specification means more than its largest.
+    let unknown = if port.active_mtu_code == 0 { Mtu::MTU256 } else { Mtu::MTU4096 };
+    let active = port.active_mtu.unwrap_or(unknown);
+    match asked {
+        Some(asked) if asked > active => {
+            Err(Error::MtuTooLarge { asked, port: port.number, active })
+        }
+        Some(asked) => Ok(asked),
+        None => Ok(active),
+    }
+}
+
+/// The GIDs of the port that can be used, with their places in its table, best first.
+fn choose_gids(
+    context: &Context,
+    port: &PortAttributes,
+    asked: Option<u8>,
+) -> Result<Vec<(EndpointGid, u8)>, Error> {
+    let usable = |entry: &GidEntry| {
+        let gid = EndpointGid { gid: entry.gid, gid_type: entry.gid_type };
+        let index = u8::try_from(entry.index).ok()?;
+        let of_port = entry.port == port.number && asked.is_none_or(|asked| asked == index);
+        Some((path::rank(&gid).filter(|_| of_port)?, gid, index))
+    };
+    let mut gids: Vec<_> = context.gid_table()?.iter().filter_map(usable).collect();
+    // Stable: within a kind the table's order stays.
+    gids.sort_by_key(|&(rank, ..)| rank);
+    match asked {
+        Some(index) if gids.is_empty() => Err(Error::NoSuchGid { port: port.number, index }),
+        _ => Ok(gids.into_iter().map(|(_, gid, index)| (gid, index)).collect()),
+    }
+}
+
+fn create(
+    builder: &QueuePairBuilder<'_>,
+    (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
+    claims: Claims,
+    device: &DeviceAttributes,
+) -> Result<Object, Error> {
+    let verbs = builder.pd.verbs();
+    let sizes = match builder.srq {
+        Some(_) => QueuePairCapabilities { max_recv_wr: 0, max_recv_sge: 0, ..builder.sizes },
+        None => builder.sizes,
+    };
+    let mut attributes = ibv_qp_init_attr {
+        send_cq: send_cq.as_raw(),
+        recv_cq: recv_cq.as_raw(),
+        srq: builder.srq.map_or(null_mut(), SharedReceiveQueue::as_raw),
+        cap: sizes.to_raw(),
+        qp_type: ibv_qp_type(builder.qp_type.raw()),
+        sq_sig_all: i32::from(builder.sq_sig_all),
+        ..Default::default()
+    };
+    let fail = |errno| {
+        let hint = create_hint(errno, &format!("{sizes:?}"), device);
+        VerbError::new("ibv_create_qp", errno).with_hint(hint)
+    };
+    let extended = match builder.extended {
+        // SAFETY: SAFETY.md F1, F2: a live domain and live queues of one context of this table.
+        true => unsafe { extended::create(builder.pd, &mut attributes) }.map_err(fail)?,
+        false => None,
+    };
+    let (raw, posted) = match extended {
+        Some(created) => created,
+        None => {
+            // SAFETY: SAFETY.md F1, F2: as above.
+            let raw = unsafe { (verbs.create_qp)(builder.pd.as_raw(), &raw mut attributes) };
+            let raw = Errno::check_null(raw).map_err(fail)?;
+            (raw, Called::itself(raw))
+        }
+    };
+    let (queues, cap) = ((send_cq, recv_cq), &attributes.cap);
+    // SAFETY: SAFETY.md F2, F9, F20: just created by this table, of these, so that nobody else has it.
+    Ok(unsafe { object(builder, queues, claims, (raw, posted), cap, Ownership::Owned) })
+}
+
+/// Of a queue pair that was created.
+///
+/// # Safety
+/// As of [`Handle::from_raw`]: it is of the builder's domain and type, and of these queues. `posted` is it, or
+/// stands for it.
+pub(crate) unsafe fn object(
+    builder: &QueuePairBuilder<'_>,
+    (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
+    claims: Claims,
+    (raw, posted): (NonNull<ibv_qp>, Called<ibv_qp>),
+    cap: &ibv_qp_cap,
+    ownership: Ownership,
+) -> Object {
+    let needs = Needs {
+        send_cq: send_cq.clone(),
+        recv_cq: recv_cq.clone(),
+        srq: builder.srq.cloned(),
+        pd: builder.pd.clone(),
+        _claims: claims,
+    };
+    let (destroy, verb) = (builder.pd.verbs().destroy_qp, "ibv_destroy_qp");
+    // SAFETY: SAFETY.md F2, F9: this function's contract; it needs queues and domain (F6), and only its owner
+    // uses it.
+    let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
+    // SAFETY: SAFETY.md F1: live by `handle`; the number does not change.
+    let qpn = Qpn::masked(unsafe { (*raw.as_ptr()).qp_num });
+    let mut capabilities = QueuePairCapabilities::from_raw(cap);
+    if builder.srq.is_some() {
+        // Not every provider says so.
+        (capabilities.max_recv_wr, capabilities.max_recv_sge) = (0, 0);
+    }
+    Object::new(handle, posted, qpn, builder.qp_type, capabilities)
+}
+
+/// Starting anywhere keeps packets of an old connection from being taken for those of a new one.
+fn random_psn() -> Psn {
+    Psn::masked(random())
+}
+
+/// Nobody sends by chance to a queue pair that has the number of an earlier one. The high bit is for keys
+/// that need a privilege.
+fn random_qkey() -> u32 {
+    random() >> 1
+}
+
+/// From what the standard library seeds hash maps with: the kernel gives each thread 128 random bits, of which
+/// each seed has another key of SipHash, so that nobody outside can tell the number. A crate for random numbers
+/// would be a dependency of this crate for PSNs and Q_Keys alone.
+fn random() -> u32 {
+    let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_ne_bytes();
+    u32::from_ne_bytes([a, b, c, d])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn psns_differ() {
+        let psns: std::collections::HashSet<_> = (0..8).map(|_| random_psn()).collect();
+        assert!(psns.len() > 1);
+        let qkeys: std::collections::HashSet<_> = (0..8).map(|_| random_qkey()).collect();
+        assert!(qkeys.len() > 1 && qkeys.iter().all(|qkey| qkey >> 31 == 0));
+    }
+}

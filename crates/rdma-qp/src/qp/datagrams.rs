@@ -1,0 +1,174 @@
+//! Datagrams: who sent one, and the way to who is to get one.
+
+use rdma_sys::{ibv_wc, ibv_wc_flags};
+use rdma_types::{Lid, QpType, Qpn};
+
+use crate::ah::global_route_header::GlobalRouteHeader;
+use crate::ah::handle::AddressHandle;
+use crate::ah::vector::AddressVector;
+use crate::cq::completion::WorkCompletion;
+use crate::endpoint::QueuePairEndpoint;
+use crate::endpoint::connect::{ConnectAttributes, Own};
+use crate::error::Error;
+use crate::qp::own_end::{Datagrams, OwnEnd};
+use crate::qp::queue_pair::QueuePair;
+
+/// Who sent a datagram, from [`QueuePair::datagram`].
+#[doc(alias = "ibv_wc")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DatagramSource {
+    /// The sender's queue pair.
+    pub qpn: Qpn,
+    /// The sender's LID; nothing on Ethernet.
+    pub lid: Lid,
+    /// The service level that it came with.
+    pub service_level: u8,
+    /// Whether the first 40 bytes of the receive are the header of the packet
+    /// ([`GlobalRouteHeader`](crate::GlobalRouteHeader)). If not, nothing was written there.
+    pub has_header: bool,
+}
+
+impl QueuePair {
+    /// Who sent the datagram that this receive has taken. `None` if the completion is of another queue
+    /// pair, failed, is of no receive, or if this queue pair is none for datagrams: who sends to a
+    /// connected one is known.
+    ///
+    /// The message begins behind the 40 bytes of the
+    /// [`GlobalRouteHeader`](crate::GlobalRouteHeader), which
+    /// [`scattered_bytes`](crate::WorkSuccess::scattered_bytes) counts too. `man ibv_poll_cq`.
+    #[must_use]
+    pub fn datagram(&self, completion: &WorkCompletion) -> Option<DatagramSource> {
+        let of_this = self.qp_type() == QpType::UD && completion.qpn() == self.qpn();
+        if !of_this || !completion.result().is_ok_and(|success| success.is_receive()) {
+            return None;
+        }
+        let wc = completion.raw();
+        Some(DatagramSource {
+            qpn: Qpn::masked(wc.src_qp),
+            lid: Lid::new(wc.slid),
+            service_level: wc.sl,
+            has_header: wc.wc_flags & ibv_wc_flags::IBV_WC_GRH.0 != 0,
+        })
+    }
+
+    /// The way from here to the port of that endpoint, with service level, traffic class, hop limit and
+    /// flow label as this queue pair was built with.
+    ///
+    /// The pair of GIDs is found by the rule of [`handshake`](crate::PreparedQueuePair::handshake): what is
+    /// the source here is the destination there.
+    ///
+    /// # Errors
+    /// [`Error::NotDatagrams`] of connected queue pairs, [`Error::Handshake`] with the field in which the
+    /// endpoints do not fit.
+    pub fn address_vector(&self, peer: &QueuePairEndpoint) -> Result<AddressVector, Error> {
+        let OwnEnd { endpoint, indexes, port, settings } = &self.datagrams()?.end;
+        let own = Own { endpoint, indexes, fixed_mtu: None, recv_psn: None };
+        let way = ConnectAttributes::way(&own, peer).map_err(Box::new)?;
+        Ok(settings.vector(*port, way))
+    }
+
+    /// A handle to the port of that endpoint: what [`SendWorkRequest::to`](crate::SendWorkRequest::to)
+    /// wants, with the endpoint's number and key. It reaches all queue pairs of the port.
+    ///
+    /// # Errors
+    /// As [`address_vector`](Self::address_vector), and what the provider says.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_qp::{
+    ///     CompletionQueue, GlobalRouteHeader, PollSlot, QueuePairType, ReceiveWorkRequest,
+    ///     SendWorkRequest, prelude::*,
+    /// };
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let cq = CompletionQueue::create(&context, 64)?;
+    /// let pd = context.allocate_pd()?;
+    /// let prepare = || pd.create_qp().qp_type(QueuePairType::UD).send_cq(&cq).recv_cq(&cq).build();
+    /// let (a, b) = (prepare()?, prepare()?);
+    /// let peer = b.endpoint(); // of another process: `QueuePairEndpoint::from_bytes`
+    /// let (a, b) = (a.activate()?, b.activate()?);
+    /// let mut room = pd.allocate_region(GlobalRouteHeader::BYTES + 64)?;
+    ///
+    /// let to_b = a.address_handle(&peer)?;
+    /// let mut all = room.get_mut(0, room.len()).unwrap();
+    /// let mut elements = [all.scatter_element()];
+    /// // SAFETY: the region, and the handle, are left alone until both requests have completed.
+    /// unsafe { b.post_receive(ReceiveWorkRequest::new(&mut elements), 1) }?;
+    /// let hello = SendWorkRequest::only_immediate(7).to(&to_b, peer.qpn(), peer.qkey());
+    /// // SAFETY: as above.
+    /// unsafe { a.post_send(hello, 2) }?;
+    ///
+    /// let (mut slots, mut left) = ([PollSlot::default(); 4], 2);
+    /// while left > 0 {
+    ///     for completion in cq.poll(&mut slots)? {
+    ///         let success = completion.result()?;
+    ///         if let Some(source) = b.datagram(&completion) {
+    ///             assert_eq!((source.qpn, success.immediate_data()), (a.qpn(), Some(7)));
+    ///         }
+    ///         left -= 1;
+    ///     }
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[doc(alias = "ibv_create_ah")]
+    pub fn address_handle(&self, peer: &QueuePairEndpoint) -> Result<AddressHandle, Error> {
+        AddressHandle::create(self.pd(), &self.address_vector(peer)?)
+    }
+
+    /// The handle to the own port, which lives as long as the queue pair.
+    pub(crate) fn own_handle(&self) -> Result<&AddressHandle, Error> {
+        let Datagrams { end, own } = self.datagrams()?;
+        if let Some(handle) = own.get() {
+            return Ok(handle);
+        }
+        let handle = self.address_handle(&end.endpoint)?;
+        Ok(own.get_or_init(|| handle))
+    }
+}
+
+impl AddressHandle {
+    /// Makes one to who sent a datagram: the way that it came, back. The queue pair is the one that received
+    /// it, `header` what stands in front of it; of a datagram without header it is not looked at.
+    ///
+    /// The answer goes to [`DatagramSource::qpn`](crate::DatagramSource::qpn) through this handle; its key is
+    /// not in the packet, so both ends know it or the message says it. `man ibv_create_ah_from_wc`.
+    ///
+    /// # Errors
+    /// [`Error::NotDatagrams`] of a connected queue pair, [`Error::NoDatagram`] if the completion is none of
+    /// a datagram that it received, or what the provider says: the header names no GID of the port.
+    ///
+    /// # Examples
+    /// ```no_run
+    /// # use rdma_qp::{
+    /// #     AddressHandle, DatagramSource, GlobalRouteHeader, QueuePair, SendWorkRequest, WorkCompletion,
+    /// # };
+    /// # fn example(qp: &QueuePair, completion: &WorkCompletion, room: &[u8]) -> Option<()> {
+    /// let (header, message) = GlobalRouteHeader::split(room)?;
+    /// let sender: DatagramSource = qp.datagram(completion)?;
+    /// let back = AddressHandle::from_completion(qp, completion, &header).ok()?;
+    /// let answer = SendWorkRequest::only_immediate(1).to(&back, sender.qpn, qp.qkey()?);
+    /// # Some(())
+    /// # }
+    /// ```
+    #[doc(alias = "ibv_init_ah_from_wc")]
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn from_completion(
+        qp: &QueuePair,
+        completion: &WorkCompletion,
+        header: &GlobalRouteHeader,
+    ) -> Result<Self, Error> {
+        let port = qp.datagrams()?.end.port;
+        let source = qp.datagram(completion).ok_or(Error::NoDatagram { qpn: qp.qpn() })?;
+        let wc = ibv_wc {
+            src_qp: source.qpn.get(),
+            slid: source.lid.get(),
+            sl: source.service_level,
+            dlid_path_bits: completion.raw().dlid_path_bits,
+            wc_flags: if source.has_header { ibv_wc_flags::IBV_WC_GRH.0 } else { 0 },
+            ..Default::default()
+        };
+        Self::to_sender(qp.pd(), port, wc, header)
+    }
+}

@@ -1,0 +1,156 @@
+//! Ending a connection with every completion in hand.
+#![allow(unsafe_code)]
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma_types::QpType;
+
+use crate::cq::completion::{PollSlot, WorkCompletion};
+
+use crate::cq::queue::CompletionQueue;
+
+use crate::error::Error;
+
+use crate::post::error::{PostError, PostErrorKind};
+
+use crate::qp::queue_pair::QueuePair;
+
+use crate::wr::receive::ReceiveWorkRequest;
+
+use crate::wr::send::SendWorkRequest;
+
+/// How far the last request of one queue is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Last {
+    NotPosted,
+    Posted,
+    Done,
+}
+
+impl QueuePair {
+    /// The id of the last request of the send queue, which [`drain`](Self::drain) posts.
+    pub const LAST_SEND_ID: u64 = u64::MAX;
+    /// The id of the last receive, which [`drain`](Self::drain) posts.
+    pub const LAST_RECEIVE_ID: u64 = u64::MAX - 1;
+
+    /// Ends the connection, as [`to_error`](Self::to_error), and waits until everything that was posted
+    /// has completed: after this the device uses no memory of the queue pair's requests.
+    ///
+    /// Completions that are polled meanwhile are handed to `each`: those of this queue pair, done or
+    /// flushed, and of the others that share its completion queues. It posts one request of its own to
+    /// each queue, without memory, and is done when these two are flushed; their completions are not
+    /// handed out. Their ids, [`LAST_SEND_ID`](Self::LAST_SEND_ID) and
+    /// [`LAST_RECEIVE_ID`](Self::LAST_RECEIVE_ID), are to be used for nothing else. Nobody else polls
+    /// the queues meanwhile, or it might wait for what another one has taken.
+    ///
+    /// With a [shared receive queue](crate::SharedReceiveQueue) the receives stay there for the others. What
+    /// the queue pair had taken is handed out as far as the device has completed it when it is found to be
+    /// in error; the event [`QP_LAST_WQE_REACHED`](rdma_mem::AsyncEventKind::QP_LAST_WQE_REACHED) says
+    /// that this was all.
+    ///
+    /// # Errors
+    /// [`Error::DrainTimedOut`]: then the requests are still the device's, until the queue pair is
+    /// destroyed. So it ends if the send queue is full of unsignaled requests that were executed, behind which
+    /// no signaled one was posted: no completion gives their slots back. [`Error::Poll`] if a completion queue has failed, [`Error::Post`] if a queue refuses
+    /// the last request, [`Error::Transition`]; of UD also what [`address_handle`](Self::address_handle) of
+    /// the own endpoint says, and then nothing has changed.
+    ///
+    /// # Examples
+    /// ```
+    /// # use rdma_qp::{CompletionQueue, QueuePair, ReceiveWorkRequest, prelude::*};
+    /// # use std::time::Duration;
+    /// # rdma_soft::install();
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let cq = CompletionQueue::create(&context, 64)?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).build();
+    /// # let (one, other) = (prepare()?, prepare()?);
+    /// # let other = other.endpoint();
+    /// # let qp: QueuePair = one.handshake(other)?;
+    /// // SAFETY: no memory.
+    /// unsafe { qp.post_receive(ReceiveWorkRequest::only_immediate(), 7) }?;
+    /// let mut ids = Vec::new();
+    /// qp.drain(Duration::from_secs(5), |completion| ids.push(completion.wr_id()))?;
+    /// assert_eq!(ids, [7]);
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "ib_drain_qp")]
+    pub fn drain(
+        &self,
+        timeout: Duration,
+        mut each: impl FnMut(WorkCompletion),
+    ) -> Result<(), Error> {
+        let deadline = Instant::now().checked_add(timeout);
+        let mut last_send = SendWorkRequest::only_immediate(0);
+        if self.qp_type() == QpType::UD {
+            // Goes nowhere, but has to say where to.
+            last_send = last_send.to(self.own_handle()?, self.qpn(), 0);
+        }
+        self.to_error()?;
+        let of = |room| if room == 0 { Last::Done } else { Last::NotPosted };
+        let sizes = self.capabilities();
+        let mut send = of(sizes.max_send_wr);
+        // What it took from a shared queue is done when nothing more comes.
+        let mut receive = if self.srq().is_some() { Last::Posted } else { of(sizes.max_recv_wr) };
+        loop {
+            post(&mut send, || {
+                // SAFETY: SAFETY.md F6: of what `post` asks for, it has no memory and is no bind. The handle of
+                // a datagram is the queue pair's own, and goes after it.
+                unsafe { self.post_send(last_send, Self::LAST_SEND_ID) }
+            })?;
+            post(&mut receive, || {
+                let request = ReceiveWorkRequest::only_immediate();
+                // SAFETY: SAFETY.md F1: of what `post` asks for, a receive without elements has nothing.
+                unsafe { self.post_receive(request, Self::LAST_RECEIVE_ID) }
+            })?;
+            let mut take = |completion: WorkCompletion| match (
+                completion.qpn() == self.qpn(),
+                completion.wr_id(),
+            ) {
+                (true, Self::LAST_SEND_ID) => send = Last::Done,
+                (true, Self::LAST_RECEIVE_ID) => receive = Last::Done,
+                _ => each(completion),
+            };
+            let mut idle = poll(self.send_cq(), &mut take)?;
+            let mut no_receives = idle;
+            if !self.recv_cq().is_same(self.send_cq()) {
+                no_receives = poll(self.recv_cq(), &mut take)?;
+                idle &= no_receives;
+            }
+            if self.srq().is_some() && no_receives {
+                receive = Last::Done;
+            }
+            if (send, receive) == (Last::Done, Last::Done) {
+                return Ok(());
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(Error::DrainTimedOut { qpn: self.qpn(), timeout });
+            }
+            if idle {
+                thread::yield_now();
+            }
+        }
+    }
+}
+
+/// Posts the last request, if there is room for it.
+fn post(last: &mut Last, post: impl FnOnce() -> Result<(), PostError>) -> Result<(), PostError> {
+    if *last == Last::NotPosted {
+        match post() {
+            Ok(()) => *last = Last::Posted,
+            Err(error) if error.kind() == PostErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Takes what there is; whether there was nothing.
+fn poll(cq: &CompletionQueue, each: &mut impl FnMut(WorkCompletion)) -> Result<bool, Error> {
+    let mut slots = [PollSlot::default(); 16];
+    let completions = cq.poll(&mut slots)?;
+    let idle = completions.is_empty();
+    completions.for_each(each);
+    Ok(idle)
+}

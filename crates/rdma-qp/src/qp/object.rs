@@ -1,0 +1,105 @@
+//! The object of the provider behind a queue pair, connected or not.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+
+use rdma_mem::{Errno, Handle, ProtectionDomain, VerbError};
+use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
+use rdma_types::{QpAttributes, QpState, QpType, Qpn};
+
+use crate::cq::claim::Claims;
+use crate::cq::queue::CompletionQueue;
+use crate::error::{Error, modify_hint};
+use crate::post::bounds::usual_sge;
+use crate::post::stand_in::Called;
+use crate::qp::capabilities::QueuePairCapabilities;
+use crate::qp::modify::transition;
+use crate::srq::queue::SharedReceiveQueue;
+
+#[derive(Debug)]
+pub(crate) struct Object {
+    handle: Handle<ibv_qp, Needs>,
+    /// What its send queue is posted to through.
+    pub(crate) posted: Called<ibv_qp>,
+    pub(crate) qpn: Qpn,
+    pub(crate) qp_type: QpType,
+    pub(crate) capabilities: QueuePairCapabilities,
+    /// As [`usual_sge`] says.
+    pub(crate) usual_sge: u32,
+}
+
+/// What a queue pair must not outlive.
+#[derive(Debug)]
+pub(crate) struct Needs {
+    /// Given back when it is destroyed, and before its shared receive queue, by whose address they count.
+    pub(crate) _claims: Claims,
+    pub(crate) send_cq: CompletionQueue,
+    pub(crate) recv_cq: CompletionQueue,
+    pub(crate) srq: Option<SharedReceiveQueue>,
+    pub(crate) pd: ProtectionDomain,
+}
+
+impl Object {
+    pub(crate) const fn new(
+        handle: Handle<ibv_qp, Needs>,
+        posted: Called<ibv_qp>,
+        qpn: Qpn,
+        qp_type: QpType,
+        capabilities: QueuePairCapabilities,
+    ) -> Self {
+        let usual_sge = usual_sge(qp_type, capabilities.max_send_sge);
+        Self { handle, posted, qpn, qp_type, capabilities, usual_sge }
+    }
+
+    #[inline]
+    pub(crate) fn needs(&self) -> &Needs {
+        self.handle.needs()
+    }
+
+    pub(crate) fn query(
+        &self,
+        mask: ibv_qp_attr_mask,
+    ) -> Result<(ibv_qp_attr, ibv_qp_init_attr), Error> {
+        self.handle.check_process().map_err(rdma_mem::Error::from)?;
+        let mut attributes = ibv_qp_attr::default();
+        let mut init = ibv_qp_init_attr::default();
+        let (mask, verbs) = (mask.0.cast_signed(), self.needs().pd.verbs());
+        // SAFETY: SAFETY.md F1, F2: a live queue pair of this table, and attributes to write to.
+        let returned =
+            unsafe { (verbs.query_qp)(self.as_raw(), &raw mut attributes, mask, &raw mut init) };
+        Errno::check(returned).map_err(|errno| VerbError::new("ibv_query_qp", errno))?;
+        Ok((attributes, init))
+    }
+
+    pub(crate) fn modify(
+        &self,
+        attributes: &mut ibv_qp_attr,
+        mask: ibv_qp_attr_mask,
+        from: QpState,
+        to: QpState,
+    ) -> Result<(), Error> {
+        self.handle.check_process().map_err(rdma_mem::Error::from)?;
+        let given = QpAttributes::from_bits_retain(mask.0);
+        transition::check(self.qpn, self.qp_type, from, to, given)?;
+        let mask: c_int = mask.0.cast_signed();
+        // SAFETY: SAFETY.md F1, F2: a live queue pair of this table, and live attributes.
+        let returned =
+            unsafe { (self.needs().pd.verbs().modify_qp)(self.as_raw(), attributes, mask) };
+        Errno::check(returned).map_err(|errno| {
+            let source = VerbError::new("ibv_modify_qp", errno).with_hint(modify_hint(errno));
+            Error::Transition { qpn: self.qpn, from, to, source }
+        })
+    }
+
+    #[allow(clippy::result_large_err)] // it is the queue pair itself
+    pub(crate) fn close(self) -> Result<(), (Self, rdma_mem::Error)> {
+        let Self { handle, posted, qpn, qp_type, capabilities, .. } = self;
+        let back = |handle| Self::new(handle, posted, qpn, qp_type, capabilities);
+        handle.close().map(drop).map_err(|(handle, error)| (back(handle), error))
+    }
+
+    #[inline]
+    pub(crate) const fn as_raw(&self) -> *mut ibv_qp {
+        self.handle.as_ptr()
+    }
+}

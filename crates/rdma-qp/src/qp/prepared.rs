@@ -1,0 +1,136 @@
+//! A queue pair that is not connected yet.
+
+use rdma_mem::Mtu;
+use rdma_sys::ibv_qp_state;
+use rdma_types::{Psn, QpState, QpType};
+
+use crate::endpoint::QueuePairEndpoint;
+use crate::endpoint::connect::{ConnectAttributes, Own};
+use crate::error::Error;
+use crate::qp::modify;
+use crate::qp::object::Object;
+use crate::qp::own_end::OwnEnd;
+use crate::qp::queue_pair::QueuePair;
+
+/// A queue pair that waits for its peer's endpoint; of UD one that waits for [`activate`](Self::activate).
+///
+/// # Examples
+/// Two ends in one program; elsewhere the endpoints travel as bytes.
+/// ```
+/// use rdma_qp::{CompletionQueue, prelude::*};
+///
+/// rdma_soft::install();
+/// let context = rdma_mem::open_device("soft0")?;
+/// let cq = CompletionQueue::create(&context, 64)?;
+/// let pd = context.allocate_pd()?;
+/// let a = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
+/// let b = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
+/// let (a_end, b_end) = (a.endpoint(), b.endpoint());
+/// let (a, b) = (a.handshake(b_end)?, b.handshake(a_end)?);
+/// assert_eq!(a.peer().map(|peer| peer.peer_qpn), Some(b.qpn()));
+/// # Ok::<(), rdma_qp::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct PreparedQueuePair {
+    pub(crate) object: Object,
+    pub(crate) end: OwnEnd,
+    pub(crate) fixed_mtu: Option<Mtu>,
+    pub(crate) send_psn: Psn,
+    pub(crate) recv_psn: Option<Psn>,
+}
+
+impl PreparedQueuePair {
+    /// What the peer has to know.
+    #[must_use]
+    pub const fn endpoint(&self) -> QueuePairEndpoint {
+        self.end.endpoint
+    }
+
+    /// Connects to the peer: `INIT`, `RTR`, `RTS`.
+    ///
+    /// Nothing is sent. The peer does the same with the endpoint of this one; until it has, what is
+    /// sent to it is repeated, as often as `max_ack_retries` says, and without acknowledgements (UC) it is
+    /// lost.
+    ///
+    /// # Errors
+    /// [`Error::Handshake`] with the field in which the endpoints do not fit, [`Error::NotConnected`] of
+    /// UD, [`Error::Transition`] with what the device refused. The queue pair is gone then.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn handshake(self, peer: QueuePairEndpoint) -> Result<QueuePair, Error> {
+        let attributes = self.connect_attributes(&peer)?;
+        self.connect(attributes)
+    }
+
+    /// What [`handshake`](Self::handshake) would connect with.
+    ///
+    /// # Errors
+    /// [`Error::Handshake`] with the field in which the endpoints do not fit, [`Error::NotConnected`] of
+    /// UD.
+    pub fn connect_attributes(&self, peer: &QueuePairEndpoint) -> Result<ConnectAttributes, Error> {
+        self.check_connected()?;
+        let OwnEnd { endpoint, indexes, .. } = &self.end;
+        let (fixed_mtu, recv_psn) = (self.fixed_mtu, self.recv_psn);
+        let own = Own { endpoint, indexes, fixed_mtu, recv_psn };
+        Ok(ConnectAttributes::compute(&own, peer).map_err(Box::new)?)
+    }
+
+    /// Connects with these attributes, from wherever they are.
+    ///
+    /// # Errors
+    /// [`Error::Transition`] with what the device refused, [`Error::NotConnected`] of UD. The queue pair is
+    /// gone then.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn connect(self, attributes: ConnectAttributes) -> Result<QueuePair, Error> {
+        self.check_connected()?;
+        let Self { object, end: OwnEnd { port, settings, .. }, .. } = self;
+        let qp_type = object.qp_type;
+        let (mut init, mask) = modify::to_init(qp_type, port, &settings);
+        object.modify(&mut init, mask, QpState::RESET, QpState::INIT)?;
+        let vector = settings.vector(port, (attributes.peer_lid, attributes.route));
+        let (mut rtr, mask) = modify::to_rtr(qp_type, &settings, &vector, &attributes);
+        object.modify(&mut rtr, mask, QpState::INIT, QpState::RTR)?;
+        let (mut rts, mask) = modify::to_rts(qp_type, &settings, &attributes);
+        object.modify(&mut rts, mask, QpState::RTR, QpState::RTS)?;
+        Ok(QueuePair::connected(object, attributes))
+    }
+
+    fn check_connected(&self) -> Result<(), Error> {
+        if self.object.qp_type == QpType::UD { Err(Error::NotConnected) } else { Ok(()) }
+    }
+
+    /// Makes a queue pair for datagrams ready: `INIT`, `RTR`, `RTS`. It receives from anybody who has its
+    /// key, and sends to anybody.
+    ///
+    /// # Errors
+    /// [`Error::NotDatagrams`] of RC and UC, [`Error::Transition`] with what the device refused. The queue
+    /// pair is gone then.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_qp::{CompletionQueue, QueuePairType, prelude::*};
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let cq = CompletionQueue::create(&context, 64)?;
+    /// let pd = context.allocate_pd()?;
+    /// let builder = pd.create_qp().qp_type(QueuePairType::UD).qkey(0x1111_1111);
+    /// let qp = builder.send_cq(&cq).recv_cq(&cq).build()?.activate()?;
+    /// assert_eq!(qp.qkey(), Some(0x1111_1111));
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn activate(self) -> Result<QueuePair, Error> {
+        let Self { object, end, send_psn, .. } = self;
+        let qp_type = object.qp_type;
+        if qp_type != QpType::UD {
+            return Err(Error::NotDatagrams { qp_type });
+        }
+        let (mut init, mask) = modify::to_init(qp_type, end.port, &end.settings);
+        object.modify(&mut init, mask, QpState::RESET, QpState::INIT)?;
+        let (mut rtr, mask) = modify::to_state(ibv_qp_state::IBV_QPS_RTR);
+        object.modify(&mut rtr, mask, QpState::INIT, QpState::RTR)?;
+        let (mut rts, mask) = modify::to_rts_unreliable(send_psn);
+        object.modify(&mut rts, mask, QpState::RTR, QpState::RTS)?;
+        Ok(QueuePair::of_datagrams(object, end))
+    }
+}

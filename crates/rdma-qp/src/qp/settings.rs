@@ -1,0 +1,41 @@
+//! The knobs that a queue pair keeps until it is connected.
+
+use rdma_mem::{AccessFlags, Lid};
+use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer};
+
+use crate::ah::vector::{AddressVector, GlobalRoute};
+
+/// The knobs that go unchanged to the device when the queue pair is connected.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    pub(crate) access: AccessFlags,
+    /// Only of UD.
+    pub(crate) qkey: u32,
+    pub(crate) ack_timeout: AckTimeout,
+    pub(crate) max_ack_retries: MaxAckRetries,
+    pub(crate) max_rnr_retries: MaxRnrRetries,
+    pub(crate) min_rnr_timer: MinRnrTimer,
+    pub(crate) pkey_index: u16,
+    pub(crate) service_level: u8,
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) flow_label: u32,
+}
+
+impl Settings {
+    /// The way from this port to there, as these say.
+    pub(crate) fn vector(
+        &self,
+        port: u8,
+        (lid, route): (Lid, Option<GlobalRoute>),
+    ) -> AddressVector {
+        AddressVector {
+            route,
+            service_level: self.service_level,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+            flow_label: self.flow_label,
+            ..AddressVector::new(port, lid)
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Shared receive queues.
+
+pub(crate) mod builder;
+pub(crate) mod queue;

@@ -1,0 +1,259 @@
+//! Shared receive queues.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_mem::{Errno, Handle, ObjectId, Ownership, ProtectionDomain, VerbError};
+use rdma_sys::{ibv_srq, ibv_srq_attr, ibv_srq_attr_mask};
+
+use crate::error::Error;
+
+/// A shared receive queue (SRQ): receives for any number of queue pairs.
+///
+/// Whichever of its queue pairs gets a message takes the oldest receive, which completes in *that* queue
+/// pair's completion queue, with its number ([`WorkCompletion::qpn`](crate::WorkCompletion::qpn)). So a
+/// server with thousands of clients posts as many receives as it needs at a time, and not as many for
+/// each client.
+///
+/// Clones are cheap and name the same queue. Its queue pairs keep it alive.
+///
+/// # Examples
+/// ```
+/// use rdma_qp::{CompletionQueue, PollSlot, ReceiveWorkRequest, SendWorkRequest, prelude::*};
+///
+/// rdma_soft::install();
+/// let context = rdma_mem::open_device("soft0")?;
+/// let cq = CompletionQueue::create(&context, 64)?;
+/// let pd = context.allocate_pd()?;
+/// let srq = pd.create_srq().max_wr(8).build()?;
+/// let mut room = pd.allocate_region(64)?;
+/// let mut room = room.get_mut(0, 64).unwrap();
+/// // SAFETY: nobody touches the region until the receive has completed below.
+/// unsafe { srq.post_receive(ReceiveWorkRequest::new(&mut [room.scatter_element()]), 1) }.unwrap();
+///
+/// # let connect = || -> Result<_, rdma_qp::Error> {
+/// #     let client = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;
+/// let server = pd.create_qp().send_cq(&cq).recv_cq(&cq).srq(&srq).build()?;
+/// #     let (client_end, server_end) = (client.endpoint(), server.endpoint());
+/// #     Ok((client.handshake(server_end)?, server.handshake(client_end)?))
+/// # };
+/// # let (_one, (other, server)) = (connect()?, connect()?);
+/// // SAFETY: no memory.
+/// unsafe { other.post_send(SendWorkRequest::only_immediate(7), 2) }.unwrap();
+/// # let (mut slots, mut left) = ([PollSlot::default(); 4], 2);
+/// # while left > 0 {
+/// for completion in cq.poll(&mut slots)? {
+///     if completion.wr_id() == 1 {
+///         assert_eq!(completion.qpn(), server.qpn());
+///     }
+/// #   left -= 1;
+/// }
+/// # }
+/// # Ok::<(), rdma_qp::Error>(())
+/// ```
+#[doc(alias = "ibv_srq")]
+#[derive(Clone, Debug)]
+pub struct SharedReceiveQueue(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// Queue pairs hold a clone of the queue, so that it is destroyed after them.
+    handle: Handle<ibv_srq, ProtectionDomain>,
+    id: ObjectId,
+    max_wr: u32,
+    max_sge: u32,
+}
+
+/// The attributes of a shared receive queue, from [`SharedReceiveQueue::query`].
+#[doc(alias = "ibv_srq_attr")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SharedReceiveQueueAttributes {
+    /// How many receives it holds.
+    pub max_wr: u32,
+    /// How many elements a receive can have.
+    pub max_sge: u32,
+    /// The limit that was set and not reached yet; 0 for none.
+    pub limit: u32,
+}
+
+impl SharedReceiveQueue {
+    /// Makes one of a queue that was created elsewhere. Its [`id`](Self::id) is the user context that its
+    /// maker gave it, which these crates only compare.
+    ///
+    /// # Errors
+    /// If the provider refuses to say how large it is.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says; the queue is of this domain.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::Ownership;
+    /// use rdma_qp::{ReceiveWorkRequest, SharedReceiveQueue};
+    /// use rdma_sys::{ibv_srq_attr, ibv_srq_init_attr};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let attr = ibv_srq_attr { max_wr: 8, max_sge: 1, srq_limit: 0 };
+    /// let mut init = ibv_srq_init_attr { attr, ..Default::default() };
+    /// // SAFETY: a live domain of this table.
+    /// let raw = unsafe { (pd.verbs().create_srq)(pd.as_raw(), &raw mut init) };
+    /// let raw = NonNull::new(raw).unwrap();
+    /// // SAFETY: just created in the domain, and nobody else destroys it.
+    /// let srq = unsafe { SharedReceiveQueue::from_raw(raw, &pd, Ownership::Owned) }?;
+    /// // SAFETY: no memory.
+    /// unsafe { srq.post_receive(ReceiveWorkRequest::only_immediate(), 1) }?;
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_srq>,
+        pd: &ProtectionDomain,
+        ownership: Ownership,
+    ) -> Result<Self, Error> {
+        // SAFETY: SAFETY.md F1, F2: this function's contract.
+        let attributes = unsafe { query(raw.as_ptr(), pd) }?;
+        let SharedReceiveQueueAttributes { max_wr, max_sge, .. } = attributes;
+        // SAFETY: SAFETY.md F1: a live queue; its maker's, and does not change.
+        let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).srq_context });
+        let (destroy, verb) = (pd.verbs().destroy_srq, "ibv_destroy_srq");
+        // SAFETY: SAFETY.md F2, F9: this function's contract; it needs the domain. Queue pairs hold a clone
+        // of the queue (F6).
+        let handle = unsafe { Handle::from_raw(raw, destroy, verb, pd.clone(), ownership) };
+        Ok(Self::of(handle, id, max_wr, max_sge))
+    }
+
+    pub(super) fn of(
+        handle: Handle<ibv_srq, ProtectionDomain>,
+        id: ObjectId,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> Self {
+        Self(Arc::new(Inner { handle, id, max_wr, max_sge }))
+    }
+
+    /// Asks for one event, [`SRQ_LIMIT_REACHED`], for when fewer than `limit` receives are left; 0 for
+    /// none. See `man ibv_modify_srq`.
+    ///
+    /// The event names this queue by its [`id`](Self::id), comes once, and has to be asked for again.
+    /// Devices differ in what they do if fewer are left already: with some the event comes at once, with
+    /// others when the next receive is taken, and if none is left, not at all. So set the limit first, then
+    /// post at least as many: what is taken in between is not missed.
+    ///
+    /// # Errors
+    /// [`Error::LimitTooLarge`], or what the provider says.
+    ///
+    /// [`SRQ_LIMIT_REACHED`]: rdma_mem::AsyncEventKind::SRQ_LIMIT_REACHED
+    ///
+    /// # Examples
+    /// ```
+    /// # use rdma_qp::prelude::*;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let srq = pd.create_srq().max_wr(100).build()?;
+    /// srq.set_limit(20)?;
+    /// assert_eq!(srq.query()?.limit, 20);
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "ibv_modify_srq")]
+    #[doc(alias = "IBV_SRQ_LIMIT")]
+    pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
+        self.0.handle.check_process().map_err(rdma_mem::Error::from)?;
+        let max_wr = self.max_wr();
+        if limit > max_wr {
+            return Err(Error::LimitTooLarge { limit, max_wr });
+        }
+        let mut attr = ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: limit };
+        let mask = ibv_srq_attr_mask::IBV_SRQ_LIMIT.0.cast_signed();
+        // SAFETY: SAFETY.md F1, F2: a live queue of this table, and live attributes.
+        let returned =
+            unsafe { (self.pd().verbs().modify_srq)(self.as_raw(), &raw mut attr, mask) };
+        Ok(Errno::check(returned).map_err(|errno| VerbError::new("ibv_modify_srq", errno))?)
+    }
+
+    /// Its attributes, as the device has them; see `man ibv_query_srq`.
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    #[doc(alias = "ibv_query_srq")]
+    pub fn query(&self) -> Result<SharedReceiveQueueAttributes, Error> {
+        self.0.handle.check_process().map_err(rdma_mem::Error::from)?;
+        // SAFETY: SAFETY.md F1, F2: a live queue of this table.
+        unsafe { query(self.as_raw(), self.pd()) }
+    }
+
+    /// What names it in [asynchronous events](rdma_mem::AsyncEventSource::SharedReceiveQueue).
+    #[inline]
+    #[must_use]
+    pub fn id(&self) -> ObjectId {
+        self.0.id
+    }
+
+    /// How many receives it holds: what the device gave, never less than was asked for.
+    #[inline]
+    #[must_use]
+    pub fn max_wr(&self) -> u32 {
+        self.0.max_wr
+    }
+
+    /// How many elements a receive can have: what the device gave, never less than was asked for.
+    #[inline]
+    #[must_use]
+    pub fn max_sge(&self) -> u32 {
+        self.0.max_sge
+    }
+
+    /// The domain whose memory its receives can use, whatever the domains of its queue pairs.
+    #[inline]
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.0.handle.needs()
+    }
+
+    /// Whether both are clones of one queue.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Destroys the queue. The device uses no memory of its receives after this; one that is
+    /// [borrowed](Ownership::Borrowed) is as it was, and so are they.
+    ///
+    /// # Errors
+    /// With the queue: [`Error::StillUsed`] if a clone or a queue pair of it is alive, or what the
+    /// provider says.
+    #[doc(alias = "ibv_destroy_srq")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        match Arc::try_unwrap(self.0) {
+            Ok(Inner { handle, id, max_wr, max_sge }) => {
+                handle.close().map(drop).map_err(|(handle, error)| {
+                    (Self(Arc::new(Inner { handle, id, max_wr, max_sge })), error.into())
+                })
+            }
+            Err(shared) => Err((Self(shared), Error::StillUsed { what: "shared receive queue" })),
+        }
+    }
+
+    /// The C object, live as long as `self` or a clone.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_srq {
+        self.0.handle.as_ptr()
+    }
+}
+
+/// # Safety
+/// The queue is live, and of the domain's table.
+unsafe fn query(
+    srq: *mut ibv_srq,
+    pd: &ProtectionDomain,
+) -> Result<SharedReceiveQueueAttributes, Error> {
+    let mut attr = ibv_srq_attr::default();
+    // SAFETY: SAFETY.md F1, F2: this function's contract, and attributes to write to.
+    let returned = unsafe { (pd.verbs().query_srq)(srq, &raw mut attr) };
+    Errno::check(returned).map_err(|errno| VerbError::new("ibv_query_srq", errno))?;
+    let ibv_srq_attr { max_wr, max_sge, srq_limit } = attr;
+    Ok(SharedReceiveQueueAttributes { max_wr, max_sge, limit: srq_limit })
+}

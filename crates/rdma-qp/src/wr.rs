@@ -1,0 +1,13 @@
+//! Work requests: what a queue pair is asked to do.
+
+pub(crate) mod atomic;
+pub(crate) mod elements;
+pub(crate) mod flags;
+pub(crate) mod queued;
+pub(crate) mod queued_receive;
+pub(crate) mod read;
+pub(crate) mod receive;
+pub(crate) mod request;
+pub(crate) mod send;
+pub(crate) mod window;
+pub(crate) mod write;

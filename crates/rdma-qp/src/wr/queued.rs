@@ -1,0 +1,143 @@
+//! Requests in the form of C, ready to be posted in a list.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::null_mut;
+
+use rdma_mem::{ProtectionDomain, RemoteMemoryRegion, ScatterElement};
+use rdma_sys::{
+    ibv_send_wr, ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_2,
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_1, ibv_send_wr__bindgen_ty_3,
+    ibv_send_wr__bindgen_ty_3__bindgen_ty_1, ibv_send_wr__bindgen_ty_4,
+    ibv_send_wr__bindgen_ty_4__bindgen_ty_2, ibv_wr_opcode,
+};
+use rdma_types::WcOpcode;
+
+use crate::post::bounds::Bounds;
+use crate::wr::elements::{Data, Elements};
+use crate::wr::flags::SIGNALED;
+
+/// A request of the send queue, of any kind, with its number: what
+/// [`QueuePair::post_batch`](crate::QueuePair::post_batch) takes a slice of.
+///
+/// Made by `with_id` of each request.
+#[doc(alias = "ibv_send_wr")]
+#[repr(C)]
+pub struct QueuedRequest<'wr, 'data> {
+    pub(crate) wr: ibv_send_wr,
+    /// How many bytes the elements have, and how many the peer's memory.
+    pub(crate) bounds: Bounds,
+    /// The domains of its elements, as far as they are known.
+    pub(crate) domains: &'wr [&'data ProtectionDomain],
+    borrow: PhantomData<(Data<'wr, 'data>, &'wr mut [ScatterElement<'data>])>,
+}
+
+// SAFETY: SAFETY.md F12: it stands for numbers and borrows of an array, of a handle or of a window, which are
+// `Send`. The pointers to other requests are set in one call and not used after it.
+unsafe impl Send for QueuedRequest<'_, '_> {}
+// SAFETY: SAFETY.md F12: nothing is done through `&self`.
+unsafe impl Sync for QueuedRequest<'_, '_> {}
+
+impl<'wr, 'data> QueuedRequest<'wr, 'data> {
+    /// A request without immediate and remote memory.
+    #[inline]
+    pub(crate) fn new(
+        wr_id: u64,
+        opcode: ibv_wr_opcode,
+        send_flags: u32,
+        elements: Elements<'wr, 'data>,
+    ) -> Self {
+        let Elements { sg_list, num_sge, bytes, domains, inline } = elements;
+        // Each part by itself, and of a union no more than is used: zeros for the whole would be made
+        // elsewhere first and copied then, which takes longer than the post.
+        let wr = ibv_send_wr {
+            wr_id,
+            next: null_mut(),
+            sg_list,
+            num_sge,
+            opcode,
+            send_flags: send_flags | inline,
+            __bindgen_anon_1: ibv_send_wr__bindgen_ty_1 { imm_data: 0 },
+            wr: ibv_send_wr__bindgen_ty_2 {
+                rdma: ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: 0, rkey: 0 },
+            },
+            qp_type: ibv_send_wr__bindgen_ty_3 {
+                xrc: ibv_send_wr__bindgen_ty_3__bindgen_ty_1 { remote_srqn: 0 },
+            },
+            __bindgen_anon_2: ibv_send_wr__bindgen_ty_4 {
+                tso: ibv_send_wr__bindgen_ty_4__bindgen_ty_2 { hdr: null_mut(), hdr_sz: 0, mss: 0 },
+            },
+        };
+        Self { wr, bounds: Bounds::of(bytes), domains, borrow: PhantomData }
+    }
+
+    #[inline]
+    pub(super) fn immediate(mut self, immediate: Option<u32>) -> Self {
+        self.wr.__bindgen_anon_1.imm_data = immediate.unwrap_or(0).to_be();
+        self
+    }
+
+    #[inline]
+    pub(super) fn rdma(mut self, remote: RemoteMemoryRegion) -> Self {
+        let (remote_addr, rkey) = (remote.address(), remote.rkey().get());
+        self.wr.wr.rdma = ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr, rkey };
+        self.bounds = self.bounds.within(remote);
+        self
+    }
+
+    /// The number that its completion will have.
+    #[inline]
+    #[must_use]
+    pub const fn wr_id(&self) -> u64 {
+        self.wr.wr_id
+    }
+
+    /// What it is, as the completion says it if it succeeds.
+    #[inline]
+    #[must_use]
+    pub const fn opcode(&self) -> WcOpcode {
+        match self.wr.opcode {
+            ibv_wr_opcode::IBV_WR_RDMA_WRITE | ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM => {
+                WcOpcode::RDMA_WRITE
+            }
+            ibv_wr_opcode::IBV_WR_RDMA_READ => WcOpcode::RDMA_READ,
+            ibv_wr_opcode::IBV_WR_ATOMIC_CMP_AND_SWP => WcOpcode::COMP_SWAP,
+            ibv_wr_opcode::IBV_WR_ATOMIC_FETCH_AND_ADD => WcOpcode::FETCH_ADD,
+            ibv_wr_opcode::IBV_WR_LOCAL_INV => WcOpcode::LOCAL_INV,
+            ibv_wr_opcode::IBV_WR_BIND_MW => WcOpcode::BIND_MW,
+            _ => WcOpcode::SEND,
+        }
+    }
+
+    /// Gives it another number.
+    #[inline]
+    pub const fn set_wr_id(&mut self, wr_id: u64) {
+        self.wr.wr_id = wr_id;
+    }
+
+    /// Whether success shall make a completion; as of
+    /// [`WriteWorkRequest::signaled`](crate::WriteWorkRequest::signaled).
+    #[inline]
+    pub const fn set_signaled(&mut self, signaled: bool) {
+        let others = self.wr.send_flags & !SIGNALED;
+        self.wr.send_flags = if signaled { others | SIGNALED } else { others };
+    }
+
+    /// Whether success makes a completion.
+    #[inline]
+    #[must_use]
+    pub const fn is_signaled(&self) -> bool {
+        self.wr.send_flags & SIGNALED != 0
+    }
+}
+
+impl fmt::Debug for QueuedRequest<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuedRequest")
+            .field("wr_id", &self.wr_id())
+            .field("opcode", &self.wr.opcode.0)
+            .field("bytes", &self.bounds.bytes())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,50 @@
+//! Receives in the form of C, ready to be posted in a list.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use rdma_mem::{ProtectionDomain, ScatterElement};
+use rdma_sys::ibv_recv_wr;
+
+/// A receive with its number: what
+/// [`QueuePair::post_receive_batch`](crate::QueuePair::post_receive_batch) takes a slice of.
+///
+/// Made by [`ReceiveWorkRequest::with_id`](crate::ReceiveWorkRequest::with_id).
+#[doc(alias = "ibv_recv_wr")]
+#[repr(C)]
+pub struct QueuedReceive<'wr, 'data> {
+    pub(crate) wr: ibv_recv_wr,
+    pub(crate) domains: &'wr [&'data ProtectionDomain],
+    pub(super) borrow: PhantomData<&'wr mut [ScatterElement<'data>]>,
+}
+
+// SAFETY: SAFETY.md F12: it stands for numbers and the borrow of an array, which is `Send`. The
+// pointers to other receives are set in one call and not used after it.
+unsafe impl Send for QueuedReceive<'_, '_> {}
+// SAFETY: SAFETY.md F12: nothing is done through `&self`.
+unsafe impl Sync for QueuedReceive<'_, '_> {}
+
+impl QueuedReceive<'_, '_> {
+    /// The number that its completion will have.
+    #[inline]
+    #[must_use]
+    pub const fn wr_id(&self) -> u64 {
+        self.wr.wr_id
+    }
+
+    /// Gives it another number.
+    #[inline]
+    pub const fn set_wr_id(&mut self, wr_id: u64) {
+        self.wr.wr_id = wr_id;
+    }
+}
+
+impl fmt::Debug for QueuedReceive<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuedReceive")
+            .field("wr_id", &self.wr_id())
+            .field("elements", &self.wr.num_sge)
+            .finish_non_exhaustive()
+    }
+}

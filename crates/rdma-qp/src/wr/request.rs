@@ -1,0 +1,105 @@
+//! What all work requests have in common: that they can be posted.
+
+use crate::wr::atomic::AtomicWorkRequest;
+use crate::wr::queued::QueuedRequest;
+use crate::wr::queued_receive::QueuedReceive;
+use crate::wr::read::ReadWorkRequest;
+use crate::wr::receive::ReceiveWorkRequest;
+use crate::wr::send::SendWorkRequest;
+use crate::wr::window::{BindWindow, LocalInvalidate, SendWithInvalidate};
+use crate::wr::write::WriteWorkRequest;
+
+/// A request that [`QueuePair::post`](crate::QueuePair::post) takes, of any kind.
+///
+/// | request | posted by itself with |
+/// |---|---|
+/// | [`SendWorkRequest`] | [`post_send`](crate::QueuePair::post_send) |
+/// | [`WriteWorkRequest`] | [`post_write`](crate::QueuePair::post_write) |
+/// | [`ReadWorkRequest`] | [`post_read`](crate::QueuePair::post_read) |
+/// | [`AtomicWorkRequest`] | [`post_atomic`](crate::QueuePair::post_atomic) |
+/// | [`BindWindow`] | [`bind`](crate::QueuePair::bind) |
+/// | [`LocalInvalidate`], [`SendWithInvalidate`] | |
+/// | [`ReceiveWorkRequest`] | [`post_receive`](crate::QueuePair::post_receive) |
+///
+/// Sealed: the kinds of requests are those of the verbs.
+pub trait WorkRequest: sealed::Request {}
+
+impl<R: sealed::Request> WorkRequest for R {}
+
+#[allow(unnameable_types)] // that is how it is sealed
+pub(crate) mod sealed {
+    use crate::post::error::PostError;
+    use crate::qp::queue_pair::QueuePair;
+
+    pub trait Request {
+        type Queued: Queued;
+
+        fn queue(self, wr_id: u64) -> Self::Queued;
+    }
+
+    /// A request with its number: one of the send queue, or a receive.
+    #[allow(unsafe_code)]
+    pub trait Queued: Sized {
+        /// What can be known to be wrong before the device sees it.
+        fn check(&self, qp: &QueuePair) -> Result<(), PostError>;
+
+        /// # Safety
+        /// As of [`QueuePair::post`].
+        unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError>;
+
+        /// # Safety
+        /// As of [`QueuePair::post_batch`].
+        unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
+    }
+
+    /// Checks all; the error says which.
+    #[inline]
+    pub(crate) fn check_all<Q>(
+        batch: &[Q],
+        check: impl Fn(&Q) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
+        for (place, request) in batch.iter().enumerate() {
+            check(request).map_err(|error| error.at(place))?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes requests postable: those that have a `with_id`.
+macro_rules! requests {
+    ($($request:ident => $queued:ident),+ $(,)?) => {$(
+        impl<'wr, 'data> sealed::Request for $request<'wr, 'data> {
+            type Queued = $queued<'wr, 'data>;
+
+            #[inline]
+            fn queue(self, wr_id: u64) -> Self::Queued {
+                self.with_id(wr_id)
+            }
+        }
+    )+};
+}
+
+requests! {
+    SendWorkRequest => QueuedRequest,
+    WriteWorkRequest => QueuedRequest,
+    ReadWorkRequest => QueuedRequest,
+    AtomicWorkRequest => QueuedRequest,
+    SendWithInvalidate => QueuedRequest,
+    ReceiveWorkRequest => QueuedReceive,
+}
+
+impl<'w> sealed::Request for BindWindow<'w> {
+    type Queued = QueuedRequest<'w, 'static>;
+
+    fn queue(self, wr_id: u64) -> Self::Queued {
+        self.with_id(wr_id)
+    }
+}
+
+impl sealed::Request for LocalInvalidate {
+    type Queued = QueuedRequest<'static, 'static>;
+
+    fn queue(self, wr_id: u64) -> Self::Queued {
+        self.with_id(wr_id)
+    }
+}

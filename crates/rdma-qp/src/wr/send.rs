@@ -1,0 +1,151 @@
+//! Sends, of messages and of datagrams.
+
+use rdma_mem::{GatherElement, GatherList, InlineElement, ProtectionDomain};
+use rdma_sys::{ibv_send_wr__bindgen_ty_2__bindgen_ty_3, ibv_wr_opcode};
+use rdma_types::Qpn;
+
+use crate::ah::handle::AddressHandle;
+use crate::wr::elements::{Data, Elements};
+use crate::wr::flags::{FENCE, SIGNALED, SOLICITED, data, domains, flags};
+use crate::wr::queued::QueuedRequest;
+
+/// Sends a message, which goes into the peer's next receive.
+///
+/// # Examples
+/// ```
+/// use rdma_qp::SendWorkRequest;
+///
+/// let only_a_number = SendWorkRequest::only_immediate(7).solicited();
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct SendWorkRequest<'wr, 'data> {
+    pub(crate) data: Data<'wr, 'data>,
+    pub(crate) domains: &'wr [&'data ProtectionDomain],
+    pub(crate) immediate: Option<u32>,
+    pub(crate) flags: u32,
+    pub(crate) destination: Option<Destination<'wr>>,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Destination<'wr> {
+    pub(crate) handle: &'wr AddressHandle,
+    pub(crate) qpn: Qpn,
+    pub(crate) qkey: u32,
+}
+
+domains!(SendWorkRequest);
+
+flags!(SendWorkRequest);
+
+data!(SendWorkRequest);
+
+impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
+    /// Sends the bytes of these elements as one message.
+    #[inline]
+    #[must_use]
+    pub const fn new(elements: &'wr [GatherElement<'data>]) -> Self {
+        Self::of(Data::Keyed(elements))
+    }
+
+    /// Sends these bytes, which the processor copies when the request is posted: they can be used again at
+    /// once, and need no registration. As much as the queue pair's `max_inline_data`.
+    ///
+    /// The other elements of a request cannot be sent like this: their addresses are those by which a device
+    /// finds memory, see [`InlineElement`].
+    ///
+    /// `man ibv_post_send`, `man ibv_wr_post`.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_mem::{InlineElement, ScatterList};
+    /// use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+    /// # use rdma_qp::{CompletionQueue, PollSlot, prelude::*};
+    /// # rdma_soft::install();
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let cq = CompletionQueue::create(&context, 64)?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let prepare = || pd.create_qp().max_inline_data(16).send_cq(&cq).recv_cq(&cq).build();
+    /// # let (one, other) = (prepare()?, prepare()?);
+    /// # let (one_end, other_end) = (one.endpoint(), other.endpoint());
+    /// # let (one, other) = (one.handshake(other_end)?, other.handshake(one_end)?);
+    /// let mut room = pd.allocate_region(16)?;
+    /// let mut list = ScatterList::from([room.as_slice_mut()]);
+    /// // SAFETY: the region is left alone until the completion below.
+    /// unsafe { other.post_receive(ReceiveWorkRequest::from_list(&mut list), 1) }.unwrap();
+    ///
+    /// let mut text = *b"a few bytes";
+    /// let request = [InlineElement::new(&text)];
+    /// // SAFETY: inline data is all that it has.
+    /// unsafe { one.post_send(SendWorkRequest::inline(&request).with_immediate(7), 2) }.unwrap();
+    /// text.fill(0);
+    /// # let (mut slots, mut left) = ([PollSlot::default()], 2);
+    /// # while left > 0 {
+    /// #     left -= cq.poll(&mut slots)?.map(|done| done.result().unwrap()).count();
+    /// # }
+    /// assert_eq!(&room[..11], b"a few bytes");
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[doc(alias = "ibv_wr_set_inline_data")]
+    #[inline]
+    #[must_use]
+    pub const fn inline(elements: &'wr [InlineElement<'wr>]) -> Self {
+        Self::of(Data::Inline(elements))
+    }
+
+    #[inline]
+    const fn of(data: Data<'wr, 'data>) -> Self {
+        Self { data, domains: &[], immediate: None, flags: SIGNALED, destination: None }
+    }
+
+    /// As [`new`](Self::new), with registered slices, whose domain is checked when it is posted.
+    #[inline]
+    #[must_use]
+    pub const fn from_list<const N: usize>(list: &'wr GatherList<'data, N>) -> Self {
+        Self { domains: list.domains(), ..Self::new(list.elements()) }
+    }
+
+    /// Sends a message of no bytes, with a number.
+    #[inline]
+    #[must_use]
+    pub const fn only_immediate(immediate: u32) -> Self {
+        Self { immediate: Some(immediate), ..Self::new(&[]) }
+    }
+
+    /// Sends it, as a datagram, through that handle to the queue pair of that number, with its key. Only for
+    /// UD queue pairs, which need it for each message; a message is no longer than the MTU.
+    ///
+    /// The handle is of the queue pair's domain, and lives until the request has completed. A key whose high
+    /// bit is set means the own queue pair's key: IBTA vol 1, section 10.2.5; `man ibv_post_send`.
+    ///
+    /// See [`QueuePair::address_handle`](crate::QueuePair::address_handle) for an example.
+    #[doc(alias = "remote_qpn")]
+    #[doc(alias = "remote_qkey")]
+    #[inline]
+    #[must_use]
+    pub const fn to(mut self, handle: &'wr AddressHandle, qpn: Qpn, qkey: u32) -> Self {
+        self.destination = Some(Destination { handle, qpn, qkey });
+        self
+    }
+
+    /// The request, for a batch, with the number that its completion will have.
+    #[inline]
+    #[must_use]
+    pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {
+        let opcode = match self.immediate {
+            None => ibv_wr_opcode::IBV_WR_SEND,
+            Some(_) => ibv_wr_opcode::IBV_WR_SEND_WITH_IMM,
+        };
+        let elements = Elements::of(self.data, self.domains);
+        let request = QueuedRequest::new(wr_id, opcode, self.flags, elements);
+        let mut request = request.immediate(self.immediate);
+        if let Some(Destination { handle, qpn, qkey }) = self.destination {
+            let (ah, remote_qpn) = (handle.as_raw(), qpn.get());
+            request.wr.wr.ud =
+                ibv_send_wr__bindgen_ty_2__bindgen_ty_3 { ah, remote_qpn, remote_qkey: qkey };
+            request.bounds = request.bounds.with_destination();
+        }
+        request
+    }
+}

@@ -1,0 +1,226 @@
+//! Work requests about memory windows.
+//!
+//! Those without elements of their own have lifetimes to choose from, so that they go into any batch.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use rdma_mem::{
+    AccessFlags, BindError, BindableRegion, GatherElement, MemoryWindow, PreparedBind,
+    RemoteMemoryRegion, Rkey, WindowType,
+};
+use rdma_sys::{ibv_send_wr__bindgen_ty_1, ibv_send_wr__bindgen_ty_4__bindgen_ty_1, ibv_wr_opcode};
+
+use crate::post::bounds::Bounds;
+use crate::wr::elements::Elements;
+use crate::wr::flags::{FENCE, SIGNALED};
+use crate::wr::queued::QueuedRequest;
+use crate::wr::send::SendWorkRequest;
+
+/// Binds a window of type 2: gives the peer of this queue pair a part of the window's region.
+///
+/// For a batch with the send that tells the peer; by itself, [`QueuePair::bind`] is shorter, and takes
+/// windows of type 1 too. The window counts as bound from the moment that this is made. If it is not
+/// posted, or refused, tell the window so with [`never_bound`](MemoryWindow::never_bound).
+///
+/// IBTA vol 1, section 10.6.7.2; `man ibv_post_send`.
+///
+/// [`QueuePair::bind`]: crate::QueuePair::bind
+///
+/// # Examples
+/// Grant, and tell, with one doorbell.
+/// ```
+/// use rdma_mem::{AccessFlags, MemoryWindow, WindowType};
+/// use rdma_qp::{BindWindow, SendWorkRequest};
+/// # use rdma_qp::{CompletionQueue, PollSlot, prelude::*};
+/// # rdma_soft::install();
+/// # let context = rdma_mem::open_device("soft0")?;
+/// # let cq = CompletionQueue::create(&context, 64)?;
+/// # let pd = context.allocate_pd()?;
+/// # let access = AccessFlags::new().with_remote_write();
+/// # let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).access(access).build();
+/// # let (one, other) = (prepare()?, prepare()?);
+/// # let (one_end, other_end) = (one.endpoint(), other.endpoint());
+/// # let (qp, _other) = (one.handshake(other_end)?, other.handshake(one_end)?);
+///
+/// let region = pd.allocate_bindable_region(4096)?;
+/// let mut window = MemoryWindow::allocate(region, WindowType::Two).map_err(|(_, error)| error)?;
+/// let write = AccessFlags::new().with_remote_write();
+/// let bind = BindWindow::new(&mut window, 0..1024, write).unwrap().signaled(false);
+/// let tell = SendWorkRequest::only_immediate(bind.remote().rkey().get());
+/// // SAFETY: the region is the window's own, and there are no elements.
+/// unsafe { qp.post_batch(&mut [bind.with_id(1), tell.with_id(2)]) }.unwrap();
+/// assert!(window.is_bound());
+/// # Ok::<(), rdma_qp::Error>(())
+/// ```
+#[doc(alias = "IBV_WR_BIND_MW")]
+#[derive(Debug)]
+#[must_use = "the window counts as bound"]
+pub struct BindWindow<'w> {
+    prepared: PreparedBind,
+    remote: RemoteMemoryRegion,
+    flags: u32,
+    window: PhantomData<&'w mut ()>,
+}
+
+/// Takes a window of type 2 back that this queue pair has bound: when it has completed with success, the
+/// peer has no access through it any more.
+///
+/// Only such a key can be invalidated: not that of a region, of a window of type 1, of another queue pair's
+/// window, or of one that is not bound. IBTA vol 1, section 10.6.7.3; `man ibv_post_send`.
+///
+/// # Examples
+/// ```no_run
+/// # use rdma_mem::{MemoryWindow, OwnedRegion};
+/// # use rdma_qp::{LocalInvalidate, QueuePair};
+/// # fn example(qp: &QueuePair, window: &mut MemoryWindow<OwnedRegion>) -> Option<()> {
+/// let request = LocalInvalidate::new(window.rkey()?);
+/// // SAFETY: a request without memory.
+/// unsafe { qp.post(request, 7) }.ok()?;
+/// // … when 7 was polled with success:
+/// // SAFETY: see above.
+/// unsafe { window.unbound() };
+/// println!("the peer left {:?}", &window.region()?[..8]);
+/// # Some(())
+/// # }
+/// ```
+#[doc(alias = "IBV_WR_LOCAL_INV")]
+#[derive(Clone, Copy, Debug)]
+pub struct LocalInvalidate {
+    rkey: Rkey,
+    flags: u32,
+}
+
+/// Sends a message that takes a window of type 2 back at the peer, before the peer's receive completes:
+/// "I am done with what you have lent me".
+///
+/// The peer's receive says [which key](crate::WorkSuccess::invalidated_rkey). It has to be one that the
+/// peer's queue pair of this connection has bound: any other ends the connection at the peer, after the
+/// message was delivered. IBTA vol 1, section 9.4.1; `man ibv_post_send`.
+///
+/// # Examples
+/// ```no_run
+/// # use rdma_mem::{OwnedRegion, RemoteMemoryRegion};
+/// # use rdma_qp::{QueuePair, SendWithInvalidate};
+/// # fn example(qp: &QueuePair, region: &OwnedRegion, lent: RemoteMemoryRegion) -> Option<()> {
+/// let done = [region.get_ref(0, 16)?.gather_element()];
+/// // SAFETY: the region is left alone until 3 has completed.
+/// unsafe { qp.post(SendWithInvalidate::new(&done, lent.rkey()), 3) }.ok()?;
+/// # Some(())
+/// # }
+/// ```
+#[doc(alias = "IBV_WR_SEND_WITH_INV")]
+#[derive(Clone, Copy, Debug)]
+pub struct SendWithInvalidate<'wr, 'data> {
+    send: SendWorkRequest<'wr, 'data>,
+    rkey: Rkey,
+}
+
+/// What requests without elements have in common with the others.
+macro_rules! flags {
+    ($($request:ty),+) => {$(
+        impl $request {
+            /// Whether success makes a completion; as
+            /// [`SendWorkRequest::signaled`].
+            #[doc(alias = "IBV_SEND_SIGNALED")]
+            pub const fn signaled(mut self, signaled: bool) -> Self {
+                self.flags = if signaled { self.flags | SIGNALED } else { self.flags & !SIGNALED };
+                self
+            }
+
+            /// It waits until the RDMA reads and atomics before it in the queue are done.
+            #[doc(alias = "IBV_SEND_FENCE")]
+            pub const fn fence(mut self) -> Self {
+                self.flags |= FENCE;
+                self
+            }
+        }
+    )+};
+}
+
+flags!(BindWindow<'_>, LocalInvalidate);
+
+impl<'w> BindWindow<'w> {
+    /// Binds `range` of the window's region, counted in bytes from the region's beginning, with these
+    /// rights: remote read, write and atomic, and [`ZERO_BASED`](AccessFlags::ZERO_BASED) if the peer is to
+    /// count from 0.
+    ///
+    /// # Errors
+    /// What can be known to be wrong; then nothing has changed. A bind that was not prepared has no form in
+    /// C, so that it is refused here and not at its post.
+    pub fn new<R: BindableRegion>(
+        window: &'w mut MemoryWindow<R>,
+        range: Range<usize>,
+        access: AccessFlags,
+    ) -> Result<Self, BindError> {
+        if window.kind() != WindowType::Two {
+            return Err(BindError::Kind { kind: 1 });
+        }
+        let prepared = window.prepare_bind(range, access)?;
+        let remote = window.remote().ok_or(BindError::NotBound)?;
+        Ok(Self { prepared, remote, flags: SIGNALED, window: PhantomData })
+    }
+
+    /// What the peer gets.
+    #[must_use]
+    pub const fn remote(&self) -> RemoteMemoryRegion {
+        self.remote
+    }
+
+    /// The request, for a batch, with the number that its completion will have.
+    #[must_use]
+    pub fn with_id<'data>(self, wr_id: u64) -> QueuedRequest<'w, 'data> {
+        let PreparedBind { mw, rkey, info, .. } = self.prepared;
+        let opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
+        let mut request =
+            QueuedRequest::new(wr_id, opcode, self.flags, Elements::gathered(&[], &[]));
+        request.wr.__bindgen_anon_2.bind_mw =
+            ibv_send_wr__bindgen_ty_4__bindgen_ty_1 { mw, rkey: rkey.get(), bind_info: info };
+        request.bounds = Bounds::DOUBTFUL;
+        request
+    }
+}
+
+impl LocalInvalidate {
+    /// Invalidates the window with this key.
+    #[must_use]
+    pub fn new(rkey: impl Into<Rkey>) -> Self {
+        Self { rkey: rkey.into(), flags: SIGNALED }
+    }
+
+    /// The request, for a batch, with the number that its completion will have.
+    #[must_use]
+    pub fn with_id<'wr, 'data>(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {
+        let opcode = ibv_wr_opcode::IBV_WR_LOCAL_INV;
+        let mut request =
+            QueuedRequest::new(wr_id, opcode, self.flags, Elements::gathered(&[], &[]));
+        let invalidate_rkey = self.rkey.get();
+        request.wr.__bindgen_anon_1 = ibv_send_wr__bindgen_ty_1 { invalidate_rkey };
+        request
+    }
+}
+
+impl<'wr, 'data> SendWithInvalidate<'wr, 'data> {
+    /// Sends the bytes of these elements, and invalidates the window with this key.
+    #[must_use]
+    pub fn new(elements: &'wr [GatherElement<'data>], rkey: impl Into<Rkey>) -> Self {
+        Self::from_send(SendWorkRequest::new(elements), rkey)
+    }
+
+    /// Makes it of a send, with the send's elements and flags. The key goes where an immediate would, and
+    /// takes its place.
+    #[must_use]
+    pub fn from_send(send: SendWorkRequest<'wr, 'data>, rkey: impl Into<Rkey>) -> Self {
+        Self { send, rkey: rkey.into() }
+    }
+
+    /// The request, for a batch, with the number that its completion will have.
+    #[must_use]
+    pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {
+        let mut request = self.send.with_id(wr_id);
+        request.wr.opcode = ibv_wr_opcode::IBV_WR_SEND_WITH_INV;
+        let invalidate_rkey = self.rkey.get();
+        request.wr.__bindgen_anon_1 = ibv_send_wr__bindgen_ty_1 { invalidate_rkey };
+        request
+    }
+}

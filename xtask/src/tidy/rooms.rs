@@ -1,0 +1,238 @@
+//! Few files in a folder, and no large circle of modules: what has to be read together stays small.
+
+mod circles;
+mod graph;
+
+use std::collections::BTreeMap;
+
+use super::{Finding, by_hand, layers};
+use crate::tree::Tree;
+use graph::Graph;
+
+/// The most files in one folder. A module's file beside the folder of its name counts with its
+/// neighbours.
+const FILES: usize = 15;
+/// The most files in one circle of modules, each of which can be reached from each other by its
+/// imports.
+const CIRCLE: usize = 5;
+
+/// What a crate has at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Ceiling {
+    name: &'static str,
+    /// Files in its fullest folder.
+    files: usize,
+    /// Files in its largest circle.
+    circle: usize,
+    /// Imports from the crate's root of what another module defines.
+    from_root: usize,
+}
+
+/// Crates that have more than is allowed, with what they have. A number here only ever goes down.
+const NOT_DONE: &[Ceiling] = &[
+    Ceiling { name: "rdma-types", files: 23, circle: 5, from_root: 5 },
+    Ceiling { name: "rdma-sys", files: 15, circle: 16, from_root: 56 },
+    Ceiling { name: "rdma-proto", files: 18, circle: 11, from_root: 73 },
+    Ceiling { name: "rdma-soft", files: 25, circle: 37, from_root: 0 },
+    Ceiling { name: "rdma-mem", files: 44, circle: 33, from_root: 149 },
+    Ceiling { name: "rdma-channel", files: 26, circle: 23, from_root: 96 },
+];
+
+pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
+    check_with(tree, NOT_DONE)
+}
+
+/// What `cargo xtask tidy --rooms` prints: a line for each crate, then the files of its largest
+/// circle. A file by itself is a circle of one.
+pub(crate) fn figures(tree: &Tree) -> Vec<String> {
+    let line = |name| {
+        let crate_ = Crate::read(tree, name)?;
+        let (folder, files) = crate_.fullest();
+        let (circle, from_root) = (crate_.circle(), crate_.from_root.len());
+        let figures = format!(
+            "{name}: {files} files in {folder}, {} in the largest circle, {from_root} imports from the root",
+            circle.len()
+        );
+        let in_it = circle.iter().filter(|_| circle.len() > 1).map(|path| format!("    {path}"));
+        Some([figures].into_iter().chain(in_it).collect::<Vec<_>>())
+    };
+    layers::names().filter_map(line).flatten().collect()
+}
+
+fn check_with(tree: &Tree, not_done: &[Ceiling]) -> Vec<Finding> {
+    let crates = layers::names().filter_map(|name| Crate::read(tree, name));
+    crates.flat_map(|crate_| crate_.check(not_done)).collect()
+}
+
+/// What is looked at of one crate.
+struct Crate {
+    name: &'static str,
+    root: String,
+    /// The files of each folder.
+    folders: BTreeMap<String, usize>,
+    graph: Graph,
+    from_root: Vec<Finding>,
+}
+
+impl Crate {
+    fn read(tree: &Tree, name: &'static str) -> Option<Self> {
+        let folder = format!("crates/{name}/src/");
+        let root = format!("{folder}lib.rs");
+        tree.text(&root)?;
+        let mut folders = BTreeMap::new();
+        let files = tree.ending(&[".rs"]).filter(|(path, _)| path.starts_with(&folder));
+        for (path, _) in files.filter(|(path, _)| by_hand(path)) {
+            let (folder, _) = path.rsplit_once('/')?;
+            *folders.entry(folder.to_owned()).or_default() += 1;
+        }
+        let (graph, from_root) = Graph::read(tree, &folder);
+        let from_root = from_root.into_iter().map(|(path, line, what)| {
+            let what = format!("`{what}`: import it from the module that defines it");
+            Finding::new(path, line, what)
+        });
+        Some(Self { name, root, folders, graph, from_root: from_root.collect() })
+    }
+
+    fn fullest(&self) -> (&str, usize) {
+        let fullest = self.folders.iter().max_by_key(|&(_, files)| files);
+        fullest.map_or(("", 0), |(folder, &files)| (folder, files))
+    }
+
+    fn circle(&self) -> Vec<&str> {
+        circles::largest(&self.graph.imports)
+    }
+
+    fn check(self, not_done: &[Ceiling]) -> Vec<Finding> {
+        let allowed = Ceiling { name: self.name, files: FILES, circle: CIRCLE, from_root: 0 };
+        let ceiling = not_done.iter().find(|ceiling| ceiling.name == self.name);
+        let limit = *ceiling.unwrap_or(&allowed);
+        let mut found = Vec::new();
+        for (folder, &files) in self.folders.iter().filter(|&(_, &files)| files > limit.files) {
+            let what = format!(
+                "{files} files in a folder, {} are allowed; make folders by noun",
+                limit.files
+            );
+            found.push(Finding::new(folder, 1, what));
+        }
+        let circle = self.circle();
+        if circle.len() > limit.circle {
+            let what = format!(
+                "the largest circle of modules has {} files, {} are allowed; move things to where no import \
+                 closes it: {}",
+                circle.len(),
+                limit.circle,
+                circle.join(" ")
+            );
+            found.push(Finding::new(&self.root, 1, what));
+        }
+        if ceiling.is_some() {
+            let has = Ceiling {
+                name: self.name,
+                files: self.fullest().1.max(FILES),
+                circle: circle.len().max(CIRCLE),
+                from_root: self.from_root.len(),
+            };
+            if has == allowed {
+                let what = format!("{} is done; take it from the table in {}", self.name, file!());
+                found.push(Finding::new(&self.root, 1, what));
+            } else if has != limit {
+                let (had, has) = (numbers(limit), numbers(has));
+                let name = self.name;
+                let what = format!("{name}: {has}, and {} has {had}; lower those", file!());
+                found.push(Finding::new(&self.root, 1, what));
+            }
+        }
+        if self.from_root.len() > limit.from_root {
+            found.extend(self.from_root);
+        }
+        found
+    }
+}
+
+fn numbers(Ceiling { files, circle, from_root, .. }: Ceiling) -> String {
+    format!("files {files}, circle {circle}, from_root {from_root}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The messages for a crate that has beside its root the files `a0.rs`, `a1.rs` and so on.
+    fn messages<const N: usize>(
+        text: impl Fn(usize) -> String,
+        not_done: &[Ceiling],
+    ) -> Vec<String> {
+        let folder = "crates/rdma-qp/src";
+        let names: [String; N] = std::array::from_fn(|place| match place {
+            0 => format!("{folder}/lib.rs"),
+            place => format!("{folder}/a{}.rs", place - 1),
+        });
+        let texts: [String; N] = std::array::from_fn(|place| match place {
+            0 => (1..N).map(|place| format!("mod a{};\n", place - 1)).collect(),
+            place => text(place - 1),
+        });
+        let files = std::array::from_fn(|place| (names[place].as_str(), texts[place].as_str()));
+        check_with(&Tree::of::<N>(files), not_done).iter().map(Finding::to_string).collect()
+    }
+
+    /// Each of `of` modules imports from the next, the last from the first; the others from
+    /// nothing.
+    fn circle(of: usize) -> impl Fn(usize) -> String {
+        move |place| match place < of {
+            true => format!("use crate::a{}::Thing;", (place + 1) % of),
+            false => String::new(),
+        }
+    }
+
+    #[test]
+    fn a_folder_of_16_files_fails_and_of_15_passes() {
+        assert_eq!(messages::<15>(|_| String::new(), &[]), [""; 0]);
+        let found = messages::<16>(|_| String::new(), &[]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].starts_with("crates/rdma-qp/src:1: 16 files in a folder"), "{found:?}");
+    }
+
+    #[test]
+    fn folders_within_and_generated_files_do_not_count() {
+        let names: [_; 80] = std::array::from_fn(|place| match place {
+            0 => "crates/rdma-qp/src/lib.rs".to_owned(),
+            place => {
+                let folder = ["", "a/", "b/", "generated/"][place % 4];
+                let place = if folder == "generated/" { place } else { place % 13 };
+                format!("crates/rdma-qp/src/{folder}f{place}.rs")
+            }
+        });
+        let tree = Tree::of(names.each_ref().map(|name| (name.as_str(), "")));
+        assert_eq!(check_with(&tree, &[]), []);
+    }
+
+    #[test]
+    fn a_circle_of_6_files_fails_and_of_5_passes() {
+        assert_eq!(messages::<10>(circle(5), &[]), [""; 0]);
+        let found = messages::<10>(circle(6), &[]);
+        assert_eq!(found.len(), 1);
+        let start = "crates/rdma-qp/src/lib.rs:1: the largest circle of modules has 6 files";
+        assert!(found[0].starts_with(start) && found[0].ends_with("/a5.rs"), "{found:?}");
+    }
+
+    #[test]
+    fn an_import_from_the_root_fails() {
+        let found = messages::<3>(|place| ["\nuse crate::Thing;", ""][place].to_owned(), &[]);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].contains("a0.rs:2: `crate::Thing`: import it from"), "{found:?}");
+    }
+
+    #[test]
+    fn what_is_not_done_may_only_become_less() {
+        let row =
+            |circle, from_root| [Ceiling { name: "rdma-qp", files: FILES, circle, from_root }];
+        assert_eq!(messages::<10>(circle(7), &row(7, 0)), [""; 0]);
+        assert!(messages::<10>(circle(8), &row(7, 0))[0].contains("has 8 files, 7 are allowed"));
+        let lower = messages::<10>(circle(6), &row(7, 0));
+        assert!(lower[0].contains("circle 6, from_root 0, and xtask/src/tidy/rooms.rs has"));
+        assert!(messages::<10>(circle(5), &row(7, 0))[0].contains("rdma-qp is done"));
+        let root = |_| "use crate::Thing;".to_owned();
+        assert_eq!(messages::<3>(root, &row(CIRCLE, 2)), [""; 0]);
+        assert_eq!(messages::<3>(root, &row(CIRCLE, 1)).len(), 3, "both, and the number");
+    }
+}
