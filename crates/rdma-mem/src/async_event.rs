@@ -4,7 +4,7 @@
 use rdma_sys::ibv_async_event;
 use rdma_types::{AsyncEventKind, Qpn};
 
-use crate::ObjectId;
+use crate::object_id::ObjectId;
 
 /// Something that happened to a device, a port or an object while nobody called.
 ///

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use rdma_sys::{Errno, ibv_async_event};
 
-use crate::{AsyncEvent, Context, Error, EventFile, VerbError};
+use crate::async_event::AsyncEvent;
+use crate::context::Context;
+use crate::error::{Error, VerbError};
+use crate::event_file::EventFile;
 
 /// The asynchronous events of a context.
 ///

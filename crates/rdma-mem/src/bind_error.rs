@@ -1,6 +1,8 @@
 //! Why a window is not bound.
 
-use crate::{AccessFlags, RangeError};
+use rdma_types::AccessFlags;
+
+use crate::range_error::RangeError;
 
 /// A bind that cannot be right, found before the device sees it; IBTA vol 1, section 10.6.7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

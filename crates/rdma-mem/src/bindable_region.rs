@@ -3,9 +3,14 @@
 use std::sync::Arc;
 
 use rdma_sys::ibv_mr;
+use rdma_types::AccessFlags;
 
+use crate::buffer::Buffer;
+use crate::memory_region::MemoryRegion;
+use crate::owned_region::OwnedRegion;
+use crate::protection_domain::ProtectionDomain;
 use crate::registration::Registration;
-use crate::{AccessFlags, Buffer, MemoryRegion, OwnedRegion, ProtectionDomain, SharedRegion};
+use crate::shared_region::SharedRegion;
 
 /// A region that a [`MemoryWindow`](crate::MemoryWindow) has, or what keeps one alive for it.
 ///

@@ -6,10 +6,12 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 use rdma_sys::ibv_mr;
-use rdma_types::Lkey;
+use rdma_types::{AccessFlags, Lkey};
 
+use crate::error::Error;
+use crate::protection_domain::ProtectionDomain;
 use crate::registration::Registration;
-use crate::{AccessFlags, Error, ProtectionDomain, SliceMut, SliceRef};
+use crate::slice::{SliceMut, SliceRef};
 
 /// Registered memory that the region borrows, exclusively: for bytes that live elsewhere and cannot
 /// move to an [`OwnedRegion`](crate::OwnedRegion).

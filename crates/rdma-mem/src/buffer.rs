@@ -9,8 +9,11 @@ use std::sync::Arc;
 use rdma_types::Lkey;
 
 use crate::pool_region::{PoolRegion, Range};
+use crate::protection_domain::ProtectionDomain;
+use crate::range_error;
+use crate::region_memory::RegionMemory;
 use crate::registration::Registration;
-use crate::{ProtectionDomain, RegionMemory, SliceMut, SliceRef, range_error};
+use crate::slice::{SliceMut, SliceRef};
 
 /// Registered bytes from a [`BufferPool`](crate::BufferPool), owned: for this machine's own requests,
 /// as an [`OwnedRegion`](crate::OwnedRegion), but made without a registration.

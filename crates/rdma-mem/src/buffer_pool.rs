@@ -3,8 +3,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rdma_types::AccessFlags;
+
+use crate::buffer::Buffer;
+use crate::error::Error;
 use crate::pool_region::PoolRegion;
-use crate::{AccessFlags, Buffer, Error, ProtectionDomain};
+use crate::protection_domain::ProtectionDomain;
 
 /// Registered buffers of any length, carved out of a few large regions, because registration is slow.
 ///

@@ -10,10 +10,19 @@ use rdma_sys::{
 };
 use rdma_types::Gid;
 
-use crate::{
-    AsyncEvents, Device, DeviceAttributes, Error, ExtendedAttributes, Forked, GidEntry, Handle,
-    Ownership, PortAttributes, ProtectionDomain, VerbError, gid_table, hint,
-};
+use crate::async_events::AsyncEvents;
+use crate::device::Device;
+use crate::device_attributes::DeviceAttributes;
+use crate::error::{Error, VerbError};
+use crate::extended_attributes::ExtendedAttributes;
+use crate::fork::Forked;
+use crate::gid_table;
+use crate::gid_table::GidEntry;
+use crate::handle::Handle;
+use crate::hint;
+use crate::ownership::Ownership;
+use crate::port_attributes::PortAttributes;
+use crate::protection_domain::ProtectionDomain;
 
 /// An opened device, from which everything else is made.
 ///

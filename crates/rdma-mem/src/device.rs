@@ -9,7 +9,12 @@ use std::sync::Arc;
 use rdma_sys::{Errno, Process, Verbs, ibv_device};
 use rdma_types::{Guid, NodeType, TransportType};
 
-use crate::{Context, Error, Forked, UnknownDevice, VerbError, fork, hint};
+use crate::context::Context;
+use crate::device_list::UnknownDevice;
+use crate::error::{Error, VerbError};
+use crate::fork;
+use crate::fork::Forked;
+use crate::hint;
 
 /// An RDMA device that [`list_devices`](crate::list_devices) found.
 ///

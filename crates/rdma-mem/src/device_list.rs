@@ -5,7 +5,9 @@ use std::slice;
 
 use rdma_sys::{LoadError, UnknownProvider, Verbs, providers};
 
-use crate::{Context, Device, Error, VerbError};
+use crate::context::Context;
+use crate::device::Device;
+use crate::error::{Error, VerbError};
 
 /// Lists the devices of all providers: those of the installed libibverbs, and software devices.
 ///

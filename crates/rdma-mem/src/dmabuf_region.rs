@@ -7,12 +7,16 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
 use rdma_sys::{Errno, ibv_mr};
-use rdma_types::{Lkey, Rkey};
+use rdma_types::{AccessFlags, Lkey, Rkey};
 
-use crate::{
-    AccessFlags, Error, Handle, Ownership, ProtectionDomain, RangeError, RemoteMemoryRegion,
-    SharedElement, VerbError, hint,
-};
+use crate::error::{Error, VerbError};
+use crate::handle::Handle;
+use crate::hint;
+use crate::ownership::Ownership;
+use crate::protection_domain::ProtectionDomain;
+use crate::range_error::RangeError;
+use crate::remote_memory_region::RemoteMemoryRegion;
+use crate::shared_element::SharedElement;
 
 /// Registered memory that comes as a file descriptor: a dma-buf, the kernel's way to hand on memory that
 /// need not be the processor's, such as a GPU's.

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use rdma_sys::ibv_sge;
 use rdma_types::Lkey;
 
-use crate::MemoryRegion;
+use crate::memory_region::MemoryRegion;
 
 /// A piece of registered memory that a request reads from: data to send or to write.
 ///

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use rdma_sys::{Errno, UnknownProvider, Unsupported};
 use rdma_types::AccessError;
 
-use crate::{Forked, UnknownDevice};
+use crate::device_list::UnknownDevice;
+use crate::fork::Forked;
 
 /// A verb that failed: which, with what number, and the usual cause.
 ///

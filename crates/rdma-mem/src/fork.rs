@@ -5,7 +5,7 @@ use std::fmt;
 
 use rdma_sys::{Errno, Process, Verbs, ibv_fork_status, providers};
 
-use crate::{Error, VerbError};
+use crate::error::{Error, VerbError};
 
 /// What [`fork_support`] is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,10 @@ use std::path::Path;
 
 use rdma_types::{GidType, LinkLayer};
 
-use crate::{Context, Error, GidEntry, PortAttributes};
+use crate::context::Context;
+use crate::error::Error;
+use crate::gid_table::GidEntry;
+use crate::port_attributes::PortAttributes;
 
 const CLASS: &str = "/sys/class/infiniband";
 

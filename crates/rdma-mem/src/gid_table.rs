@@ -4,7 +4,9 @@
 use rdma_sys::{Errno, ibv_gid, ibv_gid_entry};
 use rdma_types::{Gid, GidType};
 
-use crate::{Context, Error, VerbError, gid_sysfs};
+use crate::context::Context;
+use crate::error::{Error, VerbError};
+use crate::gid_sysfs;
 
 /// One GID of a port, from [`Context::gid_table`](crate::Context::gid_table).
 #[doc(alias = "ibv_gid_entry")]

@@ -8,7 +8,10 @@ use std::ptr::NonNull;
 
 use rdma_sys::{Errno, Process};
 
-use crate::{Error, Forked, Ownership, VerbError, fork};
+use crate::error::{Error, VerbError};
+use crate::fork;
+use crate::fork::Forked;
+use crate::ownership::Ownership;
 
 /// One object of a provider (`ibv_pd`, `ibv_qp` …), destroyed when dropped, and `P`, what it needs:
 /// its parents, or its memory.

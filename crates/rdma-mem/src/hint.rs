@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use rdma_sys::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use crate::Context;
+use crate::context::Context;
 
 /// Why a device could not be listed or opened.
 pub(crate) fn open(errno: Errno) -> Option<Cow<'static, str>> {

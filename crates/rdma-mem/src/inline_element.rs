@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use rdma_sys::ibv_sge;
 
-use crate::ScatterGatherElementError;
+use crate::element::ScatterGatherElementError;
 
 /// Bytes that a request takes along when it is posted: inline data.
 ///

@@ -1,6 +1,9 @@
 //! Lists of elements that know the domain of each.
 
-use crate::{GatherElement, ProtectionDomain, ScatterElement, SharedElement, SliceMut, SliceRef};
+use crate::element::{GatherElement, ScatterElement};
+use crate::protection_domain::ProtectionDomain;
+use crate::shared_element::SharedElement;
+use crate::slice::{SliceMut, SliceRef};
 
 /// Registered slices, or ranges of shared regions, that a request reads from, as elements, with their
 /// domains.

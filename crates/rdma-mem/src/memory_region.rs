@@ -4,13 +4,14 @@
 use std::ptr::NonNull;
 
 use rdma_sys::ibv_mr;
-use rdma_types::{Lkey, Rkey};
+use rdma_types::{AccessFlags, Lkey, Rkey};
 
+use crate::element::{GatherElement, ScatterElement, ScatterGatherElementError};
+use crate::error::{Error, VerbError};
+use crate::ownership::Ownership;
+use crate::protection_domain::ProtectionDomain;
 use crate::registration::Registration;
-use crate::{
-    AccessFlags, Error, GatherElement, Ownership, ProtectionDomain, RemoteMemoryRegion,
-    ScatterElement, ScatterGatherElementError, VerbError,
-};
+use crate::remote_memory_region::RemoteMemoryRegion;
 
 /// A registration of memory that it neither owns nor borrows.
 ///

@@ -6,13 +6,17 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use rdma_sys::{Errno, ibv_alloc_mw, ibv_inc_rkey, ibv_mw, ibv_mw_bind_info, ibv_mw_type};
-use rdma_types::Rkey;
+use rdma_types::{AccessFlags, Rkey};
 
-use crate::bindable_region::Target;
-use crate::{
-    AccessFlags, BindError, BindableRegion, Error, Forked, Handle, Ownership, ProtectionDomain,
-    RemoteMemoryRegion, VerbError, range_error,
-};
+use crate::bind_error::BindError;
+use crate::bindable_region::{BindableRegion, Target};
+use crate::error::{Error, VerbError};
+use crate::fork::Forked;
+use crate::handle::Handle;
+use crate::ownership::Ownership;
+use crate::protection_domain::ProtectionDomain;
+use crate::range_error;
+use crate::remote_memory_region::RemoteMemoryRegion;
 
 /// Which kind of window.
 #[doc(alias = "ibv_mw_type")]

@@ -4,10 +4,13 @@
 use std::ops::{Deref, DerefMut};
 
 use rdma_sys::ibv_mr;
-use rdma_types::Lkey;
+use rdma_types::{AccessFlags, Lkey};
 
+use crate::error::Error;
+use crate::protection_domain::ProtectionDomain;
+use crate::region_memory::RegionMemory;
 use crate::registration::Registration;
-use crate::{AccessFlags, Error, ProtectionDomain, RegionMemory, SliceMut, SliceRef};
+use crate::slice::{SliceMut, SliceRef};
 
 /// Registered memory that the region owns and no peer can reach: the one to take for what is sent and
 /// received.

@@ -6,8 +6,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use offset_allocator::{Allocation, Allocator};
 
+use rdma_types::AccessFlags;
+
+use crate::error::Error;
+use crate::protection_domain::ProtectionDomain;
+use crate::region_memory::RegionMemory;
 use crate::registration::Registration;
-use crate::{AccessFlags, Error, ProtectionDomain, RegionMemory};
 
 /// What ranges are counted in, in bytes: a cache line, so that two buffers never share one.
 pub(crate) const UNIT: usize = 64;

@@ -6,12 +6,19 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::{Verbs, ibv_pd};
+use rdma_types::AccessFlags;
 
-use crate::context::check_null;
-use crate::{
-    AccessFlags, BorrowedRegion, Context, DmabufRegion, Error, Forked, Handle, MemoryRegion,
-    OwnedRegion, Ownership, RegionMemory, SharedRegion,
-};
+use crate::borrowed_region::BorrowedRegion;
+use crate::context::{Context, check_null};
+use crate::dmabuf_region::DmabufRegion;
+use crate::error::Error;
+use crate::fork::Forked;
+use crate::handle::Handle;
+use crate::memory_region::MemoryRegion;
+use crate::owned_region::OwnedRegion;
+use crate::ownership::Ownership;
+use crate::region_memory::RegionMemory;
+use crate::shared_region::SharedRegion;
 
 /// A protection domain (PD): the fence within which queue pairs may use memory regions.
 ///

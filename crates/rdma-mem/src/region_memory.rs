@@ -9,8 +9,9 @@ use std::ptr::NonNull;
 
 use rdma_sys::Errno;
 
+use crate::error::{Error, VerbError};
+use crate::hint;
 use crate::mapping::{HugePageSize, Mapping};
-use crate::{Error, VerbError, hint};
 
 /// Pages are pinned and mapped whole, so nothing else should live on those of a region.
 const PAGE: usize = 4096;

@@ -7,10 +7,15 @@ use std::ptr::NonNull;
 use rdma_sys::{Errno, ibv_mr};
 use rdma_types::{AccessFlags, Lkey, Rkey};
 
-use crate::{
-    Error, Forked, Handle, Ownership, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef,
-    VerbError, hint, range_error,
-};
+use crate::error::{Error, VerbError};
+use crate::fork::Forked;
+use crate::handle::Handle;
+use crate::hint;
+use crate::ownership::Ownership;
+use crate::protection_domain::ProtectionDomain;
+use crate::range_error;
+use crate::remote_memory_region::RemoteMemoryRegion;
+use crate::slice::{SliceMut, SliceRef};
 
 /// A registration of memory, and its owner `M`: dropped after the deregistration, or never if that
 /// fails.

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-use crate::RemoteMemoryRegion;
+use crate::remote_memory_region::RemoteMemoryRegion;
 
 /// A value of type `T` in the memory of a peer, exactly as long as a `T`.
 ///

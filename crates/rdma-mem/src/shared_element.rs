@@ -4,7 +4,10 @@ use std::ops::Range;
 
 use rdma_types::Lkey;
 
-use crate::{GatherElement, ProtectionDomain, RangeError, ScatterElement, range_error};
+use crate::element::{GatherElement, ScatterElement};
+use crate::protection_domain::ProtectionDomain;
+use crate::range_error;
+use crate::range_error::RangeError;
 
 /// A range of a [`SharedRegion`](crate::SharedRegion) or a [`DmabufRegion`](crate::DmabufRegion), as
 /// source or destination of requests.

@@ -7,14 +7,17 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
 use rdma_sys::ibv_mr;
-use rdma_types::{Lkey, Rkey};
+use rdma_types::{AccessFlags, Lkey, Rkey};
 
 use crate::copy::{copy_in, copy_out};
+use crate::error::Error;
+use crate::protection_domain::ProtectionDomain;
+use crate::range_error;
+use crate::range_error::RangeError;
+use crate::region_memory::RegionMemory;
 use crate::registration::Registration;
-use crate::{
-    AccessFlags, Error, ProtectionDomain, RangeError, RegionMemory, RemoteMemoryRegion,
-    SharedElement, range_error,
-};
+use crate::remote_memory_region::RemoteMemoryRegion;
+use crate::shared_element::SharedElement;
 
 /// Registered memory that the region owns and that peers may use while it lives.
 ///

@@ -8,7 +8,8 @@ use std::ptr::NonNull;
 
 use rdma_types::Lkey;
 
-use crate::{GatherElement, ProtectionDomain, ScatterElement};
+use crate::element::{GatherElement, ScatterElement};
+use crate::protection_domain::ProtectionDomain;
 
 /// Registered bytes, shared: what [`OwnedRegion::get_ref`](crate::OwnedRegion::get_ref) gives, and
 /// [`BorrowedRegion::get_ref`](crate::BorrowedRegion::get_ref).
