@@ -1,11 +1,14 @@
 //! What can fail, and what to do about it.
 
+pub(crate) mod hint;
+pub(crate) mod range;
+
 use std::borrow::Cow;
 
 use rdma_sys::{Errno, UnknownProvider, Unsupported};
 use rdma_types::AccessError;
 
-use crate::device_list::UnknownDevice;
+use crate::device::list::UnknownDevice;
 use crate::fork::Forked;
 
 /// A verb that failed: which, with what number, and the usual cause.

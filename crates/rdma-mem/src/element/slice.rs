@@ -1,0 +1,203 @@
+//! Slices that carry the key of their region.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use rdma_types::Lkey;
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::element::{GatherElement, ScatterElement};
+
+/// Registered bytes, shared: what [`OwnedRegion::get_ref`](crate::OwnedRegion::get_ref) gives, and
+/// [`BorrowedRegion::get_ref`](crate::BorrowedRegion::get_ref).
+#[derive(Clone, Copy)]
+pub struct SliceRef<'r> {
+    base: NonNull<u8>,
+    length: usize,
+    address: u64,
+    lkey: Lkey,
+    pd: &'r ProtectionDomain,
+    borrow: PhantomData<&'r [u8]>,
+}
+
+/// Registered bytes, exclusive: what [`OwnedRegion::get_mut`](crate::OwnedRegion::get_mut) gives, and
+/// [`BorrowedRegion::get_mut`](crate::BorrowedRegion::get_mut).
+///
+/// Within are raw parts and no reference to the bytes: it can be moved while a device writes them.
+pub struct SliceMut<'r> {
+    base: NonNull<u8>,
+    length: usize,
+    address: u64,
+    lkey: Lkey,
+    pd: &'r ProtectionDomain,
+    borrow: PhantomData<&'r mut [u8]>,
+}
+
+// SAFETY: SAFETY.md F16: as `&[u8]`, which it stands for.
+unsafe impl Send for SliceRef<'_> {}
+// SAFETY: SAFETY.md F16: as `&[u8]`.
+unsafe impl Sync for SliceRef<'_> {}
+// SAFETY: SAFETY.md F16: as `&mut [u8]`, which it stands for.
+unsafe impl Send for SliceMut<'_> {}
+// SAFETY: SAFETY.md F16: as `&mut [u8]`.
+unsafe impl Sync for SliceMut<'_> {}
+
+impl<'r> SliceRef<'r> {
+    /// # Safety
+    /// The bytes are initialised and borrowed for `'r`; `address`, `lkey` and `pd` are those
+    /// of their registration.
+    #[inline]
+    pub(crate) unsafe fn new(
+        base: NonNull<u8>,
+        length: usize,
+        address: u64,
+        lkey: Lkey,
+        pd: &'r ProtectionDomain,
+    ) -> Self {
+        Self { base, length, address, lkey, pd, borrow: PhantomData }
+    }
+
+    /// The domain of the region that the bytes belong to.
+    #[inline]
+    #[must_use]
+    pub fn pd(&self) -> &'r ProtectionDomain {
+        self.pd
+    }
+
+    /// The element for these bytes. Of more than 4 GiB - 1 only so many are taken.
+    #[inline]
+    #[must_use]
+    pub fn gather_element(&self) -> GatherElement<'r> {
+        GatherElement::from_parts(self.address, self.length, self.lkey)
+    }
+
+    /// Two slices: the first `middle` bytes, and the rest.
+    ///
+    /// # Panics
+    /// If `middle` is more than the length.
+    #[inline]
+    #[must_use]
+    pub fn split_at(self, middle: usize) -> (Self, Self) {
+        assert!(middle <= self.length, "split at {middle} of {} bytes", self.length);
+        // SAFETY: SAFETY.md F16: checked.
+        let base = unsafe { self.base.add(middle) };
+        let (length, address) = (self.length - middle, self.address.wrapping_add(middle as u64));
+        (Self { length: middle, ..self }, Self { base, length, address, ..self })
+    }
+}
+
+impl<'r> SliceMut<'r> {
+    /// # Safety
+    /// The bytes are initialised and exclusively borrowed for `'r`; `address`, `lkey` and `pd` are those
+    /// of their registration.
+    #[inline]
+    pub(crate) unsafe fn new(
+        base: NonNull<u8>,
+        length: usize,
+        address: u64,
+        lkey: Lkey,
+        pd: &'r ProtectionDomain,
+    ) -> Self {
+        Self { base, length, address, lkey, pd, borrow: PhantomData }
+    }
+
+    /// The domain of the region that the bytes belong to.
+    #[inline]
+    #[must_use]
+    pub fn pd(&self) -> &'r ProtectionDomain {
+        self.pd
+    }
+
+    /// The element for these bytes, to read from.
+    #[inline]
+    #[must_use]
+    pub fn gather_element(&self) -> GatherElement<'_> {
+        GatherElement::from_parts(self.address, self.length, self.lkey)
+    }
+
+    /// The element for these bytes, to write to. Of more than 4 GiB - 1 only so many are taken.
+    #[inline]
+    #[must_use]
+    pub fn scatter_element(&mut self) -> ScatterElement<'_> {
+        ScatterElement::from_parts(self.address, self.length, self.lkey)
+    }
+
+    /// The element for these bytes, as long as they are borrowed.
+    #[inline]
+    pub(crate) fn into_scatter_element(self) -> ScatterElement<'r> {
+        ScatterElement::from_parts(self.address, self.length, self.lkey)
+    }
+
+    /// The same bytes, shared.
+    #[inline]
+    #[must_use]
+    pub fn as_shared(&self) -> SliceRef<'_> {
+        let Self { base, length, address, lkey, pd, .. } = *self;
+        SliceRef { base, length, address, lkey, pd, borrow: PhantomData }
+    }
+
+    /// The same bytes, for a shorter time: the slice can be used again after it.
+    #[inline]
+    #[must_use]
+    pub fn reborrow(&mut self) -> SliceMut<'_> {
+        let Self { base, length, address, lkey, pd, .. } = *self;
+        SliceMut { base, length, address, lkey, pd, borrow: PhantomData }
+    }
+
+    /// Two slices: the first `middle` bytes, and the rest.
+    ///
+    /// # Panics
+    /// If `middle` is more than the length.
+    #[inline]
+    #[must_use]
+    pub fn split_at(self, middle: usize) -> (Self, Self) {
+        assert!(middle <= self.length, "split at {middle} of {} bytes", self.length);
+        // SAFETY: SAFETY.md F16: checked.
+        let base = unsafe { self.base.add(middle) };
+        let (length, address) = (self.length - middle, self.address.wrapping_add(middle as u64));
+        (Self { length: middle, ..self }, Self { base, length, address, ..self })
+    }
+}
+
+impl Deref for SliceRef<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: SAFETY.md F16: by the contract of `new`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
+    }
+}
+
+impl Deref for SliceMut<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: SAFETY.md F16: by the contract of `new`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
+    }
+}
+
+impl DerefMut for SliceMut<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: SAFETY.md F16: by the contract of `new`, exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
+    }
+}
+
+impl fmt::Debug for SliceRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SliceRef({} bytes at {:?}, {:?})", self.length, self.base, self.lkey)
+    }
+}
+
+impl fmt::Debug for SliceMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SliceMut({} bytes at {:?}, {:?})", self.length, self.base, self.lkey)
+    }
+}
