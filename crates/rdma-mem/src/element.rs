@@ -2,6 +2,7 @@
 
 pub(crate) mod inline;
 pub(crate) mod list;
+pub(crate) mod of_region;
 pub(crate) mod shared;
 pub(crate) mod slice;
 

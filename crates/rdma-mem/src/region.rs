@@ -3,8 +3,10 @@
 pub(crate) mod borrowed;
 pub(crate) mod copy;
 pub(crate) mod dmabuf;
+pub(crate) mod hint;
 pub(crate) mod mapping;
 pub(crate) mod memory;
+pub(crate) mod of_domain;
 pub(crate) mod owned;
 pub(crate) mod pool;
 pub(crate) mod registration;

@@ -5,21 +5,17 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_sys::{
-    Errno, Verbs, ibv_context, ibv_device_attr_ex, ibv_gid, ibv_port_attr, ibv_values_ex,
-    ibv_values_mask,
+    Errno, Verbs, ibv_context, ibv_device_attr_ex, ibv_port_attr, ibv_values_ex, ibv_values_mask,
 };
-use rdma_types::Gid;
 
 use crate::device::attributes::DeviceAttributes;
 use crate::device::extended_attributes::ExtendedAttributes;
-use crate::device::gid_table::{self, GidEntry};
 use crate::device::listed::Device;
 use crate::device::port::PortAttributes;
-use crate::device::protection_domain::ProtectionDomain;
+use crate::error::Error;
 use crate::error::hint;
-use crate::error::{Error, VerbError};
-use crate::event::queue::AsyncEvents;
-use crate::fork::Forked;
+use crate::error::verb::VerbError;
+use crate::object::forked::Forked;
 use crate::object::handle::Handle;
 use crate::object::ownership::Ownership;
 
@@ -111,15 +107,6 @@ impl Context {
     #[must_use]
     pub fn device(&self) -> &Device {
         self.0.needs()
-    }
-
-    /// Allocates a protection domain; as [`ProtectionDomain::allocate`].
-    ///
-    /// # Errors
-    /// If the provider refuses.
-    #[doc(alias = "ibv_alloc_pd")]
-    pub fn allocate_pd(&self) -> Result<ProtectionDomain, Error> {
-        ProtectionDomain::allocate(self)
     }
 
     /// What the device is and can; see `man ibv_query_device`, and
@@ -215,57 +202,6 @@ impl Context {
         Ok(PortAttributes::from_raw(port, &attributes))
     }
 
-    /// The GID at a place of a port's table; see `man ibv_query_gid`. An empty place holds
-    /// [`Gid::ZERO`].
-    ///
-    /// # Errors
-    /// If there is no such port or place.
-    #[doc(alias = "ibv_query_gid")]
-    pub fn query_gid(&self, port: u8, index: u32) -> Result<Gid, Error> {
-        self.check_process()?;
-        let verb = "ibv_query_gid";
-        let place = i32::try_from(index).map_err(|_| VerbError::new(verb, Errno::EINVAL))?;
-        let mut gid = ibv_gid::default();
-        // SAFETY: SAFETY.md F1, F2: a live context of this table, and a GID to write to.
-        let returned =
-            unsafe { (self.verbs().query_gid)(self.as_raw(), port, place, &raw mut gid) };
-        Errno::check_minus_one(returned).map_err(|errno| VerbError::new(verb, errno))?;
-        Ok(gid_table::gid(&gid))
-    }
-
-    /// The GIDs of all ports, by port and index; empty places are left out.
-    ///
-    /// Types and network devices come from `ibv_query_gid_table`, or with rdma-core before 32 from
-    /// `/sys/class/infiniband`.
-    ///
-    /// # Errors
-    /// If the provider refuses.
-    ///
-    /// # Examples
-    /// ```
-    /// rdma_soft::install();
-    /// let context = rdma_mem::open_device("soft0")?;
-    /// for entry in context.gid_table()? {
-    ///     println!("{}[{}] {} {}", entry.port, entry.index, entry.gid, entry.gid_type);
-    /// }
-    /// # Ok::<(), rdma_mem::Error>(())
-    /// ```
-    #[doc(alias = "ibv_query_gid_table")]
-    #[doc(alias = "ibv_query_gid_ex")]
-    pub fn gid_table(&self) -> Result<Vec<GidEntry>, Error> {
-        self.check_process()?;
-        gid_table::query(self)
-    }
-
-    /// Where the device says what happens when nobody calls; as [`AsyncEvents::of`].
-    ///
-    /// # Errors
-    /// As there.
-    #[doc(alias = "ibv_get_async_event")]
-    pub fn async_events(&self) -> Result<AsyncEvents, Error> {
-        AsyncEvents::of(self)
-    }
-
     /// How many completion vectors there are: which of a device's interrupts a completion queue uses.
     #[doc(alias = "num_comp_vectors")]
     #[must_use]
@@ -316,6 +252,28 @@ impl Context {
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Device {
+    /// Opens the device; see `man ibv_open_device`.
+    ///
+    /// # Errors
+    /// If the provider refuses: [`Error::Verb`], most often for want of rights to
+    /// `/dev/infiniband`, which the hint then says.
+    ///
+    /// # Examples
+    /// ```
+    /// rdma_soft::install();
+    /// let devices = rdma_mem::list_devices();
+    /// let soft0 = devices.iter().find(|device| device.name() == "soft0").unwrap();
+    /// let context = soft0.open()?;
+    /// assert_eq!(context.device().guid(), soft0.guid());
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(&self) -> Result<Context, Error> {
+        Context::open(self)
     }
 }
 

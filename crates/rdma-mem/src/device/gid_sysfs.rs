@@ -6,7 +6,7 @@ use std::path::Path;
 use rdma_types::{GidType, LinkLayer};
 
 use crate::device::context::Context;
-use crate::device::gid_table::GidEntry;
+use crate::device::gid::GidEntry;
 use crate::device::port::PortAttributes;
 use crate::error::Error;
 

@@ -1,32 +1,42 @@
 //! The tables of GIDs of a device's ports.
 #![allow(unsafe_code)]
 
-use rdma_sys::{Errno, ibv_gid, ibv_gid_entry};
-use rdma_types::{Gid, GidType};
+use rdma_sys::{Errno, ibv_gid_entry};
+use rdma_types::GidType;
 
 use crate::device::context::Context;
+use crate::device::gid::{self, GidEntry};
 use crate::device::gid_sysfs;
-use crate::error::{Error, VerbError};
+use crate::error::Error;
+use crate::error::verb::VerbError;
 
-/// One GID of a port, from [`Context::gid_table`](crate::Context::gid_table).
-#[doc(alias = "ibv_gid_entry")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct GidEntry {
-    /// The port's number, from 1.
-    pub port: u8,
-    /// The place in the port's table, from 0: what `ibv_global_route.sgid_index` wants.
-    pub index: u32,
-    /// The GID.
-    pub gid: Gid,
-    /// What kind of packets it is for.
-    pub gid_type: GidType,
-    /// The number of the network interface (`if_nametoindex`) that the GID is an address of. `None`
-    /// on InfiniBand and software ports.
-    pub netdev_index: Option<u32>,
+impl Context {
+    /// The GIDs of all ports, by port and index; empty places are left out.
+    ///
+    /// Types and network devices come from `ibv_query_gid_table`, or with rdma-core before 32 from
+    /// `/sys/class/infiniband`.
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    ///
+    /// # Examples
+    /// ```
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// for entry in context.gid_table()? {
+    ///     println!("{}[{}] {} {}", entry.port, entry.index, entry.gid, entry.gid_type);
+    /// }
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[doc(alias = "ibv_query_gid_table")]
+    #[doc(alias = "ibv_query_gid_ex")]
+    pub fn gid_table(&self) -> Result<Vec<GidEntry>, Error> {
+        self.check_process()?;
+        query(self)
+    }
 }
 
-pub(crate) fn query(context: &Context) -> Result<Vec<GidEntry>, Error> {
+fn query(context: &Context) -> Result<Vec<GidEntry>, Error> {
     let ports = 1..=context.query_device()?.port_count;
     let ports = ports.map(|port| context.query_port(port)).collect::<Result<Vec<_>, _>>()?;
     if context.verbs().query_gid_table.is_none() {
@@ -53,7 +63,7 @@ pub(crate) fn query(context: &Context) -> Result<Vec<GidEntry>, Error> {
 }
 
 fn entry(raw: &ibv_gid_entry) -> Option<GidEntry> {
-    let gid = gid(&raw.gid);
+    let gid = gid::read(&raw.gid);
     // The verb leaves empty places out; a provider that does not is no worse.
     (!gid.is_zero()).then_some(())?;
     Some(GidEntry {
@@ -63,9 +73,4 @@ fn entry(raw: &ibv_gid_entry) -> Option<GidEntry> {
         gid_type: GidType::from_raw(raw.gid_type),
         netdev_index: (raw.ndev_ifindex != 0).then_some(raw.ndev_ifindex),
     })
-}
-
-pub(crate) fn gid(raw: &ibv_gid) -> Gid {
-    // SAFETY: SAFETY.md F4: both variants of the union are plain bytes of the same size.
-    Gid::from_bytes(unsafe { raw.raw })
 }

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use rdma_sys::{Errno, Process, Verbs, ibv_device};
 use rdma_types::{Guid, NodeType, TransportType};
 
-use crate::device::context::Context;
-use crate::device::list::UnknownDevice;
+use crate::device::unknown::UnknownDevice;
+use crate::error::Error;
 use crate::error::hint;
-use crate::error::{Error, VerbError};
-use crate::fork::{self, Forked};
+use crate::error::verb::VerbError;
+use crate::object::forked::{self, Forked};
 
 /// An RDMA device that [`list_devices`](crate::list_devices) found.
 ///
@@ -146,29 +146,9 @@ impl Device {
         u32::try_from(unsafe { index(self.raw.as_ptr()) }).ok()
     }
 
-    /// Opens the device; see `man ibv_open_device`.
-    ///
-    /// # Errors
-    /// If the provider refuses: [`Error::Verb`], most often for want of rights to
-    /// `/dev/infiniband`, which the hint then says.
-    ///
-    /// # Examples
-    /// ```
-    /// rdma_soft::install();
-    /// let devices = rdma_mem::list_devices();
-    /// let soft0 = devices.iter().find(|device| device.name() == "soft0").unwrap();
-    /// let context = soft0.open()?;
-    /// assert_eq!(context.device().guid(), soft0.guid());
-    /// # Ok::<(), rdma_mem::Error>(())
-    /// ```
-    #[doc(alias = "ibv_open_device")]
-    pub fn open(&self) -> Result<Context, Error> {
-        Context::open(self)
-    }
-
     /// Whether this process is the one that listed it.
     pub(crate) fn check_process(&self) -> Result<(), Forked> {
-        fork::check(self.list.process)
+        forked::check(self.list.process)
     }
 
     /// The functions of the device's provider.

@@ -1,24 +1,16 @@
 //! Protection domains.
 #![allow(unsafe_code)]
 
-use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rdma_sys::{Verbs, ibv_pd};
-use rdma_types::AccessFlags;
 
 use crate::device::context::{Context, check_null};
 use crate::error::Error;
-use crate::fork::Forked;
+use crate::object::forked::Forked;
 use crate::object::handle::Handle;
 use crate::object::ownership::Ownership;
-use crate::region::borrowed::BorrowedRegion;
-use crate::region::dmabuf::DmabufRegion;
-use crate::region::memory::RegionMemory;
-use crate::region::owned::OwnedRegion;
-use crate::region::shared::SharedRegion;
-use crate::region::unowned::MemoryRegion;
 
 /// A protection domain (PD): the fence within which queue pairs may use memory regions.
 ///
@@ -74,187 +66,6 @@ impl ProtectionDomain {
         self.0.needs()
     }
 
-    /// Allocates and registers memory for this machine's own use; as [`OwnedRegion::allocate`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn allocate_region(&self, length: usize) -> Result<OwnedRegion, Error> {
-        OwnedRegion::allocate(self, length)
-    }
-
-    /// Allocates and registers memory that a [`MemoryWindow`](crate::MemoryWindow) can lend to peers; as
-    /// [`OwnedRegion::allocate_bindable`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn allocate_bindable_region(&self, length: usize) -> Result<OwnedRegion, Error> {
-        OwnedRegion::allocate_bindable(self, length)
-    }
-
-    /// Allocates and registers memory that peers may use; as [`SharedRegion::allocate`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn allocate_shared_region(
-        &self,
-        length: usize,
-        access: AccessFlags,
-    ) -> Result<SharedRegion, Error> {
-        SharedRegion::allocate(self, length, access)
-    }
-
-    /// Registers memory of a closed region again; as [`OwnedRegion::register`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn register_owned(
-        &self,
-        memory: RegionMemory,
-    ) -> Result<OwnedRegion, (RegionMemory, Error)> {
-        OwnedRegion::register(self, memory)
-    }
-
-    /// Registers memory of a closed region for peers; as [`SharedRegion::register`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn register_shared(
-        &self,
-        memory: RegionMemory,
-        access: AccessFlags,
-    ) -> Result<SharedRegion, (RegionMemory, Error)> {
-        SharedRegion::register(self, memory, access)
-    }
-
-    /// Registers a slice for this machine's own use, and borrows it; as [`BorrowedRegion::register`].
-    ///
-    /// # Errors
-    /// As there.
-    #[doc(alias = "ibv_reg_mr")]
-    pub fn register_borrowed<'a>(&self, memory: &'a mut [u8]) -> Result<BorrowedRegion<'a>, Error> {
-        BorrowedRegion::register(self, memory)
-    }
-
-    /// Registers a slice for local access; as [`MemoryRegion::register_local_mr_slice`].
-    ///
-    /// # Errors
-    /// As there.
-    #[doc(alias = "ibv_reg_mr")]
-    pub fn register_local_mr_slice(&self, memory: &[u8]) -> Result<MemoryRegion, Error> {
-        MemoryRegion::register_local_mr_slice(self, memory)
-    }
-
-    /// Registers memory for local access; as [`MemoryRegion::register_local_mr`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    #[doc(alias = "ibv_reg_mr")]
-    pub unsafe fn register_local_mr(
-        &self,
-        address: *mut u8,
-        length: usize,
-    ) -> Result<MemoryRegion, Error> {
-        // SAFETY: SAFETY.md F8: the same contract.
-        unsafe { MemoryRegion::register_local_mr(self, address, length) }
-    }
-
-    /// Registers memory that peers may read and write; as [`MemoryRegion::register_shared_mr`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    #[doc(alias = "ibv_reg_mr")]
-    pub unsafe fn register_shared_mr(
-        &self,
-        address: *mut u8,
-        length: usize,
-    ) -> Result<MemoryRegion, Error> {
-        // SAFETY: SAFETY.md F8: the same contract.
-        unsafe { MemoryRegion::register_shared_mr(self, address, length) }
-    }
-
-    /// Registers memory with any access; as [`MemoryRegion::register_mr_with_access`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    #[doc(alias = "ibv_reg_mr")]
-    pub unsafe fn register_mr_with_access(
-        &self,
-        address: *mut u8,
-        length: usize,
-        access: AccessFlags,
-    ) -> Result<MemoryRegion, Error> {
-        // SAFETY: SAFETY.md F8: the same contract.
-        unsafe { MemoryRegion::register_mr_with_access(self, address, length, access) }
-    }
-
-    /// Registers memory of a dma-buf for local access; as
-    /// [`DmabufRegion::register_local_dmabuf_mr`].
-    ///
-    /// # Errors
-    /// As there.
-    #[doc(alias = "ibv_reg_dmabuf_mr")]
-    pub fn register_local_dmabuf_mr(
-        &self,
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        length: usize,
-        iova: u64,
-    ) -> Result<DmabufRegion, Error> {
-        DmabufRegion::register_local_dmabuf_mr(self, fd, offset, length, iova)
-    }
-
-    /// Registers memory of a dma-buf that peers may read and write; as
-    /// [`DmabufRegion::register_shared_dmabuf_mr`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    #[doc(alias = "ibv_reg_dmabuf_mr")]
-    pub unsafe fn register_shared_dmabuf_mr(
-        &self,
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        length: usize,
-        iova: u64,
-    ) -> Result<DmabufRegion, Error> {
-        // SAFETY: SAFETY.md F8: the same contract.
-        unsafe { DmabufRegion::register_shared_dmabuf_mr(self, fd, offset, length, iova) }
-    }
-
-    /// Registers memory of a dma-buf with any access; as
-    /// [`DmabufRegion::register_dmabuf_mr_with_access`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Safety
-    /// As there.
-    #[doc(alias = "ibv_reg_dmabuf_mr")]
-    pub unsafe fn register_dmabuf_mr_with_access(
-        &self,
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        length: usize,
-        iova: u64,
-        access: AccessFlags,
-    ) -> Result<DmabufRegion, Error> {
-        // SAFETY: SAFETY.md F8: the same contract.
-        unsafe {
-            DmabufRegion::register_dmabuf_mr_with_access(self, fd, offset, length, iova, access)
-        }
-    }
-
     /// Deallocates the domain.
     ///
     /// # Errors
@@ -298,5 +109,16 @@ impl ProtectionDomain {
     #[must_use]
     pub fn as_raw(&self) -> *mut ibv_pd {
         self.0.as_ptr()
+    }
+}
+
+impl Context {
+    /// Allocates a protection domain; as [`ProtectionDomain::allocate`].
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn allocate_pd(&self) -> Result<ProtectionDomain, Error> {
+        ProtectionDomain::allocate(self)
     }
 }

@@ -8,7 +8,7 @@ use rdma_sys::Errno;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use crate::error::VerbError;
+use crate::error::verb::VerbError;
 
 /// The file of a provider's object that is readable while there are events, and never blocks.
 ///

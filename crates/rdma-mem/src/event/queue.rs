@@ -7,7 +7,8 @@ use std::time::Duration;
 use rdma_sys::{Errno, ibv_async_event};
 
 use crate::device::context::Context;
-use crate::error::{Error, VerbError};
+use crate::error::Error;
+use crate::error::verb::VerbError;
 use crate::event::file::EventFile;
 use crate::event::value::AsyncEvent;
 
@@ -106,6 +107,17 @@ impl AsyncEvents {
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
+    }
+}
+
+impl Context {
+    /// Where the device says what happens when nobody calls; as [`AsyncEvents::of`].
+    ///
+    /// # Errors
+    /// If the kernel refuses to make its file non-blocking.
+    #[doc(alias = "ibv_get_async_event")]
+    pub fn async_events(&self) -> Result<AsyncEvents, Error> {
+        AsyncEvents::of(self)
     }
 }
 

@@ -8,8 +8,9 @@ use std::ptr::NonNull;
 
 use rdma_sys::{Errno, Process};
 
-use crate::error::{Error, VerbError};
-use crate::fork::{self, Forked};
+use crate::error::Error;
+use crate::error::verb::VerbError;
+use crate::object::forked::{self, Forked};
 use crate::object::ownership::Ownership;
 
 /// One object of a provider (`ibv_pd`, `ibv_qp` …), destroyed when dropped, and `P`, what it needs:
@@ -79,7 +80,7 @@ impl<T, P> Handle<T, P> {
     /// If it is a child that was forked since.
     #[inline]
     pub fn check_process(&self) -> Result<(), Forked> {
-        fork::check(self.process)
+        forked::check(self.process)
     }
 
     /// The object. It is live as long as the handle.

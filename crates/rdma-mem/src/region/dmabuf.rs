@@ -11,11 +11,12 @@ use rdma_types::{AccessFlags, Lkey, Rkey};
 
 use crate::device::protection_domain::ProtectionDomain;
 use crate::element::shared::SharedElement;
-use crate::error::hint;
+use crate::error::Error;
 use crate::error::range::RangeError;
-use crate::error::{Error, VerbError};
+use crate::error::verb::VerbError;
 use crate::object::handle::Handle;
 use crate::object::ownership::Ownership;
+use crate::region::hint;
 use crate::remote::RemoteMemoryRegion;
 
 /// Registered memory that comes as a file descriptor: a dma-buf, the kernel's way to hand on memory that

@@ -9,8 +9,9 @@ use std::ptr::NonNull;
 
 use rdma_sys::Errno;
 
+use crate::error::Error;
 use crate::error::hint;
-use crate::error::{Error, VerbError};
+use crate::error::verb::VerbError;
 use crate::region::mapping::{HugePageSize, Mapping};
 
 /// Pages are pinned and mapped whole, so nothing else should live on those of a region.

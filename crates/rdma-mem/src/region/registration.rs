@@ -9,12 +9,13 @@ use rdma_types::{AccessFlags, Lkey, Rkey};
 
 use crate::device::protection_domain::ProtectionDomain;
 use crate::element::slice::{SliceMut, SliceRef};
-use crate::error::hint;
+use crate::error::Error;
 use crate::error::range;
-use crate::error::{Error, VerbError};
-use crate::fork::Forked;
+use crate::error::verb::VerbError;
+use crate::object::forked::Forked;
 use crate::object::handle::Handle;
 use crate::object::ownership::Ownership;
+use crate::region::hint;
 use crate::remote::RemoteMemoryRegion;
 
 /// A registration of memory, and its owner `M`: dropped after the deregistration, or never if that

@@ -7,8 +7,8 @@ use rdma_sys::ibv_mr;
 use rdma_types::{AccessFlags, Lkey, Rkey};
 
 use crate::device::protection_domain::ProtectionDomain;
-use crate::element::{GatherElement, ScatterElement, ScatterGatherElementError};
-use crate::error::{Error, VerbError};
+use crate::error::Error;
+use crate::error::verb::VerbError;
 use crate::object::ownership::Ownership;
 use crate::region::registration::Registration;
 use crate::remote::RemoteMemoryRegion;
@@ -229,64 +229,6 @@ impl MemoryRegion {
     #[must_use]
     pub fn encloses_slice(&self, slice: &[u8]) -> bool {
         self.encloses(slice.as_ptr(), slice.len())
-    }
-
-    /// As [`GatherElement::new`].
-    ///
-    /// # Panics
-    /// As there.
-    #[inline]
-    #[must_use]
-    pub fn gather_element<'a>(&'a self, data: &'a [u8]) -> GatherElement<'a> {
-        GatherElement::new(self, data)
-    }
-
-    /// As [`GatherElement::new_checked`].
-    ///
-    /// # Errors
-    /// As there.
-    #[inline]
-    pub fn gather_element_checked<'a>(
-        &'a self,
-        data: &'a [u8],
-    ) -> Result<GatherElement<'a>, ScatterGatherElementError> {
-        GatherElement::new_checked(self, data)
-    }
-
-    /// As [`GatherElement::new_unchecked`].
-    #[inline]
-    #[must_use]
-    pub fn gather_element_unchecked<'a>(&'a self, data: &'a [u8]) -> GatherElement<'a> {
-        GatherElement::new_unchecked(self, data)
-    }
-
-    /// As [`ScatterElement::new`].
-    ///
-    /// # Panics
-    /// As there.
-    #[inline]
-    #[must_use]
-    pub fn scatter_element<'a>(&'a self, data: &'a mut [u8]) -> ScatterElement<'a> {
-        ScatterElement::new(self, data)
-    }
-
-    /// As [`ScatterElement::new_checked`].
-    ///
-    /// # Errors
-    /// As there.
-    #[inline]
-    pub fn scatter_element_checked<'a>(
-        &'a self,
-        data: &'a mut [u8],
-    ) -> Result<ScatterElement<'a>, ScatterGatherElementError> {
-        ScatterElement::new_checked(self, data)
-    }
-
-    /// As [`ScatterElement::new_unchecked`].
-    #[inline]
-    #[must_use]
-    pub fn scatter_element_unchecked<'a>(&'a self, data: &'a mut [u8]) -> ScatterElement<'a> {
-        ScatterElement::new_unchecked(self, data)
     }
 
     /// Deregisters.

@@ -9,9 +9,10 @@ use rdma_sys::{Errno, ibv_alloc_mw, ibv_inc_rkey, ibv_mw, ibv_mw_bind_info, ibv_
 use rdma_types::{AccessFlags, Rkey};
 
 use crate::device::protection_domain::ProtectionDomain;
+use crate::error::Error;
 use crate::error::range;
-use crate::error::{Error, VerbError};
-use crate::fork::Forked;
+use crate::error::verb::VerbError;
+use crate::object::forked::Forked;
 use crate::object::handle::Handle;
 use crate::object::ownership::Ownership;
 use crate::remote::RemoteMemoryRegion;
