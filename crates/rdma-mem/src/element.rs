@@ -3,6 +3,7 @@
 pub(crate) mod inline;
 pub(crate) mod list;
 pub(crate) mod of_region;
+pub(crate) mod piece;
 pub(crate) mod shared;
 pub(crate) mod slice;
 
@@ -12,6 +13,7 @@ use std::marker::PhantomData;
 use rdma_sys::ibv_sge;
 use rdma_types::Lkey;
 
+use crate::element::piece::Piece;
 use crate::region::unowned::MemoryRegion;
 
 /// A piece of registered memory that a request reads from: data to send or to write.
@@ -124,6 +126,11 @@ impl<'a> GatherElement<'a> {
     }
 
     #[inline]
+    pub(crate) fn of_piece(piece: &Piece<'_>) -> Self {
+        Self::from_parts(piece.address, piece.length, piece.lkey)
+    }
+
+    #[inline]
     pub(crate) fn from_parts(address: u64, length: usize, lkey: Lkey) -> Self {
         Self { sge: sge(address, length, lkey), borrow: PhantomData }
     }
@@ -177,6 +184,11 @@ impl<'a> ScatterElement<'a> {
         // `as_mut_ptr`: through an address that `as_ptr` gave nobody may write.
         let address = region.device_address(room.as_mut_ptr().expose_provenance());
         Self::from_parts(address, room.len(), region.lkey())
+    }
+
+    #[inline]
+    pub(crate) fn of_piece(piece: &Piece<'_>) -> Self {
+        Self::from_parts(piece.address, piece.length, piece.lkey)
     }
 
     #[inline]

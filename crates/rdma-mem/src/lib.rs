@@ -90,6 +90,7 @@ pub use object::id::ObjectId;
 pub use object::ownership::Ownership;
 pub use region::borrowed::BorrowedRegion;
 pub use region::dmabuf::DmabufRegion;
+pub use region::local::LocalRegion;
 pub use region::mapping::HugePageSize;
 pub use region::memory::RegionMemory;
 pub use region::owned::OwnedRegion;

@@ -4,6 +4,7 @@ pub(crate) mod borrowed;
 pub(crate) mod copy;
 pub(crate) mod dmabuf;
 pub(crate) mod hint;
+pub(crate) mod local;
 pub(crate) mod mapping;
 pub(crate) mod memory;
 pub(crate) mod of_domain;

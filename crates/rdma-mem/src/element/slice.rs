@@ -4,22 +4,16 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
-
-use rdma_types::Lkey;
 
 use crate::device::protection_domain::ProtectionDomain;
+use crate::element::piece::Piece;
 use crate::element::{GatherElement, ScatterElement};
 
 /// Registered bytes, shared: what [`OwnedRegion::get_ref`](crate::OwnedRegion::get_ref) gives, and
 /// [`BorrowedRegion::get_ref`](crate::BorrowedRegion::get_ref).
 #[derive(Clone, Copy)]
 pub struct SliceRef<'r> {
-    base: NonNull<u8>,
-    length: usize,
-    address: u64,
-    lkey: Lkey,
-    pd: &'r ProtectionDomain,
+    piece: Piece<'r>,
     borrow: PhantomData<&'r [u8]>,
 }
 
@@ -28,11 +22,7 @@ pub struct SliceRef<'r> {
 ///
 /// Within are raw parts and no reference to the bytes: it can be moved while a device writes them.
 pub struct SliceMut<'r> {
-    base: NonNull<u8>,
-    length: usize,
-    address: u64,
-    lkey: Lkey,
-    pd: &'r ProtectionDomain,
+    piece: Piece<'r>,
     borrow: PhantomData<&'r mut [u8]>,
 }
 
@@ -47,31 +37,25 @@ unsafe impl Sync for SliceMut<'_> {}
 
 impl<'r> SliceRef<'r> {
     /// # Safety
-    /// The bytes are initialised and borrowed for `'r`; `address`, `lkey` and `pd` are those
-    /// of their registration.
+    /// The bytes are initialised and borrowed for `'r`: nobody writes them but a device, for requests
+    /// of this machine whose poster promised that nobody uses them meanwhile.
     #[inline]
-    pub(crate) unsafe fn new(
-        base: NonNull<u8>,
-        length: usize,
-        address: u64,
-        lkey: Lkey,
-        pd: &'r ProtectionDomain,
-    ) -> Self {
-        Self { base, length, address, lkey, pd, borrow: PhantomData }
+    pub(crate) unsafe fn new(piece: Piece<'r>) -> Self {
+        Self { piece, borrow: PhantomData }
     }
 
     /// The domain of the region that the bytes belong to.
     #[inline]
     #[must_use]
     pub fn pd(&self) -> &'r ProtectionDomain {
-        self.pd
+        self.piece.pd
     }
 
     /// The element for these bytes. Of more than 4 GiB - 1 only so many are taken.
     #[inline]
     #[must_use]
     pub fn gather_element(&self) -> GatherElement<'r> {
-        GatherElement::from_parts(self.address, self.length, self.lkey)
+        GatherElement::of_piece(&self.piece)
     }
 
     /// Two slices: the first `middle` bytes, and the rest.
@@ -81,70 +65,60 @@ impl<'r> SliceRef<'r> {
     #[inline]
     #[must_use]
     pub fn split_at(self, middle: usize) -> (Self, Self) {
-        assert!(middle <= self.length, "split at {middle} of {} bytes", self.length);
-        // SAFETY: SAFETY.md F16: checked.
-        let base = unsafe { self.base.add(middle) };
-        let (length, address) = (self.length - middle, self.address.wrapping_add(middle as u64));
-        (Self { length: middle, ..self }, Self { base, length, address, ..self })
+        let (first, rest) = self.piece.split_at(middle);
+        (Self { piece: first, ..self }, Self { piece: rest, ..self })
     }
 }
 
 impl<'r> SliceMut<'r> {
     /// # Safety
-    /// The bytes are initialised and exclusively borrowed for `'r`; `address`, `lkey` and `pd` are those
-    /// of their registration.
+    /// The bytes are initialised and exclusively borrowed for `'r`: nobody else reads or writes them
+    /// but a device, for requests of this machine whose poster promised that nobody uses them
+    /// meanwhile.
     #[inline]
-    pub(crate) unsafe fn new(
-        base: NonNull<u8>,
-        length: usize,
-        address: u64,
-        lkey: Lkey,
-        pd: &'r ProtectionDomain,
-    ) -> Self {
-        Self { base, length, address, lkey, pd, borrow: PhantomData }
+    pub(crate) unsafe fn new(piece: Piece<'r>) -> Self {
+        Self { piece, borrow: PhantomData }
     }
 
     /// The domain of the region that the bytes belong to.
     #[inline]
     #[must_use]
     pub fn pd(&self) -> &'r ProtectionDomain {
-        self.pd
+        self.piece.pd
     }
 
     /// The element for these bytes, to read from.
     #[inline]
     #[must_use]
     pub fn gather_element(&self) -> GatherElement<'_> {
-        GatherElement::from_parts(self.address, self.length, self.lkey)
+        GatherElement::of_piece(&self.piece)
     }
 
     /// The element for these bytes, to write to. Of more than 4 GiB - 1 only so many are taken.
     #[inline]
     #[must_use]
     pub fn scatter_element(&mut self) -> ScatterElement<'_> {
-        ScatterElement::from_parts(self.address, self.length, self.lkey)
+        ScatterElement::of_piece(&self.piece)
     }
 
     /// The element for these bytes, as long as they are borrowed.
     #[inline]
     pub(crate) fn into_scatter_element(self) -> ScatterElement<'r> {
-        ScatterElement::from_parts(self.address, self.length, self.lkey)
+        ScatterElement::of_piece(&self.piece)
     }
 
     /// The same bytes, shared.
     #[inline]
     #[must_use]
     pub fn as_shared(&self) -> SliceRef<'_> {
-        let Self { base, length, address, lkey, pd, .. } = *self;
-        SliceRef { base, length, address, lkey, pd, borrow: PhantomData }
+        SliceRef { piece: self.piece, borrow: PhantomData }
     }
 
     /// The same bytes, for a shorter time: the slice can be used again after it.
     #[inline]
     #[must_use]
     pub fn reborrow(&mut self) -> SliceMut<'_> {
-        let Self { base, length, address, lkey, pd, .. } = *self;
-        SliceMut { base, length, address, lkey, pd, borrow: PhantomData }
+        SliceMut { piece: self.piece, borrow: PhantomData }
     }
 
     /// Two slices: the first `middle` bytes, and the rest.
@@ -154,11 +128,8 @@ impl<'r> SliceMut<'r> {
     #[inline]
     #[must_use]
     pub fn split_at(self, middle: usize) -> (Self, Self) {
-        assert!(middle <= self.length, "split at {middle} of {} bytes", self.length);
-        // SAFETY: SAFETY.md F16: checked.
-        let base = unsafe { self.base.add(middle) };
-        let (length, address) = (self.length - middle, self.address.wrapping_add(middle as u64));
-        (Self { length: middle, ..self }, Self { base, length, address, ..self })
+        let (first, rest) = self.piece.split_at(middle);
+        (Self { piece: first, ..self }, Self { piece: rest, ..self })
     }
 }
 
@@ -167,8 +138,8 @@ impl Deref for SliceRef<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: SAFETY.md F16: by the contract of `new`.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
+        // SAFETY: SAFETY.md F16: initialised and borrowed for longer, by the contract of `new`.
+        unsafe { self.piece.bytes() }
     }
 }
 
@@ -177,27 +148,28 @@ impl Deref for SliceMut<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: SAFETY.md F16: by the contract of `new`.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
+        // SAFETY: SAFETY.md F16: initialised and borrowed for longer, by the contract of `new`.
+        unsafe { self.piece.bytes() }
     }
 }
 
 impl DerefMut for SliceMut<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: SAFETY.md F16: by the contract of `new`, exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
+        // SAFETY: SAFETY.md F16: initialised and exclusively borrowed for longer, by the contract of
+        // `new`, and lent on by `&mut self`.
+        unsafe { self.piece.bytes_mut() }
     }
 }
 
 impl fmt::Debug for SliceRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SliceRef({} bytes at {:?}, {:?})", self.length, self.base, self.lkey)
+        self.piece.debug("SliceRef", f)
     }
 }
 
 impl fmt::Debug for SliceMut<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SliceMut({} bytes at {:?}, {:?})", self.length, self.base, self.lkey)
+        self.piece.debug("SliceMut", f)
     }
 }

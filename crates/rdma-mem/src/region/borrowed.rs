@@ -1,24 +1,23 @@
 //! Regions over borrowed memory, for this machine alone.
 #![allow(unsafe_code)]
 
+use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use rdma_sys::ibv_mr;
-use rdma_types::{AccessFlags, Lkey};
+use rdma_types::AccessFlags;
 
 use crate::device::protection_domain::ProtectionDomain;
-use crate::element::slice::{SliceMut, SliceRef};
 use crate::error::Error;
+use crate::region::local::LocalRegion;
 use crate::region::registration::Registration;
 
 /// Registered memory that the region borrows, exclusively: for bytes that live elsewhere and cannot
 /// move to an [`OwnedRegion`](crate::OwnedRegion).
 ///
 /// It derefs to the bytes. Pieces of it that carry the region's key come from
-/// [`as_slice_mut`](Self::as_slice_mut), [`split_at`](Self::split_at) and [`get_mut`](Self::get_mut);
-/// an element made from one cannot be wrong.
+/// [`as_slice_mut`](LocalRegion::as_slice_mut), [`split_at`](LocalRegion::split_at) and
+/// [`get_mut`](LocalRegion::get_mut); an element made from one cannot be wrong.
 ///
 /// No peer can reach it, and there is no `remote()`: a region that is forgotten (`std::mem::forget`)
 /// ends its borrow and stays registered, so that a peer with the key would write to memory that
@@ -38,8 +37,7 @@ use crate::region::registration::Registration;
 /// # Ok::<(), rdma_mem::Error>(())
 /// ```
 #[doc(alias = "ibv_mr")]
-#[derive(Debug)]
-pub struct BorrowedRegion<'a>(Registration<PhantomData<&'a mut [u8]>>);
+pub type BorrowedRegion<'a> = LocalRegion<PhantomData<&'a mut [u8]>>;
 
 impl<'a> BorrowedRegion<'a> {
     /// Registers a slice for local access: for what is sent from here, and for what arrives in
@@ -56,64 +54,10 @@ impl<'a> BorrowedRegion<'a> {
         // deregistered. Nothing depends on it then: no element can be made any more, and whoever posted one sees
         // to its bytes until its request is over. The rkey is worth nothing to a peer, who has no right here.
         let registration = unsafe { Registration::new(pd, base, length, access, PhantomData) };
-        registration.map(Self).map_err(|(_, error)| error)
-    }
-
-    /// `length` bytes at `offset`, to send or write from; `None` if they are not within the region.
-    #[inline]
-    #[must_use]
-    pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
-        // SAFETY: SAFETY.md F16: the memory is a slice that is borrowed for as long as the region lives, no peer
-        // can reach it, and a request of this machine names it only if its poster promised to leave it alone.
-        unsafe { self.0.slice(offset, length) }
-    }
-
-    /// `length` bytes at `offset`, exclusively: also to receive or read into. `None` if they are not
-    /// within the region.
-    #[inline]
-    #[must_use]
-    pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
-        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
-        unsafe { self.0.slice_mut(offset, length) }
-    }
-
-    /// The whole region, to send or write from.
-    #[inline]
-    #[must_use]
-    pub fn as_slice(&self) -> SliceRef<'_> {
-        // SAFETY: SAFETY.md F16: as `get_ref`.
-        unsafe { self.0.whole() }
-    }
-
-    /// The whole region, exclusively: also to receive or read into.
-    #[inline]
-    #[must_use]
-    pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
-        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
-        unsafe { self.0.whole_mut() }
-    }
-
-    /// The first `middle` bytes and the rest, both exclusively.
-    ///
-    /// # Panics
-    /// If `middle` is more than the length.
-    #[inline]
-    #[must_use]
-    pub fn split_at(&mut self, middle: usize) -> (SliceMut<'_>, SliceMut<'_>) {
-        self.as_slice_mut().split_at(middle)
-    }
-
-    /// The key for this machine's own requests.
-    #[inline]
-    #[must_use]
-    pub fn lkey(&self) -> Lkey {
-        self.0.lkey()
-    }
-
-    /// The domain that it was registered in.
-    #[must_use]
-    pub fn pd(&self) -> &ProtectionDomain {
-        self.0.pd()
+        let registration = registration.map_err(|(_, error)| error)?;
+        // SAFETY: SAFETY.md F16: a slice, so mapped and initialised, that is exclusively borrowed as long
+        // as the region lives; no peer has a right to it.
+        Ok(unsafe { Self::new(registration) })
     }
 
     /// Deregisters, which ends the borrow.
@@ -123,34 +67,12 @@ impl<'a> BorrowedRegion<'a> {
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<(), (Self, Error)> {
-        match self.0.close() {
-            Ok(_) => Ok(()),
-            Err((registration, error)) => Err((Self(registration), error)),
-        }
-    }
-
-    /// The C object, live as long as `self`.
-    #[inline]
-    #[must_use]
-    pub fn as_raw(&self) -> *mut ibv_mr {
-        self.0.as_raw()
+        self.deregister().map(|PhantomData| ())
     }
 }
 
-impl Deref for BorrowedRegion<'_> {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        // SAFETY: SAFETY.md F16: as `get_ref`.
-        unsafe { self.0.bytes() }
-    }
-}
-
-impl DerefMut for BorrowedRegion<'_> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
-        unsafe { self.0.bytes_mut() }
+impl fmt::Debug for BorrowedRegion<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("BorrowedRegion").field(self.registration()).finish()
     }
 }

@@ -1,14 +1,13 @@
 //! Regions with memory of their own, for this machine alone.
 #![allow(unsafe_code)]
 
-use std::ops::{Deref, DerefMut};
+use std::fmt;
 
-use rdma_sys::ibv_mr;
-use rdma_types::{AccessFlags, Lkey};
+use rdma_types::AccessFlags;
 
 use crate::device::protection_domain::ProtectionDomain;
-use crate::element::slice::{SliceMut, SliceRef};
 use crate::error::Error;
+use crate::region::local::LocalRegion;
 use crate::region::memory::RegionMemory;
 use crate::region::registration::Registration;
 
@@ -16,9 +15,10 @@ use crate::region::registration::Registration;
 /// received.
 ///
 /// It derefs to its bytes. Pieces of it that carry the region's key come from
-/// [`get_ref`](Self::get_ref) and [`get_mut`](Self::get_mut); an element made from one cannot be wrong.
+/// [`get_ref`](LocalRegion::get_ref) and [`get_mut`](LocalRegion::get_mut); an element made from one
+/// cannot be wrong.
 ///
-/// [`close`](Self::close) gives the memory back, which can then be
+/// [`close`](OwnedRegion::close) gives the memory back, which can then be
 /// [registered for peers](crate::SharedRegion::register), and the other way round.
 ///
 /// # Examples
@@ -39,8 +39,7 @@ use crate::region::registration::Registration;
 /// # Ok::<(), rdma_mem::Error>(())
 /// ```
 #[doc(alias = "ibv_mr")]
-#[derive(Debug)]
-pub struct OwnedRegion(Registration<RegionMemory>);
+pub type OwnedRegion = LocalRegion<RegionMemory>;
 
 impl OwnedRegion {
     /// Allocates `length` bytes, zero, on pages of their own, and registers them.
@@ -93,74 +92,14 @@ impl OwnedRegion {
         memory: RegionMemory,
         access: AccessFlags,
     ) -> Result<Self, (RegionMemory, Error)> {
-        let (base, length) = (memory.base(), memory.len());
-        // SAFETY: SAFETY.md F8: the registration owns the memory, and no peer may use it.
-        let mut registration = unsafe { Registration::new(pd, base, length, access, memory) }?;
+        // SAFETY: SAFETY.md F8: both callers give no right for peers, so that the rkey is worth nothing.
+        let mut registration = unsafe { Registration::owning(pd, memory, access) }?;
         // It shows its bytes as a slice, so nobody is to get at them by way of a file; and a
         // descriptor for each region would be many.
         registration.memory_mut().close_file();
-        Ok(Self(registration))
-    }
-
-    pub(crate) fn registration(&self) -> &Registration<RegionMemory> {
-        &self.0
-    }
-
-    /// `length` bytes at `offset`, to send or write from; `None` if they are not within the region.
-    #[inline]
-    #[must_use]
-    pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
-        // SAFETY: SAFETY.md F16: the region's own memory, initialised when it was allocated, which no peer can
-        // reach, and which a request of this machine names only if its poster promised to leave it alone.
-        unsafe { self.0.slice(offset, length) }
-    }
-
-    /// `length` bytes at `offset`, exclusively: also to receive or read into. `None` if they are not
-    /// within the region.
-    #[inline]
-    #[must_use]
-    pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
-        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
-        unsafe { self.0.slice_mut(offset, length) }
-    }
-
-    /// The whole region, to send or write from.
-    #[inline]
-    #[must_use]
-    pub fn as_slice(&self) -> SliceRef<'_> {
-        // SAFETY: SAFETY.md F16: as `get_ref`.
-        unsafe { self.0.whole() }
-    }
-
-    /// The whole region, exclusively: also to receive or read into.
-    #[inline]
-    #[must_use]
-    pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
-        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
-        unsafe { self.0.whole_mut() }
-    }
-
-    /// The first `middle` bytes and the rest, both exclusively.
-    ///
-    /// # Panics
-    /// If `middle` is more than the length.
-    #[inline]
-    #[must_use]
-    pub fn split_at(&mut self, middle: usize) -> (SliceMut<'_>, SliceMut<'_>) {
-        self.as_slice_mut().split_at(middle)
-    }
-
-    /// The key for this machine's own requests.
-    #[inline]
-    #[must_use]
-    pub fn lkey(&self) -> Lkey {
-        self.0.lkey()
-    }
-
-    /// The domain that it was registered in.
-    #[must_use]
-    pub fn pd(&self) -> &ProtectionDomain {
-        self.0.pd()
+        // SAFETY: SAFETY.md F16: mapped and initialised by its allocation, and the registration's own; no
+        // peer has a right to it, and there is no file by which others might write it.
+        Ok(unsafe { Self::new(registration) })
     }
 
     /// Deregisters, and gives the memory back.
@@ -170,31 +109,12 @@ impl OwnedRegion {
     #[doc(alias = "ibv_dereg_mr")]
     #[allow(clippy::result_large_err)] // it is the region itself
     pub fn close(self) -> Result<RegionMemory, (Self, Error)> {
-        self.0.close().map_err(|(registration, error)| (Self(registration), error))
-    }
-
-    /// The C object, live as long as `self`.
-    #[inline]
-    #[must_use]
-    pub fn as_raw(&self) -> *mut ibv_mr {
-        self.0.as_raw()
+        self.deregister()
     }
 }
 
-impl Deref for OwnedRegion {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        // SAFETY: SAFETY.md F16: as `get_ref`.
-        unsafe { self.0.bytes() }
-    }
-}
-
-impl DerefMut for OwnedRegion {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
-        unsafe { self.0.bytes_mut() }
+impl fmt::Debug for OwnedRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OwnedRegion").field(self.registration()).finish()
     }
 }

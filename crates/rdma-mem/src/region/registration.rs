@@ -8,14 +8,14 @@ use rdma_sys::{Errno, ibv_mr};
 use rdma_types::{AccessFlags, Lkey, Rkey};
 
 use crate::device::protection_domain::ProtectionDomain;
-use crate::element::slice::{SliceMut, SliceRef};
+use crate::element::piece::Piece;
 use crate::error::Error;
-use crate::error::range;
 use crate::error::verb::VerbError;
 use crate::object::forked::Forked;
 use crate::object::handle::Handle;
 use crate::object::ownership::Ownership;
 use crate::region::hint;
+use crate::region::memory::RegionMemory;
 use crate::remote::RemoteMemoryRegion;
 
 /// A registration of memory, and its owner `M`: dropped after the deregistration, or never if that
@@ -156,81 +156,15 @@ impl<M> Registration<M> {
         self.iova.wrapping_add(offset as u64)
     }
 
-    /// `length` bytes at `offset`; `None` if they are not within the region.
+    /// All of it.
     ///
     /// # Safety
-    /// While the registration is borrowed, the bytes are initialised, and nobody writes them but the
-    /// device for this machine's own requests.
+    /// The memory is mapped while the registration is borrowed.
     #[inline]
-    pub(crate) unsafe fn slice(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
-        range::check(offset, length, self.length).ok()?;
-        // SAFETY: SAFETY.md F16: checked.
-        let base = unsafe { self.base.add(offset) };
-        let address = self.device_address(offset);
-        // SAFETY: SAFETY.md F16: within the region, borrowed by `&self`, initialised by this function's
-        // contract; address, key and domain are the region's own.
-        Some(unsafe { SliceRef::new(base, length, address, self.lkey, self.pd()) })
-    }
-
-    /// As [`slice`](Self::slice), exclusively.
-    ///
-    /// # Safety
-    /// As there, and nobody else reads them either.
-    #[inline]
-    pub(crate) unsafe fn slice_mut(
-        &mut self,
-        offset: usize,
-        length: usize,
-    ) -> Option<SliceMut<'_>> {
-        range::check(offset, length, self.length).ok()?;
-        // SAFETY: SAFETY.md F16: checked.
-        let base = unsafe { self.base.add(offset) };
-        let address = self.device_address(offset);
-        // SAFETY: SAFETY.md F16: as of `slice`, and borrowed by `&mut self`.
-        Some(unsafe { SliceMut::new(base, length, address, self.lkey, self.pd()) })
-    }
-
-    /// The whole region.
-    ///
-    /// # Safety
-    /// As of [`slice`](Self::slice).
-    #[inline]
-    pub(crate) unsafe fn whole(&self) -> SliceRef<'_> {
-        let address = self.device_address(0);
-        // SAFETY: SAFETY.md F16: the region, borrowed by `&self`, initialised by this function's contract;
-        // address, key and domain are its own.
-        unsafe { SliceRef::new(self.base, self.length, address, self.lkey, self.pd()) }
-    }
-
-    /// As [`whole`](Self::whole), exclusively.
-    ///
-    /// # Safety
-    /// As of [`slice_mut`](Self::slice_mut).
-    #[inline]
-    pub(crate) unsafe fn whole_mut(&mut self) -> SliceMut<'_> {
-        let address = self.device_address(0);
-        // SAFETY: SAFETY.md F16: as of `whole`, and borrowed by `&mut self`.
-        unsafe { SliceMut::new(self.base, self.length, address, self.lkey, self.pd()) }
-    }
-
-    /// All bytes.
-    ///
-    /// # Safety
-    /// As of [`slice`](Self::slice).
-    #[inline]
-    pub(crate) unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: SAFETY.md F16: the region's memory, by the contract.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
-    }
-
-    /// All bytes, exclusively.
-    ///
-    /// # Safety
-    /// As of [`slice_mut`](Self::slice_mut).
-    #[inline]
-    pub(crate) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: SAFETY.md F16: the region's memory, by the contract.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
+    pub(crate) unsafe fn piece(&self) -> Piece<'_> {
+        // SAFETY: SAFETY.md F16: mapped by this function's contract; length, address, key and domain are
+        // the registration's own.
+        unsafe { Piece::new(self.base, self.length, self.iova, self.lkey, self.pd()) }
     }
 
     /// What owns the memory.
@@ -251,6 +185,23 @@ impl<M> Registration<M> {
     #[inline]
     pub(crate) fn as_raw(&self) -> *mut ibv_mr {
         self.handle.as_ptr()
+    }
+}
+
+impl Registration<RegionMemory> {
+    /// Registers memory that the registration owns.
+    ///
+    /// # Safety
+    /// Nobody gets the rkey who may not use the memory as `access` says.
+    pub(crate) unsafe fn owning(
+        pd: &ProtectionDomain,
+        memory: RegionMemory,
+        access: AccessFlags,
+    ) -> Result<Self, (RegionMemory, Error)> {
+        let (base, length) = (memory.base(), memory.len());
+        // SAFETY: SAFETY.md F8, F16: the memory stays mapped until `memory` is dropped, which the
+        // registration owns; the rkey is this function's contract.
+        unsafe { Self::new(pd, base, length, access, memory) }
     }
 }
 

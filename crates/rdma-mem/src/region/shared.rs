@@ -78,10 +78,9 @@ impl SharedRegion {
         memory: RegionMemory,
         access: AccessFlags,
     ) -> Result<Self, (RegionMemory, Error)> {
-        let (base, length) = (memory.base(), memory.len());
-        // SAFETY: SAFETY.md F8: the registration owns the memory, and no reference to it is formed
+        // SAFETY: SAFETY.md F8: whoever has the rkey may use the memory: no reference to it is formed
         // while it is registered.
-        unsafe { Registration::new(pd, base, length, access, memory) }.map(Self)
+        unsafe { Registration::owning(pd, memory, access) }.map(Self)
     }
 
     /// How long it is, in bytes.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use rdma_types::Lkey;
 
 use crate::device::protection_domain::ProtectionDomain;
+use crate::element::piece::Piece;
 use crate::element::slice::{SliceMut, SliceRef};
-use crate::error::range;
 use crate::region::memory::RegionMemory;
 use crate::region::pool::carved::{PoolRegion, Range};
 use crate::region::registration::Registration;
@@ -55,31 +55,39 @@ impl Buffer {
         Self { range, base, length, region }
     }
 
+    #[inline]
+    fn piece(&self) -> Piece<'_> {
+        let (address, lkey, pd) = (self.device_address(), self.lkey(), self.pd());
+        // SAFETY: SAFETY.md F16: a range of its region, which the buffer keeps alive; address, key and
+        // domain are of its registration.
+        unsafe { Piece::new(self.base, self.length, address, lkey, pd) }
+    }
+
     /// All of it, to send or write from.
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
-        let (address, lkey, pd) = (self.device_address(), self.lkey(), self.pd());
-        // SAFETY: SAFETY.md F16: the buffer's own bytes, initialised, borrowed by `&self`; address, key and
-        // domain are of their region.
-        unsafe { SliceRef::new(self.base, self.length, address, lkey, pd) }
+        // SAFETY: SAFETY.md F16: nobody else's bytes, initialised, borrowed by `&self`; no peer has a
+        // right to them but by a window, which has the buffer by value, and a device writes them only
+        // for requests of this machine whose poster promised that nobody uses them meanwhile.
+        unsafe { SliceRef::new(self.piece()) }
     }
 
     /// All of it, exclusively: also to receive or read into.
     #[inline]
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
-        let (address, lkey, pd) = (self.device_address(), self.lkey(), self.pd());
-        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
-        unsafe { SliceMut::new(self.base, self.length, address, lkey, pd) }
+        // SAFETY: SAFETY.md F16: as in `as_slice`, and borrowed by `&mut self`.
+        unsafe { SliceMut::new(self.piece()) }
     }
 
     /// `length` bytes at `offset`, to send or write from; `None` if they are not within the buffer.
     #[inline]
     #[must_use]
     pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
-        range::check(offset, length, self.length).ok()?;
-        Some(self.as_slice().split_at(offset).1.split_at(length).0)
+        let piece = self.piece().get(offset, length)?;
+        // SAFETY: SAFETY.md F16: as in `as_slice`.
+        Some(unsafe { SliceRef::new(piece) })
     }
 
     /// `length` bytes at `offset`, exclusively: also to receive or read into. `None` if they are not
@@ -87,8 +95,9 @@ impl Buffer {
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
-        range::check(offset, length, self.length).ok()?;
-        Some(self.as_slice_mut().split_at(offset).1.split_at(length).0)
+        let piece = self.piece().get(offset, length)?;
+        // SAFETY: SAFETY.md F16: as in `as_slice`, and borrowed by `&mut self`.
+        Some(unsafe { SliceMut::new(piece) })
     }
 
     /// The key for this machine's own requests.
@@ -121,17 +130,16 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: SAFETY.md F16: the buffer's own bytes, initialised, borrowed by `&self`. The device
-        // writes them only for requests whose poster promised that nobody else uses them.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
+        // SAFETY: SAFETY.md F16: as in `as_slice`.
+        unsafe { self.piece().bytes() }
     }
 }
 
 impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
+        // SAFETY: SAFETY.md F16: as in `as_slice`, and borrowed by `&mut self`.
+        unsafe { self.piece().bytes_mut() }
     }
 }
 

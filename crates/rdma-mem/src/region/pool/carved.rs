@@ -71,10 +71,9 @@ impl PoolRegion {
     ) -> Result<Self, Error> {
         let units = class(units(length).ok_or(Error::OutOfMemory { length })?);
         let memory = RegionMemory::allocate(units as usize * UNIT)?;
-        let (base, length) = (memory.base(), memory.len());
-        // SAFETY: SAFETY.md F8: the registration owns the memory, and no peer may use it.
-        let registration = unsafe { Registration::new(pd, base, length, access, memory) }
-            .map_err(|(_, error)| error)?;
+        // SAFETY: SAFETY.md F8: `access` has no right for peers, so that the rkey is worth nothing.
+        let registration = unsafe { Registration::owning(pd, memory, access) };
+        let registration = registration.map_err(|(_, error)| error)?;
         // What it keeps a record of costs memory too: enough for buffers of 512 bytes on average.
         let records = (units / 8 + 64).min(128 * 1024);
         let free = Allocator::with_max_allocs(units, records);
