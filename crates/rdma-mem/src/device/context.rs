@@ -217,12 +217,7 @@ impl Context {
     /// the provider says.
     #[doc(alias = "ibv_close_device")]
     pub fn close(self) -> Result<(), (Self, Error)> {
-        match Arc::try_unwrap(self.0) {
-            Ok(handle) => {
-                handle.close().map(drop).map_err(|(handle, error)| (Self(Arc::new(handle)), error))
-            }
-            Err(shared) => Err((Self(shared), Error::StillUsed { what: "context" })),
-        }
+        Handle::close_last(self.0, "context").map_err(|(handle, error)| (Self(handle), error))
     }
 
     /// Whether this process is the one that made it. Who calls verbs on [`as_raw`](Self::as_raw) that are

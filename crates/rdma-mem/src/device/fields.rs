@@ -2,12 +2,13 @@
 
 use std::fmt::LowerHex;
 
-/// A struct of attributes, and how each of them is shown: `field: Type => how`.
+/// A struct of attributes, how each of them is shown, and what it is in C: `field: Type => how = value`.
+/// Before the fields is what the values are made of.
 macro_rules! attributes {
     (
         $(#[$meta:meta])*
-        $name:ident {
-            $( $(#[$doc:meta])* $field:ident: $type:ty => $show:ident, )+
+        $name:ident($($raw:ident: $Raw:ty),+) {
+            $( $(#[$doc:meta])* $field:ident: $type:ty => $show:ident = $value:expr, )+
         }
     ) => {
         $(#[$meta])*
@@ -18,6 +19,10 @@ macro_rules! attributes {
         }
 
         impl $name {
+            pub(crate) fn from_raw($($raw: $Raw),+) -> Self {
+                Self { $( $field: $value, )+ }
+            }
+
             /// Each field's name, and its value as text, in order: for programs that show them all.
             pub fn fields(&self) -> impl Iterator<Item = (&'static str, String)> + use<> {
                 [$( (stringify!($field), $crate::device::fields::$show(&self.$field)), )+].into_iter()

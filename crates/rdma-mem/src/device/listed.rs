@@ -81,13 +81,8 @@ impl Device {
         if let Some(device) = devices.iter().find(|device| ptr::eq(device.as_raw(), raw)) {
             return Ok(device.clone());
         }
-        // SAFETY: SAFETY.md F2: the contract.
-        let name = unsafe { (verbs.get_device_name)(raw) };
-        let name = match name.is_null() {
-            true => String::new(),
-            // SAFETY: SAFETY.md F1: the name is a C string that lives as long as the device.
-            false => unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned(),
-        };
+        // SAFETY: SAFETY.md F1, F2: the same contract.
+        let name = unsafe { name_of(verbs, raw) }.unwrap_or_default();
         let known = devices.iter().map(|device| device.name().to_owned()).collect();
         Err(Box::new(UnknownDevice { name, known, errors: Vec::new() }).into())
     }
@@ -97,13 +92,8 @@ impl Device {
         let place = unsafe { list.raw.add(index) };
         // SAFETY: SAFETY.md F1: the place is within the array, which lives as long as `list`.
         let raw = NonNull::new(unsafe { place.read() })?;
-        // SAFETY: SAFETY.md F2: a device of this table's list.
-        let name = unsafe { (list.verbs.get_device_name)(raw.as_ptr()) };
-        if name.is_null() {
-            return None;
-        }
-        // SAFETY: SAFETY.md F1: the name is a C string that lives as long as the device.
-        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+        // SAFETY: SAFETY.md F1, F2: a device of this table's list, which is live.
+        let name = unsafe { name_of(list.verbs, raw.as_ptr()) }?;
         Some(Self { raw, name: Arc::from(name), list: Arc::clone(list) })
     }
 
@@ -162,6 +152,17 @@ impl Device {
     pub const fn as_raw(&self) -> *mut ibv_device {
         self.raw.as_ptr()
     }
+}
+
+/// What a device is called; `None` if it has no name.
+///
+/// # Safety
+/// The device is live and of this table, which is one provider's.
+unsafe fn name_of(verbs: &'static Verbs, raw: *mut ibv_device) -> Option<String> {
+    // SAFETY: SAFETY.md F1, F2: a live device of this table, by this function's contract.
+    let name = unsafe { (verbs.get_device_name)(raw) };
+    // SAFETY: SAFETY.md F1: a name is a C string that lives as long as the device.
+    (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
 }
 
 impl fmt::Debug for Device {

@@ -11,96 +11,69 @@ const GRH_REQUIRED: u8 = 1;
 attributes! {
     /// What a port is and can, from [`Context::query_port`](crate::Context::query_port).
     #[doc(alias = "ibv_port_attr")]
-    PortAttributes {
+    PortAttributes(number: u8, raw: &ibv_port_attr) {
         /// The port's number, from 1.
-        number: u8 => text,
+        number: u8 => text = number,
         /// Whether it passes data.
-        state: PortState => text,
+        state: PortState => text = PortState::from_raw(raw.state.0),
         /// What it is plugged into.
-        link_layer: LinkLayer => text,
+        link_layer: LinkLayer => text = LinkLayer::from_raw(raw.link_layer),
         /// The largest MTU that it could have; `None` for a code that the specification does not have,
         /// which is in [`max_mtu_code`](Self::max_mtu_code).
-        max_mtu: Option<Mtu> => or_unknown,
+        max_mtu: Option<Mtu> => or_unknown = mtu(raw.max_mtu.0),
         /// [`max_mtu`](Self::max_mtu) as C has it.
-        max_mtu_code: u32 => text,
+        max_mtu_code: u32 => text = raw.max_mtu.0,
         /// The MTU that it has; `None` for an unknown code.
-        active_mtu: Option<Mtu> => or_unknown,
+        active_mtu: Option<Mtu> => or_unknown = mtu(raw.active_mtu.0),
         /// [`active_mtu`](Self::active_mtu) as C has it.
-        active_mtu_code: u32 => text,
+        active_mtu_code: u32 => text = raw.active_mtu.0,
         /// Its local identifier; [`Lid::NONE`] on Ethernet.
-        lid: Lid => text,
+        lid: Lid => text = Lid::new(raw.lid),
         /// That of the subnet manager.
-        sm_lid: Lid => text,
+        sm_lid: Lid => text = Lid::new(raw.sm_lid),
         /// How many low bits of the LID the port ignores (LID mask control).
-        lmc: u8 => text,
+        lmc: u8 => text = raw.lmc,
         /// Packets to this port need a global route header, also within the subnet.
-        grh_required: bool => text,
+        grh_required: bool => text = raw.flags & GRH_REQUIRED != 0,
         /// How many places the port's table of GIDs has.
-        gid_table_length: u32 => text,
+        gid_table_length: u32 => text = u32::try_from(raw.gid_tbl_len).unwrap_or(0),
         /// How many places its table of partition keys has.
-        pkey_table_length: u16 => text,
+        pkey_table_length: u16 => text = raw.pkey_tbl_len,
         /// The longest message, in bytes.
-        max_message_size: u32 => text,
+        max_message_size: u32 => text = raw.max_msg_sz,
         /// How many lanes the link has.
-        active_width: LinkWidth => text,
+        active_width: LinkWidth => text = LinkWidth::from_raw(raw.active_width),
         /// How fast each lane is.
-        active_speed: LinkSpeed => text,
+        active_speed: LinkSpeed => text = LinkSpeed::from_raw(match raw.active_speed_ex {
+            0 => raw.active_speed.into(),
+            more => more,
+        }),
         /// How the physical link is.
-        physical_state: PhysicalState => text,
+        physical_state: PhysicalState => text = PhysicalState::from_raw(raw.phys_state),
         /// What it can, as C has it: the bits of `enum ibv_port_cap_flags`.
-        capability_flags: u32 => hex,
+        capability_flags: u32 => hex = raw.port_cap_flags,
         /// More of that: the bits of `enum ibv_port_cap_flags2`.
-        capability_flags2: u16 => hex,
+        capability_flags2: u16 => hex = raw.port_cap_flags2,
         /// How many virtual lanes it could have, as C encodes it.
-        max_vl_code: u8 => text,
+        max_vl_code: u8 => text = raw.max_vl_num,
         /// How many packets came with a partition key that the port does not have.
-        bad_pkey_count: u32 => text,
+        bad_pkey_count: u32 => text = raw.bad_pkey_cntr,
         /// How many packets came with a queue key that a queue pair does not have.
-        qkey_violation_count: u32 => text,
+        qkey_violation_count: u32 => text = raw.qkey_viol_cntr,
         /// The service level to the subnet manager.
-        sm_service_level: u8 => text,
+        sm_service_level: u8 => text = raw.sm_sl,
         /// How long packets within the subnet take at most, as the specification encodes it.
-        subnet_timeout_code: u8 => text,
+        subnet_timeout_code: u8 => text = raw.subnet_timeout,
         /// What the subnet manager did when it initialised the port, as the specification encodes it.
-        init_type_reply: u8 => text,
+        init_type_reply: u8 => text = raw.init_type_reply,
     }
 }
 
-impl PortAttributes {
-    pub(crate) fn from_raw(number: u8, raw: &ibv_port_attr) -> Self {
-        let mtu = |code: u32| u8::try_from(code).ok().and_then(Mtu::from_code);
-        Self {
-            number,
-            state: PortState::from_raw(raw.state.0),
-            link_layer: LinkLayer::from_raw(raw.link_layer),
-            max_mtu: mtu(raw.max_mtu.0),
-            max_mtu_code: raw.max_mtu.0,
-            active_mtu: mtu(raw.active_mtu.0),
-            active_mtu_code: raw.active_mtu.0,
-            lid: Lid::new(raw.lid),
-            sm_lid: Lid::new(raw.sm_lid),
-            lmc: raw.lmc,
-            grh_required: raw.flags & GRH_REQUIRED != 0,
-            gid_table_length: u32::try_from(raw.gid_tbl_len).unwrap_or(0),
-            pkey_table_length: raw.pkey_tbl_len,
-            max_message_size: raw.max_msg_sz,
-            active_width: LinkWidth::from_raw(raw.active_width),
-            active_speed: LinkSpeed::from_raw(match raw.active_speed_ex {
-                0 => raw.active_speed.into(),
-                more => more,
-            }),
-            physical_state: PhysicalState::from_raw(raw.phys_state),
-            capability_flags: raw.port_cap_flags,
-            capability_flags2: raw.port_cap_flags2,
-            max_vl_code: raw.max_vl_num,
-            bad_pkey_count: raw.bad_pkey_cntr,
-            qkey_violation_count: raw.qkey_viol_cntr,
-            sm_service_level: raw.sm_sl,
-            subnet_timeout_code: raw.subnet_timeout,
-            init_type_reply: raw.init_type_reply,
-        }
-    }
+fn mtu(code: u32) -> Option<Mtu> {
+    u8::try_from(code).ok().and_then(Mtu::from_code)
+}
 
+impl PortAttributes {
     /// How many virtual lanes for data the port could have; `None` for a code that the specification
     /// does not have. IBTA vol 1, section 14.2.5.6.
     #[must_use]

@@ -73,12 +73,8 @@ impl ProtectionDomain {
     /// the provider says.
     #[doc(alias = "ibv_dealloc_pd")]
     pub fn close(self) -> Result<(), (Self, Error)> {
-        match Arc::try_unwrap(self.0) {
-            Ok(handle) => {
-                handle.close().map(drop).map_err(|(handle, error)| (Self(Arc::new(handle)), error))
-            }
-            Err(shared) => Err((Self(shared), Error::StillUsed { what: "protection domain" })),
-        }
+        Handle::close_last(self.0, "protection domain")
+            .map_err(|(handle, error)| (Self(handle), error))
     }
 
     /// Whether both are clones of one domain.

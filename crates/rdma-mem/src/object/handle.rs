@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use rdma_sys::{Errno, Process};
 
@@ -119,6 +120,20 @@ impl<T, P> Handle<T, P> {
             // this.
             Ok(()) => Ok(unsafe { ManuallyDrop::take(&mut this.needs) }),
             Err(error) => Err((ManuallyDrop::into_inner(this), error.into())),
+        }
+    }
+
+    /// As [`close`](Self::close), of an object that has clones: this has to be the last one, and nothing
+    /// that was made from the object may be alive.
+    pub(crate) fn close_last(
+        this: Arc<Self>,
+        what: &'static str,
+    ) -> Result<(), (Arc<Self>, Error)> {
+        match Arc::try_unwrap(this) {
+            Ok(handle) => {
+                handle.close().map(drop).map_err(|(handle, error)| (handle.into(), error))
+            }
+            Err(shared) => Err((shared, Error::StillUsed { what })),
         }
     }
 

@@ -52,7 +52,9 @@ impl MemoryRegion {
         // clause that is not kept, and nothing depends on it here: registering touches nothing, and local access
         // happens only through elements, for which the memory is proven alive (and, to be written, exclusive) at
         // that time.
-        unsafe { Self::register(pd, memory.as_ptr().cast_mut(), memory.len(), access) }
+        unsafe {
+            Self::register_mr_with_access(pd, memory.as_ptr().cast_mut(), memory.len(), access)
+        }
     }
 
     /// As [`register_local_mr_slice`](Self::register_local_mr_slice), from an address.
@@ -70,7 +72,14 @@ impl MemoryRegion {
         length: usize,
     ) -> Result<Self, Error> {
         // SAFETY: SAFETY.md F8: the same contract.
-        unsafe { Self::register(pd, address, length, AccessFlags::new().with_local_write()) }
+        unsafe {
+            Self::register_mr_with_access(
+                pd,
+                address,
+                length,
+                AccessFlags::new().with_local_write(),
+            )
+        }
     }
 
     /// Registers memory that peers may read and write.
@@ -88,7 +97,7 @@ impl MemoryRegion {
     ) -> Result<Self, Error> {
         let access = AccessFlags::new().with_local_write().with_remote_read().with_remote_write();
         // SAFETY: SAFETY.md F8: the same contract.
-        unsafe { Self::register(pd, address, length, access) }
+        unsafe { Self::register_mr_with_access(pd, address, length, access) }
     }
 
     /// Registers memory with any access; see `man ibv_reg_mr`.
@@ -107,18 +116,6 @@ impl MemoryRegion {
     /// them read it, no `&mut`. Where it lets them do atomics, their words are accessed by atomics of eight bytes.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_mr_with_access(
-        pd: &ProtectionDomain,
-        address: *mut u8,
-        length: usize,
-        access: AccessFlags,
-    ) -> Result<Self, Error> {
-        // SAFETY: SAFETY.md F8: the same contract.
-        unsafe { Self::register(pd, address, length, access) }
-    }
-
-    /// # Safety
-    /// As [`Self::register_mr_with_access`].
-    unsafe fn register(
         pd: &ProtectionDomain,
         address: *mut u8,
         length: usize,

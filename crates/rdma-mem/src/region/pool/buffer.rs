@@ -151,6 +151,6 @@ impl Drop for Buffer {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({} bytes at {:?}, {:?})", self.length, self.base, self.lkey())
+        self.piece().debug("Buffer", f)
     }
 }
