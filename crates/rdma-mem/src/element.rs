@@ -13,7 +13,6 @@ use std::marker::PhantomData;
 use rdma_sys::ibv_sge;
 use rdma_types::Lkey;
 
-use crate::element::piece::Piece;
 use crate::region::unowned::MemoryRegion;
 
 /// A piece of registered memory that a request reads from: data to send or to write.
@@ -126,11 +125,6 @@ impl<'a> GatherElement<'a> {
     }
 
     #[inline]
-    pub(crate) fn of_piece(piece: &Piece<'_>) -> Self {
-        Self::from_parts(piece.address, piece.length, piece.lkey)
-    }
-
-    #[inline]
     pub(crate) fn from_parts(address: u64, length: usize, lkey: Lkey) -> Self {
         Self { sge: sge(address, length, lkey), borrow: PhantomData }
     }
@@ -184,11 +178,6 @@ impl<'a> ScatterElement<'a> {
         // `as_mut_ptr`: through an address that `as_ptr` gave nobody may write.
         let address = region.device_address(room.as_mut_ptr().expose_provenance());
         Self::from_parts(address, room.len(), region.lkey())
-    }
-
-    #[inline]
-    pub(crate) fn of_piece(piece: &Piece<'_>) -> Self {
-        Self::from_parts(piece.address, piece.length, piece.lkey)
     }
 
     #[inline]

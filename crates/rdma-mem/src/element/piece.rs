@@ -7,7 +7,6 @@ use std::ptr::NonNull;
 use rdma_types::Lkey;
 
 use crate::device::protection_domain::ProtectionDomain;
-use crate::error::range;
 
 /// Bytes of a region: where the processor finds them, where a device does, and with which key.
 ///
@@ -37,13 +36,6 @@ impl<'r> Piece<'r> {
         Self { base, length, address, lkey, pd }
     }
 
-    /// `length` bytes at `offset`; `None` if they are not within the piece.
-    #[inline]
-    pub(crate) fn get(self, offset: usize, length: usize) -> Option<Self> {
-        range::check(offset, length, self.length).ok()?;
-        Some(Self { length, ..self.skip(offset) })
-    }
-
     /// The first `middle` bytes, and the rest.
     ///
     /// # Panics
@@ -51,17 +43,10 @@ impl<'r> Piece<'r> {
     #[inline]
     pub(crate) fn split_at(self, middle: usize) -> (Self, Self) {
         assert!(middle <= self.length, "split at {middle} of {} bytes", self.length);
-        let rest = self.skip(middle);
-        (Self { length: middle, ..self }, Self { length: self.length - middle, ..rest })
-    }
-
-    /// The same, but for where it begins: `offset` bytes later, which is no more than the length.
-    #[inline]
-    fn skip(self, offset: usize) -> Self {
-        let address = self.address.wrapping_add(offset as u64);
-        // SAFETY: SAFETY.md F16: within the piece, or its end: both callers have checked it.
-        let base = unsafe { self.base.add(offset) };
-        Self { base, address, ..self }
+        // SAFETY: SAFETY.md F16: within the piece, or its end.
+        let base = unsafe { self.base.add(middle) };
+        let (length, address) = (self.length - middle, self.address.wrapping_add(middle as u64));
+        (Self { length: middle, ..self }, Self { base, length, address, ..self })
     }
 
     /// The bytes as a slice.

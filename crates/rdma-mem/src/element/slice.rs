@@ -55,7 +55,7 @@ impl<'r> SliceRef<'r> {
     #[inline]
     #[must_use]
     pub fn gather_element(&self) -> GatherElement<'r> {
-        GatherElement::of_piece(&self.piece)
+        GatherElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
     /// Two slices: the first `middle` bytes, and the rest.
@@ -91,20 +91,20 @@ impl<'r> SliceMut<'r> {
     #[inline]
     #[must_use]
     pub fn gather_element(&self) -> GatherElement<'_> {
-        GatherElement::of_piece(&self.piece)
+        GatherElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
     /// The element for these bytes, to write to. Of more than 4 GiB - 1 only so many are taken.
     #[inline]
     #[must_use]
     pub fn scatter_element(&mut self) -> ScatterElement<'_> {
-        ScatterElement::of_piece(&self.piece)
+        ScatterElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
     /// The element for these bytes, as long as they are borrowed.
     #[inline]
     pub(crate) fn into_scatter_element(self) -> ScatterElement<'r> {
-        ScatterElement::of_piece(&self.piece)
+        ScatterElement::from_parts(self.piece.address, self.piece.length, self.piece.lkey)
     }
 
     /// The same bytes, shared.

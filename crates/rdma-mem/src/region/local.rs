@@ -9,7 +9,7 @@ use rdma_types::Lkey;
 use crate::device::protection_domain::ProtectionDomain;
 use crate::element::piece::Piece;
 use crate::element::slice::{SliceMut, SliceRef};
-use crate::error::Error;
+use crate::error::{Error, range};
 use crate::region::registration::Registration;
 
 /// Registered memory that no peer can reach, and what keeps that memory, `M`: what is common to an
@@ -37,9 +37,10 @@ impl<M> LocalRegion<M> {
     }
 
     #[inline]
-    fn piece(&self) -> Piece<'_> {
-        // SAFETY: SAFETY.md F16: mapped as long as the value lives, by the contract of `new`.
-        unsafe { self.0.piece() }
+    fn whole(&self) -> Piece<'_> {
+        // SAFETY: SAFETY.md F16: all of the region, which is mapped as long as the value lives, by the
+        // contract of `new`.
+        unsafe { self.0.piece(0, self.0.length()) }
     }
 
     /// Deregisters, and gives back what kept the memory.
@@ -52,7 +53,9 @@ impl<M> LocalRegion<M> {
     #[inline]
     #[must_use]
     pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
-        let piece = self.piece().get(offset, length)?;
+        range::check(offset, length, self.0.length()).ok()?;
+        // SAFETY: SAFETY.md F16: checked, and mapped as long as the value lives, by the contract of `new`.
+        let piece = unsafe { self.0.piece(offset, length) };
         // SAFETY: SAFETY.md F16: initialised, by the contract of `new`, and borrowed by `&self`: a window
         // that lends it has it by value, and a device writes it only for requests of this machine whose
         // poster promised that nobody uses it meanwhile.
@@ -64,7 +67,9 @@ impl<M> LocalRegion<M> {
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
-        let piece = self.piece().get(offset, length)?;
+        range::check(offset, length, self.0.length()).ok()?;
+        // SAFETY: SAFETY.md F16: checked, and mapped as long as the value lives, by the contract of `new`.
+        let piece = unsafe { self.0.piece(offset, length) };
         // SAFETY: SAFETY.md F16: as in `get_ref`, and borrowed by `&mut self`.
         Some(unsafe { SliceMut::new(piece) })
     }
@@ -74,7 +79,7 @@ impl<M> LocalRegion<M> {
     #[must_use]
     pub fn as_slice(&self) -> SliceRef<'_> {
         // SAFETY: SAFETY.md F16: as in `get_ref`.
-        unsafe { SliceRef::new(self.piece()) }
+        unsafe { SliceRef::new(self.whole()) }
     }
 
     /// The whole region, exclusively: also to receive or read into.
@@ -82,7 +87,7 @@ impl<M> LocalRegion<M> {
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
         // SAFETY: SAFETY.md F16: as in `get_ref`, and borrowed by `&mut self`.
-        unsafe { SliceMut::new(self.piece()) }
+        unsafe { SliceMut::new(self.whole()) }
     }
 
     /// The first `middle` bytes and the rest, both exclusively.
@@ -122,7 +127,7 @@ impl<M> Deref for LocalRegion<M> {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: SAFETY.md F16: as in `get_ref`.
-        unsafe { self.piece().bytes() }
+        unsafe { self.whole().bytes() }
     }
 }
 
@@ -130,6 +135,6 @@ impl<M> DerefMut for LocalRegion<M> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: SAFETY.md F16: as in `get_ref`, and borrowed by `&mut self`.
-        unsafe { self.piece().bytes_mut() }
+        unsafe { self.whole().bytes_mut() }
     }
 }

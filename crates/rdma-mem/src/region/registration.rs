@@ -156,15 +156,18 @@ impl<M> Registration<M> {
         self.iova.wrapping_add(offset as u64)
     }
 
-    /// All of it.
+    /// `length` bytes at `offset`.
     ///
     /// # Safety
-    /// The memory is mapped while the registration is borrowed.
+    /// They are within the region, whose memory is mapped while the registration is borrowed.
     #[inline]
-    pub(crate) unsafe fn piece(&self) -> Piece<'_> {
-        // SAFETY: SAFETY.md F16: mapped by this function's contract; length, address, key and domain are
-        // the registration's own.
-        unsafe { Piece::new(self.base, self.length, self.iova, self.lkey, self.pd()) }
+    pub(crate) unsafe fn piece(&self, offset: usize, length: usize) -> Piece<'_> {
+        // SAFETY: SAFETY.md F16: within the region, by this function's contract.
+        let base = unsafe { self.base.add(offset) };
+        let address = self.device_address(offset);
+        // SAFETY: SAFETY.md F16: within the region and mapped, by this function's contract; address, key
+        // and domain are the registration's own.
+        unsafe { Piece::new(base, length, address, self.lkey, self.pd()) }
     }
 
     /// What owns the memory.

@@ -11,6 +11,7 @@ use rdma_types::Lkey;
 use crate::device::protection_domain::ProtectionDomain;
 use crate::element::piece::Piece;
 use crate::element::slice::{SliceMut, SliceRef};
+use crate::error::range;
 use crate::region::memory::RegionMemory;
 use crate::region::pool::carved::{PoolRegion, Range};
 use crate::region::registration::Registration;
@@ -55,12 +56,24 @@ impl Buffer {
         Self { range, base, length, region }
     }
 
+    /// `length` bytes at `offset`.
+    ///
+    /// # Safety
+    /// They are within the buffer.
     #[inline]
-    fn piece(&self) -> Piece<'_> {
-        let (address, lkey, pd) = (self.device_address(), self.lkey(), self.pd());
-        // SAFETY: SAFETY.md F16: a range of its region, which the buffer keeps alive; address, key and
-        // domain are of its registration.
-        unsafe { Piece::new(self.base, self.length, address, lkey, pd) }
+    unsafe fn piece(&self, offset: usize, length: usize) -> Piece<'_> {
+        // SAFETY: SAFETY.md F16: within the buffer, by this function's contract.
+        let base = unsafe { self.base.add(offset) };
+        let address = self.device_address().wrapping_add(offset as u64);
+        // SAFETY: SAFETY.md F16: within a range of the region, which the buffer keeps registered; address,
+        // key and domain are of that registration.
+        unsafe { Piece::new(base, length, address, self.lkey(), self.pd()) }
+    }
+
+    #[inline]
+    fn whole(&self) -> Piece<'_> {
+        // SAFETY: SAFETY.md F16: all of the buffer.
+        unsafe { self.piece(0, self.length) }
     }
 
     /// All of it, to send or write from.
@@ -70,7 +83,7 @@ impl Buffer {
         // SAFETY: SAFETY.md F16: nobody else's bytes, initialised, borrowed by `&self`; no peer has a
         // right to them but by a window, which has the buffer by value, and a device writes them only
         // for requests of this machine whose poster promised that nobody uses them meanwhile.
-        unsafe { SliceRef::new(self.piece()) }
+        unsafe { SliceRef::new(self.whole()) }
     }
 
     /// All of it, exclusively: also to receive or read into.
@@ -78,14 +91,16 @@ impl Buffer {
     #[must_use]
     pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
         // SAFETY: SAFETY.md F16: as in `as_slice`, and borrowed by `&mut self`.
-        unsafe { SliceMut::new(self.piece()) }
+        unsafe { SliceMut::new(self.whole()) }
     }
 
     /// `length` bytes at `offset`, to send or write from; `None` if they are not within the buffer.
     #[inline]
     #[must_use]
     pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
-        let piece = self.piece().get(offset, length)?;
+        range::check(offset, length, self.length).ok()?;
+        // SAFETY: SAFETY.md F16: checked.
+        let piece = unsafe { self.piece(offset, length) };
         // SAFETY: SAFETY.md F16: as in `as_slice`.
         Some(unsafe { SliceRef::new(piece) })
     }
@@ -95,7 +110,9 @@ impl Buffer {
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
-        let piece = self.piece().get(offset, length)?;
+        range::check(offset, length, self.length).ok()?;
+        // SAFETY: SAFETY.md F16: checked.
+        let piece = unsafe { self.piece(offset, length) };
         // SAFETY: SAFETY.md F16: as in `as_slice`, and borrowed by `&mut self`.
         Some(unsafe { SliceMut::new(piece) })
     }
@@ -131,7 +148,7 @@ impl Deref for Buffer {
     #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: SAFETY.md F16: as in `as_slice`.
-        unsafe { self.piece().bytes() }
+        unsafe { self.whole().bytes() }
     }
 }
 
@@ -139,7 +156,7 @@ impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: SAFETY.md F16: as in `as_slice`, and borrowed by `&mut self`.
-        unsafe { self.piece().bytes_mut() }
+        unsafe { self.whole().bytes_mut() }
     }
 }
 
@@ -151,6 +168,6 @@ impl Drop for Buffer {
 
 impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.piece().debug("Buffer", f)
+        self.whole().debug("Buffer", f)
     }
 }
