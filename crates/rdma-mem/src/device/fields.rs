@@ -2,8 +2,8 @@
 
 use std::fmt::LowerHex;
 
-/// A struct of attributes, how each of them is shown, and what it is in C: `field: Type => how = value`.
-/// Before the fields is what the values are made of.
+/// A struct of attributes, how each of them is shown, and what it is in C: `field: Type => how =
+/// value`. Before the fields is what the values are made of.
 macro_rules! attributes {
     (
         $(#[$meta:meta])*

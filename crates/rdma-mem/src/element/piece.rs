@@ -23,8 +23,8 @@ pub(crate) struct Piece<'r> {
 
 impl<'r> Piece<'r> {
     /// # Safety
-    /// `length` bytes at `base` are one region's, or a part of it, and stay mapped for `'r`; `address`,
-    /// `lkey` and `pd` are those of their registration.
+    /// `length` bytes at `base` are one region's, or a part of it, and stay mapped for `'r`;
+    /// `address`, `lkey` and `pd` are those of their registration.
     #[inline]
     pub(crate) unsafe fn new(
         base: NonNull<u8>,
@@ -52,8 +52,8 @@ impl<'r> Piece<'r> {
     /// The bytes as a slice.
     ///
     /// # Safety
-    /// For `'b` the bytes are initialised, and nobody writes them but a device, for requests of this
-    /// machine whose poster promised that nobody uses them meanwhile.
+    /// For `'b` the bytes are initialised, and nobody writes them but a device, for requests of
+    /// this machine whose poster promised that nobody uses them meanwhile.
     #[inline]
     pub(crate) unsafe fn bytes<'b>(self) -> &'b [u8]
     where

@@ -17,8 +17,8 @@ pub struct SliceRef<'r> {
     borrow: PhantomData<&'r [u8]>,
 }
 
-/// Registered bytes, exclusive: what [`OwnedRegion::get_mut`](crate::OwnedRegion::get_mut) gives, and
-/// [`BorrowedRegion::get_mut`](crate::BorrowedRegion::get_mut).
+/// Registered bytes, exclusive: what [`OwnedRegion::get_mut`](crate::OwnedRegion::get_mut) gives,
+/// and [`BorrowedRegion::get_mut`](crate::BorrowedRegion::get_mut).
 ///
 /// Within are raw parts and no reference to the bytes: it can be moved while a device writes them.
 pub struct SliceMut<'r> {
@@ -37,8 +37,8 @@ unsafe impl Sync for SliceMut<'_> {}
 
 impl<'r> SliceRef<'r> {
     /// # Safety
-    /// The bytes are initialised and borrowed for `'r`: nobody writes them but a device, for requests
-    /// of this machine whose poster promised that nobody uses them meanwhile.
+    /// The bytes are initialised and borrowed for `'r`: nobody writes them but a device, for
+    /// requests of this machine whose poster promised that nobody uses them meanwhile.
     #[inline]
     pub(crate) unsafe fn new(piece: Piece<'r>) -> Self {
         Self { piece, borrow: PhantomData }
@@ -72,8 +72,8 @@ impl<'r> SliceRef<'r> {
 
 impl<'r> SliceMut<'r> {
     /// # Safety
-    /// The bytes are initialised and exclusively borrowed for `'r`: nobody else reads or writes them
-    /// but a device, for requests of this machine whose poster promised that nobody uses them
+    /// The bytes are initialised and exclusively borrowed for `'r`: nobody else reads or writes
+    /// them but a device, for requests of this machine whose poster promised that nobody uses them
     /// meanwhile.
     #[inline]
     pub(crate) unsafe fn new(piece: Piece<'r>) -> Self {
@@ -156,8 +156,8 @@ impl Deref for SliceMut<'_> {
 impl DerefMut for SliceMut<'_> {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: SAFETY.md F16: initialised and exclusively borrowed for longer, by the contract of
-        // `new`, and lent on by `&mut self`.
+        // SAFETY: SAFETY.md F16: initialised and exclusively borrowed for longer, by the contract
+        // of `new`, and lent on by `&mut self`.
         unsafe { self.piece.bytes_mut() }
     }
 }

@@ -19,9 +19,9 @@ use crate::region::registration::Registration;
 /// [`as_slice_mut`](LocalRegion::as_slice_mut), [`split_at`](LocalRegion::split_at) and
 /// [`get_mut`](LocalRegion::get_mut); an element made from one cannot be wrong.
 ///
-/// No peer can reach it, and there is no `remote()`: a region that is forgotten (`std::mem::forget`)
-/// ends its borrow and stays registered, so that a peer with the key would write to memory that
-/// somebody else has by then.
+/// No peer can reach it, and there is no `remote()`: a region that is forgotten
+/// (`std::mem::forget`) ends its borrow and stays registered, so that a peer with the key would
+/// write to memory that somebody else has by then.
 ///
 /// # Examples
 /// ```
@@ -49,14 +49,15 @@ impl<'a> BorrowedRegion<'a> {
     pub fn register(pd: &ProtectionDomain, memory: &'a mut [u8]) -> Result<Self, Error> {
         let (length, base) = (memory.len(), NonNull::from(memory).cast());
         let access = AccessFlags::new().with_local_write();
-        // SAFETY: SAFETY.md F8: borrowed until the region is dropped, which deregisters it first. That the memory
-        // stays mapped as long as it is registered is not kept where the region is forgotten, or cannot be
-        // deregistered. Nothing depends on it then: no element can be made any more, and whoever posted one sees
-        // to its bytes until its request is over. The rkey is worth nothing to a peer, who has no right here.
+        // SAFETY: SAFETY.md F8: borrowed until the region is dropped, which deregisters it first.
+        // That the memory stays mapped as long as it is registered is not kept where the region is
+        // forgotten, or cannot be deregistered. Nothing depends on it then: no element can be made
+        // any more, and whoever posted one sees to its bytes until its request is over. The rkey is
+        // worth nothing to a peer, who has no right here.
         let registration = unsafe { Registration::new(pd, base, length, access, PhantomData) };
         let registration = registration.map_err(|(_, error)| error)?;
-        // SAFETY: SAFETY.md F16: a slice, so mapped and initialised, that is exclusively borrowed as long
-        // as the region lives; no peer has a right to it.
+        // SAFETY: SAFETY.md F16: a slice, so mapped and initialised, that is exclusively borrowed
+        // as long as the region lives; no peer has a right to it.
         Ok(unsafe { Self::new(registration) })
     }
 

@@ -13,21 +13,21 @@ use crate::error::{Error, range};
 use crate::region::registration::Registration;
 
 /// Registered memory that no peer can reach, and what keeps that memory, `M`: what is common to an
-/// [`OwnedRegion`](crate::OwnedRegion) and a [`BorrowedRegion`](crate::BorrowedRegion), which are the
-/// only two.
+/// [`OwnedRegion`](crate::OwnedRegion) and a [`BorrowedRegion`](crate::BorrowedRegion), which are
+/// the only two.
 ///
 /// It derefs to its bytes. Pieces of it that carry the region's key come from
-/// [`as_slice_mut`](Self::as_slice_mut), [`split_at`](Self::split_at), [`get_ref`](Self::get_ref) and
-/// [`get_mut`](Self::get_mut); an element made from one cannot be wrong.
+/// [`as_slice_mut`](Self::as_slice_mut), [`split_at`](Self::split_at), [`get_ref`](Self::get_ref)
+/// and [`get_mut`](Self::get_mut); an element made from one cannot be wrong.
 #[doc(alias = "ibv_mr")]
 pub struct LocalRegion<M>(Registration<M>);
 
 impl<M> LocalRegion<M> {
     /// # Safety
-    /// As long as the value lives, its memory is mapped and initialised, and no peer has a right to it by
-    /// this registration. Nobody else reaches the memory meanwhile, but a device for requests of this
-    /// machine, whose posters promised that nobody uses it then, and peers by a memory window that has
-    /// the value.
+    /// As long as the value lives, its memory is mapped and initialised, and no peer has a right to
+    /// it by this registration. Nobody else reaches the memory meanwhile, but a device for requests
+    /// of this machine, whose posters promised that nobody uses it then, and peers by a memory
+    /// window that has the value.
     pub(crate) unsafe fn new(registration: Registration<M>) -> Self {
         Self(registration)
     }
@@ -38,8 +38,8 @@ impl<M> LocalRegion<M> {
 
     #[inline]
     fn whole(&self) -> Piece<'_> {
-        // SAFETY: SAFETY.md F16: all of the region, which is mapped as long as the value lives, by the
-        // contract of `new`.
+        // SAFETY: SAFETY.md F16: all of the region, which is mapped as long as the value lives, by
+        // the contract of `new`.
         unsafe { self.0.piece(0, self.0.length()) }
     }
 
@@ -54,21 +54,23 @@ impl<M> LocalRegion<M> {
     #[must_use]
     pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
         range::check(offset, length, self.0.length()).ok()?;
-        // SAFETY: SAFETY.md F16: checked, and mapped as long as the value lives, by the contract of `new`.
+        // SAFETY: SAFETY.md F16: checked, and mapped as long as the value lives, by the contract of
+        // `new`.
         let piece = unsafe { self.0.piece(offset, length) };
-        // SAFETY: SAFETY.md F16: initialised, by the contract of `new`, and borrowed by `&self`: a window
-        // that lends it has it by value, and a device writes it only for requests of this machine whose
-        // poster promised that nobody uses it meanwhile.
+        // SAFETY: SAFETY.md F16: initialised, by the contract of `new`, and borrowed by `&self`: a
+        // window that lends it has it by value, and a device writes it only for requests of this
+        // machine whose poster promised that nobody uses it meanwhile.
         Some(unsafe { SliceRef::new(piece) })
     }
 
-    /// `length` bytes at `offset`, exclusively: also to receive or read into. `None` if they are not
-    /// within the region.
+    /// `length` bytes at `offset`, exclusively: also to receive or read into. `None` if they are
+    /// not within the region.
     #[inline]
     #[must_use]
     pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
         range::check(offset, length, self.0.length()).ok()?;
-        // SAFETY: SAFETY.md F16: checked, and mapped as long as the value lives, by the contract of `new`.
+        // SAFETY: SAFETY.md F16: checked, and mapped as long as the value lives, by the contract of
+        // `new`.
         let piece = unsafe { self.0.piece(offset, length) };
         // SAFETY: SAFETY.md F16: as in `get_ref`, and borrowed by `&mut self`.
         Some(unsafe { SliceMut::new(piece) })

@@ -11,12 +11,12 @@ use crate::region::local::LocalRegion;
 use crate::region::memory::RegionMemory;
 use crate::region::registration::Registration;
 
-/// Registered memory that the region owns and no peer can reach: the one to take for what is sent and
-/// received.
+/// Registered memory that the region owns and no peer can reach: the one to take for what is sent
+/// and received.
 ///
 /// It derefs to its bytes. Pieces of it that carry the region's key come from
-/// [`get_ref`](LocalRegion::get_ref) and [`get_mut`](LocalRegion::get_mut); an element made from one
-/// cannot be wrong.
+/// [`get_ref`](LocalRegion::get_ref) and [`get_mut`](LocalRegion::get_mut); an element made from
+/// one cannot be wrong.
 ///
 /// [`close`](OwnedRegion::close) gives the memory back, which can then be
 /// [registered for peers](crate::SharedRegion::register), and the other way round.
@@ -45,8 +45,8 @@ impl OwnedRegion {
     /// Allocates `length` bytes, zero, on pages of their own, and registers them.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], or the verb's: the hint tells about the limit
-    /// of locked memory.
+    /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], or the verb's: the hint tells about the
+    /// limit of locked memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate(pd: &ProtectionDomain, length: usize) -> Result<Self, Error> {
         Self::register(pd, RegionMemory::allocate(length)?).map_err(|(_, error)| error)
@@ -92,13 +92,14 @@ impl OwnedRegion {
         memory: RegionMemory,
         access: AccessFlags,
     ) -> Result<Self, (RegionMemory, Error)> {
-        // SAFETY: SAFETY.md F8: both callers give no right for peers, so that the rkey is worth nothing.
+        // SAFETY: SAFETY.md F8: both callers give no right for peers, so that the rkey is worth
+        // nothing.
         let mut registration = unsafe { Registration::owning(pd, memory, access) }?;
         // It shows its bytes as a slice, so nobody is to get at them by way of a file; and a
         // descriptor for each region would be many.
         registration.memory_mut().close_file();
-        // SAFETY: SAFETY.md F16: mapped and initialised by its allocation, and the registration's own; no
-        // peer has a right to it, and there is no file by which others might write it.
+        // SAFETY: SAFETY.md F16: mapped and initialised by its allocation, and the registration's
+        // own; no peer has a right to it, and there is no file by which others might write it.
         Ok(unsafe { Self::new(registration) })
     }
 
