@@ -1,12 +1,19 @@
 //! Scatter/gather elements: the pieces of memory that a work request names.
 
+pub(crate) mod inline;
+pub(crate) mod list;
+pub(crate) mod of_region;
+pub(crate) mod piece;
+pub(crate) mod shared;
+pub(crate) mod slice;
+
 use std::fmt;
 use std::marker::PhantomData;
 
 use rdma_sys::ibv_sge;
 use rdma_types::Lkey;
 
-use crate::MemoryRegion;
+use crate::region::unowned::MemoryRegion;
 
 /// A piece of registered memory that a request reads from: data to send or to write.
 ///

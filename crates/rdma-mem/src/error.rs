@@ -1,46 +1,15 @@
 //! What can fail, and what to do about it.
 
-use std::borrow::Cow;
+pub(crate) mod hint;
+pub(crate) mod range;
+pub(crate) mod verb;
 
-use rdma_sys::{Errno, UnknownProvider, Unsupported};
+use rdma_sys::{UnknownProvider, Unsupported};
 use rdma_types::AccessError;
 
-use crate::{Forked, UnknownDevice};
-
-/// A verb that failed: which, with what number, and the usual cause.
-///
-/// ```
-/// use rdma_mem::{Errno, VerbError};
-///
-/// let error = VerbError::new("ibv_alloc_pd", Errno::ENOMEM);
-/// assert_eq!(error.to_string(), "ibv_alloc_pd: Cannot allocate memory (ENOMEM)");
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{verb}: {errno}{}{}", if .hint.is_some() { ": " } else { "" }, .hint.as_deref().unwrap_or(""))]
-#[non_exhaustive]
-pub struct VerbError {
-    /// The function, as C spells it.
-    pub verb: &'static str,
-    /// What it returned, or left in `errno`.
-    pub errno: Errno,
-    /// The usual cause of this number from this verb and what to do, where there is one.
-    pub hint: Option<Cow<'static, str>>,
-}
-
-impl VerbError {
-    /// A failure without a hint.
-    #[must_use]
-    pub const fn new(verb: &'static str, errno: Errno) -> Self {
-        Self { verb, errno, hint: None }
-    }
-
-    /// The same with a hint, or without if it is `None`.
-    #[must_use]
-    pub fn with_hint(mut self, hint: Option<Cow<'static, str>>) -> Self {
-        self.hint = hint;
-        self
-    }
-}
+use crate::device::unknown::UnknownDevice;
+use crate::error::verb::VerbError;
+use crate::object::forked::Forked;
 
 /// Why an operation of this crate failed.
 #[derive(Clone, Debug, thiserror::Error)]

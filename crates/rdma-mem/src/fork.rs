@@ -3,9 +3,10 @@
 
 use std::fmt;
 
-use rdma_sys::{Errno, Process, Verbs, ibv_fork_status, providers};
+use rdma_sys::{Errno, Verbs, ibv_fork_status, providers};
 
-use crate::{Error, VerbError};
+use crate::error::Error;
+use crate::error::verb::VerbError;
 
 /// What [`fork_support`] is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +72,7 @@ impl fmt::Display for ForkStatus {
 ///
 /// This is about the memory of the parent, for programs that fork and for those that start others
 /// (`std::process::Command`). A forked child itself has nothing of it: what it inherits returns
-/// [`Forked`] and frees nothing. It may open devices of its own only after it executed a program.
+/// [`Forked`](crate::Forked) and frees nothing. It may open devices of its own only after it executed a program.
 ///
 /// # Errors
 /// [`Error::Unsupported`] from a libibverbs that cannot be asked (before rdma-core 35);
@@ -122,26 +123,6 @@ fn refused(errno: Errno) -> VerbError {
         _ => None,
     };
     VerbError::new("ibv_fork_init", errno).with_hint(hint)
-}
-
-/// An object of another process: this one was forked from it.
-///
-/// What a device and its provider know is the parent's. The child can neither use it nor release it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "this belongs to process {owner}, which forked this one: a forked child cannot use RDMA objects \
-     of its parent; open the device in a program of its own, started with std::process::Command"
-)]
-#[non_exhaustive]
-pub struct Forked {
-    /// The process that made the object.
-    pub owner: u32,
-}
-
-/// Whether this process made an object, which that one made.
-#[inline]
-pub(crate) fn check(made_by: Process) -> Result<(), Forked> {
-    if made_by.is_current() { Ok(()) } else { Err(Forked { owner: made_by.id() }) }
 }
 
 #[cfg(test)]

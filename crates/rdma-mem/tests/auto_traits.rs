@@ -6,11 +6,11 @@ use rdma_mem::{
     AsyncEvent, AsyncEventSource, AsyncEvents, BindError, BorrowedRegion, Buffer, BufferPool,
     Context, Device, DeviceAttributes, DeviceList, DmabufRegion, Error, EventFile,
     ExtendedAttributes, ForkMode, ForkStatus, Forked, GatherElement, GatherList, GidEntry, Handle,
-    HugePageSize, InlineElement, ListError, MemoryRegion, MemoryWindow, ObjectId, OwnedRegion,
-    Ownership, PoolUsage, PortAttributes, PreparedBind, ProtectionDomain, RangeError, RegionMemory,
-    RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError,
-    ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef, UnknownDevice, VerbError,
-    WindowType,
+    HugePageSize, InlineElement, ListError, LocalRegion, MemoryRegion, MemoryWindow, ObjectId,
+    OwnedRegion, Ownership, PoolUsage, PortAttributes, PreparedBind, ProtectionDomain, RangeError,
+    RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement,
+    ScatterGatherElementError, ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef,
+    UnknownDevice, VerbError, WindowType,
 };
 
 fn send_sync<T: Send + Sync>() {}
@@ -29,6 +29,7 @@ fn objects_are_send_and_sync() {
     send_sync::<DeviceList>();
     send_sync::<EventFile>();
     send_sync::<Handle<rdma_sys::ibv_pd, Context>>();
+    send_sync::<LocalRegion<RegionMemory>>();
     send_sync::<MemoryRegion>();
     send_sync::<MemoryWindow<Arc<SharedRegion>>>();
     send_sync::<MemoryWindow<&MemoryRegion>>();

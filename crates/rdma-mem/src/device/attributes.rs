@@ -1,0 +1,148 @@
+//! What a device is and can.
+
+use std::ffi::c_char;
+
+use rdma_sys::ibv_device_attr;
+use rdma_types::{AtomicCapability, DeviceCapabilities, Guid};
+
+use crate::device::fields::attributes;
+
+// `more` are the flags of the extended attributes: those of the classic ones again, and above.
+attributes! {
+    /// What a device is and can, from [`Context::query_device`](crate::Context::query_device).
+    ///
+    /// Limits are upper bounds: how much there really is depends on what else is in use.
+    #[doc(alias = "ibv_device_attr")]
+    DeviceAttributes(raw: &ibv_device_attr, more: u64) {
+        /// The firmware's version, as the vendor writes it.
+        firmware_version: String => text = string(&raw.fw_ver),
+        /// The GUID of the device.
+        node_guid: Guid => text = Guid::from_be(raw.node_guid),
+        /// The GUID of what the device is a part of: the same for all devices of one card.
+        system_image_guid: Guid => text = Guid::from_be(raw.sys_image_guid),
+        /// The vendor's number.
+        vendor_id: u32 => hex = raw.vendor_id,
+        /// The vendor's number of the model.
+        vendor_part_id: u32 => text = raw.vendor_part_id,
+        /// The hardware's version.
+        hardware_version: u32 => hex = raw.hw_ver,
+        /// The most bytes that one region can have.
+        max_mr_size: u64 => hex = raw.max_mr_size,
+        /// The page sizes that it can have, a bit for each.
+        page_size_capabilities: u64 => hex = raw.page_size_cap,
+        /// The most queue pairs.
+        max_qp: u32 => text = limit(raw.max_qp),
+        /// The most work requests in one queue.
+        max_qp_wr: u32 => text = limit(raw.max_qp_wr),
+        /// The most scatter/gather elements of one work request, reads apart.
+        max_sge: u32 => text = limit(raw.max_sge),
+        /// The most scatter/gather elements of one RDMA read.
+        max_sge_rd: u32 => text = limit(raw.max_sge_rd),
+        /// The most completion queues.
+        max_cq: u32 => text = limit(raw.max_cq),
+        /// The most completions that one queue can hold.
+        max_cqe: u32 => text = limit(raw.max_cqe),
+        /// The most memory regions.
+        max_mr: u32 => text = limit(raw.max_mr),
+        /// The most memory windows; 0 if the device has none.
+        max_mw: u32 => text = limit(raw.max_mw),
+        /// The most protection domains.
+        max_pd: u32 => text = limit(raw.max_pd),
+        /// The most RDMA reads and atomics of peers that one queue pair answers at a time.
+        max_qp_rd_atom: u32 => text = limit(raw.max_qp_rd_atom),
+        /// The most RDMA reads and atomics that one queue pair has in flight.
+        max_qp_init_rd_atom: u32 => text = limit(raw.max_qp_init_rd_atom),
+        /// The most RDMA reads and atomics of peers that the whole device answers at a time.
+        max_res_rd_atom: u32 => text = limit(raw.max_res_rd_atom),
+        /// What its atomic operations are atomic to.
+        atomic_capability: AtomicCapability => text = AtomicCapability::from_raw(raw.atomic_cap.0),
+        /// What it can.
+        capabilities: DeviceCapabilities => text =
+            DeviceCapabilities::from_bits_retain(u64::from(raw.device_cap_flags) | more),
+        /// The most end-to-end contexts of reliable datagrams, which no device has.
+        max_ee: u32 => text = limit(raw.max_ee),
+        /// The most domains of reliable datagrams.
+        max_rdd: u32 => text = limit(raw.max_rdd),
+        /// The most RDMA reads and atomics that one end-to-end context answers at a time.
+        max_ee_rd_atom: u32 => text = limit(raw.max_ee_rd_atom),
+        /// The most RDMA reads and atomics that one end-to-end context has in flight.
+        max_ee_init_rd_atom: u32 => text = limit(raw.max_ee_init_rd_atom),
+        /// The most address handles.
+        max_ah: u32 => text = limit(raw.max_ah),
+        /// The most fast memory regions of the old kind, which no device has any more.
+        max_fmr: u32 => text = limit(raw.max_fmr),
+        /// How often one of those can be mapped.
+        max_map_per_fmr: u32 => text = limit(raw.max_map_per_fmr),
+        /// The most shared receive queues.
+        max_srq: u32 => text = limit(raw.max_srq),
+        /// The most receives in one shared receive queue.
+        max_srq_wr: u32 => text = limit(raw.max_srq_wr),
+        /// The most scatter elements of a receive in a shared receive queue.
+        max_srq_sge: u32 => text = limit(raw.max_srq_sge),
+        /// The most multicast groups.
+        max_mcast_grp: u32 => text = limit(raw.max_mcast_grp),
+        /// The most queue pairs in one multicast group.
+        max_mcast_qp_attach: u32 => text = limit(raw.max_mcast_qp_attach),
+        /// The most queue pairs in all multicast groups together.
+        max_total_mcast_qp_attach: u32 => text = limit(raw.max_total_mcast_qp_attach),
+        /// The most raw IPv6 queue pairs.
+        max_raw_ipv6_qp: u32 => text = limit(raw.max_raw_ipv6_qp),
+        /// The most raw Ethernet queue pairs.
+        max_raw_ethernet_qp: u32 => text = limit(raw.max_raw_ethy_qp),
+        /// The most partition keys.
+        max_pkeys: u16 => text = raw.max_pkeys,
+        /// How long it takes to acknowledge, as the specification encodes it: 4.096 µs times two to the
+        /// power of this.
+        local_ack_delay_code: u8 => text = raw.local_ca_ack_delay,
+        /// How many ports there are. They are numbered from 1.
+        port_count: u8 => text = raw.phys_port_cnt,
+    }
+}
+
+/// C has limits as signed numbers, and no meaning for negative ones.
+fn limit(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or(0)
+}
+
+/// The characters before the first 0.
+fn string(c: &[c_char]) -> String {
+    let bytes = c.iter().map(|c| c.cast_unsigned_byte()).take_while(|&c| c != 0);
+    String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()).into_owned()
+}
+
+/// `c_char` is signed on some machines and unsigned on others.
+trait CastUnsignedByte {
+    fn cast_unsigned_byte(self) -> u8;
+}
+
+impl CastUnsignedByte for i8 {
+    fn cast_unsigned_byte(self) -> u8 {
+        self.cast_unsigned()
+    }
+}
+
+impl CastUnsignedByte for u8 {
+    fn cast_unsigned_byte(self) -> u8 {
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn negative_limits_are_none_and_texts_end_at_zero() {
+        let mut raw = ibv_device_attr { max_qp: -1, max_cq: 7, ..Default::default() };
+        for (place, byte) in raw.fw_ver.iter_mut().zip(*b"1.2\0x") {
+            *place = byte as _;
+        }
+        let attributes = DeviceAttributes::from_raw(&raw, 1 << 34);
+        assert_eq!((attributes.max_qp, attributes.max_cq), (0, 7));
+        assert_eq!(attributes.firmware_version, "1.2");
+        assert_eq!(attributes.capabilities, DeviceCapabilities::RAW_SCATTER_FCS);
+        let fields: Vec<_> = attributes.fields().collect();
+        assert_eq!(fields[0], ("firmware_version", "1.2".to_owned()));
+        assert!(fields.contains(&("capabilities", "RAW_SCATTER_FCS".to_owned())));
+    }
+}

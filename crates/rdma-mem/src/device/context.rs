@@ -1,0 +1,284 @@
+//! An opened device.
+#![allow(unsafe_code)]
+
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use rdma_sys::{
+    Errno, Verbs, ibv_context, ibv_device_attr_ex, ibv_port_attr, ibv_values_ex, ibv_values_mask,
+};
+
+use crate::device::attributes::DeviceAttributes;
+use crate::device::extended_attributes::ExtendedAttributes;
+use crate::device::listed::Device;
+use crate::device::port::PortAttributes;
+use crate::error::Error;
+use crate::error::hint;
+use crate::error::verb::VerbError;
+use crate::object::forked::Forked;
+use crate::object::handle::Handle;
+use crate::object::ownership::Ownership;
+
+/// An opened device, from which everything else is made.
+///
+/// Clones are cheap and name the same context. It is closed when the last clone, and the last object
+/// that was made from it, is dropped.
+///
+/// # Examples
+/// ```
+/// rdma_soft::install();
+/// let context = rdma_mem::open_device("soft0")?;
+/// let device = context.query_device()?;
+/// for number in 1..=device.port_count {
+///     println!("port {number} is {}", context.query_port(number)?.state);
+/// }
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_context")]
+#[derive(Clone, Debug)]
+pub struct Context(Arc<Handle<ibv_context, Device>>);
+
+impl Context {
+    /// Opens a device; as [`Device::open`].
+    ///
+    /// # Errors
+    /// If the provider refuses, with a hint.
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(device: &Device) -> Result<Self, Error> {
+        device.check_process()?;
+        let verbs = device.verbs();
+        // SAFETY: SAFETY.md F2: a listed device of this table, alive by `device`.
+        let raw = unsafe { (verbs.open_device)(device.as_raw()) };
+        let raw = Errno::check_null(raw).map_err(|errno| {
+            VerbError::new("ibv_open_device", errno).with_hint(hint::open(errno))
+        })?;
+        let device = device.clone();
+        // SAFETY: SAFETY.md F2, F9: just opened by this table; it needs the device. What is made from
+        // the context holds a clone of it (F6).
+        let handle = unsafe { Handle::new(raw, verbs.close_device, "ibv_close_device", device) };
+        Ok(Self(Arc::new(handle)))
+    }
+
+    /// Makes one of a context that was opened elsewhere.
+    ///
+    /// Its events are in one queue: who uses [`async_events`](Self::async_events) of it makes its file
+    /// non-blocking for its other users, too.
+    ///
+    /// # Errors
+    /// If the provider refuses to list its devices, or the context's is not there any more
+    /// ([`Error::UnknownDevice`]).
+    ///
+    /// # Safety
+    /// What [`Ownership`] says. The context was opened by `ibv_open_device` of this table, and the table is
+    /// one provider's, as of [`DeviceList::of`](crate::DeviceList::of).
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::{Context, Ownership};
+    ///
+    /// rdma_soft::install();
+    /// let verbs = rdma_soft::verbs();
+    /// # let devices = rdma_mem::list_devices();
+    /// # let device = devices.iter().find(|device| device.name() == "soft0").unwrap().as_raw();
+    /// // SAFETY: a listed device of this table.
+    /// let raw = NonNull::new(unsafe { (verbs.open_device)(device) }).unwrap();
+    /// // SAFETY: just opened, and nobody else has it.
+    /// let context = unsafe { Context::from_raw(raw, verbs, Ownership::Owned) }?;
+    /// assert_eq!(context.device().name(), "soft0");
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_context>,
+        verbs: &'static Verbs,
+        ownership: Ownership,
+    ) -> Result<Self, Error> {
+        // SAFETY: SAFETY.md F1: a live context, whose device does not change.
+        let device = unsafe { (*raw.as_ptr()).device };
+        // SAFETY: SAFETY.md F1, F2: the device of a live context of this table.
+        let needs = unsafe { Device::find(verbs, device) }?;
+        let (close, verb) = (verbs.close_device, "ibv_close_device");
+        // SAFETY: SAFETY.md F2, F6, F9: this function's contract; it needs the device.
+        let handle = unsafe { Handle::from_raw(raw, close, verb, needs, ownership) };
+        Ok(Self(Arc::new(handle)))
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        self.0.needs()
+    }
+
+    /// What the device is and can; see `man ibv_query_device`, and
+    /// [`query_device_extended`](Self::query_device_extended) for the rest.
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    #[doc(alias = "ibv_query_device")]
+    pub fn query_device(&self) -> Result<DeviceAttributes, Error> {
+        let all = self.query_device_raw()?;
+        Ok(DeviceAttributes::from_raw(&all.orig_attr, all.device_cap_flags_ex))
+    }
+
+    /// What else the device can; see `man ibv_query_device_ex`. All of it is 0 with a provider that does
+    /// not tell.
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    ///
+    /// # Examples
+    /// ```
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let attributes = context.query_device_extended()?;
+    /// assert_eq!(attributes.odp.to_string(), "none");
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[doc(alias = "ibv_query_device_ex")]
+    pub fn query_device_extended(&self) -> Result<ExtendedAttributes, Error> {
+        Ok(ExtendedAttributes::from_raw(&self.query_device_raw()?))
+    }
+
+    fn query_device_raw(&self) -> Result<ibv_device_attr_ex, Error> {
+        self.check_process()?;
+        let mut attributes = ibv_device_attr_ex::default();
+        // SAFETY: SAFETY.md F1: a live context of this table, and attributes to write to.
+        let returned = unsafe {
+            rdma_sys::ibv_query_device_ex(
+                self.verbs(),
+                self.as_raw(),
+                ptr::null(),
+                &raw mut attributes,
+            )
+        };
+        check("ibv_query_device_ex", returned)?;
+        Ok(attributes)
+    }
+
+    /// What the device's clock says now, in its ticks: the clock of completion timestamps; see
+    /// `man ibv_query_rt_values_ex`.
+    ///
+    /// # Errors
+    /// If the device has none, or the provider refuses.
+    ///
+    /// # Examples
+    /// ```
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// let before = context.raw_clock()?;
+    /// assert!(before <= context.raw_clock()?);
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[doc(alias = "ibv_query_rt_values_ex")]
+    pub fn raw_clock(&self) -> Result<u64, Error> {
+        self.check_process()?;
+        let mask = ibv_values_mask::IBV_VALUES_MASK_RAW_CLOCK.0;
+        let mut values = ibv_values_ex { comp_mask: mask, ..Default::default() };
+        // SAFETY: SAFETY.md F1: a live context, and values to write to.
+        let returned = unsafe { rdma_sys::ibv_query_rt_values_ex(self.as_raw(), &raw mut values) };
+        // The provider says what it has filled in.
+        let filled = values.comp_mask & mask != 0;
+        let returned = if returned == 0 && !filled { Errno::EOPNOTSUPP.raw() } else { returned };
+        check("ibv_query_rt_values_ex", returned)?;
+        // Providers put all ticks into the second field.
+        let (seconds, ticks) = (values.raw_clock.tv_sec, values.raw_clock.tv_nsec);
+        let whole = seconds.cast_unsigned().wrapping_mul(1_000_000_000);
+        Ok(whole.wrapping_add(ticks.cast_unsigned()))
+    }
+
+    /// What a port is and can; see `man ibv_query_port`. Ports count from 1.
+    ///
+    /// # Errors
+    /// If there is no such port, or the provider refuses.
+    #[doc(alias = "ibv_query_port")]
+    pub fn query_port(&self, port: u8) -> Result<PortAttributes, Error> {
+        self.check_process()?;
+        let mut attributes = ibv_port_attr::default();
+        // SAFETY: SAFETY.md F1: a live context of this table, and attributes to write to.
+        let returned = unsafe {
+            rdma_sys::ibv_query_port(self.verbs(), self.as_raw(), port, &raw mut attributes)
+        };
+        check("ibv_query_port", returned)?;
+        Ok(PortAttributes::from_raw(port, &attributes))
+    }
+
+    /// How many completion vectors there are: which of a device's interrupts a completion queue uses.
+    #[doc(alias = "num_comp_vectors")]
+    #[must_use]
+    pub fn completion_vectors(&self) -> u32 {
+        // SAFETY: SAFETY.md F1, F6: a live context, whose number of vectors does not change.
+        u32::try_from(unsafe { (*self.as_raw()).num_comp_vectors }).unwrap_or(0)
+    }
+
+    /// Closes the device.
+    ///
+    /// # Errors
+    /// With the context: [`Error::StillUsed`] if a clone or something made from it is alive, or what
+    /// the provider says.
+    #[doc(alias = "ibv_close_device")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        Handle::close_last(self.0, "context").map_err(|(handle, error)| (Self(handle), error))
+    }
+
+    /// Whether this process is the one that made it. Who calls verbs on [`as_raw`](Self::as_raw) that are
+    /// not on the data path asks first.
+    ///
+    /// # Errors
+    /// If it is a child that was forked since.
+    #[inline]
+    pub fn check_process(&self) -> Result<(), Forked> {
+        self.0.check_process()
+    }
+
+    /// The functions of the context's provider.
+    #[inline]
+    #[must_use]
+    pub fn verbs(&self) -> &'static Verbs {
+        self.device().verbs()
+    }
+
+    /// The C object, live as long as `self` or a clone.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_context {
+        self.0.as_ptr()
+    }
+
+    /// Whether both are clones of one context.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Device {
+    /// Opens the device; see `man ibv_open_device`.
+    ///
+    /// # Errors
+    /// If the provider refuses: [`Error::Verb`], most often for want of rights to
+    /// `/dev/infiniband`, which the hint then says.
+    ///
+    /// # Examples
+    /// ```
+    /// rdma_soft::install();
+    /// let devices = rdma_mem::list_devices();
+    /// let soft0 = devices.iter().find(|device| device.name() == "soft0").unwrap();
+    /// let context = soft0.open()?;
+    /// assert_eq!(context.device().guid(), soft0.guid());
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(&self) -> Result<Context, Error> {
+        Context::open(self)
+    }
+}
+
+fn check(verb: &'static str, returned: i32) -> Result<(), VerbError> {
+    Errno::check(returned).map_err(|errno| VerbError::new(verb, errno))
+}
+
+/// Takes a pointer that a verb returned, or the error that it left.
+pub(crate) fn check_null<T>(verb: &'static str, returned: *mut T) -> Result<NonNull<T>, VerbError> {
+    Errno::check_null(returned)
+        .map_err(|errno| VerbError::new(verb, errno).with_hint(hint::create(errno)))
+}

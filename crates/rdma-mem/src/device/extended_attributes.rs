@@ -1,0 +1,100 @@
+//! What a device is and can, beyond what the first verbs knew.
+
+use rdma_sys::ibv_device_attr_ex;
+use rdma_types::{OdpCapabilities, OdpOperations, RawPacketCapabilities};
+
+use crate::device::fields::attributes;
+
+attributes! {
+    /// What came after [`DeviceAttributes`](crate::DeviceAttributes), from
+    /// [`Context::query_device_extended`](crate::Context::query_device_extended).
+    ///
+    /// What a device does not have is 0, and so is all of it with a provider that does not tell.
+    #[doc(alias = "ibv_device_attr_ex")]
+    ExtendedAttributes(raw: &ibv_device_attr_ex) {
+        /// What the device can with memory that is not pinned (on-demand paging).
+        odp: OdpCapabilities => text = OdpCapabilities::from_bits_retain(raw.odp_caps.general_caps),
+        /// Which operations of reliable connections can use such memory.
+        odp_rc: OdpOperations => text =
+            OdpOperations::from_bits_retain(raw.odp_caps.per_transport_caps.rc_odp_caps),
+        /// Which operations of unreliable connections can.
+        odp_uc: OdpOperations => text =
+            OdpOperations::from_bits_retain(raw.odp_caps.per_transport_caps.uc_odp_caps),
+        /// Which operations of unreliable datagrams can.
+        odp_ud: OdpOperations => text =
+            OdpOperations::from_bits_retain(raw.odp_caps.per_transport_caps.ud_odp_caps),
+        /// Which operations of extended reliable connections can.
+        odp_xrc: OdpOperations => text = OdpOperations::from_bits_retain(raw.xrc_odp_caps),
+        /// Which bits of a completion's timestamp count; 0 if there are no timestamps.
+        completion_timestamp_mask: u64 => hex = raw.completion_timestamp_mask,
+        /// How fast the clock of these timestamps is, in kHz; 0 if that is not known.
+        core_clock_khz: u64 => text = raw.hca_core_clock,
+        /// What it can with raw packets.
+        raw_packet_capabilities: RawPacketCapabilities => text =
+            RawPacketCapabilities::from_bits_retain(raw.raw_packet_caps),
+        /// The most bytes that it cuts into TCP segments by itself.
+        tso_max_bytes: u32 => text = raw.tso_caps.max_tso,
+        /// For which types of queue pairs, a bit for each `enum ibv_qp_type`.
+        tso_qp_types: u32 => hex = raw.tso_caps.supported_qpts,
+        /// For which types of queue pairs it distributes packets by hashes, a bit for each.
+        rss_qp_types: u32 => hex = raw.rss_caps.supported_qpts,
+        /// The most tables of queues for that.
+        rss_max_tables: u32 => text = raw.rss_caps.max_rwq_indirection_tables,
+        /// The most entries of such a table.
+        rss_max_table_size: u32 => text = raw.rss_caps.max_rwq_indirection_table_size,
+        /// Which fields of a packet can be hashed: the bits of `enum ibv_rx_hash_fields`.
+        rss_hash_fields: u64 => hex = raw.rss_caps.rx_hash_fields_mask,
+        /// By which functions: the bits of `enum ibv_rx_hash_function_flags`.
+        rss_hash_functions: u8 => hex = raw.rss_caps.rx_hash_function,
+        /// The most receive work queues.
+        max_wq_type_rq: u32 => text = raw.max_wq_type_rq,
+        /// The lowest rate that a queue pair can be limited to, in kbit/s.
+        packet_pacing_min_kbps: u32 => text = raw.packet_pacing_caps.qp_rate_limit_min,
+        /// The highest rate that a queue pair can be limited to, in kbit/s; 0 if there is no pacing.
+        packet_pacing_max_kbps: u32 => text = raw.packet_pacing_caps.qp_rate_limit_max,
+        /// For which types of queue pairs, a bit for each.
+        packet_pacing_qp_types: u32 => hex = raw.packet_pacing_caps.supported_qpts,
+        /// The most tags of one queue that matches tags; 0 if there is no matching.
+        tag_matching_max_tags: u32 => text = raw.tm_caps.max_num_tags,
+        /// The largest header of a rendezvous message, in bytes.
+        tag_matching_max_header: u32 => text = raw.tm_caps.max_rndv_hdr_size,
+        /// What it can: the bits of `enum ibv_tm_cap_flags`.
+        tag_matching_flags: u32 => hex = raw.tm_caps.flags,
+        /// The most operations on a list of tags at a time.
+        tag_matching_max_ops: u32 => text = raw.tm_caps.max_ops,
+        /// The most elements of one matched message.
+        tag_matching_max_sge: u32 => text = raw.tm_caps.max_sge,
+        /// After how many completions an event can be asked for at most; 0 if not at all.
+        cq_moderation_max_count: u16 => text = raw.cq_mod_caps.max_cq_count,
+        /// How long an event can be held back for more completions at most, in µs.
+        cq_moderation_max_us: u16 => text = raw.cq_mod_caps.max_cq_period,
+        /// How much memory of its own the device lends, in bytes.
+        max_device_memory: u64 => text = raw.max_dm_size,
+        /// Which sizes of fetch-and-add it can do over PCI: the bits of `enum ibv_pci_atomic_op_size`.
+        pci_fetch_add_sizes: u16 => hex = raw.pci_atomic_caps.fetch_add,
+        /// Which sizes of swap.
+        pci_swap_sizes: u16 => hex = raw.pci_atomic_caps.swap,
+        /// Which sizes of compare-and-swap.
+        pci_compare_swap_sizes: u16 => hex = raw.pci_atomic_caps.compare_swap,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_that_nobody_named_are_kept() {
+        let mut raw = ibv_device_attr_ex::default();
+        raw.odp_caps.general_caps = 1 | 1 << 40;
+        raw.odp_caps.per_transport_caps.ud_odp_caps = 1 << 1 | 1 << 20;
+        raw.tso_caps.max_tso = 1 << 18;
+        let attributes = ExtendedAttributes::from_raw(&raw);
+        assert_eq!(attributes.odp.to_string(), "SUPPORT | 0x10000000000");
+        assert_eq!(attributes.odp_ud.to_string(), "RECV | 0x100000");
+        assert_eq!(attributes.tso_max_bytes, 1 << 18);
+        let fields: Vec<_> = attributes.fields().collect();
+        assert_eq!(fields[0], ("odp", "SUPPORT | 0x10000000000".to_owned()));
+        assert!(fields.contains(&("completion_timestamp_mask", "0x0".to_owned())));
+    }
+}

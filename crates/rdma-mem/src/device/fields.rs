@@ -1,0 +1,45 @@
+//! Attributes that know the names of their fields.
+
+use std::fmt::LowerHex;
+
+/// A struct of attributes, how each of them is shown, and what it is in C: `field: Type => how =
+/// value`. Before the fields is what the values are made of.
+macro_rules! attributes {
+    (
+        $(#[$meta:meta])*
+        $name:ident($($raw:ident: $Raw:ty),+) {
+            $( $(#[$doc:meta])* $field:ident: $type:ty => $show:ident = $value:expr, )+
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct $name {
+            $( $(#[$doc])* pub $field: $type, )+
+        }
+
+        impl $name {
+            pub(crate) fn from_raw($($raw: $Raw),+) -> Self {
+                Self { $( $field: $value, )+ }
+            }
+
+            /// Each field's name, and its value as text, in order: for programs that show them all.
+            pub fn fields(&self) -> impl Iterator<Item = (&'static str, String)> + use<> {
+                [$( (stringify!($field), $crate::device::fields::$show(&self.$field)), )+].into_iter()
+            }
+        }
+    };
+}
+pub(crate) use attributes;
+
+pub(crate) fn text<T: ToString>(value: &T) -> String {
+    value.to_string()
+}
+
+pub(crate) fn hex<T: LowerHex>(value: &T) -> String {
+    format!("{value:#x}")
+}
+
+pub(crate) fn or_unknown<T: ToString>(value: &Option<T>) -> String {
+    value.as_ref().map_or_else(|| "unknown".to_owned(), T::to_string)
+}

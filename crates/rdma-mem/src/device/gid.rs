@@ -1,0 +1,53 @@
+//! One GID of a port.
+#![allow(unsafe_code)]
+
+use rdma_sys::{Errno, ibv_gid};
+use rdma_types::{Gid, GidType};
+
+use crate::device::context::Context;
+use crate::error::Error;
+use crate::error::verb::VerbError;
+
+/// One GID of a port, from [`Context::gid_table`](crate::Context::gid_table).
+#[doc(alias = "ibv_gid_entry")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GidEntry {
+    /// The port's number, from 1.
+    pub port: u8,
+    /// The place in the port's table, from 0: what `ibv_global_route.sgid_index` wants.
+    pub index: u32,
+    /// The GID.
+    pub gid: Gid,
+    /// What kind of packets it is for.
+    pub gid_type: GidType,
+    /// The number of the network interface (`if_nametoindex`) that the GID is an address of. `None`
+    /// on InfiniBand and software ports.
+    pub netdev_index: Option<u32>,
+}
+
+impl Context {
+    /// The GID at a place of a port's table; see `man ibv_query_gid`. An empty place holds
+    /// [`Gid::ZERO`].
+    ///
+    /// # Errors
+    /// If there is no such port or place.
+    #[doc(alias = "ibv_query_gid")]
+    pub fn query_gid(&self, port: u8, index: u32) -> Result<Gid, Error> {
+        self.check_process()?;
+        let verb = "ibv_query_gid";
+        let place = i32::try_from(index).map_err(|_| VerbError::new(verb, Errno::EINVAL))?;
+        let mut gid = ibv_gid::default();
+        // SAFETY: SAFETY.md F1, F2: a live context of this table, and a GID to write to.
+        let returned =
+            unsafe { (self.verbs().query_gid)(self.as_raw(), port, place, &raw mut gid) };
+        Errno::check_minus_one(returned).map_err(|errno| VerbError::new(verb, errno))?;
+        Ok(read(&gid))
+    }
+}
+
+/// The GID that C has there.
+pub(crate) fn read(raw: &ibv_gid) -> Gid {
+    // SAFETY: SAFETY.md F4: both variants of the union are plain bytes of the same size.
+    Gid::from_bytes(unsafe { raw.raw })
+}

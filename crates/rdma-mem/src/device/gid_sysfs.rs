@@ -1,0 +1,70 @@
+//! GID types from sysfs, for a libibverbs that does not tell them (rdma-core before 32).
+
+use std::fs;
+use std::path::Path;
+
+use rdma_types::{GidType, LinkLayer};
+
+use crate::device::context::Context;
+use crate::device::gid::GidEntry;
+use crate::device::port::PortAttributes;
+use crate::error::Error;
+
+const CLASS: &str = "/sys/class/infiniband";
+
+pub(crate) fn query(context: &Context, ports: &[PortAttributes]) -> Result<Vec<GidEntry>, Error> {
+    let device = Path::new(CLASS).join(context.device().name());
+    let mut table = Vec::new();
+    for port in ports {
+        let attributes = device.join(format!("ports/{}/gid_attrs", port.number));
+        for index in 0..port.gid_table_length {
+            let gid = context.query_gid(port.number, index)?;
+            if gid.is_zero() {
+                continue;
+            }
+            let read = |of: &str| fs::read_to_string(attributes.join(format!("{of}/{index}"))).ok();
+            let gid_type = gid_type(read("types").as_deref(), port.link_layer);
+            let netdev_index = read("ndevs").and_then(|name| netdev_index(name.trim()));
+            table.push(GidEntry { port: port.number, index, gid, gid_type, netdev_index });
+        }
+    }
+    Ok(table)
+}
+
+/// The kernel writes "IB/RoCE v1" for both of these, and no file at all on some InfiniBand ports.
+fn gid_type(text: Option<&str>, link: LinkLayer) -> GidType {
+    match text.map(str::trim) {
+        Some("RoCE v2") => GidType::ROCE_V2,
+        _ if link == LinkLayer::ETHERNET => GidType::ROCE_V1,
+        _ => GidType::IB,
+    }
+}
+
+fn netdev_index(name: &str) -> Option<u32> {
+    fs::read_to_string(Path::new("/sys/class/net").join(name).join("ifindex"))
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_words() {
+        let ethernet = LinkLayer::ETHERNET;
+        assert_eq!(gid_type(Some("RoCE v2\n"), ethernet), GidType::ROCE_V2);
+        assert_eq!(gid_type(Some("IB/RoCE v1\n"), ethernet), GidType::ROCE_V1);
+        assert_eq!(gid_type(None, ethernet), GidType::ROCE_V1);
+        assert_eq!(gid_type(Some("IB/RoCE v1\n"), LinkLayer::INFINIBAND), GidType::IB);
+        assert_eq!(gid_type(None, LinkLayer::INFINIBAND), GidType::IB);
+    }
+
+    #[test]
+    fn the_loopback_interface_has_a_number() {
+        assert!(netdev_index("lo").is_none_or(|index| index > 0));
+        assert_eq!(netdev_index("no such interface"), None);
+    }
+}

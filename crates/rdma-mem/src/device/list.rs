@@ -1,0 +1,164 @@
+//! The devices of every provider.
+#![allow(unsafe_code)]
+
+use std::slice;
+
+use rdma_sys::{Verbs, providers};
+
+use crate::device::context::Context;
+use crate::device::listed::Device;
+use crate::device::unknown::{ListError, UnknownDevice};
+use crate::error::Error;
+
+/// Lists the devices of all providers: those of the installed libibverbs, and software devices.
+///
+/// The environment variable `RDMA_PROVIDERS` chooses and orders the providers
+/// ([`rdma_sys::providers`]). A provider that fails does not hide the others; what it said is in
+/// [`DeviceList::errors`].
+///
+/// # Examples
+/// ```
+/// rdma_soft::install();
+/// for device in &rdma_mem::list_devices() {
+///     println!("{} {}", device.name(), device.guid());
+/// }
+/// ```
+#[doc(alias = "ibv_get_device_list")]
+#[must_use]
+pub fn list_devices() -> DeviceList {
+    let mut list = DeviceList { devices: Vec::new(), errors: Vec::new() };
+    match providers() {
+        Ok(providers) => {
+            for provider in providers {
+                match provider.verbs {
+                    // SAFETY: SAFETY.md F2: a table of `providers` is libibverbs' own, or who
+                    // registered it promised this.
+                    Ok(verbs) => unsafe { list.add(verbs) },
+                    Err(error) => list.errors.push(ListError::Load(error)),
+                }
+            }
+        }
+        Err(error) => list.errors.push(ListError::UnknownProvider(error)),
+    }
+    list
+}
+
+/// Opens the first device of this name, in the order of [`list_devices`].
+///
+/// # Errors
+/// [`Error::UnknownDevice`] if there is none, with the names that there are; [`Error::Verb`] if it
+/// cannot be opened.
+///
+/// # Examples
+/// ```
+/// rdma_soft::install();
+/// let context = rdma_mem::open_device("soft0")?;
+/// let error = rdma_mem::open_device("mlx5_7").unwrap_err();
+/// assert!(error.to_string().contains("soft0"));
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_open_device")]
+pub fn open_device(name: impl AsRef<str>) -> Result<Context, Error> {
+    let name = name.as_ref();
+    let list = list_devices();
+    match list.iter().find(|device| device.name() == name) {
+        Some(device) => device.open(),
+        None => Err(Error::UnknownDevice(Box::new(UnknownDevice {
+            name: name.to_owned(),
+            known: list.iter().map(|device| device.name().to_owned()).collect(),
+            errors: list.errors,
+        }))),
+    }
+}
+
+/// Devices, and what went wrong while they were listed. It does not change when devices come or go.
+#[derive(Clone, Debug)]
+pub struct DeviceList {
+    devices: Vec<Device>,
+    errors: Vec<ListError>,
+}
+
+impl DeviceList {
+    /// The devices of one provider, whether it is registered or not.
+    ///
+    /// # Safety
+    /// As of [`rdma_sys::register`]: each function of the table behaves as that of libibverbs which
+    /// it is named after, for the table's own objects (SAFETY.md F2). So it is for the table that
+    /// [`rdma_sys::system`] gives, and for that of the software device.
+    #[must_use]
+    pub unsafe fn of(verbs: &'static Verbs) -> Self {
+        let mut list = Self { devices: Vec::new(), errors: Vec::new() };
+        // SAFETY: SAFETY.md F2: by this function's contract.
+        unsafe { list.add(verbs) };
+        list
+    }
+
+    /// # Safety
+    /// As of [`DeviceList::of`].
+    unsafe fn add(&mut self, verbs: &'static Verbs) {
+        // SAFETY: SAFETY.md F2: by this function's contract.
+        match unsafe { Device::list(verbs) } {
+            Ok(devices) => self.devices.extend(devices),
+            Err(source) => self.errors.push(ListError::Verb { provider: verbs.name, source }),
+        }
+    }
+
+    /// How many devices there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.devices.is_empty()
+    }
+
+    /// The device at this place, from 0.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<&Device> {
+        self.devices.get(index)
+    }
+
+    /// The devices in order.
+    pub fn iter(&self) -> slice::Iter<'_, Device> {
+        self.devices.iter()
+    }
+
+    /// What the providers said that could not list their devices. No libibverbs, for example, is an
+    /// error here and nothing to worry about on a machine without RDMA hardware.
+    #[must_use]
+    pub fn errors(&self) -> &[ListError] {
+        &self.errors
+    }
+}
+
+impl<'a> IntoIterator for &'a DeviceList {
+    type Item = &'a Device;
+    type IntoIter = slice::Iter<'a, Device>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_sys::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_failing_provider_is_an_error_and_not_a_device() {
+        static NONE: Verbs = Verbs::unsupported();
+        // SAFETY: SAFETY.md F2: all functions of this table refuse.
+        let list = unsafe { DeviceList::of(&NONE) };
+        assert!(list.is_empty());
+        let [ListError::Verb { provider: "unsupported", source }] = list.errors() else {
+            panic!("{:?}", list.errors());
+        };
+        assert_eq!((source.verb, source.errno), ("ibv_get_device_list", Errno::ENOSYS));
+        assert!(source.to_string().contains("ib_uverbs"), "{source}");
+    }
+}

@@ -1,0 +1,142 @@
+//! What a port is and can.
+
+use rdma_sys::ibv_port_attr;
+use rdma_types::{Lid, LinkLayer, LinkSpeed, LinkWidth, Mtu, PhysicalState, PortState};
+
+use crate::device::fields::attributes;
+
+/// `IBV_QPF_GRH_REQUIRED`.
+const GRH_REQUIRED: u8 = 1;
+
+attributes! {
+    /// What a port is and can, from [`Context::query_port`](crate::Context::query_port).
+    #[doc(alias = "ibv_port_attr")]
+    PortAttributes(number: u8, raw: &ibv_port_attr) {
+        /// The port's number, from 1.
+        number: u8 => text = number,
+        /// Whether it passes data.
+        state: PortState => text = PortState::from_raw(raw.state.0),
+        /// What it is plugged into.
+        link_layer: LinkLayer => text = LinkLayer::from_raw(raw.link_layer),
+        /// The largest MTU that it could have; `None` for a code that the specification does not have,
+        /// which is in [`max_mtu_code`](Self::max_mtu_code).
+        max_mtu: Option<Mtu> => or_unknown = mtu(raw.max_mtu.0),
+        /// [`max_mtu`](Self::max_mtu) as C has it.
+        max_mtu_code: u32 => text = raw.max_mtu.0,
+        /// The MTU that it has; `None` for an unknown code.
+        active_mtu: Option<Mtu> => or_unknown = mtu(raw.active_mtu.0),
+        /// [`active_mtu`](Self::active_mtu) as C has it.
+        active_mtu_code: u32 => text = raw.active_mtu.0,
+        /// Its local identifier; [`Lid::NONE`] on Ethernet.
+        lid: Lid => text = Lid::new(raw.lid),
+        /// That of the subnet manager.
+        sm_lid: Lid => text = Lid::new(raw.sm_lid),
+        /// How many low bits of the LID the port ignores (LID mask control).
+        lmc: u8 => text = raw.lmc,
+        /// Packets to this port need a global route header, also within the subnet.
+        grh_required: bool => text = raw.flags & GRH_REQUIRED != 0,
+        /// How many places the port's table of GIDs has.
+        gid_table_length: u32 => text = u32::try_from(raw.gid_tbl_len).unwrap_or(0),
+        /// How many places its table of partition keys has.
+        pkey_table_length: u16 => text = raw.pkey_tbl_len,
+        /// The longest message, in bytes.
+        max_message_size: u32 => text = raw.max_msg_sz,
+        /// How many lanes the link has.
+        active_width: LinkWidth => text = LinkWidth::from_raw(raw.active_width),
+        /// How fast each lane is.
+        active_speed: LinkSpeed => text = LinkSpeed::from_raw(match raw.active_speed_ex {
+            0 => raw.active_speed.into(),
+            more => more,
+        }),
+        /// How the physical link is.
+        physical_state: PhysicalState => text = PhysicalState::from_raw(raw.phys_state),
+        /// What it can, as C has it: the bits of `enum ibv_port_cap_flags`.
+        capability_flags: u32 => hex = raw.port_cap_flags,
+        /// More of that: the bits of `enum ibv_port_cap_flags2`.
+        capability_flags2: u16 => hex = raw.port_cap_flags2,
+        /// How many virtual lanes it could have, as C encodes it.
+        max_vl_code: u8 => text = raw.max_vl_num,
+        /// How many packets came with a partition key that the port does not have.
+        bad_pkey_count: u32 => text = raw.bad_pkey_cntr,
+        /// How many packets came with a queue key that a queue pair does not have.
+        qkey_violation_count: u32 => text = raw.qkey_viol_cntr,
+        /// The service level to the subnet manager.
+        sm_service_level: u8 => text = raw.sm_sl,
+        /// How long packets within the subnet take at most, as the specification encodes it.
+        subnet_timeout_code: u8 => text = raw.subnet_timeout,
+        /// What the subnet manager did when it initialised the port, as the specification encodes it.
+        init_type_reply: u8 => text = raw.init_type_reply,
+    }
+}
+
+fn mtu(code: u32) -> Option<Mtu> {
+    u8::try_from(code).ok().and_then(Mtu::from_code)
+}
+
+impl PortAttributes {
+    /// How many virtual lanes for data the port could have; `None` for a code that the specification
+    /// does not have. IBTA vol 1, section 14.2.5.6.
+    #[must_use]
+    pub const fn virtual_lanes(&self) -> Option<u8> {
+        match self.max_vl_code {
+            1 => Some(1),
+            2 => Some(2),
+            3 => Some(4),
+            4 => Some(8),
+            5 => Some(15),
+            _ => None,
+        }
+    }
+
+    /// How much the link carries, in Mbit/s, over all lanes; `None` for unknown codes.
+    #[must_use]
+    pub fn rate_mbps(&self) -> Option<u32> {
+        Some(u32::from(self.active_width.lanes()?) * self.active_speed.lane_mbps()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_sys::{ibv_mtu, ibv_port_state};
+
+    use super::*;
+
+    #[test]
+    fn unknown_codes_are_kept() {
+        let raw = ibv_port_attr {
+            state: ibv_port_state(99),
+            active_mtu: ibv_mtu(6),
+            max_mtu: ibv_mtu(5),
+            link_layer: 77,
+            flags: 0b11,
+            ..Default::default()
+        };
+        let port = PortAttributes::from_raw(2, &raw);
+        assert_eq!((port.number, port.state.raw(), port.link_layer.raw()), (2, 99, 77));
+        assert_eq!((port.active_mtu, port.active_mtu_code), (None, 6));
+        assert_eq!(port.max_mtu, Some(Mtu::MTU4096));
+        assert!(port.grh_required);
+        assert_eq!((port.rate_mbps(), port.virtual_lanes()), (None, None));
+        let fields: Vec<_> = port.fields().collect();
+        assert!(fields.contains(&("active_mtu", "unknown".to_owned())));
+        assert!(fields.contains(&("link_layer", "unknown link layer 77".to_owned())));
+    }
+
+    #[test]
+    fn a_rate_is_lanes_times_speed_also_beyond_eight_bits_of_code() {
+        let of = |active_width, active_speed, active_speed_ex, max_vl_num| {
+            let raw = ibv_port_attr {
+                active_width,
+                active_speed,
+                active_speed_ex,
+                max_vl_num,
+                ..Default::default()
+            };
+            let port = PortAttributes::from_raw(1, &raw);
+            (port.rate_mbps(), port.virtual_lanes())
+        };
+        assert_eq!(of(2, 32, 0, 1), (Some(100_000), Some(1)), "4X EDR");
+        assert_eq!(of(16, 1, 0, 3), (Some(5_000), Some(4)), "2X SDR");
+        assert_eq!(of(1, 128, 256, 5), (Some(200_000), Some(15)), "1X XDR");
+    }
+}

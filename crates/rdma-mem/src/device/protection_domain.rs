@@ -1,0 +1,120 @@
+//! Protection domains.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_sys::{Verbs, ibv_pd};
+
+use crate::device::context::{Context, check_null};
+use crate::error::Error;
+use crate::object::forked::Forked;
+use crate::object::handle::Handle;
+use crate::object::ownership::Ownership;
+
+/// A protection domain (PD): the fence within which queue pairs may use memory regions.
+///
+/// A queue pair reaches only regions of its own domain, for its own requests as for those of its peer.
+/// Clones are cheap and name the same domain; whatever is made from it keeps it alive.
+///
+/// # Examples
+/// ```
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let mut region = pd.allocate_region(4096)?;
+/// region[..5].copy_from_slice(b"hello");
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_pd")]
+#[derive(Clone, Debug)]
+pub struct ProtectionDomain(Arc<Handle<ibv_pd, Context>>);
+
+impl ProtectionDomain {
+    /// Allocates a domain; see `man ibv_alloc_pd`.
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn allocate(context: &Context) -> Result<Self, Error> {
+        context.check_process()?;
+        let verbs = context.verbs();
+        // SAFETY: SAFETY.md F1, F2: a live context of this table.
+        let raw = check_null("ibv_alloc_pd", unsafe { (verbs.alloc_pd)(context.as_raw()) })?;
+        let context = context.clone();
+        // SAFETY: SAFETY.md F2, F9: just allocated by this table; it needs the context. What is made
+        // from the domain holds a clone of it (F6).
+        let handle = unsafe { Handle::new(raw, verbs.dealloc_pd, "ibv_dealloc_pd", context) };
+        Ok(Self(Arc::new(handle)))
+    }
+
+    /// Makes one of a domain that was allocated elsewhere, a parent domain too. [`Ownership`] has an
+    /// example.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says; the domain is of this context.
+    #[must_use]
+    pub unsafe fn from_raw(raw: NonNull<ibv_pd>, context: &Context, ownership: Ownership) -> Self {
+        let (deallocate, verb) = (context.verbs().dealloc_pd, "ibv_dealloc_pd");
+        // SAFETY: SAFETY.md F2, F6, F9: this function's contract; it needs the context.
+        let handle = unsafe { Handle::from_raw(raw, deallocate, verb, context.clone(), ownership) };
+        Self(Arc::new(handle))
+    }
+
+    /// The context that it was made from.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        self.0.needs()
+    }
+
+    /// Deallocates the domain.
+    ///
+    /// # Errors
+    /// With the domain: [`Error::StillUsed`] if a clone or something made from it is alive, or what
+    /// the provider says.
+    #[doc(alias = "ibv_dealloc_pd")]
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        Handle::close_last(self.0, "protection domain")
+            .map_err(|(handle, error)| (Self(handle), error))
+    }
+
+    /// Whether both are clones of one domain.
+    #[inline]
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Whether this process is the one that made it. Who calls verbs on [`as_raw`](Self::as_raw) that are
+    /// not on the data path asks first.
+    ///
+    /// # Errors
+    /// If it is a child that was forked since.
+    pub fn check_process(&self) -> Result<(), Forked> {
+        self.0.check_process()
+    }
+
+    /// The functions of the domain's provider.
+    #[inline]
+    #[must_use]
+    pub fn verbs(&self) -> &'static Verbs {
+        self.context().verbs()
+    }
+
+    /// The C object, live as long as `self` or a clone.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_pd {
+        self.0.as_ptr()
+    }
+}
+
+impl Context {
+    /// Allocates a protection domain; as [`ProtectionDomain::allocate`].
+    ///
+    /// # Errors
+    /// If the provider refuses.
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn allocate_pd(&self) -> Result<ProtectionDomain, Error> {
+        ProtectionDomain::allocate(self)
+    }
+}

@@ -1,0 +1,79 @@
+//! Why a device is not there.
+
+use rdma_sys::{LoadError, UnknownProvider};
+
+use crate::error::verb::VerbError;
+
+/// Why a provider's devices are not in the list.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListError {
+    /// libibverbs is not there.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// `RDMA_PROVIDERS` names a provider that is not there.
+    #[error(transparent)]
+    UnknownProvider(#[from] UnknownProvider),
+    /// The provider is there, but failed.
+    #[error("provider `{provider}`: {source}")]
+    Verb {
+        /// The provider's name.
+        provider: &'static str,
+        /// What it said.
+        source: VerbError,
+    },
+}
+
+/// No device has the name that was asked for.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("there is no RDMA device `{name}`{}", self.explain())]
+#[non_exhaustive]
+pub struct UnknownDevice {
+    /// The name that was asked for.
+    pub name: String,
+    /// The names that exist.
+    pub known: Vec<String>,
+    /// Why there may be more that are not listed.
+    pub errors: Vec<ListError>,
+}
+
+impl UnknownDevice {
+    fn explain(&self) -> String {
+        let mut text = match self.known.as_slice() {
+            [] => ", and no other".to_owned(),
+            known => format!("; there are: {}", known.join(", ")),
+        };
+        if self.name.starts_with("soft") && !self.known.iter().any(|name| name.starts_with("soft"))
+        {
+            text += "; call rdma_soft::install() first for the software devices";
+        }
+        for error in &self.errors {
+            text += &format!("; {error}");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unknown(name: &str, known: &[&str]) -> UnknownDevice {
+        let known = known.iter().copied().map(str::to_owned).collect();
+        UnknownDevice { name: name.to_owned(), known, errors: Vec::new() }
+    }
+
+    #[test]
+    fn the_message_lists_the_names_that_exist() {
+        let text = unknown("mlx5_9", &["mlx5_0", "soft0"]).to_string();
+        assert_eq!(text, "there is no RDMA device `mlx5_9`; there are: mlx5_0, soft0");
+        assert_eq!(unknown("x", &[]).to_string(), "there is no RDMA device `x`, and no other");
+    }
+
+    #[test]
+    fn the_message_hints_at_install_where_it_helps() {
+        assert!(unknown("soft0", &["mlx5_0"]).to_string().contains("rdma_soft::install()"));
+        assert!(!unknown("soft7", &["soft0"]).to_string().contains("install"));
+        assert!(!unknown("mlx5_0", &[]).to_string().contains("install"));
+    }
+}

@@ -1,0 +1,127 @@
+//! Elements of inline data.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use rdma_sys::ibv_sge;
+
+use crate::element::ScatterGatherElementError;
+
+/// Bytes that a request takes along when it is posted: inline data.
+///
+/// The struct of C (`ibv_sge`), as the others. Its address is the pointer itself, which the processor reads
+/// from before the post returns, and it has no key: the memory needs no registration. For the same reason it
+/// is made of a slice alone. The address of a [`GatherElement`](crate::GatherElement) is where a *device*
+/// finds the memory, which is the pointer for some regions and any number for others (the `iova` of a
+/// [`DmabufRegion`](crate::DmabufRegion), 0 of one with
+/// [`ZERO_BASED`](crate::AccessFlags::ZERO_BASED)), so neither becomes the other. Memory that peers may
+/// write ([`SharedRegion`](crate::SharedRegion)) is never a slice: copy out of it what is to be sent.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::InlineElement;
+///
+/// let elements = [InlineElement::new(b"head"), InlineElement::new(&[7; 12])];
+/// assert_eq!(elements.map(|element| element.length()), [4, 12]);
+/// ```
+#[doc(alias = "ibv_sge")]
+#[doc(alias = "IBV_SEND_INLINE")]
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct InlineElement<'a> {
+    sge: ibv_sge,
+    borrow: PhantomData<&'a [u8]>,
+}
+
+impl<'a> InlineElement<'a> {
+    /// The element for `data`.
+    ///
+    /// # Panics
+    /// If `data` is longer than 4 GiB - 1; in every build.
+    #[inline]
+    #[must_use]
+    pub fn new(data: &'a [u8]) -> Self {
+        match length(data.len()) {
+            Ok(length) => Self::of(data, length),
+            Err(error) => refuse(error),
+        }
+    }
+
+    /// The element for `data`.
+    ///
+    /// # Errors
+    /// If `data` is longer than 4 GiB - 1.
+    #[inline]
+    pub fn new_checked(data: &'a [u8]) -> Result<Self, ScatterGatherElementError> {
+        length(data.len()).map(|length| Self::of(data, length))
+    }
+
+    #[inline]
+    fn of(data: &'a [u8], length: u32) -> Self {
+        let addr = data.as_ptr().expose_provenance() as u64;
+        Self { sge: ibv_sge { addr, length, lkey: 0 }, borrow: PhantomData }
+    }
+
+    /// How many bytes it has.
+    #[inline]
+    #[must_use]
+    pub const fn length(&self) -> u32 {
+        self.sge.length
+    }
+
+    /// The C struct.
+    #[inline]
+    #[must_use]
+    pub const fn as_raw(&self) -> &ibv_sge {
+        &self.sge
+    }
+}
+
+/// The length as C has it.
+#[inline]
+fn length(bytes: usize) -> Result<u32, ScatterGatherElementError> {
+    u32::try_from(bytes).map_err(|_| ScatterGatherElementError::SliceTooBig)
+}
+
+#[cold]
+#[inline(never)]
+#[allow(clippy::panic)] // what `new` is documented to do
+fn refuse(error: ScatterGatherElementError) -> ! {
+    panic!("{error}");
+}
+
+impl fmt::Debug for InlineElement<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InlineElement")
+            .field("address", &format_args!("{:#x}", self.sge.addr))
+            .field("length", &self.sge.length)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_the_struct_of_c_with_the_pointer_and_without_a_key() {
+        assert_eq!(size_of::<InlineElement<'_>>(), size_of::<ibv_sge>());
+        assert_eq!(align_of::<InlineElement<'_>>(), align_of::<ibv_sge>());
+        let data = [1, 2, 3];
+        let element = InlineElement::new(&data);
+        let checked = InlineElement::new_checked(&data).unwrap();
+        let addr = data.as_ptr().addr() as u64;
+        for ibv_sge { addr: at, length, lkey } in [element, checked].map(|it| *it.as_raw()) {
+            assert_eq!((at, length, lkey), (addr, 3, 0));
+        }
+        assert!(format!("{element:?}").contains(&format!("{addr:#x}, length: 3")));
+        assert_eq!(InlineElement::new(&[]).length(), 0);
+    }
+
+    #[test]
+    fn what_32_bits_do_not_say_is_refused() {
+        assert_eq!(length(u32::MAX as usize), Ok(u32::MAX));
+        let too_big = Err(ScatterGatherElementError::SliceTooBig);
+        assert_eq!((length(1 << 32), length(usize::MAX)), (too_big, too_big));
+    }
+}

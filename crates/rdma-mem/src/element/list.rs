@@ -1,0 +1,98 @@
+//! Lists of elements that know the domain of each.
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::element::shared::SharedElement;
+use crate::element::slice::{SliceMut, SliceRef};
+use crate::element::{GatherElement, ScatterElement};
+
+/// Registered slices, or ranges of shared regions, that a request reads from, as elements, with their
+/// domains.
+///
+/// An element is the struct of C and cannot say whose it is. A list can, so that a queue pair refuses a
+/// slice of another domain when it is posted, and not by a failed completion later.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::GatherList;
+///
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let region = pd.allocate_region(64)?;
+/// let (header, body) = region.as_slice().split_at(16);
+/// let list = GatherList::from([header, body]);
+/// assert_eq!(list.elements()[1].length(), 48);
+/// assert!(list.domains()[1].is_same(&pd));
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "sg_list")]
+#[derive(Clone, Copy, Debug)]
+pub struct GatherList<'a, const N: usize> {
+    elements: [GatherElement<'a>; N],
+    domains: [&'a ProtectionDomain; N],
+}
+
+/// Registered slices, or ranges of shared regions, that a request writes to, as elements, with their
+/// domains; see [`GatherList`].
+#[doc(alias = "sg_list")]
+#[derive(Debug)]
+pub struct ScatterList<'a, const N: usize> {
+    elements: [ScatterElement<'a>; N],
+    domains: [&'a ProtectionDomain; N],
+}
+
+impl<'a, const N: usize> GatherList<'a, N> {
+    /// The elements, in order.
+    #[inline]
+    #[must_use]
+    pub const fn elements(&self) -> &[GatherElement<'a>] {
+        &self.elements
+    }
+
+    /// The domain of each element.
+    #[inline]
+    #[must_use]
+    pub const fn domains(&self) -> &[&'a ProtectionDomain] {
+        &self.domains
+    }
+}
+
+impl<'a, const N: usize> ScatterList<'a, N> {
+    /// The elements, in order, and the domain of each.
+    #[inline]
+    #[must_use]
+    pub const fn parts(&mut self) -> (&mut [ScatterElement<'a>], &[&'a ProtectionDomain]) {
+        (&mut self.elements, &self.domains)
+    }
+}
+
+impl<'a, const N: usize> From<[SliceRef<'a>; N]> for GatherList<'a, N> {
+    #[inline]
+    fn from(slices: [SliceRef<'a>; N]) -> Self {
+        let domains = slices.map(|slice| slice.pd());
+        Self { elements: slices.map(|slice| slice.gather_element()), domains }
+    }
+}
+
+impl<'a, const N: usize> From<[SliceMut<'a>; N]> for ScatterList<'a, N> {
+    #[inline]
+    fn from(slices: [SliceMut<'a>; N]) -> Self {
+        let domains = slices.each_ref().map(SliceMut::pd);
+        Self { elements: slices.map(SliceMut::into_scatter_element), domains }
+    }
+}
+
+impl<'a, const N: usize> From<[SharedElement<'a>; N]> for GatherList<'a, N> {
+    #[inline]
+    fn from(elements: [SharedElement<'a>; N]) -> Self {
+        let domains = elements.map(|element| element.pd());
+        Self { elements: elements.map(GatherElement::from), domains }
+    }
+}
+
+impl<'a, const N: usize> From<[SharedElement<'a>; N]> for ScatterList<'a, N> {
+    #[inline]
+    fn from(elements: [SharedElement<'a>; N]) -> Self {
+        let domains = elements.map(|element| element.pd());
+        Self { elements: elements.map(ScatterElement::from), domains }
+    }
+}

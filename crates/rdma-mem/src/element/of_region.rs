@@ -1,0 +1,64 @@
+//! The elements of a region over memory of the caller.
+
+use crate::element::{GatherElement, ScatterElement, ScatterGatherElementError};
+use crate::region::unowned::MemoryRegion;
+
+impl MemoryRegion {
+    /// The element for `data`; as [`GatherElement::new`].
+    ///
+    /// # Panics
+    /// If `data` is not within the region, or longer than 4 GiB - 1; in every build.
+    #[inline]
+    #[must_use]
+    pub fn gather_element<'a>(&'a self, data: &'a [u8]) -> GatherElement<'a> {
+        GatherElement::new(self, data)
+    }
+
+    /// The element for `data`; as [`GatherElement::new_checked`].
+    ///
+    /// # Errors
+    /// If `data` is not within the region, or longer than 4 GiB - 1.
+    #[inline]
+    pub fn gather_element_checked<'a>(
+        &'a self,
+        data: &'a [u8],
+    ) -> Result<GatherElement<'a>, ScatterGatherElementError> {
+        GatherElement::new_checked(self, data)
+    }
+
+    /// The element for `data`, wherever it is; as [`GatherElement::new_unchecked`].
+    #[inline]
+    #[must_use]
+    pub fn gather_element_unchecked<'a>(&'a self, data: &'a [u8]) -> GatherElement<'a> {
+        GatherElement::new_unchecked(self, data)
+    }
+
+    /// The element for `data`; as [`ScatterElement::new`].
+    ///
+    /// # Panics
+    /// If `data` is not within the region, or longer than 4 GiB - 1; in every build.
+    #[inline]
+    #[must_use]
+    pub fn scatter_element<'a>(&'a self, data: &'a mut [u8]) -> ScatterElement<'a> {
+        ScatterElement::new(self, data)
+    }
+
+    /// The element for `data`; as [`ScatterElement::new_checked`].
+    ///
+    /// # Errors
+    /// If `data` is not within the region, or longer than 4 GiB - 1.
+    #[inline]
+    pub fn scatter_element_checked<'a>(
+        &'a self,
+        data: &'a mut [u8],
+    ) -> Result<ScatterElement<'a>, ScatterGatherElementError> {
+        ScatterElement::new_checked(self, data)
+    }
+
+    /// The element for `data`, wherever it is; as [`ScatterElement::new_unchecked`].
+    #[inline]
+    #[must_use]
+    pub fn scatter_element_unchecked<'a>(&'a self, data: &'a mut [u8]) -> ScatterElement<'a> {
+        ScatterElement::new_unchecked(self, data)
+    }
+}

@@ -1,0 +1,73 @@
+//! Elements over memory that nobody has for himself.
+
+use std::ops::Range;
+
+use rdma_types::Lkey;
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::element::{GatherElement, ScatterElement};
+use crate::error::range;
+use crate::error::range::RangeError;
+
+/// A range of a [`SharedRegion`](crate::SharedRegion) or a [`DmabufRegion`](crate::DmabufRegion), as
+/// source or destination of requests.
+///
+/// `Copy`, and both at once, because nothing promises that such a region's bytes are exclusive:
+/// there is no reference to them. Several requests may name them at a time, while peers and copies
+/// change them; then some of the bytes are of one and some of another.
+#[derive(Clone, Copy, Debug)]
+pub struct SharedElement<'r> {
+    address: u64,
+    length: u32,
+    lkey: Lkey,
+    /// The region's own: the element lives no longer than it.
+    pd: &'r ProtectionDomain,
+}
+
+impl<'r> SharedElement<'r> {
+    /// The element for a range of a region of `region` bytes, the first of which requests find at
+    /// `iova`.
+    #[inline]
+    pub(crate) fn within(
+        range: Range<usize>,
+        region: usize,
+        iova: u64,
+        lkey: Lkey,
+        pd: &'r ProtectionDomain,
+    ) -> Result<Self, RangeError> {
+        let Range { start, end } = range;
+        let outside = RangeError::OutOfBounds { offset: start, length: 0, region };
+        let length = end.checked_sub(start).ok_or(outside)?;
+        range::check(start, length, region)?;
+        let length = u32::try_from(length).map_err(|_| RangeError::TooLong { length })?;
+        Ok(Self { address: iova.wrapping_add(start as u64), length, lkey, pd })
+    }
+
+    /// The domain of the region that the bytes belong to.
+    #[inline]
+    #[must_use]
+    pub fn pd(&self) -> &'r ProtectionDomain {
+        self.pd
+    }
+
+    /// How many bytes it has.
+    #[inline]
+    #[must_use]
+    pub const fn length(&self) -> u32 {
+        self.length
+    }
+}
+
+impl<'r> From<SharedElement<'r>> for GatherElement<'r> {
+    #[inline]
+    fn from(element: SharedElement<'r>) -> Self {
+        Self::from_parts(element.address, element.length as usize, element.lkey)
+    }
+}
+
+impl<'r> From<SharedElement<'r>> for ScatterElement<'r> {
+    #[inline]
+    fn from(element: SharedElement<'r>) -> Self {
+        Self::from_parts(element.address, element.length as usize, element.lkey)
+    }
+}

@@ -1,0 +1,147 @@
+//! Files that are readable while a provider has events.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use rdma_sys::Errno;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+use crate::error::verb::VerbError;
+
+/// The file of a provider's object that is readable while there are events, and never blocks.
+///
+/// What [`AsyncEvents`](crate::AsyncEvents) and the completion channels of the crate above are made of;
+/// programs have no need for it. It does not own the file.
+#[derive(Debug)]
+pub struct EventFile(BorrowedFd<'static>);
+
+impl EventFile {
+    /// Makes the file of an object non-blocking, so that of several threads which see an event none
+    /// waits for what another one took.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    ///
+    /// # Safety
+    /// The file stays open as long as the `EventFile`.
+    pub unsafe fn new(fd: RawFd) -> Result<Self, VerbError> {
+        // SAFETY: SAFETY.md F15: open by the contract, and lent out for no longer than `self` lives.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) };
+        let failed = |error| VerbError::new("fcntl", from_rustix(error));
+        let flags = fcntl_getfl(file).map_err(failed)?;
+        fcntl_setfl(file, flags | OFlags::NONBLOCK).map_err(failed)?;
+        Ok(Self(file))
+    }
+
+    /// Calls `take` until it returns something, and in between sleeps while the file is not readable.
+    /// `None` after `timeout`; without one it waits as long as it takes.
+    ///
+    /// # Errors
+    /// That of `take`, or of `poll`: if the device went away.
+    pub fn wait<T, E: From<VerbError>>(
+        &self,
+        timeout: Option<Duration>,
+        mut take: impl FnMut() -> Result<Option<T>, E>,
+    ) -> Result<Option<T>, E> {
+        if let Some(event) = take()? {
+            return Ok(Some(event));
+        }
+        // What is too far away to be counted never comes.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        while self.sleep(deadline)? {
+            if let Some(event) = take()? {
+                return Ok(Some(event));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether it was readable before the deadline.
+    fn sleep(&self, deadline: Option<Instant>) -> Result<bool, VerbError> {
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let mut files = [PollFd::from_borrowed_fd(self.0, PollFlags::IN)];
+            match poll(&mut files, left.as_ref()) {
+                Ok(0) => return Ok(false),
+                Ok(_) if files[0].revents().contains(PollFlags::IN) => return Ok(true),
+                Ok(_) => return Err(VerbError::new("poll", Errno::EIO)),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(VerbError::new("poll", from_rustix(error))),
+            }
+        }
+    }
+}
+
+impl AsFd for EventFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0
+    }
+}
+
+fn from_rustix(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
+}
+
+#[cfg(all(test, not(miri)))] // miri has no ppoll
+mod tests {
+    use std::io::{ErrorKind, PipeReader, Read, Write, pipe};
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    fn take(mut reader: &PipeReader) -> Result<Option<u8>, VerbError> {
+        let mut byte = [0];
+        match reader.read(&mut byte) {
+            Ok(_) => Ok(Some(byte[0])),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(_) => Err(VerbError::new("read", Errno::EIO)),
+        }
+    }
+
+    #[test]
+    fn waiting_ends_with_an_event_or_at_the_deadline() {
+        let (reader, mut writer) = pipe().unwrap();
+        // SAFETY: SAFETY.md F15: the reader is dropped after the file.
+        let file = unsafe { EventFile::new(reader.as_raw_fd()) }.unwrap();
+        for short in [Duration::ZERO, Duration::from_millis(3)] {
+            let begin = Instant::now();
+            assert_eq!(file.wait(Some(short), || take(&reader)), Ok(None));
+            assert!(begin.elapsed() >= short);
+        }
+        std::thread::scope(|threads| {
+            let waiter = threads.spawn(|| file.wait(Some(Duration::MAX), || take(&reader)));
+            writer.write_all(&[7]).unwrap();
+            assert_eq!(waiter.join().unwrap(), Ok(Some(7)));
+        });
+    }
+
+    #[test]
+    fn a_file_that_others_read_wakes_nobody_for_nothing() {
+        let (reader, mut writer) = pipe().unwrap();
+        // SAFETY: SAFETY.md F15: the reader is dropped after the file.
+        let file = unsafe { EventFile::new(reader.as_raw_fd()) }.unwrap();
+        std::thread::scope(|threads| {
+            let waiter = || file.wait(None, || take(&reader));
+            let waiters = [threads.spawn(waiter), threads.spawn(waiter)];
+            for n in [1, 2] {
+                writer.write_all(&[n]).unwrap();
+            }
+            let mut taken = waiters.map(|waiter| waiter.join().unwrap().unwrap());
+            taken.sort_unstable();
+            assert_eq!(taken, [Some(1), Some(2)]);
+        });
+    }
+
+    #[test]
+    fn a_device_that_went_away_is_an_error() {
+        let (reader, writer) = pipe().unwrap();
+        // SAFETY: SAFETY.md F15: the reader is dropped after the file.
+        let file = unsafe { EventFile::new(reader.as_raw_fd()) }.unwrap();
+        drop(writer);
+        let gone = file.wait(None, || Ok::<Option<()>, VerbError>(None));
+        assert_eq!(gone, Err(VerbError::new("poll", Errno::EIO)));
+    }
+}

@@ -1,0 +1,234 @@
+//! The handle of one object of a provider, with what must outlive it.
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_sys::{Errno, Process};
+
+use crate::error::Error;
+use crate::error::verb::VerbError;
+use crate::object::forked::{self, Forked};
+use crate::object::ownership::Ownership;
+
+/// One object of a provider (`ibv_pd`, `ibv_qp` …), destroyed when dropped, and `P`, what it needs:
+/// its parents, or its memory.
+///
+/// What the owners in this crate and in those above are made of; programs have no need for it. `P` is
+/// dropped after the object was destroyed (SAFETY.md F6). If that fails, `Drop` makes one `tracing`
+/// event, and object and `P` stay for ever: the device may still use them. To see the error instead,
+/// there is [`close`](Self::close).
+///
+/// In a forked child nothing is destroyed, nor is `P` dropped. Of an object that is
+/// [borrowed](Self::from_raw) only `P` is dropped.
+pub struct Handle<T, P> {
+    raw: NonNull<T>,
+    destroy: Destroy<T>,
+    verb: &'static str,
+    process: Process,
+    needs: ManuallyDrop<P>,
+}
+
+type Destroy<T> = unsafe extern "C" fn(*mut T) -> c_int;
+
+// SAFETY: SAFETY.md F9: the contract of `new` has an object that any thread may use and destroy.
+unsafe impl<T, P: Send> Send for Handle<T, P> {}
+// SAFETY: SAFETY.md F9: through `&Handle` one gets a pointer, and to use that is `unsafe`.
+unsafe impl<T, P: Sync> Sync for Handle<T, P> {}
+
+impl<T, P> Handle<T, P> {
+    /// Takes over the object at `raw`, which `destroy`, called `verb` in messages, destroys.
+    ///
+    /// # Safety
+    /// `raw` is live; `destroy` is its provider's function for it, which returns an error number;
+    /// nobody else calls that. Any thread may use and destroy the object. What the object needs to be
+    /// alive is kept so by `needs`; and when the handle is dropped or closed, nobody uses the object
+    /// any more.
+    #[must_use]
+    pub unsafe fn new(raw: NonNull<T>, destroy: Destroy<T>, verb: &'static str, needs: P) -> Self {
+        let process = Process::current();
+        Self { raw, destroy, verb, process, needs: ManuallyDrop::new(needs) }
+    }
+
+    /// As [`new`](Self::new), of an object that came from elsewhere: `destroy` is called if it is owned, and
+    /// nothing if it is borrowed.
+    ///
+    /// # Safety
+    /// As of [`new`](Self::new). If the object is borrowed, others destroy it, and not before the handle was
+    /// dropped or closed.
+    #[must_use]
+    pub unsafe fn from_raw(
+        raw: NonNull<T>,
+        destroy: Destroy<T>,
+        verb: &'static str,
+        needs: P,
+        ownership: Ownership,
+    ) -> Self {
+        let destroy = match ownership {
+            Ownership::Owned => destroy,
+            Ownership::Borrowed => leave,
+        };
+        // SAFETY: SAFETY.md F1: the same contract.
+        unsafe { Self::new(raw, destroy, verb, needs) }
+    }
+
+    /// Whether this process is the one that made the object. What is not on the data path asks first.
+    ///
+    /// # Errors
+    /// If it is a child that was forked since.
+    #[inline]
+    pub fn check_process(&self) -> Result<(), Forked> {
+        forked::check(self.process)
+    }
+
+    /// The object. It is live as long as the handle.
+    #[inline]
+    #[must_use]
+    pub const fn as_ptr(&self) -> *mut T {
+        self.raw.as_ptr()
+    }
+
+    /// What the object needs.
+    #[inline]
+    #[must_use]
+    pub fn needs(&self) -> &P {
+        &self.needs
+    }
+
+    /// What the object needs, to be exchanged for what serves it as well.
+    #[inline]
+    pub(crate) fn needs_mut(&mut self) -> &mut P {
+        &mut self.needs
+    }
+
+    /// Destroys the object, and gives back what it needed.
+    ///
+    /// # Errors
+    /// With the handle, whose object is as it was: [`Error::Verb`] if the provider refuses,
+    /// [`Error::Forked`].
+    #[allow(clippy::result_large_err)] // it is the handle itself
+    pub fn close(self) -> Result<P, (Self, Error)> {
+        if let Err(forked) = self.check_process() {
+            return Err((self, forked.into()));
+        }
+        let mut this = ManuallyDrop::new(self);
+        match this.destroy() {
+            // SAFETY: SAFETY.md F6: the object is destroyed, and `this` is not used or dropped after
+            // this.
+            Ok(()) => Ok(unsafe { ManuallyDrop::take(&mut this.needs) }),
+            Err(error) => Err((ManuallyDrop::into_inner(this), error.into())),
+        }
+    }
+
+    /// As [`close`](Self::close), of an object that has clones: this has to be the last one, and nothing
+    /// that was made from the object may be alive.
+    pub(crate) fn close_last(
+        this: Arc<Self>,
+        what: &'static str,
+    ) -> Result<(), (Arc<Self>, Error)> {
+        match Arc::try_unwrap(this) {
+            Ok(handle) => {
+                handle.close().map(drop).map_err(|(handle, error)| (handle.into(), error))
+            }
+            Err(shared) => Err((shared, Error::StillUsed { what })),
+        }
+    }
+
+    fn destroy(&self) -> Result<(), VerbError> {
+        // SAFETY: SAFETY.md F1, F2: live and of this provider by the contract of `new`; the two
+        // callers have the handle by value or in `Drop`, so it happens once.
+        let returned = unsafe { (self.destroy)(self.raw.as_ptr()) };
+        Errno::check(returned).map_err(|errno| VerbError::new(self.verb, errno))
+    }
+}
+
+/// What is called in place of the verb that destroys a borrowed object.
+unsafe extern "C" fn leave<T>(_: *mut T) -> c_int {
+    0
+}
+
+impl<T, P> Drop for Handle<T, P> {
+    fn drop(&mut self) {
+        if self.check_process().is_err() {
+            return;
+        }
+        match self.destroy() {
+            // SAFETY: SAFETY.md F6, F8: the object is destroyed, and the field is not used again.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.needs) },
+            Err(error) => tracing::error!(
+                %error,
+                object = ?self.raw,
+                "an RDMA object could not be destroyed: it is leaked, with what it needs"
+            ),
+        }
+    }
+}
+
+impl<T, P: fmt::Debug> fmt::Debug for Handle<T, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").field("raw", &self.raw).field("needs", &*self.needs).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+    use std::sync::atomic::{AtomicI32, Ordering};
+
+    use super::*;
+
+    /// An object whose destruction fails as often as its number says, then succeeds.
+    unsafe extern "C" fn destroy(object: *mut AtomicI32) -> c_int {
+        // SAFETY: SAFETY.md F1: the tests pass a live object.
+        let object = unsafe { &*object };
+        if object.fetch_sub(1, Ordering::Relaxed) > 0 { Errno::EBUSY.raw() } else { 0 }
+    }
+
+    fn handle(object: &AtomicI32, needs: &Rc<()>) -> Handle<AtomicI32, Rc<()>> {
+        // SAFETY: SAFETY.md F1: the object outlives the handle, and is used through atomics only.
+        unsafe { Handle::new(NonNull::from(object), destroy, "destroy", Rc::clone(needs)) }
+    }
+
+    #[test]
+    fn a_refused_close_gives_the_handle_back() {
+        let (object, needs) = (AtomicI32::new(1), Rc::new(()));
+        let (back, error) = handle(&object, &needs).close().unwrap_err();
+        let Error::Verb(error) = error else { panic!("{error}") };
+        assert_eq!(error, VerbError::new("destroy", Errno::EBUSY));
+        assert_eq!(Rc::strong_count(back.needs()), 2);
+        drop(back.close().unwrap());
+        assert_eq!(Rc::strong_count(&needs), 1);
+        assert_eq!(object.into_inner(), -1, "two calls, and none by Drop");
+    }
+
+    #[test]
+    fn what_is_borrowed_is_left_alone_and_needs_nothing_any_more() {
+        for (ownership, calls) in [(Ownership::Owned, 1), (Ownership::Borrowed, 0)] {
+            let (object, needs) = (AtomicI32::new(0), Rc::new(()));
+            let handle = || {
+                let (raw, needs) = (NonNull::from(&object), Rc::clone(&needs));
+                // SAFETY: SAFETY.md F1: the object outlives the handle, and is used through atomics only.
+                unsafe { Handle::from_raw(raw, destroy, "destroy", needs, ownership) }
+            };
+            drop(handle());
+            assert_eq!((object.load(Ordering::Relaxed), Rc::strong_count(&needs)), (-calls, 1));
+            drop(handle().close().unwrap());
+            assert_eq!((object.load(Ordering::Relaxed), Rc::strong_count(&needs)), (-2 * calls, 1));
+        }
+    }
+
+    #[test]
+    fn drop_destroys_once_and_keeps_what_a_living_object_needs() {
+        for failures in [0, 1] {
+            let (object, needs) = (AtomicI32::new(failures), Rc::new(()));
+            drop(handle(&object, &needs));
+            assert_eq!(object.into_inner(), failures - 1);
+            assert_eq!(Rc::strong_count(&needs), if failures == 0 { 1 } else { 2 });
+            // SAFETY: SAFETY.md F1: the count of the `Rc` that the handle leaked.
+            (failures == 1).then(|| unsafe { Rc::decrement_strong_count(Rc::as_ptr(&needs)) });
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Memory regions: each is a [`Registration`](registration::Registration) and what keeps its memory.
+
+pub(crate) mod borrowed;
+pub(crate) mod copy;
+pub(crate) mod dmabuf;
+pub(crate) mod hint;
+pub(crate) mod local;
+pub(crate) mod mapping;
+pub(crate) mod memory;
+pub(crate) mod of_domain;
+pub(crate) mod owned;
+pub(crate) mod pool;
+pub(crate) mod registration;
+pub(crate) mod shared;
+pub(crate) mod unowned;

@@ -1,0 +1,79 @@
+//! Regions over borrowed memory, for this machine alone.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use rdma_types::AccessFlags;
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::error::Error;
+use crate::region::local::LocalRegion;
+use crate::region::registration::Registration;
+
+/// Registered memory that the region borrows, exclusively: for bytes that live elsewhere and cannot
+/// move to an [`OwnedRegion`](crate::OwnedRegion).
+///
+/// It derefs to the bytes. Pieces of it that carry the region's key come from
+/// [`as_slice_mut`](LocalRegion::as_slice_mut), [`split_at`](LocalRegion::split_at) and
+/// [`get_mut`](LocalRegion::get_mut); an element made from one cannot be wrong.
+///
+/// No peer can reach it, and there is no `remote()`: a region that is forgotten
+/// (`std::mem::forget`) ends its borrow and stays registered, so that a peer with the key would
+/// write to memory that somebody else has by then.
+///
+/// # Examples
+/// ```
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let mut memory = vec![0; 64];
+/// let mut region = pd.register_borrowed(&mut memory)?;
+/// let (mut header, body) = region.split_at(16);
+/// header.fill(1);
+/// assert_eq!((header.gather_element().length(), body.gather_element().length()), (16, 48));
+/// drop(region);
+/// assert_eq!(memory[15..17], [1, 0]);
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_mr")]
+pub type BorrowedRegion<'a> = LocalRegion<PhantomData<&'a mut [u8]>>;
+
+impl<'a> BorrowedRegion<'a> {
+    /// Registers a slice for local access: for what is sent from here, and for what arrives in
+    /// receives and answers to reads.
+    ///
+    /// # Errors
+    /// [`Error::EmptyRegion`], or the verb's: the hint tells about the limit of locked memory.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register(pd: &ProtectionDomain, memory: &'a mut [u8]) -> Result<Self, Error> {
+        let (length, base) = (memory.len(), NonNull::from(memory).cast());
+        let access = AccessFlags::new().with_local_write();
+        // SAFETY: SAFETY.md F8: borrowed until the region is dropped, which deregisters it first.
+        // That the memory stays mapped as long as it is registered is not kept where the region is
+        // forgotten, or cannot be deregistered. Nothing depends on it then: no element can be made
+        // any more, and whoever posted one sees to its bytes until its request is over. The rkey is
+        // worth nothing to a peer, who has no right here.
+        let registration = unsafe { Registration::new(pd, base, length, access, PhantomData) };
+        let registration = registration.map_err(|(_, error)| error)?;
+        // SAFETY: SAFETY.md F16: a slice, so mapped and initialised, that is exclusively borrowed
+        // as long as the region lives; no peer has a right to it.
+        Ok(unsafe { Self::new(registration) })
+    }
+
+    /// Deregisters, which ends the borrow.
+    ///
+    /// # Errors
+    /// What the provider says, with the region, which is still registered.
+    #[doc(alias = "ibv_dereg_mr")]
+    #[allow(clippy::result_large_err)] // it is the region itself
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        self.deregister().map(|PhantomData| ())
+    }
+}
+
+impl fmt::Debug for BorrowedRegion<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("BorrowedRegion").field(self.registration()).finish()
+    }
+}

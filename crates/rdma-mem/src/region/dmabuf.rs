@@ -1,0 +1,308 @@
+//! Regions of memory that comes as a dma-buf.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use rdma_sys::{Errno, ibv_mr};
+use rdma_types::{AccessFlags, Lkey, Rkey};
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::element::shared::SharedElement;
+use crate::error::Error;
+use crate::error::range::RangeError;
+use crate::error::verb::VerbError;
+use crate::object::handle::Handle;
+use crate::object::ownership::Ownership;
+use crate::region::hint;
+use crate::remote::RemoteMemoryRegion;
+
+/// Registered memory that comes as a file descriptor: a dma-buf, the kernel's way to hand on memory that
+/// need not be the processor's, such as a GPU's.
+///
+/// Nothing of it is mapped into the process, so there is no view of the bytes; requests name
+/// [ranges](Self::element). The region keeps the memory by itself: the descriptor may be closed when it
+/// is registered.
+///
+/// Requests and peers count from `iova`, which is chosen freely but for one thing: within a page it is
+/// where `offset` is.
+///
+/// The software device takes dma-bufs that can be mapped, and sealed files in memory
+/// ([`RegionMemory::memfd`](crate::RegionMemory::memfd)) in their place.
+///
+/// # Examples
+/// ```
+/// use std::os::fd::AsFd;
+/// use rdma_mem::GatherElement;
+///
+/// # use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+/// # let file = memfd_create("example", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+/// # ftruncate(&file, 8192).unwrap();
+/// # fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// // Two pages of a file, which requests find from address 0 on.
+/// let region = pd.register_local_dmabuf_mr(file.as_fd(), 0, 8192, 0)?;
+/// drop(file);
+/// let element = GatherElement::from(region.element(4096..8192).unwrap());
+/// assert_eq!((element.length(), region.iova()), (4096, 0));
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_mr")]
+pub struct DmabufRegion {
+    handle: Handle<ibv_mr, ProtectionDomain>,
+    iova: u64,
+    length: usize,
+    lkey: Lkey,
+    rkey: Rkey,
+}
+
+impl DmabufRegion {
+    /// Registers `length` bytes at `offset` of a dma-buf for local access: for what is sent from here,
+    /// and for what arrives in receives and answers to reads. No peer can reach it. See
+    /// `man ibv_reg_dmabuf_mr`.
+    ///
+    /// Safe, although the memory may be mapped somewhere and seen as a slice: whoever made that slice
+    /// promised that nobody changes the file below it, which everybody with a descriptor can. This
+    /// machine's requests change it as `write(2)` does.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] from a libibverbs before rdma-core 34; [`Error::EmptyRegion`];
+    /// [`Error::PageOffset`] if `offset` and `iova` are not at the same place within a page; or the
+    /// verb's, with a hint: `EOPNOTSUPP` if the device's driver has no dma-bufs, `EINVAL` if the range is
+    /// not within the file or the file is no dma-buf.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub fn register_local_dmabuf_mr(
+        pd: &ProtectionDomain,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        iova: u64,
+    ) -> Result<Self, Error> {
+        let access = AccessFlags::new().with_local_write();
+        // SAFETY: SAFETY.md F8: the access lets peers neither write nor read it.
+        unsafe { Self::register_dmabuf_mr_with_access(pd, fd, offset, length, iova, access) }
+    }
+
+    /// Registers memory of a dma-buf that peers may read and write.
+    ///
+    /// # Errors
+    /// As [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
+    ///
+    /// # Safety
+    /// As [`register_dmabuf_mr_with_access`](Self::register_dmabuf_mr_with_access).
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub unsafe fn register_shared_dmabuf_mr(
+        pd: &ProtectionDomain,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        iova: u64,
+    ) -> Result<Self, Error> {
+        let access = AccessFlags::new().with_local_write().with_remote_read().with_remote_write();
+        // SAFETY: SAFETY.md F8: the same contract.
+        unsafe { Self::register_dmabuf_mr_with_access(pd, fd, offset, length, iova, access) }
+    }
+
+    /// Registers memory of a dma-buf with any access that dma-bufs can have: local write, remote read,
+    /// write and atomics, relaxed ordering.
+    ///
+    /// # Errors
+    /// As [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr); [`Error::Access`] for flags that
+    /// the verbs forbid.
+    ///
+    /// # Safety
+    /// Where `access` lets peers write the memory, nobody in this process or another has a reference to
+    /// it while they may, by whatever mapping of the file, and only atomic or volatile access; where it
+    /// lets them read it, no `&mut`. What requests of this machine do to the file is as of
+    /// [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub unsafe fn register_dmabuf_mr_with_access(
+        pd: &ProtectionDomain,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        access: AccessFlags,
+    ) -> Result<Self, Error> {
+        check(offset, length, iova, access)?;
+        pd.check_process()?;
+        let register = pd.verbs().reg_dmabuf_mr()?;
+        let flags = access.bits().cast_signed();
+        // SAFETY: SAFETY.md F1, F2: a live domain of this table and an open file. The memory is the
+        // file's, which the provider keeps (man ibv_reg_dmabuf_mr).
+        let raw = unsafe { register(pd.as_raw(), offset, length, iova, fd.as_raw_fd(), flags) };
+        let raw = Errno::check_null(raw).map_err(|errno| {
+            let hint = hint::register_dmabuf(pd.context(), errno, length);
+            VerbError::new("ibv_reg_dmabuf_mr", errno).with_hint(hint)
+        })?;
+        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, in this domain, of this length and
+        // counted from `iova`, so that nobody else has it; of the memory, this function's contract.
+        Ok(unsafe { Self::of(raw, pd, length, iova, Ownership::Owned) })
+    }
+
+    /// Makes one of a region that was registered elsewhere, by `ibv_reg_dmabuf_mr`. Length and keys are in
+    /// it; from where requests count is not, and is asked for.
+    ///
+    /// A region of other memory can be had as one, too, where elements by range are enough: one that was
+    /// registered by `ibv_reg_mr_iova`, for example.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says. The region is of this domain, and requests count from `iova` in it.
+    /// Of the memory, what [`register_dmabuf_mr_with_access`](Self::register_dmabuf_mr_with_access)
+    /// asks for. If it is not a dma-buf's, it stays mapped as long as it is registered, and from
+    /// now on until the value and all requests that name an element of it are gone, there is no
+    /// reference to it: `rdma-channel` posts elements in safe code.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::{AccessFlags, DmabufRegion, GatherElement, Ownership};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let mut memory = [0_u64; 8];
+    /// let access = AccessFlags::new().with_local_write().bits().cast_signed();
+    /// let (start, length, iova) = (memory.as_mut_ptr().cast(), 64, 4096);
+    /// let register = pd.verbs().reg_mr_iova()?;
+    /// // SAFETY: a live domain of this table, and memory that outlives the region.
+    /// let raw = unsafe { register(pd.as_raw(), start, length, iova, access) };
+    /// let raw = NonNull::new(raw).unwrap();
+    /// // SAFETY: just registered like this, and nobody else deregisters it.
+    /// let region = unsafe { DmabufRegion::from_raw(raw, &pd, iova, Ownership::Owned) };
+    /// let element = GatherElement::from(region.element(8..16).unwrap());
+    /// assert_eq!((region.iova(), element.length()), (4096, 8));
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[must_use]
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_mr>,
+        pd: &ProtectionDomain,
+        iova: u64,
+        ownership: Ownership,
+    ) -> Self {
+        // SAFETY: SAFETY.md F1: a live region, whose length does not change.
+        let length = unsafe { (*raw.as_ptr()).length };
+        // SAFETY: SAFETY.md F2, F6, F8, F9: this function's contract.
+        unsafe { Self::of(raw, pd, length, iova, ownership) }
+    }
+
+    /// # Safety
+    /// As of [`from_raw`](Self::from_raw), of so many bytes.
+    unsafe fn of(
+        raw: NonNull<ibv_mr>,
+        pd: &ProtectionDomain,
+        length: usize,
+        iova: u64,
+        ownership: Ownership,
+    ) -> Self {
+        let (deregister, verb) = (pd.verbs().dereg_mr, "ibv_dereg_mr");
+        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs the domain. What uses it here borrows
+        // it, and that requests which name its memory are over is the contract of posting them.
+        let handle = unsafe { Handle::from_raw(raw, deregister, verb, pd.clone(), ownership) };
+        // SAFETY: SAFETY.md F1: a live region, whose keys do not change.
+        let mr = unsafe { raw.read() };
+        Self { handle, iova, length, lkey: Lkey::new(mr.lkey), rkey: Rkey::new(mr.rkey) }
+    }
+
+    /// Where requests and peers find its first byte.
+    #[inline]
+    #[must_use]
+    pub fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    /// How long it is, in bytes.
+    #[inline]
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)] // no region is empty
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// The element for a range, to send or write from as well as to receive or read into.
+    ///
+    /// # Errors
+    /// If the range is not within the region, or longer than 4 GiB - 1.
+    #[inline]
+    pub fn element(&self, range: Range<usize>) -> Result<SharedElement<'_>, RangeError> {
+        SharedElement::within(range, self.length, self.iova, self.lkey, self.pd())
+    }
+
+    /// The region as a peer names it, for sending to that peer.
+    #[must_use]
+    pub fn remote(&self) -> RemoteMemoryRegion {
+        RemoteMemoryRegion::new(self.iova, self.length, self.rkey)
+    }
+
+    /// The key for this machine's own requests.
+    #[inline]
+    #[must_use]
+    pub fn lkey(&self) -> Lkey {
+        self.lkey
+    }
+
+    /// The key for peers; good for nothing if the region has no remote access.
+    #[inline]
+    #[must_use]
+    pub fn rkey(&self) -> Rkey {
+        self.rkey
+    }
+
+    /// The domain that it was registered in.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.handle.needs()
+    }
+
+    /// Deregisters, and lets go of the dma-buf.
+    ///
+    /// # Errors
+    /// What the provider says, with the region, which is still registered.
+    #[doc(alias = "ibv_dereg_mr")]
+    #[allow(clippy::result_large_err)] // it is the region itself
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        let Self { handle, iova, length, lkey, rkey } = self;
+        match handle.close() {
+            Ok(_) => Ok(()),
+            Err((handle, error)) => Err((Self { handle, iova, length, lkey, rkey }, error)),
+        }
+    }
+
+    /// The C object, live as long as `self`.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_mr {
+        self.handle.as_ptr()
+    }
+}
+
+/// What is wrong with every device.
+fn check(offset: u64, length: usize, iova: u64, access: AccessFlags) -> Result<(), Error> {
+    if length == 0 {
+        return Err(Error::EmptyRegion);
+    }
+    access.check()?;
+    let page = rustix::param::page_size() as u64;
+    if !(offset ^ iova).is_multiple_of(page) {
+        return Err(Error::PageOffset { offset, iova, page });
+    }
+    if iova.checked_add(length as u64).is_none() || offset.checked_add(length as u64).is_none() {
+        let error = VerbError::new("ibv_reg_dmabuf_mr", Errno::EINVAL);
+        return Err(error.with_hint(Some("the range goes beyond 64 bits".into())).into());
+    }
+    Ok(())
+}
+
+impl fmt::Debug for DmabufRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmabufRegion")
+            .field("iova", &format_args!("{:#x}", self.iova))
+            .field("length", &self.length)
+            .field("lkey", &self.lkey)
+            .field("rkey", &self.rkey)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,142 @@
+//! Regions that no peer reaches, whose bytes are shown as slices.
+#![allow(unsafe_code)]
+
+use std::ops::{Deref, DerefMut};
+
+use rdma_sys::ibv_mr;
+use rdma_types::Lkey;
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::element::piece::Piece;
+use crate::element::slice::{SliceMut, SliceRef};
+use crate::error::{Error, range};
+use crate::region::registration::Registration;
+
+/// Registered memory that no peer can reach, and what keeps that memory, `M`: what is common to an
+/// [`OwnedRegion`](crate::OwnedRegion) and a [`BorrowedRegion`](crate::BorrowedRegion), which are
+/// the only two.
+///
+/// It derefs to its bytes. Pieces of it that carry the region's key come from
+/// [`as_slice_mut`](Self::as_slice_mut), [`split_at`](Self::split_at), [`get_ref`](Self::get_ref)
+/// and [`get_mut`](Self::get_mut); an element made from one cannot be wrong.
+#[doc(alias = "ibv_mr")]
+pub struct LocalRegion<M>(Registration<M>);
+
+impl<M> LocalRegion<M> {
+    /// # Safety
+    /// As long as the value lives, its memory is mapped and initialised, and no peer has a right to
+    /// it by this registration. Nobody else reaches the memory meanwhile, but a device for requests
+    /// of this machine, whose posters promised that nobody uses it then, and peers by a memory
+    /// window that has the value.
+    pub(crate) unsafe fn new(registration: Registration<M>) -> Self {
+        Self(registration)
+    }
+
+    pub(crate) fn registration(&self) -> &Registration<M> {
+        &self.0
+    }
+
+    #[inline]
+    fn whole(&self) -> Piece<'_> {
+        // SAFETY: SAFETY.md F16: all of the region, which is mapped as long as the value lives, by
+        // the contract of `new`.
+        unsafe { self.0.piece(0, self.0.length()) }
+    }
+
+    /// Deregisters, and gives back what kept the memory.
+    #[allow(clippy::result_large_err)] // it is the region itself
+    pub(crate) fn deregister(self) -> Result<M, (Self, Error)> {
+        self.0.close().map_err(|(registration, error)| (Self(registration), error))
+    }
+
+    /// `length` bytes at `offset`, to send or write from; `None` if they are not within the region.
+    #[inline]
+    #[must_use]
+    pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
+        range::check(offset, length, self.0.length()).ok()?;
+        // SAFETY: SAFETY.md F16: checked, and mapped as long as the value lives, by the contract of
+        // `new`.
+        let piece = unsafe { self.0.piece(offset, length) };
+        // SAFETY: SAFETY.md F16: initialised, by the contract of `new`, and borrowed by `&self`: a
+        // window that lends it has it by value, and a device writes it only for requests of this
+        // machine whose poster promised that nobody uses it meanwhile.
+        Some(unsafe { SliceRef::new(piece) })
+    }
+
+    /// `length` bytes at `offset`, exclusively: also to receive or read into. `None` if they are
+    /// not within the region.
+    #[inline]
+    #[must_use]
+    pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
+        range::check(offset, length, self.0.length()).ok()?;
+        // SAFETY: SAFETY.md F16: checked, and mapped as long as the value lives, by the contract of
+        // `new`.
+        let piece = unsafe { self.0.piece(offset, length) };
+        // SAFETY: SAFETY.md F16: as in `get_ref`, and borrowed by `&mut self`.
+        Some(unsafe { SliceMut::new(piece) })
+    }
+
+    /// The whole region, to send or write from.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> SliceRef<'_> {
+        // SAFETY: SAFETY.md F16: as in `get_ref`.
+        unsafe { SliceRef::new(self.whole()) }
+    }
+
+    /// The whole region, exclusively: also to receive or read into.
+    #[inline]
+    #[must_use]
+    pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
+        // SAFETY: SAFETY.md F16: as in `get_ref`, and borrowed by `&mut self`.
+        unsafe { SliceMut::new(self.whole()) }
+    }
+
+    /// The first `middle` bytes and the rest, both exclusively.
+    ///
+    /// # Panics
+    /// If `middle` is more than the length.
+    #[inline]
+    #[must_use]
+    pub fn split_at(&mut self, middle: usize) -> (SliceMut<'_>, SliceMut<'_>) {
+        self.as_slice_mut().split_at(middle)
+    }
+
+    /// The key for this machine's own requests.
+    #[inline]
+    #[must_use]
+    pub fn lkey(&self) -> Lkey {
+        self.0.lkey()
+    }
+
+    /// The domain that it was registered in.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.0.pd()
+    }
+
+    /// The C object, live as long as `self`.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_mr {
+        self.0.as_raw()
+    }
+}
+
+impl<M> Deref for LocalRegion<M> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: SAFETY.md F16: as in `get_ref`.
+        unsafe { self.whole().bytes() }
+    }
+}
+
+impl<M> DerefMut for LocalRegion<M> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: SAFETY.md F16: as in `get_ref`, and borrowed by `&mut self`.
+        unsafe { self.whole().bytes_mut() }
+    }
+}

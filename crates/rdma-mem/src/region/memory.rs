@@ -1,0 +1,219 @@
+//! Memory made to be registered.
+#![allow(unsafe_code)]
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use rdma_sys::Errno;
+
+use crate::error::Error;
+use crate::error::hint;
+use crate::error::verb::VerbError;
+use crate::region::mapping::{HugePageSize, Mapping};
+
+/// Pages are pinned and mapped whole, so nothing else should live on those of a region.
+const PAGE: usize = 4096;
+
+/// Memory that a region can own: whole pages of its own, zero at first.
+///
+/// What [`OwnedRegion::close`](crate::OwnedRegion::close) and
+/// [`SharedRegion::close`](crate::SharedRegion::close) give back: plain bytes again, that no device
+/// reaches. Dropping it frees the memory.
+///
+/// It is of one of three kinds, from [`allocate`](Self::allocate), [`huge_pages`](Self::huge_pages) or
+/// [`memfd`](Self::memfd), and becomes a region by [`OwnedRegion::register`](crate::OwnedRegion::register)
+/// or [`SharedRegion::register`](crate::SharedRegion::register).
+///
+/// # Examples
+/// ```
+/// use rdma_mem::RegionMemory;
+///
+/// let mut memory = RegionMemory::allocate(100)?;
+/// memory.fill(1);
+/// assert_eq!(memory.len(), 100);
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+pub struct RegionMemory {
+    base: NonNull<u8>,
+    length: usize,
+    source: Source,
+}
+
+/// Where it came from, and goes to.
+enum Source {
+    Allocator(Layout),
+    Mapping(Mapping),
+}
+
+// SAFETY: SAFETY.md F16: plain memory with one owner, which any thread may free.
+unsafe impl Send for RegionMemory {}
+// SAFETY: SAFETY.md F16: `&RegionMemory` gives `&[u8]` and nothing more.
+unsafe impl Sync for RegionMemory {}
+
+impl RegionMemory {
+    /// Allocates `length` bytes.
+    ///
+    /// # Errors
+    /// [`Error::EmptyRegion`] for 0 bytes, [`Error::OutOfMemory`].
+    pub fn allocate(length: usize) -> Result<Self, Error> {
+        if length == 0 {
+            return Err(Error::EmptyRegion);
+        }
+        let layout = layout(length).ok_or(Error::OutOfMemory { length })?;
+        // SAFETY: SAFETY.md F16: the size is not 0.
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) });
+        let base = base.ok_or(Error::OutOfMemory { length })?;
+        Ok(Self { base, length, source: Source::Allocator(layout) })
+    }
+
+    /// `length` bytes on huge pages: a large region is then registered faster, and a NIC needs fewer
+    /// entries of its translation cache.
+    ///
+    /// What is taken is whole pages. The system's administrator sets them aside
+    /// (`/proc/sys/vm/nr_hugepages`, `/sys/kernel/mm/hugepages`); there may be none.
+    ///
+    /// # Errors
+    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `mmap` if there are not enough free huge
+    /// pages, with a hint.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_mem::{HugePageSize, RegionMemory};
+    ///
+    /// let length = 3 << 20;
+    /// let memory = RegionMemory::huge_pages(length, HugePageSize::MIB2)
+    ///     .or_else(|_| RegionMemory::allocate(length))?;
+    /// assert_eq!(memory.len(), length);
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    pub fn huge_pages(length: usize, page: HugePageSize) -> Result<Self, Error> {
+        Self::map(length, "mmap", || Mapping::huge(length, page))
+    }
+
+    /// `length` bytes of a file in memory (`man memfd_create`) that is sealed: its length never changes.
+    ///
+    /// Registered with [`SharedRegion::register`](crate::SharedRegion::register) it can be shared
+    /// with other processes of this machine, see
+    /// [`SharedRegion::memfd`](crate::SharedRegion::memfd). As an
+    /// [`OwnedRegion`](crate::OwnedRegion) it is memory like any other: its descriptor is closed
+    /// then.
+    ///
+    /// # Errors
+    /// [`Error::EmptyRegion`] for 0 bytes; [`Error::Verb`] from `memfd_create` if the system has not so
+    /// much memory, or no descriptor.
+    ///
+    /// # Examples
+    /// ```
+    /// let memory = rdma_mem::RegionMemory::memfd(4096)?;
+    /// assert!(memory.iter().all(|&byte| byte == 0));
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[doc(alias = "memfd_create")]
+    pub fn memfd(length: usize) -> Result<Self, Error> {
+        Self::map(length, "memfd_create", || Mapping::sealed_file(length))
+    }
+
+    fn map(
+        length: usize,
+        verb: &'static str,
+        map: impl FnOnce() -> rustix::io::Result<Mapping>,
+    ) -> Result<Self, Error> {
+        if length == 0 {
+            return Err(Error::EmptyRegion);
+        }
+        let mapping = map().map_err(|errno| {
+            let errno = Errno::from_raw(errno.raw_os_error());
+            VerbError::new(verb, errno).with_hint(hint::map(verb, errno))
+        })?;
+        Ok(Self { base: mapping.base(), length, source: Source::Mapping(mapping) })
+    }
+
+    /// The file, of [`memfd`](Self::memfd).
+    pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
+        match &self.source {
+            Source::Allocator(_) => None,
+            Source::Mapping(mapping) => mapping.file(),
+        }
+    }
+
+    /// Closes the file; the memory stays as it is.
+    pub(crate) fn close_file(&mut self) {
+        match &mut self.source {
+            Source::Allocator(_) => {}
+            Source::Mapping(mapping) => mapping.close_file(),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+}
+
+/// Whole pages.
+fn layout(length: usize) -> Option<Layout> {
+    Layout::from_size_align(length.checked_next_multiple_of(PAGE)?, PAGE).ok()
+}
+
+impl Deref for RegionMemory {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: SAFETY.md F16: allocated, initialised, and borrowed by `&self`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.length) }
+    }
+}
+
+impl DerefMut for RegionMemory {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: SAFETY.md F16: as above, by `&mut self`.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.length) }
+    }
+}
+
+impl Drop for RegionMemory {
+    fn drop(&mut self) {
+        // A mapping unmaps itself.
+        if let Source::Allocator(layout) = self.source {
+            // SAFETY: SAFETY.md F16: allocated with this layout, freed once; a region that owns it
+            // drops it only after deregistration (F8).
+            unsafe { dealloc(self.base.as_ptr(), layout) };
+        }
+    }
+}
+
+impl fmt::Debug for RegionMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegionMemory")
+            .field("address", &self.base)
+            .field("length", &self.length)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zero_page_aligned_and_its_own() {
+        let memory = RegionMemory::allocate(PAGE + 1).unwrap();
+        assert_eq!((memory.len(), memory.as_ptr().addr() % PAGE), (PAGE + 1, 0));
+        assert!(memory.iter().all(|&byte| byte == 0));
+        assert_eq!(layout(memory.len()).unwrap().size(), 2 * PAGE);
+    }
+
+    #[test]
+    fn impossible_lengths_are_errors() {
+        assert!(matches!(RegionMemory::allocate(0), Err(Error::EmptyRegion)));
+        for length in [usize::MAX, isize::MAX as usize] {
+            let error = RegionMemory::allocate(length).unwrap_err();
+            assert!(matches!(error, Error::OutOfMemory { length: asked } if asked == length));
+        }
+    }
+}

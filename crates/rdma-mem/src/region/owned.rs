@@ -1,0 +1,121 @@
+//! Regions with memory of their own, for this machine alone.
+#![allow(unsafe_code)]
+
+use std::fmt;
+
+use rdma_types::AccessFlags;
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::error::Error;
+use crate::region::local::LocalRegion;
+use crate::region::memory::RegionMemory;
+use crate::region::registration::Registration;
+
+/// Registered memory that the region owns and no peer can reach: the one to take for what is sent
+/// and received.
+///
+/// It derefs to its bytes. Pieces of it that carry the region's key come from
+/// [`get_ref`](LocalRegion::get_ref) and [`get_mut`](LocalRegion::get_mut); an element made from
+/// one cannot be wrong.
+///
+/// [`close`](OwnedRegion::close) gives the memory back, which can then be
+/// [registered for peers](crate::SharedRegion::register), and the other way round.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::AccessFlags;
+///
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let mut region = pd.allocate_region(1 << 20)?;
+/// region[..5].copy_from_slice(b"hello");
+/// assert_eq!(region.get_ref(0, 5).unwrap().gather_element().length(), 5);
+///
+/// // The same memory, for peers to read.
+/// let memory = region.close().map_err(|(_, error)| error)?;
+/// let access = AccessFlags::new().with_remote_read();
+/// let shared = pd.register_shared(memory, access).map_err(|(_, error)| error)?;
+/// assert_eq!(shared.remote().length(), 1 << 20);
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_mr")]
+pub type OwnedRegion = LocalRegion<RegionMemory>;
+
+impl OwnedRegion {
+    /// Allocates `length` bytes, zero, on pages of their own, and registers them.
+    ///
+    /// # Errors
+    /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], or the verb's: the hint tells about the
+    /// limit of locked memory.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate(pd: &ProtectionDomain, length: usize) -> Result<Self, Error> {
+        Self::register(pd, RegionMemory::allocate(length)?).map_err(|(_, error)| error)
+    }
+
+    /// Registers memory that was a region's before. If it is a [file](RegionMemory::memfd), its
+    /// descriptor is closed, and it is none any more.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate), with the memory as it was.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register(
+        pd: &ProtectionDomain,
+        memory: RegionMemory,
+    ) -> Result<Self, (RegionMemory, Error)> {
+        Self::register_with(pd, memory, AccessFlags::new().with_local_write())
+    }
+
+    /// Allocates `length` bytes, zero, on pages of their own, and registers them so that a
+    /// [`MemoryWindow`](crate::MemoryWindow) can be bound to them, which takes the region by value.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate); a device without windows may refuse it.
+    #[doc(alias = "IBV_ACCESS_MW_BIND")]
+    pub fn allocate_bindable(pd: &ProtectionDomain, length: usize) -> Result<Self, Error> {
+        Self::register_bindable(pd, RegionMemory::allocate(length)?).map_err(|(_, error)| error)
+    }
+
+    /// As [`allocate_bindable`](Self::allocate_bindable), with memory that was a region's before.
+    ///
+    /// # Errors
+    /// As there, with the memory.
+    #[doc(alias = "IBV_ACCESS_MW_BIND")]
+    pub fn register_bindable(
+        pd: &ProtectionDomain,
+        memory: RegionMemory,
+    ) -> Result<Self, (RegionMemory, Error)> {
+        Self::register_with(pd, memory, AccessFlags::new().with_local_write().with_mw_bind())
+    }
+
+    fn register_with(
+        pd: &ProtectionDomain,
+        memory: RegionMemory,
+        access: AccessFlags,
+    ) -> Result<Self, (RegionMemory, Error)> {
+        // SAFETY: SAFETY.md F8: both callers give no right for peers, so that the rkey is worth
+        // nothing.
+        let mut registration = unsafe { Registration::owning(pd, memory, access) }?;
+        // It shows its bytes as a slice, so nobody is to get at them by way of a file; and a
+        // descriptor for each region would be many.
+        registration.memory_mut().close_file();
+        // SAFETY: SAFETY.md F16: mapped and initialised by its allocation, and the registration's
+        // own; no peer has a right to it, and there is no file by which others might write it.
+        Ok(unsafe { Self::new(registration) })
+    }
+
+    /// Deregisters, and gives the memory back.
+    ///
+    /// # Errors
+    /// What the provider says, with the region, which is still registered.
+    #[doc(alias = "ibv_dereg_mr")]
+    #[allow(clippy::result_large_err)] // it is the region itself
+    pub fn close(self) -> Result<RegionMemory, (Self, Error)> {
+        self.deregister()
+    }
+}
+
+impl fmt::Debug for OwnedRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OwnedRegion").field(self.registration()).finish()
+    }
+}

@@ -1,0 +1,173 @@
+//! Buffers of a pool.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rdma_types::Lkey;
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::element::piece::Piece;
+use crate::element::slice::{SliceMut, SliceRef};
+use crate::error::range;
+use crate::region::memory::RegionMemory;
+use crate::region::pool::carved::{PoolRegion, Range};
+use crate::region::registration::Registration;
+
+/// Registered bytes from a [`BufferPool`](crate::BufferPool), owned: for this machine's own requests,
+/// as an [`OwnedRegion`](crate::OwnedRegion), but made without a registration.
+///
+/// It derefs to its bytes. Dropping it gives them back to the pool; until then it keeps their region
+/// alive, also when the pool is gone.
+///
+/// Within are raw parts and no reference to the bytes: it can be moved while a device writes them.
+///
+/// # Examples
+/// ```
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let pool = rdma_mem::BufferPool::new(&pd);
+/// let mut buffer = pool.allocate(100)?;
+/// buffer.fill(7);
+/// assert_eq!(buffer.as_slice().gather_element().length(), 100);
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+pub struct Buffer {
+    range: Range,
+    base: NonNull<u8>,
+    length: usize,
+    region: Arc<PoolRegion>,
+}
+
+// SAFETY: SAFETY.md F16: as `Box<[u8]>`, which it stands for; the pool's region is `Send` and `Sync`.
+unsafe impl Send for Buffer {}
+// SAFETY: SAFETY.md F16: `&Buffer` gives `&[u8]` and nothing more.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// # Safety
+    /// `range` is of `region`, has at least `length` bytes, is nobody else's, and has not been given
+    /// back.
+    pub(crate) unsafe fn new(region: Arc<PoolRegion>, range: Range, length: usize) -> Self {
+        // SAFETY: SAFETY.md F16: within the region by this function's contract.
+        let base = unsafe { region.registration().base().add(range.offset()) };
+        Self { range, base, length, region }
+    }
+
+    /// `length` bytes at `offset`.
+    ///
+    /// # Safety
+    /// They are within the buffer.
+    #[inline]
+    unsafe fn piece(&self, offset: usize, length: usize) -> Piece<'_> {
+        // SAFETY: SAFETY.md F16: within the buffer, by this function's contract.
+        let base = unsafe { self.base.add(offset) };
+        let address = self.device_address().wrapping_add(offset as u64);
+        // SAFETY: SAFETY.md F16: within a range of the region, which the buffer keeps registered; address,
+        // key and domain are of that registration.
+        unsafe { Piece::new(base, length, address, self.lkey(), self.pd()) }
+    }
+
+    #[inline]
+    fn whole(&self) -> Piece<'_> {
+        // SAFETY: SAFETY.md F16: all of the buffer.
+        unsafe { self.piece(0, self.length) }
+    }
+
+    /// All of it, to send or write from.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> SliceRef<'_> {
+        // SAFETY: SAFETY.md F16: nobody else's bytes, initialised, borrowed by `&self`; no peer has a
+        // right to them but by a window, which has the buffer by value, and a device writes them only
+        // for requests of this machine whose poster promised that nobody uses them meanwhile.
+        unsafe { SliceRef::new(self.whole()) }
+    }
+
+    /// All of it, exclusively: also to receive or read into.
+    #[inline]
+    #[must_use]
+    pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
+        // SAFETY: SAFETY.md F16: as in `as_slice`, and borrowed by `&mut self`.
+        unsafe { SliceMut::new(self.whole()) }
+    }
+
+    /// `length` bytes at `offset`, to send or write from; `None` if they are not within the buffer.
+    #[inline]
+    #[must_use]
+    pub fn get_ref(&self, offset: usize, length: usize) -> Option<SliceRef<'_>> {
+        range::check(offset, length, self.length).ok()?;
+        // SAFETY: SAFETY.md F16: checked.
+        let piece = unsafe { self.piece(offset, length) };
+        // SAFETY: SAFETY.md F16: as in `as_slice`.
+        Some(unsafe { SliceRef::new(piece) })
+    }
+
+    /// `length` bytes at `offset`, exclusively: also to receive or read into. `None` if they are not
+    /// within the buffer.
+    #[inline]
+    #[must_use]
+    pub fn get_mut(&mut self, offset: usize, length: usize) -> Option<SliceMut<'_>> {
+        range::check(offset, length, self.length).ok()?;
+        // SAFETY: SAFETY.md F16: checked.
+        let piece = unsafe { self.piece(offset, length) };
+        // SAFETY: SAFETY.md F16: as in `as_slice`, and borrowed by `&mut self`.
+        Some(unsafe { SliceMut::new(piece) })
+    }
+
+    /// The key for this machine's own requests.
+    #[inline]
+    #[must_use]
+    pub fn lkey(&self) -> Lkey {
+        self.region.registration().lkey()
+    }
+
+    /// The domain that the pool registers in.
+    #[inline]
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.region.registration().pd()
+    }
+
+    /// Of all buffers of its region.
+    pub(crate) fn registration(&self) -> &Registration<RegionMemory> {
+        self.region.registration()
+    }
+
+    #[inline]
+    pub(crate) fn device_address(&self) -> u64 {
+        self.registration().device_address(self.range.offset())
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: SAFETY.md F16: as in `as_slice`.
+        unsafe { self.whole().bytes() }
+    }
+}
+
+impl DerefMut for Buffer {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: SAFETY.md F16: as in `as_slice`, and borrowed by `&mut self`.
+        unsafe { self.whole().bytes_mut() }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.region.give_back(self.range);
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.whole().debug("Buffer", f)
+    }
+}

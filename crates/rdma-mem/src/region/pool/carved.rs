@@ -1,0 +1,147 @@
+//! One large region of a pool, and which ranges of it are free.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use offset_allocator::{Allocation, Allocator};
+
+use rdma_types::AccessFlags;
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::error::Error;
+use crate::region::memory::RegionMemory;
+use crate::region::registration::Registration;
+
+/// What ranges are counted in, in bytes: a cache line, so that two buffers never share one.
+pub(crate) const UNIT: usize = 64;
+
+/// A registered region that buffers are carved out of.
+pub(crate) struct PoolRegion {
+    registration: Registration<RegionMemory>,
+    ranges: Mutex<Ranges>,
+}
+
+struct Ranges {
+    free: Allocator,
+    buffers: usize,
+    units: usize,
+}
+
+/// A range of a region that is in use.
+#[derive(Clone, Copy)]
+pub(crate) struct Range {
+    allocation: Allocation,
+    units: usize,
+}
+
+impl Range {
+    /// Where it begins in the region, in bytes.
+    #[inline]
+    pub(crate) fn offset(&self) -> usize {
+        self.allocation.offset as usize * UNIT
+    }
+}
+
+/// What is in use of a region.
+#[derive(Clone, Copy)]
+pub(crate) struct RegionUse {
+    pub(crate) buffers: usize,
+    pub(crate) bytes: usize,
+}
+
+/// How many units `length` bytes take; `None` if there cannot be so many.
+fn units(length: usize) -> Option<u32> {
+    u32::try_from(length.div_ceil(UNIT).max(1)).ok().filter(|&units| units <= 1 << 31)
+}
+
+/// The next larger number that the allocator has a class of its own for, so that a free range of just
+/// this size is found: one with four significant bits.
+fn class(units: u32) -> u32 {
+    let shift = units.ilog2().saturating_sub(3);
+    units.div_ceil(1 << shift) << shift
+}
+
+impl PoolRegion {
+    /// Registers at least `length` bytes, without any right for peers.
+    pub(crate) fn new(
+        pd: &ProtectionDomain,
+        access: AccessFlags,
+        length: usize,
+    ) -> Result<Self, Error> {
+        let units = class(units(length).ok_or(Error::OutOfMemory { length })?);
+        let memory = RegionMemory::allocate(units as usize * UNIT)?;
+        // SAFETY: SAFETY.md F8: `access` has no right for peers, so that the rkey is worth nothing.
+        let registration = unsafe { Registration::owning(pd, memory, access) };
+        let registration = registration.map_err(|(_, error)| error)?;
+        // What it keeps a record of costs memory too: enough for buffers of 512 bytes on average.
+        let records = (units / 8 + 64).min(128 * 1024);
+        let free = Allocator::with_max_allocs(units, records);
+        Ok(Self { registration, ranges: Mutex::new(Ranges { free, buffers: 0, units: 0 }) })
+    }
+
+    #[inline]
+    pub(crate) fn registration(&self) -> &Registration<RegionMemory> {
+        &self.registration
+    }
+
+    /// Takes a range of at least `length` bytes, if there is one.
+    pub(crate) fn take(&self, length: usize) -> Option<Range> {
+        let units = units(length)?;
+        let mut ranges = self.ranges();
+        let allocation = ranges.free.allocate(units)?;
+        let units = units as usize;
+        ranges.buffers += 1;
+        ranges.units += units;
+        Some(Range { allocation, units })
+    }
+
+    /// Takes a range back; not in a forked child, which might wait for ever for the lock.
+    pub(crate) fn give_back(&self, range: Range) {
+        if self.registration.check_process().is_err() {
+            return;
+        }
+        let mut ranges = self.ranges();
+        ranges.free.free(range.allocation);
+        ranges.buffers -= 1;
+        ranges.units -= range.units;
+    }
+
+    pub(crate) fn in_use(&self) -> RegionUse {
+        let ranges = self.ranges();
+        RegionUse { buffers: ranges.buffers, bytes: ranges.units * UNIT }
+    }
+
+    fn ranges(&self) -> MutexGuard<'_, Ranges> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for PoolRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.registration.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_region_of_a_class_can_be_one_buffer() {
+        let small = if cfg!(miri) { 70 } else { 5000 }; // miri is slow
+        for asked in (1..small).chain([65_537, (1 << 20) + 1, (1 << 31) - 1, 1 << 31]) {
+            let size = class(asked);
+            assert!(size >= asked && u64::from(size) * 8 <= u64::from(asked) * 9 + 8, "{asked}");
+            let mut free: Allocator = Allocator::with_max_allocs(size, 64);
+            assert!(free.allocate(size).is_some(), "{asked} as {size}");
+        }
+    }
+
+    #[test]
+    fn lengths_are_whole_units_and_not_too_many() {
+        assert_eq!([0, 1, 64, 65].map(units), [Some(1), Some(1), Some(1), Some(2)]);
+        assert_eq!(units(UNIT << 31), Some(1 << 31));
+        assert_eq!((units((UNIT << 31) + 1), units(usize::MAX)), (None, None));
+    }
+}

@@ -1,0 +1,220 @@
+//! One `ibv_mr`, with the memory that must outlive it.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use rdma_sys::{Errno, ibv_mr};
+use rdma_types::{AccessFlags, Lkey, Rkey};
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::element::piece::Piece;
+use crate::error::Error;
+use crate::error::verb::VerbError;
+use crate::object::forked::Forked;
+use crate::object::handle::Handle;
+use crate::object::ownership::Ownership;
+use crate::region::hint;
+use crate::region::memory::RegionMemory;
+use crate::remote::RemoteMemoryRegion;
+
+/// A registration of memory, and its owner `M`: dropped after the deregistration, or never if that
+/// fails.
+pub(crate) struct Registration<M> {
+    handle: Handle<ibv_mr, (M, ProtectionDomain)>,
+    base: NonNull<u8>,
+    length: usize,
+    /// Where the region begins in the addresses that requests use.
+    iova: u64,
+    lkey: Lkey,
+    rkey: Rkey,
+    access: AccessFlags,
+}
+
+// SAFETY: SAFETY.md F16: `base` is an address here; who reaches the memory through it argues for
+// itself.
+unsafe impl<M: Send> Send for Registration<M> {}
+// SAFETY: SAFETY.md F16: as above; it does not change.
+unsafe impl<M: Sync> Sync for Registration<M> {}
+
+impl<M> Registration<M> {
+    /// Registers `length` bytes at `base`, and exposes their provenance (SAFETY.md F7).
+    ///
+    /// # Safety
+    /// The memory stays mapped as long as it is registered; dropping `memory` may end that. Nobody
+    /// gets the rkey who may not use the memory as `access` says.
+    pub(crate) unsafe fn new(
+        pd: &ProtectionDomain,
+        base: NonNull<u8>,
+        length: usize,
+        access: AccessFlags,
+        memory: M,
+    ) -> Result<Self, (M, Error)> {
+        if length == 0 {
+            return Err((memory, Error::EmptyRegion));
+        }
+        if let Err(error) = access.check() {
+            return Err((memory, error.into()));
+        }
+        if let Err(forked) = pd.check_process() {
+            return Err((memory, forked.into()));
+        }
+        base.as_ptr().expose_provenance();
+        let verbs = pd.verbs();
+        let start = base.as_ptr().cast();
+        // SAFETY: SAFETY.md F8: a live domain of this table, and memory as this function's contract
+        // says.
+        let raw = unsafe { rdma_sys::ibv_reg_mr(verbs, pd.as_raw(), start, length, access.bits()) };
+        let raw = match Errno::check_null(raw) {
+            Ok(raw) => raw,
+            Err(errno) => {
+                let hint = hint::register(pd.context(), errno, length);
+                return Err((memory, VerbError::new("ibv_reg_mr", errno).with_hint(hint).into()));
+            }
+        };
+        // SAFETY: SAFETY.md F2, F8, F9: just registered by this table, in this domain and with these, so that
+        // nobody else has it; the memory is as this function's contract says.
+        Ok(unsafe { Self::from_raw(pd, raw, base, length, access, memory, Ownership::Owned) })
+    }
+
+    /// Of a region that is registered.
+    ///
+    /// # Safety
+    /// As of [`Handle::from_raw`], and of [`new`](Self::new): `raw` was made in this domain with the rest.
+    pub(crate) unsafe fn from_raw(
+        pd: &ProtectionDomain,
+        raw: NonNull<ibv_mr>,
+        base: NonNull<u8>,
+        length: usize,
+        access: AccessFlags,
+        memory: M,
+        ownership: Ownership,
+    ) -> Self {
+        let (deregister, verb) = (pd.verbs().dereg_mr, "ibv_dereg_mr");
+        let needs = (memory, pd.clone());
+        // SAFETY: SAFETY.md F2, F8, F9: this function's contract; it needs memory and domain. What uses it here
+        // borrows it, and that requests which name its memory are over is the contract of posting them.
+        let handle = unsafe { Handle::from_raw(raw, deregister, verb, needs, ownership) };
+        // SAFETY: SAFETY.md F1: a live region, whose keys do not change.
+        let mr = unsafe { raw.read() };
+        let zero_based = access.contains(AccessFlags::ZERO_BASED);
+        let iova = if zero_based { 0 } else { base.as_ptr().expose_provenance() as u64 };
+        let (lkey, rkey) = (Lkey::new(mr.lkey), Rkey::new(mr.rkey));
+        Self { handle, base, length, iova, lkey, rkey, access }
+    }
+
+    /// Deregisters, and gives the memory back.
+    #[allow(clippy::result_large_err)] // it is the registration itself
+    pub(crate) fn close(self) -> Result<M, (Self, Error)> {
+        let Self { handle, base, length, iova, lkey, rkey, access } = self;
+        match handle.close() {
+            Ok((memory, _)) => Ok(memory),
+            Err((handle, error)) => {
+                Err((Self { handle, base, length, iova, lkey, rkey, access }, error))
+            }
+        }
+    }
+
+    /// As [`Handle::check_process`].
+    pub(crate) fn check_process(&self) -> Result<(), Forked> {
+        self.handle.check_process()
+    }
+
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    #[inline]
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    #[inline]
+    pub(crate) fn lkey(&self) -> Lkey {
+        self.lkey
+    }
+
+    #[inline]
+    pub(crate) fn rkey(&self) -> Rkey {
+        self.rkey
+    }
+
+    /// What it was registered for.
+    pub(crate) fn access(&self) -> AccessFlags {
+        self.access
+    }
+
+    /// The region as its peers see it.
+    pub(crate) fn remote(&self) -> RemoteMemoryRegion {
+        RemoteMemoryRegion::new(self.iova, self.length, self.rkey)
+    }
+
+    /// The address, as requests use it, of what lies `offset` bytes from the beginning.
+    #[inline]
+    pub(crate) fn device_address(&self, offset: usize) -> u64 {
+        self.iova.wrapping_add(offset as u64)
+    }
+
+    /// `length` bytes at `offset`.
+    ///
+    /// # Safety
+    /// They are within the region, whose memory is mapped while the registration is borrowed.
+    #[inline]
+    pub(crate) unsafe fn piece(&self, offset: usize, length: usize) -> Piece<'_> {
+        // SAFETY: SAFETY.md F16: within the region, by this function's contract.
+        let base = unsafe { self.base.add(offset) };
+        let address = self.device_address(offset);
+        // SAFETY: SAFETY.md F16: within the region and mapped, by this function's contract; address, key
+        // and domain are the registration's own.
+        unsafe { Piece::new(base, length, address, self.lkey, self.pd()) }
+    }
+
+    /// What owns the memory.
+    pub(crate) fn memory(&self) -> &M {
+        &self.handle.needs().0
+    }
+
+    /// What owns the memory, which stays where it is.
+    pub(crate) fn memory_mut(&mut self) -> &mut M {
+        &mut self.handle.needs_mut().0
+    }
+
+    #[inline]
+    pub(crate) fn pd(&self) -> &ProtectionDomain {
+        &self.handle.needs().1
+    }
+
+    #[inline]
+    pub(crate) fn as_raw(&self) -> *mut ibv_mr {
+        self.handle.as_ptr()
+    }
+}
+
+impl Registration<RegionMemory> {
+    /// Registers memory that the registration owns.
+    ///
+    /// # Safety
+    /// Nobody gets the rkey who may not use the memory as `access` says.
+    pub(crate) unsafe fn owning(
+        pd: &ProtectionDomain,
+        memory: RegionMemory,
+        access: AccessFlags,
+    ) -> Result<Self, (RegionMemory, Error)> {
+        let (base, length) = (memory.base(), memory.len());
+        // SAFETY: SAFETY.md F8, F16: the memory stays mapped until `memory` is dropped, which the
+        // registration owns; the rkey is this function's contract.
+        unsafe { Self::new(pd, base, length, access, memory) }
+    }
+}
+
+impl<M> fmt::Debug for Registration<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("address", &self.base)
+            .field("length", &self.length)
+            .field("lkey", &self.lkey)
+            .field("rkey", &self.rkey)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,227 @@
+//! Regions with memory of their own that peers may use.
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+
+use rdma_sys::ibv_mr;
+use rdma_types::{AccessFlags, Lkey, Rkey};
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::element::shared::SharedElement;
+use crate::error::Error;
+use crate::error::range;
+use crate::error::range::RangeError;
+use crate::region::copy::{copy_in, copy_out};
+use crate::region::memory::RegionMemory;
+use crate::region::registration::Registration;
+use crate::remote::RemoteMemoryRegion;
+
+/// Registered memory that the region owns and that peers may use while it lives.
+///
+/// Peers read and write it whenever they like, so there is never a `&[u8]` of it. Bytes are copied
+/// [in](Self::write) and [out](Self::read), as the device does it, and words that both sides change
+/// are [atomics](Self::atomic_u64). A copy that runs while a peer writes the same bytes may see some
+/// of the old and some of the new; that a message is complete is known from a completion, or from an
+/// atomic word that the peer writes after it.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::AccessFlags;
+///
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let access = AccessFlags::new().with_local_write().with_remote_write();
+/// let region = pd.allocate_shared_region(4096, access)?;
+/// let descriptor = region.remote(); // for the peer
+///
+/// region.write(8, b"hello").unwrap();
+/// let mut bytes = [0; 5];
+/// region.read(8, &mut bytes).unwrap();
+/// assert_eq!(&bytes, b"hello");
+/// # assert_eq!(descriptor.length(), 4096);
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_mr")]
+#[derive(Debug)]
+pub struct SharedRegion(Registration<RegionMemory>);
+
+impl SharedRegion {
+    /// Allocates `length` bytes, zero, on pages of their own, and registers them with this access.
+    ///
+    /// Safe with any access: whoever has the key reaches this memory and no other, and this type never
+    /// shows it as a slice. Local write is needed for remote write, remote atomics, and for
+    /// [elements](Self::element) that are received into.
+    ///
+    /// # Errors
+    /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], [`Error::Access`] for flags that the verbs
+    /// forbid, or the verb's: the hint tells about the limit of locked memory.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate(
+        pd: &ProtectionDomain,
+        length: usize,
+        access: AccessFlags,
+    ) -> Result<Self, Error> {
+        access.check()?;
+        Self::register(pd, RegionMemory::allocate(length)?, access).map_err(|(_, error)| error)
+    }
+
+    /// Registers memory that was a region's before.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate), with the memory.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register(
+        pd: &ProtectionDomain,
+        memory: RegionMemory,
+        access: AccessFlags,
+    ) -> Result<Self, (RegionMemory, Error)> {
+        // SAFETY: SAFETY.md F8: whoever has the rkey may use the memory: no reference to it is formed
+        // while it is registered.
+        unsafe { Registration::owning(pd, memory, access) }.map(Self)
+    }
+
+    /// How long it is, in bytes.
+    #[inline]
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)] // no region is empty
+    pub fn len(&self) -> usize {
+        self.0.length()
+    }
+
+    #[inline]
+    fn at(&self, offset: usize, length: usize) -> Result<NonNull<u8>, RangeError> {
+        range::check(offset, length, self.len())?;
+        // SAFETY: SAFETY.md F16: checked.
+        Ok(unsafe { self.0.base().add(offset) })
+    }
+
+    /// Copies the bytes at `offset` into `out`.
+    ///
+    /// # Errors
+    /// If they are not within the region.
+    #[inline]
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), RangeError> {
+        let source = self.at(offset, out.len())?;
+        // SAFETY: SAFETY.md F16: so many bytes are within the region, whose memory may be read and written, begins on
+        // a page and is whole pages. It is never a slice, as `out` is, and is lent as atomics of eight bytes.
+        unsafe { copy_out(source.as_ptr(), out) };
+        Ok(())
+    }
+
+    /// Copies `data` to `offset`.
+    ///
+    /// # Errors
+    /// If there is no room for it within the region; then nothing is written.
+    #[inline]
+    pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), RangeError> {
+        let target = self.at(offset, data.len())?;
+        // SAFETY: SAFETY.md F16: as in `read`, with `data` for `out`.
+        unsafe { copy_in(data, target.as_ptr()) };
+        Ok(())
+    }
+
+    /// The eight bytes at `offset` as an atomic word, in this machine's byte order.
+    ///
+    /// It is the only width: two widths over the same bytes would race. Whether an operation of this
+    /// processor is atomic to an atomic operation of a peer is the device's affair; to loads and
+    /// stores of eight aligned bytes it is.
+    ///
+    /// # Errors
+    /// If `offset` is not a multiple of 8, or the word is not within the region.
+    #[inline]
+    pub fn atomic_u64(&self, offset: usize) -> Result<&AtomicU64, RangeError> {
+        let word = self.at(offset, 8)?;
+        if !offset.is_multiple_of(8) {
+            return Err(RangeError::Misaligned { offset, align: 8 });
+        }
+        // SAFETY: SAFETY.md F16: within the region, which begins on a page, so that it is aligned; valid while the
+        // region is borrowed by `&self`; reached otherwise only by copies, which are assembly or atomics of this
+        // width, and by the device.
+        Ok(unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) })
+    }
+
+    /// The element for a range, to send or write from as well as to receive or read into.
+    ///
+    /// # Errors
+    /// If the range is not within the region, or longer than 4 GiB - 1.
+    ///
+    /// # Examples
+    /// ```
+    /// # use rdma_mem::{AccessFlags, GatherElement};
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let access = AccessFlags::new().with_local_write();
+    /// let region = pd.allocate_shared_region(4096, access)?;
+    /// let element = GatherElement::from(region.element(0..64).unwrap());
+    /// assert_eq!(element.length(), 64);
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[inline]
+    pub fn element(&self, range: Range<usize>) -> Result<SharedElement<'_>, RangeError> {
+        let iova = self.0.device_address(0);
+        SharedElement::within(range, self.len(), iova, self.lkey(), self.pd())
+    }
+
+    /// The file that the memory is, if it came from [`RegionMemory::memfd`], and has not been an
+    /// [`OwnedRegion`](crate::OwnedRegion) since: for other processes of this machine, which map
+    /// it, and for drivers that turn it into a dma-buf (`/dev/udmabuf`).
+    ///
+    /// # Safety
+    /// The memory that [`close`](Self::close) gives back is shown as `&[u8]`, and can become an
+    /// [`OwnedRegion`](crate::OwnedRegion), which is too. From then on nobody may write it by way of this
+    /// file or a duplicate of it, in this process or another one.
+    #[must_use]
+    pub unsafe fn memfd(&self) -> Option<BorrowedFd<'_>> {
+        self.0.memory().file()
+    }
+
+    /// The region as a peer names it, for sending to that peer.
+    #[must_use]
+    pub fn remote(&self) -> RemoteMemoryRegion {
+        self.0.remote()
+    }
+
+    /// The key for this machine's own requests.
+    #[inline]
+    #[must_use]
+    pub fn lkey(&self) -> Lkey {
+        self.0.lkey()
+    }
+
+    /// The key for peers.
+    #[inline]
+    #[must_use]
+    pub fn rkey(&self) -> Rkey {
+        self.0.rkey()
+    }
+
+    /// The domain that it was registered in.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.0.pd()
+    }
+
+    /// Deregisters, which ends the access of peers, and gives the memory back.
+    ///
+    /// # Errors
+    /// What the provider says, with the region, which is still registered.
+    #[doc(alias = "ibv_dereg_mr")]
+    #[allow(clippy::result_large_err)] // it is the region itself
+    pub fn close(self) -> Result<RegionMemory, (Self, Error)> {
+        self.0.close().map_err(|(registration, error)| (Self(registration), error))
+    }
+
+    pub(crate) fn registration(&self) -> &Registration<RegionMemory> {
+        &self.0
+    }
+
+    /// The C object, live as long as `self`.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_mr {
+        self.0.as_raw()
+    }
+}

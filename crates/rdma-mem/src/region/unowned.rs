@@ -1,0 +1,262 @@
+//! Regions over memory of the caller.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use rdma_sys::ibv_mr;
+use rdma_types::{AccessFlags, Lkey, Rkey};
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::error::Error;
+use crate::error::verb::VerbError;
+use crate::object::ownership::Ownership;
+use crate::region::registration::Registration;
+use crate::remote::RemoteMemoryRegion;
+
+/// A registration of memory that it neither owns nor borrows.
+///
+/// The caller keeps the memory, uses it freely, and shows with each element that it is alive:
+/// [`gather_element`](Self::gather_element) takes the slice itself. There is no view of the memory
+/// here. Where the memory may as well belong to the region, [`OwnedRegion`](crate::OwnedRegion) is
+/// the simpler choice, and [`SharedRegion`](crate::SharedRegion) the safe one for peers.
+///
+/// # Examples
+/// ```
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let mut memory = [0; 64];
+/// let region = pd.register_local_mr_slice(&memory)?;
+/// let (header, body) = memory.split_at_mut(16);
+/// let elements = [region.gather_element(header), region.gather_element(body)];
+/// assert_eq!(elements[1].length(), 48);
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_mr")]
+#[derive(Debug)]
+pub struct MemoryRegion(Registration<()>);
+
+impl MemoryRegion {
+    /// Registers a slice for local access: for what is sent from here, and for what arrives in
+    /// receives and answers to reads. No peer can reach it.
+    ///
+    /// The region does not borrow the slice, so it has one hazard. If the memory is unmapped and other
+    /// memory is mapped at the same addresses while the region lives, elements are still accepted,
+    /// but a NIC uses the old pages: data is lost, memory safety is not.
+    ///
+    /// # Errors
+    /// [`Error::EmptyRegion`], or the verb's: the hint tells about the limit of locked memory.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register_local_mr_slice(pd: &ProtectionDomain, memory: &[u8]) -> Result<Self, Error> {
+        let access = AccessFlags::new().with_local_write();
+        // SAFETY: SAFETY.md F8: the memory is a slice, and no peer can use it. That it stays mapped is the one
+        // clause that is not kept, and nothing depends on it here: registering touches nothing, and local access
+        // happens only through elements, for which the memory is proven alive (and, to be written, exclusive) at
+        // that time.
+        unsafe {
+            Self::register_mr_with_access(pd, memory.as_ptr().cast_mut(), memory.len(), access)
+        }
+    }
+
+    /// As [`register_local_mr_slice`](Self::register_local_mr_slice), from an address.
+    ///
+    /// # Errors
+    /// As there; `EFAULT` if the memory is not there, or is read-only.
+    ///
+    /// # Safety
+    /// The memory is one that this process may use, and stays mapped as long as the region is
+    /// registered.
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn register_local_mr(
+        pd: &ProtectionDomain,
+        address: *mut u8,
+        length: usize,
+    ) -> Result<Self, Error> {
+        // SAFETY: SAFETY.md F8: the same contract.
+        unsafe {
+            Self::register_mr_with_access(
+                pd,
+                address,
+                length,
+                AccessFlags::new().with_local_write(),
+            )
+        }
+    }
+
+    /// Registers memory that peers may read and write.
+    ///
+    /// # Errors
+    /// As [`register_local_mr`](Self::register_local_mr).
+    ///
+    /// # Safety
+    /// As [`register_mr_with_access`](Self::register_mr_with_access).
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn register_shared_mr(
+        pd: &ProtectionDomain,
+        address: *mut u8,
+        length: usize,
+    ) -> Result<Self, Error> {
+        let access = AccessFlags::new().with_local_write().with_remote_read().with_remote_write();
+        // SAFETY: SAFETY.md F8: the same contract.
+        unsafe { Self::register_mr_with_access(pd, address, length, access) }
+    }
+
+    /// Registers memory with any access; see `man ibv_reg_mr`.
+    ///
+    /// With [`AccessFlags::ZERO_BASED`], peers and requests count from 0; elements and
+    /// [`remote`](Self::remote) take care of it.
+    ///
+    /// # Errors
+    /// As [`register_local_mr`](Self::register_local_mr); [`Error::Access`] for flags that the verbs
+    /// forbid.
+    ///
+    /// # Safety
+    /// The memory is one that this process may use, and stays mapped until the region is
+    /// deregistered; if that fails, for ever (SAFETY.md F8). Where `access` lets peers write it, there
+    /// is no Rust reference to it while they may, and only atomic or volatile access; where it lets
+    /// them read it, no `&mut`. Where it lets them do atomics, their words are accessed by atomics of eight bytes.
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn register_mr_with_access(
+        pd: &ProtectionDomain,
+        address: *mut u8,
+        length: usize,
+        access: AccessFlags,
+    ) -> Result<Self, Error> {
+        let base = NonNull::new(address).ok_or_else(no_address)?;
+        // SAFETY: SAFETY.md F8: the same contract.
+        let registration = unsafe { Registration::new(pd, base, length, access, ()) };
+        registration.map(Self).map_err(|((), error)| error)
+    }
+
+    /// Makes one of a region that was registered elsewhere. Address, length and keys are in it; with what
+    /// `access` it was registered is not, and is asked for.
+    ///
+    /// # Errors
+    /// [`Error::Verb`] if the region has no address: that of a dma-buf, which is a
+    /// [`DmabufRegion`](crate::DmabufRegion), or of the whole address space (implicit ODP).
+    ///
+    /// # Safety
+    /// What [`Ownership`] says. The region is of this domain, and was registered by `ibv_reg_mr` with this
+    /// access; or by a verb that is told where requests count from (`ibv_reg_mr_iova`), and that is the
+    /// memory's own address, or 0 if `access` has [`AccessFlags::ZERO_BASED`]. Of the memory, what
+    /// [`register_mr_with_access`](Self::register_mr_with_access) asks for, as long as this value lives.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::{AccessFlags, MemoryRegion, Ownership};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let mut memory = [0_u8; 64];
+    /// let (access, start) = (AccessFlags::new().with_local_write(), memory.as_mut_ptr().cast());
+    /// // SAFETY: a live domain of this table, and memory that outlives the region.
+    /// let raw = unsafe { (pd.verbs().reg_mr)(pd.as_raw(), start, 64, access.bits().cast_signed()) };
+    /// let raw = NonNull::new(raw).unwrap();
+    /// // SAFETY: just registered like this, and nobody else deregisters it.
+    /// let region = unsafe { MemoryRegion::from_raw(raw, &pd, access, Ownership::Owned) }?;
+    /// assert_eq!(region.gather_element(&memory[..16]).length(), 16);
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    pub unsafe fn from_raw(
+        raw: NonNull<ibv_mr>,
+        pd: &ProtectionDomain,
+        access: AccessFlags,
+        ownership: Ownership,
+    ) -> Result<Self, Error> {
+        // SAFETY: SAFETY.md F1: a live region, which does not change.
+        let ibv_mr { addr, length, .. } = unsafe { raw.read() };
+        let base = NonNull::new(addr.cast()).ok_or_else(no_address)?;
+        // SAFETY: SAFETY.md F2, F6, F8, F9: this function's contract; address and length are the region's own.
+        let registration =
+            unsafe { Registration::from_raw(pd, raw, base, length, access, (), ownership) };
+        Ok(Self(registration))
+    }
+
+    /// Where it begins, in this process.
+    #[inline]
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.0.base().as_ptr().addr()
+    }
+
+    /// How long it is, in bytes.
+    #[inline]
+    #[must_use]
+    pub fn length(&self) -> usize {
+        self.0.length()
+    }
+
+    /// The key for this machine's own requests.
+    #[inline]
+    #[must_use]
+    pub fn lkey(&self) -> Lkey {
+        self.0.lkey()
+    }
+
+    /// The key for peers; good for nothing if the region has no remote access.
+    #[inline]
+    #[must_use]
+    pub fn rkey(&self) -> Rkey {
+        self.0.rkey()
+    }
+
+    /// The region as a peer names it, for sending to that peer.
+    #[must_use]
+    pub fn remote(&self) -> RemoteMemoryRegion {
+        self.0.remote()
+    }
+
+    /// The domain that it was registered in.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        self.0.pd()
+    }
+
+    /// Whether `length` bytes at `address` lie within the region.
+    #[inline]
+    #[must_use]
+    pub fn encloses(&self, address: *const u8, length: usize) -> bool {
+        let offset = address.addr().checked_sub(self.address());
+        let end = offset.and_then(|offset| offset.checked_add(length));
+        end.is_some_and(|end| end <= self.length())
+    }
+
+    /// Whether the slice lies within the region.
+    #[inline]
+    #[must_use]
+    pub fn encloses_slice(&self, slice: &[u8]) -> bool {
+        self.encloses(slice.as_ptr(), slice.len())
+    }
+
+    /// Deregisters.
+    ///
+    /// # Errors
+    /// What the provider says, with the region, which is still registered.
+    #[doc(alias = "ibv_dereg_mr")]
+    #[allow(clippy::result_large_err)] // it is the region itself
+    pub fn close(self) -> Result<(), (Self, Error)> {
+        self.0.close().map_err(|(registration, error)| (Self(registration), error))
+    }
+
+    pub(crate) fn registration(&self) -> &Registration<()> {
+        &self.0
+    }
+
+    /// The C object, live as long as `self`.
+    #[inline]
+    #[must_use]
+    pub fn as_raw(&self) -> *mut ibv_mr {
+        self.0.as_raw()
+    }
+
+    /// The address, as requests use it, of memory at `address`.
+    #[inline]
+    pub(crate) fn device_address(&self, address: usize) -> u64 {
+        self.0.device_address(address.wrapping_sub(self.address()))
+    }
+}
+
+fn no_address() -> VerbError {
+    let hint = Some("the address is NULL".into());
+    VerbError::new("ibv_reg_mr", rdma_sys::Errno::EFAULT).with_hint(hint)
+}

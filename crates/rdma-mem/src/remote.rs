@@ -1,0 +1,153 @@
+//! Memory of a peer.
+
+pub(crate) mod fields;
+pub(crate) mod typed;
+
+use std::ops::Range;
+
+use rdma_types::Rkey;
+
+/// Memory of a peer: where it is, how long, and the key for it.
+///
+/// A peer makes it with [`SharedRegion::remote`](crate::SharedRegion::remote) and sends it here. It is
+/// a description and no proof: what the peer's device does not allow ends in an error completion.
+/// Requests check that they stay within the length before they are posted.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::RemoteMemoryRegion;
+///
+/// let memory = RemoteMemoryRegion::new(0x1000, 256, 0x42);
+/// let tail = memory.sub_region(192).unwrap();
+/// assert_eq!((tail.address(), tail.length()), (0x10c0, 64));
+/// assert_eq!(memory.slice(250..260), None);
+/// assert_eq!(memory.rkey(), 0x42);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct RemoteMemoryRegion {
+    #[cfg_attr(feature = "serde", serde(rename = "addr"))]
+    address: u64,
+    length: usize,
+    rkey: Rkey,
+}
+
+impl RemoteMemoryRegion {
+    /// The memory of `length` bytes at `addr` in the peer, under this key.
+    #[inline]
+    #[must_use]
+    pub fn new(addr: u64, length: usize, rkey: impl Into<Rkey>) -> Self {
+        Self { address: addr, length, rkey: rkey.into() }
+    }
+
+    /// Where it begins, in the peer.
+    #[inline]
+    #[must_use]
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// How long it is, in bytes.
+    #[inline]
+    #[must_use]
+    pub const fn length(&self) -> usize {
+        self.length
+    }
+
+    /// The key.
+    #[inline]
+    #[must_use]
+    pub const fn rkey(&self) -> Rkey {
+        self.rkey
+    }
+
+    /// What is left from `offset` on, in bytes; nothing if that is the length, and `None` if it is
+    /// more.
+    #[inline]
+    #[must_use]
+    pub fn sub_region(&self, offset: usize) -> Option<Self> {
+        let length = self.length.checked_sub(offset)?;
+        let address = self.address.checked_add(offset as u64)?;
+        Some(Self { address, length, rkey: self.rkey })
+    }
+
+    /// As [`sub_region`](Self::sub_region), also past the end: then the length is 0. An address that
+    /// would overflow stays at the last one.
+    #[inline]
+    #[must_use]
+    pub const fn sub_region_unchecked(&self, offset: usize) -> Self {
+        Self {
+            address: self.address.saturating_add(offset as u64),
+            length: self.length.saturating_sub(offset),
+            rkey: self.rkey,
+        }
+    }
+
+    /// A range, in bytes from the beginning; `None` if it is not within the memory.
+    #[inline]
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Option<Self> {
+        let Range { start, end } = range;
+        let length = end.checked_sub(start)?;
+        let rest = self.sub_region(start)?;
+        rest.address.checked_add(length as u64)?;
+        (length <= rest.length).then_some(Self { length, ..rest })
+    }
+
+    /// What is left from the field at `offset` in the element `index`, if `length` bytes are; for the
+    /// macros of [`remote_field`](crate::remote_array_field).
+    #[doc(hidden)]
+    #[inline]
+    #[must_use]
+    pub fn __element(
+        &self,
+        index: usize,
+        stride: usize,
+        offset: usize,
+        length: usize,
+    ) -> Option<Self> {
+        let rest = self.sub_region(index.checked_mul(stride)?.checked_add(offset)?)?;
+        rest.address.checked_add(length as u64)?;
+        (length <= rest.length).then_some(rest)
+    }
+
+    /// As [`__element`](Self::__element), also past the end.
+    #[doc(hidden)]
+    #[inline]
+    #[must_use]
+    pub const fn __element_unchecked(&self, index: usize, stride: usize, offset: usize) -> Self {
+        self.sub_region_unchecked(index.saturating_mul(stride).saturating_add(offset))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(address: u64, length: usize) -> RemoteMemoryRegion {
+        RemoteMemoryRegion::new(address, length, 7)
+    }
+
+    #[test]
+    fn the_end_is_an_empty_region_and_beyond_is_none() {
+        let memory = region(100, 10);
+        assert_eq!(memory.sub_region(10), Some(region(110, 0)));
+        assert_eq!(memory.sub_region(11), None);
+        assert_eq!(memory.slice(10..10), Some(region(110, 0)));
+        assert_eq!(memory.slice(3..8), Some(region(103, 5)));
+        assert_eq!(memory.slice(3..11), None);
+        #[allow(clippy::reversed_empty_ranges)]
+        let reversed = memory.slice(8..3);
+        assert_eq!(reversed, None);
+    }
+
+    #[test]
+    fn nothing_wraps_or_panics() {
+        let memory = region(u64::MAX - 4, usize::MAX);
+        assert_eq!(memory.sub_region(5), None);
+        assert_eq!(memory.slice(5..6), None);
+        assert_eq!(memory.sub_region_unchecked(9), region(u64::MAX, usize::MAX - 9));
+        assert_eq!(region(100, 10).sub_region_unchecked(11), region(111, 0));
+        assert_eq!(region(100, 10).sub_region_unchecked(usize::MAX).length(), 0);
+    }
+}

@@ -1,0 +1,203 @@
+//! Typed memory of a peer.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use bytemuck::Pod;
+
+use crate::remote::RemoteMemoryRegion;
+
+/// A value of type `T` in the memory of a peer, exactly as long as a `T`.
+///
+/// `T` is plain old data: any bytes that are read from the peer are a `T`, and a `T` that is written
+/// has no padding. Both sides must have the same layout (`#[repr(C)]`) and byte order. It describes and
+/// proves nothing, as [`RemoteMemoryRegion`], into which it can be turned.
+///
+/// It comes from [`RemoteMemoryRegion::typed`], from [`RemoteSlice::get`], and for fields from
+/// [`remote_ref!`](crate::remote_ref).
+///
+/// # Examples
+/// ```
+/// use rdma_mem::RemoteMemoryRegion;
+///
+/// let board = RemoteMemoryRegion::new(0x1000, 4096, 7);
+/// let counter = board.typed::<u64>(64).unwrap();
+/// assert_eq!((counter.address(), counter.region().length()), (0x1040, 8));
+/// assert!(board.typed::<u64>(4089).is_none()); // its last byte is past the end
+/// ```
+pub struct RemoteRef<T> {
+    region: RemoteMemoryRegion,
+    value: PhantomData<fn() -> T>,
+}
+
+/// Values of type `T`, one after the other, in the memory of a peer; exactly as long as they are.
+///
+/// What is said of [`RemoteRef`] holds here too. It comes from [`RemoteMemoryRegion::array`].
+///
+/// # Examples
+/// ```
+/// use rdma_mem::RemoteMemoryRegion;
+///
+/// let board = RemoteMemoryRegion::new(0x1000, 100, 7);
+/// let slots = board.array::<u64>(0, 12).unwrap();
+/// assert_eq!(slots.get(11).unwrap().address(), 0x1058);
+/// assert!(slots.get(12).is_none() && board.array::<u64>(0, 13).is_none());
+/// assert_eq!(slots.slice(2..4).unwrap().region().length(), 16);
+/// ```
+pub struct RemoteSlice<T> {
+    region: RemoteMemoryRegion,
+    length: usize,
+    values: PhantomData<fn() -> T>,
+}
+
+impl RemoteMemoryRegion {
+    /// The `T` at `offset`, in bytes; `None` if it is not wholly within the memory.
+    #[inline]
+    #[must_use]
+    pub fn typed<T: Pod>(&self, offset: usize) -> Option<RemoteRef<T>> {
+        let region = self.slice(offset..offset.checked_add(size_of::<T>())?)?;
+        Some(RemoteRef { region, value: PhantomData })
+    }
+
+    /// The `length` values that begin at `offset`, in bytes; `None` if they are not all wholly within
+    /// the memory.
+    #[inline]
+    #[must_use]
+    pub fn array<T: Pod>(&self, offset: usize, length: usize) -> Option<RemoteSlice<T>> {
+        let bytes = length.checked_mul(size_of::<T>())?;
+        let region = self.slice(offset..offset.checked_add(bytes)?)?;
+        Some(RemoteSlice { region, length, values: PhantomData })
+    }
+}
+
+impl<T: Pod> RemoteRef<T> {
+    /// Where it is, in the peer.
+    #[inline]
+    #[must_use]
+    pub const fn address(&self) -> u64 {
+        self.region.address()
+    }
+
+    /// The memory that it is, for requests.
+    #[inline]
+    #[must_use]
+    pub const fn region(&self) -> RemoteMemoryRegion {
+        self.region
+    }
+
+    /// For [`remote_ref!`](crate::remote_ref).
+    #[doc(hidden)]
+    #[inline]
+    #[must_use]
+    pub fn __field<S>(
+        region: &RemoteMemoryRegion,
+        offset: usize,
+        _get: fn(S) -> T,
+    ) -> Option<Self> {
+        region.typed(offset)
+    }
+}
+
+impl<T: Pod> RemoteSlice<T> {
+    /// How many values it has.
+    #[inline]
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether it has none.
+    #[inline]
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Where it begins, in the peer.
+    #[inline]
+    #[must_use]
+    pub const fn address(&self) -> u64 {
+        self.region.address()
+    }
+
+    /// The memory that it is, for requests.
+    #[inline]
+    #[must_use]
+    pub const fn region(&self) -> RemoteMemoryRegion {
+        self.region
+    }
+
+    /// The value at an index; `None` if there are not so many.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<RemoteRef<T>> {
+        if index >= self.length {
+            return None;
+        }
+        self.region.typed(index.checked_mul(size_of::<T>())?)
+    }
+
+    /// Those of a range of indices; `None` if there are not so many.
+    #[inline]
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Option<Self> {
+        let length = range.end.checked_sub(range.start)?;
+        if range.end > self.length {
+            return None;
+        }
+        self.region.array(range.start.checked_mul(size_of::<T>())?, length)
+    }
+}
+
+impl<T: Pod> From<RemoteRef<T>> for RemoteMemoryRegion {
+    #[inline]
+    fn from(value: RemoteRef<T>) -> Self {
+        value.region
+    }
+}
+
+impl<T: Pod> From<RemoteSlice<T>> for RemoteMemoryRegion {
+    #[inline]
+    fn from(values: RemoteSlice<T>) -> Self {
+        values.region
+    }
+}
+
+/// By hand, since a description of a `T` is `Copy` whatever `T` is.
+macro_rules! describe {
+    ($($Type:ident($($field:ident),+)),*) => {$(
+        impl<T> Clone for $Type<T> {
+            #[inline]
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<T> Copy for $Type<T> {}
+
+        impl<T> PartialEq for $Type<T> {
+            fn eq(&self, other: &Self) -> bool {
+                $(self.$field == other.$field)&&+
+            }
+        }
+
+        impl<T> Eq for $Type<T> {}
+
+        impl<T> Hash for $Type<T> {
+            fn hash<H: Hasher>(&self, state: &mut H) {
+                $(self.$field.hash(state);)+
+            }
+        }
+
+        impl<T> fmt::Debug for $Type<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let (name, of) = (stringify!($Type), std::any::type_name::<T>());
+                write!(f, "{name}<{of}>({:?})", self.region)
+            }
+        }
+    )*};
+}
+
+describe!(RemoteRef(region), RemoteSlice(region, length));

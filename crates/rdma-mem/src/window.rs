@@ -1,0 +1,5 @@
+//! Memory windows, what they are bound to, and why they are not.
+
+pub(crate) mod bindable;
+pub(crate) mod error;
+pub(crate) mod memory_window;

@@ -1,0 +1,65 @@
+//! Why a window is not bound.
+
+use rdma_types::AccessFlags;
+
+use crate::error::range::RangeError;
+
+/// A bind that cannot be right, found before the device sees it; IBTA vol 1, section 10.6.7.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// It is bound: one window gives one range at a time.
+    #[error(
+        "the window is bound: invalidate it first (type 1: unbind it), take the completion, and tell \
+         it so with `unbound`"
+    )]
+    StillBound,
+    /// There is nothing to unbind or to invalidate.
+    #[error("the window is not bound")]
+    NotBound,
+    /// The range is not within the region.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// A window of no bytes would be bound to nothing.
+    #[error("a window of 0 bytes gives nothing")]
+    Empty,
+    /// The region was registered without `MW_BIND`.
+    #[error(
+        "no window can be bound to the region: register it with `with_mw_bind` (an owned region by \
+         `allocate_bindable`)"
+    )]
+    NotBindable,
+    /// Peers would change memory that this machine's own device may not write.
+    #[error("{access} through a window needs a region with local write: add with_local_write()")]
+    NoLocalWrite {
+        /// What was asked for.
+        access: AccessFlags,
+    },
+    /// Region, window and queue pair are not of one protection domain.
+    #[error(
+        "the window is of another protection domain than its region, or than the queue pair: all \
+         three have to be of one"
+    )]
+    WrongDomain,
+    /// A right that no window gives.
+    #[error(
+        "a window gives remote read, remote write and remote atomic, and type 2 can be zero-based: \
+         not {access}"
+    )]
+    Access {
+        /// What was asked for beyond that.
+        access: AccessFlags,
+    },
+    /// The region counts addresses from 0, which windows do not go with.
+    #[error("the region is zero-based: no window can be bound to it")]
+    ZeroBased,
+    /// The request is for windows of the other type.
+    #[error(
+        "the window is of type {kind}: `QueuePair::bind` binds both, `BindWindow` and \
+         `LocalInvalidate` are for type 2, `QueuePair::unbind` is for type 1"
+    )]
+    Kind {
+        /// The type that it is of.
+        kind: u8,
+    },
+}

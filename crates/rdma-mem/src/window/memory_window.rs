@@ -1,0 +1,401 @@
+//! Memory windows.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use rdma_sys::{Errno, ibv_alloc_mw, ibv_inc_rkey, ibv_mw, ibv_mw_bind_info, ibv_mw_type};
+use rdma_types::{AccessFlags, Rkey};
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::error::Error;
+use crate::error::range;
+use crate::error::verb::VerbError;
+use crate::object::forked::Forked;
+use crate::object::handle::Handle;
+use crate::object::ownership::Ownership;
+use crate::remote::RemoteMemoryRegion;
+use crate::window::bindable::{BindableRegion, Target};
+use crate::window::error::BindError;
+
+/// Which kind of window.
+#[doc(alias = "ibv_mw_type")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WindowType {
+    /// Used through every queue pair of its domain; bound and unbound by calls (`ibv_bind_mw`).
+    One,
+    /// Used through the queue pair that bound it (2B); bound and invalidated by work requests, and
+    /// invalidated by the peer with a send.
+    Two,
+}
+
+/// A memory window (MW): a key by which peers use a part of a region, until it is taken back.
+///
+/// Registering memory is slow, binding a window is a work request. So the memory is registered once, with
+/// [`with_mw_bind`](AccessFlags::with_mw_bind) and without any right for peers, and each grant is a window
+/// with a range, rights and a key of its own. The queue pairs of `rdma-qp` bind it.
+///
+/// # Who has the memory
+///
+/// The window has its region `R`, by value or by what keeps it alive ([`BindableRegion`] has the list),
+/// and is deallocated before it lets go of it. An [`OwnedRegion`](crate::OwnedRegion) or a
+/// [`Buffer`](crate::Buffer) is out of reach while the window is bound, and back with
+/// [`region_mut`](Self::region_mut) once it is not.
+///
+/// # When it is over
+///
+/// A peer is out for certain when the completion of an invalidation was polled with success: of
+/// `LocalInvalidate`, of a receive that [says](Self::rkey) this key, of `QueuePair::unbind` for type 1. The
+/// window cannot know that, and is [told](Self::unbound). [`close`](Self::close) needs no completion: the
+/// peer is out when it returns.
+///
+/// # Examples
+/// ```
+/// use rdma_mem::{AccessFlags, MemoryWindow, WindowType};
+///
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let access = AccessFlags::new().with_local_write().with_mw_bind();
+/// let region = pd.allocate_shared_region(4096, access)?;
+/// let window = MemoryWindow::allocate(&region, WindowType::Two).map_err(|(_, error)| error)?;
+/// assert_eq!(window.remote(), None, "it is bound by a queue pair");
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_mw")]
+pub struct MemoryWindow<R: BindableRegion> {
+    handle: Handle<ibv_mw, (R, ProtectionDomain)>,
+    kind: WindowType,
+    /// Of its last bind.
+    key: u32,
+    /// Since the request to bind was made.
+    bound: Option<Bound>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    address: u64,
+    length: usize,
+    /// Of the bind before.
+    key_before: u32,
+}
+
+/// A request to bind, as C wants it; for the crates above.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct PreparedBind {
+    /// The window.
+    pub mw: *mut ibv_mw,
+    /// The key that a window of type 2 is to have.
+    pub rkey: Rkey,
+    /// What to bind it to.
+    pub info: ibv_mw_bind_info,
+}
+
+// SAFETY: SAFETY.md F12: it stands for numbers; who uses the pointers argues for that.
+unsafe impl Send for PreparedBind {}
+// SAFETY: SAFETY.md F12: nothing is done through `&self`.
+unsafe impl Sync for PreparedBind {}
+
+impl<R: BindableRegion> MemoryWindow<R> {
+    /// Allocates a window for this region, bound to nothing; see `man ibv_alloc_mw`.
+    ///
+    /// # Errors
+    /// With the region: [`Error::NoWindows`] on a device without windows of this type, or what the verb
+    /// says.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn allocate(region: R, kind: WindowType) -> Result<Self, (R, Error)> {
+        let pd = region.target().pd.clone();
+        if let Err(forked) = pd.check_process() {
+            return Err((region, forked.into()));
+        }
+        let type_ = match kind {
+            WindowType::One => ibv_mw_type::IBV_MW_TYPE_1,
+            WindowType::Two => ibv_mw_type::IBV_MW_TYPE_2,
+        };
+        // SAFETY: SAFETY.md F1: a live domain.
+        let raw = match Errno::check_null(unsafe { ibv_alloc_mw(pd.as_raw(), type_) }) {
+            Ok(raw) => raw,
+            Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => {
+                let device = pd.context().device().name().to_owned();
+                return Err((region, Error::NoWindows { device }));
+            }
+            Err(errno) => {
+                let error = VerbError::new("ibv_alloc_mw", errno);
+                return Err((region, error.with_hint(crate::error::hint::create(errno)).into()));
+            }
+        };
+        // SAFETY: SAFETY.md F6, F9: just allocated, of this kind and domain, so that it is not bound and nobody
+        // else has it.
+        Ok(unsafe { Self::of(raw, (region, pd), kind, Ownership::Owned) })
+    }
+
+    /// Makes one of a window that was allocated elsewhere and is not bound, for this region.
+    ///
+    /// # Safety
+    /// What [`Ownership`] says. The window is of the region's domain, is not bound, and nobody else binds
+    /// it. A [borrowed](Ownership::Borrowed) one is not bound when it is dropped or closed either, since
+    /// that does not end a peer's access.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::ptr::NonNull;
+    /// use rdma_mem::{MemoryWindow, Ownership, WindowType};
+    ///
+    /// rdma_soft::install();
+    /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let region = pd.allocate_bindable_region(4096)?;
+    /// let kind = rdma_sys::ibv_mw_type::IBV_MW_TYPE_2;
+    /// // SAFETY: a live domain.
+    /// let raw = NonNull::new(unsafe { rdma_sys::ibv_alloc_mw(pd.as_raw(), kind) }).unwrap();
+    /// // SAFETY: just allocated in the region's domain.
+    /// let window = unsafe { MemoryWindow::from_raw(raw, region, Ownership::Owned) };
+    /// assert_eq!((window.kind(), window.is_bound()), (WindowType::Two, false));
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[must_use]
+    pub unsafe fn from_raw(raw: NonNull<ibv_mw>, region: R, ownership: Ownership) -> Self {
+        let pd = region.target().pd.clone();
+        // SAFETY: SAFETY.md F1: a live window, whose type does not change.
+        let kind = match unsafe { (*raw.as_ptr()).type_ } {
+            ibv_mw_type::IBV_MW_TYPE_1 => WindowType::One,
+            _ => WindowType::Two,
+        };
+        // SAFETY: SAFETY.md F6, F9: this function's contract.
+        unsafe { Self::of(raw, (region, pd), kind, ownership) }
+    }
+
+    /// # Safety
+    /// As of [`from_raw`](Self::from_raw), of this kind.
+    unsafe fn of(
+        raw: NonNull<ibv_mw>,
+        needs: (R, ProtectionDomain),
+        kind: WindowType,
+        ownership: Ownership,
+    ) -> Self {
+        // SAFETY: SAFETY.md F1: a live window, which nobody binds now.
+        let key = unsafe { (*raw.as_ptr()).rkey };
+        let verb = "ibv_dealloc_mw";
+        // SAFETY: SAFETY.md F3, F6, F9: this function's contract; it needs its domain, and while it is
+        // bound its region. The function reaches the provider's own.
+        let handle = unsafe { Handle::from_raw(raw, dealloc, verb, needs, ownership) };
+        Self { handle, kind, key, bound: None }
+    }
+
+    /// Of which type it is.
+    #[inline]
+    #[must_use]
+    pub const fn kind(&self) -> WindowType {
+        self.kind
+    }
+
+    /// The domain that it is of.
+    #[must_use]
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.handle.needs().1
+    }
+
+    /// Whether a peer may have access: from the moment that a request to bind it was made, until
+    /// [`unbound`](Self::unbound).
+    #[inline]
+    #[must_use]
+    pub const fn is_bound(&self) -> bool {
+        self.bound.is_some()
+    }
+
+    /// The key for the peer, while it [is bound](Self::is_bound). The device chooses the upper 24 bits
+    /// and keeps them; the low 8 bits are counted up with each bind, so that an old key does not fit.
+    #[inline]
+    #[must_use]
+    pub fn rkey(&self) -> Option<Rkey> {
+        self.bound.map(|_| Rkey::new(self.key))
+    }
+
+    /// What it gives to the peer, for sending to it, while it [is bound](Self::is_bound).
+    ///
+    /// Before the completion of the bind, tell it by a send that is posted to the same queue pair after
+    /// the bind, and by nothing else.
+    #[must_use]
+    pub fn remote(&self) -> Option<RemoteMemoryRegion> {
+        let Bound { address, length, .. } = self.bound?;
+        Some(RemoteMemoryRegion::new(address, length, self.key))
+    }
+
+    /// Its region, to use the bytes; `None` while it [is bound](Self::is_bound).
+    #[must_use]
+    pub fn region(&self) -> Option<&R> {
+        self.bound.is_none().then(|| &self.handle.needs().0)
+    }
+
+    /// Its region, exclusively, also to put another one of the same domain into its place; `None` while it
+    /// [is bound](Self::is_bound).
+    #[must_use]
+    pub fn region_mut(&mut self) -> Option<&mut R> {
+        match self.bound {
+            None => Some(&mut self.handle.needs_mut().0),
+            Some(_) => None,
+        }
+    }
+
+    /// Tells the window that no peer has access any more.
+    ///
+    /// # Safety
+    /// That is so, and stays so: no request to bind it is still to be executed. One of these was polled:
+    ///
+    /// - the completion of its bind, with a failure;
+    /// - of type 2, the completion of its invalidation, with success: of a local one, or of a receive that
+    ///   gives this [key](Self::rkey) as invalidated;
+    /// - of type 1, the completion of its unbind, with success, where the unbind could not overtake the bind:
+    ///   it was posted to the same queue pair, or after the completion of the bind was polled.
+    ///
+    /// That its queue pair was reset or destroyed is not enough: some devices keep the window bound, for the
+    /// next queue pair of that number. [`close`](Self::close) it then.
+    pub const unsafe fn unbound(&mut self) {
+        self.bound = None;
+    }
+
+    /// Tells the window that the request to bind it was never posted, or was refused at its post.
+    ///
+    /// # Safety
+    /// That is so.
+    pub unsafe fn never_bound(&mut self) {
+        if let Some(Bound { key_before, .. }) = self.bound.take() {
+            self.key = key_before;
+        }
+    }
+
+    /// Makes a request to bind `range` of its region, counted in bytes from the region's beginning, with
+    /// these rights for peers. For the crates above: the window counts as bound from now on.
+    ///
+    /// # Errors
+    /// If it cannot be right; then nothing has changed.
+    pub fn prepare_bind(
+        &mut self,
+        range: Range<usize>,
+        access: AccessFlags,
+    ) -> Result<PreparedBind, BindError> {
+        let (region, _) = self.handle.needs();
+        let target = region.target();
+        if self.bound.is_some() {
+            return Err(BindError::StillBound);
+        }
+        if !target.pd.is_same(self.pd()) {
+            return Err(BindError::WrongDomain);
+        }
+        check(&target, &range, access, self.kind)?;
+        let (mr, first) = (target.mr, target.address.wrapping_add(range.start as u64));
+        let zero_based = access.contains(AccessFlags::ZERO_BASED);
+        let address = if zero_based { 0 } else { first };
+        self.bound = Some(Bound { address, length: range.len(), key_before: self.key });
+        let mw = self.as_raw();
+        if self.kind == WindowType::Two {
+            // Some providers compare the key that is here with that of the last bind.
+            // SAFETY: SAFETY.md F1: live by the handle, and exclusive.
+            unsafe { (*mw).rkey = self.key };
+            self.key = ibv_inc_rkey(self.key);
+        }
+        let length = range.len() as u64;
+        let info = ibv_mw_bind_info { mr, addr: first, length, mw_access_flags: access.bits() };
+        Ok(PreparedBind { mw, rkey: Rkey::new(self.key), info })
+    }
+
+    /// Of type 1: takes the key from where `ibv_bind_mw` has put it. For the crates above.
+    pub fn bind_posted(&mut self) {
+        // SAFETY: SAFETY.md F1: live by the handle, and exclusive.
+        self.key = unsafe { (*self.as_raw()).rkey };
+    }
+
+    /// Makes a request to unbind a window of type 1. For the crates above.
+    ///
+    /// # Errors
+    /// If there is nothing to unbind, or it is of type 2.
+    pub fn prepare_unbind(&mut self) -> Result<PreparedBind, BindError> {
+        if self.kind != WindowType::One {
+            return Err(BindError::Kind { kind: 2 });
+        }
+        if self.bound.is_none() {
+            return Err(BindError::NotBound);
+        }
+        let target = self.handle.needs().0.target();
+        // With a region although there is nothing to bind: some providers look for its key.
+        let info =
+            ibv_mw_bind_info { mr: target.mr, addr: target.address, length: 0, mw_access_flags: 0 };
+        Ok(PreparedBind { mw: self.as_raw(), rkey: Rkey::new(self.key), info })
+    }
+
+    /// Deallocates the window, bound or not, and gives its region back: when this returns no peer has
+    /// access.
+    ///
+    /// # Errors
+    /// What the provider says, with the window.
+    #[doc(alias = "ibv_dealloc_mw")]
+    #[allow(clippy::result_large_err)] // it is the window itself
+    pub fn close(self) -> Result<R, (Self, Error)> {
+        let Self { handle, kind, key, bound } = self;
+        match handle.close() {
+            Ok((region, _)) => Ok(region),
+            Err((handle, error)) => Err((Self { handle, kind, key, bound }, error)),
+        }
+    }
+
+    /// Whether this process is the one that made it.
+    ///
+    /// # Errors
+    /// If it is a child that was forked since.
+    pub fn check_process(&self) -> Result<(), Forked> {
+        self.handle.check_process()
+    }
+
+    /// The C object, live as long as `self`.
+    #[inline]
+    #[must_use]
+    pub const fn as_raw(&self) -> *mut ibv_mw {
+        self.handle.as_ptr()
+    }
+}
+
+fn check(
+    target: &Target<'_>,
+    range: &Range<usize>,
+    access: AccessFlags,
+    kind: WindowType,
+) -> Result<(), BindError> {
+    let Range { start, end } = *range;
+    let length = end.saturating_sub(start);
+    range::check(start, length, target.length)?;
+    if length == 0 {
+        return Err(BindError::Empty);
+    }
+    let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    let rights = changes | AccessFlags::REMOTE_READ;
+    let known = if kind == WindowType::Two { rights | AccessFlags::ZERO_BASED } else { rights };
+    if !known.contains(access) {
+        return Err(BindError::Access { access: access.difference(known) });
+    }
+    if !target.access.contains(AccessFlags::MW_BIND) {
+        return Err(BindError::NotBindable);
+    }
+    if access.intersects(changes) && !target.access.contains(AccessFlags::LOCAL_WRITE) {
+        return Err(BindError::NoLocalWrite { access: access & changes });
+    }
+    if target.access.contains(AccessFlags::ZERO_BASED) {
+        return Err(BindError::ZeroBased);
+    }
+    Ok(())
+}
+
+/// `ibv_dealloc_mw` of C, an inline function, as an address.
+unsafe extern "C" fn dealloc(mw: *mut ibv_mw) -> std::ffi::c_int {
+    // SAFETY: SAFETY.md F1: the handle's contract, which calls it once.
+    unsafe { rdma_sys::ibv_dealloc_mw(mw) }
+}
+
+impl<R: BindableRegion> fmt::Debug for MemoryWindow<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryWindow")
+            .field("kind", &self.kind)
+            .field("bound", &self.remote())
+            .finish_non_exhaustive()
+    }
+}
