@@ -36,9 +36,9 @@ use rdma_qp::{CompletionQueue, PollSlot, QueuePair};
 
 use self::queues::{Connection, Queue, Queues, Slot};
 use self::state::State;
-use crate::Operation;
 use crate::deadline::Deadline;
 use crate::limits::Limits;
+use crate::operation::Operation;
 use crate::transport_error::{CloseReason, TransportError};
 
 #[cfg(debug_assertions)]

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::Operation;
 use crate::deadline::NO_LIMIT;
+use crate::operation::Operation;
 
 /// The default limits of a channel, by kind.
 #[derive(Clone, Copy, Debug)]

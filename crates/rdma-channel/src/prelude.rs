@@ -7,7 +7,9 @@
 use rdma_mem::ProtectionDomain;
 pub use rdma_qp::prelude::*;
 
-use crate::{Channel, ChannelBuilder, MultiChannel, MultiChannelBuilder};
+use crate::channel::Channel;
+use crate::channel::builder::{ChannelBuilder, MultiChannelBuilder};
+use crate::multi_channel::MultiChannel;
 
 mod sealed {
     #[allow(unnameable_types)] // that is the point

@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 
 use crate::channel::Channel;
-use crate::kept::Kept;
 use crate::ledger::Ledger;
 use crate::ledger::end::Ended;
+use crate::ledger::queues::Kept;
 use crate::transport_error::{OperationError, TransportError, first};
 
 use self::peer::ScopedPeer;

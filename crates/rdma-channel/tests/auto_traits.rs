@@ -5,7 +5,8 @@ use rdma_channel::{
     MultiChannelBuilder, Operation, OperationError, PeerAtomicWorkRequest, PeerReadWorkRequest,
     PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
     PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress, Refused,
-    RefusedBatch, Request, Scope, ScopeError, ScopedPendingWork, TransportError, WithoutPd, WorkId,
+    RefusedBatch, Rejected, Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, ToPeer,
+    TransportError, WithoutPd, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -44,6 +45,8 @@ fn a_scope_and_its_handles_stay_on_their_thread() {
     <Scope<'_, '_> as NotSync<_>>::holds();
     <Scope<'_, '_, MultiChannel> as NotSend<_>>::holds();
     <Scope<'_, '_, MultiChannel> as NotSync<_>>::holds();
+    <ScopedPeer<'_> as NotSend<_>>::holds();
+    <ScopedPeer<'_> as NotSync<_>>::holds();
     <PendingWork<'_> as NotSend<_>>::holds();
     <PendingWork<'_> as NotSync<_>>::holds();
     <ScopedPendingWork<'_> as NotSend<_>>::holds();
@@ -60,6 +63,7 @@ fn results_are_values() {
     send_sync::<Finished<()>>();
     send_sync::<Refused<()>>();
     send_sync::<Request<'_, '_>>();
+    send_sync::<ToPeer<()>>();
     send_sync::<PeerSendWorkRequest<'_, '_>>();
     send_sync::<PeerReceiveWorkRequest<'_, '_>>();
     send_sync::<PeerWriteWorkRequest<'_, '_>>();
@@ -71,6 +75,7 @@ fn results_are_values() {
     send_sync::<WorkId>();
     error::<TransportError>();
     error::<OperationError>();
+    error::<Rejected<()>>();
     error::<ScopeError>();
     error::<ExchangeError>();
     send_sync::<Pipes<std::fs::File, std::fs::File>>();

@@ -12,9 +12,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::Ledger;
 use super::queues::{Connection, Slot};
 use super::state::State;
-use crate::Operation;
 use crate::deadline::Deadline;
-use crate::kept::post_marker;
+use crate::ledger::queues::post_marker;
+use crate::operation::Operation;
 use crate::transport_error::{CloseReason, OperationError, TransportError, WorkId};
 
 /// How a scope ended.

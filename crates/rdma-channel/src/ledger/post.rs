@@ -9,7 +9,7 @@ use super::queues::{Connection, Queue, Slot};
 use super::ticket::Ticket;
 use super::{Ledger, Room, closed, seldom};
 use crate::deadline::Deadline;
-use crate::kept::{InBatch, Kept};
+use crate::ledger::queues::{InBatch, Kept};
 use crate::operation::Operation;
 use crate::request::Post;
 use crate::transport_error::{TransportError, WorkId};

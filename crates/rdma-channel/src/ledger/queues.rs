@@ -1,16 +1,22 @@
-//! The queues of all connections: rings of slots, one slot for each request that a queue holds. The unsafe code of the
-//! ledger is here.
+//! The queues of all connections: rings of slots, one slot for each request that a queue holds, and what is posted to
+//! them. The unsafe code of the ledger is here.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::slice;
 
-use rdma_qp::{PollSlot, QueuePair, WorkResult, WorkSuccess};
+use rdma_qp::{
+    PollSlot, PostError, QueuePair, QueuedReceive, QueuedRequest, SendWorkRequest, WorkResult,
+    WorkSuccess,
+};
 
 use super::state::State;
-use crate::Operation;
+use crate::operation::Operation;
+use crate::request::{Post, Request};
 use crate::transport_error::CloseReason;
 
 /// Room for one request at a time, of one queue of one connection.
@@ -417,80 +423,114 @@ impl Queues {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Says that the memory of requests is kept until they are over, if it is borrowed for `'kept` or longer. Whoever makes
+/// one sees to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept<'kept>(PhantomData<fn(&'kept ())>);
 
-    /// Two queues without a queue pair.
-    fn connection(slots: &Slots, asked: Asked) -> Connection {
-        let connection = Connection::new(None, slots, 1, asked);
-        for queue in [&connection.send, &connection.receive] {
-            assert!(queue.next_free().is_none(), "without a queue pair there is no slot at hand");
-            queue.cursor.set(queue.first);
-        }
-        connection
-    }
-
-    #[test]
-    fn rings_go_round() {
-        let slots = Slots::new((1..=5).map(|index| Slot::new(index, 0)));
-        let asked = Asked { sends: 3, receives: 2, signals_all: false };
-        let connection = connection(&slots, asked);
-        for (queue, indices) in [(&connection.send, 1..4), (&connection.receive, 4..6)] {
-            for id in indices.clone().chain([indices.start]) {
-                let slot = queue.next_free().unwrap();
-                assert_eq!(slot.id(), id);
-                queue.advance(slot);
-            }
-        }
-        connection.close(CloseReason::Asked);
-        assert!(connection.send.next_free().is_none() && connection.receive.next_free().is_none());
-        assert!(connection.send.cursor().state().is(State::DEAD));
-    }
-
-    #[test]
-    fn a_queue_without_room_has_only_the_dead_slot() {
-        let slots = Slots::new(std::iter::empty());
-        let connection = connection(&slots, Asked::default());
-        assert!(connection.send.next_free().is_none());
-        assert_eq!(connection.receive.capacity(), 0);
-        let queues = Queues::new(Vec::new(), Asked::default());
-        assert!(queues.iter().next().is_none() && queues.get(0).is_none());
-        assert!(queues.only().qp().is_none() && queues.by_id(1).is_none());
-    }
-
-    #[test]
-    fn slots_stay_where_they_are_while_their_queues_move() {
-        let slots = Slots::new((1..=3).map(|index| Slot::new(index, 0)));
-        let queue = Queue::new(&slots, 1, 3);
-        let moved = std::thread::spawn(move || Box::new((queue, slots))).join().unwrap();
-        let slot = moved.0.next_free().unwrap();
-        assert!(std::ptr::eq(slot, &raw const moved.1.all()[1]));
-        assert!(std::ptr::eq(slot.next(), &raw const moved.1.all()[2]));
-    }
-
-    #[test]
-    fn half_a_queue_has_a_signaled_request_or_all_are() {
-        let slots = Slots::new((1..=100).map(|index| Slot::new(index, 0)));
-        let longest = |sends, signals_all| {
-            let asked = Asked { sends, receives: 0, signals_all };
-            let connection = Connection::new(None, &slots, 1, asked);
-            (0..).take_while(|&run| !connection.has_to_signal_behind(run)).count()
-        };
-        assert_eq!([0, 1, 2, 3, 4, 5, 8].map(|sends| longest(sends, false)), [0, 0, 0, 0, 1, 1, 3]);
-        assert_eq!([0, 4, 100].map(|sends| longest(sends, true)), [0; 3]);
-    }
-
-    #[test]
-    fn a_slot_is_found_by_the_id_of_each_of_its_generations() {
-        let slot = Slot::new(7, 0);
-        let first = slot.id();
-        slot.free();
-        assert_ne!(slot.id(), first);
-        assert_eq!((index(first), index(slot.id())), (7, 7));
-        assert_eq!((generation(first), generation(slot.id())), (0, 1));
-        slot.id.set(u64::MAX << INDEX_BITS | 7);
-        slot.free();
-        assert_eq!(slot.id(), 7, "generations begin anew, and no WR ID is 0");
+impl Kept<'_> {
+    /// # Safety
+    /// Memory that is borrowed for its lifetime is kept, as [`QueuePair::post`] asks, until each request is over that is
+    /// posted with it, whatever else happens.
+    #[inline(always)]
+    pub(crate) const unsafe fn new() -> Self {
+        Self(PhantomData)
     }
 }
+
+impl<'kept> Kept<'kept> {
+    /// Posts a request.
+    #[inline(always)]
+    pub(crate) fn post<'data: 'kept, W: Post<'data>>(
+        self,
+        qp: &QueuePair,
+        request: W,
+        id: u64,
+    ) -> Result<(), PostError> {
+        // SAFETY: SAFETY.md F22: the memory is borrowed for 'data, so that what this says is said of it.
+        unsafe { qp.post(request, id) }
+    }
+
+    /// Posts requests with one doorbell.
+    #[inline(always)]
+    pub(crate) fn post_batch<'data: 'kept, I: InBatch<'data>>(
+        self,
+        qp: &QueuePair,
+        items: &mut [I],
+    ) -> Result<(), PostError> {
+        // SAFETY: SAFETY.md F22: the memory is borrowed for 'data, so that what this says is said of it.
+        unsafe { I::post(items, qp) }
+    }
+}
+
+/// A request in a batch, whose memory is borrowed for `'data`: of the send queue of any kind, or a receive.
+pub(crate) trait InBatch<'data>: Sized {
+    fn operation(&self) -> Operation;
+    fn is_signaled(&self) -> bool;
+    fn number(&mut self, id: u64, signaled: bool);
+
+    /// # Safety
+    /// That of [`QueuePair::post_batch`].
+    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
+}
+
+impl<'data> InBatch<'data> for Request<'_, 'data> {
+    #[inline(always)]
+    fn operation(&self) -> Operation {
+        Operation::of(self.0.opcode())
+    }
+
+    #[inline(always)]
+    fn is_signaled(&self) -> bool {
+        self.0.is_signaled()
+    }
+
+    #[inline(always)]
+    fn number(&mut self, id: u64, signaled: bool) {
+        self.0.set_wr_id(id);
+        self.0.set_signaled(signaled);
+    }
+
+    #[inline(always)]
+    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
+        let (first, count) = (batch.as_mut_ptr().cast(), batch.len());
+        // SAFETY: SAFETY.md F5: each is laid out as what is in it; borrowed as the slice is.
+        let queued: &mut [QueuedRequest<'_, '_>] =
+            unsafe { slice::from_raw_parts_mut(first, count) };
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
+        unsafe { qp.post_batch(queued) }
+    }
+}
+
+impl<'data> InBatch<'data> for QueuedReceive<'_, 'data> {
+    #[inline(always)]
+    fn operation(&self) -> Operation {
+        Operation::Receive
+    }
+
+    #[inline(always)]
+    fn is_signaled(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn number(&mut self, id: u64, _: bool) {
+        self.set_wr_id(id);
+    }
+
+    #[inline(always)]
+    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
+        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
+        unsafe { qp.post_receive_batch(batch) }
+    }
+}
+
+/// Posts a request without memory to a queue pair in error: it is flushed after all before it.
+pub(crate) fn post_marker(qp: &QueuePair, id: u64) -> Result<(), PostError> {
+    // SAFETY: SAFETY.md F22: nothing that `post` asks for is there: it has no elements, and is neither a bind
+    // nor a datagram.
+    unsafe { qp.post(SendWorkRequest::new(&[]), id) }
+}
+
+#[cfg(test)]
+mod tests;

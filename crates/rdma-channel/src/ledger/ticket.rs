@@ -9,8 +9,8 @@ use rdma_qp::{PollError, WorkResult, WorkSuccess};
 use super::Ledger;
 use super::queues::Slot;
 use super::state::State;
-use crate::Operation;
 use crate::deadline::Deadline;
+use crate::operation::Operation;
 use crate::transport_error::{TransportError, WorkId};
 
 /// Who holds it may ask how its request ended; the request goes on when it is dropped, and its slot is free

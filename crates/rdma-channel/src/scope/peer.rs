@@ -6,9 +6,9 @@ use rdma_qp::{
 };
 
 use super::pending_work::{PendingWork, ScopedPendingWork};
-use crate::kept::Kept;
 use crate::ledger::post::NotPosted;
 use crate::ledger::queues::Connection;
+use crate::ledger::queues::Kept;
 use crate::ledger::ticket::Ticket;
 use crate::ledger::{Ledger, Room};
 use crate::request::Post;

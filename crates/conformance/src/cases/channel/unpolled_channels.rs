@@ -60,7 +60,7 @@ fn a_channel_that_is_dropped_takes_its_work_from_the_device(device: &Device) {
 
 fn a_channel_that_is_closed_takes_its_work_from_the_device(device: &Device) {
     end(device, |channel| {
-        channel.close().map_err(|(_, error)| error).unwrap();
+        channel.close().map_err(TransportError::from).unwrap();
         None
     });
 }

@@ -1,15 +1,13 @@
-//! Why the memory of a request is kept until the request is over. With that of the ledger's
+//! Who lends memory to requests, and keeps it until they are over. With that of the ledger's
 //! [queues](crate::ledger::queues), this is all unsafe code of the crate.
 #![allow(unsafe_code)]
 
-use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::slice;
 use std::time::Duration;
 
 use rdma_qp::{
-    AtomicWorkRequest, PostError, QueuePair, QueuedReceive, QueuedRequest, ReadWorkRequest,
-    ReceiveWorkRequest, SendWorkRequest, WorkSuccess, WriteWorkRequest,
+    AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
+    WriteWorkRequest,
 };
 
 use crate::batch::{BatchRefused, with_memory};
@@ -18,12 +16,11 @@ use crate::channel::blocking::Left;
 use crate::deadline::Deadline;
 use crate::ledger::end::{AbortOnUnwind, Ended, without_unwinding};
 use crate::ledger::post::{BatchNotPosted, NotPosted, Refusal};
-use crate::ledger::queues::{Connection, Slot};
+use crate::ledger::queues::{Connection, InBatch, Kept, Slot};
 use crate::ledger::ticket::Ticket;
 use crate::ledger::{Ledger, Room, seldom};
 use crate::multi_channel::MultiChannel;
 use crate::multi_channel::to_peer::ToPeer;
-use crate::operation::Operation;
 use crate::request::{Post, Request, queued};
 use crate::scope::Scope;
 use crate::scope::batch::RefusedBatch;
@@ -32,108 +29,6 @@ use crate::scope::outcome::Refused;
 use crate::scope::pending_work::PendingWork;
 use crate::scope::rent::Rent;
 use crate::transport_error::{CloseReason, TransportError, WorkId};
-
-/// Says that the memory of requests is kept until they are over, if it is borrowed for `'kept` or longer. Whoever makes
-/// one sees to it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Kept<'kept>(PhantomData<fn(&'kept ())>);
-
-impl Kept<'_> {
-    /// # Safety
-    /// Memory that is borrowed for its lifetime is kept, as [`QueuePair::post`] asks, until each request is over that is
-    /// posted with it, whatever else happens.
-    #[inline(always)]
-    pub(crate) const unsafe fn new() -> Self {
-        Self(PhantomData)
-    }
-}
-
-impl<'kept> Kept<'kept> {
-    /// Posts a request.
-    #[inline(always)]
-    pub(crate) fn post<'data: 'kept, W: Post<'data>>(
-        self,
-        qp: &QueuePair,
-        request: W,
-        id: u64,
-    ) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F22: the memory is borrowed for 'data, so that what this says is said of it.
-        unsafe { qp.post(request, id) }
-    }
-
-    /// Posts requests with one doorbell.
-    #[inline(always)]
-    pub(crate) fn post_batch<'data: 'kept, I: InBatch<'data>>(
-        self,
-        qp: &QueuePair,
-        items: &mut [I],
-    ) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F22: the memory is borrowed for 'data, so that what this says is said of it.
-        unsafe { I::post(items, qp) }
-    }
-}
-
-/// A request in a batch, whose memory is borrowed for `'data`: of the send queue of any kind, or a receive.
-pub(crate) trait InBatch<'data>: Sized {
-    fn operation(&self) -> Operation;
-    fn is_signaled(&self) -> bool;
-    fn number(&mut self, id: u64, signaled: bool);
-
-    /// # Safety
-    /// That of [`QueuePair::post_batch`].
-    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
-}
-
-impl<'data> InBatch<'data> for Request<'_, 'data> {
-    #[inline(always)]
-    fn operation(&self) -> Operation {
-        Operation::of(self.0.opcode())
-    }
-
-    #[inline(always)]
-    fn is_signaled(&self) -> bool {
-        self.0.is_signaled()
-    }
-
-    #[inline(always)]
-    fn number(&mut self, id: u64, signaled: bool) {
-        self.0.set_wr_id(id);
-        self.0.set_signaled(signaled);
-    }
-
-    #[inline(always)]
-    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        let (first, count) = (batch.as_mut_ptr().cast(), batch.len());
-        // SAFETY: SAFETY.md F5: each is laid out as what is in it; borrowed as the slice is.
-        let queued: &mut [QueuedRequest<'_, '_>] =
-            unsafe { slice::from_raw_parts_mut(first, count) };
-        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
-        unsafe { qp.post_batch(queued) }
-    }
-}
-
-impl<'data> InBatch<'data> for QueuedReceive<'_, 'data> {
-    #[inline(always)]
-    fn operation(&self) -> Operation {
-        Operation::Receive
-    }
-
-    #[inline(always)]
-    fn is_signaled(&self) -> bool {
-        true
-    }
-
-    #[inline(always)]
-    fn number(&mut self, id: u64, _: bool) {
-        self.set_wr_id(id);
-    }
-
-    #[inline(always)]
-    unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {
-        // SAFETY: SAFETY.md F22: all that `post` asks for is this function's contract, too.
-        unsafe { qp.post_receive_batch(batch) }
-    }
-}
 
 /// Ends what is in flight, also if a closure panics.
 struct Guard<'l>(&'l mut Ledger);
@@ -303,17 +198,10 @@ impl<'l, 'data> Call<'l, 'data> {
     }
 }
 
-/// Posts a request without memory to a queue pair in error: it is flushed after all before it.
-pub(crate) fn post_marker(qp: &QueuePair, id: u64) -> Result<(), PostError> {
-    // SAFETY: SAFETY.md F22: nothing that `post` asks for is there: it has no elements, and is neither a bind
-    // nor a datagram.
-    unsafe { qp.post(SendWorkRequest::new(&[]), id) }
-}
-
 /// Operations whose memory nobody watches over.
 impl Ledger {
     /// # Safety
-    /// That of [`QueuePair::post`].
+    /// That of [`QueuePair::post`](rdma_qp::QueuePair::post).
     #[inline(always)]
     unsafe fn unpolled<'l, 'data, W: Post<'data>>(
         &'l self,
@@ -326,7 +214,7 @@ impl Ledger {
     }
 
     /// # Safety
-    /// That of [`QueuePair::post`], for each.
+    /// That of [`QueuePair::post`](rdma_qp::QueuePair::post), for each.
     unsafe fn each_unpolled<'data, W: Post<'data>>(
         &self,
         wrs: impl IntoIterator<Item = ToPeer<W>>,
@@ -339,7 +227,7 @@ impl Ledger {
     }
 
     /// # Safety
-    /// That of [`QueuePair::post`], for each.
+    /// That of [`QueuePair::post`](rdma_qp::QueuePair::post), for each.
     #[inline(always)]
     unsafe fn batch_unpolled<'data, I: InBatch<'data>, const N: usize>(
         &self,
@@ -356,10 +244,10 @@ impl Channel {
     ///
     /// # Errors
     /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
-    /// [`TransportError::PostError`] with [`posted`](PostError::posted) it may be with the device.
+    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted) it may be with the device.
     ///
     /// # Safety
-    /// What [`QueuePair::post`] asks for: the memory is left alone until the request has completed. That is when its handle
+    /// What [`QueuePair::post`](rdma_qp::QueuePair::post) asks for: the memory is left alone until the request has completed. That is when its handle
     /// says how it ended, or when the channel was closed with success ([`close`](Self::close)). A handle that is dropped,
     /// or runs out of time, says nothing.
     ///
@@ -394,7 +282,7 @@ impl Channel {
     ///
     /// # Errors
     /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
-    /// [`TransportError::PostError`] with [`posted`](PostError::posted) it may be with the device.
+    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted) it may be with the device.
     ///
     /// # Safety
     /// That of [`send_unpolled`](Self::send_unpolled).
@@ -411,7 +299,7 @@ impl Channel {
     ///
     /// # Errors
     /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
-    /// [`TransportError::PostError`] with [`posted`](PostError::posted) it may be with the device.
+    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted) it may be with the device.
     ///
     /// # Safety
     /// That of [`send_unpolled`](Self::send_unpolled).
@@ -428,7 +316,7 @@ impl Channel {
     ///
     /// # Errors
     /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
-    /// [`TransportError::PostError`] with [`posted`](PostError::posted) it may be with the device.
+    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted) it may be with the device.
     ///
     /// # Safety
     /// That of [`send_unpolled`](Self::send_unpolled).
@@ -445,7 +333,7 @@ impl Channel {
     ///
     /// # Errors
     /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
-    /// [`TransportError::PostError`] with [`posted`](PostError::posted) it may be with the device.
+    /// [`TransportError::PostError`] with [`posted`](rdma_qp::PostError::posted) it may be with the device.
     ///
     /// # Safety
     /// That of [`send_unpolled`](Self::send_unpolled).
