@@ -143,9 +143,7 @@ impl Ledger {
     #[inline(always)]
     pub(crate) fn posted(&self, slot: &Slot, operation: Operation) {
         self.unreleased.set(self.unreleased.get() + 1);
-        slot.operation.set(operation);
-        // The last, so that who looks next knows what is there.
-        slot.set(State::IN_FLIGHT);
+        slot.begin(operation);
     }
 
     /// Notes of a request of the send queue whether it is signaled. If it is, its completion is that of the unsignaled ones
@@ -284,22 +282,6 @@ impl Ledger {
     /// Gives back slots that were reserved, or are free, of requests that were not posted.
     pub(crate) fn unreserve(slots: &[&Slot]) {
         slots.iter().for_each(|slot| slot.set(State::FREE));
-    }
-
-    /// The slots that come next in a queue, if all are free.
-    #[inline(always)]
-    pub(crate) fn at_hand<'l>(queue: &'l Queue, slots: &mut [&'l Slot]) -> bool {
-        if slots.len() > queue.capacity() as usize {
-            return false;
-        }
-        let mut next = queue.cursor();
-        for slot in slots {
-            if !next.is_free() {
-                return false;
-            }
-            (*slot, next) = (next, next.next());
-        }
-        true
     }
 
     /// The dead slot, for a place that has none yet.

@@ -233,7 +233,7 @@ impl QueuePair {
         &self,
         requests: &mut [QueuedRequest<'_, '_>],
     ) -> Result<(), PostError> {
-        check_all(requests, |request| Queued::check(request, self))?;
+        check_all(requests, |request| request.check_in_batch(self))?;
         // SAFETY: the same contract; what raw posts ask for beside it was checked.
         unsafe { self.post_batch_raw(requests) }
     }

@@ -193,28 +193,25 @@ impl Ledger {
         let Some(first) = items.first() else { return Ok(()) };
         let sends = first.operation().is_of_send_queue();
         let queue = if sends { &connection.send } else { &connection.receive };
-        if !Self::at_hand(queue, slots) {
+        if !Self::number(queue, items, slots) {
             let operations = items.iter().map(InBatch::operation);
             self.reserve(connection, queue, operations, slots, deadline)?;
+            items.iter_mut().zip(&*slots).for_each(|(item, slot)| item.number(slot.id()));
         }
-        let mut unsignaled = if sends { connection.unsignaled.get() } else { 0 };
-        let (mut linked, last) = (unsignaled != 0, items.len() - 1);
-        for (place, (item, slot)) in items.iter_mut().zip(&*slots).enumerate() {
-            let signaled =
-                item.is_signaled() || place == last || connection.has_to_signal_behind(unsignaled);
-            unsignaled = if signaled { 0 } else { unsignaled + 1 };
-            linked |= !signaled;
-            item.number(slot.id(), signaled);
-        }
+        let linked = sends
+            && (connection.unsignaled.get() != 0 || !items.iter().all(InBatch::is_signaled))
+            && Self::signal(connection, items);
         let posted = match connection.qp() {
             Some(qp) => kept.post_batch(qp, items).map_err(|e| (e.posted(), e.into())),
             None => Err((0, closed(connection))),
         };
         match posted {
             Ok(()) if !linked => {
+                let count = items.len();
                 for (item, slot) in items.iter().zip(&*slots) {
-                    self.posted(slot, item.operation());
+                    slot.begin(item.operation());
                 }
+                self.unreleased.set(self.unreleased.get() + count as u64);
             }
             Ok(()) => self.note_batch(connection, items, slots, items.len(), sends),
             Err((posted, error)) => {
@@ -225,6 +222,41 @@ impl Ledger {
         slots.last().into_iter().for_each(|slot| queue.advance(slot));
         self.checked();
         Ok(())
+    }
+
+    /// Gives the requests the slots that come next in a queue, if all are free.
+    #[inline(always)]
+    fn number<'l, 'data, I: InBatch<'data>>(
+        queue: &'l Queue,
+        items: &mut [I],
+        slots: &mut [&'l Slot],
+    ) -> bool {
+        if slots.len() > queue.capacity() as usize {
+            return false;
+        }
+        let mut next = queue.cursor();
+        for (item, slot) in items.iter_mut().zip(slots) {
+            if !next.is_free() {
+                return false;
+            }
+            item.number(next.id());
+            (*slot, next) = (next, next.next());
+        }
+        true
+    }
+
+    /// Has the last request signaled, and each that has to be. Whether the unsignaled ones, or those before, are to be
+    /// linked, which is so.
+    #[inline(never)]
+    fn signal<'data, I: InBatch<'data>>(connection: &Connection, items: &mut [I]) -> bool {
+        let (mut unsignaled, last) = (connection.unsignaled.get(), items.len() - 1);
+        for (place, item) in items.iter_mut().enumerate() {
+            let signaled =
+                item.is_signaled() || place == last || connection.has_to_signal_behind(unsignaled);
+            unsignaled = if signaled { 0 } else { unsignaled + 1 };
+            item.signal(signaled);
+        }
+        true
     }
 
     /// Notes what is with the device of a batch that was not posted wholly, or has unsignaled requests.

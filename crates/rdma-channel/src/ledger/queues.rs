@@ -89,6 +89,14 @@ impl Slot {
         self.state.set(state);
     }
 
+    /// Notes that its request is with the device.
+    #[inline(always)]
+    pub(super) fn begin(&self, operation: Operation) {
+        self.operation.set(operation);
+        // The last, so that who looks next knows what is there.
+        self.set(State::IN_FLIGHT);
+    }
+
     #[inline(always)]
     pub(super) fn is_free(&self) -> bool {
         self.state.get().is(State::FREE)
@@ -467,7 +475,8 @@ impl<'kept> Kept<'kept> {
 pub(crate) trait InBatch<'data>: Sized {
     fn operation(&self) -> Operation;
     fn is_signaled(&self) -> bool;
-    fn number(&mut self, id: u64, signaled: bool);
+    fn number(&mut self, id: u64);
+    fn signal(&mut self, signaled: bool);
 
     /// # Safety
     /// That of [`QueuePair::post_batch`].
@@ -486,8 +495,12 @@ impl<'data> InBatch<'data> for Request<'_, 'data> {
     }
 
     #[inline(always)]
-    fn number(&mut self, id: u64, signaled: bool) {
+    fn number(&mut self, id: u64) {
         self.0.set_wr_id(id);
+    }
+
+    #[inline(always)]
+    fn signal(&mut self, signaled: bool) {
         self.0.set_signaled(signaled);
     }
 
@@ -514,9 +527,13 @@ impl<'data> InBatch<'data> for QueuedReceive<'_, 'data> {
     }
 
     #[inline(always)]
-    fn number(&mut self, id: u64, _: bool) {
+    fn number(&mut self, id: u64) {
         self.set_wr_id(id);
     }
+
+    /// Receives complete, always.
+    #[inline(always)]
+    fn signal(&mut self, _: bool) {}
 
     #[inline(always)]
     unsafe fn post(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError> {

@@ -17,6 +17,28 @@ use crate::wr::queued::QueuedRequest;
 use crate::wr::queued_receive::QueuedReceive;
 
 impl QueuedRequest<'_, '_> {
+    /// Whether the queue pair can be known not to be able to do it, of one in a batch, which is in memory.
+    #[inline(always)]
+    pub(crate) fn check_in_batch(&self, qp: &QueuePair) -> Result<(), PostError> {
+        if self.passes(qp) { Ok(()) } else { self.check_out_of_line(qp) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check_out_of_line(&self, qp: &QueuePair) -> Result<(), PostError> {
+        self.check(qp)
+    }
+
+    /// Whether it passes the few comparisons that most requests pass. [`check`](Self::check) makes them too, of copies: a
+    /// request whose address is given away would have to be in memory before.
+    #[inline(always)]
+    fn passes(&self, qp: &QueuePair) -> bool {
+        let inline = self.wr.send_flags & INLINE != 0;
+        let (bytes, remote) = self.bounds.parts();
+        self.wr.num_sge.cast_unsigned() < qp.usual_sge()
+            && fits(qp, bytes, remote, inline, self.domains)
+    }
+
     /// Whether the queue pair can be known not to be able to do it.
     #[inline]
     pub(crate) fn check(&self, qp: &QueuePair) -> Result<(), PostError> {
