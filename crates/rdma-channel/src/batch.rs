@@ -7,7 +7,7 @@ use rdma_qp::{ReceiveWorkRequest, WcOpcode, WorkSuccess};
 
 use crate::channel::Channel;
 use crate::channel::blocking::wait_all;
-use crate::deadline::{Deadline, NO_LIMIT};
+use crate::deadline::BatchDeadline;
 use crate::ledger::Ledger;
 use crate::ledger::post::BatchNotPosted;
 use crate::ledger::queues::{Connection, Slot};
@@ -50,7 +50,7 @@ impl Ledger {
         &'l self,
         connection: &'l Connection,
         items: &mut [I; N],
-        deadline: Option<&mut Deadline>,
+        deadline: Option<&mut BatchDeadline>,
         kept: Kept<'kept>,
         handle: impl Fn(Ticket<'l>) -> H,
     ) -> Result<[H; N], BatchRefused<'l, N>> {
@@ -77,7 +77,7 @@ impl Ledger {
         &'l self,
         connection: &'l Connection,
         items: &mut [I],
-        deadline: Option<&mut Deadline>,
+        deadline: Option<&mut BatchDeadline>,
         kept: Kept<'kept>,
         handle: impl Fn(Ticket<'l>) -> H,
     ) -> Result<Vec<H>, TransportError> {
@@ -91,21 +91,10 @@ impl Ledger {
         }
     }
 
-    /// The deadline for room for requests whose caller does not say how long.
-    pub(crate) fn usual_deadline<'data, I: InBatch<'data>>(&self, items: &[I]) -> Option<Deadline> {
-        Deadline::for_room(self.longest(items))
-    }
-
-    /// As long as an operation of these may take.
-    pub(crate) fn longest<'data, I: InBatch<'data>>(&self, items: &[I]) -> Duration {
-        let limits = items.iter().map(|item| self.limits.of(item.operation()));
-        limits.max().unwrap_or_default()
-    }
-
     /// Posts all requests, and returns when they are over.
     fn block_array<'data, I: InBatch<'data>, const N: usize>(
         &mut self,
-        timeout: Duration,
+        timeout: Option<Duration>,
         items: &mut [I; N],
     ) -> Result<[WorkSuccess; N], TransportError> {
         let (mut place, mut successes) = (0, [WorkSuccess::of_send(WcOpcode::SEND); N]);
@@ -123,7 +112,7 @@ impl Ledger {
     /// The same, of as many as there are.
     fn block_list<'data, I: InBatch<'data>>(
         &mut self,
-        timeout: Duration,
+        timeout: Option<Duration>,
         items: &mut [I],
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let mut successes = Vec::with_capacity(items.len());
@@ -145,24 +134,21 @@ impl<'l, 'data> Call<'l, 'data> {
     pub(crate) fn block_batch<I: InBatch<'data>>(
         self,
         connection: &'l Connection,
-        timeout: Duration,
+        timeout: Option<Duration>,
         items: &mut [I],
         slots: &mut [&'l Slot],
         each: impl FnMut(WorkSuccess),
     ) -> Result<Result<(), TransportError>, TransportError> {
-        let mut deadline = Deadline::new(timeout);
-        let room = (timeout != NO_LIMIT).then_some(&mut deadline);
-        if let Err(BatchNotPosted { error, posted }) =
-            self.post_batch(connection, items, slots, room)
-        {
+        let (ledger, mut deadline) = (self.ledger(), BatchDeadline::new(timeout));
+        let posted = self.post_batch(connection, items, slots, Some(&mut deadline));
+        if let Err(BatchNotPosted { error, posted }) = posted {
             if posted == 0 {
                 return Err(error);
             }
-            slots.iter().take(posted).for_each(|slot| Ticket::new(self.ledger(), slot).disown());
+            slots.iter().take(posted).for_each(|slot| Ticket::new(ledger, slot).disown());
             return Ok(Err(error));
         }
-        let tickets = slots.iter().map(|slot| Ticket::new(self.ledger(), slot));
-        Ok(wait_all(tickets, &mut deadline, each))
+        Ok(wait_all(ledger, slots, &mut deadline, each))
     }
 }
 
@@ -205,7 +191,7 @@ impl Channel {
         &mut self,
         mut requests: [Request<'_, '_>; N],
     ) -> Result<[WorkSuccess; N], TransportError> {
-        self.ledger.block_array(self.ledger.longest(&requests), &mut requests)
+        self.ledger.block_array(None, &mut requests)
     }
 
     /// The same as [`batch`](Self::batch), with a limit for all of them. [`Duration::MAX`] is none.
@@ -217,7 +203,7 @@ impl Channel {
         mut requests: [Request<'_, '_>; N],
         timeout: Duration,
     ) -> Result<[WorkSuccess; N], TransportError> {
-        self.ledger.block_array(timeout, &mut requests)
+        self.ledger.block_array(Some(timeout), &mut requests)
     }
 
     /// Posts as many requests as there are with one doorbell, and waits until all are done: [`batch`](Self::batch) where
@@ -255,7 +241,7 @@ impl Channel {
         requests: impl IntoIterator<Item = Request<'wr, 'data>>,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let mut requests: Vec<_> = requests.into_iter().collect();
-        self.ledger.block_list(self.ledger.longest(&requests), &mut requests)
+        self.ledger.block_list(None, &mut requests)
     }
 
     /// The same as [`batch_of`](Self::batch_of), with a limit for all of them. [`Duration::MAX`] is none.
@@ -268,7 +254,7 @@ impl Channel {
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let mut requests: Vec<_> = requests.into_iter().collect();
-        self.ledger.block_list(timeout, &mut requests)
+        self.ledger.block_list(Some(timeout), &mut requests)
     }
 
     /// Posts receives with one doorbell, and waits until all are done.
@@ -291,7 +277,7 @@ impl Channel {
         receives: [ReceiveWorkRequest<'_, '_>; N],
         timeout: Duration,
     ) -> Result<[WorkSuccess; N], TransportError> {
-        self.ledger.block_array(timeout, &mut queued(receives))
+        self.ledger.block_array(Some(timeout), &mut queued(receives))
     }
 
     /// Posts as many receives as there are with one doorbell, and waits until all are done. It allocates.
@@ -314,6 +300,6 @@ impl Channel {
         receives: impl IntoIterator<Item = ReceiveWorkRequest<'wr, 'data>>,
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.ledger.block_list(timeout, &mut queued_list(receives))
+        self.ledger.block_list(Some(timeout), &mut queued_list(receives))
     }
 }

@@ -31,6 +31,11 @@ impl Deadline {
         (limit != NO_LIMIT).then(|| Self::new(limit))
     }
 
+    /// The same of one that is there.
+    pub(crate) fn is_for_room(&self) -> bool {
+        self.limit != NO_LIMIT
+    }
+
     /// Of a call that has begun, with the end that it has.
     pub(crate) const fn until(limit: Duration, end: Option<Instant>) -> Self {
         Self { end, ..Self::new(limit) }
@@ -69,6 +74,27 @@ impl Deadline {
             thread::yield_now();
         }
         self.end.is_some_and(|end| now >= end)
+    }
+}
+
+/// The deadline of a batch, whose limit is not looked for before somebody has to wait.
+#[derive(Debug)]
+pub(crate) struct BatchDeadline {
+    /// If it is not given, it is the longest of the operations.
+    limit: Option<Duration>,
+    deadline: Option<Deadline>,
+}
+
+impl BatchDeadline {
+    pub(crate) const fn new(limit: Option<Duration>) -> Self {
+        Self { limit, deadline: None }
+    }
+
+    /// The deadline, whose time begins with the first call.
+    #[cold]
+    pub(crate) fn get(&mut self, longest: impl FnOnce() -> Duration) -> &mut Deadline {
+        let limit = self.limit;
+        self.deadline.get_or_insert_with(|| Deadline::new(limit.unwrap_or_else(longest)))
     }
 }
 

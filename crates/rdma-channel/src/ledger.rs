@@ -23,7 +23,7 @@
 //! [`check`](Ledger::check) counts it again in debug builds, after each operation:
 //! - `unreleased - unasked` slots are occupied (in flight, done, reported);
 //! - `unasked` requests of the scope that runs were dropped by their handles and have succeeded;
-//! - of an open connection: `unsignaled` requests are in flight and linked, from `last_unsignaled` backwards;
+//! - of an open connection: `unsignaled` requests are in flight and linked, from the last of them backwards;
 //! - no slot is dropped or forgotten that is not occupied; each has the WR ID of its place;
 //! - the slots of a queue are one ring;
 //! - the cursors of a closed connection are at the dead slot.
@@ -146,23 +146,6 @@ impl Ledger {
         slot.begin(operation);
     }
 
-    /// Notes of a request of the send queue whether it is signaled. If it is, its completion is that of the unsignaled ones
-    /// before it, too.
-    #[inline(always)]
-    pub(crate) fn link(&self, connection: &Connection, slot: &Slot, signaled: bool) {
-        let last = connection.last_unsignaled.get();
-        slot.link.set(last);
-        if !signaled {
-            slot.set(State::IN_FLIGHT.unsignaled());
-            connection.last_unsignaled.set(slot.id());
-            connection.unsignaled.set(connection.unsignaled.get() + 1);
-        } else if last != 0 {
-            slot.set(State::IN_FLIGHT.linked());
-            connection.last_unsignaled.set(0);
-            connection.unsignaled.set(0);
-        }
-    }
-
     /// Notes a request whose post failed, and which may be with the device all the same: its slot waits as if it were.
     #[cold]
     pub(crate) fn perhaps_posted(
@@ -174,7 +157,7 @@ impl Ledger {
     ) {
         self.posted(slot, operation);
         if operation.is_of_send_queue() {
-            self.link(connection, slot, signaled);
+            connection.link(slot, signaled);
         }
         slot.set(slot.state().forgotten());
         self.checked();

@@ -13,7 +13,7 @@ use rdma_qp::{
 use crate::batch::{BatchRefused, with_memory};
 use crate::channel::Channel;
 use crate::channel::blocking::Left;
-use crate::deadline::Deadline;
+use crate::deadline::BatchDeadline;
 use crate::ledger::end::{AbortOnUnwind, Ended, without_unwinding};
 use crate::ledger::post::{BatchNotPosted, NotPosted, Refusal};
 use crate::ledger::queues::{Connection, InBatch, Kept, Slot};
@@ -192,7 +192,7 @@ impl<'l, 'data> Call<'l, 'data> {
         connection: &'l Connection,
         items: &mut [I],
         slots: &mut [&'l Slot],
-        deadline: Option<&mut Deadline>,
+        deadline: Option<&mut BatchDeadline>,
     ) -> Result<(), BatchNotPosted> {
         self.ledger.post_batch(connection, items, slots, deadline, self.kept)
     }

@@ -29,6 +29,11 @@ impl Limits {
         drain: Duration::from_secs(5),
     };
 
+    /// As long as any of these may take.
+    pub(crate) fn longest(&self, operations: impl Iterator<Item = Operation>) -> Duration {
+        operations.map(|operation| self.of(operation)).max().unwrap_or_default()
+    }
+
     #[inline]
     pub(crate) const fn of(&self, operation: Operation) -> Duration {
         match operation {

@@ -37,7 +37,7 @@ const ROWS: [Row; 14] = [
         channel: loops::blocking,
         calls: |n| Calls::writes(n, n, n),
         sum: ids,
-        most: 1.2,
+        most: 1.0,
     },
     Row {
         name: "a scope of one write",
@@ -45,7 +45,7 @@ const ROWS: [Row; 14] = [
         channel: loops::scope_of_one,
         calls: |n| Calls::writes(n, n, n),
         sum: ids,
-        most: 1.25,
+        most: 1.05,
     },
     Row {
         name: "the same, ended by the scope",
@@ -53,7 +53,7 @@ const ROWS: [Row; 14] = [
         channel: loops::scope_of_one_ended,
         calls: |n| Calls::writes(n, n, n),
         sum: ids,
-        most: 2.9,
+        most: 1.7,
     },
     Row {
         name: "16 writes, ended by the scope",
@@ -69,7 +69,7 @@ const ROWS: [Row; 14] = [
         channel: loops::asked,
         calls: |n| Calls::writes(n, n, n),
         sum: ids,
-        most: 1.6,
+        most: 1.45,
     },
     Row {
         name: "16 writes, asked in reverse",
@@ -78,7 +78,7 @@ const ROWS: [Row; 14] = [
         // Two that find one of others, and one for all that is left.
         calls: |n| Calls::writes(n, n, 3 * n / DEPTH as u64),
         sum: ids,
-        most: 9.9,
+        most: 1.9,
     },
     Row {
         name: "15 of 16 unsignaled, ended",
@@ -86,7 +86,7 @@ const ROWS: [Row; 14] = [
         channel: loops::unsignaled_ended,
         calls: Calls::unsignaled,
         sum: ids,
-        most: 9.9,
+        most: 1.8,
     },
     Row {
         name: "15 of 16 unsignaled, asked",
@@ -94,7 +94,7 @@ const ROWS: [Row; 14] = [
         channel: loops::unsignaled_asked,
         calls: Calls::unsignaled,
         sum: ids,
-        most: 9.9,
+        most: 3.2,
     },
     Row {
         name: "16 rented writes, each asked",
@@ -102,7 +102,7 @@ const ROWS: [Row; 14] = [
         channel: loops::rented,
         calls: |n| Calls::writes(n, n, n),
         sum: ids,
-        most: 1.9,
+        most: 1.8,
     },
     Row {
         name: "a blocking batch of 16",
@@ -110,7 +110,7 @@ const ROWS: [Row; 14] = [
         channel: loops::blocking_batches,
         calls: |n| Calls::writes(n, n / DEPTH as u64, n),
         sum: ids,
-        most: 9.9,
+        most: 1.8,
     },
     Row {
         name: "a batch of 16, ended",
@@ -118,7 +118,7 @@ const ROWS: [Row; 14] = [
         channel: loops::batches_ended,
         calls: |n| Calls::writes(n, n / DEPTH as u64, n / DEPTH as u64),
         sum: ids,
-        most: 9.9,
+        most: 2.0,
     },
     Row {
         name: "a batch of 16, each asked",
@@ -126,7 +126,7 @@ const ROWS: [Row; 14] = [
         channel: loops::batches,
         calls: |n| Calls::writes(n, n / DEPTH as u64, n),
         sum: ids,
-        most: 2.6,
+        most: 1.9,
     },
     Row {
         name: "receive and send in a scope",
@@ -134,7 +134,7 @@ const ROWS: [Row; 14] = [
         channel: loops::messages,
         calls: Calls::messages,
         sum: |n| n * LENGTH as u64,
-        most: 1.5,
+        most: 1.35,
     },
     Row {
         name: "the same, the send asked first",
@@ -142,7 +142,7 @@ const ROWS: [Row; 14] = [
         channel: loops::messages_sent_first,
         calls: Calls::messages,
         sum: |n| n * LENGTH as u64,
-        most: 9.9,
+        most: 1.9,
     },
 ];
 

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use rdma_qp::{WorkErrorClass, WorkResult, WorkSuccess};
 
-use crate::deadline::Deadline;
+use crate::deadline::BatchDeadline;
 use crate::ledger::Ledger;
 use crate::ledger::end::without_unwinding;
 use crate::ledger::post::Refusal;
+use crate::ledger::queues::Slot;
 use crate::ledger::ticket::{Ticket, Unsettled};
 use crate::operation::Operation;
 use crate::transport_error::{CloseReason, TransportError, WorkId};
@@ -100,17 +101,20 @@ impl Ledger {
     }
 }
 
-/// Waits for all, also if one fails, and hands on their successes in order.
+/// Waits for the requests in these slots, also if one fails, and hands on their successes in order.
 ///
 /// # Errors
 /// That of the first that failed; or that time ran out, and then some are in flight.
-pub(crate) fn wait_all<'l>(
-    tickets: impl IntoIterator<Item = Ticket<'l>>,
-    deadline: &mut Deadline,
+#[inline(always)]
+pub(crate) fn wait_all(
+    ledger: &Ledger,
+    slots: &[&Slot],
+    deadline: &mut BatchDeadline,
     mut each: impl FnMut(WorkSuccess),
 ) -> Result<(), TransportError> {
     let mut failure = None;
-    for ticket in tickets {
+    for slot in slots {
+        let ticket = Ticket::new(ledger, slot);
         let so_far = match ticket.place().glance() {
             Ok(success) => {
                 ticket.release();
@@ -119,6 +123,8 @@ pub(crate) fn wait_all<'l>(
             }
             Err(so_far) => so_far,
         };
+        let operations = || slots.iter().map(|slot| slot.operation.get());
+        let deadline = deadline.get(|| ledger.limits.longest(operations()));
         match ticket.place().wait_until(so_far, deadline)? {
             Some(Ok(success)) => each(success),
             Some(Err(error)) => {

@@ -52,10 +52,10 @@ impl Ledger {
         if connection.closed().is_some() {
             return;
         }
-        let (mut id, mut count) = (connection.last_unsignaled.get(), 0);
-        while let Some(slot) = self.in_flight(id) {
+        let (mut slot, mut count) = (connection.last_unsignaled(), 0);
+        while slot.state().is_in_flight() {
             assert!(slot.state().is_unsignaled(), "a signaled request among others: {slot:?}");
-            (id, count) = (slot.link.get(), count + 1);
+            (slot, count) = (slot.link(), count + 1);
         }
         assert_eq!(count, connection.unsignaled.get(), "unsignaled requests of {connection:?}");
     }

@@ -84,7 +84,7 @@ impl Ledger {
             connection.close(CloseReason::Work { operation: slot.operation.get(), error });
         }
         if state.is_linked() {
-            self.complete_unsignaled(slot.link.get());
+            self.complete_unsignaled(slot.link());
         }
         slot.completion.set(room.get());
         if state.has_no_handle() {
@@ -103,20 +103,23 @@ impl Ledger {
 
     /// Requests of one send queue are done in order: so the completion of a later one is that of the unsignaled
     /// ones before it.
-    fn complete_unsignaled(&self, last: u64) {
-        let (mut id, mut unasked) = (last, 0);
-        while let Some(slot) = self.in_flight(id) {
-            id = slot.link.get();
-            let state = slot.state();
+    #[inline(always)]
+    fn complete_unsignaled(&self, last: &Slot) {
+        let (mut slot, mut unasked) = (last, 0);
+        loop {
+            let (state, before) = (slot.state(), slot.link());
             if state.is(State::IN_FLIGHT.unsignaled().dropped()) {
                 slot.free();
                 unasked += 1;
-                continue;
+            } else if state.is_in_flight() && state.is_unsignaled() {
+                slot.set(state.to(State::DONE));
+                if state.has_no_handle() {
+                    self.finish(slot);
+                }
+            } else {
+                break;
             }
-            slot.set(state.to(State::DONE));
-            if state.has_no_handle() {
-                self.finish(slot);
-            }
+            slot = before;
         }
         self.unasked.set(self.unasked.get() + unasked);
     }

@@ -294,8 +294,9 @@ impl Ledger {
 
     /// Whether nothing is in flight but unsignaled requests whose end no later one tells.
     fn only_unsignaled(&self, connection: &Connection) -> bool {
-        let last = self.in_flight(connection.last_unsignaled.get());
-        last.is_some() && self.all_in_flight(connection).all(|slot| slot.state().is_unsignaled())
+        let last = connection.last_unsignaled();
+        last.state().is_in_flight()
+            && self.all_in_flight(connection).all(|slot| slot.state().is_unsignaled())
     }
 
     /// Has the device let go of what is in flight on closed connections, and takes the flushes.
@@ -320,7 +321,7 @@ impl Ledger {
 
     /// Posts a marker behind unsignaled requests, whose flush tells that they are over.
     fn mark_unsignaled(&self, connection: &Connection) {
-        if self.in_flight(connection.last_unsignaled.get()).is_none() {
+        if !connection.last_unsignaled().state().is_in_flight() {
             return;
         }
         let slots = self.queues.slots_of(&connection.send);
@@ -330,7 +331,7 @@ impl Ledger {
         let (Some(qp), Some(slot)) = (connection.qp(), free) else { return };
         if post_marker(qp, slot.id()).is_ok() {
             self.posted(slot, Operation::Send);
-            self.link(connection, slot, true);
+            connection.link(slot, true);
             slot.set(slot.state().marker());
         }
     }

@@ -8,7 +8,7 @@ use rdma_qp::PostError;
 use super::queues::{Connection, Queue, Slot};
 use super::ticket::Ticket;
 use super::{Ledger, Room, closed, seldom};
-use crate::deadline::Deadline;
+use crate::deadline::BatchDeadline;
 use crate::ledger::queues::{InBatch, Kept};
 use crate::operation::Operation;
 use crate::request::Post;
@@ -40,6 +40,7 @@ impl fmt::Debug for LastRefusal {
 impl NotPosted<'_> {
     /// Why not. Asked once, before anything else is posted.
     #[cold]
+    #[inline(never)]
     pub(crate) fn why(self) -> Refusal {
         self.0.take_refusal()
     }
@@ -100,7 +101,7 @@ impl Ledger {
             }
             queue.advance(slot);
             self.posted(slot, operation);
-            self.link(connection, slot, false);
+            connection.link(slot, false);
             slot
         } else {
             self.post_otherwise(connection, request, room, kept)?
@@ -133,7 +134,7 @@ impl Ledger {
         queue.advance(slot);
         self.posted(slot, operation);
         if operation.is_of_send_queue() {
-            self.link(connection, slot, signaled);
+            connection.link(slot, signaled);
         }
         Ok(slot)
     }
@@ -187,15 +188,18 @@ impl Ledger {
         connection: &'l Connection,
         items: &mut [I],
         slots: &mut [&'l Slot],
-        deadline: Option<&mut Deadline>,
+        deadline: Option<&mut BatchDeadline>,
         kept: Kept<'kept>,
     ) -> Result<(), BatchNotPosted> {
         let Some(first) = items.first() else { return Ok(()) };
         let sends = first.operation().is_of_send_queue();
         let queue = if sends { &connection.send } else { &connection.receive };
         if !Self::number(queue, items, slots) {
-            let operations = items.iter().map(InBatch::operation);
-            self.reserve(connection, queue, operations, slots, deadline)?;
+            let operations = || items.iter().map(InBatch::operation);
+            let deadline =
+                deadline.map(|deadline| deadline.get(|| self.limits.longest(operations())));
+            let deadline = deadline.filter(|deadline| deadline.is_for_room());
+            self.reserve(connection, queue, operations(), slots, deadline)?;
             items.iter_mut().zip(&*slots).for_each(|(item, slot)| item.number(slot.id()));
         }
         let linked = sends
@@ -272,7 +276,7 @@ impl Ledger {
         for (item, slot) in items.iter().zip(slots).take(count) {
             self.posted(slot, item.operation());
             if sends {
-                self.link(connection, slot, item.is_signaled());
+                connection.link(slot, item.is_signaled());
             }
         }
         Self::unreserve(&slots[count..]);

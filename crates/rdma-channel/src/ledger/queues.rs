@@ -35,8 +35,8 @@ pub(crate) struct Slot {
     pub(crate) operation: Cell<Operation>,
     /// The slot behind it in its ring.
     next: Cell<At>,
-    /// The WR ID of the unsignaled request before it, or 0, if its state is linked.
-    pub(super) link: Cell<u64>,
+    /// Where the unsignaled request before it is, or the dead slot, if its state is linked.
+    link: Cell<At>,
     /// Which connection it is of.
     pub(crate) connection: u32,
 }
@@ -68,7 +68,7 @@ impl Slot {
             state: Cell::new(State::FREE),
             operation: Cell::new(Operation::Send),
             next: Cell::new(At(NonNull::dangling())),
-            link: Cell::new(0),
+            link: Cell::new(At(NonNull::dangling())),
             connection,
         }
     }
@@ -107,6 +107,13 @@ impl Slot {
     pub(super) fn next(&self) -> &Self {
         // SAFETY: SAFETY.md F23: of the same queues, which are borrowed as long as this.
         unsafe { self.next.get().0.as_ref() }
+    }
+
+    /// The slot of the unsignaled request before it, or one of no such request.
+    #[inline(always)]
+    pub(super) fn link(&self) -> &Self {
+        // SAFETY: SAFETY.md F23: of the same queues, which are borrowed as long as this.
+        unsafe { self.link.get().0.as_ref() }
     }
 
     /// How its request ended, as its handle reports, now or again, if it has ended.
@@ -157,7 +164,10 @@ impl Slots {
         let all: Box<[Slot]> = [dead].into_iter().chain(slots).collect();
         let slots = Self(NonNull::from(Box::leak(all)));
         // Until something else is behind it, each is behind itself.
-        slots.all().iter().for_each(|slot| slot.next.set(At(NonNull::from(slot))));
+        for slot in slots.all() {
+            slot.next.set(At(NonNull::from(slot)));
+            slot.link.set(slots.at(0));
+        }
         slots
     }
 
@@ -249,8 +259,8 @@ pub(crate) struct Connection {
     qp: Option<QueuePair>,
     pub(crate) send: Queue,
     pub(crate) receive: Queue,
-    /// The WR ID of the last request of the send queue, if that is unsignaled; else 0.
-    pub(super) last_unsignaled: Cell<u64>,
+    /// Where the last request of the send queue is, if that is unsignaled; else the dead slot.
+    last_unsignaled: Cell<At>,
     /// How many unsignaled requests there are behind the last signaled one.
     pub(super) unsignaled: Cell<u32>,
     /// How many would be too many.
@@ -266,7 +276,7 @@ impl Connection {
             qp,
             send: Queue::new(slots, first, sends),
             receive: Queue::new(slots, first + sends, receives),
-            last_unsignaled: Cell::new(0),
+            last_unsignaled: Cell::new(slots.at(0)),
             unsignaled: Cell::new(0),
             // One request is signaled in each half of the queue.
             too_many: if signals_all { 1 } else { sends / 2 },
@@ -311,6 +321,27 @@ impl Connection {
         let slot = queue.next_free()?;
         // SAFETY: SAFETY.md F23: without a queue pair the cursors are at the dead slot, which is not free.
         Some((slot, unsafe { self.qp.as_ref().unwrap_unchecked() }))
+    }
+
+    /// The slot of the last request of the send queue, if that is unsignaled; else the dead one.
+    #[inline(always)]
+    pub(super) fn last_unsignaled(&self) -> &Slot {
+        // SAFETY: SAFETY.md F23: of the queues that this connection is in, which are borrowed as long as this.
+        unsafe { self.last_unsignaled.get().0.as_ref() }
+    }
+
+    /// Notes of a request that was posted to the send queue behind unsignaled ones, or is one, whether it is signaled. If it
+    /// is, its completion is that of the unsignaled ones before it, too.
+    #[inline(always)]
+    pub(super) fn link(&self, slot: &Slot, signaled: bool) {
+        if signaled && self.unsignaled.get() == 0 {
+            return;
+        }
+        let last = if signaled { self.dead } else { At(NonNull::from(slot)) };
+        slot.link.set(self.last_unsignaled.replace(last));
+        let state = slot.state();
+        slot.set(if signaled { state.linked() } else { state.unsignaled() });
+        self.unsignaled.set(if signaled { 0 } else { self.unsignaled.get() + 1 });
     }
 
     /// Whether the next request cannot be unsignaled.

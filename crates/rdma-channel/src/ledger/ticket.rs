@@ -256,7 +256,7 @@ impl Place<'_> {
         })
     }
 
-    /// Drops the handle of what is neither simply in flight nor reported.
+    /// Drops the handle of what is done, and was not reported.
     #[cold]
     #[inline(never)]
     fn abandon(self) {
@@ -279,6 +279,8 @@ impl Drop for Ticket<'_> {
             slot.set(State::IN_FLIGHT_DROPPED);
         } else if state.is_reported() {
             ledger.release(slot);
+        } else if state.is_in_flight() {
+            slot.set(state.dropped());
         } else {
             self.0.abandon();
         }

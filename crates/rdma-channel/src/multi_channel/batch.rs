@@ -7,9 +7,10 @@ use rdma_qp::WorkSuccess;
 use super::MultiChannel;
 use super::to_peer::ToPeer;
 use crate::channel::blocking::wait_all;
-use crate::deadline::{Deadline, NO_LIMIT};
+use crate::deadline::BatchDeadline;
 use crate::ledger::Ledger;
 use crate::ledger::post::BatchNotPosted;
+use crate::ledger::queues::InBatch;
 use crate::ledger::ticket::Ticket;
 use crate::request::Request;
 use crate::scope::Scope;
@@ -96,8 +97,8 @@ impl MultiChannel {
         requests: impl IntoIterator<Item = ToPeer<Request<'wr, 'data>>>,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let groups = self.ledger.grouped(requests)?;
-        let requests = || groups.iter().map(|group| self.ledger.longest(&group.requests));
-        let timeout = requests().max().unwrap_or_default();
+        let requests = groups.iter().flat_map(|group| &group.requests);
+        let timeout = self.ledger.limits.longest(requests.map(InBatch::operation));
         self.ledger.block_groups(groups, timeout)
     }
 
@@ -123,13 +124,12 @@ impl Ledger {
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let parts = self.block_all(|call| {
-            let (ledger, mut deadline) = (call.ledger(), Deadline::new(timeout));
+            let (ledger, mut deadline) = (call.ledger(), BatchDeadline::new(Some(timeout)));
             let (mut posted, mut refused) = (Vec::new(), None);
             for Group { peer, requests, .. } in &mut groups {
                 let connection = ledger.connection(*peer)?;
                 let mut slots = vec![ledger.no_slot(); requests.len()];
-                let room = (timeout != NO_LIMIT).then_some(&mut deadline);
-                let result = call.post_batch(connection, requests, &mut slots, room);
+                let result = call.post_batch(connection, requests, &mut slots, Some(&mut deadline));
                 if let Err(BatchNotPosted { error, posted: count }) = result {
                     if count == 0 && posted.is_empty() {
                         return Err(error);
@@ -150,8 +150,7 @@ impl Ledger {
             let (mut parts, mut outcome) = (Vec::with_capacity(posted.len()), Ok(()));
             for slots in posted {
                 let mut part = Vec::with_capacity(slots.len());
-                let tickets = slots.into_iter().map(|slot| Ticket::new(ledger, slot));
-                match wait_all(tickets, &mut deadline, |success| part.push(success)) {
+                match wait_all(ledger, &slots, &mut deadline, |success| part.push(success)) {
                     Err(
                         error @ (TransportError::Timeout { .. } | TransportError::PollError(_)),
                     ) => {

@@ -11,6 +11,7 @@ use super::pending_work::{PendingWork, ScopedPendingWork};
 use super::rent::sealed::{Gathered as _, Scattered as _};
 use super::rent::{Rent, RentMut};
 use crate::batch::BatchRefused;
+use crate::deadline::BatchDeadline;
 use crate::ledger::Ledger;
 use crate::ledger::queues::{InBatch, Kept};
 use crate::ledger::ticket::Ticket;
@@ -117,17 +118,17 @@ impl<'scope> ScopedPeer<'scope> {
         kept: Kept<'kept>,
         handle: impl Fn(Ticket<'scope>) -> H,
     ) -> Result<[H; N], BatchRefused<'scope, N>> {
-        let mut deadline = self.ledger().usual_deadline(items);
-        self.ledger().post_array(self.connection(), items, deadline.as_mut(), kept, handle)
+        let mut deadline = BatchDeadline::new(None);
+        self.ledger().post_array(self.connection(), items, Some(&mut deadline), kept, handle)
     }
 
     pub(crate) fn post_list<'data: 'scope, I: InBatch<'data>>(
         &self,
         items: &mut [I],
     ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError> {
-        let mut deadline = self.ledger().usual_deadline(items);
+        let mut deadline = BatchDeadline::new(None);
         let (connection, kept) = (self.connection(), self.kept());
-        self.ledger().post_list(connection, items, deadline.as_mut(), kept, PendingWork::new)
+        self.ledger().post_list(connection, items, Some(&mut deadline), kept, PendingWork::new)
     }
 
     /// Sends a message of each, with one doorbell. Waits for room for all.
