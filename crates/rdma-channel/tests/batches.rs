@@ -255,3 +255,48 @@ fn rented_batches(
     })
     .unwrap();
 }
+
+#[test]
+fn batches_whose_length_is_known_at_run_time_go_in_each_form() {
+    let pd = domain();
+    let mut channel = looped(&pd);
+    for length in [0, 1, 5, 16] {
+        let sends = || (0..length).map(|n| SendWorkRequest::only_immediate(n).into());
+        let receives = || (0..length).map(|_| ReceiveWorkRequest::only_immediate());
+        channel
+            .scope(|s| {
+                let received = s.post_receive_batch_of(receives())?;
+                let sent = s.post_batch_of(sends())?;
+                assert_eq!((received.len(), sent.len()), (length as usize, length as usize));
+                for (n, handle) in (0..).zip(&received) {
+                    assert_eq!(handle.wait(SECOND)?.immediate_data(), Some(n));
+                }
+                sent.iter().try_for_each(|handle| handle.wait(SECOND).map(drop))
+            })
+            .unwrap();
+        // SAFETY: SAFETY.md F8: no memory.
+        let post = |n| unsafe { channel.send_unpolled(SendWorkRequest::only_immediate(n)) };
+        drop((0..length).map(|n| post(n).unwrap()).collect::<Vec<_>>());
+        let received = channel.receive_batch_of_timeout(receives(), SECOND).unwrap();
+        let numbers = received.iter().map(|success| success.immediate_data().unwrap());
+        assert!(numbers.eq(0..length), "{received:?}");
+    }
+    let many = (0..17).map(|_| ReceiveWorkRequest::only_immediate());
+    let error = channel.receive_batch_of(many).unwrap_err();
+    assert!(matches!(error, TransportError::BatchTooLarge { requests: 17, room: 16 }), "{error}");
+    assert!(channel.closed().is_none());
+}
+
+#[test]
+fn a_blocking_batch_of_any_length_ends_in_its_time() {
+    must_end(|| {
+        let mut pair = Pair::new("soft0");
+        let mut memory = pair.memory(8, 1);
+        let mut list = rdma_mem::ScatterList::from([memory.as_slice_mut()]);
+        let receive = ReceiveWorkRequest::from_list(&mut list);
+        let limit = Duration::from_millis(10);
+        let error = pair.here.receive_batch_of_timeout([receive], limit).unwrap_err();
+        assert!(matches!(error, TransportError::Timeout { timeout, .. } if timeout == limit));
+        assert!(pair.here.closed().is_some(), "the memory is given back");
+    });
+}

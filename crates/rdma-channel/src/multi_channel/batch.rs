@@ -175,13 +175,10 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     /// # Errors
     /// [`TransportError::NoSuchPeer`] or [`TransportError::Closed`], before anything is posted. That of a post, as
     /// [`TransportError::BatchTooLarge`]: what was posted before it is in flight then, and the scope ends it.
-    pub fn post_batch<'wr>(
+    pub fn post_batch<'wr, 'data: 'scope + 'wr>(
         &self,
-        requests: impl IntoIterator<Item = ToPeer<Request<'wr, 'scope>>>,
-    ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError>
-    where
-        'scope: 'wr,
-    {
+        requests: impl IntoIterator<Item = ToPeer<Request<'wr, 'data>>>,
+    ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError> {
         let mut parts = Vec::new();
         for Group { peer, mut requests, places } in self.only.ledger().grouped(requests)? {
             parts.push((places, self.to(peer)?.post_list(&mut requests)?));

@@ -64,9 +64,9 @@ impl<'scope> ScopedPeer<'scope> {
     /// If it was not posted. If that is known of a part only, the scope ends what was posted.
     /// [`TransportError::BatchTooLarge`] if the queue does not hold so many.
     #[inline]
-    pub fn post_batch<const N: usize>(
+    pub fn post_batch<'data: 'scope, const N: usize>(
         &self,
-        mut requests: [Request<'_, 'scope>; N],
+        mut requests: [Request<'_, 'data>; N],
     ) -> Result<[ScopedPendingWork<'scope>; N], TransportError> {
         Ok(self.post_array(&mut requests, self.kept(), PendingWork::new)?)
     }
@@ -76,13 +76,10 @@ impl<'scope> ScopedPeer<'scope> {
     ///
     /// # Errors
     /// Those of [`post_batch`](Self::post_batch).
-    pub fn post_batch_of<'wr>(
+    pub fn post_batch_of<'wr, 'data: 'scope + 'wr>(
         &self,
-        requests: impl IntoIterator<Item = Request<'wr, 'scope>>,
-    ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError>
-    where
-        'scope: 'wr,
-    {
+        requests: impl IntoIterator<Item = Request<'wr, 'data>>,
+    ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError> {
         let mut requests: Vec<_> = requests.into_iter().collect();
         self.post_list(&mut requests)
     }

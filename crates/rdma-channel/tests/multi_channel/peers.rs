@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use rdma_channel::{
     MultiChannel, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion,
-    PeerSendWorkRequest, PeerWriteWorkRequest, ScopeError, TransportError, prelude::*,
+    PeerSendWorkRequest, PeerWriteWorkRequest, Request, ScopeError, ToPeer, TransportError,
+    prelude::*,
 };
 use rdma_mem::{
-    GatherList, RemoteMemoryRegion, ScatterList, remote_array_field, remote_struct_field,
+    GatherElement, GatherList, RemoteMemoryRegion, ScatterList, remote_array_field,
+    remote_struct_field,
 };
 use rdma_qp::{Error, QpState, ReadWorkRequest, WriteWorkRequest};
 
@@ -247,4 +249,72 @@ fn a_limit_of_a_single_operation_closes_one_connection() {
         star.expect_number(2);
         star.center.send(PeerSendWorkRequest::only_immediate(2, 1)).unwrap();
     }
+}
+
+/// Two for each peer, in turn: the first one of each is unsignaled.
+fn writes<'wr, 'data>(
+    star: &Star,
+    elements: &'wr [[GatherElement<'data>; 1]],
+) -> Vec<ToPeer<Request<'wr, 'data>>> {
+    let writes = elements.iter().enumerate().map(|(n, element)| {
+        let remote = star.remote(n % 3).sub_region(8 * (n / 3)).unwrap().remote();
+        let write = WriteWorkRequest::new(element, remote).signaled(n >= 3);
+        PeerWriteWorkRequest::from_wr(n % 3, write).into()
+    });
+    writes.collect()
+}
+
+#[test]
+fn a_batch_goes_to_several_peers_and_its_results_are_in_order() {
+    for device in DEVICES {
+        let mut star = Star::new(device);
+        let mut memory = star.pd.allocate_region(48).unwrap();
+        for (n, byte) in memory.iter_mut().enumerate() {
+            *byte = n as u8;
+        }
+        let elements: Vec<_> =
+            (0..6).map(|n| [memory.get_ref(8 * n, 8).unwrap().gather_element()]).collect();
+        let requests = writes(&star, &elements);
+        assert_eq!(star.center.batch(requests).unwrap().len(), 6);
+        let requests = writes(&star, &elements);
+        let center = &mut star.center;
+        center
+            .scope(|s| {
+                let handles = s.post_batch(requests)?;
+                assert_eq!(handles.len(), 6);
+                handles.iter().try_for_each(|handle| handle.wait(SECOND).map(drop))
+            })
+            .unwrap();
+        for (peer, board) in star.boards.iter().enumerate() {
+            let mut bytes = [0; 16];
+            board.read(0, &mut bytes).unwrap();
+            let first = [8 * peer as u8, 8 * (peer as u8 + 3)];
+            assert_eq!([bytes[0], bytes[8]], first, "what the peer was sent");
+        }
+        assert_eq!(star.open(), [0, 1, 2]);
+        // Nothing is posted if one of the peers is not there, and nothing goes on that was.
+        let nobody = [0, 3].map(|peer| PeerSendWorkRequest::only_immediate(peer, 1).into());
+        let error = star.center.batch(nobody).unwrap_err();
+        assert!(matches!(error, TransportError::NoSuchPeer { peer: 3, count: 3 }), "{error}");
+        assert_eq!((star.in_flight(), star.open()), (0, vec![0, 1, 2]));
+    }
+}
+
+#[test]
+fn a_batch_that_one_peer_does_not_answer_closes_its_connection_alone() {
+    let mut star = Star::new("soft0");
+    star.expect_number(0);
+    let limit = Duration::from_millis(20);
+    // The second peer has no receive.
+    let sends = [0, 1].map(|peer| PeerSendWorkRequest::only_immediate(peer, 1).into());
+    let error = star.center.batch_timeout(sends, limit).unwrap_err();
+    assert!(
+        matches!(error, TransportError::Timeout { timeout, .. } if timeout == limit),
+        "{error}"
+    );
+    assert_eq!((star.open(), star.in_flight()), (vec![0, 2], 0));
+    let too_many = (0..17).map(|_| PeerSendWorkRequest::only_immediate(2, 1).into());
+    let error = star.center.batch(too_many).unwrap_err();
+    assert!(matches!(error, TransportError::BatchTooLarge { requests: 17, room: 16 }), "{error}");
+    assert_eq!(star.open(), [0, 2]);
 }
