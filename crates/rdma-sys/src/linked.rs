@@ -1,6 +1,6 @@
 //! libibverbs, linked when the program is built.
 
-use crate::Verbs;
+use crate::table::Verbs;
 
 // For the link alone, `-l ibverbs`: its own types are closed enums, and none is used here.
 extern crate ibverbs_sys as _;

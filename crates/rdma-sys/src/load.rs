@@ -10,7 +10,7 @@ use std::{
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::{LoadError, Verbs, elf};
+use crate::{elf, load_error::LoadError, table::Verbs};
 
 /// The file name that libibverbs has had since its first release.
 const SONAME: &str = "libibverbs.so.1";

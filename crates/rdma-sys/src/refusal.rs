@@ -6,7 +6,7 @@ use std::{
     ptr::null_mut,
 };
 
-use crate::Errno;
+use crate::errno::Errno;
 
 /// How a function without implementation answers; `R` is what it returns.
 pub(crate) trait Refusal<R> {

@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use crate::{LoadError, Verbs, system};
+use crate::{load::system, load_error::LoadError, table::Verbs};
 
 /// The environment variable that chooses and orders providers.
 const CHOICE_VARIABLE: &str = "RDMA_PROVIDERS";

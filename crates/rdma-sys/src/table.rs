@@ -7,7 +7,7 @@ use std::fmt;
 use libloading::os::unix::Library;
 
 use crate::{
-    functions::*,
+    generated::functions::*,
     refusal::{MinusOne, Nothing, Null, Number, Refuse, Text, Zero},
 };
 

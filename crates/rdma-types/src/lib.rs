@@ -30,48 +30,36 @@ extern crate std;
 
 mod macros;
 
-mod access;
-mod atomic;
-mod capability;
+mod address;
+mod device;
 mod error;
-mod event;
-mod gid;
-mod guid;
-mod key;
-mod lid;
-mod link;
-mod mtu;
-mod node;
+mod memory;
 mod port;
-mod psn;
-mod qp_type;
-mod qpn;
-mod retry;
-mod state;
-mod timer;
-mod transition;
+mod qp;
 mod wc;
 
-pub use access::{AccessError, AccessFlags};
-pub use atomic::AtomicCapability;
-pub use capability::{DeviceCapabilities, OdpCapabilities, OdpOperations, RawPacketCapabilities};
+pub use address::gid::{Gid, GidType};
+pub use address::guid::Guid;
+pub use address::lid::Lid;
+pub use device::atomic::AtomicCapability;
+pub use device::capability::{
+    DeviceCapabilities, OdpCapabilities, OdpOperations, RawPacketCapabilities,
+};
+pub use device::event::AsyncEventKind;
+pub use device::node::{NodeType, TransportType};
 pub use error::{OutOfRangeError, ParseGidError, ParseGuidError};
-pub use event::AsyncEventKind;
-pub use gid::{Gid, GidType};
-pub use guid::Guid;
-pub use key::{Lkey, Rkey};
-pub use lid::Lid;
-pub use link::{LinkSpeed, LinkWidth, PhysicalState};
-pub use mtu::Mtu;
-pub use node::{NodeType, TransportType};
-pub use port::{LinkLayer, PortState};
-pub use psn::Psn;
-pub use qp_type::QpType;
-pub use qpn::Qpn;
-pub use retry::{MaxAckRetries, MaxRnrRetries};
-pub use state::QpState;
-pub use timer::{AckTimeout, MinRnrTimer};
-pub use transition::{QpAttributes, QpTransition};
+pub use memory::access::{AccessError, AccessFlags};
+pub use memory::key::{Lkey, Rkey};
+pub use port::link::{LinkSpeed, LinkWidth, PhysicalState};
+pub use port::mtu::Mtu;
+pub use port::state::{LinkLayer, PortState};
+pub use qp::kind::QpType;
+pub use qp::number::Qpn;
+pub use qp::psn::Psn;
+pub use qp::retry::{MaxAckRetries, MaxRnrRetries};
+pub use qp::state::QpState;
+pub use qp::timer::{AckTimeout, MinRnrTimer};
+pub use qp::transition::{QpAttributes, QpTransition};
 pub use wc::{WcOpcode, WcStatus};
 
 /// The long name of [`Psn`].

@@ -107,12 +107,12 @@ macro_rules! code {
         }
 
         impl TryFrom<u8> for $name {
-            type Error = crate::OutOfRangeError;
+            type Error = $crate::error::OutOfRangeError;
 
             /// As [`from_code`](Self::from_code).
             #[inline]
             fn try_from(code: u8) -> Result<Self, Self::Error> {
-                let error = crate::OutOfRangeError::new($noun, code as u32, $min, $max);
+                let error = $crate::error::OutOfRangeError::new($noun, code as u32, $min, $max);
                 Self::from_code(code).ok_or(error)
             }
         }
@@ -154,12 +154,12 @@ macro_rules! number24 {
         }
 
         impl TryFrom<u32> for $name {
-            type Error = crate::OutOfRangeError;
+            type Error = $crate::error::OutOfRangeError;
 
             /// As [`new`](Self::new).
             #[inline]
             fn try_from(number: u32) -> Result<Self, Self::Error> {
-                let error = crate::OutOfRangeError::new($noun, number, 0, Self::MAX.0);
+                let error = $crate::error::OutOfRangeError::new($noun, number, 0, Self::MAX.0);
                 Self::new(number).ok_or(error)
             }
         }

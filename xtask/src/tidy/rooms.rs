@@ -30,8 +30,6 @@ struct Ceiling {
 
 /// Crates that have more than is allowed, with what they have. A number here only ever goes down.
 const NOT_DONE: &[Ceiling] = &[
-    Ceiling { name: "rdma-types", files: 23, circle: 5, from_root: 5 },
-    Ceiling { name: "rdma-sys", files: 15, circle: 16, from_root: 56 },
     Ceiling { name: "rdma-proto", files: 18, circle: 11, from_root: 73 },
     Ceiling { name: "rdma-soft", files: 25, circle: 37, from_root: 0 },
 ];

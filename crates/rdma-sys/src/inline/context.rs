@@ -18,9 +18,10 @@ use std::{
     ptr::null_mut,
 };
 
-use crate::{
-    Verbs, ibv_context, ibv_device_attr_ex, ibv_query_device_ex_input, ibv_values_ex, verbs_context,
+use crate::generated::verbs::{
+    ibv_context, ibv_device_attr_ex, ibv_query_device_ex_input, ibv_values_ex, verbs_context,
 };
+use crate::table::Verbs;
 
 /// The extended context that `context` is the last field of, or NULL if its provider is older than
 /// that.
@@ -47,8 +48,8 @@ macro_rules! verbs_get_ctx_op {
     ($context:expr, $op:ident) => {
         $crate::inline::context::read_op(
             $context,
-            ::std::mem::offset_of!($crate::verbs_context, $op),
-            |context: &$crate::verbs_context| context.$op,
+            ::std::mem::offset_of!($crate::generated::verbs::verbs_context, $op),
+            |context: &$crate::generated::verbs::verbs_context| context.$op,
         )
     };
 }

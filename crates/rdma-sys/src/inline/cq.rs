@@ -15,7 +15,7 @@
 use std::ffi::c_int;
 
 use super::context::verbs_get_ctx_op;
-use crate::{ibv_cq, ibv_modify_cq_attr, ibv_wc};
+use crate::generated::verbs::{ibv_cq, ibv_modify_cq_attr, ibv_wc};
 
 /// Takes up to `num_entries` completions; man `ibv_poll_cq`.
 ///

@@ -15,8 +15,9 @@
 use std::{ffi::c_int, ptr::null_mut};
 
 use super::context::verbs_get_ctx_op;
-use crate::{
-    Errno, ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc_opcode,
+use crate::errno::Errno;
+use crate::generated::verbs::{
+    ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr, ibv_wc_opcode,
     ibv_wc_tm_info,
 };
 

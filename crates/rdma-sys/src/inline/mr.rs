@@ -14,7 +14,8 @@
 
 use std::ffi::c_void;
 
-use crate::{Verbs, ib_uverbs_access_flags, ibv_mr, ibv_pd};
+use crate::generated::verbs::{ib_uverbs_access_flags, ibv_mr, ibv_pd};
+use crate::table::Verbs;
 
 /// The access flags that a kernel may ignore, such as relaxed ordering.
 const OPTIONAL: u32 = ib_uverbs_access_flags::IB_UVERBS_ACCESS_OPTIONAL_RANGE.0;

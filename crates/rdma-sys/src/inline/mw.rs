@@ -15,7 +15,8 @@
 use std::ffi::c_int;
 use std::ptr;
 
-use crate::{Errno, ibv_mw, ibv_mw_bind, ibv_mw_type, ibv_pd, ibv_qp};
+use crate::errno::Errno;
+use crate::generated::verbs::{ibv_mw, ibv_mw_bind, ibv_mw_type, ibv_pd, ibv_qp};
 
 /// Allocates a memory window, bound to nothing; man `ibv_alloc_mw`.
 ///

@@ -15,7 +15,8 @@
 use std::{ffi::c_int, mem::size_of};
 
 use super::context::verbs_get_ctx_op;
-use crate::{Unsupported, Verbs, ibv_context, ibv_gid_entry, ibv_port_attr};
+use crate::generated::verbs::{ibv_context, ibv_gid_entry, ibv_port_attr};
+use crate::table::{Unsupported, Verbs};
 
 /// What a port is and can; man `ibv_query_port`.
 ///

@@ -15,10 +15,11 @@
 use std::{ffi::c_int, ptr::null_mut};
 
 use super::context::verbs_get_ctx_op;
-use crate::{
-    Errno, Verbs, ibv_context, ibv_qp, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_recv_wr,
-    ibv_send_wr,
+use crate::errno::Errno;
+use crate::generated::verbs::{
+    ibv_context, ibv_qp, ibv_qp_init_attr_ex, ibv_qp_init_attr_mask, ibv_recv_wr, ibv_send_wr,
 };
+use crate::table::Verbs;
 
 /// Creates a QP with more than `ibv_create_qp` knows; man `ibv_create_qp_ex`.
 ///

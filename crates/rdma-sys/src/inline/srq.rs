@@ -14,7 +14,7 @@
 
 use std::ffi::c_int;
 
-use crate::{ibv_recv_wr, ibv_srq};
+use crate::generated::verbs::{ibv_recv_wr, ibv_srq};
 
 /// Posts a list of receives to a shared receive queue; man `ibv_post_srq_recv`.
 ///

@@ -18,7 +18,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
+use crate::generated::verbs::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp_ex, ibv_sge};
 
 /// Functions that call the pointer of the same name.
 macro_rules! wr {

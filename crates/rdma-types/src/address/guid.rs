@@ -3,7 +3,7 @@
 use core::fmt;
 use core::str::FromStr;
 
-use crate::ParseGuidError;
+use crate::error::ParseGuidError;
 
 /// A globally unique identifier (GUID): the EUI-64 name of a device or port.
 ///

@@ -4,8 +4,9 @@ use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
+use super::guid::Guid;
+use crate::error::ParseGidError;
 use crate::macros::open_enum;
-use crate::{Guid, ParseGidError};
 
 /// A global identifier (GID): a port's 128-bit address, in the form of an IPv6 address.
 ///

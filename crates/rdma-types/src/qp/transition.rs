@@ -1,7 +1,8 @@
 //! Which state a queue pair may go to, and what a transition needs and may carry.
 
+use super::kind::QpType;
+use super::state::QpState;
 use crate::macros::open_flags;
-use crate::{QpState, QpType};
 
 open_flags! {
     /// Attributes of a queue pair, as a modification names them (`enum ibv_qp_attr_mask`); see
