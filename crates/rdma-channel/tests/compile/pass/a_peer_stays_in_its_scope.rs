@@ -1,0 +1,17 @@
+//! One peer of a scope is of no use after it: with it memory could be posted that no scope waits for.
+
+use rdma_channel::{ScopeError, TransportError, prelude::*};
+
+fn main() -> Result<(), ScopeError> {
+    rdma_soft::install();
+    let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+    let channels = pd.create_multi_channel().num_channels(2).build().unwrap();
+    let endpoints = channels.endpoints();
+    let mut channels = channels.handshake(endpoints).unwrap(); // each to itself
+    let kept = channels.scope(|s| {
+        let peer = s.to(1)?;
+        Ok::<_, TransportError>(peer.closed())
+    })?;
+    drop(kept);
+    Ok(())
+}
