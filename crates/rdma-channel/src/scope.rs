@@ -98,7 +98,7 @@ impl Channel {
     ///
     /// The memory of its requests is borrowed as long as the scope lasts. An element can be posted
     /// again while it is outstanding: nobody sees its memory before all its requests are over, and
-    /// whose bytes stay is not said. In the other form the scope [rents](Scope::send_from)
+    /// whose bytes stay is not said. In the other form the scope [rents](ScopedPeer::send_from)
     /// registered slices, and gives each back when its operation is done: with that a ring of
     /// buffers goes round in one scope.
     ///

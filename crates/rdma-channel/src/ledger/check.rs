@@ -9,7 +9,7 @@ impl Ledger {
     pub(super) fn check_now_and_then(&self) {
         let checks = self.checks.get().wrapping_add(1);
         self.checks.set(checks);
-        if checks as usize % (1 + self.queues.slots().len() / 128) == 0 {
+        if (checks as usize).is_multiple_of(1 + self.queues.slots().len() / 128) {
             self.check();
         }
     }

@@ -23,7 +23,7 @@ impl Ledger {
     /// Notes what was polled last. How many of these completions were of requests in flight.
     #[inline(always)]
     pub(super) fn note_completions(&self, polled: usize) -> usize {
-        let (mut unasked, mut unmatched) = (0, 0);
+        let (mut unasked, mut unmatched) = (0, 0_usize);
         let mut likely = self.no_slot();
         for room in &self.polled[..polled.min(self.polled.len())] {
             let id = room.get().last().wr_id();
@@ -44,10 +44,10 @@ impl Ledger {
         }
         self.unasked.set(self.unasked.get() + unasked);
         if unmatched > 0 {
-            self.unmatched.set(self.unmatched.get() + unmatched);
+            self.unmatched.set(self.unmatched.get() + unmatched as u64);
         }
         self.checked();
-        polled - unmatched as usize
+        polled - unmatched
     }
 
     /// Brings a completion to its slot. Whether it has one.

@@ -21,6 +21,7 @@ use crate::transport_error::{CloseReason, OperationError, TransportError, WorkId
 #[derive(Debug, Default)]
 pub(crate) struct Ended {
     /// What failed or was lost, which no handle had reported. Seldom anything.
+    #[allow(clippy::box_collection)] // so that all fits into two registers
     errors: Option<Box<Vec<OperationError>>>,
     /// How many operations no handle had reported.
     pub(crate) unasked: u64,

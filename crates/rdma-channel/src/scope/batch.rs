@@ -172,18 +172,20 @@ impl<'scope> ScopedPeer<'scope> {
     ///
     /// # Errors
     /// [`RefusedBatch`] with the memory of what was not posted.
+    #[allow(clippy::expect_used)] // both are of N
     #[inline]
     pub fn read_batch_into<B: RentMut + 'scope, const N: usize>(
         &self,
         reads: [(B, RemoteMemoryRegion); N],
     ) -> Rented<'scope, B, N> {
-        let mut remotes = reads.each_ref().map(|(_, remote)| *remote).into_iter();
+        let remotes = reads.each_ref().map(|(_, remote)| *remote);
         Ledger::rent_batch(reads.map(|(buf, _)| buf), |bufs, kept| {
             let mut lists = bufs.each_mut().map(|buf| buf.scatter());
+            let mut remotes = remotes.iter();
             let mut requests = lists.each_mut().map(|list| {
                 let (elements, domains) = list.parts();
                 let remote = remotes.next().expect("one for each");
-                Request::from(ReadWorkRequest::new(elements, remote).with_domains(domains))
+                Request::from(ReadWorkRequest::new(elements, *remote).with_domains(domains))
             });
             self.post_array(&mut requests, kept, |ticket| ticket)
         })
