@@ -52,7 +52,7 @@ impl End {
     /// Waits for a message and answers, so many times, and until the last answer has arrived.
     ///
     /// # Errors
-    /// As of [`ask`](Self::ask).
+    /// Those of [`ask`](Self::ask).
     pub fn answer(&mut self, times: u32) -> Result<(), Failure> {
         (0..times).try_for_each(|_| self.next_message().and_then(|()| self.send()))?;
         self.wait(|_, sends| sends == 0)

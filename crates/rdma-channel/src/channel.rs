@@ -208,7 +208,7 @@ impl Channel {
     /// peers may write is no slice; copy out of it what is to be sent.
     ///
     /// # Errors
-    /// As of [`send`](Self::send). More bytes than fit are
+    /// Those of [`send`](Self::send). More bytes than fit are
     /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline), more than 4 GiB - 1 a
     /// [`TransportError::ElementError`].
     ///
@@ -243,7 +243,7 @@ impl Channel {
     /// Writes these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
     ///
     /// # Errors
-    /// As of [`send_inline`](Self::send_inline).
+    /// Those of [`send_inline`](Self::send_inline).
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline]
     pub fn write_inline(
@@ -259,7 +259,7 @@ impl Channel {
     /// See [`AtomicWorkRequest`].
     ///
     /// # Errors
-    /// As of [`send`](Self::send).
+    /// Those of [`send`](Self::send).
     pub fn compare_and_swap<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
@@ -270,10 +270,11 @@ impl Channel {
         self.atomic(AtomicWorkRequest::compare_and_swap(result, remote, compare, swap))
     }
 
-    /// As [`compare_and_swap`](Self::compare_and_swap), with a limit of its own. [`Duration::MAX`] is none.
+    /// As [`compare_and_swap`](Self::compare_and_swap), with a limit of its own. [`Duration::MAX`]
+    /// is none.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`send`](Self::send).
     pub fn compare_and_swap_timeout<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
@@ -293,7 +294,7 @@ impl Channel {
     /// See [`AtomicWorkRequest`].
     ///
     /// # Errors
-    /// As of [`send`](Self::send).
+    /// Those of [`send`](Self::send).
     pub fn fetch_add<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
@@ -306,7 +307,7 @@ impl Channel {
     /// As [`fetch_add`](Self::fetch_add), with a limit of its own. [`Duration::MAX`] is none.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`send`](Self::send).
     pub fn fetch_add_timeout<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
@@ -360,7 +361,7 @@ impl Channel {
     /// The attributes of its queue pair, as the device has them.
     ///
     /// # Errors
-    /// As of [`state`](Self::state).
+    /// Those of [`state`](Self::state).
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttributes, TransportError> {
         Ok(self.ledger.qp(0)?.query()?)

@@ -217,7 +217,7 @@ impl MultiChannel {
     /// Writes these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
     ///
     /// # Errors
-    /// As of [`send_inline`](Self::send_inline).
+    /// Those of [`send_inline`](Self::send_inline).
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline]
     pub fn write_inline(
@@ -231,7 +231,7 @@ impl MultiChannel {
     /// Puts `swap` into a peer's word if that is `compare`; `result` then has what it was.
     ///
     /// # Errors
-    /// As of [`send`](Self::send).
+    /// Those of [`send`](Self::send).
     pub fn compare_and_swap<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
@@ -245,7 +245,7 @@ impl MultiChannel {
     /// Adds `add` to a peer's word, wrapping; `result` then has what it was.
     ///
     /// # Errors
-    /// As of [`send`](Self::send).
+    /// Those of [`send`](Self::send).
     pub fn fetch_add<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
@@ -286,7 +286,7 @@ impl MultiChannel {
     /// The state of the queue pair to a peer, as the device says.
     ///
     /// # Errors
-    /// As of [`peer`](Self::peer), or what the provider says.
+    /// Those of [`peer`](Self::peer), and what the provider returns to `ibv_query_qp`.
     #[doc(alias = "ibv_query_qp")]
     pub fn state(&self, peer: usize) -> Result<QpState, TransportError> {
         Ok(self.ledger.qp(peer)?.state()?)

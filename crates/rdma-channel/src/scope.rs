@@ -165,8 +165,8 @@ impl Channel {
 }
 
 impl<C> Scope<'_, '_, C> {
-    /// Closes the channel, for good: what is under way is flushed at once, so that the scope has not to wait for
-    /// it, and operations that were flushed so are no failure of the scope.
+    /// Closes the channel, for good: operations in flight are flushed at once, so that the scope need
+    /// not wait for them, and operations that were flushed so are no failure of the scope.
     ///
     /// It is how a side ends that has receives posted which nobody will answer. The peer is not told, and what
     /// it has sent last may be lost: agree on the end first.

@@ -110,7 +110,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// As of [`set_link`](Self::set_link).
+    /// Those of [`set_link`](Self::set_link).
     pub fn set_link_after(
         &self,
         time: Duration,

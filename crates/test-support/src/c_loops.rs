@@ -332,7 +332,7 @@ impl CObject {
     }
 
     /// # Safety
-    /// As of [`Loops::new`].
+    /// That of [`Loops::new`].
     unsafe fn attach(&self, context: *mut ibv_context) {
         type Attach = unsafe extern "C" fn(*mut ibv_context);
         // SAFETY: the type that the C file has.

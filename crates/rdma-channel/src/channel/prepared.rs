@@ -34,7 +34,7 @@ impl PreparedChannel {
     /// itself.
     ///
     /// # Errors
-    /// As of [`PreparedQueuePair::handshake`].
+    /// Those of [`PreparedQueuePair::handshake`].
     pub fn handshake(self, peer: QueuePairEndpoint) -> Result<Channel, Error> {
         self.connected(|qp| qp.handshake(peer))
     }
@@ -42,7 +42,7 @@ impl PreparedChannel {
     /// What [`handshake`](Self::handshake) would connect with.
     ///
     /// # Errors
-    /// As of [`PreparedQueuePair::connect_attributes`].
+    /// Those of [`PreparedQueuePair::connect_attributes`].
     pub fn connect_attributes(&self, peer: &QueuePairEndpoint) -> Result<ConnectAttributes, Error> {
         self.qp.connect_attributes(peer)
     }
@@ -50,7 +50,7 @@ impl PreparedChannel {
     /// Connects with these attributes, from wherever they are.
     ///
     /// # Errors
-    /// As of [`PreparedQueuePair::connect`].
+    /// Those of [`PreparedQueuePair::connect`].
     pub fn connect(self, attributes: ConnectAttributes) -> Result<Channel, Error> {
         self.connected(|qp| qp.connect(attributes))
     }

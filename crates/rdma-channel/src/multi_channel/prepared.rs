@@ -34,7 +34,8 @@ impl PreparedMultiChannel {
     ///
     /// # Errors
     /// [`TransportError::EndpointCount`], before anything is connected, if there are not as many endpoints as
-    /// channels; else as of [`PreparedChannel::handshake`](crate::PreparedChannel::handshake).
+    /// channels; else those of
+    /// [`PreparedChannel::handshake`](crate::PreparedChannel::handshake).
     ///
     /// # Examples
     /// ```

@@ -176,11 +176,11 @@ impl<'scope> ScopedPeer<'scope> {
         self.send_from_with(buf, |request| request)
     }
 
-    /// As [`send_from`](Self::send_from), of a request to which the closure has added: an immediate, a fence, that
-    /// it is solicited or unsignaled.
+    /// As [`send_from`](Self::send_from), of a request to which the closure has added: immediate
+    /// data, a fence, that it is solicited or unsignaled.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`send_from`](Self::send_from).
     #[inline]
     pub fn send_from_with<B: Rent + 'scope>(
         &self,
@@ -226,11 +226,11 @@ impl<'scope> ScopedPeer<'scope> {
         self.write_from_with(buf, remote, |request| request)
     }
 
-    /// As [`write_from`](Self::write_from), of a request to which the closure has added: an immediate, a fence, that
-    /// it is solicited or unsignaled.
+    /// As [`write_from`](Self::write_from), of a request to which the closure has added: immediate
+    /// data, a fence, that it is solicited or unsignaled.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`write_from`](Self::write_from).
     ///
     /// # Examples
     /// The peer learns of the write by its immediate.

@@ -59,10 +59,10 @@ impl<'l> PendingWork<'l> {
         }
     }
 
-    /// How it ended; waits so long for it. [`Duration::MAX`] is for ever.
+    /// How the operation ended; waits so long for it. [`Duration::MAX`] is no limit.
     ///
     /// # Errors
-    /// As of [`spin_poll`](Self::spin_poll).
+    /// Those of [`spin_poll`](Self::spin_poll).
     #[inline(always)]
     pub fn wait(&self, timeout: Duration) -> Result<WorkSuccess, TransportError> {
         let place = self.ticket.place();

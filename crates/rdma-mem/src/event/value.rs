@@ -51,7 +51,7 @@ impl AsyncEvent {
 }
 
 /// # Safety
-/// As of [`AsyncEvent::from_raw`].
+/// That of [`AsyncEvent::from_raw`].
 unsafe fn source(kind: AsyncEventKind, raw: &ibv_async_event) -> AsyncEventSource {
     match kind {
         AsyncEventKind::CQ_ERR => {

@@ -57,7 +57,7 @@ impl<T, P> Handle<T, P> {
     /// nothing if it is borrowed.
     ///
     /// # Safety
-    /// As of [`new`](Self::new). If the object is borrowed, others destroy it, and not before the handle was
+    /// That of [`new`](Self::new). If the object is borrowed, others destroy it, and not before the handle was
     /// dropped or closed.
     #[must_use]
     pub unsafe fn from_raw(

@@ -167,7 +167,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
     }
 
     /// # Safety
-    /// As of [`from_raw`](Self::from_raw), of this kind.
+    /// That of [`from_raw`](Self::from_raw), and the window is of this kind.
     unsafe fn of(
         raw: NonNull<ibv_mw>,
         needs: (R, ProtectionDomain),

@@ -171,7 +171,7 @@ impl CompletionChannel {
     /// As [`get_event`](Self::get_event), at most so long; `None` if there was none.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`get_event`](Self::get_event).
     pub fn get_event_timeout(&self, timeout: Duration) -> Result<Option<ObjectId>, Error> {
         self.0.file.wait(Some(timeout), || self.try_get_event())
     }

@@ -125,7 +125,7 @@ impl CompletionQueue {
     }
 
     /// # Safety
-    /// As of [`from_raw`](Self::from_raw); it can be polled through `polled`.
+    /// That of [`from_raw`](Self::from_raw); the queue can be polled through `polled`.
     pub(super) unsafe fn of(
         raw: NonNull<ibv_cq>,
         context: &Context,
@@ -173,7 +173,7 @@ impl CompletionQueue {
     /// poll. Returns how many it has filled, from the first on; [`PollSlot::last`] is what is in one.
     ///
     /// # Errors
-    /// As of [`poll`](Self::poll).
+    /// Those of [`poll`](Self::poll).
     ///
     /// # Examples
     /// ```

@@ -142,7 +142,8 @@ impl QueuePair {
     }
 
     /// # Safety
-    /// The window and its region are live, and nobody else uses the window; as of [`Self::bind`].
+    /// The window and its region are live, and nobody else uses the window: the contract of
+    /// [`Self::bind`].
     unsafe fn post_bind(&self, prepared: PreparedBind, wr_id: u64) -> Result<(), PostError> {
         let PreparedBind { mw, info, .. } = prepared;
         let mut request = ibv_mw_bind { wr_id, send_flags: SIGNALED, bind_info: info };

@@ -158,7 +158,7 @@ impl<'a> QueuePairBuilder<'a> {
         /// Use this GID of the port's table and no other. Default: the best that the peer has too.
         gid_index: u8 => gid_index, Some;
         /// The path MTU, which the peer must have too; of UD the longest message. Default: the smaller one of
-        /// the two ports, and of UD that of the own.
+        /// the two ports, and of UD that of this queue pair's port.
         mtu: Mtu => mtu, Some;
         /// The number of the first packet from here. Default: random.
         send_psn: Psn => send_psn, Some;

@@ -264,8 +264,8 @@ fn create(
 /// Of a queue pair that was created.
 ///
 /// # Safety
-/// As of [`Handle::from_raw`]: it is of the builder's domain and type, and of these queues. `posted` is it, or
-/// stands for it.
+/// That of [`Handle::from_raw`]: the queue pair is of the builder's domain and type, and of these queues. `posted` is
+/// the queue pair, or stands for it.
 pub(crate) unsafe fn object(
     builder: &QueuePairBuilder<'_>,
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),

@@ -117,7 +117,7 @@ impl QueuePair {
         AddressHandle::create(self.pd(), &self.address_vector(peer)?)
     }
 
-    /// The handle to the own port, which lives as long as the queue pair.
+    /// The handle to this queue pair's port, which lives as long as the queue pair.
     pub(crate) fn own_handle(&self) -> Result<&AddressHandle, Error> {
         let Datagrams { end, own } = self.datagrams()?;
         if let Some(handle) = own.get() {

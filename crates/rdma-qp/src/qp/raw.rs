@@ -25,7 +25,7 @@ impl QueuePair {
     /// pair's own, and no other knob is looked at. It posts by `ibv_post_send`.
     ///
     /// # Errors
-    /// As of [`build`](QueuePairBuilder::build), and what the provider says to `ibv_query_qp`.
+    /// Those of [`build`](QueuePairBuilder::build), and what the provider returns to `ibv_query_qp`.
     ///
     /// # Safety
     /// What [`Ownership`] says. `parents` names the owners of the very objects that it was created with, and a

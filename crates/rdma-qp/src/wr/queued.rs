@@ -116,7 +116,7 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         self.wr.wr_id = wr_id;
     }
 
-    /// Whether success shall make a completion; as of
+    /// Whether success shall make a completion; see
     /// [`WriteWorkRequest::signaled`](crate::WriteWorkRequest::signaled).
     #[inline]
     pub const fn set_signaled(&mut self, signaled: bool) {

@@ -44,11 +44,11 @@ pub(crate) mod sealed {
         fn check(&self, qp: &QueuePair) -> Result<(), PostError>;
 
         /// # Safety
-        /// As of [`QueuePair::post`].
+        /// That of [`QueuePair::post`].
         unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError>;
 
         /// # Safety
-        /// As of [`QueuePair::post_batch`].
+        /// That of [`QueuePair::post_batch`].
         unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
     }
 

@@ -117,7 +117,7 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
     /// UD queue pairs, which need it for each message; a message is no longer than the MTU.
     ///
     /// The handle is of the queue pair's domain, and lives until the request has completed. A key whose high
-    /// bit is set means the own queue pair's key: IBTA vol 1, section 10.2.5; `man ibv_post_send`.
+    /// bit is set means the key of the queue pair that sends: IBTA vol 1, section 10.2.5; `man ibv_post_send`.
     ///
     /// See [`QueuePair::address_handle`](crate::QueuePair::address_handle) for an example.
     #[doc(alias = "remote_qpn")]

@@ -32,7 +32,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
     }
 
     /// Writes these bytes to the beginning of `remote`. The processor copies them when the request is posted, as
-    /// of [`SendWorkRequest::inline`](crate::SendWorkRequest::inline).
+    /// those of [`SendWorkRequest::inline`](crate::SendWorkRequest::inline).
     #[doc(alias = "IBV_SEND_INLINE")]
     #[doc(alias = "ibv_wr_set_inline_data")]
     #[inline]

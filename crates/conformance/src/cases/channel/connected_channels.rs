@@ -362,7 +362,7 @@ fn a_scope_whose_peer_goes_away_ends_and_says_what_failed(device: &Device) {
         drop(there);
         Ok::<_, TransportError>(())
     });
-    assert!(start.elapsed() < BOUND, "it has not to wait until its limit");
+    assert!(start.elapsed() < BOUND, "it does not wait until its limit");
     let Err(ScopeError::AutoPollError(errors)) = result else { panic!("{result:?}") };
     let operations: Vec<_> = errors.iter().map(|failed| failed.operation).collect();
     assert_eq!(operations, [Operation::Send, Operation::Receive], "{errors:?}");
