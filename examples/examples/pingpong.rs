@@ -1,4 +1,5 @@
-//! A message goes to and fro on a reliable connection, between two threads or between two processes.
+//! A message goes back and forth on a reliable connection, between two threads or between two
+//! processes.
 
 use std::process::ExitCode;
 use std::thread;
@@ -12,8 +13,8 @@ use rdma_examples::{Failure, exit};
 use rdma_mem::open_device;
 use rdma_qp::{CompletionChannel, CompletionQueue, PreparedQueuePair, prelude::*};
 
-/// Sends a message to and fro, and says how long it takes: between two threads, or to another process that
-/// was given the same size and iterations.
+/// Sends a message back and forth, and says how long it takes: between two threads, or to another
+/// process that was given the same size and iterations.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]

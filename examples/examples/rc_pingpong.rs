@@ -11,8 +11,9 @@ use rdma_examples::{Failure, exit};
 use rdma_mem::{Mtu, open_device};
 use rdma_qp::{CompletionQueue, PreparedQueuePair, prelude::*};
 
-/// Sends messages to and fro with `ibv_rc_pingpong -d DEVICE -g INDEX`, which has to be given the same size,
-/// iterations and MTU. How many receives it posts at a time (`-r`) is its own matter.
+/// Sends messages back and forth with `ibv_rc_pingpong -d DEVICE -g INDEX`, which has to be given
+/// the same size, iterations and MTU. How many receives it posts at a time (`-r`) is its own
+/// matter.
 ///
 ///   rc_pingpong --device rxe0 --connect 192.0.2.7:18515     where ibv_rc_pingpong waits
 ///   rc_pingpong --device rxe0 --listen 0.0.0.0:18515        for ibv_rc_pingpong 192.0.2.6

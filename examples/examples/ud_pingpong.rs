@@ -1,4 +1,4 @@
-//! Datagrams to and fro: the server answers whoever has asked, and knows nobody before.
+//! Datagrams back and forth: the server answers whoever has asked, and knows nobody before.
 #![allow(unsafe_code)]
 
 use std::thread;

@@ -1,4 +1,4 @@
-//! One end of a connection on which messages of one length go to and fro.
+//! One end of a connection on which messages of one length go back and forth.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};

@@ -20,9 +20,9 @@ pub(crate) mod prepared;
 
 /// A connection to one peer, whose operations keep their memory alive and always end.
 ///
-/// Operations come in three forms: blocking ones below, [scoped](Self::scope) ones, of which many are under
-/// way at a time, and [unpolled](Self::send_unpolled) ones, which are `unsafe` and what the others are made
-/// of.
+/// Operations come in three forms: blocking ones below, [scoped](Self::scope) ones, of which many
+/// are in flight at a time, and [unpolled](Self::send_unpolled) ones, which are `unsafe` and what
+/// the others are made of.
 ///
 /// The channel has its completion queue for itself. It can be moved to another thread, and used by one at a
 /// time.
@@ -67,8 +67,8 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// The knobs of a new channel, when it was told [its domain](WithoutPd::pd); as `pd.create_channel()` of the
-    /// [prelude](crate::prelude).
+    /// The options of a new channel, when it was told [its domain](WithoutPd::pd); as
+    /// `pd.create_channel()` of the [prelude](crate::prelude).
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()
     }
@@ -87,7 +87,7 @@ impl Channel {
     ///
     /// # Errors
     /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was room in the queue.
+    /// closed it, and so has a limit that was over before there was a free slot in the queue.
     #[inline(always)]
     pub fn send(&mut self, wr: SendWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr, None)
@@ -110,7 +110,7 @@ impl Channel {
     ///
     /// # Errors
     /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was room in the queue.
+    /// closed it, and so has a limit that was over before there was a free slot in the queue.
     #[inline(always)]
     pub fn receive(
         &mut self,
@@ -136,7 +136,7 @@ impl Channel {
     ///
     /// # Errors
     /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was room in the queue.
+    /// closed it, and so has a limit that was over before there was a free slot in the queue.
     #[inline(always)]
     pub fn write(&mut self, wr: WriteWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr, None)
@@ -159,7 +159,7 @@ impl Channel {
     ///
     /// # Errors
     /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was room in the queue.
+    /// closed it, and so has a limit that was over before there was a free slot in the queue.
     #[inline(always)]
     pub fn read(&mut self, wr: ReadWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr, None)
@@ -182,7 +182,7 @@ impl Channel {
     ///
     /// # Errors
     /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was room in the queue.
+    /// closed it, and so has a limit that was over before there was a free slot in the queue.
     #[inline(always)]
     pub fn atomic(&mut self, wr: AtomicWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr, None)
@@ -324,7 +324,8 @@ impl Channel {
         &self.ledger.pd
     }
 
-    /// How many requests of the send queue, and how many receives, can be under way: what was asked for.
+    /// How many requests of the send queue, and how many receives, can be in flight: what was asked
+    /// for.
     #[must_use]
     pub fn depths(&self) -> (u32, u32) {
         let only = self.ledger.only();
@@ -367,8 +368,8 @@ impl Channel {
         Ok(self.ledger.qp(0)?.query()?)
     }
 
-    /// How many completions came that were of no request under way: there are none unless the device is
-    /// broken. They release nothing.
+    /// How many completions came that were of no request in flight: there are none unless the
+    /// device is broken. They release nothing.
     #[must_use]
     pub fn stray_completions(&self) -> u64 {
         self.ledger.unmatched.get()

@@ -56,7 +56,8 @@ const PREFACE: usize = 8;
 /// that nobody has read yet, as every pipe and socket does. What passes through is neither secret nor
 /// signed: who can write to the stream decides where the connection leads.
 ///
-/// It returns within `timeout`, however slowly the peer sends or reads. [`Duration::MAX`] is for ever.
+/// It returns within `timeout`, however slowly the peer sends or reads. [`Duration::MAX`] is no
+/// limit.
 ///
 /// # Errors
 /// | | |

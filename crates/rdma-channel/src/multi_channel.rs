@@ -69,8 +69,8 @@ pub struct MultiChannel {
 }
 
 impl MultiChannel {
-    /// The knobs of new channels, when it was told [their domain](WithoutPd::pd); as `pd.create_multi_channel()` of
-    /// the [prelude](crate::prelude).
+    /// The options of new channels, when it was told [their domain](WithoutPd::pd); as
+    /// `pd.create_multi_channel()` of the [prelude](crate::prelude).
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()
     }
@@ -292,7 +292,7 @@ impl MultiChannel {
         Ok(self.ledger.qp(peer)?.state()?)
     }
 
-    /// How many completions came that were of no request under way, as
+    /// How many completions came that were of no request in flight, as
     /// [`Channel::stray_completions`](crate::Channel::stray_completions).
     #[must_use]
     pub fn stray_completions(&self) -> u64 {

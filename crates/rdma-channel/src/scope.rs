@@ -1,4 +1,4 @@
-//! Scopes: many operations under way, which all end before their memory is given back.
+//! Scopes: many operations in flight, which all end before their memory is given back.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -102,9 +102,10 @@ impl Channel {
     /// registered slices, and gives each back when its operation is done: with that a ring of
     /// buffers goes round in one scope.
     ///
-    /// However the closure ends, by return, `?` or panic: what it has left under way is finished. That takes
-    /// no longer than the [drain limit](crate::ChannelBuilder::drain_timeout), 5 seconds by default, after
-    /// which the channel is closed, and the same time once more, after which its queue pair is destroyed.
+    /// However the closure ends, by return, `?` or panic: what it has left in flight is finished.
+    /// That takes no longer than the [drain limit](crate::ChannelBuilder::drain_timeout), 5 seconds
+    /// by default, after which the channel is closed, and the same time once more, after which its
+    /// queue pair is destroyed.
     ///
     /// # Errors
     /// [`ScopeError::ClosureError`] with what the closure says. Else [`ScopeError::AutoPollError`] with each

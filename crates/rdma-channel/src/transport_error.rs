@@ -25,11 +25,12 @@ pub enum TransportError {
     /// The operation completed with a failure, which has closed the channel.
     #[error(transparent)]
     WorkError(#[from] WorkError),
-    /// The completion queue failed, so that nothing is known of what is under way. The channel is closed.
+    /// The completion queue failed, so that nothing is known of what is in flight. The channel is
+    /// closed.
     #[error(transparent)]
     PollError(#[from] PollError),
-    /// The operation was not done in time. A blocking call has closed the channel by it; the `wait` of a
-    /// handle, and a post that waited for room, have changed nothing.
+    /// The operation was not done in time. A blocking call has closed the channel by it; the `wait`
+    /// of a handle, and a post that waited for a free slot, have changed nothing.
     #[error(
         "the {operation} was not done within {timeout:?}: is the peer there, and does it do its part?"
     )]

@@ -311,7 +311,7 @@ fn a_channel_that_closes_while_a_post_waits_for_room_says_why() {
     }
 }
 
-/// Of a call that has a limit of its own, that one holds, also while it waits for room.
+/// Of a call that has a limit of its own, that one holds, also while it waits for a free slot.
 #[test]
 fn a_calls_own_limit_holds_while_it_waits_for_room() {
     must_end(|| {

@@ -222,7 +222,7 @@ pub enum Error {
         /// The port's MTU.
         active: Mtu,
     },
-    /// A knob of the builder is beyond its field in a packet, its table, or the device.
+    /// An option of the builder is beyond its field in a packet, its table, or the device.
     #[error("the `{knob}` cannot be {value}: here it is at most {most}")]
     TooLarge {
         /// The builder's method.

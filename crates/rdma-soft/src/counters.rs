@@ -113,7 +113,7 @@ counters! {
     /// Requests before the expected one that are not answered: too old, not what was asked for then, or with a
     /// sequence number that was never taken.
     unanswered_duplicate: packets,
-    /// Responses whose sequence number is not under way: duplicates, or nobody asked for them.
+    /// Responses whose sequence number is not in flight: duplicates, or nobody asked for them.
     unsolicited_response: packets,
     /// Negative acknowledgements of what is going to be sent again already.
     stale_nak: packets,

@@ -49,7 +49,7 @@ impl Sender {
     }
 }
 
-/// A transfer under way.
+/// A transfer in progress.
 struct Sending<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     inbox: Inbox<'scope>,

@@ -1,4 +1,4 @@
-//! How one side learns that the other has failed, and that nothing waits for ever.
+//! How one side learns that the other has failed, and that nothing waits without a limit.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -94,8 +94,8 @@ impl<'a> Stop<'a> {
     }
 }
 
-/// Ends the transfer if its side panics, and in any case what the side has under way: that is of no use to
-/// anybody any more.
+/// Ends the transfer if its side panics, and in any case what the side has in flight: that is of no
+/// use to anybody any more.
 struct EndOfSide<'a, 'scope, 'env> {
     stop: &'a Stop<'a>,
     scope: &'a Scope<'scope, 'env>,

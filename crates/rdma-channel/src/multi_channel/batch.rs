@@ -168,8 +168,8 @@ impl Ledger {
 }
 
 impl<'scope> Scope<'scope, '_, MultiChannel> {
-    /// Posts requests with one doorbell for each peer; waits for room for all. The handles are in the order of the
-    /// requests. It allocates.
+    /// Posts requests with one doorbell for each peer; waits until all fit. The handles are in the
+    /// order of the requests. It allocates.
     ///
     /// Unsignaled ones are done with the next signaled one for their peer; the last one for each peer is made signaled.
     ///

@@ -31,7 +31,7 @@ pub struct ToPeer<W> {
 
 /// A message to a peer; see [`SendWorkRequest`].
 pub type PeerSendWorkRequest<'wr, 'data> = ToPeer<SendWorkRequest<'wr, 'data>>;
-/// Room for one message of a peer; see [`ReceiveWorkRequest`].
+/// Memory for one message of a peer; see [`ReceiveWorkRequest`].
 pub type PeerReceiveWorkRequest<'wr, 'data> = ToPeer<ReceiveWorkRequest<'wr, 'data>>;
 /// A write into memory of a peer; see [`WriteWorkRequest`].
 pub type PeerWriteWorkRequest<'wr, 'data> = ToPeer<WriteWorkRequest<'wr, 'data>>;

@@ -17,7 +17,7 @@ use crate::ledger::ticket::{Ticket, Unsettled};
 use crate::operation::Operation;
 use crate::transport_error::{TransportError, WorkId};
 
-/// An operation under way, with the memory that it has rented.
+/// An operation in flight, with the memory that it has rented.
 ///
 /// Dropping it changes nothing but that the memory does not come back before the scope has ended.
 #[must_use = "the memory comes back from it"]
@@ -77,7 +77,8 @@ impl<'scope, B> InFlight<'scope, B> {
         Progress::Done(Finished { buf: self.buf, result })
     }
 
-    /// The memory, when the operation is over, if that is within this time. [`Duration::MAX`] is for ever.
+    /// The memory, when the operation is over, if that is within this time. [`Duration::MAX`] is no
+    /// limit.
     ///
     /// # Errors
     /// [`Late`] with the handle, if it is not, or if the completion queue has failed, as its error says.
@@ -138,7 +139,8 @@ impl<'scope, B> InFlight<'scope, B> {
 }
 
 impl<'scope> ScopedPeer<'scope> {
-    /// Sends the bytes of rented memory as one message. Waits for room as [`post_send`](Self::post_send).
+    /// Sends the bytes of rented memory as one message. Waits for a free slot as
+    /// [`post_send`](Self::post_send).
     ///
     /// # Errors
     /// [`Refused`] with the memory, if it was not posted.
@@ -212,7 +214,7 @@ impl<'scope> ScopedPeer<'scope> {
         })
     }
 
-    /// Writes the bytes of rented memory to the beginning of `remote`. Waits for room as
+    /// Writes the bytes of rented memory to the beginning of `remote`. Waits for a free slot as
     /// [`post_write`](Self::post_write).
     ///
     /// # Errors
@@ -275,7 +277,8 @@ impl<'scope> ScopedPeer<'scope> {
         })
     }
 
-    /// Fills rented memory from the beginning of `remote`. Waits for room as [`post_read`](Self::post_read).
+    /// Fills rented memory from the beginning of `remote`. Waits for a free slot as
+    /// [`post_read`](Self::post_read).
     ///
     /// # Errors
     /// [`Refused`] with the memory, if it was not posted.

@@ -8,7 +8,7 @@ use crate::ledger::ticket::{Ticket, Unsettled};
 use crate::operation::Operation;
 use crate::transport_error::{TransportError, WorkId};
 
-/// An operation under way.
+/// An operation in flight.
 ///
 /// Dropping it changes nothing: the operation goes on, and who borrowed its memory, the scope, ends it. It
 /// keeps its place in the queue's table until it is dropped, also when it is done.
@@ -48,8 +48,8 @@ impl<'l> PendingWork<'l> {
     /// [builder](crate::ChannelBuilder) says.
     ///
     /// # Errors
-    /// [`TransportError::Timeout`] if it has not ended by then, which changes nothing: it is still under way.
-    /// Else how it failed.
+    /// [`TransportError::Timeout`] if it has not ended by then, which changes nothing: it is still
+    /// in flight. Else how it failed.
     #[inline(always)]
     pub fn spin_poll(&self) -> Result<WorkSuccess, TransportError> {
         let place = self.ticket.place();

@@ -15,7 +15,7 @@ use crate::error::verb::VerbError;
 pub struct GidEntry {
     /// The port's number, from 1.
     pub port: u8,
-    /// The place in the port's table, from 0: what `ibv_global_route.sgid_index` wants.
+    /// The index in the port's table, from 0: what `ibv_global_route.sgid_index` wants.
     pub index: u32,
     /// The GID.
     pub gid: Gid,
@@ -27,7 +27,7 @@ pub struct GidEntry {
 }
 
 impl Context {
-    /// The GID at a place of a port's table; see `man ibv_query_gid`. An empty place holds
+    /// The GID at a place of a port's table; see `man ibv_query_gid`. An empty entry holds
     /// [`Gid::ZERO`].
     ///
     /// # Errors

@@ -91,7 +91,8 @@ impl BufferPool {
     /// If another region is needed and cannot be had: [`Error::OutOfMemory`], or what the verb says;
     /// the hint tells about the limit of locked memory.
     pub fn allocate(&self, length: usize) -> Result<Buffer, Error> {
-        // A child might wait for ever for a lock that another thread held when it was forked.
+        // A child might wait without a limit for a lock that another thread held when it was
+        // forked.
         self.0.pd.check_process()?;
         let mut regions = self.regions();
         let found = regions.iter().find_map(|region| Some((region, region.take(length)?)));

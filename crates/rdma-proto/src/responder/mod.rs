@@ -24,7 +24,7 @@ pub struct Settings {
     pub psn: Psn,
     /// How long the peer shall wait when there is no receive.
     pub min_rnr_timer: MinRnrTimer,
-    /// How many READs and atomics the peer may have under way.
+    /// How many READs and atomics the peer may have in flight.
     pub max_dest_rd_atomic: u8,
 }
 
@@ -65,7 +65,7 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// A responder that keeps room for the READs and atomics that the peer may have under way.
+    /// A responder that keeps room for the READs and atomics that the peer may have in flight.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
         Self {
@@ -233,8 +233,8 @@ impl Responder {
         Ok(Executed { packets: 1, acknowledges: false })
     }
 
-    /// A READ or an atomic. More than the peer may have under way is an invalid request (IBTA section
-    /// 9.7.4.1).
+    /// A READ or an atomic. More than the peer may have in flight is an invalid request (IBTA
+    /// section 9.7.4.1).
     fn fetch<H: Host + ?Sized>(&mut self, start: &Start, host: &mut H) -> Result<Executed, Stop> {
         if !self.resources.has_room() {
             return Err(Stop::Nak(Nak::InvalidRequest));

@@ -321,7 +321,7 @@ impl CompletionQueue {
     /// provider says.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn close(self) -> Result<(), (Self, Error)> {
-        // A forked child might wait for ever for the lock of the channel.
+        // A forked child might wait without a limit for the lock of the channel.
         if let Err(forked) = self.inner.handle.check_process() {
             return Err((self, rdma_mem::Error::from(forked).into()));
         }

@@ -97,7 +97,7 @@ fn table(whose: &str, gids: &[EndpointGid]) -> String {
 /// What is known here, beside the endpoints.
 pub(crate) struct Own<'a> {
     pub(crate) endpoint: &'a QueuePairEndpoint,
-    /// The places in the port's table of the endpoint's GIDs.
+    /// The indices in the port's table of the endpoint's GIDs.
     pub(crate) indexes: &'a [u8],
     /// The MTU, if it was asked for.
     pub(crate) fixed_mtu: Option<Mtu>,

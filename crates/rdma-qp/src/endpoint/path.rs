@@ -37,8 +37,8 @@ const ORDER: [(GidType, Family); 9] = [
     (GidType::IB, Family::LinkLocal),
 ];
 
-/// The place of a GID in the order; the lower the better. `None` for a type that is not known here,
-/// and for the GID of an empty place.
+/// The index of a GID in the order; the lower the better. `None` for a type that is not known here,
+/// and for the GID of an empty entry.
 pub(crate) fn rank(gid: &EndpointGid) -> Option<usize> {
     if gid.gid.is_zero() {
         return None;

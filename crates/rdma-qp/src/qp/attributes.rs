@@ -24,7 +24,7 @@ pub struct QueuePairAttributes {
     pub access: AccessFlags,
     /// The port.
     pub port: u8,
-    /// The place of its partition key in the port's table.
+    /// The index of its partition key in the port's table.
     pub pkey_index: u16,
     /// The key that datagrams have to show to get in.
     pub qkey: u32,

@@ -10,7 +10,7 @@ use crate::qp::settings::Settings;
 #[derive(Debug)]
 pub(crate) struct OwnEnd {
     pub(crate) endpoint: QueuePairEndpoint,
-    /// The places in the port's table of the endpoint's GIDs.
+    /// The indices in the port's table of the endpoint's GIDs.
     pub(crate) indexes: Vec<u8>,
     pub(crate) port: u8,
     pub(crate) settings: Settings,

@@ -19,10 +19,11 @@ use crate::qp::queue_pair::QueuePair;
 impl QueuePair {
     /// Makes one of a queue pair that was created and connected elsewhere, or made ready for datagrams.
     ///
-    /// `parents` names what it is of: the domain, both completion queues, the shared receive queue if it
-    /// has one. For datagrams (UD) its `gid_index`, `mtu`, `service_level` and the other parts of an address
-    /// hold for [`address_vector`](Self::address_vector). Type, number, sizes, port and Q_Key are the queue
-    /// pair's own, and no other knob is looked at. It posts by `ibv_post_send`.
+    /// `parents` names what it is of: the domain, both completion queues, the shared receive queue
+    /// if it has one. For datagrams (UD) its `gid_index`, `mtu`, `service_level` and the other
+    /// parts of an address hold for [`address_vector`](Self::address_vector). Type, number, sizes,
+    /// port and Q_Key are the queue pair's own, and no other option is looked at. It posts by
+    /// `ibv_post_send`.
     ///
     /// # Errors
     /// Those of [`build`](QueuePairBuilder::build), and what the provider returns to `ibv_query_qp`.

@@ -10,8 +10,8 @@ use crate::wr::elements::Elements;
 use crate::wr::flags::domains;
 use crate::wr::queued_receive::QueuedReceive;
 
-/// Room for one message of the peer; of a queue pair for datagrams, with 40 bytes more in front of it
-/// ([`GlobalRouteHeader`](crate::GlobalRouteHeader)).
+/// Memory for one message of the peer; of a queue pair for datagrams, with 40 bytes more in front
+/// of it ([`GlobalRouteHeader`](crate::GlobalRouteHeader)).
 #[derive(Debug)]
 pub struct ReceiveWorkRequest<'wr, 'data> {
     pub(crate) elements: &'wr mut [ScatterElement<'data>],

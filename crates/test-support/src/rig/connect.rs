@@ -16,7 +16,7 @@ pub struct Endpoint {
     pub ethernet: bool,
 }
 
-/// The knobs of a connection that tests turn.
+/// The options of a connection that tests turn.
 #[derive(Clone, Copy)]
 pub struct Knobs {
     pub access: u32,

@@ -44,7 +44,7 @@ fn ready_never(device: &Device, rnr_retries: u8, min_rnr_timer: u8) -> (Side, Si
     pair_with(device, &Size::default(), &knobs)
 }
 
-/// A pair with these knobs whose A has posted a SEND to a B without a receive request.
+/// A pair with these options whose A has posted a SEND to a B without a receive request.
 fn sent_too_early(device: &Device, rnr_retries: u8, min_rnr_timer: u8) -> (Side, Side) {
     let (a, b) = ready_never(device, rnr_retries, min_rnr_timer);
     a.qp.post(&Wr::send(1, &[]));

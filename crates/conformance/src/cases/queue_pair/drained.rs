@@ -73,7 +73,7 @@ fn queue_is_drained_when_what_it_began_is_finished(device: &Device) {
         assert_eq!((wc.wr_id, wc.status), (finished, Status::IBV_WC_SUCCESS));
         finished += 1;
     }
-    // The peer has received those, and nothing else is under way.
+    // The peer has received those, and nothing else is in flight.
     for n in 0..finished {
         b.receive_cq.expect_success(n);
     }

@@ -26,7 +26,7 @@ fn gid() -> impl Strategy<Value = EndpointGid> {
     })
 }
 
-/// A port's endpoint, and the places in the port's table that its GIDs have.
+/// A port's endpoint, and the indices in the port's table that its GIDs have.
 #[derive(Clone, Debug)]
 struct End {
     endpoint: QueuePairEndpoint,

@@ -59,7 +59,7 @@ attributes! {
     state(state: QpState) { qp_state = ibv_qp_state(state.raw()) } IBV_QP_STATE;
     /// The port, from 1.
     port(port: u8) { port_num = port } IBV_QP_PORT;
-    /// The place of the partition key in the port's table.
+    /// The index of the partition key in the port's table.
     pkey_index(index: u16) { pkey_index = index } IBV_QP_PKEY_INDEX;
     /// What the peer may do through the queue pair.
     access(access: AccessFlags) { qp_access_flags = access.bits() } IBV_QP_ACCESS_FLAGS;

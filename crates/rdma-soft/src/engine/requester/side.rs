@@ -139,7 +139,7 @@ impl Requester {
         packets(length, self.mtu_log2)
     }
 
-    /// How long the requester waits for an answer: 4.096 us x 2^code, for ever with code 0
+    /// How long the requester waits for an answer: 4.096 us x 2^code, without a limit with code 0
     /// (IBTA volume 1, 9.7.6.1.3).
     pub(crate) fn answer_timeout(&self) -> Option<Duration> {
         match self.ack_timeout {
