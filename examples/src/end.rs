@@ -44,7 +44,7 @@ impl End {
     /// Sends a message and waits for the answer, so many times.
     ///
     /// # Errors
-    /// If the peer is silent for ten seconds, a request failed, or the device refuses.
+    /// If nothing comes from the peer for ten seconds, a request failed, or the device refuses.
     pub fn ask(&mut self, times: u32) -> Result<(), Failure> {
         (0..times).try_for_each(|_| self.send().and_then(|()| self.next_message()))
     }

@@ -91,7 +91,7 @@ impl Ledger {
         }
     }
 
-    /// The deadline for room for requests whose caller does not say how long.
+    /// The deadline for a free slot of requests whose caller sets none.
     pub(crate) fn usual_deadline<'data, I: InBatch<'data>>(&self, items: &[I]) -> Option<Deadline> {
         Deadline::for_room(self.longest(items))
     }

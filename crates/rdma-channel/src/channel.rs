@@ -67,7 +67,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// The options of a new channel, when it was told [its domain](WithoutPd::pd); as
+    /// The options of a new channel, when it was given [its domain](WithoutPd::pd); as
     /// `pd.create_channel()` of the [prelude](crate::prelude).
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()

@@ -204,7 +204,7 @@ fn endpoints(message: &[u8]) -> impl Iterator<Item = &[u8]> {
     message.get(PREFACE..).unwrap_or_default().chunks(QueuePairEndpoint::BYTES)
 }
 
-/// The endpoints of a message, each with its place, unless one stands there twice.
+/// The endpoints of a message, each with its position, unless one is there twice.
 fn distinct<'a>(
     message: &'a [u8],
     whose: &'static str,

@@ -69,7 +69,7 @@ pub struct MultiChannel {
 }
 
 impl MultiChannel {
-    /// The options of new channels, when it was told [their domain](WithoutPd::pd); as
+    /// The options of new channels, when it was given [their domain](WithoutPd::pd); as
     /// `pd.create_multi_channel()` of the [prelude](crate::prelude).
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()

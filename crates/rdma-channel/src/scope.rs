@@ -108,8 +108,8 @@ impl Channel {
     /// queue pair is destroyed.
     ///
     /// # Errors
-    /// [`ScopeError::ClosureError`] with what the closure says. Else [`ScopeError::AutoPollError`] with each
-    /// operation that failed or was lost and had not told its handle.
+    /// [`ScopeError::ClosureError`] with what the closure says. Else [`ScopeError::AutoPollError`]
+    /// with each operation that failed or was lost and was not reported by its handle.
     ///
     /// # Aborts
     /// If the queue pair still uses memory and cannot be destroyed: the memory is borrowed, and returning
@@ -169,8 +169,8 @@ impl<C> Scope<'_, '_, C> {
     /// Closes the channel, for good: operations in flight are flushed at once, so that the scope need
     /// not wait for them, and operations that were flushed so are no failure of the scope.
     ///
-    /// It is how a side ends that has receives posted which nobody will answer. The peer is not told, and what
-    /// it has sent last may be lost: agree on the end first.
+    /// It is how a side ends that has receives posted which nobody will answer. The peer is not
+    /// informed, and what it has sent last may be lost: agree on the end first.
     ///
     /// # Examples
     /// ```

@@ -40,8 +40,8 @@ pub enum TransportError {
         /// How long it was waited for.
         timeout: Duration,
     },
-    /// There is no room for the request now; nothing has changed. Take completions first: what is done
-    /// keeps its place until its handle has told so, or is dropped.
+    /// The queue has no free slot for the request now; nothing has changed. Take completions first:
+    /// what is done keeps its slot until its handle has reported it, or is dropped.
     #[error(
         "the queue has no room: wait for earlier operations, and drop the handles of what is done"
     )]

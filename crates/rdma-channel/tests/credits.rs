@@ -1,4 +1,5 @@
-//! Credits: no queue overflows whatever safe code does, and a post that finds no room waits or says so.
+//! Credits: no queue overflows whatever safe code does, and a post that finds no space waits or
+//! says so.
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 

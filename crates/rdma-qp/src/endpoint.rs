@@ -21,7 +21,7 @@ pub struct EndpointGid {
 }
 
 impl EndpointGid {
-    /// What an unused place holds.
+    /// What an unused slot holds.
     pub(crate) const NONE: Self = Self { gid: Gid::ZERO, gid_type: GidType::IB };
 }
 

@@ -70,8 +70,8 @@ impl Builder {
         self
     }
 
-    /// The places of its port's GID table, in the order of their index. Without this they are the usual
-    /// ones: link-local and IPv4-mapped, each for RoCE v1 and v2, or one on InfiniBand.
+    /// The entries of its port's GID table, in the order of their index. Without this they are the
+    /// usual ones: link-local and IPv4-mapped, each for RoCE v1 and v2, or one on InfiniBand.
     ///
     /// A table may be empty, may have holes, and types that are not the link's or nobody's: programs
     /// meet all of these. No index beyond 255 can be used.

@@ -17,10 +17,11 @@ use crate::soft_device::SoftDevice;
 ///
 /// # Time
 ///
-/// Nothing sleeps, and the devices make no thread, but for one that tells a subscriber of `tracing` of dropped packets.
-/// Time passes where a program polls a completion queue in vain, by 100 ns each time, and where the test
-/// [says so](Self::step); then what is due happens, on the thread that called. So a timeout of a second costs no second,
-/// and what one thread does is the same each time: with one seed, packets get lost at the same places.
+/// Nothing sleeps, and the devices make no thread, but for one that tells a subscriber of `tracing`
+/// of dropped packets. Time passes where a program polls a completion queue in vain, by 100 ns each
+/// time, and where the test [says so](Self::step); then what is due happens, on the thread that
+/// called. So a timeout of a second costs no second, and what one thread does is the same each
+/// time: with one seed, the same packets get lost.
 ///
 /// The program and the seed have to be the same for that; it must not look at other clocks, nor use several threads.
 /// [`trace`](Self::trace) tells whether two runs were the same.

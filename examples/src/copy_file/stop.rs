@@ -24,7 +24,7 @@ pub(crate) struct Stop<'a> {
 /// Where the sides wait for each other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Meeting {
-    /// The receiver has room for messages.
+    /// The receiver has posted receives for messages.
     Begin = 1,
     /// Neither needs the other's end of the connection any more. Its own last acknowledgement may have been
     /// on its way when the other had all that it needs.

@@ -34,7 +34,7 @@ impl Read for Endless {
 
 const FOR_EVER: Endless = Endless { left: usize::MAX };
 
-/// What a channel gives what a scope has left in flight, unless it is told otherwise.
+/// What a channel gives what a scope has left in flight, unless it is set otherwise.
 const DRAIN: Duration = Duration::from_secs(5);
 
 fn settings() -> Settings {

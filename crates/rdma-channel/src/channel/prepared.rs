@@ -17,7 +17,7 @@ use crate::limits::Limits;
 pub struct PreparedChannel {
     pub(crate) qp: PreparedQueuePair,
     pub(crate) cq: CompletionQueue,
-    /// What the queues were asked for: the completion queue has room for it.
+    /// What the queues were asked for: the completion queue has the capacity for it.
     pub(crate) asked: Asked,
     pub(crate) limits: Limits,
     pub(crate) pd: ProtectionDomain,

@@ -16,7 +16,7 @@ use crate::scope::Scope;
 use crate::scope::pending_work::ScopedPendingWork;
 use crate::transport_error::TransportError;
 
-/// The requests for one peer, and their places among all.
+/// The requests for one peer, and their indices among all.
 struct Group<'wr, 'data> {
     peer: usize,
     requests: Vec<Request<'wr, 'data>>,

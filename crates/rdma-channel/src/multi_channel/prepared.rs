@@ -17,7 +17,7 @@ use crate::transport_error::TransportError;
 pub struct PreparedMultiChannel {
     pub(crate) qps: Vec<PreparedQueuePair>,
     pub(crate) cq: CompletionQueue,
-    /// What the queues of each were asked for: the completion queue has room for all.
+    /// What the queues of each were asked for: the completion queue has the capacity for all.
     pub(crate) asked: Asked,
     pub(crate) limits: Limits,
     pub(crate) pd: ProtectionDomain,

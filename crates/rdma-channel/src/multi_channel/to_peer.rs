@@ -11,8 +11,9 @@ use crate::request::Request;
 
 /// A work request with the peer that it is for, counted from 0.
 ///
-/// Each kind has a name of its own, as [`PeerSendWorkRequest`], with the constructors of the request and the peer before
-/// their arguments. What else a request can be told, it is told before: [`from_wr`](Self::from_wr) takes any.
+/// Each kind has a name of its own, as [`PeerSendWorkRequest`], with the constructors of the
+/// request and the peer before their arguments. Other options of a request are set before:
+/// [`from_wr`](Self::from_wr) takes any.
 ///
 /// # Examples
 /// ```

@@ -10,8 +10,8 @@ use crate::transport_error::{TransportError, WorkId};
 
 /// An operation in flight.
 ///
-/// Dropping it changes nothing: the operation goes on, and who borrowed its memory, the scope, ends it. It
-/// keeps its place in the queue's table until it is dropped, also when it is done.
+/// Dropping it changes nothing: the operation goes on, and who borrowed its memory, the scope, ends
+/// it. It keeps its slot until it is dropped, also when it is done.
 #[derive(Debug)]
 pub struct PendingWork<'l> {
     ticket: Ticket<'l>,

@@ -27,11 +27,11 @@ pub struct GidEntry {
 }
 
 impl Context {
-    /// The GID at a place of a port's table; see `man ibv_query_gid`. An empty entry holds
+    /// The GID at an index of a port's table; see `man ibv_query_gid`. An empty entry holds
     /// [`Gid::ZERO`].
     ///
     /// # Errors
-    /// If there is no such port or place.
+    /// If there is no such port or index.
     #[doc(alias = "ibv_query_gid")]
     pub fn query_gid(&self, port: u8, index: u32) -> Result<Gid, Error> {
         self.check_process()?;

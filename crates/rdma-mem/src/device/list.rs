@@ -115,7 +115,7 @@ impl DeviceList {
         self.devices.is_empty()
     }
 
-    /// The device at this place, from 0.
+    /// The device at this index, from 0.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<&Device> {
         self.devices.get(index)

@@ -70,9 +70,9 @@ impl DmabufRegion {
     ///
     /// # Errors
     /// [`Error::Unsupported`] from a libibverbs before rdma-core 34; [`Error::EmptyRegion`];
-    /// [`Error::PageOffset`] if `offset` and `iova` are not at the same place within a page; or the
-    /// verb's, with a hint: `EOPNOTSUPP` if the device's driver has no dma-bufs, `EINVAL` if the range is
-    /// not within the file or the file is no dma-buf.
+    /// [`Error::PageOffset`] if `offset` and `iova` are not at the same offset within a page; or
+    /// the verb's, with a hint: `EOPNOTSUPP` if the device's driver has no dma-bufs, `EINVAL` if
+    /// the range is not within the file or the file is no dma-buf.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_local_dmabuf_mr(
         pd: &ProtectionDomain,

@@ -15,10 +15,10 @@ use crate::region::pool::carved::PoolRegion;
 
 /// Registered buffers of any length, carved out of a few large regions, because registration is slow.
 ///
-/// A pool has nothing at first. When no region has room it registers another one, of the pool's region
-/// size, or larger if one buffer needs more; what is in no use is given back to the system by
-/// [`trim`](Self::trim) and when the pool and its buffers are dropped. Lengths are rounded up to 64
-/// bytes, where each buffer begins.
+/// A pool has nothing at first. When no region has enough free memory it registers another one, of
+/// the pool's region size, or larger if one buffer needs more; what is in no use is given back to
+/// the system by [`trim`](Self::trim) and when the pool and its buffers are dropped. Lengths are
+/// rounded up to 64 bytes, where each buffer begins.
 ///
 /// Peers have no right to any of it: a key for peers would be one for all buffers of a region. For
 /// peers there are [`SharedRegion`](crate::SharedRegion), and, where the device has them, a

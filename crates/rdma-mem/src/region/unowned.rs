@@ -136,10 +136,11 @@ impl MemoryRegion {
     /// [`DmabufRegion`](crate::DmabufRegion), or of the whole address space (implicit ODP).
     ///
     /// # Safety
-    /// What [`Ownership`] says. The region is of this domain, and was registered by `ibv_reg_mr` with this
-    /// access; or by a verb that is told where requests count from (`ibv_reg_mr_iova`), and that is the
-    /// memory's own address, or 0 if `access` has [`AccessFlags::ZERO_BASED`]. Of the memory, what
-    /// [`register_mr_with_access`](Self::register_mr_with_access) asks for, as long as this value lives.
+    /// What [`Ownership`] says. The region is of this domain, and was registered by `ibv_reg_mr`
+    /// with this access; or by a verb that sets where requests count from (`ibv_reg_mr_iova`), and
+    /// that is the memory's own address, or 0 if `access` has [`AccessFlags::ZERO_BASED`]. Of the
+    /// memory, what [`register_mr_with_access`](Self::register_mr_with_access) asks for, as long as
+    /// this value lives.
     ///
     /// # Examples
     /// ```

@@ -228,8 +228,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
         self.bound.is_none().then(|| &self.handle.needs().0)
     }
 
-    /// Its region, exclusively, also to put another one of the same domain into its place; `None` while it
-    /// [is bound](Self::is_bound).
+    /// Its region, exclusively, also to put another one of the same domain there instead; `None`
+    /// while it [is bound](Self::is_bound).
     #[must_use]
     pub fn region_mut(&mut self) -> Option<&mut R> {
         match self.bound {

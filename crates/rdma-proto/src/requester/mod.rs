@@ -21,7 +21,7 @@ use rnr::NotReady;
 use window::InFlight;
 pub use window::{Fixed, Window};
 
-/// What a requester is told when its queue pair becomes ready to send.
+/// The attributes that a requester gets when its queue pair becomes ready to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The far end.
@@ -40,8 +40,8 @@ pub struct Settings {
 
 /// A requester. See the [module](self).
 ///
-/// Whoever drives it calls [`poll_transmit`](Self::poll_transmit) after each other call and each post, as long
-/// as it returns something and the link has room; and [`expire`](Self::expire) at
+/// Whoever drives it calls [`poll_transmit`](Self::poll_transmit) after each other call and each
+/// post, as long as it returns something and the link has space; and [`expire`](Self::expire) at
 /// [`deadline`](Self::deadline).
 #[derive(Debug)]
 pub struct Requester<W = Fixed> {

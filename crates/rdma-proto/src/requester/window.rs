@@ -4,8 +4,8 @@ use crate::Time;
 
 /// A window: says how many request packets may be in flight, unacknowledged.
 ///
-/// [`Fixed`] is what a requester has unless it is given another. A congestion control, such as DCQCN, is
-/// another: it is told what happens to packets.
+/// [`Fixed`] is what a requester has unless it is given another. A congestion control, such as
+/// DCQCN, is another: it is informed of what happens to packets.
 pub trait Window {
     /// How many request packets may be in flight. A READ or an atomic counts as one. At least one
     /// always may.

@@ -60,11 +60,11 @@ impl fmt::Display for ParseError {
 
 impl Error for ParseError {}
 
-/// Why a packet was not written. What is in the room then is not said.
+/// Why a packet was not written. What the buffer holds then is unspecified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EmitError {
-    /// It needs more room.
+    /// It needs a larger buffer.
     NoRoom,
     /// The headers are not those that its opcode asks for.
     Headers,

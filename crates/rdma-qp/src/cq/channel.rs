@@ -252,8 +252,8 @@ impl AsFd for CompletionChannel {
     }
 }
 
-/// A queue's place in its channel. Dropping it settles the queue's events: it comes before the
-/// destruction of the queue, which waits for events that are not acknowledged.
+/// A queue's registration with its channel. Dropping it settles the queue's events: it comes before
+/// the destruction of the queue, which waits for events that are not acknowledged.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     pub(crate) channel: CompletionChannel,

@@ -14,7 +14,7 @@ use crate::cq::work_success::WorkSuccess;
 /// How a work request ended.
 pub type WorkResult = Result<WorkSuccess, WorkError>;
 
-/// Room for one completion, which [`CompletionQueue::poll`](crate::CompletionQueue::poll) fills.
+/// A slot for one completion, which [`CompletionQueue::poll`](crate::CompletionQueue::poll) fills.
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]

@@ -149,8 +149,8 @@ impl CompletionQueue {
         Self::shared(Arc::new(Inner { subscription, handle, id, capacity, resizing, room, polled }))
     }
 
-    /// Takes completions off the queue, as many as there are and `slots` has room for, without
-    /// waiting; see `man ibv_poll_cq`.
+    /// Takes completions off the queue, as many as there are and `slots` can hold, without waiting;
+    /// see `man ibv_poll_cq`.
     ///
     /// # Errors
     /// If the queue has failed, for example because it overflowed. That is not a completion: no
@@ -256,8 +256,8 @@ impl CompletionQueue {
         self.inner.capacity.load(Ordering::Relaxed)
     }
 
-    /// Gives the queue room for at least `min_capacity` completions, while others fill it and poll it; see
-    /// `man ibv_resize_cq`. Completions that are in it stay there, in their order.
+    /// Gives the queue a capacity of at least `min_capacity` completions, while others fill it and
+    /// poll it; see `man ibv_resize_cq`. Completions that are in it stay there, in their order.
     ///
     /// The device may give more than that; [`min_capacity`](Self::min_capacity) says how much. A queue that is
     /// smaller than the queues of its queue pairs together overflows if it is not polled in time, and that

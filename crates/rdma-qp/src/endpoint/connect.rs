@@ -1,4 +1,4 @@
-//! What a queue pair is told about its connection.
+//! The attributes of a queue pair's connection.
 
 use std::fmt::{self, Write as _};
 

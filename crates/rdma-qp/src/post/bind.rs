@@ -15,7 +15,7 @@ use crate::wr::window::BindWindow;
 
 /// # Memory windows
 ///
-/// Binding and unbinding are requests of the send queue, and keep their place in it.
+/// Binding and unbinding are requests of the send queue, and keep their order in it.
 impl QueuePair {
     /// Binds a window of either type: gives peers `range` of its region, counted in bytes from the
     /// region's beginning, with these rights. Of type 2 it is the peer of this queue pair, of type 1

@@ -197,7 +197,7 @@ fn choose_mtu(port: &PortAttributes, asked: Option<Mtu>) -> Result<Mtu, Error> {
     }
 }
 
-/// The GIDs of the port that can be used, with their places in its table, best first.
+/// The GIDs of the port that can be used, with their indices in its table, best first.
 fn choose_gids(
     context: &Context,
     port: &PortAttributes,

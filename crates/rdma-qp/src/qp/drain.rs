@@ -135,7 +135,7 @@ impl QueuePair {
     }
 }
 
-/// Posts the last request, if there is room for it.
+/// Posts the last request, if there is a free slot for it.
 fn post(last: &mut Last, post: impl FnOnce() -> Result<(), PostError>) -> Result<(), PostError> {
     if *last == Last::NotPosted {
         match post() {

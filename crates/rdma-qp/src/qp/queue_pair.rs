@@ -257,8 +257,8 @@ impl QueuePair {
     }
 
     /// Ends the connection: what is posted is flushed, that is, completes with
-    /// [`WorkErrorCode::WorkRequestFlushError`](crate::WorkErrorCode::WorkRequestFlushError), except
-    /// for what was done already. The peer is not told.
+    /// [`WorkErrorCode::WorkRequestFlushError`](crate::WorkErrorCode::WorkRequestFlushError),
+    /// except for what was done already. The peer is not informed.
     ///
     /// # Errors
     /// If the provider refuses.

@@ -13,7 +13,7 @@ macro_rules! flags {
         impl $request<'_, '_> {
             /// Whether success makes a completion. It does unless this says `false`; failure and
             /// flush always do. Without one, the request is known to be done by the completion of a
-            /// later request of the same queue, and only that makes room in the queue: so every
+            /// later request of the same queue, and only that frees slots in the queue: so every
             /// queue needs a signaled request now and then.
             #[doc(alias = "IBV_SEND_SIGNALED")]
             #[inline]

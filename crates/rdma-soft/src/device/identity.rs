@@ -17,7 +17,7 @@ pub(crate) struct Identity {
     pub(crate) lid: u16,
     /// An empty entry has the zero GID.
     pub(crate) gids: Vec<GidEntry>,
-    /// What the places of `gids` were made from.
+    /// What the entries of `gids` were made from.
     places: Vec<GidPlace>,
     /// What it is drawn from, and no secret is.
     random: Random,

@@ -107,7 +107,7 @@ impl Simulation {
         Self { stepping: Mutex::new(()), by: AtomicU64::new(0), net: Mutex::new(net) }
     }
 
-    /// What all links do that were not told otherwise.
+    /// What all links do that have no model of their own.
     pub(crate) fn set_all(&self, model: LinkModel) {
         locked(&self.net).model = model;
     }

@@ -1,5 +1,5 @@
-//! Receiver not ready: the requester waits as often and as long as it was told to, whether or not
-//! anybody polls.
+//! Receiver not ready: the requester waits as often and as long as its attributes say, whether or
+//! not anybody polls.
 
 use rdma_soft::{Builder, Link};
 use rdma_sys::{ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_wc_status as Status};

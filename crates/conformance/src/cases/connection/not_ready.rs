@@ -1,5 +1,5 @@
-//! Receiver not ready: the requester waits as often and as long as it was told to, whether or not
-//! anybody polls.
+//! Receiver not ready: the requester waits as often and as long as its attributes say, whether or
+//! not anybody polls.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -178,7 +178,7 @@ pub(crate) enum Blocked {
         at: Option<Time>,
         left: u8,
     },
-    /// The link has no room for its packet, and calls when it has.
+    /// The link has no space for its packet, and calls when it has.
     NoRoom,
 }
 
@@ -193,7 +193,7 @@ pub(crate) enum Verdict {
         timer: u8,
     },
     Unanswered,
-    /// The link has no room for its packet.
+    /// The link has no space for its packet.
     NoRoom,
     Failed(WcStatus),
     /// Stopped half-way, as a held device was told to.
