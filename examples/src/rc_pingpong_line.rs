@@ -18,7 +18,7 @@ use rdma_types::{Gid, GidType, Lid, LinkLayer, Psn, Qpn};
 pub struct Line {
     /// The port's LID; 0 on Ethernet.
     pub lid: Lid,
-    /// The queue pair's number.
+    /// The QPN (queue pair number).
     pub qpn: Qpn,
     /// The number of the first packet that it sends.
     pub psn: Psn,

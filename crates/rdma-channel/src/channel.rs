@@ -204,8 +204,9 @@ impl Channel {
     /// Sends these bytes as one message. They need no registration, since the processor copies them when they are
     /// posted: as many as [`max_inline_data`](crate::ChannelBuilder::max_inline_data) says.
     ///
-    /// With an immediate, or a limit of its own, it is a [`send`](Self::send) of [`SendWorkRequest::inline`]. What
-    /// peers may write is no slice; copy out of it what is to be sent.
+    /// With immediate data, or a limit of its own, it is a [`send`](Self::send) of
+    /// [`SendWorkRequest::inline`]. What peers may write is no slice; copy out of it what is to be
+    /// sent.
     ///
     /// # Errors
     /// Those of [`send`](Self::send). More bytes than fit are
@@ -344,7 +345,7 @@ impl Channel {
         self.ledger.qp(0).ok().and_then(QueuePair::peer)
     }
 
-    /// The number of its queue pair. `None` if that had to be destroyed.
+    /// The QPN of its queue pair. `None` if that had to be destroyed.
     #[must_use]
     pub fn qpn(&self) -> Option<Qpn> {
         self.ledger.qp(0).ok().map(QueuePair::qpn)

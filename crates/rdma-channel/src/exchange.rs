@@ -38,9 +38,10 @@ const PREFACE: usize = 8;
 /// Tells the peer the endpoint of this end, and returns the endpoint of the peer, which does the same.
 ///
 /// # Telling the peer
-/// Before two ends are connected, each has to know where the other one is: its queue pair's number,
-/// addresses, and so on, a [`QueuePairEndpoint`]. It goes by a stream of bytes that both have already, most
-/// often a TCP connection, or the [pipes](Pipes) between a process and its child. At each end:
+/// Before two ends are connected, each has to know where the other one is: its queue pair's number
+/// (QPN), addresses, and so on, a [`QueuePairEndpoint`]. It goes by a stream of bytes that both
+/// have already, most often a TCP connection, or the [pipes](Pipes) between a process and its
+/// child. At each end:
 ///
 /// 1. `exchange`, or [`exchange_all`] for several connections between the same two processes;
 /// 2. [`handshake`](crate::PreparedChannel::handshake) with what came;

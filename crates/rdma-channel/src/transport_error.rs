@@ -67,7 +67,7 @@ pub enum TransportError {
         /// What it was.
         operation: Operation,
     },
-    /// There is no peer of that number.
+    /// There is no peer of that index.
     #[error("there is no peer {peer}: the channels go to {count} peers, counted from 0")]
     NoSuchPeer {
         /// Which was asked for.
@@ -208,7 +208,7 @@ impl From<PostError> for TransportError {
 pub struct OperationError {
     /// What it was.
     pub operation: Operation,
-    /// The number that its handle has.
+    /// The ID that its handle has.
     pub id: WorkId,
     /// Of a channel to many, to which peer.
     pub peer: Option<usize>,
@@ -220,7 +220,7 @@ fn of_peer(peer: Option<usize>) -> String {
     peer.map(|peer| format!(", peer {peer}")).unwrap_or_default()
 }
 
-/// The number of an operation, by which errors name it.
+/// The ID of an operation, by which errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkId(pub(crate) u64);
 

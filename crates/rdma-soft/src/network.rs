@@ -168,9 +168,10 @@ impl Network {
         self.fabric.simulation.as_ref().map_or(0, |simulation| simulation.packets())
     }
 
-    /// A number made of all packets that were sent, when, from where, to where, and what became of them. It is the
-    /// same for two runs of one program if these were; addresses of memory and packet sequence numbers, which
-    /// differ from process to process, do not count. Another version of Rust may make another number.
+    /// A number made of all packets that were sent, when, from where, to where, and what became of
+    /// them. It is the same for two runs of one program if these were; addresses of memory and
+    /// PSNs, which differ from process to process, do not count. Another version of Rust may make
+    /// another number.
     #[must_use]
     pub fn trace(&self) -> u64 {
         self.fabric.simulation.as_ref().map_or(0, |simulation| simulation.trace())

@@ -132,7 +132,7 @@ impl<'scope, B> InFlight<'scope, B> {
         self.ticket.place().operation()
     }
 
-    /// By what number errors name it.
+    /// The ID by which errors name it.
     pub fn id(&self) -> WorkId {
         self.ticket.place().id()
     }
@@ -235,7 +235,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// Those of [`write_from`](Self::write_from).
     ///
     /// # Examples
-    /// The peer learns of the write by its immediate.
+    /// The peer learns of the write by its immediate data.
     /// ```
     /// use std::time::Duration;
     /// use rdma_channel::{TransportError, prelude::*};

@@ -77,7 +77,7 @@ impl<'l> PendingWork<'l> {
         self.ticket.place().operation()
     }
 
-    /// By what number errors name it.
+    /// The ID by which errors name it.
     pub fn id(&self) -> WorkId {
         self.ticket.place().id()
     }

@@ -27,7 +27,7 @@ pub enum AsyncEventSource {
     Device,
     /// A port, by its number.
     Port(u8),
-    /// A queue pair, by its number. A later queue pair may have the same.
+    /// A queue pair, by its QPN. A later queue pair may have the same.
     QueuePair(Qpn),
     /// A completion queue, by its id.
     CompletionQueue(ObjectId),

@@ -249,8 +249,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
     /// - of type 1, the completion of its unbind, with success, where the unbind could not overtake the bind:
     ///   it was posted to the same queue pair, or after the completion of the bind was polled.
     ///
-    /// That its queue pair was reset or destroyed is not enough: some devices keep the window bound, for the
-    /// next queue pair of that number. [`close`](Self::close) it then.
+    /// That its queue pair was reset or destroyed is not enough: some devices keep the window
+    /// bound, for the next queue pair of that QPN. [`close`](Self::close) it then.
     pub const unsafe fn unbound(&mut self) {
         self.bound = None;
     }

@@ -21,9 +21,9 @@ pub struct ConnectAttributes {
     pub route: Option<GlobalRoute>,
     /// The path MTU.
     pub mtu: Mtu,
-    /// The number of the first packet from here.
+    /// The PSN of the first packet from here.
     pub send_psn: Psn,
-    /// The number of the first packet from the peer.
+    /// The PSN of the first packet from the peer.
     pub recv_psn: Psn,
     /// How many RDMA reads and atomics are in flight from here at a time.
     pub max_rd_atomic: u8,
@@ -78,7 +78,7 @@ pub enum HandshakeError {
         /// The peer's.
         peer: QpType,
     },
-    /// No queue pair of a program has this number.
+    /// No queue pair of a program has this QPN.
     #[error("QPN: {qpn} is no queue pair that can be connected to")]
     Qpn {
         /// The peer's QPN.

@@ -160,9 +160,9 @@ impl<'a> QueuePairBuilder<'a> {
         /// The path MTU, which the peer must have too; of UD the longest message. Default: the smaller one of
         /// the two ports, and of UD that of this queue pair's port.
         mtu: Mtu => mtu, Some;
-        /// The number of the first packet from here. Default: random.
+        /// The PSN of the first packet from here. Default: random.
         send_psn: Psn => send_psn, Some;
-        /// The number of the peer's first packet. Default: what its endpoint says.
+        /// The PSN of the peer's first packet. Default: what its endpoint says.
         recv_psn: Psn => recv_psn, Some;
         /// How many RDMA reads and atomics are in flight from here at a time; the peer's
         /// `max_dest_rd_atomic` can lower it. Default: what the device can, at most 16.

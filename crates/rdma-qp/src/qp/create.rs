@@ -71,7 +71,7 @@ pub(crate) fn check_parents<'a>(
     Ok((send_cq, recv_cq))
 }
 
-/// The end of a queue pair that has no number yet.
+/// The end of a queue pair that has no QPN yet.
 pub(crate) fn own_end(
     builder: &QueuePairBuilder<'_>,
     device: &DeviceAttributes,
@@ -300,8 +300,8 @@ fn random_psn() -> Psn {
     Psn::masked(random())
 }
 
-/// Nobody sends by chance to a queue pair that has the number of an earlier one. The high bit is for keys
-/// that need a privilege.
+/// Nobody sends by chance to a queue pair that has the QPN of an earlier one. The high bit is for
+/// keys that need a privilege.
 fn random_qkey() -> u32 {
     random() >> 1
 }

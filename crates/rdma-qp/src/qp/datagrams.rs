@@ -68,8 +68,9 @@ impl QueuePair {
         Ok(settings.vector(*port, way))
     }
 
-    /// A handle to the port of that endpoint: what [`SendWorkRequest::to`](crate::SendWorkRequest::to)
-    /// wants, with the endpoint's number and key. It reaches all queue pairs of the port.
+    /// A handle to the port of that endpoint: what
+    /// [`SendWorkRequest::to`](crate::SendWorkRequest::to) wants, with the endpoint's QPN and
+    /// Q_Key. It reaches all queue pairs of the port.
     ///
     /// # Errors
     /// As [`address_vector`](Self::address_vector), and what the provider says.

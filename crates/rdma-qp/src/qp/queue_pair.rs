@@ -116,7 +116,7 @@ impl QueuePair {
         self.object.qp_type
     }
 
-    /// Its number.
+    /// Its QPN (queue pair number).
     #[inline]
     #[must_use]
     pub const fn qpn(&self) -> Qpn {

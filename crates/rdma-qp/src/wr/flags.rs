@@ -62,7 +62,8 @@ macro_rules! domains {
 macro_rules! data {
     ($($request:ident)+) => {$(
         impl $request<'_, '_> {
-            /// Sends a number along, in host order at both ends. A receive of the peer takes it.
+            /// Sends immediate data along, in host order at both ends. A receive of the peer takes
+            /// it.
             #[inline]
             #[must_use]
             pub const fn with_immediate(mut self, immediate: u32) -> Self {
@@ -71,7 +72,7 @@ macro_rules! data {
             }
 
             /// The peer's completion wakes it even if it waits for solicited ones only. Of writes,
-            /// for those with an immediate.
+            /// for those with immediate data.
             #[doc(alias = "IBV_SEND_SOLICITED")]
             #[inline]
             #[must_use]

@@ -37,7 +37,7 @@ pub(crate) mod sealed {
         fn queue(self, wr_id: u64) -> Self::Queued;
     }
 
-    /// A request with its number: one of the send queue, or a receive.
+    /// A request with its WR ID: one of the send queue, or a receive.
     #[allow(unsafe_code)]
     pub trait Queued: Sized {
         /// What can be known to be wrong before the device sees it.
