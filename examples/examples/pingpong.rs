@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
     device: String,
     #[arg(long, default_value_t = 64, help = "How long the message is, in bytes")]
     size: usize,
-    #[arg(long, default_value_t = 1000, help = "How often it goes to and fro")]
+    #[arg(long, default_value_t = 1000, help = "How many round trips")]
     iterations: u32,
     #[arg(long, help = "Sleep on a completion channel until something completes")]
     events: bool,
@@ -44,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         None => with_thread(arguments, prepared)?,
     };
     let micros = time.as_secs_f64() * 1e6 / f64::from((*n).max(1));
-    Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us to and fro"))
+    Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us per round trip"))
 }
 
 /// Both ends are here, and need nothing but each other's endpoint.

@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
     gid_index: Option<u8>,
     #[arg(long, default_value_t = 4096, help = "How long the message is, in bytes")]
     size: usize,
-    #[arg(long, default_value_t = 1000, help = "How often it goes to and fro")]
+    #[arg(long, default_value_t = 1000, help = "How many round trips")]
     iterations: u32,
     #[arg(long, default_value = "1024", value_parser = mtu, help = "The path MTU, in bytes")]
     mtu: Mtu,
@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         end.ask(*n)?;
     }
     let micros = begin.elapsed().as_secs_f64() * 1e6 / f64::from((*n).max(1));
-    Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us to and fro"))
+    Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us per round trip"))
 }
 
 fn prepare(arguments: &Arguments) -> Result<PreparedQueuePair, Failure> {

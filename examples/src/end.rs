@@ -95,7 +95,10 @@ impl End {
                 }
             }
             if done.is_empty() && begin.elapsed() > limit {
-                return Err("the peer is silent; was it given the same size and iterations?".into());
+                return Err(
+                    "nothing comes from the peer; was it given the same size and iterations?"
+                        .into(),
+                );
             }
             for completion in done {
                 completion.result()?;

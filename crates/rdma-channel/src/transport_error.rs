@@ -42,9 +42,7 @@ pub enum TransportError {
     },
     /// The queue has no free slot for the request now; nothing has changed. Take completions first:
     /// what is done keeps its slot until its handle has reported it, or is dropped.
-    #[error(
-        "the queue has no room: wait for earlier operations, and drop the handles of what is done"
-    )]
+    #[error("the queue is full: wait for earlier operations, and drop the handles of what is done")]
     WouldBlock,
     /// The batch is larger than the queue.
     #[error(

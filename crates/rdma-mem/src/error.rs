@@ -47,7 +47,7 @@ pub enum Error {
     EmptyRegion,
     /// A part of a dma-buf and an address for it that are not at the same offset within a page.
     #[error(
-        "offset {offset:#x} of the dma-buf and iova {iova:#x} are not at the same place within a page \
+        "offset {offset:#x} of the dma-buf and iova {iova:#x} are not at the same offset within a page \
          of {page} bytes: take an iova that is {:#x} more than a multiple of it", .offset % .page
     )]
     PageOffset {

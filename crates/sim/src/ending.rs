@@ -47,7 +47,7 @@ impl World<'_> {
                 own.failed || own.excuses.silence || own.excuses.flushed
             };
             let reason = !self.calm || pair.iter().any(excused);
-            ensure!(reason, "c{n} waits for ever, and nothing was lost: {}", self.left());
+            ensure!(reason, "c{n} waits without a limit, and nothing was lost: {}", self.left());
             for end in pair {
                 self.set_error(end);
             }

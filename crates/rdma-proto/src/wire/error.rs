@@ -75,7 +75,7 @@ pub enum EmitError {
 impl fmt::Display for EmitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NoRoom => "the packet needs more room",
+            Self::NoRoom => "the packet needs a larger buffer",
             Self::Headers => "the headers are not those of the opcode; see `Opcode::headers`",
             Self::PadCount => "the pad count is not that of the payload; take `PadCount::of`",
         })

@@ -42,7 +42,7 @@ impl GlobalRoute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AddressVector {
-    /// The own port, from 1.
+    /// The port that sends, from 1.
     pub port: u8,
     /// The peer's LID; none on Ethernet.
     pub lid: Lid,

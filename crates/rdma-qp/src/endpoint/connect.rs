@@ -38,7 +38,7 @@ pub enum HandshakeError {
     /// An InfiniBand port and an Ethernet port.
     #[error("link layer: this port is {own}, the peer's is {peer}")]
     LinkLayer {
-        /// The own port's.
+        /// This end's port.
         own: LinkLayer,
         /// The peer's.
         peer: LinkLayer,
@@ -49,7 +49,7 @@ pub enum HandshakeError {
         table("this end", .own), table("the peer", .peer)
     )]
     NoCommonGid {
-        /// The own GIDs.
+        /// This end's GIDs.
         own: Vec<EndpointGid>,
         /// The peer's.
         peer: Vec<EndpointGid>,
@@ -73,7 +73,7 @@ pub enum HandshakeError {
     /// Two types that do not talk to each other.
     #[error("type: this queue pair is {own}, the peer's is {peer}")]
     QueuePairType {
-        /// The own queue pair's.
+        /// This queue pair's.
         own: QpType,
         /// The peer's.
         peer: QpType,

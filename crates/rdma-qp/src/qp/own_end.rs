@@ -6,7 +6,7 @@ use crate::ah::handle::AddressHandle;
 use crate::endpoint::QueuePairEndpoint;
 use crate::qp::settings::Settings;
 
-/// The own end, as it was made.
+/// This end, as it was made.
 #[derive(Debug)]
 pub(crate) struct OwnEnd {
     pub(crate) endpoint: QueuePairEndpoint,
@@ -16,7 +16,7 @@ pub(crate) struct OwnEnd {
     pub(crate) settings: Settings,
 }
 
-/// The own end, and the way to itself for the last request of
+/// This end, and the way to itself for the last request of
 /// [`QueuePair::drain`](crate::QueuePair::drain).
 #[derive(Debug)]
 pub(crate) struct Datagrams {
