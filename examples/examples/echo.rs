@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
     wait: u64,
 }
 
-/// How many messages the server has room for.
+/// How many messages the server posts receives for.
 const ROOMS: usize = 4;
 /// The number that comes with the last message. Others have none.
 const GOODBYE: u32 = 0;

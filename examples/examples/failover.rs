@@ -86,7 +86,7 @@ fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
             if leader.lease.is_none() && follower.heard.is_some() {
                 mistake = Some("nobody leads".into());
             }
-            // What is under way is flushed at once.
+            // What is in flight is flushed at once.
             to_a.close();
             to_b.close();
             Ok::<_, Failure>(mistake)
@@ -99,7 +99,7 @@ fn mistake(seed: u64, hasty: bool) -> Result<Option<String>, Failure> {
 struct Leader<'scope, 'env> {
     to_b: &'scope Scope<'scope, 'env>,
     hasty: bool,
-    /// The heartbeat that is under way.
+    /// The heartbeat that is in flight.
     beat: Option<ScopedPendingWork<'scope>>,
     /// When the last one was sent.
     sent: Duration,

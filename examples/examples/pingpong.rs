@@ -1,4 +1,5 @@
-//! A message goes to and fro on a reliable connection, between two threads or between two processes.
+//! A message goes back and forth on a reliable connection, between two threads or between two
+//! processes.
 
 use std::process::ExitCode;
 use std::thread;
@@ -12,15 +13,15 @@ use rdma_examples::{Failure, exit};
 use rdma_mem::open_device;
 use rdma_qp::{CompletionChannel, CompletionQueue, PreparedQueuePair, prelude::*};
 
-/// Sends a message to and fro, and says how long it takes: between two threads, or to another process that
-/// was given the same size and iterations.
+/// Sends a message back and forth, and says how long it takes: between two threads, or to another
+/// process that was given the same size and iterations.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
     device: String,
     #[arg(long, default_value_t = 64, help = "How long the message is, in bytes")]
     size: usize,
-    #[arg(long, default_value_t = 1000, help = "How often it goes to and fro")]
+    #[arg(long, default_value_t = 1000, help = "How many round trips")]
     iterations: u32,
     #[arg(long, help = "Sleep on a completion channel until something completes")]
     events: bool,
@@ -43,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         None => with_thread(arguments, prepared)?,
     };
     let micros = time.as_secs_f64() * 1e6 / f64::from((*n).max(1));
-    Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us to and fro"))
+    Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us per round trip"))
 }
 
 /// Both ends are here, and need nothing but each other's endpoint.

@@ -11,8 +11,9 @@ use rdma_examples::{Failure, exit};
 use rdma_mem::{Mtu, open_device};
 use rdma_qp::{CompletionQueue, PreparedQueuePair, prelude::*};
 
-/// Sends messages to and fro with `ibv_rc_pingpong -d DEVICE -g INDEX`, which has to be given the same size,
-/// iterations and MTU. How many receives it posts at a time (`-r`) is its own matter.
+/// Sends messages back and forth with `ibv_rc_pingpong -d DEVICE -g INDEX`, which has to be given
+/// the same size, iterations and MTU. How many receives it posts at a time (`-r`) is its own
+/// matter.
 ///
 ///   rc_pingpong --device rxe0 --connect 192.0.2.7:18515     where ibv_rc_pingpong waits
 ///   rc_pingpong --device rxe0 --listen 0.0.0.0:18515        for ibv_rc_pingpong 192.0.2.6
@@ -25,7 +26,7 @@ pub(crate) struct Arguments {
     gid_index: Option<u8>,
     #[arg(long, default_value_t = 4096, help = "How long the message is, in bytes")]
     size: usize,
-    #[arg(long, default_value_t = 1000, help = "How often it goes to and fro")]
+    #[arg(long, default_value_t = 1000, help = "How many round trips")]
     iterations: u32,
     #[arg(long, default_value = "1024", value_parser = mtu, help = "The path MTU, in bytes")]
     mtu: Mtu,
@@ -70,7 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         end.ask(*n)?;
     }
     let micros = begin.elapsed().as_secs_f64() * 1e6 / f64::from((*n).max(1));
-    Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us to and fro"))
+    Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us per round trip"))
 }
 
 fn prepare(arguments: &Arguments) -> Result<PreparedQueuePair, Failure> {

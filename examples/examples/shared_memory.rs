@@ -54,7 +54,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
             let (count, begin) = (board.atomic_u64(COUNT)?, Instant::now());
             while count.load(Acquire) <= n as u64 {
                 if begin.elapsed() > LIMIT {
-                    return Err("the writer is silent".into());
+                    return Err("nothing comes from the writer".into());
                 }
                 thread::yield_now();
             }

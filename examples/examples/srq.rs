@@ -114,7 +114,9 @@ fn send(qp: &QueuePair, messages: u32) -> Result<(), Failure> {
 fn next(cq: &CompletionQueue, since: Instant) -> Result<Option<u64>, Failure> {
     match cq.poll(&mut [PollSlot::default()])?.next() {
         Some(done) => Ok(done.result().map(|_| Some(done.wr_id()))?),
-        None if since.elapsed() > Duration::from_secs(10) => Err("the other side is silent".into()),
+        None if since.elapsed() > Duration::from_secs(10) => {
+            Err("nothing comes from the other side".into())
+        }
         None => Ok(None),
     }
 }

@@ -1,4 +1,4 @@
-//! Datagrams to and fro: the server answers whoever has asked, and knows nobody before.
+//! Datagrams back and forth: the server answers whoever has asked, and knows nobody before.
 #![allow(unsafe_code)]
 
 use std::thread;
@@ -16,7 +16,7 @@ use rdma_qp::{
 pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
     device: String,
-    #[arg(long, default_value_t = 1000, help = "How often a number goes to and fro")]
+    #[arg(long, default_value_t = 1000, help = "How many round trips a number makes")]
     iterations: u64,
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
             number = client.arrived()?.1;
         }
         serving.join().map_err(|_| "the server panicked")??;
-        Ok(format!("{device}: {iterations} times to and fro, which makes {number}"))
+        Ok(format!("{device}: {iterations} round trips, which makes {number}"))
     })
 }
 

@@ -114,6 +114,6 @@ impl End {
                 return Ok(done.result());
             }
         }
-        Err("the other side is silent".into())
+        Err("nothing comes from the other side".into())
     }
 }

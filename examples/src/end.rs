@@ -1,4 +1,4 @@
-//! One end of a connection on which messages of one length go to and fro.
+//! One end of a connection on which messages of one length go back and forth.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ impl End {
     /// Sends a message and waits for the answer, so many times.
     ///
     /// # Errors
-    /// If the peer is silent for ten seconds, a request failed, or the device refuses.
+    /// If nothing comes from the peer for ten seconds, a request failed, or the device refuses.
     pub fn ask(&mut self, times: u32) -> Result<(), Failure> {
         (0..times).try_for_each(|_| self.send().and_then(|()| self.next_message()))
     }
@@ -52,7 +52,7 @@ impl End {
     /// Waits for a message and answers, so many times, and until the last answer has arrived.
     ///
     /// # Errors
-    /// As of [`ask`](Self::ask).
+    /// Those of [`ask`](Self::ask).
     pub fn answer(&mut self, times: u32) -> Result<(), Failure> {
         (0..times).try_for_each(|_| self.next_message().and_then(|()| self.send()))?;
         self.wait(|_, sends| sends == 0)
@@ -95,7 +95,10 @@ impl End {
                 }
             }
             if done.is_empty() && begin.elapsed() > limit {
-                return Err("the peer is silent; was it given the same size and iterations?".into());
+                return Err(
+                    "nothing comes from the peer; was it given the same size and iterations?"
+                        .into(),
+                );
             }
             for completion in done {
                 completion.result()?;

@@ -1,7 +1,7 @@
 //! How two processes tell each other their endpoints, before there is RDMA between them: by TCP.
 //!
-//! Nothing here waits for ever: not for a peer that does not come, nor for one that stalls, closes
-//! early, or speaks something else.
+//! Nothing here waits without a limit: not for a peer that does not come, nor for one that stalls,
+//! closes early, or speaks something else.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs as _};

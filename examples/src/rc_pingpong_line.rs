@@ -18,7 +18,7 @@ use rdma_types::{Gid, GidType, Lid, LinkLayer, Psn, Qpn};
 pub struct Line {
     /// The port's LID; 0 on Ethernet.
     pub lid: Lid,
-    /// The queue pair's number.
+    /// The QPN (queue pair number).
     pub qpn: Qpn,
     /// The number of the first packet that it sends.
     pub psn: Psn,
@@ -58,8 +58,8 @@ impl Line {
         Self { lid: own.lid(), qpn: own.qpn(), psn: own.psn(), gid }
     }
 
-    /// The peer's end. What is not in the line is as at the own one: the MTU, and the kind of packets that
-    /// the GID is for.
+    /// The peer's end. What is not in the line is taken from this end: the MTU, and the kind of packets
+    /// that the GID is for.
     ///
     /// # Errors
     /// [`LineError::NoGid`] if one is needed.

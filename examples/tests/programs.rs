@@ -110,7 +110,7 @@ fn a_message_goes_to_and_fro_by_polling_and_by_sleeping() {
                 let arguments = pingpong::Arguments::parse_from(options.iter().chain(events));
                 let line = pingpong::run(&arguments).unwrap();
                 let begin = format!("{device}: {iterations} times {size} bytes, ");
-                assert!(line.starts_with(&begin) && line.ends_with(" us to and fro"), "{line}");
+                assert!(line.starts_with(&begin) && line.ends_with(" us per round trip"), "{line}");
             }
         }
     }
@@ -178,7 +178,7 @@ fn datagrams_are_answered_by_a_server_that_knows_nobody() {
         for iterations in ["0", "1", "300"] {
             let arguments = ["ud_pingpong", "--device", device, "--iterations", iterations];
             let line = ud_pingpong::run(&ud_pingpong::Arguments::parse_from(arguments)).unwrap();
-            let told = format!("{device}: {iterations} times to and fro, which makes {iterations}");
+            let told = format!("{device}: {iterations} round trips, which makes {iterations}");
             assert_eq!(line, told);
         }
     }

@@ -20,9 +20,9 @@ pub(crate) mod prepared;
 
 /// A connection to one peer, whose operations keep their memory alive and always end.
 ///
-/// Operations come in three forms: blocking ones below, [scoped](Self::scope) ones, of which many are under
-/// way at a time, and [unpolled](Self::send_unpolled) ones, which are `unsafe` and what the others are made
-/// of.
+/// Operations come in three forms: blocking ones below, [scoped](Self::scope) ones, of which many
+/// are in flight at a time, and [unpolled](Self::send_unpolled) ones, which are `unsafe` and what
+/// the others are made of.
 ///
 /// The channel has its completion queue for itself. It can be moved to another thread, and used by one at a
 /// time.
@@ -67,8 +67,8 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// The knobs of a new channel, when it was told [its domain](WithoutPd::pd); as `pd.create_channel()` of the
-    /// [prelude](crate::prelude).
+    /// The options of a new channel, when it was given [its domain](WithoutPd::pd); as
+    /// `pd.create_channel()` of the [prelude](crate::prelude).
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()
     }
@@ -87,7 +87,7 @@ impl Channel {
     ///
     /// # Errors
     /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was room in the queue.
+    /// closed it, and so has a limit that was over before there was a free slot in the queue.
     #[inline(always)]
     pub fn send(&mut self, wr: SendWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr, None)
@@ -110,7 +110,7 @@ impl Channel {
     ///
     /// # Errors
     /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was room in the queue.
+    /// closed it, and so has a limit that was over before there was a free slot in the queue.
     #[inline(always)]
     pub fn receive(
         &mut self,
@@ -136,7 +136,7 @@ impl Channel {
     ///
     /// # Errors
     /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was room in the queue.
+    /// closed it, and so has a limit that was over before there was a free slot in the queue.
     #[inline(always)]
     pub fn write(&mut self, wr: WriteWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr, None)
@@ -159,7 +159,7 @@ impl Channel {
     ///
     /// # Errors
     /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was room in the queue.
+    /// closed it, and so has a limit that was over before there was a free slot in the queue.
     #[inline(always)]
     pub fn read(&mut self, wr: ReadWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr, None)
@@ -182,7 +182,7 @@ impl Channel {
     ///
     /// # Errors
     /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was room in the queue.
+    /// closed it, and so has a limit that was over before there was a free slot in the queue.
     #[inline(always)]
     pub fn atomic(&mut self, wr: AtomicWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr, None)
@@ -204,11 +204,12 @@ impl Channel {
     /// Sends these bytes as one message. They need no registration, since the processor copies them when they are
     /// posted: as many as [`max_inline_data`](crate::ChannelBuilder::max_inline_data) says.
     ///
-    /// With an immediate, or a limit of its own, it is a [`send`](Self::send) of [`SendWorkRequest::inline`]. What
-    /// peers may write is no slice; copy out of it what is to be sent.
+    /// With immediate data, or a limit of its own, it is a [`send`](Self::send) of
+    /// [`SendWorkRequest::inline`]. What peers may write is no slice; copy out of it what is to be
+    /// sent.
     ///
     /// # Errors
-    /// As of [`send`](Self::send). More bytes than fit are
+    /// Those of [`send`](Self::send). More bytes than fit are
     /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline), more than 4 GiB - 1 a
     /// [`TransportError::ElementError`].
     ///
@@ -243,7 +244,7 @@ impl Channel {
     /// Writes these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
     ///
     /// # Errors
-    /// As of [`send_inline`](Self::send_inline).
+    /// Those of [`send_inline`](Self::send_inline).
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline]
     pub fn write_inline(
@@ -259,7 +260,7 @@ impl Channel {
     /// See [`AtomicWorkRequest`].
     ///
     /// # Errors
-    /// As of [`send`](Self::send).
+    /// Those of [`send`](Self::send).
     pub fn compare_and_swap<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
@@ -270,10 +271,11 @@ impl Channel {
         self.atomic(AtomicWorkRequest::compare_and_swap(result, remote, compare, swap))
     }
 
-    /// As [`compare_and_swap`](Self::compare_and_swap), with a limit of its own. [`Duration::MAX`] is none.
+    /// As [`compare_and_swap`](Self::compare_and_swap), with a limit of its own. [`Duration::MAX`]
+    /// is none.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`send`](Self::send).
     pub fn compare_and_swap_timeout<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
@@ -293,7 +295,7 @@ impl Channel {
     /// See [`AtomicWorkRequest`].
     ///
     /// # Errors
-    /// As of [`send`](Self::send).
+    /// Those of [`send`](Self::send).
     pub fn fetch_add<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
@@ -306,7 +308,7 @@ impl Channel {
     /// As [`fetch_add`](Self::fetch_add), with a limit of its own. [`Duration::MAX`] is none.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`send`](Self::send).
     pub fn fetch_add_timeout<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
@@ -323,7 +325,8 @@ impl Channel {
         &self.ledger.pd
     }
 
-    /// How many requests of the send queue, and how many receives, can be under way: what was asked for.
+    /// How many requests of the send queue, and how many receives, can be in flight: what was asked
+    /// for.
     #[must_use]
     pub fn depths(&self) -> (u32, u32) {
         let only = self.ledger.only();
@@ -342,7 +345,7 @@ impl Channel {
         self.ledger.qp(0).ok().and_then(QueuePair::peer)
     }
 
-    /// The number of its queue pair. `None` if that had to be destroyed.
+    /// The QPN of its queue pair. `None` if that had to be destroyed.
     #[must_use]
     pub fn qpn(&self) -> Option<Qpn> {
         self.ledger.qp(0).ok().map(QueuePair::qpn)
@@ -360,14 +363,14 @@ impl Channel {
     /// The attributes of its queue pair, as the device has them.
     ///
     /// # Errors
-    /// As of [`state`](Self::state).
+    /// Those of [`state`](Self::state).
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QueuePairAttributes, TransportError> {
         Ok(self.ledger.qp(0)?.query()?)
     }
 
-    /// How many completions came that were of no request under way: there are none unless the device is
-    /// broken. They release nothing.
+    /// How many completions came that were of no request in flight: there are none unless the
+    /// device is broken. They release nothing.
     #[must_use]
     pub fn stray_completions(&self) -> u64 {
         self.ledger.unmatched.get()

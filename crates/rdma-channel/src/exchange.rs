@@ -38,9 +38,10 @@ const PREFACE: usize = 8;
 /// Tells the peer the endpoint of this end, and returns the endpoint of the peer, which does the same.
 ///
 /// # Telling the peer
-/// Before two ends are connected, each has to know where the other one is: its queue pair's number,
-/// addresses, and so on, a [`QueuePairEndpoint`]. It goes by a stream of bytes that both have already, most
-/// often a TCP connection, or the [pipes](Pipes) between a process and its child. At each end:
+/// Before two ends are connected, each has to know where the other one is: its queue pair's number
+/// (QPN), addresses, and so on, a [`QueuePairEndpoint`]. It goes by a stream of bytes that both
+/// have already, most often a TCP connection, or the [pipes](Pipes) between a process and its
+/// child. At each end:
 ///
 /// 1. `exchange`, or [`exchange_all`] for several connections between the same two processes;
 /// 2. [`handshake`](crate::PreparedChannel::handshake) with what came;
@@ -56,7 +57,8 @@ const PREFACE: usize = 8;
 /// that nobody has read yet, as every pipe and socket does. What passes through is neither secret nor
 /// signed: who can write to the stream decides where the connection leads.
 ///
-/// It returns within `timeout`, however slowly the peer sends or reads. [`Duration::MAX`] is for ever.
+/// It returns within `timeout`, however slowly the peer sends or reads. [`Duration::MAX`] is no
+/// limit.
 ///
 /// # Errors
 /// | | |
@@ -203,7 +205,7 @@ fn endpoints(message: &[u8]) -> impl Iterator<Item = &[u8]> {
     message.get(PREFACE..).unwrap_or_default().chunks(QueuePairEndpoint::BYTES)
 }
 
-/// The endpoints of a message, each with its place, unless one stands there twice.
+/// The endpoints of a message, each with its position, unless one is there twice.
 fn distinct<'a>(
     message: &'a [u8],
     whose: &'static str,

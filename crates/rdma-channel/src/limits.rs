@@ -13,7 +13,7 @@ pub(crate) struct Limits {
     pub(crate) write: Duration,
     pub(crate) read: Duration,
     pub(crate) atomic: Duration,
-    /// For what is under way when a scope is left, and once more for its flushes.
+    /// For what is in flight when a scope is left, and once more for its flushes.
     pub(crate) drain: Duration,
 }
 

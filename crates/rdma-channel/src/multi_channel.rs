@@ -69,8 +69,8 @@ pub struct MultiChannel {
 }
 
 impl MultiChannel {
-    /// The knobs of new channels, when it was told [their domain](WithoutPd::pd); as `pd.create_multi_channel()` of
-    /// the [prelude](crate::prelude).
+    /// The options of new channels, when it was given [their domain](WithoutPd::pd); as
+    /// `pd.create_multi_channel()` of the [prelude](crate::prelude).
     pub const fn builder() -> WithoutPd<Self> {
         WithoutPd::new()
     }
@@ -217,7 +217,7 @@ impl MultiChannel {
     /// Writes these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
     ///
     /// # Errors
-    /// As of [`send_inline`](Self::send_inline).
+    /// Those of [`send_inline`](Self::send_inline).
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline]
     pub fn write_inline(
@@ -231,7 +231,7 @@ impl MultiChannel {
     /// Puts `swap` into a peer's word if that is `compare`; `result` then has what it was.
     ///
     /// # Errors
-    /// As of [`send`](Self::send).
+    /// Those of [`send`](Self::send).
     pub fn compare_and_swap<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
@@ -245,7 +245,7 @@ impl MultiChannel {
     /// Adds `add` to a peer's word, wrapping; `result` then has what it was.
     ///
     /// # Errors
-    /// As of [`send`](Self::send).
+    /// Those of [`send`](Self::send).
     pub fn fetch_add<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
@@ -286,13 +286,13 @@ impl MultiChannel {
     /// The state of the queue pair to a peer, as the device says.
     ///
     /// # Errors
-    /// As of [`peer`](Self::peer), or what the provider says.
+    /// Those of [`peer`](Self::peer), and what the provider returns to `ibv_query_qp`.
     #[doc(alias = "ibv_query_qp")]
     pub fn state(&self, peer: usize) -> Result<QpState, TransportError> {
         Ok(self.ledger.qp(peer)?.state()?)
     }
 
-    /// How many completions came that were of no request under way, as
+    /// How many completions came that were of no request in flight, as
     /// [`Channel::stray_completions`](crate::Channel::stray_completions).
     #[must_use]
     pub fn stray_completions(&self) -> u64 {

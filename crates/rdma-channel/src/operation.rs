@@ -10,7 +10,7 @@ use rdma_types::WcOpcode;
 pub enum Operation {
     /// A message to the peer.
     Send,
-    /// Room for a message of the peer.
+    /// Memory for a message of the peer.
     Receive,
     /// Into the peer's memory.
     Write,

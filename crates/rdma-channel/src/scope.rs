@@ -1,4 +1,4 @@
-//! Scopes: many operations under way, which all end before their memory is given back.
+//! Scopes: many operations in flight, which all end before their memory is given back.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -102,13 +102,14 @@ impl Channel {
     /// registered slices, and gives each back when its operation is done: with that a ring of
     /// buffers goes round in one scope.
     ///
-    /// However the closure ends, by return, `?` or panic: what it has left under way is finished. That takes
-    /// no longer than the [drain limit](crate::ChannelBuilder::drain_timeout), 5 seconds by default, after
-    /// which the channel is closed, and the same time once more, after which its queue pair is destroyed.
+    /// However the closure ends, by return, `?` or panic: what it has left in flight is finished.
+    /// That takes no longer than the [drain limit](crate::ChannelBuilder::drain_timeout), 5 seconds
+    /// by default, after which the channel is closed, and the same time once more, after which its
+    /// queue pair is destroyed.
     ///
     /// # Errors
-    /// [`ScopeError::ClosureError`] with what the closure says. Else [`ScopeError::AutoPollError`] with each
-    /// operation that failed or was lost and had not told its handle.
+    /// [`ScopeError::ClosureError`] with what the closure says. Else [`ScopeError::AutoPollError`]
+    /// with each operation that failed or was lost and was not reported by its handle.
     ///
     /// # Aborts
     /// If the queue pair still uses memory and cannot be destroyed: the memory is borrowed, and returning
@@ -165,11 +166,11 @@ impl Channel {
 }
 
 impl<C> Scope<'_, '_, C> {
-    /// Closes the channel, for good: what is under way is flushed at once, so that the scope has not to wait for
-    /// it, and operations that were flushed so are no failure of the scope.
+    /// Closes the channel, for good: operations in flight are flushed at once, so that the scope need
+    /// not wait for them, and operations that were flushed so are no failure of the scope.
     ///
-    /// It is how a side ends that has receives posted which nobody will answer. The peer is not told, and what
-    /// it has sent last may be lost: agree on the end first.
+    /// It is how a side ends that has receives posted which nobody will answer. The peer is not
+    /// informed, and what it has sent last may be lost: agree on the end first.
     ///
     /// # Examples
     /// ```

@@ -25,11 +25,12 @@ pub enum TransportError {
     /// The operation completed with a failure, which has closed the channel.
     #[error(transparent)]
     WorkError(#[from] WorkError),
-    /// The completion queue failed, so that nothing is known of what is under way. The channel is closed.
+    /// The completion queue failed, so that nothing is known of what is in flight. The channel is
+    /// closed.
     #[error(transparent)]
     PollError(#[from] PollError),
-    /// The operation was not done in time. A blocking call has closed the channel by it; the `wait` of a
-    /// handle, and a post that waited for room, have changed nothing.
+    /// The operation was not done in time. A blocking call has closed the channel by it; the `wait`
+    /// of a handle, and a post that waited for a free slot, have changed nothing.
     #[error(
         "the {operation} was not done within {timeout:?}: is the peer there, and does it do its part?"
     )]
@@ -39,11 +40,9 @@ pub enum TransportError {
         /// How long it was waited for.
         timeout: Duration,
     },
-    /// There is no room for the request now; nothing has changed. Take completions first: what is done
-    /// keeps its place until its handle has told so, or is dropped.
-    #[error(
-        "the queue has no room: wait for earlier operations, and drop the handles of what is done"
-    )]
+    /// The queue has no free slot for the request now; nothing has changed. Take completions first:
+    /// what is done keeps its slot until its handle has reported it, or is dropped.
+    #[error("the queue is full: wait for earlier operations, and drop the handles of what is done")]
     WouldBlock,
     /// The batch is larger than the queue.
     #[error(
@@ -66,7 +65,7 @@ pub enum TransportError {
         /// What it was.
         operation: Operation,
     },
-    /// There is no peer of that number.
+    /// There is no peer of that index.
     #[error("there is no peer {peer}: the channels go to {count} peers, counted from 0")]
     NoSuchPeer {
         /// Which was asked for.
@@ -207,7 +206,7 @@ impl From<PostError> for TransportError {
 pub struct OperationError {
     /// What it was.
     pub operation: Operation,
-    /// The number that its handle has.
+    /// The ID that its handle has.
     pub id: WorkId,
     /// Of a channel to many, to which peer.
     pub peer: Option<usize>,
@@ -219,7 +218,7 @@ fn of_peer(peer: Option<usize>) -> String {
     peer.map(|peer| format!(", peer {peer}")).unwrap_or_default()
 }
 
-/// The number of an operation, by which errors name it.
+/// The ID of an operation, by which errors name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkId(pub(crate) u64);
 

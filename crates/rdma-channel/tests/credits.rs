@@ -1,4 +1,5 @@
-//! Credits: no queue overflows whatever safe code does, and a post that finds no room waits or says so.
+//! Credits: no queue overflows whatever safe code does, and a post that finds no space waits or
+//! says so.
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
@@ -311,7 +312,7 @@ fn a_channel_that_closes_while_a_post_waits_for_room_says_why() {
     }
 }
 
-/// Of a call that has a limit of its own, that one holds, also while it waits for room.
+/// Of a call that has a limit of its own, that one holds, also while it waits for a free slot.
 #[test]
 fn a_calls_own_limit_holds_while_it_waits_for_room() {
     must_end(|| {

@@ -210,7 +210,7 @@ fn scope_of_one(rig: &mut Rig) -> Outcome {
     })
 }
 
-/// As many as the queues hold, and one more, which waits for room.
+/// As many as the queues hold, and one more, which waits for a free slot.
 fn scope_of_many(rig: &mut Rig) -> Outcome {
     let Rig { looped, source, target, board, .. } = rig;
     looped.manual_scope(|s| {

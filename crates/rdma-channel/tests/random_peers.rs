@@ -1,5 +1,5 @@
-//! Random programs of safe calls on channels to several peers: each call ends, nothing is left under way or
-//! overflows, and a connection that is open is as good as new.
+//! Random programs of safe calls on channels to several peers: each call ends, nothing is left in
+//! flight or overflows, and a connection that is open is as good as new.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 mod common;

@@ -1,5 +1,5 @@
-//! Random programs of safe calls: each scope ends, nothing overflows, nothing is left under way, and an open
-//! channel is as good as new.
+//! Random programs of safe calls: each scope ends, nothing overflows, nothing is left in flight,
+//! and an open channel is as good as new.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 mod common;

@@ -43,11 +43,11 @@ pub struct GatherElement<'a> {
     borrow: PhantomData<(&'a MemoryRegion, &'a [u8])>,
 }
 
-/// A piece of registered memory that a request writes to: room for a receive, or for the answer to a
-/// read.
+/// A piece of registered memory that a request writes to: memory for a receive, or for the answer
+/// to a read.
 ///
-/// The very struct of C (`ibv_sge`), with the lifetime of region and room; not `Copy`, since the room
-/// is exclusive.
+/// The very struct of C (`ibv_sge`), with the lifetime of region and memory; not `Copy`, since the
+/// memory is exclusive.
 #[doc(alias = "ibv_sge")]
 #[repr(transparent)]
 pub struct ScatterElement<'a> {

@@ -45,9 +45,9 @@ pub enum Error {
     /// A region of no bytes, which devices do not register.
     #[error("a region of 0 bytes cannot be registered")]
     EmptyRegion,
-    /// A part of a dma-buf and an address for it that are not at the same place within a page.
+    /// A part of a dma-buf and an address for it that are not at the same offset within a page.
     #[error(
-        "offset {offset:#x} of the dma-buf and iova {iova:#x} are not at the same place within a page \
+        "offset {offset:#x} of the dma-buf and iova {iova:#x} are not at the same offset within a page \
          of {page} bytes: take an iova that is {:#x} more than a multiple of it", .offset % .page
     )]
     PageOffset {

@@ -51,7 +51,8 @@
 //!
 //! # Features
 //!
-//! `serde` (off by default): [`RemoteMemoryRegion`] and the numbers of `rdma-types` can be serialised.
+//! `serde` (off by default): [`RemoteMemoryRegion`] and the types of `rdma-types` can be
+//! serialised.
 
 mod device;
 mod element;

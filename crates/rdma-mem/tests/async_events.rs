@@ -1,4 +1,4 @@
-//! Asynchronous events, of a provider that has them when it is told to.
+//! Asynchronous events, of a provider that has them when the test says so.
 #![allow(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 

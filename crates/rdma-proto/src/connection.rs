@@ -42,7 +42,7 @@ impl Connection {
         packet.wrapping_shl(self.shift())
     }
 
-    /// How many packets room of so many bytes holds.
+    /// How many packets a buffer of so many bytes holds.
     #[inline]
     pub(crate) fn full_packets(&self, bytes: u32) -> u32 {
         bytes.wrapping_shr(self.shift())

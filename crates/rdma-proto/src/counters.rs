@@ -110,7 +110,7 @@ counters! {
     /// Requests before the expected one that are not answered: too old, not what was asked for then, or with a PSN
     /// that was never taken.
     unanswered_duplicate,
-    /// Responses whose PSN is not under way: duplicates, or nobody asked for them.
+    /// Responses whose PSN is not in flight: duplicates, or nobody asked for them.
     unsolicited_response,
     /// Negative acknowledgements of what is going to be sent again already.
     stale_nak,

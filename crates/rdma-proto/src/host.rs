@@ -5,9 +5,10 @@ use crate::{End, Nak, Start, Stop};
 
 /// Executes what a peer asks for: the owner of the memory that requests are about.
 ///
-/// For each message come, in this order, `begin`; `place` for each packet that has payload, or `fetch`
-/// as there is room for the response, or `atomic`; and `finish` for a SEND or a WRITE. No address that
-/// was found in one call may be used in the next, since the memory may have been taken away in between.
+/// For each message come, in this order, `begin`; `place` for each packet that has payload, or
+/// `fetch` as there is space for the response, or `atomic`; and `finish` for a SEND or a WRITE. No
+/// address that was found in one call may be used in the next, since the memory may have been taken
+/// away in between.
 ///
 /// An error ends a message. After [`Stop::NotReady`] and [`Stop::Drop`] the call that failed will come
 /// again if the connection is reliable, with what the same packet says.

@@ -13,11 +13,11 @@
 //! - What comes from a peer is untrusted: any packet in any order is taken, dropped and counted, or answered.
 //!   Nothing panics.
 //! - Nothing allocates, but for [`Responder::new`](responder::Responder::new), and nothing grows.
-//! - The caller finds the queue pair by the BTH, and sees to it that the packet came from the connected
-//!   peer, with a right ICRC and partition. It drops all else, so that a stranger gets no answer. Responses
-//!   ([`Operation::is_response`](wire::Operation::is_response)) go to the requester, all else to the
-//!   responder.
-//! - Time is told in calls ([`Time`]). A requester has a deadline, a responder has none.
+//! - The caller finds the queue pair by the BTH, and sees to it that the packet came from the
+//!   connected peer, with a right ICRC and partition. It drops all else, so that an unknown sender
+//!   gets no answer. Responses ([`Operation::is_response`](wire::Operation::is_response)) go to the
+//!   requester, all else to the responder.
+//! - Time is an argument of calls ([`Time`]). A requester has a deadline, a responder has none.
 //! - The unit to send and to receive is a [`Burst`].
 //!
 //! "IBTA" stands for the InfiniBand Architecture Specification, volume 1. RoCEv2 is its annex A17. Numbers of

@@ -28,7 +28,8 @@ pub(crate) struct Run {
 }
 
 impl Rest {
-    /// The next packets: at most `most`, and as many as fit the room. `None` if there is no room for one.
+    /// The next packets: at most `most`, and as many as fit into the buffer. `None` if there is no
+    /// space for one.
     #[inline]
     pub(crate) fn run(&self, connection: &Connection, most: u32, room: usize) -> Option<Run> {
         let room = u32::try_from(room).unwrap_or(u32::MAX);
@@ -55,7 +56,7 @@ impl Run {
         u16::try_from(self.packets).unwrap_or(u16::MAX)
     }
 
-    /// Its payload, at the beginning of the room.
+    /// Its payload, at the beginning of the buffer.
     #[inline]
     pub(crate) fn payload<'a>(&self, room: &'a mut [u8]) -> &'a mut [u8] {
         room.get_mut(..self.bytes as usize).unwrap_or_default()
@@ -118,7 +119,7 @@ impl Outbound<'_> {
         }
     }
 
-    /// The payload of a run, from the request with that number, to the beginning of the room.
+    /// The payload of a run, from the request with that number, to the beginning of the buffer.
     #[inline]
     pub(crate) fn gather<Q: Work + ?Sized>(
         &self,

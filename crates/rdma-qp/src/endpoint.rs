@@ -21,7 +21,7 @@ pub struct EndpointGid {
 }
 
 impl EndpointGid {
-    /// What an unused place holds.
+    /// What an unused slot holds.
     pub(crate) const NONE: Self = Self { gid: Gid::ZERO, gid_type: GidType::IB };
 }
 
@@ -158,7 +158,7 @@ impl QueuePairEndpoint {
         self.qp_type
     }
 
-    /// The queue pair's number.
+    /// The QPN (queue pair number).
     #[must_use]
     pub const fn qpn(&self) -> Qpn {
         self.qpn
@@ -170,7 +170,7 @@ impl QueuePairEndpoint {
         self.qkey
     }
 
-    /// The number of the first packet that it sends; 0 of datagrams.
+    /// The PSN of the first packet that it sends; 0 of datagrams.
     #[must_use]
     pub const fn psn(&self) -> Psn {
         self.psn

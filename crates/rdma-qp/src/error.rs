@@ -222,7 +222,7 @@ pub enum Error {
         /// The port's MTU.
         active: Mtu,
     },
-    /// A knob of the builder is beyond its field in a packet, its table, or the device.
+    /// An option of the builder is beyond its field in a packet, its table, or the device.
     #[error("the `{knob}` cannot be {value}: here it is at most {most}")]
     TooLarge {
         /// The builder's method.
@@ -303,7 +303,7 @@ pub(crate) fn srq_hint(
 pub(crate) fn address_hint(errno: Errno) -> Option<Cow<'static, str>> {
     Some(Cow::Borrowed(match errno {
         Errno::EINVAL => {
-            "the port, the LID, the place of the own GID or the peer's GID is not what the port has; on \
+            "the port, the LID, the index of the source GID or the peer's GID is not what the port has; on \
              Ethernet there has to be a route"
         }
         Errno::ENOMEM => "the device may have no more address handles (`max_ah`): share them",

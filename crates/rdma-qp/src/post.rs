@@ -101,9 +101,9 @@ impl QueuePair {
     ///
     /// # Safety
     /// As [`post`](Self::post). Elements that are longer than the remote memory overwrite what lies
-    /// behind it, if the peer's region goes on there. To a UD queue pair a request of the send queue is a
-    /// send that says [where it goes](SendWorkRequest::to), and to no other queue pair it is: a provider
-    /// takes for a handle what stands in its place.
+    /// behind it, if the peer's region goes on there. To a UD queue pair a request of the send
+    /// queue is a send that says [where it goes](SendWorkRequest::to), and to no other queue pair
+    /// it is: a provider takes for a handle whatever the request holds instead.
     #[doc(alias = "ibv_post_send")]
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]

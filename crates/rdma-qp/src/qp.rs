@@ -1,4 +1,4 @@
-//! Queue pairs: making one, what it is told, and what it says.
+//! Queue pairs: creating, connecting and querying them.
 
 pub(crate) mod attributes;
 pub(crate) mod builder;

@@ -118,7 +118,7 @@ fn one_queue_pair_hears_from_many_and_from_itself() {
         for from in others.iter().chain([&hub]) {
             receive(&hub, 0, 1);
             let handle = from.qp.address_handle(&hub_end).unwrap();
-            // The own completion of the send comes first, or the receive does.
+            // The completion of the send comes first, or the receive does.
             let data = [GatherElement::from(from.board.element(4000..4001).unwrap())];
             let request = SendWorkRequest::new(&data).to(&handle, hub_end.qpn(), hub_end.qkey());
             // SAFETY: SAFETY.md F8: a shared region, and both outlive the request.

@@ -177,7 +177,7 @@ impl Made {
     }
 }
 
-/// The own port's, by its first GID.
+/// This port's, by its first GID.
 fn address(context: &Context) -> ibv_ah_attr {
     let own = context.gid_table().unwrap()[0];
     let mut address = ibv_ah_attr { is_global: 1, port_num: 1, ..Default::default() };

@@ -19,7 +19,7 @@ use rdma_qp::{
 };
 use rdma_soft::{Builder, Schedule, SoftDevice};
 
-/// A device that executes nothing until it is told to, so that everything is in flight.
+/// A device that executes nothing until the test says so, so that everything is in flight.
 const HELD: &str = "softheld0";
 
 fn context(device: &str) -> Context {

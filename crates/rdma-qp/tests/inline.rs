@@ -14,7 +14,7 @@ use rdma_qp::{
 };
 use rdma_soft::{Builder, Schedule, SoftDevice};
 
-/// A device that executes requests when it is told to.
+/// A device that executes requests when the test says so.
 const HELD: &str = "softinlineheld0";
 
 /// A device that reads the queue each time that it sends a packet.

@@ -35,7 +35,7 @@ impl Path {
 pub(crate) struct AddressAttributes {
     pub(crate) destination: [u8; 16],
     pub(crate) flow_label: u32,
-    /// The place of its own address in the port's GID table.
+    /// The index of its address in the port's GID table.
     pub(crate) source_index: u8,
     pub(crate) hop_limit: u8,
     pub(crate) traffic_class: u8,

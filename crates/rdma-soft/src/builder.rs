@@ -70,8 +70,8 @@ impl Builder {
         self
     }
 
-    /// The places of its port's GID table, in the order of their index. Without this they are the usual
-    /// ones: link-local and IPv4-mapped, each for RoCE v1 and v2, or one on InfiniBand.
+    /// The entries of its port's GID table, in the order of their index. Without this they are the
+    /// usual ones: link-local and IPv4-mapped, each for RoCE v1 and v2, or one on InfiniBand.
     ///
     /// A table may be empty, may have holes, and types that are not the link's or nobody's: programs
     /// meet all of these. No index beyond 255 can be used.
@@ -119,11 +119,11 @@ impl Builder {
     /// reads. So it sends and receives packets, as with [`force_wire`](Self::force_wire). Without this the
     /// environment variable `RDMA_SOFT_PCAP` names the file, if it is there when the device is installed.
     ///
-    /// A file that is there already begins anew. `%p` in its name stands for the number of the process. Devices
-    /// of a process may share a file: a packet from one of them to another is in it once, as the one has sent
-    /// it. Calls write what they have moved on before they return. A file that takes no more ends the
-    /// capture, with one `tracing` event, and nothing else. Pipes and sockets are refused, since a device waits
-    /// for no reader.
+    /// A file that is there already begins anew. `%p` in its name stands for the process ID.
+    /// Devices of a process may share a file: a packet from one of them to another is in it once,
+    /// as the one has sent it. Calls write what they have moved on before they return. A file that
+    /// takes no more ends the capture, with one `tracing` event, and nothing else. Pipes and
+    /// sockets are refused, since a device waits for no reader.
     ///
     /// ```
     /// use rdma_soft::Builder;

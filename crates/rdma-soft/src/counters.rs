@@ -66,11 +66,10 @@ counters! {
     sent_pkts,
     /// Requests from peers that were executed.
     rcvd_pkts,
-    /// Requests from the connected peer whose sequence number has been before. They are dropped; packets are
+    /// Requests from the connected peer whose PSN has been before. They are dropped; packets are
     /// answered again.
     duplicate_request: packets,
-    /// Requests from the connected peer whose sequence number is beyond the expected one. They are
-    /// dropped.
+    /// Requests from the connected peer whose PSN is beyond the expected one. They are dropped.
     out_of_seq_request: packets,
     /// How often a request of this device found its receiver without a receive request.
     rcvd_rnr_err: packets,
@@ -110,10 +109,10 @@ counters! {
     resp_remote_operation_errors: packets,
     /// Datagrams with another Q_Key than that of their queue pair. Counted without packets, too.
     qkey_viol_cntr,
-    /// Requests before the expected one that are not answered: too old, not what was asked for then, or with a
-    /// sequence number that was never taken.
+    /// Requests before the expected one that are not answered: too old, not what was asked for
+    /// then, or with a PSN that was never taken.
     unanswered_duplicate: packets,
-    /// Responses whose sequence number is not under way: duplicates, or nobody asked for them.
+    /// Responses whose PSN is not in flight: duplicates, or nobody asked for them.
     unsolicited_response: packets,
     /// Negative acknowledgements of what is going to be sent again already.
     stale_nak: packets,
@@ -131,7 +130,7 @@ counters! {
     rx_icrc_encapsulated,
     /// Packets of another partition than the port's.
     bad_pkey_cntr,
-    /// Packets for a queue pair number that nobody has, or nobody any more.
+    /// Packets for a QPN that nobody has, or nobody any more.
     unknown_qp,
     /// Packets for a queue pair of another service: reliable connection, unreliable connection, datagrams.
     wrong_service,

@@ -17,10 +17,11 @@ use crate::soft_device::SoftDevice;
 ///
 /// # Time
 ///
-/// Nothing sleeps, and the devices make no thread, but for one that tells a subscriber of `tracing` of dropped packets.
-/// Time passes where a program polls a completion queue in vain, by 100 ns each time, and where the test
-/// [says so](Self::step); then what is due happens, on the thread that called. So a timeout of a second costs no second,
-/// and what one thread does is the same each time: with one seed, packets get lost at the same places.
+/// Nothing sleeps, and the devices make no thread, but for one that tells a subscriber of `tracing`
+/// of dropped packets. Time passes where a program polls a completion queue in vain, by 100 ns each
+/// time, and where the test [says so](Self::step); then what is due happens, on the thread that
+/// called. So a timeout of a second costs no second, and what one thread does is the same each
+/// time: with one seed, the same packets get lost.
 ///
 /// The program and the seed have to be the same for that; it must not look at other clocks, nor use several threads.
 /// [`trace`](Self::trace) tells whether two runs were the same.
@@ -110,7 +111,7 @@ impl Network {
     ///
     /// # Errors
     ///
-    /// As of [`set_link`](Self::set_link).
+    /// Those of [`set_link`](Self::set_link).
     pub fn set_link_after(
         &self,
         time: Duration,
@@ -167,9 +168,10 @@ impl Network {
         self.fabric.simulation.as_ref().map_or(0, |simulation| simulation.packets())
     }
 
-    /// A number made of all packets that were sent, when, from where, to where, and what became of them. It is the
-    /// same for two runs of one program if these were; addresses of memory and packet sequence numbers, which
-    /// differ from process to process, do not count. Another version of Rust may make another number.
+    /// A number made of all packets that were sent, when, from where, to where, and what became of
+    /// them. It is the same for two runs of one program if these were; addresses of memory and
+    /// PSNs, which differ from process to process, do not count. Another version of Rust may make
+    /// another number.
     #[must_use]
     pub fn trace(&self) -> u64 {
         self.fabric.simulation.as_ref().map_or(0, |simulation| simulation.trace())

@@ -74,7 +74,8 @@ impl SoftDevice {
     /// Brings its port up, or down: then nothing it sends arrives and nothing arrives here, until it is
     /// up again. Every context of the device gets an event if that is news.
     ///
-    /// Requests that are under way when the port goes down may still be executed before this returns.
+    /// Requests that are in flight when the port goes down may still be executed before this
+    /// returns.
     pub fn set_port_up(&self, up: bool) {
         self.device.set_port(up);
     }

@@ -27,8 +27,9 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Nobody says that nothing comes any more to a queue pair that waits for ever: it is moved to error, as a
-    /// program would do. Says whether there was one. It needs a reason to wait.
+    /// Nobody says that nothing comes any more to a queue pair that waits without a limit: it is
+    /// moved to error, as a program would do. Says whether there was one. It needs a reason to
+    /// wait.
     fn give_up_waiting(&mut self) -> Outcome<bool> {
         let mut any = false;
         for (n, c) in self.script.settings.connections.iter().enumerate() {
@@ -46,7 +47,7 @@ impl World<'_> {
                 own.failed || own.excuses.silence || own.excuses.flushed
             };
             let reason = !self.calm || pair.iter().any(excused);
-            ensure!(reason, "c{n} waits for ever, and nothing was lost: {}", self.left());
+            ensure!(reason, "c{n} waits without a limit, and nothing was lost: {}", self.left());
             for end in pair {
                 self.set_error(end);
             }

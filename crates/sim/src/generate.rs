@@ -82,7 +82,7 @@ fn connection(rng: &mut Choices<'_>, devices: usize, season: Season) -> Connecti
         Season::Rain => rng.u8(11..14),
         Season::Storm => rng.u8(5..13),
     };
-    // Some wait for ever.
+    // Some wait without a limit.
     let for_ever = rng.u32(..8) == 0;
     Connection {
         devices: [a, b],

@@ -77,7 +77,7 @@ pub(crate) const DATA: usize = 8 * WORDS + GUARD;
 /// What is known of the memory that one peer reads and writes: words, a guard, bytes, a guard.
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// What is there, but for the words and for what is under way.
+    /// What is there, but for the words and for what is in flight.
     pub(crate) known: Vec<u8>,
     pub(crate) words: [u64; WORDS],
     /// What may have been written, or may be yet.
@@ -98,7 +98,7 @@ impl Target {
         fill(placed.message, 0, &mut self.known[DATA + placed.at..][..placed.length]);
     }
 
-    /// Whether bytes are those that are known, or of something that is under way.
+    /// Whether bytes are those that are known, or of something that is in flight.
     pub(crate) fn check<'a>(
         &'a self,
         from: usize,

@@ -1,7 +1,7 @@
 //! What a workload is: settings, and a list of operations that are done one after the other.
 //!
-//! Each part can be taken away or made smaller and leaves a fair script: an operation that has no object any more, or
-//! no room, is left out when its turn comes.
+//! Each part can be taken away or made smaller and leaves a fair script: an operation that has no
+//! object any more, or no space, is left out when its turn comes.
 
 use std::time::Duration;
 

@@ -39,7 +39,7 @@ pub(crate) struct Grant {
     taken_back: bool,
     /// The peer has, by a SEND.
     sent_back: bool,
-    /// It may have ended before what was under way.
+    /// It may have ended before what was in flight.
     raced: bool,
 }
 
@@ -318,7 +318,7 @@ impl World<'_> {
         }
     }
 
-    /// Whether requests of the peer are under way that need it.
+    /// Whether requests of the peer are in flight that need it.
     fn is_used(&self, owner: usize, grant: usize) -> bool {
         let through = |used: &Use| used.grant == grant;
         let pending = &self.ends[self.ends[owner].peer].pending;
@@ -420,7 +420,7 @@ impl World<'_> {
         own.windows.deallocate(slot);
     }
 
-    /// The same, if nothing is under way that needs it.
+    /// The same, if nothing is in flight that needs it.
     pub(crate) fn deallocate_unused(&mut self, end: usize, slot: usize) {
         let of_slot = |n: &usize| self.ends[end].windows.grants[*n].slot == slot;
         let mut grants = (0..self.ends[end].windows.grants.len()).filter(of_slot);

@@ -17,7 +17,7 @@ use crate::rig::{Context, Cq, LOCAL_WRITE, Mr, Pd, Qp, REMOTE_WRITE, Size};
 
 /// How many requests are outstanding, and how many a batch has.
 pub const DEPTH: usize = 16;
-/// In how many places the data of the requests is, in turn.
+/// At how many addresses the data of the requests is, in turn.
 pub const PLACES: usize = 64;
 /// How long it is, in bytes.
 pub const LENGTH: usize = 8;
@@ -332,7 +332,7 @@ impl CObject {
     }
 
     /// # Safety
-    /// As of [`Loops::new`].
+    /// That of [`Loops::new`].
     unsafe fn attach(&self, context: *mut ibv_context) {
         type Attach = unsafe extern "C" fn(*mut ibv_context);
         // SAFETY: the type that the C file has.

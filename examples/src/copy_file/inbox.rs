@@ -8,7 +8,8 @@ use rdma_qp::ReceiveWorkRequest;
 use super::Error;
 use super::stop::Stop;
 
-/// Room for messages that are nothing but an immediate, or come with bytes that are in memory already.
+/// Receives for messages that are nothing but immediate data, or come with bytes that are in memory
+/// already.
 #[derive(Debug)]
 pub(crate) struct Inbox<'scope> {
     receives: VecDeque<ScopedPendingWork<'scope>>,
@@ -27,7 +28,7 @@ impl<'scope> Inbox<'scope> {
         Self { receives: VecDeque::with_capacity(depth) }
     }
 
-    /// Has room for one more message.
+    /// Posts a receive for one more message.
     pub(crate) fn post(&mut self, scope: &'scope Scope<'scope, '_>) -> Result<(), Error> {
         self.receives.push_back(scope.post_receive(ReceiveWorkRequest::only_immediate())?);
         Ok(())

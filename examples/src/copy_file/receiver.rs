@@ -44,7 +44,7 @@ impl Receiver {
     }
 }
 
-/// A transfer under way.
+/// A transfer in progress.
 struct Receiving<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     slots: &'scope SharedRegion,

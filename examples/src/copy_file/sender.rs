@@ -49,7 +49,7 @@ impl Sender {
     }
 }
 
-/// A transfer under way.
+/// A transfer in progress.
 struct Sending<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     inbox: Inbox<'scope>,
@@ -121,7 +121,7 @@ impl<'scope, 'env> Sending<'scope, 'env> {
         }
     }
 
-    /// Writes the first `length` bytes of a slot into the receiver's slot of the same place.
+    /// Writes the first `length` bytes of a slot into the receiver's slot of the same index.
     fn send(&mut self, slot: SliceMut<'scope>, kind: Kind, length: usize) -> Result<(), Error> {
         let place = usize::try_from(self.sent % self.settings.depth() as u64).unwrap_or(0);
         let start = place * self.settings.chunk();

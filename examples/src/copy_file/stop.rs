@@ -1,4 +1,4 @@
-//! How one side learns that the other has failed, and that nothing waits for ever.
+//! How one side learns that the other has failed, and that nothing waits without a limit.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -24,7 +24,7 @@ pub(crate) struct Stop<'a> {
 /// Where the sides wait for each other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Meeting {
-    /// The receiver has room for messages.
+    /// The receiver has posted receives for messages.
     Begin = 1,
     /// Neither needs the other's end of the connection any more. Its own last acknowledgement may have been
     /// on its way when the other had all that it needs.
@@ -94,8 +94,8 @@ impl<'a> Stop<'a> {
     }
 }
 
-/// Ends the transfer if its side panics, and in any case what the side has under way: that is of no use to
-/// anybody any more.
+/// Ends the transfer if its side panics, and in any case what the side has in flight: that is of no
+/// use to anybody any more.
 struct EndOfSide<'a, 'scope, 'env> {
     stop: &'a Stop<'a>,
     scope: &'a Scope<'scope, 'env>,

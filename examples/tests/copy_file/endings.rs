@@ -20,7 +20,7 @@ fn devices() -> [String; 3] {
     ["soft0".to_owned(), "softib0".to_owned(), name]
 }
 
-/// A stream that goes on until it fails, or for ever.
+/// A stream that goes on until it fails, or without a limit.
 struct Endless {
     left: usize,
 }
@@ -34,7 +34,7 @@ impl Read for Endless {
 
 const FOR_EVER: Endless = Endless { left: usize::MAX };
 
-/// What a channel gives what a scope has left under way, unless it is told otherwise.
+/// What a channel gives what a scope has left in flight, unless it is set otherwise.
 const DRAIN: Duration = Duration::from_secs(5);
 
 fn settings() -> Settings {

@@ -78,7 +78,7 @@ impl Signature<'_> {
             Item::Macro(call) => self.tokens(&call.mac.tokens),
             Item::Use(import) => {
                 let names = self.scope.unstable_imports(&import.tree);
-                // What a glob brings in cannot be told from our own names.
+                // What a glob brings in cannot be distinguished from our own names.
                 let seen = |name: &str| is_public(&import.vis) || name.ends_with('*');
                 self.found.extend(names.into_iter().filter(|(_, name)| seen(name)));
             }

@@ -1,30 +1,54 @@
-//! Words that mark unfinished work have no place in a finished change. Macros that do are clippy's affair.
+//! Words that mark unfinished work do not belong in a finished change; macros that do are clippy's affair. Nor have
+//! phrases that a reader who meets the sentence alone, as in an IDE's hover, cannot understand.
 
 use super::{Finding, by_hand, line_of};
 use crate::tree::Tree;
 
-/// In two halves, so that this file passes its own check.
+/// In two halves, as the phrases below, so that this file passes its own check.
 const WORDS: &[&str] = &[concat!("TO", "DO"), concat!("FIX", "ME")];
 
 const CHECKED: &[&str] = &[".rs", ".md", ".toml", ".yml", ".ci/run"];
+
+/// Each with what to write instead.
+const PHRASES: &[(&str, &str)] = &[
+    (concat!("As ", "of ["), "write \"Those of [`x`]\" of errors, \"That of [`x`]\" of a contract"),
+    (concat!("as ", "of ["), "write \"those of [`x`]\" of errors, \"that of [`x`]\" of a contract"),
+    (concat!("As ", "there."), "name the item that is meant, with a link"),
+    (concat!("The ", "own"), "write whose: \"This end's\", \"Its\""),
+    (concat!("the ", "own"), "write whose: \"its own\", \"this queue pair's\""),
+    (concat!("has ", "not to"), "write \"need not\" or \"does not have to\""),
+];
+
+const PROSE: &[&str] = &[".rs", ".md"];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut found = Vec::new();
     for (path, text) in tree.ending(CHECKED).filter(|(path, _)| by_hand(path)) {
         for word in WORDS {
-            for (at, _) in text.match_indices(word).filter(|(at, _)| stands_alone(text, *at, word))
-            {
-                let what = format!("`{word}`: finish the work, or leave it out and open an issue");
-                found.push(Finding::new(path, line_of(text, at), what));
-            }
+            let what = "finish the work, or leave it out and open an issue";
+            find(path, text, word, what, &mut found);
+        }
+    }
+    for (path, text) in tree.ending(PROSE).filter(|(path, _)| by_hand(path)) {
+        for (phrase, instead) in PHRASES {
+            find(path, text, phrase, instead, &mut found);
         }
     }
     found
 }
 
-fn stands_alone(text: &str, at: usize, word: &str) -> bool {
+fn find(path: &str, text: &str, words: &str, what: &str, found: &mut Vec<Finding>) {
+    for (at, _) in text.match_indices(words).filter(|(at, _)| stands_alone(text, *at, words)) {
+        found.push(Finding::new(path, line_of(text, at), format!("`{words}`: {what}")));
+    }
+}
+
+/// Whether the words at this position are not a part of longer ones. Words that end in a sign may be followed by
+/// anything.
+fn stands_alone(text: &str, at: usize, words: &str) -> bool {
     let in_word = |c: char| c.is_alphanumeric() || c == '_';
-    !text[at + word.len()..].starts_with(in_word) && !text[..at].ends_with(in_word)
+    let goes_on = words.ends_with(in_word) && text[at + words.len()..].starts_with(in_word);
+    !goes_on && !text[..at].ends_with(in_word)
 }
 
 #[cfg(test)]
@@ -44,9 +68,33 @@ mod tests {
     }
 
     #[test]
+    fn each_phrase_fails_where_it_stands_in_code_and_pages_and_the_finding_says_what_to_write() {
+        for (phrase, instead) in PHRASES {
+            let text = format!("\n/// x {phrase} `y`\n");
+            for path in ["a.rs", "b.md"] {
+                let found = check(&Tree::of([(path, &text)]));
+                assert_eq!(found.len(), 1, "{path} {phrase}");
+                assert_eq!(found[0].to_string(), format!("{path}:2: `{phrase}`: {instead}"));
+            }
+            assert_eq!(check(&Tree::of([("Cargo.toml", &text)])), []);
+        }
+    }
+
+    #[test]
+    fn what_is_directly_before_or_after_a_phrase_with_a_sign_at_its_end_does_not_hide_it() {
+        let (list, there) = (PHRASES[0].0, PHRASES[2].0);
+        let text = format!("/// {list}x]\n/// {there}\n/// ({there}x)\n");
+        assert_eq!(check(&Tree::of([("a.rs", &text)])).len(), 3);
+    }
+
+    #[test]
     fn parts_of_other_words_and_generated_files_pass() {
         let text = WORDS.iter().map(|word| format!("A{word} {word}S _{word}\n"));
         assert_eq!(check(&Tree::of([("a.rs", &text.collect::<String>())])), []);
         assert_eq!(check(&Tree::of([("a/generated/b.rs", WORDS[0])])), []);
+        let (own, not) = (PHRASES[4].0, PHRASES[5].0);
+        let owner = format!("{own}er {own}_x {not}o many, x{not}");
+        assert_eq!(check(&Tree::of([("a.rs", &owner)])), []);
+        assert_eq!(check(&Tree::of([("a/generated/b.rs", PHRASES[4].0)])), []);
     }
 }

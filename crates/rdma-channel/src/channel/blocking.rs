@@ -58,7 +58,7 @@ impl Ledger {
             _ => CloseReason::Poll,
         };
         match self.give_up(id, reason) {
-            // It was done before the device was told to let go.
+            // It was done before the device was made to let go.
             Some(Ok(success)) => Ok(Ok(success)),
             Some(Err(work)) if work.class() != WorkErrorClass::Flushed => Ok(Err(work)),
             _ => Err(failure),
@@ -86,7 +86,7 @@ impl Ledger {
         without_unwinding(|| {
             match &outcome {
                 Ok(Ok(_)) => {}
-                // Also for want of room.
+                // Also for want of space.
                 Ok(Err(TransportError::Timeout { operation, .. }))
                 | Err(TransportError::Timeout { operation, .. }) => {
                     self.end_now(CloseReason::Timeout { operation: *operation });

@@ -288,7 +288,8 @@ impl<'a, C> ChannelBuilder<'a, C> {
         (asked, self.limits, self.pd.clone())
     }
 
-    /// A completion queue that so many channels cannot overflow, and whose requests can be told apart.
+    /// A completion queue that so many channels cannot overflow, and whose requests can be
+    /// distinguished.
     fn completion_queue(&self, channels: u32) -> Result<CompletionQueue, Error> {
         if self.qp_type == QueuePairType::UD {
             return Err(Error::NotConnected);
@@ -296,7 +297,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         CompletionQueue::create(self.pd.context(), self.room(channels)?.max(1))
     }
 
-    /// How many requests of so many channels can be under way.
+    /// How many requests of so many channels can be in flight.
     fn room(&self, channels: u32) -> Result<u32, Error> {
         let at_most = |knob, value, most| match value {
             _ if value > most => Err(Error::TooLarge { knob, value, most }),
@@ -320,8 +321,8 @@ impl ChannelBuilder<'_> {
     /// Creates the channel's queues.
     ///
     /// # Errors
-    /// Those of [`QueuePairBuilder::build`]; [`Error::NotConnected`] of UD, which has no connections;
-    /// [`Error::TooLarge`] for more requests than can be told apart.
+    /// Those of [`QueuePairBuilder::build`]; [`Error::NotConnected`] of UD, which has no
+    /// connections; [`Error::TooLarge`] for more requests than can be distinguished.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel, Error> {
         let cq = self.completion_queue(1)?;

@@ -17,7 +17,7 @@ use crate::limits::Limits;
 pub struct PreparedChannel {
     pub(crate) qp: PreparedQueuePair,
     pub(crate) cq: CompletionQueue,
-    /// What the queues were asked for: the completion queue has room for it.
+    /// What the queues were asked for: the completion queue has the capacity for it.
     pub(crate) asked: Asked,
     pub(crate) limits: Limits,
     pub(crate) pd: ProtectionDomain,
@@ -34,7 +34,7 @@ impl PreparedChannel {
     /// itself.
     ///
     /// # Errors
-    /// As of [`PreparedQueuePair::handshake`].
+    /// Those of [`PreparedQueuePair::handshake`].
     pub fn handshake(self, peer: QueuePairEndpoint) -> Result<Channel, Error> {
         self.connected(|qp| qp.handshake(peer))
     }
@@ -42,7 +42,7 @@ impl PreparedChannel {
     /// What [`handshake`](Self::handshake) would connect with.
     ///
     /// # Errors
-    /// As of [`PreparedQueuePair::connect_attributes`].
+    /// Those of [`PreparedQueuePair::connect_attributes`].
     pub fn connect_attributes(&self, peer: &QueuePairEndpoint) -> Result<ConnectAttributes, Error> {
         self.qp.connect_attributes(peer)
     }
@@ -50,7 +50,7 @@ impl PreparedChannel {
     /// Connects with these attributes, from wherever they are.
     ///
     /// # Errors
-    /// As of [`PreparedQueuePair::connect`].
+    /// Those of [`PreparedQueuePair::connect`].
     pub fn connect(self, attributes: ConnectAttributes) -> Result<Channel, Error> {
         self.connected(|qp| qp.connect(attributes))
     }

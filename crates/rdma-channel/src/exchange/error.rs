@@ -27,9 +27,9 @@ pub enum ExchangeError {
     Used {
         /// The end whose message it is, in words.
         whose: &'static str,
-        /// Its first place.
+        /// Its first position.
         first: usize,
-        /// Its second place.
+        /// Its second position.
         second: usize,
     },
     /// The peer speaks something else.
@@ -98,7 +98,7 @@ pub enum ExchangeError {
         has it come to the same step? If it needs longer for it, raise the timeout"
     )]
     Timeout {
-        /// How long this end was told to wait.
+        /// The deadline of this end.
         timeout: Duration,
         /// How many bytes were sent.
         sent: usize,

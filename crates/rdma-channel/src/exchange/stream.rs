@@ -104,11 +104,12 @@ sockets!(TcpStream, &TcpStream, UnixStream, &UnixStream);
 
 /// A stream of two files, one for each direction: pipes to a child process, or from the parent.
 ///
-/// Anything that is a file of the kernel and can be waited for will do: the `ChildStdout` and `ChildStdin`
-/// of a [`Child`](std::process::Child), the standard input and output of this process, pipes, FIFOs,
-/// terminals, sockets of other kinds; by value or by reference. What this process keeps in buffers of its
-/// own is passed by: flush the output before, and read nothing of the input that belongs to the exchange.
-/// Nobody else may use them meanwhile, else a pipe that has room for a write may have none any more, and block.
+/// Anything that is a file of the kernel and can be waited for will do: the `ChildStdout` and
+/// `ChildStdin` of a [`Child`](std::process::Child), the standard input and output of this process,
+/// pipes, FIFOs, terminals, sockets of other kinds; by value or by reference. What this process
+/// keeps in buffers of its own is passed by: flush the output before, and read nothing of the input
+/// that belongs to the exchange. Nobody else may use them meanwhile, else a pipe that has space for
+/// a write may have none any more, and block.
 ///
 /// # Examples
 /// ```
@@ -163,11 +164,11 @@ fn read(file: BorrowedFd<'_>, room: &mut [u8], time: Duration) -> io::Result<usi
     })
 }
 
-/// Writes what there is room for as soon as there is some.
+/// Writes what there is space for as soon as there is some.
 fn write(file: BorrowedFd<'_>, bytes: &[u8], time: Duration) -> io::Result<usize> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     when(file, PollFlags::OUT, time, || match send(file, bytes, flags) {
-        // A pipe that says that it has room has room for so much; more would block.
+        // A pipe that says that it has space has space for so much; more would block.
         Err(Errno::NOTSOCK) => rustix::io::write(file, bytes.get(..PIPE_BUF).unwrap_or(bytes)),
         outcome => outcome,
     })
@@ -182,7 +183,7 @@ fn when(
     let begin = Instant::now();
     loop {
         let left = time.saturating_sub(begin.elapsed());
-        let timeout = Timespec::try_from(left).ok(); // what has no form is for ever
+        let timeout = Timespec::try_from(left).ok(); // a time that cannot be expressed is no limit
         let mut files = [PollFd::from_borrowed_fd(file, ready)];
         let outcome = match poll(&mut files, timeout.as_ref()) {
             Ok(0) => Err(Errno::TIMEDOUT),

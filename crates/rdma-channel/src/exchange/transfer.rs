@@ -11,8 +11,8 @@ const BLOCK: usize = 4096;
 /// Sends a message and takes the peer's, which has to begin with the same preface and so has the same
 /// length.
 ///
-/// Block by block: an end whose block nobody takes yet still has room in the stream for it, so it goes on
-/// to take the peer's.
+/// Block by block: an end whose block nobody takes yet still has space in the stream for it, so it
+/// goes on to take the peer's.
 pub(super) fn swap(
     stream: &mut dyn TimedStream,
     own: &[u8],

@@ -17,7 +17,7 @@ use crate::scope::Scope;
 use crate::scope::pending_work::ScopedPendingWork;
 use crate::transport_error::TransportError;
 
-/// The requests for one peer, and their places among all.
+/// The requests for one peer, and their indices among all.
 struct Group<'wr, 'data> {
     peer: usize,
     requests: Vec<Request<'wr, 'data>>,
@@ -167,8 +167,8 @@ impl Ledger {
 }
 
 impl<'scope> Scope<'scope, '_, MultiChannel> {
-    /// Posts requests with one doorbell for each peer; waits for room for all. The handles are in the order of the
-    /// requests. It allocates.
+    /// Posts requests with one doorbell for each peer; waits until all fit. The handles are in the
+    /// order of the requests. It allocates.
     ///
     /// Unsignaled ones are done with the next signaled one for their peer; the last one for each peer is made signaled.
     ///

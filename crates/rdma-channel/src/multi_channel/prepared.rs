@@ -17,7 +17,7 @@ use crate::transport_error::TransportError;
 pub struct PreparedMultiChannel {
     pub(crate) qps: Vec<PreparedQueuePair>,
     pub(crate) cq: CompletionQueue,
-    /// What the queues of each were asked for: the completion queue has room for all.
+    /// What the queues of each were asked for: the completion queue has the capacity for all.
     pub(crate) asked: Asked,
     pub(crate) limits: Limits,
     pub(crate) pd: ProtectionDomain,
@@ -34,7 +34,8 @@ impl PreparedMultiChannel {
     ///
     /// # Errors
     /// [`TransportError::EndpointCount`], before anything is connected, if there are not as many endpoints as
-    /// channels; else as of [`PreparedChannel::handshake`](crate::PreparedChannel::handshake).
+    /// channels; else those of
+    /// [`PreparedChannel::handshake`](crate::PreparedChannel::handshake).
     ///
     /// # Examples
     /// ```

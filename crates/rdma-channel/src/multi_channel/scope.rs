@@ -103,7 +103,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.only.ledger().gathered(wrs)?.into_iter().map(|wr| self.post(wr)).collect()
     }
 
-    /// Posts a message to a peer. Waits for room, as long as a send may take.
+    /// Posts a message to a peer. Waits for a free slot, as long as a send may take.
     ///
     /// # Errors
     /// If it was not posted: nothing has changed then. [`TransportError::NoSuchPeer`] if there is none.
@@ -129,7 +129,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post_each(wrs)
     }
 
-    /// Posts a write into memory of a peer. Waits for room, as long as a write may take.
+    /// Posts a write into memory of a peer. Waits for a free slot, as long as a write may take.
     ///
     /// # Errors
     /// If it was not posted: nothing has changed then. [`TransportError::NoSuchPeer`] if there is none.
@@ -155,7 +155,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post_each(wrs)
     }
 
-    /// Posts a read of memory of a peer. Waits for room, as long as a read may take.
+    /// Posts a read of memory of a peer. Waits for a free slot, as long as a read may take.
     ///
     /// # Errors
     /// If it was not posted: nothing has changed then. [`TransportError::NoSuchPeer`] if there is none.
@@ -181,7 +181,8 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post_each(wrs)
     }
 
-    /// Posts room for a message of a peer. A full queue is as for [`ScopedPeer::post_receive`].
+    /// Posts a receive for a message of a peer. A full queue is as for
+    /// [`ScopedPeer::post_receive`].
     ///
     /// # Errors
     /// If it was not posted: nothing has changed then. [`TransportError::NoSuchPeer`] if there is none.
@@ -193,7 +194,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post(wr)
     }
 
-    /// Posts room for a message for each request, of its peer.
+    /// Posts a receive for a message for each request, of its peer.
     ///
     /// All requests are taken from the iterator before the first is posted.
     ///
@@ -207,7 +208,8 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         self.post_each(wrs)
     }
 
-    /// Posts an atomic operation on memory of a peer. Waits for room, as long as one may take.
+    /// Posts an atomic operation on memory of a peer. Waits for a free slot, as long as one may
+    /// take.
     ///
     /// # Errors
     /// If it was not posted: nothing has changed then. [`TransportError::NoSuchPeer`] if there is none.

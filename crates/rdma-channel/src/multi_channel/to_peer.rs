@@ -11,8 +11,9 @@ use crate::request::Request;
 
 /// A work request with the peer that it is for, counted from 0.
 ///
-/// Each kind has a name of its own, as [`PeerSendWorkRequest`], with the constructors of the request and the peer before
-/// their arguments. What else a request can be told, it is told before: [`from_wr`](Self::from_wr) takes any.
+/// Each kind has a name of its own, as [`PeerSendWorkRequest`], with the constructors of the
+/// request and the peer before their arguments. Other options of a request are set before:
+/// [`from_wr`](Self::from_wr) takes any.
 ///
 /// # Examples
 /// ```
@@ -31,7 +32,7 @@ pub struct ToPeer<W> {
 
 /// A message to a peer; see [`SendWorkRequest`].
 pub type PeerSendWorkRequest<'wr, 'data> = ToPeer<SendWorkRequest<'wr, 'data>>;
-/// Room for one message of a peer; see [`ReceiveWorkRequest`].
+/// Memory for one message of a peer; see [`ReceiveWorkRequest`].
 pub type PeerReceiveWorkRequest<'wr, 'data> = ToPeer<ReceiveWorkRequest<'wr, 'data>>;
 /// A write into memory of a peer; see [`WriteWorkRequest`].
 pub type PeerWriteWorkRequest<'wr, 'data> = ToPeer<WriteWorkRequest<'wr, 'data>>;

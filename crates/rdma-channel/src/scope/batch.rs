@@ -21,7 +21,7 @@ use crate::transport_error::TransportError;
 /// A batch that was not posted, or not wholly, with its memory.
 #[non_exhaustive]
 pub struct RefusedBatch<'scope, B> {
-    /// What is under way, or may be: the first ones.
+    /// What is in flight, or may be: the first ones.
     pub posted: Vec<InFlight<'scope, B>>,
     /// The memory of the others.
     pub refused: Vec<B>,
@@ -56,7 +56,7 @@ impl<B> fmt::Debug for RefusedBatch<'_, B> {
 type Rented<'scope, B, const N: usize> = Result<[InFlight<'scope, B>; N], RefusedBatch<'scope, B>>;
 
 impl<'scope> ScopedPeer<'scope> {
-    /// Posts requests with one doorbell; waits for room for all.
+    /// Posts requests with one doorbell; waits until all fit.
     ///
     /// Unsignaled ones are done with the next signaled one; the last one is made signaled.
     ///
@@ -128,7 +128,7 @@ impl<'scope> ScopedPeer<'scope> {
         self.ledger().post_list(connection, items, Some(&mut deadline), kept, PendingWork::new)
     }
 
-    /// Sends a message of each, with one doorbell. Waits for room for all.
+    /// Sends a message of each, with one doorbell. Waits until all fit.
     ///
     /// # Errors
     /// [`RefusedBatch`] with the memory of what was not posted.
@@ -147,7 +147,7 @@ impl<'scope> ScopedPeer<'scope> {
         })
     }
 
-    /// Writes each to the beginning of its remote memory, with one doorbell. Waits for room for all.
+    /// Writes each to the beginning of its remote memory, with one doorbell. Waits until all fit.
     ///
     /// # Errors
     /// [`RefusedBatch`] with the memory of what was not posted.
@@ -168,7 +168,7 @@ impl<'scope> ScopedPeer<'scope> {
         })
     }
 
-    /// Fills each from the beginning of its remote memory, with one doorbell. Waits for room for all.
+    /// Fills each from the beginning of its remote memory, with one doorbell. Waits until all fit.
     ///
     /// # Errors
     /// [`RefusedBatch`] with the memory of what was not posted.

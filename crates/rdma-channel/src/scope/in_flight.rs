@@ -17,7 +17,7 @@ use crate::ledger::ticket::{Ticket, Unsettled};
 use crate::operation::Operation;
 use crate::transport_error::{TransportError, WorkId};
 
-/// An operation under way, with the memory that it has rented.
+/// An operation in flight, with the memory that it has rented.
 ///
 /// Dropping it changes nothing but that the memory does not come back before the scope has ended.
 #[must_use = "the memory comes back from it"]
@@ -77,7 +77,8 @@ impl<'scope, B> InFlight<'scope, B> {
         Progress::Done(Finished { buf: self.buf, result })
     }
 
-    /// The memory, when the operation is over, if that is within this time. [`Duration::MAX`] is for ever.
+    /// The memory, when the operation is over, if that is within this time. [`Duration::MAX`] is no
+    /// limit.
     ///
     /// # Errors
     /// [`Late`] with the handle, if it is not, or if the completion queue has failed, as its error says.
@@ -131,14 +132,15 @@ impl<'scope, B> InFlight<'scope, B> {
         self.ticket.place().operation()
     }
 
-    /// By what number errors name it.
+    /// The ID by which errors name it.
     pub fn id(&self) -> WorkId {
         self.ticket.place().id()
     }
 }
 
 impl<'scope> ScopedPeer<'scope> {
-    /// Sends the bytes of rented memory as one message. Waits for room as [`post_send`](Self::post_send).
+    /// Sends the bytes of rented memory as one message. Waits for a free slot as
+    /// [`post_send`](Self::post_send).
     ///
     /// # Errors
     /// [`Refused`] with the memory, if it was not posted.
@@ -176,11 +178,11 @@ impl<'scope> ScopedPeer<'scope> {
         self.send_from_with(buf, |request| request)
     }
 
-    /// As [`send_from`](Self::send_from), of a request to which the closure has added: an immediate, a fence, that
-    /// it is solicited or unsignaled.
+    /// As [`send_from`](Self::send_from), of a request to which the closure has added: immediate
+    /// data, a fence, that it is solicited or unsignaled.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`send_from`](Self::send_from).
     #[inline]
     pub fn send_from_with<B: Rent + 'scope>(
         &self,
@@ -212,7 +214,7 @@ impl<'scope> ScopedPeer<'scope> {
         })
     }
 
-    /// Writes the bytes of rented memory to the beginning of `remote`. Waits for room as
+    /// Writes the bytes of rented memory to the beginning of `remote`. Waits for a free slot as
     /// [`post_write`](Self::post_write).
     ///
     /// # Errors
@@ -226,14 +228,14 @@ impl<'scope> ScopedPeer<'scope> {
         self.write_from_with(buf, remote, |request| request)
     }
 
-    /// As [`write_from`](Self::write_from), of a request to which the closure has added: an immediate, a fence, that
-    /// it is solicited or unsignaled.
+    /// As [`write_from`](Self::write_from), of a request to which the closure has added: immediate
+    /// data, a fence, that it is solicited or unsignaled.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`write_from`](Self::write_from).
     ///
     /// # Examples
-    /// The peer learns of the write by its immediate.
+    /// The peer learns of the write by its immediate data.
     /// ```
     /// use std::time::Duration;
     /// use rdma_channel::{TransportError, prelude::*};
@@ -275,7 +277,8 @@ impl<'scope> ScopedPeer<'scope> {
         })
     }
 
-    /// Fills rented memory from the beginning of `remote`. Waits for room as [`post_read`](Self::post_read).
+    /// Fills rented memory from the beginning of `remote`. Waits for a free slot as
+    /// [`post_read`](Self::post_read).
     ///
     /// # Errors
     /// [`Refused`] with the memory, if it was not posted.

@@ -38,7 +38,7 @@ impl<B> Finished<B> {
 pub enum Progress<'scope, B> {
     /// It is over.
     Done(Finished<B>),
-    /// It is under way: ask again.
+    /// It is in flight: ask again.
     Pending(InFlight<'scope, B>),
     /// The completion queue has failed: asking again is in vain.
     Dead(Late<'scope, B>),
@@ -49,7 +49,7 @@ pub enum Progress<'scope, B> {
 /// It is no [`Error`], which would have to own what is in it; `?` makes a [`TransportError`] of it, or a boxed error.
 #[non_exhaustive]
 pub struct Late<'scope, B> {
-    /// What is under way, with its memory, which the device may use.
+    /// What is in flight, with its memory, which the device may use.
     pub handle: InFlight<'scope, B>,
     /// [`TransportError::Timeout`]: ask again. All else, and asking again is in vain: the scope gives the memory back
     /// when it ends. [`TransportError::PollError`] is how the completion queue has failed, and

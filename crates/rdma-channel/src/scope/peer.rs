@@ -77,7 +77,7 @@ impl<'scope> ScopedPeer<'scope> {
 
     /// Posts a message to the peer.
     ///
-    /// Waits for room in the queue, as long as a send may take.
+    /// Waits for a free slot in the queue, as long as a send may take.
     ///
     /// # Errors
     /// If it was not posted: nothing has changed then.
@@ -91,7 +91,7 @@ impl<'scope> ScopedPeer<'scope> {
 
     /// Posts a write into memory of the peer.
     ///
-    /// Waits for room in the queue, as long as a write may take.
+    /// Waits for a free slot in the queue, as long as a write may take.
     ///
     /// # Errors
     /// If it was not posted: nothing has changed then.
@@ -105,7 +105,7 @@ impl<'scope> ScopedPeer<'scope> {
 
     /// Posts a read of memory of the peer.
     ///
-    /// Waits for room in the queue, as long as a read may take.
+    /// Waits for a free slot in the queue, as long as a read may take.
     ///
     /// # Errors
     /// If it was not posted: nothing has changed then.
@@ -119,7 +119,7 @@ impl<'scope> ScopedPeer<'scope> {
 
     /// Posts an atomic operation on memory of the peer.
     ///
-    /// Waits for room in the queue, as long as an atomic operation may take.
+    /// Waits for a free slot in the queue, as long as an atomic operation may take.
     ///
     /// # Errors
     /// If it was not posted: nothing has changed then.
@@ -131,7 +131,7 @@ impl<'scope> ScopedPeer<'scope> {
         self.post(wr)
     }
 
-    /// Posts room for a message of the peer.
+    /// Posts a receive for a message of the peer.
     ///
     /// # Errors
     /// If it was not posted: nothing has changed then. A full queue is [`TransportError::WouldBlock`] at
@@ -148,7 +148,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// Posts these bytes as a message to the peer; as [`Channel::send_inline`](crate::Channel::send_inline). The post copies them, so that they
     /// are borrowed no longer than it.
     ///
-    /// Waits for room in the queue, as long as a send may take.
+    /// Waits for a free slot in the queue, as long as a send may take.
     ///
     /// # Errors
     /// Those of [`Channel::send_inline`](crate::Channel::send_inline), if it was not posted: nothing has changed then.

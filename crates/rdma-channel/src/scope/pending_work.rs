@@ -8,10 +8,10 @@ use crate::ledger::ticket::{Ticket, Unsettled};
 use crate::operation::Operation;
 use crate::transport_error::{TransportError, WorkId};
 
-/// An operation under way.
+/// An operation in flight.
 ///
-/// Dropping it changes nothing: the operation goes on, and who borrowed its memory, the scope, ends it. It
-/// keeps its place in the queue's table until it is dropped, also when it is done.
+/// Dropping it changes nothing: the operation goes on, and who borrowed its memory, the scope, ends
+/// it. It keeps its slot until it is dropped, also when it is done.
 #[derive(Debug)]
 pub struct PendingWork<'l> {
     ticket: Ticket<'l>,
@@ -48,8 +48,8 @@ impl<'l> PendingWork<'l> {
     /// [builder](crate::ChannelBuilder) says.
     ///
     /// # Errors
-    /// [`TransportError::Timeout`] if it has not ended by then, which changes nothing: it is still under way.
-    /// Else how it failed.
+    /// [`TransportError::Timeout`] if it has not ended by then, which changes nothing: it is still
+    /// in flight. Else how it failed.
     #[inline(always)]
     pub fn spin_poll(&self) -> Result<WorkSuccess, TransportError> {
         let place = self.ticket.place();
@@ -59,10 +59,10 @@ impl<'l> PendingWork<'l> {
         }
     }
 
-    /// How it ended; waits so long for it. [`Duration::MAX`] is for ever.
+    /// How the operation ended; waits so long for it. [`Duration::MAX`] is no limit.
     ///
     /// # Errors
-    /// As of [`spin_poll`](Self::spin_poll).
+    /// Those of [`spin_poll`](Self::spin_poll).
     #[inline(always)]
     pub fn wait(&self, timeout: Duration) -> Result<WorkSuccess, TransportError> {
         let place = self.ticket.place();
@@ -77,7 +77,7 @@ impl<'l> PendingWork<'l> {
         self.ticket.place().operation()
     }
 
-    /// By what number errors name it.
+    /// The ID by which errors name it.
     pub fn id(&self) -> WorkId {
         self.ticket.place().id()
     }

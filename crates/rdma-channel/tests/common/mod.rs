@@ -24,7 +24,7 @@ pub(crate) const DRAIN: Duration = Duration::from_millis(40);
 
 /// A device that executes requests at a later poll or on another thread.
 pub(crate) const DEFERRED: &str = "softlate0";
-/// A device that executes requests when it is told to.
+/// A device that executes requests when the test says so.
 pub(crate) const HELD: &str = "softheld0";
 /// A device that sends packets.
 pub(crate) const WIRE: &str = "softwire0";

@@ -1,4 +1,4 @@
-//! Blocking calls that wait for room in a full queue, and what comes after them.
+//! Blocking calls that wait for a free slot in a full queue, and what comes after them.
 #![allow(unsafe_code)]
 
 use std::thread;
@@ -13,7 +13,8 @@ use crate::common::{DRAIN, HELD, Pair, must_end};
 
 const LONG: Duration = Duration::from_secs(5);
 
-/// A channel of two places, after a call that had to wait for room, got it, and then was refused. Its time is over.
+/// A channel of two places, after a call that had to wait for a free slot, got it, and then was
+/// refused. Its time is over.
 fn refused_after_a_wait() -> Pair {
     let mut pair = Pair::on(&faulty(HELD), |builder| {
         builder.max_send_wr(2).drain_timeout(DRAIN).write_timeout(DRAIN)

@@ -28,7 +28,7 @@ fn endpoints(first: u32, count: u32) -> Vec<QueuePairEndpoint> {
     (first..first + count).map(endpoint).collect()
 }
 
-/// A message of version 1, for ever.
+/// A message of version 1, in every release.
 fn message(endpoints: &[QueuePairEndpoint]) -> Vec<u8> {
     let count = u16::try_from(endpoints.len()).unwrap().to_be_bytes();
     let mut bytes = [b"RDEX\0\x01".as_slice(), &count].concat();

@@ -296,7 +296,7 @@ fn a_scope_that_closes_its_channels_flushes_those_to_all_peers() {
     }
 }
 
-/// Of a connection that has gone, with all that was under way.
+/// Of a connection that has gone, with all that was in flight.
 #[test]
 fn handles_that_were_dropped_before_are_not_those_of_a_later_manual_scope() {
     must_end(|| {

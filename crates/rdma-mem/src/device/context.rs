@@ -70,7 +70,7 @@ impl Context {
     ///
     /// # Safety
     /// What [`Ownership`] says. The context was opened by `ibv_open_device` of this table, and the table is
-    /// one provider's, as of [`DeviceList::of`](crate::DeviceList::of).
+    /// one provider's: the contract of [`DeviceList::of`](crate::DeviceList::of).
     ///
     /// # Examples
     /// ```

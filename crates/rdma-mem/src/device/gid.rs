@@ -15,7 +15,7 @@ use crate::error::verb::VerbError;
 pub struct GidEntry {
     /// The port's number, from 1.
     pub port: u8,
-    /// The place in the port's table, from 0: what `ibv_global_route.sgid_index` wants.
+    /// The index in the port's table, from 0: what `ibv_global_route.sgid_index` wants.
     pub index: u32,
     /// The GID.
     pub gid: Gid,
@@ -27,11 +27,11 @@ pub struct GidEntry {
 }
 
 impl Context {
-    /// The GID at a place of a port's table; see `man ibv_query_gid`. An empty place holds
+    /// The GID at an index of a port's table; see `man ibv_query_gid`. An empty entry holds
     /// [`Gid::ZERO`].
     ///
     /// # Errors
-    /// If there is no such port or place.
+    /// If there is no such port or index.
     #[doc(alias = "ibv_query_gid")]
     pub fn query_gid(&self, port: u8, index: u32) -> Result<Gid, Error> {
         self.check_process()?;

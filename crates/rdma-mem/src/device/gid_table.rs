@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::error::verb::VerbError;
 
 impl Context {
-    /// The GIDs of all ports, by port and index; empty places are left out.
+    /// The GIDs of all ports, by port and index; empty entries are left out.
     ///
     /// Types and network devices come from `ibv_query_gid_table`, or with rdma-core before 32 from
     /// `/sys/class/infiniband`.
@@ -64,7 +64,7 @@ fn query(context: &Context) -> Result<Vec<GidEntry>, Error> {
 
 fn entry(raw: &ibv_gid_entry) -> Option<GidEntry> {
     let gid = gid::read(&raw.gid);
-    // The verb leaves empty places out; a provider that does not is no worse.
+    // The verb leaves empty entries out; a provider that does not is no worse.
     (!gid.is_zero()).then_some(())?;
     Some(GidEntry {
         port: u8::try_from(raw.port_num).ok()?,

@@ -82,7 +82,7 @@ impl DeviceList {
     /// The devices of one provider, whether it is registered or not.
     ///
     /// # Safety
-    /// As of [`rdma_sys::register`]: each function of the table behaves as that of libibverbs which
+    /// That of [`rdma_sys::register`]: each function of the table behaves as that of libibverbs which
     /// it is named after, for the table's own objects (SAFETY.md F2). So it is for the table that
     /// [`rdma_sys::system`] gives, and for that of the software device.
     #[must_use]
@@ -94,7 +94,7 @@ impl DeviceList {
     }
 
     /// # Safety
-    /// As of [`DeviceList::of`].
+    /// That of [`DeviceList::of`].
     unsafe fn add(&mut self, verbs: &'static Verbs) {
         // SAFETY: SAFETY.md F2: by this function's contract.
         match unsafe { Device::list(verbs) } {
@@ -115,7 +115,7 @@ impl DeviceList {
         self.devices.is_empty()
     }
 
-    /// The device at this place, from 0.
+    /// The device at this index, from 0.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<&Device> {
         self.devices.get(index)

@@ -57,7 +57,7 @@ impl Device {
     /// Asks one provider for its devices.
     ///
     /// # Safety
-    /// As of [`rdma_sys::register`]: the functions of the table are those of one provider
+    /// That of [`rdma_sys::register`]: the functions of the table are those of one provider
     /// (SAFETY.md F2).
     pub(crate) unsafe fn list(verbs: &'static Verbs) -> Result<Vec<Self>, VerbError> {
         let mut count = 0;
@@ -74,7 +74,7 @@ impl Device {
     /// The device at this address, of a new list that keeps it alive.
     ///
     /// # Safety
-    /// As of [`list`](Self::list), and the device is live and of this table.
+    /// That of [`list`](Self::list), and the device is live and of this table.
     pub(crate) unsafe fn find(verbs: &'static Verbs, raw: *mut ibv_device) -> Result<Self, Error> {
         // SAFETY: SAFETY.md F2: the same contract.
         let devices = unsafe { Self::list(verbs) }?;

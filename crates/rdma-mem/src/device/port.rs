@@ -35,9 +35,9 @@ attributes! {
         lmc: u8 => text = raw.lmc,
         /// Packets to this port need a global route header, also within the subnet.
         grh_required: bool => text = raw.flags & GRH_REQUIRED != 0,
-        /// How many places the port's table of GIDs has.
+        /// How many entries the port's table of GIDs has.
         gid_table_length: u32 => text = u32::try_from(raw.gid_tbl_len).unwrap_or(0),
-        /// How many places its table of partition keys has.
+        /// How many entries its table of partition keys has.
         pkey_table_length: u16 => text = raw.pkey_tbl_len,
         /// The longest message, in bytes.
         max_message_size: u32 => text = raw.max_msg_sz,

@@ -27,7 +27,7 @@ pub enum AsyncEventSource {
     Device,
     /// A port, by its number.
     Port(u8),
-    /// A queue pair, by its number. A later queue pair may have the same.
+    /// A queue pair, by its QPN. A later queue pair may have the same.
     QueuePair(Qpn),
     /// A completion queue, by its id.
     CompletionQueue(ObjectId),
@@ -51,7 +51,7 @@ impl AsyncEvent {
 }
 
 /// # Safety
-/// As of [`AsyncEvent::from_raw`].
+/// That of [`AsyncEvent::from_raw`].
 unsafe fn source(kind: AsyncEventKind, raw: &ibv_async_event) -> AsyncEventSource {
     match kind {
         AsyncEventKind::CQ_ERR => {

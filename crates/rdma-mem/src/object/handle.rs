@@ -17,10 +17,10 @@ use crate::object::ownership::Ownership;
 /// One object of a provider (`ibv_pd`, `ibv_qp` …), destroyed when dropped, and `P`, what it needs:
 /// its parents, or its memory.
 ///
-/// What the owners in this crate and in those above are made of; programs have no need for it. `P` is
-/// dropped after the object was destroyed (SAFETY.md F6). If that fails, `Drop` makes one `tracing`
-/// event, and object and `P` stay for ever: the device may still use them. To see the error instead,
-/// there is [`close`](Self::close).
+/// What the owners in this crate and in those above are made of; programs have no need for it. `P`
+/// is dropped after the object was destroyed (SAFETY.md F6). If that fails, `Drop` makes one
+/// `tracing` event, and object and `P` are never freed: the device may still use them. To see the
+/// error instead, there is [`close`](Self::close).
 ///
 /// In a forked child nothing is destroyed, nor is `P` dropped. Of an object that is
 /// [borrowed](Self::from_raw) only `P` is dropped.
@@ -57,7 +57,7 @@ impl<T, P> Handle<T, P> {
     /// nothing if it is borrowed.
     ///
     /// # Safety
-    /// As of [`new`](Self::new). If the object is borrowed, others destroy it, and not before the handle was
+    /// That of [`new`](Self::new). If the object is borrowed, others destroy it, and not before the handle was
     /// dropped or closed.
     #[must_use]
     pub unsafe fn from_raw(

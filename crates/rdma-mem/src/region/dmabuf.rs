@@ -70,9 +70,9 @@ impl DmabufRegion {
     ///
     /// # Errors
     /// [`Error::Unsupported`] from a libibverbs before rdma-core 34; [`Error::EmptyRegion`];
-    /// [`Error::PageOffset`] if `offset` and `iova` are not at the same place within a page; or the
-    /// verb's, with a hint: `EOPNOTSUPP` if the device's driver has no dma-bufs, `EINVAL` if the range is
-    /// not within the file or the file is no dma-buf.
+    /// [`Error::PageOffset`] if `offset` and `iova` are not at the same offset within a page; or
+    /// the verb's, with a hint: `EOPNOTSUPP` if the device's driver has no dma-bufs, `EINVAL` if
+    /// the range is not within the file or the file is no dma-buf.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_local_dmabuf_mr(
         pd: &ProtectionDomain,
@@ -116,7 +116,7 @@ impl DmabufRegion {
     /// # Safety
     /// Where `access` lets peers write the memory, nobody in this process or another has a reference to
     /// it while they may, by whatever mapping of the file, and only atomic or volatile access; where it
-    /// lets them read it, no `&mut`. What requests of this machine do to the file is as of
+    /// lets them read it, no `&mut`. For requests of this machine to the file holds the contract of
     /// [`register_local_dmabuf_mr`](Self::register_local_dmabuf_mr).
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub unsafe fn register_dmabuf_mr_with_access(
@@ -190,7 +190,7 @@ impl DmabufRegion {
     }
 
     /// # Safety
-    /// As of [`from_raw`](Self::from_raw), of so many bytes.
+    /// That of [`from_raw`](Self::from_raw), and the region has so many bytes.
     unsafe fn of(
         raw: NonNull<ibv_mr>,
         pd: &ProtectionDomain,

@@ -15,10 +15,10 @@ use crate::region::pool::carved::PoolRegion;
 
 /// Registered buffers of any length, carved out of a few large regions, because registration is slow.
 ///
-/// A pool has nothing at first. When no region has room it registers another one, of the pool's region
-/// size, or larger if one buffer needs more; what is in no use is given back to the system by
-/// [`trim`](Self::trim) and when the pool and its buffers are dropped. Lengths are rounded up to 64
-/// bytes, where each buffer begins.
+/// A pool has nothing at first. When no region has enough free memory it registers another one, of
+/// the pool's region size, or larger if one buffer needs more; what is in no use is given back to
+/// the system by [`trim`](Self::trim) and when the pool and its buffers are dropped. Lengths are
+/// rounded up to 64 bytes, where each buffer begins.
 ///
 /// Peers have no right to any of it: a key for peers would be one for all buffers of a region. For
 /// peers there are [`SharedRegion`](crate::SharedRegion), and, where the device has them, a
@@ -91,7 +91,8 @@ impl BufferPool {
     /// If another region is needed and cannot be had: [`Error::OutOfMemory`], or what the verb says;
     /// the hint tells about the limit of locked memory.
     pub fn allocate(&self, length: usize) -> Result<Buffer, Error> {
-        // A child might wait for ever for a lock that another thread held when it was forked.
+        // A child might wait without a limit for a lock that another thread held when it was
+        // forked.
         self.0.pd.check_process()?;
         let mut regions = self.regions();
         let found = regions.iter().find_map(|region| Some((region, region.take(length)?)));

@@ -80,7 +80,7 @@ impl<M> Registration<M> {
     /// Of a region that is registered.
     ///
     /// # Safety
-    /// As of [`Handle::from_raw`], and of [`new`](Self::new): `raw` was made in this domain with the rest.
+    /// Those of [`Handle::from_raw`] and of [`new`](Self::new): `raw` was made in this domain with the rest.
     pub(crate) unsafe fn from_raw(
         pd: &ProtectionDomain,
         raw: NonNull<ibv_mr>,

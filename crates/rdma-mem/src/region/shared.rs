@@ -114,7 +114,7 @@ impl SharedRegion {
     /// Copies `data` to `offset`.
     ///
     /// # Errors
-    /// If there is no room for it within the region; then nothing is written.
+    /// If it does not fit into the region there; then nothing is written.
     #[inline]
     pub fn write(&self, offset: usize, data: &[u8]) -> Result<(), RangeError> {
         let target = self.at(offset, data.len())?;

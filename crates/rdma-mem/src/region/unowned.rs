@@ -111,9 +111,10 @@ impl MemoryRegion {
     ///
     /// # Safety
     /// The memory is one that this process may use, and stays mapped until the region is
-    /// deregistered; if that fails, for ever (SAFETY.md F8). Where `access` lets peers write it, there
-    /// is no Rust reference to it while they may, and only atomic or volatile access; where it lets
-    /// them read it, no `&mut`. Where it lets them do atomics, their words are accessed by atomics of eight bytes.
+    /// deregistered; if that fails, for the life of the process (SAFETY.md F8). Where
+    /// `access` lets peers write it, there is no Rust reference to it while they may, and only
+    /// atomic or volatile access; where it lets them read it, no `&mut`. Where it lets them do
+    /// atomics, their words are accessed by atomics of eight bytes.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_mr_with_access(
         pd: &ProtectionDomain,
@@ -135,10 +136,11 @@ impl MemoryRegion {
     /// [`DmabufRegion`](crate::DmabufRegion), or of the whole address space (implicit ODP).
     ///
     /// # Safety
-    /// What [`Ownership`] says. The region is of this domain, and was registered by `ibv_reg_mr` with this
-    /// access; or by a verb that is told where requests count from (`ibv_reg_mr_iova`), and that is the
-    /// memory's own address, or 0 if `access` has [`AccessFlags::ZERO_BASED`]. Of the memory, what
-    /// [`register_mr_with_access`](Self::register_mr_with_access) asks for, as long as this value lives.
+    /// What [`Ownership`] says. The region is of this domain, and was registered by `ibv_reg_mr`
+    /// with this access; or by a verb that sets where requests count from (`ibv_reg_mr_iova`), and
+    /// that is the memory's own address, or 0 if `access` has [`AccessFlags::ZERO_BASED`]. Of the
+    /// memory, what [`register_mr_with_access`](Self::register_mr_with_access) asks for, as long as
+    /// this value lives.
     ///
     /// # Examples
     /// ```

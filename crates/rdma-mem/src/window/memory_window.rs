@@ -167,7 +167,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
     }
 
     /// # Safety
-    /// As of [`from_raw`](Self::from_raw), of this kind.
+    /// That of [`from_raw`](Self::from_raw), and the window is of this kind.
     unsafe fn of(
         raw: NonNull<ibv_mw>,
         needs: (R, ProtectionDomain),
@@ -228,8 +228,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
         self.bound.is_none().then(|| &self.handle.needs().0)
     }
 
-    /// Its region, exclusively, also to put another one of the same domain into its place; `None` while it
-    /// [is bound](Self::is_bound).
+    /// Its region, exclusively, also to put another one of the same domain there instead; `None`
+    /// while it [is bound](Self::is_bound).
     #[must_use]
     pub fn region_mut(&mut self) -> Option<&mut R> {
         match self.bound {
@@ -249,8 +249,8 @@ impl<R: BindableRegion> MemoryWindow<R> {
     /// - of type 1, the completion of its unbind, with success, where the unbind could not overtake the bind:
     ///   it was posted to the same queue pair, or after the completion of the bind was polled.
     ///
-    /// That its queue pair was reset or destroyed is not enough: some devices keep the window bound, for the
-    /// next queue pair of that number. [`close`](Self::close) it then.
+    /// That its queue pair was reset or destroyed is not enough: some devices keep the window
+    /// bound, for the next queue pair of that QPN. [`close`](Self::close) it then.
     pub const unsafe fn unbound(&mut self) {
         self.bound = None;
     }

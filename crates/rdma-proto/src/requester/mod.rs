@@ -21,7 +21,7 @@ use rnr::NotReady;
 use window::InFlight;
 pub use window::{Fixed, Window};
 
-/// What a requester is told when its queue pair becomes ready to send.
+/// The attributes that a requester gets when its queue pair becomes ready to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The far end.
@@ -34,14 +34,14 @@ pub struct Settings {
     pub retries: MaxAckRetries,
     /// How often it tries again when the receiver is not ready.
     pub rnr_retries: MaxRnrRetries,
-    /// How many READs and atomics may be under way. With none allowed, none is ever sent.
+    /// How many READs and atomics may be in flight. With none allowed, none is ever sent.
     pub max_rd_atomic: u8,
 }
 
 /// A requester. See the [module](self).
 ///
-/// Whoever drives it calls [`poll_transmit`](Self::poll_transmit) after each other call and each post, as long
-/// as it returns something and the link has room; and [`expire`](Self::expire) at
+/// Whoever drives it calls [`poll_transmit`](Self::poll_transmit) after each other call and each
+/// post, as long as it returns something and the link has space; and [`expire`](Self::expire) at
 /// [`deadline`](Self::deadline).
 #[derive(Debug)]
 pub struct Requester<W = Fixed> {
@@ -129,8 +129,8 @@ impl<W: Window> Requester<W> {
         self.oldest.wrapping_add(self.ever_sent)
     }
 
-    /// Goes on with other limits: how long it waits for an answer, how often it tries again, and how many
-    /// READs and atomics may be under way. The connection and the PSN stay as they are.
+    /// Goes on with other limits: how long it waits for an answer, how often it tries again, and
+    /// how many READs and atomics may be in flight. The connection and the PSN stay as they are.
     pub fn set_limits(&mut self, settings: &Settings) {
         self.max_rd_atomic = settings.max_rd_atomic;
         self.retry.set_limits(settings.timeout, settings.retries);

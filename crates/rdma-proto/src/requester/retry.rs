@@ -25,11 +25,11 @@ pub(super) struct Retry {
     /// How many probes were sent since then.
     probes: u8,
     /// Whether the oldest packet has been sent again since it was found missing by what came behind it.
-    /// All that is still under way from before would find the same: once per gap is enough.
+    /// All that is still in flight from before would find the same: once per gap is enough.
     repaired: bool,
-    /// Since when nothing has come back, if something is under way.
+    /// Since when nothing has come back, if something is in flight.
     since: Option<Time>,
-    /// A round ends when so many packets more are acknowledged: those that were under way when it began.
+    /// A round ends when so many packets more are acknowledged: those that were in flight when it began.
     round: u32,
     began: Time,
     /// How long rounds take, in nanoseconds: the longest, but the older, the less.
@@ -66,7 +66,7 @@ impl Retry {
         (self.timeout, self.limit) = (timeout.duration().map(nanos), limit.retries());
     }
 
-    /// Something is under way: the timer runs, unless it does already.
+    /// Something is in flight: the timer runs, unless it does already.
     #[inline]
     pub(super) fn start(&mut self, now: Time) {
         if self.since.is_none() {
@@ -77,7 +77,7 @@ impl Retry {
         }
     }
 
-    /// The peer has taken so many packets: all begins anew, with those that are still under way.
+    /// The peer has taken so many packets: all begins anew, with those that are still in flight.
     #[inline]
     pub(super) fn progress(&mut self, now: Time, packets: u32, under_way: u32) {
         (self.tries, self.probes, self.repaired) = (0, 0, false);
@@ -103,7 +103,7 @@ impl Retry {
         self.stop();
     }
 
-    /// Nothing is under way any more.
+    /// Nothing is in flight any more.
     pub(super) const fn stop(&mut self) {
         (self.since, self.round) = (None, 0);
     }

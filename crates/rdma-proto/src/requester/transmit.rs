@@ -50,7 +50,7 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// The oldest packet once more, if it is still the oldest. It asks for an acknowledgement. What is under way stays
+    /// The oldest packet once more, if it is still the oldest. It asks for an acknowledgement. What is in flight stays
     /// so, and what is sent next stays as it is.
     #[cold]
     fn transmit_probe<Q: Work + ?Sized>(
@@ -108,7 +108,7 @@ impl<W: Window> Requester<W> {
         }
     }
 
-    /// A READ or an atomic, if one more may be under way.
+    /// A READ or an atomic, if one more may be in flight.
     fn transmit_fetch(&mut self, now: Time, start: &Start, end: &End) -> Option<Burst> {
         let allowed = self.in_flight.fetches < self.max_rd_atomic.into();
         let length = if start.kind.is_atomic() { 8 } else { end.length };

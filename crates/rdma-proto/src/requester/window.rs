@@ -1,14 +1,14 @@
-//! How many packets may be under way.
+//! How many packets may be in flight.
 
 use crate::Time;
 
-/// A window: says how many request packets may be under way, unacknowledged.
+/// A window: says how many request packets may be in flight, unacknowledged.
 ///
-/// [`Fixed`] is what a requester has unless it is given another. A congestion control, such as DCQCN, is
-/// another: it is told what happens to packets.
+/// [`Fixed`] is what a requester has unless it is given another. A congestion control, such as
+/// DCQCN, is another: it is informed of what happens to packets.
 pub trait Window {
-    /// How many request packets may be under way. A READ or an atomic counts as one. At least one always
-    /// may.
+    /// How many request packets may be in flight. A READ or an atomic counts as one. At least one
+    /// always may.
     fn packets(&self) -> u32;
 
     /// So many of them were acknowledged, by a packet that met congestion or carried the news of it (BECN),
@@ -23,8 +23,9 @@ pub trait Window {
     }
 }
 
-/// A window that stays as it is: 80 packets by default. When a packet gets lost, all that is under way behind it is sent
-/// again (go-back-N). So at 1 % of loss a window of *n* leaves about 100 / (100 + *n*) of what is there without loss.
+/// A window that stays as it is: 80 packets by default. When a packet gets lost, all that is in
+/// flight behind it is sent again (go-back-N). So at 1 % of loss a window of *n* leaves about 100 /
+/// (100 + *n*) of what is there without loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fixed(pub u32);
 
@@ -40,16 +41,15 @@ impl Window for Fixed {
     }
 }
 
-/// The most PSNs from the oldest that is unacknowledged to the newest (IBTA chapter 9, packet sequence
-/// numbers): half of all,
-/// so that old and new can be told apart.
+/// The most PSNs from the oldest that is unacknowledged to the newest (IBTA chapter 9, packet
+/// sequence numbers): half of all, so that old and new can be distinguished.
 pub(super) const MOST_PSNS: u32 = 1 << 23;
 
 /// So many packets of a message at most go without a request for an acknowledgement, if the window is
 /// larger than four times that; else a quarter of it.
 const UNASKED: u32 = 64;
 
-/// What is under way.
+/// What is in flight.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     /// Request packets since the last time that all was sent again.

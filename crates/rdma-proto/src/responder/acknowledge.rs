@@ -7,8 +7,9 @@ use super::resources::Resource;
 use crate::wire::{Aeth, AtomicAckEth, CreditCount, Headers, NakCode, Opcode, Operation, Syndrome};
 use crate::{Burst, Connection, Host, Nak, Stop};
 
-/// What is owed besides the responses of READs and atomics. One place is enough: an acknowledgement is
-/// cumulative, and a negative one is about the expected packet, which none can follow before that came.
+/// What is owed besides the responses of READs and atomics. One slot is enough: an acknowledgement
+/// is cumulative, and a negative one is about the expected packet, which none can follow before
+/// that came.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Owed {
     Nothing,

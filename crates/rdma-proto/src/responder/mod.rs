@@ -15,7 +15,7 @@ use acknowledge::Owed;
 use resources::{Resource, Resources};
 use sequence::{Invalid, Message, Step};
 
-/// What a responder is told when its queue pair becomes ready to receive.
+/// The attributes that a responder gets when its queue pair becomes ready to receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The far end.
@@ -24,7 +24,7 @@ pub struct Settings {
     pub psn: Psn,
     /// How long the peer shall wait when there is no receive.
     pub min_rnr_timer: MinRnrTimer,
-    /// How many READs and atomics the peer may have under way.
+    /// How many READs and atomics the peer may have in flight.
     pub max_dest_rd_atomic: u8,
 }
 
@@ -38,8 +38,8 @@ struct Executed {
 
 /// A responder. See the [module](self).
 ///
-/// Whoever drives it calls [`poll_transmit`](Self::poll_transmit) after [`receive`](Self::receive), as long as
-/// it returns something and the link has room.
+/// Whoever drives it calls [`poll_transmit`](Self::poll_transmit) after [`receive`](Self::receive),
+/// as long as it returns something and the link has space.
 #[derive(Debug)]
 pub struct Responder {
     connection: Connection,
@@ -55,8 +55,8 @@ pub struct Responder {
     msn: u32,
     /// The message of which a part is there.
     message: Option<Message>,
-    /// Whether the peer was told that the expected packet is missing, or found no receive: it is told
-    /// once, and what follows is dropped until that packet comes.
+    /// Whether the peer was informed that the expected packet is missing, or found no receive: it
+    /// is informed once, and what follows is dropped until that packet comes.
     told: bool,
     failed: bool,
     resources: Resources,
@@ -65,7 +65,7 @@ pub struct Responder {
 }
 
 impl Responder {
-    /// A responder that keeps room for the READs and atomics that the peer may have under way.
+    /// A responder that keeps slots for the READs and atomics that the peer may have in flight.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
         Self {
@@ -151,8 +151,8 @@ impl Responder {
         }
     }
 
-    /// A packet before this one is missing. The peer is told once per gap (IBTA section 9.7.5.2);
-    /// after an RNR NAK not at all (9.7.5.2.8).
+    /// A packet before this one is missing. The peer is informed once per gap (IBTA section
+    /// 9.7.5.2); after an RNR NAK not at all (9.7.5.2.8).
     fn out_of_sequence(&mut self) {
         count(&mut self.counters.out_of_seq_request);
         if !self.told {
@@ -233,8 +233,8 @@ impl Responder {
         Ok(Executed { packets: 1, acknowledges: false })
     }
 
-    /// A READ or an atomic. More than the peer may have under way is an invalid request (IBTA section
-    /// 9.7.4.1).
+    /// A READ or an atomic. More than the peer may have in flight is an invalid request (IBTA
+    /// section 9.7.4.1).
     fn fetch<H: Host + ?Sized>(&mut self, start: &Start, host: &mut H) -> Result<Executed, Stop> {
         if !self.resources.has_room() {
             return Err(Stop::Nak(Nak::InvalidRequest));

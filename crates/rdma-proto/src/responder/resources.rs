@@ -59,7 +59,7 @@ impl Resource {
     }
 }
 
-/// A ring of as many as the requester may have under way (`max_dest_rd_atomic`).
+/// A ring of as many as the requester may have in flight (`max_dest_rd_atomic`).
 #[derive(Debug)]
 pub(super) struct Resources {
     ring: Box<[Option<Resource>]>,
@@ -74,9 +74,9 @@ impl Resources {
         Self { ring: vec![None; count.into()].into(), newest: 0, owing: 0 }
     }
 
-    /// Whether there is room for one more: not if the oldest has never been answered, so that the requester
-    /// has more under way than it may. One that is only to be answered once more makes room: who sends a
-    /// new request has that answer, and what asked for it again was late.
+    /// Whether there is a free slot for one more: not if the oldest has never been answered, so
+    /// that the requester has more in flight than it may. One that is only to be answered once more
+    /// frees a slot: who sends a new request has that answer, and what asked for it again was late.
     pub(super) fn has_room(&self) -> bool {
         let owes = |oldest: Resource| oldest.owes() && !oldest.repeats;
         self.ring.get(self.newest).is_some_and(|oldest| !oldest.is_some_and(owes))

@@ -60,11 +60,11 @@ impl fmt::Display for ParseError {
 
 impl Error for ParseError {}
 
-/// Why a packet was not written. What is in the room then is not said.
+/// Why a packet was not written. What the buffer holds then is unspecified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EmitError {
-    /// It needs more room.
+    /// It needs a larger buffer.
     NoRoom,
     /// The headers are not those that its opcode asks for.
     Headers,
@@ -75,7 +75,7 @@ pub enum EmitError {
 impl fmt::Display for EmitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::NoRoom => "the packet needs more room",
+            Self::NoRoom => "the packet needs a larger buffer",
             Self::Headers => "the headers are not those of the opcode; see `Opcode::headers`",
             Self::PadCount => "the pad count is not that of the payload; take `PadCount::of`",
         })

@@ -96,7 +96,7 @@ impl Headers {
         Ok((headers, rest))
     }
 
-    /// Writes the headers, and returns the room that is left.
+    /// Writes the headers, and returns the rest of the buffer.
     ///
     /// # Errors
     ///

@@ -47,7 +47,7 @@ impl IpHeader {
         Ok((header, carried))
     }
 
-    /// Writes the header, and returns the room that is left.
+    /// Writes the header, and returns the rest of the buffer.
     ///
     /// # Errors
     ///
@@ -105,8 +105,8 @@ impl Ipv4Header {
     /// The flag in the word that also says where a fragment belongs.
     const DONT_FRAGMENT: u16 = 0x4000;
 
-    /// The header of a datagram, as Linux sends it from an unconnected socket that is told not to fragment:
-    /// DF is set, and the identification 0. `None` if IP cannot carry that much.
+    /// The header of a datagram, as Linux sends it from an unconnected socket that is set not to
+    /// fragment: DF is set, and the identification 0. `None` if IP cannot carry that much.
     #[must_use]
     pub fn new(source: Ipv4Addr, destination: Ipv4Addr, udp: &UdpHeader) -> Option<Self> {
         Some(Self {

@@ -2,7 +2,7 @@
 
 use super::Header;
 
-/// A packet's place in its message.
+/// A packet's position in its message.
 #[derive(Clone, Copy, PartialEq)]
 enum Place {
     First,

@@ -60,7 +60,7 @@ impl<'a> Packet<'a> {
         self.headers.wire_len().saturating_add(body).saturating_add(Self::ICRC_LEN)
     }
 
-    /// Writes the payload of a UDP datagram to the beginning of the room, and returns it.
+    /// Writes the payload of a UDP datagram to the beginning of the buffer, and returns it.
     ///
     /// # Errors
     ///

@@ -21,9 +21,10 @@ const LOSSES: [u64; 4] = [0, 1, 10, 50];
 const WINDOWS: [u32; 5] = [8, 32, 80, 128, 512];
 const CODES: [u8; 2] = [10, 14];
 
-/// Each packet that is lost costs a repetition of what was under way behind it, and no more: neither the window
-/// that is the default nor the timer is what limits. For WRITEs that holds on a network that takes a whole window at
-/// once, too. READs have no window: there the responses of all READs under way would be in the network.
+/// Each packet that is lost costs a repetition of what was in flight behind it, and no more:
+/// neither the window that is the default nor the timer is what limits. For WRITEs that holds on a
+/// network that takes a whole window at once, too. READs have no window: there the responses of all
+/// READs in flight would be in the network.
 #[test]
 fn one_percent_of_loss_leaves_half() {
     let [write, read] = [Kind::Write, Kind::Read].map(Scenario::new);

@@ -239,7 +239,7 @@ impl Network {
         }
     }
 
-    /// Sends until there is nothing to send, or the link has no room; says when it has again.
+    /// Sends until there is nothing to send, or the link has no space; says when it has again.
     fn transmit(&mut self, is_request: bool) -> Option<u64> {
         let now = self.now.as_nanos();
         loop {

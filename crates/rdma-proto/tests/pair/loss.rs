@@ -240,7 +240,7 @@ fn a_read_is_executed_again() {
     assert_eq!(pair.queue.posted[0].local, [9]);
 }
 
-/// IBTA section 9.7.4.1: as many are kept as may be under way: an older one is not answered.
+/// IBTA section 9.7.4.1: as many are kept as may be in flight: an older one is not answered.
 #[test]
 fn a_duplicate_that_is_too_old_is_dropped() {
     let mut pair = Pair::new();
@@ -254,8 +254,8 @@ fn a_duplicate_that_is_too_old_is_dropped() {
     assert_eq!((pair.memory.atomics, pair.responder.counters().unanswered_duplicate), (3, 1));
 }
 
-/// As many are under way as may be. A late duplicate of one that is done does not count.
-/// IBTA chapter 9, responder resources.
+/// As many are in flight as may be. A late duplicate of one that is done does not count. IBTA
+/// chapter 9, responder resources.
 #[test]
 fn a_late_duplicate_does_not_take_the_room_of_the_next_atomic() {
     let mut pair = Pair::new();

@@ -363,8 +363,8 @@ impl Window for Two {
     }
 }
 
-/// `Window`: no more packets are under way than it says, the last of them asks, and it hears what becomes of
-/// them.
+/// `Window`: no more packets are in flight than it says, the last of them asks, and it hears what
+/// becomes of them.
 #[test]
 fn a_window_of_its_own() {
     let (settings, _) = settings();
@@ -389,8 +389,8 @@ fn a_window_of_its_own() {
     assert_eq!((window.acknowledged, window.congested, window.lost), (4, true, 1));
 }
 
-/// No more than half of all PSNs are under way. A READ of 2 GiB uses all of them.
-/// IBTA chapter 9, packet sequence numbers.
+/// No more than half of all PSNs are in flight. A READ of 2 GiB uses all of them. IBTA chapter 9,
+/// packet sequence numbers.
 #[test]
 fn half_of_all_psns_is_enough() {
     let mut pair = Pair::new();

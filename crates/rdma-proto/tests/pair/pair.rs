@@ -13,7 +13,7 @@ use crate::ends::{Memory, Posted, Queue, RKEY, VA};
 
 pub(crate) const MTU: u32 = 256;
 
-/// How long a packet is under way.
+/// How long a packet is in flight.
 const LATENCY: u64 = 1_000;
 
 /// What becomes of a packet.
@@ -165,8 +165,8 @@ impl Pair {
         self.post(start, End { length: 8, ..End::default() }, vec![0; 8])
     }
 
-    /// Runs until nothing is under way and no deadline is set, or so much time has passed. Returns what was
-    /// sent and completed meanwhile.
+    /// Runs until nothing is in flight and no deadline is set, or so much time has passed. Returns
+    /// what was sent and completed meanwhile.
     pub(crate) fn run_for(&mut self, duration: Duration) -> Vec<String> {
         let end = self.now.after(duration);
         loop {
@@ -195,7 +195,7 @@ impl Pair {
         self.run_for(Duration::from_secs(1000))
     }
 
-    /// All that is under way arrives, before either end is asked again.
+    /// All that is in flight arrives, before either end is asked again.
     pub(crate) fn hand_over(&mut self) {
         while let Some((_, (way, datagram))) = self.under_way.pop_first() {
             self.arrive(way, &datagram);

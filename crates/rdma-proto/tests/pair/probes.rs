@@ -103,8 +103,8 @@ fn a_probe_that_was_not_needed() {
     assert_eq!(pair.requester.counters().unsolicited_response, 1);
 }
 
-/// The peer is slow, and takes one packet after the other: only the oldest is sent again, and all behind it stay under
-/// way.
+/// The peer is slow, and takes one packet after the other: only the oldest is sent again, and all
+/// behind it stay in flight.
 #[test]
 fn a_probe_leaves_the_others_under_way() {
     let fates = [1, 2, 3].map(|n| (Response, n, Late(400 * n.min(2))));

@@ -73,7 +73,7 @@ fn a_send_that_is_too_long() {
     assert_eq!(trace[2..], ["<- NAK InvalidRequest 1", "   0 failed: REM_INV_REQ_ERR"]);
 }
 
-/// IBTA section 9.7.4.1: more READs under way than there are resources.
+/// IBTA section 9.7.4.1: more READs in flight than there are resources.
 #[test]
 fn more_reads_than_resources() {
     let (requester, mut responder) = settings();

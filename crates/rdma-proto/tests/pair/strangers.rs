@@ -21,7 +21,7 @@ fn acknowledge(n: u32, syndrome: Syndrome, msn: u32) -> Burst {
     Burst::single(headers, 0)
 }
 
-/// A pair of which two WRITEs are under way, with the PSNs 0 and 1.
+/// A pair of which two WRITEs are in flight, with the PSNs 0 and 1.
 fn waiting() -> Pair {
     let mut pair = Pair::new();
     pair.write(0, 8);
@@ -32,8 +32,7 @@ fn waiting() -> Pair {
     pair
 }
 
-/// PSNs outside of what is under way are ghosts.
-/// IBTA chapter 9, acknowledgements.
+/// PSNs outside of what is in flight are ghosts. IBTA chapter 9, acknowledgements.
 #[test]
 fn acknowledgements_outside_the_window() {
     for n in [2, 3, 1 << 22, 1 << 23, (1 << 24) - 1] {
@@ -183,8 +182,7 @@ fn a_nak_that_comes_twice() {
     assert_eq!((counters.rcvd_rnr_err, counters.stale_nak), (0, 2));
 }
 
-/// Nothing is under way, so that nothing is answered.
-/// IBTA chapter 9, acknowledgements.
+/// Nothing is in flight, so that nothing is answered. IBTA chapter 9, acknowledgements.
 #[test]
 fn responses_without_a_request() {
     let mut pair = Pair::new();

@@ -10,12 +10,12 @@ use rdma_sys::{ibv_ah_attr, ibv_gid, ibv_global_route};
 pub struct GlobalRoute {
     /// The peer's GID.
     pub destination: Gid,
-    /// The place of the own GID in the port's table.
+    /// The index of the source GID in the table of the port that sends.
     pub source_index: u8,
 }
 
 impl GlobalRoute {
-    /// From the GID at this place of the own port's table to that GID.
+    /// From the GID at this index of the sending port's table to that GID.
     #[must_use]
     pub const fn new(source_index: u8, destination: Gid) -> Self {
         Self { destination, source_index }
@@ -42,7 +42,7 @@ impl GlobalRoute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AddressVector {
-    /// The own port, from 1.
+    /// The port that sends, from 1.
     pub port: u8,
     /// The peer's LID; none on Ethernet.
     pub lid: Lid,

@@ -1,4 +1,4 @@
-//! The knobs of a completion queue, and creating one.
+//! The options of a completion queue, and creating one.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -100,7 +100,7 @@ impl CompletionQueue {
         Self::builder(channel.context()).channel(channel).vector(vector).build(min_capacity)
     }
 
-    /// The knobs of a new queue.
+    /// The options of a new queue.
     pub fn builder(context: &Context) -> CompletionQueueBuilder<'_> {
         CompletionQueueBuilder::new(context)
     }

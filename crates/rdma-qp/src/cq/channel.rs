@@ -171,7 +171,7 @@ impl CompletionChannel {
     /// As [`get_event`](Self::get_event), at most so long; `None` if there was none.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`get_event`](Self::get_event).
     pub fn get_event_timeout(&self, timeout: Duration) -> Result<Option<ObjectId>, Error> {
         self.0.file.wait(Some(timeout), || self.try_get_event())
     }
@@ -252,8 +252,8 @@ impl AsFd for CompletionChannel {
     }
 }
 
-/// A queue's place in its channel. Dropping it settles the queue's events: it comes before the
-/// destruction of the queue, which waits for events that are not acknowledged.
+/// A queue's registration with its channel. Dropping it settles the queue's events: it comes before
+/// the destruction of the queue, which waits for events that are not acknowledged.
 #[derive(Debug)]
 pub(crate) struct Subscription {
     pub(crate) channel: CompletionChannel,

@@ -20,8 +20,8 @@ pub(crate) type Claims = [Option<Claim>; 2];
 /// Counts what a queue pair may need in its completion queues; in one if both are the same.
 ///
 /// # Errors
-/// [`Error::CompletionQueueTooSmall`] if it is strict, and there is not so much room; then nothing
-/// is counted.
+/// [`Error::CompletionQueueTooSmall`] if it is strict, and the capacity does not suffice; then
+/// nothing is counted.
 pub(crate) fn claim(
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
     sizes: &QueuePairCapabilities,

@@ -14,15 +14,15 @@ use crate::cq::work_success::WorkSuccess;
 /// How a work request ended.
 pub type WorkResult = Result<WorkSuccess, WorkError>;
 
-/// Room for one completion, which [`CompletionQueue::poll`](crate::CompletionQueue::poll) fills.
+/// A slot for one completion, which [`CompletionQueue::poll`](crate::CompletionQueue::poll) fills.
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, Default)]
 #[repr(transparent)]
 pub struct PollSlot(pub(crate) ibv_wc);
 
 impl PollSlot {
-    /// The completion that was polled into it last, or [put](From) there. Before the first it is the success of
-    /// a send with the number 0.
+    /// The completion that was polled into it last, or [put](From) there. Before the first it is
+    /// the success of a send with the WR ID 0.
     #[inline(always)]
     #[must_use]
     pub const fn last(self) -> WorkCompletion {
@@ -101,7 +101,7 @@ impl WorkCompletion {
         &self.0
     }
 
-    /// The number that the request was posted with.
+    /// The WR ID that the request was posted with.
     #[inline]
     #[must_use]
     pub const fn wr_id(&self) -> u64 {

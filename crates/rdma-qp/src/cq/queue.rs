@@ -125,7 +125,7 @@ impl CompletionQueue {
     }
 
     /// # Safety
-    /// As of [`from_raw`](Self::from_raw); it can be polled through `polled`.
+    /// That of [`from_raw`](Self::from_raw); the queue can be polled through `polled`.
     pub(super) unsafe fn of(
         raw: NonNull<ibv_cq>,
         context: &Context,
@@ -149,8 +149,8 @@ impl CompletionQueue {
         Self::shared(Arc::new(Inner { subscription, handle, id, capacity, resizing, room, polled }))
     }
 
-    /// Takes completions off the queue, as many as there are and `slots` has room for, without
-    /// waiting; see `man ibv_poll_cq`.
+    /// Takes completions off the queue, as many as there are and `slots` can hold, without waiting;
+    /// see `man ibv_poll_cq`.
     ///
     /// # Errors
     /// If the queue has failed, for example because it overflowed. That is not a completion: no
@@ -173,7 +173,7 @@ impl CompletionQueue {
     /// poll. Returns how many it has filled, from the first on; [`PollSlot::last`] is what is in one.
     ///
     /// # Errors
-    /// As of [`poll`](Self::poll).
+    /// Those of [`poll`](Self::poll).
     ///
     /// # Examples
     /// ```
@@ -256,8 +256,8 @@ impl CompletionQueue {
         self.inner.capacity.load(Ordering::Relaxed)
     }
 
-    /// Gives the queue room for at least `min_capacity` completions, while others fill it and poll it; see
-    /// `man ibv_resize_cq`. Completions that are in it stay there, in their order.
+    /// Gives the queue a capacity of at least `min_capacity` completions, while others fill it and
+    /// poll it; see `man ibv_resize_cq`. Completions that are in it stay there, in their order.
     ///
     /// The device may give more than that; [`min_capacity`](Self::min_capacity) says how much. A queue that is
     /// smaller than the queues of its queue pairs together overflows if it is not polled in time, and that
@@ -321,7 +321,7 @@ impl CompletionQueue {
     /// provider says.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn close(self) -> Result<(), (Self, Error)> {
-        // A forked child might wait for ever for the lock of the channel.
+        // A forked child might wait without a limit for the lock of the channel.
         if let Err(forked) = self.inner.handle.check_process() {
             return Err((self, rdma_mem::Error::from(forked).into()));
         }

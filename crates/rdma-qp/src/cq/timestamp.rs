@@ -4,7 +4,7 @@
 
 use rdma_sys::{ibv_wc, ibv_wc_status};
 
-/// Set in the number of the queue pair, which has 24 bits, if there is a timestamp.
+/// Set in the QPN, which has 24 bits, if there is a timestamp.
 const STAMPED: u32 = 1 << 31;
 const QPN: u32 = 0x00ff_ffff;
 /// Not one of the flags.
@@ -12,9 +12,9 @@ const FLAG: u32 = 1 << 31;
 
 /// Puts a timestamp into a completion.
 ///
-/// Its lower half goes to what the status leaves undefined: the vendor's code of a success, the length
-/// of a failure. The upper one goes to the index of the partition key, which only management packets
-/// have, the upper bits of both queue pair numbers, and a flag that is none.
+/// Its lower half goes to what the status leaves undefined: the vendor's code of a success, the
+/// length of a failure. The upper one goes to the index of the partition key, which only management
+/// packets have, the upper bits of both QPNs, and a flag that is none.
 pub(crate) fn stamp(wc: &mut ibv_wc, ticks: u64) {
     let (low, high) = ((ticks & 0xffff_ffff) as u32, (ticks >> 32) as u32);
     if wc.status == ibv_wc_status::IBV_WC_SUCCESS {

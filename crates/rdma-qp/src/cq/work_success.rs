@@ -67,8 +67,8 @@ impl WorkSuccess {
         self.is_receive() && self.flags & flag.0 != 0
     }
 
-    /// The number that the peer sent along, in host order; `None` if it sent none, and of requests
-    /// that are no receives.
+    /// The immediate data that the peer sent along, in host order; `None` if it sent none, and of
+    /// requests that are no receives.
     #[inline]
     #[must_use]
     pub const fn immediate_data(&self) -> Option<u32> {

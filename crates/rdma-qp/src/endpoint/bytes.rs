@@ -186,7 +186,7 @@ mod tests {
             .with_grh_required(true)
     }
 
-    /// Version 1, for ever.
+    /// Version 1, in every release.
     fn golden() -> [u8; QueuePairEndpoint::BYTES] {
         let mut golden = [0; QueuePairEndpoint::BYTES];
         golden[..24].copy_from_slice(&[

@@ -1,4 +1,4 @@
-//! What a queue pair is told about its connection.
+//! The attributes of a queue pair's connection.
 
 use std::fmt::{self, Write as _};
 
@@ -21,9 +21,9 @@ pub struct ConnectAttributes {
     pub route: Option<GlobalRoute>,
     /// The path MTU.
     pub mtu: Mtu,
-    /// The number of the first packet from here.
+    /// The PSN of the first packet from here.
     pub send_psn: Psn,
-    /// The number of the first packet from the peer.
+    /// The PSN of the first packet from the peer.
     pub recv_psn: Psn,
     /// How many RDMA reads and atomics are in flight from here at a time.
     pub max_rd_atomic: u8,
@@ -38,7 +38,7 @@ pub enum HandshakeError {
     /// An InfiniBand port and an Ethernet port.
     #[error("link layer: this port is {own}, the peer's is {peer}")]
     LinkLayer {
-        /// The own port's.
+        /// This end's port.
         own: LinkLayer,
         /// The peer's.
         peer: LinkLayer,
@@ -49,7 +49,7 @@ pub enum HandshakeError {
         table("this end", .own), table("the peer", .peer)
     )]
     NoCommonGid {
-        /// The own GIDs.
+        /// This end's GIDs.
         own: Vec<EndpointGid>,
         /// The peer's.
         peer: Vec<EndpointGid>,
@@ -73,12 +73,12 @@ pub enum HandshakeError {
     /// Two types that do not talk to each other.
     #[error("type: this queue pair is {own}, the peer's is {peer}")]
     QueuePairType {
-        /// The own queue pair's.
+        /// This queue pair's.
         own: QpType,
         /// The peer's.
         peer: QpType,
     },
-    /// No queue pair of a program has this number.
+    /// No queue pair of a program has this QPN.
     #[error("QPN: {qpn} is no queue pair that can be connected to")]
     Qpn {
         /// The peer's QPN.
@@ -97,7 +97,7 @@ fn table(whose: &str, gids: &[EndpointGid]) -> String {
 /// What is known here, beside the endpoints.
 pub(crate) struct Own<'a> {
     pub(crate) endpoint: &'a QueuePairEndpoint,
-    /// The places in the port's table of the endpoint's GIDs.
+    /// The indices in the port's table of the endpoint's GIDs.
     pub(crate) indexes: &'a [u8],
     /// The MTU, if it was asked for.
     pub(crate) fixed_mtu: Option<Mtu>,

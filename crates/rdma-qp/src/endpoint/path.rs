@@ -37,8 +37,8 @@ const ORDER: [(GidType, Family); 9] = [
     (GidType::IB, Family::LinkLocal),
 ];
 
-/// The place of a GID in the order; the lower the better. `None` for a type that is not known here,
-/// and for the GID of an empty place.
+/// The index of a GID in the order; the lower the better. `None` for a type that is not known here,
+/// and for the GID of an empty entry.
 pub(crate) fn rank(gid: &EndpointGid) -> Option<usize> {
     if gid.gid.is_zero() {
         return None;
@@ -47,8 +47,8 @@ pub(crate) fn rank(gid: &EndpointGid) -> Option<usize> {
     ORDER.iter().position(|&place| place == kind)
 }
 
-/// The GIDs that the two ends use, as places in their lists: the first of the own, and the first of
-/// the peer's, of the best kind that both have and that their link layer, which is the same, has.
+/// The GIDs that the two ends use, as positions in their lists: the first of this end's, and the
+/// first of the peer's, of the best kind that both have and that their link layer, which is the same, has.
 ///
 /// The other end, which has the same two lists, finds the same pair.
 pub(crate) fn common_gids(

@@ -15,7 +15,7 @@ use crate::wr::window::BindWindow;
 
 /// # Memory windows
 ///
-/// Binding and unbinding are requests of the send queue, and keep their place in it.
+/// Binding and unbinding are requests of the send queue, and keep their order in it.
 impl QueuePair {
     /// Binds a window of either type: gives peers `range` of its region, counted in bytes from the
     /// region's beginning, with these rights. Of type 2 it is the peer of this queue pair, of type 1
@@ -142,7 +142,8 @@ impl QueuePair {
     }
 
     /// # Safety
-    /// The window and its region are live, and nobody else uses the window; as of [`Self::bind`].
+    /// The window and its region are live, and nobody else uses the window: the contract of
+    /// [`Self::bind`].
     unsafe fn post_bind(&self, prepared: PreparedBind, wr_id: u64) -> Result<(), PostError> {
         let PreparedBind { mw, info, .. } = prepared;
         let mut request = ibv_mw_bind { wr_id, send_flags: SIGNALED, bind_info: info };

@@ -88,7 +88,8 @@ impl QueuedReceive<'_, '_> {
     }
 }
 
-/// Whether the peer's memory, or an inline request, has room for the elements, and all are of one domain.
+/// Whether the elements fit into the peer's memory, or into an inline request, and all are of one
+/// domain.
 // Of numbers and not of `Bounds`, which costs a checked post two instructions more.
 #[inline]
 fn fits(

@@ -103,7 +103,7 @@ impl PostError {
         Self { posted, refused: posted, reason: WithoutNiche::new(reason) }
     }
 
-    /// The same, of the request at this place in a batch.
+    /// The same, of the request at this index in a batch.
     #[cold]
     pub(crate) const fn at(self, refused: usize) -> Self {
         Self { refused, ..self }

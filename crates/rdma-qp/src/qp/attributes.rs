@@ -24,7 +24,7 @@ pub struct QueuePairAttributes {
     pub access: AccessFlags,
     /// The port.
     pub port: u8,
-    /// The place of its partition key in the port's table.
+    /// The index of its partition key in the port's table.
     pub pkey_index: u16,
     /// The key that datagrams have to show to get in.
     pub qkey: u32,
@@ -32,9 +32,9 @@ pub struct QueuePairAttributes {
     pub peer_qpn: Qpn,
     /// The path MTU; `None` for a code that the specification does not have.
     pub mtu: Option<Mtu>,
-    /// The number of the next packet from here.
+    /// The PSN of the next packet from here.
     pub send_psn: Psn,
-    /// The number of the next packet that is expected.
+    /// The PSN of the next packet that is expected.
     pub recv_psn: Psn,
     /// How many RDMA reads and atomics are in flight from here at a time.
     pub max_rd_atomic: u8,

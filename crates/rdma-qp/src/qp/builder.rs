@@ -1,4 +1,4 @@
-//! The knobs of a queue pair.
+//! The options of a queue pair.
 
 use rdma_mem::{AccessFlags, Mtu, ProtectionDomain};
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Psn, QpType};
@@ -158,11 +158,11 @@ impl<'a> QueuePairBuilder<'a> {
         /// Use this GID of the port's table and no other. Default: the best that the peer has too.
         gid_index: u8 => gid_index, Some;
         /// The path MTU, which the peer must have too; of UD the longest message. Default: the smaller one of
-        /// the two ports, and of UD that of the own.
+        /// the two ports, and of UD that of this queue pair's port.
         mtu: Mtu => mtu, Some;
-        /// The number of the first packet from here. Default: random.
+        /// The PSN of the first packet from here. Default: random.
         send_psn: Psn => send_psn, Some;
-        /// The number of the peer's first packet. Default: what its endpoint says.
+        /// The PSN of the peer's first packet. Default: what its endpoint says.
         recv_psn: Psn => recv_psn, Some;
         /// How many RDMA reads and atomics are in flight from here at a time; the peer's
         /// `max_dest_rd_atomic` can lower it. Default: what the device can, at most 16.
@@ -178,7 +178,7 @@ impl<'a> QueuePairBuilder<'a> {
         max_rnr_retries: MaxRnrRetries => settings.max_rnr_retries;
         /// How long the peer has to wait when no receive is posted here.
         min_rnr_timer: MinRnrTimer => settings.min_rnr_timer;
-        /// The place of the partition key in the port's table. Default: 0.
+        /// The index of the partition key in the port's table. Default: 0.
         pkey_index: u16 => settings.pkey_index;
         /// The service level, InfiniBand's and RoCE's priority, 0 to 15. Default: 0.
         service_level: u8 => settings.service_level;
@@ -192,7 +192,7 @@ impl<'a> QueuePairBuilder<'a> {
 }
 
 impl QueuePair {
-    /// The knobs of a new queue pair; as `pd.create_qp()` of the [prelude](crate::prelude).
+    /// The options of a new queue pair; as `pd.create_qp()` of the [prelude](crate::prelude).
     pub fn builder(pd: &ProtectionDomain) -> QueuePairBuilder<'_> {
         QueuePairBuilder::new(pd)
     }

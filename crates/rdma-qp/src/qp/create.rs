@@ -71,7 +71,7 @@ pub(crate) fn check_parents<'a>(
     Ok((send_cq, recv_cq))
 }
 
-/// The end of a queue pair that has no number yet.
+/// The end of a queue pair that has no QPN yet.
 pub(crate) fn own_end(
     builder: &QueuePairBuilder<'_>,
     device: &DeviceAttributes,
@@ -197,7 +197,7 @@ fn choose_mtu(port: &PortAttributes, asked: Option<Mtu>) -> Result<Mtu, Error> {
     }
 }
 
-/// The GIDs of the port that can be used, with their places in its table, best first.
+/// The GIDs of the port that can be used, with their indices in its table, best first.
 fn choose_gids(
     context: &Context,
     port: &PortAttributes,
@@ -264,8 +264,8 @@ fn create(
 /// Of a queue pair that was created.
 ///
 /// # Safety
-/// As of [`Handle::from_raw`]: it is of the builder's domain and type, and of these queues. `posted` is it, or
-/// stands for it.
+/// That of [`Handle::from_raw`]: the queue pair is of the builder's domain and type, and of these queues. `posted` is
+/// the queue pair, or stands for it.
 pub(crate) unsafe fn object(
     builder: &QueuePairBuilder<'_>,
     (send_cq, recv_cq): (&CompletionQueue, &CompletionQueue),
@@ -300,8 +300,8 @@ fn random_psn() -> Psn {
     Psn::masked(random())
 }
 
-/// Nobody sends by chance to a queue pair that has the number of an earlier one. The high bit is for keys
-/// that need a privilege.
+/// Nobody sends by chance to a queue pair that has the QPN of an earlier one. The high bit is for
+/// keys that need a privilege.
 fn random_qkey() -> u32 {
     random() >> 1
 }

@@ -68,8 +68,9 @@ impl QueuePair {
         Ok(settings.vector(*port, way))
     }
 
-    /// A handle to the port of that endpoint: what [`SendWorkRequest::to`](crate::SendWorkRequest::to)
-    /// wants, with the endpoint's number and key. It reaches all queue pairs of the port.
+    /// A handle to the port of that endpoint: what
+    /// [`SendWorkRequest::to`](crate::SendWorkRequest::to) wants, with the endpoint's QPN and
+    /// Q_Key. It reaches all queue pairs of the port.
     ///
     /// # Errors
     /// As [`address_vector`](Self::address_vector), and what the provider says.
@@ -117,7 +118,7 @@ impl QueuePair {
         AddressHandle::create(self.pd(), &self.address_vector(peer)?)
     }
 
-    /// The handle to the own port, which lives as long as the queue pair.
+    /// The handle to this queue pair's port, which lives as long as the queue pair.
     pub(crate) fn own_handle(&self) -> Result<&AddressHandle, Error> {
         let Datagrams { end, own } = self.datagrams()?;
         if let Some(handle) = own.get() {

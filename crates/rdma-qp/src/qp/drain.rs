@@ -52,9 +52,10 @@ impl QueuePair {
     /// # Errors
     /// [`Error::DrainTimedOut`]: then the requests are still the device's, until the queue pair is
     /// destroyed. So it ends if the send queue is full of unsignaled requests that were executed, behind which
-    /// no signaled one was posted: no completion gives their slots back. [`Error::Poll`] if a completion queue has failed, [`Error::Post`] if a queue refuses
-    /// the last request, [`Error::Transition`]; of UD also what [`address_handle`](Self::address_handle) of
-    /// the own endpoint says, and then nothing has changed.
+    /// no signaled one was posted: no completion gives their slots back. [`Error::Poll`] if a completion
+    /// queue has failed, [`Error::Post`] if a queue refuses the last request,
+    /// [`Error::Transition`]; of UD also those of [`address_handle`](Self::address_handle) to this
+    /// queue pair's endpoint, and then nothing has changed.
     ///
     /// # Examples
     /// ```
@@ -134,7 +135,7 @@ impl QueuePair {
     }
 }
 
-/// Posts the last request, if there is room for it.
+/// Posts the last request, if there is a free slot for it.
 fn post(last: &mut Last, post: impl FnOnce() -> Result<(), PostError>) -> Result<(), PostError> {
     if *last == Last::NotPosted {
         match post() {

@@ -6,17 +6,17 @@ use crate::ah::handle::AddressHandle;
 use crate::endpoint::QueuePairEndpoint;
 use crate::qp::settings::Settings;
 
-/// The own end, as it was made.
+/// This end, as it was made.
 #[derive(Debug)]
 pub(crate) struct OwnEnd {
     pub(crate) endpoint: QueuePairEndpoint,
-    /// The places in the port's table of the endpoint's GIDs.
+    /// The indices in the port's table of the endpoint's GIDs.
     pub(crate) indexes: Vec<u8>,
     pub(crate) port: u8,
     pub(crate) settings: Settings,
 }
 
-/// The own end, and the way to itself for the last request of
+/// This end, and the way to itself for the last request of
 /// [`QueuePair::drain`](crate::QueuePair::drain).
 #[derive(Debug)]
 pub(crate) struct Datagrams {

@@ -116,7 +116,7 @@ impl QueuePair {
         self.object.qp_type
     }
 
-    /// Its number.
+    /// Its QPN (queue pair number).
     #[inline]
     #[must_use]
     pub const fn qpn(&self) -> Qpn {
@@ -257,8 +257,8 @@ impl QueuePair {
     }
 
     /// Ends the connection: what is posted is flushed, that is, completes with
-    /// [`WorkErrorCode::WorkRequestFlushError`](crate::WorkErrorCode::WorkRequestFlushError), except
-    /// for what was done already. The peer is not told.
+    /// [`WorkErrorCode::WorkRequestFlushError`](crate::WorkErrorCode::WorkRequestFlushError),
+    /// except for what was done already. The peer is not informed.
     ///
     /// # Errors
     /// If the provider refuses.

@@ -1,11 +1,11 @@
-//! The knobs that a queue pair keeps until it is connected.
+//! The options that a queue pair keeps until it is connected.
 
 use rdma_mem::{AccessFlags, Lid};
 use rdma_types::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer};
 
 use crate::ah::vector::{AddressVector, GlobalRoute};
 
-/// The knobs that go unchanged to the device when the queue pair is connected.
+/// The options that go unchanged to the device when the queue pair is connected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
     pub(crate) access: AccessFlags,

@@ -1,4 +1,4 @@
-//! The knobs of a shared receive queue, and creating one.
+//! The options of a shared receive queue, and creating one.
 #![allow(unsafe_code)]
 
 use rdma_mem::{Errno, Handle, ObjectId, ProtectionDomain, VerbError};
@@ -7,7 +7,8 @@ use rdma_sys::{ibv_srq_attr, ibv_srq_init_attr};
 use crate::error::{Error, srq_hint};
 use crate::srq::queue::SharedReceiveQueue;
 
-/// The knobs of a shared receive queue; made by `pd.create_srq()` of the [prelude](crate::prelude).
+/// The options of a shared receive queue; made by `pd.create_srq()` of the
+/// [prelude](crate::prelude).
 #[doc(alias = "ibv_srq_init_attr")]
 #[must_use]
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +64,7 @@ impl SharedReceiveQueueBuilder<'_> {
 }
 
 impl SharedReceiveQueue {
-    /// The knobs of a new queue; as `pd.create_srq()` of the [prelude](crate::prelude).
+    /// The options of a new queue; as `pd.create_srq()` of the [prelude](crate::prelude).
     pub fn builder(pd: &ProtectionDomain) -> SharedReceiveQueueBuilder<'_> {
         SharedReceiveQueueBuilder { pd, max_wr: 16, max_sge: 4 }
     }

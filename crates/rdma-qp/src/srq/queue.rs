@@ -11,10 +11,10 @@ use crate::error::Error;
 
 /// A shared receive queue (SRQ): receives for any number of queue pairs.
 ///
-/// Whichever of its queue pairs gets a message takes the oldest receive, which completes in *that* queue
-/// pair's completion queue, with its number ([`WorkCompletion::qpn`](crate::WorkCompletion::qpn)). So a
-/// server with thousands of clients posts as many receives as it needs at a time, and not as many for
-/// each client.
+/// Whichever of its queue pairs gets a message takes the oldest receive, which completes in *that*
+/// queue pair's completion queue, with its QPN
+/// ([`WorkCompletion::qpn`](crate::WorkCompletion::qpn)). So a server with thousands of clients
+/// posts as many receives as it needs at a time, and not as many for each client.
 ///
 /// Clones are cheap and name the same queue. Its queue pairs keep it alive.
 ///

@@ -117,7 +117,7 @@ impl<'wr, 'data> AtomicWorkRequest<'wr, 'data> {
         Self { result, remote, opcode, compare_add: add, swap: 0, flags: SIGNALED }
     }
 
-    /// The request, for a batch, with the number that its completion will have.
+    /// The request, for a batch, with the WR ID that its completion will have.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {

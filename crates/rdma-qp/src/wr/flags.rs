@@ -13,7 +13,7 @@ macro_rules! flags {
         impl $request<'_, '_> {
             /// Whether success makes a completion. It does unless this says `false`; failure and
             /// flush always do. Without one, the request is known to be done by the completion of a
-            /// later request of the same queue, and only that makes room in the queue: so every
+            /// later request of the same queue, and only that frees slots in the queue: so every
             /// queue needs a signaled request now and then.
             #[doc(alias = "IBV_SEND_SIGNALED")]
             #[inline]
@@ -62,7 +62,8 @@ macro_rules! domains {
 macro_rules! data {
     ($($request:ident)+) => {$(
         impl $request<'_, '_> {
-            /// Sends a number along, in host order at both ends. A receive of the peer takes it.
+            /// Sends immediate data along, in host order at both ends. A receive of the peer takes
+            /// it.
             #[inline]
             #[must_use]
             pub const fn with_immediate(mut self, immediate: u32) -> Self {
@@ -71,7 +72,7 @@ macro_rules! data {
             }
 
             /// The peer's completion wakes it even if it waits for solicited ones only. Of writes,
-            /// for those with an immediate.
+            /// for those with immediate data.
             #[doc(alias = "IBV_SEND_SOLICITED")]
             #[inline]
             #[must_use]

@@ -18,7 +18,7 @@ use crate::post::bounds::Bounds;
 use crate::wr::elements::{Data, Elements};
 use crate::wr::flags::SIGNALED;
 
-/// A request of the send queue, of any kind, with its number: what
+/// A request of the send queue, of any kind, with its WR ID: what
 /// [`QueuePair::post_batch`](crate::QueuePair::post_batch) takes a slice of.
 ///
 /// Made by `with_id` of each request.
@@ -40,7 +40,7 @@ unsafe impl Send for QueuedRequest<'_, '_> {}
 unsafe impl Sync for QueuedRequest<'_, '_> {}
 
 impl<'wr, 'data> QueuedRequest<'wr, 'data> {
-    /// A request without immediate and remote memory.
+    /// A request without immediate data and remote memory.
     #[inline]
     pub(crate) fn new(
         wr_id: u64,
@@ -86,7 +86,7 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         self
     }
 
-    /// The number that its completion will have.
+    /// The WR ID that its completion will have.
     #[inline]
     #[must_use]
     pub const fn wr_id(&self) -> u64 {
@@ -110,13 +110,13 @@ impl<'wr, 'data> QueuedRequest<'wr, 'data> {
         }
     }
 
-    /// Gives it another number.
+    /// Gives it another WR ID.
     #[inline]
     pub const fn set_wr_id(&mut self, wr_id: u64) {
         self.wr.wr_id = wr_id;
     }
 
-    /// Whether success shall make a completion; as of
+    /// Whether success shall make a completion; see
     /// [`WriteWorkRequest::signaled`](crate::WriteWorkRequest::signaled).
     #[inline]
     pub const fn set_signaled(&mut self, signaled: bool) {

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use rdma_mem::{ProtectionDomain, ScatterElement};
 use rdma_sys::ibv_recv_wr;
 
-/// A receive with its number: what
+/// A receive with its WR ID: what
 /// [`QueuePair::post_receive_batch`](crate::QueuePair::post_receive_batch) takes a slice of.
 ///
 /// Made by [`ReceiveWorkRequest::with_id`](crate::ReceiveWorkRequest::with_id).
@@ -26,14 +26,14 @@ unsafe impl Send for QueuedReceive<'_, '_> {}
 unsafe impl Sync for QueuedReceive<'_, '_> {}
 
 impl QueuedReceive<'_, '_> {
-    /// The number that its completion will have.
+    /// The WR ID that its completion will have.
     #[inline]
     #[must_use]
     pub const fn wr_id(&self) -> u64 {
         self.wr.wr_id
     }
 
-    /// Gives it another number.
+    /// Gives it another WR ID.
     #[inline]
     pub const fn set_wr_id(&mut self, wr_id: u64) {
         self.wr.wr_id = wr_id;

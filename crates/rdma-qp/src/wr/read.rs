@@ -42,7 +42,7 @@ impl<'wr, 'data> ReadWorkRequest<'wr, 'data> {
         Self { elements, domains, remote, flags: SIGNALED }
     }
 
-    /// The request, for a batch, with the number that its completion will have.
+    /// The request, for a batch, with the WR ID that its completion will have.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {

@@ -10,8 +10,8 @@ use crate::wr::elements::Elements;
 use crate::wr::flags::domains;
 use crate::wr::queued_receive::QueuedReceive;
 
-/// Room for one message of the peer; of a queue pair for datagrams, with 40 bytes more in front of it
-/// ([`GlobalRouteHeader`](crate::GlobalRouteHeader)).
+/// Memory for one message of the peer; of a queue pair for datagrams, with 40 bytes more in front
+/// of it ([`GlobalRouteHeader`](crate::GlobalRouteHeader)).
 #[derive(Debug)]
 pub struct ReceiveWorkRequest<'wr, 'data> {
     pub(crate) elements: &'wr mut [ScatterElement<'data>],
@@ -37,14 +37,14 @@ impl<'wr, 'data> ReceiveWorkRequest<'wr, 'data> {
         Self { elements, domains }
     }
 
-    /// Takes a message of no bytes, or the number that goes with an RDMA write.
+    /// Takes a message of no bytes, or the immediate data of an RDMA write.
     #[inline]
     #[must_use]
     pub const fn only_immediate() -> Self {
         Self { elements: &mut [], domains: &[] }
     }
 
-    /// The receive, for a batch, with the number that its completion will have.
+    /// The receive, for a batch, with the WR ID that its completion will have.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedReceive<'wr, 'data> {

@@ -37,18 +37,18 @@ pub(crate) mod sealed {
         fn queue(self, wr_id: u64) -> Self::Queued;
     }
 
-    /// A request with its number: one of the send queue, or a receive.
+    /// A request with its WR ID: one of the send queue, or a receive.
     #[allow(unsafe_code)]
     pub trait Queued: Sized {
         /// What can be known to be wrong before the device sees it.
         fn check(&self, qp: &QueuePair) -> Result<(), PostError>;
 
         /// # Safety
-        /// As of [`QueuePair::post`].
+        /// That of [`QueuePair::post`].
         unsafe fn post(self, qp: &QueuePair) -> Result<(), PostError>;
 
         /// # Safety
-        /// As of [`QueuePair::post_batch`].
+        /// That of [`QueuePair::post_batch`].
         unsafe fn post_batch(batch: &mut [Self], qp: &QueuePair) -> Result<(), PostError>;
     }
 

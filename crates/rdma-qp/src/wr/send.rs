@@ -106,18 +106,19 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
         Self { domains: list.domains(), ..Self::new(list.elements()) }
     }
 
-    /// Sends a message of no bytes, with a number.
+    /// Sends a message of no bytes, with immediate data.
     #[inline]
     #[must_use]
     pub const fn only_immediate(immediate: u32) -> Self {
         Self { immediate: Some(immediate), ..Self::new(&[]) }
     }
 
-    /// Sends it, as a datagram, through that handle to the queue pair of that number, with its key. Only for
-    /// UD queue pairs, which need it for each message; a message is no longer than the MTU.
+    /// Sends it, as a datagram, through that handle to the queue pair of that QPN, with its Q_Key.
+    /// Only for UD queue pairs, which need it for each message; a message is no longer than the
+    /// MTU.
     ///
     /// The handle is of the queue pair's domain, and lives until the request has completed. A key whose high
-    /// bit is set means the own queue pair's key: IBTA vol 1, section 10.2.5; `man ibv_post_send`.
+    /// bit is set means the key of the queue pair that sends: IBTA vol 1, section 10.2.5; `man ibv_post_send`.
     ///
     /// See [`QueuePair::address_handle`](crate::QueuePair::address_handle) for an example.
     #[doc(alias = "remote_qpn")]
@@ -129,7 +130,7 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
         self
     }
 
-    /// The request, for a batch, with the number that its completion will have.
+    /// The request, for a batch, with the WR ID that its completion will have.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {

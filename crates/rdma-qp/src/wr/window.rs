@@ -167,7 +167,7 @@ impl<'w> BindWindow<'w> {
         self.remote
     }
 
-    /// The request, for a batch, with the number that its completion will have.
+    /// The request, for a batch, with the WR ID that its completion will have.
     #[must_use]
     pub fn with_id<'data>(self, wr_id: u64) -> QueuedRequest<'w, 'data> {
         let PreparedBind { mw, rkey, info, .. } = self.prepared;
@@ -188,7 +188,7 @@ impl LocalInvalidate {
         Self { rkey: rkey.into(), flags: SIGNALED }
     }
 
-    /// The request, for a batch, with the number that its completion will have.
+    /// The request, for a batch, with the WR ID that its completion will have.
     #[must_use]
     pub fn with_id<'wr, 'data>(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {
         let opcode = ibv_wr_opcode::IBV_WR_LOCAL_INV;
@@ -207,14 +207,14 @@ impl<'wr, 'data> SendWithInvalidate<'wr, 'data> {
         Self::from_send(SendWorkRequest::new(elements), rkey)
     }
 
-    /// Makes it of a send, with the send's elements and flags. The key goes where an immediate would, and
-    /// takes its place.
+    /// Makes it of a send, with the send's elements and flags. The key goes where immediate data
+    /// would, and takes its place.
     #[must_use]
     pub fn from_send(send: SendWorkRequest<'wr, 'data>, rkey: impl Into<Rkey>) -> Self {
         Self { send, rkey: rkey.into() }
     }
 
-    /// The request, for a batch, with the number that its completion will have.
+    /// The request, for a batch, with the WR ID that its completion will have.
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {
         let mut request = self.send.with_id(wr_id);

@@ -7,7 +7,7 @@ use crate::wr::elements::{Data, Elements};
 use crate::wr::flags::{FENCE, SIGNALED, SOLICITED, data, domains, flags};
 use crate::wr::queued::QueuedRequest;
 
-/// Writes into memory of the peer, which notices nothing, unless an immediate goes along.
+/// Writes into memory of the peer, which notices nothing, unless immediate data goes along.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteWorkRequest<'wr, 'data> {
     pub(crate) data: Data<'wr, 'data>,
@@ -32,7 +32,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
     }
 
     /// Writes these bytes to the beginning of `remote`. The processor copies them when the request is posted, as
-    /// of [`SendWorkRequest::inline`](crate::SendWorkRequest::inline).
+    /// those of [`SendWorkRequest::inline`](crate::SendWorkRequest::inline).
     #[doc(alias = "IBV_SEND_INLINE")]
     #[doc(alias = "ibv_wr_set_inline_data")]
     #[inline]
@@ -56,7 +56,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
         Self { domains: list.domains(), ..Self::new(list.elements(), remote) }
     }
 
-    /// Writes no bytes, and sends a number, which a receive of the peer takes.
+    /// Writes no bytes, and sends immediate data, which a receive of the peer takes.
     #[inline]
     #[must_use]
     pub fn only_immediate(immediate: u32) -> Self {
@@ -64,7 +64,7 @@ impl<'wr, 'data> WriteWorkRequest<'wr, 'data> {
         Self { immediate: Some(immediate), ..nothing }
     }
 
-    /// The request, for a batch, with the number that its completion will have.
+    /// The request, for a batch, with the WR ID that its completion will have.
     #[inline]
     #[must_use]
     pub fn with_id(self, wr_id: u64) -> QueuedRequest<'wr, 'data> {

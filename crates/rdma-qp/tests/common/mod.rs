@@ -66,7 +66,7 @@ pub(crate) fn pair(device: &str) -> (End, End) {
     pair_with(device, |builder| builder)
 }
 
-/// Two such ends with other knobs.
+/// Two such ends with other options.
 pub(crate) fn pair_with(
     device: &str,
     knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,

@@ -150,7 +150,7 @@ pub(super) unsafe extern "C" fn query_gid_table(
     }
     // SAFETY: the caller's context (SAFETY.md F1).
     let gids = &unsafe { device_of(context) }.identity.gids;
-    // Empty places are left out.
+    // Empty entries are left out.
     let found = || (0..).zip(gids).filter(|(_, entry)| !entry.gid.is_zero());
     let count = found().count();
     if count > max_entries {

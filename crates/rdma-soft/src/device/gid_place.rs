@@ -4,12 +4,12 @@ use rdma_types::GidType;
 
 use crate::link::Link;
 
-/// What one place of a port's GID table holds, for [`Builder::gids`](crate::Builder::gids). The address
-/// itself is random.
+/// What one entry of a port's GID table holds, for [`Builder::gids`](crate::Builder::gids). The
+/// address itself is random.
 ///
-/// Places of one family and different types have the same address, as on hardware, where an address of
-/// the network interface is there once for RoCE v1 and once for v2. A second place of one family and
-/// type has the second address of that family.
+/// Entries of one family and different types have the same address, as on hardware, where an
+/// address of the network interface is there once for RoCE v1 and once for v2. A second entry of
+/// one family and type has the second address of that family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GidPlace {
@@ -24,7 +24,7 @@ pub enum GidPlace {
 }
 
 impl GidPlace {
-    /// The table of a device whose builder was not told.
+    /// The table of a device whose builder sets none.
     pub(crate) fn usual(link: Link) -> Vec<Self> {
         match link {
             Link::InfiniBand => vec![Self::LinkLocal(GidType::IB)],

@@ -15,9 +15,9 @@ pub(crate) struct Identity {
     pub(crate) guid: Guid,
     /// 0 on Ethernet.
     pub(crate) lid: u16,
-    /// An empty place has the zero GID.
+    /// An empty entry has the zero GID.
     pub(crate) gids: Vec<GidEntry>,
-    /// What the places of `gids` were made from.
+    /// What the entries of `gids` were made from.
     places: Vec<GidPlace>,
     /// What it is drawn from, and no secret is.
     random: Random,

@@ -172,7 +172,8 @@ mod loom_tests {
 
     use super::*;
 
-    /// Each of three threads finds the region as the one before left it, and none waits for ever.
+    /// Each of three threads finds the region as the one before left it, and none waits without a
+    /// limit.
     #[test]
     fn loom_one_thread_at_a_time_is_inside() {
         let mut model = loom::model::Builder::new();

@@ -38,8 +38,9 @@ pub(crate) struct EventQueue<E> {
 #[derive(Debug)]
 struct State<E> {
     events: VecDeque<E>,
-    /// How many tokens are in the descriptor, or about to be, or were taken by a thread that has not said
-    /// so yet. At most one for each event, but while events are discarded; less while there is no room.
+    /// How many tokens are in the descriptor, or about to be, or were taken by a thread that has
+    /// not said so yet. At most one for each event, but while events are discarded; less while
+    /// there is no space.
     tokens: usize,
     /// How many different events there can be.
     room: usize,

@@ -138,8 +138,8 @@ pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<()
     device.groups.join(&device.limits, group, queue_pair)
 }
 
-/// `ibv_detach_mcast`. Packets that are under way are not for it any more; a datagram that another thread is
-/// about to copy may still come.
+/// `ibv_detach_mcast`. Packets that are in flight are not for it any more; a datagram that another
+/// thread is about to copy may still come.
 pub(crate) fn leave(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<(), Refusal> {
     let group = meant(queue_pair, gid, lid)?;
     if queue_pair.device.groups.leave(&group, queue_pair.id) {

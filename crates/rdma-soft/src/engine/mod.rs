@@ -20,10 +20,10 @@
 //! 11. The handle of a [reporter](events::report), then the state of an [event queue](events), or what a capture has
 //!     not written yet (`link/pcap.rs`), then what is left to be done without locks (`fabric/overflow.rs`), or the
 //!     acknowledgements of an object.
-//! 12. Leaves, under which no other is taken: deadlines, what is under way in a simulated network, a device's
-//!     tally of its queue pairs, what it has to tell of packets, the users of a completion queue, all its rings,
-//!     the gate of a critical region, the domains of a context, and the list of threads of
-//!     [grace periods](memory::grace_period).
+//! 12. Leaves, under which no other is taken: deadlines, what is in flight in a simulated network,
+//!     a device's tally of its queue pairs, what it has to tell of packets, the users of a
+//!     completion queue, all its rings, the gate of a critical region, the domains of a context,
+//!     and the list of threads of [grace periods](memory::grace_period).
 //!
 //! One more is taken only by who holds none of these: that under which the tokens of an event queue, or the file of
 //! a capture, are written, by a system call. It comes before the queue's state, or the capture's.

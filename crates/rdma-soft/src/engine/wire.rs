@@ -54,8 +54,8 @@ pub(crate) fn time(now: Time) -> rdma_proto::Time {
     rdma_proto::Time::from_nanos(now.nanoseconds())
 }
 
-/// Sends what `next` fills buffers with, until there is nothing, the link has no room or the turn is over.
-/// Says whether there may be more.
+/// Sends what `next` fills buffers with, until there is nothing, the link has no space or the turn
+/// is over. Says whether there may be more.
 pub(super) fn transmit(
     own: &Arc<QueuePair>,
     route: &Route,

@@ -1,4 +1,4 @@
-//! Numbers by which objects are told apart.
+//! Numbers by which objects are distinguished.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -107,7 +107,7 @@ impl Simulation {
         Self { stepping: Mutex::new(()), by: AtomicU64::new(0), net: Mutex::new(net) }
     }
 
-    /// What all links do that were not told otherwise.
+    /// What all links do that have no model of their own.
     pub(crate) fn set_all(&self, model: LinkModel) {
         locked(&self.net).model = model;
     }
@@ -128,7 +128,7 @@ impl Simulation {
         }
     }
 
-    /// Nobody sends any more, and nobody takes what is under way.
+    /// Nobody sends any more, and nobody takes what is in flight.
     pub(crate) fn retire(&self) {
         let mut net = locked(&self.net);
         net.events = BinaryHeap::new();
@@ -323,8 +323,8 @@ impl Fabric {
         Some(steps(simulation))
     }
 
-    /// Has the next thing happen that happens until then, and all that follows from it at once. At the end of time
-    /// nothing does: what is due again later would be due at once, for ever.
+    /// Has the next thing happen that happens until then, and all that follows from it at once. At
+    /// the end of time nothing does: what is due again later would be due at once, without a limit.
     fn next_happens(&self, simulation: &Simulation, end: Time) -> bool {
         let (event, alarm) = (simulation.next(), self.timers.next());
         let happens = |next: &Time| *next <= end && *next < Time::END;

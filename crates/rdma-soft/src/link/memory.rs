@@ -1,7 +1,7 @@
 //! A link through memory: a device has an inbox, in which the devices of its fabric put their packets.
 //!
-//! Nothing is lost here, and nothing overtakes: packets that one device sends arrive in their order. A sender
-//! that finds no room gets another turn when there is some.
+//! Nothing is lost here, and nothing overtakes: packets that one device sends arrive in their
+//! order. A sender that finds no space gets another turn when there is some.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -90,7 +90,7 @@ struct Letters {
     /// Buffers that senders write to, and packets that are on their way.
     lent: usize,
     spare: Vec<Box<[u8]>>,
-    /// Who found no room.
+    /// Who found no space.
     turned_away: Vec<Weak<dyn Driven>>,
 }
 
@@ -106,20 +106,21 @@ impl Inbox {
     }
 
     /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given
-    /// back](Self::give_back). If there is no room the sender gets another turn when there is.
+    /// back](Self::give_back). If there is no space the sender gets another turn when there is.
     pub(crate) fn buffer<D: Driven + 'static>(&self, sender: &Arc<D>) -> Option<Box<[u8]>> {
         let mut letters = locked(&self.letters);
         letters.has_room_for(sender).then(|| Self::lend(letters))
     }
 
-    /// Whether there is room, for a sender that has something for several inboxes. If there is none it gets
-    /// another turn when there is.
+    /// Whether there is space, for a sender that has something for several inboxes. If there is
+    /// none it gets another turn when there is.
     pub(crate) fn has_room<D: Driven + 'static>(&self, sender: &Arc<D>) -> bool {
         locked(&self.letters).has_room_for(sender)
     }
 
-    /// A buffer as [`buffer`](Self::buffer) gives it, for a sender that has [found room](Self::has_room): also if
-    /// others have taken it since, so that it is for all inboxes or for none.
+    /// A buffer as [`buffer`](Self::buffer) gives it, for a sender that has [found
+    /// space](Self::has_room): also if others have taken it since, so that it is for all inboxes or
+    /// for none.
     pub(crate) fn buffer_at_once(&self) -> Box<[u8]> {
         Self::lend(locked(&self.letters))
     }
@@ -141,7 +142,7 @@ impl Inbox {
         self.call_back(&turned_away);
     }
 
-    /// Gives a turn to those who found no room.
+    /// Gives a turn to those who found no space.
     fn call_back(&self, turned_away: &[Weak<dyn Driven>]) {
         for sender in turned_away.iter().filter_map(Weak::upgrade) {
             self.device.fabric.unsettled.note_turn_of(&sender);
@@ -402,7 +403,7 @@ mod tests {
         assert_eq!(counted(), (6, 2));
     }
 
-    /// Also if the room is given back unused, so that nothing arrives.
+    /// Also if the space is given back unused, so that nothing arrives.
     #[test]
     fn who_found_no_room_gets_a_turn_when_there_is_some() {
         static FABRIC: Fabric = Fabric::new();

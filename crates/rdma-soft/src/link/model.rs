@@ -27,7 +27,7 @@ const SHORTEST: Duration = Duration::from_nanos(1);
 /// # let _ = between_cities;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "a model does nothing until a network is told of it"]
+#[must_use = "a model does nothing until a network is given it"]
 pub struct LinkModel {
     latency: Duration,
     jitter: Duration,

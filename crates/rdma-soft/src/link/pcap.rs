@@ -49,8 +49,8 @@ pub(crate) struct Tap {
 }
 
 impl Tap {
-    /// Begins the file, or goes on with it if other devices of this process write to it. `%p` in its name stands
-    /// for the number of the process.
+    /// Begins the file, or goes on with it if other devices of this process write to it. `%p` in
+    /// its name stands for the process ID.
     pub(crate) fn new(
         fabric: &'static Fabric,
         name: &str,

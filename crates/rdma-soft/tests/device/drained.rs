@@ -1,4 +1,4 @@
-//! Draining a send queue: what was begun is finished, nothing else is, and who asked is told.
+//! Draining a send queue: what was begun is finished, nothing else is, and who asked is informed.
 
 use rdma_sys::{
     ibv_event_type as Event, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,

@@ -286,7 +286,7 @@ impl Way {
         connect(&own.qp, &own.endpoint(), &peer.endpoint(), knobs);
     }
 
-    /// All that is under way arrives.
+    /// All that is in flight arrives.
     fn let_pass(&self) {
         if let Some(network) = &self.network {
             while network.step() {}

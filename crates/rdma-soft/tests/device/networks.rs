@@ -270,7 +270,7 @@ fn nothing_happens_at_the_end_of_time() {
     let [a, _b] = pair(names, &KNOBS);
     network.run_for(Duration::MAX);
     let end = network.now();
-    // It finds no receive request, and is tried again for ever.
+    // It finds no receive request, and is tried again without a limit.
     a.qp.post(&Wr::send(1, &[]));
     let happened = (0..10_000).take_while(|_| network.step()).count();
     assert!(happened < 10_000, "always the same");

@@ -1,5 +1,5 @@
-//! Receiver not ready: the requester waits as often and as long as it was told to, whether or not
-//! anybody polls.
+//! Receiver not ready: the requester waits as often and as long as its attributes say, whether or
+//! not anybody polls.
 
 use rdma_soft::{Builder, Link};
 use rdma_sys::{ibv_qp_attr_mask as Mask, ibv_qp_state as State, ibv_wc_status as Status};
@@ -8,7 +8,7 @@ use crate::rig::connect::{Knobs, Side, attributes, connect_sides, pair_with};
 use crate::rig::post::Wr;
 use crate::rig::{Size, on_each_device, on_each_held_device, soft, until};
 
-/// A pair with these knobs whose A has posted a SEND of 8 bytes to a B without a receive request.
+/// A pair with these options whose A has posted a SEND of 8 bytes to a B without a receive request.
 fn sent_too_early(device: &str, rnr_retries: u8, min_rnr_timer: u8) -> (Side, Side) {
     let knobs = Knobs { rnr_retries, min_rnr_timer, ..Knobs::default() };
     let (a, b) = pair_with(device, &Size::default(), &knobs);

@@ -1,5 +1,5 @@
-//! Peers that do not answer: the requester tries again as often as it was told to and gives up, and
-//! nobody else notices.
+//! Peers that do not answer: the requester tries again as often as its attributes say and gives up,
+//! and nobody else notices.
 
 use rdma_soft::Builder;
 use rdma_sys::{Errno, ibv_qp_attr};

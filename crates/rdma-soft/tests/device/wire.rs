@@ -99,7 +99,7 @@ fn a_wait_for_a_receiver_ends_in_spite_of_earlier_alarms() {
     a.send_cq.expect_flushed(1..8);
 }
 
-/// The queue pair that requests are for is destroyed while they are under way.
+/// The queue pair that requests are for is destroyed while they are in flight.
 #[test]
 fn a_destroyed_peer_does_not_answer() {
     for (name, link) in [("wire-gone", Link::Ethernet), ("wire-gone-ib", Link::InfiniBand)] {

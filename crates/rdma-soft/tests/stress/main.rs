@@ -40,8 +40,8 @@ fn number_of(variable: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{variable} is no number: {value}")))
 }
 
-/// A thread that fails would let its peer wait for ever: the process ends at once, and says how to do
-/// it again.
+/// A thread that fails would let its peer wait without a limit: the process ends at once, and says
+/// how to do it again.
 fn abort_on_panic(seed: u64) {
     std::panic::set_hook(Box::new(move |panic| {
         // Not captured by the harness, which would lose it.

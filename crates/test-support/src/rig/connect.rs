@@ -16,7 +16,7 @@ pub struct Endpoint {
     pub ethernet: bool,
 }
 
-/// The knobs of a connection that tests turn.
+/// The options of a connection that tests turn.
 #[derive(Clone, Copy)]
 pub struct Knobs {
     pub access: u32,
@@ -54,7 +54,8 @@ impl Default for Knobs {
     }
 }
 
-/// The place of the port's first IPv4-mapped GID for RoCE v2, which a link-local one cannot reach; else 0.
+/// The index of the port's first IPv4-mapped GID for RoCE v2, which a link-local one cannot reach;
+/// else 0.
 fn gid_index(context: &Context) -> u8 {
     let mapped =
         |row: &Row| row.kind == ibv_gid_type::IBV_GID_TYPE_ROCE_V2.0 && row.gid.is_ipv4_mapped();

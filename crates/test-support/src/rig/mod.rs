@@ -85,7 +85,7 @@ pub fn use_provider(provider: Provider) {
     assert!(PROVIDER.set(provider).is_ok(), "a process tests the devices of one provider");
 }
 
-/// Says how a device of that name, which holds requests back, is told to go on.
+/// Says how a device of that name, which holds requests back, is made to go on.
 pub fn release_by(release: fn(&str)) {
     RELEASE.get_or_init(|| release);
 }

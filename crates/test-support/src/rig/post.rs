@@ -90,7 +90,7 @@ impl Wr {
 /// Where a refused post says nothing of which request it refused.
 pub const NOT_SAID: usize = usize::MAX;
 
-/// The place of the refused request.
+/// The index of the refused request.
 unsafe fn place<T>(first: *const T, bad: *const T) -> usize {
     if bad.is_null() {
         return NOT_SAID;

@@ -93,7 +93,7 @@ impl Srq {
         assert_eq!(self.try_post(wr_id, sges), 0);
     }
 
-    /// Posts requests, numbered from `first`, until the queue is full; how many there was room for.
+    /// Posts requests, numbered from `first`, until the queue is full; how many fitted.
     pub fn fill(&self, first: u64) -> u64 {
         let mut count = 0;
         loop {

@@ -183,7 +183,7 @@ fn a_scope_ends_what_it_has_left(device: &Device) {
     assert_eq!(memory, [8; 8]);
 }
 
-/// A channel on which one receive is under way when `leave` leaves the scope.
+/// A channel on which one receive is in flight when `leave` leaves the scope.
 fn left_with_a_receive(
     device: &Device,
     leave: impl FnOnce(PendingWork<'_>) -> Result<(), TransportError>,
@@ -249,7 +249,7 @@ fn a_scope_left_by_a_panic_ends_what_is_under_way(device: &Device) {
     expect_closed(&mut channel, LATE);
 }
 
-/// Nobody waits for ever for the receives that were posted before.
+/// Nobody waits without a limit for the receives that were posted before.
 fn a_post_that_is_refused_ends_those_before_it(device: &Device) {
     let pd = domain(device);
     let mut channel = looped(pd.create_channel().drain_timeout(SHORT));
@@ -362,7 +362,7 @@ fn a_scope_whose_peer_goes_away_ends_and_says_what_failed(device: &Device) {
         drop(there);
         Ok::<_, TransportError>(())
     });
-    assert!(start.elapsed() < BOUND, "it has not to wait until its limit");
+    assert!(start.elapsed() < BOUND, "it does not wait until its limit");
     let Err(ScopeError::AutoPollError(errors)) = result else { panic!("{result:?}") };
     let operations: Vec<_> = errors.iter().map(|failed| failed.operation).collect();
     assert_eq!(operations, [Operation::Send, Operation::Receive], "{errors:?}");

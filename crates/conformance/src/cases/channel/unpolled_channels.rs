@@ -22,7 +22,8 @@ cases![
 const BOUND: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Ends a channel that has a receive under way, and looks whether a message still comes into its memory.
+/// Ends a channel that has a receive in flight, and looks whether a message still comes into its
+/// memory.
 fn end(device: &Device, end: impl FnOnce(Channel) -> Option<Channel>) {
     let pd = rdma_mem::open_device(&**device).unwrap().allocate_pd().unwrap();
     let builder = pd.create_channel().drain_timeout(SHORT);

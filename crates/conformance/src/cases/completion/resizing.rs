@@ -138,7 +138,7 @@ fn a_queue_is_resized_while_it_is_filled_and_polled(device: &Device) {
             }
             resized
         });
-        // Also when it fails, or the other thread would go on for ever.
+        // Also when it fails, or the other thread would go on without a limit.
         let result = catch_unwind(AssertUnwindSafe(|| {
             for n in 0..rounds {
                 for n in [2 * n, 2 * n + 1] {

@@ -1,5 +1,5 @@
-//! Receiver not ready: the requester waits as often and as long as it was told to, whether or not
-//! anybody polls.
+//! Receiver not ready: the requester waits as often and as long as its attributes say, whether or
+//! not anybody polls.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ fn ready_never(device: &Device, rnr_retries: u8, min_rnr_timer: u8) -> (Side, Si
     pair_with(device, &Size::default(), &knobs)
 }
 
-/// A pair with these knobs whose A has posted a SEND to a B without a receive request.
+/// A pair with these options whose A has posted a SEND to a B without a receive request.
 fn sent_too_early(device: &Device, rnr_retries: u8, min_rnr_timer: u8) -> (Side, Side) {
     let (a, b) = ready_never(device, rnr_retries, min_rnr_timer);
     a.qp.post(&Wr::send(1, &[]));

@@ -1,4 +1,4 @@
-//! Datagrams that cannot be sent, or find no room.
+//! Datagrams that cannot be sent, or do not fit.
 
 use rdma_sys::{
     Errno, ibv_event_type, ibv_mw_type, ibv_qp_attr, ibv_qp_attr_mask as Mask,

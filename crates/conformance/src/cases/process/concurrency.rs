@@ -170,7 +170,7 @@ fn beside(works: impl FnOnce(), comes_and_goes: impl Fn() + Sync) {
                 comes_and_goes();
             }
         });
-        // Also when it fails, or the other thread would go on for ever.
+        // Also when it fails, or the other thread would go on without a limit.
         let result = catch_unwind(AssertUnwindSafe(works));
         done.store(true, Ordering::Release);
         result.unwrap();
@@ -288,7 +288,7 @@ fn deregistered_memory_is_not_sent_from_any_more(device: &Device) {
     }
 }
 
-/// Posts so many writes, waiting for room.
+/// Posts so many writes, waiting for a free slot.
 fn post_all(qp: &Qp, from: &Mr, to: &Mr, count: u64) {
     for n in 0..count {
         let wr = Wr::write(n, &[from.sge(0, 8)], to, 0);

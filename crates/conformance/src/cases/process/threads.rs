@@ -29,7 +29,7 @@ fn count(device: &Device, many: u64) -> u64 {
     if device.is_software() { many } else { many / 10 }
 }
 
-/// Posts, waiting for room.
+/// Posts, waiting for a free slot.
 fn post_when_there_is_room(qp: &Qp, wr: &Wr) {
     until("room", || match Errno::from_raw(qp.try_post(wr)) {
         Errno::ENOMEM => false,

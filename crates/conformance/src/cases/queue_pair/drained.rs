@@ -1,4 +1,4 @@
-//! Draining a send queue: what was begun is finished, nothing else is, and who asked is told.
+//! Draining a send queue: what was begun is finished, nothing else is, and who asked is informed.
 
 use rdma_sys::{
     ibv_event_type as Event, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
@@ -73,7 +73,7 @@ fn queue_is_drained_when_what_it_began_is_finished(device: &Device) {
         assert_eq!((wc.wr_id, wc.status), (finished, Status::IBV_WC_SUCCESS));
         finished += 1;
     }
-    // The peer has received those, and nothing else is under way.
+    // The peer has received those, and nothing else is in flight.
     for n in 0..finished {
         b.receive_cq.expect_success(n);
     }

@@ -217,7 +217,7 @@ fn more_requests_than_the_queue_has_fail_the_batch_and_nothing_is_posted(device:
     expect_nothing_posted(&scene);
 }
 
-/// Posts messages for which there is no receive yet, up to so many; how many there was room for.
+/// Posts messages for which there is no receive yet, up to so many; how many fitted.
 fn post_waiting(scene: &Scene, most: u64) -> u64 {
     (0..most).take_while(|&n| scene.a.qp.try_call(&[Wr::send(n, &[])]) == 0).count() as u64
 }

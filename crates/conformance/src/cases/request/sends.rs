@@ -184,7 +184,7 @@ fn message_may_be_as_long_as_the_port_says_and_not_longer(device: &Device) {
         a.qp.post(&Wr::send(1, &sges));
         let status = a.send_cq.next().status;
         if beyond == 0 || device.differs("messages-of-any-length") {
-            // It was sent, to where it has no room.
+            // It was sent, to where it does not fit.
             assert_ne!(status, Status::IBV_WC_LOC_LEN_ERR);
             assert_eq!(b.receive_cq.next().wr_id, 2);
         } else {

@@ -96,7 +96,7 @@ impl PoolRegion {
         Some(Range { allocation, units })
     }
 
-    /// Takes a range back; not in a forked child, which might wait for ever for the lock.
+    /// Takes a range back; not in a forked child, which might wait without a limit for the lock.
     pub(crate) fn give_back(&self, range: Range) {
         if self.registration.check_process().is_err() {
             return;

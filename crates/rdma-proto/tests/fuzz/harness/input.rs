@@ -14,7 +14,7 @@ record! {
         /// See [`Service::of`].
         service: u8,
         mtu: u8,
-        /// How many READs and atomics may be under way.
+        /// How many READs and atomics may be in flight.
         resources: u8,
         psn: u32,
         /// Of a requester.

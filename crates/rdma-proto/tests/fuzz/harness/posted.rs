@@ -49,7 +49,7 @@ pub(crate) struct Posted {
     pub(crate) end: u64,
     pub(crate) given: u64,
     pub(crate) until: Until,
-    /// Whether a call is under way that may execute what is local.
+    /// Whether a call is being made that may execute what is local.
     pub(crate) sending: bool,
 }
 

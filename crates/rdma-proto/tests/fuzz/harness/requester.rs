@@ -25,7 +25,7 @@ struct Requesting {
     requester: Requester,
     work: Posted,
     settings: requester::Settings,
-    /// How many READs and atomics might be under way at any time.
+    /// How many READs and atomics might be in flight at any time.
     most_fetches: u8,
     window: u32,
     now: Time,
@@ -261,7 +261,7 @@ impl Requesting {
         self.work.sending = false;
     }
 
-    /// Not more READs and atomics are under way than may be.
+    /// Not more READs and atomics are in flight than may be.
     fn limits_fetches(&self) {
         let left = self.work.completed()..self.work.posted();
         let under_way = left.filter(|&n| {

@@ -7,7 +7,7 @@ use rdma_types::{Psn, Qpn};
 use super::{ConnectAttributes, HandshakeError, Own};
 use crate::endpoint::{EndpointGid, QueuePairEndpoint};
 
-/// A place of a GID table: one of the kinds that there are, and one that there is not yet.
+/// An entry of a GID table: one of the kinds that there are, and one that there is not yet.
 fn gid() -> impl Strategy<Value = EndpointGid> {
     let gid_type = prop_oneof![
         Just(GidType::IB),
@@ -26,7 +26,7 @@ fn gid() -> impl Strategy<Value = EndpointGid> {
     })
 }
 
-/// A port's endpoint, and the places in the port's table that its GIDs have.
+/// A port's endpoint, and the indices in the port's table that its GIDs have.
 #[derive(Clone, Debug)]
 struct End {
     endpoint: QueuePairEndpoint,

@@ -59,7 +59,7 @@ attributes! {
     state(state: QpState) { qp_state = ibv_qp_state(state.raw()) } IBV_QP_STATE;
     /// The port, from 1.
     port(port: u8) { port_num = port } IBV_QP_PORT;
-    /// The place of the partition key in the port's table.
+    /// The index of the partition key in the port's table.
     pkey_index(index: u16) { pkey_index = index } IBV_QP_PKEY_INDEX;
     /// What the peer may do through the queue pair.
     access(access: AccessFlags) { qp_access_flags = access.bits() } IBV_QP_ACCESS_FLAGS;
@@ -69,9 +69,9 @@ attributes! {
     mtu(mtu: Mtu) { path_mtu = ibv_mtu(mtu.code().into()) } IBV_QP_PATH_MTU;
     /// The peer's queue pair.
     peer_qpn(qpn: Qpn) { dest_qp_num = qpn.get() } IBV_QP_DEST_QPN;
-    /// The number of the first packet from the peer.
+    /// The PSN of the first packet from the peer.
     recv_psn(psn: Psn) { rq_psn = psn.get() } IBV_QP_RQ_PSN;
-    /// The number of the first packet from here.
+    /// The PSN of the first packet from here.
     send_psn(psn: Psn) { sq_psn = psn.get() } IBV_QP_SQ_PSN;
     /// How many RDMA reads and atomics are in flight from here at a time.
     max_rd_atomic(depth: u8) { max_rd_atomic = depth } IBV_QP_MAX_QP_RD_ATOMIC;

@@ -19,7 +19,7 @@ const LARGEST: usize = 16;
 /// Why a token was not added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotAdded {
-    /// For want of room, or of memory: later there may be some.
+    /// For want of space, or of memory: later there may be some.
     Full,
     /// Nobody will ever hear of another: the program has shut its end down.
     Deaf,

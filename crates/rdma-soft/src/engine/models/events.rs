@@ -75,7 +75,7 @@ fn loom_no_token_is_left_where_events_are_taken_and_discarded() {
     });
 }
 
-/// Where there is no room for a token, who takes the one before adds it.
+/// Where there is no space for a token, who takes the one before adds it.
 #[test]
 fn loom_an_event_for_whose_token_there_was_no_room_is_heard() {
     loom::model(|| {

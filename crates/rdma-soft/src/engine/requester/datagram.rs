@@ -104,7 +104,7 @@ impl Requester {
         Verdict::Done { bytes: message.length }
     }
 
-    /// Sends a datagram as a packet, if there is a device at its address, and the link has room.
+    /// Sends a datagram as a packet, if there is a device at its address, and the link has space.
     #[cold]
     fn send_packet(
         &mut self,

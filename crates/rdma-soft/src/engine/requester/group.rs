@@ -153,7 +153,7 @@ mod tests {
         member
     }
 
-    /// As long as an inbox has no room the packet is in none; then it is in each once.
+    /// As long as an inbox has no space the packet is in none; then it is in each once.
     #[test]
     fn a_packet_goes_to_all_inboxes_or_to_none() {
         static FABRIC: Fabric = Fabric::new();

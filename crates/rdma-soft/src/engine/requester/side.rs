@@ -139,7 +139,7 @@ impl Requester {
         packets(length, self.mtu_log2)
     }
 
-    /// How long the requester waits for an answer: 4.096 us x 2^code, for ever with code 0
+    /// How long the requester waits for an answer: 4.096 us x 2^code, without a limit with code 0
     /// (IBTA volume 1, 9.7.6.1.3).
     pub(crate) fn answer_timeout(&self) -> Option<Duration> {
         match self.ack_timeout {
@@ -178,7 +178,7 @@ pub(crate) enum Blocked {
         at: Option<Time>,
         left: u8,
     },
-    /// The link has no room for its packet, and calls when it has.
+    /// The link has no space for its packet, and calls when it has.
     NoRoom,
 }
 
@@ -193,7 +193,7 @@ pub(crate) enum Verdict {
         timer: u8,
     },
     Unanswered,
-    /// The link has no room for its packet.
+    /// The link has no space for its packet.
     NoRoom,
     Failed(WcStatus),
     /// Stopped half-way, as a held device was told to.

@@ -175,7 +175,7 @@ impl SendSide {
     /// Sends some of what is in the queue. Says whether there may be more.
     pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
         if self.wire.is_none() {
-            // Datagrams have their own way, and wait here when the link has no room.
+            // Datagrams have their own way, and wait here when the link has no space.
             if self.blocked == Blocked::NoRoom {
                 self.take_turn(own, aftermath);
             }

@@ -51,7 +51,8 @@ fn loom_who_lets_others_comes_after_who_waited() {
     });
 }
 
-/// Who waits may wait for long: who lets others does not wait for ever, nor does it keep them waiting.
+/// Who waits may wait for long: who lets others does not wait without a limit, nor does it keep
+/// them waiting.
 #[test]
 fn loom_who_lets_others_goes_on_though_they_wait() {
     loom::model(|| {

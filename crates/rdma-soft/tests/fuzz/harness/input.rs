@@ -31,7 +31,7 @@ impl Setting {
     pub(crate) const SHARED: u8 = 4;
     /// They are not connected at first.
     pub(crate) const APART: u8 = 8;
-    /// A receiver that is not ready is asked for ever.
+    /// A receiver that is not ready is asked without a limit.
     pub(crate) const PATIENT: u8 = 16;
     /// There are memory windows.
     pub(crate) const WINDOWS: u8 = 32;

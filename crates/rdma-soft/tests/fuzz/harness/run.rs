@@ -399,7 +399,7 @@ impl Run {
         let rnr_retries = match (self.has(Setting::PATIENT), is_wire) {
             (true, _) => 7,
             (false, true) => retries % 7,
-            // Others wait by the clock of the machine: not at all, or for ever.
+            // Others wait by the clock of the machine: not at all, or without a limit.
             (false, false) => 0,
         };
         Knobs {
