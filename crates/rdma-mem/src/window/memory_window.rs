@@ -222,14 +222,15 @@ impl<R: BindableRegion> MemoryWindow<R> {
         Some(RemoteMemoryRegion::new(address, length, self.key))
     }
 
-    /// Its region, to use the bytes; `None` while it [is bound](Self::is_bound).
+    /// The region of the window, to use the bytes; `None` while the window [is
+    /// bound](Self::is_bound).
     #[must_use]
     pub fn region(&self) -> Option<&R> {
         self.bound.is_none().then(|| &self.handle.needs().0)
     }
 
-    /// Its region, exclusively, also to put another one of the same domain there instead; `None`
-    /// while it [is bound](Self::is_bound).
+    /// The region of the window, exclusively, also to put another one of the same domain there
+    /// instead; `None` while it [is bound](Self::is_bound).
     #[must_use]
     pub fn region_mut(&mut self) -> Option<&mut R> {
         match self.bound {
