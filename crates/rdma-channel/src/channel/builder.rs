@@ -355,7 +355,7 @@ impl MultiChannelBuilder<'_> {
     }
 }
 
-/// A builder that lacks the protection domain, which [`pd`](WithoutPd::pd) tells it.
+/// A builder that lacks the protection domain, which [`pd`](WithoutPd::pd) sets.
 #[must_use]
 #[derive(Debug)]
 pub struct WithoutPd<C>(PhantomData<fn() -> C>);

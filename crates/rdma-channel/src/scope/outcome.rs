@@ -34,7 +34,7 @@ impl<B> Finished<B> {
 /// How far an operation on rented memory is.
 #[must_use = "the memory comes back from it"]
 #[derive(Debug)]
-#[allow(clippy::exhaustive_enums)] // there is no fourth way, and whoever forgets one is told when compiling
+#[allow(clippy::exhaustive_enums)] // there is no fourth way, and the compiler reports a match that lacks one
 pub enum Progress<'scope, B> {
     /// The operation is over.
     Done(Finished<B>),

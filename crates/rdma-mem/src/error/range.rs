@@ -9,7 +9,7 @@ pub enum RangeError {
     OutOfBounds {
         /// Where the range begins, in bytes from the start of the region.
         offset: usize,
-        /// How long it is, in bytes.
+        /// The length, in bytes.
         length: usize,
         /// How long the region is, in bytes.
         region: usize,
