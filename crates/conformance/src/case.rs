@@ -15,8 +15,8 @@ pub(crate) struct Case {
     pub(crate) destructive: bool,
 }
 
-/// No case takes longer; nothing that works comes near it. More than the rig's patience, so that a case
-/// can still say what it waited for.
+/// No case takes longer; nothing that works comes near it. More than the rig's deadline, so that a
+/// case can still say what it waited for.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 impl Case {

@@ -24,15 +24,17 @@ pub(crate) mod prepared;
 /// are in flight at a time, and [unpolled](Self::send_unpolled) ones, which are `unsafe` and what
 /// the others are made of.
 ///
-/// The channel has its completion queue for itself. It can be moved to another thread, and used by one at a
-/// time.
+/// The channel has a completion queue of its own. A channel can be moved to another thread, and
+/// used by one at a time.
 ///
 /// # Blocking operations
-/// Each posts one request and waits until it is done, so that its memory is borrowed as long as the device
-/// may use it. A call takes no longer than the limit of its kind, which the [builder](crate::ChannelBuilder) set: 30
-/// seconds, and for [`receive`](Self::receive) no limit, as of a socket. A call that runs out has **closed**
-/// the channel: the queue pair goes to its error state, which is the only way to have a device let go of a
-/// request. Later calls say [`TransportError::Closed`], with the reason. So it is after a request that failed.
+/// Each posts one request and waits until it is done, so that its memory is borrowed as long as the
+/// device may use it. A call takes no longer than the limit of its kind of operation, an option of
+/// the [builder](crate::ChannelBuilder): by default 30 seconds, and for [`receive`](Self::receive)
+/// no limit, as for a socket. A call whose deadline passes has **closed** the channel: the queue
+/// pair goes to its error state, which is the only way to have a device let go of a request. Later
+/// calls say [`TransportError::Closed`], with the reason. A request that failed closes the channel,
+/// too.
 ///
 /// # Examples
 /// ```
@@ -82,12 +84,12 @@ impl Channel {
         self.ledger.block(|ledger| Ok(ledger.only()), wr, timeout)
     }
 
-    /// Sends a message, which goes into the peer's next receive. It is done when the peer has it (RC), or
-    /// when it has left (UC).
+    /// Sends a message, which goes into the peer's next receive. The send is done when the peer has
+    /// the message (RC), or when the message has left (UC).
     ///
     /// # Errors
-    /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was a free slot in the queue.
+    /// Any [`TransportError`]. A refused post leaves the channel as it was; any other error has
+    /// closed the channel, and so has a limit that was over before the queue had a free slot.
     #[inline(always)]
     pub fn send(&mut self, wr: SendWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr, None)
@@ -109,8 +111,8 @@ impl Channel {
     /// Takes one message of the peer.
     ///
     /// # Errors
-    /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was a free slot in the queue.
+    /// Any [`TransportError`]. A refused post leaves the channel as it was; any other error has
+    /// closed the channel, and so has a limit that was over before the queue had a free slot.
     #[inline(always)]
     pub fn receive(
         &mut self,
@@ -135,8 +137,8 @@ impl Channel {
     /// Writes into memory of the peer.
     ///
     /// # Errors
-    /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was a free slot in the queue.
+    /// Any [`TransportError`]. A refused post leaves the channel as it was; any other error has
+    /// closed the channel, and so has a limit that was over before the queue had a free slot.
     #[inline(always)]
     pub fn write(&mut self, wr: WriteWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr, None)
@@ -158,8 +160,8 @@ impl Channel {
     /// Reads memory of the peer.
     ///
     /// # Errors
-    /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was a free slot in the queue.
+    /// Any [`TransportError`]. A refused post leaves the channel as it was; any other error has
+    /// closed the channel, and so has a limit that was over before the queue had a free slot.
     #[inline(always)]
     pub fn read(&mut self, wr: ReadWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr, None)
@@ -181,8 +183,8 @@ impl Channel {
     /// An atomic operation of either kind on memory of the peer.
     ///
     /// # Errors
-    /// Any [`TransportError`]. After those of the post the channel is as it was; the others have
-    /// closed it, and so has a limit that was over before there was a free slot in the queue.
+    /// Any [`TransportError`]. A refused post leaves the channel as it was; any other error has
+    /// closed the channel, and so has a limit that was over before the queue had a free slot.
     #[inline(always)]
     pub fn atomic(&mut self, wr: AtomicWorkRequest<'_, '_>) -> Result<WorkSuccess, TransportError> {
         self.block(wr, None)
@@ -201,12 +203,13 @@ impl Channel {
         self.block(wr, Some(timeout))
     }
 
-    /// Sends these bytes as one message. They need no registration, since the processor copies them when they are
-    /// posted: as many as [`max_inline_data`](crate::ChannelBuilder::max_inline_data) says.
+    /// Sends these bytes as one message. The bytes need no registration, since the post copies
+    /// them; there can be as many as [`max_inline_data`](crate::ChannelBuilder::max_inline_data)
+    /// says.
     ///
-    /// With immediate data, or a limit of its own, it is a [`send`](Self::send) of
-    /// [`SendWorkRequest::inline`]. What peers may write is no slice; copy out of it what is to be
-    /// sent.
+    /// With immediate data, or a limit of its own, use [`send`](Self::send) with
+    /// [`SendWorkRequest::inline`]. Memory that peers may write is no slice; copy out of it what is
+    /// to be sent.
     ///
     /// # Errors
     /// Those of [`send`](Self::send). More bytes than fit are
@@ -319,39 +322,40 @@ impl Channel {
         self.atomic_timeout(AtomicWorkRequest::fetch_and_add(result, remote, add), timeout)
     }
 
-    /// The domain whose memory it uses.
+    /// The protection domain whose memory the requests use.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.ledger.pd
     }
 
-    /// How many requests of the send queue, and how many receives, can be in flight: what was asked
-    /// for.
+    /// How many requests of the send queue, and how many receives, can be in flight: as set by the
+    /// builder.
     #[must_use]
     pub fn depths(&self) -> (u32, u32) {
         let only = self.ledger.only();
         (only.send.capacity(), only.receive.capacity())
     }
 
-    /// Whether it has been closed, and by what: then it takes no requests any more.
+    /// Whether the channel has been closed, and by what: a closed channel takes no requests.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
         self.ledger.only().closed()
     }
 
-    /// Whom it was connected to, and how. `None` if its queue pair had to be destroyed.
+    /// The peer that the channel was connected to, and the attributes. `None` if its queue pair had
+    /// to be destroyed.
     #[must_use]
     pub fn peer(&self) -> Option<ConnectAttributes> {
         self.ledger.qp(0).ok().and_then(QueuePair::peer)
     }
 
-    /// The QPN of its queue pair. `None` if that had to be destroyed.
+    /// The QPN of the channel's queue pair. `None` if that had to be destroyed.
     #[must_use]
     pub fn qpn(&self) -> Option<Qpn> {
         self.ledger.qp(0).ok().map(QueuePair::qpn)
     }
 
-    /// The state of its queue pair, as the device says.
+    /// The state of the channel's queue pair, as the device says.
     ///
     /// # Errors
     /// What the provider says, or [`TransportError::Closed`] if the queue pair had to be destroyed.
@@ -360,7 +364,7 @@ impl Channel {
         Ok(self.ledger.qp(0)?.state()?)
     }
 
-    /// The attributes of its queue pair, as the device has them.
+    /// The attributes of the channel's queue pair, as the device has them.
     ///
     /// # Errors
     /// Those of [`state`](Self::state).
@@ -369,8 +373,8 @@ impl Channel {
         Ok(self.ledger.qp(0)?.query()?)
     }
 
-    /// How many completions came that were of no request in flight: there are none unless the
-    /// device is broken. They release nothing.
+    /// How many completions matched no request in flight: none, unless the device is broken.
+    /// Unmatched completions release no memory.
     #[must_use]
     pub fn stray_completions(&self) -> u64 {
         self.ledger.unmatched.get()
@@ -378,7 +382,7 @@ impl Channel {
 }
 
 impl Channel {
-    /// Destroys its queue pair: after that the device uses no memory of its requests.
+    /// Destroys the channel's queue pair: after that the device uses no memory of its requests.
     ///
     /// # Errors
     /// What the provider says, with the channel.

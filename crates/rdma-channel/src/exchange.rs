@@ -1,4 +1,4 @@
-//! Telling the peer: what both ends have to know of each other goes through a stream that they have.
+//! The exchange: what both ends have to know of each other goes through a stream that they have.
 //!
 //! A message is this preface, and the endpoints. Numbers are in network order.
 //!
@@ -46,16 +46,17 @@ const PREFACE: usize = 8;
 /// 1. `exchange`, or [`exchange_all`] for several connections between the same two processes;
 /// 2. [`handshake`](crate::PreparedChannel::handshake) with what came;
 /// 3. post the receives that are to be there before the peer's first message, if any;
-/// 4. [`confirm`], which returns when the peer has come that far, too.
+/// 4. [`confirm`], which returns when the peer is connected, too.
 ///
 /// Without the last step an end may send to one that is not connected yet. A reliable connection tries again
 /// for a while, which takes time, or fails where the other end takes longer. And an end whose handshake
 /// failed is noticed there: its stream is closed.
 ///
-/// Neither end is the first. Nothing of the stream is changed, and no byte after the message is taken from
-/// it, so it can be used for anything before and afterwards. It has to hold 4096 bytes in each direction
-/// that nobody has read yet, as every pipe and socket does. What passes through is neither secret nor
-/// signed: who can write to the stream decides where the connection leads.
+/// Neither end is the first. Nothing of the stream is changed, and no byte after the message is
+/// taken from it, so it can be used for anything before and afterwards. It has to hold 4096 bytes
+/// in each direction that nobody has read yet, as every pipe and socket does. What passes through
+/// is neither secret nor signed: who can write to the stream decides which peer the connection is
+/// to.
 ///
 /// It returns within `timeout`, however slowly the peer sends or reads. [`Duration::MAX`] is no
 /// limit.
@@ -71,8 +72,9 @@ const PREFACE: usize = 8;
 /// | [`Timeout`](ExchangeError::Timeout) | the peer stalled |
 /// | [`Io`](ExchangeError::Io) | the stream failed |
 ///
-/// The stream is of no use for another exchange then: nobody knows where in the message it is. That the
-/// endpoint does not fit this end (another transport, no common kind of address) is an error of `handshake`.
+/// The stream is of no use for another exchange then: its position in the message is unknown. That
+/// the endpoint does not fit this end (another transport, no common kind of address) is an error of
+/// `handshake`.
 ///
 /// # Examples
 /// ```

@@ -24,15 +24,17 @@ pub(crate) mod to_peer;
 
 /// Connections to several peers, counted from 0, which share a protection domain and a completion queue.
 ///
-/// It does what a [`Channel`](crate::Channel) does, in the same forms and with the same limits, to the peer that each
-/// request names; and collectives, one operation for each of several peers: [`scatter_send`](Self::scatter_send),
-/// [`scatter_write`](Self::scatter_write), [`gather_receive`](Self::gather_receive),
-/// [`gather_read`](Self::gather_read) and [`multicast_send`](Self::multicast_send).
+/// These channels do what a [`Channel`](crate::Channel) does, in the same forms and with the same
+/// limits, to the peer that each request names; and collectives, one operation for each of several
+/// peers: [`scatter_send`](Self::scatter_send), [`scatter_write`](Self::scatter_write),
+/// [`gather_receive`](Self::gather_receive), [`gather_read`](Self::gather_read) and
+/// [`multicast_send`](Self::multicast_send).
 ///
-/// What closes a channel closes here the connection to one peer: an operation that failed, or a blocking call that
-/// ran out of time. The others go on. Only a failure of the completion queue closes all.
+/// What closes a channel closes here the connection to one peer: an operation that failed, or a
+/// blocking call that did not end before its deadline. The others go on. Only a failure of the
+/// completion queue closes all.
 ///
-/// It can be moved to another thread, and used by one at a time.
+/// A `MultiChannel` can be moved to another thread, and used by one at a time.
 ///
 /// # Examples
 /// ```
@@ -261,7 +263,7 @@ impl MultiChannel {
         self.ledger.queues.len()
     }
 
-    /// The domain whose memory it uses.
+    /// The protection domain whose memory the requests use.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.ledger.pd
@@ -275,7 +277,7 @@ impl MultiChannel {
         Ok(self.ledger.connection(peer)?.closed())
     }
 
-    /// Whom a connection is to, and how.
+    /// The peer that a connection is to, and the attributes.
     ///
     /// # Errors
     /// [`TransportError::NoSuchPeer`], or [`TransportError::Closed`] if its queue pair had to be destroyed.
@@ -292,7 +294,7 @@ impl MultiChannel {
         Ok(self.ledger.qp(peer)?.state()?)
     }
 
-    /// How many completions came that were of no request in flight, as
+    /// How many completions matched no request in flight, as
     /// [`Channel::stray_completions`](crate::Channel::stray_completions).
     #[must_use]
     pub fn stray_completions(&self) -> u64 {

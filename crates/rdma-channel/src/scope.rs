@@ -18,11 +18,12 @@ pub(crate) mod peer;
 pub(crate) mod pending_work;
 pub(crate) mod rent;
 
-/// Where operations are posted that end before it does.
+/// A scope, in which operations are posted that all end before the scope does.
 ///
-/// Made by [`Channel::scope`], and lent to its closure, as [`std::thread::scope`] does. Neither it nor its
-/// handles can leave the closure, or its thread. The scope of a channel posts what a [`ScopedPeer`] does; that of a
-/// [`MultiChannel`](crate::MultiChannel) has one for [each peer](Scope::to).
+/// Made by [`Channel::scope`], and lent to its closure, as [`std::thread::scope`] does. Neither the
+/// scope nor its handles can leave the closure, or its thread. The scope of a channel posts what a
+/// [`ScopedPeer`] does; that of a [`MultiChannel`](crate::MultiChannel) has one for [each
+/// peer](Scope::to).
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope, C = Channel> {
     /// The only peer of a channel, which has one.
@@ -44,10 +45,10 @@ impl<'scope, C> Scope<'scope, '_, C> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScopeError<E = TransportError> {
-    /// What the closure said.
+    /// The closure's own error.
     #[error("{0}")]
     ClosureError(E),
-    /// The closure succeeded, but not all operations did that it had left.
+    /// The closure succeeded, but not all operations did that it had left in flight.
     #[error("{} of the operations that the scope had left failed; first: {}", .0.len(), first(.0))]
     AutoPollError(Vec<OperationError>),
 }

@@ -35,7 +35,7 @@ pub enum TransportError {
         "the {operation} was not done within {timeout:?}: is the peer there, and does it do its part?"
     )]
     Timeout {
-        /// What it was.
+        /// The kind of the operation.
         operation: Operation,
         /// How long it was waited for.
         timeout: Duration,
@@ -62,7 +62,7 @@ pub enum TransportError {
         "the {operation} never completed, and the queue pair was destroyed: it may have been done or not"
     )]
     Lost {
-        /// What it was.
+        /// The kind of the operation.
         operation: Operation,
     },
     /// There is no peer of that index.
@@ -106,7 +106,7 @@ pub(crate) fn first(errors: &[OperationError]) -> String {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Rejected<T> {
-    /// What it was.
+    /// The kind of the operation.
     pub value: T,
     /// Why it was not taken.
     pub error: TransportError,
@@ -137,13 +137,13 @@ pub enum CloseReason {
     /// An operation was not done in time.
     #[error("a {operation} was not done in time")]
     Timeout {
-        /// What it was.
+        /// The kind of the operation.
         operation: Operation,
     },
     /// An operation failed.
     #[error("a {operation} failed: {error}")]
     Work {
-        /// What it was.
+        /// The kind of the operation.
         operation: Operation,
         /// How it failed.
         error: WorkError,
@@ -154,7 +154,7 @@ pub enum CloseReason {
     /// The provider refused a request, and did not say whether it had posted it.
     #[error("a {operation} was refused by a provider that does not say whether it had posted it")]
     Doubtful {
-        /// What it was.
+        /// The kind of the operation.
         operation: Operation,
     },
     /// The last request of a scope was unsignaled, so that nothing tells when it is done.
@@ -163,13 +163,13 @@ pub enum CloseReason {
          shown to be done: have the last request of a scope signaled"
     )]
     Unsignaled {
-        /// What it was.
+        /// The kind of the operation.
         operation: Operation,
     },
-    /// A scope has closed it.
+    /// The scope was closed by the program ([`Scope::close`](crate::Scope::close)).
     #[error("its scope has closed it")]
     Asked,
-    /// It was to be destroyed, and of several queue pairs not all could be.
+    /// The channel was to be destroyed, and of several queue pairs not all could be.
     #[error("it was to be destroyed")]
     Destroyed,
     /// This is a forked child, and the channel is its parent's.
@@ -204,13 +204,13 @@ impl From<PostError> for TransportError {
 #[error("{operation}, {id}{}: {error}", of_peer(*peer))]
 #[non_exhaustive]
 pub struct OperationError {
-    /// What it was.
+    /// The kind of the operation.
     pub operation: Operation,
     /// The ID that its handle has.
     pub id: WorkId,
-    /// Of a channel to many, to which peer.
+    /// The index of the peer, if the channels are to several.
     pub peer: Option<usize>,
-    /// What became of it.
+    /// How the operation failed.
     pub error: TransportError,
 }
 

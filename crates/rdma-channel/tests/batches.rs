@@ -169,7 +169,7 @@ fn rooms<const N: usize>() -> [ReceiveWorkRequest<'static, 'static>; N] {
     std::array::from_fn(|_| ReceiveWorkRequest::only_immediate())
 }
 
-/// Has the other end send so many messages, which come when there is room for them.
+/// Has the other end send so many messages, which come when there is space for them.
 fn answer(there: &Channel, count: u32) {
     for number in 0..count {
         // SAFETY: SAFETY.md F21: no memory.

@@ -14,7 +14,7 @@ thread_local! {
     static LOOKS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// In the place of the C library's, which `Instant` asks.
+/// Instead of the C library's, which `Instant` asks.
 ///
 /// # Safety
 /// As of that.

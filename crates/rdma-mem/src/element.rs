@@ -129,7 +129,7 @@ impl<'a> GatherElement<'a> {
         Self { sge: sge(address, length, lkey), borrow: PhantomData }
     }
 
-    /// How many bytes it has.
+    /// The length of the element, in bytes.
     #[inline]
     #[must_use]
     pub const fn length(&self) -> u32 {
@@ -185,7 +185,7 @@ impl<'a> ScatterElement<'a> {
         Self { sge: sge(address, length, lkey), borrow: PhantomData }
     }
 
-    /// How many bytes it has.
+    /// The length of the element, in bytes.
     #[inline]
     #[must_use]
     pub const fn length(&self) -> u32 {

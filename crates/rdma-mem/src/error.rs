@@ -64,7 +64,7 @@ pub enum Error {
         /// How much was asked for, in bytes.
         length: usize,
     },
-    /// It cannot be closed now, because clones of it, or objects made from it, are alive.
+    /// The object cannot be closed now, because clones of it, or objects made from it, are alive.
     #[error("the {what} is still used: drop its clones and what was made from it first")]
     StillUsed {
         /// What was to be closed.

@@ -40,14 +40,14 @@ impl RemoteMemoryRegion {
         Self { address: addr, length, rkey: rkey.into() }
     }
 
-    /// Where it begins, in the peer.
+    /// The address of the first byte, in the peer.
     #[inline]
     #[must_use]
     pub const fn address(&self) -> u64 {
         self.address
     }
 
-    /// How long it is, in bytes.
+    /// The length, in bytes.
     #[inline]
     #[must_use]
     pub const fn length(&self) -> usize {

@@ -268,7 +268,7 @@ impl Work for Requests {
     }
 }
 
-/// A requester in the place of the captured one, and what it has given out that is not compared yet.
+/// A requester instead of the captured one, and what it has given out that is not compared yet.
 struct Replay {
     requester: Requester,
     requests: Requests,

@@ -111,7 +111,7 @@ pub enum Error {
          and `activate` are for UD"
     )]
     NotDatagrams {
-        /// Its type.
+        /// The type of the queue pair.
         qp_type: QpType,
     },
     /// A completion that is none of a datagram that came to this queue pair.
@@ -232,7 +232,7 @@ pub enum Error {
         /// The largest that is possible.
         most: u32,
     },
-    /// It cannot be closed now, because clones of it, or objects made from it, are alive.
+    /// The object cannot be closed now, because clones of it, or objects made from it, are alive.
     #[error("the {what} is still used: drop its clones and what was made from it first")]
     StillUsed {
         /// What was to be closed.

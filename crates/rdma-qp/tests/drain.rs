@@ -24,7 +24,7 @@ fn draining_hands_out_every_completion_once() {
             let (a, b) = pair(device);
             let (sends, receives) =
                 (a.qp.capabilities().max_send_wr.into(), a.qp.capabilities().max_recv_wr.into());
-            // Full queues: there is room for the last requests only once others have completed.
+            // Full queues: there is space for the last requests only once others have completed.
             (0..receives).for_each(|id| receive(&a.qp, 1000 + id));
             for id in 0..sends {
                 // SAFETY: SAFETY.md F8: no memory. Nobody receives it: it waits for its turn.

@@ -34,7 +34,7 @@ fn all() -> impl Iterator<Item = &'static str> {
     DEVICES.into_iter().chain([HELD])
 }
 
-/// Two connected queue pairs, of which the second's receives are told of by a channel.
+/// Two connected queue pairs, of which the second's receives are informed of by a channel.
 struct Pair {
     from: QueuePair,
     to: QueuePair,

@@ -211,7 +211,7 @@ fn receives_that_cannot_be_are_refused_before_the_device_sees_them() {
         assert!(error.to_string().starts_with("ibv_post_srq_recv: "), "{error}");
         // SAFETY: SAFETY.md F8: no memory.
         unsafe { server.srq.post_receive_batch(&mut []) }.unwrap();
-        // There is room again once a completion was polled.
+        // There is space again once a completion was polled.
         server.send(0);
         assert_eq!(
             post(ReceiveWorkRequest::only_immediate()).unwrap_err().errno(),

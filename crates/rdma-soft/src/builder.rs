@@ -17,8 +17,8 @@ use crate::soft_device::SoftDevice;
 
 /// Makes a software device with a name, a schedule and limits of its own.
 ///
-/// The device is in the device list of every program part from then on, as long as the process, or its
-/// [`Network`]. Devices of one process with the same [`Link`] reach each other.
+/// Once installed, the device is in the device list of the whole process, for as long as the
+/// process, or its [`Network`]. Devices of one process with the same [`Link`] reach each other.
 ///
 /// ```
 /// use rdma_soft::{Builder, Link, Schedule};
@@ -73,7 +73,7 @@ impl Builder {
     /// The entries of its port's GID table, in the order of their index. Without this they are the
     /// usual ones: link-local and IPv4-mapped, each for RoCE v1 and v2, or one on InfiniBand.
     ///
-    /// A table may be empty, may have holes, and types that are not the link's or nobody's: programs
+    /// A table may be empty, may have holes, and types that are not the link's or unknown: programs
     /// meet all of these. No index beyond 255 can be used.
     ///
     /// ```
@@ -90,7 +90,7 @@ impl Builder {
         self
     }
 
-    /// When it executes what is posted.
+    /// When the device executes what is posted.
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
         self
@@ -115,15 +115,16 @@ impl Builder {
         self
     }
 
-    /// Writes the packets that the device sends and receives to a file, in the format pcapng, which Wireshark
-    /// reads. So it sends and receives packets, as with [`force_wire`](Self::force_wire). Without this the
-    /// environment variable `RDMA_SOFT_PCAP` names the file, if it is there when the device is installed.
+    /// Writes the packets that the device sends and receives to a file, in the format pcapng, which
+    /// Wireshark reads. The device then sends and receives packets, as with
+    /// [`force_wire`](Self::force_wire). Without this the environment variable `RDMA_SOFT_PCAP`
+    /// names the file, if it is set when the device is installed.
     ///
-    /// A file that is there already begins anew. `%p` in its name stands for the process ID.
-    /// Devices of a process may share a file: a packet from one of them to another is in it once,
-    /// as the one has sent it. Calls write what they have moved on before they return. A file that
-    /// takes no more ends the capture, with one `tracing` event, and nothing else. Pipes and
-    /// sockets are refused, since a device waits for no reader.
+    /// A file that exists is overwritten. `%p` in its name stands for the process ID. Devices of a
+    /// process may share a file: a packet from one of them to another is in it once, as the sender
+    /// has sent it. Calls write what they have moved on before they return. A file that cannot grow
+    /// ends the capture, with one `tracing` event, and nothing else. Pipes and sockets are refused,
+    /// since a device waits for no reader.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -154,68 +155,68 @@ impl Builder {
         self
     }
 
-    /// The most queue pairs; at first 65,536.
+    /// The most queue pairs; by default 65,536.
     pub fn max_queue_pairs(mut self, count: u32) -> Self {
         self.limits.max_qp = count;
         self
     }
 
-    /// The most work requests in one queue; at first 16,384.
+    /// The most work requests in one queue; by default 16,384.
     pub fn max_work_requests(mut self, count: u32) -> Self {
         self.limits.max_qp_wr = count;
         self
     }
 
-    /// The most scatter/gather elements in one request; at first 32.
+    /// The most scatter/gather elements in one request; by default 32.
     pub fn max_sge(mut self, count: u32) -> Self {
         self.limits.max_sge = count;
         self
     }
 
-    /// The most bytes of inline data; at first 512.
+    /// The most bytes of inline data; by default 512.
     pub fn max_inline_data(mut self, bytes: u32) -> Self {
         self.limits.max_inline = bytes;
         self
     }
 
-    /// The most completions in one queue; at first 1,048,576.
+    /// The most completions in one queue; by default 1,048,576.
     pub fn max_completions(mut self, count: u32) -> Self {
         self.limits.max_cqe = count;
         self
     }
 
-    /// The most shared receive queues; at first 65,536. With 0 the device has none.
+    /// The most shared receive queues; by default 65,536. With 0 the device has none.
     pub fn max_shared_receive_queues(mut self, count: u32) -> Self {
         self.limits.max_srq = count;
         self
     }
 
-    /// The most requests in one shared receive queue; at first 16,384.
+    /// The most requests in one shared receive queue; by default 16,384.
     pub fn max_shared_work_requests(mut self, count: u32) -> Self {
         self.limits.max_srq_wr = count;
         self
     }
 
-    /// The most elements in a request of a shared receive queue; at first 32.
+    /// The most elements in a request of a shared receive queue; by default 32.
     pub fn max_shared_sge(mut self, count: u32) -> Self {
         self.limits.max_srq_sge = count;
         self
     }
 
-    /// The most memory regions; at first 1,048,576.
+    /// The most memory regions; by default 1,048,576.
     pub fn max_memory_regions(mut self, count: u32) -> Self {
         self.limits.max_mr = count;
         self
     }
 
-    /// The most address handles; at first 65,536.
+    /// The most address handles; by default 65,536.
     pub fn max_address_handles(mut self, count: u32) -> Self {
         self.limits.max_ah = count;
         self
     }
 
-    /// The most multicast groups in which queue pairs of the device are; at first 8192. With 0 it has no groups:
-    /// joining one fails with `EOPNOTSUPP`.
+    /// The most multicast groups in which queue pairs of the device are; by default 8192. With 0 it
+    /// has no groups: joining one fails with `EOPNOTSUPP`.
     ///
     /// ```
     /// use rdma_soft::Builder;
@@ -228,21 +229,22 @@ impl Builder {
         self
     }
 
-    /// The most queue pairs of the device in one multicast group; at first 256. One more is refused with `ENOMEM`.
+    /// The most queue pairs of the device in one multicast group; by default 256. One more is
+    /// refused with `ENOMEM`.
     pub fn max_multicast_members(mut self, count: u32) -> Self {
         self.limits.max_group_members = count;
         self
     }
 
-    /// The most queue pairs of the device in all multicast groups together, each counted once for each of its
-    /// groups; at first 65,536. One more is refused with `ENOMEM`.
+    /// The most queue pairs of the device in all multicast groups together, each counted once for
+    /// each of its groups; by default 65,536. One more is refused with `ENOMEM`.
     pub fn max_multicast_memberships(mut self, count: u32) -> Self {
         self.limits.max_memberships = count;
         self
     }
 
-    /// The most READs and atomics that a queue pair has in flight, and answers at a time; at first 16.
-    /// With 0 there are none.
+    /// The most READs and atomics that a queue pair has in flight, and answers at a time; by
+    /// default 16. With 0 there are none.
     pub fn max_rd_atomic(mut self, depth: u8) -> Self {
         self.limits.max_rd_atomic = depth;
         self
@@ -263,8 +265,8 @@ impl Builder {
         self
     }
 
-    /// The most memory windows; at first 262,144. With 0 the device has no windows at all: allocating
-    /// one fails with `EOPNOTSUPP`.
+    /// The most memory windows; by default 262,144. With 0 the device has no windows at all:
+    /// allocating one fails with `EOPNOTSUPP`.
     pub fn max_memory_windows(mut self, count: u32) -> Self {
         self.limits.max_mw = count;
         self
@@ -296,7 +298,8 @@ impl Builder {
         self
     }
 
-    /// Puts it into a network, where it reaches the devices of that network alone, by packets.
+    /// Puts the device into a network, where the device reaches the devices of that network alone,
+    /// by packets.
     #[cfg(not(loom))]
     pub fn network(mut self, network: &Network) -> Self {
         self.fabric = network.fabric;
@@ -307,8 +310,8 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// If the name is taken, or is none, or there are thousands of devices, or the system has no random
-    /// numbers, or the capture file cannot be written.
+    /// If the name is taken, or invalid, or there are thousands of devices, or the system has no
+    /// random numbers, or the capture file cannot be written.
     pub fn install(self) -> Result<SoftDevice, InstallError> {
         let typeable = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if !(1..64).contains(&self.name.len()) || !self.name.chars().all(typeable) {

@@ -61,8 +61,9 @@ macro_rules! counters {
 
 // `: packets` is behind those that connections of packets count under the same name.
 counters! {
-    /// Requests of this device that were executed, or sent without anybody to take them. Between two queue pairs of one process a message is one
-    /// copy, so that it counts as one packet, however long it is; acknowledgements are none.
+    /// Requests of this device that were executed, or sent without a receiver. Between two queue
+    /// pairs of one process a message is one copy, so that it counts as one packet, however long it
+    /// is; acknowledgements are none.
     sent_pkts,
     /// Requests from peers that were executed.
     rcvd_pkts,

@@ -34,8 +34,8 @@
 //!
 //! # State
 //!
-//! Devices are global to the process and live as long as it; those of a [`Network`] leave the list of devices when
-//! that is dropped. A forked child must not use them.
+//! Devices are global to the process and live as long as it; those of a [`Network`] leave the list
+//! of devices when the network is dropped. A forked child must not use them.
 // Tests measure and race on their own.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 

@@ -9,25 +9,26 @@ use crate::fabric::devices::INSTALLED;
 use crate::link::model::LinkModel;
 use crate::soft_device::SoftDevice;
 
-/// A network of software devices of its own, whose time is virtual and whose links are as slow and as bad as a test
-/// wants them.
+/// A network of software devices, whose time is virtual and whose links are as slow and as
+/// unreliable as a test wants.
 ///
-/// Its devices are in the device list as all others, and a program uses them as all others, by `rdma_mem`, `rdma_qp`
-/// and `rdma_channel`. They reach each other alone, by packets of RoCE or InfiniBand.
+/// The devices of a network are in the device list as all others, and a program uses them as all
+/// others, by `rdma_mem`, `rdma_qp` and `rdma_channel`. They reach only each other, by packets of
+/// RoCE or InfiniBand.
 ///
 /// # Time
 ///
 /// Nothing sleeps, and the devices make no thread, but for one that tells a subscriber of `tracing`
-/// of dropped packets. Time passes where a program polls a completion queue in vain, by 100 ns each
-/// time, and where the test [says so](Self::step); then what is due happens, on the thread that
-/// called. So a timeout of a second costs no second, and what one thread does is the same each
-/// time: with one seed, the same packets get lost.
+/// of dropped packets. Each poll of a completion queue that finds nothing lets 100 ns pass, and
+/// the test lets time pass by [`step`](Self::step) and [`run_for`](Self::run_for); then what is due
+/// happens, on the thread that called. So a timeout of a second costs no second, and what one
+/// thread does is the same each time: with one seed, the same packets get lost.
 ///
-/// The program and the seed have to be the same for that; it must not look at other clocks, nor use several threads.
-/// [`trace`](Self::trace) tells whether two runs were the same.
+/// The program and the seed have to be the same for that; it must not look at other clocks, nor use
+/// several threads. [`trace`](Self::trace) shows whether two runs were the same.
 ///
-/// Who waits for an event of a completion channel has time pass by `ibv_get_cq_event` alone, if the file is blocking;
-/// nothing happens while a thread sleeps in `poll(2)`.
+/// A program that waits for an event of a completion channel lets time pass by `ibv_get_cq_event`
+/// alone, if the file is blocking; nothing happens while a thread sleeps in `poll(2)`.
 ///
 /// # Examples
 ///
@@ -62,8 +63,8 @@ pub struct Network {
 pub struct OtherNetwork(String);
 
 impl Network {
-    /// An empty network. All that is left to chance in it comes from the seed: what becomes of packets, and which
-    /// numbers and keys its devices give out. So who knows the seed can guess the keys.
+    /// An empty network. All its randomness comes from the seed: what becomes of packets, and which
+    /// QPNs and keys its devices give out. So whoever knows the seed can guess the keys.
     #[must_use]
     pub fn simulated(seed: u64) -> Self {
         Self { fabric: Box::leak(Box::new(Fabric::simulated(seed))) }
@@ -96,7 +97,8 @@ impl Network {
         self.set_link_after(Duration::ZERO, from, to, model)
     }
 
-    /// The same, when so much time has passed: also while the program waits for something.
+    /// As [`set_link`](Self::set_link), when so much time has passed: also while the program waits
+    /// for something.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -138,8 +140,9 @@ impl Network {
         self.fabric.clock.now().since(Time::BEGINNING)
     }
 
-    /// Has the next thing happen, whenever that is: a packet arrives, or a deadline passes. Says whether there was
-    /// one; if not, nothing happens any more unless the program does something. Threads take turns.
+    /// Lets time pass until the next event: a packet arrives, or a deadline passes. Returns whether
+    /// there was one; if not, nothing happens any more unless the program does something. Threads
+    /// take turns.
     ///
     /// ```
     /// let network = rdma_soft::Network::simulated(1);
@@ -149,7 +152,7 @@ impl Network {
         self.fabric.step()
     }
 
-    /// So much time passes, and what is due meanwhile happens.
+    /// Lets so much time pass; what is due meanwhile happens.
     ///
     /// ```
     /// use std::time::Duration;

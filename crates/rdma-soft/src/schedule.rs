@@ -5,8 +5,9 @@
 /// A device on which nothing is ever in flight proves nothing about a program that must cope with
 /// requests in flight. The requests of one queue pair are executed in order under every schedule.
 ///
-/// On a device that sends packets it says when a request may begin to be sent. So it does on those of a
-/// [`Network`](crate::Network), where another thread is the next call that lets virtual time pass.
+/// On a device that sends packets the schedule says when a request may begin to be sent. So it does
+/// on those of a [`Network`](crate::Network), where another thread is the next call that lets
+/// virtual time pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Schedule {

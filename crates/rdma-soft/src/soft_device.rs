@@ -1,4 +1,4 @@
-//! The handle by which a test or an embedding program steers a device.
+//! The handle by which a test or an embedding program controls a device.
 
 use rdma_types::{Gid, Guid, Qpn};
 
@@ -8,8 +8,9 @@ use crate::engine::requester::drive::{release, release_half};
 use crate::engine::requester::side::SendSide;
 use crate::fabric::devices::INSTALLED;
 
-/// An installed software device, seen from outside the verbs: its identity, and the strings that a
-/// [`Held`](crate::Schedule::Held) device hangs on.
+/// An installed software device, seen from outside the verbs: its identity, its counters, its port,
+/// and the calls by which a test releases the requests that a [`Held`](crate::Schedule::Held)
+/// device holds.
 ///
 /// `Copy`; it refers to a device that lives as long as the process.
 #[derive(Clone, Copy)]
@@ -38,26 +39,26 @@ impl SoftDevice {
         INSTALLED.named(name).map(Self::of)
     }
 
-    /// Its name, as in the device list.
+    /// The name of the device, as in the device list.
     #[must_use]
     pub fn name(&self) -> &'static str {
         &self.device.name
     }
 
-    /// Its node GUID.
+    /// The node GUID of the device.
     #[must_use]
     pub fn guid(&self) -> Guid {
         self.device.guid()
     }
 
-    /// Its port's GIDs, in the order of their index.
+    /// The GIDs of the device's port, in the order of their index.
     #[must_use]
     pub fn gids(&self) -> Vec<Gid> {
         self.device.identity.gids.iter().map(|entry| entry.gid).collect()
     }
 
-    /// What it has counted until now. While requests are executed the counters may be of slightly
-    /// different moments; no counter ever goes back.
+    /// The counters of the device until now. While requests are executed the counters may be of
+    /// slightly different moments; no counter ever goes back.
     ///
     /// ```
     /// rdma_soft::install();
@@ -71,8 +72,9 @@ impl SoftDevice {
         self.device.tally.counters()
     }
 
-    /// Brings its port up, or down: then nothing it sends arrives and nothing arrives here, until it is
-    /// up again. Every context of the device gets an event if that is news.
+    /// Brings the device's port up or down. While the port is down nothing that the device sends
+    /// arrives, and nothing arrives at the device. Every context of the device gets an event if the
+    /// state changes.
     ///
     /// Requests that are in flight when the port goes down may still be executed before this
     /// returns.
@@ -80,17 +82,17 @@ impl SoftDevice {
         self.device.set_port(up);
     }
 
-    /// How many send requests of a queue pair were posted and are not finished: those that a schedule
-    /// holds back, those that wait for the peer, and what a thread has left to the next one since it had
-    /// done enough of them for one turn. 0 if there is no such queue pair.
+    /// How many send requests of a queue pair were posted and are not finished: those that a
+    /// schedule holds back, those that wait for the peer, and those that a thread has left to the
+    /// next one at the end of its turn. 0 if there is no such queue pair.
     #[must_use]
     pub fn in_flight(&self, queue_pair: Qpn) -> usize {
         self.with_send_side(queue_pair, |send| send.queue.len())
     }
 
-    /// How many bytes of the oldest unfinished request of a queue pair are copied. It is not 0 where a copy
-    /// pauses: after [`release_half`](Self::release_half), and between two parts of a long message, of which
-    /// a thread copies no more in one turn.
+    /// How many bytes of the oldest unfinished request of a queue pair are copied. The count is not
+    /// 0 where a copy pauses: after [`release_half`](Self::release_half), and between two parts of
+    /// a long message, of which a thread copies no more in one turn.
     #[must_use]
     pub fn half_copied(&self, queue_pair: Qpn) -> u64 {
         self.with_send_side(queue_pair, |send| send.requester.progress)
@@ -99,16 +101,16 @@ impl SoftDevice {
     /// Executes up to `count` requests of a queue pair now, oldest first, whatever the schedule; says
     /// how many completed by this. A request that the peer is not ready for stays.
     ///
-    /// What is posted meanwhile is not among them. A long copy lets others use the queue pair now and then, as
-    /// one within a post does.
+    /// Requests that are posted meanwhile are not among these. A long copy lets others use the
+    /// queue pair now and then, as one within a post does.
     pub fn release(&self, queue_pair: Qpn, count: u32) -> u32 {
         let found = self.device.queue_pair(queue_pair.get());
         found.map_or(0, |queue_pair| release(&queue_pair, count))
     }
 
     /// Copies the first half of the oldest request of a queue pair and stops there, as if it was in
-    /// flight; a later release does the rest. Says whether it is half-way now; a request of less than
-    /// two bytes cannot be, and completes.
+    /// flight; a later release does the rest. Returns whether the request is half-way now; a
+    /// request of less than two bytes cannot be, and completes.
     pub fn release_half(&self, queue_pair: Qpn) -> bool {
         if let Some(queue_pair) = self.device.queue_pair(queue_pair.get()) {
             release_half(&queue_pair);

@@ -278,7 +278,7 @@ impl End {
         }
     }
 
-    /// Whether the local memory has room.
+    /// Whether the local memory has space.
     pub(crate) fn has_room(&self, bytes: usize) -> bool {
         let room = self.local.length();
         let wraps = self.next + bytes > room;

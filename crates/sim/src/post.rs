@@ -55,7 +55,7 @@ pub(crate) fn unpack(request: &Request, block: &[u8]) -> Option<Vec<u8>> {
 }
 
 impl World<'_> {
-    /// Posts a request, if there is room for it.
+    /// Posts a request, if there is space for it.
     pub(crate) fn post(&mut self, end: usize, mut request: Request) -> Outcome {
         self.make_fair(end, &mut request);
         let own = &self.ends[end];
@@ -118,7 +118,7 @@ impl World<'_> {
         }
         let moves = request.kind.moves();
         request.inline &= moves && request.length <= INLINE;
-        // A SEND has room for one of both.
+        // A SEND has space for one of both.
         request.immediate &= moves && !(request.kind == Kind::Send && request.window.is_some());
         request.signaled |= own.silent + 1 >= own.capacity / 2;
     }

@@ -172,7 +172,7 @@ impl<'a> World<'a> {
         if shares { &mut self.hosts[device].shared } else { &mut self.ends[end].pool }
     }
 
-    /// Posts receives, as many as there is room for.
+    /// Posts receives, as many as there is space for.
     pub(crate) fn receive(&mut self, end: usize, count: usize, elements: usize) {
         if self.ends[end].qp.is_none() && !self.ends[end].shares {
             return;

@@ -147,7 +147,7 @@ fn steps(modules: &[String], netdev: Option<&str>) -> Vec<Step> {
         let trace = format!("/sys/class/net/{INTERFACE}");
         let undo = format!("ip link delete {INTERFACE}");
         steps.push(step(&format!("ip link add {INTERFACE} type dummy"), Some((&trace, &undo))));
-        // An address for tests of networks, which no host has; an MTU with room for a path MTU of 4096.
+        // An address for tests of networks, which no host has; an MTU with space for a path MTU of 4096.
         steps.push(step(&format!("ip address add 198.18.0.1/32 dev {INTERFACE}"), None));
         steps.push(step(&format!("ip link set {INTERFACE} mtu 4200 up"), None));
     }

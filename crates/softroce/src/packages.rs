@@ -19,7 +19,7 @@ const GUEST: [&str; 4] = ["ibverbs-providers", "ibverbs-utils", "rdmacm-utils", 
 /// What unpacks modules, which some distributions pack.
 const UNPACKERS: [&str; 2] = ["xz-utils", "zstd"];
 
-/// What the packages take, packed and unpacked, with room for the rest.
+/// What the packages take, packed and unpacked, with space for the rest.
 const NEEDED_MIB: u64 = 1024;
 
 /// apt says what is wrong; this what to do about it.

@@ -288,7 +288,7 @@ pub(super) enum Refusal {
     Backwards,
     /// An attribute that this transition does not take.
     ForeignAttribute,
-    /// One receive more than a queue pair has room for, and one send.
+    /// One receive more than a queue pair has space for, and one send.
     FullReceiveQueue,
     FullSendQueue,
     /// A queue pair with more requests than the device has.

@@ -60,8 +60,8 @@ pub(super) fn call(context: &Context, end: &EndState, call: Refusal) -> i32 {
     }
 }
 
-/// Posts to a queue pair, which waits for a receive that nobody posts, as much as there is room for, and one
-/// more.
+/// Posts to a queue pair, which waits for a receive that nobody posts, as much as there is space
+/// for, and one more.
 fn full(context: &Context, end: &EndState, post: impl Fn(&Qp) -> i32) -> i32 {
     const ROOM: u32 = 4;
     let size = Size { send_wr: ROOM, receive_wr: ROOM, ..Size::default() };
@@ -71,7 +71,7 @@ fn full(context: &Context, end: &EndState, post: impl Fn(&Qp) -> i32) -> i32 {
     connect(&qp, &own, &there, &Knobs::default());
     connect(&peer, &there, &own, &Knobs::default());
     (0..ROOM).for_each(|_| assert_eq!(post(&qp), 0));
-    // Devices may have more room than was asked for.
+    // Devices may have more space than was asked for.
     (0..u32::from(u16::MAX)).map(|_| post(&qp)).find(|&errno| errno != 0).unwrap_or(0)
 }
 

@@ -249,7 +249,7 @@ fn poll(cq: &Cq, queue: Queue) -> Vec<Completion> {
     wcs.iter().map(|wc| Completion::of(wc, queue)).collect()
 }
 
-/// Polls until that is so, or for as long as patience lasts.
+/// Polls until that is so, or until the deadline.
 fn wait(cq: &Cq, queue: Queue, done: impl Fn(&[Completion]) -> bool) -> Vec<Completion> {
     let until = Instant::now() + PATIENCE;
     let mut found = Vec::new();

@@ -86,7 +86,7 @@ impl Ledger {
         without_unwinding(|| {
             match &outcome {
                 Ok(Ok(_)) => {}
-                // Also for want of space.
+                // Also for lack of space.
                 Ok(Err(TransportError::Timeout { operation, .. }))
                 | Err(TransportError::Timeout { operation, .. }) => {
                     self.end_now(CloseReason::Timeout { operation: *operation });

@@ -103,14 +103,15 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// RC or UC. Default: RC. Of UC a message arrives or not, and its send succeeds when it has left.
+    /// RC or UC. Default: RC. With UC a message arrives or not, and its send succeeds when the
+    /// message has left.
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
         self.qp_type = qp_type;
         self
     }
 
-    /// Every request of the send queue makes a completion, also one that says it is unsignaled: it is as if none
-    /// did. Default: no.
+    /// Every request of the send queue makes a completion, also one that is marked unsignaled.
+    /// Default: no.
     pub fn sq_sig_all(mut self, sq_sig_all: bool) -> Self {
         self.sq_sig_all = sq_sig_all;
         self
@@ -146,8 +147,8 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// How long what a scope has left in flight may take, and, if that is not enough, its flushes once
-    /// more. Default: 5 seconds.
+    /// The time for operations that a scope has left in flight, and, if that is not enough, the
+    /// same time for their flushes. Default: 5 seconds.
     pub fn drain_timeout(mut self, drain: Duration) -> Self {
         self.limits.drain = drain;
         self
@@ -232,8 +233,8 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// How often to try again when the peer has no receive posted. Default: without end, since
-    /// the limit of the operation ends it. See [`QueuePairBuilder::max_rnr_retries`].
+    /// How often to try again when the peer has no receive posted. Default: without end, since the
+    /// limit of the operation ends the retries. See [`QueuePairBuilder::max_rnr_retries`].
     pub fn max_rnr_retries(mut self, max_rnr_retries: MaxRnrRetries) -> Self {
         self.qp = self.qp.max_rnr_retries(max_rnr_retries);
         self
@@ -354,7 +355,7 @@ impl MultiChannelBuilder<'_> {
     }
 }
 
-/// A builder that lacks the protection domain, which [`pd`](WithoutPd::pd) tells it.
+/// A builder that lacks the protection domain, which [`pd`](WithoutPd::pd) sets.
 #[must_use]
 #[derive(Debug)]
 pub struct WithoutPd<C>(PhantomData<fn() -> C>);

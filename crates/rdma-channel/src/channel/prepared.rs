@@ -10,9 +10,10 @@ use crate::ledger::Ledger;
 use crate::ledger::queues::Asked;
 use crate::limits::Limits;
 
-/// A channel that waits for its peer's endpoint.
+/// A channel that is not connected yet: it needs the endpoint of its peer.
 ///
-/// [`exchange`](crate::exchange) tells both ends over a connection that there is already.
+/// [`exchange`](crate::exchange) gives both ends their peer's endpoint over a connection that
+/// exists already, such as a TCP connection.
 #[derive(Debug)]
 pub struct PreparedChannel {
     pub(crate) qp: PreparedQueuePair,
@@ -24,14 +25,14 @@ pub struct PreparedChannel {
 }
 
 impl PreparedChannel {
-    /// What the peer has to know.
+    /// The endpoint of this end, which the peer needs to connect.
     #[must_use]
     pub const fn endpoint(&self) -> QueuePairEndpoint {
         self.qp.endpoint()
     }
 
-    /// Connects to the peer, which does the same with the endpoint of this one. With its own it is connected to
-    /// itself.
+    /// Connects to the peer, which does the same with the endpoint of this one. A channel that is
+    /// given its own endpoint is connected to itself.
     ///
     /// # Errors
     /// Those of [`PreparedQueuePair::handshake`].
@@ -47,7 +48,7 @@ impl PreparedChannel {
         self.qp.connect_attributes(peer)
     }
 
-    /// Connects with these attributes, from wherever they are.
+    /// Connects with these attributes, however the program got them.
     ///
     /// # Errors
     /// Those of [`PreparedQueuePair::connect`].

@@ -7,7 +7,7 @@ use rdma_qp::EndpointError;
 
 /// Why this end and its peer could not tell each other their endpoints.
 ///
-/// After any of these nobody knows where in its message the stream is: close it.
+/// After any of these the position of the stream in its message is unknown: close the stream.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeError {

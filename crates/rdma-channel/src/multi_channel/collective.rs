@@ -132,7 +132,7 @@ impl MultiChannel {
     /// many as its queue holds. All are waited for, also if one fails, for no longer than one operation of the kind
     /// may take: then the connections are closed whose requests are not done, and the others stay as they are.
     ///
-    /// It allocates the list of the requests and that of the results, and nothing for each.
+    /// The call allocates the list of the requests and that of the results, and nothing for each.
     ///
     /// # Errors
     /// - [`TransportError::NoSuchPeer`] or [`TransportError::Closed`] ([`closed`](Self::closed) tells which peer), before

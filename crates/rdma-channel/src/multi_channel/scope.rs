@@ -106,7 +106,8 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     /// Posts a message to a peer. Waits for a free slot, as long as a send may take.
     ///
     /// # Errors
-    /// If it was not posted: nothing has changed then. [`TransportError::NoSuchPeer`] if there is none.
+    /// Why the request was not posted; nothing has changed then. [`TransportError::NoSuchPeer`] if
+    /// there is none.
     #[inline]
     pub fn post_send<'data: 'scope>(
         &self,
@@ -132,7 +133,8 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     /// Posts a write into memory of a peer. Waits for a free slot, as long as a write may take.
     ///
     /// # Errors
-    /// If it was not posted: nothing has changed then. [`TransportError::NoSuchPeer`] if there is none.
+    /// Why the request was not posted; nothing has changed then. [`TransportError::NoSuchPeer`] if
+    /// there is none.
     #[inline]
     pub fn post_write<'data: 'scope>(
         &self,
@@ -158,7 +160,8 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     /// Posts a read of memory of a peer. Waits for a free slot, as long as a read may take.
     ///
     /// # Errors
-    /// If it was not posted: nothing has changed then. [`TransportError::NoSuchPeer`] if there is none.
+    /// Why the request was not posted; nothing has changed then. [`TransportError::NoSuchPeer`] if
+    /// there is none.
     #[inline]
     pub fn post_read<'data: 'scope>(
         &self,
@@ -185,7 +188,8 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     /// [`ScopedPeer::post_receive`].
     ///
     /// # Errors
-    /// If it was not posted: nothing has changed then. [`TransportError::NoSuchPeer`] if there is none.
+    /// Why the request was not posted; nothing has changed then. [`TransportError::NoSuchPeer`] if
+    /// there is none.
     #[inline]
     pub fn post_receive<'data: 'scope>(
         &self,
@@ -212,7 +216,8 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     /// take.
     ///
     /// # Errors
-    /// If it was not posted: nothing has changed then. [`TransportError::NoSuchPeer`] if there is none.
+    /// Why the request was not posted; nothing has changed then. [`TransportError::NoSuchPeer`] if
+    /// there is none.
     #[inline]
     pub fn post_atomic<'data: 'scope>(
         &self,

@@ -49,7 +49,7 @@ impl<W> ToPeer<W> {
         Self { peer, wr }
     }
 
-    /// For which peer it is.
+    /// The index of the peer that the request is for.
     #[inline]
     #[must_use]
     pub const fn peer(&self) -> usize {
@@ -99,7 +99,7 @@ impl<'wr, 'data> ToPeer<SendWorkRequest<'wr, 'data>> {
         Self::from_wr(peer, SendWorkRequest::inline(elements))
     }
 
-    /// Sends immediate data along.
+    /// Adds immediate data.
     #[inline]
     #[must_use]
     pub const fn with_immediate(self, immediate: u32) -> Self {
@@ -181,7 +181,7 @@ impl<'wr, 'data> ToPeer<ReadWorkRequest<'wr, 'data>> {
 }
 
 impl<'wr, 'data: 'wr> ToPeer<AtomicWorkRequest<'wr, 'data>> {
-    /// Puts `swap` into the peer's word if that is `compare`; the result tells whether it was.
+    /// Puts `swap` into the peer's word if that is `compare`; the result says whether it was.
     #[inline]
     #[must_use]
     pub fn compare_and_swap(

@@ -19,7 +19,8 @@ use crate::transport_error::{TransportError, WorkId};
 
 /// An operation in flight, with the memory that it has rented.
 ///
-/// Dropping it changes nothing but that the memory does not come back before the scope has ended.
+/// Dropping the handle changes nothing but that the memory does not come back before the scope has
+/// ended.
 #[must_use = "the memory comes back from it"]
 #[derive(Debug)]
 pub struct InFlight<'scope, B> {
@@ -81,7 +82,8 @@ impl<'scope, B> InFlight<'scope, B> {
     /// limit.
     ///
     /// # Errors
-    /// [`Late`] with the handle, if it is not, or if the completion queue has failed, as its error says.
+    /// [`Late`] with the handle, if the operation is not over, or if the completion queue has
+    /// failed, as the error says.
     ///
     /// # Examples
     /// What can be waited for again is.
@@ -121,13 +123,14 @@ impl<'scope, B> InFlight<'scope, B> {
     /// [`Finished::ok`] in one.
     ///
     /// # Errors
-    /// Why it has not: then the memory is not seen before the scope has ended.
+    /// Why the operation has not succeeded: then the memory does not come back before the scope has
+    /// ended.
     #[inline(always)]
     pub fn done(self, timeout: Duration) -> Result<(B, WorkSuccess), TransportError> {
         self.wait(timeout)?.ok()
     }
 
-    /// What it is.
+    /// The kind of the operation.
     pub fn operation(&self) -> Operation {
         self.ticket.place().operation()
     }
@@ -143,7 +146,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// [`post_send`](Self::post_send).
     ///
     /// # Errors
-    /// [`Refused`] with the memory, if it was not posted.
+    /// [`Refused`] with the memory, if the request was not posted.
     ///
     /// # Examples
     /// One buffer, filled anew while the scope lasts.
@@ -201,7 +204,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// [`post_receive`](Self::post_receive).
     ///
     /// # Errors
-    /// [`Refused`] with the memory, if it was not posted.
+    /// [`Refused`] with the memory, if the request was not posted.
     #[inline(always)]
     pub fn receive_into<B: RentMut + 'scope>(
         &self,
@@ -218,7 +221,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// [`post_write`](Self::post_write).
     ///
     /// # Errors
-    /// [`Refused`] with the memory, if it was not posted.
+    /// [`Refused`] with the memory, if the request was not posted.
     #[inline(always)]
     pub fn write_from<B: Rent + 'scope>(
         &self,
@@ -281,7 +284,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// [`post_read`](Self::post_read).
     ///
     /// # Errors
-    /// [`Refused`] with the memory, if it was not posted.
+    /// [`Refused`] with the memory, if the request was not posted.
     #[inline(always)]
     pub fn read_into<B: RentMut + 'scope>(
         &self,
@@ -299,7 +302,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// Puts `swap` into the peer's word if that is `compare`, and what it was into rented memory of 8 bytes.
     ///
     /// # Errors
-    /// [`Refused`] with the memory, if it was not posted.
+    /// [`Refused`] with the memory, if the request was not posted.
     #[inline(always)]
     pub fn compare_and_swap_into(
         &self,
@@ -318,7 +321,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// Adds `add` to the peer's word, and puts what it was into rented memory of 8 bytes.
     ///
     /// # Errors
-    /// [`Refused`] with the memory, if it was not posted.
+    /// [`Refused`] with the memory, if the request was not posted.
     #[inline(always)]
     pub fn fetch_add_into(
         &self,

@@ -34,19 +34,20 @@ impl<B> Finished<B> {
 /// How far an operation on rented memory is.
 #[must_use = "the memory comes back from it"]
 #[derive(Debug)]
-#[allow(clippy::exhaustive_enums)] // there is no fourth way, and whoever forgets one is told when compiling
+#[allow(clippy::exhaustive_enums)] // there is no fourth way, and the compiler reports a match that lacks one
 pub enum Progress<'scope, B> {
-    /// It is over.
+    /// The operation is over.
     Done(Finished<B>),
-    /// It is in flight: ask again.
+    /// The operation is in flight: poll the handle again.
     Pending(InFlight<'scope, B>),
-    /// The completion queue has failed: asking again is in vain.
+    /// The completion queue has failed: polling again cannot help.
     Dead(Late<'scope, B>),
 }
 
 /// An operation that is not known to be over, and why it is not waited for any longer.
 ///
-/// It is no [`Error`], which would have to own what is in it; `?` makes a [`TransportError`] of it, or a boxed error.
+/// A `Late` is no [`Error`], which would have to own what is in it; `?` makes a [`TransportError`]
+/// of it, or a boxed error.
 #[non_exhaustive]
 pub struct Late<'scope, B> {
     /// What is in flight, with its memory, which the device may use.

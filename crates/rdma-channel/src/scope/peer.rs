@@ -80,7 +80,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// Waits for a free slot in the queue, as long as a send may take.
     ///
     /// # Errors
-    /// If it was not posted: nothing has changed then.
+    /// Why the request was not posted; nothing has changed then.
     #[inline(always)]
     pub fn post_send<'data: 'scope>(
         &self,
@@ -94,7 +94,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// Waits for a free slot in the queue, as long as a write may take.
     ///
     /// # Errors
-    /// If it was not posted: nothing has changed then.
+    /// Why the request was not posted; nothing has changed then.
     #[inline(always)]
     pub fn post_write<'data: 'scope>(
         &self,
@@ -108,7 +108,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// Waits for a free slot in the queue, as long as a read may take.
     ///
     /// # Errors
-    /// If it was not posted: nothing has changed then.
+    /// Why the request was not posted; nothing has changed then.
     #[inline(always)]
     pub fn post_read<'data: 'scope>(
         &self,
@@ -122,7 +122,7 @@ impl<'scope> ScopedPeer<'scope> {
     /// Waits for a free slot in the queue, as long as an atomic operation may take.
     ///
     /// # Errors
-    /// If it was not posted: nothing has changed then.
+    /// Why the request was not posted; nothing has changed then.
     #[inline(always)]
     pub fn post_atomic<'data: 'scope>(
         &self,
@@ -134,9 +134,10 @@ impl<'scope> ScopedPeer<'scope> {
     /// Posts a receive for a message of the peer.
     ///
     /// # Errors
-    /// If it was not posted: nothing has changed then. A full queue is [`TransportError::WouldBlock`] at
-    /// once, unless the builder has set a [limit for receives](crate::ChannelBuilder::receive_timeout):
-    /// then it waits as long for room.
+    /// Why the request was not posted; nothing has changed then. A full queue is
+    /// [`TransportError::WouldBlock`] at once, unless the builder has set a [limit for
+    /// receives](crate::ChannelBuilder::receive_timeout): then the post waits so long for a free
+    /// slot.
     #[inline(always)]
     pub fn post_receive<'data: 'scope>(
         &self,
@@ -145,13 +146,15 @@ impl<'scope> ScopedPeer<'scope> {
         self.post(wr)
     }
 
-    /// Posts these bytes as a message to the peer; as [`Channel::send_inline`](crate::Channel::send_inline). The post copies them, so that they
-    /// are borrowed no longer than it.
+    /// Posts these bytes as a message to the peer; as
+    /// [`Channel::send_inline`](crate::Channel::send_inline). The post copies the bytes, so that
+    /// they are borrowed for the call only.
     ///
     /// Waits for a free slot in the queue, as long as a send may take.
     ///
     /// # Errors
-    /// Those of [`Channel::send_inline`](crate::Channel::send_inline), if it was not posted: nothing has changed then.
+    /// Those of [`Channel::send_inline`](crate::Channel::send_inline), if the request was not
+    /// posted: nothing has changed then.
     ///
     /// # Examples
     /// One line of text after the other, in the same string.
@@ -200,13 +203,14 @@ impl<'scope> ScopedPeer<'scope> {
         self.post_write(WriteWorkRequest::inline(&[InlineElement::new_checked(data)?], remote))
     }
 
-    /// The domain whose memory it uses.
+    /// The protection domain whose memory the requests use.
     #[must_use]
     pub const fn pd(&self) -> &ProtectionDomain {
         &self.ledger.pd
     }
 
-    /// Whether the connection has been closed, and by what: why operations that had not failed were flushed.
+    /// Whether the connection has been closed, and by what: the cause of operations that were
+    /// flushed.
     #[must_use]
     pub const fn closed(&self) -> Option<CloseReason> {
         self.connection.closed()

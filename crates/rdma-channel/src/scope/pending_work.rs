@@ -8,10 +8,11 @@ use crate::ledger::ticket::{Ticket, Unsettled};
 use crate::operation::Operation;
 use crate::transport_error::{TransportError, WorkId};
 
-/// An operation in flight.
+/// The handle of an operation in flight.
 ///
-/// Dropping it changes nothing: the operation goes on, and who borrowed its memory, the scope, ends
-/// it. It keeps its slot until it is dropped, also when it is done.
+/// Dropping the handle changes nothing: the operation goes on, and the scope, which borrowed its
+/// memory, ends the operation. A handle keeps its slot in the queue until it is dropped, also when
+/// the operation is done.
 #[derive(Debug)]
 pub struct PendingWork<'l> {
     ticket: Ticket<'l>,
@@ -26,7 +27,7 @@ impl<'l> PendingWork<'l> {
         Self { ticket }
     }
 
-    /// How it ended, if it has; does not wait. Can be asked again.
+    /// How the operation ended, if it has; does not wait, and can be called again.
     ///
     /// An error of the poll itself, [`TransportError::PollError`], says nothing of the operation.
     #[inline(always)]
@@ -44,12 +45,12 @@ impl<'l> PendingWork<'l> {
         }
     }
 
-    /// How it ended; waits as long as operations of its kind may take, which the
+    /// How the operation ended; waits as long as operations of its kind may take, which the
     /// [builder](crate::ChannelBuilder) says.
     ///
     /// # Errors
-    /// [`TransportError::Timeout`] if it has not ended by then, which changes nothing: it is still
-    /// in flight. Else how it failed.
+    /// [`TransportError::Timeout`] if the operation has not ended by then, which changes nothing:
+    /// it is still in flight. Else how the operation failed.
     #[inline(always)]
     pub fn spin_poll(&self) -> Result<WorkSuccess, TransportError> {
         let place = self.ticket.place();
@@ -72,7 +73,7 @@ impl<'l> PendingWork<'l> {
         }
     }
 
-    /// What it is.
+    /// The kind of the operation.
     pub fn operation(&self) -> Operation {
         self.ticket.place().operation()
     }

@@ -118,7 +118,7 @@ fn a_completion_that_comes_again_and_again_is_that_of_one_request() {
     }
 }
 
-/// Also for one of the next generation in the same place.
+/// Also for one of the next generation in the same slot.
 #[test]
 fn a_completion_that_comes_late_is_not_that_of_the_request_after_it() {
     must_end(|| {

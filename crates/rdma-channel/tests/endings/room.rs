@@ -27,7 +27,7 @@ fn refused_after_a_wait() -> Pair {
     }
     let data = pair.memory(64, 5);
     let list = GatherList::from([data.as_slice()]);
-    // The first look finds nothing: from then on its time counts. At the second one there is room.
+    // The first look finds nothing: from then on its time counts. At the second one there is space.
     at_next_poll(move || at_next_poll(move || soft.release(qpn, 1)));
     let begin = Instant::now();
     let error = pair.here.write(WriteWorkRequest::from_list(&list, remote)).unwrap_err();

@@ -1,4 +1,4 @@
-//! Streams of each kind, with little room, blocking or not.
+//! Streams of each kind, with little space, blocking or not.
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

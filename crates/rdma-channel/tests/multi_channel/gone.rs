@@ -41,7 +41,7 @@ fn a_peer_that_goes_away_leaves_the_others_to_each_other() {
                 let expect = || peers.into_iter().for_each(expect_number);
                 let begin = Instant::now();
                 let left = star.center.scope(|s| {
-                    // Nobody has room for them yet.
+                    // Nobody has space for them yet.
                     let sent =
                         s.post_multicast_send([0, 1, 2], SendWorkRequest::only_immediate(1))?;
                     let behind = s.to(1)?.send_from(data.as_slice())?;

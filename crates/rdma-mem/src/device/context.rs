@@ -59,7 +59,7 @@ impl Context {
         Ok(Self(Arc::new(handle)))
     }
 
-    /// Makes one of a context that was opened elsewhere.
+    /// Wraps a context that was opened elsewhere.
     ///
     /// Its events are in one queue: who uses [`async_events`](Self::async_events) of it makes its file
     /// non-blocking for its other users, too.
@@ -120,8 +120,8 @@ impl Context {
         Ok(DeviceAttributes::from_raw(&all.orig_attr, all.device_cap_flags_ex))
     }
 
-    /// What else the device can; see `man ibv_query_device_ex`. All of it is 0 with a provider that does
-    /// not tell.
+    /// What else the device can; see `man ibv_query_device_ex`. All of it is 0 with a provider that
+    /// does not say.
     ///
     /// # Errors
     /// If the provider refuses.
@@ -220,8 +220,8 @@ impl Context {
         Handle::close_last(self.0, "context").map_err(|(handle, error)| (Self(handle), error))
     }
 
-    /// Whether this process is the one that made it. Who calls verbs on [`as_raw`](Self::as_raw) that are
-    /// not on the data path asks first.
+    /// Whether this process is the one that made the object. Who calls verbs on
+    /// [`as_raw`](Self::as_raw) that are not on the data path asks first.
     ///
     /// # Errors
     /// If it is a child that was forked since.

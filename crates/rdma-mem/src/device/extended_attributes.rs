@@ -9,7 +9,7 @@ attributes! {
     /// What came after [`DeviceAttributes`](crate::DeviceAttributes), from
     /// [`Context::query_device_extended`](crate::Context::query_device_extended).
     ///
-    /// What a device does not have is 0, and so is all of it with a provider that does not tell.
+    /// What a device does not have is 0, and so is all of it with a provider that does not say.
     #[doc(alias = "ibv_device_attr_ex")]
     ExtendedAttributes(raw: &ibv_device_attr_ex) {
         /// What the device can with memory that is not pinned (on-demand paging).

@@ -112,7 +112,7 @@ impl Device {
         Guid::from_be(unsafe { (self.verbs().get_device_guid)(self.raw.as_ptr()) })
     }
 
-    /// What it is in its network; for an InfiniBand or RoCE device [`NodeType::CA`].
+    /// The kind of node that the device is; for an InfiniBand or RoCE device [`NodeType::CA`].
     #[must_use]
     pub fn node_type(&self) -> NodeType {
         // SAFETY: SAFETY.md F6: alive by `self.list`, and it does not change.

@@ -16,7 +16,7 @@ attributes! {
         number: u8 => text = number,
         /// Whether it passes data.
         state: PortState => text = PortState::from_raw(raw.state.0),
-        /// What it is plugged into.
+        /// The link layer of the port.
         link_layer: LinkLayer => text = LinkLayer::from_raw(raw.link_layer),
         /// The largest MTU that it could have; `None` for a code that the specification does not have,
         /// which is in [`max_mtu_code`](Self::max_mtu_code).

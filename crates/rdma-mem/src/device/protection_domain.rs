@@ -47,7 +47,7 @@ impl ProtectionDomain {
         Ok(Self(Arc::new(handle)))
     }
 
-    /// Makes one of a domain that was allocated elsewhere, a parent domain too. [`Ownership`] has an
+    /// Wraps a domain that was allocated elsewhere, a parent domain too. [`Ownership`] has an
     /// example.
     ///
     /// # Safety
@@ -84,8 +84,8 @@ impl ProtectionDomain {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether this process is the one that made it. Who calls verbs on [`as_raw`](Self::as_raw) that are
-    /// not on the data path asks first.
+    /// Whether this process is the one that made the object. Who calls verbs on
+    /// [`as_raw`](Self::as_raw) that are not on the data path asks first.
     ///
     /// # Errors
     /// If it is a child that was forked since.

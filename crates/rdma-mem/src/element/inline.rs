@@ -62,7 +62,7 @@ impl<'a> InlineElement<'a> {
         Self { sge: ibv_sge { addr, length, lkey: 0 }, borrow: PhantomData }
     }
 
-    /// How many bytes it has.
+    /// The length of the element, in bytes.
     #[inline]
     #[must_use]
     pub const fn length(&self) -> u32 {

@@ -50,7 +50,7 @@ impl<'r> SharedElement<'r> {
         self.pd
     }
 
-    /// How many bytes it has.
+    /// The length of the element, in bytes.
     #[inline]
     #[must_use]
     pub const fn length(&self) -> u32 {

@@ -4,17 +4,17 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RangeError {
-    /// It is not, or not wholly, within the region.
+    /// The range is not, or not wholly, within the region.
     #[error("{length} bytes at offset {offset} are not within a region of {region} bytes")]
     OutOfBounds {
         /// Where the range begins, in bytes from the start of the region.
         offset: usize,
-        /// How long it is, in bytes.
+        /// The length, in bytes.
         length: usize,
         /// How long the region is, in bytes.
         region: usize,
     },
-    /// Its address is not a multiple of what it must be.
+    /// The address of the range is not a multiple of what it must be.
     #[error("offset {offset} is not a multiple of {align}")]
     Misaligned {
         /// Where the range begins, in bytes from the start of the region.

@@ -44,7 +44,7 @@ impl<'a> BorrowedRegion<'a> {
     /// receives and answers to reads.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`], or the verb's: the hint tells about the limit of locked memory.
+    /// [`Error::EmptyRegion`], or the verb's: the hint is about the limit of locked memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register(pd: &ProtectionDomain, memory: &'a mut [u8]) -> Result<Self, Error> {
         let (length, base) = (memory.len(), NonNull::from(memory).cast());

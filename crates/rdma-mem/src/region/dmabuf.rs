@@ -22,15 +22,15 @@ use crate::remote::RemoteMemoryRegion;
 /// Registered memory that comes as a file descriptor: a dma-buf, the kernel's way to hand on memory that
 /// need not be the processor's, such as a GPU's.
 ///
-/// Nothing of it is mapped into the process, so there is no view of the bytes; requests name
-/// [ranges](Self::element). The region keeps the memory by itself: the descriptor may be closed when it
-/// is registered.
+/// Nothing of the memory is mapped into the process, so there is no view of the bytes; requests
+/// name [ranges](Self::element). The region keeps the memory by itself: the descriptor may be
+/// closed when it is registered.
 ///
 /// Requests and peers count from `iova`, which is chosen freely but for one thing: within a page it is
 /// where `offset` is.
 ///
 /// The software device takes dma-bufs that can be mapped, and sealed files in memory
-/// ([`RegionMemory::memfd`](crate::RegionMemory::memfd)) in their place.
+/// ([`RegionMemory::memfd`](crate::RegionMemory::memfd)) instead.
 ///
 /// # Examples
 /// ```
@@ -143,7 +143,7 @@ impl DmabufRegion {
         Ok(unsafe { Self::of(raw, pd, length, iova, Ownership::Owned) })
     }
 
-    /// Makes one of a region that was registered elsewhere, by `ibv_reg_dmabuf_mr`. Length and keys are in
+    /// Wraps a region that was registered elsewhere, by `ibv_reg_dmabuf_mr`. Length and keys are in
     /// it; from where requests count is not, and is asked for.
     ///
     /// A region of other memory can be had as one, too, where elements by range are enough: one that was
@@ -214,7 +214,7 @@ impl DmabufRegion {
         self.iova
     }
 
-    /// How long it is, in bytes.
+    /// The length, in bytes.
     #[inline]
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // no region is empty
@@ -251,7 +251,7 @@ impl DmabufRegion {
         self.rkey
     }
 
-    /// The domain that it was registered in.
+    /// The protection domain that the region was registered in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.handle.needs()

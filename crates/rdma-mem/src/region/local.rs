@@ -16,7 +16,7 @@ use crate::region::registration::Registration;
 /// [`OwnedRegion`](crate::OwnedRegion) and a [`BorrowedRegion`](crate::BorrowedRegion), which are
 /// the only two.
 ///
-/// It derefs to its bytes. Pieces of it that carry the region's key come from
+/// The region derefs to its bytes. Pieces of it that carry the region's key come from
 /// [`as_slice_mut`](Self::as_slice_mut), [`split_at`](Self::split_at), [`get_ref`](Self::get_ref)
 /// and [`get_mut`](Self::get_mut); an element made from one cannot be wrong.
 #[doc(alias = "ibv_mr")]
@@ -109,7 +109,7 @@ impl<M> LocalRegion<M> {
         self.0.lkey()
     }
 
-    /// The domain that it was registered in.
+    /// The protection domain that the region was registered in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.0.pd()

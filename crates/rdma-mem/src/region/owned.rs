@@ -14,7 +14,7 @@ use crate::region::registration::Registration;
 /// Registered memory that the region owns and no peer can reach: the one to take for what is sent
 /// and received.
 ///
-/// It derefs to its bytes. Pieces of it that carry the region's key come from
+/// The region derefs to its bytes. Pieces of it that carry the region's key come from
 /// [`get_ref`](LocalRegion::get_ref) and [`get_mut`](LocalRegion::get_mut); an element made from
 /// one cannot be wrong.
 ///
@@ -45,15 +45,15 @@ impl OwnedRegion {
     /// Allocates `length` bytes, zero, on pages of their own, and registers them.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], or the verb's: the hint tells about the
-    /// limit of locked memory.
+    /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], or the verb's: the hint is about the limit
+    /// of locked memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate(pd: &ProtectionDomain, length: usize) -> Result<Self, Error> {
         Self::register(pd, RegionMemory::allocate(length)?).map_err(|(_, error)| error)
     }
 
     /// Registers memory that was a region's before. If it is a [file](RegionMemory::memfd), its
-    /// descriptor is closed, and it is none any more.
+    /// descriptor is closed, and the memory is no file any more.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate), with the memory as it was.
@@ -78,7 +78,7 @@ impl OwnedRegion {
     /// As [`allocate_bindable`](Self::allocate_bindable), with memory that was a region's before.
     ///
     /// # Errors
-    /// As there, with the memory.
+    /// Those of [`allocate`](Self::allocate), with the memory.
     #[doc(alias = "IBV_ACCESS_MW_BIND")]
     pub fn register_bindable(
         pd: &ProtectionDomain,

@@ -50,7 +50,7 @@ struct Pool {
     regions: Mutex<Vec<Arc<PoolRegion>>>,
 }
 
-/// What a pool has, and what of it is in use.
+/// The memory that a pool has, and how much of it is in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolUsage {
@@ -88,8 +88,8 @@ impl BufferPool {
     /// A buffer of `length` bytes. They are zero, or what an earlier buffer left there.
     ///
     /// # Errors
-    /// If another region is needed and cannot be had: [`Error::OutOfMemory`], or what the verb says;
-    /// the hint tells about the limit of locked memory.
+    /// If another region is needed and cannot be had: [`Error::OutOfMemory`], or what the verb
+    /// says; the hint is about the limit of locked memory.
     pub fn allocate(&self, length: usize) -> Result<Buffer, Error> {
         // A child might wait without a limit for a lock that another thread held when it was
         // forked.
@@ -123,7 +123,7 @@ impl BufferPool {
         unused.iter().map(|region| region.registration().length()).sum()
     }
 
-    /// What it has, and what of it is in use; nothing in a forked child.
+    /// The memory that the pool has, and how much of it is in use; nothing in a forked child.
     #[must_use]
     pub fn usage(&self) -> PoolUsage {
         let mut usage = PoolUsage::default();
@@ -146,7 +146,7 @@ impl BufferPool {
         self.0.region_size
     }
 
-    /// The domain that it registers in.
+    /// The protection domain that the pool registers in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.0.pd

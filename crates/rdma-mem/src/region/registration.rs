@@ -140,7 +140,7 @@ impl<M> Registration<M> {
         self.rkey
     }
 
-    /// What it was registered for.
+    /// The access that the region was registered for.
     pub(crate) fn access(&self) -> AccessFlags {
         self.access
     }

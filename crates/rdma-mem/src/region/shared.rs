@@ -57,7 +57,7 @@ impl SharedRegion {
     ///
     /// # Errors
     /// [`Error::EmptyRegion`], [`Error::OutOfMemory`], [`Error::Access`] for flags that the verbs
-    /// forbid, or the verb's: the hint tells about the limit of locked memory.
+    /// forbid, or the verb's: the hint is about the limit of locked memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn allocate(
         pd: &ProtectionDomain,
@@ -83,7 +83,7 @@ impl SharedRegion {
         unsafe { Registration::owning(pd, memory, access) }.map(Self)
     }
 
-    /// How long it is, in bytes.
+    /// The length, in bytes.
     #[inline]
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // no region is empty
@@ -125,9 +125,9 @@ impl SharedRegion {
 
     /// The eight bytes at `offset` as an atomic word, in this machine's byte order.
     ///
-    /// It is the only width: two widths over the same bytes would race. Whether an operation of this
-    /// processor is atomic to an atomic operation of a peer is the device's affair; to loads and
-    /// stores of eight aligned bytes it is.
+    /// Eight bytes are the only width: two widths over the same bytes would race. Whether an
+    /// operation of this processor is atomic to an atomic operation of a peer is the device's
+    /// affair; to loads and stores of eight aligned bytes it is.
     ///
     /// # Errors
     /// If `offset` is not a multiple of 8, or the word is not within the region.
@@ -198,7 +198,7 @@ impl SharedRegion {
         self.0.rkey()
     }
 
-    /// The domain that it was registered in.
+    /// The protection domain that the region was registered in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.0.pd()

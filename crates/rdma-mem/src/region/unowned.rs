@@ -13,7 +13,7 @@ use crate::object::ownership::Ownership;
 use crate::region::registration::Registration;
 use crate::remote::RemoteMemoryRegion;
 
-/// A registration of memory that it neither owns nor borrows.
+/// A registration of memory that the region neither owns nor borrows.
 ///
 /// The caller keeps the memory, uses it freely, and shows with each element that it is alive:
 /// [`gather_element`](Self::gather_element) takes the slice itself. There is no view of the memory
@@ -44,7 +44,7 @@ impl MemoryRegion {
     /// but a NIC uses the old pages: data is lost, memory safety is not.
     ///
     /// # Errors
-    /// [`Error::EmptyRegion`], or the verb's: the hint tells about the limit of locked memory.
+    /// [`Error::EmptyRegion`], or the verb's: the hint is about the limit of locked memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_local_mr_slice(pd: &ProtectionDomain, memory: &[u8]) -> Result<Self, Error> {
         let access = AccessFlags::new().with_local_write();
@@ -60,7 +60,8 @@ impl MemoryRegion {
     /// As [`register_local_mr_slice`](Self::register_local_mr_slice), from an address.
     ///
     /// # Errors
-    /// As there; `EFAULT` if the memory is not there, or is read-only.
+    /// Those of [`register_local_mr_slice`](Self::register_local_mr_slice); `EFAULT` if the memory
+    /// is not mapped, or is read-only.
     ///
     /// # Safety
     /// The memory is one that this process may use, and stays mapped as long as the region is
@@ -128,7 +129,7 @@ impl MemoryRegion {
         registration.map(Self).map_err(|((), error)| error)
     }
 
-    /// Makes one of a region that was registered elsewhere. Address, length and keys are in it; with what
+    /// Wraps a region that was registered elsewhere. Address, length and keys are in it; with what
     /// `access` it was registered is not, and is asked for.
     ///
     /// # Errors
@@ -174,14 +175,14 @@ impl MemoryRegion {
         Ok(Self(registration))
     }
 
-    /// Where it begins, in this process.
+    /// The address of the first byte, in this process.
     #[inline]
     #[must_use]
     pub fn address(&self) -> usize {
         self.0.base().as_ptr().addr()
     }
 
-    /// How long it is, in bytes.
+    /// The length, in bytes.
     #[inline]
     #[must_use]
     pub fn length(&self) -> usize {
@@ -208,7 +209,7 @@ impl MemoryRegion {
         self.0.remote()
     }
 
-    /// The domain that it was registered in.
+    /// The protection domain that the region was registered in.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.0.pd()

@@ -115,7 +115,7 @@ impl<T: Pod> RemoteSlice<T> {
         self.length == 0
     }
 
-    /// Where it begins, in the peer.
+    /// The address of the first byte, in the peer.
     #[inline]
     #[must_use]
     pub const fn address(&self) -> u64 {

@@ -8,7 +8,7 @@ use crate::error::range::RangeError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// It is bound: one window gives one range at a time.
+    /// The window is bound: one window gives one range at a time.
     #[error(
         "the window is bound: invalidate it first (type 1: unbind it), take the completion, and tell \
          it so with `unbound`"

@@ -46,10 +46,10 @@ pub enum WindowType {
 ///
 /// # When it is over
 ///
-/// A peer is out for certain when the completion of an invalidation was polled with success: of
-/// `LocalInvalidate`, of a receive that [says](Self::rkey) this key, of `QueuePair::unbind` for type 1. The
-/// window cannot know that, and is [told](Self::unbound). [`close`](Self::close) needs no completion: the
-/// peer is out when it returns.
+/// A peer has no access for certain when the completion of an invalidation was polled with success:
+/// of `LocalInvalidate`, of a receive that [says](Self::rkey) this key, of `QueuePair::unbind` for
+/// type 1. The window does not see completions, and has to be [informed](Self::unbound).
+/// [`close`](Self::close) needs no completion: the peer has no access when it returns.
 ///
 /// # Examples
 /// ```
@@ -131,7 +131,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
         Ok(unsafe { Self::of(raw, (region, pd), kind, Ownership::Owned) })
     }
 
-    /// Makes one of a window that was allocated elsewhere and is not bound, for this region.
+    /// Wraps a window that was allocated elsewhere and is not bound, for this region.
     ///
     /// # Safety
     /// What [`Ownership`] says. The window is of the region's domain, is not bound, and nobody else binds
@@ -183,14 +183,14 @@ impl<R: BindableRegion> MemoryWindow<R> {
         Self { handle, kind, key, bound: None }
     }
 
-    /// Of which type it is.
+    /// The type of the window.
     #[inline]
     #[must_use]
     pub const fn kind(&self) -> WindowType {
         self.kind
     }
 
-    /// The domain that it is of.
+    /// The protection domain of the window.
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.handle.needs().1
@@ -204,32 +204,35 @@ impl<R: BindableRegion> MemoryWindow<R> {
         self.bound.is_some()
     }
 
-    /// The key for the peer, while it [is bound](Self::is_bound). The device chooses the upper 24 bits
-    /// and keeps them; the low 8 bits are counted up with each bind, so that an old key does not fit.
+    /// The key for the peer, while the window [is bound](Self::is_bound). The device chooses the
+    /// upper 24 bits and keeps them; the low 8 bits are counted up with each bind, so that an old
+    /// key does not fit.
     #[inline]
     #[must_use]
     pub fn rkey(&self) -> Option<Rkey> {
         self.bound.map(|_| Rkey::new(self.key))
     }
 
-    /// What it gives to the peer, for sending to it, while it [is bound](Self::is_bound).
+    /// The memory that the bound window gives to the peer, for sending to the peer; `None` unless
+    /// the window [is bound](Self::is_bound).
     ///
-    /// Before the completion of the bind, tell it by a send that is posted to the same queue pair after
-    /// the bind, and by nothing else.
+    /// Before the completion of the bind, send it to the peer by a send that is posted to the same
+    /// queue pair after the bind, and by nothing else.
     #[must_use]
     pub fn remote(&self) -> Option<RemoteMemoryRegion> {
         let Bound { address, length, .. } = self.bound?;
         Some(RemoteMemoryRegion::new(address, length, self.key))
     }
 
-    /// Its region, to use the bytes; `None` while it [is bound](Self::is_bound).
+    /// The region of the window, to use the bytes; `None` while the window [is
+    /// bound](Self::is_bound).
     #[must_use]
     pub fn region(&self) -> Option<&R> {
         self.bound.is_none().then(|| &self.handle.needs().0)
     }
 
-    /// Its region, exclusively, also to put another one of the same domain there instead; `None`
-    /// while it [is bound](Self::is_bound).
+    /// The region of the window, exclusively, also to put another one of the same domain there
+    /// instead; `None` while it [is bound](Self::is_bound).
     #[must_use]
     pub fn region_mut(&mut self) -> Option<&mut R> {
         match self.bound {
@@ -238,10 +241,11 @@ impl<R: BindableRegion> MemoryWindow<R> {
         }
     }
 
-    /// Tells the window that no peer has access any more.
+    /// Informs the window that no peer has access any more.
     ///
     /// # Safety
-    /// That is so, and stays so: no request to bind it is still to be executed. One of these was polled:
+    /// No peer has access any more, and none gets it again: no request to bind the window is still
+    /// to be executed. One of these was polled:
     ///
     /// - the completion of its bind, with a failure;
     /// - of type 2, the completion of its invalidation, with success: of a local one, or of a receive that
@@ -255,10 +259,10 @@ impl<R: BindableRegion> MemoryWindow<R> {
         self.bound = None;
     }
 
-    /// Tells the window that the request to bind it was never posted, or was refused at its post.
+    /// Informs the window that the request to bind it was never posted, or was refused at its post.
     ///
     /// # Safety
-    /// That is so.
+    /// The request was never posted, or was refused at its post.
     pub unsafe fn never_bound(&mut self) {
         if let Some(Bound { key_before, .. }) = self.bound.take() {
             self.key = key_before;
@@ -339,7 +343,7 @@ impl<R: BindableRegion> MemoryWindow<R> {
         }
     }
 
-    /// Whether this process is the one that made it.
+    /// Whether this process is the one that made the object.
     ///
     /// # Errors
     /// If it is a child that was forked since.

@@ -110,8 +110,7 @@ fn a_gap_drops_a_message() {
     assert_eq!(lengths(&memory), [8, 600]);
 }
 
-/// So does what cannot be executed; nobody is told.
-/// IBTA chapter 9, unreliable connections.
+/// So does what cannot be executed; nobody is informed. IBTA chapter 9, unreliable connections.
 #[test]
 fn what_cannot_be_executed_is_dropped() {
     let requests = [send(600), write(1 << 16, 300, None), write(0, 8, Some(1)), send(8)];

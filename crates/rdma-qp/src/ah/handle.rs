@@ -18,7 +18,7 @@ use crate::error::{Error, address_hint};
 /// that is a part of what posting them promises.
 ///
 /// # Examples
-/// A handle is made of [what a peer has told](crate::QueuePair::address_handle), of
+/// A handle is made of [a peer's endpoint](crate::QueuePair::address_handle), of
 /// [what has arrived](Self::from_completion), or of parts:
 /// ```
 /// use rdma_qp::{AddressHandle, AddressVector, GlobalRoute};

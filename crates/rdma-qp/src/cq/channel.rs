@@ -107,8 +107,8 @@ impl CompletionChannel {
         channel
     }
 
-    /// Makes one of a channel that was created elsewhere. Makes its file non-blocking, for its other users,
-    /// too.
+    /// Wraps a completion channel that was created elsewhere, and makes its file non-blocking, for
+    /// its other users, too.
     ///
     /// Its queues need not be these crates'. An event of one of those is acknowledged at once and named by
     /// what its maker gave it ([`ObjectId::from_context`]); but events go to whoever takes them first, here
@@ -176,7 +176,7 @@ impl CompletionChannel {
         self.0.file.wait(Some(timeout), || self.try_get_event())
     }
 
-    /// An event that is there already.
+    /// Returns an event if there is one already; does not wait.
     ///
     /// # Errors
     /// As [`get_event`](Self::get_event).
@@ -206,7 +206,7 @@ impl CompletionChannel {
         Ok(Some(id))
     }
 
-    /// The context that it was made from.
+    /// The context that the object was made from.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.0.handle.needs()

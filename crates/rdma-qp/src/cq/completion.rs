@@ -90,8 +90,8 @@ impl FusedIterator for PolledCompletions<'_> {}
 
 /// The completion of one work request.
 ///
-/// Of a failed one the specification defines the id, the status, the queue pair and the vendor's code,
-/// and nothing else can be read here: what it was, the program knows from the id.
+/// Of a failed one the specification defines the WR ID, the status, the QPN and the vendor's code,
+/// and nothing else can be read here: which request it was, the program knows from the WR ID.
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy)]
 pub struct WorkCompletion(ibv_wc);
@@ -108,14 +108,14 @@ impl WorkCompletion {
         self.0.wr_id
     }
 
-    /// The queue pair that it was posted to.
+    /// The QPN of the queue pair that the request was posted to.
     #[inline]
     #[must_use]
     pub const fn qpn(&self) -> Qpn {
         Qpn::masked(self.0.qp_num)
     }
 
-    /// When it completed, in ticks of the device's clock, if the queue was made with
+    /// When the request completed, in ticks of the device's clock, if the queue was made with
     /// [timestamps](crate::CompletionQueueBuilder::timestamps).
     ///
     /// The clock starts anywhere and belongs to one device.

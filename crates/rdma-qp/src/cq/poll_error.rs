@@ -2,7 +2,7 @@
 
 /// A completion queue that failed.
 ///
-/// It holds no memory, so that the way to a completion does not have to free it.
+/// The error holds no memory, so that the way to a completion does not have to free it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "ibv_poll_cq failed: the completion queue has failed, most often because it overflowed: make it \

@@ -207,7 +207,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Whether its completions say when they came.
+    /// Whether completions of the queue have timestamps.
     #[inline]
     #[must_use]
     pub fn has_timestamps(&self) -> bool {
@@ -235,21 +235,22 @@ impl CompletionQueue {
         Errno::check(returned).map_err(|errno| VerbError::new("ibv_req_notify_cq", errno).into())
     }
 
-    /// The channel that it was created with.
+    /// The completion channel that the queue was created with.
     #[must_use]
     pub fn channel(&self) -> Option<&CompletionChannel> {
         self.inner.handle.needs().channel.as_ref()
     }
 
-    /// What names it in events: those of its channel, and
-    /// [asynchronous ones](rdma_mem::AsyncEventSource::CompletionQueue).
+    /// The ID that names the queue in events: those of its channel, and [asynchronous
+    /// ones](rdma_mem::AsyncEventSource::CompletionQueue).
     #[inline]
     #[must_use]
     pub fn id(&self) -> ObjectId {
         self.inner.id
     }
 
-    /// How many completions it holds: what the device gave, never less than was asked for.
+    /// The capacity of the queue, in completions: what the device gave, never less than was asked
+    /// for.
     #[inline]
     #[must_use]
     pub fn min_capacity(&self) -> u32 {
@@ -259,13 +260,14 @@ impl CompletionQueue {
     /// Gives the queue a capacity of at least `min_capacity` completions, while others fill it and
     /// poll it; see `man ibv_resize_cq`. Completions that are in it stay there, in their order.
     ///
-    /// The device may give more than that; [`min_capacity`](Self::min_capacity) says how much. A queue that is
-    /// smaller than the queues of its queue pairs together overflows if it is not polled in time, and that
-    /// is looked at when a queue pair is created, not here.
+    /// The device may give more than that; [`min_capacity`](Self::min_capacity) says how much. A
+    /// queue that is smaller than the queues of its queue pairs together overflows if it is not
+    /// polled in time, and that is checked when a queue pair is created, not here.
     ///
     /// # Errors
-    /// With the queue as it was: if more completions are in it than that, or the device has not so much
-    /// room (`EINVAL` or what the provider says), or resizes no queues (`EOPNOTSUPP`, `ENOSYS`).
+    /// With the queue as it was: if more completions are in it than that, or the device has not so
+    /// much capacity (`EINVAL` or what the provider says), or resizes no queues (`EOPNOTSUPP`,
+    /// `ENOSYS`).
     ///
     /// # Examples
     /// ```
@@ -302,7 +304,7 @@ impl CompletionQueue {
         &self.inner.room
     }
 
-    /// The context that it was made from.
+    /// The context that the object was made from.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.handle.needs().context

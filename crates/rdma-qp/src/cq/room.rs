@@ -1,6 +1,6 @@
 //! How much of a completion queue its queue pairs may need at a time.
 //!
-//! A queue pair may need room for all that its queues hold: unsignaled requests too, since they
+//! A queue pair may need space for all that its queues hold: unsignaled requests too, since they
 //! complete when they are flushed. The receives of a shared queue are needed once for all queue
 //! pairs that take from it and complete in one queue: no more of them can be outstanding, whoever
 //! takes them.

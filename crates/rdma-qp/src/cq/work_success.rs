@@ -49,7 +49,7 @@ impl WorkSuccess {
         }
     }
 
-    /// What it was.
+    /// The kind of the operation.
     #[inline]
     #[must_use]
     pub const fn opcode(&self) -> WcOpcode {

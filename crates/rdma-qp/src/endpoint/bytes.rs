@@ -38,7 +38,7 @@ pub enum EndpointError {
         /// How many there are.
         found: usize,
     },
-    /// They are something else.
+    /// The bytes are something else.
     #[error("these bytes are no endpoint: they do not begin with `RDQP`")]
     Magic,
     /// The peer runs another version of this format.
@@ -52,7 +52,7 @@ pub enum EndpointError {
     Field {
         /// Which field.
         field: &'static str,
-        /// Its value.
+        /// The value of the field.
         value: u32,
     },
 }

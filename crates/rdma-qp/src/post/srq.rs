@@ -17,8 +17,8 @@ impl SharedReceiveQueue {
     /// Posts a receive.
     ///
     /// # Errors
-    /// See [`PostError`]. A full queue says [`WouldBlock`](crate::PostErrorKind::WouldBlock): there is
-    /// room again once completions of its receives were polled.
+    /// See [`PostError`]. A full queue says [`WouldBlock`](crate::PostErrorKind::WouldBlock): there
+    /// is space again once completions of its receives were polled.
     ///
     /// # Safety
     /// From a call that succeeds until the receive has completed, or the queue was destroyed, the

@@ -12,8 +12,8 @@ use crate::srq::queue::SharedReceiveQueue;
 
 /// Makes a queue pair: for a reliable connection (RC), unless [`qp_type`](Self::qp_type) says otherwise.
 ///
-/// Only `send_cq` and `recv_cq` have no default. Sizes are asked for; how large the queues became says
-/// [`QueuePair::capabilities`](crate::QueuePair::capabilities).
+/// Only `send_cq` and `recv_cq` have no default. Sizes are asked for; the capacities that the
+/// device gave are in [`QueuePair::capabilities`](crate::QueuePair::capabilities).
 ///
 /// # Examples
 /// ```
@@ -113,14 +113,14 @@ impl<'a> QueuePairBuilder<'a> {
         /// Where receives complete; may be the same. No default.
         recv_cq: &'a CompletionQueue => recv_cq, Some;
         /// Where receives are taken from, instead of a receive queue of its own: `max_recv_wr` and
-        /// `max_recv_sge` are not looked at then. Default: none.
+        /// `max_recv_sge` are ignored then. Default: none.
         srq: &'a SharedReceiveQueue => srq, Some;
-        /// The type: RC, UC or UD. What is said below of acknowledgements, retries, RDMA reads and atomics is
-        /// of RC alone, and what is said of a peer not of UD, whose requests name it themselves. Default:
-        /// RC.
+        /// The type: RC, UC or UD. The options below about acknowledgements, retries, RDMA reads
+        /// and atomics are for RC alone, and those about a peer are not for UD, whose requests name
+        /// their peer. Default: RC.
         qp_type: QpType => qp_type;
-        /// The key that datagrams have to show to get in, of UD. Keys whose high bit is set need a
-        /// privilege on hardware. Default: random, for the endpoint tells it.
+        /// The Q_Key that datagrams need, for UD. Keys whose high bit is set need a privilege on
+        /// hardware. Default: random, since the endpoint carries the Q_Key.
         qkey: u32 => qkey, Some;
         /// What the peer may do through this queue pair to memory that allows it too: remote read,
         /// write, atomic. Default: nothing, so that only sends arrive.
@@ -141,17 +141,18 @@ impl<'a> QueuePairBuilder<'a> {
         /// (`ibv_post_send`) else: [`is_extended`](crate::QueuePair::is_extended) says which. A batch is
         /// then posted as a whole or not at all.
         ///
-        /// It costs more: requests are made for lists, and translated. On a device that does
-        /// nothing, a write and its poll take 116 instructions instead of 48, and 138 instead of 70
-        /// with checks; in C the same calls take 40. So ask for it where a device does more for
-        /// calls than for lists, or where a batch has to be posted as a whole. Default: no.
+        /// Posting by calls costs more: requests are made for lists, and translated. On a device
+        /// that does nothing, a write and its poll take 116 instructions instead of 48, and 138
+        /// instead of 70 with checks; in C the same calls take 40. So ask for it where a device
+        /// does more for calls than for lists, or where a batch has to be posted as a whole.
+        /// Default: no.
         extended: bool => extended;
         /// Refuse to build it if the completion queue does not hold what all its queue pairs can
         /// have outstanding at a time, which includes unsignaled requests: they complete when they
         /// are flushed. What was asked for counts, until the queue pair is destroyed, and what a
         /// shared receive queue holds once. Without this such a queue is legal: it has to be polled
         /// in time, since one that overflows fails with all its queue pairs, and a `tracing` event
-        /// tells when it becomes too small for them. Default: no.
+        /// reports when the completion queue becomes too small for them. Default: no.
         strict_cq: bool => strict_cq;
         /// The port, from 1. Default: the first that is active.
         port: u8 => port, Some;

@@ -29,20 +29,20 @@ enum Last {
 }
 
 impl QueuePair {
-    /// The id of the last request of the send queue, which [`drain`](Self::drain) posts.
+    /// The WR ID of the last request of the send queue, which [`drain`](Self::drain) posts.
     pub const LAST_SEND_ID: u64 = u64::MAX;
-    /// The id of the last receive, which [`drain`](Self::drain) posts.
+    /// The WR ID of the last receive, which [`drain`](Self::drain) posts.
     pub const LAST_RECEIVE_ID: u64 = u64::MAX - 1;
 
     /// Ends the connection, as [`to_error`](Self::to_error), and waits until everything that was posted
     /// has completed: after this the device uses no memory of the queue pair's requests.
     ///
-    /// Completions that are polled meanwhile are handed to `each`: those of this queue pair, done or
-    /// flushed, and of the others that share its completion queues. It posts one request of its own to
-    /// each queue, without memory, and is done when these two are flushed; their completions are not
-    /// handed out. Their ids, [`LAST_SEND_ID`](Self::LAST_SEND_ID) and
-    /// [`LAST_RECEIVE_ID`](Self::LAST_RECEIVE_ID), are to be used for nothing else. Nobody else polls
-    /// the queues meanwhile, or it might wait for what another one has taken.
+    /// Completions that are polled meanwhile are handed to `each`: those of this queue pair, done
+    /// or flushed, and of the others that share its completion queues. `drain` posts one request of
+    /// its own to each queue, without memory, and returns when these two are flushed; their
+    /// completions are not handed out. Their WR IDs, [`LAST_SEND_ID`](Self::LAST_SEND_ID) and
+    /// [`LAST_RECEIVE_ID`](Self::LAST_RECEIVE_ID), are to be used for nothing else. Nobody else
+    /// polls the queues meanwhile, or it might wait for what another one has taken.
     ///
     /// With a [shared receive queue](crate::SharedReceiveQueue) the receives stay there for the others. What
     /// the queue pair had taken is handed out as far as the device has completed it when it is found to be
@@ -51,11 +51,12 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`Error::DrainTimedOut`]: then the requests are still the device's, until the queue pair is
-    /// destroyed. So it ends if the send queue is full of unsignaled requests that were executed, behind which
-    /// no signaled one was posted: no completion gives their slots back. [`Error::Poll`] if a completion
-    /// queue has failed, [`Error::Post`] if a queue refuses the last request,
-    /// [`Error::Transition`]; of UD also those of [`address_handle`](Self::address_handle) to this
-    /// queue pair's endpoint, and then nothing has changed.
+    /// destroyed. This is also the error if the send queue is full of unsignaled requests that were
+    /// executed, behind which no signaled one was posted: no completion gives their slots back.
+    /// [`Error::Poll`] if a completion queue has failed, [`Error::Post`] if a queue refuses the
+    /// last request, [`Error::Transition`]; of UD also those of
+    /// [`address_handle`](Self::address_handle) to this queue pair's endpoint, and then nothing has
+    /// changed.
     ///
     /// # Examples
     /// ```

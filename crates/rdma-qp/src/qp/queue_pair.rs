@@ -80,7 +80,7 @@ pub struct QueuePair {
     peers: Peers,
 }
 
-/// Whom it talks to.
+/// The peer of the queue pair.
 #[derive(Debug)]
 enum Peers {
     One(Option<ConnectAttributes>),
@@ -109,21 +109,21 @@ impl QueuePair {
         }
     }
 
-    /// Its type.
+    /// The type of the queue pair.
     #[inline]
     #[must_use]
     pub const fn qp_type(&self) -> QpType {
         self.object.qp_type
     }
 
-    /// Its QPN (queue pair number).
+    /// The QPN (queue pair number) of this queue pair.
     #[inline]
     #[must_use]
     pub const fn qpn(&self) -> Qpn {
         self.object.qpn
     }
 
-    /// How large its queues are: what the device gave, at least what was asked for.
+    /// The capacities of the queues: what the device gave, at least what was asked for.
     #[inline]
     #[must_use]
     pub const fn capabilities(&self) -> QueuePairCapabilities {
@@ -140,8 +140,8 @@ impl QueuePair {
         self.object.usual_sge
     }
 
-    /// Whether it posts by function calls (`ibv_wr_send` and its kin), as
-    /// [asked for](crate::QueuePairBuilder::extended).
+    /// Whether the queue pair posts by function calls (`ibv_wr_send` and its kin), as [asked
+    /// for](crate::QueuePairBuilder::extended).
     #[doc(alias = "ibv_qp_to_qp_ex")]
     #[must_use]
     pub const fn is_extended(&self) -> bool {
@@ -154,8 +154,8 @@ impl QueuePair {
         self.object.posted.as_ptr()
     }
 
-    /// Whom it was connected to, and how; `None` of UD, which is connected to nobody, and of one that was
-    /// connected [elsewhere](Self::from_raw).
+    /// The peer that the queue pair was connected to, and the attributes; `None` for UD, which has
+    /// no one peer, and for a queue pair that was connected [elsewhere](Self::from_raw).
     #[must_use]
     pub const fn peer(&self) -> Option<ConnectAttributes> {
         match self.peers {
@@ -164,8 +164,8 @@ impl QueuePair {
         }
     }
 
-    /// The key that datagrams had to show to get in when it was made ready; `None` of connected queue
-    /// pairs. [`query`](Self::query) says the present one.
+    /// The Q_Key that datagrams needed when the queue pair was made ready; `None` of connected
+    /// queue pairs. [`query`](Self::query) says the present one.
     #[must_use]
     pub fn qkey(&self) -> Option<u32> {
         self.datagrams().ok().map(|datagrams| datagrams.end.endpoint.qkey())
@@ -183,21 +183,21 @@ impl QueuePair {
         &self.object.needs().recv_cq
     }
 
-    /// Where its receives are taken from, if not from a receive queue of its own.
+    /// The shared receive queue that receives are taken from, if there is one.
     #[inline]
     #[must_use]
     pub fn srq(&self) -> Option<&SharedReceiveQueue> {
         self.object.needs().srq.as_ref()
     }
 
-    /// The domain whose memory it can use.
+    /// The protection domain whose memory the queue pair can use.
     #[inline]
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.object.needs().pd
     }
 
-    /// The state that it is in, as the device says.
+    /// The state of the queue pair, as the device says.
     ///
     /// # Errors
     /// If the provider refuses.
@@ -206,7 +206,7 @@ impl QueuePair {
         Ok(QpState::from_raw(self.object.query(ibv_qp_attr_mask::IBV_QP_STATE)?.0.qp_state.0))
     }
 
-    /// Its attributes, as the device has them; see `man ibv_query_qp`.
+    /// The attributes, as the device has them; see `man ibv_query_qp`.
     ///
     /// # Errors
     /// If the provider refuses.
@@ -216,7 +216,7 @@ impl QueuePair {
         Ok(QueuePairAttributes::from_raw(&attributes, &init))
     }
 
-    /// Changes its state, attributes, or both; see `man ibv_modify_qp`.
+    /// Changes the state, attributes, or both; see `man ibv_modify_qp`.
     ///
     /// [`handshake`](crate::PreparedQueuePair::handshake) has done what a connection needs. This is for
     /// what comes later: another `min_rnr_timer`, less `access`, or a new connection after `RESET`,

@@ -22,7 +22,7 @@ impl QueuePair {
     /// `parents` names what it is of: the domain, both completion queues, the shared receive queue
     /// if it has one. For datagrams (UD) its `gid_index`, `mtu`, `service_level` and the other
     /// parts of an address hold for [`address_vector`](Self::address_vector). Type, QPN, sizes,
-    /// port and Q_Key are the queue pair's own, and no other option is looked at. It posts by
+    /// port and Q_Key are the queue pair's own, and no other option is used. It posts by
     /// `ibv_post_send`.
     ///
     /// # Errors

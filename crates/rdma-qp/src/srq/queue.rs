@@ -173,7 +173,7 @@ impl SharedReceiveQueue {
         Ok(Errno::check(returned).map_err(|errno| VerbError::new("ibv_modify_srq", errno))?)
     }
 
-    /// Its attributes, as the device has them; see `man ibv_query_srq`.
+    /// The attributes, as the device has them; see `man ibv_query_srq`.
     ///
     /// # Errors
     /// If the provider refuses.

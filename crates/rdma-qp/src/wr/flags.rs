@@ -30,7 +30,8 @@ macro_rules! flags {
                 self.flags & SIGNALED != 0
             }
 
-            /// It waits until the RDMA reads and atomics before it in the queue are done.
+            /// A fence: the request waits until the RDMA reads and atomics before it in the queue
+            /// are done.
             #[doc(alias = "IBV_SEND_FENCE")]
             #[inline]
             #[must_use]
@@ -71,8 +72,8 @@ macro_rules! data {
                 self
             }
 
-            /// The peer's completion wakes it even if it waits for solicited ones only. Of writes,
-            /// for those with immediate data.
+            /// The peer's completion wakes the peer even if it waits for solicited ones only. Of
+            /// writes, for those with immediate data.
             #[doc(alias = "IBV_SEND_SOLICITED")]
             #[inline]
             #[must_use]

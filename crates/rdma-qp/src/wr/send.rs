@@ -48,8 +48,9 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
         Self::of(Data::Keyed(elements))
     }
 
-    /// Sends these bytes, which the processor copies when the request is posted: they can be used again at
-    /// once, and need no registration. As much as the queue pair's `max_inline_data`.
+    /// Sends these bytes, which the processor copies when the request is posted: they can be used
+    /// again at once, and need no registration. There can be as much as the queue pair's
+    /// `max_inline_data`.
     ///
     /// The other elements of a request cannot be sent like this: their addresses are those by which a device
     /// finds memory, see [`InlineElement`].
@@ -113,9 +114,9 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
         Self { immediate: Some(immediate), ..Self::new(&[]) }
     }
 
-    /// Sends it, as a datagram, through that handle to the queue pair of that QPN, with its Q_Key.
-    /// Only for UD queue pairs, which need it for each message; a message is no longer than the
-    /// MTU.
+    /// Sends the message as a datagram, through that handle to the queue pair of that QPN, with its
+    /// Q_Key. Only for UD queue pairs, which need it for each message; a message is no longer than
+    /// the MTU.
     ///
     /// The handle is of the queue pair's domain, and lives until the request has completed. A key whose high
     /// bit is set means the key of the queue pair that sends: IBTA vol 1, section 10.2.5; `man ibv_post_send`.

@@ -19,16 +19,17 @@ use crate::wr::send::SendWorkRequest;
 
 /// Binds a window of type 2: gives the peer of this queue pair a part of the window's region.
 ///
-/// For a batch with the send that tells the peer; by itself, [`QueuePair::bind`] is shorter, and takes
-/// windows of type 1 too. The window counts as bound from the moment that this is made. If it is not
-/// posted, or refused, tell the window so with [`never_bound`](MemoryWindow::never_bound).
+/// For a batch with the send that gives the peer the key; by itself, [`QueuePair::bind`] is
+/// shorter, and takes windows of type 1 too. The window counts as bound from the moment that this
+/// is made. If it is not posted, or refused, inform the window with
+/// [`never_bound`](MemoryWindow::never_bound).
 ///
 /// IBTA vol 1, section 10.6.7.2; `man ibv_post_send`.
 ///
 /// [`QueuePair::bind`]: crate::QueuePair::bind
 ///
 /// # Examples
-/// Grant, and tell, with one doorbell.
+/// Bind, and send the key, with one doorbell.
 /// ```
 /// use rdma_mem::{AccessFlags, MemoryWindow, WindowType};
 /// use rdma_qp::{BindWindow, SendWorkRequest};
@@ -128,7 +129,8 @@ macro_rules! flags {
                 self
             }
 
-            /// It waits until the RDMA reads and atomics before it in the queue are done.
+            /// A fence: the request waits until the RDMA reads and atomics before it in the queue
+            /// are done.
             #[doc(alias = "IBV_SEND_FENCE")]
             pub const fn fence(mut self) -> Self {
                 self.flags |= FENCE;
@@ -161,7 +163,7 @@ impl<'w> BindWindow<'w> {
         Ok(Self { prepared, remote, flags: SIGNALED, window: PhantomData })
     }
 
-    /// What the peer gets.
+    /// What the peer needs: address, length and key.
     #[must_use]
     pub const fn remote(&self) -> RemoteMemoryRegion {
         self.remote
@@ -207,8 +209,8 @@ impl<'wr, 'data> SendWithInvalidate<'wr, 'data> {
         Self::from_send(SendWorkRequest::new(elements), rkey)
     }
 
-    /// Makes it of a send, with the send's elements and flags. The key goes where immediate data
-    /// would, and takes its place.
+    /// Makes the request of a send, with the send's elements and flags. The key goes where
+    /// immediate data would, and replaces it.
     #[must_use]
     pub fn from_send(send: SendWorkRequest<'wr, 'data>, rkey: impl Into<Rkey>) -> Self {
         Self { send, rkey: rkey.into() }

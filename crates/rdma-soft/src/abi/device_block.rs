@@ -42,7 +42,7 @@ impl DeviceBlock {
         verbs.node_type = ibv_node_type::IBV_NODE_CA;
         verbs.transport_type = ibv_transport_type::IBV_TRANSPORT_IB;
         for field in [&mut verbs.name, &mut verbs.dev_name] {
-            // The builder left room for the terminating zero.
+            // The builder left space for the terminating zero.
             for (to, from) in field.iter_mut().zip(device.name.bytes()) {
                 *to = c_char::from_ne_bytes([from]);
             }

@@ -34,8 +34,8 @@ impl Deferred {
         Self { state: Mutex::new(State { pending: Vec::new(), rng: SplitMix::new(seed) }) }
     }
 
-    /// Makes room for that many queue pairs beside those in the list, which may be about to go away, so
-    /// that posting never allocates.
+    /// Makes space for that many queue pairs beside those in the list, which may be about to go
+    /// away, so that posting never allocates.
     pub(crate) fn reserve(&self, queue_pairs: usize) -> Result<(), Refusal> {
         let reserved = locked(&self.state).pending.try_reserve(queue_pairs);
         reserved.map_err(|_| Refusal::NoRoom)

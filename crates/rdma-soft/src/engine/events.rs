@@ -95,8 +95,8 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
         }
     }
 
-    /// One more object reports here, each of up to `kinds` events: makes room, so that reporting does
-    /// not allocate.
+    /// One more object reports here, each of up to `kinds` events: makes space, so that reporting
+    /// does not allocate.
     pub(crate) fn join(&self, kinds: usize) {
         let mut state = self.state.lock();
         state.room += kinds;

@@ -22,7 +22,7 @@ pub(crate) mod shared;
 #[cfg(not(loom))]
 mod tests;
 
-/// A requester that found no receive request, and waits to be told of one.
+/// A requester that found no receive request, and waits to be informed of one.
 pub(crate) trait Waiter: Send + Sync + std::fmt::Debug {
     /// There is one: goes on before this returns, as long as the turn lasts, and then in a moment. The caller
     /// holds no lock.
@@ -130,8 +130,8 @@ impl ReceiveSlots {
         slot.filled.store(number + 1, Ordering::Release);
     }
 
-    /// Takes request `head`, if it was posted, and moves on to the next; its elements go to `out`, which
-    /// is emptied first and has room. The responder's lock is held.
+    /// Takes request `head`, if it was posted, and moves on to the next; its elements go to `out`,
+    /// which is emptied first and has space. The responder's lock is held.
     #[inline(always)]
     pub(crate) fn take(&self, head: &mut u64, out: &mut Vec<Sge>) -> Option<Receive> {
         let number = *head;
@@ -175,7 +175,7 @@ impl ReceiveQueue {
         index(self.next)
     }
 
-    /// Copies a request in; the caller has checked that there is room.
+    /// Copies a request in; the caller has checked that there is space.
     #[inline(always)]
     pub(crate) fn push(&mut self, slots: &ReceiveSlots, wr_id: u64, sges: &[Sge]) {
         slots.put(self.next, wr_id, sges);

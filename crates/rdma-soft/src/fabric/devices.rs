@@ -25,7 +25,7 @@ pub enum InstallError {
         "`{0}` is no device name: use 1 to 63 of the characters a-z, A-Z, 0-9, `_`, `-` and `.`"
     )]
     BadName(String),
-    /// Devices live as long as the process, and there is room for so many.
+    /// Devices live as long as the process, and there is space for so many.
     #[error("there are {0} software devices in this process already: use one of them")]
     TooMany(usize),
     /// The system gave no random numbers, without which keys could be guessed.

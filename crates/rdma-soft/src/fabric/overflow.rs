@@ -1,7 +1,8 @@
-//! Work that a thread leaves until it holds no lock, of several kinds. The first of them gave this file its name: the
-//! queue pairs of a completion queue that overflowed go to error, which takes their locks. Events get their tokens and
-//! captures their packets, by a system call. Queue pairs and inboxes with packets get their turns, and a program is
-//! told of packets that were dropped.
+//! Work that a thread leaves until it holds no lock, of several kinds. The first of them gave this
+//! file its name: the queue pairs of a completion queue that overflowed go to error, which takes
+//! their locks. Events get their tokens and captures their packets, by a system call. Queue pairs
+//! and inboxes with packets get their turns, and a program is informed of packets that were
+//! dropped.
 
 use std::sync::{Arc, Weak};
 
@@ -32,8 +33,8 @@ struct Due {
     notices: Vec<&'static Device>,
     /// One while a completion queue of `failed` was taken, and is not settled yet.
     settling: usize,
-    /// How many queues of each kind there are: there is room for them all, so that noting one does not
-    /// allocate.
+    /// How many queues of each kind there are: there is space for them all, so that noting one does
+    /// not allocate.
     completion_queues: usize,
     event_queues: usize,
 }
@@ -85,7 +86,7 @@ impl Unsettled {
         self.count.store(count, Ordering::Release);
     }
 
-    /// Makes room for one more completion queue.
+    /// Makes space for one more completion queue.
     pub(crate) fn reserve(&self) {
         let due = &mut *self.lock();
         due.completion_queues += 1;
@@ -96,7 +97,7 @@ impl Unsettled {
         self.lock().completion_queues -= 1;
     }
 
-    /// Makes room for one more event queue.
+    /// Makes space for one more event queue.
     pub(crate) fn reserve_events(&self) {
         let due = &mut *self.lock();
         due.event_queues += 1;

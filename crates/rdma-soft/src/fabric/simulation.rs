@@ -309,8 +309,8 @@ impl Fabric {
         });
     }
 
-    /// One thread at a time, which does not wait for itself: somebody who was told of an event may come here
-    /// again.
+    /// One thread at a time, which does not wait for itself: somebody who was informed of an event
+    /// may come here again.
     fn with_steps<R>(&self, steps: impl FnOnce(&Simulation) -> R) -> Option<R> {
         let simulation = self.simulation.as_ref()?;
         if simulation.by.load(Ordering::Relaxed) == this_thread() {

@@ -89,7 +89,7 @@ mod spinning {
     const LONGEST: u32 = if cfg!(loom) { 3 } else { 26 };
 }
 
-/// In the place of the library's lock, whose orderings are not explored.
+/// Instead of the library's lock, whose orderings are not explored.
 #[cfg(all(test, loom))]
 mod stand_in {
     use std::ops::{Deref, DerefMut};

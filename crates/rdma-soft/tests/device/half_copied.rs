@@ -168,8 +168,8 @@ fn a_new_message_begins_at_the_beginning() {
     });
 }
 
-/// A drained requester takes another address of its port as its source: its peer was told of the first,
-/// and drops what comes from elsewhere.
+/// A drained requester takes another address of its port as its source: its peer was informed of
+/// the first, and drops what comes from elsewhere.
 #[test]
 fn a_new_source_is_not_taken_for_the_old_one() {
     for way in ways("av") {

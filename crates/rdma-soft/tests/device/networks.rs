@@ -130,7 +130,7 @@ fn a_link_has_two_directions() {
     assert!(b.receive_cq.is_empty());
 }
 
-/// More datagrams than a link has room for leave as others arrive, and no post waits for that.
+/// More datagrams than a link has space for leave as others arrive, and no post waits for that.
 #[test]
 fn datagrams_wait_for_room_on_a_long_link() {
     const COUNT: u64 = 1000;

@@ -10,7 +10,7 @@ use crate::rig::{ALL_ACCESS, Context, Cq, Size, on_each_device};
 /// What a poll of a queue says that overflowed.
 const OVERFLOWED: Option<i32> = Some(-Errno::EOVERFLOW.raw());
 
-/// A pair whose A has room for `capacity` send completions and `capacity` receive completions.
+/// A pair whose A has space for `capacity` send completions and `capacity` receive completions.
 fn small(device: &str, capacity: i32) -> (Side, Side) {
     let size = Size::default();
     let (a, b) = (Side::new(device, &size, capacity), Side::new(device, &size, 256));

@@ -39,7 +39,7 @@ fn a_gid_table_has_the_places_that_were_asked_for() {
         let refused = query_gid_ex(&context, 1, empty.cast_unsigned(), 0);
         assert_eq!(refused.err(), Some(Errno::ENODATA));
     }
-    // The table leaves empty entries out, and so needs room for the others only.
+    // The table leaves empty entries out, and so needs space for the others only.
     let rows = gid_table(&context, 3, 0).unwrap();
     let found: Vec<_> = rows.iter().map(|row| (row.index, row.gid, row.kind)).collect();
     assert_eq!(found, [(1, gids[1], 2), (2, gids[2], 1), (4, gids[4], 77)]);

@@ -84,7 +84,8 @@ fn what_a_port_lost_is_sent_again() {
     assert!(counters.completer_retry_err > 0, "{counters:?}");
 }
 
-/// Who waits for a receiver is told of the time, though its alarm was set for something earlier meanwhile.
+/// Who waits for a receiver is informed of the time, though its alarm was set for something earlier
+/// meanwhile.
 #[test]
 fn a_wait_for_a_receiver_ends_in_spite_of_earlier_alarms() {
     let builder = Builder::new("wire-alarms").schedule(Schedule::Deferred { seed: 3 });

@@ -401,7 +401,7 @@ fn meet(device: &str, seed: u64, steps: usize) -> u64 {
         server.done.store(true, SeqCst);
         succeeded
     });
-    // Each request that was not taken is there once, and there is room for all again.
+    // Each request that was not taken is there once, and there is space for all again.
     server.qps.clear();
     server.datagrams.destroy();
     let first = server.posted.load(SeqCst);

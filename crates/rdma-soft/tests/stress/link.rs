@@ -171,7 +171,7 @@ impl Link {
         written.and_then(|written| written.tags.last()).copied().unwrap_or(0)
     }
 
-    /// Accounts for a completion of the send queue, and for the silent ones before it.
+    /// Accounts for a completion of the send queue, and for the unsignaled ones before it.
     pub(crate) fn complete(&mut self, wc: &ibv_wc, own_deeds: u32, peer_deeds: u32) {
         assert!(!self.dropped, "{}: a completion of a queue that was emptied", wc.wr_id);
         loop {

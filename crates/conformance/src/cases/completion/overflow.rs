@@ -21,7 +21,7 @@ cases![
     a_queue_that_overflowed_can_be_destroyed,
 ];
 
-/// A pair whose A has room for few completions of sends and of receives; and how many.
+/// A pair whose A has space for few completions of sends and of receives; and how many.
 fn small(device: &Device, capacity: i32) -> (Side, Side, u64) {
     let (a, b) =
         (Side::new(device, &Size::default(), capacity), Side::new(device, &Size::default(), 256));

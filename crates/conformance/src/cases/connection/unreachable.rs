@@ -260,7 +260,7 @@ fn over_gids(device: &Device, at_a: u8, at_b: u8) -> Status {
     a.send_cq.next().status
 }
 
-/// The places and kinds of the GIDs.
+/// The indices and kinds of the GIDs.
 fn gids(device: &Device) -> Vec<(u8, u32)> {
     let rows = gid_table(&device.open(), 256, 0).unwrap();
     rows.iter().map(|row| (row.index.try_into().unwrap(), row.kind)).collect()

@@ -59,7 +59,7 @@ impl Way {
     }
 }
 
-/// A sender, a receiver with room for a header and 24 bytes, and what the sender sends.
+/// A sender, a receiver with space for a header and 24 bytes, and what the sender sends.
 struct Scene {
     source: Mr,
     sink: Mr,

@@ -52,7 +52,7 @@ cases![
 /// What the immediate data of marks is.
 const MARK: u32 = 0x4d41_524b;
 
-/// A pair, a way from A to B, and room for marks that is no part of B's other memory.
+/// A pair, a way from A to B, and space for marks that is no part of B's other memory.
 pub(super) struct Scene {
     pub(super) ah: Ah,
     room: Mr,

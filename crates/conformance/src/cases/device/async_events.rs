@@ -143,7 +143,7 @@ fn refused_access(a: &Side) {
     a.send_cq.expect(1, Status::IBV_WC_REM_ACCESS_ERR);
 }
 
-/// What B is told when it failed; nothing on SoftRoCE.
+/// What B gets when it failed; nothing on SoftRoCE.
 #[track_caller]
 fn expect_failure(device: &Device, b: &Side, event: Event) {
     b.qp.wait_for_error();

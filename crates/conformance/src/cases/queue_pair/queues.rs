@@ -1,5 +1,5 @@
-//! Send and receive queues: how many requests they take, which complete aloud, and when there is room
-//! again.
+//! Send and receive queues: how many requests they take, which complete aloud, and when there is
+//! space again.
 
 use rdma_sys::{Errno, ibv_wc_status as Status};
 use test_support::rig::connect::{Knobs, Side, connect_sides, pair_with};

@@ -207,7 +207,7 @@ fn more_requests_than_the_queue_has_fail_the_batch_and_nothing_is_posted(device:
     let scene = Scene::with(device, &Size { send_wr: 8, ..Size::default() }, OPERATIONS);
     let mut count = scene.a.qp.capacity().max_send_wr;
     assert!(count >= 8);
-    // A device may have more room than it says.
+    // A device may have more space than it says.
     while scene.a.qp.try_call(&empty_writes(&scene, count)) == 0 {
         scene.a.send_cq.expect_success(6);
         count *= 2;

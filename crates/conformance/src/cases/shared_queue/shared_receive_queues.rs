@@ -1,5 +1,5 @@
-//! Shared receive queues as objects: their sizes, what has room, their limit, their end (IBTA volume 1,
-//! 10.2.9).
+//! Shared receive queues as objects: their sizes, what has space, their limit, their end (IBTA
+//! volume 1, 10.2.9).
 #![allow(clippy::cast_possible_truncation)] // Small numbers.
 
 use rdma_sys::{

@@ -19,8 +19,8 @@ use crate::region::registration::Registration;
 /// Registered bytes from a [`BufferPool`](crate::BufferPool), owned: for this machine's own requests,
 /// as an [`OwnedRegion`](crate::OwnedRegion), but made without a registration.
 ///
-/// It derefs to its bytes. Dropping it gives them back to the pool; until then it keeps their region
-/// alive, also when the pool is gone.
+/// A buffer derefs to its bytes. Dropping the buffer gives them back to the pool; until then it keeps
+/// their region alive, also when the pool is gone.
 ///
 /// Within are raw parts and no reference to the bytes: it can be moved while a device writes them.
 ///

@@ -78,7 +78,7 @@ fn loom_a_poll_is_not_empty_after_a_push() {
     });
 }
 
-/// A poster that sees its slot given back finds room for the completion of the next request.
+/// A poster that sees its slot given back finds space for the completion of the next request.
 #[test]
 fn loom_a_slot_that_is_given_back_has_room() {
     loom::model(|| {

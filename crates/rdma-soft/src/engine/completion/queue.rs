@@ -109,7 +109,7 @@ impl CompletionQueue {
         })
     }
 
-    /// Adds those who are told of its events.
+    /// Adds those who are informed of its events.
     pub(crate) fn with_events(self, notifier: Option<Notifier>, reporter: Reporter) -> Self {
         Self { notifier, reporter, ..self }
     }

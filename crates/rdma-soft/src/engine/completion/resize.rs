@@ -5,8 +5,8 @@ use crate::engine::completion::queue::CompletionQueue;
 use crate::sync::Ordering;
 
 impl CompletionQueue {
-    /// Makes room for `capacity` completions; refused, and nothing has changed, if more are there than that.
-    /// Calls `done` when it has happened, before another thread resizes the queue again.
+    /// Makes space for `capacity` completions; refused, and nothing has changed, if more are there
+    /// than that. Calls `done` when it has happened, before another thread resizes the queue again.
     ///
     /// The completions that are there get new numbers, from that of the next completion on, and no entry of the
     /// new ring looks empty to who looks for a number before that. So a poll without the lock that has the head

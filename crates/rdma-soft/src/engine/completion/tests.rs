@@ -112,7 +112,7 @@ fn capacity_is_exact_and_an_overflow_keeps_what_fitted() {
         for most in [0, 1, 8] {
             assert_eq!(poll(&queue, most), Err(Overflowed));
         }
-        // In error for good, though there is room again.
+        // In error for good, though there is space again.
         push(&queue, seat, 101..102);
         assert_eq!(poll(&queue, 8), Err(Overflowed));
     }
@@ -134,7 +134,7 @@ fn purge_drops_one_queue_pairs_completions_and_keeps_the_others_order() {
         }
         queue.purge(first);
         let stay = (0..6).filter(|id| of_first >> id & 1 == 0);
-        // What was dropped leaves room, exactly.
+        // What was dropped leaves space, exactly.
         let more = 10..10 + of_first.count_ones();
         push(&queue, first, more.clone());
         let got = poll(&queue, 8).unwrap();

@@ -45,7 +45,7 @@ impl Tokens {
         self.read.as_raw_fd()
     }
 
-    /// Adds one, if there is room.
+    /// Adds one, if there is space.
     pub(crate) fn put(&self) -> Result<(), NotAdded> {
         assert_nothing_held();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;

@@ -167,8 +167,8 @@ fn datagram(to: u32) -> Burst {
 const OF_LINK: Option<Datagram> =
     Some(Datagram { source: Source::UNDEFINED, header: None, group: None });
 
-/// A sender looks for room while another gives some back, unused or by packets that are taken out: it finds it, or
-/// gets another turn, given by either thread.
+/// A sender looks for space while another gives some back, unused or by packets that are taken out:
+/// it finds it, or gets another turn, given by either thread.
 #[test]
 fn loom_who_found_no_room_gets_a_turn_when_there_is_some() {
     for unused in [true, false] {

@@ -1,4 +1,4 @@
-//! What stands in the place of sockets where the model checker runs, which sees no system calls.
+//! What stands in for sockets where the model checker runs, which sees no system calls.
 
 use std::os::fd::RawFd;
 
@@ -12,7 +12,7 @@ pub(crate) enum NotAdded {
     Deaf,
 }
 
-/// Tokens of which there is room for few. Nobody waits for one.
+/// Tokens of which there is space for few. Nobody waits for one.
 #[derive(Debug)]
 pub(crate) struct Tokens {
     count: AtomicUsize,

@@ -30,7 +30,7 @@ impl Aftermath {
         self.responder = Some((Arc::clone(queue_pair), incarnation, event));
     }
 
-    /// Whether a responder has failed: no other may, as there is room for one.
+    /// Whether a responder has failed: no other may, as there is space for one.
     pub(crate) fn is_full(&self) -> bool {
         self.responder.is_some()
     }

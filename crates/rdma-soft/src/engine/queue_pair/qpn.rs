@@ -44,7 +44,7 @@ impl Numbers {
         (self.fresh, self.resting, self.slots) = Default::default();
     }
 
-    /// A number is free again. There is room for it since it was drawn.
+    /// A number is free again. There is space for it since it was drawn.
     pub(crate) fn give_back(&mut self, number: u32) {
         self.resting.push_back(number);
     }

@@ -4,8 +4,9 @@
 //! One lock, under which requests are posted, taken, and waited for. As on hardware a slot is free again
 //! when the completion of its request was polled, by whichever queue pair.
 //!
-//! Who posts serves those who wait, for a turn. If that is over before all are served, the queue has an alarm
-//! that does the rest: so they keep their order, and none is told of a request that is another's.
+//! Who posts serves those who wait, for a turn. If that is over before all are served, the queue
+//! has an alarm that does the rest: so they keep their order, and none is informed of a request
+//! that is another's.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -102,7 +103,7 @@ impl SharedReceiveQueue {
         }))
     }
 
-    /// A queue pair was made that takes from here: makes room, so that waiting does not allocate.
+    /// A queue pair was made that takes from here: makes space, so that waiting does not allocate.
     pub(crate) fn attach(&self) {
         let mut requests = self.requests.lock();
         requests.users += 1;
@@ -157,8 +158,9 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// Takes the oldest request; its elements go to `out`, which is emptied first and has room. If there
-    /// is none, the requester is told when there is, if it waits. The responder's lock is held.
+    /// Takes the oldest request; its elements go to `out`, which is emptied first and has space. If
+    /// there is none, the requester is informed when there is, if it waits. The responder's lock is
+    /// held.
     ///
     /// `taken` counts what this responder takes, as its completions give it back.
     pub(crate) fn take(

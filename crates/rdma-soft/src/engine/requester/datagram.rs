@@ -177,7 +177,7 @@ impl Requester {
         message: &Message<'_>,
         buffer: &'a mut [u8],
     ) -> Result<&'a [u8], Fault> {
-        // No longer than the MTU, for which each buffer has room.
+        // No longer than the MTU, for which each buffer has space.
         let length = usize::try_from(message.length).unwrap_or(usize::MAX).min(buffer.len());
         let bytes = &mut buffer[..length];
         message.reach.collect_bytes(&self.local, 0, bytes)?;

@@ -217,7 +217,7 @@ impl SendSide {
         self.check_room(own, 1)
     }
 
-    /// Whether so many more requests have room, of which there is at least one.
+    /// Whether so many more requests have space, of which there is at least one.
     #[inline]
     fn check_room(&mut self, own: &QueuePair, count: u32) -> Result<(), Refusal> {
         let fits = |send: &Self| {

@@ -68,7 +68,7 @@ impl SendQueue {
     }
 
     /// Copies a request in. The caller has checked it against the queue's limits, so that the queue
-    /// has room.
+    /// has space.
     pub(crate) fn push(&mut self, request: &Request, payload: Payload<'_>) {
         debug_assert!(self.len < self.slots.len());
         let slot = self.slot_at(self.len);

@@ -1,5 +1,5 @@
-//! The way of packets to a peer: what is in the send queue leaves by a requester of `rdma_proto`, which is
-//! told of responses and of the time, and completes requests.
+//! The way of packets to a peer: what is in the send queue leaves by a requester of `rdma_proto`,
+//! which is informed of responses and of the time, and completes requests.
 
 use std::sync::Arc;
 
@@ -118,7 +118,7 @@ impl Wire {
         }
     }
 
-    /// Has the alarm ring when the protocol wants to be told of the time.
+    /// Has the alarm ring when the protocol wants to be informed of the time.
     fn arm(&mut self, own: &QueuePair) {
         let Protocol::Reliable(protocol) = &self.protocol else { return };
         let Some(deadline) = protocol.deadline() else { return };

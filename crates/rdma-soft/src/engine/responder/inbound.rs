@@ -74,8 +74,9 @@ impl Inbound<'_> {
         !operation.opcode.takes_receive() || self.side.take_receive(self.own)
     }
 
-    /// A message found no receive request: looks once more. If there is none, the answer is that the
-    /// receiver is not ready, and the requester is told when it is, so that it need not ask again.
+    /// A message found no receive request: looks once more. If there is none, the answer is that
+    /// the receiver is not ready, and the requester is informed when it is, so that it need not ask
+    /// again.
     #[cold]
     pub(crate) fn begin_or_wait(&mut self, requester: Weak<dyn Waiter>) -> bool {
         let taken = self.side.take_receive_or_wait(self.own, requester);

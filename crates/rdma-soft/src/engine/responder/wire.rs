@@ -155,7 +155,8 @@ impl Responder {
         if own.service != Service::UnreliableDatagram || !listens {
             return Some(Reason::WrongState);
         }
-        // The header is empty where none came: who is told of the datagram takes it from the link.
+        // The header is empty where none came: who is informed of the datagram takes it from the
+        // link.
         let (qkey, header) = (self.qkey, datagram.header.unwrap_or([0; 40]));
         let mut protocol = Datagrams::new(Qpn::masked(own.qpn), PORT_MTU, Psn::default());
         let mut arrival = Arrival::new(own, self, aftermath);

@@ -52,7 +52,7 @@ fn datagram(to: u32) -> Burst {
     datagrams.send(&to, &end).unwrap()
 }
 
-/// Whoever fills a buffer puts as many packets into it as there is room for.
+/// Whoever fills a buffer puts as many packets into it as there is space for.
 #[test]
 fn a_turn_sends_sixteen_packets() {
     static DEVICE: OnceLock<Device> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! What a peer learns from what every peer is told.
+//! What a peer learns from what every peer knows.
 
 use super::*;
 use crate::device::Device;

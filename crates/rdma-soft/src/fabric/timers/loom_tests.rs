@@ -23,7 +23,7 @@ fn poll(fabric: &'static Fabric) {
     }
 }
 
-/// Nobody polls: the thread is told of each alarm, and starts if it is not there.
+/// Nobody polls: the thread is informed of each alarm, and starts if it is not there.
 #[test]
 fn loom_the_thread_hears_of_each_alarm() {
     loom::model(|| {

@@ -1,4 +1,4 @@
-//! What stands in the place of time and of the thread where the model checker runs.
+//! What stands in for time and for the thread where the model checker runs.
 //!
 //! Time stands still while a model's threads run, so that in them only those alarms ring that are due at
 //! once. A wait with a deadline ends when somebody says that something has changed. Once the model has

@@ -22,7 +22,7 @@ struct Sent {
 #[derive(Clone, Copy)]
 pub(crate) struct Receive {
     pub(crate) id: u64,
-    /// How many bytes there is room for, up to the first element that its key does not grant.
+    /// How many bytes there is space for, up to the first element that its key does not grant.
     pub(crate) room: u64,
 }
 
@@ -83,7 +83,7 @@ impl End {
         self.life += 1;
     }
 
-    /// Why a request is refused that is posted now, with so much room.
+    /// Why a request is refused that is posted now, with so much space.
     pub(crate) fn refusal(&self, judged: &Judged, state: State, room: usize) -> Option<Errno> {
         let accepts = matches!(
             state,

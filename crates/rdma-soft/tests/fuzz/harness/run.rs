@@ -144,8 +144,8 @@ impl Run {
         });
         let posted = post_send(&own.qp, &mut list).err();
         trace(&("posted", posted, state));
-        // Which of two mistakes is seen first is open: a datagram without a destination and a full queue. So is
-        // whether a queue pair has room for READs that was never ready to send.
+        // Which of two mistakes is seen first is open: a datagram without a destination and a full
+        // queue. So is whether a queue pair has space for READs that was never ready to send.
         let is_open = |n: usize| match expected {
             Some((at, errno)) if at == n && errno == Errno::ENOMEM.raw() => {
                 built[n].judged.goes_nowhere || built[n].fetches()
@@ -300,7 +300,7 @@ impl Run {
         let expected = all.refused(errno);
         let posted = post_shared_receive(srq, &mut all.list).err();
         trace(&("received", posted));
-        // What went with a queue pair has made room that is not counted here.
+        // What went with a queue pair has made space that is not counted here.
         let more_room =
             self.some_lost && posted.is_none_or(|(at, _)| expected.is_some_and(|(n, _)| at > n));
         assert!(more_room || posted == expected, "{posted:?} {expected:?}");

@@ -60,8 +60,8 @@ impl Places {
         (self.made, self.most, self.resting) = (0, 0, 0);
     }
 
-    /// Takes a free place, and the low byte of its next key, which is not 0. `None` if all have to rest,
-    /// or there is no memory for more.
+    /// Takes a free slot, and the low byte of its next key, which is not 0. `None` if all have to
+    /// rest, or there is no memory for more.
     pub(super) fn take(&mut self) -> Option<(u32, u32)> {
         let index = if self.resting > self.rest { self.wake()? } else { self.grow()? };
         let place = self.place(index)?;
