@@ -106,31 +106,19 @@ impl Ledger {
         })
     }
 
-    /// Posts all requests without waiting for room, up to the first that is refused, and has them ended. Returns when the
-    /// device uses the memory of none.
-    pub(crate) fn block_each_of<'data, W: Post<'data>, T>(
+    /// Runs what posts several requests, whose memory is borrowed for `'data`, up to the first that is refused, and then what
+    /// ends those. Returns when the device uses the memory of none.
+    pub(crate) fn block_each<'data, T>(
         &mut self,
-        requests: Vec<ToPeer<W>>,
+        post: impl for<'l> FnOnce(Call<'l, 'data>) -> (Vec<WorkId>, Option<Refusal>),
         end: impl FnOnce(&mut Self, &[WorkId], Option<Refusal>) -> T,
     ) -> T {
         without_unwinding(|| {
-            let mut refused = None;
-            let post = |ToPeer { peer, wr }: ToPeer<W>| {
-                // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the requests.
-                let kept: Kept<'data> = unsafe { Kept::new() };
-                let post = |to| self.post(to, wr.signaled(true), Room::Now, kept);
-                match self.connection(peer).map_err(|e| self.refuse(e, None)).and_then(post) {
-                    Ok(ticket) => Some(ticket.keep().0),
-                    Err(error) => {
-                        refused = Some(error.why());
-                        None
-                    }
-                }
-            };
-            // In the memory of the requests.
-            let ids: Vec<WorkId> = requests.into_iter().map_while(post).collect();
+            // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the requests.
+            let (ids, refused) = post(Call { ledger: self, kept: unsafe { Kept::new() } });
+            let perhaps = refused.as_ref().and_then(|refusal| refusal.perhaps);
             let ended = end(self, &ids, refused);
-            let left = ids.iter().find_map(|id| self.in_flight(id.0));
+            let left = ids.iter().chain(&perhaps).find_map(|id| self.in_flight(id.0));
             if let Some(slot) = left {
                 let operation = slot.operation.get();
                 self.end_now(CloseReason::Timeout { operation });
@@ -183,6 +171,15 @@ pub(crate) struct Call<'l, 'data> {
 impl<'l, 'data> Call<'l, 'data> {
     pub(crate) const fn ledger(self) -> &'l Ledger {
         self.ledger
+    }
+
+    /// Posts one request, without waiting for a free slot.
+    pub(crate) fn post<W: Post<'data>>(
+        self,
+        connection: &'l Connection,
+        request: W,
+    ) -> Result<Ticket<'l>, NotPosted<'l>> {
+        self.ledger.post(connection, request.signaled(true), Room::Now, self.kept)
     }
 
     /// Posts a batch.

@@ -178,10 +178,11 @@ fn program(device: &str, random: &mut Random) -> u32 {
 
 #[test]
 fn random_programs_end_and_leave_nothing_under_way() {
-    let seeds = env::var("RDMA_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
+    let number = |name| env::var(name).ok().and_then(|number| number.parse().ok());
+    let (seeds, count) = (number("RDMA_TEST_SEED"), number("RDMA_TEST_SEEDS").unwrap_or(100));
     for device in LATE {
         let mut scopes = 0;
-        for seed in seeds.map_or(1..=100, |seed| seed..=seed) {
+        for seed in seeds.map_or(1..=count, |seed| seed..=seed) {
             let ran = catch_unwind(|| must_end(move || program(device, &mut Random(seed))));
             scopes += ran.unwrap_or_else(|payload| {
                 eprintln!("RDMA_TEST_SEED={seed} on {device}");

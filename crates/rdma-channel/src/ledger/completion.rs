@@ -23,7 +23,7 @@ impl Ledger {
     /// Notes what was polled last. How many of these completions were of requests in flight.
     #[inline(always)]
     pub(super) fn note_completions(&self, polled: usize) -> usize {
-        let (mut unasked, mut unmatched) = (0, 0_usize);
+        let mut unmatched = 0;
         let mut likely = self.no_slot();
         for room in &self.polled[..polled.min(self.polled.len())] {
             let id = room.get().last().wr_id();
@@ -37,12 +37,11 @@ impl Ledger {
             let (state, success) = (slot.state(), room.get().last().result().is_ok());
             if success && state.is(State::IN_FLIGHT_DROPPED) {
                 slot.free();
-                unasked += 1;
-            } else {
-                self.complete(slot, state, success, room);
+                self.unasked.set(self.unasked.get() + 1);
+            } else if !self.complete(slot, state, success, room) {
+                unmatched += 1;
             }
         }
-        self.unasked.set(self.unasked.get() + unasked);
         if unmatched > 0 {
             self.unmatched.set(self.unmatched.get() + unmatched as u64);
         }
@@ -50,34 +49,40 @@ impl Ledger {
         polled - unmatched
     }
 
-    /// Brings a completion to its slot. Whether it has one.
+    /// Brings a completion to its slot. Whether it has one, which can complete so.
     #[inline]
     pub(super) fn deliver(&self, room: &Cell<PollSlot>) -> bool {
         let completion = room.get().last();
-        let slot = self.in_flight(completion.wr_id());
-        match slot {
-            Some(slot) => self.complete(slot, slot.state(), completion.result().is_ok(), room),
-            None => self.unmatched.set(self.unmatched.get() + 1),
+        let success = completion.result().is_ok();
+        let complete = |slot: &Slot| self.complete(slot, slot.state(), success, room);
+        let matched = self.in_flight(completion.wr_id()).is_some_and(complete);
+        if !matched {
+            self.unmatched.set(self.unmatched.get() + 1);
         }
         self.checked();
-        slot.is_some()
+        matched
     }
 
-    /// Notes how a request ended that is in flight.
+    /// Notes how a request ended that is in flight. Whether it can end so.
     #[inline(always)]
-    fn complete(&self, slot: &Slot, state: State, success: bool, room: &Cell<PollSlot>) {
+    fn complete(&self, slot: &Slot, state: State, success: bool, room: &Cell<PollSlot>) -> bool {
         if success && state.is(State::IN_FLIGHT) {
             slot.completion.set(room.get());
             slot.set(State::DONE);
+            true
         } else {
-            self.complete_others(slot, state, room);
+            self.complete_others(slot, state, room)
         }
     }
 
     /// As [`complete`](Self::complete), if it failed, is linked, or has no handle.
     #[inline(never)]
-    fn complete_others(&self, slot: &Slot, state: State, room: &Cell<PollSlot>) {
+    fn complete_others(&self, slot: &Slot, state: State, room: &Cell<PollSlot>) -> bool {
         let result = room.get().last().result();
+        if result.is_ok() && state.is_unsignaled() {
+            // Success of an unsignaled request makes no completion: no device that is right says so. It stays in its chain.
+            return false;
+        }
         if let Err(error) = result
             && let Some(connection) = self.queues.get(slot.connection as usize)
         {
@@ -99,18 +104,19 @@ impl Ledger {
         } else {
             slot.set(State::DONE);
         }
+        true
     }
 
     /// Requests of one send queue are done in order: so the completion of a later one is that of the unsignaled
     /// ones before it.
     #[inline(always)]
     fn complete_unsignaled(&self, last: &Slot) {
-        let (mut slot, mut unasked) = (last, 0);
+        let mut slot = last;
         loop {
             let (state, before) = (slot.state(), slot.link());
             if state.is(State::IN_FLIGHT.unsignaled().dropped()) {
                 slot.free();
-                unasked += 1;
+                self.unasked.set(self.unasked.get() + 1);
             } else if state.is_in_flight() && state.is_unsignaled() {
                 slot.set(state.to(State::DONE));
                 if state.has_no_handle() {
@@ -121,7 +127,6 @@ impl Ledger {
             }
             slot = before;
         }
-        self.unasked.set(self.unasked.get() + unasked);
     }
 
     /// After a failed poll nothing will be known of any request.

@@ -327,10 +327,16 @@ impl Ledger {
         }
         let slots = self.queues.slots_of(&connection.send);
         // Of a handle that has reported it, and was forgotten: nobody asks any more.
-        slots.iter().filter(|slot| slot.state().is_reported()).for_each(|slot| self.release(slot));
+        let over = |slot: &&Slot| {
+            let state = slot.state();
+            state.is_reported() || state.is_done() && slot.result().is_ok()
+        };
+        slots.iter().filter(over).for_each(|slot| self.release(slot));
         let free = slots.iter().find(|slot| slot.is_free());
         let (Some(qp), Some(slot)) = (connection.qp(), free) else { return };
-        if post_marker(qp, slot.id()).is_ok() {
+        // Also one of which the provider does not say whether it was posted.
+        let posted = post_marker(qp, slot.id());
+        if posted.is_ok() || posted.is_err_and(|error| error.posted() > 0) {
             self.posted(slot, Operation::Send);
             connection.link(slot, true);
             slot.set(slot.state().marker());

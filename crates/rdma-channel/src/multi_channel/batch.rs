@@ -6,15 +6,15 @@ use rdma_qp::WorkSuccess;
 
 use super::MultiChannel;
 use super::to_peer::ToPeer;
-use crate::channel::blocking::wait_all;
 use crate::deadline::BatchDeadline;
 use crate::ledger::Ledger;
-use crate::ledger::post::BatchNotPosted;
+use crate::ledger::post::{BatchNotPosted, Refusal};
 use crate::ledger::queues::InBatch;
 use crate::ledger::ticket::Ticket;
+use crate::lend::Call;
 use crate::request::Request;
 use crate::scope::Scope;
-use crate::scope::pending_work::ScopedPendingWork;
+use crate::scope::pending_work::{PendingWork, ScopedPendingWork};
 use crate::transport_error::TransportError;
 
 /// The requests for one peer, and their indices among all.
@@ -59,10 +59,13 @@ impl MultiChannel {
     ///
     /// # Errors
     /// - [`TransportError::NoSuchPeer`] or [`TransportError::Closed`], before anything is posted;
-    /// - that of a post, as [`TransportError::BatchTooLarge`]: the batches of the peers before it are waited for as when a
-    ///   scope ends;
-    /// - that of the first request that failed, or [`TransportError::Timeout`], which has closed the connections whose
-    ///   requests were not done.
+    /// - that of a post, as [`TransportError::BatchTooLarge`]: the requests before it are waited for as
+    ///   when a scope ends;
+    /// - [`TransportError::Collective`] with each operation that failed, or was not done in time, and its
+    ///   peer.
+    ///
+    /// The connections are closed whose operations failed, or were not done; the others stay as they
+    /// are.
     ///
     /// # Examples
     /// ```
@@ -123,46 +126,33 @@ impl Ledger {
         mut groups: Vec<Group<'wr, 'data>>,
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        let parts = self.block_all(|call| {
+        let post_all = |call: Call<'_, 'data>| {
             let (ledger, mut deadline) = (call.ledger(), BatchDeadline::new(Some(timeout)));
-            let (mut posted, mut refused) = (Vec::new(), None);
+            let mut ids = Vec::new();
             for Group { peer, requests, .. } in &mut groups {
-                let connection = ledger.connection(*peer)?;
                 let mut slots = vec![ledger.no_slot(); requests.len()];
-                let result = call.post_batch(connection, requests, &mut slots, Some(&mut deadline));
-                if let Err(BatchNotPosted { error, posted: count }) = result {
-                    if count == 0 && posted.is_empty() {
-                        return Err(error);
-                    }
-                    slots.truncate(count);
-                    refused = Some(error);
+                let posted = ledger
+                    .connection(*peer)
+                    .map_err(BatchNotPosted::from)
+                    .and_then(|to| call.post_batch(to, requests, &mut slots, Some(&mut deadline)));
+                if let Err(BatchNotPosted { posted, .. }) = &posted {
+                    slots.truncate(*posted);
                 }
-                posted.push(slots);
-                if refused.is_some() {
-                    break;
+                ids.extend(slots.iter().map(|slot| Ticket::new(ledger, slot).keep().0));
+                if let Err(BatchNotPosted { error, .. }) = posted {
+                    return (ids, Some(Refusal { error, perhaps: None }));
                 }
             }
-            if let Some(error) = refused {
-                let slots = posted.into_iter().flatten();
-                slots.for_each(|slot| Ticket::new(ledger, slot).disown());
-                return Ok(Err(error));
-            }
-            let (mut parts, mut outcome) = (Vec::with_capacity(posted.len()), Ok(()));
-            for slots in posted {
-                let mut part = Vec::with_capacity(slots.len());
-                match wait_all(ledger, &slots, &mut deadline, |success| part.push(success)) {
-                    Err(
-                        error @ (TransportError::Timeout { .. } | TransportError::PollError(_)),
-                    ) => {
-                        return Ok(Err(error));
-                    }
-                    waited => outcome = outcome.and(waited),
-                }
-                parts.push(part);
-            }
-            Ok(outcome.map(|()| parts))
-        })?;
-        Ok(in_order(groups.into_iter().map(|group| group.places).zip(parts)))
+            (ids, None)
+        };
+        let successes = self
+            .block_each(post_all, |ledger, ids, refused| ledger.end_each(ids, refused, timeout))?;
+        let mut successes = successes.into_iter();
+        let parts = groups.into_iter().map(|Group { places, .. }| {
+            let part = successes.by_ref().take(places.len()).collect();
+            (places, part)
+        });
+        Ok(in_order(parts.collect::<Vec<_>>()))
     }
 }
 
@@ -181,7 +171,13 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError> {
         let mut parts = Vec::new();
         for Group { peer, mut requests, places } in self.only.ledger().grouped(requests)? {
-            parts.push((places, self.to(peer)?.post_list(&mut requests)?));
+            match self.to(peer).and_then(|peer| peer.post_list(&mut requests)) {
+                Ok(handles) => parts.push((places, handles)),
+                Err(error) => {
+                    in_order(parts).into_iter().for_each(PendingWork::disown);
+                    return Err(error);
+                }
+            }
         }
         Ok(in_order(parts))
     }

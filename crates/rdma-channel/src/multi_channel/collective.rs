@@ -9,7 +9,9 @@ use super::to_peer::{
     PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest, PeerWriteWorkRequest, ToPeer,
 };
 use crate::deadline::Deadline;
+use crate::ledger::post::Refusal;
 use crate::ledger::{Ledger, closed};
+use crate::lend::Call;
 use crate::operation::Operation;
 use crate::request::Post;
 use crate::transport_error::{CloseReason, OperationError, TransportError, WorkId};
@@ -34,29 +36,53 @@ impl Ledger {
     }
 
     /// Posts all requests, and returns when the device uses the memory of none.
-    fn block_each<'data, W: Post<'data>>(
+    fn block_collective<'data, W: Post<'data>>(
         &mut self,
         requests: impl IntoIterator<Item = ToPeer<W>>,
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let requests = self.gathered(requests)?;
-        self.block_each_of(requests, |ledger, ids, refused| {
-            let limit = match refused {
-                Some(_) => timeout.min(ledger.limits.drain),
-                None => timeout,
+        let post_all = |call: Call<'_, 'data>| {
+            let (ledger, mut refused) = (call.ledger(), None);
+            let post = |ToPeer { peer, wr }: ToPeer<W>| {
+                let to = ledger.connection(peer).map_err(|error| ledger.refuse(error, None));
+                match to.and_then(|to| call.post(to, wr)) {
+                    Ok(ticket) => Some(ticket.keep().0),
+                    Err(error) => {
+                        refused = Some(error.why());
+                        None
+                    }
+                }
             };
-            let awaited = ledger.await_each(ids, limit).err();
-            ledger.settle_each(ids, refused.as_ref().and_then(|refusal| refusal.perhaps));
-            let outcomes = ledger.outcomes(ids, timeout);
-            if ledger.has_unreleased() {
-                // Others of the connections that were closed.
-                ledger.collect(0);
-            }
-            match awaited.or(refused.map(|refusal| refusal.error)) {
-                Some(error) => Err(error),
-                None => outcomes,
-            }
-        })
+            // In the memory of the requests.
+            (requests.into_iter().map_while(post).collect(), refused)
+        };
+        self.block_each(post_all, |ledger, ids, refused| ledger.end_each(ids, refused, timeout))
+    }
+
+    /// Waits for requests of a call so long, ends those that are not done then, and says how all have ended. Only their
+    /// own connections are closed.
+    pub(super) fn end_each(
+        &mut self,
+        ids: &[WorkId],
+        refused: Option<Refusal>,
+        timeout: Duration,
+    ) -> Result<Vec<WorkSuccess>, TransportError> {
+        let limit = match refused {
+            Some(_) => timeout.min(self.limits.drain),
+            None => timeout,
+        };
+        let awaited = self.await_each(ids, limit).err();
+        self.settle_each(ids, refused.as_ref().and_then(|refusal| refusal.perhaps));
+        let outcomes = self.outcomes(ids, timeout);
+        if self.has_unreleased() {
+            // Others of the connections that were closed.
+            self.collect(0);
+        }
+        match awaited.or(refused.map(|refusal| refusal.error)) {
+            Some(error) => Err(error),
+            None => outcomes,
+        }
     }
 
     /// Waits until all are done, or the time is over.
@@ -183,7 +209,7 @@ impl MultiChannel {
         wrs: impl IntoIterator<Item = PeerSendWorkRequest<'wr, 'data>>,
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.ledger.block_each(wrs, timeout)
+        self.ledger.block_collective(wrs, timeout)
     }
 
     /// Writes for each request into memory of its peer.
@@ -208,7 +234,7 @@ impl MultiChannel {
         wrs: impl IntoIterator<Item = PeerWriteWorkRequest<'wr, 'data>>,
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.ledger.block_each(wrs, timeout)
+        self.ledger.block_collective(wrs, timeout)
     }
 
     /// Takes one message for each request, each of its peer.
@@ -233,7 +259,7 @@ impl MultiChannel {
         wrs: impl IntoIterator<Item = PeerReceiveWorkRequest<'wr, 'data>>,
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.ledger.block_each(wrs, timeout)
+        self.ledger.block_collective(wrs, timeout)
     }
 
     /// Reads for each request memory of its peer.
@@ -258,7 +284,7 @@ impl MultiChannel {
         wrs: impl IntoIterator<Item = PeerReadWorkRequest<'wr, 'data>>,
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
-        self.ledger.block_each(wrs, timeout)
+        self.ledger.block_collective(wrs, timeout)
     }
 
     /// Sends one message to each of these peers.
@@ -286,6 +312,6 @@ impl MultiChannel {
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let wrs = peers.into_iter().map(|peer| PeerSendWorkRequest::from_wr(peer, wr));
-        self.ledger.block_each(wrs, timeout)
+        self.ledger.block_collective(wrs, timeout)
     }
 }

@@ -11,7 +11,7 @@ use super::to_peer::{
 };
 use crate::request::Post;
 use crate::scope::peer::ScopedPeer;
-use crate::scope::pending_work::ScopedPendingWork;
+use crate::scope::pending_work::{PendingWork, ScopedPendingWork};
 use crate::scope::{Scope, ScopeError, run, settle, settle_manual};
 use crate::transport_error::TransportError;
 
@@ -100,7 +100,18 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
         &self,
         wrs: impl IntoIterator<Item = ToPeer<W>>,
     ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError> {
-        self.only.ledger().gathered(wrs)?.into_iter().map(|wr| self.post(wr)).collect()
+        let wrs = self.only.ledger().gathered(wrs)?;
+        let mut handles = Vec::with_capacity(wrs.len());
+        for wr in wrs {
+            match self.post(wr) {
+                Ok(handle) => handles.push(handle),
+                Err(error) => {
+                    handles.into_iter().for_each(PendingWork::disown);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(handles)
     }
 
     /// Posts a message to a peer. Waits for a free slot, as long as a send may take.

@@ -27,6 +27,12 @@ impl<'l> PendingWork<'l> {
         Self { ticket }
     }
 
+    /// Drops a handle that the caller never had.
+    #[cold]
+    pub(crate) fn disown(self) {
+        self.ticket.disown();
+    }
+
     /// How the operation ended, if it has; does not wait, and can be called again.
     ///
     /// An error of the poll itself, [`TransportError::PollError`], says nothing of the operation.

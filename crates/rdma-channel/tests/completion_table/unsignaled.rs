@@ -13,7 +13,9 @@ use rdma_channel::{
 use rdma_mem::{GatherList, RemoteMemoryRegion, SliceRef};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WcOpcode, WorkErrorCode, WriteWorkRequest};
 
-use crate::common::provider::{POST, Post, at_next_poll, edit, faulty, honest};
+use rdma_sys::{ibv_wc, ibv_wc_opcode};
+
+use crate::common::provider::{POST, Post, at_next_poll, edit, faulty, honest, invent, wr_id};
 use crate::common::{DEVICES, DRAIN, HELD, LATE, Pair, must_end, short};
 
 const SECONDS: Duration = Duration::from_secs(5);
@@ -382,25 +384,83 @@ fn an_unsignaled_batch_is_told_of_by_its_last_request() {
 /// The places of handles that have told are free when the scope has ended: so there is one for the request that shows
 /// what became of those behind them.
 #[test]
-fn an_unsignaled_request_that_was_done_is_not_lost_behind_handles_that_have_told() {
+fn an_unsignaled_request_that_was_done_is_not_lost_behind_handles_that_were_forgotten() {
+    for asked in [true, false] {
+        must_end(move || {
+            let limit = Duration::from_secs(3);
+            let mut pair =
+                Pair::with("soft0", |builder| builder.drain_timeout(limit).max_send_wr(4));
+            let data = pair.memory(8, 5);
+            let remote = pair.board.remote();
+            let begin = Instant::now();
+            let left = pair.here.scope(|s| {
+                for _ in 0..3 {
+                    let held = write(s, data.as_slice(), remote, true)?;
+                    if asked {
+                        held.wait(SECONDS)?;
+                    }
+                    #[allow(clippy::mem_forget)] // that is what is tested
+                    mem::forget(held);
+                }
+                drop(write(s, data.as_slice(), remote, false)?);
+                Ok::<(), TransportError>(())
+            });
+            assert!(begin.elapsed() < limit, "after {:?}: {left:?}", begin.elapsed());
+            assert!(left.is_ok(), "it was done: {left:?}");
+            assert!(pair.here.qpn().is_some(), "nothing had to be destroyed");
+        });
+    }
+}
+
+/// Those of before a scope, and those whose handles it has dropped, are done at once.
+#[test]
+fn what_was_in_flight_before_a_scope_is_done_beside_what_it_has_dropped() {
     must_end(|| {
-        let limit = Duration::from_secs(3);
-        let mut pair = Pair::with("soft0", |builder| builder.drain_timeout(limit).max_send_wr(4));
+        let mut pair = Pair::with("soft0", short);
         let data = pair.memory(8, 5);
-        let remote = pair.board.remote();
-        let begin = Instant::now();
-        let left = pair.here.scope(|s| {
-            for _ in 0..3 {
-                let held = write(s, data.as_slice(), remote, true)?;
-                held.wait(SECONDS)?;
-                #[allow(clippy::mem_forget)] // that is what is tested
-                mem::forget(held);
-            }
+        let (list, remote) = (GatherList::from([data.as_slice()]), pair.board.remote());
+        let unsignaled = WriteWorkRequest::from_list(&list, remote).signaled(false);
+        // SAFETY: SAFETY.md F8: the memory outlives the channel's requests, which the scope below ends.
+        drop(unsafe { pair.here.write_unpolled(unsignaled) }.unwrap());
+        // SAFETY: SAFETY.md F8: no memory.
+        drop(unsafe { pair.here.receive_unpolled(ReceiveWorkRequest::only_immediate()) }.unwrap());
+        let there = &mut pair.there;
+        let all = pair.here.scope(|s| {
             drop(write(s, data.as_slice(), remote, false)?);
+            drop(write(s, data.as_slice(), remote, true)?);
+            there.send(SendWorkRequest::only_immediate(1))?;
             Ok::<(), TransportError>(())
         });
-        assert!(begin.elapsed() < limit, "after {:?}: {left:?}", begin.elapsed());
-        assert!(left.is_ok(), "it was done: {left:?}");
-        assert!(pair.here.qpn().is_some(), "nothing had to be destroyed");
+        all.unwrap();
+        assert_eq!((pair.here.closed(), pair.in_flight()), (None, 0));
+    });
+}
+
+/// A device that completes unsignaled requests too breaks the order in which their slots are free.
+#[test]
+fn the_success_of_an_unsignaled_request_is_no_completion() {
+    must_end(|| {
+        let mut pair = Pair::on(&faulty(HELD), short);
+        let data = pair.memory(8, 5);
+        let (remote, qpn) = (pair.board.remote(), pair.here.qpn().unwrap());
+        let device = pair.device;
+        pair.here
+            .scope(|s| {
+                let first = write(s, data.as_slice(), remote, false)?;
+                let second = write(s, data.as_slice(), remote, true)?;
+                invent(ibv_wc {
+                    wr_id: wr_id(first.id()),
+                    opcode: ibv_wc_opcode::IBV_WC_RDMA_WRITE,
+                    qp_num: qpn.get(),
+                    ..Default::default()
+                });
+                assert!(first.poll().is_none(), "it is with the device");
+                assert!(second.poll().is_none());
+                device.release(qpn, 2);
+                second.wait(SECONDS)?;
+                first.wait(SECONDS).map(drop)
+            })
+            .unwrap();
+        assert_eq!((pair.here.closed(), pair.here.stray_completions()), (None, 1));
     });
 }

@@ -8,12 +8,12 @@ use rdma_channel::{
     CloseReason, MultiChannel, Operation, PeerReadWorkRequest, PeerReceiveWorkRequest,
     PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest, ScopeError, TransportError,
 };
-use rdma_mem::{OwnedRegion, RemoteMemoryRegion};
-use rdma_qp::{SendWorkRequest, WorkErrorCode, WorkSuccess};
+use rdma_mem::{GatherElement, OwnedRegion, RemoteMemoryRegion};
+use rdma_qp::{SendWorkRequest, WorkErrorCode, WorkSuccess, WriteWorkRequest};
 
 use crate::common::provider::{at_next_poll, faulty};
 use crate::common::stuck::Handles;
-use crate::{DEVICES, DRAIN, HELD, LATE, SECOND, Star, failed, must_end};
+use crate::{DEVICES, DRAIN, HELD, LATE, SECOND, Star, everything, failed, must_end};
 
 const LIMIT: Duration = Duration::from_millis(60);
 /// As long, where some are to be done in time.
@@ -339,5 +339,57 @@ fn connections_that_signal_all_requests_stay_open_when_the_last_of_a_scope_was_u
         });
         left.unwrap();
         assert_eq!((star.open(), star.in_flight()), (vec![0, 1, 2], 0));
+    });
+}
+
+/// Of what was posted before another request was refused.
+#[test]
+fn a_manual_scope_asks_for_no_handles_that_nobody_had() {
+    must_end(|| {
+        let mut star = Star::with("soft0", |builder| builder.max_send_wr(2).max_recv_wr(2));
+        for peer in [0, 1, 1] {
+            star.expect_number(peer);
+        }
+        star.center
+            .manual_scope(|s| {
+                let send = |peer| PeerSendWorkRequest::only_immediate(peer, 1);
+                let error = s.post_batch([0, 1, 1, 1].map(|peer| send(peer).into())).unwrap_err();
+                assert!(matches!(error, TransportError::BatchTooLarge { .. }), "{error}");
+                let room = [2; 3].map(PeerReceiveWorkRequest::only_immediate);
+                let error = s.post_gather_receive(room).unwrap_err();
+                assert!(matches!(error, TransportError::WouldBlock), "{error}");
+                s.close();
+                Ok::<_, TransportError>(())
+            })
+            .unwrap();
+    });
+}
+
+/// A batch ends its own requests: another peer's receive waits on.
+#[test]
+fn a_batch_that_fails_leaves_other_connections_as_they_are() {
+    must_end(|| {
+        for device in ["soft0", HELD] {
+            let mut star = Star::new(device);
+            // SAFETY: SAFETY.md F8: no memory.
+            drop(
+                unsafe { star.center.receive_unpolled(PeerReceiveWorkRequest::only_immediate(2)) }
+                    .unwrap(),
+            );
+            let nowhere = RemoteMemoryRegion::new(0, 8, 1);
+            let element = [star.pd.allocate_shared_region(8, everything()).unwrap()];
+            let elements = [GatherElement::from(element[0].element(0..8).unwrap())];
+            let write = WriteWorkRequest::new(&elements, nowhere);
+            let writes = [PeerWriteWorkRequest::from_wr(0, write).into()];
+            let limit = if device == HELD { Duration::from_millis(5) } else { SECOND };
+            let error = star.center.batch_timeout(writes, limit).unwrap_err();
+            let TransportError::Collective(errors) = error else { panic!("{error}") };
+            assert_eq!(errors.iter().map(|error| error.peer).collect::<Vec<_>>(), [Some(0)]);
+            assert_eq!(star.open(), [1, 2], "on {device}");
+            let too_many = (0..17).map(|_| PeerSendWorkRequest::only_immediate(1, 1).into());
+            let error = star.center.batch(too_many).unwrap_err();
+            assert!(matches!(error, TransportError::BatchTooLarge { .. }), "{error}");
+            assert_eq!(star.open(), [1, 2], "on {device}");
+        }
     });
 }

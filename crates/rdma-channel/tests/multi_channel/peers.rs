@@ -6,9 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_channel::{
-    MultiChannel, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion,
-    PeerSendWorkRequest, PeerWriteWorkRequest, Request, ScopeError, ToPeer, TransportError,
-    prelude::*,
+    MultiChannel, OperationError, PeerReadWorkRequest, PeerReceiveWorkRequest,
+    PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest, Request, ScopeError, ToPeer,
+    TransportError, prelude::*,
 };
 use rdma_mem::{
     GatherElement, GatherList, RemoteMemoryRegion, ScatterList, remote_array_field,
@@ -308,10 +308,13 @@ fn a_batch_that_one_peer_does_not_answer_closes_its_connection_alone() {
     // The second peer has no receive.
     let sends = [0, 1].map(|peer| PeerSendWorkRequest::only_immediate(peer, 1).into());
     let error = star.center.batch_timeout(sends, limit).unwrap_err();
-    assert!(
-        matches!(error, TransportError::Timeout { timeout, .. } if timeout == limit),
-        "{error}"
-    );
+    let TransportError::Collective(errors) = error else { panic!("{error}") };
+    let late = |error: &OperationError| {
+        let late =
+            matches!(error.error, TransportError::Timeout { timeout, .. } if timeout == limit);
+        (error.peer, late)
+    };
+    assert_eq!(errors.iter().map(late).collect::<Vec<_>>(), [(Some(1), true)]);
     assert_eq!((star.open(), star.in_flight()), (vec![0, 2], 0));
     let too_many = (0..17).map(|_| PeerSendWorkRequest::only_immediate(2, 1).into());
     let error = star.center.batch(too_many).unwrap_err();
