@@ -1,6 +1,7 @@
 //! Completions: what is polled, and the slots that it is of.
 
 use std::cell::Cell;
+use std::mem;
 
 use rdma_qp::{PollError, PollSlot};
 
@@ -23,7 +24,7 @@ impl Ledger {
     /// Notes what was polled last. How many of these completions were of requests in flight.
     #[inline(always)]
     pub(super) fn note_completions(&self, polled: usize) -> usize {
-        let mut unmatched = 0;
+        let (mut unasked, mut unmatched) = (0, 0);
         let mut likely = self.no_slot();
         for room in &self.polled[..polled.min(self.polled.len())] {
             let id = room.get().last().wr_id();
@@ -37,11 +38,16 @@ impl Ledger {
             let (state, success) = (slot.state(), room.get().last().result().is_ok());
             if success && state.is(State::IN_FLIGHT_DROPPED) {
                 slot.free();
-                self.unasked.set(self.unasked.get() + 1);
-            } else if !self.complete(slot, state, success, room) {
+                unasked += 1;
+                continue;
+            }
+            // What it does may be checked.
+            self.unasked.set(self.unasked.get() + mem::take(&mut unasked));
+            if !self.complete(slot, state, success, room) {
                 unmatched += 1;
             }
         }
+        self.unasked.set(self.unasked.get() + unasked);
         if unmatched > 0 {
             self.unmatched.set(self.unmatched.get() + unmatched as u64);
         }
