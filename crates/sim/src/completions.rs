@@ -241,6 +241,7 @@ impl World<'_> {
         if let Some(used) = used.filter(|_| request.kind.is_local()) {
             self.not_bound(end, request, &used);
         }
+        self.linger(to, sent);
         self.ends[end].failed = true;
         // It takes nothing any more.
         self.ends[to].excuses.silence = true;

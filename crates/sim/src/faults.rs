@@ -68,6 +68,7 @@ impl World<'_> {
                 known.unanswered.extend(sent.atomic);
             }
             self.ends[peer].excuses.silence = true;
+            pending.iter().for_each(|sent| self.linger(peer, sent));
             for slot in 0..SLOTS {
                 self.deallocate(end, slot);
             }

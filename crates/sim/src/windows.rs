@@ -4,7 +4,7 @@ use rdma_sys::{ibv_inc_rkey, ibv_mw_bind_info};
 use test_support::rig::window::{Mw, TYPE_1, TYPE_2};
 use test_support::rig::{LOCAL_WRITE, MW_BIND, Mr, Pd, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE};
 
-use crate::host::target_iova;
+use crate::host::{Sent, target_iova};
 use crate::memory::DATA;
 use crate::run::{Outcome, World, ensure};
 use crate::script::{ATOMICS, Kind, READS, Request, SLOTS, WRITES, Window};
@@ -41,6 +41,8 @@ pub(crate) struct Grant {
     sent_back: bool,
     /// It may have ended before what was in flight.
     raced: bool,
+    /// A request for it has failed, or its queue pair is gone, and packets of it may still arrive.
+    lingers: bool,
 }
 
 /// Which grant a request has to do with, and what may come of it.
@@ -238,6 +240,7 @@ impl World<'_> {
             taken_back: false,
             sent_back: false,
             raced: false,
+            lingers: false,
         });
         Some(Use { grant: own.windows.grants.len() - 1, key, verdict, before })
     }
@@ -322,7 +325,18 @@ impl World<'_> {
     fn is_used(&self, owner: usize, grant: usize) -> bool {
         let through = |used: &Use| used.grant == grant;
         let pending = &self.ends[self.ends[owner].peer].pending;
-        pending.iter().any(|sent| sent.through.as_ref().is_some_and(through))
+        let lingers = |grants: &[Grant]| grants.get(grant).is_some_and(|it| it.lingers);
+        lingers(&self.ends[owner].windows.grants)
+            || pending.iter().any(|sent| sent.through.as_ref().is_some_and(through))
+    }
+
+    /// The peer waits for a request no longer, of which packets may still arrive.
+    pub(crate) fn linger(&mut self, owner: usize, sent: &Sent) {
+        let used = sent.through.filter(|_| !sent.request.kind.is_local());
+        let grants = &mut self.ends[owner].windows.grants;
+        if let Some(grant) = used.and_then(|used| grants.get_mut(used.grant)) {
+            grant.lingers = true;
+        }
     }
 
     /// Its owner asks for its end.

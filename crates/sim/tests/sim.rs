@@ -31,6 +31,17 @@ fn packets_of_fresh_workloads_do_what_the_model_says() {
     println!("{}", simulated(seed, PACKETS));
 }
 
+/// A FetchAdd through a window is under way when its queue pair is destroyed, and comes after the window was taken back.
+#[test]
+fn workloads_that_found_a_mistake_of_the_model_pass() {
+    for workload in ["0xd4bd6706a3d8a547"] {
+        let program = env!("CARGO_BIN_EXE_sim");
+        let output = Command::new(program).args(["--workload", workload]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{workload}: {text}");
+    }
+}
+
 /// Each process has its memory elsewhere, and other keys of its own hashers.
 #[test]
 fn a_seed_does_the_same_in_every_process() {
