@@ -10,8 +10,7 @@ use crate::channel::blocking::wait_all;
 use crate::deadline::BatchDeadline;
 use crate::ledger::Ledger;
 use crate::ledger::post::BatchNotPosted;
-use crate::ledger::queues::{Connection, Slot};
-use crate::ledger::queues::{InBatch, Kept};
+use crate::ledger::queues::{Connection, InBatch, Kept, Slot};
 use crate::ledger::ticket::Ticket;
 use crate::lend::Call;
 use crate::request::{Request, queued, queued_list};
@@ -70,25 +69,6 @@ impl Ledger {
         let BatchNotPosted { error, posted } = refused;
         let ticket = |place| (place < posted).then(|| Ticket::new(self, slots[place]));
         BatchRefused { error, tickets: array::from_fn(ticket) }
-    }
-
-    /// Posts so many requests as there are, and makes of each ticket what is wanted.
-    pub(crate) fn post_list<'l, 'data: 'kept, 'kept, I: InBatch<'data>, H>(
-        &'l self,
-        connection: &'l Connection,
-        items: &mut [I],
-        deadline: Option<&mut BatchDeadline>,
-        kept: Kept<'kept>,
-        handle: impl Fn(Ticket<'l>) -> H,
-    ) -> Result<Vec<H>, TransportError> {
-        let mut slots = vec![self.no_slot(); items.len()];
-        match self.post_batch(connection, items, &mut slots, deadline, kept) {
-            Ok(()) => Ok(slots.into_iter().map(|slot| handle(Ticket::new(self, slot))).collect()),
-            Err(BatchNotPosted { error, posted }) => {
-                slots.iter().take(posted).for_each(|slot| Ticket::new(self, slot).disown());
-                Err(error)
-            }
-        }
     }
 
     /// Posts all requests, and returns when they are over.

@@ -5,11 +5,10 @@ use std::fmt;
 
 use rdma_qp::PostError;
 
-use super::queues::{Connection, Queue, Slot};
+use super::queues::{Connection, InBatch, Kept, Queue, Slot};
 use super::ticket::Ticket;
 use super::{Ledger, Room, closed, seldom};
 use crate::deadline::BatchDeadline;
-use crate::ledger::queues::{InBatch, Kept};
 use crate::operation::Operation;
 use crate::request::Post;
 use crate::transport_error::{TransportError, WorkId};
@@ -202,9 +201,11 @@ impl Ledger {
             self.reserve(connection, queue, operations(), slots, deadline)?;
             items.iter_mut().zip(&*slots).for_each(|(item, slot)| item.number(slot.id()));
         }
-        let linked = sends
-            && (connection.unsignaled.get() != 0 || !items.iter().all(InBatch::is_signaled))
-            && Self::signal(connection, items);
+        let linked =
+            sends && (connection.unsignaled.get() != 0 || !items.iter().all(InBatch::is_signaled));
+        if linked {
+            Self::signal(connection, items);
+        }
         let posted = match connection.qp() {
             Some(qp) => kept.post_batch(qp, items).map_err(|e| (e.posted(), e.into())),
             None => Err((0, closed(connection))),
@@ -249,10 +250,9 @@ impl Ledger {
         true
     }
 
-    /// Has the last request signaled, and each that has to be. Whether the unsignaled ones, or those before, are to be
-    /// linked, which is so.
+    /// Has the last request signaled, and each that has to be.
     #[inline(never)]
-    fn signal<'data, I: InBatch<'data>>(connection: &Connection, items: &mut [I]) -> bool {
+    fn signal<'data, I: InBatch<'data>>(connection: &Connection, items: &mut [I]) {
         let (mut unsignaled, last) = (connection.unsignaled.get(), items.len() - 1);
         for (place, item) in items.iter_mut().enumerate() {
             let signaled =
@@ -260,7 +260,6 @@ impl Ledger {
             unsignaled = if signaled { 0 } else { unsignaled + 1 };
             item.signal(signaled);
         }
-        true
     }
 
     /// Notes what is with the device of a batch that was not posted wholly, or has unsignaled requests.

@@ -13,6 +13,7 @@ use super::rent::{Rent, RentMut};
 use crate::batch::BatchRefused;
 use crate::deadline::BatchDeadline;
 use crate::ledger::Ledger;
+use crate::ledger::post::BatchNotPosted;
 use crate::ledger::queues::{InBatch, Kept};
 use crate::ledger::ticket::Ticket;
 use crate::request::{Request, queued, queued_list};
@@ -123,9 +124,18 @@ impl<'scope> ScopedPeer<'scope> {
         &self,
         items: &mut [I],
     ) -> Result<Vec<ScopedPendingWork<'scope>>, TransportError> {
-        let mut deadline = BatchDeadline::new(None);
-        let (connection, kept) = (self.connection(), self.kept());
-        self.ledger().post_list(connection, items, Some(&mut deadline), kept, PendingWork::new)
+        let (ledger, mut deadline) = (self.ledger(), BatchDeadline::new(None));
+        let mut slots = vec![ledger.no_slot(); items.len()];
+        let deadline = Some(&mut deadline);
+        let posted = ledger.post_batch(self.connection(), items, &mut slots, deadline, self.kept());
+        let tickets = slots.into_iter().map(|slot| Ticket::new(ledger, slot));
+        match posted {
+            Ok(()) => Ok(tickets.map(PendingWork::new).collect()),
+            Err(BatchNotPosted { error, posted }) => {
+                tickets.take(posted).for_each(Ticket::disown);
+                Err(error)
+            }
+        }
     }
 
     /// Sends a message of each, with one doorbell. Waits until all fit.
