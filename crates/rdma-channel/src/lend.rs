@@ -134,7 +134,7 @@ impl Ledger {
         post: impl for<'b> FnOnce(&'b mut B, Kept<'b>) -> Result<Ticket<'l>, NotPosted<'l>>,
     ) -> Result<InFlight<'l, B>, Refused<B>> {
         // SAFETY: SAFETY.md F22: the memory is lent for the scope of the ticket, or comes back from the handle when the
-        // request is over; what else the closure can post lives for ever.
+        // request is over; what else the closure can post is 'static.
         match post(&mut buf, unsafe { Kept::new() }) {
             Ok(ticket) => Ok(InFlight::new(ticket, buf)),
             Err(refused) => seldom(move || {

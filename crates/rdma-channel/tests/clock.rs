@@ -17,7 +17,7 @@ thread_local! {
 /// Instead of the C library's, which `Instant` asks.
 ///
 /// # Safety
-/// As of that.
+/// That of `clock_gettime` of the C library.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn clock_gettime(
     clock: libc::clockid_t,

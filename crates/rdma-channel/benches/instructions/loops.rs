@@ -281,7 +281,7 @@ pub(crate) fn messages_sent_first(rig: &mut Rig, n: u64) -> Outcome<u64> {
     Ok(sum)
 }
 
-/// Counts so many polls of a handle whose operation is under way.
+/// Counts so many polls of a handle whose operation is in flight.
 pub(crate) fn idle_polls(rig: &mut Rig, n: u64) -> Outcome<()> {
     rig.channel.scope(|s| {
         let mut room = ScatterList::from([rig.target.as_slice_mut()]);

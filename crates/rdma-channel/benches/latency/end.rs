@@ -15,12 +15,12 @@ pub(crate) type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 /// The longest message.
 pub(crate) const LONGEST: usize = 1 << 20;
-/// The most that is under way.
+/// The most that is outstanding.
 pub(crate) const DEPTH: usize = 16;
 /// How long either end waits for the other.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// How many messages of what length the server is to send back, of which so many are under way.
+/// How many messages of what length the server is to send back, of which so many are outstanding.
 #[derive(Clone, Copy)]
 pub(crate) struct Echo {
     pub(crate) length: u64,
@@ -103,7 +103,7 @@ impl End {
         }
     }
 
-    /// Twice as many receives as messages are under way, so that there is always room for the next one.
+    /// Twice as many receives as messages are outstanding, so that there is always room for the next one.
     fn echo(&mut self, echo: Echo, memory: &mut OwnedRegion) -> Outcome<()> {
         let length = usize::try_from(echo.length)?;
         let places = usize::try_from((2 * echo.depth).min(echo.messages))?;

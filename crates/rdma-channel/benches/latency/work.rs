@@ -25,7 +25,7 @@ pub(crate) enum Operation {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     Blocking,
-    /// So many under way in one scope.
+    /// So many are outstanding in one scope.
     Scoped(usize),
 }
 

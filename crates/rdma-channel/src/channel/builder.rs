@@ -123,7 +123,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         self
     }
 
-    /// How long a receive may take. Default: no limit, as of a socket.
+    /// How long a receive may take. Default: no limit, as for a socket.
     pub fn receive_timeout(mut self, receive: Duration) -> Self {
         self.limits.receive = receive;
         self

@@ -109,7 +109,7 @@ impl WorkSuccess {
     /// ```
     /// use rdma_qp::{WcOpcode, WorkSuccess};
     ///
-    /// // As of unsignaled ones.
+    /// // Of unsignaled ones it is this.
     /// assert_eq!(WorkSuccess::of_send(WcOpcode::FETCH_ADD).byte_len(), Some(8));
     /// assert_eq!(WorkSuccess::of_send(WcOpcode::RDMA_WRITE).byte_len(), None);
     /// ```

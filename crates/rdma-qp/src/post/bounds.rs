@@ -64,7 +64,7 @@ impl Bounds {
     }
 }
 
-/// A request of the send queue with fewer elements than this has not too many, and is of a queue
+/// A request of the send queue with fewer elements than this does not have too many, and is of a queue
 /// pair that carries all requests: one comparison for both. 0 but for RC.
 pub(crate) const fn usual_sge(qp_type: QpType, max_send_sge: u32) -> u32 {
     match qp_type {

@@ -44,7 +44,7 @@ type Created = (NonNull<ibv_qp>, Called<ibv_qp>);
 /// If it fails for another reason.
 ///
 /// # Safety
-/// As of `ibv_create_qp`, on this domain.
+/// That of `ibv_create_qp`, on this domain.
 pub(crate) unsafe fn create(
     pd: &ProtectionDomain,
     attributes: &mut ibv_qp_init_attr,
@@ -139,7 +139,7 @@ unsafe extern "C" fn post(
 /// As [`post`], of several requests.
 ///
 /// # Safety
-/// As of `ibv_post_send`; the queue pair posts these operations by calls.
+/// That of `ibv_post_send`; the queue pair posts these operations by calls.
 #[inline(never)]
 unsafe fn post_list(
     qp: *mut ibv_qp,

@@ -6,7 +6,7 @@ use core::time::Duration;
 use crate::macros::code;
 
 /// How long a requester waits for an acknowledgement before it sends again
-/// (`ibv_qp_attr.timeout`, 5 bits): 4.096 µs * 2^code, or for ever with code 0.
+/// (`ibv_qp_attr.timeout`, 5 bits): 4.096 µs * 2^code, or without a limit with code 0.
 ///
 /// It is a lower bound: a device may take up to four times as long (IBTA vol 1, section 9.7.6.1.3),
 /// and many have a floor of their own.
@@ -37,7 +37,7 @@ impl AckTimeout {
         if code == 0 { None } else { Self::from_code(code) }
     }
 
-    /// Wait for ever: nothing is ever sent again, and a lost peer is never noticed.
+    /// Wait without a limit: nothing is ever sent again, and a lost peer is never noticed.
     #[inline]
     pub const fn unlimited() -> Self {
         Self(0)
