@@ -39,14 +39,8 @@ impl Process {
     #[inline]
     #[must_use]
     pub fn is_current(self) -> bool {
-        THIS.counted() == Some(self.generation) || self.is_current_when_counted()
-    }
-
-    /// In a child that may not have counted itself yet.
-    #[cold]
-    #[inline(never)]
-    fn is_current_when_counted(self) -> bool {
-        THIS.generation() == self.generation
+        THIS.mark().load(Ordering::Acquire) == self.generation
+            || THIS.is_counted_as(self.generation)
     }
 
     /// Its number (PID).
@@ -58,17 +52,15 @@ impl Process {
 
 static THIS: This = This::new();
 
-/// What a mark says: 0 where nobody has set it, as in a child.
+/// What a mark says that is no generation. 0 where nobody has set it, as in a child.
 const UNSET: u32 = 0;
 /// A thread of this process counts it.
-const COUNTING: u32 = 1;
-/// The generation is this process's.
-const COUNTED: u32 = 2;
+const COUNTING: u32 = u32::MAX - 1;
 /// There is nothing that is wiped: the number of the process is its generation.
-const UNKNOWN: u32 = 3;
+const UNKNOWN: u32 = u32::MAX;
 
 struct This {
-    /// A word that a forked child finds wiped, once there is one.
+    /// A word that has the generation of this process, and that a forked child finds wiped.
     mark: AtomicPtr<AtomicU32>,
     /// How many processes have counted themselves, from the first to this one.
     generation: AtomicU32,
@@ -77,68 +69,76 @@ struct This {
 
 impl This {
     const fn new() -> Self {
-        let mark = AtomicPtr::new(ptr::null_mut());
+        let mark = AtomicPtr::new(ptr::from_ref(&FIRST_MARK).cast_mut());
         Self { mark, generation: AtomicU32::new(0), id: AtomicU32::new(0) }
     }
 
     fn generation(&self) -> u32 {
-        self.counted().unwrap_or_else(|| self.count())
+        match self.mark().load(Ordering::Acquire) {
+            UNSET | COUNTING | UNKNOWN => self.count(),
+            generation => generation,
+        }
     }
 
-    /// The generation of this process, if it has counted itself.
+    /// Whether this is the generation of a child that may not have counted itself yet.
+    #[cold]
+    #[inline(never)]
+    fn is_counted_as(&self, generation: u32) -> bool {
+        self.generation() == generation
+    }
+
+    /// The word, or one that nobody has set.
     #[inline]
-    fn counted(&self) -> Option<u32> {
-        // SAFETY: SAFETY.md F15: null, or a word that is aligned, is never unmapped, and is used as an atomic alone.
-        // It is there before its address: the store of that releases what this acquires.
-        let mark = unsafe { self.mark.load(Ordering::Acquire).as_ref() }?;
-        let counted = mark.load(Ordering::Acquire) == COUNTED;
-        counted.then(|| self.generation.load(Ordering::Relaxed))
+    fn mark(&self) -> &'static AtomicU32 {
+        // SAFETY: SAFETY.md F15: a word that is aligned, is never unmapped, and is used as an atomic alone. It is
+        // there before its address: the store of that releases what this acquires.
+        unsafe { &*self.mark.load(Ordering::Acquire) }
     }
 
     /// Counts this process, unless another thread has.
     #[cold]
     fn count(&self) -> u32 {
-        let mark = self.mark();
+        let mark = self.own_mark();
         loop {
             match mark.compare_exchange(UNSET, COUNTING, Ordering::Acquire, Ordering::Acquire) {
                 Ok(_) => {
                     self.id.store(std::process::id(), Ordering::Relaxed);
                     let generation = self.generation.load(Ordering::Relaxed).wrapping_add(1);
                     self.generation.store(generation, Ordering::Relaxed);
-                    mark.store(COUNTED, Ordering::Release);
+                    mark.store(generation, Ordering::Release);
                     return generation;
                 }
-                Err(COUNTED) => return self.generation.load(Ordering::Relaxed),
                 Err(UNKNOWN) => {
                     let id = std::process::id();
                     self.id.store(id, Ordering::Relaxed);
                     return id;
                 }
                 // If a fork comes in between, the child finds it unset.
-                Err(_) => std::thread::yield_now(),
+                Err(COUNTING) => std::thread::yield_now(),
+                Err(generation) => return generation,
             }
         }
     }
 
     /// The mark, which the first one to ask makes.
-    fn mark(&self) -> &'static AtomicU32 {
-        // SAFETY: SAFETY.md F15: as in `counted`.
-        if let Some(mark) = unsafe { self.mark.load(Ordering::Acquire).as_ref() } {
+    fn own_mark(&self) -> &'static AtomicU32 {
+        let first = ptr::from_ref(&FIRST_MARK).cast_mut();
+        let mark = self.mark();
+        if !ptr::eq(mark, first) {
             return mark;
         }
         let own = wiped_by_kernel().or_else(wiped_by_handler).unwrap_or(&NO_MARK);
         let new = ptr::from_ref(own).cast_mut();
         // Of several threads that come first, the mark of one is taken; those of the others stay unused.
-        let taken =
-            self.mark.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
-        match taken {
+        match self.mark.compare_exchange(first, new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => own,
-            // SAFETY: SAFETY.md F15: as in `counted`.
-            Err(other) => unsafe { &*other },
+            Err(_) => self.mark(),
         }
     }
 }
 
+/// What stays unset, until there is a mark.
+static FIRST_MARK: AtomicU32 = AtomicU32::new(UNSET);
 static NO_MARK: AtomicU32 = AtomicU32::new(UNKNOWN);
 
 /// A word of a page that is zeros in a child.
