@@ -42,8 +42,8 @@ fn two_threads(pd: &ProtectionDomain) -> Result<String, Failure> {
         let receiver = threads.spawn(|| -> Result<String, TransportError> {
             let mut buf = [0; 64];
             let mr = pd.register_local_mr_slice(&buf)?;
-            let room = &mut [mr.scatter_element(&mut buf)];
-            let length = there.receive(ReceiveWorkRequest::new(room))?.scattered_bytes();
+            let buffer = &mut [mr.scatter_element(&mut buf)];
+            let length = there.receive(ReceiveWorkRequest::new(buffer))?.scattered_bytes();
             Ok(String::from_utf8_lossy(&buf[..length.unwrap_or(0)]).into_owned())
         });
         let buf = *b"from another thread";

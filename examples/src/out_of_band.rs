@@ -231,10 +231,10 @@ impl OutOfBand {
 }
 
 /// What there is to read, nothing at the end of the stream; `None` when the deadline is over.
-fn read(stream: &mut TcpStream, room: &mut [u8], deadline: Instant) -> io::Result<Option<usize>> {
+fn read(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Result<Option<usize>> {
     loop {
         stream.set_read_timeout(Some(left(deadline)))?;
-        match stream.read(room) {
+        match stream.read(buffer) {
             Ok(count) => return Ok(Some(count)),
             Err(error) => match error.kind() {
                 ErrorKind::WouldBlock => return Ok(None),

@@ -55,7 +55,7 @@ impl Ledger {
     ) -> Result<[H; N], BatchRefused<'l, N>> {
         let mut slots = [self.no_slot(); N];
         match self.post_batch(connection, items, &mut slots, deadline, kept) {
-            Ok(()) => Ok(slots.map(|slot| handle(Ticket::new(self, slot)))),
+            Ok(()) => Ok(array::from_fn(|place| handle(Ticket::new(self, slots[place])))),
             Err(refused) => Err(self.refused_array(refused, slots)),
         }
     }

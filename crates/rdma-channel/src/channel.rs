@@ -51,10 +51,10 @@ pub(crate) mod prepared;
 /// let receiver = std::thread::spawn({
 ///     let pd = pd.clone();
 ///     move || -> Result<Vec<u8>, rdma_channel::TransportError> {
-///         let mut room = pd.allocate_region(64)?;
-///         let mut list = ScatterList::from([room.as_slice_mut()]);
+///         let mut buffer = pd.allocate_region(64)?;
+///         let mut list = ScatterList::from([buffer.as_slice_mut()]);
 ///         let bytes = there.receive(ReceiveWorkRequest::from_list(&mut list))?.scattered_bytes();
-///         Ok(room[..bytes.unwrap_or(0)].to_vec())
+///         Ok(buffer[..bytes.unwrap_or(0)].to_vec())
 ///     }
 /// });
 /// let mut data = pd.allocate_region(5)?;
@@ -229,10 +229,10 @@ impl Channel {
     /// # let (here_end, there_end) = (here.endpoint(), there.endpoint());
     /// # let (mut here, mut there) = (here.handshake(there_end)?, there.handshake(here_end)?);
     /// # let receiver = std::thread::spawn(move || {
-    /// #     let mut room = pd.allocate_region(16)?;
-    /// #     let mut list = ScatterList::from([room.as_slice_mut()]);
+    /// #     let mut buffer = pd.allocate_region(16)?;
+    /// #     let mut list = ScatterList::from([buffer.as_slice_mut()]);
     /// #     let bytes = there.receive(ReceiveWorkRequest::from_list(&mut list))?.scattered_bytes();
-    /// #     Ok::<_, rdma_channel::TransportError>(room[..bytes.unwrap_or(0)].to_vec())
+    /// #     Ok::<_, rdma_channel::TransportError>(buffer[..bytes.unwrap_or(0)].to_vec())
     /// # });
     /// here.send_inline(b"a few bytes")?;
     /// # assert_eq!(receiver.join().unwrap()?, b"a few bytes");

@@ -112,10 +112,10 @@ const PREFACE: usize = 8;
 /// });
 /// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
 /// let mut channel = connect(&listener.accept()?.0, &pd)?;
-/// let mut room = pd.allocate_region(5)?;
-/// let mut list = ScatterList::from([room.as_slice_mut()]);
+/// let mut buffer = pd.allocate_region(5)?;
+/// let mut list = ScatterList::from([buffer.as_slice_mut()]);
 /// channel.receive(ReceiveWorkRequest::from_list(&mut list))?;
-/// assert_eq!(*room, *b"hello");
+/// assert_eq!(*buffer, *b"hello");
 /// client.join().unwrap()?;
 /// # Ok::<(), Failure>(())
 /// ```

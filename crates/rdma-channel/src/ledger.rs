@@ -63,7 +63,7 @@ pub(crate) struct Ledger {
     unreleased: Cell<u64>,
     /// How many of these have succeeded when their handles were gone already, which had not been asked: their slots are free.
     unasked: Cell<u64>,
-    /// The WR ID of a request whose blocking call had to wait for room, and the end of that call. If another request is
+    /// The WR ID of a request whose blocking call had to wait for a free slot, and the end of that call. If another request is
     /// asked for, nobody had to wait.
     call_ends: Cell<(u64, Option<Instant>)>,
     /// Why the last request was not posted that was not, until somebody has asked.
@@ -76,9 +76,9 @@ pub(crate) struct Ledger {
     checks: Cell<u32>,
 }
 
-/// How long a post waits for room in its queue.
+/// How long a post waits for a free slot in its queue.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Room {
+pub(crate) enum SlotWait {
     /// Not at all.
     Now,
     /// As long as operations of its kind may take.
@@ -139,11 +139,11 @@ impl Ledger {
         connection.qp().ok_or_else(|| closed(connection))
     }
 
-    /// Notes a request that is with the device.
+    /// Notes a request that is with the device, and the state that it begins in.
     #[inline(always)]
-    pub(crate) fn posted(&self, slot: &Slot, operation: Operation) {
+    fn posted(&self, slot: &Slot, operation: Operation, state: State) {
         self.unreleased.set(self.unreleased.get() + 1);
-        slot.begin(operation);
+        slot.begin(operation, state);
     }
 
     /// Notes a request whose post failed, and which may be with the device all the same: its slot waits as if it were.
@@ -155,31 +155,28 @@ impl Ledger {
         operation: Operation,
         signaled: bool,
     ) {
-        self.posted(slot, operation);
-        if operation.is_of_send_queue() {
-            connection.link(slot, signaled);
-        }
-        slot.set(slot.state().forgotten());
+        let state = connection.link(slot, operation, signaled);
+        self.posted(slot, operation, state.forgotten());
         self.checked();
     }
 
-    /// The slot for the next request of a queue that has none at hand, and the queue pair. Waits for it as long as `room`
+    /// The slot for the next request of a queue that has none at hand, and the queue pair. Waits for it as long as `wait`
     /// says.
-    pub(crate) fn wait_for_room<'l>(
+    pub(crate) fn wait_for_slot<'l>(
         &'l self,
         connection: &'l Connection,
         queue: &'l Queue,
         operation: Operation,
-        room: Room,
+        wait: SlotWait,
     ) -> Result<(&'l Slot, &'l QueuePair), TransportError> {
-        let timeout = match room {
-            Room::Now => None,
-            Room::Usual | Room::Call(None) => Some(self.limits.of(operation)),
-            Room::Call(timeout) => timeout,
+        let timeout = match wait {
+            SlotWait::Now => None,
+            SlotWait::Usual | SlotWait::Call(None) => Some(self.limits.of(operation)),
+            SlotWait::Call(timeout) => timeout,
         };
         let mut deadline = timeout.and_then(Deadline::for_room);
         let taken = self.take_slot(connection, queue, operation, deadline.as_mut());
-        if let (Room::Call(_), Some(deadline)) = (room, deadline) {
+        if let (SlotWait::Call(_), Some(deadline)) = (wait, deadline) {
             match &taken {
                 Ok((slot, _)) => self.call_ends.set((slot.id(), deadline.end())),
                 Err(TransportError::Timeout { .. }) => {
@@ -243,8 +240,8 @@ impl Ledger {
         mut deadline: Option<&mut Deadline>,
     ) -> Result<(), TransportError> {
         if slots.len() > queue.capacity() as usize && connection.closed().is_none() {
-            let (requests, room) = (slots.len(), queue.capacity());
-            return Err(TransportError::BatchTooLarge { requests, room });
+            let (requests, capacity) = (slots.len(), queue.capacity());
+            return Err(TransportError::BatchTooLarge { requests, capacity });
         }
         for (place, operation) in operations.enumerate() {
             match self.take_slot(connection, queue, operation, deadline.as_deref_mut()) {
@@ -284,7 +281,7 @@ impl Ledger {
         self.unreleased.get() != 0
     }
 
-    /// Makes room for another request: its handle has reported how this one ended.
+    /// Frees the slot: its handle has reported how this one ended.
     #[inline(always)]
     pub(crate) fn release(&self, slot: &Slot) {
         slot.free();
@@ -292,7 +289,7 @@ impl Ledger {
         self.checked();
     }
 
-    /// Makes room for another request: this one succeeded, and nobody asks. If its handle was dropped in the scope that
+    /// Frees the slot: this one succeeded, and nobody asks. If its handle was dropped in the scope that
     /// runs, it is counted.
     fn finish(&self, slot: &Slot) {
         if slot.state().is_dropped() {

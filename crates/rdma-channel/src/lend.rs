@@ -18,7 +18,7 @@ use crate::ledger::end::{AbortOnUnwind, Ended, without_unwinding};
 use crate::ledger::post::{BatchNotPosted, NotPosted, Refusal};
 use crate::ledger::queues::{Connection, InBatch, Kept, Slot};
 use crate::ledger::ticket::Ticket;
-use crate::ledger::{Ledger, Room, seldom};
+use crate::ledger::{Ledger, SlotWait};
 use crate::multi_channel::MultiChannel;
 use crate::multi_channel::to_peer::ToPeer;
 use crate::request::{Post, Request, queued};
@@ -68,9 +68,9 @@ impl Ledger {
         let left = {
             // SAFETY: SAFETY.md F22: 'data is longer than this call, which ends after the request.
             let kept: Kept<'data> = unsafe { Kept::new() };
-            let room = Room::Call(timeout);
+            let wait = SlotWait::Call(timeout);
             let posted = match to(self) {
-                Ok(connection) => self.post(connection, request.signaled(true), room, kept),
+                Ok(connection) => self.post(connection, request.signaled(true), wait, kept),
                 Err(error) => Err(self.refuse(error, None)),
             };
             match posted {
@@ -137,10 +137,10 @@ impl Ledger {
         // request is over; what else the closure can post is 'static.
         match post(&mut buf, unsafe { Kept::new() }) {
             Ok(ticket) => Ok(InFlight::new(ticket, buf)),
-            Err(refused) => seldom(move || {
+            Err(refused) => {
                 let Refusal { error, perhaps } = refused.why();
                 Err(Refused { buf: if perhaps.is_some() { None } else { Some(buf) }, error })
-            }),
+            }
         }
     }
 
@@ -179,7 +179,7 @@ impl<'l, 'data> Call<'l, 'data> {
         connection: &'l Connection,
         request: W,
     ) -> Result<Ticket<'l>, NotPosted<'l>> {
-        self.ledger.post(connection, request.signaled(true), Room::Now, self.kept)
+        self.ledger.post(connection, request.signaled(true), SlotWait::Now, self.kept)
     }
 
     /// Posts a batch.
@@ -207,7 +207,7 @@ impl Ledger {
     ) -> Result<PendingWork<'l>, TransportError> {
         // SAFETY: SAFETY.md F22: the same contract.
         let kept: Kept<'data> = unsafe { Kept::new() };
-        Ok(PendingWork::new(self.post(connection, wr, Room::Now, kept)?))
+        Ok(PendingWork::new(self.post(connection, wr, SlotWait::Now, kept)?))
     }
 
     /// # Safety
@@ -326,7 +326,7 @@ impl Channel {
         unsafe { self.ledger.unpolled(self.ledger.only(), wr) }
     }
 
-    /// Posts room for a message of the peer.
+    /// Posts a receive for a message of the peer.
     ///
     /// # Errors
     /// If it was not posted. A full queue is [`TransportError::WouldBlock`] at once. After
@@ -473,7 +473,7 @@ impl MultiChannel {
         unsafe { self.ledger.each_unpolled(wrs) }
     }
 
-    /// Posts room for a message of a peer.
+    /// Posts a receive for a message of a peer.
     ///
     /// # Errors
     /// Those of [`Channel::receive_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
@@ -489,7 +489,7 @@ impl MultiChannel {
         unsafe { self.ledger.unpolled(self.ledger.connection(wr.peer)?, wr.wr) }
     }
 
-    /// Posts room for a message for each request, of its peer.
+    /// Posts a receive for each request, for a message of its peer.
     ///
     /// # Errors
     /// Those of [`scatter_send_unpolled`](Self::scatter_send_unpolled).

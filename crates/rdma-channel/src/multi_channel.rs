@@ -52,11 +52,11 @@ pub(crate) mod to_peer;
 /// let region = pd.register_local_mr_slice(&memory)?;
 /// let (from, to) = memory.split_at_mut(3);
 /// let data: Vec<_> = from.chunks(1).map(|byte| [region.gather_element(byte)]).collect();
-/// let mut room: Vec<_> = to.chunks_mut(1).map(|byte| [region.scatter_element(byte)]).collect();
+/// let mut buffer: Vec<_> = to.chunks_mut(1).map(|byte| [region.scatter_element(byte)]).collect();
 /// channels
 ///     .scope(|s| {
-///         let rooms = room.iter_mut().enumerate();
-///         s.post_gather_receive(rooms.map(|(peer, room)| PeerReceiveWorkRequest::new(peer, room)))?;
+///         let buffers = buffer.iter_mut().enumerate();
+///         s.post_gather_receive(buffers.map(|(peer, buffer)| PeerReceiveWorkRequest::new(peer, buffer)))?;
 ///         let data = data.iter().enumerate();
 ///         s.post_scatter_send(data.map(|(peer, data)| PeerSendWorkRequest::new(peer, data)))?;
 ///         Ok::<(), ScopeError<TransportError>>(())

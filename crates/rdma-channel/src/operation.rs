@@ -7,6 +7,7 @@ use rdma_types::WcOpcode;
 /// The kinds of operations of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[repr(u16)] // a slot notes it with its state, in one store
 pub enum Operation {
     /// A message to the peer.
     Send,

@@ -133,8 +133,8 @@ impl Channel {
     /// channel
     ///     .scope(|s| {
     ///         let (from, to) = memory.split_at_mut(4);
-    ///         let mut room = [region.scatter_element(to)];
-    ///         s.post_receive(ReceiveWorkRequest::new(&mut room))?;
+    ///         let mut buffer = [region.scatter_element(to)];
+    ///         s.post_receive(ReceiveWorkRequest::new(&mut buffer))?;
     ///         s.post_send(SendWorkRequest::new(&[region.gather_element(from)]))?;
     ///         Ok::<(), ScopeError<TransportError>>(())
     ///     })

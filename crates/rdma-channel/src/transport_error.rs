@@ -46,13 +46,13 @@ pub enum TransportError {
     WouldBlock,
     /// The batch is larger than the queue.
     #[error(
-        "a batch of {requests} does not fit into a queue for {room}: build the channel with more"
+        "a batch of {requests} does not fit into a queue for {capacity}: build the channel with more"
     )]
     BatchTooLarge {
         /// How many requests there were.
         requests: usize,
         /// How many the queue holds.
-        room: u32,
+        capacity: u32,
     },
     /// An earlier operation has closed the channel.
     #[error("the channel is closed, since {0}: connect a new one")]

@@ -67,7 +67,10 @@ fn unsignaled_requests_of_a_batch_are_done_with_its_last() {
 fn a_batch_that_is_larger_than_the_queue_is_refused_before_anything_is_posted() {
     let mut channel = looped(&domain());
     let error = channel.batch(numbers::<17>().map(Into::into)).unwrap_err();
-    assert!(matches!(error, TransportError::BatchTooLarge { requests: 17, room: 16 }), "{error}");
+    assert!(
+        matches!(error, TransportError::BatchTooLarge { requests: 17, capacity: 16 }),
+        "{error}"
+    );
     assert!(channel.closed().is_none());
     let received = channel.scope(|s| {
         s.post_receive(ReceiveWorkRequest::only_immediate())?;
@@ -283,7 +286,10 @@ fn batches_whose_length_is_known_at_run_time_go_in_each_form() {
     }
     let many = (0..17).map(|_| ReceiveWorkRequest::only_immediate());
     let error = channel.receive_batch_of(many).unwrap_err();
-    assert!(matches!(error, TransportError::BatchTooLarge { requests: 17, room: 16 }), "{error}");
+    assert!(
+        matches!(error, TransportError::BatchTooLarge { requests: 17, capacity: 16 }),
+        "{error}"
+    );
     assert!(channel.closed().is_none());
 }
 

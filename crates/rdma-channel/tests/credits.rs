@@ -115,7 +115,10 @@ fn a_receive_beyond_the_queue_would_block_at_once_for_it_may_take_for_ever() {
                 let request = [(); 4].map(|()| ReceiveWorkRequest::only_immediate());
                 let batch = s.post_receive_batch(request);
                 assert!(
-                    matches!(batch, Err(TransportError::BatchTooLarge { requests: 4, room: 3 })),
+                    matches!(
+                        batch,
+                        Err(TransportError::BatchTooLarge { requests: 4, capacity: 3 })
+                    ),
                     "{batch:?}"
                 );
                 Err::<(), TransportError>(TransportError::WouldBlock)

@@ -53,7 +53,7 @@ const ROWS: [Row; 14] = [
         channel: loops::scope_of_one_ended,
         calls: |n| Calls::writes(n, n, n),
         sum: ids,
-        most: 1.7,
+        most: 1.6,
     },
     Row {
         name: "16 writes, ended by the scope",
@@ -61,7 +61,7 @@ const ROWS: [Row; 14] = [
         channel: loops::ended,
         calls: |n| Calls::writes(n, n, n / DEPTH as u64),
         sum: ids,
-        most: 1.4,
+        most: 1.3,
     },
     Row {
         name: "16 writes, each asked",
@@ -69,7 +69,7 @@ const ROWS: [Row; 14] = [
         channel: loops::asked,
         calls: |n| Calls::writes(n, n, n),
         sum: ids,
-        most: 1.45,
+        most: 1.4,
     },
     Row {
         name: "16 writes, asked in reverse",
@@ -78,7 +78,7 @@ const ROWS: [Row; 14] = [
         // Two that find one of others, and one for all that is left.
         calls: |n| Calls::writes(n, n, 3 * n / DEPTH as u64),
         sum: ids,
-        most: 1.9,
+        most: 1.85,
     },
     Row {
         name: "15 of 16 unsignaled, ended",
@@ -86,7 +86,7 @@ const ROWS: [Row; 14] = [
         channel: loops::unsignaled_ended,
         calls: Calls::unsignaled,
         sum: ids,
-        most: 1.8,
+        most: 1.6,
     },
     Row {
         name: "15 of 16 unsignaled, asked",
@@ -94,7 +94,7 @@ const ROWS: [Row; 14] = [
         channel: loops::unsignaled_asked,
         calls: Calls::unsignaled,
         sum: ids,
-        most: 3.2,
+        most: 3.0,
     },
     Row {
         name: "16 rented writes, each asked",
@@ -102,7 +102,7 @@ const ROWS: [Row; 14] = [
         channel: loops::rented,
         calls: |n| Calls::writes(n, n, n),
         sum: ids,
-        most: 1.8,
+        most: 1.6,
     },
     Row {
         name: "a blocking batch of 16",
@@ -110,7 +110,7 @@ const ROWS: [Row; 14] = [
         channel: loops::blocking_batches,
         calls: |n| Calls::writes(n, n / DEPTH as u64, n),
         sum: ids,
-        most: 1.8,
+        most: 1.75,
     },
     Row {
         name: "a batch of 16, ended",
@@ -118,7 +118,7 @@ const ROWS: [Row; 14] = [
         channel: loops::batches_ended,
         calls: |n| Calls::writes(n, n / DEPTH as u64, n / DEPTH as u64),
         sum: ids,
-        most: 2.0,
+        most: 1.8,
     },
     Row {
         name: "a batch of 16, each asked",
@@ -126,7 +126,7 @@ const ROWS: [Row; 14] = [
         channel: loops::batches,
         calls: |n| Calls::writes(n, n / DEPTH as u64, n),
         sum: ids,
-        most: 1.9,
+        most: 1.8,
     },
     Row {
         name: "receive and send in a scope",
@@ -134,7 +134,7 @@ const ROWS: [Row; 14] = [
         channel: loops::messages,
         calls: Calls::messages,
         sum: |n| n * LENGTH as u64,
-        most: 1.35,
+        most: 1.3,
     },
     Row {
         name: "the same, the send asked first",
@@ -142,7 +142,7 @@ const ROWS: [Row; 14] = [
         channel: loops::messages_sent_first,
         calls: Calls::messages,
         sum: |n| n * LENGTH as u64,
-        most: 1.9,
+        most: 1.8,
     },
 ];
 

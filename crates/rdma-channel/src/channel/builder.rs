@@ -295,11 +295,11 @@ impl<'a, C> ChannelBuilder<'a, C> {
         if self.qp_type == QueuePairType::UD {
             return Err(Error::NotConnected);
         }
-        CompletionQueue::create(self.pd.context(), self.room(channels)?.max(1))
+        CompletionQueue::create(self.pd.context(), self.completions(channels)?.max(1))
     }
 
     /// How many requests of so many channels can be in flight.
-    fn room(&self, channels: u32) -> Result<u32, Error> {
+    fn completions(&self, channels: u32) -> Result<u32, Error> {
         let at_most = |knob, value, most| match value {
             _ if value > most => Err(Error::TooLarge { knob, value, most }),
             _ => Ok(value),

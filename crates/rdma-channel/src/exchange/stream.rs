@@ -29,7 +29,7 @@ use rustix::pipe::PIPE_BUF;
 ///     socket: TcpStream,
 /// }
 /// # impl Read for Wrapped {
-/// #     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> { self.socket.read(room) }
+/// #     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> { self.socket.read(buf) }
 /// # }
 /// # impl Write for Wrapped {
 /// #     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> { self.socket.write(bytes) }
@@ -37,10 +37,10 @@ use rustix::pipe::PIPE_BUF;
 /// # }
 ///
 /// impl TimedStream for Wrapped {
-///     fn read_within(&mut self, room: &mut [u8], time: Duration) -> io::Result<usize> {
+///     fn read_within(&mut self, buf: &mut [u8], time: Duration) -> io::Result<usize> {
 ///         // A socket takes no zero.
 ///         self.socket.set_read_timeout(Some(time.max(Duration::from_millis(1))))?;
-///         self.read(room)
+///         self.read(buf)
 ///     }
 ///
 ///     fn write_within(&mut self, bytes: &[u8], time: Duration) -> io::Result<usize> {
@@ -64,7 +64,7 @@ pub trait TimedStream {
     /// # Errors
     /// Of kind [`TimedOut`](io::ErrorKind::TimedOut) or [`WouldBlock`](io::ErrorKind::WouldBlock) if
     /// nothing came in this time. With no time left, what is there already is still read.
-    fn read_within(&mut self, room: &mut [u8], time: Duration) -> io::Result<usize>;
+    fn read_within(&mut self, buf: &mut [u8], time: Duration) -> io::Result<usize>;
 
     /// Sends as much as the stream takes, as [`Write::write`](io::Write::write) does, and holds nothing of
     /// it back.
@@ -76,8 +76,8 @@ pub trait TimedStream {
 }
 
 impl<S: TimedStream + ?Sized> TimedStream for &mut S {
-    fn read_within(&mut self, room: &mut [u8], time: Duration) -> io::Result<usize> {
-        (**self).read_within(room, time)
+    fn read_within(&mut self, buf: &mut [u8], time: Duration) -> io::Result<usize> {
+        (**self).read_within(buf, time)
     }
 
     fn write_within(&mut self, bytes: &[u8], time: Duration) -> io::Result<usize> {
@@ -89,8 +89,8 @@ impl<S: TimedStream + ?Sized> TimedStream for &mut S {
 macro_rules! sockets {
     ($($socket:ty),+) => { $(
         impl TimedStream for $socket {
-            fn read_within(&mut self, room: &mut [u8], time: Duration) -> io::Result<usize> {
-                read(self.as_fd(), room, time)
+            fn read_within(&mut self, buf: &mut [u8], time: Duration) -> io::Result<usize> {
+                read(self.as_fd(), buf, time)
             }
 
             fn write_within(&mut self, bytes: &[u8], time: Duration) -> io::Result<usize> {
@@ -147,8 +147,8 @@ impl<R: AsFd, W: AsFd> Pipes<R, W> {
 }
 
 impl<R: AsFd, W: AsFd> TimedStream for Pipes<R, W> {
-    fn read_within(&mut self, room: &mut [u8], time: Duration) -> io::Result<usize> {
-        read(self.reader.as_fd(), room, time)
+    fn read_within(&mut self, buf: &mut [u8], time: Duration) -> io::Result<usize> {
+        read(self.reader.as_fd(), buf, time)
     }
 
     fn write_within(&mut self, bytes: &[u8], time: Duration) -> io::Result<usize> {
@@ -157,9 +157,9 @@ impl<R: AsFd, W: AsFd> TimedStream for Pipes<R, W> {
 }
 
 /// Reads what there is as soon as there is something.
-fn read(file: BorrowedFd<'_>, room: &mut [u8], time: Duration) -> io::Result<usize> {
-    when(file, PollFlags::IN, time, || match recv(file, &mut *room, RecvFlags::DONTWAIT) {
-        Err(Errno::NOTSOCK) => rustix::io::read(file, &mut *room),
+fn read(file: BorrowedFd<'_>, buf: &mut [u8], time: Duration) -> io::Result<usize> {
+    when(file, PollFlags::IN, time, || match recv(file, &mut *buf, RecvFlags::DONTWAIT) {
+        Err(Errno::NOTSOCK) => rustix::io::read(file, &mut *buf),
         outcome => outcome.map(|(count, _)| count),
     })
 }

@@ -60,9 +60,9 @@ impl Transfer<'_> {
     /// Takes what comes up to there, as long as it can be what is expected.
     fn receive(&mut self, theirs: &mut [u8], end: usize) -> Result<(), ExchangeError> {
         while self.received < end {
-            let room = theirs.get_mut(self.received..end).unwrap_or_default();
-            let (most, time) = (room.len(), self.left());
-            let outcome = self.stream.read_within(room, time);
+            let rest = theirs.get_mut(self.received..end).unwrap_or_default();
+            let (most, time) = (rest.len(), self.left());
+            let outcome = self.stream.read_within(rest, time);
             self.received += self.count(outcome, most)?;
             check(self.own, theirs.get(..self.received).unwrap_or_default())?;
         }

@@ -26,8 +26,8 @@ impl Ledger {
     pub(super) fn note_completions(&self, polled: usize) -> usize {
         let (mut unasked, mut unmatched) = (0, 0);
         let mut likely = self.no_slot();
-        for room in &self.polled[..polled.min(self.polled.len())] {
-            let id = room.get().last().wr_id();
+        for entry in &self.polled[..polled.min(self.polled.len())] {
+            let id = entry.get().last().wr_id();
             // Most complete in order.
             let slot = if likely.id() == id { Some(likely) } else { self.queues.by_id(id) };
             let Some(slot) = slot.filter(|slot| slot.state().is_in_flight()) else {
@@ -35,7 +35,7 @@ impl Ledger {
                 continue;
             };
             likely = slot.next();
-            let (state, success) = (slot.state(), room.get().last().result().is_ok());
+            let (state, success) = (slot.state(), entry.get().last().result().is_ok());
             if success && state.is(State::IN_FLIGHT_DROPPED) {
                 slot.free();
                 unasked += 1;
@@ -43,7 +43,7 @@ impl Ledger {
             }
             // What it does may be checked.
             self.unasked.set(self.unasked.get() + mem::take(&mut unasked));
-            if !self.complete(slot, state, success, room) {
+            if !self.complete(slot, state, success, entry) {
                 unmatched += 1;
             }
         }
@@ -57,10 +57,10 @@ impl Ledger {
 
     /// Brings a completion to its slot. Whether it has one, which can complete so.
     #[inline]
-    pub(super) fn deliver(&self, room: &Cell<PollSlot>) -> bool {
-        let completion = room.get().last();
+    pub(super) fn deliver(&self, entry: &Cell<PollSlot>) -> bool {
+        let completion = entry.get().last();
         let success = completion.result().is_ok();
-        let complete = |slot: &Slot| self.complete(slot, slot.state(), success, room);
+        let complete = |slot: &Slot| self.complete(slot, slot.state(), success, entry);
         let matched = self.in_flight(completion.wr_id()).is_some_and(complete);
         if !matched {
             self.unmatched.set(self.unmatched.get() + 1);
@@ -71,20 +71,20 @@ impl Ledger {
 
     /// Notes how a request ended that is in flight. Whether it can end so.
     #[inline(always)]
-    fn complete(&self, slot: &Slot, state: State, success: bool, room: &Cell<PollSlot>) -> bool {
+    fn complete(&self, slot: &Slot, state: State, success: bool, entry: &Cell<PollSlot>) -> bool {
         if success && state.is(State::IN_FLIGHT) {
-            slot.completion.set(room.get());
+            slot.completion.set(entry.get());
             slot.set(State::DONE);
             true
         } else {
-            self.complete_others(slot, state, room)
+            self.complete_others(slot, state, entry)
         }
     }
 
     /// As [`complete`](Self::complete), if it failed, is linked, or has no handle.
     #[inline(never)]
-    fn complete_others(&self, slot: &Slot, state: State, room: &Cell<PollSlot>) -> bool {
-        let result = room.get().last().result();
+    fn complete_others(&self, slot: &Slot, state: State, entry: &Cell<PollSlot>) -> bool {
+        let result = entry.get().last().result();
         if result.is_ok() && state.is_unsignaled() {
             // Success of an unsignaled request makes no completion: no device that is right says so. It stays in its chain.
             return false;
@@ -97,7 +97,7 @@ impl Ledger {
         if state.is_linked() {
             self.complete_unsignaled(slot.link());
         }
-        slot.completion.set(room.get());
+        slot.completion.set(entry.get());
         if state.has_no_handle() {
             slot.set(if state.is_dropped() {
                 State::DONE.dropped()

@@ -337,9 +337,8 @@ impl Ledger {
         // Also one of which the provider does not say whether it was posted.
         let posted = post_marker(qp, slot.id());
         if posted.is_ok() || posted.is_err_and(|error| error.posted() > 0) {
-            self.posted(slot, Operation::Send);
-            connection.link(slot, true);
-            slot.set(slot.state().marker());
+            let state = connection.link(slot, Operation::Send, true).marker();
+            self.posted(slot, Operation::Send, state);
         }
     }
 
@@ -420,12 +419,12 @@ fn abort(error: &rdma_qp::Error) -> ! {
     process::abort()
 }
 
-/// Says so on standard error, if there is room at once: nobody may read it, or another thread hold its lock.
+/// Says so on standard error, if the pipe takes it at once: nobody may read it, or another thread hold its lock.
 fn say(line: &str) {
     let file = io::stderr();
     let mut files = [PollFd::new(&file, PollFlags::OUT)];
     if matches!(poll(&mut files, Some(&Timespec::default())), Ok(1..)) {
-        // What a pipe has room for is longer than a line.
+        // What a pipe takes at once is longer than a line.
         let _ = rustix::io::write(&file, line.as_bytes());
     }
 }

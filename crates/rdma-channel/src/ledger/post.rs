@@ -6,8 +6,9 @@ use std::fmt;
 use rdma_qp::PostError;
 
 use super::queues::{Connection, InBatch, Kept, Queue, Slot};
+use super::state::State;
 use super::ticket::Ticket;
-use super::{Ledger, Room, closed, seldom};
+use super::{Ledger, SlotWait, closed, seldom};
 use crate::deadline::BatchDeadline;
 use crate::operation::Operation;
 use crate::request::Post;
@@ -74,7 +75,7 @@ impl Ledger {
         &'l self,
         connection: &'l Connection,
         request: W,
-        room: Room,
+        wait: SlotWait,
         kept: Kept<'kept>,
     ) -> Result<Ticket<'l>, NotPosted<'l>> {
         let (queue, operation) = (connection.queue(W::OPERATION), W::OPERATION);
@@ -87,7 +88,7 @@ impl Ledger {
                 return Err(seldom(move || self.refused(connection, slot, operation, true, error)));
             }
             queue.advance(slot);
-            self.posted(slot, operation);
+            self.posted(slot, operation, State::IN_FLIGHT);
             slot
         } else if !request.is_signaled()
             && !connection.has_to_signal()
@@ -99,11 +100,11 @@ impl Ledger {
                 }));
             }
             queue.advance(slot);
-            self.posted(slot, operation);
-            connection.link(slot, false);
+            let state = connection.link(slot, operation, false);
+            self.posted(slot, operation, state);
             slot
         } else {
-            self.post_otherwise(connection, request, room, kept)?
+            self.post_otherwise(connection, request, wait, kept)?
         };
         self.checked();
         Ok(Ticket::new(self, slot))
@@ -115,13 +116,13 @@ impl Ledger {
         &'l self,
         connection: &'l Connection,
         request: W,
-        room: Room,
+        wait: SlotWait,
         kept: Kept<'kept>,
     ) -> Result<&'l Slot, NotPosted<'l>> {
         let (queue, operation) = (connection.queue(W::OPERATION), W::OPERATION);
         let (slot, qp) = match connection.at_hand(queue) {
             Some(at_hand) => at_hand,
-            None => match self.wait_for_room(connection, queue, operation, room) {
+            None => match self.wait_for_slot(connection, queue, operation, wait) {
                 Ok(taken) => taken,
                 Err(error) => return Err(self.refuse(error, None)),
             },
@@ -131,10 +132,8 @@ impl Ledger {
             return Err(seldom(move || self.refused(connection, slot, operation, signaled, error)));
         }
         queue.advance(slot);
-        self.posted(slot, operation);
-        if operation.is_of_send_queue() {
-            connection.link(slot, signaled);
-        }
+        let state = connection.link(slot, operation, signaled);
+        self.posted(slot, operation, state);
         Ok(slot)
     }
 
@@ -180,7 +179,7 @@ impl From<TransportError> for BatchNotPosted {
 
 impl Ledger {
     /// Posts all requests in order, into as many slots, which are named in `slots`. The last one is made signaled, so that
-    /// its completion is that of all. Waits for room until the deadline, or not at all.
+    /// its completion is that of all. Waits for free slots until the deadline, or not at all.
     #[inline(always)]
     pub(crate) fn post_batch<'l, 'data: 'kept, 'kept, I: InBatch<'data>>(
         &'l self,
@@ -214,13 +213,13 @@ impl Ledger {
             Ok(()) if !linked => {
                 let count = items.len();
                 for (item, slot) in items.iter().zip(&*slots) {
-                    slot.begin(item.operation());
+                    slot.begin(item.operation(), State::IN_FLIGHT);
                 }
                 self.unreleased.set(self.unreleased.get() + count as u64);
             }
-            Ok(()) => self.note_batch(connection, items, slots, items.len(), sends),
+            Ok(()) => self.note_batch(connection, items, slots, items.len()),
             Err((posted, error)) => {
-                self.note_batch(connection, items, slots, posted, sends);
+                self.note_batch(connection, items, slots, posted);
                 return Err(BatchNotPosted { error, posted });
             }
         }
@@ -270,13 +269,11 @@ impl Ledger {
         items: &[I],
         slots: &[&Slot],
         count: usize,
-        sends: bool,
     ) {
         for (item, slot) in items.iter().zip(slots).take(count) {
-            self.posted(slot, item.operation());
-            if sends {
-                connection.link(slot, item.is_signaled());
-            }
+            let operation = item.operation();
+            let state = connection.link(slot, operation, item.is_signaled());
+            self.posted(slot, operation, state);
         }
         Self::unreserve(&slots[count..]);
         self.checked();

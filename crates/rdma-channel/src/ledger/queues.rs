@@ -19,7 +19,7 @@ use crate::operation::Operation;
 use crate::request::{Post, Request};
 use crate::transport_error::CloseReason;
 
-/// Room for one request at a time, of one queue of one connection.
+/// A place for one request at a time, of one queue of one connection.
 ///
 /// The WR ID of a request is the slot's index below and the slot's generation above, so that a completion finds its
 /// slot without a search, and one that comes twice, or late, finds that the generation has passed.
@@ -89,12 +89,12 @@ impl Slot {
         self.state.set(state);
     }
 
-    /// Notes that its request is with the device.
+    /// Notes that its request is with the device, in that state.
     #[inline(always)]
-    pub(super) fn begin(&self, operation: Operation) {
+    pub(super) fn begin(&self, operation: Operation, state: State) {
         self.operation.set(operation);
-        // The last, so that who looks next knows what is there.
-        self.set(State::IN_FLIGHT);
+        // The last, so that the compiler knows what is there when the handle is dropped at once.
+        self.set(state);
     }
 
     #[inline(always)]
@@ -330,18 +330,17 @@ impl Connection {
         unsafe { self.last_unsignaled.get().0.as_ref() }
     }
 
-    /// Notes of a request that was posted to the send queue behind unsignaled ones, or is one, whether it is signaled. If it
-    /// is, its completion is that of the unsignaled ones before it, too.
+    /// Notes whether a request that was posted is signaled. If it is, its completion is that of the unsignaled ones before
+    /// it, too. The state that it [begins](Slot::begin) in.
     #[inline(always)]
-    pub(super) fn link(&self, slot: &Slot, signaled: bool) {
-        if signaled && self.unsignaled.get() == 0 {
-            return;
+    pub(super) fn link(&self, slot: &Slot, operation: Operation, signaled: bool) -> State {
+        if !operation.is_of_send_queue() || signaled && self.unsignaled.get() == 0 {
+            return State::IN_FLIGHT;
         }
         let last = if signaled { self.dead } else { At(NonNull::from(slot)) };
         slot.link.set(self.last_unsignaled.replace(last));
-        let state = slot.state();
-        slot.set(if signaled { state.linked() } else { state.unsignaled() });
         self.unsignaled.set(if signaled { 0 } else { self.unsignaled.get() + 1 });
+        if signaled { State::IN_FLIGHT.linked() } else { State::IN_FLIGHT.unsignaled() }
     }
 
     /// Whether the next request cannot be unsignaled.

@@ -1,6 +1,6 @@
 //! How far the request in a slot is.
 
-/// A phase, with flags.
+/// A phase, which is one bit or none, with flags.
 ///
 /// | phase | what is in the slot |
 /// |---|---|
@@ -11,37 +11,33 @@
 /// | `REPORTED` | a request that is over, which its handle has reported; the handle is there |
 /// | `DEAD` | never a request: where the cursors of a closed connection stand |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct State(u8);
+pub(super) struct State(u16);
 
 impl State {
     pub(super) const FREE: Self = Self(0);
-    pub(super) const IN_FLIGHT: Self = Self(1);
-    pub(super) const DONE: Self = Self(2);
-    pub(super) const REPORTED: Self = Self(3);
-    pub(super) const DEAD: Self = Self(4);
-    pub(super) const RESERVED: Self = Self(5);
-    const PHASE: u8 = 7;
+    pub(super) const IN_FLIGHT: Self = Self(0x01);
+    pub(super) const DONE: Self = Self(0x02);
+    pub(super) const REPORTED: Self = Self(0x04);
+    pub(super) const RESERVED: Self = Self(0x08);
+    pub(super) const DEAD: Self = Self(0x10);
+    const PHASE: u16 = 0x1f;
 
     /// No handle, and none of the scope that runs ever had one.
-    const FORGOTTEN: u8 = 0x08;
+    const FORGOTTEN: u16 = 0x20;
     /// No handle any more: it was dropped before it had reported anything.
-    const DROPPED: u8 = 0x10;
+    const DROPPED: u16 = 0x40;
     /// Success makes no completion.
-    const UNSIGNALED: u8 = 0x20;
-    /// The slot's `link` has an unsignaled request before this one, or 0.
-    const LINKED: u8 = 0x40;
+    const UNSIGNALED: u16 = 0x80;
+    /// The slot's `link` has an unsignaled request before this one, or the dead slot.
+    const LINKED: u16 = 0x100;
     /// Posted without memory, only to be flushed behind unsignaled requests.
-    const MARKER: u8 = 0x80;
+    const MARKER: u16 = 0x200;
 
     /// A request whose handle was dropped, and which has nothing else about it.
-    pub(super) const IN_FLIGHT_DROPPED: Self = Self(1 | Self::DROPPED);
+    pub(super) const IN_FLIGHT_DROPPED: Self = Self(Self::IN_FLIGHT.0 | Self::DROPPED);
 
-    const fn phase(self) -> Self {
-        Self(self.0 & Self::PHASE)
-    }
-
-    const fn has(self, flag: u8) -> bool {
-        self.0 & flag != 0
+    const fn has(self, bits: u16) -> bool {
+        self.0 & bits != 0
     }
 
     #[inline(always)]
@@ -49,23 +45,24 @@ impl State {
         self.0 == other.0
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) const fn is_in_flight(self) -> bool {
-        self.phase().is(Self::IN_FLIGHT)
+        self.has(Self::IN_FLIGHT.0)
     }
 
+    #[inline(always)]
     pub(super) const fn is_done(self) -> bool {
-        self.phase().is(Self::DONE)
+        self.has(Self::DONE.0)
     }
 
     #[inline(always)]
     pub(super) const fn is_reported(self) -> bool {
-        self.phase().is(Self::REPORTED)
+        self.has(Self::REPORTED.0)
     }
 
     /// A request is in the slot.
     pub(super) const fn is_occupied(self) -> bool {
-        self.is_in_flight() || self.is_done() || self.is_reported()
+        self.has(Self::IN_FLIGHT.0 | Self::DONE.0 | Self::REPORTED.0)
     }
 
     /// The same, of another phase.

@@ -54,7 +54,7 @@ impl<'l> Ticket<'l> {
         self.0
     }
 
-    /// Makes room for another request: this one is over.
+    /// Frees the slot: this one is over.
     #[inline(always)]
     pub(crate) fn release(self) {
         let Place { ledger, slot } = ManuallyDrop::new(self).0;
@@ -92,8 +92,8 @@ impl Place<'_> {
         let Self { ledger, slot } = self;
         let has_come = if slot.state().is(State::IN_FLIGHT) {
             // Where it would be brought: usually it is its own.
-            let room = slice::from_ref(&slot.completion);
-            if ledger.cq.poll_into(room).map_err(Unsettled::Failed)? == 0 {
+            let entry = slice::from_ref(&slot.completion);
+            if ledger.cq.poll_into(entry).map_err(Unsettled::Failed)? == 0 {
                 return Err(Unsettled::Nothing);
             }
             slot.completion.get().last().wr_id() == slot.id() || self.take_others()
@@ -275,12 +275,10 @@ impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         let Place { ledger, slot } = self.0;
         let state = slot.state();
-        if state.is(State::IN_FLIGHT) {
-            slot.set(State::IN_FLIGHT_DROPPED);
+        if state.is_in_flight() {
+            slot.set(state.dropped());
         } else if state.is_reported() {
             ledger.release(slot);
-        } else if state.is_in_flight() {
-            slot.set(state.dropped());
         } else {
             self.0.abandon();
         }

@@ -73,9 +73,9 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     ///     from.fill(7);
     ///     for peer in 0..s.num_channels() {
     ///         let peer = s.to(peer)?;
-    ///         let room = peer.receive_into(to)?;
+    ///         let received = peer.receive_into(to)?;
     ///         let sent = peer.send_from(from)?;
-    ///         (from, _) = room.done(second)?;
+    ///         (from, _) = received.done(second)?;
     ///         (to, _) = sent.done(second)?;
     ///     }
     ///     Ok::<_, TransportError>(from.to_vec())

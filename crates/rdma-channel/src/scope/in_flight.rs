@@ -23,9 +23,10 @@ use crate::transport_error::{TransportError, WorkId};
 /// ended.
 #[must_use = "the memory comes back from it"]
 #[derive(Debug)]
+#[repr(C)] // as a `Refused`
 pub struct InFlight<'scope, B> {
-    ticket: Ticket<'scope>,
     buf: B,
+    ticket: Ticket<'scope>,
 }
 
 impl<'scope, B> InFlight<'scope, B> {
@@ -48,12 +49,12 @@ impl<'scope, B> InFlight<'scope, B> {
     /// # let mut channel = channel.handshake(endpoint)?; // to itself
     /// let mut memory = pd.allocate_region(8)?;
     /// let bytes = channel.scope(|s| {
-    ///     let mut room = s.receive_into(memory.as_slice_mut())?;
+    ///     let mut received = s.receive_into(memory.as_slice_mut())?;
     /// #   s.post_send(SendWorkRequest::new(&[]))?;
     ///     loop {
-    ///         match room.poll() {
+    ///         match received.poll() {
     ///             Progress::Done(message) => break Ok(message.result?.scattered_bytes()),
-    ///             Progress::Pending(again) => room = again,
+    ///             Progress::Pending(again) => received = again,
     ///             Progress::Dead(late) => break Err(late.error),
     ///         }
     ///     }
@@ -165,9 +166,9 @@ impl<'scope> ScopedPeer<'scope> {
     ///     let (mut from, mut to, mut sum) = (source.as_slice_mut(), target.as_slice_mut(), 0);
     ///     for i in 0..10 {
     ///         from.fill(i);
-    ///         let room = s.receive_into(to)?;
+    ///         let received = s.receive_into(to)?;
     ///         let sent = s.send_from(from)?;
-    ///         (to, _) = room.done(second)?;
+    ///         (to, _) = received.done(second)?;
     ///         sum += u32::from(to[0]);
     ///         (from, _) = sent.done(second)?;
     ///     }

@@ -61,6 +61,8 @@ pub struct Late<'scope, B> {
 /// A request that was not posted, with its memory.
 ///
 /// As [`Late`], it is no [`Error`].
+// Its memory is where that of an `InFlight` is, so that it stays in registers until it is known which of them a post gives.
+#[repr(C)]
 pub struct Refused<B> {
     /// The memory that it would have rented. `None` if the provider did not say whether it had posted the
     /// request: then the memory stays with the scope.

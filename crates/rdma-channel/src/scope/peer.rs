@@ -10,7 +10,7 @@ use crate::ledger::post::NotPosted;
 use crate::ledger::queues::Connection;
 use crate::ledger::queues::Kept;
 use crate::ledger::ticket::Ticket;
-use crate::ledger::{Ledger, Room};
+use crate::ledger::{Ledger, SlotWait};
 use crate::request::Post;
 use crate::transport_error::{CloseReason, TransportError};
 
@@ -62,7 +62,7 @@ impl<'scope> ScopedPeer<'scope> {
         request: W,
         kept: Kept<'b>,
     ) -> Result<Ticket<'scope>, NotPosted<'scope>> {
-        self.ledger.post(self.connection, request, Room::Usual, kept)
+        self.ledger.post(self.connection, request, SlotWait::Usual, kept)
     }
 
     /// Posts a request of any kind.
@@ -71,7 +71,7 @@ impl<'scope> ScopedPeer<'scope> {
         &self,
         request: W,
     ) -> Result<ScopedPendingWork<'scope>, TransportError> {
-        let ticket = self.ledger.post(self.connection, request, Room::Usual, self.kept)?;
+        let ticket = self.ledger.post(self.connection, request, SlotWait::Usual, self.kept)?;
         Ok(PendingWork::new(ticket))
     }
 
@@ -166,10 +166,10 @@ impl<'scope> ScopedPeer<'scope> {
     /// # let channel = pd.create_channel().max_inline_data(16).build()?;
     /// # let endpoint = channel.endpoint();
     /// # let mut channel = channel.handshake(endpoint)?; // to itself
-    /// let mut room = pd.allocate_region(16)?;
+    /// let mut buffer = pd.allocate_region(16)?;
     /// channel
     ///     .scope(|s| {
-    ///         let (first, second) = room.as_slice_mut().split_at(8);
+    ///         let (first, second) = buffer.as_slice_mut().split_at(8);
     ///         s.receive_batch_into([first, second])?;
     ///         let mut line = String::new();
     ///         for name in ["first", "second"] {
@@ -180,7 +180,7 @@ impl<'scope> ScopedPeer<'scope> {
     ///         Ok::<_, TransportError>(())
     ///     })
     ///     .unwrap();
-    /// assert_eq!(&room[..], b"first\0\0\0second\0\0");
+    /// assert_eq!(&buffer[..], b"first\0\0\0second\0\0");
     /// # Ok::<(), TransportError>(())
     /// ```
     #[doc(alias = "IBV_SEND_INLINE")]

@@ -318,6 +318,9 @@ fn a_batch_that_one_peer_does_not_answer_closes_its_connection_alone() {
     assert_eq!((star.open(), star.in_flight()), (vec![0, 2], 0));
     let too_many = (0..17).map(|_| PeerSendWorkRequest::only_immediate(2, 1).into());
     let error = star.center.batch(too_many).unwrap_err();
-    assert!(matches!(error, TransportError::BatchTooLarge { requests: 17, room: 16 }), "{error}");
+    assert!(
+        matches!(error, TransportError::BatchTooLarge { requests: 17, capacity: 16 }),
+        "{error}"
+    );
     assert_eq!(star.open(), [0, 2]);
 }

@@ -52,7 +52,7 @@ impl Claim {
         let fits = |needed: u64| needed <= u64::from(capacity);
         let address = srq.map(|srq| srq.as_raw().addr());
         let (before, after) = {
-            let mut needed = cq.room().lock();
+            let mut needed = cq.needed().lock();
             let before = needed.total();
             needed.add(own, address.zip(srq.map(SharedReceiveQueue::max_wr)));
             let after = needed.total();
@@ -80,6 +80,6 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.cq.room().lock().remove(self.own, self.srq);
+        self.cq.needed().lock().remove(self.own, self.srq);
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What the queue pairs of one completion queue may need.
 #[derive(Debug, Default)]
-pub(crate) struct CompletionRoom(Mutex<Needed>);
+pub(crate) struct NeededCapacity(Mutex<Needed>);
 
 #[derive(Debug, Default)]
 pub(super) struct Needed {
@@ -26,7 +26,7 @@ struct Shared {
     queue_pairs: usize,
 }
 
-impl CompletionRoom {
+impl NeededCapacity {
     pub(super) fn lock(&self) -> MutexGuard<'_, Needed> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -12,8 +12,8 @@ use rdma_sys::{ibv_cq, ibv_poll_cq, ibv_req_notify_cq};
 
 use crate::cq::channel::{CompletionChannel, Subscription};
 use crate::cq::completion::{PollSlot, PolledCompletions};
+use crate::cq::needed::NeededCapacity;
 use crate::cq::poll_error::PollError;
-use crate::cq::room::CompletionRoom;
 use crate::error::{Error, create_hint};
 use crate::post::stand_in::{Called, Place};
 
@@ -56,7 +56,7 @@ struct Inner {
     /// Held by who resizes the queue.
     resizing: Mutex<()>,
     /// What its queue pairs may need of that.
-    room: CompletionRoom,
+    needed: NeededCapacity,
     polled: Called<ibv_cq>,
 }
 
@@ -145,8 +145,16 @@ impl CompletionQueue {
         // SAFETY: SAFETY.md F6: live by `handle`.
         let capacity = unsafe { size(raw.as_ptr()) }.into();
         let resizing = Mutex::new(());
-        let room = CompletionRoom::default();
-        Self::shared(Arc::new(Inner { subscription, handle, id, capacity, resizing, room, polled }))
+        let needed = NeededCapacity::default();
+        Self::shared(Arc::new(Inner {
+            subscription,
+            handle,
+            id,
+            capacity,
+            resizing,
+            needed,
+            polled,
+        }))
     }
 
     /// Takes completions off the queue, as many as there are and `slots` can hold, without waiting;
@@ -158,11 +166,11 @@ impl CompletionQueue {
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll<'s>(&self, slots: &'s mut [PollSlot]) -> Result<PolledCompletions<'s>, PollError> {
-        let room = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
+        let most = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
         let queue = self.polled.as_ptr();
         // SAFETY: SAFETY.md F1, F12: a live queue, and so many completions to write to; a slot is
         // laid out as one (F5).
-        let returned = unsafe { ibv_poll_cq(queue, room, slots.as_mut_ptr().cast()) };
+        let returned = unsafe { ibv_poll_cq(queue, most, slots.as_mut_ptr().cast()) };
         match Errno::check_poll(returned) {
             Ok(count) => Ok(PolledCompletions::new(slots.get(..count).unwrap_or(slots))),
             Err(_) => Err(PollError),
@@ -193,11 +201,11 @@ impl CompletionQueue {
     #[doc(alias = "ibv_poll_cq")]
     #[inline(always)]
     pub fn poll_into(&self, slots: &[Cell<PollSlot>]) -> Result<usize, PollError> {
-        let room = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
+        let most = c_int::try_from(slots.len()).unwrap_or(c_int::MAX);
         let queue = self.polled.as_ptr();
         // SAFETY: SAFETY.md F1, F12: a live queue, and so many completions to write to, which nobody borrows; a
         // cell of a slot is laid out as one (F5).
-        let returned = unsafe { ibv_poll_cq(queue, room, slots.as_ptr().cast_mut().cast()) };
+        let returned = unsafe { ibv_poll_cq(queue, most, slots.as_ptr().cast_mut().cast()) };
         if returned > 0 {
             Ok((returned.cast_unsigned() as usize).min(slots.len()))
         } else if returned == 0 {
@@ -300,8 +308,8 @@ impl CompletionQueue {
         Ok(())
     }
 
-    pub(crate) fn room(&self) -> &CompletionRoom {
-        &self.inner.room
+    pub(crate) fn needed(&self) -> &NeededCapacity {
+        &self.inner.needed
     }
 
     /// The context that the object was made from.
@@ -328,7 +336,7 @@ impl CompletionQueue {
             return Err((self, rdma_mem::Error::from(forked).into()));
         }
         match Arc::try_unwrap(self.inner) {
-            Ok(Inner { subscription, handle, id, capacity, resizing, room, polled }) => {
+            Ok(Inner { subscription, handle, id, capacity, resizing, needed, polled }) => {
                 drop(subscription);
                 handle.close().map(drop).map_err(|(handle, error)| {
                     let cq = NonNull::new(handle.as_ptr());
@@ -337,7 +345,7 @@ impl CompletionQueue {
                     let again = |cq| unsafe { handle.needs().subscribe(cq) };
                     let subscription = cq.and_then(again);
                     let inner =
-                        Inner { subscription, handle, id, capacity, resizing, room, polled };
+                        Inner { subscription, handle, id, capacity, resizing, needed, polled };
                     (Self::shared(Arc::new(inner)), error.into())
                 })
             }

@@ -140,8 +140,8 @@ codes! {
          max_message_size";
     /// The queue pair could not execute the request.
     LocalQueuePairOperationError = LOC_QP_OP_ERR, LocalProgramming,
-        "check that the request suits the queue pair: reads and atomics need a depth above 0, and \
-         its elements room";
+        "check that the request suits the queue pair: reads and atomics need a `max_rd_atomic` \
+         above 0, and its elements a `max_send_sge` that is large enough";
     /// Of reliable datagrams.
     LocalEecOperationError = LOC_EEC_OP_ERR, LocalProgramming, OF_NO_DEVICE;
     /// A local key did not cover the memory.

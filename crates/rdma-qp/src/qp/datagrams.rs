@@ -90,10 +90,10 @@ impl QueuePair {
     /// let (a, b) = (prepare()?, prepare()?);
     /// let peer = b.endpoint(); // of another process: `QueuePairEndpoint::from_bytes`
     /// let (a, b) = (a.activate()?, b.activate()?);
-    /// let mut room = pd.allocate_region(GlobalRouteHeader::BYTES + 64)?;
+    /// let mut buffer = pd.allocate_region(GlobalRouteHeader::BYTES + 64)?;
     ///
     /// let to_b = a.address_handle(&peer)?;
-    /// let mut all = room.get_mut(0, room.len()).unwrap();
+    /// let mut all = buffer.get_mut(0, buffer.len()).unwrap();
     /// let mut elements = [all.scatter_element()];
     /// // SAFETY: the region, and the handle, are left alone until both requests have completed.
     /// unsafe { b.post_receive(ReceiveWorkRequest::new(&mut elements), 1) }?;
@@ -145,8 +145,8 @@ impl AddressHandle {
     /// # use rdma_qp::{
     /// #     AddressHandle, DatagramSource, GlobalRouteHeader, QueuePair, SendWorkRequest, WorkCompletion,
     /// # };
-    /// # fn example(qp: &QueuePair, completion: &WorkCompletion, room: &[u8]) -> Option<()> {
-    /// let (header, message) = GlobalRouteHeader::split(room)?;
+    /// # fn example(qp: &QueuePair, completion: &WorkCompletion, buffer: &[u8]) -> Option<()> {
+    /// let (header, message) = GlobalRouteHeader::split(buffer)?;
     /// let sender: DatagramSource = qp.datagram(completion)?;
     /// let back = AddressHandle::from_completion(qp, completion, &header).ok()?;
     /// let answer = SendWorkRequest::only_immediate(1).to(&back, sender.qpn, qp.qkey()?);

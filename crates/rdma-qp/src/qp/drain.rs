@@ -90,7 +90,7 @@ impl QueuePair {
             last_send = last_send.to(self.own_handle()?, self.qpn(), 0);
         }
         self.to_error()?;
-        let of = |room| if room == 0 { Last::Done } else { Last::NotPosted };
+        let of = |capacity| if capacity == 0 { Last::Done } else { Last::NotPosted };
         let sizes = self.capabilities();
         let mut send = of(sizes.max_send_wr);
         // What it took from a shared queue is done when nothing more comes.

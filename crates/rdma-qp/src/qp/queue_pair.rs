@@ -51,9 +51,9 @@ use crate::srq::queue::SharedReceiveQueue;
 /// # let (a_end, b_end) = (a.endpoint(), b.endpoint());
 /// # let (a, b) = (a.handshake(b_end)?, b.handshake(a_end)?);
 ///
-/// let mut room = target.get_mut(0, 64).unwrap();
+/// let mut buffer = target.get_mut(0, 64).unwrap();
 /// // SAFETY: nobody touches either region until both requests have completed below.
-/// unsafe { b.post_receive(ReceiveWorkRequest::new(&mut [room.scatter_element()]), 1) }.unwrap();
+/// unsafe { b.post_receive(ReceiveWorkRequest::new(&mut [buffer.scatter_element()]), 1) }.unwrap();
 /// let data = [source.get_ref(0, 5).unwrap().gather_element()];
 /// // SAFETY: as above.
 /// unsafe { a.post_send(SendWorkRequest::new(&data).with_immediate(7), 2) }.unwrap();

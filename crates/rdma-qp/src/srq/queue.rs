@@ -27,10 +27,10 @@ use crate::error::Error;
 /// let cq = CompletionQueue::create(&context, 64)?;
 /// let pd = context.allocate_pd()?;
 /// let srq = pd.create_srq().max_wr(8).build()?;
-/// let mut room = pd.allocate_region(64)?;
-/// let mut room = room.get_mut(0, 64).unwrap();
+/// let mut buffer = pd.allocate_region(64)?;
+/// let mut buffer = buffer.get_mut(0, 64).unwrap();
 /// // SAFETY: nobody touches the region until the receive has completed below.
-/// unsafe { srq.post_receive(ReceiveWorkRequest::new(&mut [room.scatter_element()]), 1) }.unwrap();
+/// unsafe { srq.post_receive(ReceiveWorkRequest::new(&mut [buffer.scatter_element()]), 1) }.unwrap();
 ///
 /// # let connect = || -> Result<_, rdma_qp::Error> {
 /// #     let client = pd.create_qp().send_cq(&cq).recv_cq(&cq).build()?;

@@ -70,8 +70,8 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
     /// # let (one, other) = (prepare()?, prepare()?);
     /// # let (one_end, other_end) = (one.endpoint(), other.endpoint());
     /// # let (one, other) = (one.handshake(other_end)?, other.handshake(one_end)?);
-    /// let mut room = pd.allocate_region(16)?;
-    /// let mut list = ScatterList::from([room.as_slice_mut()]);
+    /// let mut buffer = pd.allocate_region(16)?;
+    /// let mut list = ScatterList::from([buffer.as_slice_mut()]);
     /// // SAFETY: the region is left alone until the completion below.
     /// unsafe { other.post_receive(ReceiveWorkRequest::from_list(&mut list), 1) }.unwrap();
     ///
@@ -84,7 +84,7 @@ impl<'wr, 'data> SendWorkRequest<'wr, 'data> {
     /// # while left > 0 {
     /// #     left -= cq.poll(&mut slots)?.map(|done| done.result().unwrap()).count();
     /// # }
-    /// assert_eq!(&room[..11], b"a few bytes");
+    /// assert_eq!(&buffer[..11], b"a few bytes");
     /// # Ok::<(), rdma_qp::Error>(())
     /// ```
     #[doc(alias = "IBV_SEND_INLINE")]
