@@ -325,7 +325,8 @@ pub(crate) fn modify_hint(errno: Errno) -> Option<Cow<'static, str>> {
              index, MTU, partition key, depth of reads"
         }
         Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH => {
-            "the peer's GID could not be resolved: is its network reachable from the GID's interface?"
+            "nobody is there: is the peer alive, and are QPN, GID or LID those that it gave? A GID of a network has to \
+             be reachable from its interface; a software device reaches those processes that share it"
         }
         _ => return None,
     }))

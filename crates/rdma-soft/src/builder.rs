@@ -9,6 +9,8 @@ use crate::device::limits::Limits;
 use crate::fabric::Fabric;
 use crate::fabric::devices::{INSTALLED, InstallError};
 use crate::link::Link;
+#[cfg(not(loom))]
+use crate::link::local::host::{LocalHost, Peers};
 use crate::link::pcap::{self, Tap};
 #[cfg(not(loom))]
 use crate::network::Network;
@@ -38,6 +40,8 @@ pub struct Builder {
     force_wire: bool,
     fabric: &'static Fabric,
     pcap: Capture,
+    #[cfg(not(loom))]
+    peers: Peers,
 }
 
 /// Where a device writes what it sends and receives.
@@ -61,7 +65,31 @@ impl Builder {
             force_wire: false,
             fabric: Fabric::of_process(),
             pcap: Capture::OfEnvironment,
+            #[cfg(not(loom))]
+            peers: Peers::ThisProcess,
         }
+    }
+
+    /// Which processes share the device: those that install one of the same name, link layer and GID table for the same
+    /// peers. It has one identity in all of them, so that a queue pair is named by GID or LID, and number, from each.
+    ///
+    /// If all is to go [as packets](Self::force_wire), those between queue pairs of one process take the same way as those
+    /// between two, through sockets.
+    ///
+    /// The identity is derived from the boot of the host, the network namespace, the user (unless any may share it) and
+    /// the name. A device of a [`Network`] is not shared.
+    ///
+    /// ```
+    /// use rdma_soft::{Builder, Peers};
+    ///
+    /// let shared = Builder::new("shared").peers(Peers::SameUser).install()?;
+    /// assert_eq!(shared.gids().len(), 4);
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    #[cfg(not(loom))]
+    pub fn peers(mut self, peers: Peers) -> Self {
+        self.peers = peers;
+        self
     }
 
     /// The link layer of its port.
@@ -338,6 +366,14 @@ impl Builder {
         let mut device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
         device.force_wire = force_wire || tap.is_some() || fabric.simulation.is_some();
         (device.tap, device.no_capture) = (tap, no_capture);
+        #[cfg(not(loom))]
+        if self.peers != Peers::ThisProcess && fabric.simulation.is_none() {
+            let shape = format!("{link:?} {:?}", device.identity.places());
+            let (host, seed) = LocalHost::new(&device.name, &shape, self.peers)
+                .map_err(|error| InstallError::NotShared { reason: error.to_string() })?;
+            device.force_link = force_wire;
+            device.join_host(Box::new(host), &seed);
+        }
         let device = INSTALLED.add(device)?;
         abi::register();
         Ok(SoftDevice::of(device))

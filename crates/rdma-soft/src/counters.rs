@@ -141,8 +141,14 @@ counters! {
     wrong_state,
     /// Packets that were lost since this port was down: sent, or arrived.
     port_down,
-    /// Packets that were sent to an address that nobody has.
+    /// Packets that were sent to an address that nobody has, or to a process that has ended.
     no_route,
+    /// Packets that were sent to a process that took nothing for a second.
+    stalled,
+    /// Messages of other processes that are not what a device sends: their connection is closed.
+    malformed,
+    /// Connections of other processes that were closed at once: of another user, or too many.
+    refused_connections,
 }
 
 /// One counter of what is rare enough to be counted by an atomic.

@@ -23,8 +23,10 @@ use crate::engine::events::report::{AsyncEvent, Element};
 use crate::engine::group::Groups;
 use crate::engine::memory::region::RegionTable;
 use crate::engine::queue_pair::QueuePair;
+use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::queue_pair::table::QueuePairTable;
 use crate::engine::requester::side::{Blocked, Peer};
+use crate::engine::wire::{Outlet, Process};
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::devices::InstallError;
@@ -57,6 +59,10 @@ pub(crate) struct Device {
     pub(crate) groups: Groups,
     pub(crate) tally: Tally,
     pub(crate) notices: Notices,
+    /// Packets to itself go over the link between processes, too.
+    pub(crate) force_link: bool,
+    /// It is one device for several processes of the host.
+    pub(crate) host: Option<Box<dyn Host>>,
     /// Whether all that it sends and receives goes as packets.
     pub(crate) force_wire: bool,
     /// Writes down what it sends and receives; only if that goes as packets.
@@ -108,13 +114,25 @@ impl Quota {
     }
 }
 
+/// The processes of a host that share a device. Each gives out queue pair numbers of its own [slots](slot_of).
+pub(crate) trait Host: Send + Sync + std::fmt::Debug {
+    /// Claims a slot for this process. Whether this process may give out its numbers.
+    fn claim(&self, device: &'static Device, slot: u16) -> bool;
+
+    /// Connects this process to that which gives out a number.
+    fn connect(&self, device: &'static Device, number: u32) -> Result<Arc<dyn Process>, Refusal>;
+
+    /// The process that gives out a number, if this one is connected to it.
+    fn connected(&self, number: u32) -> Option<Arc<dyn Process>>;
+}
+
 /// How messages get to the far end of a path.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) enum Way {
     /// From memory to memory, on the device there, if there is one.
     Direct(Option<&'static Device>),
-    /// As packets, to the device there, if there is one.
-    Wire(Option<&'static Arc<Inbox>>),
+    /// As packets.
+    Wire(Outlet),
 }
 
 impl Device {
@@ -156,6 +174,8 @@ impl Device {
             groups: Groups::default(),
             tally: Tally::default(),
             notices: Notices::default(),
+            host: None,
+            force_link: false,
             force_wire: false,
             tap: None,
             no_capture: None,
@@ -167,6 +187,13 @@ impl Device {
 
     pub(crate) fn guid(&self) -> Guid {
         self.identity.guid
+    }
+
+    /// It has become one device for several processes, with an identity that all of them draw.
+    #[cfg(not(loom))]
+    pub(crate) fn join_host(&mut self, host: Box<dyn Host>, seed: &Seed) {
+        self.identity.become_shared(self.link, seed.stream(Purpose::Identity));
+        self.host = Some(host);
     }
 
     /// A context is opened, unless the network of the device has ended.
@@ -224,7 +251,7 @@ impl Device {
     }
 
     /// Takes a queue pair number for a queue pair that is being made.
-    pub(crate) fn reserve_qpn(&self) -> Result<u32, Refusal> {
+    pub(crate) fn reserve_qpn(&'static self) -> Result<u32, Refusal> {
         let mut queue_pairs = locked(&self.queue_pairs);
         if queue_pairs.len() >= self.limits.max_qp as usize {
             return Err(Refusal::NoRoom);
@@ -232,7 +259,7 @@ impl Device {
         if let Some(deferred) = &self.deferred {
             deferred.reserve(queue_pairs.len() + 1)?;
         }
-        queue_pairs.reserve()
+        queue_pairs.reserve(|slot| self.host.as_ref().is_none_or(|host| host.claim(self, slot)))
     }
 
     pub(crate) fn publish_queue_pair(&self, number: u32, queue_pair: Weak<QueuePair>) {
@@ -278,15 +305,43 @@ impl Device {
 
     /// Where messages go that take that path, if they go as packets. A connection to nowhere is one of packets
     /// if this device sends no others.
-    pub(crate) fn way(&self, path: &Path) -> Way {
+    pub(crate) fn way(&self, path: &Path, number: u32) -> Way {
         let there = self.fabric.devices.at(self.link, &path.remote);
+        if let Some(host) = self.host_of_other(there, number) {
+            return Way::Wire(host.connected(number).map_or(Outlet::Nowhere, Outlet::Process));
+        }
         match there {
             _ if !there.map_or(self.force_wire, |there| self.sends_packets_to(there)) => {
                 Way::Direct(there)
             }
-            Some(there) => Way::Wire(Some(there.inbox())),
-            None => Way::Wire(None),
+            Some(there) => Way::Wire(Outlet::Inbox(there.inbox())),
+            None => Way::Wire(Outlet::Nowhere),
         }
+    }
+
+    /// The same, of a datagram: another process is connected to by the first one that goes there.
+    pub(crate) fn way_of_datagrams(&'static self, path: &Path, number: u32) -> Way {
+        // A number that no process has is none of a datagram's sender's affairs.
+        let _ = self.reach(path, number);
+        self.way(path, number)
+    }
+
+    /// Connects this process to the one that has that queue pair number at the far end of a path, if that is another one.
+    pub(crate) fn reach(&'static self, path: &Path, number: u32) -> Result<Outlet, Refusal> {
+        let there = self.fabric.devices.at(self.link, &path.remote);
+        match self.host_of_other(there, number) {
+            Some(host) => host.connect(self, number).map(Outlet::Process),
+            None => Ok(Outlet::Nowhere),
+        }
+    }
+
+    /// If that device is this one, and the queue pair number another process's; or this one's, and all is to go over
+    /// the link between processes.
+    fn host_of_other(&self, there: Option<&Self>, number: u32) -> Option<&dyn Host> {
+        let host = self.host.as_deref()?;
+        let is_own = || locked(&self.queue_pairs).has_slot(slot_of(number));
+        let shared = there.is_some_and(|there| std::ptr::eq(self, there));
+        (shared && (self.force_link || !is_own())).then_some(host)
     }
 
     /// Whether messages between these two go as packets.

@@ -13,7 +13,7 @@
 //!
 //! # What it does
 //!
-//! Reliable connections between the devices of one process: SEND, RDMA WRITE, RDMA READ and atomics, with
+//! Reliable connections, in a process and between processes of one host: SEND, RDMA WRITE, RDMA READ and atomics, with
 //! immediate data, inline data, unsignaled, solicited and fenced requests; unreliable connections and
 //! datagrams, also to multicast groups; shared receive queues; extended queue pairs and completion
 //! queues, with timestamps; completion channels and asynchronous events; the state machine of queue pairs with
@@ -35,7 +35,8 @@
 //! # State
 //!
 //! Devices are global to the process and live as long as it; those of a [`Network`] leave the list
-//! of devices when the network is dropped. A forked child must not use them.
+//! of devices when the network is dropped. A forked child must not use them. `soft0` and `softib0` are
+//! the same devices in all processes of a user on a host, whose queue pairs reach each other; see [`Peers`].
 // Tests measure and race on their own.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
@@ -60,11 +61,30 @@ pub use counters::Counters;
 pub use device::gid_place::GidPlace;
 pub use fabric::devices::InstallError;
 pub use link::Link;
+#[cfg(not(loom))]
+pub use link::local::host::Peers;
 pub use link::model::LinkModel;
 #[cfg(not(loom))]
 pub use network::{Network, OtherNetwork};
 pub use schedule::Schedule;
 pub use soft_device::SoftDevice;
+
+/// Installs a device, if it can only be without what was asked for.
+fn install_one(device: Builder) {
+    match device.clone().install() {
+        Err(error @ InstallError::NoCapture { .. }) => {
+            tracing::warn!(%error, "a software device cannot be opened");
+            install_one(device.without_capture(error));
+        }
+        #[cfg(not(loom))]
+        Err(error @ InstallError::NotShared { .. }) => {
+            tracing::warn!(%error, "other processes cannot reach a software device");
+            install_one(device.peers(Peers::ThisProcess));
+        }
+        // A device of that name may be there: this was called before, or a builder made it.
+        Ok(_) | Err(_) => {}
+    }
+}
 
 /// Installs `soft0` and `softib0`. Calling it again, from any thread, changes nothing.
 ///
@@ -74,10 +94,8 @@ pub use soft_device::SoftDevice;
 pub fn install() {
     for (name, link) in [("soft0", Link::Ethernet), ("softib0", Link::InfiniBand)] {
         let device = Builder::new(name).link(link);
-        // A device of that name may be there: this was called before, or a builder made it.
-        if let Err(error @ InstallError::NoCapture { .. }) = device.clone().install() {
-            tracing::warn!(%error, "a software device cannot be opened");
-            let _ = device.without_capture(error).install();
-        }
+        #[cfg(not(loom))]
+        let device = device.peers(Peers::of_environment());
+        install_one(device);
     }
 }

@@ -1,6 +1,8 @@
 //! Link layers, and how packets go over them.
 
 pub(crate) mod frame;
+#[cfg(not(loom))] // models are of one process
+pub(crate) mod local;
 pub(crate) mod memory;
 pub(crate) mod model;
 pub(crate) mod pcap;

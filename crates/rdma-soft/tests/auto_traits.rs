@@ -1,8 +1,8 @@
 //! A software device is made, held and asked by any thread.
 
 use rdma_soft::{
-    Builder, Counters, GidPlace, InstallError, Link, LinkModel, Network, OtherNetwork, Schedule,
-    SoftDevice,
+    Builder, Counters, GidPlace, InstallError, Link, LinkModel, Network, OtherNetwork, Peers,
+    Schedule, SoftDevice,
 };
 
 fn send_sync<T: Send + Sync + 'static>() {}
@@ -18,6 +18,7 @@ fn devices_are_for_every_thread() {
 #[test]
 fn values_are_send_and_sync() {
     send_sync::<Counters>();
+    send_sync::<Peers>();
     send_sync::<GidPlace>();
     send_sync::<Link>();
     send_sync::<LinkModel>();

@@ -2,9 +2,6 @@
 //! them. One test, since it counts the descriptors of its process.
 #![allow(clippy::unwrap_used)]
 
-use std::fs::File;
-use std::os::fd::AsRawFd;
-
 use rdma_sys::{Errno, ibv_qp_attr, ibv_qp_type};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -97,8 +94,7 @@ fn events_need_no_more() {
             to_init(qp, &ibv_qp_attr { port_num: 1, ..ibv_qp_attr::default() });
             qp.to_error();
         }
-        let next = File::open("/dev/null").unwrap().as_raw_fd();
-        with_more(next, 0, || {
+        with_more(0, || {
             for (cq, qp) in [(&stays, &of_stays), (&goes, &of_goes)] {
                 cq.request_event(false);
                 // Flushed at once.
@@ -126,25 +122,32 @@ fn events_need_no_more() {
 /// As the kernel says it; programs know what to do about it.
 fn there_may_be_no_more() {
     let (context, before) = (Context::open("soft0"), open_files());
-    // The lowest number that is free.
-    let next = File::open("/dev/null").unwrap().as_raw_fd();
     let none = Err(Errno::EMFILE);
     let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
-    let pair = with_more(next, 0, || socketpair(unix, stream, SocketFlags::CLOEXEC, None));
+    let pair = with_more(0, || socketpair(unix, stream, SocketFlags::CLOEXEC, None));
     if pair.map(std::mem::forget).is_ok() {
         return println!("this is valgrind, which has closed both and says that it has made them");
     }
     let make = || (context.try_channel().map(drop), Context::try_open("soft0").map(drop));
-    assert_eq!([0, 1].map(|more| with_more(next, more, make)), [(none, none); 2]);
-    assert_eq!(with_more(next, 2, make), (Ok(()), none), "a channel has two, and a context three");
-    assert_eq!(with_more(next, 3, make), (Ok(()), Ok(())));
+    assert_eq!([0, 1].map(|more| with_more(more, make)), [(none, none); 2]);
+    assert_eq!(with_more(2, make), (Ok(()), none), "a channel has two, and a context three");
+    assert_eq!(with_more(3, make), (Ok(()), Ok(())));
     assert_eq!(open_files(), before, "descriptors of what was not made");
 }
 
-/// Does something while the process may have so many more descriptors, the next of which has this number.
-fn with_more<T>(next: i32, more: u64, make: impl FnOnce() -> T) -> T {
+/// Does something while the process may have so many more descriptors.
+fn with_more<T>(more: usize, make: impl FnOnce() -> T) -> T {
     let allowed = getrlimit(Resource::Nofile);
-    let current = Some(u64::try_from(next).unwrap() + more);
+    let open: Vec<String> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    // The listing itself was open for a moment: its number is free again.
+    let is_free = |number: &u64| {
+        !open.contains(&number.to_string())
+            || !std::path::Path::new(&format!("/proc/self/fd/{number}")).exists()
+    };
+    let current = (0..).filter(is_free).nth(more);
     setrlimit(Resource::Nofile, Rlimit { current, ..allowed }).unwrap();
     let made = make();
     setrlimit(Resource::Nofile, allowed).unwrap();

@@ -196,6 +196,15 @@ impl<W: Window> Requester<W> {
         }
     }
 
+    /// The peer has ended, and will answer nothing: the oldest request fails as one that was tried often enough. Without a
+    /// request nothing happens.
+    pub fn give_up<Q: Work + ?Sized>(&mut self, work: &mut Q) {
+        if !self.stopped && self.head != work.admitted() {
+            count(&mut self.counters.retry_exceeded_err);
+            self.fail(WcStatus::RETRY_EXC_ERR, work);
+        }
+    }
+
     /// Takes answers of the peer: packets of which [`Operation::is_response`] is true, that came from the
     /// connected queue pair. `payload` is that of all packets, one behind the other.
     pub fn receive<Q: Work + ?Sized>(

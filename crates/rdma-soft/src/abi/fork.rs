@@ -3,6 +3,8 @@
 
 use std::ffi::c_int;
 
+#[cfg(not(loom))]
+pub(crate) use rdma_sys::Process;
 use rdma_sys::ibv_fork_status;
 
 pub(super) extern "C" fn fork_init() -> c_int {

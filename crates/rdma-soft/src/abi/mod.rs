@@ -16,7 +16,7 @@ mod data_path;
 mod device;
 mod device_block;
 mod event;
-mod fork;
+pub(crate) mod fork;
 mod mr;
 mod mw;
 mod opcode;
@@ -123,6 +123,7 @@ impl From<Refusal> for Errno {
             Refusal::NoFile => Self::EBADF,
             Refusal::TooManyFiles => Self::EMFILE,
             Refusal::Gone => Self::ENODEV,
+            Refusal::NobodyThere => Self::EHOSTUNREACH,
             Refusal::NotAllowed => Self::EACCES,
             // `ENOENT` and `EACCES` would be about the device.
             Refusal::NoCapture => Self::EIO,

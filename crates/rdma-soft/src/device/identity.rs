@@ -39,11 +39,27 @@ impl Identity {
         self.guid =
             Guid::from_bytes([0x02, bytes[1], bytes[2], 0xff, 0xfe, bytes[3], bytes[4], bytes[5]]);
         self.lid = match link {
-            // Unicast LIDs are 1 to 0xbfff.
-            Link::InfiniBand => 1 + (random.below(0xbfff) & 0xffff) as u16,
+            Link::InfiniBand => 1 + (random.below(0x7fff) & 0x7fff) as u16,
             Link::Ethernet => 0,
         };
         self.gids = table(&self.places, self.guid, random);
+    }
+
+    /// Becomes that of a device that several processes have, which all draw the same. No other device has its LID: unicast
+    /// LIDs are 1 to 0xbfff, and these are in the upper third.
+    #[cfg(not(loom))]
+    pub(crate) fn become_shared(&mut self, link: Link, random: Random) {
+        self.random = random;
+        self.redraw(link);
+        if link == Link::InfiniBand {
+            self.lid = 0x8000 | self.lid & 0x3fff;
+        }
+    }
+
+    /// What the GID table was made from.
+    #[cfg(not(loom))]
+    pub(crate) fn places(&self) -> &[GidPlace] {
+        &self.places
     }
 
     pub(crate) fn has_gid(&self, entry: &GidEntry) -> bool {

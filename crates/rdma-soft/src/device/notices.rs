@@ -75,8 +75,10 @@ reasons! {
         "the port of this device is down: nothing leaves or arrives before it is up (PORT_ACTIVE)"
     NoRoute no_route Warns
         "nobody has the address that they are sent to: compare the GID or LID of the address vector with those of \
-         the peer's port; a device reaches those of its own process with the same link layer, and one of a `Network` \
-         those of that network alone"
+         the peer's port; a device reaches those of its own process with the same link layer, soft0 and softib0 \
+         themselves in other processes of the user, too, and one of a `Network` those of that network alone"
+    Stalled stalled Warns
+        "the process of the peer takes nothing any more: it has stopped (SIGSTOP, a debugger), or has no processor"
     Damaged rx_icrc_encapsulated Informs
         "packets arrive damaged, and are dropped: a simulated link flips bits (LinkModel::corruption)"
     WrongPartition bad_pkey_cntr Warns

@@ -72,6 +72,9 @@ pub(crate) enum Refusal {
     NoCapture,
     /// The device is not there any more: `ENODEV`.
     Gone,
+    /// No process of the host has the queue pair number: `EHOSTUNREACH`.
+    #[cfg_attr(loom, allow(dead_code))] // models are of one process
+    NobodyThere,
 }
 
 impl Refusal {

@@ -34,10 +34,10 @@ use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
 use crate::engine::requester::drive::{Turn, resume};
 use crate::engine::requester::side::{Peer, SendSide};
 use crate::engine::responder::side::Responder;
-use crate::engine::wire::Route;
+use crate::engine::wire::{Outlet, Route};
 use crate::engine::{requester, responder};
 use crate::fabric::timers::Alarm;
-use crate::fabric::turns::Place;
+use crate::fabric::turns::{Driven, Place};
 use crate::schedule::Schedule;
 use crate::sync::{ControlGuard, Line, Lock, Ordering, locked};
 
@@ -377,13 +377,31 @@ impl QueuePair {
         new: &Settings,
         mask: QpAttributes,
     ) -> Result<(), Refusal> {
+        // What was sent before a queue pair is ready is none of its messages.
+        if mask.intersects(QpAttributes::STATE)
+            && matches!(new.state, QpState::RTR | QpState::RTS)
+            && let Some(link) = self.device.fabric.polled.get()
+        {
+            link.catch_up();
+        }
         let to = self.modify_locked(new, mask);
+        self.hear_of_end();
         // Also if it was refused: it may have found that the queue pair had failed.
         self.device.fabric.unsettled.settle();
         if to? == QpState::RTS {
             resume(self);
         }
         Ok(())
+    }
+
+    /// Gets a turn when the process ends that a connection of this queue pair leads to.
+    fn hear_of_end(self: &Arc<Self>) {
+        let process = match self.send.lock().wire.as_ref().map(|wire| wire.route.outlet.clone()) {
+            Some(Outlet::Process(process)) => process,
+            _ => return,
+        };
+        let user: Weak<dyn Driven> = Arc::<Self>::downgrade(self);
+        process.add_user(user);
     }
 
     /// Modifies, under the locks, and says to what state.
@@ -401,6 +419,10 @@ impl QueuePair {
             true => Some(self.device.path(&new.address)?),
             false => None,
         };
+        let peer_qpn =
+            if has(QpAttributes::DEST_QPN) { new.peer_qpn } else { attributes.settings.peer_qpn };
+        // Until the route below has it.
+        let _outlet = path.map(|path| self.reach(&path, peer_qpn)).transpose()?;
         match to {
             QpState::RESET => self.reset(&mut attributes),
             QpState::ERR => {
@@ -418,6 +440,15 @@ impl QueuePair {
             }
         }
         Ok(to)
+    }
+
+    /// Connects this process to that of a queue pair that it is to have a connection to, if that is another one. What is
+    /// looked for under the locks is there then.
+    fn reach(&self, path: &Path, number: u32) -> Result<Outlet, Refusal> {
+        if self.service == Service::UnreliableDatagram {
+            return Ok(Outlet::Nowhere);
+        }
+        self.device.reach(path, number)
     }
 
     /// The attributes, with the state as it is: a request that failed puts its completion there
@@ -479,11 +510,11 @@ impl QueuePair {
     }
 
     /// How messages get to where a connection goes.
-    fn route(&self, path: Option<Path>) -> Option<Route> {
+    fn route(&self, path: Option<Path>, number: u32) -> Option<Route> {
         let path = path.filter(|_| self.service != Service::UnreliableDatagram)?;
-        match self.device.way(&path) {
+        match self.device.way(&path, number) {
             Way::Direct(_) => None,
-            Way::Wire(inbox) => Some(Route { path, inbox }),
+            Way::Wire(outlet) => Some(Route { path, outlet }),
         }
     }
 
@@ -496,14 +527,15 @@ impl QueuePair {
     ) {
         if let Some(wire) = &mut send.wire {
             if moved && let Some(path) = send.requester.origin.path {
-                wire.route = self.route(Some(path)).unwrap_or(Route { path, inbox: None });
+                let route = self.route(Some(path), send.requester.peer_qpn);
+                wire.route = route.unwrap_or(Route { path, outlet: Outlet::Nowhere });
             }
             if to == QpState::RTS || to == QpState::SQD {
                 wire.set(&send.requester);
             }
         } else if from == QpState::RTR
             && to == QpState::RTS
-            && let Some(route) = self.route(send.requester.origin.path)
+            && let Some(route) = self.route(send.requester.origin.path, send.requester.peer_qpn)
         {
             send.wire = Some(Box::new(requester::wire::Wire::new(self, &send.requester, route)));
         }
@@ -518,11 +550,12 @@ impl QueuePair {
     ) {
         if let Some(wire) = &mut responder.wire {
             if moved && let Some(path) = responder.path {
-                wire.route = self.route(Some(path)).unwrap_or(Route { path, inbox: None });
+                let route = self.route(Some(path), responder.peer_qpn);
+                wire.route = route.unwrap_or(Route { path, outlet: Outlet::Nowhere });
             }
             wire.set(responder.min_rnr_timer);
         } else if to == QpState::RTR
-            && let Some(route) = self.route(responder.path)
+            && let Some(route) = self.route(responder.path, responder.peer_qpn)
         {
             let wire = responder::wire::Wire::new(self.service, responder, mtu_log2, route);
             responder.wire = Some(Box::new(wire));

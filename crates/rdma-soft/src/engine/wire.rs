@@ -3,7 +3,7 @@
 //! What packets mean is decided by `rdma_proto`; the sides of a queue pair are its [`Work`](rdma_proto::Work)
 //! and its [`Host`](rdma_proto::Host).
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use rdma_proto::wire::{Bth, Service as WireService};
 use rdma_proto::{Burst, Connection};
@@ -17,7 +17,7 @@ use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::fabric::clock::Time;
 use crate::fabric::turns::{Driven, Place};
-use crate::link::memory::{Inbox, Letter};
+use crate::link::memory::{Datagram, Inbox, Letter};
 
 /// How many packets a queue pair sends in a turn, and a device takes.
 pub(crate) const TURN: u32 = 16;
@@ -25,12 +25,93 @@ pub(crate) const TURN: u32 = 16;
 /// The partition of the port, of which it is a full member.
 const P_KEY: u16 = Bth::DEFAULT_P_KEY;
 
+/// Another process, to which packets go.
+pub(crate) trait Process: Send + Sync + std::fmt::Debug {
+    /// Whether it has ended, so that nothing arrives there any more.
+    fn has_ended(&self) -> bool;
+
+    /// When it ends, this one gets a turn; at once if it has.
+    fn add_user(&self, user: Weak<dyn Driven>);
+
+    /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given back](Self::give_back). If
+    /// there is no space the sender gets another turn when there is.
+    fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>>;
+
+    fn give_back(&self, buffer: Box<[u8]>);
+
+    /// The payload of the burst is at the beginning of the buffer.
+    fn send(
+        self: Arc<Self>,
+        path: Path,
+        burst: Burst,
+        datagram: Option<Datagram>,
+        payload: Box<[u8]>,
+    );
+}
+
+/// Where packets go.
+#[derive(Debug, Clone)]
+pub(crate) enum Outlet {
+    /// They leave the device, and arrive nowhere.
+    Nowhere,
+    /// To a device of this process.
+    Inbox(&'static Arc<Inbox>),
+    Process(Arc<dyn Process>),
+}
+
+impl Outlet {
+    /// Whether nothing arrives.
+    pub(crate) fn is_nowhere(&self) -> bool {
+        matches!(self, Self::Nowhere) || self.has_ended()
+    }
+
+    /// Whether the process that was there has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self, Self::Process(process) if process.has_ended())
+    }
+
+    /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given back](Self::give_back). If
+    /// there is no space the sender gets another turn when there is.
+    pub(crate) fn buffer<D: Driven + 'static>(&self, sender: &Arc<D>) -> Option<Box<[u8]>> {
+        match self {
+            Self::Nowhere => None,
+            Self::Inbox(inbox) => inbox.buffer(sender),
+            Self::Process(process) => process.buffer(Arc::<D>::downgrade(sender)),
+        }
+    }
+
+    pub(crate) fn give_back(&self, buffer: Box<[u8]>) {
+        match self {
+            Self::Nowhere => drop(buffer),
+            Self::Inbox(inbox) => inbox.give_back(buffer),
+            Self::Process(process) => process.give_back(buffer),
+        }
+    }
+
+    /// The payload of the burst is at the beginning of the buffer.
+    pub(crate) fn send(
+        &self,
+        from: &'static Device,
+        path: Path,
+        burst: Burst,
+        datagram: Option<Datagram>,
+        payload: Box<[u8]>,
+    ) {
+        match self {
+            Self::Nowhere => drop(payload),
+            Self::Inbox(inbox) => inbox.send(from, path, burst, datagram, payload),
+            Self::Process(process) => {
+                Arc::clone(process).send(path, burst, datagram, payload);
+            }
+        }
+    }
+}
+
 /// Where the packets of a connection go.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Route {
     pub(crate) path: Path,
-    /// The inbox of the device at the remote address, if there is one.
-    pub(crate) inbox: Option<&'static Arc<Inbox>>,
+    pub(crate) outlet: Outlet,
 }
 
 impl Route {
@@ -72,7 +153,8 @@ pub(super) fn transmit(
         let whose = route.whose(own, burst.header.bth.destination.get());
         own.device.drop_packets(reason, burst.segments, whose);
     };
-    let Some(inbox) = route.inbox else {
+    let outlet = &route.outlet;
+    if outlet.is_nowhere() {
         // The packets leave this device and arrive nowhere.
         let mut nowhere = [0; 4096];
         while left > 0 {
@@ -85,12 +167,12 @@ pub(super) fn transmit(
             }
         }
         return true;
-    };
+    }
     while left > 0 {
-        let Some(mut buffer) = inbox.buffer(own) else { return false };
+        let Some(mut buffer) = outlet.buffer(own) else { return false };
         let room = room(left, &buffer);
         let Some(burst) = next(&mut buffer[..room]) else {
-            inbox.give_back(buffer);
+            outlet.give_back(buffer);
             return false;
         };
         left = left.saturating_sub(burst.segments.into());
@@ -98,10 +180,10 @@ pub(super) fn transmit(
             tap.sent(&route.path, &burst, None, &buffer);
         }
         if up {
-            inbox.send(own.device, route.path, burst, None, buffer);
+            outlet.send(own.device, route.path, burst, None, buffer);
         } else {
             lost(Reason::PortDown, &burst);
-            inbox.give_back(buffer);
+            outlet.give_back(buffer);
         }
     }
     true

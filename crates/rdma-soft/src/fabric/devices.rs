@@ -31,6 +31,15 @@ pub enum InstallError {
     /// The system gave no random numbers, without which keys could be guessed.
     #[error("no random numbers from the system: let the process call getrandom(2)")]
     NoRandomness,
+    /// A device was to be shared with other processes, and the system does not say which host and which network namespace
+    /// this is.
+    #[error(
+        "the device cannot be shared with other processes ({reason}): mount /proc, or install it for `Peers::ThisProcess`"
+    )]
+    NotShared {
+        /// What the system said.
+        reason: String,
+    },
     /// The capture file that [`Builder::pcap`](crate::Builder::pcap) or the environment names cannot be written.
     #[error(
         "the capture file `{path}` cannot be written ({reason}): name a file in a folder that exists, which this \
@@ -102,7 +111,9 @@ impl Devices {
         if devices.len() >= MAX_DEVICES {
             return Err(InstallError::TooMany(MAX_DEVICES));
         }
-        while devices.iter().any(|other| other.shares_address_with(&device)) {
+        while device.host.is_none()
+            && devices.iter().any(|other| other.shares_address_with(&device))
+        {
             device.identity.redraw(device.link);
         }
         let device: &'static Device = Box::leak(Box::new(device));

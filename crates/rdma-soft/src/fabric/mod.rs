@@ -4,6 +4,8 @@
 //! The engine reaches all of it through a device, so that the devices of another fabric, which a test or a
 //! model makes, have nothing in common with those of the process.
 
+use std::sync::OnceLock;
+
 use crate::sync::Line;
 use clock::Clock;
 use devices::Devices;
@@ -30,6 +32,16 @@ pub(crate) mod thread;
 pub(crate) mod timers;
 pub(crate) mod turns;
 
+/// A link that is driven by who polls in vain, as long as the timers say that [polls
+/// look](Timers::have_polls_look).
+pub(crate) trait Polled: Sync + std::fmt::Debug {
+    /// Takes what has come, and has it executed. The caller holds no lock.
+    fn poll(&'static self);
+
+    /// Takes all that has come by now, and has it executed, or dropped. The caller holds no lock.
+    fn catch_up(&'static self);
+}
+
 pub(crate) struct Fabric {
     pub(crate) clock: Clock,
     pub(crate) seeds: Seeds,
@@ -41,6 +53,8 @@ pub(crate) struct Fabric {
     pub(crate) unsettled: Line<Unsettled>,
     /// What is between its devices, if time is virtual.
     pub(crate) simulation: Option<Simulation>,
+    /// The link to other processes, once a device has claimed a slot.
+    pub(crate) polled: OnceLock<&'static dyn Polled>,
 }
 
 impl Fabric {
@@ -58,6 +72,7 @@ impl Fabric {
             timers: Line(timers),
             unsettled: Line(unsettled),
             simulation: None,
+            polled: OnceLock::new(),
         }
     }
 

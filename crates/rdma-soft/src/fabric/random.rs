@@ -55,6 +55,20 @@ impl Seeds {
 }
 
 impl Seed {
+    /// The same for each process, of a text that is no secret.
+    pub(crate) fn of_text(text: &str) -> Self {
+        let mut seed = [0; 32];
+        for (place, word) in (0_u64..).zip(seed.chunks_exact_mut(8)) {
+            // FNV-1a, from another beginning for each word.
+            let begin = 0xcbf2_9ce4_8422_2325 ^ place;
+            let hash = text.bytes().fold(begin, |hash: u64, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+            });
+            word.copy_from_slice(&hash.to_le_bytes());
+        }
+        Self(seed)
+    }
+
     #[cfg(test)]
     pub(crate) fn new(number: u8) -> Self {
         Self([number; 32])

@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 /// What a thread of the device needs, in bytes, that calls nothing of the program's.
-pub(super) const STACK: usize = 256 << 10;
+pub(crate) const STACK: usize = 256 << 10;
 
 /// What a thread of the program gets.
 pub(crate) const STACK_OF_PROGRAM: usize = 2 << 20;

@@ -22,6 +22,9 @@ pub(crate) mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+/// In place of the time of the first alarm, if none is set and polls look at a link.
+const NEVER_BUT_LOOK: u64 = u64::MAX - 1;
+
 const LINGER: Duration = Duration::from_secs(5);
 /// One poll has time for so many alarms.
 const RINGS: u32 = 4;
@@ -42,6 +45,8 @@ pub(crate) struct Timers {
     changed: Condvar,
     /// In virtual time no thread serves, and each empty poll looks.
     in_virtual_time: bool,
+    /// Each empty poll looks at a link, too.
+    polls_look: std::sync::atomic::AtomicBool,
     #[cfg(loom)]
     model: model::Model,
 }
@@ -212,6 +217,7 @@ impl Timers {
             schedule: Mutex::new(Schedule::new()),
             changed: Condvar::new(),
             in_virtual_time,
+            polls_look: std::sync::atomic::AtomicBool::new(false),
         }
     }
 
@@ -220,7 +226,7 @@ impl Timers {
         self.lock().earliest()
     }
 
-    /// Whether an alarm is set, or time is virtual. What every empty poll asks.
+    /// Whether an alarm is set, time is virtual, or there is a link. What every empty poll asks.
     #[inline(always)]
     pub(crate) fn is_set(&self) -> bool {
         self.first() != u64::MAX
@@ -240,8 +246,17 @@ impl Timers {
         if self.in_virtual_time {
             return;
         }
-        let earliest = schedule.earliest().map_or(u64::MAX, Time::nanoseconds);
+        let none = if self.polls_look.load(Ordering::Relaxed) { NEVER_BUT_LOOK } else { u64::MAX };
+        let earliest = schedule.earliest().map_or(none, Time::nanoseconds);
         self.earliest.store(earliest, Ordering::Relaxed);
+    }
+
+    /// Whether each empty poll has something to look at from now on, also without an alarm.
+    #[cfg(not(loom))]
+    pub(crate) fn have_polls_look(&self, look: bool) {
+        let schedule = self.lock();
+        self.polls_look.store(look, Ordering::Relaxed);
+        self.publish(&schedule);
     }
 }
 

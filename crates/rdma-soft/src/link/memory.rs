@@ -20,7 +20,7 @@ use crate::link::pcap::Tap;
 use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
 
 /// How many bytes of payload a burst has at most: a packet of the largest MTU, or several of smaller ones.
-const BURST_BYTES: usize = 16 << 10;
+pub(crate) const BURST_BYTES: usize = 16 << 10;
 
 /// How many bursts wait in an inbox, or are being written for it: in models few.
 pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 256 };
@@ -39,6 +39,8 @@ pub(crate) struct Letter {
     payload: Box<[u8]>,
     /// How many had arrived at the inbox before it.
     pub(crate) number: u64,
+    /// Another process has sent it.
+    of_process: bool,
 }
 
 /// What the link says of a datagram.
@@ -59,7 +61,23 @@ impl Letter {
         payload: Box<[u8]>,
     ) -> Self {
         debug_assert!(burst.length as usize <= payload.len());
-        Self { path, burst, datagram, payload, number: 0 }
+        Self { path, burst, datagram, payload, number: 0, of_process: false }
+    }
+
+    /// Another process has sent it.
+    #[cfg(not(loom))]
+    pub(crate) fn of_process(
+        path: Path,
+        burst: Burst,
+        datagram: Option<Datagram>,
+        payload: Box<[u8]>,
+    ) -> Self {
+        Self { of_process: true, ..Self::new(path, burst, datagram, payload) }
+    }
+
+    #[cfg(not(loom))]
+    pub(crate) fn into_buffer(self) -> Box<[u8]> {
+        self.payload
     }
 
     fn is_for_many(&self) -> bool {
@@ -173,6 +191,12 @@ impl Inbox {
         self.call_back(&turned_away);
     }
 
+    /// Returns when all that has arrived by now is executed. The caller holds no lock.
+    #[cfg(not(loom))]
+    pub(crate) fn execute_all(self: &Arc<Self>) {
+        while Arc::clone(self).take_turn() {}
+    }
+
     /// How many bursts have arrived.
     pub(crate) fn arrived(&self) -> u64 {
         locked(&self.letters).count
@@ -192,7 +216,11 @@ impl Inbox {
     /// Packets that the sender's device has not written down are written down here.
     #[cold]
     fn capture(&self, tap: &Arc<Tap>, letter: &Letter) {
-        let sender = self.device.fabric.devices.at(self.device.link, &letter.path.local);
+        let devices = &self.device.fabric.devices;
+        let sender = match letter.of_process {
+            true => None,
+            false => devices.at(self.device.link, &letter.path.local),
+        };
         tap.received(sender.and_then(|sender| sender.tap.as_ref()), letter);
     }
 

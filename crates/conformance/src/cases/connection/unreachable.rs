@@ -59,9 +59,9 @@ fn acquainted(device: &Device) -> (Side, Side) {
     (a, b)
 }
 
-/// A queue pair that no device has.
-fn nobody(at: &Endpoint) -> Endpoint {
-    Endpoint { qpn: at.qpn ^ 0x0080_0000, ..*at }
+/// A queue pair that no device has any more: numbers come back late.
+fn nobody(device: &Device, at: &Endpoint) -> Endpoint {
+    Endpoint { qpn: side(device).endpoint().qpn, ..*at }
 }
 
 fn requester_tries_as_often_as_it_was_told_to_and_not_less(device: &Device) {
@@ -71,7 +71,12 @@ fn requester_tries_as_often_as_it_was_told_to_and_not_less(device: &Device) {
     for retries in [0, 1, 3] {
         let a = side(device);
         let at_a = a.endpoint();
-        connect(&a.qp, &at_a, &nobody(&at_a), &Knobs { timeout, retries, ..Knobs::default() });
+        connect(
+            &a.qp,
+            &at_a,
+            &nobody(device, &at_a),
+            &Knobs { timeout, retries, ..Knobs::default() },
+        );
         let start = Instant::now();
         a.expect_unreachable();
         let least = (wait - 2 * Duration::from_millis(4)) * (u32::from(retries) + 1);
@@ -85,7 +90,7 @@ fn each_operation_fails_when_nobody_answers(device: &Device) {
     for n in 0..5 {
         let a = side(device);
         let at_a = a.endpoint();
-        connect(&a.qp, &at_a, &nobody(&at_a), &impatient());
+        connect(&a.qp, &at_a, &nobody(device, &at_a), &impatient());
         let own = a.pd.register(8, ALL_ACCESS);
         let sges = [own.sge(0, 8)];
         let (send, write) = (Wr::send(n, &sges), Wr::write(n, &sges, &memory, 0));
@@ -99,7 +104,7 @@ fn each_operation_fails_when_nobody_answers(device: &Device) {
 fn unreachable_peer_is_given_up_also_when_nobody_polls(device: &Device) {
     let a = side(device);
     let at_a = a.endpoint();
-    connect(&a.qp, &at_a, &nobody(&at_a), &impatient());
+    connect(&a.qp, &at_a, &nobody(device, &at_a), &impatient());
     a.qp.post(&Wr::send(0, &[]).unsignaled());
     a.qp.wait_for_error();
     a.send_cq.expect(0, Status::IBV_WC_RETRY_EXC_ERR);
@@ -108,7 +113,7 @@ fn unreachable_peer_is_given_up_also_when_nobody_polls(device: &Device) {
 fn requester_that_gives_up_flushes_what_is_behind(device: &Device) {
     let a = side(device);
     let at_a = a.endpoint();
-    connect(&a.qp, &at_a, &nobody(&at_a), &impatient());
+    connect(&a.qp, &at_a, &nobody(device, &at_a), &impatient());
     a.qp.post_receive(9, &[]);
     for n in 0..3 {
         a.qp.post(&Wr::send(n, &[]).unsignaled());
@@ -213,7 +218,7 @@ fn peer_in_error_is_unreachable(device: &Device) {
 fn queue_pair_number_that_nobody_has_is_unreachable(device: &Device) {
     let (a, b) = sides(device);
     let (at_a, at_b) = (a.endpoint(), b.endpoint());
-    connect(&a.qp, &at_a, &nobody(&at_b), &impatient());
+    connect(&a.qp, &at_a, &nobody(device, &at_b), &impatient());
     connect(&b.qp, &at_b, &at_a, &impatient());
     b.qp.post_receive(1, &[]);
     a.expect_unreachable();
@@ -288,12 +293,17 @@ fn roce_v1_and_v2_do_not_reach_each_other(device: &Device) {
 fn timeout_0_waits_for_ever_and_ends_with_the_error_state(device: &Device) {
     let (a, limited) = sides(device);
     let at_a = a.endpoint();
-    connect(&a.qp, &at_a, &nobody(&at_a), &Knobs { timeout: 0, retries: 0, ..Knobs::default() });
+    connect(
+        &a.qp,
+        &at_a,
+        &nobody(device, &at_a),
+        &Knobs { timeout: 0, retries: 0, ..Knobs::default() },
+    );
     a.qp.post(&Wr::send(1, &[]));
     a.qp.post(&Wr::send(2, &[]));
     // Longer than what any other timeout of this length would take.
     let at_limited = limited.endpoint();
-    connect(&limited.qp, &at_limited, &nobody(&at_limited), &impatient());
+    connect(&limited.qp, &at_limited, &nobody(device, &at_limited), &impatient());
     limited.expect_unreachable();
     a.qp.assert_ready();
     assert!(a.send_cq.is_empty());
@@ -305,7 +315,7 @@ fn requester_that_gives_up_leaves_other_queue_pairs_alone(device: &Device) {
     let a = side(device);
     let at_a = a.endpoint();
     let (c, d) = pair(device);
-    connect(&a.qp, &at_a, &nobody(&at_a), &impatient());
+    connect(&a.qp, &at_a, &nobody(device, &at_a), &impatient());
     a.expect_unreachable();
     d.qp.post_receive(1, &[]);
     c.qp.post(&Wr::send(2, &[]));

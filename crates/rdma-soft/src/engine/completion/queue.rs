@@ -313,6 +313,9 @@ impl CompletionQueue {
         if self.fabric.simulation.is_some() {
             return self.fabric.pass_moment();
         }
+        if let Some(link) = self.fabric.polled.get() {
+            link.poll();
+        }
         let Pollers { in_vain, alarm_seen, .. } = &*self.pollers;
         let alarm = self.fabric.timers.first();
         let known = alarm_seen.load(Ordering::Relaxed) == alarm;

@@ -8,7 +8,7 @@ use rdma_types::{Psn, Qpn};
 use super::*;
 use crate::address::{Address, Path};
 use crate::engine::completion::work_completion::Source;
-use crate::engine::wire::Route;
+use crate::engine::wire::{Outlet, Route};
 use crate::engine::{requester, responder};
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
@@ -270,17 +270,18 @@ fn loom_a_queue_pair_that_begins_again_gets_nothing_old() {
 fn by_packets(service: Service) -> Model {
     let device = device();
     let [a, b] = [(); 2].map(|()| queue_pair_of(service, device, None));
-    let route = Route { path: PATH, inbox: Some(device.inbox()) };
+    let route = Route { path: PATH, outlet: Outlet::Inbox(device.inbox()) };
     [&a, &b].into_iter().for_each(|queue_pair| make_ready(queue_pair));
     for (from, to) in [(&a, &b), (&b, &a)] {
         let send = &mut *from.send.lock();
         (send.requester.origin.path, send.requester.peer_qpn) = (Some(PATH), to.qpn);
         send.requester.mtu_log2 = 10;
-        send.wire = Some(Box::new(requester::wire::Wire::new(from, &send.requester, route)));
+        send.wire =
+            Some(Box::new(requester::wire::Wire::new(from, &send.requester, route.clone())));
         let responder = &mut *from.responder.lock();
         (responder.path, responder.peer_qpn) = (Some(PATH), to.qpn);
         responder.access = AccessFlags::REMOTE_WRITE.bits();
-        let wire = responder::wire::Wire::new(service, responder, 10, route);
+        let wire = responder::wire::Wire::new(service, responder, 10, route.clone());
         responder.wire = Some(Box::new(wire));
     }
     Model { a, b }

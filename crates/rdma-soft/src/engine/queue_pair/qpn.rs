@@ -14,6 +14,12 @@ const SLOT: u32 = 1 << 12;
 /// A number is given out again only when so many others rest, as long as there is a slot to draw.
 const REST: usize = 16_384;
 
+/// The slot of a number.
+#[allow(clippy::cast_possible_truncation)] // 24 bits, less 12
+pub(crate) const fn slot_of(number: u32) -> u16 {
+    ((number & 0x00ff_ffff) / SLOT) as u16
+}
+
 #[derive(Debug)]
 pub(crate) struct Numbers {
     /// Never given out yet, in random order.
@@ -22,26 +28,33 @@ pub(crate) struct Numbers {
     resting: VecDeque<u32>,
     /// Slots that may still be drawn.
     slots: Vec<u16>,
+    /// Slots that were drawn.
+    own: Vec<u16>,
     random: Random,
 }
 
 impl Numbers {
     pub(crate) fn new(random: Random) -> Self {
         let slots = (0..=0xfff).collect();
-        Self { fresh: Vec::new(), resting: VecDeque::new(), slots, random }
+        Self { fresh: Vec::new(), resting: VecDeque::new(), slots, own: Vec::new(), random }
     }
 
-    /// Takes a number that is free.
-    pub(crate) fn take(&mut self) -> Result<u32, Refusal> {
+    /// Takes a number that is free. `claim` says whether a slot may be used: it may be another process's.
+    pub(crate) fn take(&mut self, claim: impl FnMut(u16) -> bool) -> Result<u32, Refusal> {
         if self.fresh.is_empty() && self.resting.len() <= REST {
-            self.draw_slot()?;
+            self.draw_slot(claim)?;
         }
         self.fresh.pop().or_else(|| self.resting.pop_front()).ok_or(Refusal::NoRoom)
     }
 
+    /// Whether a slot was drawn.
+    pub(crate) fn has_slot(&self, slot: u16) -> bool {
+        self.own.contains(&slot)
+    }
+
     /// There are no numbers any more.
     pub(crate) fn retire(&mut self) {
-        (self.fresh, self.resting, self.slots) = Default::default();
+        (self.fresh, self.resting, self.slots, self.own) = Default::default();
     }
 
     /// A number is free again. There is space for it since it was drawn.
@@ -50,14 +63,27 @@ impl Numbers {
     }
 
     /// Draws a slot, if there is one, and shuffles its numbers.
-    fn draw_slot(&mut self) -> Result<(), Refusal> {
-        let Some(last) = self.slots.len().checked_sub(1) else { return Ok(()) };
+    fn draw_slot(&mut self, mut claim: impl FnMut(u16) -> bool) -> Result<(), Refusal> {
+        if self.slots.is_empty() {
+            return Ok(());
+        }
         let drawn = self.drawn() + SLOT as usize;
         self.fresh.try_reserve(SLOT as usize).map_err(|_| Refusal::NoRoom)?;
         let more = drawn.saturating_sub(self.resting.len());
         self.resting.try_reserve(more).map_err(|_| Refusal::NoRoom)?;
-        let chosen = self.random.below(u32::try_from(last + 1).unwrap_or(u32::MAX)) as usize;
-        let slot = u32::from(self.slots.swap_remove(chosen));
+        self.own.try_reserve(1).map_err(|_| Refusal::NoRoom)?;
+        let slot = loop {
+            let count = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+            if count == 0 {
+                return Ok(());
+            }
+            let slot = self.slots.swap_remove(self.random.below(count) as usize);
+            if claim(slot) {
+                break slot;
+            }
+        };
+        self.own.push(slot);
+        let slot = u32::from(slot);
         self.fresh.extend((slot * SLOT..(slot + 1) * SLOT).filter(|&number| is_usable(number)));
         self.random.shuffle(&mut self.fresh);
         Ok(())
@@ -65,7 +91,7 @@ impl Numbers {
 
     /// How many numbers there are in all slots that were drawn.
     fn drawn(&self) -> usize {
-        (SLOT as usize - self.slots.len()) * SLOT as usize
+        self.own.len() * SLOT as usize
     }
 }
 
@@ -93,9 +119,9 @@ mod tests {
     #[test]
     fn a_number_returns_after_all_others() {
         let mut numbers = numbers(1);
-        let kept: Vec<u32> = (0..100).map(|_| numbers.take().unwrap()).collect();
+        let kept: Vec<u32> = (0..100).map(|_| numbers.take(|_| true).unwrap()).collect();
         let mut one_at_a_time = || {
-            let number = numbers.take().unwrap();
+            let number = numbers.take(|_| true).unwrap();
             numbers.give_back(number);
             number
         };
@@ -111,7 +137,7 @@ mod tests {
     #[test]
     fn numbers_do_not_count() {
         let mut numbers = numbers(2);
-        let taken: Vec<u32> = (0..SLOT).map(|_| numbers.take().unwrap()).collect();
+        let taken: Vec<u32> = (0..SLOT).map(|_| numbers.take(|_| true).unwrap()).collect();
         let steps: HashSet<u32> =
             taken.windows(2).map(|pair| pair[1].wrapping_sub(pair[0])).collect();
         assert!(steps.len() > 2000, "{} steps", steps.len());
@@ -121,10 +147,12 @@ mod tests {
 
     #[test]
     fn each_device_draws_other_slots() {
-        let first: HashSet<u32> = (0..20).map(|seed| slot(numbers(seed).take().unwrap())).collect();
+        let first: HashSet<u32> =
+            (0..20).map(|seed| slot(numbers(seed).take(|_| true).unwrap())).collect();
         assert!(first.len() > 15, "{first:?}");
         let mut numbers = numbers(3);
-        let slots: HashSet<u32> = (0..16 * SLOT).map(|_| slot(numbers.take().unwrap())).collect();
+        let slots: HashSet<u32> =
+            (0..16 * SLOT).map(|_| slot(numbers.take(|_| true).unwrap())).collect();
         assert!((16..=17).contains(&slots.len()), "{}", slots.len());
     }
 
@@ -132,20 +160,21 @@ mod tests {
     #[test]
     fn a_number_rests_whatever_is_in_use() {
         let mut numbers = numbers(4);
-        let mut live: VecDeque<u32> = (0..3 * SLOT).map(|_| numbers.take().unwrap()).collect();
+        let mut live: VecDeque<u32> =
+            (0..3 * SLOT).map(|_| numbers.take(|_| true).unwrap()).collect();
         let mut rests = HashSet::new();
         for _ in 0..9 * SLOT {
             let oldest = live.pop_front().unwrap();
             numbers.give_back(oldest);
             rests.insert(oldest);
-            let next = numbers.take().unwrap();
+            let next = numbers.take(|_| true).unwrap();
             if rests.remove(&next) {
                 assert!(rests.len() >= REST, "{next:#x} comes again after {}", rests.len());
             }
             live.push_back(next);
         }
         assert_eq!(live.iter().collect::<HashSet<_>>().len(), live.len());
-        let drawn = 4096 - numbers.slots.len();
+        let drawn = numbers.own.len();
         assert_eq!(drawn, 7, "three in use, four that rest");
     }
 
@@ -154,13 +183,13 @@ mod tests {
         let slots = vec![0xfff, 7, 0];
         let mut numbers = Numbers { slots: slots.clone(), ..numbers(5) };
         let mut had = HashSet::new();
-        while let Ok(number) = numbers.take() {
+        while let Ok(number) = numbers.take(|_| true) {
             assert!(had.insert(number), "{number:#x} twice");
         }
         let all = slots.iter().flat_map(|&slot| (0..SLOT).map(move |n| u32::from(slot) * SLOT + n));
         let never: Vec<u32> = all.filter(|number| !had.contains(number)).collect();
         assert_eq!((never, had.len()), (vec![0x00ff_ffff, 0, 1], 3 * SLOT as usize - 3));
         numbers.give_back(77);
-        assert_eq!(numbers.take(), Ok(77), "one that rests, when there is no other");
+        assert_eq!(numbers.take(|_| true), Ok(77), "one that rests, when there is no other");
     }
 }

@@ -28,11 +28,17 @@ impl QueuePairTable {
     }
 
     /// Takes a number for a queue pair that is being made.
-    pub(crate) fn reserve(&mut self) -> Result<u32, Refusal> {
+    /// `claim` says whether a slot of numbers may be used.
+    pub(crate) fn reserve(&mut self, claim: impl FnMut(u16) -> bool) -> Result<u32, Refusal> {
         self.by_number.try_reserve(1).map_err(|_| Refusal::NoRoom)?;
-        let number = self.numbers.take()?;
+        let number = self.numbers.take(claim)?;
         self.by_number.insert(number, Weak::new());
         Ok(number)
+    }
+
+    /// Whether numbers of that slot are given out here.
+    pub(crate) fn has_slot(&self, slot: u16) -> bool {
+        self.numbers.has_slot(slot)
     }
 
     /// Has the queue pair with a reserved number found.
@@ -97,7 +103,7 @@ mod tests {
     #[test]
     fn the_table_is_as_large_as_there_are_queue_pairs() {
         let mut table = QueuePairTable::new(Seed::new(1).stream(Purpose::QueuePairNumbers));
-        let numbers: Vec<u32> = (0..20_000).map(|_| table.reserve().unwrap()).collect();
+        let numbers: Vec<u32> = (0..20_000).map(|_| table.reserve(|_| true).unwrap()).collect();
         assert_eq!(table.len(), 20_000);
         for &number in &numbers[10..] {
             table.retire(number);

@@ -21,7 +21,8 @@ use crate::engine::requester::side::{Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
-use crate::link::memory::{self, Inbox};
+use crate::engine::wire::Outlet;
+use crate::link::memory;
 
 /// The longest datagram, in bytes: the MTU of the port.
 pub(super) const PORT_MTU: u16 = 4096;
@@ -55,10 +56,10 @@ impl Requester {
             return self.send_to_group(own, (to.path, qkey), message, datagram, aftermath);
         }
         let found = self.take_receiver(own, to, message.request.destination_qpn);
-        if let Receiver::Wire(inbox) = found {
+        if let Receiver::Wire(outlet) = found {
             return self.send_packet(
                 own,
-                inbox,
+                &outlet,
                 (to.path, qkey),
                 message,
                 memory::Datagram { source, header, group: None },
@@ -109,29 +110,40 @@ impl Requester {
     fn send_packet(
         &mut self,
         own: &Arc<QueuePair>,
-        inbox: Option<&'static Arc<Inbox>>,
+        outlet: &Outlet,
         (path, qkey): (Path, u32),
         message: &Message<'_>,
         datagram: memory::Datagram,
     ) -> Verdict {
-        let lost = match inbox {
+        let lost = match outlet {
             _ if !own.device.port_is_up() => Some(Reason::PortDown),
-            None => Some(Reason::NoRoute),
-            Some(_) => None,
+            outlet if outlet.is_nowhere() => Some(Reason::NoRoute),
+            _ => None,
         };
         let packet = self.packet(own, qkey, message);
         if let Some(burst) = packet.filter(|_| lost != Some(Reason::PortDown)) {
             let tap = own.device.tap.as_ref();
-            if let Some(inbox) = inbox {
-                let Some(mut buffer) = inbox.buffer(own) else { return Verdict::NoRoom };
+            if !outlet.is_nowhere() {
+                let Some(mut buffer) = outlet.buffer(own) else {
+                    if let Outlet::Process(_) = outlet {
+                        // One process that takes nothing keeps no datagrams to others waiting.
+                        let peer_qpn = Some(message.request.destination_qpn);
+                        let whose = Whose { qpn: own.qpn, peer_qpn, address: Some(path.remote) };
+                        own.device.drop_packets(Reason::Stalled, 1, whose);
+                        self.local.clear();
+                        self.psn = self.psn.wrapping_add(1);
+                        return Verdict::Done { bytes: message.length };
+                    }
+                    return Verdict::NoRoom;
+                };
                 if self.gather(message, &mut buffer).is_err() {
-                    inbox.give_back(buffer);
+                    outlet.give_back(buffer);
                     return Verdict::Failed(Status::LOC_PROT_ERR);
                 }
                 if let Some(tap) = tap {
                     tap.sent(&path, &burst, Some(&datagram), &buffer);
                 }
-                inbox.send(own.device, path, burst, Some(datagram), buffer);
+                outlet.send(own.device, path, burst, Some(datagram), buffer);
             } else if let Some(tap) = tap {
                 // The packet leaves this device and arrives nowhere.
                 let mut nowhere = [0; PORT_MTU as usize];
@@ -192,8 +204,8 @@ impl Requester {
         let up = own.device.port_is_up();
         let found = match last.upgrade().filter(|_| same && up) {
             Some(last) => Some(last),
-            None => match own.device.way(&to.path) {
-                Way::Wire(inbox) => return Receiver::Wire(inbox),
+            None => match own.device.way_of_datagrams(&to.path, qpn) {
+                Way::Wire(outlet) => return Receiver::Wire(outlet),
                 Way::Direct(there) => there.filter(|_| up).and_then(|there| there.queue_pair(qpn)),
             },
         };
@@ -205,6 +217,6 @@ impl Requester {
 /// Where a datagram goes.
 enum Receiver {
     Direct(Arc<QueuePair>),
-    Wire(Option<&'static Arc<Inbox>>),
+    Wire(Outlet),
     Nobody,
 }

@@ -181,6 +181,9 @@ impl SendSide {
             }
             return false;
         }
+        if self.wire.as_ref().is_some_and(|wire| wire.route.outlet.has_ended()) {
+            self.peer_has_ended(own, aftermath);
+        }
         let now = wire::time(own.device.fabric.clock.now());
         let sent = self.with_wire(own, aftermath, |protocol, (route, mtu), queue| {
             wire::transmit(own, route, mtu, |room| match protocol {
@@ -189,6 +192,16 @@ impl SendSide {
             })
         });
         sent == Some(true)
+    }
+
+    /// The peer's process has ended: a request that waits for an answer fails at once.
+    #[cold]
+    fn peer_has_ended(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) {
+        self.with_wire(own, aftermath, |protocol, _, queue| {
+            if let Protocol::Reliable(protocol) = protocol {
+                protocol.give_up(queue);
+            }
+        });
     }
 
     /// Packets have come that answer requests.

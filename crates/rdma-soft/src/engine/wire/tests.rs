@@ -59,14 +59,15 @@ fn a_turn_sends_sixteen_packets() {
     let device = device(&DEVICE);
     let own = queue_pair(device, Service::ReliableConnection);
     for mtu in [Mtu::MTU256, Mtu::MTU1024, Mtu::MTU4096] {
-        for inbox in [None, Some(device.inbox())] {
+        for outlet in [Outlet::Nowhere, Outlet::Inbox(device.inbox())] {
+            let nowhere = outlet.is_nowhere();
             let sent = Cell::new(0);
-            let more = transmit(&own, &Route { path: PATH, inbox }, mtu, |room| {
+            let more = transmit(&own, &Route { path: PATH, outlet }, mtu, |room| {
                 let segments = u16::try_from(room.len() / mtu.bytes() as usize).unwrap();
                 sent.set(sent.get() + segments);
                 Some(Burst { segments, ..datagram(9) })
             });
-            assert_eq!((sent.get(), more), (16, true), "{mtu:?}, {}", inbox.is_some());
+            assert_eq!((sent.get(), more), (16, true), "{mtu:?}, nowhere: {nowhere}");
         }
     }
     own.destroy();
@@ -126,7 +127,7 @@ fn what_acknowledges_an_earlier_life_is_not_taken() {
     {
         let send = &mut *own.send.lock();
         (send.state, send.requester.origin.path) = (QpState::RTS, Some(PATH));
-        let route = Route { path: PATH, inbox: Some(inbox) };
+        let route = Route { path: PATH, outlet: Outlet::Inbox(inbox) };
         send.wire = Some(Box::new(requester::wire::Wire::new(&own, &send.requester, route)));
     }
     let taken = |number| {

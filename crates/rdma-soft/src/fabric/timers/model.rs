@@ -52,6 +52,7 @@ impl Timers {
             schedule: Mutex::new(Schedule::new()),
             changed: Condvar::new(),
             in_virtual_time: false,
+            polls_look: std::sync::atomic::AtomicBool::new(false),
             model: Model { alarms, rests: Condvar::new() },
         }
     }

@@ -1,0 +1,294 @@
+//! How fast the link between processes is, beside the sockets that it is made of. `docs/performance.md` has the
+//! results.
+//!
+//! ```sh
+//! cargo bench -p rdma-soft --bench links
+//! ```
+//!
+//! Two processes, this program twice, poll without a pause: on a machine with fewer than two processors that are free
+//! the figures say nothing. Each row is measured in turn with the one that it is beside, several times, and the median
+//! is printed.
+#![allow(clippy::disallowed_methods)] // The programs' side has a clock of its own.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A bench that fails says so.
+#![allow(clippy::cast_precision_loss)]
+
+use std::env;
+use std::os::fd::OwnedFd;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind,
+    connect as connect_to, listen, recv, send, socket_with,
+};
+use test_support::rig::connect::{Endpoint, Knobs, Side, connect};
+use test_support::rig::post::Wr;
+use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Size};
+
+/// In the environment of the second process: the name of the first one's socket.
+const SOCKET: &str = "RDMA_SOFT_LINKS_SOCKET";
+const ROUNDS: usize = 5;
+const ROUND_TRIPS: u64 = 20_000;
+/// How many bytes a round moves.
+const BYTES: usize = 256 << 20;
+/// What a socket takes at a time.
+const CHUNK: usize = 64 << 10;
+const LARGEST: usize = 1 << 20;
+
+fn main() -> ExitCode {
+    if let Ok(name) = env::var(SOCKET) {
+        let socket = socket();
+        connect_to(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        Ends::new(socket).serve();
+        return ExitCode::SUCCESS;
+    }
+    // `cargo test --benches` only wants to see that it starts.
+    if !env::args().any(|argument| argument == "--bench") {
+        return ExitCode::SUCCESS;
+    }
+    let name = format!("rdma-soft-links/{}", std::process::id());
+    let listener = socket();
+    bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+    listen(&listener, 1).unwrap();
+    let program = env::current_exe().unwrap();
+    let mut child = Command::new(program).env(SOCKET, name).spawn().unwrap();
+    Ends::new(accept(&listener).unwrap()).measure();
+    assert!(child.wait().unwrap().success());
+    ExitCode::SUCCESS
+}
+
+fn socket() -> OwnedFd {
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
+}
+
+/// What a round does.
+#[derive(Clone, Copy)]
+enum Work {
+    /// Eight bytes there and back.
+    RawTrips,
+    Trips,
+    /// Chunks in one direction.
+    RawBytes,
+    /// Writes of so many bytes in one direction.
+    Writes(usize),
+    End,
+}
+
+impl Work {
+    fn to_bytes(self) -> [u8; 8] {
+        let number: u64 = match self {
+            Self::RawTrips => 0,
+            Self::Trips => 1,
+            Self::RawBytes => 2,
+            Self::End => 3,
+            Self::Writes(length) => length as u64,
+        };
+        number.to_le_bytes()
+    }
+
+    fn from_bytes(bytes: [u8; 8]) -> Self {
+        match u64::from_le_bytes(bytes) {
+            0 => Self::RawTrips,
+            1 => Self::Trips,
+            2 => Self::RawBytes,
+            3 => Self::End,
+            length => Self::Writes(usize::try_from(length).unwrap()),
+        }
+    }
+}
+
+/// One of two processes.
+struct Ends {
+    socket: OwnedFd,
+    // Gone before the domain that it is of.
+    memory: Mr,
+    side: Side,
+    /// Where the other one's memory is, and its key.
+    remote: (u64, u32),
+}
+
+impl Ends {
+    fn new(socket: OwnedFd) -> Self {
+        rdma_soft::install();
+        let size = Size { send_wr: 64, receive_wr: 64, ..Size::default() };
+        let side = Side::new("soft0", &size, 256);
+        let memory = side.pd.register(LARGEST, ALL_ACCESS | LOCAL_WRITE);
+        let own = side.endpoint();
+        let mut said = Vec::from(own.qpn.to_le_bytes());
+        said.extend(memory.address().to_le_bytes());
+        said.extend(memory.key().to_le_bytes());
+        send(&socket, &said, SendFlags::empty()).unwrap();
+        let mut heard = [0; 16];
+        assert_eq!(recv(&socket, &mut heard, RecvFlags::empty()).unwrap().0, heard.len());
+        let number = |at: usize| u32::from_le_bytes(*heard[at..].first_chunk().unwrap());
+        let remote = (u64::from_le_bytes(*heard[4..].first_chunk().unwrap()), number(12));
+        // The other process has the same device.
+        let peer = Endpoint { qpn: number(0), ..own };
+        connect(
+            &side.qp,
+            &own,
+            &peer,
+            &Knobs { mtu: rdma_sys::ibv_mtu::IBV_MTU_4096, ..Knobs::default() },
+        );
+        let ends = Self { socket, memory, side, remote };
+        ends.meet();
+        ends
+    }
+
+    /// Returns when the other one has come here, too.
+    fn meet(&self) {
+        send(&self.socket, &[1], SendFlags::empty()).unwrap();
+        assert_eq!(recv(&self.socket, &mut [0], RecvFlags::empty()).unwrap().0, 1);
+    }
+
+    /// The same, and polls meanwhile.
+    fn poll_until_met(&self) {
+        send(&self.socket, &[1], SendFlags::empty()).unwrap();
+        while let Err(Errno::AGAIN) = recv(&self.socket, &mut [0], RecvFlags::DONTWAIT) {
+            assert!(self.side.receive_cq.try_poll::<1>().unwrap().is_empty());
+        }
+    }
+
+    fn serve(&self) {
+        loop {
+            let mut work = [0; 8];
+            assert_eq!(recv(&self.socket, &mut work, RecvFlags::empty()).unwrap().0, 8);
+            match Work::from_bytes(work) {
+                Work::RawTrips => self.raw_trips(false),
+                Work::Trips => self.trips(false),
+                Work::RawBytes => self.take_chunks(),
+                Work::Writes(_) => self.poll_until_met(),
+                Work::End => return,
+            }
+        }
+    }
+
+    /// How long a round takes.
+    fn round(&self, work: Work) -> Duration {
+        send(&self.socket, &work.to_bytes(), SendFlags::empty()).unwrap();
+        let start = Instant::now();
+        match work {
+            Work::RawTrips => self.raw_trips(true),
+            Work::Trips => self.trips(true),
+            Work::RawBytes => self.send_chunks(),
+            Work::Writes(length) => self.write(length),
+            Work::End => {}
+        }
+        start.elapsed()
+    }
+
+    fn measure(&self) {
+        let trips = |time: Duration| time.as_secs_f64() * 1e9 / (2 * ROUND_TRIPS) as f64;
+        let [raw, own] = self.medians([Work::RawTrips, Work::Trips]).map(trips);
+        println!("half a round trip of 8 bytes       ns   beside");
+        println!("socket                       {raw:>8.0}");
+        println!("SEND on soft0                {own:>8.0}   {:.2}", own / raw);
+        let speed = |time: Duration| BYTES as f64 / time.as_secs_f64() / 1e9;
+        println!("one direction                    GB/s   beside");
+        for length in [CHUNK, LARGEST] {
+            let [raw, own] = self.medians([Work::RawBytes, Work::Writes(length)]).map(speed);
+            println!("socket, 64 KiB               {raw:>8.2}");
+            println!("WRITE of {:>4} KiB on soft0   {own:>8.2}   {:.2}", length >> 10, own / raw);
+        }
+        self.round(Work::End);
+    }
+
+    /// Of rounds in turn.
+    fn medians<const N: usize>(&self, works: [Work; N]) -> [Duration; N] {
+        let mut times = [const { Vec::new() }; N];
+        for _ in 0..ROUNDS {
+            works.iter().zip(&mut times).for_each(|(&work, times)| times.push(self.round(work)));
+        }
+        times.map(|mut times| {
+            times.sort();
+            times[ROUNDS / 2]
+        })
+    }
+
+    fn raw_trips(&self, first: bool) {
+        for _ in 0..ROUND_TRIPS {
+            if first {
+                spin(|| send(&self.socket, &[0; 8], SendFlags::DONTWAIT));
+            }
+            spin(|| recv(&self.socket, &mut [0; 8], RecvFlags::DONTWAIT).map(|got| got.0));
+            if !first {
+                spin(|| send(&self.socket, &[0; 8], SendFlags::DONTWAIT));
+            }
+        }
+    }
+
+    fn trips(&self, first: bool) {
+        let (qp, sge) = (&self.side.qp, [self.memory.sge(0, 8)]);
+        // Receives are there before anything is sent.
+        (0..16).for_each(|n| qp.post_receive(n, &sge));
+        self.meet();
+        let post = || qp.post(&Wr::send(0, &sge));
+        let (mut sent, mut received) = (0, 0);
+        let mut posted = 0;
+        if first {
+            post();
+            posted = 1;
+        }
+        while received < ROUND_TRIPS || sent < ROUND_TRIPS {
+            sent += self.side.send_cq.try_poll::<16>().unwrap().len() as u64;
+            for _ in self.side.receive_cq.try_poll::<16>().unwrap() {
+                received += 1;
+                if posted < ROUND_TRIPS {
+                    posted += 1;
+                    post();
+                }
+                if received + 16 <= ROUND_TRIPS {
+                    qp.post_receive(0, &sge);
+                }
+            }
+        }
+    }
+
+    fn send_chunks(&self) {
+        let chunk = vec![7; CHUNK];
+        for _ in 0..BYTES / CHUNK {
+            spin(|| send(&self.socket, &chunk, SendFlags::DONTWAIT));
+        }
+        assert_eq!(spin(|| recv(&self.socket, &mut [0], RecvFlags::DONTWAIT).map(|got| got.0)), 1);
+    }
+
+    fn take_chunks(&self) {
+        let mut chunk = vec![0; CHUNK];
+        for _ in 0..BYTES / CHUNK {
+            spin(|| recv(&self.socket, &mut chunk, RecvFlags::DONTWAIT).map(|got| got.0));
+        }
+        send(&self.socket, &[1], SendFlags::empty()).unwrap();
+    }
+
+    /// Keeps writes of 1 MiB in flight.
+    fn write(&self, length: usize) {
+        let (address, key) = self.remote;
+        let (all, most) = (BYTES / length, (LARGEST / length).max(2));
+        let (mut posted, mut done) = (0, 0);
+        while done < all {
+            while posted < all && posted - done < most {
+                let from = if length == LARGEST { 0 } else { posted % most * length };
+                let sge = [self.memory.sge(from, length)];
+                let wr = Wr::write(0, &sge, &self.memory, 0);
+                self.side.qp.post(&wr.remote(address + from as u64, key));
+                posted += 1;
+            }
+            for wc in self.side.send_cq.try_poll::<16>().unwrap() {
+                assert_eq!(wc.status, rdma_sys::ibv_wc_status::IBV_WC_SUCCESS);
+                done += 1;
+            }
+        }
+        self.meet();
+    }
+}
+
+/// Tries again until it does not have to wait.
+fn spin<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> T {
+    loop {
+        match call() {
+            Err(Errno::AGAIN) => std::hint::spin_loop(),
+            result => return result.unwrap(),
+        }
+    }
+}

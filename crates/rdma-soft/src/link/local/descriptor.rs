@@ -1,0 +1,123 @@
+//! File descriptors of the process that has opened them: a forked child has none of them, or it would hold the
+//! slots of its parent, and hide the parent's death from its peers.
+#![allow(unsafe_code)]
+
+use std::io::Error;
+use std::mem::ManuallyDrop;
+use std::num::NonZeroI32;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::{Once, OnceLock};
+
+use rustix::io::{Errno, Result};
+
+use crate::abi::fork::Process;
+
+/// All that are open. Held while one is opened or closed, and while the process forks.
+static OPEN: spin::Mutex<Vec<RawFd>> = spin::Mutex::new(Vec::new());
+
+/// A file descriptor that is closed in a forked child before `fork` returns there.
+///
+/// A child of a bare `clone` or `vfork` call does not run the handlers of a fork: it has to call `execve`, which closes
+/// them, or keeps them open.
+#[derive(Debug)]
+pub(super) struct Descriptor {
+    fd: RawFd,
+    opened_by: Process,
+}
+
+impl Descriptor {
+    /// What `open` opens.
+    pub(super) fn open(open: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
+        static HANDLERS: Once = Once::new();
+        HANDLERS.call_once(|| {
+            // SAFETY: SAFETY.md F15: the handlers call what may be called in a child (close(2)), and are never unloaded:
+            // what is linked into a library that can be has its handlers removed with it (pthread_atfork(3)).
+            unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+        });
+        let mut all = OPEN.lock();
+        all.reserve(1);
+        let fd = open()?.into_raw_fd();
+        all.push(fd);
+        Ok(Self { fd, opened_by: Process::current() })
+    }
+
+    /// It, in the process that has opened it.
+    pub(super) fn get(&self) -> Result<BorrowedFd<'_>> {
+        if !self.opened_by.is_current() {
+            return Err(Errno::BADF);
+        }
+        // SAFETY: SAFETY.md F15: open in this process until it is dropped, and not -1.
+        Ok(unsafe { BorrowedFd::borrow_raw(self.fd) })
+    }
+
+    /// Which process is at the other end of a connection, and whose it is. It has no number here if it is in another
+    /// PID namespace: rustix has no value for such a one.
+    pub(super) fn peer(&self) -> Result<(Option<ProcessId>, u32)> {
+        let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+        let mut length = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
+        let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+        let fd = self.get()?.as_raw_fd();
+        // SAFETY: writes at most `length` bytes, of integers (unix(7), SAFETY.md F15).
+        let failed =
+            unsafe { libc::getsockopt(fd, level, option, (&raw mut peer).cast(), &raw mut length) };
+        match failed {
+            0 => Ok((ProcessId::new(peer.pid), peer.uid)),
+            _ => Err(Errno::from_io_error(&Error::last_os_error()).unwrap_or(Errno::INVAL)),
+        }
+    }
+}
+
+/// The number of a process.
+pub(super) type ProcessId = NonZeroI32;
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        if !self.opened_by.is_current() {
+            return; // closed when the child began; the number may be another file's
+        }
+        let mut all = OPEN.lock();
+        if let Some(place) = all.iter().position(|&fd| fd == self.fd) {
+            all.swap_remove(place);
+        }
+        // SAFETY: SAFETY.md F15: open, owned by this value, and used by nobody when it is dropped.
+        drop(unsafe { OwnedFd::from_raw_fd(self.fd) });
+    }
+}
+
+/// Has this called when the process ends by `exit`, or returns from `main`: not in a child that it has forked.
+pub(super) fn at_exit(run: fn()) {
+    static RUN: OnceLock<(Process, fn())> = OnceLock::new();
+    extern "C" fn ends() {
+        if let Some((process, run)) = RUN.get()
+            && process.is_current()
+        {
+            run();
+        }
+    }
+    if RUN.set((Process::current(), run)).is_ok() {
+        // SAFETY: SAFETY.md F15: the handler unwinds nowhere, and is never unloaded before it has run: what is linked into a
+        // library that can be has its handlers called then (atexit(3)).
+        unsafe { libc::atexit(ends) };
+    }
+}
+
+extern "C" fn before_fork() {
+    let _ = ManuallyDrop::new(OPEN.lock());
+}
+
+extern "C" fn in_parent() {
+    // SAFETY: SAFETY.md F15: this thread, or that of the parent which it is a copy of, has locked it in `before_fork`, and has
+    // forgotten the guard.
+    unsafe { OPEN.force_unlock() };
+}
+
+extern "C" fn in_child() {
+    // This is the only thread of the child.
+    in_parent();
+    let mut all = OPEN.lock();
+    for &fd in &*all {
+        // SAFETY: SAFETY.md F15: the child's copy, which nothing of the child uses: `get` gives it to the parent alone.
+        unsafe { libc::close(fd) };
+    }
+    all.clear();
+}

@@ -1,0 +1,153 @@
+//! What is in front of the payload of each message between two processes.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0 | [`VERSION`] |
+//! | 1 | [flags](WITH_LAST) |
+//! | 2, 3 | the index of the sender's GID, and of the receiver's; 0 on InfiniBand |
+//! | 4 to 7 | payload of each packet but the last, packets (little endian, as all that follows) |
+//! | 8 to 11 | payload of all packets |
+//! | 12 to 15 | of datagrams: service level |
+//! | 16 to 55 | headers of the first packet, from its BTH on, as on a wire |
+//! | 56 to 95 | headers of the last packet, if there are several; or the route header of a datagram |
+//!
+//! Both processes have the same device, so that an index names an address of both. Whoever wrote a message may have
+//! written anything: nothing of it is used that was not checked.
+
+use rdma_proto::wire::{Bth, Headers, Service};
+use rdma_proto::{Burst, Last};
+
+use crate::address::{Address, Path};
+use crate::device::Device;
+use crate::engine::completion::work_completion::Source;
+use crate::link::memory::{Datagram, Letter};
+
+/// Of the messages, and of the names of sockets: processes of two versions do not see each other.
+pub(super) const VERSION: u8 = 1;
+
+/// How many bytes there are in front of the payload.
+pub(super) const HEAD: usize = 96;
+const HEADERS: usize = 40;
+const FIRST: usize = 16;
+const SECOND: usize = FIRST + HEADERS;
+
+/// There are several packets.
+const WITH_LAST: u8 = 1;
+/// It is a datagram.
+const DATAGRAM: u8 = 2;
+/// A datagram with a route header.
+const ROUTED: u8 = 4;
+
+/// What is in front of the payload of a letter.
+pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
+    let Letter { path, burst, datagram, .. } = letter;
+    let mut head = [0; HEAD];
+    let last = burst.last.filter(|_| burst.segments > 1);
+    let header = datagram.and_then(|datagram| datagram.header);
+    head[0] = VERSION;
+    head[1] = if last.is_some() { WITH_LAST } else { 0 }
+        | if datagram.is_some() { DATAGRAM } else { 0 }
+        | if header.is_some() { ROUTED } else { 0 };
+    head[2] = index_of(device, &path.local)?;
+    head[3] = index_of(device, &path.remote)?;
+    head[4..6].copy_from_slice(&burst.segment.to_le_bytes());
+    head[6..8].copy_from_slice(&burst.segments.to_le_bytes());
+    head[8..12].copy_from_slice(&burst.length.to_le_bytes());
+    head[12] = datagram.map_or(0, |datagram| datagram.source.service_level);
+    burst.header.emit(&mut head[FIRST..SECOND]).ok()?;
+    if let Some(last) = last {
+        headers_of(&burst.header.bth, last).emit(&mut head[SECOND..]).ok()?;
+    } else if let Some(header) = header {
+        head[SECOND..].copy_from_slice(&header);
+    }
+    Some(head)
+}
+
+/// What arrived, if it is what a device sends, with so many bytes of payload.
+pub(super) fn decode(
+    device: &Device,
+    head: &[u8; HEAD],
+    length: usize,
+) -> Option<(Path, Burst, Option<Datagram>)> {
+    let number = |at: usize| u16::from_le_bytes([head[at], head[at + 1]]);
+    let (flags, segment, segments) = (head[1], number(4), number(6));
+    let said = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
+    let known = flags & !(WITH_LAST | DATAGRAM | ROUTED) == 0;
+    if head[0] != VERSION || !known || said as usize != length || segments == 0 {
+        return None;
+    }
+    let path = Path { local: address_at(device, head[2])?, remote: address_at(device, head[3])? };
+    let (header, _) = Headers::parse(&head[FIRST..SECOND]).ok()?;
+    let is_datagram = flags & DATAGRAM != 0;
+    if is_datagram != (header.bth.opcode.service() == Service::Ud) {
+        return None;
+    }
+    let last = if flags & WITH_LAST == 0 {
+        // A packet that is alone, and no longer than the longest.
+        if segments != 1 || usize::from(segment) != length || length > LONGEST {
+            return None;
+        }
+        None
+    } else {
+        let (last, _) = Headers::parse(&head[SECOND..]).ok()?;
+        let segment = usize::from(segment);
+        // With headers that the last packet of several has.
+        let usual = headers_of(&last.bth, Last::of(&last)) == last;
+        if !usual || last.bth.opcode.service() != header.bth.opcode.service() {
+            return None;
+        }
+        if is_datagram || segments == 1 || segment == 0 || segment > LONGEST {
+            return None;
+        }
+        if length.div_ceil(segment) != usize::from(segments) {
+            return None;
+        }
+        Some(Last::of(&last))
+    };
+    let burst = Burst { header, last, segment, segments, length: said };
+    if !is_datagram {
+        return Some((path, burst, None));
+    }
+    let lid = match path.local {
+        Address::Lid(lid) => lid,
+        Address::Gid(_) => 0,
+    };
+    let qpn = header.deth?.source.get();
+    let source = Source { qpn, lid, service_level: head[12] & 0x0f, path_bits: 0 };
+    let header = head[SECOND..].first_chunk().copied().filter(|_| flags & ROUTED != 0);
+    Some((path, burst, Some(Datagram { source, header, group: None })))
+}
+
+/// The payload of the longest packet.
+const LONGEST: usize = 4096;
+
+/// The headers of the last packet of several, of which [`Last`] is a part.
+fn headers_of(first: &Bth, last: Last) -> Headers {
+    let Last { opcode, solicited, ack_request, pad_count, aeth, imm, ieth } = last;
+    let bth = Bth { opcode, solicited, ack_request, pad_count, ..*first };
+    Headers { aeth, imm, ieth, ..Headers::new(bth) }
+}
+
+fn index_of(device: &Device, address: &Address) -> Option<u8> {
+    match address {
+        Address::Lid(lid) => (*lid == device.identity.lid).then_some(0),
+        Address::Gid(entry) => {
+            let mut gids = device.identity.gids.iter();
+            gids.position(|own| own == entry).and_then(|place| u8::try_from(place).ok())
+        }
+    }
+}
+
+fn address_at(device: &Device, index: u8) -> Option<Address> {
+    match device.link {
+        crate::link::Link::InfiniBand => Some(Address::Lid(device.identity.lid)),
+        crate::link::Link::Ethernet => {
+            let entry = device.identity.gids.get(usize::from(index))?;
+            (!entry.gid.is_zero()).then_some(Address::Gid(*entry))
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // A failing helper fails its test.
+mod tests;

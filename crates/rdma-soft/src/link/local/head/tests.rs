@@ -1,0 +1,106 @@
+use std::sync::OnceLock;
+
+use proptest::prelude::*;
+use rdma_proto::wire::Operation;
+
+use super::*;
+use crate::device::gid_place::GidPlace;
+use crate::device::limits::Limits;
+use crate::fabric::Fabric;
+use crate::fabric::random::Seed;
+use crate::link::Link;
+use crate::link::memory::BURST_BYTES;
+use crate::schedule::Schedule;
+
+/// One of each link layer.
+fn devices() -> &'static [Device; 2] {
+    static FABRIC: Fabric = Fabric::new();
+    static DEVICES: OnceLock<[Device; 2]> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        [Link::Ethernet, Link::InfiniBand].map(|link| {
+            let (limits, schedule) = (Limits::default(), Schedule::Immediate);
+            let gids = GidPlace::usual(link);
+            Device::new(&FABRIC, "d".into(), link, gids, limits, schedule, &Seed::new(1))
+        })
+    })
+}
+
+/// What is not of the head's own fields is any header of a packet.
+fn heads() -> impl Strategy<Value = ([u8; HEAD], usize)> {
+    let anything = prop::collection::vec(any::<u8>(), HEAD);
+    let own = (0..8_u8, 0..5_u8, 0..5_u8, 0..5000_u16, 0..20_u16, 0..=BURST_BYTES);
+    let fits = any::<[bool; 4]>();
+    (anything, own, fits).prop_map(|(bytes, (flags, from, to, segment, segments, length), fits)| {
+        let mut head: [u8; HEAD] = bytes.try_into().unwrap();
+        if !fits[0] {
+            return (head, length);
+        }
+        let segments = match (fits[1], segment) {
+            (true, 1..) => u16::try_from(length.div_ceil(segment.into())).unwrap(),
+            _ => segments,
+        };
+        head[..4].copy_from_slice(&[VERSION, flags, from, to]);
+        head[4..6].copy_from_slice(&segment.to_le_bytes());
+        head[6..8].copy_from_slice(&segments.to_le_bytes());
+        let length = if fits[2] && flags & WITH_LAST == 0 { segment.into() } else { length };
+        head[8..12].copy_from_slice(&u32::try_from(length).unwrap().to_le_bytes());
+        for at in [FIRST, SECOND] {
+            // Of one of the services that the device has, in version 0.
+            head[at] = [0, 0x20, 0x60][usize::from(head[at] % 3)] | head[at] >> 3 & 0x1f;
+            head[at + 1] &= 0xf0;
+        }
+        if fits[3] {
+            head[FIRST] = if flags & DATAGRAM == 0 { head[FIRST] & 0x3f } else { 0x64 };
+            head[SECOND] = head[FIRST] & 0xe0 | head[SECOND] & 0x17;
+        }
+        (head, length)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Nothing makes it panic. What it takes is what it says, and is written as it was read.
+    #[test]
+    fn what_is_taken_is_consistent((head, length) in heads()) {
+        for device in devices() {
+            let Some((path, burst, datagram)) = decode(device, &head, length) else { continue };
+            prop_assert_eq!(burst.length as usize, length);
+            prop_assert_eq!(burst.last.is_some(), burst.segments > 1);
+            prop_assert!(burst.segment <= 4096 && burst.segments > 0);
+            let is_ud = burst.header.bth.opcode.service() == Service::Ud;
+            prop_assert_eq!((datagram.is_some(), is_ud && burst.segments > 1), (is_ud, false));
+            let payload = vec![0; BURST_BYTES].into_boxed_slice();
+            let packets: Vec<_> = burst.packets(&payload[..length]).collect();
+            prop_assert!(packets.iter().all(|(_, payload)| payload.len() <= 4096));
+            prop_assert_eq!(packets.iter().map(|(_, payload)| payload.len()).sum::<usize>(), length);
+            let letter = Letter::of_process(path, burst, datagram, payload);
+            let again = encode(device, &letter).unwrap();
+            let (path_again, burst_again, _) = decode(device, &again, length).unwrap();
+            prop_assert!(path_again == path && burst_again.header == burst.header);
+            prop_assert_eq!(burst_again.last, burst.last);
+        }
+    }
+}
+
+/// So that the test above is not about nothing.
+#[test]
+fn what_a_device_sends_is_taken() {
+    let [device, _] = devices();
+    let local = address_at(device, 0).unwrap();
+    let path = Path { local, remote: local };
+    let opcode = |operation| rdma_proto::wire::Opcode::new(Service::Rc, operation).unwrap();
+    let number = |number| rdma_types::Qpn::new(number).unwrap();
+    let bth = |operation| Bth::new(opcode(operation), number(5), rdma_types::Psn::masked(9));
+    let last = Last::of(&Headers::new(bth(Operation::SendLast)));
+    let header = Headers::new(bth(Operation::SendFirst));
+    let burst = Burst { header, last: Some(last), segment: 1024, segments: 3, length: 2049 };
+    let payload = vec![0; BURST_BYTES].into_boxed_slice();
+    let letter = Letter::of_process(path, burst, None, payload);
+    let head = encode(device, &letter).unwrap();
+    let (_, decoded, _) = decode(device, &head, 2049).unwrap();
+    assert_eq!(decoded, burst);
+    for length in [0, 2048, 2050] {
+        assert!(decode(device, &head, length).is_none());
+    }
+}

@@ -1,0 +1,155 @@
+//! A device of the host: what all its processes agree upon.
+
+use std::collections::BTreeMap;
+use std::env::VarError;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::{fs, io};
+
+use rustix::io::Errno;
+use rustix::net::SocketAddrUnix;
+use rustix::process::geteuid;
+
+use super::head::VERSION;
+use super::neighbor::Neighbor;
+use super::{Admits, LocalLink};
+use crate::device::{Device, Host};
+use crate::engine::Refusal;
+use crate::engine::queue_pair::qpn::slot_of;
+use crate::engine::wire::Process;
+use crate::fabric::random::Seed;
+use crate::sync::locked;
+
+/// Which processes of the host share a device, so that their queue pairs reach each other. They are in one network
+/// namespace, as the containers of a pod are.
+///
+/// [`install`](crate::install) takes it from the environment variable `RDMA_SOFT_PEERS`, and
+/// [`Builder::peers`](crate::Builder::peers) sets it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Peers {
+    /// This process alone has the device (`RDMA_SOFT_PEERS=none`).
+    #[default]
+    ThisProcess,
+    /// Processes of the same user share it (`RDMA_SOFT_PEERS=user`, and without the variable).
+    SameUser,
+    /// Processes of any user share it (`RDMA_SOFT_PEERS=any`): each of them may send to queue pairs of all others,
+    /// as on a network.
+    AnyUser,
+}
+
+impl Peers {
+    /// What `RDMA_SOFT_PEERS` says.
+    pub(crate) fn of_environment() -> Self {
+        match std::env::var("RDMA_SOFT_PEERS").as_deref() {
+            Ok("none") => Self::ThisProcess,
+            Ok("any") => Self::AnyUser,
+            Ok("user") | Err(VarError::NotPresent) => Self::SameUser,
+            other => {
+                tracing::warn!(
+                    RDMA_SOFT_PEERS = ?other,
+                    "other processes cannot reach the software devices: the variable is `user`, `any` or `none`"
+                );
+                Self::ThisProcess
+            }
+        }
+    }
+}
+
+/// The processes of this host, each with sockets for its slots.
+#[derive(Debug)]
+pub(crate) struct LocalHost {
+    /// What the names of its sockets begin with.
+    name: String,
+    admits: Admits,
+    /// Where processes are that this one sends to, by slot.
+    neighbors: Mutex<BTreeMap<u16, Weak<Neighbor>>>,
+    /// How many slots in a row were others'.
+    taken: AtomicU32,
+    /// Why this process has no slot that others find, if so.
+    unavailable: OnceLock<Errno>,
+}
+
+/// After so many slots that are others' the process does without one: somebody has them all.
+const MOST_TAKEN: u32 = 512;
+
+impl LocalHost {
+    /// For the device of that name, with what its identity is drawn from: `shape` is what else all processes have to
+    /// have in common, such as its GID table.
+    ///
+    /// # Errors
+    /// If the system does not say which host, or which namespace, this is.
+    pub(crate) fn new(device: &str, shape: &str, peers: Peers) -> io::Result<(Self, Seed)> {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        let namespace = fs::read_link("/proc/self/ns/net")?;
+        let user = match peers {
+            Peers::AnyUser => "any".to_owned(),
+            Peers::ThisProcess | Peers::SameUser => geteuid().as_raw().to_string(),
+        };
+        let text = format!("{} {} {user} {device} {shape}", boot.trim(), namespace.display());
+        let seed = Seed::of_text(&text);
+        let name = format!("rdma-soft/{VERSION}/{user}/{device}/");
+        let admits = if peers == Peers::AnyUser { any_user } else { same_user };
+        let (neighbors, taken) = (Mutex::default(), AtomicU32::new(0));
+        Ok((Self { name, admits, neighbors, taken, unavailable: OnceLock::new() }, seed))
+    }
+
+    /// The name of the socket of a slot.
+    fn address(&self, slot: u16) -> rustix::io::Result<SocketAddrUnix> {
+        SocketAddrUnix::new_abstract_name(format!("{}{slot:03x}", self.name).as_bytes())
+    }
+}
+
+fn any_user(_: u32) -> bool {
+    true
+}
+
+fn same_user(user: u32) -> bool {
+    user == geteuid().as_raw()
+}
+
+impl Host for LocalHost {
+    fn claim(&self, device: &'static Device, slot: u16) -> bool {
+        if self.unavailable.get().is_some() {
+            return true;
+        }
+        let listens =
+            self.address(slot).and_then(|address| LocalLink::listen(device, &address, self.admits));
+        match listens {
+            Ok(()) => {
+                self.taken.store(0, Ordering::Relaxed);
+                true
+            }
+            Err(Errno::ADDRINUSE) if self.taken.fetch_add(1, Ordering::Relaxed) < MOST_TAKEN => {
+                false
+            }
+            Err(errno) => {
+                let _ = self.unavailable.set(errno);
+                true
+            }
+        }
+    }
+
+    fn connect(&self, device: &'static Device, number: u32) -> Result<Arc<dyn Process>, Refusal> {
+        // Answers would not come back.
+        if let Some(&errno) = self.unavailable.get() {
+            return Err(Refusal::without_files(errno));
+        }
+        let slot = slot_of(number);
+        let mut neighbors = locked(&self.neighbors);
+        let found = neighbors.get(&slot).and_then(Weak::upgrade);
+        if let Some(found) = found.filter(|found| !found.has_ended()) {
+            return Ok(found);
+        }
+        let address = self.address(slot).map_err(|_| Refusal::Invalid)?;
+        let neighbor = LocalLink::connect(device, &address, self.admits)?;
+        neighbors.retain(|_, neighbor| neighbor.strong_count() > 0);
+        neighbors.insert(slot, Arc::downgrade(&neighbor));
+        Ok(neighbor)
+    }
+
+    fn connected(&self, number: u32) -> Option<Arc<dyn Process>> {
+        let found = locked(&self.neighbors).get(&slot_of(number))?.upgrade()?;
+        Some(found)
+    }
+}

@@ -1,0 +1,280 @@
+//! The way to one slot of another process: a connection on which this process only sends.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use rdma_proto::Burst;
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+
+use super::descriptor::Descriptor;
+use super::head::encode;
+use super::{End, LocalLink};
+use crate::address::Path;
+use crate::device::Device;
+use crate::device::notices::{Reason, Whose};
+use crate::engine::wire::Process;
+use crate::fabric::clock::Time;
+use crate::fabric::timers::{Alarm, Alarmed};
+use crate::fabric::turns::{Driven, Place};
+use crate::link::memory::{BURST_BYTES, Datagram, Letter};
+use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls, locked_in_models as locked};
+
+/// How many bursts wait for a process that does not read.
+const BURSTS: usize = 64;
+
+/// A process that takes nothing for so long loses what waits for it, as a network loses packets: who sends there goes on,
+/// by its own timeouts.
+const STALL: Duration = Duration::from_secs(1);
+
+/// How many buffers are kept that are not in use.
+const SPARE: usize = 16;
+
+/// A slot of another process.
+#[derive(Debug)]
+pub(crate) struct Neighbor {
+    link: &'static LocalLink,
+    device: &'static Device,
+    connection: Descriptor,
+    /// Where the link finds it.
+    pub(super) end: End,
+    outbox: Mutex<Outbox>,
+    /// Held by the thread that writes, so that messages stay in order.
+    writing: Mutex<()>,
+    /// The process has ended, or does not take what this one sends.
+    gone: AtomicBool,
+    place: Place,
+    alarm: Alarm,
+}
+
+#[derive(Debug, Default)]
+struct Outbox {
+    waiting: VecDeque<Letter>,
+    /// Buffers that queue pairs write to.
+    lent: usize,
+    spare: Vec<Box<[u8]>>,
+    /// Who found no space.
+    turned_away: Vec<Weak<dyn Driven>>,
+    /// Whose connections lead there.
+    users: Vec<Weak<dyn Driven>>,
+    /// Since when the process takes nothing, if something waits for it.
+    stalled: Option<Time>,
+}
+
+impl Neighbor {
+    pub(super) fn new(
+        link: &'static LocalLink,
+        device: &'static Device,
+        connection: Descriptor,
+        end: End,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|weak: &Weak<Self>| Self {
+            link,
+            device,
+            connection,
+            end,
+            outbox: Mutex::default(),
+            writing: Mutex::default(),
+            gone: AtomicBool::new(false),
+            place: Place::default(),
+            alarm: Alarm::new(device.fabric, weak.clone()),
+        })
+    }
+
+    pub(super) fn connection(&self) -> &Descriptor {
+        &self.connection
+    }
+
+    /// Whether something waits to be written.
+    pub(super) fn has_letters(&self) -> bool {
+        !locked(&self.outbox).waiting.is_empty() || self.writing.try_lock().is_err()
+    }
+
+    /// Gives each of them a turn.
+    fn call_back(&self, all: &[Weak<dyn Driven>]) {
+        for sender in all.iter().filter_map(Weak::upgrade) {
+            self.device.fabric.unsettled.note_turn_of(&sender);
+        }
+    }
+
+    /// The process has ended: nothing more arrives there, and all who have connections there find that at their next
+    /// turn.
+    pub(super) fn leave(&self) {
+        let (users, turned_away) = {
+            let outbox = &mut *locked(&self.outbox);
+            self.gone.store(true, Ordering::Release);
+            outbox.waiting = VecDeque::new();
+            (std::mem::take(&mut outbox.users), std::mem::take(&mut outbox.turned_away))
+        };
+        self.call_back(&users);
+        self.call_back(&turned_away);
+    }
+
+    /// Writes what waits. Whether the process takes more, and there is more.
+    fn write(self: &Arc<Self>) -> bool {
+        let _writing = locked_for_calls(&self.writing);
+        for _ in 0..BURSTS {
+            let Some(letter) = locked(&self.outbox).waiting.pop_front() else { return false };
+            let Some(head) = encode(self.device, &letter) else {
+                debug_assert!(false, "a letter that no device sends");
+                locked(&self.outbox).keep(letter.into_buffer());
+                continue;
+            };
+            let message = [IoSlice::new(&head), IoSlice::new(letter.payload())];
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            let written = self.connection.get().and_then(|connection| {
+                sendmsg(connection, &message, &mut SendAncillaryBuffer::default(), flags)
+            });
+            match written {
+                Ok(_) => {
+                    let outbox = &mut *locked(&self.outbox);
+                    outbox.keep(letter.into_buffer());
+                    outbox.stalled = None;
+                }
+                Err(Errno::INTR) => locked(&self.outbox).waiting.push_front(letter),
+                Err(Errno::AGAIN | Errno::NOBUFS) => {
+                    let now = self.device.fabric.clock.now();
+                    let since = {
+                        let outbox = &mut *locked(&self.outbox);
+                        outbox.waiting.push_front(letter);
+                        *outbox.stalled.get_or_insert(now)
+                    };
+                    self.alarm.set(since + STALL);
+                    self.link.wait_until_writable(self);
+                    return false;
+                }
+                Err(_) => {
+                    self.link.forget(self);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+impl Outbox {
+    fn keep(&mut self, buffer: Box<[u8]>) {
+        if self.spare.len() < SPARE {
+            self.spare.push(buffer);
+        }
+    }
+}
+
+impl Process for Neighbor {
+    fn has_ended(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    fn add_user(&self, user: Weak<dyn Driven>) {
+        let mut outbox = locked(&self.outbox);
+        if self.has_ended() {
+            drop(outbox);
+            return self.call_back(&[user]);
+        }
+        let users = &mut outbox.users;
+        if users.iter().any(|other| Weak::ptr_eq(other, &user)) {
+            return;
+        }
+        if users.len() == users.capacity() {
+            users.retain(|user| user.strong_count() > 0);
+        }
+        users.push(user);
+    }
+
+    fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>> {
+        let mut outbox = locked(&self.outbox);
+        if !self.has_ended() && outbox.waiting.len() + outbox.lent >= BURSTS {
+            if !outbox.turned_away.iter().any(|other| Weak::ptr_eq(other, &sender)) {
+                outbox.turned_away.push(sender);
+            }
+            return None;
+        }
+        outbox.lent += 1;
+        let spare = outbox.spare.pop();
+        drop(outbox);
+        Some(spare.unwrap_or_else(|| vec![0; BURST_BYTES].into_boxed_slice()))
+    }
+
+    fn give_back(&self, buffer: Box<[u8]>) {
+        let turned_away = {
+            let outbox = &mut *locked(&self.outbox);
+            outbox.lent -= 1;
+            outbox.keep(buffer);
+            std::mem::take(&mut outbox.turned_away)
+        };
+        self.call_back(&turned_away);
+    }
+
+    fn send(
+        self: Arc<Self>,
+        path: Path,
+        burst: Burst,
+        datagram: Option<Datagram>,
+        payload: Box<[u8]>,
+    ) {
+        let letter = Letter::new(path, burst, datagram, payload);
+        {
+            let outbox = &mut *locked(&self.outbox);
+            outbox.lent -= 1;
+            if self.has_ended() {
+                outbox.keep(letter.into_buffer());
+                return;
+            }
+            outbox.waiting.push_back(letter);
+        }
+        self.device.fabric.unsettled.note_turn(&self);
+    }
+}
+
+impl Driven for Neighbor {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn take_turn(self: Arc<Self>) -> bool {
+        let more = self.write();
+        let turned_away = {
+            let outbox = &mut *locked(&self.outbox);
+            let has_space = outbox.waiting.len() + outbox.lent < BURSTS;
+            if has_space { std::mem::take(&mut outbox.turned_away) } else { Vec::new() }
+        };
+        self.call_back(&turned_away);
+        more
+    }
+
+    fn call(&self) {
+        self.alarm.set(Time::AT_ONCE);
+    }
+}
+
+impl Alarmed for Neighbor {
+    fn alarm_rings(self: Arc<Self>) {
+        let now = self.device.fabric.clock.now();
+        let (lost, turned_away, again) = {
+            let outbox = &mut *locked(&self.outbox);
+            match outbox.stalled.map(|since| since + STALL) {
+                Some(end) if end <= now => {
+                    outbox.stalled = None;
+                    let lost = std::mem::take(&mut outbox.waiting);
+                    (lost, std::mem::take(&mut outbox.turned_away), None)
+                }
+                end => (VecDeque::new(), Vec::new(), end),
+            }
+        };
+        if let Some(end) = again {
+            self.alarm.set(end);
+        }
+        for letter in &lost {
+            let Letter { path, burst, datagram, .. } = letter;
+            let qpn = datagram.map_or(0, |datagram| datagram.source.qpn);
+            let peer_qpn = Some(burst.header.bth.destination.get());
+            let whose = Whose { qpn, peer_qpn, address: Some(path.remote) };
+            self.device.drop_packets(Reason::Stalled, burst.segments, whose);
+        }
+        self.call_back(&turned_away);
+        self.device.fabric.unsettled.settle();
+    }
+}

@@ -1,0 +1,99 @@
+#![allow(clippy::unwrap_used)] // A failing helper fails its test.
+
+use std::sync::OnceLock;
+
+use rustix::net::{RecvFlags, recv, socketpair};
+
+use super::host::{LocalHost, Peers};
+use super::*;
+use crate::device::limits::Limits;
+use crate::engine::wire::Process as _;
+use crate::fabric::random::Seed;
+use crate::link::Link;
+use crate::schedule::Schedule;
+
+struct World {
+    fabric: OnceLock<Fabric>,
+    device: OnceLock<Device>,
+    link: OnceLock<LocalLink>,
+}
+
+impl World {
+    const fn new() -> Self {
+        Self { fabric: OnceLock::new(), device: OnceLock::new(), link: OnceLock::new() }
+    }
+
+    /// A device, and a link that no thread serves.
+    fn get(&'static self) -> (&'static Device, &'static LocalLink) {
+        let fabric = self.fabric.get_or_init(Fabric::new);
+        fabric.serve_by_polls_alone();
+        let (limits, schedule) = (Limits::default(), Schedule::Immediate);
+        let (link, seed) = (Link::Ethernet, Seed::new(1));
+        let device = self.device.get_or_init(|| {
+            let (name, gids) = ("d".to_owned(), Vec::new());
+            let mut device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
+            let (host, seed) = LocalHost::new("d", "", Peers::SameUser).unwrap();
+            device.join_host(Box::new(host), &seed);
+            device
+        });
+        (device, self.link.get_or_init(|| LocalLink::new(fabric).unwrap()))
+    }
+}
+
+/// Both ends of a connection.
+fn connection() -> (Descriptor, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (one, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    (Descriptor::open(|| Ok(one)).unwrap(), other)
+}
+
+/// Adds a connection on which the device only sends.
+fn neighbor(device: &'static Device, link: &'static LocalLink) -> (Arc<Neighbor>, OwnedFd) {
+    let (connection, far) = connection();
+    let mut made = None;
+    let make = |end| {
+        let neighbor = Neighbor::new(link, device, connection, end);
+        Connected::Neighbor(Arc::clone(made.insert(neighbor)))
+    };
+    link.add(make, epoll::EventFlags::IN).unwrap();
+    (made.unwrap(), far)
+}
+
+/// A thread may have taken an event of the one, which another thread closes, and a third one has
+/// the place.
+#[test]
+fn a_late_event_is_not_taken_for_that_of_who_has_the_place_now() {
+    static WORLD: World = World::new();
+    let (device, link) = WORLD.get();
+    let (first, _far) = neighbor(device, link);
+    link.close(first.end);
+    let (second, _far) = neighbor(device, link);
+    assert_eq!(first.end.place, second.end.place);
+    assert_eq!(End::of(second.end.data()), second.end);
+    assert!(link.at(first.end).is_none());
+    link.close(first.end);
+    link.forget(&first);
+    assert!(matches!(link.at(second.end), Some(Connected::Neighbor(_))));
+    assert!(first.has_ended() && !second.has_ended());
+}
+
+/// Also if that is known from a message that could not be sent, and not from an event.
+#[test]
+fn who_has_ended_keeps_no_descriptor() {
+    static WORLD: World = World::new();
+    let (device, link) = WORLD.get();
+    let (neighbor, far) = neighbor(device, link);
+    link.forget(&neighbor);
+    drop(neighbor);
+    let read = recv(&far, &mut [0], RecvFlags::DONTWAIT);
+    assert_eq!(read.map(|(read, _)| read), Ok(0), "it is open");
+}
+
+#[test]
+fn who_connects_has_a_number_and_a_user() {
+    let (one, _other) = connection();
+    let (process, user) = one.peer().unwrap();
+    let own = i32::try_from(std::process::id()).unwrap();
+    assert_eq!(process.map(std::num::NonZeroI32::get), Some(own));
+    assert_eq!(user, rustix::process::geteuid().as_raw());
+}

@@ -1,0 +1,428 @@
+//! The link between processes: what goes over it, and what a process of the same user may do to
+//! others by it. The second process is this program once more, which does what its standard input
+//! says.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::cast_possible_truncation)]
+
+#[path = "local_link/hostile.rs"]
+mod hostile;
+#[path = "local_link/peer.rs"]
+mod peer;
+
+use std::collections::BTreeSet;
+
+use rdma_sys::{
+    Errno, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done, ibv_wc_status as Status,
+    ibv_wr_opcode as Opcode,
+};
+use test_support::program::is_emulated;
+use test_support::rig::connect::{Endpoint, Knobs, RTR, Side, attributes, to_init};
+use test_support::rig::datagram::{self, QKEY};
+use test_support::rig::post::Wr;
+use test_support::rig::{Mr, Size, imm_of};
+
+use hostile::{Head, connect_to, is_closed, name_of, slot_of, wait_until_closed};
+use peer::{ACCESS, LENGTH, Peer, bring_up};
+
+/// Waits for ever for an answer, and for a receive request: only the end of its peer ends it.
+const PATIENT: Knobs = Knobs {
+    access: ACCESS,
+    mtu: rdma_sys::ibv_mtu::IBV_MTU_1024,
+    psn: 7,
+    timeout: 0,
+    retries: 7,
+    rnr_retries: 7,
+    min_rnr_timer: 1,
+    rd_atomic: 4,
+};
+
+/// This side of a connection to another process.
+struct Near {
+    peer: Peer,
+    /// Goes before its domain.
+    memory: Mr,
+    side: Side,
+    far: Endpoint,
+    /// The address of its memory, and the key.
+    remote: (u64, u32),
+}
+
+impl Near {
+    fn new(qp_type: ibv_qp_type) -> Self {
+        rdma_soft::install();
+        let mut peer = Peer::start();
+        let side = Side::new("soft0", &Size { qp_type, ..Size::default() }, 256);
+        let memory = side.pd.register(LENGTH, ACCESS);
+        let (far, remote) = peer.make(qp_type);
+        peer.connect(&side.endpoint());
+        bring_up(&side, &far, &PATIENT);
+        Self { peer, side, memory, far, remote }
+    }
+
+    fn fill(&self, first: u8) {
+        let bytes: Vec<u8> = (0..LENGTH).map(|at| first.wrapping_add((at % 251) as u8)).collect();
+        self.memory.copy_in(0, &bytes);
+    }
+
+    fn send(&self, length: usize) -> Wr {
+        Wr::send(1, &[self.memory.sge(0, length)])
+    }
+
+    /// A message arrives whole.
+    fn message(&mut self, length: usize, imm: Option<u32>) {
+        self.fill(length as u8);
+        self.peer.receive();
+        let wr = self.send(length);
+        self.side.qp.post(&imm.map_or(wr.clone(), |imm| wr.with_imm(imm)));
+        self.side.send_cq.expect_success(1);
+        let said = imm.unwrap_or(0);
+        assert_eq!(self.peer.completion(), (Done::IBV_WC_RECV.0, length as u32, said));
+        let same = self.peer.sum(0, length);
+        assert_eq!(same, peer::sum(&peer::read(&self.memory, 0, length)), "{length} bytes");
+    }
+
+    fn write(&mut self, length: usize, imm: Option<u32>) {
+        self.fill(length as u8 ^ 0x55);
+        let wr = Wr::new(1, Opcode::IBV_WR_RDMA_WRITE, &[self.memory.sge(0, length)]);
+        let wr = wr.remote(self.remote.0, self.remote.1);
+        if let Some(imm) = imm {
+            self.peer.receive();
+            self.side.qp.post(&wr.with_imm(imm));
+            self.side.send_cq.expect_success(1);
+            let recv = Done::IBV_WC_RECV_RDMA_WITH_IMM.0;
+            assert_eq!(self.peer.completion(), (recv, length as u32, imm));
+        } else {
+            self.side.qp.post(&wr);
+            self.side.send_cq.expect_success(1);
+        }
+        let same = self.peer.sum(0, length);
+        assert_eq!(same, peer::sum(&peer::read(&self.memory, 0, length)), "{length} bytes");
+    }
+
+    fn read(&mut self, length: usize) {
+        let there = self.peer.sum(0, length);
+        self.fill(1);
+        let wr = Wr::new(1, Opcode::IBV_WR_RDMA_READ, &[self.memory.sge(0, length)]);
+        self.side.qp.post(&wr.remote(self.remote.0, self.remote.1));
+        self.side.send_cq.expect_success(1);
+        assert_eq!(there, peer::sum(&peer::read(&self.memory, 0, length)), "{length} bytes");
+    }
+
+    fn atomics(&mut self) {
+        let word =
+            |near: &Self| u64::from_ne_bytes(peer::read(&near.memory, 0, 8).try_into().unwrap());
+        let atomic = |near: &Self, opcode, operand, swap| {
+            let wr = Wr::new(1, opcode, &[near.memory.sge(0, 8)]);
+            near.side.qp.post(&wr.atomic_at(near.remote.0, near.remote.1, operand, swap));
+            near.side.send_cq.expect_success(1);
+            word(near)
+        };
+        self.memory.copy_in(0, &40_u64.to_ne_bytes());
+        let wr = Wr::new(1, Opcode::IBV_WR_RDMA_WRITE, &[self.memory.sge(0, 8)]);
+        self.side.qp.post(&wr.remote(self.remote.0, self.remote.1));
+        self.side.send_cq.expect_success(1);
+        assert_eq!(atomic(self, Opcode::IBV_WR_ATOMIC_FETCH_AND_ADD, 2, 0), 40);
+        assert_eq!(atomic(self, Opcode::IBV_WR_ATOMIC_CMP_AND_SWP, 42, 7), 42);
+        assert_eq!(atomic(self, Opcode::IBV_WR_ATOMIC_CMP_AND_SWP, 42, 8), 7);
+    }
+
+    /// What a reliable connection can do.
+    fn all_of_it(&mut self) {
+        for length in [0, 1, 1024, 16 << 10, (16 << 10) + 1, LENGTH] {
+            self.message(length, None);
+            self.message(length, Some(0x1234_5678));
+            self.write(length, None);
+            self.write(length, Some(77));
+            self.read(length);
+        }
+        self.atomics();
+    }
+
+    /// A request is on its way whose answer nothing but the end of the peer brings.
+    fn wait(&self) {
+        self.side.qp.post(&self.send(8));
+        assert!(self.side.send_cq.is_empty());
+    }
+
+    fn expect_end(&self) {
+        self.side.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+    }
+}
+
+/// Not a test: the second process.
+#[test]
+fn second_process() {
+    if Peer::is_this() {
+        peer::obey();
+    }
+}
+
+#[test]
+fn a_reliable_connection_does_all_of_it() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.all_of_it();
+    near.peer.end();
+}
+
+#[test]
+fn an_unreliable_connection_sends_and_writes() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_UC);
+    for length in [0, 1, 4096, LENGTH] {
+        near.message(length, None);
+        near.message(length, Some(9));
+        near.write(length, Some(8));
+    }
+    near.peer.end();
+}
+
+#[test]
+fn datagrams_arrive_with_their_source() {
+    rdma_soft::install();
+    let mut peer = Peer::start();
+    let side = datagram::side("soft0");
+    let memory = side.pd.register_filled(vec![0xa5; datagram::MTU], ACCESS);
+    let (far, _) = peer.make(ibv_qp_type::IBV_QPT_UD);
+    peer.connect(&side.endpoint());
+    let ah = side.pd.ah_to(&side.endpoint(), &far);
+    for length in [0, 1, datagram::MTU] {
+        peer.receive();
+        let wr = Wr::send(1, &[memory.sge(0, length)]).with_imm(5);
+        side.qp.post(&wr.to(&ah, far.qpn, QKEY));
+        side.send_cq.expect_success(1);
+        let in_all = (datagram::HEADER + length) as u32;
+        assert_eq!(peer.completion(), (Done::IBV_WC_RECV.0, in_all, 5));
+        assert_eq!(peer.sum(datagram::HEADER, length), peer::sum(&vec![0xa5; length]));
+    }
+    // To a number that no process has: nothing of the sender's affairs.
+    let nobody = nobody();
+    side.qp.post(&Wr::send(2, &[]).to(&ah, nobody, QKEY));
+    side.send_cq.expect_success(2);
+    peer.end();
+}
+
+/// A queue pair number of a slot that no process has.
+fn nobody() -> u32 {
+    let taken = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let free = |slot: &u32| !taken.contains(&name_of(*slot));
+    ((0..0x1000).rev().find(free).unwrap() << 12) | 5
+}
+
+#[test]
+fn a_number_that_no_process_has_is_refused() {
+    rdma_soft::install();
+    let side = Side::new("soft0", &Size::default(), 8);
+    let peer = Endpoint { qpn: nobody(), ..side.endpoint() };
+    let attr = attributes(&side.endpoint(), &peer, &PATIENT);
+    to_init(&side.qp, &attr);
+    let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..attr };
+    assert_eq!(side.qp.modify(attr, RTR), Errno::EHOSTUNREACH.raw());
+    assert_eq!(side.qp.state(), ibv_qp_state::IBV_QPS_INIT);
+}
+
+/// Of each kind. The connection is closed and counted, and nobody else notices.
+#[test]
+fn what_no_device_sends_ends_its_connection_alone() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    let name = name_of(slot_of(near.far.qpn));
+    let fine = Head::new(near.far.qpn);
+    let mut kinds: Vec<Vec<u8>> = [1, 16, 95].map(|length| fine.bytes(0)[..length].to_vec()).into();
+    kinds.push(vec![0; 96]);
+    kinds.push(vec![0xff; 96]);
+    kinds.push(Head { version: 2, ..fine }.bytes(0));
+    kinds.push(Head { flags: 0x80, ..fine }.bytes(0));
+    kinds.push(Head { flags: 2, ..fine }.bytes(0));
+    kinds.push(Head { indices: [0xff, 0], ..fine }.bytes(0));
+    kinds.push(Head { said: 5, ..fine }.bytes(4));
+    kinds.push(Head { said: u32::MAX, ..fine }.bytes(0));
+    kinds.push(Head { segments: 0, ..fine }.bytes(0));
+    kinds.push(Head { segments: 5, ..fine }.bytes(0));
+    kinds.push(Head { flags: 1, segments: 5, segment: 0, said: 9, ..fine }.bytes(9));
+    kinds.push(Head { flags: 1, segments: 2, segment: 5000, said: 5001, ..fine }.bytes(5001));
+    kinds.push(Head { segment: 4097, said: 4097, ..fine }.bytes(4097));
+    kinds.push(Head { said: 16385, flags: 1, segment: 1024, segments: 17, ..fine }.bytes(16385));
+    kinds.push(fine.bytes(100_000));
+    let count = kinds.len() as u64;
+    for kind in kinds {
+        let socket = connect_to(&name).unwrap();
+        hostile::send_all(&socket, &kind);
+        wait_until_closed(&socket);
+        near.message(3000, None);
+    }
+    assert_eq!(near.peer.counter("malformed"), count);
+    // Nothing at all, and descriptors along with it.
+    let socket = connect_to(&name).unwrap();
+    hostile::send_all(&socket, &[]);
+    wait_until_closed(&socket);
+    let before = near.peer.files();
+    let socket = connect_to(&name).unwrap();
+    hostile::send_with_descriptors(&socket, &Head { qpn: 0x00ab_cdef, ..fine }.bytes(0));
+    near.peer.until_counter("unknown_qp", 1);
+    assert_eq!(near.peer.files(), before + 1, "descriptors that came along");
+    near.all_of_it();
+    near.peer.end();
+}
+
+/// Heads that a device could have sent, with anything in them, for queue pairs of each kind.
+#[test]
+fn packets_of_any_content_touch_nothing_that_was_not_granted() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    let name = name_of(slot_of(near.far.qpn));
+    let victims = near.peer.victims(&near.side.endpoint());
+    let mut random = hostile::Random(0x9e37_79b9_7f4a_7c15);
+    let mut socket = connect_to(&name).unwrap();
+    for round in 0..30_000_u32 {
+        let qpn = victims[round as usize % victims.len()];
+        let bytes = hostile::plausible(&mut random, qpn);
+        if is_closed(&socket) {
+            socket = connect_to(&name).unwrap();
+        }
+        if !hostile::try_send(&socket, &bytes) {
+            socket = connect_to(&name).unwrap();
+        }
+        if round % 5000 == 0 {
+            near.message(5000, Some(round));
+            near.read(LENGTH);
+        }
+    }
+    drop(socket);
+    near.all_of_it();
+    near.peer.expect_untouched();
+    near.peer.end();
+}
+
+#[test]
+fn who_connects_without_end_gets_no_more_than_its_share() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    let name = name_of(slot_of(near.far.qpn));
+    // Its own connection is there.
+    near.message(1, None);
+    let before = near.peer.files();
+    let mut open = Vec::new();
+    for _ in 0..200 {
+        open.push(hostile::connect_patiently(&name));
+    }
+    // Of this process, which has a connection of its own.
+    near.peer.until_counter("refused_connections", 200 - 63);
+    assert_eq!(near.peer.files(), before + 63);
+    near.all_of_it();
+    drop(open);
+    near.peer.until_files(before);
+    for _ in 0..3000 {
+        drop(hostile::connect_patiently(&name));
+    }
+    near.peer.until_files(before);
+    near.all_of_it();
+    near.peer.end();
+}
+
+/// A process without more descriptors sleeps, and goes on when it has some.
+#[test]
+fn connections_that_find_no_descriptor_wait() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.all_of_it();
+    near.peer.allow_files(false);
+    let name = name_of(slot_of(near.far.qpn));
+    let socket = connect_to(&name).unwrap();
+    hostile::send_all(&socket, &Head { qpn: 0x00ab_cdef, ..Head::new(0) }.bytes(0));
+    let used = near.peer.processor_time(1000);
+    assert!(used <= 20 || is_emulated(), "{used} of 100 ticks");
+    near.all_of_it();
+    near.peer.allow_files(true);
+    near.peer.until_counter("unknown_qp", 1);
+    near.peer.end();
+}
+
+#[test]
+fn an_idle_connection_uses_no_processor() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.all_of_it();
+    let used = near.peer.processor_time(2000);
+    assert!(used <= 4 || is_emulated(), "{used} of 200 ticks");
+    near.all_of_it();
+    near.peer.end();
+}
+
+/// What waits for it is bounded; a connection to another process goes on, and it gets all when it
+/// goes on.
+#[test]
+fn a_process_that_is_stopped_holds_up_nobody_else() {
+    let (mut stopped, mut other) =
+        (Near::new(ibv_qp_type::IBV_QPT_RC), Near::new(ibv_qp_type::IBV_QPT_RC));
+    stopped.peer.stop();
+    let before = memory_in_use();
+    let wr = Wr::new(1, Opcode::IBV_WR_RDMA_WRITE, &[stopped.memory.sge(0, LENGTH)]);
+    let wr = wr.remote(stopped.remote.0, stopped.remote.1);
+    let posted = (0..).take_while(|_| stopped.side.qp.try_post(&wr) == 0).take(1000).count();
+    assert!(posted > 0);
+    other.all_of_it();
+    assert!(stopped.side.send_cq.is_empty());
+    let more = memory_in_use().saturating_sub(before);
+    // Other tests of this process run meanwhile.
+    assert!(more < 64 << 20, "{more} bytes");
+    stopped.peer.go_on();
+    for _ in 0..posted {
+        stopped.side.send_cq.expect_success(1);
+    }
+    stopped.all_of_it();
+    // It ends while it is stopped, in the middle of what comes.
+    stopped.peer.stop();
+    stopped.side.qp.post(&wr);
+    stopped.peer.kill();
+    stopped.expect_end();
+    other.all_of_it();
+    other.peer.end();
+}
+
+fn memory_in_use() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let resident: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
+    resident * rustix::param::page_size()
+}
+
+#[test]
+fn the_end_of_a_process_ends_what_waits_for_it() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.all_of_it();
+    near.wait();
+    near.peer.kill();
+    near.expect_end();
+}
+
+/// Nor does it keep the slot.
+#[test]
+fn a_forked_child_does_not_hide_the_end_of_its_parent() {
+    if is_emulated() {
+        return; // a child that a process of several threads forks may hang there
+    }
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.all_of_it();
+    near.peer.fork();
+    near.wait();
+    near.peer.kill();
+    near.expect_end();
+    assert!(connect_to(&name_of(slot_of(near.far.qpn))).is_err(), "the child has the slot");
+}
+
+/// Each process has slots of its own, and a device of the same name and address.
+#[test]
+fn processes_have_numbers_of_their_own_and_one_address() {
+    let nears = [(); 4].map(|()| Near::new(ibv_qp_type::IBV_QPT_RC));
+    let slots: BTreeSet<u32> = nears.iter().map(|near| slot_of(near.far.qpn)).collect();
+    assert_eq!(slots.len(), nears.len());
+    for near in &nears {
+        let own = near.side.endpoint();
+        assert_eq!(datagram::gid_of(&own.gid), datagram::gid_of(&near.far.gid));
+    }
+    nears.into_iter().for_each(|near| near.peer.end());
+}
+
+/// The completion of a message says what it brought.
+#[test]
+fn messages_come_back() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.side.qp.post_receive(3, &[near.memory.sge(0, LENGTH)]);
+    near.peer.send(LENGTH, 0x0102_0304);
+    let wc = near.side.receive_cq.expect_success(3);
+    assert_eq!((wc.byte_len as usize, imm_of(&wc)), (LENGTH, 0x0102_0304));
+    assert_eq!(near.peer.sum(0, LENGTH), peer::sum(&peer::read(&near.memory, 0, LENGTH)));
+    near.peer.end();
+}

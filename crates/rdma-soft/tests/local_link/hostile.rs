@@ -1,0 +1,161 @@
+//! A process that sends what it likes.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, recv, send, sendmsg, socket_with,
+};
+use test_support::rig::until;
+
+pub(crate) const fn slot_of(number: u32) -> u32 {
+    number >> 12
+}
+
+/// Of the socket of a slot.
+pub(crate) fn name_of(slot: u32) -> String {
+    format!("rdma-soft/1/{}/soft0/{slot:03x}", rustix::process::geteuid().as_raw())
+}
+
+pub(crate) fn connect_to(name: &str) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    Ok(socket)
+}
+
+/// Also if many wait.
+pub(crate) fn connect_patiently(name: &str) -> OwnedFd {
+    let mut made = None;
+    until("a connection", || {
+        made = match connect_to(name) {
+            Err(Errno::AGAIN) => None,
+            other => Some(other.unwrap()),
+        };
+        made.is_some()
+    });
+    made.unwrap()
+}
+
+/// Says whether the connection is there still.
+pub(crate) fn try_send(socket: &OwnedFd, bytes: &[u8]) -> bool {
+    let mut sent = Ok(0);
+    until("space", || {
+        sent = send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        sent != Err(Errno::AGAIN)
+    });
+    sent == Ok(bytes.len())
+}
+
+pub(crate) fn send_all(socket: &OwnedFd, bytes: &[u8]) {
+    assert!(try_send(socket, bytes));
+}
+
+pub(crate) fn send_with_descriptors(socket: &OwnedFd, bytes: &[u8]) {
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut along = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [socket.as_fd(); 3];
+    assert!(along.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut along, SendFlags::NOSIGNAL);
+    assert_eq!(sent, Ok(bytes.len()));
+}
+
+pub(crate) fn is_closed(socket: &OwnedFd) -> bool {
+    recv(socket, &mut [0_u8], RecvFlags::DONTWAIT).map(|(read, _)| read) != Err(Errno::AGAIN)
+}
+
+pub(crate) fn wait_until_closed(socket: &OwnedFd) {
+    until("the end of a connection", || is_closed(socket));
+}
+
+/// What is in front of a payload (`src/link/local/head.rs`).
+#[derive(Clone, Copy)]
+pub(crate) struct Head {
+    pub(crate) version: u8,
+    pub(crate) flags: u8,
+    pub(crate) indices: [u8; 2],
+    pub(crate) segment: u16,
+    pub(crate) segments: u16,
+    pub(crate) said: u32,
+    pub(crate) qpn: u32,
+}
+
+impl Head {
+    /// Of an empty SEND.
+    pub(crate) fn new(qpn: u32) -> Self {
+        Self { version: 1, flags: 0, indices: [0; 2], segment: 0, segments: 1, said: 0, qpn }
+    }
+
+    /// With so many bytes of payload.
+    pub(crate) fn bytes(&self, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; 96 + length];
+        bytes[..2].copy_from_slice(&[self.version, self.flags]);
+        bytes[2..4].copy_from_slice(&self.indices);
+        bytes[4..6].copy_from_slice(&self.segment.to_le_bytes());
+        bytes[6..8].copy_from_slice(&self.segments.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.said.to_le_bytes());
+        for at in [16, 56] {
+            // RC SEND Only of the default partition; of a last packet, RC SEND Last.
+            bytes[at] = if at == 16 && self.flags & 1 == 0 { 4 } else { 2 * u8::from(at == 56) };
+            bytes[at + 2..at + 4].fill(0xff);
+            bytes[at + 4..at + 8].copy_from_slice(&self.qpn.to_be_bytes());
+        }
+        bytes
+    }
+}
+
+/// A generator of numbers (xorshift).
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+}
+
+/// What most often gets as far as a queue pair, with anything in it.
+pub(crate) fn plausible(random: &mut Random, qpn: u32) -> Vec<u8> {
+    let (several, datagram) = (random.below(2) == 0, random.below(4) == 0);
+    let segment = [0, 1, 256, 1024, 1024, 1024, 4096][random.below(7) as usize];
+    let length = match several {
+        true => random.below(u64::from(segment) * 16 + 2).min(16 << 10),
+        false => u64::from(segment),
+    };
+    let length = u32::try_from(length).unwrap();
+    let segments = if several { length.div_ceil(u32::from(segment).max(1)) } else { 1 };
+    let service: u8 = if datagram { 3 << 5 } else { (random.below(2) as u8) << 5 };
+    let head = Head {
+        flags: u8::from(several && !datagram) | if datagram { 2 | 4 } else { 0 },
+        indices: [random.below(5) as u8, random.below(5) as u8],
+        segment,
+        segments: u16::try_from(segments).unwrap_or(u16::MAX),
+        said: length,
+        ..Head::new(qpn)
+    };
+    let mut bytes = head.bytes(length as usize);
+    // The flags and the pad of the header, what is asked for, and sequence numbers near those that
+    // are expected.
+    for at in [16, 56] {
+        bytes[at] = service | random.below(24) as u8;
+        bytes[at + 1] = (random.next() as u8) & 0xb0;
+        bytes[at + 8] = random.next() as u8;
+        bytes[at + 9..at + 11].fill(if random.below(2) == 0 { 0 } else { 0xff });
+        bytes[at + 11] = random.below(40) as u8;
+        for byte in &mut bytes[at + 12..at + 40] {
+            *byte = [0, 0xff, random.next() as u8, 1][random.below(4) as usize];
+        }
+    }
+    for byte in &mut bytes[96..] {
+        *byte = random.next() as u8;
+    }
+    bytes
+}
