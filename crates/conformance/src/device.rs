@@ -6,6 +6,7 @@ use std::process;
 
 use rdma_sys::ibv_device_attr;
 use test_support::rig::Context;
+use test_support::rig::connect::pair;
 
 use crate::outcome::Outcome;
 
@@ -32,6 +33,8 @@ pub(crate) enum Kind {
     Software,
     /// Of this project, with all that it sends and receives as packets.
     Packets,
+    /// The same, whose packets go through sockets, as those between processes.
+    Sockets,
     /// The kernel's SoftRoCE.
     Rxe,
     /// A NIC, or anything else.
@@ -86,7 +89,7 @@ impl Device {
 
     /// Whether it is of this project.
     pub(crate) fn is_software(&self) -> bool {
-        matches!(self.kind, Kind::Software | Kind::Packets)
+        matches!(self.kind, Kind::Software | Kind::Packets | Kind::Sockets)
     }
 
     /// Whether to expect the difference of SoftRoCE that has this name in `docs/rxe-differences.md`,
@@ -97,7 +100,16 @@ impl Device {
 
     /// The same of the software device that sends packets, with `docs/wire-differences.md`.
     pub(crate) fn differs_by_packets(&self, difference: &str) -> bool {
-        self.is_of(Kind::Packets, OF_PACKETS, difference)
+        let kind = if self.kind == Kind::Sockets { Kind::Sockets } else { Kind::Packets };
+        self.is_of(kind, OF_PACKETS, difference)
+    }
+
+    /// Has arrived what was sent without acknowledgements, where it may take its time: through sockets it is read before
+    /// a queue pair becomes ready.
+    pub(crate) fn let_arrive(&self) {
+        if self.kind == Kind::Sockets {
+            drop(pair(self));
+        }
     }
 
     fn is_of(&self, kind: Kind, differences: &str, difference: &str) -> bool {

@@ -3,25 +3,38 @@
 use std::env;
 use std::path::Path;
 
-use rdma_soft::{Builder, Link, Schedule};
+use rdma_soft::{Builder, Link, Peers, Schedule};
 use test_support::rig::{Provider, use_provider};
 
 use crate::device::{Device, Kind};
 
-/// The software devices: name, link, schedule, and whether all goes as packets.
-const SOFTWARE: [(&str, Link, Schedule, bool); 6] = [
-    ("soft0", Link::Ethernet, Schedule::Immediate, false),
-    ("soft0-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, false),
-    ("soft0-wire", Link::Ethernet, Schedule::Immediate, true),
-    ("softib0", Link::InfiniBand, Schedule::Immediate, false),
-    ("softib0-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, false),
-    ("softib0-wire", Link::InfiniBand, Schedule::Immediate, true),
+/// How messages go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// By copies.
+    Direct,
+    /// As packets, through memory.
+    Packets,
+    /// As packets, through the sockets by which processes reach each other.
+    Sockets,
+}
+
+/// The software devices: name, link, schedule, and how messages go.
+const SOFTWARE: [(&str, Link, Schedule, Way); 8] = [
+    ("soft0", Link::Ethernet, Schedule::Immediate, Way::Direct),
+    ("soft0-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, Way::Direct),
+    ("soft0-wire", Link::Ethernet, Schedule::Immediate, Way::Packets),
+    ("soft0-local", Link::Ethernet, Schedule::Immediate, Way::Sockets),
+    ("softib0", Link::InfiniBand, Schedule::Immediate, Way::Direct),
+    ("softib0-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, Way::Direct),
+    ("softib0-wire", Link::InfiniBand, Schedule::Immediate, Way::Packets),
+    ("softib0-local", Link::InfiniBand, Schedule::Immediate, Way::Sockets),
 ];
 
 /// More of them, for runs that name them: packets with a schedule that lets them go later.
-const MORE: [(&str, Link, Schedule, bool); 2] = [
-    ("soft0-wire-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, true),
-    ("softib0-wire-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, true),
+const MORE: [(&str, Link, Schedule, Way); 2] = [
+    ("soft0-wire-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, Way::Packets),
+    ("softib0-wire-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, Way::Packets),
 ];
 
 /// Names further devices of the machine, `NAME` or `NAME:all`, with commas between.
@@ -64,17 +77,26 @@ pub(crate) fn is_rxe(name: &str) -> bool {
 /// Makes this process's device; any name but those of the software devices is one of libibverbs.
 pub(crate) fn prepare(name: &str) -> Device {
     let kind = match SOFTWARE.iter().chain(&MORE).find(|software| software.0 == name) {
-        Some(&(_, link, schedule, force_wire)) => {
+        Some(&(_, link, schedule, way)) => {
+            let by_packets = way != Way::Direct;
             // Those that are there without being built have the same names.
             rdma_soft::install();
             if rdma_soft::SoftDevice::find(name).is_none() {
                 let builder = Builder::new(name).link(link).schedule(schedule);
-                let builder = if force_wire { builder.force_wire() } else { builder };
+                let builder = if by_packets { builder.force_wire() } else { builder };
+                let builder = match way {
+                    Way::Sockets => builder.peers(Peers::SameUser),
+                    Way::Direct | Way::Packets => builder,
+                };
                 builder.install().unwrap();
             }
             // Packets are sent again after a while, in which a busy machine may not come to them.
-            use_provider(Provider { verbs: rdma_soft::verbs(), slow: force_wire });
-            if force_wire { Kind::Packets } else { Kind::Software }
+            use_provider(Provider { verbs: rdma_soft::verbs(), slow: by_packets });
+            match way {
+                Way::Direct => Kind::Software,
+                Way::Packets => Kind::Packets,
+                Way::Sockets => Kind::Sockets,
+            }
         }
         None => {
             use_provider(Provider { verbs: rdma_sys::system().unwrap(), slow: true });

@@ -192,7 +192,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "asan",
-        about: "AddressSanitizer and LeakSanitizer see the device's copies; the crates' tests, the suite on two devices",
+        about: "AddressSanitizer and LeakSanitizer see the device's copies; the crates' tests, the suite on three devices",
         tier: Tier::Gate,
         needs: &[],
         steps: ASAN,
@@ -456,7 +456,7 @@ const ASAN_SEES: Step = tests(
 )
 .with(ADDRESS);
 
-/// The suite by the direct path and by packets: the other devices differ in the schedule and the kind of link.
+/// The suite by the direct path, by packets and through sockets: the other devices differ in the schedule and the kind of link.
 const ASAN: &[Step] = &[
     ASAN_SEES,
     tests(
@@ -466,6 +466,7 @@ const ASAN: &[Step] = &[
     .with(ADDRESS),
     asan_suite!("soft0::"),
     asan_suite!("soft0-wire::"),
+    asan_suite!("soft0-local::"),
 ];
 
 const ASAN_FULL: &[Step] = &[

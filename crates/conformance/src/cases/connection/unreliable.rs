@@ -326,6 +326,7 @@ fn messages_without_a_receive_are_lost_and_later_ones_are_not(device: &Device) {
     let pair = Pair::new(device);
     pair.expect_sent(&pair.send(1));
     pair.expect_sent(&pair.write(2).with_imm(5));
+    device.let_arrive();
     pair.receive(10, 32);
     pair.expect_mark(10);
     pair.at_b.assert_filled(0xbb);
@@ -337,6 +338,7 @@ fn messages_that_are_lost_are_no_events(device: &Device) {
     pair.expect_sent(&pair.send(1));
     pair.expect_sent(&pair.write(2).with_imm(5));
     pair.expect_sent(&pair.write(3).remote(pair.at_b.address(), pair.at_b.key() ^ 1));
+    device.let_arrive();
     pair.receive(10, 32);
     pair.expect_mark(10);
     for side in [&pair.a, &pair.b] {
@@ -454,6 +456,7 @@ fn sequence_numbers_count_what_was_lost(device: &Device) {
     a.qp.post(&Wr::send(2, &[]));
     a.send_cq.expect_success(1);
     a.send_cq.expect_success(2);
+    device.let_arrive();
     b.qp.post_receive(11, &[]);
     a.qp.post(&Wr::send(3, &[]));
     b.receive_cq.expect_success(11);

@@ -230,6 +230,7 @@ fn receives_of_a_shared_queue_serve_messages(device: &Device) {
     assert_eq!(shared.b.receive_cq.expect_success(11).byte_len, 16);
     // Nobody waits for a receive.
     shared.expect_sent(&Wr::send(3, &[]));
+    device.let_arrive();
     shared.pool.post(12, &[]);
     shared.expect_sent(&Wr::send(4, &[]).with_imm(MARK));
     assert_eq!(imm_of(&shared.b.receive_cq.expect_success(12)), MARK);

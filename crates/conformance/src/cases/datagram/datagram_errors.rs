@@ -35,6 +35,7 @@ fn without_a_receive_a_datagram_is_lost(device: &Device) {
     let scene = Scene::new(device);
     scene.send(&scene.good(1, 8));
     scene.send(&scene.good(2, 8));
+    device.let_arrive();
     scene.receive_mark(10);
     scene.expect_mark(10);
     scene.pair.at_b.assert_filled(0xbb);

@@ -356,6 +356,7 @@ fn datagrams_that_are_lost_are_no_events(device: &Device) {
     scene.send(&scene.good(1, 8));
     scene.send(&scene.to(scene.pair.send(2, 8), b, QKEY + 1));
     scene.send(&scene.to(scene.pair.send(3, 8), b ^ 0x0080_0000, QKEY));
+    device.let_arrive();
     scene.receive_mark(10);
     scene.expect_mark(10);
     for side in [&scene.pair.a, &scene.pair.b] {
