@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use rdma_channel::prelude::*;
 use rdma_channel::{Channel, Prefix, PreparedChannel, confirm, exchange};
-use rdma_examples::end::check_reach;
 use rdma_examples::out_of_band::{OutOfBand, Peer};
+use rdma_examples::reach::check_reach;
 use rdma_examples::{Failure, exit};
 use rdma_mem::open_device;
 use rdma_qp::SendWorkRequest;
@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let prepare = || pd.create_channel().receive_timeout(wait).build();
     let begin = Instant::now();
     let count = match arguments.peer.meet(wait)? {
-        Some(other) => with_process(arguments, prepare()?, &other)?,
+        Some(other) => with_process(arguments, prepare()?, other)?,
         None => {
             let (client, server) = (prepare()?, prepare()?);
             let (client_end, server_end) = (client.endpoint(), server.endpoint());
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
 fn with_process(
     arguments: &Arguments,
     prepared: PreparedChannel,
-    other: &OutOfBand,
+    other: OutOfBand,
 ) -> Result<u32, Failure> {
     let (own, wait) = (prepared.endpoint(), Duration::from_secs(arguments.wait));
     let peer = exchange(other.stream(), &own, wait)?;
@@ -84,11 +84,14 @@ fn with_process(
         println!("connected");
         Ok(())
     };
-    if other.listens() {
-        return serve(&mut channel, arguments, ready);
-    }
-    ready()?;
-    ask(&mut channel, arguments)
+    let count = if other.listens() {
+        serve(&mut channel, arguments, ready)?
+    } else {
+        ready()?;
+        ask(&mut channel, arguments)?
+    };
+    other.finish(wait)?;
+    Ok(count)
 }
 
 /// Sends messages of growing length and compares what comes back; then says goodbye.

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use rdma_channel::{confirm, exchange};
-use rdma_examples::end::{End, check_reach};
+use rdma_examples::end::End;
 use rdma_examples::out_of_band::{OutOfBand, Peer};
+use rdma_examples::reach::check_reach;
 use rdma_examples::{Failure, exit};
 use rdma_mem::open_device;
 use rdma_qp::{CompletionChannel, CompletionQueue, PreparedQueuePair, prelude::*};
@@ -75,6 +76,7 @@ fn with_process(
     check_reach(device, &own, &peer)?;
     let mut end = End::connect(prepared, peer, *size)?;
     confirm(other.stream(), wait)?; // the peer is ready for the first message, too
+    println!("connected");
     let begin = Instant::now();
     if other.listens() { end.answer(*n) } else { end.ask(*n) }?;
     let time = begin.elapsed();

@@ -4,9 +4,10 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use rdma_examples::end::{End, check_reach};
+use rdma_examples::end::End;
 use rdma_examples::out_of_band::Peer;
 use rdma_examples::rc_pingpong_line::Line;
+use rdma_examples::reach::check_reach;
 use rdma_examples::{Failure, exit};
 use rdma_mem::{Mtu, open_device};
 use rdma_qp::{CompletionQueue, PreparedQueuePair, prelude::*};
@@ -70,7 +71,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         other.send(&Line::DONE)?;
         end.ask(*n)?;
     }
-    let micros = begin.elapsed().as_secs_f64() * 1e6 / f64::from((*n).max(1));
+    let time = begin.elapsed();
+    // `ibv_rc_pingpong` has closed its end long ago.
+    other.finish(Duration::from_secs(*wait))?;
+    let micros = time.as_secs_f64() * 1e6 / f64::from((*n).max(1));
     Ok(format!("{device}: {n} times {size} bytes, {micros:.2} us per round trip"))
 }
 

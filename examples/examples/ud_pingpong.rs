@@ -1,58 +1,97 @@
 //! Datagrams back and forth: the server answers whoever has asked, and knows nobody before.
 #![allow(unsafe_code)]
 
+use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use rdma_channel::{confirm, exchange};
+use rdma_examples::out_of_band::{OutOfBand, Peer};
+use rdma_examples::reach::check_reach;
+use rdma_examples::{Failure, exit};
 use rdma_mem::{AccessFlags, Context, SharedRegion, open_device};
 use rdma_qp::{
     AddressHandle, CompletionQueue, GlobalRouteHeader, PollSlot, PreparedQueuePair, Qpn, QueuePair,
-    QueuePairType, ReceiveWorkRequest, SendWorkRequest, WorkCompletion, prelude::*,
+    QueuePairEndpoint, QueuePairType, ReceiveWorkRequest, SendWorkRequest, WorkCompletion,
+    prelude::*,
 };
 
-/// A client sends numbers to a server as datagrams, and gets each back, plus one.
+/// A client sends numbers to a server as datagrams, and gets each back, plus one. They are two threads, or
+/// two processes that were given the same iterations: then the server listens, and the client connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
     #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
     device: String,
     #[arg(long, default_value_t = 1000, help = "How many round trips a number makes")]
     iterations: u64,
+    #[command(flatten)]
+    peer: Peer,
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, help = "For the other process")]
+    wait: u64,
 }
-
-type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Both ends know it: it is not in a packet that one could answer.
 const QKEY: u32 = 0x0dad_ab1e;
 /// The bytes of a number, behind the header of its packet.
 const NUMBER: std::ops::Range<usize> = GlobalRouteHeader::BYTES..GlobalRouteHeader::BYTES + 8;
 
-fn main() -> Result<(), Failure> {
-    run(&Arguments::parse()).map(|line| println!("{line}"))
+fn main() -> ExitCode {
+    exit(run(&Arguments::parse()))
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let Arguments { device, iterations } = arguments;
+    let Arguments { device, iterations, .. } = arguments;
     rdma_soft::install();
     let context = open_device(device)?;
-    let (client, server) = (End::prepare(&context)?, End::prepare(&context)?);
+    match arguments.peer.meet(Duration::from_secs(arguments.wait))? {
+        Some(other) => with_process(arguments, &context, other),
+        None => {
+            let number = with_thread(*iterations, &context)?;
+            Ok(format!("{device}: {iterations} round trips, which makes {number}"))
+        }
+    }
+}
+
+/// The number that comes back at last.
+fn with_thread(iterations: u64, context: &Context) -> Result<u64, Failure> {
+    let (client, server) = (End::prepare(context)?, End::prepare(context)?);
     let server_end = server.0.endpoint();
-    let client = End { qp: client.0.activate()?, board: client.1 };
-    let server = End { qp: server.0.activate()?, board: server.1 };
+    let (client, server) = (End::ready(client)?, End::ready(server)?);
     // What is not received at once is lost.
     server.receive()?;
     thread::scope(|threads| {
-        let serving = threads.spawn(|| server.serve(*iterations));
-        let handle = client.qp.address_handle(&server_end)?;
-        let mut number = 0;
-        for _ in 0..*iterations {
-            client.receive()?;
-            client.send(number, &handle, server_end.qpn())?;
-            number = client.arrived()?.1;
-        }
+        let serving = threads.spawn(|| server.serve(iterations));
+        let number = client.ask(iterations, &server_end)?;
         serving.join().map_err(|_| "the server panicked")??;
-        Ok(format!("{device}: {iterations} round trips, which makes {number}"))
+        Ok(number)
     })
+}
+
+/// One end is here. A socket tells the client where the server is; the server needs to know nothing.
+fn with_process(
+    arguments: &Arguments,
+    context: &Context,
+    other: OutOfBand,
+) -> Result<String, Failure> {
+    let Arguments { device, iterations: n, wait, .. } = arguments;
+    let (prepared, wait) = (End::prepare(context)?, Duration::from_secs(*wait));
+    let own = prepared.0.endpoint();
+    let peer = exchange(other.stream(), &own, wait)?;
+    check_reach(device, &own, &peer)?;
+    let end = End::ready(prepared)?;
+    let line = if other.listens() {
+        end.receive()?; // before the client sends
+        confirm(other.stream(), wait)?;
+        end.serve(*n)?;
+        format!("{device}: answered {n} times")
+    } else {
+        confirm(other.stream(), wait)?;
+        let number = end.ask(*n, &peer)?;
+        format!("{device}: {n} round trips, which makes {number}")
+    };
+    other.finish(wait)?;
+    Ok(line)
 }
 
 struct End {
@@ -67,6 +106,22 @@ impl End {
         let board = pd.allocate_shared_region(64, AccessFlags::new().with_local_write())?;
         let builder = pd.create_qp().qp_type(QueuePairType::UD).qkey(QKEY);
         Ok((builder.send_cq(&sent).recv_cq(&received).build()?, board))
+    }
+
+    fn ready((prepared, board): (PreparedQueuePair, SharedRegion)) -> Result<Self, Failure> {
+        Ok(Self { qp: prepared.activate()?, board })
+    }
+
+    /// Sends a number to the server and takes it back, plus one, so many times.
+    fn ask(&self, iterations: u64, server: &QueuePairEndpoint) -> Result<u64, Failure> {
+        let handle = self.qp.address_handle(server)?;
+        let mut number = 0;
+        for _ in 0..iterations {
+            self.receive()?;
+            self.send(number, &handle, server.qpn())?;
+            number = self.arrived()?.1;
+        }
+        Ok(number)
     }
 
     fn serve(&self, iterations: u64) -> Result<(), Failure> {

@@ -7,7 +7,6 @@ use rdma_mem::OwnedRegion;
 use rdma_qp::{
     PollSlot, PreparedQueuePair, QueuePair, QueuePairEndpoint, ReceiveWorkRequest, SendWorkRequest,
 };
-use rdma_soft::SoftDevice;
 
 use crate::Failure;
 
@@ -109,28 +108,5 @@ impl End {
             }
         }
         Ok(())
-    }
-}
-
-/// Refuses a peer that the software device cannot reach: its addresses are random in each process, so those
-/// of another process are none of its own.
-///
-/// # Errors
-/// If the device is a software device, and the peer in another process.
-pub fn check_reach(
-    device: &str,
-    own: &QueuePairEndpoint,
-    peer: &QueuePairEndpoint,
-) -> Result<(), Failure> {
-    let gids = peer.gids();
-    let same = own.lid() == peer.lid()
-        && (gids.is_empty() || gids.iter().any(|gid| own.gids().contains(gid)));
-    match SoftDevice::find(device) {
-        Some(_) if !same => Err(format!(
-            "{device} is a software device, which reaches queue pairs of its own process only: give both \
-             processes a device of the kernel, such as `--device rxe0`"
-        )
-        .into()),
-        _ => Ok(()),
     }
 }

@@ -163,6 +163,12 @@ impl OutOfBand {
         &self.stream
     }
 
+    /// The same, for who sees to deadlines by other means.
+    #[must_use]
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
     /// Tells the peer `own`, and connects with what it tells.
     ///
     /// Who listens connects first, and answers then: so what the other one sends as soon as it is connected
@@ -221,7 +227,10 @@ impl OutOfBand {
     /// # Errors
     /// [`OutOfBandError::Long`], [`OutOfBandError::Late`], [`OutOfBandError::Io`].
     pub fn finish(mut self, wait: Duration) -> Result<(), OutOfBandError> {
-        self.stream.shutdown(Shutdown::Write)?;
+        match self.stream.shutdown(Shutdown::Write) {
+            Err(error) if error.kind() != ErrorKind::NotConnected => return Err(error.into()),
+            _ => {}
+        }
         match read(&mut self.stream, &mut [0], Instant::now() + wait)? {
             Some(0) => Ok(()),
             Some(_) => Err(OutOfBandError::Long),

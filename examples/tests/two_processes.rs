@@ -5,6 +5,7 @@ use std::io::Read as _;
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use rdma_examples::Failure;
@@ -92,7 +93,7 @@ fn messages_come_back_between_sides_that_met_by_tcp() {
 fn sides_that_do_not_fit_are_both_told() {
     for outcome in sides(pingpong, [&["--device", "soft0"], &["--device", "softib0"]]) {
         let error = outcome.unwrap_err().to_string();
-        assert!(error.contains("reaches queue pairs of its own process only"), "{error}");
+        assert!(error.contains("give both processes the same `--device`"), "{error}");
     }
     // The one speaks its own format, the other that of the tool.
     let address = &free();
@@ -182,17 +183,87 @@ impl Process {
     }
 }
 
+/// Runs both sides as processes, and returns the last line of each.
+fn processes(name: &str, options: &[&str]) -> [String; 2] {
+    let mut listens = Process::example(name, &[options, &["--listen", "127.0.0.1:0"]].concat());
+    let address = listens.address();
+    let connects = Process::example(name, &[options, &["--connect", &address]].concat());
+    [connects, listens].map(Process::succeed)
+}
+
 #[test]
-fn processes_with_software_devices_are_told_that_they_do_not_reach_each_other() {
-    let mut listens = Process::example("pingpong", &["--listen", "127.0.0.1:0"]);
-    let connects = Process::example("pingpong", &["--connect", &listens.address()]);
+fn two_processes_send_to_and_fro_on_software_devices() {
+    for device in ["soft0", "softib0"] {
+        for (name, more) in [
+            ("pingpong", &["--size", "64"][..]),
+            ("pingpong", &["--size", "100000"]),
+            ("pingpong", &["--size", "64", "--events"]),
+            ("rc_pingpong", &["--size", "5000"]),
+        ] {
+            let options = [&["--device", device, "--iterations", "50"], more].concat();
+            for line in processes(name, &options) {
+                assert!(line.starts_with(&format!("{device}: 50 times ")), "{name}: {line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn two_processes_have_a_channel_on_software_devices() {
+    for device in ["soft0", "softib0"] {
+        for line in processes("echo", &["--device", device, "--messages", "100"]) {
+            assert!(line.starts_with(&format!("{device}: 100 messages")), "{line}");
+        }
+    }
+}
+
+#[test]
+fn two_processes_send_datagrams_on_software_devices() {
+    for device in ["soft0", "softib0"] {
+        let [client, server] =
+            processes("ud_pingpong", &["--device", device, "--iterations", "50"]);
+        assert_eq!(client, format!("{device}: 50 round trips, which makes 50"));
+        assert_eq!(server, format!("{device}: answered 50 times"));
+    }
+}
+
+#[test]
+fn who_is_left_is_told_when_its_peer_is_killed() {
+    for device in ["soft0", "softib0"] {
+        // A channel waits for a message as long as it is told, also when the peer has gone.
+        for (name, more) in [
+            ("echo", &["--messages", "100000000", "--wait", "5"][..]),
+            ("pingpong", &["--iterations", "100000000"]),
+        ] {
+            let options = [&["--device", device], more].concat();
+            let listen = [&options[..], &["--listen", "127.0.0.1:0"]].concat();
+            let mut listens = Process::to_kill(name, &listen);
+            let address = listens.address();
+            let mut connects =
+                Process::example(name, &[&options[..], &["--connect", &address]].concat());
+            connects.line("connected");
+            let begin = Instant::now();
+            listens.0.kill().unwrap(); // SIGKILL
+            assert!(!listens.end().status.success());
+            let output = connects.end();
+            assert_eq!(output.status.code(), Some(1), "{output:?}");
+            assert!(begin.elapsed() < Duration::from_secs(12), "{:?}", begin.elapsed());
+            assert!(output.stderr.starts_with(b"error: "), "{output:?}");
+        }
+    }
+}
+
+#[test]
+fn processes_whose_devices_do_not_fit_are_both_told() {
+    let listen = ["--device", "softib0", "--listen", "127.0.0.1:0"];
+    let mut listens = Process::example("pingpong", &listen);
+    let address = listens.address();
+    let connects = Process::example("pingpong", &["--device", "soft0", "--connect", &address]);
     for process in [connects, listens] {
         let output = process.end();
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let text = String::from_utf8(output.stderr).unwrap();
-        let told =
-            "error: soft0 is a software device, which reaches queue pairs of its own process only";
-        assert!(text.starts_with(told), "{text}");
+        assert!(text.contains("give both processes the same `--device`"), "{text}");
     }
 }
 

@@ -1,32 +1,92 @@
 //! From a device's name to two sides that are connected to each other.
 
+use std::time::Duration;
+
 use rdma_channel::{PreparedChannel, prelude::*};
-use rdma_mem::{AccessFlags, OwnedRegion, ProtectionDomain, SharedRegion, open_device};
-use rdma_qp::MaxRnrRetries;
+use rdma_mem::{
+    AccessFlags, Context, OwnedRegion, ProtectionDomain, RemoteMemoryRegion, SharedRegion,
+    open_device,
+};
+use rdma_qp::{AckTimeout, MaxRnrRetries, QueuePairEndpoint};
 
 use super::receiver::Receiver;
 use super::sender::Sender;
 use super::{Error, Settings};
 
+/// A channel that is not connected yet, and its slots.
+#[derive(Debug)]
+pub(crate) struct Prepared<Slots> {
+    channel: PreparedChannel,
+    slots: Slots,
+    settings: Settings,
+}
+
 /// Two channels of a device, each with its own domain and memory, connected to each other.
 pub(crate) fn connect(device: &str, settings: Settings) -> Result<(Sender, Receiver), Error> {
     let context = open_device(device)?;
-    let bytes = settings.registered_bytes();
-    let registration = |source| Error::Registration { bytes, source };
-
-    let near_pd = context.allocate_pd()?;
-    let near = prepare(&near_pd, settings)?;
-    let near_slots = OwnedRegion::allocate(&near_pd, bytes).map_err(registration)?;
-    let far_pd = context.allocate_pd()?;
-    let far = prepare(&far_pd, settings)?;
-    let access = AccessFlags::new().with_local_write().with_remote_write();
-    let far_slots = SharedRegion::allocate(&far_pd, bytes, access).map_err(registration)?;
-
-    let (near_end, far_end) = (near.endpoint(), far.endpoint());
-    let (near, far) = (near.handshake(far_end)?, far.handshake(near_end)?);
-    let remote = far_slots.remote();
-    Ok((Sender::new(near, near_slots, remote, settings), Receiver::new(far, far_slots, settings)))
+    let near = prepare_sender(&context, settings)?;
+    let far = prepare_receiver(&context, settings)?;
+    let (near_end, far_end, remote) = (near.endpoint(), far.endpoint(), far.remote());
+    Ok((near.connect(far_end, remote)?, far.connect(near_end)?))
 }
+
+/// The side that reads the file.
+pub(crate) fn prepare_sender(
+    context: &Context,
+    settings: Settings,
+) -> Result<Prepared<OwnedRegion>, Error> {
+    let (pd, bytes) = (context.allocate_pd()?, settings.registered_bytes());
+    let channel = prepare(&pd, settings)?;
+    let slots = OwnedRegion::allocate(&pd, bytes);
+    let slots = slots.map_err(|source| Error::Registration { bytes, source })?;
+    Ok(Prepared { channel, slots, settings })
+}
+
+/// The side whose memory is written.
+pub(crate) fn prepare_receiver(
+    context: &Context,
+    settings: Settings,
+) -> Result<Prepared<SharedRegion>, Error> {
+    let (pd, bytes) = (context.allocate_pd()?, settings.registered_bytes());
+    let channel = prepare(&pd, settings)?;
+    let access = AccessFlags::new().with_local_write().with_remote_write();
+    let slots = SharedRegion::allocate(&pd, bytes, access);
+    let slots = slots.map_err(|source| Error::Registration { bytes, source })?;
+    Ok(Prepared { channel, slots, settings })
+}
+
+impl<Slots> Prepared<Slots> {
+    /// What the other side has to know.
+    pub(crate) fn endpoint(&self) -> QueuePairEndpoint {
+        self.channel.endpoint()
+    }
+}
+
+impl Prepared<OwnedRegion> {
+    pub(crate) fn connect(
+        self,
+        peer: QueuePairEndpoint,
+        remote: RemoteMemoryRegion,
+    ) -> Result<Sender, Error> {
+        let Self { channel, slots, settings } = self;
+        Ok(Sender::new(channel.handshake(peer)?, slots, remote, settings))
+    }
+}
+
+impl Prepared<SharedRegion> {
+    /// The slots, for the sender.
+    pub(crate) fn remote(&self) -> RemoteMemoryRegion {
+        self.slots.remote()
+    }
+
+    pub(crate) fn connect(self, peer: QueuePairEndpoint) -> Result<Receiver, Error> {
+        let Self { channel, slots, settings } = self;
+        Ok(Receiver::new(channel.handshake(peer)?, slots, settings))
+    }
+}
+
+/// How long a message may be without an acknowledgement before it is sent again.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(2);
 
 /// Queues for `depth` messages in each direction.
 fn prepare(pd: &ProtectionDomain, settings: Settings) -> Result<PreparedChannel, Error> {
@@ -40,6 +100,9 @@ fn prepare(pd: &ProtectionDomain, settings: Settings) -> Result<PreparedChannel,
         .access(AccessFlags::new().with_local_write().with_remote_write())
         // Both sides have met before the first message: one without room then has gone.
         .max_rnr_retries(MaxRnrRetries::default())
+        // A process that is stopped acknowledges nothing on some devices. With all retries, this is
+        // longer than one waits for a sign of it.
+        .ack_timeout(AckTimeout::min_duration_greater_than(UNACKNOWLEDGED).unwrap_or_default())
         .build()?;
     Ok(channel)
 }

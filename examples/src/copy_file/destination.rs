@@ -2,38 +2,76 @@
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, open};
+use rustix::io::Errno;
 use tempfile::NamedTempFile;
 
 use super::Error;
 
 /// A file that appears under its name, whole, at [`commit`](Self::commit), or not at all: until then it
-/// is a temporary file in the same folder, which goes away when this is dropped.
+/// has no name, and goes away with its process, however that ends.
 #[derive(Debug)]
 pub(crate) struct Destination {
-    temporary: NamedTempFile,
+    temporary: Temporary,
     path: PathBuf,
     folder: PathBuf,
     /// The file that is replaced.
     old: Option<Metadata>,
 }
 
+/// What the file is before it has its name.
+#[derive(Debug)]
+enum Temporary {
+    Unnamed(File),
+    /// Where the file system has no files without a name. It goes away when this is dropped.
+    Hidden(NamedTempFile),
+}
+
+/// The file that is copied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    /// Who may read, write and execute it.
+    pub(crate) mode: u32,
+    /// Which file it is, if that is known here: its device and its number there.
+    pub(crate) inode: Option<(u64, u64)>,
+}
+
+impl From<&Metadata> for Origin {
+    fn from(file: &Metadata) -> Self {
+        Self { mode: file.mode(), inode: Some((file.dev(), file.ino())) }
+    }
+}
+
 impl Destination {
     /// A new file has the permissions of the source, less the umask; one that is replaced keeps its
     /// own, and its owner where we may give files away. A link is followed.
-    pub(crate) fn create(path: &Path, source: &Metadata) -> Result<Self, Error> {
-        let failed = |error| Error::file("write", path, error);
-        let old = existing(path).map_err(failed)?;
-        if old.as_ref().is_some_and(|old| (old.dev(), old.ino()) == (source.dev(), source.ino())) {
-            return Err(Error::SameFile { path: path.to_owned() });
-        }
-        Self::try_create(path, old, source).map_err(failed)
+    pub(crate) fn create(path: &Path, source: Origin) -> Result<Self, Error> {
+        Self::create_as(path, source, Temporary::create)
     }
 
-    fn try_create(path: &Path, old: Option<Metadata>, source: &Metadata) -> io::Result<Self> {
+    fn create_as(
+        path: &Path,
+        source: Origin,
+        make: impl FnOnce(&Path, u32) -> io::Result<Temporary>,
+    ) -> Result<Self, Error> {
+        let failed = |error| Error::file("write", path, error);
+        let old = existing(path).map_err(failed)?;
+        if old.as_ref().is_some_and(|old| Some((old.dev(), old.ino())) == source.inode) {
+            return Err(Error::SameFile { path: path.to_owned() });
+        }
+        Self::try_create(path, old, |folder| make(folder, source.mode & RIGHTS)).map_err(failed)
+    }
+
+    fn try_create(
+        path: &Path,
+        old: Option<Metadata>,
+        make: impl FnOnce(&Path) -> io::Result<Temporary>,
+    ) -> io::Result<Self> {
         let path = match old {
             Some(_) => {
                 // To replace a file takes the right to write its folder; to overwrite it, as would be
@@ -47,24 +85,20 @@ impl Destination {
             Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
             _ => PathBuf::from("."),
         };
-        let temporary = tempfile::Builder::new()
-            .prefix(".copy_file-")
-            .suffix(".part")
-            .permissions(rights(source))
-            .tempfile_in(&folder)?;
+        let temporary = make(&folder)?;
         Ok(Self { temporary, path, folder, old })
     }
 
     /// Puts the file on disk and in its place.
     pub(crate) fn commit(self) -> io::Result<()> {
         let Self { temporary, path, folder, old } = self;
-        let file = temporary.as_file();
-        if let Some(old) = old {
+        let file = temporary.file();
+        if let Some(old) = &old {
             let _ = fchown(file, Some(old.uid()), Some(old.gid()));
-            file.set_permissions(rights(&old))?;
+            file.set_permissions(Permissions::from_mode(old.mode() & RIGHTS))?;
         }
         file.sync_all()?;
-        temporary.persist(path).map_err(|failed| failed.error)?;
+        temporary.name(&path, &folder)?;
         // A folder that may be written need not be readable.
         File::open(folder).map_or(Ok(()), |folder| folder.sync_all())
     }
@@ -72,12 +106,72 @@ impl Destination {
 
 impl Write for Destination {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.temporary.as_file_mut().write(bytes)
+        self.temporary.file().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.temporary.as_file_mut().flush()
+        self.temporary.file().flush()
     }
+}
+
+impl Temporary {
+    fn create(folder: &Path, mode: u32) -> io::Result<Self> {
+        match Self::unnamed(folder, mode) {
+            // Of a file system that has none, and of a kernel that knows of none.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR) => Self::hidden(folder, mode),
+            made => Ok(made?),
+        }
+    }
+
+    fn unnamed(folder: &Path, mode: u32) -> rustix::io::Result<Self> {
+        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = File::from(open(folder, flags, Mode::from_raw_mode(mode))?);
+        match place(&file).exists() {
+            true => Ok(Self::Unnamed(file)),
+            false => Err(Errno::OPNOTSUPP), // without /proc it would never get a name
+        }
+    }
+
+    fn hidden(folder: &Path, mode: u32) -> io::Result<Self> {
+        let rights = Permissions::from_mode(mode);
+        hidden().permissions(rights).tempfile_in(folder).map(Self::Hidden)
+    }
+
+    fn file(&self) -> &File {
+        match self {
+            Self::Unnamed(file) => file,
+            Self::Hidden(file) => file.as_file(),
+        }
+    }
+
+    /// Gives the file its name, in the place of another one if there is one.
+    fn name(self, path: &Path, folder: &Path) -> io::Result<()> {
+        let file = match self {
+            Self::Unnamed(file) => file,
+            Self::Hidden(file) => return Ok(file.persist(path).map(drop)?),
+        };
+        let link = |name: &Path| linkat(CWD, place(&file), CWD, name, AtFlags::SYMLINK_FOLLOW);
+        match link(path) {
+            // A file is replaced by one that has a name, which it has for a moment.
+            Err(Errno::EXIST) => {
+                let hidden = hidden().make_in(folder, |name| Ok(link(name)?))?;
+                Ok(hidden.persist(path)?)
+            }
+            linked => Ok(linked?),
+        }
+    }
+}
+
+/// How a temporary file is named, where it has a name.
+fn hidden() -> tempfile::Builder<'static, 'static> {
+    let mut names = tempfile::Builder::new();
+    names.prefix(".copy_file-").suffix(".part");
+    names
+}
+
+/// The name that the kernel has for an open file.
+fn place(file: &File) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// The file that is to be replaced, if there is one.
@@ -102,9 +196,7 @@ fn existing(path: &Path) -> io::Result<Option<Metadata>> {
 }
 
 /// Who may read, write and execute, without the bits that change who one is.
-fn rights(metadata: &Metadata) -> Permissions {
-    Permissions::from_mode(metadata.permissions().mode() & 0o777)
-}
+const RIGHTS: u32 = 0o777;
 
 #[cfg(test)]
 mod tests {
@@ -112,14 +204,19 @@ mod tests {
 
     use super::*;
 
+    type Make = fn(&Path, u32) -> io::Result<Temporary>;
+
+    /// Both kinds, the first one where the file system has it.
+    const MAKES: [Make; 2] = [Temporary::create, Temporary::hidden];
+
     struct Folder(tempfile::TempDir);
 
     impl Folder {
-        fn with_source(mode: u32) -> (Self, Metadata) {
+        fn with_source(mode: u32) -> (Self, Origin) {
             let folder = Self(tempfile::tempdir().unwrap());
             folder.write("source", mode);
             let metadata = fs::metadata(folder.at("source")).unwrap();
-            (folder, metadata)
+            (folder, Origin::from(&metadata))
         }
 
         fn at(&self, name: &str) -> PathBuf {
@@ -135,8 +232,8 @@ mod tests {
             fs::read_dir(self.0.path()).unwrap().count()
         }
 
-        fn copy(&self, name: &str, source: &Metadata) {
-            let mut destination = Destination::create(&self.at(name), source).unwrap();
+        fn copy(&self, name: &str, source: Origin, make: Make) {
+            let mut destination = Destination::create_as(&self.at(name), source, make).unwrap();
             destination.write_all(b"new").unwrap();
             destination.commit().unwrap();
             assert_eq!(fs::read(self.at(name)).unwrap(), b"new");
@@ -151,10 +248,12 @@ mod tests {
     fn what_is_not_committed_leaves_nothing_and_replaces_nothing() {
         let (folder, source) = Folder::with_source(0o644);
         folder.write("old", 0o644);
-        for name in ["old", "new"] {
-            let mut destination = Destination::create(&folder.at(name), &source).unwrap();
+        for (name, make) in [("old", MAKES[0]), ("new", MAKES[0]), ("old", MAKES[1])] {
+            let destination = Destination::create_as(&folder.at(name), source, make);
+            let mut destination = destination.unwrap();
             destination.write_all(b"half").unwrap();
-            assert_eq!(folder.names(), 3);
+            let hidden = matches!(destination.temporary, Temporary::Hidden(_));
+            assert_eq!(folder.names(), if hidden { 3 } else { 2 });
             drop(destination);
         }
         assert_eq!(folder.names(), 2);
@@ -163,25 +262,43 @@ mod tests {
 
     #[test]
     fn a_new_file_has_the_rights_of_the_source_and_an_old_one_its_own() {
-        let (folder, source) = Folder::with_source(0o4500);
-        folder.copy("new", &source);
-        assert_eq!(folder.mode("new"), 0o500);
-        folder.write("old", 0o640);
-        let owner = |name| fs::metadata(folder.at(name)).unwrap().uid();
-        let somebody = if owner("old") == 0 { 65534 } else { owner("old") };
-        std::os::unix::fs::chown(folder.at("old"), Some(somebody), None).unwrap();
-        folder.copy("old", &source);
-        assert_eq!((folder.mode("old"), owner("old")), (0o640, somebody));
+        for make in MAKES {
+            let (folder, source) = Folder::with_source(0o4500);
+            folder.copy("new", source, make);
+            assert_eq!(folder.mode("new"), 0o500);
+            folder.write("old", 0o640);
+            let owner = |name| fs::metadata(folder.at(name)).unwrap().uid();
+            let somebody = if owner("old") == 0 { 65534 } else { owner("old") };
+            std::os::unix::fs::chown(folder.at("old"), Some(somebody), None).unwrap();
+            folder.copy("old", source, make);
+            assert_eq!((folder.mode("old"), owner("old")), (0o640, somebody));
+            assert_eq!(folder.names(), 3, "nothing is left");
+        }
+    }
+
+    #[test]
+    fn a_file_that_appeared_meanwhile_is_replaced() {
+        for make in MAKES {
+            let (folder, source) = Folder::with_source(0o644);
+            let mut destination = Destination::create_as(&folder.at("new"), source, make).unwrap();
+            destination.write_all(b"copied").unwrap();
+            folder.write("new", 0o644);
+            destination.commit().unwrap();
+            assert_eq!(fs::read(folder.at("new")).unwrap(), b"copied");
+            assert_eq!(folder.names(), 2);
+        }
     }
 
     #[test]
     fn a_link_is_followed_and_stays() {
-        let (folder, source) = Folder::with_source(0o644);
-        folder.write("old", 0o644);
-        symlink("old", folder.at("link")).unwrap();
-        folder.copy("link", &source);
-        assert!(fs::symlink_metadata(folder.at("link")).unwrap().is_symlink());
-        assert_eq!(fs::read(folder.at("old")).unwrap(), b"new");
+        for make in MAKES {
+            let (folder, source) = Folder::with_source(0o644);
+            folder.write("old", 0o644);
+            symlink("old", folder.at("link")).unwrap();
+            folder.copy("link", source, make);
+            assert!(fs::symlink_metadata(folder.at("link")).unwrap().is_symlink());
+            assert_eq!(fs::read(folder.at("old")).unwrap(), b"new");
+        }
     }
 
     #[test]
@@ -200,7 +317,7 @@ mod tests {
             (folder.at("source/new"), "Not a directory"),
             (PathBuf::from("/dev/full"), "no regular file"),
         ] {
-            let error = Destination::create(&path, &source).unwrap_err().to_string();
+            let error = Destination::create(&path, source).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
             assert!(error.contains(path.to_str().unwrap()), "{error}");
         }

@@ -92,6 +92,27 @@ pub enum Error {
     /// Somebody wanted it to end.
     #[error("interrupted; nothing was written")]
     Cancelled,
+    /// The processes did not meet.
+    #[error(transparent)]
+    Meeting(#[from] crate::out_of_band::OutOfBandError),
+    /// The connection between the processes.
+    #[error("the TCP connection to the other process failed: {0}")]
+    Line(#[source] io::Error),
+    /// Their devices do not fit.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The other process has said why it ends.
+    #[error("the other process has given up: {0}")]
+    Told(String),
+    /// The other process did not say why.
+    #[error("the other process ended before it said that the copy was complete")]
+    Ended,
+    /// Nothing comes from the other process, not even that it runs.
+    #[error("nothing was heard of the other process for {patience:?}: is it stopped, or its host?")]
+    Silent {
+        /// For how long.
+        patience: Duration,
+    },
     /// The other side ended first; its error is the cause.
     #[error("the other side of the transfer ended too early")]
     OtherSide,
@@ -119,11 +140,30 @@ impl Error {
         matches!(self, Self::OtherSide) || self.is_flush()
     }
 
-    /// Says which files the streams of a transfer were.
-    pub(crate) fn with_paths(self, from: &Path, to: &Path) -> Self {
+    /// Whether the end of the other process may be why.
+    pub(crate) fn may_be_consequence(&self) -> bool {
+        matches!(
+            self,
+            Self::OtherSide
+                | Self::Completion(_)
+                | Self::Channel(_)
+                | Self::Post(_)
+                | Self::Queue(_)
+        )
+    }
+
+    /// Says which file the stream was that could not be read.
+    pub(crate) fn of_source(self, path: &Path) -> Self {
         match self {
-            Self::Read(error) => Self::file("read", from, error),
-            Self::Write(error) => Self::file("write", to, error),
+            Self::Read(error) => Self::file("read", path, error),
+            other => other,
+        }
+    }
+
+    /// Says which file the stream was that could not be written.
+    pub(crate) fn of_destination(self, path: &Path) -> Self {
+        match self {
+            Self::Write(error) => Self::file("write", path, error),
             other => other,
         }
     }

@@ -8,15 +8,17 @@
 //! last message carries length and checksum of the whole.
 //!
 //! ```text
-//!  SRC -> slots of the sender ==RDMA WRITE WITH IMM==> slots of the receiver -> temporary file -> DST
+//!  SRC -> slots of the sender ==RDMA WRITE WITH IMM==> slots of the receiver -> unnamed file -> DST
 //!                             <=======credits========
 //! ```
 //!
 //! Each side ends when the other does: by a flag that both look at while they wait, and by a limit on
 //! how long anything may take.
 //!
-//! Both sides are here in one process, so the flag and the exchange of endpoints need no network. What
-//! is between them is nothing but RDMA.
+//! Both sides can be in one process, as threads: then the flag and the exchange of endpoints need no
+//! network. Or each is a process, on one host or on two: then there is a TCP connection beside, by which
+//! they tell each other where they are, that they run, and why they end. The file's bytes go by nothing
+//! but RDMA.
 
 mod command;
 mod connect;
@@ -24,6 +26,7 @@ mod destination;
 mod error;
 mod inbox;
 mod message;
+mod process;
 mod receiver;
 mod sender;
 mod settings;
@@ -37,11 +40,12 @@ use std::time::Instant;
 
 pub use command::main;
 pub use error::Error;
+pub use process::{receive, send};
 pub use settings::Settings;
 pub use summary::Summary;
 pub use transfer::{Control, Transferred, transfer};
 
-use destination::Destination;
+use destination::{Destination, Origin};
 use source::SourceFile;
 
 /// What to copy, where to, and through which device.
@@ -83,10 +87,10 @@ pub struct Job {
 pub fn copy(job: &Job, control: Control<'_>) -> Result<Summary, Error> {
     let Job { source: from, destination: to, device, settings } = job;
     let mut source = SourceFile::open(from)?;
-    let mut destination = Destination::create(to, source.metadata())?;
+    let mut destination = Destination::create(to, Origin::from(source.metadata()))?;
     let started = Instant::now();
     let transferred = transfer(device, &mut source, &mut destination, *settings, control)
-        .map_err(|error| error.with_paths(from, to))?;
+        .map_err(|error| error.of_source(from).of_destination(to))?;
     destination.commit().map_err(|error| Error::file("write", to, error))?;
     Ok(Summary {
         device: device.clone(),

@@ -8,6 +8,8 @@ use std::{hint, thread};
 use rdma_channel::Scope;
 
 use super::Error;
+use super::process::frame::Kind;
+use super::process::line::Line;
 
 /// The first failure of a transfer, or the wish to end it: ends both sides.
 #[derive(Debug)]
@@ -17,8 +19,15 @@ pub(crate) struct Stop<'a> {
     patience: Duration,
     stopped: AtomicBool,
     first: Mutex<Option<Error>>,
-    /// How many times a side came to a meeting.
-    met: AtomicU32,
+    other: Other<'a>,
+}
+
+/// How the other side is met.
+#[derive(Debug)]
+enum Other<'a> {
+    /// It is a thread, which has the same `Stop`. How many times a side came to a meeting.
+    Thread(AtomicU32),
+    Process(&'a Line),
 }
 
 /// Where the sides wait for each other.
@@ -33,12 +42,28 @@ pub(crate) enum Meeting {
 
 impl<'a> Stop<'a> {
     pub(crate) fn new(cancelled: &'a AtomicBool, patience: Duration) -> Self {
-        let (stopped, met) = (AtomicBool::new(false), AtomicU32::new(0));
-        Self { cancelled, patience, stopped, first: Mutex::new(None), met }
+        Self::with(cancelled, patience, Other::Thread(AtomicU32::new(0)))
+    }
+
+    /// That of one side, whose other side is another process.
+    pub(crate) fn between_processes(
+        cancelled: &'a AtomicBool,
+        patience: Duration,
+        line: &'a Line,
+    ) -> Self {
+        Self::with(cancelled, patience, Other::Process(line))
+    }
+
+    fn with(cancelled: &'a AtomicBool, patience: Duration, other: Other<'a>) -> Self {
+        let stopped = AtomicBool::new(false);
+        Self { cancelled, patience, stopped, first: Mutex::new(None), other }
     }
 
     /// Ends the transfer. The first error that tells a cause is kept.
     pub(crate) fn fail(&self, error: Error) {
+        if let (Other::Process(line), false) = (&self.other, error.may_be_consequence()) {
+            line.tell(&error);
+        }
         let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
         if first.as_ref().is_none_or(Error::is_consequence) {
             *first = Some(error);
@@ -51,7 +76,11 @@ impl<'a> Stop<'a> {
         if self.cancelled.load(Ordering::Relaxed) {
             return Err(Error::Cancelled);
         }
-        if self.stopped.load(Ordering::Acquire) { Err(Error::OtherSide) } else { Ok(()) }
+        let other_ended = matches!(self.other, Other::Process(line) if line.is_over());
+        match other_ended || self.stopped.load(Ordering::Acquire) {
+            true => Err(Error::OtherSide),
+            false => Ok(()),
+        }
     }
 
     /// Waits until `ready` gives something, which does not wait.
@@ -67,9 +96,21 @@ impl<'a> Stop<'a> {
 
     /// Waits for the other side.
     pub(crate) fn meet(&self, meeting: Meeting) -> Result<(), Error> {
-        let both = 2 * meeting as u32;
-        self.met.fetch_add(1, Ordering::AcqRel);
-        self.until(|| (self.met.load(Ordering::Acquire) >= both).then_some(()))
+        match &self.other {
+            Other::Thread(met) => {
+                let both = 2 * meeting as u32;
+                met.fetch_add(1, Ordering::AcqRel);
+                self.until(|| (met.load(Ordering::Acquire) >= both).then_some(()))
+            }
+            Other::Process(line) => {
+                let kind = match meeting {
+                    Meeting::Begin => Kind::Begin,
+                    Meeting::End => Kind::End,
+                };
+                line.say(kind, &[])?;
+                self.until(|| line.said(kind).map(drop))
+            }
+        }
     }
 
     /// Runs a side in its scope; its failure, or its panic, ends the other.

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rdma_examples::copy_file::{Control, Error, Job, Settings, Summary, copy};
 use tempfile::TempDir;
@@ -63,6 +65,23 @@ impl Bench {
         let error = result.unwrap_err().to_string();
         assert_eq!(self.names(), ["source"], "{error}");
         error
+    }
+}
+
+/// Waits until this process has written some of the copy, whether that has a name or not.
+pub(crate) fn wait_until_written(program: u32, bench: &Bench) {
+    let source = fs::canonicalize(bench.at("source")).unwrap();
+    let folder = fs::canonicalize(bench.folder()).unwrap();
+    let begun = |open: fs::DirEntry| {
+        let Ok(place) = fs::read_link(open.path()) else { return false };
+        let ours = place.starts_with(&folder) && place != source;
+        ours && fs::metadata(open.path()).is_ok_and(|file| file.len() > 0)
+    };
+    let started = Instant::now();
+    let descriptors = PathBuf::from(format!("/proc/{program}/fd"));
+    while !fs::read_dir(&descriptors).unwrap().flatten().any(begun) {
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", bench.names());
+        thread::yield_now();
     }
 }
 

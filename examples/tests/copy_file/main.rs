@@ -6,6 +6,7 @@ mod damage;
 mod endings;
 mod files;
 mod pipeline;
+mod processes;
 mod program;
 mod refusals;
 mod signals;

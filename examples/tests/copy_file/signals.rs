@@ -1,10 +1,9 @@
-//! An interrupted program takes its temporary file away.
+//! An interrupted program leaves nothing.
 
 use std::fs;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
-use crate::bench::{Bench, said};
+use crate::bench::{Bench, said, wait_until_written};
 
 #[test]
 fn an_interrupted_copy_leaves_nothing() {
@@ -16,12 +15,7 @@ fn an_interrupted_copy_leaves_nothing() {
         let mut command = bench.command();
         command.args(["source", "copy"]).stderr(Stdio::piped()).stdout(Stdio::piped());
         let child = command.spawn().unwrap();
-        let started = Instant::now();
-        let written = |name: &String| fs::metadata(bench.at(name)).is_ok_and(|m| m.len() > 0);
-        while !bench.names().iter().any(|name| name.ends_with(".part") && written(name)) {
-            assert!(started.elapsed() < Duration::from_secs(60), "{:?}", bench.names());
-            std::thread::yield_now();
-        }
+        wait_until_written(child.id(), &bench);
         let pid = child.id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
         let said = said(&child.wait_with_output().unwrap(), 1);

@@ -1,0 +1,69 @@
+//! Whether a software device reaches the peer that another process told of.
+
+use rdma_qp::QueuePairEndpoint;
+use rdma_soft::SoftDevice;
+
+use crate::Failure;
+
+/// Refuses a peer of another link layer, and one that the software device does not reach: `soft0` and
+/// `softib0` reach the devices of the same name in the processes of one user on one host, and all other
+/// software devices those of their own process. A device of the kernel may reach anybody.
+///
+/// # Errors
+/// It says which device to give to both processes.
+pub fn check_reach(
+    device: &str,
+    own: &QueuePairEndpoint,
+    peer: &QueuePairEndpoint,
+) -> Result<(), Failure> {
+    if own.link_layer() != peer.link_layer() {
+        let (own, peer) = (own.link_layer(), peer.link_layer());
+        return Err(format!(
+            "{device} is a device of {own}, and the peer's one of {peer}: give both processes the same \
+             `--device`"
+        )
+        .into());
+    }
+    let gids = peer.gids();
+    let same = own.lid() == peer.lid()
+        && (gids.is_empty() || gids.iter().any(|gid| own.gids().contains(gid)));
+    match SoftDevice::find(device) {
+        Some(_) if !same => Err(format!(
+            "{device} is a software device, which the peer's device cannot be reached from: start both \
+             processes as one user on one host, with `--device soft0` or `--device softib0`, or give both \
+             a device of the kernel, such as `--device rxe0`"
+        )
+        .into()),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_types::{Gid, GidType, Lid, Psn, Qpn};
+
+    use super::*;
+
+    fn on_ethernet(gid: u8) -> QueuePairEndpoint {
+        let end = QueuePairEndpoint::new(Qpn::masked(1), Psn::masked(2));
+        end.with_gid(Gid::from_bytes([gid; 16]), GidType::ROCE_V2)
+    }
+
+    #[test]
+    fn a_software_device_is_told_whom_it_reaches() {
+        rdma_soft::install();
+        let own = on_ethernet(1);
+        assert!(check_reach("soft0", &own, &on_ethernet(1)).is_ok());
+        assert!(check_reach("rxe0", &own, &on_ethernet(2)).is_ok());
+        let error = check_reach("soft0", &own, &on_ethernet(2)).unwrap_err().to_string();
+        assert!(error.contains("as one user on one host"), "{error}");
+    }
+
+    #[test]
+    fn link_layers_that_differ_are_named() {
+        let infiniband =
+            QueuePairEndpoint::new(Qpn::masked(1), Psn::masked(2)).with_lid(Lid::new(7));
+        let error = check_reach("rxe0", &on_ethernet(1), &infiniband).unwrap_err().to_string();
+        assert!(error.contains("Ethernet") && error.contains("InfiniBand"), "{error}");
+    }
+}
