@@ -145,6 +145,8 @@ impl Neighbor {
                     self.link.wait_until_writable(self);
                     return false;
                 }
+                // The link is told of its end, and hears first what it has said before.
+                Err(Errno::PIPE | Errno::CONNRESET) => return false,
                 Err(_) => {
                     self.link.forget(self);
                     return false;
