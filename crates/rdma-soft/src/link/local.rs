@@ -19,12 +19,11 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
 };
+use rustix::process::{Resource, getrlimit};
 
 use self::descriptor::Descriptor;
 use self::inlet::Inlet;
 use self::neighbor::Neighbor;
-use rustix::process::{Resource, getrlimit};
-
 use crate::device::Device;
 use crate::engine::Refusal;
 use crate::fabric::thread;
@@ -396,6 +395,13 @@ impl LocalLink {
 
     /// Whether there is no need to look at all connections.
     fn look_at_last(&self) -> bool {
+        self.busy.fetch_add(1, Ordering::AcqRel);
+        let enough = self.take_last();
+        self.busy.fetch_sub(1, Ordering::AcqRel);
+        enough
+    }
+
+    fn take_last(&self) -> bool {
         let Ok(mut driving) = self.driving.try_lock() else { return true };
         let Some(last) = driving.last.upgrade() else { return false };
         if last.look() {
@@ -455,14 +461,15 @@ impl LocalLink {
         true
     }
 
+    fn inlets(&self) -> Vec<Arc<Inlet>> {
+        let inlet = |(_, connected): &(End, Connected)| connected.inlet();
+        locked(&self.ends).all().filter_map(inlet).collect()
+    }
+
     /// These have ended. What they have said before is heard first: an acknowledgement, for one.
     #[cold]
     fn end(&self, ended: &[Arc<Neighbor>]) {
-        let inlet = |(_, connected): &(End, Connected)| connected.inlet();
-        let inlets: Vec<_> = locked(&self.ends).all().filter_map(inlet).collect();
-        for inlet in inlets {
-            inlet.read_all();
-        }
+        self.inlets().iter().for_each(Inlet::read_all);
         ended.iter().for_each(|neighbor| self.forget(neighbor));
         self.fabric.unsettled.settle();
     }
@@ -557,8 +564,12 @@ impl Polled for LocalLink {
         // Who sends without end is not waited for.
         for _ in 0..MOST_ROUNDS {
             if !self.take_events(locked_for_calls(&self.driving)) {
-                return;
+                break;
             }
+        }
+        if self.busy.load(Ordering::Acquire) != 0 {
+            // Another thread may have a message in hand.
+            self.inlets().iter().for_each(Inlet::read_all);
         }
     }
 
