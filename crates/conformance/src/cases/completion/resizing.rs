@@ -41,6 +41,11 @@ fn with_eight_completions(device: &Device) -> (Side, Side) {
         a.qp.post(&Wr::send(n, &[]));
         b.receive_cq.expect_success(n);
     }
+    // What B sends comes behind its acknowledgements.
+    a.qp.post_receive(8, &[]);
+    b.qp.post(&Wr::send(8, &[]));
+    a.receive_cq.expect_success(8);
+    b.send_cq.expect_success(8);
     (a, b)
 }
 
