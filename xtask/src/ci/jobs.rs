@@ -548,7 +548,7 @@ const MIRI: &[Step] = &[
     tests("cargo +nightly miri test -p rdma-types --target-dir {target}/miri").with(UNDER_MIRI),
     tests("cargo +nightly miri test --lib -p rdma-mem -p rdma-channel --target-dir {target}/miri")
         .with(UNDER_MIRI),
-    tests("cargo +nightly miri test --lib -p rdma-soft --target-dir {target}/miri engine::copy::")
+    tests("cargo +nightly miri test --lib -p rdma-soft --target-dir {target}/miri engine::memory::copy::")
         .with(UNDER_MIRI),
 ];
 
