@@ -306,9 +306,24 @@ impl Device {
     /// Where messages go that take that path, if they go as packets. A connection to nowhere is one of packets
     /// if this device sends no others.
     pub(crate) fn way(&self, path: &Path, number: u32) -> Way {
+        self.way_by(path, number, |host| host.connected(number))
+    }
+
+    /// The same, of a datagram: another process is connected to by the first one that goes there. A number that no
+    /// process has is none of its sender's affairs.
+    pub(crate) fn way_of_datagrams(&'static self, path: &Path, number: u32) -> Way {
+        self.way_by(path, number, |host| host.connect(self, number).ok())
+    }
+
+    fn way_by(
+        &self,
+        path: &Path,
+        number: u32,
+        process: impl FnOnce(&dyn Host) -> Option<Arc<dyn Process>>,
+    ) -> Way {
         let there = self.fabric.devices.at(self.link, &path.remote);
         if let Some(host) = self.host_of_other(there, number) {
-            return Way::Wire(host.connected(number).map_or(Outlet::Nowhere, Outlet::Process));
+            return Way::Wire(process(host).map_or(Outlet::Nowhere, Outlet::Process));
         }
         match there {
             _ if !there.map_or(self.force_wire, |there| self.sends_packets_to(there)) => {
@@ -317,13 +332,6 @@ impl Device {
             Some(there) => Way::Wire(Outlet::Inbox(there.inbox())),
             None => Way::Wire(Outlet::Nowhere),
         }
-    }
-
-    /// The same, of a datagram: another process is connected to by the first one that goes there.
-    pub(crate) fn way_of_datagrams(&'static self, path: &Path, number: u32) -> Way {
-        // A number that no process has is none of a datagram's sender's affairs.
-        let _ = self.reach(path, number);
-        self.way(path, number)
     }
 
     /// Connects this process to the one that has that queue pair number at the far end of a path, if that is another one.

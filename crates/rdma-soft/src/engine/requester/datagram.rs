@@ -115,7 +115,7 @@ impl Requester {
         message: &Message<'_>,
         datagram: memory::Datagram,
     ) -> Verdict {
-        let lost = match outlet {
+        let mut lost = match outlet {
             _ if !own.device.port_is_up() => Some(Reason::PortDown),
             outlet if outlet.is_nowhere() => Some(Reason::NoRoute),
             _ => None,
@@ -123,27 +123,22 @@ impl Requester {
         let packet = self.packet(own, qkey, message);
         if let Some(burst) = packet.filter(|_| lost != Some(Reason::PortDown)) {
             let tap = own.device.tap.as_ref();
-            if !outlet.is_nowhere() {
-                let Some(mut buffer) = outlet.buffer(own) else {
-                    if let Outlet::Process(_) = outlet {
-                        // One process that takes nothing keeps no datagrams to others waiting.
-                        let peer_qpn = Some(message.request.destination_qpn);
-                        let whose = Whose { qpn: own.qpn, peer_qpn, address: Some(path.remote) };
-                        own.device.drop_packets(Reason::Stalled, 1, whose);
-                        self.local.clear();
-                        self.psn = self.psn.wrapping_add(1);
-                        return Verdict::Done { bytes: message.length };
+            if lost.is_none() {
+                match outlet.buffer(own) {
+                    Some(mut buffer) => {
+                        if self.gather(message, &mut buffer).is_err() {
+                            outlet.give_back(buffer);
+                            return Verdict::Failed(Status::LOC_PROT_ERR);
+                        }
+                        if let Some(tap) = tap {
+                            tap.sent(&path, &burst, Some(&datagram), &buffer);
+                        }
+                        outlet.send(own.device, path, burst, Some(datagram), buffer);
                     }
-                    return Verdict::NoRoom;
-                };
-                if self.gather(message, &mut buffer).is_err() {
-                    outlet.give_back(buffer);
-                    return Verdict::Failed(Status::LOC_PROT_ERR);
+                    // One process that takes nothing keeps no datagrams to others waiting.
+                    None if matches!(outlet, Outlet::Process(_)) => lost = Some(Reason::Stalled),
+                    None => return Verdict::NoRoom,
                 }
-                if let Some(tap) = tap {
-                    tap.sent(&path, &burst, Some(&datagram), &buffer);
-                }
-                outlet.send(own.device, path, burst, Some(datagram), buffer);
             } else if let Some(tap) = tap {
                 // The packet leaves this device and arrives nowhere.
                 let mut nowhere = [0; PORT_MTU as usize];

@@ -90,25 +90,21 @@ impl Inlet {
             )
         });
         let message = match received {
-            Ok(message) if message.bytes >= HEAD && !message.flags.contains(ReturnFlags::TRUNC) => {
-                let decoded = decode(self.device, &head, message.bytes - HEAD);
-                if decoded.is_none() {
-                    self.device.tally.rare.malformed.count();
-                }
-                decoded
-            }
             Err(Errno::AGAIN | Errno::INTR) => {
                 inbox.give_back(buffer);
                 return Read::Nothing;
             }
             // At its end there is nothing to read.
-            Ok(message) => {
-                if message.bytes > 0 {
+            Ok(message) if message.bytes > 0 => {
+                let whole = !message.flags.contains(ReturnFlags::TRUNC);
+                let length = message.bytes.checked_sub(HEAD).filter(|_| whole);
+                let decoded = length.and_then(|length| decode(self.device, &head, length));
+                if decoded.is_none() {
                     self.device.tally.rare.malformed.count();
                 }
-                None
+                decoded
             }
-            Err(_) => None,
+            Ok(_) | Err(_) => None,
         };
         let Some((path, burst, datagram)) = message else {
             inbox.give_back(buffer);
@@ -117,9 +113,7 @@ impl Inlet {
         inbox.arrive(Letter::of_process(path, burst, datagram, buffer));
         Read::Message
     }
-}
 
-impl Inlet {
     /// Looks for messages where the last ones came from, in as few calls as can be: small ones come one at a time. Whether
     /// there was one.
     pub(super) fn look(self: &Arc<Self>) -> bool {
@@ -131,10 +125,7 @@ impl Inlet {
     pub(super) fn read_all(self: &Arc<Self>) {
         // Who sends without end is not waited for.
         for _ in 0..MOST_TURNS {
-            let more = {
-                let _reading = locked_for_calls(&self.reading);
-                (0..TURN).all(|_| self.take_one())
-            };
+            let more = Arc::clone(self).take_turn();
             self.device.inbox().execute_all();
             if !more {
                 return;
