@@ -16,6 +16,7 @@ const OF_PACKETS: &str = include_str!("../../../docs/wire-differences.md");
 /// Why cases are skipped on the software devices.
 const LACKED: &[&str] = &[
     "headers of InfiniBand have one form alone",
+    "an address of the host is its process's alone",
     "the device does not resize shared receive queues",
     "the device has multicast groups",
     "the port has no GIDs of both versions of RoCE",
@@ -35,6 +36,8 @@ pub(crate) enum Kind {
     Packets,
     /// The same, whose packets go through sockets, as those between processes.
     Sockets,
+    /// The same, whose packets go by UDP, as those between hosts.
+    Network,
     /// The kernel's SoftRoCE.
     Rxe,
     /// A NIC, or anything else.
@@ -80,6 +83,11 @@ impl Device {
         process::exit(0);
     }
 
+    /// Whether its packets go by UDP.
+    pub(crate) fn has_network(&self) -> bool {
+        self.kind == Kind::Network
+    }
+
     /// Goes on only if the device has what the case is about.
     pub(crate) fn needs(&self, has: bool, reason: &str) {
         if !has {
@@ -89,7 +97,7 @@ impl Device {
 
     /// Whether it is of this project.
     pub(crate) fn is_software(&self) -> bool {
-        matches!(self.kind, Kind::Software | Kind::Packets | Kind::Sockets)
+        !matches!(self.kind, Kind::Rxe | Kind::Other)
     }
 
     /// Whether to expect the difference of SoftRoCE that has this name in `docs/rxe-differences.md`,
@@ -100,14 +108,22 @@ impl Device {
 
     /// The same of the software device that sends packets, with `docs/wire-differences.md`.
     pub(crate) fn differs_by_packets(&self, difference: &str) -> bool {
-        let kind = if self.kind == Kind::Sockets { Kind::Sockets } else { Kind::Packets };
+        let kind = match self.kind {
+            kind @ (Kind::Sockets | Kind::Network) => kind,
+            _ => Kind::Packets,
+        };
         self.is_of(kind, OF_PACKETS, difference)
+    }
+
+    /// The same of the one whose packets go by UDP.
+    pub(crate) fn differs_by_udp(&self, difference: &str) -> bool {
+        self.is_of(Kind::Network, OF_PACKETS, difference)
     }
 
     /// Has arrived what was sent without acknowledgements, where it may take its time: through sockets it is read before
     /// a queue pair becomes ready.
     pub(crate) fn let_arrive(&self) {
-        if self.kind == Kind::Sockets {
+        if matches!(self.kind, Kind::Sockets | Kind::Network) {
             drop(pair(self));
         }
     }

@@ -1,6 +1,7 @@
 //! Which devices a run has.
 
 use std::env;
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use rdma_soft::{Builder, Link, Peers, Schedule};
@@ -17,22 +18,28 @@ enum Way {
     Packets,
     /// As packets, through the sockets by which processes reach each other.
     Sockets,
+    /// As packets, by UDP.
+    Network,
+    /// The same, and one in a hundred is lost.
+    LossyNetwork,
 }
 
 /// The software devices: name, link, schedule, and how messages go.
-const SOFTWARE: [(&str, Link, Schedule, Way); 8] = [
+const SOFTWARE: [(&str, Link, Schedule, Way); 9] = [
     ("soft0", Link::Ethernet, Schedule::Immediate, Way::Direct),
     ("soft0-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, Way::Direct),
     ("soft0-wire", Link::Ethernet, Schedule::Immediate, Way::Packets),
     ("soft0-local", Link::Ethernet, Schedule::Immediate, Way::Sockets),
+    ("soft0-udp", Link::Ethernet, Schedule::Immediate, Way::Network),
     ("softib0", Link::InfiniBand, Schedule::Immediate, Way::Direct),
     ("softib0-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, Way::Direct),
     ("softib0-wire", Link::InfiniBand, Schedule::Immediate, Way::Packets),
     ("softib0-local", Link::InfiniBand, Schedule::Immediate, Way::Sockets),
 ];
 
-/// More of them, for runs that name them: packets with a schedule that lets them go later.
-const MORE: [(&str, Link, Schedule, Way); 2] = [
+/// More of them, for runs that name them: packets with a schedule that lets them go later, and a network that loses some.
+const MORE: [(&str, Link, Schedule, Way); 3] = [
+    ("soft0-lossy", Link::Ethernet, Schedule::Immediate, Way::LossyNetwork),
     ("soft0-wire-deferred", Link::Ethernet, Schedule::Deferred { seed: 1 }, Way::Packets),
     ("softib0-wire-deferred", Link::InfiniBand, Schedule::Deferred { seed: 1 }, Way::Packets),
 ];
@@ -74,6 +81,11 @@ pub(crate) fn is_rxe(name: &str) -> bool {
     Path::new("/sys/class/infiniband").join(name).join("parent").is_file()
 }
 
+/// An address of the loopback interface that no other process of this machine listens at.
+fn own_address() -> String {
+    Ipv4Addr::from_bits(0x7f40_0000 | std::process::id() & 0x3f_ffff).to_string()
+}
+
 /// Makes this process's device; any name but those of the software devices is one of libibverbs.
 pub(crate) fn prepare(name: &str) -> Device {
     let kind = match SOFTWARE.iter().chain(&MORE).find(|software| software.0 == name) {
@@ -86,6 +98,11 @@ pub(crate) fn prepare(name: &str) -> Device {
                 let builder = if by_packets { builder.force_wire() } else { builder };
                 let builder = match way {
                     Way::Sockets => builder.peers(Peers::SameUser),
+                    Way::Network => builder.gids([]).listen(own_address()),
+                    Way::LossyNetwork => {
+                        let seed = u64::from(std::process::id());
+                        builder.gids([]).listen(own_address()).lossy(0.01, seed)
+                    }
                     Way::Direct | Way::Packets => builder,
                 };
                 builder.install().unwrap();
@@ -96,6 +113,7 @@ pub(crate) fn prepare(name: &str) -> Device {
                 Way::Direct => Kind::Software,
                 Way::Packets => Kind::Packets,
                 Way::Sockets => Kind::Sockets,
+                Way::Network | Way::LossyNetwork => Kind::Network,
             }
         }
         None => {

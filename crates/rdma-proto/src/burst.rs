@@ -78,8 +78,9 @@ impl Burst {
         })
     }
 
-    /// The headers of the packet with that index.
-    fn headers(&self, index: u16) -> Headers {
+    /// The headers of the packet with that index, which is below [`segments`](Self::segments).
+    #[must_use]
+    pub fn headers(&self, index: u16) -> Headers {
         if index == 0 {
             return self.header;
         }

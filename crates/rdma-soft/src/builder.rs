@@ -13,6 +13,8 @@ use crate::link::Link;
 use crate::link::local::host::{LocalHost, Peers};
 use crate::link::pcap::{self, Tap};
 #[cfg(not(loom))]
+use crate::link::udp::{Listening, Loss};
+#[cfg(not(loom))]
 use crate::network::Network;
 use crate::schedule::Schedule;
 use crate::soft_device::SoftDevice;
@@ -40,8 +42,14 @@ pub struct Builder {
     force_wire: bool,
     fabric: &'static Fabric,
     pcap: Capture,
+    /// It cannot be opened, since it has not what was asked for.
+    unusable: Option<InstallError>,
     #[cfg(not(loom))]
     peers: Peers,
+    #[cfg(not(loom))]
+    listen: Vec<String>,
+    #[cfg(not(loom))]
+    loss: Option<Loss>,
 }
 
 /// Where a device writes what it sends and receives.
@@ -49,8 +57,7 @@ pub struct Builder {
 enum Capture {
     OfEnvironment,
     To(PathBuf),
-    /// Nowhere: why its file cannot be written.
-    Failed(InstallError),
+    Nowhere,
 }
 
 impl Builder {
@@ -65,8 +72,13 @@ impl Builder {
             force_wire: false,
             fabric: Fabric::of_process(),
             pcap: Capture::OfEnvironment,
+            unusable: None,
             #[cfg(not(loom))]
             peers: Peers::ThisProcess,
+            #[cfg(not(loom))]
+            listen: Vec::new(),
+            #[cfg(not(loom))]
+            loss: None,
         }
     }
 
@@ -169,9 +181,52 @@ impl Builder {
         self
     }
 
-    /// One that cannot be opened, since its capture file cannot be written.
-    pub(crate) fn without_capture(mut self, error: InstallError) -> Self {
-        self.pcap = Capture::Failed(error);
+    /// Has the device talk to other hosts, by RoCE v2 over UDP: to other software devices, to kernel SoftRoCE, and to
+    /// adapters. It names an address of this host or an interface, which stands for all of its addresses; or several, with
+    /// commas in between. For `soft0` the environment variable `RDMA_SOFT_LISTEN` says so.
+    ///
+    /// Each address is one more entry at the end of the GID table. What a queue pair sends from there to an address that no
+    /// device of this process has goes to UDP port 4791 of that address. Packets are not larger than the MTU of the
+    /// interface lets them be (`active_mtu`). One process can listen at an address.
+    ///
+    /// Whoever can send UDP datagrams to the address is a peer then, as on a RoCE network: nothing is encrypted, and
+    /// sources can be forged. Unreliable connections and datagrams have no protection against that; a reliable
+    /// connection has its QPN and its initial PSN, which a stranger has to guess.
+    ///
+    /// ```
+    /// use rdma_soft::Builder;
+    ///
+    /// let device = Builder::new("networked0").listen("127.5.6.7").install()?;
+    /// assert_eq!(device.gids().last().unwrap().to_string(), "::ffff:127.5.6.7");
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    #[cfg(not(loom))]
+    pub fn listen(mut self, place: impl Into<String>) -> Self {
+        self.listen.push(place.into());
+        self
+    }
+
+    /// Loses that part of the packets that the device sends [to other hosts](Self::listen), for tests: a number between 0
+    /// and 1. Which ones depends on the seed, and on the order in which they are sent.
+    ///
+    /// ```
+    /// use rdma_soft::Builder;
+    ///
+    /// let device = Builder::new("lossy0").listen("127.5.6.8").lossy(0.01, 7).install()?;
+    /// # Ok::<(), rdma_soft::InstallError>(())
+    /// ```
+    #[cfg(not(loom))]
+    pub fn lossy(mut self, probability: f64, seed: u64) -> Self {
+        self.loss = Some(Loss { probability, seed });
+        self
+    }
+
+    /// One that cannot be opened, since it has not what was asked for, and which is not asked for now.
+    pub(crate) fn unusable(mut self, error: InstallError) -> Self {
+        self.pcap = Capture::Nowhere;
+        #[cfg(not(loom))]
+        self.listen.clear();
+        self.unusable = Some(error);
         self
     }
 
@@ -353,10 +408,20 @@ impl Builder {
         if INSTALLED.named(&name).is_some() {
             return Err(InstallError::NameTaken(name));
         }
-        let (tap, no_capture) = match pcap {
-            Capture::To(path) => (Some(path), None),
-            Capture::OfEnvironment => (pcap::of_environment(), None),
-            Capture::Failed(error) => (None, Some(error)),
+        let tap = match pcap {
+            Capture::To(path) => Some(path),
+            Capture::OfEnvironment => pcap::of_environment(),
+            Capture::Nowhere => None,
+        };
+        #[cfg(not(loom))]
+        let listening = match (link, fabric.simulation.is_some()) {
+            _ if self.listen.is_empty() => None,
+            (Link::Ethernet, false) => Some(Listening::at(fabric, &self.listen)?),
+            _ => {
+                let reason = "a device of InfiniBand or of a simulated network has no addresses of this host";
+                let place = self.listen.join(",");
+                return Err(InstallError::CannotListen { place, reason: reason.to_owned() });
+            }
         };
         let tap = tap.map(|path| {
             Tap::new(fabric, &name, link, &path)
@@ -365,7 +430,7 @@ impl Builder {
         let tap = tap.transpose()?;
         let mut device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
         device.force_wire = force_wire || tap.is_some() || fabric.simulation.is_some();
-        (device.tap, device.no_capture) = (tap, no_capture);
+        (device.tap, device.unusable) = (tap, self.unusable);
         #[cfg(not(loom))]
         if self.peers != Peers::ThisProcess && fabric.simulation.is_none() {
             let shape = format!("{link:?} {:?}", device.identity.places());
@@ -374,7 +439,17 @@ impl Builder {
             device.force_link = force_wire;
             device.join_host(Box::new(host), &seed);
         }
+        #[cfg(not(loom))]
+        if let Some(listening) = &listening {
+            device.force_link = force_wire;
+            device.identity.add(listening.addresses());
+            device.mtu = listening.mtu().unwrap_or(device.mtu);
+        }
         let device = INSTALLED.add(device)?;
+        #[cfg(not(loom))]
+        if let Some(listening) = listening {
+            listening.begin(device, self.loss);
+        }
         abi::register();
         Ok(SoftDevice::of(device))
     }

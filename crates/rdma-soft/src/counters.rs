@@ -86,7 +86,7 @@ counters! {
     retry_rnr_exceeded_err,
     /// How often a request was tried again because the peer did not answer.
     completer_retry_err: packets,
-    /// Always 0: sending cannot fail by itself.
+    /// Packets that the network did not take.
     send_err,
     /// How often the port went down.
     link_downed,
@@ -127,7 +127,7 @@ counters! {
     after_end: packets,
     /// Requests that were dropped for a reason of this process.
     dropped_by_host: packets,
-    /// Packets that were damaged on a simulated link, as their checksums say.
+    /// Packets that were damaged on a simulated link, or came by UDP, as their checksums say.
     rx_icrc_encapsulated,
     /// Packets of another partition than the port's.
     bad_pkey_cntr,
@@ -145,7 +145,8 @@ counters! {
     no_route,
     /// Packets that were sent to a process that took nothing for a second.
     stalled,
-    /// Messages of other processes that are not what a device sends: their connection is closed.
+    /// Messages of other processes that are not what a device sends: their connection is closed. UDP datagrams that are no
+    /// packet.
     malformed,
     /// Connections of other processes that were closed at once: of another user, or too many.
     refused_connections,

@@ -8,7 +8,7 @@ pub(crate) mod notices;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use rdma_types::{AsyncEventKind, Gid, GidType, Guid, Lid};
+use rdma_types::{AsyncEventKind, Gid, GidType, Guid, Lid, Mtu};
 
 use crate::address::{Address, AddressAttributes, GidEntry, Group, Path};
 use crate::counters::Tally;
@@ -61,14 +61,18 @@ pub(crate) struct Device {
     pub(crate) notices: Notices,
     /// Packets to itself go over the link between processes, too.
     pub(crate) force_link: bool,
+    /// The largest packets of its port.
+    pub(crate) mtu: Mtu,
+    /// The ways to other hosts, each from an address of its own.
+    networks: OnceLock<Vec<Arc<dyn Network>>>,
     /// It is one device for several processes of the host.
     pub(crate) host: Option<Box<dyn Host>>,
     /// Whether all that it sends and receives goes as packets.
     pub(crate) force_wire: bool,
     /// Writes down what it sends and receives; only if that goes as packets.
     pub(crate) tap: Option<Arc<Tap>>,
-    /// Why it cannot be opened: the capture was asked for, and there is none.
-    pub(crate) no_capture: Option<InstallError>,
+    /// Why it cannot be opened: something was asked for that it has not.
+    pub(crate) unusable: Option<InstallError>,
     /// Where packets for it arrive, once there may be some.
     inbox: OnceLock<Arc<Inbox>>,
     port: Port,
@@ -126,6 +130,18 @@ pub(crate) trait Host: Send + Sync + std::fmt::Debug {
     fn connected(&self, number: u32) -> Option<Arc<dyn Process>>;
 }
 
+/// The way from one address of a device to other hosts.
+pub(crate) trait Network: Send + Sync + std::fmt::Debug {
+    /// The address.
+    fn address(&self) -> GidEntry;
+
+    /// Says whether packets could be sent there.
+    fn reach(&self, remote: &Address) -> Result<(), Refusal>;
+
+    /// Where packets go.
+    fn outlet(&self) -> Arc<dyn Process>;
+}
+
 /// How messages get to the far end of a path.
 #[derive(Debug, Clone)]
 pub(crate) enum Way {
@@ -175,10 +191,12 @@ impl Device {
             tally: Tally::default(),
             notices: Notices::default(),
             host: None,
+            mtu: Mtu::MTU4096,
+            networks: OnceLock::new(),
             force_link: false,
             force_wire: false,
             tap: None,
-            no_capture: None,
+            unusable: None,
             inbox: OnceLock::new(),
             port: Port { is_up: AtomicBool::new(true), contexts: Mutex::default() },
             users: Mutex::default(),
@@ -322,7 +340,10 @@ impl Device {
         process: impl FnOnce(&dyn Host) -> Option<Arc<dyn Process>>,
     ) -> Way {
         let there = self.fabric.devices.at(self.link, &path.remote);
-        if let Some(host) = self.host_of_other(there, number) {
+        if let Some(network) = self.network_towards(path, there) {
+            return Way::Wire(Outlet::Process(network.outlet()));
+        }
+        if let Some(host) = self.host_of_other(path, there, number) {
             return Way::Wire(process(host).map_or(Outlet::Nowhere, Outlet::Process));
         }
         match there {
@@ -334,22 +355,49 @@ impl Device {
         }
     }
 
-    /// Connects this process to the one that has that queue pair number at the far end of a path, if that is another one.
+    /// Connects this process to the one that has that queue pair number at the far end of a path, if that is another one;
+    /// or says whether packets could get to another host.
     pub(crate) fn reach(&'static self, path: &Path, number: u32) -> Result<Outlet, Refusal> {
         let there = self.fabric.devices.at(self.link, &path.remote);
-        match self.host_of_other(there, number) {
+        if let Some(network) = self.network_towards(path, there) {
+            return network.reach(&path.remote).map(|()| Outlet::Nowhere);
+        }
+        match self.host_of_other(path, there, number) {
             Some(host) => host.connect(self, number).map(Outlet::Process),
             None => Ok(Outlet::Nowhere),
         }
     }
 
     /// If that device is this one, and the queue pair number another process's; or this one's, and all is to go over
-    /// the link between processes.
-    fn host_of_other(&self, there: Option<&Self>, number: u32) -> Option<&dyn Host> {
+    /// the link between processes. That link knows only addresses that all processes have.
+    fn host_of_other(&self, path: &Path, there: Option<&Self>, number: u32) -> Option<&dyn Host> {
         let host = self.host.as_deref()?;
         let is_own = || locked(&self.queue_pairs).has_slot(slot_of(number));
         let shared = there.is_some_and(|there| std::ptr::eq(self, there));
-        (shared && (self.force_link || !is_own())).then_some(host)
+        let own_alone = |address| self.network_of(address).is_some();
+        let others = shared && (self.force_link || !is_own());
+        (others && !own_alone(&path.local) && !own_alone(&path.remote)).then_some(host)
+    }
+
+    /// The ways to other hosts are open.
+    #[cfg(not(loom))]
+    pub(crate) fn open_networks(&self, networks: Vec<Arc<dyn Network>>) {
+        let _ = self.networks.set(networks);
+    }
+
+    /// The way from one of its addresses to other hosts.
+    fn network_of(&self, address: &Address) -> Option<&dyn Network> {
+        let Address::Gid(entry) = address else { return None };
+        let networks = self.networks.get()?;
+        networks.iter().map(|network| &**network).find(|network| network.address() == *entry)
+    }
+
+    /// The same, if packets go that way: to an address that no device of this process has, or if all is to go that way.
+    fn network_towards(&self, path: &Path, there: Option<&Self>) -> Option<&dyn Network> {
+        let network = self.network_of(&path.local)?;
+        let outside =
+            there.is_none_or(|there| self.force_link && there.network_of(&path.remote).is_some());
+        outside.then_some(network)
     }
 
     /// Whether messages between these two go as packets.

@@ -72,9 +72,9 @@ pub use soft_device::SoftDevice;
 /// Installs a device, if it can only be without what was asked for.
 fn install_one(device: Builder) {
     match device.clone().install() {
-        Err(error @ InstallError::NoCapture { .. }) => {
+        Err(error @ (InstallError::NoCapture { .. } | InstallError::CannotListen { .. })) => {
             tracing::warn!(%error, "a software device cannot be opened");
-            install_one(device.without_capture(error));
+            install_one(device.unusable(error));
         }
         #[cfg(not(loom))]
         Err(error @ InstallError::NotShared { .. }) => {
@@ -83,6 +83,15 @@ fn install_one(device: Builder) {
         }
         // A device of that name may be there: this was called before, or a builder made it.
         Ok(_) | Err(_) => {}
+    }
+}
+
+/// Has a RoCE device listen where the environment says.
+#[cfg(not(loom))]
+fn listening(link: Link, device: Builder) -> Builder {
+    match std::env::var_os("RDMA_SOFT_LISTEN").filter(|_| link == Link::Ethernet) {
+        Some(place) if !place.is_empty() => device.listen(place.to_string_lossy()),
+        _ => device,
     }
 }
 
@@ -95,7 +104,7 @@ pub fn install() {
     for (name, link) in [("soft0", Link::Ethernet), ("softib0", Link::InfiniBand)] {
         let device = Builder::new(name).link(link);
         #[cfg(not(loom))]
-        let device = device.peers(Peers::of_environment());
+        let device = listening(link, device.peers(Peers::of_environment()));
         install_one(device);
     }
 }

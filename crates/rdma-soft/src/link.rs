@@ -1,11 +1,17 @@
 //! Link layers, and how packets go over them.
 
-pub(crate) mod frame;
 #[cfg(not(loom))] // models are of one process
+mod descriptor;
+#[cfg(not(loom))]
+mod driver;
+pub(crate) mod frame;
+#[cfg(not(loom))]
 pub(crate) mod local;
 pub(crate) mod memory;
 pub(crate) mod model;
 pub(crate) mod pcap;
+#[cfg(not(loom))]
+pub(crate) mod udp;
 
 /// The link layer of a device's port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

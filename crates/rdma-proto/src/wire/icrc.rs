@@ -1,5 +1,7 @@
 //! ICRC: the checksum over all that no router changes.
 
+pub(super) mod identification;
+
 use crc32fast::Hasher;
 
 use super::{Bth, IpHeader, Ipv4Header, Ipv6Header, UdpHeader};

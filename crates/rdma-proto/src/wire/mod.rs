@@ -75,6 +75,7 @@ pub use bth::{Bth, PadCount};
 pub use deth::Deth;
 pub use error::{EmitError, ParseError};
 pub use headers::Headers;
+pub use icrc::identification::IdentificationSearch;
 pub use icrc::{icrc, icrc_behind};
 pub use ieth::Ieth;
 pub use imm::ImmDt;

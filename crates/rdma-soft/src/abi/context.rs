@@ -31,11 +31,11 @@ const ASYNC_EVENT_BYTES: usize = 16;
 pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of ours lives as long as the process (SAFETY.md F11).
     let block: &'static DeviceBlock = unsafe { &*device.cast::<DeviceBlock>() };
-    if let Some(error) = &block.device().no_capture {
+    if let Some(error) = &block.device().unusable {
         // There is no other way to tell a program in C which file it is. Nobody may read it.
         let _ =
             writeln!(io::stderr(), "rdma-soft: `{}` is not opened: {error}", block.device().name);
-        return pointer(Err(Refusal::NoCapture));
+        return pointer(Err(Refusal::Unusable));
     }
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
     let files = EventQueue::new(block.device().fabric, ASYNC_EVENT_BYTES)

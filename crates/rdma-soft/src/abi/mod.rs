@@ -126,7 +126,7 @@ impl From<Refusal> for Errno {
             Refusal::NobodyThere => Self::EHOSTUNREACH,
             Refusal::NotAllowed => Self::EACCES,
             // `ENOENT` and `EACCES` would be about the device.
-            Refusal::NoCapture => Self::EIO,
+            Refusal::Unusable => Self::EIO,
         }
     }
 }

@@ -28,7 +28,7 @@ fn port_attr(device: &Device) -> ibv_port_attr {
         false => (ibv_port_state::IBV_PORT_DOWN, 2),
     };
     attr.max_mtu = ibv_mtu::IBV_MTU_4096;
-    attr.active_mtu = ibv_mtu::IBV_MTU_4096;
+    attr.active_mtu = ibv_mtu(device.mtu.code().into());
     attr.gid_tbl_len = int(device.identity.gids.len() as u64);
     attr.max_msg_sz = MAX_MESSAGE;
     attr.pkey_tbl_len = 1;

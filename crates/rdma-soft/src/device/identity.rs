@@ -17,16 +17,24 @@ pub(crate) struct Identity {
     pub(crate) lid: u16,
     /// An empty entry has the zero GID.
     pub(crate) gids: Vec<GidEntry>,
-    /// What the entries of `gids` were made from.
+    /// What the entries of `gids` were made from, but for the last ones.
     places: Vec<GidPlace>,
+    /// The last entries of `gids`: addresses of this host, by which this process reaches others.
+    own: Vec<GidEntry>,
     /// What it is drawn from, and no secret is.
     random: Random,
 }
 
 impl Identity {
     pub(crate) fn drawn(link: Link, places: Vec<GidPlace>, random: Random) -> Self {
-        let mut identity =
-            Self { guid: Guid::from_u64(0), lid: 0, gids: Vec::new(), places, random };
+        let mut identity = Self {
+            guid: Guid::from_u64(0),
+            lid: 0,
+            gids: Vec::new(),
+            places,
+            own: Vec::new(),
+            random,
+        };
         identity.redraw(link);
         identity
     }
@@ -43,6 +51,20 @@ impl Identity {
             Link::Ethernet => 0,
         };
         self.gids = table(&self.places, self.guid, random);
+        self.gids.extend_from_slice(&self.own);
+    }
+
+    /// It has these addresses of its host, too, behind the others.
+    #[cfg(not(loom))]
+    pub(crate) fn add(&mut self, own: Vec<GidEntry>) {
+        self.gids.extend_from_slice(&own);
+        self.own.extend(own);
+    }
+
+    /// The addresses that all processes have which share the device.
+    #[cfg(not(loom))]
+    pub(crate) fn shared(&self) -> &[GidEntry] {
+        &self.gids[..self.places.len()]
     }
 
     /// Becomes that of a device that several processes have, which all draw the same. No other device has its LID: unicast

@@ -79,8 +79,12 @@ reasons! {
          themselves in other processes of the user, too, and one of a `Network` those of that network alone"
     Stalled stalled Warns
         "the process of the peer takes nothing any more: it has stopped (SIGSTOP, a debugger), or has no processor"
+    NotSent send_err Informs
+        "the network did not take packets: it is full, has no way to the address, or its MTU is smaller than that of \
+         the connection"
     Damaged rx_icrc_encapsulated Informs
-        "packets arrive damaged, and are dropped: a simulated link flips bits (LinkModel::corruption)"
+        "packets arrive damaged, and are dropped: a simulated link flips bits (LinkModel::corruption), or somebody \
+         sends by UDP what no RDMA device does"
     WrongPartition bad_pkey_cntr Warns
         "packets show another P_Key than this port has, which is a full member of the default partition alone \
          (0xffff): have the peer send with 0xffff or 0x7fff (pkey_index)"

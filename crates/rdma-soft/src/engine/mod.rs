@@ -68,8 +68,8 @@ pub(crate) enum Refusal {
     TooManyFiles,
     /// A file that may not be used so: `EACCES`.
     NotAllowed,
-    /// The capture file of the device cannot be written: `EIO`.
-    NoCapture,
+    /// The device has not what was asked for when it was installed: `EIO`.
+    Unusable,
     /// The device is not there any more: `ENODEV`.
     Gone,
     /// No process of the host has the queue pair number: `EHOSTUNREACH`.

@@ -39,6 +39,10 @@ pub(crate) trait Process: Send + Sync + std::fmt::Debug {
 
     fn give_back(&self, buffer: Box<[u8]>);
 
+    /// Whether a datagram is lost for which there is no space, so that one process that takes nothing keeps none to others
+    /// waiting.
+    fn loses_datagrams(&self) -> bool;
+
     /// The payload of the burst is at the beginning of the buffer.
     fn send(
         self: Arc<Self>,
@@ -68,6 +72,11 @@ impl Outlet {
     /// Whether the process that was there has ended.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self, Self::Process(process) if process.has_ended())
+    }
+
+    /// Whether a datagram is lost for which there is no space.
+    pub(crate) fn loses_datagrams(&self) -> bool {
+        matches!(self, Self::Process(process) if process.loses_datagrams())
     }
 
     /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given back](Self::give_back). If
@@ -206,14 +215,36 @@ pub(super) fn drop_packets(
     reason: Reason,
     peer_qpn: Option<u32>,
 ) {
-    let Bth { opcode, destination, .. } = letter.burst.header.bth;
-    let segments = letter.burst.segments;
+    drop_burst(device, &letter.path, &letter.burst, reason, peer_qpn);
+}
+
+fn drop_burst(
+    device: &'static Device,
+    path: &Path,
+    burst: &Burst,
+    reason: Reason,
+    peer_qpn: Option<u32>,
+) {
+    let Bth { opcode, destination, .. } = burst.header.bth;
+    let segments = burst.segments;
     let at_end = matches!(reason, Reason::UnknownQp | Reason::WrongState);
     if at_end && opcode.operation().is_response() {
         return reason.count(&device.tally.rare, segments.into());
     }
-    let whose = Whose { qpn: destination.get(), peer_qpn, address: Some(letter.path.local) };
+    let whose = Whose { qpn: destination.get(), peer_qpn, address: Some(path.local) };
     device.drop_packets(reason, segments, whose);
+}
+
+/// Whether packets are for a queue pair that is not there, so that they take no space in the inbox. They are counted.
+#[cfg(not(loom))]
+pub(crate) fn is_for_nobody(device: &'static Device, path: &Path, burst: &Burst) -> bool {
+    let number = burst.header.bth.destination;
+    let nobody = number != Qpn::MULTICAST && device.queue_pair(number.get()).is_none();
+    if nobody {
+        let source = burst.header.deth.map(|deth| deth.source.get());
+        drop_burst(device, path, burst, Reason::UnknownQp, source);
+    }
+    nobody
 }
 
 /// Whether the port hears who shows that P_Key: both are members of one partition, and not both limited ones (IBTA

@@ -40,6 +40,16 @@ pub enum InstallError {
         /// What the system said.
         reason: String,
     },
+    /// The device cannot listen where [`Builder::listen`](crate::Builder::listen) or the environment says.
+    #[error(
+        "the device cannot listen at `{place}` (`RDMA_SOFT_LISTEN` or `Builder::listen`): {reason}"
+    )]
+    CannotListen {
+        /// The address or the interface.
+        place: String,
+        /// Why not, and what to do.
+        reason: String,
+    },
     /// The capture file that [`Builder::pcap`](crate::Builder::pcap) or the environment names cannot be written.
     #[error(
         "the capture file `{path}` cannot be written ({reason}): name a file in a folder that exists, which this \

@@ -39,8 +39,8 @@ pub(crate) struct Letter {
     payload: Box<[u8]>,
     /// How many had arrived at the inbox before it.
     pub(crate) number: u64,
-    /// Another process has sent it.
-    of_process: bool,
+    /// Another process or another host has sent it.
+    from_outside: bool,
 }
 
 /// What the link says of a datagram.
@@ -61,18 +61,18 @@ impl Letter {
         payload: Box<[u8]>,
     ) -> Self {
         debug_assert!(burst.length as usize <= payload.len());
-        Self { path, burst, datagram, payload, number: 0, of_process: false }
+        Self { path, burst, datagram, payload, number: 0, from_outside: false }
     }
 
-    /// Another process has sent it.
+    /// Another process or another host has sent it.
     #[cfg(not(loom))]
-    pub(crate) fn of_process(
+    pub(crate) fn from_outside(
         path: Path,
         burst: Burst,
         datagram: Option<Datagram>,
         payload: Box<[u8]>,
     ) -> Self {
-        Self { of_process: true, ..Self::new(path, burst, datagram, payload) }
+        Self { from_outside: true, ..Self::new(path, burst, datagram, payload) }
     }
 
     #[cfg(not(loom))]
@@ -217,7 +217,7 @@ impl Inbox {
     #[cold]
     fn capture(&self, tap: &Arc<Tap>, letter: &Letter) {
         let devices = &self.device.fabric.devices;
-        let sender = match letter.of_process {
+        let sender = match letter.from_outside {
             true => None,
             false => devices.at(self.device.link, &letter.path.local),
         };

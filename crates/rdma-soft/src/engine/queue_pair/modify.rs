@@ -1,7 +1,7 @@
 //! A queue pair's attributes, and what the values of new ones are checked for. `queue_pair` applies them: every
 //! attribute is checked before any is changed.
 
-use rdma_types::{AccessFlags, QpAttributes};
+use rdma_types::{AccessFlags, Mtu, QpAttributes};
 
 use crate::engine::Refusal;
 use crate::engine::memory::probe;
@@ -32,13 +32,15 @@ impl std::fmt::Debug for Attributes {
 pub(super) fn check_values(
     new: &Settings,
     max_rd_atomic: u8,
+    mtu: Mtu,
     has: impl Fn(QpAttributes) -> bool,
 ) -> Result<(), Refusal> {
+    let mtus = 1..=u32::from(mtu.code());
     let access = AccessFlags::LOCAL_WRITE.bits() | probe::FROM_PEERS;
     let bad = has(QpAttributes::PORT) && new.port != 1
         || has(QpAttributes::PKEY_INDEX) && new.pkey_index != 0
         || has(QpAttributes::ACCESS_FLAGS) && new.access & !access != 0
-        || has(QpAttributes::PATH_MTU) && !(1..=5).contains(&new.path_mtu)
+        || has(QpAttributes::PATH_MTU) && !mtus.contains(&new.path_mtu)
         || has(QpAttributes::DEST_QPN) && new.peer_qpn > LARGEST_24_BITS
         || has(QpAttributes::TIMEOUT) && new.timeout > 31
         || has(QpAttributes::MIN_RNR_TIMER) && new.min_rnr_timer > 31

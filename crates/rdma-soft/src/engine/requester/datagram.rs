@@ -24,7 +24,7 @@ use crate::engine::responder::inbound::Inbound;
 use crate::engine::wire::Outlet;
 use crate::link::memory;
 
-/// The longest datagram, in bytes: the MTU of the port.
+/// The longest datagram, in bytes: the largest MTU that a port has.
 pub(super) const PORT_MTU: u16 = 4096;
 /// This bit of a request's Q_Key says: use the queue pair's own (IBTA volume 1, 10.2.5).
 const OWN_QKEY: u32 = 0x8000_0000;
@@ -40,7 +40,7 @@ impl Requester {
         let Some(to) = message.payload.destination().filter(|to| to.pd == own.pd_number) else {
             return Verdict::Failed(Status::LOC_QP_OP_ERR);
         };
-        if message.length > PORT_MTU.into() {
+        if message.length > own.device.mtu.bytes().into() {
             return Verdict::Failed(Status::LOC_LEN_ERR);
         }
         let own_key = message.request.qkey & OWN_QKEY != 0;
@@ -135,8 +135,7 @@ impl Requester {
                         }
                         outlet.send(own.device, path, burst, Some(datagram), buffer);
                     }
-                    // One process that takes nothing keeps no datagrams to others waiting.
-                    None if matches!(outlet, Outlet::Process(_)) => lost = Some(Reason::Stalled),
+                    None if outlet.loses_datagrams() => lost = Some(Reason::Stalled),
                     None => return Verdict::NoRoom,
                 }
             } else if let Some(tap) = tap {

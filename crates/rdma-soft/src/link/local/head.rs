@@ -132,7 +132,7 @@ fn index_of(device: &Device, address: &Address) -> Option<u8> {
     match address {
         Address::Lid(lid) => (*lid == device.identity.lid).then_some(0),
         Address::Gid(entry) => {
-            let mut gids = device.identity.gids.iter();
+            let mut gids = device.identity.shared().iter();
             gids.position(|own| own == entry).and_then(|place| u8::try_from(place).ok())
         }
     }
@@ -142,7 +142,7 @@ fn address_at(device: &Device, index: u8) -> Option<Address> {
     match device.link {
         crate::link::Link::InfiniBand => Some(Address::Lid(device.identity.lid)),
         crate::link::Link::Ethernet => {
-            let entry = device.identity.gids.get(usize::from(index))?;
+            let entry = device.identity.shared().get(usize::from(index))?;
             (!entry.gid.is_zero()).then_some(Address::Gid(*entry))
         }
     }

@@ -11,8 +11,9 @@ use rustix::net::SocketAddrUnix;
 use rustix::process::geteuid;
 
 use super::head::VERSION;
+use super::listener::Admits;
 use super::neighbor::Neighbor;
-use super::{Admits, LocalLink};
+use super::{connect_to, listen_at};
 use crate::device::{Device, Host};
 use crate::engine::Refusal;
 use crate::engine::queue_pair::qpn::slot_of;
@@ -114,7 +115,7 @@ impl Host for LocalHost {
             return true;
         }
         let listens =
-            self.address(slot).and_then(|address| LocalLink::listen(device, &address, self.admits));
+            self.address(slot).and_then(|address| listen_at(device, &address, self.admits));
         match listens {
             Ok(()) => {
                 self.taken.store(0, Ordering::Relaxed);
@@ -142,7 +143,7 @@ impl Host for LocalHost {
             return Ok(found);
         }
         let address = self.address(slot).map_err(|_| Refusal::Invalid)?;
-        let neighbor = LocalLink::connect(device, &address, self.admits)?;
+        let neighbor = connect_to(device, &address, self.admits)?;
         neighbors.retain(|_, neighbor| neighbor.strong_count() > 0);
         neighbors.insert(slot, Arc::downgrade(&neighbor));
         Ok(neighbor)

@@ -3,16 +3,18 @@
 use std::io::IoSliceMut;
 use std::sync::{Arc, Weak};
 
+use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
 
-use super::descriptor::{Descriptor, ProcessId};
 use super::head::{HEAD, decode};
-use super::{End, LocalLink};
+use super::listener::Guest;
 use crate::device::Device;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
+use crate::link::descriptor::Descriptor;
+use crate::link::driver::{Driver, End, Happened, Watched};
 use crate::link::memory::Letter;
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
 
@@ -24,13 +26,13 @@ const MOST_TURNS: u32 = 64;
 
 #[derive(Debug)]
 pub(super) struct Inlet {
-    link: &'static LocalLink,
+    driver: &'static Driver,
     device: &'static Device,
-    /// Who sends, if it has a number here.
-    pub(super) process: Option<ProcessId>,
     connection: Descriptor,
-    /// Where the link finds it.
-    pub(super) end: End,
+    /// Behind the connection, which it counts until that is closed.
+    _guest: Guest,
+    /// Where the driver finds it.
+    end: End,
     /// Held by the thread that reads, so that messages stay in order.
     reading: Mutex<()>,
     /// It waits for space, and not for messages.
@@ -51,17 +53,17 @@ enum Read {
 
 impl Inlet {
     pub(super) fn new(
-        link: &'static LocalLink,
+        driver: &'static Driver,
         device: &'static Device,
-        process: Option<ProcessId>,
+        guest: Guest,
         connection: Descriptor,
         end: End,
     ) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
-            link,
+            driver,
             device,
-            process,
             connection,
+            _guest: guest,
             end,
             reading: Mutex::default(),
             waits: AtomicBool::new(false),
@@ -70,8 +72,10 @@ impl Inlet {
         })
     }
 
-    pub(super) fn connection(&self) -> &Descriptor {
-        &self.connection
+    /// Says whether the driver is to tell of messages.
+    fn hear_of_messages(&self, messages: bool) {
+        let flags = if messages { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        self.driver.set_flags(self.end, &self.connection, flags);
     }
 
     /// Reads a message into a buffer of the device's inbox, which takes it.
@@ -110,33 +114,14 @@ impl Inlet {
             inbox.give_back(buffer);
             return Read::End;
         };
-        inbox.arrive(Letter::of_process(path, burst, datagram, buffer));
+        inbox.arrive(Letter::from_outside(path, burst, datagram, buffer));
         Read::Message
-    }
-
-    /// Looks for messages where the last ones came from, in as few calls as can be: small ones come one at a time. Whether
-    /// there was one.
-    pub(super) fn look(self: &Arc<Self>) -> bool {
-        let _reading = locked_for_calls(&self.reading);
-        self.take_one()
-    }
-
-    /// Takes all messages that have come by now, and returns when they are executed. The caller holds no lock.
-    pub(super) fn read_all(self: &Arc<Self>) {
-        // Who sends without end is not waited for.
-        for _ in 0..MOST_TURNS {
-            let more = Arc::clone(self).take_turn();
-            self.device.inbox().execute_all();
-            if !more {
-                return;
-            }
-        }
     }
 
     /// Takes a message, if there is one.
     fn take_one(self: &Arc<Self>) -> bool {
         if self.waits.swap(false, Ordering::Relaxed) {
-            self.link.hear_of(self.end, self.connection(), true);
+            self.hear_of_messages(true);
         }
         match self.read() {
             Read::Message => return true,
@@ -144,11 +129,43 @@ impl Inlet {
             Read::NoRoom => {
                 // The inbox calls when it has space; nobody is to look for messages until then.
                 self.waits.store(true, Ordering::Relaxed);
-                self.link.hear_of(self.end, self.connection(), false);
+                self.hear_of_messages(false);
             }
-            Read::End => self.link.close(self.end),
+            Read::End => self.driver.close(self.end),
         }
         false
+    }
+}
+
+impl Watched for Inlet {
+    fn descriptor(&self) -> &Descriptor {
+        &self.connection
+    }
+
+    fn happened(self: Arc<Self>, _flags: epoll::EventFlags) -> Happened {
+        self.device.fabric.unsettled.note_turn(&self);
+        Happened::Messages
+    }
+
+    /// Small messages come one at a time.
+    fn look(self: Arc<Self>) -> bool {
+        let _reading = locked_for_calls(&self.reading);
+        self.take_one()
+    }
+
+    fn read_all(self: Arc<Self>) {
+        // Who sends without end is not waited for.
+        for _ in 0..MOST_TURNS {
+            let more = Arc::clone(&self).take_turn();
+            self.device.inbox().execute_all();
+            if !more {
+                return;
+            }
+        }
+    }
+
+    fn is_used(&self) -> bool {
+        true
     }
 }
 

@@ -6,12 +6,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rdma_proto::Burst;
+use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-use super::descriptor::Descriptor;
 use super::head::encode;
-use super::{End, LocalLink};
 use crate::address::Path;
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
@@ -19,6 +18,8 @@ use crate::engine::wire::Process;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
+use crate::link::descriptor::Descriptor;
+use crate::link::driver::{Driver, End, Happened, Watched};
 use crate::link::memory::{BURST_BYTES, Datagram, Letter};
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls, locked_in_models as locked};
 
@@ -29,16 +30,19 @@ const BURSTS: usize = 64;
 /// by its own timeouts.
 const STALL: Duration = Duration::from_secs(1);
 
+/// It is told of the end, too.
+const WRITABLE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::OUT);
+
 /// How many buffers are kept that are not in use.
 const SPARE: usize = 16;
 
 /// A slot of another process.
 #[derive(Debug)]
 pub(crate) struct Neighbor {
-    link: &'static LocalLink,
+    driver: &'static Driver,
     device: &'static Device,
     connection: Descriptor,
-    /// Where the link finds it.
+    /// Where the driver finds it.
     pub(super) end: End,
     outbox: Mutex<Outbox>,
     /// Held by the thread that writes, so that messages stay in order.
@@ -65,13 +69,13 @@ struct Outbox {
 
 impl Neighbor {
     pub(super) fn new(
-        link: &'static LocalLink,
+        driver: &'static Driver,
         device: &'static Device,
         connection: Descriptor,
         end: End,
     ) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
-            link,
+            driver,
             device,
             connection,
             end,
@@ -81,15 +85,6 @@ impl Neighbor {
             place: Place::default(),
             alarm: Alarm::new(device.fabric, weak.clone()),
         })
-    }
-
-    pub(super) fn connection(&self) -> &Descriptor {
-        &self.connection
-    }
-
-    /// Whether something waits to be written.
-    pub(super) fn has_letters(&self) -> bool {
-        !locked(&self.outbox).waiting.is_empty() || self.writing.try_lock().is_err()
     }
 
     /// Gives each of them a turn.
@@ -102,6 +97,8 @@ impl Neighbor {
     /// The process has ended: nothing more arrives there, and all who have connections there find that at their next
     /// turn.
     pub(super) fn leave(&self) {
+        // Only those who have connections there keep its descriptor.
+        self.driver.close(self.end);
         let (users, turned_away) = {
             let outbox = &mut *locked(&self.outbox);
             self.gone.store(true, Ordering::Release);
@@ -142,13 +139,13 @@ impl Neighbor {
                         *outbox.stalled.get_or_insert(now)
                     };
                     self.alarm.set(since + STALL);
-                    self.link.wait_until_writable(self);
+                    self.driver.set_flags(self.end, &self.connection, WRITABLE);
                     return false;
                 }
-                // The link is told of its end, and hears first what it has said before.
+                // The driver is told of its end, and hears first what it has said before.
                 Err(Errno::PIPE | Errno::CONNRESET) => return false,
                 Err(_) => {
-                    self.link.forget(self);
+                    self.leave();
                     return false;
                 }
             }
@@ -184,6 +181,10 @@ impl Process for Neighbor {
             users.retain(|user| user.strong_count() > 0);
         }
         users.push(user);
+    }
+
+    fn loses_datagrams(&self) -> bool {
+        true
     }
 
     fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>> {
@@ -228,6 +229,34 @@ impl Process for Neighbor {
             outbox.waiting.push_back(letter);
         }
         self.device.fabric.unsettled.note_turn(&self);
+    }
+}
+
+impl Watched for Neighbor {
+    fn descriptor(&self) -> &Descriptor {
+        &self.connection
+    }
+
+    /// Nothing is ever sent back: all but that it takes more is its end.
+    fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened {
+        if flags.intersects(!epoll::EventFlags::OUT) {
+            return Happened::End;
+        }
+        self.driver.set_flags(self.end, &self.connection, epoll::EventFlags::IN);
+        self.device.fabric.unsettled.note_turn(&self);
+        Happened::Other
+    }
+
+    fn ended(self: Arc<Self>) {
+        self.leave();
+    }
+
+    fn has_letters(&self) -> bool {
+        !locked(&self.outbox).waiting.is_empty() || self.writing.try_lock().is_err()
+    }
+
+    fn is_used(&self) -> bool {
+        true
     }
 }
 

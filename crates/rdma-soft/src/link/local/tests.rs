@@ -8,23 +8,25 @@ use super::host::{LocalHost, Peers};
 use super::*;
 use crate::device::limits::Limits;
 use crate::engine::wire::Process as _;
+use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::link::Link;
+use crate::link::driver::End;
 use crate::schedule::Schedule;
 
 struct World {
     fabric: OnceLock<Fabric>,
     device: OnceLock<Device>,
-    link: OnceLock<LocalLink>,
+    driver: OnceLock<Driver>,
 }
 
 impl World {
     const fn new() -> Self {
-        Self { fabric: OnceLock::new(), device: OnceLock::new(), link: OnceLock::new() }
+        Self { fabric: OnceLock::new(), device: OnceLock::new(), driver: OnceLock::new() }
     }
 
-    /// A device, and a link that no thread serves.
-    fn get(&'static self) -> (&'static Device, &'static LocalLink) {
+    /// A device, and a driver that no thread serves.
+    fn get(&'static self) -> (&'static Device, &'static Driver) {
         let fabric = self.fabric.get_or_init(Fabric::new);
         fabric.serve_by_polls_alone();
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);
@@ -36,7 +38,7 @@ impl World {
             device.join_host(Box::new(host), &seed);
             device
         });
-        (device, self.link.get_or_init(|| LocalLink::new(fabric).unwrap()))
+        (device, self.driver.get_or_init(|| Driver::new(fabric).unwrap()))
     }
 }
 
@@ -48,15 +50,10 @@ fn connection() -> (Descriptor, OwnedFd) {
 }
 
 /// Adds a connection on which the device only sends.
-fn neighbor(device: &'static Device, link: &'static LocalLink) -> (Arc<Neighbor>, OwnedFd) {
+fn neighbor(device: &'static Device, driver: &'static Driver) -> (Arc<Neighbor>, OwnedFd) {
     let (connection, far) = connection();
-    let mut made = None;
-    let make = |end| {
-        let neighbor = Neighbor::new(link, device, connection, end);
-        Connected::Neighbor(Arc::clone(made.insert(neighbor)))
-    };
-    link.add(make, epoll::EventFlags::IN).unwrap();
-    (made.unwrap(), far)
+    let new = |end| Neighbor::new(driver, device, connection, end);
+    (driver.add(new).unwrap(), far)
 }
 
 /// A thread may have taken an event of the one, which another thread closes, and a third one has
@@ -64,16 +61,16 @@ fn neighbor(device: &'static Device, link: &'static LocalLink) -> (Arc<Neighbor>
 #[test]
 fn a_late_event_is_not_taken_for_that_of_who_has_the_place_now() {
     static WORLD: World = World::new();
-    let (device, link) = WORLD.get();
-    let (first, _far) = neighbor(device, link);
-    link.close(first.end);
-    let (second, _far) = neighbor(device, link);
+    let (device, driver) = WORLD.get();
+    let (first, _far) = neighbor(device, driver);
+    driver.close(first.end);
+    let (second, _far) = neighbor(device, driver);
     assert_eq!(first.end.place, second.end.place);
     assert_eq!(End::of(second.end.data()), second.end);
-    assert!(link.at(first.end).is_none());
-    link.close(first.end);
-    link.forget(&first);
-    assert!(matches!(link.at(second.end), Some(Connected::Neighbor(_))));
+    assert!(driver.at(first.end).is_none());
+    driver.close(first.end);
+    first.leave();
+    assert!(driver.at(second.end).is_some());
     assert!(first.has_ended() && !second.has_ended());
 }
 
@@ -81,9 +78,9 @@ fn a_late_event_is_not_taken_for_that_of_who_has_the_place_now() {
 #[test]
 fn who_has_ended_keeps_no_descriptor() {
     static WORLD: World = World::new();
-    let (device, link) = WORLD.get();
-    let (neighbor, far) = neighbor(device, link);
-    link.forget(&neighbor);
+    let (device, driver) = WORLD.get();
+    let (neighbor, far) = neighbor(device, driver);
+    neighbor.leave();
     drop(neighbor);
     let read = recv(&far, &mut [0], RecvFlags::DONTWAIT);
     assert_eq!(read.map(|(read, _)| read), Ok(0), "it is open");

@@ -74,7 +74,7 @@ proptest! {
             let packets: Vec<_> = burst.packets(&payload[..length]).collect();
             prop_assert!(packets.iter().all(|(_, payload)| payload.len() <= 4096));
             prop_assert_eq!(packets.iter().map(|(_, payload)| payload.len()).sum::<usize>(), length);
-            let letter = Letter::of_process(path, burst, datagram, payload);
+            let letter = Letter::from_outside(path, burst, datagram, payload);
             let again = encode(device, &letter).unwrap();
             let (path_again, burst_again, _) = decode(device, &again, length).unwrap();
             prop_assert!(path_again == path && burst_again.header == burst.header);
@@ -96,7 +96,7 @@ fn what_a_device_sends_is_taken() {
     let header = Headers::new(bth(Operation::SendFirst));
     let burst = Burst { header, last: Some(last), segment: 1024, segments: 3, length: 2049 };
     let payload = vec![0; BURST_BYTES].into_boxed_slice();
-    let letter = Letter::of_process(path, burst, None, payload);
+    let letter = Letter::from_outside(path, burst, None, payload);
     let head = encode(device, &letter).unwrap();
     let (_, decoded, _) = decode(device, &head, 2049).unwrap();
     assert_eq!(decoded, burst);

@@ -20,14 +20,14 @@ static OPEN: spin::Mutex<Vec<RawFd>> = spin::Mutex::new(Vec::new());
 /// A child of a bare `clone` or `vfork` call does not run the handlers of a fork: it has to call `execve`, which closes
 /// them, or keeps them open.
 #[derive(Debug)]
-pub(super) struct Descriptor {
+pub(crate) struct Descriptor {
     fd: RawFd,
     opened_by: Process,
 }
 
 impl Descriptor {
     /// What `open` opens.
-    pub(super) fn open(open: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
+    pub(crate) fn open(open: impl FnOnce() -> Result<OwnedFd>) -> Result<Self> {
         static HANDLERS: Once = Once::new();
         HANDLERS.call_once(|| {
             // SAFETY: SAFETY.md F15: the handlers call what may be called in a child (close(2)), and are never unloaded:
@@ -42,7 +42,7 @@ impl Descriptor {
     }
 
     /// It, in the process that has opened it.
-    pub(super) fn get(&self) -> Result<BorrowedFd<'_>> {
+    pub(crate) fn get(&self) -> Result<BorrowedFd<'_>> {
         if !self.opened_by.is_current() {
             return Err(Errno::BADF);
         }
@@ -52,7 +52,7 @@ impl Descriptor {
 
     /// Which process is at the other end of a connection, and whose it is. It has no number here if it is in another
     /// PID namespace: rustix has no value for such a one.
-    pub(super) fn peer(&self) -> Result<(Option<ProcessId>, u32)> {
+    pub(crate) fn peer(&self) -> Result<(Option<ProcessId>, u32)> {
         let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
         let mut length = libc::socklen_t::try_from(size_of_val(&peer)).unwrap_or(0);
         let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
@@ -68,7 +68,7 @@ impl Descriptor {
 }
 
 /// The number of a process.
-pub(super) type ProcessId = NonZeroI32;
+pub(crate) type ProcessId = NonZeroI32;
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
@@ -85,7 +85,7 @@ impl Drop for Descriptor {
 }
 
 /// Has this called when the process ends by `exit`, or returns from `main`: not in a child that it has forked.
-pub(super) fn at_exit(run: fn()) {
+pub(crate) fn at_exit(run: fn()) {
     static RUN: OnceLock<(Process, fn())> = OnceLock::new();
     extern "C" fn ends() {
         if let Some((process, run)) = RUN.get()

@@ -1,13 +1,15 @@
 //! The second process: what it does, and how the first one has it done. Each command is a line, and
 //! each answer one that begins with a mark, since the harness of tests writes there, too.
 
+#![allow(dead_code)] // each test program uses a part of it
+
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
-use rdma_soft::SoftDevice;
+use rdma_soft::{Builder, SoftDevice};
 use rdma_sys::{ibv_gid, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_flags};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use test_support::program::this_program;
@@ -19,13 +21,14 @@ use test_support::rig::fork;
 use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, Mr, REMOTE_ATOMIC, Size, imm_of, until};
 
-use crate::PATIENT;
+use crate::near::PATIENT;
 
 /// What peers may do to the memory of each side.
 pub(crate) const ACCESS: u32 = ALL_ACCESS | REMOTE_ATOMIC;
 /// Of that memory.
 pub(crate) const LENGTH: usize = 100_000;
 
+/// Where the second process listens; `soft0` stands for the device that both have.
 const THIS: &str = "RDMA_TEST_SECOND_PROCESS";
 const MARK: &str = "> ";
 
@@ -80,9 +83,13 @@ impl Peer {
     }
 
     pub(crate) fn start() -> Self {
+        Self::start_at("soft0")
+    }
+
+    pub(crate) fn start_at(place: &str) -> Self {
         let mut command = this_program();
         command.args(["--exact", "second_process", "--nocapture", "--test-threads=1"]);
-        command.env(THIS, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.env(THIS, place).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (commands, answers) = (child.stdin.take(), child.stdout.take().unwrap());
         Self { child, commands, answers: BufReader::new(answers) }
@@ -208,15 +215,23 @@ impl Drop for Peer {
 struct World {
     /// Open before there may be no more files.
     stat: File,
+    device: &'static str,
     side: Option<(Mr, Side)>,
     victims: Vec<(Mr, Side)>,
+}
+
+/// Installs a device that has one address, and says its name.
+pub(crate) fn network(name: &'static str, place: &str) -> &'static str {
+    Builder::new(name).gids([]).listen(place).install().unwrap().name()
 }
 
 /// Does what it is told until there is nothing more.
 pub(crate) fn obey() {
     rdma_soft::install();
     let stat = File::open("/proc/self/stat").unwrap();
-    let mut world = World { stat, side: None, victims: Vec::new() };
+    let place = std::env::var(THIS).unwrap();
+    let device = if place == "soft0" { "soft0" } else { network("far", &place) };
+    let mut world = World { stat, device, side: None, victims: Vec::new() };
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
@@ -233,7 +248,7 @@ impl World {
             "victims" => return self.make_victims(&heard(words)),
             "untouched" => self.victims.iter().for_each(|(memory, _)| memory.assert_filled(0xee)),
             "counter" => {
-                let counters = SoftDevice::find("soft0").unwrap().counters();
+                let counters = SoftDevice::find(self.device).unwrap().counters();
                 let found = counters.iter().find(|(name, _)| *name == words[0]);
                 return found.unwrap().1.to_string();
             }
@@ -257,7 +272,7 @@ impl World {
 
     fn make(&mut self, kind: usize) -> String {
         let qp_type = ibv_qp_type(kind as u32);
-        let side = Side::new("soft0", &Size { qp_type, ..Size::default() }, 256);
+        let side = Side::new(self.device, &Size { qp_type, ..Size::default() }, 256);
         let memory = side.pd.register(LENGTH, ACCESS);
         let said = format!("{} {} {}", say(&side.endpoint()), memory.address(), memory.rkey());
         self.side = Some((memory, side));
@@ -267,7 +282,7 @@ impl World {
     fn make_victims(&mut self, to: &Endpoint) -> String {
         let rc = ibv_qp_type::IBV_QPT_RC;
         for qp_type in [rc, rc, ibv_qp_type::IBV_QPT_UC, ibv_qp_type::IBV_QPT_UD] {
-            let side = Side::new("soft0", &Size { qp_type, ..Size::default() }, 4096);
+            let side = Side::new(self.device, &Size { qp_type, ..Size::default() }, 4096);
             // It has receive requests in memory that peers may not name, and rights for what is not
             // registered.
             let memory = side.pd.register_filled(vec![0xee; LENGTH], 1);

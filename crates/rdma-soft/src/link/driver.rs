@@ -1,0 +1,399 @@
+//! Who drives the sockets of a fabric's links: whoever polls in vain, and for programs that do not poll a thread, which
+//! sleeps while somebody polls, and while nothing happens.
+
+use std::mem::MaybeUninit;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::{Errno, Result};
+
+use super::descriptor::{self, Descriptor};
+use crate::fabric::thread;
+use crate::fabric::{Fabric, Polled};
+use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, locked_for_calls};
+
+/// How many sockets a fabric has at most.
+pub(super) const MOST: usize = 4096;
+/// How many events are taken at a time.
+const EVENTS: usize = 32;
+/// How long the thread sleeps while others poll.
+const NAP: Duration = Duration::from_micros(200);
+/// So many polls in the time of a nap are those of a program that does nothing else. One that waits for events polls
+/// once or twice for each.
+const SPINNING: u32 = 16;
+/// How long the end of the process waits at most.
+const LEAVE: Duration = Duration::from_millis(100);
+/// How often who catches up looks whether something has come.
+const MOST_ROUNDS: u32 = 64;
+/// Who polls looks at all sockets each so many times, and at the last one that a message came from in between.
+const LOOKS_APART: u32 = 16;
+
+/// A socket of a link.
+pub(super) trait Watched: Send + Sync + std::fmt::Debug {
+    fn descriptor(&self) -> &Descriptor;
+
+    /// Something has happened there. The caller takes what is noted to be done then.
+    fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened;
+
+    /// Looks for a message, in as few calls as can be. Whether there was one.
+    fn look(self: Arc<Self>) -> bool {
+        false
+    }
+
+    /// Takes all messages that have come by now, and returns when they are executed. The caller holds no lock.
+    fn read_all(self: Arc<Self>) {}
+
+    /// Its other end is gone.
+    fn ended(self: Arc<Self>) {}
+
+    /// Whether something waits to be written.
+    fn has_letters(&self) -> bool {
+        false
+    }
+
+    /// Whether packets come or go here, so that whoever polls is to look.
+    fn is_used(&self) -> bool;
+}
+
+/// What an event was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Happened {
+    /// Messages have come: who polls looks here first from now on.
+    Messages,
+    /// The other end is gone. What other sockets have to say is heard before it is told.
+    End,
+    Other,
+}
+
+/// What a fabric has that its devices share with other processes and hosts.
+#[derive(Debug)]
+pub(super) struct Driver {
+    pub(super) fabric: &'static Fabric,
+    /// Tells of all sockets.
+    events: Descriptor,
+    /// Tells the thread of `events`, once.
+    wake: Descriptor,
+    ends: std::sync::Mutex<Ends>,
+    /// Held by who takes events.
+    driving: Mutex<Driving>,
+    /// How many threads have something in hand that has come.
+    busy: AtomicU32,
+    /// Moves when somebody polls.
+    polls: AtomicU32,
+    /// There are sockets in use.
+    polls_look: AtomicBool,
+    /// Nobody but who polls drives the link.
+    without_thread: AtomicBool,
+    /// Moves with packets that are for nobody.
+    useless: AtomicU32,
+}
+
+/// Where who polls looks first.
+#[derive(Debug)]
+struct Driving {
+    /// Where the last message came from.
+    last: Option<Weak<dyn Watched>>,
+    /// How many looks in a row have found nothing there.
+    in_vain: u32,
+}
+
+/// A socket: its place in the driver's list, and which one it is of all that there were, so that a late event of one
+/// that is closed is not taken for another's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct End {
+    pub(super) place: u32,
+    number: u32,
+}
+
+impl End {
+    pub(super) fn data(self) -> epoll::EventData {
+        epoll::EventData::new_u64(u64::from(self.number) << 32 | u64::from(self.place))
+    }
+
+    pub(super) fn of(data: epoll::EventData) -> Self {
+        let [place, number] =
+            [data.u64(), data.u64() >> 32].map(|half| (half & 0xffff_ffff) as u32);
+        Self { place, number }
+    }
+}
+
+/// All sockets.
+#[derive(Debug, Default)]
+struct Ends {
+    places: Vec<Option<(End, Arc<dyn Watched>)>>,
+    /// How many there were, ever.
+    count: u32,
+}
+
+impl Ends {
+    fn place(&mut self, end: End) -> Option<&mut Option<(End, Arc<dyn Watched>)>> {
+        let place = self.places.get_mut(end.place as usize)?;
+        place.as_ref().is_some_and(|(found, _)| *found == end).then_some(place)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<dyn Watched>> {
+        self.places.iter().flatten().map(|(_, watched)| watched)
+    }
+}
+
+/// The process is about to end.
+fn let_all_go() {
+    let drivers = locked(&DRIVERS).clone();
+    drivers.iter().for_each(|driver| driver.let_go());
+}
+
+/// Those of all fabrics that have one.
+static DRIVERS: std::sync::Mutex<Vec<&'static Driver>> = std::sync::Mutex::new(Vec::new());
+
+impl Driver {
+    /// The driver of a fabric, which the first one to ask makes, with its thread.
+    pub(super) fn of(fabric: &'static Fabric) -> Result<&'static Self> {
+        let mut drivers = locked(&DRIVERS);
+        if let Some(driver) = drivers.iter().find(|driver| std::ptr::eq(driver.fabric, fabric)) {
+            return Ok(driver);
+        }
+        let driver: &'static Self = Box::leak(Box::new(Self::new(fabric)?));
+        drivers.push(driver);
+        let _ = fabric.polled.set(driver);
+        descriptor::at_exit(let_all_go);
+        // Without a thread whoever polls drives the link.
+        let spawned = thread::spawn("rdma-soft link", thread::STACK, || driver.serve());
+        driver.without_thread.store(spawned.is_err(), Ordering::Relaxed);
+        Ok(driver)
+    }
+
+    pub(super) fn new(fabric: &'static Fabric) -> Result<Self> {
+        let new = || epoll::create(epoll::CreateFlags::CLOEXEC);
+        let (events, wake) = (Descriptor::open(new)?, Descriptor::open(new)?);
+        let (data, flags) = (epoll::EventData::new_u64(0), WAKES);
+        epoll::add(wake.get()?, events.get()?, data, flags)?;
+        Ok(Self {
+            fabric,
+            events,
+            wake,
+            ends: std::sync::Mutex::default(),
+            driving: Mutex::new(Driving { last: None, in_vain: 0 }),
+            busy: AtomicU32::new(0),
+            polls: AtomicU32::new(0),
+            polls_look: AtomicBool::new(false),
+            without_thread: AtomicBool::new(false),
+            useless: AtomicU32::new(0),
+        })
+    }
+
+    /// The process is about to end: what another thread has in hand is executed and answered before, if that is soon. The
+    /// peer would take the end of the process for that of what it has asked for.
+    fn let_go(&self) {
+        let start = self.fabric.clock.now();
+        loop {
+            self.fabric.unsettled.settle();
+            let ready = self.busy.load(Ordering::Acquire) == 0
+                && !locked(&self.ends).all().any(|watched| watched.has_letters());
+            if ready || self.fabric.clock.now().since(start) > LEAVE {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Adds a socket, and is told of messages there from now on.
+    pub(super) fn add<W: Watched + 'static>(
+        &self,
+        make: impl FnOnce(End) -> Arc<W>,
+    ) -> Result<Arc<W>> {
+        let mut ends = locked(&self.ends);
+        let free = ends.places.iter().position(Option::is_none);
+        let place = free.unwrap_or(ends.places.len());
+        if place >= MOST {
+            return Err(Errno::MFILE);
+        }
+        let end = End { place: u32::try_from(place).unwrap_or(u32::MAX), number: ends.count };
+        let watched = make(end);
+        let descriptor = watched.descriptor().get()?;
+        epoll::add(self.events.get()?, descriptor, end.data(), epoll::EventFlags::IN)?;
+        ends.count = ends.count.wrapping_add(1);
+        let added: Arc<dyn Watched> = Arc::<W>::clone(&watched);
+        match free {
+            Some(free) => ends.places[free] = Some((end, added)),
+            None => ends.places.push(Some((end, added))),
+        }
+        self.see_to_polls(&ends);
+        Ok(watched)
+    }
+
+    /// One of the sockets is used from now on.
+    #[cold]
+    pub(super) fn note_use(&self) {
+        self.see_to_polls(&locked(&self.ends));
+    }
+
+    /// A packet has come that is for nobody.
+    #[cold]
+    pub(super) fn note_useless(&self) {
+        self.useless.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes what has come, and rests as long as that has taken if it was for nobody: a stranger that sends without end
+    /// gets no more than half of a processor.
+    fn drive_and_rest(&'static self) -> bool {
+        let (begin, before) = (self.fabric.clock.now(), self.useless.load(Ordering::Relaxed));
+        let found = self.drive();
+        if self.useless.load(Ordering::Relaxed) != before {
+            std::thread::sleep(self.fabric.clock.now().since(begin));
+        }
+        found
+    }
+
+    /// Whoever polls looks here only if there are sockets in use: for others there is the thread, if it could be started.
+    fn see_to_polls(&self, ends: &Ends) {
+        let look = self.without_thread.load(Ordering::Relaxed)
+            || ends.all().any(|watched| watched.is_used());
+        if self.polls_look.swap(look, Ordering::Relaxed) != look {
+            self.fabric.timers.have_polls_look(look);
+        }
+    }
+
+    /// Forgets a socket. Who still has it does not use it any more; it is closed when the last one is done.
+    pub(super) fn close(&self, end: End) {
+        let closed = {
+            let mut ends = locked(&self.ends);
+            let closed = ends.place(end).and_then(Option::take);
+            self.see_to_polls(&ends);
+            closed
+        };
+        if let Some((_, closed)) = closed
+            && let (Ok(events), Ok(socket)) = (self.events.get(), closed.descriptor().get())
+        {
+            let _ = epoll::delete(events, socket);
+        }
+    }
+
+    pub(super) fn at(&self, end: End) -> Option<Arc<dyn Watched>> {
+        locked(&self.ends).place(end)?.as_ref().map(|(_, watched)| Arc::clone(watched))
+    }
+
+    /// Says what it is to be told of a socket.
+    pub(super) fn set_flags(&self, end: End, socket: &Descriptor, flags: epoll::EventFlags) {
+        if let (Ok(events), Ok(socket)) = (self.events.get(), socket.get()) {
+            let _ = epoll::modify(events, socket, end.data(), flags);
+        }
+    }
+
+    /// Whether there is no need to look at all sockets.
+    fn look_at_last(&self) -> bool {
+        self.busy.fetch_add(1, Ordering::AcqRel);
+        let enough = self.take_last();
+        self.busy.fetch_sub(1, Ordering::AcqRel);
+        enough
+    }
+
+    fn take_last(&self) -> bool {
+        let Ok(mut driving) = self.driving.try_lock() else { return true };
+        let Some(last) = driving.last.as_ref().and_then(Weak::upgrade) else { return false };
+        if last.look() {
+            driving.in_vain = 0;
+            drop(driving);
+            self.fabric.unsettled.settle();
+            return true;
+        }
+        driving.in_vain = driving.in_vain.wrapping_add(1);
+        !driving.in_vain.is_multiple_of(LOOKS_APART)
+    }
+
+    /// Says whether something has come.
+    fn drive(&'static self) -> bool {
+        let Ok(driving) = self.driving.try_lock() else { return false };
+        self.busy.fetch_add(1, Ordering::AcqRel);
+        let found = self.take_events(driving);
+        self.busy.fetch_sub(1, Ordering::AcqRel);
+        found
+    }
+
+    fn take_events(&'static self, mut driving: MutexGuard<'_, Driving>) -> bool {
+        let Ok(events) = self.events.get() else { return false };
+        let mut found = [const { MaybeUninit::uninit() }; EVENTS];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let Ok((found, _)) = epoll::wait(events, &mut found, Some(&at_once)) else { return false };
+        if found.is_empty() {
+            return false;
+        }
+        let mut ended = Vec::new();
+        for event in found {
+            let Some(watched) = self.at(End::of(event.data)) else { continue };
+            match Arc::clone(&watched).happened(event.flags) {
+                Happened::Messages => driving.last = Some(Arc::downgrade(&watched)),
+                Happened::End => ended.push(watched),
+                Happened::Other => {}
+            }
+        }
+        drop(driving);
+        self.fabric.unsettled.settle();
+        if !ended.is_empty() {
+            self.end(ended);
+        }
+        true
+    }
+
+    fn read_all(&self) {
+        let all: Vec<_> = locked(&self.ends).all().cloned().collect();
+        all.into_iter().for_each(Watched::read_all);
+    }
+
+    /// These have ended. What they have said before is heard first: an acknowledgement, for one.
+    #[cold]
+    fn end(&self, ended: Vec<Arc<dyn Watched>>) {
+        self.read_all();
+        ended.into_iter().for_each(Watched::ended);
+        self.fabric.unsettled.settle();
+    }
+
+    /// What the thread does.
+    fn serve(&'static self) {
+        let mut polls = self.polls.load(Ordering::Relaxed);
+        loop {
+            let mut event = [MaybeUninit::uninit()];
+            let Ok(wake) = self.wake.get() else { return };
+            match epoll::wait(wake, &mut event, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return,
+            }
+            loop {
+                while self.drive_and_rest() {}
+                let now = self.polls.load(Ordering::Relaxed);
+                if now.wrapping_sub(std::mem::replace(&mut polls, now)) < SPINNING {
+                    break;
+                }
+                std::thread::sleep(NAP);
+            }
+            let (Ok(wake), Ok(events)) = (self.wake.get(), self.events.get()) else { return };
+            if epoll::modify(wake, events, epoll::EventData::new_u64(0), WAKES).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+const WAKES: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ONESHOT);
+
+impl Polled for Driver {
+    fn catch_up(&'static self) {
+        // Who sends without end is not waited for.
+        for _ in 0..MOST_ROUNDS {
+            if !self.take_events(locked_for_calls(&self.driving)) {
+                break;
+            }
+        }
+        if self.busy.load(Ordering::Acquire) != 0 {
+            // Another thread may have a message in hand.
+            self.read_all();
+        }
+    }
+
+    fn poll(&'static self) {
+        self.polls.fetch_add(1, Ordering::Relaxed);
+        if !self.look_at_last() {
+            self.drive();
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! A slot of this process: the socket at which other processes connect to it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use rustix::process::{Resource, getrlimit};
+
+use super::inlet::Inlet;
+use crate::device::Device;
+use crate::fabric::timers::{Alarm, Alarmed};
+use crate::link::descriptor::{Descriptor, ProcessId};
+use crate::link::driver::{Driver, End, Happened, MOST, Watched};
+use crate::sync::locked;
+
+/// How many connections one other process may make: one to each slot, and some that have ended and were not looked at
+/// yet.
+const MOST_OF_PROCESS: usize = 64;
+/// How many are taken at a time.
+const ACCEPTS: u32 = 16;
+/// After what time it looks again whether there are descriptors for connections that wait.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Whether the processes of a user may talk to this one.
+pub(super) type Admits = fn(user: u32) -> bool;
+
+#[derive(Debug)]
+pub(super) struct Listener {
+    driver: &'static Driver,
+    device: &'static Device,
+    socket: Descriptor,
+    end: End,
+    admits: Admits,
+    alarm: Alarm,
+}
+
+impl Listener {
+    pub(super) fn new(
+        driver: &'static Driver,
+        device: &'static Device,
+        socket: Descriptor,
+        end: End,
+        admits: Admits,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|weak: &Weak<Self>| Self {
+            driver,
+            device,
+            socket,
+            end,
+            admits,
+            alarm: Alarm::new(device.fabric, weak.clone()),
+        })
+    }
+
+    /// Takes some of the connections that other processes have made.
+    fn accept(&self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        for _ in 0..ACCEPTS {
+            let Ok(listening) = self.socket.get() else { return };
+            match Descriptor::open(|| accept_with(listening, flags)) {
+                Ok(connection) => {
+                    if !self.admit(connection) {
+                        // It is closed, which its process takes for the end of this one.
+                        self.device.tally.rare.refused_connections.count();
+                    }
+                }
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(_) => {
+                    // This process has as many files open as it may. The connections wait, and nobody is to look at
+                    // them all the time.
+                    self.driver.set_flags(self.end, &self.socket, epoll::EventFlags::empty());
+                    self.alarm.set(self.driver.fabric.clock.now() + RETRY);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes what another process sends by a connection, if it may.
+    fn admit(&self, connection: Descriptor) -> bool {
+        let Ok((process, user)) = connection.peer() else { return false };
+        if !(self.admits)(user) {
+            return false;
+        }
+        let Some(guest) = Guest::of(process) else { return false };
+        let new = |end| Inlet::new(self.driver, self.device, guest, connection, end);
+        self.driver.add(new).is_ok()
+    }
+}
+
+impl Watched for Listener {
+    fn descriptor(&self) -> &Descriptor {
+        &self.socket
+    }
+
+    fn happened(self: Arc<Self>, _flags: epoll::EventFlags) -> Happened {
+        self.accept();
+        Happened::Other
+    }
+
+    fn is_used(&self) -> bool {
+        false
+    }
+}
+
+impl Alarmed for Listener {
+    fn alarm_rings(self: Arc<Self>) {
+        self.driver.set_flags(self.end, &self.socket, epoll::EventFlags::IN);
+    }
+}
+
+/// One connection that another process has made, which counts as long as it is open.
+#[derive(Debug)]
+pub(super) struct Guest {
+    /// Who it is, if it has a number here.
+    process: Option<ProcessId>,
+}
+
+/// How many connections of others are open.
+static GUESTS: std::sync::Mutex<Guests> =
+    std::sync::Mutex::new(Guests { all: 0, by_process: BTreeMap::new() });
+
+struct Guests {
+    all: usize,
+    by_process: BTreeMap<ProcessId, usize>,
+}
+
+impl Guest {
+    /// One more of a process, if there may be one more.
+    pub(super) fn of(process: Option<ProcessId>) -> Option<Self> {
+        // Of what the process may open others have half at most.
+        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let most = usize::try_from(files / 2).unwrap_or(usize::MAX).min(MOST / 2);
+        let guests = &mut *locked(&GUESTS);
+        if guests.all >= most {
+            return None;
+        }
+        if let Some(process) = process {
+            let count = guests.by_process.entry(process).or_default();
+            if *count >= MOST_OF_PROCESS {
+                return None;
+            }
+            *count += 1;
+        }
+        guests.all += 1;
+        Some(Self { process })
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let guests = &mut *locked(&GUESTS);
+        guests.all -= 1;
+        if let Some(process) = self.process
+            && let Some(count) = guests.by_process.get_mut(&process)
+        {
+            *count -= 1;
+            if *count == 0 {
+                guests.by_process.remove(&process);
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The link to other hosts: RoCEv2, in UDP datagrams, from and to port 4791.
+//!
+//! A device listens only where it is told to. Each address has a socket of its own, which is never connected: the
+//! kernel then sends with the IPv4 identification 0, or 0, 1, 2 and so on for the segments of one call, so that the ICRC,
+//! which covers the identification, is known before.
+
+mod address;
+mod outgoing;
+mod packet;
+mod port;
+mod run;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use rdma_proto::wire::UdpHeader;
+use rdma_types::{Gid, GidType, Mtu};
+use rustix::io::Errno;
+
+use self::address::Station;
+pub(crate) use self::outgoing::Loss;
+use self::port::Port;
+use self::socket::Socket;
+use super::driver::Driver;
+use crate::address::GidEntry;
+use crate::device::{Device, Network};
+use crate::fabric::Fabric;
+use crate::fabric::devices::InstallError;
+
+/// What is in front of the payload and behind it at most, from the IP header to the ICRC, as RXE counts it.
+const MOST_HEADERS: u32 = 80;
+
+/// The addresses at which a device is going to listen, each with its socket.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    stations: Vec<(Station, Socket)>,
+}
+
+impl Listening {
+    /// Binds what `places` names: addresses and interfaces, with commas in between.
+    pub(crate) fn at(fabric: &'static Fabric, places: &[String]) -> Result<Self, InstallError> {
+        let mut stations: Vec<(Station, Socket)> = Vec::new();
+        for place in places.iter().flat_map(|places| places.split(',')).map(str::trim) {
+            let failed =
+                |reason: String| InstallError::CannotListen { place: place.to_owned(), reason };
+            Driver::of(fabric).map_err(|errno| failed(format!("no epoll instance: {errno}")))?;
+            for station in address::named(place).map_err(failed)? {
+                if stations.iter().any(|(other, _)| other.ip == station.ip) {
+                    continue;
+                }
+                mtu_of(&station).ok_or_else(|| {
+                    let least = Mtu::MTU256.bytes() + MOST_HEADERS;
+                    failed(format!(
+                        "the MTU of its interface is {}: set it to {least} or more, to 4200 for the largest packets",
+                        station.mtu
+                    ))
+                })?;
+                let socket =
+                    Socket::bind(&station).map_err(|errno| failed(reason(&station, errno)))?;
+                stations.push((station, socket));
+            }
+        }
+        Ok(Self { stations })
+    }
+
+    /// What the device has in its GID table.
+    pub(crate) fn addresses(&self) -> Vec<GidEntry> {
+        self.stations.iter().map(|(station, _)| entry(station.ip)).collect()
+    }
+
+    /// The largest packets that fit through all of the interfaces.
+    pub(crate) fn mtu(&self) -> Option<Mtu> {
+        self.stations.iter().filter_map(|(station, _)| mtu_of(station)).min()
+    }
+
+    /// Packets come and go from now on.
+    pub(crate) fn begin(self, device: &'static Device, loss: Option<Loss>) {
+        let Ok(driver) = Driver::of(device.fabric) else { return };
+        let mut networks: Vec<Arc<dyn Network>> = Vec::new();
+        for (station, socket) in self.stations {
+            match Port::open(driver, device, station, socket, loss) {
+                Ok(port) => networks.push(port),
+                Err(errno) => {
+                    tracing::error!(device = device.name, address = %station.ip, %errno, "nothing is heard at an address");
+                }
+            }
+        }
+        device.open_networks(networks);
+    }
+}
+
+/// The row of a GID table that an address is.
+fn entry(ip: IpAddr) -> GidEntry {
+    let gid = match ip {
+        IpAddr::V4(ip) => Gid::from_ipv4(ip),
+        IpAddr::V6(ip) => Gid::from_bytes(ip.octets()),
+    };
+    GidEntry { gid, kind: GidType::ROCE_V2 }
+}
+
+/// The address that a GID is. The other way round it is [`entry`].
+fn address(gid: Gid) -> IpAddr {
+    gid.to_ipv4().map_or_else(|| IpAddr::V6(gid.to_bytes().into()), IpAddr::V4)
+}
+
+/// The largest packets that fit through an interface.
+fn mtu_of(station: &Station) -> Option<Mtu> {
+    let all = [Mtu::MTU4096, Mtu::MTU2048, Mtu::MTU1024, Mtu::MTU512, Mtu::MTU256];
+    all.into_iter().find(|mtu| mtu.bytes() + MOST_HEADERS <= station.mtu)
+}
+
+/// Why an address could not be bound, and what to do.
+fn reason(station: &Station, errno: Errno) -> String {
+    let port = UdpHeader::ROCE_V2_PORT;
+    match errno {
+        Errno::ADDRINUSE => format!(
+            "UDP port {port} of {} is in use, by another process that listens there, or by the kernel's SoftRoCE \
+             (rdma_rxe), which takes it for all addresses: end that process, listen at another address, or in another \
+             network namespace",
+            station.ip
+        ),
+        Errno::ADDRNOTAVAIL => format!("this host has no address {}: see `ip address`", station.ip),
+        Errno::ACCESS | Errno::PERM => format!(
+            "this process may not bind UDP port {port} of {} ({errno}): look at its seccomp filter and its security \
+             module",
+            station.ip
+        ),
+        errno => format!("no socket at UDP port {port} of {}: {errno}", station.ip),
+    }
+}

@@ -1,0 +1,101 @@
+//! Which addresses of this host are meant.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
+
+/// An address of an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Station {
+    pub(super) ip: IpAddr,
+    /// The index of the interface, if the address means one there only.
+    pub(super) scope: u32,
+    /// Of the interface, in bytes.
+    pub(super) mtu: u32,
+}
+
+/// An interface, with its addresses.
+#[derive(Debug, Default)]
+struct Interface {
+    is_loopback: bool,
+    addresses: Vec<(IpAddr, u32)>,
+}
+
+/// What an interface has whose MTU nobody tells.
+const USUAL_MTU: u32 = 1500;
+
+/// The addresses that a name means: itself, or those of an interface.
+pub(super) fn named(place: &str) -> Result<Vec<Station>, String> {
+    let interfaces = interfaces()?;
+    match place.parse::<IpAddr>() {
+        Ok(ip) => one(ip, &interfaces).map(|station| vec![station]),
+        Err(_) => all_of(place, &interfaces),
+    }
+}
+
+fn one(ip: IpAddr, interfaces: &BTreeMap<String, Interface>) -> Result<Station, String> {
+    if ip.is_unspecified() || ip.is_multicast() {
+        return Err("packets have to come from one address: name one of this host".to_owned());
+    }
+    let exactly = |(name, interface): (&String, &Interface)| {
+        let found = interface.addresses.iter().find(|(own, _)| *own == ip);
+        found.map(|&(ip, scope)| Station { ip, scope, mtu: mtu(name) })
+    };
+    // All of 127.0.0.0/8 is there.
+    let loopback = |(name, interface): (&String, &Interface)| {
+        let there = interface.is_loopback && ip.is_loopback();
+        there.then(|| Station { ip, scope: 0, mtu: mtu(name) })
+    };
+    let found = interfaces.iter().find_map(exactly);
+    found.or_else(|| interfaces.iter().find_map(loopback)).ok_or_else(|| {
+        let own = interfaces.values().flat_map(|interface| &interface.addresses);
+        format!("this host has no such address; it has {}", list(own.map(|(ip, _)| ip.to_string())))
+    })
+}
+
+/// In the order of RXE's GID table: link-local, IPv4, IPv6.
+fn all_of(place: &str, interfaces: &BTreeMap<String, Interface>) -> Result<Vec<Station>, String> {
+    let Some(interface) = interfaces.get(place) else {
+        let names = list(interfaces.keys().cloned());
+        return Err(format!(
+            "it is no IP address, and no interface of this host: there are {names}"
+        ));
+    };
+    let mut addresses = interface.addresses.clone();
+    addresses.sort_by_key(|(ip, scope)| (*scope == 0, ip.is_ipv6()));
+    let mtu = mtu(place);
+    let stations: Vec<_> =
+        addresses.into_iter().map(|(ip, scope)| Station { ip, scope, mtu }).collect();
+    if stations.is_empty() {
+        return Err("the interface has no address: give it one (`ip address add`)".to_owned());
+    }
+    Ok(stations)
+}
+
+fn list(names: impl Iterator<Item = String>) -> String {
+    names.collect::<Vec<_>>().join(", ")
+}
+
+fn interfaces() -> Result<BTreeMap<String, Interface>, String> {
+    let found = getifaddrs().map_err(|errno| format!("the interfaces are not told: {errno}"))?;
+    let mut interfaces = BTreeMap::<String, Interface>::new();
+    for part in found {
+        let interface = interfaces.entry(part.interface_name).or_default();
+        interface.is_loopback |= part.flags.contains(InterfaceFlags::IFF_LOOPBACK);
+        let Some(address) = part.address else { continue };
+        if let Some(address) = address.as_sockaddr_in() {
+            interface.addresses.push((address.ip().into(), 0));
+        } else if let Some(address) = address.as_sockaddr_in6() {
+            interface.addresses.push((address.ip().into(), address.scope_id()));
+        }
+    }
+    Ok(interfaces)
+}
+
+fn mtu(interface: &str) -> u32 {
+    let file = fs::read_to_string(format!("/sys/class/net/{interface}/mtu"));
+    file.ok().and_then(|mtu| mtu.trim().parse().ok()).unwrap_or(USUAL_MTU)
+}

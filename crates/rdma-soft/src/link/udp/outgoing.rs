@@ -1,0 +1,354 @@
+//! What goes from one address of a device to other hosts.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::{Arc, Weak};
+
+use quinn_udp::EcnCodepoint;
+use rdma_proto::Burst;
+use rdma_proto::wire::UdpHeader;
+use rustix::event::epoll;
+use rustix::io::Errno;
+
+use super::address;
+use super::packet::{self, Way};
+use super::socket::Socket;
+use crate::address::{Address, Path};
+use crate::device::Device;
+use crate::device::notices::{Reason, Whose};
+use crate::engine::wire::Process;
+use crate::fabric::clock::Time;
+use crate::fabric::random::SplitMix;
+use crate::fabric::timers::{Alarm, Alarmed};
+use crate::fabric::turns::{Driven, Place};
+use crate::link::driver::{Driver, End};
+use crate::link::memory::{BURST_BYTES, Datagram, Letter};
+use crate::sync::{Mutex, locked_for_calls, locked_in_models as locked};
+
+/// How many bursts wait for the socket to take more.
+const BURSTS: usize = 64;
+/// How many buffers are kept that are not in use.
+const SPARE: usize = 16;
+/// How many bytes go with one call at most: less than a UDP datagram may have.
+const CALL: usize = 65_000;
+/// How many calls there are in a turn.
+const CALLS: u32 = 16;
+/// How many routers a packet passes at most, if nobody says so.
+const HOPS: u8 = 64;
+
+/// How many packets are lost on their way out, and which: for tests.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Loss {
+    pub(crate) probability: f64,
+    pub(crate) seed: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    driver: &'static Driver,
+    device: &'static Device,
+    pub(super) socket: Socket,
+    own: IpAddr,
+    /// Where the driver finds the socket.
+    end: End,
+    /// What the driver is to tell of.
+    flags: std::sync::Mutex<epoll::EventFlags>,
+    outbox: Mutex<Outbox>,
+    /// Held by the thread that writes, so that packets stay in order.
+    writing: Mutex<Writing>,
+    place: Place,
+    alarm: Alarm,
+}
+
+#[derive(Debug, Default)]
+struct Outbox {
+    waiting: VecDeque<Letter>,
+    /// Buffers that queue pairs write to.
+    lent: usize,
+    spare: Vec<Box<[u8]>>,
+    /// Who found no space.
+    turned_away: Vec<Weak<dyn Driven>>,
+}
+
+/// Packets for one call.
+#[derive(Debug)]
+struct Writing {
+    packets: Vec<u8>,
+    /// How long each is but the last.
+    segment: usize,
+    /// How many of the bytes are sent.
+    sent: usize,
+    /// Where they go, and of whom the first one is.
+    to: IpAddr,
+    whose: Whose,
+    says: Says,
+    /// How many routers a packet passes that the socket sends.
+    hops_of_socket: u8,
+    loss: Option<(f64, SplitMix)>,
+}
+
+impl Writing {
+    /// Adds the packets of a letter, if they may go with the same call.
+    fn add(&mut self, own: IpAddr, letter: &Letter, most: usize) -> bool {
+        let Letter { path, burst, datagram, .. } = letter;
+        let Address::Gid(remote) = path.remote else { return true };
+        let (to, says) = (address(remote.gid), Says::of(datagram.as_ref()));
+        let first = length_of(burst, 0);
+        let first_of_call = self.packets.is_empty();
+        if !first_of_call {
+            let count = self.packets.len().div_ceil(self.segment) + usize::from(burst.segments);
+            let all = self.packets.len() + first * usize::from(burst.segments);
+            let whole = self.packets.len().is_multiple_of(self.segment);
+            let as_long = first == self.segment || first < self.segment && burst.segments == 1;
+            let same = (to, says) == (self.to, self.says);
+            if !(same && whole && as_long && count <= most && all <= CALL) {
+                return false;
+            }
+        }
+        if first_of_call {
+            let qpn = datagram.map_or(0, |datagram| datagram.source.qpn);
+            let peer_qpn = Some(burst.header.bth.destination.get());
+            self.whose = Whose { qpn, peer_qpn, address: Some(path.remote) };
+            (self.to, self.says, self.segment, self.sent) = (to, says, first, 0);
+        }
+        let way = Way { from: own, from_port: UdpHeader::ROCE_V2_PORT, to };
+        for (headers, payload) in burst.packets(letter.payload()) {
+            if self.loses_one() {
+                continue;
+            }
+            // The kernel counts them if they go with one call.
+            let index = if most > 1 { self.packets.len() / self.segment } else { 0 };
+            let identification = u16::try_from(index).unwrap_or(0);
+            let written = packet::write(&way, identification, &headers, payload, &mut self.packets);
+            debug_assert!(written.is_ok(), "a packet that no device sends: {headers:?}");
+        }
+        true
+    }
+
+    fn loses_one(&mut self) -> bool {
+        let Some((probability, random)) = &mut self.loss else { return false };
+        f64::from(random.next_u32()) < *probability * 4_294_967_296.0
+    }
+}
+
+/// How long a packet of a burst is, from its BTH to its ICRC.
+fn length_of(burst: &Burst, index: u16) -> usize {
+    let payload = if burst.segments == 1 { burst.length as usize } else { burst.segment.into() };
+    burst.headers(index).wire_len() + payload.next_multiple_of(4) + 4
+}
+
+/// What the IP headers of packets say beside where they go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Says {
+    hops: u8,
+    ecn: Option<EcnCodepoint>,
+}
+
+impl Says {
+    /// Connections say nothing of it.
+    fn of(datagram: Option<&Datagram>) -> Self {
+        let header = datagram.and_then(|datagram| datagram.header);
+        // An IPv4 header is in the last 20 bytes.
+        let (hops, class) = match header {
+            Some(header) if header[0] == 0 => (header[28], header[21]),
+            Some(header) => (header[7], header[1] >> 4),
+            None => (0, 0),
+        };
+        let hops = if hops == 0 { HOPS } else { hops };
+        Self { hops, ecn: EcnCodepoint::from_bits(class & 3) }
+    }
+}
+
+impl Outgoing {
+    pub(super) fn new(
+        driver: &'static Driver,
+        device: &'static Device,
+        own: IpAddr,
+        socket: Socket,
+        end: End,
+        loss: Option<Loss>,
+    ) -> Arc<Self> {
+        let loss = loss.map(|loss| (loss.probability, SplitMix::new(loss.seed)));
+        let whose = Whose { qpn: 0, peer_qpn: None, address: None };
+        Arc::new_cyclic(|weak: &Weak<Self>| Self {
+            driver,
+            device,
+            socket,
+            own,
+            end,
+            flags: std::sync::Mutex::new(epoll::EventFlags::IN),
+            outbox: Mutex::default(),
+            writing: Mutex::new(Writing {
+                packets: Vec::with_capacity(CALL),
+                segment: 1,
+                sent: 0,
+                to: own,
+                whose,
+                says: Says::of(None),
+                hops_of_socket: 0,
+                loss,
+            }),
+            place: Place::default(),
+            alarm: Alarm::new(device.fabric, weak.clone()),
+        })
+    }
+
+    /// Has the driver tell of something, or not any more.
+    pub(super) fn hear_of(&self, what: epoll::EventFlags, tell: bool) {
+        let mut flags = crate::sync::locked(&self.flags);
+        flags.set(what, tell);
+        self.driver.set_flags(self.end, self.socket.descriptor(), *flags);
+    }
+
+    pub(super) fn has_letters(&self) -> bool {
+        !locked(&self.outbox).waiting.is_empty() || self.writing.try_lock().is_err()
+    }
+
+    fn call_back(&self, all: &[Weak<dyn Driven>]) {
+        for sender in all.iter().filter_map(Weak::upgrade) {
+            self.device.fabric.unsettled.note_turn_of(&sender);
+        }
+    }
+
+    /// Takes as many letters as may go with one call. Whether there is something to send.
+    fn fill(&self, writing: &mut Writing) -> bool {
+        let most = self.socket.most_segments();
+        while writing.packets.len() < CALL {
+            let Some(letter) = locked(&self.outbox).waiting.pop_front() else { break };
+            let added = writing.add(self.own, &letter, most);
+            let outbox = &mut *locked(&self.outbox);
+            if !added {
+                outbox.waiting.push_front(letter);
+                break;
+            }
+            outbox.keep(letter.into_buffer());
+        }
+        !writing.packets.is_empty()
+    }
+
+    /// Sends what waits. Whether the socket takes more, and there is more.
+    fn write(&self) -> bool {
+        let writing = &mut *locked_for_calls(&self.writing);
+        for _ in 0..CALLS {
+            if writing.packets.is_empty() && !self.fill(writing) {
+                return !locked(&self.outbox).waiting.is_empty();
+            }
+            if writing.says.hops != writing.hops_of_socket
+                && self.socket.set_hops(writing.says.hops).is_ok()
+            {
+                writing.hops_of_socket = writing.says.hops;
+            }
+            let left = &writing.packets[writing.sent..];
+            let alone = self.socket.most_segments() <= 1;
+            let call = if alone { left.len().min(writing.segment) } else { left.len() };
+            match self.socket.send(writing.to, writing.says.ecn, &left[..call], writing.segment) {
+                Ok(()) => writing.sent += call,
+                Err(Errno::AGAIN) => {
+                    self.hear_of(epoll::EventFlags::OUT, true);
+                    return false;
+                }
+                // The network is full, has no way there, or takes no such packets. They are lost, as on a network.
+                Err(_) => {
+                    let packets = left[..call].len().div_ceil(writing.segment);
+                    let packets = u16::try_from(packets).unwrap_or(u16::MAX);
+                    self.device.drop_packets(Reason::NotSent, packets, writing.whose);
+                    writing.sent += call;
+                }
+            }
+            if writing.sent >= writing.packets.len() {
+                writing.packets.clear();
+            }
+        }
+        true
+    }
+}
+
+impl Outbox {
+    fn has_space(&self) -> bool {
+        self.waiting.len() + self.lent < BURSTS
+    }
+
+    fn keep(&mut self, buffer: Box<[u8]>) {
+        if self.spare.len() < SPARE {
+            self.spare.push(buffer);
+        }
+    }
+}
+
+impl Process for Outgoing {
+    fn has_ended(&self) -> bool {
+        false
+    }
+
+    fn add_user(&self, _user: Weak<dyn Driven>) {}
+
+    fn loses_datagrams(&self) -> bool {
+        false
+    }
+
+    fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>> {
+        let mut outbox = locked(&self.outbox);
+        if !outbox.has_space() {
+            if !outbox.turned_away.iter().any(|other| Weak::ptr_eq(other, &sender)) {
+                outbox.turned_away.push(sender);
+            }
+            return None;
+        }
+        outbox.lent += 1;
+        let spare = outbox.spare.pop();
+        drop(outbox);
+        Some(spare.unwrap_or_else(|| vec![0; BURST_BYTES].into_boxed_slice()))
+    }
+
+    fn give_back(&self, buffer: Box<[u8]>) {
+        let turned_away = {
+            let outbox = &mut *locked(&self.outbox);
+            outbox.lent -= 1;
+            outbox.keep(buffer);
+            std::mem::take(&mut outbox.turned_away)
+        };
+        self.call_back(&turned_away);
+    }
+
+    fn send(
+        self: Arc<Self>,
+        path: Path,
+        burst: Burst,
+        datagram: Option<Datagram>,
+        payload: Box<[u8]>,
+    ) {
+        let letter = Letter::new(path, burst, datagram, payload);
+        {
+            let outbox = &mut *locked(&self.outbox);
+            outbox.lent -= 1;
+            outbox.waiting.push_back(letter);
+        }
+        self.device.fabric.unsettled.note_turn(&self);
+    }
+}
+
+impl Driven for Outgoing {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    fn take_turn(self: Arc<Self>) -> bool {
+        let more = self.write();
+        let turned_away = {
+            let outbox = &mut *locked(&self.outbox);
+            if outbox.has_space() { std::mem::take(&mut outbox.turned_away) } else { Vec::new() }
+        };
+        self.call_back(&turned_away);
+        more
+    }
+
+    fn call(&self) {
+        self.alarm.set(Time::AT_ONCE);
+    }
+}
+
+impl Alarmed for Outgoing {
+    fn alarm_rings(self: Arc<Self>) {
+        self.device.fabric.unsettled.settle();
+    }
+}

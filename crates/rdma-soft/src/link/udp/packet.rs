@@ -1,0 +1,108 @@
+//! What a UDP datagram carries: a packet, with its ICRC.
+
+use std::net::IpAddr;
+
+use rdma_proto::wire::{
+    EmitError, Headers, IdentificationSearch, IpHeader, Ipv4Header, Ipv6Header, Packet, UdpHeader,
+    icrc,
+};
+
+/// From where a packet comes, and where it goes, both of one version of IP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Way {
+    pub(super) from: IpAddr,
+    /// A RoCEv2 port takes packets from any port.
+    pub(super) from_port: u16,
+    pub(super) to: IpAddr,
+}
+
+impl Way {
+    /// What is in front of the BTH of a packet of so many bytes, as far as the ICRC covers it.
+    fn front(&self, length: usize, identification: u16) -> Option<(IpHeader, UdpHeader)> {
+        let udp = UdpHeader::new(self.from_port, length)?;
+        let ip = match (self.from, self.to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                let header = Ipv4Header::new(from, to, &udp)?;
+                IpHeader::V4(Ipv4Header { identification, ..header })
+            }
+            (IpAddr::V6(from), IpAddr::V6(to)) => IpHeader::V6(Ipv6Header::new(from, to, &udp)),
+            _ => return None,
+        };
+        Some((ip, udp))
+    }
+}
+
+/// Adds a packet to `out`.
+pub(super) fn write(
+    way: &Way,
+    identification: u16,
+    headers: &Headers,
+    payload: &[u8],
+    out: &mut Vec<u8>,
+) -> Result<(), EmitError> {
+    let begin = out.len();
+    let mut packet = Packet { headers: *headers, payload, icrc: 0 };
+    let length = packet.wire_len();
+    let (ip, udp) = way.front(length, identification).ok_or(EmitError::NoRoom)?;
+    out.resize(begin + length, 0);
+    let written = packet.emit(&mut out[begin..]).map(|_| ());
+    if written.is_err() {
+        out.truncate(begin);
+        return written;
+    }
+    let covered = length - Packet::ICRC_LEN;
+    packet.icrc = icrc(&ip, &udp, &out[begin..begin + covered]);
+    out[begin + covered..].copy_from_slice(&packet.icrc.to_le_bytes());
+    Ok(())
+}
+
+/// Why a datagram is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NoPacket {
+    /// It cannot be parsed.
+    Malformed,
+    /// Its ICRC is wrong.
+    Damaged,
+}
+
+/// The longest packet: headers, payload and ICRC.
+const LONGEST: usize = 4096 + 64;
+
+/// Reads packets whose IPv4 identification nobody tells.
+#[derive(Debug, Default)]
+pub(super) struct Reader {
+    /// By the length of the packets, in words.
+    searches: Vec<Option<Box<IdentificationSearch>>>,
+}
+
+impl Reader {
+    /// The packet in a datagram, of which the IPv4 identification is probably that one.
+    pub(super) fn read<'a>(
+        &mut self,
+        way: &Way,
+        identification: u16,
+        bytes: &'a [u8],
+    ) -> Result<(Headers, &'a [u8]), NoPacket> {
+        if bytes.len() > LONGEST {
+            return Err(NoPacket::Malformed);
+        }
+        let packet = Packet::parse(bytes).map_err(|_| NoPacket::Malformed)?;
+        let covered = &bytes[..bytes.len() - Packet::ICRC_LEN];
+        let front = |identification| way.front(bytes.len(), identification);
+        let (ip, udp) = front(identification).ok_or(NoPacket::Malformed)?;
+        let guessed = icrc(&ip, &udp, covered);
+        let is_whole = packet.icrc == guessed
+            || matches!(ip, IpHeader::V4(_))
+                && self.search(covered.len()).find(guessed, packet.icrc).is_some();
+        is_whole.then_some((packet.headers, packet.payload)).ok_or(NoPacket::Damaged)
+    }
+
+    /// For packets of a length, which is a multiple of 4.
+    fn search(&mut self, length: usize) -> &IdentificationSearch {
+        let place = length / 4;
+        if self.searches.len() <= place {
+            self.searches.resize(place + 1, None);
+        }
+        self.searches[place].get_or_insert_with(|| Box::new(IdentificationSearch::new(length)))
+    }
+}

@@ -1,0 +1,126 @@
+//! A UDP socket, as RoCEv2 needs it.
+
+use std::io::{Error, IoSliceMut};
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+
+use nix::sys::socket::SetSockOpt as _;
+use nix::{setsockopt_impl, sockopt_impl};
+use quinn_udp::{EcnCodepoint, RecvMeta, Transmit, UdpSocketState};
+use rdma_proto::wire::UdpHeader;
+use rustix::io::{Errno, Result};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with, sockopt};
+
+use super::address::Station;
+use crate::link::descriptor::Descriptor;
+
+/// How much the kernel is to keep of what comes and of what goes: several windows of packets.
+const BUFFER: usize = 4 << 20;
+
+#[derive(Debug)]
+pub(super) struct Socket {
+    descriptor: Descriptor,
+    state: UdpSocketState,
+    is_ipv4: bool,
+    scope: u32,
+}
+
+sockopt_impl!(
+    /// Takes datagrams without a checksum over IPv6: RXE sends none, since there is the ICRC (udp(7), RFC 6936).
+    NoCheck6,
+    SetOnly,
+    libc::IPPROTO_UDP,
+    libc::UDP_NO_CHECK6_RX,
+    bool
+);
+
+impl Socket {
+    pub(super) fn bind(station: &Station) -> Result<Self> {
+        let is_ipv4 = station.ip.is_ipv4();
+        let descriptor = Descriptor::open(|| datagrams(is_ipv4))?;
+        let socket = descriptor.get()?;
+        if !is_ipv4 {
+            sockopt::set_ipv6_v6only(socket, true)?;
+            // Where the kernel has no such option packets of RXE are lost, and no others.
+            let _ = NoCheck6.set(&socket, &true);
+        }
+        // Without the right to more there is as much as anybody may have.
+        let _ = sockopt::set_socket_recv_buffer_size_force(socket, BUFFER)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, BUFFER));
+        let _ = sockopt::set_socket_send_buffer_size_force(socket, BUFFER)
+            .or_else(|_| sockopt::set_socket_send_buffer_size(socket, BUFFER));
+        bind(socket, &at(station.ip, station.scope))?;
+        let state = UdpSocketState::new((&socket).into()).map_err(|error| errno(&error))?;
+        Ok(Self { descriptor, state, is_ipv4, scope: station.scope })
+    }
+
+    pub(super) fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
+    }
+
+    /// How many packets may go with one call.
+    pub(super) fn most_segments(&self) -> usize {
+        self.state.max_gso_segments()
+    }
+
+    /// Sends packets of so many bytes, the last one not longer, to the port of an address.
+    pub(super) fn send(
+        &self,
+        to: IpAddr,
+        ecn: Option<EcnCodepoint>,
+        packets: &[u8],
+        segment: usize,
+    ) -> Result<()> {
+        let socket = self.descriptor.get()?;
+        let transmit = Transmit {
+            destination: at(to, self.scope),
+            ecn,
+            contents: packets,
+            segment_size: Some(segment),
+            src_ip: None,
+        };
+        self.state.try_send((&socket).into(), &transmit).map_err(|error| errno(&error))
+    }
+
+    /// The next packets, all of them from one sender. Each is as long as [`stride`](RecvMeta::stride) says, but for the
+    /// last.
+    pub(super) fn receive(&self, room: &mut [u8]) -> Result<RecvMeta> {
+        let socket = self.descriptor.get()?;
+        let mut meta = [RecvMeta::default()];
+        let mut rooms = [IoSliceMut::new(room)];
+        self.state.recv((&socket).into(), &mut rooms, &mut meta).map_err(|error| errno(&error))?;
+        Ok(meta[0])
+    }
+
+    /// How many routers a packet passes from now on.
+    pub(super) fn set_hops(&self, hops: u8) -> Result<()> {
+        let socket = self.descriptor.get()?;
+        match self.is_ipv4 {
+            true => sockopt::set_ip_ttl(socket, hops.into()),
+            false => sockopt::set_ipv6_unicast_hops(socket, Some(hops)),
+        }
+    }
+
+    /// Says whether the host knows a way to an address.
+    pub(super) fn reaches(&self, to: IpAddr) -> Result<()> {
+        let probe = Descriptor::open(|| datagrams(to.is_ipv4()))?;
+        connect(probe.get()?, &at(to, self.scope))
+    }
+}
+
+fn datagrams(is_ipv4: bool) -> Result<std::os::fd::OwnedFd> {
+    let family = if is_ipv4 { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(family, SocketType::DGRAM, flags, None)
+}
+
+fn at(ip: IpAddr, scope: u32) -> SocketAddr {
+    let port = UdpHeader::ROCE_V2_PORT;
+    match ip {
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope).into(),
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, port),
+    }
+}
+
+fn errno(error: &Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
+}

@@ -1,0 +1,157 @@
+#![allow(clippy::unwrap_used)] // A failing helper fails its test.
+
+use std::net::IpAddr;
+
+use rdma_proto::Burst;
+use rdma_proto::wire::{Bth, Headers, IpHeader, Opcode, Operation, Reth, Service, UdpHeader};
+use rdma_types::{Psn, Qpn};
+
+use super::packet::{NoPacket, Reader, Way, write};
+use super::run::Run;
+use super::*;
+
+#[test]
+fn an_interface_stands_for_its_addresses() {
+    let stations = address::named("lo").unwrap();
+    let loopback = |ip: &str| Station { ip: ip.parse().unwrap(), scope: 0, mtu: stations[0].mtu };
+    assert!(stations.contains(&loopback("127.0.0.1")));
+    // All of 127.0.0.0/8 is there without being listed.
+    assert_eq!(address::named("127.9.8.7").unwrap(), [loopback("127.9.8.7")]);
+}
+
+#[test]
+fn packets_are_as_large_as_their_interface_lets_them_be() {
+    let mtu = |mtu| mtu_of(&Station { ip: [127, 0, 0, 1].into(), scope: 0, mtu });
+    assert_eq!([1500, 4200, 9000].map(mtu), [Mtu::MTU1024, Mtu::MTU4096, Mtu::MTU4096].map(Some));
+    assert_eq!(
+        [1104, 1103, 336, 335].map(mtu),
+        [Some(Mtu::MTU1024), Some(Mtu::MTU512), Some(Mtu::MTU256), None]
+    );
+}
+
+/// The packets of a capture: from where to where, and what the UDP datagram carries.
+fn captured(name: &str) -> Vec<(Way, Vec<u8>)> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../rdma-proto/tests/vectors/");
+    let file = std::fs::read(format!("{folder}{name}")).unwrap();
+    let mut rest = &file[24..];
+    let mut packets = Vec::new();
+    while let Some((record, behind)) = rest.split_at_checked(16) {
+        let length = u32::from_le_bytes(record[8..12].try_into().unwrap()) as usize;
+        let (frame, behind) = behind.split_at(length);
+        rest = behind;
+        let Ok((ip, datagram)) = IpHeader::parse(&frame[14..]) else { continue };
+        let Some((udp, packet)) = datagram.split_first_chunk() else { continue };
+        let udp = UdpHeader::parse(udp);
+        if udp.destination_port != UdpHeader::ROCE_V2_PORT {
+            continue;
+        }
+        let (from, to) = match ip {
+            IpHeader::V4(ip) => (IpAddr::V4(ip.source), IpAddr::V4(ip.destination)),
+            IpHeader::V6(ip) => (IpAddr::V6(ip.source), IpAddr::V6(ip.destination)),
+            _ => continue,
+        };
+        packets.push((Way { from, from_port: udp.source_port, to }, packet.to_vec()));
+    }
+    packets
+}
+
+/// Their identification is any: the socket does not tell it, and the reader finds it out.
+#[test]
+fn what_the_kernel_has_sent_is_read_and_what_is_changed_is_not() {
+    let (mut reader, mut count) = (Reader::default(), 0);
+    for name in ["rxe.pcap", "big.pcap", "loss.pcap", "v6.pcap"] {
+        for (way, packet) in captured(name) {
+            let (headers, payload) = reader.read(&way, 0, &packet).unwrap();
+            count += 1;
+            if way.from.is_ipv6() {
+                // It has no identification: what is written is the same.
+                let mut again = Vec::new();
+                write(&way, 0, &headers, payload, &mut again).unwrap();
+                assert_eq!(again, packet);
+            }
+            let mut changed = packet;
+            let last = changed.len() - 5;
+            changed[last] ^= 1;
+            assert!(reader.read(&way, 0, &changed).is_err());
+        }
+    }
+    assert!(count > 800, "{count}");
+}
+
+#[test]
+fn what_is_written_is_read_by_the_index_of_its_segment() {
+    let way = Way { from: [127, 0, 0, 1].into(), from_port: 4791, to: [127, 0, 0, 2].into() };
+    let headers = middle(7);
+    for index in [0, 1, 63] {
+        let mut packet = Vec::new();
+        write(&way, index, &headers, &[9; 1024], &mut packet).unwrap();
+        let mut reader = Reader::default();
+        assert_eq!(reader.read(&way, index, &packet), Ok((headers, &[9; 1024][..])));
+        // Of another address.
+        let other = Way { from: [127, 0, 0, 3].into(), ..way };
+        assert_eq!(reader.read(&other, index, &packet), Err(NoPacket::Damaged));
+    }
+}
+
+fn headers(operation: Operation, psn: u32) -> Headers {
+    let opcode = Opcode::new(Service::Rc, operation).unwrap();
+    Headers::new(Bth::new(opcode, Qpn::masked(5), Psn::masked(psn)))
+}
+
+fn middle(psn: u32) -> Headers {
+    headers(Operation::SendMiddle, psn)
+}
+
+/// What a run is made of is what it was put together from.
+#[track_caller]
+fn assert_run(packets: &[(Headers, usize)], together: usize) {
+    let (first, behind) = packets.split_first().unwrap();
+    let mut run = Run::of(first.0, first.1);
+    let count = 1 + behind.iter().take_while(|(next, length)| run.extend(next, *length)).count();
+    assert_eq!(count, together);
+    let payload = vec![0; run.burst.length as usize];
+    let made: Vec<_> =
+        run.burst.packets(&payload).map(|(headers, payload)| (headers, payload.len())).collect();
+    assert_eq!(made, packets[..count]);
+}
+
+#[test]
+fn packets_of_a_message_are_one_run() {
+    let last = headers(Operation::SendLast, 9);
+    let first = headers(Operation::SendFirst, 7);
+    assert_run(&[(first, 256), (middle(8), 256), (last, 100)], 3);
+    assert_run(&[(first, 256), (middle(8), 256), (last, 256)], 3);
+    assert_run(&[(middle(7), 256), (middle(8), 256), (middle(9), 256)], 3);
+    let mut asks = last;
+    asks.bth.ack_request = true;
+    assert_run(&[(middle(8), 256), (asks, 256), (middle(10), 256)], 2);
+}
+
+#[test]
+fn what_does_not_belong_together_is_no_run() {
+    let first = headers(Operation::SendFirst, 7);
+    let elsewhere =
+        Headers { bth: Bth { destination: Qpn::masked(6), ..middle(8).bth }, ..middle(8) };
+    let mut limited = middle(8);
+    limited.bth.p_key = 0x7fff;
+    for (next, length) in [
+        (middle(9), 256),
+        (middle(7), 256),
+        (first, 256),
+        (headers(Operation::RdmaWriteMiddle, 8), 256),
+        (headers(Operation::SendOnly, 8), 256),
+        (elsewhere, 256),
+        (limited, 256),
+        (middle(8), 257),
+        (middle(8), 0),
+    ] {
+        assert_run(&[(first, 256), (next, length)], 1);
+    }
+    // A short one ends it, whatever it says.
+    assert_run(&[(first, 256), (middle(8), 252), (middle(9), 252)], 2);
+    // The first packet of a WRITE has a header that those behind it have not.
+    let reth = Reth { va: 0, rkey: 0.into(), length: 512 };
+    let write = Headers { reth: Some(reth), ..headers(Operation::RdmaWriteFirst, 7) };
+    assert_run(&[(write, 256), (headers(Operation::RdmaWriteLast, 8), 256)], 1);
+    assert_eq!(Burst::single(write, 256).segments, 1);
+}
