@@ -3,15 +3,18 @@
 //! A program gives a function for each end, which is handed what it needs to meet the other one. The
 //! server is the one that listens.
 
+use std::cell::Cell;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_channel::{Channel, PreparedChannel, TransportError, confirm, exchange_all};
+use rdma_channel::{
+    Channel, ExchangeError, PreparedChannel, TransportError, confirm, exchange_all,
+};
 use rdma_mem::{Context, RemoteMemoryRegion, open_device};
 use rdma_qp::{QueuePairEndpoint, WorkError};
 
 use crate::Failure;
-use crate::out_of_band::{OutOfBand, Peer};
+use crate::out_of_band::{OutOfBand, OutOfBandError, Peer};
 use crate::reach::check_reach;
 
 /// Where the ends are, and by which device they reach each other; part of a command line.
@@ -30,7 +33,7 @@ pub struct Ends {
 /// What an end has to say when it is done, or what went wrong.
 pub type Outcome = Result<String, Failure>;
 
-/// How often an end that waits looks whether the other one is there.
+/// How often who waits looks whether the other one is there.
 const LOOK: Duration = Duration::from_millis(50);
 /// How much later than its queue pair the connection of a process is closed when it ends, and more.
 const SOON: Duration = Duration::from_millis(200);
@@ -112,7 +115,8 @@ impl Ends {
 
     fn other(&self, way: OutOfBand) -> OtherEnd {
         let wait = Duration::from_secs(self.wait);
-        OtherEnd { way, device: self.device.clone(), wait, process: self.peer.is_process() }
+        let (device, process) = (self.device.clone(), self.peer.is_process());
+        OtherEnd { way, device, wait, process, looked: Cell::new(Instant::now()) }
     }
 }
 
@@ -120,7 +124,9 @@ impl Ends {
 fn explained(error: Failure, others: &[OtherEnd]) -> Failure {
     let operation =
         error.is::<TransportError>() || error.is::<WorkError>() || error.is::<rdma_qp::Error>();
-    match operation && others.iter().any(|other| other.way.has_ended(SOON)) {
+    let stream = matches!(error.downcast_ref(), Some(OutOfBandError::Io(_)))
+        || matches!(error.downcast_ref(), Some(ExchangeError::Io(_)));
+    match (operation || stream) && others.iter().any(|other| other.way.has_ended(SOON)) {
         true => gone(&error.to_string()),
         false => error,
     }
@@ -137,6 +143,8 @@ pub struct OtherEnd {
     device: String,
     wait: Duration,
     process: bool,
+    /// When somebody last looked whether it is there.
+    looked: Cell<Instant>,
 }
 
 impl OtherEnd {
@@ -240,8 +248,8 @@ impl OtherEnd {
     }
 }
 
-/// Looks for something until it is there, as long as the other ends are. One that only receives would not
-/// notice: no request of its own fails when its peer ends.
+/// Looks for something until it is there, as long as the other ends are. Who only receives would not notice:
+/// no request fails when the peer ends.
 ///
 /// # Errors
 /// If another end has gone, or nothing comes for too long; what `look` returns.
@@ -250,19 +258,21 @@ pub fn until<T>(
     mut look: impl FnMut() -> Result<Option<T>, Failure>,
 ) -> Result<T, Failure> {
     let begin = Instant::now();
-    let mut looked = begin;
     loop {
-        if let Some(found) = look()? {
-            return Ok(found);
-        }
-        if looked.elapsed() > LOOK {
-            looked = Instant::now();
-            if others.iter().any(|other| other.way.has_ended(Duration::ZERO)) {
+        for other in others {
+            if other.looked.get().elapsed() < LOOK {
+                continue;
+            }
+            other.looked.set(Instant::now());
+            if other.way.has_ended(Duration::ZERO) {
                 return Err(gone("it was waited for"));
             }
-            if others.iter().any(|other| begin.elapsed() > other.wait) {
+            if begin.elapsed() > other.wait {
                 return Err("nothing comes from the other end: does it do its part?".into());
             }
+        }
+        if let Some(found) = look()? {
+            return Ok(found);
         }
         thread::yield_now();
     }

@@ -143,6 +143,7 @@ impl OutOfBand {
         listener.set_nonblocking(true)?;
         let mut others: Vec<Self> = Vec::new();
         while others.len() < count {
+            others.retain(|other| !other.has_ended(Duration::ZERO));
             match listener.accept() {
                 Ok((stream, _)) => {
                     stream.set_nonblocking(false)?;
@@ -157,7 +158,6 @@ impl OutOfBand {
             if !wait_for(&mut news, left(deadline))? {
                 return Err(nobody(address, &others));
             }
-            others.retain(|other| !other.has_ended(Duration::ZERO));
         }
         Ok(others)
     }
@@ -189,7 +189,10 @@ impl OutOfBand {
                     Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {}
                     Ok(stream) => return Ok(Self { stream, deadline, listens: false }),
                     Err(error) => match error.kind() {
-                        ErrorKind::ConnectionRefused | ErrorKind::TimedOut => {}
+                        // Reset is what a listener does that has not accepted, and goes.
+                        ErrorKind::ConnectionRefused
+                        | ErrorKind::ConnectionReset
+                        | ErrorKind::TimedOut => {}
                         _ => return Err(wrong(error)),
                     },
                 }
