@@ -49,7 +49,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
 fn own(context: &Context, writer: &mut OtherEnd, records: usize) -> Result<String, Failure> {
     let channel = writer.connect(prepare(context)?)?;
     // A file in memory, so that other processes of this machine could look on, too.
-    let memory = RegionMemory::memfd(RECORDS + records * RECORD)?;
+    let length = records.checked_mul(RECORD).and_then(|bytes| bytes.checked_add(RECORDS));
+    let memory = RegionMemory::memfd(length.ok_or("so much memory cannot be")?)?;
     let board = channel.pd().register_shared(memory, ACCESS).map_err(|(_, error)| error)?;
     writer.lend(board.remote())?;
     writer.ready()?;

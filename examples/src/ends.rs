@@ -91,26 +91,7 @@ impl Ends {
         if let Some(other) = others.pop() {
             return client(other);
         }
-        let deadline = Instant::now() + wait;
-        let pairs: Vec<_> =
-            (0..clients).map(|_| OutOfBand::pair(deadline)).collect::<Result<_, _>>()?;
-        let (here, there): (Vec<_>, Vec<_>) = pairs.into_iter().map(|[a, b]| (a, b)).unzip();
-        let outcomes: Vec<Outcome> = thread::scope(|threads| {
-            let mut all = vec![threads.spawn(move || server(here))];
-            all.extend(there.into_iter().map(|other| threads.spawn(|| client(other))));
-            let join = |end: thread::ScopedJoinHandle<'_, _>| {
-                end.join().unwrap_or_else(|_| Err("an end panicked".into()))
-            };
-            all.into_iter().map(join).collect()
-        });
-        // If one fails, so do the others, and which of them was the first nobody knows.
-        let (lines, errors): (Vec<_>, Vec<_>) = outcomes.into_iter().partition(Result::is_ok);
-        let errors: Vec<_> =
-            errors.into_iter().filter_map(Result::err).map(|error| error.to_string()).collect();
-        if !errors.is_empty() {
-            return Err(errors.join("\nerror: ").into());
-        }
-        Ok(lines.into_iter().flatten().collect::<Vec<_>>().join("\n"))
+        threads(clients, wait, server, client)
     }
 
     fn other(&self, way: OutOfBand) -> OtherEnd {
@@ -118,6 +99,32 @@ impl Ends {
         let (device, process) = (self.device.clone(), self.peer.is_process());
         OtherEnd { way, device, wait, process, looked: Cell::new(Instant::now()) }
     }
+}
+
+/// Runs all ends here.
+fn threads(
+    clients: usize,
+    wait: Duration,
+    server: impl FnOnce(Vec<OutOfBand>) -> Outcome + Send,
+    client: impl Fn(OutOfBand) -> Outcome + Sync,
+) -> Outcome {
+    let pairs: Result<Vec<_>, _> = (0..clients).map(|_| OutOfBand::pair(wait)).collect();
+    let (here, there): (Vec<_>, Vec<_>) = pairs?.into_iter().map(|[a, b]| (a, b)).unzip();
+    let outcomes: Vec<Outcome> = thread::scope(|threads| {
+        let mut all = vec![threads.spawn(move || server(here))];
+        all.extend(there.into_iter().map(|other| threads.spawn(|| client(other))));
+        let join = |end: thread::ScopedJoinHandle<'_, _>| {
+            end.join().unwrap_or_else(|_| Err("an end panicked".into()))
+        };
+        all.into_iter().map(join).collect()
+    });
+    // If one fails, so do the others, and which of them was the first nobody knows.
+    let errors: Vec<_> = outcomes.iter().filter_map(|end| end.as_ref().err()).collect();
+    if !errors.is_empty() {
+        let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
+        return Err(errors.join("\nerror: ").into());
+    }
+    Ok(outcomes.into_iter().flatten().collect::<Vec<_>>().join("\n"))
 }
 
 /// Says that the other end has gone if that may be why an operation failed.
@@ -236,6 +243,10 @@ impl OtherEnd {
     /// # Errors
     /// If the other end stalls or goes.
     pub fn finish(&self) -> Result<(), Failure> {
+        // It may have said that it is done, but has to wait until this end is.
+        if self.way.has_ended(Duration::ZERO) {
+            return Err(gone("it did not wait until this end was done"));
+        }
         Ok(confirm(self.way.stream(), self.wait)?)
     }
 

@@ -48,7 +48,7 @@ impl Peer {
     /// # Errors
     /// Any [`OutOfBandError`].
     pub fn meet_all(&self, count: usize, wait: Duration) -> Result<Vec<OutOfBand>, OutOfBandError> {
-        let deadline = Instant::now() + wait;
+        let deadline = after(wait);
         match (&self.listen, &self.connect) {
             (Some(address), _) => OutOfBand::listen_for(address, count, deadline),
             (None, Some(address)) => Ok(vec![OutOfBand::connect(address, deadline)?]),
@@ -166,7 +166,8 @@ impl OutOfBand {
     ///
     /// # Errors
     /// [`OutOfBandError::Io`].
-    pub fn pair(deadline: Instant) -> Result<[Self; 2], OutOfBandError> {
+    pub fn pair(wait: Duration) -> Result<[Self; 2], OutOfBandError> {
+        let deadline = after(wait);
         let (here, there) = UnixStream::pair()?;
         let side = |stream, listens| {
             // All that is done with the stream is the same for both kinds of sockets.
@@ -292,7 +293,7 @@ impl OutOfBand {
             Err(error) if error.kind() != ErrorKind::NotConnected => return Err(error.into()),
             _ => {}
         }
-        match read(&mut self.stream, &mut [0], Instant::now() + wait)? {
+        match read(&mut self.stream, &mut [0], after(wait))? {
             Some(0) => Ok(()),
             Some(_) => Err(OutOfBandError::Long),
             None => Err(OutOfBandError::Late),
@@ -329,6 +330,11 @@ fn read(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Res
             },
         }
     }
+}
+
+/// The time then, or in a year if it is later.
+fn after(wait: Duration) -> Instant {
+    Instant::now() + wait.min(Duration::from_secs(365 * 24 * 60 * 60))
 }
 
 /// The time until then, and a little in any case: what is there already is taken.

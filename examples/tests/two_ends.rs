@@ -98,7 +98,7 @@ fn told(survivor: Process) {
 /// These do not end before they are killed.
 const LONG: [(&str, &[&str]); 4] = [
     ("atomics", &["--numbers", "100000000"]),
-    ("channel_blocking", &["--limit", "8000"]), // the client waits for the server to be done
+    ("channel_blocking", &["--limit", "3000"]), // the client waits for the server to be done
     ("shared_memory", &["--records", "3000000"]),
     ("srq", &["--messages", "1000000000", "--clients", "1"]),
 ];
