@@ -1,70 +1,99 @@
 //! Threads count and lock with atomic operations on memory of a peer.
 
+use std::process::ExitCode;
 use std::sync::atomic::Ordering::Acquire;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use rdma_channel::{Channel, prelude::*};
-use rdma_mem::{AccessFlags, OwnedRegion, ProtectionDomain, RemoteRef, ScatterList};
+use rdma_channel::{Channel, PreparedChannel, prelude::*};
+use rdma_examples::ends::{Ends, OtherEnd};
+use rdma_examples::{Failure, exit};
+use rdma_mem::{AccessFlags, Context, OwnedRegion, ProtectionDomain, RemoteRef, ScatterList};
 
-/// Draws numbers from a counter of a peer, and adds them up under a lock of the peer.
+/// Draws numbers from a counter of a peer, and adds them up under a lock of the peer. The peer is here, too,
+/// or another process that was given the same threads: then it listens, and the one with the threads
+/// connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
-    #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
-    device: String,
     #[arg(long, default_value_t = 4, help = "How many threads, each with a channel of its own")]
-    threads: u64,
+    threads: usize,
     #[arg(long, default_value_t = 100, help = "How many numbers each of them draws")]
     numbers: u64,
+    #[command(flatten)]
+    ends: Ends,
 }
 
 const ACCESS: AccessFlags = AccessFlags::new().with_local_write().with_remote_atomic();
 const LIMIT: Duration = Duration::from_secs(10);
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-
 /// What the threads share, in the memory of the peer: a counter, a lock, and the sum that it guards.
 type Board = [RemoteRef<u64>; 3];
 
-/// A channel, the word that its requests use, and the peer's end.
+/// A channel, and the word that its requests use.
 struct Client {
     channel: Channel,
     word: OwnedRegion,
-    _peer: Channel,
 }
 
-fn main() -> Result<(), Failure> {
-    println!("{}", run(&Arguments::parse())?);
-    Ok(())
+fn main() -> ExitCode {
+    exit(run(&Arguments::parse()))
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let Arguments { device, threads: count, numbers } = arguments;
-    rdma_soft::install();
-    let pd = rdma_mem::open_device(device)?.allocate_pd()?;
+    let line = |line: String| format!("{}: {line}", arguments.ends.device());
+    arguments.ends.run(
+        |context, clients| lend(context, clients, arguments).map(line),
+        |context, owner| draw(context, owner, arguments).map(line),
+    )
+}
+
+/// Lends the board, and has nothing to do: its device does what the others ask for.
+fn lend(
+    context: &Context,
+    clients: &mut OtherEnd,
+    arguments: &Arguments,
+) -> Result<String, Failure> {
+    let pd = context.allocate_pd()?; // peers reach memory of the domain that their queue pair is in
     let memory = pd.allocate_shared_region(24, ACCESS)?;
-    let word = |offset| memory.remote().typed(offset).ok_or("too short");
+    let prepared = prepare(&pd, arguments.threads)?;
+    let _channels = clients.connect_all(prepared)?;
+    clients.lend(memory.remote())?;
+    clients.ready()?;
+    clients.finish()?;
+    let (drawn, sum) = (memory.atomic_u64(0)?, memory.atomic_u64(16)?);
+    Ok(format!("{} numbers, and their sum is {}", drawn.load(Acquire), sum.load(Acquire)))
+}
+
+/// Runs the threads.
+fn draw(context: &Context, owner: &mut OtherEnd, arguments: &Arguments) -> Result<String, Failure> {
+    let Arguments { threads: count, numbers, .. } = arguments;
+    let channels = owner.connect_all(prepare(&context.allocate_pd()?, *count)?)?;
+    let memory = owner.borrow()?;
+    let word = |offset| memory.typed(offset).ok_or("the board is too short");
     let board = [word(0)?, word(8)?, word(16)?];
-    let clients = (0..*count).map(|_| Client::new(&pd)).collect::<Result<Vec<_>, Failure>>()?;
+    owner.ready()?;
     thread::scope(|threads| {
         let all: Vec<_> = (1..)
-            .zip(clients)
-            .map(|(id, mut client)| threads.spawn(move || client.work(board, id, *numbers)))
+            .zip(channels)
+            .map(|(id, channel)| {
+                threads.spawn(move || Client::new(channel)?.work(board, id, *numbers))
+            })
             .collect();
         all.into_iter().try_for_each(|one| one.join().map_err(|_| "a thread panicked")?)
     })?;
-    let (drawn, sum) = (memory.atomic_u64(0)?, memory.atomic_u64(16)?);
-    Ok(format!("{device}: {} numbers, and their sum is {}", drawn.load(Acquire), sum.load(Acquire)))
+    owner.finish()?;
+    Ok(format!("{count} threads drew {numbers} numbers each"))
+}
+
+fn prepare(pd: &ProtectionDomain, count: usize) -> Result<Vec<PreparedChannel>, Failure> {
+    let channel = || pd.create_channel().atomic_timeout(LIMIT).access(ACCESS);
+    (0..count).map(|_| Ok(channel().build()?)).collect()
 }
 
 impl Client {
-    fn new(pd: &ProtectionDomain) -> Result<Self, Failure> {
-        let builder = || pd.create_channel().atomic_timeout(LIMIT).access(ACCESS);
-        let (here, there) = (builder().build()?, builder().build()?);
-        let (here_end, there_end) = (here.endpoint(), there.endpoint());
-        let (channel, peer) = (here.handshake(there_end)?, there.handshake(here_end)?);
-        Ok(Self { channel, word: pd.allocate_region(8)?, _peer: peer })
+    fn new(channel: Channel) -> Result<Self, Failure> {
+        Ok(Self { word: channel.pd().allocate_region(8)?, channel })
     }
 
     fn work(&mut self, [counter, lock, sum]: Board, id: u64, numbers: u64) -> Result<(), Failure> {

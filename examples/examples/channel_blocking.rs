@@ -1,60 +1,74 @@
-//! Blocking operations: one at a time, each returns when it is done. With two channels on two threads a message
-//! arrives; a receive on the thread that would have to send cannot be answered, and ends by its limit.
+//! Blocking operations: one at a time, each returns when it is done. Between two
+//! threads or two processes a message arrives; a receive on the thread that would have to send cannot be
+//! answered, and ends by its limit.
 
-use std::thread;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
 use rdma_channel::{Channel, TransportError, prelude::*};
-use rdma_mem::{ProtectionDomain, open_device};
+use rdma_examples::ends::{Ends, OtherEnd};
+use rdma_examples::{Failure, exit};
+use rdma_mem::{Context, ProtectionDomain};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
 
-/// Sends a message from one thread to another, then waits in vain for one of its own.
+/// Sends a message to another end, which then waits in vain for one of its own. The ends are two threads, or
+/// two processes: then the one that receives listens, and the one that sends connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
-    #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
-    device: String,
-    #[arg(long, default_value_t = 500, help = "How long a receive may take, in milliseconds")]
+    #[arg(long, default_value_t = 500)]
+    #[arg(help = "How long the receive that is in vain may take, in milliseconds")]
     limit: u64,
+    #[command(flatten)]
+    ends: Ends,
 }
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+/// How long the message may take. A receive does not notice by itself that its peer has gone.
+const ARRIVAL: Duration = Duration::from_secs(5);
 
-fn main() -> Result<(), Failure> {
-    run(&Arguments::parse()).map(|text| print!("{text}"))
+fn main() -> ExitCode {
+    exit(run(&Arguments::parse()))
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let Arguments { device, limit } = arguments;
-    rdma_soft::install();
-    let pd = open_device(device)?.allocate_pd()?;
-    let message = two_threads(&pd)?;
-    let (alone, afterwards) = one_thread(&pd, Duration::from_millis(*limit))?;
-    Ok(format!("two threads: {message}\none thread: {alone}\nafterwards: {afterwards}\n"))
+    let limit = Duration::from_millis(arguments.limit);
+    arguments.ends.run(
+        |context, sender| {
+            let message = receive(context, sender)?;
+            let (alone, afterwards) = alone(&context.allocate_pd()?, limit)?;
+            sender.finish()?;
+            Ok(format!("from the other end: {message}\nalone: {alone}\nafterwards: {afterwards}"))
+        },
+        send,
+    )
 }
 
-/// One thread receives what the other one sends.
-fn two_threads(pd: &ProtectionDomain) -> Result<String, Failure> {
-    let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
-    let (here_end, there_end) = (here.endpoint(), there.endpoint());
-    let (mut here, mut there) = (here.handshake(there_end)?, there.handshake(here_end)?);
-    thread::scope(|threads| {
-        let receiver = threads.spawn(|| -> Result<String, TransportError> {
-            let mut buf = [0; 64];
-            let mr = pd.register_local_mr_slice(&buf)?;
-            let buffer = &mut [mr.scatter_element(&mut buf)];
-            let length = there.receive(ReceiveWorkRequest::new(buffer))?.scattered_bytes();
-            Ok(String::from_utf8_lossy(&buf[..length.unwrap_or(0)]).into_owned())
-        });
-        let buf = *b"from another thread";
-        let mr = pd.register_local_mr_slice(&buf)?;
-        here.send(SendWorkRequest::new(&[mr.gather_element(&buf)]))?;
-        Ok(receiver.join().map_err(|_| "the receiver panicked")??)
-    })
+/// Returns what the other end sends.
+fn receive(context: &Context, sender: &OtherEnd) -> Result<String, Failure> {
+    let pd = context.allocate_pd()?;
+    let mut channel = sender.connect(pd.create_channel().receive_timeout(ARRIVAL).build()?)?;
+    sender.ready()?;
+    let mut buf = [0; 64];
+    let mr = pd.register_local_mr_slice(&buf)?;
+    let buffer = &mut [mr.scatter_element(&mut buf)];
+    let length = channel.receive(ReceiveWorkRequest::new(buffer))?.scattered_bytes();
+    Ok(String::from_utf8_lossy(&buf[..length.unwrap_or(0)]).into_owned())
+}
+
+/// Sends, and returns when it has arrived, and the other end is done with it.
+fn send(context: &Context, receiver: &mut OtherEnd) -> Result<String, Failure> {
+    let pd = context.allocate_pd()?;
+    let mut channel = receiver.connect(pd.create_channel().build()?)?;
+    receiver.ready()?;
+    let buf = *b"hello";
+    let mr = pd.register_local_mr_slice(&buf)?;
+    channel.send(SendWorkRequest::new(&[mr.gather_element(&buf)]))?;
+    receiver.finish()?;
+    Ok("sent".into())
 }
 
 /// The only thread that could send waits for a message: says how that ends, and how the send after it.
-fn one_thread(pd: &ProtectionDomain, limit: Duration) -> Result<(String, String), Failure> {
+fn alone(pd: &ProtectionDomain, limit: Duration) -> Result<(String, String), Failure> {
     let prepared = Channel::builder().pd(pd).receive_timeout(limit).build()?;
     let endpoint = prepared.endpoint();
     let mut channel = prepared.handshake(endpoint)?;

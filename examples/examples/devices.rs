@@ -1,4 +1,5 @@
-//! What the RDMA devices of this machine are and can: what `ibv_devinfo -v` prints.
+//! What the RDMA devices of this machine are and can: what `ibv_devinfo -v` prints. It connects to nobody, so
+//! it is one process.
 
 use std::io::{self, Write};
 use std::process::ExitCode;

@@ -5,6 +5,8 @@
 //!
 //! A lease counts from the moment when its heartbeat is sent, which is before the follower hears it. The hasty leader
 //! counts from the acknowledgement, which is after it.
+//!
+//! Both nodes are in one process, since a simulated network is: only so the same seed finds the same again.
 
 use std::time::Duration;
 

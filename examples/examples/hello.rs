@@ -1,4 +1,5 @@
-//! Two channels of a software device: one writes into memory of the other.
+//! Two channels of a software device: one writes into memory of the other. They are in one process, to be
+//! short; `shared_memory` does so between two.
 
 use rdma_channel::prelude::*;
 use rdma_mem::{AccessFlags, GatherList, open_device};
@@ -13,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let access = AccessFlags::new().with_local_write().with_remote_write();
     let target = pd.allocate_shared_region(4096, access)?; // peers may write it
 
-    // Each side needs the other's endpoint. Between machines, `exchange` does it through a socket.
+    // Each side needs the other's endpoint. Between processes, `exchange` does it through a socket.
     let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
     let endpoint = here.endpoint();
     let mut here = here.handshake(there.endpoint())?;

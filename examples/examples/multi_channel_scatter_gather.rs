@@ -1,5 +1,6 @@
 //! Five channels, each connected to itself: one byte through each, sent and received by one call, in a scope. Written
-//! for the published crate, and the same here but for the `use` lines, the choice of the device, and the log.
+//! for the published crate, and the same here but for the `use` lines, the choice of the device, and the log. Each
+//! channel is its own peer: there is one end, and one process.
 #![allow(clippy::unwrap_used)] // as it was written
 
 use clap::Parser;

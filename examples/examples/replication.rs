@@ -5,6 +5,8 @@
 //! all that is left, and it has to be whole.
 //!
 //! The hasty protocol writes the length first. On a machine alone it works each time.
+//!
+//! All of it is one process, since a simulated network is: only so the same seed finds the same again.
 
 use std::time::Duration;
 

@@ -1,24 +1,27 @@
 //! One end lends a board of memory to the other, which writes records there and counts them. The owner
 //! finds them on the board, without a request or a completion of its own.
 
+use std::process::ExitCode;
 use std::sync::atomic::Ordering::Acquire;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Parser;
 use rdma_channel::{Channel, PreparedChannel, prelude::*};
+use rdma_examples::ends::{Ends, OtherEnd};
+use rdma_examples::{Failure, exit};
 use rdma_mem::{
-    AccessFlags, GatherList, OwnedRegion, RegionMemory, RemoteMemoryRegion, ScatterList,
+    AccessFlags, Context, GatherList, OwnedRegion, RegionMemory, RemoteMemoryRegion, ScatterList,
 };
 use rdma_qp::{AtomicWorkRequest, WriteWorkRequest};
 
-/// Writes records into memory of another end, which reads them where they are.
+/// Writes records into memory of another end, which reads them where they are. The ends are two threads, or
+/// two processes: then the owner of the memory listens, and the writer connects.
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
-    #[arg(long, value_name = "NAME", default_value = "soft0", help = "The RDMA device")]
-    device: String,
-    #[arg(long, default_value_t = 100, help = "How many records")]
+    #[arg(long, default_value_t = 100, help = "For how many records the owner has memory")]
     records: usize,
+    #[command(flatten)]
+    ends: Ends,
 }
 
 const ACCESS: AccessFlags =
@@ -29,51 +32,57 @@ const COUNT: usize = 0;
 const RECORDS: usize = 64;
 const RECORD: usize = 32;
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-
-fn main() -> Result<(), Failure> {
-    println!("{}", run(&Arguments::parse())?);
-    Ok(())
+fn main() -> ExitCode {
+    exit(run(&Arguments::parse()))
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
-    let Arguments { device, records } = arguments;
-    rdma_soft::install();
-    let (owner, writer) = (prepare(device)?, prepare(device)?);
-    let (owner_end, writer_end) = (owner.endpoint(), writer.endpoint());
-    let (owner, writer) = (owner.handshake(writer_end)?, writer.handshake(owner_end)?);
+    let Arguments { records, ends } = arguments;
+    let line = |line: String| format!("{}: {line}", ends.device());
+    ends.run(
+        |context, writer| own(context, writer, *records).map(line),
+        |context, owner| write(context, owner).map(line),
+    )
+}
+
+/// Lends the board, and reads each record as soon as it is counted.
+fn own(context: &Context, writer: &mut OtherEnd, records: usize) -> Result<String, Failure> {
+    let channel = writer.connect(prepare(context)?)?;
     // A file in memory, so that other processes of this machine could look on, too.
-    let memory = RegionMemory::memfd(RECORDS + records * RECORD)?;
-    let board = owner.pd().register_shared(memory, ACCESS).map_err(|(_, error)| error)?;
-    let remote = board.remote(); // what a writer on another machine would be sent
-    let mut sum = 0;
-    thread::scope(|threads| {
-        let mut writer = Writer::new(writer)?;
-        let writing = threads.spawn(move || (0..*records).try_for_each(|n| writer.put(remote, n)));
-        for n in 0..*records {
-            let (count, begin) = (board.atomic_u64(COUNT)?, Instant::now());
-            while count.load(Acquire) <= n as u64 {
-                if begin.elapsed() > LIMIT {
-                    return Err("nothing comes from the writer".into());
-                }
-                thread::yield_now();
-            }
-            let (place, mut record) = (RECORDS + n * RECORD, [0; RECORD]);
-            board.read(place, &mut record)?;
-            sum += std::str::from_utf8(&record)?.trim_end_matches('\0').parse::<u64>()?;
-            board.write(place, b"seen")?;
-        }
-        writing.join().map_err(|_| "the writer panicked")?
-    })?;
+    let length = records.checked_mul(RECORD).and_then(|bytes| bytes.checked_add(RECORDS));
+    let memory = RegionMemory::memfd(length.ok_or("so much memory cannot be")?)?;
+    let board = channel.pd().register_shared(memory, ACCESS).map_err(|(_, error)| error)?;
+    writer.lend(board.remote())?;
+    writer.ready()?;
+    let (count, mut sum) = (board.atomic_u64(COUNT)?, 0);
+    for n in 0..records {
+        writer.until(|| Ok((count.load(Acquire) > n as u64).then_some(())))?;
+        let (place, mut record) = (RECORDS + n * RECORD, [0; RECORD]);
+        board.read(place, &mut record)?;
+        sum += std::str::from_utf8(&record)?.trim_end_matches('\0').parse::<u64>()?;
+        board.write(place, b"seen")?;
+    }
+    writer.finish()?;
     // Nobody else reaches the memory any more: plain bytes.
     let memory = board.close().map_err(|(_, error)| error)?;
     let seen = memory[RECORDS..].chunks(RECORD).filter(|record| record.starts_with(b"seen"));
-    Ok(format!("{device}: {} of {records} records, sum {sum}", seen.count()))
+    Ok(format!("{} of {records} records, sum {sum}", seen.count()))
 }
 
-fn prepare(device: &str) -> Result<PreparedChannel, Failure> {
-    let pd = rdma_mem::open_device(device)?.allocate_pd()?;
-    Ok(pd.create_channel().access(ACCESS).build()?)
+/// Writes as many records as there is memory for.
+fn write(context: &Context, owner: &mut OtherEnd) -> Result<String, Failure> {
+    let channel = owner.connect(prepare(context)?)?;
+    let board = owner.borrow()?;
+    owner.ready()?;
+    let records = board.length().saturating_sub(RECORDS) / RECORD;
+    let mut writer = Writer::new(channel)?;
+    (0..records).try_for_each(|n| writer.put(board, n))?;
+    owner.finish()?;
+    Ok(format!("wrote {records} records"))
+}
+
+fn prepare(context: &Context) -> Result<PreparedChannel, Failure> {
+    Ok(context.allocate_pd()?.create_channel().access(ACCESS).build()?)
 }
 
 /// A channel, and the memory that its requests use.

@@ -5,6 +5,7 @@
 
 pub mod copy_file;
 pub mod end;
+pub mod ends;
 pub mod out_of_band;
 pub mod rc_pingpong_line;
 pub mod reach;

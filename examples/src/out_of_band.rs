@@ -5,6 +5,8 @@
 
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,6 +25,12 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// Whether the command line names another process.
+    #[must_use]
+    pub const fn is_process(&self) -> bool {
+        self.listen.is_some() || self.connect.is_some()
+    }
+
     /// Meets the other process within that time; `None` if the command line names none.
     ///
     /// Who listens prints where, since port 0 is any that is free. Who connects tries again while nobody
@@ -31,11 +39,20 @@ impl Peer {
     /// # Errors
     /// Any [`OutOfBandError`].
     pub fn meet(&self, wait: Duration) -> Result<Option<OutOfBand>, OutOfBandError> {
-        let deadline = Instant::now() + wait;
+        Ok(self.meet_all(1, wait)?.pop())
+    }
+
+    /// The same for who listens for so many processes. Who connects meets one. There is none if the command
+    /// line names none.
+    ///
+    /// # Errors
+    /// Any [`OutOfBandError`].
+    pub fn meet_all(&self, count: usize, wait: Duration) -> Result<Vec<OutOfBand>, OutOfBandError> {
+        let deadline = after(wait);
         match (&self.listen, &self.connect) {
-            (Some(address), _) => OutOfBand::listen(address, deadline).map(Some),
-            (None, Some(address)) => OutOfBand::connect(address, deadline).map(Some),
-            (None, None) => Ok(None),
+            (Some(address), _) => OutOfBand::listen_for(address, count, deadline),
+            (None, Some(address)) => Ok(vec![OutOfBand::connect(address, deadline)?]),
+            (None, None) => Ok(Vec::new()),
         }
     }
 }
@@ -53,7 +70,9 @@ pub struct OutOfBand {
 #[non_exhaustive]
 pub enum OutOfBandError {
     /// No connection is possible at this address.
-    #[error("no connection at {address}: {source}")]
+    #[error(
+        "no connection at {address}: {source}; an address is HOST:PORT, such as 127.0.0.1:18515"
+    )]
     Address {
         /// As it was given.
         address: String,
@@ -61,10 +80,14 @@ pub enum OutOfBandError {
         source: io::Error,
     },
     /// The other process did not connect.
-    #[error("nobody connected to {address} in time: start the other process with `--connect`")]
+    #[error(
+        "nobody {more}connected to {address} in time: start the other process with `--connect`"
+    )]
     NobodyConnected {
         /// Where this process listened.
         address: String,
+        /// "else " if somebody did.
+        more: &'static str,
     },
     /// The other process does not listen.
     #[error("nobody listens at {address}: start the other process with `--listen`")]
@@ -100,28 +123,57 @@ impl OutOfBand {
     /// # Errors
     /// [`OutOfBandError::Address`], [`OutOfBandError::NobodyConnected`].
     pub fn listen(address: &str, deadline: Instant) -> Result<Self, OutOfBandError> {
+        let one = Self::listen_for(address, 1, deadline)?.pop();
+        one.ok_or_else(|| nobody(address.to_owned(), &[]))
+    }
+
+    /// Waits until so many processes are connected. One that ends meanwhile does not count.
+    ///
+    /// # Errors
+    /// [`OutOfBandError::Address`], [`OutOfBandError::NobodyConnected`].
+    pub fn listen_for(
+        address: &str,
+        count: usize,
+        deadline: Instant,
+    ) -> Result<Vec<Self>, OutOfBandError> {
         let wrong = |source| OutOfBandError::Address { address: address.to_owned(), source };
         let listener = TcpListener::bind(address).map_err(wrong)?;
         let address = listener.local_addr().map_err(wrong)?.to_string();
         println!("listening on {address}");
         listener.set_nonblocking(true)?;
-        loop {
+        let mut others: Vec<Self> = Vec::new();
+        while others.len() < count {
+            others.retain(|other| !other.has_ended(Duration::ZERO));
             match listener.accept() {
                 Ok((stream, _)) => {
                     stream.set_nonblocking(false)?;
-                    return Ok(Self { stream, deadline, listens: true });
+                    others.push(Self { stream, deadline, listens: true });
+                    continue;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error.into()),
             }
-            let timeout = Timespec::try_from(left(deadline)).map_err(io::Error::other)?;
-            let mut readable = [PollFd::new(&listener, PollFlags::IN)];
-            match poll(&mut readable, Some(&timeout)) {
-                Ok(0) => return Err(OutOfBandError::NobodyConnected { address }),
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(io::Error::from(error).into()),
+            let mut news = vec![PollFd::new(&listener, PollFlags::IN)];
+            news.extend(others.iter().map(|other| PollFd::new(&other.stream, PollFlags::RDHUP)));
+            if !wait_for(&mut news, left(deadline))? {
+                return Err(nobody(address, &others));
             }
         }
+        Ok(others)
+    }
+
+    /// Both sides of a connection, for two threads: who listens, who connects.
+    ///
+    /// # Errors
+    /// [`OutOfBandError::Io`].
+    pub fn pair(wait: Duration) -> Result<[Self; 2], OutOfBandError> {
+        let deadline = after(wait);
+        let (here, there) = UnixStream::pair()?;
+        let side = |stream, listens| {
+            // All that is done with the stream is the same for both kinds of sockets.
+            Self { stream: TcpStream::from(OwnedFd::from(stream)), deadline, listens }
+        };
+        Ok([side(here, true), side(there, false)])
     }
 
     /// Connects to the process that listens there, or will do so before the deadline.
@@ -138,7 +190,10 @@ impl OutOfBand {
                     Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {}
                     Ok(stream) => return Ok(Self { stream, deadline, listens: false }),
                     Err(error) => match error.kind() {
-                        ErrorKind::ConnectionRefused | ErrorKind::TimedOut => {}
+                        // Reset is what a listener does that has not accepted, and goes.
+                        ErrorKind::ConnectionRefused
+                        | ErrorKind::ConnectionReset
+                        | ErrorKind::TimedOut => {}
                         _ => return Err(wrong(error)),
                     },
                 }
@@ -155,6 +210,13 @@ impl OutOfBand {
     #[must_use]
     pub const fn listens(&self) -> bool {
         self.listens
+    }
+
+    /// Whether the other process has ended, or does so within that time.
+    #[must_use]
+    pub fn has_ended(&self, wait: Duration) -> bool {
+        let mut end = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        wait_for(&mut end, wait).unwrap_or(false)
     }
 
     /// What the processes talk through.
@@ -231,11 +293,26 @@ impl OutOfBand {
             Err(error) if error.kind() != ErrorKind::NotConnected => return Err(error.into()),
             _ => {}
         }
-        match read(&mut self.stream, &mut [0], Instant::now() + wait)? {
+        match read(&mut self.stream, &mut [0], after(wait))? {
             Some(0) => Ok(()),
             Some(_) => Err(OutOfBandError::Long),
             None => Err(OutOfBandError::Late),
         }
+    }
+}
+
+fn nobody(address: String, others: &[OutOfBand]) -> OutOfBandError {
+    let more = if others.is_empty() { "" } else { "else " };
+    OutOfBandError::NobodyConnected { address, more }
+}
+
+/// Whether something happened to one of these within that time.
+fn wait_for(files: &mut [PollFd<'_>], time: Duration) -> io::Result<bool> {
+    let timeout = Timespec::try_from(time).map_err(io::Error::other)?;
+    match poll(files, Some(&timeout)) {
+        Ok(happened) => Ok(happened > 0),
+        Err(rustix::io::Errno::INTR) => Ok(true), // it is for the caller to look
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -253,6 +330,11 @@ fn read(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Res
             },
         }
     }
+}
+
+/// The time then, or in a year if it is later.
+fn after(wait: Duration) -> Instant {
+    Instant::now() + wait.min(Duration::from_secs(365 * 24 * 60 * 60))
 }
 
 /// The time until then, and a little in any case: what is there already is taken.

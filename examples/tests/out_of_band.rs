@@ -177,7 +177,7 @@ fn meet(options: &[&str]) -> Result<Option<OutOfBand>, OutOfBandError> {
 fn a_process_that_nobody_meets_ends_and_says_where_it_was() {
     assert!(meet(&[]).unwrap().is_none());
     match meet(&["--listen", "127.0.0.1:0"]) {
-        Err(OutOfBandError::NobodyConnected { address }) => {
+        Err(OutOfBandError::NobodyConnected { address, .. }) => {
             assert!(address.starts_with("127.0.0.1:") && address != "127.0.0.1:0", "{address}");
         }
         other => panic!("{other:?}"),

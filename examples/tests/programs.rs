@@ -142,7 +142,9 @@ fn every_thread_draws_numbers_of_its_own_and_the_lock_keeps_the_sum() {
             let line = atomics::run(&atomics::Arguments::parse_from(options)).unwrap();
             let count = threads.parse::<u64>().unwrap() * numbers.parse::<u64>().unwrap();
             let sum = count * count.saturating_sub(1) / 2;
-            assert_eq!(line, format!("{device}: {count} numbers, and their sum is {sum}"));
+            let owner = format!("{device}: {count} numbers, and their sum is {sum}");
+            let client = format!("{device}: {threads} threads drew {numbers} numbers each");
+            assert_eq!(line, format!("{owner}\n{client}"));
         }
     }
 }
@@ -155,7 +157,8 @@ fn records_are_found_on_the_board_that_was_lent() {
         {
             let options = ["shared_memory", "--device", device, "--records", records];
             let arguments = shared_memory::Arguments::parse_from(options);
-            assert_eq!(shared_memory::run(&arguments).unwrap(), format!("{device}: {line}"));
+            let told = format!("{device}: {line}\n{device}: wrote {records} records");
+            assert_eq!(shared_memory::run(&arguments).unwrap(), told);
         }
     }
 }
@@ -164,7 +167,7 @@ fn records_are_found_on_the_board_that_was_lent() {
 fn a_window_is_lent_and_given_back_and_the_peer_is_out() {
     for device in ["soft0", "softib0"] {
         let arguments = windows::Arguments::parse_from(["windows", "--device", device]);
-        let text = "lent and given back: written by the peer\na second write: RemoteAccessError\n";
+        let text = "lent and given back: written by the peer\na second write: RemoteAccessError";
         assert_eq!(windows::run(&arguments).unwrap(), text);
     }
 }
@@ -190,7 +193,10 @@ fn clients_share_the_receives_of_a_server() {
         for messages in [0_u64, 1, 500] {
             let count = messages.to_string();
             let arguments = ["srq", "--device", device, "--messages", &count];
-            let line = srq::run(&srq::Arguments::parse_from(arguments)).unwrap();
+            let told = srq::run(&srq::Arguments::parse_from(arguments)).unwrap();
+            let lines: Vec<_> = told.lines().collect();
+            assert_eq!(lines[1..], vec![format!("{device}: sent {messages} messages"); 2]);
+            let line = lines[0];
             let (total, sum) = (2 * messages, messages * (messages + 1));
             let begin = format!("{device}: {total} messages, their sum is {sum}, filled ");
             let fills = line.strip_prefix(&begin).and_then(|rest| rest.strip_suffix(" times"));
@@ -229,10 +235,10 @@ fn a_receive_that_nobody_can_answer_ends_and_closes_its_channel() {
         let text =
             channel_blocking::run(&channel_blocking::Arguments::parse_from(arguments)).unwrap();
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0], "two threads: from another thread");
+        assert_eq!(lines[0], "from the other end: hello");
         assert!(lines[1].contains("the receive was not done within 30ms"), "{text}");
         assert!(lines[2].contains("closed, since a receive was not done in time"), "{text}");
-        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[3..], ["sent"]);
     }
 }
 

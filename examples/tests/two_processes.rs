@@ -1,14 +1,16 @@
 //! Programs that meet another process.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
-use std::io::Read as _;
 use std::net::TcpListener;
-use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use rdma_examples::Failure;
+
+use common::process::{Process, processes};
+
+mod common;
 
 #[allow(dead_code)] // its `main`
 #[path = "../examples/echo.rs"]
@@ -117,78 +119,6 @@ fn a_gid_index_is_taken_and_one_that_is_not_there_refused() {
     let mtu = ["rc_pingpong", "--mtu", "1500"];
     let error = rc_pingpong::Arguments::try_parse_from(mtu).unwrap_err().to_string();
     assert!(error.contains("4096"), "{error}");
-}
-
-/// Where an example is, as a program.
-fn program(name: &str) -> String {
-    let test = std::env::current_exe().unwrap();
-    let program = test.ancestors().nth(2).unwrap().join("examples").join(name);
-    assert!(program.exists(), "`cargo build -p rdma-examples --examples` makes the program");
-    program.to_str().unwrap().to_owned()
-}
-
-/// A process that is ended if it has not ended itself in time.
-struct Process(Child);
-
-impl Process {
-    /// An example, as a program.
-    fn example(name: &str, options: &[&str]) -> Self {
-        Self::start(&program(name), options)
-    }
-
-    /// An example that is to be killed: the very process, which nobody else ends.
-    fn to_kill(name: &str, options: &[&str]) -> Self {
-        Self::of(Command::new(program(name)).args(options))
-    }
-
-    fn of(command: &mut Command) -> Self {
-        Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
-    }
-
-    fn start(program: &str, options: &[&str]) -> Self {
-        let mut command = Command::new("timeout");
-        command.args(["--kill-after=1", "60", program]).args(options);
-        Self::of(&mut command)
-    }
-
-    /// Where it listens, as soon as it does.
-    fn address(&mut self) -> String {
-        self.line("listening on ")
-    }
-
-    /// The rest of the line that begins so, as soon as it says it.
-    fn line(&mut self, begin: &str) -> String {
-        let (output, mut text) = (self.0.stdout.as_mut().unwrap(), String::new());
-        loop {
-            let mut byte = [0];
-            assert_eq!(output.read(&mut byte).unwrap(), 1, "it ended: {text}");
-            text.push(byte[0].into());
-            let line = text.strip_suffix('\n').and_then(|text| text.lines().last());
-            if let Some(rest) = line.and_then(|line| line.strip_prefix(begin)) {
-                return rest.to_owned();
-            }
-        }
-    }
-
-    fn end(self) -> Output {
-        self.0.wait_with_output().unwrap()
-    }
-
-    /// The last line of what it printed, if it succeeded.
-    fn succeed(self) -> String {
-        let output = self.end();
-        assert!(output.status.success(), "{output:?}");
-        let text = String::from_utf8(output.stdout).unwrap();
-        text.lines().last().unwrap_or_default().to_owned()
-    }
-}
-
-/// Runs both sides as processes, and returns the last line of each.
-fn processes(name: &str, options: &[&str]) -> [String; 2] {
-    let mut listens = Process::example(name, &[options, &["--listen", "127.0.0.1:0"]].concat());
-    let address = listens.address();
-    let connects = Process::example(name, &[options, &["--connect", &address]].concat());
-    [connects, listens].map(Process::succeed)
 }
 
 #[test]

@@ -1,0 +1,290 @@
+//! The two ends of a program: in processes that meet by TCP, or as threads of one process.
+//!
+//! A program gives a function for each end, which is handed what it needs to meet the other one. The
+//! server is the one that listens.
+
+use std::cell::Cell;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rdma_channel::{
+    Channel, ExchangeError, PreparedChannel, TransportError, confirm, exchange_all,
+};
+use rdma_mem::{Context, RemoteMemoryRegion, open_device};
+use rdma_qp::{QueuePairEndpoint, WorkError};
+
+use crate::Failure;
+use crate::out_of_band::{OutOfBand, OutOfBandError, Peer};
+use crate::reach::check_reach;
+
+/// Where the ends are, and by which device they reach each other; part of a command line.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Ends {
+    /// The RDMA device
+    #[arg(long, value_name = "NAME", default_value = "soft0")]
+    device: String,
+    #[command(flatten)]
+    peer: Peer,
+    /// For the other process
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    wait: u64,
+}
+
+/// What an end has to say when it is done, or what went wrong.
+pub type Outcome = Result<String, Failure>;
+
+/// How often who waits looks whether the other one is there.
+const LOOK: Duration = Duration::from_millis(50);
+/// How much later than its queue pair the connection of a process is closed when it ends, and more.
+const SOON: Duration = Duration::from_millis(200);
+
+impl Ends {
+    /// The name of the device.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// Runs one end if the command line says where the other process is, else both as threads. Returns
+    /// what they say, the server first.
+    ///
+    /// # Errors
+    /// What went wrong, and whether the other end has gone.
+    pub fn run(
+        &self,
+        server: impl FnOnce(&Context, &mut OtherEnd) -> Outcome + Send,
+        client: impl Fn(&Context, &mut OtherEnd) -> Outcome + Sync,
+    ) -> Outcome {
+        let server = |context: &Context, others: &mut [OtherEnd]| match others {
+            [other] => server(context, other),
+            _ => Err("one client is needed".into()),
+        };
+        self.run_many(1, server, client)
+    }
+
+    /// The same with so many clients of one server, each a process or a thread.
+    ///
+    /// # Errors
+    /// Those of [`run`](Self::run).
+    pub fn run_many(
+        &self,
+        clients: usize,
+        server: impl FnOnce(&Context, &mut [OtherEnd]) -> Outcome + Send,
+        client: impl Fn(&Context, &mut OtherEnd) -> Outcome + Sync,
+    ) -> Outcome {
+        rdma_soft::install();
+        let context = open_device(&self.device)?; // before anybody waits for this process
+        let wait = Duration::from_secs(self.wait);
+        let server = |others: Vec<OutOfBand>| {
+            let mut others: Vec<_> = others.into_iter().map(|other| self.other(other)).collect();
+            let outcome = server(&context, &mut others);
+            outcome.map_err(|error| explained(error, &others))
+        };
+        let client = |other: OutOfBand| {
+            let mut other = self.other(other);
+            client(&context, &mut other).map_err(|error| explained(error, &[other]))
+        };
+        let mut others = self.peer.meet_all(clients, wait)?;
+        if others.first().is_some_and(OutOfBand::listens) {
+            return server(others);
+        }
+        if let Some(other) = others.pop() {
+            return client(other);
+        }
+        threads(clients, wait, server, client)
+    }
+
+    fn other(&self, way: OutOfBand) -> OtherEnd {
+        let wait = Duration::from_secs(self.wait);
+        let (device, process) = (self.device.clone(), self.peer.is_process());
+        OtherEnd { way, device, wait, process, looked: Cell::new(Instant::now()) }
+    }
+}
+
+/// Runs all ends here.
+fn threads(
+    clients: usize,
+    wait: Duration,
+    server: impl FnOnce(Vec<OutOfBand>) -> Outcome + Send,
+    client: impl Fn(OutOfBand) -> Outcome + Sync,
+) -> Outcome {
+    let pairs: Result<Vec<_>, _> = (0..clients).map(|_| OutOfBand::pair(wait)).collect();
+    let (here, there): (Vec<_>, Vec<_>) = pairs?.into_iter().map(|[a, b]| (a, b)).unzip();
+    let outcomes: Vec<Outcome> = thread::scope(|threads| {
+        let mut all = vec![threads.spawn(move || server(here))];
+        all.extend(there.into_iter().map(|other| threads.spawn(|| client(other))));
+        let join = |end: thread::ScopedJoinHandle<'_, _>| {
+            end.join().unwrap_or_else(|_| Err("an end panicked".into()))
+        };
+        all.into_iter().map(join).collect()
+    });
+    // If one fails, so do the others, and which of them was the first nobody knows.
+    let errors: Vec<_> = outcomes.iter().filter_map(|end| end.as_ref().err()).collect();
+    if !errors.is_empty() {
+        let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
+        return Err(errors.join("\nerror: ").into());
+    }
+    Ok(outcomes.into_iter().flatten().collect::<Vec<_>>().join("\n"))
+}
+
+/// Says that the other end has gone if that may be why an operation failed.
+fn explained(error: Failure, others: &[OtherEnd]) -> Failure {
+    let operation =
+        error.is::<TransportError>() || error.is::<WorkError>() || error.is::<rdma_qp::Error>();
+    let stream = matches!(error.downcast_ref(), Some(OutOfBandError::Io(_)))
+        || matches!(error.downcast_ref(), Some(ExchangeError::Io(_)));
+    match (operation || stream) && others.iter().any(|other| other.way.has_ended(SOON)) {
+        true => gone(&error.to_string()),
+        false => error,
+    }
+}
+
+fn gone(how: &str) -> Failure {
+    format!("the other end has gone, what does it say itself? Here: {how}").into()
+}
+
+/// The other end, as far as it is met without RDMA.
+#[derive(Debug)]
+pub struct OtherEnd {
+    way: OutOfBand,
+    device: String,
+    wait: Duration,
+    process: bool,
+    /// When somebody last looked whether it is there.
+    looked: Cell<Instant>,
+}
+
+impl OtherEnd {
+    /// Connects a channel with one of the other end, which does the same.
+    ///
+    /// # Errors
+    /// If the other end is none to be reached, stalls or goes, or the device refuses.
+    pub fn connect(&self, prepared: PreparedChannel) -> Result<Channel, Failure> {
+        let peer = self.exchange(&prepared.endpoint())?;
+        Ok(prepared.handshake(peer)?)
+    }
+
+    /// Connects as many channels as the other end does.
+    ///
+    /// # Errors
+    /// Those of [`connect`](Self::connect), and if it wants another number.
+    pub fn connect_all(&self, prepared: Vec<PreparedChannel>) -> Result<Vec<Channel>, Failure> {
+        let own: Vec<_> = prepared.iter().map(PreparedChannel::endpoint).collect();
+        let peers = self.exchange_all(&own)?;
+        prepared.into_iter().zip(peers).map(|(one, peer)| Ok(one.handshake(peer)?)).collect()
+    }
+
+    /// Tells the other end where this one is, and returns where that is.
+    ///
+    /// # Errors
+    /// If the other end is none to be reached, stalls or goes.
+    pub fn exchange(&self, own: &QueuePairEndpoint) -> Result<QueuePairEndpoint, Failure> {
+        self.exchange_all(&[*own])?.pop().ok_or_else(|| "no endpoint came".into())
+    }
+
+    fn exchange_all(&self, own: &[QueuePairEndpoint]) -> Result<Vec<QueuePairEndpoint>, Failure> {
+        let peers = exchange_all(self.way.stream(), own, self.wait)?;
+        for (own, peer) in own.iter().zip(&peers) {
+            check_reach(&self.device, own, peer)?;
+        }
+        Ok(peers)
+    }
+
+    /// Tells the other end a number.
+    ///
+    /// # Errors
+    /// If the connection failed.
+    pub fn tell(&mut self, number: u64) -> Result<(), Failure> {
+        Ok(self.way.send(&number.to_be_bytes())?)
+    }
+
+    /// The number that the other end tells.
+    ///
+    /// # Errors
+    /// If the other end stalls or goes.
+    pub fn hear(&mut self) -> Result<u64, Failure> {
+        Ok(u64::from_be_bytes(self.way.receive()?))
+    }
+
+    /// Tells the other end where the memory is that it may use.
+    ///
+    /// # Errors
+    /// Those of [`tell`](Self::tell).
+    pub fn lend(&mut self, memory: RemoteMemoryRegion) -> Result<(), Failure> {
+        self.tell(memory.address())?;
+        self.tell(memory.length() as u64)?;
+        self.tell(memory.rkey().get().into())
+    }
+
+    /// The memory that the other end lends.
+    ///
+    /// # Errors
+    /// Those of [`hear`](Self::hear).
+    pub fn borrow(&mut self) -> Result<RemoteMemoryRegion, Failure> {
+        let (address, length, rkey) = (self.hear()?, self.hear()?, self.hear()?);
+        Ok(RemoteMemoryRegion::new(address, usize::try_from(length)?, u32::try_from(rkey)?))
+    }
+
+    /// Returns when both ends are connected, and have posted the receives for what comes first.
+    ///
+    /// # Errors
+    /// If the other end stalls or goes.
+    pub fn ready(&self) -> Result<(), Failure> {
+        confirm(self.way.stream(), self.wait)?;
+        if self.process {
+            println!("connected");
+        }
+        Ok(())
+    }
+
+    /// Returns when both ends have what they need: who leaves first would take along what the other one still
+    /// waits for.
+    ///
+    /// # Errors
+    /// If the other end stalls or goes.
+    pub fn finish(&self) -> Result<(), Failure> {
+        // It may have said that it is done, but has to wait until this end is.
+        if self.way.has_ended(Duration::ZERO) {
+            return Err(gone("it did not wait until this end was done"));
+        }
+        Ok(confirm(self.way.stream(), self.wait)?)
+    }
+
+    /// Waits for what the other end causes. See [`until`].
+    ///
+    /// # Errors
+    /// Those of [`until`].
+    pub fn until<T>(&self, look: impl FnMut() -> Result<Option<T>, Failure>) -> Result<T, Failure> {
+        until(std::slice::from_ref(self), look)
+    }
+}
+
+/// Looks for something until it is there, as long as the other ends are. Who only receives would not notice:
+/// no request fails when the peer ends.
+///
+/// # Errors
+/// If another end has gone, or nothing comes for too long; what `look` returns.
+pub fn until<T>(
+    others: &[OtherEnd],
+    mut look: impl FnMut() -> Result<Option<T>, Failure>,
+) -> Result<T, Failure> {
+    let begin = Instant::now();
+    loop {
+        for other in others {
+            if other.looked.get().elapsed() < LOOK {
+                continue;
+            }
+            other.looked.set(Instant::now());
+            if other.way.has_ended(Duration::ZERO) {
+                return Err(gone("it was waited for"));
+            }
+            if begin.elapsed() > other.wait {
+                return Err("nothing comes from the other end: does it do its part?".into());
+            }
+        }
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        thread::yield_now();
+    }
+}

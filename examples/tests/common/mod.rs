@@ -1,0 +1,3 @@
+//! What tests of several programs share.
+
+pub(crate) mod process;

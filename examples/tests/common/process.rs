@@ -1,0 +1,77 @@
+//! Examples as processes.
+#![allow(dead_code)] // not every test needs all of it
+
+use std::io::Read as _;
+use std::process::{Child, Command, Output, Stdio};
+
+/// Where an example is, as a program.
+fn program(name: &str) -> String {
+    let test = std::env::current_exe().unwrap();
+    let program = test.ancestors().nth(2).unwrap().join("examples").join(name);
+    assert!(program.exists(), "`cargo build -p rdma-examples --examples` makes the program");
+    program.to_str().unwrap().to_owned()
+}
+
+/// A process that is ended if it has not ended itself in time.
+pub(crate) struct Process(pub(crate) Child);
+
+impl Process {
+    /// An example, as a program.
+    pub(crate) fn example(name: &str, options: &[&str]) -> Self {
+        Self::start(&program(name), options)
+    }
+
+    /// An example that is to be killed: the very process, which nobody else ends.
+    pub(crate) fn to_kill(name: &str, options: &[&str]) -> Self {
+        Self::of(Command::new(program(name)).args(options))
+    }
+
+    fn of(command: &mut Command) -> Self {
+        Self(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    pub(crate) fn start(program: &str, options: &[&str]) -> Self {
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=1", "60", program]).args(options);
+        Self::of(&mut command)
+    }
+
+    /// Where it listens, as soon as it does.
+    pub(crate) fn address(&mut self) -> String {
+        self.line("listening on ")
+    }
+
+    /// The rest of the line that begins so, as soon as it says it.
+    pub(crate) fn line(&mut self, begin: &str) -> String {
+        let (output, mut text) = (self.0.stdout.as_mut().unwrap(), String::new());
+        loop {
+            let mut byte = [0];
+            assert_eq!(output.read(&mut byte).unwrap(), 1, "it ended: {text}");
+            text.push(byte[0].into());
+            let line = text.strip_suffix('\n').and_then(|text| text.lines().last());
+            if let Some(rest) = line.and_then(|line| line.strip_prefix(begin)) {
+                return rest.to_owned();
+            }
+        }
+    }
+
+    pub(crate) fn end(self) -> Output {
+        self.0.wait_with_output().unwrap()
+    }
+
+    /// The last line of what it printed, if it succeeded.
+    pub(crate) fn succeed(self) -> String {
+        let output = self.end();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().last().unwrap_or_default().to_owned()
+    }
+}
+
+/// Runs both sides as processes, and returns the last line of each.
+pub(crate) fn processes(name: &str, options: &[&str]) -> [String; 2] {
+    let mut listens = Process::example(name, &[options, &["--listen", "127.0.0.1:0"]].concat());
+    let address = listens.address();
+    let connects = Process::example(name, &[options, &["--connect", &address]].concat());
+    [connects, listens].map(Process::succeed)
+}
