@@ -19,9 +19,26 @@ pub(crate) struct Case {
 /// case can still say what it waited for.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
+/// The parts that have unreliable connections and datagrams.
+const UNRELIABLE: [&str; 8] = [
+    "address_handles",
+    "concurrency",
+    "datagram_errors",
+    "datagrams",
+    "extended_posts",
+    "multicast",
+    "unreliable",
+    "unreliable_errors",
+];
+
 impl Case {
     pub(crate) fn name(&self) -> String {
         format!("{}::{}", self.part, self.sentence)
+    }
+
+    /// Whether it needs messages to arrive that nobody acknowledges.
+    pub(crate) fn is_unreliable(&self) -> bool {
+        UNRELIABLE.contains(&self.part)
     }
 
     pub(crate) const fn destructive(mut self) -> Self {

@@ -81,6 +81,11 @@ pub(crate) fn is_rxe(name: &str) -> bool {
     Path::new("/sys/class/infiniband").join(name).join("parent").is_file()
 }
 
+/// Whether messages without acknowledgement get lost on the software device of that name.
+pub(crate) fn is_lossy(name: &str) -> bool {
+    MORE.iter().any(|&(own, .., way)| own == name && way == Way::LossyNetwork)
+}
+
 /// An address of the loopback interface that no other process of this machine listens at.
 fn own_address() -> String {
     Ipv4Addr::from_bits(0x7f40_0000 | std::process::id() & 0x3f_ffff).to_string()

@@ -40,7 +40,8 @@ pub fn main() -> ExitCode {
 
 fn cases_for(device: &Wanted) -> impl Iterator<Item = &'static Case> {
     let all = device.all;
-    cases::all().filter(move |case| all || !case.destructive)
+    let lossy = devices::is_lossy(&device.name);
+    cases::all().filter(move |case| (all || !case.destructive) && !(lossy && case.is_unreliable()))
 }
 
 /// The trial of a case that is run by this process.

@@ -140,6 +140,9 @@ pub(crate) trait Network: Send + Sync + std::fmt::Debug {
 
     /// Where packets go.
     fn outlet(&self) -> Arc<dyn Process>;
+
+    /// Hears what is sent to the groups that the device has, of which one may be new, and to no others.
+    fn see_to_groups(&self, newest: Option<Gid>, has: &dyn Fn(Gid) -> bool) -> Result<(), Refusal>;
 }
 
 /// How messages get to the far end of a path.
@@ -383,6 +386,18 @@ impl Device {
     #[cfg(not(loom))]
     pub(crate) fn open_networks(&self, networks: Vec<Arc<dyn Network>>) {
         let _ = self.networks.set(networks);
+    }
+
+    /// Has other hosts heard by the groups that have members now, of which one may be new.
+    pub(crate) fn see_to_groups(&self, newest: Option<Gid>) -> Result<(), Refusal> {
+        let has = |gid| self.groups.has(&Group { gid, lid: 0 });
+        let mut networks = self.networks.get().into_iter().flatten();
+        networks.try_for_each(|network| network.see_to_groups(newest, &has))
+    }
+
+    /// Where packets to a group go beside the devices of this process.
+    pub(crate) fn outlet_from(&self, path: &Path) -> Option<Outlet> {
+        self.network_of(&path.local).map(|network| Outlet::Process(network.outlet()))
     }
 
     /// The way from one of its addresses to other hosts.

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rdma_soft::{Builder, InstallError, Link, Network, SoftDevice};
 use rdma_sys::{Errno, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done};
+use rdma_types::Gid;
 use test_support::rig::connect::{Endpoint, Knobs, RTR, Side, attributes, pair, to_init};
 use test_support::rig::datagram::{self, QKEY};
 use test_support::rig::post::Wr;
@@ -85,6 +86,48 @@ fn datagrams_arrive_with_their_source() {
         // Where an IPv4 header says who has sent it.
         assert_eq!(peer.sum(32, 4), peer::sum(&own.octets()));
     }
+    peer.end();
+}
+
+/// Of the other process and of this one, each once.
+#[test]
+fn datagrams_to_a_group_reach_its_members_in_all_processes() {
+    let device = network("groups", &address());
+    let mut peer = Peer::start_at(&address());
+    let [sender, member] = [(); 2].map(|()| datagram::side(device));
+    let memory = sender.pd.register_filled(vec![0xa5; 8], LOCAL_WRITE);
+    let sink = member.pd.register(LENGTH, LOCAL_WRITE);
+    let (far, _) = peer.make(ibv_qp_type::IBV_QPT_UD);
+    peer.connect(&sender.endpoint());
+    let group = Ipv4Addr::new(239, 255, 78, (std::process::id() & 0xff) as u8).to_ipv6_mapped();
+    let group: Gid = group.octets().into();
+    let raw = rdma_sys::ibv_gid { raw: group.to_bytes() };
+    peer.join(group, true);
+    assert_eq!(member.qp.attach(&raw, 0), 0);
+    let ah = sender.pd.ah_to(&sender.endpoint(), &Endpoint { gid: raw, ..far });
+    for imm in [1, 2] {
+        peer.receive();
+        member.qp.post_receive(2, &[sink.sge(0, LENGTH)]);
+        let wr = Wr::send(1, &[memory.sge(0, 8)]).with_imm(imm);
+        sender.qp.post(&wr.to(&ah, 0x00ff_ffff, QKEY));
+        sender.send_cq.expect_success(1);
+        assert_eq!(peer.completion(), (Done::IBV_WC_RECV.0, 48, imm));
+        assert_eq!(peer.sum(datagram::HEADER, 8), peer::sum(&[0xa5; 8]));
+        member.receive_cq.expect_success(2);
+    }
+    // It hears nothing any more: what comes next is for itself alone.
+    peer.join(group, false);
+    peer.receive();
+    let to_far = sender.pd.ah_to(&sender.endpoint(), &far);
+    let send = |to, qpn, imm| {
+        sender.qp.post(&Wr::send(1, &[memory.sge(0, 8)]).with_imm(imm).to(to, qpn, QKEY));
+        sender.send_cq.expect_success(1);
+    };
+    send(&ah, 0x00ff_ffff, 3);
+    send(&to_far, far.qpn, 4);
+    assert_eq!(peer.completion(), (Done::IBV_WC_RECV.0, 48, 4));
+    assert_eq!(member.qp.detach(&raw, 0), 0);
+    assert!(member.receive_cq.is_empty(), "without a receive request");
     peer.end();
 }
 

@@ -49,7 +49,7 @@ impl Arguments {
         Self { seed: seed.unwrap_or_else(seed_of_clock), count, program, all, harness }
     }
 
-    /// Pairs of devices to compare: the schedules of the software devices and their two ways of sending, or the
+    /// Pairs of devices to compare: the schedules of the software devices and their ways of sending, or the
     /// software device with each that is named.
     pub(super) fn devices(&self) -> impl Iterator<Item = (String, String)> {
         let mut pairs: Vec<_> =
@@ -59,6 +59,7 @@ impl Arguments {
                 ["deferred", "wire"].map(|how| (name.to_owned(), format!("{name}-{how}")))
             };
             pairs = ["soft0", "softib0"].map(others).concat();
+            pairs.push((SOFTWARE.to_owned(), "soft0-udp".to_owned()));
         }
         pairs.into_iter()
     }

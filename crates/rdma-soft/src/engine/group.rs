@@ -135,23 +135,27 @@ fn meant(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<Group, Refusal> {
 pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<(), Refusal> {
     let group = meant(queue_pair, gid, lid)?;
     let device = queue_pair.device;
-    device.groups.join(&device.limits, group, queue_pair)
+    device.groups.join(&device.limits, group, queue_pair)?;
+    device.see_to_groups(Some(gid)).inspect_err(|_| {
+        device.groups.leave(&group, queue_pair.id);
+    })
 }
 
 /// `ibv_detach_mcast`. Packets that are in flight are not for it any more; a datagram that another
 /// thread is about to copy may still come.
 pub(crate) fn leave(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<(), Refusal> {
     let group = meant(queue_pair, gid, lid)?;
-    if queue_pair.device.groups.leave(&group, queue_pair.id) {
-        Ok(())
-    } else {
-        Err(Refusal::Invalid)
+    if !queue_pair.device.groups.leave(&group, queue_pair.id) {
+        return Err(Refusal::Invalid);
     }
+    queue_pair.device.see_to_groups(None)
 }
 
 /// A queue pair's memberships end with the context that it was made from.
 pub(crate) fn leave_all(queue_pair: &QueuePair) {
     queue_pair.device.groups.leave_all(queue_pair.id);
+    // It opens none, which alone can fail.
+    let _ = queue_pair.device.see_to_groups(None);
 }
 
 /// Refuses to destroy a queue pair while it is a member (IBTA volume 1, o10-2.2.3).

@@ -235,11 +235,18 @@ fn drop_burst(
     device.drop_packets(reason, segments, whose);
 }
 
-/// Whether packets are for a queue pair that is not there, so that they take no space in the inbox. They are counted.
+/// Whether packets are for a queue pair that is not there, so that they take no space in the inbox: those to a group
+/// are for all of its members, and others for one queue pair. They are counted.
 #[cfg(not(loom))]
-pub(crate) fn is_for_nobody(device: &'static Device, path: &Path, burst: &Burst) -> bool {
+pub(crate) fn is_for_nobody(
+    device: &'static Device,
+    path: &Path,
+    burst: &Burst,
+    to_group: bool,
+) -> bool {
     let number = burst.header.bth.destination;
-    let nobody = number != Qpn::MULTICAST && device.queue_pair(number.get()).is_none();
+    let for_many = number == Qpn::MULTICAST;
+    let nobody = for_many != to_group || !for_many && device.queue_pair(number.get()).is_none();
     if nobody {
         let source = burst.header.deth.map(|deth| deth.source.get());
         drop_burst(device, path, burst, Reason::UnknownQp, source);

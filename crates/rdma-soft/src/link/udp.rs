@@ -5,9 +5,11 @@
 //! which covers the identification, is known before.
 
 mod address;
+mod open;
 mod outgoing;
 mod packet;
 mod port;
+mod receiver;
 mod run;
 mod socket;
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rdma_soft::{Builder, SoftDevice};
 use rdma_sys::{ibv_gid, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_flags};
+use rdma_types::Gid;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use test_support::program::this_program;
 use test_support::rig::connect::{
@@ -169,6 +170,12 @@ impl Peer {
         self.ask(&format!("allow {}", u8::from(more)));
     }
 
+    /// Has its queue pair be a member of a group, or not any more.
+    pub(crate) fn join(&mut self, group: Gid, join: bool) {
+        let command = if join { "join" } else { "leave" };
+        self.ask(&format!("{command} {}", u128::from_be_bytes(group.to_bytes())));
+    }
+
     /// What it uses while it waits so long, in hundredths of a second.
     pub(crate) fn processor_time(&mut self, milliseconds: u32) -> u64 {
         self.ask(&format!("wait {milliseconds}"))[0] as u64
@@ -305,6 +312,12 @@ impl World {
         let (memory, side) = self.side.as_ref().unwrap();
         match command {
             "connect" => bring_up(side, &heard(words), &PATIENT),
+            "join" | "leave" => {
+                let group = ibv_gid { raw: words[0].parse::<u128>().unwrap().to_be_bytes() };
+                let join = command == "join";
+                let done = if join { side.qp.attach(&group, 0) } else { side.qp.detach(&group, 0) };
+                assert_eq!(done, 0);
+            }
             "receive" => side.qp.post_receive(1, &[memory.sge(0, LENGTH)]),
             "send" => {
                 let imm = u32::try_from(number(1)).unwrap();

@@ -14,6 +14,7 @@ use crate::engine::requester::side::{Requester, Verdict};
 use crate::engine::requester::unreliable::Message;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::Inbound;
+use crate::engine::wire::Outlet;
 use crate::link::memory::{self, Inbox};
 
 impl Requester {
@@ -36,8 +37,17 @@ impl Requester {
             if !inboxes().all(|inbox| inbox.has_room(own)) {
                 return Verdict::NoRoom;
             }
+            let outlet = own.device.outlet_from(&path);
+            let outside = match outlet {
+                Some(outlet) => match outlet.buffer(own) {
+                    Some(buffer) => Some((outlet, buffer)),
+                    None => return Verdict::NoRoom,
+                },
+                None => None,
+            };
             let mut others = devices().filter(|there| !by_packets(there));
-            let sent = self.send_to_inboxes(own, inboxes(), (path, qkey), message, datagram);
+            let sent =
+                self.send_to_inboxes(own, inboxes(), outside, (path, qkey), message, datagram);
             let sent = sent.is_ok()
                 && others.all(|to| self.copy_to_members(to, qkey, message, datagram, aftermath));
             if !sent {
@@ -55,17 +65,28 @@ impl Requester {
         &self,
         own: &QueuePair,
         inboxes: impl Iterator<Item = &'static Arc<Inbox>>,
+        outside: Option<(Outlet, Box<[u8]>)>,
         (path, qkey): (Path, u32),
         message: &Message<'_>,
         datagram: memory::Datagram,
     ) -> Result<(), Fault> {
         let (tap, mut inboxes) = (&own.device.tap, inboxes.peekable());
-        if tap.is_none() && inboxes.peek().is_none() {
+        if tap.is_none() && inboxes.peek().is_none() && outside.is_none() {
             return Ok(());
         }
-        let Some(burst) = self.packet(own, qkey, message) else { return Ok(()) };
         let mut room = [0; PORT_MTU as usize];
-        let bytes = self.gather(message, &mut room)?;
+        let packet = self
+            .packet(own, qkey, message)
+            .map(|burst| self.gather(message, &mut room).map(|bytes| (burst, bytes)));
+        let (burst, bytes) = match packet {
+            Some(Ok(packet)) => packet,
+            failed => {
+                if let Some((outlet, buffer)) = outside {
+                    outlet.give_back(buffer);
+                }
+                return failed.map_or(Ok(()), |failed| failed.map(|_| ()));
+            }
+        };
         if let Some(tap) = tap {
             tap.sent(&path, &burst, Some(&datagram), bytes);
         }
@@ -73,6 +94,10 @@ impl Requester {
             let mut buffer = inbox.buffer_at_once();
             buffer[..bytes.len()].copy_from_slice(bytes);
             inbox.send(own.device, path, burst, Some(datagram), buffer);
+        }
+        if let Some((outlet, mut buffer)) = outside {
+            buffer[..bytes.len()].copy_from_slice(bytes);
+            outlet.send(own.device, path, burst, Some(datagram), buffer);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 
 use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
+use nix::net::if_::{InterfaceFlags, if_nametoindex};
 
 /// An address of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub(super) struct Station {
     pub(super) ip: IpAddr,
     /// The index of the interface, if the address means one there only.
     pub(super) scope: u32,
+    /// The index of the interface.
+    pub(super) interface: u32,
     /// Of the interface, in bytes.
     pub(super) mtu: u32,
 }
@@ -42,12 +44,12 @@ fn one(ip: IpAddr, interfaces: &BTreeMap<String, Interface>) -> Result<Station, 
     }
     let exactly = |(name, interface): (&String, &Interface)| {
         let found = interface.addresses.iter().find(|(own, _)| *own == ip);
-        found.map(|&(ip, scope)| Station { ip, scope, mtu: mtu(name) })
+        found.map(|&(ip, scope)| station(ip, scope, name))
     };
     // All of 127.0.0.0/8 is there.
     let loopback = |(name, interface): (&String, &Interface)| {
         let there = interface.is_loopback && ip.is_loopback();
-        there.then(|| Station { ip, scope: 0, mtu: mtu(name) })
+        there.then(|| station(ip, 0, name))
     };
     let found = interfaces.iter().find_map(exactly);
     found.or_else(|| interfaces.iter().find_map(loopback)).ok_or_else(|| {
@@ -66,9 +68,8 @@ fn all_of(place: &str, interfaces: &BTreeMap<String, Interface>) -> Result<Vec<S
     };
     let mut addresses = interface.addresses.clone();
     addresses.sort_by_key(|(ip, scope)| (*scope == 0, ip.is_ipv6()));
-    let mtu = mtu(place);
     let stations: Vec<_> =
-        addresses.into_iter().map(|(ip, scope)| Station { ip, scope, mtu }).collect();
+        addresses.into_iter().map(|(ip, scope)| station(ip, scope, place)).collect();
     if stations.is_empty() {
         return Err("the interface has no address: give it one (`ip address add`)".to_owned());
     }
@@ -93,6 +94,10 @@ fn interfaces() -> Result<BTreeMap<String, Interface>, String> {
         }
     }
     Ok(interfaces)
+}
+
+fn station(ip: IpAddr, scope: u32, name: &str) -> Station {
+    Station { ip, scope, interface: if_nametoindex(name).unwrap_or(scope), mtu: mtu(name) }
 }
 
 fn mtu(interface: &str) -> u32 {

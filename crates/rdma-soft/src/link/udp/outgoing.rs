@@ -11,8 +11,8 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::address;
+use super::open::Open;
 use super::packet::{self, Way};
-use super::socket::Socket;
 use crate::address::{Address, Path};
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
@@ -21,7 +21,6 @@ use crate::fabric::clock::Time;
 use crate::fabric::random::SplitMix;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
-use crate::link::driver::{Driver, End};
 use crate::link::memory::{BURST_BYTES, Datagram, Letter};
 use crate::sync::{Mutex, locked_for_calls, locked_in_models as locked};
 
@@ -45,14 +44,9 @@ pub(crate) struct Loss {
 
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    driver: &'static Driver,
     device: &'static Device,
-    pub(super) socket: Socket,
+    pub(super) open: Arc<Open>,
     own: IpAddr,
-    /// Where the driver finds the socket.
-    end: End,
-    /// What the driver is to tell of.
-    flags: std::sync::Mutex<epoll::EventFlags>,
     outbox: Mutex<Outbox>,
     /// Held by the thread that writes, so that packets stay in order.
     writing: Mutex<Writing>,
@@ -161,22 +155,17 @@ impl Says {
 
 impl Outgoing {
     pub(super) fn new(
-        driver: &'static Driver,
         device: &'static Device,
         own: IpAddr,
-        socket: Socket,
-        end: End,
+        open: Arc<Open>,
         loss: Option<Loss>,
     ) -> Arc<Self> {
         let loss = loss.map(|loss| (loss.probability, SplitMix::new(loss.seed)));
         let whose = Whose { qpn: 0, peer_qpn: None, address: None };
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
-            driver,
             device,
-            socket,
+            open,
             own,
-            end,
-            flags: std::sync::Mutex::new(epoll::EventFlags::IN),
             outbox: Mutex::default(),
             writing: Mutex::new(Writing {
                 packets: Vec::with_capacity(CALL),
@@ -193,13 +182,6 @@ impl Outgoing {
         })
     }
 
-    /// Has the driver tell of something, or not any more.
-    pub(super) fn hear_of(&self, what: epoll::EventFlags, tell: bool) {
-        let mut flags = crate::sync::locked(&self.flags);
-        flags.set(what, tell);
-        self.driver.set_flags(self.end, self.socket.descriptor(), *flags);
-    }
-
     pub(super) fn has_letters(&self) -> bool {
         !locked(&self.outbox).waiting.is_empty() || self.writing.try_lock().is_err()
     }
@@ -212,7 +194,7 @@ impl Outgoing {
 
     /// Takes as many letters as may go with one call. Whether there is something to send.
     fn fill(&self, writing: &mut Writing) -> bool {
-        let most = self.socket.most_segments();
+        let most = self.open.socket.most_segments();
         while writing.packets.len() < CALL {
             let Some(letter) = locked(&self.outbox).waiting.pop_front() else { break };
             let added = writing.add(self.own, &letter, most);
@@ -234,17 +216,22 @@ impl Outgoing {
                 return !locked(&self.outbox).waiting.is_empty();
             }
             if writing.says.hops != writing.hops_of_socket
-                && self.socket.set_hops(writing.says.hops).is_ok()
+                && self.open.socket.set_hops(writing.says.hops).is_ok()
             {
                 writing.hops_of_socket = writing.says.hops;
             }
             let left = &writing.packets[writing.sent..];
-            let alone = self.socket.most_segments() <= 1;
+            let alone = self.open.socket.most_segments() <= 1;
             let call = if alone { left.len().min(writing.segment) } else { left.len() };
-            match self.socket.send(writing.to, writing.says.ecn, &left[..call], writing.segment) {
+            match self.open.socket.send(
+                writing.to,
+                writing.says.ecn,
+                &left[..call],
+                writing.segment,
+            ) {
                 Ok(()) => writing.sent += call,
                 Err(Errno::AGAIN) => {
-                    self.hear_of(epoll::EventFlags::OUT, true);
+                    self.open.hear_of(epoll::EventFlags::OUT, true);
                     return false;
                 }
                 // The network is full, has no way there, or takes no such packets. They are lost, as on a network.

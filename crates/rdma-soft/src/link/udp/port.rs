@@ -1,87 +1,36 @@
-//! An address at which a device listens, with what comes there.
+//! An address at which a device listens, and the groups that the device has joined there.
 
-use std::sync::{Arc, Weak};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
 
-use quinn_udp::RecvMeta;
-use rdma_proto::wire::Service;
-use rustix::event::epoll;
+use rdma_types::Gid;
 use rustix::io::{Errno, Result};
 
 use super::address::Station;
+use super::open::Open;
 use super::outgoing::{Loss, Outgoing};
-use super::packet::{NoPacket, Reader, Way};
-use super::run::Run;
+use super::receiver::Receiver;
 use super::socket::Socket;
 use super::{address, entry};
-use crate::address::{Address, GidEntry, Path, Route};
-use crate::device::notices::{Reason, Whose};
+use crate::address::{Address, GidEntry};
 use crate::device::{Device, Network};
 use crate::engine::Refusal;
-use crate::engine::completion::work_completion::Source;
-use crate::engine::requester::route_header;
-use crate::engine::wire::{self, Process};
-use crate::fabric::clock::Time;
-use crate::fabric::timers::{Alarm, Alarmed};
-use crate::fabric::turns::{Driven, Place};
-use crate::link::descriptor::Descriptor;
-use crate::link::driver::{Driver, Happened, Watched};
-use crate::link::memory::{BURST_BYTES, Datagram, Letter};
-use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
+use crate::engine::wire::Process;
+use crate::link::driver::Driver;
+use crate::sync::locked;
 
-/// How many calls read packets in a turn.
-const TURN: u32 = 4;
-/// What the kernel puts together at most.
-const RECEIVED: usize = 65_536;
-/// More than a socket holds.
-const MOST_TURNS: u32 = 64;
-/// The socket does not tell how far a packet has come. Who answers goes by this.
-const HOPS: u8 = 64;
+/// How many groups a device hears at an address. Each has a socket.
+const GROUPS: usize = 64;
 
 #[derive(Debug)]
 pub(super) struct Port {
     driver: &'static Driver,
     device: &'static Device,
     station: Station,
+    receiver: Arc<Receiver>,
     outgoing: Arc<Outgoing>,
-    /// Held by the thread that reads, so that packets stay in order.
-    reading: Mutex<Reading>,
-    /// Packets come and go here.
-    used: AtomicBool,
-    /// It waits for space, and not for packets.
-    waits: AtomicBool,
-    place: Place,
-    alarm: Alarm,
-}
-
-#[derive(Debug)]
-struct Reading {
-    received: Box<[u8]>,
-    /// What of it was not taken yet.
-    left: Option<Left>,
-    reader: Reader,
-}
-
-/// Packets of one sender.
-#[derive(Debug, Clone, Copy)]
-struct Left {
-    way: Way,
-    /// Where they begin and end.
-    begin: usize,
-    end: usize,
-    stride: usize,
-    /// The bits of the IP header that say of congestion.
-    ecn: u8,
-}
-
-/// What became of a look at the socket.
-#[derive(Debug, PartialEq, Eq)]
-enum Read {
-    Packets,
-    /// None of them was for anybody here.
-    Useless,
-    Nothing,
-    /// There is no space for them.
-    NoRoom,
+    groups: Mutex<BTreeMap<Gid, Arc<Receiver>>>,
 }
 
 impl Port {
@@ -92,153 +41,26 @@ impl Port {
         socket: Socket,
         loss: Option<Loss>,
     ) -> Result<Arc<Self>> {
-        driver.add(|end| {
-            Arc::new_cyclic(|weak: &Weak<Self>| Self {
-                driver,
-                device,
-                station,
-                outgoing: Outgoing::new(driver, device, station.ip, socket, end, loss),
-                reading: Mutex::new(Reading {
-                    received: vec![0; RECEIVED].into_boxed_slice(),
-                    left: None,
-                    reader: Reader::default(),
-                }),
-                used: AtomicBool::new(false),
-                waits: AtomicBool::new(false),
-                place: Place::default(),
-                alarm: Alarm::new(device.fabric, weak.clone()),
-            })
-        })
+        let mut made = None;
+        let receiver = driver.add(|end| {
+            let open = Arc::new(Open::new(driver, socket, end));
+            let outgoing = Outgoing::new(device, station.ip, Arc::clone(&open), loss);
+            Receiver::new(device, station.ip, open, Arc::clone(made.insert(outgoing)))
+        })?;
+        let outgoing = made.ok_or(Errno::NOMEM)?;
+        let groups = Mutex::default();
+        Ok(Arc::new(Self { driver, device, station, receiver, outgoing, groups }))
     }
 
-    /// Whoever polls looks here from now on.
-    fn use_it(&self) {
-        if !self.used.load(Ordering::Relaxed) && !self.used.swap(true, Ordering::Relaxed) {
-            self.driver.note_use();
-        }
-    }
-
-    /// Reads what one call gives, into buffers of the device's inbox, which takes them.
-    fn take_one(self: &Arc<Self>, reading: &mut Reading) -> Read {
-        if self.waits.swap(false, Ordering::Relaxed) {
-            self.outgoing.hear_of(epoll::EventFlags::IN, true);
-        }
-        if reading.left.is_none() {
-            match self.outgoing.socket.receive(&mut reading.received) {
-                Ok(meta) => reading.left = self.left_of(&meta),
-                Err(Errno::INTR) => return Read::Packets,
-                // An error of another socket's packet, which the kernel tells once.
-                Err(Errno::CONNREFUSED) => return Read::Packets,
-                Err(_) => return Read::Nothing,
-            }
-        }
-        let mut found = Read::Useless;
-        while let Some(left) = reading.left {
-            let taken = self.take_run(&left, &reading.received, &mut reading.reader);
-            let Some((begin, useful)) = taken else {
-                // The inbox calls when it has space; nobody is to look for packets until then.
-                self.waits.store(true, Ordering::Relaxed);
-                self.outgoing.hear_of(epoll::EventFlags::IN, false);
-                return Read::NoRoom;
-            };
-            if useful {
-                found = Read::Packets;
-            }
-            reading.left = (begin < left.end).then_some(Left { begin, ..left });
-        }
-        found
-    }
-
-    fn left_of(&self, meta: &RecvMeta) -> Option<Left> {
-        let from = meta.addr.ip();
-        let way = Way { from, from_port: meta.addr.port(), to: self.station.ip };
-        let ecn = meta.ecn.map_or(0, |ecn| ecn as u8);
-        let (end, stride) = (meta.len.min(RECEIVED), meta.stride.max(1));
-        (end > 0).then_some(Left { way, begin: 0, end, stride, ecn })
-    }
-
-    /// Takes the next packets, as many as are one run. Where the ones behind them begin, and whether they were for
-    /// somebody; nothing is taken if there is no space.
-    fn take_run(
-        self: &Arc<Self>,
-        left: &Left,
-        bytes: &[u8],
-        reader: &mut Reader,
-    ) -> Option<(usize, bool)> {
-        let packet_at = |begin: usize| &bytes[begin..left.end.min(begin + left.stride)];
-        let identification = |begin: usize| u16::try_from(begin / left.stride).unwrap_or(0);
-        let first = packet_at(left.begin);
-        let behind = left.begin + first.len();
-        let read = reader.read(&left.way, identification(left.begin), first);
-        let (headers, payload) = match read {
-            Ok(packet) => packet,
-            Err(why) => {
-                self.drop_one(why, left);
-                return Some((behind, false));
-            }
-        };
-
-        let path = Path {
-            local: Address::Gid(entry(left.way.from)),
-            remote: Address::Gid(entry(self.station.ip)),
-        };
-        let mut run = Run::of(headers, payload.len());
-        if wire::is_for_nobody(self.device, &path, &run.burst) {
-            self.driver.note_useless();
-            return Some((behind, false));
-        }
-        self.use_it();
-        let inbox = self.device.inbox();
-        let mut buffer = inbox.buffer(self)?;
-        let mut length = payload.len();
-        buffer[..length].copy_from_slice(payload);
-        let mut begin = behind;
-        while begin < left.end {
-            let Ok((headers, payload)) =
-                reader.read(&left.way, identification(begin), packet_at(begin))
-            else {
-                break;
-            };
-            let longer = length + payload.len();
-            if longer > BURST_BYTES || !run.extend(&headers, payload.len()) {
-                break;
-            }
-            buffer[length..longer].copy_from_slice(payload);
-            length = longer;
-            begin += packet_at(begin).len();
-        }
-        let datagram = self.datagram(&run, left, first.len());
-        inbox.arrive(Letter::from_outside(path, run.burst, datagram, buffer));
-        Some((begin, true))
-    }
-
-    /// What is said of a datagram beside its headers.
-    fn datagram(&self, run: &Run, left: &Left, length: usize) -> Option<Datagram> {
-        let header = &run.burst.header;
-        let source = header.deth.filter(|_| header.bth.opcode.service() == Service::Ud)?.source;
-        let route = Route {
-            source: entry(left.way.from),
-            destination: entry(left.way.to).gid,
-            traffic_class: left.ecn,
-            flow_label: 0,
-            hop_limit: HOPS,
-        };
-        let header = Some(route_header::around(&route, length as u64));
-        let source = Source { qpn: source.get(), lid: 0, service_level: 0, path_bits: 0 };
-        Some(Datagram { source, header, group: None })
-    }
-
-    #[cold]
-    fn drop_one(&self, why: NoPacket, left: &Left) {
-        self.driver.note_useless();
-        match why {
-            NoPacket::Malformed => self.device.tally.rare.malformed.count(),
-            NoPacket::Damaged => {
-                let address = Some(Address::Gid(entry(left.way.from)));
-                let whose = Whose { qpn: 0, peer_qpn: None, address };
-                self.device.drop_packets(Reason::Damaged, 1, whose);
-            }
-        }
+    /// Hears what is sent to a group from now on.
+    fn join(&self, group: Gid) -> Result<Arc<Receiver>> {
+        let socket = Socket::join(&self.station, address(group))?;
+        let receiver = self.driver.add(|end| {
+            let open = Arc::new(Open::new(self.driver, socket, end));
+            Receiver::of_group(self.device, group, open)
+        })?;
+        receiver.use_it();
+        Ok(receiver)
     }
 }
 
@@ -250,12 +72,13 @@ impl Network for Port {
     fn reach(&self, remote: &Address) -> std::result::Result<(), Refusal> {
         let Address::Gid(remote) = remote else { return Err(Refusal::Invalid) };
         // The address is that of the process which listens there, and of no child that it has forked.
-        self.descriptor().get().map_err(|_| Refusal::NobodyThere)?;
+        let open = &self.receiver.open;
+        open.socket.descriptor().get().map_err(|_| Refusal::NobodyThere)?;
         let remote = address(remote.gid);
         if remote.is_unspecified() {
             return Err(Refusal::NobodyThere);
         }
-        match self.outgoing.socket.reaches(remote) {
+        match open.socket.reaches(remote) {
             Ok(()) => Ok(()),
             Err(errno @ (Errno::MFILE | Errno::NFILE)) => Err(Refusal::without_files(errno)),
             Err(_) => Err(Refusal::NobodyThere),
@@ -263,72 +86,48 @@ impl Network for Port {
     }
 
     fn outlet(&self) -> Arc<dyn Process> {
-        self.use_it();
+        self.receiver.use_it();
         Arc::<Outgoing>::clone(&self.outgoing)
     }
-}
 
-impl Watched for Port {
-    fn descriptor(&self) -> &Descriptor {
-        self.outgoing.socket.descriptor()
-    }
-
-    fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened {
-        if flags.contains(epoll::EventFlags::OUT) {
-            self.outgoing.hear_of(epoll::EventFlags::OUT, false);
-            self.device.fabric.unsettled.note_turn(&self.outgoing);
+    fn see_to_groups(
+        &self,
+        newest: Option<Gid>,
+        has: &dyn Fn(Gid) -> bool,
+    ) -> std::result::Result<(), Refusal> {
+        let groups = &mut *locked(&self.groups);
+        groups.retain(|&group, receiver| {
+            let stays = has(group);
+            if !stays {
+                self.driver.close(receiver.open.end);
+            }
+            stays
+        });
+        let of_version = |group: &Gid| address(*group).is_ipv4() == self.station.ip.is_ipv4();
+        let Some(group) = newest.filter(of_version).filter(|group| has(*group)) else {
+            return Ok(());
+        };
+        if groups.contains_key(&group) {
+            return Ok(());
         }
-        if flags.intersects(!epoll::EventFlags::OUT) {
-            self.device.fabric.unsettled.note_turn(&self);
-            return Happened::Messages;
+        if groups.len() >= GROUPS {
+            return Err(Refusal::NoRoom);
         }
-        Happened::Other
-    }
-
-    fn look(self: Arc<Self>) -> bool {
-        // Who has it looks for this one, too.
-        let Ok(mut reading) = self.reading.try_lock() else { return false };
-        self.take_one(&mut reading) == Read::Packets
-    }
-
-    fn read_all(self: Arc<Self>) {
-        // Who sends without end is not waited for.
-        for _ in 0..MOST_TURNS {
-            let more = Arc::clone(&self).take_turn();
-            self.device.inbox().execute_all();
-            if !more {
-                return;
+        match self.join(group) {
+            Ok(receiver) => {
+                groups.insert(group, receiver);
+                Ok(())
+            }
+            Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
+                Err(Refusal::without_files(errno))
+            }
+            // Its members in this process are none the less.
+            Err(errno) => {
+                let (group, at): (IpAddr, IpAddr) = (address(group), self.station.ip);
+                let device = &self.device.name;
+                tracing::warn!(device, %group, %at, %errno, "what other hosts send to a group is not heard");
+                Ok(())
             }
         }
-    }
-
-    fn has_letters(&self) -> bool {
-        self.outgoing.has_letters()
-    }
-
-    fn is_used(&self) -> bool {
-        self.used.load(Ordering::Relaxed)
-    }
-}
-
-impl Driven for Port {
-    fn place(&self) -> &Place {
-        &self.place
-    }
-
-    /// It is over when nothing useful comes: what more comes then is left to who drives the links, and rests in between.
-    fn take_turn(self: Arc<Self>) -> bool {
-        let reading = &mut *locked_for_calls(&self.reading);
-        (0..TURN).all(|_| self.take_one(reading) == Read::Packets)
-    }
-
-    fn call(&self) {
-        self.alarm.set(Time::AT_ONCE);
-    }
-}
-
-impl Alarmed for Port {
-    fn alarm_rings(self: Arc<Self>) {
-        self.device.fabric.unsettled.settle();
     }
 }

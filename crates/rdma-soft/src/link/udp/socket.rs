@@ -2,6 +2,7 @@
 
 use std::io::{Error, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::os::fd::BorrowedFd;
 
 use nix::sys::socket::SetSockOpt as _;
 use nix::{setsockopt_impl, sockopt_impl};
@@ -34,10 +35,44 @@ sockopt_impl!(
 );
 
 impl Socket {
+    /// At which a station sends and receives.
     pub(super) fn bind(station: &Station) -> Result<Self> {
-        let is_ipv4 = station.ip.is_ipv4();
+        let bound = Self::new(station, station.ip, |_| Ok(()))?;
+        let socket = bound.descriptor.get()?;
+        // To groups by the same interface. Who has none for that is told so by the first datagram.
+        let _ = match station.ip {
+            IpAddr::V4(ip) => sockopt::set_ip_multicast_if(socket, &ip),
+            IpAddr::V6(_) => sockopt::set_ipv6_multicast_if(socket, station.interface),
+        };
+        Ok(bound)
+    }
+
+    /// At which a station receives what is sent to a group. Others of this host may do so, too.
+    pub(super) fn join(station: &Station, group: IpAddr) -> Result<Self> {
+        let joined =
+            Self::new(station, group, |socket| sockopt::set_socket_reuseaddr(socket, true))?;
+        let socket = joined.descriptor.get()?;
+        match (group, station.ip) {
+            (IpAddr::V4(group), IpAddr::V4(own)) => {
+                sockopt::set_ip_add_membership(socket, &group, &own)?;
+            }
+            (IpAddr::V6(group), _) => {
+                sockopt::set_ipv6_add_membership(socket, &group, station.interface)?;
+            }
+            _ => return Err(Errno::AFNOSUPPORT),
+        }
+        Ok(joined)
+    }
+
+    fn new(
+        station: &Station,
+        ip: IpAddr,
+        prepare: impl FnOnce(BorrowedFd<'_>) -> Result<()>,
+    ) -> Result<Self> {
+        let is_ipv4 = ip.is_ipv4();
         let descriptor = Descriptor::open(|| datagrams(is_ipv4))?;
         let socket = descriptor.get()?;
+        prepare(socket)?;
         if !is_ipv4 {
             sockopt::set_ipv6_v6only(socket, true)?;
             // Where the kernel has no such option packets of RXE are lost, and no others.
@@ -48,7 +83,9 @@ impl Socket {
             .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, BUFFER));
         let _ = sockopt::set_socket_send_buffer_size_force(socket, BUFFER)
             .or_else(|_| sockopt::set_socket_send_buffer_size(socket, BUFFER));
-        bind(socket, &at(station.ip, station.scope))?;
+        // A group means one of an interface, if it is no address of everywhere.
+        let scope = if ip.is_multicast() { station.interface } else { station.scope };
+        bind(socket, &at(ip, scope))?;
         let state = UdpSocketState::new((&socket).into()).map_err(|error| errno(&error))?;
         Ok(Self { descriptor, state, is_ipv4, scope: station.scope })
     }
@@ -95,8 +132,10 @@ impl Socket {
     pub(super) fn set_hops(&self, hops: u8) -> Result<()> {
         let socket = self.descriptor.get()?;
         match self.is_ipv4 {
-            true => sockopt::set_ip_ttl(socket, hops.into()),
-            false => sockopt::set_ipv6_unicast_hops(socket, Some(hops)),
+            true => sockopt::set_ip_multicast_ttl(socket, hops.into())
+                .and_then(|()| sockopt::set_ip_ttl(socket, hops.into())),
+            false => sockopt::set_ipv6_multicast_hops(socket, hops.into())
+                .and_then(|()| sockopt::set_ipv6_unicast_hops(socket, Some(hops))),
         }
     }
 

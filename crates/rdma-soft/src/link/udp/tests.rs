@@ -13,7 +13,7 @@ use super::*;
 #[test]
 fn an_interface_stands_for_its_addresses() {
     let stations = address::named("lo").unwrap();
-    let loopback = |ip: &str| Station { ip: ip.parse().unwrap(), scope: 0, mtu: stations[0].mtu };
+    let loopback = |ip: &str| Station { ip: ip.parse().unwrap(), ..stations[0] };
     assert!(stations.contains(&loopback("127.0.0.1")));
     // All of 127.0.0.0/8 is there without being listed.
     assert_eq!(address::named("127.9.8.7").unwrap(), [loopback("127.9.8.7")]);
@@ -21,7 +21,7 @@ fn an_interface_stands_for_its_addresses() {
 
 #[test]
 fn packets_are_as_large_as_their_interface_lets_them_be() {
-    let mtu = |mtu| mtu_of(&Station { ip: [127, 0, 0, 1].into(), scope: 0, mtu });
+    let mtu = |mtu| mtu_of(&Station { ip: [127, 0, 0, 1].into(), scope: 0, interface: 1, mtu });
     assert_eq!([1500, 4200, 9000].map(mtu), [Mtu::MTU1024, Mtu::MTU4096, Mtu::MTU4096].map(Some));
     assert_eq!(
         [1104, 1103, 336, 335].map(mtu),

@@ -1,0 +1,337 @@
+//! What comes to one address of a device, or to a group that it has joined there.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Weak};
+
+use quinn_udp::RecvMeta;
+use rdma_proto::wire::Service;
+use rdma_types::Gid;
+use rustix::event::epoll;
+use rustix::io::Errno;
+
+use super::open::Open;
+use super::outgoing::Outgoing;
+use super::packet::{NoPacket, Reader, Way};
+use super::run::Run;
+use super::{address, entry};
+use crate::address::{Address, Group, Path, Route};
+use crate::device::Device;
+use crate::device::notices::{Reason, Whose};
+use crate::engine::completion::work_completion::Source;
+use crate::engine::requester::route_header;
+use crate::engine::wire;
+use crate::fabric::clock::Time;
+use crate::fabric::timers::{Alarm, Alarmed};
+use crate::fabric::turns::{Driven, Place};
+use crate::link::Link;
+use crate::link::descriptor::Descriptor;
+use crate::link::driver::{Happened, Watched};
+use crate::link::memory::{BURST_BYTES, Datagram, Letter};
+use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
+
+/// How many calls read packets in a turn.
+const TURN: u32 = 4;
+/// What the kernel puts together at most.
+const RECEIVED: usize = 65_536;
+/// More than a socket holds.
+const MOST_TURNS: u32 = 64;
+/// The socket does not tell how far a packet has come. Who answers goes by this.
+const HOPS: u8 = 64;
+
+#[derive(Debug)]
+pub(super) struct Receiver {
+    device: &'static Device,
+    pub(super) open: Arc<Open>,
+    /// Where it is that packets come.
+    own: IpAddr,
+    /// It is that of a group.
+    group: Option<Group>,
+    /// What leaves by the same socket, if something does.
+    outgoing: Option<Arc<Outgoing>>,
+    /// Held by the thread that reads, so that packets stay in order.
+    reading: Mutex<Reading>,
+    /// Packets come and go here.
+    used: AtomicBool,
+    /// It waits for space, and not for packets.
+    waits: AtomicBool,
+    place: Place,
+    alarm: Alarm,
+}
+
+#[derive(Debug)]
+struct Reading {
+    received: Box<[u8]>,
+    /// What of it was not taken yet.
+    left: Option<Left>,
+    reader: Reader,
+}
+
+/// Packets of one sender.
+#[derive(Debug, Clone, Copy)]
+struct Left {
+    way: Way,
+    /// Where they begin and end.
+    begin: usize,
+    end: usize,
+    stride: usize,
+    /// The bits of the IP header that say of congestion.
+    ecn: u8,
+}
+
+/// What became of a look at the socket.
+#[derive(Debug, PartialEq, Eq)]
+enum Read {
+    Packets,
+    /// None of them was for anybody here.
+    Useless,
+    Nothing,
+    /// There is no space for them.
+    NoRoom,
+}
+
+impl Receiver {
+    /// Of one of the device's addresses.
+    pub(super) fn new(
+        device: &'static Device,
+        own: IpAddr,
+        open: Arc<Open>,
+        outgoing: Arc<Outgoing>,
+    ) -> Arc<Self> {
+        Self::with(device, own, open, None, Some(outgoing))
+    }
+
+    pub(super) fn of_group(device: &'static Device, group: Gid, open: Arc<Open>) -> Arc<Self> {
+        let of = Some(Group { gid: group, lid: 0 });
+        Self::with(device, address(group), open, of, None)
+    }
+
+    fn with(
+        device: &'static Device,
+        own: IpAddr,
+        open: Arc<Open>,
+        group: Option<Group>,
+        outgoing: Option<Arc<Outgoing>>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|weak: &Weak<Self>| Self {
+            device,
+            open,
+            own,
+            group,
+            outgoing,
+            reading: Mutex::new(Reading {
+                received: vec![0; RECEIVED].into_boxed_slice(),
+                left: None,
+                reader: Reader::default(),
+            }),
+            used: AtomicBool::new(false),
+            waits: AtomicBool::new(false),
+            place: Place::default(),
+            alarm: Alarm::new(device.fabric, weak.clone()),
+        })
+    }
+
+    /// Whoever polls looks here from now on.
+    pub(super) fn use_it(&self) {
+        if !self.used.load(Ordering::Relaxed) && !self.used.swap(true, Ordering::Relaxed) {
+            self.open.driver.note_use();
+        }
+    }
+
+    /// Reads what one call gives, into buffers of the device's inbox, which takes them.
+    fn take_one(self: &Arc<Self>, reading: &mut Reading) -> Read {
+        if self.waits.swap(false, Ordering::Relaxed) {
+            self.open.hear_of(epoll::EventFlags::IN, true);
+        }
+        if reading.left.is_none() {
+            match self.open.socket.receive(&mut reading.received) {
+                Ok(meta) => reading.left = self.left_of(&meta),
+                Err(Errno::INTR) => return Read::Packets,
+                // An error of another socket's packet, which the kernel tells once.
+                Err(Errno::CONNREFUSED) => return Read::Packets,
+                Err(_) => return Read::Nothing,
+            }
+        }
+        let mut found = Read::Useless;
+        while let Some(left) = reading.left {
+            let taken = self.take_run(&left, &reading.received, &mut reading.reader);
+            let Some((begin, useful)) = taken else {
+                // The inbox calls when it has space; nobody is to look for packets until then.
+                self.waits.store(true, Ordering::Relaxed);
+                self.open.hear_of(epoll::EventFlags::IN, false);
+                return Read::NoRoom;
+            };
+            if useful {
+                found = Read::Packets;
+            }
+            reading.left = (begin < left.end).then_some(Left { begin, ..left });
+        }
+        found
+    }
+
+    fn left_of(&self, meta: &RecvMeta) -> Option<Left> {
+        let from = meta.addr.ip();
+        let way = Way { from, from_port: meta.addr.port(), to: self.own };
+        let ecn = meta.ecn.map_or(0, |ecn| ecn as u8);
+        let (end, stride) = (meta.len.min(RECEIVED), meta.stride.max(1));
+        (end > 0).then_some(Left { way, begin: 0, end, stride, ecn })
+    }
+
+    /// Takes the next packets, as many as are one run. Where the ones behind them begin, and whether they were for
+    /// somebody; nothing is taken if there is no space.
+    fn take_run(
+        self: &Arc<Self>,
+        left: &Left,
+        bytes: &[u8],
+        reader: &mut Reader,
+    ) -> Option<(usize, bool)> {
+        let packet_at = |begin: usize| &bytes[begin..left.end.min(begin + left.stride)];
+        let identification = |begin: usize| u16::try_from(begin / left.stride).unwrap_or(0);
+        let first = packet_at(left.begin);
+        let behind = left.begin + first.len();
+        let read = reader.read(&left.way, identification(left.begin), first);
+        let (headers, payload) = match read {
+            Ok(packet) => packet,
+            Err(why) => {
+                self.drop_one(why, left);
+                return Some((behind, false));
+            }
+        };
+
+        let path = Path {
+            local: Address::Gid(entry(left.way.from)),
+            remote: Address::Gid(entry(self.own)),
+        };
+        let mut run = Run::of(headers, payload.len());
+        if self.is_own(&path) {
+            return Some((behind, true));
+        }
+        if wire::is_for_nobody(self.device, &path, &run.burst, self.group.is_some()) {
+            self.open.driver.note_useless();
+            return Some((behind, false));
+        }
+        self.use_it();
+        let inbox = self.device.inbox();
+        let mut buffer = inbox.buffer(self)?;
+        let mut length = payload.len();
+        buffer[..length].copy_from_slice(payload);
+        let mut begin = behind;
+        while begin < left.end {
+            let Ok((headers, payload)) =
+                reader.read(&left.way, identification(begin), packet_at(begin))
+            else {
+                break;
+            };
+            let longer = length + payload.len();
+            if longer > BURST_BYTES || !run.extend(&headers, payload.len()) {
+                break;
+            }
+            buffer[length..longer].copy_from_slice(payload);
+            length = longer;
+            begin += packet_at(begin).len();
+        }
+        let datagram = self.datagram(&run, left, first.len());
+        inbox.arrive(Letter::from_outside(path, run.burst, datagram, buffer));
+        Some((begin, true))
+    }
+
+    /// Whether a packet to a group comes from this process, whose members have it already.
+    fn is_own(&self, path: &Path) -> bool {
+        self.group.is_some() && self.device.fabric.devices.at(Link::Ethernet, &path.local).is_some()
+    }
+
+    /// What is said of a datagram beside its headers.
+    fn datagram(&self, run: &Run, left: &Left, length: usize) -> Option<Datagram> {
+        let header = &run.burst.header;
+        let source = header.deth.filter(|_| header.bth.opcode.service() == Service::Ud)?.source;
+        let route = Route {
+            source: entry(left.way.from),
+            destination: entry(left.way.to).gid,
+            traffic_class: left.ecn,
+            flow_label: 0,
+            hop_limit: HOPS,
+        };
+        let header = Some(route_header::around(&route, length as u64));
+        let source = Source { qpn: source.get(), lid: 0, service_level: 0, path_bits: 0 };
+        Some(Datagram { source, header, group: self.group })
+    }
+
+    #[cold]
+    fn drop_one(&self, why: NoPacket, left: &Left) {
+        self.open.driver.note_useless();
+        match why {
+            NoPacket::Malformed => self.device.tally.rare.malformed.count(),
+            NoPacket::Damaged => {
+                let address = Some(Address::Gid(entry(left.way.from)));
+                let whose = Whose { qpn: 0, peer_qpn: None, address };
+                self.device.drop_packets(Reason::Damaged, 1, whose);
+            }
+        }
+    }
+}
+
+impl Watched for Receiver {
+    fn descriptor(&self) -> &Descriptor {
+        self.open.socket.descriptor()
+    }
+
+    fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened {
+        if let Some(outgoing) = &self.outgoing
+            && flags.contains(epoll::EventFlags::OUT)
+        {
+            self.open.hear_of(epoll::EventFlags::OUT, false);
+            self.device.fabric.unsettled.note_turn(outgoing);
+        }
+        if flags.intersects(!epoll::EventFlags::OUT) {
+            self.device.fabric.unsettled.note_turn(&self);
+            return Happened::Messages;
+        }
+        Happened::Other
+    }
+
+    fn look(self: Arc<Self>) -> bool {
+        // Who has it looks for this one, too.
+        let Ok(mut reading) = self.reading.try_lock() else { return false };
+        self.take_one(&mut reading) == Read::Packets
+    }
+
+    fn read_all(self: Arc<Self>) {
+        // Who sends without end is not waited for.
+        for _ in 0..MOST_TURNS {
+            let more = Arc::clone(&self).take_turn();
+            self.device.inbox().execute_all();
+            if !more {
+                return;
+            }
+        }
+    }
+
+    fn has_letters(&self) -> bool {
+        self.outgoing.as_ref().is_some_and(|outgoing| outgoing.has_letters())
+    }
+
+    fn is_used(&self) -> bool {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+impl Driven for Receiver {
+    fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// It is over when nothing useful comes: what more comes then is left to who drives the links, and rests in between.
+    fn take_turn(self: Arc<Self>) -> bool {
+        let reading = &mut *locked_for_calls(&self.reading);
+        (0..TURN).all(|_| self.take_one(reading) == Read::Packets)
+    }
+
+    fn call(&self) {
+        self.alarm.set(Time::AT_ONCE);
+    }
+}
+
+impl Alarmed for Receiver {
+    fn alarm_rings(self: Arc<Self>) {
+        self.device.fabric.unsettled.settle();
+    }
+}
