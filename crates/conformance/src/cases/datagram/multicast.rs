@@ -57,7 +57,10 @@ impl Group {
         raw[15] = number;
         let mut socket = None;
         if own.is_ipv4_mapped() {
-            let group = Ipv4Addr::new(239, 255, 77, number);
+            // By UDP it reaches other processes, too, which run other cases.
+            let [.., first, second] = std::process::id().to_be_bytes();
+            let [first, second] = if device.has_network() { [first, second] } else { [255, 77] };
+            let group = Ipv4Addr::new(239, first, second, number);
             raw = group.to_ipv6_mapped().octets();
             socket = (!device.is_software()).then(|| host_joins(&group, &own.to_ipv4().unwrap()));
         }
