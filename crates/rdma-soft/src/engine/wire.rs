@@ -37,7 +37,7 @@ pub(crate) trait Process: Send + Sync + std::fmt::Debug {
     /// there is no space the sender gets another turn when there is.
     fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>>;
 
-    fn give_back(&self, buffer: Box<[u8]>);
+    fn give_back(self: Arc<Self>, buffer: Box<[u8]>);
 
     /// Whether a datagram is lost for which there is no space, so that one process that takes nothing keeps none to others
     /// waiting.
@@ -93,7 +93,7 @@ impl Outlet {
         match self {
             Self::Nowhere => drop(buffer),
             Self::Inbox(inbox) => inbox.give_back(buffer),
-            Self::Process(process) => process.give_back(buffer),
+            Self::Process(process) => Arc::clone(process).give_back(buffer),
         }
     }
 

@@ -201,7 +201,7 @@ impl Process for Neighbor {
         Some(spare.unwrap_or_else(|| vec![0; BURST_BYTES].into_boxed_slice()))
     }
 
-    fn give_back(&self, buffer: Box<[u8]>) {
+    fn give_back(self: Arc<Self>, buffer: Box<[u8]>) {
         let turned_away = {
             let outbox = &mut *locked(&self.outbox);
             outbox.lent -= 1;

@@ -22,6 +22,7 @@ use crate::fabric::random::SplitMix;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::memory::{BURST_BYTES, Datagram, Letter};
+use crate::link::turned_away::{self, TurnedAway};
 use crate::sync::{Mutex, locked_for_calls, locked_in_models as locked};
 
 /// How many bursts wait for the socket to take more.
@@ -60,8 +61,7 @@ struct Outbox {
     /// Buffers that queue pairs write to.
     lent: usize,
     spare: Vec<Box<[u8]>>,
-    /// Who found no space.
-    turned_away: Vec<Weak<dyn Driven>>,
+    turned_away: TurnedAway,
 }
 
 /// Packets for one call.
@@ -186,9 +186,18 @@ impl Outgoing {
         !locked(&self.outbox).waiting.is_empty() || self.writing.try_lock().is_err()
     }
 
-    fn call_back(&self, all: &[Weak<dyn Driven>]) {
-        for sender in all.iter().filter_map(Weak::upgrade) {
-            self.device.fabric.unsettled.note_turn_of(&sender);
+    /// There may be space now: gives as many of those a turn that found none, and itself the next one, so that it sees
+    /// what they have made of it.
+    fn call_back(self: &Arc<Self>) {
+        let (first, more) = {
+            let outbox = &mut *locked(&self.outbox);
+            let first = outbox.turned_away.take(outbox.space());
+            let more = !first.is_empty() && !outbox.turned_away.is_empty();
+            (first, more)
+        };
+        turned_away::call_back(&first, &self.device.fabric.unsettled);
+        if more {
+            self.device.fabric.unsettled.note_turn(self);
         }
     }
 
@@ -251,8 +260,9 @@ impl Outgoing {
 }
 
 impl Outbox {
-    fn has_space(&self) -> bool {
-        self.waiting.len() + self.lent < BURSTS
+    /// For how many bursts.
+    fn space(&self) -> usize {
+        BURSTS.saturating_sub(self.waiting.len() + self.lent)
     }
 
     fn keep(&mut self, buffer: Box<[u8]>) {
@@ -275,10 +285,8 @@ impl Process for Outgoing {
 
     fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>> {
         let mut outbox = locked(&self.outbox);
-        if !outbox.has_space() {
-            if !outbox.turned_away.iter().any(|other| Weak::ptr_eq(other, &sender)) {
-                outbox.turned_away.push(sender);
-            }
+        if outbox.space() == 0 {
+            outbox.turned_away.add(sender);
             return None;
         }
         outbox.lent += 1;
@@ -287,14 +295,13 @@ impl Process for Outgoing {
         Some(spare.unwrap_or_else(|| vec![0; BURST_BYTES].into_boxed_slice()))
     }
 
-    fn give_back(&self, buffer: Box<[u8]>) {
-        let turned_away = {
+    fn give_back(self: Arc<Self>, buffer: Box<[u8]>) {
+        {
             let outbox = &mut *locked(&self.outbox);
             outbox.lent -= 1;
             outbox.keep(buffer);
-            std::mem::take(&mut outbox.turned_away)
-        };
-        self.call_back(&turned_away);
+        }
+        self.call_back();
     }
 
     fn send(
@@ -321,11 +328,7 @@ impl Driven for Outgoing {
 
     fn take_turn(self: Arc<Self>) -> bool {
         let more = self.write();
-        let turned_away = {
-            let outbox = &mut *locked(&self.outbox);
-            if outbox.has_space() { std::mem::take(&mut outbox.turned_away) } else { Vec::new() }
-        };
-        self.call_back(&turned_away);
+        self.call_back();
         more
     }
 

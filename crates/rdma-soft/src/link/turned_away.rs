@@ -1,0 +1,47 @@
+//! Who found no space, in the order in which they came.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Weak;
+
+use crate::fabric::overflow::Unsettled;
+use crate::fabric::turns::Driven;
+
+/// Each is there once.
+#[derive(Debug, Default)]
+pub(crate) struct TurnedAway {
+    order: VecDeque<Weak<dyn Driven>>,
+    /// Where they are in memory, which is theirs as long as they are in the order.
+    there: BTreeSet<usize>,
+}
+
+impl TurnedAway {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    pub(crate) fn add(&mut self, sender: Weak<dyn Driven>) {
+        if self.there.insert(place(&sender)) {
+            self.order.push_back(sender);
+        }
+    }
+
+    /// The first ones, which are to have another turn.
+    pub(crate) fn take(&mut self, most: usize) -> Vec<Weak<dyn Driven>> {
+        let first = self.order.drain(..most.min(self.order.len())).collect::<Vec<_>>();
+        first.iter().for_each(|sender| {
+            self.there.remove(&place(sender));
+        });
+        first
+    }
+}
+
+fn place(sender: &Weak<dyn Driven>) -> usize {
+    sender.as_ptr().cast::<()>().addr()
+}
+
+/// Gives each of them a turn.
+pub(crate) fn call_back(all: &[Weak<dyn Driven>], unsettled: &Unsettled) {
+    for sender in all.iter().filter_map(Weak::upgrade) {
+        unsettled.note_turn_of(&sender);
+    }
+}
