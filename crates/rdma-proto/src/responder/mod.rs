@@ -28,6 +28,18 @@ pub struct Settings {
     pub max_dest_rd_atomic: u8,
 }
 
+/// What a responder has to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owes {
+    /// Nothing.
+    Nothing,
+    /// An acknowledgement of what was taken, and nothing else. It may wait for a moment, for what is sent next or for
+    /// more to acknowledge, as long as that is short beside the timeout of the peer.
+    Acknowledgement,
+    /// A response or a negative acknowledgement, too.
+    Answer,
+}
+
 /// A packet was executed.
 struct Executed {
     /// How many PSNs it used.
@@ -94,6 +106,17 @@ impl Responder {
     #[must_use]
     pub const fn expected(&self) -> Psn {
         self.expected
+    }
+
+    /// What [`poll_transmit`](Self::poll_transmit) would give out.
+    #[must_use]
+    pub fn owes(&self) -> Owes {
+        match self.owed {
+            _ if !self.resources.owes_nothing() => Owes::Answer,
+            Owed::Nothing => Owes::Nothing,
+            Owed::Ack => Owes::Acknowledgement,
+            _ => Owes::Answer,
+        }
     }
 
     /// How long the peer shall wait from now on when there is no receive.

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::{Errno, Result};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
     socket_with,
@@ -26,6 +27,7 @@ use self::inlet::Inlet;
 use self::neighbor::Neighbor;
 use crate::device::Device;
 use crate::engine::Refusal;
+use crate::engine::wire::answer_all;
 use crate::fabric::thread;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::{Fabric, Polled};
@@ -45,6 +47,8 @@ const BACKLOG: i32 = 1024;
 const MOST: usize = 4096;
 /// How many one other process may make: one to each slot, and some that have ended and were not looked at yet.
 const MOST_OF_PROCESS: usize = 64;
+/// How many bytes wait in the socket of a connection, if the system allows so many.
+const SEND_BUFFER: usize = 1 << 20;
 /// How many are taken at a time.
 const ACCEPTS: u32 = 16;
 /// After what time it looks again whether there are descriptors for connections that wait.
@@ -240,6 +244,7 @@ impl LocalLink {
     fn let_go(&self) {
         let start = self.fabric.clock.now();
         loop {
+            answer_all(self.fabric);
             self.fabric.unsettled.settle();
             let waits = |(_, end): &(End, Connected)| match end {
                 Connected::Neighbor(neighbor) => neighbor.has_letters(),
@@ -272,6 +277,8 @@ impl LocalLink {
     ) -> std::result::Result<Arc<Neighbor>, Unreachable> {
         let connected = || {
             let connection = Descriptor::open(socket)?;
+            // As much as is in flight of one connection: what the system does not allow is not needed.
+            let _ = set_socket_send_buffer_size(connection.get()?, SEND_BUFFER);
             connect(connection.get()?, address)?;
             Ok(connection)
         };

@@ -21,6 +21,7 @@ use crate::engine::events::EventQueue;
 use crate::engine::events::report::{Handle, Reporter};
 use crate::engine::queue_pair::QueuePair;
 use crate::fabric::Fabric;
+use crate::fabric::later::Later;
 use crate::fabric::overflow::Settle;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
 
@@ -79,6 +80,8 @@ pub(crate) struct CompletionQueue {
     pub(super) pollers: Line<Pollers>,
     /// The queue pairs that go to error if this queue overflows.
     users: std::sync::Mutex<BTreeMap<u64, Weak<QueuePair>>>,
+    /// Who has let something wait that it sends, since the program is about to take a completion here.
+    pub(crate) later: Later,
     /// Each completion is stamped with the time at which it came.
     timestamps: bool,
     /// Without a completion channel there is nobody to notify.
@@ -103,6 +106,7 @@ impl CompletionQueue {
             producers: Line(Lock::new(producers)),
             pollers: Line::default(),
             users: std::sync::Mutex::default(),
+            later: Later::default(),
             timestamps: false,
             notifier: None,
             reporter: Reporter::silent(),
@@ -312,6 +316,10 @@ impl CompletionQueue {
     fn look_at_clock(&self) {
         if self.fabric.simulation.is_some() {
             return self.fabric.pass_moment();
+        }
+        // The program has taken what it was to answer, and has not answered.
+        if self.later.come(&self.fabric.unsettled) {
+            self.fabric.unsettled.settle();
         }
         if let Some(link) = self.fabric.polled.get() {
             link.poll();
