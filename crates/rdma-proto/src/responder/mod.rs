@@ -3,6 +3,7 @@
 
 mod acknowledge;
 mod resources;
+mod run;
 pub(crate) mod sequence;
 
 use rdma_types::{MinRnrTimer, Psn};
@@ -13,6 +14,7 @@ use crate::{Burst, Connection, Counters, End, Host, Kind, Nak, Remote, Start, St
 
 use acknowledge::Owed;
 use resources::{Resource, Resources};
+use run::Run;
 use sequence::{Invalid, Message, Step};
 
 /// The attributes that a responder gets when its queue pair becomes ready to receive.
@@ -143,8 +145,10 @@ impl Responder {
         if burst.segments == 1 {
             self.receive_packet(&burst.header, payload, host);
         } else {
+            let mut host = Run::new(burst, payload, host);
             for (headers, payload) in burst.packets(payload) {
-                self.receive_packet(&headers, payload, host);
+                self.receive_packet(&headers, payload, &mut host);
+                host.next(payload);
             }
         }
     }

@@ -272,8 +272,10 @@ impl CompletionQueue {
         // Before the ring: with a head from after a resize the ring is from after it, too.
         let head = self.pollers.head.load(Ordering::Acquire);
         if self.rings.current().entry(head).is_behind(head) && !self.is_overflowed() {
-            self.see_to_alarms();
-            return Ok(0);
+            // What came meanwhile is for this poll.
+            if !self.see_to_alarms() || self.rings.current().entry(head).is_behind(head) {
+                return Ok(0);
+            }
         }
         self.pollers.in_vain.store(0, Ordering::Relaxed);
         let seats = self.pollers.seats.lock();
@@ -302,12 +304,15 @@ impl CompletionQueue {
         Ok(taken)
     }
 
-    /// A poll that found nothing sees to alarms whose time has come.
+    /// A poll that found nothing sees to alarms whose time has come, and to what has come. Says whether there may be
+    /// something now.
     #[inline(always)]
-    fn see_to_alarms(&self) {
-        if self.fabric.timers.is_set() {
+    fn see_to_alarms(&self) -> bool {
+        let looks = self.fabric.timers.is_set();
+        if looks {
             self.look_at_clock();
         }
+        looks
     }
 
     /// At the first such poll, and then at each [`LOOKS_APART`]th until another alarm is the first: a look at the
