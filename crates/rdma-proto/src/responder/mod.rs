@@ -145,7 +145,8 @@ impl Responder {
         if burst.segments == 1 {
             self.receive_packet(&burst.header, payload, host);
         } else {
-            let mut host = Run::new(burst, payload, host);
+            let connection = self.connection;
+            let mut host = Run::new(&connection, burst, payload, host);
             for (headers, payload) in burst.packets(payload) {
                 self.receive_packet(&headers, payload, &mut host);
                 host.next(payload);
