@@ -551,7 +551,10 @@ impl LocalLink {
             loop {
                 while self.drive() {}
                 let now = self.polls.load(Ordering::Relaxed);
-                if now.wrapping_sub(std::mem::replace(&mut polls, now)) < SPINNING {
+                let count = now.wrapping_sub(std::mem::replace(&mut polls, now));
+                // A poll that takes long messages takes long itself.
+                let in_one = self.busy.load(Ordering::Relaxed) != 0;
+                if count < if in_one { SPINNING / 4 } else { SPINNING } {
                     break;
                 }
                 std::thread::sleep(NAP);
