@@ -3,6 +3,7 @@
 //!
 //! ```sh
 //! cargo bench -p rdma-soft --bench links
+//! cargo bench -p rdma-soft --bench links -- trips     # or `writes`
 //! ```
 //!
 //! Two processes, this program twice, poll without a pause: on a machine with fewer than two processors that are free
@@ -179,11 +180,26 @@ impl Ends {
     }
 
     fn measure(&self) {
+        let all = !env::args().any(|argument| matches!(&*argument, "trips" | "writes"));
+        let has = |rows: &str| all || env::args().any(|argument| argument == rows);
+        if has("trips") {
+            self.measure_trips();
+        }
+        if has("writes") {
+            self.measure_writes();
+        }
+        self.round(Work::End);
+    }
+
+    fn measure_trips(&self) {
         let trips = |time: Duration| time.as_secs_f64() * 1e9 / (2 * ROUND_TRIPS) as f64;
         let [raw, own] = self.medians([Work::RawTrips, Work::Trips]).map(trips);
         println!("half a round trip of 8 bytes       ns   beside");
         println!("socket                       {raw:>8.0}");
         println!("SEND on soft0                {own:>8.0}   {:.2}", own / raw);
+    }
+
+    fn measure_writes(&self) {
         let speed = |time: Duration| BYTES as f64 / time.as_secs_f64() / 1e9;
         println!("one direction                    GB/s   beside");
         for length in [CHUNK, LARGEST] {
@@ -191,7 +207,6 @@ impl Ends {
             println!("socket, 64 KiB               {raw:>8.2}");
             println!("WRITE of {:>4} KiB on soft0   {own:>8.2}   {:.2}", length >> 10, own / raw);
         }
-        self.round(Work::End);
     }
 
     /// Of rounds in turn.

@@ -104,7 +104,7 @@ fn what_no_device_sends_ends_its_connection_alone() {
     let mut kinds: Vec<Vec<u8>> = [1, 16, 95].map(|length| fine.bytes(0)[..length].to_vec()).into();
     kinds.push(vec![0; 96]);
     kinds.push(vec![0xff; 96]);
-    kinds.push(Head { version: 2, ..fine }.bytes(0));
+    kinds.push(Head { version: 1, ..fine }.bytes(0));
     kinds.push(Head { flags: 0x80, ..fine }.bytes(0));
     kinds.push(Head { flags: 2, ..fine }.bytes(0));
     kinds.push(Head { indices: [0xff, 0], ..fine }.bytes(0));
@@ -115,8 +115,20 @@ fn what_no_device_sends_ends_its_connection_alone() {
     kinds.push(Head { flags: 1, segments: 5, segment: 0, said: 9, ..fine }.bytes(9));
     kinds.push(Head { flags: 1, segments: 2, segment: 5000, said: 5001, ..fine }.bytes(5001));
     kinds.push(Head { segment: 4097, said: 4097, ..fine }.bytes(4097));
-    kinds.push(Head { said: 16385, flags: 1, segment: 1024, segments: 17, ..fine }.bytes(16385));
+    let long = (64 << 10) + 1;
+    let packets = Head { flags: 1, segment: 1024, segments: 65, ..fine };
+    kinds.push(Head { said: long, ..packets }.bytes(long as usize));
     kinds.push(fine.bytes(100_000));
+    // Behind a burst that a device could have sent: nothing of the message is taken.
+    let whole = Head { qpn: 0x00ab_cdef, ..fine }.bytes(0);
+    let behind = |bytes: &[u8]| [&whole, bytes].concat();
+    kinds.extend([1, 95].map(|length| behind(&whole[..length])));
+    kinds.push(behind(&[0; 96]));
+    kinds.push(behind(&[0xff; 96]));
+    kinds.push(behind(&Head { said: 5, ..fine }.bytes(4)));
+    kinds.push(behind(&Head { said: u32::MAX, ..fine }.bytes(0)));
+    kinds.push(behind(&fine.bytes(1)));
+    kinds.push(whole.repeat(9));
     let count = kinds.len() as u64;
     for kind in kinds {
         let socket = connect_to(&name).unwrap();
@@ -125,6 +137,7 @@ fn what_no_device_sends_ends_its_connection_alone() {
         near.message(3000, None);
     }
     assert_eq!(near.peer.counter("malformed"), count);
+    assert_eq!(near.peer.counter("unknown_qp"), 0);
     // Nothing at all, and descriptors along with it.
     let socket = connect_to(&name).unwrap();
     hostile::send_all(&socket, &[]);
@@ -134,6 +147,9 @@ fn what_no_device_sends_ends_its_connection_alone() {
     hostile::send_with_descriptors(&socket, &Head { qpn: 0x00ab_cdef, ..fine }.bytes(0));
     near.peer.until_counter("unknown_qp", 1);
     assert_eq!(near.peer.files(), before + 1, "descriptors that came along");
+    // As many bursts as there may be.
+    hostile::send_all(&socket, &whole.repeat(8));
+    near.peer.until_counter("unknown_qp", 9);
     near.all_of_it();
     near.peer.end();
 }
@@ -148,7 +164,10 @@ fn packets_of_any_content_touch_nothing_that_was_not_granted() {
     let mut socket = connect_to(&name).unwrap();
     for round in 0..30_000_u32 {
         let qpn = victims[round as usize % victims.len()];
-        let bytes = hostile::plausible(&mut random, qpn);
+        let mut bytes = hostile::plausible(&mut random, qpn);
+        for _ in 0..random.below(4) {
+            bytes.extend(hostile::plausible(&mut random, qpn));
+        }
         if is_closed(&socket) {
             socket = connect_to(&name).unwrap();
         }
@@ -301,5 +320,40 @@ fn messages_come_back() {
     let wc = near.side.receive_cq.expect_success(3);
     assert_eq!((wc.byte_len as usize, imm_of(&wc)), (LENGTH, 0x0102_0304));
     assert_eq!(near.peer.sum(0, LENGTH), peer::sum(&peer::read(&near.memory, 0, LENGTH)));
+    near.peer.end();
+}
+
+/// The program takes a message by its first poll, which it answers by nothing: no post, no other poll, or the end of its
+/// queue pair, or of all.
+#[test]
+fn what_was_taken_is_acknowledged_though_nobody_polls_again() {
+    for ending in ["completion", "completion_and_destroy", "completion_and_exit"] {
+        let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+        for _ in 0..3 {
+            near.peer.receive();
+            near.side.qp.post(&near.send(8));
+            near.peer.completion();
+            near.side.send_cq.expect_success(1);
+        }
+        near.peer.receive();
+        near.side.qp.post(&near.send(8));
+        near.peer.completion_and(ending);
+        near.side.send_cq.expect_success(1);
+    }
+}
+
+/// Each of them sends when it has heard of the other: what it acknowledges leaves with that.
+#[test]
+fn messages_go_to_and_fro() {
+    let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
+    near.peer.begin("trips 500");
+    let sge = [near.memory.sge(0, 8)];
+    for _ in 0..500 {
+        near.side.qp.post_receive(3, &sge);
+        near.side.qp.post(&Wr::send(1, &sge));
+        near.side.receive_cq.expect_success(3);
+        near.side.send_cq.expect_success(1);
+    }
+    near.peer.finish();
     near.peer.end();
 }

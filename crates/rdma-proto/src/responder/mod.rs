@@ -3,6 +3,7 @@
 
 mod acknowledge;
 mod resources;
+mod run;
 pub(crate) mod sequence;
 
 use rdma_types::{MinRnrTimer, Psn};
@@ -13,6 +14,7 @@ use crate::{Burst, Connection, Counters, End, Host, Kind, Nak, Remote, Start, St
 
 use acknowledge::Owed;
 use resources::{Resource, Resources};
+use run::Run;
 use sequence::{Invalid, Message, Step};
 
 /// The attributes that a responder gets when its queue pair becomes ready to receive.
@@ -26,6 +28,18 @@ pub struct Settings {
     pub min_rnr_timer: MinRnrTimer,
     /// How many READs and atomics the peer may have in flight.
     pub max_dest_rd_atomic: u8,
+}
+
+/// What a responder has to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owes {
+    /// Nothing.
+    Nothing,
+    /// An acknowledgement of what was taken, and nothing else. It may wait for a moment, for what is sent next or for
+    /// more to acknowledge, as long as that is short beside the timeout of the peer.
+    Acknowledgement,
+    /// A response or a negative acknowledgement, too.
+    Answer,
 }
 
 /// A packet was executed.
@@ -96,6 +110,17 @@ impl Responder {
         self.expected
     }
 
+    /// What [`poll_transmit`](Self::poll_transmit) would give out.
+    #[must_use]
+    pub fn owes(&self) -> Owes {
+        match self.owed {
+            _ if !self.resources.owes_nothing() => Owes::Answer,
+            Owed::Nothing => Owes::Nothing,
+            Owed::Ack => Owes::Acknowledgement,
+            _ => Owes::Answer,
+        }
+    }
+
     /// How long the peer shall wait from now on when there is no receive.
     pub const fn set_min_rnr_timer(&mut self, timer: MinRnrTimer) {
         self.min_rnr_timer = timer;
@@ -120,8 +145,11 @@ impl Responder {
         if burst.segments == 1 {
             self.receive_packet(&burst.header, payload, host);
         } else {
+            let connection = self.connection;
+            let mut host = Run::new(&connection, burst, payload, host);
             for (headers, payload) in burst.packets(payload) {
-                self.receive_packet(&headers, payload, host);
+                self.receive_packet(&headers, payload, &mut host);
+                host.next(payload);
             }
         }
     }

@@ -142,6 +142,7 @@ impl QueuePair {
     /// Ends the queue pair: when this returns no peer and no device thread touches it, its memory or
     /// its completions, and everything that was held or queued is cancelled.
     pub(crate) fn destroy(self: Arc<Self>) {
+        self.answer_now();
         self.device.retire_queue_pair(self.qpn);
         self.pass_inbox();
         self.reset(&mut locked(&self.attributes));
@@ -156,6 +157,7 @@ impl QueuePair {
             cq.remove_user(self.id);
             cq.detach(seat);
         }
+        self.receive_cq.later.forget(&self);
         self.reporter.withdraw();
     }
 
@@ -384,6 +386,7 @@ impl QueuePair {
         {
             link.catch_up();
         }
+        self.answer_now();
         let to = self.modify_locked(new, mask);
         self.hear_of_end();
         // Also if it was refused: it may have found that the queue pair had failed.

@@ -4,6 +4,7 @@
 //! and its [`Host`](rdma_proto::Host).
 
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use rdma_proto::wire::{Bth, Service as WireService};
 use rdma_proto::{Burst, Connection};
@@ -15,9 +16,15 @@ use crate::device::notices::{Reason, Whose};
 use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
+use crate::engine::responder::wire::Answers;
+#[cfg(not(loom))]
+use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::turns::{Driven, Place};
 use crate::link::memory::{Datagram, Inbox, Letter};
+
+/// How long an acknowledgement waits for something to leave with.
+const PATIENCE: Duration = Duration::from_micros(200);
 
 /// How many packets a queue pair sends in a turn, and a device takes.
 pub(crate) const TURN: u32 = 16;
@@ -77,6 +84,11 @@ impl Outlet {
     /// Whether a datagram is lost for which there is no space.
     pub(crate) fn loses_datagrams(&self) -> bool {
         matches!(self, Self::Process(process) if process.loses_datagrams())
+    }
+
+    /// Whether bursts that are sent one after the other leave in one message, which costs less.
+    pub(crate) fn takes_several(&self) -> bool {
+        matches!(self, Self::Process(_))
     }
 
     /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given back](Self::give_back). If
@@ -286,15 +298,48 @@ pub(crate) fn receive(device: &'static Device, letter: &Letter) {
     if own.service != service {
         return drop_packets(device, letter, Reason::WrongService, source);
     }
+    let mut answers = Answers::Now;
     if service == Service::UnreliableDatagram {
         receive_datagram(&own, letter, &mut aftermath);
     } else if bth.opcode.operation().is_response() {
         own.send.lock().receive_responses(&own, letter, &mut aftermath);
     } else {
-        own.responder.lock().receive_requests(&own, letter, &mut aftermath);
+        answers = own.responder.lock().receive_requests(&own, letter, &mut aftermath);
     }
     aftermath.flush(&own);
-    own.device.fabric.unsettled.note_turn(&own);
+    match answers {
+        Answers::Never => {}
+        Answers::Later => own.answer_later(),
+        Answers::Now => own.device.fabric.unsettled.note_turn(&own),
+    }
+}
+
+impl QueuePair {
+    /// Has an acknowledgement leave with the next request of this queue pair, when the program polls its completion queue
+    /// in vain, or after [`PATIENCE`].
+    fn answer_later(self: &Arc<Self>) {
+        self.receive_cq.later.add(self);
+        // Set after it is in the list, so that it does not ring in between.
+        self.alarm.set(self.device.fabric.clock.now() + PATIENCE);
+    }
+
+    /// Sends at once what was to be sent later. The caller holds no lock.
+    pub(crate) fn answer_now(self: &Arc<Self>) {
+        if self.place.waits() {
+            let unsettled = &self.device.fabric.unsettled;
+            unsettled.note_turn(self);
+            unsettled.settle();
+            self.receive_cq.later.come(unsettled);
+        }
+    }
+}
+
+/// Has all queue pairs of a fabric send what they were to send later.
+#[cfg(not(loom))]
+pub(crate) fn answer_all(fabric: &'static Fabric) {
+    for own in fabric.devices.one_by_one().flat_map(Device::all_queue_pairs) {
+        own.answer_now();
+    }
 }
 
 /// Delivers a datagram that is for the members of a group.

@@ -92,6 +92,7 @@ impl Alarm {
         // Behind those whose time has come: who is set again and again keeps nobody waiting.
         let at = if at == Time::AT_ONCE { fabric.clock.now() } else { at };
         let mut schedule = fabric.timers.lock();
+        let first = schedule.earliest();
         if !schedule.set(self.place, at) {
             return;
         }
@@ -102,7 +103,10 @@ impl Alarm {
         let process = std::process::id();
         if schedule.served_by == Some(process) {
             drop(schedule);
-            fabric.timers.changed.notify_one();
+            // Otherwise it looks in time.
+            if first.is_none_or(|first| at < first) {
+                fabric.timers.changed.notify_one();
+            }
         } else if fabric.start_thread().is_ok() {
             schedule.served_by = Some(process);
         }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use crate::sync::{AtomicBool, Ordering};
+use crate::sync::{AtomicU32, Ordering};
 
 /// How many turns a thread gives before it goes on with its own affairs: in models few.
 pub(crate) const AT_ONCE: u32 = if cfg!(loom) { 4 } else { 64 };
@@ -20,19 +20,40 @@ pub(crate) trait Driven: Send + Sync + std::fmt::Debug {
     fn call(&self);
 }
 
-/// Whether somebody stands in the row, where it stands once.
+/// Whether somebody stands in the row, where it stands once, or waits for a moment at which it comes to stand there.
 #[derive(Debug, Default)]
-pub(crate) struct Place(AtomicBool);
+pub(crate) struct Place(AtomicU32);
+
+/// It stands in the row.
+const IN_ROW: u32 = 1;
+/// What it has to send can wait.
+const WAITS: u32 = 2;
+/// It is in the list of a [`Later`](crate::fabric::later::Later), also if it waits no more.
+const LISTED: u32 = 4;
 
 impl Place {
     /// Says whether it was free.
     pub(super) fn take(&self) -> bool {
-        !self.0.swap(true, Ordering::AcqRel)
+        self.0.fetch_or(IN_ROW, Ordering::AcqRel) & IN_ROW == 0
     }
 
-    /// What comes from now on needs another turn.
+    /// What comes from now on needs another turn; what waits is for this one.
     pub(super) fn give_back(&self) {
-        self.0.swap(false, Ordering::AcqRel);
+        self.0.fetch_and(LISTED, Ordering::AcqRel);
+    }
+
+    /// It waits. Says whether it is not in the list yet.
+    pub(super) fn wait(&self) -> bool {
+        self.0.fetch_or(WAITS | LISTED, Ordering::AcqRel) & LISTED == 0
+    }
+
+    pub(crate) fn waits(&self) -> bool {
+        self.0.load(Ordering::Acquire) & WAITS != 0
+    }
+
+    /// It was taken out of the list. Says whether it still waited.
+    pub(super) fn leave_list(&self) -> bool {
+        self.0.fetch_and(!(WAITS | LISTED), Ordering::AcqRel) & WAITS != 0
     }
 }
 

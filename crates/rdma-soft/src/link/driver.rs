@@ -9,6 +9,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::{Errno, Result};
 
 use super::descriptor::{self, Descriptor};
+use crate::engine::wire::answer_all;
 use crate::fabric::thread;
 use crate::fabric::{Fabric, Polled};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, locked_for_calls};
@@ -187,6 +188,7 @@ impl Driver {
     fn let_go(&self) {
         let start = self.fabric.clock.now();
         loop {
+            answer_all(self.fabric);
             self.fabric.unsettled.settle();
             let ready = self.busy.load(Ordering::Acquire) == 0
                 && !locked(&self.ends).all().any(|watched| watched.has_letters());
@@ -361,7 +363,10 @@ impl Driver {
             loop {
                 while self.drive_and_rest() {}
                 let now = self.polls.load(Ordering::Relaxed);
-                if now.wrapping_sub(std::mem::replace(&mut polls, now)) < SPINNING {
+                let count = now.wrapping_sub(std::mem::replace(&mut polls, now));
+                // A poll that takes long messages takes long itself.
+                let in_one = self.busy.load(Ordering::Relaxed) != 0;
+                if count < if in_one { SPINNING / 4 } else { SPINNING } {
                     break;
                 }
                 std::thread::sleep(NAP);

@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::{Errno, Result};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
@@ -30,6 +31,8 @@ mod tests;
 
 /// How many processes may connect before they are seen.
 const BACKLOG: i32 = 1024;
+/// How many bytes wait in the socket of a connection, if the system allows so many.
+const SEND_BUFFER: usize = 1 << 20;
 
 /// Why a queue pair cannot be connected to a number of another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +81,8 @@ fn connect_to(
 ) -> std::result::Result<Arc<Neighbor>, Unreachable> {
     let connected = || {
         let connection = Descriptor::open(socket)?;
+        // As much as is in flight of one connection: what the system does not allow is not needed.
+        let _ = set_socket_send_buffer_size(connection.get()?, SEND_BUFFER);
         connect(connection.get()?, address)?;
         Ok(connection)
     };

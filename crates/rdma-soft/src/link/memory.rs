@@ -20,7 +20,7 @@ use crate::link::pcap::Tap;
 use crate::sync::{Held, Mutex, MutexGuard, locked_in_models as locked};
 
 /// How many bytes of payload a burst has at most: a packet of the largest MTU, or several of smaller ones.
-pub(crate) const BURST_BYTES: usize = 16 << 10;
+pub(crate) const BURST_BYTES: usize = if cfg!(loom) { 16 << 10 } else { 64 << 10 };
 
 /// How many bursts wait in an inbox, or are being written for it: in models few.
 pub(crate) const BURSTS: usize = if cfg!(loom) { 2 } else { 256 };

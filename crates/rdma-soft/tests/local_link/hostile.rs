@@ -16,7 +16,7 @@ pub(crate) const fn slot_of(number: u32) -> u32 {
 
 /// Of the socket of a slot.
 pub(crate) fn name_of(slot: u32) -> String {
-    format!("rdma-soft/1/{}/soft0/{slot:03x}", rustix::process::geteuid().as_raw())
+    format!("rdma-soft/2/{}/soft0/{slot:03x}", rustix::process::geteuid().as_raw())
 }
 
 pub(crate) fn connect_to(name: &str) -> Result<OwnedFd, Errno> {
@@ -85,7 +85,7 @@ pub(crate) struct Head {
 impl Head {
     /// Of an empty SEND.
     pub(crate) fn new(qpn: u32) -> Self {
-        Self { version: 1, flags: 0, indices: [0; 2], segment: 0, segments: 1, said: 0, qpn }
+        Self { version: 2, flags: 0, indices: [0; 2], segment: 0, segments: 1, said: 0, qpn }
     }
 
     /// With so many bytes of payload.
@@ -117,7 +117,7 @@ impl Random {
         self.0
     }
 
-    fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit
     }
 }

@@ -103,9 +103,20 @@ impl Peer {
     #[track_caller]
     fn ask(&mut self, command: &str) -> Vec<u128> {
         self.tell(command);
+        self.finish()
+    }
+
+    /// Has it do something that takes a while.
+    pub(crate) fn begin(&mut self, command: &str) {
+        self.ask(&format!("ready {command}"));
+    }
+
+    /// Waits until it has done that.
+    #[track_caller]
+    pub(crate) fn finish(&mut self) -> Vec<u128> {
         loop {
             let mut line = String::new();
-            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "it has ended: {command}");
+            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "it has ended");
             if let Some((_, answer)) = line.split_once(MARK) {
                 return answer.split_whitespace().map(|word| word.parse().unwrap()).collect();
             }
@@ -144,6 +155,11 @@ impl Peer {
     pub(crate) fn completion(&mut self) -> (u32, u32, u32) {
         let answer = self.ask("completion");
         (answer[0] as u32, answer[1] as u32, answer[2] as u32)
+    }
+
+    /// It takes a completion, and does what the command says.
+    pub(crate) fn completion_and(&mut self, command: &str) {
+        self.tell(command);
     }
 
     pub(crate) fn sum(&mut self, from: usize, length: usize) -> u64 {
@@ -266,6 +282,15 @@ impl World {
                 std::thread::sleep(Duration::from_millis(number(0) as u64));
                 return (processor_time(&self.stat) - before).to_string();
             }
+            "completion_and_destroy" => {
+                self.with_side("completion", words);
+                self.side = None;
+            }
+            "ready" => {
+                self.with_side("receive", &[]);
+                println!("{MARK}");
+                return self.with_side(words[0], &words[1..]);
+            }
             "fork" => drop(fork::Child::fork(|| {
                 // Until nobody has the other end.
                 let stdin = std::io::stdin();
@@ -329,6 +354,18 @@ impl World {
                 let has_imm = wc.wc_flags & ibv_wc_flags::IBV_WC_WITH_IMM.0 != 0;
                 let imm = if has_imm { imm_of(&wc) } else { 0 };
                 return format!("{} {} {imm}", wc.opcode.0, wc.byte_len);
+            }
+            "completion_and_exit" => {
+                side.receive_cq.expect_success(1);
+                std::process::exit(0);
+            }
+            "trips" => {
+                for _ in 0..number(0) {
+                    side.receive_cq.expect_success(1);
+                    side.qp.post_receive(1, &[memory.sge(0, LENGTH)]);
+                    side.qp.post(&Wr::send(1, &[memory.sge(0, 8)]));
+                    side.send_cq.expect_success(1);
+                }
             }
             "sum" => return sum(&read(memory, number(0), number(1))).to_string(),
             _ => panic!("{command}"),

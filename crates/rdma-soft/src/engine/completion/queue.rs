@@ -21,6 +21,7 @@ use crate::engine::events::EventQueue;
 use crate::engine::events::report::{Handle, Reporter};
 use crate::engine::queue_pair::QueuePair;
 use crate::fabric::Fabric;
+use crate::fabric::later::Later;
 use crate::fabric::overflow::Settle;
 use crate::sync::{AtomicU32, AtomicU64, Guard, Line, Lock, Ordering, locked};
 
@@ -79,6 +80,8 @@ pub(crate) struct CompletionQueue {
     pub(super) pollers: Line<Pollers>,
     /// The queue pairs that go to error if this queue overflows.
     users: std::sync::Mutex<BTreeMap<u64, Weak<QueuePair>>>,
+    /// Who has let something wait that it sends, since the program is about to take a completion here.
+    pub(crate) later: Later,
     /// Each completion is stamped with the time at which it came.
     timestamps: bool,
     /// Without a completion channel there is nobody to notify.
@@ -103,6 +106,7 @@ impl CompletionQueue {
             producers: Line(Lock::new(producers)),
             pollers: Line::default(),
             users: std::sync::Mutex::default(),
+            later: Later::default(),
             timestamps: false,
             notifier: None,
             reporter: Reporter::silent(),
@@ -268,8 +272,10 @@ impl CompletionQueue {
         // Before the ring: with a head from after a resize the ring is from after it, too.
         let head = self.pollers.head.load(Ordering::Acquire);
         if self.rings.current().entry(head).is_behind(head) && !self.is_overflowed() {
-            self.see_to_alarms();
-            return Ok(0);
+            // What came meanwhile is for this poll.
+            if !self.see_to_alarms() || self.rings.current().entry(head).is_behind(head) {
+                return Ok(0);
+            }
         }
         self.pollers.in_vain.store(0, Ordering::Relaxed);
         let seats = self.pollers.seats.lock();
@@ -298,12 +304,15 @@ impl CompletionQueue {
         Ok(taken)
     }
 
-    /// A poll that found nothing sees to alarms whose time has come.
+    /// A poll that found nothing sees to alarms whose time has come, and to what has come. Says whether there may be
+    /// something now.
     #[inline(always)]
-    fn see_to_alarms(&self) {
-        if self.fabric.timers.is_set() {
+    fn see_to_alarms(&self) -> bool {
+        let looks = self.fabric.timers.is_set();
+        if looks {
             self.look_at_clock();
         }
+        looks
     }
 
     /// At the first such poll, and then at each [`LOOKS_APART`]th until another alarm is the first: a look at the
@@ -312,6 +321,10 @@ impl CompletionQueue {
     fn look_at_clock(&self) {
         if self.fabric.simulation.is_some() {
             return self.fabric.pass_moment();
+        }
+        // The program has taken what it was to answer, and has not answered.
+        if self.later.come(&self.fabric.unsettled) {
+            self.fabric.unsettled.settle();
         }
         if let Some(link) = self.fabric.polled.get() {
             link.poll();

@@ -33,6 +33,7 @@ pub(crate) fn post_each<'a>(
         {
             let mut send = own.send.lock();
             let behind_others = *behind_others.get_or_insert(!send.queue.is_empty());
+            let before = send.posted;
             while bytes < STRETCH_BYTES && ended.is_none() {
                 ended = match next() {
                     None => Some(Ok(())),
@@ -43,6 +44,10 @@ pub(crate) fn post_each<'a>(
                         posted.err().map(Err)
                     }
                 };
+            }
+            if send.wire.is_some() && own.immediate {
+                let posts = send.posted.wrapping_sub(before);
+                send.transmit_posted(own, posts, &mut aftermath);
             }
             rest = send.rest(own, behind_others, &mut aftermath);
             peer = if ended.is_none() { send.requester.direct_peer() } else { None };
@@ -104,8 +109,12 @@ fn post_by_queue(
     {
         let mut send = own.send.lock();
         let behind_others = !send.queue.is_empty();
+        let before = send.posted;
         result = queue(&mut send);
-        if own.immediate && !behind_others {
+        if send.wire.is_some() && own.immediate {
+            let posts = send.posted.wrapping_sub(before);
+            send.transmit_posted(own, posts, &mut aftermath);
+        } else if own.immediate && !behind_others {
             send.drive(own, Work::Stretch(u32::MAX), &mut aftermath);
         }
         rest = send.rest(own, behind_others, &mut aftermath);

@@ -209,6 +209,8 @@ pub(crate) struct SendSide {
     pub(crate) requester: Requester,
     /// The state of the protocol, from RTS to RESET, if messages go as packets.
     pub(crate) wire: Option<Box<Wire>>,
+    /// How many requests at the end of the queue are of a post that goes on.
+    pub(super) posts: Option<u32>,
     pub(crate) blocked: Blocked,
     /// Requests accepted since the queue pair was made (free-running).
     pub(crate) posted: u32,
@@ -232,6 +234,7 @@ impl SendSide {
             queue: SendQueue::new(capacity, datagrams)?,
             requester: Requester::new(ids, init.service, capacity.send_sge)?,
             wire: None,
+            posts: None,
             blocked: Blocked::No,
             posted: 0,
             reclaimed: 0,

@@ -116,6 +116,9 @@ impl Alarmed for QueuePair {
     fn alarm_rings(self: Arc<Self>) {
         let mut aftermath = Aftermath::default();
         self.send.lock().alarm_rings(&self, &mut aftermath);
+        if self.place.waits() {
+            self.device.fabric.unsettled.note_turn(&self);
+        }
         aftermath.settle(&self);
     }
 }

@@ -159,7 +159,8 @@ impl SendSide {
             _ => begun,
         };
         let head = wire.head;
-        let mut queue = Queue { own, send: self, head, begun, admitted, aftermath };
+        let posted = self.posts.map(|posts| wire.head.wrapping_add(queued).wrapping_sub(posts));
+        let mut queue = Queue { own, send: self, head, begun, admitted, posted, aftermath };
         let result = work(&mut wire.protocol, (&wire.route, wire.mtu), &mut queue);
         let ended = queue.head != head;
         wire.head = queue.head;
@@ -192,6 +193,20 @@ impl SendSide {
             })
         });
         sent == Some(true)
+    }
+
+    /// Sends some of the requests that this call has posted, which are the last so many: while it is here, their memory
+    /// can be copied as any other. The rest, and what was posted before, has its turns.
+    #[cold]
+    pub(super) fn transmit_posted(
+        &mut self,
+        own: &Arc<QueuePair>,
+        posts: u32,
+        aftermath: &mut Aftermath,
+    ) {
+        self.posts = Some(posts);
+        self.transmit(own, aftermath);
+        self.posts = None;
     }
 
     /// The peer's process has ended: a request that waits for an answer fails at once.
@@ -266,6 +281,8 @@ struct Queue<'a> {
     head: u32,
     begun: u32,
     admitted: u32,
+    /// The first request that this thread posts now, if it does.
+    posted: Option<u32>,
     aftermath: &'a mut Aftermath,
 }
 
@@ -359,7 +376,10 @@ impl Work for Queue<'_> {
         let (request, payload) = found.ok_or(Status::LOC_QP_OP_ERR)?;
         let visit = Visit::begin();
         requester.locate_payload(self.own, &visit, request.operation.opcode, payload)?;
-        let collected = REACH.collect_bytes(&requester.local, at.into(), out);
+        let is_posted = self.posted.is_some_and(|posted| n.wrapping_sub(posted).cast_signed() >= 0);
+        // What a request names is there as long as the call that posts it.
+        let reach = if is_posted { Reach::Mapped } else { REACH };
+        let collected = reach.collect_bytes(&requester.local, at.into(), out);
         requester.local.clear();
         collected.map_err(|_| Status::LOC_PROT_ERR)
     }

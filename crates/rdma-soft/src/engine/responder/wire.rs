@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use rdma_proto::responder::{Responder as Reliable, Settings};
+use rdma_proto::responder::{Owes, Responder as Reliable, Settings};
 use rdma_proto::{
     Datagrams, Delivered, End, Host, Kind, Nak, Source, Start, Stop, UnreliableResponder,
 };
@@ -33,6 +33,15 @@ pub(crate) struct Wire {
     mtu: Mtu,
     /// A packet of the peer has come.
     heard: bool,
+}
+
+/// When a responder is to answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Answers {
+    Never,
+    /// With what is sent next, or [in a moment](QueuePair::answer_later).
+    Later,
+    Now,
 }
 
 #[derive(Debug)]
@@ -74,6 +83,13 @@ impl Wire {
         }
     }
 
+    fn owes(&self) -> Owes {
+        match &self.protocol {
+            Protocol::Reliable(protocol) => protocol.owes(),
+            Protocol::Unreliable(_) => Owes::Nothing,
+        }
+    }
+
     /// Adds what the protocol has counted to what the device counts.
     fn count(&mut self, own: &QueuePair, peer_qpn: u32) {
         let counted = match &mut self.protocol {
@@ -92,18 +108,20 @@ fn timer(side: &Responder) -> MinRnrTimer {
 }
 
 impl Responder {
-    /// Packets have come that ask for something.
+    /// Packets have come that ask for something. Says when they are to be answered.
     pub(crate) fn receive_requests(
         &mut self,
         own: &Arc<QueuePair>,
         letter: &Letter,
         aftermath: &mut Aftermath,
-    ) {
+    ) -> Answers {
         let listens = self.is_ready() && self.wire.is_some() && letter.number >= self.hears_from;
         if let Some(reason) = wire::why_not_taken(listens, self.path, letter) {
-            return wire::drop_packets(own.device, letter, reason, Some(self.peer_qpn));
+            wire::drop_packets(own.device, letter, reason, Some(self.peer_qpn));
+            return Answers::Never;
         }
-        let Some(mut wire) = self.wire.take() else { return };
+        let Some(mut wire) = self.wire.take() else { return Answers::Never };
+        let completed = self.receives;
         if !wire.heard {
             wire.heard = true;
             if self.state == QpState::RTR {
@@ -118,12 +136,23 @@ impl Responder {
             Protocol::Unreliable(protocol) => protocol.receive(burst, payload, &mut arrival),
         }
         wire.count(own, self.peer_qpn);
+        let answers = match wire.owes() {
+            Owes::Nothing => Answers::Never,
+            // The program is about to learn of it, and may have something to say.
+            Owes::Acknowledgement
+                if self.receives != completed && wire.route.outlet.takes_several() =>
+            {
+                Answers::Later
+            }
+            Owes::Acknowledgement | Owes::Answer => Answers::Now,
+        };
         self.wire = Some(wire);
+        answers
     }
 
-    /// Forgets what the peer has asked for: no memory is read for it any more.
+    /// Forgets what the peer has asked for: no memory is read for it any more. What was taken is still acknowledged.
     pub(crate) fn owe_nothing(&mut self) {
-        if let Some(wire) = self.wire.take() {
+        if let Some(wire) = self.wire.take_if(|wire| wire.owes() != Owes::Acknowledgement) {
             self.psn = wire.psn();
         }
     }
@@ -270,6 +299,8 @@ impl Host for Arrival<'_> {
 
     fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
         let operation = operation(start, None);
+        // Of what could not be placed together with this.
+        self.refused = None;
         self.uses_receive |= operation.opcode.is_send();
         let from = u64::from(at);
         let to = from + payload.len() as u64;

@@ -1,4 +1,5 @@
-//! What is in front of the payload of each message between two processes.
+//! What is in front of the payload of each burst between two processes. A message is up to [`MOST`] of them, one behind
+//! the other, each with such a head: so an acknowledgement leaves with what is sent next.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -20,13 +21,17 @@ use rdma_proto::{Burst, Last};
 use crate::address::{Address, Path};
 use crate::device::Device;
 use crate::engine::completion::work_completion::Source;
-use crate::link::memory::{Datagram, Letter};
+use crate::link::memory::{BURST_BYTES, Datagram, Letter};
 
 /// Of the messages, and of the names of sockets: processes of two versions do not see each other.
-pub(super) const VERSION: u8 = 1;
+pub(super) const VERSION: u8 = 2;
 
 /// How many bytes there are in front of the payload.
 pub(super) const HEAD: usize = 96;
+/// How many bursts there are in a message at most.
+pub(super) const MOST: usize = 8;
+/// What is behind the first head of a message is no longer.
+pub(super) const LONGEST_MESSAGE: usize = BURST_BYTES;
 const HEADERS: usize = 40;
 const FIRST: usize = 16;
 const SECOND: usize = FIRST + HEADERS;
@@ -61,6 +66,11 @@ pub(super) fn encode(device: &Device, letter: &Letter) -> Option<[u8; HEAD]> {
         head[SECOND..].copy_from_slice(&header);
     }
     Some(head)
+}
+
+/// How long the payload is that is to be behind a head.
+pub(super) fn length_said(head: &[u8; HEAD]) -> usize {
+    u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize
 }
 
 /// What arrived, if it is what a device sends, with so many bytes of payload.
@@ -119,7 +129,7 @@ pub(super) fn decode(
 }
 
 /// The payload of the longest packet.
-const LONGEST: usize = 4096;
+pub(super) const LONGEST: usize = 4096;
 
 /// The headers of the last packet of several, of which [`Last`] is a part.
 fn headers_of(first: &Bth, last: Last) -> Headers {

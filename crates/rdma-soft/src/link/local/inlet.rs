@@ -3,19 +3,21 @@
 use std::io::IoSliceMut;
 use std::sync::{Arc, Weak};
 
+use rdma_proto::Burst;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
 
-use super::head::{HEAD, decode};
+use super::head::{HEAD, MOST, decode, length_said};
 use super::listener::Guest;
+use crate::address::Path;
 use crate::device::Device;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
-use crate::link::memory::Letter;
+use crate::link::memory::{Datagram, Letter};
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
 
 /// How many messages are read in a turn.
@@ -33,8 +35,8 @@ pub(super) struct Inlet {
     _guest: Guest,
     /// Where the driver finds it.
     end: End,
-    /// Held by the thread that reads, so that messages stay in order.
-    reading: Mutex<()>,
+    /// Held by the thread that reads, so that messages stay in order; empty otherwise.
+    reading: Mutex<Vec<Letter>>,
     /// It waits for space, and not for messages.
     waits: AtomicBool,
     place: Place,
@@ -79,7 +81,7 @@ impl Inlet {
     }
 
     /// Reads a message into a buffer of the device's inbox, which takes it.
-    fn read(self: &Arc<Self>) -> Read {
+    fn read(self: &Arc<Self>, letters: &mut Vec<Letter>) -> Read {
         let inbox = self.device.inbox();
         let Some(mut buffer) = inbox.buffer(self) else { return Read::NoRoom };
         let mut head = [0; HEAD];
@@ -93,7 +95,7 @@ impl Inlet {
                 RecvFlags::DONTWAIT,
             )
         });
-        let message = match received {
+        let behind = match received {
             Err(Errno::AGAIN | Errno::INTR) => {
                 inbox.give_back(buffer);
                 return Read::Nothing;
@@ -101,29 +103,57 @@ impl Inlet {
             // At its end there is nothing to read.
             Ok(message) if message.bytes > 0 => {
                 let whole = !message.flags.contains(ReturnFlags::TRUNC);
-                let length = message.bytes.checked_sub(HEAD).filter(|_| whole);
-                let decoded = length.and_then(|length| decode(self.device, &head, length));
-                if decoded.is_none() {
-                    self.device.tally.rare.malformed.count();
-                }
-                decoded
+                Some(message.bytes.checked_sub(HEAD).filter(|_| whole))
             }
             Ok(_) | Err(_) => None,
         };
-        let Some((path, burst, datagram)) = message else {
+        let first =
+            behind.flatten().and_then(|behind| self.take_apart(&head, &buffer[..behind], letters));
+        let Some((path, burst, datagram)) = first else {
+            letters.drain(..).for_each(|letter| inbox.give_back(letter.into_buffer()));
+            if behind.is_some() {
+                self.device.tally.rare.malformed.count();
+            }
             inbox.give_back(buffer);
             return Read::End;
         };
         inbox.arrive(Letter::from_outside(path, burst, datagram, buffer));
+        letters.drain(..).for_each(|letter| inbox.arrive(letter));
         Read::Message
     }
 
+    /// Takes a message apart, of which that is behind its first head: says what the first burst is, and copies the others
+    /// to buffers of their own. `None` if any of it is not what a device sends.
+    fn take_apart(
+        &self,
+        head: &[u8; HEAD],
+        behind: &[u8],
+        letters: &mut Vec<Letter>,
+    ) -> Option<(Path, Burst, Option<Datagram>)> {
+        let (payload, mut rest) = behind.split_at_checked(length_said(head))?;
+        let first = decode(self.device, head, payload.len())?;
+        while !rest.is_empty() {
+            let (head, behind) = rest.split_first_chunk()?;
+            let (payload, next) = behind.split_at_checked(length_said(head))?;
+            let (path, burst, datagram) = decode(self.device, head, payload.len())?;
+            if letters.len() + 1 >= MOST {
+                return None;
+            }
+            // A message is taken as a whole: there may be less space than its bursts need.
+            let mut buffer = self.device.inbox().buffer_at_once();
+            buffer[..payload.len()].copy_from_slice(payload);
+            letters.push(Letter::from_outside(path, burst, datagram, buffer));
+            rest = next;
+        }
+        Some(first)
+    }
+
     /// Takes a message, if there is one.
-    fn take_one(self: &Arc<Self>) -> bool {
+    fn take_one(self: &Arc<Self>, letters: &mut Vec<Letter>) -> bool {
         if self.waits.swap(false, Ordering::Relaxed) {
             self.hear_of_messages(true);
         }
-        match self.read() {
+        match self.read(letters) {
             Read::Message => return true,
             Read::Nothing => {}
             Read::NoRoom => {
@@ -149,8 +179,7 @@ impl Watched for Inlet {
 
     /// Small messages come one at a time.
     fn look(self: Arc<Self>) -> bool {
-        let _reading = locked_for_calls(&self.reading);
-        self.take_one()
+        self.take_one(&mut locked_for_calls(&self.reading))
     }
 
     fn read_all(self: Arc<Self>) {
@@ -175,8 +204,8 @@ impl Driven for Inlet {
     }
 
     fn take_turn(self: Arc<Self>) -> bool {
-        let _reading = locked_for_calls(&self.reading);
-        (0..TURN).all(|_| self.take_one())
+        let letters = &mut *locked_for_calls(&self.reading);
+        (0..TURN).all(|_| self.take_one(letters))
     }
 
     fn call(&self) {

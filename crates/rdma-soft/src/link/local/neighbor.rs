@@ -10,7 +10,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-use super::head::encode;
+use super::head::{HEAD, LONGEST, LONGEST_MESSAGE, MOST, encode};
 use crate::address::Path;
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
@@ -45,8 +45,8 @@ pub(crate) struct Neighbor {
     /// Where the driver finds it.
     pub(super) end: End,
     outbox: Mutex<Outbox>,
-    /// Held by the thread that writes, so that messages stay in order.
-    writing: Mutex<()>,
+    /// Held by the thread that writes, so that messages stay in order; empty otherwise.
+    writing: Mutex<Vec<([u8; HEAD], Letter)>>,
     /// The process has ended, or does not take what this one sends.
     gone: AtomicBool,
     place: Place,
@@ -111,46 +111,90 @@ impl Neighbor {
 
     /// Writes what waits. Whether the process takes more, and there is more.
     fn write(self: &Arc<Self>) -> bool {
-        let _writing = locked_for_calls(&self.writing);
+        let message = &mut *locked_for_calls(&self.writing);
         for _ in 0..BURSTS {
-            let Some(letter) = locked(&self.outbox).waiting.pop_front() else { return false };
-            let Some(head) = encode(self.device, &letter) else {
-                debug_assert!(false, "a letter that no device sends");
-                locked(&self.outbox).keep(letter.into_buffer());
-                continue;
-            };
-            let message = [IoSlice::new(&head), IoSlice::new(letter.payload())];
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            let written = self.connection.get().and_then(|connection| {
-                sendmsg(connection, &message, &mut SendAncillaryBuffer::default(), flags)
-            });
-            match written {
-                Ok(_) => {
+            self.fill(message);
+            if message.is_empty() {
+                return false;
+            }
+            match self.send_message(message) {
+                Ok(()) => {
                     let outbox = &mut *locked(&self.outbox);
-                    outbox.keep(letter.into_buffer());
+                    message.drain(..).for_each(|(_, letter)| outbox.keep(letter.into_buffer()));
                     outbox.stalled = None;
                 }
-                Err(Errno::INTR) => locked(&self.outbox).waiting.push_front(letter),
+                Err(Errno::INTR) => self.put_back(message),
                 Err(Errno::AGAIN | Errno::NOBUFS) => {
-                    let now = self.device.fabric.clock.now();
-                    let since = {
-                        let outbox = &mut *locked(&self.outbox);
-                        outbox.waiting.push_front(letter);
-                        *outbox.stalled.get_or_insert(now)
-                    };
-                    self.alarm.set(since + STALL);
-                    self.driver.set_flags(self.end, &self.connection, WRITABLE);
+                    self.put_back(message);
+                    self.wait_for_space();
                     return false;
                 }
-                // The driver is told of its end, and hears first what it has said before.
-                Err(Errno::PIPE | Errno::CONNRESET) => return false,
-                Err(_) => {
-                    self.leave();
+                Err(errno) => {
+                    message.clear();
+                    // The driver is told of an end, and hears first what it has said before.
+                    if !matches!(errno, Errno::PIPE | Errno::CONNRESET) {
+                        self.leave();
+                    }
                     return false;
                 }
             }
         }
         true
+    }
+
+    /// Takes as many bursts as one message has, with their heads.
+    fn fill(&self, message: &mut Vec<([u8; HEAD], Letter)>) {
+        let outbox = &mut *locked(&self.outbox);
+        let mut behind = 0;
+        while message.len() < MOST {
+            let Some(letter) = outbox.waiting.front() else { return };
+            let length = letter.payload().len();
+            if !message.is_empty() {
+                // The receiver copies the payload of all but the first.
+                behind += HEAD + length;
+                if length > LONGEST || behind > LONGEST_MESSAGE {
+                    return;
+                }
+            } else {
+                behind = length;
+            }
+            let head = encode(self.device, letter);
+            let Some(letter) = outbox.waiting.pop_front() else { return };
+            match head {
+                Some(head) => message.push((head, letter)),
+                None => {
+                    debug_assert!(false, "a letter that no device sends");
+                    outbox.keep(letter.into_buffer());
+                }
+            }
+        }
+    }
+
+    fn send_message(&self, message: &[([u8; HEAD], Letter)]) -> rustix::io::Result<()> {
+        let mut parts = [IoSlice::new(&[]); 2 * MOST];
+        for (parts, (head, letter)) in parts.chunks_exact_mut(2).zip(message) {
+            parts.copy_from_slice(&[IoSlice::new(head), IoSlice::new(letter.payload())]);
+        }
+        let parts = &parts[..2 * message.len()];
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let connection = self.connection.get()?;
+        sendmsg(connection, parts, &mut SendAncillaryBuffer::default(), flags).map(drop)
+    }
+
+    fn put_back(&self, message: &mut Vec<([u8; HEAD], Letter)>) {
+        let outbox = &mut *locked(&self.outbox);
+        if self.has_ended() {
+            return message.clear();
+        }
+        message.drain(..).rev().for_each(|(_, letter)| outbox.waiting.push_front(letter));
+    }
+
+    /// The process takes nothing now.
+    fn wait_for_space(&self) {
+        let now = self.device.fabric.clock.now();
+        let since = *locked(&self.outbox).stalled.get_or_insert(now);
+        self.alarm.set(since + STALL);
+        self.driver.set_flags(self.end, &self.connection, WRITABLE);
     }
 }
 

@@ -1,11 +1,15 @@
 #![allow(clippy::unwrap_used)] // A failing helper fails its test.
 
-use std::sync::OnceLock;
+use std::sync::{OnceLock, Weak};
 
+use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
+use rdma_proto::{Burst, Last};
 use rustix::net::{RecvFlags, recv, socketpair};
 
 use super::host::{LocalHost, Peers};
 use super::*;
+use crate::address::{Address, Path};
+use crate::device::gid_place::GidPlace;
 use crate::device::limits::Limits;
 use crate::engine::wire::Process as _;
 use crate::fabric::Fabric;
@@ -32,7 +36,7 @@ impl World {
         let (limits, schedule) = (Limits::default(), Schedule::Immediate);
         let (link, seed) = (Link::Ethernet, Seed::new(1));
         let device = self.device.get_or_init(|| {
-            let (name, gids) = ("d".to_owned(), Vec::new());
+            let (name, gids) = ("d".to_owned(), GidPlace::usual(link));
             let mut device = Device::new(fabric, name, link, gids, limits, schedule, &seed);
             let (host, seed) = LocalHost::new("d", "", Peers::SameUser).unwrap();
             device.join_host(Box::new(host), &seed);
@@ -93,4 +97,34 @@ fn who_connects_has_a_number_and_a_user() {
     let own = i32::try_from(std::process::id()).unwrap();
     assert_eq!(process.map(std::num::NonZeroI32::get), Some(own));
     assert_eq!(user, rustix::process::geteuid().as_raw());
+}
+
+/// What waits leaves in as few messages as there can be: an acknowledgement with what is sent behind it. Long payload is
+/// the first of its message, since the receiver copies what is behind.
+#[test]
+fn several_bursts_leave_in_one_message() {
+    static WORLD: World = World::new();
+    let (device, link) = WORLD.get();
+    let (neighbor, far) = neighbor(device, link);
+    let (opcode, number) = (Opcode::reliable(Operation::SendOnly), rdma_types::Qpn::masked(5));
+    let local = Address::Gid(device.identity.gids[0]);
+    let path = Path { local, remote: local };
+    let sender: Weak<Neighbor> = Arc::downgrade(&neighbor);
+    for length in [0, 8, 4096, 4096, 0, 0, 0, 0, 0, 0, 60 << 10, 0] {
+        let buffer = neighbor.buffer(sender.clone()).unwrap();
+        let header = Headers::new(Bth::new(opcode, number, rdma_types::Psn::masked(9)));
+        let mut burst = Burst::single(header, length);
+        if length > 4096 {
+            burst.last = Some(Last::of(&header));
+            (burst.segment, burst.segments) = (4096, 15);
+        }
+        Arc::clone(&neighbor).send(path, burst, None, buffer);
+    }
+    device.fabric.unsettled.settle();
+    let mut bytes = vec![0; 100_000];
+    let mut read = || recv(&far, &mut bytes, RecvFlags::DONTWAIT).map(|(read, _)| read);
+    assert_eq!(read(), Ok(8 * head::HEAD + 8 + 2 * 4096));
+    assert_eq!(read(), Ok(2 * head::HEAD));
+    assert_eq!(read(), Ok(2 * head::HEAD + (60 << 10)));
+    assert_eq!(read(), Err(Errno::AGAIN));
 }
