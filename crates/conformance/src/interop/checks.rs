@@ -45,6 +45,7 @@ pub(super) const CHECKS: &[Check] = &[
     check("rc/refused-write-imm", refusals::refused_write_imm),
     check("rc/too-long", refusals::too_long),
     check("rc/destroyed-peer", refusals::destroyed_peer),
+    check("rc/seven-retries", refusals::seven_retries),
     check("uc/send", |scene| unreliable::sends(scene, false)),
     check("uc/send-imm", |scene| unreliable::sends(scene, true)),
     check("uc/write", unreliable::writes),

@@ -1,6 +1,8 @@
 //! What a responder refuses or cannot take, on reliable connections.
 
-use anyhow::Result;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
 use rdma_sys::ibv_wc_status as Status;
 
 use super::reliable::refused;
@@ -161,7 +163,27 @@ pub(super) fn too_long(scene: &mut Scene<'_>) -> Result<()> {
 
 /// A queue pair that is gone does not answer.
 pub(super) fn destroyed_peer(scene: &mut Scene<'_>) -> Result<()> {
-    scene.connect(Service::Rc)?;
+    let tuning = Tuning { retries: 3, ..scene.patient() };
+    lose_peer(scene, tuning)?;
+    give_up(scene)
+}
+
+/// Seven retries are no more than seven.
+pub(super) fn seven_retries(scene: &mut Scene<'_>) -> Result<()> {
+    let tuning = scene.patient();
+    lose_peer(scene, tuning)?;
+    if scene.differs(A, "seven-retries-are-endless") {
+        // Eight times 67 ms have passed long ago.
+        let done = scene.take_within((A, Queue::Send), 1, Duration::from_secs(5))?;
+        ensure!(done.is_empty(), "it should not have given up: {done:?}");
+        return Ok(());
+    }
+    give_up(scene)
+}
+
+/// The peer is gone, and two requests are posted.
+fn lose_peer(scene: &mut Scene<'_>, tuning: Tuning) -> Result<()> {
+    scene.connect_with(Service::Rc, tuning, true)?;
     let piece = (scene.source(), 8);
     let request = |scene: &Scene<'_>, wr_id| scene.request(wr_id, Operation::Write, &[piece]);
     let first = request(scene, 1)?;
@@ -169,7 +191,10 @@ pub(super) fn destroyed_peer(scene: &mut Scene<'_>) -> Result<()> {
     scene.succeed((A, Queue::Send), 1)?;
     scene.destroy(B)?;
     let requests = [request(scene, 2)?, request(scene, 3)?];
-    scene.post(A, &requests)?;
+    scene.post(A, &requests)
+}
+
+fn give_up(scene: &mut Scene<'_>) -> Result<()> {
     let done = scene.take((A, Queue::Send))?;
     ensure_status(&done, 2, &[Status::IBV_WC_RETRY_EXC_ERR])?;
     flushed(scene, 3)
