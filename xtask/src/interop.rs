@@ -21,8 +21,8 @@ pub(crate) struct Args {
     /// Each MTU, each family of addresses and each loss, instead of some of them
     #[arg(long, conflicts_with = "run")]
     all: bool,
-    /// A run of its own, as `FAMILY MTU LOSS LONGEST CHECKS`: `6 256 10 65536 rc/`, with `-` for all checks; or `4 rc 0`
-    /// and `4 uc 0` for the programs of rdma-core
+    /// These runs alone, as `FAMILY,MTU,LOSS,LONGEST,CHECKS`: `6,256,10,65536,rc/`, with `-` for all checks; or `4,rc,0`
+    /// and `4,uc,0` for the programs of rdma-core
     #[arg(long, value_name = "RUN")]
     run: Vec<String>,
     /// End it after so many seconds, with exit status 124
@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let runs = match (&args.run[..], args.all) {
         ([], true) => all(),
         ([], false) => some(),
-        (own, _) => own.join("\n"),
+        (own, _) => own.join("\n").replace(',', " "),
     };
     let softroce = rxe::softroce()?;
     for what in [

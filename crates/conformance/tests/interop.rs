@@ -1,6 +1,8 @@
 //! `cargo test -p conformance --test interop`: two processes with a software device talk to each other, by all that
 //! `interop` checks.
 
+#![allow(clippy::unwrap_used)] // helpers of tests
+
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 

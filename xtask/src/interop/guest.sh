@@ -60,6 +60,8 @@ rxe-soft)
     ip link add ctlA type veth peer name ctlB netns soft
     ip address add 192.0.2.1/30 dev ctlA
     ip link set ctlA up
+    # The device takes what the system allows, and there messages come faster than they are read.
+    sysctl -q -w net.core.rmem_max=16777216
     far="/sbin/ip netns exec soft"
     $far /sbin/ip link set lo up
     $far /sbin/ip address add 192.0.2.2/30 dev ctlB
@@ -68,17 +70,26 @@ rxe-soft)
     control=192.0.2.1
     far_control=192.0.2.2
     far_device=soft0
-    export RDMA_SOFT_LISTEN=198.18.1.2,fd00:1::2
+    far="$far env RDMA_SOFT_LISTEN=198.18.1.2,fd00:1::2"
     ;;
 *) stop "no kind $kind" ;;
 esac
 rdma link add rxe1 type rxe netdev vethA || stop "no RXE device on vethA"
 
-# The GID table follows the addresses a little later.
-has_gid() { grep -q "$2" /sys/class/infiniband/$1/ports/1/gids/[123]; }
-until has_gid rxe1 fd00:0001 && has_gid rxe1 ffff:c612:0101; do sleep 0.1; done
+# until_gid DEVICE PATTERN: the GID table follows the addresses a little later.
+until_gid() {
+    tries=0
+    until grep -q "$2" /sys/class/infiniband/$1/ports/1/gids/[123]; do
+        tries=$((tries + 1))
+        [ $tries -lt 200 ] || stop "$1 gets no GID $2"
+        sleep 0.1
+    done
+}
+until_gid rxe1 fd00:0001
+until_gid rxe1 ffff:c612:0101
 if [ $kind = rxe-rxe ]; then
-    until has_gid rxe2 fd00:0001 && has_gid rxe2 ffff:c612:0102; do sleep 0.1; done
+    until_gid rxe2 fd00:0001
+    until_gid rxe2 ffff:c612:0102
 fi
 
 # lose PERCENT: in both directions.
@@ -95,7 +106,8 @@ lose() {
 # listening FILE: where the process listens that writes there, as soon as it does.
 listening() {
     until grep -q '^listening on ' "$1"; do
-        kill -0 $! 2> /dev/null || return 1
+        # One that has ended is there until it is waited for.
+        grep -q '^State:[[:space:]]*[^Z[:space:]]' "/proc/$!/status" 2> /dev/null || return 1
         sleep 0.1
     done
     sed -n 's/^listening on //p' "$1"
@@ -107,7 +119,7 @@ interop() {
     [ "$1" = 6 ] && near_gid=fd00:1::1 far_gid=fd00:1::2
     : > "$work/served"
     timeout -k 1 900 "$program" serve --device rxe1 --gid $near_gid --listen "$control:0" \
-        --patience 120 > "$work/served" &
+        --patience 60 > "$work/served" &
     served=$!
     where=$(listening "$work/served") || return 1
     lossy=
@@ -116,7 +128,7 @@ interop() {
     [ "$5" = - ] || only="--only $5"
     # shellcheck disable=SC2086
     timeout -k 1 900 $far "$program" drive --device $far_device --gid $far_gid --connect "$where" \
-        --mtu "$2" --longest "$4" --patience 120 $lossy $only 2> "$work/progress"
+        --mtu "$2" --longest "$4" --patience 60 $lossy $only 2> "$work/progress"
     status=$?
     [ $status = 0 ] || [ $status = 1 ] || tail -n 5 "$work/progress"
     kill $served 2> /dev/null
@@ -143,6 +155,7 @@ pingpong() {
     # It tries again until the tool listens.
     $ours --connect "$control:18600" > "$work/ours"
     status=$?
+    [ $status = 0 ] || kill $tool_here 2> /dev/null
     wait $tool_here || status=1
     tail -qn 1 "$work/ours" "$work/tool"
     : > "$work/ours"

@@ -161,6 +161,11 @@ impl<'a> Scene<'a> {
         self.connect_with(service, self.patient(), true)
     }
 
+    /// The same, where a request is to be refused. Who gets no answer has to give up: SoftRoCE does not after seven retries.
+    pub(super) fn connect_to_fail(&mut self) -> Result<()> {
+        self.connect_with(Service::Rc, Tuning { retries: 6, ..self.patient() }, true)
+    }
+
     /// The same, with these options, and whether peers have rights.
     pub(super) fn connect_with(
         &mut self,
@@ -272,7 +277,7 @@ impl<'a> Scene<'a> {
 
     /// The next completion is of this request, and a success.
     pub(super) fn succeed(&mut self, from: (Side, Queue), wr_id: u64) -> Result<Completion> {
-        let done = self.take(from)?;
+        let done = self.take(from).with_context(|| format!("waiting for request {wr_id}"))?;
         ensure_status(&done, wr_id, &[Status::IBV_WC_SUCCESS])?;
         Ok(done)
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use rdma_sys::ibv_wc_status as Status;
 
 use super::reliable::refused;
@@ -11,7 +11,7 @@ use crate::interop::scene::{A, B, GUARD, Scene, ensure_status};
 
 /// The request behind one that failed is flushed.
 fn flushed(scene: &mut Scene<'_>, wr_id: u64) -> Result<()> {
-    let done = scene.take((A, Queue::Send))?;
+    let done = scene.take((A, Queue::Send)).context("waiting for a flush")?;
     ensure_status(&done, wr_id, &[Status::IBV_WC_WR_FLUSH_ERR])
 }
 
@@ -64,7 +64,7 @@ fn expect_refused(scene: &mut Scene<'_>, request: Request) -> Result<()> {
 
 pub(super) fn bad_keys(scene: &mut Scene<'_>) -> Result<()> {
     for (operation, length) in REMOTE {
-        scene.connect(Service::Rc)?;
+        scene.connect_to_fail()?;
         let (source, sink, before) = (scene.source(), scene.sink(), scene.seed());
         scene.fill(B, &[((sink, length), before)])?;
         let mut request = scene.request(1, operation, &[(source, length)])?;
@@ -81,7 +81,7 @@ pub(super) fn out_of_bounds(scene: &mut Scene<'_>) -> Result<()> {
         [REMOTE[0], REMOTE[1], (Operation::Write, long), (Operation::Read, long)]
     {
         for behind in [true, false] {
-            scene.connect(Service::Rc)?;
+            scene.connect_to_fail()?;
             let (source, before) = (scene.source(), scene.seed());
             let end = 2 * scene.sink() - 2 * GUARD;
             // The first or the last bytes are inside.
@@ -102,7 +102,7 @@ pub(super) fn out_of_bounds(scene: &mut Scene<'_>) -> Result<()> {
 /// Of a region that peers have no rights to.
 pub(super) fn no_rights(scene: &mut Scene<'_>) -> Result<()> {
     for (operation, length) in REMOTE {
-        scene.connect_with(Service::Rc, scene.patient(), false)?;
+        scene.connect_with(Service::Rc, Tuning { retries: 6, ..scene.patient() }, false)?;
         let (source, sink, before) = (scene.source(), scene.sink(), scene.seed());
         scene.fill(B, &[((sink, length), before)])?;
         let request = scene.request(1, operation, &[(source, length)])?;
@@ -114,7 +114,7 @@ pub(super) fn no_rights(scene: &mut Scene<'_>) -> Result<()> {
 
 /// A WRITE with immediate data that is refused takes no receive.
 pub(super) fn refused_write_imm(scene: &mut Scene<'_>) -> Result<()> {
-    scene.connect(Service::Rc)?;
+    scene.connect_to_fail()?;
     let source = scene.source();
     scene.receive(B, 100, &[])?;
     let mut request = scene.request(1, Operation::Write, &[(source, 8)])?;
@@ -135,7 +135,7 @@ pub(super) fn refused_write_imm(scene: &mut Scene<'_>) -> Result<()> {
 pub(super) fn too_long(scene: &mut Scene<'_>) -> Result<()> {
     let mtu = scene.options.mtu;
     for (room, length) in [(100, 200), (mtu + 10, 3 * mtu + 5)] {
-        scene.connect(Service::Rc)?;
+        scene.connect_to_fail()?;
         let (source, sink, before) = (scene.source(), scene.sink(), scene.seed());
         let behind = (sink + room, length);
         scene.fill(B, &[(behind, before)])?;

@@ -1,6 +1,6 @@
 //! Each operation of a reliable connection, with messages of all lengths.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use rdma_sys::{ibv_wc_flags as Flags, ibv_wc_opcode as Opcode, ibv_wc_status as Status};
 
 use crate::interop::command::{Completion, Operation, Piece, Queue, Request, Service};
@@ -77,7 +77,7 @@ pub(super) fn invalidations(scene: &mut Scene<'_>) -> Result<()> {
     }
     for length in [0, 24, scene.options.mtu + 1] {
         // SoftRoCE does not bind a window twice, so each has its own connection.
-        scene.connect(Service::Rc)?;
+        scene.connect_to_fail()?;
         let (source, sink) = (scene.source(), scene.sink());
         let (data, before) = (scene.seed(), scene.seed());
         scene.fill(A, &[((source, length.max(8)), data)])?;
@@ -109,7 +109,7 @@ pub(super) fn invalidations(scene: &mut Scene<'_>) -> Result<()> {
 /// The request ends with a remote access error. Where the answer got lost, who sent it has no other one: the responder
 /// is in error.
 pub(super) fn refused(scene: &mut Scene<'_>, wr_id: u64) -> Result<()> {
-    let done = scene.take((A, Queue::Send))?;
+    let done = scene.take((A, Queue::Send)).context("waiting for a refusal")?;
     let statuses = [Status::IBV_WC_REM_ACCESS_ERR, Status::IBV_WC_RETRY_EXC_ERR];
     ensure_status(&done, wr_id, &statuses[..1 + usize::from(scene.options.lossy)])
 }
