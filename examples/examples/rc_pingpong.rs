@@ -1,4 +1,4 @@
-//! The other end of `ibv_rc_pingpong`, the tool of rdma-core, for both of its roles.
+//! The other end of `ibv_rc_pingpong` and `ibv_uc_pingpong`, tools of rdma-core, for both of their roles.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use rdma_examples::rc_pingpong_line::Line;
 use rdma_examples::reach::check_reach;
 use rdma_examples::{Failure, exit};
 use rdma_mem::{Mtu, open_device};
-use rdma_qp::{CompletionQueue, PreparedQueuePair, prelude::*};
+use rdma_qp::{CompletionQueue, PreparedQueuePair, QueuePairType, prelude::*};
 
 /// Sends messages back and forth with `ibv_rc_pingpong -d DEVICE -g INDEX`, which has to be given
 /// the same size, iterations and MTU. How many receives it posts at a time (`-r`) is its own
@@ -25,6 +25,8 @@ pub(crate) struct Arguments {
     device: String,
     #[arg(long, value_name = "INDEX", help = "The GID to use [default: the best one]")]
     gid_index: Option<u8>,
+    #[arg(long, default_value = "rc", value_parser = service, help = "rc, or uc for ibv_uc_pingpong")]
+    service: QueuePairType,
     #[arg(long, default_value_t = 4096, help = "How long the message is, in bytes")]
     size: usize,
     #[arg(long, default_value_t = 1000, help = "How many round trips")]
@@ -39,6 +41,14 @@ pub(crate) struct Arguments {
 
 fn mtu(text: &str) -> Result<Mtu, &'static str> {
     text.parse().ok().and_then(Mtu::from_bytes).ok_or("one of 256, 512, 1024, 2048 and 4096")
+}
+
+fn service(text: &str) -> Result<QueuePairType, &'static str> {
+    match text {
+        "rc" => Ok(QueuePairType::RC),
+        "uc" => Ok(QueuePairType::UC),
+        _ => Err("rc or uc"),
+    }
 }
 
 fn main() -> ExitCode {
@@ -82,7 +92,8 @@ fn prepare(arguments: &Arguments) -> Result<PreparedQueuePair, Failure> {
     let context = open_device(&arguments.device)?;
     let cq = CompletionQueue::create(&context, 4)?;
     let pd = context.allocate_pd()?;
-    let mut builder = pd.create_qp().send_cq(&cq).recv_cq(&cq).max_send_wr(2).max_recv_wr(2);
+    let builder = pd.create_qp().qp_type(arguments.service);
+    let mut builder = builder.send_cq(&cq).recv_cq(&cq).max_send_wr(2).max_recv_wr(2);
     if let Some(index) = arguments.gid_index {
         builder = builder.gid_index(index);
     }

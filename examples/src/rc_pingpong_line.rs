@@ -1,4 +1,4 @@
-//! What `ibv_rc_pingpong` tells its peer, as text: LID, QPN, PSN and GID of its queue pair.
+//! What `ibv_rc_pingpong` tells its peer, as text: LID, QPN, PSN and GID of its queue pair. So does `ibv_uc_pingpong`.
 //!
 //! ```text
 //! 0000:000013:26bfa2:00000000000000000000ffffc6120001
@@ -10,7 +10,7 @@
 use std::fmt;
 
 use rdma_qp::QueuePairEndpoint;
-use rdma_types::{Gid, GidType, Lid, LinkLayer, Psn, Qpn};
+use rdma_types::{Gid, GidType, Lid, LinkLayer, Psn, QpType, Qpn};
 
 /// A line of `ibv_rc_pingpong`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,13 +58,16 @@ impl Line {
         Self { lid: own.lid(), qpn: own.qpn(), psn: own.psn(), gid }
     }
 
-    /// The peer's end. What is not in the line is taken from this end: the MTU, and the kind of packets
-    /// that the GID is for.
+    /// The peer's end. What is not in the line is taken from this end: the MTU, whether the connection is reliable, and
+    /// the kind of packets that the GID is for.
     ///
     /// # Errors
     /// [`LineError::NoGid`] if one is needed.
     pub fn endpoint(&self, own: &QueuePairEndpoint) -> Result<QueuePairEndpoint, LineError> {
         let mut peer = QueuePairEndpoint::new(self.qpn, self.psn).with_mtu(own.mtu());
+        if own.qp_type() == QpType::UC {
+            peer = peer.with_unreliable_connection();
+        }
         let ethernet = own.link_layer() == LinkLayer::ETHERNET;
         if !ethernet {
             peer = peer.with_lid(self.lid);
@@ -179,6 +182,9 @@ mod tests {
         );
         assert_eq!((peer.gids()[0].gid, peer.gids()[0].gid_type), (line.gid, GidType::ROCE_V2));
         assert_eq!(Line::of(&roce).gid, gid);
+        assert_eq!(peer.qp_type(), QpType::RC);
+        let unreliable = line.endpoint(&roce.with_unreliable_connection()).unwrap();
+        assert_eq!(unreliable.qp_type(), QpType::UC);
         let none = Line { gid: Gid::ZERO, ..line };
         assert_eq!(none.endpoint(&roce), Err(LineError::NoGid));
 

@@ -7,7 +7,8 @@ use crate::Failure;
 
 /// Refuses a peer of another link layer, and one that the software device does not reach: `soft0` and
 /// `softib0` reach the devices of the same name in the processes of one user on one host, and all other
-/// software devices those of their own process. A device of the kernel may reach anybody.
+/// software devices those of their own process. A device of the kernel may reach anybody, and so may a software device
+/// that listens on a network (`RDMA_SOFT_LISTEN`).
 ///
 /// # Errors
 /// It says which device to give to both processes.
@@ -27,8 +28,9 @@ pub fn check_reach(
     let gids = peer.gids();
     let same = own.lid() == peer.lid()
         && (gids.is_empty() || gids.iter().any(|gid| own.gids().contains(gid)));
+    let listens = std::env::var_os("RDMA_SOFT_LISTEN").is_some_and(|places| !places.is_empty());
     match SoftDevice::find(device) {
-        Some(_) if !same => Err(format!(
+        Some(_) if !same && !listens => Err(format!(
             "{device} is a software device, which the peer's device cannot be reached from: start both \
              processes as one user on one host, with `--device soft0` or `--device softib0`, or give both \
              a device of the kernel, such as `--device rxe0`"

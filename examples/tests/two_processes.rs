@@ -129,6 +129,7 @@ fn two_processes_send_to_and_fro_on_software_devices() {
             ("pingpong", &["--size", "100000"]),
             ("pingpong", &["--size", "64", "--events"]),
             ("rc_pingpong", &["--size", "5000"]),
+            ("rc_pingpong", &["--size", "5000", "--service", "uc"]),
         ] {
             let options = [&["--device", device, "--iterations", "50"], more].concat();
             for line in processes(name, &options) {

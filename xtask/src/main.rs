@@ -1,7 +1,8 @@
-//! The chores of this workspace: `cargo xtask ci`, `tidy`, `bindgen`, `rxe-setup` and its kin, `sim`.
+//! The chores of this workspace: `cargo xtask ci`, `tidy`, `bindgen`, `rxe-setup` and its kin, `interop`, `sim`.
 
 mod bindgen;
 mod ci;
+mod interop;
 mod rxe;
 mod sim;
 mod tidy;
@@ -36,6 +37,8 @@ enum Chore {
     RxeRun(rxe::RunArgs),
     /// Remove what rxe-setup made
     RxeTeardown,
+    /// Have two devices talk to each other over a wire, in the virtual machine of SoftRoCE
+    Interop(interop::Args),
     /// Run the simulator: random workloads on a bad network in virtual time, checked against a model
     Sim(sim::Args),
 }
@@ -48,6 +51,9 @@ fn main() -> ExitCode {
         Chore::RxeSetup(args) => rxe::setup(args),
         Chore::RxeRun(args) => return rxe::run(&args).unwrap_or_else(|error| failed(&error, 125)),
         Chore::RxeTeardown => rxe::teardown(),
+        Chore::Interop(args) => {
+            return interop::run(&args).unwrap_or_else(|error| failed(&error, 125));
+        }
         Chore::Sim(args) => sim::run(&args),
     };
     match done {

@@ -81,9 +81,14 @@ pub(crate) fn teardown() -> Result<bool> {
 }
 
 /// What is made is kept among what is built.
-fn softroce() -> Result<SoftRoce> {
+pub(crate) fn softroce() -> Result<SoftRoce> {
+    SoftRoce::at(target()?.join("rxe"))
+}
+
+/// Where what is built is.
+pub(crate) fn target() -> Result<PathBuf> {
     let metadata = MetadataCommand::new().current_dir(tree::root()).no_deps().exec()?;
-    SoftRoce::at(metadata.target_directory.into_std_path_buf().join("rxe"))
+    Ok(metadata.target_directory.into_std_path_buf())
 }
 
 fn agreed() -> Result<bool> {

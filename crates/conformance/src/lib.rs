@@ -13,6 +13,7 @@
 //! - `run`: the trials; `table`: what came out.
 //! - `cases`: the cases, a file for each part of the contract.
 //! - `differential`: random programs of verbs on two devices, a test of its own.
+//! - `interop`: two devices that talk to each other, a program of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failing helper fails its case.
 #![allow(clippy::cast_possible_truncation)] // Small numbers, and devices are 64-bit only.
 
@@ -22,6 +23,7 @@ mod child;
 mod device;
 mod devices;
 pub mod differential;
+pub mod interop;
 mod outcome;
 mod remote;
 mod run;

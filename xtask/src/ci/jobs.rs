@@ -255,7 +255,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "rxe",
-        about: "SoftRoCE can be had by one command; programs of ours and the suite run on it",
+        about: "SoftRoCE can be had by one command; programs of ours and the suite run on it, and over a wire",
         tier: Tier::Full,
         needs: &[Need::Tool("apt-get", "it gets the packages of the virtual machine")],
         steps: RXE,
@@ -385,6 +385,7 @@ const RXE: &[Step] = &[
     tests("cargo test -p rdma-examples --test two_processes -- --ignored --test-threads=1")
         .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
     tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
+    run("cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0"),
 ];
 
 /// Runs a target for half a minute, from a seed that it prints. Without a sanitizer, which would look for what only

@@ -1,0 +1,173 @@
+//! What a device can be told to do, and what it answers.
+
+use serde::{Deserialize, Serialize};
+
+/// The service of a queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Service {
+    Rc,
+    Uc,
+    Ud,
+}
+
+/// A range of an end's memory: where it begins, and its length.
+pub(super) type Piece = (usize, usize);
+
+/// What to do. A station has one end at a time: a queue pair, its completion queues, and a region.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) enum Command {
+    /// [`Answer::Facts`]
+    Describe,
+    /// Makes an end, and drops the one before. [`Answer::Place`]
+    Create {
+        service: Service,
+        bytes: usize,
+        remote_rights: bool,
+    },
+    /// Brings the queue pair to RTS, and makes the way for datagrams.
+    Connect {
+        peer: Place,
+        tuning: Tuning,
+    },
+    /// Fills each range with the pattern of its seed.
+    Fill {
+        ranges: Vec<(Piece, u64)>,
+    },
+    /// The first byte of the ranges that is of none of their seeds' patterns. [`Answer::Wrong`]
+    Compare {
+        ranges: Vec<(Piece, Vec<u64>)>,
+    },
+    /// A few bytes. [`Answer::Bytes`]
+    Read {
+        piece: Piece,
+    },
+    /// Writes a few bytes.
+    Write {
+        at: usize,
+        bytes: Vec<u8>,
+    },
+    Receive {
+        wr_id: u64,
+        pieces: Vec<Piece>,
+    },
+    /// Posts a list by one call.
+    Post {
+        requests: Vec<Request>,
+    },
+    /// Takes so many completions, fewer if the time is over. [`Answer::Completions`]
+    Take {
+        queue: Queue,
+        count: usize,
+        limit_ms: u64,
+    },
+    /// Binds a window of type 2 to a range. [`Answer::Key`]
+    Bind {
+        piece: Piece,
+    },
+    DestroyQueuePair,
+    /// Drops the end.
+    Drop,
+    /// The last one.
+    Leave,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) enum Answer {
+    Done,
+    Facts(Facts),
+    Place(Place),
+    Wrong(Option<usize>),
+    Bytes(Vec<u8>),
+    Completions(Vec<Completion>),
+    Key(u32),
+    Failed(String),
+}
+
+/// What a station is.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Facts {
+    pub(super) device: String,
+    pub(super) rxe: bool,
+    pub(super) ethernet: bool,
+    /// In text, for people.
+    pub(super) gid: String,
+    /// The port's, in bytes.
+    pub(super) mtu: u32,
+    /// Whether it has windows of type 2.
+    pub(super) windows: bool,
+}
+
+/// Where an end can be reached, and its region.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Place {
+    pub(super) qpn: u32,
+    pub(super) lid: u16,
+    pub(super) gid: [u8; 16],
+    pub(super) address: u64,
+    pub(super) rkey: u32,
+}
+
+/// The options of a connection.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Tuning {
+    /// In bytes.
+    pub(super) mtu: u32,
+    /// 4.096 us times two to the power of this.
+    pub(super) timeout: u8,
+    pub(super) retries: u8,
+    pub(super) rnr_retries: u8,
+    pub(super) min_rnr_timer: u8,
+}
+
+impl Tuning {
+    /// Of a connection that survives what it can: 67 ms and all retries.
+    pub(super) const fn patient(mtu: u32) -> Self {
+        Self { mtu, timeout: 14, retries: 7, rnr_retries: 7, min_rnr_timer: 12 }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Queue {
+    Send,
+    Receive,
+}
+
+/// A send request.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Request {
+    pub(super) wr_id: u64,
+    pub(super) operation: Operation,
+    pub(super) pieces: Vec<Piece>,
+    /// Address and key, of what needs them.
+    pub(super) remote: (u64, u32),
+    /// In host order.
+    pub(super) imm: Option<u32>,
+    pub(super) inline: bool,
+    /// Of a datagram.
+    pub(super) qkey: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Operation {
+    Send,
+    Write,
+    Read,
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+    SendInvalidate { key: u32 },
+}
+
+/// A completion; the numbers are those of C.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Completion {
+    pub(super) wr_id: u64,
+    pub(super) status: u32,
+    pub(super) opcode: u32,
+    pub(super) bytes: u32,
+    /// In host order; only if the flags say so.
+    pub(super) imm: u32,
+    /// The key that was invalidated; only if the flags say so.
+    pub(super) invalidated: u32,
+    pub(super) flags: u32,
+    pub(super) source: u32,
+}

@@ -1,0 +1,347 @@
+//! Two stations with a queue pair each, and what checks ask of them.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use rdma_sys::ibv_wc_status as Status;
+use test_support::rig::datagram::{HEADER, QKEY};
+use test_support::rig::device::status_text;
+
+use super::arguments::Drive;
+use super::command::{
+    Answer, Command, Completion, Facts, Operation, Piece, Place, Queue, Request, Service, Tuning,
+};
+use super::control::Remote;
+use super::station::Station;
+
+/// One of the two: A does something to B.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    A,
+    B,
+}
+pub(super) use Side::{A, B};
+
+/// A station of this process, or of the other one.
+pub(super) enum Hand<'a> {
+    Here(&'a mut Station),
+    There(&'a mut Remote),
+}
+
+impl Hand<'_> {
+    pub(super) fn ask(&mut self, command: Command) -> Result<Answer> {
+        let answer = match self {
+            Self::Here(station) => station.execute(command),
+            Self::There(remote) => remote.ask(&command)?,
+        };
+        match answer {
+            Answer::Failed(why) => bail!("{why}"),
+            answer => Ok(answer),
+        }
+    }
+
+    pub(super) fn facts(&mut self) -> Result<Facts> {
+        match self.ask(Command::Describe)? {
+            Answer::Facts(facts) => Ok(facts),
+            other => bail!("an answer to something else: {other:?}"),
+        }
+    }
+}
+
+/// What all checks of a run are about.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Options {
+    pub(super) mtu: usize,
+    pub(super) longest: usize,
+    pub(super) lossy: bool,
+    pub(super) patience: Duration,
+}
+
+impl Options {
+    pub(super) fn of(drive: &Drive) -> Self {
+        let patience = drive.own.patience();
+        let longest = drive.longest.max(1);
+        Self { mtu: drive.mtu as usize, longest, lossy: drive.lossy, patience }
+    }
+
+    /// The lengths of messages that are on both sides of every limit.
+    pub(super) fn lengths(&self) -> Vec<usize> {
+        let mtu = self.mtu;
+        let mut all = vec![0, 1, 3, mtu - 1, mtu, mtu + 1, 3 * mtu + 5, 64 << 10, 1 << 20];
+        all.retain(|&length| length <= self.longest);
+        all
+    }
+
+    fn half(&self) -> usize {
+        // Requests that are outstanding together have two packets each.
+        let together = 64 * (2 * self.mtu + 64);
+        let message = self.longest.max(3 * self.mtu + 5) + HEADER;
+        // Words of atomics are aligned.
+        (message.max(together) + 3 * GUARD).next_multiple_of(GUARD)
+    }
+}
+
+/// Ends a check since a device lacks what it is about.
+#[derive(Debug)]
+pub(super) struct Skip(pub(super) &'static str);
+
+impl fmt::Display for Skip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+/// So many bytes around what arrives have to stay as they are.
+pub(super) const GUARD: usize = 64;
+
+/// How long a message that the network may have lost is waited for.
+const LOST: Duration = Duration::from_secs(1);
+
+/// The page with what SoftRoCE does otherwise.
+const DIFFERENCES: &str = include_str!("../../../../docs/rxe-differences.md");
+
+/// A check's stage.
+pub(super) struct Scene<'a> {
+    hands: [Hand<'a>; 2],
+    facts: [Facts; 2],
+    places: Option<[Place; 2]>,
+    seed: u64,
+    pub(super) options: Options,
+    pub(super) differences: Vec<String>,
+    /// How many messages of UC and UD were sent, and how many of them arrived.
+    pub(super) sent: u32,
+    pub(super) arrived: u32,
+}
+
+impl<'a> Scene<'a> {
+    pub(super) fn new(
+        a: Hand<'a>,
+        b: Hand<'a>,
+        facts: [Facts; 2],
+        options: Options,
+        seed: u64,
+    ) -> Self {
+        let (differences, places) = (Vec::new(), None);
+        Self { hands: [a, b], facts, places, seed, options, differences, sent: 0, arrived: 0 }
+    }
+
+    pub(super) fn into_hands(self) -> [Hand<'a>; 2] {
+        self.hands
+    }
+
+    fn ask(&mut self, side: Side, command: Command) -> Result<Answer> {
+        let device = &self.facts[side as usize].device;
+        let what = || format!("{side:?} ({device})");
+        self.hands[side as usize].ask(command).with_context(what)
+    }
+
+    pub(super) fn facts(&self, side: Side) -> &Facts {
+        &self.facts[side as usize]
+    }
+
+    /// Where outgoing bytes are.
+    pub(super) fn source(&self) -> usize {
+        GUARD
+    }
+
+    /// Where incoming bytes are.
+    pub(super) fn sink(&self) -> usize {
+        self.options.half() + GUARD
+    }
+
+    pub(super) fn patient(&self) -> Tuning {
+        Tuning::patient(self.options.mtu as u32)
+    }
+
+    /// New queue pairs that know each other.
+    pub(super) fn connect(&mut self, service: Service) -> Result<()> {
+        self.connect_with(service, self.patient(), true)
+    }
+
+    /// The same, where a request is to be refused. Who gets no answer has to give up: SoftRoCE does not after seven retries.
+    pub(super) fn connect_to_fail(&mut self) -> Result<()> {
+        self.connect_with(Service::Rc, Tuning { retries: 6, ..self.patient() }, true)
+    }
+
+    /// The same, with these options, and whether peers have rights.
+    pub(super) fn connect_with(
+        &mut self,
+        service: Service,
+        tuning: Tuning,
+        remote_rights: bool,
+    ) -> Result<()> {
+        let create = Command::Create { service, bytes: 2 * self.options.half(), remote_rights };
+        let mut place = |side| match self.ask(side, create.clone())? {
+            Answer::Place(place) => Ok(place),
+            other => bail!("an answer to something else: {other:?}"),
+        };
+        let (at_a, at_b) = (place(A)?, place(B)?);
+        self.places = Some([at_a, at_b]);
+        // Who receives is ready first.
+        self.ask(B, Command::Connect { peer: at_a, tuning })?;
+        self.ask(A, Command::Connect { peer: at_b, tuning })?;
+        Ok(())
+    }
+
+    pub(super) fn place(&self, side: Side) -> Result<Place> {
+        Ok(self.places.context("not connected")?[side as usize])
+    }
+
+    /// Another seed each time.
+    pub(super) fn seed(&mut self) -> u64 {
+        self.seed = self.seed.wrapping_add(1);
+        self.seed
+    }
+
+    pub(super) fn fill(&mut self, side: Side, ranges: &[(Piece, u64)]) -> Result<()> {
+        self.ask(side, Command::Fill { ranges: ranges.to_vec() }).map(drop)
+    }
+
+    /// Each range has the pattern of its seed, or each byte that of one of them.
+    pub(super) fn expect(&mut self, side: Side, ranges: &[(Piece, &[u64])]) -> Result<()> {
+        let owned = ranges.iter().map(|&(piece, seeds)| (piece, seeds.to_vec())).collect();
+        match self.ask(side, Command::Compare { ranges: owned })? {
+            Answer::Wrong(None) => Ok(()),
+            Answer::Wrong(Some(at)) => bail!("{side:?} has a wrong byte at {at} of {ranges:?}"),
+            other => bail!("an answer to something else: {other:?}"),
+        }
+    }
+
+    pub(super) fn bytes(&mut self, side: Side, piece: Piece) -> Result<Vec<u8>> {
+        match self.ask(side, Command::Read { piece })? {
+            Answer::Bytes(bytes) => Ok(bytes),
+            other => bail!("an answer to something else: {other:?}"),
+        }
+    }
+
+    pub(super) fn write(&mut self, side: Side, at: usize, bytes: &[u8]) -> Result<()> {
+        self.ask(side, Command::Write { at, bytes: bytes.to_vec() }).map(drop)
+    }
+
+    /// An atomic's word.
+    pub(super) fn word(&mut self, side: Side, at: usize) -> Result<u64> {
+        let bytes = self.bytes(side, (at, 8))?;
+        Ok(u64::from_ne_bytes(bytes[..].try_into()?))
+    }
+
+    pub(super) fn receive(&mut self, side: Side, wr_id: u64, pieces: &[Piece]) -> Result<()> {
+        self.ask(side, Command::Receive { wr_id, pieces: pieces.to_vec() }).map(drop)
+    }
+
+    pub(super) fn post(&mut self, side: Side, requests: &[Request]) -> Result<()> {
+        self.ask(side, Command::Post { requests: requests.to_vec() }).map(drop)
+    }
+
+    pub(super) fn bind(&mut self, side: Side, piece: Piece) -> Result<u32> {
+        match self.ask(side, Command::Bind { piece })? {
+            Answer::Key(key) => Ok(key),
+            other => bail!("an answer to something else: {other:?}"),
+        }
+    }
+
+    pub(super) fn destroy(&mut self, side: Side) -> Result<()> {
+        self.ask(side, Command::DestroyQueuePair).map(drop)
+    }
+
+    /// So many completions, or fewer if no more come in this time.
+    pub(super) fn take_within(
+        &mut self,
+        (side, queue): (Side, Queue),
+        count: usize,
+        limit: Duration,
+    ) -> Result<Vec<Completion>> {
+        let limit_ms = limit.as_millis().try_into()?;
+        match self.ask(side, Command::Take { queue, count, limit_ms })? {
+            Answer::Completions(taken) => Ok(taken),
+            other => bail!("an answer to something else: {other:?}"),
+        }
+    }
+
+    pub(super) fn take_many(
+        &mut self,
+        from: (Side, Queue),
+        count: usize,
+    ) -> Result<Vec<Completion>> {
+        let taken = self.take_within(from, count, self.options.patience)?;
+        let got = taken.len();
+        ensure!(got == count, "{got} of {count} completions came at {from:?}: {taken:?}");
+        Ok(taken)
+    }
+
+    pub(super) fn take(&mut self, from: (Side, Queue)) -> Result<Completion> {
+        Ok(self.take_many(from, 1)?[0])
+    }
+
+    /// The next completion is of this request, and a success.
+    pub(super) fn succeed(&mut self, from: (Side, Queue), wr_id: u64) -> Result<Completion> {
+        let done = self.take(from).with_context(|| format!("waiting for request {wr_id}"))?;
+        ensure_status(&done, wr_id, &[Status::IBV_WC_SUCCESS])?;
+        Ok(done)
+    }
+
+    /// Nothing comes.
+    pub(super) fn nothing(&mut self, from: (Side, Queue)) -> Result<()> {
+        let taken = self.take_within(from, 1, Duration::from_millis(20))?;
+        ensure!(taken.is_empty(), "it should not be there yet at {from:?}: {taken:?}");
+        Ok(())
+    }
+
+    /// A message that the network may have lost, if there is one.
+    pub(super) fn arrived(&mut self) -> Result<Option<Completion>> {
+        self.sent += 1;
+        if !self.options.lossy {
+            self.arrived += 1;
+            return self.take((B, Queue::Receive)).map(Some);
+        }
+        let taken = self.take_within((B, Queue::Receive), 1, LOST)?;
+        self.arrived += u32::try_from(taken.len())?;
+        Ok(taken.first().copied())
+    }
+
+    /// What the contract says, or where that side is SoftRoCE what is written in `docs/rxe-differences.md`.
+    pub(super) fn expected<T>(&mut self, side: Side, contract: T, difference: &str, rxe: T) -> T {
+        if self.differs(side, difference) { rxe } else { contract }
+    }
+
+    /// Whether to expect the difference of this name.
+    pub(super) fn differs(&mut self, side: Side, difference: &str) -> bool {
+        let entry = format!("## {difference}");
+        assert!(DIFFERENCES.lines().any(|line| line == entry), "no entry {difference}");
+        let differs = self.facts(side).rxe;
+        if differs && !self.differences.iter().any(|known| known == difference) {
+            self.differences.push(difference.to_owned());
+        }
+        differs
+    }
+
+    /// A request of A with these elements, for B's sink where it needs a place.
+    pub(super) fn request(
+        &self,
+        wr_id: u64,
+        operation: Operation,
+        pieces: &[Piece],
+    ) -> Result<Request> {
+        let remote = self.remote(self.sink())?;
+        let pieces = pieces.to_vec();
+        Ok(Request { wr_id, operation, pieces, remote, imm: None, inline: false, qkey: QKEY })
+    }
+
+    /// The address and the key of a place in B's memory.
+    pub(super) fn remote(&self, at: usize) -> Result<(u64, u32)> {
+        let place = self.place(B)?;
+        Ok((place.address + at as u64, place.rkey))
+    }
+}
+
+/// The completion is of this request, and has one of these statuses.
+pub(super) fn ensure_status(done: &Completion, wr_id: u64, statuses: &[Status]) -> Result<()> {
+    ensure!(done.wr_id == wr_id, "the completion of request {wr_id} should come: {done:?}");
+    let texts: Vec<_> = statuses.iter().map(|status| status_text(status.0)).collect();
+    let expected = statuses.iter().any(|status| status.0 == done.status);
+    let found = status_text(done.status);
+    ensure!(expected, "request {wr_id} ended with \"{found}\" instead of {texts:?}");
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! `cargo xtask interop`: two devices at the ends of a wire, in the virtual machine of SoftRoCE.
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use softroce::Run;
+
+use crate::{rxe, tree};
+
+/// What the guest runs; it sees the host's files.
+const GUEST: &str = "xtask/src/interop/guest.sh";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What is at the ends of the wire
+    #[arg(long, value_enum, default_value_t = Ends::RxeRxe)]
+    ends: Ends,
+    /// Each MTU, each family of addresses and each loss, instead of some of them
+    #[arg(long, conflicts_with = "run")]
+    all: bool,
+    /// These runs alone, as `FAMILY,MTU,LOSS,LONGEST,CHECKS`: `6,256,10,65536,rc/`, with `-` for all checks; or `4,rc,0`
+    /// and `4,uc,0` for the programs of rdma-core
+    #[arg(long, value_name = "RUN")]
+    run: Vec<String>,
+    /// End it after so many seconds, with exit status 124
+    #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
+    timeout: u64,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Ends {
+    /// Two devices of the kernel
+    RxeRxe,
+    /// One of the kernel, and `soft0` in another network namespace, which listens there
+    RxeSoft,
+}
+
+impl Ends {
+    fn name(self) -> &'static str {
+        match self {
+            Self::RxeRxe => "rxe-rxe",
+            Self::RxeSoft => "rxe-soft",
+        }
+    }
+}
+
+/// Its status is that of the guest's script.
+pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    let root = tree::root();
+    let runs = match (&args.run[..], args.all) {
+        ([], true) => all(),
+        ([], false) => some(),
+        (own, _) => own.join("\n").replace(',', " "),
+    };
+    let softroce = rxe::softroce()?;
+    for what in [
+        ["-p", "conformance", "--bin", "interop"],
+        ["-p", "rdma-examples", "--example", "rc_pingpong"],
+    ] {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+        let status =
+            Command::new(cargo).args(["build", "--quiet"]).args(what).current_dir(&root).status();
+        ensure!(
+            status.context("starting cargo")?.success(),
+            "cargo could not build what runs there"
+        );
+    }
+    let built = rxe::target()?.join("debug");
+    let words: [OsString; 6] = [
+        "sh".into(),
+        root.join(GUEST).into(),
+        args.ends.name().into(),
+        built.join("interop").into(),
+        built.join("examples").into(),
+        runs.into(),
+    ];
+    softroce.run(&words, Run { limit: Some(Duration::from_secs(args.timeout)), machine: true })
+}
+
+/// Each MTU, each family and each loss at least once.
+fn some() -> String {
+    "4 1024 0 1048576 -\n6 1024 0 65536 -\n4 256 0 65536 -\n4 512 0 65536 send\n4 2048 0 65536 write\n\
+     6 4096 0 65536 -\n4 1024 1 65536 -\n6 2048 1 65536 -\n4 4096 10 65536 -\n6 256 10 16384 -\n\
+     4 rc 0\n6 rc 0\n4 uc 0"
+        .to_owned()
+}
+
+/// All of them, and the longest messages where nothing is lost.
+fn all() -> String {
+    let mut runs = String::from("4 rc 0\n6 rc 0\n4 uc 0\n6 uc 0\n");
+    for (loss, longest) in [(0, 1 << 20), (1, 1 << 16), (10, 1 << 16)] {
+        for mtu in [256, 512, 1024, 2048, 4096] {
+            for family in [4, 6] {
+                let _ = writeln!(runs, "{family} {mtu} {loss} {longest} -"); // a string takes it
+            }
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_mtu_each_family_and_each_loss_is_in_both_lists() {
+        for (runs, count) in [(some(), 13), (all(), 34)] {
+            assert_eq!(runs.lines().count(), count);
+            let has = |at: usize, text: &str| {
+                runs.lines().any(|line| line.split(' ').nth(at) == Some(text))
+            };
+            for mtu in ["256", "512", "1024", "2048", "4096", "rc", "uc"] {
+                assert!(has(1, mtu), "{mtu}");
+            }
+            assert!(has(0, "4") && has(0, "6") && has(2, "0") && has(2, "1") && has(2, "10"));
+        }
+    }
+}

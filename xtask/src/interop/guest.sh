@@ -1,0 +1,195 @@
+# In the guest: two ends of a wire, and `interop` between them. Fails if one of them does.
+#
+#   sh guest.sh KIND PROGRAM EXAMPLES RUNS
+#
+# KIND says what is at the ends: `rxe-rxe` or `rxe-soft`. RUNS are lines `FAMILY MTU LOSS LONGEST ONLY`: 4 or 6, bytes,
+# percent, bytes, a text in the names of checks or `-`. With the MTU `rc` or `uc` a program of rdma-core runs instead.
+set -u
+kind=$1 program=$2 examples=$3 runs=$4
+ip() { /sbin/ip "$@"; }
+
+stop() {
+    echo "interop: $1" >&2
+    exit 125
+}
+
+/sbin/modprobe veth || stop "the kernel has no veth"
+/sbin/modprobe sch_netem || stop "the kernel has no sch_netem"
+work=$(mktemp -d) || stop "no folder for files"
+
+# Room for a path MTU of 4096.
+ip link add vethA mtu 4200 type veth peer name vethB mtu 4200 || stop "no pair of veth"
+address_a=$(cat /sys/class/net/vethA/address)
+address_b=$(cat /sys/class/net/vethB/address)
+
+# end NAME LETTER NUMBER ADDRESS-OF-THE-OTHER: `far` runs what follows where the end is.
+end() {
+    $far sysctl -q -w "net.ipv4.conf.$1.accept_local=1" "net.ipv4.conf.$1.rp_filter=0" \
+        net.ipv4.conf.all.rp_filter=0
+    $far /sbin/ip address add "198.18.1.$2/24" dev "$1"
+    $far /sbin/ip address add "fd00:1::$2/64" dev "$1" nodad
+    $far /sbin/ip link set "$1" up
+    # Nobody answers for an address that is on the same host.
+    $far /sbin/ip neighbour replace "198.18.1.$3" lladdr "$4" dev "$1" nud permanent
+    $far /sbin/ip neighbour replace "fd00:1::$3" lladdr "$4" dev "$1" nud permanent
+}
+
+far=
+end vethA 1 2 "$address_b"
+case $kind in
+rxe-rxe)
+    end vethB 2 1 "$address_a"
+    control=127.0.0.1
+    far_control=127.0.0.1
+    far_device=rxe2
+    # What a host sends to an address of its own goes through no interface, but by these rules: those of IPv4 look at
+    # the interface by themselves.
+    ip -6 rule add pref 10 iif vethA lookup local
+    ip -6 rule add pref 11 iif vethB lookup local
+    ip -6 rule add pref 20 iif lo to fd00:1::/64 lookup 100
+    ip -6 rule add pref 30 lookup local
+    ip -6 rule del pref 0
+    ip -6 route add fd00:1::2 dev vethA table 100
+    ip -6 route add fd00:1::1 dev vethB table 100
+    rdma link add rxe2 type rxe netdev vethB || stop "no RXE device on vethB"
+    ;;
+rxe-soft)
+    ip netns add soft || stop "no network namespace"
+    ip link set vethB netns soft
+    # Where nothing is lost, so that the processes keep in touch.
+    ip link add ctlA type veth peer name ctlB netns soft
+    ip address add 192.0.2.1/30 dev ctlA
+    ip link set ctlA up
+    # The device takes what the system allows, and there messages come faster than they are read.
+    sysctl -q -w net.core.rmem_max=16777216
+    far="/sbin/ip netns exec soft"
+    $far /sbin/ip link set lo up
+    $far /sbin/ip address add 192.0.2.2/30 dev ctlB
+    $far /sbin/ip link set ctlB up
+    end vethB 2 1 "$address_a"
+    control=192.0.2.1
+    far_control=192.0.2.2
+    far_device=soft0
+    far="$far env RDMA_SOFT_LISTEN=198.18.1.2,fd00:1::2"
+    ;;
+*) stop "no kind $kind" ;;
+esac
+rdma link add rxe1 type rxe netdev vethA || stop "no RXE device on vethA"
+
+# until_gid DEVICE PATTERN: the GID table follows the addresses a little later.
+until_gid() {
+    tries=0
+    until grep -q "$2" /sys/class/infiniband/$1/ports/1/gids/[123]; do
+        tries=$((tries + 1))
+        [ $tries -lt 200 ] || stop "$1 gets no GID $2"
+        sleep 0.1
+    done
+}
+until_gid rxe1 fd00:0001
+until_gid rxe1 ffff:c612:0101
+if [ $kind = rxe-rxe ]; then
+    until_gid rxe2 fd00:0001
+    until_gid rxe2 ffff:c612:0102
+fi
+
+# lose PERCENT: in both directions.
+lose() {
+    if [ "$1" = 0 ]; then
+        ip link show vethA | grep -q netem && /sbin/tc qdisc del dev vethA root
+        $far /sbin/ip link show vethB | grep -q netem && $far /sbin/tc qdisc del dev vethB root
+        return 0
+    fi
+    /sbin/tc qdisc replace dev vethA root netem loss "$1%" limit 10000 &&
+        $far /sbin/tc qdisc replace dev vethB root netem loss "$1%" limit 10000
+}
+
+# listening FILE: where the process listens that writes there, as soon as it does.
+listening() {
+    until grep -q '^listening on ' "$1"; do
+        # One that has ended is there until it is waited for.
+        grep -q '^State:[[:space:]]*[^Z[:space:]]' "/proc/$!/status" 2> /dev/null || return 1
+        sleep 0.1
+    done
+    sed -n 's/^listening on //p' "$1"
+}
+
+# interop FAMILY MTU LOSS LONGEST ONLY
+interop() {
+    near_gid=198.18.1.1 far_gid=198.18.1.2
+    [ "$1" = 6 ] && near_gid=fd00:1::1 far_gid=fd00:1::2
+    : > "$work/served"
+    timeout -k 1 900 "$program" serve --device rxe1 --gid $near_gid --listen "$control:0" \
+        --patience 60 > "$work/served" &
+    served=$!
+    where=$(listening "$work/served") || return 1
+    lossy=
+    [ "$3" = 0 ] || lossy=--lossy
+    only=
+    [ "$5" = - ] || only="--only $5"
+    # shellcheck disable=SC2086
+    timeout -k 1 900 $far "$program" drive --device $far_device --gid $far_gid --connect "$where" \
+        --mtu "$2" --longest "$4" --patience 60 $lossy $only 2> "$work/progress"
+    status=$?
+    [ $status = 0 ] || [ $status = 1 ] || tail -n 5 "$work/progress"
+    kill $served 2> /dev/null
+    wait $served
+    return $status
+}
+
+# index DEVICE PATTERN: of a GID of the kernel's device.
+index() { grep -l "$2" /sys/class/infiniband/$1/ports/1/gids/[1-3] | sed 's,.*/,,'; }
+
+# pingpong FAMILY SERVICE: a program of rdma-core here and ours there, each of which listens once.
+pingpong() {
+    case $1 in
+    4) near=$(index rxe1 ffff:c612:0101) there=$(index rxe2 ffff:c612:0102 2> /dev/null) soft=4 ;;
+    *) near=$(index rxe1 fd00:0001) there=$(index rxe2 fd00:0001 2> /dev/null) soft=5 ;;
+    esac
+    # Behind the four that the device always has.
+    [ $kind = rxe-soft ] && there=$soft
+    tool="timeout -k 1 60 ibv_$2_pingpong -d rxe1 -g $near -n 50"
+    ours="timeout -k 1 60 $far $examples/rc_pingpong --service $2 --device $far_device --gid-index $there"
+    ours="$ours --iterations 50"
+    $tool -p 18600 > "$work/tool" &
+    tool_here=$!
+    # It tries again until the tool listens.
+    $ours --connect "$control:18600" > "$work/ours"
+    status=$?
+    [ $status = 0 ] || kill $tool_here 2> /dev/null
+    wait $tool_here || status=1
+    tail -qn 1 "$work/ours" "$work/tool"
+    : > "$work/ours"
+    $ours --listen "$far_control:0" > "$work/ours" &
+    ours_there=$!
+    where=$(listening "$work/ours") || return 1
+    $tool -p "${where##*:}" "$far_control" > "$work/tool" || status=1
+    wait $ours_there || status=1
+    tail -qn 1 "$work/ours" "$work/tool"
+    return $status
+}
+
+failed=0
+while read -r family mtu loss longest only; do
+    [ -n "$family" ] || continue
+    lose "$loss" || stop "no loss of $loss %"
+    begin=$(cut -d . -f 1 /proc/uptime)
+    echo
+    case $mtu in
+    rc | uc)
+        echo "### $kind, IPv$family, ibv_${mtu}_pingpong"
+        echo
+        pingpong "$family" "$mtu"
+        ;;
+    *)
+        echo "### $kind, IPv$family, MTU $mtu, loss $loss %, messages of up to $longest bytes"
+        echo
+        interop "$family" "$mtu" "$loss" "$longest" "$only"
+        ;;
+    esac || failed=$((failed + 1))
+    echo "($(($(cut -d . -f 1 /proc/uptime) - begin)) s)"
+done << END
+$runs
+END
+echo
+echo "$failed runs failed"
+[ $failed = 0 ]
