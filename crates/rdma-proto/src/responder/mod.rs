@@ -3,18 +3,17 @@
 
 mod acknowledge;
 mod resources;
-mod run;
 pub(crate) mod sequence;
 
 use rdma_types::{MinRnrTimer, Psn};
 
 use crate::counters::count;
+use crate::host::Run;
 use crate::wire::{Headers, Service};
 use crate::{Burst, Connection, Counters, End, Host, Kind, Nak, Remote, Start, Stop};
 
 use acknowledge::Owed;
 use resources::{Resource, Resources};
-use run::Run;
 use sequence::{Invalid, Message, Step};
 
 /// The attributes that a responder gets when its queue pair becomes ready to receive.
@@ -32,6 +31,7 @@ pub struct Settings {
 
 /// What a responder has to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "who drives it decides by it")]
 pub enum Owes {
     /// Nothing.
     Nothing,

@@ -329,7 +329,6 @@ impl QueuePair {
             let unsettled = &self.device.fabric.unsettled;
             unsettled.note_turn(self);
             unsettled.settle();
-            self.receive_cq.later.come(unsettled);
         }
     }
 }

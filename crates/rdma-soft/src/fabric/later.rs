@@ -3,7 +3,6 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::fabric::overflow::Unsettled;
 use crate::fabric::turns::Driven;
 use crate::sync::{AtomicUsize, Mutex, Ordering, locked_in_models as locked};
 
@@ -27,10 +26,10 @@ impl Later {
         }
     }
 
-    /// The moment has come: whoever still waits gets a turn. Says whether somebody does.
+    /// The moment has come: `give_turn` is called for whoever still waits. Says whether somebody does.
     #[inline]
-    pub(crate) fn come(&self, unsettled: &Unsettled) -> bool {
-        self.count.load(Ordering::Acquire) != 0 && self.call(unsettled)
+    pub(crate) fn come(&self, give_turn: impl FnMut(&Arc<dyn Driven>)) -> bool {
+        self.count.load(Ordering::Acquire) != 0 && self.call(give_turn)
     }
 
     /// It goes away.
@@ -41,7 +40,7 @@ impl Later {
     }
 
     #[cold]
-    fn call(&self, unsettled: &Unsettled) -> bool {
+    fn call(&self, mut give_turn: impl FnMut(&Arc<dyn Driven>)) -> bool {
         let mut called = false;
         // One at a time, so that the list keeps its memory; as many as there are now.
         for _ in 0..self.count.load(Ordering::Acquire) {
@@ -55,7 +54,7 @@ impl Later {
             if let Some(driven) = next.upgrade()
                 && driven.place().leave_list()
             {
-                unsettled.note_turn_of(&driven);
+                give_turn(&driven);
                 called = true;
             }
         }

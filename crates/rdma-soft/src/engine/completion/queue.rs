@@ -323,8 +323,9 @@ impl CompletionQueue {
             return self.fabric.pass_moment();
         }
         // The program has taken what it was to answer, and has not answered.
-        if self.later.come(&self.fabric.unsettled) {
-            self.fabric.unsettled.settle();
+        let unsettled = &self.fabric.unsettled;
+        if self.later.come(|driven| unsettled.note_turn_of(driven)) {
+            unsettled.settle();
         }
         if let Some(link) = self.fabric.polled.get() {
             link.poll();
