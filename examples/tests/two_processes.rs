@@ -69,6 +69,10 @@ fn a_message_goes_to_and_fro_between_sides_that_met_by_tcp() {
             }
         }
     }
+    for device in ["soft0", "softib0"] {
+        let options = ["--device", device, "--service", "uc", "--iterations", "20"];
+        let _lines = sides(rc_pingpong, [&options, &options]).map(Result::unwrap);
+    }
     let options: &[&str] = &["--events", "--iterations", "20"];
     let _lines = sides(pingpong, [options, &options[1..]]).map(Result::unwrap);
 }
@@ -129,7 +133,6 @@ fn two_processes_send_to_and_fro_on_software_devices() {
             ("pingpong", &["--size", "100000"]),
             ("pingpong", &["--size", "64", "--events"]),
             ("rc_pingpong", &["--size", "5000"]),
-            ("rc_pingpong", &["--size", "5000", "--service", "uc"]),
         ] {
             let options = [&["--device", device, "--iterations", "50"], more].concat();
             for line in processes(name, &options) {
