@@ -11,9 +11,13 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rdma_soft::{Builder, InstallError, Link, Network, SoftDevice};
-use rdma_sys::{Errno, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done};
+use rdma_sys::{
+    Errno, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done, ibv_wr_opcode,
+};
 use rdma_types::Gid;
-use test_support::rig::connect::{Endpoint, Knobs, RTR, Side, attributes, pair, to_init};
+use test_support::rig::connect::{
+    Endpoint, Knobs, RTR, Side, attributes, pair, pair_with, to_init,
+};
 use test_support::rig::datagram::{self, QKEY};
 use test_support::rig::post::Wr;
 use test_support::rig::{LOCAL_WRITE, Size, until};
@@ -52,6 +56,28 @@ fn a_reliable_connection_does_all_of_it() {
     let mut near = near("rc", RC);
     near.all_of_it();
     near.peer.end();
+}
+
+/// As much as a call takes. Both ends are of this process, and talk by its socket.
+#[test]
+fn the_largest_packets_come_in_runs() {
+    let device = Builder::new("largest").gids([]).listen(address()).force_wire();
+    device.install().unwrap();
+    let knobs = Knobs { mtu: rdma_sys::ibv_mtu::IBV_MTU_4096, ..KNOBS };
+    let (a, b) = pair_with("largest", &Size::default(), &knobs);
+    let length = 1 << 20;
+    let from = a.pd.register_filled((0..length as u32).map(|n| n as u8).collect(), LOCAL_WRITE);
+    let (to, back) = (b.pd.register(length, ACCESS), a.pd.register(length, ACCESS));
+    a.qp.post(&Wr::write(1, &[from.sge(0, length)], &to, 0));
+    a.send_cq.expect_success(1);
+    let read = Wr::new(2, ibv_wr_opcode::IBV_WR_RDMA_READ, &[back.sge(0, length)]);
+    a.qp.post(&read.remote(to.address(), to.rkey()));
+    a.send_cq.expect_success(2);
+    let [there, here] = [&to, &back].map(|memory| peer::sum(&peer::read(memory, 0, length)));
+    let sent = peer::sum(&peer::read(&from, 0, length));
+    assert_eq!((there, here), (sent, sent));
+    // Nothing was lost by being too long.
+    assert_eq!(SoftDevice::find("largest").unwrap().counters().send_err, 0);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Who found no space, in the order in which they came.
+//! Who found no space, or waits for something else, in the order in which they came.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Weak;
@@ -20,9 +20,21 @@ impl TurnedAway {
     }
 
     pub(crate) fn add(&mut self, sender: Weak<dyn Driven>) {
-        if self.there.insert(place(&sender)) {
-            self.order.push_back(sender);
+        if !self.there.insert(place(&sender)) {
+            return;
         }
+        if self.order.len() == self.order.capacity() {
+            // Those that are gone wait for nothing.
+            let there = &mut self.there;
+            self.order.retain(|other| {
+                let lives = other.strong_count() > 0;
+                if !lives {
+                    there.remove(&place(other));
+                }
+                lives
+            });
+        }
+        self.order.push_back(sender);
     }
 
     /// The first ones, which are to have another turn.

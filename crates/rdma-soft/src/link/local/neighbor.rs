@@ -21,6 +21,7 @@ use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
 use crate::link::memory::{BURST_BYTES, Datagram, Letter};
+use crate::link::turned_away::{self, TurnedAway};
 use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls, locked_in_models as locked};
 
 /// How many bursts wait for a process that does not read.
@@ -59,10 +60,9 @@ struct Outbox {
     /// Buffers that queue pairs write to.
     lent: usize,
     spare: Vec<Box<[u8]>>,
-    /// Who found no space.
-    turned_away: Vec<Weak<dyn Driven>>,
+    turned_away: TurnedAway,
     /// Whose connections lead there.
-    users: Vec<Weak<dyn Driven>>,
+    users: TurnedAway,
     /// Since when the process takes nothing, if something waits for it.
     stalled: Option<Time>,
 }
@@ -89,8 +89,21 @@ impl Neighbor {
 
     /// Gives each of them a turn.
     fn call_back(&self, all: &[Weak<dyn Driven>]) {
-        for sender in all.iter().filter_map(Weak::upgrade) {
-            self.device.fabric.unsettled.note_turn_of(&sender);
+        turned_away::call_back(all, &self.device.fabric.unsettled);
+    }
+
+    /// There may be space now: gives as many of those a turn that found none, and itself the next one, so that it sees
+    /// what they have made of it.
+    fn call_back_some(self: &Arc<Self>) {
+        let (first, more) = {
+            let outbox = &mut *locked(&self.outbox);
+            let first = outbox.turned_away.take(outbox.space());
+            let more = !first.is_empty() && !outbox.turned_away.is_empty();
+            (first, more)
+        };
+        self.call_back(&first);
+        if more {
+            self.device.fabric.unsettled.note_turn(self);
         }
     }
 
@@ -103,7 +116,7 @@ impl Neighbor {
             let outbox = &mut *locked(&self.outbox);
             self.gone.store(true, Ordering::Release);
             outbox.waiting = VecDeque::new();
-            (std::mem::take(&mut outbox.users), std::mem::take(&mut outbox.turned_away))
+            (outbox.users.take(usize::MAX), outbox.turned_away.take(usize::MAX))
         };
         self.call_back(&users);
         self.call_back(&turned_away);
@@ -199,6 +212,11 @@ impl Neighbor {
 }
 
 impl Outbox {
+    /// For how many bursts.
+    fn space(&self) -> usize {
+        BURSTS.saturating_sub(self.waiting.len() + self.lent)
+    }
+
     fn keep(&mut self, buffer: Box<[u8]>) {
         if self.spare.len() < SPARE {
             self.spare.push(buffer);
@@ -217,14 +235,7 @@ impl Process for Neighbor {
             drop(outbox);
             return self.call_back(&[user]);
         }
-        let users = &mut outbox.users;
-        if users.iter().any(|other| Weak::ptr_eq(other, &user)) {
-            return;
-        }
-        if users.len() == users.capacity() {
-            users.retain(|user| user.strong_count() > 0);
-        }
-        users.push(user);
+        outbox.users.add(user);
     }
 
     fn loses_datagrams(&self) -> bool {
@@ -233,10 +244,8 @@ impl Process for Neighbor {
 
     fn buffer(&self, sender: Weak<dyn Driven>) -> Option<Box<[u8]>> {
         let mut outbox = locked(&self.outbox);
-        if !self.has_ended() && outbox.waiting.len() + outbox.lent >= BURSTS {
-            if !outbox.turned_away.iter().any(|other| Weak::ptr_eq(other, &sender)) {
-                outbox.turned_away.push(sender);
-            }
+        if !self.has_ended() && outbox.space() == 0 {
+            outbox.turned_away.add(sender);
             return None;
         }
         outbox.lent += 1;
@@ -246,13 +255,12 @@ impl Process for Neighbor {
     }
 
     fn give_back(self: Arc<Self>, buffer: Box<[u8]>) {
-        let turned_away = {
+        {
             let outbox = &mut *locked(&self.outbox);
             outbox.lent -= 1;
             outbox.keep(buffer);
-            std::mem::take(&mut outbox.turned_away)
-        };
-        self.call_back(&turned_away);
+        }
+        self.call_back_some();
     }
 
     fn send(
@@ -311,12 +319,7 @@ impl Driven for Neighbor {
 
     fn take_turn(self: Arc<Self>) -> bool {
         let more = self.write();
-        let turned_away = {
-            let outbox = &mut *locked(&self.outbox);
-            let has_space = outbox.waiting.len() + outbox.lent < BURSTS;
-            if has_space { std::mem::take(&mut outbox.turned_away) } else { Vec::new() }
-        };
-        self.call_back(&turned_away);
+        self.call_back_some();
         more
     }
 
@@ -328,15 +331,14 @@ impl Driven for Neighbor {
 impl Alarmed for Neighbor {
     fn alarm_rings(self: Arc<Self>) {
         let now = self.device.fabric.clock.now();
-        let (lost, turned_away, again) = {
+        let (lost, again) = {
             let outbox = &mut *locked(&self.outbox);
             match outbox.stalled.map(|since| since + STALL) {
                 Some(end) if end <= now => {
                     outbox.stalled = None;
-                    let lost = std::mem::take(&mut outbox.waiting);
-                    (lost, std::mem::take(&mut outbox.turned_away), None)
+                    (std::mem::take(&mut outbox.waiting), None)
                 }
-                end => (VecDeque::new(), Vec::new(), end),
+                end => (VecDeque::new(), end),
             }
         };
         if let Some(end) = again {
@@ -349,7 +351,7 @@ impl Alarmed for Neighbor {
             let whose = Whose { qpn, peer_qpn, address: Some(path.remote) };
             self.device.drop_packets(Reason::Stalled, burst.segments, whose);
         }
-        self.call_back(&turned_away);
+        self.call_back_some();
         self.device.fabric.unsettled.settle();
     }
 }

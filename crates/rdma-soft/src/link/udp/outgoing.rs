@@ -21,7 +21,7 @@ use crate::fabric::clock::Time;
 use crate::fabric::random::SplitMix;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
-use crate::link::memory::{BURST_BYTES, Datagram, Letter};
+use crate::link::memory::{Datagram, Letter};
 use crate::link::turned_away::{self, TurnedAway};
 use crate::sync::{Mutex, locked_for_calls, locked_in_models as locked};
 
@@ -31,6 +31,8 @@ const BURSTS: usize = 64;
 const SPARE: usize = 16;
 /// How many bytes go with one call at most: less than a UDP datagram may have.
 const CALL: usize = 65_000;
+/// How many bytes of payload a burst has at most, so that its packets go with one call.
+const BURST: usize = 15 << 12;
 /// How many calls there are in a turn.
 const CALLS: u32 = 16;
 /// How many routers a packet passes at most, if nobody says so.
@@ -116,6 +118,7 @@ impl Writing {
             let written = packet::write(&way, identification, &headers, payload, &mut self.packets);
             debug_assert!(written.is_ok(), "a packet that no device sends: {headers:?}");
         }
+        debug_assert!(self.packets.len() <= CALL, "a burst of {burst:?}");
         true
     }
 
@@ -292,7 +295,7 @@ impl Process for Outgoing {
         outbox.lent += 1;
         let spare = outbox.spare.pop();
         drop(outbox);
-        Some(spare.unwrap_or_else(|| vec![0; BURST_BYTES].into_boxed_slice()))
+        Some(spare.unwrap_or_else(|| vec![0; BURST].into_boxed_slice()))
     }
 
     fn give_back(self: Arc<Self>, buffer: Box<[u8]>) {
