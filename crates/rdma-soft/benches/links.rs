@@ -1,4 +1,4 @@
-//! How fast the link between processes is, beside the sockets that it is made of. `docs/performance.md` has the
+//! How fast the links between processes and between hosts are, beside the sockets that they are made of. `docs/performance.md` has the
 //! results.
 //!
 //! ```sh
@@ -14,21 +14,28 @@
 #![allow(clippy::cast_precision_loss)]
 
 use std::env;
-use std::os::fd::OwnedFd;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
+use rdma_soft::Builder;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind,
     connect as connect_to, listen, recv, send, socket_with,
 };
 use test_support::rig::connect::{Endpoint, Knobs, Side, connect};
+use test_support::rig::datagram::gid_of;
 use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, LOCAL_WRITE, Mr, Size};
 
 /// In the environment of the second process: the name of the first one's socket.
 const SOCKET: &str = "RDMA_SOFT_LINKS_SOCKET";
+/// And where it listens, if they talk by UDP.
+const PLACE: &str = "RDMA_SOFT_LINKS_PLACE";
+/// The port of the sockets beside which UDP is measured.
+const PORT: u16 = 18_591;
 const ROUNDS: usize = 5;
 const ROUND_TRIPS: u64 = 20_000;
 /// How many bytes a round moves.
@@ -41,21 +48,28 @@ fn main() -> ExitCode {
     if let Ok(name) = env::var(SOCKET) {
         let socket = socket();
         connect_to(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
-        Ends::new(socket).serve();
+        Ends::new(socket, env::var(PLACE).ok().map(|place| place.parse().unwrap())).serve();
         return ExitCode::SUCCESS;
     }
     // `cargo test --benches` only wants to see that it starts.
     if !env::args().any(|argument| argument == "--bench") {
         return ExitCode::SUCCESS;
     }
-    let name = format!("rdma-soft-links/{}", std::process::id());
-    let listener = socket();
-    bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
-    listen(&listener, 1).unwrap();
-    let program = env::current_exe().unwrap();
-    let mut child = Command::new(program).env(SOCKET, name).spawn().unwrap();
-    Ends::new(accept(&listener).unwrap()).measure();
-    assert!(child.wait().unwrap().success());
+    let own = |last: u32| Ipv4Addr::from_bits(0x7f00_0002 + (std::process::id() << 3) + last);
+    for places in [None, Some((own(0), own(1)))] {
+        let name = format!("rdma-soft-links/{}/{}", std::process::id(), places.is_some());
+        let listener = socket();
+        bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        listen(&listener, 1).unwrap();
+        let mut command = Command::new(env::current_exe().unwrap());
+        command.env(SOCKET, name);
+        if let Some((_, far)) = places {
+            command.env(PLACE, far.to_string());
+        }
+        let mut child = command.spawn().unwrap();
+        Ends::new(accept(&listener).unwrap(), places.map(|(near, _)| near)).measure();
+        assert!(child.wait().unwrap().success());
+    }
     ExitCode::SUCCESS
 }
 
@@ -102,6 +116,8 @@ impl Work {
 /// One of two processes.
 struct Ends {
     socket: OwnedFd,
+    /// Beside what UDP is measured.
+    datagrams: Option<UdpSocket>,
     // Gone before the domain that it is of.
     memory: Mr,
     side: Side,
@@ -110,29 +126,41 @@ struct Ends {
 }
 
 impl Ends {
-    fn new(socket: OwnedFd) -> Self {
+    fn new(socket: OwnedFd, place: Option<Ipv4Addr>) -> Self {
         rdma_soft::install();
+        let device = place.map_or("soft0", |place| {
+            let device = Builder::new("links-udp").gids([]).listen(place.to_string());
+            device.install().unwrap().name()
+        });
         let size = Size { send_wr: 64, receive_wr: 64, ..Size::default() };
-        let side = Side::new("soft0", &size, 256);
+        let side = Side::new(device, &size, 256);
         let memory = side.pd.register(LARGEST, ALL_ACCESS | LOCAL_WRITE);
         let own = side.endpoint();
         let mut said = Vec::from(own.qpn.to_le_bytes());
         said.extend(memory.address().to_le_bytes());
         said.extend(memory.key().to_le_bytes());
+        said.extend(gid_of(&own.gid).to_bytes());
         send(&socket, &said, SendFlags::empty()).unwrap();
-        let mut heard = [0; 16];
+        let mut heard = [0; 32];
         assert_eq!(recv(&socket, &mut heard, RecvFlags::empty()).unwrap().0, heard.len());
         let number = |at: usize| u32::from_le_bytes(*heard[at..].first_chunk().unwrap());
         let remote = (u64::from_le_bytes(*heard[4..].first_chunk().unwrap()), number(12));
-        // The other process has the same device.
-        let peer = Endpoint { qpn: number(0), ..own };
+        let far = *heard[16..].first_chunk::<16>().unwrap();
+        let peer = Endpoint { qpn: number(0), gid: rdma_sys::ibv_gid { raw: far }, ..own };
+        let datagrams = place.map(|place| {
+            let socket = UdpSocket::bind((place, PORT)).unwrap();
+            socket.set_nonblocking(true).unwrap();
+            let far = Ipv4Addr::from(*far.last_chunk::<4>().unwrap());
+            socket.connect((far, PORT)).unwrap();
+            socket
+        });
         connect(
             &side.qp,
             &own,
             &peer,
             &Knobs { mtu: rdma_sys::ibv_mtu::IBV_MTU_4096, ..Knobs::default() },
         );
-        let ends = Self { socket, memory, side, remote };
+        let ends = Self { socket, datagrams, memory, side, remote };
         ends.meet();
         ends
     }
@@ -196,13 +224,19 @@ impl Ends {
         let [raw, own] = self.medians([Work::RawTrips, Work::Trips]).map(trips);
         println!("half a round trip of 8 bytes       ns   beside");
         println!("socket                       {raw:>8.0}");
-        println!("SEND on soft0                {own:>8.0}   {:.2}", own / raw);
+        let name = if self.datagrams.is_some() { "UDP" } else { "soft0" };
+        println!("SEND on {name:<21}{own:>8.0}   {:.2}", own / raw);
     }
 
     fn measure_writes(&self) {
         let speed = |time: Duration| BYTES as f64 / time.as_secs_f64() / 1e9;
         println!("one direction                    GB/s   beside");
         for length in [CHUNK, LARGEST] {
+            if self.datagrams.is_some() {
+                let [own] = self.medians([Work::Writes(length)]).map(speed);
+                println!("WRITE of {:>4} KiB on UDP     {own:>8.2}", length >> 10);
+                continue;
+            }
             let [raw, own] = self.medians([Work::RawBytes, Work::Writes(length)]).map(speed);
             println!("socket, 64 KiB               {raw:>8.2}");
             println!("WRITE of {:>4} KiB on soft0   {own:>8.2}   {:.2}", length >> 10, own / raw);
@@ -222,13 +256,16 @@ impl Ends {
     }
 
     fn raw_trips(&self, first: bool) {
+        // Neither sends before the other one is here.
+        self.meet();
+        let socket = self.datagrams.as_ref().map_or(self.socket.as_fd(), AsFd::as_fd);
         for _ in 0..ROUND_TRIPS {
             if first {
-                spin(|| send(&self.socket, &[0; 8], SendFlags::DONTWAIT));
+                spin(|| send(socket, &[0; 8], SendFlags::DONTWAIT));
             }
-            spin(|| recv(&self.socket, &mut [0; 8], RecvFlags::DONTWAIT).map(|got| got.0));
+            spin(|| recv(socket, &mut [0; 8], RecvFlags::DONTWAIT).map(|got| got.0));
             if !first {
-                spin(|| send(&self.socket, &[0; 8], SendFlags::DONTWAIT));
+                spin(|| send(socket, &[0; 8], SendFlags::DONTWAIT));
             }
         }
     }

@@ -3,7 +3,8 @@
 //!
 //! It takes five seconds, or as many as `RDMA_TEST_SOAK` says, with eight processes at a time, or as many as
 //! `RDMA_TEST_SOAK_PROCESSES` says. `RDMA_TEST_SEED` decides who is killed, and when.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::cast_possible_truncation)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::cast_possible_truncation)]
+#![allow(clippy::disallowed_methods)] // The programs' side has clocks and threads of its own.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
@@ -88,7 +89,8 @@ struct Soak {
     random: Random,
     count: usize,
     members: Vec<Option<Member>>,
-    said: (Sender<(usize, Said)>, Receiver<(usize, Said)>),
+    sender: Sender<(usize, Said)>,
+    said: Receiver<(usize, Said)>,
     met: u64,
     lost: u64,
     killed: u64,
@@ -98,7 +100,8 @@ struct Soak {
 impl Soak {
     fn new(random: Random, count: usize) -> Self {
         let members = Vec::new();
-        Self { random, count, members, said: channel(), met: 0, lost: 0, killed: 0, started: 0 }
+        let (sender, said) = channel();
+        Self { random, count, members, sender, said, met: 0, lost: 0, killed: 0, started: 0 }
     }
 
     fn start(&mut self) {
@@ -108,7 +111,7 @@ impl Soak {
         command.env(PLACE, if by_udp { own.to_string() } else { "soft0".to_owned() });
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (commands, lines) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let sender = self.said.0.clone();
+        let sender = self.sender.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(lines).lines().map_while(Result::ok) {
                 let said = match line.split_once(' ') {
@@ -143,7 +146,7 @@ impl Soak {
 
     /// Takes what one of them says.
     fn hear(&mut self) {
-        let (number, said) = self.said.1.recv_timeout(PATIENCE).expect("nobody says anything");
+        let (number, said) = self.said.recv_timeout(PATIENCE).expect("nobody says anything");
         let killed = self.members[number].as_ref().is_some_and(|member| member.killed);
         match said {
             Said::Here(_) | Said::Met(_) if killed => {}
@@ -206,11 +209,11 @@ impl Soak {
     }
 
     fn hear_at_end(&mut self) {
-        let (number, said) = self.said.1.recv_timeout(PATIENCE).expect("nobody says anything");
+        let (number, said) = self.said.recv_timeout(PATIENCE).expect("nobody says anything");
         match said {
             Said::Here(place) => self.members[number].as_mut().unwrap().here = Some(place),
             said => {
-                self.said.0.send((number, said)).unwrap();
+                self.sender.send((number, said)).unwrap();
                 self.hear();
             }
         }

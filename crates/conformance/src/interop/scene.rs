@@ -23,6 +23,15 @@ pub(super) enum Side {
 }
 pub(super) use Side::{A, B};
 
+impl Side {
+    const fn other(self) -> Self {
+        match self {
+            A => B,
+            B => A,
+        }
+    }
+}
+
 /// A station of this process, or of the other one.
 pub(super) enum Hand<'a> {
     Here(&'a mut Station),
@@ -102,6 +111,7 @@ const LOST: Duration = Duration::from_secs(1);
 
 /// The page with what SoftRoCE does otherwise.
 const DIFFERENCES: &str = include_str!("../../../../docs/rxe-differences.md");
+const OF_PACKETS: &str = include_str!("../../../../docs/wire-differences.md");
 
 /// A check's stage.
 pub(super) struct Scene<'a> {
@@ -311,10 +321,26 @@ impl<'a> Scene<'a> {
         let entry = format!("## {difference}");
         assert!(DIFFERENCES.lines().any(|line| line == entry), "no entry {difference}");
         let differs = self.facts(side).rxe;
+        self.note(differs, difference);
+        differs
+    }
+
+    /// Whether to expect the difference of this name of a software device that sends by UDP, in
+    /// `docs/wire-differences.md`.
+    pub(super) fn differs_by_udp(&mut self, side: Side, difference: &str) -> bool {
+        let entry = format!("## {difference}");
+        assert!(OF_PACKETS.lines().any(|line| line == entry), "no entry {difference}");
+        let [own, other] = [side, side.other()].map(|side| self.facts(side));
+        // What goes to another device goes by UDP.
+        let differs = !own.rxe && own.device != other.device;
+        self.note(differs, difference);
+        differs
+    }
+
+    fn note(&mut self, differs: bool, difference: &str) {
         if differs && !self.differences.iter().any(|known| known == difference) {
             self.differences.push(difference.to_owned());
         }
-        differs
     }
 
     /// A request of A with these elements, for B's sink where it needs a place.
