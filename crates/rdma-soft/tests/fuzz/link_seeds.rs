@@ -215,6 +215,13 @@ fn shapes(link: Link) -> Program {
         let udp = Udp { from: own, identification: own.into() };
         program.carried(&local, &udp).poll();
     }
+    // More is said than there is.
+    let said = Local { own: 0b10_1000, segment: 1000, said: 1000, ..Local::default() };
+    for _ in 0..8 {
+        program.tag(Tag::Packet, 0);
+        packet(SEND_ONLY, 0).write(&mut program.bytes);
+        program.carried(&said, &Udp::default()).poll();
+    }
     program
 }
 

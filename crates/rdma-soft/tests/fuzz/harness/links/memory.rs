@@ -41,6 +41,8 @@ pub(crate) struct Memory {
     before: Vec<u8>,
     /// What no packet may have: another one for each input.
     secret: [u8; 16],
+    /// What a connection of others has carried since: it is in buffers of the device.
+    carried: [u8; 16],
     /// A key of another domain.
     foreign: u32,
 }
@@ -62,14 +64,30 @@ impl Memory {
             Zone { begin, length, key: key_of(mr), rkey: rkey_of(mr) }
         });
         let before = (0..end).map(|at| 0x10 + (at / 8 % 199) as u8).collect();
-        Self { zones, memory, before, secret: [0; 16], foreign }
+        let mut memory = Self { zones, memory, before, secret: [0; 16], carried: [0; 16], foreign };
+        memory.carry(0);
+        memory
+    }
+
+    /// Bytes that nobody else has.
+    fn secret(&self, input: u64, salt: u64) -> [u8; 16] {
+        let mix = |n: u64| {
+            let n = (input << 2 | salt) ^ n << 32;
+            n.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) ^ self.memory.address()
+        };
+        let (low, high) = (mix(u64::from(std::process::id())), mix(u64::from(self.foreign)));
+        (u128::from(high) << 64 | u128::from(low)).to_le_bytes()
+    }
+
+    /// What a connection of others carries next.
+    pub(crate) fn carry(&mut self, input: u64) -> [u8; 16] {
+        self.carried = self.secret(input, 1);
+        self.carried
     }
 
     /// Fills it.
     pub(crate) fn prepare(&mut self, input: u64) {
-        let mix = |n: u64| (input ^ n << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-        self.secret[..8].copy_from_slice(&mix(u64::from(std::process::id())).to_le_bytes());
-        self.secret[8..].copy_from_slice(&mix(self.memory.address()).to_le_bytes());
+        self.secret = self.secret(input, 0);
         let zone = self.zones[PRIVATE];
         for part in self.before[zone.begin..zone.begin + zone.length].chunks_exact_mut(16) {
             part.copy_from_slice(&self.secret);
@@ -92,11 +110,14 @@ impl Memory {
             }
         }
         same(after.len(), 0);
+        let found = has(&after, &self.carried);
+        assert!(!found, "what others have sent is where a stranger's packets went");
     }
 
-    /// That a packet which the device has sent has nothing of what nobody may read.
+    /// That a packet which the device has sent has nothing of what it may not have.
     pub(crate) fn check_sent(&self, packet: &[u8]) {
-        assert!(!packet.windows(16).any(|part| part == self.secret), "private memory was sent");
+        assert!(!has(packet, &self.secret), "private memory was sent");
+        assert!(!has(packet, &self.carried), "what others have sent was sent to a stranger");
     }
 
     /// A slot of a zone.
@@ -140,4 +161,8 @@ impl Memory {
             _ => 0,
         }
     }
+}
+
+fn has(bytes: &[u8], secret: &[u8; 16]) -> bool {
+    bytes.windows(16).any(|part| part == secret)
 }

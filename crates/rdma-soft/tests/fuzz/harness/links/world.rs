@@ -187,7 +187,7 @@ impl World {
     /// A WRITE of a connection that nobody has sent to arrives, and counters have only grown.
     pub(crate) fn check(&mut self) {
         self.memory.check();
-        self.good.write(self.inputs);
+        self.good.write(self.inputs, &self.memory.carry(self.inputs));
         let after = self.soft.counters();
         for ((name, before), (_, after)) in self.counters.iter().zip(after.iter()) {
             assert!(after >= before, "{name}: {before}, {after}");
@@ -215,14 +215,16 @@ impl Good {
         Self { from, to, a, b }
     }
 
-    fn write(&self, input: u64) {
-        let length = [0, 8, 1024, 5000][input as usize % 4];
-        self.from.fill_part(0, length, input as u8);
+    /// Writes these bytes, several times.
+    fn write(&self, input: u64, bytes: &[u8; 16]) {
+        let length = [5000, 8, 1024, 0][input as usize % 4];
+        let all: Vec<u8> = bytes.iter().copied().cycle().take(length).collect();
+        self.from.copy_in(0, &all);
         self.to.fill(0x5a);
         self.a.qp.post(&Wr::write(input, &[self.from.sge(0, length)], &self.to, 100));
         self.a.send_cq.expect_success(input);
         let mut expected = vec![0x5a; GOOD];
-        expected[100..100 + length].fill(input as u8);
+        expected[100..100 + length].copy_from_slice(&all);
         assert!(self.to.bytes() == expected, "a WRITE of {length} bytes");
         assert!(self.b.receive_cq.is_empty());
     }
