@@ -49,6 +49,7 @@ pub(crate) fn all(link: Link) -> Vec<Seed> {
         ("refusals-too-late", refusals(link, Setting::IMPATIENT)),
         ("runs", runs(link)),
         ("shapes", shapes(link)),
+        ("more-than-there-is", more_than_there_is(link)),
         ("bytes", bytes(link)),
         ("specials", specials(link)),
         ("states", states(link)),
@@ -215,12 +216,17 @@ fn shapes(link: Link) -> Program {
         let udp = Udp { from: own, identification: own.into() };
         program.carried(&local, &udp).poll();
     }
-    // More is said than there is.
-    let said = Local { own: 0b10_1000, segment: 1000, said: 1000, ..Local::default() };
-    for _ in 0..8 {
+    program
+}
+
+/// More is said than there is.
+fn more_than_there_is(link: Link) -> Program {
+    let mut program = Program::new(link, 0, 0);
+    let local = Local { own: 0b10_0000, said: 256, ..Local::default() };
+    for (opcode, to) in [(RC, 0), (UC, 2), (UD, 3), (RC, 1)] {
         program.tag(Tag::Packet, 0);
-        packet(SEND_ONLY, 0).write(&mut program.bytes);
-        program.carried(&said, &Udp::default()).poll();
+        packet(opcode | SEND_ONLY, to).write(&mut program.bytes);
+        program.carried(&local, &Udp::default()).poll();
     }
     program
 }
