@@ -33,6 +33,8 @@ struct Zone {
     length: usize,
     key: u32,
     rkey: u32,
+    /// It stays registered: who looks for leaks finds it here.
+    _mr: usize,
 }
 
 pub(crate) struct Memory {
@@ -61,7 +63,8 @@ impl Memory {
             let start = memory.start().wrapping_add(begin);
             let mr = pd.try_register(start, length, RIGHTS[number]);
             let mr = mr.unwrap_or_else(|errno| panic!("zone {number}: {errno}"));
-            Zone { begin, length, key: key_of(mr), rkey: rkey_of(mr) }
+            let (key, rkey) = (key_of(mr), rkey_of(mr));
+            Zone { begin, length, key, rkey, _mr: mr.expose_provenance() }
         });
         let before = (0..end).map(|at| 0x10 + (at / 8 % 199) as u8).collect();
         let mut memory = Self { zones, memory, before, secret: [0; 16], carried: [0; 16], foreign };
