@@ -209,7 +209,8 @@ const GOOD: usize = 6000;
 impl Good {
     fn new(device: &str) -> Self {
         let [a, b] = [(); 2].map(|()| Side::new(device, &Size::default(), 64));
-        connect_sides(&a, &b, &Knobs { timeout: 14, ..Knobs::default() });
+        // A second each time: the machine may be busy, and processes that take nothing lose packets.
+        connect_sides(&a, &b, &Knobs { timeout: 18, ..Knobs::default() });
         let from = a.pd.register(GOOD, LOCAL_WRITE);
         let to = b.pd.register(GOOD, ALL_ACCESS);
         Self { from, to, a, b }
