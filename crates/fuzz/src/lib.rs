@@ -38,3 +38,13 @@ pub fn work_request(bytes: &[u8]) {
 pub fn simulator(bytes: &[u8]) {
     sim::fuzz(bytes);
 }
+
+/// What strangers send to the socket of a slot, as other processes do.
+pub fn local_link(bytes: &[u8]) {
+    soft::local_link(bytes);
+}
+
+/// What strangers send to the UDP socket of a device that listens.
+pub fn udp_link(bytes: &[u8]) {
+    soft::udp_link(bytes);
+}

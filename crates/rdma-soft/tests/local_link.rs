@@ -144,7 +144,8 @@ fn what_no_device_sends_ends_its_connection_alone() {
     wait_until_closed(&socket);
     let before = near.peer.files();
     let socket = connect_to(&name).unwrap();
-    hostile::send_with_descriptors(&socket, &Head { qpn: 0x00ab_cdef, ..fine }.bytes(0));
+    let message = Head { qpn: 0x00ab_cdef, ..fine }.bytes(0);
+    assert!(hostile::send_with_descriptors(&socket, &message));
     near.peer.until_counter("unknown_qp", 1);
     assert_eq!(near.peer.files(), before + 1, "descriptors that came along");
     // As many bursts as there may be.

@@ -422,6 +422,8 @@ const FUZZ: &[Step] = &[
     fuzz!("requester"),
     fuzz!("endpoint"),
     fuzz!("work_request"),
+    fuzz!("local_link"),
+    fuzz!("udp_link"),
     fuzz!("simulator"),
 ];
 

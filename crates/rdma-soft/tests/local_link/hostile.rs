@@ -16,7 +16,13 @@ pub(crate) const fn slot_of(number: u32) -> u32 {
 
 /// Of the socket of a slot.
 pub(crate) fn name_of(slot: u32) -> String {
-    format!("rdma-soft/2/{}/soft0/{slot:03x}", rustix::process::geteuid().as_raw())
+    name_at("soft0", slot)
+}
+
+/// Of the socket of a slot of that device.
+pub(crate) fn name_at(device: &str, slot: u32) -> String {
+    let user = rustix::process::geteuid().as_raw();
+    format!("rdma-soft/{VERSION}/{user}/{device}/{slot:03x}")
 }
 
 pub(crate) fn connect_to(name: &str) -> Result<OwnedFd, Errno> {
@@ -53,13 +59,14 @@ pub(crate) fn send_all(socket: &OwnedFd, bytes: &[u8]) {
     assert!(try_send(socket, bytes));
 }
 
-pub(crate) fn send_with_descriptors(socket: &OwnedFd, bytes: &[u8]) {
+/// Says whether the connection is there still.
+pub(crate) fn send_with_descriptors(socket: &OwnedFd, bytes: &[u8]) -> bool {
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut along = SendAncillaryBuffer::new(&mut space);
     let descriptors = [socket.as_fd(); 3];
     assert!(along.push(SendAncillaryMessage::ScmRights(&descriptors)));
     let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut along, SendFlags::NOSIGNAL);
-    assert_eq!(sent, Ok(bytes.len()));
+    sent == Ok(bytes.len())
 }
 
 pub(crate) fn is_closed(socket: &OwnedFd) -> bool {
@@ -69,6 +76,21 @@ pub(crate) fn is_closed(socket: &OwnedFd) -> bool {
 pub(crate) fn wait_until_closed(socket: &OwnedFd) {
     until("the end of a connection", || is_closed(socket));
 }
+
+/// Of the messages, and of the names of sockets.
+const VERSION: u8 = 2;
+
+/// How many bytes there are in front of a payload.
+pub(crate) const HEAD: usize = 96;
+/// Where the headers of the first packet are, and those of the last one or the route header of a datagram.
+pub(crate) const FIRST: usize = 16;
+pub(crate) const SECOND: usize = 56;
+/// There are several packets.
+pub(crate) const WITH_LAST: u8 = 1;
+/// It is a datagram.
+pub(crate) const DATAGRAM: u8 = 2;
+/// A datagram with a route header.
+pub(crate) const ROUTED: u8 = 4;
 
 /// What is in front of a payload (`src/link/local/head.rs`).
 #[derive(Clone, Copy)]
@@ -85,20 +107,21 @@ pub(crate) struct Head {
 impl Head {
     /// Of an empty SEND.
     pub(crate) fn new(qpn: u32) -> Self {
-        Self { version: 2, flags: 0, indices: [0; 2], segment: 0, segments: 1, said: 0, qpn }
+        Self { version: VERSION, flags: 0, indices: [0; 2], segment: 0, segments: 1, said: 0, qpn }
     }
 
     /// With so many bytes of payload.
     pub(crate) fn bytes(&self, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0; 96 + length];
+        let mut bytes = vec![0; HEAD + length];
         bytes[..2].copy_from_slice(&[self.version, self.flags]);
         bytes[2..4].copy_from_slice(&self.indices);
         bytes[4..6].copy_from_slice(&self.segment.to_le_bytes());
         bytes[6..8].copy_from_slice(&self.segments.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.said.to_le_bytes());
-        for at in [16, 56] {
+        for at in [FIRST, SECOND] {
             // RC SEND Only of the default partition; of a last packet, RC SEND Last.
-            bytes[at] = if at == 16 && self.flags & 1 == 0 { 4 } else { 2 * u8::from(at == 56) };
+            let alone = at == FIRST && self.flags & WITH_LAST == 0;
+            bytes[at] = if alone { 4 } else { 2 * u8::from(at == SECOND) };
             bytes[at + 2..at + 4].fill(0xff);
             bytes[at + 4..at + 8].copy_from_slice(&self.qpn.to_be_bytes());
         }
@@ -134,7 +157,7 @@ pub(crate) fn plausible(random: &mut Random, qpn: u32) -> Vec<u8> {
     let segments = if several { length.div_ceil(u32::from(segment).max(1)) } else { 1 };
     let service: u8 = if datagram { 3 << 5 } else { (random.below(2) as u8) << 5 };
     let head = Head {
-        flags: u8::from(several && !datagram) | if datagram { 2 | 4 } else { 0 },
+        flags: u8::from(several && !datagram) | if datagram { DATAGRAM | ROUTED } else { 0 },
         indices: [random.below(5) as u8, random.below(5) as u8],
         segment,
         segments: u16::try_from(segments).unwrap_or(u16::MAX),
@@ -144,7 +167,7 @@ pub(crate) fn plausible(random: &mut Random, qpn: u32) -> Vec<u8> {
     let mut bytes = head.bytes(length as usize);
     // The flags and the pad of the header, what is asked for, and sequence numbers near those that
     // are expected.
-    for at in [16, 56] {
+    for at in [FIRST, SECOND] {
         bytes[at] = service | random.below(24) as u8;
         bytes[at + 1] = (random.next() as u8) & 0xb0;
         bytes[at + 8] = random.next() as u8;
@@ -154,7 +177,7 @@ pub(crate) fn plausible(random: &mut Random, qpn: u32) -> Vec<u8> {
             *byte = [0, 0xff, random.next() as u8, 1][random.below(4) as usize];
         }
     }
-    for byte in &mut bytes[96..] {
+    for byte in &mut bytes[HEAD..] {
         *byte = random.next() as u8;
     }
     bytes

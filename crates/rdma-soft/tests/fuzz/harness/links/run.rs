@@ -1,0 +1,116 @@
+//! An input from its beginning to its end.
+
+use arbitrary::Unstructured;
+use test_support::fuzz::number;
+use test_support::rig::until;
+
+use super::input::{self, Packet, Post, Setting, Tag};
+use super::packet::{self, Piece};
+use super::world::World;
+
+/// The way to a device that a stranger has.
+pub(crate) trait Way {
+    /// Sends bytes as they are.
+    fn send(&mut self, world: &World, bytes: Vec<u8>);
+
+    /// Sends packets of one message.
+    fn send_packets(
+        &mut self,
+        world: &World,
+        packet: &Packet,
+        pieces: &[Piece],
+        input: &mut Unstructured<'_>,
+    );
+
+    /// Sends a packet as it should be.
+    fn send_mark(&mut self, mark: &Piece);
+
+    /// What is another one on each link.
+    fn special(&mut self, world: &World, what: u8, input: &mut Unstructured<'_>);
+
+    /// Sees that what is sent now arrives. Whether what was sent before may be lost.
+    fn renew(&mut self) -> bool;
+
+    /// Takes what the device has sent.
+    fn drain(&mut self, take: &mut dyn FnMut(&[u8]));
+}
+
+/// So many steps there are before it is waited until all is taken: as many as a socket has space for.
+const STEPS: u32 = 16;
+/// A mark may get lost where the socket of the device is full.
+const AGAIN: u32 = 10_000;
+
+pub(crate) fn run(world: &mut World, way: &mut impl Way, bytes: &[u8]) {
+    let mut input = Unstructured::new(bytes);
+    let setting = Setting::read(&mut input);
+    world.prepare(&setting);
+    let mut steps = 0;
+    while !input.is_empty() {
+        step(world, way, &setting, &mut input);
+        pump(world, way);
+        steps += 1;
+        if steps % STEPS == 0 {
+            settle(world, way);
+        }
+    }
+    settle(world, way);
+    world.end_requests();
+    settle(world, way);
+    world.check();
+}
+
+fn step(world: &mut World, way: &mut impl Way, setting: &Setting, input: &mut Unstructured<'_>) {
+    let (tag, more) = Tag::read(input);
+    match tag {
+        Tag::Raw => way.send(world, input::bytes(input)),
+        Tag::Packet | Tag::Run => {
+            let packet = Packet::read(input);
+            let (count, last) = match tag {
+                Tag::Run => (1 + more % 32, number(input)),
+                _ => (1, 0),
+            };
+            let pieces = packet::pieces(world, &packet, count, last);
+            way.send_packets(world, &packet, &pieces, input);
+        }
+        Tag::Post => world.send(more, &Post::read(input)),
+        Tag::Receive => world.receive(more),
+        Tag::Modify => modify(world, setting, more),
+        Tag::Poll => (0..more % 32).for_each(|_| pump(world, way)),
+        Tag::Special => way.special(world, more, input),
+    }
+}
+
+fn modify(world: &mut World, setting: &Setting, more: u8) {
+    world.poll();
+    let victim = more % 4;
+    match more >> 2 & 3 {
+        0 => world.victim(victim).end(),
+        1 => world.victim(victim).reset(),
+        _ => {
+            world.victim(victim).reset();
+            world.connect(victim, setting);
+        }
+    }
+}
+
+fn pump(world: &mut World, way: &mut impl Way) {
+    world.poll();
+    let memory = &world.memory;
+    way.drain(&mut |packet| memory.check_sent(packet));
+}
+
+/// Returns when all that was sent is taken.
+fn settle(world: &mut World, way: &mut impl Way) {
+    world.marks += 1;
+    way.renew();
+    way.send_mark(&packet::mark(world));
+    let mut rounds = 0_u32;
+    until("the end of what was sent", || {
+        pump(world, way);
+        rounds += 1;
+        if way.renew() || rounds.is_multiple_of(AGAIN) {
+            way.send_mark(&packet::mark(world));
+        }
+        world.has_mark()
+    });
+}
