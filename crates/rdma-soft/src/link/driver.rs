@@ -338,8 +338,13 @@ impl Driver {
     }
 
     fn read_all(&self) {
-        let all: Vec<_> = locked(&self.ends).all().cloned().collect();
-        all.into_iter().for_each(Watched::read_all);
+        // Without a list of them, which would take memory: each is looked up when it is its turn.
+        let next = |place: usize| {
+            let ends = locked(&self.ends);
+            let end = ends.places.get(place)?;
+            Some(end.as_ref().map(|(_, watched)| Arc::clone(watched)))
+        };
+        (0..).map_while(next).flatten().for_each(Watched::read_all);
     }
 
     /// These have ended. What they have said before is heard first: an acknowledgement, for one.
