@@ -127,12 +127,9 @@ impl Fabric {
     pub(crate) fn ring_due_alarms(&self) {
         // Once: what is set from here on is for the next poll.
         let now = self.clock.now();
-        for n in 0..RINGS {
+        for _ in 0..RINGS {
             if Time::from_nanoseconds(self.timers.first()) > now {
                 return;
-            }
-            if n == 0 {
-                self.hear_first();
             }
             // Who holds it sees to the alarms, or sets one.
             let mut schedule = match self.timers.schedule.try_lock() {
@@ -148,14 +145,6 @@ impl Fabric {
                 stalls::here();
                 owner.alarm_rings();
             }
-        }
-    }
-
-    /// What has come by now is heard before a deadline is said to have passed: a process that was stopped, or found no
-    /// processor for so long, may have its answer.
-    fn hear_first(&self) {
-        if let Some(link) = self.polled.get() {
-            link.catch_up();
         }
     }
 
@@ -177,7 +166,6 @@ impl Fabric {
                 // The last reference may go here, and takes the lock when it does.
                 if let Some(owner) = owner.upgrade() {
                     stalls::here();
-                    self.hear_first();
                     owner.alarm_rings();
                 }
                 schedule = self.timers.lock();

@@ -115,6 +115,11 @@ impl SendSide {
 impl Alarmed for QueuePair {
     fn alarm_rings(self: Arc<Self>) {
         let mut aftermath = Aftermath::default();
+        // A process that was stopped, or found no processor for so long, may have its answer.
+        let late = self.send.lock().has_expired(&self);
+        if late && let Some(link) = self.device.fabric.polled.get() {
+            link.catch_up();
+        }
         self.send.lock().alarm_rings(&self, &mut aftermath);
         if self.place.waits() {
             self.device.fabric.unsettled.note_turn(&self);

@@ -173,6 +173,14 @@ impl SendSide {
         Some(result)
     }
 
+    /// Whether an answer has not come in time.
+    pub(super) fn has_expired(&self, own: &QueuePair) -> bool {
+        let Some(Wire { protocol: Protocol::Reliable(protocol), .. }) = self.wire.as_deref() else {
+            return false;
+        };
+        protocol.deadline().is_some_and(|at| at <= wire::time(own.device.fabric.clock.now()))
+    }
+
     /// Sends some of what is in the queue. Says whether there may be more.
     pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
         if self.wire.is_none() {
