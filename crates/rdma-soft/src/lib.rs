@@ -13,7 +13,7 @@
 //!
 //! # What it does
 //!
-//! Reliable connections, in a process and between processes of one host: SEND, RDMA WRITE, RDMA READ and atomics, with
+//! Reliable connections, in a process, between processes of one host, and [to other hosts](Builder::listen): SEND, RDMA WRITE, RDMA READ and atomics, with
 //! immediate data, inline data, unsignaled, solicited and fenced requests; unreliable connections and
 //! datagrams, also to multicast groups; shared receive queues; extended queue pairs and completion
 //! queues, with timestamps; completion channels and asynchronous events; the state machine of queue pairs with
