@@ -26,7 +26,7 @@ use crate::engine::queue_pair::QueuePair;
 use crate::engine::queue_pair::qpn::slot_of;
 use crate::engine::queue_pair::table::QueuePairTable;
 use crate::engine::requester::side::{Blocked, Peer};
-use crate::engine::wire::{Outlet, Process};
+use crate::engine::wire::{Carrier, Outlet};
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
 use crate::fabric::devices::InstallError;
@@ -124,10 +124,10 @@ pub(crate) trait Host: Send + Sync + std::fmt::Debug {
     fn claim(&self, device: &'static Device, slot: u16) -> bool;
 
     /// Connects this process to that which gives out a number.
-    fn connect(&self, device: &'static Device, number: u32) -> Result<Arc<dyn Process>, Refusal>;
+    fn connect(&self, device: &'static Device, number: u32) -> Result<Arc<dyn Carrier>, Refusal>;
 
     /// The process that gives out a number, if this one is connected to it.
-    fn connected(&self, number: u32) -> Option<Arc<dyn Process>>;
+    fn connected(&self, number: u32) -> Option<Arc<dyn Carrier>>;
 }
 
 /// The way from one address of a device to other hosts.
@@ -139,7 +139,7 @@ pub(crate) trait Network: Send + Sync + std::fmt::Debug {
     fn reach(&self, remote: &Address) -> Result<(), Refusal>;
 
     /// Where packets go.
-    fn outlet(&self) -> Arc<dyn Process>;
+    fn outlet(&self) -> Arc<dyn Carrier>;
 
     /// Hears what is sent to the groups that the device has, of which one may be new, and to no others.
     fn see_to_groups(&self, newest: Option<Gid>, has: &dyn Fn(Gid) -> bool) -> Result<(), Refusal>;
@@ -340,14 +340,14 @@ impl Device {
         &self,
         path: &Path,
         number: u32,
-        process: impl FnOnce(&dyn Host) -> Option<Arc<dyn Process>>,
+        process: impl FnOnce(&dyn Host) -> Option<Arc<dyn Carrier>>,
     ) -> Way {
         let there = self.fabric.devices.at(self.link, &path.remote);
         if let Some(network) = self.network_towards(path, there) {
-            return Way::Wire(Outlet::Process(network.outlet()));
+            return Way::Wire(Outlet::Carrier(network.outlet()));
         }
         if let Some(host) = self.host_of_other(path, there, number) {
-            return Way::Wire(process(host).map_or(Outlet::Nowhere, Outlet::Process));
+            return Way::Wire(process(host).map_or(Outlet::Nowhere, Outlet::Carrier));
         }
         match there {
             _ if !there.map_or(self.force_wire, |there| self.sends_packets_to(there)) => {
@@ -366,7 +366,7 @@ impl Device {
             return network.reach(&path.remote).map(|()| Outlet::Nowhere);
         }
         match self.host_of_other(path, there, number) {
-            Some(host) => host.connect(self, number).map(Outlet::Process),
+            Some(host) => host.connect(self, number).map(Outlet::Carrier),
             None => Ok(Outlet::Nowhere),
         }
     }
@@ -397,7 +397,7 @@ impl Device {
 
     /// Where packets to a group go beside the devices of this process.
     pub(crate) fn outlet_from(&self, path: &Path) -> Option<Outlet> {
-        self.network_of(&path.local).map(|network| Outlet::Process(network.outlet()))
+        self.network_of(&path.local).map(|network| Outlet::Carrier(network.outlet()))
     }
 
     /// The way from one of its addresses to other hosts.

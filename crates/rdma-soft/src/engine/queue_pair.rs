@@ -399,12 +399,12 @@ impl QueuePair {
 
     /// Gets a turn when the process ends that a connection of this queue pair leads to.
     fn hear_of_end(self: &Arc<Self>) {
-        let process = match self.send.lock().wire.as_ref().map(|wire| wire.route.outlet.clone()) {
-            Some(Outlet::Process(process)) => process,
+        let carrier = match self.send.lock().wire.as_ref().map(|wire| wire.route.outlet.clone()) {
+            Some(Outlet::Carrier(carrier)) => carrier,
             _ => return,
         };
         let user: Weak<dyn Driven> = Arc::<Self>::downgrade(self);
-        process.add_user(user);
+        carrier.add_user(user);
     }
 
     /// Modifies, under the locks, and says to what state.

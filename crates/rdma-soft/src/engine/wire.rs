@@ -32,9 +32,9 @@ pub(crate) const TURN: u32 = 16;
 /// The partition of the port, of which it is a full member.
 const P_KEY: u16 = Bth::DEFAULT_P_KEY;
 
-/// Another process, to which packets go.
-pub(crate) trait Process: Send + Sync + std::fmt::Debug {
-    /// Whether it has ended, so that nothing arrives there any more.
+/// What carries packets out of this process: to another process of the host, or to other hosts.
+pub(crate) trait Carrier: Send + Sync + std::fmt::Debug {
+    /// Whether what they go to has ended, so that nothing arrives there any more.
     fn has_ended(&self) -> bool;
 
     /// When it ends, this one gets a turn; at once if it has.
@@ -67,7 +67,8 @@ pub(crate) enum Outlet {
     Nowhere,
     /// To a device of this process.
     Inbox(&'static Arc<Inbox>),
-    Process(Arc<dyn Process>),
+    /// Out of this process.
+    Carrier(Arc<dyn Carrier>),
 }
 
 impl Outlet {
@@ -76,19 +77,19 @@ impl Outlet {
         matches!(self, Self::Nowhere) || self.has_ended()
     }
 
-    /// Whether the process that was there has ended.
+    /// Whether what was there has ended.
     pub(crate) fn has_ended(&self) -> bool {
-        matches!(self, Self::Process(process) if process.has_ended())
+        matches!(self, Self::Carrier(carrier) if carrier.has_ended())
     }
 
     /// Whether a datagram is lost for which there is no space.
     pub(crate) fn loses_datagrams(&self) -> bool {
-        matches!(self, Self::Process(process) if process.loses_datagrams())
+        matches!(self, Self::Carrier(carrier) if carrier.loses_datagrams())
     }
 
     /// Whether bursts that are sent one after the other leave in one message, which costs less.
     pub(crate) fn takes_several(&self) -> bool {
-        matches!(self, Self::Process(_))
+        matches!(self, Self::Carrier(_))
     }
 
     /// A buffer for the payload of one burst, which is to be [sent](Self::send) or [given back](Self::give_back). If
@@ -97,7 +98,7 @@ impl Outlet {
         match self {
             Self::Nowhere => None,
             Self::Inbox(inbox) => inbox.buffer(sender),
-            Self::Process(process) => process.buffer(Arc::<D>::downgrade(sender)),
+            Self::Carrier(carrier) => carrier.buffer(Arc::<D>::downgrade(sender)),
         }
     }
 
@@ -105,7 +106,7 @@ impl Outlet {
         match self {
             Self::Nowhere => drop(buffer),
             Self::Inbox(inbox) => inbox.give_back(buffer),
-            Self::Process(process) => Arc::clone(process).give_back(buffer),
+            Self::Carrier(carrier) => Arc::clone(carrier).give_back(buffer),
         }
     }
 
@@ -121,8 +122,8 @@ impl Outlet {
         match self {
             Self::Nowhere => drop(payload),
             Self::Inbox(inbox) => inbox.send(from, path, burst, datagram, payload),
-            Self::Process(process) => {
-                Arc::clone(process).send(path, burst, datagram, payload);
+            Self::Carrier(carrier) => {
+                Arc::clone(carrier).send(path, burst, datagram, payload);
             }
         }
     }

@@ -17,7 +17,7 @@ use super::{connect_to, listen_at};
 use crate::device::{Device, Host};
 use crate::engine::Refusal;
 use crate::engine::queue_pair::qpn::slot_of;
-use crate::engine::wire::Process;
+use crate::engine::wire::Carrier;
 use crate::fabric::random::Seed;
 use crate::sync::locked;
 
@@ -131,7 +131,7 @@ impl Host for LocalHost {
         }
     }
 
-    fn connect(&self, device: &'static Device, number: u32) -> Result<Arc<dyn Process>, Refusal> {
+    fn connect(&self, device: &'static Device, number: u32) -> Result<Arc<dyn Carrier>, Refusal> {
         // Answers would not come back.
         if let Some(&errno) = self.unavailable.get() {
             return Err(Refusal::without_files(errno));
@@ -149,7 +149,7 @@ impl Host for LocalHost {
         Ok(neighbor)
     }
 
-    fn connected(&self, number: u32) -> Option<Arc<dyn Process>> {
+    fn connected(&self, number: u32) -> Option<Arc<dyn Carrier>> {
         let found = locked(&self.neighbors).get(&slot_of(number))?.upgrade()?;
         Some(found)
     }

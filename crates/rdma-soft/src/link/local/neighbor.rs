@@ -14,7 +14,7 @@ use super::head::{HEAD, LONGEST, LONGEST_MESSAGE, MOST, encode};
 use crate::address::Path;
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
-use crate::engine::wire::Process;
+use crate::engine::wire::Carrier;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
@@ -224,7 +224,7 @@ impl Outbox {
     }
 }
 
-impl Process for Neighbor {
+impl Carrier for Neighbor {
     fn has_ended(&self) -> bool {
         self.gone.load(Ordering::Acquire)
     }

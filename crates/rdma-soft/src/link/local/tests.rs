@@ -11,7 +11,7 @@ use super::*;
 use crate::address::{Address, Path};
 use crate::device::gid_place::GidPlace;
 use crate::device::limits::Limits;
-use crate::engine::wire::Process as _;
+use crate::engine::wire::Carrier as _;
 use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::link::Link;

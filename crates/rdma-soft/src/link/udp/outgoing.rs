@@ -16,7 +16,7 @@ use super::packet::{self, Way};
 use crate::address::{Address, Path};
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
-use crate::engine::wire::Process;
+use crate::engine::wire::Carrier;
 use crate::fabric::clock::Time;
 use crate::fabric::random::SplitMix;
 use crate::fabric::timers::{Alarm, Alarmed};
@@ -275,7 +275,7 @@ impl Outbox {
     }
 }
 
-impl Process for Outgoing {
+impl Carrier for Outgoing {
     fn has_ended(&self) -> bool {
         false
     }

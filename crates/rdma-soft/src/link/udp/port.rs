@@ -16,7 +16,7 @@ use super::{address, entry};
 use crate::address::{Address, GidEntry};
 use crate::device::{Device, Network};
 use crate::engine::Refusal;
-use crate::engine::wire::Process;
+use crate::engine::wire::Carrier;
 use crate::link::driver::Driver;
 use crate::sync::locked;
 
@@ -85,7 +85,7 @@ impl Network for Port {
         }
     }
 
-    fn outlet(&self) -> Arc<dyn Process> {
+    fn outlet(&self) -> Arc<dyn Carrier> {
         self.receiver.use_it();
         Arc::<Outgoing>::clone(&self.outgoing)
     }
