@@ -15,6 +15,7 @@ use rdma_sys::{
     Errno, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc_opcode as Done, ibv_wr_opcode,
 };
 use rdma_types::Gid;
+use test_support::program::is_emulated;
 use test_support::rig::connect::{
     Endpoint, Knobs, RTR, Side, attributes, pair, pair_with, to_init,
 };
@@ -184,7 +185,9 @@ fn what_is_lost_is_sent_again() {
     let device = Builder::new("lossy").gids([]).listen(address()).lossy(0.05, 1);
     let device = device.install().unwrap();
     let mut near = Near::on(device.name(), peer, RC, &KNOBS);
-    for _ in 0..10 {
+    // Emulated, each takes seconds.
+    let rounds = if is_emulated() { 2 } else { 10 };
+    for _ in 0..rounds {
         near.all_of_it();
     }
     assert!(device.counters().local_ack_timeout_err + device.counters().rcvd_seq_err > 0);
