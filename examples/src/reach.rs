@@ -32,8 +32,9 @@ pub fn check_reach(
     match SoftDevice::find(device) {
         Some(_) if !same && !listens => Err(format!(
             "{device} is a software device, which the peer's device cannot be reached from: start both \
-             processes as one user on one host, with `--device soft0` or `--device softib0`, or give both \
-             a device of the kernel, such as `--device rxe0`"
+             processes as one user on one host, with `--device soft0` or `--device softib0`; on two hosts set \
+             RDMA_SOFT_LISTEN on both, to an address of each, and take `--device soft0`; or give both a device \
+             of the kernel, such as `--device rxe0`"
         )
         .into()),
         _ => Ok(()),

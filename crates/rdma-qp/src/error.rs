@@ -326,7 +326,8 @@ pub(crate) fn modify_hint(errno: Errno) -> Option<Cow<'static, str>> {
         }
         Errno::ETIMEDOUT | Errno::EHOSTUNREACH | Errno::ENETUNREACH => {
             "nobody is there: is the peer alive, and are QPN, GID or LID those that it gave? A GID of a network has to \
-             be reachable from its interface; a software device reaches those processes that share it"
+             be reachable from its interface; a software device reaches those processes that share it, and \
+             other hosts from an address at which it listens"
         }
         _ => return None,
     }))

@@ -22,7 +22,8 @@ use crate::soft_device::SoftDevice;
 /// Makes a software device with a name, a schedule and limits of its own.
 ///
 /// Once installed, the device is in the device list of the whole process, for as long as the
-/// process, or its [`Network`]. Devices of one process with the same [`Link`] reach each other.
+/// process, or its [`Network`]. Devices of one process with the same [`Link`] reach each other; see
+/// [`peers`](Self::peers) for other processes and [`listen`](Self::listen) for other hosts.
 ///
 /// ```
 /// use rdma_soft::{Builder, Link, Schedule};
@@ -182,8 +183,9 @@ impl Builder {
     }
 
     /// Has the device talk to other hosts, by RoCE v2 over UDP: to other software devices, to kernel SoftRoCE, and to
-    /// adapters. It names an address of this host or an interface, which stands for all of its addresses; or several, with
-    /// commas in between. For `soft0` the environment variable `RDMA_SOFT_LISTEN` says so.
+    /// adapters, which is untested. `place` is an address of this host, or an interface, which stands for all of its
+    /// addresses; or several of these, with commas in between. For `soft0` the environment variable `RDMA_SOFT_LISTEN` has
+    /// the same text.
     ///
     /// Each address is one more entry at the end of the GID table. What a queue pair sends from there to an address that no
     /// device of this process has goes to UDP port 4791 of that address. Packets are not larger than the MTU of the
@@ -393,8 +395,9 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// If the name is taken, or invalid, or there are thousands of devices, or the system has no
-    /// random numbers, or the capture file cannot be written.
+    /// If the name is taken, or invalid, or there are thousands of devices, or the system has no random numbers, or the
+    /// capture file cannot be written, or the device cannot [listen](Self::listen) where it was told to, or cannot be
+    /// [shared](Self::peers) with other processes.
     pub fn install(self) -> Result<SoftDevice, InstallError> {
         let typeable = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if !(1..64).contains(&self.name.len()) || !self.name.chars().all(typeable) {

@@ -16,7 +16,9 @@ macro_rules! counters {
         ///
         /// The first are named as the kernel's SoftRoCE names its own (`drivers/infiniband/sw/rxe/rxe_hw_counters.c`,
         /// `/sys/class/infiniband/rxe0/ports/1/hw_counters`). Those from `local_ack_timeout_err` on count packets,
-        /// of devices that send some ([`Builder::force_wire`](crate::Builder::force_wire)); there
+        /// which go to other processes ([`Builder::peers`](crate::Builder::peers)), to other hosts
+        /// ([`Builder::listen`](crate::Builder::listen)), and where a device asks for them
+        /// ([`Builder::force_wire`](crate::Builder::force_wire)); there
         /// `local_ack_timeout_err`, `roce_adp_retrans`, `implied_nak_seq_err`, `out_of_buffer`,
         /// `resp_remote_access_errors` and `rx_icrc_encapsulated` are mlx5's names, `qkey_viol_cntr` and `bad_pkey_cntr` are fields of
         /// `ibv_port_attr`, and the others have no name elsewhere. Of those that nothing can raise, the value is always 0.
@@ -78,7 +80,7 @@ counters! {
     send_rnr_err: packets,
     /// How often a peer said that a packet is missing. Without packets nothing is lost.
     rcvd_seq_err: packets,
-    /// Always 0: there is nothing to acknowledge.
+    /// Always 0: SoftRoCE counts here how often its completer was left to another thread, which has no counterpart.
     ack_deferred,
     /// Requests that were given up because the peer did not answer.
     retry_exceeded_err,

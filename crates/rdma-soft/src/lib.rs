@@ -21,8 +21,8 @@
 //! request is executed; receiver-not-ready and unreachable peers with timers and retry counts; the
 //! error state with its flushes; completion queues that overflow. A request is executed as a checked
 //! copy between two registered regions, on the thread that posts it, or when the
-//! [`Schedule`] says; or by packets, where a device [asks for them](Builder::force_wire), writes
-//! [captures](Builder::pcap), or is in a simulated [`Network`].
+//! [`Schedule`] says; or by packets, which is how it goes to another process or host, and where a device
+//! [asks for them](Builder::force_wire), writes [captures](Builder::pcap), or is in a simulated [`Network`].
 //!
 //! # What it does not
 //!
@@ -97,9 +97,11 @@ fn listening(link: Link, device: Builder) -> Builder {
 
 /// Installs `soft0` and `softib0`. Calling it again, from any thread, changes nothing.
 ///
-/// Programs that want other devices use [`Builder`], with or without this. If the environment variable
-/// `RDMA_SOFT_PCAP` names a file that [cannot be written](Builder::pcap), they are there and cannot be opened:
-/// `ibv_open_device` says why on standard error, and fails with `EIO`. A `tracing` event says so already here.
+/// Programs that want other devices use [`Builder`], with or without this. Three environment variables are read:
+/// `RDMA_SOFT_PEERS` ([`Peers`]), `RDMA_SOFT_LISTEN`, the addresses at which `soft0` listens ([`Builder::listen`]), and
+/// `RDMA_SOFT_PCAP`, a capture file ([`Builder::pcap`]). If the file cannot be written, neither device can be opened; if
+/// `soft0` cannot listen, `soft0` cannot. The device is in the list then: `ibv_open_device` says why on standard error,
+/// and fails with `EIO`. A `tracing` event says so already here.
 pub fn install() {
     for (name, link) in [("soft0", Link::Ethernet), ("softib0", Link::InfiniBand)] {
         let device = Builder::new(name).link(link);

@@ -75,8 +75,10 @@ reasons! {
         "the port of this device is down: nothing leaves or arrives before it is up (PORT_ACTIVE)"
     NoRoute no_route Warns
         "nobody has the address that they are sent to: compare the GID or LID of the address vector with those of \
-         the peer's port; a device reaches those of its own process with the same link layer, soft0 and softib0 \
-         themselves in other processes of the user, too, and one of a `Network` those of that network alone"
+         the peer's port. A device reaches the devices of its own process with the same link layer; soft0 and softib0 \
+         also reach themselves in other processes of the user; one that listens (RDMA_SOFT_LISTEN, Builder::listen) \
+         reaches other hosts, if the GID index names an address at which it listens; one of a `Network` reaches that \
+         network alone"
     Stalled stalled Warns
         "the process of the peer takes nothing any more: it has stopped (SIGSTOP, a debugger), or has no processor"
     NotSent send_err Informs

@@ -6,7 +6,8 @@
 //! InfiniBand   LRH        [GRH]               BTH ...   payload   pad   ICRC   VCRC
 //! ```
 //!
-//! Devices of one process hand each other packets as structs. Bytes are for captures, and for links that flip bits.
+//! Devices of one process hand each other packets as structs. Bytes are for captures, and for links that flip bits. What
+//! goes to other hosts is written by `link/udp/packet`.
 
 use std::ops::Range;
 
