@@ -103,6 +103,11 @@ impl<'a, H: Host + ?Sized> Run<'a, H> {
         Self { host, rest: payload.get(..bytes).unwrap_or_default(), placed: 0 }
     }
 
+    /// Of one packet, which has the host for itself.
+    pub(crate) const fn single(host: &'a mut H) -> Self {
+        Self { host, rest: &[], placed: 0 }
+    }
+
     /// The present packet, which had this payload, is done.
     pub(crate) fn next(&mut self, payload: &[u8]) {
         self.rest = self.rest.get(payload.len()..).unwrap_or_default();
@@ -117,11 +122,16 @@ impl<'a, H: Host + ?Sized> Run<'a, H> {
 }
 
 impl<H: Host + ?Sized> Host for Run<'_, H> {
+    #[inline(always)]
     fn begin(&mut self, start: &Start) -> Result<(), Stop> {
         self.host.begin(start)
     }
 
+    #[inline(always)]
     fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
+        if self.rest.is_empty() {
+            return self.host.place(start, at, payload);
+        }
         if !payload.is_empty() && self.placed >= payload.len() {
             return Ok(());
         }
@@ -145,10 +155,12 @@ impl<H: Host + ?Sized> Host for Run<'_, H> {
         self.host.atomic(start)
     }
 
+    #[inline(always)]
     fn take_receive(&mut self, start: &Start) -> Result<(), Stop> {
         self.host.take_receive(start)
     }
 
+    #[inline(always)]
     fn finish(&mut self, start: &Start, end: &End) -> Result<(), Stop> {
         self.host.finish(start, end)
     }

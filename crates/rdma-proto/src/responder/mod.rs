@@ -143,7 +143,7 @@ impl Responder {
     /// pair. `payload` is that of all packets, one behind the other.
     pub fn receive<H: Host + ?Sized>(&mut self, burst: &Burst, payload: &[u8], host: &mut H) {
         if burst.segments == 1 {
-            self.receive_packet(&burst.header, payload, host);
+            self.receive_packet(&burst.header, payload, &mut Run::single(host));
         } else {
             let connection = self.connection;
             let mut host = Run::new(&connection, burst, payload, host);
