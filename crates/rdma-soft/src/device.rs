@@ -377,9 +377,9 @@ impl Device {
         let host = self.host.as_deref()?;
         let is_own = || locked(&self.queue_pairs).has_slot(slot_of(number));
         let shared = there.is_some_and(|there| std::ptr::eq(self, there));
-        let own_alone = |address| self.network_of(address).is_some();
+        let own_alone = |address| matches!(address, Address::Gid(entry) if self.identity.own().contains(&entry));
         let others = shared && (self.force_link || !is_own());
-        (others && !own_alone(&path.local) && !own_alone(&path.remote)).then_some(host)
+        (others && !own_alone(path.local) && !own_alone(path.remote)).then_some(host)
     }
 
     /// The ways to other hosts are open.

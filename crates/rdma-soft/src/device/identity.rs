@@ -61,6 +61,11 @@ impl Identity {
         self.own.extend(own);
     }
 
+    /// The addresses of this host by which this process reaches others.
+    pub(crate) fn own(&self) -> &[GidEntry] {
+        &self.own
+    }
+
     /// The addresses that all processes have which share the device.
     #[cfg(not(loom))]
     pub(crate) fn shared(&self) -> &[GidEntry] {

@@ -33,17 +33,17 @@ struct Members {
 
 impl Groups {
     /// Has a queue pair hear what is sent to a group. One that does already goes on, and hears it once (man
-    /// `ibv_attach_mcast`).
+    /// `ibv_attach_mcast`). Whether it did not.
     fn join(
         &self,
         limits: &Limits,
         group: Group,
         queue_pair: &Arc<QueuePair>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<bool, Refusal> {
         let Members { by_group, joined, count } = &mut *locked(&self.0);
         let members = by_group.get(&group);
         if members.is_some_and(|members| members.contains_key(&queue_pair.id)) {
-            return Ok(());
+            return Ok(false);
         }
         let room = match members {
             Some(members) => members.len() < limits.max_group_members as usize,
@@ -55,7 +55,7 @@ impl Groups {
         by_group.entry(group).or_default().insert(queue_pair.id, Arc::downgrade(queue_pair));
         *joined.entry(queue_pair.id).or_default() += 1;
         *count += 1;
-        Ok(())
+        Ok(true)
     }
 
     /// Says whether the queue pair was a member.
@@ -135,9 +135,13 @@ fn meant(queue_pair: &QueuePair, gid: Gid, lid: u16) -> Result<Group, Refusal> {
 pub(crate) fn join(queue_pair: &Arc<QueuePair>, gid: Gid, lid: u16) -> Result<(), Refusal> {
     let group = meant(queue_pair, gid, lid)?;
     let device = queue_pair.device;
-    device.groups.join(&device.limits, group, queue_pair)?;
+    let is_new = device.groups.join(&device.limits, group, queue_pair)?;
     device.see_to_groups(Some(gid)).inspect_err(|_| {
-        device.groups.leave(&group, queue_pair.id);
+        if is_new {
+            device.groups.leave(&group, queue_pair.id);
+            // It opens none, which alone can fail.
+            let _ = device.see_to_groups(None);
+        }
     })
 }
 

@@ -142,9 +142,9 @@ impl QueuePair {
     /// Ends the queue pair: when this returns no peer and no device thread touches it, its memory or
     /// its completions, and everything that was held or queued is cancelled.
     pub(crate) fn destroy(self: Arc<Self>) {
-        self.answer_now();
         self.device.retire_queue_pair(self.qpn);
         self.pass_inbox();
+        self.answer_now();
         self.reset(&mut locked(&self.attributes));
         if let Some(deferred) = &self.device.deferred {
             deferred.remove(&self);

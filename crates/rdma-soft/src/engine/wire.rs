@@ -326,9 +326,11 @@ impl QueuePair {
 
     /// Sends at once what was to be sent later. The caller holds no lock.
     pub(crate) fn answer_now(self: &Arc<Self>) {
-        if self.place.waits() {
+        let owes = self.responder.lock().owes_acknowledgement();
+        if owes || self.place.waits() {
             let unsettled = &self.device.fabric.unsettled;
-            unsettled.note_turn(self);
+            // At once, whoever else is about to give it a turn.
+            Arc::clone(self).take_turn();
             unsettled.settle();
         }
     }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use crate::address::Address;
+use crate::address::{Address, GidEntry};
 use crate::device::Device;
 use crate::fabric::Fabric;
 use crate::link::Link;
@@ -120,6 +120,11 @@ impl Devices {
         // So that an identity is always found soon.
         if devices.len() >= MAX_DEVICES {
             return Err(InstallError::TooMany(MAX_DEVICES));
+        }
+        let others = |entry: &GidEntry| devices.iter().any(|other| other.identity.has_gid(entry));
+        if let Some(entry) = device.identity.own().iter().find(|entry| others(entry)) {
+            let reason = "another device of this process listens there".to_owned();
+            return Err(InstallError::CannotListen { place: entry.gid.to_string(), reason });
         }
         while device.host.is_none()
             && devices.iter().any(|other| other.shares_address_with(&device))

@@ -151,7 +151,10 @@ impl Driver {
     /// The driver of a fabric, which the first one to ask makes, with its thread.
     pub(super) fn of(fabric: &'static Fabric) -> Result<&'static Self> {
         let mut drivers = locked(&DRIVERS);
-        if let Some(driver) = drivers.iter().find(|driver| std::ptr::eq(driver.fabric, fabric)) {
+        // A forked child has none of its parent's descriptors.
+        let is_this =
+            |driver: &&&Self| std::ptr::eq(driver.fabric, fabric) && driver.events.get().is_ok();
+        if let Some(driver) = drivers.iter().find(is_this) {
             return Ok(driver);
         }
         let driver: &'static Self = Box::leak(Box::new(Self::new(fabric)?));
@@ -188,9 +191,12 @@ impl Driver {
     fn let_go(&self) {
         let start = self.fabric.clock.now();
         loop {
+            // Before what they have to answer is answered.
+            let busy = self.busy.load(Ordering::Acquire) != 0;
             answer_all(self.fabric);
             self.fabric.unsettled.settle();
-            let ready = self.busy.load(Ordering::Acquire) == 0
+            let ready = !busy
+                && self.busy.load(Ordering::Acquire) == 0
                 && !locked(&self.ends).all().any(|watched| watched.has_letters());
             if ready || self.fabric.clock.now().since(start) > LEAVE {
                 return;
@@ -388,16 +394,18 @@ const WAKES: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::
 
 impl Polled for Driver {
     fn catch_up(&'static self) {
+        let others = self.busy.fetch_add(1, Ordering::AcqRel) != 0;
         // Who sends without end is not waited for.
         for _ in 0..MOST_ROUNDS {
             if !self.take_events(locked_for_calls(&self.driving)) {
                 break;
             }
         }
-        if self.busy.load(Ordering::Acquire) != 0 {
+        if others || self.busy.load(Ordering::Acquire) > 1 {
             // Another thread may have a message in hand.
             self.read_all();
         }
+        self.busy.fetch_sub(1, Ordering::AcqRel);
     }
 
     fn poll(&'static self) {

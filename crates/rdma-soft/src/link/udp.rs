@@ -82,8 +82,12 @@ impl Listening {
     pub(crate) fn begin(self, device: &'static Device, loss: Option<Loss>) {
         let Ok(driver) = Driver::of(device.fabric) else { return };
         let mut networks: Vec<Arc<dyn Network>> = Vec::new();
+        let mut hearing = Vec::new();
         for (station, socket) in self.stations {
-            match Port::open(driver, device, station, socket, loss) {
+            let way = (station.interface, station.ip.is_ipv4());
+            let hears_groups = !hearing.contains(&way);
+            hearing.push(way);
+            match Port::open(driver, device, station, socket, hears_groups, loss) {
                 Ok(port) => networks.push(port),
                 Err(errno) => {
                     tracing::error!(device = device.name, address = %station.ip, %errno, "nothing is heard at an address");

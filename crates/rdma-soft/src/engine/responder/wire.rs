@@ -150,6 +150,13 @@ impl Responder {
         answers
     }
 
+    /// Whether what was taken is not acknowledged yet, to a peer out of this process.
+    pub(crate) fn owes_acknowledgement(&self) -> bool {
+        let outside = |wire: &&Wire| wire.route.outlet.takes_several();
+        let wire = self.wire.as_deref().filter(outside);
+        wire.is_some_and(|wire| wire.owes() == Owes::Acknowledgement)
+    }
+
     /// Forgets what the peer has asked for: no memory is read for it any more. What was taken is still acknowledged.
     pub(crate) fn owe_nothing(&mut self) {
         if let Some(wire) = self.wire.take_if(|wire| wire.owes() != Owes::Acknowledgement) {

@@ -186,7 +186,8 @@ impl Outgoing {
     }
 
     pub(super) fn has_letters(&self) -> bool {
-        !locked(&self.outbox).waiting.is_empty() || self.writing.try_lock().is_err()
+        !locked(&self.outbox).waiting.is_empty()
+            || self.writing.try_lock().map_or(true, |writing| !writing.packets.is_empty())
     }
 
     /// There may be space now: gives as many of those a turn that found none, and itself the next one, so that it sees

@@ -30,6 +30,8 @@ pub(super) struct Port {
     station: Station,
     receiver: Arc<Receiver>,
     outgoing: Arc<Outgoing>,
+    /// Of several addresses of one interface one hears groups, so that each datagram comes once.
+    hears_groups: bool,
     groups: Mutex<BTreeMap<Gid, Arc<Receiver>>>,
 }
 
@@ -39,6 +41,7 @@ impl Port {
         device: &'static Device,
         station: Station,
         socket: Socket,
+        hears_groups: bool,
         loss: Option<Loss>,
     ) -> Result<Arc<Self>> {
         let mut made = None;
@@ -49,7 +52,7 @@ impl Port {
         })?;
         let outgoing = made.ok_or(Errno::NOMEM)?;
         let groups = Mutex::default();
-        Ok(Arc::new(Self { driver, device, station, receiver, outgoing, groups }))
+        Ok(Arc::new(Self { driver, device, station, receiver, outgoing, hears_groups, groups }))
     }
 
     /// Hears what is sent to a group from now on.
@@ -57,7 +60,7 @@ impl Port {
         let socket = Socket::join(&self.station, address(group))?;
         let receiver = self.driver.add(|end| {
             let open = Arc::new(Open::new(self.driver, socket, end));
-            Receiver::of_group(self.device, group, open)
+            Receiver::of_group(self.device, group, self.station.interface, open)
         })?;
         receiver.use_it();
         Ok(receiver)
@@ -107,7 +110,7 @@ impl Network for Port {
         let Some(group) = newest.filter(of_version).filter(|group| has(*group)) else {
             return Ok(());
         };
-        if groups.contains_key(&group) {
+        if !self.hears_groups || groups.contains_key(&group) {
             return Ok(());
         }
         if groups.len() >= GROUPS {

@@ -44,8 +44,9 @@ pub(super) struct Receiver {
     pub(super) open: Arc<Open>,
     /// Where it is that packets come.
     own: IpAddr,
-    /// It is that of a group.
+    /// It is that of a group, of which packets come by that interface: the kernel also shows those of others.
     group: Option<Group>,
+    interface: Option<u32>,
     /// What leaves by the same socket, if something does.
     outgoing: Option<Arc<Outgoing>>,
     /// Held by the thread that reads, so that packets stay in order.
@@ -100,8 +101,13 @@ impl Receiver {
         Self::with(device, own, open, None, Some(outgoing))
     }
 
-    pub(super) fn of_group(device: &'static Device, group: Gid, open: Arc<Open>) -> Arc<Self> {
-        let of = Some(Group { gid: group, lid: 0 });
+    pub(super) fn of_group(
+        device: &'static Device,
+        group: Gid,
+        interface: u32,
+        open: Arc<Open>,
+    ) -> Arc<Self> {
+        let of = Some((Group { gid: group, lid: 0 }, interface));
         Self::with(device, address(group), open, of, None)
     }
 
@@ -109,14 +115,16 @@ impl Receiver {
         device: &'static Device,
         own: IpAddr,
         open: Arc<Open>,
-        group: Option<Group>,
+        group: Option<(Group, u32)>,
         outgoing: Option<Arc<Outgoing>>,
     ) -> Arc<Self> {
+        let (group, interface) = group.unzip();
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             device,
             open,
             own,
             group,
+            interface,
             outgoing,
             reading: Mutex::new(Reading {
                 received: vec![0; RECEIVED].into_boxed_slice(),
@@ -144,6 +152,7 @@ impl Receiver {
         }
         if reading.left.is_none() {
             match self.open.socket.receive(&mut reading.received) {
+                Ok(meta) if self.is_elsewhere(&meta) => return Read::Useless,
                 Ok(meta) => reading.left = self.left_of(&meta),
                 Err(Errno::INTR) => return Read::Packets,
                 // An error of another socket's packet, which the kernel tells once.
@@ -168,12 +177,23 @@ impl Receiver {
         found
     }
 
+    /// Whether packets to a group came by another interface.
+    fn is_elsewhere(&self, meta: &RecvMeta) -> bool {
+        let came_by = meta.interface_index.filter(|_| self.interface.is_some());
+        came_by.is_some_and(|came_by| Some(came_by) != self.interface)
+    }
+
     fn left_of(&self, meta: &RecvMeta) -> Option<Left> {
         let from = meta.addr.ip();
         let way = Way { from, from_port: meta.addr.port(), to: self.own };
         let ecn = meta.ecn.map_or(0, |ecn| ecn as u8);
         let (end, stride) = (meta.len.min(RECEIVED), meta.stride.max(1));
-        (end > 0).then_some(Left { way, begin: 0, end, stride, ecn })
+        let left = Left { way, begin: 0, end, stride, ecn };
+        if end == 0 {
+            self.drop_one(NoPacket::Malformed, &left);
+            return None;
+        }
+        Some(left)
     }
 
     /// Takes the next packets, as many as are one run. Where the ones behind them begin, and whether they were for
