@@ -10,6 +10,7 @@ pub(crate) mod local;
 pub(crate) mod memory;
 pub(crate) mod model;
 pub(crate) mod pcap;
+#[cfg(not(loom))]
 pub(crate) mod turned_away;
 #[cfg(not(loom))]
 pub(crate) mod udp;
