@@ -8,7 +8,6 @@ pub(crate) mod sequence;
 use rdma_types::{MinRnrTimer, Psn};
 
 use crate::counters::count;
-use crate::host::Run;
 use crate::wire::{Headers, Service};
 use crate::{Burst, Connection, Counters, End, Host, Kind, Nak, Remote, Start, Stop};
 
@@ -143,13 +142,10 @@ impl Responder {
     /// pair. `payload` is that of all packets, one behind the other.
     pub fn receive<H: Host + ?Sized>(&mut self, burst: &Burst, payload: &[u8], host: &mut H) {
         if burst.segments == 1 {
-            self.receive_packet(&burst.header, payload, &mut Run::single(host));
+            self.receive_packet(&burst.header, payload, host);
         } else {
-            let connection = self.connection;
-            let mut host = Run::new(&connection, burst, payload, host);
             for (headers, payload) in burst.packets(payload) {
-                self.receive_packet(&headers, payload, &mut host);
-                host.next(payload);
+                self.receive_packet(&headers, payload, host);
             }
         }
     }

@@ -306,8 +306,6 @@ impl Host for Arrival<'_> {
 
     fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
         let operation = operation(start, None);
-        // Of what could not be placed together with this.
-        self.refused = None;
         self.uses_receive |= operation.opcode.is_send();
         let from = u64::from(at);
         let to = from + payload.len() as u64;
