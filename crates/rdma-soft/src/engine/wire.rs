@@ -299,14 +299,18 @@ pub(crate) fn receive(device: &'static Device, letter: &Letter) {
     if own.service != service {
         return drop_packets(device, letter, Reason::WrongService, source);
     }
-    let mut answers = Answers::Now;
-    if service == Service::UnreliableDatagram {
+    let answers = if service == Service::UnreliableDatagram {
         receive_datagram(&own, letter, &mut aftermath);
+        Answers::Never
     } else if bth.opcode.operation().is_response() {
-        own.send.lock().receive_responses(&own, letter, &mut aftermath);
+        match own.send.lock().receive_responses(&own, letter, &mut aftermath) {
+            true => Answers::Now,
+            // A turn would send what can wait for what the program sends next.
+            false => Answers::Never,
+        }
     } else {
-        answers = own.responder.lock().receive_requests(&own, letter, &mut aftermath);
-    }
+        own.responder.lock().receive_requests(&own, letter, &mut aftermath)
+    };
     aftermath.flush(&own);
     match answers {
         Answers::Never => {}

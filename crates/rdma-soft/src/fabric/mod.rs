@@ -26,6 +26,7 @@ pub(crate) mod later;
 pub(crate) mod overflow;
 #[cfg_attr(loom, allow(dead_code))] // models need no seeds
 pub(crate) mod random;
+pub(crate) mod rest;
 #[cfg_attr(loom, allow(dead_code))] // no model is one
 pub(crate) mod simulation;
 pub(crate) mod stalls;
@@ -42,6 +43,12 @@ pub(crate) trait Polled: Sync + std::fmt::Debug {
 
     /// Takes all that has come by now, and has it executed, or dropped. The caller holds no lock.
     fn catch_up(&'static self);
+
+    /// How many polls there were.
+    fn polls(&self) -> u32;
+
+    /// Who has polled is about to sleep.
+    fn poller_sleeps(&self);
 }
 
 pub(crate) struct Fabric {

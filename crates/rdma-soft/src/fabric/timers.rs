@@ -8,12 +8,14 @@ use std::io;
 use std::sync::{Arc, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
+use crate::abi::fork::Process;
 use crate::fabric::Fabric;
 use crate::fabric::clock::Time;
+use crate::fabric::rest::Rest;
 use crate::fabric::stalls;
 #[cfg(not(loom))]
 use crate::fabric::thread;
-use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, locked_for_calls};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, locked_for_calls};
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -47,6 +49,8 @@ pub(crate) struct Timers {
     in_virtual_time: bool,
     /// Each empty poll looks at a link, too.
     polls_look: std::sync::atomic::AtomicBool,
+    /// The thread leaves all to who polls, for a moment.
+    rests: AtomicBool,
     #[cfg(loom)]
     model: model::Model,
 }
@@ -59,7 +63,9 @@ struct Schedule {
     /// gone.
     queue: BinaryHeap<Reverse<(Time, usize)>>,
     /// The process whose thread serves; a forked child has none.
-    served_by: Option<u32>,
+    served_by: Option<Process>,
+    /// Who sets an alarm for an earlier time than this has the thread look; at any other time it looks by itself.
+    looks_by: Time,
     #[cfg(loom)]
     at_rest: model::Rest,
 }
@@ -92,7 +98,6 @@ impl Alarm {
         // Behind those whose time has come: who is set again and again keeps nobody waiting.
         let at = if at == Time::AT_ONCE { fabric.clock.now() } else { at };
         let mut schedule = fabric.timers.lock();
-        let first = schedule.earliest();
         if !schedule.set(self.place, at) {
             return;
         }
@@ -100,15 +105,14 @@ impl Alarm {
         if fabric.timers.in_virtual_time {
             return;
         }
-        let process = std::process::id();
-        if schedule.served_by == Some(process) {
+        if schedule.served_by.is_some_and(Process::is_current) {
+            let is_first = at < schedule.looks_by;
             drop(schedule);
-            // Otherwise it looks in time.
-            if first.is_none_or(|first| at < first) {
+            if is_first {
                 fabric.timers.changed.notify_one();
             }
         } else if fabric.start_thread().is_ok() {
-            schedule.served_by = Some(process);
+            schedule.served_by = Some(Process::current());
         }
         // Without a thread it rings at a poll, and the next alarm tries to make one again.
     }
@@ -156,7 +160,7 @@ impl Fabric {
     /// What the thread does.
     fn serve_alarms(&self) {
         let mut schedule = self.timers.lock();
-        let mut idle_since = None;
+        let (mut idle_since, mut rest) = (None, Rest::default());
         loop {
             let now = self.clock.now();
             let due = schedule.take_due(now);
@@ -186,7 +190,29 @@ impl Fabric {
                     end.since(now)
                 }
             };
-            schedule = self.wait_for_change(schedule, wait);
+            let polls = || self.polled.get().map_or(0, |link| link.polls());
+            let away = rest.next(polls(), false);
+            let rests = !away.is_zero();
+            schedule.looks_by = if rests { Time::AT_ONCE } else { now + wait };
+            self.timers.rests.store(rests, Ordering::Relaxed);
+            schedule = self.wait_for_change(schedule, wait.max(away));
+            schedule.looks_by = Time::AT_ONCE;
+            if rests && !self.timers.rests.swap(false, Ordering::Relaxed) {
+                rest.end(polls());
+            }
+        }
+    }
+
+    /// Who has polled is about to sleep: the threads of the device do what polls did.
+    #[cold]
+    pub(crate) fn poller_sleeps(&self) {
+        if let Some(link) = self.polled.get() {
+            link.poller_sleeps();
+        }
+        if self.timers.rests.swap(false, Ordering::Relaxed) {
+            // Not before it waits.
+            drop(self.timers.lock());
+            self.timers.changed.notify_one();
         }
     }
 
@@ -222,6 +248,7 @@ impl Timers {
             changed: Condvar::new(),
             in_virtual_time,
             polls_look: std::sync::atomic::AtomicBool::new(false),
+            rests: AtomicBool::new(false),
         }
     }
 
@@ -272,6 +299,7 @@ impl Schedule {
             free: Vec::new(),
             queue,
             served_by: None,
+            looks_by: Time::AT_ONCE,
             #[cfg(loom)]
             at_rest: model::Rest::new(),
         }
@@ -343,7 +371,7 @@ fn is_current(alarms: &[Option<Slot>], (at, place): (Time, usize)) -> bool {
 impl Fabric {
     /// No thread comes for its alarms: whoever polls sees to them.
     pub(crate) fn serve_by_polls_alone(&self) {
-        self.timers.lock().served_by = Some(std::process::id());
+        self.timers.lock().served_by = Some(Process::current());
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::mem::MaybeUninit;
 use std::sync::{Arc, Weak};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
@@ -10,7 +11,8 @@ use rustix::io::{Errno, Result};
 
 use super::descriptor::{self, Descriptor};
 use crate::engine::wire::answer_all;
-use crate::fabric::thread;
+use crate::fabric::rest::Rest;
+use crate::fabric::thread::{STACK, spawn};
 use crate::fabric::{Fabric, Polled};
 use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, locked_for_calls};
 
@@ -18,11 +20,6 @@ use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, Ordering, locked, lo
 pub(super) const MOST: usize = 4096;
 /// How many events are taken at a time.
 const EVENTS: usize = 32;
-/// How long the thread sleeps while others poll.
-const NAP: Duration = Duration::from_micros(200);
-/// So many polls in the time of a nap are those of a program that does nothing else. One that waits for events polls
-/// once or twice for each.
-const SPINNING: u32 = 16;
 /// How long the end of the process waits at most.
 const LEAVE: Duration = Duration::from_millis(100);
 /// How often who catches up looks whether something has come.
@@ -86,6 +83,9 @@ pub(super) struct Driver {
     polls_look: AtomicBool,
     /// Nobody but who polls drives the link.
     without_thread: AtomicBool,
+    /// The thread leaves all to who polls, for a moment.
+    rests: AtomicBool,
+    thread: std::sync::OnceLock<Thread>,
     /// Moves with packets that are for nobody.
     useless: AtomicU32,
 }
@@ -162,7 +162,7 @@ impl Driver {
         let _ = fabric.polled.set(driver);
         descriptor::at_exit(let_all_go);
         // Without a thread whoever polls drives the link.
-        let spawned = thread::spawn("rdma-soft link", thread::STACK, || driver.serve());
+        let spawned = spawn("rdma-soft link", STACK, || driver.serve());
         driver.without_thread.store(spawned.is_err(), Ordering::Relaxed);
         Ok(driver)
     }
@@ -182,6 +182,8 @@ impl Driver {
             polls: AtomicU32::new(0),
             polls_look: AtomicBool::new(false),
             without_thread: AtomicBool::new(false),
+            rests: AtomicBool::new(false),
+            thread: std::sync::OnceLock::new(),
             useless: AtomicU32::new(0),
         })
     }
@@ -363,7 +365,8 @@ impl Driver {
 
     /// What the thread does.
     fn serve(&'static self) {
-        let mut polls = self.polls.load(Ordering::Relaxed);
+        let _ = self.thread.set(thread::current());
+        let mut rest = Rest::default();
         loop {
             let mut event = [MaybeUninit::uninit()];
             let Ok(wake) = self.wake.get() else { return };
@@ -373,14 +376,15 @@ impl Driver {
             }
             loop {
                 while self.drive_and_rest() {}
-                let now = self.polls.load(Ordering::Relaxed);
-                let count = now.wrapping_sub(std::mem::replace(&mut polls, now));
-                // A poll that takes long messages takes long itself.
-                let in_one = self.busy.load(Ordering::Relaxed) != 0;
-                if count < if in_one { SPINNING / 4 } else { SPINNING } {
+                let away = rest.next(self.polls(), self.busy.load(Ordering::Relaxed) != 0);
+                if away.is_zero() {
                     break;
                 }
-                std::thread::sleep(NAP);
+                self.rests.store(true, Ordering::Relaxed);
+                thread::park_timeout(away);
+                if !self.rests.swap(false, Ordering::Relaxed) {
+                    rest.end(self.polls());
+                }
             }
             let (Ok(wake), Ok(events)) = (self.wake.get(), self.events.get()) else { return };
             if epoll::modify(wake, events, epoll::EventData::new_u64(0), WAKES).is_err() {
@@ -406,6 +410,18 @@ impl Polled for Driver {
             self.read_all();
         }
         self.busy.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn polls(&self) -> u32 {
+        self.polls.load(Ordering::Relaxed)
+    }
+
+    fn poller_sleeps(&self) {
+        if self.rests.swap(false, Ordering::Relaxed)
+            && let Some(thread) = self.thread.get()
+        {
+            thread.unpark();
+        }
     }
 
     fn poll(&'static self) {

@@ -222,6 +222,25 @@ impl CompletionQueue {
             (true, Armed::No | Armed::Solicited) => Armed::Solicited,
             _ => Armed::Any,
         };
+        drop(producers);
+        if self.fabric.timers.is_set() {
+            self.leave_to_threads();
+        }
+    }
+
+    /// The program is about to sleep, most likely.
+    #[cold]
+    fn leave_to_threads(&self) {
+        self.answer_what_waits();
+        self.fabric.poller_sleeps();
+    }
+
+    /// What waits for the program to send something leaves without.
+    fn answer_what_waits(&self) {
+        let unsettled = &self.fabric.unsettled;
+        if self.later.come(|driven| unsettled.note_turn_of(driven)) {
+            unsettled.settle();
+        }
     }
 
     /// Names the queue in its events.
@@ -323,10 +342,7 @@ impl CompletionQueue {
             return self.fabric.pass_moment();
         }
         // The program has taken what it was to answer, and has not answered.
-        let unsettled = &self.fabric.unsettled;
-        if self.later.come(|driven| unsettled.note_turn_of(driven)) {
-            unsettled.settle();
-        }
+        self.answer_what_waits();
         if let Some(link) = self.fabric.polled.get() {
             link.poll();
         }

@@ -227,19 +227,20 @@ impl SendSide {
         });
     }
 
-    /// Packets have come that answer requests.
+    /// Packets have come that answer requests. Says whether there may be something to send now.
     pub(crate) fn receive_responses(
         &mut self,
         own: &Arc<QueuePair>,
         letter: &Letter,
         aftermath: &mut Aftermath,
-    ) {
+    ) -> bool {
         let listens = matches!(self.state, QpState::RTS | QpState::SQD)
             && self.wire.as_ref().is_some_and(|wire| letter.number >= wire.hears_from);
         let ours = self.requester.origin.path;
         if let Some(reason) = wire::why_not_taken(listens, ours, letter) {
             let peer_qpn = Some(self.requester.peer_qpn);
-            return wire::drop_packets(own.device, letter, reason, peer_qpn);
+            wire::drop_packets(own.device, letter, reason, peer_qpn);
+            return false;
         }
         let now = wire::time(own.device.fabric.clock.now());
         self.with_wire(own, aftermath, |protocol, _, queue| {
@@ -247,6 +248,7 @@ impl SendSide {
                 protocol.receive(now, &letter.burst, letter.payload(), queue);
             }
         });
+        !self.queue.is_empty()
     }
 
     /// The alarm rings: a deadline may have passed.
