@@ -388,5 +388,6 @@ impl Driven for QueuePair {
     }
 }
 
+pub(super) mod run;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -375,9 +375,12 @@ impl Driver {
                 Err(_) => return,
             }
             loop {
-                while self.drive_and_rest() {}
+                let found = self.drive_and_rest();
                 let away = rest.next(self.polls(), self.busy.load(Ordering::Relaxed) != 0);
                 if away.is_zero() {
+                    if found {
+                        continue;
+                    }
                     break;
                 }
                 self.rests.store(true, Ordering::Relaxed);

@@ -20,6 +20,7 @@ use crate::engine::queue_pair::aftermath::Aftermath;
 use crate::engine::queue_pair::service::Service;
 use crate::engine::requester::request::{Payload, Request};
 use crate::engine::requester::side::{Blocked, Requester, SendSide, local_length};
+use crate::engine::wire::run::Run;
 use crate::engine::wire::{self, Route};
 use crate::fabric::clock::Time;
 use crate::link::memory::Letter;
@@ -151,6 +152,17 @@ impl SendSide {
         aftermath: &mut Aftermath,
         work: impl FnOnce(&mut Protocol, (&Route, Mtu), &mut Queue<'_>) -> R,
     ) -> Option<R> {
+        self.with_packets(own, None, aftermath, work)
+    }
+
+    /// The same, when packets have come.
+    fn with_packets<R>(
+        &mut self,
+        own: &Arc<QueuePair>,
+        letter: Option<&Letter>,
+        aftermath: &mut Aftermath,
+        work: impl FnOnce(&mut Protocol, (&Route, Mtu), &mut Queue<'_>) -> R,
+    ) -> Option<R> {
         let mut wire = self.wire.take()?;
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
         let begun = wire.begun();
@@ -160,7 +172,8 @@ impl SendSide {
         };
         let head = wire.head;
         let posted = self.posts.map(|posts| wire.head.wrapping_add(queued).wrapping_sub(posts));
-        let mut queue = Queue { own, send: self, head, begun, admitted, posted, aftermath };
+        let run = letter.map_or(Run::default(), |letter| Run::of(letter, wire.mtu));
+        let mut queue = Queue { own, send: self, head, begun, admitted, posted, aftermath, run };
         let result = work(&mut wire.protocol, (&wire.route, wire.mtu), &mut queue);
         let ended = queue.head != head;
         wire.head = queue.head;
@@ -243,7 +256,7 @@ impl SendSide {
             return false;
         }
         let now = wire::time(own.device.fabric.clock.now());
-        self.with_wire(own, aftermath, |protocol, _, queue| {
+        self.with_packets(own, Some(letter), aftermath, |protocol, _, queue| {
             if let Protocol::Reliable(protocol) = protocol {
                 protocol.receive(now, &letter.burst, letter.payload(), queue);
             }
@@ -294,6 +307,8 @@ struct Queue<'a> {
     /// The first request that this thread posts now, if it does.
     posted: Option<u32>,
     aftermath: &'a mut Aftermath,
+    /// The packets that have come.
+    run: Run<'a>,
 }
 
 /// What packets carry is copied by whatever thread sends or takes them.
@@ -318,6 +333,18 @@ impl Queue<'_> {
             }
         }
         Ok(length)
+    }
+
+    /// Puts what was read where it belongs.
+    fn deliver_bytes(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), Status> {
+        let SendSide { queue, requester, .. } = &mut *self.send;
+        let found = queue.at(n.wrapping_sub(self.head) as usize);
+        let (request, room) = found.ok_or(Status::LOC_QP_OP_ERR)?;
+        let visit = Visit::begin();
+        requester.locate_payload(self.own, &visit, request.operation.opcode, room)?;
+        let delivered = REACH.deliver_bytes(payload, &requester.local, at.into());
+        requester.local.clear();
+        delivered.map_err(|_| Status::LOC_PROT_ERR)
     }
 
     /// Ends the oldest request.
@@ -395,14 +422,11 @@ impl Work for Queue<'_> {
     }
 
     fn deliver(&mut self, n: u32, at: u32, payload: &[u8]) -> Result<(), Status> {
-        let SendSide { queue, requester, .. } = &mut *self.send;
-        let found = queue.at(n.wrapping_sub(self.head) as usize);
-        let (request, room) = found.ok_or(Status::LOC_QP_OP_ERR)?;
-        let visit = Visit::begin();
-        requester.locate_payload(self.own, &visit, request.operation.opcode, room)?;
-        let delivered = REACH.deliver_bytes(payload, &requester.local, at.into());
-        requester.local.clear();
-        delivered.map_err(|_| Status::LOC_PROT_ERR)
+        let in_all = self.at(n).map_or(0, |(_, room)| room.length());
+        let mut run = std::mem::take(&mut self.run);
+        let delivered = run.place(at, payload, in_all, |bytes| self.deliver_bytes(n, at, bytes));
+        self.run = run;
+        delivered
     }
 
     fn execute_local(&mut self, n: u32) -> Result<(), Status> {

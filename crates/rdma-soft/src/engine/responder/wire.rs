@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use rdma_proto::responder::{Owes, Responder as Reliable, Settings};
 use rdma_proto::{
-    Datagrams, Delivered, End, Host, Kind, Nak, Source, Start, Stop, UnreliableResponder,
+    Datagrams, Delivered, End, Host, Kind, MAX_MESSAGE_BYTES, Nak, Source, Start, Stop,
+    UnreliableResponder,
 };
 use rdma_types::{AsyncEventKind, MinRnrTimer, Mtu, Psn, QpState, Qpn, WcStatus as Status};
 
@@ -19,6 +20,7 @@ use crate::engine::queue_pair::service::Service;
 use crate::engine::responder::datagram::{Arrived, Datagram};
 use crate::engine::responder::inbound::{self, Inbound, Refused};
 use crate::engine::responder::side::Responder;
+use crate::engine::wire::run::Run;
 use crate::engine::wire::{self, Route};
 use crate::link::memory::{self, Letter};
 
@@ -130,6 +132,7 @@ impl Responder {
             }
         }
         let mut arrival = Arrival::new(own, self, aftermath);
+        arrival.run = Run::of(letter, wire.mtu);
         let (burst, payload) = (&letter.burst, letter.payload());
         match &mut wire.protocol {
             Protocol::Reliable(protocol) => protocol.receive(burst, payload, &mut arrival),
@@ -223,12 +226,15 @@ struct Arrival<'a> {
     datagram: Option<memory::Datagram>,
     /// Why a datagram was dropped, if it was.
     dropped: Option<Reason>,
+    /// The packets that are taken.
+    run: Run<'a>,
 }
 
 impl<'a> Arrival<'a> {
     fn new(own: &'a Arc<QueuePair>, side: &'a mut Responder, aftermath: &'a mut Aftermath) -> Self {
         let (refused, uses_receive, datagram, dropped) = (None, false, None, None);
-        Self { own, side, aftermath, refused, uses_receive, datagram, dropped }
+        let run = Run::default();
+        Self { own, side, aftermath, refused, uses_receive, datagram, dropped, run }
     }
 
     /// Has the responder do something within a visit of its own.
@@ -244,6 +250,24 @@ impl<'a> Arrival<'a> {
             Status::REM_INV_REQ_ERR => Nak::InvalidRequest,
             Status::REM_ACCESS_ERR => Nak::RemoteAccess,
             _ => Nak::RemoteOperational,
+        })
+    }
+
+    /// Puts payload where it belongs, `at` bytes behind the message's first.
+    fn place_bytes(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
+        let operation = operation(start, None);
+        // Of what could not be placed together with this.
+        self.refused = None;
+        self.uses_receive |= operation.opcode.is_send();
+        let from = u64::from(at);
+        let to = from + payload.len() as u64;
+        let length = start.length.map_or(to, u64::from);
+        let data = Data::Bytes(payload);
+        let placed = self.inbound(|inbound, _| inbound.place(&operation, length, data, (from, to)));
+        placed.map_err(|stop| match stop {
+            inbound::Stop::Refused(refused) => self.refuse(refused),
+            // The bytes of a packet are always there.
+            inbound::Stop::Local => Stop::Drop,
         })
     }
 
@@ -305,18 +329,11 @@ impl Host for Arrival<'_> {
     }
 
     fn place(&mut self, start: &Start, at: u32, payload: &[u8]) -> Result<(), Stop> {
-        let operation = operation(start, None);
-        self.uses_receive |= operation.opcode.is_send();
-        let from = u64::from(at);
-        let to = from + payload.len() as u64;
-        let length = start.length.map_or(to, u64::from);
-        let data = Data::Bytes(payload);
-        let placed = self.inbound(|inbound, _| inbound.place(&operation, length, data, (from, to)));
-        placed.map_err(|stop| match stop {
-            inbound::Stop::Refused(refused) => self.refuse(refused),
-            // The bytes of a packet are always there.
-            inbound::Stop::Local => Stop::Drop,
-        })
+        let mut run = std::mem::take(&mut self.run);
+        let in_all = start.length.unwrap_or(MAX_MESSAGE_BYTES).into();
+        let placed = run.place(at, payload, in_all, |bytes| self.place_bytes(start, at, bytes));
+        self.run = run;
+        placed
     }
 
     fn fetch(&mut self, start: &Start, at: u32, out: &mut [u8]) -> Result<(), Stop> {
