@@ -10,6 +10,8 @@ pub(crate) mod local;
 pub(crate) mod memory;
 pub(crate) mod model;
 pub(crate) mod pcap;
+#[cfg_attr(loom, allow(dead_code))] // models are of its words alone
+mod ring;
 #[cfg(not(loom))]
 pub(crate) mod turned_away;
 #[cfg(not(loom))]

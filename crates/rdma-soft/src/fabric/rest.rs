@@ -48,7 +48,11 @@ mod tests {
     #[test]
     fn it_stays_away_longer_while_a_program_polls_and_is_there_when_it_does_not() {
         let mut rest = Rest::default();
-        assert_eq!(rest.next(POLLS - 1, false), Duration::ZERO, "as many as a program that waits for events has");
+        assert_eq!(
+            rest.next(POLLS - 1, false),
+            Duration::ZERO,
+            "as many as a program that waits for events has"
+        );
         let mut polls = POLLS - 1;
         let mut spin = |rest: &mut Rest, count| {
             polls += count;

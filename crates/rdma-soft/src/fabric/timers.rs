@@ -15,7 +15,7 @@ use crate::fabric::rest::Rest;
 use crate::fabric::stalls;
 #[cfg(not(loom))]
 use crate::fabric::thread;
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, locked_for_calls};
+use crate::sync::{AtomicU64, Condvar, Mutex, MutexGuard, Ordering, locked_for_calls};
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -50,7 +50,7 @@ pub(crate) struct Timers {
     /// Each empty poll looks at a link, too.
     polls_look: std::sync::atomic::AtomicBool,
     /// The thread leaves all to who polls, for a moment.
-    rests: AtomicBool,
+    rests: std::sync::atomic::AtomicBool,
     #[cfg(loom)]
     model: model::Model,
 }
@@ -248,7 +248,7 @@ impl Timers {
             changed: Condvar::new(),
             in_virtual_time,
             polls_look: std::sync::atomic::AtomicBool::new(false),
-            rests: AtomicBool::new(false),
+            rests: std::sync::atomic::AtomicBool::new(false),
         }
     }
 

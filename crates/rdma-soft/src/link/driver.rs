@@ -25,7 +25,7 @@ const LEAVE: Duration = Duration::from_millis(100);
 /// How often who catches up looks whether something has come.
 const MOST_ROUNDS: u32 = 64;
 /// Who polls looks at all sockets each so many times, and at the last one that a message came from in between.
-const LOOKS_APART: u32 = 16;
+const LOOKS_APART: u32 = 64;
 
 /// A socket of a link.
 pub(super) trait Watched: Send + Sync + std::fmt::Debug {
@@ -38,6 +38,17 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
     fn look(self: Arc<Self>) -> bool {
         false
     }
+
+    /// Whether something has come that its descriptor does not tell of.
+    fn has_come(&self) -> bool {
+        false
+    }
+
+    /// The driver looks here from now on, whether the descriptor tells or not.
+    fn attend(&self) {}
+
+    /// It does so no more. What [has come](Self::has_come) before may not be told of.
+    fn neglect(&self) {}
 
     /// Takes all messages that have come by now, and returns when they are executed. The caller holds no lock.
     fn read_all(self: Arc<Self>) {}
@@ -97,6 +108,30 @@ struct Driving {
     last: Option<Weak<dyn Watched>>,
     /// How many looks in a row have found nothing there.
     in_vain: u32,
+    /// It is [attended](Watched::attend): as long as the thread sees to it that somebody looks.
+    attended: bool,
+}
+
+impl Driving {
+    fn look_at(&mut self, watched: &Arc<dyn Watched>) {
+        let last = self.last.replace(Arc::downgrade(watched)).and_then(|last| last.upgrade());
+        if !self.attended {
+            return;
+        }
+        watched.attend();
+        if let Some(last) = last.filter(|last| !Arc::ptr_eq(last, watched)) {
+            last.neglect();
+            if last.has_come() {
+                last.happened(epoll::EventFlags::empty());
+            }
+        }
+    }
+
+    /// Whether something has come where it looks first, which gets its turn.
+    fn take_last(&self) -> bool {
+        let last = self.last.as_ref().and_then(Weak::upgrade).filter(|last| last.has_come());
+        last.is_some_and(|last| last.happened(epoll::EventFlags::empty()) == Happened::Messages)
+    }
 }
 
 /// A socket: its place in the driver's list, and which one it is of all that there were, so that a late event of one
@@ -177,7 +212,7 @@ impl Driver {
             events,
             wake,
             ends: std::sync::Mutex::default(),
-            driving: Mutex::new(Driving { last: None, in_vain: 0 }),
+            driving: Mutex::new(Driving { last: None, in_vain: 0, attended: false }),
             busy: AtomicU32::new(0),
             polls: AtomicU32::new(0),
             polls_look: AtomicBool::new(false),
@@ -325,14 +360,15 @@ impl Driver {
         let mut found = [const { MaybeUninit::uninit() }; EVENTS];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let Ok((found, _)) = epoll::wait(events, &mut found, Some(&at_once)) else { return false };
-        if found.is_empty() {
+        let has_come = driving.take_last();
+        if found.is_empty() && !has_come {
             return false;
         }
         let mut ended = Vec::new();
         for event in found {
             let Some(watched) = self.at(End::of(event.data)) else { continue };
             match Arc::clone(&watched).happened(event.flags) {
-                Happened::Messages => driving.last = Some(Arc::downgrade(&watched)),
+                Happened::Messages => driving.look_at(&watched),
                 Happened::End => ended.push(watched),
                 Happened::Other => {}
             }
@@ -363,6 +399,22 @@ impl Driver {
         self.fabric.unsettled.settle();
     }
 
+    /// Whoever polls looks where the last message came from, from now on, or does not. Whether something has come there that
+    /// nobody may be told of.
+    fn see_to_last(&self, attended: bool) -> bool {
+        let mut driving = locked_for_calls(&self.driving);
+        driving.attended = attended;
+        let last = driving.last.as_ref().and_then(Weak::upgrade);
+        last.is_some_and(|last| {
+            if attended {
+                last.attend()
+            } else {
+                last.neglect()
+            }
+            last.has_come()
+        })
+    }
+
     /// What the thread does.
     fn serve(&'static self) {
         let _ = self.thread.set(thread::current());
@@ -378,11 +430,12 @@ impl Driver {
                 let found = self.drive_and_rest();
                 let away = rest.next(self.polls(), self.busy.load(Ordering::Relaxed) != 0);
                 if away.is_zero() {
-                    if found {
+                    if found || self.see_to_last(false) {
                         continue;
                     }
                     break;
                 }
+                self.see_to_last(true);
                 self.rests.store(true, Ordering::Relaxed);
                 thread::park_timeout(away);
                 if !self.rests.swap(false, Ordering::Relaxed) {

@@ -1,21 +1,28 @@
-//! The link between processes of one host: sockets of the kind `SOCK_SEQPACKET` with abstract names.
+//! The link between processes of one host: rings of messages in memory that two processes share, and sockets of the kind
+//! `SOCK_SEQPACKET` with abstract names, by which they find each other.
 //!
 //! A device of the host is one device for all its processes, with one identity. The upper 12 bits of a queue pair
 //! number are the slot of its process, which has bound the socket that is named after the device and the slot: the
-//! kernel sees to it that nobody else has. Who sends to a slot connects to that socket, and only sends there; who owns
-//! the slot only reads. The end of a connection is the end of its process.
+//! kernel sees to it that nobody else has. Who sends to a slot connects to that socket, and sends the file of a ring there,
+//! to which it writes; who owns the slot reads. One byte tells the other to look: at messages, or at space. The end of a
+//! connection is the end of its process.
 
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::io::{Errno, Result};
-use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    bind, connect, listen, recvmsg, send, sendmsg, socket_with,
 };
 
+use self::head::VERSION;
 use self::listener::{Admits, Listener};
 use self::neighbor::Neighbor;
+use self::shared::{Receiver, Sender};
 use super::descriptor::Descriptor;
 use super::driver::Driver;
 use crate::device::Device;
@@ -26,13 +33,12 @@ pub(crate) mod host;
 mod inlet;
 mod listener;
 pub(crate) mod neighbor;
+mod shared;
 #[cfg(test)]
 mod tests;
 
 /// How many processes may connect before they are seen.
 const BACKLOG: i32 = 1024;
-/// How many bytes wait in the socket of a connection, if the system allows so many.
-const SEND_BUFFER: usize = 1 << 20;
 
 /// Why a queue pair cannot be connected to a number of another process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,8 +87,6 @@ fn connect_to(
 ) -> std::result::Result<Arc<Neighbor>, Unreachable> {
     let connected = || {
         let connection = Descriptor::open(socket)?;
-        // As much as is in flight of one connection: what the system does not allow is not needed.
-        let _ = set_socket_send_buffer_size(connection.get()?, SEND_BUFFER);
         connect(connection.get()?, address)?;
         Ok(connection)
     };
@@ -94,6 +98,60 @@ fn connect_to(
     if !connection.peer().is_ok_and(|(_, user)| admits(user)) {
         return Err(Unreachable::OtherUser);
     }
+    let ring = send_ring(&connection).map_err(Unreachable::System)?;
     let driver = Driver::of(device.fabric).map_err(Unreachable::System)?;
-    driver.add(|end| Neighbor::new(driver, device, connection, end)).map_err(Unreachable::System)
+    let new = |end| Neighbor::new(driver, device, connection, ring, end);
+    driver.add(new).map_err(Unreachable::System)
+}
+
+/// Makes a ring, and gives it to the other process: the first message of each connection.
+fn send_ring(connection: &Descriptor) -> Result<Sender> {
+    let mut sender = None;
+    let file = Descriptor::open(|| {
+        let (made, file) = Sender::new()?;
+        sender = Some(made);
+        Ok(file)
+    })?;
+    let (files, mut space) =
+        ([file.get()?], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+    let mut along = SendAncillaryBuffer::new(&mut space);
+    along.push(SendAncillaryMessage::ScmRights(&files));
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    sendmsg(connection.get()?, &[IoSlice::new(&[VERSION])], &mut along, flags)?;
+    sender.ok_or(Errno::NOMEM)
+}
+
+/// The ring that the other process has made. `PIPE` if it has ended before.
+fn receive_ring(connection: &Descriptor) -> Result<Receiver> {
+    let (mut bytes, mut read) = ([0_u8; 2], 0);
+    let file = Descriptor::open(|| {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut along = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let parts = &mut [IoSliceMut::new(&mut bytes)];
+        let message = recvmsg(connection.get()?, parts, &mut along, flags)?;
+        read = message.bytes;
+        if read == 0 {
+            return Err(Errno::PIPE);
+        }
+        let whole = !message.flags.contains(ReturnFlags::CTRUNC);
+        let mut files = along.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(files) => Some(files),
+            _ => None,
+        });
+        // Those that are too many are closed.
+        let file = files.by_ref().flatten().next();
+        file.filter(|_| whole).ok_or(Errno::PROTO)
+    })?;
+    if bytes[..read] != [VERSION] {
+        return Err(Errno::PROTO);
+    }
+    Receiver::open(file.get()?)
+}
+
+/// Has the other process look at the ring. If there is no space for that, it was told and has not looked yet.
+fn tell(connection: &Descriptor) {
+    if let Ok(connection) = connection.get() {
+        let _ = send(connection, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    }
 }

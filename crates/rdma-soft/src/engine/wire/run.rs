@@ -44,7 +44,8 @@ impl<'a> Run<'a> {
         in_all: u64,
         mut copy: impl FnMut(&[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let end = |bytes: &[u8]| u32::try_from(bytes.len()).ok().and_then(|len| at.checked_add(len));
+        let end =
+            |bytes: &[u8]| u32::try_from(bytes.len()).ok().and_then(|len| at.checked_add(len));
         if end(payload).is_some_and(|end| end <= self.upto) {
             return Ok(());
         }

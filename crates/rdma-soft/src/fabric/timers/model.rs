@@ -53,7 +53,7 @@ impl Timers {
             changed: Condvar::new(),
             in_virtual_time: false,
             polls_look: std::sync::atomic::AtomicBool::new(false),
-            rests: AtomicBool::new(false),
+            rests: std::sync::atomic::AtomicBool::new(false),
             model: Model { alarms, rests: Condvar::new() },
         }
     }

@@ -24,7 +24,7 @@ use crate::engine::completion::work_completion::Source;
 use crate::link::memory::{BURST_BYTES, Datagram, Letter};
 
 /// Of the messages, and of the names of sockets: processes of two versions do not see each other.
-pub(super) const VERSION: u8 = 2;
+pub(super) const VERSION: u8 = 3;
 
 /// How many bytes there are in front of the payload.
 pub(super) const HEAD: usize = 96;

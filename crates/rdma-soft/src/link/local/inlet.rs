@@ -1,15 +1,17 @@
-//! Where the packets of one other process come in: a connection on which this process only reads.
+//! Where the packets of one other process come in: a ring of messages in memory that it shares with this one, and a
+//! connection by which each tells the other to look there.
 
-use std::io::IoSliceMut;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use rdma_proto::Burst;
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, recvmsg};
+use rustix::net::{RecvFlags, recv};
 
 use super::head::{HEAD, MOST, decode, length_said};
 use super::listener::Guest;
+use super::shared::Receiver;
+use super::{receive_ring, tell};
 use crate::address::Path;
 use crate::device::Device;
 use crate::fabric::clock::Time;
@@ -23,8 +25,11 @@ use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
 /// How many messages are read in a turn.
 const TURN: u32 = 16;
 
-/// More than a socket holds.
-const MOST_TURNS: u32 = 64;
+/// More than a ring holds.
+const MOST_TURNS: u32 = 256;
+
+/// How often it takes what the other process tells.
+const TELLS: u32 = 16;
 
 #[derive(Debug)]
 pub(super) struct Inlet {
@@ -35,6 +40,14 @@ pub(super) struct Inlet {
     _guest: Guest,
     /// Where the driver finds it.
     end: End,
+    /// Once it has come.
+    ring: OnceLock<Receiver>,
+    /// The connection has something to say.
+    told: AtomicBool,
+    /// It has no more to say.
+    ended: AtomicBool,
+    /// The driver looks at the ring.
+    attended: AtomicBool,
     /// Held by the thread that reads, so that messages stay in order; empty otherwise.
     reading: Mutex<Vec<Letter>>,
     /// It waits for space, and not for messages.
@@ -43,14 +56,14 @@ pub(super) struct Inlet {
     alarm: Alarm,
 }
 
-/// What one look at a connection has found.
+/// What one look at the ring has found.
 enum Read {
     Message,
     Nothing,
     /// There is no space for it.
     NoRoom,
-    /// The process has ended, or writes what no device sends.
-    End,
+    /// The process writes what no device sends.
+    Malformed,
 }
 
 impl Inlet {
@@ -67,6 +80,10 @@ impl Inlet {
             connection,
             _guest: guest,
             end,
+            ring: OnceLock::new(),
+            told: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            attended: AtomicBool::new(false),
             reading: Mutex::default(),
             waits: AtomicBool::new(false),
             place: Place::default(),
@@ -80,46 +97,71 @@ impl Inlet {
         self.driver.set_flags(self.end, &self.connection, flags);
     }
 
+    /// Whether there is something to read, and space for it.
+    fn has_message(&self) -> bool {
+        self.ring.get().is_some_and(Receiver::has_come) && !self.waits.load(Ordering::Relaxed)
+    }
+
     /// Reads a message into a buffer of the device's inbox, which takes it.
     fn read(self: &Arc<Self>, letters: &mut Vec<Letter>) -> Read {
+        let Some(ring) = self.ring.get().filter(|ring| ring.has_come()) else {
+            return Read::Nothing;
+        };
         let inbox = self.device.inbox();
         let Some(mut buffer) = inbox.buffer(self) else { return Read::NoRoom };
         let mut head = [0; HEAD];
-        let mut parts = [IoSliceMut::new(&mut head), IoSliceMut::new(&mut buffer)];
-        let received = self.connection.get().and_then(|connection| {
-            // Without ancillary data, so that descriptors that are sent along are closed by the kernel.
-            recvmsg(
-                connection,
-                &mut parts,
-                &mut RecvAncillaryBuffer::default(),
-                RecvFlags::DONTWAIT,
-            )
-        });
-        let behind = match received {
-            Err(Errno::AGAIN | Errno::INTR) => {
+        let behind = match ring.read(&mut head, &mut buffer) {
+            Ok(None) => {
                 inbox.give_back(buffer);
                 return Read::Nothing;
             }
-            // At its end there is nothing to read.
-            Ok(message) if message.bytes > 0 => {
-                let whole = !message.flags.contains(ReturnFlags::TRUNC);
-                Some(message.bytes.checked_sub(HEAD).filter(|_| whole))
+            Ok(Some(message)) => {
+                if message.tell {
+                    tell(&self.connection);
+                }
+                message.length.checked_sub(HEAD)
             }
-            Ok(_) | Err(_) => None,
+            Err(_) => None,
         };
-        let first =
-            behind.flatten().and_then(|behind| self.take_apart(&head, &buffer[..behind], letters));
+        let first = behind.and_then(|behind| self.take_apart(&head, &buffer[..behind], letters));
         let Some((path, burst, datagram)) = first else {
             letters.drain(..).for_each(|letter| inbox.give_back(letter.into_buffer()));
-            if behind.is_some() {
-                self.device.tally.rare.malformed.count();
-            }
             inbox.give_back(buffer);
-            return Read::End;
+            return Read::Malformed;
         };
         inbox.arrive(Letter::from_outside(path, burst, datagram, buffer));
         letters.drain(..).for_each(|letter| inbox.arrive(letter));
         Read::Message
+    }
+
+    /// Takes what the connection says: first the ring, then that something is there, and at last that the process has
+    /// ended. Whatever else it says ends it.
+    fn hear(&self) {
+        for _ in 0..TELLS {
+            let heard = match self.ring.get() {
+                None => receive_ring(&self.connection).map(|ring| self.ring.set(ring).is_ok()),
+                Some(_) => self.connection.get().and_then(|connection| {
+                    let (read, _) = recv(connection, &mut [0_u8; 2], RecvFlags::DONTWAIT)?;
+                    if read == 0 { Err(Errno::PIPE) } else { Ok(read == 1) }
+                }),
+            };
+            match heard {
+                Ok(true) => {}
+                Err(Errno::AGAIN | Errno::INTR) => break,
+                Ok(false) | Err(_) => {
+                    if heard != Err(Errno::PIPE) {
+                        self.device.tally.rare.malformed.count();
+                    }
+                    return self.ended.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+        // It tells once. What has come before is found by the next look.
+        if let Some(ring) = self.ring.get()
+            && !self.attended.load(Ordering::Acquire)
+        {
+            ring.sleep();
+        }
     }
 
     /// Takes a message apart, of which that is behind its first head: says what the first burst is, and copies the others
@@ -153,17 +195,32 @@ impl Inlet {
         if self.waits.swap(false, Ordering::Relaxed) {
             self.hear_of_messages(true);
         }
-        match self.read(letters) {
-            Read::Message => return true,
-            Read::Nothing => {}
-            Read::NoRoom => {
-                // The inbox calls when it has space; nobody is to look for messages until then.
-                self.waits.store(true, Ordering::Relaxed);
-                self.hear_of_messages(false);
+        loop {
+            match self.read(letters) {
+                Read::Message => return true,
+                Read::Nothing => {}
+                Read::NoRoom => {
+                    // The inbox calls when it has space; nobody is to look for messages until then.
+                    self.waits.store(true, Ordering::Relaxed);
+                    self.hear_of_messages(false);
+                    return false;
+                }
+                Read::Malformed => {
+                    self.device.tally.rare.malformed.count();
+                    self.driver.close(self.end);
+                    return false;
+                }
             }
-            Read::End => self.driver.close(self.end),
+            if self.ended.load(Ordering::Relaxed) {
+                // What it has said before was heard.
+                self.driver.close(self.end);
+                return false;
+            }
+            if !self.told.swap(false, Ordering::Acquire) {
+                return false;
+            }
+            self.hear();
         }
-        false
     }
 }
 
@@ -172,14 +229,36 @@ impl Watched for Inlet {
         &self.connection
     }
 
-    fn happened(self: Arc<Self>, _flags: epoll::EventFlags) -> Happened {
+    fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened {
+        if !flags.is_empty() {
+            self.told.store(true, Ordering::Release);
+        }
         self.device.fabric.unsettled.note_turn(&self);
         Happened::Messages
     }
 
+    fn has_come(&self) -> bool {
+        self.has_message()
+    }
+
     /// Small messages come one at a time.
     fn look(self: Arc<Self>) -> bool {
-        self.take_one(&mut locked_for_calls(&self.reading))
+        (self.has_message() || self.told.load(Ordering::Relaxed))
+            && self.take_one(&mut locked_for_calls(&self.reading))
+    }
+
+    fn attend(&self) {
+        self.attended.store(true, Ordering::Release);
+        if let Some(ring) = self.ring.get() {
+            ring.look();
+        }
+    }
+
+    fn neglect(&self) {
+        self.attended.store(false, Ordering::Release);
+        if let Some(ring) = self.ring.get() {
+            ring.sleep();
+        }
     }
 
     fn read_all(self: Arc<Self>) {

@@ -1,16 +1,18 @@
-//! The way to one slot of another process: a connection on which this process only sends.
+//! The way to one slot of another process: a ring of messages in memory that this process shares with it, and a
+//! connection by which each tells the other to look there.
 
 use std::collections::VecDeque;
-use std::io::IoSlice;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rdma_proto::Burst;
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use rustix::net::{RecvFlags, recv};
 
 use super::head::{HEAD, LONGEST, LONGEST_MESSAGE, MOST, encode};
+use super::shared::Sender;
+use super::tell;
 use crate::address::Path;
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
@@ -31,8 +33,8 @@ const BURSTS: usize = 64;
 /// by its own timeouts.
 const STALL: Duration = Duration::from_secs(1);
 
-/// It is told of the end, too.
-const WRITABLE: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::OUT);
+/// How often it takes what the other process tells.
+const TELLS: u32 = 16;
 
 /// How many buffers are kept that are not in use.
 const SPARE: usize = 16;
@@ -43,6 +45,7 @@ pub(crate) struct Neighbor {
     driver: &'static Driver,
     device: &'static Device,
     connection: Descriptor,
+    ring: Sender,
     /// Where the driver finds it.
     pub(super) end: End,
     outbox: Mutex<Outbox>,
@@ -72,12 +75,14 @@ impl Neighbor {
         driver: &'static Driver,
         device: &'static Device,
         connection: Descriptor,
+        ring: Sender,
         end: End,
     ) -> Arc<Self> {
         Arc::new_cyclic(|weak: &Weak<Self>| Self {
             driver,
             device,
             connection,
+            ring,
             end,
             outbox: Mutex::default(),
             writing: Mutex::default(),
@@ -131,23 +136,20 @@ impl Neighbor {
                 return false;
             }
             match self.send_message(message) {
-                Ok(()) => {
+                Ok(true) => {
                     let outbox = &mut *locked(&self.outbox);
                     message.drain(..).for_each(|(_, letter)| outbox.keep(letter.into_buffer()));
                     outbox.stalled = None;
                 }
-                Err(Errno::INTR) => self.put_back(message),
-                Err(Errno::AGAIN | Errno::NOBUFS) => {
+                Ok(false) => {
                     self.put_back(message);
-                    self.wait_for_space();
-                    return false;
-                }
-                Err(errno) => {
-                    message.clear();
-                    // The driver is told of an end, and hears first what it has said before.
-                    if !matches!(errno, Errno::PIPE | Errno::CONNRESET) {
-                        self.leave();
+                    if !self.finds_space() {
+                        return false;
                     }
+                }
+                Err(_) => {
+                    message.clear();
+                    self.leave();
                     return false;
                 }
             }
@@ -183,15 +185,14 @@ impl Neighbor {
         }
     }
 
-    fn send_message(&self, message: &[([u8; HEAD], Letter)]) -> rustix::io::Result<()> {
-        let mut parts = [IoSlice::new(&[]); 2 * MOST];
-        for (parts, (head, letter)) in parts.chunks_exact_mut(2).zip(message) {
-            parts.copy_from_slice(&[IoSlice::new(head), IoSlice::new(letter.payload())]);
+    /// Says whether there was space for it.
+    fn send_message(&self, message: &[([u8; HEAD], Letter)]) -> rustix::io::Result<bool> {
+        let parts = message.iter().flat_map(|(head, letter)| [&head[..], letter.payload()]);
+        let written = self.ring.write(parts)?;
+        if written == Some(true) {
+            tell(&self.connection);
         }
-        let parts = &parts[..2 * message.len()];
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let connection = self.connection.get()?;
-        sendmsg(connection, parts, &mut SendAncillaryBuffer::default(), flags).map(drop)
+        Ok(written.is_some())
     }
 
     fn put_back(&self, message: &mut Vec<([u8; HEAD], Letter)>) {
@@ -202,12 +203,16 @@ impl Neighbor {
         message.drain(..).rev().for_each(|(_, letter)| outbox.waiting.push_front(letter));
     }
 
-    /// The process takes nothing now.
-    fn wait_for_space(&self) {
+    /// There was no space. The process tells of it when there is some, if there is none now.
+    fn finds_space(&self) -> bool {
         let now = self.device.fabric.clock.now();
         let since = *locked(&self.outbox).stalled.get_or_insert(now);
-        self.alarm.set(since + STALL);
-        self.driver.set_flags(self.end, &self.connection, WRITABLE);
+        // An error is found by the next message.
+        let finds = self.ring.wait().unwrap_or(true);
+        if !finds {
+            self.alarm.set(since + STALL);
+        }
+        finds
     }
 }
 
@@ -289,12 +294,19 @@ impl Watched for Neighbor {
         &self.connection
     }
 
-    /// Nothing is ever sent back: all but that it takes more is its end.
+    /// It says that there is space; all else is its end.
     fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened {
-        if flags.intersects(!epoll::EventFlags::OUT) {
+        if flags.intersects(!epoll::EventFlags::IN) {
             return Happened::End;
         }
-        self.driver.set_flags(self.end, &self.connection, epoll::EventFlags::IN);
+        let hear = || {
+            let (read, _) = recv(self.connection.get()?, &mut [0_u8; 1], RecvFlags::DONTWAIT)?;
+            if read == 0 { Err(Errno::PIPE) } else { Ok(()) }
+        };
+        let heard = (0..TELLS).try_for_each(|_| hear());
+        if heard.is_err_and(|errno| !matches!(errno, Errno::AGAIN | Errno::INTR)) {
+            return Happened::End;
+        }
         self.device.fabric.unsettled.note_turn(&self);
         Happened::Other
     }

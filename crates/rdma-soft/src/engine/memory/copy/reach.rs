@@ -15,6 +15,7 @@ use std::sync::atomic::{Ordering, fence};
 use libc::iovec;
 
 use super::{Cursor, Data, Segment, copy_segment, pointers, transfer_cursors};
+use crate::abi::fork::Process;
 use crate::engine::memory::probe;
 
 /// Whether the memory of a copy is known to be there.
@@ -269,8 +270,8 @@ fn place(address: u64, length: u64) -> iovec {
 fn move_by(call: Call, source: &[iovec], sink: &[iovec]) -> u64 {
     let (sources, sinks) = (source.len() as c_ulong, sink.len() as c_ulong);
     let (source, sink) = (source.as_ptr(), sink.as_ptr());
-    // Asked each time: in a child of fork, its parent's number is that of other memory.
-    let this = rustix::process::getpid().as_raw_nonzero().get();
+    // In a child of fork, its parent's number is that of other memory.
+    let this = Process::current().id().cast_signed();
     let moved = match call {
         // SAFETY: two arrays of these lengths, borrowed during the call, which only reads them. Each place is one
         // of two kinds. Bytes of the device's own: an array of a function of this module, or a slice that its
