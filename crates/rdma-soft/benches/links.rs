@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo bench -p rdma-soft --bench links
-//! cargo bench -p rdma-soft --bench links -- trips     # or `writes`
+//! cargo bench -p rdma-soft --bench links -- trips     # or `writes`; and `soft0` or `udp`
 //! ```
 //!
 //! Two processes, this program twice, poll without a pause: on a machine with fewer than two processors that are free
@@ -56,7 +56,9 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let own = |last: u32| Ipv4Addr::from_bits(0x7f00_0002 + (std::process::id() << 3) + last);
-    for places in [None, Some((own(0), own(1)))] {
+    let has = |link: &str| !env::args().any(|argument| argument == link);
+    let (local, udp) = (has("udp").then_some(None), has("soft0").then(|| Some((own(0), own(1)))));
+    for places in local.into_iter().chain(udp) {
         let name = format!("rdma-soft-links/{}/{}", std::process::id(), places.is_some());
         let listener = socket();
         bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();

@@ -157,13 +157,13 @@ pub(crate) fn time(now: Time) -> rdma_proto::Time {
     rdma_proto::Time::from_nanos(now.nanoseconds())
 }
 
-/// Sends what `next` fills buffers with, until there is nothing, the link has no space or the turn
-/// is over. Says whether there may be more.
+/// Sends what `next` fills buffers with, which also says whether it may have more, until there is nothing, the link has no
+/// space or the turn is over. Says whether there may be more.
 pub(super) fn transmit(
     own: &Arc<QueuePair>,
     route: &Route,
     mtu: Mtu,
-    mut next: impl FnMut(&mut [u8]) -> Option<Burst>,
+    mut next: impl FnMut(&mut [u8]) -> Option<(Burst, bool)>,
 ) -> bool {
     let mut left = TURN;
     let mtu = mtu.bytes() as usize;
@@ -181,7 +181,7 @@ pub(super) fn transmit(
         let mut nowhere = [0; 4096];
         while left > 0 {
             let room = room(left, &nowhere);
-            let Some(burst) = next(&mut nowhere[..room]) else { return false };
+            let Some((burst, _)) = next(&mut nowhere[..room]) else { return false };
             left = left.saturating_sub(burst.segments.into());
             lost(Reason::NoRoute, &burst);
             if let Some(tap) = tap {
@@ -193,7 +193,7 @@ pub(super) fn transmit(
     while left > 0 {
         let Some(mut buffer) = outlet.buffer(own) else { return false };
         let room = room(left, &buffer);
-        let Some(burst) = next(&mut buffer[..room]) else {
+        let Some((burst, more)) = next(&mut buffer[..room]) else {
             outlet.give_back(buffer);
             return false;
         };
@@ -206,6 +206,9 @@ pub(super) fn transmit(
         } else {
             lost(Reason::PortDown, &burst);
             outlet.give_back(buffer);
+        }
+        if !more {
+            return false;
         }
     }
     true
