@@ -323,8 +323,8 @@ pub(crate) fn receive(device: &'static Device, letter: &Letter) {
 }
 
 impl QueuePair {
-    /// Has an acknowledgement leave with the next request of this queue pair, when the program polls its completion queue
-    /// in vain, or after [`PATIENCE`].
+    /// Has an acknowledgement leave with the next but one request of this queue pair, when the program polls its completion
+    /// queue in vain, or after [`PATIENCE`].
     fn answer_later(self: &Arc<Self>) {
         self.receive_cq.later.add(self);
         // Set after it is in the list, so that it does not ring in between.
@@ -337,6 +337,7 @@ impl QueuePair {
         if owes || self.place.waits() {
             let unsettled = &self.device.fabric.unsettled;
             // At once, whoever else is about to give it a turn.
+            self.place.stop_waiting();
             Arc::clone(self).take_turn();
             unsettled.settle();
         }
@@ -376,10 +377,22 @@ impl Driven for QueuePair {
         &self.place
     }
 
-    /// Sends some of what this queue pair has to send: first what it owes its peer.
+    /// Sends some of what this queue pair has to send: first what it owes its peer, unless that waits.
     fn take_turn(self: Arc<Self>) -> bool {
         let mut aftermath = Aftermath::default();
-        let answers = self.responder.lock().transmit(&self, &mut aftermath);
+        let answers = {
+            let mut responder = self.responder.lock();
+            // An acknowledgement that waits leaves behind what the program sends first: the peer has it sooner. It goes
+            // with what is sent next, or when the program polls in vain.
+            let passes =
+                self.place.waits() && responder.owes_acknowledgement() && self.place.pass();
+            if passes {
+                false
+            } else {
+                self.place.stop_waiting();
+                responder.transmit(&self, &mut aftermath)
+            }
+        };
         aftermath.flush(&self);
         let requests = self.send.lock().transmit(&self, &mut aftermath);
         aftermath.flush(&self);
