@@ -25,7 +25,7 @@ const LEAVE: Duration = Duration::from_millis(100);
 /// How often who catches up looks whether something has come.
 const MOST_ROUNDS: u32 = 64;
 /// Who polls looks at all sockets each so many times, and at the last one that a message came from in between.
-const LOOKS_APART: u32 = 64;
+const LOOKS_APART: u32 = 128;
 
 /// A socket of a link.
 pub(super) trait Watched: Send + Sync + std::fmt::Debug {

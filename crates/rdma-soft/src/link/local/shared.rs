@@ -30,8 +30,8 @@ const BEGIN: usize = 4096;
 const SIZE: usize = BEGIN + CAPACITY as usize;
 /// Where messages begin.
 const ALIGN: u32 = 64;
-/// How many bytes there are before a message, so that payload behind one head is aligned.
-const GAP: u32 = 32;
+/// How many bytes there are before a message, so that a short message takes two cache lines.
+const GAP: u32 = 16;
 
 const _: () = assert!(size_of::<Words>() <= BEGIN && CAPACITY.is_power_of_two());
 
