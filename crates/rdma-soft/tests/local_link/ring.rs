@@ -230,12 +230,13 @@ impl Connection {
         until("messages that were read", || self.ring.get(Word::Head) == self.tail);
     }
 
-    /// Writes another length than that of the bytes, and another tail than behind them.
+    /// Writes any length before these bytes, and any tail.
     pub(crate) fn lie(&mut self, length: u32, bytes: &[u8], tail: u32) {
         let at = self.tail;
         self.ring.write(at, &length.to_le_bytes());
         self.ring.write(at.wrapping_add(GAP), bytes);
         self.ring.set(Word::Tail, tail);
+        self.tail = tail;
         self.tell();
     }
 }
@@ -253,6 +254,10 @@ impl Drop for Over<'_> {
         self.0.store(true, Ordering::Relaxed);
     }
 }
+
+/// What is in a ring is no message of a device.
+#[derive(Debug)]
+pub(crate) struct Broken;
 
 /// A connection that a device has made.
 pub(crate) struct Accepted {
@@ -290,19 +295,22 @@ impl Accepted {
         let _ = send(&self.socket, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     }
 
-    /// Reads a message. `None` if there is none, or if what is there is no message of a device.
-    pub(crate) fn read(&mut self) -> Option<Vec<u8>> {
+    /// Reads a message, if there is one.
+    pub(crate) fn read(&mut self) -> Result<Option<Vec<u8>>, Broken> {
         let there = self.ring.get(Word::Tail).wrapping_sub(self.head);
+        if there == 0 {
+            return Ok(None);
+        }
         let mut length = [0; 4];
         self.ring.read(self.head, &mut length);
         let length = u32::from_le_bytes(length);
-        if there == 0 || there > CAPACITY || length > CAPACITY / 2 || taken(length) > there {
-            return None;
+        if there > CAPACITY || length > CAPACITY / 2 || taken(length) > there {
+            return Err(Broken);
         }
         let mut bytes = vec![0; length as usize];
         self.ring.read(self.head.wrapping_add(GAP), &mut bytes);
         self.head = self.head.wrapping_add(taken(length));
-        Some(bytes)
+        Ok(Some(bytes))
     }
 
     /// Says how far it has read, and that there is space if the device waits for that.
