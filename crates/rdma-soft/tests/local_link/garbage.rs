@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rdma_sys::ibv_qp_type;
 use rustix::fs::{Mode, OFlags, SealFlags, open};
-use test_support::rig::until;
 
 use crate::hostile::{Head, Random, name_of, slot_of};
 use crate::near::Near;
@@ -64,6 +63,7 @@ fn a_ring_that_no_device_writes_ends_its_connection_alone() {
     ];
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let name = name_of(slot_of(near.far.qpn));
+    near.message(1, None);
     let before = near.peer.files();
     let mut malformed = 0;
     // At the beginning of the ring, and where it has begun anew.
@@ -115,6 +115,9 @@ fn words_of_garbage_harm_their_own_connection_alone() {
 fn a_first_message_that_no_device_sends_ends_its_connection_alone() {
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let name = name_of(slot_of(near.far.qpn));
+    // Its own connection is there.
+    near.message(1, None);
+    let before = near.peer.files();
     let sealed = |length| file(length, SealFlags::SHRINK);
     let fine = sealed(SIZE);
     let (read, write) = rustix::pipe::pipe().unwrap();
@@ -156,12 +159,7 @@ fn a_first_message_that_no_device_sends_ends_its_connection_alone() {
     ];
     kinds.extend(wrong.iter().map(|file| (vec![VERSION], vec![file.as_fd()])));
     // The connection that is sent as a file is there all the time.
-    let mut files = 0;
-    until("a connection", || {
-        let before = files;
-        files = near.peer.files();
-        files == before
-    });
+    near.peer.until_files(before + 1);
     for (number, (bytes, files)) in kinds.iter().enumerate() {
         let socket = connect_to(&name).unwrap();
         assert!(say(&socket, bytes, files));
@@ -178,7 +176,7 @@ fn a_first_message_that_no_device_sends_ends_its_connection_alone() {
     expect_to_arrive(&mut near, &mut to);
     assert_eq!(near.peer.counter("malformed"), kinds.len() as u64);
     drop(to);
-    near.peer.until_files(files);
+    near.peer.until_files(before + 1);
     near.all_of_it();
     near.peer.end();
 }
