@@ -3,10 +3,10 @@
 //!
 //! ```sh
 //! cargo bench -p rdma-soft --bench links
-//! cargo bench -p rdma-soft --bench links -- trips     # or `writes`
+//! cargo bench -p rdma-soft --bench links -- trips     # or `wakes`, or `writes`; and `soft0` or `udp`
 //! ```
 //!
-//! Two processes, this program twice, poll without a pause: on a machine with fewer than two processors that are free
+//! Two processes, this program twice, poll without a pause, but for the second one in `wakes`, which sleeps: on a machine with fewer than two processors that are free
 //! the figures say nothing. Each row is measured in turn with the one that it is beside, several times, and the median
 //! is printed.
 #![allow(clippy::disallowed_methods)] // The programs' side has a clock of its own.
@@ -14,16 +14,20 @@
 #![allow(clippy::cast_precision_loss)]
 
 use std::env;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use rdma_soft::Builder;
-use rustix::io::Errno;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read, write};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind,
-    connect as connect_to, listen, recv, send, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept, bind,
+    connect as connect_to, listen, recv, recvmsg, send, sendmsg, socket_with,
 };
 use test_support::rig::connect::{Endpoint, Knobs, Side, connect};
 use test_support::rig::datagram::gid_of;
@@ -38,6 +42,7 @@ const PLACE: &str = "RDMA_SOFT_LINKS_PLACE";
 const PORT: u16 = 18_591;
 const ROUNDS: usize = 5;
 const ROUND_TRIPS: u64 = 20_000;
+const ROUND_WAKES: u64 = 5_000;
 /// How many bytes a round moves.
 const BYTES: usize = 256 << 20;
 /// What a socket takes at a time.
@@ -48,7 +53,8 @@ fn main() -> ExitCode {
     if let Ok(name) = env::var(SOCKET) {
         let socket = socket();
         connect_to(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
-        Ends::new(socket, env::var(PLACE).ok().map(|place| place.parse().unwrap())).serve();
+        let wakes = receive_wakes(&socket);
+        Ends::new(socket, wakes, env::var(PLACE).ok().map(|place| place.parse().unwrap())).serve();
         return ExitCode::SUCCESS;
     }
     // `cargo test --benches` only wants to see that it starts.
@@ -56,7 +62,9 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let own = |last: u32| Ipv4Addr::from_bits(0x7f00_0002 + (std::process::id() << 3) + last);
-    for places in [None, Some((own(0), own(1)))] {
+    let has = |link: &str| !env::args().any(|argument| argument == link);
+    let (local, udp) = (has("udp").then_some(None), has("soft0").then(|| Some((own(0), own(1)))));
+    for places in local.into_iter().chain(udp) {
         let name = format!("rdma-soft-links/{}/{}", std::process::id(), places.is_some());
         let listener = socket();
         bind(&listener, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
@@ -67,7 +75,9 @@ fn main() -> ExitCode {
             command.env(PLACE, far.to_string());
         }
         let mut child = command.spawn().unwrap();
-        Ends::new(accept(&listener).unwrap(), places.map(|(near, _)| near)).measure();
+        let socket = accept(&listener).unwrap();
+        let wakes = send_wakes(&socket);
+        Ends::new(socket, wakes, places.map(|(near, _)| near)).measure();
         assert!(child.wait().unwrap().success());
     }
     ExitCode::SUCCESS
@@ -77,12 +87,39 @@ fn socket() -> OwnedFd {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
 }
 
+/// Two descriptors, by which each process wakes up the other: the first one's is first.
+fn send_wakes(socket: &OwnedFd) -> [OwnedFd; 2] {
+    let flags = [EventfdFlags::NONBLOCK, EventfdFlags::empty()];
+    let wakes = flags.map(|flags| eventfd(0, flags).unwrap());
+    let files = wakes.each_ref().map(AsFd::as_fd);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut along = SendAncillaryBuffer::new(&mut space);
+    assert!(along.push(SendAncillaryMessage::ScmRights(&files)));
+    sendmsg(socket, &[IoSlice::new(&[1])], &mut along, SendFlags::empty()).unwrap();
+    wakes
+}
+
+fn receive_wakes(socket: &OwnedFd) -> [OwnedFd; 2] {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut along = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut along, RecvFlags::empty()).unwrap();
+    let files = along.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => files.collect::<Vec<_>>(),
+        _ => Vec::new(),
+    });
+    files.collect::<Vec<_>>().try_into().unwrap()
+}
+
 /// What a round does.
 #[derive(Clone, Copy)]
 enum Work {
     /// Eight bytes there and back.
     RawTrips,
     Trips,
+    /// There and back, to a process that sleeps until it is woken up.
+    RawWakes,
+    Wakes,
     /// Chunks in one direction.
     RawBytes,
     /// Writes of so many bytes in one direction.
@@ -97,6 +134,8 @@ impl Work {
             Self::Trips => 1,
             Self::RawBytes => 2,
             Self::End => 3,
+            Self::RawWakes => 4,
+            Self::Wakes => 5,
             Self::Writes(length) => length as u64,
         };
         number.to_le_bytes()
@@ -108,6 +147,8 @@ impl Work {
             1 => Self::Trips,
             2 => Self::RawBytes,
             3 => Self::End,
+            4 => Self::RawWakes,
+            5 => Self::Wakes,
             length => Self::Writes(usize::try_from(length).unwrap()),
         }
     }
@@ -116,6 +157,7 @@ impl Work {
 /// One of two processes.
 struct Ends {
     socket: OwnedFd,
+    wakes: [OwnedFd; 2],
     /// Beside what UDP is measured.
     datagrams: Option<UdpSocket>,
     // Gone before the domain that it is of.
@@ -126,7 +168,7 @@ struct Ends {
 }
 
 impl Ends {
-    fn new(socket: OwnedFd, place: Option<Ipv4Addr>) -> Self {
+    fn new(socket: OwnedFd, wakes: [OwnedFd; 2], place: Option<Ipv4Addr>) -> Self {
         rdma_soft::install();
         let device = place.map_or("soft0", |place| {
             let device = Builder::new("links-udp").gids([]).listen(place.to_string());
@@ -160,7 +202,7 @@ impl Ends {
             &peer,
             &Knobs { mtu: rdma_sys::ibv_mtu::IBV_MTU_4096, ..Knobs::default() },
         );
-        let ends = Self { socket, datagrams, memory, side, remote };
+        let ends = Self { socket, wakes, datagrams, memory, side, remote };
         ends.meet();
         ends
     }
@@ -187,6 +229,9 @@ impl Ends {
                 Work::RawTrips => self.raw_trips(false),
                 Work::Trips => self.trips(false),
                 Work::RawBytes => self.take_chunks(),
+                Work::RawWakes => self.raw_wakes(false),
+                // It takes no part in writes.
+                Work::Wakes => self.meet(),
                 Work::Writes(_) => self.poll_until_met(),
                 Work::End => return,
             }
@@ -201,6 +246,8 @@ impl Ends {
             Work::RawTrips => self.raw_trips(true),
             Work::Trips => self.trips(true),
             Work::RawBytes => self.send_chunks(),
+            Work::RawWakes => self.raw_wakes(true),
+            Work::Wakes => self.wake(),
             Work::Writes(length) => self.write(length),
             Work::End => {}
         }
@@ -208,10 +255,13 @@ impl Ends {
     }
 
     fn measure(&self) {
-        let all = !env::args().any(|argument| matches!(&*argument, "trips" | "writes"));
+        let all = !env::args().any(|argument| matches!(&*argument, "trips" | "wakes" | "writes"));
         let has = |rows: &str| all || env::args().any(|argument| argument == rows);
         if has("trips") {
             self.measure_trips();
+        }
+        if has("wakes") {
+            self.measure_wakes();
         }
         if has("writes") {
             self.measure_writes();
@@ -226,6 +276,15 @@ impl Ends {
         println!("socket                       {raw:>8.0}");
         let name = if self.datagrams.is_some() { "UDP" } else { "soft0" };
         println!("SEND on {name:<21}{own:>8.0}   {:.2}", own / raw);
+    }
+
+    fn measure_wakes(&self) {
+        let wakes = |time: Duration| time.as_secs_f64() * 1e9 / ROUND_WAKES as f64;
+        let [raw, own] = self.medians([Work::RawWakes, Work::Wakes]).map(wakes);
+        println!("there and back, who is there sleeps   ns   beside");
+        println!("eventfd                      {raw:>8.0}");
+        let name = if self.datagrams.is_some() { "UDP" } else { "soft0" };
+        println!("WRITE of 8 bytes on {name:<9}{own:>8.0}   {:.2}", own / raw);
     }
 
     fn measure_writes(&self) {
@@ -268,6 +327,33 @@ impl Ends {
                 spin(|| send(socket, &[0; 8], SendFlags::DONTWAIT));
             }
         }
+    }
+
+    fn raw_wakes(&self, first: bool) {
+        self.meet();
+        let (own, other) = if first { (0, 1) } else { (1, 0) };
+        for _ in 0..ROUND_WAKES {
+            if first {
+                write(&self.wakes[other], &1_u64.to_ne_bytes()).unwrap();
+            }
+            spin(|| read(&self.wakes[own], &mut [0_u8; 8]));
+            if !first {
+                write(&self.wakes[other], &1_u64.to_ne_bytes()).unwrap();
+            }
+        }
+    }
+
+    fn wake(&self) {
+        let (address, key) = self.remote;
+        let sge = [self.memory.sge(0, 8)];
+        for _ in 0..ROUND_WAKES {
+            self.side.qp.post(&Wr::write(0, &sge, &self.memory, 0).remote(address, key));
+            let mut done = 0;
+            while done == 0 {
+                done = self.side.send_cq.try_poll::<1>().unwrap().len();
+            }
+        }
+        self.meet();
     }
 
     fn trips(&self, first: bool) {

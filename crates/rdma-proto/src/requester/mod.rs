@@ -168,6 +168,13 @@ impl<W: Window> Requester<W> {
         &self.window
     }
 
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have something to give out, when so many requests [may
+    /// go](Work::admitted).
+    #[must_use]
+    pub fn has_packets(&self, admitted: u32) -> bool {
+        self.probe.is_some() || admitted.wrapping_sub(self.next).cast_signed() > 0
+    }
+
     /// When to call [`expire`](Self::expire), at the latest. Each answer moves it: an alarm that was set
     /// before may ring, look here again, and be set anew.
     #[must_use]

@@ -3,7 +3,6 @@
 
 use std::ffi::c_int;
 
-#[cfg(not(loom))]
 pub(crate) use rdma_sys::Process;
 use rdma_sys::ibv_fork_status;
 

@@ -157,13 +157,13 @@ pub(crate) fn time(now: Time) -> rdma_proto::Time {
     rdma_proto::Time::from_nanos(now.nanoseconds())
 }
 
-/// Sends what `next` fills buffers with, until there is nothing, the link has no space or the turn
-/// is over. Says whether there may be more.
+/// Sends what `next` fills buffers with, which also says whether it may have more, until there is nothing, the link has no
+/// space or the turn is over. Says whether there may be more.
 pub(super) fn transmit(
     own: &Arc<QueuePair>,
     route: &Route,
     mtu: Mtu,
-    mut next: impl FnMut(&mut [u8]) -> Option<Burst>,
+    mut next: impl FnMut(&mut [u8]) -> Option<(Burst, bool)>,
 ) -> bool {
     let mut left = TURN;
     let mtu = mtu.bytes() as usize;
@@ -181,7 +181,7 @@ pub(super) fn transmit(
         let mut nowhere = [0; 4096];
         while left > 0 {
             let room = room(left, &nowhere);
-            let Some(burst) = next(&mut nowhere[..room]) else { return false };
+            let Some((burst, _)) = next(&mut nowhere[..room]) else { return false };
             left = left.saturating_sub(burst.segments.into());
             lost(Reason::NoRoute, &burst);
             if let Some(tap) = tap {
@@ -193,7 +193,7 @@ pub(super) fn transmit(
     while left > 0 {
         let Some(mut buffer) = outlet.buffer(own) else { return false };
         let room = room(left, &buffer);
-        let Some(burst) = next(&mut buffer[..room]) else {
+        let Some((burst, more)) = next(&mut buffer[..room]) else {
             outlet.give_back(buffer);
             return false;
         };
@@ -206,6 +206,9 @@ pub(super) fn transmit(
         } else {
             lost(Reason::PortDown, &burst);
             outlet.give_back(buffer);
+        }
+        if !more {
+            return false;
         }
     }
     true
@@ -320,8 +323,8 @@ pub(crate) fn receive(device: &'static Device, letter: &Letter) {
 }
 
 impl QueuePair {
-    /// Has an acknowledgement leave with the next request of this queue pair, when the program polls its completion queue
-    /// in vain, or after [`PATIENCE`].
+    /// Has an acknowledgement leave with the next but one request of this queue pair, when the program polls its completion
+    /// queue in vain, or after [`PATIENCE`].
     fn answer_later(self: &Arc<Self>) {
         self.receive_cq.later.add(self);
         // Set after it is in the list, so that it does not ring in between.
@@ -334,6 +337,7 @@ impl QueuePair {
         if owes || self.place.waits() {
             let unsettled = &self.device.fabric.unsettled;
             // At once, whoever else is about to give it a turn.
+            self.place.stop_waiting();
             Arc::clone(self).take_turn();
             unsettled.settle();
         }
@@ -373,10 +377,22 @@ impl Driven for QueuePair {
         &self.place
     }
 
-    /// Sends some of what this queue pair has to send: first what it owes its peer.
+    /// Sends some of what this queue pair has to send: first what it owes its peer, unless that waits.
     fn take_turn(self: Arc<Self>) -> bool {
         let mut aftermath = Aftermath::default();
-        let answers = self.responder.lock().transmit(&self, &mut aftermath);
+        let answers = {
+            let mut responder = self.responder.lock();
+            // An acknowledgement that waits leaves behind what the program sends first: the peer has it sooner. It goes
+            // with what is sent next, or when the program polls in vain.
+            let passes =
+                self.place.waits() && responder.owes_acknowledgement() && self.place.pass();
+            if passes {
+                false
+            } else {
+                self.place.stop_waiting();
+                responder.transmit(&self, &mut aftermath)
+            }
+        };
         aftermath.flush(&self);
         let requests = self.send.lock().transmit(&self, &mut aftermath);
         aftermath.flush(&self);

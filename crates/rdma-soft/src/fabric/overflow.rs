@@ -179,6 +179,12 @@ impl Unsettled {
     #[cold]
     fn settle_all(&self) {
         stalls::here();
+        if self.are_turns() {
+            self.give_turns();
+            if self.count.load(Ordering::Acquire) == 0 {
+                return;
+            }
+        }
         self.settle_failed();
         self.give_turns();
         self.settle_failed();
@@ -191,6 +197,15 @@ impl Unsettled {
             }
         }
         self.tell();
+    }
+
+    /// Whether there is nothing but turns.
+    fn are_turns(&self) -> bool {
+        let due = self.lock();
+        due.failed.is_empty()
+            && due.settling == 0
+            && due.events.is_empty()
+            && due.notices.is_empty()
     }
 
     fn tell(&self) {

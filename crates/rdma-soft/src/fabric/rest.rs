@@ -53,17 +53,16 @@ mod tests {
             Duration::ZERO,
             "as many as a program that waits for events has"
         );
-        let mut polls = POLLS - 1;
-        let mut spin = |rest: &mut Rest, count| {
-            polls += count;
-            rest.next(polls, false)
-        };
-        let away = [(); 5].map(|()| spin(&mut rest, 1000));
+        let away = [1, 2, 3, 4, 5].map(|n| rest.next(1000 * n, false));
         assert_eq!(away[..2], [SHORTEST, 2 * SHORTEST]);
         assert_eq!(away[3..], [LONGEST; 2]);
-        assert_eq!(spin(&mut rest, POLLS), Duration::ZERO, "few for so long a time");
-        assert_eq!(spin(&mut rest, POLLS), SHORTEST);
-        rest.end(polls);
-        assert_eq!(spin(&mut rest, 0), Duration::ZERO);
+        let mut polls = 5000 + POLLS;
+        assert_eq!(rest.next(polls, false), Duration::ZERO, "few for so long a time");
+        polls += POLLS;
+        assert_eq!(rest.next(polls, false), SHORTEST);
+        polls += POLLS / 4;
+        assert_eq!(rest.next(polls, true), 2 * SHORTEST, "each of them took long");
+        rest.end(polls + 100);
+        assert_eq!(rest.next(polls + 100, false), Duration::ZERO);
     }
 }

@@ -30,6 +30,8 @@ const IN_ROW: u32 = 1;
 const WAITS: u32 = 2;
 /// It is in the list of a [`Later`](crate::fabric::later::Later), also if it waits no more.
 const LISTED: u32 = 4;
+/// It has had a turn while it waited.
+const PASSED: u32 = 8;
 
 impl Place {
     /// Says whether it was free.
@@ -37,9 +39,9 @@ impl Place {
         self.0.fetch_or(IN_ROW, Ordering::AcqRel) & IN_ROW == 0
     }
 
-    /// What comes from now on needs another turn; what waits is for this one.
+    /// What comes from now on needs another turn.
     pub(super) fn give_back(&self) {
-        self.0.fetch_and(LISTED, Ordering::AcqRel);
+        self.0.fetch_and(!IN_ROW, Ordering::AcqRel);
     }
 
     /// It waits. Says whether it is not in the list yet.
@@ -51,9 +53,19 @@ impl Place {
         self.0.load(Ordering::Acquire) & WAITS != 0
     }
 
+    /// A turn leaves what waits where it is. Says whether it is the first to do so; the next one has to take it.
+    pub(crate) fn pass(&self) -> bool {
+        self.0.fetch_or(PASSED, Ordering::AcqRel) & PASSED == 0
+    }
+
+    /// What waits is for this turn, or for one that comes now. Says whether something waited.
+    pub(crate) fn stop_waiting(&self) -> bool {
+        self.0.fetch_and(!(WAITS | PASSED), Ordering::AcqRel) & WAITS != 0
+    }
+
     /// It was taken out of the list. Says whether it still waited.
     pub(super) fn leave_list(&self) -> bool {
-        self.0.fetch_and(!(WAITS | LISTED), Ordering::AcqRel) & WAITS != 0
+        self.0.fetch_and(!(WAITS | LISTED | PASSED), Ordering::AcqRel) & WAITS != 0
     }
 }
 

@@ -34,6 +34,11 @@ pub(super) trait Watched: Send + Sync + std::fmt::Debug {
     /// Something has happened there. The caller takes what is noted to be done then.
     fn happened(self: Arc<Self>, flags: epoll::EventFlags) -> Happened;
 
+    /// Whether there may be a message, if that can be known without a call.
+    fn is_worth_a_look(&self) -> bool {
+        true
+    }
+
     /// Looks for a message, in as few calls as can be. Whether there was one.
     fn look(self: Arc<Self>) -> bool {
         false
@@ -327,20 +332,19 @@ impl Driver {
 
     /// Whether there is no need to look at all sockets.
     fn look_at_last(&self) -> bool {
-        self.busy.fetch_add(1, Ordering::AcqRel);
-        let enough = self.take_last();
-        self.busy.fetch_sub(1, Ordering::AcqRel);
-        enough
-    }
-
-    fn take_last(&self) -> bool {
         let Ok(mut driving) = self.driving.try_lock() else { return true };
         let Some(last) = driving.last.as_ref().and_then(Weak::upgrade) else { return false };
-        if last.look() {
-            driving.in_vain = 0;
-            drop(driving);
-            self.fabric.unsettled.settle();
-            return true;
+        if last.is_worth_a_look() {
+            self.busy.fetch_add(1, Ordering::AcqRel);
+            let found = last.look();
+            if found {
+                driving.in_vain = 0;
+                drop(driving);
+                self.fabric.unsettled.settle();
+                self.busy.fetch_sub(1, Ordering::AcqRel);
+                return true;
+            }
+            self.busy.fetch_sub(1, Ordering::AcqRel);
         }
         driving.in_vain = driving.in_vain.wrapping_add(1);
         !driving.in_vain.is_multiple_of(LOOKS_APART)

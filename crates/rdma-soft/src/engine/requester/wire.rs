@@ -165,11 +165,7 @@ impl SendSide {
     ) -> Option<R> {
         let mut wire = self.wire.take()?;
         let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
-        let begun = wire.begun();
-        let admitted = match self.state {
-            QpState::RTS => wire.released.unwrap_or(wire.head.wrapping_add(queued)),
-            _ => begun,
-        };
+        let (begun, admitted) = (wire.begun(), self.admitted(&wire));
         let head = wire.head;
         let posted = self.posts.map(|posts| wire.head.wrapping_add(queued).wrapping_sub(posts));
         let run = letter.map_or(Run::default(), |letter| Run::of(letter, wire.mtu));
@@ -184,6 +180,15 @@ impl SendSide {
             self.report_drained(own);
         }
         Some(result)
+    }
+
+    /// How many requests may have begun.
+    fn admitted(&self, wire: &Wire) -> u32 {
+        let queued = u32::try_from(self.queue.len()).unwrap_or(u32::MAX);
+        match self.state {
+            QpState::RTS => wire.released.unwrap_or(wire.head.wrapping_add(queued)),
+            _ => wire.begun(),
+        }
     }
 
     /// Whether an answer has not come in time.
@@ -206,11 +211,22 @@ impl SendSide {
         if self.wire.as_ref().is_some_and(|wire| wire.route.outlet.has_ended()) {
             self.peer_has_ended(own, aftermath);
         }
+        if let Some(wire) = &self.wire
+            && let Protocol::Reliable(protocol) = &wire.protocol
+            && !protocol.has_packets(self.admitted(wire))
+        {
+            return false;
+        }
         let now = wire::time(own.device.fabric.clock.now());
         let sent = self.with_wire(own, aftermath, |protocol, (route, mtu), queue| {
             wire::transmit(own, route, mtu, |room| match protocol {
-                Protocol::Reliable(protocol) => protocol.poll_transmit(now, queue, room),
-                Protocol::Unreliable(protocol) => protocol.poll_transmit(queue, room),
+                Protocol::Reliable(protocol) => {
+                    let burst = protocol.poll_transmit(now, queue, room)?;
+                    Some((burst, protocol.has_packets(queue.admitted)))
+                }
+                Protocol::Unreliable(protocol) => {
+                    Some((protocol.poll_transmit(queue, room)?, true))
+                }
             })
         });
         sent == Some(true)

@@ -169,11 +169,14 @@ impl Responder {
 
     /// Answers some of what was asked for. Says whether there may be more.
     pub(crate) fn transmit(&mut self, own: &Arc<QueuePair>, aftermath: &mut Aftermath) -> bool {
-        let Some(mut wire) = self.wire.take() else { return false };
+        let Some(mut wire) = self.wire.take_if(|wire| wire.owes() != Owes::Nothing) else {
+            return false;
+        };
         let mut arrival = Arrival::new(own, self, aftermath);
         let more = match &mut wire.protocol {
             Protocol::Reliable(protocol) => wire::transmit(own, &wire.route, wire.mtu, |room| {
-                protocol.poll_transmit(&mut arrival, room)
+                let burst = protocol.poll_transmit(&mut arrival, room)?;
+                Some((burst, protocol.owes() != Owes::Nothing))
             }),
             Protocol::Unreliable(_) => false,
         };

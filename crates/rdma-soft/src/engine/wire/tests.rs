@@ -65,7 +65,7 @@ fn a_turn_sends_sixteen_packets() {
             let more = transmit(&own, &Route { path: PATH, outlet }, mtu, |room| {
                 let segments = u16::try_from(room.len() / mtu.bytes() as usize).unwrap();
                 sent.set(sent.get() + segments);
-                Some(Burst { segments, ..datagram(9) })
+                Some((Burst { segments, ..datagram(9) }, true))
             });
             assert_eq!((sent.get(), more), (16, true), "{mtu:?}, nowhere: {nowhere}");
         }

@@ -254,10 +254,13 @@ impl Watched for Inlet {
         self.has_message()
     }
 
+    fn is_worth_a_look(&self) -> bool {
+        self.has_message() || self.told.load(Ordering::Relaxed)
+    }
+
     /// Small messages come one at a time.
     fn look(self: Arc<Self>) -> bool {
-        (self.has_message() || self.told.load(Ordering::Relaxed))
-            && self.take_one(&mut locked_for_calls(&self.reading))
+        self.take_one(&mut locked_for_calls(&self.reading))
     }
 
     fn attend(&self) {

@@ -102,6 +102,9 @@ impl Neighbor {
     fn call_back_some(self: &Arc<Self>) {
         let (first, more) = {
             let outbox = &mut *locked(&self.outbox);
+            if outbox.turned_away.is_empty() {
+                return;
+            }
             let first = outbox.turned_away.take(outbox.space());
             let more = !first.is_empty() && !outbox.turned_away.is_empty();
             (first, more)
