@@ -3,12 +3,18 @@
 //! says.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::cast_possible_truncation)]
 
+#[path = "local_link/garbage.rs"]
+mod garbage;
 #[path = "local_link/hostile.rs"]
 mod hostile;
 #[path = "two_processes/near.rs"]
 mod near;
 #[path = "two_processes/peer.rs"]
 mod peer;
+#[path = "local_link/receiver.rs"]
+mod receiver;
+#[path = "local_link/ring.rs"]
+mod ring;
 
 use std::collections::BTreeSet;
 
@@ -21,9 +27,10 @@ use test_support::rig::datagram::{self, QKEY};
 use test_support::rig::post::Wr;
 use test_support::rig::{Size, imm_of};
 
-use hostile::{Head, connect_to, is_closed, name_of, slot_of, wait_until_closed};
+use hostile::{Head, name_of, slot_of};
 use near::{Near, PATIENT};
 use peer::{ACCESS, LENGTH, Peer};
+use ring::{Connection, connect_to, wait_until_closed};
 
 /// Not a test: the second process.
 #[test]
@@ -131,25 +138,32 @@ fn what_no_device_sends_ends_its_connection_alone() {
     kinds.push(whole.repeat(9));
     let count = kinds.len() as u64;
     for kind in kinds {
-        let socket = connect_to(&name).unwrap();
-        hostile::send_all(&socket, &kind);
-        wait_until_closed(&socket);
+        let mut to = Connection::to(&name);
+        // It may be closed before it is told.
+        to.try_send(&kind);
+        to.wait_until_closed();
         near.message(3000, None);
     }
     assert_eq!(near.peer.counter("malformed"), count);
     assert_eq!(near.peer.counter("unknown_qp"), 0);
-    // Nothing at all, and descriptors along with it.
-    let socket = connect_to(&name).unwrap();
-    hostile::send_all(&socket, &[]);
-    wait_until_closed(&socket);
+    // Nothing at all, before the first message and behind it.
     let before = near.peer.files();
     let socket = connect_to(&name).unwrap();
+    assert!(ring::say(&socket, &[], &[]));
+    wait_until_closed(&socket);
+    let to = Connection::to(&name);
+    assert!(ring::say(&to.socket, &[], &[]));
+    to.wait_until_closed();
+    assert_eq!(near.peer.counter("malformed"), count);
+    near.peer.until_files(before);
+    // Descriptors along with what is told.
+    let mut to = Connection::to(&name);
     let message = Head { qpn: 0x00ab_cdef, ..fine }.bytes(0);
-    assert!(hostile::send_with_descriptors(&socket, &message));
+    assert!(to.send_with_files(&message));
     near.peer.until_counter("unknown_qp", 1);
     assert_eq!(near.peer.files(), before + 1, "descriptors that came along");
     // As many bursts as there may be.
-    hostile::send_all(&socket, &whole.repeat(8));
+    to.send_all(&whole.repeat(8));
     near.peer.until_counter("unknown_qp", 9);
     near.all_of_it();
     near.peer.end();
@@ -162,25 +176,22 @@ fn packets_of_any_content_touch_nothing_that_was_not_granted() {
     let name = name_of(slot_of(near.far.qpn));
     let victims = near.peer.victims(&near.side.endpoint());
     let mut random = hostile::Random(0x9e37_79b9_7f4a_7c15);
-    let mut socket = connect_to(&name).unwrap();
+    let mut to = Connection::to(&name);
     for round in 0..30_000_u32 {
         let qpn = victims[round as usize % victims.len()];
         let mut bytes = hostile::plausible(&mut random, qpn);
         for _ in 0..random.below(4) {
             bytes.extend(hostile::plausible(&mut random, qpn));
         }
-        if is_closed(&socket) {
-            socket = connect_to(&name).unwrap();
-        }
-        if !hostile::try_send(&socket, &bytes) {
-            socket = connect_to(&name).unwrap();
+        if to.is_closed() || !to.try_send(&bytes) {
+            to = Connection::patiently_to(&name);
         }
         if round % 5000 == 0 {
             near.message(5000, Some(round));
             near.read(LENGTH);
         }
     }
-    drop(socket);
+    drop(to);
     near.all_of_it();
     near.peer.expect_untouched();
     near.peer.end();
@@ -193,18 +204,21 @@ fn who_connects_without_end_gets_no_more_than_its_share() {
     // Its own connection is there.
     near.message(1, None);
     let before = near.peer.files();
-    let mut open = Vec::new();
-    for _ in 0..200 {
-        open.push(hostile::connect_patiently(&name));
+    // Some of them with rings, some that say nothing.
+    let mut open = (Vec::new(), Vec::new());
+    for _ in 0..100 {
+        open.0.push(ring::connect_patiently(&name));
+        open.1.push(Connection::patiently_to(&name));
     }
     // Of this process, which has a connection of its own.
     near.peer.until_counter("refused_connections", 200 - 63);
-    assert_eq!(near.peer.files(), before + 63);
+    near.peer.until_files(before + 63);
     near.all_of_it();
     drop(open);
     near.peer.until_files(before);
-    for _ in 0..3000 {
-        drop(hostile::connect_patiently(&name));
+    for _ in 0..1500 {
+        drop(ring::connect_patiently(&name));
+        drop(Connection::patiently_to(&name));
     }
     near.peer.until_files(before);
     near.all_of_it();
@@ -218,8 +232,8 @@ fn connections_that_find_no_descriptor_wait() {
     near.all_of_it();
     near.peer.allow_files(false);
     let name = name_of(slot_of(near.far.qpn));
-    let socket = connect_to(&name).unwrap();
-    hostile::send_all(&socket, &Head { qpn: 0x00ab_cdef, ..Head::new(0) }.bytes(0));
+    let mut to = Connection::to(&name);
+    to.send_all(&Head { qpn: 0x00ab_cdef, ..Head::new(0) }.bytes(0));
     let used = near.peer.processor_time(1000);
     assert!(used <= 20 || is_emulated(), "{used} of 100 ticks");
     near.all_of_it();

@@ -135,13 +135,14 @@ fn receive_ring(connection: &Descriptor) -> Result<Receiver> {
             return Err(Errno::PIPE);
         }
         let whole = !message.flags.contains(ReturnFlags::CTRUNC);
-        let mut files = along.drain().filter_map(|message| match message {
+        let rights = along.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(files) => Some(files),
             _ => None,
         });
-        // Those that are too many are closed.
-        let file = files.by_ref().flatten().next();
-        file.filter(|_| whole).ok_or(Errno::PROTO)
+        let mut files = rights.flatten();
+        // One, and no other: those that are too many are closed.
+        let (file, other) = (files.next(), files.next());
+        file.filter(|_| whole && other.is_none()).ok_or(Errno::PROTO)
     })?;
     if bytes[..read] != [VERSION] {
         return Err(Errno::PROTO);

@@ -1,14 +1,6 @@
 //! A process that sends what it likes.
 
-use std::io::IoSlice;
-use std::os::fd::{AsFd, OwnedFd};
-
-use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, connect, recv, send, sendmsg, socket_with,
-};
-use test_support::rig::until;
+use super::ring::VERSION;
 
 pub(crate) const fn slot_of(number: u32) -> u32 {
     number >> 12
@@ -24,61 +16,6 @@ pub(crate) fn name_at(device: &str, slot: u32) -> String {
     let user = rustix::process::geteuid().as_raw();
     format!("rdma-soft/{VERSION}/{user}/{device}/{slot:03x}")
 }
-
-pub(crate) fn connect_to(name: &str) -> Result<OwnedFd, Errno> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    Ok(socket)
-}
-
-/// Also if many wait.
-pub(crate) fn connect_patiently(name: &str) -> OwnedFd {
-    let mut made = None;
-    until("a connection", || {
-        made = match connect_to(name) {
-            Err(Errno::AGAIN) => None,
-            other => Some(other.unwrap()),
-        };
-        made.is_some()
-    });
-    made.unwrap()
-}
-
-/// Says whether the connection is there still.
-pub(crate) fn try_send(socket: &OwnedFd, bytes: &[u8]) -> bool {
-    let mut sent = Ok(0);
-    until("space", || {
-        sent = send(socket, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-        sent != Err(Errno::AGAIN)
-    });
-    sent == Ok(bytes.len())
-}
-
-pub(crate) fn send_all(socket: &OwnedFd, bytes: &[u8]) {
-    assert!(try_send(socket, bytes));
-}
-
-/// Says whether the connection is there still.
-pub(crate) fn send_with_descriptors(socket: &OwnedFd, bytes: &[u8]) -> bool {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut along = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [socket.as_fd(); 3];
-    assert!(along.push(SendAncillaryMessage::ScmRights(&descriptors)));
-    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut along, SendFlags::NOSIGNAL);
-    sent == Ok(bytes.len())
-}
-
-pub(crate) fn is_closed(socket: &OwnedFd) -> bool {
-    recv(socket, &mut [0_u8], RecvFlags::DONTWAIT).map(|(read, _)| read) != Err(Errno::AGAIN)
-}
-
-pub(crate) fn wait_until_closed(socket: &OwnedFd) {
-    until("the end of a connection", || is_closed(socket));
-}
-
-/// Of the messages, and of the names of sockets.
-const VERSION: u8 = 2;
 
 /// How many bytes there are in front of a payload.
 pub(crate) const HEAD: usize = 96;

@@ -46,6 +46,8 @@ pub(super) struct Inlet {
     told: AtomicBool,
     /// It has no more to say.
     ended: AtomicBool,
+    /// Nothing is taken here any more: another thread may have it in hand yet.
+    closed: AtomicBool,
     /// The driver looks at the ring.
     attended: AtomicBool,
     /// Held by the thread that reads, so that messages stay in order; empty otherwise.
@@ -83,6 +85,7 @@ impl Inlet {
             ring: OnceLock::new(),
             told: AtomicBool::new(false),
             ended: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             attended: AtomicBool::new(false),
             reading: Mutex::default(),
             waits: AtomicBool::new(false),
@@ -99,7 +102,14 @@ impl Inlet {
 
     /// Whether there is something to read, and space for it.
     fn has_message(&self) -> bool {
-        self.ring.get().is_some_and(Receiver::has_come) && !self.waits.load(Ordering::Relaxed)
+        self.ring.get().is_some_and(Receiver::has_come)
+            && !self.waits.load(Ordering::Relaxed)
+            && !self.closed.load(Ordering::Relaxed)
+    }
+
+    fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.driver.close(self.end);
     }
 
     /// Reads a message into a buffer of the device's inbox, which takes it.
@@ -192,6 +202,9 @@ impl Inlet {
 
     /// Takes a message, if there is one.
     fn take_one(self: &Arc<Self>, letters: &mut Vec<Letter>) -> bool {
+        if self.closed.load(Ordering::Relaxed) {
+            return false;
+        }
         if self.waits.swap(false, Ordering::Relaxed) {
             self.hear_of_messages(true);
         }
@@ -207,13 +220,13 @@ impl Inlet {
                 }
                 Read::Malformed => {
                     self.device.tally.rare.malformed.count();
-                    self.driver.close(self.end);
+                    self.close();
                     return false;
                 }
             }
             if self.ended.load(Ordering::Relaxed) {
                 // What it has said before was heard.
-                self.driver.close(self.end);
+                self.close();
                 return false;
             }
             if !self.told.swap(false, Ordering::Acquire) {

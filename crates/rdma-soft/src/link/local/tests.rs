@@ -1,9 +1,12 @@
-#![allow(clippy::unwrap_used)] // A failing helper fails its test.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation)] // A failing helper fails its test.
 
+use std::os::fd::AsFd;
 use std::sync::{OnceLock, Weak};
 
 use rdma_proto::wire::{Bth, Headers, Opcode, Operation};
 use rdma_proto::{Burst, Last};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::pwrite;
 use rustix::net::{RecvFlags, recv, socketpair};
 
 use super::host::{LocalHost, Peers};
@@ -16,6 +19,7 @@ use crate::fabric::Fabric;
 use crate::fabric::random::Seed;
 use crate::link::Link;
 use crate::link::driver::End;
+use crate::link::ring::CAPACITY;
 use crate::schedule::Schedule;
 
 struct World {
@@ -53,11 +57,22 @@ fn connection() -> (Descriptor, OwnedFd) {
     (Descriptor::open(|| Ok(one)).unwrap(), other)
 }
 
-/// Adds a connection on which the device only sends.
-fn neighbor(device: &'static Device, driver: &'static Driver) -> (Arc<Neighbor>, OwnedFd) {
+/// Adds a connection on which the device only sends, and says where its other end is, and its ring.
+fn neighbor(
+    device: &'static Device,
+    driver: &'static Driver,
+) -> (Arc<Neighbor>, OwnedFd, Receiver) {
     let (connection, far) = connection();
-    let new = |end| Neighbor::new(driver, device, connection, end);
-    (driver.add(new).unwrap(), far)
+    let (sender, receiver, _) = ring();
+    let new = |end| Neighbor::new(driver, device, connection, sender, end);
+    (driver.add(new).unwrap(), far, receiver)
+}
+
+/// Both ends of a ring, and its file.
+fn ring() -> (Sender, Receiver, OwnedFd) {
+    let (sender, file) = Sender::new().unwrap();
+    let receiver = Receiver::open(file.as_fd()).unwrap();
+    (sender, receiver, file)
 }
 
 /// A thread may have taken an event of the one, which another thread closes, and a third one has
@@ -66,9 +81,9 @@ fn neighbor(device: &'static Device, driver: &'static Driver) -> (Arc<Neighbor>,
 fn a_late_event_is_not_taken_for_that_of_who_has_the_place_now() {
     static WORLD: World = World::new();
     let (device, driver) = WORLD.get();
-    let (first, _far) = neighbor(device, driver);
+    let (first, _far, _ring) = neighbor(device, driver);
     driver.close(first.end);
-    let (second, _far) = neighbor(device, driver);
+    let (second, _far, _ring) = neighbor(device, driver);
     assert_eq!(first.end.place, second.end.place);
     assert_eq!(End::of(second.end.data()), second.end);
     assert!(driver.at(first.end).is_none());
@@ -83,7 +98,7 @@ fn a_late_event_is_not_taken_for_that_of_who_has_the_place_now() {
 fn who_has_ended_keeps_no_descriptor() {
     static WORLD: World = World::new();
     let (device, driver) = WORLD.get();
-    let (neighbor, far) = neighbor(device, driver);
+    let (neighbor, far, _ring) = neighbor(device, driver);
     neighbor.leave();
     drop(neighbor);
     let read = recv(&far, &mut [0], RecvFlags::DONTWAIT);
@@ -105,7 +120,7 @@ fn who_connects_has_a_number_and_a_user() {
 fn several_bursts_leave_in_one_message() {
     static WORLD: World = World::new();
     let (device, link) = WORLD.get();
-    let (neighbor, far) = neighbor(device, link);
+    let (neighbor, far, ring) = neighbor(device, link);
     let (opcode, number) = (Opcode::reliable(Operation::SendOnly), rdma_types::Qpn::masked(5));
     let local = Address::Gid(device.identity.gids[0]);
     let path = Path { local, remote: local };
@@ -122,9 +137,184 @@ fn several_bursts_leave_in_one_message() {
     }
     device.fabric.unsettled.settle();
     let mut bytes = vec![0; 100_000];
-    let mut read = || recv(&far, &mut bytes, RecvFlags::DONTWAIT).map(|(read, _)| read);
-    assert_eq!(read(), Ok(8 * head::HEAD + 8 + 2 * 4096));
-    assert_eq!(read(), Ok(2 * head::HEAD));
-    assert_eq!(read(), Ok(2 * head::HEAD + (60 << 10)));
-    assert_eq!(read(), Err(Errno::AGAIN));
+    let mut read = || Ok(ring.read(&mut [], &mut bytes)?.map(|message| message.length));
+    assert_eq!(read(), Ok(Some(8 * head::HEAD + 8 + 2 * 4096)));
+    assert_eq!(read(), Ok(Some(2 * head::HEAD)));
+    assert_eq!(read(), Ok(Some(2 * head::HEAD + (60 << 10))));
+    assert_eq!(read(), Ok::<_, Errno>(None));
+    // It was told of the first, and not of the others since it has not looked yet.
+    let told = || recv(&far, &mut [0; 2], RecvFlags::DONTWAIT).map(|(read, _)| read);
+    assert_eq!((told(), told()), (Ok(1), Err(Errno::AGAIN)));
+}
+
+/// What a message without bytes takes.
+const LEAST: u32 = 64;
+
+fn write(sender: &Sender, bytes: &[u8]) -> Result<Option<bool>> {
+    sender.write([bytes].into_iter())
+}
+
+/// Reads a message of up to `most` bytes, of which the first ones go elsewhere. Says whether to tell of space.
+fn read(receiver: &Receiver, most: usize) -> Result<Option<(Vec<u8>, bool)>> {
+    let (mut first, mut behind) = ([0xee; 5], vec![0xee; most]);
+    let message = receiver.read(&mut first, &mut behind)?;
+    Ok(message.map(|message| {
+        let all = [&first[..], &behind].concat();
+        assert!(all[message.length.max(5)..].iter().all(|byte| *byte == 0xee));
+        (all[..message.length].to_vec(), message.tell)
+    }))
+}
+
+/// At each place of the ring, of lengths that are and are not multiples of what all begin at.
+#[test]
+fn messages_of_any_length_come_out_as_they_went_in() {
+    let (sender, receiver, _) = ring();
+    let lengths = [0, 1, 4, 5, 6, 31, 32, 33, 96, 97, 1000, 4096, 60_001, 100_000];
+    let mut all = 0;
+    for round in 0..40_u8 {
+        for (number, length) in lengths.into_iter().enumerate() {
+            let byte = |at: usize| (at as u8).wrapping_mul(31) ^ round ^ number as u8;
+            let bytes: Vec<u8> = (0..length).map(byte).collect();
+            let (one, other) = bytes.split_at(length / 3);
+            let written = sender.write([one, &[], other].into_iter());
+            assert!(matches!(written, Ok(Some(_))), "{written:?}");
+            assert!(receiver.has_come());
+            assert_eq!(read(&receiver, length), Ok(Some((bytes, false))));
+            assert!(!receiver.has_come());
+            all += length;
+        }
+    }
+    assert!(all > 4 * CAPACITY as usize);
+    assert_eq!(read(&receiver, 0), Ok(None));
+}
+
+#[test]
+fn the_receiver_is_told_once_until_it_looks() {
+    let (sender, receiver, _) = ring();
+    let told = || write(&sender, &[1]);
+    assert_eq!((told(), told()), (Ok(Some(true)), Ok(Some(false))));
+    receiver.look();
+    assert_eq!((told(), told()), (Ok(Some(false)), Ok(Some(false))));
+    receiver.sleep();
+    assert_eq!((told(), told()), (Ok(Some(true)), Ok(Some(false))));
+}
+
+#[test]
+fn a_sender_without_space_is_told_when_half_is_free() {
+    let (sender, receiver, _) = ring();
+    let all = CAPACITY / LEAST;
+    (0..all).for_each(|_| assert!(write(&sender, &[]).unwrap().is_some()));
+    assert_eq!(write(&sender, &[]), Ok(None));
+    assert_eq!(sender.wait(), Ok(false));
+    for number in 1..=all {
+        assert_eq!(read(&receiver, 0), Ok(Some((vec![], number == all / 2))), "{number}");
+    }
+    // It finds space without being told.
+    assert_eq!(sender.wait(), Ok(true));
+    assert!(write(&sender, &[]).unwrap().is_some());
+    // A message that fills what is left, and no longer one.
+    (1..all / 2).for_each(|_| assert!(write(&sender, &[]).unwrap().is_some()));
+    let rest = vec![7; CAPACITY as usize / 2 - 32];
+    assert!(write(&sender, &rest).unwrap().is_some());
+    assert_eq!(write(&sender, &[]), Ok(None));
+    (0..all / 2).for_each(|_| assert!(read(&receiver, 0).unwrap().is_some()));
+    assert_eq!(read(&receiver, rest.len()).unwrap().unwrap().0, rest);
+}
+
+#[test]
+fn a_message_of_more_than_half_of_the_ring_is_not_written() {
+    let (sender, receiver, _) = ring();
+    for length in [CAPACITY / 2 - 31, CAPACITY / 2, CAPACITY, CAPACITY + 1] {
+        assert_eq!(write(&sender, &vec![0; length as usize]), Err(Errno::MSGSIZE));
+    }
+    assert!(!receiver.has_come());
+    // One that the receiver has no space for is an error of its sender.
+    assert!(write(&sender, &[0; 100]).is_ok());
+    assert_eq!(read(&receiver, 94), Err(Errno::MSGSIZE));
+    assert_eq!(read(&receiver, 95).unwrap().unwrap().0.len(), 100);
+}
+
+/// Where the words are.
+const TAIL: u64 = 0;
+const HEAD: u64 = 128;
+const RING: u64 = 4096;
+
+fn set(file: &OwnedFd, at: u64, value: u32) {
+    assert_eq!(pwrite(file, &value.to_le_bytes(), at), Ok(4));
+}
+
+#[test]
+fn a_receiver_takes_nothing_that_does_not_fit() {
+    const ALL: u32 = CAPACITY;
+    let lies = [
+        (0, 1),
+        (0, 63),
+        (32, 63),
+        (33, 127),
+        (33, 64),
+        (ALL - 31, ALL),
+        (ALL, ALL),
+        (u32::MAX - 100, ALL),
+        (u32::MAX - 31, ALL),
+        (u32::MAX, ALL),
+        (0, ALL + 1),
+        (0, ALL + 64),
+        (0, 1 << 31),
+        (0, u32::MAX),
+    ];
+    for begin in [0, LEAST] {
+        for (length, tail) in lies {
+            let (sender, receiver, file) = ring();
+            if begin != 0 {
+                assert!(write(&sender, &[]).is_ok());
+                assert_eq!(read(&receiver, 0), Ok(Some((vec![], false))));
+            }
+            set(&file, RING + u64::from(begin), length);
+            set(&file, TAIL, tail.wrapping_add(begin));
+            // Somebody is to look, who finds that.
+            assert!(receiver.has_come());
+            assert_eq!(read(&receiver, ALL as usize), Err(Errno::PROTO), "{length}, {tail}");
+        }
+    }
+}
+
+#[test]
+fn a_sender_finds_that_more_was_read_than_there_was() {
+    let (sender, _, file) = ring();
+    let all = CAPACITY / LEAST;
+    (0..all).for_each(|_| assert!(write(&sender, &[]).unwrap().is_some()));
+    for head in [CAPACITY + 1, CAPACITY + LEAST, 1 << 31, u32::MAX, u32::MAX - LEAST] {
+        set(&file, HEAD, head);
+        assert_eq!(write(&sender, &[]), Err(Errno::PROTO), "{head}");
+        assert_eq!(sender.wait(), Err(Errno::PROTO), "{head}");
+    }
+    set(&file, HEAD, 0);
+    assert_eq!((write(&sender, &[]), sender.wait()), (Ok(None), Ok(false)));
+    set(&file, HEAD, LEAST);
+    assert!(write(&sender, &[]).unwrap().is_some());
+    assert_eq!(write(&sender, &[]), Ok(None));
+}
+
+#[test]
+fn the_memory_of_a_ring_cannot_become_smaller() {
+    let (sender, _, file) = ring();
+    let size = RING + u64::from(CAPACITY);
+    for other in [0, size - 1, size + 1] {
+        assert_eq!(ftruncate(&file, other), Err(Errno::PERM));
+    }
+    assert!(write(&sender, &[]).is_ok());
+    // Nor is such memory taken that can, or that is not as long.
+    let make = |length, seals| {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("test", flags).unwrap();
+        ftruncate(&file, length).unwrap();
+        fcntl_add_seals(&file, seals).unwrap();
+        Receiver::open(file.as_fd()).map(drop)
+    };
+    assert_eq!(make(size, SealFlags::SHRINK), Ok(()));
+    assert_eq!(make(size, SealFlags::GROW), Err(Errno::INVAL));
+    assert_eq!(make(size, SealFlags::SHRINK | SealFlags::WRITE), Err(Errno::PERM));
+    for length in [0, size - 1, size + 1] {
+        assert_eq!(make(length, SealFlags::SHRINK), Err(Errno::INVAL));
+    }
 }

@@ -1,18 +1,15 @@
 //! The link between processes: a process that has a slot, and sends what it likes.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use arbitrary::Unstructured;
 use rdma_soft::{Builder, Peers};
-use rustix::net::{
-    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
-    recv, socket_with,
-};
+use rustix::fs::SealFlags;
 use test_support::fuzz::number;
 use test_support::rig::connect::Endpoint;
 
-use super::input::{Local, Packet};
+use super::input::{self, Local, Packet};
 use super::packet::{Piece, reshape, spare};
 use super::run::{self, Way};
 use super::world::World;
@@ -21,8 +18,12 @@ use super::world::World;
 #[allow(dead_code)] // Others use all of it.
 #[path = "../../../local_link/hostile.rs"]
 mod hostile;
+#[allow(dead_code)] // as above
+#[path = "../../../local_link/ring.rs"]
+mod ring;
 
 use hostile::{DATAGRAM, FIRST, HEAD, Head, SECOND, WITH_LAST};
+use ring::{Accepted, Connection, Ring, Word};
 
 /// More than the device takes.
 const LONGEST: usize = 100_000;
@@ -33,50 +34,77 @@ pub(crate) fn run(bytes: &[u8]) {
         let (mut slot, mut listener) = (0, None);
         let builder = Builder::new(&*device).peers(Peers::SameUser);
         let world = World::new(builder, |own| {
-            let other = |n: &u32| listen_at(&hostile::name_at(&device, *n)).ok();
+            let other = |n: &u32| ring::listen_at(&hostile::name_at(&device, *n)).ok();
             let own_slot = hostile::slot_of(own.qpn);
             let free = (1..0x1000).map(|n| (own_slot + n) & 0xfff);
             (slot, listener) = free.map(|n| (n, other(&n))).find(|(_, l)| l.is_some()).unwrap();
             Endpoint { qpn: slot << 12 | 5, ..*own }
         });
         let name = hostile::name_at(&device, hostile::slot_of(world.own.qpn));
-        let to = hostile::connect_patiently(&name);
+        let to = Connection::patiently_to(&name);
         let listener = listener.expect("a slot was free");
-        let process =
-            Process { name, to, other: None, listener, from: None, room: vec![0; 1 << 15] };
+        let process = Process { name, to, other: None, listener, from: None };
         Mutex::new((world, process))
     });
     let state = &mut *STATE.lock().unwrap_or_else(PoisonError::into_inner);
     run::run(&mut state.0, &mut state.1, bytes);
 }
 
-fn listen_at(name: &str) -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
-    listen(&socket, 8)?;
-    Ok(socket)
-}
-
 struct Process {
     /// Of the device's socket.
     name: String,
     /// The connection to the device, and one beside it.
-    to: OwnedFd,
-    other: Option<OwnedFd>,
+    to: Connection,
+    other: Option<Connection>,
     /// Where the device connects to, and the connection that it has made.
     listener: OwnedFd,
-    from: Option<OwnedFd>,
-    room: Vec<u8>,
+    from: Option<Accepted>,
 }
 
 impl Process {
+    fn connect(&mut self) -> Connection {
+        let new = Connection::patiently_to(&self.name);
+        std::mem::replace(&mut self.to, new)
+    }
+
     fn send_now(&mut self, bytes: &[u8]) {
-        if !hostile::try_send(&self.to, bytes) {
-            self.to = hostile::connect_patiently(&self.name);
+        if !self.to.try_send(bytes) {
+            self.connect();
             // It may have been refused, too, if there are many that nobody has looked at yet.
-            hostile::try_send(&self.to, bytes);
+            self.to.try_send(bytes);
         }
+    }
+
+    /// Writes a word, or bytes into the ring, as the input says.
+    fn disturb(ring: &Ring, input: &mut Unstructured<'_>) {
+        let (which, at): (u8, u32) = (number(input), number(input));
+        let word = [Word::Tail, Word::Head, Word::Looks, Word::Waits][usize::from(which % 4)];
+        match which / 4 % 4 {
+            0 => ring.set(word, at),
+            1 => ring.set(word, ring.get(word).wrapping_add(at % 512 * 32)),
+            2 => ring.set(word, ring.get(word).wrapping_sub(at % 512 * 32)),
+            _ => {
+                let mut bytes = input::bytes(input);
+                bytes.truncate(ring::CAPACITY as usize);
+                ring.write(at, &bytes);
+            }
+        }
+    }
+
+    /// A connection whose first message is of the input.
+    fn begin_wrong(&self, input: &mut Unstructured<'_>) {
+        let (kind, seals): (u8, u8) = (number(input), number(input));
+        let (length, mut bytes) = (number::<u32>(input), input::bytes(input));
+        bytes.truncate(LONGEST);
+        if kind & 1 == 0 {
+            bytes.insert(0, ring::VERSION);
+        }
+        let length = if kind & 2 == 0 { ring::SIZE } else { length.into() };
+        let seals = SealFlags::from_bits_truncate(u32::from(seals) & 0x1f);
+        let file = ring::file(length, seals);
+        let socket = ring::connect_patiently(&self.name);
+        let files = [file.as_fd(), socket.as_fd(), file.as_fd()];
+        ring::say(&socket, &bytes, &files[..usize::from(kind >> 2 & 3)]);
     }
 }
 
@@ -134,12 +162,12 @@ impl Way for Process {
     }
 
     fn special(&mut self, world: &World, what: u8, input: &mut Unstructured<'_>) {
-        match what % 6 {
+        match what % 12 {
             // The end of a connection in the middle.
-            0 => self.to = hostile::connect_patiently(&self.name),
+            0 => drop(self.connect()),
             1 => {
                 let to = self.other.take();
-                let to = to.unwrap_or_else(|| hostile::connect_patiently(&self.name));
+                let to = to.unwrap_or_else(|| Connection::patiently_to(&self.name));
                 self.other = Some(std::mem::replace(&mut self.to, to));
             }
             // Nobody is there any more who takes what the device sends.
@@ -147,29 +175,62 @@ impl Way for Process {
             3 => {
                 let mut bytes = Head::new(world.number(number(input))).bytes(0);
                 bytes[2..4].fill(world.own.gid_index);
-                hostile::send_with_descriptors(&self.to, &bytes);
+                self.to.send_with_files(&bytes);
             }
             4 => self.send_now(&[]),
-            _ => (0..3).for_each(|_| drop(hostile::connect_patiently(&self.name))),
+            5 => (0..3).for_each(|_| drop(ring::connect_patiently(&self.name))),
+            6 => {
+                Self::disturb(&self.to.ring, input);
+                // The device writes its head anew when it has read this, or ends the connection.
+                let mut bytes = Head::new(world.number(number(input))).bytes(0);
+                bytes[2..4].fill(world.own.gid_index);
+                self.to.put(&bytes);
+                self.to.tell();
+            }
+            7 => {
+                let bytes = input::bytes(input);
+                ring::say(&self.to.socket, &bytes[..bytes.len().min(LONGEST)], &[]);
+            }
+            8 => self.to.lie(number(input), &input::bytes(input), number(input)),
+            9 => {
+                if let Some(from) = &self.from {
+                    Self::disturb(&from.ring, input);
+                    from.tell();
+                }
+            }
+            10 => self.begin_wrong(input),
+            _ => {
+                let bytes = input::bytes(input);
+                let from = self.from.as_ref();
+                from.map(|from| ring::say(&from.socket, &bytes[..bytes.len().min(LONGEST)], &[]));
+            }
         }
     }
 
     fn renew(&mut self) -> bool {
-        let closed = hostile::is_closed(&self.to);
+        let closed = self.to.is_closed();
         if closed {
-            self.to = hostile::connect_patiently(&self.name);
+            self.connect();
         }
         closed
     }
 
     fn drain(&mut self, take: &mut dyn FnMut(&[u8])) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        if let Ok(from) = accept_with(&self.listener, flags) {
+        if let Some(from) = Accepted::at(&self.listener) {
             self.from = Some(from);
         }
-        let Some(from) = &self.from else { return };
-        while let Ok((_, count @ 1..)) = recv(from, &mut self.room[..], RecvFlags::DONTWAIT) {
-            take(&self.room[..count]);
+        let Some(from) = &mut self.from else { return };
+        let broken = loop {
+            match from.read() {
+                Ok(Some(message)) => take(&message),
+                Ok(None) => break false,
+                Err(_) => break true,
+            }
+        };
+        from.free();
+        // By the device, or by what this process has written.
+        if broken || ring::is_closed(&from.socket) {
+            self.from = None;
         }
     }
 }

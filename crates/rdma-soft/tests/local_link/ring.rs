@@ -1,0 +1,324 @@
+//! What two processes share, as a process sees it that does what it likes: a ring of messages in memory, which it reads and
+//! writes by calls, and a connection (`src/link/local/shared.rs`).
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, ftruncate, memfd_create,
+};
+use rustix::io::{Errno, pread, pwrite};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+    connect, listen, recv, recvmsg, send, sendmsg, socket_with,
+};
+use test_support::rig::until;
+
+/// Of the messages, and of the names of sockets.
+pub(crate) const VERSION: u8 = 3;
+
+/// How many bytes the ring has.
+pub(crate) const CAPACITY: u32 = 256 << 10;
+const BEGIN: u64 = 4096;
+/// Of the file.
+pub(crate) const SIZE: u64 = BEGIN + CAPACITY as u64;
+/// Where messages begin.
+pub(crate) const ALIGN: u32 = 64;
+/// Before a message.
+const GAP: u32 = 32;
+
+/// The words at the beginning, by where they are.
+#[derive(Clone, Copy)]
+pub(crate) enum Word {
+    Tail = 0,
+    Head = 128,
+    Looks = 256,
+    Waits = 384,
+}
+
+/// A file of memory, as long as that.
+pub(crate) fn file(length: u64, seals: SealFlags) -> OwnedFd {
+    let file = memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&file, length).unwrap();
+    fcntl_add_seals(&file, seals).unwrap();
+    file
+}
+
+pub(crate) struct Ring(pub(crate) OwnedFd);
+
+impl Ring {
+    pub(crate) fn new() -> Self {
+        Self(file(SIZE, SealFlags::SHRINK))
+    }
+
+    pub(crate) fn get(&self, word: Word) -> u32 {
+        let mut bytes = [0; 4];
+        assert_eq!(pread(&self.0, &mut bytes, word as u64), Ok(4));
+        u32::from_le_bytes(bytes)
+    }
+
+    pub(crate) fn set(&self, word: Word, value: u32) {
+        assert_eq!(pwrite(&self.0, &value.to_le_bytes(), word as u64), Ok(4));
+    }
+
+    /// Writes so many bytes into the ring at most as it has.
+    pub(crate) fn write(&self, at: u32, bytes: &[u8]) {
+        let at = at % CAPACITY;
+        let (first, second) = bytes.split_at(bytes.len().min((CAPACITY - at) as usize));
+        assert_eq!(pwrite(&self.0, first, BEGIN + u64::from(at)), Ok(first.len()));
+        assert_eq!(pwrite(&self.0, second, BEGIN), Ok(second.len()));
+    }
+
+    fn read(&self, at: u32, bytes: &mut [u8]) {
+        let at = at % CAPACITY;
+        let (first, second) = bytes.split_at_mut(bytes.len().min((CAPACITY - at) as usize));
+        assert_eq!(pread(&self.0, &mut *first, BEGIN + u64::from(at)), Ok(first.len()));
+        assert_eq!(pread(&self.0, &mut *second, BEGIN), Ok(second.len()));
+    }
+
+    /// All of it is zeros, and no memory any more.
+    pub(crate) fn punch(&self) {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.0, flags, 0, SIZE).unwrap();
+    }
+}
+
+fn socket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+fn address_of(name: &str) -> Result<SocketAddrUnix, Errno> {
+    SocketAddrUnix::new_abstract_name(name.as_bytes())
+}
+
+/// A socket that says nothing.
+pub(crate) fn connect_to(name: &str) -> Result<OwnedFd, Errno> {
+    let socket = socket()?;
+    connect(&socket, &address_of(name)?)?;
+    Ok(socket)
+}
+
+/// Also if many wait.
+pub(crate) fn connect_patiently(name: &str) -> OwnedFd {
+    let mut made = None;
+    until("a connection", || {
+        made = match connect_to(name) {
+            Err(Errno::AGAIN) => None,
+            other => Some(other.unwrap()),
+        };
+        made.is_some()
+    });
+    made.unwrap()
+}
+
+pub(crate) fn listen_at(name: &str) -> Result<OwnedFd, Errno> {
+    let socket = socket()?;
+    bind(&socket, &address_of(name)?)?;
+    listen(&socket, 8)?;
+    Ok(socket)
+}
+
+/// Says whether the connection is there still.
+pub(crate) fn say(socket: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> bool {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+    let mut along = SendAncillaryBuffer::new(&mut space);
+    assert!(files.is_empty() || along.push(SendAncillaryMessage::ScmRights(files)));
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut along, flags);
+    // If there is no space, it was told and has not looked yet.
+    matches!(sent, Ok(_) | Err(Errno::AGAIN))
+}
+
+/// Whether the other end is gone; what it tells is taken.
+pub(crate) fn is_closed(socket: &OwnedFd) -> bool {
+    loop {
+        match recv(socket, &mut [0_u8; 2], RecvFlags::DONTWAIT) {
+            Ok((1, _)) => {}
+            other => return other.map(|(read, _)| read) != Err(Errno::AGAIN),
+        }
+    }
+}
+
+pub(crate) fn wait_until_closed(socket: &OwnedFd) {
+    until("the end of a connection", || is_closed(socket));
+}
+
+/// A connection by which messages go to a device.
+pub(crate) struct Connection {
+    pub(crate) socket: OwnedFd,
+    pub(crate) ring: Ring,
+    pub(crate) tail: u32,
+}
+
+impl Connection {
+    /// With the first message, which says where the ring is. The device may have closed it by then.
+    fn new(socket: OwnedFd) -> Self {
+        let ring = Ring::new();
+        let _ = say(&socket, &[VERSION], &[ring.0.as_fd()]);
+        Self { socket, ring, tail: 0 }
+    }
+
+    pub(crate) fn to(name: &str) -> Self {
+        Self::new(connect_to(name).unwrap())
+    }
+
+    /// Also if many wait.
+    pub(crate) fn patiently_to(name: &str) -> Self {
+        Self::new(connect_patiently(name))
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        is_closed(&self.socket)
+    }
+
+    pub(crate) fn wait_until_closed(&self) {
+        wait_until_closed(&self.socket);
+    }
+
+    /// Has the device look. Says whether the connection is there still.
+    pub(crate) fn tell(&self) -> bool {
+        matches!(
+            send(&self.socket, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT),
+            Ok(_) | Err(Errno::AGAIN)
+        )
+    }
+
+    /// Writes a message, whether there is space or not. Of one that is longer than the ring there is only the length.
+    pub(crate) fn put(&mut self, bytes: &[u8]) {
+        let length = u32::try_from(bytes.len()).unwrap();
+        self.ring.write(self.tail, &length.to_le_bytes());
+        if length <= CAPACITY - GAP {
+            self.ring.write(self.tail.wrapping_add(GAP), bytes);
+        }
+        self.tail = self.tail.wrapping_add(taken(length));
+        self.ring.set(Word::Tail, self.tail);
+    }
+
+    /// Says whether the connection is there still.
+    pub(crate) fn try_send(&mut self, bytes: &[u8]) -> bool {
+        let taken = taken(u32::try_from(bytes.len()).unwrap());
+        let mut closed = false;
+        until("space", || {
+            let used = self.tail.wrapping_sub(self.ring.get(Word::Head));
+            // If that is garbage there is nothing to wait for.
+            let space = CAPACITY.checked_sub(used).unwrap_or(CAPACITY);
+            closed = space < taken && self.is_closed();
+            closed || space >= taken
+        });
+        if !closed {
+            self.put(bytes);
+        }
+        !closed && self.tell()
+    }
+
+    pub(crate) fn send_all(&mut self, bytes: &[u8]) {
+        assert!(self.try_send(bytes));
+    }
+
+    /// The tell brings files along.
+    pub(crate) fn send_with_files(&mut self, bytes: &[u8]) -> bool {
+        self.put(bytes);
+        say(&self.socket, &[0], &[self.socket.as_fd(); 3])
+    }
+
+    /// Waits until the device has read all.
+    pub(crate) fn wait_until_read(&self) {
+        until("messages that were read", || self.ring.get(Word::Head) == self.tail);
+    }
+
+    /// Writes any length before these bytes, and any tail.
+    pub(crate) fn lie(&mut self, length: u32, bytes: &[u8], tail: u32) {
+        let at = self.tail;
+        self.ring.write(at, &length.to_le_bytes());
+        self.ring.write(at.wrapping_add(GAP), bytes);
+        self.ring.set(Word::Tail, tail);
+        self.tail = tail;
+        self.tell();
+    }
+}
+
+/// What a message takes of the ring.
+fn taken(length: u32) -> u32 {
+    if length > CAPACITY - GAP { ALIGN } else { (length + GAP).next_multiple_of(ALIGN) }
+}
+
+/// Says that it is over, also to a thread that is waited for when a test fails.
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What is in a ring is no message of a device.
+#[derive(Debug)]
+pub(crate) struct Broken;
+
+/// A connection that a device has made.
+pub(crate) struct Accepted {
+    pub(crate) socket: OwnedFd,
+    pub(crate) ring: Ring,
+    head: u32,
+}
+
+impl Accepted {
+    /// If there is one that has not ended.
+    pub(crate) fn at(listener: &OwnedFd) -> Option<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = accept_with(listener, flags).ok()?;
+        let (mut file, mut said) = (None, 0);
+        until("the first message", || {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut along = RecvAncillaryBuffer::new(&mut space);
+            let (mut bytes, flags) = ([0; 2], RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC);
+            let parts = &mut [IoSliceMut::new(&mut bytes)];
+            let message = recvmsg(&socket, parts, &mut along, flags);
+            file = along.drain().find_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+                _ => None,
+            });
+            let received = message.map(|message| message.bytes);
+            said = received.unwrap_or(0);
+            assert!(said == 0 || bytes == [VERSION, 0], "{bytes:?}");
+            received != Err(Errno::AGAIN)
+        });
+        (said == 1).then(|| Self { socket, ring: Ring(file.unwrap()), head: 0 })
+    }
+
+    /// Has the device look.
+    pub(crate) fn tell(&self) {
+        let _ = send(&self.socket, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    }
+
+    /// Reads a message, if there is one.
+    pub(crate) fn read(&mut self) -> Result<Option<Vec<u8>>, Broken> {
+        let there = self.ring.get(Word::Tail).wrapping_sub(self.head);
+        if there == 0 {
+            return Ok(None);
+        }
+        let mut length = [0; 4];
+        self.ring.read(self.head, &mut length);
+        let length = u32::from_le_bytes(length);
+        if there > CAPACITY || length > CAPACITY / 2 || taken(length) > there {
+            return Err(Broken);
+        }
+        let mut bytes = vec![0; length as usize];
+        self.ring.read(self.head.wrapping_add(GAP), &mut bytes);
+        self.head = self.head.wrapping_add(taken(length));
+        Ok(Some(bytes))
+    }
+
+    /// Says how far it has read, and that there is space if the device waits for that.
+    pub(crate) fn free(&self) {
+        self.ring.set(Word::Head, self.head);
+        if self.ring.get(Word::Waits) != 0 {
+            self.ring.set(Word::Waits, 0);
+            self.tell();
+        }
+    }
+}
