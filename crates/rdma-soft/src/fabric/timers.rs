@@ -193,9 +193,11 @@ impl Fabric {
             let polls = || self.polled.get().map_or(0, |link| link.polls());
             let away = rest.next(polls(), false);
             let rests = !away.is_zero();
+            // Who is away looks by itself in a moment, whatever is set.
+            let wait = if rests { away } else { wait };
             schedule.looks_by = if rests { Time::AT_ONCE } else { now + wait };
             self.timers.rests.store(rests, Ordering::Relaxed);
-            schedule = self.wait_for_change(schedule, wait.max(away));
+            schedule = self.wait_for_change(schedule, wait);
             schedule.looks_by = Time::AT_ONCE;
             if rests && !self.timers.rests.swap(false, Ordering::Relaxed) {
                 rest.end(polls());

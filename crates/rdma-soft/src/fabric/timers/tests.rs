@@ -1,5 +1,9 @@
+use std::sync::mpsc;
+
 use super::*;
 use crate::engine::completion::CompletionQueue;
+use crate::fabric::Polled;
+use crate::sync::AtomicU32;
 
 fn at(ns: u64) -> Time {
     Time::from_nanoseconds(ns)
@@ -136,4 +140,50 @@ fn each_empty_poll_sees_to_some_of_the_alarms_that_are_due() {
         alarms.iter().filter(|alarm| is_set(alarm)).count()
     });
     assert_eq!(left, [6, 2, 0]);
+}
+
+/// A link whose program polls all the time.
+#[derive(Debug)]
+struct Spinning(AtomicU32);
+
+impl Polled for Spinning {
+    fn poll(&'static self) {}
+
+    fn catch_up(&'static self) {}
+
+    fn polls(&self) -> u32 {
+        self.0.fetch_add(1 << 20, Ordering::Relaxed)
+    }
+
+    fn poller_sleeps(&self) {}
+}
+
+/// Says when its alarm has rung.
+#[derive(Debug)]
+struct Bell(mpsc::Sender<()>);
+
+impl Alarmed for Bell {
+    fn alarm_rings(self: Arc<Self>) {
+        self.0.send(()).unwrap();
+    }
+}
+
+/// The thread stays away while a program polls, but not for long: it rings alarms that were set meanwhile, though no poll
+/// does.
+#[test]
+fn an_alarm_rings_though_the_thread_leaves_all_to_polls() {
+    static FABRIC: Fabric = Fabric::new();
+    static SPINNING: Spinning = Spinning(AtomicU32::new(0));
+    assert!(FABRIC.polled.set(&SPINNING).is_ok());
+    let (sender, rung) = mpsc::channel();
+    let bell = Arc::new(Bell(sender));
+    let owner: Weak<Bell> = Arc::downgrade(&bell);
+    let alarm = Alarm::new(&FABRIC, owner);
+    let begin = FABRIC.clock.now();
+    for _ in 0..100 {
+        alarm.set(FABRIC.clock.now() + Duration::from_micros(300));
+        rung.recv().unwrap();
+    }
+    // The thread ends after so long, when there is nothing for it to do, or sleeps that long.
+    assert!(FABRIC.clock.now().since(begin) < LINGER);
 }

@@ -147,6 +147,7 @@ impl Inlet {
     /// Takes what the connection says: first the ring, then that something is there, and at last that the process has
     /// ended. Whatever else it says ends it.
     fn hear(&self) {
+        let mut told = false;
         for _ in 0..TELLS {
             let heard = match self.ring.get() {
                 None => receive_ring(&self.connection).map(|ring| self.ring.set(ring).is_ok()),
@@ -156,7 +157,7 @@ impl Inlet {
                 }),
             };
             match heard {
-                Ok(true) => {}
+                Ok(true) => told = true,
                 Err(Errno::AGAIN | Errno::INTR) => break,
                 Ok(false) | Err(_) => {
                     if heard != Err(Errno::PIPE) {
@@ -166,11 +167,13 @@ impl Inlet {
                 }
             }
         }
+        let Some(ring) = self.ring.get() else { return };
         // It tells once. What has come before is found by the next look.
-        if let Some(ring) = self.ring.get()
-            && !self.attended.load(Ordering::Acquire)
-        {
+        if !self.attended.load(Ordering::Acquire) {
             ring.sleep();
+        }
+        if told && !ring.has_come() {
+            self.driver.note_useless();
         }
     }
 

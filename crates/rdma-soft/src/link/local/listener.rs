@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rustix::event::epoll;
-use rustix::io::Errno;
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Resource, getrlimit};
 
@@ -60,7 +60,10 @@ impl Listener {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         for _ in 0..ACCEPTS {
             let Ok(listening) = self.socket.get() else { return };
-            match Descriptor::open(|| accept_with(listening, flags)) {
+            // The ring of the connection is a file, too, for a moment.
+            let accepted = Descriptor::open(|| fcntl_dupfd_cloexec(listening, 0))
+                .and_then(|_one_more| Descriptor::open(|| accept_with(listening, flags)));
+            match accepted {
                 Ok(connection) => {
                     if !self.admit(connection) {
                         // It is closed, which its process takes for the end of this one.
