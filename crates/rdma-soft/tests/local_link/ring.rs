@@ -28,7 +28,7 @@ pub(crate) const SIZE: u64 = BEGIN + CAPACITY as u64;
 /// Where messages begin.
 pub(crate) const ALIGN: u32 = 64;
 /// Before a message.
-const GAP: u32 = 32;
+const GAP: u32 = 16;
 
 /// The words at the beginning, by where they are.
 #[derive(Clone, Copy)]
