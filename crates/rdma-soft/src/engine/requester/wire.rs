@@ -168,7 +168,8 @@ impl SendSide {
         let (begun, admitted) = (wire.begun(), self.admitted(&wire));
         let head = wire.head;
         let posted = self.posts.map(|posts| wire.head.wrapping_add(queued).wrapping_sub(posts));
-        let run = letter.map_or(Run::default(), |letter| Run::of(letter, wire.mtu));
+        let run = letter
+            .map_or(Run::default(), |letter| Run::of(&letter.burst, letter.payload(), wire.mtu));
         let mut queue = Queue { own, send: self, head, begun, admitted, posted, aftermath, run };
         let result = work(&mut wire.protocol, (&wire.route, wire.mtu), &mut queue);
         let ended = queue.head != head;

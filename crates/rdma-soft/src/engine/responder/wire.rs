@@ -132,8 +132,8 @@ impl Responder {
             }
         }
         let mut arrival = Arrival::new(own, self, aftermath);
-        arrival.run = Run::of(letter, wire.mtu);
         let (burst, payload) = (&letter.burst, letter.payload());
+        arrival.run = Run::of(burst, payload, wire.mtu);
         match &mut wire.protocol {
             Protocol::Reliable(protocol) => protocol.receive(burst, payload, &mut arrival),
             Protocol::Unreliable(protocol) => protocol.receive(burst, payload, &mut arrival),
