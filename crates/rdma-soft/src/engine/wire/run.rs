@@ -84,7 +84,7 @@ mod tests {
         let (segment, segments) = (u16::try_from(MTU).unwrap(), packets);
         let length = u32::try_from(length).unwrap();
         let burst = Burst { header: Headers::new(bth), last: None, segment, segments, length };
-        (burst, (0..length).map(|at| at as u8 ^ (at >> 8) as u8).collect())
+        (burst, (0..length).map(|at| at.to_le_bytes()[0] ^ at.to_le_bytes()[1]).collect())
     }
 
     /// Takes all packets of a run whose first one is `begin` bytes behind the first of a message of so many in all, of
