@@ -24,7 +24,7 @@ const EVENTS: usize = 32;
 const LEAVE: Duration = Duration::from_millis(100);
 /// How often who catches up looks whether something has come.
 const MOST_ROUNDS: u32 = 64;
-/// Who polls looks at all sockets each so many times, and at the last one that a message came from in between.
+/// Who polls looks at all sockets each so many times, and where the last message came from in between.
 const LOOKS_APART: u32 = 128;
 
 /// A socket of a link.
@@ -111,8 +111,8 @@ pub(super) struct Driver {
 struct Driving {
     /// Where the last message came from.
     last: Option<Weak<dyn Watched>>,
-    /// How many looks in a row have found nothing there.
-    in_vain: u32,
+    /// How many looks there were.
+    looks: u32,
     /// It is [attended](Watched::attend): as long as the thread sees to it that somebody looks.
     attended: bool,
 }
@@ -217,7 +217,7 @@ impl Driver {
             events,
             wake,
             ends: std::sync::Mutex::default(),
-            driving: Mutex::new(Driving { last: None, in_vain: 0, attended: false }),
+            driving: Mutex::new(Driving { last: None, looks: 0, attended: false }),
             busy: AtomicU32::new(0),
             polls: AtomicU32::new(0),
             polls_look: AtomicBool::new(false),
@@ -337,17 +337,17 @@ impl Driver {
         if last.is_worth_a_look() {
             self.busy.fetch_add(1, Ordering::AcqRel);
             let found = last.look();
+            driving.looks = driving.looks.wrapping_add(1);
+            let enough = !driving.looks.is_multiple_of(LOOKS_APART);
             if found {
-                driving.in_vain = 0;
                 drop(driving);
                 self.fabric.unsettled.settle();
-                self.busy.fetch_sub(1, Ordering::AcqRel);
-                return true;
             }
             self.busy.fetch_sub(1, Ordering::AcqRel);
+            return enough;
         }
-        driving.in_vain = driving.in_vain.wrapping_add(1);
-        !driving.in_vain.is_multiple_of(LOOKS_APART)
+        driving.looks = driving.looks.wrapping_add(1);
+        !driving.looks.is_multiple_of(LOOKS_APART)
     }
 
     /// Says whether something has come.
@@ -458,17 +458,16 @@ const WAKES: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::
 
 impl Polled for Driver {
     fn catch_up(&'static self) {
-        let others = self.busy.fetch_add(1, Ordering::AcqRel) != 0;
+        self.busy.fetch_add(1, Ordering::AcqRel);
         // Who sends without end is not waited for.
         for _ in 0..MOST_ROUNDS {
             if !self.take_events(locked_for_calls(&self.driving)) {
                 break;
             }
         }
-        if others || self.busy.load(Ordering::Acquire) > 1 {
-            // Another thread may have a message in hand.
-            self.read_all();
-        }
+        // Another thread may have a message in hand, or be about to give who has some its turn.
+        self.fabric.unsettled.settle();
+        self.read_all();
         self.busy.fetch_sub(1, Ordering::AcqRel);
     }
 

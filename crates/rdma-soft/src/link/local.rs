@@ -9,7 +9,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::io::{Errno, Result};
@@ -98,7 +98,13 @@ fn connect_to(
     if !connection.peer().is_ok_and(|(_, user)| admits(user)) {
         return Err(Unreachable::OtherUser);
     }
-    let ring = send_ring(&connection).map_err(Unreachable::System)?;
+    let ring = send_ring(&connection).map_err(|errno| match errno {
+        // It has just ended.
+        Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => Unreachable::Nobody,
+        // So many files of this user are on their way to processes that have not taken them yet.
+        Errno::TOOMANYREFS => Unreachable::Busy,
+        errno => Unreachable::System(errno),
+    })?;
     let driver = Driver::of(device.fabric).map_err(Unreachable::System)?;
     let new = |end| Neighbor::new(driver, device, connection, ring, end);
     driver.add(new).map_err(Unreachable::System)
@@ -106,53 +112,50 @@ fn connect_to(
 
 /// Makes a ring, and gives it to the other process: the first message of each connection.
 fn send_ring(connection: &Descriptor) -> Result<Sender> {
-    let mut sender = None;
-    let file = Descriptor::open(|| {
-        let (made, file) = Sender::new()?;
-        sender = Some(made);
-        Ok(file)
-    })?;
+    // A forked child that gets the file, too, has memory that nobody uses.
+    let (sender, file) = Sender::new()?;
     let (files, mut space) =
-        ([file.get()?], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+        ([file.as_fd()], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
     let mut along = SendAncillaryBuffer::new(&mut space);
     along.push(SendAncillaryMessage::ScmRights(&files));
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     sendmsg(connection.get()?, &[IoSlice::new(&[VERSION])], &mut along, flags)?;
-    sender.ok_or(Errno::NOMEM)
+    Ok(sender)
 }
 
 /// The ring that the other process has made. `PIPE` if it has ended before.
 fn receive_ring(connection: &Descriptor) -> Result<Receiver> {
-    let (mut bytes, mut read) = ([0_u8; 2], 0);
-    let file = Descriptor::open(|| {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut along = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let parts = &mut [IoSliceMut::new(&mut bytes)];
-        let message = recvmsg(connection.get()?, parts, &mut along, flags)?;
-        read = message.bytes;
-        if read == 0 {
-            return Err(Errno::PIPE);
-        }
-        let whole = !message.flags.contains(ReturnFlags::CTRUNC);
-        let rights = along.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(files) => Some(files),
-            _ => None,
-        });
-        let mut files = rights.flatten();
-        // One, and no other: those that are too many are closed.
-        let (file, other) = (files.next(), files.next());
-        file.filter(|_| whole && other.is_none()).ok_or(Errno::PROTO)
-    })?;
-    if bytes[..read] != [VERSION] {
-        return Err(Errno::PROTO);
+    let mut bytes = [0_u8; 2];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut along = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let parts = &mut [IoSliceMut::new(&mut bytes)];
+    let message = recvmsg(connection.get()?, parts, &mut along, flags)?;
+    if message.bytes == 0 {
+        return Err(Errno::PIPE);
     }
-    Receiver::open(file.get()?)
+    let whole = !message.flags.contains(ReturnFlags::CTRUNC);
+    let rights = along.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    // One, and no other. They are closed while no lock is held: to close a file may take as long as its sender likes.
+    let mut files = rights.flatten();
+    let (file, other) = (files.next(), files.next());
+    match file {
+        Some(file) if whole && other.is_none() && bytes[..message.bytes] == [VERSION] => {
+            // What is an answer of the socket above is none of the memory.
+            Receiver::open(file.as_fd()).map_err(|_| Errno::PROTO)
+        }
+        _ => Err(Errno::PROTO),
+    }
 }
 
-/// Has the other process look at the ring. If there is no space for that, it was told and has not looked yet.
-fn tell(connection: &Descriptor) {
-    if let Ok(connection) = connection.get() {
-        let _ = send(connection, &[0], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-    }
+/// Has the other process look at the ring. If there is no space for that, it was told and has not looked yet. Says whether
+/// it was told, or has ended.
+fn tell(connection: &Descriptor) -> bool {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let told = connection.get().and_then(|connection| send(connection, &[0], flags));
+    // For want of memory.
+    !matches!(told, Err(Errno::NOBUFS | Errno::NOMEM | Errno::INTR))
 }

@@ -45,6 +45,11 @@ impl Words {
         self.looks.0.load(Ordering::Acquire) == 0 && self.looks.0.swap(TOLD, Ordering::AcqRel) == 0
     }
 
+    /// Sender: the receiver could not be told, and is to be told of the next message.
+    pub(crate) fn has_not_told(&self) {
+        self.looks.0.store(0, Ordering::Release);
+    }
+
     /// Sender: it is to be told of space. Says how much there is nevertheless.
     pub(crate) fn wait(&self, tail: u32) -> Result<u32, Broken> {
         self.waits.0.store(1, Ordering::Relaxed);
@@ -68,6 +73,11 @@ impl Words {
         }
         fence(Ordering::SeqCst);
         self.waits.0.load(Ordering::Relaxed) != 0 && self.waits.0.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// Receiver: the sender could not be told, and is to be told when more is free.
+    pub(crate) fn has_not_told_of_space(&self) {
+        self.waits.0.store(1, Ordering::Relaxed);
     }
 
     /// Receiver: it looks at the ring from now on, whatever it is told.

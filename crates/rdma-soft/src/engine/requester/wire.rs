@@ -212,11 +212,19 @@ impl SendSide {
         if self.wire.as_ref().is_some_and(|wire| wire.route.outlet.has_ended()) {
             self.peer_has_ended(own, aftermath);
         }
-        if let Some(wire) = &self.wire
-            && let Protocol::Reliable(protocol) = &wire.protocol
-            && !protocol.has_packets(self.admitted(wire))
-        {
-            return false;
+        if let Some(mut wire) = self.wire.take() {
+            let idle = match &wire.protocol {
+                Protocol::Reliable(protocol) => !protocol.has_packets(self.admitted(&wire)),
+                Protocol::Unreliable(_) => false,
+            };
+            if idle {
+                // Its attributes may have changed.
+                wire.arm(own);
+            }
+            self.wire = Some(wire);
+            if idle {
+                return false;
+            }
         }
         let now = wire::time(own.device.fabric.clock.now());
         let sent = self.with_wire(own, aftermath, |protocol, (route, mtu), queue| {

@@ -44,10 +44,11 @@ impl<'a> Run<'a> {
     ) -> Result<(), E> {
         let end =
             |bytes: &[u8]| u32::try_from(bytes.len()).ok().and_then(|len| at.checked_add(len));
-        if end(payload).is_some_and(|end| end <= self.upto) {
+        let rest = self.from(payload);
+        // The last packet is none of them: it may even be of another message.
+        if rest.len() >= payload.len() && end(payload).is_some_and(|end| end <= self.upto) {
             return Ok(());
         }
-        let rest = self.from(payload);
         if rest.len() > payload.len()
             && let Some(upto) = end(rest).filter(|&upto| u64::from(upto) < in_all)
             && copy(rest).is_ok()
@@ -149,6 +150,22 @@ mod tests {
             let found = take(Operation::RdmaWriteFirst, (0, 1 << 20), fits * MTU + 100);
             assert_eq!(found, (each, Err(fits)));
         }
+    }
+
+    /// Who keeps to no protocol sends a last packet of another message, which begins with it.
+    #[test]
+    fn the_last_packet_is_placed_wherever_it_belongs() {
+        let (burst, payload) = burst(Operation::RdmaWriteFirst, 3);
+        let mut run = Run::of(&burst, &payload, Mtu::MTU256);
+        let mut copies = Vec::new();
+        let mut copy = |bytes: &[u8]| {
+            copies.push(bytes.len());
+            Ok::<(), ()>(())
+        };
+        assert_eq!(run.place(0, &payload[..MTU], 1 << 20, &mut copy), Ok(()));
+        assert_eq!(run.place(256, &payload[MTU..2 * MTU], 1 << 20, &mut copy), Ok(()));
+        assert_eq!(run.place(0, &payload[2 * MTU..], 8, &mut copy), Ok(()));
+        assert_eq!(copies, [2 * MTU, 8]);
     }
 
     /// The first packets of a run came before, so that they are not placed.

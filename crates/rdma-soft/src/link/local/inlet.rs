@@ -14,13 +14,14 @@ use super::shared::Receiver;
 use super::{receive_ring, tell};
 use crate::address::Path;
 use crate::device::Device;
+use crate::engine::wire::is_for_nobody;
 use crate::fabric::clock::Time;
 use crate::fabric::timers::{Alarm, Alarmed};
 use crate::fabric::turns::{Driven, Place};
 use crate::link::descriptor::Descriptor;
 use crate::link::driver::{Driver, End, Happened, Watched};
 use crate::link::memory::{Datagram, Letter};
-use crate::sync::{AtomicBool, Mutex, Ordering, locked_for_calls};
+use crate::sync::{AtomicBool, Mutex, Ordering, fence, locked_for_calls};
 
 /// How many messages are read in a turn.
 const TURN: u32 = 16;
@@ -126,8 +127,8 @@ impl Inlet {
                 return Read::Nothing;
             }
             Ok(Some(message)) => {
-                if message.tell {
-                    tell(&self.connection);
+                if message.tell && !tell(&self.connection) {
+                    ring.has_not_told();
                 }
                 message.length.checked_sub(HEAD)
             }
@@ -139,8 +140,15 @@ impl Inlet {
             inbox.give_back(buffer);
             return Read::Malformed;
         };
-        inbox.arrive(Letter::from_outside(path, burst, datagram, buffer));
-        letters.drain(..).for_each(|letter| inbox.arrive(letter));
+        let first = Letter::from_outside(path, burst, datagram, buffer);
+        for letter in std::iter::once(first).chain(letters.drain(..)) {
+            if is_for_nobody(self.device, &letter.path, &letter.burst, false) {
+                self.driver.note_useless();
+                inbox.give_back(letter.into_buffer());
+            } else {
+                inbox.arrive(letter);
+            }
+        }
         Read::Message
     }
 
@@ -168,6 +176,8 @@ impl Inlet {
             }
         }
         let Some(ring) = self.ring.get() else { return };
+        // Either this sees that the driver looks no more, or that one, before, that there is a ring.
+        fence(Ordering::SeqCst);
         // It tells once. What has come before is found by the next look.
         if !self.attended.load(Ordering::Acquire) {
             ring.sleep();
@@ -268,6 +278,7 @@ impl Watched for Inlet {
 
     fn attend(&self) {
         self.attended.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
         if let Some(ring) = self.ring.get() {
             ring.look();
         }
@@ -275,12 +286,15 @@ impl Watched for Inlet {
 
     fn neglect(&self) {
         self.attended.store(false, Ordering::Release);
+        fence(Ordering::SeqCst);
         if let Some(ring) = self.ring.get() {
             ring.sleep();
         }
     }
 
     fn read_all(self: Arc<Self>) {
+        // The ring itself may not have been heard of.
+        self.told.store(true, Ordering::Release);
         // Who sends without end is not waited for.
         for _ in 0..MOST_TURNS {
             let more = Arc::clone(&self).take_turn();

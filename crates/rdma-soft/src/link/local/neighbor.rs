@@ -192,8 +192,8 @@ impl Neighbor {
     fn send_message(&self, message: &[([u8; HEAD], Letter)]) -> rustix::io::Result<bool> {
         let parts = message.iter().flat_map(|(head, letter)| [&head[..], letter.payload()]);
         let written = self.ring.write(parts)?;
-        if written == Some(true) {
-            tell(&self.connection);
+        if written == Some(true) && !tell(&self.connection) {
+            self.ring.has_not_told();
         }
         Ok(written.is_some())
     }

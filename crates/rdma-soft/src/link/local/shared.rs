@@ -146,6 +146,13 @@ impl Sender {
         Ok(Some(words.publish(tail)))
     }
 
+    /// The receiver could not be told.
+    pub(super) fn has_not_told(&self) {
+        if let Ok(words) = self.memory.words() {
+            words.has_not_told();
+        }
+    }
+
     /// It is to be told of space from now on. Says whether there is space for every message nevertheless.
     pub(super) fn wait(&self) -> Result<bool> {
         let space = self.memory.words()?.wait(self.tail.load(Ordering::Relaxed));
@@ -211,6 +218,13 @@ impl Receiver {
         let head = head.wrapping_add(taken);
         self.head.store(head, Ordering::Relaxed);
         Ok(Some(Message { length, tell: words.free(head, there - taken) }))
+    }
+
+    /// The sender could not be told of space.
+    pub(super) fn has_not_told(&self) {
+        if let Ok(words) = self.memory.words() {
+            words.has_not_told_of_space();
+        }
     }
 
     /// Somebody looks here from now on, whatever the sender tells.
