@@ -9,7 +9,7 @@ use rustix::fs::{Mode, OFlags, SealFlags, open};
 use crate::hostile::{Head, Random, name_of, slot_of};
 use crate::near::Near;
 use crate::ring::{
-    ALIGN, CAPACITY, Connection, Over, SIZE, VERSION, Word, connect_to, file, say,
+    ALIGN, CAPACITY, Connection, Over, SIZE, VERSION, Word, connect_to, file, say, say_whole,
     wait_until_closed,
 };
 
@@ -57,9 +57,9 @@ fn a_ring_that_no_device_writes_ends_its_connection_alone() {
             to.ring.write(0, &vec![0; CAPACITY as usize]);
             to.ring.set(Word::Tail, to.tail + CAPACITY);
         }),
-        ("two bytes told", |to| assert!(say(&to.socket, &[0, 0], &[]))),
-        ("many bytes told", |to| assert!(say(&to.socket, &[0; 4096], &[]))),
-        ("a message told", |to| assert!(say(&to.socket, &lost(), &[]))),
+        ("two bytes told", |to| say_whole(&to.socket, &[0, 0])),
+        ("many bytes told", |to| say_whole(&to.socket, &[0; 4096])),
+        ("a message told", |to| say_whole(&to.socket, &lost())),
     ];
     let mut near = Near::new(ibv_qp_type::IBV_QPT_RC);
     let name = name_of(slot_of(near.far.qpn));

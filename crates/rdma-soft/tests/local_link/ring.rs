@@ -133,6 +133,17 @@ pub(crate) fn say(socket: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> b
     matches!(sent, Ok(_) | Err(Errno::AGAIN))
 }
 
+/// Waits until there is space for the message: tells fill the socket that nobody has looked at yet.
+pub(crate) fn say_whole(socket: &OwnedFd, bytes: &[u8]) {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let mut sent = Ok(0);
+    until("space for a message", || {
+        sent = send(socket, bytes, flags);
+        sent != Err(Errno::AGAIN)
+    });
+    assert_eq!(sent, Ok(bytes.len()));
+}
+
 /// Whether the other end is gone; what it tells is taken.
 pub(crate) fn is_closed(socket: &OwnedFd) -> bool {
     loop {
