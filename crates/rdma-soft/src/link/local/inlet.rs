@@ -45,6 +45,8 @@ pub(super) struct Inlet {
     ring: OnceLock<Receiver>,
     /// The connection has something to say.
     told: AtomicBool,
+    /// A message was read since it said so last.
+    has_read: AtomicBool,
     /// It has no more to say.
     ended: AtomicBool,
     /// Nothing is taken here any more: another thread may have it in hand yet.
@@ -85,6 +87,7 @@ impl Inlet {
             end,
             ring: OnceLock::new(),
             told: AtomicBool::new(false),
+            has_read: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             attended: AtomicBool::new(false),
@@ -182,7 +185,7 @@ impl Inlet {
         if !self.attended.load(Ordering::Acquire) {
             ring.sleep();
         }
-        if told && !ring.has_come() {
+        if told && !ring.has_come() && !self.has_read.swap(false, Ordering::Relaxed) {
             self.driver.note_useless();
         }
     }
@@ -223,7 +226,10 @@ impl Inlet {
         }
         loop {
             match self.read(letters) {
-                Read::Message => return true,
+                Read::Message => {
+                    self.has_read.store(true, Ordering::Relaxed);
+                    return true;
+                }
                 Read::Nothing => {}
                 Read::NoRoom => {
                     // The inbox calls when it has space; nobody is to look for messages until then.
