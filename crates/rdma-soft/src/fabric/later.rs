@@ -1,5 +1,4 @@
-//! Who has something to send that can wait for a moment: what is sent next may go the same way, and both leave
-//! together.
+//! Who has something to send that can wait for a moment: what the program sends next may be more urgent.
 
 use std::sync::{Arc, Weak};
 

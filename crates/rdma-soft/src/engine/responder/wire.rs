@@ -41,7 +41,7 @@ pub(crate) struct Wire {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Answers {
     Never,
-    /// With what is sent next, or [in a moment](QueuePair::answer_later).
+    /// [In a moment](QueuePair::answer_later), behind what the program sends first.
     Later,
     Now,
 }
