@@ -97,3 +97,27 @@ impl Row {
         self.waiting.iter().find_map(Weak::upgrade)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// One turn leaves what waits to a later one, and the next takes it.
+    #[test]
+    fn what_waits_is_passed_once() {
+        let place = Place::default();
+        for listed in [false, true] {
+            assert_eq!(place.wait(), !listed, "it is in the list still, though it waits no more");
+            assert!(!place.wait() && place.waits());
+            // A turn comes for another reason.
+            assert!(place.take());
+            place.give_back();
+            assert!(place.waits() && place.pass() && !place.pass());
+            assert!(place.stop_waiting() && !place.waits() && !place.stop_waiting());
+        }
+        assert!(!place.leave_list());
+        // The moment comes for which it waits, after one turn has passed it.
+        assert!(place.wait() && place.pass() && place.leave_list());
+        assert!(!place.waits() && place.wait() && place.pass());
+    }
+}
