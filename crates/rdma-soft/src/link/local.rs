@@ -16,7 +16,7 @@ use rustix::io::{Errno, Result};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    bind, connect, listen, recvmsg, send, sendmsg, socket_with,
+    bind, connect, listen, recv, recvmsg, send, sendmsg, socket_with,
 };
 
 use self::head::VERSION;
@@ -36,6 +36,9 @@ pub(crate) mod neighbor;
 mod shared;
 #[cfg(test)]
 mod tests;
+
+/// How often one end takes what the other tells before others get their turn.
+const TELLS: u32 = 16;
 
 /// How many processes may connect before they are seen.
 const BACKLOG: i32 = 1024;
@@ -158,4 +161,10 @@ fn tell(connection: &Descriptor) -> bool {
     let told = connection.get().and_then(|connection| send(connection, &[0], flags));
     // For want of memory.
     !matches!(told, Err(Errno::NOBUFS | Errno::NOMEM | Errno::INTR))
+}
+
+/// Takes what the other process has said. Whether that was to look at the ring; `PIPE` if it has ended.
+fn hear_tell(connection: &Descriptor) -> Result<bool> {
+    let (read, _) = recv(connection.get()?, &mut [0_u8; 2], RecvFlags::DONTWAIT)?;
+    if read == 0 { Err(Errno::PIPE) } else { Ok(read == 1) }
 }

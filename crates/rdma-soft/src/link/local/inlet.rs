@@ -6,12 +6,11 @@ use std::sync::{Arc, OnceLock, Weak};
 use rdma_proto::Burst;
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
 
 use super::head::{HEAD, MOST, decode, length_said};
 use super::listener::Guest;
 use super::shared::Receiver;
-use super::{receive_ring, tell};
+use super::{TELLS, hear_tell, receive_ring, tell};
 use crate::address::Path;
 use crate::device::Device;
 use crate::engine::wire::is_for_nobody;
@@ -28,9 +27,6 @@ const TURN: u32 = 16;
 
 /// More than a ring holds.
 const MOST_TURNS: u32 = 256;
-
-/// How often it takes what the other process tells.
-const TELLS: u32 = 16;
 
 #[derive(Debug)]
 pub(super) struct Inlet {
@@ -162,10 +158,7 @@ impl Inlet {
         for _ in 0..TELLS {
             let heard = match self.ring.get() {
                 None => receive_ring(&self.connection).map(|ring| self.ring.set(ring).is_ok()),
-                Some(_) => self.connection.get().and_then(|connection| {
-                    let (read, _) = recv(connection, &mut [0_u8; 2], RecvFlags::DONTWAIT)?;
-                    if read == 0 { Err(Errno::PIPE) } else { Ok(read == 1) }
-                }),
+                Some(_) => hear_tell(&self.connection),
             };
             match heard {
                 Ok(true) => told = true,

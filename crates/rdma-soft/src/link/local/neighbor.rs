@@ -8,11 +8,10 @@ use std::time::Duration;
 use rdma_proto::Burst;
 use rustix::event::epoll;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, recv};
 
 use super::head::{HEAD, LONGEST, LONGEST_MESSAGE, MOST, encode};
 use super::shared::Sender;
-use super::tell;
+use super::{TELLS, hear_tell, tell};
 use crate::address::Path;
 use crate::device::Device;
 use crate::device::notices::{Reason, Whose};
@@ -32,9 +31,6 @@ const BURSTS: usize = 64;
 /// A process that takes nothing for so long loses what waits for it, as a network loses packets: who sends there goes on,
 /// by its own timeouts.
 const STALL: Duration = Duration::from_secs(1);
-
-/// How often it takes what the other process tells.
-const TELLS: u32 = 16;
 
 /// How many buffers are kept that are not in use.
 const SPARE: usize = 16;
@@ -302,11 +298,8 @@ impl Watched for Neighbor {
         if flags.intersects(!epoll::EventFlags::IN) {
             return Happened::End;
         }
-        let hear = || {
-            let (read, _) = recv(self.connection.get()?, &mut [0_u8; 1], RecvFlags::DONTWAIT)?;
-            if read == 0 { Err(Errno::PIPE) } else { Ok(()) }
-        };
-        let heard = (0..TELLS).try_for_each(|_| hear());
+        // Whatever it says, there may be space.
+        let heard = (0..TELLS).try_for_each(|_| hear_tell(&self.connection).map(drop));
         if heard.is_err_and(|errno| !matches!(errno, Errno::AGAIN | Errno::INTR)) {
             return Happened::End;
         }
