@@ -86,6 +86,12 @@ pub(crate) fn is_lossy(name: &str) -> bool {
     MORE.iter().any(|&(own, .., way)| own == name && way == Way::LossyNetwork)
 }
 
+/// Whether messages go by UDP on the software device of that name.
+pub(crate) fn is_by_network(name: &str) -> bool {
+    let way = SOFTWARE.iter().chain(&MORE).find(|software| software.0 == name);
+    way.is_some_and(|&(.., way)| matches!(way, Way::Network | Way::LossyNetwork))
+}
+
 /// An address of the loopback interface that no other process of this machine listens at.
 fn own_address() -> String {
     Ipv4Addr::from_bits(0x7f40_0000 | std::process::id() & 0x3f_ffff).to_string()

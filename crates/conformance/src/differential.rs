@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
 
-use arguments::{Arguments, SOFTWARE};
+use arguments::Arguments;
 use child::Device;
 use compare::Met;
 use program::Program;
@@ -82,7 +82,7 @@ fn elsewhere(arguments: &Arguments) -> Result<Option<Trial>, String> {
     }
     let Some((device, _)) = remote::wanted()? else { return Ok(None) };
     let own = arguments.own();
-    Ok(Some(Trial::test(name(SOFTWARE, &device), move || {
+    Ok(Some(Trial::test(name(&arguments.against, &device), move || {
         let output = remote::command(devices::VARIABLE, &device, own)?.output()?;
         let text = [output.stdout, output.stderr]
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())

@@ -10,8 +10,8 @@ use crate::devices;
 /// As many as a run of CI has.
 const COUNT: u64 = 200;
 
-/// The device that others are compared with.
-pub(super) const SOFTWARE: &str = "soft0";
+/// The device that others are compared with, unless another one is named.
+const SOFTWARE: &str = "soft0";
 
 /// Programs, each with what to call it.
 pub(super) type Programs = Box<dyn Iterator<Item = (String, Program)> + Send>;
@@ -21,18 +21,21 @@ pub(super) struct Arguments {
     seed: u64,
     count: u64,
     program: Option<Program>,
+    /// The device that others are compared with.
+    pub(super) against: String,
     /// Whether to go on after a failure.
     pub(super) all: bool,
     pub(super) harness: libtest_mimic::Arguments,
 }
 
 impl Arguments {
-    /// `--seed N`, `--count N`, `--all` to go on after a failure, and `--program` with what a failure printed, or
-    /// the name of a file with it; all others are those of
-    /// the usual harness. Without a seed it is `RDMA_TEST_SEED`, or the clock's.
+    /// `--seed N`, `--count N`, `--against` with a software device that others are compared with, `--all` to go on after
+    /// a failure, and `--program` with what a failure printed, or the name of a file with it; all others are those of the
+    /// usual harness. Without a seed it is `RDMA_TEST_SEED`, or the clock's.
     pub(super) fn of_process() -> Self {
         let mut seed = env::var("RDMA_TEST_SEED").ok().map(|text| number(&text));
         let (mut count, mut program, mut all) = (COUNT, None, false);
+        let mut against = SOFTWARE.to_owned();
         let mut others = Vec::new();
         let mut given = env::args();
         while let Some(argument) = given.next() {
@@ -41,19 +44,21 @@ impl Arguments {
                 "--seed" => seed = Some(number(&value())),
                 "--count" => count = number(&value()),
                 "--program" => program = Some(written(&value())),
+                "--against" => against = value(),
                 "--all" => all = true,
                 _ => others.push(argument),
             }
         }
         let harness = libtest_mimic::Arguments::from_iter(others);
-        Self { seed: seed.unwrap_or_else(seed_of_clock), count, program, all, harness }
+        let seed = seed.unwrap_or_else(seed_of_clock);
+        Self { seed, count, program, against, all, harness }
     }
 
     /// Pairs of devices to compare: the schedules of the software devices and their ways of sending, or the
     /// software device with each that is named.
     pub(super) fn devices(&self) -> impl Iterator<Item = (String, String)> {
-        let mut pairs: Vec<_> =
-            devices::named().into_iter().map(|named| (SOFTWARE.to_owned(), named.name)).collect();
+        let named = devices::named().into_iter();
+        let mut pairs: Vec<_> = named.map(|named| (self.against.clone(), named.name)).collect();
         if pairs.is_empty() {
             let others = |name: &str| {
                 ["deferred", "wire"].map(|how| (name.to_owned(), format!("{name}-{how}")))
@@ -66,10 +71,12 @@ impl Arguments {
 
     /// What tells another process to run the same programs.
     pub(super) fn own(&self) -> Vec<String> {
+        let mut own = vec!["--against".to_owned(), self.against.clone()];
         if let Some(program) = &self.program {
-            return vec!["--program".to_owned(), program.to_json()];
+            own.extend(["--program".to_owned(), program.to_json()]);
+            return own;
         }
-        let mut own = vec!["--seed".to_owned(), self.seed.to_string()];
+        own.extend(["--seed".to_owned(), self.seed.to_string()]);
         own.extend(["--count".to_owned(), self.count.to_string()]);
         own.extend(self.all.then(|| "--all".to_owned()));
         own

@@ -2,12 +2,13 @@
 //! device have a process each, and what crashes or hangs in one does so alone.
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use std::{env, io, thread};
 
 use anyhow::{Context as _, Result, bail};
+use nix::sched::{CloneFlags, unshare};
 use test_support::program::this_program;
 
 use super::program::Program;
@@ -24,6 +25,9 @@ const LIMIT: Duration = Duration::from_secs(100);
 /// Runs what the parent sends, if this process was made for that.
 pub(super) fn serve() -> bool {
     let Ok(name) = env::var(VARIABLE) else { return false };
+    if devices::is_by_network(&name) {
+        own_network();
+    }
     let device = devices::prepare(&name);
     let context = device.open();
     for line in io::stdin().lines() {
@@ -33,6 +37,16 @@ pub(super) fn serve() -> bool {
         println!("{}", serde_json::to_string(&trace).expect("a trace is plain data"));
     }
     true
+}
+
+/// Gives this process a network of its own if it may have one, as root may: SoftRoCE has the port in the other.
+fn own_network() {
+    let ip = |words: &[&str]| {
+        Command::new("ip").args(words).output().is_ok_and(|output| output.status.success())
+    };
+    if ip(&["-V"]) && unshare(CloneFlags::CLONE_NEWNET).is_ok() {
+        assert!(ip(&["link", "set", "lo", "up"]), "ip link set lo up");
+    }
 }
 
 /// A device and its process, which is started again after it died.
