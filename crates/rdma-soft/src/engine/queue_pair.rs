@@ -31,7 +31,7 @@ use crate::engine::queue_pair::service::Service;
 use crate::engine::queue_pair::settings::{Found, Settings};
 use crate::engine::receive_queue::shared::SharedReceiveQueue;
 use crate::engine::receive_queue::{Receive, ReceiveQueue, ReceiveSlots, index};
-use crate::engine::requester::drive::{Turn, resume};
+use crate::engine::requester::drive::{Turn, resume, wait_anew};
 use crate::engine::requester::side::{Peer, SendSide};
 use crate::engine::responder::side::Responder;
 use crate::engine::wire::{Outlet, Route};
@@ -391,7 +391,11 @@ impl QueuePair {
         self.hear_of_end();
         // Also if it was refused: it may have found that the queue pair had failed.
         self.device.fabric.unsettled.settle();
-        if to? == QpState::RTS {
+        let to = to?;
+        if mask.intersects(QpAttributes::TIMEOUT) {
+            wait_anew(self);
+        }
+        if to == QpState::RTS {
             resume(self);
         }
         Ok(())

@@ -105,3 +105,21 @@ fn a_queue_that_fails_is_not_drained() {
         assert_eq!(events(&a), []);
     });
 }
+
+/// An answer that never comes is waited for no longer than that, though nothing else is sent.
+#[test]
+fn a_timeout_that_is_set_meanwhile_counts() {
+    on_each_device("drained-timeout", |device| {
+        let (a, b) = pair_with(device, &Size::default(), &Knobs { timeout: 0, ..Knobs::default() });
+        b.qp.to_reset();
+        a.qp.post(&Wr::send(1, &[]));
+        soft(device).release(a.qp.qpn(), 1);
+        drain(&a.qp, false);
+        assert!(is_draining(&a.qp) && a.send_cq.is_empty());
+        let state = State::IBV_QPS_SQD;
+        let attr = ibv_qp_attr { qp_state: state, timeout: 8, retry_cnt: 1, ..Default::default() };
+        let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_TIMEOUT | Mask::IBV_QP_RETRY_CNT;
+        assert_eq!(a.qp.modify(attr, mask.0), 0);
+        a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+    });
+}
