@@ -14,13 +14,14 @@
 #![allow(clippy::cast_precision_loss)]
 
 use std::env;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::net::{Ipv4Addr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
+use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use rdma_soft::Builder;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
@@ -116,6 +117,8 @@ fn receive_wakes(socket: &OwnedFd) -> [OwnedFd; 2] {
 enum Work {
     /// Eight bytes there and back.
     RawTrips,
+    /// What is sent for that over the network, without anybody who makes or reads it.
+    PacketTrips,
     Trips,
     /// There and back, to a process that sleeps until it is woken up.
     RawWakes,
@@ -136,6 +139,7 @@ impl Work {
             Self::End => 3,
             Self::RawWakes => 4,
             Self::Wakes => 5,
+            Self::PacketTrips => 6,
             Self::Writes(length) => length as u64,
         };
         number.to_le_bytes()
@@ -149,7 +153,50 @@ impl Work {
             3 => Self::End,
             4 => Self::RawWakes,
             5 => Self::Wakes,
+            6 => Self::PacketTrips,
             length => Self::Writes(usize::try_from(length).unwrap()),
+        }
+    }
+}
+
+/// A socket that is not connected, and tells of datagrams what a RoCEv2 port has to know.
+struct Packets {
+    socket: UdpSocket,
+    state: UdpSocketState,
+    far: SocketAddr,
+}
+
+impl Packets {
+    fn new(near: Ipv4Addr, far: Ipv4Addr) -> Self {
+        let socket = UdpSocket::bind((near, PORT + 1)).unwrap();
+        let state = UdpSocketState::new((&socket).into()).unwrap();
+        Self { socket, state, far: (far, PORT + 1).into() }
+    }
+
+    /// A SEND of eight bytes, and behind it, by the same call, the acknowledgement of the one before.
+    fn send(&self) {
+        const SEND: usize = 12 + 8 + 4;
+        const ACKNOWLEDGEMENT: usize = 12 + 4 + 4;
+        let transmit = Transmit {
+            destination: self.far,
+            ecn: None,
+            contents: &[0; SEND + ACKNOWLEDGEMENT],
+            segment_size: Some(SEND),
+            src_ip: None,
+        };
+        self.state.try_send((&self.socket).into(), &transmit).unwrap();
+    }
+
+    /// Both of them.
+    fn receive(&self) {
+        let (mut packets, mut meta) = ([0; 64], [RecvMeta::default()]);
+        let mut missing = 2;
+        while missing > 0 {
+            let room = &mut [IoSliceMut::new(&mut packets)];
+            match self.state.recv((&self.socket).into(), room, &mut meta) {
+                Ok(_) => missing -= meta[0].len.div_ceil(meta[0].stride),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
         }
     }
 }
@@ -160,6 +207,7 @@ struct Ends {
     wakes: [OwnedFd; 2],
     /// Beside what UDP is measured.
     datagrams: Option<UdpSocket>,
+    packets: Option<Packets>,
     // Gone before the domain that it is of.
     memory: Mr,
     side: Side,
@@ -189,20 +237,21 @@ impl Ends {
         let remote = (u64::from_le_bytes(*heard[4..].first_chunk().unwrap()), number(12));
         let far = *heard[16..].first_chunk::<16>().unwrap();
         let peer = Endpoint { qpn: number(0), gid: rdma_sys::ibv_gid { raw: far }, ..own };
+        let far = Ipv4Addr::from(*far.last_chunk::<4>().unwrap());
         let datagrams = place.map(|place| {
             let socket = UdpSocket::bind((place, PORT)).unwrap();
             socket.set_nonblocking(true).unwrap();
-            let far = Ipv4Addr::from(*far.last_chunk::<4>().unwrap());
             socket.connect((far, PORT)).unwrap();
             socket
         });
+        let packets = place.map(|place| Packets::new(place, far));
         connect(
             &side.qp,
             &own,
             &peer,
             &Knobs { mtu: rdma_sys::ibv_mtu::IBV_MTU_4096, ..Knobs::default() },
         );
-        let ends = Self { socket, wakes, datagrams, memory, side, remote };
+        let ends = Self { socket, wakes, datagrams, packets, memory, side, remote };
         ends.meet();
         ends
     }
@@ -227,6 +276,7 @@ impl Ends {
             assert_eq!(recv(&self.socket, &mut work, RecvFlags::empty()).unwrap().0, 8);
             match Work::from_bytes(work) {
                 Work::RawTrips => self.raw_trips(false),
+                Work::PacketTrips => self.packet_trips(false),
                 Work::Trips => self.trips(false),
                 Work::RawBytes => self.take_chunks(),
                 Work::RawWakes => self.raw_wakes(false),
@@ -244,6 +294,7 @@ impl Ends {
         let start = Instant::now();
         match work {
             Work::RawTrips => self.raw_trips(true),
+            Work::PacketTrips => self.packet_trips(true),
             Work::Trips => self.trips(true),
             Work::RawBytes => self.send_chunks(),
             Work::RawWakes => self.raw_wakes(true),
@@ -271,9 +322,13 @@ impl Ends {
 
     fn measure_trips(&self) {
         let trips = |time: Duration| time.as_secs_f64() * 1e9 / (2 * ROUND_TRIPS) as f64;
-        let [raw, own] = self.medians([Work::RawTrips, Work::Trips]).map(trips);
+        let last = if self.packets.is_some() { Work::PacketTrips } else { Work::RawTrips };
+        let [raw, own, packets] = self.medians([Work::RawTrips, Work::Trips, last]).map(trips);
         println!("half a round trip of 8 bytes       ns   beside");
         println!("socket                       {raw:>8.0}");
+        if self.packets.is_some() {
+            println!("packets of a SEND alone      {packets:>8.0}   {:.2}", packets / raw);
+        }
         let name = if self.datagrams.is_some() { "UDP" } else { "soft0" };
         println!("SEND on {name:<21}{own:>8.0}   {:.2}", own / raw);
     }
@@ -325,6 +380,20 @@ impl Ends {
             spin(|| recv(socket, &mut [0; 8], RecvFlags::DONTWAIT).map(|got| got.0));
             if !first {
                 spin(|| send(socket, &[0; 8], SendFlags::DONTWAIT));
+            }
+        }
+    }
+
+    fn packet_trips(&self, first: bool) {
+        self.meet();
+        let Some(packets) = &self.packets else { return };
+        for _ in 0..ROUND_TRIPS {
+            if first {
+                packets.send();
+            }
+            packets.receive();
+            if !first {
+                packets.send();
             }
         }
     }
