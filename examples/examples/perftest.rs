@@ -11,7 +11,8 @@ use rdma_mem::Mtu;
 use rdma_qp::QueuePairType;
 
 /// Measures with a program of perftest, `ib_send_lat -d DEVICE -x INDEX` and so on, which has to be given
-/// the same size, iterations and service, and one queue pair. Perftest 5.96 to 6.17.
+/// the same size, iterations and service, and one queue pair. Perftest 5.96 to 6.10, such as
+/// that of Debian 12.
 ///
 ///   perftest send-lat --device rxe0 --connect 192.0.2.7:18515     where ib_send_lat waits
 ///   perftest send-lat --device rxe0 --listen 0.0.0.0:18515        for ib_send_lat 192.0.2.6

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use rdma_channel::prelude::*;
 use rdma_mem::{Mtu, open_device};
-use rdma_qp::{CompletionQueue, PreparedQueuePair, QueuePairEndpoint, QueuePairType};
+use rdma_qp::{
+    CompletionQueue, MaxRnrRetries, PreparedQueuePair, QueuePairEndpoint, QueuePairType,
+};
 use rdma_types::LinkLayer;
 
 use crate::Failure;
@@ -287,8 +289,11 @@ fn prepare(settings: &Settings) -> Result<PreparedQueuePair, Failure> {
     let builder = pd.create_qp().qp_type(settings.service).send_cq(&cq).recv_cq(&cq);
     let mut builder =
         builder.max_send_wr(sends).max_recv_wr(receives).max_send_sge(1).max_recv_sge(1);
-    if settings.service == QueuePairType::UD {
-        builder = builder.qkey(QKEY);
+    match settings.service {
+        // Who has no receive posted is slower than this end, and may take its time, as in C.
+        QueuePairType::RC => builder = builder.max_rnr_retries(MaxRnrRetries::unlimited()),
+        QueuePairType::UD => builder = builder.qkey(QKEY),
+        _ => {}
     }
     if let Some(index) = settings.gid_index {
         builder = builder.gid_index(index);

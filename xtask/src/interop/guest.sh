@@ -196,6 +196,8 @@ perftest() {
         if [ $? = 0 ]; then
             echo "$name $service $size: passed"
             tail -qn 1 "$work/ours" "$work/ours2"
+            # The figures of those of C, the sizes first.
+            grep -hE '^ *[0-9]+ +[0-9]+ ' "$work/tool" "$work/tool2" | tr -s ' \t' ' '
         else
             echo "$name $service $size: FAILED"
             tail -n 4 "$work/ours" "$work/tool" "$work/ours2" "$work/tool2"
