@@ -1,11 +1,12 @@
-//! One end of a connection on which messages of one length go back and forth.
+//! One end of a connection, or of datagrams, on which messages of one length go back and forth or one way.
 #![allow(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
 use rdma_mem::OwnedRegion;
 use rdma_qp::{
-    PollSlot, PreparedQueuePair, QueuePair, QueuePairEndpoint, ReceiveWorkRequest, SendWorkRequest,
+    AddressHandle, GlobalRouteHeader, PollSlot, PreparedQueuePair, QueuePair, QueuePairEndpoint,
+    QueuePairType, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
 };
 
 use crate::Failure;
@@ -17,14 +18,17 @@ const SENT: u64 = 2;
 #[derive(Debug)]
 pub struct End {
     qp: QueuePair,
+    /// Of datagrams: whom they go to.
+    to: Option<(AddressHandle, QueuePairEndpoint)>,
     outgoing: OwnedRegion,
+    /// As long as a message, and of datagrams as its header too.
     incoming: OwnedRegion,
     receives: u32,
     sends: u32,
 }
 
 impl End {
-    /// Connects, and is ready for the first message.
+    /// Connects, and is ready for the first message. A queue pair of datagrams sends to that peer alone.
     ///
     /// # Errors
     /// If the endpoints do not fit, or the device refuses.
@@ -33,11 +37,61 @@ impl End {
         peer: QueuePairEndpoint,
         size: usize,
     ) -> Result<Self, Failure> {
-        let qp = prepared.handshake(peer)?;
-        let (outgoing, incoming) = (qp.pd().allocate_region(size)?, qp.pd().allocate_region(size)?);
-        let mut end = Self { qp, outgoing, incoming, receives: 0, sends: 0 };
+        let (qp, to, header) = if prepared.endpoint().qp_type() == QueuePairType::UD {
+            let qp = prepared.activate()?;
+            let handle = qp.address_handle(&peer)?;
+            (qp, Some((handle, peer)), GlobalRouteHeader::BYTES)
+        } else {
+            (prepared.handshake(peer)?, None, 0)
+        };
+        let region = |length| qp.pd().allocate_region(length);
+        let (outgoing, incoming) = (region(size)?, region(header + size)?);
+        let mut end = Self { qp, to, outgoing, incoming, receives: 0, sends: 0 };
         end.receive()?; // before the peer sends
         Ok(end)
+    }
+
+    /// Is ready for so many messages, of which [`connect`](Self::connect) has made it ready for one.
+    ///
+    /// # Errors
+    /// If the queue is too short for them.
+    pub fn make_room(&mut self, messages: u32) -> Result<(), Failure> {
+        (self.receives..messages).try_for_each(|_| self.receive())
+    }
+
+    /// Sends so many messages, so many at a time, and waits until all have arrived.
+    ///
+    /// # Errors
+    /// Those of [`ask`](Self::ask).
+    pub fn stream(&mut self, times: u32, at_a_time: u32) -> Result<(), Failure> {
+        for _ in 0..times {
+            self.wait(|_, sends| sends < at_a_time)?;
+            self.send()?;
+        }
+        self.wait(|_, sends| sends == 0)
+    }
+
+    /// Takes so many messages, and is ready for as many at a time as there is room made. Calls `first` when the
+    /// first one is there.
+    ///
+    /// # Errors
+    /// Those of [`ask`](Self::ask).
+    pub fn take(&mut self, times: u32, first: impl FnOnce()) -> Result<(), Failure> {
+        let (room, mut arrived, mut first) = (self.receives, 0, Some(first));
+        while arrived < times {
+            let before = self.receives;
+            self.wait(|receives, _| receives < before).map_err(|error| {
+                format!("{arrived} of {times} messages arrived, and then: {error}")
+            })?;
+            if let Some(first) = first.take() {
+                first();
+            }
+            arrived += before - self.receives;
+            while self.receives < room.min(times.saturating_sub(arrived)) {
+                self.receive()?;
+            }
+        }
+        Ok(())
     }
 
     /// Sends a message and waits for the answer, so many times.
@@ -58,7 +112,7 @@ impl End {
     }
 
     fn receive(&mut self) -> Result<(), Failure> {
-        let mut room = self.incoming.get_mut(0, self.outgoing.len()).ok_or("too short")?;
+        let mut room = self.incoming.as_slice_mut();
         let elements = &mut [room.scatter_element()];
         // SAFETY: SAFETY.md F8: nothing looks at `incoming`, which goes after the queue pair.
         unsafe { self.qp.post_receive(ReceiveWorkRequest::new(elements), RECEIVED) }?;
@@ -67,9 +121,13 @@ impl End {
     }
 
     fn send(&mut self) -> Result<(), Failure> {
-        let data = self.outgoing.get_ref(0, self.outgoing.len()).ok_or("too short")?;
-        // SAFETY: SAFETY.md F8: nothing writes `outgoing`, which goes after the queue pair.
-        unsafe { self.qp.post_send(SendWorkRequest::new(&[data.gather_element()]), SENT) }?;
+        let data = [self.outgoing.as_slice().gather_element()];
+        let mut request = SendWorkRequest::new(&data);
+        if let Some((handle, peer)) = &self.to {
+            request = request.to(handle, peer.qpn(), peer.qkey());
+        }
+        // SAFETY: SAFETY.md F8: nothing writes `outgoing`, which goes after the queue pair, as the handle does.
+        unsafe { self.qp.post_send(request, SENT) }?;
         self.sends += 1;
         Ok(())
     }
@@ -100,13 +158,34 @@ impl End {
                 );
             }
             for completion in done {
-                completion.result()?;
+                let success = completion.result()?;
                 match completion.wr_id() {
-                    RECEIVED => self.receives -= 1,
+                    RECEIVED => {
+                        self.receives -= 1;
+                        self.check(&success)?;
+                    }
                     _ => self.sends -= 1,
                 }
             }
         }
         Ok(())
+    }
+
+    /// A message is as long as was agreed on.
+    fn check(&self, success: &WorkSuccess) -> Result<(), Failure> {
+        let (got, agreed) = (success.scattered_bytes(), self.incoming.len());
+        if got == Some(agreed) {
+            return Ok(());
+        }
+        let header = agreed - self.outgoing.len();
+        Err(match got {
+            Some(got) => format!(
+                "a message of {} bytes came, not of {}: was the peer given the same size?",
+                got.saturating_sub(header),
+                self.outgoing.len()
+            ),
+            None => "a receive ended as something else".to_owned(),
+        }
+        .into())
     }
 }

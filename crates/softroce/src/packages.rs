@@ -13,8 +13,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 use super::host::{has_rxe, on_path, os_release};
 use super::tools::{PROGRAMS, done, require, tool};
 
-/// What programs in the guest need: the library, its provider, `ibv_rc_pingpong`, `rping`, `rdma`.
-const GUEST: [&str; 4] = ["ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "iproute2"];
+/// What programs in the guest need: the library, its provider, `ibv_rc_pingpong`, `rping`, `rdma`, `ib_send_lat`.
+const GUEST: [&str; 5] =
+    ["ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "iproute2", "perftest"];
 
 /// What unpacks modules, which some distributions pack.
 const UNPACKERS: [&str; 2] = ["xz-utils", "zstd"];

@@ -3,7 +3,8 @@
 #   sh guest.sh KIND PROGRAM EXAMPLES RUNS
 #
 # KIND says what is at the ends: `rxe-rxe` or `rxe-soft`. RUNS are lines `FAMILY MTU LOSS LONGEST ONLY`: 4 or 6, bytes,
-# percent, bytes, a text in the names of checks or `-`. With the MTU `rc` or `uc` a program of rdma-core runs instead.
+# percent, bytes, a text in the names of checks or `-`. With the MTU `rc` or `uc` a program of rdma-core runs instead,
+# with `perftest` those of perftest.
 set -u
 kind=$1 program=$2 examples=$3 runs=$4
 ip() { /sbin/ip "$@"; }
@@ -139,33 +140,86 @@ interop() {
 # index DEVICE PATTERN: of a GID of the kernel's device.
 index() { grep -l "$2" /sys/class/infiniband/$1/ports/1/gids/[1-3] | sed 's,.*/,,'; }
 
-# pingpong FAMILY SERVICE: a program of rdma-core here and ours there, each of which listens once.
-pingpong() {
+# indexes FAMILY: of the GIDs, in `near` and `there`.
+indexes() {
     case $1 in
     4) near=$(index rxe1 ffff:c612:0101) there=$(index rxe2 ffff:c612:0102 2> /dev/null) soft=4 ;;
     *) near=$(index rxe1 fd00:0001) there=$(index rxe2 fd00:0001 2> /dev/null) soft=5 ;;
     esac
     # Behind the four that the device always has.
     [ $kind = rxe-soft ] && there=$soft
-    tool="timeout -k 1 60 ibv_$2_pingpong -d rxe1 -g $near -n 50"
-    ours="timeout -k 1 60 $far $examples/rc_pingpong --service $2 --device $far_device --gid-index $there"
-    ours="$ours --iterations 50"
-    $tool -p 18600 > "$work/tool" &
+    return 0
+}
+
+# both TOOL OURS: a program of C here and ours there, each of which listens once. What they say is in `tool` and `ours`,
+# of the second time in `tool2` and `ours2`.
+both() {
+    $1 -p 18600 > "$work/tool" 2>&1 &
     tool_here=$!
     # It tries again until the tool listens.
-    $ours --connect "$control:18600" > "$work/ours"
+    $2 --connect "$control:18600" > "$work/ours" 2>&1
     status=$?
     [ $status = 0 ] || kill $tool_here 2> /dev/null
     wait $tool_here || status=1
-    tail -qn 1 "$work/ours" "$work/tool"
-    : > "$work/ours"
-    $ours --listen "$far_control:0" > "$work/ours" &
+    : > "$work/ours2"
+    $2 --listen "$far_control:0" > "$work/ours2" 2>&1 &
     ours_there=$!
-    where=$(listening "$work/ours") || return 1
-    $tool -p "${where##*:}" "$far_control" > "$work/tool" || status=1
+    where=$(listening "$work/ours2") || return 1
+    $1 -p "${where##*:}" "$far_control" > "$work/tool2" 2>&1 || status=1
     wait $ours_there || status=1
-    tail -qn 1 "$work/ours" "$work/tool"
     return $status
+}
+
+# pingpong FAMILY SERVICE: a program of rdma-core.
+pingpong() {
+    indexes "$1"
+    both "timeout -k 1 60 ibv_$2_pingpong -d rxe1 -g $near -n 50" \
+        "timeout -k 1 60 $far $examples/rc_pingpong --service $2 --device $far_device --gid-index $there --iterations 50"
+    status=$?
+    tail -qn 1 "$work/ours" "$work/tool" "$work/ours2" "$work/tool2"
+    return $status
+}
+
+# perftest FAMILY: each of its programs, with each service that it has here.
+perftest() {
+    indexes "$1"
+    all=0
+    while read -r name service size; do
+        case $name in
+        # The length of a word is no option.
+        atomic*) length= ;;
+        *) length="-s $size" ;;
+        esac
+        both "timeout -k 1 60 ib_$(echo "$name" | tr - _) -d rxe1 -x $near -n 50 -F -c $service $length" \
+            "timeout -k 1 60 $far $examples/perftest $name --service $(echo "$service" | tr A-Z a-z) \
+            --device $far_device --gid-index $there --iterations 50 --size $size"
+        if [ $? = 0 ]; then
+            echo "$name $service $size: passed"
+            tail -qn 1 "$work/ours" "$work/ours2"
+            # The figures of those of C, the sizes first.
+            grep -hE '^ *[0-9]+ +[0-9]+ ' "$work/tool" "$work/tool2" | tr -s ' \t' ' '
+        else
+            echo "$name $service $size: FAILED"
+            tail -n 4 "$work/ours" "$work/tool" "$work/ours2" "$work/tool2"
+            all=1
+        fi
+    done << PROGRAMS
+send-lat RC 64
+send-bw RC 8192
+write-lat RC 64
+write-bw RC 8192
+read-lat RC 64
+read-bw RC 8192
+atomic-lat RC 8
+atomic-bw RC 8
+send-lat UC 64
+send-bw UC 1024
+write-lat UC 64
+write-bw UC 1024
+send-lat UD 64
+send-bw UD 1024
+PROGRAMS
+    return $all
 }
 
 failed=0
@@ -175,6 +229,11 @@ while read -r family mtu loss longest only; do
     begin=$(cut -d . -f 1 /proc/uptime)
     echo
     case $mtu in
+    perftest)
+        echo "### $kind, IPv$family, perftest"
+        echo
+        perftest "$family"
+        ;;
     rc | uc)
         echo "### $kind, IPv$family, ibv_${mtu}_pingpong"
         echo
