@@ -45,8 +45,8 @@ impl Window for Fixed {
 /// sequence numbers): half of all, so that old and new can be distinguished.
 pub(super) const MOST_PSNS: u32 = 1 << 23;
 
-/// So many packets of a message at most go without a request for an acknowledgement, if the window is
-/// larger than four times that; else a quarter of it.
+/// A run of packets ends with a request for an acknowledgement if so many have gone without one, if the window
+/// is larger than four times that; else a quarter of it. No more than half of the window goes without.
 const UNASKED: u32 = 64;
 
 /// What is in flight.
@@ -70,7 +70,7 @@ impl InFlight {
     #[inline]
     pub(super) fn most(&self, window: u32) -> u32 {
         let free = window.max(1).saturating_sub(self.packets);
-        free.min(Self::interval(window).saturating_sub(self.unasked).max(1))
+        free.min((window >> 1).saturating_sub(self.unasked).max(1))
     }
 
     #[inline]

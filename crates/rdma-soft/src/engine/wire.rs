@@ -166,9 +166,8 @@ pub(super) fn transmit(
     mut next: impl FnMut(&mut [u8]) -> Option<(Burst, bool)>,
 ) -> bool {
     let mut left = TURN;
-    let mtu = mtu.bytes() as usize;
-    // So that no run of packets is longer than the turn.
-    let room = |left: u32, buffer: &[u8]| buffer.len().min(left as usize * mtu);
+    // No run of packets is longer than a turn, and none is cut off at its end: each is a message or a system call.
+    let room = |buffer: &[u8]| buffer.len().min(TURN as usize * mtu.bytes() as usize);
     let up = own.device.port_is_up();
     let tap = own.device.tap.as_ref().filter(|_| up);
     let lost = |reason, burst: &Burst| {
@@ -180,7 +179,7 @@ pub(super) fn transmit(
         // The packets leave this device and arrive nowhere.
         let mut nowhere = [0; 4096];
         while left > 0 {
-            let room = room(left, &nowhere);
+            let room = room(&nowhere);
             let Some((burst, _)) = next(&mut nowhere[..room]) else { return false };
             left = left.saturating_sub(burst.segments.into());
             lost(Reason::NoRoute, &burst);
@@ -192,7 +191,7 @@ pub(super) fn transmit(
     }
     while left > 0 {
         let Some(mut buffer) = outlet.buffer(own) else { return false };
-        let room = room(left, &buffer);
+        let room = room(&buffer);
         let Some((burst, more)) = next(&mut buffer[..room]) else {
             outlet.give_back(buffer);
             return false;
