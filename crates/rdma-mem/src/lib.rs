@@ -41,7 +41,8 @@
 //! # C and other libraries
 //!
 //! Each owner lends its C object ([`Context::as_raw`] …) and is made of one ([`Context::from_raw`] …);
-//! [`Ownership`] says who destroys it then.
+//! [`Ownership`] says who destroys it then. The structs of C are in `rdma-sys`; other types of lower
+//! crates that signatures here name are re-exported.
 //!
 //! # Forking
 //!
@@ -107,7 +108,7 @@ pub use window::bindable::BindableRegion;
 pub use window::error::BindError;
 pub use window::memory_window::{MemoryWindow, PreparedBind, WindowType};
 
-pub use rdma_sys::{Errno, Unsupported};
+pub use rdma_sys::{Errno, LoadError, UnknownProvider, Unsupported, Verbs};
 pub use rdma_types::{
     AccessError, AccessFlags, AsyncEventKind, AtomicCapability, DeviceCapabilities, Gid, GidType,
     Guid, Lid, LinkLayer, LinkSpeed, LinkWidth, Lkey, Mtu, NodeType, OdpCapabilities,

@@ -27,6 +27,19 @@ pub trait Rent: sealed::Readable {}
 )]
 pub trait RentMut: Rent + sealed::Writable {}
 
+impl Rent for SliceRef<'_> {}
+impl Rent for SliceMut<'_> {}
+impl Rent for SharedElement<'_> {}
+impl Rent for Prefix<'_> {}
+impl<const N: usize> Rent for [SliceRef<'_>; N] {}
+impl<const N: usize> Rent for [SliceMut<'_>; N] {}
+impl<const N: usize> Rent for [SharedElement<'_>; N] {}
+
+impl RentMut for SliceMut<'_> {}
+impl RentMut for SharedElement<'_> {}
+impl<const N: usize> RentMut for [SliceMut<'_>; N] {}
+impl<const N: usize> RentMut for [SharedElement<'_>; N] {}
+
 #[allow(unnameable_types)] // that is how it is sealed
 pub(crate) mod sealed {
     use rdma_mem::{GatherElement, GatherList, ProtectionDomain, ScatterElement, ScatterList};
@@ -85,10 +98,6 @@ macro_rules! rented {
             }
         }
 
-        impl Rent for $type<'_> {}
-
-        impl<const N: usize> Rent for [$type<'_>; N] {}
-
         impl<const N: usize> sealed::Readable for [$type<'_>; N] {
             type Gathered<'a> = GatherList<'a, N> where Self: 'a;
 
@@ -107,10 +116,6 @@ macro_rules! rented {
                 ScatterList::from([$exclusive])
             }
         }
-
-        impl RentMut for $type<'_> {}
-
-        impl<const N: usize> RentMut for [$type<'_>; N] {}
 
         impl<const N: usize> sealed::Writable for [$type<'_>; N] {
             type Scattered<'a> = ScatterList<'a, N> where Self: 'a;
@@ -176,8 +181,6 @@ impl<'r> Prefix<'r> {
         self.whole
     }
 }
-
-impl Rent for Prefix<'_> {}
 
 impl sealed::Readable for Prefix<'_> {
     type Gathered<'a>
