@@ -24,6 +24,7 @@
 //! | type | memory | who reaches it | view of the bytes |
 //! |---|---|---|---|
 //! | [`OwnedRegion`] | its own | this machine's requests | derefs to `[u8]`; registered slices |
+//! | [`OwnedArray`] | its own | this machine's requests | derefs to `[T]`, plain old data; registered slices |
 //! | [`Buffer`] | of a [`BufferPool`] | this machine's requests | derefs to `[u8]`; registered slices |
 //! | [`BorrowedRegion`] | borrowed | this machine's requests | derefs to `[u8]`; registered slices |
 //! | [`SharedRegion`] | its own | peers, as its access flags say | copies in and out, 8-byte atomics |
@@ -90,6 +91,7 @@ pub use object::forked::Forked;
 pub use object::handle::Handle;
 pub use object::id::ObjectId;
 pub use object::ownership::Ownership;
+pub use region::array::OwnedArray;
 pub use region::borrowed::BorrowedRegion;
 pub use region::dmabuf::DmabufRegion;
 pub use region::local::LocalRegion;

@@ -12,10 +12,11 @@
 pub use rdma_mem::{
     BindError, BindableRegion, BorrowedRegion, Buffer, BufferPool, DmabufRegion, Error,
     GatherElement, GatherList, HugePageSize, InlineElement, LocalRegion, MemoryRegion,
-    MemoryWindow, OwnedRegion, PoolUsage, PreparedBind, ProtectionDomain, RangeError, RegionMemory,
-    RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement, ScatterGatherElementError,
-    ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef, WindowType, remote_array_field,
-    remote_array_field_unchecked, remote_ref, remote_struct_array_field,
-    remote_struct_array_field_unchecked, remote_struct_field, remote_struct_field_unchecked,
+    MemoryWindow, OwnedArray, OwnedRegion, PoolUsage, PreparedBind, ProtectionDomain, RangeError,
+    RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement,
+    ScatterGatherElementError, ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef,
+    WindowType, remote_array_field, remote_array_field_unchecked, remote_ref,
+    remote_struct_array_field, remote_struct_array_field_unchecked, remote_struct_field,
+    remote_struct_field_unchecked,
 };
 pub use rdma_types::{AccessError, AccessFlags, Lkey, Rkey};

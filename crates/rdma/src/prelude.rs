@@ -10,7 +10,7 @@ pub use crate::channel::{
 };
 pub use crate::device::{Context, list_devices, open_device};
 pub use crate::memory::{
-    AccessFlags, BufferPool, GatherList, InlineElement, OwnedRegion, ProtectionDomain,
+    AccessFlags, BufferPool, GatherList, InlineElement, OwnedArray, OwnedRegion, ProtectionDomain,
     RemoteMemoryRegion, ScatterList, SharedRegion, SliceMut, SliceRef,
 };
 pub use crate::qp::{

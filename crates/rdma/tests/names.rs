@@ -70,7 +70,7 @@ macro_rules! names {
 
 names! {
     AccessFlags AtomicWorkRequest BufferPool Channel Context CreateChannel CreateCompletionQueue
-    CreateQueuePair GatherList InFlight InlineElement MultiChannel OwnedRegion Progress
+    CreateQueuePair GatherList InFlight InlineElement MultiChannel OwnedArray OwnedRegion Progress
     ProtectionDomain QueuePairEndpoint ReadWorkRequest ReceiveWorkRequest RemoteMemoryRegion
     ScatterList ScopeError SendWorkRequest SharedRegion SliceMut SliceRef TransportError
     WorkSuccess WriteWorkRequest confirm exchange list_devices open_device
