@@ -1,13 +1,10 @@
 //! Two channels of a software device: one writes into memory of the other. They are in one process, to be
 //! short; `shared_memory` does so between two.
 
-use rdma_channel::prelude::*;
-use rdma_mem::{AccessFlags, GatherList, open_device};
-use rdma_qp::WriteWorkRequest;
+use rdma::prelude::*;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    rdma_soft::install(); // puts soft0 and softib0 beside the machine's own devices
-    let pd = open_device("soft0")?.allocate_pd()?;
+    let pd = open_device("soft0")?.allocate_pd()?; // softib0, or a device of the machine's own
 
     let mut source = pd.allocate_region(4096)?;
     source[..5].copy_from_slice(b"hello");

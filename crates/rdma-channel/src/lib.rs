@@ -1,4 +1,8 @@
 //! Connected RDMA endpoints whose operations keep their memory alive and always end.
+//!
+//! Types of `rdma-qp` and `rdma-mem` that signatures here name are re-exported; what makes
+//! contexts, protection domains and regions is in `rdma-mem`. The crate `rdma` has all of it as one
+//! dependency.
 
 mod batch;
 mod channel;
@@ -36,4 +40,14 @@ pub use scope::rent::{Prefix, Rent, RentMut};
 pub use scope::{Scope, ScopeError};
 pub use transport_error::{CloseReason, OperationError, Rejected, TransportError, WorkId};
 
-pub use rdma_qp::{QueuePairEndpoint, WorkSuccess};
+pub use rdma_mem::{
+    AccessFlags, Error as MemoryError, GatherElement, GatherList, InlineElement, ProtectionDomain,
+    RemoteMemoryRegion, ScatterElement, ScatterGatherElementError, ScatterList, SharedElement,
+    SliceMut, SliceRef,
+};
+pub use rdma_qp::{
+    AckTimeout, AtomicResult, AtomicWorkRequest, ConnectAttributes, Error, MaxAckRetries,
+    MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber, PollError, PostError,
+    QpState, Qpn, QueuePairAttributes, QueuePairEndpoint, QueuePairType, ReadWorkRequest,
+    ReceiveWorkRequest, SendWorkRequest, WorkError, WorkSuccess, WriteWorkRequest,
+};

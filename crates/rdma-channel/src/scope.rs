@@ -59,33 +59,22 @@ impl<E> From<E> for ScopeError<E> {
     }
 }
 
-/// Runs the closure, then ends what it has left in flight. `settle` says what comes of its value.
+/// What [`Channel::scope`] returns, of the closure and of what it has left in flight. If the closure
+/// failed, what becomes of that is not asked for any more.
 #[inline(always)]
-pub(crate) fn run<'env, C, T, E, F>(
-    ledger: &'env mut Ledger,
-    f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, C>) -> Result<T, E>,
-    settle: impl FnOnce(T, Ended) -> Result<T, F>,
-    failed: impl FnOnce(E) -> F,
-) -> Result<T, F> {
-    match ledger.scope(f) {
-        // What is in flight ends, and what becomes of it is not asked for any more.
-        Err(error) => Err(failed(error)),
-        Ok((value, ended)) => settle(value, ended),
-    }
-}
-
-/// What [`Channel::scope`] returns.
-#[inline(always)]
-pub(crate) fn settle<T, E>(value: T, ended: Ended) -> Result<T, ScopeError<E>> {
+pub(crate) fn settle<T, E>(scope: Result<(T, Ended), E>) -> Result<T, ScopeError<E>> {
+    let (value, ended) = scope.map_err(ScopeError::ClosureError)?;
     match ended.errors() {
         None => Ok(value),
         Some(errors) => Err(ScopeError::AutoPollError(errors)),
     }
 }
 
-/// What [`Channel::manual_scope`] returns.
-#[allow(clippy::panic)] // what it is documented to do
-pub(crate) fn settle_manual<T, E>(value: T, ended: Ended) -> Result<T, E> {
+/// As [`settle`], of [`Channel::manual_scope`].
+#[inline(always)]
+#[track_caller]
+pub(crate) fn settle_manual<T, E>(scope: Result<(T, Ended), E>) -> Result<T, E> {
+    let (value, ended) = scope?;
     let unasked = ended.unasked;
     assert!(
         unasked == 0,
@@ -147,7 +136,7 @@ impl Channel {
         &'env mut self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
     ) -> Result<T, ScopeError<E>> {
-        run(&mut self.ledger, f, settle, ScopeError::ClosureError)
+        settle(self.ledger.scope(f))
     }
 
     /// As [`scope`](Self::scope), of a closure that asks all its handles how their operations ended.
@@ -158,11 +147,12 @@ impl Channel {
     /// # Panics
     /// If the closure succeeds and has not asked all: after they have ended.
     #[inline(always)]
+    #[track_caller]
     pub fn manual_scope<'env, T, E>(
         &'env mut self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
     ) -> Result<T, E> {
-        run(&mut self.ledger, f, settle_manual, |error| error)
+        settle_manual(self.ledger.scope(f))
     }
 }
 

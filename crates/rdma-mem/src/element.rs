@@ -81,6 +81,7 @@ fn check(region: &MemoryRegion, data: &[u8]) -> Result<(), ScatterGatherElementE
 
 #[cold]
 #[inline(never)]
+#[track_caller]
 #[allow(clippy::panic)] // what `new` is documented to do
 fn refuse(region: &MemoryRegion, error: ScatterGatherElementError) -> ! {
     panic!("{error}: {region:?}");
@@ -93,6 +94,7 @@ impl<'a> GatherElement<'a> {
     /// If `data` is not within the region, or longer than 4 GiB - 1; in every build.
     #[inline]
     #[must_use]
+    #[track_caller]
     pub fn new(region: &'a MemoryRegion, data: &'a [u8]) -> Self {
         if let Err(error) = check(region, data) {
             refuse(region, error);
@@ -151,6 +153,7 @@ impl<'a> ScatterElement<'a> {
     /// If `room` is not within the region, or longer than 4 GiB - 1; in every build.
     #[inline]
     #[must_use]
+    #[track_caller]
     pub fn new(region: &'a MemoryRegion, room: &'a mut [u8]) -> Self {
         if let Err(error) = check(region, room) {
             refuse(region, error);

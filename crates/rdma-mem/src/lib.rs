@@ -24,6 +24,7 @@
 //! | type | memory | who reaches it | view of the bytes |
 //! |---|---|---|---|
 //! | [`OwnedRegion`] | its own | this machine's requests | derefs to `[u8]`; registered slices |
+//! | [`OwnedArray`] | its own | this machine's requests | derefs to `[T]`, plain old data; registered slices |
 //! | [`Buffer`] | of a [`BufferPool`] | this machine's requests | derefs to `[u8]`; registered slices |
 //! | [`BorrowedRegion`] | borrowed | this machine's requests | derefs to `[u8]`; registered slices |
 //! | [`SharedRegion`] | its own | peers, as its access flags say | copies in and out, 8-byte atomics |
@@ -41,7 +42,8 @@
 //! # C and other libraries
 //!
 //! Each owner lends its C object ([`Context::as_raw`] …) and is made of one ([`Context::from_raw`] …);
-//! [`Ownership`] says who destroys it then.
+//! [`Ownership`] says who destroys it then. The structs of C are in `rdma-sys`; other types of lower
+//! crates that signatures here name are re-exported.
 //!
 //! # Forking
 //!
@@ -89,6 +91,7 @@ pub use object::forked::Forked;
 pub use object::handle::Handle;
 pub use object::id::ObjectId;
 pub use object::ownership::Ownership;
+pub use region::array::OwnedArray;
 pub use region::borrowed::BorrowedRegion;
 pub use region::dmabuf::DmabufRegion;
 pub use region::local::LocalRegion;
@@ -107,7 +110,7 @@ pub use window::bindable::BindableRegion;
 pub use window::error::BindError;
 pub use window::memory_window::{MemoryWindow, PreparedBind, WindowType};
 
-pub use rdma_sys::{Errno, Unsupported};
+pub use rdma_sys::{Errno, LoadError, UnknownProvider, Unsupported, Verbs};
 pub use rdma_types::{
     AccessError, AccessFlags, AsyncEventKind, AtomicCapability, DeviceCapabilities, Gid, GidType,
     Guid, Lid, LinkLayer, LinkSpeed, LinkWidth, Lkey, Mtu, NodeType, OdpCapabilities,

@@ -1,5 +1,6 @@
 //! Memory regions: each is a [`Registration`](registration::Registration) and what keeps its memory.
 
+pub(crate) mod array;
 pub(crate) mod borrowed;
 pub(crate) mod copy;
 pub(crate) mod dmabuf;

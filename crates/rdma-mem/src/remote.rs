@@ -3,6 +3,7 @@
 pub(crate) mod fields;
 pub(crate) mod typed;
 
+use std::array;
 use std::ops::Range;
 
 use rdma_types::Rkey;
@@ -33,6 +34,9 @@ pub struct RemoteMemoryRegion {
 }
 
 impl RemoteMemoryRegion {
+    /// The length of [`to_bytes`](Self::to_bytes), in bytes.
+    pub const BYTES: usize = 20;
+
     /// The memory of `length` bytes at `addr` in the peer, under this key.
     #[inline]
     #[must_use]
@@ -59,6 +63,44 @@ impl RemoteMemoryRegion {
     #[must_use]
     pub const fn rkey(&self) -> Rkey {
         self.rkey
+    }
+
+    /// The region as bytes, for a message to the peer that is to use it; [`from_bytes`](Self::from_bytes)
+    /// makes it again there.
+    ///
+    /// Address (8 bytes), length (8 bytes), key (4 bytes), each in network order. There is no version
+    /// among them: the message around them has one, where it needs one.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_mem::RemoteMemoryRegion;
+    ///
+    /// let memory = RemoteMemoryRegion::new(0x1000, 256, 0x42);
+    /// let bytes = memory.to_bytes();
+    /// assert_eq!(bytes, *b"\0\0\0\0\0\0\x10\0\0\0\0\0\0\0\x01\0\0\0\0\x42");
+    /// assert_eq!(RemoteMemoryRegion::from_bytes(bytes), memory);
+    /// ```
+    #[inline]
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&self.address.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.length.to_be_bytes());
+        bytes[16..].copy_from_slice(&u32::from(self.rkey).to_be_bytes());
+        bytes
+    }
+
+    /// The region that [`to_bytes`](Self::to_bytes) has written.
+    ///
+    /// Any bytes are a region. Whether there is such memory, the peer's device says when it is used.
+    #[inline]
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        Self {
+            address: u64::from_be_bytes(part(&bytes, 0)),
+            length: usize::from_be_bytes(part(&bytes, 8)),
+            rkey: u32::from_be_bytes(part(&bytes, 16)).into(),
+        }
     }
 
     /// What is left from `offset` on, in bytes; nothing if that is the length, and `None` if it is
@@ -118,6 +160,12 @@ impl RemoteMemoryRegion {
     pub const fn __element_unchecked(&self, index: usize, stride: usize, offset: usize) -> Self {
         self.sub_region_unchecked(index.saturating_mul(stride).saturating_add(offset))
     }
+}
+
+/// The `N` bytes at `at`.
+#[inline]
+fn part<const N: usize>(bytes: &[u8; RemoteMemoryRegion::BYTES], at: usize) -> [u8; N] {
+    array::from_fn(|index| bytes[at + index])
 }
 
 #[cfg(test)]

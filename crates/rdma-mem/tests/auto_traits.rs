@@ -7,8 +7,8 @@ use rdma_mem::{
     Context, Device, DeviceAttributes, DeviceList, DmabufRegion, Error, EventFile,
     ExtendedAttributes, ForkMode, ForkStatus, Forked, GatherElement, GatherList, GidEntry, Handle,
     HugePageSize, InlineElement, ListError, LocalRegion, MemoryRegion, MemoryWindow, ObjectId,
-    OwnedRegion, Ownership, PoolUsage, PortAttributes, PreparedBind, ProtectionDomain, RangeError,
-    RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement,
+    OwnedArray, OwnedRegion, Ownership, PoolUsage, PortAttributes, PreparedBind, ProtectionDomain,
+    RangeError, RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement,
     ScatterGatherElementError, ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef,
     UnknownDevice, VerbError, WindowType,
 };
@@ -35,6 +35,7 @@ fn objects_are_send_and_sync() {
     send_sync::<MemoryWindow<&MemoryRegion>>();
     send_sync::<MemoryWindow<OwnedRegion>>();
     send_sync::<MemoryWindow<Buffer>>();
+    send_sync::<OwnedArray<u64>>();
     send_sync::<OwnedRegion>();
     send_sync::<ProtectionDomain>();
     send_sync::<RegionMemory>();

@@ -147,6 +147,45 @@ proptest! {
         prop_assert_eq!(at + rest.len() as u64, start + 300);
     }
 
+    /// Chunks are those of the bytes, and an array's are of equal length.
+    #[test]
+    fn chunks_and_arrays_tile_their_slice(length in 1..=100_usize, size in 1..=120_usize) {
+        let pd = SOFT0.allocate_pd().unwrap();
+        let mut region = pd.allocate_region(100).unwrap();
+        region.iter_mut().zip(0..).for_each(|(byte, at)| *byte = at);
+        let bytes = region[..length].to_vec();
+        let chunks = region.get_mut(0, length).unwrap().into_chunks(size);
+        prop_assert_eq!(chunks.len(), bytes.chunks(size).len());
+        let chunks: Vec<_> = chunks.collect();
+        for (piece, bytes) in chunks.iter().zip(bytes.chunks(size)) {
+            prop_assert_eq!(&piece[..], bytes);
+            prop_assert_eq!(piece.as_ptr().addr() as u64, piece.gather_element().as_raw().addr);
+        }
+        prop_assert_eq!(chunks.iter().map(|piece| piece.len()).sum::<usize>(), length);
+        match region.get_mut(0, length).unwrap().into_array::<7>() {
+            Ok(pieces) => {
+                prop_assert!(pieces.iter().all(|piece| piece.len() * 7 == length));
+                prop_assert_eq!(pieces.map(|piece| piece.to_vec()).concat(), bytes);
+            }
+            Err(whole) => {
+                prop_assert!(length % 7 != 0);
+                prop_assert_eq!(&whole[..], &bytes[..]);
+            }
+        }
+        prop_assert!(region.as_slice_mut().into_array::<0>().is_err());
+    }
+
+    #[test]
+    fn remote_regions_come_back_from_their_bytes(region in region(), key in any::<u32>()) {
+        let region = RemoteMemoryRegion::new(region.address(), region.length(), key);
+        prop_assert_eq!(RemoteMemoryRegion::from_bytes(region.to_bytes()), region);
+    }
+
+    #[test]
+    fn any_bytes_are_a_remote_region(bytes in any::<[u8; RemoteMemoryRegion::BYTES]>()) {
+        prop_assert_eq!(RemoteMemoryRegion::from_bytes(bytes).to_bytes(), bytes);
+    }
+
     #[test]
     fn ranges_of_shared_regions_lie_within_them(start in number(), end in number()) {
         let pd = SOFT0.allocate_pd().unwrap();

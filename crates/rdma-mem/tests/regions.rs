@@ -33,6 +33,37 @@ fn an_owned_region_derefs_to_its_bytes() {
 }
 
 #[test]
+fn an_array_is_the_values_of_its_region() {
+    let mut array = pd().allocate_array::<[u16; 3]>(100).unwrap();
+    assert_eq!((array.len(), array[99]), (100, [0; 3]));
+    array[40] = [0x0101, 0x0202, 0x0303];
+    let [.., mut last] = array.get_mut(39, 2).unwrap().into_array::<2>().unwrap();
+    assert_eq!(last[..], [1, 1, 2, 2, 3, 3]);
+    last.fill(7); // as a device would
+    assert_eq!(array[40], [0x0707; 3]);
+    let start = array.as_ptr().addr() as u64;
+    let sge = *array.get_ref(50, 50).unwrap().gather_element().as_raw();
+    assert_eq!((sge.addr, sge.length), (start + 300, 300));
+    assert_eq!((array.as_slice().len(), array.as_slice_mut().len()), (600, 600));
+    for (index, count) in
+        [(100, 1), (0, 101), (usize::MAX, 1), (1, usize::MAX), (usize::MAX / 6 + 1, 0)]
+    {
+        assert!(array.get_ref(index, count).is_none());
+        assert!(array.get_mut(index, count).is_none());
+    }
+    let region = array.into_region();
+    assert_eq!((region.len(), region[240]), (600, 7));
+}
+
+#[test]
+fn an_array_of_nothing_or_of_too_much_is_refused() {
+    assert!(matches!(pd().allocate_array::<u64>(0), Err(Error::EmptyRegion)));
+    assert!(matches!(pd().allocate_array::<()>(9), Err(Error::EmptyRegion)));
+    let whole = usize::MAX / 8 + 2; // 8 bytes of each, if it wrapped
+    assert!(matches!(pd().allocate_array::<u64>(whole), Err(Error::OutOfMemory { .. })));
+}
+
+#[test]
 fn registered_slices_carry_address_and_key() {
     let mut region = pd().allocate_region(100).unwrap();
     let (start, lkey) = (region.as_ptr().addr() as u64, region.lkey());

@@ -46,6 +46,11 @@
 //! What the first level refuses is posted to nobody: the queue pair is as it was, and of a batch none
 //! was posted. A failed completion ends a reliable connection.
 //!
+//! # Other crates
+//!
+//! Types of `rdma-mem` and `rdma-types` that signatures here name are re-exported. The structs of C,
+//! which `as_raw` and `from_raw` name, are in `rdma-sys`.
+//!
 //! # Features
 //!
 //! `serde` (off by default): [`QueuePairEndpoint`] can be serialised, and what rdma-mem can.
@@ -94,6 +99,12 @@ pub use wr::send::SendWorkRequest;
 pub use wr::window::{BindWindow, LocalInvalidate, SendWithInvalidate};
 pub use wr::write::WriteWorkRequest;
 
+pub use rdma_mem::{
+    AccessFlags, BindError, BindableRegion, Context, Errno, Error as MemoryError, GatherElement,
+    GatherList, Gid, GidType, InlineElement, Lid, LinkLayer, MemoryWindow, ObjectId, Ownership,
+    PreparedBind, ProtectionDomain, RemoteMemoryRegion, Rkey, ScatterElement, ScatterList,
+    VerbError,
+};
 pub use rdma_types::{
     AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu as MaximumTransferUnit,
     Psn as PacketSequenceNumber, QpState, QpType as QueuePairType, Qpn, WcOpcode, WcStatus,

@@ -55,7 +55,7 @@ mod schedule;
 mod soft_device;
 mod sync;
 
-pub use abi::verbs;
+pub use abi::{Verbs, verbs};
 pub use builder::Builder;
 pub use counters::Counters;
 pub use device::gid_place::GidPlace;
@@ -68,6 +68,8 @@ pub use link::model::LinkModel;
 pub use network::{Network, OtherNetwork};
 pub use schedule::Schedule;
 pub use soft_device::SoftDevice;
+
+pub use rdma_types::{Gid, GidType, Guid, Qpn};
 
 /// Installs a device, if it can only be without what was asked for.
 fn install_one(device: Builder) {

@@ -2,7 +2,7 @@
 
 use rdma_soft::{
     Builder, Counters, GidPlace, InstallError, Link, LinkModel, Network, OtherNetwork, Peers,
-    Schedule, SoftDevice,
+    Schedule, SoftDevice, Verbs,
 };
 
 fn send_sync<T: Send + Sync + 'static>() {}
@@ -23,6 +23,7 @@ fn values_are_send_and_sync() {
     send_sync::<Link>();
     send_sync::<LinkModel>();
     send_sync::<Schedule>();
+    send_sync::<Verbs>();
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::to_peer::{
 use crate::request::Post;
 use crate::scope::peer::ScopedPeer;
 use crate::scope::pending_work::{PendingWork, ScopedPendingWork};
-use crate::scope::{Scope, ScopeError, run, settle, settle_manual};
+use crate::scope::{Scope, ScopeError, settle, settle_manual};
 use crate::transport_error::TransportError;
 
 impl MultiChannel {
@@ -31,7 +31,7 @@ impl MultiChannel {
         &'env mut self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, Self>) -> Result<T, E>,
     ) -> Result<T, ScopeError<E>> {
-        run(&mut self.ledger, f, settle, ScopeError::ClosureError)
+        settle(self.ledger.scope(f))
     }
 
     /// As [`scope`](Self::scope), of a closure that asks all its handles how their operations ended.
@@ -42,11 +42,12 @@ impl MultiChannel {
     /// # Panics
     /// If the closure succeeds and has not asked all: after they have ended.
     #[inline(always)]
+    #[track_caller]
     pub fn manual_scope<'env, T, E>(
         &'env mut self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, Self>) -> Result<T, E>,
     ) -> Result<T, E> {
-        run(&mut self.ledger, f, settle_manual, |error| error)
+        settle_manual(self.ledger.scope(f))
     }
 }
 

@@ -8,13 +8,37 @@ use rdma_mem::{GatherList, ScatterList, SharedElement, SliceMut, SliceRef};
 /// Sealed. Such a value has raw parts within and no reference to the bytes, so that it can be moved
 /// while the device uses them. A range of a shared region can be rented for several requests at a
 /// time: nothing of it is exclusive, and whose bytes arrive or stay is not said.
+// rustc takes the message of the trait that a bound names, and only if that has no blanket implementation.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not registered memory that can be rented",
+    label = "a registered slice is needed here, by value",
+    note = "a region or buffer gives registered slices: `as_slice`, `as_slice_mut`, `get_ref`, `get_mut`",
+    note = "`chunks_mut`, indexing and `&mut region` give plain bytes: take `into_chunks`, `into_array`, `split_at`",
+    note = "a few bytes of plain memory are sent by `send_inline` and written by `write_inline`"
+)]
 pub trait Rent: sealed::Readable {}
 
 /// Registered memory that a request can write: as [`Rent`], of what is exclusive or shared with peers.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not registered memory that a device can write",
+    label = "an exclusive registered slice is needed here, by value",
+    note = "a region or buffer gives exclusive registered slices: `as_slice_mut`, `get_mut`",
+    note = "`chunks_mut`, indexing and `&mut region` give plain bytes: take `into_chunks`, `into_array`, `split_at`"
+)]
 pub trait RentMut: Rent + sealed::Writable {}
 
-impl<B: sealed::Readable> Rent for B {}
-impl<B: sealed::Writable> RentMut for B {}
+impl Rent for SliceRef<'_> {}
+impl Rent for SliceMut<'_> {}
+impl Rent for SharedElement<'_> {}
+impl Rent for Prefix<'_> {}
+impl<const N: usize> Rent for [SliceRef<'_>; N] {}
+impl<const N: usize> Rent for [SliceMut<'_>; N] {}
+impl<const N: usize> Rent for [SharedElement<'_>; N] {}
+
+impl RentMut for SliceMut<'_> {}
+impl RentMut for SharedElement<'_> {}
+impl<const N: usize> RentMut for [SliceMut<'_>; N] {}
+impl<const N: usize> RentMut for [SharedElement<'_>; N] {}
 
 #[allow(unnameable_types)] // that is how it is sealed
 pub(crate) mod sealed {

@@ -45,7 +45,8 @@ impl UnknownDevice {
         };
         if self.name.starts_with("soft") && !self.known.iter().any(|name| name.starts_with("soft"))
         {
-            text += "; call rdma_soft::install() first for the software devices";
+            text += "; the software devices are there after rdma_soft::install(), or with the feature \
+                `soft` of the crate `rdma`, unless RDMA_PROVIDERS leaves them out";
         }
         for error in &self.errors {
             text += &format!("; {error}");

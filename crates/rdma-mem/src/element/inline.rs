@@ -40,6 +40,7 @@ impl<'a> InlineElement<'a> {
     /// If `data` is longer than 4 GiB - 1; in every build.
     #[inline]
     #[must_use]
+    #[track_caller]
     pub fn new(data: &'a [u8]) -> Self {
         match length(data.len()) {
             Ok(length) => Self::of(data, length),
@@ -85,6 +86,7 @@ fn length(bytes: usize) -> Result<u32, ScatterGatherElementError> {
 
 #[cold]
 #[inline(never)]
+#[track_caller]
 #[allow(clippy::panic)] // what `new` is documented to do
 fn refuse(error: ScatterGatherElementError) -> ! {
     panic!("{error}");

@@ -10,6 +10,7 @@ impl MemoryRegion {
     /// If `data` is not within the region, or longer than 4 GiB - 1; in every build.
     #[inline]
     #[must_use]
+    #[track_caller]
     pub fn gather_element<'a>(&'a self, data: &'a [u8]) -> GatherElement<'a> {
         GatherElement::new(self, data)
     }
@@ -39,6 +40,7 @@ impl MemoryRegion {
     /// If `data` is not within the region, or longer than 4 GiB - 1; in every build.
     #[inline]
     #[must_use]
+    #[track_caller]
     pub fn scatter_element<'a>(&'a self, data: &'a mut [u8]) -> ScatterElement<'a> {
         ScatterElement::new(self, data)
     }

@@ -41,6 +41,7 @@ impl<'r> Piece<'r> {
     /// # Panics
     /// If `middle` is more than the length.
     #[inline]
+    #[track_caller]
     pub(crate) fn split_at(self, middle: usize) -> (Self, Self) {
         assert!(middle <= self.length, "split at {middle} of {} bytes", self.length);
         // SAFETY: SAFETY.md F16: within the piece, or its end.

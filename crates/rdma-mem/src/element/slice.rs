@@ -1,7 +1,9 @@
 //! Slices that carry the key of their region.
 #![allow(unsafe_code)]
 
+use std::array;
 use std::fmt;
+use std::iter::FusedIterator;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
@@ -21,6 +23,9 @@ pub struct SliceRef<'r> {
 /// and [`BorrowedRegion::get_mut`](crate::BorrowedRegion::get_mut).
 ///
 /// Within are raw parts and no reference to the bytes: it can be moved while a device writes them.
+/// A request takes it by value, so what several requests use at a time is taken apart first:
+/// [`split_at`](Self::split_at), [`into_array`](Self::into_array), [`into_chunks`](Self::into_chunks).
+/// `chunks_mut` and indexing, which it has as bytes, give plain bytes that no device knows.
 pub struct SliceMut<'r> {
     piece: Piece<'r>,
     borrow: PhantomData<&'r mut [u8]>,
@@ -64,6 +69,7 @@ impl<'r> SliceRef<'r> {
     /// If `middle` is more than the length.
     #[inline]
     #[must_use]
+    #[track_caller]
     pub fn split_at(self, middle: usize) -> (Self, Self) {
         let (first, rest) = self.piece.split_at(middle);
         (Self { piece: first, ..self }, Self { piece: rest, ..self })
@@ -127,9 +133,73 @@ impl<'r> SliceMut<'r> {
     /// If `middle` is more than the length.
     #[inline]
     #[must_use]
+    #[track_caller]
     pub fn split_at(self, middle: usize) -> (Self, Self) {
         let (first, rest) = self.piece.split_at(middle);
         (Self { piece: first, ..self }, Self { piece: rest, ..self })
+    }
+
+    /// Slices of `size` bytes each, in order; the last one is shorter if the length is no multiple of
+    /// `size`. Of no bytes there is no slice.
+    ///
+    /// It is not called `chunks`, which would hide that of the bytes.
+    ///
+    /// # Panics
+    /// If `size` is 0.
+    ///
+    /// # Examples
+    /// ```
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let mut region = pd.allocate_region(10)?;
+    /// for mut piece in region.as_slice_mut().into_chunks(4) {
+    ///     let length = piece.len() as u8;
+    ///     piece.fill(length); // here a receive would be posted for each
+    /// }
+    /// assert_eq!(region[..], [4, 4, 4, 4, 4, 4, 4, 4, 2, 2]);
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[inline]
+    #[track_caller]
+    pub fn into_chunks(
+        self,
+        size: usize,
+    ) -> impl ExactSizeIterator<Item = SliceMut<'r>> + FusedIterator {
+        assert!(size != 0, "chunks of 0 bytes");
+        let mut rest = self;
+        (0..rest.piece.length.div_ceil(size)).map(move |_| rest.take_first(size))
+    }
+
+    /// As many slices as the array has, of equal length, in order.
+    ///
+    /// # Errors
+    /// The slice, if its length is no multiple of `N`, or if `N` is 0.
+    ///
+    /// # Examples
+    /// ```
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let mut region = pd.allocate_region(8192)?;
+    /// let [from, to] = region.as_slice_mut().into_array().expect("two halves");
+    /// assert_eq!((from.len(), to.len()), (4096, 4096));
+    /// assert!(region.as_slice_mut().into_array::<3>().is_err());
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[inline]
+    pub fn into_array<const N: usize>(self) -> Result<[SliceMut<'r>; N], Self> {
+        if self.piece.length.checked_rem(N) != Some(0) {
+            return Err(self);
+        }
+        let (size, mut rest) = (self.piece.length / N, self);
+        Ok(array::from_fn(|_| rest.take_first(size)))
+    }
+
+    /// The first `length` bytes, or all there are; the rest stays.
+    #[inline]
+    fn take_first(&mut self, length: usize) -> Self {
+        let (first, rest) = self.piece.split_at(length.min(self.piece.length));
+        self.piece = rest;
+        Self { piece: first, borrow: PhantomData }
     }
 }
 

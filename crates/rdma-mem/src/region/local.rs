@@ -98,6 +98,7 @@ impl<M> LocalRegion<M> {
     /// If `middle` is more than the length.
     #[inline]
     #[must_use]
+    #[track_caller]
     pub fn split_at(&mut self, middle: usize) -> (SliceMut<'_>, SliceMut<'_>) {
         self.as_slice_mut().split_at(middle)
     }

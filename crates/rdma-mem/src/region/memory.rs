@@ -15,7 +15,7 @@ use crate::error::verb::VerbError;
 use crate::region::mapping::{HugePageSize, Mapping};
 
 /// Pages are pinned and mapped whole, so nothing else should live on those of a region.
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
 /// Memory that a region can own: whole pages of its own, zero at first.
 ///

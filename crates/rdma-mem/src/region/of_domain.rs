@@ -3,10 +3,12 @@
 
 use std::os::fd::BorrowedFd;
 
+use bytemuck::Pod;
 use rdma_types::AccessFlags;
 
 use crate::device::protection_domain::ProtectionDomain;
 use crate::error::Error;
+use crate::region::array::OwnedArray;
 use crate::region::borrowed::BorrowedRegion;
 use crate::region::dmabuf::DmabufRegion;
 use crate::region::memory::RegionMemory;
@@ -21,6 +23,14 @@ impl ProtectionDomain {
     /// Those of that constructor.
     pub fn allocate_region(&self, length: usize) -> Result<OwnedRegion, Error> {
         OwnedRegion::allocate(self, length)
+    }
+
+    /// Allocates and registers memory for values, for this machine's own use; as [`OwnedArray::allocate`].
+    ///
+    /// # Errors
+    /// Those of that constructor.
+    pub fn allocate_array<T: Pod>(&self, count: usize) -> Result<OwnedArray<T>, Error> {
+        OwnedArray::allocate(self, count)
     }
 
     /// Allocates and registers memory that a [`MemoryWindow`](crate::MemoryWindow) can lend to peers; as

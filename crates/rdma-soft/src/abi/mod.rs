@@ -34,7 +34,8 @@ use std::ffi::c_int;
 use std::ptr;
 use std::sync::OnceLock;
 
-use rdma_sys::{Errno, Verbs};
+use rdma_sys::Errno;
+pub use rdma_sys::Verbs;
 
 use crate::engine::Refusal;
 

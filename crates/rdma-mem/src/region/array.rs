@@ -1,0 +1,118 @@
+//! Regions with memory of their own that is values.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use bytemuck::Pod;
+
+use crate::device::protection_domain::ProtectionDomain;
+use crate::element::slice::{SliceMut, SliceRef};
+use crate::error::Error;
+use crate::region::memory::PAGE;
+use crate::region::owned::OwnedRegion;
+
+/// An [`OwnedRegion`] whose bytes are values of type `T`, one after the other.
+///
+/// `T` is plain old data: whatever bytes a device puts there are a `T`, and a `T` that is sent has no
+/// padding. Both sides must have the same layout (`#[repr(C)]`) and byte order.
+///
+/// The array derefs to its values, which are zero at first. Requests take registered slices of it, which
+/// deref to bytes.
+///
+/// # Examples
+/// ```
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let mut samples = pd.allocate_array::<u32>(1000)?;
+/// samples[7] = 49;
+/// let piece = samples.get_ref(7, 2).unwrap(); // to send two of them
+/// assert_eq!(piece.gather_element().length(), 8);
+/// assert_eq!(piece[..4], 49_u32.to_ne_bytes());
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_mr")]
+pub struct OwnedArray<T> {
+    /// As long as some number of values, and as aligned as they are.
+    region: OwnedRegion,
+    values: PhantomData<T>,
+}
+
+impl<T: Pod> OwnedArray<T> {
+    /// Allocates and registers memory for `count` values, zero, on pages of their own.
+    ///
+    /// # Errors
+    /// Those of [`OwnedRegion::allocate`]; no bytes are an [empty region](Error::EmptyRegion).
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn allocate(pd: &ProtectionDomain, count: usize) -> Result<Self, Error> {
+        const { assert!(align_of::<T>() <= PAGE, "more than a page's alignment") };
+        // What is too much for a number is too much for the machine.
+        let length = count.saturating_mul(size_of::<T>());
+        Ok(Self { region: OwnedRegion::allocate(pd, length)?, values: PhantomData })
+    }
+
+    /// `count` values from `index` on, to send or write from; `None` if there are not so many.
+    #[inline]
+    #[must_use]
+    pub fn get_ref(&self, index: usize, count: usize) -> Option<SliceRef<'_>> {
+        let (offset, length) = bytes::<T>(index, count)?;
+        self.region.get_ref(offset, length)
+    }
+
+    /// `count` values from `index` on, exclusively: also to receive or read into. `None` if there are not
+    /// so many.
+    #[inline]
+    #[must_use]
+    pub fn get_mut(&mut self, index: usize, count: usize) -> Option<SliceMut<'_>> {
+        let (offset, length) = bytes::<T>(index, count)?;
+        self.region.get_mut(offset, length)
+    }
+
+    /// All of it, to send or write from.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> SliceRef<'_> {
+        self.region.as_slice()
+    }
+
+    /// All of it, exclusively: also to receive or read into.
+    #[inline]
+    #[must_use]
+    pub fn as_slice_mut(&mut self) -> SliceMut<'_> {
+        self.region.as_slice_mut()
+    }
+
+    /// The region, whose bytes the values are.
+    #[must_use]
+    pub fn into_region(self) -> OwnedRegion {
+        self.region
+    }
+}
+
+/// Offset and length of values, in bytes.
+#[inline]
+fn bytes<T>(index: usize, count: usize) -> Option<(usize, usize)> {
+    Some((index.checked_mul(size_of::<T>())?, count.checked_mul(size_of::<T>())?))
+}
+
+impl<T: Pod> Deref for OwnedArray<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        bytemuck::cast_slice(&self.region)
+    }
+}
+
+impl<T: Pod> DerefMut for OwnedArray<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        bytemuck::cast_slice_mut(&mut self.region)
+    }
+}
+
+impl<T> fmt::Debug for OwnedArray<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OwnedArray<{}>({:?})", std::any::type_name::<T>(), self.region)
+    }
+}

@@ -1,0 +1,13 @@
+//! Channels: connected endpoints whose operations keep their memory and always end, and how two ends
+//! give each other their endpoints.
+
+pub use rdma_channel::prelude::CreateChannel;
+pub use rdma_channel::{
+    Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, Late, MultiChannel,
+    MultiChannelBuilder, Operation, OperationError, PeerAtomicWorkRequest, PeerReadWorkRequest,
+    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
+    PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress, Refused,
+    RefusedBatch, Rejected, Rent, RentMut, Request, Scope, ScopeError, ScopedPeer,
+    ScopedPendingWork, TimedStream, ToPeer, TransportError, WithoutPd, WorkId, confirm, exchange,
+    exchange_all,
+};

@@ -1,0 +1,64 @@
+//! RDMA in one dependency: devices, memory, queue pairs, channels, and software devices.
+//!
+//! A program that compiles with this crate runs on RDMA NICs, on the kernel's SoftRoCE, and on
+//! software devices that need neither hardware nor privileges, without a change of its source.
+//!
+#![cfg_attr(feature = "soft", doc = "```")]
+#![cfg_attr(not(feature = "soft"), doc = "```no_run")]
+//! use rdma::prelude::*;
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let pd = open_device("soft0")?.allocate_pd()?;
+//!
+//!     // Two ends in one process. Between processes, `exchange` gives each the other's endpoint.
+//!     let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
+//!     let endpoint = here.endpoint();
+//!     let mut here = here.handshake(there.endpoint())?;
+//!     let _there = there.handshake(endpoint)?;
+//!
+//!     let access = AccessFlags::new().with_local_write().with_remote_write();
+//!     let board = pd.allocate_shared_region(4096, access)?; // memory that the peer may write
+//!     let mut source = pd.allocate_region(5)?;
+//!     source.copy_from_slice(b"hello");
+//!     let hello = GatherList::from([source.as_slice()]);
+//!     here.write(WriteWorkRequest::from_list(&hello, board.remote()))?;
+//!
+//!     let mut text = [0; 5];
+//!     board.read(0, &mut text)?;
+//!     assert_eq!(&text, b"hello");
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Where things are
+//!
+//! | module | has | by itself |
+//! |---|---|---|
+//! | [`device`] | devices, contexts, ports, addresses, asynchronous events | `rdma-mem` |
+//! | [`memory`] | protection domains, regions, elements, memory of a peer, windows | `rdma-mem` |
+//! | [`qp`] | queue pairs, completion queues, work requests, completions | `rdma-qp` |
+//! | [`channel`] | connected endpoints whose operations keep their memory and end | `rdma-channel` |
+#![cfg_attr(
+    feature = "soft",
+    doc = "| [`soft`] | the software devices, and devices of one's own | `rdma-soft` |"
+)]
+//! | [`prelude`] | what a program with channels names | |
+//!
+//! Each item is that of the crate in the last column, which can be used alone. Two functions are this
+//! crate's own: [`device::open_device`] and [`device::list_devices`]. Raw bindings of libibverbs are
+//! in `rdma-sys`.
+//!
+//! # Features
+//!
+//! - `soft` (on by default): the software devices. Without it `rdma-soft` is not built.
+//! - `serde`: endpoints, remote regions and the numbers of RDMA can be serialised.
+
+#![forbid(unsafe_code)]
+
+pub mod channel;
+pub mod device;
+pub mod memory;
+pub mod prelude;
+pub mod qp;
+#[cfg(feature = "soft")]
+pub mod soft;

@@ -1,0 +1,9 @@
+//! The software devices, and devices of one's own, with names, schedules and limits of their own.
+//!
+//! `soft0` and `softib0` need no call here: [`open_device`](crate::device::open_device) and
+//! [`list_devices`](crate::device::list_devices) install them.
+
+pub use rdma_soft::{
+    Builder, Counters, GidPlace, InstallError, Link, LinkModel, Network, OtherNetwork, Peers,
+    Schedule, SoftDevice, install, verbs,
+};
