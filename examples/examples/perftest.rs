@@ -39,7 +39,12 @@ pub(crate) struct Arguments {
     mtu: Option<Mtu>,
     #[command(flatten)]
     peer: Peer,
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, help = "For the other process")]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 30,
+        help = "For each thing that the other process has to say, a server also for all that its client does"
+    )]
     wait: u64,
 }
 

@@ -21,8 +21,10 @@ pub struct End {
     /// Of datagrams: whom they go to.
     to: Option<(AddressHandle, QueuePairEndpoint)>,
     outgoing: OwnedRegion,
-    /// As long as a message, and of datagrams as its header too.
+    /// As long as a message behind its header. All receives have the same bytes, which nobody looks at.
     incoming: OwnedRegion,
+    /// How many bytes are in front of a message: of datagrams some.
+    header: usize,
     receives: u32,
     sends: u32,
 }
@@ -46,7 +48,7 @@ impl End {
         };
         let region = |length| qp.pd().allocate_region(length);
         let (outgoing, incoming) = (region(size)?, region(header + size)?);
-        let mut end = Self { qp, to, outgoing, incoming, receives: 0, sends: 0 };
+        let mut end = Self { qp, to, outgoing, incoming, header, receives: 0, sends: 0 };
         end.receive()?; // before the peer sends
         Ok(end)
     }
@@ -114,7 +116,8 @@ impl End {
     fn receive(&mut self) -> Result<(), Failure> {
         let mut room = self.incoming.as_slice_mut();
         let elements = &mut [room.scatter_element()];
-        // SAFETY: SAFETY.md F8: nothing looks at `incoming`, which goes after the queue pair.
+        // SAFETY: SAFETY.md F8: nothing makes a reference to the bytes of `incoming`, which goes after the queue pair.
+        // The other receives that are posted name the same bytes, which is the device's affair.
         unsafe { self.qp.post_receive(ReceiveWorkRequest::new(elements), RECEIVED) }?;
         self.receives += 1;
         Ok(())
@@ -173,15 +176,15 @@ impl End {
 
     /// A message is as long as was agreed on.
     fn check(&self, success: &WorkSuccess) -> Result<(), Failure> {
-        let (got, agreed) = (success.scattered_bytes(), self.incoming.len());
-        if got == Some(agreed) {
+        // The length of `outgoing`: even that of `incoming` is asked by a reference to its bytes.
+        let got = success.scattered_bytes();
+        if got == Some(self.header + self.outgoing.len()) {
             return Ok(());
         }
-        let header = agreed - self.outgoing.len();
         Err(match got {
             Some(got) => format!(
                 "a message of {} bytes came, not of {}: was the peer given the same size?",
-                got.saturating_sub(header),
+                got.saturating_sub(self.header),
                 self.outgoing.len()
             ),
             None => "a receive ended as something else".to_owned(),

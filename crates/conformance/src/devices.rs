@@ -86,6 +86,11 @@ pub(crate) fn is_lossy(name: &str) -> bool {
     MORE.iter().any(|&(own, .., way)| own == name && way == Way::LossyNetwork)
 }
 
+/// Whether a run can have the software device of that name.
+pub(crate) fn is_software(name: &str) -> bool {
+    SOFTWARE.iter().chain(&MORE).any(|software| software.0 == name)
+}
+
 /// Whether messages go by UDP on the software device of that name.
 pub(crate) fn is_by_network(name: &str) -> bool {
     let way = SOFTWARE.iter().chain(&MORE).find(|software| software.0 == name);

@@ -46,8 +46,8 @@ pub use rdma_mem::{
     SliceMut, SliceRef,
 };
 pub use rdma_qp::{
-    AckTimeout, AtomicResult, AtomicWorkRequest, ConnectAttributes, Error, MaxAckRetries,
-    MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber, PollError, PostError,
-    QpState, Qpn, QueuePairAttributes, QueuePairEndpoint, QueuePairType, ReadWorkRequest,
-    ReceiveWorkRequest, SendWorkRequest, WorkError, WorkSuccess, WriteWorkRequest,
+    AckTimeout, AtomicResult, AtomicWorkRequest, ConnectAttributes, EndpointError, Error,
+    MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber,
+    PollError, PostError, QpState, Qpn, QueuePairAttributes, QueuePairEndpoint, QueuePairType,
+    ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkError, WorkSuccess, WriteWorkRequest,
 };

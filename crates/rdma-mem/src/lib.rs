@@ -110,6 +110,7 @@ pub use window::bindable::BindableRegion;
 pub use window::error::BindError;
 pub use window::memory_window::{MemoryWindow, PreparedBind, WindowType};
 
+pub use bytemuck::Pod;
 pub use rdma_sys::{Errno, LoadError, UnknownProvider, Unsupported, Verbs};
 pub use rdma_types::{
     AccessError, AccessFlags, AsyncEventKind, AtomicCapability, DeviceCapabilities, Gid, GidType,

@@ -190,11 +190,13 @@ impl Packets {
     /// Both of them.
     fn receive(&self) {
         let (mut packets, mut meta) = ([0; 64], [RecvMeta::default()]);
-        let mut missing = 2;
+        let mut missing: usize = 2;
         while missing > 0 {
             let room = &mut [IoSliceMut::new(&mut packets)];
             match self.state.recv((&self.socket).into(), room, &mut meta) {
-                Ok(_) => missing -= meta[0].len.div_ceil(meta[0].stride),
+                Ok(_) => {
+                    missing = missing.saturating_sub(meta[0].len.div_ceil(meta[0].stride.max(1)))
+                }
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
             }
         }

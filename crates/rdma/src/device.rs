@@ -24,13 +24,13 @@ pub use rdma_types::{
 /// others; what it said is in [`DeviceList::errors`].
 ///
 /// # Examples
-/// The first NIC, and none if there is none:
+/// The first device that libibverbs has, a NIC or SoftRoCE:
 /// ```
 /// let devices = rdma::device::list_devices();
-/// let nic = devices.iter().find(|device| device.verbs().name == "system");
-/// match nic {
-///     Some(nic) => println!("{} {}", nic.name(), nic.guid()),
-///     None => println!("no NIC; there are {} software devices", devices.len()),
+/// let found = devices.iter().find(|device| device.verbs().name == "system");
+/// match found {
+///     Some(device) => println!("{} {}", device.name(), device.guid()),
+///     None => println!("there are only {} software devices", devices.len()),
 /// }
 /// ```
 #[doc(alias = "ibv_get_device_list")]

@@ -1,17 +1,20 @@
-//! What a program with channels names, the methods that upper layers add to lower types among it.
+//! What a program with channels names, and the traits by which a protection domain makes channels and queue pairs.
 //!
 //! ```
 //! use rdma::prelude::*;
 //! ```
 
 pub use crate::channel::{
-    Channel, CreateChannel, InFlight, MultiChannel, Progress, ScopeError, TransportError, confirm,
-    exchange,
+    Channel, CloseReason, CreateChannel, ExchangeError, InFlight, MultiChannel,
+    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, Prefix, PreparedChannel,
+    Progress, Scope, ScopeError, ScopedPendingWork, TransportError, confirm, exchange,
+    exchange_all,
 };
 pub use crate::device::{Context, list_devices, open_device};
 pub use crate::memory::{
-    AccessFlags, BufferPool, GatherList, InlineElement, OwnedArray, OwnedRegion, ProtectionDomain,
-    RemoteMemoryRegion, ScatterList, SharedRegion, SliceMut, SliceRef,
+    AccessFlags, Buffer, BufferPool, GatherList, InlineElement, OwnedArray, OwnedRegion,
+    ProtectionDomain, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterList, SharedRegion,
+    SliceMut, SliceRef,
 };
 pub use crate::qp::{
     AtomicWorkRequest, CreateCompletionQueue, CreateQueuePair, QueuePairEndpoint, ReadWorkRequest,

@@ -309,11 +309,11 @@ impl<'a> One<'a> {
         self.done(&work)?;
         let (place, _, here) = self.place(n);
         let before = seen.get_mut(place).ok_or("no such place")?;
-        let mut bytes = vec![0; self.memory.size];
         match self.verb {
             Verb::FetchAdd => {
+                let mut bytes = [0; WORD];
                 self.memory.region.read(here, &mut bytes)?;
-                let number = u64::from_ne_bytes(bytes[..].try_into()?);
+                let number = u64::from_ne_bytes(bytes);
                 let expected = match before {
                     Some(before) => u64::from_ne_bytes(before[..].try_into()?),
                     None => number,
@@ -324,6 +324,7 @@ impl<'a> One<'a> {
                 *before = Some(number.wrapping_add(1).to_ne_bytes().to_vec());
             }
             Verb::Read => {
+                let mut bytes = vec![0; self.memory.size];
                 self.memory.region.read(here, &mut bytes)?;
                 if before.as_ref().is_some_and(|before| *before != bytes) {
                     return Err(format!("read {n} has brought other bytes than before").into());

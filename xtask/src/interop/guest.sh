@@ -162,6 +162,7 @@ both() {
     [ $status = 0 ] || kill $tool_here 2> /dev/null
     wait $tool_here || status=1
     : > "$work/ours2"
+    : > "$work/tool2"
     $2 --listen "$far_control:0" > "$work/ours2" 2>&1 &
     ours_there=$!
     where=$(listening "$work/ours2") || return 1

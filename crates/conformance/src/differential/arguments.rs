@@ -29,9 +29,10 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// `--seed N`, `--count N`, `--against` with a software device that others are compared with, `--all` to go on after
-    /// a failure, and `--program` with what a failure printed, or the name of a file with it; all others are those of the
-    /// usual harness. Without a seed it is `RDMA_TEST_SEED`, or the clock's.
+    /// `--seed N`, `--count N`, `--against` with the software device that SoftRoCE and devices of `RDMA_TEST_DEVICES`
+    /// are compared with, `--all` to go on after a failure, and `--program` with what a failure printed, or the name of
+    /// a file with it; all others are those of the usual harness. Without a seed it is `RDMA_TEST_SEED`, or the
+    /// clock's.
     pub(super) fn of_process() -> Self {
         let mut seed = env::var("RDMA_TEST_SEED").ok().map(|text| number(&text));
         let (mut count, mut program, mut all) = (COUNT, None, false);
@@ -44,7 +45,7 @@ impl Arguments {
                 "--seed" => seed = Some(number(&value())),
                 "--count" => count = number(&value()),
                 "--program" => program = Some(written(&value())),
-                "--against" => against = value(),
+                "--against" => against = software(value()),
                 "--all" => all = true,
                 _ => others.push(argument),
             }
@@ -102,6 +103,11 @@ impl fmt::Display for Arguments {
             None => write!(f, "--seed {} --count {}", self.seed, self.count),
         }
     }
+}
+
+fn software(name: String) -> String {
+    assert!(devices::is_software(&name), "--against takes a software device, and {name:?} is none");
+    name
 }
 
 fn number(text: &str) -> u64 {

@@ -41,12 +41,16 @@ pub(super) fn serve() -> bool {
 
 /// Gives this process a network of its own if it may have one, as root may: SoftRoCE has the port in the other.
 fn own_network() {
-    let ip = |words: &[&str]| {
-        Command::new("ip").args(words).output().is_ok_and(|output| output.status.success())
+    const UP: [&str; 5] = ["ip", "link", "set", "lo", "up"];
+    let succeeds = |program: &str, words: &[&str]| {
+        Command::new(program).args(words).output().is_ok_and(|output| output.status.success())
     };
-    if ip(&["-V"]) && unshare(CloneFlags::CLONE_NEWNET).is_ok() {
-        assert!(ip(&["link", "set", "lo", "up"]), "ip link set lo up");
+    // Tried by another process first, since there is no way back.
+    if !succeeds("unshare", &[&["-n"], &UP[..]].concat()) {
+        return;
     }
+    unshare(CloneFlags::CLONE_NEWNET).expect("another process could");
+    assert!(succeeds(UP[0], &UP[1..]), "{UP:?}");
 }
 
 /// A device and its process, which is started again after it died.

@@ -14,8 +14,8 @@ use crate::region::owned::OwnedRegion;
 
 /// An [`OwnedRegion`] whose bytes are values of type `T`, one after the other.
 ///
-/// `T` is plain old data: whatever bytes a device puts there are a `T`, and a `T` that is sent has no
-/// padding. Both sides must have the same layout (`#[repr(C)]`) and byte order.
+/// `T` is plain old data ([`Pod`], which the crate `bytemuck` derives for structs): whatever bytes a device
+/// puts there are a `T`, and a `T` that is sent has no padding. Both sides must have the same layout (`#[repr(C)]`) and byte order.
 ///
 /// The array derefs to its values, which are zero at first. Requests take registered slices of it, which
 /// deref to bytes.

@@ -130,10 +130,11 @@ impl<W: Window> Requester<W> {
     }
 
     /// Goes on with other limits: how long it waits for an answer, how often it tries again, and
-    /// how many READs and atomics may be in flight. The connection and the PSN stay as they are.
-    pub fn set_limits(&mut self, settings: &Settings) {
+    /// how many READs and atomics may be in flight. Another timeout counts from now on, also for what is in
+    /// flight. The connection and the PSN stay as they are.
+    pub fn set_limits(&mut self, now: Time, settings: &Settings) {
         self.max_rd_atomic = settings.max_rd_atomic;
-        self.retry.set_limits(settings.timeout, settings.retries);
+        self.retry.set_limits(now, settings.timeout, settings.retries);
         self.not_ready.set_limit(settings.rnr_retries);
     }
 

@@ -62,8 +62,13 @@ impl Retry {
         }
     }
 
-    pub(super) fn set_limits(&mut self, timeout: AckTimeout, limit: MaxAckRetries) {
-        (self.timeout, self.limit) = (timeout.duration().map(nanos), limit.retries());
+    /// Another timeout counts from now on.
+    pub(super) fn set_limits(&mut self, now: Time, timeout: AckTimeout, limit: MaxAckRetries) {
+        let timeout = timeout.duration().map(nanos);
+        if timeout != self.timeout {
+            self.since = self.since.map(|_| now);
+        }
+        (self.timeout, self.limit) = (timeout, limit.retries());
     }
 
     /// Something is in flight: the timer runs, unless it does already.

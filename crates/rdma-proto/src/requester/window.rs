@@ -46,7 +46,8 @@ impl Window for Fixed {
 pub(super) const MOST_PSNS: u32 = 1 << 23;
 
 /// A run of packets ends with a request for an acknowledgement if so many have gone without one, if the window
-/// is larger than four times that; else a quarter of it. No more than half of the window goes without.
+/// is larger than four times that; else a quarter of it. Of a window that is larger than this no more than half goes
+/// without one, and of another no more than a quarter.
 const UNASKED: u32 = 64;
 
 /// What is in flight.
@@ -70,7 +71,8 @@ impl InFlight {
     #[inline]
     pub(super) fn most(&self, window: u32) -> u32 {
         let free = window.max(1).saturating_sub(self.packets);
-        free.min((window >> 1).saturating_sub(self.unasked).max(1))
+        let unasked = if window > UNASKED { window >> 1 } else { Self::interval(window) };
+        free.min(unasked.saturating_sub(self.unasked).max(1))
     }
 
     #[inline]

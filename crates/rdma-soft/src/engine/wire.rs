@@ -26,7 +26,7 @@ use crate::link::memory::{Datagram, Inbox, Letter};
 /// How long an acknowledgement waits for something to leave with.
 const PATIENCE: Duration = Duration::from_micros(200);
 
-/// How many packets a queue pair sends in a turn, and a device takes.
+/// After how many packets the turn of a queue pair is over, and that of a device. The last run of packets is whole.
 pub(crate) const TURN: u32 = 16;
 
 /// The partition of the port, of which it is a full member.

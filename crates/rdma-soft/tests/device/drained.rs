@@ -1,5 +1,7 @@
 //! Draining a send queue: what was begun is finished, nothing else is, and who asked is informed.
 
+use std::time::{Duration, Instant};
+
 use rdma_sys::{
     ibv_event_type as Event, ibv_qp_attr, ibv_qp_attr_mask as Mask, ibv_qp_state as State,
     ibv_wc_status as Status,
@@ -121,5 +123,27 @@ fn a_timeout_that_is_set_meanwhile_counts() {
         let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_TIMEOUT | Mask::IBV_QP_RETRY_CNT;
         assert_eq!(a.qp.modify(attr, mask.0), 0);
         a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+    });
+}
+
+/// Not from when the request was sent: that may be longer ago.
+#[test]
+#[allow(clippy::disallowed_methods)] // The program has a clock of its own.
+fn a_timeout_that_is_set_meanwhile_begins_then() {
+    on_each_device("drained-since", |device| {
+        let (a, b) = pair_with(device, &Size::default(), &Knobs { timeout: 0, ..Knobs::default() });
+        b.qp.to_reset();
+        a.qp.post(&Wr::send(1, &[]));
+        soft(device).release(a.qp.qpn(), 1);
+        drain(&a.qp, false);
+        std::thread::sleep(Duration::from_millis(300));
+        // 268 ms.
+        let state = State::IBV_QPS_SQD;
+        let attr = ibv_qp_attr { qp_state: state, timeout: 16, retry_cnt: 0, ..Default::default() };
+        let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_TIMEOUT | Mask::IBV_QP_RETRY_CNT;
+        let begin = Instant::now();
+        assert_eq!(a.qp.modify(attr, mask.0), 0);
+        a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
+        assert!(begin.elapsed() >= Duration::from_micros(268_400), "{:?}", begin.elapsed());
     });
 }

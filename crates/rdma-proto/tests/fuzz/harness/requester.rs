@@ -111,7 +111,7 @@ impl Requesting {
         settings.retries = MaxAckRetries::limited(limits % 8).expect("three bits");
         settings.max_rd_atomic = limits % 3;
         *most_fetches = settings.max_rd_atomic.max(*most_fetches);
-        self.requester.set_limits(settings);
+        self.requester.set_limits(self.now, settings);
     }
 
     /// The response that the step is, and its payload.

@@ -284,17 +284,20 @@ pub(super) fn let_others(own: &QueuePair, peer: Option<Arc<QueuePair>>) {
 
 /// There is another timeout, which counts from now on, also for a request that has no answer yet.
 pub(crate) fn wait_anew(own: &Arc<QueuePair>) {
-    let mut aftermath = Aftermath::default();
     {
         let mut send = own.send.lock();
         if send.wire.is_some() {
             own.device.fabric.unsettled.note_turn(own);
         } else if let Blocked::Unanswered { left, .. } = send.blocked {
-            send.blocked = Blocked::Unanswered { at: None, left };
-            send.take_turn(own, &mut aftermath);
+            let timeout = send.requester.answer_timeout();
+            let at = timeout.map(|timeout| own.device.fabric.clock.now() + timeout);
+            send.blocked = Blocked::Unanswered { at, left };
+            if let Some(at) = at {
+                own.alarm.set(at);
+            }
         }
     }
-    aftermath.settle(own);
+    own.device.fabric.unsettled.settle();
 }
 
 /// Ready to send again, after a drain: goes on with what was posted meanwhile, and looks whether what has

@@ -63,10 +63,12 @@ impl Wire {
     }
 
     /// The attributes of a queue pair that is ready to send have changed.
-    pub(crate) fn set(&mut self, requester: &Requester) {
+    pub(crate) fn set(&mut self, now: Time, requester: &Requester) {
         let connection = wire::connection(requester.peer_qpn, requester.mtu_log2);
         match &mut self.protocol {
-            Protocol::Reliable(protocol) => protocol.set_limits(&settings(requester, connection)),
+            Protocol::Reliable(protocol) => {
+                protocol.set_limits(wire::time(now), &settings(requester, connection));
+            }
             // Its queue may have stopped.
             Protocol::Unreliable(protocol) if protocol.stopped() => {
                 *protocol = UnreliableRequester::new(connection, protocol.psn());
