@@ -123,7 +123,7 @@ pub struct Settings {
     pub wait: Duration,
 }
 
-/// As many requests as a program of C has under way.
+/// As many requests as a program of C has outstanding.
 const DEPTH: u32 = 128;
 /// As many receives as a program of C has posted on RC, where the peer waits for more.
 const ROOM: u32 = 512;

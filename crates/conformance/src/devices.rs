@@ -86,15 +86,19 @@ pub(crate) fn is_lossy(name: &str) -> bool {
     MORE.iter().any(|&(own, .., way)| own == name && way == Way::LossyNetwork)
 }
 
+/// The software device of that name, if a run can have it.
+fn software(name: &str) -> Option<&'static (&'static str, Link, Schedule, Way)> {
+    SOFTWARE.iter().chain(&MORE).find(|software| software.0 == name)
+}
+
 /// Whether a run can have the software device of that name.
 pub(crate) fn is_software(name: &str) -> bool {
-    SOFTWARE.iter().chain(&MORE).any(|software| software.0 == name)
+    software(name).is_some()
 }
 
 /// Whether messages go by UDP on the software device of that name.
 pub(crate) fn is_by_network(name: &str) -> bool {
-    let way = SOFTWARE.iter().chain(&MORE).find(|software| software.0 == name);
-    way.is_some_and(|&(.., way)| matches!(way, Way::Network | Way::LossyNetwork))
+    software(name).is_some_and(|(.., way)| matches!(way, Way::Network | Way::LossyNetwork))
 }
 
 /// An address of the loopback interface that no other process of this machine listens at.
@@ -104,7 +108,7 @@ fn own_address() -> String {
 
 /// Makes this process's device; any name but those of the software devices is one of libibverbs.
 pub(crate) fn prepare(name: &str) -> Device {
-    let kind = match SOFTWARE.iter().chain(&MORE).find(|software| software.0 == name) {
+    let kind = match software(name) {
         Some(&(_, link, schedule, way)) => {
             let by_packets = way != Way::Direct;
             // Those that are there without being built have the same names.

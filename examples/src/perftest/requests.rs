@@ -258,7 +258,7 @@ impl<'a> One<'a> {
     fn place(&self, n: usize) -> (usize, usize, usize) {
         let (places, step) = self.memory.places();
         let place = if self.around { n % places } else { 0 };
-        // A word of its own for each that is under way: each brings back another number.
+        // A word of its own for each that is outstanding: each brings back another number.
         let own =
             if self.verb == Verb::FetchAdd { n % self.at_a_time * WORD } else { place * step };
         (place, place * step, own)

@@ -108,20 +108,31 @@ fn a_queue_that_fails_is_not_drained() {
     });
 }
 
+/// A side that drains, and waits without end for the answer of a peer that is gone.
+fn waiting_for_nobody(device: &str) -> Side {
+    let (a, b) = pair_with(device, &Size::default(), &Knobs { timeout: 0, ..Knobs::default() });
+    b.qp.to_reset();
+    a.qp.post(&Wr::send(1, &[]));
+    soft(device).release(a.qp.qpn(), 1);
+    drain(&a.qp, false);
+    assert!(is_draining(&a.qp) && a.send_cq.is_empty());
+    a
+}
+
+/// Sets them while the queue drains.
+fn set_timeout(qp: &Qp, timeout: u8, retry_cnt: u8) {
+    let qp_state = State::IBV_QPS_SQD;
+    let attr = ibv_qp_attr { qp_state, timeout, retry_cnt, ..Default::default() };
+    let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_TIMEOUT | Mask::IBV_QP_RETRY_CNT;
+    assert_eq!(qp.modify(attr, mask.0), 0);
+}
+
 /// An answer that never comes is waited for no longer than that, though nothing else is sent.
 #[test]
 fn a_timeout_that_is_set_meanwhile_counts() {
     on_each_device("drained-timeout", |device| {
-        let (a, b) = pair_with(device, &Size::default(), &Knobs { timeout: 0, ..Knobs::default() });
-        b.qp.to_reset();
-        a.qp.post(&Wr::send(1, &[]));
-        soft(device).release(a.qp.qpn(), 1);
-        drain(&a.qp, false);
-        assert!(is_draining(&a.qp) && a.send_cq.is_empty());
-        let state = State::IBV_QPS_SQD;
-        let attr = ibv_qp_attr { qp_state: state, timeout: 8, retry_cnt: 1, ..Default::default() };
-        let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_TIMEOUT | Mask::IBV_QP_RETRY_CNT;
-        assert_eq!(a.qp.modify(attr, mask.0), 0);
+        let a = waiting_for_nobody(device);
+        set_timeout(&a.qp, 8, 1);
         a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
     });
 }
@@ -131,18 +142,10 @@ fn a_timeout_that_is_set_meanwhile_counts() {
 #[allow(clippy::disallowed_methods)] // The program has a clock of its own.
 fn a_timeout_that_is_set_meanwhile_begins_then() {
     on_each_device("drained-since", |device| {
-        let (a, b) = pair_with(device, &Size::default(), &Knobs { timeout: 0, ..Knobs::default() });
-        b.qp.to_reset();
-        a.qp.post(&Wr::send(1, &[]));
-        soft(device).release(a.qp.qpn(), 1);
-        drain(&a.qp, false);
+        let a = waiting_for_nobody(device);
         std::thread::sleep(Duration::from_millis(300));
-        // 268 ms.
-        let state = State::IBV_QPS_SQD;
-        let attr = ibv_qp_attr { qp_state: state, timeout: 16, retry_cnt: 0, ..Default::default() };
-        let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_TIMEOUT | Mask::IBV_QP_RETRY_CNT;
         let begin = Instant::now();
-        assert_eq!(a.qp.modify(attr, mask.0), 0);
+        set_timeout(&a.qp, 16, 0); // 268 ms
         a.send_cq.expect(1, Status::IBV_WC_RETRY_EXC_ERR);
         assert!(begin.elapsed() >= Duration::from_micros(268_400), "{:?}", begin.elapsed());
     });
