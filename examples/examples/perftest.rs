@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 use rdma_examples::out_of_band::Peer;
 use rdma_examples::perftest::{self, Program, Settings};
-use rdma_examples::{Failure, exit};
+use rdma_examples::{Failure, exit, mtu};
 use rdma_mem::Mtu;
 use rdma_qp::QueuePairType;
 
@@ -46,10 +46,6 @@ pub(crate) struct Arguments {
         help = "For each thing that the other process has to say, a server also for all that its client does"
     )]
     wait: u64,
-}
-
-fn mtu(text: &str) -> Result<Mtu, &'static str> {
-    text.parse().ok().and_then(Mtu::from_bytes).ok_or("one of 256, 512, 1024, 2048 and 4096")
 }
 
 fn service(text: &str) -> Result<QueuePairType, &'static str> {

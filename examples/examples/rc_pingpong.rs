@@ -8,7 +8,7 @@ use rdma_examples::end::End;
 use rdma_examples::out_of_band::Peer;
 use rdma_examples::rc_pingpong_line::Line;
 use rdma_examples::reach::check_reach;
-use rdma_examples::{Failure, exit};
+use rdma_examples::{Failure, exit, mtu};
 use rdma_mem::{Mtu, open_device};
 use rdma_qp::{CompletionQueue, PreparedQueuePair, QueuePairType, prelude::*};
 
@@ -37,10 +37,6 @@ pub(crate) struct Arguments {
     peer: Peer,
     #[arg(long, value_name = "SECONDS", default_value_t = 30, help = "For the other process")]
     wait: u64,
-}
-
-fn mtu(text: &str) -> Result<Mtu, &'static str> {
-    text.parse().ok().and_then(Mtu::from_bytes).ok_or("one of 256, 512, 1024, 2048 and 4096")
 }
 
 fn service(text: &str) -> Result<QueuePairType, &'static str> {

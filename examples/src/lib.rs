@@ -13,6 +13,8 @@ pub mod reach;
 
 use std::process::ExitCode;
 
+use rdma_mem::Mtu;
+
 /// What went wrong, for people.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -29,6 +31,14 @@ pub fn exit(outcome: Result<String, Failure>) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A path MTU that is given as an option.
+///
+/// # Errors
+/// It says which there are.
+pub fn mtu(text: &str) -> Result<Mtu, &'static str> {
+    text.parse().ok().and_then(Mtu::from_bytes).ok_or("one of 256, 512, 1024, 2048 and 4096")
 }
 
 /// The examples in the README run.
