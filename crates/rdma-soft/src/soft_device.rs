@@ -109,8 +109,9 @@ impl SoftDevice {
     }
 
     /// Copies the first half of the oldest request of a queue pair and stops there, as if it was in
-    /// flight; a later release does the rest. Returns whether the request is half-way now; a
-    /// request of less than two bytes cannot be, and completes.
+    /// flight; a later release does the rest, and so does this one if the request is half-way already.
+    /// Returns whether the request is half-way now; a request of less than two bytes cannot be, and
+    /// completes.
     pub fn release_half(&self, queue_pair: Qpn) -> bool {
         if let Some(queue_pair) = self.device.queue_pair(queue_pair.get()) {
             release_half(&queue_pair);
