@@ -1,7 +1,8 @@
 //! A process that another one sends to, and that does with the ring and the connection what it likes.
 
+use std::iter;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rdma_sys::{ibv_qp_type, ibv_wc_status as Status};
 use test_support::rig::connect::{Endpoint, Knobs, Side, connect};
@@ -27,9 +28,15 @@ struct Pair {
 impl Pair {
     fn new() -> (Self, Accepted) {
         rdma_soft::install();
-        // From the middle on: others look for free ones from the end.
-        let mut slots = (0x400..0xf00).map(|slot| (slot, listen_at(&name_of(slot))));
-        let (slot, listener) = slots.find(|(_, listener)| listener.is_ok()).unwrap();
+        // From the middle on: others look for free ones from the end. Never the same again: the device may not have
+        // noticed yet that who was there has gone.
+        static NEXT: AtomicU32 = AtomicU32::new(0x400);
+        let slots = iter::repeat_with(|| {
+            let slot = NEXT.fetch_add(1, Ordering::Relaxed);
+            (slot, listen_at(&name_of(slot)))
+        });
+        let free = slots.take(0xb00).find(|(_, listener)| listener.is_ok());
+        let (slot, listener) = free.unwrap();
         let listener = listener.unwrap();
         let side = Side::new("soft0", &Size::default(), 64);
         let memory = side.pd.register(LENGTH, ALL_ACCESS);
