@@ -9,7 +9,7 @@ use clap::Parser;
 use rdma_channel::{Channel, PreparedChannel, prelude::*};
 use rdma_examples::ends::{Ends, OtherEnd};
 use rdma_examples::{Failure, exit};
-use rdma_mem::{AccessFlags, Context, OwnedRegion, ProtectionDomain, RemoteRef, ScatterList};
+use rdma_mem::{AccessFlags, Context, ProtectionDomain, RemoteRef};
 
 /// Draws numbers from a counter of a peer, and adds them up under a lock of the peer. The peer is here, too,
 /// or another process that was given the same threads: then it listens, and the one with the threads
@@ -29,12 +29,6 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// What the threads share, in the memory of the peer: a counter, a lock, and the sum that it guards.
 type Board = [RemoteRef<u64>; 3];
-
-/// A channel, and the word that its requests use.
-struct Client {
-    channel: Channel,
-    word: OwnedRegion,
-}
 
 fn main() -> ExitCode {
     exit(run(&Arguments::parse()))
@@ -76,9 +70,7 @@ fn draw(context: &Context, owner: &mut OtherEnd, arguments: &Arguments) -> Resul
     thread::scope(|threads| {
         let all: Vec<_> = (1..)
             .zip(channels)
-            .map(|(id, channel)| {
-                threads.spawn(move || Client::new(channel)?.work(board, id, *numbers))
-            })
+            .map(|(id, channel)| threads.spawn(move || work(channel, board, id, *numbers)))
             .collect();
         all.into_iter().try_for_each(|one| one.join().map_err(|_| "a thread panicked")?)
     })?;
@@ -91,44 +83,26 @@ fn prepare(pd: &ProtectionDomain, count: usize) -> Result<Vec<PreparedChannel>, 
     (0..count).map(|_| Ok(channel().build()?)).collect()
 }
 
-impl Client {
-    fn new(channel: Channel) -> Result<Self, Failure> {
-        Ok(Self { word: channel.pd().allocate_region(8)?, channel })
-    }
-
-    fn work(&mut self, [counter, lock, sum]: Board, id: u64, numbers: u64) -> Result<(), Failure> {
-        for _ in 0..numbers {
-            let number = self.add(counter, 1)?;
-            let begin = Instant::now();
-            // 0 is a free lock.
-            while self.swap(lock, 0, id)? != 0 {
-                if begin.elapsed() > LIMIT {
-                    return Err("the lock is never free".into());
-                }
+fn work(
+    mut channel: Channel,
+    [counter, lock, sum]: Board,
+    id: u64,
+    numbers: u64,
+) -> Result<(), Failure> {
+    for _ in 0..numbers {
+        let number = channel.fetch_add(counter, 1)?;
+        let begin = Instant::now();
+        // 0 is a free lock.
+        while channel.compare_and_swap(lock, 0, id)? != 0 {
+            if begin.elapsed() > LIMIT {
+                return Err("the lock is never free".into());
             }
-            let old = self.add(sum, 0)?;
-            if self.swap(sum, old, old + number)? != old {
-                return Err("another thread was there, in spite of the lock".into());
-            }
-            self.swap(lock, id, 0)?;
         }
-        Ok(())
+        let old = channel.fetch_add(sum, 0)?;
+        if channel.compare_and_swap(sum, old, old + number)? != old {
+            return Err("another thread was there, in spite of the lock".into());
+        }
+        channel.compare_and_swap(lock, id, 0)?;
     }
-
-    fn add(&mut self, word: RemoteRef<u64>, n: u64) -> Result<u64, Failure> {
-        let mut before = ScatterList::from([self.word.as_slice_mut()]);
-        self.channel.fetch_add(&mut before, word, n)?;
-        self.before()
-    }
-
-    fn swap(&mut self, word: RemoteRef<u64>, old: u64, new: u64) -> Result<u64, Failure> {
-        let mut before = ScatterList::from([self.word.as_slice_mut()]);
-        self.channel.compare_and_swap(&mut before, word, old, new)?;
-        self.before()
-    }
-
-    /// What the remote word was.
-    fn before(&self) -> Result<u64, Failure> {
-        Ok(u64::from_ne_bytes(self.word[..].try_into()?))
-    }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_mem::{InlineElement, ProtectionDomain, RemoteMemoryRegion};
+use rdma_mem::{ProtectionDomain, RemoteMemoryRegion};
 use rdma_qp::{
     AtomicResult, AtomicWorkRequest, ConnectAttributes, QpState, Qpn, QueuePair,
     QueuePairAttributes, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
@@ -17,6 +17,7 @@ use crate::transport_error::{CloseReason, Rejected, TransportError};
 pub(crate) mod blocking;
 pub(crate) mod builder;
 pub(crate) mod prepared;
+pub(crate) mod slices;
 
 /// A connection to one peer, whose operations keep their memory alive and always end.
 ///
@@ -203,68 +204,13 @@ impl Channel {
         self.block(wr, Some(timeout))
     }
 
-    /// Sends these bytes as one message. The bytes need no registration, since the post copies
-    /// them; there can be as many as [`max_inline_data`](crate::ChannelBuilder::max_inline_data)
-    /// says.
-    ///
-    /// With immediate data, or a limit of its own, use [`send`](Self::send) with
-    /// [`SendWorkRequest::inline`]. Memory that peers may write is no slice; copy out of it what is
-    /// to be sent.
-    ///
-    /// # Errors
-    /// Those of [`send`](Self::send). More bytes than fit are
-    /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline), more than 4 GiB - 1 a
-    /// [`TransportError::ElementError`].
-    ///
-    /// # Examples
-    /// ```
-    /// use rdma_channel::prelude::*;
-    /// use rdma_mem::ScatterList;
-    /// use rdma_qp::ReceiveWorkRequest;
-    /// # rdma_soft::install();
-    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
-    /// # let (here, there) = (pd.create_channel(), pd.create_channel().build()?);
-    ///
-    /// let here = here.max_inline_data(16).build()?;
-    /// # let (here_end, there_end) = (here.endpoint(), there.endpoint());
-    /// # let (mut here, mut there) = (here.handshake(there_end)?, there.handshake(here_end)?);
-    /// # let receiver = std::thread::spawn(move || {
-    /// #     let mut buffer = pd.allocate_region(16)?;
-    /// #     let mut list = ScatterList::from([buffer.as_slice_mut()]);
-    /// #     let bytes = there.receive(ReceiveWorkRequest::from_list(&mut list))?.scattered_bytes();
-    /// #     Ok::<_, rdma_channel::TransportError>(buffer[..bytes.unwrap_or(0)].to_vec())
-    /// # });
-    /// here.send_inline(b"a few bytes")?;
-    /// # assert_eq!(receiver.join().unwrap()?, b"a few bytes");
-    /// # Ok::<(), rdma_channel::TransportError>(())
-    /// ```
-    #[doc(alias = "IBV_SEND_INLINE")]
-    #[inline]
-    pub fn send_inline(&mut self, data: &[u8]) -> Result<WorkSuccess, TransportError> {
-        self.send(SendWorkRequest::inline(&[InlineElement::new_checked(data)?]))
-    }
-
-    /// Writes these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
-    ///
-    /// # Errors
-    /// Those of [`send_inline`](Self::send_inline).
-    #[doc(alias = "IBV_SEND_INLINE")]
-    #[inline]
-    pub fn write_inline(
-        &mut self,
-        data: &[u8],
-        remote: RemoteMemoryRegion,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.write(WriteWorkRequest::inline(&[InlineElement::new_checked(data)?], remote))
-    }
-
     /// Puts `swap` into the peer's word if that is `compare`; `result` then has what it was.
     ///
     /// See [`AtomicWorkRequest`].
     ///
     /// # Errors
     /// Those of [`send`](Self::send).
-    pub fn compare_and_swap<'wr, 'data: 'wr>(
+    pub fn compare_and_swap_into<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
         remote: impl Into<RemoteMemoryRegion>,
@@ -274,52 +220,19 @@ impl Channel {
         self.atomic(AtomicWorkRequest::compare_and_swap(result, remote, compare, swap))
     }
 
-    /// As [`compare_and_swap`](Self::compare_and_swap), with a limit of its own. [`Duration::MAX`]
-    /// is none.
-    ///
-    /// # Errors
-    /// Those of [`send`](Self::send).
-    pub fn compare_and_swap_timeout<'wr, 'data: 'wr>(
-        &mut self,
-        result: impl Into<AtomicResult<'wr, 'data>>,
-        remote: impl Into<RemoteMemoryRegion>,
-        compare: u64,
-        swap: u64,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.atomic_timeout(
-            AtomicWorkRequest::compare_and_swap(result, remote, compare, swap),
-            timeout,
-        )
-    }
-
     /// Adds `add` to the peer's word, wrapping; `result` then has what it was.
     ///
     /// See [`AtomicWorkRequest`].
     ///
     /// # Errors
     /// Those of [`send`](Self::send).
-    pub fn fetch_add<'wr, 'data: 'wr>(
+    pub fn fetch_add_into<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
         remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> Result<WorkSuccess, TransportError> {
         self.atomic(AtomicWorkRequest::fetch_and_add(result, remote, add))
-    }
-
-    /// As [`fetch_add`](Self::fetch_add), with a limit of its own. [`Duration::MAX`] is none.
-    ///
-    /// # Errors
-    /// Those of [`send`](Self::send).
-    pub fn fetch_add_timeout<'wr, 'data: 'wr>(
-        &mut self,
-        result: impl Into<AtomicResult<'wr, 'data>>,
-        remote: impl Into<RemoteMemoryRegion>,
-        add: u64,
-        timeout: Duration,
-    ) -> Result<WorkSuccess, TransportError> {
-        self.atomic_timeout(AtomicWorkRequest::fetch_and_add(result, remote, add), timeout)
     }
 
     /// The protection domain whose memory the requests use.

@@ -49,6 +49,7 @@ pub(crate) mod post;
 pub(crate) mod queues;
 mod state;
 pub(crate) mod ticket;
+pub(crate) mod words;
 
 /// The requests of channels that share a completion queue.
 #[derive(Debug)]
@@ -71,6 +72,8 @@ pub(crate) struct Ledger {
     /// How many completions were of no request in flight.
     pub(crate) unmatched: Cell<u64>,
     pub(crate) limits: Limits,
+    /// Dropped behind the queue pairs.
+    words: words::Words,
     pub(crate) pd: ProtectionDomain,
     #[cfg(debug_assertions)]
     checks: Cell<u32>,
@@ -111,6 +114,7 @@ impl Ledger {
             refusal: post::LastRefusal::default(),
             unmatched: Cell::new(0),
             limits,
+            words: words::Words::default(),
             pd,
             #[cfg(debug_assertions)]
             checks: Cell::new(0),

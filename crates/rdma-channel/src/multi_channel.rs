@@ -1,8 +1,9 @@
 //! Connections to several peers.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_mem::{InlineElement, ProtectionDomain};
+use rdma_mem::{InlineElement, ProtectionDomain, ScatterList};
 use rdma_qp::{AtomicResult, ConnectAttributes, QpState, QueuePair, WorkSuccess};
 
 use self::remote_memory_region::PeerRemoteMemoryRegion;
@@ -12,6 +13,7 @@ use self::to_peer::{
 };
 use crate::channel::builder::WithoutPd;
 use crate::ledger::Ledger;
+use crate::ledger::words::Word;
 use crate::request::Post;
 use crate::transport_error::{CloseReason, Rejected, TransportError};
 
@@ -234,7 +236,7 @@ impl MultiChannel {
     ///
     /// # Errors
     /// Those of [`send`](Self::send).
-    pub fn compare_and_swap<'wr, 'data: 'wr>(
+    pub fn compare_and_swap_into<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
         remote: PeerRemoteMemoryRegion,
@@ -248,13 +250,46 @@ impl MultiChannel {
     ///
     /// # Errors
     /// Those of [`send`](Self::send).
-    pub fn fetch_add<'wr, 'data: 'wr>(
+    pub fn fetch_add_into<'wr, 'data: 'wr>(
         &mut self,
         result: impl Into<AtomicResult<'wr, 'data>>,
         remote: PeerRemoteMemoryRegion,
         add: u64,
     ) -> Result<WorkSuccess, TransportError> {
         self.atomic(PeerAtomicWorkRequest::fetch_and_add(result, remote, add))
+    }
+
+    /// Adds `add` to a peer's word, wrapping; returns what it was. As [`Channel::fetch_add`](crate::Channel::fetch_add).
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send).
+    pub fn fetch_add(
+        &mut self,
+        remote: PeerRemoteMemoryRegion,
+        add: u64,
+    ) -> Result<u64, TransportError> {
+        let words = Arc::clone(self.ledger.words()?);
+        let word = Word::of_call(&words);
+        self.fetch_add_into(&mut ScatterList::from([word.element()]), remote, add)?;
+        Ok(word.value())
+    }
+
+    /// Puts `swap` into a peer's word if that is `compare`; returns what it was. As
+    /// [`Channel::compare_and_swap`](crate::Channel::compare_and_swap).
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send).
+    pub fn compare_and_swap(
+        &mut self,
+        remote: PeerRemoteMemoryRegion,
+        compare: u64,
+        swap: u64,
+    ) -> Result<u64, TransportError> {
+        let words = Arc::clone(self.ledger.words()?);
+        let word = Word::of_call(&words);
+        let mut list = ScatterList::from([word.element()]);
+        self.compare_and_swap_into(&mut list, remote, compare, swap)?;
+        Ok(word.value())
     }
 
     /// How many peers there are.

@@ -15,6 +15,7 @@ pub(crate) mod batch;
 pub(crate) mod in_flight;
 pub(crate) mod outcome;
 pub(crate) mod peer;
+pub(crate) mod pending_word;
 pub(crate) mod pending_work;
 pub(crate) mod rent;
 

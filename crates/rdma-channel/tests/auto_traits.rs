@@ -4,9 +4,9 @@ use rdma_channel::{
     Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, Late, MultiChannel,
     MultiChannelBuilder, Operation, OperationError, PeerAtomicWorkRequest, PeerReadWorkRequest,
     PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
-    PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress, Refused,
-    RefusedBatch, Rejected, Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, ToPeer,
-    TransportError, WithoutPd, WorkId,
+    PendingWord, PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress,
+    Refused, RefusedBatch, Rejected, Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork,
+    ToPeer, TransportError, Within, WithoutPd, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -33,6 +33,8 @@ fn a_channel_is_used_by_one_thread_at_a_time() {
     send_sync::<PreparedChannel>();
     send_sync::<ChannelBuilder<'_>>();
     send_sync::<WithoutPd<Channel>>();
+    send::<Within<'_>>();
+    <Within<'_> as NotSync<_>>::holds();
     send::<MultiChannel>();
     <MultiChannel as NotSync<_>>::holds();
     send_sync::<PreparedMultiChannel>();
@@ -50,6 +52,8 @@ fn a_scope_and_its_handles_stay_on_their_thread() {
     <PendingWork<'_> as NotSend<_>>::holds();
     <PendingWork<'_> as NotSync<_>>::holds();
     <ScopedPendingWork<'_> as NotSend<_>>::holds();
+    <PendingWord<'_> as NotSend<_>>::holds();
+    <PendingWord<'_> as NotSync<_>>::holds();
     <InFlight<'_, ()> as NotSend<_>>::holds();
     <InFlight<'_, ()> as NotSync<_>>::holds();
     <Progress<'_, ()> as NotSend<_>>::holds();

@@ -156,8 +156,8 @@ fn blocking(rig: &mut Rig) -> Outcome {
     looped.read(ReadWorkRequest::from_list(&mut room, board.remote()))?;
     let word = board.remote().slice(0..8).unwrap();
     let mut result = ScatterList::from([target.get_mut(0, 8).unwrap()]);
-    looped.compare_and_swap(&mut result, word, 0, 1)?;
-    looped.fetch_add(&mut result, word, 1)?;
+    looped.compare_and_swap_into(&mut result, word, 0, 1)?;
+    looped.fetch_add_into(&mut result, word, 1)?;
     here.scope(|s| {
         let mut room = ScatterList::from([target.as_slice_mut()]);
         s.post_receive(ReceiveWorkRequest::from_list(&mut room))?;

@@ -257,9 +257,9 @@ fn memory_of_another_domain_and_results_that_do_not_fit_are_refused() {
                 .unwrap_err(),
         );
         let mut list = ScatterList::from([seven.as_slice_mut()]);
-        errors.push(pair.here.fetch_add(&mut list, remote, 1).unwrap_err());
+        errors.push(pair.here.fetch_add_into(&mut list, remote, 1).unwrap_err());
         let mut list = ScatterList::from([word.as_slice_mut()]);
-        errors.push(pair.here.compare_and_swap(&mut list, odd, 0, 1).unwrap_err());
+        errors.push(pair.here.compare_and_swap_into(&mut list, odd, 0, 1).unwrap_err());
         pair.here
             .scope(|s| {
                 let refused = s.receive_into(foreign.as_slice_mut()).unwrap_err();

@@ -14,3 +14,4 @@ pub(crate) mod pool;
 pub(crate) mod registration;
 pub(crate) mod shared;
 pub(crate) mod unowned;
+mod whole;

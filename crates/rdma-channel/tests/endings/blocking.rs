@@ -35,12 +35,12 @@ fn read(channel: &mut Channel, region: &mut OwnedRegion, remote: RemoteMemoryReg
 
 fn add(channel: &mut Channel, region: &mut OwnedRegion, remote: RemoteMemoryRegion) -> Outcome {
     let mut list = ScatterList::from([region.as_slice_mut()]);
-    channel.fetch_add(&mut list, remote, 1)
+    channel.fetch_add_into(&mut list, remote, 1)
 }
 
 fn swap(channel: &mut Channel, region: &mut OwnedRegion, remote: RemoteMemoryRegion) -> Outcome {
     let mut list = ScatterList::from([region.as_slice_mut()]);
-    channel.compare_and_swap(&mut list, remote, 0, 1)
+    channel.compare_and_swap_into(&mut list, remote, 0, 1)
 }
 
 const CALLS: [(Call, Operation); 6] = [
@@ -106,11 +106,11 @@ fn limited(which: usize, pair: &mut Pair, memory: &mut OwnedRegion) -> Result<()
         3 => channel.read_timeout(ReadWorkRequest::new(&mut [], remote), DRAIN).map(drop),
         4 => {
             let mut list = ScatterList::from([memory.as_slice_mut()]);
-            channel.compare_and_swap_timeout(&mut list, remote, 0, 1, DRAIN).map(drop)
+            channel.within(DRAIN).compare_and_swap_into(&mut list, remote, 0, 1).map(drop)
         }
         5 => {
             let mut list = ScatterList::from([memory.as_slice_mut()]);
-            channel.fetch_add_timeout(&mut list, remote, 1, DRAIN).map(drop)
+            channel.within(DRAIN).fetch_add_into(&mut list, remote, 1).map(drop)
         }
         6 => channel.batch_timeout([write.into(), write.into()], DRAIN).map(drop),
         _ => {

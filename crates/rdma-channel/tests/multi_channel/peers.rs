@@ -38,9 +38,9 @@ fn each_operation_reaches_the_peer_that_it_names() {
             star.center.write(PeerWriteWorkRequest::new(&from, remote)).unwrap();
             let mut list = ScatterList::from([memory.as_slice_mut()]);
             let word = remote.sub_region(0).unwrap();
-            star.center.fetch_add(&mut list, word, 10).unwrap();
+            star.center.fetch_add_into(&mut list, word, 10).unwrap();
             let (was, new) = (15 + peer as u64, 100 * peer as u64);
-            star.center.compare_and_swap(&mut list, word, was, new).unwrap();
+            star.center.compare_and_swap_into(&mut list, word, was, new).unwrap();
             assert_eq!(*memory, was.to_ne_bytes());
             let mut list = ScatterList::from([memory.as_slice_mut()]);
             let read = ReadWorkRequest::from_list(&mut list, remote.remote());

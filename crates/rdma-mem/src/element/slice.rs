@@ -203,6 +203,13 @@ impl<'r> SliceMut<'r> {
     }
 }
 
+impl<'r> From<SliceMut<'r>> for SliceRef<'r> {
+    #[inline]
+    fn from(slice: SliceMut<'r>) -> Self {
+        Self { piece: slice.piece, borrow: PhantomData }
+    }
+}
+
 impl Deref for SliceRef<'_> {
     type Target = [u8];
 

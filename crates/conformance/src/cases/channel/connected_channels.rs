@@ -116,12 +116,12 @@ fn blocking_atomics_count(device: &Device) {
     let mut before = pd.allocate_region(8).unwrap();
     for count in 0..3_u64 {
         let mut list = ScatterList::from([before.as_slice_mut()]);
-        let done = channel.fetch_add(&mut list, word, 1).unwrap();
+        let done = channel.fetch_add_into(&mut list, word, 1).unwrap();
         assert_eq!(done.byte_len(), Some(8));
         assert_eq!(*before, count.to_ne_bytes());
     }
     let mut list = ScatterList::from([before.as_slice_mut()]);
-    channel.compare_and_swap(&mut list, word, 3, 7).unwrap();
+    channel.compare_and_swap_into(&mut list, word, 3, 7).unwrap();
     assert_eq!(*before, 3_u64.to_ne_bytes());
     assert_eq!(text(&board, 8), 7_u64.to_ne_bytes());
 }

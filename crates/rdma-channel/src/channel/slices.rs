@@ -1,0 +1,265 @@
+//! Blocking operations on what a user has: one slice of registered memory, plain bytes, a number; and with another limit.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_mem::{GatherList, InlineElement, RemoteMemoryRegion, ScatterList, SliceMut, SliceRef};
+use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WcOpcode, WriteWorkRequest};
+
+use super::Channel;
+use crate::ledger::words::Word;
+use crate::limits::Limits;
+use crate::transport_error::TransportError;
+
+/// One segment, without flags. Lists of elements, immediate data and flags are for the forms that take a
+/// work request: [`send`](Self::send), [`receive`](Self::receive), [`write`](Self::write), [`read`](Self::read),
+/// [`atomic`](Self::atomic).
+impl Channel {
+    /// Sends registered bytes as one message, which goes into the peer's next receive: a region, a
+    /// buffer of a pool, an array, or a slice of one.
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send).
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_channel::prelude::*;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
+    /// # let (here_end, there_end) = (here.endpoint(), there.endpoint());
+    /// # let (mut here, mut there) = (here.handshake(there_end)?, there.handshake(here_end)?);
+    /// # let other = pd.clone();
+    /// # let receiver = std::thread::spawn(move || {
+    /// #     let pd = other;
+    /// let mut buffer = pd.allocate_region(64)?;
+    /// let length = there.receive_into(&mut buffer)?;
+    /// assert_eq!(&buffer[..length], b"hello");
+    /// #     Ok::<_, rdma_channel::TransportError>(())
+    /// # });
+    /// let mut message = pd.allocate_region(64)?;
+    /// message[..5].copy_from_slice(b"hello");
+    /// here.send_from(message.get_ref(0, 5).expect("within the region"))?;
+    /// # receiver.join().unwrap()?;
+    /// # Ok::<(), rdma_channel::TransportError>(())
+    /// ```
+    #[doc(alias = "IBV_WR_SEND")]
+    pub fn send_from<'a>(&mut self, from: impl Into<SliceRef<'a>>) -> Result<(), TransportError> {
+        let list = GatherList::from([from.into()]);
+        self.send(SendWorkRequest::from_list(&list)).map(drop)
+    }
+
+    /// Takes one message of the peer; returns how many bytes came into the memory.
+    ///
+    /// 0 is an empty message, or an RDMA write of the peer's with immediate data, whose bytes are
+    /// elsewhere. A program that awaits immediate data uses [`receive`](Self::receive). There is no
+    /// limit unless the [builder](crate::ChannelBuilder::receive_timeout) or [`within`](Self::within)
+    /// sets one.
+    ///
+    /// # Errors
+    /// Those of [`receive`](Self::receive). A message that is longer than the memory is a failure, at
+    /// both ends.
+    pub fn receive_into<'a>(
+        &mut self,
+        into: impl Into<SliceMut<'a>>,
+    ) -> Result<usize, TransportError> {
+        let mut list = ScatterList::from([into.into()]);
+        let message = self.receive(ReceiveWorkRequest::from_list(&mut list))?;
+        let elsewhere = message.opcode() == WcOpcode::RECV_RDMA_WITH_IMM;
+        Ok(message.scattered_bytes().filter(|_| !elsewhere).unwrap_or(0))
+    }
+
+    /// Writes registered bytes to the beginning of `remote`. The bytes may be fewer than those of
+    /// `remote`.
+    ///
+    /// # Errors
+    /// Those of [`write`](Self::write). More bytes than `remote` has are refused before they are
+    /// posted.
+    pub fn write_from<'a>(
+        &mut self,
+        from: impl Into<SliceRef<'a>>,
+        remote: impl Into<RemoteMemoryRegion>,
+    ) -> Result<(), TransportError> {
+        let list = GatherList::from([from.into()]);
+        self.write(WriteWorkRequest::from_list(&list, remote.into())).map(drop)
+    }
+
+    /// Fills registered memory from the beginning of `remote`: all of the memory, so that a `remote`
+    /// of fewer bytes is refused before anything is posted.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    pub fn read_into<'a>(
+        &mut self,
+        into: impl Into<SliceMut<'a>>,
+        remote: impl Into<RemoteMemoryRegion>,
+    ) -> Result<(), TransportError> {
+        let mut list = ScatterList::from([into.into()]);
+        self.read(ReadWorkRequest::from_list(&mut list, remote.into())).map(drop)
+    }
+
+    /// Sends these bytes as one message. The bytes need no registration, since the post copies
+    /// them; there can be as many as [`max_inline_data`](crate::ChannelBuilder::max_inline_data)
+    /// says.
+    ///
+    /// With immediate data, use [`send`](Self::send) with [`SendWorkRequest::inline`]. Memory that
+    /// peers may write is no slice; copy out of it what is to be sent.
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send). More bytes than fit are
+    /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline), more than 4 GiB - 1 a
+    /// [`TransportError::ElementError`].
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_channel::prelude::*;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let (here, there) = (pd.create_channel(), pd.create_channel().build()?);
+    ///
+    /// let here = here.max_inline_data(16).build()?;
+    /// # let (here_end, there_end) = (here.endpoint(), there.endpoint());
+    /// # let (mut here, mut there) = (here.handshake(there_end)?, there.handshake(here_end)?);
+    /// # let receiver = std::thread::spawn(move || {
+    /// #     let mut buffer = pd.allocate_region(16)?;
+    /// #     let length = there.receive_into(&mut buffer)?;
+    /// #     Ok::<_, rdma_channel::TransportError>(buffer[..length].to_vec())
+    /// # });
+    /// here.send_inline(b"a few bytes")?;
+    /// # assert_eq!(receiver.join().unwrap()?, b"a few bytes");
+    /// # Ok::<(), rdma_channel::TransportError>(())
+    /// ```
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    pub fn send_inline(&mut self, data: &[u8]) -> Result<(), TransportError> {
+        self.send(SendWorkRequest::inline(&[InlineElement::new_checked(data)?])).map(drop)
+    }
+
+    /// Writes these bytes to the beginning of `remote`; as [`send_inline`](Self::send_inline).
+    ///
+    /// # Errors
+    /// Those of [`send_inline`](Self::send_inline).
+    #[doc(alias = "IBV_SEND_INLINE")]
+    #[inline]
+    pub fn write_inline(
+        &mut self,
+        data: &[u8],
+        remote: impl Into<RemoteMemoryRegion>,
+    ) -> Result<(), TransportError> {
+        let data = [InlineElement::new_checked(data)?];
+        self.write(WriteWorkRequest::inline(&data, remote.into())).map(drop)
+    }
+
+    /// Adds `add` to the peer's word, wrapping; returns what it was.
+    ///
+    /// The first such call registers 8 bytes for each request that the queues hold.
+    /// [`fetch_add_into`](Self::fetch_add_into) takes memory of the caller's instead. See
+    /// [`AtomicWorkRequest`](rdma_qp::AtomicWorkRequest).
+    ///
+    /// # Errors
+    /// Those of [`atomic`](Self::atomic).
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_channel::prelude::*;
+    /// # use rdma_mem::AccessFlags;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let access = AccessFlags::new().with_local_write().with_remote_atomic();
+    /// # let channel = pd.create_channel().access(access).build()?;
+    /// # let endpoint = channel.endpoint();
+    /// # let mut channel = channel.handshake(endpoint)?; // to itself
+    /// let counter = pd.allocate_shared_region(8, access)?; // the peer's
+    /// assert_eq!(channel.fetch_add(counter.remote(), 3)?, 0);
+    /// assert_eq!(channel.compare_and_swap(counter.remote(), 3, 10)?, 3);
+    /// assert_eq!(channel.fetch_add(counter.remote(), 0)?, 10);
+    /// # Ok::<(), rdma_channel::TransportError>(())
+    /// ```
+    pub fn fetch_add(
+        &mut self,
+        remote: impl Into<RemoteMemoryRegion>,
+        add: u64,
+    ) -> Result<u64, TransportError> {
+        let words = Arc::clone(self.ledger.words()?);
+        let word = Word::of_call(&words);
+        self.fetch_add_into(&mut ScatterList::from([word.element()]), remote, add)?;
+        Ok(word.value())
+    }
+
+    /// Puts `swap` into the peer's word if that is `compare`; returns what it was, which is `compare`
+    /// if it was put there. As [`fetch_add`](Self::fetch_add).
+    ///
+    /// # Errors
+    /// Those of [`atomic`](Self::atomic).
+    pub fn compare_and_swap(
+        &mut self,
+        remote: impl Into<RemoteMemoryRegion>,
+        compare: u64,
+        swap: u64,
+    ) -> Result<u64, TransportError> {
+        let words = Arc::clone(self.ledger.words()?);
+        let word = Word::of_call(&words);
+        let mut list = ScatterList::from([word.element()]);
+        self.compare_and_swap_into(&mut list, remote, compare, swap)?;
+        Ok(word.value())
+    }
+
+    /// The channel with another limit, for the calls that are made of what this returns: usually one.
+    /// [`Duration::MAX`] is no limit.
+    ///
+    /// Within it the limit is that of each kind of operation. What leaving a scope may take stays
+    /// the [drain limit](crate::ChannelBuilder::drain_timeout). It ends when it is dropped.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_channel::{TransportError, prelude::*};
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let channel = pd.create_channel().build()?;
+    /// # let endpoint = channel.endpoint();
+    /// # let mut channel = channel.handshake(endpoint)?; // to itself
+    /// let mut buffer = pd.allocate_region(64)?;
+    /// let outcome = channel.within(Duration::from_millis(20)).receive_into(&mut buffer);
+    /// assert!(matches!(outcome, Err(TransportError::Timeout { .. })));
+    /// # Ok::<(), TransportError>(())
+    /// ```
+    pub fn within(&mut self, limit: Duration) -> Within<'_> {
+        let drain = self.ledger.limits.drain;
+        let limits =
+            Limits { send: limit, receive: limit, write: limit, read: limit, atomic: limit, drain };
+        let usual = std::mem::replace(&mut self.ledger.limits, limits);
+        Within { channel: self, usual }
+    }
+}
+
+/// A channel with another limit, until it is dropped: what [`Channel::within`] returns.
+///
+/// If it is leaked, the limit stays.
+#[must_use = "the limit is that of calls that are made of it"]
+#[derive(Debug)]
+pub struct Within<'c> {
+    channel: &'c mut Channel,
+    usual: Limits,
+}
+
+impl Deref for Within<'_> {
+    type Target = Channel;
+
+    fn deref(&self) -> &Channel {
+        self.channel
+    }
+}
+
+impl DerefMut for Within<'_> {
+    fn deref_mut(&mut self) -> &mut Channel {
+        self.channel
+    }
+}
+
+impl Drop for Within<'_> {
+    fn drop(&mut self) {
+        self.channel.ledger.limits = self.usual;
+    }
+}

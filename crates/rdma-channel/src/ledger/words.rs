@@ -1,0 +1,63 @@
+//! The words into which atomic operations put what the peer's word was, for callers who have no memory of their own.
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rdma_mem::{AccessFlags, SharedElement, SharedRegion};
+
+use super::Ledger;
+use super::queues::index;
+use crate::transport_error::TransportError;
+
+/// A registered word for each slot, and the dead slot's for calls. Registered when the first one is needed.
+#[derive(Debug, Default)]
+pub(super) struct Words(OnceCell<Arc<SharedRegion>>);
+
+/// How many bytes a word has.
+const WORD: usize = size_of::<u64>();
+
+/// One of the words. Whose request is in its slot, or whose handle holds the slot, has the word alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Word<'l> {
+    words: &'l SharedRegion,
+    offset: usize,
+}
+
+impl Ledger {
+    /// The words of all slots.
+    ///
+    /// # Errors
+    /// If they cannot be registered.
+    pub(crate) fn words(&self) -> Result<&Arc<SharedRegion>, TransportError> {
+        if let Some(words) = self.words.0.get() {
+            return Ok(words);
+        }
+        let length = self.queues.slots().len() * WORD;
+        let words =
+            self.pd.allocate_shared_region(length, AccessFlags::new().with_local_write())?;
+        Ok(self.words.0.get_or_init(|| Arc::new(words)))
+    }
+}
+
+#[allow(clippy::expect_used)] // a slot's index is below their number
+impl<'l> Word<'l> {
+    /// The word of the slot of this WR ID.
+    pub(crate) fn of_slot(words: &'l SharedRegion, id: u64) -> Self {
+        Self { words, offset: index(id) * WORD }
+    }
+
+    /// The word of a call that has posted nothing else.
+    pub(crate) const fn of_call(words: &'l SharedRegion) -> Self {
+        Self { words, offset: 0 }
+    }
+
+    pub(crate) fn element(self) -> SharedElement<'l> {
+        self.words.element(self.offset..self.offset + WORD).expect("a word for each slot")
+    }
+
+    /// What the operation has put there.
+    pub(crate) fn value(self) -> u64 {
+        self.words.atomic_u64(self.offset).expect("a word for each slot").load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,125 @@
+//! Atomic operations whose result is a number, and no memory of the caller's.
+
+use std::time::Duration;
+
+use rdma_mem::{RemoteMemoryRegion, ScatterList};
+use rdma_qp::{AtomicResult, AtomicWorkRequest};
+
+use super::peer::ScopedPeer;
+use super::pending_work::PendingWork;
+use crate::ledger::SlotWait;
+use crate::ledger::words::Word;
+use crate::operation::Operation;
+use crate::transport_error::{TransportError, WorkId};
+
+/// The handle of an atomic operation in flight, which says what the peer's word was.
+///
+/// What the word was is in memory of the channel's, which belongs to the slot of the operation. As
+/// other handles do, it keeps its slot until it is dropped; dropping it changes nothing else.
+#[derive(Debug)]
+pub struct PendingWord<'scope> {
+    work: PendingWork<'scope>,
+    word: Word<'scope>,
+}
+
+impl PendingWord<'_> {
+    /// What the peer's word was, if the operation has ended; does not wait, and can be called again.
+    #[inline]
+    pub fn poll(&self) -> Option<Result<u64, TransportError>> {
+        self.work.poll().map(|ended| ended.map(|_| self.word.value()))
+    }
+
+    /// What the peer's word was; waits so long for it. [`Duration::MAX`] is no limit. Can be called
+    /// again.
+    ///
+    /// # Errors
+    /// [`TransportError::Timeout`] if the operation has not ended by then, which changes nothing:
+    /// it is still in flight. Else how the operation failed.
+    #[inline]
+    pub fn wait(&self, timeout: Duration) -> Result<u64, TransportError> {
+        self.work.wait(timeout).map(|_| self.word.value())
+    }
+
+    /// The kind of the operation: [`Operation::Atomic`].
+    pub fn operation(&self) -> Operation {
+        self.work.operation()
+    }
+
+    /// The ID by which errors name it.
+    pub fn id(&self) -> WorkId {
+        self.work.id()
+    }
+}
+
+impl<'scope> ScopedPeer<'scope> {
+    /// Adds `add` to the peer's word, wrapping; the handle says what it was. Waits for a free slot as
+    /// [`post_atomic`](Self::post_atomic).
+    ///
+    /// The first such operation of a channel registers 8 bytes for each request that its queues hold.
+    /// [`fetch_add_into`](Self::fetch_add_into) takes memory of the caller's instead.
+    ///
+    /// # Errors
+    /// Why the request was not posted; nothing has changed then.
+    ///
+    /// # Examples
+    /// Four numbers drawn from a counter of the peer's, all in flight together.
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_channel::{TransportError, prelude::*};
+    /// # use rdma_mem::AccessFlags;
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let access = AccessFlags::new().with_local_write().with_remote_atomic();
+    /// # let channel = pd.create_channel().access(access).build()?;
+    /// # let endpoint = channel.endpoint();
+    /// # let mut channel = channel.handshake(endpoint)?; // to itself
+    /// # let counter = pd.allocate_shared_region(8, access)?;
+    /// let counter = counter.remote();
+    /// let drawn = channel.scope(|s| {
+    ///     let drawn = [(); 4].map(|()| s.fetch_add(counter, 1));
+    ///     let mut numbers = Vec::new();
+    ///     for number in drawn {
+    ///         numbers.push(number?.wait(Duration::from_secs(1))?);
+    ///     }
+    ///     Ok::<_, TransportError>(numbers)
+    /// });
+    /// assert_eq!(drawn.unwrap(), [0, 1, 2, 3]);
+    /// # Ok::<(), TransportError>(())
+    /// ```
+    pub fn fetch_add(
+        &self,
+        remote: impl Into<RemoteMemoryRegion>,
+        add: u64,
+    ) -> Result<PendingWord<'scope>, TransportError> {
+        self.post_of_word(|word| AtomicWorkRequest::fetch_and_add(word, remote, add))
+    }
+
+    /// Puts `swap` into the peer's word if that is `compare`; the handle says what it was. As
+    /// [`fetch_add`](Self::fetch_add).
+    ///
+    /// # Errors
+    /// Those of [`fetch_add`](Self::fetch_add).
+    pub fn compare_and_swap(
+        &self,
+        remote: impl Into<RemoteMemoryRegion>,
+        compare: u64,
+        swap: u64,
+    ) -> Result<PendingWord<'scope>, TransportError> {
+        self.post_of_word(|word| AtomicWorkRequest::compare_and_swap(word, remote, compare, swap))
+    }
+
+    fn post_of_word(
+        &self,
+        request: impl for<'w> FnOnce(AtomicResult<'w, 'scope>) -> AtomicWorkRequest<'w, 'scope>,
+    ) -> Result<PendingWord<'scope>, TransportError> {
+        let (ledger, connection) = (self.ledger(), self.connection());
+        let words = ledger.words()?;
+        let wait = SlotWait::Usual;
+        let (slot, _) =
+            ledger.wait_for_slot(connection, &connection.send, Operation::Atomic, wait)?;
+        let word = Word::of_slot(words, slot.id());
+        let work = self.post(request((&mut ScatterList::from([word.element()])).into()))?;
+        debug_assert_eq!(work.id(), WorkId(slot.id()), "the slot that was found free");
+        Ok(PendingWord { work, word })
+    }
+}
