@@ -1,5 +1,6 @@
 //! Channels: one connection, and its operations one at a time.
 
+use std::fmt;
 use std::time::Duration;
 
 use rdma_mem::{ProtectionDomain, RemoteMemoryRegion};
@@ -64,7 +65,6 @@ pub(crate) mod slices;
 /// assert_eq!(receiver.join().unwrap()?, b"hello");
 /// # Ok::<(), rdma_channel::TransportError>(())
 /// ```
-#[derive(Debug)]
 pub struct Channel {
     pub(crate) ledger: Ledger,
 }
@@ -291,6 +291,14 @@ impl Channel {
     #[must_use]
     pub fn stray_completions(&self) -> u64 {
         self.ledger.unmatched.get()
+    }
+}
+
+/// Its queue pair, its peer, and what has closed it.
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let only = self.ledger.only();
+        write!(f, "Channel({only:?})")
     }
 }
 

@@ -32,13 +32,14 @@ use std::cell::Cell;
 use std::time::Instant;
 
 use rdma_mem::ProtectionDomain;
-use rdma_qp::{CompletionQueue, PollSlot, QueuePair};
+use rdma_qp::{CompletionQueue, PollSlot, QueuePair, WorkError};
 
 use self::queues::{Connection, Queue, Queues, Slot};
 use self::state::State;
 use crate::deadline::Deadline;
 use crate::limits::Limits;
 use crate::operation::Operation;
+use crate::transport_error::context::{FailedWork, PeerAddress};
 use crate::transport_error::{CloseReason, TransportError};
 
 #[cfg(debug_assertions)]
@@ -223,7 +224,11 @@ impl Ledger {
                 let Some(deadline) = deadline else { return Err(TransportError::WouldBlock) };
                 if deadline.has_passed() {
                     let timeout = deadline.limit();
-                    return Err(TransportError::Timeout { operation, timeout });
+                    return Err(TransportError::Timeout {
+                        operation,
+                        timeout,
+                        peer: connection.peer,
+                    });
                 }
                 if deadline.is_far() {
                     self.check_process()?;
@@ -278,6 +283,19 @@ impl Ledger {
     #[inline]
     pub(crate) fn in_flight(&self, id: u64) -> Option<&Slot> {
         self.queues.by_id(id).filter(|slot| slot.state().is_in_flight())
+    }
+
+    /// Whom the request in a slot is with.
+    pub(crate) fn peer_of(&self, slot: &Slot) -> Option<PeerAddress> {
+        self.queues.get(slot.connection as usize)?.peer
+    }
+
+    /// What is said of the request in a slot, which has failed.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn failed(&self, slot: &Slot, error: WorkError) -> TransportError {
+        let (operation, peer) = (slot.operation.get(), self.peer_of(slot));
+        TransportError::WorkError(FailedWork { operation, peer, error })
     }
 
     /// Whether there is a request that no handle has released.

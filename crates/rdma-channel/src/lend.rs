@@ -87,7 +87,7 @@ impl Ledger {
         };
         let result = self.end_call(left);
         guard.disarm();
-        Ok(result??)
+        result
     }
 
     /// Runs what posts several requests, whose memory is borrowed for `'data`, and waits for them. Returns when the device

@@ -1,5 +1,6 @@
 //! Connections to several peers.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,9 +68,16 @@ pub(crate) mod to_peer;
 /// assert_eq!(memory, [1, 2, 3, 1, 2, 3]);
 /// # Ok::<(), TransportError>(())
 /// ```
-#[derive(Debug)]
 pub struct MultiChannel {
     pub(crate) ledger: Ledger,
+}
+
+/// For each peer the queue pair, the peer, and what has closed the connection.
+impl fmt::Debug for MultiChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MultiChannel")?;
+        f.debug_list().entries(self.ledger.queues.iter()).finish()
+    }
 }
 
 impl MultiChannel {

@@ -33,6 +33,16 @@ impl Operation {
         }
     }
 
+    pub(crate) const fn with_article(self) -> &'static str {
+        match self {
+            Self::Send => "a send",
+            Self::Receive => "a receive",
+            Self::Write => "an RDMA write",
+            Self::Read => "an RDMA read",
+            Self::Atomic => "an atomic operation",
+        }
+    }
+
     /// What a completion of it says. Of atomics it stands for both.
     pub(crate) const fn opcode(self) -> WcOpcode {
         match self {

@@ -1,5 +1,6 @@
 //! Scopes: many operations in flight, which all end before their memory is given back.
 
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
@@ -7,7 +8,7 @@ use crate::channel::Channel;
 use crate::ledger::Ledger;
 use crate::ledger::end::Ended;
 use crate::ledger::queues::Kept;
-use crate::transport_error::{OperationError, TransportError, first};
+use crate::transport_error::{CloseReason, OperationError, TransportError, first};
 
 use self::peer::ScopedPeer;
 
@@ -25,13 +26,20 @@ pub(crate) mod rent;
 /// scope nor its handles can leave the closure, or its thread. The scope of a channel posts what a
 /// [`ScopedPeer`] does; that of a [`MultiChannel`](crate::MultiChannel) has one for [each
 /// peer](Scope::to).
-#[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope, C = Channel> {
     /// The only peer of a channel, which has one.
     pub(crate) only: ScopedPeer<'scope>,
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
     of: PhantomData<fn(C) -> C>,
+}
+
+/// For each peer the queue pair, the peer, and what has closed the connection.
+impl<C> fmt::Debug for Scope<'_, '_, C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scope")?;
+        f.debug_list().entries(self.only.ledger().queues.iter()).finish()
+    }
 }
 
 impl<'scope, C> Scope<'scope, '_, C> {
@@ -52,6 +60,27 @@ pub enum ScopeError<E = TransportError> {
     /// The closure succeeded, but not all operations did that it had left in flight.
     #[error("{} of the operations that the scope had left failed; first: {}", .0.len(), first(.0))]
     AutoPollError(Vec<OperationError>),
+}
+
+impl<E: From<TransportError>> ScopeError<E> {
+    /// The closure's error, or else that of the first operation which failed.
+    ///
+    /// ```
+    /// use rdma_channel::{Channel, ScopeError, TransportError};
+    ///
+    /// fn send(channel: &mut Channel) -> Result<(), TransportError> {
+    ///     channel.scope(|s| s.send_inline(b"done").map(drop)).map_err(ScopeError::flatten)
+    /// }
+    /// ```
+    pub fn flatten(self) -> E {
+        match self {
+            Self::ClosureError(error) => error,
+            Self::AutoPollError(errors) => {
+                let first = errors.into_iter().next().map(|first| first.error);
+                first.unwrap_or(TransportError::Closed(CloseReason::Asked)).into()
+            }
+        }
+    }
 }
 
 impl<E> From<E> for ScopeError<E> {

@@ -5,8 +5,11 @@ use std::time::Duration;
 use rdma_mem::ScatterGatherElementError;
 use rdma_qp::{PollError, PostError, PostErrorKind, WorkError};
 
+use self::context::{FailedWork, PeerAddress, With};
 use crate::ledger::queues::{generation, index};
 use crate::operation::Operation;
+
+pub(crate) mod context;
 
 /// Why an operation of a channel failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -24,7 +27,7 @@ pub enum TransportError {
     ElementError(#[from] ScatterGatherElementError),
     /// The operation completed with a failure, which has closed the channel.
     #[error(transparent)]
-    WorkError(#[from] WorkError),
+    WorkError(FailedWork),
     /// The completion queue failed, so that nothing is known of what is in flight. The channel is
     /// closed.
     #[error(transparent)]
@@ -32,21 +35,28 @@ pub enum TransportError {
     /// The operation was not done in time. A blocking call has closed the channel by it; the `wait`
     /// of a handle, and a post that waited for a free slot, have changed nothing.
     #[error(
-        "the {operation} was not done within {timeout:?}: is the peer there, and does it do its part?"
+        "the {operation}{} was not done within {timeout:?}: is the peer there, and does it do its part?",
+        With(*.peer)
     )]
     Timeout {
         /// The kind of the operation.
         operation: Operation,
         /// How long it was waited for.
         timeout: Duration,
+        /// Whom it was with. `None` if a queue pair of the program's own does not know.
+        peer: Option<PeerAddress>,
     },
     /// The queue has no free slot for the request now; nothing has changed. Take completions first:
     /// what is done keeps its slot until its handle has reported it, or is dropped.
-    #[error("the queue is full: wait for earlier operations, and drop the handles of what is done")]
+    #[error(
+        "the queue is full: wait for earlier operations, and drop the handles of what is done; or build \
+        the channel with a larger `max_send_wr` or `max_recv_wr`"
+    )]
     WouldBlock,
     /// The batch is larger than the queue.
     #[error(
-        "a batch of {requests} does not fit into a queue for {capacity}: build the channel with more"
+        "a batch of {requests} does not fit into a queue for {capacity}: build the channel with a larger \
+        `max_send_wr` or `max_recv_wr`"
     )]
     BatchTooLarge {
         /// How many requests there were.
@@ -59,11 +69,14 @@ pub enum TransportError {
     Closed(CloseReason),
     /// The operation never completed: the queue pair was destroyed under it. It may have been done.
     #[error(
-        "the {operation} never completed, and the queue pair was destroyed: it may have been done or not"
+        "the {operation}{} never completed, and the queue pair was destroyed: it may have been done or not",
+        With(*.peer)
     )]
     Lost {
         /// The kind of the operation.
         operation: Operation,
+        /// Whom it was with. `None` if a queue pair of the program's own does not know.
+        peer: Option<PeerAddress>,
     },
     /// There is no peer of that index.
     #[error("there is no peer {peer}: the channels go to {count} peers, counted from 0")]
@@ -88,6 +101,9 @@ pub enum TransportError {
         endpoints: usize,
     },
 }
+
+/// Errors are returned by value, on paths that have few instructions.
+const _: () = assert!(size_of::<TransportError>() <= 56);
 
 fn count_endpoints(endpoints: usize, channels: usize) -> String {
     if endpoints > channels {
@@ -135,13 +151,13 @@ impl<T> From<Rejected<T>> for TransportError {
 #[non_exhaustive]
 pub enum CloseReason {
     /// An operation was not done in time.
-    #[error("a {operation} was not done in time")]
+    #[error("{} was not done in time", .operation.with_article())]
     Timeout {
         /// The kind of the operation.
         operation: Operation,
     },
     /// An operation failed.
-    #[error("a {operation} failed: {error}")]
+    #[error("{} failed: {error}", .operation.with_article())]
     Work {
         /// The kind of the operation.
         operation: Operation,
@@ -152,7 +168,10 @@ pub enum CloseReason {
     #[error("its completion queue failed")]
     Poll,
     /// The provider refused a request, and did not say whether it had posted it.
-    #[error("a {operation} was refused by a provider that does not say whether it had posted it")]
+    #[error(
+        "{} was refused by a provider that does not say whether it had posted it",
+        .operation.with_article()
+    )]
     Doubtful {
         /// The kind of the operation.
         operation: Operation,
@@ -201,7 +220,7 @@ impl From<PostError> for TransportError {
 
 /// An operation that failed, or was lost, and whose handle was not asked.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{operation}, {id}{}: {error}", of_peer(*peer))]
+#[error("{error} ({operation}, {id}{})", of_peer(*peer))]
 #[non_exhaustive]
 pub struct OperationError {
     /// The kind of the operation.

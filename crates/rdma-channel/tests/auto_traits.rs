@@ -1,12 +1,13 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_channel::{
-    Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, Late, MultiChannel,
-    MultiChannelBuilder, Operation, OperationError, PeerAtomicWorkRequest, PeerReadWorkRequest,
-    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
-    PendingWord, PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress,
-    Refused, RefusedBatch, Rejected, Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork,
-    ToPeer, TransportError, Within, WithoutPd, WorkId,
+    Channel, ChannelBuilder, CloseReason, ExchangeError, FailedWork, Finished, InFlight, Late,
+    MultiChannel, MultiChannelBuilder, Operation, OperationError, PeerAddress,
+    PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion,
+    PeerSendWorkRequest, PeerWriteWorkRequest, PendingWord, PendingWork, Pipes, Prefix,
+    PreparedChannel, PreparedMultiChannel, Progress, Refused, RefusedBatch, Rejected, Request,
+    Scope, ScopeError, ScopedPeer, ScopedPendingWork, ToPeer, TransportError, Within, WithoutPd,
+    WorkId,
 };
 
 fn send<T: Send>() {}
@@ -75,6 +76,8 @@ fn results_are_values() {
     send_sync::<PeerAtomicWorkRequest<'_, '_>>();
     send_sync::<PeerRemoteMemoryRegion>();
     send_sync::<CloseReason>();
+    send_sync::<PeerAddress>();
+    error::<FailedWork>();
     send_sync::<Operation>();
     send_sync::<WorkId>();
     error::<TransportError>();

@@ -68,7 +68,7 @@ fn a_post_that_finds_no_room_in_time_says_so_and_changes_nothing() {
                 let full = s.write_from(data.as_slice(), remote).unwrap_err();
                 assert!(full.buf.is_some());
                 assert!(
-                    matches!(full.error, TransportError::Timeout { operation: Operation::Write, timeout }
+                    matches!(full.error, TransportError::Timeout { operation: Operation::Write, timeout, .. }
                         if timeout == DRAIN),
                     "{full}"
                 );

@@ -172,8 +172,8 @@ impl Error {
 impl From<TransportError> for Error {
     fn from(error: TransportError) -> Self {
         match error {
-            TransportError::WorkError(error)
-            | TransportError::Closed(CloseReason::Work { error, .. }) => Self::Completion(error),
+            TransportError::WorkError(work) => Self::Completion(work.error),
+            TransportError::Closed(CloseReason::Work { error, .. }) => Self::Completion(error),
             TransportError::PostError(error) => Self::Post(error),
             TransportError::IbvError(error) => Self::Queue(*error),
             other => Self::Channel(other),

@@ -183,7 +183,7 @@ fn scope(
         }
         for room in rooms.into_iter().flatten() {
             let (operation, timeout) = (room.operation(), WAIT);
-            let late = |_| TransportError::Timeout { operation, timeout };
+            let late = |_| TransportError::Timeout { operation, timeout, peer: None };
             room.wait(WAIT).map_err(late)?.result?;
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_qp::{WorkErrorClass, WorkResult, WorkSuccess};
+use rdma_qp::{WorkErrorClass, WorkSuccess};
 
 use crate::deadline::BatchDeadline;
 use crate::ledger::Ledger;
@@ -16,7 +16,7 @@ use crate::transport_error::{CloseReason, TransportError, WorkId};
 /// What is left of a blocking call that has not ended at a glance.
 pub(crate) enum Left {
     /// It ended so.
-    Nothing(WorkResult),
+    Nothing(Result<WorkSuccess, TransportError>),
     /// It was not posted, or perhaps: why is in the ledger.
     Refused,
     /// For it took too long, or the completion queue has failed.
@@ -26,8 +26,9 @@ pub(crate) enum Left {
 impl Left {
     #[inline(never)]
     pub(crate) fn after(ticket: Ticket<'_>, so_far: Unsettled, timeout: Option<Duration>) -> Self {
-        match ticket.place().wait(so_far, timeout) {
-            Ok(result) => Self::Nothing(result),
+        let place = ticket.place();
+        match place.wait(so_far, timeout) {
+            Ok(result) => Self::Nothing(result.map_err(|error| place.failed(error))),
             Err(failure) => {
                 let (id, operation) = ticket.keep();
                 Self::InFlight { id, operation, failure }
@@ -39,9 +40,9 @@ impl Left {
 impl Ledger {
     /// If it is not over by now, the request is ended: its memory goes back to the caller.
     #[inline(never)]
-    pub(crate) fn end_call(&mut self, left: Left) -> Result<WorkResult, TransportError> {
+    pub(crate) fn end_call(&mut self, left: Left) -> Result<WorkSuccess, TransportError> {
         let (id, operation, failure) = match left {
-            Left::Nothing(result) => return Ok(result),
+            Left::Nothing(result) => return result,
             Left::Refused => {
                 let Refusal { error, perhaps } = self.take_refusal();
                 if let Some(id) = perhaps {
@@ -59,8 +60,10 @@ impl Ledger {
         };
         match self.give_up(id, reason) {
             // It was done before the device was made to let go.
-            Some(Ok(success)) => Ok(Ok(success)),
-            Some(Err(work)) if work.class() != WorkErrorClass::Flushed => Ok(Err(work)),
+            Some(Ok(success)) => Ok(success),
+            Some(Err(work)) if work.class() != WorkErrorClass::Flushed => {
+                Err(self.queues.slot_of(id.0).map_or(failure, |slot| self.failed(slot, work)))
+            }
             _ => Err(failure),
         }
     }
@@ -128,13 +131,17 @@ pub(crate) fn wait_all(
         match ticket.place().wait_until(so_far, deadline)? {
             Some(Ok(success)) => each(success),
             Some(Err(error)) => {
-                failure.get_or_insert(error);
+                failure.get_or_insert_with(|| ledger.failed(slot, error));
             }
             None => {
                 let (operation, timeout) = (ticket.place().operation(), deadline.limit());
-                return Err(TransportError::Timeout { operation, timeout });
+                return Err(TransportError::Timeout {
+                    operation,
+                    timeout,
+                    peer: ledger.peer_of(slot),
+                });
             }
         }
     }
-    failure.map_or(Ok(()), |error| Err(error.into()))
+    failure.map_or(Ok(()), Err)
 }

@@ -365,7 +365,8 @@ impl Ledger {
                 continue;
             }
             let operation = slot.operation.get();
-            let result = slot.report().ok_or(TransportError::Lost { operation });
+            let lost = TransportError::Lost { operation, peer: self.peer_of(slot) };
+            let result = slot.report().ok_or(lost);
             slot.free();
             if state.is_reported() || state.is_marker() {
                 continue;
@@ -398,7 +399,7 @@ impl Ledger {
             Some(reason) if error.class() == WorkErrorClass::Flushed => {
                 Some(TransportError::Closed(reason))
             }
-            _ => Some(error.into()),
+            _ => Some(self.failed(slot, error)),
         }
     }
 

@@ -18,6 +18,7 @@ use super::state::State;
 use crate::operation::Operation;
 use crate::request::{Post, Request};
 use crate::transport_error::CloseReason;
+use crate::transport_error::context::PeerAddress;
 
 /// A place for one request at a time, of one queue of one connection.
 ///
@@ -253,7 +254,6 @@ pub(crate) struct Asked {
 }
 
 /// One queue pair, with the slots of its requests. It is in the [`Queues`] that have made it, and nowhere else.
-#[derive(Debug)]
 pub(crate) struct Connection {
     /// `None` when it had to be destroyed: then the cursors are at the dead slot.
     qp: Option<QueuePair>,
@@ -267,13 +267,29 @@ pub(crate) struct Connection {
     too_many: u32,
     closed: Cell<Option<CloseReason>>,
     dead: At,
+    /// Whom it is to, also when the queue pair is destroyed. `None` if that does not know.
+    pub(crate) peer: Option<PeerAddress>,
+}
+
+/// In one line.
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.qp {
+            Some(qp) => write!(f, "QPN {}", qp.qpn())?,
+            None => f.write_str("destroyed")?,
+        }
+        self.peer.map_or(Ok(()), |peer| write!(f, " to {peer}"))?;
+        self.closed().map_or(Ok(()), |reason| write!(f, ", closed, since {reason}"))
+    }
 }
 
 impl Connection {
     fn new(qp: Option<QueuePair>, slots: &Slots, first: u32, asked: Asked) -> Self {
         let Asked { sends, receives, signals_all } = asked;
+        let peer = qp.as_ref().and_then(QueuePair::peer).map(PeerAddress::from);
         let connection = Self {
             qp,
+            peer,
             send: Queue::new(slots, first, sends),
             receive: Queue::new(slots, first + sends, receives),
             last_unsignaled: Cell::new(slots.at(0)),

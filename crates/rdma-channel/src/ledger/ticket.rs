@@ -1,10 +1,11 @@
 //! One request in its slot, as all handles hold it.
 
+use std::fmt;
 use std::mem::ManuallyDrop;
 use std::slice;
 use std::time::Duration;
 
-use rdma_qp::{PollError, WorkResult, WorkSuccess};
+use rdma_qp::{PollError, WorkError, WorkResult, WorkSuccess};
 
 use super::Ledger;
 use super::queues::Slot;
@@ -15,11 +16,10 @@ use crate::transport_error::{TransportError, WorkId};
 
 /// Who holds it may ask how its request ended; the request goes on when it is dropped, and its slot is free
 /// when it has reported its end or the request is over.
-#[derive(Debug)]
 pub(crate) struct Ticket<'l>(Place<'l>);
 
 /// Where it is. By value, since what is called on a handle by reference has to be in memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Place<'l> {
     ledger: &'l Ledger,
     slot: &'l Slot,
@@ -41,6 +41,13 @@ enum Found {
     /// A completion of another request.
     Other,
     Nothing,
+}
+
+/// In one line.
+impl fmt::Debug for Ticket<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.0.operation(), self.0.id())
+    }
 }
 
 impl<'l> Ticket<'l> {
@@ -79,6 +86,11 @@ impl<'l> Ticket<'l> {
 impl Place<'_> {
     pub(crate) fn operation(self) -> Operation {
         self.slot.operation.get()
+    }
+
+    /// What is said of it if it has failed.
+    pub(crate) fn failed(self, error: WorkError) -> TransportError {
+        self.ledger.failed(self.slot, error)
     }
 
     pub(crate) fn id(self) -> WorkId {
@@ -181,7 +193,8 @@ impl Place<'_> {
             _ => Deadline::new(timeout),
         };
         let result = self.wait_until(so_far, &mut deadline)?;
-        result.ok_or(TransportError::Timeout { operation, timeout })
+        let peer = self.ledger.peer_of(self.slot);
+        result.ok_or(TransportError::Timeout { operation, timeout, peer })
     }
 
     /// How it ended, within that time, as [`wait`](Self::wait) says, of a handle that stays.
@@ -201,7 +214,7 @@ impl Place<'_> {
                 return Ok(success);
             }
         }
-        Ok(self.wait(so_far, timeout)??)
+        self.wait(so_far, timeout)?.map_err(|error| self.failed(error))
     }
 
     /// Its success, if it is done, which its handle reports.

@@ -1,8 +1,7 @@
 //! The words into which atomic operations put what the peer's word was, for callers who have no memory of their own.
 
-use std::cell::OnceCell;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use rdma_mem::{AccessFlags, SharedElement, SharedRegion};
 
@@ -12,7 +11,7 @@ use crate::transport_error::TransportError;
 
 /// A registered word for each slot, and the dead slot's for calls. Registered when the first one is needed.
 #[derive(Debug, Default)]
-pub(super) struct Words(OnceCell<Arc<SharedRegion>>);
+pub(super) struct Words(OnceLock<Arc<SharedRegion>>);
 
 /// How many bytes a word has.
 const WORD: usize = size_of::<u64>();

@@ -130,14 +130,15 @@ impl Ledger {
         for &id in ids {
             let Some(slot) = self.queues.slot_of(id.0) else { continue };
             let operation = slot.operation.get();
-            let result = slot.report().ok_or(TransportError::Lost { operation });
+            let peer = self.peer_of(slot);
+            let result = slot.report().ok_or(TransportError::Lost { operation, peer });
             if let Ok(Ok(success)) = result {
                 successes.push(success);
             } else {
                 let error = match self.failure(slot, result) {
-                    None => TransportError::Lost { operation },
+                    None => TransportError::Lost { operation, peer },
                     Some(TransportError::Closed(CloseReason::Timeout { .. })) => {
-                        TransportError::Timeout { operation, timeout }
+                        TransportError::Timeout { operation, timeout, peer }
                     }
                     Some(error) => error,
                 };

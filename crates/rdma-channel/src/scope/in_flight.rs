@@ -1,5 +1,6 @@
 //! Operations on rented memory.
 
+use std::fmt;
 use std::time::Duration;
 
 use rdma_mem::{RemoteMemoryRegion, ScatterList, SliceMut};
@@ -22,11 +23,17 @@ use crate::transport_error::{TransportError, WorkId};
 /// Dropping the handle changes nothing but that the memory does not come back before the scope has
 /// ended.
 #[must_use = "the memory comes back from it"]
-#[derive(Debug)]
 #[repr(C)] // as a `Refused`
 pub struct InFlight<'scope, B> {
     buf: B,
     ticket: Ticket<'scope>,
+}
+
+/// The kind of the operation, and its ID.
+impl<B> fmt::Debug for InFlight<'_, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "InFlight({:?})", self.ticket)
+    }
 }
 
 impl<'scope, B> InFlight<'scope, B> {
@@ -71,7 +78,7 @@ impl<'scope, B> InFlight<'scope, B> {
             }
             Err(Unsettled::Nothing) => return Progress::Pending(self),
             Err(so_far) => match self.ticket.place().poll(so_far) {
-                Ok(Some(result)) => result.map_err(TransportError::from),
+                Ok(Some(result)) => result.map_err(|error| self.ticket.place().failed(error)),
                 Ok(None) => return Progress::Pending(self),
                 Err(error) => return Progress::Dead(Late { handle: self, error }),
             },
@@ -113,7 +120,7 @@ impl<'scope, B> InFlight<'scope, B> {
                 return Ok(Finished { buf: self.buf, result: Ok(success) });
             }
             Err(so_far) => match self.ticket.place().wait(so_far, Some(timeout)) {
-                Ok(result) => result.map_err(TransportError::from),
+                Ok(result) => result.map_err(|error| self.ticket.place().failed(error)),
                 Err(error) => return Err(Late { handle: self, error }),
             },
         };

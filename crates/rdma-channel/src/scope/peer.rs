@@ -1,5 +1,7 @@
 //! Operations of a scope with one peer.
 
+use std::fmt;
+
 use rdma_mem::{InlineElement, ProtectionDomain, RemoteMemoryRegion};
 use rdma_qp::{
     AtomicWorkRequest, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest,
@@ -18,11 +20,18 @@ use crate::transport_error::{CloseReason, TransportError};
 ///
 /// The scope of a channel is one, by [`Deref`](std::ops::Deref); that of a [`MultiChannel`](crate::MultiChannel) gives
 /// [one for each peer](crate::Scope::to).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct ScopedPeer<'scope> {
     ledger: &'scope Ledger,
     connection: &'scope Connection,
     kept: Kept<'scope>,
+}
+
+/// As the channel's.
+impl fmt::Debug for ScopedPeer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ScopedPeer({:?})", self.connection)
+    }
 }
 
 impl<'scope> ScopedPeer<'scope> {

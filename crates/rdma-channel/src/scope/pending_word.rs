@@ -1,5 +1,6 @@
 //! Atomic operations whose result is a number, and no memory of the caller's.
 
+use std::fmt;
 use std::time::Duration;
 
 use rdma_mem::{RemoteMemoryRegion, ScatterList};
@@ -16,10 +17,16 @@ use crate::transport_error::{TransportError, WorkId};
 ///
 /// What the word was is in memory of the channel's, which belongs to the slot of the operation. As
 /// other handles do, it keeps its slot until it is dropped; dropping it changes nothing else.
-#[derive(Debug)]
 pub struct PendingWord<'scope> {
     work: PendingWork<'scope>,
     word: Word<'scope>,
+}
+
+/// The kind of the operation, and its ID.
+impl fmt::Debug for PendingWord<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PendingWord({}, {})", self.operation(), self.id())
+    }
 }
 
 impl PendingWord<'_> {

@@ -1,5 +1,6 @@
 //! Handles of operations whose memory is borrowed.
 
+use std::fmt;
 use std::time::Duration;
 
 use rdma_qp::WorkSuccess;
@@ -13,9 +14,15 @@ use crate::transport_error::{TransportError, WorkId};
 /// Dropping the handle changes nothing: the operation goes on, and the scope, which borrowed its
 /// memory, ends the operation. A handle keeps its slot in the queue until it is dropped, also when
 /// the operation is done.
-#[derive(Debug)]
 pub struct PendingWork<'l> {
     ticket: Ticket<'l>,
+}
+
+/// The kind of the operation, and its ID.
+impl fmt::Debug for PendingWork<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PendingWork({:?})", self.ticket)
+    }
 }
 
 /// An operation of a [scope](crate::Channel::scope), which ends within it.
@@ -44,7 +51,7 @@ impl<'l> PendingWork<'l> {
             Err(Unsettled::Nothing) => None,
             Err(so_far) => match place.poll(so_far) {
                 Ok(Some(Ok(success))) => Some(Ok(success)),
-                Ok(Some(Err(error))) => Some(Err(error.into())),
+                Ok(Some(Err(error))) => Some(Err(place.failed(error))),
                 Ok(None) => None,
                 Err(error) => Some(Err(error)),
             },

@@ -172,7 +172,10 @@ fn completions_that_are_lost_leave_nothing_under_way() {
             });
             assert!(begin.elapsed() < Duration::from_secs(10));
             let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
-            assert!(matches!(errors[0].error, TransportError::Lost { operation: Operation::Read }));
+            assert!(matches!(
+                errors[0].error,
+                TransportError::Lost { operation: Operation::Read, .. }
+            ));
             assert_eq!((errors.len(), lost.get(), pair.here.qpn()), (1, 1, None));
             assert_eq!(pair.device.in_flight(qpn), 0);
             honest();

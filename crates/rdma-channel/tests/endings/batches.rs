@@ -90,7 +90,7 @@ fn a_batch_that_runs_out_gives_its_memory_back_and_closes_the_channel() {
         must_end(move || {
             let mut batch = Batch::new(device);
             let error = batch.call(call, || {});
-            let late = matches!(error, TransportError::Timeout { operation: which, timeout }
+            let late = matches!(error, TransportError::Timeout { operation: which, timeout, .. }
                 if which == operation && timeout == DRAIN);
             assert!(late, "{error}");
             assert_eq!(batch.under_way.get(), sends, "nothing was done");

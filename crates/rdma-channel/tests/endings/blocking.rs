@@ -61,7 +61,7 @@ fn assert_timed_out(
 ) {
     let Err(error) = outcome else { panic!("done: {outcome:?}") };
     assert!(
-        matches!(error, TransportError::Timeout { operation: which, timeout }
+        matches!(error, TransportError::Timeout { operation: which, timeout, .. }
             if which == operation && timeout == DRAIN),
         "{error}"
     );

@@ -26,7 +26,7 @@ fn a_wait_that_runs_out_changes_nothing_and_the_operation_is_done_later() {
                     let begin = Instant::now();
                     let error = write.wait(limit).unwrap_err();
                     assert!(
-                        matches!(error, TransportError::Timeout { operation: Operation::Write, timeout }
+                        matches!(error, TransportError::Timeout { operation: Operation::Write, timeout, .. }
                             if timeout == limit),
                         "{error}"
                     );
@@ -65,7 +65,7 @@ fn rented_memory_stays_with_a_handle_whose_wait_runs_out() {
                 for limit in [Duration::ZERO, Duration::from_millis(5)] {
                     let late = read.wait(limit).unwrap_err();
                     assert!(
-                        matches!(late.error, TransportError::Timeout { operation: Operation::Read, timeout }
+                        matches!(late.error, TransportError::Timeout { operation: Operation::Read, timeout, .. }
                             if timeout == limit),
                         "{late}"
                     );

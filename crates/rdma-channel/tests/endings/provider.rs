@@ -39,7 +39,7 @@ fn a_scope_on_a_completion_queue_that_fails_ends_by_destroying_the_queue_pair() 
                 let Err(ScopeError::AutoPollError(errors)) = left else { panic!("{left:?}") };
                 assert_eq!(errors.len(), 3);
                 assert!(errors.iter().all(|lost| matches!(lost.error,
-                    TransportError::Lost { operation } if operation == lost.operation)));
+                    TransportError::Lost { operation, .. } if operation == lost.operation)));
                 assert_eq!((DESTROYED.get(), soft.in_flight(qpn)), (1, 0));
                 assert_eq!((pair.here.closed(), pair.here.qpn()), (Some(CloseReason::Poll), None));
                 assert!(matches!(

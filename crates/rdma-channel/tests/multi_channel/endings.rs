@@ -61,7 +61,7 @@ fn a_peer_that_does_not_answer_loses_its_connection_alone() {
             let outcome = gather(center, &mut memory, &[2, 1, 0]);
             assert!(begin.elapsed() >= ANSWERED);
             let (peers, error) = failed(outcome.unwrap_err());
-            let late = matches!(error, TransportError::Timeout { operation: Operation::Receive, timeout }
+            let late = matches!(error, TransportError::Timeout { operation: Operation::Receive, timeout, .. }
                 if timeout == ANSWERED);
             assert!(late && peers == [1], "{device}: {peers:?} {error}");
             assert_eq!((star.open(), star.center.closed(1).unwrap()), (vec![0, 2], Some(RECEIVE)));

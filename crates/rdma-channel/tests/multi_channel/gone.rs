@@ -177,7 +177,7 @@ fn a_collective_with_a_silent_peer_ends_in_time_and_costs_that_connection() {
             assert_eq!(under_way.get(), [1; 3], "nothing was done");
             let text = error.to_string();
             let (peers, error) = failed(error);
-            let late = matches!(error, TransportError::Timeout { operation, timeout }
+            let late = matches!(error, TransportError::Timeout { operation, timeout, .. }
                 if operation == which && timeout == LIMIT);
             assert!(late && peers == [1] && text.contains("peer 1"), "{text}");
             let first = CloseReason::Timeout { operation: which };

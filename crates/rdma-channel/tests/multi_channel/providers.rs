@@ -50,7 +50,7 @@ fn leave(star: &mut Star, peers: &[usize], leave: impl FnOnce()) -> Vec<Operatio
 }
 
 fn is_lost(lost: &OperationError) -> bool {
-    matches!(lost.error, TransportError::Lost { operation } if operation == lost.operation)
+    matches!(lost.error, TransportError::Lost { operation, .. } if operation == lost.operation)
 }
 
 /// H5: nothing is known of any of them, so that all queue pairs have to go.
@@ -220,7 +220,7 @@ fn a_collective_that_loses_a_completion_says_which_peers() {
             let (read, outcome) = gather(&mut star, [1, 2, 0]);
             assert!(begin.elapsed() >= LIMIT && begin.elapsed() < SECOND);
             let (peers, error) = failed(outcome.unwrap_err());
-            let told = matches!(error, TransportError::Lost { operation: Operation::Read });
+            let told = matches!(error, TransportError::Lost { operation: Operation::Read, .. });
             assert!(told && peers == [1], "{peers:?} {error}");
             assert_eq!(read[8..], [9; 16]);
             assert_eq!((lost.get(), DESTROYED.get(), star.open()), (1, 1, vec![0, 2]));

@@ -346,7 +346,7 @@ fn a_peer_that_is_gone_fails_the_operation_and_closes_the_channel(device: &Devic
     let error = here.send_timeout(SendWorkRequest::only_immediate(1), BOUND).unwrap_err();
     let TransportError::WorkError(error) = error else { panic!("{error:?}") };
     assert_eq!(error.code(), WorkErrorCode::RetryExceededError);
-    expect_closed(&mut here, CloseReason::Work { operation: Operation::Send, error });
+    expect_closed(&mut here, CloseReason::Work { operation: Operation::Send, error: *error });
 }
 
 fn a_scope_whose_peer_goes_away_ends_and_says_what_failed(device: &Device) {
@@ -368,7 +368,7 @@ fn a_scope_whose_peer_goes_away_ends_and_says_what_failed(device: &Device) {
     assert_eq!(operations, [Operation::Send, Operation::Receive], "{errors:?}");
     let TransportError::WorkError(error) = errors[0].error else { panic!("{errors:?}") };
     assert_eq!(error.code(), WorkErrorCode::RetryExceededError);
-    expect_closed(&mut here, CloseReason::Work { operation: Operation::Send, error });
+    expect_closed(&mut here, CloseReason::Work { operation: Operation::Send, error: *error });
 }
 
 fn a_refused_write_closes_the_channel_and_flushes_the_rest(device: &Device) {
