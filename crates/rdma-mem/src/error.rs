@@ -43,7 +43,7 @@ pub enum Error {
         device: String,
     },
     /// A region of no bytes, which devices do not register.
-    #[error("a region of 0 bytes cannot be registered")]
+    #[error("a region of 0 bytes cannot be registered: it needs at least 1")]
     EmptyRegion,
     /// A part of a dma-buf and an address for it that are not at the same offset within a page.
     #[error(

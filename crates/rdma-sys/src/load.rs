@@ -13,7 +13,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use crate::{elf, load_error::LoadError, table::Verbs};
 
 /// The file name that libibverbs has had since its first release.
-const SONAME: &str = "libibverbs.so.1";
+pub(crate) const SONAME: &str = "libibverbs.so.1";
 
 /// The environment variable that names another file.
 const PATH_VARIABLE: &str = "RDMA_LIBIBVERBS";

@@ -3,6 +3,7 @@
 use std::{ffi::OsStr, ffi::OsString, path::Path};
 
 use crate::elf;
+use crate::load::SONAME;
 
 /// What every message ends with.
 macro_rules! without {
@@ -18,11 +19,7 @@ macro_rules! without {
 #[non_exhaustive]
 pub enum LoadError {
     /// There is no such file, or the loader does not look where it is.
-    #[error(
-        "{} is not installed: install rdma-core (Debian, Ubuntu: libibverbs1 and \
-         ibverbs-providers; Fedora, RHEL: libibverbs), or set RDMA_LIBIBVERBS to its path{}",
-        .file.display(), without!()
-    )]
+    #[error("{}{}", not_found(.file), without!())]
     NotFound {
         /// What was looked for.
         file: OsString,
@@ -72,6 +69,22 @@ pub enum LoadError {
         /// The loader's own words.
         reason: String,
     },
+}
+
+/// Only `RDMA_LIBIBVERBS` names another file than the usual one.
+fn not_found(file: &OsStr) -> String {
+    let shown = file.display();
+    if file == SONAME {
+        format!(
+            "{shown} is not installed: install rdma-core (Debian, Ubuntu: libibverbs1 and \
+             ibverbs-providers; Fedora, RHEL: libibverbs), or set RDMA_LIBIBVERBS to its path"
+        )
+    } else {
+        format!(
+            "RDMA_LIBIBVERBS is {shown}, which is not there: correct the variable, or unset it to load \
+             {SONAME}"
+        )
+    }
 }
 
 impl LoadError {

@@ -36,7 +36,10 @@ pub struct ConnectAttributes {
 #[non_exhaustive]
 pub enum HandshakeError {
     /// An InfiniBand port and an Ethernet port.
-    #[error("link layer: this port is {own}, the peer's is {peer}")]
+    #[error(
+        "link layer: this port is {own}, the peer's is {peer}: take ports of one kind, by the device or by \
+         the option `port`"
+    )]
     LinkLayer {
         /// This end's port.
         own: LinkLayer,
@@ -239,7 +242,11 @@ mod tests {
         let text = compute(&own, &roce(0x12, "fe80::1")).unwrap_err().to_string();
         assert!(text.contains("::ffff:192.0.2.1 (RoCE v2)") && text.contains("fe80::1"), "{text}");
         let text = compute(&own, &end(0x12).with_lid(Lid::new(2))).unwrap_err().to_string();
-        assert_eq!(text, "link layer: this port is Ethernet, the peer's is InfiniBand");
+        assert_eq!(
+            text,
+            "link layer: this port is Ethernet, the peer's is InfiniBand: take ports of one kind, by the device \
+             or by the option `port`"
+        );
         let lid = compute(&end(0x11).with_lid(Lid::new(1)), &end(0x12));
         assert_eq!(lid, Err(HandshakeError::Lid { lid: Lid::NONE }));
         for qpn in [0, 1, 0xff_ffff] {

@@ -1,0 +1,284 @@
+//! Each failure of `docs/errors.md` is provoked, and says what the page has.
+#![cfg(feature = "soft")]
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+use std::env;
+use std::fmt::Display;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use rdma::channel::{ChannelBuilder, PeerSendWorkRequest};
+use rdma::prelude::*;
+use rdma::qp::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, QueuePairType};
+
+const PAGE: &str = include_str!("../../../docs/errors.md");
+const SHORT: Duration = Duration::from_millis(20);
+
+/// The sections of the page: the heading, and the rest.
+fn sections() -> impl Iterator<Item = (&'static str, &'static str)> {
+    PAGE.split("\n### ").skip(1).map(|section| section.split_once('\n').unwrap())
+}
+
+/// The test of a section.
+fn test_of(heading: &str) -> String {
+    heading.to_lowercase().replace([' ', '-'], "_").replace(['`', '\''], "")
+}
+
+/// That the section of the test that runs has this message. On the page `…` stands for what differs.
+#[track_caller]
+fn says(error: impl Display) {
+    let (said, thread) = (error.to_string(), thread::current());
+    let test = thread.name().unwrap();
+    let (_, section) = sections().find(|(heading, _)| test_of(heading) == test).unwrap();
+    let block = section.split("```").nth(1).unwrap().strip_prefix("text").unwrap();
+    let expected = block.split_whitespace().collect::<Vec<_>>().join(" ");
+    let mut rest: &str = &said.split_whitespace().collect::<Vec<_>>().join(" ");
+    for (place, part) in expected.split('…').enumerate() {
+        let at = rest.find(part).filter(|&at| place > 0 || at == 0);
+        let at = at.unwrap_or_else(|| panic!("said: {said}\non the page: {expected}"));
+        rest = &rest[at + part.len()..];
+    }
+    assert!(rest.is_empty() || expected.ends_with('…'), "said: {said}\non the page: {expected}");
+}
+
+#[test]
+fn each_section_has_a_test() {
+    let tests = include_str!("errors.rs");
+    assert!(sections().count() >= 20, "the twenty commonest");
+    for (heading, _) in sections() {
+        let test = test_of(heading);
+        assert!(tests.contains(&format!("#[test]\nfn {test}()")), "no test for {heading}: {test}");
+    }
+}
+
+fn domain(device: &str) -> ProtectionDomain {
+    open_device(device).unwrap().allocate_pd().unwrap()
+}
+
+/// All that a peer may do.
+fn all() -> AccessFlags {
+    let local = AccessFlags::new().with_local_write();
+    local.with_remote_read().with_remote_write().with_remote_atomic()
+}
+
+/// Two channels of that domain that are connected to each other.
+fn pair(pd: &ProtectionDomain) -> [Channel; 2] {
+    pair_with(pd, |builder| builder)
+}
+
+fn pair_with(
+    pd: &ProtectionDomain,
+    knobs: impl Fn(ChannelBuilder<'_>) -> ChannelBuilder<'_>,
+) -> [Channel; 2] {
+    let [here, there] = [(); 2].map(|()| knobs(pd.create_channel().access(all())).build().unwrap());
+    let (at_here, at_there) = (here.endpoint(), there.endpoint());
+    [here.handshake(at_there).unwrap(), there.handshake(at_here).unwrap()]
+}
+
+#[test]
+fn no_device_of_that_name() {
+    says(open_device("mlx5_9").unwrap_err());
+}
+
+/// What is loaded is loaded once, so in a process of its own.
+#[test]
+fn no_libibverbs() {
+    if env::var_os("IN_CHILD").is_some() {
+        return says(&list_devices().errors()[0]);
+    }
+    let child = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "no_libibverbs", "--nocapture"])
+        .envs([("IN_CHILD", "1"), ("RDMA_LIBIBVERBS", "/no/such/libibverbs.so.1")])
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
+}
+
+#[test]
+fn a_region_of_no_bytes() {
+    says(domain("soft0").allocate_region(0).unwrap_err());
+}
+
+#[test]
+fn remote_access_without_local_write() {
+    let access = AccessFlags::new().with_remote_write();
+    says(domain("soft0").allocate_shared_region(8, access).unwrap_err());
+}
+
+#[test]
+fn more_than_the_device_has() {
+    says(domain("soft0").create_channel().max_send_wr(1 << 20).build().unwrap_err());
+}
+
+#[test]
+fn a_channel_of_datagrams() {
+    says(domain("soft0").create_channel().qp_type(QueuePairType::UD).build().unwrap_err());
+}
+
+#[test]
+fn ends_of_different_link_layers() {
+    let (roce, infiniband) = (domain("soft0"), domain("softib0"));
+    let peer = infiniband.create_channel().build().unwrap().endpoint();
+    says(roce.create_channel().build().unwrap().handshake(peer).unwrap_err());
+}
+
+#[test]
+fn something_else_speaks_there() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut web = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    web.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    let stream = listener.accept().unwrap().0;
+    let endpoint = domain("soft0").create_channel().build().unwrap().endpoint();
+    says(exchange(stream, &endpoint, Duration::from_secs(5)).unwrap_err());
+}
+
+#[test]
+fn the_peer_never_exchanges() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let _silent = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let stream = listener.accept().unwrap().0;
+    let endpoint = domain("soft0").create_channel().build().unwrap().endpoint();
+    says(exchange(stream, &endpoint, SHORT).unwrap_err());
+}
+
+#[test]
+fn memory_of_another_domain() {
+    let [mut here, _there] = pair(&domain("soft0"));
+    let foreign = domain("soft0").allocate_region(8).unwrap();
+    says(here.send_from(&foreign).unwrap_err());
+}
+
+#[test]
+fn too_many_elements() {
+    let pd = domain("soft0");
+    let [mut here, _there] = pair_with(&pd, |builder| builder.max_send_sge(1));
+    let region = pd.allocate_region(8).unwrap();
+    let list = GatherList::from([region.as_slice(), region.as_slice()]);
+    says(here.send(SendWorkRequest::from_list(&list)).unwrap_err());
+}
+
+#[test]
+fn too_many_inline_bytes() {
+    let [mut here, _there] = pair(&domain("soft0"));
+    says(here.send_inline(&[0; 4096]).unwrap_err());
+}
+
+#[test]
+fn beyond_the_remote_memory() {
+    let pd = domain("soft0");
+    let [mut here, _there] = pair(&pd);
+    let board = pd.allocate_shared_region(8, all()).unwrap();
+    says(here.read_into(&mut pd.allocate_region(16).unwrap(), board.remote()).unwrap_err());
+}
+
+#[test]
+fn an_atomic_at_an_odd_address() {
+    let pd = domain("soft0");
+    let [mut here, _there] = pair(&pd);
+    let board = pd.allocate_shared_region(16, all()).unwrap();
+    says(here.fetch_add(board.remote().slice(4..12).unwrap(), 1).unwrap_err());
+}
+
+#[test]
+fn the_queue_is_full() {
+    let [mut here, _there] = pair_with(&domain("soft0"), |builder| builder.max_recv_wr(1));
+    let full = here.scope(|s| {
+        s.post_receive(ReceiveWorkRequest::only_immediate())?;
+        let full = s.post_receive(ReceiveWorkRequest::only_immediate()).map(drop);
+        s.close();
+        full
+    });
+    says(full.map_err(ScopeError::flatten).unwrap_err());
+}
+
+#[test]
+fn a_batch_longer_than_the_queue() {
+    let [mut here, _there] = pair_with(&domain("soft0"), |builder| builder.max_send_wr(2));
+    let none = || SendWorkRequest::new(&[]).into();
+    says(here.batch([none(), none(), none()]).unwrap_err());
+}
+
+#[test]
+fn no_such_peer() {
+    let pd = domain("soft0");
+    let prepared = pd.create_multi_channel().num_channels(2).build().unwrap();
+    let ends = prepared.endpoints();
+    let mut channels = prepared.handshake([ends[1], ends[0]]).unwrap();
+    says(channels.send(PeerSendWorkRequest::new(2, &[])).unwrap_err());
+}
+
+#[test]
+fn nothing_came_in_time() {
+    let pd = domain("soft0");
+    let [mut here, _there] = pair(&pd);
+    let mut memory = pd.allocate_region(8).unwrap();
+    says(here.within(SHORT).receive_into(&mut memory).unwrap_err());
+}
+
+#[test]
+fn the_channel_is_closed() {
+    let pd = domain("soft0");
+    let [mut here, _there] = pair(&pd);
+    let mut memory = pd.allocate_region(8).unwrap();
+    here.within(SHORT).receive_into(&mut memory).unwrap_err();
+    says(here.send_from(&memory).unwrap_err());
+}
+
+#[test]
+fn the_peer_does_not_answer() {
+    let pd = domain("soft0");
+    let retries = MaxAckRetries::limited(1).unwrap();
+    let [mut here, there] = pair_with(&pd, |builder| {
+        builder.ack_timeout(AckTimeout::limited(12).unwrap()).max_ack_retries(retries)
+    });
+    drop(there);
+    says(here.send_from(&pd.allocate_region(8).unwrap()).unwrap_err());
+}
+
+#[test]
+fn the_peer_has_no_receive_posted() {
+    let pd = domain("soft0");
+    let [mut here, _there] = pair_with(&pd, |builder| {
+        let retries = MaxRnrRetries::limited(1).unwrap();
+        builder.max_rnr_retries(retries).min_rnr_timer(MinRnrTimer::limited(1).unwrap())
+    });
+    says(here.send_from(&pd.allocate_region(8).unwrap()).unwrap_err());
+}
+
+#[test]
+fn the_peer_does_not_allow_it() {
+    let pd = domain("soft0");
+    let [mut here, _there] = pair(&pd);
+    let access = AccessFlags::new().with_remote_read();
+    let board = pd.allocate_shared_region(8, access).unwrap();
+    says(here.write_from(&pd.allocate_region(8).unwrap(), board.remote()).unwrap_err());
+}
+
+#[test]
+fn a_message_longer_than_its_receive() {
+    let pd = domain("soft0");
+    let [mut here, mut there] = pair(&pd);
+    let receiver = thread::spawn({
+        let pd = pd.clone();
+        move || there.receive_into(&mut pd.allocate_region(8).unwrap()).unwrap_err()
+    });
+    let _refused = here.send_from(&pd.allocate_region(16).unwrap()).unwrap_err();
+    says(receiver.join().unwrap());
+}
+
+#[test]
+fn what_a_scope_left_has_failed() {
+    let pd = domain("soft0");
+    let [mut here, _there] = pair(&pd);
+    let access = AccessFlags::new().with_remote_read();
+    let board = pd.allocate_shared_region(8, access).unwrap();
+    let memory = pd.allocate_region(8).unwrap();
+    let left = here.scope(|s| {
+        drop(s.write_from(memory.as_slice(), board.remote())?);
+        Ok::<_, TransportError>(())
+    });
+    says(left.unwrap_err());
+}
