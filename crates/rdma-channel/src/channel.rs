@@ -17,6 +17,7 @@ use crate::transport_error::{CloseReason, Rejected, TransportError};
 pub(crate) mod blocking;
 pub(crate) mod builder;
 pub(crate) mod prepared;
+pub(crate) mod waiting;
 
 /// A connection to one peer, whose operations keep their memory alive and always end.
 ///

@@ -45,6 +45,7 @@ use crate::transport_error::{CloseReason, TransportError};
 mod check;
 mod completion;
 pub(crate) mod end;
+mod pause;
 pub(crate) mod post;
 pub(crate) mod queues;
 mod state;
@@ -70,6 +71,8 @@ pub(crate) struct Ledger {
     refusal: post::LastRefusal,
     /// How many completions were of no request in flight.
     pub(crate) unmatched: Cell<u64>,
+    /// An event was asked for, and none was taken since: there may be one.
+    event_due: Cell<bool>,
     pub(crate) limits: Limits,
     pub(crate) pd: ProtectionDomain,
     #[cfg(debug_assertions)]
@@ -110,6 +113,7 @@ impl Ledger {
             call_ends: Cell::new((0, None)),
             refusal: post::LastRefusal::default(),
             unmatched: Cell::new(0),
+            event_due: Cell::new(false),
             limits,
             pd,
             #[cfg(debug_assertions)]
@@ -217,12 +221,9 @@ impl Ledger {
             if self.take_completions()? == 0 {
                 let deadline = deadline.as_mut().filter(|_| helps);
                 let Some(deadline) = deadline else { return Err(TransportError::WouldBlock) };
-                if deadline.has_passed() {
+                if self.pause(deadline)? {
                     let timeout = deadline.limit();
                     return Err(TransportError::Timeout { operation, timeout });
-                }
-                if deadline.is_far() {
-                    self.check_process()?;
                 }
             }
         }

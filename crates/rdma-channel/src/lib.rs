@@ -21,6 +21,8 @@ mod transport_error;
 pub use channel::Channel;
 pub use channel::builder::{ChannelBuilder, MultiChannelBuilder, WithoutPd};
 pub use channel::prepared::PreparedChannel;
+pub use channel::waiting::{Armed, Waitable};
+pub use deadline::Wait;
 pub use exchange::{ExchangeError, Pipes, TimedStream, confirm, exchange, exchange_all};
 pub use multi_channel::MultiChannel;
 pub use multi_channel::prepared::PreparedMultiChannel;

@@ -1,12 +1,12 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_channel::{
-    Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, Late, MultiChannel,
-    MultiChannelBuilder, Operation, OperationError, PeerAtomicWorkRequest, PeerReadWorkRequest,
-    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
-    PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress, Refused,
-    RefusedBatch, Rejected, Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, ToPeer,
-    TransportError, WithoutPd, WorkId,
+    Armed, Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, Late,
+    MultiChannel, MultiChannelBuilder, Operation, OperationError, PeerAtomicWorkRequest,
+    PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest,
+    PeerWriteWorkRequest, PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel,
+    Progress, Refused, RefusedBatch, Rejected, Request, Scope, ScopeError, ScopedPeer,
+    ScopedPendingWork, ToPeer, TransportError, Wait, Waitable, WithoutPd, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -37,6 +37,7 @@ fn a_channel_is_used_by_one_thread_at_a_time() {
     <MultiChannel as NotSync<_>>::holds();
     send_sync::<PreparedMultiChannel>();
     send_sync::<MultiChannelBuilder<'_>>();
+    send_sync::<Waitable<'_>>();
 }
 
 #[test]
@@ -72,6 +73,8 @@ fn results_are_values() {
     send_sync::<PeerRemoteMemoryRegion>();
     send_sync::<CloseReason>();
     send_sync::<Operation>();
+    send_sync::<Wait>();
+    send_sync::<Armed>();
     send_sync::<WorkId>();
     error::<TransportError>();
     error::<OperationError>();
