@@ -71,8 +71,8 @@ pub(crate) struct Ledger {
     refusal: post::LastRefusal,
     /// How many completions were of no request in flight.
     pub(crate) unmatched: Cell<u64>,
-    /// An event was asked for, and none was taken since: there may be one.
-    event_due: Cell<bool>,
+    /// How often an event was asked for since one was taken. If it is 0, there is none but perhaps a late one.
+    events_asked: Cell<u64>,
     pub(crate) limits: Limits,
     pub(crate) pd: ProtectionDomain,
     #[cfg(debug_assertions)]
@@ -113,7 +113,7 @@ impl Ledger {
             call_ends: Cell::new((0, None)),
             refusal: post::LastRefusal::default(),
             unmatched: Cell::new(0),
-            event_due: Cell::new(false),
+            events_asked: Cell::new(0),
             limits,
             pd,
             #[cfg(debug_assertions)]

@@ -51,11 +51,11 @@ impl Ledger {
     /// Asks for an event at the next completion. Those that were asked for before are taken first, so that they do not
     /// accumulate.
     fn ask_for_event(&self, events: &CompletionChannel) -> Result<(), rdma_qp::Error> {
-        if self.event_due.get() {
+        if self.events_asked.get() > 0 {
             while events.try_get_event()?.is_some() {}
         }
         self.cq.req_notify(false)?;
-        self.event_due.set(true);
+        self.events_asked.set(self.events_asked.get() + 1);
         Ok(())
     }
 
@@ -80,7 +80,7 @@ impl Ledger {
             Ok(_) if files[0].revents().contains(PollFlags::IN) => {
                 let taken = events.try_get_event();
                 if let Ok(Some(_)) = taken {
-                    self.event_due.set(false);
+                    self.events_asked.set(0);
                 }
                 taken.is_ok()
             }
