@@ -19,6 +19,7 @@ pub(crate) mod blocking;
 pub(crate) mod builder;
 pub(crate) mod prepared;
 pub(crate) mod slices;
+pub(crate) mod waiting;
 
 /// A connection to one peer, whose operations keep their memory alive and always end.
 ///
@@ -26,8 +27,9 @@ pub(crate) mod slices;
 /// are in flight at a time, and [unpolled](Self::send_unpolled) ones, which are `unsafe` and what
 /// the others are made of.
 ///
-/// The channel has a completion queue of its own. A channel can be moved to another thread, and
-/// used by one at a time.
+/// The channel has a completion queue of its own, and unless it [spins](crate::Wait::Spin) a completion
+/// channel, to sleep on while it waits. A channel can be moved to another thread, and used by one at a
+/// time.
 ///
 /// # Blocking operations
 /// Each posts one request and waits until it is done, so that its memory is borrowed as long as the

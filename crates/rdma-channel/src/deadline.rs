@@ -1,16 +1,55 @@
 //! How long to wait, and how.
 
 use std::hint;
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// No limit: `Instant` cannot count so far.
 pub(crate) const NO_LIMIT: Duration = Duration::MAX;
 
+/// What a channel does while it waits, when it has found nothing for some time.
+///
+/// It is so wherever the channel waits: in blocking calls, in `wait` of a handle, in a post for which
+/// the queue has no free slot, and at the end of a scope. A completion that is there is taken without
+/// any of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wait {
+    /// Polls without end, and lets other threads have the processor in between, after the first 1,024
+    /// polls. The channel has no [completion channel](rdma_qp::CompletionChannel), and so no file.
+    Spin,
+    /// Polls 1,024 times, some tens of microseconds, and then sleeps until something completes. What comes
+    /// soon is found as soon as by [`Spin`](Self::Spin), and what comes late costs no processor.
+    #[default]
+    SpinThenSleep,
+    /// Sleeps at the first poll that finds nothing: for many threads on few processors.
+    Sleep,
+}
+
 /// Between two looks at the clock.
 const POLLS: u32 = 16;
 /// After so many empty polls, some tens of microseconds, others may have the processor.
 const SPINS: u32 = 1024;
+
+impl Wait {
+    /// After how many empty polls others may have the processor.
+    const fn spins(self) -> u32 {
+        match self {
+            Self::Spin | Self::SpinThenSleep => SPINS,
+            Self::Sleep => 0,
+        }
+    }
+}
+
+/// What comes after an empty poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Another one, at once.
+    Poll,
+    /// Others may have the processor, for no longer than that, if there is a limit; and a slow question may be asked.
+    Rest(Option<Duration>),
+    /// Nothing: the deadline has passed.
+    End,
+}
 
 /// The end of a wait, whose time begins with the first empty poll: until then, the clock is not read.
 #[derive(Debug)]
@@ -50,30 +89,24 @@ impl Deadline {
         self.end
     }
 
-    /// Whether it was waited for some time, so that others may have the processor, and a slow question may be asked.
-    #[inline]
-    pub(crate) const fn is_far(&self) -> bool {
-        self.polls > SPINS
-    }
-
     /// To be asked after each empty poll.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn has_passed(&mut self) -> bool {
-        let polls = self.polls;
+    pub(crate) fn next(&mut self, wait: Wait) -> Next {
+        let (polls, spins) = (self.polls, wait.spins());
         self.polls = polls.saturating_add(1);
-        if polls < SPINS && !polls.is_multiple_of(POLLS) {
+        if polls < spins && !polls.is_multiple_of(POLLS) {
             hint::spin_loop();
-            return false;
+            return Next::Poll;
         }
         let now = Instant::now();
         if self.end.is_none() {
             self.end = now.checked_add(self.limit);
         }
-        if polls >= SPINS {
-            thread::yield_now();
+        let left = self.end.map(|end| end.saturating_duration_since(now));
+        match left {
+            Some(Duration::ZERO) => Next::End,
+            _ if polls < spins => Next::Poll,
+            _ => Next::Rest(left),
         }
-        self.end.is_some_and(|end| now >= end)
     }
 }
 
@@ -99,21 +132,35 @@ impl BatchDeadline {
 }
 
 #[cfg(test)]
+#[allow(clippy::panic)] // a test
 mod tests {
     use super::*;
 
     #[test]
     fn none_has_passed_at_once_and_all_time_never() {
-        assert!(Deadline::new(Duration::ZERO).has_passed());
-        let mut deadline = Deadline::new(NO_LIMIT);
-        assert!((0..5000).all(|_| !deadline.has_passed()));
+        for wait in [Wait::Spin, Wait::SpinThenSleep, Wait::Sleep] {
+            assert_eq!(Deadline::new(Duration::ZERO).next(wait), Next::End);
+            let mut deadline = Deadline::new(NO_LIMIT);
+            let rests = (0..5000).filter(|_| match deadline.next(wait) {
+                Next::Poll => false,
+                Next::Rest(left) => left.is_none(),
+                Next::End => panic!("it has no end"),
+            });
+            assert_eq!(rests.count(), 5000 - wait.spins() as usize, "{wait:?}");
+        }
     }
 
     #[test]
     fn it_ends_after_its_limit() {
         let (limit, start) = (Duration::from_millis(20), Instant::now());
         let mut deadline = Deadline::new(limit);
-        while !deadline.has_passed() {}
+        loop {
+            match deadline.next(Wait::Spin) {
+                Next::Poll => {}
+                Next::Rest(left) => assert!(left.is_some_and(|left| left <= limit)),
+                Next::End => break,
+            }
+        }
         assert!(start.elapsed() >= limit);
     }
 }

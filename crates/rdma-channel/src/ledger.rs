@@ -46,6 +46,7 @@ use crate::transport_error::{CloseReason, TransportError};
 mod check;
 mod completion;
 pub(crate) mod end;
+mod pause;
 pub(crate) mod post;
 pub(crate) mod queues;
 mod state;
@@ -72,6 +73,8 @@ pub(crate) struct Ledger {
     refusal: post::LastRefusal,
     /// How many completions were of no request in flight.
     pub(crate) unmatched: Cell<u64>,
+    /// How often an event was asked for since one was taken. If it is 0, there is none but perhaps a late one.
+    events_asked: Cell<u64>,
     pub(crate) limits: Limits,
     /// Dropped behind the queue pairs.
     words: words::Words,
@@ -114,6 +117,7 @@ impl Ledger {
             call_ends: Cell::new((0, None)),
             refusal: post::LastRefusal::default(),
             unmatched: Cell::new(0),
+            events_asked: Cell::new(0),
             limits,
             words: words::Words::default(),
             pd,
@@ -222,16 +226,13 @@ impl Ledger {
             if self.take_completions()? == 0 {
                 let deadline = deadline.as_mut().filter(|_| helps);
                 let Some(deadline) = deadline else { return Err(TransportError::WouldBlock) };
-                if deadline.has_passed() {
+                if self.pause(deadline)? {
                     let timeout = deadline.limit();
                     return Err(TransportError::Timeout {
                         operation,
                         timeout,
                         peer: connection.peer,
                     });
-                }
-                if deadline.is_far() {
-                    self.check_process()?;
                 }
             }
         }

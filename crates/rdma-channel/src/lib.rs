@@ -22,6 +22,8 @@ pub use channel::Channel;
 pub use channel::builder::{ChannelBuilder, MultiChannelBuilder, WithoutPd};
 pub use channel::prepared::PreparedChannel;
 pub use channel::slices::Within;
+pub use channel::waiting::{Armed, Waitable};
+pub use deadline::Wait;
 pub use exchange::{ExchangeError, Pipes, TimedStream, confirm, exchange, exchange_all};
 pub use multi_channel::MultiChannel;
 pub use multi_channel::prepared::PreparedMultiChannel;

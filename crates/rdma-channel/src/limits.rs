@@ -1,8 +1,8 @@
-//! How long operations may take.
+//! How long operations may take, and how they are waited for.
 
 use std::time::Duration;
 
-use crate::deadline::NO_LIMIT;
+use crate::deadline::{NO_LIMIT, Wait};
 use crate::operation::Operation;
 
 /// The default limits of a channel, by kind.
@@ -15,6 +15,7 @@ pub(crate) struct Limits {
     pub(crate) atomic: Duration,
     /// For what is in flight when a scope is left, and once more for its flushes.
     pub(crate) drain: Duration,
+    pub(crate) wait: Wait,
 }
 
 impl Limits {
@@ -27,7 +28,13 @@ impl Limits {
         read: Self::USUAL,
         atomic: Self::USUAL,
         drain: Duration::from_secs(5),
+        wait: Wait::SpinThenSleep,
     };
+
+    /// The same with one limit for each kind of operation.
+    pub(crate) const fn all(self, limit: Duration) -> Self {
+        Self { send: limit, receive: limit, write: limit, read: limit, atomic: limit, ..self }
+    }
 
     /// As long as any of these may take.
     pub(crate) fn longest(&self, operations: impl Iterator<Item = Operation>) -> Duration {

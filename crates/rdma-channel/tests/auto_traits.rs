@@ -1,13 +1,13 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_channel::{
-    Channel, ChannelBuilder, CloseReason, ExchangeError, FailedWork, Finished, InFlight, Late,
-    MultiChannel, MultiChannelBuilder, Operation, OperationError, PeerAddress,
+    Armed, Channel, ChannelBuilder, CloseReason, ExchangeError, FailedWork, Finished, InFlight,
+    Late, MultiChannel, MultiChannelBuilder, Operation, OperationError, PeerAddress,
     PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion,
     PeerSendWorkRequest, PeerWriteWorkRequest, PendingWord, PendingWork, Pipes, Prefix,
     PreparedChannel, PreparedMultiChannel, Progress, Refused, RefusedBatch, Rejected, Request,
-    Scope, ScopeError, ScopedPeer, ScopedPendingWork, ToPeer, TransportError, Within, WithoutPd,
-    WorkId,
+    Scope, ScopeError, ScopedPeer, ScopedPendingWork, ToPeer, TransportError, Wait, Waitable,
+    Within, WithoutPd, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -40,6 +40,7 @@ fn a_channel_is_used_by_one_thread_at_a_time() {
     <MultiChannel as NotSync<_>>::holds();
     send_sync::<PreparedMultiChannel>();
     send_sync::<MultiChannelBuilder<'_>>();
+    send_sync::<Waitable<'_>>();
 }
 
 #[test]
@@ -79,6 +80,8 @@ fn results_are_values() {
     send_sync::<PeerAddress>();
     error::<FailedWork>();
     send_sync::<Operation>();
+    send_sync::<Wait>();
+    send_sync::<Armed>();
     send_sync::<WorkId>();
     error::<TransportError>();
     error::<OperationError>();

@@ -27,8 +27,10 @@ use crate::soft_device::SoftDevice;
 /// The program and the seed have to be the same for that; it must not look at other clocks, nor use
 /// several threads. [`trace`](Self::trace) shows whether two runs were the same.
 ///
-/// A program that waits for an event of a completion channel lets time pass by `ibv_get_cq_event`
-/// alone, if the file is blocking; nothing happens while a thread sleeps in `poll(2)`.
+/// A program that asks for an event of a completion queue (`ibv_req_notify_cq`) is about to sleep: what is
+/// due next happens then, and if there was something, the file of the completion channel is readable,
+/// with an event or without. So one that sleeps in `poll(2)`, as channels do, wakes at once, and polls
+/// and asks again. `ibv_get_cq_event` on a blocking file lets time pass until there is an event.
 ///
 /// # Examples
 ///

@@ -3,11 +3,11 @@
 
 pub use rdma_channel::prelude::CreateChannel;
 pub use rdma_channel::{
-    Channel, ChannelBuilder, CloseReason, ExchangeError, FailedWork, Finished, InFlight, Late,
-    MultiChannel, MultiChannelBuilder, Operation, OperationError, PeerAddress,
+    Armed, Channel, ChannelBuilder, CloseReason, ExchangeError, FailedWork, Finished, InFlight,
+    Late, MultiChannel, MultiChannelBuilder, Operation, OperationError, PeerAddress,
     PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion,
     PeerSendWorkRequest, PeerWriteWorkRequest, PendingWord, PendingWork, Pipes, Prefix,
     PreparedChannel, PreparedMultiChannel, Progress, Refused, RefusedBatch, Rejected, Rent,
     RentMut, Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, TimedStream, ToPeer,
-    TransportError, Within, WithoutPd, WorkId, confirm, exchange, exchange_all,
+    TransportError, Wait, Waitable, Within, WithoutPd, WorkId, confirm, exchange, exchange_all,
 };

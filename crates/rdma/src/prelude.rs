@@ -5,9 +5,9 @@
 //! ```
 
 pub use crate::channel::{
-    Channel, CloseReason, CreateChannel, ExchangeError, InFlight, MultiChannel,
+    Armed, Channel, CloseReason, CreateChannel, ExchangeError, InFlight, MultiChannel,
     PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, Prefix, PreparedChannel,
-    Progress, Scope, ScopeError, ScopedPendingWork, TransportError, confirm, exchange,
+    Progress, Scope, ScopeError, ScopedPendingWork, TransportError, Wait, confirm, exchange,
     exchange_all,
 };
 pub use crate::device::{Context, list_devices, open_device};

@@ -69,13 +69,13 @@ macro_rules! names {
 }
 
 names! {
-    AccessFlags AtomicWorkRequest Buffer BufferPool Channel CloseReason Context CreateChannel
+    AccessFlags Armed AtomicWorkRequest Buffer BufferPool Channel CloseReason Context CreateChannel
     CreateCompletionQueue CreateQueuePair ExchangeError GatherList InFlight InlineElement
     MultiChannel OwnedArray OwnedRegion PeerReceiveWorkRequest PeerRemoteMemoryRegion
     PeerSendWorkRequest Prefix PreparedChannel Progress ProtectionDomain QueuePairEndpoint
     ReadWorkRequest ReceiveWorkRequest RemoteMemoryRegion RemoteRef RemoteSlice ScatterList Scope
     ScopeError ScopedPendingWork SendWorkRequest SharedRegion SliceMut SliceRef TransportError
-    WorkSuccess WriteWorkRequest confirm exchange exchange_all list_devices open_device
+    Wait WorkSuccess WriteWorkRequest confirm exchange exchange_all list_devices open_device
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! cargo bench -p rdma-channel --bench latency                               # soft0, with itself
 //! cargo bench -p rdma-channel --bench latency -- --device rxe0 write        # another device, one operation
 //! cargo bench -p rdma-channel --bench latency -- --device plain0            # a software device without atomics
+//! cargo bench -p rdma-channel --bench latency -- wake                       # who sleeps, beside poll(2) alone
 //! cargo bench -p rdma-channel --bench latency -- --device mlx5_0 --listen 10.0.0.1:4000
 //! cargo bench -p rdma-channel --bench latency -- --device mlx5_0 --connect 10.0.0.1:4000
 //! ```
@@ -23,6 +24,7 @@ use work::{Form, Memory, Operation, run};
 
 mod end;
 mod options;
+mod wake;
 mod work;
 
 /// A software device without atomics.
@@ -58,7 +60,7 @@ fn bench(Options { device, peer }: Options) -> Outcome<()> {
         Peer::Server(address) => {
             let stream = TcpStream::connect(&address)
                 .map_err(|e| format!("{address}: {e}: is the other end there, with --listen?"))?;
-            measure(End::connect(&device, stream)?)
+            measure(End::connect(&device, stream)?, false)
         }
         Peer::Here => {
             let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -67,14 +69,15 @@ fn bench(Options { device, peer }: Options) -> Outcome<()> {
             let server = thread::spawn(move || -> Outcome<()> {
                 End::connect(&name, listener.accept()?.0)?.serve()
             });
-            measure(End::connect(&device, TcpStream::connect(address)?)?)?;
+            measure(End::connect(&device, TcpStream::connect(address)?)?, true)?;
             server.join().map_err(|_| "the other end has panicked")?
         }
     }
 }
 
-/// Measures all, and prints the table. The server ends when `end` is dropped.
-fn measure(mut end: End) -> Outcome<()> {
+/// Measures all, and prints the table. The server ends when `end` is dropped. If both ends are here, so can be what wakes
+/// and who sleeps.
+fn measure(mut end: End, here: bool) -> Outcome<()> {
     let mut criterion = Criterion::default()
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1))
@@ -116,6 +119,9 @@ fn measure(mut end: End) -> Outcome<()> {
             }
         }
         group.finish();
+    }
+    if here {
+        wake::measure(&mut criterion, &end.pd)?;
     }
     criterion.final_summary();
     print(&rows);

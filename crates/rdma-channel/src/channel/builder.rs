@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use rdma_mem::{AccessFlags, ProtectionDomain};
 use rdma_qp::{
-    AckTimeout, CompletionQueue, Error, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit,
-    MinRnrTimer, PacketSequenceNumber, PreparedQueuePair, QueuePair, QueuePairBuilder,
-    QueuePairType,
+    AckTimeout, CompletionChannel, CompletionQueue, Error, MaxAckRetries, MaxRnrRetries,
+    MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber, PreparedQueuePair, QueuePair,
+    QueuePairBuilder, QueuePairType,
 };
 
 use super::Channel;
 use super::prepared::PreparedChannel;
+use crate::deadline::Wait;
 use crate::ledger::queues::{Asked, MOST_REQUESTS};
 use crate::limits::Limits;
 use crate::multi_channel::MultiChannel;
@@ -151,6 +152,15 @@ impl<'a, C> ChannelBuilder<'a, C> {
     /// same time for their flushes. Default: 5 seconds.
     pub fn drain_timeout(mut self, drain: Duration) -> Self {
         self.limits.drain = drain;
+        self
+    }
+
+    /// What the channel does while it waits: polls, or sleeps. Default: [`Wait::SpinThenSleep`].
+    ///
+    /// A channel that can sleep has a completion channel, and with it one file more.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn wait(mut self, wait: Wait) -> Self {
+        self.limits.wait = wait;
         self
     }
 
@@ -295,7 +305,14 @@ impl<'a, C> ChannelBuilder<'a, C> {
         if self.qp_type == QueuePairType::UD {
             return Err(Error::NotConnected);
         }
-        CompletionQueue::create(self.pd.context(), self.completions(channels)?.max(1))
+        let (context, completions) = (self.pd.context(), self.completions(channels)?.max(1));
+        match self.limits.wait {
+            Wait::Spin => CompletionQueue::create(context, completions),
+            Wait::SpinThenSleep | Wait::Sleep => {
+                let events = CompletionChannel::create(context)?;
+                CompletionQueue::create_with_channel(&events, completions, 0)
+            }
+        }
     }
 
     /// How many requests of so many channels can be in flight.

@@ -226,9 +226,7 @@ impl Channel {
     /// # Ok::<(), TransportError>(())
     /// ```
     pub fn within(&mut self, limit: Duration) -> Within<'_> {
-        let drain = self.ledger.limits.drain;
-        let limits =
-            Limits { send: limit, receive: limit, write: limit, read: limit, atomic: limit, drain };
+        let limits = self.ledger.limits.all(limit);
         let usual = std::mem::replace(&mut self.ledger.limits, limits);
         Within { channel: self, usual }
     }

@@ -271,9 +271,9 @@ impl Ledger {
     /// Waits, as long as a scope may, until all is done that can be on an open connection; closes what is
     /// not.
     fn await_completions(&self) {
-        let mut deadline = Deadline::new(self.limits.drain);
+        let (mut deadline, mut over) = (Deadline::new(self.limits.drain), false);
         while !self.all_succeed() {
-            let (over, mut open) = (deadline.has_passed(), false);
+            let mut open = false;
             for connection in self.queues.iter() {
                 let Some(first) = self.all_in_flight(connection).next() else { continue };
                 let operation = first.operation.get();
@@ -290,6 +290,8 @@ impl Ledger {
             if !open {
                 return;
             }
+            // If that fails all connections are closed.
+            over = self.pause(&mut deadline).unwrap_or(true);
         }
     }
 
@@ -312,10 +314,10 @@ impl Ledger {
             if self.unsettled().next().is_none() {
                 return;
             }
-            match self.take_completions() {
-                Ok(0) if deadline.has_passed() => return,
-                Ok(_) => {}
-                Err(_) => return,
+            let taken = self.take_completions();
+            match taken.and_then(|count| Ok(count == 0 && self.pause(&mut deadline)?)) {
+                Ok(false) => {}
+                Ok(true) | Err(_) => return,
             }
         }
     }

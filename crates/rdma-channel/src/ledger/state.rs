@@ -32,6 +32,8 @@ impl State {
     const LINKED: u16 = 0x100;
     /// Posted without memory, only to be flushed behind unsignaled requests.
     const MARKER: u16 = 0x200;
+    /// Who was about to sleep was told that it is done.
+    const TOLD: u16 = 0x400;
 
     /// A request whose handle was dropped, and which has nothing else about it.
     pub(super) const IN_FLIGHT_DROPPED: Self = Self(Self::IN_FLIGHT.0 | Self::DROPPED);
@@ -90,6 +92,15 @@ impl State {
         Self(self.0 | Self::MARKER | Self::FORGOTTEN)
     }
 
+    pub(super) const fn told(self) -> Self {
+        Self(self.0 | Self::TOLD)
+    }
+
+    /// Done, of a handle that has not reported it, and nobody was told.
+    pub(super) const fn is_news(self) -> bool {
+        self.is_done() && !self.has(Self::DROPPED | Self::FORGOTTEN | Self::TOLD)
+    }
+
     pub(super) const fn is_dropped(self) -> bool {
         self.has(Self::DROPPED)
     }
@@ -129,6 +140,10 @@ mod tests {
             State::IN_FLIGHT.marker().has_no_handle() && !State::IN_FLIGHT.marker().is_dropped()
         );
         assert!(!state.forgotten().is_dropped() && state.forgotten().has_no_handle());
+        assert!(State::DONE.is_news() && done.to(State::DONE).told().is_done());
+        for state in [State::DONE.told(), done, State::DONE.forgotten(), State::REPORTED] {
+            assert!(!state.is_news() && state.is_occupied());
+        }
         for phase in [State::FREE, State::DEAD, State::RESERVED] {
             assert!(!phase.is_occupied() && !phase.is_in_flight() && !phase.is_reported());
         }

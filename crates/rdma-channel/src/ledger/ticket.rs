@@ -236,7 +236,7 @@ impl Place<'_> {
         deadline: &mut Deadline,
     ) -> Result<Option<WorkResult>, TransportError> {
         match so_far {
-            Unsettled::Nothing if deadline.has_passed() => return Ok(None),
+            Unsettled::Nothing if self.ledger.pause(deadline)? => return Ok(None),
             Unsettled::Nothing | Unsettled::Unclear => {}
             Unsettled::Failed(error) => return Err(self.ledger.poll_failed(error)),
         }
@@ -244,14 +244,8 @@ impl Place<'_> {
             match self.look()? {
                 Found::Own(result) => return Ok(Some(result)),
                 Found::Other => {}
-                Found::Nothing => {
-                    if deadline.has_passed() {
-                        return Ok(None);
-                    }
-                    if deadline.is_far() {
-                        self.ledger.check_process()?;
-                    }
-                }
+                Found::Nothing if self.ledger.pause(deadline)? => return Ok(None),
+                Found::Nothing => {}
             }
         }
     }

@@ -90,11 +90,8 @@ impl Ledger {
         let mut deadline = Deadline::new(limit);
         for id in ids {
             while self.in_flight(id.0).is_some() {
-                if self.take_completions()? == 0 && deadline.has_passed() {
+                if self.take_completions()? == 0 && self.pause(&mut deadline)? {
                     return Ok(());
-                }
-                if deadline.is_far() {
-                    self.check_process()?;
                 }
             }
         }

@@ -39,8 +39,8 @@ pub(crate) struct EventQueue<E> {
 struct State<E> {
     events: VecDeque<E>,
     /// How many tokens are in the descriptor, or about to be, or were taken by a thread that has
-    /// not said so yet. At most one for each event, but while events are discarded; less while
-    /// there is no space.
+    /// not said so yet. At most one for each event, but while events are discarded, and one to
+    /// [wake](EventQueue::wake) who sleeps; less while there is no space.
     tokens: usize,
     /// How many different events there can be.
     room: usize,
@@ -130,6 +130,22 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
             if let Some(taken) = taken {
                 return Ok(taken);
             }
+        }
+    }
+
+    /// Has the descriptor readable, if it is not, without an event: who sleeps by it looks again.
+    pub(crate) fn wake(&self) {
+        let _writing = locked_for_calls(&self.writing);
+        {
+            let mut state = self.state.lock();
+            if state.tokens > 0 {
+                return;
+            }
+            state.tokens = 1;
+        }
+        if self.tokens.put().is_err() {
+            let mut state = self.state.lock();
+            state.tokens = state.tokens.saturating_sub(1);
         }
     }
 

@@ -305,6 +305,41 @@ fn a_wait_for_an_event_lets_it_come() {
     assert!(network.now() >= Duration::from_secs(1));
 }
 
+/// Who asks for an event has what is due next happen, and does not sleep before it has looked.
+#[test]
+fn who_sleeps_by_the_file_is_woken_until_nothing_is_due() {
+    let network = Network::simulated(6);
+    let names = ["net-sleep-a", "net-sleep-b"];
+    let _devices = names.map(|name| install(&network, name, Link::Ethernet));
+    network.set_all_links(LinkModel::new().latency(Duration::from_secs(1)));
+    let size = Size::default();
+    let b = Context::open(names[1]);
+    let channel = b.channel();
+    channel.set_non_blocking(true);
+    let (pd, receives) = (b.pd(), b.cq_with(&channel, 8));
+    let sends = b.cq(8);
+    let qp = pd.qp(&sends, &receives, &size);
+    let a = Side::new(names[0], &size, 8);
+    let there = crate::rig::connect::endpoint(&b, &qp);
+    crate::rig::connect::connect(&a.qp, &a.endpoint(), &there, &KNOBS);
+    crate::rig::connect::connect(&qp, &there, &a.endpoint(), &KNOBS);
+    qp.post_receive(3, &[]);
+    a.qp.post(&Wr::send(1, &[]));
+    let mut wakings = 0;
+    while receives.is_empty() {
+        receives.request_event(false);
+        assert!(channel.is_readable(), "it would sleep for ever");
+        wakings += 1;
+        while channel.get().is_ok() {
+            receives.acknowledge(1);
+        }
+        assert!(wakings < 1000);
+    }
+    while network.step() {}
+    receives.request_event(false);
+    assert!(!channel.is_readable(), "nothing is due");
+}
+
 /// What a schedule lets go is sent, and nothing else.
 #[test]
 fn a_schedule_says_when_a_request_begins() {

@@ -1,0 +1,118 @@
+//! What is between two polls of which the first has found nothing: nothing, a yield of the processor, or sleep.
+
+use std::thread;
+use std::time::Duration;
+
+use rdma_qp::CompletionChannel;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::Ledger;
+use crate::deadline::{Deadline, Next};
+use crate::transport_error::TransportError;
+
+impl Ledger {
+    /// To be called after each empty poll, by whoever polls again then. Whether the deadline has passed.
+    ///
+    /// # Errors
+    /// If nothing will ever come: in a forked child, or if the completion queue has failed. Then all connections are
+    /// closed.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn pause(&self, deadline: &mut Deadline) -> Result<bool, TransportError> {
+        match deadline.next(self.limits.wait) {
+            Next::Poll => Ok(false),
+            Next::End => Ok(true),
+            Next::Rest(left) => {
+                self.check_process()?;
+                self.rest(left)?;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Sleeps until something completes, or for so long. It may wake early, and has then taken completions, or not.
+    ///
+    /// A failure to sleep says nothing of requests, whose completions are polled as well without: so it only costs the
+    /// sleep.
+    fn rest(&self, left: Option<Duration>) -> Result<(), TransportError> {
+        let Some(events) = self.cq.channel() else {
+            thread::yield_now();
+            return Ok(());
+        };
+        let asked = self.ask_for_event(events).is_ok();
+        let goes_on = self.takes_any()? || asked && self.sleep(events, left);
+        if !goes_on {
+            thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Asks for an event at the next completion. Those that were asked for before are taken first, so that they do not
+    /// accumulate.
+    fn ask_for_event(&self, events: &CompletionChannel) -> Result<(), rdma_qp::Error> {
+        if self.events_asked.get() > 0 {
+            while events.try_get_event()?.is_some() {}
+        }
+        self.cq.req_notify(false)?;
+        self.events_asked.set(self.events_asked.get() + 1);
+        Ok(())
+    }
+
+    /// Takes what came before the event was asked for, and makes none. Whether there was any, be it of a request or not.
+    fn takes_any(&self) -> Result<bool, TransportError> {
+        match self.cq.poll_into(&*self.polled) {
+            Ok(polled) => {
+                self.note_completions(polled);
+                Ok(polled > 0)
+            }
+            Err(error) => Err(self.poll_failed(error)),
+        }
+    }
+
+    /// Whether it could: until there is an event, which it takes, or a signal, or the time is over.
+    fn sleep(&self, events: &CompletionChannel, left: Option<Duration>) -> bool {
+        // Without a limit, if it is longer than the kernel can count.
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut files = [PollFd::new(events, PollFlags::IN)];
+        match poll(&mut files, left.as_ref()) {
+            Ok(0) | Err(Errno::INTR) => true,
+            Ok(_) if files[0].revents().contains(PollFlags::IN) => {
+                let taken = events.try_get_event();
+                if let Ok(Some(_)) = taken {
+                    self.events_asked.set(0);
+                }
+                taken.is_ok()
+            }
+            Ok(_) | Err(_) => false,
+        }
+    }
+
+    /// Prepares for a sleep of the program's own. Whether there is something to do before.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn arm(&self) -> Result<bool, TransportError> {
+        self.check_process()?;
+        let Some(events) = self.cq.channel() else {
+            self.takes_any()?;
+            return Ok(true);
+        };
+        self.ask_for_event(events)?;
+        let any = self.takes_any()?;
+        Ok(self.tell() || any)
+    }
+
+    /// Whether a handle has something to report that nobody was told of before: it may be done since another handle was
+    /// asked, without an event to come.
+    fn tell(&self) -> bool {
+        if self.unreleased.get() == self.unasked.get() {
+            return false;
+        }
+        let mut any = false;
+        for slot in self.queues.slots().iter().filter(|slot| slot.state().is_news()) {
+            slot.set(slot.state().told());
+            any = true;
+        }
+        any
+    }
+}
