@@ -40,6 +40,20 @@ impl Wait {
     }
 }
 
+/// When all waits of a scope end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bound {
+    end: Instant,
+    limit: Duration,
+}
+
+impl Bound {
+    /// So long from now; none, if that is longer than `Instant` can count.
+    pub(crate) fn from_now(limit: Duration) -> Option<Self> {
+        Some(Self { end: Instant::now().checked_add(limit)?, limit })
+    }
+}
+
 /// What comes after an empty poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -89,8 +103,8 @@ impl Deadline {
         self.end
     }
 
-    /// To be asked after each empty poll.
-    pub(crate) fn next(&mut self, wait: Wait) -> Next {
+    /// To be asked after each empty poll. If there is a bound that is earlier, it ends by that, whose limit is then its own.
+    pub(crate) fn next(&mut self, wait: Wait, bound: Option<Bound>) -> Next {
         let (polls, spins) = (self.polls, wait.spins());
         self.polls = polls.saturating_add(1);
         if polls < spins && !polls.is_multiple_of(POLLS) {
@@ -100,6 +114,9 @@ impl Deadline {
         let now = Instant::now();
         if self.end.is_none() {
             self.end = now.checked_add(self.limit);
+            if let Some(bound) = bound.filter(|bound| self.end.is_none_or(|end| bound.end < end)) {
+                (self.end, self.limit) = (Some(bound.end), bound.limit);
+            }
         }
         let left = self.end.map(|end| end.saturating_duration_since(now));
         match left {
@@ -139,9 +156,9 @@ mod tests {
     #[test]
     fn none_has_passed_at_once_and_all_time_never() {
         for wait in [Wait::Spin, Wait::SpinThenSleep, Wait::Sleep] {
-            assert_eq!(Deadline::new(Duration::ZERO).next(wait), Next::End);
+            assert_eq!(Deadline::new(Duration::ZERO).next(wait, None), Next::End);
             let mut deadline = Deadline::new(NO_LIMIT);
-            let rests = (0..5000).filter(|_| match deadline.next(wait) {
+            let rests = (0..5000).filter(|_| match deadline.next(wait, None) {
                 Next::Poll => false,
                 Next::Rest(left) => left.is_none(),
                 Next::End => panic!("it has no end"),
@@ -155,12 +172,27 @@ mod tests {
         let (limit, start) = (Duration::from_millis(20), Instant::now());
         let mut deadline = Deadline::new(limit);
         loop {
-            match deadline.next(Wait::Spin) {
+            match deadline.next(Wait::Spin, None) {
                 Next::Poll => {}
                 Next::Rest(left) => assert!(left.is_some_and(|left| left <= limit)),
                 Next::End => break,
             }
         }
         assert!(start.elapsed() >= limit);
+    }
+
+    #[test]
+    fn a_bound_ends_what_would_be_longer_and_nothing_else() {
+        let minute = Duration::from_secs(60);
+        let next = |limit, bound| {
+            let mut deadline = Deadline::new(limit);
+            (deadline.next(Wait::Sleep, Bound::from_now(bound)), deadline.limit())
+        };
+        assert_eq!(next(minute, Duration::ZERO), (Next::End, Duration::ZERO));
+        assert_eq!(next(NO_LIMIT, Duration::ZERO), (Next::End, Duration::ZERO));
+        assert_eq!(next(Duration::ZERO, minute), (Next::End, Duration::ZERO));
+        assert_eq!(next(NO_LIMIT, NO_LIMIT), (Next::Rest(None), NO_LIMIT));
+        let (Next::Rest(Some(left)), limit) = next(2 * minute, minute) else { panic!("a minute") };
+        assert!(left <= minute && limit == minute);
     }
 }

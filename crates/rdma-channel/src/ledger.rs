@@ -29,7 +29,7 @@
 //! - the cursors of a closed connection are at the dead slot.
 
 use std::cell::Cell;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{CompletionQueue, PollSlot, QueuePair, WorkError};
@@ -76,6 +76,8 @@ pub(crate) struct Ledger {
     /// How often an event was asked for since one was taken. If it is 0, there is none but perhaps a late one.
     events_asked: Cell<u64>,
     pub(crate) limits: Limits,
+    /// The last request that was waited for in vain, and how long the longest wait in vain was since one that is over.
+    waited: Cell<(u64, Duration)>,
     /// Dropped behind the queue pairs.
     words: words::Words,
     pub(crate) pd: ProtectionDomain,
@@ -91,7 +93,7 @@ pub(crate) enum SlotWait {
     /// As long as operations of its kind may take.
     Usual,
     /// As part of a call that may take so long, or else as long as operations of its kind may.
-    Call(Option<std::time::Duration>),
+    Call(Option<Duration>),
 }
 
 /// How many completions are taken at a time.
@@ -119,6 +121,7 @@ impl Ledger {
             unmatched: Cell::new(0),
             events_asked: Cell::new(0),
             limits,
+            waited: Cell::new((0, Duration::ZERO)),
             words: words::Words::default(),
             pd,
             #[cfg(debug_assertions)]
@@ -227,6 +230,9 @@ impl Ledger {
                 let deadline = deadline.as_mut().filter(|_| helps);
                 let Some(deadline) = deadline else { return Err(TransportError::WouldBlock) };
                 if self.pause(deadline)? {
+                    if let Some(slot) = slots.iter().find(|slot| slot.state().is_in_flight()) {
+                        self.note_waited(slot, deadline.limit());
+                    }
                     let timeout = deadline.limit();
                     return Err(TransportError::Timeout {
                         operation,
@@ -284,6 +290,14 @@ impl Ledger {
     #[inline]
     pub(crate) fn in_flight(&self, id: u64) -> Option<&Slot> {
         self.queues.by_id(id).filter(|slot| slot.state().is_in_flight())
+    }
+
+    /// A wait for the request in a slot ran out after so long.
+    #[cold]
+    pub(crate) fn note_waited(&self, slot: &Slot, limit: Duration) {
+        let (id, longest) = self.waited.get();
+        let longest = if self.in_flight(id).is_some() { longest.max(limit) } else { limit };
+        self.waited.set((slot.id(), longest));
     }
 
     /// Whom the request in a slot is with.

@@ -36,7 +36,7 @@ struct Guard<'l>(&'l mut Ledger);
 impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
-        drop(self.0.end());
+        drop(self.0.end_failed_scope());
     }
 }
 
@@ -46,7 +46,7 @@ impl Ledger {
     /// outside, and ends them. The second value is how.
     #[inline(always)]
     pub(crate) fn scope<'env, C, T, E>(
-        &'env mut self,
+        &mut self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, C>) -> Result<T, E>,
     ) -> Result<(T, Ended), E> {
         self.begin();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::deadline::{NO_LIMIT, Wait};
+use crate::deadline::{Bound, NO_LIMIT, Wait};
 use crate::operation::Operation;
 
 /// The default limits of a channel, by kind.
@@ -13,13 +13,18 @@ pub(crate) struct Limits {
     pub(crate) write: Duration,
     pub(crate) read: Duration,
     pub(crate) atomic: Duration,
-    /// For what is in flight when a scope is left, and once more for its flushes.
+    /// For what is in flight when a scope is left.
     pub(crate) drain: Duration,
+    /// For the flushes after it.
+    pub(crate) flush: Duration,
+    /// When all waits of the scope that runs end, and what that leaves in flight.
+    pub(crate) bound: Option<Bound>,
     pub(crate) wait: Wait,
 }
 
 impl Limits {
     const USUAL: Duration = Duration::from_secs(30);
+    const DRAIN: Duration = Duration::from_secs(5);
 
     pub(crate) const DEFAULT: Self = Self {
         send: Self::USUAL,
@@ -27,7 +32,9 @@ impl Limits {
         write: Self::USUAL,
         read: Self::USUAL,
         atomic: Self::USUAL,
-        drain: Duration::from_secs(5),
+        drain: Self::DRAIN,
+        flush: Self::DRAIN,
+        bound: None,
         wait: Wait::SpinThenSleep,
     };
 

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
+use std::time::Duration;
 
 use crate::channel::Channel;
+use crate::deadline::Bound;
 use crate::ledger::Ledger;
 use crate::ledger::end::Ended;
 use crate::ledger::queues::Kept;
@@ -169,6 +171,45 @@ impl Channel {
         settle(self.ledger.scope(f))
     }
 
+    /// As [`scope`](Self::scope), with one deadline for all of it, which is taken now.
+    ///
+    /// Each wait and each post that waits ends by the deadline, if its own limit is later, and so does
+    /// what takes the operations that the closure has left in flight. What is in flight then is flushed,
+    /// as after the [drain limit](crate::ChannelBuilder::drain_timeout), which closes the channel. What else
+    /// the closure does is its own affair. [`Duration::MAX`] is no deadline.
+    ///
+    /// # Errors
+    /// Those of [`scope`](Self::scope). A wait that the deadline ends says [`TransportError::Timeout`] with
+    /// this limit.
+    ///
+    /// # Examples
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use rdma_channel::{ScopeError, TransportError, prelude::*};
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// # let channel = pd.create_channel().build()?;
+    /// # let endpoint = channel.endpoint();
+    /// # let mut channel = channel.handshake(endpoint)?; // to itself
+    /// let (limit, begin) = (Duration::from_millis(20), Instant::now());
+    /// let mut memory = pd.allocate_region(8)?;
+    /// let outcome = channel.scope_deadline(limit, |s| {
+    ///     let (_, message) = s.receive_into(memory.as_slice_mut())?.done(Duration::from_secs(60))?;
+    ///     Ok::<_, TransportError>(message)
+    /// });
+    /// let error = outcome.map_err(ScopeError::flatten).unwrap_err();
+    /// assert!(matches!(error, TransportError::Timeout { timeout, .. } if timeout == limit));
+    /// assert!(begin.elapsed() < Duration::from_secs(10));
+    /// # Ok::<(), TransportError>(())
+    /// ```
+    pub fn scope_deadline<'env, T, E>(
+        &'env mut self,
+        limit: Duration,
+        f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
+    ) -> Result<T, ScopeError<E>> {
+        settle(Bounded::new(&mut self.ledger, limit).ledger.scope(f))
+    }
+
     /// As [`scope`](Self::scope), of a closure that asks all its handles how their operations ended.
     ///
     /// # Errors
@@ -183,6 +224,24 @@ impl Channel {
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T, E>,
     ) -> Result<T, E> {
         settle_manual(self.ledger.scope(f))
+    }
+}
+
+/// A ledger all of whose waits end by then, until this is dropped.
+pub(crate) struct Bounded<'l> {
+    pub(crate) ledger: &'l mut Ledger,
+}
+
+impl<'l> Bounded<'l> {
+    pub(crate) fn new(ledger: &'l mut Ledger, limit: Duration) -> Self {
+        ledger.limits.bound = Bound::from_now(limit);
+        Self { ledger }
+    }
+}
+
+impl Drop for Bounded<'_> {
+    fn drop(&mut self) {
+        self.ledger.limits.bound = None;
     }
 }
 

@@ -151,7 +151,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
     /// The time for operations that a scope has left in flight, and, if that is not enough, the
     /// same time for their flushes. Default: 5 seconds.
     pub fn drain_timeout(mut self, drain: Duration) -> Self {
-        self.limits.drain = drain;
+        (self.limits.drain, self.limits.flush) = (drain, drain);
         self
     }
 

@@ -93,6 +93,20 @@ impl Ledger {
         without_unwinding(|| self.end_all())
     }
 
+    /// The same after the closure of a scope has failed: what a wait has given up is not waited for longer than that wait.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn end_failed_scope(&mut self) -> Ended {
+        let drain = self.limits.drain;
+        let (id, longest) = self.waited.get();
+        if self.in_flight(id).is_some() {
+            self.limits.drain = drain.min(longest);
+        }
+        let ended = self.end();
+        self.limits.drain = drain;
+        ended
+    }
+
     #[inline(never)]
     fn end_all(&mut self) -> Ended {
         // In a fork nothing completes.
@@ -308,14 +322,14 @@ impl Ledger {
             // If it is refused nothing is flushed, and the queue pair will be destroyed.
             let _ = qp.to_error();
         }
-        let mut deadline = Deadline::new(self.limits.drain);
+        let mut deadline = Deadline::new(self.limits.flush);
         loop {
             self.unsettled().for_each(|connection| self.mark_unsignaled(connection));
             if self.unsettled().next().is_none() {
                 return;
             }
             let taken = self.take_completions();
-            match taken.and_then(|count| Ok(count == 0 && self.pause(&mut deadline)?)) {
+            match taken.and_then(|count| Ok(count == 0 && self.pause_unbounded(&mut deadline)?)) {
                 Ok(false) => {}
                 Ok(true) | Err(_) => return,
             }

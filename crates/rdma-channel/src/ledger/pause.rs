@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::Ledger;
-use crate::deadline::{Deadline, Next};
+use crate::deadline::{Bound, Deadline, Next};
 use crate::transport_error::TransportError;
 
 impl Ledger {
@@ -20,7 +20,20 @@ impl Ledger {
     #[cold]
     #[inline(never)]
     pub(crate) fn pause(&self, deadline: &mut Deadline) -> Result<bool, TransportError> {
-        match deadline.next(self.limits.wait) {
+        self.pause_until(deadline, self.limits.bound)
+    }
+
+    /// The same without the bound of the scope that runs.
+    pub(super) fn pause_unbounded(&self, deadline: &mut Deadline) -> Result<bool, TransportError> {
+        self.pause_until(deadline, None)
+    }
+
+    fn pause_until(
+        &self,
+        deadline: &mut Deadline,
+        bound: Option<Bound>,
+    ) -> Result<bool, TransportError> {
+        match deadline.next(self.limits.wait, bound) {
             Next::Poll => Ok(false),
             Next::End => Ok(true),
             Next::Rest(left) => {

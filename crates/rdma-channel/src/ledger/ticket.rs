@@ -193,8 +193,11 @@ impl Place<'_> {
             _ => Deadline::new(timeout),
         };
         let result = self.wait_until(so_far, &mut deadline)?;
-        let peer = self.ledger.peer_of(self.slot);
-        result.ok_or(TransportError::Timeout { operation, timeout, peer })
+        result.ok_or_else(|| {
+            let (timeout, peer) = (deadline.limit(), self.ledger.peer_of(self.slot));
+            self.ledger.note_waited(self.slot, timeout);
+            TransportError::Timeout { operation, timeout, peer }
+        })
     }
 
     /// How it ended, within that time, as [`wait`](Self::wait) says, of a handle that stays.

@@ -1,5 +1,7 @@
 //! Scopes of channels to several peers.
 
+use std::time::Duration;
+
 use rdma_mem::{InlineElement, ProtectionDomain};
 use rdma_qp::SendWorkRequest;
 
@@ -12,7 +14,7 @@ use super::to_peer::{
 use crate::request::Post;
 use crate::scope::peer::ScopedPeer;
 use crate::scope::pending_work::{PendingWork, ScopedPendingWork};
-use crate::scope::{Scope, ScopeError, settle, settle_manual};
+use crate::scope::{Bounded, Scope, ScopeError, settle, settle_manual};
 use crate::transport_error::TransportError;
 
 impl MultiChannel {
@@ -32,6 +34,19 @@ impl MultiChannel {
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, Self>) -> Result<T, E>,
     ) -> Result<T, ScopeError<E>> {
         settle(self.ledger.scope(f))
+    }
+
+    /// As [`scope`](Self::scope), with one deadline for all of it; see
+    /// [`Channel::scope_deadline`](crate::Channel::scope_deadline).
+    ///
+    /// # Errors
+    /// Those of [`Channel::scope_deadline`](crate::Channel::scope_deadline).
+    pub fn scope_deadline<'env, T, E>(
+        &'env mut self,
+        limit: Duration,
+        f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env, Self>) -> Result<T, E>,
+    ) -> Result<T, ScopeError<E>> {
+        settle(Bounded::new(&mut self.ledger, limit).ledger.scope(f))
     }
 
     /// As [`scope`](Self::scope), of a closure that asks all its handles how their operations ended.

@@ -8,6 +8,7 @@ mod common;
 mod asked;
 mod batches;
 mod blocking;
+mod deadlines;
 mod handles;
 mod peers;
 mod process;
