@@ -16,6 +16,7 @@ use crate::transport_error::{CloseReason, Rejected, TransportError};
 
 pub(crate) mod blocking;
 pub(crate) mod builder;
+pub(crate) mod options;
 pub(crate) mod prepared;
 
 /// A connection to one peer, whose operations keep their memory alive and always end.

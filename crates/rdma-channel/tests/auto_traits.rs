@@ -1,12 +1,13 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_channel::{
-    Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, Late, MultiChannel,
-    MultiChannelBuilder, Operation, OperationError, PeerAtomicWorkRequest, PeerReadWorkRequest,
-    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
-    PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress, Refused,
-    RefusedBatch, Rejected, Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, ToPeer,
-    TransportError, WithoutPd, WorkId,
+    Channel, ChannelBuilder, ChannelListener, CloseReason, ConnectError, ExchangeError, Finished,
+    InFlight, Incoming, Late, MultiChannel, MultiChannelBuilder, Operation, OperationError,
+    PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion,
+    PeerSendWorkRequest, PeerWriteWorkRequest, PendingWork, Pipes, Prefix, PreparedChannel,
+    PreparedMultiChannel, Progress, Refused, RefusedBatch, Rejected, Rendezvous, RendezvousBuilder,
+    Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, ToPeer, TransportError, WithoutPd,
+    WorkId,
 };
 
 fn send<T: Send>() {}
@@ -33,10 +34,22 @@ fn a_channel_is_used_by_one_thread_at_a_time() {
     send_sync::<PreparedChannel>();
     send_sync::<ChannelBuilder<'_>>();
     send_sync::<WithoutPd<Channel>>();
+    send_sync::<RendezvousBuilder<'_>>();
+    send_sync::<Rendezvous>();
     send::<MultiChannel>();
     <MultiChannel as NotSync<_>>::holds();
     send_sync::<PreparedMultiChannel>();
     send_sync::<MultiChannelBuilder<'_>>();
+}
+
+/// It has channels that its program was not given yet.
+#[test]
+fn a_listener_is_kept_and_moved_and_used_by_one_thread_at_a_time() {
+    fn send_static<T: Send + 'static>() {}
+    send_static::<ChannelListener>();
+    <ChannelListener as NotSync<_>>::holds();
+    send::<Incoming<'_>>();
+    <Incoming<'_> as NotSync<_>>::holds();
 }
 
 #[test]
@@ -78,5 +91,6 @@ fn results_are_values() {
     error::<Rejected<()>>();
     error::<ScopeError>();
     error::<ExchangeError>();
+    error::<ConnectError>();
     send_sync::<Pipes<std::fs::File, std::fs::File>>();
 }

@@ -3,11 +3,11 @@
 
 pub use rdma_channel::prelude::CreateChannel;
 pub use rdma_channel::{
-    Channel, ChannelBuilder, CloseReason, ExchangeError, Finished, InFlight, Late, MultiChannel,
-    MultiChannelBuilder, Operation, OperationError, PeerAtomicWorkRequest, PeerReadWorkRequest,
-    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
-    PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress, Refused,
-    RefusedBatch, Rejected, Rent, RentMut, Request, Scope, ScopeError, ScopedPeer,
-    ScopedPendingWork, TimedStream, ToPeer, TransportError, WithoutPd, WorkId, confirm, exchange,
-    exchange_all,
+    Channel, ChannelBuilder, ChannelListener, CloseReason, ConnectError, ExchangeError, Finished,
+    InFlight, Incoming, Late, MultiChannel, MultiChannelBuilder, Operation, OperationError,
+    PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion,
+    PeerSendWorkRequest, PeerWriteWorkRequest, PendingWork, Pipes, Prefix, PreparedChannel,
+    PreparedMultiChannel, Progress, Refused, RefusedBatch, Rejected, Rendezvous, RendezvousBuilder,
+    Rent, RentMut, Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, TimedStream, ToPeer,
+    TransportError, WithoutPd, WorkId, confirm, exchange, exchange_all,
 };

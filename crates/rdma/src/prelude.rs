@@ -5,10 +5,10 @@
 //! ```
 
 pub use crate::channel::{
-    Channel, CloseReason, CreateChannel, ExchangeError, InFlight, MultiChannel,
-    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, Prefix, PreparedChannel,
-    Progress, Scope, ScopeError, ScopedPendingWork, TransportError, confirm, exchange,
-    exchange_all,
+    Channel, ChannelListener, CloseReason, ConnectError, CreateChannel, ExchangeError, InFlight,
+    MultiChannel, PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, Prefix,
+    PreparedChannel, Progress, Scope, ScopeError, ScopedPendingWork, TransportError, confirm,
+    exchange, exchange_all,
 };
 pub use crate::device::{Context, list_devices, open_device};
 pub use crate::memory::{

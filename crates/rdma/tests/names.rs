@@ -69,7 +69,7 @@ macro_rules! names {
 }
 
 names! {
-    AccessFlags AtomicWorkRequest Buffer BufferPool Channel CloseReason Context CreateChannel
+    AccessFlags AtomicWorkRequest Buffer BufferPool Channel ChannelListener CloseReason ConnectError Context CreateChannel
     CreateCompletionQueue CreateQueuePair ExchangeError GatherList InFlight InlineElement
     MultiChannel OwnedArray OwnedRegion PeerReceiveWorkRequest PeerRemoteMemoryRegion
     PeerSendWorkRequest Prefix PreparedChannel Progress ProtectionDomain QueuePairEndpoint
