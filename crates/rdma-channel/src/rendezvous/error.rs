@@ -111,14 +111,14 @@ pub enum ConnectError {
         "the server at {address} does not keep to the rendezvous: {what}; run the same version at both ends"
     )]
     Garbled {
-        /// The address.
+        /// The other end.
         address: SocketAddr,
         /// What is wrong, in words.
         what: String,
     },
     /// The queues of the channel could not be made, or not connected to the peer's.
     #[error(transparent)]
-    Verbs(#[from] Box<rdma_qp::Error>),
+    Verbs(Box<rdma_qp::Error>),
 }
 
 impl ConnectError {
@@ -132,7 +132,13 @@ impl ConnectError {
 
 impl From<rdma_qp::Error> for ConnectError {
     fn from(error: rdma_qp::Error) -> Self {
-        Box::new(error).into()
+        Self::Verbs(Box::new(error))
+    }
+}
+
+impl From<rdma_mem::Error> for ConnectError {
+    fn from(error: rdma_mem::Error) -> Self {
+        rdma_qp::Error::from(error).into()
     }
 }
 

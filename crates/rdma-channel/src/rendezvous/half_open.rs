@@ -8,6 +8,7 @@ use rdma_qp::QueuePairEndpoint;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
+use super::error::ConnectError;
 use super::message::{LONGEST, Message, Parsed, VERSION, Wrong, parse};
 use super::until::Until;
 use crate::channel::Channel;
@@ -157,16 +158,25 @@ impl AsFd for HalfOpen {
 }
 
 impl Candidate {
-    /// Whether it still waits for the program to decide.
-    pub(super) fn waits(&mut self) -> bool {
+    /// Whether it still waits for the program to decide, or what it has done instead.
+    pub(super) fn check(&mut self) -> Result<(), ConnectError> {
+        let address = self.address;
         match recv(&self.stream.stream, &mut [0], RecvFlags::DONTWAIT) {
-            Err(Errno::AGAIN | Errno::INTR) => true,
+            Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Ok((1.., _)) => {
-                self.stream.reject("the client spoke before it was answered");
-                false
+                let what = "it spoke before it was answered";
+                self.stream.reject(what);
+                Err(ConnectError::Garbled { address, what: what.into() })
             }
-            _ => false,
+            _ => Err(ConnectError::Closed { address, awaited: "it was accepted" }),
         }
+    }
+
+    pub(super) fn accept(&mut self, user_bytes: &[u8]) -> Result<(), ConnectError> {
+        let Self { stream, address, .. } = self;
+        stream.is_decided = true;
+        let said = stream.say(&Message::Accept(user_bytes.into()));
+        said.map_err(|_| ConnectError::Closed { address: *address, awaited: "it was accepted" })
     }
 }
 
@@ -177,11 +187,6 @@ impl AsFd for Candidate {
 }
 
 impl Undecided {
-    pub(super) fn accept(&mut self, user_bytes: &[u8]) -> io::Result<()> {
-        self.is_decided = true;
-        self.say(&Message::Accept(user_bytes.into()))
-    }
-
     /// Whoever is gone is not told, and that is nobody's failure.
     pub(super) fn reject(&mut self, why: &str) {
         self.is_decided = true;

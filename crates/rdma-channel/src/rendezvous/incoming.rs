@@ -78,19 +78,20 @@ impl Incoming<'_> {
     ///
     /// # Errors
     /// [`ConnectError::UserBytesTooLong`], after which the client is told that it was turned away;
-    /// [`ConnectError::Io`] if it is known to be gone. A client that goes at this very time, or whose limit has run out
-    /// meanwhile, is not known to be: then operations of the channel fail.
+    /// [`ConnectError::Closed`] if the client is known to be gone, and [`ConnectError::Garbled`] if it has said what
+    /// it was not asked for. One that goes at this very time, or whose limit runs out now, is not known to be gone: then
+    /// operations of the channel fail.
     pub fn accept(self, user_bytes: &[u8]) -> Result<Channel, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
-        let Self { refused, client: Candidate { mut stream, address, channel, .. } } = self;
-        stream.accept(user_bytes).map_err(|source| {
-            *refused += 1;
-            ConnectError::Io {
-                tried: format!("telling the client {address} that it is accepted"),
-                source,
+        let Self { refused, mut client } = self;
+        let accepted = client.check().and_then(|()| client.accept(user_bytes));
+        match accepted {
+            Ok(()) => Ok(client.channel),
+            Err(error) => {
+                *refused += 1;
+                Err(error)
             }
-        })?;
-        Ok(channel)
+        }
     }
 
     /// Turns the client away: its `connect` says [`ConnectError::Rejected`] with this reason, of which the first 1,024

@@ -131,7 +131,7 @@ impl ChannelListener {
         let answer = self.rendezvous.user_bytes.clone();
         loop {
             match self.incoming(None)?.accept(&answer) {
-                Err(ConnectError::Io { .. }) => {}
+                Err(ConnectError::Closed { .. } | ConnectError::Garbled { .. }) => {}
                 outcome => return outcome,
             }
         }
@@ -204,7 +204,7 @@ impl ChannelListener {
         let waiting = mem::take(&mut self.connected);
         let clients: Vec<_> = clients.into_iter().map(|client| (client, happened())).collect();
         for mut client in waiting {
-            match !happened() || client.waits() {
+            match !happened() || client.check().is_ok() {
                 true => self.connected.push_back(client),
                 false => self.refused += 1,
             }
@@ -214,7 +214,7 @@ impl ChannelListener {
             self.step(client, happened);
         }
         if socket {
-            self.take_clients();
+            self.take_client();
         }
         Ok(())
     }
@@ -238,37 +238,34 @@ impl ChannelListener {
         }
     }
 
-    /// Takes the clients that are there, as many as there is room for.
-    fn take_clients(&mut self) {
-        while self.half_open.len() + self.connected.len() < MOST_CLIENTS {
-            match self.socket.accept() {
-                Ok((stream, address)) => {
-                    // Without it the client waits longer, no more.
-                    let _ = stream.set_nodelay(true);
-                    let until = Until::after(self.rendezvous.timeout);
-                    self.half_open.push(HalfOpen::new(stream, address, until));
-                }
-                Err(error) => match Errno::from_io_error(&error) {
-                    Some(Errno::AGAIN) => return,
-                    // It is about this socket, so the next call would say the same.
-                    Some(
-                        Errno::MFILE
-                        | Errno::NFILE
-                        | Errno::NOBUFS
-                        | Errno::NOMEM
-                        | Errno::BADF
-                        | Errno::INVAL
-                        | Errno::NOTSOCK,
-                    )
-                    | None => {
-                        let failure = self.failed(error);
-                        self.failure.get_or_insert(failure);
-                        return;
-                    }
-                    // A client that has gone, or cannot be reached, and is no longer there; see `man 2 accept`.
-                    Some(_) => {}
-                },
+    /// Takes one client that is there. Only one: to ask for another one that is not there needs a free file, too.
+    fn take_client(&mut self) {
+        let error = match self.socket.accept() {
+            Ok((stream, address)) => {
+                // Without it the client waits longer, no more.
+                let _ = stream.set_nodelay(true);
+                let until = Until::after(self.rendezvous.timeout);
+                return self.half_open.push(HalfOpen::new(stream, address, until));
             }
+            Err(error) => error,
+        };
+        match Errno::from_io_error(&error) {
+            // It is about this socket or process, so the next call would say the same.
+            Some(
+                Errno::MFILE
+                | Errno::NFILE
+                | Errno::NOBUFS
+                | Errno::NOMEM
+                | Errno::BADF
+                | Errno::INVAL
+                | Errno::NOTSOCK,
+            )
+            | None => {
+                let failure = self.failed(error);
+                self.failure.get_or_insert(failure);
+            }
+            // A client that has gone, or cannot be reached, and is no longer there; see `man 2 accept`.
+            Some(_) => {}
         }
     }
 
