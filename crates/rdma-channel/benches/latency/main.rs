@@ -21,6 +21,7 @@ use options::{Options, Peer, fail};
 use rdma_soft::Builder;
 use work::{Form, Memory, Operation, run};
 
+mod connect;
 mod end;
 mod options;
 mod work;
@@ -58,7 +59,7 @@ fn bench(Options { device, peer }: Options) -> Outcome<()> {
         Peer::Server(address) => {
             let stream = TcpStream::connect(&address)
                 .map_err(|e| format!("{address}: {e}: is the other end there, with --listen?"))?;
-            measure(End::connect(&device, stream)?)
+            measure(End::connect(&device, stream)?, None)
         }
         Peer::Here => {
             let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -67,14 +68,15 @@ fn bench(Options { device, peer }: Options) -> Outcome<()> {
             let server = thread::spawn(move || -> Outcome<()> {
                 End::connect(&name, listener.accept()?.0)?.serve()
             });
-            measure(End::connect(&device, TcpStream::connect(address)?)?)?;
+            measure(End::connect(&device, TcpStream::connect(address)?)?, Some(&device))?;
             server.join().map_err(|_| "the other end has panicked")?
         }
     }
 }
 
-/// Measures all, and prints the table. The server ends when `end` is dropped.
-fn measure(mut end: End) -> Outcome<()> {
+/// Measures all, and prints the table. The server ends when `end` is dropped. If the other end is here, on that device,
+/// connecting is measured too.
+fn measure(mut end: End, here: Option<&str>) -> Outcome<()> {
     let mut criterion = Criterion::default()
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1))
@@ -116,6 +118,9 @@ fn measure(mut end: End) -> Outcome<()> {
             }
         }
         group.finish();
+    }
+    if let Some(device) = here {
+        rows.extend(connect::measure(device, &mut criterion)?);
     }
     criterion.final_summary();
     print(&rows);

@@ -286,7 +286,7 @@ impl ChannelBuilder<'_> {
     /// connections; [`Error::TooLarge`] for more requests than can be distinguished.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel, Error> {
-        self.options.prepare()
+        PreparedChannel::new(&self.options)
     }
 }
 

@@ -8,7 +8,6 @@ use rdma_qp::{
     QueuePairType,
 };
 
-use super::prepared::PreparedChannel;
 use crate::ledger::queues::{Asked, MOST_REQUESTS};
 use crate::limits::Limits;
 
@@ -39,14 +38,6 @@ impl Options {
             sq_sig_all: false,
             limits: Limits::DEFAULT,
         }
-    }
-
-    /// The queues of one channel.
-    pub(crate) fn prepare(&self) -> Result<PreparedChannel, Error> {
-        let cq = self.completion_queue(1)?;
-        let qp = self.queue_pair(&cq)?;
-        let (asked, limits, pd) = self.parts();
-        Ok(PreparedChannel { qp, cq, asked, limits, pd })
     }
 
     /// What a channel keeps: what its queues were asked for, its limits and its domain.

@@ -6,6 +6,7 @@ use rdma_qp::{
 };
 
 use super::Channel;
+use super::options::Options;
 use crate::ledger::Ledger;
 use crate::ledger::queues::Asked;
 use crate::limits::Limits;
@@ -25,6 +26,14 @@ pub struct PreparedChannel {
 }
 
 impl PreparedChannel {
+    /// With queues of its own.
+    pub(crate) fn new(options: &Options) -> Result<Self, Error> {
+        let cq = options.completion_queue(1)?;
+        let qp = options.queue_pair(&cq)?;
+        let (asked, limits, pd) = options.parts();
+        Ok(Self { qp, cq, asked, limits, pd })
+    }
+
     /// The endpoint of this end, which the peer needs to connect.
     #[must_use]
     pub const fn endpoint(&self) -> QueuePairEndpoint {

@@ -9,6 +9,7 @@ use super::message::{LONGEST, Message, Parsed, Wrong, parse};
 use super::until::Until;
 use crate::channel::Channel;
 use crate::channel::options::{Options, RendezvousOptions};
+use crate::channel::prepared::PreparedChannel;
 use crate::exchange::TimedStream;
 
 /// Becomes a channel with the listener at one of the addresses, and returns what its program says.
@@ -19,7 +20,7 @@ pub(super) fn connect(
 ) -> Result<(Channel, Box<[u8]>), ConnectError> {
     let RendezvousOptions { user_bytes, timeout } = rendezvous;
     let until = Until::after(*timeout);
-    let prepared = options.prepare()?;
+    let prepared = PreparedChannel::new(options)?;
     let (stream, address) = dial(addresses, *timeout, until)?;
     let mut server = Server { stream, address, limit: *timeout, until };
     server.say(&Message::Hello(Box::new(prepared.endpoint()), user_bytes.clone()))?;

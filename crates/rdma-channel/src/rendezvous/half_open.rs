@@ -13,6 +13,7 @@ use super::message::{LONGEST, Message, Parsed, VERSION, Wrong, parse};
 use super::until::Until;
 use crate::channel::Channel;
 use crate::channel::options::Options;
+use crate::channel::prepared::PreparedChannel;
 
 /// A client that is not connected yet.
 #[derive(Debug)]
@@ -122,7 +123,7 @@ impl HalfOpen {
 
     /// Connects a queue pair to that of the client, and tells it.
     fn answer(mut self, peer: QueuePairEndpoint, user_bytes: Box<[u8]>, options: &Options) -> Step {
-        let prepared = match options.prepare() {
+        let prepared = match PreparedChannel::new(options) {
             Ok(prepared) => prepared,
             Err(error) => {
                 self.stream.reject(&format!("the server cannot make a queue pair: {error}"));

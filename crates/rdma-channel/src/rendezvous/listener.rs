@@ -16,6 +16,7 @@ use super::incoming::Incoming;
 use super::until::Until;
 use crate::channel::Channel;
 use crate::channel::options::{Options, RendezvousOptions};
+use crate::channel::prepared::PreparedChannel;
 
 /// Listens at an address of TCP for clients that [connect](crate::Channel::connect), each of which becomes a channel.
 ///
@@ -88,7 +89,7 @@ impl ChannelListener {
         addresses: &[SocketAddr],
     ) -> Result<Self, ConnectError> {
         // What no client could be given is said now, and not to the first client.
-        drop(options.prepare()?);
+        drop(PreparedChannel::new(&options)?);
         let mut failure = None;
         for &address in addresses {
             match listen(address) {
