@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use rdma_qp::QueuePairEndpoint;
 use rustix::io::Errno;
@@ -20,6 +21,8 @@ use crate::channel::prepared::PreparedChannel;
 pub(super) struct HalfOpen {
     stream: Undecided,
     address: SocketAddr,
+    /// How long it may take, and when that is over.
+    limit: Duration,
     pub(super) until: Until,
     received: Vec<u8>,
     /// The channel that it was told the endpoint of, and its user bytes.
@@ -54,9 +57,9 @@ pub(super) struct Undecided {
 }
 
 impl HalfOpen {
-    pub(super) fn new(stream: TcpStream, address: SocketAddr, until: Until) -> Self {
-        let stream = Undecided { stream, is_decided: false };
-        Self { stream, address, until, received: Vec::new(), answered: None }
+    pub(super) fn new(stream: TcpStream, address: SocketAddr, limit: Duration) -> Self {
+        let (stream, until) = (Undecided { stream, is_decided: false }, Until::after(limit));
+        Self { stream, address, limit, until, received: Vec::new(), answered: None }
     }
 
     /// Takes what has come.
@@ -64,18 +67,21 @@ impl HalfOpen {
         match self.read() {
             Ok(None) => Step::Open(self),
             Ok(Some(message)) => self.take(message, options),
-            Err(gone) => {
-                if let Some(why) = gone {
-                    self.stream.reject(&why);
+            Err(why) => {
+                match why {
+                    Some(why) => self.stream.reject(&why),
+                    None => self.stream.is_decided = true,
                 }
-                self.stream.is_decided = true;
                 Step::Refused
             }
         }
     }
 
-    pub(super) fn reject(mut self, why: &str) {
-        self.stream.reject(why);
+    /// Ends it, since its time is over.
+    pub(super) fn expire(mut self) {
+        let limit = self.limit;
+        self.stream
+            .reject(&format!("the client did not do its part of the rendezvous within {limit:?}"));
     }
 
     /// A message if one is whole; else what the client is to be told, if anything.
@@ -134,10 +140,15 @@ impl HalfOpen {
         match prepared.handshake(peer) {
             Ok(channel) => self.answered = Some((channel, user_bytes)),
             Err(error) => {
-                self.stream
-                    .reject(&format!("its queue pair cannot connect to the client's: {error}"));
+                self.stream.reject(&format!(
+                    "the server's queue pair cannot connect to the client's: {error}"
+                ));
                 return Step::Refused;
             }
+        }
+        if self.until.is_over() {
+            // Who says all of this so late has said it in time, and nobody has looked: the program was elsewhere.
+            self.until = Until::after(self.limit);
         }
         match self.stream.say(&Message::Endpoint(Box::new(endpoint))) {
             Ok(()) => Step::Open(self),
@@ -165,7 +176,7 @@ impl Candidate {
         match recv(&self.stream.stream, &mut [0], RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Ok((1.., _)) => {
-                let what = "it spoke before it was answered";
+                let what = "the client spoke before it was answered";
                 self.stream.reject(what);
                 Err(ConnectError::Garbled { address, what: what.into() })
             }
@@ -209,7 +220,9 @@ impl Undecided {
 impl Drop for Undecided {
     fn drop(&mut self) {
         if !self.is_decided {
-            self.reject("it was turned away, and the program of the server did not say why");
+            self.reject(
+                "the program of the server has turned the client away, and did not say why",
+            );
         }
     }
 }

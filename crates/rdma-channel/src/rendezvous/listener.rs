@@ -94,17 +94,15 @@ impl ChannelListener {
         for &address in addresses {
             match listen(address) {
                 Ok((socket, address)) => {
-                    let (half_open, connected) = (Vec::new(), VecDeque::new());
-                    let (refused, failure) = (0, None);
                     return Ok(Self {
                         socket,
                         address,
                         options,
                         rendezvous,
-                        half_open,
-                        connected,
-                        refused,
-                        failure,
+                        half_open: Vec::new(),
+                        connected: VecDeque::new(),
+                        refused: 0,
+                        failure: None,
                     });
                 }
                 Err(source) => {
@@ -151,7 +149,7 @@ impl ChannelListener {
     /// |---|---|
     /// | [`Timeout`](ConnectError::Timeout) | no client came in time; those that have begun go on with the next call |
     /// | [`Verbs`](ConnectError::Verbs) | no queue pair could be made for a client, which was told so |
-    /// | [`Io`](ConnectError::Io) | no client can be taken from the socket, mostly since too many files are open; they wait |
+    /// | [`Io`](ConnectError::Io) | no client can be taken from the socket, mostly since too many files are open; they wait, and asked at once it says the same |
     pub fn incoming(&mut self, limit: Option<Duration>) -> Result<Incoming<'_>, ConnectError> {
         let limit = limit.unwrap_or(Duration::MAX);
         let until = Until::after(limit);
@@ -225,9 +223,7 @@ impl ChannelListener {
         let step = if happened { client.step(&self.options) } else { Step::Open(client) };
         match step {
             Step::Open(client) if client.until.is_over() => {
-                let limit = self.rendezvous.timeout;
-                client
-                    .reject(&format!("it did not do its part of the rendezvous within {limit:?}"));
+                client.expire();
                 self.refused += 1;
             }
             Step::Open(client) => self.half_open.push(client),
@@ -245,8 +241,8 @@ impl ChannelListener {
             Ok((stream, address)) => {
                 // Without it the client waits longer, no more.
                 let _ = stream.set_nodelay(true);
-                let until = Until::after(self.rendezvous.timeout);
-                return self.half_open.push(HalfOpen::new(stream, address, until));
+                let client = HalfOpen::new(stream, address, self.rendezvous.timeout);
+                return self.half_open.push(client);
             }
             Err(error) => error,
         };

@@ -298,6 +298,27 @@ fn clients_that_wait_for_the_program_do_not_expire() {
 }
 
 #[test]
+fn a_client_is_not_too_late_because_the_program_was_elsewhere() {
+    let limit = Duration::from_secs(1);
+    let pd = domain("soft0");
+    let mut listener = pd.create_channel().rendezvous_timeout(limit).listen(LOCALHOST).unwrap();
+    let mut client = says(listener.local_addr(), b"");
+    let nobody = |listener: &mut ChannelListener| {
+        let outcome = listener.incoming(Some(Duration::ZERO));
+        assert!(matches!(outcome, Err(ConnectError::Timeout { .. })), "{outcome:?}");
+    };
+    nobody(&mut listener);
+    client.write_all(&hello(b"in time")).unwrap();
+    // The time in which nobody asks is what is tested.
+    thread::sleep(2 * limit);
+    nobody(&mut listener);
+    client.read_exact(&mut [0; WITH_ENDPOINT]).unwrap();
+    client.write_all(&preface(READY, 0)).unwrap();
+    assert_eq!(listener.incoming(Some(LATER)).unwrap().user_bytes(), b"in time");
+    assert_eq!(listener.refused(), 0);
+}
+
+#[test]
 fn refused_clients_leave_no_queue_pair() {
     const COUNTED: &str = "softcounted0";
     rdma_soft::install();
