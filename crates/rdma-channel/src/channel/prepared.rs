@@ -14,7 +14,7 @@ use crate::limits::Limits;
 /// A channel that is not connected yet: it needs the endpoint of its peer.
 ///
 /// [`exchange`](crate::exchange) gives both ends their peer's endpoint over a connection that
-/// exists already, such as a TCP connection.
+/// exists already, such as a TCP connection; [`Channel::connect`] does all of it, by an address.
 #[derive(Debug)]
 pub struct PreparedChannel {
     pub(crate) qp: PreparedQueuePair,

@@ -27,8 +27,9 @@ use crate::channel::prepared::PreparedChannel;
 /// # Clients that are slow or bad
 /// A client gets a queue pair when its first message was right, and comes to the program when it is connected. Until
 /// then it stops nobody else: all clients are served at a time, up to 64, and others wait in the backlog of the socket.
-/// It has the [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) for its part; clients that wait for the
-/// program have no limit but their own. So 64 clients that say nothing keep others out for as long as that.
+/// It has the [`rendezvous_timeout`](crate::ChannelBuilder::rendezvous_timeout) for its part, so 64 clients that say
+/// nothing keep others out for as long as that. Clients that wait for the program have no limit but their own. Time in
+/// which the program does not ask counts, but a client that spoke in it is not refused for that.
 ///
 /// A client that is silent, ends early, says too much, or something else, or whose queue pair does not fit, is
 /// [counted](Self::refused), is told why where it can understand it, and is no error.
@@ -39,7 +40,7 @@ use crate::channel::prepared::PreparedChannel;
 /// ```
 /// use std::thread;
 ///
-/// use rdma_channel::{Channel, TransportError, prelude::*};
+/// use rdma_channel::{Channel, prelude::*};
 /// use rdma_mem::{GatherList, ScatterList};
 /// use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
 ///
