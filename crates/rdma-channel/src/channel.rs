@@ -17,6 +17,7 @@ use crate::transport_error::{CloseReason, Rejected, TransportError};
 
 pub(crate) mod blocking;
 pub(crate) mod builder;
+pub(crate) mod options;
 pub(crate) mod prepared;
 pub(crate) mod slices;
 pub(crate) mod waiting;

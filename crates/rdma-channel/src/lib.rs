@@ -14,6 +14,7 @@ mod limits;
 mod multi_channel;
 mod operation;
 pub mod prelude;
+mod rendezvous;
 mod request;
 mod scope;
 mod transport_error;
@@ -33,6 +34,10 @@ pub use multi_channel::to_peer::{
     PeerWriteWorkRequest, ToPeer,
 };
 pub use operation::Operation;
+pub use rendezvous::builder::{Rendezvous, RendezvousBuilder};
+pub use rendezvous::error::ConnectError;
+pub use rendezvous::incoming::Incoming;
+pub use rendezvous::listener::ChannelListener;
 pub use request::Request;
 pub use scope::batch::RefusedBatch;
 pub use scope::in_flight::InFlight;

@@ -1,13 +1,14 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_channel::{
-    Armed, Channel, ChannelBuilder, CloseReason, ExchangeError, FailedWork, Finished, InFlight,
-    Late, MultiChannel, MultiChannelBuilder, Operation, OperationError, PeerAddress,
-    PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion,
-    PeerSendWorkRequest, PeerWriteWorkRequest, PendingWord, PendingWork, Pipes, Prefix,
-    PreparedChannel, PreparedMultiChannel, Progress, Refused, RefusedBatch, Rejected, Request,
-    Scope, ScopeError, ScopedPeer, ScopedPendingWork, ToPeer, TransportError, Wait, Waitable,
-    Within, WithoutPd, WorkId,
+    Armed, Channel, ChannelBuilder, ChannelListener, CloseReason, ConnectError, ExchangeError,
+    FailedWork, Finished, InFlight, Incoming, Late, MultiChannel, MultiChannelBuilder, Operation,
+    OperationError, PeerAddress, PeerAtomicWorkRequest, PeerReadWorkRequest,
+    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
+    PendingWord, PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress,
+    Refused, RefusedBatch, Rejected, Rendezvous, RendezvousBuilder, Request, Scope, ScopeError,
+    ScopedPeer, ScopedPendingWork, ToPeer, TransportError, Wait, Waitable, Within, WithoutPd,
+    WorkId,
 };
 
 fn send<T: Send>() {}
@@ -36,11 +37,23 @@ fn a_channel_is_used_by_one_thread_at_a_time() {
     send_sync::<WithoutPd<Channel>>();
     send::<Within<'_>>();
     <Within<'_> as NotSync<_>>::holds();
+    send_sync::<RendezvousBuilder<'_>>();
+    send_sync::<Rendezvous>();
     send::<MultiChannel>();
     <MultiChannel as NotSync<_>>::holds();
     send_sync::<PreparedMultiChannel>();
     send_sync::<MultiChannelBuilder<'_>>();
     send_sync::<Waitable<'_>>();
+}
+
+/// It has channels that its program was not given yet.
+#[test]
+fn a_listener_is_kept_and_moved_and_used_by_one_thread_at_a_time() {
+    fn send_static<T: Send + 'static>() {}
+    send_static::<ChannelListener>();
+    <ChannelListener as NotSync<_>>::holds();
+    send::<Incoming<'_>>();
+    <Incoming<'_> as NotSync<_>>::holds();
 }
 
 #[test]
@@ -88,5 +101,6 @@ fn results_are_values() {
     error::<Rejected<()>>();
     error::<ScopeError>();
     error::<ExchangeError>();
+    error::<ConnectError>();
     send_sync::<Pipes<std::fs::File, std::fs::File>>();
 }

@@ -3,11 +3,12 @@
 
 pub use rdma_channel::prelude::CreateChannel;
 pub use rdma_channel::{
-    Armed, Channel, ChannelBuilder, CloseReason, ExchangeError, FailedWork, Finished, InFlight,
-    Late, MultiChannel, MultiChannelBuilder, Operation, OperationError, PeerAddress,
-    PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion,
-    PeerSendWorkRequest, PeerWriteWorkRequest, PendingWord, PendingWork, Pipes, Prefix,
-    PreparedChannel, PreparedMultiChannel, Progress, Refused, RefusedBatch, Rejected, Rent,
-    RentMut, Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, TimedStream, ToPeer,
-    TransportError, Wait, Waitable, Within, WithoutPd, WorkId, confirm, exchange, exchange_all,
+    Armed, Channel, ChannelBuilder, ChannelListener, CloseReason, ConnectError, ExchangeError,
+    FailedWork, Finished, InFlight, Incoming, Late, MultiChannel, MultiChannelBuilder, Operation,
+    OperationError, PeerAddress, PeerAtomicWorkRequest, PeerReadWorkRequest,
+    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
+    PendingWord, PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress,
+    Refused, RefusedBatch, Rejected, Rendezvous, RendezvousBuilder, Rent, RentMut, Request, Scope,
+    ScopeError, ScopedPeer, ScopedPendingWork, TimedStream, ToPeer, TransportError, Wait, Waitable,
+    Within, WithoutPd, WorkId, confirm, exchange, exchange_all,
 };

@@ -5,10 +5,10 @@
 //! ```
 
 pub use crate::channel::{
-    Armed, Channel, CloseReason, CreateChannel, ExchangeError, InFlight, MultiChannel,
-    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, Prefix, PreparedChannel,
-    Progress, Scope, ScopeError, ScopedPendingWork, TransportError, Wait, confirm, exchange,
-    exchange_all,
+    Armed, Channel, ChannelListener, CloseReason, ConnectError, CreateChannel, ExchangeError,
+    InFlight, MultiChannel, PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest,
+    Prefix, PreparedChannel, Progress, Scope, ScopeError, ScopedPendingWork, TransportError, Wait,
+    confirm, exchange, exchange_all,
 };
 pub use crate::device::{Context, list_devices, open_device};
 pub use crate::memory::{

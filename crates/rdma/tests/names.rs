@@ -69,7 +69,8 @@ macro_rules! names {
 }
 
 names! {
-    AccessFlags Armed AtomicWorkRequest Buffer BufferPool Channel CloseReason Context CreateChannel
+    AccessFlags Armed AtomicWorkRequest Buffer BufferPool Channel ChannelListener CloseReason ConnectError
+    Context CreateChannel
     CreateCompletionQueue CreateQueuePair ExchangeError GatherList InFlight InlineElement
     MultiChannel OwnedArray OwnedRegion PeerReceiveWorkRequest PeerRemoteMemoryRegion
     PeerSendWorkRequest Prefix PreparedChannel Progress ProtectionDomain QueuePairEndpoint

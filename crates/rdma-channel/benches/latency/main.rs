@@ -22,6 +22,7 @@ use options::{Options, Peer, fail};
 use rdma_soft::Builder;
 use work::{Form, Memory, Operation, run};
 
+mod connect;
 mod end;
 mod options;
 mod wake;
@@ -60,7 +61,7 @@ fn bench(Options { device, peer }: Options) -> Outcome<()> {
         Peer::Server(address) => {
             let stream = TcpStream::connect(&address)
                 .map_err(|e| format!("{address}: {e}: is the other end there, with --listen?"))?;
-            measure(End::connect(&device, stream)?, false)
+            measure(End::connect(&device, stream)?, None)
         }
         Peer::Here => {
             let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -69,15 +70,15 @@ fn bench(Options { device, peer }: Options) -> Outcome<()> {
             let server = thread::spawn(move || -> Outcome<()> {
                 End::connect(&name, listener.accept()?.0)?.serve()
             });
-            measure(End::connect(&device, TcpStream::connect(address)?)?, true)?;
+            measure(End::connect(&device, TcpStream::connect(address)?)?, Some(&device))?;
             server.join().map_err(|_| "the other end has panicked")?
         }
     }
 }
 
-/// Measures all, and prints the table. The server ends when `end` is dropped. If both ends are here, so can be what wakes
-/// and who sleeps.
-fn measure(mut end: End, here: bool) -> Outcome<()> {
+/// Measures all, and prints the table. The server ends when `end` is dropped. If the other end is here, on that device,
+/// connecting is measured too, and what wakes who sleeps.
+fn measure(mut end: End, here: Option<&str>) -> Outcome<()> {
     let mut criterion = Criterion::default()
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1))
@@ -120,7 +121,8 @@ fn measure(mut end: End, here: bool) -> Outcome<()> {
         }
         group.finish();
     }
-    if here {
+    if let Some(device) = here {
+        rows.extend(connect::measure(device, &mut criterion)?);
         wake::measure(&mut criterion, &end.pd)?;
     }
     criterion.final_summary();

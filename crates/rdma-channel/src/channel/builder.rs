@@ -4,17 +4,17 @@ use std::marker::PhantomData;
 use std::time::Duration;
 
 use rdma_mem::{AccessFlags, ProtectionDomain};
+#[cfg(doc)]
+use rdma_qp::QueuePairBuilder;
 use rdma_qp::{
-    AckTimeout, CompletionChannel, CompletionQueue, Error, MaxAckRetries, MaxRnrRetries,
-    MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber, PreparedQueuePair, QueuePair,
-    QueuePairBuilder, QueuePairType,
+    AckTimeout, Error, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer,
+    PacketSequenceNumber, QueuePairType,
 };
 
 use super::Channel;
+use super::options::{Options, RendezvousOptions};
 use super::prepared::PreparedChannel;
 use crate::deadline::Wait;
-use crate::ledger::queues::{Asked, MOST_REQUESTS};
-use crate::limits::Limits;
 use crate::multi_channel::MultiChannel;
 use crate::multi_channel::prepared::PreparedMultiChannel;
 
@@ -42,15 +42,12 @@ use crate::multi_channel::prepared::PreparedMultiChannel;
 #[must_use]
 #[derive(Debug)]
 pub struct ChannelBuilder<'a, C = Channel> {
-    qp: QueuePairBuilder<'a>,
-    pd: &'a ProtectionDomain,
-    qp_type: QueuePairType,
-    max_send_wr: u32,
-    max_recv_wr: u32,
-    sq_sig_all: bool,
-    limits: Limits,
+    pub(crate) options: Options,
+    pub(crate) rendezvous: RendezvousOptions,
     num_channels: Option<usize>,
     makes: PhantomData<fn() -> C>,
+    /// So that the domain is there, and can be closed when its builders are gone.
+    pd: PhantomData<&'a ProtectionDomain>,
 }
 
 /// Makes a [`MultiChannel`]. The options are those of a channel, for each connection.
@@ -67,91 +64,89 @@ pub struct ChannelBuilder<'a, C = Channel> {
 /// ```
 pub type MultiChannelBuilder<'a> = ChannelBuilder<'a, MultiChannel>;
 
-/// How many requests a queue holds unless it is said.
-const DEPTH: u32 = 16;
-
 impl<C> Clone for ChannelBuilder<'_, C> {
     fn clone(&self) -> Self {
-        Self { qp: self.qp.clone(), ..*self }
+        Self { options: self.options.clone(), rendezvous: self.rendezvous.clone(), ..*self }
     }
 }
 
 impl<'a, C> ChannelBuilder<'a, C> {
     pub(crate) fn new(pd: &'a ProtectionDomain) -> Self {
-        let access = AccessFlags::new().with_remote_read().with_remote_write();
         Self {
-            qp: QueuePair::builder(pd).access(access).max_rnr_retries(MaxRnrRetries::unlimited()),
-            pd,
-            qp_type: QueuePairType::RC,
-            max_send_wr: DEPTH,
-            max_recv_wr: DEPTH,
-            sq_sig_all: false,
-            limits: Limits::DEFAULT,
+            options: Options::new(pd),
+            rendezvous: RendezvousOptions::default(),
             num_channels: None,
             makes: PhantomData,
+            pd: PhantomData,
         }
+    }
+
+    /// The same options, to make something else.
+    pub(crate) fn into_builder_of<D>(self) -> ChannelBuilder<'a, D> {
+        let Self { options, rendezvous, num_channels, pd, .. } = self;
+        ChannelBuilder { options, rendezvous, num_channels, makes: PhantomData, pd }
     }
 
     /// How many requests of the send queue can be outstanding. Default: 16.
     pub fn max_send_wr(mut self, max_send_wr: u32) -> Self {
-        self.max_send_wr = max_send_wr;
+        self.options.max_send_wr = max_send_wr;
         self
     }
 
     /// How many receives can be outstanding. Default: 16.
     pub fn max_recv_wr(mut self, max_recv_wr: u32) -> Self {
-        self.max_recv_wr = max_recv_wr;
+        self.options.max_recv_wr = max_recv_wr;
         self
     }
 
     /// RC or UC. Default: RC. With UC a message arrives or not, and its send succeeds when the
     /// message has left.
     pub fn qp_type(mut self, qp_type: QueuePairType) -> Self {
-        self.qp_type = qp_type;
+        self.options.qp_type = qp_type;
         self
     }
 
     /// Every request of the send queue makes a completion, also one that is marked unsignaled.
     /// Default: no.
     pub fn sq_sig_all(mut self, sq_sig_all: bool) -> Self {
-        self.sq_sig_all = sq_sig_all;
+        self.options.sq_sig_all = sq_sig_all;
         self
     }
 
     /// How long a send may take. Default: 30 seconds. [`Duration::MAX`] is no limit, here and below.
     pub fn send_timeout(mut self, send: Duration) -> Self {
-        self.limits.send = send;
+        self.options.limits.send = send;
         self
     }
 
     /// How long a receive may take. Default: no limit, as for a socket.
     pub fn receive_timeout(mut self, receive: Duration) -> Self {
-        self.limits.receive = receive;
+        self.options.limits.receive = receive;
         self
     }
 
     /// How long an RDMA write may take. Default: 30 seconds.
     pub fn write_timeout(mut self, write: Duration) -> Self {
-        self.limits.write = write;
+        self.options.limits.write = write;
         self
     }
 
     /// How long an RDMA read may take. Default: 30 seconds.
     pub fn read_timeout(mut self, read: Duration) -> Self {
-        self.limits.read = read;
+        self.options.limits.read = read;
         self
     }
 
     /// How long an atomic operation may take. Default: 30 seconds.
     pub fn atomic_timeout(mut self, atomic: Duration) -> Self {
-        self.limits.atomic = atomic;
+        self.options.limits.atomic = atomic;
         self
     }
 
     /// The time for operations that a scope has left in flight, and, if that is not enough, the
     /// same time for their flushes. Default: 5 seconds.
     pub fn drain_timeout(mut self, drain: Duration) -> Self {
-        (self.limits.drain, self.limits.flush) = (drain, drain);
+        (self.options.limits.drain, self.options.limits.flush) = (drain, drain);
         self
     }
 
@@ -160,178 +155,136 @@ impl<'a, C> ChannelBuilder<'a, C> {
     /// A channel that can sleep has a completion channel, and with it one file more.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn wait(mut self, wait: Wait) -> Self {
-        self.limits.wait = wait;
+        self.options.limits.wait = wait;
         self
     }
 
     /// What the peer may do through this channel to memory that allows it too. Default: remote read
     /// and write. See [`QueuePairBuilder::access`].
     pub fn access(mut self, access: AccessFlags) -> Self {
-        self.qp = self.qp.access(access);
+        self.options.qp = self.options.qp.access(access);
         self
     }
 
     /// How many elements a request of the send queue can have. See [`QueuePairBuilder::max_send_sge`].
     pub fn max_send_sge(mut self, max_send_sge: u32) -> Self {
-        self.qp = self.qp.max_send_sge(max_send_sge);
+        self.options.qp = self.options.qp.max_send_sge(max_send_sge);
         self
     }
 
     /// How many elements a receive can have. See [`QueuePairBuilder::max_recv_sge`].
     pub fn max_recv_sge(mut self, max_recv_sge: u32) -> Self {
-        self.qp = self.qp.max_recv_sge(max_recv_sge);
+        self.options.qp = self.options.qp.max_recv_sge(max_recv_sge);
         self
     }
 
     /// How many bytes an inline request can have. See [`QueuePairBuilder::max_inline_data`].
     pub fn max_inline_data(mut self, max_inline_data: u32) -> Self {
-        self.qp = self.qp.max_inline_data(max_inline_data);
+        self.options.qp = self.options.qp.max_inline_data(max_inline_data);
         self
     }
 
     /// The port. See [`QueuePairBuilder::port`].
     pub fn port(mut self, port: u8) -> Self {
-        self.qp = self.qp.port(port);
+        self.options.qp = self.options.qp.port(port);
         self
     }
 
     /// The index of the GID. See [`QueuePairBuilder::gid_index`].
     pub fn gid_index(mut self, gid_index: u8) -> Self {
-        self.qp = self.qp.gid_index(gid_index);
+        self.options.qp = self.options.qp.gid_index(gid_index);
         self
     }
 
     /// The path MTU. See [`QueuePairBuilder::mtu`].
     pub fn mtu(mut self, mtu: MaximumTransferUnit) -> Self {
-        self.qp = self.qp.mtu(mtu);
+        self.options.qp = self.options.qp.mtu(mtu);
         self
     }
 
     /// The PSN of the first packet from here. See [`QueuePairBuilder::send_psn`].
     pub fn send_psn(mut self, send_psn: PacketSequenceNumber) -> Self {
-        self.qp = self.qp.send_psn(send_psn);
+        self.options.qp = self.options.qp.send_psn(send_psn);
         self
     }
 
     /// The PSN of the peer's first packet. See [`QueuePairBuilder::recv_psn`].
     pub fn recv_psn(mut self, recv_psn: PacketSequenceNumber) -> Self {
-        self.qp = self.qp.recv_psn(recv_psn);
+        self.options.qp = self.options.qp.recv_psn(recv_psn);
         self
     }
 
     /// How many RDMA reads and atomics are in flight from here. See [`QueuePairBuilder::max_rd_atomic`].
     pub fn max_rd_atomic(mut self, max_rd_atomic: u8) -> Self {
-        self.qp = self.qp.max_rd_atomic(max_rd_atomic);
+        self.options.qp = self.options.qp.max_rd_atomic(max_rd_atomic);
         self
     }
 
     /// How many RDMA reads and atomics of the peer are answered. See [`QueuePairBuilder::max_dest_rd_atomic`].
     pub fn max_dest_rd_atomic(mut self, max_dest_rd_atomic: u8) -> Self {
-        self.qp = self.qp.max_dest_rd_atomic(max_dest_rd_atomic);
+        self.options.qp = self.options.qp.max_dest_rd_atomic(max_dest_rd_atomic);
         self
     }
 
     /// How long to wait for an acknowledgement. See [`QueuePairBuilder::ack_timeout`].
     pub fn ack_timeout(mut self, ack_timeout: AckTimeout) -> Self {
-        self.qp = self.qp.ack_timeout(ack_timeout);
+        self.options.qp = self.options.qp.ack_timeout(ack_timeout);
         self
     }
 
     /// How often to send again. See [`QueuePairBuilder::max_ack_retries`].
     pub fn max_ack_retries(mut self, max_ack_retries: MaxAckRetries) -> Self {
-        self.qp = self.qp.max_ack_retries(max_ack_retries);
+        self.options.qp = self.options.qp.max_ack_retries(max_ack_retries);
         self
     }
 
     /// How often to try again when the peer has no receive posted. Default: without end, since the
     /// limit of the operation ends the retries. See [`QueuePairBuilder::max_rnr_retries`].
     pub fn max_rnr_retries(mut self, max_rnr_retries: MaxRnrRetries) -> Self {
-        self.qp = self.qp.max_rnr_retries(max_rnr_retries);
+        self.options.qp = self.options.qp.max_rnr_retries(max_rnr_retries);
         self
     }
 
     /// How long the peer has to wait when no receive is posted here. See [`QueuePairBuilder::min_rnr_timer`].
     pub fn min_rnr_timer(mut self, min_rnr_timer: MinRnrTimer) -> Self {
-        self.qp = self.qp.min_rnr_timer(min_rnr_timer);
+        self.options.qp = self.options.qp.min_rnr_timer(min_rnr_timer);
         self
     }
 
     /// The index of the partition key. See [`QueuePairBuilder::pkey_index`].
     pub fn pkey_index(mut self, pkey_index: u16) -> Self {
-        self.qp = self.qp.pkey_index(pkey_index);
+        self.options.qp = self.options.qp.pkey_index(pkey_index);
         self
     }
 
     /// The service level. See [`QueuePairBuilder::service_level`].
     pub fn service_level(mut self, service_level: u8) -> Self {
-        self.qp = self.qp.service_level(service_level);
+        self.options.qp = self.options.qp.service_level(service_level);
         self
     }
 
     /// The traffic class of routed packets. See [`QueuePairBuilder::traffic_class`].
     pub fn traffic_class(mut self, traffic_class: u8) -> Self {
-        self.qp = self.qp.traffic_class(traffic_class);
+        self.options.qp = self.options.qp.traffic_class(traffic_class);
         self
     }
 
     /// Over how many routers packets may go. See [`QueuePairBuilder::hop_limit`].
     pub fn hop_limit(mut self, hop_limit: u8) -> Self {
-        self.qp = self.qp.hop_limit(hop_limit);
+        self.options.qp = self.options.qp.hop_limit(hop_limit);
         self
     }
 
     /// The flow label of routed packets. See [`QueuePairBuilder::flow_label`].
     pub fn flow_label(mut self, flow_label: u32) -> Self {
-        self.qp = self.qp.flow_label(flow_label);
+        self.options.qp = self.options.qp.flow_label(flow_label);
         self
     }
 
     /// Post by function calls where the device can. See [`QueuePairBuilder::extended`].
     pub fn extended(mut self, extended: bool) -> Self {
-        self.qp = self.qp.extended(extended);
+        self.options.qp = self.options.qp.extended(extended);
         self
-    }
-
-    /// What a channel keeps: what its queues were asked for, its limits and its domain.
-    fn parts(&self) -> (Asked, Limits, ProtectionDomain) {
-        let (sends, receives) = (self.max_send_wr, self.max_recv_wr);
-        let asked = Asked { sends, receives, signals_all: self.sq_sig_all };
-        (asked, self.limits, self.pd.clone())
-    }
-
-    /// A completion queue that so many channels cannot overflow, and whose requests can be
-    /// distinguished.
-    fn completion_queue(&self, channels: u32) -> Result<CompletionQueue, Error> {
-        if self.qp_type == QueuePairType::UD {
-            return Err(Error::NotConnected);
-        }
-        let (context, completions) = (self.pd.context(), self.completions(channels)?.max(1));
-        match self.limits.wait {
-            Wait::Spin => CompletionQueue::create(context, completions),
-            Wait::SpinThenSleep | Wait::Sleep => {
-                let events = CompletionChannel::create(context)?;
-                CompletionQueue::create_with_channel(&events, completions, 0)
-            }
-        }
-    }
-
-    /// How many requests of so many channels can be in flight.
-    fn completions(&self, channels: u32) -> Result<u32, Error> {
-        let at_most = |knob, value, most| match value {
-            _ if value > most => Err(Error::TooLarge { knob, value, most }),
-            _ => Ok(value),
-        };
-        let sends = at_most("max_send_wr", self.max_send_wr, MOST_REQUESTS)?;
-        let receives = at_most("max_recv_wr", self.max_recv_wr, MOST_REQUESTS - sends)?;
-        let each = sends + receives;
-        Ok(each * at_most("num_channels", channels, MOST_REQUESTS / each.max(1))?)
-    }
-
-    /// A queue pair that completes in that queue.
-    fn queue_pair(&self, cq: &CompletionQueue) -> Result<PreparedQueuePair, Error> {
-        let qp = self.qp.clone().qp_type(self.qp_type).send_cq(cq).recv_cq(cq);
-        let qp = qp.sq_sig_all(self.sq_sig_all);
-        qp.max_send_wr(self.max_send_wr).max_recv_wr(self.max_recv_wr).strict_cq(true).build()
     }
 }
 
@@ -343,10 +296,7 @@ impl ChannelBuilder<'_> {
     /// connections; [`Error::TooLarge`] for more requests than can be distinguished.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedChannel, Error> {
-        let cq = self.completion_queue(1)?;
-        let qp = self.queue_pair(&cq)?;
-        let (asked, limits, pd) = self.parts();
-        Ok(PreparedChannel { qp, cq, asked, limits, pd })
+        PreparedChannel::new(&self.options)
     }
 }
 
@@ -365,9 +315,9 @@ impl MultiChannelBuilder<'_> {
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedMultiChannel, Error> {
         let count = self.num_channels.ok_or(Error::Missing { knob: "num_channels" })?;
-        let cq = self.completion_queue(u32::try_from(count).unwrap_or(u32::MAX))?;
-        let qps = (0..count).map(|_| self.queue_pair(&cq)).collect::<Result<_, _>>()?;
-        let (asked, limits, pd) = self.parts();
+        let cq = self.options.completion_queue(u32::try_from(count).unwrap_or(u32::MAX))?;
+        let qps = (0..count).map(|_| self.options.queue_pair(&cq)).collect::<Result<_, _>>()?;
+        let (asked, limits, pd) = self.options.parts();
         Ok(PreparedMultiChannel { qps, cq, asked, limits, pd })
     }
 }
@@ -387,25 +337,5 @@ impl<C> WithoutPd<C> {
     /// The domain whose memory the channel will use.
     pub fn pd(self, pd: &ProtectionDomain) -> ChannelBuilder<'_, C> {
         ChannelBuilder::new(pd)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Else a channel could overflow its queue, whose failure nobody survives.
-    #[test]
-    #[cfg_attr(miri, ignore = "the software device copies in assembly")]
-    fn channels_need_a_completion_queue_that_they_cannot_overflow() {
-        rdma_soft::install();
-        let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
-        let builder = ChannelBuilder::<Channel>::new(&pd);
-        let cq = builder.completion_queue(2).unwrap();
-        let _two = [builder.queue_pair(&cq).unwrap(), builder.queue_pair(&cq).unwrap()];
-        let error = builder.queue_pair(&cq).unwrap_err();
-        let Error::CompletionQueueTooSmall { capacity: 64, needed: 96, .. } = error else {
-            panic!("{error}");
-        };
     }
 }

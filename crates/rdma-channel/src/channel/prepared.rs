@@ -6,6 +6,7 @@ use rdma_qp::{
 };
 
 use super::Channel;
+use super::options::Options;
 use crate::ledger::Ledger;
 use crate::ledger::queues::Asked;
 use crate::limits::Limits;
@@ -13,7 +14,7 @@ use crate::limits::Limits;
 /// A channel that is not connected yet: it needs the endpoint of its peer.
 ///
 /// [`exchange`](crate::exchange) gives both ends their peer's endpoint over a connection that
-/// exists already, such as a TCP connection.
+/// exists already, such as a TCP connection; [`Channel::connect`] does all of it, by an address.
 #[derive(Debug)]
 pub struct PreparedChannel {
     pub(crate) qp: PreparedQueuePair,
@@ -25,6 +26,14 @@ pub struct PreparedChannel {
 }
 
 impl PreparedChannel {
+    /// With queues of its own.
+    pub(crate) fn new(options: &Options) -> Result<Self, Error> {
+        let cq = options.completion_queue(1)?;
+        let qp = options.queue_pair(&cq)?;
+        let (asked, limits, pd) = options.parts();
+        Ok(Self { qp, cq, asked, limits, pd })
+    }
+
     /// The endpoint of this end, which the peer needs to connect.
     #[must_use]
     pub const fn endpoint(&self) -> QueuePairEndpoint {

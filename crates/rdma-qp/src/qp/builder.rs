@@ -38,7 +38,7 @@ use crate::srq::queue::SharedReceiveQueue;
 #[must_use]
 #[derive(Clone, Debug)]
 pub struct QueuePairBuilder<'a> {
-    pub(crate) pd: &'a ProtectionDomain,
+    pub(crate) pd: ProtectionDomain,
     pub(crate) send_cq: Option<&'a CompletionQueue>,
     pub(crate) recv_cq: Option<&'a CompletionQueue>,
     pub(crate) srq: Option<&'a SharedReceiveQueue>,
@@ -71,7 +71,7 @@ macro_rules! knobs {
 }
 
 impl<'a> QueuePairBuilder<'a> {
-    fn new(pd: &'a ProtectionDomain) -> Self {
+    fn new(pd: ProtectionDomain) -> Self {
         let settings = Settings {
             access: AccessFlags::new(),
             qkey: 0,
@@ -193,8 +193,9 @@ impl<'a> QueuePairBuilder<'a> {
 }
 
 impl QueuePair {
-    /// The options of a new queue pair; as `pd.create_qp()` of the [prelude](crate::prelude).
-    pub fn builder(pd: &ProtectionDomain) -> QueuePairBuilder<'_> {
-        QueuePairBuilder::new(pd)
+    /// The options of a new queue pair; as `pd.create_qp()` of the [prelude](crate::prelude). They keep a clone of
+    /// the domain, and borrow only the queues that they are given.
+    pub fn builder<'a>(pd: &ProtectionDomain) -> QueuePairBuilder<'a> {
+        QueuePairBuilder::new(pd.clone())
     }
 }

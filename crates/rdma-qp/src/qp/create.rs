@@ -244,7 +244,7 @@ fn create(
     };
     let extended = match builder.extended {
         // SAFETY: SAFETY.md F1, F2: a live domain and live queues of one context of this table.
-        true => unsafe { extended::create(builder.pd, &mut attributes) }.map_err(fail)?,
+        true => unsafe { extended::create(&builder.pd, &mut attributes) }.map_err(fail)?,
         false => None,
     };
     let (raw, posted) = match extended {

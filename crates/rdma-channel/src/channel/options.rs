@@ -1,0 +1,118 @@
+//! What a builder of channels was told. It owns all of it, so that a listener can keep it.
+
+use std::time::Duration;
+
+use rdma_mem::{AccessFlags, ProtectionDomain};
+use rdma_qp::{
+    CompletionChannel, CompletionQueue, Error, MaxRnrRetries, PreparedQueuePair, QueuePair,
+    QueuePairBuilder, QueuePairType,
+};
+
+use crate::deadline::Wait;
+use crate::ledger::queues::{Asked, MOST_REQUESTS};
+use crate::limits::Limits;
+
+/// The options of each channel.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) qp: QueuePairBuilder<'static>,
+    pd: ProtectionDomain,
+    pub(crate) qp_type: QueuePairType,
+    pub(crate) max_send_wr: u32,
+    pub(crate) max_recv_wr: u32,
+    pub(crate) sq_sig_all: bool,
+    pub(crate) limits: Limits,
+}
+
+/// How many requests a queue holds unless it is said.
+const DEPTH: u32 = 16;
+
+impl Options {
+    pub(crate) fn new(pd: &ProtectionDomain) -> Self {
+        let access = AccessFlags::new().with_remote_read().with_remote_write();
+        Self {
+            qp: QueuePair::builder(pd).access(access).max_rnr_retries(MaxRnrRetries::unlimited()),
+            pd: pd.clone(),
+            qp_type: QueuePairType::RC,
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            sq_sig_all: false,
+            limits: Limits::DEFAULT,
+        }
+    }
+
+    /// What a channel keeps: what its queues were asked for, its limits and its domain.
+    pub(crate) fn parts(&self) -> (Asked, Limits, ProtectionDomain) {
+        let (sends, receives) = (self.max_send_wr, self.max_recv_wr);
+        let asked = Asked { sends, receives, signals_all: self.sq_sig_all };
+        (asked, self.limits, self.pd.clone())
+    }
+
+    /// A completion queue that so many channels cannot overflow, and whose requests can be
+    /// distinguished.
+    pub(crate) fn completion_queue(&self, channels: u32) -> Result<CompletionQueue, Error> {
+        if self.qp_type == QueuePairType::UD {
+            return Err(Error::NotConnected);
+        }
+        let (context, completions) = (self.pd.context(), self.completions(channels)?.max(1));
+        match self.limits.wait {
+            Wait::Spin => CompletionQueue::create(context, completions),
+            Wait::SpinThenSleep | Wait::Sleep => {
+                let events = CompletionChannel::create(context)?;
+                CompletionQueue::create_with_channel(&events, completions, 0)
+            }
+        }
+    }
+
+    /// How many requests of so many channels can be in flight.
+    fn completions(&self, channels: u32) -> Result<u32, Error> {
+        let at_most = |knob, value, most| match value {
+            _ if value > most => Err(Error::TooLarge { knob, value, most }),
+            _ => Ok(value),
+        };
+        let sends = at_most("max_send_wr", self.max_send_wr, MOST_REQUESTS)?;
+        let receives = at_most("max_recv_wr", self.max_recv_wr, MOST_REQUESTS - sends)?;
+        let each = sends + receives;
+        Ok(each * at_most("num_channels", channels, MOST_REQUESTS / each.max(1))?)
+    }
+
+    /// A queue pair that completes in that queue.
+    pub(crate) fn queue_pair(&self, cq: &CompletionQueue) -> Result<PreparedQueuePair, Error> {
+        let qp: QueuePairBuilder<'_> = self.qp.clone();
+        let qp = qp.qp_type(self.qp_type).send_cq(cq).recv_cq(cq).sq_sig_all(self.sq_sig_all);
+        qp.max_send_wr(self.max_send_wr).max_recv_wr(self.max_recv_wr).strict_cq(true).build()
+    }
+}
+
+/// The options of the rendezvous.
+#[derive(Clone, Debug)]
+pub(crate) struct RendezvousOptions {
+    pub(crate) user_bytes: Box<[u8]>,
+    pub(crate) timeout: Duration,
+}
+
+impl Default for RendezvousOptions {
+    fn default() -> Self {
+        Self { user_bytes: Box::default(), timeout: Duration::from_secs(10) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Else a channel could overflow its queue, whose failure nobody survives.
+    #[test]
+    #[cfg_attr(miri, ignore = "the software device copies in assembly")]
+    fn channels_need_a_completion_queue_that_they_cannot_overflow() {
+        rdma_soft::install();
+        let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+        let options = Options::new(&pd);
+        let cq = options.completion_queue(2).unwrap();
+        let _two = [options.queue_pair(&cq).unwrap(), options.queue_pair(&cq).unwrap()];
+        let error = options.queue_pair(&cq).unwrap_err();
+        let Error::CompletionQueueTooSmall { capacity: 64, needed: 96, .. } = error else {
+            panic!("{error}");
+        };
+    }
+}

@@ -1,0 +1,173 @@
+//! Why two ends did not become a channel.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::message::{MOST, VERSION};
+
+/// Why a client could not [connect](crate::Channel::connect), or a server could not
+/// [listen](crate::ChannelBuilder::listen) or take a client.
+///
+/// # Examples
+/// ```
+/// use rdma_channel::{Channel, ConnectError};
+///
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// // Nobody listens here any more.
+/// let address = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+/// let error = Channel::connect(address, &pd).unwrap_err();
+/// assert!(matches!(error, ConnectError::NobodyListens { .. }));
+/// assert!(error.to_string().contains("start the server first"), "{error}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The name could not be looked up.
+    #[error(
+        "the address could not be looked up: {source}; give it as HOST:PORT, and is the host's name right?"
+    )]
+    Resolve {
+        /// What the lookup said.
+        source: io::Error,
+    },
+    /// The name has no address.
+    #[error("the name has no address: give an IP address and a port, such as 192.0.2.1:7471")]
+    NoAddress,
+    /// Nobody listens at any of the addresses.
+    #[error("nobody listens at {}: start the server first, and is this its address and port?", list(.tried))]
+    NobodyListens {
+        /// The addresses that were tried, in order.
+        tried: Vec<SocketAddr>,
+    },
+    /// There are more user bytes than the rendezvous takes.
+    #[error(
+        "{length} user bytes are too many for the rendezvous, which takes at most {most}: send more by the channel"
+    )]
+    UserBytesTooLong {
+        /// How many there are.
+        length: usize,
+        /// How many there can be.
+        most: usize,
+    },
+    /// A socket failed.
+    #[error("{tried}: {source}{}", hint(.source))]
+    Io {
+        /// What was tried, with the address.
+        tried: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The server turned the client away, or could not take it. The text is the server's.
+    #[error("the server did not take this client: {}", reason(.0))]
+    Rejected(Box<str>),
+    /// It took too long.
+    #[error("within {limit:?} there was no {awaited}")]
+    Timeout {
+        /// The limit.
+        limit: Duration,
+        /// What did not come, and what may be wrong.
+        awaited: String,
+    },
+    /// The other end closed the stream early.
+    #[error(
+        "{address} closed the stream before {awaited}: it has failed or ended, what does it say itself?"
+    )]
+    Closed {
+        /// The other end.
+        address: SocketAddr,
+        /// What was still to come, in words.
+        awaited: &'static str,
+    },
+    /// Something else listens there.
+    #[error(
+        "what listens at {address} speaks something else: it began with \"{}\"; is this the port of a \
+         ChannelListener?",
+        .received.escape_ascii()
+    )]
+    Foreign {
+        /// The address.
+        address: SocketAddr,
+        /// The first bytes of what it said.
+        received: Vec<u8>,
+    },
+    /// The server has another version of the rendezvous.
+    #[error(
+        "the server at {address} has version {found} of the rendezvous, this program has {VERSION}: run the \
+         same version at both ends"
+    )]
+    Version {
+        /// The address.
+        address: SocketAddr,
+        /// The version of the server.
+        found: u16,
+    },
+    /// The server said what it cannot say.
+    #[error(
+        "the server at {address} does not keep to the rendezvous: {what}; run the same version at both ends"
+    )]
+    Garbled {
+        /// The other end.
+        address: SocketAddr,
+        /// What is wrong, in words.
+        what: String,
+    },
+    /// The queues of the channel could not be made, or not connected to the peer's.
+    #[error(transparent)]
+    Verbs(Box<rdma_qp::Error>),
+}
+
+impl ConnectError {
+    pub(super) fn check_user_bytes(user_bytes: &[u8]) -> Result<(), Self> {
+        match user_bytes.len() {
+            length if length > MOST => Err(Self::UserBytesTooLong { length, most: MOST }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl From<rdma_qp::Error> for ConnectError {
+    fn from(error: rdma_qp::Error) -> Self {
+        Self::Verbs(Box::new(error))
+    }
+}
+
+impl From<rdma_mem::Error> for ConnectError {
+    fn from(error: rdma_mem::Error) -> Self {
+        rdma_qp::Error::from(error).into()
+    }
+}
+
+fn list(addresses: &[SocketAddr]) -> String {
+    let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    addresses.join(", ")
+}
+
+fn reason(why: &str) -> &str {
+    if why.trim().is_empty() { "it did not say why" } else { why }
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match Errno::from_io_error(error) {
+        Some(Errno::MFILE | Errno::NFILE) => {
+            "; raise the limit of open files (`ulimit -n`), or close what is not needed"
+        }
+        Some(Errno::ADDRINUSE) => {
+            "; another program listens there: end it, or listen at another port"
+        }
+        Some(Errno::ADDRNOTAVAIL) => {
+            "; is it an address of this machine? `ip address` lists those that there are"
+        }
+        Some(Errno::ACCESS | Errno::PERM) => {
+            "; ports below 1024 need a privilege, and a firewall may forbid others"
+        }
+        Some(Errno::NETUNREACH | Errno::HOSTUNREACH) => {
+            "; there is no route: is the address right, and is the network up?"
+        }
+        _ => "",
+    }
+}

@@ -1,0 +1,228 @@
+//! A client at the listener, from its first byte until the program has decided.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use rdma_qp::QueuePairEndpoint;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use super::error::ConnectError;
+use super::message::{LONGEST, Message, Parsed, VERSION, Wrong, parse};
+use super::until::Until;
+use crate::channel::Channel;
+use crate::channel::options::Options;
+use crate::channel::prepared::PreparedChannel;
+
+/// A client that is not connected yet.
+#[derive(Debug)]
+pub(super) struct HalfOpen {
+    stream: Undecided,
+    address: SocketAddr,
+    /// How long it may take, and when that is over.
+    limit: Duration,
+    pub(super) until: Until,
+    received: Vec<u8>,
+    /// The channel that it was told the endpoint of, and its user bytes.
+    answered: Option<(Channel, Box<[u8]>)>,
+}
+
+/// What a step has made of a client.
+pub(super) enum Step {
+    Open(HalfOpen),
+    Connected(Candidate),
+    /// It has made a mistake, or is gone, and knows it.
+    Refused,
+    /// The server cannot take it, and it knows it.
+    Failed(rdma_qp::Error),
+}
+
+/// A client that is connected, and that the program has not decided about.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    // Told before the channel is destroyed.
+    pub(super) stream: Undecided,
+    pub(super) address: SocketAddr,
+    pub(super) user_bytes: Box<[u8]>,
+    pub(super) channel: Channel,
+}
+
+/// A stream to a client, which is told that it was turned away unless it is told something else.
+#[derive(Debug)]
+pub(super) struct Undecided {
+    stream: TcpStream,
+    is_decided: bool,
+}
+
+impl HalfOpen {
+    pub(super) fn new(stream: TcpStream, address: SocketAddr, limit: Duration) -> Self {
+        let (stream, until) = (Undecided { stream, is_decided: false }, Until::after(limit));
+        Self { stream, address, limit, until, received: Vec::new(), answered: None }
+    }
+
+    /// Takes what has come.
+    pub(super) fn step(mut self, options: &Options) -> Step {
+        match self.read() {
+            Ok(None) => Step::Open(self),
+            Ok(Some(message)) => self.take(message, options),
+            Err(why) => {
+                match why {
+                    Some(why) => self.stream.reject(&why),
+                    None => self.stream.is_decided = true,
+                }
+                Step::Refused
+            }
+        }
+    }
+
+    /// Ends it, since its time is over.
+    pub(super) fn expire(mut self) {
+        let limit = self.limit;
+        self.stream
+            .reject(&format!("the client did not do its part of the rendezvous within {limit:?}"));
+    }
+
+    /// A message if one is whole; else what the client is to be told, if anything.
+    fn read(&mut self) -> Result<Option<Message>, Option<String>> {
+        // One byte more than a message has, to see whether there is one.
+        let mut block = [0; LONGEST + 1];
+        let room = block.get_mut(self.received.len()..).unwrap_or_default();
+        match recv(&self.stream.stream, &mut *room, RecvFlags::DONTWAIT) {
+            Ok((0, _)) => return Err(None),
+            Ok((count, _)) => self.received.extend(room.get(..count).unwrap_or_default()),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
+            Err(_) => return Err(None),
+        }
+        match parse(&self.received) {
+            Ok(Parsed::Lacks(_)) => Ok(None),
+            Ok(Parsed::Whole(message)) => {
+                self.received.clear();
+                Ok(Some(message))
+            }
+            // Who speaks something else does not understand the reason either.
+            Err(Wrong::Foreign(_)) => Err(None),
+            Err(Wrong::Version(found)) => Err(Some(format!(
+                "the client has version {found} of the rendezvous, the server {VERSION}: run the same version at \
+                 both ends"
+            ))),
+            Err(wrong) => Err(Some(not_kept(&wrong))),
+        }
+    }
+
+    fn take(mut self, message: Message, options: &Options) -> Step {
+        match (message, self.answered.take()) {
+            (Message::Hello(endpoint, user_bytes), None) => {
+                self.answer(*endpoint, user_bytes, options)
+            }
+            (Message::Ready, Some((channel, user_bytes))) => {
+                let Self { stream, address, .. } = self;
+                Step::Connected(Candidate { stream, address, user_bytes, channel })
+            }
+            (other, _) => {
+                self.stream.reject(&not_kept(&Wrong::Kind(other.kind())));
+                Step::Refused
+            }
+        }
+    }
+
+    /// Connects a queue pair to that of the client, and tells it.
+    fn answer(mut self, peer: QueuePairEndpoint, user_bytes: Box<[u8]>, options: &Options) -> Step {
+        let prepared = match PreparedChannel::new(options) {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                self.stream.reject(&format!("the server cannot make a queue pair: {error}"));
+                return Step::Failed(error);
+            }
+        };
+        let endpoint = prepared.endpoint();
+        match prepared.handshake(peer) {
+            Ok(channel) => self.answered = Some((channel, user_bytes)),
+            Err(error) => {
+                self.stream.reject(&format!(
+                    "the server's queue pair cannot connect to the client's: {error}"
+                ));
+                return Step::Refused;
+            }
+        }
+        if self.until.is_over() {
+            // Who says all of this so late has said it in time, and nobody has looked: the program was elsewhere.
+            self.until = Until::after(self.limit);
+        }
+        match self.stream.say(&Message::Endpoint(Box::new(endpoint))) {
+            Ok(()) => Step::Open(self),
+            Err(_) => Step::Refused,
+        }
+    }
+}
+
+fn not_kept(wrong: &Wrong) -> String {
+    format!(
+        "the client does not keep to the rendezvous: {wrong}; run the same version at both ends"
+    )
+}
+
+impl AsFd for HalfOpen {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.stream.as_fd()
+    }
+}
+
+impl Candidate {
+    /// Whether it still waits for the program to decide, or what it has done instead.
+    pub(super) fn check(&mut self) -> Result<(), ConnectError> {
+        let address = self.address;
+        match recv(&self.stream.stream, &mut [0], RecvFlags::DONTWAIT) {
+            Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Ok((1.., _)) => {
+                let what = "the client spoke before it was answered";
+                self.stream.reject(what);
+                Err(ConnectError::Garbled { address, what: what.into() })
+            }
+            _ => Err(ConnectError::Closed { address, awaited: "it was accepted" }),
+        }
+    }
+
+    pub(super) fn accept(&mut self, user_bytes: &[u8]) -> Result<(), ConnectError> {
+        let Self { stream, address, .. } = self;
+        stream.is_decided = true;
+        let said = stream.say(&Message::Accept(user_bytes.into()));
+        said.map_err(|_| ConnectError::Closed { address: *address, awaited: "it was accepted" })
+    }
+}
+
+impl AsFd for Candidate {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.stream.as_fd()
+    }
+}
+
+impl Undecided {
+    /// Whoever is gone is not told, and that is nobody's failure.
+    pub(super) fn reject(&mut self, why: &str) {
+        self.is_decided = true;
+        let _ = self.say(&Message::Reject(why.into()));
+        // Bytes that nobody has read would reset the stream when it is closed, maybe before the reason is read.
+        let _ = recv(&self.stream, &mut [0; LONGEST], RecvFlags::DONTWAIT);
+    }
+
+    /// Never waits: a socket has space for the few bytes of both messages that it is ever given.
+    fn say(&self, message: &Message) -> io::Result<()> {
+        let bytes = message.to_bytes();
+        match send(&self.stream, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)? {
+            count if count == bytes.len() => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
+    }
+}
+
+impl Drop for Undecided {
+    fn drop(&mut self) {
+        if !self.is_decided {
+            self.reject(
+                "the program of the server has turned the client away, and did not say why",
+            );
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! The messages of the rendezvous as bytes.
+
+use rdma_qp::{EndpointError, QueuePairEndpoint};
+
+/// The most user bytes, and the longest reason.
+pub(super) const MOST: usize = 1024;
+/// The longest message.
+pub(super) const LONGEST: usize = PREFACE + QueuePairEndpoint::BYTES + MOST;
+/// The version of the messages.
+pub(super) const VERSION: u16 = 1;
+
+const MAGIC: [u8; 4] = *b"RDRV";
+const PREFACE: usize = 10;
+
+const HELLO: u16 = 1;
+const ENDPOINT: u16 = 2;
+const READY: u16 = 3;
+const ACCEPT: u16 = 4;
+const REJECT: u16 = 5;
+
+/// A message that is whole.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    Hello(Box<QueuePairEndpoint>, Box<[u8]>),
+    Endpoint(Box<QueuePairEndpoint>),
+    Ready,
+    Accept(Box<[u8]>),
+    Reject(Box<str>),
+}
+
+/// What bytes are so far.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Parsed {
+    Whole(Message),
+    /// The beginning of a message that lacks as many bytes at least, and none behind them is its own.
+    Lacks(usize),
+}
+
+/// Why bytes are no message, or not the one that was awaited.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Wrong {
+    #[error("it began with \"{}\"", .0.escape_ascii())]
+    Foreign(Vec<u8>),
+    #[error("it has version {0}")]
+    Version(u16),
+    #[error("a message of kind {0} came, which does not belong here")]
+    Kind(u16),
+    #[error("a message of kind {kind} announced {length} bytes, where {most} are the most")]
+    Length { kind: u16, length: usize, most: usize },
+    #[error("a message had {0} bytes more than it announced")]
+    Behind(usize),
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+}
+
+/// How many bytes of something else an error shows.
+const SHOWN: usize = 32;
+
+impl Message {
+    /// User bytes are no more than [`MOST`]; a longer reason is cut.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let (endpoint, rest): (_, &[u8]) = match self {
+            Self::Hello(endpoint, user_bytes) => (Some(endpoint), user_bytes),
+            Self::Endpoint(endpoint) => (Some(endpoint), &[]),
+            Self::Ready => (None, &[]),
+            Self::Accept(user_bytes) => (None, user_bytes),
+            Self::Reject(why) => (None, cut(why).as_bytes()),
+        };
+        let rest = rest.get(..MOST).unwrap_or(rest);
+        let mut bytes = Vec::with_capacity(PREFACE + QueuePairEndpoint::BYTES + rest.len());
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_be_bytes());
+        bytes.extend(self.kind().to_be_bytes());
+        bytes.extend(u16::try_from(rest.len()).unwrap_or(0).to_be_bytes());
+        bytes.extend(endpoint.iter().flat_map(|endpoint| endpoint.to_bytes()));
+        bytes.extend(rest);
+        bytes
+    }
+
+    pub(super) const fn kind(&self) -> u16 {
+        match self {
+            Self::Hello(..) => HELLO,
+            Self::Endpoint(_) => ENDPOINT,
+            Self::Ready => READY,
+            Self::Accept(_) => ACCEPT,
+            Self::Reject(_) => REJECT,
+        }
+    }
+}
+
+/// As much of a reason as a message takes.
+fn cut(why: &str) -> &str {
+    let end = (0..=MOST.min(why.len())).rev().find(|&end| why.is_char_boundary(end));
+    why.get(..end.unwrap_or(0)).unwrap_or_default()
+}
+
+/// Reads a message, as far as it has come; refuses it as soon as it cannot become one.
+pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
+    let magic = bytes.get(..MAGIC.len()).unwrap_or(bytes);
+    if !MAGIC.starts_with(magic) {
+        return Err(Wrong::Foreign(bytes.get(..SHOWN).unwrap_or(bytes).to_vec()));
+    }
+    let (Some(version), Some(kind)) = (number(bytes, 4), number(bytes, 6)) else {
+        return Ok(Parsed::Lacks(PREFACE - bytes.len()));
+    };
+    if version != VERSION && kind != REJECT {
+        return Err(Wrong::Version(version));
+    }
+    let (begin, most) = match kind {
+        HELLO => (PREFACE + QueuePairEndpoint::BYTES, MOST),
+        ENDPOINT => (PREFACE + QueuePairEndpoint::BYTES, 0),
+        READY => (PREFACE, 0),
+        ACCEPT | REJECT => (PREFACE, MOST),
+        _ => return Err(Wrong::Kind(kind)),
+    };
+    let Some(length) = number(bytes, 8).map(usize::from) else {
+        return Ok(Parsed::Lacks(PREFACE - bytes.len()));
+    };
+    if length > most {
+        return Err(Wrong::Length { kind, length, most });
+    }
+    let whole = begin + length;
+    if bytes.len() > whole {
+        return Err(Wrong::Behind(bytes.len() - whole));
+    }
+    if bytes.len() < whole {
+        return Ok(Parsed::Lacks(whole - bytes.len()));
+    }
+    let endpoint = || {
+        let bytes = bytes.get(PREFACE..begin).unwrap_or_default();
+        QueuePairEndpoint::from_bytes(bytes).map(Box::new)
+    };
+    let rest = bytes.get(begin..).unwrap_or_default();
+    Ok(Parsed::Whole(match kind {
+        HELLO => Message::Hello(endpoint()?, rest.into()),
+        ENDPOINT => Message::Endpoint(endpoint()?),
+        READY => Message::Ready,
+        ACCEPT => Message::Accept(rest.into()),
+        _ => Message::Reject(printable(rest)),
+    }))
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+/// A reason as text that can do nothing to a terminal.
+fn printable(reason: &[u8]) -> Box<str> {
+    let text = String::from_utf8_lossy(reason);
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use proptest::test_runner::RngSeed;
+    use rdma_types::{GidType, Psn, Qpn};
+
+    use super::*;
+
+    fn endpoint() -> Box<QueuePairEndpoint> {
+        let gid = "::ffff:192.0.2.1".parse().unwrap();
+        let endpoint = QueuePairEndpoint::new(Qpn::masked(0x102), Psn::masked(7));
+        Box::new(endpoint.with_gid(gid, GidType::ROCE_V2))
+    }
+
+    fn messages() -> Vec<Message> {
+        vec![
+            Message::Hello(endpoint(), b"hi".as_slice().into()),
+            Message::Hello(endpoint(), vec![7; MOST].into()),
+            Message::Endpoint(endpoint()),
+            Message::Ready,
+            Message::Accept(Box::default()),
+            Message::Accept(vec![9; MOST].into()),
+            Message::Reject("no room".into()),
+        ]
+    }
+
+    /// Version 1, in every release.
+    #[test]
+    fn the_format_of_version_1() {
+        assert_eq!(Message::Ready.to_bytes(), b"RDRV\0\x01\0\x03\0\0");
+        let reject = Message::Reject("no".into()).to_bytes();
+        assert_eq!(reject, b"RDRV\0\x01\0\x05\0\x02no");
+        assert_eq!(Message::Accept((*b"yes").into()).to_bytes(), b"RDRV\0\x01\0\x04\0\x03yes");
+        let bytes = endpoint().to_bytes();
+        let hello = Message::Hello(endpoint(), (*b"hi").into()).to_bytes();
+        assert_eq!(hello, [b"RDRV\0\x01\0\x01\0\x02", bytes.as_slice(), b"hi"].concat());
+        let answer = Message::Endpoint(endpoint()).to_bytes();
+        assert_eq!(answer, [b"RDRV\0\x01\0\x02\0\0", bytes.as_slice()].concat());
+    }
+
+    #[test]
+    fn each_message_comes_back_and_each_part_of_it_lacks_the_rest() {
+        for message in messages() {
+            let bytes = message.to_bytes();
+            assert!(bytes.len() <= LONGEST);
+            for part in 0..bytes.len() {
+                let Ok(Parsed::Lacks(lacks)) = parse(&bytes[..part]) else {
+                    panic!("{part} bytes of {message:?}");
+                };
+                assert!((1..=bytes.len() - part).contains(&lacks), "{part}: {lacks}");
+            }
+            assert_eq!(parse(&[bytes.as_slice(), b"?"].concat()), Err(Wrong::Behind(1)));
+            assert_eq!(parse(&bytes), Ok(Parsed::Whole(message)));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let parsed = |bytes: &[u8]| parse(bytes).unwrap_err();
+        assert_eq!(parsed(b"GET / "), Wrong::Foreign(b"GET / ".into()));
+        assert_eq!(parsed(&[b'x'; 100]), Wrong::Foreign(vec![b'x'; 32]));
+        assert_eq!(parsed(b"RDRV\0\x02\0\x01"), Wrong::Version(2));
+        assert_eq!(parsed(b"RDRV\0\x01\0\x06"), Wrong::Kind(6));
+        let length = |kind, length, most| Wrong::Length { kind, length, most };
+        assert_eq!(parsed(b"RDRV\0\x01\0\x01\x04\x01"), length(HELLO, 1025, 1024));
+        assert_eq!(parsed(b"RDRV\0\x01\0\x03\0\x01"), length(READY, 1, 0));
+        let mut hello = Message::Hello(endpoint(), Box::default()).to_bytes();
+        hello[PREFACE + 4] = 9;
+        assert_eq!(parsed(&hello), Wrong::Endpoint(EndpointError::Version { found: 9 }));
+    }
+
+    #[test]
+    fn a_rejection_of_another_version_is_understood() {
+        let reject = Parsed::Whole(Message::Reject("old".into()));
+        assert_eq!(parse(b"RDRV\0\x07\0\x05\0\x03old"), Ok(reject));
+    }
+
+    #[test]
+    fn a_long_reason_is_cut_between_characters_and_an_odd_one_made_printable() {
+        let bytes = Message::Reject("ä".repeat(600).into()).to_bytes();
+        assert_eq!(parse(&bytes), Ok(Parsed::Whole(Message::Reject("ä".repeat(512).into()))));
+        let bytes = Message::Reject(format!("x{}", "ä".repeat(600)).into()).to_bytes();
+        assert_eq!(bytes.len(), PREFACE + 1023);
+        let reject = Parsed::Whole(Message::Reject(" [1m\u{fffd}".into()));
+        assert_eq!(parse(b"RDRV\0\x01\0\x05\0\x05\x1b[1m\xff"), Ok(reject));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            failure_persistence: None,
+            rng_seed: RngSeed::Fixed(7),
+            ..ProptestConfig::default()
+        })]
+
+        /// Bytes that differ from a message in some places, or are by chance, never panic, and what is lacking is never
+        /// more than a message has.
+        #[test]
+        #[cfg_attr(miri, ignore = "many cases")]
+        fn whatever_comes_is_refused_or_bounded(
+            which in 0..7_usize,
+            length in 0..=LONGEST + 1,
+            changes in prop::collection::vec((0..LONGEST, any::<u8>()), 0..4),
+            chance in prop::option::of(prop::collection::vec(any::<u8>(), 0..64)),
+        ) {
+            let mut bytes = chance.unwrap_or_else(|| messages()[which].to_bytes());
+            bytes.truncate(length);
+            for (at, byte) in changes {
+                if let Some(place) = bytes.get_mut(at) {
+                    *place = byte;
+                }
+            }
+            if let Ok(Parsed::Lacks(lacks)) = parse(&bytes) {
+                prop_assert!(lacks > 0 && bytes.len() + lacks <= LONGEST);
+            }
+        }
+    }
+}
