@@ -72,8 +72,9 @@ impl<'scope, C> Scope<'scope, '_, C> {
     /// A program asks its handles, arms each channel, and sleeps only if all say [`Armed::Sleep`].
     /// After that it begins again. Each operation that is done gives one [`Armed::Ready`], or wakes the
     /// sleeper, whichever handle has found its completion: so if all handles are asked after each of
-    /// these, none is missed, and one that is never asked keeps nobody awake. A channel that has nothing
-    /// in flight wakes nobody.
+    /// these, none is missed, and one that is never asked keeps nobody awake. A post for which the queue
+    /// had no free slot ([`TransportError::WouldBlock`]) is tried again when the handles were asked: of an
+    /// operation whose handle was dropped nobody is told. A channel that has nothing in flight wakes nobody.
     ///
     /// A channel that [spins](crate::Wait::Spin) cannot wake anybody, and says `Ready` each time: the
     /// program then spins, too.
