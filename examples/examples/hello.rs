@@ -1,27 +1,42 @@
-//! Two channels of a software device: one writes into memory of the other. They are in one process, to be
-//! short; `shared_memory` does so between two.
+//! Two processes, each of ten lines: one says hello, and the other one says it louder.
+
+use std::error::Error;
+use std::process::ExitCode;
 
 use rdma::prelude::*;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let pd = open_device("soft0")?.allocate_pd()?; // softib0, or a device of the machine's own
-
-    let mut source = pd.allocate_region(4096)?;
-    source[..5].copy_from_slice(b"hello");
-    let access = AccessFlags::new().with_local_write().with_remote_write();
-    let target = pd.allocate_shared_region(4096, access)?; // peers may write it
-
-    // Each side needs the other's endpoint. Between processes, `exchange` does it through a socket.
-    let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
-    let endpoint = here.endpoint();
-    let mut here = here.handshake(there.endpoint())?;
-    let _there = there.handshake(endpoint)?;
-
-    let hello = GatherList::from([source.get_ref(0, 5).ok_or("no such range")?]);
-    here.write(WriteWorkRequest::from_list(&hello, target.remote()))?; // returns when it is there
-
-    let mut text = [0; 5];
-    target.read(0, &mut text)?;
-    println!("{}", String::from_utf8_lossy(&text));
+fn listen(address: &str) -> Result<(), Box<dyn Error>> {
+    let pd = open_device("soft0")?.allocate_pd()?; // or softib0, or a device of the machine's own
+    let mut listener = pd.create_channel().listen(address)?;
+    println!("listening on {}", listener.local_addr());
+    let mut channel = listener.accept()?;
+    let mut buffer = pd.allocate_region(64)?;
+    let length = channel.receive_into(&mut buffer)?;
+    buffer[..length].make_ascii_uppercase();
+    channel.send_from(buffer.get_ref(0, length).ok_or("it is too long")?)?;
     Ok(())
+}
+
+fn connect(address: &str) -> Result<(), Box<dyn Error>> {
+    let pd = open_device("soft0")?.allocate_pd()?;
+    let mut channel = Channel::connect(address, &pd)?;
+    let mut buffer = pd.allocate_region(64)?;
+    buffer[..5].copy_from_slice(b"hello");
+    channel.send_from(buffer.get_ref(0, 5).ok_or("it is too long")?)?;
+    let length = channel.receive_into(&mut buffer)?;
+    println!("{}", String::from_utf8_lossy(&buffer[..length]));
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match arguments.as_slice() {
+        [side, address] if side == "listen" => listen(address),
+        [side, address] if side == "connect" => connect(address),
+        _ => Err("start `hello listen ADDRESS`, and then `hello connect ADDRESS`".into()),
+    };
+    if let Err(error) = &outcome {
+        eprintln!("hello: {error}");
+    }
+    ExitCode::from(u8::from(outcome.is_err()))
 }

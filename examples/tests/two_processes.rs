@@ -52,6 +52,29 @@ fn rc_pingpong(options: &[&str]) -> Result<String, Failure> {
     rc_pingpong::run(&rc_pingpong::Arguments::parse_from(options))
 }
 
+/// The README's example.
+#[test]
+fn ten_lines_for_each_side_say_hello() {
+    let mut listens = Process::example("hello", &["listen", "127.0.0.1:0"]);
+    let address = listens.address();
+    let connects = Process::example("hello", &["connect", &address]);
+    assert_eq!(connects.succeed(), "HELLO");
+    listens.succeed();
+}
+
+#[test]
+fn hello_says_what_to_do() {
+    for (options, why) in [
+        (&[][..], "start `hello listen ADDRESS`"),
+        (&["connect", &free()], "nobody listens at"),
+        (&["connect", "no address"], "HOST:PORT"),
+    ] {
+        let output = Process::example("hello", options).end();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && said.contains(why), "{said}");
+    }
+}
+
 #[test]
 fn a_message_goes_to_and_fro_between_sides_that_met_by_tcp() {
     let late = "two_processes_deferred";

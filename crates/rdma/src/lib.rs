@@ -10,7 +10,7 @@
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let pd = open_device("soft0")?.allocate_pd()?;
 //!
-//!     // Two ends in one process. Between processes, `exchange` gives each the other's endpoint.
+//!     // Two ends in one process. Between processes it is `Channel::connect` and `listen`.
 //!     let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
 //!     let endpoint = here.endpoint();
 //!     let mut here = here.handshake(there.endpoint())?;
