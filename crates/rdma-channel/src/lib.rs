@@ -52,8 +52,8 @@ pub use transport_error::{CloseReason, OperationError, Rejected, TransportError,
 
 pub use rdma_mem::{
     AccessFlags, Error as MemoryError, GatherElement, GatherList, InlineElement, ProtectionDomain,
-    RemoteMemoryRegion, ScatterElement, ScatterGatherElementError, ScatterList, SharedElement,
-    SliceMut, SliceRef,
+    Recovery, RemoteMemoryRegion, ScatterElement, ScatterGatherElementError, ScatterList,
+    SharedElement, SliceMut, SliceRef,
 };
 pub use rdma_qp::{
     AckTimeout, AtomicResult, AtomicWorkRequest, ConnectAttributes, EndpointError, Error,

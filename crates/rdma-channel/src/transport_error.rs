@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rdma_mem::ScatterGatherElementError;
+use rdma_mem::{Recovery, ScatterGatherElementError};
 use rdma_qp::{PollError, PostError, PostErrorKind, WorkError};
 
 use self::context::{FailedWork, PeerAddress, With};
@@ -100,6 +100,38 @@ pub enum TransportError {
         /// How many endpoints there were; one too many stands for any number of them.
         endpoints: usize,
     },
+}
+
+impl TransportError {
+    /// What a program can do about it.
+    ///
+    /// After a [`Timeout`](Self::Timeout) of a handle, or of a post, it is to ask again; a blocking call that
+    /// has run out of time has closed the channel, which the next call says.
+    ///
+    /// ```
+    /// use rdma_channel::{CloseReason, Recovery, TransportError};
+    ///
+    /// assert_eq!(TransportError::WouldBlock.recovery(), Recovery::Retry);
+    /// assert_eq!(TransportError::Closed(CloseReason::Poll).recovery(), Recovery::Reconnect);
+    /// ```
+    #[must_use]
+    pub fn recovery(&self) -> Recovery {
+        match self {
+            Self::IbvError(error) => error.recovery(),
+            Self::PostError(error) => error.recovery(),
+            Self::WorkError(work) => work.recovery(),
+            Self::Timeout { .. } | Self::WouldBlock => Recovery::Retry,
+            Self::PollError(_) | Self::Closed(_) | Self::Lost { .. } => Recovery::Reconnect,
+            Self::ElementError(_)
+            | Self::BatchTooLarge { .. }
+            | Self::NoSuchPeer { .. }
+            | Self::EndpointCount { .. } => Recovery::Programming,
+            // The first, which may be why the others failed.
+            Self::Collective(errors) => {
+                errors.first().map_or(Recovery::Reconnect, |first| first.error.recovery())
+            }
+        }
+    }
 }
 
 /// Errors are returned by value, on paths that have few instructions.

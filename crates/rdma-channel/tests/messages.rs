@@ -6,8 +6,8 @@ mod common;
 use std::time::Duration;
 
 use common::{DRAIN, HANG, HELD, Pair, must_end, short};
-use rdma_channel::{Channel, Operation, ScopeError, TransportError};
-use rdma_mem::RemoteMemoryRegion;
+use rdma_channel::{Channel, Operation, Recovery, ScopeError, TransportError, prelude::*};
+use rdma_mem::{Errno, RemoteMemoryRegion, VerbError};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WorkErrorCode};
 
 /// As errors name the peer of a channel of that device, whose ports are Ethernet.
@@ -128,6 +128,45 @@ fn debug_is_one_readable_line() {
     assert_eq!(format!("{:?}", pair.here), closed);
     let _ = pair.there.within(DRAIN).receive(ReceiveWorkRequest::only_immediate());
     assert!(format!("{:?}", pair.there).ends_with("since a receive was not done in time)"));
+}
+
+/// What a program that goes on can do.
+#[test]
+fn each_error_says_what_can_be_done_about_it() {
+    let pair = || Pair::new("soft0");
+    let verb = |errno| rdma_qp::Error::from(VerbError::new("ibv_reg_mr", errno)).into();
+    let errors: [(TransportError, Recovery); 8] = [
+        (verb(Errno::EPERM), Recovery::Permission),
+        (verb(Errno::ENOMEM), Recovery::Resource),
+        (verb(Errno::EAGAIN), Recovery::Retry),
+        (verb(Errno::EINVAL), Recovery::Programming),
+        (pair().here.send_inline(&[0; 64]).unwrap_err(), Recovery::Programming),
+        (TransportError::WouldBlock, Recovery::Retry),
+        (
+            pair().here.within(DRAIN).receive(ReceiveWorkRequest::only_immediate()).unwrap_err(),
+            Recovery::Retry,
+        ),
+        (
+            {
+                let mut pair = pair();
+                let late = pair.here.within(DRAIN).receive(ReceiveWorkRequest::only_immediate());
+                late.unwrap_err();
+                pair.here.send_inline(&[]).unwrap_err()
+            },
+            Recovery::Reconnect,
+        ),
+    ];
+    for (error, recovery) in errors {
+        assert_eq!(error.recovery(), recovery, "{error}");
+    }
+    let pd = common::open("soft0").allocate_pd().unwrap();
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = Channel::connect(address, &pd).unwrap_err();
+    assert_eq!(nobody.recovery(), Recovery::Retry, "{nobody}");
+    let many = pd.create_channel().user_bytes(&[0; 2000]).connect(address).unwrap_err();
+    assert_eq!(many.recovery(), Recovery::Programming, "{many}");
+    let large = pd.create_channel().max_send_wr(1 << 29).build().unwrap_err();
+    assert_eq!(large.recovery(), Recovery::Programming, "{large}");
 }
 
 /// The first failure of a scope, as an error of the program's own.

@@ -2,6 +2,7 @@
 
 pub(crate) mod hint;
 pub(crate) mod range;
+pub(crate) mod recovery;
 pub(crate) mod verb;
 
 use rdma_sys::{UnknownProvider, Unsupported};

@@ -82,6 +82,7 @@ pub use element::slice::{SliceMut, SliceRef};
 pub use element::{GatherElement, ScatterElement, ScatterGatherElementError};
 pub use error::Error;
 pub use error::range::RangeError;
+pub use error::recovery::Recovery;
 pub use error::verb::VerbError;
 pub use event::file::EventFile;
 pub use event::queue::AsyncEvents;

@@ -8,7 +8,7 @@ use rdma_mem::{
     ExtendedAttributes, ForkMode, ForkStatus, Forked, GatherElement, GatherList, GidEntry, Handle,
     HugePageSize, InlineElement, ListError, LocalRegion, MemoryRegion, MemoryWindow, ObjectId,
     OwnedArray, OwnedRegion, Ownership, PoolUsage, PortAttributes, PreparedBind, ProtectionDomain,
-    RangeError, RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement,
+    RangeError, Recovery, RegionMemory, RemoteMemoryRegion, RemoteRef, RemoteSlice, ScatterElement,
     ScatterGatherElementError, ScatterList, SharedElement, SharedRegion, SliceMut, SliceRef,
     UnknownDevice, VerbError, WindowType,
 };
@@ -81,6 +81,7 @@ fn errors_are_errors_of_any_thread() {
     error::<UnknownDevice>();
     error::<VerbError>();
     error::<BindError>();
+    send_sync::<Recovery>();
     error::<RangeError>();
     error::<ScatterGatherElementError>();
 }

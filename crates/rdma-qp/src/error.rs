@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use rdma_mem::{DeviceAttributes, Errno, PortState, VerbError};
+use rdma_mem::{DeviceAttributes, Errno, PortState, Recovery, VerbError};
 use rdma_types::{Mtu, QpState, QpType, Qpn, TransportType};
 
 use crate::cq::poll_error::PollError;
@@ -238,6 +238,22 @@ pub enum Error {
         /// What was to be closed.
         what: &'static str,
     },
+}
+
+impl Error {
+    /// What a program can do about it.
+    #[must_use]
+    pub fn recovery(&self) -> Recovery {
+        match self {
+            Self::Verb(error) => error.recovery(),
+            Self::Transition { source, .. } => source.recovery(),
+            Self::Memory(error) => error.recovery(),
+            Self::Post(error) => error.recovery(),
+            Self::Poll(_) => Recovery::Reconnect,
+            Self::DrainTimedOut { .. } | Self::NoActivePort { .. } => Recovery::Retry,
+            _ => Recovery::Programming,
+        }
+    }
 }
 
 fn list_attributes(lacking: &[&str], forbidden: &[&str]) -> String {

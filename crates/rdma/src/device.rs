@@ -6,8 +6,8 @@
 pub use rdma_mem::{
     AsyncEvent, AsyncEventSource, AsyncEvents, Context, Device, DeviceAttributes, DeviceList,
     Errno, Error, EventFile, ExtendedAttributes, ForkMode, ForkStatus, Forked, GidEntry, Handle,
-    ListError, LoadError, ObjectId, Ownership, PortAttributes, UnknownDevice, UnknownProvider,
-    Unsupported, VerbError, Verbs, fork_support,
+    ListError, LoadError, ObjectId, Ownership, PortAttributes, Recovery, UnknownDevice,
+    UnknownProvider, Unsupported, VerbError, Verbs, fork_support,
 };
 pub use rdma_types::{
     AsyncEventKind, AtomicCapability, DeviceCapabilities, Gid, GidType, Guid, Lid, LinkLayer,

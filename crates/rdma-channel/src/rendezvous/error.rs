@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use rdma_mem::Recovery;
 use rustix::io::Errno;
 
 use super::message::{MOST, VERSION};
@@ -126,6 +127,39 @@ impl ConnectError {
         match user_bytes.len() {
             length if length > MOST => Err(Self::UserBytesTooLong { length, most: MOST }),
             _ => Ok(()),
+        }
+    }
+}
+
+impl ConnectError {
+    /// What a program can do about it.
+    ///
+    /// [`Retry`](Recovery::Retry) is of a server that is not there, or not yet.
+    #[must_use]
+    pub fn recovery(&self) -> Recovery {
+        match self {
+            Self::Resolve { .. }
+            | Self::NobodyListens { .. }
+            | Self::Timeout { .. }
+            | Self::Closed { .. } => Recovery::Retry,
+            Self::Io { source, .. } => {
+                let errno = source.raw_os_error().map(Errno::from_raw_os_error);
+                match errno {
+                    Some(Errno::ACCESS | Errno::PERM) => Recovery::Permission,
+                    Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                        Recovery::Resource
+                    }
+                    Some(Errno::ADDRINUSE | Errno::ADDRNOTAVAIL) => Recovery::Programming,
+                    _ => Recovery::Retry,
+                }
+            }
+            Self::Verbs(error) => error.recovery(),
+            Self::NoAddress
+            | Self::UserBytesTooLong { .. }
+            | Self::Rejected(_)
+            | Self::Foreign { .. }
+            | Self::Version { .. }
+            | Self::Garbled { .. } => Recovery::Programming,
         }
     }
 }

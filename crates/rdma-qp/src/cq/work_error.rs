@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use rdma_mem::Recovery;
 use rdma_types::WcStatus;
 
 /// A work request that failed.
@@ -38,6 +39,22 @@ impl WorkError {
     #[must_use]
     pub fn class(&self) -> WorkErrorClass {
         self.code().class()
+    }
+
+    /// What a program can do about it: of what the peer or the way to it did, connect anew.
+    ///
+    /// A peer that refuses is the program's affair, be it at this end or at the other: sizes, keys, access.
+    #[must_use]
+    pub fn recovery(&self) -> Recovery {
+        match self.class() {
+            WorkErrorClass::LocalProgramming | WorkErrorClass::Remote => Recovery::Programming,
+            WorkErrorClass::LocalResource => Recovery::Resource,
+            WorkErrorClass::Transport
+            | WorkErrorClass::Timeout
+            | WorkErrorClass::Flushed
+            | WorkErrorClass::Fatal
+            | WorkErrorClass::Unknown => Recovery::Reconnect,
+        }
     }
 
     /// What to check first.

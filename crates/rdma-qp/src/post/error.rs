@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use rdma_mem::{BindError, Errno, Mtu};
+use rdma_mem::{BindError, Errno, Mtu, Recovery};
 use rdma_types::QpType;
 
 use crate::post::without_niche::WithoutNiche;
@@ -156,6 +156,19 @@ impl PostError {
         match *self.reason.get() {
             Reason::Verb { errno, .. } => Some(errno),
             _ => None,
+        }
+    }
+}
+
+impl PostError {
+    /// What a program can do about it.
+    #[must_use]
+    pub const fn recovery(&self) -> Recovery {
+        match *self.reason.get() {
+            // The queue is full; or the provider has no memory, which the verbs say in the same way.
+            Reason::Verb { errno: Errno::ENOMEM, .. } => Recovery::Retry,
+            Reason::Verb { errno, .. } => Recovery::of_errno(errno),
+            _ => Recovery::Programming,
         }
     }
 }

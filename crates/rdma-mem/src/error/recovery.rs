@@ -1,0 +1,74 @@
+//! What a program can do about a failure.
+
+use rdma_sys::Errno;
+
+use super::Error;
+use super::verb::VerbError;
+
+/// What a program can do about a failure, for those that go on: each error of the control path and of
+/// channels has one (`recovery()`), and its message says the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Recovery {
+    /// Nothing has changed, and the same call may succeed later.
+    Retry,
+    /// The connection has ended: a new one may work.
+    Reconnect,
+    /// This process may not do it: a person has to allow it.
+    Permission,
+    /// Something is used up, here: memory, files, objects of the device, or the limit of locked memory. Give
+    /// some back, or ask for less.
+    Resource,
+    /// It cannot succeed as it was asked for: the program, its options or the peer's have to change.
+    Programming,
+}
+
+impl Recovery {
+    /// Of a call of the kernel or a provider that failed with this number.
+    #[must_use]
+    pub const fn of_errno(errno: Errno) -> Self {
+        match errno {
+            Errno::EAGAIN | Errno::EINTR | Errno::EBUSY | Errno::ETIMEDOUT => Self::Retry,
+            Errno::EACCES | Errno::EPERM => Self::Permission,
+            Errno::ENOMEM | Errno::ENOSPC | Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS => {
+                Self::Resource
+            }
+            _ => Self::Programming,
+        }
+    }
+}
+
+impl VerbError {
+    /// What a program can do about it.
+    ///
+    /// ```
+    /// use rdma_mem::{Errno, Recovery, VerbError};
+    ///
+    /// let error = VerbError::new("ibv_reg_mr", Errno::ENOMEM);
+    /// assert_eq!(error.recovery(), Recovery::Resource);
+    /// ```
+    #[must_use]
+    pub const fn recovery(&self) -> Recovery {
+        Recovery::of_errno(self.errno)
+    }
+}
+
+impl Error {
+    /// What a program can do about it.
+    #[must_use]
+    pub const fn recovery(&self) -> Recovery {
+        match self {
+            Self::Verb(error) => error.recovery(),
+            Self::OutOfMemory { .. } => Recovery::Resource,
+            Self::UnknownDevice(_)
+            | Self::UnknownProvider(_)
+            | Self::Forked(_)
+            | Self::Unsupported(_)
+            | Self::Access(_)
+            | Self::NoWindows { .. }
+            | Self::EmptyRegion
+            | Self::PageOffset { .. }
+            | Self::StillUsed { .. } => Recovery::Programming,
+        }
+    }
+}
