@@ -269,7 +269,9 @@ impl Device {
     /// ```
     #[doc(alias = "ibv_open_device")]
     pub fn open(&self) -> Result<Context, Error> {
-        Context::open(self)
+        let context = Context::open(self)?;
+        tracing::debug!(device = self.name(), provider = self.verbs().name, "device opened");
+        Ok(context)
     }
 }
 

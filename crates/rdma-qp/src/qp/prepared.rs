@@ -57,8 +57,12 @@ impl PreparedQueuePair {
     /// UD, [`Error::Transition`] with what the device refused. The queue pair is gone then.
     #[doc(alias = "ibv_modify_qp")]
     pub fn handshake(self, peer: QueuePairEndpoint) -> Result<QueuePair, Error> {
+        let own = self.endpoint();
         let attributes = self.connect_attributes(&peer)?;
-        self.connect(attributes)
+        let qp = self.connect(attributes)?;
+        // With the GIDs of both ends, and those that were taken.
+        tracing::debug!(?own, ?peer, ?attributes, "queue pair connected");
+        Ok(qp)
     }
 
     /// What [`handshake`](Self::handshake) would connect with.
