@@ -28,7 +28,7 @@
 //! - the slots of a queue are one ring;
 //! - the cursors of a closed connection are at the dead slot.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use rdma_mem::ProtectionDomain;
@@ -76,8 +76,10 @@ pub(crate) struct Ledger {
     /// How often an event was asked for since one was taken. If it is 0, there is none but perhaps a late one.
     events_asked: Cell<u64>,
     pub(crate) limits: Limits,
-    /// The last request that was waited for in vain, and how long the longest wait in vain was since one that is over.
-    waited: Cell<(u64, Duration)>,
+    /// The requests in flight that were waited for in vain, by WR ID, and how long at most.
+    given_up: RefCell<Vec<(u64, Duration)>>,
+    /// The closure of the scope that ends has failed.
+    closure_failed: Cell<bool>,
     /// Dropped behind the queue pairs.
     words: words::Words,
     pub(crate) pd: ProtectionDomain,
@@ -95,6 +97,9 @@ pub(crate) enum SlotWait {
     /// As part of a call that may take so long, or else as long as operations of its kind may.
     Call(Option<Duration>),
 }
+
+/// Who waits for less than that has a look, and gives nothing up.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// How many completions are taken at a time.
 const MANY: usize = 16;
@@ -121,7 +126,8 @@ impl Ledger {
             unmatched: Cell::new(0),
             events_asked: Cell::new(0),
             limits,
-            waited: Cell::new((0, Duration::ZERO)),
+            given_up: RefCell::default(),
+            closure_failed: Cell::new(false),
             words: words::Words::default(),
             pd,
             #[cfg(debug_assertions)]
@@ -231,7 +237,7 @@ impl Ledger {
                 let Some(deadline) = deadline else { return Err(TransportError::WouldBlock) };
                 if self.pause(deadline)? {
                     if let Some(slot) = slots.iter().find(|slot| slot.state().is_in_flight()) {
-                        self.note_waited(slot, deadline.limit());
+                        self.note_given_up(slot, deadline.limit());
                     }
                     let timeout = deadline.limit();
                     return Err(TransportError::Timeout {
@@ -294,10 +300,16 @@ impl Ledger {
 
     /// A wait for the request in a slot ran out after so long.
     #[cold]
-    pub(crate) fn note_waited(&self, slot: &Slot, limit: Duration) {
-        let (id, longest) = self.waited.get();
-        let longest = if self.in_flight(id).is_some() { longest.max(limit) } else { limit };
-        self.waited.set((slot.id(), longest));
+    pub(crate) fn note_given_up(&self, slot: &Slot, limit: Duration) {
+        if limit < LOOK {
+            return;
+        }
+        let mut all = self.given_up.borrow_mut();
+        all.retain(|&(id, _)| self.in_flight(id).is_some());
+        match all.iter_mut().find(|(id, _)| *id == slot.id()) {
+            Some((_, longest)) => *longest = limit.max(*longest),
+            None => all.push((slot.id(), limit)),
+        }
     }
 
     /// Whom the request in a slot is with.

@@ -8,6 +8,8 @@ use crate::operation::Operation;
 /// The default limits of a channel, by kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
+    /// In place of the limit of each kind of operation, if there is one.
+    pub(crate) within: Option<Duration>,
     pub(crate) send: Duration,
     pub(crate) receive: Duration,
     pub(crate) write: Duration,
@@ -27,6 +29,7 @@ impl Limits {
     const DRAIN: Duration = Duration::from_secs(5);
 
     pub(crate) const DEFAULT: Self = Self {
+        within: None,
         send: Self::USUAL,
         receive: NO_LIMIT,
         write: Self::USUAL,
@@ -38,11 +41,6 @@ impl Limits {
         wait: Wait::SpinThenSleep,
     };
 
-    /// The same with one limit for each kind of operation.
-    pub(crate) const fn all(self, limit: Duration) -> Self {
-        Self { send: limit, receive: limit, write: limit, read: limit, atomic: limit, ..self }
-    }
-
     /// As long as any of these may take.
     pub(crate) fn longest(&self, operations: impl Iterator<Item = Operation>) -> Duration {
         operations.map(|operation| self.of(operation)).max().unwrap_or_default()
@@ -50,6 +48,9 @@ impl Limits {
 
     #[inline]
     pub(crate) const fn of(&self, operation: Operation) -> Duration {
+        if let Some(within) = self.within {
+            return within;
+        }
         match operation {
             Operation::Send => self.send,
             Operation::Receive => self.receive,

@@ -127,7 +127,9 @@ impl Channel {
     /// However the closure ends, by return, `?` or panic: what it has left in flight is finished.
     /// That takes no longer than the [drain limit](crate::ChannelBuilder::drain_timeout), 5 seconds
     /// by default, after which the channel is closed, and the same time once more, after which its
-    /// queue pair is destroyed.
+    /// queue pair is destroyed. If the closure has failed, requests that it had waited for in vain are
+    /// waited for no longer than the longest of these waits, of which one of less than 10 ms is a look and
+    /// does not count; then their connection is closed.
     ///
     /// # Errors
     /// [`ScopeError::ClosureError`] with what the closure says. Else [`ScopeError::AutoPollError`]

@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::mem;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use common::{DEFERRED, DEVICES, DRAIN, HANG, HELD, Pair, WIRE, everything, must_end, open, short};
 use rdma_channel::{
-    Channel, MultiChannel, Operation, PeerRemoteMemoryRegion, TransportError, prelude::*,
+    Channel, MultiChannel, Operation, PeerRemoteMemoryRegion, PendingWord, Scope, TransportError,
+    prelude::*,
 };
 use rdma_mem::{BufferPool, RemoteMemoryRegion};
 use rdma_qp::{PostErrorKind, SendWorkRequest, WriteWorkRequest};
@@ -276,4 +278,33 @@ fn blocking_calls_end_in_boxed_errors() {
         assert_eq!(talk(&mut here, board.remote()).unwrap(), 0);
         assert!(talk(&mut here, board.remote().slice(0..8).unwrap()).is_err());
     }
+}
+
+/// What names memory of a peer, and posts another atomic operation when it is asked for that.
+struct Posts<'l, 's, 'e>(&'s Scope<'s, 'e>, RemoteMemoryRegion, &'l Cell<Option<PendingWord<'s>>>);
+
+impl From<Posts<'_, '_, '_>> for RemoteMemoryRegion {
+    fn from(Posts(scope, word, held): Posts<'_, '_, '_>) -> Self {
+        held.set(Some(scope.fetch_add(word, 1).unwrap()));
+        word
+    }
+}
+
+/// Whatever a program does between two posts, each operation has the word of its own slot.
+#[test]
+fn an_atomic_operation_that_is_posted_within_the_post_of_another_has_another_word() {
+    let Pair { mut here, there: _there, board, .. } = Pair::new("soft0");
+    let word = board.remote().slice(0..8).unwrap();
+    here.scope(|s| {
+        let inner = Cell::new(None);
+        let outer = s.fetch_add(Posts(s, word, &inner), 10)?;
+        let inner = inner.take().unwrap();
+        assert_eq!(inner.wait(HANG)?, 0);
+        assert_eq!(outer.wait(HANG)?, 1);
+        drop(inner);
+        assert_eq!(s.fetch_add(word, 0)?.wait(HANG)?, 11);
+        assert_eq!(outer.wait(HANG)?, 1, "as long as it is held");
+        Ok::<_, TransportError>(())
+    })
+    .unwrap();
 }

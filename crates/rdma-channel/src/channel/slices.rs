@@ -9,7 +9,6 @@ use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WcOpcode, Wr
 
 use super::Channel;
 use crate::ledger::words::Word;
-use crate::limits::Limits;
 use crate::transport_error::TransportError;
 
 /// One segment, without flags. Lists of elements, immediate data and flags are for the forms that take a
@@ -226,20 +225,20 @@ impl Channel {
     /// # Ok::<(), TransportError>(())
     /// ```
     pub fn within(&mut self, limit: Duration) -> Within<'_> {
-        let limits = self.ledger.limits.all(limit);
-        let usual = std::mem::replace(&mut self.ledger.limits, limits);
-        Within { channel: self, usual }
+        let before = self.ledger.limits.within.replace(limit);
+        Within { channel: self, before }
     }
 }
 
 /// A channel with another limit, until it is dropped: what [`Channel::within`] returns.
 ///
-/// If it is leaked, the limit stays.
+/// If it is leaked, or another channel is put in its channel's place, the limit stays where it was.
 #[must_use = "the limit is that of calls that are made of it"]
 #[derive(Debug)]
 pub struct Within<'c> {
     channel: &'c mut Channel,
-    usual: Limits,
+    /// The limit that it is within, if there is one.
+    before: Option<Duration>,
 }
 
 impl Deref for Within<'_> {
@@ -258,6 +257,6 @@ impl DerefMut for Within<'_> {
 
 impl Drop for Within<'_> {
     fn drop(&mut self) {
-        self.channel.ledger.limits = self.usual;
+        self.channel.ledger.limits.within = self.before;
     }
 }

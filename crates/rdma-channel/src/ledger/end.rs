@@ -5,6 +5,7 @@
 use std::io;
 use std::mem::ManuallyDrop;
 use std::process;
+use std::time::Duration;
 
 use rdma_qp::{PollError, QueuePair, WorkErrorClass, WorkResult};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -93,17 +94,13 @@ impl Ledger {
         without_unwinding(|| self.end_all())
     }
 
-    /// The same after the closure of a scope has failed: what a wait has given up is not waited for longer than that wait.
+    /// The same after the closure of a scope has failed: what it has given up is not waited for longer than it had.
     #[cold]
     #[inline(never)]
     pub(crate) fn end_failed_scope(&mut self) -> Ended {
-        let drain = self.limits.drain;
-        let (id, longest) = self.waited.get();
-        if self.in_flight(id).is_some() {
-            self.limits.drain = drain.min(longest);
-        }
+        self.closure_failed.set(true);
         let ended = self.end();
-        self.limits.drain = drain;
+        self.closure_failed.set(false);
         ended
     }
 
@@ -283,9 +280,32 @@ impl Ledger {
     }
 
     /// Waits, as long as a scope may, until all is done that can be on an open connection; closes what is
-    /// not.
+    /// not. If the closure has failed, the connections of requests that it had given up are closed earlier.
     fn await_completions(&self) {
-        let (mut deadline, mut over) = (Deadline::new(self.limits.drain), false);
+        let drain = self.limits.drain;
+        let early = self.longest_given_up().map_or(drain, |longest| longest.min(drain));
+        if early == drain || self.await_for(early, |connection| self.has_given_up(connection)) {
+            self.await_for(if early == drain { drain } else { drain - early }, |_| true);
+        }
+    }
+
+    /// How long the longest wait in vain was for what is in flight, if the closure has failed.
+    fn longest_given_up(&self) -> Option<Duration> {
+        let given_up = self.given_up.borrow();
+        let in_flight = given_up.iter().filter(|(id, _)| self.in_flight(*id).is_some());
+        in_flight.map(|&(_, limit)| limit).max().filter(|_| self.closure_failed.get())
+    }
+
+    /// Whether a request of this connection is in flight that was waited for in vain.
+    fn has_given_up(&self, connection: &Connection) -> bool {
+        let given_up = self.given_up.borrow();
+        self.all_in_flight(connection).any(|slot| given_up.iter().any(|&(id, _)| id == slot.id()))
+    }
+
+    /// Waits so long until all is done on the open connections, and closes then of the others whose are to be closed.
+    /// Whether an open one is left that has something in flight.
+    fn await_for(&self, limit: Duration, closes: impl Fn(&Connection) -> bool) -> bool {
+        let (mut deadline, mut over) = (Deadline::new(limit), false);
         while !self.all_succeed() {
             let mut open = false;
             for connection in self.queues.iter() {
@@ -293,7 +313,7 @@ impl Ledger {
                 let operation = first.operation.get();
                 if connection.closed().is_some() {
                     continue;
-                } else if over {
+                } else if over && closes(connection) {
                     connection.close(CloseReason::Timeout { operation });
                 } else if self.only_unsignaled(connection) {
                     connection.close(CloseReason::Unsignaled { operation });
@@ -301,12 +321,13 @@ impl Ledger {
                     open = true;
                 }
             }
-            if !open {
-                return;
+            if !open || over {
+                return open;
             }
             // If that fails all connections are closed.
             over = self.pause(&mut deadline).unwrap_or(true);
         }
+        false
     }
 
     /// Whether nothing is in flight but unsignaled requests whose end no later one tells.

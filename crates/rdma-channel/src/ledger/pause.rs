@@ -65,7 +65,7 @@ impl Ledger {
     /// accumulate.
     fn ask_for_event(&self, events: &CompletionChannel) -> Result<(), rdma_qp::Error> {
         if self.events_asked.get() > 0 {
-            while events.try_get_event()?.is_some() {}
+            while is_readable(events) && events.try_get_event()?.is_some() {}
         }
         self.cq.req_notify(false)?;
         self.events_asked.set(self.events_asked.get() + 1);
@@ -128,4 +128,10 @@ impl Ledger {
         }
         any
     }
+}
+
+/// Whether there may be an event. Who has made the file blocking, by a duplicate, waits for none that is not there.
+fn is_readable(events: &CompletionChannel) -> bool {
+    let mut files = [PollFd::new(events, PollFlags::IN)];
+    matches!(poll(&mut files, Some(&Timespec::default())), Ok(1..))
 }

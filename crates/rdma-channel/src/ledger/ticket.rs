@@ -195,7 +195,7 @@ impl Place<'_> {
         let result = self.wait_until(so_far, &mut deadline)?;
         result.ok_or_else(|| {
             let (timeout, peer) = (deadline.limit(), self.ledger.peer_of(self.slot));
-            self.ledger.note_waited(self.slot, timeout);
+            self.ledger.note_given_up(self.slot, timeout);
             TransportError::Timeout { operation, timeout, peer }
         })
     }

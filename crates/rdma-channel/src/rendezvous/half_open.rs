@@ -1,5 +1,6 @@
 //! A client at the listener, from its first byte until the program has decided.
 
+use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -17,7 +18,6 @@ use crate::channel::options::Options;
 use crate::channel::prepared::PreparedChannel;
 
 /// A client that is not connected yet.
-#[derive(Debug)]
 pub(super) struct HalfOpen {
     stream: Undecided,
     address: SocketAddr,
@@ -33,14 +33,13 @@ pub(super) struct HalfOpen {
 pub(super) enum Step {
     Open(HalfOpen),
     Connected(Candidate),
-    /// It has made a mistake, or is gone, and knows it.
-    Refused,
+    /// It has made a mistake, or is gone, and knows it: why.
+    Refused(String),
     /// The server cannot take it, and it knows it.
     Failed(rdma_qp::Error),
 }
 
 /// A client that is connected, and that the program has not decided about.
-#[derive(Debug)]
 pub(super) struct Candidate {
     // Told before the channel is destroyed.
     pub(super) stream: Undecided,
@@ -56,6 +55,14 @@ pub(super) struct Undecided {
     is_decided: bool,
 }
 
+/// Without what it said, which may be a secret.
+impl fmt::Debug for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, user_bytes, channel, .. } = self;
+        write!(f, "client at {address}, {} user bytes, {channel:?}", user_bytes.len())
+    }
+}
+
 impl HalfOpen {
     pub(super) fn new(stream: TcpStream, address: SocketAddr, limit: Duration) -> Self {
         let (stream, until) = (Undecided { stream, is_decided: false }, Until::after(limit));
@@ -67,21 +74,27 @@ impl HalfOpen {
         match self.read() {
             Ok(None) => Step::Open(self),
             Ok(Some(message)) => self.take(message, options),
-            Err(why) => {
-                match why {
-                    Some(why) => self.stream.reject(&why),
-                    None => self.stream.is_decided = true,
-                }
-                Step::Refused
+            Err(Some(why)) => {
+                self.stream.reject(&why);
+                Step::Refused(self.about(&why))
+            }
+            Err(None) => {
+                self.stream.is_decided = true;
+                Step::Refused(self.about("it has ended early, or speaks something else"))
             }
         }
     }
 
     /// Ends it, since its time is over.
-    pub(super) fn expire(mut self) {
+    pub(super) fn expire(mut self) -> String {
         let limit = self.limit;
-        self.stream
-            .reject(&format!("the client did not do its part of the rendezvous within {limit:?}"));
+        let why = format!("the client did not do its part of the rendezvous within {limit:?}");
+        self.stream.reject(&why);
+        self.about(&why)
+    }
+
+    fn about(&self, why: &str) -> String {
+        format!("{}: {why}", self.address)
     }
 
     /// A message if one is whole; else what the client is to be told, if anything.
@@ -121,8 +134,9 @@ impl HalfOpen {
                 Step::Connected(Candidate { stream, address, user_bytes, channel })
             }
             (other, _) => {
-                self.stream.reject(&not_kept(&Wrong::Kind(other.kind())));
-                Step::Refused
+                let why = not_kept(&Wrong::Kind(other.kind()));
+                self.stream.reject(&why);
+                Step::Refused(self.about(&why))
             }
         }
     }
@@ -140,19 +154,17 @@ impl HalfOpen {
         match prepared.handshake(peer) {
             Ok(channel) => self.answered = Some((channel, user_bytes)),
             Err(error) => {
-                self.stream.reject(&format!(
-                    "the server's queue pair cannot connect to the client's: {error}"
-                ));
-                return Step::Refused;
+                let why =
+                    format!("the server's queue pair cannot connect to the client's: {error}");
+                self.stream.reject(&why);
+                return Step::Refused(self.about(&why));
             }
         }
-        if self.until.is_over() {
-            // Who says all of this so late has said it in time, and nobody has looked: the program was elsewhere.
-            self.until = Until::after(self.limit);
-        }
+        // Nobody may have looked when it came, since the program was elsewhere.
+        self.until = Until::after(self.limit);
         match self.stream.say(&Message::Endpoint(Box::new(endpoint))) {
             Ok(()) => Step::Open(self),
-            Err(_) => Step::Refused,
+            Err(_) => Step::Refused(self.about("it has ended early")),
         }
     }
 }
@@ -166,6 +178,12 @@ fn not_kept(wrong: &Wrong) -> String {
 impl AsFd for HalfOpen {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.stream.as_fd()
+    }
+}
+
+impl fmt::Debug for HalfOpen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "client at {}", self.address)
     }
 }
 

@@ -98,6 +98,7 @@ impl<'scope> ScopedPeer<'scope> {
         remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> Result<PendingWord<'scope>, TransportError> {
+        let remote = remote.into();
         self.post_of_word(|word| AtomicWorkRequest::fetch_and_add(word, remote, add))
     }
 
@@ -112,9 +113,11 @@ impl<'scope> ScopedPeer<'scope> {
         compare: u64,
         swap: u64,
     ) -> Result<PendingWord<'scope>, TransportError> {
+        let remote = remote.into();
         self.post_of_word(|word| AtomicWorkRequest::compare_and_swap(word, remote, compare, swap))
     }
 
+    /// Posts what the closure makes, in which nothing of the caller's runs: the slot that is found is the one that is taken.
     fn post_of_word(
         &self,
         request: impl for<'w> FnOnce(AtomicResult<'w, 'scope>) -> AtomicWorkRequest<'w, 'scope>,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rdma_channel::{Channel, MultiChannel, ScopeError, TransportError, prelude::*};
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WriteWorkRequest};
+use rdma_soft::SoftDevice;
 
 use crate::common::{DRAIN, HANG, HELD, Pair, everything, must_end, open};
 
@@ -212,5 +213,51 @@ fn a_closure_that_fails_for_another_reason_is_drained_as_usual() {
         });
         assert!(matches!(failed, Err(ScopeError::ClosureError("mine"))));
         took_about(4 * DRAIN, begin);
+    });
+}
+
+/// A look is no wait: what a program looked for in vain is given its time when something else fails.
+#[test]
+fn a_look_in_vain_gives_nothing_up() {
+    must_end(|| {
+        let mut pair = Pair::with(HELD, |builder| builder.drain_timeout(4 * DRAIN));
+        let begin = Instant::now();
+        let failed = pair.here.scope(|s| {
+            let send = s.post_send(nothing()).unwrap();
+            let _ = send.wait(Duration::ZERO).unwrap_err();
+            Err::<(), _>("mine")
+        });
+        assert!(matches!(failed, Err(ScopeError::ClosureError("mine"))));
+        took_about(4 * DRAIN, begin);
+    });
+}
+
+/// Of several connections those are closed early whose requests were waited for in vain, and no other.
+#[test]
+fn what_is_given_up_with_one_peer_is_not_with_another() {
+    must_end(|| {
+        let context = open(HELD);
+        let device = SoftDevice::find(HELD).unwrap();
+        let pd = context.allocate_pd().unwrap();
+        let prepared = pd.create_multi_channel().num_channels(2).access(everything());
+        let prepared = prepared.drain_timeout(LONG).build().unwrap();
+        let ends = prepared.endpoints();
+        let mut channels: MultiChannel = prepared.handshake([ends[1], ends[0]]).unwrap();
+        let board = pd.allocate_shared_region(8, everything()).unwrap();
+        let other = channels.peer(0).unwrap().unwrap().peer_qpn;
+        let release = std::thread::spawn(move || {
+            while device.in_flight(other) == 0 {}
+            // Longer than the wait in vain.
+            std::thread::sleep(4 * DRAIN);
+            assert_eq!(device.release(other, 1), 1);
+        });
+        let failed = channels.scope(|s| {
+            s.to(1)?.post_write(WriteWorkRequest::new(&[], board.remote()))?;
+            s.to(0)?.post_send(nothing())?.wait(DRAIN).map(drop)
+        });
+        assert_eq!(limit_of(failed.map_err(ScopeError::flatten).unwrap_err()), DRAIN);
+        assert!(channels.closed(0).unwrap().is_some(), "it was given up");
+        assert!(channels.closed(1).unwrap().is_none(), "it was not, and was done");
+        release.join().unwrap();
     });
 }
