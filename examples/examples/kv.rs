@@ -77,10 +77,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let pd = open_device(&arguments.device)?.allocate_pd()?;
     let with = |server: &At, f: &dyn Fn(&mut Client) -> Result<String, Failure>| {
         let mut client = Client::connect(&pd, &server.connect)?;
-        let said = f(&mut client);
-        // If something has failed, that is what there is to say.
+        let said = f(&mut client).map_err(|error| match error.is::<TransportError>() {
+            true => format!("the server at {} is lost: {error}", server.connect).into(),
+            false => error,
+        });
         let left = client.leave();
-        said.and_then(|said| left.map(|()| said))
+        said.and_then(|said| left.map(|()| said)) // the first failure is what there is to say
     };
     match &arguments.command {
         None => show(&pd, &arguments.device),

@@ -91,8 +91,7 @@ impl Client {
             let mut free: Vec<_> = ring.as_slice_mut().into_chunks(SLOT).collect();
             let (mut reads, mut left) = (VecDeque::new(), slots);
             loop {
-                while !left.is_empty() {
-                    let (Some(buf), Some(slot)) = (free.pop(), left.next()) else { break };
+                for (buf, slot) in free.drain(..).zip(left.by_ref()) {
                     reads.push_back((slot, 1, s.read_into(buf, remote(table, slot)?)?));
                 }
                 let Some((slot, tries, read)) = reads.pop_front() else { return Ok(()) };
