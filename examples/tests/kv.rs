@@ -58,7 +58,7 @@ fn served(clients: usize, visit: impl FnOnce(&ProtectionDomain, &str)) -> u64 {
 }
 
 #[test]
-fn no_reader_sees_half_of_an_entry() {
+fn readers_see_whole_entries_while_a_client_puts() {
     let values = ["a".repeat(VALUE), "b".repeat(VALUE)];
     served(2, |pd, address| {
         let stop = AtomicBool::new(false);

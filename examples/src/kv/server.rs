@@ -154,3 +154,41 @@ fn put(request: &[u8], table: &SharedRegion, writing: &Mutex<()>) -> Result<(), 
     }
     Err("the slots for this key have other keys")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::client::Client;
+
+    #[test]
+    fn a_slot_that_is_half_written_is_read_again_and_no_longer_than_so_often() {
+        let pd = open_device("soft0").and_then(|context| context.allocate_pd()).expect("a domain");
+        let server = Server::new(&pd, "127.0.0.1:0", 1).expect("a server");
+        let address = server.address();
+        let (mut client, _channel) = thread::scope(|threads| {
+            let client = threads.spawn(|| Client::connect(&pd, &address));
+            let taken = || next(&server.listener, &server.table).expect("a listener");
+            let channel = std::iter::repeat_with(taken).find_map(|channel| channel);
+            (client.join().expect("no panic").expect("connected"), channel)
+        });
+        let place = offset(places(b"key").next().expect("a place"));
+        let slot = |version, value: &[u8]| {
+            Entry { version, key: b"key".into(), value: value.into() }.to_bytes().expect("it fits")
+        };
+        let (old, new) = (slot(1, &[1; 100]), slot(2, &[2; 100]));
+        server.table.write(place, &old).expect("in the table");
+        assert_eq!(client.get("key").expect("read"), Some(vec![1; 100]));
+        // Each half may be new while the other one is old.
+        for half in [0..SLOT / 2, SLOT / 2..SLOT] {
+            server.table.write(place, &old).expect("in the table");
+            server.table.write(place + half.start, &new[half]).expect("in the table");
+            for error in [client.get("key").map(drop), client.scan(0..SLOTS).map(drop)] {
+                let error = error.expect_err("half of an entry").to_string();
+                assert!(error.contains("each of the 100 times"), "{error}");
+            }
+        }
+        server.table.write(place, &new).expect("in the table");
+        assert_eq!(client.get("key").expect("read"), Some(vec![2; 100]));
+        assert_eq!(client.scan(0..SLOTS).expect("read").len(), 1);
+    }
+}
