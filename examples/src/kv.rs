@@ -3,6 +3,9 @@
 //! The table is memory that peers may read and count in. A client learns where it is when it connects. So a
 //! GET costs the server's processor nothing, and there is one writer, the server, which needs no lock that a
 //! client could hold.
+//!
+//! The clients are trusted: a right is that of a region, so that the one to count is one to count in the slots, too.
+//! For others the counter needs a region of its own.
 
 pub mod client;
 pub mod entry;

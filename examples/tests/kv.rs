@@ -113,6 +113,35 @@ fn every_key_is_found_until_its_slots_are_full() {
     assert_eq!(counted, begun);
 }
 
+/// A server as a process, which ends with its test, however that ends.
+struct Serving(Option<Process>);
+
+impl Serving {
+    fn start(options: &[&str]) -> (Self, String) {
+        let mut process = Process::to_kill("kv", &[&["serve"], options].concat());
+        let address = process.address();
+        (Self(Some(process)), address)
+    }
+
+    /// Kills it, and returns its errors.
+    fn kill(mut self) -> String {
+        let mut process = self.0.take().unwrap();
+        process.0.kill().unwrap(); // SIGKILL
+        let output = process.end();
+        assert!(!output.status.success(), "it was killed");
+        String::from_utf8(output.stderr).unwrap()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        if let Some(mut process) = self.0.take() {
+            let _ = process.0.kill();
+            let _ = process.0.wait();
+        }
+    }
+}
+
 fn client(options: &[&str], address: &str) -> Process {
     Process::example("kv", &[options, &["--connect", address]].concat())
 }
@@ -130,8 +159,7 @@ fn fails(process: Process) -> String {
 #[test]
 fn processes_put_and_get() {
     for device in ["soft0", "softib0"] {
-        let mut server = Process::to_kill("kv", &["serve", "--device", device]);
-        let address = server.address();
+        let (server, address) = Serving::start(&["--device", device]);
         let run = |options: &[&str]| {
             client(&[options, &["--device", device]].concat(), &address).succeed()
         };
@@ -140,16 +168,14 @@ fn processes_put_and_get() {
         assert_eq!(run(&["scan"]), "1 of 256 slots have an entry");
         let line = run(&["bench", "1000"]);
         assert!(line.starts_with(&format!("{device}: 1000 slots in ")), "{line}");
-        server.0.kill().unwrap();
-        assert!(!server.end().status.success());
+        server.kill();
     }
 }
 
 #[test]
 fn the_next_client_is_served_when_one_was_killed() {
     for device in ["soft0", "softib0"] {
-        let mut server = Process::to_kill("kv", &["serve", "--clients", "1", "--device", device]);
-        let address = server.address();
+        let (server, address) = Serving::start(&["--clients", "1", "--device", device]);
         let endless = ["bench", "1000000000", "--device", device, "--connect", &address];
         let mut killed = Process::to_kill("kv", &endless);
         killed.line("connected to ");
@@ -158,9 +184,7 @@ fn the_next_client_is_served_when_one_was_killed() {
         // The server has one place, which the dead client holds until the server notices.
         let put = client(&["put", "after", "it", "--device", device], &address);
         assert_eq!(put.succeed(), "stored `after`");
-        server.0.kill().unwrap();
-        let output = server.end();
-        let text = String::from_utf8(output.stderr).unwrap();
+        let text = server.kill();
         assert!(text.contains("a client: ") && text.contains("did not answer"), "{text}");
     }
 }
@@ -168,13 +192,11 @@ fn the_next_client_is_served_when_one_was_killed() {
 #[test]
 fn clients_are_told_when_the_server_was_killed() {
     for device in ["soft0", "softib0"] {
-        let mut server = Process::to_kill("kv", &["serve", "--device", device]);
-        let address = server.address();
+        let (server, address) = Serving::start(&["--device", device]);
         let mut reads = client(&["bench", "1000000000", "--device", device], &address);
         reads.line("connected to ");
         let begin = Instant::now();
-        server.0.kill().unwrap(); // SIGKILL
-        assert!(!server.end().status.success());
+        server.kill();
         let text = fails(reads);
         assert!(begin.elapsed() < Duration::from_secs(12), "{:?}", begin.elapsed());
         assert!(text.contains(&format!("the server at {address} is lost")), "{text}");
@@ -185,8 +207,7 @@ fn clients_are_told_when_the_server_was_killed() {
 
 #[test]
 fn wrong_input_is_a_message() {
-    let mut server = Process::to_kill("kv", &["serve"]);
-    let address = server.address();
+    let (server, address) = Serving::start(&[]);
     let (key, value) = ("k".repeat(41), "v".repeat(193));
     for (options, said) in [
         (&["put", &key, "value"][..], "the key has 41 bytes, and a slot has room for 40"),
@@ -209,6 +230,5 @@ fn wrong_input_is_a_message() {
     assert!(text.contains("start the server first"), "{text}");
     // All that did no harm.
     assert_eq!(client(&["put", "key", "value"], &address).succeed(), "stored `key`");
-    server.0.kill().unwrap();
-    assert!(!server.end().status.success());
+    server.kill();
 }
