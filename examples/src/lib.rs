@@ -6,6 +6,7 @@
 pub mod copy_file;
 pub mod end;
 pub mod ends;
+pub mod kv;
 pub mod out_of_band;
 pub mod perftest;
 pub mod rc_pingpong_line;

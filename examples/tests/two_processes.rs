@@ -234,6 +234,7 @@ fn programs_of_one_process_run_on_rxe() {
         ("copy_file", &["Cargo.toml", "/tmp/copy"]),
         ("devices", &[]),
         ("echo", &["--messages", "50"]),
+        ("kv", &[]),
         ("multi_channel", &[]),
         ("multi_channel_scatter_gather", &[]),
         ("pingpong", &["--iterations", "50"]),

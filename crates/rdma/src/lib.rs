@@ -62,3 +62,8 @@ pub mod prelude;
 pub mod qp;
 #[cfg(feature = "soft")]
 pub mod soft;
+
+/// The programs of the tutorial run.
+#[cfg(all(doctest, feature = "soft"))]
+#[doc = include_str!("../../../docs/tutorial.md")]
+struct Tutorial;

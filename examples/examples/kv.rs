@@ -1,0 +1,157 @@
+//! A key-value store: GET by RDMA read, PUT by message. The store itself is `examples/src/kv.rs`.
+
+use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::Instant;
+
+use clap::{Parser, Subcommand};
+use rdma::prelude::*;
+use rdma_examples::kv::client::Client;
+use rdma_examples::kv::server::Server;
+use rdma_examples::kv::{RING, SLOTS};
+use rdma_examples::{Failure, exit};
+
+/// A key-value store. Clients read the server's table by RDMA, and send it what to put there. Without a command
+/// it shows itself: a server and a client in one process.
+#[derive(Debug, Parser)]
+pub(crate) struct Arguments {
+    /// The RDMA device
+    #[arg(long, value_name = "NAME", default_value = "soft0", global = true)]
+    device: String,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a table until this process is ended; prints the address it listens at
+    Serve {
+        /// Where to listen; port 0 is one that is free
+        #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+        listen: String,
+        /// How many clients are served at a time
+        #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=256))]
+        clients: u16,
+    },
+    /// Print the value of a key
+    Get {
+        key: String,
+        #[command(flatten)]
+        server: At,
+    },
+    /// Put a value under a key
+    Put {
+        key: String,
+        value: String,
+        #[command(flatten)]
+        server: At,
+    },
+    /// Print all keys and values
+    Scan {
+        #[command(flatten)]
+        server: At,
+    },
+    /// Read slots of the table, 16 at a time, and say how long it took
+    Bench {
+        /// How many slots
+        reads: usize,
+        #[command(flatten)]
+        server: At,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct At {
+    /// Where the server listens
+    #[arg(long, value_name = "ADDR")]
+    connect: String,
+}
+
+fn main() -> ExitCode {
+    exit(run(&Arguments::parse()))
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let pd = open_device(&arguments.device)?.allocate_pd()?;
+    let with = |server: &At, f: &dyn Fn(&mut Client) -> Result<String, Failure>| {
+        let mut client = Client::connect(&pd, &server.connect)?;
+        let said = f(&mut client).map_err(|error| match error.is::<TransportError>() {
+            true => format!("the server at {} is lost: {error}", server.connect).into(),
+            false => error,
+        });
+        let left = client.leave();
+        said.and_then(|said| left.map(|()| said)) // the first failure is what there is to say
+    };
+    match &arguments.command {
+        None => show(&pd, &arguments.device),
+        Some(Command::Serve { listen, clients }) => {
+            let mut server = Server::new(&pd, listen, usize::from(*clients))?;
+            println!("listening on {}", server.address());
+            server.run(&AtomicBool::new(false)).map(|count| format!("{count} operations"))
+        }
+        Some(Command::Get { key, server }) => with(server, &|client| {
+            let value = client.get(key)?.ok_or_else(|| format!("there is no key `{key}`"))?;
+            Ok(String::from_utf8_lossy(&value).into_owned())
+        }),
+        Some(Command::Put { key, value, server }) => with(server, &|client| {
+            client.put(key, value)?;
+            Ok(format!("stored `{key}`"))
+        }),
+        Some(Command::Scan { server }) => with(server, &|client| scan(client)),
+        Some(Command::Bench { reads, server }) => with(server, &|client| {
+            println!("connected to {}", server.connect);
+            bench(client, *reads).map(|line| format!("{}: {line}", arguments.device))
+        }),
+    }
+}
+
+/// All entries, by line.
+fn scan(client: &mut Client) -> Result<String, Failure> {
+    let entries = client.scan(0..SLOTS)?;
+    let mut lines: Vec<_> = (entries.iter())
+        .map(|entry| [&entry.key, &entry.value].map(|text| String::from_utf8_lossy(text)).join("="))
+        .collect();
+    lines.sort();
+    lines.push(format!("{} of {SLOTS} slots have an entry", entries.len()));
+    Ok(lines.join("\n"))
+}
+
+/// So many reads, by scans of the table, each with a deadline of its own.
+fn bench(client: &mut Client, reads: usize) -> Result<String, Failure> {
+    let begin = Instant::now();
+    let mut left = reads;
+    while left > 0 {
+        let slots = left.min(SLOTS);
+        client.scan(0..slots)?;
+        left -= slots;
+    }
+    Ok(format!("{reads} slots in {:.2?}, {RING} at a time", begin.elapsed()))
+}
+
+/// A server and a client in this process.
+fn show(pd: &ProtectionDomain, device: &str) -> Result<String, Failure> {
+    let mut server = Server::new(pd, "127.0.0.1:0", 2)?;
+    let (address, stop) = (server.address(), AtomicBool::new(false));
+    thread::scope(|threads| {
+        let serves = threads.spawn(|| server.run(&stop));
+        let lines = visit(pd, &address);
+        stop.store(true, Relaxed);
+        let count = serves.join().map_err(|_| "the server panicked")??;
+        Ok(format!("{device}: {}\nthe server counted {count} operations", lines?))
+    })
+}
+
+fn visit(pd: &ProtectionDomain, address: &str) -> Result<String, Failure> {
+    let mut client = Client::connect(pd, address)?;
+    for (key, value) in [("apple", "green"), ("cherry", "black"), ("apple", "red")] {
+        client.put(key, value)?;
+    }
+    let apple = client.get("apple")?.ok_or("there is no apple")?;
+    let none = if client.get("plum")?.is_none() { "no plum" } else { "a plum" };
+    let lines =
+        format!("an apple is {}, {none}\n{}", String::from_utf8_lossy(&apple), scan(&mut client)?);
+    client.leave()?;
+    Ok(lines)
+}

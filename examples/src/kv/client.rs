@@ -1,0 +1,162 @@
+//! A client, which reads the table itself.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use rdma::prelude::*;
+
+use super::entry::{Entry, SLOT, check};
+use super::{LIMIT, REQUEST, RING, SLOTS, STORED, TABLE, channel, offset, places};
+use crate::Failure;
+
+/// How often a slot is read that is written at that time each time.
+const TRIES: usize = 100;
+
+/// A connection to a server, with memory for what goes to and fro.
+#[derive(Debug)]
+pub struct Client {
+    channel: Channel,
+    table: RemoteMemoryRegion,
+    message: OwnedRegion,
+    slots: OwnedRegion,
+}
+
+impl Client {
+    /// Connects to a server, and learns where its table is.
+    ///
+    /// # Errors
+    /// If nobody listens there, or it is no server of this store.
+    pub fn connect(pd: &ProtectionDomain, address: &str) -> Result<Self, Failure> {
+        let (channel, told) = channel(pd).connect(address)?;
+        let table = told[..].try_into().map(RemoteMemoryRegion::from_bytes);
+        let table = table.ok().filter(|table| table.length() == TABLE).ok_or_else(|| {
+            format!("the server at {address} has no such table: run the same `kv` at both ends")
+        })?;
+        let message = pd.allocate_region(REQUEST)?;
+        let slots = pd.allocate_region(RING as usize * SLOT)?;
+        Ok(Self { channel, table, message, slots })
+    }
+
+    /// The value of a key, by reading the server's memory.
+    ///
+    /// # Errors
+    /// If the key is too long, a read fails, or a slot is written all the time.
+    pub fn get(&mut self, key: &str) -> Result<Option<Vec<u8>>, Failure> {
+        check(key.as_bytes(), &[])?;
+        self.count()?;
+        for slot in places(key.as_bytes()) {
+            let entry = self.read(slot)?;
+            if entry.key == key.as_bytes() {
+                return Ok(Some(entry.value));
+            }
+            if entry.key.is_empty() {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Has the server put a value into its table.
+    ///
+    /// # Errors
+    /// If key or value is too long, the server has no slot left, or does not answer.
+    pub fn put(&mut self, key: &str, value: &str) -> Result<(), Failure> {
+        check(key.as_bytes(), value.as_bytes())?;
+        self.count()?;
+        let length = u8::try_from(key.len())?; // `check` has seen to it
+        let request = [&[length], key.as_bytes(), value.as_bytes()].concat();
+        let mut bytes = self.message.get_mut(0, request.len()).ok_or("the request is too long")?;
+        bytes.copy_from_slice(&request);
+        self.channel.send_from(bytes)?;
+        let length = self.channel.receive_into(&mut self.message)?;
+        match self.message.get(..length) {
+            Some(STORED) => Ok(()),
+            why => {
+                let why = String::from_utf8_lossy(why.unwrap_or_default());
+                Err(format!("the server has not stored it: {why}").into())
+            }
+        }
+    }
+
+    /// Reads these slots, as many at a time as the ring has, and returns the entries in them.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); also if all of it takes too long.
+    pub fn scan(&mut self, slots: Range<usize>) -> Result<Vec<Entry>, Failure> {
+        self.count()?;
+        // The scope borrows the channel, its closure the memory: so they are borrowed one by one.
+        let Self { channel, table, slots: ring, .. } = self;
+        let mut entries = Vec::new();
+        let scanned = channel.scope_deadline(LIMIT, |s| {
+            let mut free: Vec<_> = ring.as_slice_mut().into_chunks(SLOT).collect();
+            let (mut reads, mut left) = (VecDeque::new(), slots);
+            loop {
+                for (buf, slot) in free.drain(..).zip(left.by_ref()) {
+                    reads.push_back((slot, 1, s.read_into(buf, remote(table, slot)?)?));
+                }
+                let Some((slot, tries, read)) = reads.pop_front() else { return Ok(()) };
+                let (buf, _) = read.done(LIMIT)?;
+                match Entry::from_bytes(&buf) {
+                    Some(entry) => {
+                        entries.extend(Some(entry).filter(|entry| !entry.key.is_empty()));
+                        free.push(buf);
+                    }
+                    None if tries == TRIES => return Err(always_written(slot)),
+                    None => {
+                        let again = s.read_into(buf, remote(table, slot)?)?;
+                        reads.push_back((slot, tries + 1, again));
+                    }
+                }
+            }
+        });
+        scanned.map_err(ScopeError::flatten)?;
+        Ok(entries)
+    }
+
+    /// How many operations clients have begun, this one's included.
+    ///
+    /// # Errors
+    /// If the operation fails.
+    pub fn operations(&mut self) -> Result<u64, Failure> {
+        Ok(self.channel.fetch_add(self.counter()?, 0)?)
+    }
+
+    /// Says that no more requests come, so that the server takes another client at once.
+    ///
+    /// # Errors
+    /// If the server is gone.
+    pub fn leave(mut self) -> Result<(), Failure> {
+        Ok(self.channel.send_inline(&[])?)
+    }
+
+    fn count(&mut self) -> Result<(), Failure> {
+        self.channel.fetch_add(self.counter()?, 1)?;
+        Ok(())
+    }
+
+    fn counter(&self) -> Result<RemoteRef<u64>, Failure> {
+        Ok(self.table.typed(0).ok_or("the table is too short")?)
+    }
+
+    fn read(&mut self, slot: usize) -> Result<Entry, Failure> {
+        for _ in 0..TRIES {
+            let room = self.slots.get_mut(0, SLOT).ok_or("the ring is too short")?;
+            self.channel.read_into(room, remote(&self.table, slot)?)?;
+            if let Some(entry) = self.slots.get(..SLOT).and_then(Entry::from_bytes) {
+                return Ok(entry);
+            }
+        }
+        Err(always_written(slot))
+    }
+}
+
+/// The memory of a slot.
+fn remote(table: &RemoteMemoryRegion, slot: usize) -> Result<RemoteMemoryRegion, Failure> {
+    let begin = offset(slot);
+    let memory = table.slice(begin..begin + SLOT);
+    Ok(memory.ok_or_else(|| format!("there is no slot {slot}: the table has {SLOTS}"))?)
+}
+
+fn always_written(slot: usize) -> Failure {
+    format!("slot {slot} was written each of the {TRIES} times that it was read").into()
+}

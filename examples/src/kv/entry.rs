@@ -1,0 +1,120 @@
+//! One slot of the table.
+
+/// The longest key, in bytes.
+pub const KEY: usize = 40;
+/// The longest value, in bytes.
+pub const VALUE: usize = 192;
+/// The length of a slot: checksum (8 bytes), version (8), length of the key (2), length of the value (2), 4
+/// bytes of nothing, key, value.
+pub const SLOT: usize = 24 + KEY + VALUE;
+
+/// What is in a slot. With an empty key it is free.
+///
+/// A slot may be read while the server writes it, and then has some of the old bytes and some of the new. Which
+/// ones, nothing says: within one RDMA read the device may fetch the bytes in any order, so a version before the
+/// data and one behind it could both be new where the data is old. Versions alone would need three reads, one
+/// after the other. A checksum of all that is in the slot needs one: a mixture of two entries does not have it,
+/// but for one in 2^64, and the order in which the writer writes is of no importance either.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// How often the slot was written. It is under the checksum, so that two writes of one value differ.
+    pub version: u64,
+    /// The key.
+    pub key: Vec<u8>,
+    /// The value.
+    pub value: Vec<u8>,
+}
+
+impl Entry {
+    /// The bytes of the slot. `None` if key or value is too long.
+    #[must_use]
+    pub fn to_bytes(&self) -> Option<[u8; SLOT]> {
+        let Self { version, key, value } = self;
+        let mut slot = [0; SLOT];
+        slot[8..16].copy_from_slice(&version.to_le_bytes());
+        slot[16..18].copy_from_slice(&u16::try_from(key.len()).ok()?.to_le_bytes());
+        slot[18..20].copy_from_slice(&u16::try_from(value.len()).ok()?.to_le_bytes());
+        slot[24..].get_mut(..key.len())?.copy_from_slice(key);
+        slot[24 + KEY..].get_mut(..value.len())?.copy_from_slice(value);
+        let checksum = hash(&slot[8..]);
+        slot[..8].copy_from_slice(&checksum.to_le_bytes());
+        Some(slot)
+    }
+
+    /// What the slot has. `None` if it was written meanwhile: read it again.
+    #[must_use]
+    pub fn from_bytes(slot: &[u8]) -> Option<Self> {
+        let (checksum, rest) = slot.split_first_chunk()?;
+        if hash(rest) != u64::from_le_bytes(*checksum) {
+            return None;
+        }
+        let (version, rest) = rest.split_first_chunk()?;
+        let (key_length, rest) = rest.split_first_chunk()?;
+        let (value_length, rest) = rest.split_first_chunk()?;
+        let (key, value) = rest.get(4..)?.split_at_checked(KEY)?;
+        Some(Self {
+            version: u64::from_le_bytes(*version),
+            key: key.get(..u16::from_le_bytes(*key_length).into())?.to_vec(),
+            value: value.get(..u16::from_le_bytes(*value_length).into())?.to_vec(),
+        })
+    }
+}
+
+/// Whether a table takes these.
+///
+/// # Errors
+/// Which limit there is.
+pub fn check(key: &[u8], value: &[u8]) -> Result<(), String> {
+    let (keys, values) = (key.len(), value.len());
+    match () {
+        () if keys == 0 => {
+            Err("a key has at least 1 byte: the empty one is that of free slots".into())
+        }
+        () if keys > KEY => Err(format!("the key has {keys} bytes, and a slot has room for {KEY}")),
+        () if values > VALUE => {
+            Err(format!("the value has {values} bytes, and a slot has room for {VALUE}"))
+        }
+        () => Ok(()),
+    }
+}
+
+/// FNV-1a: it is short, and the same at both ends.
+#[must_use]
+pub fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_with_bytes_of_two_entries_is_noticed() {
+        let entry =
+            |version, value: &[u8]| Entry { version, key: b"k".into(), value: value.into() };
+        let (old, new) = (entry(1, b"red"), entry(2, b"green"));
+        let [from, to] = [&old, &new].map(|entry| entry.to_bytes().expect("it fits"));
+        assert_eq!(Entry::from_bytes(&from), Some(old));
+        assert_eq!(Entry::from_bytes(&to), Some(new));
+        for (at, differs) in from.iter().zip(&to).map(|(from, to)| from != to).enumerate() {
+            if differs {
+                let mut mixed = from;
+                mixed[at] = to[at];
+                assert_eq!(Entry::from_bytes(&mixed), None, "byte {at}");
+            }
+        }
+        assert_eq!(Entry::from_bytes(&[0; SLOT]), None, "never written");
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_with_the_limit() {
+        assert!(check(&[1; KEY], &[1; VALUE]).is_ok());
+        for (key, value, said) in [(0, 0, "at least 1"), (KEY + 1, 0, "40"), (1, VALUE + 1, "192")]
+        {
+            let error = check(&vec![1; key], &vec![1; value]).expect_err(said);
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}
