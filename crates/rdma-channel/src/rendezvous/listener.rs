@@ -31,6 +31,9 @@ use crate::channel::prepared::PreparedChannel;
 /// nothing keep others out for as long as that. Clients that wait for the program have no limit but their own. Time in
 /// which the program does not ask counts, but a client that spoke in it is not refused for that.
 ///
+/// The kernel may take a moment to find the way to a client's GID on Ethernet, when its queue pair is connected: a client
+/// with an address that nobody has can cost others that moment, and its own connection.
+///
 /// A client that is silent, ends early, says too much, or something else, or whose queue pair does not fit, is
 /// [counted](Self::refused), is told why where it can understand it, and is no error.
 ///

@@ -233,6 +233,11 @@ fn endpoints_that_do_not_fit_are_refused_in_words() {
         Err(ConnectError::Rejected(why)) => assert!(why.contains("link layer"), "{why}"),
         other => panic!("{other:?}"),
     }
+    // The server's operator is told, too.
+    let why = listener.last_refused().unwrap().to_owned();
+    assert!(why.starts_with("127.0.0.1:") && why.contains("link layer"), "{why}");
+    let late = listener.incoming(Some(Duration::ZERO)).unwrap_err().to_string();
+    assert!(late.contains(&why), "{late}");
     assert_serves(&mut listener, "soft0");
 }
 
