@@ -32,8 +32,8 @@ fn two_hundred_clients_come_one_after_another() {
 fn a_thousand_clients_at_a_time_all_work() {
     const CLIENTS: usize = 1000;
     const THREADS: usize = 8;
-    // Two files of each context, and those of the rendezvous.
-    let needed = 2 * CLIENTS as u64 + 500;
+    // Two files of each context, two of each end to sleep on, and those of the rendezvous.
+    let needed = 6 * CLIENTS as u64 + 500;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_some_and(|current| current < needed) {
         let raised = Rlimit { current: Some(needed), maximum };
