@@ -158,7 +158,6 @@ fn forgotten_values_hold_no_lock_no_queue_and_no_region() {
                 let _ = ManuallyDrop::new(result);
                 let batch = [SendWorkRequest::only_immediate(1).with_id(1)];
                 let _ = ManuallyDrop::new(batch);
-                let _ = ManuallyDrop::new(pd.create_qp());
                 let _ = ManuallyDrop::new(pair.board.element(0..8).unwrap());
             }
             pair.leave_work(device, &channel);
