@@ -79,7 +79,7 @@ pub(crate) struct Ledger {
     /// The requests in flight that were waited for in vain, by WR ID, and how long at most.
     given_up: RefCell<Vec<(u64, Duration)>>,
     /// The closure of the scope that ends has failed.
-    closure_failed: Cell<bool>,
+    closure_failed: bool,
     /// Dropped behind the queue pairs.
     words: words::Words,
     pub(crate) pd: ProtectionDomain,
@@ -127,7 +127,7 @@ impl Ledger {
             events_asked: Cell::new(0),
             limits,
             given_up: RefCell::default(),
-            closure_failed: Cell::new(false),
+            closure_failed: false,
             words: words::Words::default(),
             pd,
             #[cfg(debug_assertions)]

@@ -98,9 +98,9 @@ impl Ledger {
     #[cold]
     #[inline(never)]
     pub(crate) fn end_failed_scope(&mut self) -> Ended {
-        self.closure_failed.set(true);
+        self.closure_failed = true;
         let ended = self.end();
-        self.closure_failed.set(false);
+        self.closure_failed = false;
         ended
     }
 
@@ -293,7 +293,7 @@ impl Ledger {
     fn longest_given_up(&self) -> Option<Duration> {
         let given_up = self.given_up.borrow();
         let in_flight = given_up.iter().filter(|(id, _)| self.in_flight(*id).is_some());
-        in_flight.map(|&(_, limit)| limit).max().filter(|_| self.closure_failed.get())
+        in_flight.map(|&(_, limit)| limit).max().filter(|_| self.closure_failed)
     }
 
     /// Whether a request of this connection is in flight that was waited for in vain.
