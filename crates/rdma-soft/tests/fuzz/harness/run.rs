@@ -137,12 +137,20 @@ impl Run {
         let built: Vec<_> = (0..count).map(|_| self.read(end, Form::Listed, input).0).collect();
         let mut list: Vec<ibv_send_wr> = built.iter().map(Built::listed).collect();
         let own = &mut self.ends[end];
-        let state = own.qp.state();
-        let expected = built.iter().enumerate().find_map(|(n, built)| {
-            let refusal = own.refusal(&built.judged, state, own.room().saturating_sub(n))?;
-            Some((n, refusal.raw()))
-        });
+        let expects = |state| {
+            built.iter().enumerate().find_map(|(n, built)| {
+                let refusal = own.refusal(&built.judged, state, own.room().saturating_sub(n))?;
+                Some((n, refusal.raw()))
+            })
+        };
+        let mut state = own.qp.state();
+        let mut expected = expects(state);
         let posted = post_send(&own.qp, &mut list).err();
+        if posted != expected {
+            // A request of the peer's may have failed the queue pair just before.
+            state = own.qp.state();
+            expected = expects(state);
+        }
         trace(&("posted", posted, state));
         // Which of two mistakes is seen first is open: a datagram without a destination and a full
         // queue. So is whether a queue pair has space for READs that was never ready to send.
