@@ -83,8 +83,8 @@ fn post(pair: &mut Pair, random: &mut Random, model: &mut Model) {
     }
 }
 
-/// Runs one script on one network. Returns how many packets there were.
-fn run(seed: u64) -> u64 {
+/// Runs one script on one network. Returns how many packets there were; nothing, if all the tries of a request were lost.
+fn run(seed: u64) -> Option<u64> {
     let mut random = Random(seed);
     let (mut requester, responder) = settings();
     // Seven retries are not enough for a network of this kind, but for few runs.
@@ -112,8 +112,11 @@ fn run(seed: u64) -> u64 {
     }
     pair.memory.receives.extend([PLACE as usize; REQUESTS as usize]);
     let trace = pair.run();
+    if pair.queue.completed.contains(&WcStatus::RETRY_EXC_ERR) {
+        return None;
+    }
     check(&pair, &model, &trace);
-    pair.requester.counters().sent_pkts + pair.responder.counters().sent_pkts
+    Some(pair.requester.counters().sent_pkts + pair.responder.counters().sent_pkts)
 }
 
 fn check(pair: &Pair, model: &Model, trace: &[String]) {
@@ -219,10 +222,15 @@ fn all_that_is_asked_for_is_done_once_and_in_order() {
     let given = env::var("RDMA_PROTO_SEED").ok().map(|seed| seed.parse().unwrap());
     let runs: u64 = env::var("RDMA_PROTO_RUNS").map_or(300, |runs| runs.parse().unwrap());
     let (first, runs) = given.map_or_else(|| (fresh(), runs), |seed| (seed, 1));
-    let mut packets = 0;
+    let (mut packets, mut given_up) = (0, 0);
     for seed in (0..runs).map(|n| first.wrapping_add(n)) {
         println!("RDMA_PROTO_SEED={seed}");
-        packets += run(seed);
+        match run(seed) {
+            Some(count) => packets += count,
+            None => given_up += 1,
+        }
     }
-    println!("{packets} packets");
+    println!("{packets} packets, {given_up} runs were given up");
+    // Seven retries are enough for most of these networks.
+    assert!(given_up <= 1, "{given_up} of {runs} runs");
 }
