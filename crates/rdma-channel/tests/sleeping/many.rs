@@ -83,10 +83,18 @@ fn events_that_nobody_waits_for_do_not_accumulate() {
                             sleeps += u32::from(s.arm()? == Armed::Sleep);
                             write.wait(SECONDS)?;
                         }
-                        while s.arm()? == Armed::Ready {}
                         let file = s.waitable().unwrap();
                         let mut files = [PollFd::new(&file, PollFlags::IN)];
-                        assert_eq!(poll(&mut files, Some(&Timespec::default())), Ok(0));
+                        let mut is_readable = || {
+                            let readable = poll(&mut files, Some(&Timespec::default()));
+                            readable.unwrap() == 1
+                        };
+                        // What a thread of the device was about to say when the write was found done comes late.
+                        let mut late = 0;
+                        while s.arm()? == Armed::Ready || is_readable() {
+                            late += 1;
+                        }
+                        assert!(late < 10, "{late} of 3000 are left");
                         let received = s.post_receive(ROOM)?;
                         received.wait(Duration::from_millis(20)).unwrap_err();
                         s.close();
