@@ -146,16 +146,6 @@ fn client(options: &[&str], address: &str) -> Process {
     Process::example("kv", &[options, &["--connect", address]].concat())
 }
 
-/// What a process that fails says.
-#[track_caller]
-fn fails(process: Process) -> String {
-    let output = process.end();
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.starts_with("error: ") && !text.contains("panicked"), "{text}");
-    text
-}
-
 #[test]
 fn processes_put_and_get() {
     for device in ["soft0", "softib0"] {
@@ -197,10 +187,10 @@ fn clients_are_told_when_the_server_was_killed() {
         reads.line("connected to ");
         let begin = Instant::now();
         server.kill();
-        let text = fails(reads);
+        let text = reads.fail();
         assert!(begin.elapsed() < Duration::from_secs(12), "{:?}", begin.elapsed());
         assert!(text.contains(&format!("the server at {address} is lost")), "{text}");
-        let text = fails(client(&["get", "key", "--device", device], &address));
+        let text = client(&["get", "key", "--device", device], &address).fail();
         assert!(text.contains("nobody listens at"), "{text}");
     }
 }
@@ -218,15 +208,15 @@ fn wrong_input_is_a_message() {
         (&["get", "key", "--device", "mlx5_77"], "there are: "),
         (&["get", "key", "--device", "softib0"], "link layer"),
     ] {
-        let text = fails(client(options, &address));
+        let text = client(options, &address).fail();
         assert!(text.contains(said), "{options:?}: {text}");
     }
-    let text = fails(Process::example("kv", &["serve", "--listen", &address]));
+    let text = Process::example("kv", &["serve", "--listen", &address]).fail();
     assert!(text.contains("another program listens there"), "{text}");
-    let text = fails(Process::example("kv", &["--device", "mlx5_77"]));
+    let text = Process::example("kv", &["--device", "mlx5_77"]).fail();
     assert!(text.contains("soft0"), "{text}");
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let text = fails(client(&["get", "key"], &nobody));
+    let text = client(&["get", "key"], &nobody).fail();
     assert!(text.contains("start the server first"), "{text}");
     // All that did no harm.
     assert_eq!(client(&["put", "key", "value"], &address).succeed(), "stored `key`");

@@ -1,10 +1,9 @@
 //! Connections to several peers.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_mem::{InlineElement, ProtectionDomain, ScatterList};
+use rdma_mem::{InlineElement, ProtectionDomain};
 use rdma_qp::{AtomicResult, ConnectAttributes, QpState, QueuePair, WorkSuccess};
 
 use self::remote_memory_region::PeerRemoteMemoryRegion;
@@ -14,7 +13,6 @@ use self::to_peer::{
 };
 use crate::channel::builder::WithoutPd;
 use crate::ledger::Ledger;
-use crate::ledger::words::Word;
 use crate::request::Post;
 use crate::transport_error::{CloseReason, Rejected, TransportError};
 
@@ -276,9 +274,8 @@ impl MultiChannel {
         remote: PeerRemoteMemoryRegion,
         add: u64,
     ) -> Result<u64, TransportError> {
-        let words = Arc::clone(self.ledger.words()?);
-        let word = Word::of_call(&words);
-        self.fetch_add_into(&mut ScatterList::from([word.element()]), remote, add)?;
+        let word = self.ledger.word_of_call()?;
+        self.fetch_add_into(&mut word.list(), remote, add)?;
         Ok(word.value())
     }
 
@@ -293,10 +290,8 @@ impl MultiChannel {
         compare: u64,
         swap: u64,
     ) -> Result<u64, TransportError> {
-        let words = Arc::clone(self.ledger.words()?);
-        let word = Word::of_call(&words);
-        let mut list = ScatterList::from([word.element()]);
-        self.compare_and_swap_into(&mut list, remote, compare, swap)?;
+        let word = self.ledger.word_of_call()?;
+        self.compare_and_swap_into(&mut word.list(), remote, compare, swap)?;
         Ok(word.value())
     }
 

@@ -59,6 +59,16 @@ impl Process {
         self.0.wait_with_output().unwrap()
     }
 
+    /// What it says, if it fails as a program does that is told something wrong.
+    #[track_caller]
+    pub(crate) fn fail(self) -> String {
+        let output = self.end();
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.starts_with("error: ") && !text.contains("panicked"), "{text}");
+        text
+    }
+
     /// The last line of what it printed, if it succeeded.
     pub(crate) fn succeed(self) -> String {
         let output = self.end();

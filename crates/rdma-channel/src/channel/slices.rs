@@ -1,14 +1,12 @@
 //! Blocking operations on what a user has: one slice of registered memory, plain bytes, a number; and with another limit.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_mem::{GatherList, InlineElement, RemoteMemoryRegion, ScatterList, SliceMut, SliceRef};
 use rdma_qp::{ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WcOpcode, WriteWorkRequest};
 
 use super::Channel;
-use crate::ledger::words::Word;
 use crate::transport_error::TransportError;
 
 /// One segment, without flags. Lists of elements, immediate data and flags are for the forms that take a
@@ -180,9 +178,8 @@ impl Channel {
         remote: impl Into<RemoteMemoryRegion>,
         add: u64,
     ) -> Result<u64, TransportError> {
-        let words = Arc::clone(self.ledger.words()?);
-        let word = Word::of_call(&words);
-        self.fetch_add_into(&mut ScatterList::from([word.element()]), remote, add)?;
+        let word = self.ledger.word_of_call()?;
+        self.fetch_add_into(&mut word.list(), remote, add)?;
         Ok(word.value())
     }
 
@@ -197,10 +194,8 @@ impl Channel {
         compare: u64,
         swap: u64,
     ) -> Result<u64, TransportError> {
-        let words = Arc::clone(self.ledger.words()?);
-        let word = Word::of_call(&words);
-        let mut list = ScatterList::from([word.element()]);
-        self.compare_and_swap_into(&mut list, remote, compare, swap)?;
+        let word = self.ledger.word_of_call()?;
+        self.compare_and_swap_into(&mut word.list(), remote, compare, swap)?;
         Ok(word.value())
     }
 

@@ -23,7 +23,7 @@ pub enum Armed {
 ///
 /// It stays readable until the channel is armed again. Nothing is to be read from it.
 #[derive(Clone, Copy, Debug)]
-pub struct Waitable<'c>(BorrowedFd<'c>);
+pub struct Waitable<'c>(pub(crate) BorrowedFd<'c>);
 
 impl AsFd for Waitable<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -38,13 +38,13 @@ impl Channel {
     /// Those of [`Scope::arm`].
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self) -> Result<Armed, TransportError> {
-        self.ledger.arm().map(armed)
+        self.ledger.arm()
     }
 
     /// As [`Scope::waitable`], for [unpolled](Self::send_unpolled) operations.
     #[must_use]
     pub fn waitable(&self) -> Option<Waitable<'_>> {
-        self.ledger.cq.channel().map(|events| Waitable(events.as_fd()))
+        self.ledger.waitable()
     }
 }
 
@@ -55,13 +55,13 @@ impl MultiChannel {
     /// Those of [`Scope::arm`].
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self) -> Result<Armed, TransportError> {
-        self.ledger.arm().map(armed)
+        self.ledger.arm()
     }
 
     /// As [`Scope::waitable`], for [unpolled](Self::send_unpolled) operations: of all peers.
     #[must_use]
     pub fn waitable(&self) -> Option<Waitable<'_>> {
-        self.ledger.cq.channel().map(|events| Waitable(events.as_fd()))
+        self.ledger.waitable()
     }
 }
 
@@ -128,17 +128,13 @@ impl<'scope, C> Scope<'scope, '_, C> {
     /// ```
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self) -> Result<Armed, TransportError> {
-        self.only.ledger().arm().map(armed)
+        self.only.ledger().arm()
     }
 
     /// The file that is readable when something has completed since the channel was [armed](Self::arm).
     /// `None` if the channel [spins](crate::Wait::Spin).
     #[must_use]
     pub fn waitable(&self) -> Option<Waitable<'scope>> {
-        self.only.ledger().cq.channel().map(|events| Waitable(events.as_fd()))
+        self.only.ledger().waitable()
     }
-}
-
-fn armed(ready: bool) -> Armed {
-    if ready { Armed::Ready } else { Armed::Sleep }
 }

@@ -283,10 +283,13 @@ impl Ledger {
     /// not. If the closure has failed, the connections of requests that it had given up are closed earlier.
     fn await_completions(&self) {
         let drain = self.limits.drain;
-        let early = self.longest_given_up().map_or(drain, |longest| longest.min(drain));
-        if early == drain || self.await_for(early, |connection| self.has_given_up(connection)) {
-            self.await_for(if early == drain { drain } else { drain - early }, |_| true);
-        }
+        match self.longest_given_up().filter(|&early| early < drain) {
+            None => self.await_for(drain, |_| true),
+            Some(early) => {
+                self.await_for(early, |connection| self.has_given_up(connection))
+                    && self.await_for(drain - early, |_| true)
+            }
+        };
     }
 
     /// How long the longest wait in vain was for what is in flight, if the closure has failed.
@@ -350,7 +353,7 @@ impl Ledger {
                 return;
             }
             let taken = self.take_completions();
-            match taken.and_then(|count| Ok(count == 0 && self.pause_unbounded(&mut deadline)?)) {
+            match taken.and_then(|count| Ok(count == 0 && self.pause_until(&mut deadline, None)?)) {
                 Ok(false) => {}
                 Ok(true) | Err(_) => return,
             }

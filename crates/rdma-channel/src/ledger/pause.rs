@@ -1,5 +1,6 @@
 //! What is between two polls of which the first has found nothing: nothing, a yield of the processor, or sleep.
 
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::Ledger;
+use crate::channel::waiting::{Armed, Waitable};
 use crate::deadline::{Bound, Deadline, Next};
 use crate::transport_error::TransportError;
 
@@ -23,12 +25,8 @@ impl Ledger {
         self.pause_until(deadline, self.limits.bound)
     }
 
-    /// The same without the bound of the scope that runs.
-    pub(super) fn pause_unbounded(&self, deadline: &mut Deadline) -> Result<bool, TransportError> {
-        self.pause_until(deadline, None)
-    }
-
-    fn pause_until(
+    /// The same with that bound, or none.
+    pub(super) fn pause_until(
         &self,
         deadline: &mut Deadline,
         bound: Option<Bound>,
@@ -101,18 +99,23 @@ impl Ledger {
         }
     }
 
-    /// Prepares for a sleep of the program's own. Whether there is something to do before.
+    /// Prepares for a sleep of the program's own.
     #[cold]
     #[inline(never)]
-    pub(crate) fn arm(&self) -> Result<bool, TransportError> {
+    pub(crate) fn arm(&self) -> Result<Armed, TransportError> {
         self.check_process()?;
         let Some(events) = self.cq.channel() else {
             self.takes_any()?;
-            return Ok(true);
+            return Ok(Armed::Ready);
         };
         self.ask_for_event(events)?;
         let any = self.takes_any()?;
-        Ok(self.tell() || any)
+        Ok(if self.tell() || any { Armed::Ready } else { Armed::Sleep })
+    }
+
+    /// What is readable after that, unless polls alone are to find completions.
+    pub(crate) fn waitable(&self) -> Option<Waitable<'_>> {
+        self.cq.channel().map(|events| Waitable(events.as_fd()))
     }
 
     /// Whether a handle has something to report that nobody was told of before: it may be done since another handle was

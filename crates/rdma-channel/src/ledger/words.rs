@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
-use rdma_mem::{AccessFlags, SharedElement, SharedRegion};
+use rdma_mem::{AccessFlags, ScatterList, SharedElement, SharedRegion};
 
 use super::Ledger;
 use super::queues::index;
@@ -12,6 +12,10 @@ use crate::transport_error::TransportError;
 /// A registered word for each slot, and the dead slot's for calls. Registered when the first one is needed.
 #[derive(Debug, Default)]
 pub(super) struct Words(OnceLock<Arc<SharedRegion>>);
+
+/// The word of a call that has posted nothing else: the dead slot's, which is the first.
+#[derive(Debug)]
+pub(crate) struct WordOfCall(Arc<SharedRegion>);
 
 /// How many bytes a word has.
 const WORD: usize = size_of::<u64>();
@@ -37,6 +41,30 @@ impl Ledger {
             self.pd.allocate_shared_region(length, AccessFlags::new().with_local_write())?;
         Ok(self.words.0.get_or_init(|| Arc::new(words)))
     }
+
+    /// The word of a blocking call, which has the ledger for itself.
+    ///
+    /// # Errors
+    /// Those of [`words`](Self::words).
+    pub(crate) fn word_of_call(&self) -> Result<WordOfCall, TransportError> {
+        self.words().map(Arc::clone).map(WordOfCall)
+    }
+}
+
+impl WordOfCall {
+    fn word(&self) -> Word<'_> {
+        Word { words: &self.0, offset: 0 }
+    }
+
+    /// Where the operation puts what the peer's word was.
+    pub(crate) fn list(&self) -> ScatterList<'_, 1> {
+        ScatterList::from([self.word().element()])
+    }
+
+    /// What the operation has put there.
+    pub(crate) fn value(&self) -> u64 {
+        self.word().value()
+    }
 }
 
 #[allow(clippy::expect_used)] // a slot's index is below their number
@@ -44,11 +72,6 @@ impl<'l> Word<'l> {
     /// The word of the slot of this WR ID.
     pub(crate) fn of_slot(words: &'l SharedRegion, id: u64) -> Self {
         Self { words, offset: index(id) * WORD }
-    }
-
-    /// The word of a call that has posted nothing else.
-    pub(crate) const fn of_call(words: &'l SharedRegion) -> Self {
-        Self { words, offset: 0 }
     }
 
     pub(crate) fn element(self) -> SharedElement<'l> {
