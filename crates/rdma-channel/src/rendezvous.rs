@@ -26,9 +26,11 @@
 mod address;
 pub(crate) mod builder;
 mod client;
+pub(crate) mod clients;
 pub(crate) mod error;
-mod half_open;
+pub(crate) mod files;
+pub(crate) mod half_open;
 pub(crate) mod incoming;
 pub(crate) mod listener;
 mod message;
-mod until;
+pub(crate) mod until;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_qp::QueuePairEndpoint;
@@ -11,28 +11,54 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::error::ConnectError;
+use super::files::Added;
 use super::message::{LONGEST, Message, Parsed, VERSION, Wrong, parse};
 use super::until::Until;
-use crate::channel::Channel;
-use crate::channel::options::Options;
-use crate::channel::prepared::PreparedChannel;
+
+/// What makes this end's queue pair for each client.
+pub(crate) trait MakeEnds {
+    /// A queue pair that is not connected.
+    type Prepared;
+    /// What is made of it.
+    type End: fmt::Debug;
+
+    /// A queue pair for the next client, and its endpoint.
+    fn prepare(&self) -> Result<(Self::Prepared, QueuePairEndpoint), NoEnd>;
+
+    /// Connects it to that of the client.
+    fn connect(
+        &self,
+        prepared: Self::Prepared,
+        peer: QueuePairEndpoint,
+    ) -> Result<Self::End, rdma_qp::Error>;
+}
+
+/// Why a client gets no queue pair.
+pub(crate) enum NoEnd {
+    /// There are as many clients as there can be: what the client is told.
+    Full(String),
+    /// It cannot be made.
+    Failed(rdma_qp::Error),
+}
 
 /// A client that is not connected yet.
-pub(super) struct HalfOpen {
+pub(super) struct HalfOpen<E> {
+    /// By which it is known while it waits.
+    pub(super) key: u64,
     stream: Undecided,
     address: SocketAddr,
     /// How long it may take, and when that is over.
     limit: Duration,
     pub(super) until: Until,
     received: Vec<u8>,
-    /// The channel that it was told the endpoint of, and its user bytes.
-    answered: Option<(Channel, Box<[u8]>)>,
+    /// What it was told the endpoint of, and its user bytes.
+    answered: Option<(E, Box<[u8]>)>,
 }
 
 /// What a step has made of a client.
-pub(super) enum Step {
-    Open(HalfOpen),
-    Connected(Candidate),
+pub(super) enum Step<E> {
+    Open(HalfOpen<E>),
+    Connected(Candidate<E>),
     /// It has made a mistake, or is gone, and knows it: why.
     Refused(String),
     /// The server cannot take it, and it knows it.
@@ -40,40 +66,41 @@ pub(super) enum Step {
 }
 
 /// A client that is connected, and that the program has not decided about.
-pub(super) struct Candidate {
-    // Told before the channel is destroyed.
+pub(crate) struct Candidate<E> {
+    pub(super) key: u64,
+    // Told before the queue pair is destroyed.
     pub(super) stream: Undecided,
     pub(super) address: SocketAddr,
-    pub(super) user_bytes: Box<[u8]>,
-    pub(super) channel: Channel,
+    pub(crate) user_bytes: Box<[u8]>,
+    pub(crate) end: E,
 }
 
 /// A stream to a client, which is told that it was turned away unless it is told something else.
 #[derive(Debug)]
 pub(super) struct Undecided {
-    stream: TcpStream,
+    added: Added,
     is_decided: bool,
 }
 
 /// Without what it said, which may be a secret.
-impl fmt::Debug for Candidate {
+impl<E: fmt::Debug> fmt::Debug for Candidate<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, user_bytes, channel, .. } = self;
-        write!(f, "client at {address}, {} user bytes, {channel:?}", user_bytes.len())
+        let Self { address, user_bytes, end, .. } = self;
+        write!(f, "client at {address}, {} user bytes, {end:?}", user_bytes.len())
     }
 }
 
-impl HalfOpen {
-    pub(super) fn new(stream: TcpStream, address: SocketAddr, limit: Duration) -> Self {
-        let (stream, until) = (Undecided { stream, is_decided: false }, Until::after(limit));
-        Self { stream, address, limit, until, received: Vec::new(), answered: None }
+impl<E> HalfOpen<E> {
+    pub(super) fn new(key: u64, added: Added, address: SocketAddr, limit: Duration) -> Self {
+        let (stream, until) = (Undecided { added, is_decided: false }, Until::after(limit));
+        Self { key, stream, address, limit, until, received: Vec::new(), answered: None }
     }
 
     /// Takes what has come.
-    pub(super) fn step(mut self, options: &Options) -> Step {
+    pub(super) fn step(mut self, maker: &impl MakeEnds<End = E>) -> Step<E> {
         match self.read() {
             Ok(None) => Step::Open(self),
-            Ok(Some(message)) => self.take(message, options),
+            Ok(Some(message)) => self.take(message, maker),
             Err(Some(why)) => {
                 self.stream.reject(&why);
                 Step::Refused(self.about(&why))
@@ -102,7 +129,7 @@ impl HalfOpen {
         // One byte more than a message has, to see whether there is one.
         let mut block = [0; LONGEST + 1];
         let room = block.get_mut(self.received.len()..).unwrap_or_default();
-        match recv(&self.stream.stream, &mut *room, RecvFlags::DONTWAIT) {
+        match recv(&*self.stream.added.stream, &mut *room, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Err(None),
             Ok((count, _)) => self.received.extend(room.get(..count).unwrap_or_default()),
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
@@ -124,14 +151,14 @@ impl HalfOpen {
         }
     }
 
-    fn take(mut self, message: Message, options: &Options) -> Step {
+    fn take(mut self, message: Message, maker: &impl MakeEnds<End = E>) -> Step<E> {
         match (message, self.answered.take()) {
             (Message::Hello(endpoint, user_bytes), None) => {
-                self.answer(*endpoint, user_bytes, options)
+                self.answer(*endpoint, user_bytes, maker)
             }
-            (Message::Ready, Some((channel, user_bytes))) => {
-                let Self { stream, address, .. } = self;
-                Step::Connected(Candidate { stream, address, user_bytes, channel })
+            (Message::Ready, Some((end, user_bytes))) => {
+                let Self { key, stream, address, .. } = self;
+                Step::Connected(Candidate { key, stream, address, user_bytes, end })
             }
             (other, _) => {
                 let why = not_kept(&Wrong::Kind(other.kind()));
@@ -142,17 +169,25 @@ impl HalfOpen {
     }
 
     /// Connects a queue pair to that of the client, and tells it.
-    fn answer(mut self, peer: QueuePairEndpoint, user_bytes: Box<[u8]>, options: &Options) -> Step {
-        let prepared = match PreparedChannel::new(options) {
-            Ok(prepared) => prepared,
-            Err(error) => {
+    fn answer(
+        mut self,
+        peer: QueuePairEndpoint,
+        user_bytes: Box<[u8]>,
+        maker: &impl MakeEnds<End = E>,
+    ) -> Step<E> {
+        let (prepared, endpoint) = match maker.prepare() {
+            Ok(made) => made,
+            Err(NoEnd::Full(why)) => {
+                self.stream.reject(&why);
+                return Step::Refused(self.about(&why));
+            }
+            Err(NoEnd::Failed(error)) => {
                 self.stream.reject(&format!("the server cannot make a queue pair: {error}"));
                 return Step::Failed(error);
             }
         };
-        let endpoint = prepared.endpoint();
-        match prepared.handshake(peer) {
-            Ok(channel) => self.answered = Some((channel, user_bytes)),
+        match maker.connect(prepared, peer) {
+            Ok(end) => self.answered = Some((end, user_bytes)),
             Err(error) => {
                 let why =
                     format!("the server's queue pair cannot connect to the client's: {error}");
@@ -175,23 +210,22 @@ fn not_kept(wrong: &Wrong) -> String {
     )
 }
 
-impl AsFd for HalfOpen {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.stream.as_fd()
-    }
-}
-
-impl fmt::Debug for HalfOpen {
+impl<E> fmt::Debug for HalfOpen<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "client at {}", self.address)
     }
 }
 
-impl Candidate {
+impl<E> Candidate<E> {
+    /// Its stream, to be kept.
+    pub(crate) fn stream(&self) -> &Arc<TcpStream> {
+        &self.stream.added.stream
+    }
+
     /// Whether it still waits for the program to decide, or what it has done instead.
-    pub(super) fn check(&mut self) -> Result<(), ConnectError> {
+    pub(crate) fn check(&mut self) -> Result<(), ConnectError> {
         let address = self.address;
-        match recv(&self.stream.stream, &mut [0], RecvFlags::DONTWAIT) {
+        match recv(&*self.stream.added.stream, &mut [0], RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Ok((1.., _)) => {
                 let what = "the client spoke before it was answered";
@@ -202,17 +236,11 @@ impl Candidate {
         }
     }
 
-    pub(super) fn accept(&mut self, user_bytes: &[u8]) -> Result<(), ConnectError> {
+    pub(crate) fn accept(&mut self, user_bytes: &[u8]) -> Result<(), ConnectError> {
         let Self { stream, address, .. } = self;
         stream.is_decided = true;
         let said = stream.say(&Message::Accept(user_bytes.into()));
         said.map_err(|_| ConnectError::Closed { address: *address, awaited: "it was accepted" })
-    }
-}
-
-impl AsFd for Candidate {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.stream.as_fd()
     }
 }
 
@@ -222,13 +250,13 @@ impl Undecided {
         self.is_decided = true;
         let _ = self.say(&Message::Reject(why.into()));
         // Bytes that nobody has read would reset the stream when it is closed, maybe before the reason is read.
-        let _ = recv(&self.stream, &mut [0; LONGEST], RecvFlags::DONTWAIT);
+        let _ = recv(&*self.added.stream, &mut [0; LONGEST], RecvFlags::DONTWAIT);
     }
 
     /// Never waits: a socket has space for the few bytes of both messages that it is ever given.
     fn say(&self, message: &Message) -> io::Result<()> {
         let bytes = message.to_bytes();
-        match send(&self.stream, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)? {
+        match send(&*self.added.stream, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)? {
             count if count == bytes.len() => Ok(()),
             _ => Err(io::ErrorKind::WriteZero.into()),
         }

@@ -56,7 +56,7 @@ use crate::channel::Channel;
 #[derive(Debug)]
 pub struct Incoming<'l> {
     pub(super) refused: &'l mut u64,
-    pub(super) client: Candidate,
+    pub(super) client: Candidate<Channel>,
 }
 
 impl Incoming<'_> {
@@ -86,7 +86,7 @@ impl Incoming<'_> {
         let Self { refused, mut client } = self;
         let accepted = client.check().and_then(|()| client.accept(user_bytes));
         match accepted {
-            Ok(()) => Ok(client.channel),
+            Ok(()) => Ok(client.end),
             Err(error) => {
                 *refused += 1;
                 Err(error)

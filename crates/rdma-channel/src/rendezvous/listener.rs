@@ -1,17 +1,13 @@
-//! Clients that come, and what is known of them so far.
+//! Listeners, whose clients become channels.
 
-use std::collections::VecDeque;
-use std::io;
-use std::mem;
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsFd;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rdma_qp::QueuePairEndpoint;
 
+use super::clients::Clients;
 use super::error::ConnectError;
-use super::half_open::{Candidate, HalfOpen, Step};
+use super::half_open::{MakeEnds, NoEnd};
 use super::incoming::Incoming;
 use super::until::Until;
 use crate::channel::Channel;
@@ -71,24 +67,29 @@ use crate::channel::prepared::PreparedChannel;
 /// ```
 #[derive(Debug)]
 pub struct ChannelListener {
-    socket: TcpListener,
-    address: SocketAddr,
-    options: Options,
-    rendezvous: RendezvousOptions,
-    half_open: Vec<HalfOpen>,
-    connected: VecDeque<Candidate>,
-    refused: u64,
-    /// Which client was refused last, and why.
-    last_refused: Option<String>,
-    /// What the next call has to say.
-    failure: Option<ConnectError>,
+    clients: Clients<Options>,
+    user_bytes: Box<[u8]>,
 }
 
-/// The most clients at a time that the program has not been given.
-const MOST_CLIENTS: usize = 64;
+/// Each client becomes a channel with these options.
+impl MakeEnds for Options {
+    type Prepared = PreparedChannel;
+    type End = Channel;
 
-/// How long the clients are served that have said something, though the limit of the call is over.
-const PASS: Duration = Duration::from_millis(100);
+    fn prepare(&self) -> Result<(PreparedChannel, QueuePairEndpoint), NoEnd> {
+        let prepared = PreparedChannel::new(self).map_err(NoEnd::Failed)?;
+        let endpoint = prepared.endpoint();
+        Ok((prepared, endpoint))
+    }
+
+    fn connect(
+        &self,
+        prepared: PreparedChannel,
+        peer: QueuePairEndpoint,
+    ) -> Result<Channel, rdma_qp::Error> {
+        prepared.handshake(peer)
+    }
+}
 
 impl ChannelListener {
     /// Listens at the first of the addresses that can be listened at.
@@ -99,35 +100,14 @@ impl ChannelListener {
     ) -> Result<Self, ConnectError> {
         // What no client could be given is said now, and not to the first client.
         drop(PreparedChannel::new(&options)?);
-        let mut failure = None;
-        for &address in addresses {
-            match listen(address) {
-                Ok((socket, address)) => {
-                    return Ok(Self {
-                        socket,
-                        address,
-                        options,
-                        rendezvous,
-                        half_open: Vec::new(),
-                        connected: VecDeque::new(),
-                        refused: 0,
-                        last_refused: None,
-                        failure: None,
-                    });
-                }
-                Err(source) => {
-                    let tried = format!("listening at {address}");
-                    failure.get_or_insert(ConnectError::Io { tried, source });
-                }
-            }
-        }
-        Err(failure.unwrap_or(ConnectError::NoAddress))
+        let RendezvousOptions { user_bytes, timeout } = rendezvous;
+        Ok(Self { clients: Clients::listen(options, timeout, addresses)?, user_bytes })
     }
 
     /// Where it listens. With the port that the kernel has chosen, if it was asked for port 0.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
-        self.address
+        self.clients.address()
     }
 
     /// Waits for a client, and accepts it with the [`user_bytes`](crate::ChannelBuilder::user_bytes) of the builder.
@@ -137,7 +117,7 @@ impl ChannelListener {
     /// # Errors
     /// Those of [`incoming`](Self::incoming).
     pub fn accept(&mut self) -> Result<Channel, ConnectError> {
-        let answer = self.rendezvous.user_bytes.clone();
+        let answer = self.user_bytes.clone();
         loop {
             match self.incoming(None)?.accept(&answer) {
                 Err(ConnectError::Closed { .. } | ConnectError::Garbled { .. }) => {}
@@ -163,24 +143,22 @@ impl ChannelListener {
     pub fn incoming(&mut self, limit: Option<Duration>) -> Result<Incoming<'_>, ConnectError> {
         let limit = limit.unwrap_or(Duration::MAX);
         let until = Until::after(limit);
+        let clients = &mut self.clients;
         loop {
-            self.serve(until)?;
-            if let Some(client) = self.connected.pop_front() {
-                return Ok(Incoming { refused: &mut self.refused, client });
+            clients.set_taking(true)?;
+            clients.serve(until)?;
+            if let Some(client) = clients.take() {
+                return Ok(Incoming { refused: &mut self.clients.refused, client });
             }
-            if let Some(failure) = self.failure.take() {
+            if let Some(failure) = clients.take_failure() {
                 return Err(failure);
             }
             if until.is_over() {
-                let awaited = match &self.last_refused {
-                    None => {
-                        format!("client at {}: does one connect to this address?", self.address)
-                    }
+                let address = clients.address();
+                let awaited = match clients.last_refused() {
+                    None => format!("client at {address}: does one connect to this address?"),
                     Some(last) => {
-                        format!(
-                            "good client at {}; the last one that was refused, {last}",
-                            self.address
-                        )
+                        format!("good client at {address}; the last one that was refused, {last}")
                     }
                 };
                 return Err(ConnectError::Timeout { limit, awaited });
@@ -192,123 +170,12 @@ impl ChannelListener {
     /// the program has rejected do not count.
     #[must_use]
     pub const fn refused(&self) -> u64 {
-        self.refused
+        self.clients.refused
     }
 
     /// Which client was refused last, by its address, and why. `None` if none was.
     #[must_use]
     pub fn last_refused(&self) -> Option<&str> {
-        self.last_refused.as_deref()
+        self.clients.last_refused()
     }
-
-    /// Waits until something has happened, and does what is to be done for it.
-    fn serve(&mut self, until: Until) -> Result<(), ConnectError> {
-        let has_room = self.half_open.len() + self.connected.len() < MOST_CLIENTS;
-        let in_hand = !self.connected.is_empty() || self.failure.is_some();
-        let ends = self.half_open.iter().map(|client| client.until.left());
-        let wait = if in_hand { Duration::ZERO } else { ends.fold(until.left(), Duration::min) };
-        let clients =
-            (self.half_open.iter().map(AsFd::as_fd)).chain(self.connected.iter().map(AsFd::as_fd));
-        // Last, and left out if there is no room.
-        let socket = has_room.then(|| self.socket.as_fd());
-        let mut files: Vec<_> = clients
-            .chain(socket)
-            .map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN))
-            .collect();
-        // A time that cannot be expressed is no limit.
-        match poll(&mut files, Timespec::try_from(wait).ok().as_ref()) {
-            Err(Errno::INTR) => return Ok(()),
-            Err(error) => return Err(self.failed(error.into())),
-            Ok(_) => {}
-        }
-        let events: Vec<_> = files.iter().map(|file| !file.revents().is_empty()).collect();
-        let mut events = events.into_iter();
-        let mut happened = || events.next().unwrap_or(false);
-        let clients = mem::take(&mut self.half_open);
-        let waiting = mem::take(&mut self.connected);
-        let clients: Vec<_> = clients.into_iter().map(|client| (client, happened())).collect();
-        for mut client in waiting {
-            match !happened() || client.check().is_ok() {
-                true => self.connected.push_back(client),
-                false => self.refused += 1,
-            }
-        }
-        let socket = happened();
-        let pass = Until::after(PASS);
-        for (client, happened) in clients {
-            // A device may take its time to connect a queue pair. Who comes behind has its bytes in its socket still.
-            if pass.is_over() && until.is_over() {
-                self.half_open.push(client);
-            } else {
-                self.step(client, happened);
-            }
-        }
-        if socket {
-            self.take_client();
-        }
-        Ok(())
-    }
-
-    /// Has a client go forward, or ends it if its time is over.
-    fn step(&mut self, client: HalfOpen, happened: bool) {
-        let step = if happened { client.step(&self.options) } else { Step::Open(client) };
-        match step {
-            Step::Open(client) if client.until.is_over() => {
-                self.refuse(client.expire());
-            }
-            Step::Open(client) => self.half_open.push(client),
-            Step::Connected(client) => self.connected.push_back(client),
-            Step::Refused(why) => self.refuse(why),
-            Step::Failed(error) => {
-                self.failure.get_or_insert(error.into());
-            }
-        }
-    }
-
-    fn refuse(&mut self, why: String) {
-        self.refused += 1;
-        self.last_refused = Some(why);
-    }
-
-    /// Takes one client that is there. Only one: to ask for another one that is not there needs a free file, too.
-    fn take_client(&mut self) {
-        let error = match self.socket.accept() {
-            Ok((stream, address)) => {
-                // Without it the client waits longer, no more.
-                let _ = stream.set_nodelay(true);
-                let client = HalfOpen::new(stream, address, self.rendezvous.timeout);
-                return self.half_open.push(client);
-            }
-            Err(error) => error,
-        };
-        match Errno::from_io_error(&error) {
-            // It is about this socket or process, so the next call would say the same.
-            Some(
-                Errno::MFILE
-                | Errno::NFILE
-                | Errno::NOBUFS
-                | Errno::NOMEM
-                | Errno::BADF
-                | Errno::INVAL
-                | Errno::NOTSOCK,
-            )
-            | None => {
-                let failure = self.failed(error);
-                self.failure.get_or_insert(failure);
-            }
-            // A client that has gone, or cannot be reached, and is no longer there; see `man 2 accept`.
-            Some(_) => {}
-        }
-    }
-
-    fn failed(&self, source: io::Error) -> ConnectError {
-        ConnectError::Io { tried: format!("taking clients at {}", self.address), source }
-    }
-}
-
-fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
-    let socket = TcpListener::bind(address)?;
-    socket.set_nonblocking(true)?;
-    let address = socket.local_addr()?;
-    Ok((socket, address))
 }

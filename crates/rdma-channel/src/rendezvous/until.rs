@@ -4,19 +4,19 @@ use std::time::{Duration, Instant};
 
 /// The end of a time that has begun; none if the clock cannot count so far.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Until(Option<Instant>);
+pub(crate) struct Until(Option<Instant>);
 
 impl Until {
-    pub(super) fn after(limit: Duration) -> Self {
+    pub(crate) fn after(limit: Duration) -> Self {
         Self(Instant::now().checked_add(limit))
     }
 
     /// [`Duration::MAX`] if there is no end.
-    pub(super) fn left(&self) -> Duration {
+    pub(crate) fn left(&self) -> Duration {
         self.0.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()))
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.left().is_zero()
     }
 }

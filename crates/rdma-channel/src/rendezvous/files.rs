@@ -1,0 +1,82 @@
+//! Files that are waited for together: epoll(7), each file with a key.
+
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+pub(crate) use rustix::event::epoll::EventFlags;
+
+/// Files that are waited for together. A file leaves them before it is closed: a forked child may still have it, and it
+/// would be reported without end.
+#[derive(Clone, Debug)]
+pub(crate) struct Files(Arc<OwnedFd>);
+
+/// How many files are reported at a time.
+const MANY: usize = 64;
+
+impl Files {
+    pub(crate) fn new() -> Result<Self, Errno> {
+        Ok(Self(Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)))
+    }
+
+    /// Adds a file that stays until all are closed, or is added without flags, to be [changed](Self::change).
+    pub(crate) fn add(&self, file: impl AsFd, key: u64, flags: EventFlags) -> Result<(), Errno> {
+        epoll::add(&*self.0, file, epoll::EventData::new_u64(key), flags)
+    }
+
+    /// Changes what a file is waited for.
+    pub(crate) fn change(&self, file: impl AsFd, key: u64, flags: EventFlags) -> Result<(), Errno> {
+        epoll::modify(&*self.0, file, epoll::EventData::new_u64(key), flags)
+    }
+
+    /// Adds a stream, until the value that it returns is dropped.
+    pub(crate) fn add_stream(
+        &self,
+        stream: Arc<TcpStream>,
+        key: u64,
+        flags: EventFlags,
+    ) -> Result<Added, Errno> {
+        self.add(&stream, key, flags)?;
+        Ok(Added { stream, files: self.clone() })
+    }
+
+    /// Waits until a file is ready, or for so long, and puts the keys of those that are into `ready`. A signal ends it
+    /// early.
+    pub(crate) fn wait(&self, limit: Duration, ready: &mut Vec<u64>) -> Result<(), Errno> {
+        ready.clear();
+        let mut events = Vec::with_capacity(MANY);
+        // A time that cannot be expressed is no limit.
+        let limit = Timespec::try_from(limit).ok();
+        match epoll::wait(&*self.0, spare_capacity(&mut events), limit.as_ref()) {
+            Ok(_) => ready.extend(events.iter().map(|event| { event.data }.u64())),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Files {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A stream that is among the files.
+#[derive(Debug)]
+pub(crate) struct Added {
+    pub(crate) stream: Arc<TcpStream>,
+    files: Files,
+}
+
+impl Drop for Added {
+    fn drop(&mut self) {
+        // It is there, and nobody else removes it.
+        let _ = epoll::delete(&*self.files.0, &self.stream);
+    }
+}
