@@ -17,6 +17,7 @@ pub mod prelude;
 mod rendezvous;
 mod request;
 mod scope;
+mod server;
 mod transport_error;
 
 pub use channel::Channel;
@@ -47,13 +48,17 @@ pub use scope::pending_word::PendingWord;
 pub use scope::pending_work::{PendingWork, ScopedPendingWork};
 pub use scope::rent::{Prefix, Rent, RentMut};
 pub use scope::{Scope, ScopeError};
+pub use server::Server;
+pub use server::builder::ServerBuilder;
+pub use server::event::{LeftReason, PeerId, ServerError, ServerEvent};
+pub use server::waker::Waker;
 pub use transport_error::context::{FailedWork, PeerAddress};
 pub use transport_error::{CloseReason, OperationError, Rejected, TransportError, WorkId};
 
 pub use rdma_mem::{
-    AccessFlags, Error as MemoryError, GatherElement, GatherList, InlineElement, ProtectionDomain,
-    Recovery, RemoteMemoryRegion, ScatterElement, ScatterGatherElementError, ScatterList,
-    SharedElement, SliceMut, SliceRef,
+    AccessFlags, Buffer, BufferPool, Error as MemoryError, GatherElement, GatherList,
+    InlineElement, ProtectionDomain, Recovery, RemoteMemoryRegion, ScatterElement,
+    ScatterGatherElementError, ScatterList, SharedElement, SliceMut, SliceRef,
 };
 pub use rdma_qp::{
     AckTimeout, AtomicResult, AtomicWorkRequest, ConnectAttributes, EndpointError, Error,

@@ -10,6 +10,8 @@ pub use rdma_qp::prelude::*;
 use crate::channel::Channel;
 use crate::channel::builder::{ChannelBuilder, MultiChannelBuilder};
 use crate::multi_channel::MultiChannel;
+use crate::server::Server;
+use crate::server::builder::ServerBuilder;
 
 mod sealed {
     #[allow(unnameable_types)] // that is the point
@@ -24,6 +26,9 @@ pub trait CreateChannel: sealed::Sealed {
 
     /// As [`MultiChannel::builder`].
     fn create_multi_channel(&self) -> MultiChannelBuilder<'_>;
+
+    /// As [`Server::builder`].
+    fn create_server(&self) -> ServerBuilder<'_>;
 }
 
 impl CreateChannel for ProtectionDomain {
@@ -33,5 +38,9 @@ impl CreateChannel for ProtectionDomain {
 
     fn create_multi_channel(&self) -> MultiChannelBuilder<'_> {
         MultiChannel::builder().pd(self)
+    }
+
+    fn create_server(&self) -> ServerBuilder<'_> {
+        Server::builder(self)
     }
 }

@@ -23,7 +23,7 @@
 //! The client says nothing that it was not asked for, so what comes early is a mistake. REJECT is the same in all
 //! versions, so that a client of any version is told why it was turned away.
 
-mod address;
+pub(crate) mod address;
 pub(crate) mod builder;
 mod client;
 pub(crate) mod clients;

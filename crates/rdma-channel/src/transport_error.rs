@@ -8,6 +8,7 @@ use rdma_qp::{PollError, PostError, PostErrorKind, WorkError};
 use self::context::{FailedWork, PeerAddress, With};
 use crate::ledger::queues::{generation, index};
 use crate::operation::Operation;
+use crate::server::event::PeerId;
 
 pub(crate) mod context;
 
@@ -43,6 +44,21 @@ pub enum TransportError {
         operation: Operation,
         /// How long it was waited for.
         timeout: Duration,
+        /// Whom it was with. `None` if a queue pair of the program's own does not know.
+        peer: Option<PeerAddress>,
+    },
+    /// The peer is gone, as the [watched](crate::ChannelBuilder::watch) stream says, and the operation was not done
+    /// before. The channel is closed: what is in flight ends with the call, or with the scope.
+    #[error(
+        "the {operation}{} was not done, and the peer is gone: its end of the watched stream is closed, as when \
+         its process ends, or nothing came from its machine for {limit:?}",
+        With(*.peer)
+    )]
+    PeerGone {
+        /// The kind of the operation.
+        operation: Operation,
+        /// The limit of the watch: after so long a silent machine is gone.
+        limit: Duration,
         /// Whom it was with. `None` if a queue pair of the program's own does not know.
         peer: Option<PeerAddress>,
     },
@@ -86,6 +102,17 @@ pub enum TransportError {
         /// How many there are.
         count: usize,
     },
+    /// The client of a server has [left](crate::ServerEvent::Left).
+    #[error("{0} has left: what is sent to it would reach nobody")]
+    PeerLeft(PeerId),
+    /// The buffer has not so many bytes.
+    #[error("the first {length} bytes were to be sent of a buffer that has {most}")]
+    TooLong {
+        /// How many were to be sent.
+        length: usize,
+        /// How many there are.
+        most: usize,
+    },
     /// Some operations of a collective failed, or were not done in time. The connections to their peers are closed.
     #[error("{} of the operations failed; first: {}", .0.len(), first(.0))]
     Collective(Vec<OperationError>),
@@ -121,10 +148,14 @@ impl TransportError {
             Self::PostError(error) => error.recovery(),
             Self::WorkError(work) => work.recovery(),
             Self::Timeout { .. } | Self::WouldBlock => Recovery::Retry,
-            Self::PollError(_) | Self::Closed(_) | Self::Lost { .. } => Recovery::Reconnect,
+            Self::PollError(_) | Self::PeerGone { .. } | Self::Closed(_) | Self::Lost { .. } => {
+                Recovery::Reconnect
+            }
             Self::ElementError(_)
             | Self::BatchTooLarge { .. }
             | Self::NoSuchPeer { .. }
+            | Self::PeerLeft(_)
+            | Self::TooLong { .. }
             | Self::EndpointCount { .. } => Recovery::Programming,
             // The first, which may be why the others failed.
             Self::Collective(errors) => {
@@ -185,6 +216,12 @@ pub enum CloseReason {
     /// An operation was not done in time.
     #[error("{} was not done in time", .operation.with_article())]
     Timeout {
+        /// The kind of the operation.
+        operation: Operation,
+    },
+    /// The peer of a [watched](crate::ChannelBuilder::watch) stream is gone.
+    #[error("the peer was gone before {} was done", .operation.with_article())]
+    PeerGone {
         /// The kind of the operation.
         operation: Operation,
     },

@@ -17,6 +17,7 @@ use super::prepared::PreparedChannel;
 use crate::deadline::Wait;
 use crate::multi_channel::MultiChannel;
 use crate::multi_channel::prepared::PreparedMultiChannel;
+use crate::server::builder::ServerKnobs;
 
 /// Makes a [`Channel`], or, as a [`MultiChannelBuilder`], channels to several peers.
 ///
@@ -44,6 +45,7 @@ use crate::multi_channel::prepared::PreparedMultiChannel;
 pub struct ChannelBuilder<'a, C = Channel> {
     pub(crate) options: Options,
     pub(crate) rendezvous: RendezvousOptions,
+    pub(crate) server: ServerKnobs,
     num_channels: Option<usize>,
     makes: PhantomData<fn() -> C>,
     /// So that the domain is there, and can be closed when its builders are gone.
@@ -75,6 +77,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
         Self {
             options: Options::new(pd),
             rendezvous: RendezvousOptions::default(),
+            server: ServerKnobs::default(),
             num_channels: None,
             makes: PhantomData,
             pd: PhantomData,
@@ -83,8 +86,8 @@ impl<'a, C> ChannelBuilder<'a, C> {
 
     /// The same options, to make something else.
     pub(crate) fn into_builder_of<D>(self) -> ChannelBuilder<'a, D> {
-        let Self { options, rendezvous, num_channels, pd, .. } = self;
-        ChannelBuilder { options, rendezvous, num_channels, makes: PhantomData, pd }
+        let Self { options, rendezvous, server, num_channels, pd, .. } = self;
+        ChannelBuilder { options, rendezvous, server, num_channels, makes: PhantomData, pd }
     }
 
     /// How many requests of the send queue can be outstanding. Default: 16.

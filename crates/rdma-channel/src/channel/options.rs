@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use rdma_mem::{AccessFlags, ProtectionDomain};
+use rdma_qp::prelude::*;
 use rdma_qp::{
     CompletionChannel, CompletionQueue, Error, MaxRnrRetries, PreparedQueuePair, QueuePair,
-    QueuePairBuilder, QueuePairType,
+    QueuePairBuilder, QueuePairType, SharedReceiveQueue,
 };
 
 use crate::deadline::Wait;
@@ -16,7 +17,7 @@ use crate::limits::Limits;
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) qp: QueuePairBuilder<'static>,
-    pd: ProtectionDomain,
+    pub(crate) pd: ProtectionDomain,
     pub(crate) qp_type: QueuePairType,
     pub(crate) max_send_wr: u32,
     pub(crate) max_recv_wr: u32,
@@ -51,10 +52,25 @@ impl Options {
     /// A completion queue that so many channels cannot overflow, and whose requests can be
     /// distinguished.
     pub(crate) fn completion_queue(&self, channels: u32) -> Result<CompletionQueue, Error> {
+        let sends = at_most("max_send_wr", self.max_send_wr, MOST_REQUESTS)?;
+        let receives = at_most("max_recv_wr", self.max_recv_wr, MOST_REQUESTS - sends)?;
+        let each = sends + receives;
+        self.queue_for(each * at_most("num_channels", channels, MOST_REQUESTS / each.max(1))?)
+    }
+
+    /// The same for queue pairs that have a receive queue together.
+    pub(crate) fn shared_completion_queue(&self, peers: u32) -> Result<CompletionQueue, Error> {
+        let receives = at_most("max_recv_wr", self.max_recv_wr, MOST_REQUESTS)?;
+        let (room, sends) = (MOST_REQUESTS - receives, self.max_send_wr);
+        let sends = sends * at_most("max_peers", peers, room / sends.max(1))?;
+        self.queue_for(receives + sends)
+    }
+
+    fn queue_for(&self, completions: u32) -> Result<CompletionQueue, Error> {
         if self.qp_type == QueuePairType::UD {
             return Err(Error::NotConnected);
         }
-        let (context, completions) = (self.pd.context(), self.completions(channels)?.max(1));
+        let (context, completions) = (self.pd.context(), completions.max(1));
         match self.limits.wait {
             Wait::Spin => CompletionQueue::create(context, completions),
             Wait::SpinThenSleep | Wait::Sleep => {
@@ -64,16 +80,20 @@ impl Options {
         }
     }
 
-    /// How many requests of so many channels can be in flight.
-    fn completions(&self, channels: u32) -> Result<u32, Error> {
-        let at_most = |knob, value, most| match value {
-            _ if value > most => Err(Error::TooLarge { knob, value, most }),
-            _ => Ok(value),
-        };
-        let sends = at_most("max_send_wr", self.max_send_wr, MOST_REQUESTS)?;
-        let receives = at_most("max_recv_wr", self.max_recv_wr, MOST_REQUESTS - sends)?;
-        let each = sends + receives;
-        Ok(each * at_most("num_channels", channels, MOST_REQUESTS / each.max(1))?)
+    /// A receive queue for all queue pairs of a server, each of whose receives has one element.
+    pub(crate) fn shared_receive_queue(&self) -> Result<SharedReceiveQueue, Error> {
+        self.pd.create_srq().max_wr(self.max_recv_wr).max_sge(1).build()
+    }
+
+    /// A queue pair that completes in that queue, and receives from the shared one.
+    pub(crate) fn queue_pair_of(
+        &self,
+        cq: &CompletionQueue,
+        srq: &SharedReceiveQueue,
+    ) -> Result<PreparedQueuePair, Error> {
+        let qp: QueuePairBuilder<'_> = self.qp.clone();
+        let qp = qp.qp_type(self.qp_type).send_cq(cq).recv_cq(cq).srq(srq);
+        qp.max_send_wr(self.max_send_wr).strict_cq(true).build()
     }
 
     /// A queue pair that completes in that queue.
@@ -84,16 +104,22 @@ impl Options {
     }
 }
 
+fn at_most(knob: &'static str, value: u32, most: u32) -> Result<u32, Error> {
+    if value > most { Err(Error::TooLarge { knob, value, most }) } else { Ok(value) }
+}
+
 /// The options of the rendezvous.
 #[derive(Clone, Debug)]
 pub(crate) struct RendezvousOptions {
     pub(crate) user_bytes: Box<[u8]>,
     pub(crate) timeout: Duration,
+    /// The stream stays as long as the channel, and is watched with that limit.
+    pub(crate) watch: Option<Duration>,
 }
 
 impl Default for RendezvousOptions {
     fn default() -> Self {
-        Self { user_bytes: Box::default(), timeout: Duration::from_secs(10) }
+        Self { user_bytes: Box::default(), timeout: Duration::from_secs(10), watch: None }
     }
 }
 

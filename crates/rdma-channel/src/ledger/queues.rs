@@ -45,7 +45,7 @@ pub(crate) struct Slot {
 /// WR IDs have the index in so many bits, and the generation above them: what is added for the next one is still a
 /// constant of an instruction.
 const INDEX_BITS: u32 = 30;
-const GENERATION: u64 = 1 << INDEX_BITS;
+pub(crate) const GENERATION: u64 = 1 << INDEX_BITS;
 /// So many requests can a ledger have: as many as there are indices, but for the dead slot's.
 pub(crate) const MOST_REQUESTS: u32 = (1 << INDEX_BITS) - 1;
 

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use super::error::ConnectError;
 
 /// All addresses of a name, at least one.
-pub(super) fn resolve(name: impl ToSocketAddrs) -> Result<Vec<SocketAddr>, ConnectError> {
+pub(crate) fn resolve(name: impl ToSocketAddrs) -> Result<Vec<SocketAddr>, ConnectError> {
     let addresses: Vec<_> =
         name.to_socket_addrs().map_err(|source| ConnectError::Resolve { source })?.collect();
     if addresses.is_empty() { Err(ConnectError::NoAddress) } else { Ok(addresses) }

@@ -18,7 +18,7 @@ pub(super) fn connect(
     rendezvous: &RendezvousOptions,
     addresses: &[SocketAddr],
 ) -> Result<(Channel, Box<[u8]>), ConnectError> {
-    let RendezvousOptions { user_bytes, timeout } = rendezvous;
+    let RendezvousOptions { user_bytes, timeout, .. } = rendezvous;
     let until = Until::after(*timeout);
     let prepared = PreparedChannel::new(options)?;
     let (stream, address) = dial(addresses, *timeout, until)?;

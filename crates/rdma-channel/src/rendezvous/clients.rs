@@ -132,8 +132,7 @@ impl<M: MakeEnds> Clients<M> {
     /// Waits until something has happened, and does what is to be done for it.
     pub(crate) fn serve(&mut self, until: Until) -> Result<(), ConnectError> {
         let in_hand = !self.connected.is_empty() || self.failure.is_some();
-        let wait =
-            if in_hand { Duration::ZERO } else { until.left().min(self.next_end()) };
+        let wait = if in_hand { Duration::ZERO } else { until.left().min(self.next_end()) };
         let mut ready = std::mem::take(&mut self.ready);
         let waited = self.files.wait(wait, &mut ready);
         let served = waited.map_err(|error| self.failed(error.into()));

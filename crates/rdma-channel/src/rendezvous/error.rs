@@ -123,7 +123,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    pub(super) fn check_user_bytes(user_bytes: &[u8]) -> Result<(), Self> {
+    pub(crate) fn check_user_bytes(user_bytes: &[u8]) -> Result<(), Self> {
         match user_bytes.len() {
             length if length > MOST => Err(Self::UserBytesTooLong { length, most: MOST }),
             _ => Ok(()),

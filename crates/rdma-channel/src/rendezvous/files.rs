@@ -2,6 +2,7 @@
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,24 +15,29 @@ pub(crate) use rustix::event::epoll::EventFlags;
 /// Files that are waited for together. A file leaves them before it is closed: a forked child may still have it, and it
 /// would be reported without end.
 #[derive(Clone, Debug)]
-pub(crate) struct Files(Arc<OwnedFd>);
+pub(crate) struct Files {
+    epoll: Arc<OwnedFd>,
+    /// A forked child has the same list of files, and leaves it as it is.
+    process: u32,
+}
 
 /// How many files are reported at a time.
 const MANY: usize = 64;
 
 impl Files {
     pub(crate) fn new() -> Result<Self, Errno> {
-        Ok(Self(Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)))
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        Ok(Self { epoll, process: process::id() })
     }
 
     /// Adds a file that stays until all are closed, or is added without flags, to be [changed](Self::change).
     pub(crate) fn add(&self, file: impl AsFd, key: u64, flags: EventFlags) -> Result<(), Errno> {
-        epoll::add(&*self.0, file, epoll::EventData::new_u64(key), flags)
+        epoll::add(&*self.epoll, file, epoll::EventData::new_u64(key), flags)
     }
 
     /// Changes what a file is waited for.
     pub(crate) fn change(&self, file: impl AsFd, key: u64, flags: EventFlags) -> Result<(), Errno> {
-        epoll::modify(&*self.0, file, epoll::EventData::new_u64(key), flags)
+        epoll::modify(&*self.epoll, file, epoll::EventData::new_u64(key), flags)
     }
 
     /// Adds a stream, until the value that it returns is dropped.
@@ -52,7 +58,7 @@ impl Files {
         let mut events = Vec::with_capacity(MANY);
         // A time that cannot be expressed is no limit.
         let limit = Timespec::try_from(limit).ok();
-        match epoll::wait(&*self.0, spare_capacity(&mut events), limit.as_ref()) {
+        match epoll::wait(&*self.epoll, spare_capacity(&mut events), limit.as_ref()) {
             Ok(_) => ready.extend(events.iter().map(|event| { event.data }.u64())),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error),
@@ -63,7 +69,7 @@ impl Files {
 
 impl AsFd for Files {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.epoll.as_fd()
     }
 }
 
@@ -76,7 +82,9 @@ pub(crate) struct Added {
 
 impl Drop for Added {
     fn drop(&mut self) {
-        // It is there, and nobody else removes it.
-        let _ = epoll::delete(&*self.files.0, &self.stream);
+        if process::id() == self.files.process {
+            // It is there, and nobody else removes it.
+            let _ = epoll::delete(&*self.files.epoll, &self.stream);
+        }
     }
 }

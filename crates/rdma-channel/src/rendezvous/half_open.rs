@@ -70,7 +70,7 @@ pub(crate) struct Candidate<E> {
     pub(super) key: u64,
     // Told before the queue pair is destroyed.
     pub(super) stream: Undecided,
-    pub(super) address: SocketAddr,
+    pub(crate) address: SocketAddr,
     pub(crate) user_bytes: Box<[u8]>,
     pub(crate) end: E,
 }

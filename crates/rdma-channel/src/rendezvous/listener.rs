@@ -100,7 +100,7 @@ impl ChannelListener {
     ) -> Result<Self, ConnectError> {
         // What no client could be given is said now, and not to the first client.
         drop(PreparedChannel::new(&options)?);
-        let RendezvousOptions { user_bytes, timeout } = rendezvous;
+        let RendezvousOptions { user_bytes, timeout, .. } = rendezvous;
         Ok(Self { clients: Clients::listen(options, timeout, addresses)?, user_bytes })
     }
 

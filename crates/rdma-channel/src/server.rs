@@ -1,0 +1,655 @@
+//! Servers, whose clients come and go.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::mem;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use rdma_mem::{Buffer, BufferPool, InlineElement, ProtectionDomain};
+use rdma_qp::{PollSlot, WorkCompletion};
+
+use self::builder::{ServerBuilder, ServerOptions};
+use self::event::{LeftReason, PeerId, ServerError, ServerEvent};
+use self::lent::{Lent, Loan};
+use self::peers::{Peer, Peers};
+use self::queues::{End, Queues};
+use self::waker::Waker;
+use crate::deadline::{Deadline, NO_LIMIT, Next};
+use crate::limits::Limits;
+use crate::operation::Operation;
+use crate::rendezvous::clients::Clients;
+use crate::rendezvous::error::ConnectError;
+use crate::rendezvous::files::{EventFlags, Files};
+use crate::rendezvous::half_open::Candidate;
+use crate::rendezvous::until::Until;
+use crate::transport_error::context::FailedWork;
+use crate::transport_error::{CloseReason, Rejected, TransportError};
+
+pub(crate) mod builder;
+pub(crate) mod event;
+mod lent;
+mod peers;
+mod queues;
+pub(crate) mod waker;
+
+/// Clients that come and go, and their messages: one listener, one shared receive queue, and one call that says what
+/// has happened.
+///
+/// It is made by [`bind`](Self::bind), or with options by [`create_server`](crate::prelude::CreateChannel::create_server)
+/// of the prelude. Clients [connect](crate::Channel::connect) as to a [`ChannelListener`](crate::ChannelListener). The
+/// server has no thread of its own: all goes forward while [`next`](Self::next) runs, and what comes meanwhile waits.
+///
+/// # Memory
+/// Messages are received into buffers of a pool, which come to the program by value: it reads them, keeps them, sends
+/// them to anybody, or drops them, which gives them back. The shared receive queue has
+/// [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr) buffers of [`message_size`](crate::ServerBuilder::message_size)
+/// bytes, be there one client or a thousand; what the program keeps comes on top. If messages come faster than they are
+/// taken, the senders wait: a reliable connection sends again until there is a receive. A client costs a queue pair for
+/// `max_send_wr` sends, one file, and less than 1 KiB in this process beside what its device needs.
+///
+/// # A client that leaves
+/// Its stream is watched as by [`watch`](crate::ChannelBuilder::watch): a client whose process has ended, or whose
+/// channel was dropped, or whose machine is silent, [leaves](ServerEvent::Left), after the messages that it had sent. So
+/// does one whose connection has failed, to which nothing could be sent for
+/// [`send_timeout`](crate::ChannelBuilder::send_timeout), and one that is [disconnected](Self::disconnect). Others are
+/// not disturbed.
+///
+/// A client that dies in the middle of a message may cost a receive: SoftRoCE does not give back the buffer that it had
+/// taken for that message. Such a buffer is not used again before the server is dropped.
+///
+/// # Examples
+/// Everybody gets back what they send:
+/// ```
+/// use rdma_channel::{Channel, Server, ServerEvent, prelude::*};
+///
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let mut server = Server::bind("127.0.0.1:0", &pd, 100)?;
+/// let address = server.local_addr();
+///
+/// // This could be another process, or another machine.
+/// let client = std::thread::spawn(move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+///     let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+///     let mut channel = Channel::connect(address, &pd)?;
+///     let mut data = pd.allocate_region(5)?;
+///     data.copy_from_slice(b"hello");
+///     channel.send_from(&data)?;
+///     data.fill(0);
+///     assert_eq!(channel.receive_into(&mut data)?, 5);
+///     assert_eq!(*data, *b"hello");
+///     Ok(())
+/// });
+///
+/// while let Some(event) = server.next(None)? {
+///     match event {
+///         ServerEvent::Joined { peer, address, .. } => println!("{peer} came from {address}"),
+///         ServerEvent::Message { peer, buffer, length, .. } => {
+///             // A client that does not take its answers is not served any more.
+///             if server.send(peer, buffer, length).is_err() {
+///                 server.disconnect(peer);
+///             }
+///         }
+///         ServerEvent::Left { reason, .. } => {
+///             println!("{reason}");
+///             break;
+///         }
+///         _ => {}
+///     }
+/// }
+/// client.join().unwrap()?;
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
+#[doc(alias("ibv_create_srq", "ibv_post_srq_recv"))]
+pub struct Server {
+    /// Dropped first: what is lent is given back when no queue pair is left that might use it.
+    clients: Clients<Queues>,
+    lent: Lent,
+    peers: Peers,
+    /// Queue pairs that could not be destroyed.
+    stuck: Vec<End>,
+    pool: BufferPool,
+    options: ServerOptions,
+    /// All that `next` sleeps on.
+    files: Files,
+    ready: Vec<u64>,
+    waker: Waker,
+    is_woken: bool,
+    polled: Box<[Cell<PollSlot>; MANY]>,
+    /// An event was asked for and not taken.
+    is_armed: bool,
+    /// How often completions were taken since the files were looked at.
+    since_look: u32,
+    /// What has happened and was not told.
+    events: VecDeque<ServerEvent>,
+    /// Why no clients can be taken, until that was told.
+    failure: Option<ConnectError>,
+    /// When clients are taken again, if none could be.
+    resumes: Option<Until>,
+    /// Completions of no request.
+    unmatched: u64,
+}
+
+/// How many completions are taken at a time.
+const MANY: usize = 16;
+
+/// A busy server looks at its files once for so many looks at its completions.
+const LOOKS: u32 = 16;
+
+/// For so long no client is taken after one could not be.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The keys of the files; behind them those of the clients' streams.
+const COMPLETIONS: u64 = 0;
+const CLIENTS: u64 = 1;
+const WAKER: u64 = 2;
+const FIRST_STREAM: u64 = 3;
+
+impl Server {
+    /// The options of a new server; as `pd.create_server()` of the [prelude](crate::prelude).
+    pub fn builder(pd: &ProtectionDomain) -> ServerBuilder<'_> {
+        ServerBuilder::of_server(pd)
+    }
+
+    /// Listens at the first of these addresses that can be listened at, for at most so many clients at a time, with the
+    /// default options. Port 0 has the kernel choose one.
+    ///
+    /// # Errors
+    /// Those of [`ServerBuilder::bind`].
+    pub fn bind(
+        addr: impl ToSocketAddrs,
+        pd: &ProtectionDomain,
+        max_peers: u32,
+    ) -> Result<Self, ConnectError> {
+        Self::builder(pd).max_peers(max_peers).bind(addr)
+    }
+
+    fn of(
+        queues: Queues,
+        options: ServerOptions,
+        addresses: &[SocketAddr],
+    ) -> Result<Self, ConnectError> {
+        let failed = |source: rustix::io::Errno| {
+            let tried = "preparing to wait for clients".into();
+            ConnectError::Io { tried, source: source.into() }
+        };
+        let (lent, peers) = (Lent::new(queues.srq.clone()), Peers::new(options.max_peers));
+        let pool = BufferPool::with_region_size(
+            &options.pd,
+            options.max_recv_wr as usize * options.message_size,
+        );
+        let clients = Clients::listen(queues, options.rendezvous_timeout, addresses)?;
+        let (files, waker) = (Files::new().map_err(failed)?, Waker::new().map_err(failed)?);
+        let mut server = Self {
+            clients,
+            lent,
+            peers,
+            stuck: Vec::new(),
+            pool,
+            options,
+            files,
+            ready: Vec::new(),
+            waker,
+            is_woken: false,
+            polled: Box::default(),
+            is_armed: false,
+            since_look: 0,
+            events: VecDeque::new(),
+            failure: None,
+            resumes: None,
+            unmatched: 0,
+        };
+        let Self { files, clients, waker, .. } = &server;
+        let completions = clients.maker().cq.channel();
+        let added = completions.map_or(Ok(()), |file| files.add(file, COMPLETIONS, EventFlags::IN));
+        added
+            .and_then(|()| files.add(clients.files(), CLIENTS, EventFlags::IN))
+            .and_then(|()| files.add(waker, WAKER, EventFlags::IN))
+            .map_err(failed)?;
+        server.post_receives().map_err(|error| match error {
+            TransportError::IbvError(error) => ConnectError::from(*error),
+            other => ConnectError::Io {
+                tried: "posting receives".into(),
+                source: std::io::Error::other(other),
+            },
+        })?;
+        Ok(server)
+    }
+
+    /// Where it listens. With the port that the kernel has chosen, if it was asked for port 0.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.clients.address()
+    }
+
+    /// Where buffers come from: messages are received into these, and a program can
+    /// [allocate](BufferPool::allocate) more of any length, for what it sends.
+    #[must_use]
+    pub const fn pool(&self) -> &BufferPool {
+        &self.pool
+    }
+
+    /// What ends a wait in [`next`](Self::next) from another thread.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// How many clients were refused so far since they were bad, came when there were as many as there can be, or went
+    /// before they had joined.
+    #[must_use]
+    pub const fn refused(&self) -> u64 {
+        self.clients.refused
+    }
+
+    /// Which client was refused last, by its address, and why. `None` if none was.
+    #[must_use]
+    pub fn last_refused(&self) -> Option<&str> {
+        self.clients.last_refused()
+    }
+
+    /// What has happened next. It waits at most so long, with one sleep for new clients, messages, ends of sends and of
+    /// clients, and then returns `None`; `None` as the limit is for as long as it takes. With a limit of zero it does
+    /// what can be done at once. A [`Waker`] has it return `None` early.
+    ///
+    /// Events of one client come in order: it joins, its messages come as it has sent them, it leaves.
+    ///
+    /// # Errors
+    /// See [`ServerError`], which says what goes on after each. What happens to one client is no error, but an event.
+    pub fn next(&mut self, limit: Option<Duration>) -> Result<Option<ServerEvent>, ServerError> {
+        let mut deadline = Deadline::new(limit.unwrap_or(NO_LIMIT));
+        let wait = self.limits().wait;
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                if let ServerEvent::Left { peer, .. } = event {
+                    self.peers.free(peer);
+                }
+                return Ok(Some(event));
+            }
+            if let Some(failure) = self.failure.take() {
+                return Err(failure.into());
+            }
+            if mem::take(&mut self.is_woken) {
+                return Ok(None);
+            }
+            self.check_process()?;
+            self.post_receives()?;
+            self.join_clients()?;
+            if self.since_look >= LOOKS {
+                self.look(Duration::ZERO)?;
+            }
+            self.since_look += 1;
+            self.take_completions()?;
+            self.end_leaving();
+            if !self.events.is_empty() {
+                continue;
+            }
+            match deadline.next(wait, None) {
+                Next::Poll => {}
+                Next::Rest(left) => self.rest(left.unwrap_or(NO_LIMIT))?,
+                Next::End => {
+                    self.rest(Duration::ZERO)?;
+                    self.join_clients()?;
+                    self.end_leaving();
+                    if self.events.is_empty() && self.failure.is_none() {
+                        self.is_woken = false;
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends the first `length` bytes of a buffer to a client. It never waits: the client has the message when
+    /// [`Sent`](ServerEvent::Sent) says so, with the buffer.
+    ///
+    /// The buffer can be one that a message came in, or any other of [this domain](BufferPool). What is sent to a client
+    /// that has left, though [`Left`](ServerEvent::Left) was not told yet, is lost as what was sent just before.
+    ///
+    /// # Errors
+    /// With the buffer: [`WouldBlock`](TransportError::WouldBlock) if
+    /// [`max_send_wr`](crate::ChannelBuilder::max_send_wr) sends to this client are outstanding, which it may have to
+    /// take first; [`PeerLeft`](TransportError::PeerLeft) after `Left`; [`TooLong`](TransportError::TooLong) of more
+    /// bytes than the buffer has; [`PostError`](TransportError::PostError) if the buffer is of another domain. If the
+    /// provider refuses and does not say whether it has the request, it keeps the buffer, and the client leaves.
+    pub fn send(
+        &mut self,
+        peer: PeerId,
+        buffer: Buffer,
+        length: usize,
+    ) -> Result<(), Rejected<Buffer>> {
+        self.send_buffer(peer, buffer, length, None)
+    }
+
+    /// The same as [`send`](Self::send), with immediate data.
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send).
+    pub fn send_with_immediate(
+        &mut self,
+        peer: PeerId,
+        buffer: Buffer,
+        length: usize,
+        immediate: u32,
+    ) -> Result<(), Rejected<Buffer>> {
+        self.send_buffer(peer, buffer, length, Some(immediate))
+    }
+
+    fn send_buffer(
+        &mut self,
+        id: PeerId,
+        buffer: Buffer,
+        length: usize,
+        immediate: Option<u32>,
+    ) -> Result<(), Rejected<Buffer>> {
+        let rejected = |value, error| Err(Rejected { value, error });
+        let most = buffer.len();
+        if length > most {
+            return rejected(buffer, TransportError::TooLong { length, most });
+        }
+        let most = self.options.max_send_wr;
+        let peer = match self.peers.may_send(id, most) {
+            Ok(Some(peer)) => peer,
+            Ok(None) => return Ok(()),
+            Err(error) => return rejected(buffer, error),
+        };
+        match self.lent.post_send((id, &peer.end.qp), buffer, length, immediate) {
+            Ok(()) => {
+                peer.sent();
+                Ok(())
+            }
+            Err((Some(buffer), error)) => rejected(buffer, error.into()),
+            Err((None, error)) => {
+                peer.sent();
+                self.fail(id, error.into());
+                Ok(())
+            }
+        }
+    }
+
+    /// Sends a few plain bytes to a client, which are copied by this call, so that nothing comes back. There can be as many
+    /// as [`max_inline_data`](crate::ChannelBuilder::max_inline_data) says.
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send), without a buffer; more bytes than fit are
+    /// [`TooMuchInline`](rdma_qp::PostErrorKind::TooMuchInline).
+    #[doc(alias = "IBV_SEND_INLINE")]
+    pub fn send_inline(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), TransportError> {
+        let most = self.options.max_send_wr;
+        let Some(to) = self.peers.may_send(peer, most)? else { return Ok(()) };
+        let posted = self.lent.post_inline((peer, &to.end.qp), InlineElement::new_checked(bytes)?);
+        match posted {
+            Ok(()) => to.sent(),
+            Err(error) if error.posted() == 0 => return Err(error.into()),
+            Err(error) => {
+                to.sent();
+                self.fail(peer, error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the connection to a client, whose operations fail. [`Left`](ServerEvent::Left) comes when its buffers are back.
+    /// What was sent and is outstanding may have arrived or not. One that has left is no error.
+    pub fn disconnect(&mut self, peer: PeerId) {
+        self.leave(peer, LeftReason::Disconnected);
+    }
+
+    const fn limits(&self) -> &Limits {
+        &self.options.limits
+    }
+
+    fn check_process(&self) -> Result<(), TransportError> {
+        let context = self.options.pd.context();
+        context.check_process().map_err(|_| TransportError::Closed(CloseReason::Forked))
+    }
+
+    fn leave(&mut self, peer: PeerId, reason: LeftReason) {
+        self.peers.leave(peer, reason, self.options.limits.flush);
+    }
+
+    fn fail(&mut self, peer: PeerId, error: TransportError) {
+        self.leave(peer, LeftReason::Failed(error));
+    }
+
+    /// Has the device have as many receives as the queue holds.
+    ///
+    /// # Errors
+    /// If it has none.
+    fn post_receives(&mut self) -> Result<(), TransportError> {
+        while self.lent.receives() < self.options.max_recv_wr {
+            let buffer = self.pool.allocate(self.options.message_size);
+            let posted = buffer
+                .map_err(TransportError::from)
+                .and_then(|buffer| Ok(self.lent.post_receive(buffer)?));
+            match posted {
+                Err(_) if self.lent.receives() > 0 => break,
+                posted => posted?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes completions that are there.
+    fn take_completions(&mut self) -> Result<usize, TransportError> {
+        let count = self.clients.maker().cq.poll_into(&*self.polled)?;
+        for index in 0..count {
+            let completion = self.polled[index].get().last();
+            self.complete(&completion);
+        }
+        Ok(count)
+    }
+
+    /// Takes all completions that are there now.
+    fn drain(&mut self) {
+        let mut left = self.clients.maker().cq.min_capacity() as usize;
+        while let Ok(1..) =
+            self.take_completions().inspect(|&count| left = left.saturating_sub(count))
+            && left > 0
+        {}
+    }
+
+    fn complete(&mut self, completion: &WorkCompletion) {
+        match (self.lent.complete(completion.wr_id()), completion.result()) {
+            (Some(Loan::Receive(buffer)), Ok(success)) => {
+                // Who has not joined yet was not told that it can send.
+                let Some(peer) = self.peers.of(completion.qpn()) else { return };
+                let length = success.scattered_bytes().unwrap_or(0).min(buffer.len());
+                let immediate = success.immediate_data();
+                self.events.push_back(ServerEvent::Message { peer, buffer, length, immediate });
+            }
+            (Some(Loan::Receive(_)), Err(error)) => {
+                if let Some(peer) = self.peers.of(completion.qpn()) {
+                    self.fail_work(peer, Operation::Receive, error);
+                }
+            }
+            (Some(Loan::Send(peer, buffer)), result) => {
+                self.peers.get(peer).into_iter().for_each(Peer::done);
+                match (result, buffer) {
+                    (Ok(_), Some(buffer)) => {
+                        self.events.push_back(ServerEvent::Sent { peer, buffer });
+                    }
+                    (Ok(_), None) => {}
+                    (Err(error), _) => self.fail_work(peer, Operation::Send, error),
+                }
+            }
+            (None, _) => self.unmatched += 1,
+        }
+    }
+
+    fn fail_work(&mut self, id: PeerId, operation: Operation, error: rdma_qp::WorkError) {
+        let peer = self.peers.get(id).and_then(|peer| peer.address);
+        self.fail(id, TransportError::WorkError(FailedWork { operation, peer, error }));
+    }
+
+    /// Ends the connections of clients that are to leave, of which nothing is outstanding.
+    fn end_leaving(&mut self) {
+        while let Some(id) = self.peers.ended() {
+            // Its messages that are there come before its end.
+            self.drain();
+            let Some(Peer { end, leaving: Some((reason, _)), .. }) = self.peers.take(id) else {
+                return;
+            };
+            let qpn = end.qp.qpn();
+            self.end(id, end);
+            // Whoever gets the number next has nothing of this one.
+            self.drain();
+            self.peers.forget(qpn);
+            self.resumes = None;
+            self.events.push_back(ServerEvent::Left { peer: id, reason });
+        }
+    }
+
+    /// Destroys the queue pair of a client, whose sends are over then.
+    fn end(&mut self, id: PeerId, end: End) {
+        match end.close() {
+            Ok(()) => self.lent.end_sends(id),
+            Err((end, error)) => {
+                tracing::error!(%error, %id, "a client's queue pair could not be destroyed: its buffers stay lent");
+                self.stuck.push(end);
+            }
+        }
+    }
+
+    /// Has the clients join that are connected, as far as there is room.
+    fn join_clients(&mut self) -> Result<(), ConnectError> {
+        while self.peers.has_room() {
+            let Some(client) = self.clients.take() else { break };
+            self.join(client)?;
+        }
+        Ok(())
+    }
+
+    fn join(&mut self, mut client: Candidate<End>) -> Result<(), ConnectError> {
+        // What is there of an earlier queue pair with the same number is nobody's.
+        self.drain();
+        let id = self.peers.next_id();
+        let key = FIRST_STREAM + u64::from(id.index);
+        let stream = Arc::clone(client.stream());
+        let stream = self.files.add_stream(stream, key, EventFlags::RDHUP).map_err(|error| {
+            let tried = format!("watching the client at {}", client.address);
+            ConnectError::Io { tried, source: error.into() }
+        })?;
+        let accepted = client.check().and_then(|()| client.accept(&self.options.user_bytes));
+        if accepted.is_err() {
+            self.clients.refused += 1;
+            return Ok(());
+        }
+        let Candidate { end, address, user_bytes, .. } = client;
+        self.peers.join(Peer::new(end, stream));
+        self.events.push_back(ServerEvent::Joined { peer: id, address, user_bytes });
+        Ok(())
+    }
+
+    /// Sleeps until something happens, or for so long.
+    fn rest(&mut self, left: Duration) -> Result<(), ServerError> {
+        let cq = &self.clients.maker().cq;
+        if cq.channel().is_none() {
+            self.look(Duration::ZERO)?;
+            thread::yield_now();
+            return Ok(());
+        }
+        if !self.is_armed {
+            cq.req_notify(false).map_err(TransportError::from)?;
+            self.is_armed = true;
+            if self.take_completions()? > 0 {
+                return Ok(());
+            }
+        }
+        let resumes = self.resumes.map_or(NO_LIMIT, |until| until.left());
+        let peers = self.peers.next_end(self.limits().send);
+        self.look(left.min(resumes).min(peers).min(self.clients.next_end()))
+    }
+
+    /// Waits until a file is ready, or for so long, and does what is to be done for those that are.
+    fn look(&mut self, limit: Duration) -> Result<(), ServerError> {
+        self.since_look = 0;
+        if self.resumes.is_some_and(|until| until.is_over()) {
+            self.resumes = None;
+        }
+        self.clients.set_taking(self.resumes.is_none())?;
+        let mut ready = mem::take(&mut self.ready);
+        let waited = self.files.wait(limit, &mut ready);
+        for &key in &ready {
+            match key {
+                COMPLETIONS => self.take_event()?,
+                CLIENTS => {}
+                WAKER => self.is_woken |= self.waker.take(),
+                key => self.end_of_stream(key - FIRST_STREAM),
+            }
+        }
+        let serves = ready.contains(&CLIENTS) || self.clients.next_end().is_zero();
+        self.ready = ready;
+        waited.map_err(|error| ConnectError::Io {
+            tried: "waiting for clients and completions".into(),
+            source: error.into(),
+        })?;
+        if serves {
+            self.serve_clients();
+        }
+        let timeout = self.limits().send;
+        while let Some(id) = self.peers.stalled(timeout) {
+            let peer = self.peers.get(id).and_then(|peer| peer.address);
+            self.fail(id, TransportError::Timeout { operation: Operation::Send, timeout, peer });
+        }
+        Ok(())
+    }
+
+    fn take_event(&mut self) -> Result<(), TransportError> {
+        if let Some(events) = self.clients.maker().cq.channel() {
+            self.is_armed &= events.try_get_event()?.is_none();
+        }
+        Ok(())
+    }
+
+    /// The client at this index has closed its stream, or is silent: what it had sent before is taken first.
+    fn end_of_stream(&mut self, index: u64) {
+        let Some(peer) = u32::try_from(index).ok().and_then(|index| self.peers.at(index)) else {
+            return;
+        };
+        self.drain();
+        self.leave(peer, LeftReason::Gone { limit: self.options.watch });
+    }
+
+    /// Takes new clients, and has those go forward that are there.
+    fn serve_clients(&mut self) {
+        let failure = match self.clients.serve(Until::after(Duration::ZERO)) {
+            Ok(()) => self.clients.take_failure(),
+            Err(failure) => Some(failure),
+        };
+        if let Some(failure) = failure {
+            self.resumes = Some(Until::after(PAUSE));
+            self.failure = Some(failure);
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        for (id, peer) in self.peers.take_all() {
+            self.end(id, peer.end);
+        }
+    }
+}
+
+/// Is readable when there is something to do for [`next`](Server::next), once that has returned `None`: for `poll`,
+/// `epoll`, and what is made of them. A limit of zero then takes what there is.
+///
+/// Time is not among it: a program that sleeps on the file without a limit has slow clients of the rendezvous, and those
+/// that take nothing, ended late.
+impl AsFd for Server {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.files.as_fd()
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (peers, receives) = (self.peers.len(), self.lent.receives());
+        write!(f, "Server({:?}, {peers} that have joined, {receives} receives)", self.clients)
+    }
+}

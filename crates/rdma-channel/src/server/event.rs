@@ -1,0 +1,122 @@
+//! What a server is told, and why it is told nothing.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rdma_mem::{Buffer, Recovery};
+
+use crate::rendezvous::error::ConnectError;
+use crate::transport_error::TransportError;
+
+/// A client of a [`Server`](crate::Server), from [`Joined`](ServerEvent::Joined) to [`Left`](ServerEvent::Left).
+///
+/// A client that comes later may have the same [index](Self::index), and never the same `PeerId`: what is sent to one that
+/// has left reaches nobody else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerId {
+    pub(super) index: u32,
+    pub(super) generation: u32,
+}
+
+impl PeerId {
+    /// The place of this client among all, less than [`max_peers`](crate::ServerBuilder::max_peers): no two
+    /// clients have the same at a time, so that it can be an index of what a program knows of its clients.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "peer {}.{}", self.index, self.generation)
+    }
+}
+
+/// What has happened at a [`Server`](crate::Server).
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ServerEvent {
+    /// A client has connected, and can be sent to.
+    Joined {
+        /// Which one.
+        peer: PeerId,
+        /// Where it connected from.
+        address: SocketAddr,
+        /// What it said in its [`user_bytes`](crate::ChannelBuilder::user_bytes). Who it is has not been checked.
+        user_bytes: Box<[u8]>,
+    },
+    /// A client has sent a message.
+    Message {
+        /// Which one.
+        peer: PeerId,
+        /// The message is at its beginning. It is the program's: to be read, sent to anybody, kept, or dropped.
+        buffer: Buffer,
+        /// How many bytes the message has; 0 of an RDMA write with immediate data, which is not in the buffer.
+        length: usize,
+        /// The immediate data that came with it.
+        immediate: Option<u32>,
+    },
+    /// What was sent to a client has arrived in its memory, and the buffer is the program's again.
+    Sent {
+        /// Which one.
+        peer: PeerId,
+        /// What was sent.
+        buffer: Buffer,
+    },
+    /// A client has gone, or its connection has failed. It is the last event of this client. What was sent to it and
+    /// not reported as [`Sent`](Self::Sent) may have arrived or not; its buffers are given back to their pool.
+    Left {
+        /// Which one.
+        peer: PeerId,
+        /// Why.
+        reason: LeftReason,
+    },
+}
+
+/// Why a client of a [`Server`](crate::Server) has left.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeftReason {
+    /// Its end of the stream is closed, since it has dropped its channel, or its process has ended; or its machine is
+    /// silent.
+    #[error(
+        "the client is gone: it has dropped its channel, or its process has ended, or nothing came from its machine for {limit:?}"
+    )]
+    Gone {
+        /// After so long a silent machine is gone.
+        limit: Duration,
+    },
+    /// The server has [disconnected](crate::Server::disconnect) it.
+    #[error("the server has disconnected the client")]
+    Disconnected,
+    /// The connection has failed.
+    #[error(transparent)]
+    Failed(TransportError),
+}
+
+/// Why a [`Server`](crate::Server) was told nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// New clients cannot be taken for now, mostly since too many files are open. Those that have joined are served, and
+    /// the server tries again after a second, or when a client has left.
+    #[error(transparent)]
+    Clients(#[from] ConnectError),
+    /// The server's own queues have failed, or there is no memory for receives. When its
+    /// [`recovery`](Self::recovery) is to connect anew, make a new server.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+}
+
+impl ServerError {
+    /// What a program can do about it.
+    #[must_use]
+    pub fn recovery(&self) -> Recovery {
+        match self {
+            Self::Clients(error) => error.recovery(),
+            Self::Transport(error) => error.recovery(),
+        }
+    }
+}

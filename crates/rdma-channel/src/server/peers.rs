@@ -1,0 +1,221 @@
+//! The clients that have joined.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use rdma_qp::Qpn;
+
+use super::event::{LeftReason, PeerId};
+use super::queues::End;
+use crate::rendezvous::files::Added;
+use crate::rendezvous::until::Until;
+use crate::transport_error::TransportError;
+use crate::transport_error::context::PeerAddress;
+
+/// The clients by their places, of which there are as many as there can be clients.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    places: Vec<Place>,
+    free: Vec<u32>,
+    by_qpn: HashMap<Qpn, u32>,
+    /// Those whose connections are to end.
+    leaving: Vec<u32>,
+    most: u32,
+}
+
+/// A place, from when a client joins until the program was told that it has left.
+#[derive(Debug, Default)]
+struct Place {
+    generation: u32,
+    /// `None` if nobody is there, or who was there has ended.
+    peer: Option<Peer>,
+}
+
+/// A client and its connection.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) end: End,
+    pub(super) address: Option<PeerAddress>,
+    /// Watched as long as it is there.
+    stream: Option<Added>,
+    /// How many sends the device has.
+    pub(super) outstanding: u32,
+    /// Since when none of them was done.
+    since: Option<Instant>,
+    /// Why its connection is to end, and when it ends though sends are outstanding.
+    pub(super) leaving: Option<(LeftReason, Until)>,
+}
+
+impl Peer {
+    pub(super) fn new(end: End, stream: Added) -> Self {
+        let address = end.qp.peer().map(PeerAddress::from);
+        Self { end, address, stream: Some(stream), outstanding: 0, since: None, leaving: None }
+    }
+
+    /// A send is with the device.
+    pub(super) fn sent(&mut self) {
+        self.outstanding += 1;
+        self.since.get_or_insert_with(Instant::now);
+    }
+
+    /// The device has done one of its sends, or has given it back.
+    pub(super) fn done(&mut self) {
+        debug_assert!(self.outstanding > 0, "it was counted when it was posted");
+        self.outstanding = self.outstanding.saturating_sub(1);
+        self.since = (self.outstanding > 0).then(Instant::now);
+    }
+
+    /// Whether its connection can be ended now.
+    fn has_ended(&self) -> bool {
+        let Some((_, until)) = &self.leaving else { return false };
+        self.outstanding == 0 || until.is_over()
+    }
+
+    /// How long until something is to be done about it, if sends have so long.
+    fn next_end(&self, timeout: Duration) -> Duration {
+        match (&self.leaving, self.since) {
+            (Some((_, until)), _) => until.left(),
+            (None, Some(since)) => timeout.saturating_sub(since.elapsed()),
+            (None, None) => Duration::MAX,
+        }
+    }
+}
+
+impl Peers {
+    pub(super) fn new(most: u32) -> Self {
+        Self { most, ..Self::default() }
+    }
+
+    /// Whether there is a place for one more.
+    pub(super) fn has_room(&self) -> bool {
+        !self.free.is_empty() || self.places.len() < self.most as usize
+    }
+
+    /// The ID that the next one will have. There is room for it.
+    pub(super) fn next_id(&mut self) -> PeerId {
+        if self.free.is_empty() {
+            self.free.push(u32::try_from(self.places.len()).unwrap_or(u32::MAX));
+            self.places.push(Place::default());
+        }
+        let index = self.free.last().copied().unwrap_or_default();
+        PeerId { index, generation: self.place(index).generation }
+    }
+
+    /// Puts it into the place of that ID.
+    pub(super) fn join(&mut self, peer: Peer) {
+        if let Some(index) = self.free.pop() {
+            self.by_qpn.insert(peer.end.qp.qpn(), index);
+            self.place(index).peer = Some(peer);
+        }
+    }
+
+    fn place(&mut self, index: u32) -> &mut Place {
+        &mut self.places[index as usize]
+    }
+
+    /// The ID of whoever is, was or will be at an index.
+    fn id(&self, index: u32) -> Option<PeerId> {
+        let generation = self.places.get(index as usize)?.generation;
+        Some(PeerId { index, generation })
+    }
+
+    /// Whether the program was not told that it has left.
+    pub(super) fn has(&self, id: PeerId) -> bool {
+        self.id(id.index) == Some(id)
+    }
+
+    /// The client of that ID, if it has not ended.
+    pub(super) fn get(&mut self, id: PeerId) -> Option<&mut Peer> {
+        if self.has(id) { self.place(id.index).peer.as_mut() } else { None }
+    }
+
+    /// The client of that ID, if one more send to it can be posted, and `None` if that would be lost.
+    ///
+    /// # Errors
+    /// If so many sends to it are outstanding, or the program was told that it has left.
+    pub(super) fn may_send(
+        &mut self,
+        id: PeerId,
+        most: u32,
+    ) -> Result<Option<&mut Peer>, TransportError> {
+        if !self.has(id) {
+            return Err(TransportError::PeerLeft(id));
+        }
+        match self.get(id) {
+            None | Some(Peer { leaving: Some(_), .. }) => Ok(None),
+            Some(peer) if peer.outstanding >= most => Err(TransportError::WouldBlock),
+            peer => Ok(peer),
+        }
+    }
+
+    /// How many have not ended.
+    pub(super) fn len(&self) -> usize {
+        self.places.iter().filter(|place| place.peer.is_some()).count()
+    }
+
+    /// Who is at an index and has not ended.
+    pub(super) fn at(&self, index: u32) -> Option<PeerId> {
+        self.places.get(index as usize)?.peer.as_ref().and_then(|_| self.id(index))
+    }
+
+    /// Who has that queue pair.
+    pub(super) fn of(&self, qpn: Qpn) -> Option<PeerId> {
+        self.by_qpn.get(&qpn).and_then(|&index| self.id(index))
+    }
+
+    /// Ends a connection, for that reason; what is outstanding has so long to be flushed.
+    pub(super) fn leave(&mut self, id: PeerId, reason: LeftReason, flush: Duration) {
+        let Some(peer) = self.get(id).filter(|peer| peer.leaving.is_none()) else { return };
+        peer.leaving = Some((reason, Until::after(flush)));
+        peer.stream = None;
+        // If it is refused nothing is flushed, and the queue pair is destroyed when the time is over.
+        let _ = peer.end.qp.to_error();
+        self.leaving.push(id.index);
+    }
+
+    /// One whose connection can be ended now.
+    pub(super) fn ended(&self) -> Option<PeerId> {
+        let peer = |index: u32| self.places.get(index as usize)?.peer.as_ref();
+        let ended = |&&index: &&u32| peer(index).is_some_and(Peer::has_ended);
+        self.leaving.iter().find(ended).and_then(|&index| self.id(index))
+    }
+
+    /// One that has done no send for so long.
+    pub(super) fn stalled(&self, timeout: Duration) -> Option<PeerId> {
+        let stalled = |peer: &Peer| peer.leaving.is_none() && peer.next_end(timeout).is_zero();
+        let of = |place: &Place| place.peer.as_ref().is_some_and(stalled);
+        let index = self.places.iter().position(of)?;
+        self.id(u32::try_from(index).ok()?)
+    }
+
+    /// How long until something is to be done about one of them.
+    pub(super) fn next_end(&self, timeout: Duration) -> Duration {
+        let peers = self.places.iter().filter_map(|place| place.peer.as_ref());
+        peers.map(|peer| peer.next_end(timeout)).min().unwrap_or(Duration::MAX)
+    }
+
+    /// Takes one out that has ended, whose place stays taken.
+    pub(super) fn take(&mut self, id: PeerId) -> Option<Peer> {
+        self.leaving.retain(|&index| index != id.index);
+        self.place(id.index).peer.take()
+    }
+
+    /// Nobody has that queue pair any more, and nothing of it is to come.
+    pub(super) fn forget(&mut self, qpn: Qpn) {
+        self.by_qpn.remove(&qpn);
+    }
+
+    /// The program was told that it has left: the place is free.
+    pub(super) fn free(&mut self, id: PeerId) {
+        let place = self.place(id.index);
+        place.generation = place.generation.wrapping_add(1);
+        self.free.push(id.index);
+    }
+
+    /// Takes all of them out.
+    pub(super) fn take_all(&mut self) -> Vec<(PeerId, Peer)> {
+        let id = |index, place: &Place| PeerId { index, generation: place.generation };
+        let peers = (0..).zip(&mut self.places);
+        peers.filter_map(|(index, place)| Some((id(index, place), place.peer.take()?))).collect()
+    }
+}
