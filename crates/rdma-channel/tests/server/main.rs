@@ -1,0 +1,90 @@
+//! Servers whose clients come, talk and go.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod bad_clients;
+mod joining;
+mod leaving;
+mod memory;
+mod messages;
+mod process;
+mod provider;
+mod waiting;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use rdma_channel::{
+    Buffer, Channel, LeftReason, PeerId, Server, ServerBuilder, ServerEvent, prelude::*,
+};
+use rdma_mem::ProtectionDomain;
+
+/// Those that work by themselves.
+const DEVICES: [&str; 4] = ["soft0", "softib0", common::WIRE, common::DEFERRED];
+const LOCALHOST: &str = "127.0.0.1:0";
+/// How long a test waits for what does come.
+const LATER: Duration = Duration::from_secs(60);
+/// How long a test waits for what does not come.
+const SOON: Duration = Duration::from_millis(100);
+
+fn domain(device: &str) -> ProtectionDomain {
+    common::open(device).allocate_pd().unwrap()
+}
+
+fn server(device: &str) -> Server {
+    server_with(device, |builder| builder)
+}
+
+fn server_with(
+    device: &str,
+    knobs: impl for<'a> FnOnce(ServerBuilder<'a>) -> ServerBuilder<'a>,
+) -> Server {
+    knobs(domain(device).create_server()).bind(LOCALHOST).unwrap()
+}
+
+/// A client with a domain of its own.
+fn connect(device: &str, to: SocketAddr) -> Channel {
+    domain(device).create_channel().max_inline_data(64).connect(to).unwrap().0
+}
+
+/// A client, whose connection the server has accepted.
+fn join(device: &'static str, server: &mut Server) -> (PeerId, Channel) {
+    let to = server.local_addr();
+    let client = std::thread::spawn(move || connect(device, to));
+    let peer = joined(server);
+    (peer, client.join().unwrap())
+}
+
+fn next(server: &mut Server) -> ServerEvent {
+    server.next(Some(LATER)).unwrap().expect("an event")
+}
+
+fn joined(server: &mut Server) -> PeerId {
+    match next(server) {
+        ServerEvent::Joined { peer, .. } => peer,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn message(server: &mut Server) -> (PeerId, Buffer, usize) {
+    match next(server) {
+        ServerEvent::Message { peer, buffer, length, .. } => (peer, buffer, length),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn left(server: &mut Server) -> (PeerId, LeftReason) {
+    match next(server) {
+        ServerEvent::Left { peer, reason } => (peer, reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn assert_quiet(server: &mut Server) {
+    let begin = Instant::now();
+    let event = server.next(Some(SOON)).unwrap();
+    assert!(event.is_none(), "{event:?}");
+    assert!(begin.elapsed() >= SOON);
+}
