@@ -46,6 +46,21 @@ pub enum TransportError {
         /// Whom it was with. `None` if a queue pair of the program's own does not know.
         peer: Option<PeerAddress>,
     },
+    /// The peer is gone, as the [watched](crate::ChannelBuilder::watch) stream says, and the operation was not done
+    /// before. The channel is closed: what is in flight ends with the call, or with the scope.
+    #[error(
+        "the {operation}{} was not done, and the peer is gone: its end of the watched stream is closed, as when \
+         its process ends, or nothing came from its machine for {limit:?}",
+        With(*.peer)
+    )]
+    PeerGone {
+        /// The kind of the operation.
+        operation: Operation,
+        /// The limit of the watch: after so long a silent machine is gone.
+        limit: Duration,
+        /// Whom it was with. `None` if a queue pair of the program's own does not know.
+        peer: Option<PeerAddress>,
+    },
     /// The queue has no free slot for the request now; nothing has changed. Take completions first:
     /// what is done keeps its slot until its handle has reported it, or is dropped.
     #[error(
@@ -121,7 +136,9 @@ impl TransportError {
             Self::PostError(error) => error.recovery(),
             Self::WorkError(work) => work.recovery(),
             Self::Timeout { .. } | Self::WouldBlock => Recovery::Retry,
-            Self::PollError(_) | Self::Closed(_) | Self::Lost { .. } => Recovery::Reconnect,
+            Self::PollError(_) | Self::PeerGone { .. } | Self::Closed(_) | Self::Lost { .. } => {
+                Recovery::Reconnect
+            }
             Self::ElementError(_)
             | Self::BatchTooLarge { .. }
             | Self::NoSuchPeer { .. }
@@ -185,6 +202,12 @@ pub enum CloseReason {
     /// An operation was not done in time.
     #[error("{} was not done in time", .operation.with_article())]
     Timeout {
+        /// The kind of the operation.
+        operation: Operation,
+    },
+    /// The peer of a [watched](crate::ChannelBuilder::watch) stream is gone.
+    #[error("the peer was gone before {} was done", .operation.with_article())]
+    PeerGone {
         /// The kind of the operation.
         operation: Operation,
     },

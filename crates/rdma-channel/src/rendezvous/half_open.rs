@@ -3,7 +3,8 @@
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_qp::QueuePairEndpoint;
@@ -11,11 +12,12 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::error::ConnectError;
-use super::message::{LONGEST, Message, Parsed, VERSION, Wrong, parse};
+use super::message::{LONGEST, Message, Parsed, Told, VERSION, Wrong, parse};
 use super::until::Until;
 use crate::channel::Channel;
 use crate::channel::options::Options;
 use crate::channel::prepared::PreparedChannel;
+use crate::ledger::watch::Watch;
 
 /// A client that is not connected yet.
 pub(super) struct HalfOpen {
@@ -25,8 +27,8 @@ pub(super) struct HalfOpen {
     limit: Duration,
     pub(super) until: Until,
     received: Vec<u8>,
-    /// The channel that it was told the endpoint of, and its user bytes.
-    answered: Option<(Channel, Box<[u8]>)>,
+    /// The channel that it was told the endpoint of, and what it has said.
+    answered: Option<(Channel, Told)>,
 }
 
 /// What a step has made of a client.
@@ -44,28 +46,30 @@ pub(super) struct Candidate {
     // Told before the channel is destroyed.
     pub(super) stream: Undecided,
     pub(super) address: SocketAddr,
-    pub(super) user_bytes: Box<[u8]>,
+    pub(super) told: Told,
     pub(super) channel: Channel,
 }
 
 /// A stream to a client, which is told that it was turned away unless it is told something else.
 #[derive(Debug)]
 pub(super) struct Undecided {
-    stream: TcpStream,
+    /// For a channel that keeps it, too.
+    stream: Arc<OwnedFd>,
     is_decided: bool,
 }
 
 /// Without what it said, which may be a secret.
 impl fmt::Debug for Candidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, user_bytes, channel, .. } = self;
-        write!(f, "client at {address}, {} user bytes, {channel:?}", user_bytes.len())
+        let Self { address, told, channel, .. } = self;
+        write!(f, "client at {address}, {} user bytes, {channel:?}", told.user_bytes.len())
     }
 }
 
 impl HalfOpen {
     pub(super) fn new(stream: TcpStream, address: SocketAddr, limit: Duration) -> Self {
-        let (stream, until) = (Undecided { stream, is_decided: false }, Until::after(limit));
+        let stream = Undecided { stream: Arc::new(stream.into()), is_decided: false };
+        let until = Until::after(limit);
         Self { stream, address, limit, until, received: Vec::new(), answered: None }
     }
 
@@ -126,12 +130,10 @@ impl HalfOpen {
 
     fn take(mut self, message: Message, options: &Options) -> Step {
         match (message, self.answered.take()) {
-            (Message::Hello(endpoint, user_bytes), None) => {
-                self.answer(*endpoint, user_bytes, options)
-            }
-            (Message::Ready, Some((channel, user_bytes))) => {
+            (Message::Hello(endpoint, told), None) => self.answer(*endpoint, told, options),
+            (Message::Ready, Some((channel, told))) => {
                 let Self { stream, address, .. } = self;
-                Step::Connected(Candidate { stream, address, user_bytes, channel })
+                Step::Connected(Candidate { stream, address, told, channel })
             }
             (other, _) => {
                 let why = not_kept(&Wrong::Kind(other.kind()));
@@ -142,7 +144,7 @@ impl HalfOpen {
     }
 
     /// Connects a queue pair to that of the client, and tells it.
-    fn answer(mut self, peer: QueuePairEndpoint, user_bytes: Box<[u8]>, options: &Options) -> Step {
+    fn answer(mut self, peer: QueuePairEndpoint, told: Told, options: &Options) -> Step {
         let prepared = match PreparedChannel::new(options) {
             Ok(prepared) => prepared,
             Err(error) => {
@@ -152,7 +154,7 @@ impl HalfOpen {
         };
         let endpoint = prepared.endpoint();
         match prepared.handshake(peer) {
-            Ok(channel) => self.answered = Some((channel, user_bytes)),
+            Ok(channel) => self.answered = Some((channel, told)),
             Err(error) => {
                 let why =
                     format!("the server's queue pair cannot connect to the client's: {error}");
@@ -202,11 +204,22 @@ impl Candidate {
         }
     }
 
-    pub(super) fn accept(&mut self, user_bytes: &[u8]) -> Result<(), ConnectError> {
-        let Self { stream, address, .. } = self;
+    /// Gives out the channel, which keeps the stream if one of both ends watches it.
+    pub(super) fn accept(
+        self,
+        user_bytes: &[u8],
+        watch: Option<Duration>,
+    ) -> Result<Channel, ConnectError> {
+        let Self { mut stream, address, told, mut channel } = self;
         stream.is_decided = true;
-        let said = stream.say(&Message::Accept(user_bytes.into()));
-        said.map_err(|_| ConnectError::Closed { address: *address, awaited: "it was accepted" })
+        if told.watches || watch.is_some() {
+            channel.ledger.watch = Some(Box::new(Watch::new(&stream.stream, watch)));
+        }
+        let told = Told { user_bytes: user_bytes.into(), watches: watch.is_some() };
+        match stream.say(&Message::Accept(told)) {
+            Ok(()) => Ok(channel),
+            Err(_) => Err(ConnectError::Closed { address, awaited: "it was accepted" }),
+        }
     }
 }
 

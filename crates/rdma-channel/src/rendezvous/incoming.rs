@@ -1,6 +1,7 @@
 //! A client that a listener has, and that its program decides about.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::error::ConnectError;
 use super::half_open::Candidate;
@@ -57,6 +58,7 @@ use crate::channel::Channel;
 pub struct Incoming<'l> {
     pub(super) refused: &'l mut u64,
     pub(super) client: Candidate,
+    pub(super) watch: Option<Duration>,
 }
 
 impl Incoming<'_> {
@@ -70,7 +72,7 @@ impl Incoming<'_> {
     /// has not been checked.
     #[must_use]
     pub fn user_bytes(&self) -> &[u8] {
-        &self.client.user_bytes
+        &self.client.told.user_bytes
     }
 
     /// Accepts the client, whose [`connect`](crate::ChannelBuilder::connect) returns these bytes, at most 1,024. It
@@ -83,15 +85,12 @@ impl Incoming<'_> {
     /// operations of the channel fail.
     pub fn accept(self, user_bytes: &[u8]) -> Result<Channel, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
-        let Self { refused, mut client } = self;
-        let accepted = client.check().and_then(|()| client.accept(user_bytes));
-        match accepted {
-            Ok(()) => Ok(client.channel),
-            Err(error) => {
-                *refused += 1;
-                Err(error)
-            }
+        let Self { refused, mut client, watch } = self;
+        let accepted = client.check().and_then(|()| client.accept(user_bytes, watch));
+        if accepted.is_err() {
+            *refused += 1;
         }
+        accepted
     }
 
     /// Turns the client away: its `connect` says [`ConnectError::Rejected`] with this reason, of which the first 1,024

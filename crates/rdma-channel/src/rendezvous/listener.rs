@@ -166,7 +166,8 @@ impl ChannelListener {
         loop {
             self.serve(until)?;
             if let Some(client) = self.connected.pop_front() {
-                return Ok(Incoming { refused: &mut self.refused, client });
+                let (refused, watch) = (&mut self.refused, self.rendezvous.watch);
+                return Ok(Incoming { refused, client, watch });
             }
             if let Some(failure) = self.failure.take() {
                 return Err(failure);
