@@ -21,6 +21,7 @@ pub(crate) mod options;
 pub(crate) mod prepared;
 pub(crate) mod slices;
 pub(crate) mod waiting;
+pub(crate) mod watch;
 
 /// A connection to one peer, whose operations keep their memory alive and always end.
 ///

@@ -36,6 +36,7 @@ use rdma_qp::{CompletionQueue, PollSlot, QueuePair, WorkError};
 
 use self::queues::{Connection, Queue, Queues, Slot};
 use self::state::State;
+use self::watch::Watch;
 use crate::deadline::Deadline;
 use crate::limits::Limits;
 use crate::operation::Operation;
@@ -51,6 +52,7 @@ pub(crate) mod post;
 pub(crate) mod queues;
 mod state;
 pub(crate) mod ticket;
+pub(crate) mod watch;
 pub(crate) mod words;
 
 /// The requests of channels that share a completion queue.
@@ -83,6 +85,8 @@ pub(crate) struct Ledger {
     /// Dropped behind the queue pairs.
     words: words::Words,
     pub(crate) pd: ProtectionDomain,
+    /// Closed behind the queue pairs: who sees its end has what was sent before.
+    pub(crate) watch: Option<Box<Watch>>,
     #[cfg(debug_assertions)]
     checks: Cell<u32>,
 }
@@ -130,6 +134,7 @@ impl Ledger {
             closure_failed: false,
             words: words::Words::default(),
             pd,
+            watch: None,
             #[cfg(debug_assertions)]
             checks: Cell::new(0),
         }
@@ -235,7 +240,7 @@ impl Ledger {
             if self.take_completions()? == 0 {
                 let deadline = deadline.as_mut().filter(|_| helps);
                 let Some(deadline) = deadline else { return Err(TransportError::WouldBlock) };
-                if self.pause(deadline)? {
+                if self.pause(deadline, operation)? {
                     if let Some(slot) = slots.iter().find(|slot| slot.state().is_in_flight()) {
                         self.note_given_up(slot, deadline.limit());
                     }

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use rdma_mem::{Buffer, BufferPool, InlineElement, ProtectionDomain};
-use rdma_qp::{PollSlot, WorkCompletion};
+use rdma_qp::{PollSlot, WcOpcode, WorkCompletion};
 
 use self::builder::{ServerBuilder, ServerOptions};
 use self::event::{LeftReason, PeerId, ServerError, ServerEvent};
@@ -20,6 +20,7 @@ use self::peers::{Peer, Peers};
 use self::queues::{End, Queues};
 use self::waker::Waker;
 use crate::deadline::{Deadline, NO_LIMIT, Next};
+use crate::ledger::watch::notice_silence;
 use crate::limits::Limits;
 use crate::operation::Operation;
 use crate::rendezvous::clients::Clients;
@@ -458,9 +459,17 @@ impl Server {
             (Some(Loan::Receive(buffer)), Ok(success)) => {
                 // Who has not joined yet was not told that it can send.
                 let Some(peer) = self.peers.of(completion.qpn()) else { return };
-                let length = success.scattered_bytes().unwrap_or(0).min(buffer.len());
+                let length = success.scattered_bytes().unwrap_or(0);
                 let immediate = success.immediate_data();
-                self.events.push_back(ServerEvent::Message { peer, buffer, length, immediate });
+                self.events.push_back(match immediate {
+                    Some(immediate) if success.opcode() == WcOpcode::RECV_RDMA_WITH_IMM => {
+                        ServerEvent::Written { peer, length, immediate }
+                    }
+                    _ => {
+                        let length = length.min(buffer.len());
+                        ServerEvent::Message { peer, buffer, length, immediate }
+                    }
+                });
             }
             (Some(Loan::Receive(_)), Err(error)) => {
                 if let Some(peer) = self.peers.of(completion.qpn()) {
@@ -530,16 +539,18 @@ impl Server {
         let id = self.peers.next_id();
         let key = FIRST_STREAM + u64::from(id.index);
         let stream = Arc::clone(client.stream());
+        notice_silence(&stream, self.options.watch);
         let stream = self.files.add_stream(stream, key, EventFlags::RDHUP).map_err(|error| {
             let tried = format!("watching the client at {}", client.address);
             ConnectError::Io { tried, source: error.into() }
         })?;
-        let accepted = client.check().and_then(|()| client.accept(&self.options.user_bytes));
+        let accepted = client.check().and_then(|()| client.accept(&self.options.user_bytes, true));
         if accepted.is_err() {
             self.clients.refused += 1;
             return Ok(());
         }
-        let Candidate { end, address, user_bytes, .. } = client;
+        let Candidate { end, address, told, .. } = client;
+        let user_bytes = told.user_bytes;
         self.peers.join(Peer::new(end, stream));
         self.events.push_back(ServerEvent::Joined { peer: id, address, user_bytes });
         Ok(())

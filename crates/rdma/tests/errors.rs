@@ -239,6 +239,18 @@ fn the_peer_does_not_answer() {
 }
 
 #[test]
+fn the_peer_is_gone() {
+    let pd = domain("soft0");
+    let builder = pd.create_channel().watch(Duration::from_secs(10));
+    let mut listener = builder.listen("127.0.0.1:0").unwrap();
+    let address = listener.local_addr();
+    let client = thread::spawn(move || Channel::connect(address, &domain("soft0")).map(drop));
+    let mut here = listener.accept().unwrap();
+    client.join().unwrap().unwrap();
+    says(here.receive_into(&mut pd.allocate_region(8).unwrap()).unwrap_err());
+}
+
+#[test]
 fn the_peer_has_no_receive_posted() {
     let pd = domain("soft0");
     let [mut here, _there] = pair_with(&pd, |builder| {

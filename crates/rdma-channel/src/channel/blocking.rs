@@ -47,7 +47,9 @@ impl Ledger {
                 let Refusal { error, perhaps } = self.take_refusal();
                 if let Some(id) = perhaps {
                     self.end_perhaps_posted(id);
-                } else if let TransportError::Timeout { .. } = error {
+                } else if let TransportError::Timeout { .. } | TransportError::PeerGone { .. } =
+                    error
+                {
                     self.end_closed();
                 }
                 return Err(error);
@@ -56,6 +58,7 @@ impl Ledger {
         };
         let reason = match failure {
             TransportError::Timeout { .. } => CloseReason::Timeout { operation },
+            TransportError::PeerGone { .. } => CloseReason::PeerGone { operation },
             _ => CloseReason::Poll,
         };
         match self.give_up(id, reason) {
@@ -93,6 +96,10 @@ impl Ledger {
                 Ok(Err(TransportError::Timeout { operation, .. }))
                 | Err(TransportError::Timeout { operation, .. }) => {
                     self.end_now(CloseReason::Timeout { operation: *operation });
+                }
+                Ok(Err(TransportError::PeerGone { operation, .. }))
+                | Err(TransportError::PeerGone { operation, .. }) => {
+                    self.end_now(CloseReason::PeerGone { operation: *operation });
                 }
                 // What is in flight is given the time that a scope would give it.
                 Ok(Err(_)) => drop(self.end()),

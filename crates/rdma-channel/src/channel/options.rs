@@ -1,5 +1,7 @@
 //! What a builder of channels was told. It owns all of it, so that a listener can keep it.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_mem::{AccessFlags, ProtectionDomain};
@@ -23,6 +25,8 @@ pub(crate) struct Options {
     pub(crate) max_recv_wr: u32,
     pub(crate) sq_sig_all: bool,
     pub(crate) limits: Limits,
+    /// The stream that each channel watches, and the limit.
+    pub(crate) watch: Option<(Arc<OwnedFd>, Duration)>,
 }
 
 /// How many requests a queue holds unless it is said.
@@ -39,6 +43,7 @@ impl Options {
             max_recv_wr: DEPTH,
             sq_sig_all: false,
             limits: Limits::DEFAULT,
+            watch: None,
         }
     }
 

@@ -1,5 +1,9 @@
 //! A channel that is not connected yet.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{
     CompletionQueue, ConnectAttributes, Error, PreparedQueuePair, QueuePair, QueuePairEndpoint,
@@ -9,6 +13,7 @@ use super::Channel;
 use super::options::Options;
 use crate::ledger::Ledger;
 use crate::ledger::queues::Asked;
+use crate::ledger::watch::Watch;
 use crate::limits::Limits;
 
 /// A channel that is not connected yet: it needs the endpoint of its peer.
@@ -23,6 +28,7 @@ pub struct PreparedChannel {
     pub(crate) asked: Asked,
     pub(crate) limits: Limits,
     pub(crate) pd: ProtectionDomain,
+    watch: Option<(Arc<OwnedFd>, Duration)>,
 }
 
 impl PreparedChannel {
@@ -31,7 +37,7 @@ impl PreparedChannel {
         let cq = options.completion_queue(1)?;
         let qp = options.queue_pair(&cq)?;
         let (asked, limits, pd) = options.parts();
-        Ok(Self { qp, cq, asked, limits, pd })
+        Ok(Self { qp, cq, asked, limits, pd, watch: options.watch.clone() })
     }
 
     /// The endpoint of this end, which the peer needs to connect.
@@ -69,7 +75,12 @@ impl PreparedChannel {
         self,
         connect: impl FnOnce(PreparedQueuePair) -> Result<QueuePair, Error>,
     ) -> Result<Channel, Error> {
-        let Self { qp, cq, asked, limits, pd } = self;
-        Ok(Channel { ledger: Ledger::new(cq, vec![connect(qp)?], asked, limits, pd) })
+        let Self { qp, cq, asked, limits, pd, watch } = self;
+        let mut channel =
+            Channel { ledger: Ledger::new(cq, vec![connect(qp)?], asked, limits, pd) };
+        if let Some((stream, limit)) = watch {
+            channel.ledger.watch = Some(Box::new(Watch::new(&stream, Some(limit))));
+        }
+        Ok(channel)
     }
 }

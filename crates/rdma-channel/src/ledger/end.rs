@@ -310,7 +310,7 @@ impl Ledger {
     fn await_for(&self, limit: Duration, closes: impl Fn(&Connection) -> bool) -> bool {
         let (mut deadline, mut over) = (Deadline::new(limit), false);
         while !self.all_succeed() {
-            let mut open = false;
+            let mut open = None;
             for connection in self.queues.iter() {
                 let Some(first) = self.all_in_flight(connection).next() else { continue };
                 let operation = first.operation.get();
@@ -321,14 +321,12 @@ impl Ledger {
                 } else if self.only_unsignaled(connection) {
                     connection.close(CloseReason::Unsignaled { operation });
                 } else {
-                    open = true;
+                    open = Some(operation);
                 }
             }
-            if !open || over {
-                return open;
-            }
+            let Some(operation) = open.filter(|_| !over) else { return open.is_some() };
             // If that fails all connections are closed.
-            over = self.pause(&mut deadline).unwrap_or(true);
+            over = self.pause(&mut deadline, operation).unwrap_or(true);
         }
         false
     }
@@ -353,7 +351,7 @@ impl Ledger {
                 return;
             }
             let taken = self.take_completions();
-            match taken.and_then(|count| Ok(count == 0 && self.pause_until(&mut deadline, None)?)) {
+            match taken.and_then(|count| Ok(count == 0 && self.pause_flush(&mut deadline)?)) {
                 Ok(false) => {}
                 Ok(true) | Err(_) => return,
             }

@@ -9,51 +9,76 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::Ledger;
+use super::watch::Watch;
 use crate::channel::waiting::{Armed, Waitable};
-use crate::deadline::{Bound, Deadline, Next};
-use crate::transport_error::TransportError;
+use crate::deadline::{Deadline, Next};
+use crate::operation::Operation;
+use crate::transport_error::{CloseReason, TransportError};
 
 impl Ledger {
     /// To be called after each empty poll, by whoever polls again then. Whether the deadline has passed.
     ///
     /// # Errors
-    /// If nothing will ever come: in a forked child, or if the completion queue has failed. Then all connections are
-    /// closed.
+    /// If nothing will ever come: in a forked child, if the completion queue has failed, or if the peer of a watched
+    /// stream is gone, which the error says of this operation. Then all connections are closed.
     #[cold]
     #[inline(never)]
-    pub(crate) fn pause(&self, deadline: &mut Deadline) -> Result<bool, TransportError> {
-        self.pause_until(deadline, self.limits.bound)
-    }
-
-    /// The same with that bound, or none.
-    pub(super) fn pause_until(
+    pub(crate) fn pause(
         &self,
         deadline: &mut Deadline,
-        bound: Option<Bound>,
+        awaited: Operation,
     ) -> Result<bool, TransportError> {
-        match deadline.next(self.limits.wait, bound) {
+        match deadline.next(self.limits.wait, self.limits.bound) {
             Next::Poll => Ok(false),
             Next::End => Ok(true),
             Next::Rest(left) => {
                 self.check_process()?;
-                self.rest(left)?;
+                let watch = self.watch.as_deref().filter(|watch| watch.is_watched());
+                if watch.is_some_and(Watch::is_gone) {
+                    return Err(self.peer_gone(awaited));
+                }
+                self.rest(left, watch)?;
                 Ok(false)
             }
         }
+    }
+
+    /// The same while requests are flushed, which the device does by itself: without a bound, whether the peer is there
+    /// or not.
+    pub(super) fn pause_flush(&self, deadline: &mut Deadline) -> Result<bool, TransportError> {
+        match deadline.next(self.limits.wait, None) {
+            Next::Poll => Ok(false),
+            Next::End => Ok(true),
+            Next::Rest(left) => {
+                self.check_process()?;
+                self.rest(left, None)?;
+                Ok(false)
+            }
+        }
+    }
+
+    /// The stream to the peer has ended, and the completion queue was empty after that.
+    #[cold]
+    fn peer_gone(&self, operation: Operation) -> TransportError {
+        self.queues.iter().for_each(|one| one.close(CloseReason::PeerGone { operation }));
+        let limit = self.watch.as_ref().and_then(|watch| watch.limit()).unwrap_or_default();
+        TransportError::PeerGone { operation, limit, peer: self.only().peer }
     }
 
     /// Sleeps until something completes, or for so long. It may wake early, and has then taken completions, or not.
     ///
     /// A failure to sleep says nothing of requests, whose completions are polled as well without: so it only costs the
     /// sleep.
-    fn rest(&self, left: Option<Duration>) -> Result<(), TransportError> {
+    fn rest(&self, left: Option<Duration>, watch: Option<&Watch>) -> Result<(), TransportError> {
         let Some(events) = self.cq.channel() else {
+            watch.into_iter().for_each(Watch::look_now_and_then);
             thread::yield_now();
             return Ok(());
         };
         let asked = self.ask_for_event(events).is_ok();
-        let goes_on = self.takes_any()? || asked && self.sleep(events, left);
+        let goes_on = self.takes_any()? || asked && self.sleep(events, left, watch);
         if !goes_on {
+            watch.into_iter().for_each(Watch::look_now_and_then);
             thread::yield_now();
         }
         Ok(())
@@ -81,12 +106,24 @@ impl Ledger {
         }
     }
 
-    /// Whether it could: until there is an event, which it takes, or a signal, or the time is over.
-    fn sleep(&self, events: &CompletionChannel, left: Option<Duration>) -> bool {
+    /// Whether it could: until there is an event, which it takes, or the peer is gone, or a signal, or the time is over.
+    fn sleep(
+        &self,
+        events: &CompletionChannel,
+        left: Option<Duration>,
+        watch: Option<&Watch>,
+    ) -> bool {
         // Without a limit, if it is longer than the kernel can count.
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        let mut files = [PollFd::new(events, PollFlags::IN)];
-        match poll(&mut files, left.as_ref()) {
+        // Without a watch, the first alone.
+        let mut files = [
+            PollFd::new(events, PollFlags::IN),
+            watch.map_or(PollFd::new(events, PollFlags::empty()), Watch::file),
+        ];
+        let files = &mut files[..1 + usize::from(watch.is_some())];
+        let awake = poll(files, left.as_ref());
+        let gone = watch.is_some_and(|watch| awake.is_ok() && watch.note(&files[1]));
+        match awake {
             Ok(0) | Err(Errno::INTR) => true,
             Ok(_) if files[0].revents().contains(PollFlags::IN) => {
                 let taken = events.try_get_event();
@@ -95,7 +132,7 @@ impl Ledger {
                 }
                 taken.is_ok()
             }
-            Ok(_) | Err(_) => false,
+            Ok(_) | Err(_) => gone,
         }
     }
 

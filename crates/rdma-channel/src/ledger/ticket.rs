@@ -239,7 +239,9 @@ impl Place<'_> {
         deadline: &mut Deadline,
     ) -> Result<Option<WorkResult>, TransportError> {
         match so_far {
-            Unsettled::Nothing if self.ledger.pause(deadline)? => return Ok(None),
+            Unsettled::Nothing if self.ledger.pause(deadline, self.operation())? => {
+                return Ok(None);
+            }
             Unsettled::Nothing | Unsettled::Unclear => {}
             Unsettled::Failed(error) => return Err(self.ledger.poll_failed(error)),
         }
@@ -247,7 +249,9 @@ impl Place<'_> {
             match self.look()? {
                 Found::Own(result) => return Ok(Some(result)),
                 Found::Other => {}
-                Found::Nothing if self.ledger.pause(deadline)? => return Ok(None),
+                Found::Nothing if self.ledger.pause(deadline, self.operation())? => {
+                    return Ok(None);
+                }
                 Found::Nothing => {}
             }
         }

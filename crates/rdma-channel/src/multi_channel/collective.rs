@@ -89,8 +89,9 @@ impl Ledger {
     fn await_each(&self, ids: &[WorkId], limit: Duration) -> Result<(), TransportError> {
         let mut deadline = Deadline::new(limit);
         for id in ids {
-            while self.in_flight(id.0).is_some() {
-                if self.take_completions()? == 0 && self.pause(&mut deadline)? {
+            while let Some(slot) = self.in_flight(id.0) {
+                let operation = slot.operation.get();
+                if self.take_completions()? == 0 && self.pause(&mut deadline, operation)? {
                     return Ok(());
                 }
             }

@@ -2,15 +2,17 @@
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::ConnectError;
-use super::message::{LONGEST, Message, Parsed, Wrong, parse};
+use super::message::{LONGEST, Message, Parsed, Told, Wrong, parse};
 use super::until::Until;
 use crate::channel::Channel;
 use crate::channel::options::{Options, RendezvousOptions};
 use crate::channel::prepared::PreparedChannel;
 use crate::exchange::TimedStream;
+use crate::ledger::watch::Watch;
 
 /// Becomes a channel with the listener at one of the addresses, and returns what its program says.
 pub(super) fn connect(
@@ -18,20 +20,27 @@ pub(super) fn connect(
     rendezvous: &RendezvousOptions,
     addresses: &[SocketAddr],
 ) -> Result<(Channel, Box<[u8]>), ConnectError> {
-    let RendezvousOptions { user_bytes, timeout, .. } = rendezvous;
+    let RendezvousOptions { user_bytes, timeout, watch } = rendezvous;
     let until = Until::after(*timeout);
     let prepared = PreparedChannel::new(options)?;
     let (stream, address) = dial(addresses, *timeout, until)?;
     let mut server = Server { stream, address, limit: *timeout, until };
-    server.say(&Message::Hello(Box::new(prepared.endpoint()), user_bytes.clone()))?;
+    let told = Told { user_bytes: user_bytes.clone(), watches: watch.is_some() };
+    server.say(&Message::Hello(Box::new(prepared.endpoint()), told))?;
     let endpoint = match server.hear(&ANSWER)? {
         Message::Endpoint(endpoint) => *endpoint,
         other => return Err(server.wrong(Wrong::Kind(other.kind()))),
     };
-    let channel = prepared.handshake(endpoint)?;
+    let mut channel = prepared.handshake(endpoint)?;
     server.say(&Message::Ready)?;
     match server.hear(&VERDICT)? {
-        Message::Accept(user_bytes) => Ok((channel, user_bytes)),
+        Message::Accept(told) => {
+            if told.watches || watch.is_some() {
+                let stream = Arc::new(server.stream.into());
+                channel.ledger.watch = Some(Box::new(Watch::new(&stream, *watch)));
+            }
+            Ok((channel, told.user_bytes))
+        }
         other => Err(server.wrong(Wrong::Kind(other.kind()))),
     }
 }

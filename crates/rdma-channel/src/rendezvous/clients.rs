@@ -193,7 +193,7 @@ impl<M: MakeEnds> Clients<M> {
                 let _ = stream.set_nodelay(true);
                 let key = self.next_key;
                 self.next_key += 1;
-                match self.files.add_stream(Arc::new(stream), key, EventFlags::IN) {
+                match self.files.add_stream(Arc::new(stream.into()), key, EventFlags::IN) {
                     Ok(added) => {
                         self.half_open.push(HalfOpen::new(key, added, address, self.timeout));
                         return;

@@ -1,6 +1,5 @@
 //! Files that are waited for together: epoll(7), each file with a key.
 
-use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process;
 use std::sync::Arc;
@@ -43,7 +42,7 @@ impl Files {
     /// Adds a stream, until the value that it returns is dropped.
     pub(crate) fn add_stream(
         &self,
-        stream: Arc<TcpStream>,
+        stream: Arc<OwnedFd>,
         key: u64,
         flags: EventFlags,
     ) -> Result<Added, Errno> {
@@ -76,7 +75,7 @@ impl AsFd for Files {
 /// A stream that is among the files.
 #[derive(Debug)]
 pub(crate) struct Added {
-    pub(crate) stream: Arc<TcpStream>,
+    pub(crate) stream: Arc<OwnedFd>,
     files: Files,
 }
 

@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::error::ConnectError;
 use super::files::Added;
-use super::message::{LONGEST, Message, Parsed, VERSION, Wrong, parse};
+use super::message::{LONGEST, Message, Parsed, Told, VERSION, Wrong, parse};
 use super::until::Until;
 
 /// What makes this end's queue pair for each client.
@@ -51,8 +52,8 @@ pub(super) struct HalfOpen<E> {
     limit: Duration,
     pub(super) until: Until,
     received: Vec<u8>,
-    /// What it was told the endpoint of, and its user bytes.
-    answered: Option<(E, Box<[u8]>)>,
+    /// What it was told the endpoint of, and what it has said.
+    answered: Option<(E, Told)>,
 }
 
 /// What a step has made of a client.
@@ -71,7 +72,7 @@ pub(crate) struct Candidate<E> {
     // Told before the queue pair is destroyed.
     pub(super) stream: Undecided,
     pub(crate) address: SocketAddr,
-    pub(crate) user_bytes: Box<[u8]>,
+    pub(crate) told: Told,
     pub(crate) end: E,
 }
 
@@ -85,8 +86,8 @@ pub(super) struct Undecided {
 /// Without what it said, which may be a secret.
 impl<E: fmt::Debug> fmt::Debug for Candidate<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, user_bytes, end, .. } = self;
-        write!(f, "client at {address}, {} user bytes, {end:?}", user_bytes.len())
+        let Self { address, told, end, .. } = self;
+        write!(f, "client at {address}, {} user bytes, {end:?}", told.user_bytes.len())
     }
 }
 
@@ -153,12 +154,10 @@ impl<E> HalfOpen<E> {
 
     fn take(mut self, message: Message, maker: &impl MakeEnds<End = E>) -> Step<E> {
         match (message, self.answered.take()) {
-            (Message::Hello(endpoint, user_bytes), None) => {
-                self.answer(*endpoint, user_bytes, maker)
-            }
-            (Message::Ready, Some((end, user_bytes))) => {
+            (Message::Hello(endpoint, told), None) => self.answer(*endpoint, told, maker),
+            (Message::Ready, Some((end, told))) => {
                 let Self { key, stream, address, .. } = self;
-                Step::Connected(Candidate { key, stream, address, user_bytes, end })
+                Step::Connected(Candidate { key, stream, address, told, end })
             }
             (other, _) => {
                 let why = not_kept(&Wrong::Kind(other.kind()));
@@ -172,7 +171,7 @@ impl<E> HalfOpen<E> {
     fn answer(
         mut self,
         peer: QueuePairEndpoint,
-        user_bytes: Box<[u8]>,
+        told: Told,
         maker: &impl MakeEnds<End = E>,
     ) -> Step<E> {
         let (prepared, endpoint) = match maker.prepare() {
@@ -187,7 +186,7 @@ impl<E> HalfOpen<E> {
             }
         };
         match maker.connect(prepared, peer) {
-            Ok(end) => self.answered = Some((end, user_bytes)),
+            Ok(end) => self.answered = Some((end, told)),
             Err(error) => {
                 let why =
                     format!("the server's queue pair cannot connect to the client's: {error}");
@@ -218,7 +217,7 @@ impl<E> fmt::Debug for HalfOpen<E> {
 
 impl<E> Candidate<E> {
     /// Its stream, to be kept.
-    pub(crate) fn stream(&self) -> &Arc<TcpStream> {
+    pub(crate) fn stream(&self) -> &Arc<OwnedFd> {
         &self.stream.added.stream
     }
 
@@ -236,10 +235,11 @@ impl<E> Candidate<E> {
         }
     }
 
-    pub(crate) fn accept(&mut self, user_bytes: &[u8]) -> Result<(), ConnectError> {
+    /// Tells it that it is accepted, and whether this end watches the stream, which is kept by both ends then.
+    pub(crate) fn accept(&mut self, user_bytes: &[u8], watches: bool) -> Result<(), ConnectError> {
         let Self { stream, address, .. } = self;
         stream.is_decided = true;
-        let said = stream.say(&Message::Accept(user_bytes.into()));
+        let said = stream.say(&Message::Accept(Told { user_bytes: user_bytes.into(), watches }));
         said.map_err(|_| ConnectError::Closed { address: *address, awaited: "it was accepted" })
     }
 }

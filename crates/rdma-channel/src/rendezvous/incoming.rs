@@ -1,10 +1,12 @@
 //! A client that a listener has, and that its program decides about.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::error::ConnectError;
 use super::half_open::Candidate;
 use crate::channel::Channel;
+use crate::ledger::watch::Watch;
 
 /// A client of a [`ChannelListener`](crate::ChannelListener) that waits to be accepted or rejected.
 ///
@@ -57,6 +59,7 @@ use crate::channel::Channel;
 pub struct Incoming<'l> {
     pub(super) refused: &'l mut u64,
     pub(super) client: Candidate<Channel>,
+    pub(super) watch: Option<Duration>,
 }
 
 impl Incoming<'_> {
@@ -70,7 +73,7 @@ impl Incoming<'_> {
     /// has not been checked.
     #[must_use]
     pub fn user_bytes(&self) -> &[u8] {
-        &self.client.user_bytes
+        &self.client.told.user_bytes
     }
 
     /// Accepts the client, whose [`connect`](crate::ChannelBuilder::connect) returns these bytes, at most 1,024. It
@@ -83,15 +86,17 @@ impl Incoming<'_> {
     /// operations of the channel fail.
     pub fn accept(self, user_bytes: &[u8]) -> Result<Channel, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
-        let Self { refused, mut client } = self;
-        let accepted = client.check().and_then(|()| client.accept(user_bytes));
-        match accepted {
-            Ok(()) => Ok(client.end),
-            Err(error) => {
-                *refused += 1;
-                Err(error)
-            }
+        let Self { refused, mut client, watch } = self;
+        let accepted = client.check().and_then(|()| client.accept(user_bytes, watch.is_some()));
+        if let Err(error) = accepted {
+            *refused += 1;
+            return Err(error);
         }
+        if client.told.watches || watch.is_some() {
+            let stream = client.stream();
+            client.end.ledger.watch = Some(Box::new(Watch::new(stream, watch)));
+        }
+        Ok(client.end)
     }
 
     /// Turns the client away: its `connect` says [`ConnectError::Rejected`] with this reason, of which the first 1,024

@@ -69,6 +69,7 @@ use crate::channel::prepared::PreparedChannel;
 pub struct ChannelListener {
     clients: Clients<Options>,
     user_bytes: Box<[u8]>,
+    watch: Option<Duration>,
 }
 
 /// Each client becomes a channel with these options.
@@ -100,8 +101,8 @@ impl ChannelListener {
     ) -> Result<Self, ConnectError> {
         // What no client could be given is said now, and not to the first client.
         drop(PreparedChannel::new(&options)?);
-        let RendezvousOptions { user_bytes, timeout, .. } = rendezvous;
-        Ok(Self { clients: Clients::listen(options, timeout, addresses)?, user_bytes })
+        let RendezvousOptions { user_bytes, timeout, watch } = rendezvous;
+        Ok(Self { clients: Clients::listen(options, timeout, addresses)?, user_bytes, watch })
     }
 
     /// Where it listens. With the port that the kernel has chosen, if it was asked for port 0.
@@ -148,7 +149,8 @@ impl ChannelListener {
             clients.set_taking(true)?;
             clients.serve(until)?;
             if let Some(client) = clients.take() {
-                return Ok(Incoming { refused: &mut self.clients.refused, client });
+                let (refused, watch) = (&mut self.clients.refused, self.watch);
+                return Ok(Incoming { refused, client, watch });
             }
             if let Some(failure) = clients.take_failure() {
                 return Err(failure);

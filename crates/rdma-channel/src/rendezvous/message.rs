@@ -18,14 +18,25 @@ const READY: u16 = 3;
 const ACCEPT: u16 = 4;
 const REJECT: u16 = 5;
 
+/// In the kind of HELLO and ACCEPT.
+const WATCHES: u16 = 0x100;
+
 /// A message that is whole.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    Hello(Box<QueuePairEndpoint>, Box<[u8]>),
+    Hello(Box<QueuePairEndpoint>, Told),
     Endpoint(Box<QueuePairEndpoint>),
     Ready,
-    Accept(Box<[u8]>),
+    Accept(Told),
     Reject(Box<str>),
+}
+
+/// What an end says for its program.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) user_bytes: Box<[u8]>,
+    /// It watches the stream, which the other end is to keep, too.
+    pub(crate) watches: bool,
 }
 
 /// What bytes are so far.
@@ -60,17 +71,17 @@ impl Message {
     /// User bytes are no more than [`MOST`]; a longer reason is cut.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let (endpoint, rest): (_, &[u8]) = match self {
-            Self::Hello(endpoint, user_bytes) => (Some(endpoint), user_bytes),
+            Self::Hello(endpoint, told) => (Some(endpoint), &told.user_bytes),
             Self::Endpoint(endpoint) => (Some(endpoint), &[]),
             Self::Ready => (None, &[]),
-            Self::Accept(user_bytes) => (None, user_bytes),
+            Self::Accept(told) => (None, &told.user_bytes),
             Self::Reject(why) => (None, cut(why).as_bytes()),
         };
         let rest = rest.get(..MOST).unwrap_or(rest);
         let mut bytes = Vec::with_capacity(PREFACE + QueuePairEndpoint::BYTES + rest.len());
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_be_bytes());
-        bytes.extend(self.kind().to_be_bytes());
+        bytes.extend((self.kind() | self.flags()).to_be_bytes());
         bytes.extend(u16::try_from(rest.len()).unwrap_or(0).to_be_bytes());
         bytes.extend(endpoint.iter().flat_map(|endpoint| endpoint.to_bytes()));
         bytes.extend(rest);
@@ -84,6 +95,14 @@ impl Message {
             Self::Ready => READY,
             Self::Accept(_) => ACCEPT,
             Self::Reject(_) => REJECT,
+        }
+    }
+
+    const fn flags(&self) -> u16 {
+        match self {
+            Self::Hello(_, Told { watches: true, .. })
+            | Self::Accept(Told { watches: true, .. }) => WATCHES,
+            _ => 0,
         }
     }
 }
@@ -106,6 +125,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
     if version != VERSION && kind != REJECT {
         return Err(Wrong::Version(version));
     }
+    let watches = matches!(kind & !WATCHES, HELLO | ACCEPT) && kind & WATCHES != 0;
+    let kind = if watches { kind & !WATCHES } else { kind };
     let (begin, most) = match kind {
         HELLO => (PREFACE + QueuePairEndpoint::BYTES, MOST),
         ENDPOINT => (PREFACE + QueuePairEndpoint::BYTES, 0),
@@ -131,11 +152,12 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
         QueuePairEndpoint::from_bytes(bytes).map(Box::new)
     };
     let rest = bytes.get(begin..).unwrap_or_default();
+    let told = || Told { user_bytes: rest.into(), watches };
     Ok(Parsed::Whole(match kind {
-        HELLO => Message::Hello(endpoint()?, rest.into()),
+        HELLO => Message::Hello(endpoint()?, told()),
         ENDPOINT => Message::Endpoint(endpoint()?),
         READY => Message::Ready,
-        ACCEPT => Message::Accept(rest.into()),
+        ACCEPT => Message::Accept(told()),
         _ => Message::Reject(printable(rest)),
     }))
 }
@@ -164,14 +186,18 @@ mod tests {
         Box::new(endpoint.with_gid(gid, GidType::ROCE_V2))
     }
 
+    fn told(user_bytes: &[u8], watches: bool) -> Told {
+        Told { user_bytes: user_bytes.into(), watches }
+    }
+
     fn messages() -> Vec<Message> {
         vec![
-            Message::Hello(endpoint(), b"hi".as_slice().into()),
-            Message::Hello(endpoint(), vec![7; MOST].into()),
+            Message::Hello(endpoint(), told(b"hi", false)),
+            Message::Hello(endpoint(), told(&[7; MOST], true)),
             Message::Endpoint(endpoint()),
             Message::Ready,
-            Message::Accept(Box::default()),
-            Message::Accept(vec![9; MOST].into()),
+            Message::Accept(Told::default()),
+            Message::Accept(told(&[9; MOST], true)),
             Message::Reject("no room".into()),
         ]
     }
@@ -182,10 +208,13 @@ mod tests {
         assert_eq!(Message::Ready.to_bytes(), b"RDRV\0\x01\0\x03\0\0");
         let reject = Message::Reject("no".into()).to_bytes();
         assert_eq!(reject, b"RDRV\0\x01\0\x05\0\x02no");
-        assert_eq!(Message::Accept((*b"yes").into()).to_bytes(), b"RDRV\0\x01\0\x04\0\x03yes");
+        let accept = |watches| Message::Accept(told(b"yes", watches)).to_bytes();
+        assert_eq!(accept(false), b"RDRV\0\x01\0\x04\0\x03yes");
+        assert_eq!(accept(true), b"RDRV\0\x01\x01\x04\0\x03yes");
         let bytes = endpoint().to_bytes();
-        let hello = Message::Hello(endpoint(), (*b"hi").into()).to_bytes();
-        assert_eq!(hello, [b"RDRV\0\x01\0\x01\0\x02", bytes.as_slice(), b"hi"].concat());
+        let hello = |watches| Message::Hello(endpoint(), told(b"hi", watches)).to_bytes();
+        assert_eq!(hello(false), [b"RDRV\0\x01\0\x01\0\x02", bytes.as_slice(), b"hi"].concat());
+        assert_eq!(hello(true), [b"RDRV\0\x01\x01\x01\0\x02", bytes.as_slice(), b"hi"].concat());
         let answer = Message::Endpoint(endpoint()).to_bytes();
         assert_eq!(answer, [b"RDRV\0\x01\0\x02\0\0", bytes.as_slice()].concat());
     }
@@ -213,10 +242,12 @@ mod tests {
         assert_eq!(parsed(&[b'x'; 100]), Wrong::Foreign(vec![b'x'; 32]));
         assert_eq!(parsed(b"RDRV\0\x02\0\x01"), Wrong::Version(2));
         assert_eq!(parsed(b"RDRV\0\x01\0\x06"), Wrong::Kind(6));
+        assert_eq!(parsed(b"RDRV\0\x01\x01\x03"), Wrong::Kind(0x103));
+        assert_eq!(parsed(b"RDRV\0\x01\x02\x01"), Wrong::Kind(0x201));
         let length = |kind, length, most| Wrong::Length { kind, length, most };
         assert_eq!(parsed(b"RDRV\0\x01\0\x01\x04\x01"), length(HELLO, 1025, 1024));
         assert_eq!(parsed(b"RDRV\0\x01\0\x03\0\x01"), length(READY, 1, 0));
-        let mut hello = Message::Hello(endpoint(), Box::default()).to_bytes();
+        let mut hello = Message::Hello(endpoint(), Told::default()).to_bytes();
         hello[PREFACE + 4] = 9;
         assert_eq!(parsed(&hello), Wrong::Endpoint(EndpointError::Version { found: 9 }));
     }

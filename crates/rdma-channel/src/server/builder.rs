@@ -49,6 +49,13 @@ pub(super) struct ServerOptions {
     pub(super) watch: Duration,
 }
 
+impl ServerOptions {
+    /// How many bytes all receives have.
+    pub(super) const fn receive_bytes(&self) -> usize {
+        (self.max_recv_wr as usize).saturating_mul(self.message_size)
+    }
+}
+
 /// How many clients there can be at a time.
 const PEERS: u32 = 64;
 /// How many receives there are for all.

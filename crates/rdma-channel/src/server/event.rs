@@ -53,10 +53,19 @@ pub enum ServerEvent {
         peer: PeerId,
         /// The message is at its beginning. It is the program's: to be read, sent to anybody, kept, or dropped.
         buffer: Buffer,
-        /// How many bytes the message has; 0 of an RDMA write with immediate data, which is not in the buffer.
+        /// How many bytes the message has.
         length: usize,
         /// The immediate data that came with it.
         immediate: Option<u32>,
+    },
+    /// A client has written into memory of this machine that it was told of, and has said so with immediate data.
+    Written {
+        /// Which one.
+        peer: PeerId,
+        /// How many bytes it has written.
+        length: usize,
+        /// Its immediate data.
+        immediate: u32,
     },
     /// What was sent to a client has arrived in its memory, and the buffer is the program's again.
     Sent {

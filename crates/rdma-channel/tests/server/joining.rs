@@ -76,9 +76,7 @@ fn clients_come_while_others_talk_without_end() {
     let mut server = server("soft0");
     let (talks, mut channel) = join("soft0", &mut server);
     let to = server.local_addr();
-    let others = thread::spawn(move || {
-        (0..10).map(|_| connect("soft0", to)).collect::<Vec<_>>()
-    });
+    let others = thread::spawn(move || (0..10).map(|_| connect("soft0", to)).collect::<Vec<_>>());
     let mut room = channel.pd().allocate_region(1).unwrap();
     channel.send_inline(b"x").unwrap();
     let mut came = 0;

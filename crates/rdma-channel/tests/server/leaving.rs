@@ -4,9 +4,7 @@ use std::time::{Duration, Instant};
 
 use rdma_channel::{LeftReason, ServerEvent, TransportError};
 
-use crate::{
-    DEVICES, LATER, assert_quiet, join, left, message, next, server, server_with,
-};
+use crate::{DEVICES, LATER, assert_quiet, join, left, message, next, server, server_with};
 
 #[test]
 fn who_drops_its_channel_leaves_at_once() {
@@ -45,7 +43,10 @@ fn who_is_disconnected_notices() {
         assert!(matches!(reason, LeftReason::Disconnected), "{reason}");
         let refused = server.send(peer, server.pool().allocate(8).unwrap(), 8).unwrap_err();
         assert!(matches!(refused.error, TransportError::PeerLeft(id) if id == peer));
-        assert_eq!(refused.to_string(), format!("{peer} has left: what is sent to it would reach nobody"));
+        assert_eq!(
+            refused.to_string(),
+            format!("{peer} has left: what is sent to it would reach nobody")
+        );
         assert!(matches!(server.send_inline(peer, b""), Err(TransportError::PeerLeft(_))));
         server.disconnect(peer);
         client.send_inline(b"too late").unwrap_err();

@@ -3,8 +3,8 @@
 use std::thread;
 
 use rdma_channel::{Channel, ServerEvent, TransportError};
-use rdma_mem::{AccessFlags, BufferPool};
 use rdma_mem::InlineElement;
+use rdma_mem::{AccessFlags, BufferPool};
 use rdma_qp::{SendWorkRequest, WriteWorkRequest};
 
 use crate::{DEVICES, connect, domain, join, joined, left, message, next, server, server_with};
@@ -108,10 +108,10 @@ fn a_client_that_writes_says_so_with_immediate_data() {
     let (peer, mut client) = join("soft0", &mut server);
     let bytes = [InlineElement::new(b"8 bytes!")];
     client.write(WriteWorkRequest::inline(&bytes, board.remote()).with_immediate(3)).unwrap();
-    let ServerEvent::Message { peer: from, length, immediate, .. } = next(&mut server) else {
+    let ServerEvent::Written { peer: from, length, immediate } = next(&mut server) else {
         panic!()
     };
-    assert_eq!((from, length, immediate), (peer, 0, Some(3)));
+    assert_eq!((from, length, immediate), (peer, 8, 3));
     let mut text = [0; 8];
     board.read(0, &mut text).unwrap();
     assert_eq!(&text, b"8 bytes!");

@@ -8,7 +8,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::common::must_end;
-use crate::{DEVICES, LATER, SOON, assert_quiet, connect, join, joined, message, server, server_with};
+use crate::{
+    DEVICES, LATER, SOON, assert_quiet, connect, join, joined, message, server, server_with,
+};
 
 const MODES: [Wait; 3] = [Wait::Spin, Wait::SpinThenSleep, Wait::Sleep];
 
