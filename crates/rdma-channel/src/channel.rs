@@ -15,6 +15,7 @@ use crate::ledger::Ledger;
 use crate::request::Post;
 use crate::transport_error::{CloseReason, Rejected, TransportError};
 
+pub(crate) mod batch;
 pub(crate) mod blocking;
 pub(crate) mod builder;
 pub(crate) mod options;

@@ -10,8 +10,8 @@ use rdma_qp::{
     WriteWorkRequest,
 };
 
-use crate::batch::{BatchRefused, with_memory};
 use crate::channel::Channel;
+use crate::channel::batch::{BatchRefused, with_memory};
 use crate::channel::blocking::Left;
 use crate::deadline::BatchDeadline;
 use crate::ledger::end::{AbortOnUnwind, Ended, without_unwinding};

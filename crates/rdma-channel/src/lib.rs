@@ -4,7 +4,6 @@
 //! contexts, protection domains and regions is in `rdma-mem`. The crate `rdma` has all of it as one
 //! dependency.
 
-mod batch;
 mod channel;
 mod deadline;
 mod exchange;

@@ -7,35 +7,34 @@ use std::mem;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use rdma_mem::{Buffer, BufferPool, InlineElement, ProtectionDomain};
-use rdma_qp::{PollSlot, WcOpcode, WorkCompletion};
+use rdma_qp::PollSlot;
 
 use self::builder::{ServerBuilder, ServerOptions};
 use self::event::{LeftReason, PeerId, ServerError, ServerEvent};
-use self::lent::{Lent, Loan};
+use self::lent::Lent;
 use self::peers::{Peer, Peers};
 use self::queues::{End, Queues};
 use self::waker::Waker;
 use crate::deadline::{Deadline, NO_LIMIT, Next};
 use crate::ledger::watch::notice_silence;
 use crate::limits::Limits;
-use crate::operation::Operation;
 use crate::rendezvous::clients::Clients;
 use crate::rendezvous::error::ConnectError;
 use crate::rendezvous::files::{EventFlags, Files};
 use crate::rendezvous::half_open::Candidate;
 use crate::rendezvous::until::Until;
-use crate::transport_error::context::FailedWork;
 use crate::transport_error::{CloseReason, Rejected, TransportError};
 
 pub(crate) mod builder;
+mod completions;
 pub(crate) mod event;
 mod lent;
 mod peers;
 mod queues;
+mod wait;
 pub(crate) mod waker;
 
 /// Clients that come and go, and their messages: one listener, one shared receive queue, and one call that says what
@@ -141,9 +140,6 @@ const MANY: usize = 16;
 /// A busy server looks at its files once for so many looks at its completions.
 const LOOKS: u32 = 16;
 
-/// For so long no client is taken after one could not be.
-const PAUSE: Duration = Duration::from_secs(1);
-
 /// The keys of the files; behind them those of the clients' streams.
 const COMPLETIONS: u64 = 0;
 const CLIENTS: u64 = 1;
@@ -179,10 +175,7 @@ impl Server {
             ConnectError::Io { tried, source: source.into() }
         };
         let (lent, peers) = (Lent::new(queues.srq.clone()), Peers::new(options.max_peers));
-        let pool = BufferPool::with_region_size(
-            &options.pd,
-            options.max_recv_wr as usize * options.message_size,
-        );
+        let pool = BufferPool::with_region_size(&options.pd, options.receive_bytes());
         let clients = Clients::listen(queues, options.rendezvous_timeout, addresses)?;
         let (files, waker) = (Files::new().map_err(failed)?, Waker::new().map_err(failed)?);
         let mut server = Self {
@@ -417,113 +410,6 @@ impl Server {
         self.leave(peer, LeftReason::Failed(error));
     }
 
-    /// Has the device have as many receives as the queue holds.
-    ///
-    /// # Errors
-    /// If it has none.
-    fn post_receives(&mut self) -> Result<(), TransportError> {
-        while self.lent.receives() < self.options.max_recv_wr {
-            let buffer = self.pool.allocate(self.options.message_size);
-            let posted = buffer
-                .map_err(TransportError::from)
-                .and_then(|buffer| Ok(self.lent.post_receive(buffer)?));
-            match posted {
-                Err(_) if self.lent.receives() > 0 => break,
-                posted => posted?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes completions that are there.
-    fn take_completions(&mut self) -> Result<usize, TransportError> {
-        let count = self.clients.maker().cq.poll_into(&*self.polled)?;
-        for index in 0..count {
-            let completion = self.polled[index].get().last();
-            self.complete(&completion);
-        }
-        Ok(count)
-    }
-
-    /// Takes all completions that are there now.
-    fn drain(&mut self) {
-        let mut left = self.clients.maker().cq.min_capacity() as usize;
-        while let Ok(1..) =
-            self.take_completions().inspect(|&count| left = left.saturating_sub(count))
-            && left > 0
-        {}
-    }
-
-    fn complete(&mut self, completion: &WorkCompletion) {
-        match (self.lent.complete(completion.wr_id()), completion.result()) {
-            (Some(Loan::Receive(buffer)), Ok(success)) => {
-                // Who has not joined yet was not told that it can send.
-                let Some(peer) = self.peers.of(completion.qpn()) else { return };
-                let length = success.scattered_bytes().unwrap_or(0);
-                let immediate = success.immediate_data();
-                self.events.push_back(match immediate {
-                    Some(immediate) if success.opcode() == WcOpcode::RECV_RDMA_WITH_IMM => {
-                        ServerEvent::Written { peer, length, immediate }
-                    }
-                    _ => {
-                        let length = length.min(buffer.len());
-                        ServerEvent::Message { peer, buffer, length, immediate }
-                    }
-                });
-            }
-            (Some(Loan::Receive(_)), Err(error)) => {
-                if let Some(peer) = self.peers.of(completion.qpn()) {
-                    self.fail_work(peer, Operation::Receive, error);
-                }
-            }
-            (Some(Loan::Send(peer, buffer)), result) => {
-                self.peers.get(peer).into_iter().for_each(Peer::done);
-                match (result, buffer) {
-                    (Ok(_), Some(buffer)) => {
-                        self.events.push_back(ServerEvent::Sent { peer, buffer });
-                    }
-                    (Ok(_), None) => {}
-                    (Err(error), _) => self.fail_work(peer, Operation::Send, error),
-                }
-            }
-            (None, _) => self.unmatched += 1,
-        }
-    }
-
-    fn fail_work(&mut self, id: PeerId, operation: Operation, error: rdma_qp::WorkError) {
-        let peer = self.peers.get(id).and_then(|peer| peer.address);
-        self.fail(id, TransportError::WorkError(FailedWork { operation, peer, error }));
-    }
-
-    /// Ends the connections of clients that are to leave, of which nothing is outstanding.
-    fn end_leaving(&mut self) {
-        while let Some(id) = self.peers.ended() {
-            // Its messages that are there come before its end.
-            self.drain();
-            let Some(Peer { end, leaving: Some((reason, _)), .. }) = self.peers.take(id) else {
-                return;
-            };
-            let qpn = end.qp.qpn();
-            self.end(id, end);
-            // Whoever gets the number next has nothing of this one.
-            self.drain();
-            self.peers.forget(qpn);
-            self.resumes = None;
-            self.events.push_back(ServerEvent::Left { peer: id, reason });
-        }
-    }
-
-    /// Destroys the queue pair of a client, whose sends are over then.
-    fn end(&mut self, id: PeerId, end: End) {
-        match end.close() {
-            Ok(()) => self.lent.end_sends(id),
-            Err((end, error)) => {
-                tracing::error!(%error, %id, "a client's queue pair could not be destroyed: its buffers stay lent");
-                self.stuck.push(end);
-            }
-        }
-    }
-
     /// Has the clients join that are connected, as far as there is room.
     fn join_clients(&mut self) -> Result<(), ConnectError> {
         while self.peers.has_room() {
@@ -554,88 +440,6 @@ impl Server {
         self.peers.join(Peer::new(end, stream));
         self.events.push_back(ServerEvent::Joined { peer: id, address, user_bytes });
         Ok(())
-    }
-
-    /// Sleeps until something happens, or for so long.
-    fn rest(&mut self, left: Duration) -> Result<(), ServerError> {
-        let cq = &self.clients.maker().cq;
-        if cq.channel().is_none() {
-            self.look(Duration::ZERO)?;
-            thread::yield_now();
-            return Ok(());
-        }
-        if !self.is_armed {
-            cq.req_notify(false).map_err(TransportError::from)?;
-            self.is_armed = true;
-            if self.take_completions()? > 0 {
-                return Ok(());
-            }
-        }
-        let resumes = self.resumes.map_or(NO_LIMIT, |until| until.left());
-        let peers = self.peers.next_end(self.limits().send);
-        self.look(left.min(resumes).min(peers).min(self.clients.next_end()))
-    }
-
-    /// Waits until a file is ready, or for so long, and does what is to be done for those that are.
-    fn look(&mut self, limit: Duration) -> Result<(), ServerError> {
-        self.since_look = 0;
-        if self.resumes.is_some_and(|until| until.is_over()) {
-            self.resumes = None;
-        }
-        self.clients.set_taking(self.resumes.is_none())?;
-        let mut ready = mem::take(&mut self.ready);
-        let waited = self.files.wait(limit, &mut ready);
-        for &key in &ready {
-            match key {
-                COMPLETIONS => self.take_event()?,
-                CLIENTS => {}
-                WAKER => self.is_woken |= self.waker.take(),
-                key => self.end_of_stream(key - FIRST_STREAM),
-            }
-        }
-        let serves = ready.contains(&CLIENTS) || self.clients.next_end().is_zero();
-        self.ready = ready;
-        waited.map_err(|error| ConnectError::Io {
-            tried: "waiting for clients and completions".into(),
-            source: error.into(),
-        })?;
-        if serves {
-            self.serve_clients();
-        }
-        let timeout = self.limits().send;
-        while let Some(id) = self.peers.stalled(timeout) {
-            let peer = self.peers.get(id).and_then(|peer| peer.address);
-            self.fail(id, TransportError::Timeout { operation: Operation::Send, timeout, peer });
-        }
-        Ok(())
-    }
-
-    fn take_event(&mut self) -> Result<(), TransportError> {
-        if let Some(events) = self.clients.maker().cq.channel() {
-            self.is_armed &= events.try_get_event()?.is_none();
-        }
-        Ok(())
-    }
-
-    /// The client at this index has closed its stream, or is silent: what it had sent before is taken first.
-    fn end_of_stream(&mut self, index: u64) {
-        let Some(peer) = u32::try_from(index).ok().and_then(|index| self.peers.at(index)) else {
-            return;
-        };
-        self.drain();
-        self.leave(peer, LeftReason::Gone { limit: self.options.watch });
-    }
-
-    /// Takes new clients, and has those go forward that are there.
-    fn serve_clients(&mut self) {
-        let failure = match self.clients.serve(Until::after(Duration::ZERO)) {
-            Ok(()) => self.clients.take_failure(),
-            Err(failure) => Some(failure),
-        };
-        if let Some(failure) = failure {
-            self.resumes = Some(Until::after(PAUSE));
-            self.failure = Some(failure);
-        }
     }
 }
 

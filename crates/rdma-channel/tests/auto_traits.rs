@@ -1,14 +1,14 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_channel::{
-    Armed, Channel, ChannelBuilder, ChannelListener, CloseReason, ConnectError, ExchangeError,
-    FailedWork, Finished, InFlight, Incoming, Late, MultiChannel, MultiChannelBuilder, Operation,
-    OperationError, PeerAddress, PeerAtomicWorkRequest, PeerReadWorkRequest,
-    PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
-    PendingWord, PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress,
-    Refused, RefusedBatch, Rejected, Rendezvous, RendezvousBuilder, Request, Scope, ScopeError,
-    ScopedPeer, ScopedPendingWork, ToPeer, TransportError, Wait, Waitable, Within, WithoutPd,
-    WorkId,
+    Armed, Buffer, Channel, ChannelBuilder, ChannelListener, CloseReason, ConnectError,
+    ExchangeError, FailedWork, Finished, InFlight, Incoming, Late, LeftReason, MultiChannel,
+    MultiChannelBuilder, Operation, OperationError, PeerAddress, PeerAtomicWorkRequest, PeerId,
+    PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest,
+    PeerWriteWorkRequest, PendingWord, PendingWork, Pipes, Prefix, PreparedChannel,
+    PreparedMultiChannel, Progress, Refused, RefusedBatch, Rejected, Rendezvous, RendezvousBuilder,
+    Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, Server, ServerBuilder, ServerError,
+    ServerEvent, ToPeer, TransportError, Wait, Waitable, Waker, Within, WithoutPd, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -44,6 +44,21 @@ fn a_channel_is_used_by_one_thread_at_a_time() {
     send_sync::<PreparedMultiChannel>();
     send_sync::<MultiChannelBuilder<'_>>();
     send_sync::<Waitable<'_>>();
+}
+
+/// Its buffers go to any thread.
+#[test]
+fn a_server_is_kept_and_moved_and_used_by_one_thread_at_a_time() {
+    fn send_static<T: Send + 'static>() {}
+    send_static::<Server>();
+    <Server as NotSync<_>>::holds();
+    send_sync::<ServerBuilder<'_>>();
+    send_sync::<Waker>();
+    send_sync::<PeerId>();
+    send_sync::<ServerEvent>();
+    error::<ServerError>();
+    error::<LeftReason>();
+    error::<Rejected<Buffer>>();
 }
 
 /// It has channels that its program was not given yet.

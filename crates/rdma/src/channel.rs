@@ -4,11 +4,12 @@
 pub use rdma_channel::prelude::CreateChannel;
 pub use rdma_channel::{
     Armed, Channel, ChannelBuilder, ChannelListener, CloseReason, ConnectError, ExchangeError,
-    FailedWork, Finished, InFlight, Incoming, Late, MultiChannel, MultiChannelBuilder, Operation,
-    OperationError, PeerAddress, PeerAtomicWorkRequest, PeerReadWorkRequest,
+    FailedWork, Finished, InFlight, Incoming, Late, LeftReason, MultiChannel, MultiChannelBuilder,
+    Operation, OperationError, PeerAddress, PeerAtomicWorkRequest, PeerId, PeerReadWorkRequest,
     PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
     PendingWord, PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress,
     Refused, RefusedBatch, Rejected, Rendezvous, RendezvousBuilder, Rent, RentMut, Request, Scope,
-    ScopeError, ScopedPeer, ScopedPendingWork, TimedStream, ToPeer, TransportError, Wait, Waitable,
-    Within, WithoutPd, WorkId, confirm, exchange, exchange_all,
+    ScopeError, ScopedPeer, ScopedPendingWork, Server, ServerBuilder, ServerError, ServerEvent,
+    TimedStream, ToPeer, TransportError, Wait, Waitable, Waker, Within, WithoutPd, WorkId, confirm,
+    exchange, exchange_all,
 };

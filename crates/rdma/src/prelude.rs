@@ -6,9 +6,10 @@
 
 pub use crate::channel::{
     Armed, Channel, ChannelListener, CloseReason, ConnectError, CreateChannel, ExchangeError,
-    InFlight, MultiChannel, PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest,
-    Prefix, PreparedChannel, Progress, Scope, ScopeError, ScopedPendingWork, TransportError, Wait,
-    confirm, exchange, exchange_all,
+    Finished, InFlight, Late, LeftReason, MultiChannel, PeerId, PeerReceiveWorkRequest,
+    PeerRemoteMemoryRegion, PeerSendWorkRequest, Prefix, PreparedChannel, Progress, Scope,
+    ScopeError, ScopedPendingWork, Server, ServerEvent, TransportError, Wait, confirm, exchange,
+    exchange_all,
 };
 pub use crate::device::{Context, list_devices, open_device};
 pub use crate::memory::{

@@ -71,11 +71,11 @@ macro_rules! names {
 names! {
     AccessFlags Armed AtomicWorkRequest Buffer BufferPool Channel ChannelListener CloseReason ConnectError
     Context CreateChannel
-    CreateCompletionQueue CreateQueuePair ExchangeError GatherList InFlight InlineElement
-    MultiChannel OwnedArray OwnedRegion PeerReceiveWorkRequest PeerRemoteMemoryRegion
+    CreateCompletionQueue CreateQueuePair ExchangeError Finished GatherList InFlight InlineElement
+    Late LeftReason MultiChannel OwnedArray OwnedRegion PeerId PeerReceiveWorkRequest PeerRemoteMemoryRegion
     PeerSendWorkRequest Prefix PreparedChannel Progress ProtectionDomain QueuePairEndpoint
     ReadWorkRequest ReceiveWorkRequest RemoteMemoryRegion RemoteRef RemoteSlice ScatterList Scope
-    ScopeError ScopedPendingWork SendWorkRequest SharedRegion SliceMut SliceRef TransportError
+    ScopeError ScopedPendingWork SendWorkRequest Server ServerEvent SharedRegion SliceMut SliceRef TransportError
     Wait WorkSuccess WriteWorkRequest confirm exchange exchange_all list_devices open_device
 }
 

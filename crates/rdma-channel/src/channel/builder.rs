@@ -12,12 +12,11 @@ use rdma_qp::{
 };
 
 use super::Channel;
-use super::options::{Options, RendezvousOptions};
+use super::options::{Options, RendezvousOptions, ServerKnobs};
 use super::prepared::PreparedChannel;
 use crate::deadline::Wait;
 use crate::multi_channel::MultiChannel;
 use crate::multi_channel::prepared::PreparedMultiChannel;
-use crate::server::builder::ServerKnobs;
 
 /// Makes a [`Channel`], or, as a [`MultiChannelBuilder`], channels to several peers.
 ///

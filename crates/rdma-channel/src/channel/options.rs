@@ -128,6 +128,19 @@ impl Default for RendezvousOptions {
     }
 }
 
+/// The options that only servers have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServerKnobs {
+    pub(crate) max_peers: u32,
+    pub(crate) message_size: usize,
+}
+
+impl Default for ServerKnobs {
+    fn default() -> Self {
+        Self { max_peers: 64, message_size: 4096 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,7 @@ use super::peer::ScopedPeer;
 use super::pending_work::{PendingWork, ScopedPendingWork};
 use super::rent::sealed::{Gathered as _, Scattered as _};
 use super::rent::{Rent, RentMut};
-use crate::batch::BatchRefused;
+use crate::channel::batch::BatchRefused;
 use crate::deadline::BatchDeadline;
 use crate::ledger::Ledger;
 use crate::ledger::post::BatchNotPosted;

@@ -56,8 +56,6 @@ impl ServerOptions {
     }
 }
 
-/// How many clients there can be at a time.
-const PEERS: u32 = 64;
 /// How many receives there are for all.
 const RECEIVES: u32 = 256;
 /// How long a machine may be silent.
@@ -134,18 +132,5 @@ impl<'a> ServerBuilder<'a> {
             watch: rendezvous.watch.unwrap_or(SILENCE),
         };
         Server::of(Queues::new(options, server.max_peers)?, kept, &addresses)
-    }
-}
-
-/// The options that only servers have.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ServerKnobs {
-    max_peers: u32,
-    message_size: usize,
-}
-
-impl Default for ServerKnobs {
-    fn default() -> Self {
-        Self { max_peers: PEERS, message_size: 4096 }
     }
 }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use rdma_channel::{QueuePairEndpoint, ServerEvent, prelude::*};
+use rdma_channel::{QueuePairEndpoint, prelude::*};
 
 use crate::{SOON, assert_quiet, domain, join, message, server, server_with};
 
@@ -55,13 +55,6 @@ fn a_client_that_was_not_accepted_is_not_heard() {
     }
     let (peer, mut client) = join("soft0", &mut server);
     client.send_inline(b"good").unwrap();
-    loop {
-        match crate::next(&mut server) {
-            ServerEvent::Message { peer: from, buffer, length, .. } => {
-                assert_eq!((from, &buffer[..length]), (peer, b"good".as_slice()));
-                break;
-            }
-            other => panic!("{other:?}"),
-        }
-    }
+    let (from, buffer, length) = message(&mut server);
+    assert_eq!((from, &buffer[..length]), (peer, b"good".as_slice()));
 }

@@ -1,5 +1,4 @@
 //! Providers that refuse or lie.
-#![allow(unsafe_code)]
 
 use rdma_channel::{LeftReason, Server, ServerError, ServerEvent, TransportError, prelude::*};
 

@@ -1,0 +1,121 @@
+//! What a server does with completions: receives and sends that are over, and clients that have ended.
+
+use rdma_qp::{WcOpcode, WorkCompletion, WorkError};
+
+use super::Server;
+use super::event::{PeerId, ServerEvent};
+use super::lent::Loan;
+use super::peers::Peer;
+use super::queues::End;
+use crate::operation::Operation;
+use crate::transport_error::TransportError;
+use crate::transport_error::context::FailedWork;
+
+impl Server {
+    /// Has the device have as many receives as the queue holds.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub(super) fn post_receives(&mut self) -> Result<(), TransportError> {
+        while self.lent.receives() < self.options.max_recv_wr {
+            let buffer = self.pool.allocate(self.options.message_size);
+            let posted = buffer
+                .map_err(TransportError::from)
+                .and_then(|buffer| Ok(self.lent.post_receive(buffer)?));
+            match posted {
+                Err(_) if self.lent.receives() > 0 => break,
+                posted => posted?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes completions that are there.
+    pub(super) fn take_completions(&mut self) -> Result<usize, TransportError> {
+        let count = self.clients.maker().cq.poll_into(&*self.polled)?;
+        for index in 0..count {
+            let completion = self.polled[index].get().last();
+            self.complete(&completion);
+        }
+        Ok(count)
+    }
+
+    /// Takes all completions that are there now.
+    pub(super) fn drain(&mut self) {
+        let mut left = self.clients.maker().cq.min_capacity() as usize;
+        while let Ok(1..) =
+            self.take_completions().inspect(|&count| left = left.saturating_sub(count))
+            && left > 0
+        {}
+    }
+
+    pub(super) fn complete(&mut self, completion: &WorkCompletion) {
+        match (self.lent.complete(completion.wr_id()), completion.result()) {
+            (Some(Loan::Receive(buffer)), Ok(success)) => {
+                // Who has not joined yet was not told that it can send.
+                let Some(peer) = self.peers.of(completion.qpn()) else { return };
+                let length = success.scattered_bytes().unwrap_or(0);
+                let immediate = success.immediate_data();
+                self.events.push_back(match immediate {
+                    Some(immediate) if success.opcode() == WcOpcode::RECV_RDMA_WITH_IMM => {
+                        ServerEvent::Written { peer, length, immediate }
+                    }
+                    _ => {
+                        let length = length.min(buffer.len());
+                        ServerEvent::Message { peer, buffer, length, immediate }
+                    }
+                });
+            }
+            (Some(Loan::Receive(_)), Err(error)) => {
+                if let Some(peer) = self.peers.of(completion.qpn()) {
+                    self.fail_work(peer, Operation::Receive, error);
+                }
+            }
+            (Some(Loan::Send(peer, buffer)), result) => {
+                self.peers.get(peer).into_iter().for_each(Peer::done);
+                match (result, buffer) {
+                    (Ok(_), Some(buffer)) => {
+                        self.events.push_back(ServerEvent::Sent { peer, buffer });
+                    }
+                    (Ok(_), None) => {}
+                    (Err(error), _) => self.fail_work(peer, Operation::Send, error),
+                }
+            }
+            (None, _) => self.unmatched += 1,
+        }
+    }
+
+    pub(super) fn fail_work(&mut self, id: PeerId, operation: Operation, error: WorkError) {
+        let peer = self.peers.get(id).and_then(|peer| peer.address);
+        self.fail(id, TransportError::WorkError(FailedWork { operation, peer, error }));
+    }
+
+    /// Ends the connections of clients that are to leave, of which nothing is outstanding.
+    pub(super) fn end_leaving(&mut self) {
+        while let Some(id) = self.peers.ended() {
+            // Its messages that are there come before its end.
+            self.drain();
+            let Some(Peer { end, leaving: Some((reason, _)), .. }) = self.peers.take(id) else {
+                return;
+            };
+            let qpn = end.qp.qpn();
+            self.end(id, end);
+            // Whoever gets the number next has nothing of this one.
+            self.drain();
+            self.peers.forget(qpn);
+            self.resumes = None;
+            self.events.push_back(ServerEvent::Left { peer: id, reason });
+        }
+    }
+
+    /// Destroys the queue pair of a client, whose sends are over then.
+    pub(super) fn end(&mut self, id: PeerId, end: End) {
+        match end.close() {
+            Ok(()) => self.lent.end_sends(id),
+            Err((end, error)) => {
+                tracing::error!(%error, %id, "a client's queue pair could not be destroyed: its buffers stay lent");
+                self.stuck.push(end);
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! How a server waits: for all its files at once.
+
+use std::mem;
+use std::thread;
+use std::time::Duration;
+
+use super::event::{LeftReason, ServerError};
+use super::{CLIENTS, COMPLETIONS, FIRST_STREAM, Server, WAKER};
+use crate::deadline::NO_LIMIT;
+use crate::operation::Operation;
+use crate::rendezvous::error::ConnectError;
+use crate::rendezvous::until::Until;
+use crate::transport_error::TransportError;
+
+/// For so long no client is taken after one could not be.
+const PAUSE: Duration = Duration::from_secs(1);
+
+impl Server {
+    /// Sleeps until something happens, or for so long.
+    pub(super) fn rest(&mut self, left: Duration) -> Result<(), ServerError> {
+        let cq = &self.clients.maker().cq;
+        if cq.channel().is_none() {
+            self.look(Duration::ZERO)?;
+            thread::yield_now();
+            return Ok(());
+        }
+        if !self.is_armed {
+            cq.req_notify(false).map_err(TransportError::from)?;
+            self.is_armed = true;
+            if self.take_completions()? > 0 {
+                return Ok(());
+            }
+        }
+        let resumes = self.resumes.map_or(NO_LIMIT, |until| until.left());
+        let peers = self.peers.next_end(self.limits().send);
+        self.look(left.min(resumes).min(peers).min(self.clients.next_end()))
+    }
+
+    /// Waits until a file is ready, or for so long, and does what is to be done for those that are.
+    pub(super) fn look(&mut self, limit: Duration) -> Result<(), ServerError> {
+        self.since_look = 0;
+        if self.resumes.is_some_and(|until| until.is_over()) {
+            self.resumes = None;
+        }
+        self.clients.set_taking(self.resumes.is_none())?;
+        let mut ready = mem::take(&mut self.ready);
+        let waited = self.files.wait(limit, &mut ready);
+        for &key in &ready {
+            match key {
+                COMPLETIONS => self.take_event()?,
+                CLIENTS => {}
+                WAKER => self.is_woken |= self.waker.take(),
+                key => self.end_of_stream(key - FIRST_STREAM),
+            }
+        }
+        let serves = ready.contains(&CLIENTS) || self.clients.next_end().is_zero();
+        self.ready = ready;
+        waited.map_err(|error| ConnectError::Io {
+            tried: "waiting for clients and completions".into(),
+            source: error.into(),
+        })?;
+        if serves {
+            self.serve_clients();
+        }
+        let timeout = self.limits().send;
+        while let Some(id) = self.peers.stalled(timeout) {
+            let peer = self.peers.get(id).and_then(|peer| peer.address);
+            self.fail(id, TransportError::Timeout { operation: Operation::Send, timeout, peer });
+        }
+        Ok(())
+    }
+
+    pub(super) fn take_event(&mut self) -> Result<(), TransportError> {
+        if let Some(events) = self.clients.maker().cq.channel() {
+            self.is_armed &= events.try_get_event()?.is_none();
+        }
+        Ok(())
+    }
+
+    /// The client at this index has closed its stream, or is silent: what it had sent before is taken first.
+    pub(super) fn end_of_stream(&mut self, index: u64) {
+        let Some(peer) = u32::try_from(index).ok().and_then(|index| self.peers.at(index)) else {
+            return;
+        };
+        self.drain();
+        self.leave(peer, LeftReason::Gone { limit: self.options.watch });
+    }
+
+    /// Takes new clients, and has those go forward that are there.
+    pub(super) fn serve_clients(&mut self) {
+        let failure = match self.clients.serve(Until::after(Duration::ZERO)) {
+            Ok(()) => self.clients.take_failure(),
+            Err(failure) => Some(failure),
+        };
+        if let Some(failure) = failure {
+            self.resumes = Some(Until::after(PAUSE));
+            self.failure = Some(failure);
+        }
+    }
+}
