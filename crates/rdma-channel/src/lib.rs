@@ -47,7 +47,7 @@ pub use scope::pending_word::PendingWord;
 pub use scope::pending_work::{PendingWork, ScopedPendingWork};
 pub use scope::rent::{Prefix, Rent, RentMut};
 pub use scope::{Scope, ScopeError};
-pub use transport_error::context::{FailedWork, PeerAddress};
+pub use transport_error::context::{FailedWork, PeerAddress, RefusedWork};
 pub use transport_error::{CloseReason, OperationError, Rejected, TransportError, WorkId};
 
 pub use rdma_mem::{

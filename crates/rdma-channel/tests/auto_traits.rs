@@ -6,9 +6,9 @@ use rdma_channel::{
     OperationError, PeerAddress, PeerAtomicWorkRequest, PeerReadWorkRequest,
     PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
     PendingWord, PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress,
-    Refused, RefusedBatch, Rejected, Rendezvous, RendezvousBuilder, Request, Scope, ScopeError,
-    ScopedPeer, ScopedPendingWork, ToPeer, TransportError, Wait, Waitable, Within, WithoutPd,
-    WorkId,
+    Refused, RefusedBatch, RefusedWork, Rejected, Rendezvous, RendezvousBuilder, Request, Scope,
+    ScopeError, ScopedPeer, ScopedPendingWork, ToPeer, TransportError, Wait, Waitable, Within,
+    WithoutPd, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -92,6 +92,7 @@ fn results_are_values() {
     send_sync::<CloseReason>();
     send_sync::<PeerAddress>();
     error::<FailedWork>();
+    error::<RefusedWork>();
     send_sync::<Operation>();
     send_sync::<Wait>();
     send_sync::<Armed>();

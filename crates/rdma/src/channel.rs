@@ -8,7 +8,7 @@ pub use rdma_channel::{
     OperationError, PeerAddress, PeerAtomicWorkRequest, PeerReadWorkRequest,
     PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
     PendingWord, PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress,
-    Refused, RefusedBatch, Rejected, Rendezvous, RendezvousBuilder, Rent, RentMut, Request, Scope,
-    ScopeError, ScopedPeer, ScopedPendingWork, TimedStream, ToPeer, TransportError, Wait, Waitable,
-    Within, WithoutPd, WorkId, confirm, exchange, exchange_all,
+    Refused, RefusedBatch, RefusedWork, Rejected, Rendezvous, RendezvousBuilder, Rent, RentMut,
+    Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, TimedStream, ToPeer, TransportError,
+    Wait, Waitable, Within, WithoutPd, WorkId, confirm, exchange, exchange_all,
 };
