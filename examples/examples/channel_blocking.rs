@@ -80,7 +80,7 @@ fn alone(pd: &ProtectionDomain, limit: Duration) -> Result<(String, String), Fai
         return Err(format!("a message from nobody: {received:?}").into());
     };
     let sent = channel.send(SendWorkRequest::new(&[mr.gather_element(&buf)]));
-    let Err(afterwards @ TransportError::Closed(_)) = sent else {
+    let Err(afterwards @ TransportError::Closed { .. }) = sent else {
         return Err(format!("the channel should be closed: {sent:?}").into());
     };
     Ok((alone.to_string(), afterwards.to_string()))

@@ -359,7 +359,8 @@ impl Ledger {
     pub(crate) fn check_process(&self) -> Result<(), TransportError> {
         self.cq.context().check_process().map_err(|_| {
             self.queues.iter().for_each(|connection| connection.close(CloseReason::Forked));
-            TransportError::Closed(CloseReason::Forked)
+            let peer = self.only().peer.filter(|_| self.queues.len() == 1);
+            TransportError::Closed { reason: CloseReason::Forked, peer }
         })
     }
 
@@ -382,5 +383,7 @@ pub(crate) fn seldom<R>(run: impl FnOnce() -> R) -> R {
 /// Why a connection takes no requests.
 #[cold]
 pub(crate) fn closed(connection: &Connection) -> TransportError {
-    connection.closed().map_or(TransportError::WouldBlock, TransportError::Closed)
+    let reason = connection.closed();
+    let says = |reason| TransportError::Closed { reason, peer: connection.peer };
+    reason.map_or(TransportError::WouldBlock, says)
 }

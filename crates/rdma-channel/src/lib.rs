@@ -51,7 +51,7 @@ pub use server::Server;
 pub use server::builder::ServerBuilder;
 pub use server::event::{LeftReason, PeerId, ServerError, ServerEvent};
 pub use server::waker::Waker;
-pub use transport_error::context::{FailedWork, PeerAddress};
+pub use transport_error::context::{FailedWork, PeerAddress, RefusedWork};
 pub use transport_error::{CloseReason, OperationError, Rejected, TransportError, WorkId};
 
 pub use rdma_mem::{

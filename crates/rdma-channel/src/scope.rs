@@ -79,7 +79,8 @@ impl<E: From<TransportError>> ScopeError<E> {
             Self::ClosureError(error) => error,
             Self::AutoPollError(errors) => {
                 let first = errors.into_iter().next().map(|first| first.error);
-                first.unwrap_or(TransportError::Closed(CloseReason::Asked)).into()
+                let asked = TransportError::Closed { reason: CloseReason::Asked, peer: None };
+                first.unwrap_or(asked).into()
             }
         }
     }

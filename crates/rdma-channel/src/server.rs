@@ -356,10 +356,11 @@ impl Server {
                 peer.sent();
                 Ok(())
             }
-            Err((Some(buffer), error)) => rejected(buffer, error.into()),
+            Err((Some(buffer), error)) => rejected(buffer, peer.refused(error)),
             Err((None, error)) => {
                 peer.sent();
-                self.fail(id, error.into());
+                let error = peer.refused(error);
+                self.fail(id, error);
                 Ok(())
             }
         }
@@ -378,10 +379,11 @@ impl Server {
         let posted = self.lent.post_inline((peer, &to.end.qp), InlineElement::new_checked(bytes)?);
         match posted {
             Ok(()) => to.sent(),
-            Err(error) if error.posted() == 0 => return Err(error.into()),
+            Err(error) if error.posted() == 0 => return Err(to.refused(error)),
             Err(error) => {
                 to.sent();
-                self.fail(peer, error.into());
+                let error = to.refused(error);
+                self.fail(peer, error);
             }
         }
         Ok(())
@@ -399,7 +401,9 @@ impl Server {
 
     fn check_process(&self) -> Result<(), TransportError> {
         let context = self.options.pd.context();
-        context.check_process().map_err(|_| TransportError::Closed(CloseReason::Forked))
+        context
+            .check_process()
+            .map_err(|_| TransportError::Closed { reason: CloseReason::Forked, peer: None })
     }
 
     fn leave(&mut self, peer: PeerId, reason: LeftReason) {

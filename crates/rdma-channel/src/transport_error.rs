@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use rdma_mem::{Recovery, ScatterGatherElementError};
-use rdma_qp::{PollError, PostError, PostErrorKind, WorkError};
+use rdma_qp::{PollError, PostErrorKind, WorkError};
 
-use self::context::{FailedWork, PeerAddress, With};
+use self::context::{FailedWork, PeerAddress, RefusedWork, To, With};
 use crate::ledger::queues::{generation, index};
 use crate::operation::Operation;
 use crate::server::event::PeerId;
@@ -21,7 +21,7 @@ pub enum TransportError {
     IbvError(Box<rdma_qp::Error>),
     /// The request was not posted. The channel is as it was.
     #[error(transparent)]
-    PostError(PostError),
+    PostError(Box<RefusedWork>),
     /// Inline data is longer than an element can be, so that there was no request to post. The channel is as it
     /// was.
     #[error(transparent)]
@@ -81,8 +81,14 @@ pub enum TransportError {
         capacity: u32,
     },
     /// An earlier operation has closed the channel.
-    #[error("the channel is closed, since {0}: connect a new one")]
-    Closed(CloseReason),
+    #[error("the channel{} is closed, since {reason}: connect a new one", To(*.peer))]
+    Closed {
+        /// What has closed it.
+        reason: CloseReason,
+        /// Whom the channel was to. `None` if a queue pair of the program's own does not know, and in a forked child of
+        /// channels to several peers.
+        peer: Option<PeerAddress>,
+    },
     /// The operation never completed: the queue pair was destroyed under it. It may have been done.
     #[error(
         "the {operation}{} never completed, and the queue pair was destroyed: it may have been done or not",
@@ -139,7 +145,8 @@ impl TransportError {
     /// use rdma_channel::{CloseReason, Recovery, TransportError};
     ///
     /// assert_eq!(TransportError::WouldBlock.recovery(), Recovery::Retry);
-    /// assert_eq!(TransportError::Closed(CloseReason::Poll).recovery(), Recovery::Reconnect);
+    /// let closed = TransportError::Closed { reason: CloseReason::Poll, peer: None };
+    /// assert_eq!(closed.recovery(), Recovery::Reconnect);
     /// ```
     #[must_use]
     pub fn recovery(&self) -> Recovery {
@@ -148,9 +155,10 @@ impl TransportError {
             Self::PostError(error) => error.recovery(),
             Self::WorkError(work) => work.recovery(),
             Self::Timeout { .. } | Self::WouldBlock => Recovery::Retry,
-            Self::PollError(_) | Self::PeerGone { .. } | Self::Closed(_) | Self::Lost { .. } => {
-                Recovery::Reconnect
-            }
+            Self::PollError(_)
+            | Self::PeerGone { .. }
+            | Self::Closed { .. }
+            | Self::Lost { .. } => Recovery::Reconnect,
             Self::ElementError(_)
             | Self::BatchTooLarge { .. }
             | Self::NoSuchPeer { .. }
@@ -277,12 +285,12 @@ impl From<rdma_mem::Error> for TransportError {
     }
 }
 
-impl From<PostError> for TransportError {
+impl From<RefusedWork> for TransportError {
     #[cold]
-    fn from(error: PostError) -> Self {
-        match error.kind() {
-            PostErrorKind::WouldBlock if error.posted() == 0 => Self::WouldBlock,
-            _ => Self::PostError(error),
+    fn from(refused: RefusedWork) -> Self {
+        match refused.kind() {
+            PostErrorKind::WouldBlock if refused.posted() == 0 => Self::WouldBlock,
+            _ => Self::PostError(Box::new(refused)),
         }
     }
 }

@@ -6,9 +6,10 @@ use rdma_channel::{
     MultiChannelBuilder, Operation, OperationError, PeerAddress, PeerAtomicWorkRequest, PeerId,
     PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest,
     PeerWriteWorkRequest, PendingWord, PendingWork, Pipes, Prefix, PreparedChannel,
-    PreparedMultiChannel, Progress, Refused, RefusedBatch, Rejected, Rendezvous, RendezvousBuilder,
-    Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, Server, ServerBuilder, ServerError,
-    ServerEvent, ToPeer, TransportError, Wait, Waitable, Waker, Within, WithoutPd, WorkId,
+    PreparedMultiChannel, Progress, Refused, RefusedBatch, RefusedWork, Rejected, Rendezvous,
+    RendezvousBuilder, Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, Server,
+    ServerBuilder, ServerError, ServerEvent, ToPeer, TransportError, Wait, Waitable, Waker, Within,
+    WithoutPd, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -107,6 +108,7 @@ fn results_are_values() {
     send_sync::<CloseReason>();
     send_sync::<PeerAddress>();
     error::<FailedWork>();
+    error::<RefusedWork>();
     send_sync::<Operation>();
     send_sync::<Wait>();
     send_sync::<Armed>();

@@ -303,7 +303,10 @@ fn a_channel_that_closes_while_a_post_waits_for_room_says_why() {
                 at_next_poll(move || soft.release(qpn, 1));
                 let refused = s.write_from(data.as_slice(), remote).unwrap_err();
                 assert!(
-                    matches!(refused.error, TransportError::Closed(CloseReason::Work { .. })),
+                    matches!(
+                        refused.error,
+                        TransportError::Closed { reason: CloseReason::Work { .. }, .. }
+                    ),
                     "{refused}"
                 );
                 assert!(one.wait(SECONDS).unwrap().result.is_err());

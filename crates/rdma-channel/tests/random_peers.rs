@@ -166,9 +166,11 @@ fn assert_harmless(error: &TransportError) {
         TransportError::WouldBlock
         | TransportError::Timeout { .. }
         | TransportError::NoSuchPeer { .. }
-        | TransportError::Closed(
-            CloseReason::Timeout { .. } | CloseReason::Unsignaled { .. } | CloseReason::Asked,
-        ) => {}
+        | TransportError::Closed {
+            reason:
+                CloseReason::Timeout { .. } | CloseReason::Unsignaled { .. } | CloseReason::Asked,
+            ..
+        } => {}
         TransportError::Collective(errors) => {
             errors.iter().for_each(|failed| assert_harmless(&failed.error));
         }

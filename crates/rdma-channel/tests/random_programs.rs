@@ -74,7 +74,7 @@ fn closure<'scope>(
         match random.below(8) {
             0..4 => match post(s, stage, random) {
                 Ok(handle) => handles.push(handle),
-                Err(error @ TransportError::Closed(_)) => return Err(error),
+                Err(error @ TransportError::Closed { .. }) => return Err(error),
                 Err(
                     TransportError::WouldBlock
                     | TransportError::Timeout { .. }
@@ -159,7 +159,7 @@ fn program(device: &str, random: &mut Random) -> u32 {
             Err(payload) => assert!(payload.is::<Thrown>()),
             Ok(Err(ScopeError::ClosureError(error))) => {
                 assert!(
-                    matches!(error, TransportError::WouldBlock | TransportError::Closed(_)),
+                    matches!(error, TransportError::WouldBlock | TransportError::Closed { .. }),
                     "{error}"
                 );
             }

@@ -315,7 +315,10 @@ fn a_closed_channel_takes_nothing_and_says_the_first_reason() {
             let Err(ScopeError::ClosureError(error)) = scope else { panic!("{scope:?}") };
             errors.push(error);
             for error in errors {
-                assert!(matches!(error, TransportError::Closed(why) if why == first), "{error}");
+                assert!(
+                    matches!(error, TransportError::Closed { reason: why, .. } if why == first),
+                    "{error}"
+                );
                 assert!(error.to_string().contains("connect a new one"), "{error}");
             }
         });

@@ -189,7 +189,7 @@ fn an_atomic_operation_that_is_never_answered_ends_and_its_word_is_not_needed() 
         let error = pair.here.within(DRAIN).fetch_add(word, 1).unwrap_err();
         assert!(matches!(error, TransportError::Timeout { operation: Operation::Atomic, .. }));
         assert!(pair.here.closed().is_some());
-        assert!(matches!(pair.here.fetch_add(word, 1), Err(TransportError::Closed(_))));
+        assert!(matches!(pair.here.fetch_add(word, 1), Err(TransportError::Closed { .. })));
         pair.provoke();
 
         let mut pair = Pair::new(HELD);

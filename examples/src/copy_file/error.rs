@@ -173,8 +173,10 @@ impl From<TransportError> for Error {
     fn from(error: TransportError) -> Self {
         match error {
             TransportError::WorkError(work) => Self::Completion(work.error),
-            TransportError::Closed(CloseReason::Work { error, .. }) => Self::Completion(error),
-            TransportError::PostError(error) => Self::Post(error),
+            TransportError::Closed { reason: CloseReason::Work { error, .. }, .. } => {
+                Self::Completion(error)
+            }
+            TransportError::PostError(refused) => Self::Post(refused.error),
             TransportError::IbvError(error) => Self::Queue(*error),
             other => Self::Channel(other),
         }

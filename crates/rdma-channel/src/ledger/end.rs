@@ -435,7 +435,7 @@ impl Ledger {
         match reason {
             Some(CloseReason::Asked) if error.class() == WorkErrorClass::Flushed => None,
             Some(reason) if error.class() == WorkErrorClass::Flushed => {
-                Some(TransportError::Closed(reason))
+                Some(TransportError::Closed { reason, peer: self.peer_of(slot) })
             }
             _ => Some(self.failed(slot, error)),
         }

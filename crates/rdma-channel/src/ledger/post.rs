@@ -12,6 +12,7 @@ use super::{Ledger, SlotWait, closed, seldom};
 use crate::deadline::BatchDeadline;
 use crate::operation::Operation;
 use crate::request::Post;
+use crate::transport_error::context::RefusedWork;
 use crate::transport_error::{TransportError, WorkId};
 
 /// A request that was not posted. Why is in the ledger, so that the result of a post is as small as a pointer, and stays in
@@ -147,11 +148,12 @@ impl Ledger {
         error: PostError,
     ) -> NotPosted<'_> {
         self.forget_call();
+        let refused = RefusedWork { operation, peer: connection.peer, error };
         if error.posted() == 0 {
-            return self.refuse(error.into(), None);
+            return self.refuse(refused.into(), None);
         }
         self.perhaps_posted(connection, slot, operation, signaled);
-        self.refuse(error.into(), Some(WorkId(slot.id())))
+        self.refuse(refused.into(), Some(WorkId(slot.id())))
     }
 }
 
@@ -189,8 +191,8 @@ impl Ledger {
         deadline: Option<&mut BatchDeadline>,
         kept: Kept<'kept>,
     ) -> Result<(), BatchNotPosted> {
-        let Some(first) = items.first() else { return Ok(()) };
-        let sends = first.operation().is_of_send_queue();
+        let Some(first) = items.first().map(InBatch::operation) else { return Ok(()) };
+        let sends = first.is_of_send_queue();
         let queue = if sends { &connection.send } else { &connection.receive };
         if !Self::number(queue, items, slots) {
             let operations = || items.iter().map(InBatch::operation);
@@ -206,7 +208,10 @@ impl Ledger {
             Self::signal(connection, items);
         }
         let posted = match connection.qp() {
-            Some(qp) => kept.post_batch(qp, items).map_err(|e| (e.posted(), e.into())),
+            Some(qp) => kept.post_batch(qp, items).map_err(|error| {
+                let operation = items.get(error.refused()).map_or(first, InBatch::operation);
+                (error.posted(), RefusedWork { operation, peer: connection.peer, error }.into())
+            }),
             None => Err((0, closed(connection))),
         };
         match posted {

@@ -135,9 +135,9 @@ impl Ledger {
             } else {
                 let error = match self.failure(slot, result) {
                     None => TransportError::Lost { operation, peer },
-                    Some(TransportError::Closed(CloseReason::Timeout { .. })) => {
-                        TransportError::Timeout { operation, timeout, peer }
-                    }
+                    Some(TransportError::Closed {
+                        reason: CloseReason::Timeout { .. }, ..
+                    }) => TransportError::Timeout { operation, timeout, peer },
                     Some(error) => error,
                 };
                 let peer = Some(slot.connection as usize);

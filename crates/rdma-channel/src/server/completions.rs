@@ -9,7 +9,7 @@ use super::peers::Peer;
 use super::queues::End;
 use crate::operation::Operation;
 use crate::transport_error::TransportError;
-use crate::transport_error::context::FailedWork;
+use crate::transport_error::context::{FailedWork, RefusedWork};
 
 impl Server {
     /// Has the device have as many receives as the queue holds.
@@ -17,11 +17,13 @@ impl Server {
     /// # Errors
     /// If it has none.
     pub(super) fn post_receives(&mut self) -> Result<(), TransportError> {
+        let refused =
+            |error| RefusedWork { operation: Operation::Receive, peer: None, error }.into();
         while self.lent.receives() < self.options.max_recv_wr {
             let buffer = self.pool.allocate(self.options.message_size);
             let posted = buffer
                 .map_err(TransportError::from)
-                .and_then(|buffer| Ok(self.lent.post_receive(buffer)?));
+                .and_then(|buffer| self.lent.post_receive(buffer).map_err(refused));
             match posted {
                 Err(_) if self.lent.receives() > 0 => break,
                 posted => posted?,

@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use rdma_qp::Qpn;
+use rdma_qp::{PostError, Qpn};
 
 use super::event::{LeftReason, PeerId};
 use super::queues::End;
+use crate::operation::Operation;
 use crate::rendezvous::files::Added;
 use crate::rendezvous::until::Until;
 use crate::transport_error::TransportError;
-use crate::transport_error::context::PeerAddress;
+use crate::transport_error::context::{PeerAddress, RefusedWork};
 
 /// The clients by their places, of which there are as many as there can be clients.
 #[derive(Debug, Default)]
@@ -63,6 +64,11 @@ impl Peer {
         debug_assert!(self.outstanding > 0, "it was counted when it was posted");
         self.outstanding = self.outstanding.saturating_sub(1);
         self.since = (self.outstanding > 0).then(Instant::now);
+    }
+
+    /// What is said of a send that was not posted.
+    pub(super) fn refused(&self, error: PostError) -> TransportError {
+        RefusedWork { operation: Operation::Send, peer: self.address, error }.into()
     }
 
     /// Whether its connection can be ended now.

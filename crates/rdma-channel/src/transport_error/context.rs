@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use rdma_qp::{ConnectAttributes, Qpn, WorkError};
+use rdma_qp::{ConnectAttributes, PostError, Qpn, WorkError};
 use rdma_types::{Gid, Lid};
 
 use crate::operation::Operation;
@@ -66,11 +66,49 @@ impl fmt::Display for FailedWork {
 
 impl std::error::Error for FailedWork {}
 
+/// An operation that was not posted. It derefs to why not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RefusedWork {
+    /// The kind of the operation.
+    pub operation: Operation,
+    /// Whom it was to be with. `None` if a queue pair of the program's own does not know.
+    pub peer: Option<PeerAddress>,
+    /// Why it was not posted. Of a batch, also which of its requests.
+    pub error: PostError,
+}
+
+impl Deref for RefusedWork {
+    type Target = PostError;
+
+    fn deref(&self) -> &PostError {
+        &self.error
+    }
+}
+
+impl fmt::Display for RefusedWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { operation, peer, error } = self;
+        write!(f, "the {operation}{} was refused: {error}", With(*peer))
+    }
+}
+
+impl std::error::Error for RefusedWork {}
+
 /// Behind the name of an operation: whom it was with, if that is known.
 pub(super) struct With(pub(super) Option<PeerAddress>);
 
 impl fmt::Display for With {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |peer| write!(f, " with {peer}"))
+    }
+}
+
+/// Behind what goes to a peer: to whom, if that is known.
+pub(super) struct To(pub(super) Option<PeerAddress>);
+
+impl fmt::Display for To {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |peer| write!(f, " to {peer}"))
     }
 }

@@ -164,12 +164,12 @@ fn a_scope_that_ends_with_unsignaled_requests_finds_out_and_closes_the_channel()
             assert_eq!(lost.len(), 3 - done as usize);
             for lost in lost {
                 assert!(
-                    matches!(lost.error, TransportError::Closed(why) if why == first),
+                    matches!(lost.error, TransportError::Closed { reason: why, .. } if why == first),
                     "{lost}"
                 );
             }
             assert!(pair.here.qpn().is_some(), "nothing had to be destroyed");
-            let text = TransportError::Closed(first).to_string();
+            let text = TransportError::Closed { reason: first, peer: None }.to_string();
             assert!(text.contains("have the last request of a scope signaled"), "{text}");
         });
     }

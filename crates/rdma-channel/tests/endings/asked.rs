@@ -17,7 +17,7 @@ fn patient(device: &str) -> Pair {
 }
 
 fn is_asked(error: &TransportError) -> bool {
-    matches!(error, TransportError::Closed(CloseReason::Asked))
+    matches!(error, TransportError::Closed { reason: CloseReason::Asked, .. })
 }
 
 /// Leaves a scope with three requests that do not complete, which `close` has closed.

@@ -69,7 +69,10 @@ impl Batch {
         honest();
         assert_eq!((self.pair.here.closed(), self.pair.in_flight()), (Some(first), 0));
         let again = self.pair.here.batch([SendWorkRequest::only_immediate(1).into()]);
-        assert!(matches!(again, Err(TransportError::Closed(why)) if why == first), "{again:?}");
+        assert!(
+            matches!(again, Err(TransportError::Closed { reason: why, .. }) if why == first),
+            "{again:?}"
+        );
         self.rooms.iter_mut().for_each(|room| room.fill(7));
         (0..3).for_each(|_| self.pair.provoke());
         for room in self.rooms {

@@ -70,7 +70,10 @@ fn assert_timed_out(
     let remote = pair.board.remote().slice(0..8).unwrap();
     for (call, _) in CALLS {
         let error = call(&mut pair.here, memory, remote).unwrap_err();
-        assert!(matches!(error, TransportError::Closed(why) if why == first), "{error}");
+        assert!(
+            matches!(error, TransportError::Closed { reason: why, .. } if why == first),
+            "{error}"
+        );
     }
     assert_eq!(pair.in_flight(), 0, "the device has let go");
     memory.fill(7);
@@ -197,7 +200,7 @@ fn a_limit_of_no_time_is_one_look() {
             let outcome = pair.here.receive_timeout(request, Duration::ZERO);
             assert!(matches!(outcome, Err(TransportError::Timeout { .. })), "{outcome:?}");
             let outcome = pair.here.receive(ReceiveWorkRequest::only_immediate());
-            assert!(matches!(outcome, Err(TransportError::Closed(_))), "{outcome:?}");
+            assert!(matches!(outcome, Err(TransportError::Closed { .. })), "{outcome:?}");
         });
     }
 }

@@ -34,7 +34,9 @@ fn a_blocking_call_to_a_peer_that_was_destroyed_fails_and_later_ones_say_why() {
             let error = here.write(WriteWorkRequest::from_list(&list, board.remote())).unwrap_err();
             assert!(is_gone(&error) && begin.elapsed() < Duration::from_secs(10), "{error}");
             let error = here.send(SendWorkRequest::only_immediate(1)).unwrap_err();
-            let TransportError::Closed(CloseReason::Work { operation, error }) = error else {
+            let TransportError::Closed { reason: CloseReason::Work { operation, error }, .. } =
+                error
+            else {
                 panic!("{error}")
             };
             assert_eq!(

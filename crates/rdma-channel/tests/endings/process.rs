@@ -139,7 +139,7 @@ fn a_forked_child_that_leaves_a_scope_touches_nothing_of_its_parent() {
                 && pair.here.closed() == Some(CloseReason::Forked)
                 && matches!(
                     pair.here.send(SendWorkRequest::only_immediate(1)),
-                    Err(TransportError::Closed(CloseReason::Forked))
+                    Err(TransportError::Closed { reason: CloseReason::Forked, .. })
                 );
             // SAFETY: SAFETY.md F15: nothing else runs in this child.
             unsafe { libc::_exit(i32::from(!good)) };
@@ -163,7 +163,8 @@ fn a_wait_without_a_limit_ends_in_a_forked_child() {
                 // SAFETY: SAFETY.md F15: it ends a child that hangs.
                 unsafe { libc::alarm(10) };
                 let error = received.wait(Duration::MAX).unwrap_err();
-                let good = matches!(error, TransportError::Closed(CloseReason::Forked));
+                let good =
+                    matches!(error, TransportError::Closed { reason: CloseReason::Forked, .. });
                 // SAFETY: SAFETY.md F15: nothing else runs in this child.
                 unsafe { libc::_exit(i32::from(!good)) };
             }

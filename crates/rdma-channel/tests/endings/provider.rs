@@ -44,10 +44,13 @@ fn a_scope_on_a_completion_queue_that_fails_ends_by_destroying_the_queue_pair() 
                 assert_eq!((pair.here.closed(), pair.here.qpn()), (Some(CloseReason::Poll), None));
                 assert!(matches!(
                     pair.here.state(),
-                    Err(TransportError::Closed(CloseReason::Poll))
+                    Err(TransportError::Closed { reason: CloseReason::Poll, .. })
                 ));
                 let again = pair.here.send(SendWorkRequest::only_immediate(1));
-                assert!(matches!(again, Err(TransportError::Closed(CloseReason::Poll))));
+                assert!(matches!(
+                    again,
+                    Err(TransportError::Closed { reason: CloseReason::Poll, .. })
+                ));
                 stuck.assert_given_back(&mut pair);
                 pair.here.close().unwrap();
             });
@@ -70,7 +73,7 @@ fn a_blocking_call_on_a_completion_queue_that_fails_says_so_after_the_queue_pair
             assert!(!error.to_string().contains("permitted"), "H6: {error}");
             honest();
             let again = pair.here.send(SendWorkRequest::only_immediate(1));
-            assert!(matches!(again, Err(TransportError::Closed(CloseReason::Poll))));
+            assert!(matches!(again, Err(TransportError::Closed { reason: CloseReason::Poll, .. })));
             pair.provoke();
             assert_eq!(*room, [3; 64]);
         });
@@ -99,7 +102,10 @@ fn handles_on_a_completion_queue_that_fails_complete_nothing() {
                 assert!(is_poll(&borrowed.wait(Duration::MAX).unwrap_err()));
                 assert!(begin.elapsed() < Duration::from_secs(10));
                 let refused = s.post_receive(ReceiveWorkRequest::only_immediate()).unwrap_err();
-                assert!(matches!(refused, TransportError::Closed(CloseReason::Poll)), "{refused}");
+                assert!(
+                    matches!(refused, TransportError::Closed { reason: CloseReason::Poll, .. }),
+                    "{refused}"
+                );
                 // It was for once: what is there is found, but the channel stays closed.
                 POLL.set(None);
                 assert!(borrowed.poll().is_none());
@@ -220,7 +226,9 @@ fn a_blocking_call_that_a_provider_refuses_without_saying_which_closes_the_chann
                 pair.provoke();
                 assert_eq!(*memory, [7; 64]);
                 let again = pair.here.send(SendWorkRequest::only_immediate(1));
-                assert!(matches!(again, Err(TransportError::Closed(why)) if why == first));
+                assert!(
+                    matches!(again, Err(TransportError::Closed { reason: why, .. }) if why == first)
+                );
             });
         }
     }

@@ -64,7 +64,7 @@ fn a_scope_that_returns_gives_all_memory_back_and_says_what_was_lost() {
                         assert!(
                             matches!(
                                 lost.error,
-                                TransportError::Closed(CloseReason::Timeout { .. })
+                                TransportError::Closed { reason: CloseReason::Timeout { .. }, .. }
                             ),
                             "{lost}"
                         );
@@ -262,12 +262,16 @@ fn a_receive_that_is_never_answered_ends_at_the_drain_limit_and_closes_the_chann
             assert_eq!(pair.here.closed(), Some(first));
             for _ in 0..2 {
                 let again = pair.here.receive(ReceiveWorkRequest::only_immediate());
-                assert!(matches!(again, Err(TransportError::Closed(why)) if why == first));
+                assert!(
+                    matches!(again, Err(TransportError::Closed { reason: why, .. }) if why == first)
+                );
                 let scope = pair.here.scope(|s| {
                     let _ = s.post_receive(ReceiveWorkRequest::only_immediate())?;
                     Ok::<(), TransportError>(())
                 });
-                let Err(ScopeError::ClosureError(TransportError::Closed(why))) = scope else {
+                let Err(ScopeError::ClosureError(TransportError::Closed { reason: why, .. })) =
+                    scope
+                else {
                     panic!("{scope:?}")
                 };
                 assert_eq!(why, first);

@@ -72,7 +72,7 @@ fn a_peer_that_does_not_answer_loses_its_connection_alone() {
             assert_eq!(*memory, [0; 24], "written after it was given back");
 
             let error = gather(&mut star.center, &mut memory, &[0, 1]).unwrap_err();
-            assert!(matches!(error, TransportError::Closed(RECEIVE)), "{error}");
+            assert!(matches!(error, TransportError::Closed { reason: RECEIVE, .. }), "{error}");
             [0, 2].into_iter().for_each(|peer| send_word(&star, peer));
             at_next_poll(star.releases());
             assert_eq!(gather(&mut star.center, &mut memory, &[0, 2]).unwrap().len(), 2);

@@ -62,7 +62,7 @@ fn a_peer_that_goes_away_leaves_the_others_to_each_other() {
                         let refused = s.to(1)?.send_from(data.as_slice()).unwrap_err().error;
                         assert!(matches!(
                             refused,
-                            TransportError::Closed(CloseReason::Work { .. })
+                            TransportError::Closed { reason: CloseReason::Work { .. }, .. }
                         ));
                     }
                     expect();
@@ -184,7 +184,10 @@ fn a_collective_with_a_silent_peer_ends_in_time_and_costs_that_connection() {
             assert_eq!((star.open(), star.center.closed(1).unwrap()), (vec![0, 2], Some(first)));
             assert_eq!(star.in_flight(), 0);
             let told = star.center.send(PeerSendWorkRequest::only_immediate(1, 1));
-            assert!(matches!(told, Err(TransportError::Closed(why)) if why == first), "{told:?}");
+            assert!(
+                matches!(told, Err(TransportError::Closed { reason: why, .. }) if why == first),
+                "{told:?}"
+            );
             memory.iter_mut().for_each(|region| region.fill(7));
             expect_word(&star, 1);
             star.provoke();

@@ -124,7 +124,7 @@ fn a_forked_child_that_leaves_a_scope_touches_nothing_of_its_parents_peers() {
                 && (0..3).all(|peer| star.center.closed(peer).unwrap() == forked)
                 && matches!(
                     star.center.scatter_send(sends),
-                    Err(TransportError::Closed(CloseReason::Forked))
+                    Err(TransportError::Closed { reason: CloseReason::Forked, .. })
                 );
             // SAFETY: SAFETY.md F15: nothing else runs in this child.
             unsafe { libc::_exit(i32::from(!good)) };
@@ -154,7 +154,7 @@ fn a_collective_without_a_limit_ends_in_a_forked_child() {
             unsafe { libc::alarm(10) };
             let rooms = [0, 1, 2].map(PeerReceiveWorkRequest::only_immediate);
             let error = star.center.gather_receive(rooms).unwrap_err();
-            let good = matches!(error, TransportError::Closed(CloseReason::Forked));
+            let good = matches!(error, TransportError::Closed { reason: CloseReason::Forked, .. });
             // SAFETY: SAFETY.md F15: nothing else runs in this child.
             unsafe { libc::_exit(i32::from(!good)) };
         }

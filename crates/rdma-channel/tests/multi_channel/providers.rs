@@ -66,9 +66,15 @@ fn a_completion_queue_that_fails_loses_what_is_under_way_to_all_peers() {
             for peer in 0..3 {
                 assert_eq!(star.center.closed(peer).unwrap(), Some(CloseReason::Poll));
                 let gone = star.center.state(peer);
-                assert!(matches!(gone, Err(TransportError::Closed(CloseReason::Poll))), "{gone:?}");
+                assert!(
+                    matches!(gone, Err(TransportError::Closed { reason: CloseReason::Poll, .. })),
+                    "{gone:?}"
+                );
                 let again = star.center.send(PeerSendWorkRequest::only_immediate(peer, 1));
-                assert!(matches!(again, Err(TransportError::Closed(CloseReason::Poll))));
+                assert!(matches!(
+                    again,
+                    Err(TransportError::Closed { reason: CloseReason::Poll, .. })
+                ));
             }
             star.center.close().map_err(TransportError::from).unwrap();
         });
@@ -82,7 +88,7 @@ fn a_poll_that_fails_once_ends_what_is_under_way_to_all_peers() {
             let mut star = star(device);
             let errors = leave(&mut star, &[0, 1, 2], || POLLS.set(1));
             let flushed = |lost: &OperationError| {
-                matches!(lost.error, TransportError::Closed(CloseReason::Poll))
+                matches!(lost.error, TransportError::Closed { reason: CloseReason::Poll, .. })
             };
             assert!(errors.iter().all(flushed), "{errors:?}");
             assert_eq!((DESTROYED.get(), star.open()), (0, vec![]));
@@ -295,7 +301,10 @@ fn channels_of_which_one_cannot_be_destroyed_come_back() {
         let closed = [0, 1, 2].map(|peer| center.closed(peer).unwrap());
         assert_eq!(closed, [Some(CloseReason::Destroyed), None, None]);
         let again = center.send(PeerSendWorkRequest::only_immediate(0, 1));
-        assert!(matches!(again, Err(TransportError::Closed(CloseReason::Destroyed))));
+        assert!(matches!(
+            again,
+            Err(TransportError::Closed { reason: CloseReason::Destroyed, .. })
+        ));
         for peer in [1, 2] {
             expect_number(&star.peers[peer]);
             center.send(PeerSendWorkRequest::only_immediate(peer, 1)).unwrap();

@@ -76,7 +76,10 @@ fn a_forked_child_is_told_so_and_disturbs_nobody() {
                 let told = server.next(None);
                 let is_told = matches!(
                     told,
-                    Err(ServerError::Transport(TransportError::Closed(CloseReason::Forked)))
+                    Err(ServerError::Transport(TransportError::Closed {
+                        reason: CloseReason::Forked,
+                        ..
+                    }))
                 );
                 server.disconnect(peer);
                 drop(server);

@@ -76,7 +76,8 @@ fn fork_in_a_scope(wait: Wait) {
         if pid == 0 {
             // SAFETY: SAFETY.md F15: it ends a child that hangs.
             unsafe { libc::alarm(10) };
-            let forked = |error| matches!(error, TransportError::Closed(CloseReason::Forked));
+            let forked =
+                |error| matches!(error, TransportError::Closed { reason: CloseReason::Forked, .. });
             let good = s.arm().is_err_and(forked)
                 && later.wait(Duration::MAX).is_err_and(forked)
                 && s.arm().is_err_and(forked);

@@ -72,7 +72,10 @@ fn handles_of_a_scope() {
                 assert_eq!(done.wait(Duration::MAX)?.immediate_data(), Some(4));
                 let refused = s.post_receive(ROOM).unwrap_err();
                 assert!(
-                    matches!(refused, TransportError::Closed(CloseReason::PeerGone { .. })),
+                    matches!(
+                        refused,
+                        TransportError::Closed { reason: CloseReason::PeerGone { .. }, .. }
+                    ),
                     "{refused}"
                 );
                 ending.join().unwrap();
@@ -101,7 +104,9 @@ fn what_a_scope_has_left() {
             let ended = here.scope(|s| s.receive_into(memory.as_slice_mut()).map(drop));
             let Err(ScopeError::AutoPollError(errors)) = ended else { panic!("{ended:?}") };
             let reason = CloseReason::PeerGone { operation: Operation::Receive };
-            assert!(matches!(errors[0].error, TransportError::Closed(why) if why == reason));
+            assert!(
+                matches!(errors[0].error, TransportError::Closed { reason: why, .. } if why == reason)
+            );
             assert_eq!((errors.len(), here.closed()), (1, Some(reason)));
             ending.join().unwrap();
             memory.close().unwrap();

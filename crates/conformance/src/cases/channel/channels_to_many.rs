@@ -137,7 +137,7 @@ fn a_peer_that_does_not_answer_a_scope_loses_its_connection_alone(device: &Devic
     assert_eq!(errors.iter().map(|error| error.peer).collect::<Vec<_>>(), [Some(1)], "{errors:?}");
     assert_eq!(channels.closed(1).unwrap(), Some(LATE));
     let error = channels.send(PeerSendWorkRequest::only_immediate(1, 1)).unwrap_err();
-    assert!(matches!(error, TransportError::Closed(LATE)), "{error}");
+    assert!(matches!(error, TransportError::Closed { reason: LATE, .. }), "{error}");
     assert_open(&mut channels, &[0, 2]);
 }
 

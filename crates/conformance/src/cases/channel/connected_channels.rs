@@ -207,7 +207,7 @@ fn left_with_a_receive(
 fn expect_closed(channel: &mut Channel, reason: CloseReason) {
     assert_eq!(channel.closed(), Some(reason));
     match channel.send(SendWorkRequest::only_immediate(1)) {
-        Err(TransportError::Closed(why)) => assert_eq!(why, reason),
+        Err(TransportError::Closed { reason: why, .. }) => assert_eq!(why, reason),
         other => panic!("{other:?}"),
     }
 }
@@ -396,7 +396,10 @@ fn a_refused_write_closes_the_channel_and_flushes_the_rest(device: &Device) {
         assert_eq!(error.code(), WorkErrorCode::WorkRequestFlushError);
         s.post_send(SendWorkRequest::only_immediate(1)).map(drop)
     });
-    let Err(ScopeError::ClosureError(TransportError::Closed(reason))) = result else { panic!() };
+    let Err(ScopeError::ClosureError(TransportError::Closed { reason: reason, .. })) = result
+    else {
+        panic!()
+    };
     assert!(matches!(reason, CloseReason::Work { operation: Operation::Write, .. }), "{reason}");
     assert_eq!(text(&board, 8), [0; 8]);
 }

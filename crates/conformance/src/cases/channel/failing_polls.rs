@@ -53,7 +53,7 @@ fn pair(device: &Device) -> (Context, ProtectionDomain, Channel, Channel) {
 fn expect_gone(here: &mut Channel, there: &mut Channel) {
     assert_eq!((here.closed(), here.qpn()), (Some(CloseReason::Poll), None));
     let again = here.receive(ReceiveWorkRequest::only_immediate()).unwrap_err();
-    assert!(matches!(again, TransportError::Closed(CloseReason::Poll)), "{again}");
+    assert!(matches!(again, TransportError::Closed { reason: CloseReason::Poll, .. }), "{again}");
     there.send_timeout(SendWorkRequest::only_immediate(1), BOUND).unwrap_err();
 }
 
