@@ -12,6 +12,17 @@ fn program(name: &str) -> String {
     program.to_str().unwrap().to_owned()
 }
 
+/// An example, as a command that is ended if it takes too long.
+pub(crate) fn command(name: &str, options: &[&str]) -> Command {
+    limited(&program(name), options)
+}
+
+fn limited(program: &str, options: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=1", "60", program]).args(options);
+    command
+}
+
 /// A process that is ended if it has not ended itself in time.
 pub(crate) struct Process(pub(crate) Child);
 
@@ -31,9 +42,7 @@ impl Process {
     }
 
     pub(crate) fn start(program: &str, options: &[&str]) -> Self {
-        let mut command = Command::new("timeout");
-        command.args(["--kill-after=1", "60", program]).args(options);
-        Self::of(&mut command)
+        Self::of(&mut limited(program, options))
     }
 
     /// Where it listens, as soon as it does.
