@@ -1,26 +1,15 @@
 //! Every program: its help, and what it says of a command line that it cannot do.
 #![allow(clippy::unwrap_used)] // helpers of tests
 
-use std::fs::{self, File};
-use std::path::Path;
+use std::fs::File;
 use std::process::{Output, Stdio};
 
-use common::process::{Process, command};
+use common::process::{Process, command, programs};
 
 mod common;
 
 /// Those on networks of their own, which open no device of the machine.
 const SIMULATIONS: [&str; 2] = ["failover", "replication"];
-
-/// The names of all programs.
-fn programs() -> Vec<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
-    let name = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_owned();
-    let files = fs::read_dir(folder).unwrap().map(|file| name(&file.unwrap().path()));
-    let mut names: Vec<_> = files.collect();
-    names.sort();
-    names
-}
 
 /// What has to be there besides a device.
 fn needed(program: &str) -> &'static [&'static str] {

@@ -1,8 +1,20 @@
 //! Examples as processes.
 #![allow(dead_code)] // not every test needs all of it
 
+use std::fs;
 use std::io::Read as _;
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+
+/// The names of all examples.
+pub(crate) fn programs() -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let name = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_owned();
+    let files = fs::read_dir(folder).unwrap().map(|file| name(&file.unwrap().path()));
+    let mut names: Vec<_> = files.collect();
+    names.sort();
+    names
+}
 
 /// Where an example is, as a program.
 fn program(name: &str) -> String {
