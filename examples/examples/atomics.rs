@@ -6,10 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use rdma_channel::{Channel, PreparedChannel, prelude::*};
+use rdma::prelude::*;
 use rdma_examples::ends::{Ends, OtherEnd};
-use rdma_examples::{Failure, exit};
-use rdma_mem::{AccessFlags, Context, ProtectionDomain, RemoteRef};
+use rdma_examples::{Failure, program};
 
 /// Draws numbers from a counter of a peer, and adds them up under a lock of the peer. The peer is here, too,
 /// or another process that was given the same threads: then it listens, and the one with the threads
@@ -31,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 type Board = [RemoteRef<u64>; 3];
 
 fn main() -> ExitCode {
-    exit(run(&Arguments::parse()))
+    program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {

@@ -1,13 +1,12 @@
 //! A channel that is connected to itself sends four bytes, in a scope. Written for the published crate, and the same
-//! here but for the `use` lines, the choice of the device, and the log. The channel is its own peer:
+//! here but for the `use` lines, the choice of the device, what is printed, and `?` in place of `unwrap`. The channel is its own peer:
 //! there is one end, and one process.
-#![allow(clippy::unwrap_used)] // as it was written
+
+use std::process::ExitCode;
 
 use clap::Parser;
-use rdma_channel::ScopeError;
-use rdma_channel::{Channel, TransportError};
-use rdma_mem::open_device;
-use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+use rdma::prelude::*;
+use rdma_examples::{Failure, bytes, program};
 
 /// Sends four bytes through a channel that is connected to itself.
 #[derive(Debug, Parser)]
@@ -16,40 +15,37 @@ pub(crate) struct Arguments {
     device: String,
 }
 
-fn main() {
-    run(&Arguments::parse());
+fn main() -> ExitCode {
+    program(run)
 }
 
-pub(crate) fn run(arguments: &Arguments) -> [u8; 8] {
-    rdma_soft::install();
-    let ctx = open_device(&arguments.device).unwrap();
-    let pd = ctx.allocate_pd().unwrap();
-    let channel = Channel::builder().pd(&pd).build().unwrap();
+/// The memory before and afterwards.
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let ctx = open_device(&arguments.device)?;
+    let pd = ctx.allocate_pd()?;
+    let channel = Channel::builder().pd(&pd).build()?;
 
     let mut mem = [0u8; 8];
-    let mr = pd.register_local_mr_slice(&mem).unwrap();
+    let mr = pd.register_local_mr_slice(&mem)?;
 
     let endpoint = channel.endpoint();
-    let mut channel = channel.handshake(endpoint).unwrap();
+    let mut channel = channel.handshake(endpoint)?;
 
     mem[0..4].fill(8);
 
-    println!("Mem before exchange: {mem:?}");
+    let before = bytes(&mem);
 
-    channel
-        .scope(|s| {
-            let (send_mem, recv_mem) = mem.split_at_mut(4);
+    channel.scope(|s| {
+        let (send_mem, recv_mem) = mem.split_at_mut(4);
 
-            let send_ge = [mr.gather_element_unchecked(send_mem)];
-            let mut recv_se = [mr.scatter_element_unchecked(recv_mem)];
+        let send_ge = [mr.gather_element_unchecked(send_mem)];
+        let mut recv_se = [mr.scatter_element_unchecked(recv_mem)];
 
-            s.post_receive(ReceiveWorkRequest::new(&mut recv_se))?;
-            s.post_send(SendWorkRequest::new(&send_ge))?;
+        s.post_receive(ReceiveWorkRequest::new(&mut recv_se))?;
+        s.post_send(SendWorkRequest::new(&send_ge))?;
 
-            Ok::<(), ScopeError<TransportError>>(())
-        })
-        .unwrap();
+        Ok::<(), ScopeError<TransportError>>(())
+    })?;
 
-    println!("Mem after exchange: {mem:?}");
-    mem
+    Ok(format!("Mem before exchange: {before}\nMem after exchange: {}", bytes(&mem)))
 }

@@ -6,11 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use rdma_channel::{Channel, TransportError, prelude::*};
+use rdma::prelude::*;
 use rdma_examples::ends::{Ends, OtherEnd};
-use rdma_examples::{Failure, exit};
-use rdma_mem::{Context, ProtectionDomain};
-use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+use rdma_examples::{Failure, program};
 
 /// Sends a message to another end, which then waits in vain for one of its own. The ends are two threads, or
 /// two processes: then the one that receives listens, and the one that sends connects.
@@ -27,7 +25,7 @@ pub(crate) struct Arguments {
 const ARRIVAL: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
-    exit(run(&Arguments::parse()))
+    program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
@@ -76,12 +74,16 @@ fn alone(pd: &ProtectionDomain, limit: Duration) -> Result<(String, String), Fai
     let mut buf = [0; 64];
     let mr = pd.register_local_mr_slice(&buf)?;
     let received = channel.receive(ReceiveWorkRequest::new(&mut [mr.scatter_element(&mut buf)]));
-    let Err(alone @ TransportError::Timeout { .. }) = received else {
-        return Err(format!("a message from nobody: {received:?}").into());
+    let alone = match received {
+        Err(alone @ TransportError::Timeout { .. }) => alone,
+        Err(error) => return Err(error.into()),
+        Ok(_) => return Err("a message from nobody came".into()),
     };
     let sent = channel.send(SendWorkRequest::new(&[mr.gather_element(&buf)]));
-    let Err(afterwards @ TransportError::Closed { .. }) = sent else {
-        return Err(format!("the channel should be closed: {sent:?}").into());
+    let afterwards = match sent {
+        Err(afterwards @ TransportError::Closed { .. }) => afterwards,
+        Err(error) => return Err(error.into()),
+        Ok(_) => return Err("the channel should be closed, and sends".into()),
     };
     Ok((alone.to_string(), afterwards.to_string()))
 }

@@ -1,11 +1,12 @@
 //! What the RDMA devices of this machine are and can: what `ibv_devinfo -v` prints. It connects to nobody, so
 //! it is one process.
 
-use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use rdma_mem::{Context, Error, GidEntry, list_devices};
+use rdma::device::{Error, GidEntry};
+use rdma::prelude::*;
+use rdma_examples::{Failure, explain, program};
 use serde_json::{Value, json};
 
 /// Prints what the RDMA devices of this machine, and the software devices, are and can.
@@ -26,47 +27,35 @@ type Rows = Vec<(&'static str, Value)>;
 type Description = (Rows, Vec<Rows>);
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse(), &mut io::stdout().lock()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("devices: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    program(run)
 }
 
-/// Prints to `out`.
-pub(crate) fn run(
-    arguments: &Arguments,
-    out: &mut impl Write,
-) -> Result<(), Box<dyn std::error::Error>> {
-    rdma_soft::install();
+/// What is printed.
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let mut described = Vec::new();
     if let Some(name) = &arguments.device {
-        described.push(device(&rdma_mem::open_device(name)?)?);
+        described.push(device(&open_device(name)?)?);
     } else {
         let list = list_devices();
-        list.errors().iter().for_each(|error| eprintln!("devices: {error}"));
+        list.errors().iter().for_each(|error| eprintln!("error: {}", explain(error)));
         for found in &list {
             match found.open().and_then(|context| device(&context)) {
                 Ok(rows) => described.push(rows),
-                Err(error) => eprintln!("devices: {}: {error}", found.name()),
+                Err(error) => eprintln!("error: {}: {}", found.name(), explain(&error)),
             }
         }
     }
     if arguments.json {
-        let all = described.into_iter().map(into_json).collect();
-        writeln!(out, "{:#}", Value::Array(all))?;
-        return Ok(());
+        return Ok(format!("{:#}", Value::Array(described.into_iter().map(into_json).collect())));
     }
+    let mut text = String::new();
     for (device, ports) in described {
-        print(out, &device, "")?;
+        text += &lines(&device, "");
         for (number, port) in (1..).zip(ports) {
-            writeln!(out, "port {number}")?;
-            print(out, &port, "    ")?;
+            text += &format!("port {number}\n{}", lines(&port, "    "));
         }
     }
-    Ok(())
+    Ok(text.trim_end().to_owned())
 }
 
 fn device(context: &Context) -> Result<Description, Error> {
@@ -112,20 +101,18 @@ fn into_json((device, ports): Description) -> Value {
     object(device).chain([("ports".to_owned(), Value::Array(ports))]).collect()
 }
 
-fn print(out: &mut impl Write, rows: &Rows, indent: &str) -> io::Result<()> {
-    for (name, value) in rows {
-        match value {
-            Value::Array(gids) => {
-                for gid in gids {
-                    let text = |key: &str| gid[key].as_str().unwrap_or_default().to_owned();
-                    let name = format!("gid[{}]", gid["index"]);
-                    writeln!(out, "{indent}{name:<26} {}, {}", text("gid"), text("type"))?;
-                }
-            }
-            Value::String(text) => writeln!(out, "{indent}{name:<26} {text}")?,
-            Value::Null => writeln!(out, "{indent}{name:<26} none")?,
-            other => writeln!(out, "{indent}{name:<26} {other}")?,
-        }
-    }
-    Ok(())
+/// Rows for people.
+fn lines(rows: &Rows, indent: &str) -> String {
+    let line = |name: &str, value: &str| format!("{indent}{name:<26} {value}\n");
+    let gid = |gid: &Value| {
+        let text = |key: &str| gid[key].as_str().unwrap_or_default().to_owned();
+        line(&format!("gid[{}]", gid["index"]), &format!("{}, {}", text("gid"), text("type")))
+    };
+    let row = |(name, value): &(&str, Value)| match value {
+        Value::Array(gids) => gids.iter().map(gid).collect(),
+        Value::String(text) => line(name, text),
+        Value::Null => line(name, "none"),
+        other => line(name, &other.to_string()),
+    };
+    rows.iter().map(row).collect()
 }

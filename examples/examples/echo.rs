@@ -9,13 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use rdma_channel::prelude::*;
-use rdma_channel::{Channel, Prefix, PreparedChannel, confirm, exchange};
+use rdma::prelude::*;
 use rdma_examples::out_of_band::{OutOfBand, Peer};
 use rdma_examples::reach::check_reach;
-use rdma_examples::{Failure, exit};
-use rdma_mem::open_device;
-use rdma_qp::SendWorkRequest;
+use rdma_examples::{Failure, print, program};
 
 /// Sends messages to a server, which sends them back: a thread, or another process that was given the same
 /// size.
@@ -39,11 +36,10 @@ const ROOMS: usize = 4;
 const GOODBYE: u32 = 0;
 
 fn main() -> ExitCode {
-    exit(run(&Arguments::parse()))
+    program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
-    rdma_soft::install();
     let wait = Duration::from_secs(arguments.wait);
     let pd = open_device(&arguments.device)?.allocate_pd()?;
     let prepare = || pd.create_channel().receive_timeout(wait).build();
@@ -81,7 +77,7 @@ fn with_process(
     let mut channel = prepared.handshake(peer)?;
     let ready = || {
         confirm(other.stream(), wait)?;
-        println!("connected");
+        print("connected")?;
         Ok(())
     };
     let count = if other.listens() {

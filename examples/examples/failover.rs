@@ -8,14 +8,14 @@
 //!
 //! Both nodes are in one process, since a simulated network is: only so the same seed finds the same again.
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use rdma_channel::{Scope, ScopedPendingWork, TransportError, prelude::*};
-use rdma_examples::Failure;
-use rdma_mem::open_device;
-use rdma_qp::{AckTimeout, ReceiveWorkRequest, SendWorkRequest};
-use rdma_soft::{Builder, LinkModel, Network};
+use rdma::prelude::*;
+use rdma::qp::AckTimeout;
+use rdma::soft::{Builder, LinkModel, Network};
+use rdma_examples::{Failure, program};
 
 /// Tests two kinds of leases, each with many failures of the network.
 #[derive(Debug, Parser)]
@@ -29,9 +29,8 @@ const BEAT: Duration = Duration::from_micros(200); // between two heartbeats
 const TURN: Duration = Duration::from_micros(5); // between two turns of a node
 const END: Duration = Duration::from_millis(8);
 
-fn main() -> Result<(), Failure> {
-    print!("{}", run(&Arguments::parse())?);
-    Ok(())
+fn main() -> ExitCode {
+    program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
@@ -46,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         }
         report += &format!("lease since {name}: {outcome}\n");
     }
-    Ok(report)
+    Ok(report.trim_end().to_owned())
 }
 
 /// Runs both nodes while packets get lost, and breaks the link between them at some moment. Says what went wrong.

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use rdma::prelude::*;
 
-fn listen(address: &str) -> Result<(), Box<dyn Error>> {
-    let pd = open_device("soft0")?.allocate_pd()?; // or softib0, or a device of the machine's own
+fn listen(address: &str, device: &str) -> Result<(), Box<dyn Error>> {
+    let pd = open_device(device)?.allocate_pd()?;
     let mut listener = pd.create_channel().listen(address)?;
     println!("listening on {}", listener.local_addr());
     let mut channel = listener.accept()?;
@@ -17,8 +17,8 @@ fn listen(address: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn connect(address: &str) -> Result<(), Box<dyn Error>> {
-    let pd = open_device("soft0")?.allocate_pd()?;
+fn connect(address: &str, device: &str) -> Result<(), Box<dyn Error>> {
+    let pd = open_device(device)?.allocate_pd()?;
     let mut channel = Channel::connect(address, &pd)?;
     let mut buffer = pd.allocate_region(64)?;
     buffer[..5].copy_from_slice(b"hello");
@@ -28,15 +28,33 @@ fn connect(address: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+fn help() -> Result<(), Box<dyn Error>> {
+    println!("Usage: hello listen|connect HOST:PORT [--device NAME]");
+    let devices = list_devices();
+    let names: Vec<_> = devices.iter().map(|device| device.name()).collect();
+    println!("Devices: {}", names.join(", "));
+    Ok(())
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let outcome = match arguments.as_slice() {
-        [side, address] if side == "listen" => listen(address),
-        [side, address] if side == "connect" => connect(address),
-        _ => Err("start `hello listen ADDRESS`, and then `hello connect ADDRESS`".into()),
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let (arguments, device) = match &arguments[..] {
+        [rest @ .., "--device", device] => (rest, *device),
+        all => (all, "soft0"), // or softib0, or a device of the machine's own
+    };
+    let outcome = match arguments {
+        ["listen", address] => listen(address, device),
+        ["connect", address] => connect(address, device),
+        ["--help"] => help(),
+        other => Err(format!(
+            "start `hello listen ADDRESS`, and then `hello connect ADDRESS`, not `hello {}`; see `hello --help`",
+            other.join(" ")
+        )
+        .into()),
     };
     if let Err(error) = &outcome {
-        eprintln!("hello: {error}");
+        eprintln!("error: {error}");
     }
     ExitCode::from(u8::from(outcome.is_err()))
 }

@@ -11,7 +11,7 @@ use rdma::prelude::*;
 use rdma_examples::kv::client::Client;
 use rdma_examples::kv::server::Server;
 use rdma_examples::kv::{RING, SLOTS};
-use rdma_examples::{Failure, exit};
+use rdma_examples::{Failure, print, program};
 
 /// A key-value store. Clients read the server's table by RDMA, and send it what to put there. Without a command
 /// it shows itself: a server and a client in one process.
@@ -70,7 +70,7 @@ struct At {
 }
 
 fn main() -> ExitCode {
-    exit(run(&Arguments::parse()))
+    program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
@@ -88,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         None => show(&pd, &arguments.device),
         Some(Command::Serve { listen, clients }) => {
             let mut server = Server::new(&pd, listen, usize::from(*clients))?;
-            println!("listening on {}", server.address());
+            print(&format!("listening on {}", server.address()))?;
             server.run(&AtomicBool::new(false)).map(|count| format!("{count} operations"))
         }
         Some(Command::Get { key, server }) => with(server, &|client| {
@@ -101,7 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         }),
         Some(Command::Scan { server }) => with(server, &|client| scan(client)),
         Some(Command::Bench { reads, server }) => with(server, &|client| {
-            println!("connected to {}", server.connect);
+            print(&format!("connected to {}", server.connect))?;
             bench(client, *reads).map(|line| format!("{}: {line}", arguments.device))
         }),
     }

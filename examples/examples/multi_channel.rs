@@ -1,13 +1,12 @@
 //! Three channels, each connected to itself: the second sends four bytes, in a scope. Written for the published
-//! crate, and the same here but for the `use` lines, the choice of the device, and the log. Each channel is its own
+//! crate, and the same here but for the `use` lines, the choice of the device, what is printed, and `?` in place of `unwrap`. Each channel is its own
 //! peer: there is one end, and one process.
-#![allow(clippy::unwrap_used)] // as it was written
+
+use std::process::ExitCode;
 
 use clap::Parser;
-use rdma_channel::MultiChannel;
-use rdma_channel::{PeerReceiveWorkRequest, PeerSendWorkRequest};
-use rdma_channel::{ScopeError, TransportError};
-use rdma_mem::open_device;
+use rdma::prelude::*;
+use rdma_examples::{Failure, bytes, program};
 
 /// Sends four bytes through one of three channels.
 #[derive(Debug, Parser)]
@@ -16,27 +15,27 @@ pub(crate) struct Arguments {
     device: String,
 }
 
-fn main() {
-    run(&Arguments::parse());
+fn main() -> ExitCode {
+    program(run)
 }
 
-pub(crate) fn run(arguments: &Arguments) -> [u8; 8] {
-    rdma_soft::install();
-    let ctx = open_device(&arguments.device).unwrap();
-    let pd = ctx.allocate_pd().unwrap();
+/// The memory before and afterwards.
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let ctx = open_device(&arguments.device)?;
+    let pd = ctx.allocate_pd()?;
 
-    let multi_channel = MultiChannel::builder().pd(&pd).num_channels(3).build().unwrap();
+    let multi_channel = MultiChannel::builder().pd(&pd).num_channels(3).build()?;
 
     let endpoints = multi_channel.endpoints();
-    let mut multi_channel = multi_channel.handshake(endpoints).unwrap();
+    let mut multi_channel = multi_channel.handshake(endpoints)?;
 
     let mut mem = [0u8; 8];
-    let mr = pd.register_local_mr_slice(&mem).unwrap();
+    let mr = pd.register_local_mr_slice(&mem)?;
     let (send_mem, recv_mem) = mem.split_at_mut(4);
 
-    println!("Recv mem before: {recv_mem:?}");
+    let before = bytes(recv_mem);
 
-    let result = multi_channel.scope(|s| {
+    multi_channel.scope(|s| {
         send_mem.copy_from_slice(&[1u8; 4]);
 
         let send_sge = [mr.gather_element_unchecked(&send_mem[0..4])];
@@ -47,10 +46,7 @@ pub(crate) fn run(arguments: &Arguments) -> [u8; 8] {
         s.post_send(PeerSendWorkRequest::new(1, &send_sge))?;
 
         Ok::<(), ScopeError<TransportError>>(())
-    });
+    })?;
 
-    println!("Recv mem after: {recv_mem:?}");
-    println!("{result:?}");
-    result.unwrap();
-    mem
+    Ok(format!("Recv mem before: {before}\nRecv mem after: {}", bytes(recv_mem)))
 }

@@ -1,13 +1,12 @@
 //! Five channels, each connected to itself: one byte through each, sent and received by one call, in a scope. Written
-//! for the published crate, and the same here but for the `use` lines, the choice of the device, and the log. Each
+//! for the published crate, and the same here but for the `use` lines, the choice of the device, what is printed, and `?` in place of `unwrap`. Each
 //! channel is its own peer: there is one end, and one process.
-#![allow(clippy::unwrap_used)] // as it was written
+
+use std::process::ExitCode;
 
 use clap::Parser;
-use rdma_channel::MultiChannel;
-use rdma_channel::{PeerReceiveWorkRequest, PeerSendWorkRequest};
-use rdma_channel::{ScopeError, TransportError};
-use rdma_mem::open_device;
+use rdma::prelude::*;
+use rdma_examples::{Failure, bytes, program};
 
 /// Sends a byte through each of five channels.
 #[derive(Debug, Parser)]
@@ -16,27 +15,27 @@ pub(crate) struct Arguments {
     device: String,
 }
 
-fn main() {
-    run(&Arguments::parse());
+fn main() -> ExitCode {
+    program(run)
 }
 
-pub(crate) fn run(arguments: &Arguments) -> [u8; 10] {
-    rdma_soft::install();
-    let ctx = open_device(&arguments.device).unwrap();
-    let pd = ctx.allocate_pd().unwrap();
+/// The memory before and afterwards.
+pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
+    let ctx = open_device(&arguments.device)?;
+    let pd = ctx.allocate_pd()?;
 
-    let multi_channel = MultiChannel::builder().pd(&pd).num_channels(5).build().unwrap();
+    let multi_channel = MultiChannel::builder().pd(&pd).num_channels(5).build()?;
 
     let endpoints = multi_channel.endpoints();
-    let mut multi_channel = multi_channel.handshake(endpoints).unwrap();
+    let mut multi_channel = multi_channel.handshake(endpoints)?;
 
     let mut mem = [0u8; 10];
-    let mr = pd.register_local_mr_slice(&mem).unwrap();
+    let mr = pd.register_local_mr_slice(&mem)?;
 
     let (send_mem, recv_mem) = mem.split_at_mut(5);
     send_mem.copy_from_slice(&[1u8, 2u8, 3u8, 4u8, 5u8]);
 
-    println!("Recv mem before: {recv_mem:?}");
+    let before = bytes(recv_mem);
 
     let send_sges: Vec<Vec<_>> =
         send_mem.chunks(1).map(|chunk| vec![mr.gather_element(chunk)]).collect();
@@ -44,7 +43,7 @@ pub(crate) fn run(arguments: &Arguments) -> [u8; 10] {
     let mut recv_sges: Vec<Vec<_>> =
         recv_mem.chunks_mut(1).map(|chunk| vec![mr.scatter_element(chunk)]).collect();
 
-    let result = multi_channel.scope(|s| {
+    multi_channel.scope(|s| {
         let scatter_sends =
             send_sges.iter().enumerate().map(|(peer, sges)| PeerSendWorkRequest::new(peer, sges));
 
@@ -58,10 +57,7 @@ pub(crate) fn run(arguments: &Arguments) -> [u8; 10] {
         s.post_gather_receive(gather_receives)?;
 
         Ok::<(), ScopeError<TransportError>>(())
-    });
+    })?;
 
-    println!("Recv mem after: {recv_mem:?}");
-    println!("{result:?}");
-    result.unwrap();
-    mem
+    Ok(format!("Recv mem before: {before}\nRecv mem after: {}", bytes(recv_mem)))
 }

@@ -4,11 +4,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use rdma::device::{Mtu, open_device};
+use rdma::qp::QueuePairType;
 use rdma_examples::out_of_band::Peer;
 use rdma_examples::perftest::{self, Program, Settings};
-use rdma_examples::{Failure, exit, mtu};
-use rdma_mem::Mtu;
-use rdma_qp::QueuePairType;
+use rdma_examples::{Failure, mtu, program};
 
 /// Measures with a program of perftest, `ib_send_lat -d DEVICE -x INDEX` and so on, which has to be given
 /// the same size, iterations and service, and one queue pair. Perftest 5.96 to 6.10, such as
@@ -58,13 +58,12 @@ fn service(text: &str) -> Result<QueuePairType, &'static str> {
 }
 
 fn main() -> ExitCode {
-    exit(run(&Arguments::parse()))
+    program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let Arguments { program, device, gid_index, service, size, iterations, mtu, peer, wait } =
         arguments;
-    rdma_soft::install();
     let wait = Duration::from_secs(*wait);
     let settings = Settings {
         program: *program,
@@ -76,7 +75,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         mtu: *mtu,
         wait,
     };
-    settings.check()?; // before anybody waits for this process
+    // Before anybody waits for this process.
+    settings.check()?;
+    let _context = open_device(device)?;
     let other = peer.meet(wait)?;
     let other = other.ok_or("where is perftest's program? Give `--listen` or `--connect`")?;
     perftest::run(&settings, other)

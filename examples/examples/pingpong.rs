@@ -6,13 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use rdma_channel::{confirm, exchange};
+use rdma::prelude::*;
+use rdma::qp::{CompletionChannel, CompletionQueue, PreparedQueuePair};
 use rdma_examples::end::End;
 use rdma_examples::out_of_band::{OutOfBand, Peer};
 use rdma_examples::reach::check_reach;
-use rdma_examples::{Failure, exit};
-use rdma_mem::open_device;
-use rdma_qp::{CompletionChannel, CompletionQueue, PreparedQueuePair, prelude::*};
+use rdma_examples::{Failure, print, program};
 
 /// Sends a message back and forth, and says how long it takes: between two threads, or to another
 /// process that was given the same size and iterations.
@@ -33,12 +32,11 @@ pub(crate) struct Arguments {
 }
 
 fn main() -> ExitCode {
-    exit(run(&Arguments::parse()))
+    program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let Arguments { device, size, iterations: n, .. } = arguments;
-    rdma_soft::install();
     let prepared = prepare(arguments)?;
     let time = match arguments.peer.meet(Duration::from_secs(arguments.wait))? {
         Some(other) => with_process(arguments, prepared, other)?,
@@ -76,7 +74,7 @@ fn with_process(
     check_reach(device, &own, &peer)?;
     let mut end = End::connect(prepared, peer, *size)?;
     confirm(other.stream(), wait)?; // the peer is ready for the first message, too
-    println!("connected");
+    print("connected")?;
     let begin = Instant::now();
     if other.listens() { end.answer(*n) } else { end.ask(*n) }?;
     let time = begin.elapsed();

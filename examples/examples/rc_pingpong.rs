@@ -4,13 +4,14 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use rdma::device::Mtu;
+use rdma::prelude::*;
+use rdma::qp::{CompletionQueue, PreparedQueuePair, QueuePairType};
 use rdma_examples::end::End;
 use rdma_examples::out_of_band::Peer;
 use rdma_examples::rc_pingpong_line::Line;
 use rdma_examples::reach::check_reach;
-use rdma_examples::{Failure, exit, mtu};
-use rdma_mem::{Mtu, open_device};
-use rdma_qp::{CompletionQueue, PreparedQueuePair, QueuePairType, prelude::*};
+use rdma_examples::{Failure, mtu, print, program};
 
 /// Sends messages back and forth with `ibv_rc_pingpong -d DEVICE -g INDEX`, which has to be given
 /// the same size, iterations and MTU. How many receives it posts at a time (`-r`) is its own
@@ -48,20 +49,19 @@ fn service(text: &str) -> Result<QueuePairType, &'static str> {
 }
 
 fn main() -> ExitCode {
-    exit(run(&Arguments::parse()))
+    program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let Arguments { device, size, iterations: n, peer, wait, .. } = arguments;
-    rdma_soft::install();
     let prepared = prepare(arguments)?;
     let own = prepared.endpoint();
-    println!("here: {}", Line::of(&own));
+    print(&format!("here: {}", Line::of(&own)))?;
     let other = peer.meet(Duration::from_secs(*wait))?;
     let mut other = other.ok_or("where is ibv_rc_pingpong? Give `--listen` or `--connect`")?;
     let mut end = other.exchange(&Line::of(&own).to_bytes(), |bytes| {
         let line = Line::from_bytes(bytes)?;
-        println!("there: {line}");
+        print(&format!("there: {line}"))?;
         let peer = line.endpoint(&own)?;
         check_reach(device, &own, &peer)?;
         End::connect(prepared, peer, *size)

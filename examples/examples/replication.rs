@@ -8,13 +8,14 @@
 //!
 //! All of it is one process, since a simulated network is: only so the same seed finds the same again.
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use rdma_channel::{Channel, TransportError, prelude::*};
-use rdma_mem::{AccessFlags, ProtectionDomain, RemoteMemoryRegion, SharedRegion, open_device};
-use rdma_qp::{AckTimeout, MaxAckRetries};
-use rdma_soft::{Builder, LinkModel, Network, SoftDevice};
+use rdma::prelude::*;
+use rdma::qp::{AckTimeout, MaxAckRetries};
+use rdma::soft::{Builder, LinkModel, Network, SoftDevice};
+use rdma_examples::{Failure, program};
 
 /// Tests two ways to write a log to backups, each with many failures of the network.
 #[derive(Debug, Parser)]
@@ -22,8 +23,6 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 50, help = "How many failures each is tested with")]
     seeds: u64,
 }
-
-type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 const ENTRIES: usize = 20;
 /// The length of the log is in front.
@@ -41,9 +40,8 @@ enum First {
     Length,
 }
 
-fn main() -> Result<(), Failure> {
-    print!("{}", run(&Arguments::parse())?);
-    Ok(())
+fn main() -> ExitCode {
+    program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
@@ -58,7 +56,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         }
         report += &format!("{name}: {outcome}\n");
     }
-    Ok(report)
+    Ok(report.trim_end().to_owned())
 }
 
 /// Replicates a log, while the network is bad and the primary loses it at some time. Says what is wrong with

@@ -6,13 +6,10 @@ use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
 use clap::Parser;
-use rdma_channel::{Channel, PreparedChannel, prelude::*};
+use rdma::memory::RegionMemory;
+use rdma::prelude::*;
 use rdma_examples::ends::{Ends, OtherEnd};
-use rdma_examples::{Failure, exit};
-use rdma_mem::{
-    AccessFlags, Context, GatherList, OwnedRegion, RegionMemory, RemoteMemoryRegion, ScatterList,
-};
-use rdma_qp::{AtomicWorkRequest, WriteWorkRequest};
+use rdma_examples::{Failure, program};
 
 /// Writes records into memory of another end, which reads them where they are. The ends are two threads, or
 /// two processes: then the owner of the memory listens, and the writer connects.
@@ -33,7 +30,7 @@ const RECORDS: usize = 64;
 const RECORD: usize = 32;
 
 fn main() -> ExitCode {
-    exit(run(&Arguments::parse()))
+    program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {

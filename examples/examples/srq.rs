@@ -4,13 +4,11 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use rdma::device::AsyncEventSource;
+use rdma::prelude::*;
+use rdma::qp::{CompletionQueue, MaxRnrRetries, PollSlot, SharedReceiveQueue};
 use rdma_examples::ends::{Ends, OtherEnd, until};
-use rdma_examples::{Failure, exit};
-use rdma_mem::{AccessFlags, AsyncEventSource, Context, InlineElement, SharedRegion};
-use rdma_qp::{
-    CompletionQueue, MaxRnrRetries, PollSlot, ReceiveWorkRequest, SendWorkRequest,
-    SharedReceiveQueue, prelude::*,
-};
+use rdma_examples::{Failure, program};
 
 /// Clients send numbers to a server with a shared receive queue, which adds them up. Each is a thread, or a
 /// process: then the server listens for so many clients, and each of them connects.
@@ -31,7 +29,7 @@ const RECEIVES: usize = 16;
 const LIMIT: u32 = 8;
 
 fn main() -> ExitCode {
-    exit(run(&Arguments::parse()))
+    program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {

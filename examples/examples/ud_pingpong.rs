@@ -6,16 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use rdma_channel::{confirm, exchange};
+use rdma::prelude::*;
+use rdma::qp::{
+    AddressHandle, CompletionQueue, GlobalRouteHeader, PollSlot, PreparedQueuePair, Qpn, QueuePair,
+    QueuePairType, WorkCompletion,
+};
 use rdma_examples::out_of_band::{OutOfBand, Peer};
 use rdma_examples::reach::check_reach;
-use rdma_examples::{Failure, exit};
-use rdma_mem::{AccessFlags, Context, SharedRegion, open_device};
-use rdma_qp::{
-    AddressHandle, CompletionQueue, GlobalRouteHeader, PollSlot, PreparedQueuePair, Qpn, QueuePair,
-    QueuePairEndpoint, QueuePairType, ReceiveWorkRequest, SendWorkRequest, WorkCompletion,
-    prelude::*,
-};
+use rdma_examples::{Failure, program};
 
 /// A client sends numbers to a server as datagrams, and gets each back, plus one. They are two threads, or
 /// two processes that were given the same iterations: then the server listens, and the client connects.
@@ -37,12 +35,11 @@ const QKEY: u32 = 0x0dad_ab1e;
 const NUMBER: std::ops::Range<usize> = GlobalRouteHeader::BYTES..GlobalRouteHeader::BYTES + 8;
 
 fn main() -> ExitCode {
-    exit(run(&Arguments::parse()))
+    program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let Arguments { device, iterations, .. } = arguments;
-    rdma_soft::install();
     let context = open_device(device)?;
     match arguments.peer.meet(Duration::from_secs(arguments.wait))? {
         Some(other) => with_process(arguments, &context, other),

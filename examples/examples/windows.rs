@@ -4,13 +4,11 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use rdma::memory::{MemoryWindow, WindowType};
+use rdma::prelude::*;
+use rdma::qp::{BindWindow, CompletionQueue, PollSlot, QueuePair, SendWithInvalidate, WorkResult};
 use rdma_examples::ends::{Ends, OtherEnd};
-use rdma_examples::{Failure, exit};
-use rdma_mem::{AccessFlags, Context, MemoryWindow, OwnedRegion, RemoteMemoryRegion, WindowType};
-use rdma_qp::{
-    BindWindow, CompletionQueue, PollSlot, QueuePair, ReceiveWorkRequest, SendWithInvalidate,
-    SendWorkRequest, WorkResult, WriteWorkRequest, prelude::*,
-};
+use rdma_examples::{Failure, program};
 
 /// Lends memory to a peer, takes it back, and shows that the peer is out. The peer is here, too, or another
 /// process: then the owner of the memory listens, and the peer connects.
@@ -31,7 +29,7 @@ struct End<'a> {
 }
 
 fn main() -> ExitCode {
-    exit(run(&Arguments::parse()))
+    program(run)
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
@@ -79,7 +77,7 @@ fn write(context: &Context, owner: &OtherEnd) -> Result<String, Failure> {
     own.next()??;
     let error = own.write(lent)?.err().ok_or("the peer could still write")?;
     owner.finish()?;
-    Ok(format!("a second write: {:?}", error.code()))
+    Ok(format!("a second write: {error}"))
 }
 
 impl<'a> End<'a> {

@@ -1,10 +1,11 @@
 //! One end of a connection, or of datagrams, on which messages of one length go back and forth or one way.
 #![allow(unsafe_code)]
 
+use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_mem::OwnedRegion;
-use rdma_qp::{
+use rdma::memory::OwnedRegion;
+use rdma::qp::{
     AddressHandle, GlobalRouteHeader, PollSlot, PreparedQueuePair, QueuePair, QueuePairEndpoint,
     QueuePairType, ReceiveWorkRequest, SendWorkRequest, WorkSuccess,
 };
@@ -27,7 +28,13 @@ pub struct End {
     header: usize,
     receives: u32,
     sends: u32,
+    /// How many polls may find nothing before the processor is left to others between two of them. The peer may need
+    /// it: if there is one alone, at once.
+    spins: u32,
 }
+
+/// As many as a channel does.
+const SPINS: u32 = 1024;
 
 impl End {
     /// Connects, and is ready for the first message. A queue pair of datagrams sends to that peer alone.
@@ -48,7 +55,9 @@ impl End {
         };
         let region = |length| qp.pd().allocate_region(length);
         let (outgoing, incoming) = (region(size)?, region(header + size)?);
-        let mut end = Self { qp, to, outgoing, incoming, header, receives: 0, sends: 0 };
+        let alone = thread::available_parallelism().is_ok_and(|processors| processors.get() == 1);
+        let spins = if alone { 0 } else { SPINS };
+        let mut end = Self { qp, to, outgoing, incoming, header, receives: 0, sends: 0, spins };
         end.receive()?; // before the peer sends
         Ok(end)
     }
@@ -145,6 +154,7 @@ impl End {
     fn wait(&mut self, over: impl Fn(u32, u32) -> bool) -> Result<(), Failure> {
         let (cq, mut slots) = (self.qp.recv_cq(), [PollSlot::default(); 4]);
         let (begin, limit) = (Instant::now(), Duration::from_secs(10));
+        let mut spins = self.spins;
         while !over(self.receives, self.sends) {
             let mut done = cq.poll(&mut slots)?;
             if let (true, Some(channel)) = (done.is_empty(), cq.channel()) {
@@ -154,11 +164,16 @@ impl End {
                     channel.get_event_timeout(limit)?; // sleeps
                 }
             }
-            if done.is_empty() && begin.elapsed() > limit {
-                return Err(
-                    "nothing comes from the peer; was it given the same size and iterations?"
-                        .into(),
-                );
+            if done.is_empty() {
+                if begin.elapsed() > limit {
+                    let why =
+                        "nothing comes from the peer; was it given the same size and iterations?";
+                    return Err(why.into());
+                }
+                match spins.checked_sub(1) {
+                    Some(left) => spins = left,
+                    None => thread::yield_now(),
+                }
             }
             for completion in done {
                 let success = completion.result()?;

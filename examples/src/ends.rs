@@ -7,15 +7,16 @@ use std::cell::Cell;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_channel::{
+use rdma::channel::{
     Channel, ExchangeError, PreparedChannel, TransportError, confirm, exchange_all,
 };
-use rdma_mem::{Context, RemoteMemoryRegion, open_device};
-use rdma_qp::{QueuePairEndpoint, WorkError};
+use rdma::device::{Context, open_device};
+use rdma::memory::RemoteMemoryRegion;
+use rdma::qp::{QueuePairEndpoint, WorkError};
 
-use crate::Failure;
 use crate::out_of_band::{OutOfBand, OutOfBandError, Peer};
 use crate::reach::check_reach;
+use crate::{Failure, explain, print};
 
 /// Where the ends are, and by which device they reach each other; part of a command line.
 #[derive(Clone, Debug, clap::Args)]
@@ -72,7 +73,6 @@ impl Ends {
         server: impl FnOnce(&Context, &mut [OtherEnd]) -> Outcome + Send,
         client: impl Fn(&Context, &mut OtherEnd) -> Outcome + Sync,
     ) -> Outcome {
-        rdma_soft::install();
         let context = open_device(&self.device)?; // before anybody waits for this process
         let wait = Duration::from_secs(self.wait);
         let server = |others: Vec<OutOfBand>| {
@@ -121,7 +121,7 @@ fn threads(
     // If one fails, so do the others, and which of them was the first nobody knows.
     let errors: Vec<_> = outcomes.iter().filter_map(|end| end.as_ref().err()).collect();
     if !errors.is_empty() {
-        let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
+        let errors: Vec<_> = errors.iter().map(|error| explain(&***error)).collect();
         return Err(errors.join("\nerror: ").into());
     }
     Ok(outcomes.into_iter().flatten().collect::<Vec<_>>().join("\n"))
@@ -130,11 +130,11 @@ fn threads(
 /// Says that the other end has gone if that may be why an operation failed.
 fn explained(error: Failure, others: &[OtherEnd]) -> Failure {
     let operation =
-        error.is::<TransportError>() || error.is::<WorkError>() || error.is::<rdma_qp::Error>();
+        error.is::<TransportError>() || error.is::<WorkError>() || error.is::<rdma::qp::Error>();
     let stream = matches!(error.downcast_ref(), Some(OutOfBandError::Io(_)))
         || matches!(error.downcast_ref(), Some(ExchangeError::Io(_)));
     match (operation || stream) && others.iter().any(|other| other.way.has_ended(SOON)) {
-        true => gone(&error.to_string()),
+        true => gone(&explain(&*error)),
         false => error,
     }
 }
@@ -232,7 +232,7 @@ impl OtherEnd {
     pub fn ready(&self) -> Result<(), Failure> {
         confirm(self.way.stream(), self.wait)?;
         if self.process {
-            println!("connected");
+            print("connected")?;
         }
         Ok(())
     }

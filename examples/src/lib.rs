@@ -3,6 +3,8 @@
 //! What is more than a page, or what several programs need, is a module here, so that its tests can drive
 //! it; the program in the folder `examples` is the thin command line around it.
 
+mod command_line;
+
 pub mod copy_file;
 pub mod end;
 pub mod ends;
@@ -12,27 +14,9 @@ pub mod perftest;
 pub mod rc_pingpong_line;
 pub mod reach;
 
-use std::process::ExitCode;
+pub use command_line::{Failure, bytes, explain, print, program};
 
-use rdma_mem::Mtu;
-
-/// What went wrong, for people.
-pub type Failure = Box<dyn std::error::Error + Send + Sync>;
-
-/// Ends a program: what it has to say goes to the output, what went wrong to the errors.
-#[must_use]
-pub fn exit(outcome: Result<String, Failure>) -> ExitCode {
-    match outcome {
-        Ok(line) => {
-            println!("{line}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
+use rdma::device::Mtu;
 
 /// A path MTU that is given as an option.
 ///

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::print;
+
 /// Where the other process is; part of a command line.
 #[derive(Clone, Debug, clap::Args)]
 #[group(multiple = false)]
@@ -112,6 +114,9 @@ pub enum OutOfBandError {
     /// The peer neither finished nor ended.
     #[error("the peer did not finish in time")]
     Late,
+    /// Where this process listens cannot be said.
+    #[error(transparent)]
+    Output(io::Error),
     /// The connection failed.
     #[error("the connection between the processes failed: {0}")]
     Io(#[from] io::Error),
@@ -139,7 +144,7 @@ impl OutOfBand {
         let wrong = |source| OutOfBandError::Address { address: address.to_owned(), source };
         let listener = TcpListener::bind(address).map_err(wrong)?;
         let address = listener.local_addr().map_err(wrong)?.to_string();
-        println!("listening on {address}");
+        print(&format!("listening on {address}")).map_err(OutOfBandError::Output)?;
         listener.set_nonblocking(true)?;
         let mut others: Vec<Self> = Vec::new();
         while others.len() < count {

@@ -11,12 +11,9 @@ pub mod talk;
 
 use std::time::{Duration, Instant};
 
-use rdma_channel::prelude::*;
-use rdma_mem::{Mtu, open_device};
-use rdma_qp::{
-    CompletionQueue, MaxRnrRetries, PreparedQueuePair, QueuePairEndpoint, QueuePairType,
-};
-use rdma_types::LinkLayer;
+use rdma::device::{LinkLayer, Mtu};
+use rdma::prelude::*;
+use rdma::qp::{CompletionQueue, MaxRnrRetries, PreparedQueuePair, QueuePairType};
 
 use crate::Failure;
 use crate::end::End;

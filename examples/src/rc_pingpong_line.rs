@@ -9,8 +9,8 @@
 
 use std::fmt;
 
-use rdma_qp::QueuePairEndpoint;
-use rdma_types::{Gid, GidType, Lid, LinkLayer, Psn, QpType, Qpn};
+use rdma::device::{Gid, GidType, Lid, LinkLayer};
+use rdma::qp::{Psn, QpType, Qpn, QueuePairEndpoint};
 
 /// A line of `ibv_rc_pingpong`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Whether a software device reaches the peer that another process told of.
 
-use rdma_qp::QueuePairEndpoint;
-use rdma_soft::SoftDevice;
+use rdma::qp::QueuePairEndpoint;
+use rdma::soft::SoftDevice;
 
 use crate::Failure;
 
@@ -43,7 +43,8 @@ pub fn check_reach(
 
 #[cfg(test)]
 mod tests {
-    use rdma_types::{Gid, GidType, Lid, Psn, Qpn};
+    use rdma::device::{Gid, GidType, Lid};
+    use rdma::qp::{Psn, Qpn};
 
     use super::*;
 
@@ -54,7 +55,7 @@ mod tests {
 
     #[test]
     fn a_software_device_is_told_whom_it_reaches() {
-        rdma_soft::install();
+        rdma::soft::install();
         let own = on_ethernet(1);
         assert!(check_reach("soft0", &own, &on_ethernet(1)).is_ok());
         assert!(check_reach("rxe0", &own, &on_ethernet(2)).is_ok());

@@ -25,8 +25,8 @@ mod kv;
 #[test]
 fn the_demonstration_stores_and_finds() {
     let late = "kv_deferred";
-    let schedule = rdma_soft::Schedule::Deferred { seed: 7 };
-    rdma_soft::Builder::new(late).schedule(schedule).install().unwrap();
+    let schedule = rdma::soft::Schedule::Deferred { seed: 7 };
+    rdma::soft::Builder::new(late).schedule(schedule).install().unwrap();
     for device in ["soft0", "softib0", late] {
         let arguments = kv::Arguments::parse_from(["kv", "--device", device]);
         let told = kv::run(&arguments).unwrap();

@@ -8,10 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use rdma::device::GidType;
+use rdma::qp::{EndpointError, Psn, Qpn, QueuePairEndpoint};
 use rdma_examples::Failure;
 use rdma_examples::out_of_band::{OutOfBand, OutOfBandError, Peer};
-use rdma_qp::{EndpointError, QueuePairEndpoint};
-use rdma_types::{GidType, Psn, Qpn};
 
 const ENDPOINT: usize = QueuePairEndpoint::BYTES;
 const SOON: Duration = Duration::from_millis(300);

@@ -78,8 +78,8 @@ fn hello_says_what_to_do() {
 #[test]
 fn a_message_goes_to_and_fro_between_sides_that_met_by_tcp() {
     let late = "two_processes_deferred";
-    let schedule = rdma_soft::Schedule::Deferred { seed: 3 };
-    rdma_soft::Builder::new(late).schedule(schedule).install().unwrap();
+    let schedule = rdma::soft::Schedule::Deferred { seed: 3 };
+    rdma::soft::Builder::new(late).schedule(schedule).install().unwrap();
     for run in [pingpong, rc_pingpong] {
         for device in ["soft0", "softib0", late] {
             for (size, iterations) in [("1", "0"), ("64", "30"), ("100000", "5")] {

@@ -11,6 +11,19 @@ pub(crate) const NO_LIMIT: Duration = Duration::MAX;
 /// It is so wherever the channel waits: in blocking calls, in `wait` of a handle, in a post for which
 /// the queue has no free slot, and at the end of a scope. A completion that is there is taken without
 /// any of it.
+///
+/// # Examples
+/// ```
+/// use rdma_channel::{Wait, prelude::*};
+///
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let prepared = pd.create_channel().wait(Wait::Sleep).build()?;
+/// let end = prepared.endpoint();
+/// let channel = prepared.handshake(end)?; // to itself
+/// assert!(channel.waitable().is_some()); // one that spins has no file
+/// # Ok::<(), rdma_channel::TransportError>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wait {

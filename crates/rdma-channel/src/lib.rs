@@ -1,12 +1,65 @@
 //! Connected RDMA endpoints whose operations keep their memory alive and always end.
 //!
+//! A [`Channel`] is a connected queue pair that borrows memory, or holds it, as long as the device may use
+//! it. So no operation is `unsafe`, and each ends: with success, with an error, or by its limit.
+//!
+//! ```
+//! use rdma_channel::{Channel, prelude::*};
+//!
+//! rdma_soft::install(); // the software devices, beside those of the machine
+//! let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+//! let mut listener = pd.create_channel().listen("127.0.0.1:0")?;
+//! let address = listener.local_addr();
+//!
+//! std::thread::scope(|threads| {
+//!     // Another process, in earnest.
+//!     let client = threads.spawn(|| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!         let mut channel = Channel::connect(address, &pd)?;
+//!         let mut data = pd.allocate_region(5)?;
+//!         data.copy_from_slice(b"hello");
+//!         Ok(channel.send_from(&data)?)
+//!     });
+//!     let mut channel = listener.accept()?;
+//!     let mut buffer = pd.allocate_region(64)?;
+//!     let length = channel.receive_into(&mut buffer)?;
+//!     assert_eq!(&buffer[..length], b"hello");
+//!     client.join().unwrap()
+//! })?;
+//! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+//! ```
+//!
+//! # Where to begin
+//!
+//! | to | take |
+//! |---|---|
+//! | connect two processes | [`Channel::connect`], and [`listen`](RendezvousBuilder::listen) of a [`ChannelBuilder`] |
+//! | do the same over a stream of one's own | [`exchange`], [`PreparedChannel::handshake`], [`confirm`] |
+//! | do one thing at a time | [`Channel::send_from`], [`receive_into`](Channel::receive_into), [`write_from`](Channel::write_from), [`read_into`](Channel::read_into), [`fetch_add`](Channel::fetch_add) |
+//! | limit how long that takes | [`Channel::within`], [`ChannelBuilder`] |
+//! | have many operations outstanding | [`Channel::scope`], [`Channel::scope_deadline`] |
+//! | use the same memory again and again in it | [`ScopedPeer::send_from`] and its kin, [`InFlight`] |
+//! | sleep, or spin, or wait in a loop of one's own | [`Wait`], [`Channel::arm`] |
+//! | talk to many peers by one queue of completions | [`MultiChannel`] |
+//! | know what went wrong | [`TransportError`], [`ScopeError`], [`CloseReason`] |
+//!
+//! The [guide] has all of it in order: connecting, levels and forms, limits, waiting, and what happens when things
+//! go wrong.
+//!
+//! # Other crates
+//!
 //! Types of `rdma-qp` and `rdma-mem` that signatures here name are re-exported; what makes
 //! contexts, protection domains and regions is in `rdma-mem`. The crate `rdma` has all of it as one
 //! dependency.
+//!
+//! # Features
+//!
+//! `serde` (off by default): [`PeerRemoteMemoryRegion`] can be serialised, and what rdma-qp and rdma-mem can.
 
 mod channel;
 mod deadline;
 mod exchange;
+#[doc = include_str!("guide.md")]
+pub mod guide {}
 mod ledger;
 mod lend;
 mod limits;

@@ -28,6 +28,36 @@ pub(crate) mod rent;
 /// scope nor its handles can leave the closure, or its thread. The scope of a channel posts what a
 /// [`ScopedPeer`] does; that of a [`MultiChannel`](crate::MultiChannel) has one for [each
 /// peer](Scope::to).
+///
+/// # Examples
+/// Two receives and two sends are outstanding at a time:
+/// ```
+/// use std::time::Duration;
+/// use rdma_channel::{ScopeError, TransportError, prelude::*};
+///
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// # let (a, b) = (pd.create_channel().max_inline_data(64).build()?, pd.create_channel().max_inline_data(64).build()?);
+/// # let end = a.endpoint();
+/// # let (mut channel, mut peer) = (a.handshake(b.endpoint())?, b.handshake(end)?);
+/// let mut memory = pd.allocate_region(8)?;
+/// let bytes = channel.scope(|s| {
+///     let (first, second) = memory.as_slice_mut().split_at(4);
+///     let received = [s.receive_into(first)?, s.receive_into(second)?];
+///     peer.scope(|s| {
+///         s.send_inline(b"one ")?;
+///         s.send_inline(b"two ").map(drop) // and what is left is waited for
+///     })
+///     .map_err(ScopeError::flatten)?;
+///     let mut bytes = Vec::new();
+///     for receive in received {
+///         bytes.extend_from_slice(&receive.done(Duration::from_secs(10))?.0);
+///     }
+///     Ok::<_, TransportError>(bytes)
+/// });
+/// assert_eq!(bytes.map_err(ScopeError::flatten)?, b"one two ");
+/// # Ok::<(), TransportError>(())
+/// ```
 pub struct Scope<'scope, 'env: 'scope, C = Channel> {
     /// The only peer of a channel, which has one.
     pub(crate) only: ScopedPeer<'scope>,
@@ -53,6 +83,26 @@ impl<'scope, C> Scope<'scope, '_, C> {
 }
 
 /// Why a scope failed.
+///
+/// # Examples
+/// The scope waits for a write that nobody has asked about, and says that it failed:
+/// ```
+/// use rdma_channel::{RemoteMemoryRegion, ScopeError, TransportError, prelude::*};
+///
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// # let (a, b) = (pd.create_channel().max_inline_data(64).build()?, pd.create_channel().max_inline_data(64).build()?);
+/// # let end = a.endpoint();
+/// # let (mut channel, _peer) = (a.handshake(b.endpoint())?, b.handshake(end)?);
+/// let nowhere = RemoteMemoryRegion::new(0, 8, 7);
+/// match channel.scope(|s| s.write_inline(b"12345678", nowhere).map(drop)) {
+///     Ok(()) => panic!("nothing can be written there"),
+///     Err(ScopeError::ClosureError(error)) => return Err(error),
+///     Err(ScopeError::AutoPollError(failed)) => println!("{}", failed[0].error),
+///     Err(other) => return Err(other.flatten()),
+/// }
+/// # Ok::<(), TransportError>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScopeError<E = TransportError> {

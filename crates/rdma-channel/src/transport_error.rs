@@ -13,6 +13,28 @@ use crate::server::event::PeerId;
 pub(crate) mod context;
 
 /// Why an operation of a channel failed.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use rdma_channel::{CloseReason, TransportError, prelude::*};
+///
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// # let (a, b) = (pd.create_channel().max_inline_data(64).build()?, pd.create_channel().max_inline_data(64).build()?);
+/// # let end = a.endpoint();
+/// # let (mut channel, _peer) = (a.handshake(b.endpoint())?, b.handshake(end)?);
+/// let mut region = pd.allocate_region(64)?;
+/// match channel.within(Duration::from_millis(5)).receive_into(&mut region) {
+///     Ok(length) => println!("{length} bytes"),
+///     Err(TransportError::Timeout { timeout, .. }) => println!("nothing came in {timeout:?}"),
+///     Err(error) => return Err(error),
+/// }
+/// // A blocking call that ran out has closed the channel.
+/// let next = channel.send_inline(b"too late");
+/// assert!(matches!(next, Err(TransportError::Closed(CloseReason::Timeout { .. }))), "{next:?}");
+/// # Ok::<(), TransportError>(())
+/// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransportError {

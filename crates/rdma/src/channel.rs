@@ -1,5 +1,27 @@
 //! Channels: connected endpoints whose operations keep their memory and always end, and how two ends
-//! give each other their endpoints.
+//! give each other their endpoints. [`rdma_channel::guide`] has all of it in order.
+//!
+//! ```
+//! # if cfg!(feature = "soft") {
+//! use rdma::prelude::*;
+//!
+//! let pd = open_device("soft0")?.allocate_pd()?;
+//! let mut listener = pd.create_channel().listen("127.0.0.1:0")?;
+//! let address = listener.local_addr();
+//! std::thread::scope(|threads| {
+//!     // In earnest, another process.
+//!     let client = threads.spawn(|| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!         let mut channel = Channel::connect(address, &pd)?;
+//!         Ok(channel.send_from(&pd.allocate_region(5)?)?)
+//!     });
+//!     let mut channel = listener.accept()?;
+//!     let mut buffer = pd.allocate_region(64)?;
+//!     assert_eq!(channel.receive_into(&mut buffer)?, 5);
+//!     client.join().unwrap()
+//! })?;
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+//! ```
 
 pub use rdma_channel::prelude::CreateChannel;
 pub use rdma_channel::{

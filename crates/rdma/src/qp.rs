@@ -1,5 +1,33 @@
 //! Queue pairs, completion queues, work requests and completions: the level below channels, whose
 //! posts are `unsafe`.
+//!
+//! ```
+//! # if cfg!(feature = "soft") {
+//! use rdma::prelude::*;
+//! use rdma::qp::{CompletionQueue, PollSlot};
+//!
+//! let context = open_device("soft0")?;
+//! let (cq, pd) = (CompletionQueue::create(&context, 16)?, context.allocate_pd()?);
+//! let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).build();
+//! let (here, there) = (prepare()?, prepare()?);
+//! let endpoint = here.endpoint();
+//! let mut here = here.handshake(there.endpoint())?;
+//! let mut there = there.handshake(endpoint)?;
+//! // SAFETY: requests without memory.
+//! unsafe { there.post_receive(ReceiveWorkRequest::only_immediate(), 1) }?;
+//! // SAFETY: as above.
+//! unsafe { here.post_send(SendWorkRequest::only_immediate(42), 2) }?;
+//!
+//! let (mut slots, mut completed) = ([PollSlot::default(); 2], 0);
+//! while completed < 2 {
+//!     for completion in cq.poll(&mut slots)? {
+//!         completion.result()?;
+//!         completed += 1;
+//!     }
+//! }
+//! # }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub use rdma_qp::prelude::{CreateCompletionQueue, CreateQueuePair};
 pub use rdma_qp::{

@@ -2,6 +2,16 @@
 //!
 //! `soft0` and `softib0` need no call here: [`open_device`](crate::device::open_device) and
 //! [`list_devices`](crate::device::list_devices) install them.
+//!
+//! A device whose packets leave later, as a seed decides:
+//! ```
+//! use rdma::soft::{Builder, Schedule};
+//!
+//! let device = Builder::new("late").schedule(Schedule::Deferred { seed: 7 }).install()?;
+//! let pd = rdma::device::open_device(device.name())?.allocate_pd()?;
+//! # drop(pd);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 pub use rdma_soft::{
     Builder, Counters, GidPlace, InstallError, Link, LinkModel, Network, OtherNetwork, Peers,

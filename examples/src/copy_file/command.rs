@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::{Control, Error, Job, Settings, Summary, copy, receive, send};
 use crate::out_of_band::{OutOfBand, Peer};
+use crate::program;
 
 /// Copy a file through RDMA: a sender writes it, chunk by chunk, into the memory of a receiver.
 ///
@@ -56,43 +56,29 @@ struct Arguments {
 }
 
 /// What `main` of the program does: copies as the arguments say, and prints one line.
-///
-/// Errors go to standard error; the exit status is 1, or 2 for arguments that are not allowed.
 #[must_use]
 pub fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    let settings = Settings::new(arguments.chunk, arguments.depth).unwrap_or_else(|error| {
-        Arguments::command().error(ErrorKind::ValueValidation, error).exit()
-    });
-    rdma_soft::install();
-    match run(arguments, settings) {
-        Ok(summary) => {
-            println!("{summary}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("copy_file: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    program(|arguments: &Arguments| Ok(run(arguments)?.to_string()))
 }
 
-fn run(arguments: Arguments, settings: Settings) -> Result<Summary, Error> {
-    let Arguments { file, dst, device, peer, wait, .. } = arguments;
+fn run(arguments: &Arguments) -> Result<Summary, Error> {
+    let Arguments { file, dst, device, peer, wait, chunk, depth } = arguments;
+    let settings = Settings::new(*chunk, *depth)?;
     // Until the other process has come, signals end this one at once.
-    let other = peer.meet(Duration::from_secs(wait))?;
+    let other = peer.meet(Duration::from_secs(*wait))?;
     let makes = other.as_ref().is_some_and(OutOfBand::listens);
-    let length = if makes { None } else { fs::metadata(&file).ok().map(|source| source.len()) };
+    let length = if makes { None } else { fs::metadata(file).ok().map(|source| source.len()) };
     let bar = progress_bar(length);
     let progress = |bytes| bar.set_position(bytes);
     let cancelled = cancelled_by_signals();
     let control = Control { progress: &progress, cancelled: &cancelled, ..Control::default() };
     let copied = match (other, dst) {
-        (Some(other), _) if makes => receive(&file, &device, other.into_stream(), control),
-        (Some(other), _) => send(&file, &device, settings, other.into_stream(), control),
+        (Some(other), _) if makes => receive(file, device, other.into_stream(), control),
+        (Some(other), _) => send(file, device, settings, other.into_stream(), control),
         (None, destination) => {
-            let destination = destination.unwrap_or_default(); // the parser has seen to it
-            copy(&Job { source: file, destination, device, settings }, control)
+            let destination = destination.clone().unwrap_or_default(); // the parser has seen to it
+            let job = Job { source: file.clone(), destination, device: device.clone(), settings };
+            copy(&job, control)
         }
     };
     bar.finish_and_clear();

@@ -2,12 +2,8 @@
 
 use std::time::Duration;
 
-use rdma_channel::{PreparedChannel, prelude::*};
-use rdma_mem::{
-    AccessFlags, Context, OwnedRegion, ProtectionDomain, RemoteMemoryRegion, SharedRegion,
-    open_device,
-};
-use rdma_qp::{AckTimeout, MaxRnrRetries, QueuePairEndpoint};
+use rdma::prelude::*;
+use rdma::qp::{AckTimeout, MaxRnrRetries};
 
 use super::receiver::Receiver;
 use super::sender::Sender;

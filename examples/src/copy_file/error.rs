@@ -4,8 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rdma_channel::{CloseReason, TransportError};
-use rdma_qp::WorkErrorClass;
+use rdma::channel::{CloseReason, TransportError};
+use rdma::qp::WorkErrorClass;
 
 /// Why a copy failed, in words for the person who started it.
 #[derive(Debug, thiserror::Error)]
@@ -38,24 +38,24 @@ pub enum Error {
     Write(#[source] io::Error),
     /// Device, domain or memory.
     #[error(transparent)]
-    Memory(#[from] rdma_mem::Error),
+    Memory(#[from] rdma::device::Error),
     /// Memory could not be registered.
     #[error("cannot register {bytes} bytes: {source}. Or use a smaller --chunk or --depth")]
     Registration {
         /// How much was to be registered, on this side.
         bytes: usize,
         /// What the device said.
-        source: rdma_mem::Error,
+        source: rdma::device::Error,
     },
     /// Queues.
     #[error(transparent)]
-    Queue(#[from] rdma_qp::Error),
+    Queue(#[from] rdma::qp::Error),
     /// A request was not posted.
     #[error("a request was refused: {0}")]
-    Post(#[from] rdma_qp::PostError),
+    Post(#[from] rdma::qp::PostError),
     /// A request failed.
     #[error("a request failed: {0}")]
-    Completion(#[from] rdma_qp::WorkError),
+    Completion(#[from] rdma::qp::WorkError),
     /// The connection.
     #[error(transparent)]
     Channel(TransportError),

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use rdma_channel::{Scope, ScopedPendingWork};
-use rdma_qp::ReceiveWorkRequest;
+use rdma::channel::{Scope, ScopedPendingWork};
+use rdma::qp::ReceiveWorkRequest;
 
 use super::Error;
 use super::stop::Stop;
@@ -40,7 +40,7 @@ impl<'scope> Inbox<'scope> {
         self.receives.pop_front();
         match (success.immediate_data(), success.scattered_bytes()) {
             (Some(immediate), Some(bytes)) => Ok(Arrival { immediate, bytes }),
-            _ => Err(Error::Protocol(format!("{success:?} has no immediate"))),
+            _ => Err(Error::Protocol("a message without an immediate came".to_owned())),
         }
     }
 }

@@ -4,6 +4,8 @@
 //! sequence number of the chunk, modulo 2^30. Chunks and the trailer that follows the last of them
 //! share one numbering, and number `n` lies in slot `n % depth` of the receiver's memory.
 
+use std::fmt;
+
 use super::Error;
 
 const KIND_SHIFT: u32 = 30;
@@ -19,6 +21,16 @@ pub(crate) enum Kind {
     /// To the sender, without a payload: this number's slot is free again. That of the trailer says
     /// that everything was checked and written.
     Credit = 2,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Data => "chunk",
+            Self::End => "trailer",
+            Self::Credit => "credit",
+        })
+    }
 }
 
 /// The immediate of a message.
@@ -41,7 +53,7 @@ pub(crate) fn kind_of(immediate: u32, expected: u64) -> Result<Kind, Error> {
         Ok(kind)
     } else {
         let got = immediate & SEQUENCE_MASK;
-        Err(Error::Protocol(format!("{kind:?} number {got} came where number {expected} was due")))
+        Err(Error::Protocol(format!("{kind} number {got} came where number {expected} was due")))
     }
 }
 

@@ -73,7 +73,7 @@ pub struct Job {
 /// ```
 /// use rdma_examples::copy_file::{Control, Job, Settings, copy};
 ///
-/// rdma_soft::install();
+/// rdma::soft::install();
 /// let folder = tempfile::tempdir()?;
 /// let (source, destination) = (folder.path().join("a"), folder.path().join("b"));
 /// std::fs::write(&source, "hello")?;

@@ -5,8 +5,8 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::Instant;
 
-use rdma_mem::open_device;
-use rdma_qp::QueuePairEndpoint;
+use rdma::device::open_device;
+use rdma::qp::QueuePairEndpoint;
 
 use self::frame::{Answer, Kind, Offer};
 use self::line::Line;

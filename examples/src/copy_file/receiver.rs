@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::io::Write;
 
 use crc32fast::Hasher;
-use rdma_channel::{Channel, Scope, ScopedPendingWork};
-use rdma_mem::SharedRegion;
-use rdma_qp::WriteWorkRequest;
+use rdma::channel::{Channel, Scope, ScopedPendingWork};
+use rdma::memory::SharedRegion;
+use rdma::qp::WriteWorkRequest;
 
 use super::inbox::{Arrival, Inbox};
 use super::message::{Kind, Trailer, immediate, kind_of};

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
 
 use crc32fast::Hasher;
-use rdma_channel::{Channel, InFlight, Prefix, Progress, Scope, TransportError};
-use rdma_mem::{OwnedRegion, RemoteMemoryRegion, SliceMut};
+use rdma::channel::{Channel, InFlight, Prefix, Progress, Scope, TransportError};
+use rdma::memory::{OwnedRegion, RemoteMemoryRegion, SliceMut};
 
 use super::inbox::{Arrival, Inbox};
 use super::message::{Kind, Trailer, immediate, kind_of};
@@ -139,7 +139,7 @@ impl<'scope, 'env> Sending<'scope, 'env> {
         let Arrival { immediate, .. } = self.inbox.next(stop)?;
         match kind_of(immediate, self.credits)? {
             Kind::Credit => self.credits += 1,
-            kind => return Err(Error::Protocol(format!("{kind:?} came to the sender"))),
+            kind => return Err(Error::Protocol(format!("a {kind} came to the sender"))),
         }
         Ok(())
     }
@@ -178,9 +178,9 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use std::time::Duration;
 
-    use rdma_channel::ScopeError;
-    use rdma_qp::{ReceiveWorkRequest, WorkErrorClass};
-    use rdma_soft::{Builder, Schedule};
+    use rdma::channel::ScopeError;
+    use rdma::qp::{ReceiveWorkRequest, WorkErrorClass};
+    use rdma::soft::{Builder, Schedule};
 
     use super::*;
     use crate::copy_file::connect::connect;
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn of_requests_that_were_flushed_the_cause_is_what_failed_before() {
-        rdma_soft::install();
+        rdma::soft::install();
         let settings = Settings::new(64, 2).unwrap();
         let (mut near, _far) = connect("soft0", settings).unwrap(); // which has no receive posted
         let cancelled = AtomicBool::new(false);

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use std::{hint, thread};
 
-use rdma_channel::Scope;
+use rdma::channel::Scope;
 
 use super::Error;
 use super::process::frame::Kind;

@@ -64,7 +64,7 @@ pub struct Transferred {
 /// ```
 /// use rdma_examples::copy_file::{Control, Settings, transfer};
 ///
-/// rdma_soft::install();
+/// rdma::soft::install();
 /// let mut sink = Vec::new();
 /// let settings = Settings::new(64, 2)?;
 /// let done = transfer("softib0", &mut &[7; 1000][..], &mut sink, settings, Control::default())?;

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use rdma_qp::{QueuePairEndpoint, QueuePairType};
-use rdma_types::{Gid, GidType, Lid, LinkLayer, Psn, Qpn};
+use rdma::device::{Gid, GidType, Lid, LinkLayer};
+use rdma::qp::{Psn, Qpn, QueuePairEndpoint, QueuePairType};
 
 use super::NotPerftest;
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use rdma_types::Mtu;
+use rdma::device::Mtu;
 
 use super::NotPerftest;
 use super::keys::Keys;
@@ -139,7 +139,8 @@ impl Talk {
         let now = self.keys(own)?;
         if now != *before {
             return Err(format!(
-                "the peer had other keys before: {before:?}, and now {now:?}; is it the same program of perftest?"
+                "the peer tells other keys than before (QPN {} then, {} now): is it the same program of perftest?",
+                before.qpn, now.qpn
             )
             .into());
         }
@@ -233,7 +234,8 @@ fn mtu_of(bytes: [u8; 2]) -> Result<Mtu, NotPerftest> {
 mod tests {
     use std::thread;
 
-    use rdma_types::{Gid, Lid, Psn, Qpn};
+    use rdma::device::{Gid, Lid};
+    use rdma::qp::{Psn, Qpn};
 
     use super::*;
 
@@ -320,7 +322,7 @@ mod tests {
         talk.keys(&keys(5)).unwrap();
         talk.keys(&keys(6)).unwrap();
         let error = server.join().unwrap();
-        assert!(error.contains("other keys before"), "{error}");
+        assert!(error.contains("other keys than before"), "{error}");
     }
 
     #[test]

@@ -1,8 +1,20 @@
 //! Examples as processes.
 #![allow(dead_code)] // not every test needs all of it
 
+use std::fs;
 use std::io::Read as _;
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+
+/// The names of all examples.
+pub(crate) fn programs() -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let name = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_owned();
+    let files = fs::read_dir(folder).unwrap().map(|file| name(&file.unwrap().path()));
+    let mut names: Vec<_> = files.collect();
+    names.sort();
+    names
+}
 
 /// Where an example is, as a program.
 fn program(name: &str) -> String {
@@ -10,6 +22,17 @@ fn program(name: &str) -> String {
     let program = test.ancestors().nth(2).unwrap().join("examples").join(name);
     assert!(program.exists(), "`cargo build -p rdma-examples --examples` makes the program");
     program.to_str().unwrap().to_owned()
+}
+
+/// An example, as a command that is ended if it takes too long.
+pub(crate) fn command(name: &str, options: &[&str]) -> Command {
+    limited(&program(name), options)
+}
+
+fn limited(program: &str, options: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["--kill-after=1", "60", program]).args(options);
+    command
 }
 
 /// A process that is ended if it has not ended itself in time.
@@ -31,9 +54,7 @@ impl Process {
     }
 
     pub(crate) fn start(program: &str, options: &[&str]) -> Self {
-        let mut command = Command::new("timeout");
-        command.args(["--kill-after=1", "60", program]).args(options);
-        Self::of(&mut command)
+        Self::of(&mut limited(program, options))
     }
 
     /// Where it listens, as soon as it does.

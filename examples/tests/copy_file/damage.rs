@@ -9,7 +9,7 @@ use crate::bench::{Bench, noise};
 
 #[test]
 fn one_byte_flipped_in_flight_is_detected_wherever_it_is() {
-    rdma_soft::install();
+    rdma::soft::install();
     for device in ["soft0", "softib0"] {
         for at in [0, 1, 4095, 4096, 50_000, 99_999] {
             let bench = Bench::with_source(&noise(100_000));
@@ -30,7 +30,7 @@ fn one_byte_flipped_in_flight_is_detected_wherever_it_is() {
 
 #[test]
 fn the_old_file_survives_a_damaged_copy() {
-    rdma_soft::install();
+    rdma::soft::install();
     let bench = Bench::with_source(&noise(10_000));
     fs::write(bench.at("copy"), "old").unwrap();
     let flip = |offset: u64, bytes: &mut [u8]| {

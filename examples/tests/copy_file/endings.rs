@@ -6,14 +6,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use rdma::soft::{Builder, Schedule};
 use rdma_examples::copy_file::{Control, Error, Settings, transfer};
-use rdma_soft::{Builder, Schedule};
 
 use crate::bench::Bench;
 
 /// Devices on which requests are, or may be, in flight when a side fails.
 fn devices() -> [String; 3] {
-    rdma_soft::install();
+    rdma::soft::install();
     static MADE: AtomicU32 = AtomicU32::new(0);
     let name = format!("late{}", MADE.fetch_add(1, Ordering::Relaxed));
     Builder::new(&name).schedule(Schedule::Deferred { seed: 3 }).install().unwrap();

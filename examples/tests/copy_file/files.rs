@@ -106,7 +106,7 @@ fn a_source_that_grows() {
 
 /// What a copy says whose source gets another length when its first chunk has arrived.
 fn changed_meanwhile(length: u64) -> String {
-    rdma_soft::install();
+    rdma::soft::install();
     let bench = Bench::with_source(&noise(262_144));
     let source = fs::File::options().write(true).open(bench.at("source")).unwrap();
     let change = |offset: u64, _: &mut [u8]| {

@@ -4,8 +4,8 @@ use std::io::{self, Read, Write};
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
+use rdma::soft::{Builder, Link, Schedule};
 use rdma_examples::copy_file::{Control, Settings, transfer};
-use rdma_soft::{Builder, Link, Schedule};
 
 use crate::bench::noise;
 
@@ -63,7 +63,7 @@ impl Write for SlowSink<'_> {
 
 #[test]
 fn a_slow_receiver_slows_the_sender_which_uses_all_slots_that_it_has() {
-    rdma_soft::install();
+    rdma::soft::install();
     Builder::new("slow_deferred").schedule(Schedule::Deferred { seed: 5 }).install().unwrap();
     for device in ["soft0", "softib0", "slow_deferred"] {
         for (chunk, depth) in [(64, 1), (64, 2), (1000, 7)] {
@@ -100,7 +100,7 @@ fn streams_arrive_on_devices_that_execute_later() {
 
 #[test]
 fn progress_is_told_after_each_chunk() {
-    rdma_soft::install();
+    rdma::soft::install();
     let told = Mutex::new(Vec::new());
     let progress = |bytes| told.lock().unwrap().push(bytes);
     let control = Control { progress: &progress, ..Control::default() };

@@ -61,7 +61,7 @@ impl Side {
     /// That it failed, and the one line that it said.
     fn fail(self) -> String {
         let said = said(&self.end(), 1);
-        assert!(said.starts_with("copy_file: ") && said.lines().count() == 1, "{said}");
+        assert!(said.starts_with("error: ") && said.lines().count() == 1, "{said}");
         said
     }
 }
@@ -158,7 +158,7 @@ fn an_interrupted_side_says_so_to_the_other() {
         wait_until_written(sides[0].pid(), &bench);
         sides[interrupted].signal(Signal::INT);
         let said = sides.remove(interrupted).fail();
-        assert_eq!(said, "copy_file: interrupted; nothing was written\n");
+        assert_eq!(said, "error: interrupted; nothing was written\n");
         let said = sides.remove(0).fail();
         assert!(said.contains("the other process has given up: interrupted"), "{said}");
         assert_eq!(bench.names(), ["source"]);

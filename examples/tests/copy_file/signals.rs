@@ -19,7 +19,7 @@ fn an_interrupted_copy_leaves_nothing() {
         let pid = child.id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
         let said = said(&child.wait_with_output().unwrap(), 1);
-        assert_eq!(said, "copy_file: interrupted; nothing was written\n");
+        assert_eq!(said, "error: interrupted; nothing was written\n");
         assert_eq!(bench.names(), ["source"]);
     }
 }

@@ -20,6 +20,20 @@ use crate::limits::Limits;
 ///
 /// [`exchange`](crate::exchange) gives both ends their peer's endpoint over a connection that
 /// exists already, such as a TCP connection; [`Channel::connect`] does all of it, by an address.
+///
+/// # Examples
+/// ```
+/// use rdma_channel::prelude::*;
+///
+/// # rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
+/// let told = here.endpoint(); // what the peer has to know
+/// let here = here.handshake(there.endpoint())?;
+/// let there = there.handshake(told)?;
+/// assert!(here.closed().is_none() && there.closed().is_none());
+/// # Ok::<(), rdma_channel::TransportError>(())
+/// ```
 #[derive(Debug)]
 pub struct PreparedChannel {
     pub(crate) qp: PreparedQueuePair,

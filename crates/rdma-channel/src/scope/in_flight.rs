@@ -22,6 +22,32 @@ use crate::transport_error::{TransportError, WorkId};
 ///
 /// Dropping the handle changes nothing but that the memory does not come back before the scope has
 /// ended.
+///
+/// # Examples
+/// Memory that is received into again and again:
+/// ```
+/// use std::time::Duration;
+/// use rdma_channel::{ScopeError, TransportError, prelude::*};
+///
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// # let (a, b) = (pd.create_channel().max_inline_data(64).build()?, pd.create_channel().max_inline_data(64).build()?);
+/// # let end = a.endpoint();
+/// # let (mut channel, mut peer) = (a.handshake(b.endpoint())?, b.handshake(end)?);
+/// let mut memory = pd.allocate_region(8)?;
+/// let count = channel.scope(|s| {
+///     let (mut slice, mut count) = (memory.as_slice_mut(), 0);
+///     for number in 0..3 {
+///         let receive = s.receive_into(slice)?;
+///         peer.send_inline(&[number; 8])?;
+///         slice = receive.done(Duration::from_secs(10))?.0; // the memory is back
+///         count += usize::from(slice[0] == number);
+///     }
+///     Ok::<_, TransportError>(count)
+/// });
+/// assert_eq!(count.map_err(ScopeError::flatten)?, 3);
+/// # Ok::<(), TransportError>(())
+/// ```
 #[must_use = "the memory comes back from it"]
 #[repr(C)] // as a `Refused`
 pub struct InFlight<'scope, B> {

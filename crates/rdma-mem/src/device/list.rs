@@ -72,6 +72,19 @@ pub fn open_device(name: impl AsRef<str>) -> Result<Context, Error> {
 }
 
 /// Devices, and what went wrong while they were listed. It does not change when devices come or go.
+///
+/// # Examples
+/// ```
+/// # rdma_soft::install();
+/// let devices = rdma_mem::list_devices();
+/// for device in &devices {
+///     println!("{} {}", device.name(), device.guid());
+/// }
+/// for error in devices.errors() {
+///     println!("no others: {error}");
+/// }
+/// assert!(devices.iter().any(|device| device.name() == "soft0"));
+/// ```
 #[derive(Clone, Debug)]
 pub struct DeviceList {
     devices: Vec<Device>,

@@ -33,6 +33,19 @@ pub struct GatherList<'a, const N: usize> {
 
 /// Registered slices, or ranges of shared regions, that a request writes to, as elements, with their
 /// domains; see [`GatherList`].
+///
+/// # Examples
+/// ```
+/// use rdma_mem::ScatterList;
+///
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let mut region = pd.allocate_region(64)?;
+/// let (header, body) = region.as_slice_mut().split_at(16);
+/// let list = ScatterList::from([header, body]); // one message, its first 16 bytes apart
+/// # drop(list);
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
 #[doc(alias = "sg_list")]
 #[derive(Debug)]
 pub struct ScatterList<'a, const N: usize> {

@@ -13,6 +13,17 @@ use crate::element::{GatherElement, ScatterElement};
 
 /// Registered bytes, shared: what [`OwnedRegion::get_ref`](crate::OwnedRegion::get_ref) gives, and
 /// [`BorrowedRegion::get_ref`](crate::BorrowedRegion::get_ref).
+///
+/// # Examples
+/// ```
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let region = pd.allocate_region(64)?;
+/// let part = region.get_ref(60, 4).ok_or("outside of the region")?;
+/// assert_eq!(part.gather_element().length(), 4);
+/// assert!(region.get_ref(60, 5).is_none());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy)]
 pub struct SliceRef<'r> {
     piece: Piece<'r>,
@@ -26,6 +37,18 @@ pub struct SliceRef<'r> {
 /// A request takes it by value, so what several requests use at a time is taken apart first:
 /// [`split_at`](Self::split_at), [`into_array`](Self::into_array), [`into_chunks`](Self::into_chunks).
 /// `chunks_mut` and indexing, which it has as bytes, give plain bytes that no device knows.
+///
+/// # Examples
+/// ```
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let mut region = pd.allocate_region(64)?;
+/// let (mut header, body) = region.as_slice_mut().split_at(16);
+/// header.fill(1); // bytes, as long as no request has the slice
+/// let pieces: Vec<_> = body.into_chunks(16).collect(); // one for each of three requests
+/// assert_eq!((header.len(), pieces.len()), (16, 3));
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
 pub struct SliceMut<'r> {
     piece: Piece<'r>,
     borrow: PhantomData<&'r mut [u8]>,

@@ -19,6 +19,17 @@ use crate::region::registration::Registration;
 /// The region derefs to its bytes. Pieces of it that carry the region's key come from
 /// [`as_slice_mut`](Self::as_slice_mut), [`split_at`](Self::split_at), [`get_ref`](Self::get_ref)
 /// and [`get_mut`](Self::get_mut); an element made from one cannot be wrong.
+///
+/// # Examples
+/// ```
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let mut region = pd.allocate_region(4096)?; // an `OwnedRegion`
+/// region[..5].copy_from_slice(b"hello");
+/// let hello = region.get_ref(0, 5).ok_or("outside of the region")?; // for a request
+/// assert_eq!(hello.gather_element().length(), 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "ibv_mr")]
 pub struct LocalRegion<M>(Registration<M>);
 

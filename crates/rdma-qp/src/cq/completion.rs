@@ -92,6 +92,39 @@ impl FusedIterator for PolledCompletions<'_> {}
 ///
 /// Of a failed one the specification defines the WR ID, the status, the QPN and the vendor's code,
 /// and nothing else can be read here: which request it was, the program knows from the WR ID.
+///
+/// # Examples
+/// ```
+/// use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+/// # use rdma_qp::{CompletionQueue, PollSlot, prelude::*};
+/// # use rdma_mem::{AccessFlags, GatherList, ScatterList};
+/// # rdma_soft::install();
+/// # let context = rdma_mem::open_device("soft0")?;
+/// # let cq = CompletionQueue::create(&context, 64)?;
+/// # let pd = context.allocate_pd()?;
+/// # let access = AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
+/// # let prepare = || pd.create_qp().access(access).send_cq(&cq).recv_cq(&cq).build();
+/// # let (one, other) = (prepare()?, prepare()?);
+/// # let (one_end, other_end) = (one.endpoint(), other.endpoint());
+/// # let (mut one, mut other) = (one.handshake(other_end)?, other.handshake(one_end)?);
+/// # let mut slots = [PollSlot::default()];
+/// # let mut next = || loop {
+/// #     let mut done = cq.poll(&mut slots)?;
+/// #     if let Some(one) = done.next() { break Ok::<_, rdma_qp::Error>(one) }
+/// # };
+///
+/// // SAFETY: requests without memory.
+/// unsafe { other.post_receive(ReceiveWorkRequest::only_immediate(), 7) }?;
+/// // SAFETY: as above.
+/// unsafe { one.post_send(SendWorkRequest::only_immediate(42).signaled(false), 1) }?;
+/// let completion = next()?;
+/// assert_eq!(completion.wr_id(), 7);
+/// match completion.result() {
+///     Ok(success) => assert_eq!(success.immediate_data(), Some(42)),
+///     Err(error) => println!("{}: {}", error, error.hint()),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy)]
 pub struct WorkCompletion(ibv_wc);

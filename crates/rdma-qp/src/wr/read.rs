@@ -8,6 +8,38 @@ use crate::wr::flags::{FENCE, SIGNALED, domains, flags};
 use crate::wr::queued::QueuedRequest;
 
 /// Reads memory of the peer, which notices nothing.
+///
+/// # Examples
+/// ```
+/// use rdma_qp::ReadWorkRequest;
+/// # use rdma_qp::{CompletionQueue, PollSlot, prelude::*};
+/// # use rdma_mem::{AccessFlags, GatherList, ScatterList};
+/// # rdma_soft::install();
+/// # let context = rdma_mem::open_device("soft0")?;
+/// # let cq = CompletionQueue::create(&context, 64)?;
+/// # let pd = context.allocate_pd()?;
+/// # let access = AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
+/// # let prepare = || pd.create_qp().access(access).send_cq(&cq).recv_cq(&cq).build();
+/// # let (one, other) = (prepare()?, prepare()?);
+/// # let (one_end, other_end) = (one.endpoint(), other.endpoint());
+/// # let (mut one, mut other) = (one.handshake(other_end)?, other.handshake(one_end)?);
+/// # let mut slots = [PollSlot::default()];
+/// # let mut next = || loop {
+/// #     let mut done = cq.poll(&mut slots)?;
+/// #     if let Some(one) = done.next() { break Ok::<_, rdma_qp::Error>(one) }
+/// # };
+///
+/// let board = pd.allocate_shared_region(8, access)?; // the peer's
+/// board.write(0, b"the word")?;
+/// let mut buffer = pd.allocate_region(8)?;
+/// let mut list = ScatterList::from([buffer.as_slice_mut()]);
+/// let request = ReadWorkRequest::from_list(&mut list, board.remote());
+/// // SAFETY: the buffer is left alone until the completion below.
+/// unsafe { one.post_read(request, 1) }?;
+/// next()?.result()?;
+/// assert_eq!(&buffer[..], b"the word");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct ReadWorkRequest<'wr, 'data> {
     pub(crate) elements: &'wr mut [ScatterElement<'data>],

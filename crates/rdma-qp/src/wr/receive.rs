@@ -12,6 +12,40 @@ use crate::wr::queued_receive::QueuedReceive;
 
 /// Memory for one message of the peer; of a queue pair for datagrams, with 40 bytes more in front
 /// of it ([`GlobalRouteHeader`](crate::GlobalRouteHeader)).
+///
+/// # Examples
+/// ```
+/// use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
+/// # use rdma_qp::{CompletionQueue, PollSlot, prelude::*};
+/// # use rdma_mem::{AccessFlags, GatherList, ScatterList};
+/// # rdma_soft::install();
+/// # let context = rdma_mem::open_device("soft0")?;
+/// # let cq = CompletionQueue::create(&context, 64)?;
+/// # let pd = context.allocate_pd()?;
+/// # let access = AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
+/// # let prepare = || pd.create_qp().access(access).send_cq(&cq).recv_cq(&cq).build();
+/// # let (one, other) = (prepare()?, prepare()?);
+/// # let (one_end, other_end) = (one.endpoint(), other.endpoint());
+/// # let (mut one, mut other) = (one.handshake(other_end)?, other.handshake(one_end)?);
+/// # let mut slots = [PollSlot::default()];
+/// # let mut next = || loop {
+/// #     let mut done = cq.poll(&mut slots)?;
+/// #     if let Some(one) = done.next() { break Ok::<_, rdma_qp::Error>(one) }
+/// # };
+///
+/// let mut buffer = pd.allocate_region(64)?;
+/// let mut list = ScatterList::from([buffer.as_slice_mut()]);
+/// // SAFETY: the buffer is left alone until the completion below.
+/// unsafe { other.post_receive(ReceiveWorkRequest::from_list(&mut list), 7) }?;
+/// # let mut data = pd.allocate_region(5)?;
+/// # data.copy_from_slice(b"hello");
+/// # let list = GatherList::from([data.as_slice()]);
+/// # // SAFETY: the data is left alone until its receive is done.
+/// # unsafe { one.post_send(SendWorkRequest::from_list(&list).signaled(false), 1) }?;
+/// let length = next()?.result()?.scattered_bytes().unwrap_or(0);
+/// assert_eq!(&buffer[..length], b"hello");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct ReceiveWorkRequest<'wr, 'data> {
     pub(crate) elements: &'wr mut [ScatterElement<'data>],

@@ -8,6 +8,39 @@ use crate::wr::flags::{FENCE, SIGNALED, SOLICITED, data, domains, flags};
 use crate::wr::queued::QueuedRequest;
 
 /// Writes into memory of the peer, which notices nothing, unless immediate data goes along.
+///
+/// # Examples
+/// ```
+/// use rdma_qp::WriteWorkRequest;
+/// # use rdma_qp::{CompletionQueue, PollSlot, prelude::*};
+/// # use rdma_mem::{AccessFlags, GatherList, ScatterList};
+/// # rdma_soft::install();
+/// # let context = rdma_mem::open_device("soft0")?;
+/// # let cq = CompletionQueue::create(&context, 64)?;
+/// # let pd = context.allocate_pd()?;
+/// # let access = AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
+/// # let prepare = || pd.create_qp().access(access).send_cq(&cq).recv_cq(&cq).build();
+/// # let (one, other) = (prepare()?, prepare()?);
+/// # let (one_end, other_end) = (one.endpoint(), other.endpoint());
+/// # let (mut one, mut other) = (one.handshake(other_end)?, other.handshake(one_end)?);
+/// # let mut slots = [PollSlot::default()];
+/// # let mut next = || loop {
+/// #     let mut done = cq.poll(&mut slots)?;
+/// #     if let Some(one) = done.next() { break Ok::<_, rdma_qp::Error>(one) }
+/// # };
+///
+/// let board = pd.allocate_shared_region(8, access)?; // the peer's
+/// let mut data = pd.allocate_region(8)?;
+/// data.copy_from_slice(b"the word");
+/// let list = GatherList::from([data.as_slice()]);
+/// // SAFETY: the data is left alone until the completion below.
+/// unsafe { one.post_write(WriteWorkRequest::from_list(&list, board.remote()), 1) }?;
+/// next()?.result()?;
+/// let mut word = [0; 8];
+/// board.read(0, &mut word)?;
+/// assert_eq!(&word, b"the word");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct WriteWorkRequest<'wr, 'data> {
     pub(crate) data: Data<'wr, 'data>,

@@ -1,7 +1,7 @@
 //! What two processes say to each other through TCP: a kind, a length, and as many bytes.
 
-use rdma_mem::RemoteMemoryRegion;
-use rdma_qp::QueuePairEndpoint;
+use rdma::memory::RemoteMemoryRegion;
+use rdma::qp::QueuePairEndpoint;
 
 use crate::copy_file::error::Error;
 use crate::copy_file::settings::Settings;
@@ -154,7 +154,8 @@ fn foreign(what: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use rdma_types::{Gid, GidType, Psn, Qpn};
+    use rdma::device::{Gid, GidType};
+    use rdma::qp::{Psn, Qpn};
 
     use super::*;
 
