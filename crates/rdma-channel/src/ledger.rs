@@ -47,6 +47,7 @@ use crate::transport_error::{CloseReason, TransportError};
 mod check;
 mod completion;
 pub(crate) mod end;
+mod news;
 mod pause;
 pub(crate) mod post;
 pub(crate) mod queues;
@@ -80,6 +81,7 @@ pub(crate) struct Ledger {
     pub(crate) limits: Limits,
     /// The requests in flight that were waited for in vain, by WR ID, and how long at most.
     given_up: RefCell<Vec<(u64, Duration)>>,
+    told: news::Told,
     /// The closure of the scope that ends has failed.
     closure_failed: bool,
     /// Dropped behind the queue pairs.
@@ -131,6 +133,7 @@ impl Ledger {
             events_asked: Cell::new(0),
             limits,
             given_up: RefCell::default(),
+            told: news::Told::default(),
             closure_failed: false,
             words: words::Words::default(),
             pd,
