@@ -46,7 +46,8 @@ pub(crate) mod waker;
 ///
 /// # Memory
 /// Messages are received into buffers of a pool, which come to the program by value: it reads them, keeps them, sends
-/// them to anybody, or drops them, which gives them back. The shared receive queue has
+/// them to anybody, or drops them, which gives them back. A buffer has what an earlier message left behind the `length`
+/// bytes of this one, and that may be another client's: send no more than `length`. The shared receive queue has
 /// [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr) buffers of [`message_size`](crate::ServerBuilder::message_size)
 /// bytes, be there one client or a thousand; what the program keeps comes on top. If messages come faster than they are
 /// taken, the senders wait: a reliable connection sends again until there is a receive. A client costs a queue pair for
@@ -140,6 +141,9 @@ const MANY: usize = 16;
 /// A busy server looks at its files once for so many looks at its completions.
 const LOOKS: u32 = 16;
 
+/// How much memory is registered at a time, in bytes, if no message is longer.
+const REGION: usize = 1 << 20;
+
 /// The keys of the files; behind them those of the clients' streams.
 const COMPLETIONS: u64 = 0;
 const CLIENTS: u64 = 1;
@@ -175,7 +179,7 @@ impl Server {
             ConnectError::Io { tried, source: source.into() }
         };
         let (lent, peers) = (Lent::new(queues.srq.clone()), Peers::new(options.max_peers));
-        let pool = BufferPool::with_region_size(&options.pd, options.receive_bytes());
+        let pool = BufferPool::with_region_size(&options.pd, options.receive_bytes().min(REGION));
         let clients = Clients::listen(queues, options.rendezvous_timeout, addresses)?;
         let (files, waker) = (Files::new().map_err(failed)?, Waker::new().map_err(failed)?);
         let mut server = Self {
@@ -257,6 +261,7 @@ impl Server {
     pub fn next(&mut self, limit: Option<Duration>) -> Result<Option<ServerEvent>, ServerError> {
         let mut deadline = Deadline::new(limit.unwrap_or(NO_LIMIT));
         let wait = self.limits().wait;
+        self.check_process()?;
         loop {
             if let Some(event) = self.events.pop_front() {
                 if let ServerEvent::Left { peer, .. } = event {
@@ -268,9 +273,11 @@ impl Server {
                 return Err(failure.into());
             }
             if mem::take(&mut self.is_woken) {
+                if !self.is_quiet()? {
+                    self.waker.ring();
+                }
                 return Ok(None);
             }
-            self.check_process()?;
             self.post_receives()?;
             self.join_clients()?;
             if self.since_look >= LOOKS {
@@ -279,7 +286,7 @@ impl Server {
             self.since_look += 1;
             self.take_completions()?;
             self.end_leaving();
-            if !self.events.is_empty() {
+            if self.has_news() {
                 continue;
             }
             match deadline.next(wait, None) {
@@ -287,15 +294,17 @@ impl Server {
                 Next::Rest(left) => self.rest(left.unwrap_or(NO_LIMIT))?,
                 Next::End => {
                     self.rest(Duration::ZERO)?;
-                    self.join_clients()?;
-                    self.end_leaving();
-                    if self.events.is_empty() && self.failure.is_none() {
-                        self.is_woken = false;
+                    if self.is_quiet()? {
                         return Ok(None);
                     }
                 }
             }
         }
+    }
+
+    /// Whether there is something to tell.
+    fn has_news(&self) -> bool {
+        !self.events.is_empty() || self.failure.is_some() || self.is_woken
     }
 
     /// Sends the first `length` bytes of a buffer to a client. It never waits: the client has the message when
@@ -307,7 +316,7 @@ impl Server {
     /// # Errors
     /// With the buffer: [`WouldBlock`](TransportError::WouldBlock) if
     /// [`max_send_wr`](crate::ChannelBuilder::max_send_wr) sends to this client are outstanding, which it may have to
-    /// take first; [`PeerLeft`](TransportError::PeerLeft) after `Left`; [`TooLong`](TransportError::TooLong) of more
+    /// take first: `Sent` or [`Room`](ServerEvent::Room) then says when one more is possible; [`PeerLeft`](TransportError::PeerLeft) after `Left`; [`TooLong`](TransportError::TooLong) of more
     /// bytes than the buffer has; [`PostError`](TransportError::PostError) if the buffer is of another domain. If the
     /// provider refuses and does not say whether it has the request, it keeps the buffer, and the client leaves.
     pub fn send(
@@ -415,7 +424,7 @@ impl Server {
     }
 
     /// Has the clients join that are connected, as far as there is room.
-    fn join_clients(&mut self) -> Result<(), ConnectError> {
+    fn join_clients(&mut self) -> Result<(), ServerError> {
         while self.peers.has_room() {
             let Some(client) = self.clients.take() else { break };
             self.join(client)?;
@@ -423,9 +432,9 @@ impl Server {
         Ok(())
     }
 
-    fn join(&mut self, mut client: Candidate<End>) -> Result<(), ConnectError> {
+    fn join(&mut self, mut client: Candidate<End>) -> Result<(), ServerError> {
         // What is there of an earlier queue pair with the same number is nobody's.
-        self.drain();
+        self.drain()?;
         let id = self.peers.next_id();
         let key = FIRST_STREAM + u64::from(id.index);
         let stream = Arc::clone(client.stream());
@@ -457,6 +466,8 @@ impl Drop for Server {
 
 /// Is readable when there is something to do for [`next`](Server::next), once that has returned `None`: for `poll`,
 /// `epoll`, and what is made of them. A limit of zero then takes what there is.
+///
+/// With [`Wait::Spin`](crate::Wait::Spin) there is no file for messages and ends of sends: then it tells of clients alone.
 ///
 /// Time is not among it: a program that sleeps on the file without a limit has slow clients of the rendezvous, and those
 /// that take nothing, ended late.

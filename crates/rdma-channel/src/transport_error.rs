@@ -87,8 +87,8 @@ pub enum TransportError {
     /// The queue has no free slot for the request now; nothing has changed. Take completions first:
     /// what is done keeps its slot until its handle has reported it, or is dropped.
     #[error(
-        "the queue is full: wait for earlier operations, and drop the handles of what is done; or build \
-        the channel with a larger `max_send_wr` or `max_recv_wr`"
+        "the queue is full: wait for earlier operations, and drop the handles of what is done (of a server: \
+        wait for `Sent` or `Room`); or build the channel with a larger `max_send_wr` or `max_recv_wr`"
     )]
     WouldBlock,
     /// The batch is larger than the queue.

@@ -232,6 +232,14 @@ pub enum Error {
         /// The largest that is possible.
         most: u32,
     },
+    /// An option of the builder is 0, with which nothing would work.
+    #[error("the `{knob}` is too small: it has to be at least {least}")]
+    TooSmall {
+        /// The builder's method.
+        knob: &'static str,
+        /// The smallest that is possible.
+        least: u32,
+    },
     /// The object cannot be closed now, because clones of it, or objects made from it, are alive.
     #[error("the {what} is still used: drop its clones and what was made from it first")]
     StillUsed {

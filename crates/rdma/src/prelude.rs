@@ -7,9 +7,9 @@
 pub use crate::channel::{
     Armed, Channel, ChannelListener, CloseReason, ConnectError, CreateChannel, ExchangeError,
     Finished, InFlight, Late, LeftReason, MultiChannel, PeerId, PeerReceiveWorkRequest,
-    PeerRemoteMemoryRegion, PeerSendWorkRequest, Prefix, PreparedChannel, Progress, Scope,
-    ScopeError, ScopedPendingWork, Server, ServerEvent, TransportError, Wait, confirm, exchange,
-    exchange_all,
+    PeerRemoteMemoryRegion, PeerSendWorkRequest, Prefix, PreparedChannel, Progress, Rejected,
+    Scope, ScopeError, ScopedPendingWork, Server, ServerError, ServerEvent, TransportError, Wait,
+    confirm, exchange, exchange_all,
 };
 pub use crate::device::{Context, list_devices, open_device};
 pub use crate::memory::{

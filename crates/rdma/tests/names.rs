@@ -74,8 +74,8 @@ names! {
     CreateCompletionQueue CreateQueuePair ExchangeError Finished GatherList InFlight InlineElement
     Late LeftReason MultiChannel OwnedArray OwnedRegion PeerId PeerReceiveWorkRequest PeerRemoteMemoryRegion
     PeerSendWorkRequest Prefix PreparedChannel Progress ProtectionDomain QueuePairEndpoint
-    ReadWorkRequest ReceiveWorkRequest RemoteMemoryRegion RemoteRef RemoteSlice ScatterList Scope
-    ScopeError ScopedPendingWork SendWorkRequest Server ServerEvent SharedRegion SliceMut SliceRef TransportError
+    ReadWorkRequest ReceiveWorkRequest Rejected RemoteMemoryRegion RemoteRef RemoteSlice ScatterList Scope
+    ScopeError ScopedPendingWork SendWorkRequest Server ServerError ServerEvent SharedRegion SliceMut SliceRef TransportError
     Wait WorkSuccess WriteWorkRequest confirm exchange exchange_all list_devices open_device
 }
 

@@ -66,7 +66,8 @@ impl Options {
     /// The same for queue pairs that have a receive queue together.
     pub(crate) fn shared_completion_queue(&self, peers: u32) -> Result<CompletionQueue, Error> {
         let receives = at_most("max_recv_wr", self.max_recv_wr, MOST_REQUESTS)?;
-        let (room, sends) = (MOST_REQUESTS - receives, self.max_send_wr);
+        let room = MOST_REQUESTS - receives;
+        let sends = at_most("max_send_wr", self.max_send_wr, room)?;
         let sends = sends * at_most("max_peers", peers, room / sends.max(1))?;
         self.queue_for(receives + sends)
     }

@@ -55,7 +55,7 @@ struct Awaited {
 
 const ANSWER: Awaited = Awaited {
     what: "answer",
-    why_not: "does it call `incoming` or `accept`, and has it not too many clients that stall? If it is busy for \
+    why_not: "does it call `incoming` or `accept`, or `next` of a `Server`, and has it not too many clients that stall? If it is busy for \
               longer, raise `rendezvous_timeout`",
     event: "it had answered",
 };

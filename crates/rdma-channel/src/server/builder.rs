@@ -118,7 +118,7 @@ impl<'a> ServerBuilder<'a> {
             ("max_send_wr", u64::from(options.max_send_wr)),
         ];
         if let Some(&(knob, _)) = knobs.iter().find(|(_, value)| *value == 0) {
-            return Err(Error::Missing { knob }.into());
+            return Err(Error::TooSmall { knob, least: 1 }.into());
         }
         let kept = ServerOptions {
             pd: options.pd.clone(),

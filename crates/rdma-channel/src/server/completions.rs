@@ -43,12 +43,15 @@ impl Server {
     }
 
     /// Takes all completions that are there now.
-    pub(super) fn drain(&mut self) {
+    pub(super) fn drain(&mut self) -> Result<(), TransportError> {
         let mut left = self.clients.maker().cq.min_capacity() as usize;
-        while let Ok(1..) =
-            self.take_completions().inspect(|&count| left = left.saturating_sub(count))
-            && left > 0
-        {}
+        loop {
+            let taken = self.take_completions()?;
+            left = left.saturating_sub(taken);
+            if taken == 0 || left == 0 {
+                return Ok(());
+            }
+        }
     }
 
     pub(super) fn complete(&mut self, completion: &WorkCompletion) {
@@ -74,10 +77,13 @@ impl Server {
                 }
             }
             (Some(Loan::Send(peer, buffer)), result) => {
-                self.peers.get(peer).into_iter().for_each(Peer::done);
+                let makes_room = self.peers.get(peer).is_some_and(Peer::done);
                 match (result, buffer) {
                     (Ok(_), Some(buffer)) => {
                         self.events.push_back(ServerEvent::Sent { peer, buffer });
+                    }
+                    (Ok(_), None) if makes_room => {
+                        self.events.push_back(ServerEvent::Room { peer });
                     }
                     (Ok(_), None) => {}
                     (Err(error), _) => self.fail_work(peer, Operation::Send, error),
@@ -95,15 +101,15 @@ impl Server {
     /// Ends the connections of clients that are to leave, of which nothing is outstanding.
     pub(super) fn end_leaving(&mut self) {
         while let Some(id) = self.peers.ended() {
-            // Its messages that are there come before its end.
-            self.drain();
+            // Its messages that are there come before its end. If that fails, whoever polls next says it.
+            let _ = self.drain();
             let Some(Peer { end, leaving: Some((reason, _)), .. }) = self.peers.take(id) else {
                 return;
             };
             let qpn = end.qp.qpn();
             self.end(id, end);
             // Whoever gets the number next has nothing of this one.
-            self.drain();
+            let _ = self.drain();
             self.peers.forget(qpn);
             self.resumes = None;
             self.events.push_back(ServerEvent::Left { peer: id, reason });

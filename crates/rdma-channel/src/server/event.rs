@@ -11,7 +11,7 @@ use crate::transport_error::TransportError;
 
 /// A client of a [`Server`](crate::Server), from [`Joined`](ServerEvent::Joined) to [`Left`](ServerEvent::Left).
 ///
-/// A client that comes later may have the same [index](Self::index), and never the same `PeerId`: what is sent to one that
+/// It is of one server. A client that comes later may have the same [index](Self::index), and never the same `PeerId`: what is sent to one that
 /// has left reaches nobody else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerId {
@@ -51,7 +51,8 @@ pub enum ServerEvent {
     Message {
         /// Which one.
         peer: PeerId,
-        /// The message is at its beginning. It is the program's: to be read, sent to anybody, kept, or dropped.
+        /// The message is at its beginning. It is the program's: to be read, sent to anybody, kept, or dropped. Behind
+        /// `length` bytes is what an earlier message has left, maybe another client's.
         buffer: Buffer,
         /// How many bytes the message has.
         length: usize,
@@ -73,6 +74,12 @@ pub enum ServerEvent {
         peer: PeerId,
         /// What was sent.
         buffer: Buffer,
+    },
+    /// One more send to a client is possible, after [`WouldBlock`](TransportError::WouldBlock): one without a buffer has
+    /// arrived. Of one with a buffer [`Sent`](Self::Sent) says the same.
+    Room {
+        /// Which one.
+        peer: PeerId,
     },
     /// A client has gone, or its connection has failed. It is the last event of this client. What was sent to it and
     /// not reported as [`Sent`](Self::Sent) may have arrived or not; its buffers are given back to their pool.

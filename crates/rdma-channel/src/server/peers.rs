@@ -1,6 +1,7 @@
 //! The clients that have joined.
 
 use std::collections::HashMap;
+use std::mem;
 use std::time::{Duration, Instant};
 
 use rdma_qp::{PostError, Qpn};
@@ -43,6 +44,8 @@ pub(super) struct Peer {
     pub(super) outstanding: u32,
     /// Since when none of them was done.
     since: Option<Instant>,
+    /// One more was refused, since there were too many.
+    wants_room: bool,
     /// Why its connection is to end, and when it ends though sends are outstanding.
     pub(super) leaving: Option<(LeftReason, Until)>,
 }
@@ -50,7 +53,15 @@ pub(super) struct Peer {
 impl Peer {
     pub(super) fn new(end: End, stream: Added) -> Self {
         let address = end.qp.peer().map(PeerAddress::from);
-        Self { end, address, stream: Some(stream), outstanding: 0, since: None, leaving: None }
+        Self {
+            end,
+            address,
+            stream: Some(stream),
+            outstanding: 0,
+            since: None,
+            wants_room: false,
+            leaving: None,
+        }
     }
 
     /// A send is with the device.
@@ -59,11 +70,12 @@ impl Peer {
         self.since.get_or_insert_with(Instant::now);
     }
 
-    /// The device has done one of its sends, or has given it back.
-    pub(super) fn done(&mut self) {
+    /// The device has done one of its sends, or has given it back. Whether one more was refused for it.
+    pub(super) fn done(&mut self) -> bool {
         debug_assert!(self.outstanding > 0, "it was counted when it was posted");
         self.outstanding = self.outstanding.saturating_sub(1);
         self.since = (self.outstanding > 0).then(Instant::now);
+        mem::take(&mut self.wants_room)
     }
 
     /// What is said of a send that was not posted.
@@ -149,7 +161,10 @@ impl Peers {
         }
         match self.get(id) {
             None | Some(Peer { leaving: Some(_), .. }) => Ok(None),
-            Some(peer) if peer.outstanding >= most => Err(TransportError::WouldBlock),
+            Some(peer) if peer.outstanding >= most => {
+                peer.wants_room = true;
+                Err(TransportError::WouldBlock)
+            }
             peer => Ok(peer),
         }
     }

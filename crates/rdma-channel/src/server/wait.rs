@@ -18,22 +18,37 @@ const PAUSE: Duration = Duration::from_secs(1);
 impl Server {
     /// Sleeps until something happens, or for so long.
     pub(super) fn rest(&mut self, left: Duration) -> Result<(), ServerError> {
-        let cq = &self.clients.maker().cq;
-        if cq.channel().is_none() {
+        if self.clients.maker().cq.channel().is_none() {
             self.look(Duration::ZERO)?;
             thread::yield_now();
             return Ok(());
         }
-        if !self.is_armed {
-            cq.req_notify(false).map_err(TransportError::from)?;
-            self.is_armed = true;
-            if self.take_completions()? > 0 {
-                return Ok(());
-            }
+        self.arm()?;
+        if self.has_news() {
+            return Ok(());
         }
         let resumes = self.resumes.map_or(NO_LIMIT, |until| until.left());
         let peers = self.peers.next_end(self.limits().send);
         self.look(left.min(resumes).min(peers).min(self.clients.next_end()))
+    }
+
+    /// Has the next completion make an event, and takes all that came before.
+    fn arm(&mut self) -> Result<(), TransportError> {
+        let cq = &self.clients.maker().cq;
+        if !self.is_armed && cq.channel().is_some() {
+            cq.req_notify(false)?;
+            self.is_armed = true;
+        }
+        self.drain()
+    }
+
+    /// Whether there is nothing to do or to tell now. If so the files tell when there is.
+    pub(super) fn is_quiet(&mut self) -> Result<bool, ServerError> {
+        self.clients.set_taking(self.resumes.is_none())?;
+        self.arm()?;
+        self.join_clients()?;
+        self.end_leaving();
+        Ok(!self.has_news())
     }
 
     /// Waits until a file is ready, or for so long, and does what is to be done for those that are.
@@ -82,7 +97,8 @@ impl Server {
         let Some(peer) = u32::try_from(index).ok().and_then(|index| self.peers.at(index)) else {
             return;
         };
-        self.drain();
+        // Whoever polls next says what is wrong with the completion queue.
+        let _ = self.drain();
         self.leave(peer, LeftReason::Gone { limit: self.options.watch });
     }
 

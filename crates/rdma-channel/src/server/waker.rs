@@ -27,6 +27,9 @@ use rustix::io::{Errno, read, write};
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<OwnedFd>);
 
+/// Above the count of those who wake.
+const RING: u64 = 1 << 32;
+
 impl Waker {
     pub(super) fn new() -> Result<Self, Errno> {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
@@ -38,9 +41,15 @@ impl Waker {
         let _ = write(&*self.0, &1_u64.to_ne_bytes());
     }
 
+    /// Has the file be readable, and wakes nobody else: there is more to tell.
+    pub(super) fn ring(&self) {
+        let _ = write(&*self.0, &RING.to_ne_bytes());
+    }
+
     /// Whether it was woken since it was asked last.
     pub(super) fn take(&self) -> bool {
-        read(&*self.0, &mut [0; 8]).is_ok()
+        let mut count = [0; 8];
+        read(&*self.0, &mut count).is_ok() && u64::from_ne_bytes(count) % RING != 0
     }
 }
 

@@ -12,6 +12,7 @@ mod messages;
 mod process;
 mod provider;
 mod waiting;
+mod wake_ups;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
