@@ -384,7 +384,8 @@ impl MultiChannel {
     /// Those of [`Channel::send_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
     ///
     /// # Safety
-    /// That of [`Channel::send_unpolled`].
+    /// That of [`Channel::send_unpolled`]. The request has completed, too, when its peer was [removed](Self::remove) with
+    /// success.
     #[inline]
     pub unsafe fn send_unpolled(
         &self,
