@@ -6,7 +6,7 @@ use std::time::Duration;
 use rdma_mem::{InlineElement, ProtectionDomain};
 use rdma_qp::{AtomicResult, ConnectAttributes, QpState, QueuePair, WorkSuccess};
 
-use self::members::Joining;
+use self::joining::Joining;
 use self::remote_memory_region::PeerRemoteMemoryRegion;
 use self::to_peer::{
     PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest,
@@ -19,7 +19,8 @@ use crate::transport_error::{CloseReason, Rejected, TransportError};
 
 mod batch;
 mod collective;
-pub(crate) mod members;
+pub(crate) mod joining;
+mod members;
 pub(crate) mod prepared;
 pub(crate) mod remote_memory_region;
 mod scope;

@@ -1,45 +1,11 @@
 //! Peers that are added and removed.
 
-use std::sync::Arc;
-
-use rdma_qp::{PreparedQueuePair, QueuePairEndpoint};
+use rdma_qp::QueuePairEndpoint;
 
 use super::MultiChannel;
-use crate::channel::options::Options;
+use super::joining::PreparedPeer;
 use crate::scope::Scope;
 use crate::transport_error::TransportError;
-
-/// What it takes to prepare more peers.
-#[derive(Debug)]
-pub(super) struct Joining {
-    options: Box<Options>,
-    /// Each prepared peer has a clone, which tells how many there are, and that they are of these channels.
-    prepared: Arc<()>,
-}
-
-impl Joining {
-    pub(super) fn new(options: Box<Options>) -> Self {
-        Self { options, prepared: Arc::default() }
-    }
-}
-
-/// A peer that [`MultiChannel::prepare`] has made, and which waits for the endpoint of the other end.
-///
-/// It can go to another thread, which exchanges the endpoints. When it is dropped there can be another one.
-#[derive(Debug)]
-pub struct PreparedPeer {
-    /// Destroyed before it is not counted any more.
-    qp: PreparedQueuePair,
-    of: Arc<()>,
-}
-
-impl PreparedPeer {
-    /// The endpoint of this end, which the peer needs to connect.
-    #[must_use]
-    pub const fn endpoint(&self) -> QueuePairEndpoint {
-        self.qp.endpoint()
-    }
-}
 
 impl MultiChannel {
     /// Creates a queue pair for one more peer, with the options of the builder. [`add`](Self::add) connects it.
@@ -78,13 +44,11 @@ impl MultiChannel {
     #[doc(alias = "ibv_create_qp")]
     pub fn prepare(&self) -> Result<PreparedPeer, TransportError> {
         self.ledger.check_process()?;
-        // No other thread makes one meanwhile.
-        let (prepared, most) = (Arc::strong_count(&self.joining.prepared) - 1, self.max_channels());
-        if self.num_channels() + prepared >= most {
+        let most = self.max_channels();
+        if self.num_channels() + self.joining.prepared() >= most {
             return Err(TransportError::TooManyPeers { most });
         }
-        let qp = self.joining.options.queue_pair(&self.ledger.cq)?;
-        Ok(PreparedPeer { qp, of: Arc::clone(&self.joining.prepared) })
+        Ok(self.joining.prepare(&self.ledger.cq)?)
     }
 
     /// Connects to one more peer, which does the same with the endpoint of the prepared one. Returns its index: the
@@ -98,10 +62,7 @@ impl MultiChannel {
         prepared: PreparedPeer,
         endpoint: QueuePairEndpoint,
     ) -> Result<usize, TransportError> {
-        let PreparedPeer { qp, of } = prepared;
-        if !Arc::ptr_eq(&of, &self.joining.prepared) {
-            return Err(TransportError::ForeignPeer);
-        }
+        let qp = self.joining.take(prepared).ok_or(TransportError::ForeignPeer)?;
         self.ledger.check_process()?;
         let most = self.max_channels();
         let peer = self.ledger.lowest_absent().ok_or(TransportError::TooManyPeers { most })?;

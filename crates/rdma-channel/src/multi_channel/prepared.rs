@@ -3,7 +3,7 @@
 use rdma_qp::{CompletionQueue, PreparedQueuePair, QueuePairEndpoint};
 
 use super::MultiChannel;
-use super::members::Joining;
+use super::joining::Joining;
 use crate::channel::options::Options;
 use crate::ledger::Ledger;
 use crate::transport_error::TransportError;
