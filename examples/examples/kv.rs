@@ -1,15 +1,13 @@
 //! A key-value store: GET by RDMA read, PUT by message. The store itself is `examples/src/kv.rs`.
 
 use std::process::ExitCode;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::Instant;
 
 use clap::{Parser, Subcommand};
 use rdma::prelude::*;
 use rdma_examples::kv::client::Client;
-use rdma_examples::kv::server::Server;
+use rdma_examples::kv::server::Store;
 use rdma_examples::kv::{RING, SLOTS};
 use rdma_examples::{Failure, print, program};
 
@@ -77,19 +75,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     let pd = open_device(&arguments.device)?.allocate_pd()?;
     let with = |server: &At, f: &dyn Fn(&mut Client) -> Result<String, Failure>| {
         let mut client = Client::connect(&pd, &server.connect)?;
-        let said = f(&mut client).map_err(|error| match error.is::<TransportError>() {
+        f(&mut client).map_err(|error| match error.is::<TransportError>() {
             true => format!("the server at {} is lost: {error}", server.connect).into(),
             false => error,
-        });
-        let left = client.leave();
-        said.and_then(|said| left.map(|()| said)) // the first failure is what there is to say
+        })
     };
     match &arguments.command {
         None => show(&pd, &arguments.device),
         Some(Command::Serve { listen, clients }) => {
-            let mut server = Server::new(&pd, listen, usize::from(*clients))?;
-            print(&format!("listening on {}", server.address()))?;
-            server.run(&AtomicBool::new(false)).map(|count| format!("{count} operations"))
+            let mut store = Store::new(&pd, listen, u32::from(*clients))?;
+            print(&format!("listening on {}", store.address()))?;
+            store.run().map(|count| format!("{count} operations"))
         }
         Some(Command::Get { key, server }) => with(server, &|client| {
             let value = client.get(key)?.ok_or_else(|| format!("there is no key `{key}`"))?;
@@ -132,12 +128,12 @@ fn bench(client: &mut Client, reads: usize) -> Result<String, Failure> {
 
 /// A server and a client in this process.
 fn show(pd: &ProtectionDomain, device: &str) -> Result<String, Failure> {
-    let mut server = Server::new(pd, "127.0.0.1:0", 2)?;
-    let (address, stop) = (server.address(), AtomicBool::new(false));
+    let mut store = Store::new(pd, "127.0.0.1:0", 2)?;
+    let (address, waker) = (store.address(), store.waker());
     thread::scope(|threads| {
-        let serves = threads.spawn(|| server.run(&stop));
+        let serves = threads.spawn(|| store.run());
         let lines = visit(pd, &address);
-        stop.store(true, Relaxed);
+        waker.wake();
         let count = serves.join().map_err(|_| "the server panicked")??;
         Ok(format!("{device}: {}\nthe server counted {count} operations", lines?))
     })
@@ -152,6 +148,5 @@ fn visit(pd: &ProtectionDomain, address: &str) -> Result<String, Failure> {
     let none = if client.get("plum")?.is_none() { "no plum" } else { "a plum" };
     let lines =
         format!("an apple is {}, {none}\n{}", String::from_utf8_lossy(&apple), scan(&mut client)?);
-    client.leave()?;
     Ok(lines)
 }

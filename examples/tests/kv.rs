@@ -12,7 +12,7 @@ use rdma::prelude::*;
 use rdma_examples::kv::SLOTS;
 use rdma_examples::kv::client::Client;
 use rdma_examples::kv::entry::VALUE;
-use rdma_examples::kv::server::Server;
+use rdma_examples::kv::server::Store;
 
 use common::process::Process;
 
@@ -45,14 +45,14 @@ fn the_demonstration_stores_and_finds() {
 }
 
 /// Serves so many clients at a time while the closure runs, which is given the address.
-fn served(clients: usize, visit: impl FnOnce(&ProtectionDomain, &str)) -> u64 {
+fn served(clients: u32, visit: impl FnOnce(&ProtectionDomain, &str)) -> u64 {
     let pd = open_device("soft0").unwrap().allocate_pd().unwrap();
-    let mut server = Server::new(&pd, "127.0.0.1:0", clients).unwrap();
-    let (address, stop) = (server.address(), AtomicBool::new(false));
+    let mut store = Store::new(&pd, "127.0.0.1:0", clients).unwrap();
+    let (address, waker) = (store.address(), store.waker());
     thread::scope(|threads| {
-        let serves = threads.spawn(|| server.run(&stop));
+        let serves = threads.spawn(|| store.run());
         visit(&pd, &address);
-        stop.store(true, Relaxed);
+        waker.wake();
         serves.join().unwrap().unwrap()
     })
 }
@@ -70,7 +70,6 @@ fn readers_see_whole_entries_while_a_client_puts() {
                 while !stop.load(Relaxed) {
                     values.iter().for_each(|value| writer.put("key", value).unwrap());
                 }
-                writer.leave().unwrap();
             });
             let begin = Instant::now();
             while begin.elapsed() < Duration::from_secs(1) {
@@ -82,7 +81,6 @@ fn readers_see_whole_entries_while_a_client_puts() {
             }
             stop.store(true, Relaxed);
         });
-        reader.leave().unwrap();
     });
 }
 
@@ -108,7 +106,6 @@ fn every_key_is_found_until_its_slots_are_full() {
         assert_eq!(client.scan(0..SLOTS).unwrap().len(), stored.len());
         begun = (SLOTS + stored.len() + 2) as u64;
         assert_eq!(client.operations().unwrap(), begun);
-        client.leave().unwrap();
     });
     assert_eq!(counted, begun);
 }
@@ -171,12 +168,41 @@ fn the_next_client_is_served_when_one_was_killed() {
         killed.line("connected to ");
         killed.0.kill().unwrap(); // SIGKILL
         assert!(!killed.end().status.success());
-        // The server has one place, which the dead client holds until the server notices.
-        let put = client(&["put", "after", "it", "--device", device], &address);
-        assert_eq!(put.succeed(), "stored `after`");
-        let text = server.kill();
-        assert!(text.contains("a client: ") && text.contains("did not answer"), "{text}");
+        // The server has one place, which the dead client holds until the server has noticed, at once.
+        let begin = Instant::now();
+        loop {
+            let put = client(&["put", "after", "it", "--device", device], &address).end();
+            if put.status.success() {
+                break;
+            }
+            let why = String::from_utf8(put.stderr).unwrap();
+            assert!(why.contains("as many clients as it takes, 1"), "{why}");
+            assert!(begin.elapsed() < Duration::from_secs(30), "{why}");
+        }
+        server.kill();
     }
+}
+
+/// The time that a process has had on processors, from /proc/PID/stat (`man 5 proc_pid_stat`), in ticks.
+fn processor_ticks(pid: u32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let (_, behind_name) = stat.rsplit_once(") ").unwrap();
+    behind_name.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn a_server_whose_clients_are_idle_has_no_processor() {
+    let (server, address) = Serving::start(&["--clients", "20"]);
+    let pd = open_device("soft0").unwrap().allocate_pd().unwrap();
+    let clients: Vec<_> = (0..20).map(|_| Client::connect(&pd, &address).unwrap()).collect();
+    let pid = server.0.as_ref().unwrap().0.id();
+    let before = processor_ticks(pid);
+    // Time passes: nothing is to happen in it.
+    thread::sleep(Duration::from_secs(1));
+    let had = processor_ticks(pid) - before;
+    assert!(had <= 20, "{had} of 100 ticks");
+    drop(clients);
+    server.kill();
 }
 
 #[test]

@@ -50,6 +50,7 @@ mod check;
 mod completion;
 pub(crate) mod end;
 mod members;
+mod news;
 mod pause;
 pub(crate) mod post;
 pub(crate) mod queues;
@@ -83,6 +84,7 @@ pub(crate) struct Ledger {
     pub(crate) limits: Limits,
     /// The requests in flight that were waited for in vain, by WR ID, and how long at most.
     given_up: RefCell<Vec<(u64, Duration)>>,
+    told: news::Told,
     /// The closure of the scope that ends has failed.
     closure_failed: bool,
     /// Dropped behind the queue pairs.
@@ -134,6 +136,7 @@ impl Ledger {
             events_asked: Cell::new(0),
             limits,
             given_up: RefCell::default(),
+            told: news::Told::default(),
             closure_failed: false,
             words: words::Words::default(),
             pd,

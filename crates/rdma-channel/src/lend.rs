@@ -37,6 +37,7 @@ impl Drop for Guard<'_> {
     #[inline]
     fn drop(&mut self) {
         drop(self.0.end_failed_scope());
+        self.0.say_news();
     }
 }
 
@@ -87,6 +88,9 @@ impl Ledger {
         };
         let result = self.end_call(left);
         guard.disarm();
+        if result.is_err() {
+            self.say_news();
+        }
         result
     }
 

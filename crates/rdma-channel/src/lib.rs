@@ -39,6 +39,8 @@
 //! | have many operations outstanding | [`Channel::scope`], [`Channel::scope_deadline`] |
 //! | use the same memory again and again in it | [`ScopedPeer::send_from`] and its kin, [`InFlight`] |
 //! | sleep, or spin, or wait in a loop of one's own | [`Wait`], [`Channel::arm`] |
+//! | serve clients that come and go | [`Server`], [`ServerEvent`] |
+//! | notice a peer that is gone | [`ChannelBuilder::watch`] |
 //! | talk to many peers by one queue of completions | [`MultiChannel`] |
 //! | know what went wrong | [`TransportError`], [`ScopeError`], [`CloseReason`] |
 //!

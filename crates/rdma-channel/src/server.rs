@@ -50,7 +50,7 @@ pub(crate) mod waker;
 /// [`max_recv_wr`](crate::ChannelBuilder::max_recv_wr) buffers of [`message_size`](crate::ServerBuilder::message_size)
 /// bytes, be there one client or a thousand; what the program keeps comes on top. If messages come faster than they are
 /// taken, the senders wait: a reliable connection sends again until there is a receive. A client costs a queue pair for
-/// `max_send_wr` sends, one file, and less than 1 KiB in this process beside what its device needs.
+/// `max_send_wr` sends, and one file: on the software device 8 KiB of memory with 16 sends, 6 KiB with one.
 ///
 /// # A client that leaves
 /// Its stream is watched as by [`watch`](crate::ChannelBuilder::watch): a client whose process has ended, or whose

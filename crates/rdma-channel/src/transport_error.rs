@@ -32,7 +32,7 @@ pub(crate) mod context;
 /// }
 /// // A blocking call that ran out has closed the channel.
 /// let next = channel.send_inline(b"too late");
-/// assert!(matches!(next, Err(TransportError::Closed(CloseReason::Timeout { .. }))), "{next:?}");
+/// assert!(matches!(next, Err(TransportError::Closed { reason: CloseReason::Timeout { .. }, .. })), "{next:?}");
 /// # Ok::<(), TransportError>(())
 /// ```
 #[derive(Clone, Debug, thiserror::Error)]

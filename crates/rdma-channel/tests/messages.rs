@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use common::{DRAIN, HANG, HELD, Pair, must_end, short};
 use rdma_channel::{Channel, Operation, Recovery, ScopeError, TransportError, prelude::*};
-use rdma_mem::{Errno, RemoteMemoryRegion, VerbError};
-use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WorkErrorCode};
+use rdma_mem::{Errno, GatherList, RemoteMemoryRegion, VerbError};
+use rdma_qp::{ReceiveWorkRequest, SendWorkRequest, WorkErrorCode, WriteWorkRequest};
 
 /// As errors name the peer of a channel of that device, whose ports are Ethernet.
 fn name_of_peer(channel: &Channel) -> String {
@@ -34,7 +34,9 @@ fn a_timeout_names_the_operation_the_peer_and_the_limit() {
         let closed = pair.here.send_from(&memory).unwrap_err().to_string();
         assert_eq!(
             closed,
-            "the channel is closed, since an RDMA read was not done in time: connect a new one"
+            format!(
+                "the channel to {peer} is closed, since an RDMA read was not done in time: connect a new one"
+            )
         );
     });
 }
@@ -90,6 +92,33 @@ fn what_a_scope_left_is_named_by_its_operation_and_id() {
         assert!(error.ends_with(&format!(" (send, {id})")), "{error}");
         assert!(error.contains(&peer) || error.contains("closed"), "{error}");
     });
+}
+
+/// Blocking, in a scope, and the second of a batch.
+#[test]
+fn a_refusal_names_the_operation_and_the_peer_in_each_form() {
+    let mut pair = Pair::new("soft0");
+    let (peer, too_short) = (name_of_peer(&pair.here), RemoteMemoryRegion::new(0, 7, 1));
+    let memory = pair.memory(8, 1);
+    let assert_refused = |error: TransportError| {
+        let (begin, said) =
+            (format!("the RDMA write with {peer} was refused: "), error.to_string());
+        let why = "8 bytes of elements do not fit into 7 bytes of remote memory";
+        assert!(said.starts_with(&begin) && said.ends_with(why), "{said}");
+        let TransportError::PostError(refused) = error else { panic!("{error}") };
+        assert_eq!(refused.operation, Operation::Write);
+        assert_eq!(refused.peer.unwrap().to_string(), peer);
+    };
+    assert_refused(pair.here.write_from(&memory, too_short).unwrap_err());
+    let scoped = pair.here.scope(|s| {
+        s.write_from(memory.as_slice(), too_short).map(drop).map_err(TransportError::from)
+    });
+    assert_refused(scoped.map_err(ScopeError::flatten).unwrap_err());
+    let list = GatherList::from([memory.as_slice()]);
+    let good = WriteWorkRequest::from_list(&list, pair.board.remote());
+    let bad = WriteWorkRequest::from_list(&list, too_short);
+    assert_refused(pair.here.batch([good.into(), bad.into()]).map(drop).unwrap_err());
+    assert_eq!(pair.here.closed(), None);
 }
 
 #[test]

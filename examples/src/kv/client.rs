@@ -27,7 +27,7 @@ impl Client {
     /// # Errors
     /// If nobody listens there, or it is no server of this store.
     pub fn connect(pd: &ProtectionDomain, address: &str) -> Result<Self, Failure> {
-        let (channel, told) = channel(pd).connect(address)?;
+        let (channel, told) = channel(pd).watch(LIMIT).connect(address)?;
         let table = told[..].try_into().map(RemoteMemoryRegion::from_bytes);
         let table = table.ok().filter(|table| table.length() == TABLE).ok_or_else(|| {
             format!("the server at {address} has no such table: run the same `kv` at both ends")
@@ -119,14 +119,6 @@ impl Client {
     /// If the operation fails.
     pub fn operations(&mut self) -> Result<u64, Failure> {
         Ok(self.channel.fetch_add(self.counter()?, 0)?)
-    }
-
-    /// Says that no more requests come, so that the server takes another client at once.
-    ///
-    /// # Errors
-    /// If the server is gone.
-    pub fn leave(mut self) -> Result<(), Failure> {
-        Ok(self.channel.send_inline(&[])?)
     }
 
     fn count(&mut self) -> Result<(), Failure> {

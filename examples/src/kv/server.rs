@@ -1,146 +1,91 @@
-//! The server: the table, and one thread for each client.
+//! The server: the table, and one thread for all clients.
 
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Relaxed};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
-use std::time::Duration;
+use std::sync::atomic::Ordering::Acquire;
 
-use rdma::channel::Late;
+use rdma::channel::{ServerError, Waker};
 use rdma::prelude::*;
 
 use super::entry::{Entry, SLOT, check};
-use super::{ACCESS, LIMIT, REQUEST, SLOTS, STORED, TABLE, channel, offset, places};
+use super::{ACCESS, ANSWER, LIMIT, REQUEST, SLOTS, STORED, TABLE, offset, places};
 use crate::Failure;
 
-/// How often a thread that waits for a client looks whether it is to stop.
-const LOOK: Duration = Duration::from_millis(100);
-/// After how long a client that says nothing is asked whether it is there.
-const SILENCE: Duration = Duration::from_secs(1);
-
-/// A table, and who listens for its clients.
+/// A table, and the server of its clients.
 #[derive(Debug)]
-pub struct Server {
+pub struct Store {
     table: SharedRegion,
-    listener: Mutex<ChannelListener>,
-    /// What the client of each thread asks for comes here.
-    requests: Vec<OwnedRegion>,
-    writing: Mutex<()>,
+    server: Server,
 }
 
-impl Server {
-    /// A table without entries. Its address is that of the listener.
+impl Store {
+    /// A table without entries, for so many clients at a time.
     ///
     /// # Errors
     /// If the memory cannot be had, or nobody can listen there.
-    pub fn new(pd: &ProtectionDomain, address: &str, clients: usize) -> Result<Self, Failure> {
+    pub fn new(pd: &ProtectionDomain, address: &str, clients: u32) -> Result<Self, Failure> {
         let table = pd.allocate_shared_region(TABLE, ACCESS)?;
         let free = Entry::default().to_bytes().ok_or("a free slot is a slot")?;
         for slot in 0..SLOTS {
             table.write(offset(slot), &free)?;
         }
-        let requests =
-            (0..clients).map(|_| pd.allocate_region(REQUEST)).collect::<Result<_, _>>()?;
-        let listener = channel(pd).access(ACCESS).listen(address)?;
-        Ok(Self { table, listener: Mutex::new(listener), requests, writing: Mutex::default() })
+        let server = pd
+            .create_server()
+            .max_peers(clients)
+            .max_send_wr(1) // a client asks again when it was answered
+            .max_inline_data(ANSWER)
+            .message_size(REQUEST)
+            .access(ACCESS)
+            .send_timeout(LIMIT)
+            .user_bytes(&table.remote().to_bytes()) // each client is told where the table is
+            .bind(address)?;
+        Ok(Self { table, server })
     }
 
     /// Where clients connect to.
     #[must_use]
     pub fn address(&self) -> String {
-        self.listener.lock().unwrap_or_else(PoisonError::into_inner).local_addr().to_string()
+        self.server.local_addr().to_string()
     }
 
-    /// Serves clients until it is told to stop. While each thread has a client, others wait until they are
-    /// accepted.
+    /// What ends [`run`](Self::run).
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        self.server.waker()
+    }
+
+    /// Serves clients until it is woken, and returns how many operations they have counted. It sleeps while there is
+    /// nothing to do.
     ///
     /// # Errors
-    /// If the counter of the table cannot be read. What a client does wrong is no error: it is printed, and the
-    /// server goes on.
-    pub fn run(&mut self, stop: &AtomicBool) -> Result<u64, Failure> {
-        let Self { table, listener, requests, writing } = self;
-        let (table, listener, writing) = (&*table, &*listener, &*writing);
-        thread::scope(|threads| {
-            for request in requests {
-                threads.spawn(move || {
-                    while !stop.load(Relaxed) {
-                        let outcome = next(listener, table).and_then(|client| match client {
-                            Some(mut channel) => serve(&mut channel, request, table, writing),
-                            None => Ok(()),
-                        });
-                        if let Err(error) = outcome {
-                            eprintln!("a client: {error}");
-                            thread::sleep(LOOK); // if it is about this process, it comes again
-                        }
+    /// If the server's own queues fail. What a client does wrong is no error: it is printed, and the server goes on.
+    pub fn run(&mut self) -> Result<u64, Failure> {
+        loop {
+            match self.server.next(None) {
+                Ok(None) => return Ok(self.table.atomic_u64(0)?.load(Acquire)),
+                Ok(Some(ServerEvent::Message { peer, buffer, length, .. })) => {
+                    let outcome = put(&buffer[..length], &self.table);
+                    let said = outcome.map_or_else(str::as_bytes, |()| STORED);
+                    if let Err(error) = self.server.send_inline(peer, said) {
+                        eprintln!("a client: {error}");
+                        self.server.disconnect(peer);
                     }
-                });
+                }
+                // A client that has what it wanted goes.
+                Ok(Some(ServerEvent::Left { reason: LeftReason::Gone { .. }, .. })) => {}
+                Ok(Some(ServerEvent::Left { reason, .. })) => eprintln!("a client: {reason}"),
+                Ok(Some(_)) => {}
+                Err(error @ ServerError::Clients(_)) => eprintln!("no new clients: {error}"),
+                Err(error) => return Err(error.into()),
             }
-        });
-        Ok(self.table.atomic_u64(0)?.load(Acquire))
-    }
-}
-
-/// The next client, if one comes soon. It is told where the table is.
-fn next(
-    listener: &Mutex<ChannelListener>,
-    table: &SharedRegion,
-) -> Result<Option<Channel>, Failure> {
-    let mut listener = listener.lock().unwrap_or_else(PoisonError::into_inner);
-    match listener.incoming(Some(LOOK)) {
-        Ok(client) => Ok(Some(client.accept(&table.remote().to_bytes())?)),
-        Err(ConnectError::Timeout { .. }) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn serve(
-    channel: &mut Channel,
-    request: &mut OwnedRegion,
-    table: &SharedRegion,
-    writing: &Mutex<()>,
-) -> Result<(), Failure> {
-    let served = channel.scope(|s| answer(s, request.as_slice_mut(), table, writing));
-    Ok(served.map_err(ScopeError::flatten)?)
-}
-
-/// Answers the requests of a client until it leaves, which it says by an empty message.
-fn answer<'scope>(
-    s: &'scope Scope<'scope, '_>,
-    request: SliceMut<'scope>,
-    table: &SharedRegion,
-    writing: &Mutex<()>,
-) -> Result<(), TransportError> {
-    let mut awaited = s.receive_into(request)?;
-    loop {
-        let message = match awaited.wait(SILENCE) {
-            Ok(message) => message,
-            Err(Late { handle, error: TransportError::Timeout { .. }, .. }) => {
-                // A receive does not notice that its peer has died, a write does. This one has no bytes, so that
-                // it needs no memory of the peer.
-                s.write_inline(&[], RemoteMemoryRegion::new(0, 0, 0))?.wait(LIMIT)?;
-                awaited = handle;
-                continue;
-            }
-            Err(late) => return Err(late.error),
-        };
-        let (request, success) = message.ok()?;
-        let outcome = match success.scattered_bytes() {
-            None | Some(0) => return Ok(()),
-            Some(length) => put(request.get(..length).unwrap_or_default(), table, writing),
-        };
-        awaited = s.receive_into(request)?; // before the client can ask again
-        let said = outcome.as_ref().map_or_else(|why| why.as_bytes(), |()| STORED);
-        s.send_inline(said)?.wait(LIMIT)?;
+        }
     }
 }
 
 /// Puts the entry of a request into the table, or says why not.
-fn put(request: &[u8], table: &SharedRegion, writing: &Mutex<()>) -> Result<(), &'static str> {
+fn put(request: &[u8], table: &SharedRegion) -> Result<(), &'static str> {
     const BAD: &str = "the request is not one of `kv`";
     let (&length, rest) = request.split_first().ok_or(BAD)?;
     let (key, value) = rest.split_at_checked(length.into()).ok_or(BAD)?;
     check(key, value).map_err(|_| "key or value is too long")?;
-    let _alone = writing.lock().unwrap_or_else(PoisonError::into_inner);
     for slot in places(key) {
         let mut bytes = [0; SLOT];
         table.read(offset(slot), &mut bytes).map_err(|_| BAD)?;
@@ -157,37 +102,39 @@ fn put(request: &[u8], table: &SharedRegion, writing: &Mutex<()>) -> Result<(), 
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
     use crate::kv::client::Client;
 
     #[test]
     fn a_slot_that_is_half_written_is_read_again_and_no_longer_than_so_often() {
         let pd = open_device("soft0").and_then(|context| context.allocate_pd()).expect("a domain");
-        let server = Server::new(&pd, "127.0.0.1:0", 1).expect("a server");
-        let address = server.address();
-        let (mut client, _channel) = thread::scope(|threads| {
+        let mut store = Store::new(&pd, "127.0.0.1:0", 1).expect("a server");
+        let address = store.address();
+        let mut client = thread::scope(|threads| {
             let client = threads.spawn(|| Client::connect(&pd, &address));
-            let taken = || next(&server.listener, &server.table).expect("a listener");
-            let channel = std::iter::repeat_with(taken).find_map(|channel| channel);
-            (client.join().expect("no panic").expect("connected"), channel)
+            let joined = store.server.next(None).expect("a server").expect("a client");
+            assert!(matches!(joined, ServerEvent::Joined { .. }));
+            client.join().expect("no panic").expect("connected")
         });
         let place = offset(places(b"key").next().expect("a place"));
         let slot = |version, value: &[u8]| {
             Entry { version, key: b"key".into(), value: value.into() }.to_bytes().expect("it fits")
         };
         let (old, new) = (slot(1, &[1; 100]), slot(2, &[2; 100]));
-        server.table.write(place, &old).expect("in the table");
+        store.table.write(place, &old).expect("in the table");
         assert_eq!(client.get("key").expect("read"), Some(vec![1; 100]));
         // Each half may be new while the other one is old.
         for half in [0..SLOT / 2, SLOT / 2..SLOT] {
-            server.table.write(place, &old).expect("in the table");
-            server.table.write(place + half.start, &new[half]).expect("in the table");
+            store.table.write(place, &old).expect("in the table");
+            store.table.write(place + half.start, &new[half]).expect("in the table");
             for error in [client.get("key").map(drop), client.scan(0..SLOTS).map(drop)] {
                 let error = error.expect_err("half of an entry").to_string();
                 assert!(error.contains("each of the 100 times"), "{error}");
             }
         }
-        server.table.write(place, &new).expect("in the table");
+        store.table.write(place, &new).expect("in the table");
         assert_eq!(client.get("key").expect("read"), Some(vec![2; 100]));
         assert_eq!(client.scan(0..SLOTS).expect("read").len(), 1);
     }

@@ -22,6 +22,7 @@ impl Ledger {
     /// A connection in a place without a peer, by a queue pair whose completions come to the completion queue of these.
     pub(crate) fn add(&mut self, peer: usize, qp: QueuePair) {
         self.queues.put_new(peer, qp);
+        self.told.forget(peer);
         self.checked();
     }
 

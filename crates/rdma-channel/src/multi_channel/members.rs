@@ -87,7 +87,9 @@ impl MultiChannel {
     ///   which no other peer gets, and its memory may be the device's. It can be removed again.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn remove(&mut self, peer: usize) -> Result<(), TransportError> {
-        self.ledger.remove(peer)
+        let removed = self.ledger.remove(peer);
+        self.ledger.say_news();
+        removed
     }
 
     /// How many peers there can be at a time. Their indices are below that.

@@ -14,5 +14,6 @@ mod peers;
 mod process;
 mod provider;
 mod room;
+mod said;
 mod scope;
 mod unpolled;

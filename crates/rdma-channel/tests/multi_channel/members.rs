@@ -16,6 +16,7 @@ use rdma_qp::{
     SendWorkRequest,
 };
 use rdma_sys::ibv_wc;
+use test_support::events::{self, Event};
 
 use crate::common::provider::{DESTROYED, ENDLESS, KEPT, POLL, STAY, edit, faulty, honest, invent};
 use crate::common::stuck::Handles;
@@ -480,4 +481,26 @@ fn peers_of_a_completion_queue_that_has_failed_are_removed_and_the_next_one_find
         assert!(matches!(sent, TransportError::PollError(_)), "{sent}");
         assert_eq!(star.center.closed(1).unwrap(), Some(CloseReason::Poll));
     });
+}
+
+/// Of each peer in its place, and never of a place without one.
+#[test]
+fn it_is_said_of_each_peer_why_it_was_closed() {
+    let mut star = Star::new("soft0");
+    for _ in 0..3 {
+        let is_it = |event: &Event| {
+            event.target.starts_with("rdma_channel")
+                && event.field("message") == Some("channel closed")
+        };
+        let ((), said) = events::count(is_it, || {
+            let room = PeerReceiveWorkRequest::only_immediate(1);
+            star.center.receive_timeout(room, DRAIN).unwrap_err();
+            star.center.remove(1).unwrap();
+            star.center
+                .receive_timeout(PeerReceiveWorkRequest::only_immediate(1), DRAIN)
+                .unwrap_err();
+            star.assert_replaced(1);
+        });
+        assert_eq!(said, 1);
+    }
 }

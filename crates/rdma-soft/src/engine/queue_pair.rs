@@ -21,7 +21,7 @@ use crate::engine::Refusal;
 use crate::engine::completion::work_completion::{Completion, JUNK, Side, Source};
 use crate::engine::completion::{CompletionQueue, Reclaimed, Seat};
 use crate::engine::events::report::Reporter;
-use crate::engine::memory::grace_period::Visit;
+use crate::engine::memory::grace_period::{self, Visit};
 use crate::engine::memory::keys::Keys;
 use crate::engine::memory::protection::ProtectionDomain;
 use crate::engine::memory::sge::Sge;
@@ -89,6 +89,7 @@ impl QueuePair {
         init: Init,
         reporter: Reporter,
     ) -> Result<Arc<Self>, Refusal> {
+        grace_period::prepare();
         let Init { service, capacity, signal_all } = init;
         let device = pd.device;
         let receive_sge = shared.map_or(capacity.receive_sge, |shared| shared.max_sge);

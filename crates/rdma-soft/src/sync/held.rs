@@ -1,5 +1,5 @@
 //! Guards that are counted where debug assertions are on, so that no descriptor of events or of a capture is read
-//! or written under a lock.
+//! or written under a lock, and the kernel is asked for `membarrier(2)` under none.
 //!
 //! Of other system calls nothing is asserted: the kernel copies for a turn, a bind of type 1 waits for a grace
 //! period, and an alarm starts the fabric's thread or wakes it, with locks of the engine held.
@@ -40,13 +40,13 @@ impl<G: std::ops::DerefMut> std::ops::DerefMut for Held<G> {
     }
 }
 
-/// Asserts, where debug assertions are on, that this thread holds no lock of the engine, since it is about
-/// to use a descriptor of events or of a capture.
+/// Asserts, where debug assertions are on, that this thread holds no lock of the engine, since it is about to make one
+/// of the system calls above.
 #[cfg(not(all(test, loom)))]
 #[inline]
 pub(crate) fn assert_nothing_held() {
     #[cfg(all(debug_assertions, not(loom)))]
-    assert_eq!(counted::held(), 0, "a descriptor of events under a lock of the engine");
+    assert_eq!(counted::held(), 0, "a system call under a lock of the engine");
 }
 
 #[cfg(all(debug_assertions, not(loom)))]

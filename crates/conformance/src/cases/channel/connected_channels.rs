@@ -396,8 +396,7 @@ fn a_refused_write_closes_the_channel_and_flushes_the_rest(device: &Device) {
         assert_eq!(error.code(), WorkErrorCode::WorkRequestFlushError);
         s.post_send(SendWorkRequest::only_immediate(1)).map(drop)
     });
-    let Err(ScopeError::ClosureError(TransportError::Closed { reason: reason, .. })) = result
-    else {
+    let Err(ScopeError::ClosureError(TransportError::Closed { reason, .. })) = result else {
         panic!()
     };
     assert!(matches!(reason, CloseReason::Work { operation: Operation::Write, .. }), "{reason}");

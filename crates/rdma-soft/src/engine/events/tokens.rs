@@ -93,7 +93,7 @@ mod tests {
     use crate::sync::Lock;
 
     #[test]
-    #[should_panic(expected = "a descriptor of events under a lock of the engine")]
+    #[should_panic(expected = "a system call under a lock of the engine")]
     fn a_token_is_not_added_under_a_lock() {
         let tokens = Tokens::new(8).unwrap();
         let lock = Lock::new(());

@@ -13,6 +13,8 @@ mod kernel {
     use std::sync::Once;
     use std::sync::atomic::{AtomicBool, Ordering, compiler_fence};
 
+    use crate::sync::assert_nothing_held;
+
     /// `MEMBARRIER_CMD_PRIVATE_EXPEDITED` and its registration, of `linux/membarrier.h`.
     const EXPEDITED: libc::c_int = 1 << 3;
     const REGISTER: libc::c_int = 1 << 4;
@@ -36,8 +38,13 @@ mod kernel {
             Self { asked: Once::new(), available: AtomicBool::new(false) }
         }
 
+        /// In a process of several threads the kernel answers after a grace period of its own. Who holds a lock meanwhile
+        /// has others look for it again and again.
         pub(super) fn prepare(&self) {
-            self.asked.call_once(|| self.available.store(membarrier(REGISTER), Ordering::Relaxed));
+            self.asked.call_once(|| {
+                assert_nothing_held();
+                self.available.store(membarrier(REGISTER), Ordering::Relaxed);
+            });
         }
 
         #[inline(always)]
@@ -55,8 +62,8 @@ mod kernel {
                 let error = std::io::Error::last_os_error();
                 eprintln!(
                     "rdma-soft: membarrier failed ({error}) and worked before: allow it in the \
-                     seccomp filter, or install the filter before the first request is posted and \
-                     the first region deregistered"
+                     seccomp filter, or install the filter before the first queue pair is created \
+                     and the first region deregistered"
                 );
                 std::process::abort();
             }
@@ -75,6 +82,15 @@ mod kernel {
             assert_eq!(kernel.heavy(), membarrier(REGISTER));
             assert!(kernel.asked.is_completed());
             assert_eq!(kernel.light(), kernel.heavy());
+        }
+
+        #[test]
+        #[cfg(debug_assertions)]
+        #[should_panic(expected = "a system call under a lock of the engine")]
+        fn the_kernel_is_asked_under_no_lock() {
+            let lock = crate::sync::Lock::new(());
+            let _held = lock.lock();
+            Kernel::new().prepare();
         }
     }
 }
@@ -98,7 +114,8 @@ mod kernel {
     }
 }
 
-/// Asks the kernel whether it has the call. Before the first light side of the thread.
+/// Asks the kernel whether it has the call. Before the first light side of the thread; the caller holds no lock if it
+/// may be the first who asks.
 pub(super) fn prepare() {
     KERNEL.prepare();
 }

@@ -43,11 +43,9 @@ loom::lazy_static! {
 
 impl Visitors {
     fn join() -> &'static Visitor {
+        barrier::prepare();
         let mut visitors = VISITORS.lock();
-        let visitor = visitors.free.pop().unwrap_or_else(|| {
-            barrier::prepare();
-            Box::leak(Box::default())
-        });
+        let visitor = visitors.free.pop().unwrap_or_else(|| Box::leak(Box::default()));
         visitors.active.push(visitor);
         // Leaving then never allocates.
         let threads = visitors.active.len();
@@ -137,6 +135,11 @@ impl Drop for Visit {
             Visitors::leave(self.visitor);
         }
     }
+}
+
+/// Asks the kernel what a visit has to know, so that no visit does: the answer may take long. The caller holds no lock.
+pub(crate) fn prepare() {
+    barrier::prepare();
 }
 
 /// Waits until each visit that was there when this was called is over. The caller has made the key
