@@ -56,7 +56,7 @@ impl MultiChannel {
     ///
     /// # Errors
     /// [`TransportError::ForeignPeer`] if other channels have prepared it; [`TransportError::IbvError`] with those of
-    /// [`PreparedQueuePair::handshake`]. The prepared one is destroyed then.
+    /// [`PreparedChannel::handshake`](crate::PreparedChannel::handshake). The prepared one is destroyed then.
     pub fn add(
         &mut self,
         prepared: PreparedPeer,
