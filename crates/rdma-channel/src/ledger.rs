@@ -16,6 +16,8 @@
 //! | done, dropped or forgotten | – | – | – | – | forgotten | free |
 //! | reported | – | – | reported | free | – | free |
 //!
+//! Whatever is in the slots of a peer, they are free when it was [removed](Ledger::remove).
+//!
 //! An unsignaled request is done with the next signaled request of its send queue, and has no completion of its own
 //! unless it fails.
 //!
@@ -47,6 +49,7 @@ use crate::transport_error::{CloseReason, TransportError};
 mod check;
 mod completion;
 pub(crate) mod end;
+mod members;
 mod news;
 mod pause;
 pub(crate) mod post;
@@ -112,11 +115,11 @@ const MANY: usize = 16;
 
 impl Ledger {
     /// A ledger for queue pairs of that domain whose queues were asked for so many requests, and which all complete in
-    /// `cq`, which holds one completion of each. The builder has seen to it that these are no more than
+    /// `cq`, which holds one completion of each, also for the places without a queue pair. The builder has seen to it that these are no more than
     /// [`MOST_REQUESTS`](queues::MOST_REQUESTS).
     pub(crate) fn new(
         cq: CompletionQueue,
-        qps: Vec<QueuePair>,
+        qps: Vec<Option<QueuePair>>,
         asked: queues::Asked,
         limits: Limits,
         pd: ProtectionDomain,

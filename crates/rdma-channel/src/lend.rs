@@ -388,7 +388,8 @@ impl MultiChannel {
     /// Those of [`Channel::send_unpolled`]; [`TransportError::NoSuchPeer`] if there is none.
     ///
     /// # Safety
-    /// That of [`Channel::send_unpolled`].
+    /// That of [`Channel::send_unpolled`]. The request has completed, too, when its peer was [removed](Self::remove) with
+    /// success.
     #[inline]
     pub unsafe fn send_unpolled(
         &self,
@@ -402,8 +403,8 @@ impl MultiChannel {
     ///
     /// # Errors
     /// [`TransportError::NoSuchPeer`], or [`TransportError::Closed`], before anything is posted. That of a post: the
-    /// requests before it are in flight then, without handles, and only [`close`](Self::close) tells that they are
-    /// over. One by one they have handles.
+    /// requests before it are in flight then, without handles, and only [`close`](Self::close), or
+    /// [`remove`](Self::remove) of their peers, tells that they are over. One by one they have handles.
     ///
     /// # Safety
     /// That of [`Channel::send_unpolled`], for each.

@@ -82,6 +82,7 @@ pub use channel::waiting::{Armed, Waitable};
 pub use deadline::Wait;
 pub use exchange::{ExchangeError, Pipes, TimedStream, confirm, exchange, exchange_all};
 pub use multi_channel::MultiChannel;
+pub use multi_channel::joining::PreparedPeer;
 pub use multi_channel::prepared::PreparedMultiChannel;
 pub use multi_channel::remote_memory_region::PeerRemoteMemoryRegion;
 pub use multi_channel::to_peer::{

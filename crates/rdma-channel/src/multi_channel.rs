@@ -6,6 +6,7 @@ use std::time::Duration;
 use rdma_mem::{InlineElement, ProtectionDomain};
 use rdma_qp::{AtomicResult, ConnectAttributes, QpState, QueuePair, WorkSuccess};
 
+use self::joining::Joining;
 use self::remote_memory_region::PeerRemoteMemoryRegion;
 use self::to_peer::{
     PeerAtomicWorkRequest, PeerReadWorkRequest, PeerReceiveWorkRequest, PeerSendWorkRequest,
@@ -18,6 +19,8 @@ use crate::transport_error::{CloseReason, Rejected, TransportError};
 
 mod batch;
 mod collective;
+pub(crate) mod joining;
+mod members;
 pub(crate) mod prepared;
 pub(crate) mod remote_memory_region;
 mod scope;
@@ -34,6 +37,10 @@ pub(crate) mod to_peer;
 /// What closes a channel closes here the connection to one peer: an operation that failed, or a
 /// blocking call that did not end before its deadline. The others go on. Only a failure of the
 /// completion queue closes all.
+///
+/// Peers can be [added](Self::add), up to as many as the [builder](crate::ChannelBuilder::max_channels) was told, and
+/// [removed](Self::remove), those that have failed too. Each has an index, which stays the same as long as it is there.
+/// A collective goes to the peers that its requests name: if one of them is not there, nothing is posted.
 ///
 /// A `MultiChannel` can be moved to another thread, and used by one at a time.
 ///
@@ -68,6 +75,7 @@ pub(crate) mod to_peer;
 /// ```
 pub struct MultiChannel {
     pub(crate) ledger: Ledger,
+    joining: Joining,
 }
 
 /// For each peer the queue pair, the peer, and what has closed the connection.
@@ -293,12 +301,6 @@ impl MultiChannel {
         let word = self.ledger.word_of_call()?;
         self.compare_and_swap_into(&mut word.list(), remote, compare, swap)?;
         Ok(word.value())
-    }
-
-    /// How many peers there are.
-    #[must_use]
-    pub fn num_channels(&self) -> usize {
-        self.ledger.queues.len()
     }
 
     /// The protection domain whose memory the requests use.

@@ -122,14 +122,29 @@ pub enum TransportError {
         /// Whom it was with. `None` if a queue pair of the program's own does not know.
         peer: Option<PeerAddress>,
     },
-    /// There is no peer of that index.
+    /// There can be no peer of that index. If one can be there, and is not, the error is [`Closed`](Self::Closed), with
+    /// [`CloseReason::Absent`].
     #[error("there is no peer {peer}: the channels go to {count} peers, counted from 0")]
     NoSuchPeer {
         /// Which was asked for.
         peer: usize,
-        /// How many there are.
+        /// How many there can be.
         count: usize,
     },
+    /// Channels to several peers have as many as there can be, those included that are prepared.
+    #[error(
+        "there are {most} peers, with those that are prepared: remove one, or build the channels with a larger \
+        `max_channels`"
+    )]
+    TooManyPeers {
+        /// How many there can be.
+        most: usize,
+    },
+    /// The peer was [prepared](crate::MultiChannel::prepare) by other channels.
+    #[error(
+        "the peer was prepared by other channels: have it prepared by those that it is added to"
+    )]
+    ForeignPeer,
     /// The client of a server has [left](crate::ServerEvent::Left).
     #[error("{0} has left: what is sent to it would reach nobody")]
     PeerLeft(PeerId),
@@ -181,7 +196,9 @@ impl TransportError {
             | Self::PeerGone { .. }
             | Self::Closed { .. }
             | Self::Lost { .. } => Recovery::Reconnect,
+            Self::TooManyPeers { .. } => Recovery::Resource,
             Self::ElementError(_)
+            | Self::ForeignPeer
             | Self::BatchTooLarge { .. }
             | Self::NoSuchPeer { .. }
             | Self::PeerLeft(_)
@@ -287,9 +304,14 @@ pub enum CloseReason {
     /// The scope was closed by the program ([`Scope::close`](crate::Scope::close)).
     #[error("its scope has closed it")]
     Asked,
-    /// The channel was to be destroyed, and of several queue pairs not all could be.
+    /// The channel was to be destroyed, and of several queue pairs not all could be; or the peer was to be
+    /// [removed](crate::MultiChannel::remove), and its queue pair could not be destroyed.
     #[error("it was to be destroyed")]
     Destroyed,
+    /// There is no peer of that index now: it was [removed](crate::MultiChannel::remove), or none was
+    /// [added](crate::MultiChannel::add) yet.
+    #[error("there is no peer of that index: it was removed, or none was added yet")]
+    Absent,
     /// This is a forked child, and the channel is its parent's.
     #[error("it belongs to the process that this one was forked from")]
     Forked,

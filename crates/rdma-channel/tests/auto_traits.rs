@@ -6,10 +6,10 @@ use rdma_channel::{
     MultiChannelBuilder, Operation, OperationError, PeerAddress, PeerAtomicWorkRequest, PeerId,
     PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest,
     PeerWriteWorkRequest, PendingWord, PendingWork, Pipes, Prefix, PreparedChannel,
-    PreparedMultiChannel, Progress, Refused, RefusedBatch, RefusedWork, Rejected, Rendezvous,
-    RendezvousBuilder, Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, Server,
-    ServerBuilder, ServerError, ServerEvent, ToPeer, TransportError, Wait, Waitable, Waker, Within,
-    WithoutPd, WorkId,
+    PreparedMultiChannel, PreparedPeer, Progress, Refused, RefusedBatch, RefusedWork, Rejected,
+    Rendezvous, RendezvousBuilder, Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork,
+    Server, ServerBuilder, ServerError, ServerEvent, ToPeer, TransportError, Wait, Waitable, Waker,
+    Within, WithoutPd, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -43,6 +43,7 @@ fn a_channel_is_used_by_one_thread_at_a_time() {
     send::<MultiChannel>();
     <MultiChannel as NotSync<_>>::holds();
     send_sync::<PreparedMultiChannel>();
+    send_sync::<PreparedPeer>();
     send_sync::<MultiChannelBuilder<'_>>();
     send_sync::<Waitable<'_>>();
 }

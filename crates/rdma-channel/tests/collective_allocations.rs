@@ -15,6 +15,11 @@ fn main() {
     let prepared = pd.create_multi_channel().num_channels(4).max_send_wr(32).build().unwrap();
     let ends = prepared.endpoints();
     let mut channels = prepared.handshake(ends).unwrap(); // each to itself
+    // One of them is another one's successor.
+    channels.remove(3).unwrap();
+    let fourth = channels.prepare().unwrap();
+    let end = fourth.endpoint();
+    assert_eq!(channels.add(fourth, end).unwrap(), 3);
     let access = AccessFlags::new().with_local_write().with_remote_write();
     let board = pd.allocate_shared_region(8, access).unwrap();
     let data = pd.allocate_region(8).unwrap();

@@ -29,7 +29,7 @@ pub use rdma_channel::{
     FailedWork, Finished, InFlight, Incoming, Late, LeftReason, MultiChannel, MultiChannelBuilder,
     Operation, OperationError, PeerAddress, PeerAtomicWorkRequest, PeerId, PeerReadWorkRequest,
     PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest,
-    PendingWord, PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, Progress,
+    PendingWord, PendingWork, Pipes, Prefix, PreparedChannel, PreparedMultiChannel, PreparedPeer, Progress,
     Refused, RefusedBatch, RefusedWork, Rejected, Rendezvous, RendezvousBuilder, Rent, RentMut,
     Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork, Server, ServerBuilder, ServerError,
     ServerEvent, TimedStream, ToPeer, TransportError, Wait, Waitable, Waker, Within, WithoutPd,

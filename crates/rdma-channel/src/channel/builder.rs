@@ -22,7 +22,7 @@ use crate::multi_channel::prepared::PreparedMultiChannel;
 ///
 /// The options are those of a [`QueuePairBuilder`] but for the queues, which a channel has for itself, and the
 /// limits of its operations. Nothing has to be set, but for channels to several peers their
-/// [number](ChannelBuilder::num_channels).
+/// [number](ChannelBuilder::num_channels), or how many there [can be](ChannelBuilder::max_channels).
 ///
 /// # Examples
 /// ```
@@ -46,6 +46,7 @@ pub struct ChannelBuilder<'a, C = Channel> {
     pub(crate) rendezvous: RendezvousOptions,
     pub(crate) server: ServerKnobs,
     num_channels: Option<usize>,
+    max_channels: Option<usize>,
     makes: PhantomData<fn() -> C>,
     /// So that the domain is there, and can be closed when its builders are gone.
     pd: PhantomData<&'a ProtectionDomain>,
@@ -78,6 +79,7 @@ impl<'a, C> ChannelBuilder<'a, C> {
             rendezvous: RendezvousOptions::default(),
             server: ServerKnobs::default(),
             num_channels: None,
+            max_channels: None,
             makes: PhantomData,
             pd: PhantomData,
         }
@@ -85,8 +87,9 @@ impl<'a, C> ChannelBuilder<'a, C> {
 
     /// The same options, to make something else.
     pub(crate) fn into_builder_of<D>(self) -> ChannelBuilder<'a, D> {
-        let Self { options, rendezvous, server, num_channels, pd, .. } = self;
-        ChannelBuilder { options, rendezvous, server, num_channels, makes: PhantomData, pd }
+        let Self { options, rendezvous, server, num_channels, max_channels, pd, .. } = self;
+        let makes = PhantomData;
+        ChannelBuilder { options, rendezvous, server, num_channels, max_channels, makes, pd }
     }
 
     /// How many requests of the send queue can be outstanding. Default: 16.
@@ -303,24 +306,43 @@ impl ChannelBuilder<'_> {
 }
 
 impl MultiChannelBuilder<'_> {
-    /// How many peers there will be. No default.
+    /// How many peers there are at the beginning. No default, or none if [`max_channels`](Self::max_channels) is set.
     pub fn num_channels(mut self, num_channels: usize) -> Self {
         self.num_channels = Some(num_channels);
         self
     }
 
-    /// Creates a queue pair for each peer, and one completion queue that holds what all of them can have outstanding.
+    /// How many peers there can be at a time, if some are [added](MultiChannel::add) later. Default: as many as at the
+    /// beginning.
+    ///
+    /// The completion queue, which never changes, has the capacity for so many.
+    pub fn max_channels(mut self, max_channels: usize) -> Self {
+        self.max_channels = Some(max_channels);
+        self
+    }
+
+    /// Creates a queue pair for each peer, and one completion queue that holds what as many as there can be can have
+    /// outstanding.
     ///
     /// # Errors
     /// Those of [`build`](ChannelBuilder::build) of a channel, of all requests of all channels; [`Error::Missing`] without a
-    /// number of channels.
+    /// number of channels; [`Error::TooLarge`] if there are more than there can be.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<PreparedMultiChannel, Error> {
-        let count = self.num_channels.ok_or(Error::Missing { knob: "num_channels" })?;
-        let cq = self.options.completion_queue(u32::try_from(count).unwrap_or(u32::MAX))?;
+        let (knob, most) = match (self.num_channels, self.max_channels) {
+            (_, Some(most)) => ("max_channels", most),
+            (Some(count), None) => ("num_channels", count),
+            (None, None) => return Err(Error::Missing { knob: "num_channels" }),
+        };
+        let number = |peers: usize| u32::try_from(peers).unwrap_or(u32::MAX);
+        let count = self.num_channels.unwrap_or(0);
+        if count > most {
+            let (value, most) = (number(count), number(most));
+            return Err(Error::TooLarge { knob: "num_channels", value, most });
+        }
+        let cq = self.options.completion_queue((knob, number(most)))?;
         let qps = (0..count).map(|_| self.options.queue_pair(&cq)).collect::<Result<_, _>>()?;
-        let (asked, limits, pd) = self.options.parts();
-        Ok(PreparedMultiChannel { qps, cq, asked, limits, pd })
+        Ok(PreparedMultiChannel { qps, cq, most, options: Box::new(self.options) })
     }
 }
 

@@ -56,11 +56,14 @@ impl Options {
 
     /// A completion queue that so many channels cannot overflow, and whose requests can be
     /// distinguished.
-    pub(crate) fn completion_queue(&self, channels: u32) -> Result<CompletionQueue, Error> {
+    pub(crate) fn completion_queue(
+        &self,
+        (knob, channels): (&'static str, u32),
+    ) -> Result<CompletionQueue, Error> {
         let sends = at_most("max_send_wr", self.max_send_wr, MOST_REQUESTS)?;
         let receives = at_most("max_recv_wr", self.max_recv_wr, MOST_REQUESTS - sends)?;
         let each = sends + receives;
-        self.queue_for(each * at_most("num_channels", channels, MOST_REQUESTS / each.max(1))?)
+        self.queue_for(each * at_most(knob, channels, MOST_REQUESTS / each.max(1))?)
     }
 
     /// The same for queue pairs that have a receive queue together.
@@ -153,7 +156,7 @@ mod tests {
         rdma_soft::install();
         let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
         let options = Options::new(&pd);
-        let cq = options.completion_queue(2).unwrap();
+        let cq = options.completion_queue(("num_channels", 2)).unwrap();
         let _two = [options.queue_pair(&cq).unwrap(), options.queue_pair(&cq).unwrap()];
         let error = options.queue_pair(&cq).unwrap_err();
         let Error::CompletionQueueTooSmall { capacity: 64, needed: 96, .. } = error else {

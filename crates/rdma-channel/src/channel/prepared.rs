@@ -48,7 +48,7 @@ pub struct PreparedChannel {
 impl PreparedChannel {
     /// With queues of its own.
     pub(crate) fn new(options: &Options) -> Result<Self, Error> {
-        let cq = options.completion_queue(1)?;
+        let cq = options.completion_queue(("num_channels", 1))?;
         let qp = options.queue_pair(&cq)?;
         let (asked, limits, pd) = options.parts();
         Ok(Self { qp, cq, asked, limits, pd, watch: options.watch.clone() })
@@ -91,7 +91,7 @@ impl PreparedChannel {
     ) -> Result<Channel, Error> {
         let Self { qp, cq, asked, limits, pd, watch } = self;
         let mut channel =
-            Channel { ledger: Ledger::new(cq, vec![connect(qp)?], asked, limits, pd) };
+            Channel { ledger: Ledger::new(cq, vec![Some(connect(qp)?)], asked, limits, pd) };
         if let Some((stream, limit)) = watch {
             channel.ledger.watch = Some(Box::new(Watch::new(&stream, Some(limit))));
         }

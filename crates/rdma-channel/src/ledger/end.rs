@@ -274,9 +274,13 @@ impl Ledger {
 
     /// The requests of a connection that are with the device.
     fn all_in_flight(&self, connection: &Connection) -> impl Iterator<Item = &Slot> {
+        self.all_of(connection).filter(|slot| slot.state().is_in_flight())
+    }
+
+    /// The slots of a connection.
+    pub(super) fn all_of(&self, connection: &Connection) -> impl Iterator<Item = &Slot> {
         let queues = [&connection.send, &connection.receive];
-        let slots = queues.map(|queue| self.queues.slots_of(queue));
-        slots.into_iter().flatten().filter(|slot| slot.state().is_in_flight())
+        queues.map(|queue| self.queues.slots_of(queue)).into_iter().flatten()
     }
 
     /// Waits, as long as a scope may, until all is done that can be on an open connection; closes what is
@@ -339,7 +343,7 @@ impl Ledger {
     }
 
     /// Has the device let go of what is in flight on closed connections, and takes the flushes.
-    fn flush(&self) {
+    pub(super) fn flush(&self) {
         for qp in self.unsettled().filter_map(Connection::qp) {
             // If it is refused nothing is flushed, and the queue pair will be destroyed.
             let _ = qp.to_error();

@@ -24,12 +24,19 @@ impl Ledger {
         }
         for (peer, connection) in self.queues.iter().enumerate() {
             let Some(reason) = connection.closed() else { continue };
-            if self.told.closed.borrow().contains(&peer) {
+            if connection.is_absent() || self.told.closed.borrow().contains(&peer) {
                 continue;
             }
             self.told.closed.borrow_mut().push(peer);
             tracing::debug!(channel = ?connection, %reason, "channel closed");
         }
+    }
+}
+
+impl Told {
+    /// There is another connection in that place.
+    pub(super) fn forget(&self, peer: usize) {
+        self.closed.borrow_mut().retain(|&told| told != peer);
     }
 }
 

@@ -96,7 +96,7 @@ impl Ledger {
     }
 
     /// Takes what came before the event was asked for, and makes none. Whether there was any, be it of a request or not.
-    fn takes_any(&self) -> Result<bool, TransportError> {
+    pub(super) fn takes_any(&self) -> Result<bool, TransportError> {
         match self.cq.poll_into(&*self.polled) {
             Ok(polled) => {
                 self.note_completions(polled);

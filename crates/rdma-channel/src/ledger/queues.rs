@@ -20,6 +20,8 @@ use crate::request::{Post, Request};
 use crate::transport_error::CloseReason;
 use crate::transport_error::context::PeerAddress;
 
+mod members;
+
 /// A place for one request at a time, of one queue of one connection.
 ///
 /// The WR ID of a request is the slot's index below and the slot's generation above, so that a completion finds its
@@ -255,7 +257,7 @@ pub(crate) struct Asked {
 
 /// One queue pair, with the slots of its requests. It is in the [`Queues`] that have made it, and nowhere else.
 pub(crate) struct Connection {
-    /// `None` when it had to be destroyed: then the cursors are at the dead slot.
+    /// `None` when it was destroyed, or none was there yet: then the cursors are at the dead slot.
     qp: Option<QueuePair>,
     pub(crate) send: Queue,
     pub(crate) receive: Queue,
@@ -275,6 +277,7 @@ pub(crate) struct Connection {
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.qp {
+            None if self.is_absent() => return f.write_str("absent"),
             Some(qp) => write!(f, "QPN {}", qp.qpn())?,
             None => f.write_str("destroyed")?,
         }
@@ -300,7 +303,7 @@ impl Connection {
             dead: slots.at(0),
         };
         if connection.qp.is_none() {
-            connection.take_no_more();
+            connection.close(CloseReason::Absent);
         }
         connection
     }
@@ -384,17 +387,17 @@ pub(crate) struct Queues {
 }
 
 impl Queues {
-    /// The queues of these queue pairs, each of which was asked for the same.
-    pub(super) fn new(qps: Vec<QueuePair>, asked: Asked) -> Self {
+    /// A place for each of these queue pairs, or for one that comes later; each was asked for the same.
+    pub(super) fn new(qps: Vec<Option<QueuePair>>, asked: Asked) -> Self {
         let (of_each, count) = (asked.sends + asked.receives, qps.len());
         let indices = |connection| 1 + connection * of_each..1 + (connection + 1) * of_each;
         let all = (0..).zip(&qps).flat_map(|(connection, _)| {
             indices(connection).map(move |index| Slot::new(index, connection))
         });
         let slots = Slots::new(all);
-        let mut connections = (0..).zip(qps).map(|(connection, qp)| {
-            Connection::new(Some(qp), &slots, indices(connection).start, asked)
-        });
+        let mut connections = (0..)
+            .zip(qps)
+            .map(|(connection, qp)| Connection::new(qp, &slots, indices(connection).start, asked));
         let none = || Connection::new(None, &slots, 1, Asked::default());
         let first = connections.next().unwrap_or_else(none);
         Self { first, others: connections.collect(), count, slots }
@@ -449,31 +452,6 @@ impl Queues {
     /// The slot that was that of this WR ID.
     pub(crate) fn slot_of(&self, id: u64) -> Option<&Slot> {
         self.slots().get(index(id))
-    }
-
-    /// Takes a queue pair out, to destroy it.
-    pub(super) fn take_qp(&mut self, peer: usize) -> Option<QueuePair> {
-        let connection = self.get_mut(peer)?;
-        connection.take_no_more();
-        connection.qp.take()
-    }
-
-    /// Puts back what could not be destroyed.
-    pub(super) fn put_back(&mut self, peer: usize, qp: QueuePair) {
-        let Some(connection) = self.get_mut(peer) else { return };
-        connection.qp = Some(qp);
-        if connection.closed.get().is_none() {
-            for queue in [&connection.send, &connection.receive] {
-                queue.cursor.set(queue.first);
-            }
-        }
-    }
-
-    fn get_mut(&mut self, peer: usize) -> Option<&mut Connection> {
-        match peer.checked_sub(1) {
-            None => (self.count > 0).then_some(&mut self.first),
-            Some(other) => self.others.get_mut(other),
-        }
     }
 }
 

@@ -1,12 +1,11 @@
 //! Channels that are not connected yet.
 
-use rdma_mem::ProtectionDomain;
 use rdma_qp::{CompletionQueue, PreparedQueuePair, QueuePairEndpoint};
 
 use super::MultiChannel;
+use super::joining::Joining;
+use crate::channel::options::Options;
 use crate::ledger::Ledger;
-use crate::ledger::queues::Asked;
-use crate::limits::Limits;
 use crate::transport_error::TransportError;
 
 /// Channels that wait for the endpoints of their peers.
@@ -17,10 +16,9 @@ use crate::transport_error::TransportError;
 pub struct PreparedMultiChannel {
     pub(crate) qps: Vec<PreparedQueuePair>,
     pub(crate) cq: CompletionQueue,
-    /// What the queues of each were asked for: the completion queue has the capacity for all.
-    pub(crate) asked: Asked,
-    pub(crate) limits: Limits,
-    pub(crate) pd: ProtectionDomain,
+    /// How many there can be: the completion queue has the capacity for all.
+    pub(crate) most: usize,
+    pub(crate) options: Box<Options>,
 }
 
 impl PreparedMultiChannel {
@@ -55,14 +53,18 @@ impl PreparedMultiChannel {
         self,
         endpoints: impl IntoIterator<Item = QueuePairEndpoint>,
     ) -> Result<MultiChannel, TransportError> {
-        let Self { qps, cq, asked, limits, pd } = self;
+        let Self { qps, cq, most, options } = self;
         let channels = qps.len();
         let endpoints: Vec<_> = endpoints.into_iter().take(channels.saturating_add(1)).collect();
         if endpoints.len() != channels {
             return Err(TransportError::EndpointCount { channels, endpoints: endpoints.len() });
         }
         let pairs = qps.into_iter().zip(endpoints);
-        let qps = pairs.map(|(qp, peer)| qp.handshake(peer)).collect::<Result<_, _>>()?;
-        Ok(MultiChannel { ledger: Ledger::new(cq, qps, asked, limits, pd) })
+        let qps = pairs.map(|(qp, peer)| qp.handshake(peer).map(Some));
+        let mut qps = qps.collect::<Result<Vec<_>, _>>()?;
+        qps.resize_with(most, || None);
+        let (asked, limits, pd) = options.parts();
+        let ledger = Ledger::new(cq, qps, asked, limits, pd);
+        Ok(MultiChannel { ledger, joining: Joining::new(options) })
     }
 }

@@ -87,7 +87,7 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     /// let through_both = channels.scope(|s| {
     ///     let (mut from, mut to) = memory.as_slice_mut().split_at(8);
     ///     from.fill(7);
-    ///     for peer in 0..s.num_channels() {
+    ///     for peer in s.peers() {
     ///         let peer = s.to(peer)?;
     ///         let received = peer.receive_into(to)?;
     ///         let sent = peer.send_from(from)?;
@@ -297,11 +297,5 @@ impl<'scope> Scope<'scope, '_, MultiChannel> {
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         self.only.pd()
-    }
-
-    /// How many peers there are.
-    #[must_use]
-    pub fn num_channels(&self) -> usize {
-        self.only.ledger().queues.len()
     }
 }

@@ -8,6 +8,7 @@ mod common;
 mod collectives;
 mod endings;
 mod gone;
+mod members;
 mod peers;
 mod process;
 mod providers;

@@ -163,3 +163,37 @@ fn a_collective_without_a_limit_ends_in_a_forked_child() {
         star.assert_usable(&[0, 1, 2]);
     });
 }
+
+/// On the device that has no thread, as above.
+#[test]
+fn a_forked_child_neither_adds_nor_removes_its_parents_peers() {
+    must_live("process::a_forked_child_neither_adds_nor_removes_its_parents_peers", |device| {
+        if device != HELD {
+            return;
+        }
+        let mut star = Star::new(device);
+        star.center.remove(1).unwrap();
+        let prepared = star.center.prepare().unwrap();
+        // SAFETY: SAFETY.md F15: the child waits for no other thread, and ends below.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            // SAFETY: SAFETY.md F15: it ends a child that hangs.
+            unsafe { libc::alarm(10) };
+            let end = prepared.endpoint();
+            let errors = [
+                star.center.add(prepared, end).unwrap_err(),
+                star.center.prepare().unwrap_err(),
+                star.center.remove(0).unwrap_err(),
+            ];
+            let is_forked = |error: &TransportError| {
+                matches!(error, TransportError::Closed { reason: CloseReason::Forked, .. })
+            };
+            // SAFETY: SAFETY.md F15: nothing else runs in this child.
+            unsafe { libc::_exit(i32::from(!errors.iter().all(is_forked))) };
+        }
+        wait_for(pid);
+        let end = prepared.endpoint();
+        assert_eq!(star.center.add(prepared, end).unwrap(), 1); // to itself
+        star.assert_usable(&[0, 2]);
+    });
+}

@@ -1,0 +1,72 @@
+//! Queue pairs that go, and those that come into the place of one that is gone.
+
+use rdma_qp::QueuePair;
+
+use super::{Connection, Queues};
+use crate::transport_error::CloseReason;
+use crate::transport_error::context::PeerAddress;
+
+impl Connection {
+    /// Whether its place is for a peer that was not added yet.
+    pub(crate) fn is_absent(&self) -> bool {
+        self.closed.get() == Some(CloseReason::Absent)
+    }
+
+    /// The cursors are at the first slots, since there is a queue pair.
+    fn take_again(&self) {
+        debug_assert!(self.qp.is_some(), "requests without a queue pair");
+        for queue in [&self.send, &self.receive] {
+            queue.cursor.set(queue.first);
+        }
+    }
+}
+
+impl Queues {
+    /// Takes a queue pair out, to destroy it.
+    pub(in crate::ledger) fn take_qp(&mut self, peer: usize) -> Option<QueuePair> {
+        let connection = self.get_mut(peer)?;
+        connection.take_no_more();
+        connection.qp.take()
+    }
+
+    /// Puts back what could not be destroyed.
+    pub(in crate::ledger) fn put_back(&mut self, peer: usize, qp: QueuePair) {
+        let Some(connection) = self.get_mut(peer) else { return };
+        connection.qp = Some(qp);
+        if connection.closed.get().is_none() {
+            connection.take_again();
+        }
+    }
+
+    /// The lowest place without a peer.
+    pub(in crate::ledger) fn lowest_absent(&self) -> Option<usize> {
+        self.iter().position(Connection::is_absent)
+    }
+
+    /// A new connection in a place without a peer, of which no slot is occupied.
+    pub(in crate::ledger) fn put_new(&mut self, peer: usize, qp: QueuePair) {
+        let Some(connection) = self.get_mut(peer) else { return };
+        debug_assert!(connection.is_absent() && connection.qp.is_none(), "{connection:?}");
+        connection.peer = qp.peer().map(PeerAddress::from);
+        connection.qp = Some(qp);
+        connection.last_unsignaled.set(connection.dead);
+        connection.unsignaled.set(0);
+        connection.closed.set(None);
+        connection.take_again();
+    }
+
+    /// The place is free for another peer, if its queue pair was taken out, and no slot of it is occupied.
+    pub(in crate::ledger) fn vacate(&mut self, peer: usize) {
+        let Some(connection) = self.get_mut(peer) else { return };
+        debug_assert!(connection.qp.is_none(), "{connection:?}");
+        connection.peer = None;
+        connection.closed.set(Some(CloseReason::Absent));
+    }
+
+    fn get_mut(&mut self, peer: usize) -> Option<&mut Connection> {
+        match peer.checked_sub(1) {
+            None => (self.count > 0).then_some(&mut self.first),
+            Some(other) => self.others.get_mut(other),
+        }
+    }
+}

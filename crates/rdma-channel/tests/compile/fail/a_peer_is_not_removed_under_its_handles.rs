@@ -1,0 +1,17 @@
+//! Its requests would be ended under them.
+#![allow(unsafe_code)]
+
+use rdma_channel::{PeerReceiveWorkRequest, TransportError, prelude::*};
+
+fn main() -> Result<(), TransportError> {
+    rdma_soft::install();
+    let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    let prepared = pd.create_multi_channel().num_channels(1).build()?;
+    let endpoints = prepared.endpoints();
+    let mut channels = prepared.handshake(endpoints)?; // to itself
+    // SAFETY: a request without memory.
+    let received = unsafe { channels.receive_unpolled(PeerReceiveWorkRequest::new(0, &mut [])) }?;
+    channels.remove(0)?;
+    drop(received);
+    channels.remove(0)
+}
