@@ -1,4 +1,7 @@
 //! What channels say to who listens to `tracing`: when they are closed, and why.
+//!
+//! In processes of their own: a thread of another test, which has no subscriber, may come to an event first, and have
+//! `tracing` remember that nobody listens.
 
 use std::time::Duration;
 
@@ -8,6 +11,7 @@ use test_support::events::{self, Event};
 use tracing::Level;
 
 use crate::common::Pair;
+use crate::common::child::must_live;
 
 const SHORT: Duration = Duration::from_millis(20);
 const ROOM: ReceiveWorkRequest<'static, 'static> = ReceiveWorkRequest::only_immediate();
@@ -29,43 +33,49 @@ fn says<T>(what: &'static str, reason: Option<&'static str>, work: impl FnOnce()
 /// Once, by the call, and not again when the channel is dropped.
 #[test]
 fn a_call_that_closes_its_channel_says_why() {
-    let Pair { mut here, .. } = Pair::new("soft0");
-    let closed = Some("a receive was not done in time");
-    let (_, said) = says("channel closed", closed, || here.within(SHORT).receive(ROOM));
-    assert_eq!(said, 1);
-    let ((), said) = says("channel closed", None, || {
-        here.send(SendWorkRequest::only_immediate(1)).unwrap_err();
-        drop(here);
+    must_live("said::a_call_that_closes_its_channel_says_why", |_| {
+        let Pair { mut here, .. } = Pair::new("soft0");
+        let closed = Some("a receive was not done in time");
+        let (_, said) = says("channel closed", closed, || here.within(SHORT).receive(ROOM));
+        assert_eq!(said, 1);
+        let ((), said) = says("channel closed", None, || {
+            here.send(SendWorkRequest::only_immediate(1)).unwrap_err();
+            drop(here);
+        });
+        assert_eq!(said, 0);
     });
-    assert_eq!(said, 0);
 }
 
 #[test]
 fn a_scope_that_fails_says_why_its_channel_is_closed() {
-    let Pair { mut here, .. } = Pair::new("soft0");
-    let closed = Some("a receive was not done in time");
-    let (left, said) = says("channel closed", closed, || {
-        here.scope(|s| s.post_receive(ROOM)?.wait(SHORT).map(drop))
+    must_live("said::a_scope_that_fails_says_why_its_channel_is_closed", |_| {
+        let Pair { mut here, .. } = Pair::new("soft0");
+        let closed = Some("a receive was not done in time");
+        let (left, said) = says("channel closed", closed, || {
+            here.scope(|s| s.post_receive(ROOM)?.wait(SHORT).map(drop))
+        });
+        assert!(matches!(left, Err(ScopeError::ClosureError(TransportError::Timeout { .. }))));
+        assert_eq!(said, 1);
     });
-    assert!(matches!(left, Err(ScopeError::ClosureError(TransportError::Timeout { .. }))));
-    assert_eq!(said, 1);
 }
 
 #[test]
 fn a_channel_that_works_says_nothing_before_it_is_dropped() {
-    let Pair { mut here, mut there, .. } = Pair::new("soft0");
-    let ((), said) = says("channel dropped", None, || {
-        here.scope(|s| {
-            let received = s.post_receive(ROOM)?;
-            there.send(SendWorkRequest::only_immediate(1))?;
-            received.spin_poll()?;
-            s.close();
-            Ok::<(), TransportError>(())
-        })
-        .unwrap();
+    must_live("said::a_channel_that_works_says_nothing_before_it_is_dropped", |_| {
+        let Pair { mut here, mut there, .. } = Pair::new("soft0");
+        let ((), said) = says("channel dropped", None, || {
+            here.scope(|s| {
+                let received = s.post_receive(ROOM)?;
+                there.send(SendWorkRequest::only_immediate(1))?;
+                received.spin_poll()?;
+                s.close();
+                Ok::<(), TransportError>(())
+            })
+            .unwrap();
+        });
+        assert_eq!(said, 0);
+        assert_eq!(says("channel dropped", None, || drop(there)).1, 1);
+        let asked = Some("its scope has closed it");
+        assert_eq!(says("channel closed", asked, || drop(here)).1, 1);
     });
-    assert_eq!(said, 0);
-    assert_eq!(says("channel dropped", None, || drop(there)).1, 1);
-    let asked = Some("its scope has closed it");
-    assert_eq!(says("channel closed", asked, || drop(here)).1, 1);
 }

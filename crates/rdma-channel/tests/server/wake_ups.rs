@@ -11,7 +11,7 @@ use crate::common::must_end;
 use crate::{DEVICES, LATER, connect, join, message, next, server, server_with};
 
 /// More than a server takes at a time, and an answer behind them.
-const MANY: usize = 60;
+const MANY: u32 = 60;
 
 /// Sleeps on the file until it is readable.
 fn sleep_on(server: &Server) {
@@ -31,9 +31,8 @@ fn next_by_file(server: &mut Server) -> ServerEvent {
 }
 
 fn joined_with_room(device: &'static str, wait: Wait) -> (Server, PeerId, Channel) {
-    let mut server = server_with(device, |builder| {
-        builder.wait(wait).max_send_wr(MANY as u32).max_inline_data(8)
-    });
+    let mut server =
+        server_with(device, |builder| builder.wait(wait).max_send_wr(MANY).max_inline_data(8));
     let (peer, client) = join(device, &mut server);
     (server, peer, client)
 }
