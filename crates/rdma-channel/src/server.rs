@@ -6,7 +6,6 @@ use std::fmt;
 use std::mem;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_mem::{Buffer, BufferPool, InlineElement, ProtectionDomain};
@@ -144,11 +143,11 @@ const LOOKS: u32 = 16;
 /// How much memory is registered at a time, in bytes, if no message is longer.
 const REGION: usize = 1 << 20;
 
-/// The keys of the files; behind them those of the clients' streams.
+/// The keys of the files; behind them those of the streams of clients that have joined, and then those of others
+/// ([`SOCKET`](crate::rendezvous::clients::SOCKET)).
 const COMPLETIONS: u64 = 0;
-const CLIENTS: u64 = 1;
-const WAKER: u64 = 2;
-const FIRST_STREAM: u64 = 3;
+const WAKER: u64 = 1;
+const FIRST_STREAM: u64 = 2;
 
 impl Server {
     /// The options of a new server; as `pd.create_server()` of the [prelude](crate::prelude).
@@ -180,8 +179,9 @@ impl Server {
         };
         let (lent, peers) = (Lent::new(queues.srq.clone()), Peers::new(options.max_peers));
         let pool = BufferPool::with_region_size(&options.pd, options.receive_bytes().min(REGION));
-        let clients = Clients::listen(queues, options.rendezvous_timeout, addresses)?;
-        let (files, waker) = (Files::new().map_err(failed)?, Waker::new().map_err(failed)?);
+        let (files, waker) = (Files::new()?, Waker::new().map_err(failed)?);
+        let timeout = options.rendezvous_timeout;
+        let clients = Clients::listen(queues, timeout, addresses, files.clone())?;
         let mut server = Self {
             clients,
             lent,
@@ -204,10 +204,7 @@ impl Server {
         let Self { files, clients, waker, .. } = &server;
         let completions = clients.maker().cq.channel();
         let added = completions.map_or(Ok(()), |file| files.add(file, COMPLETIONS, EventFlags::IN));
-        added
-            .and_then(|()| files.add(clients.files(), CLIENTS, EventFlags::IN))
-            .and_then(|()| files.add(waker, WAKER, EventFlags::IN))
-            .map_err(failed)?;
+        added.and_then(|()| files.add(waker, WAKER, EventFlags::IN)).map_err(failed)?;
         server.post_receives().map_err(|error| match error {
             TransportError::IbvError(error) => ConnectError::from(*error),
             other => ConnectError::Io {
@@ -279,11 +276,11 @@ impl Server {
                 return Ok(None);
             }
             self.post_receives()?;
-            self.join_clients()?;
             if self.since_look >= LOOKS {
                 self.look(Duration::ZERO)?;
             }
             self.since_look += 1;
+            self.join_clients()?;
             self.take_completions()?;
             self.end_leaving();
             if self.has_news() {
@@ -437,17 +434,17 @@ impl Server {
         self.drain()?;
         let id = self.peers.next_id();
         let key = FIRST_STREAM + u64::from(id.index);
-        let stream = Arc::clone(client.stream());
-        notice_silence(&stream, self.options.watch);
-        let stream = self.files.add_stream(stream, key, EventFlags::RDHUP).map_err(|error| {
-            let tried = format!("watching the client at {}", client.address);
-            ConnectError::Io { tried, source: error.into() }
-        })?;
+        let stream = client.stream().clone();
+        notice_silence(stream.stream(), self.options.watch);
         let accepted = client.check().and_then(|()| client.accept(&self.options.user_bytes, true));
         if accepted.is_err() {
             self.clients.refused += 1;
             return Ok(());
         }
+        stream.change(key, EventFlags::RDHUP).map_err(|error| {
+            let tried = format!("watching the client at {}", client.address);
+            ConnectError::Io { tried, source: error.into() }
+        })?;
         let Candidate { end, address, told, .. } = client;
         let user_bytes = told.user_bytes;
         self.peers.join(Peer::new(end, stream));

@@ -21,7 +21,7 @@ pub(crate) struct Clients<M: MakeEnds> {
     maker: M,
     /// How long a client has for its part.
     timeout: Duration,
-    /// The socket, and the streams of the clients by their keys.
+    /// The socket, the streams of the clients by their keys, and what else the owner waits for.
     files: Files,
     ready: Vec<u64>,
     /// Whether clients are taken from the socket: not if there are too many, or none can be taken for now.
@@ -39,23 +39,24 @@ pub(crate) struct Clients<M: MakeEnds> {
 /// The most clients at a time that the program has not been given.
 const MOST_CLIENTS: usize = 64;
 
-/// The key of the socket.
-const SOCKET: u64 = 0;
+/// The key of the socket. Above it are those of the clients, below it those of the owner's files.
+pub(crate) const SOCKET: u64 = 1 << 63;
 
 /// How long the clients are served that have said something, though the limit of the call is over.
 const PASS: Duration = Duration::from_millis(100);
 
 impl<M: MakeEnds> Clients<M> {
-    /// Listens at the first of the addresses that can be listened at.
+    /// Listens at the first of the addresses that can be listened at, and waits with these files.
     pub(crate) fn listen(
         maker: M,
         timeout: Duration,
         addresses: &[SocketAddr],
+        files: Files,
     ) -> Result<Self, ConnectError> {
         let mut failure = None;
         for &address in addresses {
-            match listen(address) {
-                Ok((socket, address, files)) => {
+            match listen(address, &files) {
+                Ok((socket, address)) => {
                     return Ok(Self {
                         socket,
                         address,
@@ -93,11 +94,6 @@ impl<M: MakeEnds> Clients<M> {
         self.last_refused.as_deref()
     }
 
-    /// What is readable when there is something to serve, but for clients whose time is over.
-    pub(crate) const fn files(&self) -> &Files {
-        &self.files
-    }
-
     /// A client that is connected and was not given away, if there is one.
     pub(crate) fn take(&mut self) -> Option<Candidate<M::End>> {
         self.connected.pop_front()
@@ -106,6 +102,11 @@ impl<M: MakeEnds> Clients<M> {
     /// What is wrong here, and was not said yet.
     pub(crate) fn take_failure(&mut self) -> Option<ConnectError> {
         self.failure.take()
+    }
+
+    /// Whether a client is connected, and waits to be taken, or something is wrong here.
+    pub(crate) fn has_news(&self) -> bool {
+        !self.connected.is_empty() || self.failure.is_some()
     }
 
     /// How long until the time of a client is over; [`Duration::MAX`] if there is none.
@@ -131,8 +132,7 @@ impl<M: MakeEnds> Clients<M> {
 
     /// Waits until something has happened, and does what is to be done for it.
     pub(crate) fn serve(&mut self, until: Until) -> Result<(), ConnectError> {
-        let in_hand = !self.connected.is_empty() || self.failure.is_some();
-        let wait = if in_hand { Duration::ZERO } else { until.left().min(self.next_end()) };
+        let wait = if self.has_news() { Duration::ZERO } else { until.left().min(self.next_end()) };
         let mut ready = std::mem::take(&mut self.ready);
         let waited = self.files.wait(wait, &mut ready);
         let served = waited.map_err(|error| self.failed(error.into()));
@@ -143,8 +143,8 @@ impl<M: MakeEnds> Clients<M> {
         served
     }
 
-    /// The same, for the files of these keys.
-    fn serve_ready(&mut self, ready: &[u64], until: Until) {
+    /// Does what is to be done for the files of these keys, and for clients whose time is over.
+    pub(crate) fn serve_ready(&mut self, ready: &[u64], until: Until) {
         let happened = |key| ready.contains(&key);
         let before = self.connected.len();
         self.connected.retain_mut(|client| !happened(client.key) || client.check().is_ok());
@@ -229,13 +229,12 @@ impl<M: MakeEnds> Clients<M> {
     }
 }
 
-fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr, Files)> {
+fn listen(address: SocketAddr, files: &Files) -> io::Result<(TcpListener, SocketAddr)> {
     let socket = TcpListener::bind(address)?;
     socket.set_nonblocking(true)?;
     let address = socket.local_addr()?;
-    let files = Files::new()?;
     files.add(&socket, SOCKET, EventFlags::IN)?;
-    Ok((socket, address, files))
+    Ok((socket, address))
 }
 
 impl<M: MakeEnds> fmt::Debug for Clients<M> {

@@ -9,6 +9,8 @@ use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
+use super::error::ConnectError;
+
 pub(crate) use rustix::event::epoll::EventFlags;
 
 /// Files that are waited for together. A file leaves them before it is closed: a forked child may still have it, and it
@@ -24,9 +26,14 @@ pub(crate) struct Files {
 const MANY: usize = 64;
 
 impl Files {
-    pub(crate) fn new() -> Result<Self, Errno> {
-        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
-        Ok(Self { epoll, process: process::id() })
+    /// # Errors
+    /// [`ConnectError::Io`], mostly since too many files are open.
+    pub(crate) fn new() -> Result<Self, ConnectError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| {
+            let tried = "preparing to wait for clients".into();
+            ConnectError::Io { tried, source: error.into() }
+        })?;
+        Ok(Self { epoll: Arc::new(epoll), process: process::id() })
     }
 
     /// Adds a file that stays until all are closed, or is added without flags, to be [changed](Self::change).
@@ -39,7 +46,7 @@ impl Files {
         epoll::modify(&*self.epoll, file, epoll::EventData::new_u64(key), flags)
     }
 
-    /// Adds a stream, until the value that it returns is dropped.
+    /// Adds a stream, until the value that it returns and its clones are dropped.
     pub(crate) fn add_stream(
         &self,
         stream: Arc<OwnedFd>,
@@ -47,7 +54,7 @@ impl Files {
         flags: EventFlags,
     ) -> Result<Added, Errno> {
         self.add(&stream, key, flags)?;
-        Ok(Added { stream, files: self.clone() })
+        Ok(Added(Arc::new(InFiles { stream, files: self.clone() })))
     }
 
     /// Waits until a file is ready, or for so long, and puts the keys of those that are into `ready`. A signal ends it
@@ -72,14 +79,28 @@ impl AsFd for Files {
     }
 }
 
-/// A stream that is among the files.
+/// A stream that is among the files, as long as a clone is there.
+#[derive(Clone, Debug)]
+pub(crate) struct Added(Arc<InFiles>);
+
 #[derive(Debug)]
-pub(crate) struct Added {
-    pub(crate) stream: Arc<OwnedFd>,
+struct InFiles {
+    stream: Arc<OwnedFd>,
     files: Files,
 }
 
-impl Drop for Added {
+impl Added {
+    pub(crate) fn stream(&self) -> &Arc<OwnedFd> {
+        &self.0.stream
+    }
+
+    /// Changes what it is waited for, and its key.
+    pub(crate) fn change(&self, key: u64, flags: EventFlags) -> Result<(), Errno> {
+        self.0.files.change(&self.0.stream, key, flags)
+    }
+}
+
+impl Drop for InFiles {
     fn drop(&mut self) {
         if process::id() == self.files.process {
             // It is there, and nobody else removes it.

@@ -3,8 +3,6 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_qp::QueuePairEndpoint;
@@ -130,7 +128,7 @@ impl<E> HalfOpen<E> {
         // One byte more than a message has, to see whether there is one.
         let mut block = [0; LONGEST + 1];
         let room = block.get_mut(self.received.len()..).unwrap_or_default();
-        match recv(&*self.stream.added.stream, &mut *room, RecvFlags::DONTWAIT) {
+        match recv(&**self.stream.added.stream(), &mut *room, RecvFlags::DONTWAIT) {
             Ok((0, _)) => return Err(None),
             Ok((count, _)) => self.received.extend(room.get(..count).unwrap_or_default()),
             Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
@@ -217,14 +215,14 @@ impl<E> fmt::Debug for HalfOpen<E> {
 
 impl<E> Candidate<E> {
     /// Its stream, to be kept.
-    pub(crate) fn stream(&self) -> &Arc<OwnedFd> {
-        &self.stream.added.stream
+    pub(crate) fn stream(&self) -> &Added {
+        &self.stream.added
     }
 
     /// Whether it still waits for the program to decide, or what it has done instead.
     pub(crate) fn check(&mut self) -> Result<(), ConnectError> {
         let address = self.address;
-        match recv(&*self.stream.added.stream, &mut [0], RecvFlags::DONTWAIT) {
+        match recv(&**self.stream.added.stream(), &mut [0], RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => Ok(()),
             Ok((1.., _)) => {
                 let what = "the client spoke before it was answered";
@@ -250,13 +248,13 @@ impl Undecided {
         self.is_decided = true;
         let _ = self.say(&Message::Reject(why.into()));
         // Bytes that nobody has read would reset the stream when it is closed, maybe before the reason is read.
-        let _ = recv(&*self.added.stream, &mut [0; LONGEST], RecvFlags::DONTWAIT);
+        let _ = recv(&**self.added.stream(), &mut [0; LONGEST], RecvFlags::DONTWAIT);
     }
 
     /// Never waits: a socket has space for the few bytes of both messages that it is ever given.
     fn say(&self, message: &Message) -> io::Result<()> {
         let bytes = message.to_bytes();
-        match send(&*self.added.stream, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)? {
+        match send(&**self.added.stream(), &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)? {
             count if count == bytes.len() => Ok(()),
             _ => Err(io::ErrorKind::WriteZero.into()),
         }

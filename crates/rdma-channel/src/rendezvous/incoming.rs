@@ -93,7 +93,7 @@ impl Incoming<'_> {
             return Err(error);
         }
         if client.told.watches || watch.is_some() {
-            let stream = client.stream();
+            let stream = client.stream().stream();
             client.end.ledger.watch = Some(Box::new(Watch::new(stream, watch)));
         }
         Ok(client.end)

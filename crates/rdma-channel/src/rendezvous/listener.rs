@@ -7,6 +7,7 @@ use rdma_qp::QueuePairEndpoint;
 
 use super::clients::Clients;
 use super::error::ConnectError;
+use super::files::Files;
 use super::half_open::{MakeEnds, NoEnd};
 use super::incoming::Incoming;
 use super::until::Until;
@@ -102,7 +103,11 @@ impl ChannelListener {
         // What no client could be given is said now, and not to the first client.
         drop(PreparedChannel::new(&options)?);
         let RendezvousOptions { user_bytes, timeout, watch } = rendezvous;
-        Ok(Self { clients: Clients::listen(options, timeout, addresses)?, user_bytes, watch })
+        Ok(Self {
+            clients: Clients::listen(options, timeout, addresses, Files::new()?)?,
+            user_bytes,
+            watch,
+        })
     }
 
     /// Where it listens. With the port that the kernel has chosen, if it was asked for port 0.

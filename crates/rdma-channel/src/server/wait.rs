@@ -5,9 +5,10 @@ use std::thread;
 use std::time::Duration;
 
 use super::event::{LeftReason, ServerError};
-use super::{CLIENTS, COMPLETIONS, FIRST_STREAM, Server, WAKER};
+use super::{COMPLETIONS, FIRST_STREAM, Server, WAKER};
 use crate::deadline::NO_LIMIT;
 use crate::operation::Operation;
+use crate::rendezvous::clients::SOCKET;
 use crate::rendezvous::error::ConnectError;
 use crate::rendezvous::until::Until;
 use crate::transport_error::TransportError;
@@ -23,8 +24,7 @@ impl Server {
             thread::yield_now();
             return Ok(());
         }
-        self.arm()?;
-        if self.has_news() {
+        if !self.is_quiet()? {
             return Ok(());
         }
         let resumes = self.resumes.map_or(NO_LIMIT, |until| until.left());
@@ -63,19 +63,20 @@ impl Server {
         for &key in &ready {
             match key {
                 COMPLETIONS => self.take_event()?,
-                CLIENTS => {}
                 WAKER => self.is_woken |= self.waker.take(),
+                SOCKET.. => {}
                 key => self.end_of_stream(key - FIRST_STREAM),
             }
         }
-        let serves = ready.contains(&CLIENTS) || self.clients.next_end().is_zero();
+        self.clients.serve_ready(&ready, Until::after(Duration::ZERO));
         self.ready = ready;
         waited.map_err(|error| ConnectError::Io {
             tried: "waiting for clients and completions".into(),
             source: error.into(),
         })?;
-        if serves {
-            self.serve_clients();
+        if let Some(failure) = self.clients.take_failure() {
+            self.resumes = Some(Until::after(PAUSE));
+            self.failure = Some(failure);
         }
         let timeout = self.limits().send;
         while let Some(id) = self.peers.stalled(timeout) {
@@ -100,17 +101,5 @@ impl Server {
         // Whoever polls next says what is wrong with the completion queue.
         let _ = self.drain();
         self.leave(peer, LeftReason::Gone { limit: self.options.watch });
-    }
-
-    /// Takes new clients, and has those go forward that are there.
-    pub(super) fn serve_clients(&mut self) {
-        let failure = match self.clients.serve(Until::after(Duration::ZERO)) {
-            Ok(()) => self.clients.take_failure(),
-            Err(failure) => Some(failure),
-        };
-        if let Some(failure) = failure {
-            self.resumes = Some(Until::after(PAUSE));
-            self.failure = Some(failure);
-        }
     }
 }

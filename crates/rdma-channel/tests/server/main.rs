@@ -42,12 +42,15 @@ fn server_with(
     device: &str,
     knobs: impl for<'a> FnOnce(ServerBuilder<'a>) -> ServerBuilder<'a>,
 ) -> Server {
-    knobs(domain(device).create_server()).bind(LOCALHOST).unwrap()
+    let pd = domain(device);
+    knobs(pd.create_server().rendezvous_timeout(LATER)).bind(LOCALHOST).unwrap()
 }
 
 /// A client with a domain of its own.
 fn connect(device: &str, to: SocketAddr) -> Channel {
-    domain(device).create_channel().max_inline_data(64).connect(to).unwrap().0
+    let pd = domain(device);
+    let builder = pd.create_channel().max_inline_data(64).rendezvous_timeout(LATER);
+    builder.connect(to).unwrap().0
 }
 
 /// A client, whose connection the server has accepted.

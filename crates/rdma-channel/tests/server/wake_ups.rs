@@ -129,6 +129,33 @@ fn a_server_that_was_woken_sleeps_over_nothing() {
     });
 }
 
+/// A look at the files comes before each sleep, and now and then before: a client that the former finds has joined before
+/// the sleep, whenever it comes.
+#[test]
+fn a_client_that_comes_just_before_a_sleep_joins() {
+    must_end(|| {
+        for wait in [Wait::Sleep, Wait::SpinThenSleep] {
+            let mut server = server_with("soft0", |builder| builder.wait(wait));
+            let to = server.local_addr();
+            let clients = thread::spawn(move || {
+                // Each comes a little later after the one before has gone, over the time that a server spins.
+                for pause in 0..300 {
+                    let begin = Instant::now();
+                    while begin.elapsed() < Duration::from_micros(pause) {
+                        thread::yield_now();
+                    }
+                    drop(connect("soft0", to));
+                }
+            });
+            for _ in 0..300 {
+                assert!(matches!(next(&mut server), ServerEvent::Joined { .. }));
+                assert!(matches!(next(&mut server), ServerEvent::Left { .. }));
+            }
+            clients.join().unwrap();
+        }
+    });
+}
+
 /// A flood keeps no waker waiting.
 #[test]
 fn a_waker_ends_a_wait_while_messages_come_without_end() {
