@@ -261,9 +261,7 @@ impl Server {
         self.check_process()?;
         loop {
             if let Some(event) = self.events.pop_front() {
-                if let ServerEvent::Left { peer, .. } = event {
-                    self.peers.free(peer);
-                }
+                self.note(&event);
                 return Ok(Some(event));
             }
             if let Some(failure) = self.failure.take() {
@@ -299,6 +297,20 @@ impl Server {
         }
     }
 
+    /// The program is told this now.
+    fn note(&mut self, event: &ServerEvent) {
+        match event {
+            ServerEvent::Joined { peer, address, .. } => {
+                tracing::debug!(server = %self.local_addr(), %peer, %address, "client joined");
+            }
+            ServerEvent::Left { peer, reason } => {
+                self.peers.free(*peer);
+                tracing::debug!(server = %self.local_addr(), %peer, %reason, "client left");
+            }
+            _ => {}
+        }
+    }
+
     /// Whether there is something to tell.
     fn has_news(&self) -> bool {
         !self.events.is_empty() || self.failure.is_some() || self.is_woken
@@ -313,9 +325,10 @@ impl Server {
     /// # Errors
     /// With the buffer: [`WouldBlock`](TransportError::WouldBlock) if
     /// [`max_send_wr`](crate::ChannelBuilder::max_send_wr) sends to this client are outstanding, which it may have to
-    /// take first: `Sent` or [`Room`](ServerEvent::Room) then says when one more is possible; [`PeerLeft`](TransportError::PeerLeft) after `Left`; [`TooLong`](TransportError::TooLong) of more
-    /// bytes than the buffer has; [`PostError`](TransportError::PostError) if the buffer is of another domain. If the
-    /// provider refuses and does not say whether it has the request, it keeps the buffer, and the client leaves.
+    /// take first: `Sent` or [`Room`](ServerEvent::Room) then says when one more is possible;
+    /// [`PeerLeft`](TransportError::PeerLeft) after `Left`; [`TooLong`](TransportError::TooLong) of more bytes than the
+    /// buffer has; [`PostError`](TransportError::PostError) if the buffer is of another domain. If the provider refuses
+    /// and does not say whether it has the request, it keeps the buffer, and the client leaves.
     pub fn send(
         &mut self,
         peer: PeerId,
@@ -457,6 +470,10 @@ impl Drop for Server {
     fn drop(&mut self) {
         for (id, peer) in self.peers.take_all() {
             self.end(id, peer.end);
+        }
+        let count = self.unmatched;
+        if count > 0 {
+            tracing::debug!(server = %self.local_addr(), count, "completions matched no request");
         }
     }
 }

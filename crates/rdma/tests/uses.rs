@@ -243,3 +243,36 @@ fn a_loop_of_ones_own_sleeps_on_the_file_of_a_scope() -> Result<(), Failure> {
         Ok(sent.join().map_err(|_| "the sender panicked")??)
     })
 }
+
+/// Of owned buffers: what comes back when it is refused is `'static`, so that `?` takes it.
+#[test]
+fn a_server_of_owned_buffers_is_a_loop_over_its_events() -> Result<(), Failure> {
+    fn serve(mut server: Server) -> Result<usize, Failure> {
+        let mut messages = 0;
+        while let Some(event) = server.next(Some(WAIT))? {
+            match event {
+                ServerEvent::Message { peer, buffer, length, .. } => {
+                    server.send(peer, buffer, length)?;
+                    messages += 1;
+                }
+                ServerEvent::Left { .. } => break,
+                _ => {}
+            }
+        }
+        Ok(messages)
+    }
+    let pd = open_device("soft0")?.allocate_pd()?;
+    let server = Server::bind("127.0.0.1:0", &pd, 4)?;
+    let address = server.local_addr();
+    let serving = thread::spawn(move || serve(server));
+    let mut channel = pd.create_channel().max_inline_data(8).connect(address)?.0;
+    let mut answer = pd.allocate_region(8)?;
+    for text in [b"one", b"two"] {
+        channel.send_inline(text)?;
+        let length = channel.within(WAIT).receive_into(&mut answer)?;
+        assert_eq!(&answer[..length], text);
+    }
+    drop(channel);
+    assert_eq!(serving.join().map_err(|_| "the server panicked")??, 2);
+    Ok(())
+}

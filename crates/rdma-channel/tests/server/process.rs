@@ -14,6 +14,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use test_support::program::this_program;
 
 use crate::common::child::{must_live, wait_for};
+use crate::common::provider::{KEEP, edit, honest};
+use crate::provider::pair;
 use crate::{DEVICES, SOON, connect, join, left, message, next, server};
 
 const ADDRESS: &str = "RDMA_CHANNEL_SERVER_ADDRESS";
@@ -125,4 +127,26 @@ fn without_files() {
     }
     drop((files, waits));
     let _ = join("soft0", &mut server);
+}
+
+/// In a process that ends without a look for leaks, since these are meant.
+#[test]
+fn a_queue_pair_that_cannot_be_destroyed_keeps_its_buffers() {
+    must_live("process::a_queue_pair_that_cannot_be_destroyed_keeps_its_buffers", |_| {
+        let (mut server, peer, client) = pair();
+        let pool = server.pool().clone();
+        for _ in 0..3 {
+            server.send(peer, pool.allocate(8).unwrap(), 8).unwrap();
+        }
+        // Nothing of it completes either.
+        edit(|_| Vec::new());
+        KEEP.set(true);
+        drop(client);
+        drop(server);
+        honest();
+        // Three sends and four receives are lent for good.
+        let lent = pool.usage().buffers;
+        // SAFETY: SAFETY.md F15: nothing is left to do.
+        unsafe { libc::_exit(i32::from(lent != 7)) };
+    });
 }
