@@ -11,7 +11,7 @@ use crate::{SOON, assert_quiet, domain, join, message, server, server_with};
 #[test]
 fn garbage_silence_and_floods_disturb_nobody() {
     let mut server =
-        server_with("soft0", |builder| builder.rendezvous_timeout(Duration::from_millis(300)));
+        server_with("soft0", |builder| builder.rendezvous_timeout(Duration::from_secs(2)));
     let (peer, mut client) = join("soft0", &mut server);
     let to = server.local_addr();
     let silent: Vec<_> = (0..70).map(|_| TcpStream::connect(to).unwrap()).collect();
