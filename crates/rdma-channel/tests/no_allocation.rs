@@ -90,6 +90,7 @@ fn main() {
     for device in ["soft0", LATE] {
         let mut rig = Rig::new(device);
         start_timer(&mut rig);
+        await_threads();
         for (name, work) in WORK {
             for round in 0..200 {
                 let before = ALLOCATOR.allocations();
@@ -147,6 +148,21 @@ fn start_timer(rig: &mut Rig) {
         .unwrap();
 }
 
+/// The device's threads allocate when they start: they have done that when all of them sleep.
+fn await_threads() {
+    let own = rustix::thread::gettid().as_raw_nonzero().to_string();
+    let sleeps = |thread: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // Behind the name, `man 5 proc_pid_stat`; one that has ended has none.
+        let state = stat.rsplit_once(") ").map_or("S", |(_, behind)| behind);
+        thread.file_name().to_str() == Some(&own) || state.starts_with('S')
+    };
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    while !threads().all(sleeps) {
+        std::thread::yield_now();
+    }
+}
+
 /// Each operation but a receive.
 fn blocking(rig: &mut Rig) -> Outcome {
     let Rig { looped, here, there, source, target, board } = rig;
@@ -173,12 +189,19 @@ fn across_threads(rig: Rig) {
     let Rig { mut here, mut there, .. } = rig;
     let receiver = thread::spawn(move || {
         let mut counts = [0; MESSAGES];
+        // The first event of a completion channel makes a list, whenever a channel sleeps first.
+        let _ = there.arm().unwrap();
+        there.receive(ReceiveWorkRequest::only_immediate()).unwrap();
+        let _ = there.arm().unwrap();
         for count in &mut counts {
             there.receive(ReceiveWorkRequest::only_immediate()).unwrap();
             *count = ALLOCATOR.allocations();
         }
         counts
     });
+    let _ = here.arm().unwrap();
+    here.send(SendWorkRequest::only_immediate(1)).unwrap();
+    let _ = here.arm().unwrap();
     for _ in 0..MESSAGES {
         here.send(SendWorkRequest::only_immediate(1)).unwrap();
     }
