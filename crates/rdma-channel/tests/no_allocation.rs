@@ -17,7 +17,7 @@ use rdma_qp::{
 };
 use rdma_soft::{Builder, Schedule};
 use test_support::alloc_counter::CountingAllocator;
-use test_support::program::{is_emulated, this_program};
+use test_support::program::{await_threads, is_emulated, this_program};
 use test_support::system_calls::{end_at_first_system_call, first_system_call};
 
 #[global_allocator]
@@ -146,21 +146,6 @@ fn start_timer(rig: &mut Rig) {
             Ok::<_, TransportError>(())
         })
         .unwrap();
-}
-
-/// The device's threads allocate when they start: they have done that when all of them sleep.
-fn await_threads() {
-    let own = rustix::thread::gettid().as_raw_nonzero().to_string();
-    let sleeps = |thread: std::fs::DirEntry| {
-        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // Behind the name, `man 5 proc_pid_stat`; one that has ended has none.
-        let state = stat.rsplit_once(") ").map_or("S", |(_, behind)| behind);
-        thread.file_name().to_str() == Some(&own) || state.starts_with('S')
-    };
-    let threads = || std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    while !threads().all(sleeps) {
-        std::thread::yield_now();
-    }
 }
 
 /// Each operation but a receive.

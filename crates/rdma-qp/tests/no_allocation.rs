@@ -15,6 +15,7 @@ use rdma_qp::{
     SendWorkRequest, WriteWorkRequest, prelude::*,
 };
 use test_support::alloc_counter::CountingAllocator;
+use test_support::program::await_threads;
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator::new();
@@ -24,6 +25,7 @@ fn main() {
         let (a, b) = pair_with(device, |builder| builder.max_inline_data(32));
         let source = a.pd.allocate_region(32).unwrap();
         start_timer(&a, &b);
+        await_threads();
         for round in 0..1000 {
             let before = ALLOCATOR.allocations();
             work(&a, &b, &source);

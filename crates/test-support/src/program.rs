@@ -67,3 +67,22 @@ mod tests {
         assert!(listed.status.success(), "{listed:?}");
     }
 }
+
+/// Waits until all other threads of this process sleep: until then those that a device has started may allocate.
+///
+/// # Panics
+/// If `/proc` cannot be read.
+#[allow(clippy::expect_used)] // a helper of tests
+pub fn await_threads() {
+    let own = std::fs::read_link("/proc/thread-self").expect("this thread");
+    let sleeps = |thread: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // Behind the name, `man 5 proc_pid_stat`; a thread that has ended has none.
+        let state = stat.rsplit_once(") ").map_or("S", |(_, behind)| behind);
+        Some(&*thread.file_name()) == own.file_name() || state.starts_with('S')
+    };
+    let threads = || std::fs::read_dir("/proc/self/task").expect("its threads").flatten();
+    while !threads().all(sleeps) {
+        std::thread::yield_now();
+    }
+}
