@@ -44,6 +44,25 @@ fn words_of(emulator: Option<&str>, program: &OsStr) -> Command {
     command
 }
 
+/// Waits until all other threads of this process sleep: until then those that a device has started may allocate.
+///
+/// # Panics
+/// If `/proc` cannot be read.
+#[allow(clippy::expect_used)] // a helper of tests
+pub fn await_threads() {
+    let own = std::fs::read_link("/proc/thread-self").expect("this thread");
+    let sleeps = |thread: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // Behind the name, `man 5 proc_pid_stat`; a thread that has ended has none.
+        let state = stat.rsplit_once(") ").map_or("S", |(_, behind)| behind);
+        Some(&*thread.file_name()) == own.file_name() || state.starts_with('S')
+    };
+    let threads = || std::fs::read_dir("/proc/self/task").expect("its threads").flatten();
+    while !threads().all(sleeps) {
+        std::thread::yield_now();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,24 +84,5 @@ mod tests {
     fn this_program_runs_once_more() {
         let listed = this_program().args(["--list", "--exact", "no such test"]).output().unwrap();
         assert!(listed.status.success(), "{listed:?}");
-    }
-}
-
-/// Waits until all other threads of this process sleep: until then those that a device has started may allocate.
-///
-/// # Panics
-/// If `/proc` cannot be read.
-#[allow(clippy::expect_used)] // a helper of tests
-pub fn await_threads() {
-    let own = std::fs::read_link("/proc/thread-self").expect("this thread");
-    let sleeps = |thread: std::fs::DirEntry| {
-        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-        // Behind the name, `man 5 proc_pid_stat`; a thread that has ended has none.
-        let state = stat.rsplit_once(") ").map_or("S", |(_, behind)| behind);
-        Some(&*thread.file_name()) == own.file_name() || state.starts_with('S')
-    };
-    let threads = || std::fs::read_dir("/proc/self/task").expect("its threads").flatten();
-    while !threads().all(sleeps) {
-        std::thread::yield_now();
     }
 }
