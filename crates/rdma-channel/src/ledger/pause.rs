@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::Ledger;
 use super::watch::Watch;
 use crate::channel::waiting::{Armed, Waitable};
-use crate::deadline::{Deadline, Next};
+use crate::deadline::{Bound, Deadline, Next};
 use crate::operation::Operation;
 use crate::transport_error::{CloseReason, TransportError};
 
@@ -28,30 +28,32 @@ impl Ledger {
         deadline: &mut Deadline,
         awaited: Operation,
     ) -> Result<bool, TransportError> {
-        match deadline.next(self.limits.wait, self.limits.bound) {
-            Next::Poll => Ok(false),
-            Next::End => Ok(true),
-            Next::Rest(left) => {
-                self.check_process()?;
-                let watch = self.watch.as_deref().filter(|watch| watch.is_watched());
-                if watch.is_some_and(Watch::is_gone) {
-                    return Err(self.peer_gone(awaited));
-                }
-                self.rest(left, watch)?;
-                Ok(false)
-            }
-        }
+        let watch = self.watch.as_deref().filter(|watch| watch.is_watched());
+        self.pause_until(deadline, self.limits.bound, watch.map(|watch| (watch, awaited)))
     }
 
     /// The same while requests are flushed, which the device does by itself: without a bound, whether the peer is there
     /// or not.
     pub(super) fn pause_flush(&self, deadline: &mut Deadline) -> Result<bool, TransportError> {
-        match deadline.next(self.limits.wait, None) {
+        self.pause_until(deadline, None, None)
+    }
+
+    /// The same with that bound, or none, and for an operation of a peer that is watched, or none.
+    fn pause_until(
+        &self,
+        deadline: &mut Deadline,
+        bound: Option<Bound>,
+        watched: Option<(&Watch, Operation)>,
+    ) -> Result<bool, TransportError> {
+        match deadline.next(self.limits.wait, bound) {
             Next::Poll => Ok(false),
             Next::End => Ok(true),
             Next::Rest(left) => {
                 self.check_process()?;
-                self.rest(left, None)?;
+                if let Some((_, awaited)) = watched.filter(|(watch, _)| watch.is_gone()) {
+                    return Err(self.peer_gone(awaited));
+                }
+                self.rest(left, watched.map(|(watch, _)| watch))?;
                 Ok(false)
             }
         }

@@ -53,7 +53,7 @@ impl Lent {
     /// Has the device receive a message into a buffer.
     ///
     /// # Errors
-    /// With the buffer, unless the provider does not say whether it has it.
+    /// That of the post. The buffer is back in its pool, unless the provider does not say whether it has it.
     pub(super) fn post_receive(&mut self, buffer: Buffer) -> Result<(), PostError> {
         let (index, id) = self.put(Loan::Receive(buffer));
         self.receives += 1;
