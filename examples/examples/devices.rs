@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use rdma::device::{Error, GidEntry};
 use rdma::prelude::*;
-use rdma_examples::{Failure, explain, program};
+use rdma_examples::{Failure, explain, program, warn};
 use serde_json::{Value, json};
 
 /// Prints what the RDMA devices of this machine, and the software devices, are and can.
@@ -37,11 +37,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
         described.push(device(&open_device(name)?)?);
     } else {
         let list = list_devices();
-        list.errors().iter().for_each(|error| eprintln!("error: {}", explain(error)));
+        list.errors().iter().for_each(|error| warn(format_args!("error: {}", explain(error))));
         for found in &list {
             match found.open().and_then(|context| device(&context)) {
                 Ok(rows) => described.push(rows),
-                Err(error) => eprintln!("error: {}: {}", found.name(), explain(&error)),
+                Err(error) => warn(format_args!("error: {}: {}", found.name(), explain(&error))),
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Two processes, each of ten lines: one says hello, and the other one says it louder.
 
 use std::error::Error;
+use std::io::{Write, stderr, stdout};
 use std::process::ExitCode;
 
 use rdma::prelude::*;
@@ -8,7 +9,7 @@ use rdma::prelude::*;
 fn listen(address: &str, device: &str) -> Result<(), Box<dyn Error>> {
     let pd = open_device(device)?.allocate_pd()?;
     let mut listener = pd.create_channel().listen(address)?;
-    println!("listening on {}", listener.local_addr());
+    writeln!(stdout(), "listening on {}", listener.local_addr())?;
     let mut channel = listener.accept()?;
     let mut buffer = pd.allocate_region(64)?;
     let length = channel.receive_into(&mut buffer)?;
@@ -24,15 +25,15 @@ fn connect(address: &str, device: &str) -> Result<(), Box<dyn Error>> {
     buffer[..5].copy_from_slice(b"hello");
     channel.send_from(buffer.get_ref(0, 5).ok_or("it is too long")?)?;
     let length = channel.receive_into(&mut buffer)?;
-    println!("{}", String::from_utf8_lossy(&buffer[..length]));
+    writeln!(stdout(), "{}", String::from_utf8_lossy(&buffer[..length]))?;
     Ok(())
 }
 
 fn help() -> Result<(), Box<dyn Error>> {
-    println!("Usage: hello listen|connect HOST:PORT [--device NAME]");
+    writeln!(stdout(), "Usage: hello listen|connect HOST:PORT [--device NAME]")?;
     let devices = list_devices();
     let names: Vec<_> = devices.iter().map(|device| device.name()).collect();
-    println!("Devices: {}", names.join(", "));
+    writeln!(stdout(), "Devices: {}", names.join(", "))?;
     Ok(())
 }
 
@@ -54,7 +55,7 @@ fn main() -> ExitCode {
         .into()),
     };
     if let Err(error) = &outcome {
-        eprintln!("error: {error}");
+        let _ = writeln!(stderr(), "error: {error}");
     }
     ExitCode::from(u8::from(outcome.is_err()))
 }

@@ -23,8 +23,7 @@ pub fn program<A: Parser>(run: impl FnOnce(&A) -> Result<String, Failure>) -> Ex
         Err(help) => print(format!("{help}{}", devices::<A>()).trim_end()).map_err(Failure::from),
     };
     if let Err(error) = outcome {
-        // As above.
-        let _ = writeln!(io::stderr(), "error: {}", explain(&*error));
+        warn(format_args!("error: {}", explain(&*error)));
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
@@ -40,6 +39,11 @@ pub fn print(line: &str) -> io::Result<()> {
     printed.map_err(|error| {
         io::Error::new(error.kind(), format!("the output cannot be written: {error}"))
     })
+}
+
+/// Says something to the errors, and goes on. If that fails, there is nowhere to say so.
+pub fn warn(line: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Bytes as numbers.

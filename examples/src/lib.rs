@@ -14,7 +14,7 @@ pub mod perftest;
 pub mod rc_pingpong_line;
 pub mod reach;
 
-pub use command_line::{Failure, bytes, explain, print, program};
+pub use command_line::{Failure, bytes, explain, print, program, warn};
 
 use rdma::device::Mtu;
 

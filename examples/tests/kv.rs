@@ -145,42 +145,57 @@ fn client(options: &[&str], address: &str) -> Process {
 
 #[test]
 fn processes_put_and_get() {
-    for device in ["soft0", "softib0"] {
-        let (server, address) = Serving::start(&["--device", device]);
-        let run = |options: &[&str]| {
-            client(&[options, &["--device", device]].concat(), &address).succeed()
-        };
-        assert_eq!(run(&["put", "apple", "red"]), "stored `apple`");
-        assert_eq!(run(&["get", "apple"]), "red");
-        assert_eq!(run(&["scan"]), "1 of 256 slots have an entry");
-        let line = run(&["bench", "1000"]);
-        assert!(line.starts_with(&format!("{device}: 1000 slots in ")), "{line}");
-        server.kill();
-    }
+    ["soft0", "softib0"].into_iter().for_each(put_and_get);
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn processes_put_and_get_on_rxe() {
+    put_and_get("rxe0");
+}
+
+fn put_and_get(device: &str) {
+    let (server, address) = Serving::start(&["--device", device]);
+    let run =
+        |options: &[&str]| client(&[options, &["--device", device]].concat(), &address).succeed();
+    assert_eq!(run(&["put", "apple", "red"]), "stored `apple`");
+    assert_eq!(run(&["get", "apple"]), "red");
+    assert_eq!(run(&["scan"]), "1 of 256 slots have an entry");
+    let line = run(&["bench", "1000"]);
+    assert!(line.starts_with(&format!("{device}: 1000 slots in ")), "{line}");
+    server.kill();
 }
 
 #[test]
 fn the_next_client_is_served_when_one_was_killed() {
-    for device in ["soft0", "softib0"] {
-        let (server, address) = Serving::start(&["--clients", "1", "--device", device]);
-        let endless = ["bench", "1000000000", "--device", device, "--connect", &address];
-        let mut killed = Process::to_kill("kv", &endless);
-        killed.line("connected to ");
-        killed.0.kill().unwrap(); // SIGKILL
-        assert!(!killed.end().status.success());
-        // The server has one place, which the dead client holds until the server has noticed, at once.
-        let begin = Instant::now();
-        loop {
-            let put = client(&["put", "after", "it", "--device", device], &address).end();
-            if put.status.success() {
-                break;
-            }
-            let why = String::from_utf8(put.stderr).unwrap();
-            assert!(why.contains("as many clients as it takes, 1"), "{why}");
-            assert!(begin.elapsed() < Duration::from_secs(30), "{why}");
+    ["soft0", "softib0"].into_iter().for_each(kill_a_client);
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn the_next_client_is_served_when_one_was_killed_on_rxe() {
+    kill_a_client("rxe0");
+}
+
+fn kill_a_client(device: &str) {
+    let (server, address) = Serving::start(&["--clients", "1", "--device", device]);
+    let endless = ["bench", "1000000000", "--device", device, "--connect", &address];
+    let mut killed = Process::to_kill("kv", &endless);
+    killed.line("connected to ");
+    killed.0.kill().unwrap(); // SIGKILL
+    assert!(!killed.end().status.success());
+    // The server has one place, which the dead client holds until the server has noticed, at once.
+    let begin = Instant::now();
+    loop {
+        let put = client(&["put", "after", "it", "--device", device], &address).end();
+        if put.status.success() {
+            break;
         }
-        server.kill();
+        let why = String::from_utf8(put.stderr).unwrap();
+        assert!(why.contains("as many clients as it takes, 1"), "{why}");
+        assert!(begin.elapsed() < Duration::from_secs(30), "{why}");
     }
+    server.kill();
 }
 
 /// The time that a process has had on processors, from /proc/PID/stat (`man 5 proc_pid_stat`), in ticks.
@@ -207,18 +222,26 @@ fn a_server_whose_clients_are_idle_has_no_processor() {
 
 #[test]
 fn clients_are_told_when_the_server_was_killed() {
-    for device in ["soft0", "softib0"] {
-        let (server, address) = Serving::start(&["--device", device]);
-        let mut reads = client(&["bench", "1000000000", "--device", device], &address);
-        reads.line("connected to ");
-        let begin = Instant::now();
-        server.kill();
-        let text = reads.fail();
-        assert!(begin.elapsed() < Duration::from_secs(12), "{:?}", begin.elapsed());
-        assert!(text.contains(&format!("the server at {address} is lost")), "{text}");
-        let text = client(&["get", "key", "--device", device], &address).fail();
-        assert!(text.contains("nobody listens at"), "{text}");
-    }
+    ["soft0", "softib0"].into_iter().for_each(kill_the_server);
+}
+
+#[test]
+#[ignore = "needs rxe0: cargo xtask rxe-run"]
+fn clients_are_told_when_the_server_was_killed_on_rxe() {
+    kill_the_server("rxe0");
+}
+
+fn kill_the_server(device: &str) {
+    let (server, address) = Serving::start(&["--device", device]);
+    let mut reads = client(&["bench", "1000000000", "--device", device], &address);
+    reads.line("connected to ");
+    let begin = Instant::now();
+    server.kill();
+    let text = reads.fail();
+    assert!(begin.elapsed() < Duration::from_secs(12), "{:?}", begin.elapsed());
+    assert!(text.contains(&format!("the server at {address} is lost")), "{text}");
+    let text = client(&["get", "key", "--device", device], &address).fail();
+    assert!(text.contains("nobody listens at"), "{text}");
 }
 
 #[test]

@@ -34,7 +34,7 @@ use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use rdma_mem::ProtectionDomain;
-use rdma_qp::{CompletionQueue, PollSlot, QueuePair, WorkError};
+use rdma_qp::{CompletionQueue, PollSlot, QueuePair, WorkError, WorkErrorClass};
 
 use self::queues::{Connection, Queue, Queues, Slot};
 use self::state::State;
@@ -333,7 +333,19 @@ impl Ledger {
     #[inline(never)]
     pub(crate) fn failed(&self, slot: &Slot, error: WorkError) -> TransportError {
         let (operation, peer) = (slot.operation.get(), self.peer_of(slot));
-        TransportError::WorkError(FailedWork { operation, peer, error })
+        let connection = self.queues.get(slot.connection as usize);
+        // Of a failure that is no flush, the completion has said why.
+        let connection = connection.filter(|_| error.class() == WorkErrorClass::Flushed);
+        let event = connection.and_then(Connection::ask_for_cause);
+        TransportError::WorkError(FailedWork { operation, peer, error, event })
+    }
+
+    /// Asks the device of each connection that was closed by a flush why that was.
+    #[cold]
+    pub(crate) fn ask_for_causes(&self) {
+        for connection in self.queues.iter().filter(|one| one.closed().is_some_and(is_flush)) {
+            connection.ask_for_cause();
+        }
     }
 
     /// Whether there is a request that no handle has released.
@@ -366,7 +378,7 @@ impl Ledger {
         self.cq.context().check_process().map_err(|_| {
             self.queues.iter().for_each(|connection| connection.close(CloseReason::Forked));
             let peer = self.only().peer.filter(|_| self.queues.len() == 1);
-            TransportError::Closed { reason: CloseReason::Forked, peer }
+            TransportError::Closed { reason: CloseReason::Forked, peer, event: None }
         })
     }
 
@@ -389,7 +401,20 @@ pub(crate) fn seldom<R>(run: impl FnOnce() -> R) -> R {
 /// Why a connection takes no requests.
 #[cold]
 pub(crate) fn closed(connection: &Connection) -> TransportError {
-    let reason = connection.closed();
-    let says = |reason| TransportError::Closed { reason, peer: connection.peer };
-    reason.map_or(TransportError::WouldBlock, says)
+    let Some(reason) = connection.closed() else { return TransportError::WouldBlock };
+    if is_flush(reason) {
+        connection.ask_for_cause();
+    }
+    closed_by(connection, reason)
+}
+
+/// What is said of requests of a connection that this has closed.
+#[cold]
+pub(crate) fn closed_by(connection: &Connection, reason: CloseReason) -> TransportError {
+    TransportError::Closed { reason, peer: connection.peer, event: connection.cause() }
+}
+
+/// Whether a request that was flushed has closed a connection, of which the device may say why.
+fn is_flush(reason: CloseReason) -> bool {
+    matches!(reason, CloseReason::Work { error, .. } if error.class() == WorkErrorClass::Flushed)
 }

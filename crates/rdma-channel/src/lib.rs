@@ -12,7 +12,7 @@
 //! let address = listener.local_addr();
 //!
 //! std::thread::scope(|threads| {
-//!     // Another process, in earnest.
+//!     // In a real program, this is another process.
 //!     let client = threads.spawn(|| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //!         let mut channel = Channel::connect(address, &pd)?;
 //!         let mut data = pd.allocate_region(5)?;
@@ -33,12 +33,12 @@
 //! | to | take |
 //! |---|---|
 //! | connect two processes | [`Channel::connect`], and [`listen`](RendezvousBuilder::listen) of a [`ChannelBuilder`] |
-//! | do the same over a stream of one's own | [`exchange`], [`PreparedChannel::handshake`], [`confirm`] |
+//! | do the same over your own stream | [`exchange`], [`PreparedChannel::handshake`], [`confirm`] |
 //! | do one thing at a time | [`Channel::send_from`], [`receive_into`](Channel::receive_into), [`write_from`](Channel::write_from), [`read_into`](Channel::read_into), [`fetch_add`](Channel::fetch_add) |
 //! | limit how long that takes | [`Channel::within`], [`ChannelBuilder`] |
 //! | have many operations outstanding | [`Channel::scope`], [`Channel::scope_deadline`] |
 //! | use the same memory again and again in it | [`ScopedPeer::send_from`] and its kin, [`InFlight`] |
-//! | sleep, or spin, or wait in a loop of one's own | [`Wait`], [`Channel::arm`] |
+//! | sleep, or spin, or wait in your own loop | [`Wait`], [`Channel::arm`] |
 //! | serve clients that come and go | [`Server`], [`ServerEvent`] |
 //! | notice a peer that is gone | [`ChannelBuilder::watch`] |
 //! | talk to many peers by one queue of completions | [`MultiChannel`] |
@@ -116,8 +116,8 @@ pub use rdma_mem::{
     ScatterGatherElementError, ScatterList, SharedElement, SliceMut, SliceRef,
 };
 pub use rdma_qp::{
-    AckTimeout, AtomicResult, AtomicWorkRequest, ConnectAttributes, EndpointError, Error,
-    MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber,
+    AckTimeout, AsyncEventKind, AtomicResult, AtomicWorkRequest, ConnectAttributes, EndpointError,
+    Error, MaxAckRetries, MaxRnrRetries, MaximumTransferUnit, MinRnrTimer, PacketSequenceNumber,
     PollError, PostError, QpState, Qpn, QueuePairAttributes, QueuePairEndpoint, QueuePairType,
     ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkError, WorkSuccess, WriteWorkRequest,
 };

@@ -129,7 +129,8 @@ impl<E: From<TransportError>> ScopeError<E> {
             Self::ClosureError(error) => error,
             Self::AutoPollError(errors) => {
                 let first = errors.into_iter().next().map(|first| first.error);
-                let asked = TransportError::Closed { reason: CloseReason::Asked, peer: None };
+                let asked =
+                    TransportError::Closed { reason: CloseReason::Asked, peer: None, event: None };
                 first.unwrap_or(asked).into()
             }
         }

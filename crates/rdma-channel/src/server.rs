@@ -420,9 +420,11 @@ impl Server {
 
     fn check_process(&self) -> Result<(), TransportError> {
         let context = self.options.pd.context();
-        context
-            .check_process()
-            .map_err(|_| TransportError::Closed { reason: CloseReason::Forked, peer: None })
+        context.check_process().map_err(|_| TransportError::Closed {
+            reason: CloseReason::Forked,
+            peer: None,
+            event: None,
+        })
     }
 
     fn leave(&mut self, peer: PeerId, reason: LeftReason) {

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use rdma_mem::{Recovery, ScatterGatherElementError};
-use rdma_qp::{PollError, PostErrorKind, WorkError};
+use rdma_qp::{AsyncEventKind, PollError, PostErrorKind, WorkError};
 
-use self::context::{FailedWork, PeerAddress, RefusedWork, To, With};
+use self::context::{FailedWork, PeerAddress, RefusedWork, Says, To, With};
 use crate::ledger::queues::{generation, index};
 use crate::operation::Operation;
 use crate::server::event::PeerId;
@@ -103,13 +103,16 @@ pub enum TransportError {
         capacity: u32,
     },
     /// An earlier operation has closed the channel.
-    #[error("the channel{} is closed, since {reason}: connect a new one", To(*.peer))]
+    #[error("the channel{} is closed, since {reason}{}: connect a new one", To(*.peer), Says(*.event))]
     Closed {
         /// What has closed it.
         reason: CloseReason,
         /// Whom the channel was to. `None` if a queue pair of the program's own does not know, and in a forked child of
         /// channels to several peers.
         peer: Option<PeerAddress>,
+        /// The asynchronous event of the queue pair that tells the cause, if the request that has closed the channel was
+        /// flushed and the device has told one. See [`FailedWork::event`].
+        event: Option<AsyncEventKind>,
     },
     /// The operation never completed: the queue pair was destroyed under it. It may have been done.
     #[error(
@@ -182,7 +185,7 @@ impl TransportError {
     /// use rdma_channel::{CloseReason, Recovery, TransportError};
     ///
     /// assert_eq!(TransportError::WouldBlock.recovery(), Recovery::Retry);
-    /// let closed = TransportError::Closed { reason: CloseReason::Poll, peer: None };
+    /// let closed = TransportError::Closed { reason: CloseReason::Poll, peer: None, event: None };
     /// assert_eq!(closed.recovery(), Recovery::Reconnect);
     /// ```
     #[must_use]
@@ -232,7 +235,7 @@ pub(crate) fn first(errors: &[OperationError]) -> String {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Rejected<T> {
-    /// The kind of the operation.
+    /// What was not taken, as it was.
     pub value: T,
     /// Why it was not taken.
     pub error: TransportError,

@@ -29,6 +29,22 @@ trait NotSync<A> {
 impl<T: ?Sized> NotSync<()> for T {}
 impl<T: ?Sized + Sync> NotSync<u8> for T {}
 
+/// Compiles only if the type is not `Clone`.
+trait NotClone<A> {
+    fn holds() {}
+}
+impl<T: ?Sized> NotClone<()> for T {}
+impl<T: Clone> NotClone<u8> for T {}
+
+/// A request has one handle, which says once how it ended.
+#[test]
+fn handles_are_not_copied() {
+    <PendingWork<'_> as NotClone<_>>::holds();
+    <ScopedPendingWork<'_> as NotClone<_>>::holds();
+    <PendingWord<'_> as NotClone<_>>::holds();
+    <InFlight<'_, ()> as NotClone<_>>::holds();
+}
+
 #[test]
 fn a_channel_is_used_by_one_thread_at_a_time() {
     send::<Channel>();

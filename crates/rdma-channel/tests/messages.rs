@@ -143,6 +143,16 @@ fn debug_is_one_readable_line() {
     let mut pair = Pair::new("soft0");
     let (own, peer) = (pair.here.qpn().unwrap(), name_of_peer(&pair.here));
     assert_eq!(format!("{:?}", pair.here), format!("Channel(QPN {own} to {peer})"));
+    let (endpoint, region) =
+        (pair.pd.create_channel().build().unwrap().endpoint(), pair.memory(8, 0));
+    for (name, shown) in [
+        ("QueuePairEndpoint", format!("{endpoint:?}")),
+        ("OwnedRegion", format!("{region:?}")),
+        ("SharedRegion", format!("{:?}", pair.board)),
+        ("RemoteMemoryRegion", format!("{:?}", pair.board.remote())),
+    ] {
+        assert!(shown.starts_with(name) && !shown.contains('\n') && shown.len() < 300, "{shown}");
+    }
     let shown = pair.here.scope(|s| {
         let waits = s.post_receive(ReceiveWorkRequest::only_immediate())?;
         let shown = [format!("{s:?}"), format!("{waits:?}")];

@@ -21,6 +21,11 @@ use rdma_qp::{PostErrorKind, SendWorkRequest, WriteWorkRequest};
 /// Devices on which a blocking call ends by itself.
 const LIVELY: [&str; 3] = ["soft0", DEFERRED, WIRE];
 
+/// A pair whose calls have the limits that programs have: what is to succeed may take its time.
+fn patient(device: &str) -> Pair {
+    Pair::with(device, |builder| builder)
+}
+
 /// Runs the other end beside this one, and gives it back.
 fn beside<T: Send>(
     there: &mut Channel,
@@ -36,7 +41,7 @@ fn beside<T: Send>(
 #[test]
 fn a_region_a_buffer_an_array_and_a_slice_are_sent_and_received_into() {
     for device in LIVELY {
-        let Pair { mut here, mut there, pd, .. } = Pair::new(device);
+        let Pair { mut here, mut there, pd, .. } = patient(device);
         let far = there.pd().clone();
         let receive = |there: &mut Channel| {
             let mut region = far.allocate_region(16).unwrap();
@@ -74,7 +79,7 @@ fn a_region_a_buffer_an_array_and_a_slice_are_sent_and_received_into() {
 
 #[test]
 fn a_write_with_immediate_data_brings_no_bytes_into_the_memory_of_its_receive() {
-    let Pair { mut here, mut there, board, pd, .. } = Pair::new("soft0");
+    let Pair { mut here, mut there, board, pd, .. } = patient("soft0");
     let mut memory = there.pd().allocate_region(8).unwrap();
     let source = pd.allocate_region(8).unwrap();
     beside(
@@ -91,7 +96,7 @@ fn a_write_with_immediate_data_brings_no_bytes_into_the_memory_of_its_receive() 
 #[test]
 fn writes_and_reads_go_as_far_as_their_own_memory() {
     for device in LIVELY {
-        let Pair { mut here, there: _there, board, pd, .. } = Pair::new(device);
+        let Pair { mut here, there: _there, board, pd, .. } = patient(device);
         let mut memory = pd.allocate_region(8).unwrap();
         memory.fill(9);
         here.write_from(&memory, board.remote()).unwrap();
@@ -113,7 +118,7 @@ fn writes_and_reads_go_as_far_as_their_own_memory() {
 #[test]
 fn an_atomic_operation_returns_what_the_word_was() {
     for device in LIVELY {
-        let Pair { mut here, there: _there, board, .. } = Pair::new(device);
+        let Pair { mut here, there: _there, board, .. } = patient(device);
         let word = board.remote().slice(8..16).unwrap();
         assert_eq!(here.fetch_add(word, 5).unwrap(), 0, "{device}");
         assert_eq!(here.fetch_add(word, u64::MAX).unwrap(), 5, "{device}");
@@ -129,7 +134,7 @@ fn an_atomic_operation_returns_what_the_word_was() {
 #[test]
 fn atomic_operations_of_a_scope_each_have_a_word() {
     for device in LIVELY {
-        let Pair { mut here, there: _there, board, .. } = Pair::new(device);
+        let Pair { mut here, there: _there, board, .. } = patient(device);
         let word = board.remote().slice(0..8).unwrap();
         here.scope(|s| {
             for round in 0..100 {
@@ -166,7 +171,7 @@ fn atomic_operations_of_a_scope_each_have_a_word() {
 #[test]
 fn a_word_that_is_held_is_not_written_again() {
     for device in LIVELY {
-        let Pair { mut here, there: _there, board, .. } = Pair::new(device);
+        let Pair { mut here, there: _there, board, .. } = patient(device);
         let word = board.remote().slice(0..8).unwrap();
         here.scope(|s| {
             let first = s.fetch_add(word, 1)?;
@@ -293,7 +298,7 @@ impl From<Posts<'_, '_, '_>> for RemoteMemoryRegion {
 /// Whatever a program does between two posts, each operation has the word of its own slot.
 #[test]
 fn an_atomic_operation_that_is_posted_within_the_post_of_another_has_another_word() {
-    let Pair { mut here, there: _there, board, .. } = Pair::new("soft0");
+    let Pair { mut here, there: _there, board, .. } = patient("soft0");
     let word = board.remote().slice(0..8).unwrap();
     here.scope(|s| {
         let inner = Cell::new(None);

@@ -85,7 +85,7 @@ pub use error::range::RangeError;
 pub use error::recovery::Recovery;
 pub use error::verb::VerbError;
 pub use event::file::EventFile;
-pub use event::queue::AsyncEvents;
+pub use event::taker::AsyncEvents;
 pub use event::value::{AsyncEvent, AsyncEventSource};
 pub use fork::{ForkMode, ForkStatus, fork_support};
 pub use object::forked::Forked;

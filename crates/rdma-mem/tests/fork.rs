@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use rdma_mem::{
-    AccessFlags, BufferPool, Context, DeviceList, Error, Forked, MemoryRegion, PoolUsage,
-    ProtectionDomain, RegionMemory,
+    AccessFlags, AsyncEventSource, BufferPool, Context, DeviceList, Error, Forked, MemoryRegion,
+    PoolUsage, ProtectionDomain, RegionMemory,
 };
 use rdma_sys::{Verbs, ibv_context, ibv_device, ibv_mr, ibv_pd};
 
@@ -87,6 +87,7 @@ fn first_false(checks: &[bool]) -> u8 {
 fn every_control_verb_of_a_forked_child_says_so() {
     let (context, me) = (context(), std::process::id());
     let pd = context.allocate_pd().unwrap();
+    let events = context.async_events().unwrap();
     let pool = BufferPool::new(&pd);
     let held = pool.allocate(64).unwrap();
     let (mut bytes, memory) = ([0; 64], RegionMemory::allocate(64).unwrap());
@@ -98,6 +99,9 @@ fn every_control_verb_of_a_forked_child_says_so() {
             is_forked(context.query_port(1), me),
             is_forked(context.query_gid(1, 0), me),
             is_forked(context.gid_table(), me),
+            is_forked(context.async_events(), me),
+            is_forked(context.events_of(AsyncEventSource::Device), me),
+            is_forked(events.try_get_event(), me),
             is_forked(context.allocate_pd(), me),
             is_forked(pd.allocate_region(64), me),
             is_forked(pd.allocate_shared_region(64, access), me),
@@ -125,7 +129,8 @@ fn everything(pd: &ProtectionDomain) -> impl Sized + use<> {
     // SAFETY: SAFETY.md F16: nobody writes by way of the file.
     let file = unsafe { shared.memfd() }.unwrap();
     let dmabuf = pd.register_local_dmabuf_mr(file, 0, 64, 0).unwrap();
-    (mr, buffer, pool, shared, dmabuf, pd.allocate_region(64).unwrap())
+    let events = pd.context().async_events().unwrap();
+    (mr, buffer, pool, shared, dmabuf, pd.allocate_region(64).unwrap(), events)
 }
 
 #[test]

@@ -6,6 +6,8 @@ pub(crate) mod connect;
 mod parts;
 pub(crate) mod path;
 
+use std::fmt;
+
 use rdma_mem::{Gid, GidType, Lid, LinkLayer, Mtu};
 use rdma_types::{Psn, QpType, Qpn};
 
@@ -43,7 +45,7 @@ impl EndpointGid {
 /// assert_eq!(QueuePairEndpoint::from_bytes(&bytes)?, endpoint);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(
     feature = "serde",
@@ -64,6 +66,21 @@ pub struct QueuePairEndpoint {
     pub(crate) max_dest_rd_atomic: u8,
     pub(crate) gids: [EndpointGid; Self::MAX_GIDS],
     pub(crate) gid_count: u8,
+}
+
+/// In one line, with the GIDs that there are.
+impl fmt::Debug for QueuePairEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { qp_type, qpn, psn, lid, link_layer, mtu, .. } = self;
+        write!(
+            f,
+            "QueuePairEndpoint({qp_type}, QPN {qpn}, PSN {psn}, LID {lid}, {link_layer}, MTU {mtu}"
+        )?;
+        for EndpointGid { gid, gid_type } in self.gids() {
+            write!(f, ", GID {gid} {gid_type}")?;
+        }
+        f.write_str(")")
+    }
 }
 
 impl QueuePairEndpoint {

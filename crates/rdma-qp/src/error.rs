@@ -101,8 +101,8 @@ pub enum Error {
     },
     /// A queue pair for datagrams was to be connected.
     #[error(
-        "UD queue pairs are not connected: make it ready with `activate`, and say with each send where \
-         it goes (`SendWorkRequest::to`)"
+        "UD queue pairs are not connected, and have neither `handshake` nor channels: build one with `create_qp`, make it \
+         ready with `activate`, and say with each send where it goes (`SendWorkRequest::to`)"
     )]
     NotConnected,
     /// A queue pair that is to be connected was used as one for datagrams.
@@ -137,6 +137,9 @@ pub enum Error {
     /// A shared receive queue of another context than the queue pair's protection domain.
     #[error("the `srq` belongs to another context than the protection domain")]
     ForeignSharedReceiveQueue,
+    /// A queue pair with a shared receive queue, where it has to have receives of its own.
+    #[error("this queue pair needs receives of its own: build it without `srq`")]
+    SharedReceives,
     /// A limit that would always be reached.
     #[error(
         "a limit of {limit} was asked for, but the shared receive queue holds {max_wr} receives"

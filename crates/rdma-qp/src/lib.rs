@@ -100,10 +100,10 @@ pub use wr::window::{BindWindow, LocalInvalidate, SendWithInvalidate};
 pub use wr::write::WriteWorkRequest;
 
 pub use rdma_mem::{
-    AccessFlags, BindError, BindableRegion, Context, Errno, Error as MemoryError, GatherElement,
-    GatherList, Gid, GidType, InlineElement, Lid, LinkLayer, MemoryWindow, ObjectId, Ownership,
-    PreparedBind, ProtectionDomain, RemoteMemoryRegion, Rkey, ScatterElement, ScatterList,
-    VerbError,
+    AccessFlags, AsyncEventKind, AsyncEventSource, BindError, BindableRegion, Context, Errno,
+    Error as MemoryError, GatherElement, GatherList, Gid, GidType, InlineElement, Lid, LinkLayer,
+    MemoryWindow, ObjectId, Ownership, PreparedBind, ProtectionDomain, RemoteMemoryRegion, Rkey,
+    ScatterElement, ScatterList, VerbError,
 };
 pub use rdma_types::{
     AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, Mtu as MaximumTransferUnit,

@@ -5,15 +5,15 @@
 mod common;
 
 use std::collections::HashSet;
-use std::sync::Mutex;
+use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use common::{DEVICES, End, HANG, everything, must_end, open, pair, parts};
 use rdma_mem::{
     AsyncEvent, AsyncEventKind, AsyncEventSource, AsyncEvents, Context, RemoteMemoryRegion,
 };
 use rdma_qp::{CompletionQueue, QpState, WorkErrorCode, WriteWorkRequest, prelude::*};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 fn next(events: &AsyncEvents) -> (AsyncEventKind, AsyncEventSource) {
     let AsyncEvent { kind, source, .. } = events.get_event_timeout(HANG).unwrap().unwrap();
@@ -41,7 +41,7 @@ fn a_refused_access_is_an_event_of_the_queue_pair_that_refused() {
         let events = b.pd.context().async_events().unwrap();
         let elsewhere = a.pd.context().async_events().unwrap();
         refuse_access(&a, &b);
-        let source = AsyncEventSource::QueuePair(b.qp.qpn());
+        let source = b.qp.event_source();
         assert_eq!(next(&events), (AsyncEventKind::QP_ACCESS_ERR, source));
         assert_eq!(events.try_get_event().unwrap(), None);
         assert_eq!(elsewhere.try_get_event().unwrap(), None, "it has its completion");
@@ -75,10 +75,8 @@ fn an_overflow_is_an_event_of_the_completion_queue_and_of_its_queue_pairs() {
                 let _ = unsafe { a.post_write(request, n) };
             }
         }
-        let mut expected: HashSet<_> = connected
-            .iter()
-            .map(|(a, _)| (AsyncEventKind::QP_FATAL, AsyncEventSource::QueuePair(a.qpn())))
-            .collect();
+        let mut expected: HashSet<_> =
+            connected.iter().map(|(a, _)| (AsyncEventKind::QP_FATAL, a.event_source())).collect();
         let source = AsyncEventSource::CompletionQueue(small.id());
         assert_ne!(small.id(), cq.id());
         expected.insert((AsyncEventKind::CQ_ERR, source));
@@ -90,36 +88,63 @@ fn an_overflow_is_an_event_of_the_completion_queue_and_of_its_queue_pairs() {
 }
 
 #[test]
-fn of_two_takers_each_event_goes_to_one() {
+fn each_taker_has_every_event_whoever_fetches_it() {
     const EVENTS: usize = 20;
     for device in DEVICES {
         rdma_soft::install();
         let context: Context = open(device);
-        let taken = Mutex::new(Vec::new());
-        let pairs = thread::scope(|threads| {
-            for _ in 0..2 {
-                threads.spawn(|| {
-                    let events = context.async_events().unwrap();
-                    let begin = Instant::now();
-                    while taken.lock().unwrap().len() < EVENTS {
-                        let event = events.get_event_timeout(Duration::from_millis(1)).unwrap();
-                        taken.lock().unwrap().extend(event);
-                        assert!(begin.elapsed() < HANG, "an event is lost");
-                    }
-                });
-            }
+        let takers = [(); 3].map(|()| context.async_events().unwrap());
+        let (pairs, taken) = thread::scope(|threads| {
+            let all = |events: &AsyncEvents| (0..EVENTS).map(|_| next(events)).collect::<Vec<_>>();
+            let [one, other, _] = &takers;
+            let waiters = [threads.spawn(move || all(one)), threads.spawn(move || all(other))];
             let refuse = |_| {
                 let (a, b) = common::pair_on(device, &context);
                 refuse_access(&a, &b);
+                // A look takes nothing away.
+                while b.qp.async_events().unwrap() != [AsyncEventKind::QP_ACCESS_ERR] {
+                    thread::yield_now();
+                }
+                assert_eq!(a.qp.async_events().unwrap(), []);
                 (a, b)
             };
-            (0..EVENTS).map(refuse).collect::<Vec<_>>()
+            let pairs = (0..EVENTS).map(refuse).collect::<Vec<_>>();
+            (pairs, waiters.map(|waiter| waiter.join().unwrap()))
         });
-        assert_eq!(context.async_events().unwrap().try_get_event().unwrap(), None);
-        let taken = taken.into_inner().unwrap();
-        let sources: HashSet<_> = taken.iter().map(|event| event.source).collect();
-        let expected = pairs.iter().map(|(_, b)| AsyncEventSource::QueuePair(b.qp.qpn()));
-        assert_eq!((taken.len(), sources), (EVENTS, expected.collect()));
+        let event = |b: &End| (AsyncEventKind::QP_ACCESS_ERR, b.qp.event_source());
+        let expected: Vec<_> = pairs.iter().map(|(_, b)| event(b)).collect();
+        assert_eq!(taken, [expected.clone(), expected.clone()]);
+        // The third has them all, though nobody fetches any more, and its file says so until the last.
+        let file = takers[2].as_fd().try_clone_to_owned().unwrap();
+        for event in expected {
+            assert!(is_readable(&file));
+            assert_eq!(next(&takers[2]), event);
+        }
+        assert!(!is_readable(&file));
+    }
+}
+
+fn is_readable(file: &OwnedFd) -> bool {
+    let mut files = [PollFd::new(file, PollFlags::IN)];
+    poll(&mut files, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+}
+
+#[test]
+fn an_event_of_a_queue_pair_is_not_that_of_a_later_one_of_its_number() {
+    for device in DEVICES {
+        let (a, b) = pair(device);
+        let source = b.qp.event_source();
+        refuse_access(&a, &b);
+        while b.qp.async_events().unwrap().is_empty() {
+            thread::yield_now();
+        }
+        let context = b.pd.context().clone();
+        drop(b);
+        assert_eq!(context.events_of(source).unwrap(), [AsyncEventKind::QP_ACCESS_ERR]);
+        let AsyncEventSource::QueuePair { qpn, id } = source else { unreachable!() };
+        let later = AsyncEventSource::QueuePair { qpn, id: a.qp.send_cq().id() };
+        assert_ne!(id, a.qp.send_cq().id());
+        assert_eq!(context.events_of(later).unwrap(), []);
     }
 }
 

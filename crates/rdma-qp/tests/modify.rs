@@ -5,7 +5,7 @@
 mod common;
 
 use common::{DEVICES, End, HANG, everything, pair};
-use rdma_mem::{AsyncEventKind, AsyncEventSource};
+use rdma_mem::AsyncEventKind;
 use rdma_qp::{
     Error, MinRnrTimer, QpState, QueuePairModification, ReceiveWorkRequest, SendWorkRequest,
 };
@@ -50,7 +50,7 @@ fn a_first_message_establishes_the_connection_of_a_passive_end() {
         send(&a, &b);
         let event = events.get_event_timeout(HANG).unwrap().unwrap();
         assert_eq!(event.kind, AsyncEventKind::COMM_EST);
-        assert_eq!(event.source, AsyncEventSource::QueuePair(b.qp.qpn()));
+        assert_eq!(event.source, b.qp.event_source());
         let was = a.qp.query().unwrap();
         let rts = to(QpState::RTS)
             .ack_timeout(was.ack_timeout)

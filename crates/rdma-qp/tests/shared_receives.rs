@@ -288,7 +288,7 @@ fn draining_ends_and_leaves_the_receives_of_the_others() {
             ids.sort_unstable();
             assert_eq!(ids, (0..20).chain([99]).collect::<Vec<_>>());
             assert_eq!(server.qps[0].state().unwrap(), QpState::ERR);
-            let last = AsyncEventSource::QueuePair(server.qps[0].qpn());
+            let last = server.qps[0].event_source();
             assert_eq!(next_event(&events), (AsyncEventKind::QP_LAST_WQE_REACHED, last));
             for id in 20..40 {
                 server.send(1);
@@ -333,7 +333,7 @@ fn a_drained_send_queue_is_an_event_if_it_was_asked_for() {
         let to = |state| QueuePairModification::new().state(state);
         let qp = &server.clients[0];
         qp.modify(&to(QpState::SQD).notify_drained(true)).unwrap();
-        let source = AsyncEventSource::QueuePair(qp.qpn());
+        let source = qp.event_source();
         assert_eq!(next_event(&events), (AsyncEventKind::SQ_DRAINED, source));
         qp.modify(&to(QpState::RTS)).unwrap();
         qp.modify(&to(QpState::SQD)).unwrap();

@@ -9,7 +9,7 @@
 //! let mut listener = pd.create_channel().listen("127.0.0.1:0")?;
 //! let address = listener.local_addr();
 //! std::thread::scope(|threads| {
-//!     // In earnest, another process.
+//!     // In a real program, this is another process.
 //!     let client = threads.spawn(|| -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
 //!         let mut channel = Channel::connect(address, &pd)?;
 //!         Ok(channel.send_from(&pd.allocate_region(5)?)?)

@@ -10,7 +10,7 @@
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let pd = open_device("soft0")?.allocate_pd()?;
 //!
-//!     // Two ends in one process. Between processes it is `Channel::connect` and `listen`.
+//!     // Two ends in one process; two processes use `Channel::connect` and `listen`.
 //!     let (here, there) = (pd.create_channel().build()?, pd.create_channel().build()?);
 //!     let endpoint = here.endpoint();
 //!     let mut here = here.handshake(there.endpoint())?;
@@ -32,7 +32,7 @@
 //!
 //! # Where things are
 //!
-//! | module | has | by itself |
+//! | module | has | crate |
 //! |---|---|---|
 //! | [`device`] | devices, contexts, ports, addresses, asynchronous events | `rdma-mem` |
 //! | [`memory`] | protection domains, regions, elements, memory of a peer, windows | `rdma-mem` |
@@ -40,13 +40,41 @@
 //! | [`channel`] | connected endpoints whose operations keep their memory and end | `rdma-channel` |
 #![cfg_attr(
     feature = "soft",
-    doc = "| [`soft`] | the software devices, and devices of one's own | `rdma-soft` |"
+    doc = "| [`soft`] | the software devices, and devices that a program configures itself | `rdma-soft` |"
 )]
-//! | [`prelude`] | what a program with channels names | |
+//! | [`prelude`] | the names that a program with channels uses | |
 //!
-//! Each item is that of the crate in the last column, which can be used alone. Two functions are this
+//! Each item is re-exported from the crate in the last column, which can be used alone. Two functions are this
 //! crate's own: [`device::open_device`] and [`device::list_devices`]. Raw bindings of libibverbs are
 //! in `rdma-sys`.
+//!
+//! # Where to begin
+//!
+//! | to | take |
+//! |---|---|
+//! | connect two processes | [`Channel::connect`], and [`listen`] of [`create_channel`] |
+//! | do one thing at a time | [`Channel::send_from`], [`receive_into`], [`write_from`], [`read_into`], [`fetch_add`] |
+//! | limit how long one call takes | [`Channel::within`] |
+//! | have many operations outstanding | [`Channel::scope`], [`Channel::scope_deadline`] |
+//! | notice a peer that is gone | [`watch`], whose waits fail with [`PeerGone`] |
+//! | serve clients that come and go | [`Server`] |
+//! | decide what to do about an error | [`Recovery`], by `recovery()` of each error |
+//!
+//! [`Channel::connect`]: channel::Channel::connect
+//! [`listen`]: channel::ChannelBuilder::listen
+//! [`create_channel`]: channel::CreateChannel::create_channel
+//! [`Channel::send_from`]: channel::Channel::send_from
+//! [`receive_into`]: channel::Channel::receive_into
+//! [`write_from`]: channel::Channel::write_from
+//! [`read_into`]: channel::Channel::read_into
+//! [`fetch_add`]: channel::Channel::fetch_add
+//! [`Channel::within`]: channel::Channel::within
+//! [`Channel::scope`]: channel::Channel::scope
+//! [`Channel::scope_deadline`]: channel::Channel::scope_deadline
+//! [`watch`]: channel::ChannelBuilder::watch
+//! [`PeerGone`]: channel::TransportError::PeerGone
+//! [`Server`]: channel::Server
+//! [`Recovery`]: device::Recovery
 //!
 //! # Features
 //!

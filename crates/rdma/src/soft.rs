@@ -1,4 +1,4 @@
-//! The software devices, and devices of one's own, with names, schedules and limits of their own.
+//! The software devices, and devices that a program configures itself: names, schedules and limits.
 //!
 //! `soft0` and `softib0` need no call here: [`open_device`](crate::device::open_device) and
 //! [`list_devices`](crate::device::list_devices) install them.

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use rdma::channel::{ChannelBuilder, PeerSendWorkRequest};
+use rdma::channel::{ChannelBuilder, ChannelListener, ConnectError, PeerSendWorkRequest, Server};
 use rdma::prelude::*;
 use rdma::qp::{AckTimeout, MaxAckRetries, MaxRnrRetries, MinRnrTimer, QueuePairType};
 
@@ -123,6 +123,83 @@ fn ends_of_different_link_layers() {
     let (roce, infiniband) = (domain("soft0"), domain("softib0"));
     let peer = infiniband.create_channel().build().unwrap().endpoint();
     says(roce.create_channel().build().unwrap().handshake(peer).unwrap_err());
+}
+
+/// What a client is told by a listener of `soft0` for which `serve` is called.
+fn refused(serve: impl FnOnce(&mut ChannelListener)) -> ConnectError {
+    let pd = domain("soft0");
+    let mut listener = pd.create_channel().listen("127.0.0.1:0").unwrap();
+    let to = listener.local_addr();
+    let client = thread::spawn(move || Channel::connect(to, &domain("soft0")).unwrap_err());
+    serve(&mut listener);
+    client.join().unwrap()
+}
+
+#[test]
+fn nobody_listens_there() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    says(Channel::connect(free, &domain("soft0")).unwrap_err());
+}
+
+#[test]
+fn the_address_is_in_use() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let pd = domain("soft0");
+    says(pd.create_channel().listen(taken.local_addr().unwrap()).unwrap_err());
+}
+
+#[test]
+fn the_server_has_no_place() {
+    let pd = domain("soft0");
+    let mut server = Server::bind("127.0.0.1:0", &pd, 1).unwrap();
+    let to = server.local_addr();
+    let clients = thread::spawn(move || {
+        let _first = Channel::connect(to, &domain("soft0")).unwrap();
+        Channel::connect(to, &domain("soft0")).unwrap_err()
+    });
+    while !clients.is_finished() {
+        let _ = server.next(Some(SHORT)).unwrap();
+    }
+    says(clients.join().unwrap());
+}
+
+#[test]
+fn the_server_turns_a_client_away() {
+    says(refused(|listener| listener.incoming(None).unwrap().reject("no password")));
+}
+
+#[test]
+fn the_server_does_not_accept() {
+    let (pd, far) = (domain("soft0"), domain("soft0"));
+    let listener = far.create_channel().listen("127.0.0.1:0").unwrap();
+    let client = pd.create_channel().rendezvous_timeout(SHORT);
+    says(client.connect(listener.local_addr()).unwrap_err());
+}
+
+#[test]
+fn user_bytes_that_are_too_long() {
+    let builder = domain("soft0").create_channel().user_bytes(&[0; 1025]).listen("127.0.0.1:0");
+    says(builder.unwrap_err());
+}
+
+/// Its limit is that of a process, so in one of its own.
+#[test]
+fn too_many_open_files() {
+    if env::var_os("IN_CHILD").is_some() {
+        let pd = domain("soft0");
+        let files = (0..).map(|_| pd.create_channel().build());
+        let mut kept = Vec::new();
+        let error =
+            files.map(|built| built.map(|channel| kept.push(channel))).find_map(Result::err);
+        return says(error.unwrap());
+    }
+    let child = Command::new("/bin/sh")
+        .args(["-c", "ulimit -n 64 && exec \"$0\" --exact too_many_open_files --nocapture"])
+        .arg(env::current_exe().unwrap())
+        .env("IN_CHILD", "1")
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{}", String::from_utf8_lossy(&child.stderr));
 }
 
 #[test]
@@ -267,6 +344,16 @@ fn the_peer_does_not_allow_it() {
     let access = AccessFlags::new().with_remote_read();
     let board = pd.allocate_shared_region(8, access).unwrap();
     says(here.write_from(&pd.allocate_region(8).unwrap(), board.remote()).unwrap_err());
+}
+
+#[test]
+fn a_request_of_the_peer_was_refused_here() {
+    let pd = domain("soft0");
+    let [mut here, mut there] = pair(&pd);
+    let access = AccessFlags::new().with_remote_read();
+    let board = pd.allocate_shared_region(8, access).unwrap();
+    let _refused = here.write_from(&pd.allocate_region(8).unwrap(), board.remote()).unwrap_err();
+    says(there.receive_into(&mut pd.allocate_region(8).unwrap()).unwrap_err());
 }
 
 #[test]

@@ -7,7 +7,7 @@ use rdma::prelude::*;
 
 use super::entry::{Entry, SLOT, check};
 use super::{ACCESS, ANSWER, LIMIT, REQUEST, SLOTS, STORED, TABLE, offset, places};
-use crate::Failure;
+use crate::{Failure, warn};
 
 /// A table, and the server of its clients.
 #[derive(Debug)]
@@ -65,15 +65,19 @@ impl Store {
                     let outcome = put(&buffer[..length], &self.table);
                     let said = outcome.map_or_else(str::as_bytes, |()| STORED);
                     if let Err(error) = self.server.send_inline(peer, said) {
-                        eprintln!("a client: {error}");
+                        warn(format_args!("a client: {error}"));
                         self.server.disconnect(peer);
                     }
                 }
                 // A client that has what it wanted goes.
                 Ok(Some(ServerEvent::Left { reason: LeftReason::Gone { .. }, .. })) => {}
-                Ok(Some(ServerEvent::Left { reason, .. })) => eprintln!("a client: {reason}"),
+                Ok(Some(ServerEvent::Left { reason, .. })) => {
+                    warn(format_args!("a client: {reason}"))
+                }
                 Ok(Some(_)) => {}
-                Err(error @ ServerError::Clients(_)) => eprintln!("no new clients: {error}"),
+                Err(error @ ServerError::Clients(_)) => {
+                    warn(format_args!("no new clients: {error}"))
+                }
                 Err(error) => return Err(error.into()),
             }
         }

@@ -382,8 +382,16 @@ const RXE: &[Step] = &[
     run("cargo build -p rdma-examples --examples"),
     run("cargo xtask rxe-setup"),
     // Not `cargo xtask`: that would be run by the runner, too.
-    tests("cargo test -p rdma-examples --test two_processes -- --ignored --test-threads=1")
-        .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
+    tests(
+        "cargo test -p rdma-examples --test two_processes --test kv -- --ignored --test-threads=1",
+    )
+    .with(&[("CARGO_TARGET_{HOST}_RUNNER", "{target}/debug/xtask rxe-run --timeout 300 --")]),
+    // Its programs open `soft0`.
+    tests("cargo test -p rdma --doc Tutorial").with(&[(
+        "CARGO_TARGET_{HOST}_RUNNER",
+        "{target}/debug/xtask rxe-run --machine --timeout 300 -- \
+            /bin/sh ../../xtask/src/ci/rxe_as.sh soft0",
+    )]),
     tests("cargo test -p conformance").with(&[("RDMA_TEST_RXE", "required")]),
     run("cargo xtask interop --run 4,1024,0,65536,- --run 6,4096,1,16384,send --run 4,rc,0"),
 ];

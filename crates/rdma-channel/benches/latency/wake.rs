@@ -1,7 +1,6 @@
-//! How long it takes to wake a thread that sleeps: by a message of a channel, by an eventfd, and by a socket.
+//! How long it takes to wake a thread that sleeps: by a message of a channel, by an eventfd, and by a pipe.
 
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +9,8 @@ use criterion::{BenchmarkId, Criterion};
 use rdma_channel::{Channel, TransportError, Wait, prelude::*};
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{ReceiveWorkRequest, SendWorkRequest};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::pipe::pipe;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::end::Outcome;
@@ -22,14 +22,16 @@ const PLACES: [(&str, [usize; 2]); 2] = [("one core", [0, 0]), ("two cores", [0,
 #[derive(Clone, Copy)]
 enum Sleeper {
     Channel,
-    Eventfd,
-    Socket,
+    /// With a limit for each sleep, as a channel has one, or without.
+    Eventfd(Option<Duration>),
+    Pipe(Option<Duration>),
 }
 
-const SLEEPERS: [(&str, Sleeper); 3] = [
+const SLEEPERS: [(&str, Sleeper); 4] = [
     ("channel", Sleeper::Channel),
-    ("eventfd and poll(2)", Sleeper::Eventfd),
-    ("socket and poll(2)", Sleeper::Socket),
+    ("eventfd and poll(2)", Sleeper::Eventfd(None)),
+    ("eventfd and poll(2) with a limit", Sleeper::Eventfd(Some(WAIT))),
+    ("pipe and poll(2) with a limit", Sleeper::Pipe(Some(WAIT))),
 ];
 
 /// Round trips in which each thread sleeps until the other one has woken it.
@@ -42,8 +44,8 @@ pub(crate) fn measure(criterion: &mut Criterion, pd: &ProtectionDomain) -> Outco
                 bencher.iter_custom(|rounds| {
                     let took = match sleeper {
                         Sleeper::Channel => by_channel(pd, cores, rounds),
-                        Sleeper::Eventfd => by_eventfd(cores, rounds),
-                        Sleeper::Socket => by_socket(cores, rounds),
+                        Sleeper::Eventfd(limit) => by_eventfd(cores, limit, rounds),
+                        Sleeper::Pipe(limit) => by_pipe(cores, limit, rounds),
                     };
                     took.unwrap_or_else(|error| {
                         failure.get_or_insert(error);
@@ -100,32 +102,32 @@ fn play_messages(
     took.map_err(|error| error.to_string().into())
 }
 
-fn by_eventfd(cores: [usize; 2], rounds: u64) -> Outcome<Duration> {
+fn by_eventfd(cores: [usize; 2], limit: Option<Duration>, rounds: u64) -> Outcome<Duration> {
     let file = || eventfd(0, EventfdFlags::NONBLOCK).map(Arc::new);
     let (one, other) = (file()?, file()?);
     let here = (Arc::clone(&one), Arc::clone(&other));
     game(cores, here, (other, one), move |(own, peer), begins, barrier| {
-        play_events(&own, &peer, begins, rounds, barrier)
+        play_events(&own, &peer, limit, begins, rounds, barrier)
     })
 }
 
 /// What the events of a software device go through.
-fn by_socket(cores: [usize; 2], rounds: u64) -> Outcome<Duration> {
-    let ((one, to_one), (other, to_other)) = (UnixStream::pair()?, UnixStream::pair()?);
-    let ends = [(one, to_other), (other, to_one)].map(|(own, peer)| (own.into(), peer.into()));
-    let [here, there]: [(OwnedFd, OwnedFd); 2] = ends;
-    game(cores, here, there, move |(own, peer), begins, barrier| {
-        play_events(&own, &peer, begins, rounds, barrier)
+fn by_pipe(cores: [usize; 2], limit: Option<Duration>, rounds: u64) -> Outcome<Duration> {
+    let ((one, to_one), (other, to_other)) = (pipe()?, pipe()?);
+    game(cores, (one, to_other), (other, to_one), move |(own, peer), begins, barrier| {
+        play_events(&own, &peer, limit, begins, rounds, barrier)
     })
 }
 
 fn play_events(
     own: &OwnedFd,
     peer: &OwnedFd,
+    limit: Option<Duration>,
     begins: bool,
     rounds: u64,
     barrier: &Barrier,
 ) -> Outcome<Duration> {
+    let limit = limit.map(Timespec::try_from).transpose()?;
     let wake = || rustix::io::write(peer, &1_u64.to_ne_bytes());
     barrier.wait();
     let begin = Instant::now();
@@ -133,7 +135,7 @@ fn play_events(
         if begins {
             wake()?;
         }
-        poll(&mut [PollFd::new(own, PollFlags::IN)], None)?;
+        poll(&mut [PollFd::new(own, PollFlags::IN)], limit.as_ref())?;
         rustix::io::read(own, &mut [0; 8])?;
         if !begins {
             wake()?;

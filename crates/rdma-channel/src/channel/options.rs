@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_mem::{AccessFlags, ProtectionDomain};
+use rdma_mem::{AccessFlags, Errno, ProtectionDomain};
 use rdma_qp::prelude::*;
 use rdma_qp::{
     CompletionChannel, CompletionQueue, Error, MaxRnrRetries, PreparedQueuePair, QueuePair,
@@ -63,7 +63,8 @@ impl Options {
         let sends = at_most("max_send_wr", self.max_send_wr, MOST_REQUESTS)?;
         let receives = at_most("max_recv_wr", self.max_recv_wr, MOST_REQUESTS - sends)?;
         let each = sends + receives;
-        self.queue_for(each * at_most(knob, channels, MOST_REQUESTS / each.max(1))?)
+        let all = each * at_most(knob, channels, MOST_REQUESTS / each.max(1))?;
+        self.queue_for(all, "`max_send_wr` and `max_recv_wr` of each channel")
     }
 
     /// The same for queue pairs that have a receive queue together.
@@ -72,21 +73,28 @@ impl Options {
         let room = MOST_REQUESTS - receives;
         let sends = at_most("max_send_wr", self.max_send_wr, room)?;
         let sends = sends * at_most("max_peers", peers, room / sends.max(1))?;
-        self.queue_for(receives + sends)
+        self.queue_for(receives + sends, "`max_recv_wr`, and `max_send_wr` for each of `max_peers`")
     }
 
-    fn queue_for(&self, completions: u32) -> Result<CompletionQueue, Error> {
+    /// Why it cannot be made names the options that its size is made of.
+    fn queue_for(&self, completions: u32, of: &str) -> Result<CompletionQueue, Error> {
         if self.qp_type == QueuePairType::UD {
             return Err(Error::NotConnected);
         }
         let (context, completions) = (self.pd.context(), completions.max(1));
-        match self.limits.wait {
+        let created = match self.limits.wait {
             Wait::Spin => CompletionQueue::create(context, completions),
-            Wait::SpinThenSleep | Wait::Sleep => {
-                let events = CompletionChannel::create(context)?;
-                CompletionQueue::create_with_channel(&events, completions, 0)
+            Wait::SpinThenSleep | Wait::Sleep => CompletionChannel::create(context)
+                .and_then(|events| CompletionQueue::create_with_channel(&events, completions, 0)),
+        };
+        created.map_err(|error| match error {
+            Error::Verb(error) if matches!(error.errno, Errno::EINVAL | Errno::ENOMEM) => {
+                let hint = error.hint.as_deref();
+                let hint = hint.map(|hint| format!("{hint}; it is for {of}").into());
+                error.with_hint(hint).into()
             }
-        }
+            other => other,
+        })
     }
 
     /// A receive queue for all queue pairs of a server, each of whose receives has one element.

@@ -228,6 +228,32 @@ impl Channel {
 /// A channel with another limit, until it is dropped: what [`Channel::within`] returns.
 ///
 /// If it is leaked, or another channel is put in its channel's place, the limit stays where it was.
+///
+/// # Examples
+/// One limit for several calls, each of which may take so long. `board` is memory of the peer:
+/// ```
+/// use std::time::Duration;
+/// use rdma_channel::{TransportError, prelude::*};
+/// # use rdma_mem::AccessFlags;
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// # let channel = pd.create_channel().max_inline_data(8).build()?;
+/// # let endpoint = channel.endpoint();
+/// # let mut channel = channel.handshake(endpoint)?; // to itself
+///
+/// # let access = AccessFlags::new().with_local_write().with_remote_read().with_remote_write();
+/// # let board = pd.allocate_shared_region(8, access)?; // of this process, as the channel is connected to itself
+/// # let board = board.remote();
+/// let mut buffer = pd.allocate_region(8)?;
+/// {
+///     let mut quick = channel.within(Duration::from_secs(1));
+///     quick.write_inline(b"12345678", board)?;
+///     quick.read_into(&mut buffer, board)?;
+/// } // from here on the limits are those of the builder
+/// channel.write_from(&buffer, board)?;
+/// # assert_eq!(buffer[..], *b"12345678");
+/// # Ok::<(), TransportError>(())
+/// ```
 #[must_use = "the limit is that of calls that are made of it"]
 #[derive(Debug)]
 pub struct Within<'c> {

@@ -13,9 +13,9 @@ impl<'a> ChannelBuilder<'a> {
     /// ended or has dropped the channel, what has completed is taken, and a wait for more ends with
     /// [`PeerGone`](crate::TransportError::PeerGone), which closes the channel. Default: no stream is kept.
     ///
-    /// A machine that is silent, which it may be for ever if it has no power or no network, is gone after `limit`:
-    /// TCP asks it four times as often (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but not more than once per second, so
-    /// that it takes two seconds at least.
+    /// A machine without power or network stays silent; it counts as gone after `limit`: TCP asks it four times in
+    /// that time (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but not more than once per second, so that the limit is two
+    /// seconds at least.
     ///
     /// If one end watches, both keep the stream, each with one file more. A channel that spins looks once per
     /// millisecond at most, after it has begun to yield the processor; one that sleeps wakes at once. A program

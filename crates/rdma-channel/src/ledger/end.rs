@@ -10,9 +10,9 @@ use std::time::Duration;
 use rdma_qp::{PollError, QueuePair, WorkErrorClass, WorkResult};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::Ledger;
 use super::queues::{Connection, Slot};
 use super::state::State;
+use super::{Ledger, closed_by};
 use crate::deadline::Deadline;
 use crate::ledger::queues::post_marker;
 use crate::operation::Operation;
@@ -400,6 +400,7 @@ impl Ledger {
     /// Takes all results out of the slots; what is in flight on an open connection stays there.
     pub(crate) fn collect(&self, unasked: u64) -> Ended {
         let (mut errors, mut occupied) = (Vec::new(), 0);
+        self.ask_for_causes();
         for slot in self.queues.slots().iter().filter(|slot| slot.state().is_occupied()) {
             let (state, id) = (slot.state(), WorkId(slot.id()));
             if self.goes_on(slot) {
@@ -435,13 +436,12 @@ impl Ledger {
             Ok(Err(error)) => error,
             Err(lost) => return Some(lost),
         };
-        let reason = self.queues.get(slot.connection as usize).and_then(Connection::closed);
-        match reason {
-            Some(CloseReason::Asked) if error.class() == WorkErrorClass::Flushed => None,
-            Some(reason) if error.class() == WorkErrorClass::Flushed => {
-                Some(TransportError::Closed { reason, peer: self.peer_of(slot) })
-            }
-            _ => Some(self.failed(slot, error)),
+        let connection = self.queues.get(slot.connection as usize);
+        let closed = connection.and_then(|one| one.closed().map(|reason| (one, reason)));
+        match closed.filter(|_| error.class() == WorkErrorClass::Flushed) {
+            Some((_, CloseReason::Asked)) => None,
+            Some((connection, reason)) => Some(closed_by(connection, reason)),
+            None => Some(self.failed(slot, error)),
         }
     }
 

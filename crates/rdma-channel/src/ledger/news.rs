@@ -20,7 +20,8 @@ impl Ledger {
     pub(crate) fn say_news(&self) {
         let count = self.unmatched.get() - self.told.unmatched.replace(self.unmatched.get());
         if count > 0 {
-            tracing::debug!(channel = ?self.only(), count, "completions matched no request");
+            let channels = self.queues.len();
+            tracing::debug!(channel = ?self.only(), channels, count, "completions matched no request");
         }
         for (peer, connection) in self.queues.iter().enumerate() {
             let Some(reason) = connection.closed() else { continue };

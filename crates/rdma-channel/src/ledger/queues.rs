@@ -10,15 +10,15 @@ use std::ptr::NonNull;
 use std::slice;
 
 use rdma_qp::{
-    PollSlot, PostError, QueuePair, QueuedReceive, QueuedRequest, SendWorkRequest, WorkResult,
-    WorkSuccess,
+    AsyncEventKind, PollSlot, PostError, QueuePair, QueuedReceive, QueuedRequest, SendWorkRequest,
+    WorkResult, WorkSuccess,
 };
 
 use super::state::State;
 use crate::operation::Operation;
 use crate::request::{Post, Request};
 use crate::transport_error::CloseReason;
-use crate::transport_error::context::PeerAddress;
+use crate::transport_error::context::{PeerAddress, cause};
 
 mod members;
 
@@ -268,6 +268,8 @@ pub(crate) struct Connection {
     /// How many would be too many.
     too_many: u32,
     closed: Cell<Option<CloseReason>>,
+    /// What the device has said of why requests are flushed, when it was asked and has said something.
+    cause: Cell<Option<AsyncEventKind>>,
     dead: At,
     /// Whom it is to, also when the queue pair is destroyed. `None` if that does not know.
     pub(crate) peer: Option<PeerAddress>,
@@ -300,6 +302,7 @@ impl Connection {
             // One request is signaled in each half of the queue.
             too_many: if signals_all { 1 } else { sends / 2 },
             closed: Cell::new(None),
+            cause: Cell::new(None),
             dead: slots.at(0),
         };
         if connection.qp.is_none() {
@@ -318,6 +321,20 @@ impl Connection {
     #[inline]
     pub(crate) const fn closed(&self) -> Option<CloseReason> {
         self.closed.get()
+    }
+
+    /// What the device has said of why requests are flushed, if it is known.
+    pub(crate) const fn cause(&self) -> Option<AsyncEventKind> {
+        self.cause.get()
+    }
+
+    /// Asks the device, unless it has said it before.
+    #[cold]
+    pub(crate) fn ask_for_cause(&self) -> Option<AsyncEventKind> {
+        if self.cause.get().is_none() {
+            self.cause.set(self.qp().and_then(cause));
+        }
+        self.cause.get()
     }
 
     /// Takes no more requests. The first reason stays.

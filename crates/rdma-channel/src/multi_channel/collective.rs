@@ -125,6 +125,7 @@ impl Ledger {
         timeout: Duration,
     ) -> Result<Vec<WorkSuccess>, TransportError> {
         let (mut successes, mut errors) = (Vec::with_capacity(ids.len()), Vec::new());
+        self.ask_for_causes();
         for &id in ids {
             let Some(slot) = self.queues.slot_of(id.0) else { continue };
             let operation = slot.operation.get();

@@ -103,6 +103,7 @@ impl<'a> ChannelBuilder<'a> {
     /// |---|---|
     /// | [`NobodyListens`](ConnectError::NobodyListens), [`Io`](ConnectError::Io) | there is no connection to any of the addresses |
     /// | [`Rejected`](ConnectError::Rejected) | the server does not want this client, or its queue pair does not fit, with the reason |
+    /// | [`Busy`](ConnectError::Busy) | the server has as many clients as there can be, or no queue pair for this one: try again later |
     /// | [`Timeout`](ConnectError::Timeout) | it took too long |
     /// | [`Closed`](ConnectError::Closed) | the server ended meanwhile |
     /// | [`Foreign`](ConnectError::Foreign), [`Version`](ConnectError::Version), [`Garbled`](ConnectError::Garbled) | what listens there speaks something else |

@@ -144,6 +144,7 @@ impl Server {
         loop {
             let lacks = match parse(block.get(..come).unwrap_or_default()) {
                 Ok(Parsed::Whole(Message::Reject(why))) => return Err(ConnectError::Rejected(why)),
+                Ok(Parsed::Whole(Message::Busy(why))) => return Err(ConnectError::Busy(why)),
                 Ok(Parsed::Whole(message)) => return Ok(message),
                 Ok(Parsed::Lacks(lacks)) => lacks,
                 Err(wrong) => return Err(self.wrong(wrong)),

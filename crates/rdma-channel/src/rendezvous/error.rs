@@ -63,9 +63,13 @@ pub enum ConnectError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// The server turned the client away, or could not take it. The text is the server's.
+    /// The server turned the client away. The text is the server's.
     #[error("the server did not take this client: {}", reason(.0))]
     Rejected(Box<str>),
+    /// The server has as many clients as there can be, or could not make a queue pair for this one. The text is the
+    /// server's.
+    #[error("the server cannot take this client now: {}", reason(.0))]
+    Busy(Box<str>),
     /// It took too long.
     #[error("within {limit:?} there was no {awaited}")]
     Timeout {
@@ -141,6 +145,7 @@ impl ConnectError {
             Self::Resolve { .. }
             | Self::NobodyListens { .. }
             | Self::Timeout { .. }
+            | Self::Busy(_)
             | Self::Closed { .. } => Recovery::Retry,
             Self::Io { source, .. } => {
                 let errno = source.raw_os_error().map(Errno::from_raw_os_error);

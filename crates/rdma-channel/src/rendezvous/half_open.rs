@@ -175,11 +175,12 @@ impl<E> HalfOpen<E> {
         let (prepared, endpoint) = match maker.prepare() {
             Ok(made) => made,
             Err(NoEnd::Full(why)) => {
-                self.stream.reject(&why);
+                self.stream.refuse(Message::Busy(why.as_str().into()));
                 return Step::Refused(self.about(&why));
             }
             Err(NoEnd::Failed(error)) => {
-                self.stream.reject(&format!("the server cannot make a queue pair: {error}"));
+                let why = format!("it has made no queue pair: {error}");
+                self.stream.refuse(Message::Busy(why.into()));
                 return Step::Failed(error);
             }
         };
@@ -245,8 +246,12 @@ impl<E> Candidate<E> {
 impl Undecided {
     /// Whoever is gone is not told, and that is nobody's failure.
     pub(super) fn reject(&mut self, why: &str) {
+        self.refuse(Message::Reject(why.into()));
+    }
+
+    fn refuse(&mut self, message: Message) {
         self.is_decided = true;
-        let _ = self.say(&Message::Reject(why.into()));
+        let _ = self.say(&message);
         // Bytes that nobody has read would reset the stream when it is closed, maybe before the reason is read.
         let _ = recv(&**self.added.stream(), &mut [0; LONGEST], RecvFlags::DONTWAIT);
     }

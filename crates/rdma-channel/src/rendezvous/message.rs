@@ -17,6 +17,7 @@ const ENDPOINT: u16 = 2;
 const READY: u16 = 3;
 const ACCEPT: u16 = 4;
 const REJECT: u16 = 5;
+const BUSY: u16 = 6;
 
 /// In the kind of HELLO and ACCEPT.
 const WATCHES: u16 = 0x100;
@@ -29,6 +30,8 @@ pub(super) enum Message {
     Ready,
     Accept(Told),
     Reject(Box<str>),
+    /// The server would take the client, and cannot for now.
+    Busy(Box<str>),
 }
 
 /// What an end says for its program.
@@ -75,7 +78,7 @@ impl Message {
             Self::Endpoint(endpoint) => (Some(endpoint), &[]),
             Self::Ready => (None, &[]),
             Self::Accept(told) => (None, &told.user_bytes),
-            Self::Reject(why) => (None, cut(why).as_bytes()),
+            Self::Reject(why) | Self::Busy(why) => (None, cut(why).as_bytes()),
         };
         let rest = rest.get(..MOST).unwrap_or(rest);
         let mut bytes = Vec::with_capacity(PREFACE + QueuePairEndpoint::BYTES + rest.len());
@@ -95,6 +98,7 @@ impl Message {
             Self::Ready => READY,
             Self::Accept(_) => ACCEPT,
             Self::Reject(_) => REJECT,
+            Self::Busy(_) => BUSY,
         }
     }
 
@@ -122,7 +126,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
     let (Some(version), Some(kind)) = (number(bytes, 4), number(bytes, 6)) else {
         return Ok(Parsed::Lacks(PREFACE - bytes.len()));
     };
-    if version != VERSION && kind != REJECT {
+    if version != VERSION && !matches!(kind, REJECT | BUSY) {
         return Err(Wrong::Version(version));
     }
     let watches = matches!(kind & !WATCHES, HELLO | ACCEPT) && kind & WATCHES != 0;
@@ -131,7 +135,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
         HELLO => (PREFACE + QueuePairEndpoint::BYTES, MOST),
         ENDPOINT => (PREFACE + QueuePairEndpoint::BYTES, 0),
         READY => (PREFACE, 0),
-        ACCEPT | REJECT => (PREFACE, MOST),
+        ACCEPT | REJECT | BUSY => (PREFACE, MOST),
         _ => return Err(Wrong::Kind(kind)),
     };
     let Some(length) = number(bytes, 8).map(usize::from) else {
@@ -158,6 +162,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
         ENDPOINT => Message::Endpoint(endpoint()?),
         READY => Message::Ready,
         ACCEPT => Message::Accept(told()),
+        BUSY => Message::Busy(printable(rest)),
         _ => Message::Reject(printable(rest)),
     }))
 }
@@ -198,7 +203,8 @@ mod tests {
             Message::Ready,
             Message::Accept(Told::default()),
             Message::Accept(told(&[9; MOST], true)),
-            Message::Reject("no room".into()),
+            Message::Reject("no".into()),
+            Message::Busy("no room".into()),
         ]
     }
 
@@ -241,7 +247,7 @@ mod tests {
         assert_eq!(parsed(b"GET / "), Wrong::Foreign(b"GET / ".into()));
         assert_eq!(parsed(&[b'x'; 100]), Wrong::Foreign(vec![b'x'; 32]));
         assert_eq!(parsed(b"RDRV\0\x02\0\x01"), Wrong::Version(2));
-        assert_eq!(parsed(b"RDRV\0\x01\0\x06"), Wrong::Kind(6));
+        assert_eq!(parsed(b"RDRV\0\x01\0\x07"), Wrong::Kind(7));
         assert_eq!(parsed(b"RDRV\0\x01\x01\x03"), Wrong::Kind(0x103));
         assert_eq!(parsed(b"RDRV\0\x01\x02\x01"), Wrong::Kind(0x201));
         let length = |kind, length, most| Wrong::Length { kind, length, most };

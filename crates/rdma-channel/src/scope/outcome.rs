@@ -32,6 +32,37 @@ impl<B> Finished<B> {
 }
 
 /// How far an operation on rented memory is.
+///
+/// # Examples
+/// ```
+/// use rdma_channel::{Progress, TransportError, prelude::*};
+///
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// # let channel = pd.create_channel().max_inline_data(8).build()?;
+/// # let endpoint = channel.endpoint();
+/// # let mut channel = channel.handshake(endpoint)?; // to itself
+/// let mut memory = pd.allocate_region(8)?;
+/// let looks = channel.scope(|s| {
+///     let (mut received, mut looks) = (s.receive_into(memory.as_slice_mut())?, 0);
+///     loop {
+///         received = match received.poll() {
+///             Progress::Done(message) => {
+///                 assert_eq!(message.ok()?.0[..5], *b"hello");
+///                 break Ok(looks);
+///             }
+///             Progress::Pending(handle) => handle, // something else can be done now
+///             Progress::Dead(late) => break Err(late.error),
+///         };
+///         if looks == 0 {
+///             s.send_inline(b"hello")?;
+///         }
+///         looks += 1;
+///     }
+/// });
+/// assert!(looks.unwrap() > 0); // nothing had been sent at the first look
+/// # Ok::<(), TransportError>(())
+/// ```
 #[must_use = "the memory comes back from it"]
 #[derive(Debug)]
 #[allow(clippy::exhaustive_enums)] // there is no fourth way, and the compiler reports a match that lacks one
@@ -48,6 +79,33 @@ pub enum Progress<'scope, B> {
 ///
 /// A `Late` is no [`Error`], which would have to own what is in it; `?` makes a [`TransportError`]
 /// of it, or a boxed error.
+///
+/// # Examples
+/// A handle whose wait ran out is asked again:
+/// ```
+/// use std::time::Duration;
+/// use rdma_channel::{Late, TransportError, prelude::*};
+///
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// # let channel = pd.create_channel().max_inline_data(8).build()?;
+/// # let endpoint = channel.endpoint();
+/// # let mut channel = channel.handshake(endpoint)?; // to itself
+/// let mut memory = pd.allocate_region(8)?;
+/// let length = channel.scope(|s| {
+///     let received = s.receive_into(memory.as_slice_mut())?;
+///     let handle = match received.wait(Duration::from_millis(20)) {
+///         Err(Late { handle, error: TransportError::Timeout { .. }, .. }) => handle,
+///         Err(late) => return Err(late.error),
+///         Ok(_) => panic!("nothing was sent"),
+///     };
+///     s.send_inline(b"hello")?;
+///     let (_, message) = handle.done(Duration::from_secs(10))?; // `?` of a `Late`
+///     Ok::<_, TransportError>(message.scattered_bytes())
+/// });
+/// assert_eq!(length.unwrap(), Some(5));
+/// # Ok::<(), TransportError>(())
+/// ```
 #[non_exhaustive]
 pub struct Late<'scope, B> {
     /// What is in flight, with its memory, which the device may use.

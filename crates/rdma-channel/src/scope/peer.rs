@@ -20,6 +20,44 @@ use crate::transport_error::{CloseReason, TransportError};
 ///
 /// The scope of a channel is one, by [`Deref`](std::ops::Deref); that of a [`MultiChannel`](crate::MultiChannel) gives
 /// [one for each peer](crate::Scope::to).
+///
+/// # Examples
+/// A function for both kinds of scopes:
+/// ```
+/// use std::time::Duration;
+/// use rdma_channel::{ScopedPeer, TransportError, prelude::*};
+///
+/// fn greet(peer: &ScopedPeer<'_>) -> Result<(), TransportError> {
+///     peer.send_inline(b"hello")?;
+///     Ok(())
+/// }
+///
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// # let channel = pd.create_channel().max_inline_data(8).build()?;
+/// # let endpoint = channel.endpoint();
+/// # let mut channel = channel.handshake(endpoint)?; // to itself
+/// # let prepared = pd.create_multi_channel().num_channels(2).max_inline_data(8).build()?;
+/// # let endpoints = prepared.endpoints();
+/// # let mut channels = prepared.handshake(endpoints)?; // each to itself
+/// let mut memory = pd.allocate_region(8)?;
+/// let greeted = channel.scope(|s| {
+///     let received = s.receive_into(memory.as_slice_mut())?;
+///     greet(s)?;
+///     received.done(Duration::from_secs(10)).map(drop)?;
+///     Ok::<_, TransportError>(())
+/// });
+/// assert!(greeted.is_ok());
+/// let greeted = channels.scope(|s| {
+///     let second = s.to(1)?;
+///     let received = second.receive_into(memory.as_slice_mut())?;
+///     greet(&second)?;
+///     received.done(Duration::from_secs(10)).map(drop)?;
+///     Ok::<_, TransportError>(())
+/// });
+/// assert!(greeted.is_ok());
+/// # Ok::<(), TransportError>(())
+/// ```
 #[derive(Clone, Copy)]
 pub struct ScopedPeer<'scope> {
     ledger: &'scope Ledger,

@@ -94,8 +94,10 @@ impl Server {
     }
 
     pub(super) fn fail_work(&mut self, id: PeerId, operation: Operation, error: WorkError) {
-        let peer = self.peers.get(id).and_then(|peer| peer.address);
-        self.fail(id, TransportError::WorkError(FailedWork { operation, peer, error }));
+        let client = self.peers.get(id).map(|client| (client.address, &client.end.qp));
+        let (peer, qp) = client.unzip();
+        let failed = FailedWork::of(operation, peer.flatten(), error, qp);
+        self.fail(id, TransportError::WorkError(failed));
     }
 
     /// Ends the connections of clients that are to leave, of which nothing is outstanding.

@@ -4,10 +4,11 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rdma_mem::{Buffer, Recovery};
+use rdma_mem::{AsyncEventKind, Buffer, Recovery};
 
 use crate::rendezvous::error::ConnectError;
 use crate::transport_error::TransportError;
+use crate::transport_error::context::Says;
 
 /// A client of a [`Server`](crate::Server), from [`Joined`](ServerEvent::Joined) to [`Left`](ServerEvent::Left).
 ///
@@ -35,6 +36,46 @@ impl fmt::Display for PeerId {
 }
 
 /// What has happened at a [`Server`](crate::Server).
+///
+/// # Examples
+/// A server that counts the bytes of each client, from `Joined` to `Left`:
+/// ```
+/// use std::collections::HashMap;
+/// use rdma_channel::{Channel, PeerId, Server, ServerEvent, prelude::*};
+///
+/// /// Handles one event; returns whether it was the end of a client.
+/// fn count(event: ServerEvent, bytes: &mut HashMap<PeerId, usize>) -> bool {
+///     match event {
+///         ServerEvent::Joined { peer, .. } => {
+///             bytes.insert(peer, 0);
+///         }
+///         ServerEvent::Message { peer, length, .. } => *bytes.entry(peer).or_default() += length,
+///         ServerEvent::Left { peer, reason } => {
+///             println!("{peer} has sent {:?} bytes: {reason}", bytes.remove(&peer));
+///             return true;
+///         }
+///         _ => {} // this server sends nothing, and lends no memory
+///     }
+///     false
+/// }
+///
+/// rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let mut server = Server::bind("127.0.0.1:0", &pd, 10)?;
+/// let address = server.local_addr();
+/// let client = std::thread::spawn(move || {
+///     Channel::connect(address, &pd)?.send_from(&pd.allocate_region(5)?)?;
+///     Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+/// });
+/// let mut bytes = HashMap::new();
+/// while let Some(event) = server.next(None)? {
+///     if count(event, &mut bytes) {
+///         break;
+///     }
+/// }
+/// client.join().unwrap()?;
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ServerEvent {
@@ -107,6 +148,14 @@ pub enum LeftReason {
     /// The server has [disconnected](crate::Server::disconnect) it.
     #[error("the server has disconnected the client")]
     Disconnected,
+    /// A request of the client was refused here, as the device says, which has ended the connection: it had a wrong key
+    /// or length, or was of a kind that this end does not take. Of devices that do not say so, as SoftRoCE, it is
+    /// [`Gone`](Self::Gone).
+    #[error("the connection has failed{}", Says(Some(*event)))]
+    Refused {
+        /// What the device says.
+        event: AsyncEventKind,
+    },
     /// The connection has failed.
     #[error(transparent)]
     Failed(TransportError),

@@ -12,6 +12,7 @@ use crate::rendezvous::clients::SOCKET;
 use crate::rendezvous::error::ConnectError;
 use crate::rendezvous::until::Until;
 use crate::transport_error::TransportError;
+use crate::transport_error::context::cause;
 
 /// For so long no client is taken after one could not be.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -100,6 +101,9 @@ impl Server {
         };
         // Whoever polls next says what is wrong with the completion queue.
         let _ = self.drain();
-        self.leave(peer, LeftReason::Gone { limit: self.options.watch });
+        // Its receives are those of all clients, so that nothing was flushed that says it.
+        let refused = self.peers.get(peer).and_then(|peer| cause(&peer.end.qp));
+        let gone = LeftReason::Gone { limit: self.options.watch };
+        self.leave(peer, refused.map_or(gone, |event| LeftReason::Refused { event }));
     }
 }

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::ops::Deref;
 
-use rdma_qp::{ConnectAttributes, PostError, Qpn, WorkError};
+use rdma_qp::{
+    AsyncEventKind, ConnectAttributes, PostError, Qpn, QueuePair, WorkError, WorkErrorClass,
+};
 use rdma_types::{Gid, Lid};
 
 use crate::operation::Operation;
@@ -47,6 +49,29 @@ pub struct FailedWork {
     pub peer: Option<PeerAddress>,
     /// How it failed, and what to check first.
     pub error: WorkError,
+    /// The asynchronous event of the queue pair that tells the cause, if the request was flushed and the device has
+    /// told one, such as [`QP_ACCESS_ERR`](AsyncEventKind::QP_ACCESS_ERR). SoftRoCE tells none where it refuses a
+    /// request of the peer.
+    ///
+    /// To find it, the error looks at the asynchronous events of the context: that makes the context's `async_fd`
+    /// non-blocking, and takes the events from who reads them by raw `ibv_get_async_event`. Who reads them by
+    /// [`Context::async_events`](rdma_mem::Context::async_events) still gets all.
+    pub event: Option<AsyncEventKind>,
+}
+
+impl FailedWork {
+    /// Of a request to this queue pair, which is asked for the cause if the request was flushed. For crates above, too.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn of(
+        operation: Operation,
+        peer: Option<PeerAddress>,
+        error: WorkError,
+        qp: Option<&QueuePair>,
+    ) -> Self {
+        let event = qp.filter(|_| error.class() == WorkErrorClass::Flushed).and_then(cause);
+        Self { operation, peer, error, event }
+    }
 }
 
 impl Deref for FailedWork {
@@ -59,8 +84,8 @@ impl Deref for FailedWork {
 
 impl fmt::Display for FailedWork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { operation, peer, error } = self;
-        write!(f, "the {operation}{} failed: {error}", With(*peer))
+        let Self { operation, peer, error, event } = self;
+        write!(f, "the {operation}{} failed: {error}{}", With(*peer), Says(*event))
     }
 }
 
@@ -76,6 +101,15 @@ pub struct RefusedWork {
     pub peer: Option<PeerAddress>,
     /// Why it was not posted. Of a batch, also which of its requests.
     pub error: PostError,
+}
+
+impl RefusedWork {
+    /// For crates above.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn of(operation: Operation, peer: Option<PeerAddress>, error: PostError) -> Self {
+        Self { operation, peer, error }
+    }
 }
 
 impl Deref for RefusedWork {
@@ -110,5 +144,40 @@ pub(super) struct To(pub(super) Option<PeerAddress>);
 impl fmt::Display for To {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |peer| write!(f, " to {peer}"))
+    }
+}
+
+/// What the device has said of a queue pair whose requests were flushed, if that is a cause: the first, since it has
+/// closed the queue pair.
+#[cold]
+pub(crate) fn cause(qp: &QueuePair) -> Option<AsyncEventKind> {
+    let said = qp.async_events().ok()?;
+    said.into_iter().find(|&kind| hint(kind).is_some())
+}
+
+/// What an event says that tells why a queue pair has failed.
+const fn hint(kind: AsyncEventKind) -> Option<&'static str> {
+    Some(match kind {
+        AsyncEventKind::QP_ACCESS_ERR => {
+            "a request of the peer was refused here: check the rkey, address and length that the peer used, and that \
+             this end's region and queue pair have the access (`ChannelBuilder::access`)"
+        }
+        AsyncEventKind::QP_REQ_ERR => {
+            "a request of the peer was refused here: it was longer than the receive for it, or of a kind that this end \
+             does not take (`ChannelBuilder::access`)"
+        }
+        AsyncEventKind::QP_FATAL => "the queue pair failed, as when its completion queue overflows",
+        _ => return None,
+    })
+}
+
+/// Behind why a request failed: what the device said of the queue pair.
+pub(crate) struct Says(pub(crate) Option<AsyncEventKind>);
+
+impl fmt::Display for Says {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(kind) = self.0 else { return Ok(()) };
+        write!(f, "; the device says: {kind}")?;
+        hint(kind).map_or(Ok(()), |hint| write!(f, " ({hint})"))
     }
 }

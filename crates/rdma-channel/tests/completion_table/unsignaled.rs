@@ -169,7 +169,8 @@ fn a_scope_that_ends_with_unsignaled_requests_finds_out_and_closes_the_channel()
                 );
             }
             assert!(pair.here.qpn().is_some(), "nothing had to be destroyed");
-            let text = TransportError::Closed { reason: first, peer: None }.to_string();
+            let text =
+                TransportError::Closed { reason: first, peer: None, event: None }.to_string();
             assert!(text.contains("have the last request of a scope signaled"), "{text}");
         });
     }

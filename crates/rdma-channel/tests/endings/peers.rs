@@ -1,14 +1,15 @@
 //! Peers that are gone.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
-use rdma_channel::{CloseReason, Operation, ScopeError, TransportError};
-use rdma_mem::GatherList;
+use rdma_channel::{CloseReason, FailedWork, Operation, ScopeError, TransportError};
+use rdma_mem::{AsyncEventKind, GatherList, RemoteMemoryRegion};
 use rdma_qp::{
     AckTimeout, MaxAckRetries, ReceiveWorkRequest, SendWorkRequest, WorkErrorCode, WriteWorkRequest,
 };
 
-use crate::common::{DEVICES, DRAIN, HELD, Pair, must_end, short};
+use crate::common::{DEVICES, DRAIN, HANG, HELD, Pair, WIRE, must_end, short};
 
 /// A pair that soon gives up on a peer that does not answer.
 fn pair(device: &str) -> Pair {
@@ -72,6 +73,42 @@ fn a_scope_whose_peer_goes_away_ends_and_says_which_operations_failed() {
             assert_eq!(operations, [Operation::Send, Operation::Receive], "{errors:?}");
             let closed = pair.here.closed();
             assert!(matches!(closed, Some(CloseReason::Work { .. })), "{closed:?}");
+        });
+    }
+}
+
+/// A request that was flushed tells no cause, but the device may: asked for by the error, it is not taken from who
+/// waits for events.
+#[test]
+fn what_is_flushed_since_the_peer_was_refused_says_so() {
+    for device in DEVICES.into_iter().chain([WIRE]).filter(|&device| device != HELD) {
+        must_end(move || {
+            let Pair { mut here, mut there, pd, .. } = Pair::with(device, |builder| builder);
+            let context = there.pd().context().clone();
+            let events = context.async_events().unwrap();
+            let nowhere = RemoteMemoryRegion::new(0x1000, 8, 0x1234_5678);
+            here.write_from(&pd.allocate_region(8).unwrap(), nowhere).unwrap_err();
+            let mut room = there.pd().allocate_region(8).unwrap();
+            let error = there.receive_into(&mut room).unwrap_err();
+            let TransportError::WorkError(FailedWork { error: flushed, event, .. }) = error else {
+                panic!("{error}")
+            };
+            assert_eq!(flushed.code(), WorkErrorCode::WorkRequestFlushError);
+            // The device may tell it later than the completion.
+            assert!(event.is_none_or(|kind| kind == AsyncEventKind::QP_ACCESS_ERR), "{event:?}");
+            let said = loop {
+                let error = there.receive_into(&mut room).unwrap_err();
+                let TransportError::Closed { event, .. } = error else { panic!("{error}") };
+                if event.is_some() {
+                    break error.to_string();
+                }
+                thread::yield_now();
+            };
+            let why = "since a receive failed: work request flushed";
+            assert!(said.contains(why) && said.contains("access error of the peer"), "{said}");
+            let event = events.get_event_timeout(HANG).unwrap().unwrap();
+            assert_eq!(event.kind, AsyncEventKind::QP_ACCESS_ERR);
+            assert_eq!(events.try_get_event().unwrap(), None);
         });
     }
 }

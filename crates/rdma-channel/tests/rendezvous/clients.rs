@@ -263,8 +263,8 @@ fn a_server_without_queue_pairs_says_so_at_both_ends_and_goes_on_when_it_has_one
     let error = listener.incoming(Some(LATER)).unwrap_err();
     assert!(matches!(error, ConnectError::Verbs(_)), "{error}");
     match second.join().unwrap() {
-        Err(ConnectError::Rejected(why)) => {
-            assert!(why.starts_with("the server cannot make a queue pair"), "{why}");
+        Err(ConnectError::Busy(why)) => {
+            assert!(why.starts_with("it has made no queue pair"), "{why}");
         }
         other => panic!("{other:?}"),
     }

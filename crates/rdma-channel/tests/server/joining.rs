@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use rdma_channel::{Channel, ConnectError, Error, Server, ServerEvent, prelude::*};
+use rdma_channel::{Channel, ConnectError, Error, Recovery, Server, ServerEvent, prelude::*};
 
 use crate::{
     DEVICES, LATER, LOCALHOST, SOON, assert_quiet, connect, domain, join, left, message, next,
@@ -41,8 +41,9 @@ fn one_client_too_many_is_told_so_and_may_come_again() {
         assert!(server.next(Some(SOON)).unwrap().is_none());
     }
     let refused = third.join().unwrap().unwrap_err();
-    let ConnectError::Rejected(why) = &refused else { panic!("{refused}") };
+    let ConnectError::Busy(why) = &refused else { panic!("{refused}") };
     assert!(why.contains("as many clients as it takes, 2"), "{why}");
+    assert_eq!(refused.recovery(), Recovery::Retry);
     assert!(server.last_refused().unwrap().contains("as many clients as it takes, 2"));
     drop(channel);
     assert_eq!(left(&mut server).0, first);
@@ -113,6 +114,10 @@ fn a_builder_that_cannot_work_says_what_is_wrong() {
     let error = pd.create_server().max_peers(u32::MAX).bind(LOCALHOST).unwrap_err();
     let ConnectError::Verbs(verbs) = &error else { panic!("{error}") };
     assert!(matches!(**verbs, Error::TooLarge { knob: "max_peers", .. }), "{error}");
+    // More than the device has, in all.
+    let builder = pd.create_server().max_peers(100_000).max_send_wr(100);
+    let error = builder.bind(LOCALHOST).unwrap_err().to_string();
+    assert!(error.starts_with("ibv_create_cq") && error.contains("`max_peers`"), "{error}");
     let error = pd.create_server().user_bytes(&[0; 1025]).bind(LOCALHOST).unwrap_err();
     assert!(matches!(error, ConnectError::UserBytesTooLong { .. }), "{error}");
     let other = Server::bind(LOCALHOST, &pd, 1).unwrap();

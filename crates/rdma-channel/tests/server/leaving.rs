@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use rdma_channel::{LeftReason, ServerEvent, TransportError};
+use rdma_channel::{AsyncEventKind, LeftReason, RemoteMemoryRegion, ServerEvent, TransportError};
 
-use crate::{DEVICES, LATER, assert_quiet, join, left, message, next, server, server_with};
+use crate::{DEVICES, LATER, assert_quiet, common, join, left, message, next, server, server_with};
 
 #[test]
 fn who_drops_its_channel_leaves_at_once() {
@@ -52,6 +52,26 @@ fn who_is_disconnected_notices() {
         client.send_inline(b"too late").unwrap_err();
         stays.send_inline(b"not me").unwrap();
         assert_eq!(message(&mut server).0, other);
+    }
+}
+
+#[test]
+fn who_was_refused_leaves_for_that_reason() {
+    for device in DEVICES {
+        let mut server = server(device);
+        let (peer, mut client) = join(device, &mut server);
+        let nowhere = RemoteMemoryRegion::new(0x1000, 8, 0x1234_5678);
+        client.write_inline(&[1; 8], nowhere).unwrap_err();
+        drop(client);
+        let (gone, reason) = left(&mut server);
+        assert_eq!(gone, peer);
+        let says = reason.to_string();
+        let is_refused =
+            matches!(reason, LeftReason::Refused { event: AsyncEventKind::QP_ACCESS_ERR });
+        assert!(!is_refused || says.contains("a request of the peer was refused here"), "{says}");
+        // A device that sends packets may tell the peer before it tells its own program.
+        let may_be_gone = device == common::WIRE && matches!(reason, LeftReason::Gone { .. });
+        assert!(is_refused || may_be_gone, "{device}: {says}");
     }
 }
 

@@ -15,6 +15,7 @@ use crate::device::port::PortAttributes;
 use crate::error::Error;
 use crate::error::hint;
 use crate::error::verb::VerbError;
+use crate::event::log::EventLog;
 use crate::object::forked::Forked;
 use crate::object::handle::Handle;
 use crate::object::ownership::Ownership;
@@ -36,7 +37,14 @@ use crate::object::ownership::Ownership;
 /// ```
 #[doc(alias = "ibv_context")]
 #[derive(Clone, Debug)]
-pub struct Context(Arc<Handle<ibv_context, Device>>);
+pub struct Context(Arc<Handle<ibv_context, Opened>>);
+
+/// What a context needs, and what is known of it.
+#[derive(Debug)]
+struct Opened {
+    device: Device,
+    events: EventLog,
+}
 
 impl Context {
     /// Opens a device; as [`Device::open`].
@@ -52,17 +60,18 @@ impl Context {
         let raw = Errno::check_null(raw).map_err(|errno| {
             VerbError::new("ibv_open_device", errno).with_hint(hint::open(errno))
         })?;
-        let device = device.clone();
+        let needs = Opened { device: device.clone(), events: EventLog::default() };
         // SAFETY: SAFETY.md F2, F9: just opened by this table; it needs the device. What is made from
         // the context holds a clone of it (F6).
-        let handle = unsafe { Handle::new(raw, verbs.close_device, "ibv_close_device", device) };
+        let handle = unsafe { Handle::new(raw, verbs.close_device, "ibv_close_device", needs) };
         Ok(Self(Arc::new(handle)))
     }
 
     /// Wraps a context that was opened elsewhere.
     ///
-    /// Its events are in one queue: who uses [`async_events`](Self::async_events) of it makes its file
-    /// non-blocking for its other users, too.
+    /// [`async_events`](Self::async_events) and [`events_of`](Self::events_of) of it make its `async_fd` non-blocking
+    /// for its other users, too, and take events that these would get by raw `ibv_get_async_event`. Channels of it do the
+    /// same when a request was flushed, and servers when a client is gone, to find the event that tells the cause.
     ///
     /// # Errors
     /// If the provider refuses to list its devices, or the context's is not there any more
@@ -96,7 +105,8 @@ impl Context {
         // SAFETY: SAFETY.md F1: a live context, whose device does not change.
         let device = unsafe { (*raw.as_ptr()).device };
         // SAFETY: SAFETY.md F1, F2: the device of a live context of this table.
-        let needs = unsafe { Device::find(verbs, device) }?;
+        let device = unsafe { Device::find(verbs, device) }?;
+        let needs = Opened { device, events: EventLog::default() };
         let (close, verb) = (verbs.close_device, "ibv_close_device");
         // SAFETY: SAFETY.md F2, F6, F9: this function's contract; it needs the device.
         let handle = unsafe { Handle::from_raw(raw, close, verb, needs, ownership) };
@@ -106,7 +116,12 @@ impl Context {
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Device {
-        self.0.needs()
+        &self.0.needs().device
+    }
+
+    /// What the device has said.
+    pub(crate) fn log(&self) -> &EventLog {
+        &self.0.needs().events
     }
 
     /// What the device is and can; see `man ibv_query_device`, and

@@ -29,9 +29,8 @@ impl EventFile {
     pub unsafe fn new(fd: RawFd) -> Result<Self, VerbError> {
         // SAFETY: SAFETY.md F15: open by the contract, and lent out for no longer than `self` lives.
         let file = unsafe { BorrowedFd::borrow_raw(fd) };
-        let failed = |error| VerbError::new("fcntl", from_rustix(error));
-        let flags = fcntl_getfl(file).map_err(failed)?;
-        fcntl_setfl(file, flags | OFlags::NONBLOCK).map_err(failed)?;
+        let flags = fcntl_getfl(file).map_err(failed("fcntl"))?;
+        fcntl_setfl(file, flags | OFlags::NONBLOCK).map_err(failed("fcntl"))?;
         Ok(Self(file))
     }
 
@@ -43,6 +42,16 @@ impl EventFile {
     pub fn wait<T, E: From<VerbError>>(
         &self,
         timeout: Option<Duration>,
+        take: impl FnMut() -> Result<Option<T>, E>,
+    ) -> Result<Option<T>, E> {
+        self.wait_with(None, timeout, take)
+    }
+
+    /// As [`wait`](Self::wait), and looks also when the other file is readable.
+    pub(crate) fn wait_with<T, E: From<VerbError>>(
+        &self,
+        other: Option<BorrowedFd<'_>>,
+        timeout: Option<Duration>,
         mut take: impl FnMut() -> Result<Option<T>, E>,
     ) -> Result<Option<T>, E> {
         if let Some(event) = take()? {
@@ -50,7 +59,7 @@ impl EventFile {
         }
         // What is too far away to be counted never comes.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        while self.sleep(deadline)? {
+        while self.sleep(other, deadline)? {
             if let Some(event) = take()? {
                 return Ok(Some(event));
             }
@@ -58,18 +67,26 @@ impl EventFile {
         Ok(None)
     }
 
-    /// Whether it was readable before the deadline.
-    fn sleep(&self, deadline: Option<Instant>) -> Result<bool, VerbError> {
+    /// Whether it was readable before the deadline, or the other file.
+    fn sleep(
+        &self,
+        other: Option<BorrowedFd<'_>>,
+        deadline: Option<Instant>,
+    ) -> Result<bool, VerbError> {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let left = left.and_then(|left| Timespec::try_from(left).ok());
-            let mut files = [PollFd::from_borrowed_fd(self.0, PollFlags::IN)];
-            match poll(&mut files, left.as_ref()) {
+            let mut files = [self.0, other.unwrap_or(self.0)]
+                .map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
+            let files = &mut files[..1 + usize::from(other.is_some())];
+            match poll(files, left.as_ref()) {
                 Ok(0) => return Ok(false),
-                Ok(_) if files[0].revents().contains(PollFlags::IN) => return Ok(true),
+                Ok(_) if files.iter().any(|file| file.revents().contains(PollFlags::IN)) => {
+                    return Ok(true);
+                }
                 Ok(_) => return Err(VerbError::new("poll", Errno::EIO)),
                 Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(VerbError::new("poll", from_rustix(error))),
+                Err(error) => return Err(failed("poll")(error)),
             }
         }
     }
@@ -81,8 +98,9 @@ impl AsFd for EventFile {
     }
 }
 
-fn from_rustix(error: rustix::io::Errno) -> Errno {
-    Errno::from_raw(error.raw_os_error())
+/// The error of a system call.
+pub(crate) fn failed(call: &'static str) -> impl Fn(rustix::io::Errno) -> VerbError {
+    move |error| VerbError::new(call, Errno::from_raw(error.raw_os_error()))
 }
 
 #[cfg(all(test, not(miri)))] // miri has no ppoll

@@ -27,8 +27,13 @@ pub enum AsyncEventSource {
     Device,
     /// A port, by its number.
     Port(u8),
-    /// A queue pair, by its QPN. A later queue pair may have the same.
-    QueuePair(Qpn),
+    /// A queue pair.
+    QueuePair {
+        /// Its number. A later queue pair may have the same.
+        qpn: Qpn,
+        /// Its id.
+        id: ObjectId,
+    },
     /// A completion queue, by its id.
     CompletionQueue(ObjectId),
     /// A shared receive queue, by its id.
@@ -79,7 +84,10 @@ unsafe fn source(kind: AsyncEventKind, raw: &ibv_async_event) -> AsyncEventSourc
             // SAFETY: SAFETY.md F1: an event of these kinds is about a queue pair.
             let qp = unsafe { raw.element.qp };
             // SAFETY: SAFETY.md F1: it is live until the event is acknowledged.
-            AsyncEventSource::QueuePair(Qpn::masked(unsafe { (*qp).qp_num }))
+            let qpn = Qpn::masked(unsafe { (*qp).qp_num });
+            // SAFETY: SAFETY.md F1: as above.
+            let id = ObjectId::from_context(unsafe { (*qp).qp_context });
+            AsyncEventSource::QueuePair { qpn, id }
         }
         AsyncEventKind::PORT_ACTIVE
         | AsyncEventKind::PORT_ERR
@@ -124,11 +132,13 @@ mod tests {
         let element = Element { srq: &raw mut srq };
         let limit = of(AsyncEventKind::SRQ_LIMIT_REACHED, element);
         assert_eq!(limit, AsyncEventSource::SharedReceiveQueue(id));
-        let mut qp = ibv_qp { qp_num: 0x12_3456, ..Default::default() };
+        let context = id.to_context();
+        let mut qp = ibv_qp { qp_num: 0x12_3456, qp_context: context, ..Default::default() };
         let element = Element { qp: &raw mut qp };
         for kind in [1, 2, 3, 4, 5, 6, 7, 16] {
             let source = of(AsyncEventKind::from_raw(kind), element);
-            assert_eq!(source, AsyncEventSource::QueuePair(Qpn::masked(0x12_3456)));
+            let qpn = Qpn::masked(0x12_3456);
+            assert_eq!(source, AsyncEventSource::QueuePair { qpn, id });
         }
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Names a completion queue, or a shared receive queue, in events.
+/// Names a queue pair, a completion queue or a shared receive queue in events.
 ///
 /// No two objects of a process have the same, not even one after the other, so an event of an object
 /// that is gone is not taken for that of another.
@@ -20,7 +20,7 @@ impl ObjectId {
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The id of an object with this user context (`cq_context`, `srq_context`), which is never used as
+    /// The id of an object with this user context (`qp_context`, `cq_context`, `srq_context`), which is never used as
     /// an address. Objects that these crates did not make have what their makers put there.
     #[must_use]
     pub fn from_context(context: *mut c_void) -> Self {

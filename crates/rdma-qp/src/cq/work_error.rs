@@ -167,8 +167,8 @@ codes! {
          the region is still registered, and has local write where the device is to write";
     /// Flushed.
     WorkRequestFlushError = WR_FLUSH_ERR, Flushed,
-        "the queue pair was in the error state: look at the first completion that failed, or at who \
-         closed the connection";
+        "the queue pair was in the error state: look at the first completion that failed, at who closed the \
+         connection, and at the peer, of which a request may have been refused here";
     /// A memory window could not be bound, or a key not be invalidated: what the specification calls
     /// memory management operation error.
     MemoryWindowBindError = MW_BIND_ERR, LocalResource,

@@ -107,6 +107,18 @@ impl<'a> QueuePairBuilder<'a> {
         }
     }
 
+    /// Whether receives are to be taken from a shared receive queue.
+    #[must_use]
+    pub const fn has_srq(&self) -> bool {
+        self.srq.is_some()
+    }
+
+    /// How large the queues shall be.
+    #[must_use]
+    pub const fn asked(&self) -> QueuePairCapabilities {
+        self.sizes
+    }
+
     knobs! {
         /// Where requests of the send queue complete. No default.
         send_cq: &'a CompletionQueue => send_cq, Some;

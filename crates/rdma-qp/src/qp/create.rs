@@ -5,8 +5,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::ptr::{NonNull, null_mut};
 
 use rdma_mem::{
-    Context, DeviceAttributes, Errno, GidEntry, Handle, Mtu, Ownership, PortAttributes, PortState,
-    VerbError,
+    Context, DeviceAttributes, Errno, GidEntry, Handle, Mtu, ObjectId, Ownership, PortAttributes,
+    PortState, VerbError,
 };
 use rdma_sys::{ibv_qp, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_type};
 use rdma_types::{Psn, QpType, Qpn, TransportType};
@@ -230,13 +230,13 @@ fn create(
         None => builder.sizes,
     };
     let mut attributes = ibv_qp_init_attr {
+        qp_context: ObjectId::unique().to_context(),
         send_cq: send_cq.as_raw(),
         recv_cq: recv_cq.as_raw(),
         srq: builder.srq.map_or(null_mut(), SharedReceiveQueue::as_raw),
         cap: sizes.to_raw(),
         qp_type: ibv_qp_type(builder.qp_type.raw()),
         sq_sig_all: i32::from(builder.sq_sig_all),
-        ..Default::default()
     };
     let fail = |errno| {
         let hint = create_hint(errno, &format!("{sizes:?}"), device);
@@ -287,12 +287,14 @@ pub(crate) unsafe fn object(
     let handle = unsafe { Handle::from_raw(raw, destroy, verb, needs, ownership) };
     // SAFETY: SAFETY.md F1: live by `handle`; the number does not change.
     let qpn = Qpn::masked(unsafe { (*raw.as_ptr()).qp_num });
+    // SAFETY: SAFETY.md F1: as above; nor does the user context.
+    let id = ObjectId::from_context(unsafe { (*raw.as_ptr()).qp_context });
     let mut capabilities = QueuePairCapabilities::from_raw(cap);
     if builder.srq.is_some() {
         // Not every provider says so.
         (capabilities.max_recv_wr, capabilities.max_recv_sge) = (0, 0);
     }
-    Object::new(handle, posted, qpn, builder.qp_type, capabilities)
+    Object::new(handle, posted, (qpn, id), builder.qp_type, capabilities)
 }
 
 /// Starting anywhere keeps packets of an old connection from being taken for those of a new one.

@@ -3,7 +3,7 @@
 
 use std::ffi::c_int;
 
-use rdma_mem::{Errno, Handle, ProtectionDomain, VerbError};
+use rdma_mem::{Errno, Handle, ObjectId, ProtectionDomain, VerbError};
 use rdma_sys::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr};
 use rdma_types::{QpAttributes, QpState, QpType, Qpn};
 
@@ -26,6 +26,7 @@ pub(crate) struct Object {
     pub(crate) capabilities: QueuePairCapabilities,
     /// As [`usual_sge`] says.
     pub(crate) usual_sge: u32,
+    pub(crate) id: ObjectId,
 }
 
 /// What a queue pair must not outlive.
@@ -43,12 +44,12 @@ impl Object {
     pub(crate) const fn new(
         handle: Handle<ibv_qp, Needs>,
         posted: Called<ibv_qp>,
-        qpn: Qpn,
+        (qpn, id): (Qpn, ObjectId),
         qp_type: QpType,
         capabilities: QueuePairCapabilities,
     ) -> Self {
         let usual_sge = usual_sge(qp_type, capabilities.max_send_sge);
-        Self { handle, posted, qpn, qp_type, capabilities, usual_sge }
+        Self { handle, posted, qpn, qp_type, capabilities, usual_sge, id }
     }
 
     #[inline]
@@ -93,8 +94,8 @@ impl Object {
 
     #[allow(clippy::result_large_err)] // it is the queue pair itself
     pub(crate) fn close(self) -> Result<(), (Self, rdma_mem::Error)> {
-        let Self { handle, posted, qpn, qp_type, capabilities, .. } = self;
-        let back = |handle| Self::new(handle, posted, qpn, qp_type, capabilities);
+        let Self { handle, posted, qpn, qp_type, capabilities, id, .. } = self;
+        let back = |handle| Self::new(handle, posted, (qpn, id), qp_type, capabilities);
         handle.close().map(drop).map_err(|(handle, error)| (back(handle), error))
     }
 

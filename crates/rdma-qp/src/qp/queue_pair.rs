@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use rdma_mem::ProtectionDomain;
+use rdma_mem::{AsyncEventKind, AsyncEventSource, ProtectionDomain};
 use rdma_sys::{ibv_qp, ibv_qp_attr_mask, ibv_qp_state};
 use rdma_types::{QpState, QpType, Qpn};
 
@@ -214,6 +214,39 @@ impl QueuePair {
     pub fn query(&self) -> Result<QueuePairAttributes, Error> {
         let (attributes, init) = self.object.query(QueuePairAttributes::mask(self.qp_type()))?;
         Ok(QueuePairAttributes::from_raw(&attributes, &init))
+    }
+
+    /// What the device has said of this queue pair, oldest first, without taking it from anybody. It tells why the
+    /// queue pair has failed where no request of its own did: [`QP_ACCESS_ERR`](AsyncEventKind::QP_ACCESS_ERR) and
+    /// [`QP_REQ_ERR`](AsyncEventKind::QP_REQ_ERR) say that a request of the peer was refused here. SoftRoCE says
+    /// neither. It is a look at the last events of the context, as [`Context::events_of`](rdma_mem::Context::events_of)
+    /// says.
+    ///
+    /// # Errors
+    /// What the provider says, most often because the device went away.
+    ///
+    /// # Examples
+    /// ```
+    /// # use rdma_qp::{CompletionQueue, prelude::*};
+    /// # rdma_soft::install();
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let cq = CompletionQueue::create(&context, 64)?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let prepare = || pd.create_qp().send_cq(&cq).recv_cq(&cq).build();
+    /// # let (one, other) = (prepare()?, prepare()?);
+    /// # let qp = one.handshake(other.endpoint())?;
+    /// assert_eq!(qp.async_events()?, []);
+    /// # Ok::<(), rdma_qp::Error>(())
+    /// ```
+    #[doc(alias = "ibv_get_async_event")]
+    pub fn async_events(&self) -> Result<Vec<AsyncEventKind>, Error> {
+        Ok(self.pd().context().events_of(self.event_source())?)
+    }
+
+    /// How events name the queue pair.
+    #[must_use]
+    pub const fn event_source(&self) -> AsyncEventSource {
+        AsyncEventSource::QueuePair { qpn: self.object.qpn, id: self.object.id }
     }
 
     /// Changes the state, attributes, or both; see `man ibv_modify_qp`.

@@ -25,8 +25,6 @@ use crate::sync::locked;
 
 /// The completion vectors that a context has.
 pub(super) const COMPLETION_VECTORS: c_int = 1;
-/// What the kernel writes for one (`struct ib_uverbs_async_event_desc`).
-const ASYNC_EVENT_BYTES: usize = 16;
 
 pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     // SAFETY: a device of ours lives as long as the process (SAFETY.md F11).
@@ -38,8 +36,8 @@ pub(super) unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv
         return pointer(Err(Refusal::Unusable));
     }
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    let files = EventQueue::new(block.device().fabric, ASYNC_EVENT_BYTES)
-        .and_then(|events| Ok((events, eventfd(0, flags)?)));
+    let files =
+        EventQueue::new(block.device().fabric).and_then(|events| Ok((events, eventfd(0, flags)?)));
     let files = files.map_err(Refusal::without_files);
     let opened = files.and_then(|files| block.device().open().map(|()| files));
     let opened = opened.map(|(events, command)| {

@@ -17,16 +17,12 @@ use crate::engine::Refusal;
 use crate::engine::events::EventQueue;
 use crate::engine::events::report::Element;
 
-/// What the kernel writes for one (`struct ib_uverbs_comp_event_desc`).
-const COMPLETION_EVENT_BYTES: usize = 8;
-
 pub(super) unsafe extern "C" fn create_comp_channel(
     context: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
     // SAFETY: the caller's context (SAFETY.md F1).
     let device = unsafe { device_of(context) };
-    let made =
-        EventQueue::new(device.fabric, COMPLETION_EVENT_BYTES).map_err(Refusal::without_files);
+    let made = EventQueue::new(device.fabric).map_err(Refusal::without_files);
     pointer(made.map(|events| {
         // SAFETY: the caller's context (SAFETY.md F1).
         unsafe { hold_context(context) };

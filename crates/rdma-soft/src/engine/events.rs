@@ -1,15 +1,15 @@
-//! Events: a queue of them, and a descriptor that is readable while there are some.
+//! Events: a queue of them, and a file that is readable while there are some.
 //!
-//! The descriptor carries only [`Tokens`] of the size that the kernel's events have. What an event is about
-//! stays in the queue, from which the events of an object that goes away are removed.
+//! What an event is about stays in the queue, from which the events of an object that goes away are removed. The
+//! file holds one byte while there are events.
 //!
-//! Events come while locks of the engine are held, and tokens cost a system call. So an event is queued, and
-//! its token follows when the thread [settles](Fabric::unsettled), which it does with no lock held and before
-//! its verb returns.
+//! Events come while locks of the engine are held, and a byte costs a system call. So an event is queued, and the
+//! file becomes readable when the thread [settles](Fabric::unsettled), which it does with no lock held and before its
+//! verb returns.
 
-pub(crate) mod report;
 #[cfg(not(all(test, loom)))]
-pub(crate) mod tokens;
+pub(crate) mod file;
+pub(crate) mod report;
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -18,9 +18,9 @@ use std::sync::{Arc, Condvar, PoisonError};
 use rustix::io::Errno;
 
 #[cfg(not(all(test, loom)))]
-use crate::engine::events::tokens::{NotAdded, Tokens};
+use crate::engine::events::file::EventFile;
 #[cfg(all(test, loom))]
-use crate::engine::models::tokens::{NotAdded, Tokens};
+use crate::engine::models::file::EventFile;
 use crate::fabric::Fabric;
 use crate::fabric::overflow::Settle;
 use crate::sync::{Lock, Mutex, locked_for_calls, locked_to_wait};
@@ -29,32 +29,53 @@ use crate::sync::{Lock, Mutex, locked_for_calls, locked_to_wait};
 pub(crate) struct EventQueue<E> {
     fabric: &'static Fabric,
     state: Lock<State<E>>,
-    tokens: Tokens,
-    /// Held by who adds tokens, or takes them back, by no lock of the engine. Who settles and finds that
-    /// another thread is about to add the token of its event waits here until it is there.
+    file: EventFile,
+    /// Held by who writes to the file, by no lock of the engine. Who settles and finds that another thread is about to
+    /// write for its event waits here until that is done.
     writing: Mutex<()>,
 }
 
 #[derive(Debug)]
 struct State<E> {
     events: VecDeque<E>,
-    /// How many tokens are in the descriptor, or about to be, or were taken by a thread that has
-    /// not said so yet. At most one for each event, but while events are discarded, and one to
-    /// [wake](EventQueue::wake) who sleeps; less while there is no space.
-    tokens: usize,
+    /// The file has a byte, or is about to. Who clears this takes a byte then, whichever: its own may be on its way
+    /// still, and that of another thread be there.
+    readable: bool,
+    /// How many bytes were taken by who waited for an event, though another thread has cleared `readable` for each, and
+    /// takes one too: that one finds none, or the next write adds one more. Less than 0 while it has found none, and
+    /// who waited has yet to say so.
+    missing: isize,
+    /// A thread writes to the file. When that is done it looks again, and forgets the queue.
+    writing: bool,
     /// How many different events there can be.
     room: usize,
     /// Noted where those who settle look.
     noted: bool,
 }
 
+impl<E> State<E> {
+    /// What is to be called when nothing is left to take: whether there is a byte that says otherwise, which the
+    /// caller then [takes](EventQueue::clear) from the file.
+    fn clear(&mut self) -> bool {
+        self.events.is_empty() && std::mem::take(&mut self.readable)
+    }
+
+    fn is_due(&self) -> bool {
+        !self.events.is_empty() && !self.readable
+    }
+}
+
 impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
-    /// A queue whose events have tokens of that many bytes, at most 16.
-    pub(crate) fn new(fabric: &'static Fabric, token: usize) -> rustix::io::Result<Arc<Self>> {
-        let state = State { events: VecDeque::new(), tokens: 0, room: 0, noted: false };
-        let tokens = Tokens::new(token)?;
+    pub(crate) fn new(fabric: &'static Fabric) -> rustix::io::Result<Arc<Self>> {
+        Ok(Self::with_file(fabric, EventFile::new()?))
+    }
+
+    fn with_file(fabric: &'static Fabric, file: EventFile) -> Arc<Self> {
+        let events = VecDeque::new();
+        let state =
+            State { events, readable: false, missing: 0, writing: false, room: 0, noted: false };
         fabric.unsettled.reserve_events();
-        Ok(Arc::new(Self { fabric, state: Lock::new(state), tokens, writing: Mutex::new(()) }))
+        Arc::new(Self { fabric, state: Lock::new(state), file, writing: Mutex::new(()) })
     }
 
     #[cfg(all(test, loom))]
@@ -63,12 +84,17 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
     }
 
     #[cfg(all(test, loom))]
-    pub(crate) fn tokens(&self) -> &Tokens {
-        &self.tokens
+    pub(crate) fn file(&self) -> &EventFile {
+        &self.file
+    }
+
+    #[cfg(all(test, loom))]
+    pub(crate) fn events(&self) -> usize {
+        self.state.lock().events.len()
     }
 
     pub(crate) fn fd(&self) -> RawFd {
-        self.tokens.fd()
+        self.file.fd()
     }
 
     /// Queues an event. The caller [settles](Fabric::unsettled) when it holds no lock.
@@ -109,95 +135,117 @@ impl<E: Copy + Send + std::fmt::Debug + 'static> EventQueue<E> {
     }
 
     /// Takes the oldest event, and hands it to `deliver` before it can be discarded. Waits for one, if
-    /// the program has not made its end of the descriptor non-blocking; in virtual time, what is to come
+    /// the program has not made its end of the file non-blocking; in virtual time, what is to come
     /// comes meanwhile.
     pub(crate) fn take<R>(&self, deliver: impl Fn(E) -> R) -> Result<R, Errno> {
+        let mut has_byte = false;
         loop {
-            if self.fabric.simulation.is_some() && self.tokens.wait() {
-                while self.state.lock().events.is_empty() && self.fabric.step() {}
-            }
-            self.tokens.take()?;
-            // None if it was discarded after its token was taken.
-            let (taken, more) = {
-                let mut state = self.state.lock();
-                state.tokens = state.tokens.saturating_sub(1);
-                let taken = state.events.pop_front();
-                (taken.map(&deliver), state.events.len() > state.tokens)
-            };
-            if more {
-                self.settle(); // there was no room for their tokens
-            }
-            if let Some(taken) = taken {
+            if let Some(taken) = self.take_oldest(&deliver, has_byte) {
                 return Ok(taken);
             }
+            has_byte = false;
+            if self.fabric.simulation.is_some() && self.file.is_blocking() {
+                while self.is_empty() && self.fabric.step() {}
+                if !self.is_empty() {
+                    continue;
+                }
+            }
+            self.file.take()?;
+            has_byte = true;
         }
     }
 
-    /// Has the descriptor readable, if it is not, without an event: who sleeps by it looks again.
+    /// The oldest event, if there is one, for a thread that may have taken a byte from the file.
+    fn take_oldest<R>(&self, deliver: impl Fn(E) -> R, has_byte: bool) -> Option<R> {
+        let (taken, clear, are_more) = {
+            let mut state = self.state.lock();
+            if has_byte && (state.missing < 0 || !std::mem::take(&mut state.readable)) {
+                state.missing += 1;
+            }
+            let taken = state.events.pop_front();
+            (taken.map(deliver), state.clear(), !state.events.is_empty())
+        };
+        if clear {
+            self.clear();
+        } else if has_byte && are_more {
+            self.settle();
+        }
+        taken
+    }
+
+    fn is_empty(&self) -> bool {
+        self.state.lock().events.is_empty()
+    }
+
+    /// Takes a byte from the file, of which it is known that it is there, or on its way, unless it is missing.
+    fn clear(&self) {
+        if self.file.clear() {
+            return;
+        }
+        let _writing = locked_for_calls(&self.writing);
+        if !self.file.clear() {
+            self.state.lock().missing -= 1;
+        }
+    }
+
+    /// Has the file readable, if it is not, without an event: who sleeps by it looks again.
     pub(crate) fn wake(&self) {
         let _writing = locked_for_calls(&self.writing);
-        {
-            let mut state = self.state.lock();
-            if state.tokens > 0 {
-                return;
-            }
-            state.tokens = 1;
-        }
-        if self.tokens.put().is_err() {
-            let mut state = self.state.lock();
-            state.tokens = state.tokens.saturating_sub(1);
-        }
+        self.set_while(|state| !state.readable);
+        self.set_while(State::is_due);
     }
 
     /// Removes the events that `unwanted` names.
     pub(crate) fn discard(&self, unwanted: impl Fn(E) -> bool) {
-        let _writing = locked_for_calls(&self.writing);
-        let surplus = {
+        let clear = {
             let mut state = self.state.lock();
             state.events.retain(|&event| !unwanted(event));
-            state.tokens.saturating_sub(state.events.len())
+            state.clear()
         };
-        // If there are fewer another thread has taken one, and says so when it gets the lock.
-        for _ in (0..surplus).take_while(|_| self.tokens.take_back()) {
-            let mut state = self.state.lock();
-            state.tokens = state.tokens.saturating_sub(1);
+        if clear {
+            self.clear();
         }
     }
 }
 
 impl<E: Copy + Send + std::fmt::Debug + 'static> Settle for EventQueue<E> {
-    /// Adds the tokens of all events that have none.
+    /// Has the file readable if there are events.
     fn settle(&self) {
-        let _writing = locked_for_calls(&self.writing);
-        loop {
-            let due = {
-                let mut state = self.state.lock();
-                let due = state.events.len().saturating_sub(state.tokens);
-                state.tokens += due;
-                if due == 0 {
-                    return self.is_settled(&mut state);
-                }
-                due
-            };
-            for added in 0..due {
-                let Err(why) = self.tokens.put() else { continue };
-                let mut state = self.state.lock();
-                state.tokens = state.tokens.saturating_sub(due - added);
-                // Who takes the last token that there is adds more. If that has happened already, and
-                // these were counted, nobody will.
-                if why == NotAdded::Deaf || state.tokens > 0 {
-                    return self.is_settled(&mut state);
-                }
-                break;
+        {
+            // Who is about to be woken may come here before who wakes it has come back: for an event that was taken
+            // nobody waits.
+            let mut state = self.state.lock();
+            if state.events.is_empty() || state.readable && !state.writing {
+                return self.is_settled(&mut state);
             }
         }
+        let _writing = locked_for_calls(&self.writing);
+        self.set_while(State::is_due);
     }
 }
 
 impl<E> EventQueue<E> {
-    /// Nothing can be added.
+    /// Writes to the file, as often as it is due. The caller holds `writing`.
+    fn set_while(&self, is_due: impl Fn(&State<E>) -> bool) {
+        loop {
+            let bytes = {
+                let mut state = self.state.lock();
+                state.writing = is_due(&state);
+                if !state.writing {
+                    return self.is_settled(&mut state);
+                }
+                state.readable = true;
+                let missing = state.missing.max(0);
+                state.missing -= missing;
+                1 + missing
+            };
+            (0..bytes).for_each(|_| self.file.set());
+        }
+    }
+
+    /// Nothing can be added. A thread that writes sees to it itself.
     fn is_settled(&self, state: &mut State<E>) {
-        if std::mem::take(&mut state.noted) {
+        if !state.writing && std::mem::take(&mut state.noted) {
             self.fabric.unsettled.forget_events(std::ptr::from_ref(self).cast());
         }
     }
@@ -241,14 +289,23 @@ impl Acknowledgements {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::Barrier;
+    use std::thread;
+
     use super::*;
+    use crate::engine::events::file::tests::kinds;
     use rustix::event::{PollFd, PollFlags, poll};
     use rustix::fs::OFlags;
 
     static FABRIC: Fabric = Fabric::new();
 
+    /// Queues of which each has a file of another kind.
+    fn queues() -> impl Iterator<Item = Arc<EventQueue<u32>>> {
+        kinds().into_iter().map(|file| EventQueue::with_file(&FABRIC, file))
+    }
+
     fn readable(queue: &EventQueue<u32>) -> bool {
-        let mut fds = [PollFd::new(queue.tokens.file(), PollFlags::IN)];
+        let mut fds = [PollFd::new(queue.file.program(), PollFlags::IN)];
         poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
     }
 
@@ -258,11 +315,11 @@ mod tests {
     }
 
     #[test]
-    fn the_descriptor_is_readable_exactly_while_there_are_events() {
+    fn the_file_is_readable_exactly_while_there_are_events() {
         // Whatever the program has made of its end.
-        for flags in [OFlags::empty(), OFlags::NONBLOCK] {
-            let queue = EventQueue::new(&FABRIC, 8).unwrap();
-            rustix::fs::fcntl_setfl(queue.tokens.file(), flags).unwrap();
+        let flags = [OFlags::empty(), OFlags::NONBLOCK];
+        for (queue, flags) in queues().flat_map(|queue| flags.map(|flags| (queue.clone(), flags))) {
+            rustix::fs::fcntl_setfl(queue.file.program(), flags).unwrap();
             assert!(!readable(&queue));
             push(&queue, 0..10);
             queue.discard(|n| n % 2 == 1);
@@ -278,8 +335,8 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_discarded_before_its_token_is_there_has_none() {
-        let queue = EventQueue::new(&FABRIC, 8).unwrap();
+    fn an_event_that_is_discarded_before_the_file_is_readable_leaves_nothing() {
+        let queue = EventQueue::new(&FABRIC).unwrap();
         queue.push(1);
         queue.push(2);
         queue.discard(|event| event == 1);
@@ -290,7 +347,7 @@ mod tests {
 
     #[test]
     fn the_same_event_waits_once() {
-        let queue = EventQueue::new(&FABRIC, 8).unwrap();
+        let queue = EventQueue::new(&FABRIC).unwrap();
         queue.push_new(1);
         FABRIC.unsettled.settle();
         queue.push_new(1);
@@ -300,36 +357,84 @@ mod tests {
     }
 
     #[test]
-    fn more_events_than_there_is_room_for_tokens_are_kept() {
-        let queue = EventQueue::new(&FABRIC, 16).unwrap();
-        let count = 100_000;
-        push(&queue, 0..count);
-        assert!((0..count).all(|n| queue.take(|event| event) == Ok(n)));
-        assert!(!readable(&queue));
+    fn who_is_woken_without_an_event_finds_none() {
+        for queue in queues() {
+            queue.wake();
+            queue.wake();
+            assert!(readable(&queue));
+            rustix::fs::fcntl_setfl(queue.file.program(), OFlags::NONBLOCK).unwrap();
+            assert_eq!(queue.take(|event| event), Err(Errno::AGAIN));
+            assert!(!readable(&queue));
+            push(&queue, 0..1);
+            assert!(readable(&queue));
+        }
     }
 
-    /// The descriptor is a socket, and the program has it.
+    /// Each takes one of two, and goes on to the next two when both are taken.
     #[test]
-    fn a_descriptor_that_the_program_has_shut_down_stops_nobody() {
-        let (deaf, other) =
-            (EventQueue::new(&FABRIC, 8).unwrap(), EventQueue::new(&FABRIC, 8).unwrap());
-        push(&deaf, 0..1);
-        rustix::net::shutdown(deaf.tokens.file(), rustix::net::Shutdown::Both).unwrap();
-        assert_eq!(deaf.take(|event| event), Ok(0), "what came before");
-        for n in 1..3 {
+    fn threads_that_wait_for_events_get_them_all() {
+        for queue in queues() {
+            let (round, count) = (Barrier::new(3), 1_000);
+            let takes = || -> Vec<u32> {
+                (0..count)
+                    .map(|_| {
+                        let taken = queue.take(|event| event).unwrap();
+                        round.wait();
+                        taken
+                    })
+                    .collect()
+            };
+            let mut taken = thread::scope(|threads| {
+                let takers = [(); 2].map(|()| threads.spawn(takes));
+                for n in 0..count {
+                    push(&queue, 2 * n..2 * n + 2);
+                    round.wait();
+                    assert!(queue.is_empty());
+                }
+                takers.map(|taker| taker.join().unwrap()).concat()
+            });
+            taken.sort_unstable();
+            assert!(taken.into_iter().eq(0..2 * count));
+            assert!(!readable(&queue));
+        }
+    }
+
+    /// It has read what is there for no reader but `poll(2)`.
+    #[test]
+    fn a_program_that_reads_its_file_stops_nobody() {
+        for queue in queues() {
+            let other = EventQueue::new(&FABRIC).unwrap();
+            push(&queue, 0..1);
+            assert_eq!(rustix::io::read(queue.file.program(), &mut [0]), Ok(1));
+            push(&queue, 1..2);
+            push(&other, 2..3);
+            assert_eq!(other.take(|event| event), Ok(2));
+            assert_eq!([(); 2].map(|()| queue.take(|event| event)), [Ok(0), Ok(1)]);
+            push(&queue, 3..4);
+            assert!(readable(&queue), "as before");
+        }
+    }
+
+    #[test]
+    fn a_socket_that_the_program_has_shut_down_stops_nobody() {
+        let [_, deaf] = kinds().map(|file| EventQueue::with_file(&FABRIC, file));
+        let other = EventQueue::new(&FABRIC).unwrap();
+        rustix::net::shutdown(deaf.file.program(), rustix::net::Shutdown::Both).unwrap();
+        for n in 0..2 {
             deaf.push(n);
             push(&other, n..n + 1);
             assert_eq!(other.take(|event| event), Ok(n));
-            assert_eq!(deaf.take(|event| event), Err(Errno::IO));
+            assert_eq!(deaf.take(|event| event), Ok(n));
+            assert_eq!(deaf.take(|event| event), Err(Errno::IO), "it is not waited for");
         }
-        deaf.discard(|_| true);
     }
 
     #[test]
     fn an_empty_queue_that_does_not_block_says_so() {
-        let queue = EventQueue::<u32>::new(&FABRIC, 8).unwrap();
-        rustix::fs::fcntl_setfl(queue.tokens.file(), OFlags::NONBLOCK).unwrap();
-        assert_eq!(queue.take(|event| event), Err(Errno::AGAIN));
+        for queue in queues() {
+            rustix::fs::fcntl_setfl(queue.file.program(), OFlags::NONBLOCK).unwrap();
+            assert_eq!(queue.take(|event| event), Err(Errno::AGAIN));
+        }
     }
 
     #[test]

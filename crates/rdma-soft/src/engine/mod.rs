@@ -25,8 +25,8 @@
 //!     completion queue, all its rings, the gate of a critical region, the domains of a context,
 //!     and the list of threads of [grace periods](memory::grace_period).
 //!
-//! One more is taken only by who holds none of these: that under which the tokens of an event queue, or the file of
-//! a capture, are written, by a system call. It comes before the queue's state, or the capture's.
+//! One more is taken only by who holds none of these: that under which the file of an event queue, or of
+//! a capture, is written, by a system call. It comes before the queue's state, or the capture's.
 //!
 //! What must touch another queue pair's send side (its error state, a requester that waits for a receive) is
 //! done [after](queue_pair::aftermath::Aftermath) all locks are dropped. Only to have a peer's requester forget it, a

@@ -32,10 +32,10 @@ use crate::schedule::Schedule;
 use crate::sync::{Ordering, locked};
 
 mod events;
+pub(crate) mod file;
 mod groups;
 mod packets;
 mod shared;
-pub(crate) mod tokens;
 mod turns;
 mod unreliable;
 

@@ -1,6 +1,6 @@
 //! Work that a thread leaves until it holds no lock, of several kinds. The first of them gave this
 //! file its name: the queue pairs of a completion queue that overflowed go to error, which takes
-//! their locks. Events get their tokens and captures their packets, by a system call. Queue pairs
+//! their locks. The files of events become readable and captures get their packets, by a system call. Queue pairs
 //! and inboxes with packets get their turns, and a program is informed of packets that were
 //! dropped.
 
@@ -25,7 +25,7 @@ pub(crate) trait Settle: Send + Sync + std::fmt::Debug {
 struct Due {
     /// Completion queues that overflowed.
     failed: Vec<Arc<dyn Settle>>,
-    /// Event queues, each once, until its tokens are there; and captures, until their packets are in the file.
+    /// Event queues, each once, until its file is readable; and captures, until their packets are in the file.
     events: Vec<Arc<dyn Settle>>,
     /// Who has packets to send or to take.
     turns: Row,
@@ -49,6 +49,13 @@ impl Due {
         completion_queues: 0,
         event_queues: 0,
     };
+}
+
+/// What is due alone most often.
+#[derive(Clone, Copy)]
+enum Kind {
+    Turns,
+    Events,
 }
 
 /// All that is to be done, in the fabric.
@@ -118,7 +125,7 @@ impl Unsettled {
         self.count(&due);
     }
 
-    /// Notes that events of a queue have no tokens, or packets of a capture are not in its file; it is not noted
+    /// Notes that the file of a queue is not readable for its events yet, or packets of a capture are not in its file; it is not noted
     /// yet.
     pub(crate) fn note_events(&self, queue: Arc<dyn Settle>) {
         let mut due = self.lock();
@@ -153,7 +160,7 @@ impl Unsettled {
         self.count(&due);
     }
 
-    /// Forgets a queue whose events have their tokens, or a capture.
+    /// Forgets a queue whose file is readable if there are events, or a capture.
     pub(crate) fn forget_events(&self, queue: *const ()) {
         let mut due = self.lock();
         if let Some(n) =
@@ -167,8 +174,7 @@ impl Unsettled {
     }
 
     /// Gives turns to those who have packets to send or to take, as many as one thread has time for, moves the
-    /// queue pairs of every queue that overflowed to error, and has the token of each event where the
-    /// program sees it, and each packet of a capture in its file. The caller holds no lock.
+    /// queue pairs of every queue that overflowed to error, and has the file of each event readable, and each packet of a capture in its file. The caller holds no lock.
     #[inline]
     pub(crate) fn settle(&self) {
         if self.count.load(Ordering::Acquire) != 0 {
@@ -179,15 +185,38 @@ impl Unsettled {
     #[cold]
     fn settle_all(&self) {
         stalls::here();
-        if self.are_turns() {
-            self.give_turns();
-            if self.count.load(Ordering::Acquire) == 0 {
-                return;
+        // Most often all that is due is of one kind.
+        match self.only_kind() {
+            Some(Kind::Turns) => {
+                self.give_turns();
+                if self.count.load(Ordering::Acquire) == 0 {
+                    return;
+                }
             }
+            Some(Kind::Events) => return self.settle_events(),
+            None => {}
         }
         self.settle_failed();
         self.give_turns();
         self.settle_failed();
+        self.settle_events();
+        self.tell();
+    }
+
+    /// Of what kind all is that is due, if it is one of these.
+    fn only_kind(&self) -> Option<Kind> {
+        let due = self.lock();
+        if !due.failed.is_empty() || due.settling != 0 || !due.notices.is_empty() {
+            return None;
+        }
+        match (due.turns.len(), due.events.len()) {
+            (_, 0) => Some(Kind::Turns),
+            (0, _) => Some(Kind::Events),
+            _ => None,
+        }
+    }
+
+    fn settle_events(&self) {
         // Downwards, since who is forgotten is replaced by the last; what others add meanwhile is theirs.
         let count = self.lock().events.len();
         for n in (0..count).rev() {
@@ -196,16 +225,6 @@ impl Unsettled {
                 queue.settle();
             }
         }
-        self.tell();
-    }
-
-    /// Whether there is nothing but turns.
-    fn are_turns(&self) -> bool {
-        let due = self.lock();
-        due.failed.is_empty()
-            && due.settling == 0
-            && due.events.is_empty()
-            && due.notices.is_empty()
     }
 
     fn tell(&self) {
@@ -270,11 +289,11 @@ mod tests {
     use crate::engine::events::EventQueue;
     use crate::fabric::Fabric;
 
-    /// Who has its tokens is kept no longer, and nobody else is forgotten.
+    /// Whose file is readable is kept no longer, and nobody else is forgotten.
     #[test]
-    fn a_queue_is_noted_until_its_events_have_their_tokens() {
+    fn a_queue_is_noted_until_its_file_is_readable() {
         static FABRIC: Fabric = Fabric::new();
-        let queues = [(); 3].map(|()| EventQueue::new(&FABRIC, 8).unwrap());
+        let queues = [(); 3].map(|()| EventQueue::new(&FABRIC).unwrap());
         let noted = || queues.each_ref().map(|queue| Arc::strong_count(queue) > 1);
         queues.iter().for_each(|queue| queue.push(1_u32));
         assert_eq!(noted(), [true; 3]);

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 
 use rdma_sys::{
-    ibv_mtu, ibv_qp_state, ibv_qp_type, ibv_wc, ibv_wc_opcode as Done, ibv_wc_status as Status,
-    ibv_wr_opcode as Opcode,
+    ibv_mtu, ibv_qp_attr, ibv_qp_state, ibv_qp_type, ibv_wc, ibv_wc_opcode as Done,
+    ibv_wc_status as Status, ibv_wr_opcode as Opcode,
 };
 use test_support::fuzz::trace;
-use test_support::rig::connect::{Endpoint, Knobs, attributes, connect_unreliably, to_init};
-use test_support::rig::connect::{to_rtr, to_rts};
+use test_support::rig::connect::{
+    Endpoint, Knobs, RTS, attributes, connect_unreliably, to_init, to_rtr,
+};
 use test_support::rig::datagram::{self, Ah, QKEY};
 use test_support::rig::post::Wr;
 use test_support::rig::{ALL_ACCESS, Qp, REMOTE_ATOMIC};
@@ -74,7 +75,10 @@ impl Victim {
                 to_init(&self.qp, &attr);
                 to_rtr(&self.qp, &attr);
                 if !self.is_silent {
-                    to_rts(&self.qp, &attr);
+                    // A packet that has waited for it may fail it as soon as it receives.
+                    let rts = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTS, ..attr };
+                    let is_ready = self.qp.modify(rts, RTS) == 0;
+                    assert!(is_ready || self.qp.state() == ibv_qp_state::IBV_QPS_ERR);
                 }
             }
             ibv_qp_type::IBV_QPT_UC => connect_unreliably(&self.qp, &own, far, &knobs),

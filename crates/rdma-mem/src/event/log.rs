@@ -1,0 +1,208 @@
+//! What the device of a context has said, kept until every taker has it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_types::AsyncEventKind;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::error::verb::VerbError;
+use crate::event::file::failed;
+use crate::event::value::{AsyncEvent, AsyncEventSource};
+
+/// So many events are kept although every taker has them.
+const KEPT: usize = 256;
+
+/// The events of one context.
+#[derive(Default)]
+pub(crate) struct EventLog(Mutex<Events>);
+
+/// Without what is kept, which may be much, and is locked.
+impl fmt::Debug for EventLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventLog").finish_non_exhaustive()
+    }
+}
+
+/// The events that are kept. All that ever came are counted.
+#[derive(Debug, Default)]
+pub(crate) struct Events {
+    kept: VecDeque<AsyncEvent>,
+    /// How many came before those that are kept.
+    gone: u64,
+    /// How many the taker has that has most, of those that are there and those that were.
+    given: u64,
+    takers: Vec<Taker>,
+}
+
+#[derive(Debug)]
+struct Taker {
+    /// How many events it has, with those that came before it did.
+    has: u64,
+    /// Names the taker, and is readable exactly while there is an event that it has not.
+    wake: Arc<OwnedFd>,
+}
+
+impl EventLog {
+    /// Not in a forked child, where nobody may be there to unlock it.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Events> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Events {
+    fn came(&self) -> u64 {
+        self.gone + self.kept.len() as u64
+    }
+
+    /// One more taker, of what no other has, and what is kept. Its file is readable while there is an event for it.
+    pub(crate) fn join(&mut self) -> Result<Arc<OwnedFd>, VerbError> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let wake = Arc::new(eventfd(0, flags).map_err(failed("eventfd"))?);
+        let taker = Taker { has: self.given.max(self.gone), wake: Arc::clone(&wake) };
+        if taker.has < self.came() {
+            taker.raise();
+        }
+        self.takers.push(taker);
+        Ok(wake)
+    }
+
+    pub(crate) fn leave(&mut self, wake: &Arc<OwnedFd>) {
+        self.takers.retain(|taker| !Arc::ptr_eq(&taker.wake, wake));
+        self.forget();
+    }
+
+    /// One more event, for all.
+    pub(crate) fn push(&mut self, event: AsyncEvent) {
+        let came = self.came();
+        self.takers.iter().filter(|taker| taker.has == came).for_each(Taker::raise);
+        self.kept.push_back(event);
+        self.forget();
+    }
+
+    /// The next event for a taker, if it is there.
+    pub(crate) fn next(&mut self, wake: &Arc<OwnedFd>) -> Option<AsyncEvent> {
+        let came = self.came();
+        let taker = self.takers.iter_mut().find(|taker| Arc::ptr_eq(&taker.wake, wake))?;
+        let place = usize::try_from(taker.has - self.gone).ok()?;
+        let event = *self.kept.get(place)?;
+        taker.has += 1;
+        if taker.has == came {
+            taker.lower();
+        }
+        self.given = self.given.max(taker.has);
+        self.forget();
+        Some(event)
+    }
+
+    /// What is kept of an object, a port or the device, oldest first.
+    pub(crate) fn of(&self, source: AsyncEventSource) -> Vec<AsyncEventKind> {
+        let own = self.kept.iter().filter(|event| event.source == source);
+        own.map(|event| event.kind).collect()
+    }
+
+    /// Drops the oldest of too many, but none that a taker has not.
+    fn forget(&mut self) {
+        let all_have = self.takers.iter().map(|taker| taker.has).min().unwrap_or(u64::MAX);
+        while self.kept.len() > KEPT && self.gone < all_have {
+            self.kept.pop_front();
+            self.gone += 1;
+        }
+    }
+}
+
+/// The counter is 0 or 1, and nobody else has the file: neither call can fail or wait.
+impl Taker {
+    fn raise(&self) {
+        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+    }
+
+    fn lower(&self) {
+        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+    }
+}
+
+#[cfg(all(test, not(miri)))] // miri has no ppoll
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn event(n: usize) -> AsyncEvent {
+        let [port, ..] = n.to_le_bytes();
+        AsyncEvent { kind: AsyncEventKind::GID_CHANGE, source: AsyncEventSource::Port(port) }
+    }
+
+    fn is_readable(wake: &OwnedFd) -> bool {
+        let mut files = [PollFd::new(wake, PollFlags::IN)];
+        poll(&mut files, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(1)
+    }
+
+    fn rest(events: &mut Events, wake: &Arc<OwnedFd>) -> Vec<AsyncEvent> {
+        let all = std::iter::from_fn(|| {
+            let readable = is_readable(wake);
+            let next = events.next(wake);
+            assert_eq!(readable, next.is_some());
+            next
+        });
+        all.collect()
+    }
+
+    #[test]
+    fn each_taker_has_each_event_in_order_and_a_file_that_tells() {
+        let mut events = Events::default();
+        let (a, b) = (events.join().unwrap(), events.join().unwrap());
+        for n in 0..3 {
+            events.push(event(n));
+        }
+        assert_eq!(events.next(&a), Some(event(0)));
+        assert_eq!(rest(&mut events, &b), [0, 1, 2].map(event));
+        events.push(event(3));
+        assert_eq!(rest(&mut events, &a), [1, 2, 3].map(event));
+        assert_eq!(rest(&mut events, &b), [event(3)]);
+    }
+
+    #[test]
+    fn a_taker_begins_with_what_no_other_had() {
+        let mut events = Events::default();
+        events.push(event(0));
+        let first = events.join().unwrap();
+        events.push(event(1));
+        assert_eq!(events.next(&first), Some(event(0)));
+        let second = events.join().unwrap();
+        assert_eq!(rest(&mut events, &second), [event(1)]);
+        assert_eq!(rest(&mut events, &first), [event(1)]);
+        events.leave(&first);
+        events.leave(&second);
+        events.push(event(2));
+        let third = events.join().unwrap();
+        assert_eq!(rest(&mut events, &third), [event(2)]);
+        assert_eq!(events.next(&first), None, "it has left");
+    }
+
+    #[test]
+    fn nothing_is_forgotten_that_a_taker_has_not_and_little_else_is_kept() {
+        let mut events = Events::default();
+        let slow = events.join().unwrap();
+        let fast = events.join().unwrap();
+        for n in 0..3 * KEPT {
+            events.push(event(n));
+            assert_eq!(rest(&mut events, &fast).len(), 1);
+        }
+        assert_eq!(rest(&mut events, &slow), (0..3 * KEPT).map(event).collect::<Vec<_>>());
+        assert_eq!(events.kept.len(), KEPT);
+        // A look finds what is kept, whoever has it.
+        let of_port = events.of(event(3 * KEPT - 1).source);
+        assert!(!of_port.is_empty() && of_port.iter().all(|&kind| kind == event(0).kind));
+        events.leave(&slow);
+        events.leave(&fast);
+        for n in 0..2 * KEPT {
+            events.push(event(n));
+        }
+        assert_eq!(events.kept.len(), KEPT, "nobody is there to take them");
+        let late = events.join().unwrap();
+        assert_eq!(rest(&mut events, &late), (KEPT..2 * KEPT).map(event).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,198 @@
+//! Who takes the asynchronous events of a context.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_sys::{Errno, ibv_async_event};
+use rdma_types::AsyncEventKind;
+use rustix::event::epoll;
+
+use crate::device::context::Context;
+use crate::error::Error;
+use crate::error::verb::VerbError;
+use crate::event::file::{EventFile, failed};
+use crate::event::value::{AsyncEvent, AsyncEventSource};
+
+/// At most so many events are fetched for one look at what came.
+const MOST: usize = 4096;
+
+/// The asynchronous events of a context.
+///
+/// Each `AsyncEvents` of a context gets every event: a program takes one where it wants to know, and others do
+/// not notice. A new one begins with what no other was given. What one has not taken yet is kept in memory, however
+/// much that is: drop an `AsyncEvents` that is not asked any more. All methods take `&self`, from any thread.
+///
+/// It [is a file](AsFd) that is readable while there are events, for `poll`, `epoll` and what is made of them.
+/// A program that calls `ibv_get_async_event` on the context itself takes events away from all of these.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+///
+/// rdma_soft::install();
+/// let context = rdma_mem::open_device("soft0")?;
+/// let events = context.async_events()?;
+/// while let Some(event) = events.get_event_timeout(Duration::from_millis(1))? {
+///     println!("{}: {:?}", event.kind, event.source);
+/// }
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[doc(alias = "ibv_get_async_event")]
+#[derive(Debug)]
+pub struct AsyncEvents {
+    /// The context's: readable while there are events that nobody has fetched.
+    file: EventFile,
+    /// Names it in the log of the context: readable while there are events that another has fetched.
+    wake: Arc<OwnedFd>,
+    /// Of both.
+    either: OwnedFd,
+    context: Context,
+}
+
+impl AsyncEvents {
+    /// The events of a context. Makes the context's `async_fd` non-blocking.
+    ///
+    /// # Errors
+    /// If the kernel refuses that, or the process has no more files: this takes two.
+    #[doc(alias = "async_fd")]
+    pub fn of(context: &Context) -> Result<Self, Error> {
+        context.check_process()?;
+        // SAFETY: SAFETY.md F6: the context closes its file, and is kept by `this`.
+        let file = unsafe { EventFile::new(context.async_fd()) }?;
+        let either = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed("epoll_create1"))?;
+        let wake = context.log().lock().join()?;
+        let this = Self { file, wake, either, context: context.clone() };
+        for file in [this.file.as_fd(), this.wake.as_fd()] {
+            epoll::add(&this.either, file, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+                .map_err(failed("epoll_ctl"))?;
+        }
+        Ok(this)
+    }
+
+    /// Waits for an event, as long as it takes.
+    ///
+    /// # Errors
+    /// What the provider says, most often because the device went away.
+    #[doc(alias = "ibv_get_async_event")]
+    #[doc(alias = "ibv_ack_async_event")]
+    pub fn get_event(&self) -> Result<AsyncEvent, Error> {
+        loop {
+            if let Some(event) = self.wait(None)? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// Waits for an event, at most so long; `None` if none came.
+    ///
+    /// # Errors
+    /// As [`get_event`](Self::get_event).
+    pub fn get_event_timeout(&self, timeout: Duration) -> Result<Option<AsyncEvent>, Error> {
+        self.wait(Some(timeout))
+    }
+
+    /// An event that is there already.
+    ///
+    /// # Errors
+    /// As [`get_event`](Self::get_event).
+    pub fn try_get_event(&self) -> Result<Option<AsyncEvent>, Error> {
+        self.context.check_process()?;
+        let mut log = self.context.log().lock();
+        if let Some(event) = log.next(&self.wake) {
+            return Ok(Some(event));
+        }
+        let Some(event) = self.context.fetch_event()? else { return Ok(None) };
+        log.push(event);
+        Ok(log.next(&self.wake))
+    }
+
+    /// The context whose events these are.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>, Error> {
+        self.file.wait_with(Some(self.wake.as_fd()), timeout, || self.try_get_event())
+    }
+}
+
+impl Drop for AsyncEvents {
+    fn drop(&mut self) {
+        if self.context.check_process().is_ok() {
+            self.context.log().lock().leave(&self.wake);
+        }
+    }
+}
+
+impl AsFd for AsyncEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.either.as_fd()
+    }
+}
+
+impl Context {
+    /// Where the device says what happens when nobody calls; as [`AsyncEvents::of`].
+    ///
+    /// # Errors
+    /// Those of [`AsyncEvents::of`].
+    #[doc(alias = "ibv_get_async_event")]
+    pub fn async_events(&self) -> Result<AsyncEvents, Error> {
+        AsyncEvents::of(self)
+    }
+
+    /// What the device has said of an object, a port or itself, oldest first, without taking it from anybody: for
+    /// who wants to know why something failed. It is a look at the context's last 256 events, and those that an
+    /// [`AsyncEvents`] has not taken yet. Makes the context's `async_fd` non-blocking.
+    ///
+    /// # Errors
+    /// What the provider says, most often because the device went away.
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_mem::AsyncEventSource;
+    ///
+    /// rdma_soft::install();
+    /// let context = rdma_mem::open_device("soft0")?;
+    /// assert_eq!(context.events_of(AsyncEventSource::Port(1))?, []);
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    pub fn events_of(&self, source: AsyncEventSource) -> Result<Vec<AsyncEventKind>, Error> {
+        self.check_process()?;
+        let mut log = self.log().lock();
+        for _ in 0..MOST {
+            let Some(event) = self.fetch_event()? else { break };
+            log.push(event);
+        }
+        Ok(log.of(source))
+    }
+
+    fn async_fd(&self) -> RawFd {
+        // SAFETY: SAFETY.md F1, F6: a live context, whose file does not change.
+        unsafe { (*self.as_raw()).async_fd }
+    }
+
+    /// Fetches an event from the provider, if there is one. The log is locked, so that the order of events is one
+    /// for all. It is not waited for, although others may have made the file blocking again.
+    fn fetch_event(&self) -> Result<Option<AsyncEvent>, Error> {
+        // SAFETY: SAFETY.md F6: the context closes its file, and is kept by `self`.
+        let _non_blocking = unsafe { EventFile::new(self.async_fd()) }?;
+        let verbs = self.verbs();
+        let mut raw = ibv_async_event::default();
+        // SAFETY: SAFETY.md F1, F2: a live context of this table, and an event to write to.
+        let returned = unsafe { (verbs.get_async_event)(self.as_raw(), &raw mut raw) };
+        match Errno::check_minus_one(returned) {
+            Ok(_) => {}
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+            Err(errno) => return Err(VerbError::new("ibv_get_async_event", errno).into()),
+        }
+        // SAFETY: SAFETY.md F1: the provider filled it just now, and it is acknowledged below.
+        let event = unsafe { AsyncEvent::from_raw(&raw) };
+        // SAFETY: SAFETY.md F1, F2: an event of this table, acknowledged once. What it is about may be
+        // destroyed from here on, and is not used any more.
+        unsafe { (verbs.ack_async_event)(&raw mut raw) };
+        Ok(Some(event))
+    }
+}

@@ -1,0 +1,151 @@
+//! A file that the device makes readable, and programs poll as they poll the kernel's files.
+//!
+//! A pipe with one byte or none. The program has the end that is read from: it sets `O_NONBLOCK` as it likes, and may
+//! duplicate that end, and read. So the device has the pipe opened once more, by `/proc`, with flags of its own: nothing
+//! that the program does has the device wait here. (An eventfd cannot be opened once more. `preadv2` reads without
+//! waiting, but only since Linux 6.4 from a pipe, and nothing writes to an eventfd so.)
+//!
+//! Without `/proc` it is a pair of connected sockets, of which each call says whether it waits. They take longer.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::pipe::PipeFlags;
+
+use crate::sync::assert_nothing_held;
+
+/// What a pipe has at least. What it may have counts to the user.
+const LEAST: usize = 4096;
+
+#[derive(Debug)]
+pub(crate) struct EventFile {
+    program: File,
+    own: Own,
+}
+
+/// What the device uses.
+#[derive(Debug)]
+enum Own {
+    Pipe(OwnedFd),
+    /// To write to; it reads from the program's.
+    Socket(OwnedFd),
+}
+
+impl EventFile {
+    pub(crate) fn new() -> rustix::io::Result<Self> {
+        Self::pipe().or_else(|_| Self::sockets())
+    }
+
+    fn pipe() -> rustix::io::Result<Self> {
+        let (program, _writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        // More than is needed, if not.
+        let _ = rustix::pipe::fcntl_setpipe_size(&program, LEAST);
+        // Of this thread, which may have unshared its files.
+        let path = format!("/proc/thread-self/fd/{}", program.as_raw_fd());
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let own = rustix::fs::open(path, flags, Mode::empty())?;
+        let (one, other) = (rustix::fs::fstat(&program)?, rustix::fs::fstat(&own)?);
+        if (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino) {
+            return Err(Errno::NOENT); // it is not the kernel's `/proc`
+        }
+        Ok(Self { program: File::from(program), own: Own::Pipe(own) })
+    }
+
+    fn sockets() -> rustix::io::Result<Self> {
+        let (unix, stream) = (AddressFamily::UNIX, SocketType::STREAM);
+        let (program, own) = rustix::net::socketpair(unix, stream, SocketFlags::CLOEXEC, None)?;
+        Ok(Self { program: File::from(program), own: Own::Socket(own) })
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        self.program.as_raw_fd()
+    }
+
+    /// Adds a byte. It stays as it is if it is full, or if the program has shut the socket down.
+    pub(crate) fn set(&self) {
+        assert_nothing_held();
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            let added = match &self.own {
+                Own::Pipe(file) => rustix::io::write(file, &[0]),
+                Own::Socket(file) => rustix::net::send(file, &[0], flags),
+            };
+            match added {
+                // There may be memory later.
+                Err(Errno::NOBUFS | Errno::NOMEM | Errno::INTR) => std::thread::yield_now(),
+                _ => return,
+            }
+        }
+    }
+
+    /// Takes a byte if there is one, without waiting, and says whether there was.
+    pub(crate) fn clear(&self) -> bool {
+        assert_nothing_held();
+        let mut byte = [0];
+        match &self.own {
+            Own::Pipe(file) => rustix::io::read(file, &mut byte) == Ok(1),
+            Own::Socket(_) => {
+                let taken = rustix::net::recv(&self.program, &mut byte, RecvFlags::DONTWAIT);
+                taken.is_ok_and(|(_, bytes)| bytes == 1)
+            }
+        }
+    }
+
+    /// Whether the program has it so that who reads waits.
+    pub(crate) fn is_blocking(&self) -> bool {
+        let flags = rustix::fs::fcntl_getfl(&self.program);
+        flags.is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
+    }
+
+    /// Takes a byte. Waits for it, if the program has not made its end non-blocking.
+    pub(crate) fn take(&self) -> Result<(), Errno> {
+        // A function of the C library, in which a thread can be cancelled.
+        match (&self.program).read(&mut [0]) {
+            Ok(1) => Ok(()),
+            Ok(_) => Err(Errno::IO),
+            Err(error) => Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn program(&self) -> &File {
+        &self.program
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Both kinds.
+    #[allow(clippy::expect_used)] // of tests
+    pub(crate) fn kinds() -> [EventFile; 2] {
+        [EventFile::pipe().expect("a pipe"), EventFile::sockets().expect("sockets")]
+    }
+
+    /// The program has read the byte, and written as much as there is space for.
+    #[test]
+    fn nothing_waits_whatever_the_program_does() {
+        for file in kinds() {
+            file.set();
+            assert_eq!(rustix::io::read(file.program(), &mut [0; 2]), Ok(1));
+            assert!(!file.clear());
+            (0..10_000).for_each(|_| file.set());
+            assert!(file.clear());
+        }
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "a system call under a lock of the engine")]
+    fn nothing_is_written_under_a_lock() {
+        let file = EventFile::new().unwrap();
+        let lock = crate::sync::Lock::new(());
+        let _held = lock.lock();
+        file.set();
+    }
+}
