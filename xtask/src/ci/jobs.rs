@@ -472,7 +472,7 @@ const ASAN: &[Step] = &[
     ASAN_SEES,
     tests(
         "cargo test --target {host} --target-dir {target}/asan --lib --tests \
-            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel",
+            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-async",
     )
     .with(ADDRESS),
     asan_suite!("soft0::"),
@@ -487,7 +487,8 @@ const ASAN_FULL: &[Step] = &[
         .with(ADDRESS),
     tests(
         "cargo test --target {host} --target-dir {target}/asan --lib --bins --tests --examples \
-            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-examples -p conformance",
+            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-async -p rdma-examples \
+            -p conformance",
     )
     .with(ADDRESS),
 ];
@@ -499,7 +500,8 @@ const LSAN: &[Step] = &[
         .with(LEAKS),
     tests(
         "cargo test --target {host} --target-dir {target}/lsan --lib --bins --tests --examples \
-            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-examples -p conformance",
+            -p rdma-soft -p rdma-mem -p rdma-qp -p rdma-channel -p rdma-async -p rdma-examples \
+            -p conformance",
     )
     .with(LEAKS),
 ];

@@ -27,6 +27,7 @@ const LAYERS: &[Layer] = &[
     layer("rdma-mem", &["rdma-types", "rdma-sys"], true),
     layer("rdma-qp", &["rdma-types", "rdma-sys", "rdma-mem"], true),
     layer("rdma-channel", &["rdma-types", "rdma-sys", "rdma-mem", "rdma-qp"], true),
+    layer("rdma-async", &["rdma-types", "rdma-mem", "rdma-qp", "rdma-channel"], true),
     layer("rdma", &["rdma-types", "rdma-soft", "rdma-mem", "rdma-qp", "rdma-channel"], false),
 ];
 

@@ -1,0 +1,105 @@
+//! What an operation has while the device uses it: one type for all kinds of buffers, so that a slot holds it without
+//! an allocation.
+
+use rdma_mem::Buffer;
+
+use crate::buffer::shared::SharedBuffer;
+use crate::buffer::view::BufferSlice;
+
+/// The memory of a request. Not for programs: what generic operations are made of.
+#[derive(Debug)]
+#[allow(unnameable_types, clippy::exhaustive_enums)] // not for programs
+pub enum Held {
+    Nothing,
+    Exclusive(BufferSlice),
+    Shared(SharedBuffer),
+}
+
+pub(crate) mod sealed {
+    use super::Held;
+
+    /// What a slot can hold and give back as it was.
+    #[allow(unnameable_types)] // that is how it is sealed
+    pub trait Loan: Sized + Send + 'static {
+        #[doc(hidden)]
+        fn into_held(self) -> Held;
+        /// `None` if it is another kind, which does not happen to what this type has made.
+        #[doc(hidden)]
+        fn from_held(held: Held) -> Option<Self>;
+    }
+}
+
+use sealed::Loan;
+
+/// Memory that an operation reads: a [`Buffer`], a part of one, or a shared one. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be lent to an operation",
+    note = "operations take a `Buffer`, a `BufferSlice`, or to send and write from also a `SharedBuffer`"
+)]
+pub trait Source: Loan {}
+
+/// Memory that an operation writes: a [`Buffer`], or a part of one. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be received or read into",
+    note = "operations that write memory take a `Buffer` or a `BufferSlice`"
+)]
+pub trait Target: Source {}
+
+impl Loan for Buffer {
+    #[inline]
+    fn into_held(self) -> Held {
+        Held::Exclusive(self.into())
+    }
+
+    #[inline]
+    fn from_held(held: Held) -> Option<Self> {
+        BufferSlice::from_held(held).map(BufferSlice::into_inner)
+    }
+}
+
+impl Loan for BufferSlice {
+    #[inline]
+    fn into_held(self) -> Held {
+        Held::Exclusive(self)
+    }
+
+    #[inline]
+    fn from_held(held: Held) -> Option<Self> {
+        match held {
+            Held::Exclusive(part) => Some(part),
+            Held::Nothing | Held::Shared(_) => None,
+        }
+    }
+}
+
+impl Loan for SharedBuffer {
+    #[inline]
+    fn into_held(self) -> Held {
+        Held::Shared(self)
+    }
+
+    #[inline]
+    fn from_held(held: Held) -> Option<Self> {
+        match held {
+            Held::Shared(shared) => Some(shared),
+            Held::Nothing | Held::Exclusive(_) => None,
+        }
+    }
+}
+
+/// No memory.
+impl Loan for () {
+    fn into_held(self) -> Held {
+        Held::Nothing
+    }
+
+    fn from_held(_: Held) -> Option<Self> {
+        Some(())
+    }
+}
+
+impl Source for Buffer {}
+impl Source for BufferSlice {}
+impl Source for SharedBuffer {}
+impl Target for Buffer {}
+impl Target for BufferSlice {}

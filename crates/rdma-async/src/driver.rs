@@ -1,0 +1,127 @@
+//! What polls when nobody else does: a task that sleeps on the completion channel, or the program itself.
+
+pub(crate) mod manual;
+pub(crate) mod shared;
+pub(crate) mod task;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rdma_mem::Context;
+use rdma_qp::{Error, QueuePairBuilder};
+
+use self::manual::ManualDriver;
+use self::shared::{Handle, Shared};
+use crate::ledger::slots::MOST;
+use crate::prepared::PreparedConnection;
+
+/// Has operations end: it owns the completion queues of connections, and sees to completions that nobody waits for
+/// in a poll of its own.
+///
+/// Who awaits an operation polls its completion queue itself; the driver only sleeps, and wakes. Clones are
+/// cheap. The driver ends with the last clone and the last connection, or when its task is dropped, as by the end of
+/// the runtime: then it destroys its queue pairs, and operations that are with the device fail with
+/// [`TransportError::Closed`](rdma_channel::TransportError::Closed), with their memory.
+///
+/// # Examples
+/// ```
+/// use rdma_async::Driver;
+/// use rdma_mem::BufferPool;
+/// use rdma_qp::prelude::*;
+///
+/// # rdma_soft::install();
+/// # tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
+/// let context = rdma_mem::open_device("soft0")?;
+/// let pd = context.allocate_pd()?;
+/// let driver = Driver::spawn(&context)?;
+/// // Both ends here; else each tells the other its endpoint.
+/// let (one, other) = (driver.prepare(pd.create_qp())?, driver.prepare(pd.create_qp())?);
+/// let (at_one, at_other) = (one.endpoint(), other.endpoint());
+/// let (one, other) = (one.handshake(at_other)?, other.handshake(at_one)?);
+///
+/// let pool = BufferPool::new(&pd);
+/// let receive = other.receive(pool.allocate(64)?).post().await?;
+/// let mut message = pool.allocate(5)?;
+/// message.copy_from_slice(b"hello");
+/// one.send(message).await?;
+/// let received = receive.await?;
+/// assert_eq!(received.memory[..received.length], *b"hello");
+/// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Driver(pub(crate) Arc<Handle>);
+
+impl Driver {
+    /// A driver with a task of the runtime that this is called in.
+    ///
+    /// # Errors
+    /// If the completion channel cannot be made.
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio that has I/O (`enable_io`).
+    pub fn spawn(context: &Context) -> Result<Self, std::io::Error> {
+        let shared = Shared::new(context, true).map_err(std::io::Error::other)?;
+        task::spawn(&shared)?;
+        Ok(Self(Arc::new(Handle(shared))))
+    }
+
+    /// A driver that the program polls itself, of any runtime or none.
+    ///
+    /// # Errors
+    /// If the completion channel cannot be made.
+    pub fn manual(context: &Context) -> Result<(Self, ManualDriver), Error> {
+        let shared = Shared::new(context, false)?;
+        let manual = ManualDriver::new(Arc::clone(&shared));
+        Ok((Self(Arc::new(Handle(shared))), manual))
+    }
+
+    /// A connection that waits for its peer's endpoint, however the program gets that. The builder has the options of its
+    /// queue pair; its completion queues are the driver's.
+    ///
+    /// # Errors
+    /// Those of [`QueuePairBuilder::build`]; [`Error::TooLarge`] for a queue of more than 32,768
+    /// requests; [`Error::SharedReceives`]; if a completion queue cannot be
+    /// made.
+    pub fn prepare(&self, builder: QueuePairBuilder<'_>) -> Result<PreparedConnection, Error> {
+        // Whose receives would complete here with WR IDs that others have chosen.
+        if builder.has_srq() {
+            return Err(Error::SharedReceives);
+        }
+        let asked = builder.asked();
+        let depth = [asked.max_send_wr, asked.max_recv_wr];
+        for (knob, value) in [("max_send_wr", depth[0]), ("max_recv_wr", depth[1])] {
+            if value > MOST / 2 {
+                return Err(Error::TooLarge { knob, value, most: MOST / 2 });
+            }
+        }
+        let ledger = self.0.0.ledger_for(depth[0] + depth[1])?;
+        PreparedConnection::new(builder, ledger, depth, Arc::clone(&self.0))
+    }
+
+    /// Ends the driver, and waits until its task has: all operations are over then, with their memory. Connections stay
+    /// closed.
+    pub async fn shutdown(self) {
+        let shared = Arc::clone(&self.0.0);
+        if !shared.has_task {
+            return shared.end();
+        }
+        let ended = shared.has_ended.notified();
+        tokio::pin!(ended);
+        // Before the look, so that it is not missed.
+        ended.as_mut().enable();
+        shared.ends.notify_one();
+        drop(self);
+        if !shared.is_done.load(Ordering::Acquire) {
+            ended.await;
+        }
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.0.0.ledgers().len();
+        f.debug_struct("Driver").field("completion_queues", &count).finish_non_exhaustive()
+    }
+}

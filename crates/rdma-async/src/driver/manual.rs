@@ -1,0 +1,49 @@
+//! The driver as the program's own.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rdma_qp::Error;
+
+use super::shared::Shared;
+
+/// A driver without a task: the program polls it. It [is a file](AsFd) that is readable when something has completed
+/// since it was [armed](Self::arm).
+///
+/// Dropped, it ends the driver.
+#[derive(Debug)]
+pub struct ManualDriver(Arc<Shared>);
+
+impl ManualDriver {
+    pub(super) const fn new(shared: Arc<Shared>) -> Self {
+        Self(shared)
+    }
+
+    /// Polls all completion queues, and wakes who waits for what has completed. How many completions there were.
+    pub fn poll(&mut self) -> usize {
+        self.0.poll()
+    }
+
+    /// Has the next completion make the file readable, and takes all that is there before: 0 if there was nothing, so that
+    /// the program can sleep on the file.
+    ///
+    /// # Errors
+    /// If the completion channel has failed.
+    pub fn arm(&mut self) -> Result<usize, Error> {
+        self.0.sweep()
+    }
+}
+
+impl AsFd for ManualDriver {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.channel.as_fd()
+    }
+}
+
+impl Drop for ManualDriver {
+    fn drop(&mut self) {
+        if self.0.is_of_this_process() {
+            self.0.end();
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What a driver, its task and its connections share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_channel::CloseReason;
+use rdma_mem::Context;
+use rdma_qp::{CompletionChannel, CompletionQueue, Error};
+use tokio::sync::Notify;
+
+use crate::ledger::Ledger;
+
+/// How many completions a completion queue has room for, if no connection needs more.
+const COMPLETIONS: u32 = 4096;
+
+/// What a driver has, as long as its task or a connection is there.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    // First: they have queues of the channel.
+    ledgers: Mutex<Vec<Arc<Ledger>>>,
+    pub(crate) channel: CompletionChannel,
+    /// A task polls, and ends the driver.
+    pub(super) has_task: bool,
+    /// Nobody polls any more.
+    pub(super) is_over: AtomicBool,
+    /// All queue pairs were destroyed.
+    pub(super) is_done: AtomicBool,
+    /// Told when the last handle is gone, or the driver is to end.
+    pub(crate) ends: Notify,
+    /// Told when it has ended.
+    pub(super) has_ended: Notify,
+}
+
+/// Keeps the driver going: it ends when the last one is dropped.
+#[derive(Debug)]
+pub(crate) struct Handle(pub(super) Arc<Shared>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // A forked child wakes nobody of its parent's.
+        if self.0.is_of_this_process() {
+            self.0.ends.notify_one();
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn new(context: &Context, has_task: bool) -> Result<Arc<Self>, Error> {
+        Ok(Arc::new(Self {
+            ledgers: Mutex::default(),
+            channel: CompletionChannel::create(context)?,
+            has_task,
+            is_over: AtomicBool::new(false),
+            is_done: AtomicBool::new(false),
+            ends: Notify::new(),
+            has_ended: Notify::new(),
+        }))
+    }
+
+    /// Whether this is no forked child, in which nobody may be there to unlock anything.
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.channel.context().check_process().is_ok()
+    }
+
+    pub(super) fn ledgers(&self) -> MutexGuard<'_, Vec<Arc<Ledger>>> {
+        self.ledgers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A completion queue with room for so many requests, which are taken.
+    pub(super) fn ledger_for(&self, requests: u32) -> Result<Arc<Ledger>, Error> {
+        let mut ledgers = self.ledgers();
+        if let Some(fits) = ledgers.iter().find(|ledger| ledger.reserve(requests)) {
+            return Ok(Arc::clone(fits));
+        }
+        let capacity = requests.max(COMPLETIONS);
+        let cq = CompletionQueue::create_with_channel(&self.channel, capacity, 0)?;
+        // Who sleeps on the channel hears of it from the first completion on.
+        cq.req_notify(false)?;
+        let ledger = Arc::new(Ledger::new(cq));
+        ledger.reserve(requests);
+        ledgers.push(Arc::clone(&ledger));
+        Ok(ledger)
+    }
+
+    /// Takes all events, has the next completions make events, and takes those that are there: who sleeps on the file of
+    /// the channel after this misses none. How many completions there were.
+    ///
+    /// # Errors
+    /// If the channel has failed, or a completion queue cannot be asked. One that has failed has ended its operations.
+    pub(crate) fn sweep(&self) -> Result<usize, Error> {
+        while self.channel.try_get_event()?.is_some() {}
+        let ledgers = self.ledgers().clone();
+        let mut all = 0;
+        for ledger in ledgers.iter().filter(|ledger| !ledger.is_failed()) {
+            ledger.cq().req_notify(false)?;
+            all += ledger.progress().unwrap_or(0);
+        }
+        Ok(all)
+    }
+
+    /// Polls all completion queues.
+    pub(super) fn poll(&self) -> usize {
+        let ledgers = self.ledgers().clone();
+        ledgers.iter().map(|ledger| ledger.progress().unwrap_or(0)).sum()
+    }
+
+    /// Destroys all queue pairs: all operations are over then.
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        let ledgers = self.ledgers().clone();
+        ledgers.iter().for_each(|ledger| ledger.close_all(CloseReason::Destroyed));
+        self.is_done.store(true, Ordering::Release);
+        self.has_ended.notify_waiters();
+    }
+}
+
+impl Handle {
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.is_over.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,55 @@
+//! The driver as a task of tokio.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::shared::Shared;
+
+/// Destroys the queue pairs when the task ends, however it does.
+struct Guard(Arc<Shared>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.0.is_of_this_process() {
+            self.0.end();
+        }
+    }
+}
+
+/// Starts the task.
+pub(super) fn spawn(shared: &Arc<Shared>) -> io::Result<()> {
+    // A duplicate: the file is the channel's, and `AsyncFd` closes what it has.
+    let file = shared.channel.as_fd().try_clone_to_owned()?;
+    // SAFETY: SAFETY.md F28: the duplicate is this one's alone, is open until it is dropped, and is the same file all the time.
+    let file = unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }?;
+    let guard = Guard(Arc::clone(shared));
+    drop(tokio::spawn(run(guard, file)));
+    Ok(())
+}
+
+async fn run(guard: Guard, file: AsyncFd<OwnedFd>) {
+    let shared = &guard.0;
+    loop {
+        // All events are taken before the file counts as not readable, and asked for before the last look.
+        if let Err(error) = shared.sweep() {
+            tracing::error!(%error, "the completion channel of a driver has failed");
+            return;
+        }
+        let ready = tokio::select! {
+            ready = file.readable() => ready,
+            () = shared.ends.notified() => return,
+        };
+        match ready {
+            Ok(mut ready) => ready.clear_ready(),
+            Err(error) => {
+                tracing::error!(%error, "a driver cannot wait for its completion channel");
+                return;
+            }
+        }
+    }
+}

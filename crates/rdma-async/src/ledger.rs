@@ -1,0 +1,280 @@
+//! The requests that are with a device, and their memory: one lock for each completion queue, under which it is polled
+//! and its queue pairs are posted to.
+//!
+//! A slot holds the memory of a request from before it is posted until its completion was polled, or its queue pair was
+//! destroyed. Who waits for it is beside it. Wakers, and memory that nobody waits for, are let go of when the lock is
+//! free again ([`Afters`]).
+
+pub(crate) mod after;
+pub(crate) mod place;
+pub(crate) mod post;
+pub(crate) mod slots;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_channel::{CloseReason, PeerAddress, TransportError};
+use rdma_qp::{CompletionQueue, PollError, PollSlot, QueuePair, WorkSuccess};
+
+use self::after::{After, Afters};
+use self::place::{Left, Place, Rooms};
+use self::slots::{Id, MOST};
+use crate::buffer::held::Held;
+
+/// So many completions are polled at a time.
+pub(crate) const BATCH: usize = 8;
+
+/// A completion queue, and the queue pairs that complete there.
+pub(crate) struct Ledger {
+    // First: its queue pairs are destroyed before the completion queue.
+    table: Mutex<Table>,
+    cq: CompletionQueue,
+    /// How many requests the completion queue has room for.
+    capacity: u32,
+}
+
+/// What is under the lock.
+#[derive(Debug)]
+pub(crate) struct Table {
+    places: Vec<Place>,
+    /// How many requests the queue pairs can have outstanding, all together.
+    taken: u32,
+    /// How many queue pairs there are, and are to come.
+    connections: u32,
+    polled: [PollSlot; BATCH],
+    /// What is to be done when the lock is free.
+    afters: Afters,
+    /// Completions that are of no request.
+    unmatched: u64,
+    failed: Option<PollError>,
+}
+
+/// How a request has ended: with its memory, which is its owner's again.
+pub(crate) struct Ended {
+    pub(crate) held: Held,
+    pub(crate) result: Result<WorkSuccess, TransportError>,
+    /// What an atomic operation has brought.
+    pub(crate) word: u64,
+}
+
+/// Without what is locked.
+impl fmt::Debug for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ledger").field("cq", &self.cq.id()).finish_non_exhaustive()
+    }
+}
+
+impl Ledger {
+    pub(crate) fn new(cq: CompletionQueue) -> Self {
+        let capacity = cq.min_capacity();
+        let table = Table {
+            places: Vec::new(),
+            taken: 0,
+            connections: 0,
+            polled: [PollSlot::default(); BATCH],
+            afters: Vec::with_capacity(after::MOST),
+            unmatched: 0,
+            failed: None,
+        };
+        Self { table: Mutex::new(table), cq, capacity }
+    }
+
+    pub(crate) const fn cq(&self) -> &CompletionQueue {
+        &self.cq
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Unlocks, and does what is due then.
+    #[inline]
+    pub(crate) fn unlock(&self, table: MutexGuard<'_, Table>) {
+        if !table.afters.is_empty() {
+            self.do_afters(table);
+        }
+    }
+
+    #[cold]
+    fn do_afters(&self, mut table: MutexGuard<'_, Table>) {
+        let mut afters = std::mem::take(&mut table.afters);
+        drop(table);
+        afters.drain(..).for_each(After::run);
+        // Its room is used again.
+        let mut table = self.lock();
+        debug_assert!(table.afters.is_empty(), "who adds to it takes it");
+        if table.afters.capacity() < afters.capacity() {
+            table.afters = afters;
+        }
+    }
+
+    /// Has the completion queue room for one more queue pair with so many requests? Then it is taken.
+    pub(crate) fn reserve(&self, requests: u32) -> bool {
+        let mut table = self.lock();
+        let has_room = requests <= self.capacity - table.taken && table.connections < MOST;
+        let fits = table.failed.is_none() && has_room;
+        if fits {
+            table.taken += requests;
+            table.connections += 1;
+        }
+        fits
+    }
+
+    /// Gives back what was [reserved](Self::reserve).
+    pub(crate) fn unreserve(&self, requests: u32) {
+        let mut table = self.lock();
+        table.taken -= requests;
+        table.connections -= 1;
+    }
+
+    /// A place for a queue pair that completes here, and for whose requests there is room.
+    pub(crate) fn enter(&self, qp: QueuePair, depth: [u32; 2], rooms: Arc<Rooms>) -> usize {
+        let mut table = self.lock();
+        let place = table.places.iter().position(Place::is_empty).unwrap_or(table.places.len());
+        if place == table.places.len() {
+            table.places.push(Place::default());
+        }
+        table.places[place].enter(qp, depth, rooms);
+        place
+    }
+
+    /// Polls until nothing is there, and brings each completion to its request.
+    ///
+    /// # Errors
+    /// If the completion queue has failed, which ends all that there is.
+    pub(crate) fn progress(&self) -> Result<usize, PollError> {
+        self.drain().inspect_err(|&error| self.fail(error))
+    }
+
+    /// The same, and what a failure of the completion queue means is the caller's affair.
+    fn drain(&self) -> Result<usize, PollError> {
+        let mut all = 0;
+        loop {
+            let mut table = self.lock();
+            let polled = table.poll(&self.cq);
+            self.unlock(table);
+            let count = polled?;
+            all += count;
+            if count < BATCH {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Ends all connections.
+    #[cold]
+    pub(crate) fn fail(&self, error: PollError) {
+        self.lock().failed = Some(error);
+        self.close_all(CloseReason::Poll);
+    }
+
+    pub(crate) fn close_all(&self, reason: CloseReason) {
+        let places = self.lock().places.len();
+        for place in 0..places {
+            if let Err(error) = self.close(place, reason) {
+                tracing::error!(%error, "a queue pair could not be destroyed: its memory stays lent");
+            }
+        }
+    }
+
+    /// Ends a connection: destroys its queue pair, after which all its operations are over. What has completed before is
+    /// done.
+    ///
+    /// # Errors
+    /// If the provider refuses to destroy it: then its operations end by their completions, or with a later call.
+    pub(crate) fn close(&self, place: usize, reason: CloseReason) -> Result<(), TransportError> {
+        // If the completion queue has failed, nothing more is known.
+        let _ = self.drain();
+        let Some(qp) = self.lock().at(place).take(reason) else { return Ok(()) };
+        // Without the lock: it takes its time, and the others go on.
+        let closed = qp.close();
+        // What a provider leaves in the queue of one that is gone, and what came meanwhile.
+        let _ = self.drain();
+        let mut table = self.lock();
+        let afters = match closed {
+            Ok(()) => table.at(place).end(),
+            Err((qp, error)) => {
+                table.at(place).put_back(qp);
+                let rooms = Arc::clone(table.at(place).rooms());
+                drop(table);
+                After::Close(rooms).run();
+                return Err(error.into());
+            }
+        };
+        // Its last owner has left meanwhile.
+        let left = table.at(place).is_abandoned().then(|| table.vacate(place));
+        drop(table);
+        afters.into_iter().for_each(After::run);
+        drop(left);
+        Ok(())
+    }
+
+    /// Ends a connection that nobody has any more, and frees its place.
+    pub(crate) fn leave(&self, place: usize) {
+        let closed = self.close(place, CloseReason::Destroyed);
+        let mut table = self.lock();
+        let count = std::mem::take(&mut table.unmatched);
+        // Another thread may be about to destroy the queue pair, or a later call has to: then that does the rest.
+        let left = (!table.at(place).abandon()).then(|| table.vacate(place));
+        drop(table);
+        drop(left);
+        if count > 0 {
+            tracing::debug!(count, "completions matched no request");
+        }
+        if let Err(error) = closed {
+            tracing::error!(%error, "a queue pair could not be destroyed: its memory stays lent");
+        }
+    }
+
+    pub(crate) fn is_failed(&self) -> bool {
+        self.lock().failed.is_some()
+    }
+}
+
+impl Table {
+    /// A place that was entered: whoever has its number has not left it.
+    #[inline]
+    pub(crate) fn at(&mut self, place: usize) -> &mut Place {
+        &mut self.places[place]
+    }
+
+    /// Frees the place of a queue pair that was destroyed. What it had is dropped by the caller, without the lock.
+    fn vacate(&mut self, place: usize) -> Left {
+        self.taken -= self.at(place).depth();
+        self.connections -= 1;
+        self.at(place).leave()
+    }
+
+    /// Polls a batch, and brings each completion to its request.
+    #[inline]
+    pub(crate) fn poll(&mut self, cq: &CompletionQueue) -> Result<usize, PollError> {
+        let Self { places, polled, afters, unmatched, .. } = self;
+        let completions = cq.poll(polled)?;
+        let count = completions.len();
+        for completion in completions {
+            let id = Id(completion.wr_id());
+            let place = places.get_mut(id.place());
+            if !place.is_some_and(|place| place.deliver(id, completion, afters)) {
+                *unmatched += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// How a request has ended, if it has. Its slot is free then.
+    #[inline]
+    pub(crate) fn take(&mut self, id: Id) -> Option<Ended> {
+        self.places[id.place()].take_ended(id, &mut self.afters)
+    }
+
+    /// Nobody waits for the request any more.
+    pub(crate) fn forsake(&mut self, id: Id) {
+        self.places[id.place()].forsake(id, &mut self.afters);
+    }
+}
+
+/// What is said of a request that was not posted, or failed.
+pub(crate) fn closed(reason: CloseReason, peer: Option<PeerAddress>) -> TransportError {
+    TransportError::Closed { reason, peer, event: None }
+}

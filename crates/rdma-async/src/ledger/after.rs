@@ -1,0 +1,43 @@
+//! What is done when the lock is free again: foreign code runs then, and memory is given back.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::Waker;
+
+use super::BATCH;
+use super::place::Rooms;
+use super::slots::Side;
+use crate::buffer::held::Held;
+
+#[derive(Debug)]
+pub(crate) enum After {
+    Wake(Waker),
+    /// A slot is free, and somebody waits for one.
+    Room(Arc<Rooms>, Side),
+    /// There will be no more room.
+    Close(Arc<Rooms>),
+    Drop(Held),
+    DropWaker(Waker),
+}
+
+impl After {
+    /// A panic of a waker is nobody else's: the hook for panics has said it.
+    pub(crate) fn run(self) {
+        let run = || match self {
+            Self::Wake(waker) => waker.wake(),
+            Self::Room(rooms, side) => rooms.of(side).notify_one(),
+            Self::Close(rooms) => rooms.close(),
+            Self::Drop(held) => drop(held),
+            Self::DropWaker(waker) => drop(waker),
+        };
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
+            tracing::error!("a waker has panicked");
+        }
+    }
+}
+
+/// How much there is after one batch of completions, of each at most three, and two ends.
+pub(crate) const MOST: usize = 3 * BATCH + 2;
+
+/// What is due. It is empty whenever the lock is free.
+pub(crate) type Afters = Vec<After>;

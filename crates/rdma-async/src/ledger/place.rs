@@ -1,0 +1,389 @@
+//! One connection in its ledger: its queue pair, and the slots of its requests.
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::mem;
+use std::sync::Arc;
+use std::task::Waker;
+
+use rdma_channel::{CloseReason, Operation, PeerAddress, TransportError};
+use rdma_mem::{AccessFlags, SharedRegion};
+use rdma_qp::{QueuePair, WorkCompletion, WorkErrorClass, WorkResult, WorkSuccess};
+use tokio::sync::Notify;
+
+use super::Ended;
+use super::after::{After, Afters};
+use super::post::{self, Request};
+use super::slots::{Id, Side, Slots, State};
+use crate::buffer::held::Held;
+use crate::buffer::held::sealed::Loan;
+use crate::buffer::view::BufferSlice;
+
+/// Who waits for a free slot of a connection. Its waiters are woken one by one, and hand a wake-up on that they do not
+/// need.
+#[derive(Debug, Default)]
+pub(crate) struct Rooms {
+    sends: Arc<Notify>,
+    receives: Arc<Notify>,
+}
+
+impl Rooms {
+    pub(crate) const fn of(&self, side: Side) -> &Arc<Notify> {
+        match side {
+            Side::Send => &self.sends,
+            Side::Receive => &self.receives,
+        }
+    }
+
+    /// All look again: the connection is closed.
+    pub(crate) fn close(&self) {
+        self.sends.notify_waiters();
+        self.receives.notify_waiters();
+    }
+}
+
+/// A message that has come into memory that nobody waits for.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    /// `None` of a receive without memory.
+    pub(crate) memory: Option<BufferSlice>,
+    pub(crate) success: WorkSuccess,
+}
+
+/// A place of a ledger, with a connection or without.
+///
+/// The device may use what the slots hold until the queue pair is destroyed. So that comes first, and if it cannot be,
+/// the slots are never dropped (SAFETY.md F28).
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    qp: Option<QueuePair>,
+    slots: Slots,
+    /// Where atomic operations put what the peer's words were, one word for each slot. Made when the first is needed.
+    words: Option<SharedRegion>,
+    peer: Option<PeerAddress>,
+    closed: Option<CloseReason>,
+    /// What came for receives that were dropped, in order.
+    arrived: VecDeque<Arrived>,
+    /// How many wait for a slot of each queue.
+    waiting: [usize; 2],
+    rooms: Arc<Rooms>,
+    is_taken: bool,
+    /// The queue pair was [given out](Self::take), and is not destroyed yet.
+    is_ending: bool,
+    /// Nobody has the connection any more, and who destroys the queue pair frees the place.
+    is_abandoned: bool,
+}
+
+/// What a connection has had: given back when it is dropped.
+pub(crate) type Left = (Slots, VecDeque<Arrived>, Option<SharedRegion>);
+
+impl Place {
+    pub(crate) const fn is_empty(&self) -> bool {
+        !self.is_taken
+    }
+
+    /// A connection comes here.
+    pub(crate) fn enter(&mut self, qp: QueuePair, depth: [u32; 2], rooms: Arc<Rooms>) {
+        debug_assert!(self.is_empty() && self.qp.is_none());
+        self.peer = qp.peer().map(PeerAddress::from);
+        self.slots = Slots::new(depth, self.slots.next_generation());
+        self.qp = Some(qp);
+        (self.rooms, self.closed) = (rooms, None);
+        (self.waiting, self.is_taken, self.is_abandoned) = ([0; 2], true, false);
+    }
+
+    /// The connection has left, after its queue pair was destroyed. What it had is dropped by the caller.
+    pub(crate) fn leave(&mut self) -> Left {
+        debug_assert!(self.qp.is_none() && !self.is_ending, "the device may use the memory");
+        let next = Slots::new([0, 0], self.slots.next_generation());
+        self.is_taken = false;
+        (mem::replace(&mut self.slots, next), mem::take(&mut self.arrived), self.words.take())
+    }
+
+    pub(crate) const fn rooms(&self) -> &Arc<Rooms> {
+        &self.rooms
+    }
+
+    /// How many requests it can have outstanding.
+    pub(crate) const fn depth(&self) -> u32 {
+        self.slots.len()
+    }
+
+    /// A request is in doubt: the queue pair has to be destroyed.
+    pub(crate) const fn is_in_doubt(&self) -> bool {
+        matches!(self.closed, Some(CloseReason::Doubtful { .. })) && self.qp.is_some()
+    }
+
+    /// Why it takes no more requests, if it does not.
+    pub(crate) const fn closed(&self) -> Option<CloseReason> {
+        self.closed
+    }
+
+    /// Takes no more requests, for that reason if there was none, and gives the queue pair out, to be destroyed.
+    pub(crate) fn take(&mut self, reason: CloseReason) -> Option<QueuePair> {
+        self.closed.get_or_insert(reason);
+        self.is_ending |= self.qp.is_some();
+        self.qp.take()
+    }
+
+    /// Nobody has the connection any more. Whether another thread is about to destroy its queue pair, and frees the place
+    /// then.
+    pub(crate) const fn abandon(&mut self) -> bool {
+        self.is_abandoned = self.is_ending || self.qp.is_some();
+        self.is_abandoned
+    }
+
+    pub(crate) const fn is_abandoned(&self) -> bool {
+        self.is_abandoned
+    }
+
+    /// The queue pair could not be destroyed.
+    pub(crate) fn put_back(&mut self, qp: QueuePair) {
+        self.is_ending = false;
+        self.qp = Some(qp);
+    }
+
+    /// Its queue pair was destroyed: all its requests are over. What is to be done then, without the lock.
+    pub(crate) fn end(&mut self) -> Vec<After> {
+        debug_assert!(self.qp.is_none());
+        self.is_ending = false;
+        let mut afters = vec![After::Close(Arc::clone(&self.rooms))];
+        for index in 0..self.slots.len() as usize {
+            match &mut self.slots.at(index).state {
+                State::InFlight(held, waker) => {
+                    let held = mem::replace(held, Held::Nothing);
+                    afters.extend(waker.take().map(After::Wake));
+                    self.slots.at(index).state = State::Done(held, None);
+                }
+                State::Forsaken(_) => {
+                    if let State::Forsaken(held) = self.slots.free(index) {
+                        afters.push(After::Drop(held));
+                    }
+                }
+                State::Free(_) | State::Done(..) => {}
+            }
+        }
+        afters
+    }
+
+    pub(crate) fn next_arrived(&mut self) -> Option<Arrived> {
+        self.arrived.pop_front()
+    }
+
+    /// How many more wait for a slot of a queue, or how many less.
+    pub(crate) fn note_waiting(&mut self, side: Side, is_one_more: bool) {
+        let waiting = &mut self.waiting[side as usize];
+        debug_assert!(is_one_more || *waiting > 0, "somebody waits");
+        *waiting = if is_one_more { *waiting + 1 } else { waiting.saturating_sub(1) };
+    }
+
+    pub(crate) fn has_words(&self) -> bool {
+        self.words.is_some()
+    }
+
+    /// Words for its atomic operations, unless there are.
+    pub(crate) fn give_words(&mut self, words: SharedRegion) {
+        if self.words.is_none() {
+            self.words = Some(words);
+        }
+    }
+
+    /// Posts a request, whose memory is in its slot from before that.
+    ///
+    /// # Errors
+    /// With the memory: [`TransportError::WouldBlock`] if no slot is free, [`TransportError::Closed`], or why the
+    /// request was refused.
+    #[inline]
+    pub(crate) fn post(
+        &mut self,
+        place: usize,
+        request: &Request,
+        held: Held,
+    ) -> Result<Id, (Held, TransportError)> {
+        let (operation, side) = (request.operation(), request.side());
+        let free = self.slots.first_free(side).filter(|_| self.closed.is_none());
+        let (Some(index), Some(qp)) = (free, &self.qp) else {
+            return Err((held, self.refusal()));
+        };
+        let id = self.slots.fill(place, index, operation, held);
+        let State::InFlight(held, _) = &mut self.slots.at(id.slot()).state else {
+            unreachable!("it was put there")
+        };
+        // SAFETY: SAFETY.md F28: the memory of the request is in its slot, from before the post, and is taken out when the
+        // request has completed or the queue pair was destroyed. Until then nobody else has it, or, if it is shared, nobody
+        // writes it. The word of an atomic operation is of its slot.
+        match unsafe { post::post(qp, request, held, self.words.as_ref(), id) } {
+            Ok(()) => Ok(id),
+            // The provider refused, and did not say whether it had posted it: the slot keeps the memory until the queue
+            // pair is destroyed, which the caller does.
+            Err(error) if error.posted() > 0 => {
+                self.closed.get_or_insert(CloseReason::Doubtful { operation });
+                Ok(id)
+            }
+            Err(error) => {
+                let State::InFlight(held, _) = self.slots.free(id.slot()) else {
+                    unreachable!("it was put there")
+                };
+                Err((held, post::refused(operation, self.peer, error)))
+            }
+        }
+    }
+
+    /// Why it takes no request now.
+    #[cold]
+    fn refusal(&self) -> TransportError {
+        match self.closed {
+            Some(reason) => super::closed(reason, self.peer),
+            None => TransportError::WouldBlock,
+        }
+    }
+
+    /// Brings a completion to its request. Whether it is one of a request that is there.
+    #[inline]
+    pub(crate) fn deliver(
+        &mut self,
+        id: Id,
+        completion: WorkCompletion,
+        afters: &mut Afters,
+    ) -> bool {
+        let Some(slot) = self.slots.of(id) else { return false };
+        let (result, operation) = (completion.result(), slot.operation);
+        match &mut slot.state {
+            State::InFlight(held, waker) => {
+                if let Some(waker) = waker.take() {
+                    afters.push(After::Wake(waker));
+                }
+                slot.state = State::Done(mem::replace(held, Held::Nothing), Some(result));
+            }
+            State::Forsaken(held) => {
+                let held = mem::replace(held, Held::Nothing);
+                self.keep(operation, held, Some(result), afters);
+                self.free(id, afters);
+            }
+            State::Free(_) | State::Done(..) => return false,
+        }
+        if let Err(error) = result
+            && self.closed.is_none()
+        {
+            self.closed = Some(CloseReason::Work { operation, error });
+            // Who waits for a slot waits in vain.
+            afters.push(After::Close(Arc::clone(&self.rooms)));
+        }
+        true
+    }
+
+    /// What nobody waits for: a message is kept, and other memory given back.
+    fn keep(
+        &mut self,
+        operation: Operation,
+        held: Held,
+        result: Option<WorkResult>,
+        afters: &mut Afters,
+    ) {
+        match (held, result) {
+            (held, Some(Ok(success))) if operation == Operation::Receive => {
+                self.arrived.push_back(Arrived { memory: BufferSlice::from_held(held), success });
+            }
+            (held, _) => afters.push(After::Drop(held)),
+        }
+    }
+
+    /// Frees the slot of a request that is over.
+    #[inline]
+    fn free(&mut self, id: Id, afters: &mut Afters) -> State {
+        let side = self.slots.side(id.slot());
+        let state = self.slots.free(id.slot());
+        if self.waiting[side as usize] > 0 {
+            afters.push(After::Room(Arc::clone(&self.rooms), side));
+        }
+        state
+    }
+
+    /// As [`Table::take`](super::Table::take).
+    #[inline]
+    pub(crate) fn take_ended(&mut self, id: Id, afters: &mut Afters) -> Option<Ended> {
+        let slot = self.slots.of(id)?;
+        let operation = slot.operation;
+        if !matches!(slot.state, State::Done(..)) {
+            return None;
+        }
+        let State::Done(held, result) = self.free(id, afters) else { unreachable!("it is over") };
+        let word = match operation {
+            Operation::Atomic => self.words.as_ref().map_or(0, |words| post::word(words, id)),
+            _ => 0,
+        };
+        let result = match result {
+            Some(Ok(success)) => Ok(success),
+            Some(Err(error)) => Err(match self.closed {
+                // Of what was flushed, why it was.
+                Some(reason) if error.class() == WorkErrorClass::Flushed => {
+                    super::closed(reason, self.peer)
+                }
+                _ => post::failed(operation, self.peer, error, self.qp.as_ref()),
+            }),
+            None => Err(super::closed(self.closed.unwrap_or(CloseReason::Destroyed), self.peer)),
+        };
+        Some(Ended { held, result, word })
+    }
+
+    /// Whether that waker is woken when the request ends; then it is not over.
+    pub(crate) fn is_awaited_by(&mut self, id: Id, waker: &Waker) -> bool {
+        let slot = self.slots.of(id);
+        slot.is_some_and(
+            |slot| matches!(&slot.state, State::InFlight(_, Some(known)) if known.will_wake(waker)),
+        )
+    }
+
+    /// Who is to be woken when the request has ended. The waker that was there before.
+    pub(crate) fn await_end(&mut self, id: Id, waker: Waker) -> Option<Waker> {
+        match &mut self.slots.of(id)?.state {
+            State::InFlight(_, known) => known.replace(waker),
+            _ => Some(waker),
+        }
+    }
+
+    /// As [`Table::forsake`](super::Table::forsake).
+    pub(crate) fn forsake(&mut self, id: Id, afters: &mut Afters) {
+        let Some(slot) = self.slots.of(id) else { return };
+        match &mut slot.state {
+            State::InFlight(held, waker) => {
+                if let Some(waker) = waker.take() {
+                    afters.push(After::DropWaker(waker));
+                }
+                let held = mem::replace(held, Held::Nothing);
+                slot.state = State::Forsaken(held);
+            }
+            State::Done(..) => {
+                let operation = slot.operation;
+                if let State::Done(held, result) = self.free(id, afters) {
+                    self.keep(operation, held, result, afters);
+                }
+            }
+            State::Free(_) | State::Forsaken(_) => {}
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let Some(Err((qp, error))) = self.qp.take().map(QueuePair::close) else { return };
+        let is_forked = qp.pd().context().check_process().is_err();
+        #[allow(clippy::mem_forget)] // the device may use it
+        mem::forget((qp, mem::take(&mut self.slots), self.words.take()));
+        if !is_forked {
+            tracing::error!(%error, "a queue pair could not be destroyed: its memory is never given back");
+        }
+    }
+}
+
+/// Words for so many slots.
+///
+/// # Errors
+/// If they cannot be registered.
+pub(crate) fn words(
+    pd: &rdma_mem::ProtectionDomain,
+    slots: u32,
+) -> Result<SharedRegion, TransportError> {
+    let access = AccessFlags::new().with_local_write();
+    Ok(pd.allocate_shared_region(slots as usize * post::WORD, access)?)
+}

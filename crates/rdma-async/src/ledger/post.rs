@@ -1,0 +1,164 @@
+//! What is posted: a request, without its memory.
+#![allow(unsafe_code)]
+
+use std::sync::atomic::Ordering;
+
+use rdma_channel::{FailedWork, Operation, PeerAddress, RefusedWork, TransportError};
+use rdma_mem::{GatherList, RemoteMemoryRegion, ScatterList, SharedRegion, SliceRef};
+use rdma_qp::{
+    AtomicWorkRequest, PostError, QueuePair, ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest,
+    WorkError, WriteWorkRequest,
+};
+
+use super::slots::{Id, Side};
+use crate::buffer::held::Held;
+
+/// How many bytes an atomic operation works on.
+pub(crate) const WORD: usize = size_of::<u64>();
+
+/// A request, without its memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Request {
+    Send(Option<u32>),
+    Receive,
+    Write(RemoteMemoryRegion, Option<u32>),
+    Read(RemoteMemoryRegion),
+    CompareAndSwap(RemoteMemoryRegion, u64, u64),
+    FetchAdd(RemoteMemoryRegion, u64),
+}
+
+impl Request {
+    #[inline]
+    pub(crate) const fn operation(&self) -> Operation {
+        match self {
+            Self::Send(_) => Operation::Send,
+            Self::Receive => Operation::Receive,
+            Self::Write(..) => Operation::Write,
+            Self::Read(_) => Operation::Read,
+            Self::CompareAndSwap(..) | Self::FetchAdd(..) => Operation::Atomic,
+        }
+    }
+
+    #[inline]
+    pub(crate) const fn side(&self) -> Side {
+        match self {
+            Self::Receive => Side::Receive,
+            _ => Side::Send,
+        }
+    }
+}
+
+/// Posts a request with the memory of its slot.
+///
+/// # Safety
+/// The contract of [`QueuePair::post`] for that memory, and for the word of the slot: it stays where it is until the
+/// request has completed, or the queue pair was destroyed, and nobody uses it but as that contract allows.
+#[inline]
+pub(crate) unsafe fn post(
+    qp: &QueuePair,
+    request: &Request,
+    held: &mut Held,
+    words: Option<&SharedRegion>,
+    id: Id,
+) -> Result<(), PostError> {
+    match *request {
+        Request::Write(remote, immediate) => {
+            let list = source(held).map(|slice| GatherList::from([slice]));
+            let write = match &list {
+                Some(list) => WriteWorkRequest::from_list(list, remote),
+                None => WriteWorkRequest::new(&[], remote),
+            };
+            let write = match immediate {
+                Some(number) => write.with_immediate(number),
+                None => write,
+            };
+            // SAFETY: this function's contract.
+            unsafe { qp.post(write, id.0) }
+        }
+        Request::Send(immediate) => {
+            let list = source(held).map(|slice| GatherList::from([slice]));
+            let send = match &list {
+                Some(list) => SendWorkRequest::from_list(list),
+                None => SendWorkRequest::new(&[]),
+            };
+            let send = match immediate {
+                Some(number) => send.with_immediate(number),
+                None => send,
+            };
+            // SAFETY: this function's contract.
+            unsafe { qp.post(send, id.0) }
+        }
+        Request::Receive => match held {
+            Held::Exclusive(memory) if !memory.is_empty() => {
+                let mut list = ScatterList::from([memory.as_slice_mut()]);
+                // SAFETY: this function's contract.
+                unsafe { qp.post(ReceiveWorkRequest::from_list(&mut list), id.0) }
+            }
+            // SAFETY: this function's contract.
+            _ => unsafe { qp.post(ReceiveWorkRequest::only_immediate(), id.0) },
+        },
+        Request::Read(remote) => match held {
+            Held::Exclusive(memory) if !memory.is_empty() => {
+                let mut list = ScatterList::from([memory.as_slice_mut()]);
+                // SAFETY: this function's contract.
+                unsafe { qp.post(ReadWorkRequest::from_list(&mut list, remote), id.0) }
+            }
+            // SAFETY: this function's contract.
+            _ => unsafe { qp.post(ReadWorkRequest::new(&mut [], remote), id.0) },
+        },
+        Request::CompareAndSwap(remote, compare, swap) => {
+            let Some(words) = words else { unreachable!("they are made before") };
+            let mut list = ScatterList::from([element(words, id)]);
+            let request = AtomicWorkRequest::compare_and_swap(&mut list, remote, compare, swap);
+            // SAFETY: this function's contract.
+            unsafe { qp.post(request, id.0) }
+        }
+        Request::FetchAdd(remote, add) => {
+            let Some(words) = words else { unreachable!("they are made before") };
+            let mut list = ScatterList::from([element(words, id)]);
+            // SAFETY: this function's contract.
+            unsafe { qp.post(AtomicWorkRequest::fetch_and_add(&mut list, remote, add), id.0) }
+        }
+    }
+}
+
+/// The bytes to send or write, if there are any.
+#[inline]
+fn source(held: &Held) -> Option<SliceRef<'_>> {
+    match held {
+        Held::Exclusive(memory) if !memory.is_empty() => Some(memory.as_slice()),
+        Held::Shared(memory) if !memory.is_empty() => Some(memory.as_slice()),
+        _ => None,
+    }
+}
+
+#[allow(clippy::expect_used)] // a slot's index is below their number
+fn element(words: &SharedRegion, id: Id) -> rdma_mem::SharedElement<'_> {
+    let at = id.slot() * WORD;
+    words.element(at..at + WORD).expect("a word for each slot")
+}
+
+/// What an atomic operation has brought to the word of its slot.
+#[allow(clippy::expect_used)] // a slot's index is below their number
+pub(crate) fn word(words: &SharedRegion, id: Id) -> u64 {
+    words.atomic_u64(id.slot() * WORD).expect("a word for each slot").load(Ordering::Acquire)
+}
+
+#[cold]
+pub(crate) fn refused(
+    operation: Operation,
+    peer: Option<PeerAddress>,
+    error: PostError,
+) -> TransportError {
+    TransportError::PostError(Box::new(RefusedWork::of(operation, peer, error)))
+}
+
+#[cold]
+pub(crate) fn failed(
+    operation: Operation,
+    peer: Option<PeerAddress>,
+    error: WorkError,
+    qp: Option<&QueuePair>,
+) -> TransportError {
+    TransportError::WorkError(FailedWork::of(operation, peer, error, qp))
+}

@@ -1,0 +1,214 @@
+//! Slots: one for each request that a queue can have outstanding.
+
+use std::task::Waker;
+
+use rdma_channel::Operation;
+use rdma_qp::WorkResult;
+
+use crate::buffer::held::Held;
+
+/// Which queue of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Send,
+    Receive,
+}
+
+/// The WR ID of a request: generation, place and slot. A completion that comes twice, or late, is of a generation
+/// that has passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Id(pub(crate) u64);
+
+const SLOT_BITS: u32 = 16;
+const PLACE_BITS: u32 = 16;
+
+/// So many slots a queue pair can have, and so many queue pairs a completion queue.
+pub(crate) const MOST: u32 = 1 << SLOT_BITS;
+
+impl Id {
+    #[inline]
+    pub(crate) const fn new(generation: u32, place: usize, slot: u32) -> Self {
+        debug_assert!(place < 1 << PLACE_BITS && slot < MOST);
+        Self(
+            (generation as u64) << (SLOT_BITS + PLACE_BITS)
+                | (place as u64) << SLOT_BITS
+                | slot as u64,
+        )
+    }
+
+    #[inline]
+    pub(crate) const fn slot(self) -> usize {
+        (self.0 & ((1 << SLOT_BITS) - 1)) as usize
+    }
+
+    #[inline]
+    pub(crate) const fn place(self) -> usize {
+        ((self.0 >> SLOT_BITS) & ((1 << PLACE_BITS) - 1)) as usize
+    }
+
+    #[inline]
+    const fn generation(self) -> u32 {
+        (self.0 >> (SLOT_BITS + PLACE_BITS)) as u32
+    }
+}
+
+/// How far the request in a slot is.
+#[derive(Debug)]
+pub(crate) enum State {
+    /// None is there. The next free slot.
+    Free(Option<u32>),
+    /// It is with the device.
+    InFlight(Held, Option<Waker>),
+    /// It is with the device, and nobody waits for it.
+    Forsaken(Held),
+    /// It is over: it completed, or its queue pair was destroyed.
+    Done(Held, Option<WorkResult>),
+}
+
+#[derive(Debug)]
+pub(crate) struct Slot {
+    generation: u32,
+    pub(crate) operation: Operation,
+    pub(crate) state: State,
+}
+
+/// The slots of a queue pair: first those of its send queue, then those of its receive queue.
+#[derive(Debug, Default)]
+pub(crate) struct Slots {
+    slots: Box<[Slot]>,
+    /// How many are of the send queue.
+    sends: u32,
+    free: [Option<u32>; 2],
+    /// The generation of slots that are made later: greater than any that was.
+    begins: u32,
+}
+
+impl Slots {
+    pub(crate) fn new([sends, receives]: [u32; 2], begins: u32) -> Self {
+        let all = sends + receives;
+        let slot = |index: u32| {
+            let next = (index + 1 != sends && index + 1 != all).then_some(index + 1);
+            Slot { generation: begins, operation: Operation::Send, state: State::Free(next) }
+        };
+        let first = |from: u32, count: u32| (count > 0).then_some(from);
+        Self {
+            slots: (0..all).map(slot).collect(),
+            sends,
+            free: [first(0, sends), first(sends, receives)],
+            begins,
+        }
+    }
+
+    /// With what generation the slots of the next queue pair in this place begin.
+    pub(crate) fn next_generation(&self) -> u32 {
+        let newest = self.slots.iter().map(|slot| slot.generation.wrapping_sub(self.begins)).max();
+        self.begins.wrapping_add(newest.unwrap_or(0)).wrapping_add(1)
+    }
+
+    #[inline]
+    pub(crate) const fn side(&self, slot: usize) -> Side {
+        if slot < self.sends as usize { Side::Send } else { Side::Receive }
+    }
+
+    /// A free slot of a queue.
+    #[inline]
+    pub(crate) fn first_free(&self, side: Side) -> Option<u32> {
+        self.free[side as usize]
+    }
+
+    /// Puts a request into a slot that is free. Its WR ID.
+    #[inline]
+    pub(crate) fn fill(
+        &mut self,
+        place: usize,
+        index: u32,
+        operation: Operation,
+        held: Held,
+    ) -> Id {
+        let side = self.side(index as usize);
+        let slot = &mut self.slots[index as usize];
+        if let State::Free(next) = slot.state {
+            self.free[side as usize] = next;
+        } else {
+            debug_assert!(false, "{slot:?} is not free");
+        }
+        slot.operation = operation;
+        slot.state = State::InFlight(held, None);
+        Id::new(slot.generation, place, index)
+    }
+
+    /// Takes the request out of a slot. What state it was in.
+    #[inline]
+    pub(crate) fn free(&mut self, index: usize) -> State {
+        let side = self.side(index) as usize;
+        let slot = &mut self.slots[index];
+        slot.generation = slot.generation.wrapping_add(1);
+        let state = std::mem::replace(&mut slot.state, State::Free(self.free[side]));
+        // There are fewer than MOST.
+        self.free[side] = u32::try_from(index).ok();
+        state
+    }
+
+    /// The slot of a request that is or was there.
+    #[inline]
+    pub(crate) fn of(&mut self, id: Id) -> Option<&mut Slot> {
+        self.slots.get_mut(id.slot()).filter(|slot| slot.generation == id.generation())
+    }
+
+    /// How many there are: no more than [`MOST`].
+    #[allow(clippy::cast_possible_truncation)]
+    pub(crate) const fn len(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// The slot of that index.
+    #[inline]
+    pub(crate) fn at(&mut self, index: usize) -> &mut Slot {
+        &mut self.slots[index]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_has_its_parts() {
+        let id = Id::new(0xffff_fffe, 0xabcd, 0x1234);
+        assert_eq!((id.generation(), id.place(), id.slot()), (0xffff_fffe, 0xabcd, 0x1234));
+    }
+
+    #[test]
+    fn slots_are_of_one_queue_and_used_again_in_another_generation() {
+        let mut slots = Slots::new([2, 1], 7);
+        let take = |slots: &mut Slots, side| {
+            let index = slots.first_free(side)?;
+            Some(slots.fill(3, index, Operation::Send, Held::Nothing))
+        };
+        let [a, b] = [(); 2].map(|()| take(&mut slots, Side::Send).unwrap());
+        assert_eq!((a.slot(), b.slot(), take(&mut slots, Side::Send)), (0, 1, None));
+        let c = take(&mut slots, Side::Receive).unwrap();
+        assert_eq!((c.slot(), c.place(), take(&mut slots, Side::Receive)), (2, 3, None));
+        assert!(slots.of(a).is_some());
+        assert!(matches!(slots.free(a.slot()), State::InFlight(Held::Nothing, None)));
+        assert!(slots.of(a).is_none(), "its generation has passed");
+        let again = take(&mut slots, Side::Send).unwrap();
+        assert_eq!((again.slot(), again.generation()), (0, 8));
+        // Those of a later queue pair are of no generation that was.
+        assert_eq!(slots.next_generation(), 9);
+    }
+
+    #[test]
+    fn a_queue_may_have_no_slot() {
+        let slots = Slots::new([0, 2], 0);
+        assert_eq!(
+            (slots.first_free(Side::Send), slots.first_free(Side::Receive)),
+            (None, Some(0))
+        );
+        let slots = Slots::new([2, 0], 0);
+        assert_eq!(
+            (slots.first_free(Side::Send), slots.first_free(Side::Receive)),
+            (Some(0), None)
+        );
+    }
+}

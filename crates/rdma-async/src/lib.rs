@@ -1,0 +1,68 @@
+//! RDMA operations as futures that own their memory.
+//!
+//! **Incomplete:** there are operations, connections whose ends exchange their endpoints by means of the program's own, and
+//! drivers. Connecting by an address, memory that is lent to peers for a time, messages and streams are not here yet.
+//!
+//! # Operations
+//!
+//! A [`Connection`] has methods that make operations: [`send`](Connection::send), [`receive`](Connection::receive),
+//! [`write`](Connection::write), [`read`](Connection::read), atomic operations. Each takes its memory by value, a
+//! [`Buffer`] of a pool, a [part](BufferSlice) of one, or, to send and write, a
+//! [shared](SharedBuffer) one, and gives it back with the outcome; [`Failed`] has it when the operation fails. An
+//! operation ([`Op`]) is lazy: nothing is posted before it is awaited, or [posted](Op::post). When there are more
+//! operations than the queue holds, they wait for a free slot: each slot that becomes free wakes the one that has waited
+//! longest, and a newcomer may still be faster.
+//!
+//! # Who polls
+//!
+//! Who awaits an operation polls the completion queue itself, so that what is done soon costs no switch of tasks. The
+//! [`Driver`] only sleeps on the completion channel, and wakes tasks; a program with a loop of its own
+//! [drives by hand](Driver::manual). The connections of a driver share completion queues; each has one lock, under which it
+//! is polled and its queue pairs are posted to.
+//!
+//! # What is dropped
+//!
+//! Memory is never given back while the device may use it, whatever is dropped or forgotten, and in what order:
+//!
+//! | dropped | what becomes of it |
+//! |---|---|
+//! | an [`Op`], or a [`Post`] that is not ready | nothing was posted; its memory is given back at once |
+//! | a [`Posted`] send, write, read or atomic operation | it goes on; its memory is given back when it has completed, and its outcome is lost |
+//! | a [`Posted`] receive | it stands; a message that comes is kept with its memory: [`Connection::received_by_dropped`] |
+//! | a future that was forgotten ([`std::mem::forget`]) | it keeps its slot and its memory until the connection ends; one that waits for a slot may keep a wake-up, which the next completion makes up for |
+//! | the last [`Connection`] | the queue pair is destroyed, and then all memory that was with it is given back |
+//! | the last [`Driver`] and [`Connection`], the driver's task, the runtime | all queue pairs of the driver are destroyed; operations fail with `Closed`, with their memory |
+//!
+//! # Forking
+//!
+//! A forked child has none of its parent's connections. It must not use them; dropping connections and drivers does
+//! nothing, and an operation that waits for a slot must not be dropped there.
+
+mod buffer;
+mod connection;
+mod driver;
+mod ledger;
+mod link;
+mod operation;
+pub mod prelude;
+mod prepared;
+
+pub use buffer::held::{Source, Target};
+pub use buffer::shared::SharedBuffer;
+pub use buffer::view::{BufferExt, BufferSlice};
+pub use connection::Connection;
+pub use driver::Driver;
+pub use driver::manual::ManualDriver;
+pub use operation::Op;
+pub use operation::failed::Failed;
+pub use operation::kinds::{
+    Atomic, Kind, Read, Receive, ReceiveImmediate, Received, SendOut, Write,
+};
+pub use operation::post::Post;
+pub use operation::posted::Posted;
+pub use operation::run::Run;
+pub use prepared::PreparedConnection;
+
+pub use rdma_channel::{CloseReason, PeerAddress, TransportError};
+pub use rdma_mem::{Buffer, Context, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef};
+pub use rdma_qp::{ConnectAttributes, Error, Qpn, QueuePairBuilder, QueuePairEndpoint};

@@ -1,0 +1,106 @@
+//! Operations as futures.
+
+pub(crate) mod failed;
+pub(crate) mod kinds;
+pub(crate) mod post;
+pub(crate) mod posted;
+pub(crate) mod run;
+
+use std::fmt;
+use std::future::IntoFuture;
+
+use self::failed::Failed;
+use self::kinds::Kind;
+use self::post::{NotPosted, Post, post_now};
+use self::posted::Posted;
+use self::run::Run;
+use crate::buffer::held::sealed::Loan;
+use crate::connection::Connection;
+use crate::ledger::post::Request;
+use crate::link::Link;
+
+/// An operation that is described, and not posted yet: nothing happens before it is awaited, or
+/// [posted](Self::post). It has its memory by value.
+///
+/// # Examples
+/// ```
+/// # rdma_soft::install();
+/// # tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
+/// # let context = rdma_mem::open_device("soft0")?;
+/// # let pd = context.allocate_pd()?;
+/// # let driver = rdma_async::Driver::spawn(&context)?;
+/// # let all = rdma_mem::AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
+/// # let qp = || rdma_qp::prelude::CreateQueuePair::create_qp(&pd).access(all);
+/// # let (one, other) = (driver.prepare(qp())?, driver.prepare(qp())?);
+/// # let (at_one, at_other) = (one.endpoint(), other.endpoint());
+/// # let (one, other) = (one.handshake(at_other)?, other.handshake(at_one)?);
+/// use rdma_mem::BufferPool;
+///
+/// let pool = BufferPool::new(&pd);
+/// // The receive stands before the peer is told.
+/// let receive = other.receive(pool.allocate(64)?).post().await?;
+/// let sent = one.send(pool.allocate(5)?).await?;
+/// let received = receive.await?;
+/// assert_eq!((sent.len(), received.length), (5, 5));
+/// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "nothing is posted before it is awaited or posted"]
+pub struct Op<'c, K: Kind> {
+    link: Link<'c>,
+    memory: K::Memory,
+    request: Request,
+}
+
+impl<'c, K: Kind> Op<'c, K> {
+    pub(crate) const fn new(link: Link<'c>, memory: K::Memory, request: Request) -> Self {
+        Self { link, memory, request }
+    }
+
+    /// Posts it: the future is ready when the request is with the device, and gives another one for the outcome. It
+    /// waits while the queue is full. Dropped before that, nothing was posted.
+    ///
+    /// # Errors
+    /// With the memory: [`TransportError::Closed`](rdma_channel::TransportError::Closed), [`TransportError::PostError`](rdma_channel::TransportError::PostError).
+    pub fn post(self) -> Post<'c, K> {
+        let Self { link, memory, request } = self;
+        Post::new(link, memory, request)
+    }
+
+    /// Posts it now or not at all.
+    ///
+    /// # Errors
+    /// With the memory: [`TransportError::WouldBlock`](rdma_channel::TransportError::WouldBlock) if the queue is full; those of
+    /// [`post`](Self::post).
+    pub fn try_post(self) -> Result<Posted<'c, K>, Failed<K::Memory>> {
+        let Self { link, memory, request } = self;
+        post_now(link, memory.into_held(), request)
+            .map_err(|NotPosted { held, error, .. }| Failed::new::<K>(held, error))
+    }
+
+    /// The same operation, which keeps its connection: for `tokio::spawn`, and for fields. It costs a reference count.
+    ///
+    /// # Panics
+    /// If the operation is of another connection.
+    #[track_caller]
+    pub fn into_owned(self, connection: &Connection) -> Op<'static, K> {
+        let Self { link, memory, request } = self;
+        Op { link: link.into_owned(connection.inner()), memory, request }
+    }
+}
+
+impl<'c, K: Kind> IntoFuture for Op<'c, K> {
+    type Output = Result<K::Output, Failed<K::Memory>>;
+    type IntoFuture = Run<'c, K>;
+
+    #[inline]
+    fn into_future(self) -> Run<'c, K> {
+        Run::new(self.post())
+    }
+}
+
+impl<K: Kind> fmt::Debug for Op<'_, K> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Op").field(&self.request).finish()
+    }
+}

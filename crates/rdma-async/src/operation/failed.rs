@@ -1,0 +1,50 @@
+//! Operations that failed.
+
+use std::fmt;
+
+use rdma_channel::TransportError;
+
+use super::kinds::{Kind, memory};
+use crate::buffer::held::Held;
+use crate::buffer::held::sealed::Loan;
+
+/// An operation that failed, with its memory. It is an [`Error`](std::error::Error), and `?` makes a
+/// [`TransportError`] of it.
+#[non_exhaustive]
+pub struct Failed<B> {
+    /// The memory that the operation had. Of a receive or a read nobody knows what is in it.
+    pub memory: B,
+    /// Why it failed.
+    pub error: TransportError,
+}
+
+impl<B: Loan> Failed<B> {
+    #[cold]
+    pub(crate) fn new<K: Kind<Memory = B>>(held: Held, error: TransportError) -> Self {
+        Self { memory: memory::<K>(held), error }
+    }
+}
+
+impl<B> fmt::Debug for Failed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<B> fmt::Display for Failed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<B> std::error::Error for Failed<B> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<B> From<Failed<B>> for TransportError {
+    fn from(failed: Failed<B>) -> Self {
+        failed.error
+    }
+}

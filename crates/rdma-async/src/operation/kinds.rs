@@ -1,0 +1,114 @@
+//! The kinds of operations: what each has and gives.
+
+use std::marker::PhantomData;
+
+use rdma_qp::WorkSuccess;
+
+use crate::buffer::held::sealed::Loan;
+use crate::buffer::held::{Held, Source, Target};
+
+mod sealed {
+    #[allow(unnameable_types)] // that is how it is sealed
+    pub trait Sealed {}
+}
+
+/// A kind of operation. Sealed.
+pub trait Kind: sealed::Sealed {
+    /// The memory that it has while it is with the device, and that comes back.
+    type Memory: Loan;
+    /// What it gives when it succeeds.
+    type Output;
+
+    #[doc(hidden)]
+    fn finish(memory: Self::Memory, success: &WorkSuccess, word: u64) -> Self::Output;
+}
+
+/// What a slot has held for an operation of that kind.
+pub(crate) fn memory<K: Kind>(held: Held) -> K::Memory {
+    let Some(memory) = K::Memory::from_held(held) else {
+        unreachable!("a slot gives back what it was given")
+    };
+    memory
+}
+
+/// A message that was received.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Received<B> {
+    /// The memory that was given. The message is at its beginning.
+    pub memory: B,
+    /// How many bytes the message has. Of an RDMA write with immediate data: how many were written, elsewhere.
+    pub length: usize,
+    /// The immediate data that came with it.
+    pub immediate: Option<u32>,
+}
+
+impl<B> Received<B> {
+    pub(crate) fn new(memory: B, success: &WorkSuccess) -> Self {
+        let length = success.scattered_bytes().unwrap_or(0);
+        Self { memory, length, immediate: success.immediate_data() }
+    }
+}
+
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident<$b:ident: $bound:path> => $output:ty, |$memory:ident, $success:ident| $done:expr;)+) => {$(
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name<$b>(PhantomData<fn() -> $b>);
+
+        impl<$b> sealed::Sealed for $name<$b> {}
+
+        impl<$b: $bound> Kind for $name<$b> {
+            type Memory = $b;
+            type Output = $output;
+
+            #[inline]
+            fn finish($memory: $b, $success: &WorkSuccess, _: u64) -> $output {
+                $done
+            }
+        }
+    )+};
+}
+
+kinds! {
+    /// A message to the peer. It gives the memory back.
+    SendOut<B: Source> => B, |memory, _success| memory;
+    /// Memory for a message of the peer.
+    Receive<B: Target> => Received<B>, |memory, success| Received::new(memory, success);
+    /// Into the peer's memory. It gives the memory back.
+    Write<B: Source> => B, |memory, _success| memory;
+    /// From the peer's memory. It gives the memory back, with what was read.
+    Read<B: Target> => B, |memory, _success| memory;
+}
+
+/// A receive without memory: for immediate data alone, which it gives.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_structs)] // a name
+pub struct ReceiveImmediate;
+
+impl sealed::Sealed for ReceiveImmediate {}
+
+impl Kind for ReceiveImmediate {
+    type Memory = ();
+    type Output = Option<u32>;
+
+    fn finish((): (), success: &WorkSuccess, _: u64) -> Option<u32> {
+        success.immediate_data()
+    }
+}
+
+/// An atomic operation on the peer's memory, which gives what was there.
+#[derive(Debug)]
+#[allow(clippy::exhaustive_structs)] // a name
+pub struct Atomic;
+
+impl sealed::Sealed for Atomic {}
+
+impl Kind for Atomic {
+    type Memory = ();
+    type Output = u64;
+
+    fn finish((): (), _: &WorkSuccess, word: u64) -> u64 {
+        word
+    }
+}

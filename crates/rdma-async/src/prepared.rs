@@ -1,0 +1,90 @@
+//! Connections that wait for their peer's endpoint.
+
+use std::sync::Arc;
+
+use rdma_qp::{
+    ConnectAttributes, Error, PreparedQueuePair, QueuePair, QueuePairBuilder, QueuePairEndpoint,
+};
+
+use crate::connection::Connection;
+use crate::driver::shared::Handle;
+use crate::ledger::Ledger;
+use crate::link::Inner;
+
+/// A connection that waits for its peer's endpoint: made by [`Driver::prepare`](crate::Driver::prepare).
+#[derive(Debug)]
+pub struct PreparedConnection {
+    qp: PreparedQueuePair,
+    room: Room,
+}
+
+/// What it has taken of a completion queue.
+#[derive(Debug)]
+struct Room {
+    ledger: Option<Arc<Ledger>>,
+    depth: [u32; 2],
+    driver: Arc<Handle>,
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if let Some(ledger) = self.ledger.take()
+            && ledger.cq().context().check_process().is_ok()
+        {
+            ledger.unreserve(self.depth[0] + self.depth[1]);
+        }
+    }
+}
+
+impl PreparedConnection {
+    pub(crate) fn new(
+        builder: QueuePairBuilder<'_>,
+        ledger: Arc<Ledger>,
+        depth: [u32; 2],
+        driver: Arc<Handle>,
+    ) -> Result<Self, Error> {
+        let room = Room { ledger: Some(Arc::clone(&ledger)), depth, driver };
+        let builder = builder.send_cq(ledger.cq()).recv_cq(ledger.cq()).sq_sig_all(true);
+        Ok(Self { qp: builder.strict_cq(true).build()?, room })
+    }
+
+    /// The endpoint of this end, which the peer needs to connect.
+    #[must_use]
+    pub const fn endpoint(&self) -> QueuePairEndpoint {
+        self.qp.endpoint()
+    }
+
+    /// Connects to the peer, which does the same with the endpoint of this one.
+    ///
+    /// # Errors
+    /// Those of [`PreparedQueuePair::handshake`].
+    pub fn handshake(self, peer: QueuePairEndpoint) -> Result<Connection, Error> {
+        self.connected(|qp| qp.handshake(peer))
+    }
+
+    /// What [`handshake`](Self::handshake) would connect with.
+    ///
+    /// # Errors
+    /// Those of [`PreparedQueuePair::connect_attributes`].
+    pub fn connect_attributes(&self, peer: &QueuePairEndpoint) -> Result<ConnectAttributes, Error> {
+        self.qp.connect_attributes(peer)
+    }
+
+    /// Connects with these attributes, however the program got them.
+    ///
+    /// # Errors
+    /// Those of [`PreparedQueuePair::connect`].
+    pub fn connect(self, attributes: ConnectAttributes) -> Result<Connection, Error> {
+        self.connected(|qp| qp.connect(attributes))
+    }
+
+    fn connected(
+        self,
+        connect: impl FnOnce(PreparedQueuePair) -> Result<QueuePair, Error>,
+    ) -> Result<Connection, Error> {
+        let Self { qp, mut room } = self;
+        let qp = connect(qp)?;
+        let Some(ledger) = room.ledger.take() else { unreachable!("it is taken here") };
+        Ok(Connection::new(Inner::new(ledger, qp, room.depth, Arc::clone(&room.driver))))
+    }
+}

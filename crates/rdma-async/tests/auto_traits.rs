@@ -1,0 +1,37 @@
+//! Which types may go to, and be used from, other threads.
+
+use rdma_async::{
+    Atomic, BufferSlice, Connection, Driver, Failed, ManualDriver, Op, Post, Posted,
+    PreparedConnection, Read, Receive, ReceiveImmediate, Received, Run, SendOut, SharedBuffer,
+    Write,
+};
+use rdma_mem::Buffer;
+
+fn shared<T: Send + Sync + 'static>() {}
+fn moved<T: Send>() {}
+fn unpinned<T: Unpin>() {}
+fn error<T: std::error::Error + Send + Sync + 'static>() {}
+
+#[test]
+fn what_is_shared_by_tasks() {
+    shared::<Connection>();
+    shared::<Driver>();
+    shared::<ManualDriver>();
+    shared::<PreparedConnection>();
+    shared::<BufferSlice>();
+    shared::<SharedBuffer>();
+    shared::<Received<Buffer>>();
+    error::<Failed<Buffer>>();
+    error::<Failed<SharedBuffer>>();
+}
+
+#[test]
+fn operations_go_to_other_tasks() {
+    moved::<Op<'_, Read<Buffer>>>();
+    moved::<Post<'_, Write<SharedBuffer>>>();
+    moved::<Run<'_, SendOut<BufferSlice>>>();
+    moved::<Posted<'_, Receive<BufferSlice>>>();
+    moved::<Posted<'_, Atomic>>();
+    moved::<Posted<'_, ReceiveImmediate>>();
+    unpinned::<Posted<'_, Read<Buffer>>>();
+}
