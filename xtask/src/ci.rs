@@ -28,6 +28,9 @@ pub(crate) struct Args {
     /// Fail where a job would be skipped because the machine lacks something
     #[arg(long)]
     strict: bool,
+    /// Remove what a job has built in a folder of its own when the job is over: all of them together need a large disk
+    #[arg(long)]
+    remove_outputs: bool,
     /// Say which jobs there are and what they check
     #[arg(long)]
     list: bool,
@@ -58,7 +61,11 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     for job in chosen {
         println!("\n=== {}: {}", job.name, job.about);
         let start = Instant::now();
+        let before = setting.outputs()?;
         let outcome = run_job(job, &setting, args.strict);
+        if args.remove_outputs {
+            setting.remove_outputs_but(&before)?;
+        }
         println!("=== {}: {}, {}", job.name, outcome.text(), seconds(start.elapsed()));
         rows.push((job.name, outcome, start.elapsed()));
     }

@@ -1,11 +1,15 @@
 //! One command line of a job.
 
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cargo_metadata::MetadataCommand;
+
+/// Folders of the target folder that more than one job uses.
+const SHARED_OUTPUTS: &[&str] = &["debug", "release", "rxe", "tmp"];
 
 /// Where the jobs run.
 pub(crate) struct Setting {
@@ -39,6 +43,33 @@ impl Setting {
             .replace("{host}", &self.host)
             .replace("{HOST}", &self.host.to_uppercase().replace('-', "_"))
             .replace("{msrv}", &self.msrv)
+    }
+}
+
+impl Setting {
+    /// The folders of the target folder.
+    pub(crate) fn outputs(&self) -> Result<Vec<PathBuf>> {
+        let Ok(entries) = fs::read_dir(&self.target) else { return Ok(Vec::new()) };
+        let mut folders = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                folders.push(entry.path());
+            }
+        }
+        Ok(folders)
+    }
+
+    /// Removes the folders that a job has made in the target folder, but for those that other jobs use, too.
+    pub(crate) fn remove_outputs_but(&self, before: &[PathBuf]) -> Result<()> {
+        for folder in self.outputs()? {
+            let is_shared = SHARED_OUTPUTS.iter().any(|name| folder.ends_with(name));
+            if !is_shared && !before.contains(&folder) {
+                let failed = || format!("removing {}", folder.display());
+                fs::remove_dir_all(&folder).with_context(failed)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -123,6 +154,21 @@ mod unit {
 
     fn setting() -> Setting {
         Setting::of(&tree::root()).unwrap()
+    }
+
+    #[test]
+    fn what_a_job_has_built_for_itself_is_removed() {
+        let target = tempfile::tempdir().unwrap();
+        let path = |name: &str| target.path().join(name);
+        let make = |name: &str| fs::create_dir_all(path(name).join("deps")).unwrap();
+        let setting = Setting { target: target.path().to_str().unwrap().to_owned(), ..setting() };
+        make("doc");
+        fs::write(path("log"), "").unwrap();
+        let before = setting.outputs().unwrap();
+        ["debug", "asan"].into_iter().for_each(make);
+        setting.remove_outputs_but(&before).unwrap();
+        let is_there = ["debug", "asan", "doc", "log"].map(|name| path(name).exists());
+        assert_eq!(is_there, [true, false, true, true]);
     }
 
     #[test]
