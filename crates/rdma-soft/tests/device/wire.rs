@@ -100,6 +100,26 @@ fn a_wait_for_a_receiver_ends_in_spite_of_earlier_alarms() {
     a.send_cq.expect_flushed(1..8);
 }
 
+/// What a schedule lets go while a send queue is drained is sent when the queue sends again.
+#[test]
+fn what_was_let_go_while_drained_is_sent_later() {
+    let device = Builder::new("wire-drained").schedule(Schedule::Held).force_wire();
+    let device = device.install().unwrap();
+    let (a, b) = pair_with("wire-drained", &Size::default(), &Knobs::default());
+    assert_eq!(a.qp.to_state(State::IBV_QPS_SQD), 0);
+    for n in 0..3 {
+        b.qp.post_receive(n, &[]);
+        a.qp.post(&Wr::send(n, &[]));
+    }
+    device.release_all();
+    assert!(a.send_cq.is_empty() && b.receive_cq.is_empty());
+    assert_eq!(a.qp.to_state(State::IBV_QPS_RTS), 0);
+    for n in 0..3 {
+        a.send_cq.expect_success(n);
+        b.receive_cq.expect_success(n);
+    }
+}
+
 /// The queue pair that requests are for is destroyed while they are in flight.
 #[test]
 fn a_destroyed_peer_does_not_answer() {

@@ -309,6 +309,10 @@ pub(crate) fn resume(own: &Arc<QueuePair>) {
         if own.immediate || send.blocked != Blocked::No {
             send.take_turn(own, &mut aftermath);
         } else {
+            // What the schedule let go while the queue was drained has not been sent.
+            if send.wire.is_some() {
+                own.device.fabric.unsettled.note_turn(own);
+            }
             send.arm_if_deferred(own);
         }
     }
