@@ -13,8 +13,8 @@ pub(crate) mod slots;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rdma_channel::{CloseReason, PeerAddress, TransportError};
-use rdma_qp::{CompletionQueue, PollError, PollSlot, QueuePair, WorkSuccess};
+use rdma_channel::{CloseReason, Operation, PeerAddress, TransportError};
+use rdma_qp::{CompletionQueue, PollError, PollSlot, QueuePair, WorkResult};
 
 use self::after::{After, Afters};
 use self::place::{Left, Place, Rooms};
@@ -49,10 +49,11 @@ pub(crate) struct Table {
     failed: Option<PollError>,
 }
 
-/// How a request has ended: with its memory, which is its owner's again.
+/// How a request has ended, whose memory is its owner's again.
 pub(crate) struct Ended {
-    pub(crate) held: Held,
-    pub(crate) result: Result<WorkSuccess, TransportError>,
+    pub(crate) operation: Operation,
+    /// As its completion says; `None` if its queue pair was destroyed before.
+    pub(crate) result: Option<WorkResult>,
     /// What an atomic operation has brought.
     pub(crate) word: u64,
 }
@@ -262,10 +263,10 @@ impl Table {
         Ok(count)
     }
 
-    /// How a request has ended, if it has. Its slot is free then.
+    /// How a request has ended, if it has. Its slot is free then, and its memory in `memory`.
     #[inline]
-    pub(crate) fn take(&mut self, id: Id) -> Option<Ended> {
-        self.places[id.place()].take_ended(id, &mut self.afters)
+    pub(crate) fn take(&mut self, id: Id, memory: &mut Held) -> Option<Ended> {
+        self.places[id.place()].take_ended(id, memory, &mut self.afters)
     }
 
     /// Nobody waits for the request any more.

@@ -4,14 +4,13 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use rdma_channel::{CloseReason, Operation, PeerAddress, TransportError};
+use rdma_channel::{CloseReason, PeerAddress, TransportError};
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{Qpn, QueuePair};
 
 use crate::driver::shared::Handle;
 use crate::ledger::Ledger;
 use crate::ledger::place::{Rooms, words};
-use crate::ledger::post::Request;
 
 /// What all clones of a connection have.
 pub(crate) struct Inner {
@@ -95,17 +94,12 @@ impl Link<'_> {
         }
     }
 
-    /// Makes what the request needs and the connection has not yet.
+    /// Words for atomic operations, if the connection has none yet.
     ///
     /// # Errors
-    /// If it cannot be registered.
-    #[inline]
-    pub(crate) fn prepare(&self, request: &Request) -> Result<(), TransportError> {
-        if request.operation() == Operation::Atomic { self.prepare_words() } else { Ok(()) }
-    }
-
+    /// If they cannot be registered.
     #[cold]
-    fn prepare_words(&self) -> Result<(), TransportError> {
+    pub(crate) fn prepare_words(&self) -> Result<(), TransportError> {
         if self.ledger.lock().at(self.place).has_words() {
             return Ok(());
         }

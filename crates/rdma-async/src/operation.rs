@@ -5,15 +5,17 @@ pub(crate) mod kinds;
 pub(crate) mod post;
 pub(crate) mod posted;
 pub(crate) mod run;
+pub(crate) mod work;
 
 use std::fmt;
 use std::future::IntoFuture;
 
 use self::failed::Failed;
 use self::kinds::Kind;
-use self::post::{NotPosted, Post, post_now};
+use self::post::Post;
 use self::posted::Posted;
 use self::run::Run;
+use self::work::Work;
 use crate::buffer::held::sealed::Loan;
 use crate::connection::Connection;
 use crate::ledger::post::Request;
@@ -63,8 +65,7 @@ impl<'c, K: Kind> Op<'c, K> {
     /// # Errors
     /// With the memory: [`TransportError::Closed`](rdma_channel::TransportError::Closed), [`TransportError::PostError`](rdma_channel::TransportError::PostError).
     pub fn post(self) -> Post<'c, K> {
-        let Self { link, memory, request } = self;
-        Post::new(link, memory, request)
+        Post::new(self.into_work())
     }
 
     /// Posts it now or not at all.
@@ -74,8 +75,18 @@ impl<'c, K: Kind> Op<'c, K> {
     /// [`post`](Self::post).
     pub fn try_post(self) -> Result<Posted<'c, K>, Failed<K::Memory>> {
         let Self { link, memory, request } = self;
-        post_now(link, memory.into_held(), request)
-            .map_err(|NotPosted { held, error, .. }| Failed::new::<K>(held, error))
+        let (mut held, mut id) = (memory.into_held(), None);
+        match (link.post(&request, &mut held, &mut false, &mut id, false), id) {
+            (Ok(_), Some(id)) => Ok(Posted::new(link, id)),
+            (Ok(_), None) => unreachable!("it was posted"),
+            (Err(refusal), _) => Err(Failed::new::<K>(held, refusal.into())),
+        }
+    }
+
+    #[inline]
+    fn into_work(self) -> Work<'c> {
+        let Self { link, memory, request } = self;
+        Work::new(link, memory.into_held(), request)
     }
 
     /// The same operation, which keeps its connection: for `tokio::spawn`, and for fields. It costs a reference count.
@@ -95,7 +106,7 @@ impl<'c, K: Kind> IntoFuture for Op<'c, K> {
 
     #[inline]
     fn into_future(self) -> Run<'c, K> {
-        Run::new(self.post())
+        Run::new(self.into_work())
     }
 }
 

@@ -169,7 +169,9 @@ pub(crate) const JOBS: &[Job] = &[
         about: "the benches link",
         tier: Tier::Full,
         needs: &[],
-        steps: &[run("cargo bench -p rdma-proto -p rdma-soft -p rdma-qp -p rdma-channel --no-run")],
+        steps: &[run(
+            "cargo bench -p rdma-proto -p rdma-soft -p rdma-qp -p rdma-channel -p rdma-async --no-run",
+        )],
     },
     Job {
         name: "instructions",
@@ -180,7 +182,8 @@ pub(crate) const JOBS: &[Job] = &[
             Need::Tool("gcc", "apt-get install gcc libc6-dev"),
         ],
         steps: &[run(
-            "cargo bench -p rdma-proto -p rdma-qp -p rdma-channel -p rdma-soft --bench instructions",
+            "cargo bench -p rdma-proto -p rdma-qp -p rdma-channel -p rdma-async -p rdma-soft \
+                --bench instructions",
         )],
     },
     Job {

@@ -1,18 +1,31 @@
 //! What an operation has while the device uses it: one type for all kinds of buffers, so that a slot holds it without
 //! an allocation.
 
+use std::mem::{self, ManuallyDrop};
+
 use rdma_mem::Buffer;
 
 use crate::buffer::shared::SharedBuffer;
 use crate::buffer::view::BufferSlice;
 
 /// The memory of a request. Not for programs: what generic operations are made of.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[allow(unnameable_types, clippy::exhaustive_enums)] // not for programs
 pub enum Held {
+    #[default]
     Nothing,
     Exclusive(BufferSlice),
     Shared(SharedBuffer),
+}
+
+impl Held {
+    /// Moves it where nothing is.
+    #[inline]
+    pub(crate) fn move_to(&mut self, place: &mut Self) {
+        debug_assert!(matches!(place, Self::Nothing));
+        // Nothing, which is not dropped: the compiler would see to it in each place.
+        let _ = ManuallyDrop::new(mem::replace(place, mem::take(self)));
+    }
 }
 
 pub(crate) mod sealed {

@@ -8,13 +8,13 @@ use std::task::Waker;
 
 use rdma_channel::{CloseReason, Operation, PeerAddress, TransportError};
 use rdma_mem::{AccessFlags, SharedRegion};
-use rdma_qp::{QueuePair, WorkCompletion, WorkErrorClass, WorkResult, WorkSuccess};
+use rdma_qp::{QueuePair, WorkCompletion, WorkError, WorkErrorClass, WorkResult, WorkSuccess};
 use tokio::sync::Notify;
 
 use super::Ended;
 use super::after::{After, Afters};
 use super::post::{self, Request};
-use super::slots::{Id, Side, Slots, State};
+use super::slots::{Id, Phase, Side, Slots};
 use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Loan;
 use crate::buffer::view::BufferSlice;
@@ -39,6 +39,24 @@ impl Rooms {
     pub(crate) fn close(&self) {
         self.sends.notify_waiters();
         self.receives.notify_waiters();
+    }
+}
+
+/// Why a request was not posted.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// No slot is free.
+    NoSlot,
+    Failed(Box<TransportError>),
+}
+
+impl From<Refusal> for TransportError {
+    #[cold]
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::NoSlot => Self::WouldBlock,
+            Refusal::Failed(error) => *error,
+        }
     }
 }
 
@@ -149,18 +167,19 @@ impl Place {
         self.is_ending = false;
         let mut afters = vec![After::Close(Arc::clone(&self.rooms))];
         for index in 0..self.slots.len() as usize {
-            match &mut self.slots.at(index).state {
-                State::InFlight(held, waker) => {
-                    let held = mem::replace(held, Held::Nothing);
-                    afters.extend(waker.take().map(After::Wake));
-                    self.slots.at(index).state = State::Done(held, None);
+            let slot = self.slots.at(index);
+            match slot.phase {
+                Phase::InFlight => {
+                    slot.phase = Phase::Done;
+                    slot.result = None;
+                    afters.extend(slot.waker.take().map(After::Wake));
                 }
-                State::Forsaken(_) => {
-                    if let State::Forsaken(held) = self.slots.free(index) {
-                        afters.push(After::Drop(held));
-                    }
+                Phase::Forsaken => {
+                    let mut held = Held::Nothing;
+                    self.slots.free(index, &mut held);
+                    afters.push(After::Drop(held));
                 }
-                State::Free(_) | State::Done(..) => {}
+                Phase::Free | Phase::Done => {}
             }
         }
         afters
@@ -191,24 +210,20 @@ impl Place {
     /// Posts a request, whose memory is in its slot from before that.
     ///
     /// # Errors
-    /// With the memory: [`TransportError::WouldBlock`] if no slot is free, [`TransportError::Closed`], or why the
-    /// request was refused.
+    /// Then the memory is where it was. [`TransportError::Closed`], or why the request was refused, unless no slot is free.
     #[inline]
     pub(crate) fn post(
         &mut self,
         place: usize,
         request: &Request,
-        held: Held,
-    ) -> Result<Id, (Held, TransportError)> {
+        memory: &mut Held,
+    ) -> Result<Id, Refusal> {
         let (operation, side) = (request.operation(), request.side());
         let free = self.slots.first_free(side).filter(|_| self.closed.is_none());
         let (Some(index), Some(qp)) = (free, &self.qp) else {
-            return Err((held, self.refusal()));
+            return Err(self.refusal());
         };
-        let id = self.slots.fill(place, index, operation, held);
-        let State::InFlight(held, _) = &mut self.slots.at(id.slot()).state else {
-            unreachable!("it was put there")
-        };
+        let (id, held) = self.slots.fill(place, index, operation, memory);
         // SAFETY: SAFETY.md F28: the memory of the request is in its slot, from before the post, and is taken out when the
         // request has completed or the queue pair was destroyed. Until then nobody else has it, or, if it is shared, nobody
         // writes it. The word of an atomic operation is of its slot.
@@ -221,20 +236,18 @@ impl Place {
                 Ok(id)
             }
             Err(error) => {
-                let State::InFlight(held, _) = self.slots.free(id.slot()) else {
-                    unreachable!("it was put there")
-                };
-                Err((held, post::refused(operation, self.peer, error)))
+                self.slots.free(id.slot(), memory);
+                Err(Refusal::Failed(post::refused(operation, self.peer, error).into()))
             }
         }
     }
 
     /// Why it takes no request now.
     #[cold]
-    fn refusal(&self) -> TransportError {
+    fn refusal(&self) -> Refusal {
         match self.closed {
-            Some(reason) => super::closed(reason, self.peer),
-            None => TransportError::WouldBlock,
+            Some(reason) => Refusal::Failed(super::closed(reason, self.peer).into()),
+            None => Refusal::NoSlot,
         }
     }
 
@@ -248,38 +261,44 @@ impl Place {
     ) -> bool {
         let Some(slot) = self.slots.of(id) else { return false };
         let (result, operation) = (completion.result(), slot.operation);
-        match &mut slot.state {
-            State::InFlight(held, waker) => {
-                if let Some(waker) = waker.take() {
+        match slot.phase {
+            Phase::InFlight => {
+                (slot.phase, slot.result) = (Phase::Done, Some(result));
+                if let Some(waker) = slot.waker.take() {
                     afters.push(After::Wake(waker));
                 }
-                slot.state = State::Done(mem::replace(held, Held::Nothing), Some(result));
             }
-            State::Forsaken(held) => {
-                let held = mem::replace(held, Held::Nothing);
-                self.keep(operation, held, Some(result), afters);
-                self.free(id, afters);
+            Phase::Forsaken => {
+                self.keep(id, operation, Some(result), afters);
             }
-            State::Free(_) | State::Done(..) => return false,
+            Phase::Free | Phase::Done => return false,
         }
-        if let Err(error) = result
-            && self.closed.is_none()
-        {
-            self.closed = Some(CloseReason::Work { operation, error });
-            // Who waits for a slot waits in vain.
-            afters.push(After::Close(Arc::clone(&self.rooms)));
+        if let Err(error) = result {
+            self.note_failed(operation, error, afters);
         }
         true
     }
 
-    /// What nobody waits for: a message is kept, and other memory given back.
+    /// A request has failed, and the queue pair with it.
+    #[cold]
+    fn note_failed(&mut self, operation: Operation, error: WorkError, afters: &mut Afters) {
+        if self.closed.is_none() {
+            self.closed = Some(CloseReason::Work { operation, error });
+            // Who waits for a slot waits in vain.
+            afters.push(After::Close(Arc::clone(&self.rooms)));
+        }
+    }
+
+    /// A request is over for which nobody waits: a message is kept, and other memory given back.
     fn keep(
         &mut self,
+        id: Id,
         operation: Operation,
-        held: Held,
         result: Option<WorkResult>,
         afters: &mut Afters,
     ) {
+        let mut held = Held::Nothing;
+        self.free(id, &mut held, afters);
         match (held, result) {
             (held, Some(Ok(success))) if operation == Operation::Receive => {
                 self.arrived.push_back(Arrived { memory: BufferSlice::from_held(held), success });
@@ -288,56 +307,62 @@ impl Place {
         }
     }
 
-    /// Frees the slot of a request that is over.
+    /// Frees the slot of a request that is over. Its memory comes where nothing was.
     #[inline]
-    fn free(&mut self, id: Id, afters: &mut Afters) -> State {
+    fn free(&mut self, id: Id, memory: &mut Held, afters: &mut Afters) {
         let side = self.slots.side(id.slot());
-        let state = self.slots.free(id.slot());
+        self.slots.free(id.slot(), memory);
         if self.waiting[side as usize] > 0 {
-            afters.push(After::Room(Arc::clone(&self.rooms), side));
+            self.tell_room(side, afters);
         }
-        state
+    }
+
+    #[cold]
+    fn tell_room(&self, side: Side, afters: &mut Afters) {
+        afters.push(After::Room(Arc::clone(&self.rooms), side));
     }
 
     /// As [`Table::take`](super::Table::take).
     #[inline]
-    pub(crate) fn take_ended(&mut self, id: Id, afters: &mut Afters) -> Option<Ended> {
-        let slot = self.slots.of(id)?;
-        let operation = slot.operation;
-        if !matches!(slot.state, State::Done(..)) {
-            return None;
-        }
-        let State::Done(held, result) = self.free(id, afters) else { unreachable!("it is over") };
+    pub(crate) fn take_ended(
+        &mut self,
+        id: Id,
+        memory: &mut Held,
+        afters: &mut Afters,
+    ) -> Option<Ended> {
+        let slot = self.slots.of(id).filter(|slot| slot.phase == Phase::Done)?;
+        let (operation, result) = (slot.operation, slot.result);
+        self.free(id, memory, afters);
         let word = match operation {
             Operation::Atomic => self.words.as_ref().map_or(0, |words| post::word(words, id)),
             _ => 0,
         };
-        let result = match result {
-            Some(Ok(success)) => Ok(success),
-            Some(Err(error)) => Err(match self.closed {
-                // Of what was flushed, why it was.
-                Some(reason) if error.class() == WorkErrorClass::Flushed => {
-                    super::closed(reason, self.peer)
-                }
-                _ => post::failed(operation, self.peer, error, self.qp.as_ref()),
-            }),
-            None => Err(super::closed(self.closed.unwrap_or(CloseReason::Destroyed), self.peer)),
-        };
-        Some(Ended { held, result, word })
+        Some(Ended { operation, result, word })
+    }
+
+    /// Why a request has failed, or was over with its queue pair.
+    #[cold]
+    pub(crate) fn failure(&self, operation: Operation, error: Option<WorkError>) -> TransportError {
+        match (error, self.closed) {
+            // Of what was flushed, why it was.
+            (Some(error), Some(reason)) if error.class() == WorkErrorClass::Flushed => {
+                super::closed(reason, self.peer)
+            }
+            (Some(error), _) => post::failed(operation, self.peer, error, self.qp.as_ref()),
+            (None, reason) => super::closed(reason.unwrap_or(CloseReason::Destroyed), self.peer),
+        }
     }
 
     /// Whether that waker is woken when the request ends; then it is not over.
     pub(crate) fn is_awaited_by(&mut self, id: Id, waker: &Waker) -> bool {
-        let slot = self.slots.of(id);
-        slot.is_some_and(
-            |slot| matches!(&slot.state, State::InFlight(_, Some(known)) if known.will_wake(waker)),
-        )
+        let slot = self.slots.of(id).filter(|slot| slot.phase == Phase::InFlight);
+        slot.and_then(|slot| slot.waker.as_ref()).is_some_and(|known| known.will_wake(waker))
     }
 
     /// Who is to be woken when the request has ended. The waker that was there before.
     pub(crate) fn await_end(&mut self, id: Id, waker: Waker) -> Option<Waker> {
-        match &mut self.slots.of(id)?.state {
-            State::InFlight(_, known) => known.replace(waker),
+        match self.slots.of(id) {
+            Some(slot) if slot.phase == Phase::InFlight => slot.waker.replace(waker),
             _ => Some(waker),
         }
     }
@@ -345,21 +370,16 @@ impl Place {
     /// As [`Table::forsake`](super::Table::forsake).
     pub(crate) fn forsake(&mut self, id: Id, afters: &mut Afters) {
         let Some(slot) = self.slots.of(id) else { return };
-        match &mut slot.state {
-            State::InFlight(held, waker) => {
-                if let Some(waker) = waker.take() {
-                    afters.push(After::DropWaker(waker));
-                }
-                let held = mem::replace(held, Held::Nothing);
-                slot.state = State::Forsaken(held);
+        let (operation, result) = (slot.operation, slot.result);
+        match slot.phase {
+            Phase::InFlight => {
+                slot.phase = Phase::Forsaken;
+                afters.extend(slot.waker.take().map(After::DropWaker));
             }
-            State::Done(..) => {
-                let operation = slot.operation;
-                if let State::Done(held, result) = self.free(id, afters) {
-                    self.keep(operation, held, result, afters);
-                }
+            Phase::Done => {
+                self.keep(id, operation, result, afters);
             }
-            State::Free(_) | State::Forsaken(_) => {}
+            Phase::Free | Phase::Forsaken => {}
         }
     }
 }

@@ -53,23 +53,32 @@ impl Id {
 }
 
 /// How far the request in a slot is.
-#[derive(Debug)]
-pub(crate) enum State {
-    /// None is there. The next free slot.
-    Free(Option<u32>),
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// None is there.
+    Free,
     /// It is with the device.
-    InFlight(Held, Option<Waker>),
+    InFlight,
     /// It is with the device, and nobody waits for it.
-    Forsaken(Held),
+    Forsaken,
     /// It is over: it completed, or its queue pair was destroyed.
-    Done(Held, Option<WorkResult>),
+    Done,
 }
 
+/// What is in a slot stays where it is as the request goes on: no phase moves the memory's description.
 #[derive(Debug)]
 pub(crate) struct Slot {
     generation: u32,
     pub(crate) operation: Operation,
-    pub(crate) state: State,
+    pub(crate) phase: Phase,
+    /// Of a free one, the next free one.
+    next: Option<u32>,
+    /// The memory of the request. Nothing in a free slot.
+    pub(crate) held: Held,
+    /// Who waits for the request. Only while it is in flight.
+    pub(crate) waker: Option<Waker>,
+    /// Of one that is done: how it has completed, or `None` if its queue pair was destroyed before.
+    pub(crate) result: Option<WorkResult>,
 }
 
 /// The slots of a queue pair: first those of its send queue, then those of its receive queue.
@@ -88,7 +97,15 @@ impl Slots {
         let all = sends + receives;
         let slot = |index: u32| {
             let next = (index + 1 != sends && index + 1 != all).then_some(index + 1);
-            Slot { generation: begins, operation: Operation::Send, state: State::Free(next) }
+            Slot {
+                generation: begins,
+                operation: Operation::Send,
+                phase: Phase::Free,
+                next,
+                held: Held::Nothing,
+                waker: None,
+                result: None,
+            }
         };
         let first = |from: u32, count: u32| (count > 0).then_some(from);
         Self {
@@ -116,37 +133,35 @@ impl Slots {
         self.free[side as usize]
     }
 
-    /// Puts a request into a slot that is free. Its WR ID.
+    /// Puts a request into a slot that is free, with its memory. Its WR ID, and where its memory is.
     #[inline]
     pub(crate) fn fill(
         &mut self,
         place: usize,
         index: u32,
         operation: Operation,
-        held: Held,
-    ) -> Id {
+        memory: &mut Held,
+    ) -> (Id, &mut Held) {
         let side = self.side(index as usize);
         let slot = &mut self.slots[index as usize];
-        if let State::Free(next) = slot.state {
-            self.free[side as usize] = next;
-        } else {
-            debug_assert!(false, "{slot:?} is not free");
-        }
-        slot.operation = operation;
-        slot.state = State::InFlight(held, None);
-        Id::new(slot.generation, place, index)
+        debug_assert_eq!(slot.phase, Phase::Free);
+        self.free[side as usize] = slot.next;
+        (slot.operation, slot.phase) = (operation, Phase::InFlight);
+        memory.move_to(&mut slot.held);
+        (Id::new(slot.generation, place, index), &mut slot.held)
     }
 
-    /// Takes the request out of a slot. What state it was in.
+    /// Frees a slot. Its memory comes where nothing was.
     #[inline]
-    pub(crate) fn free(&mut self, index: usize) -> State {
+    pub(crate) fn free(&mut self, index: usize, memory: &mut Held) {
         let side = self.side(index) as usize;
         let slot = &mut self.slots[index];
+        debug_assert!(slot.phase != Phase::Free && slot.waker.is_none());
         slot.generation = slot.generation.wrapping_add(1);
-        let state = std::mem::replace(&mut slot.state, State::Free(self.free[side]));
+        (slot.phase, slot.next) = (Phase::Free, self.free[side]);
         // There are fewer than MOST.
         self.free[side] = u32::try_from(index).ok();
-        state
+        slot.held.move_to(memory);
     }
 
     /// The slot of a request that is or was there.
@@ -183,14 +198,14 @@ mod tests {
         let mut slots = Slots::new([2, 1], 7);
         let take = |slots: &mut Slots, side| {
             let index = slots.first_free(side)?;
-            Some(slots.fill(3, index, Operation::Send, Held::Nothing))
+            Some(slots.fill(3, index, Operation::Send, &mut Held::Nothing).0)
         };
         let [a, b] = [(); 2].map(|()| take(&mut slots, Side::Send).unwrap());
         assert_eq!((a.slot(), b.slot(), take(&mut slots, Side::Send)), (0, 1, None));
         let c = take(&mut slots, Side::Receive).unwrap();
         assert_eq!((c.slot(), c.place(), take(&mut slots, Side::Receive)), (2, 3, None));
         assert!(slots.of(a).is_some());
-        assert!(matches!(slots.free(a.slot()), State::InFlight(Held::Nothing, None)));
+        slots.free(a.slot(), &mut Held::Nothing);
         assert!(slots.of(a).is_none(), "its generation has passed");
         let again = take(&mut slots, Side::Send).unwrap();
         assert_eq!((again.slot(), again.generation()), (0, 8));

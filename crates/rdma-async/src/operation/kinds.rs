@@ -4,8 +4,11 @@ use std::marker::PhantomData;
 
 use rdma_qp::WorkSuccess;
 
+use super::failed::Failed;
 use crate::buffer::held::sealed::Loan;
 use crate::buffer::held::{Held, Source, Target};
+use crate::ledger::Ended;
+use crate::link::Link;
 
 mod sealed {
     #[allow(unnameable_types)] // that is how it is sealed
@@ -23,7 +26,27 @@ pub trait Kind: sealed::Sealed {
     fn finish(memory: Self::Memory, success: &WorkSuccess, word: u64) -> Self::Output;
 }
 
+impl Ended {
+    /// What its future gives.
+    #[inline]
+    pub(crate) fn outcome<K: Kind>(
+        self,
+        held: Held,
+        link: &Link<'_>,
+    ) -> Result<K::Output, Failed<K::Memory>> {
+        let Self { operation, result, word } = self;
+        match result {
+            Some(Ok(success)) => Ok(K::finish(memory::<K>(held), &success, word)),
+            failed => {
+                let error = link.failure(operation, failed.and_then(Result::err));
+                Err(Failed::new::<K>(held, error))
+            }
+        }
+    }
+}
+
 /// What a slot has held for an operation of that kind.
+#[inline]
 pub(crate) fn memory<K: Kind>(held: Held) -> K::Memory {
     let Some(memory) = K::Memory::from_held(held) else {
         unreachable!("a slot gives back what it was given")

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -9,30 +10,22 @@ use pin_project_lite::pin_project;
 
 use super::failed::Failed;
 use super::kinds::Kind;
-use super::post::Post;
-use super::posted::Posted;
+use super::work::Work;
 
 pin_project! {
     /// An [`Op`](super::Op) that is awaited: posts it, and waits for the outcome.
     #[must_use = "nothing is posted before it is awaited"]
     pub struct Run<'c, K: Kind> {
         #[pin]
-        stage: Stage<'c, K>,
-    }
-}
-
-pin_project! {
-    #[project = StageProjection]
-    enum Stage<'c, K: Kind> {
-        Posting { #[pin] post: Post<'c, K> },
-        Waiting { #[pin] posted: Posted<'c, K> },
+        work: Work<'c>,
+        kind: PhantomData<fn() -> K>,
     }
 }
 
 impl<'c, K: Kind> Run<'c, K> {
     #[inline]
-    pub(crate) const fn new(post: Post<'c, K>) -> Self {
-        Self { stage: Stage::Posting { post } }
+    pub(crate) const fn new(work: Work<'c>) -> Self {
+        Self { work, kind: PhantomData }
     }
 }
 
@@ -41,24 +34,18 @@ impl<K: Kind> Future for Run<'_, K> {
 
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
-        loop {
-            match this.stage.as_mut().project() {
-                StageProjection::Posting { post } => {
-                    let posted = ready!(post.poll(cx))?;
-                    this.stage.set(Stage::Waiting { posted });
-                }
-                StageProjection::Waiting { posted } => return posted.poll(cx),
-            }
+        // Without a budget, a task whose operations are always done would keep others from running.
+        let budget = ready!(tokio::task::coop::poll_proceed(cx));
+        let outcome = self.project().work.poll_end::<K>(cx);
+        if outcome.is_ready() {
+            budget.made_progress();
         }
+        outcome
     }
 }
 
 impl<K: Kind> fmt::Debug for Run<'_, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.stage {
-            Stage::Posting { post } => f.debug_tuple("Run").field(post).finish(),
-            Stage::Waiting { posted } => f.debug_tuple("Run").field(posted).finish(),
-        }
+        f.debug_tuple("Run").field(self.work.request()).finish()
     }
 }

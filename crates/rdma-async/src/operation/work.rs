@@ -1,0 +1,294 @@
+//! An operation on its way, whatever its kind: its post, the wait for a free slot before that, and the wait for its end.
+
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use pin_project_lite::pin_project;
+use rdma_channel::{Operation, TransportError};
+use rdma_qp::WorkError;
+use tokio::sync::futures::OwnedNotified;
+
+use super::failed::Failed;
+use super::kinds::Kind;
+use super::posted::Posted;
+use crate::buffer::held::Held;
+use crate::ledger::place::Refusal;
+use crate::ledger::post::Request;
+use crate::ledger::slots::Id;
+use crate::ledger::{BATCH, Ended};
+use crate::link::Link;
+
+pin_project! {
+    /// An operation from its description to its outcome.
+    pub(crate) struct Work<'c> {
+        // `None` when it is over, or in other hands.
+        link: Option<Link<'c>>,
+        // `None` before it was posted.
+        id: Option<Id>,
+        // Its memory, before it was posted.
+        held: Held,
+        request: Request,
+        // It is counted among those who wait for a slot.
+        has_queued: bool,
+        #[pin]
+        waits: Option<OwnedNotified>,
+    }
+
+    impl<'c> PinnedDrop for Work<'c> {
+        #[inline]
+        fn drop(this: Pin<&mut Self>) {
+            let this = this.project();
+            if let Some(link) = this.link.take() {
+                link.give_up(*this.id, this.request, *this.has_queued);
+            }
+        }
+    }
+}
+
+impl<'c> Work<'c> {
+    #[inline]
+    pub(crate) const fn new(link: Link<'c>, held: Held, request: Request) -> Self {
+        Self { link: Some(link), id: None, held, request, has_queued: false, waits: None }
+    }
+
+    pub(crate) const fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Ready when the request is with the device, or failed before.
+    #[inline]
+    pub(crate) fn poll_post<K: Kind>(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Posted<'c, K>, Failed<K::Memory>>> {
+        let posted = ready!(self.as_mut().post(cx, false));
+        let this = self.project();
+        let (Some(link), held) = (this.link.take(), this.held) else {
+            unreachable!("polled after it was ready")
+        };
+        Poll::Ready(match (posted, *this.id) {
+            (Ok(_), Some(id)) => Ok(Posted::new(link, id)),
+            (Ok(_), None) => unreachable!("it was posted"),
+            (Err(error), _) => Err(Failed::new::<K>(mem::take(held), *error)),
+        })
+    }
+
+    /// Ready when the request is over, or failed before.
+    #[inline]
+    pub(crate) fn poll_end<K: Kind>(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<K::Output, Failed<K::Memory>>> {
+        let mut ended = None;
+        if self.id.is_none() {
+            match ready!(self.as_mut().post(cx, true)) {
+                Ok(looked) => ended = looked,
+                Err(error) => {
+                    let this = self.project();
+                    *this.link = None;
+                    return Poll::Ready(Err(Failed::new::<K>(mem::take(this.held), *error)));
+                }
+            }
+        }
+        let this = self.project();
+        let (Some(link), &Some(id)) = (&*this.link, &*this.id) else {
+            unreachable!("polled after it was ready")
+        };
+        let ended = match ended {
+            Some(ended) => ended,
+            None => ready!(link.poll_end(id, this.held, cx)),
+        };
+        let outcome = ended.outcome::<K>(mem::take(this.held), link);
+        *this.link = None;
+        Poll::Ready(outcome)
+    }
+
+    /// Posts the request. How it has ended, if it has and `looks`.
+    #[inline]
+    fn post(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        looks: bool,
+    ) -> Poll<Result<Option<Ended>, Box<TransportError>>> {
+        let this = self.as_mut().project();
+        let Some(link) = &*this.link else { unreachable!("polled after it was ready") };
+        match link.post(this.request, this.held, this.has_queued, this.id, looks) {
+            Ok(ended) => Poll::Ready(Ok(ended)),
+            Err(Refusal::NoSlot) => self.wait(cx, looks),
+            Err(Refusal::Failed(error)) => Poll::Ready(Err(self.not_posted(error))),
+        }
+    }
+
+    /// Waits for a slot.
+    #[cold]
+    fn wait(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        looks: bool,
+    ) -> Poll<Result<Option<Ended>, Box<TransportError>>> {
+        let mut has_looked = false;
+        loop {
+            let mut this = self.as_mut().project();
+            let Some(link) = &*this.link else { unreachable!("it was not posted") };
+            // What has completed makes room. If the completion queue has failed, the next look says so.
+            if !mem::replace(&mut has_looked, true) {
+                let _ = link.ledger.progress();
+            } else if let Some(waits) = this.waits.as_mut().as_pin_mut() {
+                ready!(waits.poll(cx));
+                this.waits.set(None);
+            } else {
+                let side = this.request.side();
+                if !mem::replace(this.has_queued, true) {
+                    link.ledger.lock().at(link.place).note_waiting(side, true);
+                }
+                this.waits.set(Some(Arc::clone(link.rooms.of(side)).notified_owned()));
+                if let Some(waits) = this.waits.as_mut().as_pin_mut() {
+                    // In the queue from here on. A slot that was freed before is found by one more look.
+                    waits.enable();
+                }
+            }
+            match link.post(this.request, this.held, this.has_queued, this.id, looks) {
+                Ok(ended) => {
+                    this.waits.set(None);
+                    return Poll::Ready(Ok(ended));
+                }
+                Err(Refusal::NoSlot) => {}
+                Err(Refusal::Failed(error)) => return Poll::Ready(Err(self.not_posted(error))),
+            }
+        }
+    }
+
+    /// It cannot be posted: it waits no longer.
+    #[cold]
+    fn not_posted(self: Pin<&mut Self>, error: Box<TransportError>) -> Box<TransportError> {
+        let mut this = self.project();
+        if mem::take(this.has_queued)
+            && let Some(link) = &*this.link
+        {
+            let side = this.request.side();
+            link.ledger.lock().at(link.place).note_waiting(side, false);
+            // Its wake-up was for a slot that it has not taken.
+            link.rooms.of(side).notify_one();
+        }
+        this.waits.set(None);
+        error
+    }
+}
+
+impl Link<'_> {
+    /// Posts a request, if there is a slot for it, and if `looks`, looks once whether it is over already: then its memory is
+    /// where it was. With the same lock, who `has_queued` is counted no longer among those who wait for a slot.
+    ///
+    /// # Errors
+    /// Then the memory is where it was.
+    #[inline]
+    pub(crate) fn post(
+        &self,
+        request: &Request,
+        held: &mut Held,
+        has_queued: &mut bool,
+        posted: &mut Option<Id>,
+        looks: bool,
+    ) -> Result<Option<Ended>, Refusal> {
+        if request.operation() == Operation::Atomic {
+            self.prepare_words().map_err(|error| Refusal::Failed(error.into()))?;
+        }
+        let mut table = self.ledger.lock();
+        let place = table.at(self.place);
+        let id = place.post(self.place, request, held)?;
+        *posted = Some(id);
+        if mem::take(has_queued) {
+            place.note_waiting(request.side(), false);
+        }
+        if place.is_in_doubt() {
+            drop(table);
+            self.end_doubt();
+            return Ok(None);
+        }
+        let mut ended = None;
+        // If the completion queue has failed, the wait for the end says so.
+        if looks && table.poll(self.ledger.cq()).is_ok() {
+            ended = table.take(id, held);
+        }
+        self.ledger.unlock(table);
+        Ok(ended)
+    }
+
+    /// Ends the connection of a request that may have been posted or not. If that fails, its operations end with it.
+    #[cold]
+    fn end_doubt(&self) {
+        let closed = self.ledger.lock().at(self.place).closed();
+        if let Some(reason) = closed
+            && let Err(error) = self.ledger.close(self.place, reason)
+        {
+            tracing::error!(%error, "the queue pair of a request in doubt could not be destroyed");
+        }
+    }
+
+    /// Ready when the request is over; its memory is in `held` then. Else the task is woken when it is.
+    pub(crate) fn poll_end(&self, id: Id, held: &mut Held, cx: &mut Context<'_>) -> Poll<Ended> {
+        // A clone for the slot, made without the lock: it is foreign code.
+        let mut waker = None;
+        loop {
+            let mut table = self.ledger.lock();
+            let mut ended = table.take(id, held);
+            let mut polled = Ok(0);
+            if ended.is_none() {
+                polled = table.poll(self.ledger.cq());
+                ended = table.take(id, held);
+            }
+            // Under the same lock as the look: who polls later wakes this one.
+            let mut is_awaited =
+                ended.is_some() || table.at(self.place).is_awaited_by(id, cx.waker());
+            let mut before = waker.take();
+            if !is_awaited && let Some(waker) = before.take() {
+                before = table.at(self.place).await_end(id, waker);
+                is_awaited = true;
+            }
+            self.ledger.unlock(table);
+            drop(before);
+            match (ended, polled) {
+                (Some(ended), _) => return Poll::Ready(ended),
+                (None, Ok(BATCH)) => {}
+                (None, Ok(_)) if is_awaited => return Poll::Pending,
+                (None, Ok(_)) => waker = Some(cx.waker().clone()),
+                (None, Err(error)) => {
+                    // All is over then, unless the provider refuses to destroy a queue pair: then the next poll tries again.
+                    self.ledger.fail(error);
+                    let mut table = self.ledger.lock();
+                    let ended = table.take(id, held);
+                    self.ledger.unlock(table);
+                    return ended.map_or(Poll::Pending, Poll::Ready);
+                }
+            }
+        }
+    }
+
+    /// Nobody waits for the request any more.
+    pub(crate) fn forsake(&self, id: Id) {
+        if self.pd.context().check_process().is_err() {
+            return; // it is the parent's
+        }
+        let mut table = self.ledger.lock();
+        table.forsake(id);
+        self.ledger.unlock(table);
+    }
+
+    /// Nobody awaits the operation any more, and it is not over.
+    #[cold]
+    fn give_up(&self, id: Option<Id>, request: &Request, has_queued: bool) {
+        if let Some(id) = id {
+            self.forsake(id);
+        } else if has_queued && self.pd.context().check_process().is_ok() {
+            self.ledger.lock().at(self.place).note_waiting(request.side(), false);
+        }
+    }
+
+    /// Why a request has failed, or was over with its queue pair.
+    #[cold]
+    pub(crate) fn failure(&self, operation: Operation, error: Option<WorkError>) -> TransportError {
+        self.ledger.lock().at(self.place).failure(operation, error)
+    }
+}
