@@ -1,5 +1,6 @@
 //! What polls when nobody else does: a task that sleeps on the completion channel, or the program itself.
 
+pub(crate) mod file;
 pub(crate) mod manual;
 pub(crate) mod shared;
 pub(crate) mod task;

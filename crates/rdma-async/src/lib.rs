@@ -1,7 +1,6 @@
 //! RDMA operations as futures that own their memory.
 //!
-//! **Incomplete:** there are operations, connections whose ends exchange their endpoints by means of the program's own, and
-//! drivers. Connecting by an address, memory that is lent to peers for a time, messages and streams are not here yet.
+//! **Incomplete:** memory that is lent to peers for a time, messages and streams are not here yet.
 //!
 //! # Operations
 //!
@@ -40,6 +39,7 @@
 
 mod buffer;
 mod connection;
+mod control;
 mod driver;
 mod ledger;
 mod link;
@@ -51,6 +51,9 @@ pub use buffer::held::{Source, Target};
 pub use buffer::shared::SharedBuffer;
 pub use buffer::view::{BufferExt, BufferSlice};
 pub use connection::Connection;
+pub use control::incoming::Incoming;
+pub use control::listener::Listener;
+pub use control::options::ConnectionOptions;
 pub use driver::Driver;
 pub use driver::manual::ManualDriver;
 pub use operation::Op;
@@ -63,6 +66,6 @@ pub use operation::posted::Posted;
 pub use operation::run::Run;
 pub use prepared::PreparedConnection;
 
-pub use rdma_channel::{CloseReason, PeerAddress, TransportError};
+pub use rdma_channel::{CloseReason, ConnectError, PeerAddress, TransportError};
 pub use rdma_mem::{Buffer, Context, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef};
 pub use rdma_qp::{ConnectAttributes, Error, Qpn, QueuePairBuilder, QueuePairEndpoint};

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_channel::{CloseReason, PeerAddress, TransportError};
 use rdma_mem::ProtectionDomain;
 use rdma_qp::{Qpn, QueuePair};
 
+use crate::control::watch::Watch;
 use crate::driver::shared::Handle;
 use crate::ledger::Ledger;
 use crate::ledger::place::{Rooms, words};
@@ -22,6 +23,8 @@ pub(crate) struct Inner {
     pub(crate) depth: u32,
     pub(crate) qpn: Qpn,
     pub(crate) peer: Option<PeerAddress>,
+    /// The control connection, if there is one. Closed behind the queue pair.
+    watch: Mutex<Option<Watch>>,
     /// The driver goes on as long as there are connections.
     _driver: Arc<Handle>,
 }
@@ -41,7 +44,13 @@ impl Inner {
             ledger.close_all(CloseReason::Destroyed);
         }
         let depth = depth[0] + depth[1];
-        Self { ledger, place, rooms, pd, depth, qpn, peer, _driver: driver }
+        let watch = Mutex::default();
+        Self { ledger, place, rooms, pd, depth, qpn, peer, watch, _driver: driver }
+    }
+
+    /// Keeps the control connection.
+    pub(crate) fn keep(&self, watch: Watch) {
+        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(watch);
     }
 }
 
@@ -50,6 +59,9 @@ impl Drop for Inner {
         // A forked child has none of it, and nobody may be there to unlock it.
         if self.pd.context().check_process().is_ok() {
             self.ledger.leave(self.place);
+        } else {
+            #[allow(clippy::mem_forget)] // the runtime is the parent's
+            std::mem::forget(std::mem::take(&mut self.watch));
         }
     }
 }

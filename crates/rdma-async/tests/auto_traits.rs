@@ -1,9 +1,9 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_async::{
-    Atomic, BufferSlice, Connection, Driver, Failed, ManualDriver, Op, Post, Posted,
-    PreparedConnection, Read, Receive, ReceiveImmediate, Received, Run, SendOut, SharedBuffer,
-    Write,
+    Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Driver, Failed, Incoming,
+    Listener, ManualDriver, Op, Post, Posted, PreparedConnection, Read, Receive, ReceiveImmediate,
+    Received, Run, SendOut, SharedBuffer, Write,
 };
 use rdma_mem::Buffer;
 
@@ -18,9 +18,13 @@ fn what_is_shared_by_tasks() {
     shared::<Driver>();
     shared::<ManualDriver>();
     shared::<PreparedConnection>();
+    shared::<ConnectionOptions>();
+    shared::<Listener>();
+    shared::<Incoming>();
     shared::<BufferSlice>();
     shared::<SharedBuffer>();
     shared::<Received<Buffer>>();
+    error::<ConnectError>();
     error::<Failed<Buffer>>();
     error::<Failed<SharedBuffer>>();
 }

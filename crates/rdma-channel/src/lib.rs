@@ -121,3 +121,15 @@ pub use rdma_qp::{
     PollError, PostError, QpState, Qpn, QueuePairAttributes, QueuePairEndpoint, QueuePairType,
     ReadWorkRequest, ReceiveWorkRequest, SendWorkRequest, WorkError, WorkSuccess, WriteWorkRequest,
 };
+
+/// The rendezvous for rdma-async, whose ends are made otherwise. Not for programs.
+#[doc(hidden)]
+pub mod parts {
+    pub use crate::ledger::watch::notice_silence;
+    pub use crate::rendezvous::clients::Clients;
+    pub use crate::rendezvous::files::Files;
+    pub use crate::rendezvous::half_open::{Candidate, MakeEnds, NoEnd};
+    pub use crate::rendezvous::message::{Message, Told};
+    pub use crate::rendezvous::talk::{ANSWER, Awaited, Heard, Talk, VERDICT, not_connected};
+    pub use crate::rendezvous::until::Until;
+}

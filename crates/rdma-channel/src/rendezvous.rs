@@ -35,5 +35,6 @@ pub(crate) mod files;
 pub(crate) mod half_open;
 pub(crate) mod incoming;
 pub(crate) mod listener;
-mod message;
+pub(crate) mod message;
+pub(crate) mod talk;
 pub(crate) mod until;

@@ -449,7 +449,7 @@ impl Server {
         self.drain()?;
         let id = self.peers.next_id();
         let key = FIRST_STREAM + u64::from(id.index);
-        let stream = client.stream().clone();
+        let stream = client.added().clone();
         notice_silence(stream.stream(), self.options.watch);
         let accepted = client.check().and_then(|()| client.accept(&self.options.user_bytes, true));
         if accepted.is_err() {

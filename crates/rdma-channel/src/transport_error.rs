@@ -275,6 +275,11 @@ pub enum CloseReason {
         /// The kind of the operation.
         operation: Operation,
     },
+    /// The peer's end of a connection's control connection was closed, or its machine has been silent for too long.
+    #[error(
+        "the peer is gone: its end of the control connection was closed, or its machine is silent"
+    )]
+    Gone,
     /// An operation failed.
     #[error("{} failed: {error}", .operation.with_article())]
     Work {

@@ -31,7 +31,7 @@ mod sealed {
 pub trait CreateQueuePair: sealed::Sealed {
     /// As [`QueuePair::builder`].
     #[doc(alias = "ibv_create_qp")]
-    fn create_qp(&self) -> QueuePairBuilder<'_>;
+    fn create_qp<'a>(&self) -> QueuePairBuilder<'a>;
 
     /// As [`SharedReceiveQueue::builder`].
     #[doc(alias = "ibv_create_srq")]
@@ -39,7 +39,7 @@ pub trait CreateQueuePair: sealed::Sealed {
 }
 
 impl CreateQueuePair for ProtectionDomain {
-    fn create_qp(&self) -> QueuePairBuilder<'_> {
+    fn create_qp<'a>(&self) -> QueuePairBuilder<'a> {
         QueuePair::builder(self)
     }
 

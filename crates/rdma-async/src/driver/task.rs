@@ -1,13 +1,12 @@
 //! The driver as a task of tokio.
-#![allow(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::file;
 use super::shared::Shared;
 
 /// Destroys the queue pairs when the task ends, however it does.
@@ -23,10 +22,7 @@ impl Drop for Guard {
 
 /// Starts the task.
 pub(super) fn spawn(shared: &Arc<Shared>) -> io::Result<()> {
-    // A duplicate: the file is the channel's, and `AsyncFd` closes what it has.
-    let file = shared.channel.as_fd().try_clone_to_owned()?;
-    // SAFETY: SAFETY.md F28: the duplicate is this one's alone, is open until it is dropped, and is the same file all the time.
-    let file = unsafe { AsyncFd::register_with_interest(file, Interest::READABLE) }?;
+    let file = file::readable(shared.channel.as_fd())?;
     let guard = Guard(Arc::clone(shared));
     drop(tokio::spawn(run(guard, file)));
     Ok(())

@@ -25,6 +25,7 @@ use crate::buffer::view::BufferSlice;
 pub(crate) struct Rooms {
     sends: Arc<Notify>,
     receives: Arc<Notify>,
+    closed: Notify,
 }
 
 impl Rooms {
@@ -39,6 +40,12 @@ impl Rooms {
     pub(crate) fn close(&self) {
         self.sends.notify_waiters();
         self.receives.notify_waiters();
+        self.closed.notify_one();
+    }
+
+    /// Ready when the connection is closed. For one task.
+    pub(crate) async fn closed(&self) {
+        self.closed.notified().await;
     }
 }
 

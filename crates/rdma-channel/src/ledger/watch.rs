@@ -78,7 +78,7 @@ impl Watch {
 
 /// Has TCP ask a silent peer, and end the stream when no answer has come for so long. Other streams refuse the options,
 /// and have no machine at their other end that could be silent.
-pub(crate) fn notice_silence(stream: &OwnedFd, limit: Duration) {
+pub fn notice_silence(stream: &OwnedFd, limit: Duration) {
     // It asks after whole seconds, again and again, and looks at the silence just then. The kernel takes no more.
     let each = Duration::from_secs((limit.as_secs() / 4).clamp(1, 32767));
     let silence = limit.saturating_sub(each).max(Duration::from_millis(1));

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::ConnectError;
-use super::message::{LONGEST, Message, Parsed, Told, Wrong, parse};
+use super::message::{LONGEST, Message, Told};
+use super::talk::{ANSWER, Awaited, Heard, Talk, VERDICT, not_connected};
 use super::until::Until;
 use crate::channel::Channel;
 use crate::channel::options::{Options, RendezvousOptions};
@@ -24,12 +25,12 @@ pub(super) fn connect(
     let until = Until::after(*timeout);
     let prepared = PreparedChannel::new(options)?;
     let (stream, address) = dial(addresses, *timeout, until)?;
-    let mut server = Server { stream, address, limit: *timeout, until };
+    let mut server = Server { stream, talk: Talk::new(address, *timeout), until };
     let told = Told { user_bytes: user_bytes.clone(), watches: watch.is_some() };
     server.say(&Message::Hello(Box::new(prepared.endpoint()), told))?;
     let endpoint = match server.hear(&ANSWER)? {
         Message::Endpoint(endpoint) => *endpoint,
-        other => return Err(server.wrong(Wrong::Kind(other.kind()))),
+        other => return Err(server.talk.misplaced(&other)),
     };
     let mut channel = prepared.handshake(endpoint)?;
     server.say(&Message::Ready)?;
@@ -41,29 +42,9 @@ pub(super) fn connect(
             }
             Ok((channel, told.user_bytes))
         }
-        other => Err(server.wrong(Wrong::Kind(other.kind()))),
+        other => Err(server.talk.misplaced(&other)),
     }
 }
-
-/// What a client waits for: in words, and what may be wrong if it does not come.
-struct Awaited {
-    what: &'static str,
-    why_not: &'static str,
-    /// What has not happened if the stream ends.
-    event: &'static str,
-}
-
-const ANSWER: Awaited = Awaited {
-    what: "answer",
-    why_not: "does it call `incoming` or `accept`, or `next` of a `Server`, and has it not too many clients that stall? If it is busy for \
-              longer, raise `rendezvous_timeout`",
-    event: "it had answered",
-};
-const VERDICT: Awaited = Awaited {
-    what: "verdict",
-    why_not: "does it accept or reject the clients that it is given? If it needs longer, raise `rendezvous_timeout`",
-    event: "it had accepted this client",
-};
 
 /// A stream to the first of the addresses that takes one. Each has an equal share of the time that is left.
 fn dial(
@@ -95,13 +76,7 @@ fn dial(
         tried.push(address);
         let error = match source.kind() {
             ErrorKind::ConnectionRefused => continue,
-            ErrorKind::TimedOut => ConnectError::Timeout {
-                limit,
-                awaited: format!(
-                    "TCP connection to {address}: is the address right, and does a firewall drop what goes there?"
-                ),
-            },
-            _ => ConnectError::Io { tried: format!("connecting to {address}"), source },
+            _ => not_connected(address, limit, source),
         };
         failure.get_or_insert(error);
     }
@@ -111,8 +86,7 @@ fn dial(
 /// The server, as its client sees it.
 struct Server {
     stream: TcpStream,
-    address: SocketAddr,
-    limit: Duration,
+    talk: Talk,
     until: Until,
 }
 
@@ -123,69 +97,32 @@ impl Server {
         while !rest.is_empty() {
             match (&self.stream).write_within(rest, self.until.left()) {
                 Ok(count) => rest = rest.get(count..).unwrap_or_default(),
-                Err(error) => match error.kind() {
-                    ErrorKind::Interrupted if !self.until.is_over() => {}
-                    ErrorKind::TimedOut | ErrorKind::WouldBlock | ErrorKind::Interrupted => {
-                        return Err(self.late(&ANSWER));
-                    }
-                    // It may have said why before it closed the stream: that is heard next.
-                    ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => return Ok(()),
-                    _ => return Err(self.failed("sending to", error)),
-                },
+                Err(error) if is_interrupted(&error) && !self.until.is_over() => {}
+                Err(error) => return self.talk.not_said(error),
             }
         }
         Ok(())
     }
 
-    /// Takes one message and no byte more, since the next one may be behind it already.
     fn hear(&mut self, awaited: &Awaited) -> Result<Message, ConnectError> {
         let mut block = [0; LONGEST];
-        let mut come = 0;
         loop {
-            let lacks = match parse(block.get(..come).unwrap_or_default()) {
-                Ok(Parsed::Whole(Message::Reject(why))) => return Err(ConnectError::Rejected(why)),
-                Ok(Parsed::Whole(Message::Busy(why))) => return Err(ConnectError::Busy(why)),
-                Ok(Parsed::Whole(message)) => return Ok(message),
-                Ok(Parsed::Lacks(lacks)) => lacks,
-                Err(wrong) => return Err(self.wrong(wrong)),
+            let lacks = match self.talk.heard()? {
+                Heard::Message(message) => return Ok(message),
+                Heard::Lacks(lacks) => lacks,
             };
-            let room = block.get_mut(come..come + lacks).unwrap_or_default();
+            let room = block.get_mut(..lacks).unwrap_or_default();
             match (&self.stream).read_within(room, self.until.left()) {
-                Ok(0) => return Err(self.closed(awaited)),
-                Ok(count) => come += count,
-                Err(error) => match error.kind() {
-                    ErrorKind::Interrupted if !self.until.is_over() => {}
-                    ErrorKind::TimedOut | ErrorKind::WouldBlock | ErrorKind::Interrupted => {
-                        return Err(self.late(awaited));
-                    }
-                    ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
-                        return Err(self.closed(awaited));
-                    }
-                    _ => return Err(self.failed("receiving from", error)),
-                },
+                Ok(count) => {
+                    self.talk.hear(room.get(..count).unwrap_or_default(), awaited)?;
+                }
+                Err(error) if is_interrupted(&error) && !self.until.is_over() => {}
+                Err(error) => return Err(self.talk.not_heard(error, awaited)),
             }
         }
     }
+}
 
-    fn late(&self, Awaited { what, why_not, .. }: &Awaited) -> ConnectError {
-        let awaited = format!("{what} of the server at {}: {why_not}", self.address);
-        ConnectError::Timeout { limit: self.limit, awaited }
-    }
-
-    fn closed(&self, awaited: &Awaited) -> ConnectError {
-        ConnectError::Closed { address: self.address, awaited: awaited.event }
-    }
-
-    fn failed(&self, tried: &str, source: std::io::Error) -> ConnectError {
-        ConnectError::Io { tried: format!("{tried} {}", self.address), source }
-    }
-
-    fn wrong(&self, wrong: Wrong) -> ConnectError {
-        let address = self.address;
-        match wrong {
-            Wrong::Foreign(received) => ConnectError::Foreign { address, received },
-            Wrong::Version(found) => ConnectError::Version { address, found },
-            other => ConnectError::Garbled { address, what: other.to_string() },
-        }
-    }
+fn is_interrupted(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::Interrupted
 }

@@ -15,7 +15,7 @@ use super::half_open::{Candidate, HalfOpen, MakeEnds, Step};
 use super::until::Until;
 
 /// The socket of a listener and its clients, which go forward when they are [served](Self::serve).
-pub(crate) struct Clients<M: MakeEnds> {
+pub struct Clients<M: MakeEnds> {
     socket: TcpListener,
     address: SocketAddr,
     maker: M,
@@ -29,7 +29,8 @@ pub(crate) struct Clients<M: MakeEnds> {
     next_key: u64,
     half_open: Vec<HalfOpen<M::End>>,
     connected: VecDeque<Candidate<M::End>>,
-    pub(crate) refused: u64,
+    /// How many were refused.
+    pub refused: u64,
     /// Which client was refused last, and why.
     last_refused: Option<String>,
     /// What the next call has to say.
@@ -47,7 +48,10 @@ const PASS: Duration = Duration::from_millis(100);
 
 impl<M: MakeEnds> Clients<M> {
     /// Listens at the first of the addresses that can be listened at, and waits with these files.
-    pub(crate) fn listen(
+    ///
+    /// # Errors
+    /// [`ConnectError::Io`], of the first address.
+    pub fn listen(
         maker: M,
         timeout: Duration,
         addresses: &[SocketAddr],
@@ -82,7 +86,8 @@ impl<M: MakeEnds> Clients<M> {
         Err(failure.unwrap_or(ConnectError::NoAddress))
     }
 
-    pub(crate) const fn address(&self) -> SocketAddr {
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
@@ -90,27 +95,38 @@ impl<M: MakeEnds> Clients<M> {
         &self.maker
     }
 
-    pub(crate) fn last_refused(&self) -> Option<&str> {
+    /// Which client was refused last, and why.
+    pub fn last_refused(&self) -> Option<&str> {
         self.last_refused.as_deref()
     }
 
     /// A client that is connected and was not given away, if there is one.
-    pub(crate) fn take(&mut self) -> Option<Candidate<M::End>> {
+    pub fn take(&mut self) -> Option<Candidate<M::End>> {
         self.connected.pop_front()
     }
 
     /// What is wrong here, and was not said yet.
-    pub(crate) fn take_failure(&mut self) -> Option<ConnectError> {
+    pub fn take_failure(&mut self) -> Option<ConnectError> {
         self.failure.take()
     }
 
+    /// What is waited for: readable when something has happened.
+    pub const fn files(&self) -> &Files {
+        &self.files
+    }
+
     /// Whether a client is connected, and waits to be taken, or something is wrong here.
-    pub(crate) fn has_news(&self) -> bool {
+    pub fn has_news(&self) -> bool {
         !self.connected.is_empty() || self.failure.is_some()
     }
 
+    /// Whether something is wrong here, and was not said yet.
+    pub const fn has_failed(&self) -> bool {
+        self.failure.is_some()
+    }
+
     /// How long until the time of a client is over; [`Duration::MAX`] if there is none.
-    pub(crate) fn next_end(&self) -> Duration {
+    pub fn next_end(&self) -> Duration {
         self.half_open.iter().map(|client| client.until.left()).min().unwrap_or(Duration::MAX)
     }
 
@@ -130,8 +146,21 @@ impl<M: MakeEnds> Clients<M> {
         Ok(())
     }
 
-    /// Waits until something has happened, and does what is to be done for it.
-    pub(crate) fn serve(&mut self, until: Until) -> Result<(), ConnectError> {
+    /// Does what can be done without waiting, also takes clients. Whether a file was ready, so that another one may be.
+    pub fn serve_now(&mut self) -> bool {
+        let served = self.set_taking(true).and_then(|()| {
+            let was_ready = self.serve(Until::after(Duration::ZERO))?;
+            self.set_taking(true)?;
+            Ok(was_ready)
+        });
+        served.unwrap_or_else(|error| {
+            self.failure.get_or_insert(error);
+            false
+        })
+    }
+
+    /// Waits until something has happened, and does what is to be done for it. Whether a file was ready.
+    pub(crate) fn serve(&mut self, until: Until) -> Result<bool, ConnectError> {
         let wait = if self.has_news() { Duration::ZERO } else { until.left().min(self.next_end()) };
         let mut ready = std::mem::take(&mut self.ready);
         let waited = self.files.wait(wait, &mut ready);
@@ -139,8 +168,9 @@ impl<M: MakeEnds> Clients<M> {
         if served.is_ok() {
             self.serve_ready(&ready, until);
         }
+        let was_ready = !ready.is_empty();
         self.ready = ready;
-        served
+        served.map(|()| was_ready)
     }
 
     /// Does what is to be done for the files of these keys, and for clients whose time is over.

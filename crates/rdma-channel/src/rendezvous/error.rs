@@ -127,7 +127,12 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    pub(crate) fn check_user_bytes(user_bytes: &[u8]) -> Result<(), Self> {
+    /// Whether a rendezvous takes so many.
+    ///
+    /// # Errors
+    /// [`UserBytesTooLong`](Self::UserBytesTooLong).
+    #[doc(hidden)]
+    pub fn check_user_bytes(user_bytes: &[u8]) -> Result<(), Self> {
         match user_bytes.len() {
             length if length > MOST => Err(Self::UserBytesTooLong { length, most: MOST }),
             _ => Ok(()),

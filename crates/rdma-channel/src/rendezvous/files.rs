@@ -16,7 +16,7 @@ pub(crate) use rustix::event::epoll::EventFlags;
 /// Files that are waited for together. A file leaves them before it is closed: a forked child may still have it, and it
 /// would be reported without end.
 #[derive(Clone, Debug)]
-pub(crate) struct Files {
+pub struct Files {
     epoll: Arc<OwnedFd>,
     /// A forked child has the same list of files, and leaves it as it is.
     process: u32,
@@ -28,7 +28,7 @@ const MANY: usize = 64;
 impl Files {
     /// # Errors
     /// [`ConnectError::Io`], mostly since too many files are open.
-    pub(crate) fn new() -> Result<Self, ConnectError> {
+    pub fn new() -> Result<Self, ConnectError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| {
             let tried = "preparing to wait for clients".into();
             ConnectError::Io { tried, source: error.into() }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_qp::QueuePairEndpoint;
@@ -15,16 +17,22 @@ use super::message::{LONGEST, Message, Parsed, Told, VERSION, Wrong, parse};
 use super::until::Until;
 
 /// What makes this end's queue pair for each client.
-pub(crate) trait MakeEnds {
+pub trait MakeEnds {
     /// A queue pair that is not connected.
     type Prepared;
     /// What is made of it.
     type End: fmt::Debug;
 
     /// A queue pair for the next client, and its endpoint.
+    ///
+    /// # Errors
+    /// Why it gets none.
     fn prepare(&self) -> Result<(Self::Prepared, QueuePairEndpoint), NoEnd>;
 
     /// Connects it to that of the client.
+    ///
+    /// # Errors
+    /// If the queue pair cannot be connected to that one.
     fn connect(
         &self,
         prepared: Self::Prepared,
@@ -33,7 +41,9 @@ pub(crate) trait MakeEnds {
 }
 
 /// Why a client gets no queue pair.
-pub(crate) enum NoEnd {
+#[derive(Debug)]
+#[allow(clippy::exhaustive_enums)] // not for programs
+pub enum NoEnd {
     /// There are as many clients as there can be: what the client is told.
     Full(String),
     /// It cannot be made.
@@ -65,13 +75,16 @@ pub(super) enum Step<E> {
 }
 
 /// A client that is connected, and that the program has not decided about.
-pub(crate) struct Candidate<E> {
+pub struct Candidate<E> {
     pub(super) key: u64,
     // Told before the queue pair is destroyed.
     pub(super) stream: Undecided,
-    pub(crate) address: SocketAddr,
-    pub(crate) told: Told,
-    pub(crate) end: E,
+    /// Where it connected from.
+    pub address: SocketAddr,
+    /// What it has said.
+    pub told: Told,
+    /// This end.
+    pub end: E,
 }
 
 /// A stream to a client, which is told that it was turned away unless it is told something else.
@@ -216,12 +229,25 @@ impl<E> fmt::Debug for HalfOpen<E> {
 
 impl<E> Candidate<E> {
     /// Its stream, to be kept.
-    pub(crate) fn stream(&self) -> &Added {
+    pub fn stream(&self) -> &Arc<OwnedFd> {
+        self.stream.added.stream()
+    }
+
+    /// The same, among the files of the listener.
+    pub(crate) const fn added(&self) -> &Added {
         &self.stream.added
     }
 
-    /// Whether it still waits for the program to decide, or what it has done instead.
-    pub(crate) fn check(&mut self) -> Result<(), ConnectError> {
+    /// Turns it away, for that reason.
+    pub fn reject(&mut self, why: &str) {
+        self.stream.reject(why);
+    }
+
+    /// Whether it still waits for the program to decide.
+    ///
+    /// # Errors
+    /// What it has done instead.
+    pub fn check(&mut self) -> Result<(), ConnectError> {
         let address = self.address;
         match recv(&**self.stream.added.stream(), &mut [0], RecvFlags::DONTWAIT) {
             Err(Errno::AGAIN | Errno::INTR) => Ok(()),
@@ -235,7 +261,10 @@ impl<E> Candidate<E> {
     }
 
     /// Tells it that it is accepted, and whether this end watches the stream, which is kept by both ends then.
-    pub(crate) fn accept(&mut self, user_bytes: &[u8], watches: bool) -> Result<(), ConnectError> {
+    ///
+    /// # Errors
+    /// [`ConnectError::Closed`] if it is gone.
+    pub fn accept(&mut self, user_bytes: &[u8], watches: bool) -> Result<(), ConnectError> {
         let Self { stream, address, .. } = self;
         stream.is_decided = true;
         let said = stream.say(&Message::Accept(Told { user_bytes: user_bytes.into(), watches }));

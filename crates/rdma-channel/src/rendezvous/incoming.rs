@@ -93,7 +93,7 @@ impl Incoming<'_> {
             return Err(error);
         }
         if client.told.watches || watch.is_some() {
-            let stream = client.stream().stream();
+            let stream = client.stream();
             client.end.ledger.watch = Some(Box::new(Watch::new(stream, watch)));
         }
         Ok(client.end)
@@ -102,6 +102,6 @@ impl Incoming<'_> {
     /// Turns the client away: its `connect` says [`ConnectError::Rejected`] with this reason, of which the first 1,024
     /// bytes are told.
     pub fn reject(mut self, why: &str) {
-        self.client.stream.reject(why);
+        self.client.reject(why);
     }
 }

@@ -24,7 +24,8 @@ const WATCHES: u16 = 0x100;
 
 /// A message that is whole.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Message {
+#[allow(missing_docs, clippy::exhaustive_enums)] // not for programs
+pub enum Message {
     Hello(Box<QueuePairEndpoint>, Told),
     Endpoint(Box<QueuePairEndpoint>),
     Ready,
@@ -36,10 +37,11 @@ pub(super) enum Message {
 
 /// What an end says for its program.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Told {
-    pub(crate) user_bytes: Box<[u8]>,
+#[allow(missing_docs, clippy::exhaustive_structs)] // not for programs
+pub struct Told {
+    pub user_bytes: Box<[u8]>,
     /// It watches the stream, which the other end is to keep, too.
-    pub(crate) watches: bool,
+    pub watches: bool,
 }
 
 /// What bytes are so far.
@@ -72,7 +74,7 @@ const SHOWN: usize = 32;
 
 impl Message {
     /// User bytes are no more than [`MOST`]; a longer reason is cut.
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> Vec<u8> {
         let (endpoint, rest): (_, &[u8]) = match self {
             Self::Hello(endpoint, told) => (Some(endpoint), &told.user_bytes),
             Self::Endpoint(endpoint) => (Some(endpoint), &[]),
@@ -91,7 +93,8 @@ impl Message {
         bytes
     }
 
-    pub(super) const fn kind(&self) -> u16 {
+    /// The number of its kind.
+    pub const fn kind(&self) -> u16 {
         match self {
             Self::Hello(..) => HELLO,
             Self::Endpoint(_) => ENDPOINT,

@@ -4,19 +4,21 @@ use std::time::{Duration, Instant};
 
 /// The end of a time that has begun; none if the clock cannot count so far.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Until(Option<Instant>);
+pub struct Until(Option<Instant>);
 
 impl Until {
-    pub(crate) fn after(limit: Duration) -> Self {
+    /// So long from now.
+    pub fn after(limit: Duration) -> Self {
         Self(Instant::now().checked_add(limit))
     }
 
     /// [`Duration::MAX`] if there is no end.
-    pub(crate) fn left(&self) -> Duration {
+    pub fn left(&self) -> Duration {
         self.0.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()))
     }
 
-    pub(crate) fn is_over(&self) -> bool {
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
         self.left().is_zero()
     }
 }

@@ -1,0 +1,72 @@
+//! A client that a listener has, and that its program decides about.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_channel::ConnectError;
+use rdma_channel::parts::Candidate;
+
+use super::listener::Shared;
+use super::watch::watch;
+use crate::connection::Connection;
+
+/// A client of a [`Listener`](crate::Listener) that waits to be accepted or rejected.
+///
+/// Its queue pair and one of this server are connected to each other already. A client that is dropped without an answer is
+/// told that it was turned away.
+#[must_use = "a client that is dropped is told that it was turned away"]
+#[derive(Debug)]
+pub struct Incoming {
+    pub(super) client: Candidate<Connection>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) silence: Duration,
+}
+
+impl Incoming {
+    /// Where the client connected from.
+    #[must_use]
+    pub const fn peer_addr(&self) -> SocketAddr {
+        self.client.address
+    }
+
+    /// What the client said in its [`user_bytes`](crate::ConnectionOptions::user_bytes); empty if it said nothing. Who it
+    /// is has not been checked.
+    #[must_use]
+    pub fn user_bytes(&self) -> &[u8] {
+        &self.client.told.user_bytes
+    }
+
+    /// Accepts the client, whose [`connect`](crate::Driver::connect) returns these bytes, at most 1,024. It waits for
+    /// nothing, and both ends can send at once.
+    ///
+    /// # Errors
+    /// [`ConnectError::UserBytesTooLong`], after which the client is told that it was turned away;
+    /// [`ConnectError::Closed`] if the client is known to be gone, and [`ConnectError::Garbled`] if it has said what
+    /// it was not asked for; [`ConnectError::Io`] if there can be no more files.
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio with I/O.
+    pub fn accept(self, user_bytes: &[u8]) -> Result<Connection, ConnectError> {
+        ConnectError::check_user_bytes(user_bytes)?;
+        let Self { mut client, shared, silence } = self;
+        let stream = client.stream().try_clone();
+        let accepted = client.check().and_then(|()| client.accept(user_bytes, true));
+        if let Err(error) = accepted {
+            shared.with(|clients| clients.refused += 1);
+            return Err(error);
+        }
+        let kept = stream.and_then(|stream| watch(client.end.inner(), stream, silence));
+        kept.map_err(|source| {
+            let tried = format!("keeping the control connection to {}", client.address);
+            ConnectError::Io { tried, source }
+        })?;
+        Ok(client.end)
+    }
+
+    /// Turns the client away: its `connect` says [`ConnectError::Rejected`] with this reason, of which the first 1,024
+    /// bytes are told.
+    pub fn reject(mut self, why: &str) {
+        self.client.reject(why);
+    }
+}

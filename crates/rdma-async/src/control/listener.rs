@@ -1,0 +1,290 @@
+//! Listeners, whose clients become connections.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rdma_channel::ConnectError;
+use rdma_channel::parts::{Clients, Files, MakeEnds, NoEnd};
+use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
+use tokio::io::unix::AsyncFd;
+use tokio::net::{ToSocketAddrs, lookup_host};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use super::incoming::Incoming;
+use super::options::ConnectionOptions;
+use crate::connection::Connection;
+use crate::driver::{Driver, file};
+use crate::prepared::PreparedConnection;
+
+/// Listens for clients, which become connections: made by [`Driver::listen`].
+///
+/// A task of the runtime serves all clients until the program takes them, whether somebody waits for one or not, so that a
+/// bad client stops nobody: it has as long as [`timeout`](ConnectionOptions::timeout) says. At most 64 are served at a
+/// time, and the others wait in the socket. Dropped, the listener ends, and clients that were not taken are turned away;
+/// the connections go on.
+///
+/// # Examples
+/// ```
+/// use rdma_async::{ConnectionOptions, Driver};
+/// use rdma_mem::BufferPool;
+///
+/// # rdma_soft::install();
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let context = rdma_mem::open_device("soft0")?;
+/// let pd = context.allocate_pd()?;
+/// let driver = Driver::spawn(&context)?;
+/// let options = ConnectionOptions::new(&pd);
+/// let listener = driver.listen("127.0.0.1:0", options.clone()).await?;
+/// let address = listener.local_addr();
+///
+/// // This could be another process, or another machine.
+/// let client = tokio::spawn({
+///     let (driver, pool) = (driver.clone(), BufferPool::new(&pd));
+///     async move {
+///         let (connection, _) = driver.connect(address, options).await?;
+///         let mut hello = pool.allocate(5)?;
+///         hello.copy_from_slice(b"hello");
+///         connection.send(hello).await?;
+///         Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+///     }
+/// });
+///
+/// let connection = listener.accept().await?;
+/// let received = connection.receive(BufferPool::new(&pd).allocate(64)?).await?;
+/// assert_eq!(received.memory[..received.length], *b"hello");
+/// client.await??;
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(()) }).unwrap();
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Listener {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    user_bytes: Box<[u8]>,
+    silence: Duration,
+    task: AbortHandle,
+}
+
+/// What the listener and its task share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// `None` when the listener or its task has ended.
+    clients: Mutex<Option<Clients<Maker>>>,
+    /// Told when a client can be taken, or something is wrong.
+    news: Notify,
+    /// Told when the program has taken one, or has heard what is wrong.
+    taken: Notify,
+}
+
+/// What makes the connections.
+#[derive(Debug)]
+pub(super) struct Maker {
+    driver: Driver,
+    qp: QueuePairBuilder<'static>,
+}
+
+impl MakeEnds for Maker {
+    type Prepared = PreparedConnection;
+    type End = Connection;
+
+    fn prepare(&self) -> Result<(PreparedConnection, QueuePairEndpoint), NoEnd> {
+        let prepared = self.driver.prepare(self.qp.clone()).map_err(NoEnd::Failed)?;
+        let endpoint = prepared.endpoint();
+        Ok((prepared, endpoint))
+    }
+
+    fn connect(
+        &self,
+        prepared: PreparedConnection,
+        peer: QueuePairEndpoint,
+    ) -> Result<Connection, rdma_qp::Error> {
+        prepared.handshake(peer)
+    }
+}
+
+impl Driver {
+    /// Listens at this address for clients, each of which becomes a connection with these options. Port 0 has the kernel
+    /// choose one. If there are several addresses, it is the first that can be listened at.
+    ///
+    /// # Errors
+    /// [`ConnectError::Io`], of the first address, or if there can be no more files; [`ConnectError::Resolve`],
+    /// [`ConnectError::NoAddress`] and [`ConnectError::UserBytesTooLong`] as for [`connect`](Self::connect);
+    /// [`ConnectError::Verbs`] if no connection can be made with these options.
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio with I/O and time.
+    pub async fn listen(
+        &self,
+        addr: impl ToSocketAddrs,
+        options: impl Into<ConnectionOptions>,
+    ) -> Result<Listener, ConnectError> {
+        let ConnectionOptions { qp, user_bytes, timeout, silence } = {
+            let options = options.into();
+            options.check()?;
+            options
+        };
+        let addresses = lookup_host(addr).await;
+        let addresses: Vec<_> =
+            addresses.map_err(|source| ConnectError::Resolve { source })?.collect();
+        // What no client could be given is said now, and not to the first client.
+        drop(self.prepare(qp.clone())?);
+        let maker = Maker { driver: self.clone(), qp };
+        let clients = Clients::listen(maker, timeout, &addresses, Files::new()?)?;
+        let address = clients.address();
+        let files = file::readable(clients.files().as_fd()).map_err(|source| ConnectError::Io {
+            tried: format!("waiting for clients at {address}"),
+            source,
+        })?;
+        let shared = Arc::new(Shared {
+            clients: Mutex::new(Some(clients)),
+            news: Notify::new(),
+            taken: Notify::new(),
+        });
+        let guard = Guard(Arc::clone(&shared));
+        let task = tokio::spawn(async move { serve(&guard.0, &files).await }).abort_handle();
+        Ok(Listener { shared, address, user_bytes, silence, task })
+    }
+}
+
+impl Listener {
+    /// Where it listens. With the port that the kernel has chosen, if it was asked for port 0.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits for a client, and accepts it with the [`user_bytes`](ConnectionOptions::user_bytes) of the options. A client
+    /// that has gone is no error: the next one is waited for.
+    ///
+    /// Dropped before it is ready, no client is lost.
+    ///
+    /// # Errors
+    /// Those of [`incoming`](Self::incoming), and [`ConnectError::Io`] if the stream of a client cannot be kept.
+    pub async fn accept(&self) -> Result<Connection, ConnectError> {
+        loop {
+            match self.incoming().await?.accept(&self.user_bytes) {
+                Err(ConnectError::Closed { .. } | ConnectError::Garbled { .. }) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Waits for a client that is connected, which can be [accepted](Incoming::accept) with an answer to what it said, or
+    /// [rejected](Incoming::reject). Dropped before it is ready, no client is lost.
+    ///
+    /// # Errors
+    /// What is wrong here, not what is wrong with a client. After any of these the listener can be asked again:
+    /// [`ConnectError::Verbs`] if no queue pair could be made for a client, which was told so, and [`ConnectError::Io`] if no
+    /// client can be taken from the socket, mostly since too many files are open.
+    pub async fn incoming(&self) -> Result<Incoming, ConnectError> {
+        loop {
+            // A wake-up that comes now is kept for it.
+            let news = self.shared.news.notified();
+            if let Some(outcome) = self.take() {
+                // More may be there, for others who wait.
+                self.shared.news.notify_one();
+                return outcome;
+            }
+            news.await;
+        }
+    }
+
+    fn take(&self) -> Option<Result<Incoming, ConnectError>> {
+        let (shared, silence) = (Arc::clone(&self.shared), self.silence);
+        let taken = self.shared.with(|clients| match clients.take() {
+            Some(client) => Some(Ok(Incoming { client, shared, silence })),
+            None => clients.take_failure().map(Err),
+        });
+        let taken = taken.unwrap_or_else(|| {
+            let source = io::Error::other("the task of the listener has ended with its runtime");
+            let tried = format!("waiting for clients at {}", self.address);
+            Some(Err(ConnectError::Io { tried, source }))
+        });
+        self.shared.taken.notify_one();
+        taken
+    }
+
+    /// How many clients were refused so far since they were bad, or have gone before the program had decided. Those that
+    /// the program has rejected do not count.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.shared.with(|clients| clients.refused).unwrap_or(0)
+    }
+
+    /// Which client was refused last, by its address, and why. `None` if none was.
+    #[must_use]
+    pub fn last_refused(&self) -> Option<String> {
+        self.shared.with(|clients| clients.last_refused().map(str::to_owned)).flatten()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.task.abort();
+        self.shared.end();
+    }
+}
+
+/// Ends the listener when its task ends, however it does.
+struct Guard(Arc<Shared>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+impl Shared {
+    /// `None` if the listener has ended.
+    pub(super) fn with<R>(&self, work: impl FnOnce(&mut Clients<Maker>) -> R) -> Option<R> {
+        self.lock().as_mut().map(work)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Clients<Maker>>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Turns away who was not taken.
+    fn end(&self) {
+        let clients = self.lock().take();
+        drop(clients);
+        self.news.notify_waiters();
+    }
+}
+
+/// Serves the clients as long as there is a listener.
+async fn serve(shared: &Shared, files: &AsyncFd<OwnedFd>) {
+    loop {
+        let served = shared.with(|clients| {
+            let was_ready = clients.serve_now();
+            (was_ready, clients.has_news(), clients.has_failed(), clients.next_end())
+        });
+        let Some((was_ready, has_news, has_failed, next_end)) = served else { return };
+        if has_news {
+            shared.news.notify_one();
+        }
+        if has_failed {
+            // It is tried again when somebody has heard what is wrong.
+            shared.taken.notified().await;
+        } else if was_ready {
+            tokio::task::yield_now().await;
+        } else if let Err(error) = wait(shared, files, next_end).await {
+            tracing::error!(%error, "a listener cannot wait for its clients");
+            return;
+        }
+    }
+}
+
+/// Waits until a file may be ready, or somebody's time is over, or the program has taken a client.
+async fn wait(shared: &Shared, files: &AsyncFd<OwnedFd>, next_end: Duration) -> io::Result<()> {
+    tokio::select! {
+        ready = files.readable() => ready?.clear_ready(),
+        () = tokio::time::sleep(next_end) => {}
+        () = shared.taken.notified() => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,88 @@
+//! The options of connections that are made by an address.
+
+use std::time::Duration;
+
+use rdma_channel::ConnectError;
+use rdma_mem::{AccessFlags, ProtectionDomain};
+use rdma_qp::{MaxRnrRetries, QueuePair, QueuePairBuilder};
+
+/// The options of connections that are made by an address: all of the queue pair's, and those of the control connection.
+/// Both ends have the same type: [`Driver::connect`](crate::Driver::connect), and [`Driver::listen`](crate::Driver::listen)
+/// for all clients.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use rdma_async::ConnectionOptions;
+/// use rdma_mem::AccessFlags;
+/// use rdma_qp::prelude::*;
+///
+/// # rdma_soft::install();
+/// let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// // Those of a channel: a peer may read and write memory that it is told of.
+/// let options = ConnectionOptions::new(&pd).user_bytes(b"swordfish");
+/// // Any others of the queue pair's.
+/// let access = AccessFlags::new().with_remote_atomic();
+/// let options = ConnectionOptions::from(pd.create_qp().max_send_wr(256).access(access))
+///     .silence(Duration::from_secs(5));
+/// # let _ = options;
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ConnectionOptions {
+    pub(crate) qp: QueuePairBuilder<'static>,
+    pub(crate) user_bytes: Box<[u8]>,
+    pub(crate) timeout: Duration,
+    pub(crate) silence: Duration,
+}
+
+impl ConnectionOptions {
+    /// Those of a channel: a reliable connection, whose peer may read and write, and which waits for the peer's receives as
+    /// long as it takes.
+    pub fn new(pd: &ProtectionDomain) -> Self {
+        let access = AccessFlags::new().with_remote_read().with_remote_write();
+        QueuePair::builder(pd).access(access).max_rnr_retries(MaxRnrRetries::unlimited()).into()
+    }
+
+    /// Bytes for the other end, at most 1,024: of a client, what the server's program
+    /// [sees](crate::Incoming::user_bytes) before it accepts; of a listener, what [`accept`](crate::Listener::accept)
+    /// answers. Default: none.
+    pub fn user_bytes(mut self, user_bytes: &[u8]) -> Self {
+        self.user_bytes = user_bytes.into();
+        self
+    }
+
+    /// How long it may take to become a connection: of a client all of [`connect`](crate::Driver::connect) but looking up
+    /// the name, of a listener what each client does for its part. Default: 10 seconds. [`Duration::MAX`] is no limit.
+    #[doc(alias = "rendezvous_timeout")]
+    pub const fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// After how long a machine that has fallen silent counts as gone: TCP asks it four times in that time
+    /// (`SO_KEEPALIVE`, `TCP_USER_TIMEOUT`), but not more than once per second. Default: 30 seconds. A peer whose process
+    /// has ended is noticed at once.
+    #[doc(alias("TCP_USER_TIMEOUT", "SO_KEEPALIVE"))]
+    pub const fn silence(mut self, limit: Duration) -> Self {
+        self.silence = limit;
+        self
+    }
+
+    pub(super) fn check(&self) -> Result<(), ConnectError> {
+        ConnectError::check_user_bytes(&self.user_bytes)
+    }
+}
+
+/// Of a queue pair with these options.
+impl From<QueuePairBuilder<'static>> for ConnectionOptions {
+    fn from(qp: QueuePairBuilder<'static>) -> Self {
+        Self {
+            qp,
+            user_bytes: Box::default(),
+            timeout: Duration::from_secs(10),
+            silence: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! How one end notices that the other is gone.
+
+use std::time::Duration;
+
+use rdma_async::{CloseReason, ConnectError, TransportError};
+use rdma_channel::prelude::*;
+use rdma_channel::{ReceiveWorkRequest, TransportError as ChannelError};
+
+use crate::{DEVICES, Host, run};
+
+fn is_gone(error: &TransportError) -> bool {
+    matches!(error, TransportError::Closed { reason: CloseReason::Gone, peer: Some(_), .. })
+}
+
+/// What was sent before is received, and what waits for more fails.
+#[test]
+fn a_peer_that_goes_ends_what_waits_for_it() {
+    run(|| async {
+        for device in DEVICES {
+            for closes in [false, true] {
+                let host = Host::new(device);
+                let (client, server) = host.pair().await;
+                let first = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+                let second = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+                client.send(host.buffer(b"last")).await.unwrap();
+                if closes {
+                    client.close().unwrap();
+                } else {
+                    drop(client);
+                }
+                assert_eq!(first.await.unwrap().length, 4, "{device}");
+                let failed = second.await.unwrap_err();
+                assert!(is_gone(&failed.error), "{device}: {failed}");
+                assert_eq!(failed.memory.len(), 8);
+                let after = server.send(failed.memory).await.unwrap_err();
+                assert!(is_gone(&after.error), "{device}: {after}");
+                assert_eq!(server.closed(), Some(CloseReason::Gone));
+            }
+        }
+    });
+}
+
+/// A connection whose request has failed tells its peer by the end of the stream.
+#[test]
+fn a_connection_that_has_failed_ends_the_peer() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = host.pair().await;
+        let receive = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+        let nowhere = host.pd.allocate_shared_region(8, rdma_mem::AccessFlags::new()).unwrap();
+        let failed = client.write(host.buffer(b"x"), nowhere.remote()).await.unwrap_err();
+        assert!(matches!(failed.error, TransportError::WorkError(_)), "{failed}");
+        let told = receive.await.unwrap_err().error;
+        let is_closed =
+            matches!(told, TransportError::Closed { .. } | TransportError::WorkError(_));
+        assert!(is_closed, "{told}");
+    });
+}
+
+#[test]
+fn a_channel_that_watches_notices_a_connection_that_goes() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (listener, address) = host.listen().await;
+        let pd = host.pd.clone();
+        let channel = tokio::task::spawn_blocking(move || {
+            let watching = pd.create_channel().watch(Duration::from_secs(10));
+            let mut channel = watching.connect(address).unwrap().0;
+            channel.receive(ReceiveWorkRequest::only_immediate()).unwrap_err()
+        });
+        drop(listener.accept().await.unwrap());
+        let error = channel.await.unwrap();
+        assert!(matches!(error, ChannelError::PeerGone { .. }), "{error}");
+    });
+}
+
+/// Clients that nobody has taken are turned away when the listener ends, and the connections go on.
+#[test]
+fn a_listener_that_is_dropped_leaves_its_connections() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (listener, address) = host.listen().await;
+        let connect = host.driver.connect(address, host.options());
+        let (client, server) = tokio::join!(connect, listener.accept());
+        let late = tokio::spawn({
+            let (driver, options) = (host.driver.clone(), host.options());
+            async move { driver.connect(address, options).await }
+        });
+        let incoming = listener.incoming().await.unwrap();
+        drop(listener);
+        drop(incoming);
+        let error = late.await.unwrap().unwrap_err();
+        assert!(matches!(error, ConnectError::Rejected(_)), "{error}");
+        host.talk(&client.unwrap().0, &server.unwrap(), b"still here").await;
+    });
+}
+
+/// A runtime that ends takes its listeners and connections with it; who is of another one is told.
+#[test]
+fn a_runtime_that_ends_is_told_to_both_sides() {
+    let build =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let (servers, clients) = (build().unwrap(), build().unwrap());
+    let host = clients.block_on(async { Host::new("soft0") });
+    let (listener, address) = servers.block_on(async {
+        let host = Host::new("soft0");
+        host.listen().await
+    });
+    let connect = clients.spawn({
+        let (driver, options) = (host.driver.clone(), host.options());
+        async move { driver.connect(address, options).await }
+    });
+    let server = servers.block_on(listener.accept()).unwrap();
+    let client = clients.block_on(connect).unwrap().unwrap().0;
+    let receive = client.receive(host.pool.allocate(8).unwrap()).try_post().unwrap();
+    drop(servers);
+    assert!(server.closed().is_some());
+    let told = clients.block_on(async { tokio::time::timeout(crate::HANG, receive).await });
+    assert!(is_gone(&told.unwrap().unwrap_err().error));
+    let ended =
+        clients.block_on(async { tokio::time::timeout(crate::HANG, listener.accept()).await });
+    let ended = ended.unwrap().unwrap_err();
+    assert!(ended.to_string().contains("ended with its runtime"), "{ended}");
+}

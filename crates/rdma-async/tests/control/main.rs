@@ -1,0 +1,83 @@
+//! Connections by an address: how they begin, and how one end notices that the other is gone.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+mod bad_clients;
+mod ends;
+mod meeting;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rdma_async::{Connection, ConnectionOptions, Driver, Listener};
+use rdma_mem::{Buffer, BufferPool, ProtectionDomain, open_device};
+use rdma_soft::Builder;
+
+/// A device that sends packets.
+const WIRE: &str = "softwire0";
+const DEVICES: [&str; 3] = ["soft0", "softib0", WIRE];
+/// Nothing takes so long, unless it hangs.
+const HANG: Duration = Duration::from_secs(60);
+/// What a client has that is late on purpose.
+const SHORT: Duration = Duration::from_millis(100);
+
+/// What both ends have.
+struct Host {
+    pd: ProtectionDomain,
+    driver: Driver,
+    pool: BufferPool,
+}
+
+impl Host {
+    fn new(device: &str) -> Self {
+        rdma_soft::install();
+        // Another test may have been first.
+        let _ = Builder::new(WIRE).force_wire().install();
+        let pd = open_device(device).unwrap().allocate_pd().unwrap();
+        let driver = Driver::spawn(pd.context()).unwrap();
+        let pool = BufferPool::new(&pd);
+        Self { pd, driver, pool }
+    }
+
+    fn options(&self) -> ConnectionOptions {
+        ConnectionOptions::new(&self.pd)
+    }
+
+    async fn listen(&self) -> (Listener, SocketAddr) {
+        let listener = self.driver.listen("127.0.0.1:0", self.options()).await.unwrap();
+        let address = listener.local_addr();
+        (listener, address)
+    }
+
+    /// Both ends of a connection.
+    async fn pair(&self) -> (Connection, Connection) {
+        let (listener, address) = self.listen().await;
+        let (client, server) =
+            tokio::join!(self.driver.connect(address, self.options()), listener.accept());
+        (client.unwrap().0, server.unwrap())
+    }
+
+    fn buffer(&self, bytes: &[u8]) -> Buffer {
+        let mut buffer = self.pool.allocate(bytes.len()).unwrap();
+        buffer.copy_from_slice(bytes);
+        buffer
+    }
+
+    /// Sends a message from one to the other.
+    async fn talk(&self, from: &Connection, to: &Connection, text: &[u8]) {
+        let receive = to.receive(self.pool.allocate(64).unwrap()).post().await.unwrap();
+        from.send(self.buffer(text)).await.unwrap();
+        let received = receive.await.unwrap();
+        assert_eq!(&received.memory[..received.length], text);
+    }
+}
+
+/// In both kinds of runtime.
+fn run<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F) {
+    let current = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    current.block_on(async { tokio::time::timeout(HANG, test()).await.unwrap() });
+    let many =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let spawned = many.spawn(test());
+    many.block_on(async { tokio::time::timeout(HANG, spawned).await.unwrap().unwrap() });
+}
