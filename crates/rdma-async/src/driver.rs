@@ -1,5 +1,6 @@
 //! What polls when nobody else does: a task that sleeps on the completion channel, or the program itself.
 
+pub(crate) mod events;
 pub(crate) mod file;
 pub(crate) mod manual;
 pub(crate) mod shared;
@@ -12,6 +13,7 @@ use std::sync::atomic::Ordering;
 use rdma_mem::Context;
 use rdma_qp::{Error, QueuePairBuilder};
 
+use self::events::Events;
 use self::manual::ManualDriver;
 use self::shared::{Handle, Shared};
 use crate::ledger::slots::MOST;
@@ -99,6 +101,17 @@ impl Driver {
         }
         let ledger = self.0.0.ledger_for(depth[0] + depth[1])?;
         PreparedConnection::new(builder, ledger, depth, Arc::clone(&self.0))
+    }
+
+    /// The asynchronous events of the context, from now on.
+    ///
+    /// # Errors
+    /// If there can be no more files: this takes four.
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio that has I/O.
+    pub fn events(&self) -> Result<Events, std::io::Error> {
+        Events::of(self.0.0.channel.context())
     }
 
     /// Ends the driver, and waits until its task has: all operations are over then, with their memory. Connections stay

@@ -131,12 +131,14 @@ impl Ledger {
 
     /// A place for a queue pair that completes here, and for whose requests there is room.
     pub(crate) fn enter(&self, qp: QueuePair, depth: [u32; 2], rooms: Arc<Rooms>) -> usize {
+        // A call of the device, so without the lock.
+        let port = qp.query().ok().map(|attributes| attributes.port);
         let mut table = self.lock();
         let place = table.places.iter().position(Place::is_empty).unwrap_or(table.places.len());
         if place == table.places.len() {
             table.places.push(Place::default());
         }
-        table.places[place].enter(qp, depth, rooms);
+        table.places[place].enter((qp, port), depth, rooms);
         place
     }
 
@@ -171,8 +173,16 @@ impl Ledger {
     }
 
     pub(crate) fn close_all(&self, reason: CloseReason) {
+        self.close_those_of(None, reason);
+    }
+
+    /// Ends the connections of a port, or all.
+    pub(crate) fn close_those_of(&self, port: Option<u8>, reason: CloseReason) {
         let places = self.lock().places.len();
         for place in 0..places {
+            if !self.lock().at(place).is_of(port) {
+                continue;
+            }
             if let Err(error) = self.close(place, reason) {
                 tracing::error!(%error, "a queue pair could not be destroyed: its memory stays lent");
             }

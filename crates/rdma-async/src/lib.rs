@@ -55,6 +55,7 @@ pub use control::incoming::Incoming;
 pub use control::listener::Listener;
 pub use control::options::ConnectionOptions;
 pub use driver::Driver;
+pub use driver::events::Events;
 pub use driver::manual::ManualDriver;
 pub use operation::Op;
 pub use operation::failed::Failed;
@@ -67,5 +68,7 @@ pub use operation::run::Run;
 pub use prepared::PreparedConnection;
 
 pub use rdma_channel::{CloseReason, ConnectError, PeerAddress, TransportError};
-pub use rdma_mem::{Buffer, Context, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef};
+pub use rdma_mem::{
+    AsyncEvent, Buffer, Context, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef,
+};
 pub use rdma_qp::{ConnectAttributes, Error, Qpn, QueuePairBuilder, QueuePairEndpoint};

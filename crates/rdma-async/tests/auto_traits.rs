@@ -1,9 +1,9 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_async::{
-    Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Driver, Failed, Incoming,
-    Listener, ManualDriver, Op, Post, Posted, PreparedConnection, Read, Receive, ReceiveImmediate,
-    Received, Run, SendOut, SharedBuffer, Write,
+    Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Driver, Events, Failed,
+    Incoming, Listener, ManualDriver, Op, Post, Posted, PreparedConnection, Read, Receive,
+    ReceiveImmediate, Received, Run, SendOut, SharedBuffer, Write,
 };
 use rdma_mem::Buffer;
 
@@ -16,6 +16,7 @@ fn error<T: std::error::Error + Send + Sync + 'static>() {}
 fn what_is_shared_by_tasks() {
     shared::<Connection>();
     shared::<Driver>();
+    shared::<Events>();
     shared::<ManualDriver>();
     shared::<PreparedConnection>();
     shared::<ConnectionOptions>();

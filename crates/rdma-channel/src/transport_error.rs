@@ -280,6 +280,15 @@ pub enum CloseReason {
         "the peer is gone: its end of the control connection was closed, or its machine is silent"
     )]
     Gone,
+    /// The device has failed.
+    #[error("the device has failed")]
+    Device,
+    /// The port went down.
+    #[error("port {port} went down")]
+    Port {
+        /// Its number.
+        port: u8,
+    },
     /// An operation failed.
     #[error("{} failed: {error}", .operation.with_article())]
     Work {

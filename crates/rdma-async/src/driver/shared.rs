@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_channel::CloseReason;
-use rdma_mem::Context;
+use rdma_mem::{AsyncEvent, AsyncEventKind, AsyncEventSource, Context};
 use rdma_qp::{CompletionChannel, CompletionQueue, Error};
 use tokio::sync::Notify;
 
@@ -102,6 +102,20 @@ impl Shared {
     pub(super) fn poll(&self) -> usize {
         let ledgers = self.ledgers().clone();
         ledgers.iter().map(|ledger| ledger.progress().unwrap_or(0)).sum()
+    }
+
+    /// Ends what depends on what has failed.
+    pub(super) fn note(&self, event: &AsyncEvent) {
+        let (reason, port) = match (event.kind, event.source) {
+            (AsyncEventKind::DEVICE_FATAL, _) => (CloseReason::Device, None),
+            (AsyncEventKind::PORT_ERR, AsyncEventSource::Port(port)) => {
+                (CloseReason::Port { port }, Some(port))
+            }
+            _ => return,
+        };
+        tracing::debug!(kind = %event.kind, "connections end with what they depend on");
+        let ledgers = self.ledgers().clone();
+        ledgers.iter().for_each(|ledger| ledger.close_those_of(port, reason));
     }
 
     /// Destroys all queue pairs: all operations are over then.

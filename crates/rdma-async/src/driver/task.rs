@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use tokio::io::unix::AsyncFd;
 
+use super::events::Events;
 use super::file;
 use super::shared::Shared;
 
@@ -23,12 +24,13 @@ impl Drop for Guard {
 /// Starts the task.
 pub(super) fn spawn(shared: &Arc<Shared>) -> io::Result<()> {
     let file = file::readable(shared.channel.as_fd())?;
+    let events = Events::of(shared.channel.context())?;
     let guard = Guard(Arc::clone(shared));
-    drop(tokio::spawn(run(guard, file)));
+    drop(tokio::spawn(run(guard, file, events)));
     Ok(())
 }
 
-async fn run(guard: Guard, file: AsyncFd<OwnedFd>) {
+async fn run(guard: Guard, file: AsyncFd<OwnedFd>, mut events: Events) {
     let shared = &guard.0;
     loop {
         // All events are taken before the file counts as not readable, and asked for before the last look.
@@ -38,6 +40,16 @@ async fn run(guard: Guard, file: AsyncFd<OwnedFd>) {
         }
         let ready = tokio::select! {
             ready = file.readable() => ready,
+            event = events.next() => match event {
+                Ok(event) => {
+                    shared.note(&event);
+                    continue;
+                }
+                Err(error) => {
+                    tracing::error!(%error, "a driver's device says nothing any more");
+                    return;
+                }
+            },
             () = shared.ends.notified() => return,
         };
         match ready {

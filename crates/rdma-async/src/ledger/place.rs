@@ -86,6 +86,8 @@ pub(crate) struct Place {
     /// Where atomic operations put what the peer's words were, one word for each slot. Made when the first is needed.
     words: Option<SharedRegion>,
     peer: Option<PeerAddress>,
+    /// Which port it uses; `None` if the device does not say.
+    port: Option<u8>,
     closed: Option<CloseReason>,
     /// What came for receives that were dropped, in order.
     arrived: VecDeque<Arrived>,
@@ -108,9 +110,15 @@ impl Place {
     }
 
     /// A connection comes here.
-    pub(crate) fn enter(&mut self, qp: QueuePair, depth: [u32; 2], rooms: Arc<Rooms>) {
+    pub(crate) fn enter(
+        &mut self,
+        (qp, port): (QueuePair, Option<u8>),
+        depth: [u32; 2],
+        rooms: Arc<Rooms>,
+    ) {
         debug_assert!(self.is_empty() && self.qp.is_none());
         self.peer = qp.peer().map(PeerAddress::from);
+        self.port = port;
         self.slots = Slots::new(depth, self.slots.next_generation());
         self.qp = Some(qp);
         (self.rooms, self.closed) = (rooms, None);
@@ -123,6 +131,11 @@ impl Place {
         let next = Slots::new([0, 0], self.slots.next_generation());
         self.is_taken = false;
         (mem::replace(&mut self.slots, next), mem::take(&mut self.arrived), self.words.take())
+    }
+
+    /// Whether it depends on that port, or on any.
+    pub(crate) fn is_of(&self, port: Option<u8>) -> bool {
+        port.is_none() || self.port.is_none() || self.port == port
     }
 
     pub(crate) const fn rooms(&self) -> &Arc<Rooms> {

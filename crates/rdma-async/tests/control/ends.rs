@@ -5,6 +5,7 @@ use std::time::Duration;
 use rdma_async::{CloseReason, ConnectError, TransportError};
 use rdma_channel::prelude::*;
 use rdma_channel::{ReceiveWorkRequest, TransportError as ChannelError};
+use rdma_mem::AsyncEventKind;
 
 use crate::{DEVICES, Host, run};
 
@@ -121,4 +122,32 @@ fn a_runtime_that_ends_is_told_to_both_sides() {
         clients.block_on(async { tokio::time::timeout(crate::HANG, listener.accept()).await });
     let ended = ended.unwrap().unwrap_err();
     assert!(ended.to_string().contains("ended with its runtime"), "{ended}");
+}
+
+/// A port that goes down ends what depends on it, and all who ask are told.
+#[test]
+fn a_port_that_goes_down_ends_its_connections() {
+    run(|| async {
+        let name = format!("soft-port-{}", std::process::id());
+        let device = rdma_soft::SoftDevice::find(&name)
+            .unwrap_or_else(|| rdma_soft::Builder::new(&name).install().unwrap());
+        device.set_port_up(true);
+        let host = Host::new(&name);
+        let (client, server) = host.pair().await;
+        let mut events = [host.driver.events().unwrap(), host.driver.events().unwrap()];
+        let receive = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+        device.set_port_up(false);
+        let ended = receive.await.unwrap_err().error;
+        let is_port = |reason| matches!(reason, CloseReason::Port { port: 1 } | CloseReason::Gone);
+        assert!(
+            matches!(ended, TransportError::Closed { reason, .. } if is_port(reason)),
+            "{ended}"
+        );
+        for events in &mut events {
+            assert_eq!(events.next().await.unwrap().kind, AsyncEventKind::PORT_ERR);
+        }
+        device.set_port_up(true);
+        assert_eq!(events[0].next().await.unwrap().kind, AsyncEventKind::PORT_ACTIVE);
+        assert!(client.closed().is_some_and(is_port) && server.closed().is_some_and(is_port));
+    });
 }

@@ -1,0 +1,60 @@
+//! The asynchronous events of a driver's context.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rdma_mem::{AsyncEvent, AsyncEvents, Context};
+use tokio::io::unix::AsyncFd;
+
+use super::file;
+
+/// A stream of the asynchronous events of a driver's context, of which each gets every event that comes as long as it is
+/// there: made by [`Driver::events`](crate::Driver::events). What was not taken is kept in memory, so drop one that is not
+/// asked any more.
+///
+/// The driver's task has one itself: when a port goes down or the device fails, the connections that depend on it end at
+/// once, with [`CloseReason::Port`](crate::CloseReason::Port) and [`CloseReason::Device`](crate::CloseReason::Device).
+///
+/// # Examples
+/// ```
+/// use rdma_async::Driver;
+/// use rdma_mem::AsyncEventKind;
+///
+/// # let device = rdma_soft::Builder::new("soft-events").install()?;
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let context = rdma_mem::open_device("soft-events")?;
+/// let driver = Driver::spawn(&context)?;
+/// let mut events = driver.events()?;
+/// # device.set_port_up(false);
+/// // Somebody pulls the cable.
+/// let event = events.next().await?;
+/// assert_eq!(event.kind, AsyncEventKind::PORT_ERR);
+/// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Events {
+    file: AsyncFd<OwnedFd>,
+    events: AsyncEvents,
+}
+
+impl Events {
+    pub(super) fn of(context: &Context) -> io::Result<Self> {
+        let events = context.async_events().map_err(io::Error::other)?;
+        Ok(Self { file: file::readable(events.as_fd())?, events })
+    }
+
+    /// The next event. Dropped before it is ready, no event is lost.
+    ///
+    /// # Errors
+    /// What the provider says, most often because the device went away; or if the runtime has ended.
+    pub async fn next(&mut self) -> io::Result<AsyncEvent> {
+        loop {
+            if let Some(event) = self.events.try_get_event().map_err(io::Error::other)? {
+                return Ok(event);
+            }
+            // Before the next look, so that what comes behind it is noticed.
+            self.file.readable().await?.clear_ready();
+        }
+    }
+}
