@@ -1,0 +1,114 @@
+//! Operations ask for no memory, once their connection has been used: awaited, posted, dropped, and those that wait for a
+//! slot. Its own `main`, since the threads of the usual harness allocate too.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use rdma_async::{Connection, Driver, prelude::*};
+use rdma_mem::{AccessFlags, Buffer, BufferPool, RemoteMemoryRegion, open_device};
+use rdma_qp::MaxRnrRetries;
+use rdma_qp::prelude::*;
+use test_support::alloc_counter::CountingAllocator;
+use test_support::program::await_threads;
+use tokio::join;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator::new();
+
+/// How many requests a queue holds.
+const DEPTH: u32 = 4;
+
+struct Rig {
+    one: Connection,
+    other: Connection,
+    board: RemoteMemoryRegion,
+    /// More than fit into a queue.
+    buffers: Vec<Buffer>,
+}
+
+impl Rig {
+    fn take(&mut self) -> Buffer {
+        self.buffers.pop().unwrap()
+    }
+
+    async fn awaited(&mut self) {
+        let buffer = self.take();
+        let buffer = self.one.write(buffer, self.board).await.unwrap();
+        let buffer = self.one.read(buffer, self.board).into_owned(&self.one).await.unwrap();
+        self.buffers.push(buffer);
+        self.one.fetch_add(self.board, 1).await.unwrap();
+    }
+
+    async fn posted(&mut self) {
+        let (into, from) = (self.take(), self.take());
+        let receive = self.other.receive(into).post().await.unwrap();
+        self.buffers.push(self.one.send(from).try_post().unwrap().await.unwrap());
+        self.buffers.push(receive.await.unwrap().memory);
+    }
+
+    /// More than the queue holds, so that the last ones wait for the first ones.
+    async fn waiting(&mut self) {
+        let (one, board) = (self.one.clone(), self.board);
+        let write = |buffer| {
+            let one = one.clone();
+            async move { one.write(buffer, board).await.unwrap() }
+        };
+        let [a, b, c, d, e, f] = [(); 6].map(|()| self.take());
+        let done = join!(write(a), write(b), write(c), write(d), write(e), write(f));
+        self.buffers.extend([done.0, done.1, done.2, done.3, done.4, done.5]);
+    }
+
+    /// A message for a receive that was dropped.
+    async fn dropped(&mut self) {
+        let (into, from) = (self.take(), self.take());
+        drop(self.other.receive(into).try_post().unwrap());
+        self.buffers.push(self.one.send(from).await.unwrap());
+        let memory = loop {
+            match self.other.received_by_dropped() {
+                Some(received) => break received.memory.unwrap(),
+                None => tokio::task::yield_now().await,
+            }
+        };
+        self.buffers.push(memory.into_inner());
+    }
+}
+
+fn main() {
+    rdma_soft::install();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    // When the budget of a task is spent, tokio asks for memory to run it later.
+    runtime.block_on(tokio::task::unconstrained(async {
+        let context = open_device("soft0").unwrap();
+        let pd = context.allocate_pd().unwrap();
+        let access = AccessFlags::new().with_local_write().with_remote_write();
+        let access = access.with_remote_read().with_remote_atomic();
+        let driver = Driver::spawn(&context).unwrap();
+        let prepare = || {
+            let qp = pd.create_qp().access(access).max_rnr_retries(MaxRnrRetries::unlimited());
+            driver.prepare(qp.max_send_wr(DEPTH).max_recv_wr(DEPTH)).unwrap()
+        };
+        let (one, other) = (prepare(), prepare());
+        let (at_one, at_other) = (one.endpoint(), other.endpoint());
+        let board = pd.allocate_shared_region(8, access).unwrap();
+        let pool = BufferPool::new(&pd);
+        let mut rig = Rig {
+            one: one.handshake(at_other).unwrap(),
+            other: other.handshake(at_one).unwrap(),
+            board: board.remote(),
+            buffers: (0..8).map(|_| pool.allocate(8).unwrap()).collect(),
+        };
+        let mut before = 0;
+        // The first round makes the words of atomic operations, and the rooms of lists.
+        for round in 0..100 {
+            if round == 1 {
+                await_threads();
+                before = ALLOCATOR.allocations();
+            }
+            rig.awaited().await;
+            rig.posted().await;
+            rig.waiting().await;
+            rig.dropped().await;
+        }
+        assert_eq!(ALLOCATOR.allocations() - before, 0);
+        assert_eq!(rig.buffers.len(), 8);
+    }));
+    println!("no allocation in 99 rounds of 11 operations");
+}
