@@ -41,6 +41,8 @@ mod buffer;
 mod connection;
 mod control;
 mod driver;
+#[doc = include_str!("guide.md")]
+pub mod guide {}
 mod ledger;
 mod link;
 mod operation;

@@ -2,7 +2,7 @@
 //! slot. Its own `main`, since the threads of the usual harness allocate too.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use rdma_async::{Connection, Driver, prelude::*};
+use rdma_async::{Connection, Driver};
 use rdma_mem::{AccessFlags, Buffer, BufferPool, RemoteMemoryRegion, open_device};
 use rdma_qp::MaxRnrRetries;
 use rdma_qp::prelude::*;

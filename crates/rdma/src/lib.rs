@@ -42,6 +42,10 @@
     feature = "soft",
     doc = "| [`soft`] | the software devices, and devices that a program configures itself | `rdma-soft` |"
 )]
+#![cfg_attr(
+    feature = "async",
+    doc = "| [`asynchronous`] | operations as futures, on tokio | `rdma-async` |"
+)]
 //! | [`prelude`] | the names that a program with channels uses | |
 //!
 //! Each item is re-exported from the crate in the last column, which can be used alone. Two functions are this
@@ -78,11 +82,14 @@
 //!
 //! # Features
 //!
+//! - `async`: operations as futures that own their memory, on tokio (`rdma-async`, as the module `asynchronous`).
 //! - `soft` (on by default): the software devices. Without it `rdma-soft` is not built.
 //! - `serde`: endpoints, remote regions and the numbers of RDMA can be serialised.
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "async")]
+pub mod asynchronous;
 pub mod channel;
 pub mod device;
 pub mod memory;

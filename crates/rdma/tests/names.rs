@@ -3,7 +3,8 @@
 
 use std::collections::BTreeSet;
 
-const FACADE: [&str; 5] = [
+const FACADE: [&str; 6] = [
+    include_str!("../src/asynchronous.rs"),
     include_str!("../src/channel.rs"),
     include_str!("../src/device.rs"),
     include_str!("../src/memory.rs"),
@@ -11,11 +12,12 @@ const FACADE: [&str; 5] = [
     include_str!("../src/soft.rs"),
 ];
 
-const LAYERS: [(&str, &str); 5] = [
+const LAYERS: [(&str, &str); 6] = [
     ("rdma-types", include_str!("../../rdma-types/src/lib.rs")),
     ("rdma-mem", include_str!("../../rdma-mem/src/lib.rs")),
     ("rdma-qp", include_str!("../../rdma-qp/src/lib.rs")),
     ("rdma-channel", include_str!("../../rdma-channel/src/lib.rs")),
+    ("rdma-async", include_str!("../../rdma-async/src/lib.rs")),
     ("rdma-soft", include_str!("../../rdma-soft/src/lib.rs")),
 ];
 

@@ -28,7 +28,11 @@ const LAYERS: &[Layer] = &[
     layer("rdma-qp", &["rdma-types", "rdma-sys", "rdma-mem"], true),
     layer("rdma-channel", &["rdma-types", "rdma-sys", "rdma-mem", "rdma-qp"], true),
     layer("rdma-async", &["rdma-types", "rdma-mem", "rdma-qp", "rdma-channel"], true),
-    layer("rdma", &["rdma-types", "rdma-soft", "rdma-mem", "rdma-qp", "rdma-channel"], false),
+    layer(
+        "rdma",
+        &["rdma-types", "rdma-soft", "rdma-mem", "rdma-qp", "rdma-channel", "rdma-async"],
+        false,
+    ),
 ];
 
 /// Never published: they may use everything, and no layer may use them but in its tests.
