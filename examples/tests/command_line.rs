@@ -14,7 +14,9 @@ const SIMULATIONS: [&str; 2] = ["failover", "replication"];
 /// What has to be there besides a device.
 fn needed(program: &str) -> &'static [&'static str] {
     match program {
-        "copy_file" => &["Cargo.toml", concat!(env!("CARGO_TARGET_TMPDIR"), "/copy")],
+        "async_copy_file" | "copy_file" => {
+            &["Cargo.toml", concat!(env!("CARGO_TARGET_TMPDIR"), "/copy")]
+        }
         "hello" => &["connect", "127.0.0.1:9"],
         "perftest" => &["send-lat", "--connect", "127.0.0.1:9"],
         "rc_pingpong" => &["--connect", "127.0.0.1:9"],

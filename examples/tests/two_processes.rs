@@ -228,7 +228,8 @@ fn processes_whose_devices_do_not_fit_are_both_told() {
 #[ignore = "needs rxe0: cargo xtask rxe-run"]
 fn programs_of_one_process_run_on_rxe() {
     for (name, more) in [
-        ("atomics", &["--numbers", "20"][..]),
+        ("async_copy_file", &["Cargo.toml", "/tmp/async-copy"][..]),
+        ("atomics", &["--numbers", "20"]),
         ("channel", &[]),
         ("channel_blocking", &[]),
         ("copy_file", &["Cargo.toml", "/tmp/copy"]),
