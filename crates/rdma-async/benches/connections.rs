@@ -1,0 +1,156 @@
+//! What connections cost while nothing is said on them, and how fast they are made.
+//!
+//! ```sh
+//! cargo bench -p rdma-async --bench connections            # 1,000 in one process, and between two
+//! ```
+#![allow(clippy::panic)] // A bench that fails says so.
+
+use std::env;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rdma_async::{Connection, ConnectionOptions, Driver, Listener};
+use rdma_mem::BufferPool;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::runtime::{Builder, Runtime};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+/// In the environment of the clients' process: the server.
+const ADDRESS: &str = "RDMA_ASYNC_BENCH_SERVER";
+const CONNECTIONS: u32 = 1000;
+/// For so long nobody says anything.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// A driver, and the options of its connections, which have 16 requests in each queue.
+struct Host {
+    driver: Driver,
+    options: ConnectionOptions,
+    pool: BufferPool,
+}
+
+fn main() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let outcome = raised.map_err(Into::into).and_then(|()| {
+        let runtime = runtime?;
+        match env::var(ADDRESS) {
+            Ok(address) => be_clients(&runtime, address.parse()?),
+            Err(_) => in_one_process(&runtime).and_then(|()| between_two(&runtime)),
+        }
+    });
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+}
+
+impl Host {
+    fn new() -> Outcome<Self> {
+        rdma_soft::install();
+        let context = rdma_mem::open_device("soft0")?;
+        let pd = context.allocate_pd()?;
+        let driver = Driver::spawn(&context)?;
+        let access = rdma_mem::AccessFlags::new().with_remote_write();
+        let qp = rdma_qp::QueuePair::builder(&pd).max_send_wr(16).max_recv_wr(16).access(access);
+        Ok(Self { driver, options: qp.into(), pool: BufferPool::new(&pd) })
+    }
+
+    async fn connect(&self, address: SocketAddr) -> Outcome<Vec<Connection>> {
+        let begin = Instant::now();
+        let mut clients = Vec::new();
+        for _ in 0..CONNECTIONS {
+            clients.push(self.driver.connect(address, self.options.clone()).await?.0);
+        }
+        println!("{CONNECTIONS} connections one after another: {:.0?}", begin.elapsed());
+        Ok(clients)
+    }
+
+    async fn accept(&self, listener: &Listener) -> Outcome<Vec<Connection>> {
+        let mut servers = Vec::new();
+        for _ in 0..CONNECTIONS {
+            servers.push(listener.accept().await?);
+        }
+        Ok(servers)
+    }
+
+    /// A message on each.
+    async fn talk(&self, from: &[Connection], to: &[Connection]) -> Outcome<()> {
+        for (from, to) in from.iter().zip(to) {
+            let receive = to.receive(self.pool.allocate(8)?).post().await?;
+            from.send(self.pool.allocate(8)?).await?;
+            receive.await?;
+        }
+        Ok(())
+    }
+}
+
+fn in_one_process(runtime: &Runtime) -> Outcome<()> {
+    runtime.block_on(async {
+        let host = Host::new()?;
+        let listener = host.driver.listen("127.0.0.1:0", host.options.clone()).await?;
+        let before = resident()?;
+        let connect = host.connect(listener.local_addr());
+        let (clients, servers) = tokio::try_join!(connect, host.accept(&listener))?;
+        let each = resident()?.saturating_sub(before) / u64::from(CONNECTIONS);
+        println!("{each} bytes of memory for both ends");
+        idle().await?;
+        let begin = Instant::now();
+        host.talk(&clients, &servers).await?;
+        println!("a message on each: {:.0?}", begin.elapsed());
+        Ok(())
+    })
+}
+
+fn between_two(runtime: &Runtime) -> Outcome<()> {
+    runtime.block_on(async {
+        let host = Host::new()?;
+        let listener = host.driver.listen("127.0.0.1:0", host.options.clone()).await?;
+        let mut others = Command::new(env::current_exe()?)
+            .env(ADDRESS, listener.local_addr().to_string())
+            .stdin(Stdio::piped())
+            .spawn()?;
+        println!("between two processes:");
+        let servers = host.accept(&listener).await?;
+        idle().await?;
+        others.stdin.take().map_or(Ok(()), |mut input| input.flush())?;
+        others.wait()?;
+        let begin = Instant::now();
+        while servers.iter().any(|server| server.closed().is_none()) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        println!("all are known to be gone: {:.0?} behind the process", begin.elapsed());
+        Ok(())
+    })
+}
+
+/// All clients, until the other end of standard input is closed.
+fn be_clients(runtime: &Runtime, address: SocketAddr) -> Outcome<()> {
+    let clients = runtime.block_on(async { Host::new()?.connect(address).await })?;
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    drop(clients);
+    Ok(())
+}
+
+async fn idle() -> Outcome<()> {
+    let before = ticks()?;
+    tokio::time::sleep(IDLE).await;
+    println!("idle for {IDLE:?}: {} ticks of the processor", ticks()? - before);
+    Ok(())
+}
+
+/// How many bytes of memory this process has (`man 5 proc_pid_statm`).
+fn resident() -> Outcome<u64> {
+    let pages = fs::read_to_string("/proc/self/statm")?;
+    let pages = pages.split(' ').nth(1).ok_or("no second field")?.parse::<u64>()?;
+    Ok(pages * rustix::param::page_size() as u64)
+}
+
+/// The time that this process has had on processors, in ticks of a hundredth of a second (`man 5 proc_pid_stat`).
+fn ticks() -> Outcome<u64> {
+    let stat = fs::read_to_string("/proc/self/stat")?;
+    let (_, fields) = stat.rsplit_once(") ").ok_or("no name in parentheses")?;
+    let ticks = fields.split(' ').skip(11).take(2).map(str::parse::<u64>);
+    Ok(ticks.sum::<Result<_, _>>()?)
+}
