@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rdma_channel::ConnectError;
 use rdma_mem::Context;
 use rdma_qp::{Error, QueuePairBuilder};
 
@@ -106,12 +107,25 @@ impl Driver {
     /// The asynchronous events of the context, from now on.
     ///
     /// # Errors
-    /// If there can be no more files: this takes four.
+    /// If there can be no more files: this takes three.
     ///
     /// # Panics
     /// If this is not called within a runtime of tokio that has I/O.
     pub fn events(&self) -> Result<Events, std::io::Error> {
-        Events::of(self.0.0.channel.context())
+        Events::of(self.context())
+    }
+
+    pub(crate) fn context(&self) -> &Context {
+        self.0.0.channel.context()
+    }
+
+    /// Whether it can have connections by an address.
+    pub(crate) fn check(&self) -> Result<(), ConnectError> {
+        if !self.0.is_over() {
+            return Ok(());
+        }
+        let source = std::io::Error::other("the driver has ended: make another one");
+        Err(ConnectError::Io { tried: "using a driver".to_owned(), source })
     }
 
     /// Ends the driver, and waits until its task has: all operations are over then, with their memory. Connections stay

@@ -10,7 +10,8 @@
 //! [shared](SharedBuffer) one, and gives it back with the outcome; [`Failed`] has it when the operation fails. An
 //! operation ([`Op`]) is lazy: nothing is posted before it is awaited, or [posted](Op::post). When there are more
 //! operations than the queue holds, they wait for a free slot: each slot that becomes free wakes the one that has waited
-//! longest, and a newcomer may still be faster.
+//! longest, and a newcomer may still be faster. A slot is free when the outcome of its operation was taken, or nobody waits for
+//! it and it has completed.
 //!
 //! # Who polls
 //!
@@ -34,8 +35,8 @@
 //!
 //! # Forking
 //!
-//! A forked child has none of its parent's connections. It must not use them; dropping connections and drivers does
-//! nothing, and an operation that waits for a slot must not be dropped there.
+//! A forked child has none of its parent's connections. It must not use them; dropping connections, drivers and
+//! listeners does nothing, and an operation that waits for a slot, an [`Incoming`] or [`Events`] must not be dropped there.
 
 mod buffer;
 mod connection;

@@ -60,7 +60,9 @@ impl<'c, K: Kind> Op<'c, K> {
     }
 
     /// Posts it: the future is ready when the request is with the device, and gives another one for the outcome. It
-    /// waits while the queue is full. Dropped before that, nothing was posted.
+    /// waits while no slot is free: one is, when an outcome was taken, or its [`Posted`] dropped and the request has
+    /// completed. So a task that posts more than the queue holds, and takes no outcome, waits for itself. Dropped before it is
+    /// ready, nothing was posted.
     ///
     /// # Errors
     /// With the memory: [`TransportError::Closed`](rdma_channel::TransportError::Closed), [`TransportError::PostError`](rdma_channel::TransportError::PostError).
@@ -71,7 +73,7 @@ impl<'c, K: Kind> Op<'c, K> {
     /// Posts it now or not at all.
     ///
     /// # Errors
-    /// With the memory: [`TransportError::WouldBlock`](rdma_channel::TransportError::WouldBlock) if the queue is full; those of
+    /// With the memory: [`TransportError::WouldBlock`](rdma_channel::TransportError::WouldBlock) if no slot is free; those of
     /// [`post`](Self::post).
     pub fn try_post(self) -> Result<Posted<'c, K>, Failed<K::Memory>> {
         let Self { link, memory, request } = self;
@@ -92,7 +94,7 @@ impl<'c, K: Kind> Op<'c, K> {
     /// The same operation, which keeps its connection: for `tokio::spawn`, and for fields. It costs a reference count.
     ///
     /// # Panics
-    /// If the operation is of another connection.
+    /// If the operation is of another connection, and borrows that.
     #[track_caller]
     pub fn into_owned(self, connection: &Connection) -> Op<'static, K> {
         let Self { link, memory, request } = self;

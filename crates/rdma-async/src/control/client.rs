@@ -40,13 +40,14 @@ impl Driver {
     ) -> Result<(Connection, Box<[u8]>), ConnectError> {
         let options = options.into();
         options.check()?;
+        self.check()?;
         let addresses = lookup_host(addr).await;
         let addresses: Vec<_> =
             addresses.map_err(|source| ConnectError::Resolve { source })?.collect();
         if addresses.is_empty() {
             return Err(ConnectError::NoAddress);
         }
-        let ConnectionOptions { qp, user_bytes, timeout, silence } = options;
+        let ConnectionOptions { qp, user_bytes, rendezvous_timeout: timeout, silence } = options;
         let until = Until::after(timeout);
         let prepared = self.prepare(qp)?;
         let (stream, address) = dial(&addresses, timeout, until).await?;

@@ -50,17 +50,19 @@ impl Incoming {
     pub fn accept(self, user_bytes: &[u8]) -> Result<Connection, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
         let Self { mut client, shared, silence } = self;
-        let stream = client.stream().try_clone();
+        let address = client.address;
+        let failed = |source| {
+            let tried = format!("keeping the control connection to {address}");
+            ConnectError::Io { tried, source }
+        };
+        // Before the client is told that it is accepted.
+        let stream = client.stream().try_clone().map_err(failed)?;
         let accepted = client.check().and_then(|()| client.accept(user_bytes, true));
         if let Err(error) = accepted {
             shared.with(|clients| clients.refused += 1);
             return Err(error);
         }
-        let kept = stream.and_then(|stream| watch(client.end.inner(), stream, silence));
-        kept.map_err(|source| {
-            let tried = format!("keeping the control connection to {}", client.address);
-            ConnectError::Io { tried, source }
-        })?;
+        watch(client.end.inner(), stream, silence).map_err(failed)?;
         Ok(client.end)
     }
 

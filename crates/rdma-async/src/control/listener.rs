@@ -23,9 +23,10 @@ use crate::prepared::PreparedConnection;
 /// Listens for clients, which become connections: made by [`Driver::listen`].
 ///
 /// A task of the runtime serves all clients until the program takes them, whether somebody waits for one or not, so that a
-/// bad client stops nobody: it has as long as [`timeout`](ConnectionOptions::timeout) says. At most 64 are served at a
-/// time, and the others wait in the socket. Dropped, the listener ends, and clients that were not taken are turned away;
-/// the connections go on.
+/// bad client stops nobody: it has as long as [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) says. At most 64
+/// are served at a time, and the others wait in the socket. The task makes their queue pairs, for which the device may take
+/// its time. A listener keeps its driver going. Dropped, it ends, and clients that were not taken are turned away; the
+/// connections go on.
 ///
 /// # Examples
 /// ```
@@ -74,9 +75,10 @@ pub struct Listener {
 pub(super) struct Shared {
     /// `None` when the listener or its task has ended.
     clients: Mutex<Option<Clients<Maker>>>,
+    driver: Driver,
     /// Told when a client can be taken, or something is wrong.
     news: Notify,
-    /// Told when the program has taken one, or has heard what is wrong.
+    /// Told when the program has taken one, or has heard what is wrong: then clients are taken again.
     taken: Notify,
 }
 
@@ -122,11 +124,14 @@ impl Driver {
         addr: impl ToSocketAddrs,
         options: impl Into<ConnectionOptions>,
     ) -> Result<Listener, ConnectError> {
-        let ConnectionOptions { qp, user_bytes, timeout, silence } = {
+        let ConnectionOptions { qp, user_bytes, rendezvous_timeout: timeout, silence } = {
             let options = options.into();
             options.check()?;
             options
         };
+        // A runtime without time is found out here, and not by the task.
+        drop(tokio::time::sleep(Duration::ZERO));
+        self.check()?;
         let addresses = lookup_host(addr).await;
         let addresses: Vec<_> =
             addresses.map_err(|source| ConnectError::Resolve { source })?.collect();
@@ -141,6 +146,7 @@ impl Driver {
         })?;
         let shared = Arc::new(Shared {
             clients: Mutex::new(Some(clients)),
+            driver: self.clone(),
             news: Notify::new(),
             taken: Notify::new(),
         });
@@ -196,11 +202,16 @@ impl Listener {
     fn take(&self) -> Option<Result<Incoming, ConnectError>> {
         let (shared, silence) = (Arc::clone(&self.shared), self.silence);
         let taken = self.shared.with(|clients| match clients.take() {
-            Some(client) => Some(Ok(Incoming { client, shared, silence })),
+            Some(client) => {
+                client.leave();
+                Some(Ok(Incoming { client, shared, silence }))
+            }
             None => clients.take_failure().map(Err),
         });
         let taken = taken.unwrap_or_else(|| {
-            let source = io::Error::other("the task of the listener has ended with its runtime");
+            let source = io::Error::other(
+                "the task of the listener has ended, as with its runtime: listen anew",
+            );
             let tried = format!("waiting for clients at {}", self.address);
             Some(Err(ConnectError::Io { tried, source }))
         });
@@ -224,8 +235,11 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.task.abort();
-        self.shared.end();
+        // A forked child has neither the clients nor the runtime.
+        if self.shared.is_of_this_process() {
+            self.task.abort();
+            self.shared.end();
+        }
     }
 }
 
@@ -234,11 +248,17 @@ struct Guard(Arc<Shared>);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.0.end();
+        if self.0.is_of_this_process() {
+            self.0.end();
+        }
     }
 }
 
 impl Shared {
+    fn is_of_this_process(&self) -> bool {
+        self.driver.context().check_process().is_ok()
+    }
+
     /// `None` if the listener has ended.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut Clients<Maker>) -> R) -> Option<R> {
         self.lock().as_mut().map(work)
@@ -261,16 +281,13 @@ async fn serve(shared: &Shared, files: &AsyncFd<OwnedFd>) {
     loop {
         let served = shared.with(|clients| {
             let was_ready = clients.serve_now();
-            (was_ready, clients.has_news(), clients.has_failed(), clients.next_end())
+            (was_ready, clients.has_news(), clients.next_end())
         });
-        let Some((was_ready, has_news, has_failed, next_end)) = served else { return };
+        let Some((was_ready, has_news, next_end)) = served else { return };
         if has_news {
             shared.news.notify_one();
         }
-        if has_failed {
-            // It is tried again when somebody has heard what is wrong.
-            shared.taken.notified().await;
-        } else if was_ready {
+        if was_ready {
             tokio::task::yield_now().await;
         } else if let Err(error) = wait(shared, files, next_end).await {
             tracing::error!(%error, "a listener cannot wait for its clients");

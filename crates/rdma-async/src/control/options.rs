@@ -33,7 +33,7 @@ use rdma_qp::{MaxRnrRetries, QueuePair, QueuePairBuilder};
 pub struct ConnectionOptions {
     pub(crate) qp: QueuePairBuilder<'static>,
     pub(crate) user_bytes: Box<[u8]>,
-    pub(crate) timeout: Duration,
+    pub(crate) rendezvous_timeout: Duration,
     pub(crate) silence: Duration,
 }
 
@@ -55,9 +55,8 @@ impl ConnectionOptions {
 
     /// How long it may take to become a connection: of a client all of [`connect`](crate::Driver::connect) but looking up
     /// the name, of a listener what each client does for its part. Default: 10 seconds. [`Duration::MAX`] is no limit.
-    #[doc(alias = "rendezvous_timeout")]
-    pub const fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+    pub const fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
+        self.rendezvous_timeout = timeout;
         self
     }
 
@@ -81,7 +80,7 @@ impl From<QueuePairBuilder<'static>> for ConnectionOptions {
         Self {
             qp,
             user_bytes: Box::default(),
-            timeout: Duration::from_secs(10),
+            rendezvous_timeout: Duration::from_secs(10),
             silence: Duration::from_secs(30),
         }
     }

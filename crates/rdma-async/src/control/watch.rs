@@ -33,12 +33,30 @@ pub(super) fn watch(inner: &Arc<Inner>, stream: OwnedFd, silence: Duration) -> i
     let stream = std::net::TcpStream::from(stream);
     stream.set_nonblocking(true)?;
     let stream = TcpStream::from_std(stream)?;
-    let task = tokio::spawn(until_gone(stream, Arc::downgrade(inner), Arc::clone(&inner.rooms)));
+    let guard = Guard { connection: Arc::downgrade(inner), reason: CloseReason::Destroyed };
+    let task = tokio::spawn(until_gone(stream, guard, Arc::clone(&inner.rooms)));
     inner.keep(Watch(task.abort_handle()));
     Ok(())
 }
 
-async fn until_gone(stream: TcpStream, connection: Weak<Inner>, rooms: Arc<Rooms>) {
+/// Ends the connection when the task ends, however it does: nobody would notice a peer that goes.
+struct Guard {
+    connection: Weak<Inner>,
+    reason: CloseReason,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let Some(inner) = self.connection.upgrade() else { return };
+        if inner.pd.context().check_process().is_ok()
+            && let Err(error) = inner.ledger.close(inner.place, self.reason)
+        {
+            tracing::error!(%error, "a queue pair whose control connection has ended could not be destroyed");
+        }
+    }
+}
+
+async fn until_gone(stream: TcpStream, mut guard: Guard, rooms: Arc<Rooms>) {
     loop {
         let readable = tokio::select! {
             readable = stream.readable() => readable,
@@ -46,19 +64,17 @@ async fn until_gone(stream: TcpStream, connection: Weak<Inner>, rooms: Arc<Rooms
             () = rooms.closed() => return,
         };
         if readable.is_err() {
-            break;
+            // The runtime ends.
+            return;
         }
-        // What the peer says changes nothing, only that it goes.
-        match stream.try_read(&mut [0; 64]) {
+        // What the peer says changes nothing, only that it goes. Much of it keeps nobody from running.
+        match stream.try_read(&mut [0; 512]) {
             Ok(0) => break,
-            Ok(_) => {}
+            Ok(_) => tokio::task::yield_now().await,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => break,
         }
     }
-    let Some(inner) = connection.upgrade() else { return };
-    tracing::debug!(qpn = %inner.qpn, "the peer is gone");
-    if let Err(error) = inner.ledger.close(inner.place, CloseReason::Gone) {
-        tracing::error!(%error, "a queue pair whose peer is gone could not be destroyed");
-    }
+    tracing::debug!("a peer is gone");
+    guard.reason = CloseReason::Gone;
 }

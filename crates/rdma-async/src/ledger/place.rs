@@ -8,7 +8,9 @@ use std::task::Waker;
 
 use rdma_channel::{CloseReason, Operation, PeerAddress, TransportError};
 use rdma_mem::{AccessFlags, SharedRegion};
-use rdma_qp::{QueuePair, WorkCompletion, WorkError, WorkErrorClass, WorkResult, WorkSuccess};
+use rdma_qp::{
+    QueuePair, QueuePairType, WorkCompletion, WorkError, WorkErrorClass, WorkResult, WorkSuccess,
+};
 use tokio::sync::Notify;
 
 use super::Ended;
@@ -241,7 +243,7 @@ impl Place {
         let (operation, side) = (request.operation(), request.side());
         let free = self.slots.first_free(side).filter(|_| self.closed.is_none());
         let (Some(index), Some(qp)) = (free, &self.qp) else {
-            return Err(self.refusal());
+            return Err(self.refusal(side));
         };
         let (id, held) = self.slots.fill(place, index, operation, memory);
         // SAFETY: SAFETY.md F28: the memory of the request is in its slot, from before the post, and is taken out when the
@@ -264,9 +266,11 @@ impl Place {
 
     /// Why it takes no request now.
     #[cold]
-    fn refusal(&self) -> Refusal {
+    fn refusal(&self, side: Side) -> Refusal {
         match self.closed {
             Some(reason) => Refusal::Failed(super::closed(reason, self.peer).into()),
+            // There will never be one.
+            None if self.slots.has_none(side) => Refusal::Failed(TransportError::WouldBlock.into()),
             None => Refusal::NoSlot,
         }
     }
@@ -304,6 +308,12 @@ impl Place {
     fn note_failed(&mut self, operation: Operation, error: WorkError, afters: &mut Afters) {
         if self.closed.is_none() {
             self.closed = Some(CloseReason::Work { operation, error });
+            // An unreliable connection would go on to wait for messages.
+            if let Some(qp) = self.qp.as_ref().filter(|qp| qp.qp_type() == QueuePairType::UC)
+                && let Err(error) = qp.to_error()
+            {
+                tracing::error!(%error, "a queue pair whose send has failed goes on to receive");
+            }
             // Who waits for a slot waits in vain.
             afters.push(After::Close(Arc::clone(&self.rooms)));
         }

@@ -127,6 +127,14 @@ impl Slots {
         if slot < self.sends as usize { Side::Send } else { Side::Receive }
     }
 
+    /// Whether the queue was made for no requests.
+    pub(crate) const fn has_none(&self, side: Side) -> bool {
+        match side {
+            Side::Send => self.sends == 0,
+            Side::Receive => self.sends == self.len(),
+        }
+    }
+
     /// A free slot of a queue.
     #[inline]
     pub(crate) fn first_free(&self, side: Side) -> Option<u32> {

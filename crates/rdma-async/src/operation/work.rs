@@ -112,10 +112,16 @@ impl<'c> Work<'c> {
         cx: &mut Context<'_>,
         looks: bool,
     ) -> Poll<Result<Option<Ended>, Box<TransportError>>> {
-        let this = self.as_mut().project();
+        let mut this = self.as_mut().project();
         let Some(link) = &*this.link else { unreachable!("polled after it was ready") };
         match link.post(this.request, this.held, this.has_queued, this.id, looks) {
-            Ok(ended) => Poll::Ready(Ok(ended)),
+            Ok(ended) => {
+                // Out of the row, whose wake-ups are for others: one that it has had goes on.
+                if this.waits.is_some() {
+                    this.waits.set(None);
+                }
+                Poll::Ready(Ok(ended))
+            }
             Err(Refusal::NoSlot) => self.wait(cx, looks),
             Err(Refusal::Failed(error)) => Poll::Ready(Err(self.not_posted(error))),
         }
@@ -255,11 +261,18 @@ impl Link<'_> {
                 (None, Ok(_)) if is_awaited => return Poll::Pending,
                 (None, Ok(_)) => waker = Some(cx.waker().clone()),
                 (None, Err(error)) => {
-                    // All is over then, unless the provider refuses to destroy a queue pair: then the next poll tries again.
+                    // All is over then, unless another thread is still about to destroy the queue pair, or the provider
+                    // refuses to: then who ends it wakes this one.
                     self.ledger.fail(error);
+                    let waker = cx.waker().clone();
                     let mut table = self.ledger.lock();
                     let ended = table.take(id, held);
+                    let before = match ended {
+                        Some(_) => Some(waker),
+                        None => table.at(self.place).await_end(id, waker),
+                    };
                     self.ledger.unlock(table);
+                    drop(before);
                     return ended.map_or(Poll::Pending, Poll::Ready);
                 }
             }

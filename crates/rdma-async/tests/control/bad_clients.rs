@@ -44,7 +44,7 @@ fn garbage_and_other_versions_are_counted_and_named() {
 fn silent_clients_are_ended_in_time() {
     run(|| async {
         let host = Host::new("soft0");
-        let options = host.options().timeout(SHORT);
+        let options = host.options().rendezvous_timeout(SHORT);
         let listener = host.driver.listen("127.0.0.1:0", options).await.unwrap();
         let address = listener.local_addr();
         let mut silent = Vec::new();

@@ -121,7 +121,7 @@ fn a_runtime_that_ends_is_told_to_both_sides() {
     let ended =
         clients.block_on(async { tokio::time::timeout(crate::HANG, listener.accept()).await });
     let ended = ended.unwrap().unwrap_err();
-    assert!(ended.to_string().contains("ended with its runtime"), "{ended}");
+    assert!(ended.to_string().contains("has ended, as with its runtime"), "{ended}");
 }
 
 /// A port that goes down ends what depends on it, and all who ask are told.
@@ -149,5 +149,71 @@ fn a_port_that_goes_down_ends_its_connections() {
         device.set_port_up(true);
         assert_eq!(events[0].next().await.unwrap().kind, AsyncEventKind::PORT_ACTIVE);
         assert!(client.closed().is_some_and(is_port) && server.closed().is_some_and(is_port));
+    });
+}
+
+/// The stream of a connection is with the runtime that has connected; the driver may be with another one.
+#[test]
+fn a_connection_ends_with_the_runtime_that_watches_its_peer() {
+    let build =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let (drivers, connects) = (build().unwrap(), build().unwrap());
+    let host = drivers.block_on(async { Host::new("soft0") });
+    let (client, server) = connects.block_on(host.pair());
+    drivers.block_on(async {
+        let receive = client.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+        drop((server, connects.shutdown_background()));
+        let told = tokio::time::timeout(crate::HANG, receive).await.unwrap().unwrap_err();
+        assert!(matches!(told.error, TransportError::Closed { .. }), "{told}");
+    });
+}
+
+/// A peer that says much where it has nothing to say keeps nobody from running.
+#[test]
+fn a_peer_that_talks_on_the_control_connection_changes_nothing() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (listener, address) = host.listen().await;
+        let pd = host.pd.clone();
+        // A client that is a channel, on a stream of the test's own.
+        let (front, back) = (std::net::TcpListener::bind("127.0.0.1:0").unwrap(), address);
+        let at = front.local_addr().unwrap();
+        let relay = std::thread::spawn(move || {
+            let (client, _) = front.accept().unwrap();
+            let server = std::net::TcpStream::connect(back).unwrap();
+            let (mut from_server, mut to_client) =
+                (server.try_clone().unwrap(), client.try_clone().unwrap());
+            let down = std::thread::spawn(move || std::io::copy(&mut from_server, &mut to_client));
+            let (mut from_client, mut to_server) = (client, server);
+            let mut block = [0; 4096];
+            // HELLO and READY, and then as much as goes.
+            for _ in 0..2 {
+                use std::io::{Read, Write};
+                let count = from_client.read(&mut block).unwrap();
+                to_server.write_all(&block[..count]).unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            while std::io::Write::write_all(&mut to_server, &block).is_ok() {}
+            drop((from_client, to_server));
+            down.join().unwrap()
+        });
+        let client = tokio::task::spawn_blocking(move || {
+            let watching = pd.create_channel().watch(Duration::from_secs(10));
+            watching.connect(at).unwrap().0
+        });
+        let server = listener.accept().await.unwrap();
+        let mut client = client.await.unwrap();
+        let receive = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+        // This task runs, and messages go through.
+        for _ in 0..20 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(server.closed(), None);
+        let region = host.pd.allocate_region(4).unwrap();
+        client.send_from(&region).unwrap();
+        assert_eq!(receive.await.unwrap().length, 4);
+        drop(server);
+        drop(client);
+        tokio::task::spawn_blocking(move || drop(relay.join())).await.unwrap();
     });
 }

@@ -88,7 +88,7 @@ fn what_cannot_be_reached_is_said() {
         let long = connect(host.options().user_bytes(&[7; 1025])).await;
         assert!(matches!(long, Err(ConnectError::UserBytesTooLong { length: 1025, most: 1024 })));
         // Nobody decides.
-        let late = connect(host.options().timeout(SHORT)).await.unwrap_err();
+        let late = connect(host.options().rendezvous_timeout(SHORT)).await.unwrap_err();
         assert!(matches!(late, ConnectError::Timeout { limit: SHORT, .. }), "{late}");
         drop(listener);
         let gone = connect(host.options()).await.unwrap_err();

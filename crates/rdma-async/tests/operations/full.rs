@@ -1,9 +1,10 @@
 //! More operations than the queues hold.
 
 use std::future::{Future, IntoFuture};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 
 use rdma_channel::TransportError;
 use tokio::task::JoinSet;
@@ -151,4 +152,49 @@ fn a_waker_that_panics_is_its_own_affair() {
         assert_eq!(waits.await.unwrap(), 4);
         assert_eq!(*first.await.unwrap().memory, *b"one!");
     });
+}
+
+/// One that gets a slot without having been woken leaves the row, so that the wake-ups of others are not lost on it.
+#[test]
+fn who_is_posted_without_a_wake_up_keeps_none_from_others() {
+    run(|| async {
+        let pair = Pair::with("soft0", |builder| builder.max_recv_wr(2));
+        let receive = || Box::pin(pair.other.receive(pair.buffer(&[0; 4])).into_future());
+        let [mut first, mut second, mut a, mut b] = [receive(), receive(), receive(), receive()];
+        let wakes = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        assert!(poll_once(&mut first).is_pending() && poll_once(&mut second).is_pending());
+        assert!(poll_for(&mut a, &waker).is_pending() && poll_once(&mut b).is_pending());
+        // The wake-up is that of a, and the slot b's.
+        pair.one.send(pair.buffer(b"one_")).await.unwrap();
+        first.await.unwrap();
+        assert_eq!(wakes.0.load(Relaxed), 1);
+        assert!(poll_once(&mut b).is_pending() && poll_for(&mut a, &waker).is_pending());
+        // The next slot is for a, which is told.
+        pair.one.send(pair.buffer(b"two_")).await.unwrap();
+        second.await.unwrap();
+        assert_eq!(wakes.0.load(Relaxed), 2);
+        assert!(poll_for(&mut a, &waker).is_pending(), "it is posted");
+        for text in [b"tri_", b"four"] {
+            pair.one.send(pair.buffer(text)).await.unwrap();
+        }
+        assert_eq!((b.await.unwrap().length, a.await.unwrap().length), (4, 4));
+    });
+}
+
+#[test]
+fn a_queue_for_no_requests_is_not_waited_for() {
+    run(|| async {
+        let pair = Pair::with("soft0", |builder| builder.max_recv_wr(0));
+        let refused = pair.one.receive(pair.buffer(&[7; 4])).await.unwrap_err();
+        assert!(matches!(refused.error, TransportError::WouldBlock), "{refused}");
+        assert_eq!(*refused.memory, [7; 4]);
+        let board = pair.board.remote().slice(0..4).unwrap();
+        pair.one.write(refused.memory, board).await.unwrap();
+    });
+}
+
+/// Polls once, for that waker.
+fn poll_for<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
+    Pin::new(future).poll(&mut Context::from_waker(waker))
 }

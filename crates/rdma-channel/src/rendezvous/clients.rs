@@ -120,11 +120,6 @@ impl<M: MakeEnds> Clients<M> {
         !self.connected.is_empty() || self.failure.is_some()
     }
 
-    /// Whether something is wrong here, and was not said yet.
-    pub const fn has_failed(&self) -> bool {
-        self.failure.is_some()
-    }
-
     /// How long until the time of a client is over; [`Duration::MAX`] if there is none.
     pub fn next_end(&self) -> Duration {
         self.half_open.iter().map(|client| client.until.left()).min().unwrap_or(Duration::MAX)
@@ -148,9 +143,10 @@ impl<M: MakeEnds> Clients<M> {
 
     /// Does what can be done without waiting, also takes clients. Whether a file was ready, so that another one may be.
     pub fn serve_now(&mut self) -> bool {
-        let served = self.set_taking(true).and_then(|()| {
+        // What is wrong with the socket would be said again and again. The clients that have begun go on.
+        let served = self.set_taking(self.failure.is_none()).and_then(|()| {
             let was_ready = self.serve(Until::after(Duration::ZERO))?;
-            self.set_taking(true)?;
+            self.set_taking(self.failure.is_none())?;
             Ok(was_ready)
         });
         served.unwrap_or_else(|error| {

@@ -94,6 +94,17 @@ impl Added {
         &self.0.stream
     }
 
+    /// Whether it was added by this process, and not by one that has forked it.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        process::id() == self.0.files.process
+    }
+
+    /// Is waited for no longer.
+    pub(crate) fn leave(&self) {
+        // It is there, and leaves once more when it is dropped, which changes nothing.
+        let _ = epoll::delete(&*self.0.files.epoll, &self.0.stream);
+    }
+
     /// Changes what it is waited for, and its key.
     pub(crate) fn change(&self, key: u64, flags: EventFlags) -> Result<(), Errno> {
         self.0.files.change(&self.0.stream, key, flags)

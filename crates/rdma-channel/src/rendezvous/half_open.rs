@@ -228,6 +228,11 @@ impl<E> fmt::Debug for HalfOpen<E> {
 }
 
 impl<E> Candidate<E> {
+    /// The listener waits for its stream no longer, which it does as long as the program decides within a call of its own.
+    pub fn leave(&self) {
+        self.stream.added.leave();
+    }
+
     /// Its stream, to be kept.
     pub fn stream(&self) -> &Arc<OwnedFd> {
         self.stream.added.stream()
@@ -297,7 +302,7 @@ impl Undecided {
 
 impl Drop for Undecided {
     fn drop(&mut self) {
-        if !self.is_decided {
+        if !self.is_decided && self.added.is_of_this_process() {
             self.reject(
                 "the program of the server has turned the client away, and did not say why",
             );

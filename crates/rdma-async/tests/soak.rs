@@ -1,0 +1,223 @@
+//! Many operations on many connections, of which some are dropped at any await, and connections that end and are made anew:
+//! afterwards nothing is left.
+//!
+//! `RDMA_TEST_OPERATIONS=1000000 cargo test --release -p rdma-async --test soak` is the long form. `RDMA_TEST_SEED` is the
+//! seed of another run.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
+
+use std::env;
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_async::{Connection, ConnectionOptions, Driver, Failed, TransportError};
+use rdma_mem::{AccessFlags, Buffer, BufferPool, RemoteMemoryRegion, open_device};
+use rdma_qp::{MaxRnrRetries, QueuePair};
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+const CONNECTIONS: u16 = 100;
+/// Nothing takes so long, unless it hangs.
+const HANG: Duration = Duration::from_secs(60);
+
+/// Numbers by chance (SplitMix64).
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
+
+struct Worker {
+    number: u16,
+    driver: Driver,
+    options: ConnectionOptions,
+    address: std::net::SocketAddr,
+    accepted: mpsc::UnboundedReceiver<Connection>,
+    pool: BufferPool,
+    board: RemoteMemoryRegion,
+    chance: Chance,
+}
+
+impl Worker {
+    /// Both ends of a new connection.
+    async fn connect(&mut self) -> (Connection, Connection) {
+        let options = self.options.clone().user_bytes(&self.number.to_le_bytes());
+        let connect = self.driver.connect(self.address, options);
+        let client = timeout(HANG, connect).await.unwrap().unwrap().0;
+        let server = timeout(HANG, self.accepted.recv()).await.unwrap().unwrap();
+        (client, server)
+    }
+
+    fn buffer(&mut self) -> Buffer {
+        let length = usize::try_from(self.chance.below(300)).unwrap();
+        self.pool.allocate(length).unwrap()
+    }
+
+    /// So many operations. How many were dropped, and how many connections there were.
+    async fn work(mut self, operations: u64) -> [u64; 2] {
+        let (mut client, mut server) = self.connect().await;
+        let [mut dropped, mut connections] = [0, 1];
+        for _ in 0..operations {
+            let polls = match self.chance.below(4) {
+                0 => Some(self.chance.below(3)),
+                _ => None,
+            };
+            let done = timeout(HANG, self.one(&client, &server, polls)).await;
+            dropped += u64::from(polls.is_some());
+            let outcome = done.unwrap_or_else(|_| panic!("a hang: {client:?}, {server:?}"));
+            let is_over = outcome.is_err() || self.chance.below(400) == 0;
+            if is_over {
+                if self.chance.below(2) == 0 {
+                    server.close().unwrap();
+                }
+                (client, server) = self.connect().await;
+                connections += 1;
+            }
+        }
+        [dropped, connections]
+    }
+
+    /// An operation, or two; dropped after so many polls, if it is to be.
+    async fn one(
+        &mut self,
+        client: &Connection,
+        server: &Connection,
+        polls: Option<u64>,
+    ) -> Result<(), TransportError> {
+        let (buffer, other, kind) =
+            (self.buffer(), self.pool.allocate(300).unwrap(), self.chance.below(6));
+        let board = self.board.slice(0..buffer.len()).unwrap();
+        let word = self.board.slice(0..8).unwrap();
+        let work = async {
+            match kind {
+                0 => drop(client.write(buffer, board).await.map_err(cause)?),
+                1 => drop(client.read(buffer, board).await.map_err(cause)?),
+                2 => drop(client.fetch_add(word, 1).await.map_err(cause)?),
+                3 => drop(client.write(buffer, board).post().await.map_err(cause)?),
+                // Received by somebody else, if it was dropped.
+                4 => drop(server.receive(other).try_post().map_err(cause)?),
+                _ => {
+                    let receive = server.receive(other).post().await.map_err(cause)?;
+                    client.send(buffer).await.map_err(cause)?;
+                    // One that was dropped before may have got the message.
+                    if server.received_by_dropped().is_none() {
+                        drop(receive);
+                    }
+                }
+            }
+            Ok(())
+        };
+        tokio::pin!(work);
+        match polls {
+            None => match timeout(Duration::from_millis(200), &mut work).await {
+                Ok(outcome) => outcome,
+                // Receives that were dropped have taken all slots: then the connection is made anew.
+                Err(_) => Err(TransportError::WouldBlock),
+            },
+            Some(polls) => tokio::select! {
+                biased;
+                outcome = &mut work => outcome,
+                () = async {
+                    for _ in 0..polls {
+                        tokio::task::yield_now().await;
+                    }
+                } => Ok(()),
+            },
+        }
+    }
+}
+
+fn cause<B>(failed: Failed<B>) -> TransportError {
+    failed.error
+}
+
+/// What the files of this process are.
+fn files() -> Vec<String> {
+    let entries = fs::read_dir("/proc/self/fd").unwrap();
+    let links = entries.map(|entry| fs::read_link(entry.unwrap().path()));
+    let mut names: Vec<_> =
+        links.filter_map(Result::ok).map(|link| link.display().to_string()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn nothing_is_left_of_many_operations_and_connections() {
+    let number = |name| env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let operations = number("RDMA_TEST_OPERATIONS").unwrap_or(20_000);
+    let seed = number("RDMA_TEST_SEED").unwrap_or(1);
+    println!("RDMA_TEST_SEED={seed}");
+    rdma_soft::install();
+    let context = open_device("soft0").unwrap();
+    let pd = context.allocate_pd().unwrap();
+    let pool = BufferPool::new(&pd);
+    let access = AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
+    let access = access.with_remote_atomic();
+    let board = pd.allocate_shared_region(4096, access).unwrap();
+    // What the device opens once.
+    let once = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    once.block_on(async {
+        let driver = Driver::spawn(&context).unwrap();
+        let itself = driver.prepare(QueuePair::builder(&pd)).unwrap();
+        let endpoint = itself.endpoint();
+        drop(itself.handshake(endpoint).unwrap());
+        driver.shutdown().await;
+    });
+    drop(once);
+    let files_before = files();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let [dropped, connections] = runtime.block_on(async {
+        let driver = Driver::spawn(&context).unwrap();
+        let qp = QueuePair::builder(&pd).access(access).max_rnr_retries(MaxRnrRetries::unlimited());
+        let options = ConnectionOptions::from(qp.max_send_wr(4).max_recv_wr(4));
+        let listener = driver.listen("127.0.0.1:0", options.clone()).await.unwrap();
+        let address = listener.local_addr();
+        let senders = Arc::new(Mutex::new(Vec::new()));
+        let mut workers = JoinSet::new();
+        for number in 0..CONNECTIONS {
+            let (sender, accepted) = mpsc::unbounded_channel();
+            senders.lock().await.push(sender);
+            let chance = Chance(seed.wrapping_mul(1000) + u64::from(number));
+            let (driver, options, pool) = (driver.clone(), options.clone(), pool.clone());
+            let board = board.remote();
+            let worker = Worker { number, driver, options, address, accepted, pool, board, chance };
+            workers.spawn(worker.work(operations / u64::from(CONNECTIONS)));
+        }
+        let accepts = tokio::spawn(async move {
+            loop {
+                let incoming = listener.incoming().await.unwrap();
+                let number = u16::from_le_bytes(incoming.user_bytes().try_into().unwrap());
+                if let Ok(connection) = incoming.accept(&[]) {
+                    // Its worker may have ended.
+                    let _ = senders.lock().await[usize::from(number)].send(connection);
+                }
+            }
+        });
+        let mut counts = [0; 2];
+        while let Some(done) = workers.join_next().await {
+            let [dropped, connections] = done.unwrap();
+            counts = [counts[0] + dropped, counts[1] + connections];
+        }
+        accepts.abort();
+        assert!(accepts.await.is_err());
+        timeout(HANG, driver.shutdown()).await.unwrap();
+        counts
+    });
+    drop(runtime);
+    assert_eq!(pool.usage().buffers, 0, "all memory came back");
+    assert_eq!(files(), files_before, "all files are closed");
+    println!("{operations} operations, {dropped} dropped, on {connections} connections");
+    // Nothing depends on them any more.
+    drop((pool, board));
+    assert!(dropped > 0 && connections > u64::from(CONNECTIONS));
+}
