@@ -14,7 +14,7 @@ use super::files::{EventFlags, Files};
 use super::half_open::{Candidate, HalfOpen, MakeEnds, Step};
 use super::until::Until;
 
-/// The socket of a listener and its clients, which go forward when they are [served](Self::serve).
+/// The socket of a listener and its clients, which go forward when they are served.
 pub struct Clients<M: MakeEnds> {
     socket: TcpListener,
     address: SocketAddr,
