@@ -154,7 +154,8 @@ impl Connection {
         self.0.ledger.close(self.0.place, CloseReason::Asked)
     }
 
-    /// Why the connection takes no more operations, if it does not.
+    /// Why the connection takes no more operations, if it does not. That a request has failed is known when somebody has waited
+    /// for one.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
         self.0.ledger.lock().at(self.0.place).closed()

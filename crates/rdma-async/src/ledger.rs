@@ -12,9 +12,10 @@ pub(crate) mod slots;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 
 use rdma_channel::{CloseReason, Operation, PeerAddress, TransportError};
-use rdma_qp::{CompletionQueue, PollError, PollSlot, QueuePair, WorkResult};
+use rdma_qp::{CompletionQueue, Error, PollError, PollSlot, QueuePair, WorkResult};
 
 use self::after::{After, Afters};
 use self::place::{Left, Place, Rooms};
@@ -44,6 +45,8 @@ pub(crate) struct Table {
     polled: [PollSlot; BATCH],
     /// What is to be done when the lock is free.
     afters: Afters,
+    /// The completion queue was asked for an event, which was not taken yet.
+    is_armed: bool,
     /// Completions that are of no request.
     unmatched: u64,
     failed: Option<PollError>,
@@ -73,7 +76,8 @@ impl Ledger {
             taken: 0,
             connections: 0,
             polled: [PollSlot::default(); BATCH],
-            afters: Vec::with_capacity(after::MOST),
+            afters: Afters { due: Vec::with_capacity(after::MOST), awaited: 0 },
+            is_armed: false,
             unmatched: 0,
             failed: None,
         };
@@ -92,21 +96,21 @@ impl Ledger {
     /// Unlocks, and does what is due then.
     #[inline]
     pub(crate) fn unlock(&self, table: MutexGuard<'_, Table>) {
-        if !table.afters.is_empty() {
+        if !table.afters.due.is_empty() {
             self.do_afters(table);
         }
     }
 
     #[cold]
     fn do_afters(&self, mut table: MutexGuard<'_, Table>) {
-        let mut afters = std::mem::take(&mut table.afters);
+        let mut due = std::mem::take(&mut table.afters.due);
         drop(table);
-        afters.drain(..).for_each(After::run);
+        due.drain(..).for_each(After::run);
         // Its room is used again.
         let mut table = self.lock();
-        debug_assert!(table.afters.is_empty(), "who adds to it takes it");
-        if table.afters.capacity() < afters.capacity() {
-            table.afters = afters;
+        debug_assert!(table.afters.due.is_empty(), "who adds to it takes it");
+        if table.afters.due.capacity() < due.capacity() {
+            table.afters.due = due;
         }
     }
 
@@ -148,6 +152,31 @@ impl Ledger {
     /// If the completion queue has failed, which ends all that there is.
     pub(crate) fn progress(&self) -> Result<usize, PollError> {
         self.drain().inspect_err(|&error| self.fail(error))
+    }
+
+    /// Takes all that is there, after the events of the completion queue were taken, and has the next completion make another
+    /// one if somebody has to be told of it, or `always`. How many completions there were.
+    ///
+    /// # Errors
+    /// If the completion queue cannot be asked. A failure of it has ended its operations.
+    pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
+        self.lock().is_armed = false;
+        let mut all = self.progress().unwrap_or(0);
+        let mut table = self.lock();
+        let is_newly = (always || table.afters.awaited > 0) && table.arm(&self.cq)?;
+        drop(table);
+        if is_newly {
+            // What came before it was asked makes no event.
+            all += self.progress().unwrap_or(0);
+        }
+        Ok(all)
+    }
+
+    /// A completion queue that cannot be asked tells nobody anything: all connections end.
+    #[cold]
+    pub(crate) fn fail_to_arm(&self, error: &Error) {
+        tracing::error!(%error, "a completion queue cannot be asked for events");
+        self.close_all(CloseReason::Poll);
     }
 
     /// The same, and what a failure of the completion queue means is the caller's affair.
@@ -204,7 +233,11 @@ impl Ledger {
         let _ = self.drain();
         let mut table = self.lock();
         let afters = match closed {
-            Ok(()) => table.at(place).end(),
+            Ok(()) => {
+                let (afters, told) = table.at(place).end();
+                table.afters.note_told(told);
+                afters
+            }
             Err((qp, error)) => {
                 table.at(place).put_back(qp);
                 let rooms = Arc::clone(table.at(place).rooms());
@@ -257,6 +290,17 @@ impl Table {
         self.at(place).leave()
     }
 
+    /// Has the next completion make an event, unless it does already. Whether it did not: then one may have come just before.
+    #[inline]
+    pub(crate) fn arm(&mut self, cq: &CompletionQueue) -> Result<bool, Error> {
+        if self.is_armed {
+            return Ok(false);
+        }
+        cq.req_notify(false)?;
+        self.is_armed = true;
+        Ok(true)
+    }
+
     /// Polls a batch, and brings each completion to its request.
     #[inline]
     pub(crate) fn poll(&mut self, cq: &CompletionQueue) -> Result<usize, PollError> {
@@ -277,6 +321,16 @@ impl Table {
     #[inline]
     pub(crate) fn take(&mut self, id: Id, memory: &mut Held) -> Option<Ended> {
         self.places[id.place()].take_ended(id, memory, &mut self.afters)
+    }
+
+    /// Whether there are requests that somebody has to be told of.
+    pub(crate) const fn has_awaited(&self) -> bool {
+        self.afters.awaited > 0
+    }
+
+    /// As [`Place::await_end`].
+    pub(crate) fn await_end(&mut self, id: Id, waker: Waker) -> Option<Waker> {
+        self.places[id.place()].await_end(id, waker, &mut self.afters)
     }
 
     /// Nobody waits for the request any more.

@@ -50,11 +50,21 @@ impl Events {
     /// What the provider says, most often because the device went away; or if the runtime has ended.
     pub async fn next(&mut self) -> io::Result<AsyncEvent> {
         loop {
-            if let Some(event) = self.events.try_get_event().map_err(io::Error::other)? {
+            if let Some(event) = self.try_next()? {
                 return Ok(event);
             }
-            // Before the next look, so that what comes behind it is noticed.
-            self.file.readable().await?.clear_ready();
+            self.wait().await?;
         }
+    }
+
+    /// Waits until there may be one. What comes behind this is noticed by the next wait.
+    pub(super) async fn wait(&self) -> io::Result<()> {
+        self.file.readable().await?.clear_ready();
+        Ok(())
+    }
+
+    /// One that is there.
+    pub(super) fn try_next(&self) -> io::Result<Option<AsyncEvent>> {
+        self.events.try_get_event().map_err(io::Error::other)
     }
 }

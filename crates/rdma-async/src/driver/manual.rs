@@ -30,7 +30,7 @@ impl ManualDriver {
     /// # Errors
     /// If the completion channel has failed.
     pub fn arm(&mut self) -> Result<usize, Error> {
-        self.0.sweep()
+        self.0.sweep(true)
     }
 }
 

@@ -74,26 +74,23 @@ impl Shared {
         }
         let capacity = requests.max(COMPLETIONS);
         let cq = CompletionQueue::create_with_channel(&self.channel, capacity, 0)?;
-        // Who sleeps on the channel hears of it from the first completion on.
-        cq.req_notify(false)?;
         let ledger = Arc::new(Ledger::new(cq));
         ledger.reserve(requests);
         ledgers.push(Arc::clone(&ledger));
         Ok(ledger)
     }
 
-    /// Takes all events, has the next completions make events, and takes those that are there: who sleeps on the file of
-    /// the channel after this misses none. How many completions there were.
+    /// Takes all events, takes the completions that are there, and has the next ones make events where somebody has to be
+    /// told, or `always`: who sleeps on the file of the channel after this misses none. How many completions there were.
     ///
     /// # Errors
     /// If the channel has failed, or a completion queue cannot be asked. One that has failed has ended its operations.
-    pub(crate) fn sweep(&self) -> Result<usize, Error> {
+    pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
         while self.channel.try_get_event()?.is_some() {}
         let ledgers = self.ledgers().clone();
         let mut all = 0;
         for ledger in ledgers.iter().filter(|ledger| !ledger.is_failed()) {
-            ledger.cq().req_notify(false)?;
-            all += ledger.progress().unwrap_or(0);
+            all += ledger.sweep(always)?;
         }
         Ok(all)
     }

@@ -30,34 +30,29 @@ pub(super) fn spawn(shared: &Arc<Shared>) -> io::Result<()> {
     Ok(())
 }
 
-async fn run(guard: Guard, file: AsyncFd<OwnedFd>, mut events: Events) {
-    let shared = &guard.0;
+async fn run(guard: Guard, file: AsyncFd<OwnedFd>, events: Events) {
+    if let Err(error) = serve(&guard.0, &file, &events).await {
+        tracing::error!(%error, "a driver cannot go on");
+    }
+}
+
+/// Until the driver is to end.
+async fn serve(shared: &Shared, file: &AsyncFd<OwnedFd>, events: &Events) -> io::Result<()> {
+    while let Some(event) = events.try_next()? {
+        shared.note(&event);
+    }
     loop {
-        // All events are taken before the file counts as not readable, and asked for before the last look.
-        if let Err(error) = shared.sweep() {
-            tracing::error!(%error, "the completion channel of a driver has failed");
-            return;
-        }
-        let ready = tokio::select! {
-            ready = file.readable() => ready,
-            event = events.next() => match event {
-                Ok(event) => {
+        // All events are taken after the file counts as not readable, and asked for before the last look.
+        shared.sweep(false).map_err(io::Error::other)?;
+        tokio::select! {
+            ready = file.readable() => ready?.clear_ready(),
+            ready = events.wait() => {
+                ready?;
+                while let Some(event) = events.try_next()? {
                     shared.note(&event);
-                    continue;
                 }
-                Err(error) => {
-                    tracing::error!(%error, "a driver's device says nothing any more");
-                    return;
-                }
-            },
-            () = shared.ends.notified() => return,
-        };
-        match ready {
-            Ok(mut ready) => ready.clear_ready(),
-            Err(error) => {
-                tracing::error!(%error, "a driver cannot wait for its completion channel");
-                return;
             }
+            () = shared.ends.notified() => return Ok(()),
         }
     }
 }

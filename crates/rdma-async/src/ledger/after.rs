@@ -39,5 +39,24 @@ impl After {
 /// How much there is after one batch of completions, of each at most three, and two ends.
 pub(crate) const MOST: usize = 3 * BATCH + 2;
 
-/// What is due. It is empty whenever the lock is free.
-pub(crate) type Afters = Vec<After>;
+/// What is due when the lock is free, and how many requests somebody has to be told of.
+#[derive(Debug)]
+pub(crate) struct Afters {
+    /// Empty whenever the lock is free.
+    pub(crate) due: Vec<After>,
+    /// So many requests are in flight that a task waits for, or that nobody waits for and whose memory is to come back:
+    /// as long as there is one, the completion queue is asked for an event.
+    pub(crate) awaited: usize,
+}
+
+impl Afters {
+    pub(crate) fn push(&mut self, after: After) {
+        self.due.push(after);
+    }
+
+    /// A request that was awaited is not any more.
+    pub(crate) fn note_told(&mut self, count: usize) {
+        debug_assert!(self.awaited >= count, "they were awaited");
+        self.awaited = self.awaited.saturating_sub(count);
+    }
+}

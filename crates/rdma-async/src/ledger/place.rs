@@ -184,19 +184,22 @@ impl Place {
     }
 
     /// Its queue pair was destroyed: all its requests are over. What is to be done then, without the lock.
-    pub(crate) fn end(&mut self) -> Vec<After> {
+    /// And how many of them were [awaited](Afters::awaited).
+    pub(crate) fn end(&mut self) -> (Vec<After>, usize) {
         debug_assert!(self.qp.is_none());
         self.is_ending = false;
-        let mut afters = vec![After::Close(Arc::clone(&self.rooms))];
+        let (mut afters, mut told) = (vec![After::Close(Arc::clone(&self.rooms))], 0);
         for index in 0..self.slots.len() as usize {
             let slot = self.slots.at(index);
             match slot.phase {
                 Phase::InFlight => {
                     slot.phase = Phase::Done;
                     slot.result = None;
+                    told += usize::from(slot.waker.is_some());
                     afters.extend(slot.waker.take().map(After::Wake));
                 }
                 Phase::Forsaken => {
+                    told += 1;
                     let mut held = Held::Nothing;
                     self.slots.free(index, &mut held);
                     afters.push(After::Drop(held));
@@ -204,7 +207,7 @@ impl Place {
                 Phase::Free | Phase::Done => {}
             }
         }
-        afters
+        (afters, told)
     }
 
     pub(crate) fn next_arrived(&mut self) -> Option<Arrived> {
@@ -289,10 +292,12 @@ impl Place {
             Phase::InFlight => {
                 (slot.phase, slot.result) = (Phase::Done, Some(result));
                 if let Some(waker) = slot.waker.take() {
+                    afters.note_told(1);
                     afters.push(After::Wake(waker));
                 }
             }
             Phase::Forsaken => {
+                afters.note_told(1);
                 self.keep(id, operation, Some(result), afters);
             }
             Phase::Free | Phase::Done => return false,
@@ -390,9 +395,13 @@ impl Place {
     }
 
     /// Who is to be woken when the request has ended. The waker that was there before.
-    pub(crate) fn await_end(&mut self, id: Id, waker: Waker) -> Option<Waker> {
+    pub(crate) fn await_end(&mut self, id: Id, waker: Waker, afters: &mut Afters) -> Option<Waker> {
         match self.slots.of(id) {
-            Some(slot) if slot.phase == Phase::InFlight => slot.waker.replace(waker),
+            Some(slot) if slot.phase == Phase::InFlight => {
+                let before = slot.waker.replace(waker);
+                afters.awaited += usize::from(before.is_none());
+                before
+            }
             _ => Some(waker),
         }
     }
@@ -404,7 +413,10 @@ impl Place {
         match slot.phase {
             Phase::InFlight => {
                 slot.phase = Phase::Forsaken;
-                afters.extend(slot.waker.take().map(After::DropWaker));
+                match slot.waker.take() {
+                    Some(waker) => afters.push(After::DropWaker(waker)),
+                    None => afters.awaited += 1,
+                }
             }
             Phase::Done => {
                 self.keep(id, operation, result, afters);

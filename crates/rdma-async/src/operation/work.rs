@@ -250,11 +250,25 @@ impl Link<'_> {
                 ended.is_some() || table.at(self.place).is_awaited_by(id, cx.waker());
             let mut before = waker.take();
             if !is_awaited && let Some(waker) = before.take() {
-                before = table.at(self.place).await_end(id, waker);
+                before = table.await_end(id, waker);
                 is_awaited = true;
             }
+            // Who sleeps has to be told. What came before the completion queue was asked is found by one more look.
+            let is_pending = ended.is_none() && is_awaited && polled.is_ok();
+            let armed = if is_pending { table.arm(self.ledger.cq()) } else { Ok(false) };
             self.ledger.unlock(table);
             drop(before);
+            match armed {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => {
+                    self.ledger.fail_to_arm(&error);
+                    let mut table = self.ledger.lock();
+                    let ended = table.take(id, held);
+                    self.ledger.unlock(table);
+                    return ended.map_or(Poll::Pending, Poll::Ready);
+                }
+            }
             match (ended, polled) {
                 (Some(ended), _) => return Poll::Ready(ended),
                 (None, Ok(BATCH)) => {}
@@ -269,7 +283,7 @@ impl Link<'_> {
                     let ended = table.take(id, held);
                     let before = match ended {
                         Some(_) => Some(waker),
-                        None => table.at(self.place).await_end(id, waker),
+                        None => table.await_end(id, waker),
                     };
                     self.ledger.unlock(table);
                     drop(before);
@@ -286,7 +300,14 @@ impl Link<'_> {
         }
         let mut table = self.ledger.lock();
         table.forsake(id);
+        // Its memory is to come back.
+        let armed = if table.has_awaited() { table.arm(self.ledger.cq()) } else { Ok(false) };
         self.ledger.unlock(table);
+        match armed {
+            Ok(true) => drop(self.ledger.progress()),
+            Ok(false) => {}
+            Err(error) => self.ledger.fail_to_arm(&error),
+        }
     }
 
     /// Nobody awaits the operation any more, and it is not over.

@@ -203,3 +203,35 @@ fn many_tasks_use_one_connection() {
         });
     }
 }
+
+/// Each end sleeps until the other one has sent: a wake-up that were lost would hang. `RDMA_TEST_ROUNDS` is for more.
+#[test]
+fn messages_go_to_and_fro_between_tasks_that_sleep() {
+    let rounds = std::env::var("RDMA_TEST_ROUNDS").ok();
+    let rounds = rounds.map_or(500, |rounds| rounds.parse::<u32>().unwrap());
+    for device in DEVICES {
+        run(|| async move {
+            let pair = Pair::new(device);
+            let player = |own: rdma_async::Connection, begins: bool| {
+                let (mut into, mut from) = (pair.buffer(&[0; 8]), pair.buffer(&[1; 8]));
+                async move {
+                    let mut receive = own.receive(into).post().await.unwrap();
+                    if begins {
+                        from = own.send(from).await.unwrap();
+                    }
+                    for round in 1..=rounds {
+                        into = receive.await.unwrap().memory;
+                        receive = own.receive(into).post().await.unwrap();
+                        if !begins || round < rounds {
+                            from = own.send(from).await.unwrap();
+                        }
+                    }
+                }
+            };
+            let here = tokio::spawn(player(pair.one.clone(), true));
+            let there = tokio::spawn(player(pair.other.clone(), false));
+            here.await.unwrap();
+            there.await.unwrap();
+        });
+    }
+}
