@@ -10,6 +10,7 @@
 pub mod client;
 pub mod entry;
 pub mod server;
+pub mod tasks;
 
 use std::time::Duration;
 

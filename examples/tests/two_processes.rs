@@ -229,6 +229,7 @@ fn processes_whose_devices_do_not_fit_are_both_told() {
 fn programs_of_one_process_run_on_rxe() {
     for (name, more) in [
         ("async_copy_file", &["Cargo.toml", "/tmp/async-copy"][..]),
+        ("async_kv", &[]),
         ("atomics", &["--numbers", "20"]),
         ("channel", &[]),
         ("channel_blocking", &[]),

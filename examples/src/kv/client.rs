@@ -10,7 +10,7 @@ use super::{LIMIT, REQUEST, RING, SLOTS, STORED, TABLE, channel, offset, places}
 use crate::Failure;
 
 /// How often a slot is read that is written at that time each time.
-const TRIES: usize = 100;
+pub(super) const TRIES: usize = 100;
 
 /// A connection to a server, with memory for what goes to and fro.
 #[derive(Debug)]
@@ -149,6 +149,6 @@ fn remote(table: &RemoteMemoryRegion, slot: usize) -> Result<RemoteMemoryRegion,
     Ok(memory.ok_or_else(|| format!("there is no slot {slot}: the table has {SLOTS}"))?)
 }
 
-fn always_written(slot: usize) -> Failure {
+pub(super) fn always_written(slot: usize) -> Failure {
     format!("slot {slot} was written each of the {TRIES} times that it was read").into()
 }

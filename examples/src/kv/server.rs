@@ -22,11 +22,7 @@ impl Store {
     /// # Errors
     /// If the memory cannot be had, or nobody can listen there.
     pub fn new(pd: &ProtectionDomain, address: &str, clients: u32) -> Result<Self, Failure> {
-        let table = pd.allocate_shared_region(TABLE, ACCESS)?;
-        let free = Entry::default().to_bytes().ok_or("a free slot is a slot")?;
-        for slot in 0..SLOTS {
-            table.write(offset(slot), &free)?;
-        }
+        let table = table(pd)?;
         let server = pd
             .create_server()
             .max_peers(clients)
@@ -84,8 +80,18 @@ impl Store {
     }
 }
 
+/// A table without entries.
+pub(super) fn table(pd: &ProtectionDomain) -> Result<SharedRegion, Failure> {
+    let table = pd.allocate_shared_region(TABLE, ACCESS)?;
+    let free = Entry::default().to_bytes().ok_or("a free slot is a slot")?;
+    for slot in 0..SLOTS {
+        table.write(offset(slot), &free)?;
+    }
+    Ok(table)
+}
+
 /// Puts the entry of a request into the table, or says why not.
-fn put(request: &[u8], table: &SharedRegion) -> Result<(), &'static str> {
+pub(super) fn put(request: &[u8], table: &SharedRegion) -> Result<(), &'static str> {
     const BAD: &str = "the request is not one of `kv`";
     let (&length, rest) = request.split_first().ok_or(BAD)?;
     let (key, value) = rest.split_at_checked(length.into()).ok_or(BAD)?;

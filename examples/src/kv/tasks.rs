@@ -1,0 +1,200 @@
+//! The same store with tasks of tokio: a server with a task for each client, and a client of which many tasks read at once.
+//! Either end may be that of [`server`](super::server) or [`client`](super::client).
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rdma::asynchronous::{Connection, ConnectionOptions, Driver, Listener};
+use rdma::prelude::*;
+use rdma::qp::MaxRnrRetries;
+use tokio::time::timeout;
+
+use super::client::{TRIES, always_written};
+use super::entry::{Entry, SLOT, check};
+use super::server::{put, table};
+use super::{ACCESS, LIMIT, REQUEST, RING, STORED, TABLE, offset, places};
+use crate::{Failure, warn};
+
+fn options(pd: &ProtectionDomain) -> ConnectionOptions {
+    // Nobody waits for the other end's receives longer than its limit.
+    let qp = pd.create_qp().access(ACCESS).max_rnr_retries(MaxRnrRetries::unlimited());
+    ConnectionOptions::from(qp.max_send_wr(RING)).silence(LIMIT)
+}
+
+/// A table, and the listener of its clients.
+#[derive(Debug)]
+pub struct Store {
+    listener: Listener,
+    /// The tasks of the clients write one after another.
+    table: Arc<Mutex<SharedRegion>>,
+    pool: BufferPool,
+}
+
+impl Store {
+    /// A table without entries.
+    ///
+    /// # Errors
+    /// If the memory cannot be had, or nobody can listen there.
+    pub async fn new(
+        driver: &Driver,
+        pd: &ProtectionDomain,
+        address: &str,
+    ) -> Result<Self, Failure> {
+        let table = table(pd)?;
+        // Each client is told where the table is.
+        let options = options(pd).user_bytes(&table.remote().to_bytes());
+        let listener = driver.listen(address, options).await?;
+        Ok(Self { listener, table: Arc::new(Mutex::new(table)), pool: BufferPool::new(pd) })
+    }
+
+    /// Where clients connect to.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+
+    /// Serves clients until it is dropped, which ends no client.
+    ///
+    /// # Errors
+    /// If no more clients can be taken. What a client does wrong is no error: it is printed, and the server goes on.
+    pub async fn run(&self) -> Result<(), Failure> {
+        loop {
+            let connection = self.listener.accept().await?;
+            let (table, pool) = (Arc::clone(&self.table), self.pool.clone());
+            tokio::spawn(async move {
+                if let Err(error) = serve(&connection, &table, &pool).await {
+                    warn(format_args!("a client: {error}"));
+                }
+            });
+        }
+    }
+}
+
+/// Answers the requests of a client until it goes.
+async fn serve(
+    connection: &Connection,
+    table: &Mutex<SharedRegion>,
+    pool: &BufferPool,
+) -> Result<(), Failure> {
+    let mut next = connection.receive(pool.allocate(REQUEST)?).post().await?;
+    loop {
+        let received = match next.await {
+            Ok(received) => received,
+            // It has what it wanted.
+            Err(_) if connection.closed().is_some() => return Ok(()),
+            Err(failed) => return Err(failed.into()),
+        };
+        let outcome = {
+            let table = table.lock().unwrap_or_else(PoisonError::into_inner);
+            put(&received.memory[..received.length], &table)
+        };
+        let said = outcome.map_or_else(str::as_bytes, |()| STORED);
+        let mut answer = pool.allocate(said.len())?;
+        answer.copy_from_slice(said);
+        // The receive stands before the client can ask again.
+        next = connection.receive(received.memory).post().await?;
+        timeout(LIMIT, connection.send(answer).into_future()).await??;
+    }
+}
+
+/// A connection to a server. Clones are the same one, for other tasks.
+#[derive(Clone, Debug)]
+pub struct Client {
+    connection: Connection,
+    table: RemoteMemoryRegion,
+    pool: BufferPool,
+    /// A request and its answer are of one task at a time.
+    asks: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Client {
+    /// Connects to a server, and learns where its table is.
+    ///
+    /// # Errors
+    /// If nobody listens there, or it is no server of this store.
+    pub async fn connect(
+        driver: &Driver,
+        pd: &ProtectionDomain,
+        address: &str,
+    ) -> Result<Self, Failure> {
+        let (connection, told) = driver.connect(address, options(pd)).await?;
+        let table = told[..].try_into().map(RemoteMemoryRegion::from_bytes);
+        let table = table.ok().filter(|table| table.length() == TABLE).ok_or_else(|| {
+            format!("the server at {address} has no such table: run the same `kv` at both ends")
+        })?;
+        Ok(Self { connection, table, pool: BufferPool::new(pd), asks: Arc::default() })
+    }
+
+    /// The value of a key, by reading the server's memory.
+    ///
+    /// # Errors
+    /// If the key is too long, a read fails or takes too long, or a slot is written all the time.
+    pub async fn get(&self, key: &str) -> Result<Option<Vec<u8>>, Failure> {
+        check(key.as_bytes(), &[])?;
+        self.count().await?;
+        for slot in places(key.as_bytes()) {
+            let entry = self.read(slot).await?;
+            if entry.key == key.as_bytes() {
+                return Ok(Some(entry.value));
+            }
+            if entry.key.is_empty() {
+                break;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Has the server put a value into its table.
+    ///
+    /// # Errors
+    /// If key or value is too long, the server has no slot left, or does not answer.
+    pub async fn put(&self, key: &str, value: &str) -> Result<(), Failure> {
+        check(key.as_bytes(), value.as_bytes())?;
+        self.count().await?;
+        let length = u8::try_from(key.len())?; // `check` has seen to it
+        let request = [&[length], key.as_bytes(), value.as_bytes()].concat();
+        let mut bytes = self.pool.allocate(request.len())?;
+        bytes.copy_from_slice(&request);
+        let _turn = self.asks.lock().await;
+        let answer = self.connection.receive(self.pool.allocate(REQUEST)?).post().await?;
+        timeout(LIMIT, self.connection.send(bytes).into_future()).await??;
+        let answer = timeout(LIMIT, answer).await??;
+        match &answer.memory[..answer.length] {
+            STORED => Ok(()),
+            why => {
+                let why = String::from_utf8_lossy(why);
+                Err(format!("the server has not stored it: {why}").into())
+            }
+        }
+    }
+
+    /// How many operations clients have begun, this one's included.
+    ///
+    /// # Errors
+    /// If the operation fails.
+    pub async fn operations(&self) -> Result<u64, Failure> {
+        self.add(0).await
+    }
+
+    async fn count(&self) -> Result<(), Failure> {
+        self.add(1).await.map(drop)
+    }
+
+    async fn add(&self, more: u64) -> Result<u64, Failure> {
+        let counter = self.table.slice(0..8).ok_or("the table is too short")?;
+        Ok(timeout(LIMIT, self.connection.fetch_add(counter, more).into_future()).await??)
+    }
+
+    async fn read(&self, slot: usize) -> Result<Entry, Failure> {
+        let place = self.table.slice(offset(slot)..offset(slot) + SLOT);
+        let place = place.ok_or("the table is too short")?;
+        let mut buffer = self.pool.allocate(SLOT)?;
+        for _ in 0..TRIES {
+            buffer = timeout(LIMIT, self.connection.read(buffer, place).into_future()).await??;
+            if let Some(entry) = Entry::from_bytes(&buffer) {
+                return Ok(entry);
+            }
+        }
+        Err(always_written(slot))
+    }
+}
