@@ -20,8 +20,7 @@ use self::shared::{Handle, Shared};
 use crate::ledger::slots::MOST;
 use crate::prepared::PreparedConnection;
 
-/// Has operations end: it owns the completion queues of connections, and sees to completions that nobody waits for
-/// in a poll of its own.
+/// Has operations end: it owns the completion queues of connections, and wakes whoever waits for a completion.
 ///
 /// Who awaits an operation polls its completion queue itself; the driver only sleeps, and wakes. Clones are
 /// cheap. The driver ends with the last clone and the last connection, or when its task is dropped, as by the end of

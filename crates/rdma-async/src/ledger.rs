@@ -19,7 +19,7 @@ use rdma_qp::{CompletionQueue, Error, PollError, PollSlot, QueuePair, WorkResult
 
 use self::after::{After, Afters};
 use self::place::{Left, Place, Rooms};
-use self::slots::{Id, MOST};
+use self::slots::{Id, MOST, Side};
 use crate::buffer::held::Held;
 
 /// So many completions are polled at a time.
@@ -45,11 +45,14 @@ pub(crate) struct Table {
     polled: [PollSlot; BATCH],
     /// What is to be done when the lock is free.
     afters: Afters,
+    /// How many wait for a slot, of all places.
+    queued: usize,
     /// The completion queue was asked for an event, which was not taken yet.
     is_armed: bool,
     /// Completions that are of no request.
     unmatched: u64,
-    failed: Option<PollError>,
+    /// The completion queue has failed: nobody comes here any more.
+    has_failed: bool,
 }
 
 /// How a request has ended, whose memory is its owner's again.
@@ -77,9 +80,10 @@ impl Ledger {
             connections: 0,
             polled: [PollSlot::default(); BATCH],
             afters: Afters { due: Vec::with_capacity(after::MOST), awaited: 0 },
+            queued: 0,
             is_armed: false,
             unmatched: 0,
-            failed: None,
+            has_failed: false,
         };
         Self { table: Mutex::new(table), cq, capacity }
     }
@@ -118,7 +122,7 @@ impl Ledger {
     pub(crate) fn reserve(&self, requests: u32) -> bool {
         let mut table = self.lock();
         let has_room = requests <= self.capacity - table.taken && table.connections < MOST;
-        let fits = table.failed.is_none() && has_room;
+        let fits = !table.has_failed && has_room;
         if fits {
             table.taken += requests;
             table.connections += 1;
@@ -151,7 +155,7 @@ impl Ledger {
     /// # Errors
     /// If the completion queue has failed, which ends all that there is.
     pub(crate) fn progress(&self) -> Result<usize, PollError> {
-        self.drain().inspect_err(|&error| self.fail(error))
+        self.drain().inspect_err(|_| self.fail())
     }
 
     /// Takes all that is there, after the events of the completion queue were taken, and has the next completion make another
@@ -163,7 +167,8 @@ impl Ledger {
         self.lock().is_armed = false;
         let mut all = self.progress().unwrap_or(0);
         let mut table = self.lock();
-        let is_newly = (always || table.afters.awaited > 0) && table.arm(&self.cq)?;
+        let is_asked = !table.has_failed && (always || table.has_awaited());
+        let is_newly = is_asked && table.arm(&self.cq)?;
         drop(table);
         if is_newly {
             // What came before it was asked makes no event.
@@ -176,7 +181,7 @@ impl Ledger {
     #[cold]
     pub(crate) fn fail_to_arm(&self, error: &Error) {
         tracing::error!(%error, "a completion queue cannot be asked for events");
-        self.close_all(CloseReason::Poll);
+        self.fail();
     }
 
     /// The same, and what a failure of the completion queue means is the caller's affair.
@@ -196,8 +201,8 @@ impl Ledger {
 
     /// Ends all connections.
     #[cold]
-    pub(crate) fn fail(&self, error: PollError) {
-        self.lock().failed = Some(error);
+    pub(crate) fn fail(&self) {
+        self.lock().has_failed = true;
         self.close_all(CloseReason::Poll);
     }
 
@@ -272,7 +277,7 @@ impl Ledger {
     }
 
     pub(crate) fn is_failed(&self) -> bool {
-        self.lock().failed.is_some()
+        self.lock().has_failed
     }
 }
 
@@ -286,6 +291,8 @@ impl Table {
     /// Frees the place of a queue pair that was destroyed. What it had is dropped by the caller, without the lock.
     fn vacate(&mut self, place: usize) -> Left {
         self.taken -= self.at(place).depth();
+        // Those who were forgotten.
+        self.queued -= self.at(place).waiting().min(self.queued);
         self.connections -= 1;
         self.at(place).leave()
     }
@@ -325,7 +332,13 @@ impl Table {
 
     /// Whether there are requests that somebody has to be told of.
     pub(crate) const fn has_awaited(&self) -> bool {
-        self.afters.awaited > 0
+        self.afters.awaited + self.queued > 0
+    }
+
+    /// One more waits for a slot of a place, or one less.
+    pub(crate) fn note_waiting(&mut self, place: usize, side: Side, is_one_more: bool) {
+        self.at(place).note_waiting(side, is_one_more);
+        self.queued = if is_one_more { self.queued + 1 } else { self.queued.saturating_sub(1) };
     }
 
     /// As [`Place::await_end`].

@@ -88,11 +88,15 @@ impl Shared {
     pub(crate) fn sweep(&self, always: bool) -> Result<usize, Error> {
         while self.channel.try_get_event()?.is_some() {}
         let ledgers = self.ledgers().clone();
-        let mut all = 0;
+        let (mut all, mut failure) = (0, None);
         for ledger in ledgers.iter().filter(|ledger| !ledger.is_failed()) {
-            all += ledger.sweep(always)?;
+            // Each of them, since the events of all were taken.
+            match ledger.sweep(always) {
+                Ok(count) => all += count,
+                Err(error) => drop(failure.get_or_insert(error)),
+            }
         }
-        Ok(all)
+        failure.map_or(Ok(all), Err)
     }
 
     /// Polls all completion queues.

@@ -131,7 +131,7 @@ impl Place {
     pub(crate) fn leave(&mut self) -> Left {
         debug_assert!(self.qp.is_none() && !self.is_ending, "the device may use the memory");
         let next = Slots::new([0, 0], self.slots.next_generation());
-        self.is_taken = false;
+        (self.is_taken, self.waiting) = (false, [0; 2]);
         (mem::replace(&mut self.slots, next), mem::take(&mut self.arrived), self.words.take())
     }
 
@@ -214,7 +214,12 @@ impl Place {
         self.arrived.pop_front()
     }
 
-    /// How many more wait for a slot of a queue, or how many less.
+    /// How many wait for a slot.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.iter().sum()
+    }
+
+    /// One more waits for a slot of a queue, or one less.
     pub(crate) fn note_waiting(&mut self, side: Side, is_one_more: bool) {
         let waiting = &mut self.waiting[side as usize];
         debug_assert!(is_one_more || *waiting > 0, "somebody waits");

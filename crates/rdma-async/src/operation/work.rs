@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use pin_project_lite::pin_project;
 use rdma_channel::{Operation, TransportError};
-use rdma_qp::WorkError;
+use rdma_qp::{Error, WorkError};
 use tokio::sync::futures::OwnedNotified;
 
 use super::failed::Failed;
@@ -16,7 +16,7 @@ use super::posted::Posted;
 use crate::buffer::held::Held;
 use crate::ledger::place::Refusal;
 use crate::ledger::post::Request;
-use crate::ledger::slots::Id;
+use crate::ledger::slots::{Id, Side};
 use crate::ledger::{BATCH, Ended};
 use crate::link::Link;
 
@@ -147,7 +147,7 @@ impl<'c> Work<'c> {
             } else {
                 let side = this.request.side();
                 if !mem::replace(this.has_queued, true) {
-                    link.ledger.lock().at(link.place).note_waiting(side, true);
+                    link.queue_up(side);
                 }
                 this.waits.set(Some(Arc::clone(link.rooms.of(side)).notified_owned()));
                 if let Some(waits) = this.waits.as_mut().as_pin_mut() {
@@ -174,7 +174,7 @@ impl<'c> Work<'c> {
             && let Some(link) = &*this.link
         {
             let side = this.request.side();
-            link.ledger.lock().at(link.place).note_waiting(side, false);
+            link.ledger.lock().note_waiting(link.place, side, false);
             // Its wake-up was for a slot that it has not taken.
             link.rooms.of(side).notify_one();
         }
@@ -202,13 +202,12 @@ impl Link<'_> {
             self.prepare_words().map_err(|error| Refusal::Failed(error.into()))?;
         }
         let mut table = self.ledger.lock();
-        let place = table.at(self.place);
-        let id = place.post(self.place, request, held)?;
+        let id = table.at(self.place).post(self.place, request, held)?;
         *posted = Some(id);
         if mem::take(has_queued) {
-            place.note_waiting(request.side(), false);
+            table.note_waiting(self.place, request.side(), false);
         }
-        if place.is_in_doubt() {
+        if table.at(self.place).is_in_doubt() {
             drop(table);
             self.end_doubt();
             return Ok(None);
@@ -220,6 +219,24 @@ impl Link<'_> {
         }
         self.ledger.unlock(table);
         Ok(ended)
+    }
+
+    /// Somebody begins to wait for a slot, and has to be told of a failure even if nobody waits for what is in the slots.
+    fn queue_up(&self, side: Side) {
+        let mut table = self.ledger.lock();
+        table.note_waiting(self.place, side, true);
+        let armed = table.arm(self.ledger.cq());
+        drop(table);
+        self.note_armed(armed);
+    }
+
+    /// What came before the completion queue was asked makes no event.
+    fn note_armed(&self, armed: Result<bool, Error>) {
+        match armed {
+            Ok(true) => drop(self.ledger.progress()),
+            Ok(false) => {}
+            Err(error) => self.ledger.fail_to_arm(&error),
+        }
     }
 
     /// Ends the connection of a request that may have been posted or not. If that fails, its operations end with it.
@@ -236,7 +253,7 @@ impl Link<'_> {
     /// Ready when the request is over; its memory is in `held` then. Else the task is woken when it is.
     pub(crate) fn poll_end(&self, id: Id, held: &mut Held, cx: &mut Context<'_>) -> Poll<Ended> {
         // A clone for the slot, made without the lock: it is foreign code.
-        let mut waker = None;
+        let (mut waker, mut has_armed) = (None, false);
         loop {
             let mut table = self.ledger.lock();
             let mut ended = table.take(id, held);
@@ -259,7 +276,10 @@ impl Link<'_> {
             self.ledger.unlock(table);
             drop(before);
             match armed {
-                Ok(true) => continue,
+                Ok(true) => {
+                    has_armed = true;
+                    continue;
+                }
                 Ok(false) => {}
                 Err(error) => {
                     self.ledger.fail_to_arm(&error);
@@ -270,14 +290,20 @@ impl Link<'_> {
                 }
             }
             match (ended, polled) {
-                (Some(ended), _) => return Poll::Ready(ended),
+                (Some(ended), _) => {
+                    if has_armed {
+                        // What is behind it came before the completion queue was asked, too, and may be others'.
+                        let _ = self.ledger.progress();
+                    }
+                    return Poll::Ready(ended);
+                }
                 (None, Ok(BATCH)) => {}
                 (None, Ok(_)) if is_awaited => return Poll::Pending,
                 (None, Ok(_)) => waker = Some(cx.waker().clone()),
-                (None, Err(error)) => {
+                (None, Err(_)) => {
                     // All is over then, unless another thread is still about to destroy the queue pair, or the provider
                     // refuses to: then who ends it wakes this one.
-                    self.ledger.fail(error);
+                    self.ledger.fail();
                     let waker = cx.waker().clone();
                     let mut table = self.ledger.lock();
                     let ended = table.take(id, held);
@@ -303,11 +329,7 @@ impl Link<'_> {
         // Its memory is to come back.
         let armed = if table.has_awaited() { table.arm(self.ledger.cq()) } else { Ok(false) };
         self.ledger.unlock(table);
-        match armed {
-            Ok(true) => drop(self.ledger.progress()),
-            Ok(false) => {}
-            Err(error) => self.ledger.fail_to_arm(&error),
-        }
+        self.note_armed(armed);
     }
 
     /// Nobody awaits the operation any more, and it is not over.
@@ -316,7 +338,7 @@ impl Link<'_> {
         if let Some(id) = id {
             self.forsake(id);
         } else if has_queued && self.pd.context().check_process().is_ok() {
-            self.ledger.lock().at(self.place).note_waiting(request.side(), false);
+            self.ledger.lock().note_waiting(self.place, request.side(), false);
         }
     }
 

@@ -5,8 +5,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use rdma_channel::TransportError;
+use rdma_qp::{MaxRnrRetries, MinRnrTimer};
 use tokio::task::JoinSet;
 
 use crate::{DEVICES, HELD, Pair, poll_once, run};
@@ -180,6 +182,31 @@ fn who_is_posted_without_a_wake_up_keeps_none_from_others() {
         }
         assert_eq!((b.await.unwrap().length, a.await.unwrap().length), (4, 4));
     });
+}
+
+/// Also if nobody waits for what is in the slots, whose failure ends the connection.
+#[test]
+fn who_waits_for_room_is_told_that_the_connection_has_failed() {
+    for device in DEVICES {
+        run(|| async move {
+            // Long enough that it does not fail before somebody waits.
+            let (twice, wait) = (MaxRnrRetries::limited(2).unwrap(), Duration::from_millis(20));
+            let wait = MinRnrTimer::min_duration_greater_than(wait);
+            let pair = Pair::with(device, |builder| {
+                builder.max_send_wr(1).max_rnr_retries(twice).min_rnr_timer(wait)
+            });
+            // The driver's task has begun to sleep.
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+            // Nobody receives.
+            let first = pair.one.send(pair.buffer(&[1; 4])).post().await.unwrap();
+            let second = pair.one.send(pair.buffer(&[2; 4])).post().await.unwrap_err();
+            assert!(matches!(second.error, TransportError::Closed { .. }), "{second}");
+            assert_eq!(*second.memory, [2; 4]);
+            first.await.unwrap_err();
+        });
+    }
 }
 
 #[test]
