@@ -283,10 +283,7 @@ impl Link<'_> {
                 Ok(false) => {}
                 Err(error) => {
                     self.ledger.fail_to_arm(&error);
-                    let mut table = self.ledger.lock();
-                    let ended = table.take(id, held);
-                    self.ledger.unlock(table);
-                    return ended.map_or(Poll::Pending, Poll::Ready);
+                    return self.look_after_failure(id, held, cx);
                 }
             }
             match (ended, polled) {
@@ -301,22 +298,27 @@ impl Link<'_> {
                 (None, Ok(_)) if is_awaited => return Poll::Pending,
                 (None, Ok(_)) => waker = Some(cx.waker().clone()),
                 (None, Err(_)) => {
-                    // All is over then, unless another thread is still about to destroy the queue pair, or the provider
-                    // refuses to: then who ends it wakes this one.
                     self.ledger.fail();
-                    let waker = cx.waker().clone();
-                    let mut table = self.ledger.lock();
-                    let ended = table.take(id, held);
-                    let before = match ended {
-                        Some(_) => Some(waker),
-                        None => table.await_end(id, waker),
-                    };
-                    self.ledger.unlock(table);
-                    drop(before);
-                    return ended.map_or(Poll::Pending, Poll::Ready);
+                    return self.look_after_failure(id, held, cx);
                 }
             }
         }
+    }
+
+    /// The completion queue has failed. All is over then, unless another thread is still about to destroy the queue pair, or the
+    /// provider refuses to: then who ends it wakes this one.
+    #[cold]
+    fn look_after_failure(&self, id: Id, held: &mut Held, cx: &mut Context<'_>) -> Poll<Ended> {
+        let waker = cx.waker().clone();
+        let mut table = self.ledger.lock();
+        let ended = table.take(id, held);
+        let before = match ended {
+            Some(_) => Some(waker),
+            None => table.await_end(id, waker),
+        };
+        self.ledger.unlock(table);
+        drop(before);
+        ended.map_or(Poll::Pending, Poll::Ready)
     }
 
     /// Nobody waits for the request any more.
