@@ -6,7 +6,6 @@
 #![allow(clippy::panic)] // A bench that fails says so.
 
 use std::env;
-use std::fs;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
@@ -15,6 +14,7 @@ use std::time::{Duration, Instant};
 use rdma_async::{Connection, ConnectionOptions, Driver, Listener};
 use rdma_mem::BufferPool;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::usage::{resident, ticks};
 use tokio::runtime::{Builder, Runtime};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -138,19 +138,4 @@ async fn idle() -> Outcome<()> {
     tokio::time::sleep(IDLE).await;
     println!("idle for {IDLE:?}: {} ticks of the processor", ticks()? - before);
     Ok(())
-}
-
-/// How many bytes of memory this process has (`man 5 proc_pid_statm`).
-fn resident() -> Outcome<u64> {
-    let pages = fs::read_to_string("/proc/self/statm")?;
-    let pages = pages.split(' ').nth(1).ok_or("no second field")?.parse::<u64>()?;
-    Ok(pages * rustix::param::page_size() as u64)
-}
-
-/// The time that this process has had on processors, in ticks of a hundredth of a second (`man 5 proc_pid_stat`).
-fn ticks() -> Outcome<u64> {
-    let stat = fs::read_to_string("/proc/self/stat")?;
-    let (_, fields) = stat.rsplit_once(") ").ok_or("no name in parentheses")?;
-    let ticks = fields.split(' ').skip(11).take(2).map(str::parse::<u64>);
-    Ok(ticks.sum::<Result<_, _>>()?)
 }

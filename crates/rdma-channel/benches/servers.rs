@@ -6,7 +6,6 @@
 #![allow(clippy::panic)] // A bench that fails says so.
 
 use std::env;
-use std::fs;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use std::time::{Duration, Instant};
 use rdma_channel::{ServerEvent, Wait, prelude::*};
 use rdma_mem::ProtectionDomain;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use test_support::usage::{resident, ticks};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -80,19 +80,4 @@ fn be_server(clients: u32) -> Outcome<()> {
     }
     others.wait()?;
     Ok(())
-}
-
-/// How many bytes of memory this process has (`man 5 proc_pid_statm`).
-fn resident() -> Outcome<u64> {
-    let pages = fs::read_to_string("/proc/self/statm")?;
-    let pages = pages.split(' ').nth(1).ok_or("no second field")?.parse::<u64>()?;
-    Ok(pages * rustix::param::page_size() as u64)
-}
-
-/// The time that this process has had on processors, in ticks of a hundredth of a second (`man 5 proc_pid_stat`).
-fn ticks() -> Outcome<u64> {
-    let stat = fs::read_to_string("/proc/self/stat")?;
-    let (_, fields) = stat.rsplit_once(") ").ok_or("no name in parentheses")?;
-    let ticks = fields.split(' ').skip(11).take(2).map(str::parse::<u64>);
-    Ok(ticks.sum::<Result<_, _>>()?)
 }

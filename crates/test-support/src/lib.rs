@@ -29,3 +29,4 @@ pub mod quiet_device;
 pub mod rig;
 pub mod system_calls;
 pub mod twins;
+pub mod usage;
