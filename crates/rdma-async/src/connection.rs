@@ -9,6 +9,7 @@ use rdma_qp::Qpn;
 
 use crate::buffer::held::{Source, Target};
 use crate::buffer::view::BufferSlice;
+use crate::control::shared::Member;
 use crate::ledger::post::Request;
 use crate::link::{Inner, Link};
 use crate::operation::Op;
@@ -151,7 +152,14 @@ impl Connection {
     /// # Errors
     /// If the provider refuses to destroy the queue pair.
     pub fn close(&self) -> Result<(), TransportError> {
-        self.0.ledger.close(self.0.place, CloseReason::Asked)
+        Ok(self.0.close(CloseReason::Asked)?)
+    }
+
+    /// Which of its queue pairs it has: 0 is the one that it was made with, and each [`reconnect`](Self::reconnect) brings a
+    /// higher one, the same at both ends.
+    #[must_use]
+    pub fn epoch(&self) -> u32 {
+        self.0.member().map_or(0, Member::epoch)
     }
 
     /// Why the connection takes no more operations, if it does not. That a request has failed is known when somebody has waited
@@ -164,13 +172,13 @@ impl Connection {
     /// The number of its queue pair.
     #[must_use]
     pub fn qpn(&self) -> Qpn {
-        self.0.qpn
+        self.0.ledger.lock().at(self.0.place).qpn
     }
 
     /// Whom it is to.
     #[must_use]
     pub fn peer(&self) -> Option<PeerAddress> {
-        self.0.peer
+        self.0.ledger.lock().at(self.0.place).peer
     }
 
     /// The domain whose memory it uses.
@@ -183,8 +191,8 @@ impl Connection {
 /// In one line.
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Connection(QPN {}", self.0.qpn)?;
-        self.0.peer.map_or(Ok(()), |peer| write!(f, " to {peer}"))?;
+        write!(f, "Connection(QPN {}", self.qpn())?;
+        self.peer().map_or(Ok(()), |peer| write!(f, " to {peer}"))?;
         self.closed().map_or(Ok(()), |reason| write!(f, ", closed, since {reason}"))?;
         f.write_str(")")
     }

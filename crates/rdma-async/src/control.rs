@@ -2,10 +2,15 @@
 //! long as the connection, so that the other one notices when it is gone.
 //!
 //! The messages are those of the [rendezvous](rdma_channel::ChannelListener) of channels, so that either end may also be a
-//! channel. Nothing travels on the queue pair but what the programs post.
+//! channel. Behind them, two ends of this crate speak of queue pairs that end, and of others ([`frame`]). Nothing travels on
+//! the queue pair but what the programs post.
 
 pub(crate) mod client;
+mod frame;
 pub(crate) mod incoming;
 pub(crate) mod listener;
+mod maker;
+mod meet;
 pub(crate) mod options;
-pub(crate) mod watch;
+pub(crate) mod shared;
+mod stream;

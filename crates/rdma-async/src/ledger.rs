@@ -150,6 +150,48 @@ impl Ledger {
         place
     }
 
+    /// Puts another queue pair into a place whose own was destroyed. Whether it could: not if that one is still there, or the
+    /// completion queue has failed.
+    pub(crate) fn renew(&self, place: usize, qp: QueuePair) -> bool {
+        // A call of the device, so without the lock.
+        let port = qp.query().ok().map(|attributes| attributes.port);
+        let mut table = self.lock();
+        let can = !table.has_failed && table.at(place).is_gone();
+        if can {
+            table.at(place).renew((qp, port));
+        } else {
+            drop(table);
+            drop(qp);
+        }
+        can
+    }
+
+    /// A connection takes no more requests, and those of its send queue are waited for: its [`Rooms`] tell when they are
+    /// over.
+    pub(crate) fn stop(&self, place: usize, reason: CloseReason) {
+        let mut table = self.lock();
+        if table.at(place).is_gone() {
+            return;
+        }
+        if !table.at(place).is_draining() {
+            table.note_waiting(place, Side::Send, true);
+        }
+        let after = table.at(place).stop(reason);
+        let armed = table.arm(&self.cq);
+        drop(table);
+        after.run();
+        self.note_armed(armed);
+    }
+
+    /// What came before the completion queue was asked makes no event. One that cannot be asked tells nobody anything.
+    pub(crate) fn note_armed(&self, armed: Result<bool, Error>) {
+        match armed {
+            Ok(true) => drop(self.progress()),
+            Ok(false) => {}
+            Err(error) => self.fail_to_arm(&error),
+        }
+    }
+
     /// Polls until nothing is there, and brings each completion to its request.
     ///
     /// # Errors
@@ -228,7 +270,7 @@ impl Ledger {
     ///
     /// # Errors
     /// If the provider refuses to destroy it: then its operations end by their completions, or with a later call.
-    pub(crate) fn close(&self, place: usize, reason: CloseReason) -> Result<(), TransportError> {
+    pub(crate) fn close(&self, place: usize, reason: CloseReason) -> Result<(), Error> {
         // If the completion queue has failed, nothing more is known.
         let _ = self.drain();
         let Some(qp) = self.lock().at(place).take(reason) else { return Ok(()) };
@@ -239,6 +281,9 @@ impl Ledger {
         let mut table = self.lock();
         let afters = match closed {
             Ok(()) => {
+                if table.at(place).is_draining() {
+                    table.note_waiting(place, Side::Send, false);
+                }
                 let (afters, told) = table.at(place).end();
                 table.afters.note_told(told);
                 afters
@@ -248,7 +293,7 @@ impl Ledger {
                 let rooms = Arc::clone(table.at(place).rooms());
                 drop(table);
                 After::Close(rooms).run();
-                return Err(error.into());
+                return Err(error);
             }
         };
         // Its last owner has left meanwhile.

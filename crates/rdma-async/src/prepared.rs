@@ -36,6 +36,15 @@ impl Drop for Room {
     }
 }
 
+/// A queue pair whose requests complete in that ledger.
+pub(crate) fn prepare(
+    builder: QueuePairBuilder<'_>,
+    ledger: &Ledger,
+) -> Result<PreparedQueuePair, Error> {
+    let builder = builder.send_cq(ledger.cq()).recv_cq(ledger.cq()).sq_sig_all(true);
+    builder.strict_cq(true).build()
+}
+
 impl PreparedConnection {
     pub(crate) fn new(
         builder: QueuePairBuilder<'_>,
@@ -44,8 +53,7 @@ impl PreparedConnection {
         driver: Arc<Handle>,
     ) -> Result<Self, Error> {
         let room = Room { ledger: Some(Arc::clone(&ledger)), depth, driver };
-        let builder = builder.send_cq(ledger.cq()).recv_cq(ledger.cq()).sq_sig_all(true);
-        Ok(Self { qp: builder.strict_cq(true).build()?, room })
+        Ok(Self { qp: prepare(builder, &ledger)?, room })
     }
 
     /// The endpoint of this end, which the peer needs to connect.

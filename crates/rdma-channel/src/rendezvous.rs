@@ -21,7 +21,8 @@
 //! | 5 | REJECT | server | at any time instead; the end |
 //!
 //! An end that watches the stream adds 256 to the kind of its HELLO or ACCEPT: then both ends keep the stream as long as
-//! the channel. Else both close it after ACCEPT.
+//! the channel. Else both close it after ACCEPT. An end that adds 512 says and hears more on the stream if the other end
+//! does so, too.
 //!
 //! The client says nothing that it was not asked for, so what comes early is a mistake. REJECT is the same in all
 //! versions, so that a client of any version is told why it was turned away.

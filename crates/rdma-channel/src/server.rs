@@ -24,6 +24,7 @@ use crate::rendezvous::clients::Clients;
 use crate::rendezvous::error::ConnectError;
 use crate::rendezvous::files::{EventFlags, Files};
 use crate::rendezvous::half_open::Candidate;
+use crate::rendezvous::message::Told;
 use crate::rendezvous::until::Until;
 use crate::transport_error::{CloseReason, Rejected, TransportError};
 
@@ -451,7 +452,9 @@ impl Server {
         let key = FIRST_STREAM + u64::from(id.index);
         let stream = client.added().clone();
         notice_silence(stream.stream(), self.options.watch);
-        let accepted = client.check().and_then(|()| client.accept(&self.options.user_bytes, true));
+        let user_bytes = self.options.user_bytes.clone();
+        let told = Told { user_bytes, watches: true, talks: false };
+        let accepted = client.check().and_then(|()| client.accept(told));
         if accepted.is_err() {
             self.clients.refused += 1;
             return Ok(());

@@ -275,10 +275,9 @@ pub enum CloseReason {
         /// The kind of the operation.
         operation: Operation,
     },
-    /// The peer's end of a connection's control connection was closed, or its machine has been silent for too long.
-    #[error(
-        "the peer is gone: its end of the control connection was closed, or its machine is silent"
-    )]
+    /// The peer's end is gone: it was closed or has failed, its process has ended, or its machine has been silent for too
+    /// long.
+    #[error("the peer is gone: its end was closed or has failed, or its machine is silent")]
     Gone,
     /// The device has failed.
     #[error("the device has failed")]

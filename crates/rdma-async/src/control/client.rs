@@ -12,8 +12,10 @@ use rdma_channel::parts::{
 use tokio::net::{TcpStream, ToSocketAddrs, lookup_host};
 use tokio::time::timeout;
 
+use super::meet::blocking;
 use super::options::ConnectionOptions;
-use super::watch::watch;
+use super::shared::Shared;
+use super::stream::keep;
 use crate::connection::Connection;
 use crate::driver::Driver;
 
@@ -47,25 +49,29 @@ impl Driver {
         if addresses.is_empty() {
             return Err(ConnectError::NoAddress);
         }
-        let ConnectionOptions { qp, user_bytes, rendezvous_timeout: timeout, silence } = options;
+        let ConnectionOptions { qp, user_bytes, rendezvous_timeout: timeout, silence, heartbeat } =
+            options;
         let until = Until::after(timeout);
-        let prepared = self.prepare(qp)?;
+        let (driver, options) = (self.clone(), qp.clone());
+        let prepared = blocking(move || Ok(driver.prepare(options)?)).await?;
         let (stream, address) = dial(&addresses, timeout, until).await?;
         let mut server = Server { stream, talk: Talk::new(address, timeout), until };
-        let told = Told { user_bytes, watches: true };
+        let told = Told { user_bytes, watches: true, talks: true };
         server.say(&Message::Hello(Box::new(prepared.endpoint()), told)).await?;
         let endpoint = match server.hear(&ANSWER).await? {
             Message::Endpoint(endpoint) => *endpoint,
             other => return Err(server.talk.misplaced(&other)),
         };
-        let connection = prepared.handshake(endpoint)?;
+        let connection = blocking(move || Ok(prepared.handshake(endpoint)?)).await?;
         server.say(&Message::Ready).await?;
         let told = match server.hear(&VERDICT).await? {
             Message::Accept(told) => told,
             other => return Err(server.talk.misplaced(&other)),
         };
         let kept = server.stream.into_std().map(OwnedFd::from);
-        let kept = kept.and_then(|stream| watch(connection.inner(), stream, silence));
+        let shared = Shared::new(address, true, told.talks, timeout);
+        let beats = (silence, heartbeat);
+        let kept = kept.and_then(|stream| keep(connection.inner(), stream, shared, qp, beats));
         kept.map_err(|source| {
             let tried = format!("keeping the control connection to {address}");
             ConnectError::Io { tried, source }

@@ -2,13 +2,14 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rdma_channel::ConnectError;
-use rdma_channel::parts::Candidate;
+use rdma_channel::parts::{Candidate, Told};
 
-use super::listener::Shared;
-use super::watch::watch;
+use super::listener::Served;
+use super::options::ConnectionOptions;
+use super::shared::Shared;
+use super::stream::keep;
 use crate::connection::Connection;
 
 /// A client of a [`Listener`](crate::Listener) that waits to be accepted or rejected.
@@ -19,8 +20,7 @@ use crate::connection::Connection;
 #[derive(Debug)]
 pub struct Incoming {
     pub(super) client: Candidate<Connection>,
-    pub(super) shared: Arc<Shared>,
-    pub(super) silence: Duration,
+    pub(super) listener: Arc<Served>,
 }
 
 impl Incoming {
@@ -49,7 +49,7 @@ impl Incoming {
     /// If this is not called within a runtime of tokio with I/O.
     pub fn accept(self, user_bytes: &[u8]) -> Result<Connection, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
-        let Self { mut client, shared, silence } = self;
+        let Self { mut client, listener } = self;
         let address = client.address;
         let failed = |source| {
             let tried = format!("keeping the control connection to {address}");
@@ -57,12 +57,17 @@ impl Incoming {
         };
         // Before the client is told that it is accepted.
         let stream = client.stream().try_clone().map_err(failed)?;
-        let accepted = client.check().and_then(|()| client.accept(user_bytes, true));
+        let told = Told { user_bytes: user_bytes.into(), watches: true, talks: true };
+        let accepted = client.check().and_then(|()| client.accept(told));
         if let Err(error) = accepted {
-            shared.with(|clients| clients.refused += 1);
+            listener.note_gone();
             return Err(error);
         }
-        watch(client.end.inner(), stream, silence).map_err(failed)?;
+        let ConnectionOptions { qp, rendezvous_timeout, silence, heartbeat, .. } =
+            &listener.options;
+        let shared = Shared::new(address, false, client.told.talks, *rendezvous_timeout);
+        let kept = keep(client.end.inner(), stream, shared, qp.clone(), (*silence, *heartbeat));
+        kept.map_err(failed)?;
         Ok(client.end)
     }
 

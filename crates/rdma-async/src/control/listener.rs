@@ -7,25 +7,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rdma_channel::ConnectError;
-use rdma_channel::parts::{Clients, Files, MakeEnds, NoEnd};
-use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
+use rdma_channel::parts::{Clients, Files};
 use tokio::io::unix::AsyncFd;
 use tokio::net::{ToSocketAddrs, lookup_host};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::incoming::Incoming;
+use super::maker::Maker;
+use super::meet::blocking;
 use super::options::ConnectionOptions;
 use crate::connection::Connection;
 use crate::driver::{Driver, file};
-use crate::prepared::PreparedConnection;
 
 /// Listens for clients, which become connections: made by [`Driver::listen`].
 ///
 /// A task of the runtime serves all clients until the program takes them, whether somebody waits for one or not, so that a
 /// bad client stops nobody: it has as long as [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) says. At most 64
-/// are served at a time, and the others wait in the socket. The task makes their queue pairs, for which the device may take
-/// its time. A listener keeps its driver going. Dropped, it ends, and clients that were not taken are turned away; the
+/// are served at a time, and the others wait in the socket. Their queue pairs are made on tokio's blocking
+/// threads, since a device may take its time for them. A listener keeps its driver going. Dropped, it ends, and clients that were not taken are turned away; the
 /// connections go on.
 ///
 /// # Examples
@@ -63,49 +63,34 @@ use crate::prepared::PreparedConnection;
 /// ```
 #[derive(Debug)]
 pub struct Listener {
-    shared: Arc<Shared>,
+    shared: Arc<Served>,
     address: SocketAddr,
-    user_bytes: Box<[u8]>,
-    silence: Duration,
     task: AbortHandle,
 }
 
 /// What the listener and its task share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    /// `None` when the listener or its task has ended.
-    clients: Mutex<Option<Clients<Maker>>>,
+pub(super) struct Served {
+    state: Mutex<State>,
     driver: Driver,
+    pub(super) options: ConnectionOptions,
     /// Told when a client can be taken, or something is wrong.
     news: Notify,
     /// Told when the program has taken one, or has heard what is wrong: then clients are taken again.
     taken: Notify,
 }
 
-/// What makes the connections.
+/// What is under the lock.
 #[derive(Debug)]
-pub(super) struct Maker {
-    driver: Driver,
-    qp: QueuePairBuilder<'static>,
-}
-
-impl MakeEnds for Maker {
-    type Prepared = PreparedConnection;
-    type End = Connection;
-
-    fn prepare(&self) -> Result<(PreparedConnection, QueuePairEndpoint), NoEnd> {
-        let prepared = self.driver.prepare(self.qp.clone()).map_err(NoEnd::Failed)?;
-        let endpoint = prepared.endpoint();
-        Ok((prepared, endpoint))
-    }
-
-    fn connect(
-        &self,
-        prepared: PreparedConnection,
-        peer: QueuePairEndpoint,
-    ) -> Result<Connection, rdma_qp::Error> {
-        prepared.handshake(peer)
-    }
+struct State {
+    /// `None` while the task serves them, or if it has ended.
+    clients: Option<Clients<Maker>>,
+    has_ended: bool,
+    /// How many have gone when they were accepted.
+    gone: u64,
+    /// What the clients say of those that were refused, when they were served last.
+    refused: u64,
+    last_refused: Option<String>,
 }
 
 impl Driver {
@@ -124,11 +109,8 @@ impl Driver {
         addr: impl ToSocketAddrs,
         options: impl Into<ConnectionOptions>,
     ) -> Result<Listener, ConnectError> {
-        let ConnectionOptions { qp, user_bytes, rendezvous_timeout: timeout, silence } = {
-            let options = options.into();
-            options.check()?;
-            options
-        };
+        let options = options.into();
+        options.check()?;
         // A runtime without time is found out here, and not by the task.
         drop(tokio::time::sleep(Duration::ZERO));
         self.check()?;
@@ -136,23 +118,35 @@ impl Driver {
         let addresses: Vec<_> =
             addresses.map_err(|source| ConnectError::Resolve { source })?.collect();
         // What no client could be given is said now, and not to the first client.
-        drop(self.prepare(qp.clone())?);
-        let maker = Maker { driver: self.clone(), qp };
-        let clients = Clients::listen(maker, timeout, &addresses, Files::new()?)?;
+        let maker = Maker { driver: self.clone(), qp: options.qp.clone() };
+        let maker = blocking(move || {
+            drop(maker.driver.prepare(maker.qp.clone())?);
+            Ok(maker)
+        });
+        let timeout = options.rendezvous_timeout;
+        let clients = Clients::listen(maker.await?, timeout, &addresses, Files::new()?)?;
         let address = clients.address();
         let files = file::readable(clients.files().as_fd()).map_err(|source| ConnectError::Io {
             tried: format!("waiting for clients at {address}"),
             source,
         })?;
-        let shared = Arc::new(Shared {
-            clients: Mutex::new(Some(clients)),
+        let state = State {
+            clients: Some(clients),
+            has_ended: false,
+            gone: 0,
+            refused: 0,
+            last_refused: None,
+        };
+        let shared = Arc::new(Served {
+            state: Mutex::new(state),
             driver: self.clone(),
+            options,
             news: Notify::new(),
             taken: Notify::new(),
         });
         let guard = Guard(Arc::clone(&shared));
         let task = tokio::spawn(async move { serve(&guard.0, &files).await }).abort_handle();
-        Ok(Listener { shared, address, user_bytes, silence, task })
+        Ok(Listener { shared, address, task })
     }
 }
 
@@ -172,7 +166,7 @@ impl Listener {
     /// Those of [`incoming`](Self::incoming), and [`ConnectError::Io`] if the stream of a client cannot be kept.
     pub async fn accept(&self) -> Result<Connection, ConnectError> {
         loop {
-            match self.incoming().await?.accept(&self.user_bytes) {
+            match self.incoming().await?.accept(&self.shared.options.user_bytes) {
                 Err(ConnectError::Closed { .. } | ConnectError::Garbled { .. }) => {}
                 outcome => return outcome,
             }
@@ -200,21 +194,24 @@ impl Listener {
     }
 
     fn take(&self) -> Option<Result<Incoming, ConnectError>> {
-        let (shared, silence) = (Arc::clone(&self.shared), self.silence);
-        let taken = self.shared.with(|clients| match clients.take() {
-            Some(client) => {
-                client.leave();
-                Some(Ok(Incoming { client, shared, silence }))
-            }
-            None => clients.take_failure().map(Err),
-        });
-        let taken = taken.unwrap_or_else(|| {
+        let mut state = self.shared.state();
+        if state.has_ended {
             let source = io::Error::other(
                 "the task of the listener has ended, as with its runtime: listen anew",
             );
             let tried = format!("waiting for clients at {}", self.address);
-            Some(Err(ConnectError::Io { tried, source }))
-        });
+            return Some(Err(ConnectError::Io { tried, source }));
+        }
+        // While they are served, the task says when it is done.
+        let clients = state.clients.as_mut()?;
+        let taken = match clients.take() {
+            Some(client) => {
+                client.leave();
+                Some(Ok(Incoming { client, listener: Arc::clone(&self.shared) }))
+            }
+            None => clients.take_failure().map(Err),
+        };
+        drop(state);
         self.shared.taken.notify_one();
         taken
     }
@@ -223,13 +220,14 @@ impl Listener {
     /// the program has rejected do not count.
     #[must_use]
     pub fn refused(&self) -> u64 {
-        self.shared.with(|clients| clients.refused).unwrap_or(0)
+        let state = self.shared.state();
+        state.refused + state.gone
     }
 
     /// Which client was refused last, by its address, and why. `None` if none was.
     #[must_use]
     pub fn last_refused(&self) -> Option<String> {
-        self.shared.with(|clients| clients.last_refused().map(str::to_owned)).flatten()
+        self.shared.state().last_refused.clone()
     }
 }
 
@@ -244,7 +242,7 @@ impl Drop for Listener {
 }
 
 /// Ends the listener when its task ends, however it does.
-struct Guard(Arc<Shared>);
+struct Guard(Arc<Served>);
 
 impl Drop for Guard {
     fn drop(&mut self) {
@@ -254,42 +252,57 @@ impl Drop for Guard {
     }
 }
 
-impl Shared {
+impl Served {
     fn is_of_this_process(&self) -> bool {
         self.driver.context().check_process().is_ok()
     }
 
-    /// `None` if the listener has ended.
-    pub(super) fn with<R>(&self, work: impl FnOnce(&mut Clients<Maker>) -> R) -> Option<R> {
-        self.lock().as_mut().map(work)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Clients<Maker>>> {
-        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    /// A client that was taken has gone.
+    pub(super) fn note_gone(&self) {
+        self.state().gone += 1;
+    }
+
+    /// The clients are back from being served. Whether there is news of them, and until when they can wait.
+    fn put_back(&self, clients: Clients<Maker>) -> Option<(bool, Duration)> {
+        let mut state = self.state();
+        if state.has_ended {
+            drop(state);
+            drop(clients);
+            return None;
+        }
+        state.refused = clients.refused;
+        state.last_refused = clients.last_refused().map(str::to_owned);
+        let clients = state.clients.insert(clients);
+        Some((clients.has_news(), clients.next_end()))
     }
 
     /// Turns away who was not taken.
     fn end(&self) {
-        let clients = self.lock().take();
+        let mut state = self.state();
+        state.has_ended = true;
+        let clients = state.clients.take();
+        drop(state);
         drop(clients);
         self.news.notify_waiters();
     }
 }
 
 /// Serves the clients as long as there is a listener.
-async fn serve(shared: &Shared, files: &AsyncFd<OwnedFd>) {
+async fn serve(shared: &Served, files: &AsyncFd<OwnedFd>) {
     loop {
-        let served = shared.with(|clients| {
-            let was_ready = clients.serve_now();
-            (was_ready, clients.has_news(), clients.next_end())
-        });
-        let Some((was_ready, has_news, next_end)) = served else { return };
+        let Some(mut clients) = shared.state().clients.take() else { return };
+        // A device may take its time to make a queue pair, and to connect it.
+        let served = tokio::task::spawn_blocking(move || (clients.serve_now(), clients)).await;
+        let Ok((was_ready, clients)) = served else { return };
+        let Some((has_news, next_end)) = shared.put_back(clients) else { return };
         if has_news {
             shared.news.notify_one();
         }
-        if was_ready {
-            tokio::task::yield_now().await;
-        } else if let Err(error) = wait(shared, files, next_end).await {
+        if !was_ready && let Err(error) = wait(shared, files, next_end).await {
             tracing::error!(%error, "a listener cannot wait for its clients");
             return;
         }
@@ -297,7 +310,7 @@ async fn serve(shared: &Shared, files: &AsyncFd<OwnedFd>) {
 }
 
 /// Waits until a file may be ready, or somebody's time is over, or the program has taken a client.
-async fn wait(shared: &Shared, files: &AsyncFd<OwnedFd>, next_end: Duration) -> io::Result<()> {
+async fn wait(shared: &Served, files: &AsyncFd<OwnedFd>, next_end: Duration) -> io::Result<()> {
     tokio::select! {
         ready = files.readable() => ready?.clear_ready(),
         () = tokio::time::sleep(next_end) => {}

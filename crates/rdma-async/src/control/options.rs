@@ -35,6 +35,7 @@ pub struct ConnectionOptions {
     pub(crate) user_bytes: Box<[u8]>,
     pub(crate) rendezvous_timeout: Duration,
     pub(crate) silence: Duration,
+    pub(crate) heartbeat: Option<Duration>,
 }
 
 impl ConnectionOptions {
@@ -69,6 +70,15 @@ impl ConnectionOptions {
         self
     }
 
+    /// Has the peer's program answer by the control connection so often, and ends the connection with
+    /// [`CloseReason::Gone`](crate::CloseReason::Gone) when it has missed three times: so a program is noticed that is there and
+    /// does not run, as in a debugger, or with a runtime whose threads all hang. Default: never. A channel at the other
+    /// end is not asked.
+    pub const fn heartbeat(mut self, every: Duration) -> Self {
+        self.heartbeat = Some(every);
+        self
+    }
+
     pub(super) fn check(&self) -> Result<(), ConnectError> {
         ConnectError::check_user_bytes(&self.user_bytes)
     }
@@ -82,6 +92,7 @@ impl From<QueuePairBuilder<'static>> for ConnectionOptions {
             user_bytes: Box::default(),
             rendezvous_timeout: Duration::from_secs(10),
             silence: Duration::from_secs(30),
+            heartbeat: None,
         }
     }
 }

@@ -3,13 +3,14 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 use rdma_channel::{CloseReason, Operation, PeerAddress, TransportError};
 use rdma_mem::{AccessFlags, SharedRegion};
 use rdma_qp::{
-    QueuePair, QueuePairType, WorkCompletion, WorkError, WorkErrorClass, WorkResult, WorkSuccess,
+    Qpn, QueuePair, QueuePairType, WorkCompletion, WorkError, WorkErrorClass, WorkResult,
+    WorkSuccess,
 };
 use tokio::sync::Notify;
 
@@ -27,7 +28,8 @@ use crate::buffer::view::BufferSlice;
 pub(crate) struct Rooms {
     sends: Arc<Notify>,
     receives: Arc<Notify>,
-    closed: Notify,
+    /// Who else is told when the connection is closed, or has nothing outstanding any more.
+    control: OnceLock<Arc<Notify>>,
 }
 
 impl Rooms {
@@ -38,16 +40,18 @@ impl Rooms {
         }
     }
 
-    /// All look again: the connection is closed.
+    /// All look again: the connection is closed, or what it has sent is over.
     pub(crate) fn close(&self) {
         self.sends.notify_waiters();
         self.receives.notify_waiters();
-        self.closed.notify_one();
+        if let Some(control) = self.control.get() {
+            control.notify_one();
+        }
     }
 
-    /// Ready when the connection is closed. For one task.
-    pub(crate) async fn closed(&self) {
-        self.closed.notified().await;
+    /// Has this one told, too.
+    pub(crate) fn tell(&self, control: &Arc<Notify>) {
+        let _ = self.control.set(Arc::clone(control));
     }
 }
 
@@ -87,10 +91,15 @@ pub(crate) struct Place {
     slots: Slots,
     /// Where atomic operations put what the peer's words were, one word for each slot. Made when the first is needed.
     words: Option<SharedRegion>,
-    peer: Option<PeerAddress>,
+    pub(crate) qpn: Qpn,
+    pub(crate) peer: Option<PeerAddress>,
     /// Which port it uses; `None` if the device does not say.
     port: Option<u8>,
     closed: Option<CloseReason>,
+    /// Why the queue pair has ended that was here before.
+    ended_before: Option<CloseReason>,
+    /// It takes no more requests, and is closed when those of its send queue are over.
+    is_draining: bool,
     /// What came for receives that were dropped, in order.
     arrived: VecDeque<Arrived>,
     /// How many wait for a slot of each queue.
@@ -118,13 +127,25 @@ impl Place {
         depth: [u32; 2],
         rooms: Arc<Rooms>,
     ) {
-        debug_assert!(self.is_empty() && self.qp.is_none());
-        self.peer = qp.peer().map(PeerAddress::from);
-        self.port = port;
+        debug_assert!(self.is_empty());
         self.slots = Slots::new(depth, self.slots.next_generation());
-        self.qp = Some(qp);
         (self.rooms, self.closed) = (rooms, None);
         (self.waiting, self.is_taken, self.is_abandoned) = ([0; 2], true, false);
+        self.renew((qp, port));
+    }
+
+    /// Another queue pair comes, behind one that was destroyed. What has ended with that one is still in its slots, and
+    /// those of futures that were forgotten stay with them.
+    pub(crate) fn renew(&mut self, (qp, port): (QueuePair, Option<u8>)) {
+        debug_assert!(self.is_taken && self.is_gone());
+        self.ended_before = self.closed.take();
+        (self.qpn, self.peer, self.port) = (qp.qpn(), qp.peer().map(PeerAddress::from), port);
+        (self.qp, self.is_draining) = (Some(qp), false);
+    }
+
+    /// Its queue pair was destroyed, and nothing is with the device.
+    pub(crate) const fn is_gone(&self) -> bool {
+        self.qp.is_none() && !self.is_ending
     }
 
     /// The connection has left, after its queue pair was destroyed. What it had is dropped by the caller.
@@ -177,6 +198,23 @@ impl Place {
         self.is_abandoned
     }
 
+    /// Takes no more requests, for that reason if there was none. Who waits for a slot waits in vain.
+    pub(crate) fn stop(&mut self, reason: CloseReason) -> After {
+        self.closed.get_or_insert(reason);
+        self.is_draining = true;
+        After::Close(Arc::clone(&self.rooms))
+    }
+
+    /// Whether it takes no more requests, and none of its send queue is with the device.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.is_draining && !self.slots.are_sending()
+    }
+
+    /// Whether it was [stopped](Self::stop).
+    pub(crate) const fn is_draining(&self) -> bool {
+        self.is_draining
+    }
+
     /// The queue pair could not be destroyed.
     pub(crate) fn put_back(&mut self, qp: QueuePair) {
         self.is_ending = false;
@@ -187,7 +225,7 @@ impl Place {
     /// And how many of them were [awaited](Afters::awaited).
     pub(crate) fn end(&mut self) -> (Vec<After>, usize) {
         debug_assert!(self.qp.is_none());
-        self.is_ending = false;
+        (self.is_ending, self.is_draining) = (false, false);
         let (mut afters, mut told) = (vec![After::Close(Arc::clone(&self.rooms))], 0);
         for index in 0..self.slots.len() as usize {
             let slot = self.slots.at(index);
@@ -310,6 +348,9 @@ impl Place {
         if let Err(error) = result {
             self.note_failed(operation, error, afters);
         }
+        if self.is_draining && self.is_drained() {
+            afters.push(After::Close(Arc::clone(&self.rooms)));
+        }
         true
     }
 
@@ -383,7 +424,7 @@ impl Place {
     /// Why a request has failed, or was over with its queue pair.
     #[cold]
     pub(crate) fn failure(&self, operation: Operation, error: Option<WorkError>) -> TransportError {
-        match (error, self.closed) {
+        match (error, self.closed.or(self.ended_before)) {
             // Of what was flushed, why it was.
             (Some(error), Some(reason)) if error.class() == WorkErrorClass::Flushed => {
                 super::closed(reason, self.peer)

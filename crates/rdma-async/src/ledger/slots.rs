@@ -135,6 +135,12 @@ impl Slots {
         }
     }
 
+    /// Whether a request of the send queue is with the device.
+    pub(crate) fn are_sending(&self) -> bool {
+        let sends = self.slots.iter().take(self.sends as usize);
+        sends.into_iter().any(|slot| matches!(slot.phase, Phase::InFlight | Phase::Forsaken))
+    }
+
     /// A free slot of a queue.
     #[inline]
     pub(crate) fn first_free(&self, side: Side) -> Option<u32> {

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use pin_project_lite::pin_project;
 use rdma_channel::{Operation, TransportError};
-use rdma_qp::{Error, WorkError};
+use rdma_qp::WorkError;
 use tokio::sync::futures::OwnedNotified;
 
 use super::failed::Failed;
@@ -227,16 +227,7 @@ impl Link<'_> {
         table.note_waiting(self.place, side, true);
         let armed = table.arm(self.ledger.cq());
         drop(table);
-        self.note_armed(armed);
-    }
-
-    /// What came before the completion queue was asked makes no event.
-    fn note_armed(&self, armed: Result<bool, Error>) {
-        match armed {
-            Ok(true) => drop(self.ledger.progress()),
-            Ok(false) => {}
-            Err(error) => self.ledger.fail_to_arm(&error),
-        }
+        self.ledger.note_armed(armed);
     }
 
     /// Ends the connection of a request that may have been posted or not. If that fails, its operations end with it.
@@ -331,7 +322,7 @@ impl Link<'_> {
         // Its memory is to come back.
         let armed = if table.has_awaited() { table.arm(self.ledger.cq()) } else { Ok(false) };
         self.ledger.unlock(table);
-        self.note_armed(armed);
+        self.ledger.note_armed(armed);
     }
 
     /// Nobody awaits the operation any more, and it is not over.

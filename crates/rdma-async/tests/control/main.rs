@@ -1,8 +1,11 @@
 //! Connections by an address: how they begin, and how one end notices that the other is gone.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
+mod again;
 mod bad_clients;
+mod bad_peers;
 mod ends;
+mod graceful;
 mod meeting;
 
 use std::future::Future;

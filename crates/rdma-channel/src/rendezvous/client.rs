@@ -26,7 +26,7 @@ pub(super) fn connect(
     let prepared = PreparedChannel::new(options)?;
     let (stream, address) = dial(addresses, *timeout, until)?;
     let mut server = Server { stream, talk: Talk::new(address, *timeout), until };
-    let told = Told { user_bytes: user_bytes.clone(), watches: watch.is_some() };
+    let told = Told { user_bytes: user_bytes.clone(), watches: watch.is_some(), talks: false };
     server.say(&Message::Hello(Box::new(prepared.endpoint()), told))?;
     let endpoint = match server.hear(&ANSWER)? {
         Message::Endpoint(endpoint) => *endpoint,

@@ -121,6 +121,20 @@ pub enum ConnectError {
         /// What is wrong, in words.
         what: String,
     },
+    /// The connection has nobody to agree with on another queue pair: it was made without a control connection, or with a
+    /// channel.
+    #[error(
+        "the connection was made without a control connection, or with a channel, so that nobody answers: connect anew"
+    )]
+    NoControl,
+    /// There is a connection of that number already, or one is being made.
+    #[error(
+        "connection {number} is there already, or is being made: give another number, or drop that one first"
+    )]
+    NumberTaken {
+        /// Its number. 0 is the one that was made by an address.
+        number: u32,
+    },
     /// The queues of the channel could not be made, or not connected to the peer's.
     #[error(transparent)]
     Verbs(Box<rdma_qp::Error>),
@@ -166,6 +180,8 @@ impl ConnectError {
             Self::Verbs(error) => error.recovery(),
             Self::NoAddress
             | Self::UserBytesTooLong { .. }
+            | Self::NoControl
+            | Self::NumberTaken { .. }
             | Self::Rejected(_)
             | Self::Foreign { .. }
             | Self::Version { .. }

@@ -265,14 +265,14 @@ impl<E> Candidate<E> {
         }
     }
 
-    /// Tells it that it is accepted, and whether this end watches the stream, which is kept by both ends then.
+    /// Tells it that it is accepted, and what becomes of the stream: if this end watches it, both ends keep it.
     ///
     /// # Errors
     /// [`ConnectError::Closed`] if it is gone.
-    pub fn accept(&mut self, user_bytes: &[u8], watches: bool) -> Result<(), ConnectError> {
+    pub fn accept(&mut self, told: Told) -> Result<(), ConnectError> {
         let Self { stream, address, .. } = self;
         stream.is_decided = true;
-        let said = stream.say(&Message::Accept(Told { user_bytes: user_bytes.into(), watches }));
+        let said = stream.say(&Message::Accept(told));
         said.map_err(|_| ConnectError::Closed { address: *address, awaited: "it was accepted" })
     }
 }

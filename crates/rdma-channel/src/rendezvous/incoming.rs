@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::error::ConnectError;
 use super::half_open::Candidate;
+use super::message::Told;
 use crate::channel::Channel;
 use crate::ledger::watch::Watch;
 
@@ -87,7 +88,8 @@ impl Incoming<'_> {
     pub fn accept(self, user_bytes: &[u8]) -> Result<Channel, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
         let Self { refused, mut client, watch } = self;
-        let accepted = client.check().and_then(|()| client.accept(user_bytes, watch.is_some()));
+        let told = Told { user_bytes: user_bytes.into(), watches: watch.is_some(), talks: false };
+        let accepted = client.check().and_then(|()| client.accept(told));
         if let Err(error) = accepted {
             *refused += 1;
             return Err(error);

@@ -21,6 +21,7 @@ const BUSY: u16 = 6;
 
 /// In the kind of HELLO and ACCEPT.
 const WATCHES: u16 = 0x100;
+const TALKS: u16 = 0x200;
 
 /// A message that is whole.
 #[derive(Debug, PartialEq, Eq)]
@@ -42,6 +43,8 @@ pub struct Told {
     pub user_bytes: Box<[u8]>,
     /// It watches the stream, which the other end is to keep, too.
     pub watches: bool,
+    /// It says and hears more on the stream when both have become a connection.
+    pub talks: bool,
 }
 
 /// What bytes are so far.
@@ -107,8 +110,9 @@ impl Message {
 
     const fn flags(&self) -> u16 {
         match self {
-            Self::Hello(_, Told { watches: true, .. })
-            | Self::Accept(Told { watches: true, .. }) => WATCHES,
+            Self::Hello(_, told) | Self::Accept(told) => {
+                (if told.watches { WATCHES } else { 0 }) | (if told.talks { TALKS } else { 0 })
+            }
             _ => 0,
         }
     }
@@ -132,8 +136,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
     if version != VERSION && !matches!(kind, REJECT | BUSY) {
         return Err(Wrong::Version(version));
     }
-    let watches = matches!(kind & !WATCHES, HELLO | ACCEPT) && kind & WATCHES != 0;
-    let kind = if watches { kind & !WATCHES } else { kind };
+    let (plain, flags) = (kind & !(WATCHES | TALKS), kind & (WATCHES | TALKS));
+    let kind = if matches!(plain, HELLO | ACCEPT) { plain } else { kind };
     let (begin, most) = match kind {
         HELLO => (PREFACE + QueuePairEndpoint::BYTES, MOST),
         ENDPOINT => (PREFACE + QueuePairEndpoint::BYTES, 0),
@@ -159,7 +163,11 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Parsed, Wrong> {
         QueuePairEndpoint::from_bytes(bytes).map(Box::new)
     };
     let rest = bytes.get(begin..).unwrap_or_default();
-    let told = || Told { user_bytes: rest.into(), watches };
+    let told = || Told {
+        user_bytes: rest.into(),
+        watches: flags & WATCHES != 0,
+        talks: flags & TALKS != 0,
+    };
     Ok(Parsed::Whole(match kind {
         HELLO => Message::Hello(endpoint()?, told()),
         ENDPOINT => Message::Endpoint(endpoint()?),
@@ -195,7 +203,7 @@ mod tests {
     }
 
     fn told(user_bytes: &[u8], watches: bool) -> Told {
-        Told { user_bytes: user_bytes.into(), watches }
+        Told { user_bytes: user_bytes.into(), watches, talks: false }
     }
 
     fn messages() -> Vec<Message> {
@@ -206,6 +214,8 @@ mod tests {
             Message::Ready,
             Message::Accept(Told::default()),
             Message::Accept(told(&[9; MOST], true)),
+            Message::Accept(Told { talks: true, ..told(b"", true) }),
+            Message::Accept(Told { talks: true, ..told(b"", false) }),
             Message::Reject("no".into()),
             Message::Busy("no room".into()),
         ]
@@ -220,6 +230,8 @@ mod tests {
         let accept = |watches| Message::Accept(told(b"yes", watches)).to_bytes();
         assert_eq!(accept(false), b"RDRV\0\x01\0\x04\0\x03yes");
         assert_eq!(accept(true), b"RDRV\0\x01\x01\x04\0\x03yes");
+        let talks = Message::Accept(Told { talks: true, ..told(b"yes", true) }).to_bytes();
+        assert_eq!(talks, b"RDRV\0\x01\x03\x04\0\x03yes");
         let bytes = endpoint().to_bytes();
         let hello = |watches| Message::Hello(endpoint(), told(b"hi", watches)).to_bytes();
         assert_eq!(hello(false), [b"RDRV\0\x01\0\x01\0\x02", bytes.as_slice(), b"hi"].concat());
@@ -252,7 +264,8 @@ mod tests {
         assert_eq!(parsed(b"RDRV\0\x02\0\x01"), Wrong::Version(2));
         assert_eq!(parsed(b"RDRV\0\x01\0\x07"), Wrong::Kind(7));
         assert_eq!(parsed(b"RDRV\0\x01\x01\x03"), Wrong::Kind(0x103));
-        assert_eq!(parsed(b"RDRV\0\x01\x02\x01"), Wrong::Kind(0x201));
+        assert_eq!(parsed(b"RDRV\0\x01\x02\x03"), Wrong::Kind(0x203));
+        assert_eq!(parsed(b"RDRV\0\x01\x04\x01"), Wrong::Kind(0x401));
         let length = |kind, length, most| Wrong::Length { kind, length, most };
         assert_eq!(parsed(b"RDRV\0\x01\0\x01\x04\x01"), length(HELLO, 1025, 1024));
         assert_eq!(parsed(b"RDRV\0\x01\0\x03\0\x01"), length(READY, 1, 0));
@@ -289,7 +302,7 @@ mod tests {
         #[test]
         #[cfg_attr(miri, ignore = "many cases")]
         fn whatever_comes_is_refused_or_bounded(
-            which in 0..7_usize,
+            which in 0..10_usize,
             length in 0..=LONGEST + 1,
             changes in prop::collection::vec((0..LONGEST, any::<u8>()), 0..4),
             chance in prop::option::of(prop::collection::vec(any::<u8>(), 0..64)),

@@ -1,0 +1,171 @@
+//! What the ends of a control connection say to each other when they are connected, as bytes.
+//!
+//! A frame is this head, and an endpoint if its kind has one. Numbers are in network order.
+//!
+//! | at | bytes | what |
+//! |---|---|---|
+//! | 0 | 2 | kind |
+//! | 2 | 2 | how many bytes are behind the head: 296 of OFFER and ANSWER, else 0 |
+//! | 4 | 4 | which connection; 0 is the one that was made by an address |
+//! | 8 | 4 | its epoch |
+//!
+//! | | kind | from | when |
+//! |---|---|---|---|
+//! | 1 | OFFER | client | it has a queue pair for that epoch |
+//! | 2 | ANSWER | server | so has the server, connected to that one |
+//! | 3 | READY | client | so is the client's |
+//! | 4 | ENDED | both | the queue pair of that epoch has ended, or will not be |
+//! | 5 | FINISH | both | all that was sent has completed, and no more comes: the other end is to end, too |
+//! | 6 | BEAT | both | it wants a sign of life |
+//! | 7 | ALIVE | both | the answer |
+
+use rdma_qp::{EndpointError, QueuePairEndpoint};
+
+/// What is said of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Frame {
+    Offer(Box<QueuePairEndpoint>),
+    Answer(Box<QueuePairEndpoint>),
+    Ready,
+    Ended,
+    Finish,
+    Beat,
+    Alive,
+}
+
+/// What is before the endpoint.
+pub(super) const HEAD: usize = 12;
+
+/// A head that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Head {
+    kind: u16,
+    pub(super) number: u32,
+    pub(super) epoch: u32,
+}
+
+/// Why bytes are no frame.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Wrong {
+    #[error("a frame of kind {kind} announced {length} bytes")]
+    Head { kind: u16, length: u16 },
+    #[error(transparent)]
+    Endpoint(#[from] EndpointError),
+}
+
+const OFFER: u16 = 1;
+const ANSWER: u16 = 2;
+const READY: u16 = 3;
+const ENDED: u16 = 4;
+const FINISH: u16 = 5;
+const BEAT: u16 = 6;
+const ALIVE: u16 = 7;
+
+impl Frame {
+    /// Appends it.
+    pub(super) fn write(&self, number: u32, epoch: u32, bytes: &mut Vec<u8>) {
+        let (kind, endpoint) = match self {
+            Self::Offer(endpoint) => (OFFER, Some(endpoint)),
+            Self::Answer(endpoint) => (ANSWER, Some(endpoint)),
+            Self::Ready => (READY, None),
+            Self::Ended => (ENDED, None),
+            Self::Finish => (FINISH, None),
+            Self::Beat => (BEAT, None),
+            Self::Alive => (ALIVE, None),
+        };
+        bytes.extend(kind.to_be_bytes());
+        bytes.extend(length_of(kind).to_be_bytes());
+        bytes.extend(number.to_be_bytes());
+        bytes.extend(epoch.to_be_bytes());
+        bytes.extend(endpoint.iter().flat_map(|endpoint| endpoint.to_bytes()));
+    }
+}
+
+/// How many bytes are behind the head.
+#[allow(clippy::cast_possible_truncation)] // a few hundred
+const fn length_of(kind: u16) -> u16 {
+    match kind {
+        OFFER | ANSWER => QueuePairEndpoint::BYTES as u16,
+        _ => 0,
+    }
+}
+
+impl Head {
+    pub(super) fn read(bytes: [u8; HEAD]) -> Result<Self, Wrong> {
+        let [k0, k1, l0, l1, number @ .., e0, e1, e2, e3] = bytes;
+        let (kind, length) = (u16::from_be_bytes([k0, k1]), u16::from_be_bytes([l0, l1]));
+        if !(OFFER..=ALIVE).contains(&kind) || length != length_of(kind) {
+            return Err(Wrong::Head { kind, length });
+        }
+        let epoch = u32::from_be_bytes([e0, e1, e2, e3]);
+        Ok(Self { kind, number: u32::from_be_bytes(number), epoch })
+    }
+
+    /// How many bytes are behind it.
+    pub(super) const fn length(self) -> usize {
+        length_of(self.kind) as usize
+    }
+
+    /// The frame of these bytes behind the head.
+    pub(super) fn frame(self, bytes: &[u8]) -> Result<Frame, Wrong> {
+        let endpoint = || QueuePairEndpoint::from_bytes(bytes).map(Box::new);
+        Ok(match self.kind {
+            OFFER => Frame::Offer(endpoint()?),
+            ANSWER => Frame::Answer(endpoint()?),
+            READY => Frame::Ready,
+            ENDED => Frame::Ended,
+            FINISH => Frame::Finish,
+            BEAT => Frame::Beat,
+            _ => Frame::Alive,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_qp::{PacketSequenceNumber as Psn, Qpn};
+
+    use super::*;
+
+    fn read(bytes: &[u8]) -> Result<(Head, Frame), Wrong> {
+        let (head, rest) = bytes.split_first_chunk().unwrap();
+        let head = Head::read(*head)?;
+        assert_eq!(head.length(), rest.len());
+        Ok((head, head.frame(rest)?))
+    }
+
+    #[test]
+    fn each_frame_comes_back() {
+        let endpoint = Box::new(QueuePairEndpoint::new(Qpn::masked(0x102), Psn::masked(7)));
+        let offer = Frame::Offer(endpoint.clone());
+        let others = [Frame::Ready, Frame::Ended, Frame::Finish, Frame::Beat, Frame::Alive];
+        for frame in [offer, Frame::Answer(endpoint)].into_iter().chain(others) {
+            let mut bytes = Vec::new();
+            frame.write(0x0102_0304, 0x0506_0708, &mut bytes);
+            let (head, back) = read(&bytes).unwrap();
+            assert_eq!((head.number, head.epoch, back), (0x0102_0304, 0x0506_0708, frame));
+        }
+    }
+
+    /// In every release.
+    #[test]
+    fn the_format() {
+        let mut bytes = Vec::new();
+        Frame::Ended.write(1, 2, &mut bytes);
+        assert_eq!(bytes, b"\0\x04\0\0\0\0\0\x01\0\0\0\x02");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let wrong = |kind, length| Err(Wrong::Head { kind, length });
+        assert_eq!(read(b"\0\x08\0\0\0\0\0\x01\0\0\0\x02"), wrong(8, 0));
+        assert_eq!(read(b"\0\0\0\0\0\0\0\x01\0\0\0\x02"), wrong(0, 0));
+        assert_eq!(read(b"\0\x01\0\0\0\0\0\x01\0\0\0\x02"), wrong(1, 0));
+        assert_eq!(read(b"\0\x04\xff\xff\0\0\0\x01\0\0\0\x02"), wrong(4, 0xffff));
+        let endpoint = Box::new(QueuePairEndpoint::new(Qpn::masked(0x102), Psn::masked(7)));
+        let mut bytes = Vec::new();
+        Frame::Offer(endpoint).write(0, 1, &mut bytes);
+        bytes[HEAD + 4] = 9;
+        assert_eq!(read(&bytes), Err(EndpointError::Version { found: 9 }.into()));
+    }
+}

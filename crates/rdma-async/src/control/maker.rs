@@ -1,0 +1,34 @@
+//! What makes connections of options.
+
+use rdma_channel::parts::{MakeEnds, NoEnd};
+use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
+
+use crate::connection::Connection;
+use crate::driver::Driver;
+use crate::prepared::PreparedConnection;
+
+/// Makes connections of a driver.
+#[derive(Debug)]
+pub(super) struct Maker {
+    pub(super) driver: Driver,
+    pub(super) qp: QueuePairBuilder<'static>,
+}
+
+impl MakeEnds for Maker {
+    type Prepared = PreparedConnection;
+    type End = Connection;
+
+    fn prepare(&self) -> Result<(PreparedConnection, QueuePairEndpoint), NoEnd> {
+        let prepared = self.driver.prepare(self.qp.clone()).map_err(NoEnd::Failed)?;
+        let endpoint = prepared.endpoint();
+        Ok((prepared, endpoint))
+    }
+
+    fn connect(
+        &self,
+        prepared: PreparedConnection,
+        peer: QueuePairEndpoint,
+    ) -> Result<Connection, rdma_qp::Error> {
+        prepared.handshake(peer)
+    }
+}

@@ -1,0 +1,286 @@
+//! Queue pairs that two ends of a control connection agree on: further connections, and new ones behind those that have
+//! ended. And how both ends agree that one is over.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_channel::parts::{MakeEnds, NoEnd};
+use rdma_channel::{CloseReason, ConnectError};
+use rdma_qp::{PreparedQueuePair, QueuePair, QueuePairBuilder, QueuePairEndpoint};
+use tokio::time::timeout;
+
+use super::frame::Frame;
+use super::maker::Maker;
+use super::shared::{Meeting, Member, Met, Shared};
+use crate::connection::Connection;
+use crate::driver::Driver;
+use crate::ledger::Ledger;
+use crate::prepared::prepare;
+
+/// What makes the next queue pair of a connection.
+#[derive(Debug)]
+struct Again {
+    ledger: Arc<Ledger>,
+    qp: QueuePairBuilder<'static>,
+}
+
+impl MakeEnds for Again {
+    type Prepared = PreparedQueuePair;
+    type End = QueuePair;
+
+    fn prepare(&self) -> Result<(PreparedQueuePair, QueuePairEndpoint), NoEnd> {
+        let prepared = prepare(self.qp.clone(), &self.ledger).map_err(NoEnd::Failed)?;
+        let endpoint = prepared.endpoint();
+        Ok((prepared, endpoint))
+    }
+
+    fn connect(
+        &self,
+        prepared: PreparedQueuePair,
+        peer: QueuePairEndpoint,
+    ) -> Result<QueuePair, rdma_qp::Error> {
+        prepared.handshake(peer)
+    }
+}
+
+impl Connection {
+    /// Ends the queue pair, if it has not ended, and agrees with the peer on a new one. The program of the peer does the same.
+    /// This and all clones are the connection as before, and their [`epoch`](Self::epoch) is higher, the same at both ends.
+    ///
+    /// Nothing is done again by itself: what was outstanding has failed, and receives have to be posted anew. Messages that
+    /// have [come for dropped receives](Self::received_by_dropped) are still there. The domain and all options are those
+    /// of before. Dropped before it is ready, the connection stays closed, or is closed again, at both ends.
+    ///
+    /// # Errors
+    /// [`ConnectError::NoControl`] if it was not made [by an address](Driver::connect) with a peer of this crate;
+    /// [`ConnectError::Timeout`] if the peer does not do the same within the
+    /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout) of this end; [`ConnectError::Closed`] if it is
+    /// gone: connect anew; [`ConnectError::NumberTaken`] if another task does this now; [`ConnectError::Verbs`] if a queue
+    /// pair cannot be destroyed, made, or connected; [`ConnectError::Io`] if the completion queue has failed.
+    ///
+    /// # Examples
+    /// ```
+    /// # rdma_soft::install();
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let driver = rdma_async::Driver::spawn(&context)?;
+    /// # let options = rdma_async::ConnectionOptions::new(&pd);
+    /// # let listener = driver.listen("127.0.0.1:0", options.clone()).await?;
+    /// # let (client, server) = tokio::join!(driver.connect(listener.local_addr(), options), listener.accept());
+    /// # let ((client, _), server) = (client?, server?);
+    /// # let pool = rdma_mem::BufferPool::new(&pd);
+    /// # let nowhere = pd.allocate_shared_region(8, rdma_mem::AccessFlags::new())?;
+    /// // A mistake ends the queue pair, and not the process at the other end.
+    /// client.write(pool.allocate(8)?, nowhere.remote()).await.unwrap_err();
+    /// let (at_client, at_server) = tokio::join!(client.reconnect(), server.reconnect());
+    /// assert_eq!((at_client?, at_server?), (1, 1));
+    /// let receive = server.receive(pool.allocate(8)?).post().await?;
+    /// client.send(pool.allocate(8)?).await?;
+    /// assert_eq!(receive.await?.length, 8);
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn reconnect(&self) -> Result<u32, ConnectError> {
+        let inner = self.inner();
+        let member = inner.member().ok_or(ConnectError::NoControl)?;
+        let (shared, number) = (&*member.shared, member.number);
+        let mut meeting = Meeting::begin(shared, number, true)?;
+        inner.close(CloseReason::Asked)?;
+        inner.until_gone().await;
+        let again = Again { ledger: Arc::clone(&inner.ledger), qp: member.qp.clone() };
+        let (epoch, qp) = within(shared, meet(&mut meeting, shared, again)).await?;
+        if !inner.ledger.renew(inner.place, qp) {
+            let source = io::Error::other("its completion queue has failed: connect anew");
+            return Err(ConnectError::Io { tried: "connecting again".to_owned(), source });
+        }
+        shared.renew(number, epoch);
+        inner.check_driver();
+        meeting.done(epoch);
+        Ok(epoch)
+    }
+
+    /// Agrees with the peer on one more connection, with a queue pair of its own, by the control connection of this one. The
+    /// program of the peer does the same with the same number, which is not 0. Each gives its options, so that domain,
+    /// port and rights are others than those of this connection, if it wants that.
+    ///
+    /// The control connection is kept as long as there is one of its connections: when the other end is gone, all end.
+    /// Dropped before it is ready, there is no such connection, or it is closed at once.
+    ///
+    /// # Errors
+    /// Those of [`reconnect`](Self::reconnect); [`ConnectError::NumberTaken`] for the number of a connection that is here;
+    /// those of [`Driver::prepare`] as [`ConnectError::Verbs`].
+    ///
+    /// # Examples
+    /// ```
+    /// use rdma_mem::AccessFlags;
+    /// use rdma_qp::prelude::*;
+    ///
+    /// # rdma_soft::install();
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let driver = rdma_async::Driver::spawn(&context)?;
+    /// # let options = rdma_async::ConnectionOptions::new(&pd);
+    /// # let listener = driver.listen("127.0.0.1:0", options.clone()).await?;
+    /// # let (client, server) = tokio::join!(driver.connect(listener.local_addr(), options), listener.accept());
+    /// # let ((client, _), server) = (client?, server?);
+    /// // One for counters, whose peer may do nothing else.
+    /// const COUNTERS: u32 = 1;
+    /// let own = context.allocate_pd()?;
+    /// let may = own.create_qp().access(AccessFlags::new().with_remote_atomic());
+    /// let (one, other) =
+    ///     tokio::join!(client.connect_further(COUNTERS, pd.create_qp()), server.connect_further(COUNTERS, may));
+    /// let (one, _other) = (one?, other?);
+    /// let access = AccessFlags::new().with_local_write().with_remote_atomic();
+    /// let counter = own.allocate_shared_region(8, access)?;
+    /// assert_eq!(one.fetch_add(counter.remote(), 1).await?, 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn connect_further(
+        &self,
+        number: u32,
+        qp: QueuePairBuilder<'static>,
+    ) -> Result<Self, ConnectError> {
+        let inner = self.inner();
+        let member = inner.member().ok_or(ConnectError::NoControl)?;
+        let shared = &member.shared;
+        let mut meeting = Meeting::begin(shared, number, false)?;
+        let driver = Driver(Arc::clone(&inner.driver));
+        let maker = Maker { driver, qp: qp.clone() };
+        let (epoch, further) = within(shared, meet(&mut meeting, shared, maker)).await?;
+        let (task, shared) = (Arc::clone(&member.task), Arc::clone(shared));
+        shared.enter(number, epoch, further.inner());
+        further.inner().keep(Member { shared, number, qp, task });
+        meeting.done(epoch);
+        Ok(further)
+    }
+
+    /// Ends the connection when all that was sent has completed, and the peer has ended its end, too: it is told that nothing
+    /// more comes, and ends as soon as what it has sent itself has completed. So nothing is lost of what either end had
+    /// sent before, if the other one has posted receives for it. The peer's operations that are left fail with
+    /// [`CloseReason::Gone`].
+    ///
+    /// From now on all other operations fail with [`CloseReason::Asked`]. It takes at most so long, and then the queue pair
+    /// is destroyed, whatever was achieved. A connection that was made without a control connection, or with a channel, ends
+    /// when all that was sent has completed. Dropped before it is ready, the connection takes no more operations, and stays
+    /// until it is [closed](Self::close) or dropped.
+    ///
+    /// # Errors
+    /// [`ConnectError::Timeout`] if what was sent did not complete in time, or the peer did not end its end;
+    /// [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::time::Duration;
+    /// # rdma_soft::install();
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let driver = rdma_async::Driver::spawn(&context)?;
+    /// # let options = rdma_async::ConnectionOptions::new(&pd);
+    /// # let listener = driver.listen("127.0.0.1:0", options.clone()).await?;
+    /// # let (client, server) = tokio::join!(driver.connect(listener.local_addr(), options), listener.accept());
+    /// # let ((client, _), server) = (client?, server?);
+    /// # let pool = rdma_mem::BufferPool::new(&pd);
+    /// let last = server.receive(pool.allocate(8)?).post().await?;
+    /// // Nobody waits for the send.
+    /// drop(client.send(pool.allocate(8)?).post().await?);
+    /// client.disconnect(Duration::from_secs(5)).await?;
+    /// assert_eq!(last.await?.length, 8);
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn disconnect(&self, limit: Duration) -> Result<(), ConnectError> {
+        let inner = self.inner();
+        inner.ledger.stop(inner.place, CloseReason::Asked);
+        let over = async {
+            inner.until_drained().await;
+            if let Some(member) = inner.member().filter(|member| member.shared.talks) {
+                member.finish().await;
+            }
+        };
+        let in_time = timeout(limit, over).await;
+        inner.close(CloseReason::Asked)?;
+        in_time.map_err(|_| {
+            let awaited = "end of the peer's end, or of what was sent to it: does its program run, and has it posted \
+                receives?";
+            ConnectError::Timeout { limit, awaited: awaited.to_owned() }
+        })
+    }
+}
+
+/// In the time of the control connection.
+async fn within<T>(
+    shared: &Shared,
+    meets: impl Future<Output = Result<T, ConnectError>>,
+) -> Result<T, ConnectError> {
+    let limit = shared.limit;
+    timeout(limit, meets).await.unwrap_or_else(|_| {
+        let awaited = format!(
+            "queue pair of the peer at {}: does its program do the same, with the same number?",
+            shared.address
+        );
+        Err(ConnectError::Timeout { limit, awaited })
+    })
+}
+
+/// A queue pair that is connected to one of the other end, and its epoch.
+async fn meet<M>(
+    meeting: &mut Meeting<'_>,
+    shared: &Shared,
+    maker: M,
+) -> Result<(u32, M::End), ConnectError>
+where
+    M: MakeEnds<Prepared: Send, End: Send> + Send + Sync + 'static,
+{
+    let maker = Arc::new(maker);
+    loop {
+        let with = Arc::clone(&maker);
+        if shared.is_client {
+            let (prepared, endpoint) = blocking(move || made(with.prepare())).await?;
+            let epoch = meeting.offer(endpoint);
+            if let Met::Yes(peer) = meeting.answered(epoch).await? {
+                let with = Arc::clone(&maker);
+                let end = blocking(move || Ok(with.connect(prepared, peer)?)).await?;
+                return Ok((epoch, end));
+            }
+        } else {
+            let (epoch, peer) = meeting.offered().await?;
+            let connect = move || {
+                let (prepared, endpoint) = made(with.prepare())?;
+                Ok((with.connect(prepared, peer)?, endpoint))
+            };
+            let (end, endpoint) = blocking(connect).await?;
+            meeting.say(epoch, &Frame::Answer(Box::new(endpoint)));
+            if let Met::Yes(()) = meeting.ready(epoch).await? {
+                return Ok((epoch, end));
+            }
+        }
+        // The other end begins again.
+        meeting.forget();
+    }
+}
+
+fn made<T>(made: Result<T, NoEnd>) -> Result<T, ConnectError> {
+    made.map_err(|error| match error {
+        NoEnd::Failed(error) => error.into(),
+        NoEnd::Full(why) => ConnectError::Busy(why.into()),
+    })
+}
+
+/// Does on another thread what a device may take its time for.
+///
+/// # Errors
+/// Those of the work, and if the runtime ends.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ConnectError> + Send + 'static,
+) -> Result<T, ConnectError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| {
+        let (tried, source) = ("calling the device's driver".to_owned(), io::Error::other(error));
+        Err(ConnectError::Io { tried, source })
+    })
+}

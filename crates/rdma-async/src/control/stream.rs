@@ -1,0 +1,135 @@
+//! The task that has the stream of a control connection: it says and hears what there is, and notices that the other end is
+//! gone.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rdma_channel::CloseReason;
+use rdma_channel::parts::notice_silence;
+use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::frame::{HEAD, Head};
+use super::shared::{Member, Shared, Task};
+use crate::link::Inner;
+
+/// So many beats without a sign of life, and the other end is gone.
+const SILENT_BEATS: u32 = 3;
+/// As long as a timer can wait.
+const LONGEST_BEAT: Duration = Duration::from_secs(1 << 30);
+
+/// Keeps the stream with the connection that was made by it, and ends the connection when the other end has closed the stream,
+/// or its machine has been silent for so long.
+///
+/// # Errors
+/// If the runtime cannot wait for the stream.
+pub(super) fn keep(
+    inner: &Arc<Inner>,
+    stream: OwnedFd,
+    shared: Shared,
+    qp: QueuePairBuilder<'static>,
+    (silence, beat): (Duration, Option<Duration>),
+) -> io::Result<()> {
+    notice_silence(&stream, silence);
+    let stream = std::net::TcpStream::from(stream);
+    stream.set_nonblocking(true)?;
+    let stream = TcpStream::from_std(stream)?;
+    let shared = Arc::new(shared);
+    shared.enter(0, 0, inner);
+    let task = Arc::new(Task(OnceLock::new()));
+    inner.keep(Member { shared: Arc::clone(&shared), number: 0, qp, task: Arc::clone(&task) });
+    let guard = Guard { shared, reason: CloseReason::Destroyed };
+    let running = tokio::spawn(until_gone(stream, guard, beat));
+    let _ = task.0.set(running.abort_handle());
+    Ok(())
+}
+
+/// Ends the connections when the task ends, however it does: nobody would notice a peer that goes.
+struct Guard {
+    shared: Arc<Shared>,
+    reason: CloseReason,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.shared.end().iter().for_each(|connection| connection.end(self.reason));
+    }
+}
+
+async fn until_gone(mut stream: TcpStream, mut guard: Guard, beat: Option<Duration>) {
+    let has_heard = AtomicBool::new(true);
+    let shared = &*guard.shared;
+    let (from, to) = stream.split();
+    let ended = tokio::select! {
+        ended = hear(shared, from, &has_heard) => ended,
+        ended = say(shared, to) => ended,
+        ended = beats(shared, beat, &has_heard) => ended,
+    };
+    match ended {
+        // The runtime ends.
+        Err(error) if error.kind() == io::ErrorKind::Other => return,
+        Err(error) => tracing::debug!(peer = %shared.address, %error, "a peer is gone"),
+        Ok(()) => {}
+    }
+    guard.reason = CloseReason::Gone;
+}
+
+/// Until the stream ends, or something comes that cannot be.
+async fn hear(shared: &Shared, mut from: ReadHalf<'_>, has_heard: &AtomicBool) -> io::Result<()> {
+    if !shared.talks {
+        // What a channel says changes nothing, only that it goes.
+        while from.read(&mut [0; 512]).await? > 0 {}
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut endpoint = [0; QueuePairEndpoint::BYTES];
+    loop {
+        let mut head = [0; HEAD];
+        from.read_exact(&mut head).await?;
+        let head = Head::read(head).map_err(not_kept)?;
+        let rest = endpoint.get_mut(..head.length()).unwrap_or_default();
+        from.read_exact(rest).await?;
+        let frame = head.frame(rest).map_err(not_kept)?;
+        has_heard.store(true, Ordering::Relaxed);
+        shared.hear(head.number, head.epoch, frame).map_err(not_kept)?;
+    }
+}
+
+fn not_kept(what: impl ToString) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what.to_string())
+}
+
+/// Says what there is to say. Ends when a channel is to be told that the connection has ended.
+async fn say(shared: &Shared, mut to: WriteHalf<'_>) -> io::Result<()> {
+    loop {
+        let due = shared.take_due();
+        if !shared.talks {
+            if shared.has_ended() {
+                return Ok(());
+            }
+        } else if !due.is_empty() {
+            to.write_all(&due).await?;
+            continue;
+        }
+        shared.to_say.notified().await;
+    }
+}
+
+/// Asks for signs of life, until there are none.
+async fn beats(shared: &Shared, beat: Option<Duration>, has_heard: &AtomicBool) -> io::Result<()> {
+    let Some(beat) = beat.filter(|_| shared.talks) else { return std::future::pending().await };
+    let mut ticks = interval(beat.clamp(Duration::from_millis(1), LONGEST_BEAT));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut silent = 0;
+    while silent <= SILENT_BEATS {
+        ticks.tick().await;
+        silent = if has_heard.swap(false, Ordering::Relaxed) { 0 } else { silent + 1 };
+        shared.beat();
+    }
+    Err(io::ErrorKind::TimedOut.into())
+}

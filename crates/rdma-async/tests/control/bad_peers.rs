@@ -1,0 +1,200 @@
+//! Peers that have become a connection, and then say what they cannot say.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+
+use rdma_async::{CloseReason, ConnectError, Connection, PreparedConnection, TransportError};
+use rdma_qp::QueuePairEndpoint;
+use rdma_qp::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::{Host, SHORT, run};
+
+/// A peer by hand: its stream behind the rendezvous, and its queue pair.
+struct Peer {
+    stream: TcpStream,
+    connection: Connection,
+}
+
+const ENDPOINT: usize = QueuePairEndpoint::BYTES;
+
+fn head(kind: u16, number: u32, epoch: u32) -> Vec<u8> {
+    let length = if kind <= 2 { ENDPOINT } else { 0 };
+    let length = u16::try_from(length).unwrap().to_be_bytes();
+    [&kind.to_be_bytes()[..], &length, &number.to_be_bytes(), &epoch.to_be_bytes()].concat()
+}
+
+fn offer(number: u32, epoch: u32, endpoint: &QueuePairEndpoint) -> Vec<u8> {
+    [head(1, number, epoch), endpoint.to_bytes().to_vec()].concat()
+}
+
+impl Peer {
+    async fn connect(host: &Host, address: SocketAddr) -> Self {
+        let prepared = host.driver.prepare(host.pd.create_qp()).unwrap();
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        // HELLO of an end that watches, and says more.
+        let hello = [b"RDRV\0\x01\x03\x01\0\0".as_slice(), &prepared.endpoint().to_bytes()];
+        stream.write_all(&hello.concat()).await.unwrap();
+        let mut answer = [0; 10 + ENDPOINT];
+        stream.read_exact(&mut answer).await.unwrap();
+        let connection = handshake(prepared, &answer[10..]);
+        stream.write_all(b"RDRV\0\x01\0\x03\0\0").await.unwrap();
+        let mut accept = [0; 10];
+        stream.read_exact(&mut accept).await.unwrap();
+        assert_eq!(&accept, b"RDRV\0\x01\x03\x04\0\0");
+        Self { stream, connection }
+    }
+
+    async fn say(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).await.unwrap();
+    }
+
+    /// A frame, and the endpoint behind it.
+    async fn hear(&mut self) -> (u16, u32, Vec<u8>) {
+        let mut head = [0; 12];
+        self.stream.read_exact(&mut head).await.unwrap();
+        let mut endpoint = vec![0; usize::from(u16::from_be_bytes([head[2], head[3]]))];
+        self.stream.read_exact(&mut endpoint).await.unwrap();
+        let epoch = u32::from_be_bytes([head[8], head[9], head[10], head[11]]);
+        (u16::from_be_bytes([head[0], head[1]]), epoch, endpoint)
+    }
+}
+
+fn handshake(prepared: PreparedConnection, endpoint: &[u8]) -> Connection {
+    prepared.handshake(QueuePairEndpoint::from_bytes(endpoint).unwrap()).unwrap()
+}
+
+/// A server's end of such a peer.
+async fn pair(host: &Host) -> (Peer, Connection) {
+    let options = host.options().rendezvous_timeout(SHORT);
+    let listener = host.driver.listen("127.0.0.1:0", options).await.unwrap();
+    let (peer, server) =
+        tokio::join!(Peer::connect(host, listener.local_addr()), listener.accept());
+    (peer, server.unwrap())
+}
+
+#[test]
+fn who_does_not_keep_to_the_frames_is_gone() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let endpoint = host.driver.prepare(host.pd.create_qp()).unwrap().endpoint();
+        let mut broken = offer(1, 1, &endpoint);
+        broken[12 + 4] = 9;
+        let strangers = (1..=65).flat_map(|number| offer(number, number, &endpoint)).collect();
+        let bad: [(&str, Vec<u8>); 7] = [
+            ("something else", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
+            ("a kind that is none", head(8, 0, 0)),
+            ("a length that is none", b"\0\x04\xff\xff\0\0\0\0\0\0\0\0".to_vec()),
+            ("what a server says", [head(2, 0, 1), endpoint.to_bytes().to_vec()].concat()),
+            ("a broken endpoint", broken),
+            ("too many strangers", strangers),
+            ("half of a frame", b"\0\x04\0".to_vec()),
+        ];
+        for (what, bytes) in bad {
+            let (mut peer, server) = pair(&host).await;
+            let receive = server.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+            peer.say(&bytes).await;
+            if what == "half of a frame" {
+                host.talk(&server, &peer.connection, b"so far").await;
+                peer.stream.shutdown().await.unwrap();
+            }
+            let failed = receive.await.unwrap_err();
+            let gone = CloseReason::Gone;
+            let is_gone =
+                matches!(failed.error, TransportError::Closed { reason, .. } if reason == gone);
+            assert!(is_gone, "{what}: {failed}");
+        }
+    });
+}
+
+/// What does not concern a connection changes nothing, and neither does a flood of it.
+#[test]
+fn what_means_nothing_changes_nothing() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (mut peer, server) = pair(&host).await;
+        let endpoint = host.driver.prepare(host.pd.create_qp()).unwrap().endpoint();
+        let mut bytes = Vec::new();
+        for number in [0, 1, u32::MAX] {
+            for epoch in [1, 7, u32::MAX] {
+                // READY, ENDED and FINISH of what is not there, and offers that are withdrawn.
+                for kind in [3, 4, 5, 7] {
+                    bytes.extend(head(kind, number, epoch));
+                }
+            }
+        }
+        for number in 1..1000 {
+            bytes.extend(offer(number, number, &endpoint));
+            bytes.extend(head(4, number, number));
+        }
+        bytes.extend(head(6, 0, 0).repeat(100_000));
+        let mut bytes = bytes.as_slice();
+        while !bytes.is_empty() {
+            // Its answers are not heard, and so it may not be heard for a time.
+            let said = poll_fn(|cx| {
+                let said = std::pin::pin!(peer.stream.write(bytes)).as_mut().poll(cx);
+                std::task::Poll::Ready(said)
+            });
+            match said.await {
+                std::task::Poll::Ready(count) => bytes = &bytes[count.unwrap()..],
+                std::task::Poll::Pending => tokio::task::yield_now().await,
+            }
+        }
+        host.talk(&peer.connection, &server, b"as before").await;
+        assert_eq!((server.closed(), server.epoch()), (None, 0));
+        // Many beats have one answer.
+        assert_eq!(peer.hear().await.0, 7);
+        drop(peer);
+        server.receive_imm().await.unwrap_err();
+    });
+}
+
+/// A client that offers a queue pair, and never says that it is ready, or takes it back.
+#[test]
+fn an_offer_that_leads_to_nothing_is_ended_in_time() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (mut peer, server) = pair(&host).await;
+        let prepare = || host.driver.prepare(host.pd.create_qp()).unwrap();
+        let reconnect = async || server.reconnect().await;
+        for is_withdrawn in [true, false] {
+            let offered = prepare();
+            let told = offered.endpoint();
+            let epoch = if is_withdrawn { 5 } else { 6 };
+            let (late, ()) = tokio::join!(reconnect(), async {
+                peer.say(&offer(0, epoch, &told)).await;
+                loop {
+                    let (kind, answered, endpoint) = peer.hear().await;
+                    if kind == 2 {
+                        assert_eq!(answered, epoch);
+                        drop(handshake(offered, &endpoint));
+                        break;
+                    }
+                }
+                if is_withdrawn {
+                    peer.say(&head(4, 0, epoch)).await;
+                }
+            });
+            let late = late.unwrap_err();
+            assert!(matches!(late, ConnectError::Timeout { .. }), "{late}");
+        }
+        // What has been withdrawn, or is too old, is not answered; then it does its part.
+        let offered = prepare();
+        let told = offered.endpoint();
+        let (epoch, connected) = tokio::join!(reconnect(), async {
+            peer.say(&offer(0, 9, &told)).await;
+            let endpoint = loop {
+                let (kind, epoch, endpoint) = peer.hear().await;
+                if (kind, epoch) == (2, 9) {
+                    break endpoint;
+                }
+            };
+            let connected = handshake(offered, &endpoint);
+            peer.say(&head(3, 0, 9)).await;
+            connected
+        });
+        assert_eq!((epoch.unwrap(), server.epoch()), (9, 9));
+        host.talk(&connected, &server, b"at last").await;
+    });
+}
