@@ -128,6 +128,72 @@ fn a_region_that_cannot_be_registered_changes_nothing() {
 }
 
 #[test]
+fn parts_of_a_buffer_are_buffers_and_give_back_one_range() {
+    let pool = small();
+    let before = pool.usage().used_bytes;
+    let mut whole = pool.allocate(1000).unwrap();
+    whole.copy_from_slice(&[3; 1000]);
+    let address = whole.as_ptr().addr();
+    let (a, rest) = whole.split_at(10);
+    let (mut b, c) = rest.split_at(500);
+    assert_eq!((a.len(), b.len(), c.len()), (10, 500, 490));
+    let at = |part: &Buffer| part.as_ptr().addr() - address;
+    assert_eq!((at(&a), at(&b), at(&c)), (0, 10, 510));
+    assert_eq!(b.get_mut(1, 4).unwrap().len(), 4);
+    b.fill(7);
+    assert_eq!((a[9], c[0], c[489]), (3, 3, 3));
+    // Another one comes nowhere near them.
+    let other = pool.allocate(1000).unwrap();
+    assert_eq!(pool.usage().buffers, 2);
+    // Only what follows can be joined, in order.
+    let (c, a) = c.unsplit(a).unwrap_err();
+    let (a, c) = a.unsplit(c).unwrap_err();
+    let (a, other) = a.unsplit(other).unwrap_err();
+    drop(other);
+    let bc = b.unsplit(c).unwrap();
+    drop(a);
+    assert_eq!((pool.usage().buffers, bc.len(), bc[0], bc[500]), (1, 990, 7, 3));
+    // With an empty part at either end, and again.
+    let (empty, bc) = bc.split_at(0);
+    let (bc, end) = bc.split_at(990);
+    assert!(empty.is_empty() && end.is_empty());
+    let bc = empty.unsplit(bc).unwrap().unsplit(end).unwrap();
+    assert_eq!(bc.len(), 990);
+    drop(bc);
+    assert_eq!((pool.usage().buffers, pool.usage().used_bytes), (0, before));
+    // Buffers that were never one are none.
+    let (one, two) = (pool.allocate(64).unwrap(), pool.allocate(64).unwrap());
+    let (one, _two) = one.unsplit(two).unwrap_err();
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| one.split_at(65)));
+    assert!(caught.is_err());
+    assert_eq!(pool.usage().buffers, 1);
+}
+
+/// Whichever thread is the last.
+#[test]
+fn parts_are_dropped_by_any_thread() {
+    let pool = small();
+    for _ in 0..if cfg!(miri) { 3 } else { 200 } {
+        let (mut parts, mut rest) = (Vec::new(), pool.allocate(512).unwrap());
+        for _ in 0..7 {
+            let (part, end) = rest.split_at(64);
+            parts.push(part);
+            rest = end;
+        }
+        parts.push(rest);
+        std::thread::scope(|scope| {
+            for (number, mut part) in (0..).zip(parts) {
+                scope.spawn(move || {
+                    part.fill(number);
+                    assert!(part.iter().all(|&byte| byte == number));
+                });
+            }
+        });
+        assert_eq!(pool.usage().buffers, 0);
+    }
+}
+
+#[test]
 fn threads_share_a_pool_and_never_a_byte() {
     let pool = small();
     thread::scope(|scope| {

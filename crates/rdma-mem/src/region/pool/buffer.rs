@@ -22,6 +22,8 @@ use crate::region::registration::Registration;
 /// A buffer derefs to its bytes. Dropping the buffer gives them back to the pool; until then it keeps
 /// their region alive, also when the pool is gone.
 ///
+/// [`split_at`](Self::split_at) makes two of one, for two requests at once.
+///
 /// Within are raw parts and no reference to the bytes: it can be moved while a device writes them.
 ///
 /// # Examples
@@ -117,6 +119,58 @@ impl Buffer {
         Some(unsafe { SliceMut::new(piece) })
     }
 
+    /// Two buffers: the first `middle` bytes, and the rest. Each can be written and sent while a request has the other one,
+    /// and is a buffer like any other; but the pool has the memory of both back only when both are dropped. Buffers of which
+    /// different threads or devices write the same 64 bytes slow each other down.
+    ///
+    /// # Panics
+    /// If `middle` is more than the length.
+    ///
+    /// # Examples
+    /// ```
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let pool = rdma_mem::BufferPool::new(&pd);
+    /// let (mut header, mut body) = pool.allocate(4096)?.split_at(64);
+    /// header.fill(1);
+    /// body.fill(2);
+    /// let whole = header.unsplit(body).unwrap();
+    /// assert_eq!((whole.len(), whole[63], whole[64]), (4096, 1, 2));
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[must_use]
+    #[track_caller]
+    pub fn split_at(mut self, middle: usize) -> (Self, Self) {
+        let length = self.length;
+        assert!(middle <= length, "{middle} is not within {length} bytes");
+        self.region.share(self.range);
+        // SAFETY: SAFETY.md F16: within the buffer, or at its end.
+        let base = unsafe { self.base.add(middle) };
+        let (range, region) = (self.range, Arc::clone(&self.region));
+        let rest = Self { range, base, length: length - middle, region };
+        self.length = middle;
+        (self, rest)
+    }
+
+    /// One buffer of two that were [split](Self::split_at), of which this one is the first.
+    ///
+    /// # Errors
+    /// Gives both back if `rest` is not what followed this one in the same buffer.
+    pub fn unsplit(mut self, rest: Self) -> Result<Self, (Self, Self)> {
+        let follows = self.base.as_ptr().wrapping_add(self.length) == rest.base.as_ptr();
+        if !follows || !self.is_of_the_same_range(&rest) {
+            return Err((self, rest));
+        }
+        self.length += rest.length;
+        // The range stays with this one.
+        drop(rest);
+        Ok(self)
+    }
+
+    fn is_of_the_same_range(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.region, &other.region) && self.range.offset() == other.range.offset()
+    }
+
     /// The key for this machine's own requests.
     #[inline]
     #[must_use]
@@ -138,7 +192,9 @@ impl Buffer {
 
     #[inline]
     pub(crate) fn device_address(&self) -> u64 {
-        self.registration().device_address(self.range.offset())
+        let base = self.registration().base().as_ptr();
+        let offset = self.base.as_ptr().addr() - base.addr();
+        self.registration().device_address(offset)
     }
 }
 

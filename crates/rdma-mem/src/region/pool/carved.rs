@@ -1,6 +1,8 @@
 //! One large region of a pool, and which ranges of it are free.
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -24,6 +26,8 @@ pub(crate) struct PoolRegion {
 
 struct Ranges {
     free: Allocator,
+    /// How many buffers have a range that is not one's alone, by where it begins.
+    shared: HashMap<usize, usize>,
     buffers: usize,
     units: usize,
 }
@@ -77,7 +81,10 @@ impl PoolRegion {
         // What it keeps a record of costs memory too: enough for buffers of 512 bytes on average.
         let records = (units / 8 + 64).min(128 * 1024);
         let free = Allocator::with_max_allocs(units, records);
-        Ok(Self { registration, ranges: Mutex::new(Ranges { free, buffers: 0, units: 0 }) })
+        Ok(Self {
+            registration,
+            ranges: Mutex::new(Ranges { free, shared: HashMap::new(), buffers: 0, units: 0 }),
+        })
     }
 
     #[inline]
@@ -96,12 +103,30 @@ impl PoolRegion {
         Some(Range { allocation, units })
     }
 
-    /// Takes a range back; not in a forked child, which might wait without a limit for the lock.
+    /// One more buffer has the range.
+    pub(crate) fn share(&self, range: Range) {
+        // In a forked child nothing is given back.
+        if self.registration.check_process().is_ok() {
+            *self.ranges().shared.entry(range.offset()).or_insert(1) += 1;
+        }
+    }
+
+    /// Takes a range back from a buffer, unless another one has it, too; not in a forked child, which might wait without a
+    /// limit for the lock.
     pub(crate) fn give_back(&self, range: Range) {
         if self.registration.check_process().is_err() {
             return;
         }
         let mut ranges = self.ranges();
+        if !ranges.shared.is_empty()
+            && let Entry::Occupied(mut buffers) = ranges.shared.entry(range.offset())
+        {
+            *buffers.get_mut() -= 1;
+            if *buffers.get() > 0 {
+                return;
+            }
+            buffers.remove();
+        }
         ranges.free.free(range.allocation);
         ranges.buffers -= 1;
         ranges.units -= range.units;
