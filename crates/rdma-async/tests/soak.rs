@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rdma_async::{Connection, ConnectionOptions, Driver, Failed, TransportError};
 use rdma_mem::{AccessFlags, Buffer, BufferPool, RemoteMemoryRegion, open_device};
-use rdma_qp::{MaxRnrRetries, QueuePair};
+use rdma_qp::{MaxRnrRetries, QueuePair, QueuePairBuilder};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -41,6 +41,9 @@ struct Worker {
     number: u16,
     driver: Driver,
     options: ConnectionOptions,
+    qp: QueuePairBuilder<'static>,
+    /// The number of the newest further connection.
+    further: u32,
     address: std::net::SocketAddr,
     accepted: mpsc::UnboundedReceiver<Connection>,
     pool: BufferPool,
@@ -77,14 +80,45 @@ impl Worker {
             let outcome = done.unwrap_or_else(|_| panic!("a hang: {client:?}, {server:?}"));
             let is_over = outcome.is_err() || self.chance.below(400) == 0;
             if is_over {
-                if self.chance.below(2) == 0 {
-                    server.close().unwrap();
-                }
-                (client, server) = self.connect().await;
+                (client, server) = self.renew(client, server).await;
                 connections += 1;
             }
         }
         [dropped, connections]
+    }
+
+    /// Both ends of another connection, or of the same one with another queue pair.
+    async fn renew(&mut self, client: Connection, server: Connection) -> (Connection, Connection) {
+        match self.chance.below(5) {
+            0 => server.close().unwrap(),
+            1 => {
+                // What was sent may have no receive.
+                let _ = client.disconnect(Duration::from_millis(1)).await;
+            }
+            2 => {
+                self.further += 1;
+                let [one, other] = [&client, &server]
+                    .map(|end| end.connect_further(self.further, self.qp.clone()));
+                let further = async { tokio::join!(one, other) };
+                let (one, other) = timeout(HANG, further).await.unwrap();
+                return (one.unwrap(), other.unwrap());
+            }
+            3 => {
+                let given_up = if self.chance.below(2) == 0 { &client } else { &server };
+                for _ in 0..self.chance.below(3) {
+                    let micros = Duration::from_micros(self.chance.below(2000));
+                    // It may be that of the attempt that goes on.
+                    let _ = timeout(micros, given_up.reconnect()).await;
+                }
+                let both = async { tokio::join!(client.reconnect(), server.reconnect()) };
+                let (one, other) = timeout(HANG, both).await.unwrap();
+                assert_eq!(one.unwrap(), other.unwrap());
+                return (client, server);
+            }
+            _ => {}
+        }
+        drop((client, server));
+        self.connect().await
     }
 
     /// An operation, or two; dropped after so many polls, if it is to be.
@@ -188,7 +222,8 @@ fn nothing_is_left_of_many_operations_and_connections() {
     let [dropped, connections] = runtime.block_on(async {
         let driver = Driver::spawn(&context).unwrap();
         let qp = QueuePair::builder(&pd).access(access).max_rnr_retries(MaxRnrRetries::unlimited());
-        let options = ConnectionOptions::from(qp.max_send_wr(4).max_recv_wr(4));
+        let qp = qp.max_send_wr(4).max_recv_wr(4);
+        let options = ConnectionOptions::from(qp.clone());
         let listener = driver.listen("127.0.0.1:0", options.clone()).await.unwrap();
         let address = listener.local_addr();
         let senders = Arc::new(Mutex::new(Vec::new()));
@@ -198,8 +233,19 @@ fn nothing_is_left_of_many_operations_and_connections() {
             senders.lock().await.push(sender);
             let chance = Chance(seed.wrapping_mul(1000) + u64::from(number));
             let (driver, options, pool) = (driver.clone(), options.clone(), pool.clone());
-            let board = board.remote();
-            let worker = Worker { number, driver, options, address, accepted, pool, board, chance };
+            let (qp, board) = (qp.clone(), board.remote());
+            let worker = Worker {
+                number,
+                driver,
+                options,
+                qp,
+                further: 0,
+                address,
+                accepted,
+                pool,
+                board,
+                chance,
+            };
             workers.spawn(worker.work(operations / u64::from(CONNECTIONS)));
         }
         let accepts = tokio::spawn(async move {
