@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use rdma_async::{Connection, ConnectionOptions, Driver, Listener};
 use rdma_mem::BufferPool;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
 use test_support::usage::{resident, ticks};
 use tokio::runtime::{Builder, Runtime};
 
@@ -40,7 +41,9 @@ fn main() {
         let runtime = runtime?;
         match env::var(ADDRESS) {
             Ok(address) => be_clients(&runtime, address.parse()?),
-            Err(_) => in_one_process(&runtime).and_then(|()| between_two(&runtime)),
+            Err(_) => {
+                turns().and_then(|()| in_one_process(&runtime)).and_then(|()| between_two(&runtime))
+            }
         }
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));
@@ -84,6 +87,54 @@ impl Host {
         }
         Ok(())
     }
+}
+
+/// How long a task waits for its turn while connections are made, used, made anew and dropped in the same thread: so much of the
+/// processor's time is the most that one poll of another task has taken.
+fn turns() -> Outcome<()> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let mut longest = runtime.block_on(async {
+        let host = Host::new()?;
+        // The pool registers its memory, which a program does before, or on another thread.
+        drop(host.pool.allocate(8)?);
+        let (end, mut ended) = tokio::sync::oneshot::channel::<()>();
+        let turns = tokio::spawn(async move {
+            let (mut turns, mut before) = (Vec::new(), of_thread());
+            while ended.try_recv().is_err() {
+                tokio::task::yield_now().await;
+                let now = of_thread();
+                turns.push(now.saturating_sub(before));
+                before = now;
+            }
+            turns
+        });
+        let listener = host.driver.listen("127.0.0.1:0", host.options.clone()).await?;
+        let connect = host.connect(listener.local_addr());
+        let (clients, servers) = tokio::try_join!(connect, host.accept(&listener))?;
+        host.talk(&clients, &servers).await?;
+        for (client, server) in clients.iter().zip(&servers).take(100) {
+            tokio::try_join!(client.reconnect(), server.reconnect())?;
+        }
+        // One after another, since a turn of each would count as one.
+        for (client, server) in clients.into_iter().zip(&servers) {
+            drop(client);
+            while server.closed().is_none() {
+                tokio::task::yield_now().await;
+            }
+        }
+        let _ = end.send(());
+        Outcome::Ok(turns.await?)
+    })?;
+    longest.sort_unstable_by(|a, b| b.cmp(a));
+    longest.truncate(3);
+    println!("the longest turns of other tasks: {longest:.0?}");
+    Ok(())
+}
+
+/// The time of the processor that this thread has used.
+fn of_thread() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 fn in_one_process(runtime: &Runtime) -> Outcome<()> {
