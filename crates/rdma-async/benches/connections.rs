@@ -42,7 +42,7 @@ fn main() {
         match env::var(ADDRESS) {
             Ok(address) => be_clients(&runtime, address.parse()?),
             Err(_) => {
-                turns().and_then(|()| in_one_process(&runtime)).and_then(|()| between_two(&runtime))
+                in_one_process(&runtime).and_then(|()| between_two(&runtime)).and_then(|()| turns())
             }
         }
     });
