@@ -1,17 +1,16 @@
 //! More operations than the queues hold.
 
 use std::future::{Future, IntoFuture};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use rdma_channel::TransportError;
 use rdma_qp::{MaxRnrRetries, MinRnrTimer};
 use tokio::task::JoinSet;
 
-use crate::{DEVICES, HELD, Pair, poll_once, run};
+use crate::{Count, DEVICES, HELD, Pair, poll_for, poll_once, run};
 
 #[test]
 fn who_finds_no_room_waits_for_it() {
@@ -72,15 +71,6 @@ fn who_waits_for_room_and_is_dropped_hands_its_wake_up_on() {
         pair.one.send(pair.buffer(b"two!")).await.unwrap();
         assert_eq!(*b.await.unwrap().memory, *b"two!");
     });
-}
-
-#[derive(Default)]
-struct Count(AtomicU32);
-
-impl Wake for Count {
-    fn wake(self: Arc<Self>) {
-        self.0.fetch_add(1, Relaxed);
-    }
 }
 
 /// What it was woken for goes to the next one.
@@ -219,9 +209,4 @@ fn a_queue_for_no_requests_is_not_waited_for() {
         let board = pair.board.remote().slice(0..4).unwrap();
         pair.one.write(refused.memory, board).await.unwrap();
     });
-}
-
-/// Polls once, for that waker.
-fn poll_for<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
-    Pin::new(future).poll(&mut Context::from_waker(waker))
 }

@@ -1,0 +1,199 @@
+//! Two ends of a connection in one process, and what the tests of several binaries share.
+#![allow(dead_code)] // each test binary uses a part
+
+pub(crate) mod kinds;
+pub(crate) mod provider;
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use rdma_async::{Connection, Driver};
+use rdma_mem::{AccessFlags, Buffer, BufferPool, ProtectionDomain, SharedRegion, open_device};
+use rdma_qp::prelude::*;
+use rdma_qp::{MaxRnrRetries, QueuePairBuilder};
+use rdma_soft::{Builder, Schedule, SoftDevice};
+use tokio::time::timeout;
+
+use kinds::{Kind, Way};
+use provider::Provider;
+
+/// A device that executes requests at a later poll or on another thread.
+pub(crate) const DEFERRED: &str = "softlate0";
+/// A device that executes requests when the test says so.
+pub(crate) const HELD: &str = "softheld0";
+/// A device that sends packets.
+pub(crate) const WIRE: &str = "softwire0";
+/// Those that work by themselves.
+pub(crate) const DEVICES: [&str; 4] = ["soft0", "softib0", DEFERRED, WIRE];
+/// Nothing takes so long, unless it hangs.
+pub(crate) const HANG: Duration = Duration::from_secs(60);
+
+/// Two connections, to each other, and memory of the second one's that the first may use.
+pub(crate) struct Pair {
+    pub(crate) one: Connection,
+    pub(crate) other: Connection,
+    pub(crate) board: SharedRegion,
+    pub(crate) pool: BufferPool,
+    pub(crate) pd: ProtectionDomain,
+    pub(crate) driver: Driver,
+}
+
+pub(crate) fn all() -> AccessFlags {
+    let local = AccessFlags::new().with_local_write();
+    local.with_remote_write().with_remote_read().with_remote_atomic()
+}
+
+pub(crate) fn install() {
+    rdma_soft::install();
+    for (name, schedule) in [(DEFERRED, Schedule::Deferred { seed: 7 }), (HELD, Schedule::Held)] {
+        // Another test may have been first.
+        let _ = Builder::new(name).schedule(schedule).install();
+    }
+    let _ = Builder::new(WIRE).force_wire().install();
+}
+
+pub(crate) fn domain(device: &str) -> ProtectionDomain {
+    install();
+    open_device(device).unwrap().allocate_pd().unwrap()
+}
+
+impl Pair {
+    pub(crate) fn new(device: &str) -> Self {
+        Self::with(device, |builder| builder)
+    }
+
+    pub(crate) fn with(
+        device: &str,
+        knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
+    ) -> Self {
+        let pd = domain(device);
+        let driver = Driver::spawn(pd.context()).unwrap();
+        Self::of(driver, pd, knobs)
+    }
+
+    pub(crate) fn of(
+        driver: Driver,
+        pd: ProtectionDomain,
+        knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
+    ) -> Self {
+        let prepare = || {
+            driver
+                .prepare(knobs(
+                    pd.create_qp().access(all()).max_rnr_retries(MaxRnrRetries::unlimited()),
+                ))
+                .unwrap()
+        };
+        let (one, other) = (prepare(), prepare());
+        let (at_one, at_other) = (one.endpoint(), other.endpoint());
+        let (one, other) = (one.handshake(at_other).unwrap(), other.handshake(at_one).unwrap());
+        let board = pd.allocate_shared_region(4096, all()).unwrap();
+        Self { one, other, board, pool: BufferPool::new(&pd), pd, driver }
+    }
+
+    pub(crate) fn buffer(&self, bytes: &[u8]) -> Buffer {
+        let mut buffer = self.pool.allocate(bytes.len()).unwrap();
+        buffer.copy_from_slice(bytes);
+        buffer
+    }
+
+    /// On a device with faults, and what these are.
+    pub(crate) fn faulty(device: &str) -> (Self, Arc<Provider>) {
+        Self::faulty_with(device, |builder| builder)
+    }
+
+    pub(crate) fn faulty_with(
+        device: &str,
+        knobs: impl for<'a> Fn(QueuePairBuilder<'a>) -> QueuePairBuilder<'a>,
+    ) -> (Self, Arc<Provider>) {
+        let (pd, provider) = Provider::faulty(device);
+        let driver = Driver::spawn(pd.context()).unwrap();
+        (Self::of(driver, pd, knobs), provider)
+    }
+
+    /// How many buffers are not given back.
+    pub(crate) fn buffers(&self) -> usize {
+        self.pool.usage().buffers
+    }
+
+    /// Lets the device execute so many requests of each end.
+    pub(crate) fn release(&self, count: u32) {
+        let device = SoftDevice::find(self.pd.context().device().name()).unwrap();
+        for end in [&self.one, &self.other] {
+            device.release(end.qpn(), count);
+        }
+    }
+
+    /// Waits for that, on whatever device.
+    pub(crate) async fn released<F: Future>(&self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        let released = poll_fn(|cx| {
+            self.release(u32::MAX);
+            let polled = future.as_mut().poll(cx);
+            if polled.is_pending() {
+                cx.waker().wake_by_ref();
+            }
+            polled
+        });
+        timeout(HANG, released).await.unwrap()
+    }
+
+    /// Operations of all kinds work, one after the other.
+    pub(crate) async fn assert_works(&self) {
+        for kind in Kind::ALL {
+            let answer = kind.answer(self);
+            let (done, answered) = self
+                .released(async {
+                    tokio::join!(kind.begin(self, Way::Awaited), async { answer?.await })
+                })
+                .await;
+            assert!(done.is_none() && answered.is_none(), "{kind:?}: {done:?}, {answered:?}");
+        }
+    }
+
+    /// Whether all memory is given back, soon.
+    pub(crate) async fn assert_given_back(&self) {
+        let all = poll_fn(|cx| {
+            if self.buffers() == 0 {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        });
+        let given_back = timeout(HANG, self.released(all)).await;
+        assert!(given_back.is_ok(), "{} buffers are not given back", self.buffers());
+    }
+}
+
+/// In both kinds of runtime.
+pub(crate) fn run<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F) {
+    let current = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    current.block_on(async { timeout(HANG, test()).await.unwrap() });
+    let many =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let spawned = many.spawn(test());
+    many.block_on(async { timeout(HANG, spawned).await.unwrap().unwrap() });
+}
+
+/// Polls once, with a waker that wakes nobody.
+pub(crate) fn poll_once<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Polls once, for that waker.
+pub(crate) fn poll_for<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
+    pin!(future).poll(&mut Context::from_waker(waker))
+}
+
+/// A waker that counts.
+#[derive(Default)]
+pub(crate) struct Count(pub(crate) AtomicU32);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
