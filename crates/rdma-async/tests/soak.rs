@@ -5,6 +5,8 @@
 //! seed of another run.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
+mod common;
+
 use std::env;
 use std::fs;
 use std::sync::Arc;
@@ -17,26 +19,10 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use common::HANG;
+use common::chance::Chance;
+
 const CONNECTIONS: u16 = 100;
-/// Nothing takes so long, unless it hangs.
-const HANG: Duration = Duration::from_secs(60);
-
-/// Numbers by chance (SplitMix64).
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
-
 struct Worker {
     number: u16,
     driver: Driver,

@@ -1,6 +1,7 @@
 //! Two ends of a connection in one process, and what the tests of several binaries share.
 #![allow(dead_code)] // each test binary uses a part
 
+pub(crate) mod chance;
 pub(crate) mod kinds;
 pub(crate) mod provider;
 
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use rdma_async::{Connection, Driver};
+use rdma_async::{Connection, ConnectionOptions, Driver, Listener};
 use rdma_mem::{AccessFlags, Buffer, BufferPool, ProtectionDomain, SharedRegion, open_device};
 use rdma_qp::prelude::*;
 use rdma_qp::{MaxRnrRetries, QueuePairBuilder};
@@ -92,6 +93,20 @@ impl Pair {
         let (one, other) = (one.handshake(at_other).unwrap(), other.handshake(at_one).unwrap());
         let board = pd.allocate_shared_region(4096, all()).unwrap();
         Self { one, other, board, pool: BufferPool::new(&pd), pd, driver }
+    }
+
+    /// By an address, and who has listened.
+    pub(crate) async fn by_address(driver: Driver, pd: ProtectionDomain) -> (Self, Listener) {
+        let options = || {
+            let qp = pd.create_qp().access(all()).max_rnr_retries(MaxRnrRetries::unlimited());
+            ConnectionOptions::from(qp)
+        };
+        let listener = driver.listen("127.0.0.1:0", options()).await.unwrap();
+        let connect = driver.connect(listener.local_addr(), options());
+        let (one, other) = tokio::join!(connect, listener.accept());
+        let board = pd.allocate_shared_region(4096, all()).unwrap();
+        let (one, other) = (one.unwrap().0, other.unwrap());
+        (Self { one, other, board, pool: BufferPool::new(&pd), pd, driver }, listener)
     }
 
     pub(crate) fn buffer(&self, bytes: &[u8]) -> Buffer {

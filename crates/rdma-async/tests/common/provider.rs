@@ -148,6 +148,11 @@ impl Provider {
         self.state().live
     }
 
+    /// Something is wrong.
+    pub(crate) fn wrong(&self, what: String) {
+        self.state().wrongs.push(what);
+    }
+
     /// Nobody has taken memory from the device too early.
     #[track_caller]
     pub(crate) fn assert_kept(&self) {
