@@ -21,7 +21,6 @@ pub(crate) enum After {
 }
 
 impl After {
-    /// A panic of a waker is nobody else's: the hook for panics has said it.
     pub(crate) fn run(self) {
         let run = || match self {
             Self::Wake(waker) => waker.wake(),
@@ -30,9 +29,14 @@ impl After {
             Self::Drop(held) => drop(held),
             Self::DropWaker(waker) => drop(waker),
         };
-        if catch_unwind(AssertUnwindSafe(run)).is_err() {
-            tracing::error!("a waker has panicked");
-        }
+        apart(run);
+    }
+}
+
+/// Runs what wakes others. A panic of a waker is nobody else's: the hook for panics has said it.
+pub(crate) fn apart(run: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(run)).is_err() {
+        tracing::error!("a waker has panicked");
     }
 }
 

@@ -15,7 +15,7 @@ use rdma_qp::{
 use tokio::sync::Notify;
 
 use super::Ended;
-use super::after::{After, Afters};
+use super::after::{After, Afters, apart};
 use super::post::{self, Request};
 use super::slots::{Id, Phase, Side, Slots};
 use crate::buffer::held::Held;
@@ -42,8 +42,8 @@ impl Rooms {
 
     /// All look again: the connection is closed, or what it has sent is over.
     pub(crate) fn close(&self) {
-        self.sends.notify_waiters();
-        self.receives.notify_waiters();
+        apart(|| self.sends.notify_waiters());
+        apart(|| self.receives.notify_waiters());
         if let Some(control) = self.control.get() {
             control.notify_one();
         }

@@ -14,6 +14,7 @@ use super::failed::Failed;
 use super::kinds::Kind;
 use super::posted::Posted;
 use crate::buffer::held::Held;
+use crate::ledger::after::{After, apart};
 use crate::ledger::place::Refusal;
 use crate::ledger::post::Request;
 use crate::ledger::slots::{Id, Side};
@@ -42,6 +43,9 @@ pin_project! {
             let this = this.project();
             if let Some(link) = this.link.take() {
                 link.give_up(*this.id, this.request, *this.has_queued);
+                if this.waits.is_some() {
+                    leave_row(this.waits);
+                }
             }
         }
     }
@@ -112,13 +116,13 @@ impl<'c> Work<'c> {
         cx: &mut Context<'_>,
         looks: bool,
     ) -> Poll<Result<Option<Ended>, Box<TransportError>>> {
-        let mut this = self.as_mut().project();
+        let this = self.as_mut().project();
         let Some(link) = &*this.link else { unreachable!("polled after it was ready") };
         match link.post(this.request, this.held, this.has_queued, this.id, looks) {
             Ok(ended) => {
                 // Out of the row, whose wake-ups are for others: one that it has had goes on.
                 if this.waits.is_some() {
-                    this.waits.set(None);
+                    leave_row(this.waits);
                 }
                 Poll::Ready(Ok(ended))
             }
@@ -157,7 +161,7 @@ impl<'c> Work<'c> {
             }
             match link.post(this.request, this.held, this.has_queued, this.id, looks) {
                 Ok(ended) => {
-                    this.waits.set(None);
+                    leave_row(this.waits);
                     return Poll::Ready(Ok(ended));
                 }
                 Err(Refusal::NoSlot) => {}
@@ -169,18 +173,24 @@ impl<'c> Work<'c> {
     /// It cannot be posted: it waits no longer.
     #[cold]
     fn not_posted(self: Pin<&mut Self>, error: Box<TransportError>) -> Box<TransportError> {
-        let mut this = self.project();
+        let this = self.project();
         if mem::take(this.has_queued)
             && let Some(link) = &*this.link
         {
             let side = this.request.side();
             link.ledger.lock().note_waiting(link.place, side, false);
             // Its wake-up was for a slot that it has not taken.
-            link.rooms.of(side).notify_one();
+            After::Room(Arc::clone(&link.rooms), side).run();
         }
-        this.waits.set(None);
+        leave_row(this.waits);
         error
     }
+}
+
+/// Waits no longer. A wake-up that it has had goes on, to a waker of another's.
+#[cold]
+fn leave_row(mut waits: Pin<&mut Option<OwnedNotified>>) {
+    apart(|| waits.set(None));
 }
 
 impl Link<'_> {
