@@ -123,18 +123,18 @@ impl Kind {
     }
 
     /// What the other end has to do for it, if anything.
-    pub(crate) fn answer(self, pair: &Pair) -> Option<Begun> {
+    pub(crate) fn answer(self, pair: &Pair, way: Way) -> Option<Begun> {
         let other = &pair.other;
         let buffer = || pair.buffer(&[9; BYTES]);
         match self {
             Self::Send | Self::SendImmediate | Self::WriteImmediate => {
-                Some(begin(other.receive(buffer()).into_owned(other), Way::Awaited))
+                Some(begin(other.receive(buffer()).into_owned(other), way))
             }
-            Self::Receive => Some(begin(other.send(buffer()).into_owned(other), Way::Awaited)),
+            Self::Receive => Some(begin(other.send(buffer()).into_owned(other), way)),
             Self::ReceiveImmediate => {
                 let remote = pair.board.remote().slice(BYTES..2 * BYTES).unwrap();
                 let told = other.write_with_imm(buffer(), remote, 6);
-                Some(begin(told.into_owned(other), Way::Awaited))
+                Some(begin(told.into_owned(other), way))
             }
             _ => None,
         }

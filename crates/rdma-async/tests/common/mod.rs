@@ -159,7 +159,7 @@ impl Pair {
     /// Operations of all kinds work, one after the other.
     pub(crate) async fn assert_works(&self) {
         for kind in Kind::ALL {
-            let answer = kind.answer(self);
+            let answer = kind.answer(self, Way::Awaited);
             let (done, answered) = self
                 .released(async {
                     tokio::join!(kind.begin(self, Way::Awaited), async { answer?.await })

@@ -81,6 +81,8 @@ struct State {
     /// How many objects of each kind there are.
     live: [usize; 6],
     lent: Vec<Lent>,
+    /// How many requests were posted.
+    posted: usize,
     /// What a user of the provider must not do, and did.
     wrongs: Vec<String>,
 }
@@ -143,6 +145,11 @@ impl Provider {
         self.state().lent.len()
     }
 
+    /// How many requests were posted, all in all.
+    pub(crate) fn posted(&self) -> usize {
+        self.state().posted
+    }
+
     /// How many objects of each kind there are: contexts, domains, regions, channels, completion queues, queue pairs.
     pub(crate) fn live(&self) -> [usize; 6] {
         self.state().live
@@ -201,6 +208,7 @@ impl Provider {
         // SAFETY: SAFETY.md F1: a live queue pair.
         let qpn = unsafe { (*qp).qp_num };
         let mut state = self.state();
+        state.posted += 1;
         // What has no memory is outstanding, too.
         let nothing = [ibv_sge::default()];
         for element in if elements.is_empty() { &nothing } else { elements } {
