@@ -13,7 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_async::{Connection, ConnectionOptions, Driver, Failed, TransportError};
-use rdma_mem::{AccessFlags, Buffer, BufferPool, RemoteMemoryRegion, open_device};
+use rdma_mem::{
+    AccessFlags, Buffer, BufferPool, ProtectionDomain, RemoteMemoryRegion, open_device,
+};
 use rdma_qp::{MaxRnrRetries, QueuePair, QueuePairBuilder};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
@@ -180,6 +182,18 @@ fn files() -> Vec<String> {
     names
 }
 
+/// Has the device open what it opens once.
+fn warm_up(pd: &ProtectionDomain) {
+    let once = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    once.block_on(async {
+        let driver = Driver::spawn(pd.context()).unwrap();
+        let itself = driver.prepare(QueuePair::builder(pd)).unwrap();
+        let endpoint = itself.endpoint();
+        drop(itself.handshake(endpoint).unwrap());
+        driver.shutdown().await;
+    });
+}
+
 #[test]
 fn nothing_is_left_of_many_operations_and_connections() {
     let number = |name| env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
@@ -193,16 +207,7 @@ fn nothing_is_left_of_many_operations_and_connections() {
     let access = AccessFlags::new().with_local_write().with_remote_write().with_remote_read();
     let access = access.with_remote_atomic();
     let board = pd.allocate_shared_region(4096, access).unwrap();
-    // What the device opens once.
-    let once = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    once.block_on(async {
-        let driver = Driver::spawn(&context).unwrap();
-        let itself = driver.prepare(QueuePair::builder(&pd)).unwrap();
-        let endpoint = itself.endpoint();
-        drop(itself.handshake(endpoint).unwrap());
-        driver.shutdown().await;
-    });
-    drop(once);
+    warm_up(&pd);
     let files_before = files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let [dropped, connections] = runtime.block_on(async {

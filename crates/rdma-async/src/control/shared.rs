@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::frame::Frame;
+use crate::ledger::after::apart;
 use crate::link::Inner;
 
 /// So many connections that are not here the other end can speak of.
@@ -128,6 +129,11 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// All who wait look again.
+    fn tell(&self) {
+        apart(|| self.heard.notify_waiters());
+    }
+
     /// A connection is here.
     pub(super) fn enter(&self, number: u32, epoch: u32, connection: &Arc<Inner>) {
         connection.rooms.tell(&self.to_say);
@@ -199,7 +205,7 @@ impl Shared {
             && !std::mem::replace(&mut lane.is_ended, true)
         {
             Frame::Ended.write(number, lane.epoch, &mut state.to_say);
-            self.heard.notify_waiters();
+            self.tell();
         }
     }
 
@@ -280,14 +286,14 @@ impl Shared {
             }
             Frame::Alive => {}
         }
-        self.heard.notify_waiters();
+        self.tell();
         Ok(())
     }
 
     /// The stream is closed. Those that end with it.
     pub(super) fn end(&self) -> Vec<Arc<Inner>> {
         self.state().is_over = true;
-        self.heard.notify_waiters();
+        self.tell();
         self.connections().into_iter().map(|(_, connection)| connection).collect()
     }
 
