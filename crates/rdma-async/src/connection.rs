@@ -9,7 +9,6 @@ use rdma_qp::Qpn;
 
 use crate::buffer::held::{Source, Target};
 use crate::buffer::view::BufferSlice;
-use crate::control::shared::Member;
 use crate::ledger::post::Request;
 use crate::link::{Inner, Link};
 use crate::operation::Op;
@@ -155,30 +154,30 @@ impl Connection {
         Ok(self.0.close(CloseReason::Asked)?)
     }
 
-    /// Which of its queue pairs it has: 0 is the one that it was made with, and each [`reconnect`](Self::reconnect) brings a
-    /// higher one, the same at both ends.
+    /// Which of its queue pairs it has, or has had last: the number is the same at both ends, each
+    /// [`reconnect`](Self::reconnect) brings a higher one, and that of a connection which was made by an address begins with 0.
     #[must_use]
     pub fn epoch(&self) -> u32 {
-        self.0.member().map_or(0, Member::epoch)
+        self.0.look(|place| place.epoch)
     }
 
     /// Why the connection takes no more operations, if it does not. That a request has failed is known when somebody has waited
     /// for one.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
-        self.0.ledger.lock().at(self.0.place).closed()
+        self.0.look(|place| place.closed())
     }
 
     /// The number of its queue pair.
     #[must_use]
     pub fn qpn(&self) -> Qpn {
-        self.0.ledger.lock().at(self.0.place).qpn
+        self.0.look(|place| place.qpn)
     }
 
     /// Whom it is to.
     #[must_use]
     pub fn peer(&self) -> Option<PeerAddress> {
-        self.0.ledger.lock().at(self.0.place).peer
+        self.0.look(|place| place.peer)
     }
 
     /// The domain whose memory it uses.

@@ -42,6 +42,8 @@ pub(crate) struct Table {
     taken: u32,
     /// How many queue pairs there are, and are to come.
     connections: u32,
+    /// How many have come.
+    entered: u64,
     polled: [PollSlot; BATCH],
     /// What is to be done when the lock is free.
     afters: Afters,
@@ -78,6 +80,7 @@ impl Ledger {
             places: Vec::new(),
             taken: 0,
             connections: 0,
+            entered: 0,
             polled: [PollSlot::default(); BATCH],
             afters: Afters { due: Vec::with_capacity(after::MOST), awaited: 0 },
             queued: 0,
@@ -137,8 +140,9 @@ impl Ledger {
         table.connections -= 1;
     }
 
-    /// A place for a queue pair that completes here, and for whose requests there is room.
-    pub(crate) fn enter(&self, qp: QueuePair, depth: [u32; 2], rooms: Arc<Rooms>) -> usize {
+    /// A place for a queue pair that completes here, and for whose requests there is room; and its serial number, which no
+    /// other one has had there.
+    pub(crate) fn enter(&self, qp: QueuePair, depth: [u32; 2], rooms: Arc<Rooms>) -> (usize, u64) {
         // A call of the device, so without the lock.
         let port = qp.query().ok().map(|attributes| attributes.port);
         let mut table = self.lock();
@@ -146,19 +150,21 @@ impl Ledger {
         if place == table.places.len() {
             table.places.push(Place::default());
         }
-        table.places[place].enter((qp, port), depth, rooms);
-        place
+        table.entered += 1;
+        let serial = table.entered;
+        table.places[place].enter((qp, port), serial, depth, rooms);
+        (place, serial)
     }
 
-    /// Puts another queue pair into a place whose own was destroyed. Whether it could: not if that one is still there, or the
+    /// Puts another queue pair into a place that awaits one. Whether it could: not if an end was asked for meanwhile, or the
     /// completion queue has failed.
-    pub(crate) fn renew(&self, place: usize, qp: QueuePair) -> bool {
+    pub(crate) fn renew(&self, place: usize, qp: QueuePair, epoch: u32) -> bool {
         // A call of the device, so without the lock.
         let port = qp.query().ok().map(|attributes| attributes.port);
         let mut table = self.lock();
-        let can = !table.has_failed && table.at(place).is_gone();
+        let can = !table.has_failed && table.at(place).takes_another();
         if can {
-            table.at(place).renew((qp, port));
+            table.at(place).renew((qp, port), epoch);
         } else {
             drop(table);
             drop(qp);
@@ -167,10 +173,15 @@ impl Ledger {
     }
 
     /// A connection takes no more requests, and those of its send queue are waited for: its [`Rooms`] tell when they are
-    /// over.
-    pub(crate) fn stop(&self, place: usize, reason: CloseReason) {
+    /// over. Only if that is so of its place.
+    pub(crate) fn stop_if(
+        &self,
+        place: usize,
+        reason: CloseReason,
+        is_so: impl FnOnce(&Place) -> bool,
+    ) {
         let mut table = self.lock();
-        if table.at(place).is_gone() {
+        if table.at(place).is_gone() || !is_so(table.at(place)) {
             return;
         }
         if !table.at(place).is_draining() {
@@ -271,9 +282,28 @@ impl Ledger {
     /// # Errors
     /// If the provider refuses to destroy it: then its operations end by their completions, or with a later call.
     pub(crate) fn close(&self, place: usize, reason: CloseReason) -> Result<(), Error> {
+        self.lock().at(place).await_no_other();
+        self.close_if(place, reason, |_| true)
+    }
+
+    /// The same, if that is so of the place when its queue pair is taken out of it.
+    ///
+    /// # Errors
+    /// If the provider refuses to destroy it.
+    pub(crate) fn close_if(
+        &self,
+        place: usize,
+        reason: CloseReason,
+        is_so: impl FnOnce(&Place) -> bool,
+    ) -> Result<(), Error> {
         // If the completion queue has failed, nothing more is known.
         let _ = self.drain();
-        let Some(qp) = self.lock().at(place).take(reason) else { return Ok(()) };
+        let taken = {
+            let mut table = self.lock();
+            let place = table.at(place);
+            if is_so(place) { place.take(reason) } else { None }
+        };
+        let Some(qp) = taken else { return Ok(()) };
         // Without the lock: it takes its time, and the others go on.
         let closed = qp.close();
         // What a provider leaves in the queue of one that is gone, and what came meanwhile.

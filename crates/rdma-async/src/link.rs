@@ -11,13 +11,44 @@ use rdma_qp::QueuePair;
 use crate::control::shared::Member;
 use crate::driver::shared::Handle;
 use crate::ledger::Ledger;
-use crate::ledger::place::{Rooms, words};
-use crate::ledger::slots::Side;
+use crate::ledger::place::{Place, Rooms, words};
+
+/// A connection in its ledger, whether or not somebody still has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Seat {
+    ledger: Arc<Ledger>,
+    place: usize,
+    serial: u64,
+}
+
+impl Seat {
+    /// What is so of the connection; `None` if it has left.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&Place) -> R) -> Option<R> {
+        let mut table = self.ledger.lock();
+        let place = table.at(self.place);
+        (place.serial == self.serial).then(|| look(place))
+    }
+
+    /// Has it take no more requests, if that is so, and waits for those that it has sent.
+    pub(crate) fn stop_if(&self, reason: CloseReason, is_so: impl FnOnce(&Place) -> bool) {
+        let is_so = |place: &Place| place.serial == self.serial && is_so(place);
+        self.ledger.stop_if(self.place, reason, is_so);
+    }
+
+    /// Destroys its queue pair if that is so, which nobody here has asked for.
+    pub(crate) fn end_if(&self, reason: CloseReason, is_so: impl FnOnce(&Place) -> bool) {
+        let is_so = |place: &Place| place.serial == self.serial && is_so(place);
+        if let Err(error) = self.ledger.close_if(self.place, reason, is_so) {
+            tracing::error!(%error, "the queue pair of a connection that has ended could not be destroyed");
+        }
+    }
+}
 
 /// What all clones of a connection have.
 pub(crate) struct Inner {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) place: usize,
+    serial: u64,
     pub(crate) rooms: Arc<Rooms>,
     pub(crate) pd: ProtectionDomain,
     /// How many slots it has.
@@ -36,9 +67,10 @@ impl Inner {
         driver: Arc<Handle>,
     ) -> Self {
         let (pd, rooms) = (qp.pd().clone(), Arc::<Rooms>::default());
-        let place = ledger.enter(qp, depth, Arc::clone(&rooms));
+        let (place, serial) = ledger.enter(qp, depth, Arc::clone(&rooms));
         let depth = depth[0] + depth[1];
-        let inner = Self { ledger, place, rooms, pd, depth, member: OnceLock::new(), driver };
+        let inner =
+            Self { ledger, place, serial, rooms, pd, depth, member: OnceLock::new(), driver };
         inner.check_driver();
         inner
     }
@@ -48,6 +80,10 @@ impl Inner {
         if self.driver.is_over() {
             self.ledger.close_all(CloseReason::Destroyed);
         }
+    }
+
+    pub(crate) fn seat(&self) -> Seat {
+        Seat { ledger: Arc::clone(&self.ledger), place: self.place, serial: self.serial }
     }
 
     /// Keeps the control connection.
@@ -71,52 +107,23 @@ impl Inner {
         self.ledger.close(self.place, reason)
     }
 
-    /// Destroys the queue pair, which nobody here has asked for.
-    pub(crate) fn end(&self, reason: CloseReason) {
-        if self.is_of_this_process()
-            && let Err(error) = self.close(reason)
-        {
-            tracing::error!(%error, "the queue pair of a connection that has ended could not be destroyed");
-        }
+    /// Looks at its place.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&mut Place) -> R) -> R {
+        look(self.ledger.lock().at(self.place))
     }
 
-    /// Whether it takes no more operations, and is not about to let those end that were sent.
-    pub(crate) fn has_ended(&self) -> bool {
-        let mut table = self.ledger.lock();
-        let place = table.at(self.place);
-        place.closed().is_some() && !place.is_draining()
-    }
-
-    /// Whether it takes no more operations, and those that were sent have ended.
-    pub(crate) fn is_drained(&self) -> bool {
-        let mut table = self.ledger.lock();
-        let place = table.at(self.place);
-        place.is_drained() || place.is_gone()
-    }
-
-    /// Ready when it [is drained](Self::is_drained), after it was [stopped](Ledger::stop).
-    pub(crate) async fn until_drained(&self) {
-        self.until(Self::is_drained).await;
-    }
-
-    /// Ready when the queue pair was destroyed, which somebody is about to do.
-    pub(crate) async fn until_gone(&self) {
-        self.until(|inner| inner.ledger.lock().at(inner.place).is_gone()).await;
-    }
-
-    /// Ready when that is so. Looks when the connection is closed, or drained.
-    async fn until(&self, is_so: impl Fn(&Self) -> bool) {
-        let ends = self.rooms.of(Side::Send);
-        let ended = ends.notified();
+    /// Ready when that is so of its place. Looks when the connection is closed, or drained.
+    pub(crate) async fn until(&self, is_so: impl Fn(&mut Place) -> bool) {
+        let ended = self.rooms.ended().notified();
         tokio::pin!(ended);
         loop {
             // Before the look, so that none is missed.
             ended.as_mut().enable();
-            if is_so(self) {
+            if self.look(&is_so) {
                 return;
             }
             ended.as_mut().await;
-            ended.set(ends.notified());
+            ended.set(self.rooms.ended().notified());
         }
     }
 }
@@ -125,8 +132,11 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // A forked child has none of it, and nobody may be there to unlock it.
         if self.is_of_this_process() {
+            let epoch = self.look(|place| place.epoch);
             self.ledger.leave(self.place);
-            self.member.get().into_iter().for_each(Member::leave);
+            if let Some(member) = self.member.get() {
+                member.leave(epoch);
+            }
         } else {
             #[allow(clippy::mem_forget)] // the runtime is the parent's
             std::mem::forget(self.member.take());

@@ -25,7 +25,7 @@ use crate::driver::{Driver, file};
 /// A task of the runtime serves all clients until the program takes them, whether somebody waits for one or not, so that a
 /// bad client stops nobody: it has as long as [`rendezvous_timeout`](ConnectionOptions::rendezvous_timeout) says. At most 64
 /// are served at a time, and the others wait in the socket. Their queue pairs are made on tokio's blocking
-/// threads, since a device may take its time for them. A listener keeps its driver going. Dropped, it ends, and clients that were not taken are turned away; the
+/// threads, since a device may take its time for them: one has to be free. A listener keeps its driver going. Dropped, it ends, and clients that were not taken are turned away; the
 /// connections go on.
 ///
 /// # Examples

@@ -16,6 +16,7 @@ use super::shared::{Meeting, Member, Met, Shared};
 use crate::connection::Connection;
 use crate::driver::Driver;
 use crate::ledger::Ledger;
+use crate::ledger::place::Place;
 use crate::prepared::prepare;
 
 /// What makes the next queue pair of a connection.
@@ -48,8 +49,9 @@ impl Connection {
     /// Ends the queue pair, if it has not ended, and agrees with the peer on a new one. The program of the peer does the same.
     /// This and all clones are the connection as before, and their [`epoch`](Self::epoch) is higher, the same at both ends.
     ///
-    /// Nothing is done again by itself: what was outstanding has failed, and receives have to be posted anew. Messages that
-    /// have [come for dropped receives](Self::received_by_dropped) are still there. The domain and all options are those
+    /// Nothing is done again by itself: what was outstanding has failed, and receives have to be posted anew. What has failed
+    /// keeps its slot until its outcome was taken, or it is dropped: do that first. What has waited for a slot may get one of the
+    /// new queue pair. Messages that have [come for dropped receives](Self::received_by_dropped) are still there. The domain and all options are those
     /// of before. Dropped before it is ready, the connection stays closed, or is closed again, at both ends.
     ///
     /// # Errors
@@ -57,7 +59,8 @@ impl Connection {
     /// [`ConnectError::Timeout`] if the peer does not do the same within the
     /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout) of this end; [`ConnectError::Closed`] if it is
     /// gone: connect anew; [`ConnectError::NumberTaken`] if another task does this now; [`ConnectError::Verbs`] if a queue
-    /// pair cannot be destroyed, made, or connected; [`ConnectError::Io`] if the completion queue has failed.
+    /// pair cannot be destroyed, made, or connected; [`ConnectError::Io`] if the connection was closed meanwhile, or the
+    /// completion queue has failed.
     ///
     /// # Examples
     /// ```
@@ -87,16 +90,22 @@ impl Connection {
         let member = inner.member().ok_or(ConnectError::NoControl)?;
         let (shared, number) = (&*member.shared, member.number);
         let mut meeting = Meeting::begin(shared, number, true)?;
-        inner.close(CloseReason::Asked)?;
-        inner.until_gone().await;
+        // Before the queue pair has ended: whoever asks for an end from now on has one.
+        inner.look(Place::await_another);
+        // Somebody else may be about to destroy the queue pair, and the provider may refuse it.
+        while !inner.look(|place| place.is_gone()) {
+            inner.ledger.close_if(inner.place, CloseReason::Asked, |_| true)?;
+            inner.until(|place| !place.is_ending()).await;
+        }
         let again = Again { ledger: Arc::clone(&inner.ledger), qp: member.qp.clone() };
         let (epoch, qp) = within(shared, meet(&mut meeting, shared, again)).await?;
-        if !inner.ledger.renew(inner.place, qp) {
-            let source = io::Error::other("its completion queue has failed: connect anew");
-            return Err(ConnectError::Io { tried: "connecting again".to_owned(), source });
+        if !inner.ledger.renew(inner.place, qp, epoch) {
+            let why = "it was closed meanwhile, or its completion queue has failed";
+            let (tried, source) = ("connecting again".to_owned(), io::Error::other(why));
+            return Err(ConnectError::Io { tried, source });
         }
-        shared.renew(number, epoch);
         inner.check_driver();
+        shared.enter(number, inner);
         meeting.done(epoch);
         Ok(epoch)
     }
@@ -110,7 +119,8 @@ impl Connection {
     ///
     /// # Errors
     /// Those of [`reconnect`](Self::reconnect); [`ConnectError::NumberTaken`] for the number of a connection that is here;
-    /// those of [`Driver::prepare`] as [`ConnectError::Verbs`].
+    /// those of [`Driver::prepare`] as [`ConnectError::Verbs`]; [`ConnectError::Busy`] if the client makes more than 64 at
+    /// once, since the server remembers no more that its program has not asked for.
     ///
     /// # Examples
     /// ```
@@ -152,8 +162,9 @@ impl Connection {
         let maker = Maker { driver, qp: qp.clone() };
         let (epoch, further) = within(shared, meet(&mut meeting, shared, maker)).await?;
         let (task, shared) = (Arc::clone(&member.task), Arc::clone(shared));
-        shared.enter(number, epoch, further.inner());
-        further.inner().keep(Member { shared, number, qp, task });
+        further.inner().look(|place| place.epoch = epoch);
+        further.inner().keep(Member { shared: Arc::clone(&shared), number, qp, task });
+        shared.enter(number, further.inner());
         meeting.done(epoch);
         Ok(further)
     }
@@ -170,7 +181,7 @@ impl Connection {
     ///
     /// # Errors
     /// [`ConnectError::Timeout`] if what was sent did not complete in time, or the peer did not end its end;
-    /// [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
+    /// [`ConnectError::Io`] if something of it has failed, or the peer was gone before; [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
     ///
     /// # Examples
     /// ```
@@ -195,20 +206,33 @@ impl Connection {
     /// ```
     pub async fn disconnect(&self, limit: Duration) -> Result<(), ConnectError> {
         let inner = self.inner();
-        inner.ledger.stop(inner.place, CloseReason::Asked);
+        let epoch = inner.look(|place| {
+            place.await_no_other();
+            place.epoch
+        });
+        inner.ledger.stop_if(inner.place, CloseReason::Asked, |place| place.epoch == epoch);
         let over = async {
-            inner.until_drained().await;
+            // Another task may bring another queue pair meanwhile, which is none of this one's affair.
+            let is_over =
+                |place: &mut Place| place.epoch != epoch || place.is_drained() || place.is_gone();
+            inner.until(is_over).await;
             if let Some(member) = inner.member().filter(|member| member.shared.talks) {
-                member.finish().await;
+                member.finish(epoch).await;
             }
         };
         let in_time = timeout(limit, over).await;
-        inner.close(CloseReason::Asked)?;
+        inner.ledger.close_if(inner.place, CloseReason::Asked, |place| place.epoch == epoch)?;
         in_time.map_err(|_| {
             let awaited = "end of the peer's end, or of what was sent to it: does its program run, and has it posted \
                 receives?";
             ConnectError::Timeout { limit, awaited: awaited.to_owned() }
-        })
+        })?;
+        if inner.look(|place| place.epoch == epoch && place.has_lost()) {
+            let why = "something of what was sent last did not arrive: the operations say what";
+            let (tried, source) = ("ending the connection".to_owned(), io::Error::other(why));
+            return Err(ConnectError::Io { tried, source });
+        }
+        Ok(())
     }
 }
 
@@ -245,7 +269,10 @@ where
             if let Met::Yes(peer) = meeting.answered(epoch).await? {
                 let with = Arc::clone(&maker);
                 let end = blocking(move || Ok(with.connect(prepared, peer)?)).await?;
-                return Ok((epoch, end));
+                // Which takes its time: the other end may have given up.
+                if !meeting.is_withdrawn(epoch) {
+                    return Ok((epoch, end));
+                }
             }
         } else {
             let (epoch, peer) = meeting.offered().await?;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use rdma_channel::{CloseReason, ConnectError};
@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 
 use super::frame::Frame;
 use crate::ledger::after::apart;
-use crate::link::Inner;
+use crate::link::{Inner, Seat};
 
 /// So many connections that are not here the other end can speak of.
 const MOST_STRANGERS: usize = 64;
@@ -32,19 +32,12 @@ pub(crate) struct Member {
 
 impl Member {
     /// The connection is no more: the other end is told.
-    pub(crate) fn leave(&self) {
-        self.shared.leave(self.number);
+    pub(crate) fn leave(&self, epoch: u32) {
+        self.shared.leave(self.number, epoch);
     }
 
-    /// Which of its queue pairs it has.
-    pub(crate) fn epoch(&self) -> u32 {
-        let state = self.shared.state();
-        state.lanes.get(&self.number).map_or(0, |lane| lane.epoch)
-    }
-
-    /// Tells the other end that all was sent, and waits until it has ended.
-    pub(super) async fn finish(&self) {
-        let epoch = self.epoch();
+    /// Tells the other end that all was sent with the queue pair of that epoch, and waits until it has ended.
+    pub(super) async fn finish(&self, epoch: u32) {
         self.shared.say(self.number, epoch, &Frame::Finish);
         self.shared.until_ended(self.number, epoch).await;
     }
@@ -76,6 +69,8 @@ pub(crate) struct Shared {
     pub(super) talks: bool,
     /// How long a queue pair may take to be connected.
     pub(super) limit: Duration,
+    /// Which process has it: a forked child may find the lock taken for ever.
+    process: u32,
 }
 
 /// What is under the lock.
@@ -85,7 +80,8 @@ struct State {
     /// The newest epoch that was offered.
     newest: u32,
     to_say: Vec<u8>,
-    /// The other end wants a sign of life.
+    /// A sign of life is wanted of the other end, or by it.
+    owes_beat: bool,
     owes_alive: bool,
     /// The stream is closed.
     is_over: bool,
@@ -95,34 +91,30 @@ struct State {
 #[derive(Default)]
 struct Lane {
     /// The one that is here, if there is one.
-    connection: Weak<Inner>,
-    is_here: bool,
-    /// Of the queue pair that is here.
-    epoch: u32,
-    /// Its end was said, or heard.
-    is_ended: bool,
-    /// The other end has nothing more to send, and waits for this one to end.
-    is_to_finish: bool,
+    here: Option<Seat>,
     /// A queue pair for it is being made.
     is_meeting: bool,
     /// What was offered by the client, or answered by the server.
     endpoint: Option<(u32, Box<QueuePairEndpoint>)>,
     /// Of the queue pair that is ready at the client.
     ready: Option<u32>,
-    /// The newest that has ended, or will not be.
+    /// The newest whose end was said.
+    told: Option<u32>,
+    /// The newest that has ended at the other end, or will not be.
     withdrawn: Option<u32>,
-}
-
-impl Lane {
-    fn renew(&mut self, epoch: u32) {
-        (self.epoch, self.is_ended, self.is_to_finish) = (epoch, false, false);
-    }
+    /// The newest with which the other end has nothing more to send, and waits for this one to end.
+    finished: Option<u32>,
 }
 
 impl Shared {
     pub(super) fn new(address: SocketAddr, is_client: bool, talks: bool, limit: Duration) -> Self {
         let (state, to_say, heard) = (Mutex::default(), Arc::default(), Notify::new());
-        Self { state, to_say, heard, address, is_client, talks, limit }
+        let process = std::process::id();
+        Self { state, to_say, heard, address, is_client, talks, limit, process }
+    }
+
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -134,44 +126,37 @@ impl Shared {
         apart(|| self.heard.notify_waiters());
     }
 
-    /// A connection is here.
-    pub(super) fn enter(&self, number: u32, epoch: u32, connection: &Arc<Inner>) {
+    /// A connection is here, or has another queue pair.
+    pub(super) fn enter(&self, number: u32, connection: &Inner) {
         connection.rooms.tell(&self.to_say);
-        let mut state = self.state();
-        let lane = state.lanes.entry(number).or_default();
-        (lane.connection, lane.is_here) = (Arc::downgrade(connection), true);
-        lane.renew(epoch);
-        drop(state);
-        // It may have ended before.
+        let seat = connection.seat();
+        self.state().lanes.entry(number).or_default().here = Some(seat.clone());
+        // What was heard of it before, and what has become of it.
+        self.settle(number, &seat);
         self.to_say.notify_one();
     }
 
-    /// It has another queue pair.
-    pub(super) fn renew(&self, number: u32, epoch: u32) {
-        if let Some(lane) = self.state().lanes.get_mut(&number) {
-            lane.renew(epoch);
-        }
-        self.to_say.notify_one();
-    }
-
-    fn leave(&self, number: u32) {
+    fn leave(&self, number: u32, epoch: u32) {
         let mut state = self.state();
         let Some(lane) = state.lanes.get_mut(&number) else { return };
-        lane.is_here = false;
-        let (epoch, told) = (lane.epoch, lane.is_ended);
+        lane.here = None;
+        let told = lane.told.max(lane.withdrawn) >= Some(epoch);
         if lane.endpoint.is_none() {
             state.lanes.remove(&number);
         }
-        if !told {
-            Frame::Ended.write(number, epoch, &mut state.to_say);
-        }
         drop(state);
-        self.to_say.notify_one();
+        if !told {
+            self.say(number, epoch, &Frame::Ended);
+        }
     }
 
     /// Says that of a connection.
     pub(super) fn say(&self, number: u32, epoch: u32, frame: &Frame) {
-        frame.write(number, epoch, &mut self.state().to_say);
+        let mut state = self.state();
+        if !state.is_over {
+            frame.write(number, epoch, &mut state.to_say);
+        }
+        drop(state);
         self.to_say.notify_one();
     }
 
@@ -179,47 +164,72 @@ impl Shared {
     /// send are closed.
     pub(super) fn take_due(&self) -> Vec<u8> {
         for (number, connection) in self.connections() {
-            if self.is_to_finish(number) && connection.is_drained() {
-                connection.end(CloseReason::Gone);
-            }
-            if connection.has_ended() {
-                self.note_end(number);
-            }
+            self.settle(number, &connection);
         }
         let mut state = self.state();
-        if std::mem::take(&mut state.owes_alive) {
-            Frame::Alive.write(0, 0, &mut state.to_say);
+        let state = &mut *state;
+        for (owes, frame) in
+            [(&mut state.owes_beat, Frame::Beat), (&mut state.owes_alive, Frame::Alive)]
+        {
+            if std::mem::take(owes) {
+                frame.write(0, 0, &mut state.to_say);
+            }
         }
         std::mem::take(&mut state.to_say)
     }
 
-    fn is_to_finish(&self, number: u32) -> bool {
-        self.state().lanes.get(&number).is_some_and(|lane| lane.is_to_finish)
+    /// Brings together what the other end has said of a connection and what has become of it here. Each is about the queue
+    /// pair of an epoch, which another one may follow meanwhile.
+    fn settle(&self, number: u32, connection: &Seat) {
+        let Some(epoch) = connection.look(|place| place.epoch) else { return };
+        let (is_over, is_finished) = {
+            let state = self.state();
+            let Some(lane) = state.lanes.get(&number) else { return };
+            let newest = Some(epoch);
+            (state.is_over || lane.withdrawn >= newest, lane.finished == newest)
+        };
+        let gone = CloseReason::Gone;
+        if is_over {
+            connection.end_if(gone, |place| place.epoch == epoch && !place.is_gone());
+        } else if is_finished {
+            connection.stop_if(gone, |place| place.epoch == epoch);
+            connection.end_if(gone, |place| place.epoch == epoch && place.is_drained());
+        }
+        let has_ended = connection
+            .look(|place| place.epoch == epoch && place.closed().is_some() && !place.is_draining());
+        if has_ended == Some(true) {
+            self.note_end(number, epoch);
+        }
     }
 
-    /// Says that the queue pair of a connection has ended, once.
-    fn note_end(&self, number: u32) {
+    /// Says that the queue pair of that epoch has ended, once, unless the other end has said so.
+    fn note_end(&self, number: u32, epoch: u32) {
         let mut state = self.state();
-        let state = &mut *state;
-        if let Some(lane) = state.lanes.get_mut(&number)
-            && !std::mem::replace(&mut lane.is_ended, true)
-        {
-            Frame::Ended.write(number, lane.epoch, &mut state.to_say);
-            self.tell();
+        let state_of = &mut *state;
+        let Some(lane) = state_of.lanes.get_mut(&number).filter(|lane| lane.told < Some(epoch))
+        else {
+            return;
+        };
+        lane.told = Some(epoch);
+        if lane.withdrawn < Some(epoch) && !state_of.is_over {
+            Frame::Ended.write(number, epoch, &mut state_of.to_say);
         }
+        drop(state);
+        self.to_say.notify_one();
+        self.tell();
     }
 
     /// Whether the only connection has ended, whose other end is told so by the end of the stream.
     pub(super) fn has_ended(&self) -> bool {
         let state = self.state();
-        state.lanes.values().all(|lane| lane.is_ended)
+        state.lanes.values().all(|lane| lane.told.is_some())
     }
 
-    /// Those that are here. Dropped without the lock, since each may be the last owner.
-    fn connections(&self) -> Vec<(u32, Arc<Inner>)> {
+    /// Those that are here.
+    fn connections(&self) -> Vec<(u32, Seat)> {
         let state = self.state();
-        let lanes = state.lanes.iter().filter(|(_, lane)| lane.is_here);
-        lanes.filter_map(|(&number, lane)| Some((number, lane.connection.upgrade()?))).collect()
+        let lanes = state.lanes.iter();
+        lanes.filter_map(|(&number, lane)| Some((number, lane.here.clone()?))).collect()
     }
 
     /// Takes what the other end says.
@@ -227,12 +237,26 @@ impl Shared {
     /// # Errors
     /// In words, if it cannot say that.
     pub(super) fn hear(&self, number: u32, epoch: u32, frame: Frame) -> Result<(), &'static str> {
+        if let Some(connection) = self.note_heard(number, epoch, frame)? {
+            self.settle(number, &connection);
+        }
+        self.tell();
+        Ok(())
+    }
+
+    /// Notes it. The connection that it ends, if there is one.
+    fn note_heard(
+        &self,
+        number: u32,
+        epoch: u32,
+        frame: Frame,
+    ) -> Result<Option<Seat>, &'static str> {
         let mut state = self.state();
-        let strangers = state.lanes.values().filter(|lane| !lane.is_here).count();
-        let is_known = state.lanes.contains_key(&number);
         match frame {
             Frame::Offer(endpoint) if !self.is_client => {
-                if !is_known && strangers >= MOST_STRANGERS {
+                let is_stranger = |lane: &Lane| lane.here.is_none() && !lane.is_meeting;
+                let strangers = state.lanes.values().filter(|lane| is_stranger(lane)).count();
+                if !state.lanes.contains_key(&number) && strangers >= MOST_STRANGERS {
                     return Err("it offers more connections than are awaited");
                 }
                 state.lanes.entry(number).or_default().endpoint = Some((epoch, endpoint));
@@ -250,48 +274,37 @@ impl Shared {
             Frame::Offer(_) | Frame::Answer(_) | Frame::Ready => {
                 return Err("it says what the other end has to say");
             }
-            Frame::Ended => {
-                let Some(lane) = state.lanes.get_mut(&number) else { return Ok(()) };
-                lane.withdrawn = lane.withdrawn.max(Some(epoch));
-                lane.endpoint.take_if(|(offered, _)| *offered <= epoch);
-                let ends = lane.is_here && lane.epoch == epoch;
-                let ends = ends && !std::mem::replace(&mut lane.is_ended, true);
-                let connection = ends.then(|| lane.connection.upgrade()).flatten();
-                if !lane.is_here && !lane.is_meeting && lane.endpoint.is_none() {
+            Frame::Ended if self.is_client && epoch > state.newest => {
+                return Err("it ends a queue pair that was not offered");
+            }
+            Frame::Ended | Frame::Finish => {
+                let Some(lane) = state.lanes.get_mut(&number) else { return Ok(None) };
+                let newest = match frame {
+                    Frame::Ended => &mut lane.withdrawn,
+                    _ => &mut lane.finished,
+                };
+                *newest = (*newest).max(Some(epoch));
+                if lane.withdrawn >= Some(epoch) {
+                    lane.endpoint.take_if(|(offered, _)| *offered <= epoch);
+                }
+                if lane.here.is_some() {
+                    return Ok(lane.here.clone());
+                }
+                if !lane.is_meeting && lane.endpoint.is_none() {
                     state.lanes.remove(&number);
                 }
-                drop(state);
-                if let Some(connection) = connection {
-                    connection.end(CloseReason::Gone);
-                }
-            }
-            Frame::Finish => {
-                let lane = state.lanes.get_mut(&number);
-                let connection =
-                    lane.filter(|lane| lane.is_here && lane.epoch == epoch).and_then(|lane| {
-                        lane.is_to_finish = true;
-                        lane.connection.upgrade()
-                    });
-                drop(state);
-                if let Some(connection) = connection {
-                    connection.ledger.stop(connection.place, CloseReason::Gone);
-                }
-                // It may have nothing to send.
-                self.to_say.notify_one();
             }
             Frame::Beat => {
                 state.owes_alive = true;
-                drop(state);
                 self.to_say.notify_one();
             }
             Frame::Alive => {}
         }
-        self.tell();
-        Ok(())
+        Ok(None)
     }
 
     /// The stream is closed. Those that end with it.
-    pub(super) fn end(&self) -> Vec<Arc<Inner>> {
+    pub(super) fn end(&self) -> Vec<Seat> {
         self.state().is_over = true;
         self.tell();
         self.connections().into_iter().map(|(_, connection)| connection).collect()
@@ -325,14 +338,15 @@ impl Shared {
 
     /// Ready when the other end has ended the queue pair of that epoch.
     pub(super) async fn until_ended(&self, number: u32, epoch: u32) {
-        let ended = |lane: &mut Lane| (lane.is_ended || lane.epoch != epoch).then_some(());
+        let ended = |lane: &mut Lane| (lane.told.max(lane.withdrawn) >= Some(epoch)).then_some(());
         // If the stream is closed, it has ended, too.
         let _ = self.until(number, ended).await;
     }
 
     /// Wants a sign of life.
     pub(super) fn beat(&self) {
-        self.say(0, 0, &Frame::Beat);
+        self.state().owes_beat = true;
+        self.to_say.notify_one();
     }
 }
 
@@ -353,6 +367,10 @@ pub(super) enum Met<T> {
 
 impl<'s> Meeting<'s> {
     /// For a connection that is here, or is not.
+    ///
+    /// # Errors
+    /// [`ConnectError::NoControl`], [`ConnectError::NumberTaken`], and [`ConnectError::Busy`] if this end makes as many
+    /// already as the other one remembers.
     pub(super) fn begin(
         shared: &'s Shared,
         number: u32,
@@ -362,8 +380,14 @@ impl<'s> Meeting<'s> {
             return Err(ConnectError::NoControl);
         }
         let mut state = shared.state();
+        let meeting =
+            state.lanes.values().filter(|lane| lane.is_meeting && lane.here.is_none()).count();
+        if shared.is_client && !is_here && meeting >= MOST_STRANGERS {
+            let why = format!("{MOST_STRANGERS} further connections are being made: wait for some");
+            return Err(ConnectError::Busy(why.into()));
+        }
         let lane = state.lanes.entry(number).or_default();
-        if lane.is_meeting || lane.is_here != is_here {
+        if lane.is_meeting || lane.here.is_some() != is_here {
             return Err(ConnectError::NumberTaken { number });
         }
         (lane.is_meeting, lane.ready) = (true, None);
@@ -399,10 +423,18 @@ impl<'s> Meeting<'s> {
         self.shared.until(self.number, look).await
     }
 
+    /// Whether the other end has given up.
+    pub(super) fn is_withdrawn(&self, epoch: u32) -> bool {
+        let state = self.shared.state();
+        state.lanes.get(&self.number).is_some_and(|lane| lane.withdrawn >= Some(epoch))
+    }
+
     /// What the client offers.
-    pub(super) async fn offered(&self) -> Result<(u32, QueuePairEndpoint), ConnectError> {
+    pub(super) async fn offered(&mut self) -> Result<(u32, QueuePairEndpoint), ConnectError> {
         let look = |lane: &mut Lane| lane.endpoint.take();
         let (epoch, endpoint) = self.shared.until(self.number, look).await?;
+        // Whatever becomes of it, the client is told.
+        self.epoch = Some(epoch);
         Ok((epoch, *endpoint))
     }
 
@@ -434,13 +466,16 @@ impl<'s> Meeting<'s> {
 
 impl Drop for Meeting<'_> {
     fn drop(&mut self) {
+        if !self.shared.is_of_this_process() {
+            return;
+        }
         let mut state = self.shared.state();
         if let Some(lane) = state.lanes.get_mut(&self.number) {
             lane.is_meeting = false;
             if self.shared.is_client {
                 lane.endpoint = None;
             }
-            if !lane.is_here && lane.endpoint.is_none() {
+            if lane.here.is_none() && lane.endpoint.is_none() {
                 state.lanes.remove(&self.number);
             }
         }

@@ -41,9 +41,9 @@ pub(super) fn keep(
     stream.set_nonblocking(true)?;
     let stream = TcpStream::from_std(stream)?;
     let shared = Arc::new(shared);
-    shared.enter(0, 0, inner);
     let task = Arc::new(Task(OnceLock::new()));
     inner.keep(Member { shared: Arc::clone(&shared), number: 0, qp, task: Arc::clone(&task) });
+    shared.enter(0, inner);
     let guard = Guard { shared, reason: CloseReason::Destroyed };
     let running = tokio::spawn(until_gone(stream, guard, beat));
     let _ = task.0.set(running.abort_handle());
@@ -58,7 +58,11 @@ struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        self.shared.end().iter().for_each(|connection| connection.end(self.reason));
+        // A forked child has none of it.
+        if self.shared.is_of_this_process() {
+            let reason = self.reason;
+            self.shared.end().iter().for_each(|connection| connection.end_if(reason, |_| true));
+        }
     }
 }
 
@@ -126,7 +130,7 @@ async fn beats(shared: &Shared, beat: Option<Duration>, has_heard: &AtomicBool) 
     let mut ticks = interval(beat.clamp(Duration::from_millis(1), LONGEST_BEAT));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut silent = 0;
-    while silent <= SILENT_BEATS {
+    while silent < SILENT_BEATS {
         ticks.tick().await;
         silent = if has_heard.swap(false, Ordering::Relaxed) { 0 } else { silent + 1 };
         shared.beat();

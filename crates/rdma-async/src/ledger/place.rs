@@ -28,7 +28,9 @@ use crate::buffer::view::BufferSlice;
 pub(crate) struct Rooms {
     sends: Arc<Notify>,
     receives: Arc<Notify>,
-    /// Who else is told when the connection is closed, or has nothing outstanding any more.
+    /// Told when the connection is closed, or has nothing outstanding any more.
+    ended: Notify,
+    /// Who else is told so.
     control: OnceLock<Arc<Notify>>,
 }
 
@@ -44,9 +46,15 @@ impl Rooms {
     pub(crate) fn close(&self) {
         apart(|| self.sends.notify_waiters());
         apart(|| self.receives.notify_waiters());
+        apart(|| self.ended.notify_waiters());
         if let Some(control) = self.control.get() {
             control.notify_one();
         }
+    }
+
+    /// Told to all who wait when the connection is closed, or has nothing outstanding any more.
+    pub(crate) const fn ended(&self) -> &Notify {
+        &self.ended
     }
 
     /// Has this one told, too.
@@ -91,6 +99,10 @@ pub(crate) struct Place {
     slots: Slots,
     /// Where atomic operations put what the peer's words were, one word for each slot. Made when the first is needed.
     words: Option<SharedRegion>,
+    /// Which of all connections that the ledger has had it is; 0 if it is none.
+    pub(crate) serial: u64,
+    /// Which of its queue pairs it has, or has had last.
+    pub(crate) epoch: u32,
     pub(crate) qpn: Qpn,
     pub(crate) peer: Option<PeerAddress>,
     /// Which port it uses; `None` if the device does not say.
@@ -98,8 +110,12 @@ pub(crate) struct Place {
     closed: Option<CloseReason>,
     /// Why the queue pair has ended that was here before.
     ended_before: Option<CloseReason>,
-    /// It takes no more requests, and is closed when those of its send queue are over.
-    is_draining: bool,
+    /// It takes no more requests, and is closed when those of its send queue are over: so many are with the device.
+    draining: Option<u32>,
+    /// When it was to take no more requests, one of its send queue was not done.
+    has_lost: bool,
+    /// Another queue pair is on its way, and nobody has asked for an end since.
+    awaits_another: bool,
     /// What came for receives that were dropped, in order.
     arrived: VecDeque<Arrived>,
     /// How many wait for a slot of each queue.
@@ -123,7 +139,8 @@ impl Place {
     /// A connection comes here.
     pub(crate) fn enter(
         &mut self,
-        (qp, port): (QueuePair, Option<u8>),
+        qp: (QueuePair, Option<u8>),
+        serial: u64,
         depth: [u32; 2],
         rooms: Arc<Rooms>,
     ) {
@@ -131,16 +148,38 @@ impl Place {
         self.slots = Slots::new(depth, self.slots.next_generation());
         (self.rooms, self.closed) = (rooms, None);
         (self.waiting, self.is_taken, self.is_abandoned) = ([0; 2], true, false);
-        self.renew((qp, port));
+        self.serial = serial;
+        self.renew(qp, 0);
     }
 
     /// Another queue pair comes, behind one that was destroyed. What has ended with that one is still in its slots, and
     /// those of futures that were forgotten stay with them.
-    pub(crate) fn renew(&mut self, (qp, port): (QueuePair, Option<u8>)) {
+    pub(crate) fn renew(&mut self, (qp, port): (QueuePair, Option<u8>), epoch: u32) {
         debug_assert!(self.is_taken && self.is_gone());
-        self.ended_before = self.closed.take();
+        (self.ended_before, self.epoch) = (self.closed.take(), epoch);
         (self.qpn, self.peer, self.port) = (qp.qpn(), qp.peer().map(PeerAddress::from), port);
-        (self.qp, self.is_draining) = (Some(qp), false);
+        (self.qp, self.draining) = (Some(qp), None);
+        (self.has_lost, self.awaits_another) = (false, false);
+    }
+
+    /// Another queue pair is on its way.
+    pub(crate) const fn await_another(&mut self) {
+        self.awaits_another = true;
+    }
+
+    /// Somebody has asked for an end: no other queue pair comes that is on its way.
+    pub(crate) const fn await_no_other(&mut self) {
+        self.awaits_another = false;
+    }
+
+    /// Whether another queue pair can come.
+    pub(crate) const fn takes_another(&self) -> bool {
+        self.is_gone() && self.awaits_another
+    }
+
+    /// Whether the queue pair is about to be destroyed by somebody.
+    pub(crate) const fn is_ending(&self) -> bool {
+        self.is_ending
     }
 
     /// Its queue pair was destroyed, and nothing is with the device.
@@ -152,7 +191,7 @@ impl Place {
     pub(crate) fn leave(&mut self) -> Left {
         debug_assert!(self.qp.is_none() && !self.is_ending, "the device may use the memory");
         let next = Slots::new([0, 0], self.slots.next_generation());
-        (self.is_taken, self.waiting) = (false, [0; 2]);
+        (self.is_taken, self.serial, self.waiting) = (false, 0, [0; 2]);
         (mem::replace(&mut self.slots, next), mem::take(&mut self.arrived), self.words.take())
     }
 
@@ -201,18 +240,23 @@ impl Place {
     /// Takes no more requests, for that reason if there was none. Who waits for a slot waits in vain.
     pub(crate) fn stop(&mut self, reason: CloseReason) -> After {
         self.closed.get_or_insert(reason);
-        self.is_draining = true;
+        self.draining.get_or_insert_with(|| self.slots.sending());
         After::Close(Arc::clone(&self.rooms))
     }
 
     /// Whether it takes no more requests, and none of its send queue is with the device.
-    pub(crate) fn is_drained(&self) -> bool {
-        self.is_draining && !self.slots.are_sending()
+    pub(crate) const fn is_drained(&self) -> bool {
+        matches!(self.draining, Some(0))
     }
 
     /// Whether it was [stopped](Self::stop).
     pub(crate) const fn is_draining(&self) -> bool {
-        self.is_draining
+        self.draining.is_some()
+    }
+
+    /// Whether something was lost of what was sent when it was [stopped](Self::stop).
+    pub(crate) const fn has_lost(&self) -> bool {
+        self.has_lost
     }
 
     /// The queue pair could not be destroyed.
@@ -225,7 +269,8 @@ impl Place {
     /// And how many of them were [awaited](Afters::awaited).
     pub(crate) fn end(&mut self) -> (Vec<After>, usize) {
         debug_assert!(self.qp.is_none());
-        (self.is_ending, self.is_draining) = (false, false);
+        self.is_ending = false;
+        self.has_lost |= self.draining.take().is_some_and(|sending| sending > 0);
         let (mut afters, mut told) = (vec![After::Close(Arc::clone(&self.rooms))], 0);
         for index in 0..self.slots.len() as usize {
             let slot = self.slots.at(index);
@@ -348,10 +393,22 @@ impl Place {
         if let Err(error) = result {
             self.note_failed(operation, error, afters);
         }
-        if self.is_draining && self.is_drained() {
-            afters.push(After::Close(Arc::clone(&self.rooms)));
+        if let Some(sending) = self.draining
+            && self.slots.side(id.slot()) == Side::Send
+        {
+            self.note_sent(sending, result.is_err(), afters);
         }
         true
+    }
+
+    /// A request of the send queue is over which was outstanding when the connection was stopped.
+    #[cold]
+    fn note_sent(&mut self, sending: u32, has_failed: bool, afters: &mut Afters) {
+        debug_assert!(sending > 0, "it is one of them");
+        (self.draining, self.has_lost) = (Some(sending - 1), self.has_lost | has_failed);
+        if sending == 1 {
+            afters.push(After::Close(Arc::clone(&self.rooms)));
+        }
     }
 
     /// A request has failed, and the queue pair with it.

@@ -135,10 +135,11 @@ impl Slots {
         }
     }
 
-    /// Whether a request of the send queue is with the device.
-    pub(crate) fn are_sending(&self) -> bool {
+    /// How many requests of the send queue are with the device.
+    #[allow(clippy::cast_possible_truncation)] // no more than there are slots
+    pub(crate) fn sending(&self) -> u32 {
         let sends = self.slots.iter().take(self.sends as usize);
-        sends.into_iter().any(|slot| matches!(slot.phase, Phase::InFlight | Phase::Forsaken))
+        sends.filter(|slot| matches!(slot.phase, Phase::InFlight | Phase::Forsaken)).count() as u32
     }
 
     /// A free slot of a queue.

@@ -223,3 +223,33 @@ fn one_task_at_a_time_reconnects() {
         host.talk(&client, &server, b"once").await;
     });
 }
+
+/// Who closes the connection while another task reconnects it has closed it.
+#[test]
+fn a_connection_that_is_closed_meanwhile_stays_closed() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for gracefully in [false, true] {
+            let (client, server) = host.pair().await;
+            let again = tokio::spawn({
+                let server = server.clone();
+                async move { server.reconnect().await }
+            });
+            // It waits for the client.
+            client.receive_imm().await.unwrap_err();
+            if gracefully {
+                server.disconnect(HANG).await.unwrap();
+            } else {
+                server.close().unwrap();
+            }
+            let (at_client, at_server) = tokio::join!(client.reconnect(), again);
+            let closed = at_server.unwrap().unwrap_err();
+            assert!(matches!(closed, ConnectError::Io { .. }), "{closed:?}");
+            assert!(server.closed().is_some());
+            // The client may have begun with a queue pair that has ended since.
+            drop((at_client, server));
+            let failed = client.receive_imm().await.unwrap_err();
+            assert!(matches!(failed.error, TransportError::Closed { .. }), "{failed}");
+        }
+    });
+}

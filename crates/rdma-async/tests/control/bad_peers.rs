@@ -118,9 +118,12 @@ fn what_means_nothing_changes_nothing() {
         let mut bytes = Vec::new();
         for number in [0, 1, u32::MAX] {
             for epoch in [1, 7, u32::MAX] {
-                // READY, ENDED and FINISH of what is not there, and offers that are withdrawn.
-                for kind in [3, 4, 5, 7] {
-                    bytes.extend(head(kind, number, epoch));
+                // READY, FINISH and ENDED of what is not there, and ALIVE.
+                for kind in [3, 5, 7, 4] {
+                    // The end of a later queue pair is that of an earlier one, too.
+                    if kind != 4 || number != 0 {
+                        bytes.extend(head(kind, number, epoch));
+                    }
                 }
             }
         }
@@ -196,5 +199,79 @@ fn an_offer_that_leads_to_nothing_is_ended_in_time() {
         });
         assert_eq!((epoch.unwrap(), server.epoch()), (9, 9));
         host.talk(&connected, &server, b"at last").await;
+    });
+}
+
+/// A client whose new queue pair ends, or whose stream does, in the same breath in which it says that it is ready.
+#[test]
+fn an_end_that_comes_with_the_beginning_is_not_lost() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for (number, leaves) in [(0, false), (0, true), (3, false), (3, true)] {
+            let (mut peer, server) = pair(&host).await;
+            let offered = host.driver.prepare(host.pd.create_qp()).unwrap();
+            let told = offered.endpoint();
+            let reconnect = async {
+                match number {
+                    0 => server.reconnect().await.map(|_| server.clone()),
+                    _ => server.connect_further(number, host.pd.create_qp()).await,
+                }
+            };
+            let (again, connected) = tokio::join!(reconnect, async {
+                peer.say(&offer(number, 1, &told)).await;
+                let endpoint = loop {
+                    let (kind, epoch, endpoint) = peer.hear().await;
+                    if (kind, epoch) == (2, 1) {
+                        break endpoint;
+                    }
+                };
+                let connected = handshake(offered, &endpoint);
+                let last = if leaves { Vec::new() } else { head(4, number, 1) };
+                peer.say(&[head(3, number, 1), last].concat()).await;
+                if leaves {
+                    peer.stream.shutdown().await.unwrap();
+                }
+                connected
+            });
+            if let Ok(again) = again {
+                let failed = again.receive(host.pool.allocate(8).unwrap()).await.unwrap_err();
+                assert!(failed.to_string().contains("the peer is gone"), "{failed}");
+            }
+            drop((connected, peer));
+        }
+    });
+}
+
+/// A server that ends what it was not offered is not heard any more; it would be asked without an end.
+#[test]
+fn a_server_ends_no_queue_pair_that_was_not_offered() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        let prepared = host.driver.prepare(host.pd.create_qp()).unwrap();
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut hello = [0; 10 + ENDPOINT];
+            stream.read_exact(&mut hello).await.unwrap();
+            let told = prepared.endpoint();
+            let connected = handshake(prepared, &hello[10..]);
+            let answer = [b"RDRV\0\x01\0\x02\0\0".as_slice(), &told.to_bytes()].concat();
+            stream.write_all(&answer).await.unwrap();
+            stream.read_exact(&mut [0; 10]).await.unwrap();
+            stream.write_all(b"RDRV\0\x01\x03\x04\0\0").await.unwrap();
+            stream.write_all(&head(4, 0, u32::MAX)).await.unwrap();
+            (stream, connected)
+        };
+        let connect = host.driver.connect(address, host.options());
+        let (client, server) = tokio::join!(connect, server);
+        let client = client.unwrap().0;
+        let failed = client.receive_imm().await.unwrap_err();
+        assert!(failed.to_string().contains("the peer is gone"), "{failed}");
+        let gone = client.reconnect().await.unwrap_err();
+        assert!(matches!(gone, ConnectError::Closed { .. }), "{gone}");
+        drop(server);
     });
 }

@@ -144,3 +144,25 @@ fn a_peer_that_does_not_run_is_noticed() {
         peer.join().unwrap();
     });
 }
+
+/// What was sent, and never came, is told, though nobody waits for the sends.
+#[test]
+fn what_is_lost_at_the_end_is_told() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for closes in [true, false] {
+            let (client, server) = host.pair().await;
+            // There is no receive for it.
+            drop(client.send(host.buffer(b"lost")).post().await.unwrap());
+            let end = async {
+                if closes {
+                    server.close().unwrap();
+                }
+                drop(server);
+            };
+            let (lost, ()) = tokio::join!(client.disconnect(HANG), end);
+            let lost = lost.unwrap_err();
+            assert!(lost.to_string().contains("did not arrive"), "{lost}");
+        }
+    });
+}

@@ -18,7 +18,7 @@ use crate::region::pool::carved::PoolRegion;
 /// A pool has nothing at first. When no region has enough free memory it registers another one, of
 /// the pool's region size, or larger if one buffer needs more; what is in no use is given back to
 /// the system by [`trim`](Self::trim) and when the pool and its buffers are dropped. Lengths are
-/// rounded up to 64 bytes, where each buffer begins.
+/// rounded up to 64 bytes, where each buffer begins that is not [the rest](Buffer::split_at) of another one.
 ///
 /// Peers have no right to any of it: a key for peers would be one for all buffers of a region. For
 /// peers there are [`SharedRegion`](crate::SharedRegion), and, where the device has them, a
@@ -58,7 +58,7 @@ pub struct PoolUsage {
     pub regions: usize,
     /// How long they are together, in bytes.
     pub registered_bytes: usize,
-    /// How many buffers there are.
+    /// How many buffers there are. Those that are parts of one count as that one.
     pub buffers: usize,
     /// What the buffers take, in bytes: their lengths, each rounded up to 64.
     pub used_bytes: usize,
