@@ -38,24 +38,34 @@
 //! A forked child has none of its parent's connections. It must not use them; dropping connections, drivers and
 //! listeners does nothing, and an operation that waits for a slot, an [`Incoming`] or [`Events`] must not be dropped there.
 
+// Models have no network, and nobody to use what only that uses.
+#![cfg_attr(loom, allow(dead_code, unused_imports))]
+
 mod buffer;
 mod connection;
+#[cfg(not(loom))]
 mod control;
 mod driver;
 #[doc = include_str!("guide.md")]
 pub mod guide {}
 mod ledger;
 mod link;
+#[cfg(test)]
+mod mock;
 mod operation;
 pub mod prelude;
 mod prepared;
+mod sync;
 
 pub use buffer::held::{Source, Target};
 pub use buffer::shared::SharedBuffer;
 pub use buffer::view::{BufferExt, BufferSlice};
 pub use connection::Connection;
+#[cfg(not(loom))]
 pub use control::incoming::Incoming;
+#[cfg(not(loom))]
 pub use control::listener::Listener;
+#[cfg(not(loom))]
 pub use control::options::ConnectionOptions;
 pub use driver::Driver;
 pub use driver::events::Events;

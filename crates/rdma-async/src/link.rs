@@ -8,6 +8,7 @@ use rdma_channel::{CloseReason, TransportError};
 use rdma_mem::ProtectionDomain;
 use rdma_qp::QueuePair;
 
+#[cfg(not(loom))]
 use crate::control::shared::Member;
 use crate::driver::shared::Handle;
 use crate::ledger::Ledger;
@@ -41,6 +42,18 @@ impl Seat {
         if let Err(error) = self.ledger.close_if(self.place, reason, is_so) {
             tracing::error!(%error, "the queue pair of a connection that has ended could not be destroyed");
         }
+    }
+}
+
+/// There are no control connections in models.
+#[cfg(loom)]
+#[derive(Debug)]
+pub(crate) enum Member {}
+
+#[cfg(loom)]
+impl Member {
+    const fn leave(&self, _: u32) {
+        match *self {}
     }
 }
 

@@ -1,7 +1,6 @@
 //! What a driver, its task and its connections share.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use rdma_channel::CloseReason;
 use rdma_mem::{AsyncEvent, AsyncEventKind, AsyncEventSource, Context};
@@ -9,6 +8,7 @@ use rdma_qp::{CompletionChannel, CompletionQueue, Error};
 use tokio::sync::Notify;
 
 use crate::ledger::Ledger;
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering};
 
 /// How many completions a completion queue has room for, if no connection needs more.
 const COMPLETIONS: u32 = 4096;
@@ -33,7 +33,7 @@ pub(crate) struct Shared {
 
 /// Keeps the driver going: it ends when the last one is dropped.
 #[derive(Debug)]
-pub(crate) struct Handle(pub(super) Arc<Shared>);
+pub(crate) struct Handle(pub(crate) Arc<Shared>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
@@ -45,7 +45,7 @@ impl Drop for Handle {
 }
 
 impl Shared {
-    pub(super) fn new(context: &Context, has_task: bool) -> Result<Arc<Self>, Error> {
+    pub(crate) fn new(context: &Context, has_task: bool) -> Result<Arc<Self>, Error> {
         Ok(Arc::new(Self {
             ledgers: Mutex::default(),
             channel: CompletionChannel::create(context)?,
@@ -67,7 +67,7 @@ impl Shared {
     }
 
     /// A completion queue with room for so many requests, which are taken.
-    pub(super) fn ledger_for(&self, requests: u32) -> Result<Arc<Ledger>, Error> {
+    pub(crate) fn ledger_for(&self, requests: u32) -> Result<Arc<Ledger>, Error> {
         let mut ledgers = self.ledgers();
         if let Some(fits) = ledgers.iter().find(|ledger| ledger.reserve(requests)) {
             return Ok(Arc::clone(fits));

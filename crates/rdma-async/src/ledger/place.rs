@@ -12,7 +12,6 @@ use rdma_qp::{
     Qpn, QueuePair, QueuePairType, WorkCompletion, WorkError, WorkErrorClass, WorkResult,
     WorkSuccess,
 };
-use tokio::sync::Notify;
 
 use super::Ended;
 use super::after::{After, Afters, apart};
@@ -21,6 +20,7 @@ use super::slots::{Id, Phase, Side, Slots};
 use crate::buffer::held::Held;
 use crate::buffer::held::sealed::Loan;
 use crate::buffer::view::BufferSlice;
+use crate::sync::Notify;
 
 /// Who waits for a free slot of a connection. Its waiters are woken one by one, and hand a wake-up on that they do not
 /// need.

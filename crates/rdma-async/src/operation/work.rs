@@ -8,7 +8,6 @@ use std::task::{Context, Poll, ready};
 use pin_project_lite::pin_project;
 use rdma_channel::{Operation, TransportError};
 use rdma_qp::WorkError;
-use tokio::sync::futures::OwnedNotified;
 
 use super::failed::Failed;
 use super::kinds::Kind;
@@ -20,6 +19,7 @@ use crate::ledger::post::Request;
 use crate::ledger::slots::{Id, Side};
 use crate::ledger::{BATCH, Ended};
 use crate::link::Link;
+use crate::sync::OwnedNotified;
 
 pin_project! {
     /// An operation from its description to its outcome.

@@ -1,0 +1,219 @@
+//! What slots hold while a device uses it, on the mock device, which reads and writes memory by raw pointers when a request
+//! ends: for miri, which sees memory that is used after it was freed, and references that the device contradicts.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::mem_forget)] // for tests
+
+mod ends;
+mod faults;
+mod threads;
+
+use std::future::IntoFuture;
+use std::mem::forget;
+use std::sync::Arc;
+use std::task::Poll;
+
+use rdma_channel::TransportError;
+
+use crate::connection::Connection;
+use crate::mock::{End, Rig, Sleeper, poll_once};
+use crate::operation::Op;
+use crate::operation::failed::Failed;
+use crate::operation::kinds::Kind;
+use crate::operation::posted::Posted;
+use crate::{Buffer, BufferExt, CloseReason, RemoteMemoryRegion};
+
+type Outcome<K> = Result<<K as Kind>::Output, Failed<<K as Kind>::Memory>>;
+
+/// Memory of a peer, of which the mock device does not ask.
+fn remote() -> RemoteMemoryRegion {
+    RemoteMemoryRegion::new(4096, 64, rdma_mem::Rkey::new(7))
+}
+
+fn filled(rig: &Rig, byte: u8) -> Buffer {
+    let mut buffer = rig.buffer();
+    buffer.fill(byte);
+    buffer
+}
+
+/// Polls once, for a task that nobody asks about.
+fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    poll_once(future, &Arc::<Sleeper>::default())
+}
+
+/// With the device: there is a slot.
+fn post<K: Kind>(op: Op<'_, K>) -> Posted<'_, K> {
+    op.try_post().unwrap()
+}
+
+/// The end of what is over.
+#[track_caller]
+fn outcome<K: Kind>(mut posted: Posted<'_, K>) -> Outcome<K> {
+    match poll(&mut posted) {
+        Poll::Ready(outcome) => outcome,
+        Poll::Pending => panic!("it is not over"),
+    }
+}
+
+/// Why it is over with its connection.
+#[track_caller]
+fn reason<O, B>(outcome: Result<O, Failed<B>>) -> (CloseReason, B) {
+    match outcome {
+        Err(Failed { memory, error: TransportError::Closed { reason, .. } }) => (reason, memory),
+        Err(failed) => panic!("{failed}"),
+        Ok(_) => panic!("it was done"),
+    }
+}
+
+/// All connections are gone: nothing is left.
+fn end(rig: Rig) {
+    assert_eq!(rig.pool.usage().buffers, 0, "memory that was not given back");
+    let nic = Arc::clone(&rig.nic);
+    drop(rig);
+    assert_eq!(nic.objects(), 0, "what was not destroyed");
+}
+
+#[test]
+fn what_is_sent_is_read_when_the_device_reads_it_and_comes_back() {
+    let rig = Rig::new();
+    let connection = rig.connect([2, 2]);
+    let mut sent = Box::pin(connection.send(filled(&rig, 3)).into_future());
+    assert!(poll(&mut sent).is_pending() && rig.nic.posted() == 1);
+    let written = post(connection.write(filled(&rig, 4).slice(5..9), remote()));
+    rig.nic.end(1, End::Done(&[]));
+    rig.nic.end(0, End::Done(&[]));
+    let Poll::Ready(Ok(mut back)) = poll(&mut sent) else { panic!("it is done") };
+    assert_eq!(rig.nic.take_sent(), [vec![4; 4], vec![3; 16]]);
+    // The program's again.
+    back.fill(9);
+    let mut part = outcome(written).unwrap();
+    part.fill(8);
+    let whole = part.into_inner();
+    assert_eq!((whole[4], whole[5], whole[8], whole[9]), (4, 8, 8, 4));
+    drop((sent, back, whole));
+    drop(connection);
+    end(rig);
+}
+
+#[test]
+fn what_is_received_and_read_is_written_by_the_device() {
+    let rig = Rig::new();
+    let connection = rig.connect([2, 2]);
+    let mut received = Box::pin(connection.receive(filled(&rig, 1)).into_future());
+    assert!(poll(&mut received).is_pending());
+    let read = post(connection.read(filled(&rig, 2).slice(8..16), remote()));
+    rig.nic.end(0, End::Done(b"hello"));
+    rig.nic.end(0, End::Done(b"12345678"));
+    let Poll::Ready(Ok(message)) = poll(&mut received) else { panic!("it is done") };
+    assert_eq!((&message.memory[..6], message.length), (&b"hello\x01"[..], 5));
+    let mut read = outcome(read).unwrap();
+    assert_eq!(*read, *b"12345678");
+    read.fill(0);
+    drop((received, message, read));
+    drop(connection);
+    end(rig);
+}
+
+/// The program reads it, too, while the device does.
+#[test]
+fn what_is_shared_is_read_by_several_at_once() {
+    let rig = Rig::new();
+    let connection = rig.connect([3, 0]);
+    let shared = filled(&rig, 6).freeze();
+    let looked_at = &shared[..];
+    let sent = [shared.clone(), shared.slice(2..5), shared.clone()]
+        .map(|shared| post(connection.send(shared)));
+    for _ in 0..3 {
+        rig.nic.end(0, End::Done(&[]));
+        assert_eq!(looked_at, [6; 16]);
+    }
+    let shared = shared.try_thaw().unwrap_err();
+    sent.into_iter().for_each(|sent| drop(outcome(sent).unwrap()));
+    let mut thawed = shared.try_thaw().unwrap();
+    thawed.fill(7);
+    assert_eq!(rig.nic.take_sent(), [vec![6; 16], vec![6; 3], vec![6; 16]]);
+    drop((thawed, connection));
+    end(rig);
+}
+
+/// Each operation has a word of its own.
+#[test]
+fn an_atomic_operation_gives_what_came_to_its_word() {
+    let rig = Rig::new();
+    let connection = rig.connect([2, 0]);
+    let [one, other] = [1, 2].map(|add| post(connection.fetch_add(remote(), add)));
+    rig.nic.end(1, End::Done(&[0; 22]));
+    rig.nic.end(0, End::Done(&[0; 11]));
+    assert_eq!((outcome(one).unwrap(), outcome(other).unwrap()), (11, 22));
+    let swapped = post(connection.compare_and_swap(remote(), 1, 2));
+    rig.nic.end(0, End::Done(&[0; 33]));
+    assert_eq!(outcome(swapped).unwrap(), 33);
+    drop(connection);
+    end(rig);
+}
+
+#[test]
+fn dropped_memory_stays_until_the_device_is_done() {
+    let rig = Rig::new();
+    let connection = rig.connect([2, 0]);
+    let mut awaited = post(connection.send(filled(&rig, 1)));
+    assert!(poll(&mut awaited).is_pending());
+    drop(awaited);
+    drop(post(connection.send(filled(&rig, 2))));
+    // Nobody else gets what the device is about to read.
+    let other = filled(&rig, 9);
+    assert_eq!(rig.pool.usage().buffers, 3);
+    rig.nic.end(0, End::Done(&[]));
+    rig.nic.end(0, End::Done(&[]));
+    assert_eq!(rig.nic.take_sent(), [vec![1; 16], vec![2; 16]]);
+    // Given back by whoever polls next.
+    assert_eq!(rig.driver.0.sweep(false).unwrap(), 2);
+    assert_eq!(rig.pool.usage().buffers, 1);
+    // Both slots are free.
+    drop((post(connection.send(filled(&rig, 3))), post(connection.send(other))));
+    drop(connection);
+    end(rig);
+}
+
+#[test]
+fn a_message_for_a_dropped_receive_is_kept_with_its_memory() {
+    let rig = Rig::new();
+    let connection = rig.connect([0, 3]);
+    let [mut done, gone, none] = [
+        post(connection.receive(filled(&rig, 1))),
+        post(connection.receive(filled(&rig, 2))),
+        post(connection.receive(filled(&rig, 3))),
+    ];
+    assert!(poll(&mut done).is_pending());
+    drop((gone, none));
+    rig.nic.end(1, End::Done(b"second"));
+    rig.nic.end(0, End::Done(b"first"));
+    rig.driver.0.sweep(false).unwrap();
+    // It has its outcome, which nobody has taken.
+    drop(done);
+    let next = || connection.received_by_dropped();
+    let messages = [next().unwrap(), next().unwrap()];
+    let texts = messages.each_ref().map(|m| m.memory.as_ref().unwrap()[..m.length].to_vec());
+    assert_eq!(texts, [b"second".to_vec(), b"first".to_vec()]);
+    assert!(next().is_none());
+    let mut memory = messages.map(|message| message.memory.unwrap().into_inner());
+    memory.iter_mut().for_each(|buffer| buffer.fill(5));
+    drop((memory, connection));
+    end(rig);
+}
+
+#[test]
+fn a_forgotten_operation_keeps_its_memory_until_its_connection_ends() {
+    let rig = Rig::new();
+    let connection = rig.connect([2, 1]);
+    let mut awaited = post(connection.send(filled(&rig, 1)));
+    assert!(poll(&mut awaited).is_pending());
+    forget(awaited);
+    forget(post(connection.receive(filled(&rig, 2))));
+    forget(post(connection.fetch_add(remote(), 1)));
+    rig.nic.end(0, End::Done(&[]));
+    rig.driver.0.sweep(false).unwrap();
+    assert_eq!(rig.pool.usage().buffers, 2);
+    // The device goes on until its queue pair is destroyed.
+    rig.nic.end(0, End::Done(b"message"));
+    drop(connection);
+    end(rig);
+}

@@ -1,0 +1,114 @@
+//! Connections that end, and others that come after them.
+
+use super::*;
+
+#[test]
+fn what_is_with_the_device_comes_back_when_the_connection_ends() {
+    let rig = Rig::new();
+    let connection = rig.connect([2, 2]);
+    let sleeper = Arc::<Sleeper>::default();
+    let mut sent = post(connection.send(filled(&rig, 1)));
+    assert!(poll_once(&mut sent, &sleeper).is_pending());
+    let done = post(connection.send(filled(&rig, 2)));
+    let received = post(connection.receive(rig.buffer()));
+    drop(post(connection.receive(rig.buffer())));
+    // What has completed before is done.
+    rig.nic.end(1, End::Done(&[]));
+    connection.close().unwrap();
+    assert_eq!((rig.nic.posted(), sleeper.take_wakes()), (0, 1));
+    assert_eq!(rig.pool.usage().buffers, 3);
+    let (why, mut memory) = reason(outcome(sent));
+    memory.fill(7);
+    assert_eq!(why, CloseReason::Asked);
+    outcome(done).unwrap();
+    // It may be awaited without the connection's own handle.
+    let received = reason(outcome(received));
+    assert_eq!(received.0, CloseReason::Asked);
+    let refused = connection.send(filled(&rig, 3)).try_post();
+    assert_eq!(reason(refused).1[..], [3; 16]);
+    connection.close().unwrap();
+    drop((memory, received));
+    drop(connection);
+    end(rig);
+}
+
+/// A completion is one of a generation, so that those of an earlier request or connection change nothing.
+#[test]
+fn late_repeated_and_invented_completions_are_of_no_request() {
+    let rig = Rig::new();
+    let connection = rig.connect([1, 0]);
+    let first = post(connection.send(filled(&rig, 1)));
+    let id = rig.nic.end(0, End::Done(&[]));
+    rig.nic.invent(id);
+    outcome(first).unwrap();
+    let mut second = post(connection.send(filled(&rig, 2)));
+    for id in [id, 0, 1, 1 << 16, u64::MAX] {
+        rig.nic.invent(id);
+    }
+    assert!(poll(&mut second).is_pending());
+    let late = rig.nic.end(0, End::Done(&[]));
+    outcome(second).unwrap();
+    let ledger = Arc::clone(&connection.inner().ledger);
+    drop(connection);
+    // In the same place.
+    let connection = rig.connect([1, 0]);
+    assert!(Arc::ptr_eq(&ledger, &connection.inner().ledger) && connection.inner().place == 0);
+    let mut third = post(connection.send(filled(&rig, 3)));
+    rig.nic.invent(late);
+    rig.nic.invent(id);
+    assert!(poll(&mut third).is_pending());
+    assert_ne!(rig.nic.end(0, End::Done(&[])), late);
+    outcome(third).unwrap();
+    drop((ledger, connection));
+    end(rig);
+}
+
+/// Who waits for a slot has it when an outcome is taken, one after the other.
+#[test]
+fn slots_go_to_those_who_wait_in_their_order() {
+    let rig = Rig::new();
+    let connection = rig.connect([1, 0]);
+    let first = post(connection.send(filled(&rig, 1)));
+    let sleepers = [(); 2].map(|()| Arc::<Sleeper>::default());
+    let wait = |byte| Box::pin(connection.send(filled(&rig, byte)).into_future());
+    let [mut one, mut other] = [wait(2), wait(3)];
+    assert!(poll_once(&mut one, &sleepers[0]).is_pending());
+    assert!(poll_once(&mut other, &sleepers[1]).is_pending());
+    rig.nic.end(0, End::Done(&[]));
+    outcome(first).unwrap();
+    let woken = || sleepers.each_ref().map(|sleeper| sleeper.take_wakes());
+    assert_eq!(woken(), [1, 0]);
+    assert!(poll_once(&mut one, &sleepers[0]).is_pending() && rig.nic.posted() == 1);
+    // Its wake-up goes on, to who waits for the next slot.
+    assert_eq!(woken(), [0, 1]);
+    assert!(poll_once(&mut other, &sleepers[1]).is_pending());
+    // Awaited no more: its slot is free when the device is done.
+    one.set(connection.send(filled(&rig, 4)).into_future());
+    assert_eq!(woken(), [0, 0]);
+    rig.nic.end(0, End::Done(&[]));
+    rig.driver.0.sweep(false).unwrap();
+    assert_eq!(woken(), [0, 1]);
+    assert!(poll_once(&mut other, &sleepers[1]).is_pending());
+    connection.close().unwrap();
+    assert_eq!(woken(), [0, 1]);
+    let Poll::Ready(over) = poll(&mut other) else { panic!("it is over") };
+    let memory = reason(over).1;
+    drop((memory, other, one));
+    drop(connection);
+    end(rig);
+}
+
+/// Nobody asks the driver for anything after the last connection.
+#[test]
+fn a_driver_that_ends_gives_everything_back() {
+    let rig = Rig::new();
+    let connections = [(); 2].map(|()| rig.connect([1, 1]));
+    let posted = connections.each_ref().map(|connection| post(connection.send(filled(&rig, 1))));
+    forget(post(connections[0].receive(rig.buffer())));
+    rig.driver.0.end();
+    for posted in posted {
+        assert_eq!(reason(outcome(posted)).0, CloseReason::Destroyed);
+    }
+    drop(connections);
+    end(rig);
+}

@@ -1,0 +1,98 @@
+//! The primitives that the model checker replaces: under `cfg(loom)` locks and atomics are loom's, so that its models run
+//! the production modules in every order of their threads.
+
+#[cfg(all(test, loom))]
+pub(crate) use loom::sync::Condvar;
+#[cfg(loom)]
+pub(crate) use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, Ordering},
+};
+#[cfg(all(test, not(loom)))]
+pub(crate) use std::sync::Condvar;
+#[cfg(not(loom))]
+pub(crate) use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, Ordering},
+};
+#[cfg(not(loom))]
+pub(crate) use tokio::sync::{Notify, futures::OwnedNotified};
+
+#[cfg(loom)]
+pub(crate) use self::model::{Notify, OwnedNotified};
+
+/// tokio's own [`Notify`], of which loom sees each call as one step. Its inside is tokio's affair, whose models are its own.
+#[cfg(loom)]
+mod model {
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::sync::Arc;
+    use std::task::{Context, Poll};
+
+    use loom::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::sync::{Notify as Real, futures};
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Notify {
+        real: Arc<Real>,
+        steps: AtomicUsize,
+    }
+
+    impl Notify {
+        /// What comes behind it, up to the next thing that loom sees, is one step with it.
+        fn step(&self) {
+            self.steps.fetch_add(1, Ordering::SeqCst);
+        }
+
+        pub(crate) fn notify_one(&self) {
+            self.step();
+            self.real.notify_one();
+        }
+
+        pub(crate) fn notify_waiters(&self) {
+            self.step();
+            self.real.notify_waiters();
+        }
+
+        pub(crate) fn notified_owned(self: Arc<Self>) -> OwnedNotified {
+            self.step();
+            let real = Some(Box::pin(Arc::clone(&self.real).notified_owned()));
+            OwnedNotified { real, of: self }
+        }
+
+        pub(crate) async fn notified(&self) {
+            self.step();
+            self.real.notified().await;
+        }
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct OwnedNotified {
+        /// `None` when it is dropped.
+        real: Option<Pin<Box<futures::OwnedNotified>>>,
+        of: Arc<Notify>,
+    }
+
+    impl OwnedNotified {
+        pub(crate) fn enable(mut self: Pin<&mut Self>) -> bool {
+            self.of.step();
+            self.real.as_mut().is_some_and(|real| real.as_mut().enable())
+        }
+    }
+
+    impl Future for OwnedNotified {
+        type Output = ();
+
+        fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+            self.of.step();
+            self.real.as_mut().map_or(Poll::Ready(()), |real| real.as_mut().poll(cx))
+        }
+    }
+
+    impl Drop for OwnedNotified {
+        fn drop(&mut self) {
+            self.of.step();
+            self.real = None;
+        }
+    }
+}
