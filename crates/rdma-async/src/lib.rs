@@ -52,6 +52,8 @@ mod ledger;
 mod link;
 #[cfg(test)]
 mod mock;
+#[cfg(all(test, loom))]
+mod models;
 mod operation;
 pub mod prelude;
 mod prepared;

@@ -1,0 +1,90 @@
+//! Operations in every order of threads: who awaits, who drops, who closes, a device that has requests end, and the
+//! driver, which sleeps until it is told. A wake-up that is lost is a deadlock, which loom reports.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::mem_forget)] // for tests
+
+mod endings;
+mod slots;
+mod wakes;
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+
+use loom::model::Builder;
+use loom::thread::{self, JoinHandle};
+use rdma_channel::TransportError;
+
+use crate::connection::Connection;
+use crate::mock::{Rig, block_on};
+use crate::operation::failed::Failed;
+use crate::operation::kinds::SendOut;
+use crate::operation::posted::Posted;
+use crate::{Buffer, CloseReason};
+
+/// Runs a model, in which a thread is interrupted at most so many times. In the end all memory was given back, and
+/// everything was destroyed.
+fn model(interruptions: usize, act: impl Fn(&Arc<Rig>) + Send + Sync + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(interruptions);
+    builder.check(move || {
+        let rig = Arc::new(Rig::new());
+        act(&rig);
+        assert_eq!(rig.pool.usage().buffers, 0, "memory that was not given back");
+        let nic = Arc::clone(&rig.nic);
+        drop(rig);
+        assert_eq!(nic.objects(), 0, "what was not destroyed");
+    });
+}
+
+fn spawn(rig: &Arc<Rig>, act: impl FnOnce(&Rig) + 'static) -> JoinHandle<()> {
+    let rig = Arc::clone(rig);
+    thread::spawn(move || act(&rig))
+}
+
+/// The device, and the driver's task.
+struct Others {
+    nic: JoinHandle<()>,
+    driver: JoinHandle<()>,
+}
+
+impl Others {
+    /// The device ends so many requests.
+    fn new(rig: &Arc<Rig>, requests: usize) -> Self {
+        Self::with(rig, move |rig| rig.nic.serve(requests))
+    }
+
+    fn with(rig: &Arc<Rig>, device: impl FnOnce(&Rig) + 'static) -> Self {
+        Self { nic: spawn(rig, device), driver: spawn(rig, Rig::drive) }
+    }
+
+    /// Waits until the device has done its part, and the driver what there was to do.
+    fn end(self, rig: &Rig) {
+        self.nic.join().unwrap();
+        rig.nic.wait_no_more();
+        self.driver.join().unwrap();
+    }
+}
+
+type Outcome = Result<Buffer, Failed<Buffer>>;
+
+/// Sends, and waits for the end of that.
+fn send(connection: &Connection, rig: &Rig) -> Outcome {
+    block_on(connection.send(rig.buffer()).into_future())
+}
+
+/// Sends, and waits until it is with the device.
+fn post(connection: &Connection, rig: &Rig) -> Posted<'static, SendOut<Buffer>> {
+    let op = connection.send(rig.buffer()).into_owned(connection);
+    block_on(op.post()).unwrap()
+}
+
+/// Done, or over with the connection.
+#[track_caller]
+fn is_done(outcome: Outcome, closed: CloseReason) -> bool {
+    match outcome {
+        Ok(_) => true,
+        Err(Failed { error: TransportError::Closed { reason, .. }, .. }) if reason == closed => {
+            false
+        }
+        Err(failed) => panic!("{failed}"),
+    }
+}

@@ -1,0 +1,68 @@
+//! Who waits for a free slot gets one.
+
+use std::sync::Arc;
+
+use super::{Others, model, post, send, spawn};
+use crate::mock::{block_on, poll_once};
+
+/// One slot, and two tasks who want it while the device has it.
+#[test]
+fn loom_a_slot_is_for_all_who_wait() {
+    model(1, |rig| {
+        let connection = rig.connect([1, 0]);
+        let first = post(&connection, rig);
+        let others = Others::new(rig, 3);
+        let other = connection.clone();
+        let task = spawn(rig, move |rig| drop(send(&other, rig).unwrap()));
+        block_on(first).unwrap();
+        send(&connection, rig).unwrap();
+        task.join().unwrap();
+        others.end(rig);
+    });
+}
+
+/// Nobody but the driver frees the slot.
+#[test]
+fn loom_the_slot_of_a_dropped_operation_is_for_who_waits() {
+    model(3, |rig| {
+        let connection = rig.connect([1, 0]);
+        drop(post(&connection, rig));
+        let others = Others::new(rig, 2);
+        send(&connection, rig).unwrap();
+        others.end(rig);
+    });
+}
+
+/// Who is dropped while it waits may have been woken: then the next one is.
+#[test]
+fn loom_who_is_dropped_hands_its_wake_up_on() {
+    model(2, |rig| {
+        let connection = rig.connect([1, 0]);
+        drop(post(&connection, rig));
+        let waits = connection.send(rig.buffer()).into_owned(&connection);
+        let mut waits = Box::pin(waits.post());
+        assert!(poll_once(&mut waits, &Arc::default()).is_pending());
+        let others = Others::new(rig, 2);
+        let other = connection.clone();
+        let task = spawn(rig, move |rig| drop(send(&other, rig).unwrap()));
+        drop(waits);
+        task.join().unwrap();
+        others.end(rig);
+    });
+}
+
+/// Who is woken and finds the slot taken waits again.
+#[test]
+fn loom_a_newcomer_may_be_faster() {
+    model(1, |rig| {
+        let connection = rig.connect([1, 0]);
+        let first = post(&connection, rig);
+        let others = Others::new(rig, 3);
+        let other = connection.clone();
+        let task = spawn(rig, move |rig| drop(send(&other, rig).unwrap()));
+        drop(first);
+        drop(post(&connection, rig));
+        task.join().unwrap();
+        others.end(rig);
+    });
+}

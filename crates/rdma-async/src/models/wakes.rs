@@ -1,0 +1,130 @@
+//! Who awaits an operation is told of its end.
+
+use std::sync::Arc;
+use std::task::Poll;
+
+use super::{Others, model, post, send, spawn};
+use crate::mock::{Sleeper, block_on, poll_once};
+
+/// Also of a completion that comes between the last look and the request for an event, and of one that comes when the
+/// driver has just taken the event before.
+#[test]
+fn loom_who_awaits_is_told() {
+    model(3, |rig| {
+        let connection = rig.connect([1, 0]);
+        let others = Others::new(rig, 2);
+        send(&connection, rig).unwrap();
+        send(&connection, rig).unwrap();
+        others.end(rig);
+    });
+}
+
+/// Each of two tasks takes completions off the queue, those of the other one too.
+#[test]
+fn loom_two_tasks_are_told() {
+    model(2, |rig| {
+        let connection = rig.connect([2, 0]);
+        let others = Others::new(rig, 2);
+        let other = connection.clone();
+        let task = spawn(rig, move |rig| drop(send(&other, rig).unwrap()));
+        send(&connection, rig).unwrap();
+        task.join().unwrap();
+        others.end(rig);
+    });
+}
+
+/// Two connections complete in one queue.
+#[test]
+fn loom_tasks_of_two_connections_are_told() {
+    model(2, |rig| {
+        let [one, other] = [(); 2].map(|()| rig.connect([1, 0]));
+        let others = Others::new(rig, 2);
+        let task = spawn(rig, move |rig| drop(send(&other, rig).unwrap()));
+        send(&one, rig).unwrap();
+        task.join().unwrap();
+        others.end(rig);
+    });
+}
+
+/// The one that has asked last.
+#[test]
+fn loom_a_task_that_takes_over_is_told() {
+    model(3, |rig| {
+        let connection = rig.connect([1, 0]);
+        let mut posted = post(&connection, rig);
+        let before = Arc::<Sleeper>::default();
+        assert!(poll_once(&mut posted, &before).is_pending());
+        let others = Others::new(rig, 1);
+        block_on(posted).unwrap();
+        others.end(rig);
+    });
+}
+
+/// Who has asked for an event, and then finds its own completion, leaves none behind it that came before it asked: nobody
+/// is told of that one, and who drops its operation now believes that somebody will be.
+#[test]
+fn loom_nothing_is_left_behind_what_is_found() {
+    model(2, |rig| {
+        let connection = rig.connect([2, 0]);
+        let [first, second] = [(); 2].map(|()| post(&connection, rig));
+        let others = Others::new(rig, 2);
+        let task = spawn(rig, move |_| drop(second));
+        block_on(first).unwrap();
+        task.join().unwrap();
+        others.end(rig);
+        assert_eq!(rig.pool.usage().buffers, 0, "the driver was not told");
+    });
+}
+
+/// The message of a receive that is dropped while it comes is kept, with its memory.
+#[test]
+fn loom_a_message_is_not_lost_with_its_receive() {
+    model(3, |rig| {
+        let connection = rig.connect([0, 1]);
+        let receive = connection.receive(rig.buffer()).into_owned(&connection);
+        let mut receive = block_on(receive.post()).unwrap();
+        let others = Others::new(rig, 1);
+        let polled = poll_once(&mut receive, &Arc::default());
+        drop(receive);
+        others.end(rig);
+        let kept = connection.received_by_dropped();
+        let (length, memory) = match polled {
+            Poll::Ready(received) => {
+                assert!(kept.is_none());
+                let received = received.unwrap();
+                (received.length, received.memory)
+            }
+            Poll::Pending => {
+                let kept = kept.expect("the driver has brought it");
+                (kept.length, kept.memory.unwrap().into_inner())
+            }
+        };
+        assert_eq!(&memory[..length], b"message");
+    });
+}
+
+/// Nobody polls but the driver: it has to be told, though nobody awaits anything.
+#[test]
+fn loom_memory_of_a_dropped_operation_is_given_back() {
+    model(3, |rig| {
+        let connection = rig.connect([1, 0]);
+        let others = Others::new(rig, 1);
+        drop(post(&connection, rig));
+        others.end(rig);
+        assert_eq!(rig.pool.usage().buffers, 0, "the driver was not told");
+    });
+}
+
+/// The same, of one that was awaited before.
+#[test]
+fn loom_memory_of_one_that_is_awaited_no_more_is_given_back() {
+    model(3, |rig| {
+        let connection = rig.connect([1, 0]);
+        let mut posted = post(&connection, rig);
+        let others = Others::new(rig, 1);
+        drop(poll_once(&mut posted, &Arc::default()));
+        drop(posted);
+        others.end(rig);
+        assert_eq!(rig.pool.usage().buffers, 0, "the driver was not told");
+    });
+}
