@@ -48,6 +48,7 @@ pub(crate) struct Faults {
     pub(crate) polls: bool,
     pub(crate) asks: bool,
     pub(crate) destroys: bool,
+    /// Of the next post alone.
     pub(crate) posts: Option<Refusal>,
 }
 
@@ -113,6 +114,10 @@ impl Nic {
 
     /// Ends so many requests, each as soon as it is there.
     pub(crate) fn serve(&self, count: usize) {
+        self.serve_with(count, End::Done(b"message"));
+    }
+
+    pub(crate) fn serve_with(&self, count: usize, end: End<'_>) {
         for _ in 0..count {
             let mut state = self.state();
             let request = loop {
@@ -121,7 +126,7 @@ impl Nic {
                     None => state = self.wait(state),
                 }
             };
-            self.finish(&mut state, request, End::Done(b"message"));
+            self.finish(&mut state, request, end);
         }
     }
 
@@ -211,7 +216,7 @@ impl Nic {
     /// Takes a request. `Err` if it is refused, with whether that is said of it.
     fn post(&self, request: Request) -> Result<(), Refusal> {
         let mut state = self.state();
-        let refusal = state.faults.posts;
+        let refusal = state.faults.posts.take();
         if refusal != Some(Refusal::Clear) {
             state.posted.push_back(request);
             self.changed.notify_all();

@@ -158,6 +158,7 @@ fn dropped_memory_stays_until_the_device_is_done() {
     assert!(poll(&mut awaited).is_pending());
     drop(awaited);
     drop(post(connection.send(filled(&rig, 2))));
+    assert_eq!(rig.pool.trim(), 0);
     // Nobody else gets what the device is about to read.
     let other = filled(&rig, 9);
     assert_eq!(rig.pool.usage().buffers, 3);

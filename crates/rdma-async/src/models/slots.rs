@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use rdma_channel::TransportError;
+
 use super::{Others, model, post, send, spawn};
-use crate::mock::{block_on, poll_once};
+use crate::CloseReason;
+use crate::mock::{End, Faults, Refusal, block_on, poll_once};
 
 /// One slot, and two tasks who want it while the device has it.
 #[test]
@@ -63,6 +66,37 @@ fn loom_a_newcomer_may_be_faster() {
         drop(first);
         drop(post(&connection, rig));
         task.join().unwrap();
+        others.end(rig);
+    });
+}
+
+/// The one who is refused has been woken for a slot that it does not take: then the next one is.
+#[test]
+fn loom_who_is_refused_hands_its_wake_up_on() {
+    model(2, |rig| {
+        let connection = rig.connect([1, 0]);
+        drop(post(&connection, rig));
+        rig.nic.set_faults(Faults { posts: Some(Refusal::Clear), ..Faults::default() });
+        let others = Others::new(rig, 2);
+        let other = connection.clone();
+        let task = spawn(rig, move |rig| drop(send(&other, rig)));
+        drop(send(&connection, rig));
+        task.join().unwrap();
+        others.end(rig);
+    });
+}
+
+/// Nobody awaits what has failed.
+#[test]
+fn loom_who_waits_is_told_of_a_failure() {
+    model(3, |rig| {
+        let connection = rig.connect([1, 0]);
+        let first = post(&connection, rig);
+        let others = Others::with(rig, |rig| rig.nic.serve_with(1, End::Failed));
+        let failed = send(&connection, rig).unwrap_err().error;
+        let TransportError::Closed { reason, .. } = failed else { panic!("{failed}") };
+        assert!(matches!(reason, CloseReason::Work { .. }), "{reason}");
+        assert!(block_on(first).is_err());
         others.end(rig);
     });
 }

@@ -94,6 +94,7 @@ fn slots_go_to_those_who_wait_in_their_order() {
     let Poll::Ready(over) = poll(&mut other) else { panic!("it is over") };
     let memory = reason(over).1;
     drop((memory, other, one));
+    assert!(!connection.inner().ledger.lock().has_awaited(), "nobody is to be told of anything");
     drop(connection);
     end(rig);
 }
