@@ -130,11 +130,12 @@ impl Nic {
         }
     }
 
-    /// Ends the first request, if one is there.
+    /// Ends the first request, if one is there. Each that is there has memory of its own, of so many buffers.
     #[cfg(loom)]
-    pub(crate) fn serve_what_is_there(&self) {
+    pub(crate) fn serve_what_is_there(&self, buffers: impl Fn() -> usize) {
         let mut state = self.state();
         if let Some(request) = state.posted.pop_front() {
+            assert!(buffers() > state.posted.len(), "memory was given back that the device uses");
             self.finish(&mut state, request, End::Done(b"message"));
         }
     }
@@ -246,12 +247,14 @@ impl Nic {
         is_there
     }
 
-    /// Whether the queue pair is destroyed: then the device leaves its requests alone.
+    /// Whether the queue pair is destroyed: then the device leaves its requests alone, and takes what has completed out of
+    /// the queue, as most do.
     fn destroy_qp(&self, qpn: u32) -> bool {
         let mut state = self.state();
         let is_destroyed = !state.faults.destroys;
         if is_destroyed {
             state.posted.retain(|request| request.qpn != qpn);
+            state.completed.retain(|completion| completion.qp_num != qpn);
         }
         is_destroyed
     }

@@ -41,6 +41,12 @@ impl Rig {
         self.pool.allocate(16).unwrap()
     }
 
+    /// The device ends a request, if one is there.
+    #[cfg(loom)]
+    pub(crate) fn serve_what_is_there(&self) {
+        self.nic.serve_what_is_there(|| self.pool.usage().buffers);
+    }
+
     /// What the driver's task does: sleeps on the file, and takes what has completed.
     pub(crate) fn drive(&self) {
         loop {

@@ -14,7 +14,7 @@ fn loom_a_connection_ends_while_it_is_awaited() {
     model(2, |rig| {
         let connection = rig.connect([1, 0]);
         let posted = post(&connection, rig);
-        let others = Others::with(rig, |rig| rig.nic.serve_what_is_there());
+        let others = Others::with(rig, |rig| rig.serve_what_is_there());
         let other = connection.clone();
         let task = spawn(rig, move |_| other.close().unwrap());
         is_done(block_on(posted), CloseReason::Asked);
@@ -49,7 +49,7 @@ fn loom_a_connection_and_its_driver_end_together() {
         let ledger = rig.driver.0.ledger_for(0).unwrap();
         ledger.unreserve(0);
         forget(block_on(connection.send(rig.buffer()).post()).unwrap());
-        let device = spawn(rig, |rig| rig.nic.serve_what_is_there());
+        let device = spawn(rig, |rig| rig.serve_what_is_there());
         let task = spawn(rig, |rig| rig.driver.0.end());
         drop(connection);
         task.join().unwrap();
@@ -78,7 +78,7 @@ fn loom_a_completion_queue_fails() {
         assert!(poll_once(&mut posted, &Arc::default()).is_pending());
         let others = Others::with(rig, |rig| {
             rig.nic.set_faults(Faults { polls: true, ..Faults::default() });
-            rig.nic.serve_what_is_there();
+            rig.serve_what_is_there();
         });
         let task = spawn(rig, move |_| {
             is_done(block_on(posted), CloseReason::Poll);
