@@ -230,7 +230,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "loom",
-        about: "what threads share in the device, in every order of threads",
+        about: "what threads share in the device and in rdma-async, in every order of threads",
         tier: Tier::Both,
         needs: &[],
         steps: LOOM,
@@ -292,7 +292,7 @@ pub(crate) const JOBS: &[Job] = &[
     },
     Job {
         name: "miri",
-        about: "no undefined behaviour in the unsafe code that calls no C: the crates' own tests, the copy",
+        about: "no undefined behaviour in the unsafe code that calls no C: the crates' own tests, the copy, rdma-async on a mock device",
         tier: Tier::Full,
         needs: &[Need::Works(
             "cargo +nightly miri --version",
@@ -550,9 +550,14 @@ const LINKED: &[Step] = &[
 ];
 
 /// All orders of threads, which takes minutes; what has too many of them bounds its preemptions itself, in its model.
-const LOOM: &[Step] =
-    &[tests("cargo test -p rdma-soft --release --lib --target-dir {target}/loom loom")
-        .with(&[("RUSTFLAGS", "--cfg loom")])];
+const LOOM: &[Step] = &[
+    tests("cargo test -p rdma-soft --release --lib --target-dir {target}/loom loom")
+        .with(UNDER_LOOM),
+    tests("cargo test -p rdma-async --release --lib --target-dir {target}/loom loom")
+        .with(UNDER_LOOM),
+];
+
+const UNDER_LOOM: &[(&str, &str)] = &[("RUSTFLAGS", "--cfg loom")];
 
 const STRESS: &[Step] = &[tests("cargo test -p rdma-soft --release --test stress")
     .with(&[("RDMA_STRESS_SECONDS", "120")])];
@@ -563,6 +568,9 @@ const STRESS: &[Step] = &[tests("cargo test -p rdma-soft --release --test stress
 const MIRI: &[Step] = &[
     tests("cargo +nightly miri test -p rdma-types --target-dir {target}/miri").with(UNDER_MIRI),
     tests("cargo +nightly miri test --lib -p rdma-mem -p rdma-channel --target-dir {target}/miri")
+        .with(UNDER_MIRI),
+    // The device is a mock, so that there is no C.
+    tests("cargo +nightly miri test --lib -p rdma-async --target-dir {target}/miri ledger::")
         .with(UNDER_MIRI),
     tests("cargo +nightly miri test --lib -p rdma-soft --target-dir {target}/miri engine::memory::copy::")
         .with(UNDER_MIRI),
