@@ -126,6 +126,7 @@ impl Inner {
     }
 
     /// Ready when that is so of its place. Looks when the connection is closed, or drained.
+    #[cfg(not(loom))]
     pub(crate) async fn until(&self, is_so: impl Fn(&mut Place) -> bool) {
         let ended = self.rooms.ended().notified();
         tokio::pin!(ended);
