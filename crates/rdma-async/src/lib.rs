@@ -1,6 +1,6 @@
 //! RDMA operations as futures that own their memory.
 //!
-//! **Incomplete:** memory that is lent to peers for a time, messages and streams are not here yet.
+//! **Incomplete:** loans of memory, messages and streams are not here yet.
 //!
 //! # Operations
 //!
@@ -33,6 +33,10 @@
 //! | the last [`Connection`] | the queue pair is destroyed, and then all memory that was with it is given back |
 //! | the last [`Driver`] and [`Connection`], the driver's task, the runtime | all queue pairs of the driver are destroyed; operations fail with `Closed`, with their memory |
 //!
+//! # Memory for peers
+//!
+//! [`Region::reserve`] opens memory to peers until a function has ended or a time is over, and then it is exclusive again.
+//!
 //! # Forking
 //!
 //! A forked child has none of its parent's connections. It must not use them; dropping connections, drivers and
@@ -57,6 +61,7 @@ mod models;
 mod operation;
 pub mod prelude;
 mod prepared;
+mod region;
 mod sync;
 
 pub use buffer::held::{Source, Target};
@@ -81,6 +86,9 @@ pub use operation::post::Post;
 pub use operation::posted::Posted;
 pub use operation::run::Run;
 pub use prepared::PreparedConnection;
+pub use region::descriptor::Descriptor;
+pub use region::memory::Region;
+pub use region::reserve::{ReserveError, Reserved};
 
 pub use rdma_channel::{CloseReason, ConnectError, PeerAddress, TransportError};
 pub use rdma_mem::{

@@ -1,9 +1,9 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_async::{
-    Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Driver, Events, Failed,
-    Incoming, Listener, ManualDriver, Op, Post, Posted, PreparedConnection, Read, Receive,
-    ReceiveImmediate, Received, Run, SendOut, SharedBuffer, Write,
+    Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Descriptor, Driver, Events,
+    Failed, Incoming, Listener, ManualDriver, Op, Post, Posted, PreparedConnection, Read, Receive,
+    ReceiveImmediate, Received, Region, ReserveError, Reserved, Run, SendOut, SharedBuffer, Write,
 };
 use rdma_mem::Buffer;
 
@@ -25,9 +25,13 @@ fn what_is_shared_by_tasks() {
     shared::<BufferSlice>();
     shared::<SharedBuffer>();
     shared::<Received<Buffer>>();
+    shared::<Descriptor>();
+    shared::<Region>();
+    shared::<Reserved<u8>>();
     error::<ConnectError>();
     error::<Failed<Buffer>>();
     error::<Failed<SharedBuffer>>();
+    error::<ReserveError>();
 }
 
 #[test]

@@ -28,7 +28,8 @@
 //! ```
 
 pub use rdma_async::{
-    Atomic, BufferExt, BufferSlice, Connection, ConnectionOptions, Driver, Events, Failed,
-    Incoming, Kind, Listener, ManualDriver, Op, Post, Posted, PreparedConnection, Read, Receive,
-    ReceiveImmediate, Received, Run, SendOut, SharedBuffer, Source, Target, Write,
+    Atomic, BufferExt, BufferSlice, Connection, ConnectionOptions, Descriptor, Driver, Events,
+    Failed, Incoming, Kind, Listener, ManualDriver, Op, Post, Posted, PreparedConnection, Read,
+    Receive, ReceiveImmediate, Received, Region, ReserveError, Reserved, Run, SendOut,
+    SharedBuffer, Source, Target, Write,
 };

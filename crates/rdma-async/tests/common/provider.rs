@@ -41,6 +41,7 @@ pub(crate) enum Call {
     RequestEvent,
     DestroyQueuePair,
     RegisterRegion,
+    DeregisterRegion,
 }
 
 /// As often as it is called.
@@ -90,7 +91,7 @@ struct State {
 /// The provider of one context.
 #[derive(Default)]
 pub(crate) struct Provider {
-    refuses: [AtomicU32; 4],
+    refuses: [AtomicU32; 5],
     state: Mutex<State>,
     is_closed: Notify,
 }
@@ -462,7 +463,8 @@ destroys! {
             let wrong = format!("a region is deregistered whose memory {:#x} has", lent.wr_id);
             state.wrongs.push(wrong);
         }
-        false
+        drop(state);
+        provider.refuses(Call::DeregisterRegion)
     };
     destroy_qp(ibv_qp), QueuePair, |qp, provider| {
         let run = mem::take(&mut provider.state().at_destroy);

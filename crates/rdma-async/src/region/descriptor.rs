@@ -1,0 +1,167 @@
+//! What a peer needs to reach memory that is open for a time.
+
+use std::time::{Duration, Instant};
+
+use rdma_mem::RemoteMemoryRegion;
+
+/// Memory of another process, which is open to this one until its time is over.
+///
+/// It travels as [bytes](Self::to_bytes), or by serde (feature `serde`), with the time that *remains*: no clock is compared
+/// with another one. Who receives it counts that time from when it [asked](Self::asked_at) for the memory, or, if nobody has
+/// asked, from when the bytes came. A post that is late all the same is refused by the device, and ends the connection.
+///
+/// # Examples
+/// ```
+/// use std::time::{Duration, Instant};
+/// use rdma_async::Descriptor;
+/// use rdma_mem::AccessFlags;
+///
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// # let region = pd.allocate_shared_region(64, AccessFlags::new().with_remote_read())?;
+/// let asked = Instant::now();
+/// // The answer of the peer.
+/// # let answer = Descriptor::new(region.remote(), Duration::from_secs(5)).to_bytes();
+/// let descriptor = Descriptor::from_bytes(answer).asked_at(asked);
+/// assert!(descriptor.remaining() <= Duration::from_secs(5));
+/// // Not if there is less than so much time left.
+/// assert!(descriptor.remote(Duration::from_millis(1)).is_some());
+/// assert!(descriptor.remote(Duration::from_secs(6)).is_none());
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(from = "Travelling", into = "Travelling"))]
+pub struct Descriptor {
+    region: RemoteMemoryRegion,
+    /// When its time has begun to count, and how long it is.
+    since: Instant,
+    time: Duration,
+}
+
+impl Descriptor {
+    /// The length of [`to_bytes`](Self::to_bytes), in bytes.
+    pub const BYTES: usize = RemoteMemoryRegion::BYTES + size_of::<u64>();
+
+    /// Memory that is open for so long from now.
+    #[must_use]
+    pub fn new(region: RemoteMemoryRegion, time: Duration) -> Self {
+        Self { region, since: Instant::now(), time }
+    }
+
+    /// Counts the time from then, when this end asked for the memory. It makes nothing longer.
+    #[must_use]
+    pub fn asked_at(mut self, asked: Instant) -> Self {
+        self.since = self.since.min(asked);
+        self
+    }
+
+    /// How much time is left.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.time.saturating_sub(self.since.elapsed())
+    }
+
+    /// The memory, to write or read, if more time is left than `margin`: as much as the request may take on its way.
+    #[must_use]
+    pub fn remote(&self, margin: Duration) -> Option<RemoteMemoryRegion> {
+        (self.remaining() > margin).then_some(self.region)
+    }
+
+    /// The length of the memory, in bytes.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)] // no region is empty
+    pub const fn len(&self) -> usize {
+        self.region.length()
+    }
+
+    /// As bytes, for a message to the peer that is to use it, with the time that remains in microseconds.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::BYTES] {
+        let micros = u64::try_from(self.remaining().as_micros()).unwrap_or(u64::MAX);
+        let mut bytes = [0; Self::BYTES];
+        let (region, time) = bytes.split_at_mut(RemoteMemoryRegion::BYTES);
+        region.copy_from_slice(&self.region.to_bytes());
+        time.copy_from_slice(&micros.to_be_bytes());
+        bytes
+    }
+
+    /// What [`to_bytes`](Self::to_bytes) has written. The time counts from now.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        let mut region = [0; RemoteMemoryRegion::BYTES];
+        let mut time = [0; size_of::<u64>()];
+        let (first, rest) = bytes.split_at(RemoteMemoryRegion::BYTES);
+        region.copy_from_slice(first);
+        time.copy_from_slice(rest);
+        let time = Duration::from_micros(u64::from_be_bytes(time));
+        Self::new(RemoteMemoryRegion::from_bytes(region), time)
+    }
+}
+
+/// A descriptor as it travels by serde.
+#[cfg(feature = "serde")]
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Travelling {
+    region: RemoteMemoryRegion,
+    remaining: Duration,
+}
+
+#[cfg(feature = "serde")]
+impl From<Descriptor> for Travelling {
+    fn from(descriptor: Descriptor) -> Self {
+        Self { region: descriptor.region, remaining: descriptor.remaining() }
+    }
+}
+
+#[cfg(feature = "serde")]
+impl From<Travelling> for Descriptor {
+    fn from(Travelling { region, remaining }: Travelling) -> Self {
+        Self::new(region, remaining)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(micros: u64) -> [u8; Descriptor::BYTES] {
+        let mut bytes = [7; Descriptor::BYTES];
+        bytes[RemoteMemoryRegion::BYTES..].copy_from_slice(&micros.to_be_bytes());
+        bytes
+    }
+
+    #[test]
+    fn time_only_runs_out() {
+        let hour = Duration::from_secs(3600);
+        let here = Descriptor::from_bytes(bytes(3_600_000_000));
+        let earlier = here.asked_at(Instant::now().checked_sub(hour / 2).unwrap());
+        assert!(here.remaining() <= hour && earlier.remaining() <= hour / 2);
+        let later = earlier.asked_at(Instant::now() + hour);
+        assert_eq!(later, earlier);
+        let there = Descriptor::from_bytes(earlier.to_bytes());
+        assert!(there.remaining() <= earlier.remaining() + Duration::from_micros(1));
+        assert!(there.remote(hour / 4).is_some() && there.remote(hour / 2).is_none());
+    }
+
+    #[test]
+    fn all_times_travel() {
+        let over = Descriptor::from_bytes(bytes(0));
+        assert_eq!((over.remaining(), over.remote(Duration::ZERO)), (Duration::ZERO, None));
+        let endless = Descriptor::from_bytes(bytes(u64::MAX));
+        assert!(endless.remote(Duration::from_secs(1 << 40)).is_some());
+        let region = endless.remote(Duration::ZERO).unwrap();
+        let longest = Descriptor::new(region, Duration::MAX);
+        assert_eq!(longest.to_bytes(), bytes(u64::MAX));
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn serde_carries_the_time_that_remains() {
+        let here = Descriptor::from_bytes(bytes(1_000_000));
+        let text = serde_json::to_string(&here).unwrap();
+        let there: Descriptor = serde_json::from_str(&text).unwrap();
+        assert_eq!(there.region, here.region);
+        assert!(text.contains("remaining") && there.remaining() <= Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,178 @@
+//! Memory that is open to peers until a function has ended, or a time is over.
+
+use std::time::Duration;
+
+use rdma_mem::{AccessFlags, Error, RegionMemory, SharedRegion};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use super::descriptor::Descriptor;
+use super::memory::Region;
+
+/// So much is registered and deregistered within a poll, in bytes. More takes its time, and another thread.
+const AT_ONCE: usize = 1 << 20;
+
+/// What [`Region::reserve`] gives back.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Reserved<T> {
+    /// The memory, exclusively again, with what peers have written.
+    pub region: Region,
+    /// What the function has returned; `None` if the time was over first.
+    pub value: Option<T>,
+}
+
+/// Why memory was not open, or was not closed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReserveError {
+    /// It was never open, and the function was not called.
+    #[error("the memory was not opened to peers: {error}")]
+    NotOpened {
+        /// The memory.
+        region: Region,
+        /// What the provider says.
+        error: Box<Error>,
+    },
+    /// The provider refuses to end the access. The memory is never used for anything else.
+    #[error("peers may still reach the memory, which is lost: {0}")]
+    NotRevoked(Box<Error>),
+    /// The runtime has ended, and with it the thread that would have called the provider. The memory is closed, and freed.
+    #[error("the runtime has ended")]
+    RuntimeEnded,
+}
+
+impl Region {
+    /// Opens the memory to peers, has `f` tell them, and closes it when `f` has ended or the time is over, whichever is first,
+    /// and not earlier. Then the memory is exclusive again: a peer that comes later gets a remote access error, and changes
+    /// nothing.
+    ///
+    /// While it is open, the memory is a registration of its own, for whoever has the key: `f` gets the
+    /// [`Descriptor`] with it, and sends it to a peer, or publishes it where many look. `access` is what peers may do;
+    /// what the verbs demand beside it is added. It is closed by deregistering it, which waits for no peer.
+    ///
+    /// If the future is dropped, or `f` panics, the memory is closed, and then freed. The time is the kernel's
+    /// `CLOCK_MONOTONIC`, which stands still while the machine is suspended. Memory of more than 1 MiB is registered and
+    /// deregistered on tokio's blocking threads.
+    ///
+    /// # Errors
+    /// [`ReserveError::NotOpened`] with the memory, [`ReserveError::NotRevoked`] without it.
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio that has time (`enable_time`).
+    ///
+    /// # Examples
+    /// A peer that writes into memory which is open to it for two seconds at most:
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_async::Region;
+    /// use rdma_mem::{AccessFlags, BufferPool};
+    ///
+    /// # rdma_soft::install();
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let driver = rdma_async::Driver::spawn(&context)?;
+    /// # let options = rdma_async::ConnectionOptions::new(&pd);
+    /// # let listener = driver.listen("127.0.0.1:0", options.clone()).await?;
+    /// # let (peer, here) = tokio::join!(driver.connect(listener.local_addr(), options), listener.accept());
+    /// # let ((peer, _), here) = (peer?, here?);
+    /// # let pool = BufferPool::new(&pd);
+    /// # let asked = peer.receive(pool.allocate(64)?).into_owned(&peer).post().await?;
+    /// # let peer = tokio::spawn({ let pool = pool.clone(); async move {
+    /// #     let asked = asked.await.unwrap();
+    /// #     let bytes = asked.memory[..asked.length].try_into().unwrap();
+    /// #     let descriptor = rdma_async::Descriptor::from_bytes(bytes);
+    /// #     let mut answer = pool.allocate(6).unwrap();
+    /// #     answer.copy_from_slice(b"answer");
+    /// #     peer.write_with_imm(answer, descriptor.remote(Duration::ZERO).unwrap().slice(0..6).unwrap(), 6).await.unwrap();
+    /// # }});
+    /// let region = Region::allocate(&pd, 4096)?;
+    /// let may = AccessFlags::new().with_remote_write();
+    /// let reserved = region.reserve(may, Duration::from_secs(2), async |descriptor| {
+    ///     let done = here.receive_imm().post().await?;
+    ///     let mut told = pool.allocate(rdma_async::Descriptor::BYTES)?;
+    ///     told.copy_from_slice(&descriptor.to_bytes());
+    ///     here.send(told).await?;
+    ///     // The peer writes, and says how much.
+    ///     Ok::<_, Box<dyn std::error::Error>>(done.await?)
+    /// });
+    /// let reserved = reserved.await?;
+    /// let length = reserved.value.expect("in time")?;
+    /// assert_eq!(length, Some(6));
+    /// assert_eq!(reserved.region[..6], *b"answer");
+    /// # peer.await?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn reserve<T>(
+        self,
+        access: AccessFlags,
+        time: Duration,
+        f: impl AsyncFnOnce(Descriptor) -> T,
+    ) -> Result<Reserved<T>, ReserveError> {
+        let (memory, pd) = self.into_parts();
+        let length = memory.len();
+        let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+        let access = if access.intersects(changes) { access.with_local_write() } else { access };
+        let domain = pd.clone();
+        let opened =
+            at_once(length, move || SharedRegion::register(&domain, memory, access).map(Open::new));
+        let open = match opened.await? {
+            Ok(open) => open,
+            Err((memory, error)) => {
+                let region = Self::of(&pd, memory);
+                return Err(ReserveError::NotOpened { region, error: Box::new(error) });
+            }
+        };
+        let descriptor = Descriptor::new(open.region().remote(), time);
+        let value = timeout(time, f(descriptor)).await.ok();
+        let closed = at_once(length, move || open.close());
+        match closed.await? {
+            Ok(memory) => Ok(Reserved { region: Self::of(&pd, memory), value }),
+            Err(error) => Err(ReserveError::NotRevoked(Box::new(error))),
+        }
+    }
+}
+
+/// Memory that is open. Dropped, it is closed, and freed.
+struct Open(Option<SharedRegion>);
+
+impl Open {
+    const fn new(region: SharedRegion) -> Self {
+        Self(Some(region))
+    }
+
+    fn region(&self) -> &SharedRegion {
+        let Some(region) = &self.0 else { unreachable!("it is taken when it is closed") };
+        region
+    }
+
+    /// The memory, when no peer reaches it any more.
+    fn close(mut self) -> Result<RegionMemory, Error> {
+        let Some(region) = self.0.take() else { unreachable!("it is taken here") };
+        // One that is still registered is deregistered once more, or never freed.
+        region.close().map_err(|(_, error)| error)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let Some(region) = self.0.take() else { return };
+        match Handle::try_current() {
+            Ok(runtime) if region.len() > AT_ONCE => drop(runtime.spawn_blocking(|| drop(region))),
+            _ => drop(region),
+        }
+    }
+}
+
+/// Calls the provider for so much memory: at once, or on another thread if it may take its time.
+async fn at_once<R: Send + 'static>(
+    length: usize,
+    call: impl FnOnce() -> R + Send + 'static,
+) -> Result<R, ReserveError> {
+    if length <= AT_ONCE {
+        return Ok(call());
+    }
+    tokio::task::spawn_blocking(call).await.map_err(|_| ReserveError::RuntimeEnded)
+}
