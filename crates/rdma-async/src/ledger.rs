@@ -270,10 +270,17 @@ impl Ledger {
     pub(crate) fn close_those_of(&self, port: Option<u8>, reason: CloseReason) {
         let places = self.lock().places.len();
         for place in 0..places {
-            if !self.lock().at(place).is_of(port) {
+            let is_of = |place: &mut Place| {
+                let is_of = place.is_of(port);
+                if is_of {
+                    place.await_no_other();
+                }
+                is_of
+            };
+            if !is_of(self.lock().at(place)) {
                 continue;
             }
-            if let Err(error) = self.close(place, reason) {
+            if let Err(error) = self.close_if(place, reason, |place| place.is_of(port)) {
                 tracing::error!(%error, "a queue pair could not be destroyed: its memory stays lent");
             }
         }

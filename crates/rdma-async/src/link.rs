@@ -125,16 +125,16 @@ impl Inner {
         look(self.ledger.lock().at(self.place))
     }
 
-    /// Ready when that is so of its place. Looks when the connection is closed, or drained.
+    /// Ready when that is found in its place. Looks when the connection is closed, or drained.
     #[cfg(not(loom))]
-    pub(crate) async fn until(&self, is_so: impl Fn(&mut Place) -> bool) {
+    pub(crate) async fn until<R>(&self, find: impl Fn(&mut Place) -> Option<R>) -> R {
         let ended = self.rooms.ended().notified();
         tokio::pin!(ended);
         loop {
             // Before the look, so that none is missed.
             ended.as_mut().enable();
-            if self.look(&is_so) {
-                return;
+            if let Some(found) = self.look(&find) {
+                return found;
             }
             ended.as_mut().await;
             ended.set(self.rooms.ended().notified());

@@ -58,7 +58,8 @@ impl Connection {
     /// [`ConnectError::NoControl`] if it was not made [by an address](Driver::connect) with a peer of this crate;
     /// [`ConnectError::Timeout`] if the peer does not do the same within the
     /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout) of this end; [`ConnectError::Closed`] if it is
-    /// gone: connect anew; [`ConnectError::NumberTaken`] if another task does this now; [`ConnectError::Verbs`] if a queue
+    /// gone: connect anew; [`ConnectError::NumberTaken`] if another task does this now; [`ConnectError::Busy`] if the client
+    /// makes 64 queue pairs by this control connection already, since the server remembers no more; [`ConnectError::Verbs`] if a queue
     /// pair cannot be destroyed, made, or connected; [`ConnectError::Io`] if the connection was closed meanwhile, or the
     /// completion queue has failed.
     ///
@@ -95,7 +96,7 @@ impl Connection {
         // Somebody else may be about to destroy the queue pair, and the provider may refuse it.
         while !inner.look(|place| place.is_gone()) {
             inner.ledger.close_if(inner.place, CloseReason::Asked, |_| true)?;
-            inner.until(|place| !place.is_ending()).await;
+            inner.until(|place| (!place.is_ending()).then_some(())).await;
         }
         let again = Again { ledger: Arc::clone(&inner.ledger), qp: member.qp.clone() };
         let (epoch, qp) = within(shared, meet(&mut meeting, shared, again)).await?;
@@ -119,8 +120,7 @@ impl Connection {
     ///
     /// # Errors
     /// Those of [`reconnect`](Self::reconnect); [`ConnectError::NumberTaken`] for the number of a connection that is here;
-    /// those of [`Driver::prepare`] as [`ConnectError::Verbs`]; [`ConnectError::Busy`] if the client makes more than 64 at
-    /// once, since the server remembers no more that its program has not asked for.
+    /// those of [`Driver::prepare`] as [`ConnectError::Verbs`].
     ///
     /// # Examples
     /// ```
@@ -170,18 +170,22 @@ impl Connection {
     }
 
     /// Ends the connection when all that was sent has completed, and the peer has ended its end, too: it is told that nothing
-    /// more comes, and ends as soon as what it has sent itself has completed. So nothing is lost of what either end had
-    /// sent before, if the other one has posted receives for it. The peer's operations that are left fail with
-    /// [`CloseReason::Gone`].
+    /// more comes, and ends as soon as what it has sent itself has completed. So nothing is lost of what either end of a
+    /// reliable connection had sent before, if the other one has posted receives for it, and lives. The peer's operations that
+    /// are left fail with [`CloseReason::Gone`].
     ///
     /// From now on all other operations fail with [`CloseReason::Asked`]. It takes at most so long, and then the queue pair
     /// is destroyed, whatever was achieved. A connection that was made without a control connection, or with a channel, ends
     /// when all that was sent has completed. Dropped before it is ready, the connection takes no more operations, and stays
-    /// until it is [closed](Self::close) or dropped.
+    /// until it is [closed](Self::close) or dropped, or the peer ends it.
     ///
     /// # Errors
     /// [`ConnectError::Timeout`] if what was sent did not complete in time, or the peer did not end its end;
-    /// [`ConnectError::Io`] if something of it has failed, or the peer was gone before; [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
+    /// [`ConnectError::Io`] if something of it has failed, or was not done when the connection ended, also before;
+    /// [`ConnectError::Verbs`] if the provider refuses to destroy the queue pair.
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio with time (`enable_time`).
     ///
     /// # Examples
     /// ```
@@ -205,6 +209,8 @@ impl Connection {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub async fn disconnect(&self, limit: Duration) -> Result<(), ConnectError> {
+        // A runtime without time is found out before anything has changed.
+        drop(tokio::time::sleep(Duration::ZERO));
         let inner = self.inner();
         let epoch = inner.look(|place| {
             place.await_no_other();
@@ -212,27 +218,33 @@ impl Connection {
         });
         inner.ledger.stop_if(inner.place, CloseReason::Asked, |place| place.epoch == epoch);
         let over = async {
-            // Another task may bring another queue pair meanwhile, which is none of this one's affair.
-            let is_over =
-                |place: &mut Place| place.epoch != epoch || place.is_drained() || place.is_gone();
-            inner.until(is_over).await;
-            if let Some(member) = inner.member().filter(|member| member.shared.talks) {
+            let has_lost = inner.until(|place| {
+                let is_over = place.is_drained() || place.is_gone();
+                // Another task may have brought another queue pair, before the end of this one was seen.
+                (is_over || place.epoch != epoch).then(|| place.has_lost() || place.epoch != epoch)
+            });
+            let has_lost = has_lost.await;
+            let member = inner.member().filter(|member| member.shared.talks && !has_lost);
+            if let Some(member) = member {
                 member.finish(epoch).await;
             }
+            has_lost
         };
         let in_time = timeout(limit, over).await;
         inner.ledger.close_if(inner.place, CloseReason::Asked, |place| place.epoch == epoch)?;
-        in_time.map_err(|_| {
-            let awaited = "end of the peer's end, or of what was sent to it: does its program run, and has it posted \
-                receives?";
-            ConnectError::Timeout { limit, awaited: awaited.to_owned() }
-        })?;
-        if inner.look(|place| place.epoch == epoch && place.has_lost()) {
-            let why = "something of what was sent last did not arrive: the operations say what";
-            let (tried, source) = ("ending the connection".to_owned(), io::Error::other(why));
-            return Err(ConnectError::Io { tried, source });
+        match in_time {
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                let why = "something of what was sent last did not arrive, as its operations say";
+                let (tried, source) = ("ending the connection".to_owned(), io::Error::other(why));
+                Err(ConnectError::Io { tried, source })
+            }
+            Err(_) => {
+                let awaited = "end of the peer's end, or of what was sent to it: does its program run, and has it \
+                    posted receives?";
+                Err(ConnectError::Timeout { limit, awaited: awaited.to_owned() })
+            }
         }
-        Ok(())
     }
 }
 

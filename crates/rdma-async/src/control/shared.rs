@@ -16,7 +16,7 @@ use super::frame::Frame;
 use crate::ledger::after::apart;
 use crate::link::{Inner, Seat};
 
-/// So many connections that are not here the other end can speak of.
+/// Of so many connections that nobody here has asked for the other end can speak, and so many it makes at a time.
 const MOST_STRANGERS: usize = 64;
 
 /// A connection's part of its control connection.
@@ -190,13 +190,20 @@ impl Shared {
         };
         let gone = CloseReason::Gone;
         if is_over {
-            connection.end_if(gone, |place| place.epoch == epoch && !place.is_gone());
+            connection.end_if(gone, |place| {
+                place.epoch == epoch && !place.is_gone() && !place.has_refused()
+            });
         } else if is_finished {
-            connection.stop_if(gone, |place| place.epoch == epoch);
-            connection.end_if(gone, |place| place.epoch == epoch && place.is_drained());
+            // Once: each of these has this looked at again.
+            connection.stop_if(gone, |place| place.epoch == epoch && !place.is_draining());
+            connection.end_if(gone, |place| {
+                place.epoch == epoch && place.is_drained() && !place.has_refused()
+            });
         }
-        let has_ended = connection
-            .look(|place| place.epoch == epoch && place.closed().is_some() && !place.is_draining());
+        let has_ended = connection.look(|place| {
+            let goes_on = place.is_draining() && !place.has_refused();
+            place.epoch == epoch && place.closed().is_some() && !goes_on
+        });
         if has_ended == Some(true) {
             self.note_end(number, epoch);
         }
@@ -253,7 +260,11 @@ impl Shared {
     ) -> Result<Option<Seat>, &'static str> {
         let mut state = self.state();
         match frame {
+            Frame::Offer(_) if !self.is_client && epoch <= state.newest => {
+                return Err("it offers a queue pair of an epoch that was");
+            }
             Frame::Offer(endpoint) if !self.is_client => {
+                state.newest = epoch;
                 let is_stranger = |lane: &Lane| lane.here.is_none() && !lane.is_meeting;
                 let strangers = state.lanes.values().filter(|lane| is_stranger(lane)).count();
                 if !state.lanes.contains_key(&number) && strangers >= MOST_STRANGERS {
@@ -380,10 +391,11 @@ impl<'s> Meeting<'s> {
             return Err(ConnectError::NoControl);
         }
         let mut state = shared.state();
-        let meeting =
-            state.lanes.values().filter(|lane| lane.is_meeting && lane.here.is_none()).count();
-        if shared.is_client && !is_here && meeting >= MOST_STRANGERS {
-            let why = format!("{MOST_STRANGERS} further connections are being made: wait for some");
+        let meeting = state.lanes.values().filter(|lane| lane.is_meeting).count();
+        if shared.is_client && meeting >= MOST_STRANGERS {
+            let why = format!(
+                "this end makes {MOST_STRANGERS} queue pairs by the control connection already: wait for some"
+            );
             return Err(ConnectError::Busy(why.into()));
         }
         let lane = state.lanes.entry(number).or_default();
@@ -399,8 +411,14 @@ impl<'s> Meeting<'s> {
         let mut state = self.shared.state();
         state.newest += 1;
         let epoch = state.newest;
+        // Under the same lock: the server hears them in this order.
+        let offer = Frame::Offer(Box::new(endpoint));
+        if !state.is_over {
+            offer.write(self.number, epoch, &mut state.to_say);
+        }
         drop(state);
-        self.say(epoch, &Frame::Offer(Box::new(endpoint)));
+        self.epoch = Some(epoch);
+        self.shared.to_say.notify_one();
         epoch
     }
 
@@ -479,10 +497,14 @@ impl Drop for Meeting<'_> {
                 state.lanes.remove(&self.number);
             }
         }
-        drop(state);
-        if let Some(epoch) = self.epoch {
-            self.shared.say(self.number, epoch, &Frame::Ended);
+        // Under the same lock: the server hears of it before it hears of one more.
+        if let Some(epoch) = self.epoch
+            && !state.is_over
+        {
+            Frame::Ended.write(self.number, epoch, &mut state.to_say);
         }
+        drop(state);
+        self.shared.to_say.notify_one();
     }
 }
 

@@ -121,6 +121,8 @@ async fn say(shared: &Shared, mut to: WriteHalf<'_>) -> io::Result<()> {
             continue;
         }
         shared.to_say.notified().await;
+        // Whatever has this told again and again lets others run.
+        tokio::task::coop::consume_budget().await;
     }
 }
 

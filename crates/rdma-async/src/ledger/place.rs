@@ -112,8 +112,10 @@ pub(crate) struct Place {
     ended_before: Option<CloseReason>,
     /// It takes no more requests, and is closed when those of its send queue are over: so many are with the device.
     draining: Option<u32>,
-    /// When it was to take no more requests, one of its send queue was not done.
+    /// A request of the send queue has failed, or was still with the device when the queue pair was destroyed.
     has_lost: bool,
+    /// The provider refuses to destroy the queue pair.
+    has_refused: bool,
     /// Another queue pair is on its way, and nobody has asked for an end since.
     awaits_another: bool,
     /// What came for receives that were dropped, in order.
@@ -159,7 +161,7 @@ impl Place {
         (self.ended_before, self.epoch) = (self.closed.take(), epoch);
         (self.qpn, self.peer, self.port) = (qp.qpn(), qp.peer().map(PeerAddress::from), port);
         (self.qp, self.draining) = (Some(qp), None);
-        (self.has_lost, self.awaits_another) = (false, false);
+        (self.has_lost, self.has_refused, self.awaits_another) = (false, false, false);
     }
 
     /// Another queue pair is on its way.
@@ -175,6 +177,11 @@ impl Place {
     /// Whether another queue pair can come.
     pub(crate) const fn takes_another(&self) -> bool {
         self.is_gone() && self.awaits_another
+    }
+
+    /// Whether the provider has refused to destroy the queue pair, and nobody has tried again since.
+    pub(crate) const fn has_refused(&self) -> bool {
+        self.has_refused
     }
 
     /// Whether the queue pair is about to be destroyed by somebody.
@@ -223,6 +230,7 @@ impl Place {
     pub(crate) fn take(&mut self, reason: CloseReason) -> Option<QueuePair> {
         self.closed.get_or_insert(reason);
         self.is_ending |= self.qp.is_some();
+        self.has_refused = false;
         self.qp.take()
     }
 
@@ -254,14 +262,14 @@ impl Place {
         self.draining.is_some()
     }
 
-    /// Whether something was lost of what was sent when it was [stopped](Self::stop).
+    /// Whether something of what was sent has failed, or was not done when the queue pair was destroyed.
     pub(crate) const fn has_lost(&self) -> bool {
         self.has_lost
     }
 
     /// The queue pair could not be destroyed.
     pub(crate) fn put_back(&mut self, qp: QueuePair) {
-        self.is_ending = false;
+        (self.is_ending, self.has_refused) = (false, true);
         self.qp = Some(qp);
     }
 
@@ -270,7 +278,8 @@ impl Place {
     pub(crate) fn end(&mut self) -> (Vec<After>, usize) {
         debug_assert!(self.qp.is_none());
         self.is_ending = false;
-        self.has_lost |= self.draining.take().is_some_and(|sending| sending > 0);
+        self.has_lost |= self.slots.sending() > 0;
+        self.draining = None;
         let (mut afters, mut told) = (vec![After::Close(Arc::clone(&self.rooms))], 0);
         for index in 0..self.slots.len() as usize {
             let slot = self.slots.at(index);
@@ -396,16 +405,16 @@ impl Place {
         if let Some(sending) = self.draining
             && self.slots.side(id.slot()) == Side::Send
         {
-            self.note_sent(sending, result.is_err(), afters);
+            self.note_sent(sending, afters);
         }
         true
     }
 
     /// A request of the send queue is over which was outstanding when the connection was stopped.
     #[cold]
-    fn note_sent(&mut self, sending: u32, has_failed: bool, afters: &mut Afters) {
+    fn note_sent(&mut self, sending: u32, afters: &mut Afters) {
         debug_assert!(sending > 0, "it is one of them");
-        (self.draining, self.has_lost) = (Some(sending - 1), self.has_lost | has_failed);
+        self.draining = Some(sending - 1);
         if sending == 1 {
             afters.push(After::Close(Arc::clone(&self.rooms)));
         }
@@ -414,6 +423,7 @@ impl Place {
     /// A request has failed, and the queue pair with it.
     #[cold]
     fn note_failed(&mut self, operation: Operation, error: WorkError, afters: &mut Afters) {
+        self.has_lost |= operation != Operation::Receive;
         if self.closed.is_none() {
             self.closed = Some(CloseReason::Work { operation, error });
             // An unreliable connection would go on to wait for messages.

@@ -14,7 +14,7 @@ use super::kinds::Kind;
 use super::posted::Posted;
 use crate::buffer::held::Held;
 use crate::ledger::after::{After, apart};
-use crate::ledger::place::Refusal;
+use crate::ledger::place::{Place, Refusal};
 use crate::ledger::post::Request;
 use crate::ledger::slots::{Id, Side};
 use crate::ledger::{BATCH, Ended};
@@ -245,7 +245,7 @@ impl Link<'_> {
     fn end_doubt(&self) {
         let closed = self.ledger.lock().at(self.place).closed();
         if let Some(reason) = closed
-            && let Err(error) = self.ledger.close(self.place, reason)
+            && let Err(error) = self.ledger.close_if(self.place, reason, Place::is_in_doubt)
         {
             tracing::error!(%error, "the queue pair of a request in doubt could not be destroyed");
         }

@@ -253,3 +253,30 @@ fn a_connection_that_is_closed_meanwhile_stays_closed() {
         }
     });
 }
+
+/// More at a time than the server remembers: who is one too many is told so, and nothing else is hit.
+#[test]
+fn too_many_at_a_time_are_refused_here() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = host.pair().await;
+        let mut ends = tokio::task::JoinSet::new();
+        for number in 1..=70 {
+            let (client, qp) = (client.clone(), host.pd.create_qp());
+            ends.spawn(async move { client.connect_further(number, qp).await });
+        }
+        let mut busy = 0;
+        while busy < 6 {
+            let refused = ends.join_next().await.unwrap().unwrap().unwrap_err();
+            assert!(matches!(refused, ConnectError::Busy(_)), "{refused}");
+            busy += 1;
+        }
+        ends.shutdown().await;
+        let (one, other) = tokio::join!(
+            client.connect_further(71, host.pd.create_qp()),
+            server.connect_further(71, host.pd.create_qp())
+        );
+        host.talk(&one.unwrap(), &other.unwrap(), b"still there").await;
+        host.talk(&client, &server, b"and so are these").await;
+    });
+}

@@ -166,3 +166,41 @@ fn what_is_lost_at_the_end_is_told() {
         }
     });
 }
+
+/// Who is asked to end, and has sent what nobody receives, does not keep other tasks from running.
+#[test]
+fn a_peer_that_cannot_end_holds_nobody_up() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = host.pair().await;
+        let stuck = server.send(host.buffer(b"stuck")).post().await.unwrap();
+        let late = client.disconnect(SHORT).await.unwrap_err();
+        assert!(matches!(late, ConnectError::Timeout { limit: SHORT, .. }), "{late}");
+        // The end of the client's end is the end of what waits.
+        assert_eq!(*stuck.await.unwrap_err().memory, *b"stuck");
+        assert_eq!(server.closed(), Some(CloseReason::Gone));
+    });
+}
+
+/// The same if the peer was gone, or something had failed, before anybody asked for an end.
+#[test]
+fn what_was_lost_before_the_end_is_told() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for fails in [false, true] {
+            let (client, server) = host.pair().await;
+            if fails {
+                let nowhere =
+                    host.pd.allocate_shared_region(8, rdma_mem::AccessFlags::new()).unwrap();
+                client.write(host.buffer(b"x"), nowhere.remote()).await.unwrap_err();
+            } else {
+                let receive = client.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
+                drop(client.send(host.buffer(b"lost")).post().await.unwrap());
+                drop(server);
+                receive.await.unwrap_err();
+            }
+            let lost = client.disconnect(HANG).await.unwrap_err();
+            assert!(lost.to_string().contains("did not arrive"), "{lost}");
+        }
+    });
+}

@@ -4,7 +4,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use rdma_async::{CloseReason, Connection, ConnectionOptions, Driver, TransportError};
+use rdma_async::{CloseReason, Connection, ConnectionOptions, Driver, Region, TransportError};
 use rdma_mem::{AccessFlags, Buffer, BufferPool, ProtectionDomain, SharedRegion};
 use rdma_qp::MaxRnrRetries;
 use rdma_qp::prelude::*;
@@ -23,6 +23,7 @@ cases![
     what_was_sent_before_a_graceful_end_has_come,
     a_peer_that_goes_ends_what_waits_for_it,
     a_driver_that_ends_gives_all_memory_back,
+    memory_is_open_until_the_function_ends_and_not_behind_that,
 ];
 
 /// Nothing here takes so long, unless it hangs.
@@ -260,5 +261,24 @@ fn a_driver_that_ends_gives_all_memory_back(device: &Device) {
         assert!(is_closed(&failed.error, CloseReason::Destroyed), "{failed}");
         drop((failed, ends.server, ends.client));
         assert_eq!(ends.pool.usage().buffers, 0);
+    });
+}
+
+fn memory_is_open_until_the_function_ends_and_not_behind_that(device: &Device) {
+    run(device, |ends| async move {
+        let region = Region::allocate(&ends.pd, 64).unwrap();
+        let may = AccessFlags::new().with_remote_write();
+        let reserved = region.reserve(may, BOUND, async |descriptor| {
+            let key = descriptor.remote(Duration::ZERO).unwrap().slice(0..4).unwrap();
+            ends.client.write(ends.buffer(b"word"), key).await.unwrap();
+            key
+        });
+        let reserved = reserved.await.unwrap();
+        let (region, key) = (reserved.region, reserved.value.unwrap());
+        assert_eq!(region[..6], *b"word\0\0");
+        let late = ends.client.write(ends.buffer(b"late"), key).await.unwrap_err();
+        let is_refused = matches!(late.error, TransportError::WorkError(_));
+        assert!(is_refused || is_closed(&late.error, CloseReason::Gone), "{late}");
+        assert_eq!(region[..4], *b"word");
     });
 }
