@@ -78,8 +78,10 @@ fn many_peers_reach_it_at_once() {
             let (read, key) = value.unwrap();
             assert_eq!(read, vec![1; peers]);
             for pair in &pairs {
-                is_closed(pair, key, &region).await;
+                let late = pair.one.read(pair.pool.allocate(64).unwrap(), key).await.unwrap_err();
+                assert!(late.to_string().contains("remote access"), "{late}");
             }
+            drop(region);
         }
     });
 }

@@ -1,9 +1,9 @@
 //! Memory that is open to peers until a function has ended, or a time is over.
 
+use std::panic::resume_unwind;
 use std::time::Duration;
 
-use rdma_mem::{AccessFlags, Error, RegionMemory, SharedRegion};
-use tokio::runtime::Handle;
+use rdma_mem::{AccessFlags, Error, SharedRegion};
 use tokio::time::timeout;
 
 use super::descriptor::Descriptor;
@@ -37,7 +37,8 @@ pub enum ReserveError {
     /// The provider refuses to end the access. The memory is never used for anything else.
     #[error("peers may still reach the memory, which is lost: {0}")]
     NotRevoked(Box<Error>),
-    /// The runtime has ended, and with it the thread that would have called the provider. The memory is closed, and freed.
+    /// The runtime has ended, and with it the thread that would have called the provider. The memory is closed and freed, or
+    /// never freed if the provider refuses to close it.
     #[error("the runtime has ended")]
     RuntimeEnded,
 }
@@ -53,7 +54,11 @@ impl Region {
     ///
     /// If the future is dropped, or `f` panics, the memory is closed, and then freed. The time is the kernel's
     /// `CLOCK_MONOTONIC`, which stands still while the machine is suspended. Memory of more than 1 MiB is registered and
-    /// deregistered on tokio's blocking threads.
+    /// deregistered on tokio's blocking threads, of which one has to be free: until then it stays open.
+    ///
+    /// A peer may have posted a request just before the end, which is sent again later, and providers use keys again. So a
+    /// peer asks for [time enough](Descriptor::remote) for its request, and who opens the same memory again for another one
+    /// waits as long as a connection sends again.
     ///
     /// # Errors
     /// [`ReserveError::NotOpened`] with the memory, [`ReserveError::NotRevoked`] without it.
@@ -116,8 +121,7 @@ impl Region {
         let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
         let access = if access.intersects(changes) { access.with_local_write() } else { access };
         let domain = pd.clone();
-        let opened =
-            at_once(length, move || SharedRegion::register(&domain, memory, access).map(Open::new));
+        let opened = at_once(length, move || SharedRegion::register(&domain, memory, access));
         let open = match opened.await? {
             Ok(open) => open,
             Err((memory, error)) => {
@@ -125,43 +129,13 @@ impl Region {
                 return Err(ReserveError::NotOpened { region, error: Box::new(error) });
             }
         };
-        let descriptor = Descriptor::new(open.region().remote(), time);
+        let descriptor = Descriptor::new(open.remote(), time);
         let value = timeout(time, f(descriptor)).await.ok();
-        let closed = at_once(length, move || open.close());
+        // One that is still registered is deregistered once more when it is dropped, or never freed.
+        let closed = at_once(length, move || open.close().map_err(|(_, error)| error));
         match closed.await? {
             Ok(memory) => Ok(Reserved { region: Self::of(&pd, memory), value }),
             Err(error) => Err(ReserveError::NotRevoked(Box::new(error))),
-        }
-    }
-}
-
-/// Memory that is open. Dropped, it is closed, and freed.
-struct Open(Option<SharedRegion>);
-
-impl Open {
-    const fn new(region: SharedRegion) -> Self {
-        Self(Some(region))
-    }
-
-    fn region(&self) -> &SharedRegion {
-        let Some(region) = &self.0 else { unreachable!("it is taken when it is closed") };
-        region
-    }
-
-    /// The memory, when no peer reaches it any more.
-    fn close(mut self) -> Result<RegionMemory, Error> {
-        let Some(region) = self.0.take() else { unreachable!("it is taken here") };
-        // One that is still registered is deregistered once more, or never freed.
-        region.close().map_err(|(_, error)| error)
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        let Some(region) = self.0.take() else { return };
-        match Handle::try_current() {
-            Ok(runtime) if region.len() > AT_ONCE => drop(runtime.spawn_blocking(|| drop(region))),
-            _ => drop(region),
         }
     }
 }
@@ -174,5 +148,8 @@ async fn at_once<R: Send + 'static>(
     if length <= AT_ONCE {
         return Ok(call());
     }
-    tokio::task::spawn_blocking(call).await.map_err(|_| ReserveError::RuntimeEnded)
+    tokio::task::spawn_blocking(call).await.map_err(|error| match error.try_into_panic() {
+        Ok(panic) => resume_unwind(panic),
+        Err(_) => ReserveError::RuntimeEnded,
+    })
 }
