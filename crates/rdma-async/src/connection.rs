@@ -62,7 +62,8 @@ impl Connection {
         Op::new(Link::Borrowed(&self.0), memory, request)
     }
 
-    /// Sends a message, which takes a receive of the peer's.
+    /// Sends a message, which takes a receive of the peer's. It has completed when that has the message: as long as there is
+    /// none, it is sent again and again, as often as [`max_rnr_retries`](rdma_qp::QueuePairBuilder::max_rnr_retries) says.
     #[doc(alias = "IBV_WR_SEND")]
     #[inline]
     pub fn send<B: Source>(&self, from: B) -> Op<'_, SendOut<B>> {
@@ -79,7 +80,8 @@ impl Connection {
     /// Receives a message into this memory, with the number that may come with it.
     ///
     /// If the operation is dropped after it was posted, a message may still come into its memory: then
-    /// [`received_by_dropped`](Self::received_by_dropped) has both.
+    /// [`received_by_dropped`](Self::received_by_dropped) has both. So a receive that is made anew after each `timeout` misses
+    /// messages: post it once, and await `&mut posted`.
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn receive<B: Target>(&self, into: B) -> Op<'_, Receive<B>> {
@@ -156,6 +158,7 @@ impl Connection {
 
     /// Which of its queue pairs it has, or has had last: the number is the same at both ends, each
     /// [`reconnect`](Self::reconnect) brings a higher one, and that of a connection which was made by an address begins with 0.
+    /// The connections of one control connection have the count together: a connection may skip numbers.
     #[must_use]
     pub fn epoch(&self) -> u32 {
         self.0.look(|place| place.epoch)

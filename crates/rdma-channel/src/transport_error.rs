@@ -317,8 +317,8 @@ pub enum CloseReason {
         /// The kind of the operation.
         operation: Operation,
     },
-    /// The scope was closed by the program ([`Scope::close`](crate::Scope::close)).
-    #[error("its scope has closed it")]
+    /// This end was closed by the program, as by [`Scope::close`](crate::Scope::close).
+    #[error("this end has closed it")]
     Asked,
     /// The channel was to be destroyed, and of several queue pairs not all could be; or the peer was to be
     /// [removed](crate::MultiChannel::remove), and its queue pair could not be destroyed.

@@ -163,7 +163,7 @@ fn debug_is_one_readable_line() {
     let ([scope, handle], id) = shown.unwrap();
     assert_eq!(scope, format!("Scope[QPN {own} to {peer}]"));
     assert_eq!(handle, format!("PendingWork(receive, {id})"));
-    let closed = format!("Channel(QPN {own} to {peer}, closed, since its scope has closed it)");
+    let closed = format!("Channel(QPN {own} to {peer}, closed, since this end has closed it)");
     assert_eq!(format!("{:?}", pair.here), closed);
     let _ = pair.there.within(DRAIN).receive(ReceiveWorkRequest::only_immediate());
     assert!(format!("{:?}", pair.there).ends_with("since a receive was not done in time)"));

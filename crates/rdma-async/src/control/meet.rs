@@ -99,7 +99,8 @@ impl Connection {
             inner.until(|place| (!place.is_ending()).then_some(())).await;
         }
         let again = Again { ledger: Arc::clone(&inner.ledger), qp: member.qp.clone() };
-        let (epoch, qp) = within(shared, meet(&mut meeting, shared, again)).await?;
+        let met = within(shared, "`reconnect`", meet(&mut meeting, shared, again));
+        let (epoch, qp) = met.await?;
         if !inner.ledger.renew(inner.place, qp, epoch) {
             let why = "it was closed meanwhile, or its completion queue has failed";
             let (tried, source) = ("connecting again".to_owned(), io::Error::other(why));
@@ -113,7 +114,8 @@ impl Connection {
 
     /// Agrees with the peer on one more connection, with a queue pair of its own, by the control connection of this one. The
     /// program of the peer does the same with the same number, which is not 0. Each gives its options, so that domain,
-    /// port and rights are others than those of this connection, if it wants that.
+    /// port and rights are others than those of this connection, if it wants that. They are those of a queue pair: unless
+    /// they say otherwise, the peer has no rights, and a send fails soon if the peer has no receive for it.
     ///
     /// The control connection is kept as long as there is one of its connections: when the other end is gone, all end.
     /// Dropped before it is ready, there is no such connection, or it is closed at once.
@@ -160,7 +162,8 @@ impl Connection {
         let mut meeting = Meeting::begin(shared, number, false)?;
         let driver = Driver(Arc::clone(&inner.driver));
         let maker = Maker { driver, qp: qp.clone() };
-        let (epoch, further) = within(shared, meet(&mut meeting, shared, maker)).await?;
+        let call = format!("`connect_further` with number {number}");
+        let (epoch, further) = within(shared, &call, meet(&mut meeting, shared, maker)).await?;
         let (task, shared) = (Arc::clone(&member.task), Arc::clone(shared));
         further.inner().look(|place| place.epoch = epoch);
         further.inner().keep(Member { shared: Arc::clone(&shared), number, qp, task });
@@ -251,12 +254,13 @@ impl Connection {
 /// In the time of the control connection.
 async fn within<T>(
     shared: &Shared,
+    call: &str,
     meets: impl Future<Output = Result<T, ConnectError>>,
 ) -> Result<T, ConnectError> {
     let limit = shared.limit;
     timeout(limit, meets).await.unwrap_or_else(|_| {
         let awaited = format!(
-            "queue pair of the peer at {}: does its program do the same, with the same number?",
+            "queue pair of the peer at {}: does its program call {call}, too?",
             shared.address
         );
         Err(ConnectError::Timeout { limit, awaited })

@@ -84,7 +84,8 @@ impl ConnectionOptions {
     }
 }
 
-/// Of a queue pair with these options.
+/// Of a queue pair with these options. Where they say nothing, they are not those of [`ConnectionOptions::new`]: the peer has no
+/// rights, and a send fails soon if the peer has no receive for it.
 impl From<QueuePairBuilder<'static>> for ConnectionOptions {
     fn from(qp: QueuePairBuilder<'static>) -> Self {
         Self {

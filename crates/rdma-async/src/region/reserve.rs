@@ -56,6 +56,9 @@ impl Region {
     /// `CLOCK_MONOTONIC`, which stands still while the machine is suspended. Memory of more than 1 MiB is registered and
     /// deregistered on tokio's blocking threads, of which one has to be free: until then it stays open.
     ///
+    /// What `f` has posted is dropped with it when the time is over: its receive stands, and takes the next message. Post
+    /// it before, or end the connection of a peer that is late.
+    ///
     /// A peer may have posted a request just before the end, which is sent again later, and providers use keys again. So a
     /// peer asks for [time enough](Descriptor::remote) for its request, and who opens the same memory again for another one
     /// waits as long as a connection sends again.

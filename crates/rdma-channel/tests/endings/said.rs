@@ -75,7 +75,7 @@ fn a_channel_that_works_says_nothing_before_it_is_dropped() {
         });
         assert_eq!(said, 0);
         assert_eq!(says("channel dropped", None, || drop(there)).1, 1);
-        let asked = Some("its scope has closed it");
+        let asked = Some("this end has closed it");
         assert_eq!(says("channel closed", asked, || drop(here)).1, 1);
     });
 }
