@@ -399,6 +399,15 @@ impl Place {
             }
             Phase::Free | Phase::Done => return false,
         }
+        if result.is_err() || self.draining.is_some() {
+            self.note_over(id, operation, result, afters);
+        }
+        true
+    }
+
+    /// A request has failed, or is over that was outstanding when the connection was stopped.
+    #[cold]
+    fn note_over(&mut self, id: Id, operation: Operation, result: WorkResult, afters: &mut Afters) {
         if let Err(error) = result {
             self.note_failed(operation, error, afters);
         }
@@ -407,7 +416,6 @@ impl Place {
         {
             self.note_sent(sending, afters);
         }
-        true
     }
 
     /// A request of the send queue is over which was outstanding when the connection was stopped.
