@@ -106,6 +106,24 @@ struct Lane {
     finished: Option<u32>,
 }
 
+impl State {
+    /// Says that of a connection, as long as there is a stream.
+    fn say(&mut self, number: u32, epoch: u32, frame: &Frame) {
+        if !self.is_over {
+            frame.write(number, epoch, &mut self.to_say);
+        }
+    }
+
+    /// Forgets a connection that is not here, and that neither end speaks of.
+    fn forget_unknown(&mut self, number: u32) {
+        let is_unknown =
+            |lane: &Lane| lane.here.is_none() && !lane.is_meeting && lane.endpoint.is_none();
+        if self.lanes.get(&number).is_some_and(is_unknown) {
+            self.lanes.remove(&number);
+        }
+    }
+}
+
 impl Shared {
     pub(super) fn new(address: SocketAddr, is_client: bool, talks: bool, limit: Duration) -> Self {
         let (state, to_say, heard) = (Mutex::default(), Arc::default(), Notify::new());
@@ -139,11 +157,10 @@ impl Shared {
     fn leave(&self, number: u32, epoch: u32) {
         let mut state = self.state();
         let Some(lane) = state.lanes.get_mut(&number) else { return };
-        lane.here = None;
+        // Nobody reconnects it any more: a future that did so was forgotten.
+        (lane.here, lane.is_meeting) = (None, false);
         let told = lane.told.max(lane.withdrawn) >= Some(epoch);
-        if lane.endpoint.is_none() {
-            state.lanes.remove(&number);
-        }
+        state.forget_unknown(number);
         drop(state);
         if !told {
             self.say(number, epoch, &Frame::Ended);
@@ -152,11 +169,7 @@ impl Shared {
 
     /// Says that of a connection.
     pub(super) fn say(&self, number: u32, epoch: u32, frame: &Frame) {
-        let mut state = self.state();
-        if !state.is_over {
-            frame.write(number, epoch, &mut state.to_say);
-        }
-        drop(state);
+        self.state().say(number, epoch, frame);
         self.to_say.notify_one();
     }
 
@@ -212,14 +225,11 @@ impl Shared {
     /// Says that the queue pair of that epoch has ended, once, unless the other end has said so.
     fn note_end(&self, number: u32, epoch: u32) {
         let mut state = self.state();
-        let state_of = &mut *state;
-        let Some(lane) = state_of.lanes.get_mut(&number).filter(|lane| lane.told < Some(epoch))
-        else {
-            return;
-        };
+        let lane = state.lanes.get_mut(&number).filter(|lane| lane.told < Some(epoch));
+        let Some(lane) = lane else { return };
         lane.told = Some(epoch);
-        if lane.withdrawn < Some(epoch) && !state_of.is_over {
-            Frame::Ended.write(number, epoch, &mut state_of.to_say);
+        if lane.withdrawn < Some(epoch) {
+            state.say(number, epoch, &Frame::Ended);
         }
         drop(state);
         self.to_say.notify_one();
@@ -301,9 +311,7 @@ impl Shared {
                 if lane.here.is_some() {
                     return Ok(lane.here.clone());
                 }
-                if !lane.is_meeting && lane.endpoint.is_none() {
-                    state.lanes.remove(&number);
-                }
+                state.forget_unknown(number);
             }
             Frame::Beat => {
                 state.owes_alive = true;
@@ -412,10 +420,7 @@ impl<'s> Meeting<'s> {
         state.newest += 1;
         let epoch = state.newest;
         // Under the same lock: the server hears them in this order.
-        let offer = Frame::Offer(Box::new(endpoint));
-        if !state.is_over {
-            offer.write(self.number, epoch, &mut state.to_say);
-        }
+        state.say(self.number, epoch, &Frame::Offer(Box::new(endpoint)));
         drop(state);
         self.epoch = Some(epoch);
         self.shared.to_say.notify_one();
@@ -493,15 +498,11 @@ impl Drop for Meeting<'_> {
             if self.shared.is_client {
                 lane.endpoint = None;
             }
-            if lane.here.is_none() && lane.endpoint.is_none() {
-                state.lanes.remove(&self.number);
-            }
         }
+        state.forget_unknown(self.number);
         // Under the same lock: the server hears of it before it hears of one more.
-        if let Some(epoch) = self.epoch
-            && !state.is_over
-        {
-            Frame::Ended.write(self.number, epoch, &mut state.to_say);
+        if let Some(epoch) = self.epoch {
+            state.say(self.number, epoch, &Frame::Ended);
         }
         drop(state);
         self.shared.to_say.notify_one();

@@ -185,13 +185,7 @@ fn many_further_connections_at_once_and_their_numbers_again() {
 fn who_has_no_peer_to_agree_with_is_told_so() {
     run(|| async {
         let host = Host::new("soft0");
-        let (one, other) = (
-            host.driver.prepare(host.pd.create_qp()).unwrap(),
-            host.driver.prepare(host.pd.create_qp()).unwrap(),
-        );
-        let endpoints = (one.endpoint(), other.endpoint());
-        let (one, other) =
-            (one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap());
+        let (one, other) = host.pair_by_hand();
         let refused = one.reconnect().await.unwrap_err();
         assert!(matches!(refused, ConnectError::NoControl), "{refused}");
         let refused = one.connect_further(1, host.pd.create_qp()).await.unwrap_err();

@@ -1,7 +1,6 @@
 //! Connections that end when all was sent, and peers that do not answer.
 
 use rdma_async::{CloseReason, ConnectError, TransportError};
-use rdma_qp::prelude::*;
 
 use crate::{DEVICES, HANG, Host, SHORT, run};
 
@@ -93,13 +92,7 @@ fn the_end_is_waited_for_no_longer_than_was_said() {
         assert_eq!(*failed.memory, *b"stuck");
         drop(server);
         // Without a control connection what was sent is waited for, and no peer.
-        let (one, other) = (
-            host.driver.prepare(host.pd.create_qp()).unwrap(),
-            host.driver.prepare(host.pd.create_qp()).unwrap(),
-        );
-        let endpoints = (one.endpoint(), other.endpoint());
-        let (one, other) =
-            (one.handshake(endpoints.1).unwrap(), other.handshake(endpoints.0).unwrap());
+        let (one, other) = host.pair_by_hand();
         let receive = other.receive(host.pool.allocate(8).unwrap()).post().await.unwrap();
         drop(one.send(host.buffer(b"last")).post().await.unwrap());
         one.disconnect(HANG).await.unwrap();

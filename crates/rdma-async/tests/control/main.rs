@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use rdma_async::{Connection, ConnectionOptions, Driver, Listener};
 use rdma_mem::{Buffer, BufferPool, ProtectionDomain, open_device};
+use rdma_qp::prelude::*;
 use rdma_soft::Builder;
 
 /// A device that sends packets.
@@ -58,6 +59,14 @@ impl Host {
         let (client, server) =
             tokio::join!(self.driver.connect(address, self.options()), listener.accept());
         (client.unwrap().0, server.unwrap())
+    }
+
+    /// The same without a control connection.
+    fn pair_by_hand(&self) -> (Connection, Connection) {
+        let prepare = || self.driver.prepare(self.pd.create_qp()).unwrap();
+        let (one, other) = (prepare(), prepare());
+        let (at_one, at_other) = (one.endpoint(), other.endpoint());
+        (one.handshake(at_other).unwrap(), other.handshake(at_one).unwrap())
     }
 
     fn buffer(&self, bytes: &[u8]) -> Buffer {
