@@ -69,7 +69,7 @@ pub(crate) struct Shared {
     pub(super) talks: bool,
     /// How long a queue pair may take to be connected.
     pub(super) limit: Duration,
-    /// Which process has it: a forked child may find the lock taken for ever.
+    /// Which process has it: in a forked child nobody may be there to unlock it.
     process: u32,
 }
 

@@ -4,24 +4,22 @@
 mod again;
 mod bad_clients;
 mod bad_peers;
+#[path = "../common/mod.rs"]
+mod common;
 mod ends;
 mod graceful;
 mod meeting;
 
-use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use rdma_async::{Connection, ConnectionOptions, Driver, Listener};
-use rdma_mem::{Buffer, BufferPool, ProtectionDomain, open_device};
+use rdma_mem::{Buffer, BufferPool, ProtectionDomain};
 use rdma_qp::prelude::*;
-use rdma_soft::Builder;
 
-/// A device that sends packets.
-const WIRE: &str = "softwire0";
+use common::{HANG, WIRE, domain, run};
+
 const DEVICES: [&str; 3] = ["soft0", "softib0", WIRE];
-/// Nothing takes so long, unless it hangs.
-const HANG: Duration = Duration::from_secs(60);
 /// What a client has that is late on purpose.
 const SHORT: Duration = Duration::from_millis(100);
 
@@ -34,10 +32,7 @@ struct Host {
 
 impl Host {
     fn new(device: &str) -> Self {
-        rdma_soft::install();
-        // Another test may have been first.
-        let _ = Builder::new(WIRE).force_wire().install();
-        let pd = open_device(device).unwrap().allocate_pd().unwrap();
+        let pd = domain(device);
         let driver = Driver::spawn(pd.context()).unwrap();
         let pool = BufferPool::new(&pd);
         Self { pd, driver, pool }
@@ -82,14 +77,4 @@ impl Host {
         let received = receive.await.unwrap();
         assert_eq!(&received.memory[..received.length], text);
     }
-}
-
-/// In both kinds of runtime.
-fn run<F: Future<Output = ()> + Send + 'static>(test: impl Fn() -> F) {
-    let current = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    current.block_on(async { tokio::time::timeout(HANG, test()).await.unwrap() });
-    let many =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let spawned = many.spawn(test());
-    many.block_on(async { tokio::time::timeout(HANG, spawned).await.unwrap().unwrap() });
 }
