@@ -93,8 +93,8 @@ fn endless_wait_ends_when_the_requester_is_told_how_long_to_wait() {
             assert_eq!(a.qp.to_state(State::IBV_QPS_SQD), 0);
             assert_eq!(a.qp.modify(attributes(&a.endpoint(), &peer, &finite), timers), 0);
             let resumed = a.qp.to_state(State::IBV_QPS_RTS);
-            // Who is gone may have been given up by then.
-            assert!(resumed == 0 || gone && resumed == Errno::EINVAL.raw(), "{resumed}");
+            // On a slow machine the finite wait may have ended by then.
+            assert!(resumed == 0 || resumed == Errno::EINVAL.raw(), "{resumed}");
             let (unanswered, not_ready) =
                 (Status::IBV_WC_RETRY_EXC_ERR, Status::IBV_WC_RNR_RETRY_EXC_ERR);
             a.send_cq.expect(1, if gone { unanswered } else { not_ready });
