@@ -431,9 +431,9 @@ impl Table {
         self.places[id.place()].await_end(id, waker, &mut self.afters)
     }
 
-    /// Nobody waits for the request any more.
-    pub(crate) fn forsake(&mut self, id: Id) {
-        self.places[id.place()].forsake(id, &mut self.afters);
+    /// Nobody waits for the request any more. Whether it goes on.
+    pub(crate) fn forsake(&mut self, id: Id) -> bool {
+        self.places[id.place()].forsake(id, &mut self.afters)
     }
 }
 

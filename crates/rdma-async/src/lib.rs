@@ -1,6 +1,6 @@
 //! RDMA operations as futures that own their memory.
 //!
-//! **Incomplete:** loans of memory, messages and streams are not here yet.
+//! **Incomplete:** messages and streams are not here yet.
 //!
 //! # Operations
 //!
@@ -36,6 +36,7 @@
 //! # Memory for peers
 //!
 //! [`Region::reserve`] opens memory to peers until a function has ended or a time is over, and then it is exclusive again.
+//! [`Connection::lend`] lends memory to the peer for a time, and [`Connection::request`] asks the peer for some.
 //!
 //! # Forking
 //!
@@ -52,6 +53,8 @@ mod control;
 mod driver;
 #[doc = include_str!("guide.md")]
 pub mod guide {}
+#[cfg(not(loom))]
+mod lease;
 mod ledger;
 mod link;
 #[cfg(test)]
@@ -77,6 +80,14 @@ pub use control::options::ConnectionOptions;
 pub use driver::Driver;
 pub use driver::events::Events;
 pub use driver::manual::ManualDriver;
+#[cfg(not(loom))]
+pub use lease::error::{Denial, LeaseError, LendError};
+#[cfg(not(loom))]
+pub use lease::limits::LeaseLimits;
+#[cfg(not(loom))]
+pub use lease::loan::{EndedLoan, Loan};
+#[cfg(not(loom))]
+pub use lease::remote::RemoteRegion;
 pub use operation::Op;
 pub use operation::failed::Failed;
 pub use operation::kinds::{
@@ -90,7 +101,7 @@ pub use region::descriptor::Descriptor;
 pub use region::memory::Region;
 pub use region::reserve::{ReserveError, Reserved};
 
-pub use rdma_channel::{CloseReason, ConnectError, PeerAddress, TransportError};
+pub use rdma_channel::{CloseReason, ConnectError, LeaseEnd, PeerAddress, TransportError};
 pub use rdma_mem::{
     AsyncEvent, Buffer, Context, ProtectionDomain, RemoteMemoryRegion, SliceMut, SliceRef,
 };

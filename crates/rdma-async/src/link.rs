@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
+#[cfg(not(loom))]
+use rdma_channel::LeaseEnd;
 use rdma_channel::{CloseReason, TransportError};
 use rdma_mem::ProtectionDomain;
 use rdma_qp::QueuePair;
@@ -11,6 +13,8 @@ use rdma_qp::QueuePair;
 #[cfg(not(loom))]
 use crate::control::shared::Member;
 use crate::driver::shared::Handle;
+#[cfg(not(loom))]
+use crate::lease::borrower::Granted;
 use crate::ledger::Ledger;
 use crate::ledger::place::{Place, Rooms, words};
 
@@ -56,6 +60,11 @@ impl Member {
         match *self {}
     }
 }
+
+/// And nobody lends anything.
+#[cfg(loom)]
+#[derive(Debug)]
+pub(crate) enum Borrowed {}
 
 /// What all clones of a connection have.
 pub(crate) struct Inner {
@@ -128,17 +137,7 @@ impl Inner {
     /// Ready when that is found in its place. Looks when the connection is closed, or drained.
     #[cfg(not(loom))]
     pub(crate) async fn until<R>(&self, find: impl Fn(&mut Place) -> Option<R>) -> R {
-        let ended = self.rooms.ended().notified();
-        tokio::pin!(ended);
-        loop {
-            // Before the look, so that none is missed.
-            ended.as_mut().enable();
-            if let Some(found) = self.look(&find) {
-                return found;
-            }
-            ended.as_mut().await;
-            ended.set(self.rooms.ended().notified());
-        }
+        crate::sync::until(self.rooms.ended(), || self.look(&find)).await
     }
 }
 
@@ -164,11 +163,39 @@ impl fmt::Debug for Inner {
     }
 }
 
+/// Memory of the peer that this end has for a time, and the connection that it is used by.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub(crate) struct Borrowed {
+    pub(crate) granted: Granted,
+    pub(crate) inner: Arc<Inner>,
+}
+
+#[cfg(not(loom))]
+impl Borrowed {
+    /// Whether a request may be posted that names the memory.
+    ///
+    /// # Errors
+    /// Why it may not.
+    #[cold]
+    pub(crate) fn check(&self, place: &Place) -> Result<(), LeaseEnd> {
+        self.granted.check(place.epoch)
+    }
+
+    /// A request goes on that names the memory.
+    #[cold]
+    pub(crate) fn note_forsaken(&self) {
+        self.granted.note_forsaken();
+    }
+}
+
 /// Borrowed by default, so that an operation costs no reference count.
 #[derive(Clone, Debug)]
 pub(crate) enum Link<'c> {
     Borrowed(&'c Inner),
     Owned(Arc<Inner>),
+    /// Of an operation on memory that this end has for a time.
+    Leased(Arc<Borrowed>),
 }
 
 impl Deref for Link<'_> {
@@ -179,6 +206,7 @@ impl Deref for Link<'_> {
         match self {
             Self::Borrowed(inner) => inner,
             Self::Owned(inner) => inner,
+            Self::Leased(borrowed) => &borrowed.inner,
         }
     }
 }
@@ -188,6 +216,7 @@ impl Link<'_> {
     pub(crate) fn into_owned(self, owner: &Arc<Inner>) -> Link<'static> {
         match self {
             Self::Owned(inner) => Link::Owned(inner),
+            Self::Leased(borrowed) => Link::Leased(borrowed),
             Self::Borrowed(inner) => {
                 assert!(
                     std::ptr::eq(inner, &raw const **owner),

@@ -21,6 +21,22 @@ pub(crate) use tokio::sync::{Notify, futures::OwnedNotified};
 #[cfg(loom)]
 pub(crate) use self::model::{Notify, OwnedNotified};
 
+/// Ready when that is found. Looks whenever all who wait are told to.
+#[cfg(not(loom))]
+pub(crate) async fn until<R>(told: &Notify, mut look: impl FnMut() -> Option<R>) -> R {
+    let waits = told.notified();
+    tokio::pin!(waits);
+    loop {
+        // Before the look, so that none is missed.
+        waits.as_mut().enable();
+        if let Some(found) = look() {
+            return found;
+        }
+        waits.as_mut().await;
+        waits.set(told.notified());
+    }
+}
+
 /// tokio's own [`Notify`], of which loom sees each call as one step. Its inside is tokio's affair, whose models are its own.
 #[cfg(loom)]
 mod model {

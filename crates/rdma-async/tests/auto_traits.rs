@@ -1,9 +1,10 @@
 //! Which types may go to, and be used from, other threads.
 
 use rdma_async::{
-    Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Descriptor, Driver, Events,
-    Failed, Incoming, Listener, ManualDriver, Op, Post, Posted, PreparedConnection, Read, Receive,
-    ReceiveImmediate, Received, Region, ReserveError, Reserved, Run, SendOut, SharedBuffer, Write,
+    Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Denial, Descriptor, Driver,
+    EndedLoan, Events, Failed, Incoming, LeaseEnd, LeaseError, LeaseLimits, LendError, Listener,
+    Loan, ManualDriver, Op, Post, Posted, PreparedConnection, Read, Receive, ReceiveImmediate,
+    Received, Region, RemoteRegion, ReserveError, Reserved, Run, SendOut, SharedBuffer, Write,
 };
 use rdma_mem::Buffer;
 
@@ -28,10 +29,18 @@ fn what_is_shared_by_tasks() {
     shared::<Descriptor>();
     shared::<Region>();
     shared::<Reserved<u8>>();
+    shared::<LeaseLimits>();
+    shared::<Loan>();
+    shared::<EndedLoan>();
+    shared::<LeaseEnd>();
+    shared::<RemoteRegion>();
     error::<ConnectError>();
     error::<Failed<Buffer>>();
     error::<Failed<SharedBuffer>>();
     error::<ReserveError>();
+    error::<LeaseError>();
+    error::<LendError>();
+    error::<Denial>();
 }
 
 #[test]
@@ -43,4 +52,5 @@ fn operations_go_to_other_tasks() {
     moved::<Posted<'_, Atomic>>();
     moved::<Posted<'_, ReceiveImmediate>>();
     unpinned::<Posted<'_, Read<Buffer>>>();
+    unpinned::<Loan>();
 }

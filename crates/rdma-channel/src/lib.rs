@@ -108,7 +108,9 @@ pub use server::builder::ServerBuilder;
 pub use server::event::{LeftReason, PeerId, ServerError, ServerEvent};
 pub use server::waker::Waker;
 pub use transport_error::context::{FailedWork, PeerAddress, RefusedWork};
-pub use transport_error::{CloseReason, OperationError, Rejected, TransportError, WorkId};
+pub use transport_error::{
+    CloseReason, LeaseEnd, OperationError, Rejected, TransportError, WorkId,
+};
 
 pub use rdma_mem::{
     AccessFlags, Buffer, BufferPool, Error as MemoryError, GatherElement, GatherList,

@@ -162,6 +162,17 @@ pub enum TransportError {
     /// Some operations of a collective failed, or were not done in time. The connections to their peers are closed.
     #[error("{} of the operations failed; first: {}", .0.len(), first(.0))]
     Collective(Vec<OperationError>),
+    /// The peer's memory, which this end had for a time, is not open any more. The request was not posted, and the connection is
+    /// as it was.
+    #[error(
+        "the {operation} was not posted, since the peer's memory is not open to it any more: {reason}"
+    )]
+    LeaseOver {
+        /// The kind of the operation.
+        operation: Operation,
+        /// Why it is not.
+        reason: LeaseEnd,
+    },
     /// Channels to several peers were given too few endpoints, or too many.
     #[error(
         "there are {channels} channels and {}: give one for each, in order",
@@ -201,6 +212,7 @@ impl TransportError {
             | Self::Lost { .. } => Recovery::Reconnect,
             Self::TooManyPeers { .. } => Recovery::Resource,
             Self::ElementError(_)
+            | Self::LeaseOver { .. }
             | Self::ForeignPeer
             | Self::BatchTooLarge { .. }
             | Self::NoSuchPeer { .. }
@@ -213,6 +225,24 @@ impl TransportError {
             }
         }
     }
+}
+
+/// Why memory that was lent for a time is not lent any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeaseEnd {
+    /// The borrower has given it back.
+    #[error("it was given back")]
+    Returned,
+    /// Its time is over, or nearly so.
+    #[error("its time is over")]
+    TimeOver,
+    /// The lender has taken it back before its time.
+    #[error("the lender has taken it back")]
+    Revoked,
+    /// The queue pair that it was lent to has ended.
+    #[error("the queue pair that it was lent to has ended")]
+    OldEpoch,
 }
 
 /// Errors are returned by value, on paths that have few instructions.

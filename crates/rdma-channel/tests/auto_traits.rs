@@ -2,14 +2,14 @@
 
 use rdma_channel::{
     Armed, Buffer, Channel, ChannelBuilder, ChannelListener, CloseReason, ConnectError,
-    ExchangeError, FailedWork, Finished, InFlight, Incoming, Late, LeftReason, MultiChannel,
-    MultiChannelBuilder, Operation, OperationError, PeerAddress, PeerAtomicWorkRequest, PeerId,
-    PeerReadWorkRequest, PeerReceiveWorkRequest, PeerRemoteMemoryRegion, PeerSendWorkRequest,
-    PeerWriteWorkRequest, PendingWord, PendingWork, Pipes, Prefix, PreparedChannel,
-    PreparedMultiChannel, PreparedPeer, Progress, Refused, RefusedBatch, RefusedWork, Rejected,
-    Rendezvous, RendezvousBuilder, Request, Scope, ScopeError, ScopedPeer, ScopedPendingWork,
-    Server, ServerBuilder, ServerError, ServerEvent, ToPeer, TransportError, Wait, Waitable, Waker,
-    Within, WithoutPd, WorkId,
+    ExchangeError, FailedWork, Finished, InFlight, Incoming, Late, LeaseEnd, LeftReason,
+    MultiChannel, MultiChannelBuilder, Operation, OperationError, PeerAddress,
+    PeerAtomicWorkRequest, PeerId, PeerReadWorkRequest, PeerReceiveWorkRequest,
+    PeerRemoteMemoryRegion, PeerSendWorkRequest, PeerWriteWorkRequest, PendingWord, PendingWork,
+    Pipes, Prefix, PreparedChannel, PreparedMultiChannel, PreparedPeer, Progress, Refused,
+    RefusedBatch, RefusedWork, Rejected, Rendezvous, RendezvousBuilder, Request, Scope, ScopeError,
+    ScopedPeer, ScopedPendingWork, Server, ServerBuilder, ServerError, ServerEvent, ToPeer,
+    TransportError, Wait, Waitable, Waker, Within, WithoutPd, WorkId,
 };
 
 fn send<T: Send>() {}
@@ -123,6 +123,7 @@ fn results_are_values() {
     send_sync::<PeerAtomicWorkRequest<'_, '_>>();
     send_sync::<PeerRemoteMemoryRegion>();
     send_sync::<CloseReason>();
+    send_sync::<LeaseEnd>();
     send_sync::<PeerAddress>();
     error::<FailedWork>();
     error::<RefusedWork>();

@@ -28,8 +28,9 @@
 //! ```
 
 pub use rdma_async::{
-    Atomic, BufferExt, BufferSlice, Connection, ConnectionOptions, Descriptor, Driver, Events,
-    Failed, Incoming, Kind, Listener, ManualDriver, Op, Post, Posted, PreparedConnection, Read,
-    Receive, ReceiveImmediate, Received, Region, ReserveError, Reserved, Run, SendOut,
+    Atomic, BufferExt, BufferSlice, Connection, ConnectionOptions, Denial, Descriptor, Driver,
+    EndedLoan, Events, Failed, Incoming, Kind, LeaseEnd, LeaseError, LeaseLimits, LendError,
+    Listener, Loan, ManualDriver, Op, Post, Posted, PreparedConnection, Read, Receive,
+    ReceiveImmediate, Received, Region, RemoteRegion, ReserveError, Reserved, Run, SendOut,
     SharedBuffer, Source, Target, Write,
 };

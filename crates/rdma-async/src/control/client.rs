@@ -49,8 +49,9 @@ impl Driver {
         if addresses.is_empty() {
             return Err(ConnectError::NoAddress);
         }
-        let ConnectionOptions { qp, user_bytes, rendezvous_timeout: timeout, silence, heartbeat } =
-            options;
+        let leases = (options.lease_limits, options.lease_margin);
+        let ConnectionOptions { qp, user_bytes, rendezvous_timeout: timeout, .. } = options;
+        let beats = (options.silence, options.heartbeat);
         let until = Until::after(timeout);
         let (driver, options) = (self.clone(), qp.clone());
         let prepared = blocking(move || Ok(driver.prepare(options)?)).await?;
@@ -69,8 +70,7 @@ impl Driver {
             other => return Err(server.talk.misplaced(&other)),
         };
         let kept = server.stream.into_std().map(OwnedFd::from);
-        let shared = Shared::new(address, true, told.talks, timeout);
-        let beats = (silence, heartbeat);
+        let shared = Shared::new(address, true, told.talks, timeout, leases);
         let kept = kept.and_then(|stream| keep(connection.inner(), stream, shared, qp, beats));
         kept.map_err(|source| {
             let tried = format!("keeping the control connection to {address}");

@@ -5,7 +5,7 @@
 //! | at | bytes | what |
 //! |---|---|---|
 //! | 0 | 2 | kind |
-//! | 2 | 2 | how many bytes are behind the head: 296 of OFFER and ANSWER, else 0 |
+//! | 2 | 2 | how many bytes are behind the head: 296 of OFFER and ANSWER, 0 of the others here |
 //! | 4 | 4 | which connection; 0 is the one that was made by an address |
 //! | 8 | 4 | its epoch |
 //!
@@ -18,8 +18,11 @@
 //! | 5 | FINISH | both | all that was sent has completed, and no more comes: the other end is to end, too |
 //! | 6 | BEAT | both | it wants a sign of life |
 //! | 7 | ALIVE | both | the answer |
+//! | 8 to 13 | | | of [memory that is lent](crate::lease::frame) |
 
 use rdma_qp::{EndpointError, QueuePairEndpoint};
+
+use crate::lease::frame::{self as lease, LeaseFrame};
 
 /// What is said of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +34,7 @@ pub(super) enum Frame {
     Finish,
     Beat,
     Alive,
+    Lease(LeaseFrame),
 }
 
 /// What is before the endpoint.
@@ -40,6 +44,7 @@ pub(super) const HEAD: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     kind: u16,
+    length: u16,
     pub(super) number: u32,
     pub(super) epoch: u32,
 }
@@ -72,21 +77,31 @@ impl Frame {
             Self::Finish => (FINISH, None),
             Self::Beat => (BEAT, None),
             Self::Alive => (ALIVE, None),
+            Self::Lease(lease) => {
+                write_head(lease.kind(), number, epoch, bytes);
+                return lease.write(bytes);
+            }
         };
-        bytes.extend(kind.to_be_bytes());
-        bytes.extend(length_of(kind).to_be_bytes());
-        bytes.extend(number.to_be_bytes());
-        bytes.extend(epoch.to_be_bytes());
+        write_head(kind, number, epoch, bytes);
         bytes.extend(endpoint.iter().flat_map(|endpoint| endpoint.to_bytes()));
     }
 }
 
-/// How many bytes are behind the head.
+/// Appends the head of a frame of this kind.
+pub(super) fn write_head(kind: u16, number: u32, epoch: u32, bytes: &mut Vec<u8>) {
+    bytes.extend(kind.to_be_bytes());
+    bytes.extend(length_of(kind).unwrap_or(0).to_be_bytes());
+    bytes.extend(number.to_be_bytes());
+    bytes.extend(epoch.to_be_bytes());
+}
+
+/// How many bytes are behind the head; `None` if there is no such kind.
 #[allow(clippy::cast_possible_truncation)] // a few hundred
-const fn length_of(kind: u16) -> u16 {
+const fn length_of(kind: u16) -> Option<u16> {
     match kind {
-        OFFER | ANSWER => QueuePairEndpoint::BYTES as u16,
-        _ => 0,
+        OFFER | ANSWER => Some(QueuePairEndpoint::BYTES as u16),
+        READY..=ALIVE => Some(0),
+        kind => lease::length_of(kind),
     }
 }
 
@@ -94,16 +109,16 @@ impl Head {
     pub(super) fn read(bytes: [u8; HEAD]) -> Result<Self, Wrong> {
         let [k0, k1, l0, l1, number @ .., e0, e1, e2, e3] = bytes;
         let (kind, length) = (u16::from_be_bytes([k0, k1]), u16::from_be_bytes([l0, l1]));
-        if !(OFFER..=ALIVE).contains(&kind) || length != length_of(kind) {
+        if length_of(kind) != Some(length) {
             return Err(Wrong::Head { kind, length });
         }
         let epoch = u32::from_be_bytes([e0, e1, e2, e3]);
-        Ok(Self { kind, number: u32::from_be_bytes(number), epoch })
+        Ok(Self { kind, length, number: u32::from_be_bytes(number), epoch })
     }
 
     /// How many bytes are behind it.
     pub(super) const fn length(self) -> usize {
-        length_of(self.kind) as usize
+        self.length as usize
     }
 
     /// The frame of these bytes behind the head.
@@ -116,7 +131,11 @@ impl Head {
             ENDED => Frame::Ended,
             FINISH => Frame::Finish,
             BEAT => Frame::Beat,
-            _ => Frame::Alive,
+            ALIVE => Frame::Alive,
+            kind => {
+                let wrong = Wrong::Head { kind, length: self.length };
+                Frame::Lease(LeaseFrame::read(kind, bytes).ok_or(wrong)?)
+            }
         })
     }
 }
@@ -138,7 +157,8 @@ mod tests {
     fn each_frame_comes_back() {
         let endpoint = Box::new(QueuePairEndpoint::new(Qpn::masked(0x102), Psn::masked(7)));
         let offer = Frame::Offer(endpoint.clone());
-        let others = [Frame::Ready, Frame::Ended, Frame::Finish, Frame::Beat, Frame::Alive];
+        let lease = Frame::Lease(LeaseFrame::Lend { loan: 9 });
+        let others = [Frame::Ready, Frame::Ended, Frame::Finish, Frame::Beat, Frame::Alive, lease];
         for frame in [offer, Frame::Answer(endpoint)].into_iter().chain(others) {
             let mut bytes = Vec::new();
             frame.write(0x0102_0304, 0x0506_0708, &mut bytes);
@@ -159,6 +179,7 @@ mod tests {
     fn what_is_wrong_is_named() {
         let wrong = |kind, length| Err(Wrong::Head { kind, length });
         assert_eq!(read(b"\0\x08\0\0\0\0\0\x01\0\0\0\x02"), wrong(8, 0));
+        assert_eq!(read(b"\0\x0e\0\0\0\0\0\x01\0\0\0\x02"), wrong(14, 0));
         assert_eq!(read(b"\0\0\0\0\0\0\0\x01\0\0\0\x02"), wrong(0, 0));
         assert_eq!(read(b"\0\x01\0\0\0\0\0\x01\0\0\0\x02"), wrong(1, 0));
         assert_eq!(read(b"\0\x04\xff\xff\0\0\0\x01\0\0\0\x02"), wrong(4, 0xffff));

@@ -7,7 +7,6 @@ use rdma_channel::ConnectError;
 use rdma_channel::parts::{Candidate, Told};
 
 use super::listener::Served;
-use super::options::ConnectionOptions;
 use super::shared::Shared;
 use super::stream::keep;
 use crate::connection::Connection;
@@ -63,10 +62,12 @@ impl Incoming {
             listener.note_gone();
             return Err(error);
         }
-        let ConnectionOptions { qp, rendezvous_timeout, silence, heartbeat, .. } =
-            &listener.options;
-        let shared = Shared::new(address, false, client.told.talks, *rendezvous_timeout);
-        let kept = keep(client.end.inner(), stream, shared, qp.clone(), (*silence, *heartbeat));
+        let options = &listener.options;
+        let leases = (options.lease_limits.clone(), options.lease_margin);
+        let (talks, timeout) = (client.told.talks, options.rendezvous_timeout);
+        let shared = Shared::new(address, false, talks, timeout, leases);
+        let beats = (options.silence, options.heartbeat);
+        let kept = keep(client.end.inner(), stream, shared, options.qp.clone(), beats);
         kept.map_err(failed)?;
         Ok(client.end)
     }

@@ -6,6 +6,8 @@ use rdma_channel::ConnectError;
 use rdma_mem::{AccessFlags, ProtectionDomain};
 use rdma_qp::{MaxRnrRetries, QueuePair, QueuePairBuilder};
 
+use crate::lease::limits::LeaseLimits;
+
 /// The options of connections that are made by an address: all of the queue pair's, and those of the control connection.
 /// Both ends have the same type: [`Driver::connect`](crate::Driver::connect), and [`Driver::listen`](crate::Driver::listen)
 /// for all clients.
@@ -36,6 +38,8 @@ pub struct ConnectionOptions {
     pub(crate) rendezvous_timeout: Duration,
     pub(crate) silence: Duration,
     pub(crate) heartbeat: Option<Duration>,
+    pub(crate) lease_limits: Option<LeaseLimits>,
+    pub(crate) lease_margin: Duration,
 }
 
 impl ConnectionOptions {
@@ -79,6 +83,19 @@ impl ConnectionOptions {
         self
     }
 
+    /// What the peer may borrow by [asking](crate::Connection::request). Default: nothing.
+    pub fn lease_limits(mut self, limits: LeaseLimits) -> Self {
+        self.lease_limits = Some(limits);
+        self
+    }
+
+    /// How much of its time memory of the peer's must have left when a request is posted that names it: as long as the request may
+    /// take on its way. Default: 1 ms.
+    pub const fn lease_margin(mut self, margin: Duration) -> Self {
+        self.lease_margin = margin;
+        self
+    }
+
     pub(super) fn check(&self) -> Result<(), ConnectError> {
         ConnectError::check_user_bytes(&self.user_bytes)
     }
@@ -94,6 +111,8 @@ impl From<QueuePairBuilder<'static>> for ConnectionOptions {
             rendezvous_timeout: Duration::from_secs(10),
             silence: Duration::from_secs(30),
             heartbeat: None,
+            lease_limits: None,
+            lease_margin: Duration::from_millis(1),
         }
     }
 }

@@ -12,9 +12,13 @@ use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::frame::Frame;
+use super::frame::{Frame, write_head};
+use crate::lease::limits::LeaseLimits;
+use crate::lease::outbox::Outbox;
+use crate::lease::table::Leases;
 use crate::ledger::after::apart;
 use crate::link::{Inner, Seat};
+use crate::sync::until;
 
 /// Of so many connections that nobody here has asked for the other end can speak, and so many it makes at a time.
 const MOST_STRANGERS: usize = 64;
@@ -22,11 +26,11 @@ const MOST_STRANGERS: usize = 64;
 /// A connection's part of its control connection.
 #[derive(Debug)]
 pub(crate) struct Member {
-    pub(super) shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     /// 0 of the one that was made by an address.
-    pub(super) number: u32,
+    pub(crate) number: u32,
     /// The options of its queue pair, for the next one.
-    pub(super) qp: QueuePairBuilder<'static>,
+    pub(crate) qp: QueuePairBuilder<'static>,
     pub(super) task: Arc<Task>,
 }
 
@@ -66,9 +70,11 @@ pub(crate) struct Shared {
     pub(super) address: SocketAddr,
     pub(super) is_client: bool,
     /// The other end hears what is said: it is no channel.
-    pub(super) talks: bool,
-    /// How long a queue pair may take to be connected.
-    pub(super) limit: Duration,
+    pub(crate) talks: bool,
+    /// How long a queue pair may take to be connected, and the peer to answer.
+    pub(crate) limit: Duration,
+    /// What is lent and borrowed.
+    pub(crate) leases: Arc<Leases>,
     /// Which process has it: in a forked child nobody may be there to unlock it.
     process: u32,
 }
@@ -125,10 +131,18 @@ impl State {
 }
 
 impl Shared {
-    pub(super) fn new(address: SocketAddr, is_client: bool, talks: bool, limit: Duration) -> Self {
-        let (state, to_say, heard) = (Mutex::default(), Arc::default(), Notify::new());
+    pub(super) fn new(
+        address: SocketAddr,
+        is_client: bool,
+        talks: bool,
+        limit: Duration,
+        (limits, margin): (Option<LeaseLimits>, Duration),
+    ) -> Self {
+        let (state, to_say, heard) = (Mutex::default(), Arc::<Notify>::default(), Notify::new());
         let process = std::process::id();
-        Self { state, to_say, heard, address, is_client, talks, limit, process }
+        let out = Outbox::new(Arc::clone(&to_say), write_head);
+        let leases = Arc::new(Leases::new(out, limits, margin));
+        Self { state, to_say, heard, address, is_client, talks, limit, leases, process }
     }
 
     pub(super) fn is_of_this_process(&self) -> bool {
@@ -148,6 +162,10 @@ impl Shared {
     pub(super) fn enter(&self, number: u32, connection: &Inner) {
         connection.rooms.tell(&self.to_say);
         let seat = connection.seat();
+        let epoch = connection.look(|place| place.epoch);
+        if let Some(member) = connection.member() {
+            self.leases.enter(number, epoch, &connection.pd, member.qp.granted());
+        }
         self.state().lanes.entry(number).or_default().here = Some(seat.clone());
         // What was heard of it before, and what has become of it.
         self.settle(number, &seat);
@@ -155,6 +173,8 @@ impl Shared {
     }
 
     fn leave(&self, number: u32, epoch: u32) {
+        // As long as no other connection can have the number.
+        self.leases.leave(number);
         let mut state = self.state();
         let Some(lane) = state.lanes.get_mut(&number) else { return };
         // Nobody reconnects it any more: a future that did so was forgotten.
@@ -188,7 +208,9 @@ impl Shared {
                 frame.write(0, 0, &mut state.to_say);
             }
         }
-        std::mem::take(&mut state.to_say)
+        let mut due = std::mem::take(&mut state.to_say);
+        self.leases.out.take(&mut due);
+        due
     }
 
     /// Brings together what the other end has said of a connection and what has become of it here. Each is about the queue
@@ -224,6 +246,7 @@ impl Shared {
 
     /// Says that the queue pair of that epoch has ended, once, unless the other end has said so.
     fn note_end(&self, number: u32, epoch: u32) {
+        self.leases.end_of(number, epoch);
         let mut state = self.state();
         let lane = state.lanes.get_mut(&number).filter(|lane| lane.told < Some(epoch));
         let Some(lane) = lane else { return };
@@ -254,6 +277,10 @@ impl Shared {
     /// # Errors
     /// In words, if it cannot say that.
     pub(super) fn hear(&self, number: u32, epoch: u32, frame: Frame) -> Result<(), &'static str> {
+        let frame = match frame {
+            Frame::Lease(lease) => return self.leases.hear(number, epoch, lease),
+            frame => frame,
+        };
         if let Some(connection) = self.note_heard(number, epoch, frame)? {
             self.settle(number, &connection);
         }
@@ -317,7 +344,7 @@ impl Shared {
                 state.owes_alive = true;
                 self.to_say.notify_one();
             }
-            Frame::Alive => {}
+            Frame::Alive | Frame::Lease(_) => {}
         }
         Ok(None)
     }
@@ -325,6 +352,7 @@ impl Shared {
     /// The stream is closed. Those that end with it.
     pub(super) fn end(&self) -> Vec<Seat> {
         self.state().is_over = true;
+        self.leases.end();
         self.tell();
         self.connections().into_iter().map(|(_, connection)| connection).collect()
     }
@@ -335,24 +363,15 @@ impl Shared {
         number: u32,
         mut look: impl FnMut(&mut Lane) -> Option<R>,
     ) -> Result<R, ConnectError> {
-        let heard = self.heard.notified();
-        tokio::pin!(heard);
-        loop {
-            // Before the look, so that none is missed.
-            heard.as_mut().enable();
-            {
-                let mut state = self.state();
-                if let Some(found) = state.lanes.get_mut(&number).and_then(&mut look) {
-                    return Ok(found);
-                }
-                if state.is_over {
-                    let (address, awaited) = (self.address, "it had agreed on a queue pair");
-                    return Err(ConnectError::Closed { address, awaited });
-                }
-            }
-            heard.as_mut().await;
-            heard.set(self.heard.notified());
-        }
+        let find = || {
+            let mut state = self.state();
+            let found = state.lanes.get_mut(&number).and_then(&mut look).map(Ok);
+            found.or_else(|| state.is_over.then_some(Err(())))
+        };
+        until(&self.heard, find).await.map_err(|()| {
+            let (address, awaited) = (self.address, "it had agreed on a queue pair");
+            ConnectError::Closed { address, awaited }
+        })
     }
 
     /// Ready when the other end has ended the queue pair of that epoch.

@@ -74,6 +74,7 @@ async fn until_gone(mut stream: TcpStream, mut guard: Guard, beat: Option<Durati
         ended = hear(shared, from, &has_heard) => ended,
         ended = say(shared, to) => ended,
         ended = beats(shared, beat, &has_heard) => ended,
+        ended = shared.leases.tend() => ended,
     };
     match ended {
         // The runtime ends.

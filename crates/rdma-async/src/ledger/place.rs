@@ -528,9 +528,10 @@ impl Place {
     }
 
     /// As [`Table::forsake`](super::Table::forsake).
-    pub(crate) fn forsake(&mut self, id: Id, afters: &mut Afters) {
-        let Some(slot) = self.slots.of(id) else { return };
+    pub(crate) fn forsake(&mut self, id: Id, afters: &mut Afters) -> bool {
+        let Some(slot) = self.slots.of(id) else { return false };
         let (operation, result) = (slot.operation, slot.result);
+        let goes_on = slot.phase == Phase::InFlight;
         match slot.phase {
             Phase::InFlight => {
                 slot.phase = Phase::Forsaken;
@@ -544,6 +545,7 @@ impl Place {
             }
             Phase::Free | Phase::Forsaken => {}
         }
+        goes_on
     }
 }
 

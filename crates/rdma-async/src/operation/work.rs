@@ -193,6 +193,12 @@ fn leave_row(mut waits: Pin<&mut Option<OwnedNotified>>) {
     apart(|| waits.set(None));
 }
 
+#[cold]
+#[cfg(not(loom))]
+fn lease_over(operation: Operation, reason: rdma_channel::LeaseEnd) -> Refusal {
+    Refusal::Failed(TransportError::LeaseOver { operation, reason }.into())
+}
+
 impl Link<'_> {
     /// Posts a request, if there is a slot for it, and if `looks`, looks once whether it is over already: then its memory is
     /// where it was. With the same lock, who `has_queued` is counted no longer among those who wait for a slot.
@@ -212,6 +218,11 @@ impl Link<'_> {
             self.prepare_words().map_err(|error| Refusal::Failed(error.into()))?;
         }
         let mut table = self.ledger.lock();
+        #[cfg(not(loom))]
+        if let Self::Leased(borrowed) = self {
+            let over = borrowed.check(table.at(self.place));
+            over.map_err(|reason| lease_over(request.operation(), reason))?;
+        }
         let id = table.at(self.place).post(self.place, request, held)?;
         *posted = Some(id);
         if mem::take(has_queued) {
@@ -328,7 +339,15 @@ impl Link<'_> {
             return; // it is the parent's
         }
         let mut table = self.ledger.lock();
-        table.forsake(id);
+        let goes_on = table.forsake(id);
+        #[cfg(not(loom))]
+        if let Self::Leased(borrowed) = self
+            && goes_on
+        {
+            borrowed.note_forsaken();
+        }
+        #[cfg(loom)]
+        let _ = goes_on;
         // Its memory is to come back.
         let armed = if table.has_awaited() { table.arm(self.ledger.cq()) } else { Ok(false) };
         self.ledger.unlock(table);

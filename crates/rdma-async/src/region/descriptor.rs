@@ -68,6 +68,11 @@ impl Descriptor {
         (self.remaining() > margin).then_some(self.region)
     }
 
+    /// The memory, whether or not its time is over.
+    pub(crate) const fn region(&self) -> RemoteMemoryRegion {
+        self.region
+    }
+
     /// The length of the memory, in bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // no region is empty

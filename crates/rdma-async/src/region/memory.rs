@@ -41,7 +41,7 @@ impl Region {
         &self.pd
     }
 
-    pub(super) fn into_parts(self) -> (RegionMemory, ProtectionDomain) {
+    pub(crate) fn into_parts(self) -> (RegionMemory, ProtectionDomain) {
         (self.memory, self.pd)
     }
 }

@@ -10,7 +10,7 @@ use super::descriptor::Descriptor;
 use super::memory::Region;
 
 /// So much is registered and deregistered within a poll, in bytes. More takes its time, and another thread.
-const AT_ONCE: usize = 1 << 20;
+pub(crate) const AT_ONCE: usize = 1 << 20;
 
 /// What [`Region::reserve`] gives back.
 #[derive(Debug)]
@@ -121,10 +121,9 @@ impl Region {
     ) -> Result<Reserved<T>, ReserveError> {
         let (memory, pd) = self.into_parts();
         let length = memory.len();
-        let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
-        let access = if access.intersects(changes) { access.with_local_write() } else { access };
         let domain = pd.clone();
-        let opened = at_once(length, move || SharedRegion::register(&domain, memory, access));
+        let opened =
+            at_once(length, move || SharedRegion::register(&domain, memory, local_too(access)));
         let open = match opened.await? {
             Ok(open) => open,
             Err((memory, error)) => {
@@ -143,8 +142,14 @@ impl Region {
     }
 }
 
+/// With what the verbs demand beside it.
+pub(crate) fn local_too(access: AccessFlags) -> AccessFlags {
+    let changes = AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC;
+    if access.intersects(changes) { access.with_local_write() } else { access }
+}
+
 /// Calls the provider for so much memory: at once, or on another thread if it may take its time.
-async fn at_once<R: Send + 'static>(
+pub(crate) async fn at_once<R: Send + 'static>(
     length: usize,
     call: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R, ReserveError> {

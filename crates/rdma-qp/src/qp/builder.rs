@@ -113,6 +113,12 @@ impl<'a> QueuePairBuilder<'a> {
         self.srq.is_some()
     }
 
+    /// What the peer may do, as [`access`](Self::access) says.
+    #[must_use]
+    pub const fn granted(&self) -> AccessFlags {
+        self.settings.access
+    }
+
     /// How large the queues shall be.
     #[must_use]
     pub const fn asked(&self) -> QueuePairCapabilities {

@@ -1,0 +1,13 @@
+//! Memory that one end of a connection lends to the other for a time: what both ends know of it, and say of it by the
+//! control connection.
+
+pub(crate) mod borrower;
+pub(crate) mod connection;
+pub(crate) mod error;
+pub(crate) mod frame;
+pub(crate) mod lender;
+pub(crate) mod limits;
+pub(crate) mod loan;
+pub(crate) mod outbox;
+pub(crate) mod remote;
+pub(crate) mod table;

@@ -1,0 +1,299 @@
+//! Connections that lend and borrow memory.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rdma_mem::{AccessFlags, Error, SharedRegion};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::borrower::Granted;
+use super::error::{Denial, LeaseError, LendError};
+use super::frame::Ask;
+use super::lender::{Open, Whose};
+use super::loan::Loan;
+use super::remote::RemoteRegion;
+use super::table::Leases;
+use crate::connection::Connection;
+use crate::control::shared::Member;
+use crate::region::memory::Region;
+use crate::region::reserve::{at_once, local_too};
+
+impl Connection {
+    /// Asks the peer for memory of so many bytes, zero, on pages of its own, for so long. The peer's control connection answers, within the
+    /// [limits](crate::LeaseLimits) of its program, which has to do nothing. `access` is what this end may do with it, and no
+    /// more than the peer's queue pair allows.
+    ///
+    /// The memory is a registration of its own: its key opens nothing else, and nothing when its time is over. Then the peer frees it, also if
+    /// this end is gone. Dropped before it is ready, the memory is given back.
+    ///
+    /// # Errors
+    /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::Denied`];
+    /// [`LeaseError::Timeout`] if nothing comes within the
+    /// [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout); [`LeaseError::NotOpened`] for 0 bytes.
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio with time (`enable_time`).
+    ///
+    /// # Examples
+    /// A client that asks a server for memory, writes into it, and gives it to the server's program:
+    /// ```
+    /// use std::time::Duration;
+    /// use rdma_async::{ConnectionOptions, Driver, LeaseLimits};
+    /// use rdma_mem::{AccessFlags, BufferPool};
+    ///
+    /// # rdma_soft::install();
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let driver = Driver::spawn(&context)?;
+    /// let write = AccessFlags::new().with_remote_write();
+    /// let limits = LeaseLimits::new(write).per_peer(1 << 20);
+    /// let options = ConnectionOptions::new(&pd).lease_limits(limits);
+    /// let listener = driver.listen("127.0.0.1:0", options).await?;
+    /// let connect = driver.connect(listener.local_addr(), ConnectionOptions::new(&pd));
+    /// let (client, server) = tokio::join!(connect, listener.accept());
+    /// let ((client, _), server) = (client?, server?);
+    ///
+    /// let memory = client.request(4096, write, Duration::from_secs(5)).await?;
+    /// let mut word = BufferPool::new(&pd).allocate(5)?;
+    /// word.copy_from_slice(b"hello");
+    /// memory.write(word).await?;
+    /// memory.give();
+    ///
+    /// let region = server.receive_region().await?;
+    /// assert_eq!(region[..5], *b"hello");
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn request(
+        &self,
+        length: usize,
+        access: AccessFlags,
+        time: Duration,
+    ) -> Result<RemoteRegion, LeaseError> {
+        self.request_aligned(length, 1, access, time).await
+    }
+
+    /// As [`request`](Self::request), at an address of the peer's that is a multiple of `alignment`, a power of two. Memory begins on a page
+    /// in any case.
+    ///
+    /// # Errors
+    /// Those of [`request`](Self::request).
+    ///
+    /// # Panics
+    /// As [`request`](Self::request).
+    pub async fn request_aligned(
+        &self,
+        length: usize,
+        alignment: usize,
+        access: AccessFlags,
+        time: Duration,
+    ) -> Result<RemoteRegion, LeaseError> {
+        if length == 0 {
+            return Err(LeaseError::NotOpened(Box::new(Error::EmptyRegion)));
+        }
+        let (length, alignment) = (length as u64, alignment as u64);
+        let ask = Ask { ask: 0, loan: 0, access, length, alignment, time };
+        let granted = self.ask(ask).await?;
+        Ok(RemoteRegion::new(self.inner(), granted))
+    }
+
+    /// Lends memory to the peer for so long: it is open to it from now on, and the peer's program
+    /// [takes](Self::receive_loan) it when it likes. `access` is what the peer may do, and no more than the queue pair
+    /// allows; what the verbs demand beside it is added.
+    ///
+    /// The memory comes back from the [`Loan`], when the peer has given it back, its time is over, or the queue pair has
+    /// ended, whichever is first: then a late peer gets a remote access error, and changes nothing. The time is counted by a
+    /// task of the runtime that the connection was made in, and by the kernel's `CLOCK_MONOTONIC`, which stands still
+    /// while the machine is suspended. Memory of more than 1 MiB is opened and closed on tokio's blocking threads. Dropped before
+    /// it is ready, the memory is freed.
+    ///
+    /// # Errors
+    /// With the memory: [`LeaseError::NoControl`], [`LeaseError::Closed`]; [`LeaseError::NotGranted`] if the queue pair does
+    /// not let its peer do that; [`LeaseError::NotOpened`].
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio.
+    ///
+    /// # Examples
+    /// ```
+    /// # use std::time::Duration;
+    /// # use rdma_async::{ConnectionOptions, Driver};
+    /// # use rdma_mem::{AccessFlags, BufferPool};
+    /// # rdma_soft::install();
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # let context = rdma_mem::open_device("soft0")?;
+    /// # let pd = context.allocate_pd()?;
+    /// # let driver = Driver::spawn(&context)?;
+    /// # let listener = driver.listen("127.0.0.1:0", ConnectionOptions::new(&pd)).await?;
+    /// # let connect = driver.connect(listener.local_addr(), ConnectionOptions::new(&pd));
+    /// # let (one, other) = tokio::join!(connect, listener.accept());
+    /// # let ((one, _), other) = (one?, other?);
+    /// use rdma_async::{LeaseEnd, Region};
+    ///
+    /// let mut region = Region::allocate(&pd, 4096)?;
+    /// region[..5].copy_from_slice(b"hello");
+    /// let read = AccessFlags::new().with_remote_read();
+    /// let loan = one.lend(region, read, Duration::from_secs(5)).await?;
+    ///
+    /// let borrowed = other.receive_loan().await?;
+    /// let word = BufferPool::new(&pd).allocate(5)?;
+    /// let word = borrowed.slice(0..5).unwrap().read(word).await?;
+    /// assert_eq!(*word, *b"hello");
+    /// drop(borrowed);
+    ///
+    /// let ended = loan.await?;
+    /// assert_eq!((ended.end, ended.region.len()), (LeaseEnd::Returned, 4096));
+    /// # Ok::<(), Box<dyn std::error::Error>>(()) })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn lend(
+        &self,
+        region: Region,
+        access: AccessFlags,
+        time: Duration,
+    ) -> Result<Loan, LendError> {
+        let back = |region, error| LendError { region: Some(region), error };
+        let (member, leases) = match self.leases() {
+            Ok(found) => found,
+            Err(error) => return Err(back(region, error)),
+        };
+        let Some(epoch) = leases.lender().epoch_of(member.number) else {
+            return Err(back(region, LeaseError::Closed(self.closed())));
+        };
+        let granted = member.qp.granted();
+        if !granted.contains(access & remote()) {
+            return Err(back(region, LeaseError::NotGranted { asked: access, granted }));
+        }
+        let (memory, own) = region.into_parts();
+        let (length, pd) = (memory.len(), self.pd().clone());
+        let opened =
+            at_once(length, move || SharedRegion::register(&pd, memory, local_too(access)));
+        let memory = match opened.await {
+            Ok(Ok(memory)) => memory,
+            Ok(Err((memory, error))) => {
+                let error = LeaseError::NotOpened(Box::new(error));
+                return Err(back(Region::of(&own, memory), error));
+            }
+            Err(_) => return Err(LendError { region: None, error: LeaseError::RuntimeEnded }),
+        };
+        let (who, ended) = oneshot::channel();
+        let (number, until) = (member.number, Instant::now().checked_add(time));
+        let whose = Whose::Lent(who, own.clone());
+        match leases.lend(Open { number, epoch, until, memory, access, whose }) {
+            Ok(loan) => Ok(Loan { leases: Arc::clone(leases), number, loan, ended }),
+            Err(open) => {
+                let closed = LeaseError::Closed(self.closed());
+                // One that is still registered is deregistered once more when it is dropped, or never freed.
+                Err(match open.memory.close() {
+                    Ok(memory) => back(Region::of(&own, memory), closed),
+                    Err(_) => LendError { region: None, error: closed },
+                })
+            }
+        }
+    }
+
+    /// Takes the next memory that the peer has [lent](Self::lend), and waits for one. Dropped before it is ready, the memory
+    /// awaits the next call.
+    ///
+    /// At most 1,024 loans await the program; what is lent beyond that goes back at once.
+    ///
+    /// # Errors
+    /// [`LeaseError::NoControl`], [`LeaseError::Closed`]; [`LeaseError::Timeout`] if the peer has lent memory, and does not
+    /// answer within the [`rendezvous_timeout`](crate::ConnectionOptions::rendezvous_timeout).
+    ///
+    /// # Panics
+    /// If this is not called within a runtime of tokio with time (`enable_time`).
+    ///
+    /// # Examples
+    /// See [`lend`](Self::lend).
+    pub async fn receive_loan(&self) -> Result<RemoteRegion, LeaseError> {
+        let (member, leases) = self.leases()?;
+        let number = member.number;
+        loop {
+            self.until_there(leases, number, || leases.borrower().awaits(number).then_some(()))
+                .await?;
+            let access = AccessFlags::new();
+            let ask =
+                Ask { ask: 0, loan: 0, access, length: 0, alignment: 1, time: Duration::ZERO };
+            let next = || leases.borrower().next_announced(number).map(|loan| Ask { loan, ..ask });
+            match self.ask_next(next).await {
+                Ok(Some(granted)) => return Ok(RemoteRegion::new(self.inner(), granted)),
+                // Another task has taken it, or it was over before it was taken.
+                Ok(None) | Err(LeaseError::Denied(Denial::Ended)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes the next memory that the peer had [asked for](Self::request) and has [given](RemoteRegion::give) to this
+    /// program, and waits for one. Dropped before it is ready, nothing is lost.
+    ///
+    /// # Errors
+    /// [`LeaseError::NoControl`], [`LeaseError::Closed`] when there is no more of it.
+    ///
+    /// # Examples
+    /// See [`request`](Self::request).
+    pub async fn receive_region(&self) -> Result<Region, LeaseError> {
+        let (member, leases) = self.leases()?;
+        let number = member.number;
+        let next = || leases.lender().given.get_mut(&number)?.pop_front();
+        Ok(self.until_there(leases, number, next).await?.region)
+    }
+
+    fn leases(&self) -> Result<(&Member, &Arc<Leases>), LeaseError> {
+        let member = self.inner().member().filter(|member| member.shared.talks);
+        let member = member.ok_or(LeaseError::NoControl)?;
+        Ok((member, &member.shared.leases))
+    }
+
+    /// Ready when that is found.
+    ///
+    /// # Errors
+    /// If it is not, and the connection has ended.
+    async fn until_there<R>(
+        &self,
+        leases: &Arc<Leases>,
+        number: u32,
+        mut find: impl FnMut() -> Option<R>,
+    ) -> Result<R, LeaseError> {
+        let look = || {
+            let is_up = leases.lender().epoch_of(number).is_some();
+            find().map(Ok).or_else(|| (!is_up).then_some(Err(())))
+        };
+        leases.until(look).await.map_err(|()| LeaseError::Closed(self.closed()))
+    }
+
+    async fn ask(&self, ask: Ask) -> Result<Granted, LeaseError> {
+        let mut ask = Some(ask);
+        let granted = self.ask_next(|| ask.take()).await?;
+        granted.ok_or(LeaseError::Closed(None))
+    }
+
+    /// Asks the peer for what is to be asked for when that can be, and waits for the answer.
+    async fn ask_next(
+        &self,
+        next: impl FnOnce() -> Option<Ask>,
+    ) -> Result<Option<Granted>, LeaseError> {
+        let (member, leases) = self.leases()?;
+        let (number, limit) = (member.number, member.shared.limit);
+        let closed = || LeaseError::Closed(self.closed());
+        let asked = async {
+            let permit = Arc::clone(&leases.outstanding).acquire_owned().await;
+            let permit = permit.map_err(|_| closed())?;
+            let Some(ask) = next() else { return Ok(None) };
+            match leases.ask(number, ask, permit).await {
+                Ok(Ok(granted)) => Ok(Some(granted)),
+                Ok(Err(denial)) => Err(LeaseError::Denied(denial)),
+                Err(_) => Err(closed()),
+            }
+        };
+        timeout(limit, asked).await.unwrap_or(Err(LeaseError::Timeout { limit }))
+    }
+}
+
+/// What a queue pair grants, and not memory alone.
+const fn remote() -> AccessFlags {
+    AccessFlags::new().with_remote_read().with_remote_write().with_remote_atomic()
+}

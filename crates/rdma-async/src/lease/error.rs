@@ -1,0 +1,194 @@
+//! Why memory is not lent.
+
+use std::time::Duration;
+
+use rdma_channel::CloseReason;
+use rdma_mem::{AccessFlags, Error};
+
+use crate::region::memory::Region;
+
+/// Why memory was not lent or borrowed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeaseError {
+    /// The connection has no control connection, or a channel at the other end of it.
+    #[error(
+        "loans travel by a control connection, and this connection has none to a peer of this crate: make it with \
+        `Driver::connect` and `Driver::listen`"
+    )]
+    NoControl,
+    /// The connection has ended. The reason, if this end knows one.
+    #[error("the connection has ended{}", since(*.0))]
+    Closed(Option<CloseReason>),
+    /// The peer does not lend that.
+    #[error("the peer does not lend the memory: {0}")]
+    Denied(Denial),
+    /// The peer has not answered.
+    #[error("the peer has not answered within {limit:?}: does its program run?")]
+    Timeout {
+        /// How long it was waited for.
+        limit: Duration,
+    },
+    /// The connection does not let its peer do that.
+    #[error(
+        "the connection lets its peer do {granted}, and not {asked}: give its queue pair more `access`"
+    )]
+    NotGranted {
+        /// What the loan was to allow.
+        asked: AccessFlags,
+        /// What the queue pair allows.
+        granted: AccessFlags,
+    },
+    /// The memory cannot be opened.
+    #[error("the memory was not opened to the peer: {0}")]
+    NotOpened(Box<Error>),
+    /// The runtime has ended.
+    #[error("the runtime has ended")]
+    RuntimeEnded,
+}
+
+fn since(reason: Option<CloseReason>) -> String {
+    reason.map_or_else(String::new, |reason| format!(", since {reason}"))
+}
+
+/// Why a peer does not lend memory. What a limit is of, is said at [`LeaseLimits`](crate::LeaseLimits).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Denial {
+    /// It lends nothing that it is asked for.
+    #[error("it lends nothing on request (`ConnectionOptions::lease_limits` there)")]
+    NotOffered,
+    /// It does not lend with these rights.
+    #[error("it lends with {allowed} at most")]
+    Access {
+        /// What it allows.
+        allowed: AccessFlags,
+    },
+    /// It never lends so much.
+    #[error("it lends {most} bytes at most")]
+    TooLong {
+        /// So many bytes at most.
+        most: u64,
+    },
+    /// It has lent as much as it may, to this end or to all.
+    #[error("{left} bytes are left of what it may lend: give some back, or ask again later")]
+    Full {
+        /// So many bytes are left, in whole pages.
+        left: u64,
+    },
+    /// It has lent as many regions to this end as it may.
+    #[error("it lends {most} regions at a time: give one back, or ask again later")]
+    TooMany {
+        /// So many at most.
+        most: u64,
+    },
+    /// It does not lend for so long.
+    #[error("it lends for {longest:?} at most")]
+    Time {
+        /// As long as it may be.
+        longest: Duration,
+    },
+    /// That is no alignment.
+    #[error("an alignment is a power of two, and {most} at most")]
+    Alignment {
+        /// The largest one.
+        most: u64,
+    },
+    /// It has no memory, or its device refuses to open it.
+    #[error("it could not allocate the memory, or register it")]
+    Failed,
+    /// The queue pair, or the loan, has ended there.
+    #[error("the loan, or the queue pair that it was for, has ended there")]
+    Ended,
+    /// A reason of another release, by its number.
+    #[error("for a reason of another release: {0}")]
+    Other(u32),
+}
+
+impl Denial {
+    /// As numbers: why, and the limit.
+    pub(crate) fn to_numbers(self) -> (u32, u64) {
+        match self {
+            Self::NotOffered => (1, 0),
+            Self::Access { allowed } => (2, allowed.bits().into()),
+            Self::TooLong { most } => (3, most),
+            Self::Full { left } => (4, left),
+            Self::TooMany { most } => (5, most),
+            Self::Time { longest } => (6, u64::try_from(longest.as_micros()).unwrap_or(u64::MAX)),
+            Self::Alignment { most } => (7, most),
+            Self::Failed => (8, 0),
+            Self::Ended => (9, 0),
+            Self::Other(why) => (why, 0),
+        }
+    }
+
+    #[allow(clippy::cast_possible_truncation)] // the flags that are known
+    pub(crate) const fn from_numbers(why: u32, limit: u64) -> Self {
+        match why {
+            1 => Self::NotOffered,
+            2 => Self::Access { allowed: AccessFlags::from_bits_retain(limit as u32) },
+            3 => Self::TooLong { most: limit },
+            4 => Self::Full { left: limit },
+            5 => Self::TooMany { most: limit },
+            6 => Self::Time { longest: Duration::from_micros(limit) },
+            7 => Self::Alignment { most: limit },
+            8 => Self::Failed,
+            9 => Self::Ended,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// Why memory was not lent, with the memory. It is an [`Error`](std::error::Error), and `?` makes a [`LeaseError`] of it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct LendError {
+    /// The memory; `None` if the runtime has ended and the memory was freed with it.
+    pub region: Option<Region>,
+    /// Why it was not lent.
+    pub error: LeaseError,
+}
+
+impl std::fmt::Display for LendError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for LendError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl From<LendError> for LeaseError {
+    fn from(failed: LendError) -> Self {
+        failed.error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_reason_comes_back() {
+        let allowed = AccessFlags::new().with_remote_read();
+        for denial in [
+            Denial::NotOffered,
+            Denial::Access { allowed },
+            Denial::TooLong { most: 1 },
+            Denial::Full { left: 2 },
+            Denial::TooMany { most: 3 },
+            Denial::Time { longest: Duration::from_micros(4) },
+            Denial::Alignment { most: 5 },
+            Denial::Failed,
+            Denial::Ended,
+            Denial::Other(77),
+        ] {
+            let (why, limit) = denial.to_numbers();
+            assert_eq!(Denial::from_numbers(why, limit), denial);
+            assert!(!denial.to_string().is_empty());
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! What the ends of a control connection say to each other of memory that is lent, as bytes.
+//!
+//! Each is behind the head of a [frame](crate::control), which says of which connection and epoch it is. Numbers are in network
+//! order, times in microseconds.
+//!
+//! | | kind | from | when | bytes |
+//! |---|---|---|---|---|
+//! | 8 | LEND | lender | memory awaits the borrower | loan (4) |
+//! | 9 | ASK | borrower | it wants the memory of a loan that awaits it, or, with loan 0, new memory | ask (4), loan (4), access (4), length (8), alignment (8), time (8) |
+//! | 10 | GRANT | lender | the memory is open | ask (4), loan (4), access (4), descriptor (28) |
+//! | 11 | DENY | lender | it will not be | ask (4), why (4), limit (8) |
+//! | 12 | BACK | borrower | it needs the memory no more; with 1 the lender's program is to have it | loan (4), 0 or 1 (4) |
+//! | 13 | OVER | lender | the memory was closed before its time | loan (4) |
+
+use std::time::Duration;
+
+use rdma_mem::AccessFlags;
+
+use super::error::Denial;
+use crate::region::descriptor::Descriptor;
+
+/// What is said of a loan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LeaseFrame {
+    Lend { loan: u32 },
+    Ask(Ask),
+    Grant { ask: u32, loan: u32, access: AccessFlags, descriptor: Descriptor },
+    Deny { ask: u32, denial: Denial },
+    Back { loan: u32, gives: bool },
+    Over { loan: u32 },
+}
+
+/// What a borrower wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ask {
+    pub(crate) ask: u32,
+    /// 0 for new memory.
+    pub(crate) loan: u32,
+    pub(crate) access: AccessFlags,
+    pub(crate) length: u64,
+    pub(crate) alignment: u64,
+    pub(crate) time: Duration,
+}
+
+const LEND: u16 = 8;
+const ASK: u16 = 9;
+const GRANT: u16 = 10;
+const DENY: u16 = 11;
+const BACK: u16 = 12;
+const OVER: u16 = 13;
+
+/// How many bytes are behind the head of a frame of this kind; `None` if it is not of a loan.
+#[allow(clippy::cast_possible_truncation)] // a few
+pub(crate) const fn length_of(kind: u16) -> Option<u16> {
+    Some(match kind {
+        LEND | OVER => 4,
+        ASK => 36,
+        GRANT => 12 + Descriptor::BYTES as u16,
+        DENY => 16,
+        BACK => 8,
+        _ => return None,
+    })
+}
+
+impl LeaseFrame {
+    pub(crate) const fn kind(&self) -> u16 {
+        match self {
+            Self::Lend { .. } => LEND,
+            Self::Ask(_) => ASK,
+            Self::Grant { .. } => GRANT,
+            Self::Deny { .. } => DENY,
+            Self::Back { .. } => BACK,
+            Self::Over { .. } => OVER,
+        }
+    }
+
+    /// Appends what is behind the head.
+    pub(crate) fn write(&self, bytes: &mut Vec<u8>) {
+        let mut word = |word: u32| bytes.extend(word.to_be_bytes());
+        match self {
+            Self::Lend { loan } | Self::Over { loan } => word(*loan),
+            Self::Back { loan, gives } => {
+                word(*loan);
+                word(u32::from(*gives));
+            }
+            Self::Ask(Ask { ask, loan, access, length, alignment, time }) => {
+                word(*ask);
+                word(*loan);
+                word(access.bits());
+                bytes.extend(length.to_be_bytes());
+                bytes.extend(alignment.to_be_bytes());
+                bytes.extend(micros(*time).to_be_bytes());
+            }
+            Self::Grant { ask, loan, access, descriptor } => {
+                word(*ask);
+                word(*loan);
+                word(access.bits());
+                bytes.extend(descriptor.to_bytes());
+            }
+            Self::Deny { ask, denial } => {
+                let (why, limit) = denial.to_numbers();
+                word(*ask);
+                word(why);
+                bytes.extend(limit.to_be_bytes());
+            }
+        }
+    }
+
+    /// The frame of that kind with these bytes behind the head; `None` if they are not as many as it has.
+    pub(crate) fn read(kind: u16, bytes: &[u8]) -> Option<Self> {
+        let mut rest = Rest(bytes);
+        let frame = match kind {
+            LEND => Self::Lend { loan: rest.word()? },
+            OVER => Self::Over { loan: rest.word()? },
+            BACK => Self::Back { loan: rest.word()?, gives: rest.word()? != 0 },
+            ASK => Self::Ask(Ask {
+                ask: rest.word()?,
+                loan: rest.word()?,
+                access: AccessFlags::from_bits_retain(rest.word()?),
+                length: rest.long()?,
+                alignment: rest.long()?,
+                time: time(rest.long()?),
+            }),
+            GRANT => Self::Grant {
+                ask: rest.word()?,
+                loan: rest.word()?,
+                access: AccessFlags::from_bits_retain(rest.word()?),
+                descriptor: Descriptor::from_bytes(rest.take()?),
+            },
+            DENY => {
+                let (ask, why) = (rest.word()?, rest.word()?);
+                Self::Deny { ask, denial: Denial::from_numbers(why, rest.long()?) }
+            }
+            _ => return None,
+        };
+        rest.0.is_empty().then_some(frame)
+    }
+}
+
+/// All that is more than a clock counts to is for ever.
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+const fn time(micros: u64) -> Duration {
+    match micros {
+        u64::MAX => Duration::MAX,
+        micros => Duration::from_micros(micros),
+    }
+}
+
+/// What is not read yet.
+struct Rest<'b>(&'b [u8]);
+
+impl Rest<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn word(&mut self) -> Option<u32> {
+        self.take().map(u32::from_be_bytes)
+    }
+
+    fn long(&mut self) -> Option<u64> {
+        self.take().map(u64::from_be_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdma_mem::RemoteMemoryRegion;
+
+    use super::*;
+
+    fn written(frame: &LeaseFrame) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        frame.write(&mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn each_frame_comes_back() {
+        let access = AccessFlags::new().with_remote_read();
+        let ask = Ask { ask: 1, loan: 2, access, length: 3, alignment: 4, time: Duration::MAX };
+        let region = RemoteMemoryRegion::new(0x1000, 256, 0x42);
+        let descriptor = Descriptor::new(region, Duration::from_secs(5));
+        let denial = Denial::TooLong { most: 4096 };
+        for frame in [
+            LeaseFrame::Lend { loan: 0x0102_0304 },
+            LeaseFrame::Ask(ask),
+            LeaseFrame::Ask(Ask { time: Duration::from_micros(7), ..ask }),
+            LeaseFrame::Grant { ask: 1, loan: 2, access, descriptor },
+            LeaseFrame::Deny { ask: 1, denial },
+            LeaseFrame::Back { loan: 7, gives: true },
+            LeaseFrame::Over { loan: 7 },
+        ] {
+            let bytes = written(&frame);
+            assert_eq!(Some(bytes.len()), length_of(frame.kind()).map(usize::from));
+            let back = LeaseFrame::read(frame.kind(), &bytes).unwrap();
+            // A descriptor has the time when it was written.
+            if let (
+                LeaseFrame::Grant { descriptor: before, .. },
+                LeaseFrame::Grant { descriptor: after, .. },
+            ) = (&frame, &back)
+            {
+                assert_eq!(before.remote(Duration::ZERO), after.remote(Duration::ZERO));
+                assert!(after.remaining() <= Duration::from_secs(5));
+            } else {
+                assert_eq!(back, frame);
+            }
+            assert_eq!(LeaseFrame::read(frame.kind(), &bytes[1..]), None);
+        }
+        assert_eq!(LeaseFrame::read(7, &[]), None);
+    }
+
+    /// In every release.
+    #[test]
+    fn the_format() {
+        let access = AccessFlags::new().with_remote_write();
+        let ask = Ask {
+            ask: 1,
+            loan: 0,
+            access,
+            length: 4096,
+            alignment: 64,
+            time: Duration::from_secs(1),
+        };
+        let bytes = b"\0\0\0\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\x10\0\0\0\0\0\0\0\0\x40\0\0\0\0\0\x0f\x42\x40";
+        assert_eq!(written(&LeaseFrame::Ask(ask)), bytes);
+        let deny = LeaseFrame::Deny { ask: 3, denial: Denial::NotOffered };
+        assert_eq!(written(&deny), b"\0\0\0\x03\0\0\0\x01\0\0\0\0\0\0\0\0");
+    }
+}

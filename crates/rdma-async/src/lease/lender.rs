@@ -1,0 +1,180 @@
+//! The lender's part: what it has lent, until it was closed.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use rdma_channel::LeaseEnd;
+use rdma_mem::{AccessFlags, ProtectionDomain, SharedRegion};
+use tokio::sync::oneshot;
+
+use super::limits::Counted;
+use super::loan::EndedLoan;
+use crate::region::descriptor::Descriptor;
+use crate::region::memory::Region;
+use crate::region::reserve::ReserveError;
+
+/// A connection that is up, as the lender knows it.
+#[derive(Debug)]
+pub(super) struct Current {
+    pub(super) epoch: u32,
+    pub(super) pd: ProtectionDomain,
+    /// What its peer may do.
+    pub(super) access: AccessFlags,
+}
+
+/// Memory that is open to the peer.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) number: u32,
+    pub(super) epoch: u32,
+    /// `None` if its time has no end.
+    pub(super) until: Option<Instant>,
+    pub(super) memory: SharedRegion,
+    pub(super) access: AccessFlags,
+    pub(super) whose: Whose,
+}
+
+/// Who has it back.
+#[derive(Debug)]
+pub(super) enum Whose {
+    /// Who has lent it, whose region is of that domain.
+    Lent(oneshot::Sender<Result<EndedLoan, ReserveError>>, ProtectionDomain),
+    /// Nobody, unless the peer gives it to this end's program.
+    Asked(Counted),
+}
+
+impl Open {
+    pub(super) fn descriptor(&self) -> Descriptor {
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        Descriptor::new(self.memory.remote(), self.until.map_or(Duration::MAX, left))
+    }
+}
+
+/// Memory that the peer has given to this end's program.
+#[derive(Debug)]
+pub(super) struct Given {
+    pub(super) region: Region,
+    /// It counts until it is taken.
+    _counted: Counted,
+}
+
+/// Why a loan ends, and whether the program is to have what the peer had asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Why {
+    pub(super) end: LeaseEnd,
+    pub(super) gives: bool,
+}
+
+impl From<LeaseEnd> for Why {
+    fn from(end: LeaseEnd) -> Self {
+        Self { end, gives: false }
+    }
+}
+
+/// All that is lent by a control connection.
+#[derive(Debug, Default)]
+pub(super) struct Lender {
+    pub(super) current: BTreeMap<u32, Current>,
+    loans: BTreeMap<u32, Open>,
+    ends: BTreeSet<(Instant, u32)>,
+    /// To be closed.
+    due: VecDeque<(Open, Why)>,
+    pub(super) given: BTreeMap<u32, VecDeque<Given>>,
+    newest: u32,
+    pub(super) is_over: bool,
+}
+
+impl Lender {
+    /// Keeps memory that was opened. What number the loan has.
+    ///
+    /// # Errors
+    /// With the memory, if the queue pair that it was opened for has ended.
+    #[allow(clippy::result_large_err)] // it is the memory
+    pub(super) fn insert(&mut self, open: Open) -> Result<u32, Open> {
+        if self.is_over || self.epoch_of(open.number) != Some(open.epoch) {
+            return Err(open);
+        }
+        loop {
+            self.newest = self.newest.wrapping_add(1).max(1);
+            if !self.loans.contains_key(&self.newest) {
+                break;
+            }
+        }
+        self.ends.extend(open.until.map(|until| (until, self.newest)));
+        self.loans.insert(self.newest, open);
+        Ok(self.newest)
+    }
+
+    pub(super) fn epoch_of(&self, number: u32) -> Option<u32> {
+        self.current.get(&number).map(|current| current.epoch)
+    }
+
+    pub(super) fn loan(&self, number: u32, loan: u32) -> Option<&Open> {
+        self.loans.get(&loan).filter(|open| open.number == number)
+    }
+
+    /// Has a loan end. Whether there is such a one.
+    pub(super) fn end(&mut self, loan: u32, why: Why) -> bool {
+        let Some(open) = self.loans.remove(&loan) else { return false };
+        if let Some(until) = open.until {
+            self.ends.remove(&(until, loan));
+        }
+        self.due.push_back((open, why));
+        true
+    }
+
+    /// Has those of a connection end whose queue pair is of that epoch, or an earlier one.
+    pub(super) fn end_of(&mut self, number: u32, epoch: u32) {
+        let is_of = |open: &Open| open.number == number && open.epoch <= epoch;
+        let ended = self.loans.iter().filter(|(_, open)| is_of(open));
+        for loan in ended.map(|(&loan, _)| loan).collect::<Vec<_>>() {
+            self.end(loan, LeaseEnd::OldEpoch.into());
+        }
+    }
+
+    /// All end. What is to be closed.
+    pub(super) fn end_all(&mut self) -> VecDeque<(Open, Why)> {
+        self.is_over = true;
+        for number in std::mem::take(&mut self.current).into_keys() {
+            self.end_of(number, u32::MAX);
+        }
+        debug_assert!(self.loans.is_empty() && self.ends.is_empty(), "each is of a connection");
+        std::mem::take(&mut self.due)
+    }
+
+    /// The next one that is to be closed now, or when there will be one by its time.
+    pub(super) fn next_due(&mut self, now: Instant) -> Result<(Open, Why), Option<Instant>> {
+        while let Some(&(until, loan)) = self.ends.first().filter(|(until, _)| *until <= now) {
+            self.ends.remove(&(until, loan));
+            self.end(loan, LeaseEnd::TimeOver.into());
+        }
+        self.due.pop_front().ok_or_else(|| self.ends.first().map(|&(until, _)| until))
+    }
+}
+
+/// Closes the memory, and gives it to whom it belongs: what the peer has given to the program of this end is returned.
+pub(super) fn close((open, why): (Open, Why)) -> Option<(u32, Given)> {
+    let Open { number, memory, whose, .. } = open;
+    let pd = memory.pd().clone();
+    // One that is still registered is deregistered once more when it is dropped, or never freed.
+    let closed = memory.close().map_err(|(_, error)| error);
+    match whose {
+        Whose::Lent(who, pd) => {
+            let end = why.end;
+            let ended = closed.map(|memory| EndedLoan { region: Region::of(&pd, memory), end });
+            // If nobody waits, the memory is freed.
+            let _ = who.send(ended.map_err(|error| ReserveError::NotRevoked(Box::new(error))));
+            None
+        }
+        Whose::Asked(counted) => match closed {
+            Ok(memory) if why.gives => {
+                Some((number, Given { region: Region::of(&pd, memory), _counted: counted }))
+            }
+            Ok(_) => None,
+            Err(error) => {
+                tracing::error!(%error, "memory that a peer has borrowed could not be closed, and is never used again");
+                None
+            }
+        },
+    }
+}

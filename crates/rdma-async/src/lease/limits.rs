@@ -1,0 +1,209 @@
+//! How much a peer may borrow by asking.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rdma_mem::AccessFlags;
+
+use super::error::Denial;
+use super::frame::Ask;
+
+/// Memory is lent in whole pages, in bytes.
+const PAGE: usize = 4096;
+/// The largest alignment, in bytes: that of a page.
+const LARGEST_ALIGNMENT: u64 = PAGE as u64;
+
+/// What peers may borrow by [asking](crate::Connection::request): without limits in the
+/// [options](crate::ConnectionOptions::lease_limits) of a connection, its peer may not.
+///
+/// What a peer has borrowed counts until it was freed, or was [taken](crate::Connection::receive_region) by the program. All
+/// connections of one control connection count as one peer. Clones share the limit of all peers: those of one listener do, and
+/// so do several listeners with the same limits.
+///
+/// # Examples
+/// ```
+/// use std::time::Duration;
+/// use rdma_async::{ConnectionOptions, LeaseLimits};
+/// use rdma_mem::AccessFlags;
+///
+/// # rdma_soft::install();
+/// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+/// let may = AccessFlags::new().with_remote_read().with_remote_write();
+/// let limits = LeaseLimits::new(may).per_peer(1 << 20).in_total(64 << 20).longest(Duration::from_secs(5));
+/// let options = ConnectionOptions::new(&pd).lease_limits(limits);
+/// # let _ = options;
+/// # Ok::<(), rdma_mem::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct LeaseLimits {
+    access: AccessFlags,
+    longest: Duration,
+    per_peer: usize,
+    regions: usize,
+    total: Arc<Total>,
+}
+
+#[derive(Debug)]
+struct Total {
+    most: usize,
+    used: AtomicUsize,
+}
+
+impl LeaseLimits {
+    /// Peers may borrow with these rights, 64 regions each at a time, of 16 MiB together, all peers 1 GiB, for a minute.
+    pub fn new(access: AccessFlags) -> Self {
+        let total = Total { most: 1 << 30, used: AtomicUsize::new(0) };
+        let (longest, per_peer, regions) = (Duration::from_secs(60), 16 << 20, 64);
+        Self { access, longest, per_peer, regions, total: Arc::new(total) }
+    }
+
+    /// How many bytes a peer may have at a time, in whole pages of 4 KiB.
+    pub const fn per_peer(mut self, bytes: usize) -> Self {
+        self.per_peer = bytes;
+        self
+    }
+
+    /// How many regions a peer may have at a time: each is a registration of the device.
+    pub const fn regions_per_peer(mut self, regions: usize) -> Self {
+        self.regions = regions;
+        self
+    }
+
+    /// How many bytes all peers may have together at a time, in whole pages. The count is that of these limits and their
+    /// clones from here on.
+    pub fn in_total(mut self, bytes: usize) -> Self {
+        self.total = Arc::new(Total { most: bytes, used: AtomicUsize::new(0) });
+        self
+    }
+
+    /// For how long a peer may ask.
+    pub const fn longest(mut self, longest: Duration) -> Self {
+        self.longest = longest;
+        self
+    }
+}
+
+/// What one peer has of it.
+#[derive(Debug, Default)]
+pub(crate) struct Account(Mutex<(usize, usize)>);
+
+/// What is counted as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    bytes: usize,
+    account: Arc<Account>,
+    total: Arc<Total>,
+}
+
+impl LeaseLimits {
+    /// Counts what a peer asks for, which its queue pair may do so much with.
+    ///
+    /// # Errors
+    /// If it may not have that.
+    pub(crate) fn count(
+        &self,
+        account: &Arc<Account>,
+        ask: &Ask,
+        granted: AccessFlags,
+    ) -> Result<Counted, Denial> {
+        let allowed = self.access & granted;
+        if !allowed.contains(ask.access) || ask.access.is_empty() {
+            return Err(Denial::Access { allowed });
+        }
+        if ask.time > self.longest {
+            return Err(Denial::Time { longest: self.longest });
+        }
+        if !ask.alignment.is_power_of_two() || ask.alignment > LARGEST_ALIGNMENT {
+            return Err(Denial::Alignment { most: LARGEST_ALIGNMENT });
+        }
+        let most = self.per_peer.min(self.total.most) / PAGE * PAGE;
+        let length = usize::try_from(ask.length).ok().filter(|&length| length <= most);
+        let bytes = length.map(|length| length.max(1).next_multiple_of(PAGE));
+        let bytes = bytes.ok_or(Denial::TooLong { most: most as u64 })?;
+        let mut used = account.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = self.per_peer.saturating_sub(used.0);
+        if used.1 >= self.regions {
+            return Err(Denial::TooMany { most: self.regions as u64 });
+        }
+        let full = |left: usize| Denial::Full { left: (left / PAGE * PAGE) as u64 };
+        if bytes > left {
+            return Err(full(left));
+        }
+        let (all, relaxed) = (&self.total, Ordering::Relaxed);
+        let more = |used: usize| used.checked_add(bytes).filter(|&used| used <= all.most);
+        if let Err(used) = all.used.fetch_update(relaxed, relaxed, more) {
+            return Err(full(left.min(all.most.saturating_sub(used))));
+        }
+        *used = (used.0 + bytes, used.1 + 1);
+        drop(used);
+        Ok(Counted { bytes, account: Arc::clone(account), total: Arc::clone(&self.total) })
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut used = self.account.0.lock().unwrap_or_else(PoisonError::into_inner);
+        debug_assert!(used.0 >= self.bytes && used.1 >= 1, "it was counted");
+        *used = (used.0.saturating_sub(self.bytes), used.1.saturating_sub(1));
+        drop(used);
+        let before = self.total.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        debug_assert!(before >= self.bytes, "it was counted");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const READ: AccessFlags = AccessFlags::new().with_remote_read();
+
+    fn ask(length: u64) -> Ask {
+        let time = Duration::from_secs(1);
+        Ask { ask: 1, loan: 0, access: READ, length, alignment: 64, time }
+    }
+
+    #[test]
+    fn each_limit_is_kept_and_given_back() {
+        let account = Arc::new(Account::default());
+        let limits = LeaseLimits::new(READ).per_peer(8192).in_total(3 * 4096).regions_per_peer(2);
+        let count = |ask: Ask| limits.count(&account, &ask, READ);
+        let one = count(ask(1)).unwrap();
+        assert_eq!(count(ask(4097)).unwrap_err(), Denial::Full { left: 4096 });
+        let two = count(ask(4096)).unwrap();
+        assert_eq!(count(ask(1)).unwrap_err(), Denial::TooMany { most: 2 });
+        let other = Arc::new(Account::default());
+        assert_eq!(
+            limits.count(&other, &ask(8192), READ).unwrap_err(),
+            Denial::Full { left: 4096 }
+        );
+        drop((one, two));
+        drop(count(ask(8192)).unwrap());
+        assert_eq!(count(ask(8193)).unwrap_err(), Denial::TooLong { most: 8192 });
+        assert_eq!(count(ask(u64::MAX)).unwrap_err(), Denial::TooLong { most: 8192 });
+        assert_eq!(
+            (limits.total.used.load(Ordering::Relaxed), *account.0.lock().unwrap()),
+            (0, (0, 0))
+        );
+    }
+
+    #[test]
+    fn what_may_never_be_is_refused() {
+        let account = Arc::new(Account::default());
+        let limits = LeaseLimits::new(READ).longest(Duration::from_secs(5));
+        let count = |ask: Ask, granted| limits.count(&account, &ask, granted).unwrap_err();
+        let write = AccessFlags::new().with_remote_write();
+        let all = READ | write;
+        assert_eq!(count(Ask { access: write, ..ask(1) }, all), Denial::Access { allowed: READ });
+        let none = AccessFlags::new();
+        assert_eq!(count(ask(1), write), Denial::Access { allowed: none });
+        assert_eq!(count(Ask { access: none, ..ask(1) }, all), Denial::Access { allowed: READ });
+        let longest = Duration::from_secs(5);
+        assert_eq!(count(Ask { time: Duration::MAX, ..ask(1) }, all), Denial::Time { longest });
+        for alignment in [0, 3, u64::MAX, 4 << 20] {
+            let most = LARGEST_ALIGNMENT;
+            assert_eq!(count(Ask { alignment, ..ask(1) }, all), Denial::Alignment { most });
+        }
+    }
+}

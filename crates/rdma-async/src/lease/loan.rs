@@ -1,0 +1,61 @@
+//! Memory that this end has lent.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use rdma_channel::LeaseEnd;
+use tokio::sync::oneshot;
+
+use super::table::Leases;
+use crate::region::memory::Region;
+use crate::region::reserve::ReserveError;
+
+/// Memory that is [lent](crate::Connection::lend) to the peer: await it to have the memory back, when the peer has given it
+/// back, its time is over, or its queue pair has ended. `&mut loan` can be awaited in `select!`, and again.
+///
+/// Dropped, the loan goes on until then, and the memory is freed.
+#[must_use = "the memory comes back from it"]
+pub struct Loan {
+    pub(super) leases: Arc<Leases>,
+    pub(super) number: u32,
+    pub(super) loan: u32,
+    pub(super) ended: oneshot::Receiver<Result<EndedLoan, ReserveError>>,
+}
+
+/// Memory that is back from the peer.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct EndedLoan {
+    /// The memory, exclusively again, with what the peer has written.
+    pub region: Region,
+    /// Why the loan has ended.
+    pub end: LeaseEnd,
+}
+
+impl Loan {
+    /// Takes the memory back now: await the loan for it. The peer is told, and what it has posted before it hears of that fails,
+    /// and ends the connection.
+    pub fn revoke(&self) {
+        self.leases.revoke(self.number, self.loan);
+    }
+}
+
+/// The memory, or [`ReserveError::NotRevoked`] and [`ReserveError::RuntimeEnded`] without it.
+impl Future for Loan {
+    type Output = Result<EndedLoan, ReserveError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let ended = ready!(Pin::new(&mut self.ended).poll(cx));
+        // Who was to close it was dropped with the runtime, and the memory with that.
+        Poll::Ready(ended.unwrap_or(Err(ReserveError::RuntimeEnded)))
+    }
+}
+
+impl fmt::Debug for Loan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Loan").field(&self.loan).finish()
+    }
+}

@@ -1,0 +1,115 @@
+//! What is to be said of loans.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Notify;
+
+use super::frame::LeaseFrame;
+
+/// So many requests of the other end may wait for their answers to be written.
+const MOST_ASKS: usize = 64;
+/// So much may wait to be written because of what the other end has said, in bytes.
+const MOST_ANSWERS: usize = 1 << 20;
+
+/// Frames as bytes, until the task that has the stream writes them. It has a head written before each.
+#[derive(Debug)]
+pub(crate) struct Outbox {
+    inside: Mutex<Inside>,
+    /// Told when there is something.
+    to_say: Arc<Notify>,
+    head: fn(u16, u32, u32, &mut Vec<u8>),
+}
+
+#[derive(Debug, Default)]
+struct Inside {
+    bytes: Vec<u8>,
+    /// Of these bytes, what answers the other end.
+    answers: usize,
+    /// Requests of the other end that were heard, and of how many the answers are among the bytes.
+    asks: usize,
+    answered: usize,
+    is_over: bool,
+}
+
+impl Outbox {
+    pub(crate) fn new(to_say: Arc<Notify>, head: fn(u16, u32, u32, &mut Vec<u8>)) -> Self {
+        Self { inside: Mutex::default(), to_say, head }
+    }
+
+    fn with<R>(&self, with: impl FnOnce(&mut Inside) -> R) -> R {
+        with(&mut self.inside.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Says that of a connection, as long as there is a stream.
+    pub(crate) fn say(&self, number: u32, epoch: u32, frame: &LeaseFrame) {
+        self.put(number, epoch, frame, |_, _| {});
+    }
+
+    /// As [`say`](Self::say), since the other end has said something.
+    ///
+    /// # Errors
+    /// If it says much, and does not hear.
+    pub(crate) fn reply(
+        &self,
+        number: u32,
+        epoch: u32,
+        frame: &LeaseFrame,
+    ) -> Result<(), &'static str> {
+        let mut waits = 0;
+        self.put(number, epoch, frame, |inside, bytes| {
+            inside.answers += bytes;
+            waits = inside.answers;
+        });
+        if waits > MOST_ANSWERS { Err("it does not hear what it is answered") } else { Ok(()) }
+    }
+
+    /// Answers a request that was [noted](Self::note_ask).
+    pub(crate) fn answer(&self, number: u32, epoch: u32, frame: &LeaseFrame) {
+        self.put(number, epoch, frame, |inside, _| inside.answered += 1);
+    }
+
+    /// The other end asks for something.
+    ///
+    /// # Errors
+    /// If it asks, and does not hear the answers.
+    pub(crate) fn note_ask(&self) -> Result<(), &'static str> {
+        self.with(|inside| {
+            inside.asks += 1;
+            if inside.asks > MOST_ASKS { Err("it asks for memory without end") } else { Ok(()) }
+        })
+    }
+
+    fn put(
+        &self,
+        number: u32,
+        epoch: u32,
+        frame: &LeaseFrame,
+        note: impl FnOnce(&mut Inside, usize),
+    ) {
+        self.with(|inside| {
+            if !inside.is_over {
+                let before = inside.bytes.len();
+                (self.head)(frame.kind(), number, epoch, &mut inside.bytes);
+                frame.write(&mut inside.bytes);
+                let bytes = inside.bytes.len() - before;
+                note(inside, bytes);
+            }
+        });
+        self.to_say.notify_one();
+    }
+
+    /// What is to be written now.
+    pub(crate) fn take(&self, bytes: &mut Vec<u8>) {
+        self.with(|inside| {
+            debug_assert!(inside.asks >= inside.answered, "what is answered was asked");
+            inside.asks = inside.asks.saturating_sub(inside.answered);
+            (inside.answers, inside.answered) = (0, 0);
+            bytes.append(&mut inside.bytes);
+        });
+    }
+
+    /// Nothing more is written.
+    pub(crate) fn end(&self) {
+        self.with(|inside| *inside = Inside { is_over: true, ..Inside::default() });
+    }
+}

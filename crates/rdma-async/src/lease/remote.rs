@@ -1,0 +1,123 @@
+//! Memory that this end has borrowed.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_mem::{AccessFlags, RemoteMemoryRegion};
+
+use super::borrower::Granted;
+use crate::buffer::held::{Source, Target};
+use crate::ledger::post::Request;
+use crate::link::{Borrowed, Inner, Link};
+use crate::operation::Op;
+use crate::operation::kinds::{Atomic, Kind, Read, Write};
+
+/// Memory of the peer that this end has [asked for](crate::Connection::request), or was [lent](crate::Connection::receive_loan).
+///
+/// Its operations are those of its connection, which lives as long as it. Before each is posted, its time is looked at, of which
+/// [a margin](crate::ConnectionOptions::lease_margin) has to be left, and whether the connection still has the queue pair that
+/// the memory was lent to: else it fails with [`TransportError::LeaseOver`](crate::TransportError::LeaseOver), nothing was
+/// posted, and the connection goes on. The time is counted from when this end asked, by its own clock.
+///
+/// Clones and slices are the same loan. Dropped with the last of them and the last operation, the peer is told, and has its memory
+/// back. If an operation was dropped that may not have completed, the peer has it back when its time is over.
+///
+/// # Examples
+/// See [`request`](crate::Connection::request).
+#[derive(Clone)]
+#[must_use = "the peer has its memory back when it is dropped"]
+pub struct RemoteRegion {
+    borrowed: Arc<Borrowed>,
+    part: RemoteMemoryRegion,
+}
+
+impl RemoteRegion {
+    pub(super) fn new(inner: &Arc<Inner>, mut granted: Granted) -> Self {
+        granted.awaits = false;
+        let part = granted.descriptor().region();
+        Self { borrowed: Arc::new(Borrowed { granted, inner: Arc::clone(inner) }), part }
+    }
+
+    /// How long it is, in bytes.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)] // but for slices, none is
+    pub const fn len(&self) -> usize {
+        self.part.length()
+    }
+
+    /// What this end may do with it.
+    #[must_use]
+    pub fn access(&self) -> AccessFlags {
+        self.borrowed.granted.access
+    }
+
+    /// How much time is left.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.borrowed.granted.remaining()
+    }
+
+    /// A part of it, in bytes from its beginning; `None` if it is not so long.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Option<Self> {
+        let part = self.part.slice(range)?;
+        Some(Self { borrowed: Arc::clone(&self.borrowed), part })
+    }
+
+    /// The memory without its time, for [`Connection::write`](crate::Connection::write) and its like: nothing is looked at
+    /// before these, and the device refuses what is late.
+    #[must_use]
+    pub const fn remote(&self) -> RemoteMemoryRegion {
+        self.part
+    }
+
+    fn op<K: Kind>(&self, memory: K::Memory, request: Request) -> Op<'static, K> {
+        Op::new(Link::Leased(Arc::clone(&self.borrowed)), memory, request)
+    }
+
+    /// Writes into it, as [`Connection::write`](crate::Connection::write).
+    pub fn write<B: Source>(&self, from: B) -> Op<'static, Write<B>> {
+        self.op(from, Request::Write(self.part, None))
+    }
+
+    /// Writes into it, and tells the peer a number, as [`Connection::write_with_imm`](crate::Connection::write_with_imm).
+    pub fn write_with_imm<B: Source>(&self, from: B, immediate: u32) -> Op<'static, Write<B>> {
+        self.op(from, Request::Write(self.part, Some(immediate)))
+    }
+
+    /// Reads from it, as [`Connection::read`](crate::Connection::read).
+    pub fn read<B: Target>(&self, into: B) -> Op<'static, Read<B>> {
+        self.op(into, Request::Read(self.part))
+    }
+
+    /// Puts `swap` into its first 8 bytes, if these are `compare`, and gives what they were.
+    pub fn compare_and_swap(&self, compare: u64, swap: u64) -> Op<'static, Atomic> {
+        self.op((), Request::CompareAndSwap(self.part, compare, swap))
+    }
+
+    /// Adds to its first 8 bytes, and gives what they were. It wraps.
+    pub fn fetch_add(&self, add: u64) -> Op<'static, Atomic> {
+        self.op((), Request::FetchAdd(self.part, add))
+    }
+
+    /// Has the program of the peer have the memory, with what this end has written:
+    /// [`receive_region`](crate::Connection::receive_region) there, or, if that program had lent it, its
+    /// [`Loan`](crate::Loan). It is told when the last clone and the last operation are dropped; nothing more is posted from
+    /// now on. If an operation was dropped that may not have completed, the peer's program does not have what it was asked
+    /// for.
+    pub fn give(self) {
+        self.borrowed.granted.give();
+    }
+}
+
+impl fmt::Debug for RemoteRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { borrowed, part } = self;
+        f.debug_struct("RemoteRegion")
+            .field("part", part)
+            .field("granted", &borrowed.granted)
+            .finish()
+    }
+}

@@ -1,0 +1,400 @@
+//! What is lent and borrowed by one control connection.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdma_channel::LeaseEnd;
+use rdma_mem::{AccessFlags, ProtectionDomain, RegionMemory, SharedRegion};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::timeout_at;
+
+use super::borrower::{Asked, Borrower, Granted};
+use super::error::Denial;
+use super::frame::{Ask, LeaseFrame};
+use super::lender::{Current, Lender, Open, Whose, Why, close};
+use super::limits::{Account, Counted, LeaseLimits};
+use super::outbox::Outbox;
+use crate::ledger::after::apart;
+use crate::region::descriptor::Descriptor;
+use crate::region::reserve::{AT_ONCE, local_too};
+
+/// So many requests of this end may be outstanding: the other end lets more of them be its end.
+const MOST_OUTSTANDING: usize = 32;
+
+/// What both parts share. Of its locks none is held while another one is taken, but for that of what is to be said.
+pub(crate) struct Leases {
+    lender: Mutex<Lender>,
+    borrower: Mutex<Borrower>,
+    pub(crate) out: Outbox,
+    /// Told when something is to be closed, or another one is the first whose time ends.
+    changed: Notify,
+    /// All who wait are told when something was heard.
+    heard: Notify,
+    /// One permit for each request that may be outstanding.
+    pub(super) outstanding: Arc<Semaphore>,
+    /// What the peer may ask for; nothing without.
+    limits: Option<LeaseLimits>,
+    account: Arc<Account>,
+    /// So much time a request has to have left when it is posted.
+    pub(super) margin: Duration,
+    process: u32,
+}
+
+impl Leases {
+    pub(crate) fn new(out: Outbox, limits: Option<LeaseLimits>, margin: Duration) -> Self {
+        Self {
+            lender: Mutex::default(),
+            borrower: Mutex::default(),
+            out,
+            changed: Notify::new(),
+            heard: Notify::new(),
+            outstanding: Arc::new(Semaphore::new(MOST_OUTSTANDING)),
+            limits,
+            account: Arc::default(),
+            margin,
+            process: std::process::id(),
+        }
+    }
+
+    pub(super) fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    pub(super) fn lender(&self) -> MutexGuard<'_, Lender> {
+        self.lender.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn borrower(&self) -> MutexGuard<'_, Borrower> {
+        self.borrower.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All who wait look again.
+    fn tell(&self) {
+        apart(|| self.heard.notify_waiters());
+    }
+
+    /// A connection is here, or has another queue pair: what was of the one before has ended.
+    pub(crate) fn enter(
+        &self,
+        number: u32,
+        epoch: u32,
+        pd: &ProtectionDomain,
+        access: AccessFlags,
+    ) {
+        if let Some(before) = epoch.checked_sub(1) {
+            self.end_of(number, before);
+        }
+        let current = Current { epoch, pd: pd.clone(), access };
+        self.lender().current.insert(number, current);
+    }
+
+    /// The queue pairs of a connection have ended, up to that epoch.
+    pub(crate) fn end_of(&self, number: u32, epoch: u32) {
+        let mut lender = self.lender();
+        if lender.epoch_of(number).is_some_and(|current| current <= epoch) {
+            lender.current.remove(&number);
+        }
+        lender.end_of(number, epoch);
+        drop(lender);
+        // Dropped without the lock: who has asked is told by that.
+        let ended = self.borrower().end_of(number, epoch);
+        apart(|| drop(ended));
+        self.changed.notify_one();
+        self.tell();
+    }
+
+    /// The connection is here no more: nobody takes what the peer has given.
+    pub(crate) fn leave(&self, number: u32) {
+        self.end_of(number, u32::MAX);
+        let given = self.lender().given.remove(&number);
+        drop(given);
+    }
+
+    /// The stream is closed: all that is lent is closed, and nothing is borrowed any more.
+    pub(crate) fn end(&self) {
+        self.out.end();
+        let due = self.lender().end_all();
+        due.into_iter().for_each(|due| self.close(due));
+        let ended = self.borrower().end_all();
+        apart(|| drop(ended));
+        self.tell();
+    }
+
+    fn close(&self, due: (Open, Why)) {
+        if let Some((number, given)) = close(due) {
+            let mut lender = self.lender();
+            // If the connection has left, nobody takes it.
+            let refused = if lender.current.contains_key(&number) {
+                lender.given.entry(number).or_default().push_back(given);
+                None
+            } else {
+                Some(given)
+            };
+            drop(lender);
+            drop(refused);
+            self.tell();
+        }
+    }
+
+    /// Closes what has come to its end, for as long as it runs.
+    pub(crate) async fn tend(self: &Arc<Self>) -> ! {
+        loop {
+            let due = self.lender().next_due(Instant::now());
+            match due {
+                Ok(due) if due.0.memory.len() <= AT_ONCE => self.close(due),
+                Ok(due) => {
+                    let leases = Arc::clone(self);
+                    // If the runtime ends first, the memory is closed by being dropped.
+                    drop(tokio::task::spawn_blocking(move || leases.close(due)));
+                }
+                Err(Some(until)) => {
+                    let _ = timeout_at(until.into(), self.changed.notified()).await;
+                }
+                Err(None) => self.changed.notified().await,
+            }
+            // Many that end at once let others run.
+            tokio::task::coop::consume_budget().await;
+        }
+    }
+
+    /// Ready when that is found. Looks when something was heard, or has ended.
+    pub(super) async fn until<R>(&self, look: impl FnMut() -> Option<R>) -> R {
+        crate::sync::until(&self.heard, look).await
+    }
+
+    /// Keeps memory that is open, and says so. Its number.
+    ///
+    /// # Errors
+    /// With the memory, if the connection has ended.
+    #[allow(clippy::result_large_err)] // it is the memory
+    pub(super) fn lend(&self, open: Open) -> Result<u32, Open> {
+        let (number, epoch) = (open.number, open.epoch);
+        let mut lender = self.lender();
+        let loan = lender.insert(open)?;
+        // Under the lock: it may end at once, and nothing is said of it before this.
+        self.out.say(number, epoch, &LeaseFrame::Lend { loan });
+        drop(lender);
+        self.changed.notify_one();
+        Ok(loan)
+    }
+
+    /// Takes back what was lent, before its time.
+    pub(super) fn revoke(&self, number: u32, loan: u32) {
+        let mut lender = self.lender();
+        let Some(epoch) = lender.loan(number, loan).map(|open| open.epoch) else { return };
+        lender.end(loan, LeaseEnd::Revoked.into());
+        self.out.say(number, epoch, &LeaseFrame::Over { loan });
+        drop(lender);
+        self.changed.notify_one();
+    }
+
+    /// Takes what the other end says.
+    ///
+    /// # Errors
+    /// In words, if it cannot say that.
+    pub(crate) fn hear(
+        self: &Arc<Self>,
+        number: u32,
+        epoch: u32,
+        frame: LeaseFrame,
+    ) -> Result<(), &'static str> {
+        match frame {
+            LeaseFrame::Ask(ask) => self.hear_ask(number, epoch, ask)?,
+            LeaseFrame::Back { loan, gives } => {
+                let mut lender = self.lender();
+                if lender.loan(number, loan).is_some() {
+                    lender.end(loan, Why { end: LeaseEnd::Returned, gives });
+                }
+                drop(lender);
+                self.changed.notify_one();
+            }
+            LeaseFrame::Lend { loan } => {
+                let is_current = self.lender().epoch_of(number) == Some(epoch);
+                if !is_current || !self.borrower().announce(number, epoch, loan) {
+                    self.out.reply(number, epoch, &LeaseFrame::Back { loan, gives: false })?;
+                }
+            }
+            LeaseFrame::Over { loan } => self.borrower().note_over(number, loan),
+            LeaseFrame::Deny { ask, denial } => {
+                if let Some(asked) = self.asked(number, ask) {
+                    apart(|| drop(asked.answer.send(Err(denial))));
+                }
+            }
+            LeaseFrame::Grant { ask, loan, access, descriptor } => {
+                let Some(asked) = self.asked(number, ask) else {
+                    // The queue pair for which it was asked has ended.
+                    let back = LeaseFrame::Back { loan, gives: false };
+                    return self.out.reply(number, epoch, &back);
+                };
+                self.hear_grant(asked, loan, access, descriptor)?;
+            }
+        }
+        self.tell();
+        Ok(())
+    }
+
+    /// Asks the peer. The answer; none if the connection has ended, or ends first.
+    pub(super) fn ask(
+        &self,
+        number: u32,
+        mut ask: Ask,
+        permit: OwnedSemaphorePermit,
+    ) -> oneshot::Receiver<Result<Granted, Denial>> {
+        let (answer, answered) = oneshot::channel();
+        let Some(epoch) = self.lender().epoch_of(number) else { return answered };
+        let mut borrower = self.borrower();
+        ask.ask = borrower.next();
+        let since = Instant::now();
+        borrower.note_asked(Asked { number, epoch, since, ask, answer, _permit: permit });
+        self.out.say(number, epoch, &LeaseFrame::Ask(ask));
+        drop(borrower);
+        // Whoever has ended it before knows nothing of the request.
+        if self.lender().epoch_of(number) != Some(epoch) {
+            drop(self.asked(number, ask.ask));
+        }
+        answered
+    }
+
+    /// What is answered, if somebody still waits for that.
+    fn asked(&self, number: u32, ask: u32) -> Option<Asked> {
+        self.borrower().answered(number, ask)
+    }
+
+    fn hear_grant(
+        self: &Arc<Self>,
+        asked: Asked,
+        loan: u32,
+        access: AccessFlags,
+        descriptor: Descriptor,
+    ) -> Result<(), &'static str> {
+        if asked.is_cheated_by(access, &descriptor) {
+            return Err("it lends less than it was asked for");
+        }
+        let granted = Granted {
+            leases: Arc::clone(self),
+            number: asked.number,
+            epoch: asked.epoch,
+            loan,
+            access,
+            descriptor: descriptor.asked_at(asked.since),
+            awaits: asked.ask.loan != 0,
+            is_over: self.borrower().note_borrowed(loan),
+            gives: false.into(),
+            is_forsaken: false.into(),
+        };
+        // If nobody waits any more, it is given back, or awaits the program again.
+        apart(|| drop(asked.answer.send(Ok(granted))));
+        Ok(())
+    }
+
+    pub(super) fn forget_borrowed(&self, loan: u32, is_over: &Arc<std::sync::atomic::AtomicBool>) {
+        self.borrower().forget_borrowed(loan, is_over);
+    }
+
+    /// What was lent, and nobody has taken, awaits the program again.
+    pub(super) fn await_again(&self, number: u32, epoch: u32, loan: u32) {
+        if self.lender().epoch_of(number) == Some(epoch) {
+            self.borrower().announce_again(number, epoch, loan);
+            self.tell();
+        }
+    }
+
+    fn hear_ask(self: &Arc<Self>, number: u32, epoch: u32, ask: Ask) -> Result<(), &'static str> {
+        self.out.note_ask()?;
+        match self.admit(number, epoch, &ask) {
+            Err(denial) => self.deny(number, epoch, ask.ask, denial),
+            Ok(None) => {}
+            Ok(Some((counted, pd))) => {
+                let is_large = ask.length > AT_ONCE as u64;
+                let leases = Arc::clone(self);
+                let serve = move || leases.serve(number, epoch, &ask, counted, &pd);
+                if is_large {
+                    // If the runtime ends first, so does the stream.
+                    drop(tokio::task::spawn_blocking(serve));
+                } else {
+                    serve();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn deny(&self, number: u32, epoch: u32, ask: u32, denial: Denial) {
+        self.out.answer(number, epoch, &LeaseFrame::Deny { ask, denial });
+    }
+
+    /// What is to be opened for the peer, and where. Nothing if the memory was lent before, and is granted.
+    fn admit(
+        &self,
+        number: u32,
+        epoch: u32,
+        ask: &Ask,
+    ) -> Result<Option<(Counted, ProtectionDomain)>, Denial> {
+        let lender = self.lender();
+        let current = lender.current.get(&number).filter(|current| current.epoch == epoch);
+        let current = current.ok_or(Denial::Ended)?;
+        if ask.loan != 0 {
+            let open = lender.loan(number, ask.loan).ok_or(Denial::Ended)?;
+            self.grant(ask.ask, ask.loan, open);
+            return Ok(None);
+        }
+        let limits = self.limits.as_ref().ok_or(Denial::NotOffered)?;
+        let counted = limits.count(&self.account, ask, current.access)?;
+        Ok(Some((counted, current.pd.clone())))
+    }
+
+    fn grant(&self, ask: u32, loan: u32, open: &Open) {
+        let (access, descriptor) = (open.access, open.descriptor());
+        let grant = LeaseFrame::Grant { ask, loan, access, descriptor };
+        self.out.answer(open.number, open.epoch, &grant);
+    }
+
+    /// Opens new memory for the peer.
+    fn serve(&self, number: u32, epoch: u32, ask: &Ask, counted: Counted, pd: &ProtectionDomain) {
+        let Some(memory) = allocate(ask, pd) else {
+            // It counts no more when the peer hears of it.
+            drop(counted);
+            return self.deny(number, epoch, ask.ask, Denial::Failed);
+        };
+        let until = Instant::now().checked_add(ask.time);
+        let (access, whose) = (ask.access, Whose::Asked(counted));
+        let mut lender = self.lender();
+        let inserted = lender.insert(Open { number, epoch, until, memory, access, whose });
+        match inserted {
+            Ok(loan) => {
+                if let Some(open) = lender.loan(number, loan) {
+                    self.grant(ask.ask, loan, open);
+                }
+                drop(lender);
+                self.changed.notify_one();
+            }
+            Err(open) => {
+                drop(lender);
+                drop(open);
+                self.deny(number, epoch, ask.ask, Denial::Ended);
+            }
+        }
+    }
+}
+
+/// Memory that is open to who asks.
+fn allocate(ask: &Ask, pd: &ProtectionDomain) -> Option<SharedRegion> {
+    let length = usize::try_from(ask.length).ok()?;
+    let memory = RegionMemory::allocate(length);
+    let opened = memory.and_then(|memory| {
+        SharedRegion::register(pd, memory, local_too(ask.access)).map_err(|(_, error)| error)
+    });
+    let error = match opened {
+        Ok(opened) => return Some(opened),
+        Err(error) => error,
+    };
+    tracing::warn!(%error, length, "memory that a peer has asked for could not be opened");
+    None
+}
+
+impl fmt::Debug for Leases {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leases").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
