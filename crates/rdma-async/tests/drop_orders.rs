@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use common::chance::Chance;
 use common::kinds::{BYTES, Kind, Way};
 use common::provider::Provider;
-use common::{DEFERRED, HANG, HELD, Pair, poll_once, run};
+use common::{DEFERRED, HANG, HELD, Pair, forget, poll_once, run};
 
 /// Those that execute requests at once, later, and when they are told, which they are not.
 const DEVICES: [&str; 3] = ["soft0", DEFERRED, HELD];
@@ -176,14 +176,6 @@ fn any_order_leaves_nothing() {
             }
         }
     }
-}
-
-/// What was forgotten. A checker of leaks finds it here.
-static FORGOTTEN: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
-
-/// As `std::mem::forget`.
-fn forget(what: impl Any + Send) {
-    FORGOTTEN.lock().unwrap().push(Box::new(what));
 }
 
 /// Forgets a future that was polled once, and waits.

@@ -62,8 +62,8 @@ impl Drop for Task {
 /// What is shared.
 pub(crate) struct Shared {
     state: Mutex<State>,
-    /// Told when there is something to say.
-    pub(super) to_say: Arc<Notify>,
+    /// What is to be said.
+    pub(super) out: Arc<Outbox>,
     /// All who wait are told when something was heard.
     pub(super) heard: Notify,
     /// The other end.
@@ -85,7 +85,6 @@ struct State {
     lanes: BTreeMap<u32, Lane>,
     /// The newest epoch that was offered.
     newest: u32,
-    to_say: Vec<u8>,
     /// A sign of life is wanted of the other end, or by it.
     owes_beat: bool,
     owes_alive: bool,
@@ -113,13 +112,6 @@ struct Lane {
 }
 
 impl State {
-    /// Says that of a connection, as long as there is a stream.
-    fn say(&mut self, number: u32, epoch: u32, frame: &Frame) {
-        if !self.is_over {
-            frame.write(number, epoch, &mut self.to_say);
-        }
-    }
-
     /// Forgets a connection that is not here, and that neither end speaks of.
     fn forget_unknown(&mut self, number: u32) {
         let is_unknown =
@@ -138,11 +130,10 @@ impl Shared {
         limit: Duration,
         (limits, margin): (Option<LeaseLimits>, Duration),
     ) -> Self {
-        let (state, to_say, heard) = (Mutex::default(), Arc::<Notify>::default(), Notify::new());
-        let process = std::process::id();
-        let out = Outbox::new(Arc::clone(&to_say), write_head);
-        let leases = Arc::new(Leases::new(out, limits, margin));
-        Self { state, to_say, heard, address, is_client, talks, limit, leases, process }
+        let (state, heard, process) = (Mutex::default(), Notify::new(), std::process::id());
+        let out = Arc::new(Outbox::new(write_head));
+        let leases = Arc::new(Leases::new(Arc::clone(&out), limits, margin));
+        Self { state, out, heard, address, is_client, talks, limit, leases, process }
     }
 
     pub(super) fn is_of_this_process(&self) -> bool {
@@ -160,7 +151,7 @@ impl Shared {
 
     /// A connection is here, or has another queue pair.
     pub(super) fn enter(&self, number: u32, connection: &Inner) {
-        connection.rooms.tell(&self.to_say);
+        connection.rooms.tell(&self.out.to_say);
         let seat = connection.seat();
         let epoch = connection.look(|place| place.epoch);
         if let Some(member) = connection.member() {
@@ -169,7 +160,7 @@ impl Shared {
         self.state().lanes.entry(number).or_default().here = Some(seat.clone());
         // What was heard of it before, and what has become of it.
         self.settle(number, &seat);
-        self.to_say.notify_one();
+        self.out.to_say.notify_one();
     }
 
     fn leave(&self, number: u32, epoch: u32) {
@@ -189,8 +180,7 @@ impl Shared {
 
     /// Says that of a connection.
     pub(super) fn say(&self, number: u32, epoch: u32, frame: &Frame) {
-        self.state().say(number, epoch, frame);
-        self.to_say.notify_one();
+        self.out.write(|bytes| frame.write(number, epoch, bytes));
     }
 
     /// What is to be said now. Those whose end was not said yet are among it, and those that are done with what they had to
@@ -199,17 +189,16 @@ impl Shared {
         for (number, connection) in self.connections() {
             self.settle(number, &connection);
         }
+        let mut due = self.out.take();
         let mut state = self.state();
         let state = &mut *state;
         for (owes, frame) in
             [(&mut state.owes_beat, Frame::Beat), (&mut state.owes_alive, Frame::Alive)]
         {
             if std::mem::take(owes) {
-                frame.write(0, 0, &mut state.to_say);
+                frame.write(0, 0, &mut due);
             }
         }
-        let mut due = std::mem::take(&mut state.to_say);
-        self.leases.out.take(&mut due);
         due
     }
 
@@ -252,10 +241,9 @@ impl Shared {
         let Some(lane) = lane else { return };
         lane.told = Some(epoch);
         if lane.withdrawn < Some(epoch) {
-            state.say(number, epoch, &Frame::Ended);
+            self.say(number, epoch, &Frame::Ended);
         }
         drop(state);
-        self.to_say.notify_one();
         self.tell();
     }
 
@@ -342,7 +330,7 @@ impl Shared {
             }
             Frame::Beat => {
                 state.owes_alive = true;
-                self.to_say.notify_one();
+                self.out.to_say.notify_one();
             }
             Frame::Alive | Frame::Lease(_) => {}
         }
@@ -384,7 +372,7 @@ impl Shared {
     /// Wants a sign of life.
     pub(super) fn beat(&self) {
         self.state().owes_beat = true;
-        self.to_say.notify_one();
+        self.out.to_say.notify_one();
     }
 }
 
@@ -439,10 +427,9 @@ impl<'s> Meeting<'s> {
         state.newest += 1;
         let epoch = state.newest;
         // Under the same lock: the server hears them in this order.
-        state.say(self.number, epoch, &Frame::Offer(Box::new(endpoint)));
+        self.shared.say(self.number, epoch, &Frame::Offer(Box::new(endpoint)));
         drop(state);
         self.epoch = Some(epoch);
-        self.shared.to_say.notify_one();
         epoch
     }
 
@@ -521,10 +508,9 @@ impl Drop for Meeting<'_> {
         state.forget_unknown(self.number);
         // Under the same lock: the server hears of it before it hears of one more.
         if let Some(epoch) = self.epoch {
-            state.say(self.number, epoch, &Frame::Ended);
+            self.shared.say(self.number, epoch, &Frame::Ended);
         }
         drop(state);
-        self.shared.to_say.notify_one();
     }
 }
 

@@ -121,7 +121,7 @@ async fn say(shared: &Shared, mut to: WriteHalf<'_>) -> io::Result<()> {
             to.write_all(&due).await?;
             continue;
         }
-        shared.to_say.notified().await;
+        shared.out.to_say.notified().await;
         // Whatever has this told again and again lets others run.
         tokio::task::coop::consume_budget().await;
     }

@@ -159,7 +159,8 @@ impl Connection {
             Ok(found) => found,
             Err(error) => return Err(back(region, error)),
         };
-        let Some(epoch) = leases.lender().epoch_of(member.number) else {
+        let epoch = leases.lender().epoch_of(member.number);
+        let Some(epoch) = epoch.filter(|_| self.closed().is_none()) else {
             return Err(back(region, LeaseError::Closed(self.closed())));
         };
         let granted = member.qp.granted();
@@ -259,7 +260,8 @@ impl Connection {
         mut find: impl FnMut() -> Option<R>,
     ) -> Result<R, LeaseError> {
         let look = || {
-            let is_up = leases.lender().epoch_of(number).is_some();
+            // Whoever ends it has this looked at again.
+            let is_up = leases.lender().epoch_of(number).is_some() && self.closed().is_none();
             find().map(Ok).or_else(|| (!is_up).then_some(Err(())))
         };
         leases.until(look).await.map_err(|()| LeaseError::Closed(self.closed()))
@@ -282,6 +284,9 @@ impl Connection {
         let asked = async {
             let permit = Arc::clone(&leases.outstanding).acquire_owned().await;
             let permit = permit.map_err(|_| closed())?;
+            if self.closed().is_some() {
+                return Err(closed());
+            }
             let Some(ask) = next() else { return Ok(None) };
             match leases.ask(number, ask, permit).await {
                 Ok(Ok(granted)) => Ok(Some(granted)),

@@ -65,12 +65,6 @@ pub(super) struct Why {
     pub(super) gives: bool,
 }
 
-impl From<LeaseEnd> for Why {
-    fn from(end: LeaseEnd) -> Self {
-        Self { end, gives: false }
-    }
-}
-
 /// All that is lent by a control connection.
 #[derive(Debug, Default)]
 pub(super) struct Lender {
@@ -79,6 +73,7 @@ pub(super) struct Lender {
     ends: BTreeSet<(Instant, u32)>,
     /// To be closed.
     due: VecDeque<(Open, Why)>,
+    /// Of each connection that is here.
     pub(super) given: BTreeMap<u32, VecDeque<Given>>,
     newest: u32,
     pub(super) is_over: bool,
@@ -113,14 +108,19 @@ impl Lender {
         self.loans.get(&loan).filter(|open| open.number == number)
     }
 
-    /// Has a loan end. Whether there is such a one.
-    pub(super) fn end(&mut self, loan: u32, why: Why) -> bool {
-        let Some(open) = self.loans.remove(&loan) else { return false };
+    /// Takes a loan out, for the caller to close it.
+    pub(super) fn take(&mut self, loan: u32) -> Option<Open> {
+        let open = self.loans.remove(&loan)?;
         if let Some(until) = open.until {
             self.ends.remove(&(until, loan));
         }
-        self.due.push_back((open, why));
-        true
+        Some(open)
+    }
+
+    /// Has a loan end, if there is such a one.
+    pub(super) fn end(&mut self, loan: u32, end: LeaseEnd) {
+        let open = self.take(loan);
+        self.due.extend(open.map(|open| (open, Why { end, gives: false })));
     }
 
     /// Has those of a connection end whose queue pair is of that epoch, or an earlier one.
@@ -128,7 +128,7 @@ impl Lender {
         let is_of = |open: &Open| open.number == number && open.epoch <= epoch;
         let ended = self.loans.iter().filter(|(_, open)| is_of(open));
         for loan in ended.map(|(&loan, _)| loan).collect::<Vec<_>>() {
-            self.end(loan, LeaseEnd::OldEpoch.into());
+            self.end(loan, LeaseEnd::OldEpoch);
         }
     }
 
@@ -146,7 +146,7 @@ impl Lender {
     pub(super) fn next_due(&mut self, now: Instant) -> Result<(Open, Why), Option<Instant>> {
         while let Some(&(until, loan)) = self.ends.first().filter(|(until, _)| *until <= now) {
             self.ends.remove(&(until, loan));
-            self.end(loan, LeaseEnd::TimeOver.into());
+            self.end(loan, LeaseEnd::TimeOver);
         }
         self.due.pop_front().ok_or_else(|| self.ends.first().map(|&(until, _)| until))
     }

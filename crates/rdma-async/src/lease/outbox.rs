@@ -1,4 +1,4 @@
-//! What is to be said of loans.
+//! What is to be said by a control connection.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,12 +11,13 @@ const MOST_ASKS: usize = 64;
 /// So much may wait to be written because of what the other end has said, in bytes.
 const MOST_ANSWERS: usize = 1 << 20;
 
-/// Frames as bytes, until the task that has the stream writes them. It has a head written before each.
+/// Frames as bytes, in the order in which they are said, until the task that has the stream writes them.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     inside: Mutex<Inside>,
     /// Told when there is something.
-    to_say: Arc<Notify>,
+    pub(crate) to_say: Arc<Notify>,
+    /// Writes the head of a frame of a loan.
     head: fn(u16, u32, u32, &mut Vec<u8>),
 }
 
@@ -32,17 +33,27 @@ struct Inside {
 }
 
 impl Outbox {
-    pub(crate) fn new(to_say: Arc<Notify>, head: fn(u16, u32, u32, &mut Vec<u8>)) -> Self {
-        Self { inside: Mutex::default(), to_say, head }
+    pub(crate) fn new(head: fn(u16, u32, u32, &mut Vec<u8>)) -> Self {
+        Self { inside: Mutex::default(), to_say: Arc::default(), head }
     }
 
     fn with<R>(&self, with: impl FnOnce(&mut Inside) -> R) -> R {
         with(&mut self.inside.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Says that of a connection, as long as there is a stream.
+    /// Says what is written, as long as there is a stream.
+    pub(crate) fn write(&self, write: impl FnOnce(&mut Vec<u8>)) {
+        self.put(write, |_, _| {});
+    }
+
+    /// Says that of a loan.
     pub(crate) fn say(&self, number: u32, epoch: u32, frame: &LeaseFrame) {
-        self.put(number, epoch, frame, |_, _| {});
+        self.write(|bytes| self.frame(number, epoch, frame, bytes));
+    }
+
+    fn frame(&self, number: u32, epoch: u32, frame: &LeaseFrame, bytes: &mut Vec<u8>) {
+        (self.head)(frame.kind(), number, epoch, bytes);
+        frame.write(bytes);
     }
 
     /// As [`say`](Self::say), since the other end has said something.
@@ -56,16 +67,18 @@ impl Outbox {
         frame: &LeaseFrame,
     ) -> Result<(), &'static str> {
         let mut waits = 0;
-        self.put(number, epoch, frame, |inside, bytes| {
+        let note = |inside: &mut Inside, bytes| {
             inside.answers += bytes;
             waits = inside.answers;
-        });
+        };
+        self.put(|bytes| self.frame(number, epoch, frame, bytes), note);
         if waits > MOST_ANSWERS { Err("it does not hear what it is answered") } else { Ok(()) }
     }
 
     /// Answers a request that was [noted](Self::note_ask).
     pub(crate) fn answer(&self, number: u32, epoch: u32, frame: &LeaseFrame) {
-        self.put(number, epoch, frame, |inside, _| inside.answered += 1);
+        let write = |bytes: &mut Vec<u8>| self.frame(number, epoch, frame, bytes);
+        self.put(write, |inside, _| inside.answered += 1);
     }
 
     /// The other end asks for something.
@@ -79,18 +92,11 @@ impl Outbox {
         })
     }
 
-    fn put(
-        &self,
-        number: u32,
-        epoch: u32,
-        frame: &LeaseFrame,
-        note: impl FnOnce(&mut Inside, usize),
-    ) {
+    fn put(&self, write: impl FnOnce(&mut Vec<u8>), note: impl FnOnce(&mut Inside, usize)) {
         self.with(|inside| {
             if !inside.is_over {
                 let before = inside.bytes.len();
-                (self.head)(frame.kind(), number, epoch, &mut inside.bytes);
-                frame.write(&mut inside.bytes);
+                write(&mut inside.bytes);
                 let bytes = inside.bytes.len() - before;
                 note(inside, bytes);
             }
@@ -99,13 +105,13 @@ impl Outbox {
     }
 
     /// What is to be written now.
-    pub(crate) fn take(&self, bytes: &mut Vec<u8>) {
+    pub(crate) fn take(&self) -> Vec<u8> {
         self.with(|inside| {
             debug_assert!(inside.asks >= inside.answered, "what is answered was asked");
             inside.asks = inside.asks.saturating_sub(inside.answered);
             (inside.answers, inside.answered) = (0, 0);
-            bytes.append(&mut inside.bytes);
-        });
+            std::mem::take(&mut inside.bytes)
+        })
     }
 
     /// Nothing more is written.

@@ -26,7 +26,7 @@ const MOST_OUTSTANDING: usize = 32;
 pub(crate) struct Leases {
     lender: Mutex<Lender>,
     borrower: Mutex<Borrower>,
-    pub(crate) out: Outbox,
+    pub(super) out: Arc<Outbox>,
     /// Told when something is to be closed, or another one is the first whose time ends.
     changed: Notify,
     /// All who wait are told when something was heard.
@@ -42,7 +42,7 @@ pub(crate) struct Leases {
 }
 
 impl Leases {
-    pub(crate) fn new(out: Outbox, limits: Option<LeaseLimits>, margin: Duration) -> Self {
+    pub(crate) fn new(out: Arc<Outbox>, limits: Option<LeaseLimits>, margin: Duration) -> Self {
         Self {
             lender: Mutex::default(),
             borrower: Mutex::default(),
@@ -86,7 +86,9 @@ impl Leases {
             self.end_of(number, before);
         }
         let current = Current { epoch, pd: pd.clone(), access };
-        self.lender().current.insert(number, current);
+        let mut lender = self.lender();
+        lender.current.insert(number, current);
+        lender.given.entry(number).or_default();
     }
 
     /// The queue pairs of a connection have ended, up to that epoch.
@@ -121,18 +123,29 @@ impl Leases {
         self.tell();
     }
 
+    /// Closes one that is due, or has it closed.
+    fn begin_close(self: &Arc<Self>, due: (Open, Why)) {
+        if due.0.memory.len() <= AT_ONCE {
+            return self.close(due);
+        }
+        let leases = Arc::clone(self);
+        // If the runtime ends first, the memory is closed by being dropped.
+        drop(tokio::task::spawn_blocking(move || leases.close(due)));
+    }
+
     fn close(&self, due: (Open, Why)) {
         if let Some((number, given)) = close(due) {
             let mut lender = self.lender();
             // If the connection has left, nobody takes it.
-            let refused = if lender.current.contains_key(&number) {
-                lender.given.entry(number).or_default().push_back(given);
-                None
-            } else {
-                Some(given)
+            let left = match lender.given.get_mut(&number) {
+                Some(known) => {
+                    known.push_back(given);
+                    None
+                }
+                None => Some(given),
             };
             drop(lender);
-            drop(refused);
+            drop(left);
             self.tell();
         }
     }
@@ -142,12 +155,7 @@ impl Leases {
         loop {
             let due = self.lender().next_due(Instant::now());
             match due {
-                Ok(due) if due.0.memory.len() <= AT_ONCE => self.close(due),
-                Ok(due) => {
-                    let leases = Arc::clone(self);
-                    // If the runtime ends first, the memory is closed by being dropped.
-                    drop(tokio::task::spawn_blocking(move || leases.close(due)));
-                }
+                Ok(due) => self.begin_close(due),
                 Err(Some(until)) => {
                     let _ = timeout_at(until.into(), self.changed.notified()).await;
                 }
@@ -183,7 +191,7 @@ impl Leases {
     pub(super) fn revoke(&self, number: u32, loan: u32) {
         let mut lender = self.lender();
         let Some(epoch) = lender.loan(number, loan).map(|open| open.epoch) else { return };
-        lender.end(loan, LeaseEnd::Revoked.into());
+        lender.end(loan, LeaseEnd::Revoked);
         self.out.say(number, epoch, &LeaseFrame::Over { loan });
         drop(lender);
         self.changed.notify_one();
@@ -202,12 +210,14 @@ impl Leases {
         match frame {
             LeaseFrame::Ask(ask) => self.hear_ask(number, epoch, ask)?,
             LeaseFrame::Back { loan, gives } => {
+                let why = Why { end: LeaseEnd::Returned, gives };
                 let mut lender = self.lender();
-                if lender.loan(number, loan).is_some() {
-                    lender.end(loan, Why { end: LeaseEnd::Returned, gives });
-                }
+                let ended = lender.loan(number, loan).is_some().then(|| lender.take(loan));
                 drop(lender);
-                self.changed.notify_one();
+                // At once: the next that is said may be a request for more.
+                if let Some(open) = ended.flatten() {
+                    self.begin_close((open, why));
+                }
             }
             LeaseFrame::Lend { loan } => {
                 let is_current = self.lender().epoch_of(number) == Some(epoch);

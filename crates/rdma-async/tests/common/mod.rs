@@ -2,13 +2,16 @@
 #![allow(dead_code)] // each test binary uses a part
 
 pub(crate) mod chance;
+pub(crate) mod host;
 pub(crate) mod kinds;
+pub(crate) mod peer;
 pub(crate) mod provider;
 
+use std::any::Any;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -211,4 +214,12 @@ impl Wake for Count {
     fn wake(self: Arc<Self>) {
         self.0.fetch_add(1, Relaxed);
     }
+}
+
+/// What was forgotten. A checker of leaks finds it here.
+static FORGOTTEN: Mutex<Vec<Box<dyn Any + Send>>> = Mutex::new(Vec::new());
+
+/// As `std::mem::forget`.
+pub(crate) fn forget(what: impl Any + Send) {
+    FORGOTTEN.lock().unwrap().push(Box::new(what));
 }

@@ -1,78 +1,13 @@
 //! Peers that have become a connection, and then say what they cannot say.
 
 use std::future::poll_fn;
-use std::net::SocketAddr;
 
-use rdma_async::{CloseReason, ConnectError, Connection, PreparedConnection, TransportError};
-use rdma_qp::QueuePairEndpoint;
+use rdma_async::{CloseReason, ConnectError, TransportError};
 use rdma_qp::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
-use crate::{Host, SHORT, run};
-
-/// A peer by hand: its stream behind the rendezvous, and its queue pair.
-struct Peer {
-    stream: TcpStream,
-    connection: Connection,
-}
-
-const ENDPOINT: usize = QueuePairEndpoint::BYTES;
-
-fn head(kind: u16, number: u32, epoch: u32) -> Vec<u8> {
-    let length = if kind <= 2 { ENDPOINT } else { 0 };
-    let length = u16::try_from(length).unwrap().to_be_bytes();
-    [&kind.to_be_bytes()[..], &length, &number.to_be_bytes(), &epoch.to_be_bytes()].concat()
-}
-
-fn offer(number: u32, epoch: u32, endpoint: &QueuePairEndpoint) -> Vec<u8> {
-    [head(1, number, epoch), endpoint.to_bytes().to_vec()].concat()
-}
-
-impl Peer {
-    async fn connect(host: &Host, address: SocketAddr) -> Self {
-        let prepared = host.driver.prepare(host.pd.create_qp()).unwrap();
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        // HELLO of an end that watches, and says more.
-        let hello = [b"RDRV\0\x01\x03\x01\0\0".as_slice(), &prepared.endpoint().to_bytes()];
-        stream.write_all(&hello.concat()).await.unwrap();
-        let mut answer = [0; 10 + ENDPOINT];
-        stream.read_exact(&mut answer).await.unwrap();
-        let connection = handshake(prepared, &answer[10..]);
-        stream.write_all(b"RDRV\0\x01\0\x03\0\0").await.unwrap();
-        let mut accept = [0; 10];
-        stream.read_exact(&mut accept).await.unwrap();
-        assert_eq!(&accept, b"RDRV\0\x01\x03\x04\0\0");
-        Self { stream, connection }
-    }
-
-    async fn say(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).await.unwrap();
-    }
-
-    /// A frame, and the endpoint behind it.
-    async fn hear(&mut self) -> (u16, u32, Vec<u8>) {
-        let mut head = [0; 12];
-        self.stream.read_exact(&mut head).await.unwrap();
-        let mut endpoint = vec![0; usize::from(u16::from_be_bytes([head[2], head[3]]))];
-        self.stream.read_exact(&mut endpoint).await.unwrap();
-        let epoch = u32::from_be_bytes([head[8], head[9], head[10], head[11]]);
-        (u16::from_be_bytes([head[0], head[1]]), epoch, endpoint)
-    }
-}
-
-fn handshake(prepared: PreparedConnection, endpoint: &[u8]) -> Connection {
-    prepared.handshake(QueuePairEndpoint::from_bytes(endpoint).unwrap()).unwrap()
-}
-
-/// A server's end of such a peer.
-async fn pair(host: &Host) -> (Peer, Connection) {
-    let options = host.options().rendezvous_timeout(SHORT);
-    let listener = host.driver.listen("127.0.0.1:0", options).await.unwrap();
-    let (peer, server) =
-        tokio::join!(Peer::connect(host, listener.local_addr()), listener.accept());
-    (peer, server.unwrap())
-}
+use crate::common::peer::{ENDPOINT, handshake, head, offer, pair};
+use crate::{Host, run};
 
 #[test]
 fn who_does_not_keep_to_the_frames_is_gone() {
@@ -84,7 +19,7 @@ fn who_does_not_keep_to_the_frames_is_gone() {
         let strangers = (1..=65).flat_map(|number| offer(number, number, &endpoint)).collect();
         let bad: [(&str, Vec<u8>); 7] = [
             ("something else", b"GET / HTTP/1.1\r\n\r\n".to_vec()),
-            ("a kind that is none", head(8, 0, 0)),
+            ("a kind that is none", head(99, 0, 0)),
             ("a length that is none", b"\0\x04\xff\xff\0\0\0\0\0\0\0\0".to_vec()),
             ("what a server says", [head(2, 0, 1), endpoint.to_bytes().to_vec()].concat()),
             ("a broken endpoint", broken),

@@ -1,0 +1,78 @@
+//! A peer by hand, which says what it likes behind the rendezvous.
+
+use std::net::SocketAddr;
+
+use rdma_async::{Connection, ConnectionOptions, PreparedConnection};
+use rdma_qp::QueuePairEndpoint;
+use rdma_qp::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::host::{Host, SHORT};
+
+/// A peer by hand: its stream behind the rendezvous, and its queue pair.
+pub(crate) struct Peer {
+    pub(crate) stream: TcpStream,
+    pub(crate) connection: Connection,
+}
+
+pub(crate) const ENDPOINT: usize = QueuePairEndpoint::BYTES;
+
+pub(crate) fn head(kind: u16, number: u32, epoch: u32) -> Vec<u8> {
+    let length = if kind <= 2 { ENDPOINT } else { 0 };
+    let length = u16::try_from(length).unwrap().to_be_bytes();
+    [&kind.to_be_bytes()[..], &length, &number.to_be_bytes(), &epoch.to_be_bytes()].concat()
+}
+
+pub(crate) fn offer(number: u32, epoch: u32, endpoint: &QueuePairEndpoint) -> Vec<u8> {
+    [head(1, number, epoch), endpoint.to_bytes().to_vec()].concat()
+}
+
+impl Peer {
+    pub(crate) async fn connect(host: &Host, address: SocketAddr) -> Self {
+        let prepared = host.driver.prepare(host.pd.create_qp()).unwrap();
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        // HELLO of an end that watches, and says more.
+        let hello = [b"RDRV\0\x01\x03\x01\0\0".as_slice(), &prepared.endpoint().to_bytes()];
+        stream.write_all(&hello.concat()).await.unwrap();
+        let mut answer = [0; 10 + ENDPOINT];
+        stream.read_exact(&mut answer).await.unwrap();
+        let connection = handshake(prepared, &answer[10..]);
+        stream.write_all(b"RDRV\0\x01\0\x03\0\0").await.unwrap();
+        let mut accept = [0; 10];
+        stream.read_exact(&mut accept).await.unwrap();
+        assert_eq!(&accept, b"RDRV\0\x01\x03\x04\0\0");
+        Self { stream, connection }
+    }
+
+    pub(crate) async fn say(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).await.unwrap();
+    }
+
+    /// A frame, and the endpoint behind it.
+    pub(crate) async fn hear(&mut self) -> (u16, u32, Vec<u8>) {
+        let mut head = [0; 12];
+        self.stream.read_exact(&mut head).await.unwrap();
+        let mut endpoint = vec![0; usize::from(u16::from_be_bytes([head[2], head[3]]))];
+        self.stream.read_exact(&mut endpoint).await.unwrap();
+        let epoch = u32::from_be_bytes([head[8], head[9], head[10], head[11]]);
+        (u16::from_be_bytes([head[0], head[1]]), epoch, endpoint)
+    }
+}
+
+pub(crate) fn handshake(prepared: PreparedConnection, endpoint: &[u8]) -> Connection {
+    prepared.handshake(QueuePairEndpoint::from_bytes(endpoint).unwrap()).unwrap()
+}
+
+/// A server's end of such a peer.
+pub(crate) async fn pair(host: &Host) -> (Peer, Connection) {
+    pair_with(host, host.options().rendezvous_timeout(SHORT)).await
+}
+
+/// The same with these options.
+pub(crate) async fn pair_with(host: &Host, options: ConnectionOptions) -> (Peer, Connection) {
+    let listener = host.driver.listen("127.0.0.1:0", options).await.unwrap();
+    let (peer, server) =
+        tokio::join!(Peer::connect(host, listener.local_addr()), listener.accept());
+    (peer, server.unwrap())
+}

@@ -1,0 +1,238 @@
+//! Peers that say of loans what they should not.
+
+use std::future::poll_fn;
+use std::task::Poll;
+
+use rdma_async::{CloseReason, LeaseError};
+use tokio::io::AsyncWriteExt;
+
+use crate::common::peer::{self, Peer};
+use crate::*;
+
+const LEND: u16 = 8;
+const ASK: u16 = 9;
+const GRANT: u16 = 10;
+const DENY: u16 = 11;
+const BACK: u16 = 12;
+const OVER: u16 = 13;
+/// The reason of a denial.
+const ENDED: u32 = 9;
+
+/// A frame of the first connection and its first queue pair.
+fn frame(kind: u16, words: &[u32], rest: &[u8]) -> Vec<u8> {
+    frame_of((0, 0), kind, words, rest)
+}
+
+fn frame_of((number, epoch): (u32, u32), kind: u16, words: &[u32], rest: &[u8]) -> Vec<u8> {
+    let body: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+    let length = u16::try_from(body.len() + rest.len()).unwrap().to_be_bytes();
+    let head = [&kind.to_be_bytes()[..], &length, &number.to_be_bytes(), &epoch.to_be_bytes()];
+    [head.concat(), body, rest.to_vec()].concat()
+}
+
+/// A request for so many bytes.
+fn ask(ask: u32, loan: u32, length: u64) -> Vec<u8> {
+    let time = 5_000_000_u64;
+    let rest = [length, 1, time].map(u64::to_be_bytes).concat();
+    frame(ASK, &[ask, loan, WRITE.bits()], &rest)
+}
+
+/// The memory, for five seconds.
+fn grant(ask: u32, loan: u32, rights: u32, (address, length): (u64, u64)) -> Vec<u8> {
+    let rest = [&address.to_be_bytes()[..], &length.to_be_bytes(), &7_u32.to_be_bytes()].concat();
+    frame(GRANT, &[ask, loan, rights], &[rest, 5_000_000_u64.to_be_bytes().to_vec()].concat())
+}
+
+async fn pair(host: &Host) -> (Peer, Connection) {
+    peer::pair_with(host, options(host).rendezvous_timeout(SHORT)).await
+}
+
+/// The next frame of that kind, its words.
+async fn hear(peer: &mut Peer, kind: u16) -> Vec<u32> {
+    let (heard, _, body) = timeout(HANG, peer.hear()).await.unwrap();
+    assert_eq!(heard, kind);
+    body.chunks(4).map(|word| u32::from_be_bytes(word.try_into().unwrap())).collect()
+}
+
+#[test]
+fn who_lends_less_than_it_says_is_gone() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let rights = READ.bits();
+        for (rights, memory) in
+            [(rights, (0x10000, 63)), (rights, (0x10008, 64)), (0, (0x10000, 64))]
+        {
+            let (mut peer, server) = pair(&host).await;
+            let request = server.request_aligned(64, 4096, READ, HANG);
+            let (refused, ()) = tokio::join!(request, async {
+                let asked = hear(&mut peer, ASK).await;
+                peer.say(&grant(asked[0], 1, rights, memory)).await;
+            });
+            let gone = refused.unwrap_err();
+            assert!(matches!(gone, LeaseError::Closed(Some(CloseReason::Gone))), "{gone}");
+        }
+    });
+}
+
+/// Whoever waits does so for as long as was said, and what comes then goes back.
+#[test]
+fn who_does_not_answer_is_waited_for_no_longer_than_was_said() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (mut peer, server) = pair(&host).await;
+        let late = server.request(64, READ, HANG).await.unwrap_err();
+        assert!(matches!(late, LeaseError::Timeout { limit: SHORT }), "{late}");
+        let asked = hear(&mut peer, ASK).await;
+        peer.say(&grant(asked[0], 5, READ.bits(), (0x10000, 64))).await;
+        assert_eq!(hear(&mut peer, BACK).await, [5, 0]);
+        // What was lent, and not granted in time, awaits the program again.
+        peer.say(&frame(LEND, &[6], &[])).await;
+        let late = server.receive_loan().await.unwrap_err();
+        assert!(matches!(late, LeaseError::Timeout { .. }), "{late}");
+        let asked = hear(&mut peer, ASK).await;
+        assert_eq!(asked[1], 6);
+        peer.say(&grant(asked[0], 6, READ.bits(), (0x10000, 64))).await;
+        let (lent, ()) = tokio::join!(server.receive_loan(), async {
+            let asked = hear(&mut peer, ASK).await;
+            assert_eq!(asked[1], 6);
+            peer.say(&grant(asked[0], 6, READ.bits(), (0x10000, 64))).await;
+        });
+        assert_eq!(lent.unwrap().len(), 64);
+        assert_eq!(hear(&mut peer, BACK).await, [6, 0]);
+        // One that never answers has not all that this end may ask.
+        for _ in 0..3 {
+            let mut tasks = tokio::task::JoinSet::new();
+            for _ in 0..40 {
+                let server = server.clone();
+                tasks.spawn(async move { server.request(64, READ, HANG).await.map(drop) });
+            }
+            while let Some(late) = timeout(HANG, tasks.join_next()).await.unwrap() {
+                let late = late.unwrap().unwrap_err();
+                assert!(matches!(late, LeaseError::Timeout { .. }), "{late}");
+            }
+        }
+        host.talk(&peer.connection, &server, b"as before").await;
+    });
+}
+
+/// Frames of loans that are not there, of others, and said twice.
+#[test]
+fn what_means_nothing_changes_nothing() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (one, other) = crate::pair(&host).await;
+        let loan = one.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        let (mut peer, server) = pair(&host).await;
+        let own = server.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        let lent = hear(&mut peer, LEND).await[0];
+        for words in [[lent + 1, 0], [lent + 1, 1], [0, 0], [u32::MAX, 1]] {
+            peer.say(&frame(BACK, &words, &[])).await;
+        }
+        // Of another connection, and of a queue pair that is not there.
+        peer.say(&frame_of((1, 0), BACK, &[lent, 0], &[])).await;
+        peer.say(&frame_of((1, 0), LEND, &[lent], &[])).await;
+        assert_eq!(hear(&mut peer, BACK).await, [lent, 0]);
+        peer.say(&frame_of((0, 7), LEND, &[lent], &[])).await;
+        assert_eq!(hear(&mut peer, BACK).await, [lent, 0]);
+        peer.say(&frame(OVER, &[77], &[])).await;
+        peer.say(&frame(DENY, &[77, 1, 0, 0], &[])).await;
+        peer.say(&grant(77, 8, 0, (0, 0))).await;
+        assert_eq!(hear(&mut peer, BACK).await, [8, 0]);
+        // No loan of that number, here or at another peer of the same process; and one that may be asked for twice.
+        peer.say(&ask(1, lent + 1, 0)).await;
+        assert_eq!(hear(&mut peer, DENY).await[..2], [1, ENDED]);
+        for number in [2, 2] {
+            peer.say(&ask(number, lent, 0)).await;
+            let granted = hear(&mut peer, GRANT).await;
+            assert_eq!(granted[..3], [number, lent, WRITE.bits()]);
+        }
+        peer.say(&frame_of((0, 1), ASK, &[3, lent, 0], &[0; 24])).await;
+        assert_eq!(hear(&mut peer, DENY).await[..2], [3, ENDED]);
+        peer.say(&frame(BACK, &[lent, 1], &[]).repeat(2)).await;
+        timeout(HANG, own).await.unwrap().unwrap();
+        assert!(timeout(SOON, server.receive_region()).await.is_err());
+        host.talk(&peer.connection, &server, b"as before").await;
+        // Nobody has touched the other one's.
+        let lent = other.receive_loan().await.unwrap();
+        lent.write(host.buffer(b"word")).await.unwrap();
+        drop(lent);
+        loan.await.unwrap();
+    });
+}
+
+/// Who asks, or lends, without end, and does not hear, is gone, and has taken no more than it may.
+#[test]
+fn a_flood_ends_the_connection() {
+    run(|| async {
+        let limits = LeaseLimits::new(WRITE).regions_per_peer(10);
+        for kind in [ASK, LEND, GRANT] {
+            let host = Host::new("soft0");
+            let options = options(&host).lease_limits(limits.clone());
+            let (mut peer, server) = peer::pair_with(&host, options).await;
+            let one = match kind {
+                ASK => ask(1, 0, 4096),
+                LEND => frame(LEND, &[1], &[]),
+                _ => grant(1, 2, 0, (0, 0)),
+            };
+            let block = one.repeat(1000);
+            let mut rest = &block[..];
+            let flooded = async {
+                while server.closed().is_none() {
+                    if rest.is_empty() {
+                        rest = &block[..];
+                    }
+                    let said = poll_fn(|cx| {
+                        Poll::Ready(std::pin::pin!(peer.stream.write(rest)).as_mut().poll(cx))
+                    });
+                    match said.await {
+                        Poll::Ready(Ok(count)) => rest = &rest[count..],
+                        Poll::Ready(Err(_)) => break,
+                        Poll::Pending => tokio::task::yield_now().await,
+                    }
+                }
+            };
+            timeout(HANG, flooded).await.unwrap();
+            timeout(HANG, server.receive_imm()).await.unwrap().unwrap_err();
+            assert_eq!(server.closed(), Some(CloseReason::Gone), "{kind}");
+        }
+    });
+}
+
+/// A peer that goes at any point leaves nothing open.
+#[test]
+fn a_peer_that_vanishes_leaves_nothing() {
+    run(|| async {
+        let limits = LeaseLimits::new(WRITE).per_peer(LARGE).in_total(LARGE);
+        for bytes in [1, 12, 13, 47, 48] {
+            for length in [64, LARGE as u64 - 4096] {
+                let host = Host::new("soft0");
+                let options = options(&host).lease_limits(limits.clone());
+                let (mut peer, server) = peer::pair_with(&host, options).await;
+                peer.say(&ask(1, 0, length)[..bytes]).await;
+                if bytes == 48 {
+                    assert_eq!(hear(&mut peer, GRANT).await[0], 1);
+                    peer.say(&frame(BACK, &[1, 1], &[])[..15]).await;
+                }
+                drop(peer);
+                let gone = timeout(HANG, server.receive_region()).await.unwrap().unwrap_err();
+                assert!(matches!(gone, LeaseError::Closed(_)), "{gone}");
+                let gone = timeout(HANG, server.receive_loan()).await.unwrap().unwrap_err();
+                assert!(matches!(gone, LeaseError::Closed(_)), "{gone}");
+            }
+        }
+        // All that there is can be had again.
+        let host = Host::new("soft0");
+        let options = options(&host).lease_limits(limits.clone());
+        let (asker, _lender) = pair_with(&host, options).await;
+        let all = async {
+            loop {
+                match asker.request(LARGE, WRITE, HANG / 2).await {
+                    Ok(_) => break,
+                    Err(LeaseError::Denied(_)) => tokio::task::yield_now().await,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        };
+        timeout(HANG, all).await.unwrap();
+    });
+}

@@ -1,0 +1,191 @@
+//! What ends a loan: the end of its queue pair, of either process, of the runtime.
+
+use rdma_async::{CloseReason, Driver, LeaseEnd, LeaseError, ReserveError, TransportError};
+
+use crate::common::Pair;
+use crate::common::provider::{Call, Provider};
+use crate::*;
+
+/// Loans of the old queue pair are over at both ends, and those of the new one are not.
+#[test]
+fn a_loan_does_not_outlive_its_queue_pair() {
+    run(|| async {
+        for device in DEVICES {
+            let host = Host::new(device);
+            let (lender, borrower) = pair(&host).await;
+            let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+            let untaken = lender.lend(region(&host, 65), WRITE, HANG).await.unwrap();
+            let lent = borrower.receive_loan().await.unwrap();
+            let asked = lender.request(64, WRITE, HANG / 2).await.unwrap();
+            let key = lent.remote();
+            let (one, other) = tokio::join!(lender.reconnect(), borrower.reconnect());
+            assert_eq!(one.unwrap(), other.unwrap());
+            let mut regions = Vec::new();
+            for loan in [loan, untaken] {
+                let ended = timeout(HANG, loan).await.unwrap().unwrap();
+                assert_eq!(ended.end, LeaseEnd::OldEpoch);
+                regions.push(ended.region);
+            }
+            for old in [lent, asked] {
+                let failed = old.write(host.buffer(b"old")).await.unwrap_err();
+                let is_old = matches!(
+                    failed.error,
+                    TransportError::LeaseOver { reason: LeaseEnd::OldEpoch, .. }
+                );
+                assert!(is_old, "{failed}");
+            }
+            // Nothing old awaits, and the connection has lost nothing by all this.
+            let again = lender.lend(regions.remove(0), WRITE, HANG).await.unwrap();
+            let lent = borrower.receive_loan().await.unwrap();
+            assert_eq!(lent.len(), 64);
+            lent.write(host.buffer(b"new")).await.unwrap();
+            drop(lent);
+            let region = timeout(HANG, again).await.unwrap().unwrap().region;
+            is_closed(&host, &borrower, key, &region).await;
+        }
+    });
+}
+
+#[test]
+fn a_loan_ends_with_either_end_of_its_connection() {
+    run(|| async {
+        for who in ["lender closes", "lender drops", "borrower closes", "borrower drops"] {
+            let host = Host::new("soft0");
+            let (lender, borrower) = pair(&host).await;
+            let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+            let untaken = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+            let lent = borrower.receive_loan().await.unwrap();
+            let (mut lender, mut borrower) = (Some(lender), Some(borrower));
+            match who {
+                "lender closes" => lender.as_ref().unwrap().close().unwrap(),
+                "lender drops" => lender = None,
+                "borrower closes" => borrower.as_ref().unwrap().close().unwrap(),
+                _ => {
+                    // The memory that it has keeps its connection.
+                    drop((borrower.take(), lent.clone()));
+                    lent.write(host.buffer(b"word")).await.unwrap();
+                    drop(lent.clone());
+                }
+            }
+            if who == "borrower drops" {
+                drop(lent);
+            } else {
+                let failed = timeout(HANG, async {
+                    loop {
+                        if let Err(failed) = lent.write(host.buffer(b"late")).await {
+                            break failed;
+                        }
+                        tokio::task::yield_now().await;
+                    }
+                });
+                let failed = failed.await.unwrap();
+                assert!(
+                    matches!(
+                        failed.error,
+                        TransportError::Closed { .. } | TransportError::WorkError(_)
+                    ),
+                    "{who}: {failed}"
+                );
+            }
+            for loan in [loan, untaken] {
+                let ended = timeout(HANG, loan).await.unwrap().unwrap();
+                assert!(
+                    ended.end == LeaseEnd::OldEpoch
+                        || who == "borrower drops" && ended.end == LeaseEnd::Returned,
+                    "{who}: {}",
+                    ended.end
+                );
+            }
+            drop((lender, borrower));
+        }
+    });
+}
+
+/// Who waits for memory of a peer that goes is told so.
+#[test]
+fn who_waits_is_told_that_the_peer_is_gone() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (one, other) = pair(&host).await;
+        let (mut loan, mut given) = (Box::pin(one.receive_loan()), Box::pin(one.receive_region()));
+        assert!(poll_once(&mut loan).is_pending() && poll_once(&mut given).is_pending());
+        // It was given before.
+        let asked = other.request(1, WRITE, HANG / 2).await.unwrap();
+        asked.give();
+        timeout(HANG, given).await.unwrap().unwrap();
+        other.request(1, WRITE, HANG / 2).await.unwrap().give();
+        other.lend(region(&host, 8), READ, HANG).await.unwrap().revoke();
+        // All that was said is heard before the end.
+        other.disconnect(HANG).await.unwrap();
+        let gone = timeout(HANG, loan).await.unwrap();
+        match gone {
+            // Taken back too late.
+            Ok(_) => assert!(one.receive_loan().await.is_err()),
+            Err(gone) => {
+                let is_gone = matches!(gone, LeaseError::Closed(Some(CloseReason::Gone)));
+                assert!(is_gone, "{gone}");
+            }
+        }
+        // What was given is not lost.
+        assert!(one.receive_region().await.is_ok());
+        assert!(matches!(one.receive_region().await, Err(LeaseError::Closed(_))));
+        let late = one.request(1, READ, SOON).await.unwrap_err();
+        assert!(matches!(late, LeaseError::Closed(Some(CloseReason::Gone))), "{late}");
+    });
+}
+
+/// Memory of a runtime that ends is closed, and nobody waits for ever.
+#[test]
+fn a_runtime_that_ends_closes_what_is_lent() {
+    for length in [64, LARGE] {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (host, lender, borrower, loan, key) = runtime.block_on(async {
+            let host = Host::new("soft0");
+            let (lender, borrower) = pair(&host).await;
+            let loan = lender.lend(region(&host, length), WRITE, HANG).await.unwrap();
+            let lent = borrower.receive_loan().await.unwrap();
+            let key = lent.remote();
+            forget(lent);
+            (host, lender, borrower, loan, key)
+        });
+        drop(runtime);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let ended = timeout(HANG, loan).await.unwrap().unwrap();
+            assert_eq!((ended.end, ended.region.len()), (LeaseEnd::OldEpoch, length));
+            let driver = Driver::spawn(host.pd.context()).unwrap();
+            let others = Pair::of(driver, host.pd.clone(), |builder| builder);
+            is_closed(&host, &others.one, key, &ended.region).await;
+            for end in [&lender, &borrower] {
+                assert!(end.request(1, READ, SOON).await.is_err());
+                assert!(end.receive_loan().await.is_err());
+            }
+        });
+    }
+}
+
+/// Nothing comes back of memory that a peer may still reach.
+#[test]
+fn what_cannot_be_closed_does_not_come_back() {
+    run(|| async {
+        let (pd, provider) = Provider::faulty("soft0");
+        let host = Host::with(pd);
+        let (lender, borrower) = pair(&host).await;
+        let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        let lent = borrower.receive_loan().await.unwrap();
+        let live = provider.live();
+        // Once when it is closed, and once when it is dropped.
+        provider.refuse(Call::DeregisterRegion, 2);
+        drop(lent);
+        let refused = timeout(HANG, loan).await.unwrap().unwrap_err();
+        assert!(matches!(refused, ReserveError::NotRevoked(_)), "{refused}");
+        assert_eq!(provider.live(), live, "it is never freed");
+        provider.refuse(Call::RegisterRegion, 2);
+        let refused = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap_err();
+        assert!(matches!(refused.error, LeaseError::NotOpened(_)), "{refused}");
+        assert_eq!(refused.region.unwrap()[..], [1; 64]);
+        let refused = lender.request(64, WRITE, SOON).await.unwrap_err();
+        assert!(refused.to_string().contains("could not allocate"), "{refused}");
+        drop(lender.request(64, WRITE, SOON).await.unwrap());
+    });
+}
