@@ -4,9 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 
-#[cfg(not(loom))]
-use rdma_channel::LeaseEnd;
-use rdma_channel::{CloseReason, TransportError};
+use rdma_channel::{CloseReason, Operation, TransportError};
 use rdma_mem::ProtectionDomain;
 use rdma_qp::QueuePair;
 
@@ -16,7 +14,7 @@ use crate::driver::shared::Handle;
 #[cfg(not(loom))]
 use crate::lease::borrower::Granted;
 use crate::ledger::Ledger;
-use crate::ledger::place::{Place, Rooms, words};
+use crate::ledger::place::{Place, Refusal, Rooms, words};
 
 /// A connection in its ledger, whether or not somebody still has it.
 #[derive(Clone, Debug)]
@@ -64,7 +62,18 @@ impl Member {
 /// And nobody lends anything.
 #[cfg(loom)]
 #[derive(Debug)]
-pub(crate) enum Borrowed {}
+pub(crate) enum Lease {}
+
+#[cfg(loom)]
+impl Lease {
+    pub(crate) const fn check(&self, _: &Place, _: Operation) -> Result<(), Refusal> {
+        match *self {}
+    }
+
+    pub(crate) const fn note_forsaken(&self) {
+        match *self {}
+    }
+}
 
 /// What all clones of a connection have.
 pub(crate) struct Inner {
@@ -79,6 +88,35 @@ pub(crate) struct Inner {
     member: OnceLock<Member>,
     /// The driver goes on as long as there are connections.
     pub(crate) driver: Arc<Handle>,
+    /// Of what the operations on memory have that this end has for a time.
+    pub(crate) lease: Option<Lease>,
+}
+
+/// Memory of the peer that this end has for a time, and the connection that it is used by.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) granted: Granted,
+    _of: Arc<Inner>,
+}
+
+#[cfg(not(loom))]
+impl Lease {
+    /// Whether a request may be posted that names the memory.
+    ///
+    /// # Errors
+    /// Why it may not.
+    #[cold]
+    pub(crate) fn check(&self, place: &Place, operation: Operation) -> Result<(), Refusal> {
+        let over = |reason| TransportError::LeaseOver { operation, reason };
+        self.granted.check(place.epoch).map_err(|reason| Refusal::Failed(over(reason).into()))
+    }
+
+    /// A request goes on that names the memory.
+    #[cold]
+    pub(crate) fn note_forsaken(&self) {
+        self.granted.note_forsaken();
+    }
 }
 
 impl Inner {
@@ -91,10 +129,35 @@ impl Inner {
         let (pd, rooms) = (qp.pd().clone(), Arc::<Rooms>::default());
         let (place, serial) = ledger.enter(qp, depth, Arc::clone(&rooms));
         let depth = depth[0] + depth[1];
-        let inner =
-            Self { ledger, place, serial, rooms, pd, depth, member: OnceLock::new(), driver };
+        let inner = Self {
+            ledger,
+            place,
+            serial,
+            rooms,
+            pd,
+            depth,
+            member: OnceLock::new(),
+            driver,
+            lease: None,
+        };
         inner.check_driver();
         inner
+    }
+
+    /// The same connection, for operations on memory that this end has for a time.
+    #[cfg(not(loom))]
+    pub(crate) fn leased(self: &Arc<Self>, granted: Granted) -> Self {
+        Self {
+            ledger: Arc::clone(&self.ledger),
+            place: self.place,
+            serial: self.serial,
+            rooms: Arc::clone(&self.rooms),
+            pd: self.pd.clone(),
+            depth: self.depth,
+            member: OnceLock::new(),
+            driver: Arc::clone(&self.driver),
+            lease: Some(Lease { granted, _of: Arc::clone(self) }),
+        }
     }
 
     /// Whoever ended the driver may have been here before the queue pair.
@@ -129,6 +192,20 @@ impl Inner {
         self.ledger.close(self.place, reason)
     }
 
+    /// Words for atomic operations, if the connection has none yet.
+    ///
+    /// # Errors
+    /// If they cannot be registered.
+    #[cold]
+    pub(crate) fn prepare_words(&self) -> Result<(), TransportError> {
+        if self.ledger.lock().at(self.place).has_words() {
+            return Ok(());
+        }
+        let words = words(&self.pd, self.depth)?;
+        self.ledger.lock().at(self.place).give_words(words);
+        Ok(())
+    }
+
     /// Looks at its place.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&mut Place) -> R) -> R {
         look(self.ledger.lock().at(self.place))
@@ -143,6 +220,9 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        if self.lease.is_some() {
+            return; // the connection is that which it has
+        }
         // A forked child has none of it, and nobody may be there to unlock it.
         if self.is_of_this_process() {
             let epoch = self.look(|place| place.epoch);
@@ -163,39 +243,11 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// Memory of the peer that this end has for a time, and the connection that it is used by.
-#[cfg(not(loom))]
-#[derive(Debug)]
-pub(crate) struct Borrowed {
-    pub(crate) granted: Granted,
-    pub(crate) inner: Arc<Inner>,
-}
-
-#[cfg(not(loom))]
-impl Borrowed {
-    /// Whether a request may be posted that names the memory.
-    ///
-    /// # Errors
-    /// Why it may not.
-    #[cold]
-    pub(crate) fn check(&self, place: &Place) -> Result<(), LeaseEnd> {
-        self.granted.check(place.epoch)
-    }
-
-    /// A request goes on that names the memory.
-    #[cold]
-    pub(crate) fn note_forsaken(&self) {
-        self.granted.note_forsaken();
-    }
-}
-
 /// Borrowed by default, so that an operation costs no reference count.
 #[derive(Clone, Debug)]
 pub(crate) enum Link<'c> {
     Borrowed(&'c Inner),
     Owned(Arc<Inner>),
-    /// Of an operation on memory that this end has for a time.
-    Leased(Arc<Borrowed>),
 }
 
 impl Deref for Link<'_> {
@@ -206,7 +258,6 @@ impl Deref for Link<'_> {
         match self {
             Self::Borrowed(inner) => inner,
             Self::Owned(inner) => inner,
-            Self::Leased(borrowed) => &borrowed.inner,
         }
     }
 }
@@ -216,7 +267,6 @@ impl Link<'_> {
     pub(crate) fn into_owned(self, owner: &Arc<Inner>) -> Link<'static> {
         match self {
             Self::Owned(inner) => Link::Owned(inner),
-            Self::Leased(borrowed) => Link::Leased(borrowed),
             Self::Borrowed(inner) => {
                 assert!(
                     std::ptr::eq(inner, &raw const **owner),
@@ -225,19 +275,5 @@ impl Link<'_> {
                 Link::Owned(Arc::clone(owner))
             }
         }
-    }
-
-    /// Words for atomic operations, if the connection has none yet.
-    ///
-    /// # Errors
-    /// If they cannot be registered.
-    #[cold]
-    pub(crate) fn prepare_words(&self) -> Result<(), TransportError> {
-        if self.ledger.lock().at(self.place).has_words() {
-            return Ok(());
-        }
-        let words = words(&self.pd, self.depth)?;
-        self.ledger.lock().at(self.place).give_words(words);
-        Ok(())
     }
 }

@@ -10,7 +10,7 @@ use rdma_mem::{AccessFlags, RemoteMemoryRegion};
 use super::borrower::Granted;
 use crate::buffer::held::{Source, Target};
 use crate::ledger::post::Request;
-use crate::link::{Borrowed, Inner, Link};
+use crate::link::{Inner, Link};
 use crate::operation::Op;
 use crate::operation::kinds::{Atomic, Kind, Read, Write};
 
@@ -29,7 +29,8 @@ use crate::operation::kinds::{Atomic, Kind, Read, Write};
 #[derive(Clone)]
 #[must_use = "the peer has its memory back when it is dropped"]
 pub struct RemoteRegion {
-    borrowed: Arc<Borrowed>,
+    /// The connection, with the loan.
+    leased: Arc<Inner>,
     part: RemoteMemoryRegion,
 }
 
@@ -37,7 +38,7 @@ impl RemoteRegion {
     pub(super) fn new(inner: &Arc<Inner>, mut granted: Granted) -> Self {
         granted.awaits = false;
         let part = granted.descriptor().region();
-        Self { borrowed: Arc::new(Borrowed { granted, inner: Arc::clone(inner) }), part }
+        Self { leased: Arc::new(inner.leased(granted)), part }
     }
 
     /// How long it is, in bytes.
@@ -50,20 +51,20 @@ impl RemoteRegion {
     /// What this end may do with it.
     #[must_use]
     pub fn access(&self) -> AccessFlags {
-        self.borrowed.granted.access
+        self.granted().access
     }
 
     /// How much time is left.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.borrowed.granted.remaining()
+        self.granted().remaining()
     }
 
     /// A part of it, in bytes from its beginning; `None` if it is not so long.
     #[must_use]
     pub fn slice(&self, range: Range<usize>) -> Option<Self> {
         let part = self.part.slice(range)?;
-        Some(Self { borrowed: Arc::clone(&self.borrowed), part })
+        Some(Self { part, ..self.clone() })
     }
 
     /// The memory without its time, for [`Connection::write`](crate::Connection::write) and its like: nothing is looked at
@@ -73,8 +74,13 @@ impl RemoteRegion {
         self.part
     }
 
+    #[allow(clippy::expect_used)] // it was made with one
+    fn granted(&self) -> &Granted {
+        &self.leased.lease.as_ref().expect("a loan").granted
+    }
+
     fn op<K: Kind>(&self, memory: K::Memory, request: Request) -> Op<'static, K> {
-        Op::new(Link::Leased(Arc::clone(&self.borrowed)), memory, request)
+        Op::new(Link::Owned(Arc::clone(&self.leased)), memory, request)
     }
 
     /// Writes into it, as [`Connection::write`](crate::Connection::write).
@@ -108,16 +114,15 @@ impl RemoteRegion {
     /// now on. If an operation was dropped that may not have completed, the peer's program does not have what it was asked
     /// for.
     pub fn give(self) {
-        self.borrowed.granted.give();
+        self.granted().give();
     }
 }
 
 impl fmt::Debug for RemoteRegion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { borrowed, part } = self;
         f.debug_struct("RemoteRegion")
-            .field("part", part)
-            .field("granted", &borrowed.granted)
+            .field("part", &self.part)
+            .field("granted", self.granted())
             .finish()
     }
 }

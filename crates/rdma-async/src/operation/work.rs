@@ -18,7 +18,7 @@ use crate::ledger::place::{Place, Refusal};
 use crate::ledger::post::Request;
 use crate::ledger::slots::{Id, Side};
 use crate::ledger::{BATCH, Ended};
-use crate::link::Link;
+use crate::link::{Inner, Link};
 use crate::sync::OwnedNotified;
 
 pin_project! {
@@ -193,13 +193,7 @@ fn leave_row(mut waits: Pin<&mut Option<OwnedNotified>>) {
     apart(|| waits.set(None));
 }
 
-#[cold]
-#[cfg(not(loom))]
-fn lease_over(operation: Operation, reason: rdma_channel::LeaseEnd) -> Refusal {
-    Refusal::Failed(TransportError::LeaseOver { operation, reason }.into())
-}
-
-impl Link<'_> {
+impl Inner {
     /// Posts a request, if there is a slot for it, and if `looks`, looks once whether it is over already: then its memory is
     /// where it was. With the same lock, who `has_queued` is counted no longer among those who wait for a slot.
     ///
@@ -218,10 +212,8 @@ impl Link<'_> {
             self.prepare_words().map_err(|error| Refusal::Failed(error.into()))?;
         }
         let mut table = self.ledger.lock();
-        #[cfg(not(loom))]
-        if let Self::Leased(borrowed) = self {
-            let over = borrowed.check(table.at(self.place));
-            over.map_err(|reason| lease_over(request.operation(), reason))?;
+        if let Some(lease) = &self.lease {
+            lease.check(table.at(self.place), request.operation())?;
         }
         let id = table.at(self.place).post(self.place, request, held)?;
         *posted = Some(id);
@@ -340,18 +332,19 @@ impl Link<'_> {
         }
         let mut table = self.ledger.lock();
         let goes_on = table.forsake(id);
-        #[cfg(not(loom))]
-        if let Self::Leased(borrowed) = self
-            && goes_on
-        {
-            borrowed.note_forsaken();
+        if let Some(lease) = self.lease.as_ref().filter(|_| goes_on) {
+            lease.note_forsaken();
         }
-        #[cfg(loom)]
-        let _ = goes_on;
         // Its memory is to come back.
         let armed = if table.has_awaited() { table.arm(self.ledger.cq()) } else { Ok(false) };
         self.ledger.unlock(table);
         self.ledger.note_armed(armed);
+    }
+
+    /// Why a request has failed, or was over with its queue pair.
+    #[cold]
+    pub(crate) fn failure(&self, operation: Operation, error: Option<WorkError>) -> TransportError {
+        self.ledger.lock().at(self.place).failure(operation, error)
     }
 
     /// Nobody awaits the operation any more, and it is not over.
@@ -362,11 +355,5 @@ impl Link<'_> {
         } else if has_queued && self.pd.context().check_process().is_ok() {
             self.ledger.lock().note_waiting(self.place, request.side(), false);
         }
-    }
-
-    /// Why a request has failed, or was over with its queue pair.
-    #[cold]
-    pub(crate) fn failure(&self, operation: Operation, error: Option<WorkError>) -> TransportError {
-        self.ledger.lock().at(self.place).failure(operation, error)
     }
 }
