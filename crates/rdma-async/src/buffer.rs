@@ -1,5 +1,9 @@
 //! Memory that operations take by value and give back.
 
+#[cfg(not(loom))]
+mod growth;
 pub(crate) mod held;
+#[cfg(not(loom))]
+pub(crate) mod pool;
 pub(crate) mod shared;
 pub(crate) mod view;

@@ -33,6 +33,12 @@
 //! | the last [`Connection`] | the queue pair is destroyed, and then all memory that was with it is given back |
 //! | the last [`Driver`] and [`Connection`], the driver's task, the runtime | all queue pairs of the driver are destroyed; operations fail with `Closed`, with their memory |
 //!
+//! # Pools
+//!
+//! A [`Pool`] has the buffers. [`Pool::allocate`] takes one of what is registered, and registers more on another thread when
+//! there is none, so that no task waits for the provider but those that need it. A buffer keeps its region, also when the
+//! pool is gone.
+//!
 //! # Memory for peers
 //!
 //! [`Region::reserve`] opens memory to peers until a function has ended or a time is over, and then it is exclusive again.
@@ -68,6 +74,8 @@ mod region;
 mod sync;
 
 pub use buffer::held::{Source, Target};
+#[cfg(not(loom))]
+pub use buffer::pool::{Pool, PoolError};
 pub use buffer::shared::SharedBuffer;
 pub use buffer::view::{BufferExt, BufferSlice};
 pub use connection::Connection;

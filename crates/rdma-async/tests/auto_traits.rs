@@ -3,8 +3,9 @@
 use rdma_async::{
     Atomic, BufferSlice, ConnectError, Connection, ConnectionOptions, Denial, Descriptor, Driver,
     EndedLoan, Events, Failed, Incoming, LeaseEnd, LeaseError, LeaseLimits, LendError, Listener,
-    Loan, ManualDriver, Op, Post, Posted, PreparedConnection, Read, Receive, ReceiveImmediate,
-    Received, Region, RemoteRegion, ReserveError, Reserved, Run, SendOut, SharedBuffer, Write,
+    Loan, ManualDriver, Op, Pool, PoolError, Post, Posted, PreparedConnection, Read, Receive,
+    ReceiveImmediate, Received, Region, RemoteRegion, ReserveError, Reserved, Run, SendOut,
+    SharedBuffer, Write,
 };
 use rdma_mem::Buffer;
 
@@ -27,6 +28,7 @@ fn what_is_shared_by_tasks() {
     shared::<SharedBuffer>();
     shared::<Received<Buffer>>();
     shared::<Descriptor>();
+    shared::<Pool>();
     shared::<Region>();
     shared::<Reserved<u8>>();
     shared::<LeaseLimits>();
@@ -37,6 +39,7 @@ fn what_is_shared_by_tasks() {
     error::<ConnectError>();
     error::<Failed<Buffer>>();
     error::<Failed<SharedBuffer>>();
+    error::<PoolError>();
     error::<ReserveError>();
     error::<LeaseError>();
     error::<LendError>();

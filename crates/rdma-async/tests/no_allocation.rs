@@ -1,9 +1,9 @@
-//! Operations ask for no memory, once their connection has been used: awaited, posted, dropped, and those that wait for a
+//! Operations and buffers of a pool ask for no memory, once their connection has been used: awaited, posted, dropped, and those that wait for a
 //! slot. Its own `main`, since the threads of the usual harness allocate too.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use rdma_async::{Connection, Driver};
-use rdma_mem::{AccessFlags, Buffer, BufferPool, RemoteMemoryRegion, open_device};
+use rdma_async::{Connection, Driver, Pool};
+use rdma_mem::{AccessFlags, Buffer, RemoteMemoryRegion, open_device};
 use rdma_qp::MaxRnrRetries;
 use rdma_qp::prelude::*;
 use test_support::alloc_counter::CountingAllocator;
@@ -20,6 +20,7 @@ struct Rig {
     one: Connection,
     other: Connection,
     board: RemoteMemoryRegion,
+    pool: Pool,
     /// More than fit into a queue.
     buffers: Vec<Buffer>,
 }
@@ -56,6 +57,15 @@ impl Rig {
         self.buffers.extend([done.0, done.1, done.2, done.3, done.4, done.5]);
     }
 
+    /// Of memory that is registered.
+    async fn allocated(&mut self) {
+        let one = self.pool.allocate(100).await.unwrap();
+        let page = self.pool.allocate_aligned(5000, 4096).await.unwrap();
+        let other = self.pool.clone().allocate(0).await.unwrap();
+        assert_eq!(self.pool.usage().buffers, 11);
+        drop((one, page, other));
+    }
+
     /// A message for a receive that was dropped.
     async fn dropped(&mut self) {
         let (into, from) = (self.take(), self.take());
@@ -88,12 +98,13 @@ fn main() {
         let (one, other) = (prepare(), prepare());
         let (at_one, at_other) = (one.endpoint(), other.endpoint());
         let board = pd.allocate_shared_region(8, access).unwrap();
-        let pool = BufferPool::new(&pd);
+        let pool = Pool::new(&pd);
         let mut rig = Rig {
             one: one.handshake(at_other).unwrap(),
             other: other.handshake(at_one).unwrap(),
             board: board.remote(),
-            buffers: (0..8).map(|_| pool.allocate(8).unwrap()).collect(),
+            buffers: (0..8).map(|_| pool.as_blocking().allocate(8).unwrap()).collect(),
+            pool,
         };
         let mut before = 0;
         // The first round makes the words of atomic operations, and the rooms of lists.
@@ -106,9 +117,10 @@ fn main() {
             rig.posted().await;
             rig.waiting().await;
             rig.dropped().await;
+            rig.allocated().await;
         }
         assert_eq!(ALLOCATOR.allocations() - before, 0);
         assert_eq!(rig.buffers.len(), 8);
     }));
-    println!("no allocation in 99 rounds of 11 operations");
+    println!("no allocation in 99 rounds of 11 operations and 3 buffers");
 }

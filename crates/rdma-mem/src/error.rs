@@ -59,6 +59,25 @@ pub enum Error {
         /// How large a page is, in bytes.
         page: u64,
     },
+    /// Memory cannot begin at the multiples of that.
+    #[error("an alignment of {alignment} is not a power of two, as 64 and 4096 are")]
+    Alignment {
+        /// What was asked for, in bytes.
+        alignment: usize,
+    },
+    /// A pool has registered what it [may](crate::BufferPool::set_limit), and has no room for a buffer in it.
+    #[error(
+        "no {length} bytes in one piece are free in the pool, which has registered {registered} bytes and may {limit}: drop \
+         buffers, trim the pool, or set a higher limit"
+    )]
+    PoolLimit {
+        /// How much was asked for, in bytes.
+        length: usize,
+        /// How much the pool has registered, in bytes.
+        registered: usize,
+        /// How much it may register, in bytes.
+        limit: usize,
+    },
     /// This process has no memory of that size.
     #[error("no memory for a region of {length} bytes")]
     OutOfMemory {

@@ -1,10 +1,10 @@
 //! Pools: buffers are apart, come back, and outlive their pool.
-#![allow(clippy::unwrap_used)] // helpers of tests
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests
 
 use std::thread;
 
 use proptest::prelude::*;
-use rdma_mem::{Buffer, BufferPool, Error, ProtectionDomain, open_device};
+use rdma_mem::{Buffer, BufferPool, Error, ProtectionDomain, Recovery, RegionMemory, open_device};
 
 fn pd() -> ProtectionDomain {
     rdma_soft::install();
@@ -111,6 +111,111 @@ fn empty_and_impossible_lengths() {
         assert!(matches!(pool.allocate(length), Err(Error::OutOfMemory { .. })));
     }
     assert_eq!(pool.usage().buffers, 1);
+}
+
+#[test]
+fn buffers_begin_where_they_should() {
+    let pool = small();
+    let mut held = Vec::new();
+    for shift in 0..if cfg!(miri) { 16 } else { 27 } {
+        for length in [0, 1, 100, 5000] {
+            let buffer = pool.allocate_aligned(length, 1 << shift).unwrap();
+            assert_eq!((buffer.len(), buffer.as_ptr().addr() % (1 << shift)), (length, 0));
+            let sge = *buffer.as_slice().gather_element().as_raw();
+            assert_eq!(sge.addr, buffer.as_ptr().addr() as u64);
+            held.push(buffer);
+        }
+    }
+    assert_eq!(pool.usage().buffers, held.len());
+    drop(held);
+    assert_eq!((pool.usage().buffers, pool.usage().used_bytes), (0, 0));
+}
+
+/// What lies before a buffer that begins later than its range is of no other one, and comes back.
+#[test]
+fn alignment_takes_what_lies_before() {
+    let pool = BufferPool::with_region_size(&pd(), 1 << 16);
+    let first = pool.allocate_aligned(64, 64).unwrap();
+    let before = pool.usage().used_bytes;
+    let second = pool.allocate_aligned(64, 4096).unwrap();
+    assert_eq!(pool.usage().used_bytes, before + 4096);
+    assert_eq!(second.as_ptr().addr() % 4096, 0);
+    let (one, other) = second.split_at(10);
+    let second = one.unsplit(other).unwrap();
+    drop(second);
+    assert_eq!(pool.usage().used_bytes, before);
+    drop(first);
+    // One that begins there anyway takes no more.
+    let page = pool.allocate_aligned(4096, 4096).unwrap();
+    assert_eq!((pool.usage().used_bytes, pool.usage().regions), (4096, 1));
+    drop(page);
+    assert_eq!(pool.allocate(1 << 16).unwrap().len(), 1 << 16);
+    assert_eq!(pool.usage().regions, 1);
+}
+
+#[test]
+fn bad_alignments_are_errors() {
+    let pool = small();
+    for alignment in [0, 3, 65, usize::MAX] {
+        for error in [
+            pool.allocate_aligned(1, alignment).unwrap_err(),
+            pool.try_allocate_aligned(1, alignment).unwrap_err(),
+            RegionMemory::allocate_aligned(1, alignment).unwrap_err(),
+        ] {
+            assert!(error.to_string().contains("is not a power of two"), "{error}");
+            assert_eq!(error.recovery(), Recovery::Programming);
+        }
+    }
+    for shift in [62, 63] {
+        let error = pool.allocate_aligned(1, 1 << shift).unwrap_err();
+        assert!(matches!(error, Error::OutOfMemory { length: _ }), "{error}");
+        assert!(pool.try_allocate_aligned(1, 1 << shift).unwrap().is_none());
+    }
+    assert_eq!(pool.usage(), Default::default());
+}
+
+#[test]
+fn what_is_registered_is_allocated_without_growth() {
+    let pool = small();
+    assert!(pool.try_allocate(1).unwrap().is_none());
+    assert_eq!(pool.usage(), Default::default());
+    assert_eq!(pool.grow(1).unwrap(), 4096);
+    let held: Vec<Buffer> = (0..4).map(|_| pool.try_allocate(1024).unwrap().unwrap()).collect();
+    assert!(pool.try_allocate(1).unwrap().is_none());
+    assert_eq!((pool.usage().regions, held.len()), (1, 4));
+    assert!(pool.grow(10_000).unwrap() >= 10_000);
+    assert_eq!(pool.try_allocate(10_000).unwrap().unwrap().len(), 10_000);
+    assert!(matches!(pool.grow(usize::MAX), Err(Error::OutOfMemory { length: usize::MAX })));
+}
+
+#[test]
+fn a_limit_is_kept() {
+    let pool = small();
+    pool.set_limit(10_000);
+    assert_eq!((pool.limit(), pool.clone().limit()), (10_000, 10_000));
+    let held = [pool.allocate(4096).unwrap(), pool.allocate(4096).unwrap()];
+    // Less than the region size remains.
+    let last = pool.allocate(1000).unwrap();
+    let usage = pool.usage();
+    assert_eq!(usage.regions, 3);
+    assert!((9192..=10_000).contains(&usage.registered_bytes), "{usage:?}");
+    for refused in [pool.allocate(2000).map(|buffer| buffer.len()), pool.grow(2000)] {
+        let error = refused.unwrap_err();
+        assert_eq!(error.recovery(), Recovery::Resource);
+        let Error::PoolLimit { length: 2000, registered, limit: 10_000 } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(registered, usage.registered_bytes);
+    }
+    drop(held);
+    assert_eq!(pool.allocate(4096).unwrap().len(), 4096, "what is free is no growth");
+    assert_eq!(pool.trim(), 8192);
+    assert_eq!(pool.allocate(8000).unwrap().len(), 8000);
+    pool.set_limit(0);
+    assert!(pool.allocate(9000).is_err());
+    assert_eq!((pool.allocate(8000).unwrap().len(), last.len()), (8000, 1000));
+    pool.set_limit(usize::MAX);
+    assert_eq!(pool.allocate(100_000).unwrap().len(), 100_000);
 }
 
 #[test]
@@ -221,24 +326,33 @@ fn threads_share_a_pool_and_never_a_byte() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Each buffer keeps what was written to it, whatever is allocated and dropped beside it.
+    /// Each buffer keeps what was written to it, whatever is allocated and dropped beside it, and begins where it was asked to.
     #[test]
-    fn buffers_never_overlap(steps in prop::collection::vec((0_usize..3000, any::<u8>()), 1..60)) {
+    fn buffers_never_overlap(
+        steps in prop::collection::vec((0_usize..3000, 0_u32..15, any::<u8>()), 1..60),
+    ) {
         let pool = small();
         let mut held: Vec<(Buffer, u8)> = Vec::new();
-        for (length, mark) in steps {
+        for (length, shift, mark) in steps {
             if mark % 3 == 0 && !held.is_empty() {
                 let (buffer, mark) = held.swap_remove(length % held.len());
                 prop_assert!(buffer.iter().all(|&byte| byte == mark));
             }
-            let mut buffer = pool.allocate(length).unwrap();
+            let mut buffer = pool.allocate_aligned(length, 1 << shift).unwrap();
+            prop_assert_eq!((buffer.len(), buffer.as_ptr().addr() % (1 << shift)), (length, 0));
             buffer.fill(mark);
             held.push((buffer, mark));
         }
-        let used: usize = held.iter().map(|(buffer, _)| buffer.len().div_ceil(64).max(1) * 64).sum();
-        prop_assert_eq!((pool.usage().buffers, pool.usage().used_bytes), (held.len(), used));
+        let least: usize = held.iter().map(|(buffer, _)| buffer.len().div_ceil(64).max(1) * 64).sum();
+        let usage = pool.usage();
+        prop_assert_eq!(usage.buffers, held.len());
+        prop_assert!(usage.used_bytes >= least && usage.used_bytes <= least + held.len() * (1 << 14));
         for (buffer, mark) in &held {
             prop_assert!(buffer.iter().all(|byte| byte == mark));
         }
+        drop(held);
+        prop_assert_eq!((pool.usage().buffers, pool.usage().used_bytes), (0, 0));
+        let _ = pool.trim();
+        prop_assert_eq!(pool.usage(), Default::default());
     }
 }

@@ -97,6 +97,27 @@ fn huge_pages_are_whole_or_the_error_says_how_to_get_some() {
     }
 }
 
+/// Memory of each kind of region, which peers borrow too, begins where it should.
+#[test]
+fn aligned_memory_stays_where_it_is() {
+    let pd = pd();
+    for shift in 0..27 {
+        let memory = RegionMemory::allocate_aligned(5000, 1 << shift).unwrap();
+        let address = memory.as_ptr().addr();
+        assert_eq!((memory.len(), address % (1 << shift).max(4096)), (5000, 0));
+        assert!(memory.iter().all(|&byte| byte == 0));
+        let region = pd.register_shared(memory, peers()).unwrap();
+        assert_eq!(region.remote().address(), address as u64);
+        let region = pd.register_owned(region.close().unwrap()).unwrap();
+        assert_eq!(region.as_ptr().addr(), address);
+    }
+    assert!(matches!(RegionMemory::allocate_aligned(0, 64), Err(Error::EmptyRegion)));
+    for shift in [62, 63] {
+        let error = RegionMemory::allocate_aligned(5, 1 << shift).unwrap_err();
+        assert!(matches!(error, Error::OutOfMemory { length: 5 }), "{error}");
+    }
+}
+
 #[test]
 fn impossible_lengths_are_errors() {
     assert!(matches!(RegionMemory::memfd(0), Err(Error::EmptyRegion)));

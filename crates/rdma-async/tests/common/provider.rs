@@ -61,6 +61,9 @@ enum Object {
 /// What is said beside a completion.
 type Lies = Box<dyn FnMut(ibv_wc) -> Vec<ibv_wc> + Send>;
 
+/// What is done before a region is registered or deregistered.
+type AtRegion = Box<dyn FnMut(Call) + Send>;
+
 /// Memory that the device may use.
 struct Lent {
     qp: usize,
@@ -79,6 +82,7 @@ struct State {
     to_come: VecDeque<(ibv_wc, bool)>,
     lied: usize,
     at_destroy: Option<Box<dyn FnMut() + Send>>,
+    at_region: Option<AtRegion>,
     /// How many objects of each kind there are.
     live: [usize; 6],
     lent: Vec<Lent>,
@@ -139,6 +143,19 @@ impl Provider {
     /// Does that whenever a queue pair is about to be destroyed.
     pub(crate) fn at_destroy(&self, run: impl FnMut() + Send + 'static) {
         self.state().at_destroy = Some(Box::new(run));
+    }
+
+    /// Does that whenever a region is about to be registered or deregistered, on the thread that does it.
+    pub(crate) fn at_region(&self, run: impl FnMut(Call) + Send + 'static) {
+        self.state().at_region = Some(Box::new(run));
+    }
+
+    fn about_to(&self, call: Call) {
+        let run = mem::take(&mut self.state().at_region);
+        if let Some(mut run) = run {
+            run(call);
+            self.state().at_region.get_or_insert(run);
+        }
     }
 
     /// How many requests are outstanding, whose memory the device may use.
@@ -409,6 +426,7 @@ unsafe extern "C" fn reg_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     let provider = of!(pd);
+    provider.about_to(Call::RegisterRegion);
     if provider.refuses(Call::RegisterRegion) {
         Errno::ENOMEM.set();
         return ptr::null_mut();
@@ -464,6 +482,7 @@ destroys! {
             state.wrongs.push(wrong);
         }
         drop(state);
+        provider.about_to(Call::DeregisterRegion);
         provider.refuses(Call::DeregisterRegion)
     };
     destroy_qp(ibv_qp), QueuePair, |qp, provider| {

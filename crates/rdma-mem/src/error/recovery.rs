@@ -59,7 +59,7 @@ impl Error {
     pub const fn recovery(&self) -> Recovery {
         match self {
             Self::Verb(error) => error.recovery(),
-            Self::OutOfMemory { .. } => Recovery::Resource,
+            Self::OutOfMemory { .. } | Self::PoolLimit { .. } => Recovery::Resource,
             Self::UnknownDevice(_)
             | Self::UnknownProvider(_)
             | Self::Forked(_)
@@ -67,6 +67,7 @@ impl Error {
             | Self::Access(_)
             | Self::NoWindows { .. }
             | Self::EmptyRegion
+            | Self::Alignment { .. }
             | Self::PageOffset { .. }
             | Self::StillUsed { .. } => Recovery::Programming,
         }

@@ -23,7 +23,8 @@ pub(crate) const PAGE: usize = 4096;
 /// [`SharedRegion::close`](crate::SharedRegion::close) give back: plain bytes again, that no device
 /// reaches. Dropping it frees the memory.
 ///
-/// It is of one of three kinds, from [`allocate`](Self::allocate), [`huge_pages`](Self::huge_pages) or
+/// It is of one of three kinds, from [`allocate`](Self::allocate) or
+/// [`allocate_aligned`](Self::allocate_aligned), [`huge_pages`](Self::huge_pages) or
 /// [`memfd`](Self::memfd), and becomes a region by [`OwnedRegion::register`](crate::OwnedRegion::register)
 /// or [`SharedRegion::register`](crate::SharedRegion::register).
 ///
@@ -59,10 +60,30 @@ impl RegionMemory {
     /// # Errors
     /// [`Error::EmptyRegion`] for 0 bytes, [`Error::OutOfMemory`].
     pub fn allocate(length: usize) -> Result<Self, Error> {
+        Self::allocate_aligned(length, PAGE)
+    }
+
+    /// Allocates `length` bytes that begin at a multiple of `alignment`, a power of two. Up to the size of a page it changes
+    /// nothing, since memory begins on a page.
+    ///
+    /// # Errors
+    /// [`Error::EmptyRegion`] for 0 bytes, [`Error::Alignment`], [`Error::OutOfMemory`].
+    ///
+    /// # Examples
+    /// ```
+    /// let memory = rdma_mem::RegionMemory::allocate_aligned(100, 2 << 20)?;
+    /// assert_eq!((memory.len(), memory.as_ptr().addr() % (2 << 20)), (100, 0));
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    #[doc(alias = "posix_memalign")]
+    pub fn allocate_aligned(length: usize, alignment: usize) -> Result<Self, Error> {
         if length == 0 {
             return Err(Error::EmptyRegion);
         }
-        let layout = layout(length).ok_or(Error::OutOfMemory { length })?;
+        if !alignment.is_power_of_two() {
+            return Err(Error::Alignment { alignment });
+        }
+        let layout = layout(length, alignment).ok_or(Error::OutOfMemory { length })?;
         // SAFETY: SAFETY.md F16: the size is not 0.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) });
         let base = base.ok_or(Error::OutOfMemory { length })?;
@@ -154,8 +175,8 @@ impl RegionMemory {
 }
 
 /// Whole pages.
-fn layout(length: usize) -> Option<Layout> {
-    Layout::from_size_align(length.checked_next_multiple_of(PAGE)?, PAGE).ok()
+fn layout(length: usize, alignment: usize) -> Option<Layout> {
+    Layout::from_size_align(length.checked_next_multiple_of(PAGE)?, alignment.max(PAGE)).ok()
 }
 
 impl Deref for RegionMemory {
@@ -205,7 +226,7 @@ mod tests {
         let memory = RegionMemory::allocate(PAGE + 1).unwrap();
         assert_eq!((memory.len(), memory.as_ptr().addr() % PAGE), (PAGE + 1, 0));
         assert!(memory.iter().all(|&byte| byte == 0));
-        assert_eq!(layout(memory.len()).unwrap().size(), 2 * PAGE);
+        assert_eq!(layout(memory.len(), 1).unwrap().size(), 2 * PAGE);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 pub(crate) mod buffer;
 pub(crate) mod carved;
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rdma_types::AccessFlags;
@@ -11,7 +12,7 @@ use rdma_types::AccessFlags;
 use crate::device::protection_domain::ProtectionDomain;
 use crate::error::Error;
 use crate::region::pool::buffer::Buffer;
-use crate::region::pool::carved::PoolRegion;
+use crate::region::pool::carved::{PoolRegion, Range, UNIT, longest_region, region_length};
 
 /// Registered buffers of any length, carved out of a few large regions, because registration is slow.
 ///
@@ -25,7 +26,8 @@ use crate::region::pool::carved::PoolRegion;
 /// [`MemoryWindow`](crate::MemoryWindow), which takes a buffer.
 ///
 /// Clones are cheap and name the same pool, which any thread may use. While it registers another
-/// region, others who allocate wait.
+/// region, others who need one wait for it, and nobody else does: what is registered can be allocated and given back
+/// meanwhile.
 ///
 /// # Examples
 /// ```
@@ -47,7 +49,11 @@ struct Pool {
     pd: ProtectionDomain,
     access: AccessFlags,
     region_size: usize,
+    limit: AtomicUsize,
+    /// Never held while the provider is called.
     regions: Mutex<Vec<Arc<PoolRegion>>>,
+    /// Held by the one who registers another region. Taken before that of the regions.
+    growth: Mutex<()>,
 }
 
 /// The memory that a pool has, and how much of it is in use.
@@ -60,7 +66,7 @@ pub struct PoolUsage {
     pub registered_bytes: usize,
     /// How many buffers there are. Those that are parts of one count as that one.
     pub buffers: usize,
-    /// What the buffers take, in bytes: their lengths, each rounded up to 64.
+    /// What the buffers take, in bytes: their lengths, each rounded up to 64, and what their alignment takes.
     pub used_bytes: usize,
 }
 
@@ -81,45 +87,179 @@ impl BufferPool {
         // A device without windows may refuse their flag.
         let windows = pd.context().query_device().is_ok_and(|device| device.max_mw > 0);
         let access = if windows { access.with_mw_bind() } else { access };
-        let (pd, regions) = (pd.clone(), Mutex::default());
-        Self(Arc::new(Pool { pd, access, region_size: bytes, regions }))
+        Self(Arc::new(Pool {
+            pd: pd.clone(),
+            access,
+            region_size: bytes,
+            limit: AtomicUsize::new(usize::MAX),
+            regions: Mutex::default(),
+            growth: Mutex::default(),
+        }))
     }
 
     /// A buffer of `length` bytes. They are zero, or what an earlier buffer left there.
     ///
     /// # Errors
-    /// If another region is needed and cannot be had: [`Error::OutOfMemory`], or what the verb
+    /// If another region is needed and cannot be had: [`Error::OutOfMemory`], [`Error::PoolLimit`], or what the verb
     /// says; the hint is about the limit of locked memory.
     pub fn allocate(&self, length: usize) -> Result<Buffer, Error> {
-        // A child might wait without a limit for a lock that another thread held when it was
-        // forked.
         self.0.pd.check_process()?;
-        let mut regions = self.regions();
-        let found = regions.iter().find_map(|region| Some((region, region.take(length)?)));
-        let (region, range) = match found {
-            Some((region, range)) => (Arc::clone(region), range),
-            None => {
-                let size = self.0.region_size.max(length);
-                let region = PoolRegion::new(&self.0.pd, self.0.access, size)?;
-                let range = region.take(length).ok_or(Error::OutOfMemory { length })?;
-                let region = Arc::new(region);
-                regions.push(Arc::clone(&region));
-                (region, range)
-            }
-        };
+        match self.take(length, |region| region.take(length)) {
+            Some(buffer) => Ok(buffer),
+            None => self.grow_and_take(length, UNIT),
+        }
+    }
+
+    /// As [`allocate`](Self::allocate), and the buffer begins at a multiple of `alignment`, a power of two: up to 64 as all
+    /// do, and up to a page and further without a limit but that of memory. It may take up to as much more.
+    ///
+    /// # Errors
+    /// [`Error::Alignment`], and those of `allocate`.
+    ///
+    /// # Examples
+    /// ```
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let pool = rdma_mem::BufferPool::new(&pd);
+    /// let page = pool.allocate_aligned(100, 4096)?;
+    /// assert_eq!((page.len(), page.as_ptr().addr() % 4096), (100, 0));
+    /// assert!(pool.allocate_aligned(100, 3).is_err());
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    pub fn allocate_aligned(&self, length: usize, alignment: usize) -> Result<Buffer, Error> {
+        match self.try_allocate_aligned(length, alignment)? {
+            Some(buffer) => Ok(buffer),
+            None => self.grow_and_take(length, alignment),
+        }
+    }
+
+    /// As [`allocate`](Self::allocate), but of what is registered: `None` if another region is needed. It never calls the
+    /// provider, and waits for nobody who does.
+    ///
+    /// # Errors
+    /// [`Error::Forked`] in a forked child.
+    ///
+    /// # Examples
+    /// ```
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let pool = rdma_mem::BufferPool::new(&pd);
+    /// assert!(pool.try_allocate(100)?.is_none());
+    /// pool.grow(1 << 20)?;
+    /// assert!(pool.try_allocate(100)?.is_some());
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    pub fn try_allocate(&self, length: usize) -> Result<Option<Buffer>, Error> {
+        self.0.pd.check_process()?;
+        Ok(self.take(length, |region| region.take(length)))
+    }
+
+    /// As [`allocate_aligned`](Self::allocate_aligned), but of what is registered, as [`try_allocate`](Self::try_allocate).
+    ///
+    /// # Errors
+    /// [`Error::Alignment`], [`Error::Forked`] in a forked child.
+    pub fn try_allocate_aligned(
+        &self,
+        length: usize,
+        alignment: usize,
+    ) -> Result<Option<Buffer>, Error> {
+        if !alignment.is_power_of_two() {
+            return Err(Error::Alignment { alignment });
+        }
+        self.0.pd.check_process()?;
+        Ok(self.take(length, |region| region.take_aligned(length, alignment)))
+    }
+
+    /// Registers another region, as if a buffer of so many bytes had to have one, and returns how long it is, in bytes. Later
+    /// allocations find it.
+    ///
+    /// # Errors
+    /// Those of [`allocate`](Self::allocate).
+    pub fn grow(&self, bytes: usize) -> Result<usize, Error> {
+        self.0.pd.check_process()?;
+        let _growth = self.growth();
+        let region = self.register(bytes, UNIT)?;
+        let length = region.registration().length();
+        self.regions().push(region);
+        Ok(length)
+    }
+
+    /// A buffer of what is registered, of which `take` takes at least `length` bytes. The process was checked: a child might
+    /// wait without a limit for a lock that another thread held when it was forked.
+    #[inline]
+    fn take(&self, length: usize, take: impl Fn(&PoolRegion) -> Option<Range>) -> Option<Buffer> {
+        let regions = self.regions();
+        let (region, range) = regions.iter().find_map(|region| Some((region, take(region)?)))?;
+        // SAFETY: SAFETY.md F16: just taken from this region, for so many bytes.
+        Some(unsafe { Buffer::new(Arc::clone(region), range, length) })
+    }
+
+    #[cold]
+    fn grow_and_take(&self, length: usize, alignment: usize) -> Result<Buffer, Error> {
+        let _growth = self.growth();
+        // It may have grown meanwhile.
+        if let Some(buffer) = self.try_allocate_aligned(length, alignment)? {
+            return Ok(buffer);
+        }
+        let region = self.register(length, alignment)?;
+        let range = region.take_aligned(length, alignment).ok_or(Error::OutOfMemory { length })?;
+        self.regions().push(Arc::clone(&region));
         // SAFETY: SAFETY.md F16: just taken from this region, for so many bytes.
         Ok(unsafe { Buffer::new(region, range, length) })
     }
 
+    /// Registers a region for a buffer, which nobody has yet. One at a time: the caller has the lock of growth.
+    fn register(&self, length: usize, alignment: usize) -> Result<Arc<PoolRegion>, Error> {
+        let limit = self.limit();
+        let Pool { pd, access, region_size, .. } = &*self.0;
+        let region_of = |length| region_length(length).ok_or(Error::OutOfMemory { length });
+        let (needed, wanted) = (region_of(length)?, region_of(length.max(*region_size))?);
+        let registered = self.usage().registered_bytes;
+        let left = limit.saturating_sub(registered);
+        if needed > left {
+            return Err(Error::PoolLimit { length, registered, limit });
+        }
+        let size = wanted.min(longest_region(left));
+        Ok(Arc::new(PoolRegion::new(pd, *access, size, alignment)?))
+    }
+
+    /// The pool, all clones of it, registers no more than so many bytes from now on. At first it has no limit. What it has
+    /// registered already stays.
+    ///
+    /// # Examples
+    /// ```
+    /// # rdma_soft::install();
+    /// # let pd = rdma_mem::open_device("soft0")?.allocate_pd()?;
+    /// let pool = rdma_mem::BufferPool::new(&pd);
+    /// pool.set_limit(1 << 20);
+    /// let buffer = pool.allocate(1 << 20)?;
+    /// let error = pool.allocate(1).unwrap_err();
+    /// assert!(error.to_string().contains("set a higher limit"));
+    /// drop(buffer);
+    /// assert!(pool.allocate(1).is_ok());
+    /// # Ok::<(), rdma_mem::Error>(())
+    /// ```
+    pub fn set_limit(&self, bytes: usize) {
+        self.0.limit.store(bytes, Relaxed);
+    }
+
+    /// How much the pool may register, in bytes; [`usize::MAX`] if it has no [limit](Self::set_limit).
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.0.limit.load(Relaxed)
+    }
+
     /// Deregisters and frees the regions that no buffer uses. Returns how many bytes that are;
-    /// none in a forked child.
+    /// none in a forked child. A region whose last buffer another thread is just dropping may stay.
     #[must_use = "it says what was given back; `let _ =` if that does not matter"]
     pub fn trim(&self) -> usize {
         if self.0.pd.check_process().is_err() {
             return 0;
         }
+        // Each buffer has its region: when the pool alone has it, the pool deregisters it, and no buffer that is being
+        // dropped. That is done without the lock.
         let unused: Vec<_> =
-            self.regions().extract_if(.., |region| region.in_use().buffers == 0).collect();
+            self.regions().extract_if(.., |region| Arc::strong_count(region) == 1).collect();
         unused.iter().map(|region| region.registration().length()).sum()
     }
 
@@ -150,6 +290,10 @@ impl BufferPool {
     #[must_use]
     pub fn pd(&self) -> &ProtectionDomain {
         &self.0.pd
+    }
+
+    fn growth(&self) -> MutexGuard<'_, ()> {
+        self.0.growth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn regions(&self) -> MutexGuard<'_, Vec<Arc<PoolRegion>>> {

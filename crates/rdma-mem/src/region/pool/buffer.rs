@@ -20,7 +20,8 @@ use crate::region::registration::Registration;
 /// as an [`OwnedRegion`](crate::OwnedRegion), but made without a registration.
 ///
 /// A buffer derefs to its bytes. Dropping the buffer gives them back to the pool; until then it keeps
-/// their region alive, also when the pool is gone.
+/// their region alive, also when the pool is gone. The last buffer of a region deregisters it if the pool is gone, and
+/// never while there is one.
 ///
 /// [`split_at`](Self::split_at) makes two of one, for two requests at once.
 ///
@@ -50,7 +51,7 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// # Safety
-    /// `range` is of `region`, has at least `length` bytes, is nobody else's, and has not been given
+    /// `range` is of `region`, has at least `length` bytes from its offset on, is nobody else's, and has not been given
     /// back.
     pub(crate) unsafe fn new(region: Arc<PoolRegion>, range: Range, length: usize) -> Self {
         // SAFETY: SAFETY.md F16: within the region by this function's contract.

@@ -36,14 +36,16 @@ struct Ranges {
 #[derive(Clone, Copy)]
 pub(crate) struct Range {
     allocation: Allocation,
-    units: usize,
+    /// Where what was asked for begins, in units: later than the range if it does not begin where it should.
+    start: u32,
+    units: u32,
 }
 
 impl Range {
-    /// Where it begins in the region, in bytes.
+    /// Where what was asked for begins in the region, in bytes.
     #[inline]
     pub(crate) fn offset(&self) -> usize {
-        self.allocation.offset as usize * UNIT
+        self.start as usize * UNIT
     }
 }
 
@@ -54,9 +56,22 @@ pub(crate) struct RegionUse {
     pub(crate) bytes: usize,
 }
 
+/// No region has more units.
+const MOST: u32 = 1 << 31;
+
+impl Ranges {
+    /// It is in use from now on.
+    #[inline]
+    fn taken(&mut self, range: Range) -> Range {
+        self.buffers += 1;
+        self.units += range.units as usize;
+        range
+    }
+}
+
 /// How many units `length` bytes take; `None` if there cannot be so many.
 fn units(length: usize) -> Option<u32> {
-    u32::try_from(length.div_ceil(UNIT).max(1)).ok().filter(|&units| units <= 1 << 31)
+    u32::try_from(length.div_ceil(UNIT).max(1)).ok().filter(|&units| units <= MOST)
 }
 
 /// The next larger number that the allocator has a class of its own for, so that a free range of just
@@ -66,15 +81,29 @@ fn class(units: u32) -> u32 {
     units.div_ceil(1 << shift) << shift
 }
 
+/// How long a region is that can be one buffer of `length` bytes; `None` if there is none.
+pub(crate) fn region_length(length: usize) -> Option<usize> {
+    Some(class(units(length)?) as usize * UNIT)
+}
+
+/// How long the longest region of at most `bytes`, 64 or more, is.
+pub(crate) fn longest_region(bytes: usize) -> usize {
+    let units = u32::try_from(bytes / UNIT).map_or(MOST, |units| units.min(MOST));
+    let shift = units.ilog2().saturating_sub(3);
+    (units >> shift << shift) as usize * UNIT
+}
+
 impl PoolRegion {
-    /// Registers at least `length` bytes, without any right for peers.
+    /// Registers `length` bytes, which a region can have, without any right for peers. They begin at a multiple of
+    /// `alignment`.
     pub(crate) fn new(
         pd: &ProtectionDomain,
         access: AccessFlags,
         length: usize,
+        alignment: usize,
     ) -> Result<Self, Error> {
-        let units = class(units(length).ok_or(Error::OutOfMemory { length })?);
-        let memory = RegionMemory::allocate(units as usize * UNIT)?;
+        let units = units(length).ok_or(Error::OutOfMemory { length })?;
+        let memory = RegionMemory::allocate_aligned(length, alignment)?;
         // SAFETY: SAFETY.md F8: `access` has no right for peers, so that the rkey is worth nothing.
         let registration = unsafe { Registration::owning(pd, memory, access) };
         let registration = registration.map_err(|(_, error)| error)?;
@@ -97,10 +126,35 @@ impl PoolRegion {
         let units = units(length)?;
         let mut ranges = self.ranges();
         let allocation = ranges.free.allocate(units)?;
-        let units = units as usize;
-        ranges.buffers += 1;
-        ranges.units += units;
-        Some(Range { allocation, units })
+        Some(ranges.taken(Range { allocation, start: allocation.offset, units }))
+    }
+
+    /// Takes a range with at least `length` bytes that begin at a multiple of `alignment`, a power of two, if there is one.
+    pub(crate) fn take_aligned(&self, length: usize, alignment: usize) -> Option<Range> {
+        if alignment <= UNIT {
+            return self.take(length);
+        }
+        let units = units(length)?;
+        let mut ranges = self.ranges();
+        let allocation = ranges.free.allocate(units)?;
+        if self.too_early(allocation, alignment) == 0 {
+            return Some(ranges.taken(Range { allocation, start: allocation.offset, units }));
+        }
+        ranges.free.free(allocation);
+        // Wherever it begins itself, so many units of it begin where they should.
+        let more = u32::try_from(alignment / UNIT - 1).ok()?;
+        let units = units.checked_add(more).filter(|&units| units <= MOST)?;
+        let allocation = ranges.free.allocate(units)?;
+        // As `more` is, or less.
+        let early = u32::try_from(self.too_early(allocation, alignment)).ok()?;
+        let start = allocation.offset + early;
+        Some(ranges.taken(Range { allocation, start, units }))
+    }
+
+    /// How many units before a multiple of `alignment` it begins.
+    fn too_early(&self, allocation: Allocation, alignment: usize) -> usize {
+        let address = self.registration.base().as_ptr().addr() + allocation.offset as usize * UNIT;
+        address.wrapping_neg() % alignment / UNIT
     }
 
     /// One more buffer has the range.
@@ -129,7 +183,7 @@ impl PoolRegion {
         }
         ranges.free.free(range.allocation);
         ranges.buffers -= 1;
-        ranges.units -= range.units;
+        ranges.units -= range.units as usize;
     }
 
     pub(crate) fn in_use(&self) -> RegionUse {
@@ -160,6 +214,16 @@ mod tests {
             assert!(size >= asked && u64::from(size) * 8 <= u64::from(asked) * 9 + 8, "{asked}");
             let mut free: Allocator = Allocator::with_max_allocs(size, 64);
             assert!(free.allocate(size).is_some(), "{asked} as {size}");
+        }
+    }
+
+    #[test]
+    fn the_longest_region_is_of_a_class_and_the_next_one_too_long() {
+        for bytes in (UNIT..100_000).step_by(31).chain([usize::MAX, UNIT << 31, (UNIT << 31) - 1]) {
+            let longest = longest_region(bytes);
+            assert!(longest <= bytes && region_length(longest) == Some(longest), "{bytes}");
+            let next = region_length(longest + 1);
+            assert!(next.is_none_or(|next| next > bytes), "{bytes}: {next:?}");
         }
     }
 

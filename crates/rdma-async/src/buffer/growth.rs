@@ -1,0 +1,221 @@
+//! Growing pools on another thread, once for all that wait.
+
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rdma_mem::{Buffer, BufferPool, Error};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::pool::{PoolError, ended};
+
+/// Those that wait for a pool to grow, and whether it does.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Growth(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: Vec<Waiting>,
+    is_growing: bool,
+}
+
+/// One that waits for a buffer.
+#[derive(Debug)]
+struct Waiting {
+    length: usize,
+    alignment: usize,
+    answer: oneshot::Sender<Result<Buffer, Error>>,
+}
+
+impl Growth {
+    /// Waits for a buffer that the pool has to grow for.
+    pub(super) async fn wait(
+        &self,
+        pool: &BufferPool,
+        length: usize,
+        alignment: usize,
+    ) -> Result<Buffer, PoolError> {
+        loop {
+            let runtime = Handle::try_current().map_err(|_| PoolError::NoRuntime)?;
+            let (answer, answered) = oneshot::channel();
+            let begins = {
+                let mut state = self.state();
+                state.waiting.push(Waiting { length, alignment, answer });
+                !mem::replace(&mut state.is_growing, true)
+            };
+            let thread = begins.then(|| {
+                let growing = Growing { growth: self.clone(), pool: pool.clone(), is_over: false };
+                runtime.spawn_blocking(|| growing.run())
+            });
+            if let Ok(allocated) = answered.await {
+                return Ok(allocated?);
+            }
+            if let Some(thread) = thread {
+                ended(thread.await)?;
+            }
+            // The runtime of another task has ended, which had begun.
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One thread at a time, which serves all that wait. If it is dropped before, nobody is left waiting for it.
+struct Growing {
+    growth: Growth,
+    pool: BufferPool,
+    is_over: bool,
+}
+
+impl Growing {
+    fn run(mut self) {
+        while let Some(waiting) = self.next() {
+            serve(&self.pool, waiting);
+        }
+    }
+
+    /// Those that wait. When there are none it is over: who comes next begins anew.
+    fn next(&mut self) -> Option<Vec<Waiting>> {
+        let mut state = self.growth.state();
+        if state.waiting.is_empty() {
+            state.is_growing = false;
+            self.is_over = true;
+            return None;
+        }
+        Some(mem::take(&mut state.waiting))
+    }
+}
+
+impl Drop for Growing {
+    fn drop(&mut self) {
+        if !self.is_over {
+            let mut state = self.growth.state();
+            state.is_growing = false;
+            let forsaken = mem::take(&mut state.waiting);
+            // Tasks are woken without the lock.
+            drop(state);
+            drop(forsaken);
+        }
+    }
+}
+
+/// Gives each a buffer, and grows the pool once for all that it has none for.
+fn serve(pool: &BufferPool, waiting: Vec<Waiting>) {
+    let lacking: Vec<_> = waiting.into_iter().filter_map(|one| one.try_serve(pool)).collect();
+    // The smallest need that was too much.
+    let mut failed = None;
+    if lacking.len() > 1 {
+        let all = lacking.iter().fold(0, |sum: usize, one| sum.saturating_add(one.need()));
+        failed = pool.grow(all).err().map(|error| (all, error));
+    }
+    for one in lacking {
+        let Some(one) = one.try_serve(pool) else { continue };
+        if let Some((need, error)) = &failed
+            && one.need() >= *need
+        {
+            one.give(Err(error.clone()));
+            continue;
+        }
+        let allocated = pool.allocate_aligned(one.length, one.alignment);
+        failed = allocated.as_ref().err().map(|error| (one.need(), error.clone())).or(failed);
+        one.give(allocated);
+    }
+}
+
+impl Waiting {
+    /// Gives it a buffer of what is registered. Comes back if there is none, but not if nobody waits any more.
+    fn try_serve(self, pool: &BufferPool) -> Option<Self> {
+        if self.answer.is_closed() {
+            return None;
+        }
+        match pool.try_allocate_aligned(self.length, self.alignment).transpose() {
+            Some(allocated) => {
+                self.give(allocated);
+                None
+            }
+            None => Some(self),
+        }
+    }
+
+    /// If it has gone, its buffer goes back to the pool.
+    fn give(self, allocated: Result<Buffer, Error>) {
+        drop(self.answer.send(allocated));
+    }
+
+    /// How much a region needs for it beside others, in bytes: a pool rounds up, by an eighth at most.
+    fn need(&self) -> usize {
+        let bytes = self.length.saturating_add(self.length / 8).saturating_add(128);
+        bytes.saturating_add(self.alignment)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // helpers of tests
+
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use super::*;
+
+    fn pool() -> BufferPool {
+        rdma_soft::install();
+        let pd = rdma_mem::open_device("soft0").unwrap().allocate_pd().unwrap();
+        BufferPool::with_region_size(&pd, 4096)
+    }
+
+    /// As when the runtime of the one that had begun has ended, or its growth panics.
+    #[test]
+    fn a_growth_that_is_given_up_is_begun_again_by_those_that_wait() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let (growth, pool) = (Growth::default(), pool());
+            for panics in [false, true] {
+                growth.state().is_growing = true;
+                let given_up =
+                    Growing { growth: growth.clone(), pool: pool.clone(), is_over: false };
+                let mut waits = [100, 3000].map(|length| Box::pin(growth.wait(&pool, length, 1)));
+                for wait in &mut waits {
+                    let mut cx = Context::from_waker(Waker::noop());
+                    assert!(wait.as_mut().poll(&mut cx).is_pending());
+                }
+                assert_eq!(growth.state().waiting.len(), 2);
+                if panics {
+                    let panicked = catch_unwind(AssertUnwindSafe(move || {
+                        let _given_up = given_up;
+                        std::panic::resume_unwind(Box::new("on purpose"));
+                    }));
+                    assert!(panicked.is_err());
+                } else {
+                    drop(given_up);
+                }
+                let [one, other] = waits;
+                let (one, other) = tokio::join!(one, other);
+                assert_eq!((one.unwrap().len(), other.unwrap().len()), (100, 3000));
+                assert_eq!(pool.usage().regions, 1);
+            }
+            // The thread may still be about to say so.
+            while growth.state().is_growing {
+                tokio::task::yield_now().await;
+            }
+            assert!(growth.state().waiting.is_empty());
+        });
+    }
+
+    /// The next one begins anew, whatever thread is done when.
+    #[test]
+    fn one_growth_after_the_other() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(async {
+            let (growth, pool) = (Growth::default(), pool());
+            for round in 1..100 {
+                let wait = pin!(growth.wait(&pool, 4096, 1));
+                let buffer = wait.await.unwrap();
+                assert_eq!((buffer.len(), pool.usage().regions), (4096, 1), "{round}");
+            }
+        });
+    }
+}
