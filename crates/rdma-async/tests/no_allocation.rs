@@ -1,5 +1,5 @@
-//! Operations and buffers of a pool ask for no memory, once their connection has been used: awaited, posted, dropped, and those that wait for a
-//! slot. Its own `main`, since the threads of the usual harness allocate too.
+//! Operations and buffers of a pool ask for no memory, once their connection has been used: awaited, posted, dropped, and those
+//! that wait for a slot. Its own `main`, since the threads of the usual harness allocate too.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use rdma_async::{Connection, Driver, Pool};

@@ -110,8 +110,8 @@ impl BufferPool {
         }
     }
 
-    /// As [`allocate`](Self::allocate), and the buffer begins at a multiple of `alignment`, a power of two: up to 64 as all
-    /// do, and up to a page and further without a limit but that of memory. It may take up to as much more.
+    /// As [`allocate`](Self::allocate), and the buffer begins at a multiple of `alignment`, a power of two, of any
+    /// size: all do at one of 64. It may take up to `alignment` bytes more.
     ///
     /// # Errors
     /// [`Error::Alignment`], and those of `allocate`.
@@ -298,5 +298,27 @@ impl BufferPool {
 
     fn regions(&self) -> MutexGuard<'_, Vec<Arc<PoolRegion>>> {
         self.0.regions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)] // helpers of tests
+
+    use super::*;
+
+    /// Which would deregister where a buffer is dropped.
+    #[test]
+    fn a_region_that_a_buffer_still_has_is_not_trimmed() {
+        rdma_soft::install();
+        let pd = crate::open_device("soft0").unwrap().allocate_pd().unwrap();
+        let pool = BufferPool::with_region_size(&pd, 4096);
+        let buffer = pool.allocate(64).unwrap();
+        // As while a buffer is dropped, which has given back its range, and not yet its region.
+        let region = Arc::clone(&pool.regions()[0]);
+        drop(buffer);
+        assert_eq!((pool.usage().buffers, pool.trim(), pool.usage().regions), (0, 0, 1));
+        drop(region);
+        assert_eq!((pool.trim(), pool.usage().regions), (4096, 0));
     }
 }
