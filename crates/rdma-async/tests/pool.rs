@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::future::{Future, poll_fn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -449,15 +450,21 @@ fn a_runtime_that_ends_is_an_error_and_no_panic() {
         100
     );
     // tokio's thread does what it was given before, or drops it.
-    let _inside = handle.enter();
     for waits in [&mut first, &mut second] {
-        let ended = poll_once(waits);
-        assert!(matches!(ended, Poll::Ready(Ok(_) | Err(PoolError::NoRuntime))), "{ended:?}");
+        let answered = poll_fn(|cx| {
+            let _inside = handle.enter();
+            waits.as_mut().poll(cx)
+        });
+        let ended = stays.block_on(async { timeout(HANG, answered).await.unwrap() });
+        assert!(matches!(ended, Ok(_) | Err(PoolError::NoRuntime)), "{ended:?}");
     }
+    let _inside = handle.enter();
     let Poll::Ready(Ok(held)) = poll_once(&mut Box::pin(pool.allocate(REGION / 2))) else {
         panic!("it is registered")
     };
-    let ended = poll_once(&mut Box::pin(pool.allocate(REGION)));
+    // Of one that nobody else is growing.
+    let other = small(pool.as_blocking().pd());
+    let ended = poll_once(&mut Box::pin(other.allocate(1)));
     assert!(matches!(ended, Poll::Ready(Err(PoolError::NoRuntime))), "{ended:?}");
     let ended = poll_once(&mut Box::pin(pool.trim()));
     assert!(matches!(ended, Poll::Ready(Err(PoolError::NoRuntime))), "{ended:?}");

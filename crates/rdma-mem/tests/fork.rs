@@ -110,6 +110,9 @@ fn every_control_verb_of_a_forked_child_says_so() {
             is_forked(pd.register_local_dmabuf_mr(std::io::stdin().as_fd(), 0, 64, 0), me),
             is_forked(pd.register_owned(memory).map_err(|(_, error)| error), me),
             is_forked(pool.allocate(64), me),
+            is_forked(pool.allocate_aligned(64, 4096), me),
+            is_forked(pool.try_allocate(64), me),
+            is_forked(pool.grow(64), me),
             pool.trim() == 0,
             pool.usage() == PoolUsage::default(),
         ])
