@@ -11,8 +11,8 @@ use super::frame::Ask;
 
 /// Memory is lent in whole pages, in bytes.
 const PAGE: usize = 4096;
-/// The largest alignment, in bytes: that of a page.
-const LARGEST_ALIGNMENT: u64 = PAGE as u64;
+/// The largest alignment, in bytes: that of a huge page.
+const LARGEST_ALIGNMENT: u64 = 2 << 20;
 
 /// What peers may borrow by [asking](crate::Connection::request): without limits in the
 /// [options](crate::ConnectionOptions::lease_limits) of a connection, its peer may not.

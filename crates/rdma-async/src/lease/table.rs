@@ -391,7 +391,8 @@ impl Leases {
 /// Memory that is open to who asks.
 fn allocate(ask: &Ask, pd: &ProtectionDomain) -> Option<SharedRegion> {
     let length = usize::try_from(ask.length).ok()?;
-    let memory = RegionMemory::allocate(length);
+    let alignment = usize::try_from(ask.alignment).ok()?;
+    let memory = RegionMemory::allocate_aligned(length, alignment);
     let opened = memory.and_then(|memory| {
         SharedRegion::register(pd, memory, local_too(ask.access)).map_err(|(_, error)| error)
     });
