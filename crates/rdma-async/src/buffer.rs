@@ -6,4 +6,6 @@ pub(crate) mod held;
 #[cfg(not(loom))]
 pub(crate) mod pool;
 pub(crate) mod shared;
+#[cfg(feature = "serde")]
+pub(crate) mod value;
 pub(crate) mod view;

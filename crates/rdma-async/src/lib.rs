@@ -77,6 +77,8 @@ pub use buffer::held::{Source, Target};
 #[cfg(not(loom))]
 pub use buffer::pool::{Pool, PoolError};
 pub use buffer::shared::SharedBuffer;
+#[cfg(feature = "serde")]
+pub use buffer::value::{ValueError, ValueExt};
 pub use buffer::view::{BufferExt, BufferSlice};
 pub use connection::Connection;
 #[cfg(not(loom))]

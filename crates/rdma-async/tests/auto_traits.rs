@@ -44,6 +44,8 @@ fn what_is_shared_by_tasks() {
     error::<LeaseError>();
     error::<LendError>();
     error::<Denial>();
+    #[cfg(feature = "serde")]
+    error::<rdma_async::ValueError>();
 }
 
 #[test]

@@ -34,3 +34,5 @@ pub use rdma_async::{
     Receive, ReceiveImmediate, Received, Region, RemoteRegion, ReserveError, Reserved, Run,
     SendOut, SharedBuffer, Source, Target, Write,
 };
+#[cfg(feature = "serde")]
+pub use rdma_async::{ValueError, ValueExt};

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "serde")]
+use rdma_async::BufferExt;
 use rdma_async::{LeaseEnd, LeaseError};
 
 use crate::*;
@@ -41,6 +43,25 @@ fn it_begins_where_it_was_asked_for() {
             let borrowed = asker.request_aligned(10, 1 << shift, READ, SHORT).await.unwrap();
             assert!(borrowed.remote().address().is_multiple_of(1 << shift));
         }
+    });
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn a_value_of_any_structure_is_written_and_read_back() {
+    use rdma_async::ValueExt;
+    type Table = std::collections::BTreeMap<String, Vec<Option<u64>>>;
+    run(|| async {
+        let host = Host::new("soft0");
+        let (asker, lender) = pair(&host).await;
+        let table = Table::from([("one".into(), vec![Some(1), None]), ("none".into(), vec![])]);
+        let mut buffer = host.pool.allocate(64).unwrap();
+        let length = buffer.put_value(&table).unwrap();
+        let borrowed = asker.request(length, WRITE, HANG / 2).await.unwrap();
+        borrowed.write(buffer.slice(0..length)).await.unwrap();
+        borrowed.give();
+        let region = lender.receive_region().await.unwrap();
+        assert_eq!(region.value::<Table>().unwrap(), table);
     });
 }
 
