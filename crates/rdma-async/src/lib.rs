@@ -29,6 +29,8 @@
 //! | an [`Op`], or a [`Post`] that is not ready | nothing was posted; its memory is given back at once |
 //! | a [`Posted`] send, write, read or atomic operation | it goes on; its memory is given back when it has completed, and its outcome is lost |
 //! | a [`Posted`] receive | it stands; a message that comes is kept with its memory: [`Connection::received_by_dropped`] |
+//! | a [`Loan`] | the loan goes on to its end, and the memory is freed |
+//! | the last [`RemoteRegion`] of a loan, and its operations | the peer has its memory back |
 //! | a future that was forgotten ([`std::mem::forget`]) | it keeps its slot and its memory until the connection ends; one that waits for a slot may keep a wake-up, which the next completion makes up for; one of [`reconnect`](Connection::reconnect) or [`connect_further`](Connection::connect_further) keeps its number |
 //! | the last [`Connection`] | the queue pair is destroyed, and then all memory that was with it is given back |
 //! | the last [`Driver`] and [`Connection`], the driver's task, the runtime | all queue pairs of the driver are destroyed; operations fail with `Closed`, with their memory |
@@ -47,7 +49,8 @@
 //! # Forking
 //!
 //! A forked child has none of its parent's connections. It must not use them; dropping connections, drivers and
-//! listeners does nothing, and an operation that waits for a slot, an [`Incoming`] or [`Events`] must not be dropped there.
+//! listeners does nothing, and an operation that waits for a slot, an [`Incoming`],
+//! [`Events`], or a future of leases must not be dropped there.
 
 // Models have no network, and nobody to use what only that uses.
 #![cfg_attr(loom, allow(dead_code, unused_imports))]

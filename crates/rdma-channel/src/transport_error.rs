@@ -163,7 +163,7 @@ pub enum TransportError {
     #[error("{} of the operations failed; first: {}", .0.len(), first(.0))]
     Collective(Vec<OperationError>),
     /// The peer's memory, which this end had for a time, is not open any more. The request was not posted, and the connection is
-    /// as it was.
+    /// as it was: ask for memory again.
     #[error(
         "the {operation} was not posted, since the peer's memory is not open to it any more: {reason}"
     )]
@@ -209,10 +209,10 @@ impl TransportError {
             Self::PollError(_)
             | Self::PeerGone { .. }
             | Self::Closed { .. }
+            | Self::LeaseOver { .. }
             | Self::Lost { .. } => Recovery::Reconnect,
             Self::TooManyPeers { .. } => Recovery::Resource,
             Self::ElementError(_)
-            | Self::LeaseOver { .. }
             | Self::ForeignPeer
             | Self::BatchTooLarge { .. }
             | Self::NoSuchPeer { .. }

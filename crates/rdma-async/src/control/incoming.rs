@@ -45,9 +45,11 @@ impl Incoming {
     /// it was not asked for; [`ConnectError::Io`] if there can be no more files.
     ///
     /// # Panics
-    /// If this is not called within a runtime of tokio with I/O.
+    /// If this is not called within a runtime of tokio with I/O and time.
     pub fn accept(self, user_bytes: &[u8]) -> Result<Connection, ConnectError> {
         ConnectError::check_user_bytes(user_bytes)?;
+        // A runtime without time is found out before anything has changed.
+        drop(tokio::time::sleep(std::time::Duration::ZERO));
         let Self { mut client, listener } = self;
         let address = client.address;
         let failed = |source| {

@@ -99,7 +99,7 @@ impl Connection {
             inner.until(|place| (!place.is_ending()).then_some(())).await;
         }
         let again = Again { ledger: Arc::clone(&inner.ledger), qp: member.qp.clone() };
-        let met = within(shared, "`reconnect`", meet(&mut meeting, shared, again));
+        let met = within(shared, "`reconnect`", meet(&mut meeting, shared, again, &member.qp));
         let (epoch, qp) = met.await?;
         if !inner.ledger.renew(inner.place, qp, epoch) {
             let why = "it was closed meanwhile, or its completion queue has failed";
@@ -163,7 +163,8 @@ impl Connection {
         let driver = Driver(Arc::clone(&inner.driver));
         let maker = Maker { driver, qp: qp.clone() };
         let call = format!("`connect_further` with number {number}");
-        let (epoch, further) = within(shared, &call, meet(&mut meeting, shared, maker)).await?;
+        let met = within(shared, &call, meet(&mut meeting, shared, maker, &qp));
+        let (epoch, further) = met.await?;
         let (task, shared) = (Arc::clone(&member.task), Arc::clone(shared));
         further.inner().look(|place| place.epoch = epoch);
         further.inner().keep(Member { shared: Arc::clone(&shared), number, qp, task });
@@ -272,6 +273,7 @@ async fn meet<M>(
     meeting: &mut Meeting<'_>,
     shared: &Shared,
     maker: M,
+    qp: &QueuePairBuilder<'static>,
 ) -> Result<(u32, M::End), ConnectError>
 where
     M: MakeEnds<Prepared: Send, End: Send> + Send + Sync + 'static,
@@ -287,6 +289,7 @@ where
                 let end = blocking(move || Ok(with.connect(prepared, peer)?)).await?;
                 // Which takes its time: the other end may have given up.
                 if !meeting.is_withdrawn(epoch) {
+                    meeting.enter(epoch, qp);
                     return Ok((epoch, end));
                 }
             }
@@ -297,6 +300,8 @@ where
                 Ok((with.connect(prepared, peer)?, endpoint))
             };
             let (end, endpoint) = blocking(connect).await?;
+            // The client may lend something as soon as it has this.
+            meeting.enter(epoch, qp);
             meeting.say(epoch, &Frame::Answer(Box::new(endpoint)));
             if let Met::Yes(()) = meeting.ready(epoch).await? {
                 return Ok((epoch, end));

@@ -4,13 +4,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rdma_channel::{CloseReason, ConnectError};
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 
 use super::frame::{Frame, write_head};
 use crate::lease::limits::LeaseLimits;
@@ -49,13 +48,11 @@ impl Member {
 
 /// The task that has the stream: it ends with the last connection, and the stream is closed with it.
 #[derive(Debug)]
-pub(crate) struct Task(pub(super) OnceLock<AbortHandle>);
+pub(crate) struct Task(pub(super) Arc<Shared>);
 
 impl Drop for Task {
     fn drop(&mut self) {
-        if let Some(task) = self.0.get() {
-            task.abort();
-        }
+        self.0.left.notify_one();
     }
 }
 
@@ -66,6 +63,8 @@ pub(crate) struct Shared {
     pub(super) out: Arc<Outbox>,
     /// All who wait are told when something was heard.
     pub(super) heard: Notify,
+    /// Told when there are no connections any more.
+    pub(super) left: Notify,
     /// The other end.
     pub(super) address: SocketAddr,
     pub(super) is_client: bool,
@@ -130,10 +129,11 @@ impl Shared {
         limit: Duration,
         (limits, margin): (Option<LeaseLimits>, Duration),
     ) -> Self {
-        let (state, heard, process) = (Mutex::default(), Notify::new(), std::process::id());
+        let (state, process) = (Mutex::default(), std::process::id());
+        let (heard, left) = (Notify::new(), Notify::new());
         let out = Arc::new(Outbox::new(write_head));
         let leases = Arc::new(Leases::new(Arc::clone(&out), limits, margin));
-        Self { state, out, heard, address, is_client, talks, limit, leases, process }
+        Self { state, out, heard, left, address, is_client, talks, limit, leases, process }
     }
 
     pub(super) fn is_of_this_process(&self) -> bool {
@@ -186,9 +186,7 @@ impl Shared {
     /// What is to be said now. Those whose end was not said yet are among it, and those that are done with what they had to
     /// send are closed.
     pub(super) fn take_due(&self) -> Vec<u8> {
-        for (number, connection) in self.connections() {
-            self.settle(number, &connection);
-        }
+        self.settle_all();
         let mut due = self.out.take();
         let mut state = self.state();
         let state = &mut *state;
@@ -200,6 +198,13 @@ impl Shared {
             }
         }
         due
+    }
+
+    /// Ends, and notes as ended, what has come to its end.
+    pub(super) fn settle_all(&self) {
+        for (number, connection) in self.connections() {
+            self.settle(number, &connection);
+        }
     }
 
     /// Brings together what the other end has said of a connection and what has become of it here. Each is about the queue
@@ -337,12 +342,12 @@ impl Shared {
         Ok(None)
     }
 
-    /// The stream is closed. Those that end with it.
-    pub(super) fn end(&self) -> Vec<Seat> {
+    /// The stream is closed, and its connections end with it.
+    pub(super) fn end(&self, reason: CloseReason) {
         self.state().is_over = true;
+        self.connections().iter().for_each(|(_, connection)| connection.end_if(reason, |_| true));
         self.leases.end();
         self.tell();
-        self.connections().into_iter().map(|(_, connection)| connection).collect()
     }
 
     /// Ready when the other end has said that, or can say nothing any more.
@@ -380,8 +385,12 @@ impl Shared {
 pub(super) struct Meeting<'s> {
     shared: &'s Shared,
     number: u32,
+    /// There is a connection, which is to have the queue pair.
+    is_here: bool,
     /// What was said last of it.
     epoch: Option<u32>,
+    /// What may be lent to, and is not there yet.
+    entered: Option<u32>,
 }
 
 /// What the other end has done about it.
@@ -418,7 +427,7 @@ impl<'s> Meeting<'s> {
             return Err(ConnectError::NumberTaken { number });
         }
         (lane.is_meeting, lane.ready) = (true, None);
-        Ok(Self { shared, number, epoch: None })
+        Ok(Self { shared, number, is_here, epoch: None, entered: None })
     }
 
     /// The client's first part.
@@ -479,9 +488,28 @@ impl<'s> Meeting<'s> {
         self.shared.until(self.number, look).await
     }
 
+    /// The other end may lend something to the queue pair from now on.
+    pub(super) fn enter(&mut self, epoch: u32, qp: &QueuePairBuilder<'static>) {
+        self.shared.leases.enter(self.number, epoch, qp.pd(), qp.granted());
+        self.entered = Some(epoch);
+    }
+
     /// It was withdrawn by the other end.
     pub(super) fn forget(&mut self) {
         self.epoch = None;
+        self.take_back();
+    }
+
+    /// Nothing can be lent to a queue pair that will not be.
+    fn take_back(&mut self) {
+        if let Some(epoch) = self.entered.take() {
+            let leases = &self.shared.leases;
+            if self.is_here {
+                leases.end_of(self.number, epoch);
+            } else {
+                leases.leave(self.number);
+            }
+        }
     }
 
     /// The queue pair is there.
@@ -489,7 +517,7 @@ impl<'s> Meeting<'s> {
         if self.shared.is_client {
             self.say(epoch, &Frame::Ready);
         }
-        self.forget();
+        (self.epoch, self.entered) = (None, None);
     }
 }
 
@@ -498,6 +526,7 @@ impl Drop for Meeting<'_> {
         if !self.shared.is_of_this_process() {
             return;
         }
+        self.take_back();
         let mut state = self.shared.state();
         if let Some(lane) = state.lanes.get_mut(&self.number) {
             lane.is_meeting = false;

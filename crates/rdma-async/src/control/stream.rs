@@ -3,8 +3,8 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rdma_channel::CloseReason;
@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::frame::{HEAD, Head};
+use super::frame::{Frame, HEAD, Head};
 use super::shared::{Member, Shared, Task};
 use crate::link::Inner;
 
@@ -41,12 +41,11 @@ pub(super) fn keep(
     stream.set_nonblocking(true)?;
     let stream = TcpStream::from_std(stream)?;
     let shared = Arc::new(shared);
-    let task = Arc::new(Task(OnceLock::new()));
-    inner.keep(Member { shared: Arc::clone(&shared), number: 0, qp, task: Arc::clone(&task) });
+    let task = Arc::new(Task(Arc::clone(&shared)));
+    inner.keep(Member { shared: Arc::clone(&shared), number: 0, qp, task });
     shared.enter(0, inner);
     let guard = Guard { shared, reason: CloseReason::Destroyed };
-    let running = tokio::spawn(until_gone(stream, guard, beat));
-    let _ = task.0.set(running.abort_handle());
+    tokio::spawn(until_gone(stream, guard, beat));
     Ok(())
 }
 
@@ -60,8 +59,7 @@ impl Drop for Guard {
     fn drop(&mut self) {
         // A forked child has none of it.
         if self.shared.is_of_this_process() {
-            let reason = self.reason;
-            self.shared.end().iter().for_each(|connection| connection.end_if(reason, |_| true));
+            self.shared.end(self.reason);
         }
     }
 }
@@ -70,9 +68,18 @@ async fn until_gone(mut stream: TcpStream, mut guard: Guard, beat: Option<Durati
     let has_heard = AtomicBool::new(true);
     let shared = &*guard.shared;
     let (from, to) = stream.split();
+    let mut rest = Vec::new();
     let ended = tokio::select! {
         ended = hear(shared, from, &has_heard) => ended,
-        ended = say(shared, to) => ended,
+        ended = say(shared, to, &mut rest) => ended,
+        () = shared.left.notified() => {
+            // Nobody is here any more: what was said before, as far as it goes out at once.
+            rest.append(&mut shared.take_due());
+            if shared.talks {
+                let _ = stream.try_write(&rest);
+            }
+            return;
+        }
         ended = beats(shared, beat, &has_heard) => ended,
         ended = shared.leases.tend() => ended,
     };
@@ -101,7 +108,11 @@ async fn hear(shared: &Shared, mut from: ReadHalf<'_>, has_heard: &AtomicBool) -
         from.read_exact(rest).await?;
         let frame = head.frame(rest).map_err(not_kept)?;
         has_heard.store(true, Ordering::Relaxed);
+        let takes_time = matches!(frame, Frame::Lease(_));
         shared.hear(head.number, head.epoch, frame).map_err(not_kept)?;
+        if takes_time {
+            tokio::task::yield_now().await;
+        }
     }
 }
 
@@ -109,19 +120,26 @@ fn not_kept(what: impl ToString) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what.to_string())
 }
 
-/// Says what there is to say. Ends when a channel is to be told that the connection has ended.
-async fn say(shared: &Shared, mut to: WriteHalf<'_>) -> io::Result<()> {
+/// Says what there is to say; what is not written yet is in `rest`. Ends when a channel is to be told that the connection has
+/// ended.
+async fn say(shared: &Shared, mut to: WriteHalf<'_>, rest: &mut Vec<u8>) -> io::Result<()> {
     loop {
-        let due = shared.take_due();
+        if rest.is_empty() {
+            *rest = shared.take_due();
+        } else {
+            // The other end may be slow to read.
+            shared.settle_all();
+        }
         if !shared.talks {
+            rest.clear();
             if shared.has_ended() {
                 return Ok(());
             }
-        } else if !due.is_empty() {
-            to.write_all(&due).await?;
-            continue;
         }
-        shared.out.to_say.notified().await;
+        tokio::select! {
+            written = to.write(rest), if !rest.is_empty() => drop(rest.drain(..written?)),
+            () = shared.out.to_say.notified() => {}
+        }
         // Whatever has this told again and again lets others run.
         tokio::task::coop::consume_budget().await;
     }

@@ -25,8 +25,9 @@ pub(super) struct Asked {
     pub(super) epoch: u32,
     pub(super) since: Instant,
     pub(super) ask: Ask,
-    pub(super) answer: oneshot::Sender<Result<Granted, Denial>>,
-    /// One of those that may be outstanding.
+    /// Who is told; nobody if the queue pair has ended.
+    pub(super) answer: Option<oneshot::Sender<Result<Granted, Denial>>>,
+    /// One of those that may be outstanding, until the other end has answered.
     pub(super) _permit: OwnedSemaphorePermit,
 }
 
@@ -79,14 +80,14 @@ impl Granted {
         if epoch != self.epoch {
             return Err(LeaseEnd::OldEpoch);
         }
+        if self.remaining() <= self.leases.margin {
+            return Err(LeaseEnd::TimeOver);
+        }
         if self.is_over.load(Ordering::Acquire) {
             return Err(LeaseEnd::Revoked);
         }
         if self.gives.load(Ordering::Acquire) {
             return Err(LeaseEnd::Returned);
-        }
-        if self.remaining() <= self.leases.margin {
-            return Err(LeaseEnd::TimeOver);
         }
         Ok(())
     }
@@ -106,11 +107,11 @@ impl Drop for Granted {
     fn drop(&mut self) {
         let Self { number, epoch, loan, .. } = *self;
         if self.leases.is_of_this_process() {
+            self.leases.forget_borrowed(loan, &self.is_over);
             if self.awaits {
                 self.leases.await_again(number, epoch, loan);
                 return;
             }
-            self.leases.forget_borrowed(loan, &self.is_over);
             if !*self.is_forsaken.get_mut() {
                 let gives = *self.gives.get_mut();
                 self.leases.out.say(number, epoch, &LeaseFrame::Back { loan, gives });
@@ -202,18 +203,22 @@ impl Borrower {
         }
     }
 
-    /// The queue pairs of a connection have ended, up to that epoch. Who had asked for memory.
-    pub(super) fn end_of(&mut self, number: u32, epoch: u32) -> Vec<Asked> {
+    /// The queue pairs of a connection have ended, up to that epoch. Who is to be told that there will be no memory, by being
+    /// dropped.
+    pub(super) fn end_of(
+        &mut self,
+        number: u32,
+        epoch: u32,
+    ) -> Vec<oneshot::Sender<Result<Granted, Denial>>> {
         if let Some(announced) = self.announced.get_mut(&number) {
             announced.retain(|&(of, _)| of > epoch);
             if announced.is_empty() {
                 self.announced.remove(&number);
             }
         }
-        let is_of = |asked: &Asked| asked.number == number && asked.epoch <= epoch;
-        let ended = self.asks.iter().filter(|(_, asked)| is_of(asked)).map(|(&ask, _)| ask);
-        let ended: Vec<_> = ended.collect();
-        ended.iter().filter_map(|ask| self.asks.remove(ask)).collect()
+        let is_of = |asked: &&mut Asked| asked.number == number && asked.epoch <= epoch;
+        let ended = self.asks.values_mut().filter(is_of);
+        ended.filter_map(|asked| asked.answer.take()).collect()
     }
 
     pub(super) fn end_all(&mut self) -> BTreeMap<u32, Asked> {

@@ -1,7 +1,7 @@
 //! Connections that lend and borrow memory.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rdma_mem::{AccessFlags, Error, SharedRegion};
 use tokio::sync::oneshot;
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use super::borrower::Granted;
 use super::error::{Denial, LeaseError, LendError};
 use super::frame::Ask;
-use super::lender::{Open, Whose};
+use super::lender::{Open, Whose, now};
 use super::loan::Loan;
 use super::remote::RemoteRegion;
 use super::table::Leases;
@@ -20,12 +20,12 @@ use crate::region::memory::Region;
 use crate::region::reserve::{at_once, local_too};
 
 impl Connection {
-    /// Asks the peer for memory of so many bytes, zero, on pages of its own, for so long. The peer's control connection answers, within the
-    /// [limits](crate::LeaseLimits) of its program, which has to do nothing. `access` is what this end may do with it, and no
-    /// more than the peer's queue pair allows.
+    /// Asks the peer for memory of so many bytes, zero, on pages of its own, for so long. The peer's control connection answers,
+    /// within the [limits](crate::LeaseLimits) of its program, which has to do nothing. `access` is what this end may do with it,
+    /// and no more than the peer's queue pair allows.
     ///
-    /// The memory is a registration of its own: its key opens nothing else, and nothing when its time is over. Then the peer frees it, also if
-    /// this end is gone. Dropped before it is ready, the memory is given back.
+    /// The memory is a registration of its own: its key opens nothing else. When its time is over, the peer closes and frees it, also
+    /// if this end is gone. Dropped before it is ready, the memory is given back.
     ///
     /// # Errors
     /// [`LeaseError::NoControl`], [`LeaseError::Closed`], [`LeaseError::Denied`];
@@ -93,7 +93,7 @@ impl Connection {
         if length == 0 {
             return Err(LeaseError::NotOpened(Box::new(Error::EmptyRegion)));
         }
-        let (length, alignment) = (length as u64, alignment as u64);
+        let (length, alignment, access) = (length as u64, alignment as u64, access & remote());
         let ask = Ask { ask: 0, loan: 0, access, length, alignment, time };
         let granted = self.ask(ask).await?;
         Ok(RemoteRegion::new(self.inner(), granted))
@@ -106,8 +106,11 @@ impl Connection {
     /// The memory comes back from the [`Loan`], when the peer has given it back, its time is over, or the queue pair has
     /// ended, whichever is first: then a late peer gets a remote access error, and changes nothing. The time is counted by a
     /// task of the runtime that the connection was made in, and by the kernel's `CLOCK_MONOTONIC`, which stands still
-    /// while the machine is suspended. Memory of more than 1 MiB is opened and closed on tokio's blocking threads. Dropped before
-    /// it is ready, the memory is freed.
+    /// while the machine is suspended. Memory of more than 1 MiB is opened and closed on tokio's blocking threads, of which one has
+    /// to be free. Dropped before it is ready, the memory is freed.
+    ///
+    /// The key is good for every connection of this domain, for whoever has been told of it, and providers use keys again: what a
+    /// peer has posted just before the end, and its device sends again later, may reach memory that was opened since.
     ///
     /// # Errors
     /// With the memory: [`LeaseError::NoControl`], [`LeaseError::Closed`]; [`LeaseError::NotGranted`] if the queue pair does
@@ -180,7 +183,7 @@ impl Connection {
             Err(_) => return Err(LendError { region: None, error: LeaseError::RuntimeEnded }),
         };
         let (who, ended) = oneshot::channel();
-        let (number, until) = (member.number, Instant::now().checked_add(time));
+        let (number, until) = (member.number, now().checked_add(time));
         let whose = Whose::Lent(who, own.clone());
         match leases.lend(Open { number, epoch, until, memory, access, whose }) {
             Ok(loan) => Ok(Loan { leases: Arc::clone(leases), number, loan, ended }),
@@ -189,7 +192,10 @@ impl Connection {
                 // One that is still registered is deregistered once more when it is dropped, or never freed.
                 Err(match open.memory.close() {
                     Ok(memory) => back(Region::of(&own, memory), closed),
-                    Err(_) => LendError { region: None, error: closed },
+                    Err((_, error)) => {
+                        let error = LeaseError::NotRevoked(Box::new(error));
+                        LendError { region: None, error }
+                    }
                 })
             }
         }
@@ -213,8 +219,8 @@ impl Connection {
         let (member, leases) = self.leases()?;
         let number = member.number;
         loop {
-            self.until_there(leases, number, || leases.borrower().awaits(number).then_some(()))
-                .await?;
+            let awaits = || leases.borrower().awaits(number).then_some(()).ok_or(false);
+            self.until_there(leases, number, awaits).await?;
             let access = AccessFlags::new();
             let ask =
                 Ask { ask: 0, loan: 0, access, length: 0, alignment: 1, time: Duration::ZERO };
@@ -239,7 +245,7 @@ impl Connection {
     pub async fn receive_region(&self) -> Result<Region, LeaseError> {
         let (member, leases) = self.leases()?;
         let number = member.number;
-        let next = || leases.lender().given.get_mut(&number)?.pop_front();
+        let next = || leases.lender().next_given(number);
         Ok(self.until_there(leases, number, next).await?.region)
     }
 
@@ -249,20 +255,24 @@ impl Connection {
         Ok((member, &member.shared.leases))
     }
 
-    /// Ready when that is found.
+    /// Ready when that is found; if it is not, `find` says whether it will be.
     ///
     /// # Errors
-    /// If it is not, and the connection has ended.
+    /// If it will not be, and the connection has ended.
     async fn until_there<R>(
         &self,
         leases: &Arc<Leases>,
         number: u32,
-        mut find: impl FnMut() -> Option<R>,
+        mut find: impl FnMut() -> Result<R, bool>,
     ) -> Result<R, LeaseError> {
         let look = || {
-            // Whoever ends it has this looked at again.
-            let is_up = leases.lender().epoch_of(number).is_some() && self.closed().is_none();
-            find().map(Ok).or_else(|| (!is_up).then_some(Err(())))
+            // Whoever ends it has this looked at again. What is found then was there before.
+            let epoch = leases.lender().epoch_of(number);
+            let is_up = epoch.is_some() && self.closed().is_none();
+            match find() {
+                Ok(found) => Some(Ok(found)),
+                Err(comes) => (!comes && !is_up).then_some(Err(())),
+            }
         };
         leases.until(look).await.map_err(|()| LeaseError::Closed(self.closed()))
     }

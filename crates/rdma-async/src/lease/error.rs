@@ -23,7 +23,7 @@ pub enum LeaseError {
     /// The peer does not lend that.
     #[error("the peer does not lend the memory: {0}")]
     Denied(Denial),
-    /// The peer has not answered.
+    /// The peer has not answered, or not even what this end had asked before.
     #[error("the peer has not answered within {limit:?}: does its program run?")]
     Timeout {
         /// How long it was waited for.
@@ -42,6 +42,10 @@ pub enum LeaseError {
     /// The memory cannot be opened.
     #[error("the memory was not opened to the peer: {0}")]
     NotOpened(Box<Error>),
+    /// The connection ended before the loan was made, and the provider refuses to close the memory, which is never used for anything
+    /// else.
+    #[error("peers may still reach the memory, which is lost: {0}")]
+    NotRevoked(Box<Error>),
     /// The runtime has ended.
     #[error("the runtime has ended")]
     RuntimeEnded,
@@ -143,7 +147,7 @@ impl Denial {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct LendError {
-    /// The memory; `None` if the runtime has ended and the memory was freed with it.
+    /// The memory; `None` if it was freed with the runtime, or was not closed ([`LeaseError::NotRevoked`]).
     pub region: Option<Region>,
     /// Why it was not lent.
     pub error: LeaseError,

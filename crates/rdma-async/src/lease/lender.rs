@@ -9,9 +9,15 @@ use tokio::sync::oneshot;
 
 use super::limits::Counted;
 use super::loan::EndedLoan;
+use crate::ledger::after::apart;
 use crate::region::descriptor::Descriptor;
 use crate::region::memory::Region;
 use crate::region::reserve::ReserveError;
+
+/// By the clock of the runtime.
+pub(super) fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
 
 /// A connection that is up, as the lender knows it.
 #[derive(Debug)]
@@ -45,7 +51,7 @@ pub(super) enum Whose {
 
 impl Open {
     pub(super) fn descriptor(&self) -> Descriptor {
-        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let left = |until: Instant| until.saturating_duration_since(now());
         Descriptor::new(self.memory.remote(), self.until.map_or(Duration::MAX, left))
     }
 }
@@ -62,6 +68,7 @@ pub(super) struct Given {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Why {
     pub(super) end: LeaseEnd,
+    pub(super) loan: u32,
     pub(super) gives: bool,
 }
 
@@ -73,8 +80,8 @@ pub(super) struct Lender {
     ends: BTreeSet<(Instant, u32)>,
     /// To be closed.
     due: VecDeque<(Open, Why)>,
-    /// Of each connection that is here.
-    pub(super) given: BTreeMap<u32, VecDeque<Given>>,
+    /// Of each connection that is here, in the order in which they were given: `None` of what is not closed yet.
+    pub(super) given: BTreeMap<u32, VecDeque<(u32, Option<Given>)>>,
     newest: u32,
     pub(super) is_over: bool,
 }
@@ -120,7 +127,12 @@ impl Lender {
     /// Has a loan end, if there is such a one.
     pub(super) fn end(&mut self, loan: u32, end: LeaseEnd) {
         let open = self.take(loan);
-        self.due.extend(open.map(|open| (open, Why { end, gives: false })));
+        self.due.extend(open.map(|open| (open, Why { end, loan, gives: false })));
+    }
+
+    /// Whether a connection has lent something with a queue pair of that epoch, or an earlier one.
+    pub(super) fn has_of(&self, number: u32, epoch: u32) -> bool {
+        self.loans.values().any(|open| open.number == number && open.epoch <= epoch)
     }
 
     /// Has those of a connection end whose queue pair is of that epoch, or an earlier one.
@@ -142,6 +154,19 @@ impl Lender {
         std::mem::take(&mut self.due)
     }
 
+    /// The next one that the peer has given, if it is closed; else whether there will be one.
+    pub(super) fn next_given(&mut self, number: u32) -> Result<Given, bool> {
+        let given = self.given.get_mut(&number).ok_or(false)?;
+        match given.front_mut().map(|(_, first)| first.take()) {
+            None => Err(false),
+            Some(None) => Err(true),
+            Some(Some(first)) => {
+                given.pop_front();
+                Ok(first)
+            }
+        }
+    }
+
     /// The next one that is to be closed now, or when there will be one by its time.
     pub(super) fn next_due(&mut self, now: Instant) -> Result<(Open, Why), Option<Instant>> {
         while let Some(&(until, loan)) = self.ends.first().filter(|(until, _)| *until <= now) {
@@ -153,8 +178,9 @@ impl Lender {
 }
 
 /// Closes the memory, and gives it to whom it belongs: what the peer has given to the program of this end is returned.
-pub(super) fn close((open, why): (Open, Why)) -> Option<(u32, Given)> {
-    let Open { number, memory, whose, .. } = open;
+#[allow(clippy::mem_forget)] // as the memory is
+pub(super) fn close((open, why): (Open, Why)) -> Option<Given> {
+    let Open { memory, whose, .. } = open;
     let pd = memory.pd().clone();
     // One that is still registered is deregistered once more when it is dropped, or never freed.
     let closed = memory.close().map_err(|(_, error)| error);
@@ -163,16 +189,18 @@ pub(super) fn close((open, why): (Open, Why)) -> Option<(u32, Given)> {
             let end = why.end;
             let ended = closed.map(|memory| EndedLoan { region: Region::of(&pd, memory), end });
             // If nobody waits, the memory is freed.
-            let _ = who.send(ended.map_err(|error| ReserveError::NotRevoked(Box::new(error))));
+            let ended = ended.map_err(|error| ReserveError::NotRevoked(Box::new(error)));
+            apart(|| drop(who.send(ended)));
             None
         }
         Whose::Asked(counted) => match closed {
             Ok(memory) if why.gives => {
-                Some((number, Given { region: Region::of(&pd, memory), _counted: counted }))
+                Some(Given { region: Region::of(&pd, memory), _counted: counted })
             }
             Ok(_) => None,
             Err(error) => {
                 tracing::error!(%error, "memory that a peer has borrowed could not be closed, and is never used again");
+                std::mem::forget(counted);
                 None
             }
         },

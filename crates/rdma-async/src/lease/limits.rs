@@ -59,7 +59,7 @@ impl LeaseLimits {
         Self { access, longest, per_peer, regions, total: Arc::new(total) }
     }
 
-    /// How many bytes a peer may have at a time, in whole pages of 4 KiB.
+    /// How many bytes a peer may have at a time, in whole pages of 4 KiB, with what an alignment of more takes beside them.
     pub const fn per_peer(mut self, bytes: usize) -> Self {
         self.per_peer = bytes;
         self
@@ -83,6 +83,11 @@ impl LeaseLimits {
         self.longest = longest;
         self
     }
+}
+
+/// What may be lost beside memory of this alignment, in bytes.
+fn beside(alignment: u64) -> usize {
+    usize::try_from(alignment).ok().filter(|&alignment| alignment > PAGE).unwrap_or(0)
 }
 
 /// What one peer has of it.
@@ -120,8 +125,8 @@ impl LeaseLimits {
         }
         let most = self.per_peer.min(self.total.most) / PAGE * PAGE;
         let length = usize::try_from(ask.length).ok().filter(|&length| length <= most);
-        let bytes = length.map(|length| length.max(1).next_multiple_of(PAGE));
-        let bytes = bytes.ok_or(Denial::TooLong { most: most as u64 })?;
+        let length = length.ok_or(Denial::TooLong { most: most as u64 })?;
+        let bytes = length.max(1).next_multiple_of(PAGE) + beside(ask.alignment);
         let mut used = account.0.lock().unwrap_or_else(PoisonError::into_inner);
         let left = self.per_peer.saturating_sub(used.0);
         if used.1 >= self.regions {

@@ -111,8 +111,11 @@ impl RemoteRegion {
     /// Has the program of the peer have the memory, with what this end has written:
     /// [`receive_region`](crate::Connection::receive_region) there, or, if that program had lent it, its
     /// [`Loan`](crate::Loan). It is told when the last clone and the last operation are dropped; nothing more is posted from
-    /// now on. If an operation was dropped that may not have completed, the peer's program does not have what it was asked
-    /// for.
+    /// now on.
+    ///
+    /// What comes there when its time is over, or the queue pair has ended, is not received. So
+    /// [`disconnect`](crate::Connection::disconnect) behind this, rather than just dropping the connection. If an operation was
+    /// dropped that may not have completed, the peer's program does not have the memory that was asked for.
     pub fn give(self) {
         self.granted().give();
     }

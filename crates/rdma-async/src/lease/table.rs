@@ -12,7 +12,7 @@ use tokio::time::timeout_at;
 use super::borrower::{Asked, Borrower, Granted};
 use super::error::Denial;
 use super::frame::{Ask, LeaseFrame};
-use super::lender::{Current, Lender, Open, Whose, Why, close};
+use super::lender::{Current, Lender, Open, Whose, Why, close, now};
 use super::limits::{Account, Counted, LeaseLimits};
 use super::outbox::Outbox;
 use crate::ledger::after::apart;
@@ -22,7 +22,8 @@ use crate::region::reserve::{AT_ONCE, local_too};
 /// So many requests of this end may be outstanding: the other end lets more of them be its end.
 const MOST_OUTSTANDING: usize = 32;
 
-/// What both parts share. Of its locks none is held while another one is taken, but for that of what is to be said.
+/// What both parts share. The locks of both are never held at a time; within either, only those of what is to be said and of what
+/// the peer has borrowed are taken.
 pub(crate) struct Leases {
     lender: Mutex<Lender>,
     borrower: Mutex<Borrower>,
@@ -94,6 +95,11 @@ impl Leases {
     /// The queue pairs of a connection have ended, up to that epoch.
     pub(crate) fn end_of(&self, number: u32, epoch: u32) {
         let mut lender = self.lender();
+        if lender.epoch_of(number).is_none_or(|current| current > epoch)
+            && !lender.has_of(number, epoch)
+        {
+            return; // as it was
+        }
         if lender.epoch_of(number).is_some_and(|current| current <= epoch) {
             lender.current.remove(&number);
         }
@@ -101,7 +107,7 @@ impl Leases {
         drop(lender);
         // Dropped without the lock: who has asked is told by that.
         let ended = self.borrower().end_of(number, epoch);
-        apart(|| drop(ended));
+        ended.into_iter().for_each(|answer| apart(|| drop(answer)));
         self.changed.notify_one();
         self.tell();
     }
@@ -119,41 +125,52 @@ impl Leases {
         let due = self.lender().end_all();
         due.into_iter().for_each(|due| self.close(due));
         let ended = self.borrower().end_all();
-        apart(|| drop(ended));
+        ended.into_values().for_each(|asked| apart(|| drop(asked)));
         self.tell();
     }
 
     /// Closes one that is due, or has it closed.
     fn begin_close(self: &Arc<Self>, due: (Open, Why)) {
-        if due.0.memory.len() <= AT_ONCE {
-            return self.close(due);
+        let (open, why) = &due;
+        if why.end == LeaseEnd::TimeOver && matches!(open.whose, Whose::Lent(..)) {
+            // It may still await the program there.
+            let over = LeaseFrame::Over { loan: why.loan };
+            self.out.say(open.number, open.epoch, &over);
+        }
+        let (number, loan) = (open.number, why.loan);
+        let place = why.gives.then(|| Place { leases: Arc::clone(self), number, loan });
+        if open.memory.len() <= AT_ONCE {
+            self.close(due);
+            return drop(place);
         }
         let leases = Arc::clone(self);
         // If the runtime ends first, the memory is closed by being dropped.
-        drop(tokio::task::spawn_blocking(move || leases.close(due)));
+        drop(tokio::task::spawn_blocking(move || {
+            leases.close(due);
+            drop(place);
+        }));
     }
 
     fn close(&self, due: (Open, Why)) {
-        if let Some((number, given)) = close(due) {
-            let mut lender = self.lender();
-            // If the connection has left, nobody takes it.
-            let left = match lender.given.get_mut(&number) {
-                Some(known) => {
-                    known.push_back(given);
-                    None
-                }
-                None => Some(given),
-            };
-            drop(lender);
-            drop(left);
-            self.tell();
-        }
+        let (number, loan) = (due.0.number, due.1.loan);
+        let Some(given) = close(due) else { return };
+        let mut lender = self.lender();
+        let places = lender.given.get_mut(&number);
+        let place = places.and_then(|places| places.iter_mut().find(|(of, _)| *of == loan));
+        // If the connection has left, nobody takes it.
+        let left = match place {
+            Some((_, place)) => place.replace(given),
+            None => Some(given),
+        };
+        drop(lender);
+        drop(left);
+        self.tell();
     }
 
     /// Closes what has come to its end, for as long as it runs.
     pub(crate) async fn tend(self: &Arc<Self>) -> ! {
         loop {
-            let due = self.lender().next_due(Instant::now());
+            let due = self.lender().next_due(now());
             match due {
                 Ok(due) => self.begin_close(due),
                 Err(Some(until)) => {
@@ -210,13 +227,18 @@ impl Leases {
         match frame {
             LeaseFrame::Ask(ask) => self.hear_ask(number, epoch, ask)?,
             LeaseFrame::Back { loan, gives } => {
-                let why = Why { end: LeaseEnd::Returned, gives };
                 let mut lender = self.lender();
-                let ended = lender.loan(number, loan).is_some().then(|| lender.take(loan));
+                let is_there = lender.loan(number, loan).is_some();
+                let ended = is_there.then(|| lender.take(loan)).flatten();
+                let gives = gives
+                    && ended.as_ref().is_some_and(|open| matches!(open.whose, Whose::Asked(_)));
+                if let Some(given) = lender.given.get_mut(&number).filter(|_| gives) {
+                    given.push_back((loan, None));
+                }
                 drop(lender);
-                // At once: the next that is said may be a request for more.
-                if let Some(open) = ended.flatten() {
-                    self.begin_close((open, why));
+                // At once, if it is not large: the next that is said may be a request for more.
+                if let Some(open) = ended {
+                    self.begin_close((open, Why { end: LeaseEnd::Returned, loan, gives }));
                 }
             }
             LeaseFrame::Lend { loan } => {
@@ -227,8 +249,10 @@ impl Leases {
             }
             LeaseFrame::Over { loan } => self.borrower().note_over(number, loan),
             LeaseFrame::Deny { ask, denial } => {
-                if let Some(asked) = self.asked(number, ask) {
-                    apart(|| drop(asked.answer.send(Err(denial))));
+                if let Some(mut asked) = self.asked(number, ask) {
+                    let answer = asked.answer.take();
+                    apart(|| drop(answer.map(|answer| answer.send(Err(denial)))));
+                    apart(|| drop(asked));
                 }
             }
             LeaseFrame::Grant { ask, loan, access, descriptor } => {
@@ -256,7 +280,14 @@ impl Leases {
         let mut borrower = self.borrower();
         ask.ask = borrower.next();
         let since = Instant::now();
-        borrower.note_asked(Asked { number, epoch, since, ask, answer, _permit: permit });
+        borrower.note_asked(Asked {
+            number,
+            epoch,
+            since,
+            ask,
+            answer: Some(answer),
+            _permit: permit,
+        });
         self.out.say(number, epoch, &LeaseFrame::Ask(ask));
         drop(borrower);
         // Whoever has ended it before knows nothing of the request.
@@ -273,12 +304,14 @@ impl Leases {
 
     fn hear_grant(
         self: &Arc<Self>,
-        asked: Asked,
+        mut asked: Asked,
         loan: u32,
         access: AccessFlags,
         descriptor: Descriptor,
     ) -> Result<(), &'static str> {
         if asked.is_cheated_by(access, &descriptor) {
+            // Whoever has asked is told when the connection has ended.
+            self.borrower().note_asked(asked);
             return Err("it lends less than it was asked for");
         }
         let granted = Granted {
@@ -294,7 +327,12 @@ impl Leases {
             is_forsaken: false.into(),
         };
         // If nobody waits any more, it is given back, or awaits the program again.
-        apart(|| drop(asked.answer.send(Ok(granted))));
+        let answer = asked.answer.take();
+        apart(move || match answer {
+            Some(answer) => drop(answer.send(Ok(granted))),
+            None => drop(granted),
+        });
+        apart(|| drop(asked));
         Ok(())
     }
 
@@ -367,7 +405,7 @@ impl Leases {
             drop(counted);
             return self.deny(number, epoch, ask.ask, Denial::Failed);
         };
-        let until = Instant::now().checked_add(ask.time);
+        let until = now().checked_add(ask.time);
         let (access, whose) = (ask.access, Whose::Asked(counted));
         let mut lender = self.lender();
         let inserted = lender.insert(Open { number, epoch, until, memory, access, whose });
@@ -381,10 +419,28 @@ impl Leases {
             }
             Err(open) => {
                 drop(lender);
-                drop(open);
+                let end = LeaseEnd::OldEpoch;
+                close((open, Why { end, loan: 0, gives: false }));
                 self.deny(number, epoch, ask.ask, Denial::Ended);
             }
         }
+    }
+}
+
+/// The place of memory that the peer has given, and that is not closed yet.
+struct Place {
+    leases: Arc<Leases>,
+    number: u32,
+    loan: u32,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // If it was not closed, nobody waits for it.
+        if let Some(given) = self.leases.lender().given.get_mut(&self.number) {
+            given.retain(|(loan, given)| *loan != self.loan || given.is_some());
+        }
+        self.leases.tell();
     }
 }
 
@@ -400,7 +456,7 @@ fn allocate(ask: &Ask, pd: &ProtectionDomain) -> Option<SharedRegion> {
         Ok(opened) => return Some(opened),
         Err(error) => error,
     };
-    tracing::warn!(%error, length, "memory that a peer has asked for could not be opened");
+    tracing::debug!(%error, length, "memory that a peer has asked for could not be opened");
     None
 }
 

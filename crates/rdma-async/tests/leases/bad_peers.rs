@@ -198,6 +198,58 @@ fn a_flood_ends_the_connection() {
     });
 }
 
+/// Many that were given up, of several connections at once, are no flood.
+#[test]
+fn who_gives_up_much_is_no_flood() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = crate::pair(&host).await;
+        for round in 0..3 {
+            let mut ends = Vec::new();
+            for number in 1..=4 {
+                let qp = || host.pd.create_qp().access(all());
+                let number = number + 10 * round;
+                let (one, other) = tokio::join!(
+                    client.connect_further(number, qp()),
+                    server.connect_further(number, qp())
+                );
+                ends.push((one.unwrap(), other.unwrap()));
+            }
+            for (one, _) in &ends {
+                let mut asked: Vec<_> =
+                    (0..40).map(|_| Box::pin(one.request(LARGE / 8, WRITE, HANG / 2))).collect();
+                for asked in &mut asked {
+                    let _ = poll_once(asked);
+                }
+            }
+            drop(ends);
+        }
+        drop(timeout(HANG, client.request(64, WRITE, HANG / 2)).await.unwrap().unwrap());
+        host.talk(&client, &server, b"as before").await;
+    });
+}
+
+/// Loans that are over do not keep others from being taken.
+#[test]
+fn what_is_over_makes_room() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (lender, borrower) = crate::pair(&host).await;
+        for _ in 0..3 {
+            let mut loans = Vec::new();
+            for _ in 0..1000 {
+                loans.push(lender.lend(region(&host, 1), READ, Duration::ZERO).await.unwrap());
+            }
+            for loan in loans {
+                loan.await.unwrap();
+            }
+        }
+        let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        assert_eq!(timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap().len(), 64);
+        assert_eq!(loan.await.unwrap().end, rdma_async::LeaseEnd::Returned);
+    });
+}
+
 /// A peer that goes at any point leaves nothing open.
 #[test]
 fn a_peer_that_vanishes_leaves_nothing() {

@@ -2,8 +2,8 @@
 
 use rdma_async::{CloseReason, Driver, LeaseEnd, LeaseError, ReserveError, TransportError};
 
-use crate::common::Pair;
 use crate::common::provider::{Call, Provider};
+use crate::common::{Pair, poll_for};
 use crate::*;
 
 /// Loans of the old queue pair are over at both ends, and those of the new one are not.
@@ -43,6 +43,122 @@ fn a_loan_does_not_outlive_its_queue_pair() {
             let region = timeout(HANG, again).await.unwrap().unwrap().region;
             is_closed(&host, &borrower, key, &region).await;
         }
+    });
+}
+
+/// The other end may not have looked at what it has agreed on.
+#[test]
+#[allow(clippy::async_yields_async)] // the loan is awaited later
+fn who_has_another_queue_pair_lends_at_once() {
+    run(|| async {
+        let host = Host::new("soft0");
+        let (client, server) = pair(&host).await;
+        for number in 0..20 {
+            let (lender, borrower) =
+                if number % 2 == 0 { (&client, &server) } else { (&server, &client) };
+            let lend = async |lender: &Connection| {
+                let loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+                let asked = lender.request(64, WRITE, HANG / 2).await.unwrap();
+                asked.write(host.buffer(b"word")).await.unwrap();
+                asked.give();
+                loan
+            };
+            let begun = async {
+                if number < 10 {
+                    lender.reconnect().await.unwrap();
+                    (lender.clone(), lend(lender).await)
+                } else {
+                    let qp = host.pd.create_qp().access(all());
+                    let further = lender.connect_further(number, qp).await.unwrap();
+                    let loan = lend(&further).await;
+                    (further, loan)
+                }
+            };
+            let there = async {
+                let there = if number < 10 {
+                    borrower.reconnect().await.unwrap();
+                    borrower.clone()
+                } else {
+                    let qp = host.pd.create_qp().access(all());
+                    borrower.connect_further(number, qp).await.unwrap()
+                };
+                let lent = there.receive_loan().await.unwrap();
+                lent.write(host.buffer(b"word")).await.unwrap();
+                assert_eq!(there.receive_region().await.unwrap()[..4], *b"word");
+            };
+            let ((_lender, loan), ()) = tokio::join!(begun, there);
+            assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::Returned);
+        }
+    });
+}
+
+/// The last word of a connection goes out with its last handle.
+#[test]
+fn what_is_given_last_arrives() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for is_first in [true, false] {
+            let (asker, lender) = pair(&host).await;
+            let asked = asker.request(64, WRITE, HANG / 2).await.unwrap();
+            asked.write(host.buffer(b"last")).await.unwrap();
+            if is_first {
+                drop(asker);
+                asked.give();
+            } else {
+                asked.give();
+                drop(asker);
+            }
+            let region = timeout(HANG, lender.receive_region()).await.unwrap().unwrap();
+            assert_eq!(region[..4], *b"last");
+            let gone = timeout(HANG, lender.receive_region()).await.unwrap();
+            assert!(gone.is_err());
+        }
+    });
+}
+
+/// Memory that takes its time to be closed comes in order, and before the end.
+#[test]
+fn what_is_closed_slowly_is_not_lost() {
+    run(|| async {
+        let host = Host::new("soft0");
+        for _ in 0..10 {
+            let (asker, lender) = pair(&host).await;
+            let lengths = [LARGE, 64, LARGE, LARGE / 2, 1];
+            for length in lengths {
+                asker.request(length, WRITE, HANG / 2).await.unwrap().give();
+            }
+            asker.disconnect(HANG).await.unwrap();
+            for length in lengths {
+                let region = timeout(HANG, lender.receive_region()).await.unwrap().unwrap();
+                assert_eq!(region.len(), length);
+            }
+            assert!(timeout(HANG, lender.receive_region()).await.unwrap().is_err());
+        }
+    });
+}
+
+/// A waker that panics is nobody else's affair.
+#[test]
+fn a_waker_that_panics_ends_nothing() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: std::sync::Arc<Self>) {
+            panic!("on purpose");
+        }
+    }
+    run(|| async {
+        let host = Host::new("soft0");
+        let (lender, borrower) = pair(&host).await;
+        let waker = std::task::Waker::from(std::sync::Arc::new(Panics));
+        let mut loan = lender.lend(region(&host, 64), WRITE, HANG).await.unwrap();
+        assert!(poll_for(&mut loan, &waker).is_pending());
+        let asker = lender.clone();
+        let mut asked = Box::pin(async move { asker.request(64, WRITE, HANG / 2).await });
+        assert!(poll_for(&mut asked, &waker).is_pending());
+        drop(timeout(HANG, borrower.receive_loan()).await.unwrap().unwrap());
+        assert_eq!(timeout(HANG, loan).await.unwrap().unwrap().end, LeaseEnd::Returned);
+        drop(timeout(HANG, asked).await.unwrap().unwrap());
+        host.talk(&lender, &borrower, b"as before").await;
     });
 }
 

@@ -113,6 +113,12 @@ impl<'a> QueuePairBuilder<'a> {
         self.srq.is_some()
     }
 
+    /// The domain of the queue pair.
+    #[must_use]
+    pub const fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
     /// What the peer may do, as [`access`](Self::access) says.
     #[must_use]
     pub const fn granted(&self) -> AccessFlags {
