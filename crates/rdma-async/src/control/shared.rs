@@ -10,6 +10,7 @@ use std::time::Duration;
 use rdma_channel::{CloseReason, ConnectError};
 use rdma_qp::{QueuePairBuilder, QueuePairEndpoint};
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 
 use super::frame::{Frame, write_head};
 use crate::lease::limits::LeaseLimits;
@@ -265,11 +266,16 @@ impl Shared {
         lanes.filter_map(|(&number, lane)| Some((number, lane.here.clone()?))).collect()
     }
 
-    /// Takes what the other end says.
+    /// Takes what the other end says. What is to be waited for before the next that it says.
     ///
     /// # Errors
     /// In words, if it cannot say that.
-    pub(super) fn hear(&self, number: u32, epoch: u32, frame: Frame) -> Result<(), &'static str> {
+    pub(super) fn hear(
+        &self,
+        number: u32,
+        epoch: u32,
+        frame: Frame,
+    ) -> Result<Option<JoinHandle<()>>, &'static str> {
         let frame = match frame {
             Frame::Lease(lease) => return self.leases.hear(number, epoch, lease),
             frame => frame,
@@ -278,7 +284,7 @@ impl Shared {
             self.settle(number, &connection);
         }
         self.tell();
-        Ok(())
+        Ok(None)
     }
 
     /// Notes it. The connection that it ends, if there is one.

@@ -109,8 +109,11 @@ async fn hear(shared: &Shared, mut from: ReadHalf<'_>, has_heard: &AtomicBool) -
         let frame = head.frame(rest).map_err(not_kept)?;
         has_heard.store(true, Ordering::Relaxed);
         let takes_time = matches!(frame, Frame::Lease(_));
-        shared.hear(head.number, head.epoch, frame).map_err(not_kept)?;
-        if takes_time {
+        let heard = shared.hear(head.number, head.epoch, frame).map_err(not_kept)?;
+        if let Some(closing) = heard {
+            // One that was dropped is the runtime's end, and that of this task.
+            let _ = closing.await;
+        } else if takes_time {
             tokio::task::yield_now().await;
         }
     }

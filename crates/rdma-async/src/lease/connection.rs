@@ -219,7 +219,7 @@ impl Connection {
         let (member, leases) = self.leases()?;
         let number = member.number;
         loop {
-            let awaits = || leases.borrower().awaits(number).then_some(()).ok_or(false);
+            let awaits = || leases.borrower().awaits(number).then_some(());
             self.until_there(leases, number, awaits).await?;
             let access = AccessFlags::new();
             let ask =
@@ -245,7 +245,7 @@ impl Connection {
     pub async fn receive_region(&self) -> Result<Region, LeaseError> {
         let (member, leases) = self.leases()?;
         let number = member.number;
-        let next = || leases.lender().next_given(number);
+        let next = || leases.lender().given.get_mut(&number)?.pop_front();
         Ok(self.until_there(leases, number, next).await?.region)
     }
 
@@ -255,24 +255,21 @@ impl Connection {
         Ok((member, &member.shared.leases))
     }
 
-    /// Ready when that is found; if it is not, `find` says whether it will be.
+    /// Ready when that is found.
     ///
     /// # Errors
-    /// If it will not be, and the connection has ended.
+    /// If it is not, and the connection has ended.
     async fn until_there<R>(
         &self,
         leases: &Arc<Leases>,
         number: u32,
-        mut find: impl FnMut() -> Result<R, bool>,
+        mut find: impl FnMut() -> Option<R>,
     ) -> Result<R, LeaseError> {
         let look = || {
             // Whoever ends it has this looked at again. What is found then was there before.
             let epoch = leases.lender().epoch_of(number);
             let is_up = epoch.is_some() && self.closed().is_none();
-            match find() {
-                Ok(found) => Some(Ok(found)),
-                Err(comes) => (!comes && !is_up).then_some(Err(())),
-            }
+            find().map(Ok).or_else(|| (!is_up).then_some(Err(())))
         };
         leases.until(look).await.map_err(|()| LeaseError::Closed(self.closed()))
     }

@@ -80,8 +80,8 @@ pub(super) struct Lender {
     ends: BTreeSet<(Instant, u32)>,
     /// To be closed.
     due: VecDeque<(Open, Why)>,
-    /// Of each connection that is here, in the order in which they were given: `None` of what is not closed yet.
-    pub(super) given: BTreeMap<u32, VecDeque<(u32, Option<Given>)>>,
+    /// Of each connection that is here, in the order in which they were given.
+    pub(super) given: BTreeMap<u32, VecDeque<Given>>,
     newest: u32,
     pub(super) is_over: bool,
 }
@@ -152,19 +152,6 @@ impl Lender {
         }
         debug_assert!(self.loans.is_empty() && self.ends.is_empty(), "each is of a connection");
         std::mem::take(&mut self.due)
-    }
-
-    /// The next one that the peer has given, if it is closed; else whether there will be one.
-    pub(super) fn next_given(&mut self, number: u32) -> Result<Given, bool> {
-        let given = self.given.get_mut(&number).ok_or(false)?;
-        match given.front_mut().map(|(_, first)| first.take()) {
-            None => Err(false),
-            Some(None) => Err(true),
-            Some(Some(first)) => {
-                given.pop_front();
-                Ok(first)
-            }
-        }
     }
 
     /// The next one that is to be closed now, or when there will be one by its time.

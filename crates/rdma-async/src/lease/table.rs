@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rdma_channel::LeaseEnd;
 use rdma_mem::{AccessFlags, ProtectionDomain, RegionMemory, SharedRegion};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::timeout_at;
 
 use super::borrower::{Asked, Borrower, Granted};
@@ -129,37 +130,33 @@ impl Leases {
         self.tell();
     }
 
-    /// Closes one that is due, or has it closed.
-    fn begin_close(self: &Arc<Self>, due: (Open, Why)) {
+    /// Closes one that is due, or has it closed by another thread, for which the caller may wait.
+    fn begin_close(self: &Arc<Self>, due: (Open, Why)) -> Option<JoinHandle<()>> {
         let (open, why) = &due;
         if why.end == LeaseEnd::TimeOver && matches!(open.whose, Whose::Lent(..)) {
             // It may still await the program there.
             let over = LeaseFrame::Over { loan: why.loan };
             self.out.say(open.number, open.epoch, &over);
         }
-        let (number, loan) = (open.number, why.loan);
-        let place = why.gives.then(|| Place { leases: Arc::clone(self), number, loan });
         if open.memory.len() <= AT_ONCE {
             self.close(due);
-            return drop(place);
+            return None;
         }
         let leases = Arc::clone(self);
         // If the runtime ends first, the memory is closed by being dropped.
-        drop(tokio::task::spawn_blocking(move || {
-            leases.close(due);
-            drop(place);
-        }));
+        Some(tokio::task::spawn_blocking(move || leases.close(due)))
     }
 
     fn close(&self, due: (Open, Why)) {
-        let (number, loan) = (due.0.number, due.1.loan);
+        let number = due.0.number;
         let Some(given) = close(due) else { return };
         let mut lender = self.lender();
-        let places = lender.given.get_mut(&number);
-        let place = places.and_then(|places| places.iter_mut().find(|(of, _)| *of == loan));
         // If the connection has left, nobody takes it.
-        let left = match place {
-            Some((_, place)) => place.replace(given),
+        let left = match lender.given.get_mut(&number) {
+            Some(known) => {
+                known.push_back(given);
+                None
+            }
             None => Some(given),
         };
         drop(lender);
@@ -172,7 +169,7 @@ impl Leases {
         loop {
             let due = self.lender().next_due(now());
             match due {
-                Ok(due) => self.begin_close(due),
+                Ok(due) => drop(self.begin_close(due)),
                 Err(Some(until)) => {
                     let _ = timeout_at(until.into(), self.changed.notified()).await;
                 }
@@ -214,7 +211,7 @@ impl Leases {
         self.changed.notify_one();
     }
 
-    /// Takes what the other end says.
+    /// Takes what the other end says. What is to be waited for before the next that it says.
     ///
     /// # Errors
     /// In words, if it cannot say that.
@@ -223,23 +220,18 @@ impl Leases {
         number: u32,
         epoch: u32,
         frame: LeaseFrame,
-    ) -> Result<(), &'static str> {
+    ) -> Result<Option<JoinHandle<()>>, &'static str> {
+        let mut closing = None;
         match frame {
             LeaseFrame::Ask(ask) => self.hear_ask(number, epoch, ask)?,
             LeaseFrame::Back { loan, gives } => {
                 let mut lender = self.lender();
                 let is_there = lender.loan(number, loan).is_some();
                 let ended = is_there.then(|| lender.take(loan)).flatten();
-                let gives = gives
-                    && ended.as_ref().is_some_and(|open| matches!(open.whose, Whose::Asked(_)));
-                if let Some(given) = lender.given.get_mut(&number).filter(|_| gives) {
-                    given.push_back((loan, None));
-                }
                 drop(lender);
-                // At once, if it is not large: the next that is said may be a request for more.
-                if let Some(open) = ended {
-                    self.begin_close((open, Why { end: LeaseEnd::Returned, loan, gives }));
-                }
+                // The next that is said may be a request for more, or the end.
+                let why = Why { end: LeaseEnd::Returned, loan, gives };
+                closing = ended.and_then(|open| self.begin_close((open, why)));
             }
             LeaseFrame::Lend { loan } => {
                 let is_current = self.lender().epoch_of(number) == Some(epoch);
@@ -259,13 +251,14 @@ impl Leases {
                 let Some(asked) = self.asked(number, ask) else {
                     // The queue pair for which it was asked has ended.
                     let back = LeaseFrame::Back { loan, gives: false };
-                    return self.out.reply(number, epoch, &back);
+                    self.out.reply(number, epoch, &back)?;
+                    return Ok(None);
                 };
                 self.hear_grant(asked, loan, access, descriptor)?;
             }
         }
         self.tell();
-        Ok(())
+        Ok(closing)
     }
 
     /// Asks the peer. The answer; none if the connection has ended, or ends first.
@@ -424,23 +417,6 @@ impl Leases {
                 self.deny(number, epoch, ask.ask, Denial::Ended);
             }
         }
-    }
-}
-
-/// The place of memory that the peer has given, and that is not closed yet.
-struct Place {
-    leases: Arc<Leases>,
-    number: u32,
-    loan: u32,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        // If it was not closed, nobody waits for it.
-        if let Some(given) = self.leases.lender().given.get_mut(&self.number) {
-            given.retain(|(loan, given)| *loan != self.loan || given.is_some());
-        }
-        self.leases.tell();
     }
 }
 

@@ -72,6 +72,10 @@ fn what_is_dropped_is_freed() {
         let host = Host::new("soft0");
         let limits = LeaseLimits::new(WRITE).regions_per_peer(1);
         let (asker, _lender) = pair_with(&host, options(&host).lease_limits(limits)).await;
+        // What is closed by another thread, too.
+        for _ in 0..10 {
+            drop(asker.request(LARGE, WRITE, HANG / 2).await.unwrap());
+        }
         let mut keys = Vec::new();
         for _ in 0..10 {
             let borrowed = asker.request(64, WRITE, HANG / 2).await.unwrap();
